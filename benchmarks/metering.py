@@ -32,7 +32,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from contracts.telemetry import Item, StepItem, Work
+from contracts.telemetry.batches import Item
+from contracts.telemetry.steps import StepItem
+from contracts.telemetry.words import Work
 from workers.meter import Exporter, Recorder, metered_backend
 from workers.meter.group import MeteredGroup
 

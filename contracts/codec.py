@@ -15,7 +15,7 @@ from contracts.control import AttemptReport, Event, ExitReport, LaunchOrder
 from contracts.join import JoinRequest
 from contracts.loans import LendOrder, Loan
 from contracts.logs import PART_BYTES, LogOrder, LogPart
-from contracts.telemetry import Batch, Frame, Item
+from contracts.telemetry.batches import Batch, Frame, Item
 
 EVENT_BYTES = 8 * 2**20
 EXIT_BYTES = 2 * 2**20

@@ -30,7 +30,9 @@ from contracts.fields import (
     Word,
 )
 from contracts.loans import Secret
-from contracts.telemetry import Cell, CheckpointItem, DryRunItem, ProofItem, VerdictRow
+from contracts.telemetry.proof import ProofItem
+from contracts.telemetry.results import DryRunItem, VerdictRow
+from contracts.telemetry.steps import Cell, CheckpointItem
 
 VERSION: Final = 1
 STOPPED: Final = "the host was stopped"  # why an attempt failed that nothing ailed

@@ -168,7 +168,7 @@ CACHES = {
 }
 CHANNEL_LAYERS = {
     "default": {
-        "BACKEND": "channels_redis.core.RedisChannelLayer",
+        "BACKEND": "jobs.live.layer.Layer",
         # The 5 s default socket timeout of redis-py would end every idle websocket.
         "CONFIG": {
             "hosts": [

@@ -16,7 +16,11 @@ import torch.distributed as dist
 
 from benchmarks.gpu.rank import arguments, begin, meet, nothing_found, tell
 from benchmarks.gpu.results import Found
-from contracts.telemetry import FIRST_STEPS, Item, ProofItem, StepItem, VerdictItem
+from contracts.telemetry.batches import Item
+from contracts.telemetry.proof import ProofItem
+from contracts.telemetry.results import VerdictItem
+from contracts.telemetry.steps import StepItem
+from contracts.telemetry.words import FIRST_STEPS
 from planner.facts.models.flops import model_flops
 from planner.facts.proof import STEPS, limits
 from planner.facts.reading.parse import parse_spec

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from contracts.telemetry import PhaseItem
+from contracts.telemetry.steps import PhaseItem
 from workers.meter import Exporter, Recorder, metered_backend
 
 TICKS = 200

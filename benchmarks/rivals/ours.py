@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.rivals.turns import Turns
-from contracts.telemetry import Item
+from contracts.telemetry.batches import Item
 from planner.facts.reading.parse import parse_fields
 from workers.meter import Recorder, metered_backend
 from workers.trainer.corpus.data import corpus_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from contracts.telemetry import Clock, Item
+from contracts.telemetry.batches import Clock, Item
 from jobs.diagnosis.course.ending import Ending
 from jobs.diagnosis.course.start import Start
 from jobs.diagnosis.course.steps import Steps

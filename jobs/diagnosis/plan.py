@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from contracts.telemetry import Axis
+from contracts.telemetry.words import Axis
 from jobs.diagnosis.run import Run
 from jobs.diagnosis.shapes import Part, StepParts
 from planner.cost.traffic import step_traffic

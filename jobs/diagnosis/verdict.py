@@ -88,7 +88,7 @@ def _pace(measured: StepParts) -> str:
 
 
 def _sureness(share: float) -> str:
-    return f"{1 + share:.1f} times" if share > 1 else percent(share)
+    return f"{1 + share:.2g} times" if share > 1 else percent(share)
 
 
 def _mostly(measured: StepParts) -> str:

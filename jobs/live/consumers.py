@@ -132,7 +132,8 @@ class JobConsumer(AsyncWebsocketConsumer):
             self._viewer.follow(max(1, len(job["members"])))
             with contextlib.suppress(TimeoutError):
                 # At the same times as all other sockets.
-                await asyncio.wait_for(self._look_now.wait(), LOOK_S - time.monotonic() % LOOK_S)
+                async with asyncio.timeout(LOOK_S - time.monotonic() % LOOK_S):
+                    await self._look_now.wait()
             self._look_now.clear()
 
     def _unfollow(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from contracts.telemetry import StepItem, TrafficItem
+from contracts.telemetry.steps import StepItem, TrafficItem
 
 MOST_COUNTERS = 100_000  # of an attempt: a script names its own groups
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgpack
 from pydantic import TypeAdapter, ValidationError
 
-from contracts.telemetry import LogItem, StepItem, TrafficItem
+from contracts.telemetry.steps import LogItem, StepItem, TrafficItem
 from jobs.live.consumers import positions
 from jobs.live.held import OneLog, Position
 

@@ -14,10 +14,9 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
-import redis.asyncio
-from django.conf import settings
 from redis.exceptions import RedisError
 
+from jobs.connection import connect_async
 from jobs.live.per_loop import PerLoop
 
 log = logging.getLogger(__name__)
@@ -80,9 +79,7 @@ class Hub:
         self._listeners: dict[str, set[Listener]] = {}
         self._positions: dict[str, str] = {}
         self._task: asyncio.Task[None] | None = None
-        self.redis = redis.asyncio.Redis.from_url(
-            settings.REDIS_URL, socket_timeout=BLOCK_MS / 1000 + 5, socket_connect_timeout=2
-        )
+        self.redis = connect_async(BLOCK_MS / 1000 + 5)
         self._reads = asyncio.Semaphore(READS_AT_ONCE)
 
     def add(self, listener: Listener) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from contracts.telemetry import FIRST_STEPS
+from contracts.telemetry.words import FIRST_STEPS
 from jobs.models import TERMINAL, Attempt, Job
 from jobs.planning.learned import FEWEST_STEPS
 from jobs.planning.planners import ask

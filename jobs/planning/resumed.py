@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from contracts.telemetry import MOST_CHECKPOINTS
+from contracts.telemetry.words import MOST_CHECKPOINTS
 from jobs.access import visible_job
 from jobs.models import ELSEWHERE, TERMINAL, Job
 from jobs.planning.saves import Saves, most_kept, saves_of

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from contracts.telemetry import MOST_CHECKPOINTS, CheckpointItem
+from contracts.telemetry.steps import CheckpointItem
+from contracts.telemetry.words import MOST_CHECKPOINTS
 from jobs.models import Attempt, Job
 
 # Of an attempt: what its streams told, and whether nothing of them was lost.

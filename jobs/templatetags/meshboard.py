@@ -12,7 +12,7 @@ from django import template
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from contracts.telemetry import FIRST_STEPS, TIMED_STEPS
+from contracts.telemetry.words import FIRST_STEPS, TIMED_STEPS
 from jobs.kinds import command_words
 from planner.cost.learning import LEAST_TENSORS
 from planner.report import duration, size

@@ -13,7 +13,8 @@ from pydantic import TypeAdapter
 from redis.exceptions import RedisError
 
 from contracts.names import telemetry_stream
-from contracts.telemetry import LATEST, TimelineItem, sensible
+from contracts.telemetry.timeline import TimelineItem, sensible
+from contracts.telemetry.words import LATEST
 from jobs.connection import connect
 from jobs.models import Job
 from jobs.traces.shapes import Call, Span, Trace

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from typing_extensions import TypedDict
 
-from contracts.telemetry import Axis, Op
+from contracts.telemetry.words import Axis, Op
 from planner.cost.beside import allowance
 from planner.cost.correction import Interval, interval
 from planner.cost.memory import held_parameters, memory

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-from contracts.telemetry import Op
+from contracts.telemetry.words import Op
 from planner.cost.correction import Correction, correction_of
 from planner.cost.memory import memory
 from planner.facts.collectives import bus_factor

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from contracts.telemetry import Axis, Op
+from contracts.telemetry.words import Axis, Op
 from planner.cost.alike import unlike_stages
 from planner.cost.compute import Compute, Halves
 from planner.cost.correction import Correction, corrected_by

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from contracts.telemetry import Op
+from contracts.telemetry.words import Op
 
 
 def bus_factor(op: Op, group_size: int) -> float:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from contracts.telemetry import Op
+from contracts.telemetry.words import Op
 from planner.facts.collectives import bus_factor
 from planner.facts.spec import LAB_PRIMITIVES, Device, JobSpec, LabDtype, LabPrimitive, LabSpec, Problem, Strict
 from planner.facts.words import counted

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from contracts.telemetry import Op
+from contracts.telemetry.words import Op
 from planner.facts.spec import JobSpec
 from planner.facts.tensors.shards import micro_batch_tokens
 from planner.hardware.cluster import Accelerator, Cluster, Link

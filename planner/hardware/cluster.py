@@ -12,7 +12,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
-from contracts.telemetry import Op
+from contracts.telemetry.words import Op
 from planner.facts.collectives import bus_factor
 from planner.facts.precision import GemmType
 from planner.facts.spec import Device, Strict

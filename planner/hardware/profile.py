@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from contracts.telemetry import Op
+from contracts.telemetry.words import Op
 from planner.facts.spec import Arch, Device, Strict
 
 PROFILE_VERSION: Literal[2] = 2

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from contracts.telemetry import Op
+from contracts.telemetry.words import Op
 from planner.facts.spec import JobSpec, Resources, Strict, TrainSpec
 
 Seconds = Annotated[float, Field(gt=0)]

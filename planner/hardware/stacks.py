@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from contracts.telemetry import Axis
+from contracts.telemetry.words import Axis
 from planner.facts.spec import StackName
 from planner.hardware.attention import CUDNN_BLACKWELL, CUDNN_HOPPER, Attention
 from planner.hardware.cluster import LAUNCH_S

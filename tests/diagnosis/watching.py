@@ -9,7 +9,7 @@ from typing import Any
 import msgpack
 
 from contracts.names import telemetry_stream
-from contracts.telemetry import Batch
+from contracts.telemetry.batches import Batch
 from jobs.diagnosis import Diagnosis, Member, Run, Told
 from planner.cost.estimate import estimate
 from planner.facts.reading.parse import parse_spec

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from contracts.telemetry import Cell
+from contracts.telemetry.steps import Cell
 from planner.facts.layout import Coordinates, rank_of
 from planner.facts.models.shapes import Parameter, is_key_or_value, is_vocabulary, parameter_count
 from planner.facts.spec import JobSpec

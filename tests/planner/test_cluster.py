@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from contracts.telemetry import Op
+from contracts.telemetry.words import Op
 from planner.facts.collectives import bus_factor
 from planner.hardware.cluster import Span, collective_seconds
 from planner.hardware.clusters import CLUSTERS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from contracts.telemetry import TimelineItem
+from contracts.telemetry.timeline import TimelineItem
 
 DP, TP = 0, 1  # places in an item's groups
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from contracts.telemetry import PhaseItem, ProfileItem
+from contracts.telemetry.results import ProfileItem
+from contracts.telemetry.steps import PhaseItem
 from planner.hardware.profile import HostProfile
 from workers.calibrate.clock import WINDOW_S, make_crew
 from workers.calibrate.collectives import collective_points

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import torch.distributed as dist
 
-from contracts.telemetry import CheckpointItem, Item
+from contracts.telemetry.batches import Item
+from contracts.telemetry.steps import CheckpointItem
 from planner.facts.spec import JobSpec
 from workers.checkpoint import across, folder
 from workers.checkpoint.agree import on_every_rank, on_first_rank

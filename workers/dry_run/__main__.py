@@ -8,7 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from contracts.telemetry import DryRunItem, PhaseItem, VerdictItem, VerdictRow
+from contracts.telemetry.results import DryRunItem, VerdictItem, VerdictRow
+from contracts.telemetry.steps import PhaseItem
 from planner.cost.memory import memory
 from planner.facts.layout import coordinates
 from planner.facts.reading.parse import parse_spec

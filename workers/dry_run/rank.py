@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from contracts.telemetry import Cell
+from contracts.telemetry.steps import Cell
 from planner.facts.precision import ADAM_MOMENT_BYTES
 from planner.facts.spec import JobSpec
 from workers.dry_run.watch import Watch

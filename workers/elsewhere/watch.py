@@ -16,7 +16,9 @@ from pathlib import Path, PurePath
 from typing import Literal, NamedTuple
 
 from contracts.control import VERSION, AttemptReport, ExitReport, LaunchOrder, Outcome
-from contracts.telemetry import GaugeItem, Item, StartItem
+from contracts.telemetry.batches import Item
+from contracts.telemetry.health import GaugeItem
+from contracts.telemetry.steps import StartItem
 from workers.elsewhere.command import Launch
 from workers.elsewhere.ending import first_failure, how_it_ended
 from workers.elsewhere.joining import Joining, RefusedError, Run
@@ -240,7 +242,8 @@ class Watch:
         """TERM, and after TERM_GRACE_S KILL, for everything that the command started."""
         self._command.send(signal.SIGTERM)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._over.wait(), TERM_GRACE_S)
+            async with asyncio.timeout(TERM_GRACE_S):
+                await self._over.wait()
             return
         await asyncio.to_thread(sweep, self._cookie, 1)
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from contracts.telemetry import LabItem, PhaseItem
+from contracts.telemetry.results import LabItem
+from contracts.telemetry.steps import PhaseItem
 from planner.facts.lab import LabPoint, LabResult, lab_of, lab_ranks
 from planner.facts.reading.parse import parse_spec
 from planner.facts.spec import JobSpec, SpecError

@@ -16,7 +16,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
-from contracts.telemetry import Cell, PhaseItem
+from contracts.telemetry.steps import Cell, PhaseItem
 from workers.meter.ending import end_as, fail
 from workers.meter.exporter import Exporter
 from workers.meter.intercept import meter_every_group

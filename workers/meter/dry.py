@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from contracts.telemetry import Op
+from contracts.telemetry.words import Op
 from workers.meter.group import Carried, MeteredGroup
 from workers.meter.recorder import Recorder
 from workers.torch_private.groups import fake_store, stand_in_group

@@ -17,7 +17,10 @@ from collections.abc import Callable
 
 import msgpack
 
-from contracts.telemetry import VERSION, Cell, Frame, Item, TimelineItem, TrafficItem
+from contracts.telemetry.batches import Frame, Item
+from contracts.telemetry.steps import Cell, TrafficItem
+from contracts.telemetry.timeline import TimelineItem
+from contracts.telemetry.words import VERSION
 from workers.meter.gauges import Gauge
 from workers.meter.recorder import Recorder
 from workers.meter.standing import Watch

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from contracts.telemetry import GaugeItem
+from contracts.telemetry.health import GaugeItem
 
 EVERY_S = 5.0
 STATM = Path("/proc/self/statm")

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from contracts.telemetry import GroupRanks, Label, Op, Phase
+from contracts.telemetry.timeline import GroupRanks
+from contracts.telemetry.words import Label, Op, Phase
 from workers.meter.shares import Share
 
 MAX_GROUPS = 4096  # with the same ranks; those made later cannot be told from the last of them

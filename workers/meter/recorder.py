@@ -13,7 +13,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, get_args
 
-from contracts.telemetry import Axis, Cell, GroupRanks, Label, Op, Phase, StepParts, Work
+from contracts.telemetry.steps import Cell, StepParts
+from contracts.telemetry.timeline import GroupRanks
+from contracts.telemetry.words import Axis, Label, Op, Phase, Work
 from planner.facts.collectives import algorithmic_bytes
 from workers.meter.groups import Counters, Group, Groups, Key, Pending
 from workers.meter.shares import Shares

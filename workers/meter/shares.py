@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from contracts.telemetry import Label, StepParts, Work
+from contracts.telemetry.steps import StepParts
+from contracts.telemetry.words import Label, Work
 
 
 class Share:

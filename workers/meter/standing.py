@@ -7,7 +7,7 @@ import sys
 import time
 from types import FrameType
 
-from contracts.telemetry import Standing, StandingItem
+from contracts.telemetry.health import Standing, StandingItem
 from workers.meter.completion import MAIN_THREAD
 from workers.meter.groups import Group
 from workers.meter.recorder import Recorder

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-from contracts.telemetry import Item, StartItem
+from contracts.telemetry.batches import Item
+from contracts.telemetry.steps import StartItem
 
 Stage = Literal["imported", "met", "built", "first step"]
 

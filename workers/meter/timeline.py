@@ -7,7 +7,7 @@ from collections import deque
 
 import msgpack
 
-from contracts.telemetry import Calls, GroupRanks, Spans, TimelineItem
+from contracts.telemetry.timeline import Calls, GroupRanks, Spans, TimelineItem
 from workers.meter.groups import Group
 from workers.meter.recorder import Recorder
 from workers.meter.steps import StepLog

@@ -11,7 +11,10 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from contracts.telemetry import EvalItem, Item, Phase, PhaseItem, StepItem, StepParts, VerdictItem
+from contracts.telemetry.batches import Item
+from contracts.telemetry.results import VerdictItem
+from contracts.telemetry.steps import EvalItem, PhaseItem, StepItem, StepParts
+from contracts.telemetry.words import Phase
 from planner.facts.schedules import Action
 from planner.facts.spec import JobSpec, TrainSpec
 from workers.meter.recorder import Recorder

@@ -18,7 +18,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from contracts.codec import BATCH_BYTES, BadMessageError, decode_batch, decode_report
-from contracts.telemetry import Batch
+from contracts.telemetry.batches import Batch
 from jobs.access import find_job, find_job_to_change
 from jobs.api.document.schema import of, ref, request_body
 from jobs.api.http.errors import LATER, RunEnded, of_request, refused
@@ -169,7 +169,7 @@ class Batches(OfRun):
         responses={200: of("Heard"), **refusals(403, 404, 410, 415, 422, 429)},
     )
     def post(self, request: Request, run: str, attempt: int, node: int) -> Response:
-        """One msgpack `Batch` (contracts/telemetry.py) of at most 256 KiB, of this node's ranks alone."""
+        """One msgpack `Batch` (contracts/telemetry/batches.py) of at most 256 KiB, of this node's ranks alone."""
         member = self.member(run, attempt, node)
         runs.refuse_ended(member.attempt)
         number = _number(request)

@@ -7,7 +7,8 @@ from typing import Any
 
 from contracts.control import STOPPED
 from contracts.plain import plain_line
-from contracts.telemetry import CheckpointItem, VerdictItem
+from contracts.telemetry.results import VerdictItem
+from contracts.telemetry.steps import CheckpointItem
 from jobs.diagnosis.findings import Finding, apart_words, evidence
 from jobs.diagnosis.run import Run
 

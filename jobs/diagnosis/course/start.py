@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from contracts.telemetry import StartItem
+from contracts.telemetry.steps import StartItem
 from jobs.diagnosis.run import Run
 from jobs.diagnosis.shapes import StartPart
 

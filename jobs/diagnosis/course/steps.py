@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from statistics import fmean, median
 from typing import Literal, NamedTuple
 
-from contracts.telemetry import FIRST_STEPS, CheckpointItem, StepItem
-from contracts.telemetry import StepParts as Timed
+from contracts.telemetry.steps import CheckpointItem, StepItem
+from contracts.telemetry.steps import StepParts as Timed
+from contracts.telemetry.words import FIRST_STEPS
 from jobs.diagnosis.run import Run
 from jobs.diagnosis.shapes import Part, StepParts
 

@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Iterator
 from statistics import median
 
-from contracts.telemetry import CheckpointItem, ProofItem, StepItem
+from contracts.telemetry.proof import ProofItem
+from contracts.telemetry.steps import CheckpointItem, StepItem
 from jobs.diagnosis.findings import Finding, cut, evidence
 from jobs.diagnosis.shapes import MOST_TROUBLE, Trouble
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contracts.telemetry import Clock
+from contracts.telemetry.batches import Clock
 
 
 class Clocks:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from statistics import median
 from typing import Literal, NamedTuple
 
-from contracts.telemetry import Op
+from contracts.telemetry.words import Op
 from jobs.diagnosis.events.meetings import Meeting
 from jobs.diagnosis.events.step import Group
 from jobs.diagnosis.run import Run

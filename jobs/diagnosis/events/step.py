@@ -6,7 +6,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from contracts.telemetry import Op, TimelineItem
+from contracts.telemetry.timeline import TimelineItem
+from contracts.telemetry.words import Op
 from jobs.diagnosis.events.clocks import Clocks
 
 MOST_HELD = 400_000  # events of steps that not all ranks told yet; the oldest step goes first

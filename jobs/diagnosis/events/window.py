@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from statistics import fmean, median
 from typing import NamedTuple
 
-from contracts.telemetry import TimelineItem
+from contracts.telemetry.timeline import TimelineItem
 from jobs.diagnosis.events.charging import Charge, Messages, charge
 from jobs.diagnosis.events.clocks import Clocks
 from jobs.diagnosis.events.links import Moved, Way, moved

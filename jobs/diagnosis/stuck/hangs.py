@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from contracts.telemetry import FIRST_STEPS, ProcessItem
+from contracts.telemetry.health import ProcessItem
+from contracts.telemetry.words import FIRST_STEPS
 from jobs.diagnosis.course.steps import Steps
 from jobs.diagnosis.events.step import Step
 from jobs.diagnosis.findings import Finding, cut, evidence, ranks_words, seconds

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean, median
 from typing import NamedTuple
 
-from contracts.telemetry import GaugeItem, ProcessItem
+from contracts.telemetry.health import GaugeItem, ProcessItem
 from jobs.diagnosis.findings import seconds
 
 KEPT = 16  # words of each

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contracts.telemetry import Item, Phase, StandingItem
+from contracts.telemetry.batches import Item
+from contracts.telemetry.health import StandingItem
+from contracts.telemetry.words import Phase
 
 
 class Progress:

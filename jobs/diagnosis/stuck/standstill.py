@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from contracts.telemetry import Op, Standing, StandingItem
+from contracts.telemetry.health import Standing, StandingItem
+from contracts.telemetry.words import Op
 from jobs.diagnosis.events.step import PAIRED, Group, Step
 
 

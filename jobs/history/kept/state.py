@@ -6,7 +6,10 @@ from typing import NotRequired
 
 from typing_extensions import TypedDict
 
-from contracts.telemetry import Cell, CheckpointItem, DryRunItem, ProcessItem, ProofItem, StandingItem, VerdictRow
+from contracts.telemetry.health import ProcessItem, StandingItem
+from contracts.telemetry.proof import ProofItem
+from contracts.telemetry.results import DryRunItem, VerdictRow
+from contracts.telemetry.steps import Cell, CheckpointItem
 
 LATEST = float(2**40)  # unix seconds; beyond it nothing is a time
 

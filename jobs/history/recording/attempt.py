@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from contracts.codec import BadMessageError, salvage_batch
-from contracts.telemetry import Batch
+from contracts.telemetry.batches import Batch
 from jobs.history.kept import bounds
 from jobs.history.kept.folder import Folder, Node
 from jobs.history.recording.rows import Rows

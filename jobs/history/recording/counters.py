@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from contracts.telemetry import Cell
+from contracts.telemetry.steps import Cell
 from jobs.history.kept.state import RankState
 from jobs.history.kept.tables import TABLES
 

@@ -12,7 +12,7 @@ from django.db import Error
 from redis.exceptions import RedisError
 
 from contracts.codec import BadMessageError, salvage_batch
-from contracts.telemetry import Batch
+from contracts.telemetry.batches import Batch
 from jobs.diagnosis import Diagnosis, Member, Run
 from jobs.diagnosis.shapes import MOST_BYTES
 from jobs.history.kept.folder import Node

@@ -9,27 +9,22 @@ from typing import Any
 import pyarrow as pa
 
 from contracts.fields import LARGEST_NUMBER
-from contracts.telemetry import (
-    MOST_CHECKPOINTS,
-    Batch,
+from contracts.telemetry.batches import Batch, GapItem, Item
+from contracts.telemetry.health import GaugeItem, ProcessItem, StandingItem
+from contracts.telemetry.proof import ProofItem
+from contracts.telemetry.results import DryRunItem, VerdictItem
+from contracts.telemetry.steps import (
     Cell,
     CheckpointItem,
-    DryRunItem,
     EvalItem,
-    GapItem,
-    GaugeItem,
-    Item,
     LogItem,
     PhaseItem,
-    ProcessItem,
-    ProofItem,
-    StandingItem,
     StartItem,
     StepItem,
-    TimelineItem,
     TrafficItem,
-    VerdictItem,
 )
+from contracts.telemetry.timeline import TimelineItem
+from contracts.telemetry.words import MOST_CHECKPOINTS
 from jobs.history.kept.state import LATEST, RankState, Started, State, new_state
 from jobs.history.kept.tables import GAUGES, TABLES
 from jobs.history.recording.counters import Counters

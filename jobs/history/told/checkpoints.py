@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from contracts.telemetry import CheckpointItem
+from contracts.telemetry.steps import CheckpointItem
 from jobs.history.kept.folder import GoneError
 from jobs.history.kept.query import ask
 from jobs.models import Attempt, Job

@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from contracts.telemetry import FIRST_STEPS
+from contracts.telemetry.words import FIRST_STEPS
 from jobs.diagnosis.course.steps import LATELY, steps_measured
 from jobs.history.kept.query import Tables, short
 from jobs.history.told.shapes import Columns

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from contracts.telemetry import DryRunItem, ProofItem, VerdictRow
+from contracts.telemetry.proof import ProofItem
+from contracts.telemetry.results import DryRunItem, VerdictRow
 from jobs.history.kept.folder import GoneError
 from jobs.history.kept.query import ask
 from jobs.models import Job

@@ -7,7 +7,10 @@ from typing import Annotated, Any
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from contracts.telemetry import CheckpointItem, DryRunItem, ProcessItem, ProofItem, StandingItem, VerdictRow
+from contracts.telemetry.health import ProcessItem, StandingItem
+from contracts.telemetry.proof import ProofItem
+from contracts.telemetry.results import DryRunItem, VerdictRow
+from contracts.telemetry.steps import CheckpointItem
 from jobs.history.kept.state import Progress, Started
 
 Columns = dict[str, list[Any]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from contracts.telemetry import Cell
+from contracts.telemetry.steps import Cell
 from jobs.history.kept.query import Tables, ask
 from jobs.history.kept.state import State, new_state
 from jobs.history.kept.tables import GAUGES

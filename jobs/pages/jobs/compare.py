@@ -11,7 +11,7 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.http import require_GET
 
-from contracts.telemetry import SPEED_STEPS, TIMED_STEPS
+from contracts.telemetry.words import SPEED_STEPS, TIMED_STEPS
 from jobs.access import visible_jobs
 from jobs.kinds import kind_of, layout_words
 from jobs.models import Attempt, Job

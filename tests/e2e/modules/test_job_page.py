@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page
 
-from contracts.telemetry import FIRST_STEPS
+from contracts.telemetry.words import FIRST_STEPS
 from jobs.diagnosis.course.steps import LATELY
 from tests.support.modules import call, paper
 

@@ -9,7 +9,7 @@ import msgpack
 import pytest
 from playwright.sync_api import Page
 
-from contracts.telemetry import Op
+from contracts.telemetry.words import Op
 from planner.cost.memory import PARTS
 from planner.facts.collectives import bus_factor
 from planner.facts.layout import coordinates
@@ -363,4 +363,18 @@ def test_parts_of_a_step_stand_beside_the_plan_each_with_its_error(modules: Page
         ["dp, not hidden", "10.0 ms", "under 0.1 % of it", None],
         ["tp, not hidden", "20.0 ms", "50.0 ms", "\u221260 %"],
         ["tp, hidden", None, "10.0 ms", None],
+    ]
+
+
+def test_a_time_that_follows_another_of_its_day_is_told_by_its_clock_alone(modules: Page) -> None:
+    body = "return x.map(([a, b]) => m.timeAfter(new Date(a), new Date(b)))"
+    pairs = [
+        ["2026-11-22T03:04:09Z", "2026-11-22T13:05:00Z"],
+        ["2026-11-22T23:59:59Z", "2026-11-23T00:00:00Z"],
+        ["2025-11-22T03:04:09Z", "2026-11-22T03:04:09Z"],
+    ]
+    assert call(modules, "format.js", body, pairs) == [
+        "13:05:00",
+        "23 Nov 2026 00:00:00 UTC",
+        "22 Nov 2026 03:04:09 UTC",
     ]

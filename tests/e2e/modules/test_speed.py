@@ -6,7 +6,7 @@ from typing import Any
 
 from playwright.sync_api import Page
 
-from contracts.telemetry import SPEED_STEPS
+from contracts.telemetry.words import SPEED_STEPS
 from tests.support.modules import call
 
 TIMES = [0.01, *(0.1 + 0.01 * (number % 3) for number in range(SPEED_STEPS + 4)), 0.5]

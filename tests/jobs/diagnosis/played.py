@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from contracts.telemetry import Item
+from contracts.telemetry.batches import Item
 from tests.jobs.diagnosis.told import ITEM, NOW
 
 

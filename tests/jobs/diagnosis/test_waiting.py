@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from contracts.telemetry import Clock, Item, TimelineItem
+from contracts.telemetry.batches import Clock, Item
+from contracts.telemetry.timeline import TimelineItem
 from jobs.diagnosis import Diagnosis, Member, Told
 from jobs.diagnosis.events.clocks import Clocks
 from jobs.diagnosis.events.meetings import meetings

@@ -6,7 +6,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from contracts.telemetry import Item, StepItem, StepParts
+from contracts.telemetry.batches import Item
+from contracts.telemetry.steps import StepItem, StepParts
 from jobs.diagnosis import Diagnosis, Member, Run, Told
 from planner.cost.estimate import estimate
 from planner.facts.reading.parse import parse_spec

@@ -18,7 +18,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackEvent
 from rest_framework.test import APIClient
 
 from contracts.names import telemetry_stream, wanted_key
-from contracts.telemetry import TimelineItem
+from contracts.telemetry.timeline import TimelineItem
 from jobs.history.told.steps import HELD_BY_HOSTS
 from jobs.models import Attempt, Host, Job, Status
 from jobs.queue import actions

@@ -11,7 +11,8 @@ import pytest
 from contracts.codec import decode_batch, encode_batch
 from contracts.control import AttemptReport
 from contracts.names import telemetry_stream
-from contracts.telemetry import Batch, PhaseItem
+from contracts.telemetry.batches import Batch
+from contracts.telemetry.steps import PhaseItem
 from tests.support.patience import patient
 from tests.support.tls import TlsBoard
 from tests.workers.elsewhere.relay import relay

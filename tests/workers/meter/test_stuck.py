@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from contracts.control import VERSION, LaunchOrder
-from contracts.telemetry import Item
+from contracts.telemetry.batches import Item
 from tests.support.patience import patient
 from tests.support.processes import ROOT
 from workers.host.supervisor.ranks import Ranks

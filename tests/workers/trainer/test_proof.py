@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from contracts.telemetry import Apart, ProcessProof, ProofItem
+from contracts.telemetry.proof import Apart, ProcessProof, ProofItem
 from planner.facts.proof import alone, limits_words, why_not_compared
 from planner.facts.reading.parse import parse_spec
 from planner.facts.spec import JobSpec, Layout, SpecError

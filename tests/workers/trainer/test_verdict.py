@@ -6,7 +6,8 @@ from typing import cast
 
 import pytest
 
-from contracts.telemetry import Phase, VerdictRow
+from contracts.telemetry.results import VerdictRow
+from contracts.telemetry.words import Phase
 from planner.cost.traffic import eval_traffic, num_evals, setup_traffic, step_traffic
 from planner.facts.reading.parse import parse_spec
 from workers.meter import Recorder

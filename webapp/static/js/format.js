@@ -98,12 +98,12 @@ export function duration(seconds) {
   return `${Math.floor(whole / 3600)} h ${two(Math.floor((whole % 3600) / 60))} min`;
 }
 
-/** Milliseconds with three digits, unit included. */
 /** How far off an estimate may be: "± 19 %", or where that says nothing "up to 5 times off". */
 export function sureness(share) {
   return share > 1 ? `up to ${integer(1 + share)} times off` : `± ${Math.round(100 * share)} %`;
 }
 
+/** Milliseconds with three digits, unit included. */
 export function milliseconds(seconds) {
   return known(seconds) ? `${threeDigits(seconds * 1e3)} ms` : MISSING;
 }
@@ -133,6 +133,14 @@ export function dateTime(date) {
 /** A Date as "22 Nov 2026 03:04:09 UTC", in the reader's zone. */
 export function exactTime(date) {
   return secondFormat.format(date).replace(",", "");
+}
+
+/** The same of a Date that follows another: of one day and zone "03:04:09", which the first's stand before. */
+export function timeAfter(before, date) {
+  const [was, is] = [before, date].map((one) => secondFormat.formatToParts(one));
+  const part = (parts, type) => parts.find((one) => one.type === type).value;
+  const same = ["year", "month", "day", "timeZoneName"].every((type) => part(was, type) === part(is, type));
+  return same ? ["hour", "minute", "second"].map((type) => part(is, type)).join(":") : exactTime(date);
 }
 
 /** How long ago a Date was: "12 s ago", "2 h 04 min ago", "3 days ago". */

@@ -1,4 +1,4 @@
-// What the page knows of an attempt, folded from telemetry batches (contracts/telemetry.py). Pure: no DOM, no clock.
+// What the page knows of an attempt, folded from telemetry batches (contracts/telemetry/batches.py). Pure: no DOM, no clock.
 import { foldGauge, foldProcess, foldStanding, foldStart } from "./fold/gauges.js";
 import { foldCheckpoint, foldEval, foldStep } from "./fold/steps.js";
 import { forgetCounters } from "./fold/summary.js";

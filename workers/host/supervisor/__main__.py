@@ -20,7 +20,9 @@ from contracts.codec import BadMessageError, checked_item
 from contracts.control import STOPPED, AttemptReport, ExitReport, Outcome
 from contracts.gangs import node_of, ranks_here
 from contracts.names import SAVE_FILE
-from contracts.telemetry import GaugeItem, Item, StartItem
+from contracts.telemetry.batches import Item
+from contracts.telemetry.health import GaugeItem
+from contracts.telemetry.steps import StartItem
 from contracts.variables import SealError
 from workers.full import not_started
 from workers.host.apart.identity import user_of

@@ -10,7 +10,9 @@ from typing import NamedTuple
 import msgpack
 
 from contracts.codec import BATCH_BYTES
-from contracts.telemetry import Cell, GapItem, Item, LogItem, TimelineItem, TrafficItem
+from contracts.telemetry.batches import GapItem, Item
+from contracts.telemetry.steps import Cell, LogItem, TrafficItem
+from contracts.telemetry.timeline import TimelineItem
 from workers.host.supervisor.tally import MAX_CELLS, CellKey, cell_key
 from workers.host.supervisor.timelines import StepLane
 

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 
-from contracts.telemetry import Clock
+from contracts.telemetry.batches import Clock
 
 EXCHANGES = 8
 

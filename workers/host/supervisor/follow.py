@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 
-from contracts.telemetry import LogItem
+from contracts.telemetry.steps import LogItem
 from workers.host.supervisor.tail import LogTail
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,8 @@ async def follow(find: Callable[[], LogTail | None], add: Callable[[LogItem], No
     final = False
     while not final:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(over.wait(), LOOK_S)
+            async with asyncio.timeout(LOOK_S):
+                await over.wait()
         final = over.is_set()
         tail = find()
         if tail is None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import psutil
 
-from contracts.telemetry import GaugeItem
+from contracts.telemetry.health import GaugeItem
 from workers.host.facts.gpus import Gpus
 
 log = logging.getLogger(__name__)

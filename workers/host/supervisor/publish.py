@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from contracts.codec import BATCH_BYTES, encode_batch
-from contracts.telemetry import VERSION, Batch, Item
+from contracts.telemetry.batches import Batch, Item
+from contracts.telemetry.words import VERSION
 from workers.host.supervisor.board import Board
 from workers.host.supervisor.bucket import Bucket
 from workers.host.supervisor.clock import BoardClock

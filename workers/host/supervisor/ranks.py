@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from contracts.telemetry import Item, ProcessItem
+from contracts.telemetry.batches import Item
+from contracts.telemetry.health import ProcessItem
 from workers.host.processes import ProcessId, process_id
 
 log = logging.getLogger(__name__)

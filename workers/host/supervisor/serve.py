@@ -14,7 +14,7 @@ from pathlib import Path
 from contracts.codec import FRAME_BYTES, BadMessageError, salvage_frame
 from contracts.control import LaunchOrder
 from contracts.gangs import ranks_here
-from contracts.telemetry import Frame, Item
+from contracts.telemetry.batches import Frame, Item
 from workers.host.supervisor.bucket import Bucket
 
 log = logging.getLogger(__name__)

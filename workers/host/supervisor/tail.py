@@ -9,7 +9,7 @@ from collections import deque
 from pathlib import Path
 from typing import NamedTuple
 
-from contracts.telemetry import LogItem
+from contracts.telemetry.steps import LogItem
 from workers.host.supervisor.logfile import cap, open_log, run_folder
 
 LAUNCHER = -1

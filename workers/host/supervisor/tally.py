@@ -11,20 +11,11 @@ from typing import Any
 
 from contracts.control import LossPoint, Measured, Summary
 from contracts.fields import CHECKPOINT_NAME, LARGEST_NUMBER
-from contracts.telemetry import (
-    FIRST_STEPS,
-    SPEED_STEPS,
-    TIMED_STEPS,
-    Cell,
-    CheckpointItem,
-    DryRunItem,
-    EvalItem,
-    Item,
-    ProofItem,
-    StepItem,
-    TrafficItem,
-    VerdictRow,
-)
+from contracts.telemetry.batches import Item
+from contracts.telemetry.proof import ProofItem
+from contracts.telemetry.results import DryRunItem, VerdictRow
+from contracts.telemetry.steps import Cell, CheckpointItem, EvalItem, StepItem, TrafficItem
+from contracts.telemetry.words import FIRST_STEPS, SPEED_STEPS, TIMED_STEPS
 
 MAX_POINTS = 500
 MAX_CHECKPOINTS = 100

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgpack
 
-from contracts.telemetry import TimelineItem
+from contracts.telemetry.timeline import TimelineItem
 from workers.thinning import Thinning
 
 TOLD_BYTES_PER_S: Final = 256 * 2**10  # of an attempt's steps, beside those asked for

@@ -87,7 +87,8 @@ class Training:
         self.terminate()
         for grace_s, next_step in ((TERM_GRACE_S, self._hang_up), (GUARDIAN_S, self._kill)):
             try:
-                await asyncio.wait_for(asyncio.shield(self.process.wait()), grace_s)
+                async with asyncio.timeout(grace_s):
+                    await asyncio.shield(self.process.wait())
             except TimeoutError:
                 next_step()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from contracts.telemetry import Axis
+from contracts.telemetry.words import Axis
 from planner.facts.layout import Coordinates, Group, axis_group, axis_ranks, coordinates, members
 from planner.facts.spec import JobSpec, Layout
 from planner.facts.tensors.placements import shard_group, shared_heads

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 import torch.distributed as dist
 
-from contracts.telemetry import Apart
+from contracts.telemetry.proof import Apart
 from planner.facts.proof import Limits
 from planner.facts.spec import JobSpec
 from workers.trainer.corpus.data import Corpus

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-from contracts.telemetry import Apart, Item, ProcessProof, ProofItem, ReplicaProof
+from contracts.telemetry.batches import Item
+from contracts.telemetry.proof import Apart, ProcessProof, ProofItem, ReplicaProof
 from planner.facts.proof import STEPS, limits, limits_words, why_not_compared
 from workers.trainer.loop import StepResult, Trainer
 from workers.trainer.proof.one_process import Beside, FirstStep, compare_with_one

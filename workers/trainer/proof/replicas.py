@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 import torch.distributed as dist
 
-from contracts.telemetry import Apart
+from contracts.telemetry.proof import Apart
 from planner.facts.layout import MESH_AXES, Coordinates, coordinates
 from planner.facts.models.shapes import parameter_count
 from planner.facts.spec import JobSpec

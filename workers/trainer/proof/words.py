@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from contracts.telemetry import Apart, ProcessProof, ReplicaProof
+from contracts.telemetry.proof import Apart, ProcessProof, ReplicaProof
 
 MOST_TOLD = 3
 ROUNDING = 1e-5  # of fp32: gradients beyond it are not called equal, only within their limit

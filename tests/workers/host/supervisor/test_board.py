@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgpack
 
-from contracts.telemetry import Cell, CheckpointItem, GapItem, Item, LogItem, PhaseItem, TrafficItem
+from contracts.telemetry.batches import GapItem, Item
+from contracts.telemetry.steps import Cell, CheckpointItem, LogItem, PhaseItem, TrafficItem
 from workers.host.supervisor.board import (
     ENVELOPE_BYTES,
     LATE_LOG_BYTES,

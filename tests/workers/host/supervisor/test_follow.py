@@ -7,7 +7,7 @@ import errno
 import os
 from pathlib import Path
 
-from contracts.telemetry import LogItem
+from contracts.telemetry.steps import LogItem
 from tests.support.patience import patient
 from workers.host.supervisor.follow import follow
 from workers.host.supervisor.tail import LogTail

@@ -12,7 +12,8 @@ import pytest
 from contracts.codec import BATCH_BYTES, decode_batch
 from contracts.control import AttemptReport
 from contracts.names import telemetry_stream, wanted_key
-from contracts.telemetry import CheckpointItem, Item, LogItem, PhaseItem
+from contracts.telemetry.batches import Item
+from contracts.telemetry.steps import CheckpointItem, LogItem, PhaseItem
 from tests.support.processes import RedisServer
 from workers.host.attempts import AttemptDir
 from workers.host.settings import HostSettings

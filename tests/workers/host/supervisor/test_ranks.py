@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from contracts.telemetry import ProcessItem
+from contracts.telemetry.health import ProcessItem
 from tests.workers.host.test_facts import FakeNvml
 from workers.host.facts.gpus import Gpus
 from workers.host.supervisor import ranks as ranks_module

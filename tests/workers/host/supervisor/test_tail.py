@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from contracts.telemetry import LogItem
+from contracts.telemetry.steps import LogItem
 from workers.host.supervisor.logfile import cap
 from workers.host.supervisor.tail import BITE_BYTES, COUNTED_BYTES, LAUNCHER, LINE_CHARS, LogTail
 

@@ -13,18 +13,9 @@ from hypothesis import strategies as st
 
 from contracts.codec import EXIT_BYTES, checked_exit
 from contracts.fields import LARGEST, LARGEST_NUMBER
-from contracts.telemetry import (
-    Cell,
-    EvalItem,
-    LabItem,
-    ProcessProof,
-    ProofItem,
-    ReplicaProof,
-    StepItem,
-    TrafficItem,
-    VerdictItem,
-    VerdictRow,
-)
+from contracts.telemetry.proof import ProcessProof, ProofItem, ReplicaProof
+from contracts.telemetry.results import LabItem, VerdictItem, VerdictRow
+from contracts.telemetry.steps import Cell, EvalItem, StepItem, TrafficItem
 from tests.support.orders import order
 from workers.host.attempts import AttemptDir
 from workers.host.supervisor.ending import Ended, Failure, exit_report, read_failure

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgpack
 import pytest
 
-from contracts.telemetry import Calls, PhaseItem, Spans, TimelineItem
+from contracts.telemetry.steps import PhaseItem
+from contracts.telemetry.timeline import Calls, Spans, TimelineItem
 from workers.host.supervisor import timelines
 from workers.host.supervisor.board import ENVELOPE_BYTES, STEPS_BYTES, Board
 from workers.host.supervisor.timelines import KEPT_BYTES, KEPT_STEPS, LAST_STEPS, MOST_WANTED, StepLane, Timelines

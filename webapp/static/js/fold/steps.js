@@ -3,9 +3,9 @@ import { foldCells, rankState } from "./traffic.js";
 
 export const MOST_STEPS = 20_000;
 const LAST = 50; // steps whose times are averaged
-const FIRST_STEPS = 3; // of a run, no measure of the others (contracts/telemetry.py)
+const FIRST_STEPS = 3; // of a run, no measure of the others (contracts/telemetry/words.py)
 const TOLD_APART = 64; // as many as a diagnosis measures (jobs/diagnosis/course/steps.py)
-export const SPEEDS = 20; // as many as the summary's own speed is a mean of (SPEED_STEPS, contracts/telemetry.py)
+export const SPEEDS = 20; // as many as the summary's own speed is a mean of (SPEED_STEPS, contracts/telemetry/words.py)
 
 /** One more point of the curves. Beyond MOST_STEPS only every second step is kept, then every fourth, and so on. */
 export function keepStep(state, step, point) {

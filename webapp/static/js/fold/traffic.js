@@ -1,4 +1,4 @@
-// Folds counters (contracts/telemetry.py): what each rank sent, when, and what is missing of it. Pure.
+// Folds counters (contracts/telemetry/steps.py): what each rank sent, when, and what is missing of it. Pure.
 
 export function memberState(state, node) {
   if (!state.members.has(node)) state.members.set(node, { lastId: null, time: null, host: null, clock: null, lost: false });

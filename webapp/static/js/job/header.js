@@ -1,6 +1,6 @@
 // State, timeline, wait reason and failure of the job page's head, from the job as REST tells it.
 import { el } from "../dom.js";
-import { exactTime } from "../format.js";
+import { exactTime, timeAfter } from "../format.js";
 import { plain } from "../logs/ansi.js";
 
 const $ = (id) => document.getElementById(id);
@@ -8,17 +8,17 @@ const AGAIN = new Set(["failed", "lost", "cancelled"]);
 const BAD = new Set(["failed", "lost"]);
 const LONG = 160; // characters of a reason; the verdict below begins with the same words
 
-function time(text) {
-  const date = new Date(text);
-  return el("time", { dateTime: date.toISOString() }, exactTime(date));
+function time(at, before) {
+  const date = new Date(at);
+  return el("time", { dateTime: date.toISOString() }, before ? timeAfter(new Date(before), date) : exactTime(date));
 }
 
 $("states").addEventListener("scroll", ({ target }) => target.toggleAttribute("data-scrolled", target.scrollLeft > 0));
 
 function showTimeline(history) {
-  const lines = history.map((change) => {
+  const lines = history.map((change, place) => {
     const attempt = change.attempt > 1 ? ` (attempt ${change.attempt})` : "";
-    return el("li", { title: change.reason || null }, el("b", {}, change.status), `${attempt} `, time(change.at));
+    return el("li", { title: change.reason || null }, el("b", {}, change.status), `${attempt} `, time(change.at, history[place - 1]?.at));
   });
   $("states").replaceChildren(...lines);
   $("states").scrollLeft = $("states").scrollWidth; // of many attempts the last is in sight

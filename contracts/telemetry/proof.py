@@ -1,0 +1,60 @@
+"""What is proven of a run: replicas agree, and one process computes the same."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from contracts.fields import Count, Number, Rank, Seconds, Sentence, Word
+
+
+class Apart(TypedDict):
+    """Something that is not what it must be.
+
+    `apart` is the rms of the difference over the rms of what it must be, None where that is no number; beyond `limit`
+    it is more than rounding. `share` is a part of the model that nobody holds, or several do.
+    """
+
+    what: Literal["gradient", "weight", "share", "update", "loss", "gradient norm"]
+    name: Word  # a tensor of the whole model, or "step 2"
+    axis: Word  # copies on ranks along it differ, as "dp" or "dp x tp"; "" beside one process
+    ranks: Annotated[list[Rank], Field(max_length=2)]  # that differs, and from which
+    apart: Seconds | None
+    limit: Seconds
+
+
+class ReplicaProof(TypedDict):
+    """Checksums of gradients and weights, compared over all ranks that hold the same part of a tensor."""
+
+    steps: Annotated[list[Count], Field(max_length=100)]  # after which they were compared
+    parts: Count  # different parts of tensors there are
+    copied: Count  # of these, held by two ranks or more
+    apart: Seconds  # the largest difference of two copies; 0 is bit for bit
+
+
+class ProcessProof(TypedDict):
+    """The first steps, computed again by one process. Largest relative differences; `limit` is that of gradients."""
+
+    state: Literal["due", "equal", "apart", "not checked"]
+    why: Sentence  # of "not checked"; else the limits, and why no more steps were compared
+    steps: Count
+    tensors: Count  # whose gradients and updates of the first step were compared
+    gradient: Seconds
+    update: Seconds
+    loss: Seconds
+    norm: Seconds
+    limit: Seconds
+    seconds: Seconds  # what it took, training waiting
+
+
+class ProofItem(TypedDict):
+    """Rank 0: what is proven of this run so far; a later item replaces an earlier one."""
+
+    kind: Literal["proof"]
+    rank: Rank
+    time: Number
+    replicas: ReplicaProof
+    one_process: ProcessProof
+    wrong: Annotated[list[Apart], Field(max_length=20)]  # the worst first; empty where all is well
