@@ -10,6 +10,10 @@ from typing import Any
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandParser
 
+from jobs.models import JoinToken
+
+NOTE = "make up"
+
 
 class Command(BaseCommand):
     """`make up` runs this: each command by itself would load Django anew."""
@@ -23,7 +27,8 @@ class Command(BaseCommand):
         call_command("migrate", verbosity=0)
         call_command("collectstatic", interactive=False, verbosity=0)
         login = _told("meshboard_user", keep=options["keep"])
-        join = _told("join_token", json=True, hours=1, uses=1, note="make up")
+        JoinToken.objects.filter(note=NOTE, uses=0).delete()  # of an earlier start: its host had joined before
+        join = _told("join_token", json=True, hours=1, uses=1, note=NOTE)
         self.stdout.write(json.dumps({"login": login, "join_token": join["token"]}))
 
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from datetime import timedelta
 from io import StringIO
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -341,3 +342,15 @@ def test_too_many_joins_from_one_address_wait(api: Api, db: None, live_redis: re
     answers = [asked(api, request()).status_code for _ in range(121)]
     assert (set(answers[:120]), answers[120]) == ({401}, 429)
     assert asked(api, request(), REMOTE_ADDR="192.0.2.7").status_code != 429
+
+
+def test_a_start_of_the_board_leaves_no_token_of_the_one_before(db: None, settings: Any, tmp_path: Path) -> None:
+    """Each start left one that anybody who found it could have joined with for an hour."""
+    settings.STATIC_ROOT = tmp_path
+    for _ in range(2):
+        call_command("prepare", stdout=StringIO())
+    spent = JoinToken.objects.get()
+    JoinToken.objects.update(uses=1)
+    call_command("prepare", stdout=StringIO())
+    assert JoinToken.objects.count() == 2, "what a host joined with is told of for 30 days"
+    assert JoinToken.objects.filter(pk=spent.pk).exists()
