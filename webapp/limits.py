@@ -17,3 +17,4 @@ SEND_S = 60.0  # for a peer to take the next part of an answer
 KEEP_ALIVE_S = 75  # longer than nginx keeps one (60 s): who closes first must not be whom a request is on its way to
 SILENT_PROCESS_S = 30  # until one of several processes is held for dead, and another takes its place
 SOCKET_FRAME_BYTES = 1024  # from a browser, which sends none
+SOCKET_BYTES_S = 4096  # of all frames in a second, pings included; who sends more is cut off

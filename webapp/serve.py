@@ -6,7 +6,6 @@ python -m webapp.serve --host H --port P
 from __future__ import annotations
 
 import argparse
-import asyncio
 import gc
 import multiprocessing
 import socket
@@ -17,88 +16,13 @@ from typing import Any
 import uvicorn
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.supervisors.multiprocess import Multiprocess
 
-from jobs.api.http.problems import CONTENT_TYPE
 from webapp import limits
-from webapp.doors import problem
 from webapp.environment import SettingError, WebSettings, read
 from webapp.pool import share_connections
 from webapp.up.processes import die_with
-
-TOO_LONG = f"The request's line and headers are longer than {limits.HEAD_BYTES:,} bytes."
-
-
-class BoundedHeads(HttpToolsProtocol):
-    """uvicorn waits for ever for the end of a request's headers, and keeps what came of them however long."""
-
-    _reading_head = True
-    _head_bytes = 0  # that arrived
-    _parsed_bytes = 0  # of whole headers, which may have arrived at once with their end
-    _head_timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._await_head()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._head_is_read()
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if not self._reading_head:
-            return
-        self._head_bytes += len(data)
-        if self._head_bytes > limits.HEAD_BYTES:
-            self.send_400_response(TOO_LONG)
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        if not self._reading_head:  # another request on the same connection
-            self._await_head()
-
-    def on_url(self, url: bytes) -> None:
-        super().on_url(url)
-        self._parsed(len(url))
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
-        self._parsed(len(name) + len(value) + len(b": \r\n"))
-
-    def _parsed(self, num_bytes: int) -> None:
-        self._parsed_bytes += num_bytes
-        if self._parsed_bytes > limits.HEAD_BYTES:
-            raise ValueError(TOO_LONG)  # the parser stops, and uvicorn answers with 400
-
-    def on_headers_complete(self) -> None:
-        self._head_is_read()
-        super().on_headers_complete()
-
-    def send_400_response(self, msg: str) -> None:
-        """In the API's shape: browsers send nothing that a parser chokes on, programs do."""
-        body = problem(400, TOO_LONG if self._parsed_bytes > limits.HEAD_BYTES else msg).encode()
-        head = [
-            STATUS_LINE[400],
-            b"content-type: %s\r\n" % CONTENT_TYPE.encode(),
-            b"content-length: %d\r\n" % len(body),
-        ]
-        self.transport.write(b"".join([*head, b"connection: close\r\n\r\n", body]))
-        self.transport.close()
-
-    def _await_head(self) -> None:
-        self._reading_head, self._head_bytes, self._parsed_bytes = True, 0, 0
-        self._head_timer = self.loop.call_later(limits.HEAD_S, self._give_up)
-
-    def _head_is_read(self) -> None:
-        self._reading_head = False
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-
-    def _give_up(self) -> None:
-        if not self.transport.is_closing():
-            self.transport.close()
+from webapp.wire import BoundedHeads, BoundedSocket
 
 
 class Divided(Multiprocess):
@@ -148,6 +72,7 @@ def config(host: str, port: int, trusted_proxies: Sequence[str] = (), processes:
         host=host,
         port=port,
         http=BoundedHeads,
+        ws=BoundedSocket,
         access_log=False,
         log_config=None,  # Django's own, which tell of which request a line is
         proxy_headers=bool(trusted_proxies),

@@ -5,82 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import socket
-import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import uvicorn
 
 from jobs.api.http.problems import ProblemDetails, details
 from planner.facts.spec import Problem
-from tests.support.patience import patient
-from tests.support.processes import wait_until
+from tests.webapp.behind import LONGEST_S, PATIENCE_S, Behind, until_closed
 from webapp import limits, serve
 from webapp.doors import Doors
-from webapp.runner import free_port
 
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\n"
-PATIENCE_S = 0.3
-LONGEST_S = patient(10)  # until a test gives up on the server's patience; far above it, for a busy machine
 
 
 def refusal(status: int, words: str) -> ProblemDetails:
     return details(status, [Problem("request", words)])
-
-
-class Behind:
-    """The application behind the doors, served: remembers the bodies that reached it."""
-
-    def __init__(self) -> None:
-        self.bodies: list[bytes] = []
-        self.port = free_port()
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        assert scope["type"] == "http"
-        self.bodies.append((await receive())["body"])
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-        await send({"type": "http.response.body", "body": b"ok"})
-
-    @contextlib.contextmanager
-    def line(self) -> Iterator[socket.socket]:
-        with socket.create_connection(("127.0.0.1", self.port), timeout=LONGEST_S) as made:
-            yield made
-
-    def answer(self, *parts: bytes) -> bytes:
-        """What came back until the server closed the connection."""
-        with self.line() as line:
-            for part in parts:
-                line.sendall(part)
-            return until_closed(line)
-
-
-def until_closed(line: socket.socket) -> bytes:
-    got = b""
-    with contextlib.suppress(ConnectionResetError):
-        while part := line.recv(65536):
-            got += part
-    return got
-
-
-@pytest.fixture
-def behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[Behind]:
-    for name in ("HEAD_S", "BODY_S"):
-        monkeypatch.setattr(limits, name, PATIENCE_S)
-    made = Behind()
-    config = serve.config("127.0.0.1", made.port)
-    config.app, config.factory, config.lifespan, config.log_level = Doors(made), False, "off", "error"
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        wait_until(lambda: server.started, "the server listens", 20)
-        yield made
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 def test_what_is_whole_and_small_passes(behind: Behind) -> None:

@@ -1,0 +1,32 @@
+"""The fixtures of what stands before Django."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import uvicorn
+
+from tests.support.processes import wait_until
+from tests.webapp.behind import PATIENCE_S, Behind
+from webapp import limits, serve
+from webapp.doors import Doors
+
+
+@pytest.fixture
+def behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[Behind]:
+    for name in ("HEAD_S", "BODY_S"):
+        monkeypatch.setattr(limits, name, PATIENCE_S)
+    made = Behind()
+    config = serve.config("127.0.0.1", made.port)
+    config.app, config.factory, config.lifespan, config.log_level = Doors(made), False, "off", "error"
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        wait_until(lambda: server.started, "the server listens", 20)
+        yield made
+    finally:
+        server.should_exit = True
+        thread.join()

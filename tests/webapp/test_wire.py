@@ -1,0 +1,106 @@
+"""What a connection may send beside an honest request, on a real uvicorn."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+
+from tests.webapp.behind import LONGEST_S, Behind, until_closed
+from webapp import limits
+
+UPGRADE = (
+    b"%s %s HTTP/1.1\r\nHost: x\r\nOrigin: http://x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+MASK = b"\1\2\3\4"
+PING, EMPTY, REST = b"\x89\x80" + MASK, b"\x01\x80" + MASK, b"\x00\x80" + MASK
+
+
+def talking(behind: Behind) -> connect:
+    origin = f"http://127.0.0.1:{behind.port}"
+    return connect(f"ws://127.0.0.1:{behind.port}/", origin=origin)  # type: ignore[arg-type]
+
+
+def flood(line: socket.socket, sent: bytes) -> None:
+    """Until the other side has had enough, or the test."""
+    line.sendall(EMPTY)
+    for _ in range(100):
+        line.sendall(sent * 10_000)
+
+
+def test_a_field_behind_a_body_is_no_header(behind: Behind) -> None:
+    """Trailers were added to the headers, behind the back of who had looked at these."""
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    answer = behind.answer(head, b"3\r\nabc\r\n0\r\nAuthorization: Token mine\r\nCookie: a=b\r\n\r\n")
+    assert b" 200 " in answer
+    assert behind.bodies == [b"abc"]
+    assert {name for name, _ in behind.headers[0]} == {b"host", b"connection", b"transfer-encoding"}
+
+
+def test_fields_behind_a_body_are_bounded_too(behind: Behind) -> None:
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n"
+    assert b"HTTP/1.1 400" in behind.answer(head, b"a: b\r\n" * limits.HEAD_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("method", "rest"),
+    [
+        (b"POST", b"Content-Length: 3\r\n\r\nabc"),
+        (b"POST", b"Content-Length: 3\r\n\r\n"),
+        (b"POST", b"\r\n"),
+        (b"GET", b"Content-Length: 3\r\n\r\nabc"),
+        (b"GET", b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"),
+        (b"GET", b"Transfer-Encoding: chunked\r\n\r\n"),
+    ],
+)
+def test_a_socket_begins_with_a_get_without_a_body(behind: Behind, method: bytes, rest: bytes) -> None:
+    """Else neither a request nor a socket began, and the connection was kept for ever."""
+    answer = behind.answer(UPGRADE % (method, b"/") + rest)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"a GET without a body" in answer
+
+
+@pytest.mark.parametrize("path", [b"/", b"/refused"])
+@pytest.mark.parametrize("sent", [PING, REST])
+def test_who_sends_frames_without_end_is_cut_off(behind: Behind, path: bytes, sent: bytes) -> None:
+    """They held no message, which alone had a bound; behind a refusal they were read for seconds more."""
+    with behind.line() as line:
+        line.sendall(UPGRADE % (b"GET", path) + b"\r\n")
+        assert line.recv(65536).startswith(b"HTTP/1.1 101")
+        with pytest.raises(OSError, match=r"reset|pipe"):
+            flood(line, sent)
+        assert behind.left.wait(LONGEST_S)
+
+
+def test_who_says_why_is_told_so_first(behind: Behind) -> None:
+    async def told() -> int:
+        async with talking(behind) as line:
+            line.transport.write(PING * 1000)
+            with pytest.raises(ConnectionClosed) as closed:
+                await line.recv()
+            return closed.value.rcvd.code if closed.value.rcvd else 0
+
+    assert asyncio.run(told()) in (1008, 0), "a reset may overtake the word"
+
+
+def test_an_honest_socket_lasts(behind: Behind) -> None:
+    async def talk() -> None:
+        async with talking(behind) as line:
+            for _ in range(50):
+                await (await line.ping())
+                await line.send("hello")
+
+    asyncio.run(talk())
+    assert behind.left.wait(LONGEST_S)
+
+
+def test_a_get_that_only_says_it_has_no_body_becomes_a_socket(behind: Behind) -> None:
+    with behind.line() as line:
+        line.sendall(UPGRADE % (b"GET", b"/") + b"Content-Length: 0\r\n\r\n")
+        assert line.recv(65536).startswith(b"HTTP/1.1 101")
+        line.shutdown(socket.SHUT_WR)
+        until_closed(line)
