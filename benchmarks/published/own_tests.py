@@ -84,36 +84,6 @@ _KEEPS_LOADED = (
     "te_tp2_pp2_resume_torch_dist_cross_entropy_loss_fusion",
 )
 
-# Of the host's time with the other recordings' machines: what a test took in the recording over what the same test took
-# in the next or the last one, median of those of the fit half (8 and 12 tests; 1.40 to 1.60 and 1.09 to 1.40).
-IN_MAY, IN_OCTOBER = 1.46, 1.17
-# Files whose times still stand as commit 5fe3f066 of 7 May 2026 recorded them with a new image, by their folders' ends;
-# the next commits that recorded its tests again (4933b24b, a53107c0, 6e091e1b) have the times from before it.
-_OF_MAY = (
-    "tp1_pp1_dist_optimizer_no_mmap_bin_files",
-    "tp1_pp1_resume_torch_dist_uniform_full_recompute",
-    "tp1_pp2_resume_torch_dist_rope_embeddings",
-    "rope_embeddings_interleaved_no_fusion",
-    "vp1_dist_optimizer_overlap_grad_reduce_param_gather_overlap_optimizer",
-    "vp1_resume_torch_decoupled_lr",
-    "vp1_resume_torch_dist_calculate_per_token_loss",
-    "te_tp2_pp2_mla",
-    "te_tp2_pp2_resume_torch_dist",
-    "te_tp2_pp1_resume_torch_dist_te_8experts2parallel_dist_optimizer",
-    "te_tp4_pp1_dist_optimizer_overlap_grad_reduce_param_gather",
-    "tp4_pp1_resume_torch_dist_qk_layernorm_test_mode",
-    "te_ep8_resume_torch_dist_dist_optimizer",
-    "te_ep8_resume_torch_dist_muon",
-)
-# And as the first one did, adc69dba of October 2025: the machine that its files were named after until then, eos.
-_OF_OCTOBER = (
-    "te_tp1_pp1_frozen_resume_torch_dist_dist_optimizer",
-    "frozen_resume_torch_dist_te_8experts2parallel_dist_optimizer",
-    "frozen_resume_torch_dist_te_8experts2parallel_groupedGEMM",
-    "ep4_etp1_mtp_resume_torch_dist_fp8",
-    KEEPS_SCORES,
-)
-
 
 def after_step_s(text: str, spec: JobSpec) -> float:
     """Seconds a step that the host of a test takes for its optimiser and its checks, beyond Adam's one kernel."""
@@ -136,17 +106,6 @@ def after_step_s(text: str, spec: JobSpec) -> float:
 def tests_of_megatron(row: PublishedRow) -> bool:
     """Whether the row is of Megatron-LM's own tests."""
     return row.source == "NVIDIA/Megatron-LM"
-
-
-def host_of(row: PublishedRow) -> float:
-    """Factor on the host's time by when a test was recorded; its run after a stop (`_2nd.json`) is a file of its own,
-    and none of those was recorded in May."""
-    folder, _, file = row.text("source_repo_path").rpartition("/")
-    if file != "golden_values_dev_dgx_h100.json":
-        return 1.0
-    if folder.endswith(_OF_MAY):
-        return IN_MAY
-    return IN_OCTOBER if folder.endswith(_OF_OCTOBER) else 1.0
 
 
 def keeps_loaded(row: PublishedRow) -> bool:

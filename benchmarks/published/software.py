@@ -10,11 +10,11 @@ from benchmarks.published.own_tests import (
     EXPERTS_APART,
     GRAPHED_MODULES,
     LOCAL,
-    host_of,
     predicts_two,
     tests_of_megatron,
 )
 from benchmarks.published.recipes import switched_on
+from benchmarks.published.recorded import host_of
 from benchmarks.published.repeated import repeated_by
 from benchmarks.published.rows import PublishedRow, of_kempner
 from planner.facts.spec import Layout, ModelSpec, StackName
