@@ -13,6 +13,9 @@ from benchmarks.published.mixtures import expert_tp, is_gated, mixture_of
 from benchmarks.published.own_tests import (
     IN_8_CHUNKS,
     KEEPS_SCORES,
+    UNEVEN,
+    UNEVEN_LAST,
+    UNEVEN_LAYERS,
     WITHOUT_DROPOUT,
     after_step_s,
     keeps_loaded,
@@ -254,6 +257,8 @@ def _model(row: PublishedRow, text: str, stack: StackName) -> ModelSpec:
     if moe and (two := predicts_two(row, text)):
         layers, moe = two[0], moe.model_copy(update={"dense_layers": two[1]})
     layers += predicts_second(row)
+    if tests_of_megatron(row) and re.search(UNEVEN, text):
+        layers = UNEVEN_LAYERS if row.kind == "time" else UNEVEN_LAST
     if counts_ends(row) and layers + 2 == row.count("pp") * row.count("vpp", 1):
         layers += 2  # in chunks of one layer each the slowest rank holds none of the ends
     head_dim = next((size for pattern, size in _HEAD_DIMS if re.search(pattern, text)), hidden // heads)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
+from benchmarks.published.own_tests import COUNTS_ENDS
 from benchmarks.published.rows import PublishedRow
 from planner.hardware.attention import EARLY_CUDNN_BLACKWELL, FLASH_2, FP8_LATENT, FP8_WINDOWED
 from planner.hardware.stacks import (
@@ -170,8 +171,9 @@ def predicts_second(row: PublishedRow) -> bool:
 
 def counts_ends(row: PublishedRow) -> bool:
     """Whether embedding and loss stand for a layer each where a pipe is divided: NVIDIA's recipes for Llama 3.1 405B
-    and Qwen3-235B (`account_for_embedding_in_pipeline_split`)."""
-    return row.source.startswith("NVIDIA") and re.search("405b|235b", row.text("model").lower()) is not None
+    and Qwen3-235B (`account_for_embedding_in_pipeline_split`), and a test of Megatron-LM's."""
+    models = rf"405b|235b|{COUNTS_ENDS}"
+    return row.source.startswith("NVIDIA") and re.search(models, row.text("model").lower()) is not None
 
 
 def divides_by_cost(row: PublishedRow) -> bool:
@@ -182,7 +184,7 @@ def divides_by_cost(row: PublishedRow) -> bool:
 
 def switched_on(row: PublishedRow) -> dict[str, Any]:
     """Constants of the stack that a row's recipe changes."""
-    early = {"gemm_fp8": EARLY_BLACKWELL_FP8} if _is_early_blackwell(row) else dict[str, Any]()
+    early: dict[str, Any] = {"gemm_fp8": EARLY_BLACKWELL_FP8} if _is_early_blackwell(row) else {}
     if has_early_cudnn(row):
         early["attention_blackwell"] = EARLY_CUDNN_BLACKWELL
     if runs_flash_2(row):
