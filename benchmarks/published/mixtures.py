@@ -43,6 +43,8 @@ _MIXTURES = (
     (r"mixtral", _Mixture(8, 2)),
     (r"grok-?1", _Mixture(8, 2)),
     (r"dbrx", _Mixture(16, 4)),
+    (r"llama-?4.*(maverick|400b|e128)", _Mixture(128, 1, shared=1, dense=24, dense_ffn=16384, ffn=8192)),
+    (r"llama-?4.*(scout|109b|e16)", _Mixture(16, 1, shared=1, ffn=8192)),
     (r"gpt-oss-120b", _Mixture(128, 4)),
     (r"gpt-oss-20b", _Mixture(32, 4)),
     (r"qwen3.*a3b|qwen3.*a22b", _Mixture(128, 8)),
