@@ -13,6 +13,9 @@ from benchmarks.published.mixtures import expert_tp, is_gated, mixture_of
 from benchmarks.published.own_tests import (
     IN_8_CHUNKS,
     KEEPS_SCORES,
+    UNEVEN,
+    UNEVEN_LAST,
+    UNEVEN_LAYERS,
     WITHOUT_DROPOUT,
     after_step_s,
     keeps_loaded,
@@ -22,6 +25,7 @@ from benchmarks.published.own_tests import (
 from benchmarks.published.recipes import counts_ends, divides_by_cost, drops_out, lacks_fused_attention, predicts_second
 from benchmarks.published.repeated import Repeated, repeated_by
 from benchmarks.published.rows import PublishedRow, SkipError, of_kempner
+from benchmarks.published.sizes import sized
 from benchmarks.published.software import kernels_of
 from planner.facts.spec import (
     AttentionKernel,
@@ -114,6 +118,7 @@ def plan_of(row: PublishedRow) -> Planned:
     """
     text = f"{row.text('model')} {row.text('note')}".lower()
     _refuse(text)
+    row = sized(row)
     stack, cluster = stack_of(row), _cluster(row)
     model = _model(row, text, stack)
     layout = _layout(row, text, stack, model)
@@ -203,7 +208,7 @@ def stack_of(row: PublishedRow) -> StackName:
         return "fsdp1"
     if re.search(r"compile off|eager, fsdp", text):
         return "ours"
-    if re.search(r"fsdp2|fsdp\+|torchtitan|torch\.compile|maxtext|kempner", text):
+    if re.search(r"fsdp2|fsdp\+|torchtitan|torch\.compile|maxtext|paxml|kempner", text):
         return "fsdp2"
     if "aleph-alpha" in text:
         return "scaling"
@@ -254,6 +259,8 @@ def _model(row: PublishedRow, text: str, stack: StackName) -> ModelSpec:
     if moe and (two := predicts_two(row, text)):
         layers, moe = two[0], moe.model_copy(update={"dense_layers": two[1]})
     layers += predicts_second(row)
+    if tests_of_megatron(row) and re.search(UNEVEN, text):
+        layers = UNEVEN_LAYERS if row.kind == "time" else UNEVEN_LAST
     if counts_ends(row) and layers + 2 == row.count("pp") * row.count("vpp", 1):
         layers += 2  # in chunks of one layer each the slowest rank holds none of the ends
     head_dim = next((size for pattern, size in _HEAD_DIMS if re.search(pattern, text)), hidden // heads)
@@ -276,6 +283,9 @@ def _model(row: PublishedRow, text: str, stack: StackName) -> ModelSpec:
 def _layout(row: PublishedRow, text: str, stack: StackName, model: ModelSpec) -> Layout:
     tp, pp, cp = (max(1, row.count(axis, 1)) for axis in ("tp", "pp", "cp"))
     gpus = row.count("gpus")
+    listed = re.search(r"dp as listed (\d+)", text)  # of a table whose degrees do not multiply to the GPUs
+    if listed and row.count("global_batch") < gpus // (tp * pp * cp):
+        cp = max(1, gpus // (tp * pp * max(1, int(listed[1]))))  # what is left, for no replica is without a sequence
     dp, rest = divmod(gpus, tp * pp * cp)
     if rest or dp < 1:
         raise SkipError("degrees do not divide the GPUs")

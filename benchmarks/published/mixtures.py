@@ -30,14 +30,21 @@ _PROXY_MLA = MlaSpec(q_rank=256, kv_rank=128, nope_head_dim=128, rope_head_dim=6
 # (pattern in the model's name; its mixture as the model's own configuration has it). The first are Megatron-LM's tests;
 # experts of 1024 without gate have as many weights as gated ones of 683.
 _MIXTURES = (
-    (r"ep4_etp1_mtp", _Mixture(32, 4, shared=1, dense=1, dense_ffn=4096, mla=_MLA, ffn=1024)),
+    (
+        r"ep4_etp1_(mtp|memory_speed|resume)",
+        _Mixture(32, 4, shared=1, dense=1, dense_ffn=4096, mla=_MLA, ffn=1024),
+    ),
     (r"ep4_etp1", _Mixture(32, 4, shared=1, dense=3, dense_ffn=4096, mla=_MLA, ffn=1024)),
     (r"deepseek_proxy", _Mixture(8, 4, shared=1, dense=1, dense_ffn=2048, mla=_PROXY_MLA, ffn=1024)),
     (r"te_ep8_resume", _Mixture(8, 2, ffn=683)),
     (r"scoped_cudagraph", _Mixture(8, 2, dense=4, ffn=683)),
+    (r"ep2_etp2_pp2", _Mixture(8, 2, ffn=683)),
+    (r"deepseekv3_proxy", _Mixture(64, 8, shared=1, dense=3, dense_ffn=18432, mla=_MLA, ffn=2048)),
     (r"mixtral", _Mixture(8, 2)),
     (r"grok-?1", _Mixture(8, 2)),
     (r"dbrx", _Mixture(16, 4)),
+    (r"llama-?4.*(maverick|400b|e128)", _Mixture(128, 1, shared=1, dense=24, dense_ffn=16384, ffn=8192)),
+    (r"llama-?4.*(scout|109b|e16)", _Mixture(16, 1, shared=1, ffn=8192)),
     (r"gpt-oss-120b", _Mixture(128, 4)),
     (r"gpt-oss-20b", _Mixture(32, 4)),
     (r"qwen3.*a3b|qwen3.*a22b", _Mixture(128, 8)),

@@ -18,37 +18,42 @@ from planner.hardware.cluster import LAUNCH_S
 # Its recompute-modules hold norms and products, not the attention core, whose unfused scores are what it keeps.
 KEEPS_SCORES = "tp2_pp2_ep4_etp1_selective_recompute_experimental"
 # Those whose configuration drops nothing out, as those with cp do, against its arguments' default.
-WITHOUT_DROPOUT = r"etp1|deepseek_proxy|scoped_cudagraph"
-# Those that give the pipe's layout (`Et*3|(tt|)*6tmL`): 8 chunks on 2 stages.
-IN_8_CHUNKS = r"selective_recompute_experimental|fine_grained_offloading|scoped_cudagraph"
+WITHOUT_DROPOUT = r"ep4_etp1|deepseek(v3)?_proxy|scoped_cudagraph|mixtral_8x|15b_8t"
+# Those that give the pipe's layout (`Et*3|(tt|)*6tmL`): 8 chunks.
+IN_8_CHUNKS = r"selective_recompute_experimental|fine_grained_offloading|scoped_cudagraph|deepseekv3_proxy"
 # Those that lack --moe-grouped-gemm; sharded ones have it.
-EXPERTS_APART = r"(?<!groupedgemm)experts2parallel(?!.*groupedgemm)(?!_top2router)"
+EXPERTS_APART = r"(?<!groupedgemm)experts2parallel(?!.*groupedgemm)(?!_top2router|_ddp_average)"
 # --mtp-num-layers 1: beside a layer more, the last rank has the embedding's table, a projection and logits once more.
 # (pattern; layers and dense ones that put on the last rank as many of each kind as it has there, that one included)
 _PREDICTS_TWO = (
     (r"scoped_cudagraph", 14, 4),  # Et|(tt|)*6mL
-    (r"fine_grained_offloading", 14, 1),  # Et*3|(tt|)*6mL
+    (r"(?<!no_a2a_ovlp_)fine_grained_offloading", 14, 1),  # Et*3|(tt|)*6mL
     (KEEPS_SCORES, 16, 2),  # Et*3|(tt|)*6tmL
-    (r"ep4_etp1_mtp", 18, 1),  # even chunks, and it in the last
+    (r"ep4_etp1_(mtp|memory_speed)", 18, 1),  # even chunks, and it in the last
+    (r"deepseekv3_proxy", 16, 3),  # Et*2|(tt|)*5t|tmL on 4 stages
 )
 # Those with --normalization RMSNorm, and with rotary positions in place of a table.
-WITHOUT_NORM_BIAS = r"etp1|deepseek_proxy|scoped_cudagraph"
-ROTARY = r"position-embedding-type=rope|rope_embeddings|etp1|deepseek_proxy|scoped_cudagraph"
+WITHOUT_NORM_BIAS = r"ep4_etp1|deepseek(v3)?_proxy|current_scaling|mixtral_8x"
+ROTARY = r"position-embedding-type=rope|rope_embeddings|ep4_etp1|deepseek(v3)?_proxy|scoped_cudagraph|mixtral_8x"
 # --disable-bias-linear.
 WITHOUT_BIAS = r"disable-bias-linear"
 # --no-gradient-accumulation-fusion: a weight's gradient is made, then added.
 ADDS_APART = r"no-gradient-accumulation-fusion"
 # --overlap-moe-expert-parallel-comm.
-OVERLAPS_EXPERTS = rf"{KEEPS_SCORES}|fine_grained_offloading"
+OVERLAPS_EXPERTS = rf"{KEEPS_SCORES}|(?<!no_a2a_ovlp_)fine_grained_offloading|te_a2a_ovlp"
+# --decoder-first-pipeline-num-layers 2 and the last's: 2, 4, 4 and 2 of 12 layers. As many planned evenly have a stage
+# of 4 and as many in all, or 2 on the last.
+UNEVEN = r"uneven_pipeline"
+UNEVEN_LAYERS, UNEVEN_LAST = 13, 8
 # --recompute-modules: layernorm mla_up_proj mlp moe_act.
 MAKES_AGAIN = r"selective_recompute_experimental|fine_grained_offloading"
 # --cross-entropy-loss-fusion by torch's compiler, which writes no exponential in place of its logit.
-FUSED_LOSS = rf"cross_entropy_loss_fusion|ep4_etp1_mtp|{KEEPS_SCORES}"
+FUSED_LOSS = rf"cross_entropy_loss_fusion|ep4_etp1_(mtp|memory_speed|resume)|deepseekv3_proxy|{KEEPS_SCORES}"
 # --wgrad-deferral-limit 2: as many gradients of logits wait for the pipe's end.
 DEFERS_GRADIENTS = r"defer_embedding_wgrad"
 DEFERRED = 2
 # --microbatch-group-size-per-virtual-pipeline-stage 5, of as many micro-batches, where the usual is the stages.
-WIDER_TURNS = r"vp1_tunable_overlap"
+WIDER_TURNS = r"vp1.*_tunable_overlap"
 TURN = 5
 # --transformer-impl local: none of Transformer Engine's kernels. --optimizer muon: one moment of matrices.
 LOCAL = r"transformer-impl=local"
@@ -65,10 +70,13 @@ MUON_KERNELS = 27
 COMPARES_RANKS = r"qk_layernorm_test_mode"
 COMPARED, COMPARE_KERNELS, GATHER_KERNELS = 4, 2, 2
 # --moe-router-dtype fp32, and --tp-comm-overlap.
-FP32_ROUTER = r"te_ep8|ep4_etp1|scoped_cudagraph|deepseek_proxy"
+FP32_ROUTER = r"te_ep8|ep4_etp1|ep2_etp2_pp2|deepseek(v3)?_proxy"
 OVERLAPS_TENSORS = r"tp_overlap"
-# --cuda-graph-modules attn mlp moe_router moe_preprocess.
+# --cuda-graph-modules attn mlp moe_router moe_preprocess, and attn alone.
 GRAPHED_MODULES = r"scoped_cudagraph"
+GRAPHED_CORE = r"attn_cudagraph"
+# --account-for-embedding-in-pipeline-split and the loss': a layer each.
+COUNTS_ENDS = r"account_for_embedding"
 
 # Megatron-FSDP since 30 May 2026 (378d81fb, `preserve_non_fsdp_units`): what is in no layer stays gathered between
 # steps. The other tests under it were recorded before.
@@ -82,36 +90,6 @@ KEEPS_ENDS = r"deepseek_proxy"
 _KEEPS_LOADED = (
     "te_tp2_pp2_resume_torch_dist_cp2_nondeterministic",
     "te_tp2_pp2_resume_torch_dist_cross_entropy_loss_fusion",
-)
-
-# Of the host's time with the other recordings' machines: what a test took in the recording over what the same test took
-# in the next or the last one, median of those of the fit half (8 and 12 tests; 1.40 to 1.60 and 1.09 to 1.40).
-IN_MAY, IN_OCTOBER = 1.46, 1.17
-# Files whose times still stand as commit 5fe3f066 of 7 May 2026 recorded them with a new image, by their folders' ends;
-# the next commits that recorded its tests again (4933b24b, a53107c0, 6e091e1b) have the times from before it.
-_OF_MAY = (
-    "tp1_pp1_dist_optimizer_no_mmap_bin_files",
-    "tp1_pp1_resume_torch_dist_uniform_full_recompute",
-    "tp1_pp2_resume_torch_dist_rope_embeddings",
-    "rope_embeddings_interleaved_no_fusion",
-    "vp1_dist_optimizer_overlap_grad_reduce_param_gather_overlap_optimizer",
-    "vp1_resume_torch_decoupled_lr",
-    "vp1_resume_torch_dist_calculate_per_token_loss",
-    "te_tp2_pp2_mla",
-    "te_tp2_pp2_resume_torch_dist",
-    "te_tp2_pp1_resume_torch_dist_te_8experts2parallel_dist_optimizer",
-    "te_tp4_pp1_dist_optimizer_overlap_grad_reduce_param_gather",
-    "tp4_pp1_resume_torch_dist_qk_layernorm_test_mode",
-    "te_ep8_resume_torch_dist_dist_optimizer",
-    "te_ep8_resume_torch_dist_muon",
-)
-# And as the first one did, adc69dba of October 2025: the machine that its files were named after until then, eos.
-_OF_OCTOBER = (
-    "te_tp1_pp1_frozen_resume_torch_dist_dist_optimizer",
-    "frozen_resume_torch_dist_te_8experts2parallel_dist_optimizer",
-    "frozen_resume_torch_dist_te_8experts2parallel_groupedGEMM",
-    "ep4_etp1_mtp_resume_torch_dist_fp8",
-    KEEPS_SCORES,
 )
 
 
@@ -136,17 +114,6 @@ def after_step_s(text: str, spec: JobSpec) -> float:
 def tests_of_megatron(row: PublishedRow) -> bool:
     """Whether the row is of Megatron-LM's own tests."""
     return row.source == "NVIDIA/Megatron-LM"
-
-
-def host_of(row: PublishedRow) -> float:
-    """Factor on the host's time by when a test was recorded; its run after a stop (`_2nd.json`) is a file of its own,
-    and none of those was recorded in May."""
-    folder, _, file = row.text("source_repo_path").rpartition("/")
-    if file != "golden_values_dev_dgx_h100.json":
-        return 1.0
-    if folder.endswith(_OF_MAY):
-        return IN_MAY
-    return IN_OCTOBER if folder.endswith(_OF_OCTOBER) else 1.0
 
 
 def keeps_loaded(row: PublishedRow) -> bool:

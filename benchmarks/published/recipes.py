@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
+from benchmarks.published.own_tests import COUNTS_ENDS
 from benchmarks.published.rows import PublishedRow
 from planner.hardware.attention import EARLY_CUDNN_BLACKWELL, FLASH_2, FP8_LATENT, FP8_WINDOWED
 from planner.hardware.stacks import (
@@ -36,6 +37,7 @@ class Recipes(NamedTuple):
     before: str = "99"
     pp: int | None = None
     ep: int | None = None
+    gpus: int | None = None
 
 
 WINDOW = 128  # tokens that every second layer of gpt-oss sees (its provider's `window_size`, `window_attn_skip_freq`)
@@ -58,10 +60,14 @@ _ALL_TO_ALL = (
     Recipes("gpt-oss", "gb300", "", before="26.06"),
     Recipes("gpt-oss", "gb200", "", before="26.04"),
     Recipes("gpt-oss", "gb200", "bf16", since="26.04.01"),
+    Recipes("gpt-oss", "gb200", "mxfp8", since="26.04.01", before="26.06"),
     Recipes("gpt-oss", r"\bb[23]00", "", ep=64),
     Recipes("gpt-oss", r"\bb200", "", since="26.04.01"),
     Recipes("qwen3-235b", "h100", ""),
     Recipes("qwen3-235b", r"\bb200", "", before="26.06.01"),
+    Recipes("qwen3-235b", r"\bb200", "bf16"),
+    Recipes("qwen3-235b", r"\bb200", "fp8"),
+    Recipes("qwen3-235b", r"\bb200", "nvfp4"),
     Recipes("qwen3-235b", r"\bb300", "", before="26.04.01"),
     Recipes("qwen3-30b", r"\bb200", "", before="26.02.01"),
     Recipes("qwen3-30b", "h100", "", before="26.02"),
@@ -88,10 +94,12 @@ _ATTENTION = (
     Recipes("qwen3-235b", "gb200", ""),
     Recipes("deepseek-v3", "gb300", "bf16"),
     Recipes("deepseek-v3", "gb300", "", before="26.02"),
-    Recipes("deepseek-v3", r"\bb300", "", since="26.06"),
+    Recipes("deepseek-v3", r"\bb300", "", since="26.04.01"),
     Recipes("deepseek-v3", r"\bb200", "mxfp8", pp=8),
     Recipes("gpt-oss-120b", "b300", ""),
-    Recipes("qwen3-235b", "gb300", "", pp=4),
+    Recipes("qwen3-235b", "gb300", "", since="26.02.01", pp=4),
+    Recipes("qwen3-235b", "gb300", "fp8", pp=4),
+    Recipes("qwen3-235b", "gb300", "mxfp8", pp=4),
     Recipes("qwen3-30b", "gb200", "bf16"),
     Recipes("qwen3-30b", "gb200", "fp8"),
     Recipes("qwen3-30b", r"\bb200", "", since="26.02.01"),
@@ -104,7 +112,11 @@ _ROUTER = (
     Recipes("kimi-k2", "gb200", ""),
 )
 _DENSE_WHOLE = (
-    Recipes("llama3.*-8b", "b[23]00", ""),
+    Recipes("llama3.*-8b", "b[23]00", "bf16"),
+    Recipes("llama3.*-8b", "b[23]00", "fp8"),
+    Recipes("llama3.*-8b", "b[23]00", "mxfp8"),
+    Recipes("llama3.*-8b", "gb300", "nvfp4"),
+    Recipes("llama3.*-70b", "gb200", "nvfp4", since="26.06"),
     Recipes("llama3.*-70b", r"\bb200", "bf16"),
 )
 # `cutedsl_fused_grouped_mlp` of experts that have biases, with the cudnn-frontend that the page of 26.06.01 blames for
@@ -146,7 +158,8 @@ def runs_flash_2(row: PublishedRow) -> bool:
     if "h100" not in row.text("gpu").lower():
         return False
     if row.source == "NVIDIA/NeMo":
-        return True
+        image = re.search(r"container (\d\d\.\d\d)", row.text("note").lower())
+        return image is None or image[1] <= "24.07"
     pattern = "grok|nemotron4-340b|gpt3" if "@v24.11" in path else "grok|nemotron4-340b"
     return re.search("dgxc-benchmarking@v(24.11|25.02)", path) is not None and re.search(pattern, model) is not None
 
@@ -170,8 +183,9 @@ def predicts_second(row: PublishedRow) -> bool:
 
 def counts_ends(row: PublishedRow) -> bool:
     """Whether embedding and loss stand for a layer each where a pipe is divided: NVIDIA's recipes for Llama 3.1 405B
-    and Qwen3-235B (`account_for_embedding_in_pipeline_split`)."""
-    return row.source.startswith("NVIDIA") and re.search("405b|235b", row.text("model").lower()) is not None
+    and Qwen3-235B (`account_for_embedding_in_pipeline_split`), and a test of Megatron-LM's."""
+    models = rf"405b|235b|{COUNTS_ENDS}"
+    return row.source.startswith("NVIDIA") and re.search(models, row.text("model").lower()) is not None
 
 
 def divides_by_cost(row: PublishedRow) -> bool:
@@ -182,7 +196,7 @@ def divides_by_cost(row: PublishedRow) -> bool:
 
 def switched_on(row: PublishedRow) -> dict[str, Any]:
     """Constants of the stack that a row's recipe changes."""
-    early = {"gemm_fp8": EARLY_BLACKWELL_FP8} if _is_early_blackwell(row) else dict[str, Any]()
+    early: dict[str, Any] = {"gemm_fp8": EARLY_BLACKWELL_FP8} if _is_early_blackwell(row) else {}
     if has_early_cudnn(row):
         early["attention_blackwell"] = EARLY_CUDNN_BLACKWELL
     if runs_flash_2(row):
@@ -244,7 +258,7 @@ def _of_dgxc(row: PublishedRow) -> dict[str, Any]:
 def _is_early_blackwell(row: PublishedRow) -> bool:
     """Whether a row is of the first software for Blackwell, of spring 2025; NeMo's page of long sequences names the
     image 25.04.rc2 (19fadb67)."""
-    path = r"dgxc-benchmarking@v25\.0|training_results_v5\.0|NVIDIA/NeMo:.*long_sequence"
+    path = r"dgxc-benchmarking@v25\.0[1-7]|training_results_v5\.0|NVIDIA/NeMo:.*long_sequence"
     of_spring = re.search(path, row.text("source_repo_path"))
     return of_spring is not None and re.search(r"b200", row.text("gpu").lower()) is not None
 
@@ -261,4 +275,5 @@ def _is(row: PublishedRow, recipe: Recipes) -> bool:
         and recipe.since <= row.release < recipe.before
         and recipe.pp in (None, row.count("pp"))
         and recipe.ep in (None, row.count("ep"))
+        and recipe.gpus in (None, row.count("gpus"))
     )

@@ -47,7 +47,10 @@ _ALL = (
 # An empty list of modules, which Megatron takes as such (transformer_config.py puts attention in the place of none).
 _NOTHING = (Recipes("deepseek-v3", "gb300", "mxfp8", since="26.06"),)
 _LATENTS = (Recipes("deepseek-v3|kimi-k2", "", ""),)
-_WHOLE = (Recipes("llama3.*-405b", r"\bg?b200", "nvfp4", before="26.06"),)
+_WHOLE = (
+    Recipes("llama3.*-405b", r"\bb200", "nvfp4", before="26.06"),
+    Recipes("llama3.*-405b", "gb200", "nvfp4", before="26.06", gpus=128),
+)
 # Layers of the model that go to the host, of 80 and 126, and those of them that are repeated whole; under FSDP.
 _OFFLOADED = (
     (Recipes("llama3.*-70b", "gb300", "bf16"), 30 / 80),

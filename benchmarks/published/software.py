@@ -8,13 +8,14 @@ from typing import Any
 from benchmarks.published.mixtures import expert_tp
 from benchmarks.published.own_tests import (
     EXPERTS_APART,
+    GRAPHED_CORE,
     GRAPHED_MODULES,
     LOCAL,
-    host_of,
     predicts_two,
     tests_of_megatron,
 )
 from benchmarks.published.recipes import switched_on
+from benchmarks.published.recorded import host_of
 from benchmarks.published.repeated import repeated_by
 from benchmarks.published.rows import PublishedRow, of_kempner
 from planner.facts.spec import Layout, ModelSpec, StackName
@@ -27,6 +28,7 @@ from planner.hardware.stacks import (
     FLASH_1,
     FP4_CASTS,
     GRAPHED_ATTENTION,
+    GRAPHED_ROUTER,
     LOCAL_LAUNCH_S,
     STACKS,
     Stack,
@@ -76,4 +78,6 @@ def _host_of_tests(row: PublishedRow, text: str) -> dict[str, float]:
     launch = LOCAL_LAUNCH_S if re.search(LOCAL, text) else DETERMINISTIC_LAUNCH_S
     if re.search(GRAPHED_MODULES, text):
         launch *= GRAPHED_ATTENTION
+    elif re.search(GRAPHED_CORE, text):
+        launch *= GRAPHED_ATTENTION + 1 - GRAPHED_ROUTER
     return {"launch_s": launch * host_of(row), "expert_s": DETERMINISTIC_EXPERT_S * host_of(row)}

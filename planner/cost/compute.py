@@ -23,7 +23,7 @@ class Halves(NamedTuple):
     """Seconds of a piece of the model: forward, backward of inputs, backward of weights, what recompute repeats.
 
     `attention_s`: the part of forward and backward that is attention over keys and values. `launch_s`: what the device
-    waits because its host launches the kernels of a half more slowly than they run.
+    waits because its host launches more slowly than it runs.
     """
 
     forward_s: float
@@ -38,6 +38,21 @@ class Halves(NamedTuple):
         return self.forward_s + self.backward_input_s + self.backward_weight_s + self.recompute_s
 
 
+class Queue(NamedTuple):
+    """Seconds that the host needs to launch kernels, and that the device needs to run them meanwhile."""
+
+    host_s: float = 0.0
+    device_s: float = 0.0
+
+
+class Piece(NamedTuple):
+    """A piece of the model, whose own `launch_s` is what nothing hides, and the queues of its forward and backward."""
+
+    halves: Halves
+    forward: Queue = Queue()
+    backward: Queue = Queue()
+
+
 class Compute:
     """Times stages' kernels with each stack's constants; what layouts share is computed once."""
 
@@ -46,15 +61,33 @@ class Compute:
     ) -> None:
         self.stacks, self.calibration = stacks, calibration
         self._accelerators = {name: _tuned(accelerator, stack) for name, stack in stacks.items()}
-        self._pieces: dict[tuple[object, ...], tuple[Halves, ...]] = {}
+        self._pieces: dict[tuple[object, ...], tuple[Piece, ...]] = {}
 
     def of_stage(self, spec: JobSpec, own: Held, ranks: int) -> Halves:
         layer, moe, embedding, head = self._piece(spec, ranks)
         dense = own.num_layers - own.num_moe_layers
         heads = own.stage.last * self.stacks[spec.resources.stack].heads
         parts = [(layer, dense), (moe, own.num_moe_layers), (embedding, own.stage.first), (head, heads)]
-        found = Halves(*(sum(part[i] * number for part, number in parts) for i in range(6)))
-        return found._replace(launch_s=found.launch_s + self._offloaded_s(spec, own.num_layers))
+        found = Halves(*(sum(part.halves[i] * number for part, number in parts) for i in range(6)))
+        chunks = len(own.stage.chunks)
+        layers = [(layer, dense / chunks), (moe, own.num_moe_layers / chunks)]
+        first, last = (embedding, own.stage.first), (head, heads)
+        if chunks == 1:
+            waited = self._waited_s(spec, [*layers, first, last])
+        else:
+            waited = self._waited_s(spec, [*layers, first]) + self._waited_s(spec, [*layers, last])
+            waited += (chunks - 2) * self._waited_s(spec, layers)
+        return found._replace(launch_s=found.launch_s + waited + self._offloaded_s(spec, own.num_layers))
+
+    def _waited_s(self, spec: JobSpec, chunk: Sequence[tuple[Piece, float]]) -> float:
+        """What the device waits for its host in forward and backward of a chunk that has so many of each piece. Within
+        either the host runs ahead, so that a head's passes leave it time for layers; then it waits for its neighbours.
+        """
+        name = spec.resources.stack
+        turn = self.stacks[name].chunk_launches * self._accelerators[name].launch_s
+        forward = sum((piece.forward.host_s - piece.forward.device_s) * number for piece, number in chunk)
+        backward = sum((piece.backward.host_s - piece.backward.device_s) * number for piece, number in chunk)
+        return max(0.0, turn + forward) + max(0.0, turn + backward)
 
     def _offloaded_s(self, spec: JobSpec, layers: int) -> float:
         """What the device waits for its host to take activations and give them back."""
@@ -64,7 +97,7 @@ class Compute:
         moved = 2 * self.stacks[name].offloads * layers * megatron.layer_bytes(spec, moe=False)
         return moved / self._accelerators[name].host_bytes_per_s
 
-    def _piece(self, spec: JobSpec, ranks: int) -> tuple[Halves, ...]:
+    def _piece(self, spec: JobSpec, ranks: int) -> tuple[Piece, ...]:
         """Layer, layer with experts, embedding and head: of one micro-batch on one rank."""
         layout, train = spec.layout, spec.train
         key = (
@@ -81,7 +114,7 @@ class Compute:
             spec.resources.stack,
         )
         if key not in self._pieces:
-            stack, moe = self.stacks[spec.resources.stack], Halves(0, 0, 0)
+            stack, moe = self.stacks[spec.resources.stack], Piece(Halves(0, 0, 0))
             joined, repeats = stack.joins_products, stack.repeats
             if spec.model.moe:
                 work = layer_work(
@@ -98,9 +131,9 @@ class Compute:
                 )
                 moe = self._layer(spec, work, waits=stack.syncs_experts)
                 slower = (stack.bias_sums - 1) * self._seconds(spec, work.bias_sums)
-                moe = moe._replace(backward_input_s=moe.backward_input_s + slower)
+                moe = _slower(moe, slower)
             head = head_work(spec, gathers_logits=stack.gathers_logits, narrow=stack.narrow_head)
-            ends = (self._halves(spec, embedding_work(spec)), self._halves(spec, head))
+            ends = (self._whole(spec, embedding_work(spec)), self._whole(spec, head))
             dense = layer_work(spec, joined=joined, norms_heads=stack.norms_heads, window=stack.window, repeats=repeats)
             pieces = (
                 self._layer(spec, dense),
@@ -110,17 +143,17 @@ class Compute:
             self._pieces[key] = self._measured(spec, pieces, ranks)
         return self._pieces[key]
 
-    def _measured(self, spec: JobSpec, pieces: tuple[Halves, ...], ranks: int) -> tuple[Halves, ...]:
+    def _measured(self, spec: JobSpec, pieces: tuple[Piece, ...], ranks: int) -> tuple[Piece, ...]:
         """Pieces whose shape a calibration measured, with its figures; of forward as much is repeated as estimated."""
         if self.calibration is None:
             return pieces
         layer, moe, embedding, head = pieces
         if found := self.calibration.layer(spec, ranks):
-            repeated = found.forward_s * layer.recompute_s / layer.forward_s
-            layer = Halves(found.forward_s, found.backward_s / 2, found.backward_s / 2, repeated)
+            repeated = found.forward_s * layer.halves.recompute_s / layer.halves.forward_s
+            layer = Piece(Halves(found.forward_s, found.backward_s / 2, found.backward_s / 2, repeated))
         if found := self.calibration.ends(spec, ranks):
-            head = Halves(found.forward_s, found.backward_s / 2, found.backward_s / 2)
-            embedding = Halves(0, 0, 0)
+            head = Piece(Halves(found.forward_s, found.backward_s / 2, found.backward_s / 2))
+            embedding = Piece(Halves(0, 0, 0))
         return layer, moe, embedding, head
 
     def with_collectives(self, spec: JobSpec, ranks: int) -> bool:
@@ -129,26 +162,28 @@ class Compute:
             return False
         return self.calibration.layer(spec, ranks) is not None
 
-    def _layer(self, spec: JobSpec, work: Work, *, waits: bool = False) -> Halves:
-        halves = self._halves(spec, work, waits=waits)._replace(attention_s=self._seconds(spec, work.attention))
+    def _layer(self, spec: JobSpec, work: Work, *, waits: bool = False) -> Piece:
+        piece = self._whole(spec, work, waits=waits)
+        halves = piece.halves._replace(attention_s=self._seconds(spec, work.attention))
         if spec.layout.recompute == "none":
-            return halves
+            return piece._replace(halves=halves)
         stack, whole = self.stacks[spec.resources.stack], spec.layout.recompute == "full"
         selected = work.operations if stack.repeats_operations else work.repeated
         again, share = (work.forward, stack.repeats_layers) if whole else (selected, 1.0)
-        repeated = self._seconds(spec, again)
-        launch = share * self._launch(spec, again, repeated)
-        return halves._replace(recompute_s=share * repeated, launch_s=halves.launch_s + launch)
+        repeated = share * self._seconds(spec, again)
+        host = piece.backward.host_s + share * self._host_s(spec, again)
+        backward = Queue(host, piece.backward.device_s + repeated)
+        return piece._replace(halves=halves._replace(recompute_s=repeated), backward=backward)
 
-    def _halves(self, spec: JobSpec, work: Work, *, waits: bool = False) -> Halves:
-        """`waits`: the host knows only after the router what to launch, so that none of its time hides."""
+    def _whole(self, spec: JobSpec, work: Work, *, waits: bool = False) -> Piece:
+        """`waits`: the host knows only after the router what to launch, so that none of its time in forward hides."""
         parts = (work.forward, work.backward_input, work.backward_weight)
         forward, backward_input, backward_weight = (self._seconds(spec, kernels) for kernels in parts)
         backward_weight += self._added_s(spec, work.backward_weight)
-        seconds = (forward, backward_input, backward_weight)
-        hides = (0.0, *seconds[1:]) if waits else seconds
-        launch = sum(self._launch(spec, kernels, s) for kernels, s in zip(parts, hides, strict=True))
-        return Halves(forward, backward_input, backward_weight, launch_s=launch)
+        hosts = [self._host_s(spec, kernels) for kernels in parts]
+        halves = Halves(forward, backward_input, backward_weight, launch_s=hosts[0] if waits else 0.0)
+        backward = Queue(hosts[1] + hosts[2], backward_input + backward_weight)
+        return Piece(halves, Queue() if waits else Queue(hosts[0], forward), backward)
 
     def _seconds(self, spec: JobSpec, kernels: Sequence[Kernel]) -> float:
         mix, accelerator = mix_of(spec.train.precision), self._accelerators[spec.resources.stack]
@@ -170,8 +205,8 @@ class Compute:
         moved = 2 * mix_of(spec.train.precision).gradients * elements
         return share * moved / (chip.bytes_per_s * chip.memory_efficiency)
 
-    def _launch(self, spec: JobSpec, kernels: Sequence[Kernel], device_s: float) -> float:
-        """What the host needs beyond the device: a product's own call casts its operands."""
+    def _host_s(self, spec: JobSpec, kernels: Sequence[Kernel]) -> float:
+        """What the host needs to launch them: a product's own call casts its operands."""
         calls = sum(not (isinstance(kernel, Pass) and kernel.kind == "casts") for kernel in kernels)
         experts = sum(
             kernel.batch for kernel in kernels if isinstance(kernel, Gemm) and not kernel.wide and kernel.batch > 1
@@ -179,8 +214,16 @@ class Compute:
         stack = self.stacks[spec.resources.stack]
         narrow = mix_of(spec.train.precision).gemm == "fp8"
         expert_s = stack.expert_s + (stack.expert_cast_s if narrow else 0.0)
-        host_s = calls * self._accelerators[spec.resources.stack].launch_s + experts * expert_s
-        return max(0.0, host_s - device_s)
+        return calls * self._accelerators[spec.resources.stack].launch_s + experts * expert_s
+
+
+def _slower(piece: Piece, seconds: float) -> Piece:
+    """Its backward of inputs takes so many seconds longer."""
+    halves, queue = piece.halves, piece.backward
+    return piece._replace(
+        halves=halves._replace(backward_input_s=halves.backward_input_s + seconds),
+        backward=queue._replace(device_s=queue.device_s + seconds),
+    )
 
 
 def _attention(accelerator: Accelerator, stack: Stack) -> Attention:

@@ -9,8 +9,9 @@ import pytest
 
 from benchmarks.published.__main__ import answers_of, report
 from benchmarks.published.mapping import Planned, plan_of
-from benchmarks.published.own_tests import IN_MAY, IN_OCTOBER, KEEPS_SCORES
+from benchmarks.published.own_tests import KEEPS_SCORES
 from benchmarks.published.recipes import switched_on
+from benchmarks.published.recorded import IN_MAY, IN_OCTOBER
 from benchmarks.published.rows import SkipError, read_rows
 from benchmarks.published.scores import confusion, errors, ranking
 from planner.facts.models.presets import PRESETS
@@ -343,6 +344,8 @@ def test_tests_without_transformer_engine_launch_faster(tmp_path: Path) -> None:
     [
         ("gpt/gpt3_mcore_te_tp2_pp2_mla/golden_values_dev_dgx_h100.json", IN_MAY),
         ("gpt/gpt3_mcore_te_tp2_pp2_mla/golden_values_dev_dgx_h100_2nd.json", 1.0),
+        ("gpt/gpt3_mcore_te_tp1_pp4_vp1_uneven_pipeline/golden_values_dev_dgx_h100.json", IN_MAY),
+        ("gpt/gpt3_mcore_te_tp1_pp4_vp1_resume_torch_dist/golden_values_dev_dgx_h100.json", IN_OCTOBER),
         ("gpt/gpt3_mcore_te_tp1_pp4_vp1/golden_values_dev_dgx_h100.json", 1.0),
         (f"moe/gpt3_mcore_te_{KEEPS_SCORES}/golden_values_dev_dgx_h100.json", IN_OCTOBER),
     ],

@@ -60,7 +60,7 @@ def _of_bridge(tmp_path: Path, release: str, gpu: str, model: str, precision: st
         (("26.04", "GB200", "deepseek-v3-671b", "MXFP8"), Repeated(("mlp",))),
         (("25.11", "H100-SXM5-80GB", "deepseek-v3-671b", "FP8-CS"), Repeated(("latents", "mlp"))),
         (("25.11", "H100-SXM5-80GB", "llama3.1-8b", "FP8-CS"), Repeated(layers=5 / 32)),
-        (("26.02", "GB200", "llama3.1-405b", "NVFP4"), Repeated(layers=1.0)),
+        (("26.02", "B200", "llama3.1-405b", "NVFP4"), Repeated(layers=1.0)),
     ],
 )
 def test_what_a_recipe_repeats_is_its_tags(tmp_path: Path, row: tuple[str, str, str, str], repeated: Repeated) -> None:
@@ -234,7 +234,7 @@ def test_what_is_in_no_layer_stays_gathered_under_megatrons_fsdp(tmp_path: Path)
     note = f"num-experts=8; swiglu; disable-bias-linear=True; untie-embeddings; multi-latent-attention=True; {APART}"
     kept, let_go = (
         plan_of(_row(tmp_path, **row | {"model": f"moe-test {name}", "note": f"{note}{end}"}))
-        for name, end in (("deepseek_proxy", ""), ("te_8experts", "; etp1; position-embedding-type=rope"))
+        for name, end in (("deepseek_proxy", ""), ("te_8experts", "; current_scaling; position-embedding-type=rope"))
     )
     ends = 2 * (2 * 50304 * 512 + 512)
     own = own_bytes(kept)

@@ -1,0 +1,96 @@
+"""What the configurations of Megatron-LM's own tests say, also of those that no open row is of."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.published import own_tests
+from benchmarks.published.mapping import Planned, plan_of
+from benchmarks.published.rows import SkipError, read_rows
+from planner.hardware.stacks import DETERMINISTIC_LAUNCH_S, GRAPHED_ATTENTION
+from tests.planner.test_benchmark_published import OWN, SECOND_TOKEN, _file
+
+EXPERTS = {"precision": "bf16", "note": "num-experts=8; moe-router-topk=2; sequence-parallel=True"}
+
+
+def _planned(tmp_path: Path, name: str, **row: str) -> Planned:
+    (read,) = read_rows(_file(tmp_path / "rows.csv", {**OWN, **row, "model": name}))
+    assert not isinstance(read, SkipError)
+    return plan_of(read)
+
+
+def test_dropout_is_off_where_a_configuration_says_so(tmp_path: Path) -> None:
+    """Not in each whose tensor ranks divide no expert."""
+    two = {**EXPERTS, "tp": "2", "dp": "4", "ep": "4"}
+    small, proxy = (
+        _planned(tmp_path, name, **row)
+        for name, row in (
+            ("moe-test gpt3_mcore_te_tp2_pp1_te_8experts_etp1_ep4", two),
+            ("moe-test gpt3_mcore_te_tp2_pp2_ep4_etp1_memory_speed", SECOND_TOKEN),
+        )
+    )
+    assert (small.spec.train.dropout, proxy.spec.train.dropout) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "dense", "second"),
+    [
+        ("gpt3_mcore_te_tp2_pp2_ep4_etp1_memory_speed", 1, True),
+        ("gpt3_mcore_te_tp2_pp2_ep4_etp1_resume_torch_dist_attn_cudagraph", 1, False),
+        ("gpt3_moe_mcore_te_tp2_pp2_ep4_etp1_fine_grained_offloading", 1, True),
+        ("gpt3_moe_mcore_te_tp2_pp2_ep4_etp1_no_mtp_no_a2a_ovlp_fine_grained_offloading", 3, False),
+    ],
+)
+def test_which_of_the_larger_mixtures_predict_a_second_token(
+    tmp_path: Path, name: str, dense: int, second: bool
+) -> None:
+    planned = _planned(tmp_path, f"moe-test {name}", **SECOND_TOKEN)
+    assert planned.spec.model.moe is not None
+    assert (planned.spec.model.moe.dense_layers, planned.predicts_two) == (dense, second)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "found"),
+    [
+        (own_tests.EXPERTS_APART, "te_tp2_pp1_te_8experts2parallel_ddp_average_in_collective", False),
+        (own_tests.EXPERTS_APART, "te_tp2_pp1_resume_te_8experts2parallel_multi_dist_optimizer_instances", True),
+        (own_tests.OVERLAPS_EXPERTS, "te_tp2_pp1_te_a2a_ovlp_8experts_etp1_ep4", True),
+        (own_tests.OVERLAPS_EXPERTS, "ep4_etp1_no_mtp_no_a2a_ovlp_fine_grained_offloading", False),
+        (own_tests.WIDER_TURNS, "te_tp1_pp4_vp1_resume_torch_dist_tunable_overlap", True),
+        (own_tests.FUSED_LOSS, "te_tp2_pp2_ep4_etp1_memory_speed", True),
+        (own_tests.FP32_ROUTER, "te_tp4_ep2_etp2_pp2_resume_torch_dist_dist_optimizer", True),
+        (own_tests.WITHOUT_NORM_BIAS, "te_tp2_pp1_te_8experts_etp1_ep4", False),
+    ],
+)
+def test_a_switch_is_known_by_its_tests_names(pattern: str, name: str, found: bool) -> None:
+    assert (re.search(pattern, name) is not None) == found
+
+
+def test_experts_have_their_own_width_where_the_column_has_a_dense_layers(tmp_path: Path) -> None:
+    row = {**EXPERTS, "tp": "4", "pp": "2", "dp": "1", "ep": "2"}
+    moe = _planned(tmp_path, "moe-test te_tp4_ep2_etp2_pp2_resume_torch_dist_dist_optimizer", **row).spec.model.moe
+    assert moe is not None
+    assert (moe.num_experts, moe.experts_per_token, moe.expert_ffn_hidden_size) == (8, 2, 683)
+
+
+def test_a_pipe_may_have_fewer_layers_than_chunks_where_its_ends_count(tmp_path: Path) -> None:
+    name = "gpt-test gpt3_mcore_te_tp1_pp4_vp2_account_for_embedding_loss_in_pipeline_split"
+    planned = _planned(tmp_path, name, layers="6", pp="4", vpp="2", dp="2", measure_name="step_time_s")
+    assert planned.spec.model.num_layers == planned.spec.layout.pp * planned.spec.layout.virtual_stages
+
+
+@pytest.mark.parametrize(("measure", "layers"), [("step_time_s", [4, 3, 3, 3]), ("steady_memory_bytes", [2, 2, 2, 2])])
+def test_an_uneven_pipe_is_planned_by_its_slowest_or_its_last_stage(
+    tmp_path: Path, measure: str, layers: list[int]
+) -> None:
+    name = "gpt-test gpt3_mcore_te_tp1_pp4_vp1_uneven_pipeline"
+    spec = _planned(tmp_path, name, pp="4", dp="2", measure_name=measure).spec
+    assert [spec.model.num_layers // 4 + (i < spec.model.num_layers % 4) for i in range(4)] == layers
+
+
+def test_attention_alone_as_a_graph_leaves_more_to_launch(tmp_path: Path) -> None:
+    core = _planned(tmp_path, "moe-test ep4_etp1_resume_torch_dist_attn_cudagraph", **SECOND_TOKEN)
+    assert GRAPHED_ATTENTION < core.kernels.launch_s / DETERMINISTIC_LAUNCH_S < 1

@@ -1,0 +1,113 @@
+"""What NVIDIA's tags say of configurations that no open row is of, and rows whose sizes or degrees are not told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.published.mapping import plan_of
+from benchmarks.published.recipes import runs_flash_2, switched_on
+from benchmarks.published.repeated import Repeated, repeated_by
+from benchmarks.published.rows import SkipError
+from benchmarks.published.sizes import sized
+from planner.hardware.stacks import GRAPHED_ATTENTION, GRAPHED_ROUTER, STACKS
+from tests.planner.test_benchmark_published import ROW
+from tests.planner.test_recipes import _of_bridge, _row
+
+UNTOLD = dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "ffn", "vocab"), "")
+LONG = {"source_repo_path": "NVIDIA/NeMo:docs.md", "gpu": "B200", "model": "llama3.1-8b", "precision": "fp8"} | {
+    "layers": "32",
+    "hidden": "4096",
+    "heads": "32",
+    "kv_heads": "8",
+    "ffn": "14336",
+    "gpus": "1024",
+    "tp": "4",
+    "cp": "16",
+    "dp": "16",
+    "seq": "1048576",
+    "global_batch": "4",
+}
+
+
+@pytest.mark.parametrize(
+    ("release", "gpu", "model", "precision", "pp", "host"),
+    [
+        ("26.04", "B200", "llama3.1-8b", "NVFP4", "1", 1.0),
+        ("26.04", "B200", "llama3.1-8b", "MXFP8", "1", 0.0),
+        ("26.04", "GB300", "llama3.1-8b", "NVFP4", "1", 0.0),
+        ("26.06", "GB200", "llama3.1-70b", "NVFP4", "4", 0.0),
+        ("26.04.01", "B300", "deepseek-v3-671b", "MXFP8", "8", GRAPHED_ATTENTION),
+        ("26.02", "GB300", "qwen3-235b-a22b", "BF16", "4", GRAPHED_ROUTER),
+        ("26.02", "GB300", "qwen3-235b-a22b", "MXFP8", "4", GRAPHED_ATTENTION),
+    ],
+)
+def test_what_is_a_graph_is_its_tags(
+    tmp_path: Path, release: str, gpu: str, model: str, precision: str, pp: str, host: float
+) -> None:
+    changed = switched_on(_of_bridge(tmp_path, release, gpu, model, precision, pp=pp))
+    assert changed.get("launch_s", STACKS["megatron"].launch_s) == host * STACKS["megatron"].launch_s
+
+
+@pytest.mark.parametrize(
+    ("release", "gpu", "model", "precision", "each"),
+    [
+        ("26.04.01", "GB200", "gpt-oss-120b", "MXFP8", True),
+        ("26.06", "GB200", "gpt-oss-120b", "MXFP8", False),
+        ("26.06.01", "B200", "qwen3-235b-a22b", "BF16", True),
+        ("26.06.01", "B200", "qwen3-235b-a22b", "MXFP8", False),
+    ],
+)
+def test_to_where_tokens_are_sent_is_its_tags(
+    tmp_path: Path, release: str, gpu: str, model: str, precision: str, each: bool
+) -> None:
+    changed = switched_on(_of_bridge(tmp_path, release, gpu, model, precision, ep="64"))
+    assert changed.get("sorts_dispatch", False) == each
+
+
+@pytest.mark.parametrize(("gpus", "repeated"), [("128", Repeated(layers=1.0)), ("256", Repeated())])
+def test_the_larger_of_a_recipes_two_sizes_repeats_nothing(tmp_path: Path, gpus: str, repeated: Repeated) -> None:
+    assert repeated_by(_of_bridge(tmp_path, "26.02", "GB200", "llama3.1-405b", "NVFP4", gpus=gpus)) == repeated
+
+
+@pytest.mark.parametrize(
+    ("model", "layers", "experts"),
+    [("qwen3-30b-a3b (tokendrop)", 48, 128), ("deepseek-v3-671b (w/o MTP)", 61, 256), ("gpt-oss-20b", 24, 32)],
+)
+def test_a_known_models_sizes_need_not_be_told(tmp_path: Path, model: str, layers: int, experts: int) -> None:
+    row = _of_bridge(tmp_path, "25.11", "B200", model, "BF16", tp="1", dp="64", ep="8", **UNTOLD)
+    planned = plan_of(row).spec.model
+    assert planned.moe is not None
+    assert (planned.num_layers, planned.moe.num_experts) == (layers, experts)
+
+
+@pytest.mark.parametrize("model", ["DeepSeekV4 Flash", "deepseek-v3.2", "qwen3-vl-30b-a3b"])
+def test_another_generation_of_a_name_is_another_model(tmp_path: Path, model: str) -> None:
+    row = _row(tmp_path, **ROW | UNTOLD | {"model": model})
+    assert sized(row) is row
+    with pytest.raises(SkipError, match="no hidden"):
+        plan_of(row)
+
+
+def test_every_replica_has_a_sequence_where_degrees_are_listed_apart(tmp_path: Path) -> None:
+    layout = plan_of(_row(tmp_path, **ROW | LONG | {"note": "dp as listed 4"})).spec.layout
+    assert (layout.dp, layout.cp, layout.world_size) == (4, 64, 1024)
+    with pytest.raises(SkipError, match="fewer sequences"):
+        plan_of(_row(tmp_path, **ROW | LONG))
+
+
+@pytest.mark.parametrize(("image", "found"), [("container 24.07", True), ("container 24.12", False), ("", True)])
+def test_nemos_later_images_run_cudnns_attention(tmp_path: Path, image: str, found: bool) -> None:
+    row = {"source_repo_path": "NVIDIA/NeMo:docs.md", "gpu": "H100-SXM5-80GB", "note": image}
+    assert runs_flash_2(_row(tmp_path, **ROW | row)) == found
+
+
+@pytest.mark.parametrize(("model", "experts", "dense"), [("llama4-maverick", 128, 24), ("llama4-scout", 16, 0)])
+def test_every_second_layer_of_the_wider_llama_4_has_experts(
+    tmp_path: Path, model: str, experts: int, dense: int
+) -> None:
+    sizes = {"layers": "48", "hidden": "5120", "heads": "40", "kv_heads": "8", "ffn": "8192"}
+    moe = plan_of(_row(tmp_path, **ROW | sizes | {"model": model, "ep": "16"})).spec.model.moe
+    assert moe is not None
+    assert (moe.num_experts, moe.dense_layers, moe.shared_experts) == (experts, dense, 1)
