@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -156,10 +157,19 @@ def damage(checkpoint: Path, files: dict[str, tuple[int, int]]) -> str | None:
     return None
 
 
+def regular(path: str, flags: int) -> int:
+    """Opens what is a file: a link could lead anywhere, a FIFO would wait for ever. Raises OSError."""
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(f"{path} is no file")
+    return descriptor
+
+
 def checksum(path: Path) -> int:
     """CRC-32 of a file."""
     crc = 0
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular) as file:
         while block := file.read(READ_BYTES):
             crc = zlib.crc32(block, crc)
     return crc

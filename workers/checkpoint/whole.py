@@ -37,10 +37,11 @@ def load_whole(path: Path, say: Callable[[str], None]) -> Whole:
     """
     path = path.resolve()
     root = path.parents[2] if STEP.fullmatch(path.name) and len(path.parents) > 2 else path.parent
-    checkpoint, manifest = first_whole(candidates(root, str(path.relative_to(root))), None, say)
+    found = first_whole(candidates(root, str(path.relative_to(root))), None, say)
+    manifest = found.manifest
     model = manifest.spec.model
     decoder = Decoder(model, range(model.num_layers), Strategy(), torch.float32, first=True, last=True)
-    read({f"model.{name}": _all_of(tensor) for name, tensor in named_tensors(manifest.spec, decoder)}, checkpoint)
+    read({f"model.{name}": _all_of(tensor) for name, tensor in named_tensors(manifest.spec, decoder)}, found)
     return Whole(manifest.spec, manifest.step, decoder)
 
 
