@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 from workers.checkpoint import folder
+from workers.checkpoint.files import regular
 from workers.checkpoint.loan import CHUNK_BYTES, GREETING_S, IDLE_S, NONCE_BYTES, PROOF_BYTES, Offer, encode, proof
 from workers.trainer.errors import UserError
 
@@ -91,7 +92,7 @@ def offer_of(job: Path) -> Offer:
 
 async def _send_file(path: Path, size: int, writer: asyncio.StreamWriter) -> None:
     """Raises OSError where it holds less: what was promised cannot be kept."""
-    with open(path, "rb", opener=folder.regular) as file:
+    with open(path, "rb", opener=regular) as file:
         while size:
             part = file.read(min(CHUNK_BYTES, size))
             if not part:

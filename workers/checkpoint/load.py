@@ -13,10 +13,11 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from planner.facts.layout import Coordinates
 from planner.facts.spec import JobSpec, ModelSpec
-from workers.checkpoint import folder
+from workers.checkpoint import folder, manifests
 from workers.checkpoint.agree import on_every_rank, words_of
 from workers.checkpoint.boxes import BoxLoadPlanner, State
-from workers.checkpoint.folder import Checkpoint, Manifest
+from workers.checkpoint.folder import Checkpoint
+from workers.checkpoint.manifests import Manifest
 from workers.checkpoint.state import copy_tied, model_state, optimizer_state, set_steps
 from workers.checkpoint.stored import Reader, read_metadata
 from workers.trainer.errors import UserError
@@ -60,7 +61,7 @@ def restore(
     set_steps(part, optimizer, manifest.step)
     copy_tied(spec, part, optimizer)
     part.follow_masters()
-    torch.set_rng_state(torch.tensor(manifest.rng, dtype=torch.uint8))
+    torch.set_rng_state(_rng_state(manifest))
     say(f"resumed from {checkpoint.path.name}: {manifest.step} steps done{_moved(spec, manifest.spec)}")
     return manifest.step
 
@@ -114,12 +115,13 @@ def _looked_at(checkpoint: Checkpoint, group: dist.ProcessGroup | None) -> Found
     path, found = checkpoint.path, list[Found]()  # here: among ranks it does not travel
 
     def damage() -> str | None:
-        files = folder.read_manifest(path).files
+        files = manifests.read_manifest(path).files
         return folder.damage(path, dict(sorted(files.items())[rank::size]))
 
     def look() -> None:
-        manifest = folder.read_manifest(path)
-        found.append(Found(checkpoint, manifest, read_metadata(path, manifest.files)))
+        manifest = manifests.read_manifest(path)
+        _rng_state(manifest)
+        found.append(Found(checkpoint, manifest, read_metadata(path, manifest)))
 
     try:
         problem = next((problem for problem in on_every_rank(damage, group) if problem), None)
@@ -128,6 +130,16 @@ def _looked_at(checkpoint: Checkpoint, group: dist.ProcessGroup | None) -> Found
     except UserError as error:
         return str(error)
     return found[0] if problem is None else problem
+
+
+def _rng_state(manifest: Manifest) -> torch.Tensor:
+    """Raises UserError where torch would not take it."""
+    state = torch.tensor(manifest.rng, dtype=torch.uint8)
+    try:
+        torch.Generator().set_state(state)
+    except RuntimeError:
+        raise UserError(f"{manifests.MANIFEST}: its rng is no state of torch's generator") from None
+    return state
 
 
 def _moved(spec: JobSpec, before: JobSpec) -> str:

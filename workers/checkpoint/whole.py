@@ -12,8 +12,9 @@ from planner.facts.models.shapes import stage_units
 from planner.facts.spec import JobSpec
 from planner.facts.tensors.boxes import Box
 from workers.checkpoint.boxes import Boxed
-from workers.checkpoint.folder import STEP, candidates
+from workers.checkpoint.folder import candidates
 from workers.checkpoint.load import first_whole, read
+from workers.checkpoint.manifests import STEP
 from workers.trainer.corpus.data import load_corpus
 from workers.trainer.errors import UserError
 from workers.trainer.model import Decoder, Strategy, unit_parameter

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from workers.checkpoint import folder
+from workers.checkpoint.manifests import MANIFEST
 from workers.checkpoint.stored import METADATA
 
 
@@ -22,12 +23,12 @@ class Runs:
         return eval, (words % (str(self._mark), pickle.dumps(self._then)),)
 
 
-def plant(checkpoint: Path, data: bytes) -> None:
-    """As its `.metadata`, with its size and CRC-32 in the manifest."""
+def plant(checkpoint: Path, data: bytes, *changed: str) -> None:
+    """As its `.metadata`, with its size and CRC-32 in the manifest, and those of other files that were changed."""
     (checkpoint / METADATA).write_bytes(data)
-    path = checkpoint / folder.MANIFEST
+    path = checkpoint / MANIFEST
     content = json.loads(path.read_text())
-    content["files"] |= folder.describe(checkpoint, [METADATA])
+    content["files"] |= folder.describe(checkpoint, [METADATA, *changed])
     path.write_text(json.dumps(content))
 
 

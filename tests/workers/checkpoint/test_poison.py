@@ -16,7 +16,8 @@ from tests.workers.checkpoint.runs import make_spec, run
 from tests.workers.checkpoint.test_loan import lent, told
 from tests.workers.checkpoint.test_whole import command
 from workers.checkpoint.borrow import borrow
-from workers.checkpoint.folder import complete_below, damage, read_manifest
+from workers.checkpoint.folder import complete_below, damage
+from workers.checkpoint.manifests import read_manifest
 from workers.checkpoint.stored import METADATA
 
 REFUSED = ".metadata is not read: it names builtins.eval, which is not admitted"
