@@ -69,7 +69,7 @@ def run(spec: JobSpec, folder: Path) -> tuple[dict[str, torch.Tensor], int]:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(world)]
     argv = [*torchrun, "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "-m", "benchmarks.long_context"]
     subprocess.run([*argv, "--rank-of", str(file)], env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
-    parts = [torch.load(folder / f"gradients-{rank}.pt") for rank in range(world)]
+    parts = [torch.load(folder / f"gradients-{rank}.pt", weights_only=True) for rank in range(world)]
     peaks = [json.loads((folder / f"peak-{rank}.json").read_text()) for rank in range(world)]
     return whole_gradients(spec, parts), max(peaks)
 

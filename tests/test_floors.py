@@ -66,6 +66,7 @@ ROOMS = {
         "shield",
         "drafts",
         "thinning",
+        "pickled",
         "torch_private",
         "host",
         "meter",

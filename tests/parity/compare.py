@@ -94,7 +94,7 @@ def launch(world: int, out: Path, data_root: Path) -> None:
 
 def load(spec: JobSpec, folder: Path) -> Run:
     said = [json.loads((folder / f"said-{rank}.json").read_text()) for rank in range(spec.layout.world_size)]
-    parts = [torch.load(folder / f"gradients-{rank}.pt") for rank in range(spec.layout.world_size)]
+    parts = [torch.load(folder / f"gradients-{rank}.pt", weights_only=True) for rank in range(spec.layout.world_size)]
     steps = [item for item in said[0]["items"] if item["kind"] == "step"]
     return Run(
         losses=[item["loss"] for item in steps],

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from planner.facts.spec import JobSpec
 from workers.checkpoint.export import export
-from workers.checkpoint.folder import complete_below, read_manifest
+from workers.checkpoint.folder import complete_below
+from workers.checkpoint.manifests import read_manifest
 from workers.checkpoint.text import decode, encode_prompt, find_tokenizer, text_encoder
 from workers.checkpoint.whole import Whole, evaluate, load_whole, sample
 from workers.trainer.errors import UserError
@@ -55,7 +56,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _list(root: Path) -> int:
     for checkpoint in complete_below(root):
-        manifest = read_manifest(checkpoint.path)
+        try:
+            manifest = read_manifest(checkpoint.path)
+        except UserError as error:
+            print(f"{checkpoint.name(root):<48}{'damaged':>15}  {error}")
+            continue
         size = sum(num_bytes for num_bytes, _ in manifest.files.values())
         print(f"{checkpoint.name(root):<48}{size / 1e6:>12,.1f} MB  {_words(manifest.spec)}")
     return 0

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
-import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from planner.facts.reading.parse import parse_spec
-from planner.facts.spec import ROPE_BASE, JobSpec, SpecError
+from planner.facts.spec import JobSpec
+from workers.checkpoint.files import checksum
+from workers.checkpoint.manifests import MANIFEST, STEP, VERSION, Files, read_manifest
 from workers.trainer.errors import UserError
-
-MANIFEST = "manifest.json"
-VERSION = 1
-STEP = re.compile(r"step-(\d{8,})")
-READ_BYTES = 2**20
-
 
 Number = tuple[int, int]  # of a checkpoint of a job: its attempt and its step
 
@@ -33,15 +26,6 @@ class Checkpoint(NamedTuple):
     def name(self, root: Path) -> str:
         """As users write it: job/attempt/step-n."""
         return str(self.path.relative_to(root))
-
-
-class Manifest(NamedTuple):
-    """What a checkpoint says of itself: how it was made, and every file's size and CRC-32."""
-
-    spec: JobSpec
-    step: int
-    files: dict[str, tuple[int, int]]
-    rng: list[int]
 
 
 def step_folder(attempt: Path, step: int) -> Path:
@@ -124,24 +108,7 @@ def must_have(found: list[Checkpoint], expected: str, host: str, trouble: str = 
     )
 
 
-def read_manifest(checkpoint: Path) -> Manifest:
-    """Read and check what a checkpoint says of itself.
-
-    Raises:
-        UserError: when it cannot be read or makes no sense.
-    """
-    try:
-        content = json.loads((checkpoint / MANIFEST).read_text())
-        files = {name: (int(size), int(crc)) for name, (size, crc) in content["files"].items()}
-        if content["version"] != VERSION:
-            raise UserError(f"checkpoint {checkpoint.name}: version {content['version']}, this program reads {VERSION}")
-        content["spec"]["model"].setdefault("rope_base", ROPE_BASE)  # which all had when it was no field
-        return Manifest(parse_spec(content["spec"]), int(content["step"]), files, content["rng"])
-    except (OSError, ValueError, KeyError, TypeError, SpecError) as error:
-        raise UserError(f"checkpoint {checkpoint.name}: its {MANIFEST} cannot be read: {error}") from None
-
-
-def damage(checkpoint: Path, files: dict[str, tuple[int, int]]) -> str | None:
+def damage(checkpoint: Path, files: Files) -> str | None:
     """The first of some files that is not as it was written, in words; None when all are."""
     for name, (size, crc) in sorted(files.items()):
         path = checkpoint / name
@@ -156,16 +123,7 @@ def damage(checkpoint: Path, files: dict[str, tuple[int, int]]) -> str | None:
     return None
 
 
-def checksum(path: Path) -> int:
-    """CRC-32 of a file."""
-    crc = 0
-    with path.open("rb") as file:
-        while block := file.read(READ_BYTES):
-            crc = zlib.crc32(block, crc)
-    return crc
-
-
-def describe(draft: Path, names: Iterable[str]) -> dict[str, tuple[int, int]]:
+def describe(draft: Path, names: Iterable[str]) -> Files:
     """Size and CRC-32 of files, flushed to disk."""
     found = {}
     for name in names:
@@ -176,7 +134,7 @@ def describe(draft: Path, names: Iterable[str]) -> dict[str, tuple[int, int]]:
     return found
 
 
-def publish(draft: Path, spec: JobSpec, step: int, files: dict[str, tuple[int, int]], rng: list[int]) -> Path:
+def publish(draft: Path, spec: JobSpec, step: int, files: Files, rng: list[int]) -> Path:
     """Write the manifest and give the checkpoint its name: from then on it is complete."""
     content: dict[str, Any] = {
         "version": VERSION,

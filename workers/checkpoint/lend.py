@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-import os
 import secrets
 import socket
-import stat
 import sys
 from pathlib import Path
 
 from workers.checkpoint import folder
+from workers.checkpoint.files import regular
 from workers.checkpoint.loan import CHUNK_BYTES, GREETING_S, IDLE_S, NONCE_BYTES, PROOF_BYTES, Offer, encode, proof
 from workers.trainer.errors import UserError
 
@@ -93,7 +92,7 @@ def offer_of(job: Path) -> Offer:
 
 async def _send_file(path: Path, size: int, writer: asyncio.StreamWriter) -> None:
     """Raises OSError where it holds less: what was promised cannot be kept."""
-    with open(path, "rb", opener=_regular) as file:
+    with open(path, "rb", opener=regular) as file:
         while size:
             part = file.read(min(CHUNK_BYTES, size))
             if not part:
@@ -102,15 +101,6 @@ async def _send_file(path: Path, size: int, writer: asyncio.StreamWriter) -> Non
             writer.write(part)
             async with asyncio.timeout(IDLE_S):
                 await writer.drain()
-
-
-def _regular(path: str, flags: int) -> int:
-    """Opened where it is a file: a link could lead anywhere, a FIFO would wait for ever. Raises OSError."""
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(f"{path} is no file")
-    return descriptor
 
 
 async def lend(door: socket.socket, job: Path, secret: str, wait_s: float) -> bool:

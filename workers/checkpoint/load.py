@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from planner.facts.layout import Coordinates
 from planner.facts.spec import JobSpec, ModelSpec
-from workers.checkpoint import folder
+from workers.checkpoint import folder, manifests
 from workers.checkpoint.agree import on_every_rank, words_of
 from workers.checkpoint.boxes import BoxLoadPlanner, State
-from workers.checkpoint.folder import Checkpoint, Manifest
+from workers.checkpoint.folder import Checkpoint
+from workers.checkpoint.manifests import Manifest
 from workers.checkpoint.state import copy_tied, model_state, optimizer_state, set_steps
+from workers.checkpoint.stored import Reader, read_metadata
 from workers.trainer.errors import UserError
 from workers.trainer.parallel.parallelize import Part
 
 SHAPELESS = {"preset", "moe"}
+
+
+class Found(NamedTuple):
+    """A checkpoint that is whole, with what it says of itself."""
+
+    checkpoint: Checkpoint
+    manifest: Manifest
+    metadata: Metadata
 
 
 def restore(
@@ -37,7 +48,8 @@ def restore(
     Raises:
         UserError: when none is whole, or it holds another model, or has no step left to do.
     """
-    checkpoint, manifest = first_whole(found, group, say)
+    whole = first_whole(found, group, say)
+    checkpoint, manifest, _ = whole
     differs = model_difference(spec.model, manifest.spec.model)
     if differs:
         raise UserError(f"train.resume: the checkpoint holds another model: {differs}")
@@ -45,32 +57,30 @@ def restore(
         text = f"the checkpoint has done {manifest.step} steps of the {spec.train.steps} asked for; raise train.steps"
         raise UserError(f"train.resume: {text}")
     state = model_state(spec, place, part) | optimizer_state(spec, place, part, optimizer)
-    read(state, checkpoint)
+    read(state, whole)
     set_steps(part, optimizer, manifest.step)
     copy_tied(spec, part, optimizer)
     part.follow_masters()
-    torch.set_rng_state(torch.tensor(manifest.rng, dtype=torch.uint8))
+    torch.set_rng_state(_rng_state(manifest))
     say(f"resumed from {checkpoint.path.name}: {manifest.step} steps done{_moved(spec, manifest.spec)}")
     return manifest.step
 
 
-def read(state: State, checkpoint: Checkpoint) -> None:
+def read(state: State, found: Found) -> None:
     """Fill the boxes of a state; every rank reads its own, nothing is sent.
 
     Raises:
         UserError: when a file cannot be read.
     """
-    reader = FileSystemReader(checkpoint.path)
+    reader = Reader(found.checkpoint.path, found.metadata)
     try:
         with torch.no_grad():
             dcp_load(dict(state), storage_reader=reader, planner=BoxLoadPlanner(), no_dist=True)
     except (CheckpointException, OSError) as error:
-        raise UserError(f"checkpoint {checkpoint.path.name} cannot be read: {words_of(error)}") from None
+        raise UserError(f"checkpoint {found.checkpoint.path.name} cannot be read: {words_of(error)}") from None
 
 
-def first_whole(
-    found: list[Checkpoint], group: dist.ProcessGroup | None, say: Callable[[str], None]
-) -> tuple[Checkpoint, Manifest]:
+def first_whole(found: list[Checkpoint], group: dist.ProcessGroup | None, say: Callable[[str], None]) -> Found:
     """The first of `found` whose files are as they were written; the ranks share the reading.
 
     Raises:
@@ -78,9 +88,9 @@ def first_whole(
     """
     problems = []
     for checkpoint in found:
-        problem = _problem(checkpoint, group)
-        if problem is None:
-            return checkpoint, folder.read_manifest(checkpoint.path)
+        problem = _looked_at(checkpoint, group)
+        if isinstance(problem, Found):
+            return problem
         problems.append(f"{checkpoint.path.name}: {problem}")
         say(f"checkpoint {checkpoint.path.name} is damaged: {problem}; trying the one before")
     raise UserError(f"train.resume: no whole checkpoint. {'; '.join(problems)}")
@@ -98,17 +108,38 @@ def model_difference(wanted: ModelSpec, held: ModelSpec) -> str:
     return ", ".join(f"{key} {theirs[key]} is not {value}" for key, value in ours.items() if theirs[key] != value)
 
 
-def _problem(checkpoint: Checkpoint, group: dist.ProcessGroup | None) -> str | None:
+def _looked_at(checkpoint: Checkpoint, group: dist.ProcessGroup | None) -> Found | str:
+    """What it holds, or what is wrong with it on some rank. The ranks share its files; what describes these each reads
+    by itself, from its own host."""
     rank, size = (0, 1) if group is None else (group.rank(), group.size())
+    path, found = checkpoint.path, list[Found]()  # here: among ranks it does not travel
 
     def damage() -> str | None:
-        files = folder.read_manifest(checkpoint.path).files
-        return folder.damage(checkpoint.path, dict(sorted(files.items())[rank::size]))
+        files = manifests.read_manifest(path).files
+        return folder.damage(path, dict(sorted(files.items())[rank::size]))
+
+    def look() -> None:
+        manifest = manifests.read_manifest(path)
+        _rng_state(manifest)
+        found.append(Found(checkpoint, manifest, read_metadata(path, manifest)))
 
     try:
-        return next((problem for problem in on_every_rank(damage, group) if problem), None)
+        problem = next((problem for problem in on_every_rank(damage, group) if problem), None)
+        if problem is None:
+            on_every_rank(look, group)
     except UserError as error:
         return str(error)
+    return found[0] if problem is None else problem
+
+
+def _rng_state(manifest: Manifest) -> torch.Tensor:
+    """Raises UserError where torch would not take it."""
+    state = torch.tensor(manifest.rng, dtype=torch.uint8)
+    try:
+        torch.Generator().set_state(state)
+    except RuntimeError:
+        raise UserError(f"{manifests.MANIFEST}: its rng is no state of torch's generator") from None
+    return state
 
 
 def _moved(spec: JobSpec, before: JobSpec) -> str:

@@ -13,6 +13,8 @@ import re
 import struct
 from typing import Literal, NamedTuple
 
+from workers.checkpoint.files import is_plain
+
 NONCE_BYTES = PROOF_BYTES = 32
 LENGTH = struct.Struct(">I")
 OFFER_BYTES = 16 * 2**20
@@ -60,7 +62,7 @@ def decode(body: bytes) -> Offer:
     if not NAME.fullmatch(offer.name):
         raise BadOfferError(f"{offer.name[:100]!r} is no checkpoint's name")
     for name, size in offer.sizes.items():
-        if name in ("", ".", "..") or "/" in name or "\0" in name or len(name) > 255:
+        if not is_plain(name):
             raise BadOfferError(f"{name[:100]!r} is no file's name")
         if type(size) is not int or size < 0:
             raise BadOfferError(f"{name} has {size!r} bytes")

@@ -20,11 +20,10 @@ from planner.facts.spec import JobSpec
 from workers.checkpoint import across, folder
 from workers.checkpoint.agree import on_every_rank, on_first_rank, words_of
 from workers.checkpoint.boxes import Boxed, BoxSavePlanner, State
+from workers.checkpoint.manifests import Files
 from workers.checkpoint.room import Writer, told_of
 from workers.checkpoint.state import model_state, optimizer_state
 from workers.trainer.parallel.parallelize import Part
-
-Files = dict[str, tuple[int, int]]
 
 
 class Saved(NamedTuple):

@@ -12,8 +12,9 @@ from planner.facts.models.shapes import stage_units
 from planner.facts.spec import JobSpec
 from planner.facts.tensors.boxes import Box
 from workers.checkpoint.boxes import Boxed
-from workers.checkpoint.folder import STEP, candidates
+from workers.checkpoint.folder import candidates
 from workers.checkpoint.load import first_whole, read
+from workers.checkpoint.manifests import STEP
 from workers.trainer.corpus.data import load_corpus
 from workers.trainer.errors import UserError
 from workers.trainer.model import Decoder, Strategy, unit_parameter
@@ -37,10 +38,11 @@ def load_whole(path: Path, say: Callable[[str], None]) -> Whole:
     """
     path = path.resolve()
     root = path.parents[2] if STEP.fullmatch(path.name) and len(path.parents) > 2 else path.parent
-    checkpoint, manifest = first_whole(candidates(root, str(path.relative_to(root))), None, say)
+    found = first_whole(candidates(root, str(path.relative_to(root))), None, say)
+    manifest = found.manifest
     model = manifest.spec.model
     decoder = Decoder(model, range(model.num_layers), Strategy(), torch.float32, first=True, last=True)
-    read({f"model.{name}": _all_of(tensor) for name, tensor in named_tensors(manifest.spec, decoder)}, checkpoint)
+    read({f"model.{name}": _all_of(tensor) for name, tensor in named_tensors(manifest.spec, decoder)}, found)
     return Whole(manifest.spec, manifest.step, decoder)
 
 

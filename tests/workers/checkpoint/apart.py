@@ -43,8 +43,10 @@ def main() -> None:
     # A newer one that rank 1 cannot take: a file is where its folder should be.
     newer = folder.step_folder(job / "2", 9)
     if rank == 0:
-        folder.draft_of(newer).mkdir(parents=True)
-        folder.publish(folder.draft_of(newer), parse_spec(SPEC), 9, {}, [1])
+        draft = folder.draft_of(newer)
+        draft.mkdir(parents=True)
+        (draft / ".metadata").write_bytes(b"")
+        folder.publish(draft, parse_spec(SPEC), 9, folder.describe(draft, [".metadata"]), [1])
     else:
         (job / "2").write_text("")
     dist.barrier()

@@ -10,7 +10,7 @@ from typing import Any
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from tests.workers.checkpoint.rank import main as main
-from workers.checkpoint import folder, save
+from workers.checkpoint import folder, manifests, save
 from workers.checkpoint.boxes import BoxSavePlanner
 
 FAULTS: dict[str, tuple[int, int]] = json.loads(os.environ["FAULTS"])
@@ -21,7 +21,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "metadata": (FileSystemWriter, "finish"),
     "describe": (folder, "describe"),
     "rename": (folder, "publish"),
-    "manifest": (folder, "read_manifest"),
+    "manifest": (manifests, "read_manifest"),
     "check": (folder, "damage"),
 }
 now = {"step": 0}

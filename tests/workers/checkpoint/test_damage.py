@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from tests.workers.checkpoint.poison import plant
 from tests.workers.checkpoint.runs import Ran, make_spec, run
+from tests.workers.checkpoint.test_whole import command
 from workers.checkpoint.folder import complete_below
+from workers.checkpoint.load import first_whole
+from workers.checkpoint.manifests import MANIFEST
 
 
 @pytest.fixture(scope="module")
@@ -116,3 +125,135 @@ def test_a_checkpoint_that_cannot_be_written_ends_no_training(tmp_path: Path) ->
     assert [item["name"] for item in failed] == [None, None]
     assert all("Not a directory" in item["problem"] for item in failed)
     assert "checkpoint after step 3 could not be written" in ran.output
+
+
+def rewritten(checkpoint: Path, text: Callable[[dict[str, Any]], str]) -> None:
+    manifest = checkpoint / MANIFEST
+    manifest.write_text(text(json.loads(manifest.read_text())))
+
+
+def with_fields(**changes: object) -> Callable[[Path], None]:
+    return lambda checkpoint: rewritten(checkpoint, lambda content: json.dumps(content | changes))
+
+
+def with_file(name: str, entry: object) -> Callable[[Path], None]:
+    return lambda checkpoint: rewritten(
+        checkpoint, lambda content: json.dumps(content | {"files": content["files"] | {name: entry}})
+    )
+
+
+def with_text(text: str) -> Callable[[Path], None]:
+    return lambda checkpoint: rewritten(checkpoint, lambda _: text)
+
+
+def with_metadata(change: Callable[[Any], Any]) -> Callable[[Path], None]:
+    """What describes its files, changed, and written as it is."""
+
+    def changed(checkpoint: Path) -> None:
+        metadata = pickle.loads((checkpoint / ".metadata").read_bytes())
+        change(metadata.state_dict_metadata)
+        plant(checkpoint, pickle.dumps(metadata))
+
+    return changed
+
+
+def without_a_file(checkpoint: Path) -> None:
+    """Which the manifest names neither."""
+    name = sorted(path.name for path in checkpoint.glob("*.distcp"))[0]
+    (checkpoint / name).unlink()
+    rewritten(
+        checkpoint,
+        lambda content: json.dumps(content | {"files": {k: v for k, v in content["files"].items() if k != name}}),
+    )
+
+
+def linked(checkpoint: Path) -> None:
+    """A file that is the right one, elsewhere."""
+    file = sorted(checkpoint.glob("*.distcp"))[0]
+    file.symlink_to(file.rename(checkpoint.parents[2] / "elsewhere"))
+
+
+def truncated_as_written(checkpoint: Path) -> None:
+    file = sorted(checkpoint.glob("*.distcp"))[0]
+    file.write_bytes(file.read_bytes()[:1000])
+    plant(checkpoint, (checkpoint / ".metadata").read_bytes(), file.name)
+
+
+def cut(checkpoint: Path) -> None:
+    plant(checkpoint, (checkpoint / ".metadata").read_bytes()[:2000])
+
+
+WEIGHT = "model.embedding.weight"
+ODD: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a step below none": (with_fields(step=-5), "manifest.json cannot be read: its step is -5"),
+    "a step that is a float": (with_fields(step=1e308), "its step is 1e+308"),
+    "a step that is no number": (with_fields(step=float("nan")), "its step is nan"),
+    "a step without end": (with_fields(step=float("inf")), "its step is inf"),
+    "a step that is true": (with_fields(step=True), "its step is True"),
+    "another's step": (with_fields(step=4), "it is of step 4"),
+    "no files": (with_fields(files={}), "it names no files"),
+    "files in a list": (with_fields(files=[]), "it names no files"),
+    "files that are none": (with_fields(files=None), "it names no files"),
+    "a file elsewhere": (with_file("../step-00000004/.metadata", [1, 1]), "is no file's name"),
+    "a file without a size": (with_file("one", [1]), "it says no size and CRC-32 of one"),
+    "a file of less than nothing": (with_file("one", [-1, 1]), "size or CRC-32 of one is none"),
+    "a short rng": (with_fields(rng=[1]), "its rng is no state of torch's generator"),
+    "an rng of zeros": (with_fields(rng=[0] * 5056), "its rng is no state of torch's generator"),
+    "an rng of text": (with_fields(rng="x"), "its rng holds no bytes"),
+    "an rng of no bytes": (with_fields(rng=[300] * 5056), "its rng holds no bytes"),
+    "a spec of text": (with_fields(spec="x"), "its spec has no model"),
+    "a model in a list": (with_fields(spec={"model": []}), "its spec has no model"),
+    "a version to come": (with_fields(version=2), "it is of version 2, this program reads 1"),
+    "a list": (with_text("[]"), "it is no object"),
+    "nothing": (with_text("{}"), "it has no 'version'"),
+    "no JSON": (with_text("{"), "manifest.json cannot be read: "),
+    "too deep": (with_text("[" * 100_000), "it is nested too deep"),
+    "too long": (with_text(" " * (16 * 2**20 + 1)), "it has more than 16,777,216 bytes"),
+    "a number of 5,000 digits": (with_text('{"step": ' + "9" * 5000 + "}"), "manifest.json cannot be read: "),
+    "files that nobody names": (without_a_file, "which is no file of the checkpoint"),
+    "a link": (linked, "__0_0.distcp cannot be read: "),
+    "a file cut off before its checksum was taken": (truncated_as_written, "of __0_0.distcp, which has 1,000"),
+    "metadata cut off": (cut, ".metadata is not read: it is broken"),
+    "metadata of other things": (lambda c: plant(c, pickle.dumps({"a": 1})), ".metadata is not read: it is broken"),
+    "metadata that is text": (lambda c: plant(c, b"garbage"), ".metadata is not read: byte 0"),
+    "no weight": (with_metadata(lambda told: told.pop(WEIGHT)), f".metadata is wrong: '{WEIGHT}' is not there"),
+    "no parts": (with_metadata(lambda told: told[WEIGHT].chunks.clear()), f"'{WEIGHT}' has 0 of its "),
+    "half of it": (with_metadata(lambda told: told[WEIGHT].chunks.pop()), f"'{WEIGHT}' has "),
+    "another shape": (
+        with_metadata(lambda told: setattr(told[WEIGHT], "size", torch.Size((9999, *told[WEIGHT].size[1:])))),
+        f"'{WEIGHT}' has shape [9999, ",
+    ),
+    "no moments": (
+        with_metadata(lambda told: told.pop("exp_avg.embedding.weight")),
+        "'exp_avg.embedding.weight' is not there",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_makes_no_sense_is_named_and_the_checkpoint_before_is_taken(root: Path, name: str) -> None:
+    change, says = ODD[name]
+    change(newest(root))
+    said: list[str] = []
+    found = first_whole(complete_below(root / "job")[::-1], None, said.append)
+    (line,) = said
+    assert line.startswith("checkpoint step-00000006 is damaged: ")
+    assert says in line
+    assert line.endswith("; trying the one before")
+    assert (found.checkpoint.step, found.manifest.step) == (4, 4)
+
+
+def test_a_run_of_several_ranks_agrees_on_the_one_before(root: Path) -> None:
+    cut(newest(root))
+    ran = run(make_spec({"dp": 2}, resume="job", steps=8), root, job="other")
+    assert "checkpoint step-00000006 is damaged: .metadata is not read: it is broken" in ran.output
+    assert sorted(ran.losses) == [5, 6, 7, 8]
+
+
+def test_a_list_names_what_is_damaged_among_what_is_not(root: Path) -> None:
+    with_fields(step=-5)(newest(root))
+    listed = command("list", str(root))
+    assert listed.returncode == 0
+    lines = listed.stdout.splitlines()
+    assert ["damaged" in line for line in lines] == [False, False, True]
+    assert "its step is -5" in lines[2]

@@ -1,0 +1,138 @@
+"""Code in a checkpoint's `.metadata` is run by nobody who reads it, in whatever way, and what is there is said."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+from tests.workers.checkpoint.poison import Runs, plant, poison
+from tests.workers.checkpoint.runs import make_spec, run
+from tests.workers.checkpoint.test_loan import lent, told
+from tests.workers.checkpoint.test_whole import command
+from workers.checkpoint.borrow import borrow
+from workers.checkpoint.folder import complete_below, damage
+from workers.checkpoint.manifests import read_manifest
+from workers.checkpoint.stored import METADATA
+
+REFUSED = ".metadata is not read: it names builtins.eval, which is not admitted"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("checkpoints") / "root"
+    run(make_spec({"dp": 2, "zero": 2}, checkpoint_every=3, keep_checkpoints=2), root)
+    return root
+
+
+@pytest.fixture
+def root(saved: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "root"))
+
+
+@pytest.fixture
+def mark(tmp_path: Path) -> Path:
+    return tmp_path / "ran"
+
+
+def newest(root: Path) -> Path:
+    return complete_below(root / "job")[-1].path
+
+
+def test_torch_s_own_reader_runs_what_is_planted_here(root: Path, mark: Path) -> None:
+    """Or the tests below would prove nothing."""
+    poison(newest(root), mark)
+    manifest = read_manifest(newest(root))
+    assert damage(newest(root), manifest.files) is None, "as it was written, by its checksums"
+    FileSystemReader(newest(root)).read_metadata()
+    assert mark.exists()
+
+
+def test_a_run_that_goes_on_takes_the_one_before(root: Path, mark: Path) -> None:
+    poison(newest(root), mark)
+    ran = run(make_spec({"dp": 2}, resume="job", steps=8), root, job="other")
+    assert f"checkpoint step-00000006 is damaged: {REFUSED}; trying the one before" in ran.output
+    assert sorted(ran.losses) == [4, 5, 6, 7, 8]
+    assert not mark.exists()
+
+
+def _poison_another(checkpoint: Path, mark: Path) -> None:
+    """Which torch reads where it cannot read the first."""
+    plant(checkpoint, b"")
+    (checkpoint / f"__0{METADATA}").write_bytes(pickle.dumps(Runs(mark, None)))
+
+
+@pytest.mark.parametrize("planted", [poison, _poison_another])
+@pytest.mark.parametrize("name", ["evaluate", "sample", "export"])
+def test_a_command_runs_nothing_and_says_why(
+    root: Path, mark: Path, tmp_path: Path, name: str, planted: Callable[[Path, Path], None]
+) -> None:
+    options = {
+        "evaluate": ["--data-root", str(root.parent / "data")],
+        "sample": ["--tokens", "1"],
+        "export": ["--out", str(tmp_path / "out")],
+    }
+    for checkpoint in complete_below(root / "job"):
+        planted(checkpoint.path, mark)
+    done = command(name, str(root / "job"), *options[name])
+    assert not mark.exists()
+    assert done.returncode == 2
+    assert done.stderr.count("step-00000003: .metadata is not read: ") == 1, done.stderr
+    assert (REFUSED in done.stderr) == (planted is poison)
+
+
+def test_one_that_another_host_lent_is_no_better(root: Path, mark: Path, tmp_path: Path) -> None:
+    poison(newest(root), mark)
+    with lent(root / "job") as port:
+        came = borrow(tmp_path / "ours" / "job", told(tmp_path / "loan", port), (1, 6), None)
+    assert (came.problem, came.name) == ("", "1/step-00000006"), "it is whole, and is not looked into"
+    done = command("sample", str(tmp_path / "ours" / "job"), "--tokens", "1")
+    assert REFUSED in done.stderr
+    assert not mark.exists()
+
+
+def _elsewhere(metadata: Any, other: Path) -> None:
+    for info in metadata.storage_data.values():
+        info.relative_path = str(other)
+
+
+def _beyond(metadata: Any, other: Path) -> None:
+    next(iter(metadata.storage_data.values())).length = 10**9
+
+
+def _outside(metadata: Any, other: Path) -> None:
+    tensor = metadata.state_dict_metadata["model.embedding.weight"]
+    tensor.size = type(tensor.size)((1, *tensor.size[1:]))
+
+
+def _nowhere(metadata: Any, other: Path) -> None:
+    del metadata.storage_data[next(iter(metadata.storage_data))]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (_elsewhere, "other', which is no file of the checkpoint"),
+        (_beyond, "which has"),
+        (_outside, "has a part outside of it"),
+        (_nowhere, "that lies nowhere"),
+    ],
+)
+def test_one_that_describes_other_files_than_there_are_is_damaged(
+    root: Path, tmp_path: Path, change: Callable[[Any, Path], None], says: str
+) -> None:
+    other = tmp_path / "other"
+    shutil.copy(next(newest(root).glob("*.distcp")), other)
+    metadata = pickle.loads((newest(root) / METADATA).read_bytes())
+    change(metadata, other)
+    plant(newest(root), pickle.dumps(metadata))
+    done = command("sample", str(root / "job"), "--tokens", "1")
+    (line,) = [line for line in done.stderr.splitlines() if line.endswith("trying the one before")]
+    assert line.startswith("checkpoint step-00000006 is damaged: .metadata is wrong: ")
+    assert says in line
+    assert done.returncode == 0

@@ -1,0 +1,167 @@
+"""What torch writes into `.metadata` is read as torch itself reads it, by a reader that runs none of it."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import pickletools
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint import save as dcp_save
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from tests.jobs.traces.hostile import HOSTILE
+from tests.support.patience import patient
+from workers.pickled import OPERATIONS, STOP, RefusedPickleError
+from workers.torch_private.checkpoints import DTYPES, StorageInfo, metadata_of
+
+SHAPES = [(), (3,), (2, 300, 5)]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of every shape in every type that torch saves."""
+    path = tmp_path_factory.mktemp("written")
+    kinds = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool]
+    state = {f"{kind}/{shape}": torch.zeros(shape, dtype=kind) for kind in kinds for shape in SHAPES}
+    dcp_save(state, storage_writer=FileSystemWriter(path), no_dist=True)
+    return path
+
+
+def plain(metadata: Metadata) -> Metadata:
+    """Without what is not looked at: what the planner kept for itself, where it was written, the format's version."""
+    return Metadata(metadata.state_dict_metadata, None, metadata.storage_data, StorageMeta())
+
+
+def test_it_is_what_torch_s_own_reader_gives(written: Path) -> None:
+    theirs = FileSystemReader(written).read_metadata()
+    assert len(theirs.state_dict_metadata) == 21
+    assert metadata_of((written / ".metadata").read_bytes()) == plain(theirs)
+
+
+def described(chunks: list[ChunkStorageMetadata], **changes: Any) -> Metadata:
+    tensor = TensorStorageMetadata(TensorProperties(), torch.Size((4, 4)), chunks)
+    index = MetadataIndex("one", (0, 0), 0)
+    return Metadata(
+        **{"state_dict_metadata": {"one": tensor}, "storage_data": {index: StorageInfo("a", 0, 1)}} | changes
+    )
+
+
+CHUNK = ChunkStorageMetadata(torch.Size((0, 0)), torch.Size((4, 4)))
+
+
+@pytest.mark.parametrize("protocol", [4, 5])
+@pytest.mark.parametrize("kind", DTYPES.values(), ids=str)
+def test_every_type_is_read_in_either_protocol(kind: torch.dtype, protocol: int) -> None:
+    properties = TensorProperties(kind)
+    tensor = TensorStorageMetadata(properties, torch.Size((2**40,)), [])
+    whole = described([], state_dict_metadata={"one": tensor}, version="1.0.0")
+    assert metadata_of(pickle.dumps(whole, protocol)) == plain(whole)
+
+
+def test_the_operations_are_those_of_python_s_own_table() -> None:
+    codes = {ord(one.code): one.name for one in pickletools.opcodes}
+    assert codes[STOP] == "STOP"
+    takes_a_name = {"GLOBAL", "INST", "OBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID"}
+    assert {codes[code] for code in OPERATIONS} & takes_a_name == set()
+
+
+def shared(depth: int) -> list[Any]:
+    one: list[Any] = []
+    for _ in range(depth):
+        one = [one, one]
+    return one
+
+
+CIRCLE: list[Any] = []
+CIRCLE.append(CIRCLE)
+MANY = [CHUNK] * 20_000
+BOMBS: dict[str, tuple[Any, str]] = {
+    "many tensors of the same many parts": (
+        described([], state_dict_metadata={str(i): described(MANY).state_dict_metadata["one"] for i in range(2_000)}),
+        "more often than it has operations",
+    ),
+    "lists of lists": (described(shared(60)), "a list is where a ChunkStorageMetadata"),
+    "a list of itself": (described(CIRCLE), "a list is where a ChunkStorageMetadata"),
+    "a name that is a tuple": (described([], state_dict_metadata={(1,): None}), "a tensor's name is a tuple"),
+    "bytes": (described([], state_dict_metadata={"one": BytesStorageMetadata()}), "BytesStorageMetadata"),
+    "dims": (described([ChunkStorageMetadata(torch.Size([1] * 65), torch.Size(()))]), "65 dims; 64 are read"),
+    "below nothing": (described([ChunkStorageMetadata(torch.Size((-1,)), torch.Size(()))]), "torch.Size has -1"),
+    "a large number": (described([], storage_data={MetadataIndex("a", (0,)): StorageInfo("a", 2**63, 1)}), "has 9223"),
+    "a size that is true": (described([], storage_data={MetadataIndex("a", (0,)): StorageInfo("a", True, 1)}), "bool"),
+    "transforms": (
+        described([], storage_data={MetadataIndex("a", (0,)): StorageInfo("a", 0, 1, ["zstd"])}),
+        "transforms",
+    ),
+    "no metadata": ({"a": 1}, "a Pairs is where a Metadata"),
+    "a class of torch's": (torch.nn.Linear, "torch.nn.modules.linear.Linear, which is not admitted"),
+    "a function of torch's": (torch.load, "torch.serialization.load, which is not admitted"),
+    "a builtin": (getattr, "builtins.getattr, which is not admitted"),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_what_torch_never_writes_is_refused_at_once(name: str) -> None:
+    value, says = BOMBS[name]
+    began = time.monotonic()
+    with pytest.raises(RefusedPickleError, match=says):
+        metadata_of(pickle.dumps(value))
+    assert time.monotonic() - began < patient(2)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_pickle_is_refused(name: str) -> None:
+    with pytest.raises(RefusedPickleError):
+        metadata_of(HOSTILE[name])
+
+
+def test_a_dataclass_s_state_is_no_way_to_change_the_class() -> None:
+    """pickle's BUILD sets attributes on whatever is there: here a class is a name, and has none."""
+    out = io.BytesIO()
+    pickler = pickle._Pickler(out, 4)
+    pickler.proto = 4
+    out.write(b"\x80\x04")
+    pickler.save(Metadata)  # not called: the class itself
+    pickler.save((None, {"version": "mine"}))
+    out.write(pickle.BUILD + pickle.STOP)
+    with pytest.raises(RefusedPickleError, match="a Name has no place there"):
+        metadata_of(out.getvalue())
+    assert Metadata.version is None
+
+
+def test_whatever_byte_is_changed_nothing_else_is_raised(written: Path) -> None:
+    data = (written / ".metadata").read_bytes()[:1500]
+    whole = pickle.dumps(described([CHUNK]))
+    for good in (data, whole):
+        for place in range(len(good)):
+            for byte in (0, good[place] ^ 1, ord("R"), ord("b"), 0xFF):
+                try:
+                    metadata_of(good[:place] + bytes([byte]) + good[place + 1 :])
+                except RefusedPickleError:
+                    continue
+        for end in range(len(good)):
+            with pytest.raises(RefusedPickleError):
+                metadata_of(good[:end])
+
+
+def test_more_than_the_bounds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = pickle.dumps(described([CHUNK]))
+    monkeypatch.setattr("workers.pickled.MOST_OPERATIONS", 100)
+    with pytest.raises(RefusedPickleError, match="more than 100 operations"):
+        metadata_of(data)
+    monkeypatch.setattr("workers.pickled.MOST_BYTES", 100)
+    with pytest.raises(RefusedPickleError, match="more than 100 bytes"):
+        metadata_of(data)

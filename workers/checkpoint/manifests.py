@@ -1,0 +1,91 @@
+"""What a checkpoint says of itself. It may be another host's word, or what a disk made of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from planner.facts.reading.parse import parse_spec
+from planner.facts.spec import ROPE_BASE, JobSpec, SpecError
+from workers.checkpoint.files import is_plain, read_at_most
+from workers.trainer.errors import UserError
+
+MANIFEST = "manifest.json"
+VERSION = 1
+STEP = re.compile(r"step-(\d{8,})")
+MOST_BYTES = 16 * 2**20
+LARGEST = 2**63 - 1
+
+Files = dict[str, tuple[int, int]]
+
+
+class Manifest(NamedTuple):
+    """How a checkpoint was made, and every file's size and CRC-32."""
+
+    spec: JobSpec
+    step: int
+    files: Files
+    rng: list[int]
+
+
+def read_manifest(checkpoint: Path) -> Manifest:
+    """Read and check what a checkpoint says of itself.
+
+    Raises:
+        UserError: when it cannot be read or makes no sense.
+    """
+    try:
+        content = json.loads(read_at_most(checkpoint / MANIFEST, MOST_BYTES))
+        _must(type(content) is dict, "it is no object")
+        _must(
+            content["version"] == VERSION,
+            f"it is of version {str(content['version'])[:40]}, this program reads {VERSION}",
+        )
+        return Manifest(
+            _spec(content["spec"]), _step(content["step"], checkpoint), _files(content["files"]), _rng(content["rng"])
+        )
+    except KeyError as error:
+        problem = f"it has no {error}"
+    except RecursionError:
+        problem = "it is nested too deep"
+    except (OSError, ValueError, SpecError) as error:
+        problem = str(error)
+    raise UserError(f"checkpoint {checkpoint.name}: its {MANIFEST} cannot be read: {problem}")
+
+
+def _spec(told: Any) -> JobSpec:
+    _must(type(told) is dict and type(told.get("model")) is dict, "its spec has no model")
+    told["model"].setdefault("rope_base", ROPE_BASE)  # which all had when it was no field
+    return parse_spec(told)
+
+
+def _step(told: Any, checkpoint: Path) -> int:
+    _must(_is_number(told, LARGEST), f"its step is {str(told)[:40]}")
+    named = STEP.fullmatch(checkpoint.name)
+    _must(named is None or int(named[1]) == told, f"it is of step {told}")
+    return int(told)
+
+
+def _files(told: Any) -> Files:
+    _must(type(told) is dict and bool(told), "it names no files")
+    for name, entry in told.items():
+        _must(is_plain(name), f"{name[:100]!r} is no file's name")
+        _must(type(entry) is list and len(entry) == 2, f"it says no size and CRC-32 of {name}")
+        _must(_is_number(entry[0], LARGEST) and _is_number(entry[1], 2**32 - 1), f"size or CRC-32 of {name} is none")
+    return {name: (size, crc) for name, (size, crc) in told.items()}
+
+
+def _rng(told: Any) -> list[int]:
+    _must(type(told) is list and all(_is_number(byte, 255) for byte in told), "its rng holds no bytes")
+    return list(told)
+
+
+def _is_number(told: Any, largest: int) -> bool:
+    return type(told) is int and 0 <= told <= largest
+
+
+def _must(fits: bool, problem: str) -> None:
+    if not fits:
+        raise ValueError(problem)
