@@ -45,7 +45,9 @@ def gate_command(
         bool, typer.Option("--exact", help="bytes and calls of each axis and collective are the baseline's")
     ] = False,
     as_planned: Annotated[bool, typer.Option("--as-planned", help="0 B and 0 calls from the prediction")] = False,
-    sure: Annotated[bool, typer.Option("--sure", help="fail what noise does not tell apart from its limit")] = False,
+    sure: Annotated[
+        bool, typer.Option("--sure", help="fail also what is within its limit by no more than the noise")
+    ] = False,
     junit: Annotated[Path | None, typer.Option(help="write JUnit XML here")] = None,
     markdown: Annotated[Path | None, typer.Option(help="append a Markdown summary here")] = None,
     as_json: AsJson = False,
@@ -53,7 +55,7 @@ def gate_command(
     """Hold runs to limits; exit code 1 where one does not hold, or cannot be told.
 
     Measures: bytes, bytes.AXIS, bytes.AXIS.OP, calls (likewise), step_time, tokens_per_s, peak_memory, loss, loss@STEP.
-    A limit is a share of the baseline's (+10%, -5%) or a figure (0.5s, 2GiB).
+    A limit is a share of the baseline's (+10%, -5%) or a figure (0.5s, 2GiB). The mean of several runs decides.
     """
     limits = [gate.parse(text, "max") for text in most] + [gate.parse(text, "min") for text in least]
     if not limits and not exact and not as_planned:

@@ -32,8 +32,8 @@ def figure(value: float | None, unit: str) -> str:
 def cells(row: Row) -> tuple[str, ...]:
     change = "-" if row.change is None else f"{row.change:+.2%}"
     value = figure(row.value, row.unit)
-    if row.value is not None and row.half is not None:
-        value += f" [{figure(row.value - row.half, row.unit)} to {figure(row.value + row.half, row.unit)}]"
+    if row.low is not None:
+        value += f" [{figure(row.low, row.unit)} to {figure(row.high, row.unit)}]"
     baseline, bound = figure(row.baseline, row.unit), figure(row.bound, row.unit)
     return row.verdict, row.what, value, baseline, change, bound, row.why
 
@@ -49,7 +49,7 @@ def summary(rows: Sequence[Row]) -> str:
     failed, unsure = (sum(row.verdict == verdict for row in rows) for verdict in ("FAIL", "unsure"))
     told = f"{len(rows) - failed} passed, {failed} failed"
     told += f", {unsure} of those passed within the noise" if unsure else ""
-    return told + (f"; {INTERVAL}" if any(row.half is not None for row in rows) else "")
+    return told + (f"; {INTERVAL}" if any(row.low is not None for row in rows) else "")
 
 
 def markdown(rows: Sequence[Row], title: str) -> str:
