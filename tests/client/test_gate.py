@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshboard.errors import WrongError
-from meshboard.gate import Limit, LimitError, Row, Run, UnknownError, check_same, judge, parse, report, run_of
+from meshboard.gate import Limit, LimitError, Row, Run, UnknownError, check_same, figure, judge, parse, report, run_of
 from meshboard.show import words
 
 BASE = Run(
@@ -215,10 +215,19 @@ def test_a_figure_that_is_no_number_holds_nothing_and_is_no_json(field: str, val
 
 
 def test_figures_are_told_in_full_where_six_digits_do_not_say_them() -> None:
-    assert report.figure(153_014_272 * 1.05, "B") == "160,664,985.6 B"
-    assert report.figure(1_234_567.891, "tokens/s") == "1,234,567.9 tokens/s"
-    assert report.figure(0.25, "s") == "0.25 s"
-    assert report.figure(2.0**30, "B") == "1,073,741,824 B"
+    assert figure(153_014_272 * 1.05, "B") == "160,664,986 B", "a fraction of a byte is nothing that was sent"
+    assert figure(72_253_972.7, "B") == "72,253,973 B"
+    assert figure(508_791.4666666667, "B") == "508,791.5 B"
+    assert figure(1.9333333333333333, "") == "1.933333"
+    assert figure(1_234_567.891, "tokens/s") == "1,234,567.9 tokens/s"
+    assert figure(0.25, "s") == "0.25 s"
+    assert figure(2.0**30, "B") == "1,073,741,824 B"
+
+
+def test_what_moved_is_told_in_as_many_digits() -> None:
+    more = changed(sent={**BASE.sent, ("tp", "all_reduce"): 400.0 + 26_316.8 / 3, ("tp", "all_gather"): 600.25})
+    (row,) = held(more, parse("bytes.tp=+0%", "max"))
+    assert row.why == "tp all_reduce +8,772.267 B, tp all_gather +0.25 B"
 
 
 def test_what_xml_does_not_allow_is_replaced() -> None:

@@ -166,7 +166,7 @@ def show(branch: Branch, project: Project = "default", as_json: AsJson = False) 
 
 def _figure(run: Run, measure: str) -> str:
     try:
-        return report.figure(run.value(measure), gate.unit_of(measure))
+        return gate.figure(run.value(measure), gate.unit_of(measure))
     except gate.UnknownError:
         return "-"
 

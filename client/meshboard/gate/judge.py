@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from meshboard.gate.figures import figure
 from meshboard.gate.limits import Limit
 from meshboard.gate.measures import TRAFFIC, Run, UnknownError, unit_of
 from meshboard.gate.noise import interval, mean
@@ -131,9 +132,12 @@ def _moved(kind: str, wanted: Sequence[str], run: Run, baseline: Run) -> str:
     keys = [key for key in sorted({*ours, *theirs}) if list(key)[: len(wanted)] == list(wanted)]
     by = {key: ours.get(key, 0.0) - theirs.get(key, 0.0) for key in keys}
     moved = sorted((key for key in keys if by[key]), key=lambda key: -abs(by[key]))
-    unit = " B" if kind == "bytes" else " calls"
-    named = [f"{axis} {op} {by[axis, op]:+,.15g}{unit}" for axis, op in moved[:MOST_NAMED]]
+    named = [f"{axis} {op} {_moved_by(by[axis, op], kind)}" for axis, op in moved[:MOST_NAMED]]
     return ", ".join(named) + (f" and {len(moved) - MOST_NAMED} more" if len(moved) > MOST_NAMED else "")
+
+
+def _moved_by(value: float, kind: str) -> str:
+    return figure(value, unit_of(kind), "+") + (" calls" if kind == "calls" else "")
 
 
 def _exactly(runs: Sequence[Run], baselines: Sequence[Run]) -> list[Row]:

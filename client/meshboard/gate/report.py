@@ -7,26 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 from xml.etree import ElementTree
 
+from meshboard.gate.figures import figure
 from meshboard.gate.judge import Row
 from meshboard.show import words
 
 ORDER = ("FAIL", "unsure", "ok")
-IN_FULL = 1e5  # from here on six digits would be told as 1.60665e+08
 INTERVAL = "[a to b]: 95% interval (Welch 1947)"
 # Of https://www.w3.org/TR/xml/#charsets; what is not of it no reader takes, in references neither.
 NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 HEAD = ("", "check", "measured", "baseline", "change", "limit", "")
-
-
-def figure(value: float | None, unit: str) -> str:
-    """With its unit; bytes in full, since a gate is about the last of them."""
-    if value is None:
-        return "-"
-    if unit in ("B", "") and float(value).is_integer():
-        digits = f"{int(value):,}"
-    else:
-        digits = f"{value:,.1f}" if abs(value) >= IN_FULL else f"{value:,.6g}"
-    return f"{digits} {unit}".rstrip()
 
 
 def cells(row: Row) -> tuple[str, ...]:
