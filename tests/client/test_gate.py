@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 from xml.etree import ElementTree
@@ -107,7 +108,7 @@ def test_what_is_counted_has_no_noise() -> None:
     more = changed(sent={**BASE.sent, ("tp", "all_gather"): 500.0, ("tp", "all_reduce"): 507.0})
     (row,) = judge([BASE, more], [BASE, older], limit)
     assert (row.verdict, row.value, row.baseline, row.low) == ("FAIL", 1007.0, 1000.0, None)
-    assert row.why == "tp all_reduce +107 B, tp all_gather -100 B"
+    assert row.why == "run: tp all_reduce +107 B, tp all_gather -100 B"
     assert judge([BASE], [BASE, older], limit)[0].ok
     assert not judge([BASE], [older, BASE], [parse("bytes.tp=-0%", "min")])[0].ok
 
@@ -170,8 +171,13 @@ def test_every_report_tells_the_failure() -> None:
     assert report.table(rows).endswith("1 passed, 1 failed")
     told = report.markdown(rows, "gate")
     assert "| FAIL | bytes.tp (max) | 1,001 B | 1,000 B | +0.10% | 1,000 B | tp all_gather +401 B, tp all_red" in told
-    suite = ElementTree.fromstring(report.junit(rows, "gate <&>"))
-    assert (suite.get("tests"), suite.get("failures"), suite.get("name")) == ("2", "1", "gate <&>")
+    whole = ElementTree.fromstring(report.junit(rows, "gate <&>", 1.25))
+    (suite,) = whole
+    assert [whole.tag, suite.tag] == ["testsuites", "testsuite"]
+    for told_of in (whole, suite):
+        found = [told_of.get(name) for name in ("name", "tests", "failures", "errors", "time")]
+        assert found == ["gate <&>", "2", "1", "0", "1.250"]
+    assert [case.get("time") for case in suite] == ["0", "0"], "a comparison of figures takes none"
     failed = [case.get("name") for case in suite.iter("testcase") if case.find("failure") is not None]
     assert failed == ["bytes.tp (max)"]
     assert report.as_json(rows)["ok"] is False
@@ -233,7 +239,7 @@ def test_what_moved_is_told_in_as_many_digits() -> None:
 def test_what_xml_does_not_allow_is_replaced() -> None:
     name = "a\uffff\x00\x1b\ud800b<&>\U0001f600"
     row = Row(f"bytes.{name}", "FAIL", 1.0, None, 0.0, "B", name)
-    text = report.junit([row], name)
+    text = report.junit([row], name, 0.0)
     suite = ElementTree.fromstring(text.encode())
     assert suite.get("name") == "a\ufffd\ufffd\ufffd\ufffdb<&>\U0001f600"
     assert 'encoding="UTF-8"' in text.splitlines()[0]
@@ -278,3 +284,49 @@ def test_the_gate_refuses_runs_of_different_specs(meshboard: Any, server: Any) -
     server.tells("jobs/k", {**ended, "id": "k", "spec": {**SPEC, "layout": {"tp": 1}}})
     ran = meshboard("gate", "j", "k", "--max", "loss=9", at=server)
     assert (ran.code, "layout.tp: 2 and 1" in ran.err) == (2, True)
+
+
+def of_board(job_id: str, **sent: int) -> Run:
+    """A run of several that share a name, as `submit --runs` makes them."""
+    cells = [
+        {"axis": "tp", "op": op, "phase": "step", "payload_bytes": num_bytes, "count": 1}
+        for op, num_bytes in sent.items()
+    ]
+    summary = {"steps": 1, "cells": {"0": cells}, "verdict": {}}
+    return run_of({"id": job_id, "name": "ci", "status": "succeeded", "exit": {"summary": summary}})
+
+
+def test_of_several_runs_each_row_says_whose_it_is() -> None:
+    """All of them bear one name, so the id tells them apart: in the table, and as the names of test cases."""
+    runs = [of_board("aaaaaaaaaa", all_gather=8), of_board("bbbbbbbbbb", all_gather=9), of_board("cccccccccc")]
+    rows = judge(runs, runs[:1], [parse("bytes.tp=+0%", "max")], exact=True, as_planned=True)
+    failed = {row.what for row in rows if not row.ok}
+    assert "bytes.tp.all_gather (exact) of job bbbbbbbbbb" in failed
+    assert "bytes.tp.all_gather (exact) of job aaaaaaaaaa" not in failed
+    assert "bytes (exact) of job cccccccccc" in failed
+    assert "as planned of job bbbbbbbbbb" in failed
+    cases = [case.get("name") for case in ElementTree.fromstring(report.junit(rows, "gate", 0.0)).iter("testcase")]
+    assert len(set(cases)) == len(cases) == len(rows)
+    rows = judge(runs[:2], runs[:1], [parse("bytes.tp=+0%", "max")])
+    assert [row.why for row in rows] == ["job bbbbbbbbbb: tp all_gather +1 B"]
+
+
+def test_two_limits_of_one_measure_are_two_rows() -> None:
+    limits = [parse(text, "max") for text in ("step_time=+10%", "step_time=9s", "step_time=+10%")]
+    assert [row.what for row in held(BASE, *limits)] == ["step_time (max)", "step_time (max) 2"]
+
+
+def test_a_build_reads_which_run_failed(meshboard: Any, server: Any, tmp_path: Any) -> None:
+    for job_id, num_bytes in (("j", 8), ("k", 9)):
+        cell = {"axis": "tp", "op": "send", "phase": "step", "payload_bytes": num_bytes, "count": 1}
+        summary = {"steps": 1, "cells": {"0": [cell]}}
+        ended = {"id": job_id, "status": "succeeded", "finished": True, "name": "ci", "exit": {"summary": summary}}
+        server.tells(f"jobs/{job_id}", ended)
+        (tmp_path / "base.json").write_text(json.dumps(ended)) if job_id == "j" else None
+    file = tmp_path / "gate.xml"
+    ran = meshboard(
+        "gate", "j", "k", "--baseline", str(tmp_path / "base.json"), "--exact", "--junit", str(file), at=server
+    )
+    failed = [line.split("  ")[1] for line in ran.out.splitlines() if line.startswith("FAIL")]
+    assert (ran.code, failed) == (1, ["bytes.tp.send (exact) of job k"])
+    assert ElementTree.parse(file).getroot().tag == "testsuites"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
@@ -62,6 +63,7 @@ def gate_command(
         raise gate.LimitError("nothing to hold to: give --max, --min, --exact or --as-planned")
     _once("job", jobs)
     _once("--baseline", baseline)
+    began = time.monotonic()
     with board() as client:
         told = [client.job(job_id).told for job_id in jobs]
         gate.check_same(told)
@@ -70,7 +72,7 @@ def gate_command(
     rows = gate.judge(runs, held_to, limits, exact=exact, as_planned=as_planned, sure=sure)
     title = f"gate {' '.join(jobs)}"
     if junit:
-        _write(junit, report.junit(rows, title))
+        _write(junit, report.junit(rows, title, time.monotonic() - began))
     if markdown:
         _write(markdown, report.markdown(rows, title), append=True)
     print_json(report.as_json(rows)) if as_json else print(report.table(rows))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -60,12 +61,26 @@ def judge(
     `sure`; so does then what has no interval. What cannot be told fails: a check that did not happen is none that
     held. `exact`: bytes and calls of each axis and collective are the baseline's.
     """
-    rows = [_row(runs, baselines, limit, sure) for limit in limits]
+    rows = [_row(runs, baselines, limit, sure) for limit in dict.fromkeys(limits)]
     if exact:
         rows += _exactly(runs, baselines)
     if as_planned:
-        rows += [_planned(run) for run in runs]
-    return rows
+        rows += [_planned(run, _whose(run, runs)) for run in runs]
+    return _told_apart(rows)
+
+
+def _told_apart(rows: Sequence[Row]) -> list[Row]:
+    """Each with a name of its own, as where one measure has two limits: JUnit's readers make one of two alike."""
+    seen = Counter[str]()
+    found = []
+    for row in rows:
+        seen[row.what] += 1
+        found.append(row if seen[row.what] == 1 else row._replace(what=f"{row.what} {seen[row.what]}"))
+    return found
+
+
+def _whose(run: Run, runs: Sequence[Run]) -> str:
+    return f" of {run.name}" if len(runs) > 1 else ""
 
 
 def _row(runs: Sequence[Run], baselines: Sequence[Run], limit: Limit, sure: bool) -> Row:
@@ -123,6 +138,8 @@ def _counted(what: str, runs: Sequence[Run], newest: Sequence[Run], limit: Limit
     was = newest[0].value(limit.measure) if newest else None
     held = limit.holds(value, was or 0.0)
     why = "" if held or not newest else _moved(kind, wanted, worst, newest[0])
+    if not held and len(runs) > 1:
+        why = f"{worst.name}: {why}" if why else worst.name
     return Row(what, "ok" if held else "FAIL", value, was, limit.bound(was or 0.0), unit, why)
 
 
@@ -146,7 +163,7 @@ def _exactly(runs: Sequence[Run], baselines: Sequence[Run]) -> list[Row]:
     rows = []
     for run in runs:
         for kind in ("bytes", "calls"):
-            rows += _same(kind, run, baselines[0], f" of {run.name}" if len(runs) > 1 else "")
+            rows += _same(kind, run, baselines[0], _whose(run, runs))
     return rows
 
 
@@ -164,9 +181,9 @@ def _same(kind: str, run: Run, baseline: Run, whose: str) -> list[Row]:
     return rows
 
 
-def _planned(run: Run) -> Row:
+def _planned(run: Run, whose: str) -> Row:
     if run.planned is None:
-        return Row("as planned", "FAIL", None, None, None, "B", f"{run.name} compared nothing with its plan")
+        return Row(f"as planned{whose}", "FAIL", None, None, None, "B", f"{run.name} compared nothing with its plan")
     apart, calls = run.planned
     verdict: Verdict = "ok" if run.planned == (0, 0) else "FAIL"
-    return Row("as planned", verdict, apart, None, 0.0, "B", f"{calls} calls apart" if calls else "")
+    return Row(f"as planned{whose}", verdict, apart, None, 0.0, "B", f"{calls} calls apart" if calls else "")
