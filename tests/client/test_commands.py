@@ -243,8 +243,9 @@ def test_a_terminal_gets_a_picture(server: Saying, board: Client) -> None:
     assert live.curve([0, 1, 1000]) == " ▁█", "the smallest is seen"
     assert "Well." in told
     screen = Console(file=io.StringIO(), force_terminal=True, width=100, markup=False)
-    with live.Waiting(lambda job: 12, screen) as waiting:
+    with live.Waiting(console=screen) as waiting:
         waiting(Job({**JOB, "spec": {"train": {"steps": 40}}}))
+        waiting.at(look(board, board.job("j")))
     assert "12/40" in screen.file.getvalue()  # type: ignore[attr-defined]
 
 
