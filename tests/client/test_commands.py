@@ -8,6 +8,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,6 +59,12 @@ def test_the_exit_codes_have_one_table() -> None:
         assert f"| {code.value} | {exits.MEANING[code]} |" in text
     told = " ".join(typer.main.get_command(app).help.split())  # type: ignore[union-attr]
     assert all(f"{code.value} {exits.MEANING[code].split(';')[0]}" in told for code in exits.Exit)
+
+
+def test_the_version_is_told_without_a_board(meshboard: Meshboard, server: Saying) -> None:
+    ran = meshboard("--version", at=server)
+    assert (ran.code, ran.out, server.asked) == (0, f"meshboard {metadata.version('meshboard-client')}\n", [])
+    assert "--version" in meshboard("--help").out
 
 
 @pytest.mark.parametrize("given", [["mbt_secret"], ["--token", "mbt_secret"], ["--token=mbt_secret"]])

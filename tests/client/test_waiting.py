@@ -83,3 +83,12 @@ def test_lines_of_several_jobs_say_whose_they_are(meshboard: Meshboard, server: 
     lines = [line for line in ran.err.splitlines() if "step 1 of" in line]
     assert (ran.code, lines) == (0, ["j: step 1 of j", "k: step 1 of k"] if runs > 1 else ["step 1 of j"])
     assert "j  succeeded" in ran.err, "and a change of state names its job by itself"
+
+
+@pytest.mark.parametrize(("status", "told"), [(201, False), (200, True)])
+def test_a_key_that_was_sent_before_says_so(
+    meshboard: Meshboard, server: Saying, spec: str, status: int, told: bool
+) -> None:
+    server.tells("jobs", RUNNING, status)
+    ran = meshboard("submit", spec, "--key", "build-1", at=server)
+    assert (ran.code, ran.out, "was there already" in ran.err) == (0, "j\n", told)

@@ -48,7 +48,8 @@ def submit(
             seen[job.id] = job
             if not as_json:
                 print(job.id, flush=True)  # a build that is cut off while it waits knows what it started
-            print(f"{clean(job.name)}: {client.url}/jobs/{job.id}/", file=sys.stderr)
+            before = " was there already: this key and spec were sent before" if job.was_there else ""
+            print(f"{clean(job.name)}: {client.url}/jobs/{job.id}/{before}", file=sys.stderr)
         if wait or follow:
             until = None if timeout is None else time.monotonic() + timeout
             for job_id in list(seen):
