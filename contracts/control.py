@@ -107,7 +107,7 @@ class Summary(TypedDict):
     cells: dict[RankText, list[Cell]]  # by rank, as text: JSON keys
     verdict: dict[RankText, list[VerdictRow]]  # by rank
     measured: NotRequired[Measured]  # of a run that trained on after its first steps
-    ran_steps: NotRequired[Count]  # steps of this run, where it resumed
+    ran_steps: NotRequired[Count]  # that cells of phase "step" are of, where not all: of a resumed run, of a script
     checkpoints: NotRequired[list[CheckpointItem]]  # the newest last, at most 100
     dry_runs: NotRequired[list[DryRunItem]]  # by rank, of a dry run
     profile: NotRequired[Plain]  # of a calibration: `planner.hardware.profile.HostProfile` as JSON

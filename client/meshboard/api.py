@@ -48,7 +48,8 @@ class Client:
             WrongError: the key is empty, or none that a header carries.
         """
         headers = {} if key is None else {"Idempotency-Key": sendable_key(key)}
-        return self._job("POST", ("jobs",), json=spec, headers=headers)
+        answer = self._door.send("POST", ("jobs",), json=spec, headers=headers)
+        return self._job_of(answer.told, was_there=key is not None and answer.response.status_code == 200)
 
     def job(self, job_id: str) -> Job:
         return self._job("GET", ("jobs", job_id))
@@ -196,10 +197,12 @@ class Client:
         return self._door.send(method, parts, **how).told
 
     def _job(self, method: str, parts: Sequence[str], **how: Any) -> Job:
-        told = self._ask(method, parts, **how)
+        return self._job_of(self._ask(method, parts, **how))
+
+    def _job_of(self, told: Any, *, was_there: bool = False) -> Job:
         if not isinstance(told, dict) or "id" not in told:
             raise AwayError(f"{self.url} answered with JSON that is no job: is it a board's address?")
-        return Job(told)
+        return Job(told, was_there)
 
 
 def sendable_key(key: str, name: str = "key") -> str:

@@ -68,7 +68,7 @@ class Door:
                 raise WrongError(f"this cannot be sent: {error}") from None
             else:
                 if response.status_code not in (429, 503) or last:
-                    return self._told(checked(response))
+                    return self._told(checked(response, parts))
                 time.sleep(retry_after_s(response))
         raise AssertionError("the last try returns or raises")
 
@@ -85,7 +85,7 @@ class Door:
             with self._http.stream("GET", path(*parts), timeout=waits, **how) as response:
                 if not response.is_success:
                     response.read()
-                if not checked(response).headers.get("Content-Type", media_type).startswith(media_type):
+                if not checked(response, parts).headers.get("Content-Type", media_type).startswith(media_type):
                     response.read()
                     raise page(response)
                 self.was_there = True
@@ -115,7 +115,7 @@ def retry_after_s(response: httpx.Response) -> float:
     return min(float(told), LONGEST_PAUSE_S) if told.isascii() and told.isdigit() else BUSY_S
 
 
-def checked(response: httpx.Response) -> httpx.Response:
+def checked(response: httpx.Response, parts: Sequence[str]) -> httpx.Response:
     """The answer, where it is none that refuses.
 
     Raises:
@@ -132,7 +132,18 @@ def checked(response: httpx.Response) -> httpx.Response:
     if not problems and response.status_code not in (401, 403, 404):
         raise AwayError(f"{response.url} answered {response.status_code} and nothing that a board says")
     fallback = [("request", f"HTTP {response.status_code}{NO_BOARD if response.status_code == 404 else ''}")]
-    raise RefusedError(response.status_code, problems or fallback, told if problems else None)
+    about = named(parts) if problems and response.status_code == 404 else "request"
+    raise RefusedError(response.status_code, problems or fallback, told if problems else None, about)
+
+
+def named(parts: Sequence[str]) -> str:
+    """What an address is of, where a board's "no such thing" does not say which."""
+    match list(parts):
+        case ["jobs", job_id, *_]:
+            return f"job {job_id}"
+        case ["projects", project, "baselines", *branch] if branch:
+            return f"baseline {'/'.join(branch)} of project {project}"
+    return "request"
 
 
 def page(response: httpx.Response) -> AwayError:

@@ -22,8 +22,16 @@ class WrongError(Exception):
 
 
 class RefusedError(Exception):
-    """The board refused; `problems` are (field, message), `document` all that it said (RFC 9457), where it said it."""
+    """The board refused; `problems` are (field, message), `document` all that it said (RFC 9457), where it said it.
+    `about`: what stands in its words for the request as a whole."""
 
-    def __init__(self, status: int, problems: list[tuple[str, str]], document: dict[str, Any] | None = None) -> None:
-        super().__init__("\n".join(f"{field}: {message}" for field, message in problems) or f"HTTP {status}")
+    def __init__(
+        self,
+        status: int,
+        problems: list[tuple[str, str]],
+        document: dict[str, Any] | None = None,
+        about: str = "request",
+    ) -> None:
+        lines = [f"{about if field == 'request' else field}: {message}" for field, message in problems]
+        super().__init__("\n".join(lines) or f"HTTP {status}")
         self.status, self.problems, self.document = status, problems, document

@@ -8,9 +8,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Job:
-    """`told` is all that the board says of it; the document at /api/v1/schema describes it as JobDetail."""
+    """`told` is all that the board says of it; the document at /api/v1/schema describes it as JobDetail. `was_there`:
+    of a submit whose key had made it before."""
 
     told: dict[str, Any]
+    was_there: bool = False
 
     @property
     def id(self) -> str:

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from contracts.telemetry.words import SCRIPT_SETUP_STEPS
+
 MOST_SENT = 2000  # axes and collectives of one run: a script names its own groups
 
 
@@ -43,7 +45,7 @@ class Apart(TypedDict):
 class Facts(TypedDict):
     """A run's figures; null what it did not tell."""
 
-    steps: Annotated[int, Field(description="that it ran")]
+    steps: Annotated[int, Field(description="that its bytes and calls are means of: a script's first two are set-up")]
     step_s: Annotated[float | None, Field(description="the median of rank 0's steps without the first three")]
     tokens_per_s: float | None
     peak_bytes: Annotated[int | None, Field(description="of the fullest rank")]
@@ -63,7 +65,8 @@ def facts(exit_report: Mapping[str, Any] | None) -> Facts:
         raise NoFactsError("its ranks told nothing as it ended")
     steps = summary.get("ran_steps", summary.get("steps", 0))
     if not steps:
-        raise NoFactsError("it trained no step")
+        first = f" after its first {SCRIPT_SETUP_STEPS}, which of a script are set-up" if summary.get("steps") else ""
+        raise NoFactsError(f"it trained no step{first}")
     sent = _sent(summary.get("cells") or {}, steps)
     if len(sent) > MOST_SENT:
         raise NoFactsError(f"it has {len(sent):,} axes and collectives, of which at most {MOST_SENT:,} are kept")

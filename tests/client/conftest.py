@@ -97,11 +97,11 @@ def meshboard(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     for name in ("MESHBOARD_URL", "MESHBOARD_TOKEN", "MESHBOARD_CA"):
         monkeypatch.delenv(name, raising=False)
 
-    def run(*words: str, at: Saying | None = None, token: str = "t") -> Ran:
+    def run(*words: str, at: Saying | None = None, token: str = "t", name: str = "meshboard") -> Ran:
         if at is not None:
             monkeypatch.setenv("MESHBOARD_URL", at.url)
             monkeypatch.setenv("MESHBOARD_TOKEN", token)
-        monkeypatch.setattr(sys, "argv", ["meshboard", *words])
+        monkeypatch.setattr(sys, "argv", [name, *words])
         with pytest.raises(SystemExit) as ended:
             commands.main()
         told = capsys.readouterr()

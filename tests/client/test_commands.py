@@ -8,8 +8,9 @@ import os
 import stat
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import typer
@@ -58,6 +59,12 @@ def test_the_exit_codes_have_one_table() -> None:
         assert f"| {code.value} | {exits.MEANING[code]} |" in text
     told = " ".join(typer.main.get_command(app).help.split())  # type: ignore[union-attr]
     assert all(f"{code.value} {exits.MEANING[code].split(';')[0]}" in told for code in exits.Exit)
+
+
+def test_the_version_is_told_without_a_board(meshboard: Meshboard, server: Saying) -> None:
+    ran = meshboard("--version", at=server)
+    assert (ran.code, ran.out, server.asked) == (0, f"meshboard {metadata.version('meshboard-client')}\n", [])
+    assert "--version" in meshboard("--help").out
 
 
 @pytest.mark.parametrize("given", [["mbt_secret"], ["--token", "mbt_secret"], ["--token=mbt_secret"]])
@@ -243,8 +250,9 @@ def test_a_terminal_gets_a_picture(server: Saying, board: Client) -> None:
     assert live.curve([0, 1, 1000]) == " ▁█", "the smallest is seen"
     assert "Well." in told
     screen = Console(file=io.StringIO(), force_terminal=True, width=100, markup=False)
-    with live.Waiting(lambda job: 12, screen) as waiting:
+    with live.Waiting(console=screen) as waiting:
         waiting(Job({**JOB, "spec": {"train": {"steps": 40}}}))
+        waiting.at(look(board, board.job("j")))
     assert "12/40" in screen.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -312,20 +320,66 @@ def test_runs_are_compared_side_by_side(meshboard: Meshboard, server: Saying) ->
     assert server.asked[-1] == "GET /api/v1/compare?jobs=a%2Cb"
 
 
-def test_meter_hands_its_words_on_as_they_stand(
-    meshboard: Meshboard, server: Saying, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: list[Any] = []
+class Executed(NamedTuple):
+    """What took this command's place."""
+
+    words: list[str]
+    environment: dict[str, str]
+
+
+@pytest.fixture
+def executed(monkeypatch: pytest.MonkeyPatch) -> list[Executed]:
+    found: list[Executed] = []
 
     def execute(program: str, words: list[str], environment: dict[str, str]) -> None:
-        given.append((words, environment["MESHBOARD_TOKEN"]))
+        assert program == words[0]
+        found.append(Executed(words, environment))
         sys.exit(0)
 
-    program = tmp_path / "meshboard-meter"
+    monkeypatch.setattr(os, "execve", execute)
+    return found
+
+
+def program_in(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    program = folder / "meshboard-meter"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
+    return program
+
+
+def test_meter_hands_its_words_on_as_they_stand(
+    meshboard: Meshboard, server: Saying, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executed: list[Executed]
+) -> None:
+    program = program_in(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(os, "execve", execute)
     said = ["--name", "x", "--", "torchrun", "--nproc-per-node", "2", "train.py", "--", "--help"]
     meshboard("meter", *said, at=server)
-    assert given == [([str(program), *said], "t")]
+    ((words, environment),) = executed
+    assert (words, environment["MESHBOARD_TOKEN"]) == ([str(program), *said], "t")
+
+
+@pytest.mark.parametrize("named_by", ["executable", "argv"])
+def test_the_meter_is_found_beside_a_command_that_is_not_on_the_path(
+    meshboard: Meshboard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executed: list[Executed], named_by: str
+) -> None:
+    """As `venv/bin/meshboard` is started; and what it takes is told without a board."""
+    beside, empty = program_in(tmp_path / "bin"), tmp_path / "empty"
+    empty.mkdir()
+    monkeypatch.setenv("PATH", str(empty))
+    monkeypatch.setattr(
+        sys, "executable", str((beside if named_by == "executable" else empty / "x").with_name("python"))
+    )
+    own = beside.with_name("meshboard") if named_by == "argv" else Path("meshboard")
+    ran = meshboard("meter", "--help", name=str(own))
+    assert (ran.code, [one.words for one in executed]) == (0, [[str(beside), "--help"]]), ran.err
+
+
+def test_a_meter_that_is_nowhere_is_told_with_what_brings_it(
+    meshboard: Meshboard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executed: list[Executed]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    ran = meshboard("meter", "--", "torchrun", "train.py", name=str(tmp_path / "meshboard"))
+    assert (ran.code, executed) == (2, [])
+    assert "pip install 'meshboard[worker]'" in ran.err

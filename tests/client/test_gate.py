@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import math
-import random
 from typing import Any
 from xml.etree import ElementTree
 
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshboard.errors import WrongError
-from meshboard.gate import Limit, LimitError, Row, Run, UnknownError, check_same, judge, noise, parse, report, run_of
+from meshboard.gate import Limit, LimitError, Row, Run, UnknownError, check_same, figure, judge, parse, report, run_of
 from meshboard.show import words
 
 BASE = Run(
@@ -101,68 +101,14 @@ def test_a_share_needs_a_baseline() -> None:
     assert row.ok
 
 
-def timed(*seconds: float) -> list[Run]:
-    return [changed(name=str(time), step_time=time) for time in seconds]
-
-
-@pytest.mark.parametrize(
-    ("runs", "baselines", "limit", "verdict", "half"),
-    [
-        # Means 1.3 and 1.0, variances 0.01 each: 1.3 - 1.1 x 1.0 = 0.2 beyond a bound of 1.1, with 3.98 degrees of
-        # freedom (t = 3.182) and a standard error of sqrt(0.01/3 + 1.21 x 0.01/3) = 0.0858.
-        ((1.2, 1.3, 1.4), (0.9, 1.0, 1.1), "step_time=+10%", "unsure", 3.182 * 0.08583),
-        ((1.5, 1.6, 1.7), (0.9, 1.0, 1.1), "step_time=+10%", "FAIL", 3.182 * 0.08583),
-        ((0.6, 0.7, 0.8), (0.9, 1.0, 1.1), "step_time=+10%", "ok", 3.182 * 0.08583),
-        # One run has the baseline's spread: sqrt(0.01 x (1 + 1.21/3)) = 0.1185, two degrees of freedom.
-        ((1.5,), (0.9, 1.0, 1.1), "step_time=+10%", "unsure", 4.303 * 0.11846),
-        ((1.7,), (0.9, 1.0, 1.1), "step_time=+10%", "FAIL", 4.303 * 0.11846),
-        ((1.6, 1.7, 1.8), (1.0,), "step_time=+10%", "FAIL", 4.303 * math.sqrt(0.01 * (1 / 3 + 1.21))),
-        # A figure of its own has no baseline's noise.
-        ((1.0, 1.1, 1.2), (), "step_time=1.05s", "unsure", 4.303 * 0.1 / math.sqrt(3)),
-        ((1.0, 1.1, 1.2), (5.0, 9.0), "step_time=0.8s", "FAIL", 4.303 * 0.1 / math.sqrt(3)),
-        ((1.0, 1.0), (1.0, 1.0), "step_time=+0%", "ok", 0.0),
-        ((1.2,), (1.0,), "step_time=+10%", "FAIL", None),
-    ],
-)
-def test_a_bound_is_decided_on_the_interval(runs: Any, baselines: Any, limit: str, verdict: str, half: Any) -> None:
-    (row,) = judge(timed(*runs), timed(*baselines), [parse(limit, "max")])
-    assert (row.verdict, row.half) == (verdict, half and pytest.approx(half, rel=1e-3))
-    assert row.ok == (verdict != "FAIL")
-    (row,) = judge(timed(*runs), timed(*baselines), [parse(limit, "max")], sure=True)
-    assert row.ok == (verdict == "ok")
-    assert ("do not tell it apart" in row.why) == (verdict == "unsure")
-
-
-def student(t: float, freedom: int) -> float:
-    """The share of Student's t below t, by Simpson's rule over its density."""
-    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(freedom * math.pi)
-    points = [scale * (1 + (t * i / 4000) ** 2 / freedom) ** (-(freedom + 1) / 2) for i in range(4001)]
-    return 0.5 + t / 12000 * (points[0] + points[-1] + 4 * sum(points[1:-1:2]) + 2 * sum(points[2:-1:2]))
-
-
-def test_the_quantiles_are_student_s() -> None:
-    assert [round(student(t, freedom), 4) for freedom, t in enumerate(noise.T, 1)] == [0.975] * len(noise.T)
-
-
-@pytest.mark.parametrize(("num_runs", "num_baselines", "spreads"), [(3, 20, (1, 1)), (1, 5, (1, 1)), (4, 4, (1, 5))])
-def test_what_did_not_change_seldom_fails(num_runs: int, num_baselines: int, spreads: tuple[float, float]) -> None:
-    """At a limit that holds exactly, at most one gate in forty fails; drawn from a normal distribution."""
-    drawn = random.Random(15)
-    limit, failed = [parse("step_time=+10%", "max")], 0
-    for _ in range(2000):
-        runs = timed(*(drawn.gauss(110, spreads[0]) for _ in range(num_runs)))
-        failed += not judge(runs, timed(*(drawn.gauss(100, spreads[1]) for _ in range(num_baselines))), limit)[0].ok
-    assert 0.01 < failed / 2000 < 0.035
-
-
 def test_what_is_counted_has_no_noise() -> None:
     """Each run is held to the newest baseline: an older one may be of before a change that was meant."""
     older = changed(sent={("tp", "all_gather"): 9000.0})
     limit = [parse("bytes.tp=+0%", "max")]
     more = changed(sent={**BASE.sent, ("tp", "all_gather"): 500.0, ("tp", "all_reduce"): 507.0})
     (row,) = judge([BASE, more], [BASE, older], limit)
-    assert (row.verdict, row.value, row.baseline, row.half) == ("FAIL", 1007.0, 1000.0, None)
-    assert row.why == "tp all_reduce +107 B, tp all_gather -100 B"
+    assert (row.verdict, row.value, row.baseline, row.low) == ("FAIL", 1007.0, 1000.0, None)
+    assert row.why == "run: tp all_reduce +107 B, tp all_gather -100 B"
     assert judge([BASE], [BASE, older], limit)[0].ok
     assert not judge([BASE], [older, BASE], [parse("bytes.tp=-0%", "min")])[0].ok
 
@@ -225,8 +171,13 @@ def test_every_report_tells_the_failure() -> None:
     assert report.table(rows).endswith("1 passed, 1 failed")
     told = report.markdown(rows, "gate")
     assert "| FAIL | bytes.tp (max) | 1,001 B | 1,000 B | +0.10% | 1,000 B | tp all_gather +401 B, tp all_red" in told
-    suite = ElementTree.fromstring(report.junit(rows, "gate <&>"))
-    assert (suite.get("tests"), suite.get("failures"), suite.get("name")) == ("2", "1", "gate <&>")
+    whole = ElementTree.fromstring(report.junit(rows, "gate <&>", 1.25))
+    (suite,) = whole
+    assert [whole.tag, suite.tag] == ["testsuites", "testsuite"]
+    for told_of in (whole, suite):
+        found = [told_of.get(name) for name in ("name", "tests", "failures", "errors", "time")]
+        assert found == ["gate <&>", "2", "1", "0", "1.250"]
+    assert [case.get("time") for case in suite] == ["0", "0"], "a comparison of figures takes none"
     failed = [case.get("name") for case in suite.iter("testcase") if case.find("failure") is not None]
     assert failed == ["bytes.tp (max)"]
     assert report.as_json(rows)["ok"] is False
@@ -270,16 +221,25 @@ def test_a_figure_that_is_no_number_holds_nothing_and_is_no_json(field: str, val
 
 
 def test_figures_are_told_in_full_where_six_digits_do_not_say_them() -> None:
-    assert report.figure(153_014_272 * 1.05, "B") == "160,664,985.6 B"
-    assert report.figure(1_234_567.891, "tokens/s") == "1,234,567.9 tokens/s"
-    assert report.figure(0.25, "s") == "0.25 s"
-    assert report.figure(2.0**30, "B") == "1,073,741,824 B"
+    assert figure(153_014_272 * 1.05, "B") == "160,664,986 B", "a fraction of a byte is nothing that was sent"
+    assert figure(72_253_972.7, "B") == "72,253,973 B"
+    assert figure(508_791.4666666667, "B") == "508,791.5 B"
+    assert figure(1.9333333333333333, "") == "1.933333"
+    assert figure(1_234_567.891, "tokens/s") == "1,234,567.9 tokens/s"
+    assert figure(0.25, "s") == "0.25 s"
+    assert figure(2.0**30, "B") == "1,073,741,824 B"
+
+
+def test_what_moved_is_told_in_as_many_digits() -> None:
+    more = changed(sent={**BASE.sent, ("tp", "all_reduce"): 400.0 + 26_316.8 / 3, ("tp", "all_gather"): 600.25})
+    (row,) = held(more, parse("bytes.tp=+0%", "max"))
+    assert row.why == "tp all_reduce +8,772.267 B, tp all_gather +0.25 B"
 
 
 def test_what_xml_does_not_allow_is_replaced() -> None:
     name = "a\uffff\x00\x1b\ud800b<&>\U0001f600"
     row = Row(f"bytes.{name}", "FAIL", 1.0, None, 0.0, "B", name)
-    text = report.junit([row], name)
+    text = report.junit([row], name, 0.0)
     suite = ElementTree.fromstring(text.encode())
     assert suite.get("name") == "a\ufffd\ufffd\ufffd\ufffdb<&>\U0001f600"
     assert 'encoding="UTF-8"' in text.splitlines()[0]
@@ -324,3 +284,49 @@ def test_the_gate_refuses_runs_of_different_specs(meshboard: Any, server: Any) -
     server.tells("jobs/k", {**ended, "id": "k", "spec": {**SPEC, "layout": {"tp": 1}}})
     ran = meshboard("gate", "j", "k", "--max", "loss=9", at=server)
     assert (ran.code, "layout.tp: 2 and 1" in ran.err) == (2, True)
+
+
+def of_board(job_id: str, **sent: int) -> Run:
+    """A run of several that share a name, as `submit --runs` makes them."""
+    cells = [
+        {"axis": "tp", "op": op, "phase": "step", "payload_bytes": num_bytes, "count": 1}
+        for op, num_bytes in sent.items()
+    ]
+    summary = {"steps": 1, "cells": {"0": cells}, "verdict": {}}
+    return run_of({"id": job_id, "name": "ci", "status": "succeeded", "exit": {"summary": summary}})
+
+
+def test_of_several_runs_each_row_says_whose_it_is() -> None:
+    """All of them bear one name, so the id tells them apart: in the table, and as the names of test cases."""
+    runs = [of_board("aaaaaaaaaa", all_gather=8), of_board("bbbbbbbbbb", all_gather=9), of_board("cccccccccc")]
+    rows = judge(runs, runs[:1], [parse("bytes.tp=+0%", "max")], exact=True, as_planned=True)
+    failed = {row.what for row in rows if not row.ok}
+    assert "bytes.tp.all_gather (exact) of job bbbbbbbbbb" in failed
+    assert "bytes.tp.all_gather (exact) of job aaaaaaaaaa" not in failed
+    assert "bytes (exact) of job cccccccccc" in failed
+    assert "as planned of job bbbbbbbbbb" in failed
+    cases = [case.get("name") for case in ElementTree.fromstring(report.junit(rows, "gate", 0.0)).iter("testcase")]
+    assert len(set(cases)) == len(cases) == len(rows)
+    rows = judge(runs[:2], runs[:1], [parse("bytes.tp=+0%", "max")])
+    assert [row.why for row in rows] == ["job bbbbbbbbbb: tp all_gather +1 B"]
+
+
+def test_two_limits_of_one_measure_are_two_rows() -> None:
+    limits = [parse(text, "max") for text in ("step_time=+10%", "step_time=9s", "step_time=+10%")]
+    assert [row.what for row in held(BASE, *limits)] == ["step_time (max)", "step_time (max) 2"]
+
+
+def test_a_build_reads_which_run_failed(meshboard: Any, server: Any, tmp_path: Any) -> None:
+    for job_id, num_bytes in (("j", 8), ("k", 9)):
+        cell = {"axis": "tp", "op": "send", "phase": "step", "payload_bytes": num_bytes, "count": 1}
+        summary = {"steps": 1, "cells": {"0": [cell]}}
+        ended = {"id": job_id, "status": "succeeded", "finished": True, "name": "ci", "exit": {"summary": summary}}
+        server.tells(f"jobs/{job_id}", ended)
+        (tmp_path / "base.json").write_text(json.dumps(ended)) if job_id == "j" else None
+    file = tmp_path / "gate.xml"
+    ran = meshboard(
+        "gate", "j", "k", "--baseline", str(tmp_path / "base.json"), "--exact", "--junit", str(file), at=server
+    )
+    failed = [line.split("  ")[1] for line in ran.out.splitlines() if line.startswith("FAIL")]
+    assert (ran.code, failed) == (1, ["bytes.tp.send (exact) of job k"])
+    assert ElementTree.parse(file).getroot().tag == "testsuites"

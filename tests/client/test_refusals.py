@@ -260,7 +260,7 @@ def test_one_that_is_refused_keeps_no_other_from_it(meshboard: Meshboard, server
     server.tells(f"jobs/j/{ask}", JOB)
     ran = meshboard(command, "a", "b", "j", at=server)
     assert (ran.code, ran.out) == (3, "j  running      n\n")
-    assert ran.err == "meshboard: a: request: no such thing\nmeshboard: b: request: not yours\n"
+    assert ran.err == "meshboard: job a: no such thing\nmeshboard: b: request: not yours\n"
     told = json.loads(meshboard(command, "a", "j", "--json", at=server).out)
     assert (told[0]["job"], told[0]["errors"][0]["message"], told[1]["id"]) == ("a", "no such thing", "j")
 
@@ -335,3 +335,24 @@ def test_certificates_that_are_not_there_are_named(
     monkeypatch.setenv("MESHBOARD_CA", "/nowhere/ca.pem")
     ran = meshboard("status", at=server)
     assert (ran.code, ran.err.startswith("meshboard: MESHBOARD_CA: ")) == (exits.Exit.WRONG, True)
+
+
+NO_JOB = {"errors": [{"field": "request", "message": "no such job"}]}
+
+
+@pytest.mark.parametrize("words", [("status", "abc"), ("logs", "abc"), ("cancel", "abc"), ("gate", "abc", "--exact")])
+def test_a_job_that_is_not_there_is_named(meshboard: Meshboard, server: Saying, words: tuple[str, ...]) -> None:
+    server.says((404, NO_JOB))
+    assert meshboard(*words, at=server) == (2, "", "meshboard: job abc: no such job\n")
+
+
+def test_of_several_each_is_named_once(meshboard: Meshboard, server: Saying) -> None:
+    server.says((404, NO_JOB))
+    ran = meshboard("cancel", "abc", "xyz", at=server)
+    assert ran.err.splitlines() == [f"meshboard: job {name}: no such job" for name in ("abc", "xyz")]
+
+
+def test_a_branch_without_a_baseline_is_named(meshboard: Meshboard, server: Saying) -> None:
+    server.says((404, {"errors": [{"field": "request", "message": "no such baseline"}]}))
+    ran = meshboard("baseline", "show", "fix/1", "--project", "vision", at=server)
+    assert (ran.code, ran.err) == (2, "meshboard: baseline fix/1 of project vision: no such baseline\n")

@@ -1,8 +1,8 @@
 """What a launcher's command line starts, and the same with the meter between launcher and script.
 
 Two launchers are understood: torchrun (also as `python -m torch.distributed.run`) and plain `python SCRIPT`, one rank.
-Any other command runs as it is. Whoever wants its ranks metered writes `-m workers.meter` before the script: the meter
-finds its way by the environment.
+A command that has the meter already keeps it; any other command runs as it is. Whoever wants its ranks metered writes
+`-m workers.meter` before the script: the meter finds its way by the environment.
 
 The options are torch 2.13's; tests/workers/elsewhere/test_command.py fails when they change.
 """
@@ -76,7 +76,8 @@ def understand(argv: list[str], environment: Mapping[str, str], logs: str, count
     if PYTHON.fullmatch(PurePath(argv[0]).name) and (script := _script_of_python(argv)):
         ranks = int(environment.get("WORLD_SIZE", "1"))  # whoever starts each rank by itself wraps each of them
         node = int(environment.get("RANK", "0"))
-        return Launch([*argv[:script], *METER, *argv[script:]], ranks, 1, node, metered=True, apart=False)
+        meter = [] if argv[script : script + 2] == METER else METER
+        return Launch([*argv[:script], *meter, *argv[script:]], ranks, 1, node, metered=True, apart=False)
     return Launch(list(argv), 1, 1, 0, metered=False, apart=False)
 
 
@@ -131,9 +132,10 @@ def _torchrun(
     apart = not any(
         getattr(told, name) or environment.get(f"PET_{name.upper()}") for name in ("log_dir", "redirects", "tee")
     )
+    has_it = told.module and told.script == METER[1]
     metered = not (told.no_python or told.run_path)
     ours = ["--log-dir", logs, "--tee", "3"] if apart else []
-    if metered:
+    if metered and not has_it:
         # torchrun's own -m, wherever it stands, now names the meter, which takes one for the script.
         script = [*([] if told.module else ["-m"]), "workers.meter", *(["-m"] if told.module else []), *script]
     return Launch([*launcher, *ours, *options, *script], nodes, ranks, node, metered, apart)

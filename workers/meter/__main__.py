@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from contracts.telemetry.steps import Cell, PhaseItem
+from contracts.telemetry.words import SCRIPT_SETUP_STEPS
 from workers.meter.ending import end_as, fail
 from workers.meter.exporter import Exporter
 from workers.meter.intercept import meter_every_group
@@ -79,7 +80,7 @@ def main() -> int:
 
 
 def count_steps(recorder: Recorder, stepped_once: Callable[[], None] = lambda: None) -> RemovableHandle:
-    """Setup lasts until the first optimiser step has ended, which is told; what follows are steps.
+    """Setup lasts until the first optimiser steps have ended, of which the very first is told; what follows are steps.
 
     Several optimisers that take turns make one step together: the next begins when one of them comes again.
     """
@@ -91,7 +92,8 @@ def count_steps(recorder: Recorder, stepped_once: Callable[[], None] = lambda: N
             recorder.step += 1
             recorder.end_step(recorder.step)
             stepped_once()
-            recorder.set_phase("step")
+            if recorder.step >= SCRIPT_SETUP_STEPS:
+                recorder.set_phase("step")
             recorder.begin_step(recorder.step + 1)
         turns.add(optimizer)
 

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
@@ -29,6 +30,23 @@ app = typer.Typer(
     rich_markup_mode=None,
     help=f"Plan, submit, follow and gate training runs on a board.\n\nExit codes: {exits.words()}.",
 )
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"meshboard {version('meshboard-client')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _told: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_version, help="say which this is, and end")
+    ] = False,
+) -> None:
+    pass
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="the whole answer as JSON on standard output")]
 Spec = Annotated[str, typer.Argument(metavar="SPEC", help="YAML or JSON file of a spec; - reads standard input")]
 Sets = Annotated[list[str], typer.Option("--set", metavar="FIELD=VALUE", help="change a field, such as layout.dp=2")]

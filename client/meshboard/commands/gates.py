@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
@@ -45,7 +46,9 @@ def gate_command(
         bool, typer.Option("--exact", help="bytes and calls of each axis and collective are the baseline's")
     ] = False,
     as_planned: Annotated[bool, typer.Option("--as-planned", help="0 B and 0 calls from the prediction")] = False,
-    sure: Annotated[bool, typer.Option("--sure", help="fail what noise does not tell apart from its limit")] = False,
+    sure: Annotated[
+        bool, typer.Option("--sure", help="fail also what is within its limit by no more than the noise")
+    ] = False,
     junit: Annotated[Path | None, typer.Option(help="write JUnit XML here")] = None,
     markdown: Annotated[Path | None, typer.Option(help="append a Markdown summary here")] = None,
     as_json: AsJson = False,
@@ -53,13 +56,14 @@ def gate_command(
     """Hold runs to limits; exit code 1 where one does not hold, or cannot be told.
 
     Measures: bytes, bytes.AXIS, bytes.AXIS.OP, calls (likewise), step_time, tokens_per_s, peak_memory, loss, loss@STEP.
-    A limit is a share of the baseline's (+10%, -5%) or a figure (0.5s, 2GiB).
+    A limit is a share of the baseline's (+10%, -5%) or a figure (0.5s, 2GiB). The mean of several runs decides.
     """
     limits = [gate.parse(text, "max") for text in most] + [gate.parse(text, "min") for text in least]
     if not limits and not exact and not as_planned:
         raise gate.LimitError("nothing to hold to: give --max, --min, --exact or --as-planned")
     _once("job", jobs)
     _once("--baseline", baseline)
+    began = time.monotonic()
     with board() as client:
         told = [client.job(job_id).told for job_id in jobs]
         gate.check_same(told)
@@ -68,7 +72,7 @@ def gate_command(
     rows = gate.judge(runs, held_to, limits, exact=exact, as_planned=as_planned, sure=sure)
     title = f"gate {' '.join(jobs)}"
     if junit:
-        _write(junit, report.junit(rows, title))
+        _write(junit, report.junit(rows, title, time.monotonic() - began))
     if markdown:
         _write(markdown, report.markdown(rows, title), append=True)
     print_json(report.as_json(rows)) if as_json else print(report.table(rows))
@@ -164,7 +168,7 @@ def show(branch: Branch, project: Project = "default", as_json: AsJson = False) 
 
 def _figure(run: Run, measure: str) -> str:
     try:
-        return report.figure(run.value(measure), gate.unit_of(measure))
+        return gate.figure(run.value(measure), gate.unit_of(measure))
     except gate.UnknownError:
         return "-"
 

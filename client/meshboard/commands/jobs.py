@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Annotated
 
@@ -19,7 +19,7 @@ from meshboard.commands.refusals import each
 from meshboard.errors import AwayError, RefusedError, WrongError
 from meshboard.exits import Exit
 from meshboard.job import Job
-from meshboard.look import look
+from meshboard.look import look, looks
 from meshboard.show import jobs as shown
 from meshboard.show.live import Waiting
 from meshboard.show.words import clean
@@ -48,11 +48,12 @@ def submit(
             seen[job.id] = job
             if not as_json:
                 print(job.id, flush=True)  # a build that is cut off while it waits knows what it started
-            print(f"{clean(job.name)}: {client.url}/jobs/{job.id}/", file=sys.stderr)
+            before = " was there already: this key and spec were sent before" if job.was_there else ""
+            print(f"{clean(job.name)}: {client.url}/jobs/{job.id}/{before}", file=sys.stderr)
         if wait or follow:
             until = None if timeout is None else time.monotonic() + timeout
             for job_id in list(seen):
-                _wait(client, job_id, until, seen, follow=follow)
+                _wait(client, job_id, until, seen, follow=follow, label=job_id if runs > 1 else "")
     if (wait or follow) and not all(job.succeeded for job in seen.values()):
         raise typer.Exit(Exit.FAILED)
 
@@ -87,15 +88,21 @@ def wait(job_id: JobId, timeout: Timeout = None, as_json: AsJson = False) -> Non
         raise typer.Exit(Exit.FAILED)
 
 
-def _wait(client: Client, job_id: str, until: float | None, seen: dict[str, Job], *, follow: bool) -> None:
+def _wait(
+    client: Client, job_id: str, until: float | None, seen: dict[str, Job], *, follow: bool, label: str = ""
+) -> None:
     """`seen` has it as it was looked at last."""
     left_s = None if until is None else max(0.0, until - time.monotonic())
-    with Waiting(lambda job: look(client, job).step) as waiting:
+    with Waiting(label) as waiting:
 
         def hear(job: Job) -> None:
             seen[job_id] = job
             waiting(job)
+            if waiting.shows_steps and not job.finished:
+                waiting.at(look(client, job))
 
+        if waiting.shows_steps:
+            threading.Thread(target=_count_steps, args=(client, job_id, waiting), daemon=True).start()
         said = threading.Thread(target=_say_log, args=(client, job_id, waiting), daemon=True)
         if follow:
             said.start()
@@ -104,12 +111,21 @@ def _wait(client: Client, job_id: str, until: float | None, seen: dict[str, Job]
             said.join(LAST_WORDS_S)
 
 
+def _count_steps(client: Client, job_id: str, waiting: Waiting) -> None:
+    """As they come; of a board that tells nothing live, `hear` knows what its recorder does."""
+    with suppress(RefusedError, AwayError, RuntimeError):  # the last: of a client that was closed, as the wait ended
+        for seen in looks(client, client.job(job_id)):
+            waiting.at(seen)
+
+
 def _say_log(client: Client, job_id: str, waiting: Waiting) -> None:
     """A log that cannot be followed ends no wait."""
     try:
         waiting.say(following.lines(client, job_id, rank=0))
     except (RefusedError, AwayError) as error:
         waiting.say([f"[its log cannot be followed: {error}]"])
+    except RuntimeError:
+        return  # the wait has ended, and with it the client
 
 
 @app.command()

@@ -57,7 +57,7 @@ def each(job_ids: Sequence[str], act: Callable[[str], Any]) -> tuple[list[Any], 
         try:
             found.append(act(job_id))
         except KNOWN as error:
-            say(f"{job_id}: {error}")
+            say(str(error) if str(error).startswith(f"job {job_id}:") else f"{job_id}: {error}")
             found.append({"job": job_id, **document(error, str(error))})
             worst = max(worst, code_of(error))
     return found, worst

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
+import sys
+from pathlib import Path
 
 import typer
 from typer.core import TyperCommand
 
 from meshboard import access, files
 from meshboard.commands.app import app, warn_of
+
+HELP = {"-h", "--help"}  # takes no board
 
 
 class AsTheyStand(TyperCommand):
@@ -23,10 +28,19 @@ class AsTheyStand(TyperCommand):
 @app.command(cls=AsTheyStand, add_help_option=False)
 def meter(context: typer.Context) -> None:
     """Report a run launched here: `meshboard meter -- torchrun ...` hands over to meshboard-meter, which hosts have."""
-    program = shutil.which("meshboard-meter")
+    program = _program()
     if program is None:
-        raise files.FileError("meshboard-meter is not here: it comes with a host's packages (docs/howto/elsewhere.md)")
+        words = "it comes with a host's packages, pip install 'meshboard[worker]' (docs/howto/elsewhere.md)"
+        raise files.FileError(f"meshboard-meter is neither on the PATH nor beside this command: {words}")
+    if HELP & set(itertools.takewhile(lambda word: word != "--", context.args)):
+        os.execve(program, [program, *context.args], dict(os.environ))  # noqa: S606
     found = access.find()
     warn_of(found)
     environment = {**os.environ, "MESHBOARD_URL": found.url, "MESHBOARD_TOKEN": found.token}
     os.execve(program, [program, *context.args], environment)  # noqa: S606
+
+
+def _program() -> str | None:
+    """A virtual environment's commands lie beside each other, and need not be on the PATH."""
+    beside = (Path(sys.executable).parent, Path(sys.argv[0]).absolute().parent)
+    return shutil.which("meshboard-meter") or shutil.which("meshboard-meter", path=os.pathsep.join(map(str, beside)))

@@ -1,5 +1,6 @@
 """Whether a run stays within limits, against a baseline or by themselves: for CI."""
 
+from meshboard.gate.figures import figure
 from meshboard.gate.judge import Row, judge
 from meshboard.gate.limits import Limit, LimitError, parse
 from meshboard.gate.measures import Run, UnknownError, run_of, run_of_facts, unit_of
@@ -12,6 +13,7 @@ __all__ = [
     "Run",
     "UnknownError",
     "check_same",
+    "figure",
     "judge",
     "parse",
     "run_of",

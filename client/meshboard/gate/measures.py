@@ -92,7 +92,7 @@ def run_of(told: Mapping[str, Any]) -> Run:
     Raises:
         UnknownError: it has not ended well.
     """
-    name = f"job {told.get('name') or told.get('id')}"
+    name = f"job {told.get('id') or told.get('name')}"  # several of one spec share their name
     if told.get("status") != "succeeded":
         raise UnknownError(f"{name} is {told.get('status')}: only a run that succeeded has figures to hold to")
     summary = (told.get("exit") or {}).get("summary") or {}

@@ -1,4 +1,7 @@
-"""How far a mean may be off by noise alone: Welch's interval.
+"""What several runs measured: their mean, and how far noise alone may have put it (Welch's interval).
+
+Both are taken of logarithms. Times, rates and memory are positive and differ by shares, not by amounts: so the mean is
+the geometric one, the interval is one of ratios, and neither ever leaves what is positive.
 
 B. L. Welch, "The generalization of 'Student's' problem when several different population variances are involved",
 Biometrika 34 (1947): the difference of two means, each with a variance of its own, is as far from its true value as
@@ -11,9 +14,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import variance
+from statistics import fmean, variance
 
 LEVEL = 0.95  # of the interval; each end is 2.5% by itself
+LARGEST_EXPONENT = 300.0  # of e: beyond what any two runs differ by, and a float still holds it
 # The 97.5% quantile of Student's t for 1, 2, ... degrees of freedom; beyond the last it only shrinks, to 1.960.
 T: tuple[float, ...] = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
@@ -22,21 +26,37 @@ T: tuple[float, ...] = (
 )
 
 
-def half_width(runs: Sequence[float], baselines: Sequence[float], factor: float) -> float | None:
-    """Of the interval of mean(runs) - factor * mean(baselines). Without `baselines`, of mean(runs) alone. None where
-    no side has two values: nothing is known of the noise then."""
-    ours, theirs = _variance(runs), _variance(baselines)
-    if ours is None and theirs is None:
+def mean(values: Sequence[float]) -> float:
+    """The geometric one; of what is not all positive, as a loss may be, the usual one."""
+    if min(values) == max(values):
+        return values[0]  # no rounding of what is the same
+    return math.exp(fmean(map(math.log, values))) if min(values) > 0 else fmean(values)
+
+
+def interval(runs: Sequence[float], baselines: Sequence[float]) -> tuple[float, float] | None:
+    """In which noise alone may have put mean(runs), held to mean(baselines) or, without those, to a figure. None where
+    nothing is known of the noise: no side has two values, or some are not positive."""
+    if min((*runs, *baselines)) <= 0:
         return None
+    half = _half_width([math.log(value) for value in runs], [math.log(value) for value in baselines])
+    if half is None:
+        return None
+    factor = math.exp(min(half, LARGEST_EXPONENT))
+    return mean(runs) / factor, mean(runs) * factor
+
+
+def _half_width(runs: Sequence[float], baselines: Sequence[float]) -> float | None:
+    """Of the interval of the difference of their means."""
+    ours, theirs = _variance(runs), _variance(baselines)
     if not baselines:
-        assert ours is not None, "else nothing is known"
-        return _t(len(runs) - 1) * math.sqrt(ours / len(runs))
+        return None if ours is None else _t(len(runs) - 1) * math.sqrt(ours / len(runs))
     if ours is None or theirs is None:
         common = ours if theirs is None else theirs
-        assert common is not None, "one of them is known"
+        if common is None:
+            return None
         known = max(len(runs), len(baselines))
-        return _t(known - 1) * math.sqrt(common * (1 / len(runs) + factor**2 / len(baselines)))
-    parts = ours / len(runs), factor**2 * theirs / len(baselines)
+        return _t(known - 1) * math.sqrt(common * (1 / len(runs) + 1 / len(baselines)))
+    parts = ours / len(runs), theirs / len(baselines)
     if not sum(parts):
         return 0.0
     freedom = sum(parts) ** 2 / (parts[0] ** 2 / (len(runs) - 1) + parts[1] ** 2 / (len(baselines) - 1))

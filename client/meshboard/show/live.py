@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -23,12 +23,13 @@ BLOCKS = " ▁▂▃▄▅▆▇█"
 class Waiting:
     """Hears of a job while it is waited for: a bar of its steps on a terminal, a line a change of state elsewhere.
 
-    `steps` tells how many a job has completed; it is asked on a terminal alone.
+    `label` stands before what would not say whose it is: one of several jobs.
     """
 
-    def __init__(self, steps: Callable[[Job], int], console: Console | None = None) -> None:
+    def __init__(self, label: str = "", console: Console | None = None) -> None:
         self._console = console or Console(stderr=True, markup=False, highlight=False)
-        self._steps, self._last = steps, ""
+        self._label, self._last = label, ""
+        self._at = (0, 0)  # attempt and step
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
         bar = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=self._console, transient=True)
         self._bar = bar if self._console.is_terminal else None
@@ -43,10 +44,20 @@ class Waiting:
         if self._bar is not None:
             self._bar.stop()
 
+    @property
+    def shows_steps(self) -> bool:
+        return self._bar is not None
+
     def say(self, lines: Iterable[str]) -> None:
         """Of its log."""
         for line in lines:
-            self._console.print(line_of_log(line), soft_wrap=True)
+            self._console.print(f"{self._label}: " * bool(self._label) + line_of_log(line), soft_wrap=True)
+
+    def at(self, seen: Look) -> None:
+        """Of two who tell where it is, such as events and the recorder behind them, whoever is further is right."""
+        self._at = max(self._at, (seen.job.attempt, seen.step))
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self._at[1], refresh=True)
 
     def __call__(self, job: Job) -> None:
         line = jobs.line(job)
@@ -54,7 +65,7 @@ class Waiting:
             self._last = line
             self._console.print(line, soft_wrap=True)
         if self._bar is not None and not job.finished:
-            self._bar.update(self._task, description=job.status, total=job.steps, completed=self._steps(job))
+            self._bar.update(self._task, description=f"{self._label} {job.status}".lstrip(), total=job.steps)
 
 
 class Watching:

@@ -24,7 +24,7 @@ from contracts.telemetry.steps import (
     TrafficItem,
 )
 from contracts.telemetry.timeline import TimelineItem
-from contracts.telemetry.words import MOST_CHECKPOINTS
+from contracts.telemetry.words import MOST_CHECKPOINTS, SCRIPT_SETUP_STEPS
 from jobs.history.kept.state import LATEST, RankState, Started, State, new_state
 from jobs.history.kept.tables import GAUGES, TABLES
 from jobs.history.recording.counters import Counters
@@ -208,8 +208,8 @@ class Rows:
         rank = self._rank(item["rank"])
         changed, rank["phase"] = item["phase"] != rank["phase"], item["phase"]
         if "cells" in item:
-            # A script's phase "step" begins when its first step has ended.
-            rank["ran"], rank["exact"] = max(0, item.get("steps", 1) - 1), item["cells"]
+            # A script's phase "step" begins behind its first steps.
+            rank["ran"], rank["exact"] = max(0, item.get("steps", 0) - SCRIPT_SETUP_STEPS), item["cells"]
             self._add_cells(item["rank"], item["time"], item["cells"])
         if item["rank"] != 0:
             return

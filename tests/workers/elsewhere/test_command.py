@@ -49,6 +49,19 @@ def test_the_meter_stands_before_the_script(launcher: list[str], argv: list[str]
     assert (made.metered, made.apart, made.nodes, made.node) == (True, True, 1, 0)
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [["-m", "workers.meter", "train.py", "--lr", "1"], ["--module", "workers.meter", "-m", "pkg.train"]],
+)
+def test_a_command_that_has_the_meter_gets_no_second_one(argv: list[str]) -> None:
+    """As `torchrun -m workers.meter train.py` is by hand, without a board."""
+    made = launch("torchrun", "--nproc-per-node", "2", *argv)
+    assert made.argv == ["torchrun", *OURS, "--nproc-per-node", "2", *argv]
+    assert (made.metered, made.ranks) == (True, 2)
+    made = launch("python3", "-u", *METER, "train.py")
+    assert (made.argv, made.metered) == (["python3", "-u", *METER, "train.py"], True)
+
+
 @pytest.mark.parametrize("own", [["--log-dir", "mine"], ["-r", "3"], ["--tee=1"]])
 def test_who_wants_logs_elsewhere_keeps_them(own: list[str]) -> None:
     made = launch("torchrun", *own, "train.py")

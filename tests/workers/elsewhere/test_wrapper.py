@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.patience import patient
-from tests.support.processes import gone, wait_until
+from tests.support.processes import ROOT, gone, wait_until
 from tests.support.tls import TlsBoard, self_signed
 from tests.workers.elsewhere.conftest import metered
 from workers.elsewhere.__main__ import main
@@ -151,3 +152,13 @@ def test_what_makes_no_sense_is_told_before_anything_starts(
     monkeypatch.setattr(subprocess, "Popen", None)
     assert main() == 2
     assert words in capfd.readouterr().err
+
+
+def test_without_a_host_s_packages_it_says_which_are_missing() -> None:
+    """As where the board alone was installed."""
+    program = "import sys; sys.modules['psutil'] = None; from workers.elsewhere.__main__ import main; sys.exit(main())"
+    ran = subprocess.run(
+        [sys.executable, "-c", program, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=patient(30)
+    )
+    words = "meshboard-meter: psutil is not here, which comes with a host's packages: pip install 'meshboard[worker]'\n"
+    assert (ran.returncode, ran.stdout, ran.stderr) == (127, "", words)

@@ -15,7 +15,7 @@ from contracts.telemetry.batches import Item
 from contracts.telemetry.proof import ProofItem
 from contracts.telemetry.results import DryRunItem, VerdictRow
 from contracts.telemetry.steps import Cell, CheckpointItem, EvalItem, StepItem, TrafficItem
-from contracts.telemetry.words import FIRST_STEPS, SPEED_STEPS, TIMED_STEPS
+from contracts.telemetry.words import FIRST_STEPS, SCRIPT_SETUP_STEPS, SPEED_STEPS, TIMED_STEPS
 
 MAX_POINTS = 500
 MAX_CHECKPOINTS = 100
@@ -89,9 +89,8 @@ class Tally:
         elif item["kind"] == "phase":
             self.training = self.training or item["phase"] == "step"
             if item["rank"] == self._first_rank and "steps" in item:
-                self.steps = self._ran = item["steps"]
-                if "cells" in item:  # its phase "step" begins when the first step has ended
-                    self._ran = max(0, self.steps - 1)
+                self.steps = item["steps"]
+                self._ran = max(0, self.steps - SCRIPT_SETUP_STEPS)  # its phase "step" begins behind them
         elif item["kind"] == "profile":
             self._profile = item["profile"]
         elif item["kind"] == "lab":

@@ -15,7 +15,10 @@ from contracts.codec import EXIT_BYTES, checked_exit
 from contracts.fields import LARGEST, LARGEST_NUMBER
 from contracts.telemetry.proof import ProcessProof, ProofItem, ReplicaProof
 from contracts.telemetry.results import LabItem, VerdictItem, VerdictRow
-from contracts.telemetry.steps import Cell, EvalItem, StepItem, TrafficItem
+from contracts.telemetry.steps import Cell, EvalItem, PhaseItem, StepItem, TrafficItem
+from contracts.telemetry.words import SCRIPT_SETUP_STEPS
+from jobs.baselines.facts import NoFactsError, facts
+from meshboard.gate import judge, run_of
 from tests.support.orders import order
 from workers.host.attempts import AttemptDir
 from workers.host.supervisor.ending import Ended, Failure, exit_report, read_failure
@@ -214,3 +217,40 @@ def test_a_launchers_message_is_made_plain(tmp_path: Path) -> None:
     report = ending(tmp_path / "end", Tally(), found, 1)
     assert isinstance(report, dict)
     assert report["reason"].startswith("rank 0 ended with exit code 1: a\ufffdb? cddd")
+
+
+def of_script(steps: int, each: int = 263_168, calls: int = 2) -> Tally:
+    """Two ranks of a loop that sends alike in each step; what they sent in the first two is of phase "setup"."""
+    tally = Tally()
+    whole: Cell = {
+        **cell("world"),
+        "op": "all_reduce",
+        "count": calls * (steps - SCRIPT_SETUP_STEPS),
+        "payload_bytes": each * (steps - SCRIPT_SETUP_STEPS),
+    }
+    for rank in (0, 1):
+        setup: Cell = {**whole, "phase": "setup", "count": calls, "payload_bytes": each}
+        tally.add(TrafficItem(kind="traffic", rank=rank, time=1.0, cells=[setup, whole], dropped=0))
+    tally.add(PhaseItem(kind="phase", rank=0, time=1.0, phase="step", steps=steps))
+    return tally
+
+
+def test_a_script_s_figures_are_of_the_steps_that_its_cells_cover() -> None:
+    """Two lengths of one loop send the same in a step, whatever their set-up sent."""
+    short, long = (
+        run_of({"name": "x", "status": "succeeded", "exit": {"summary": of_script(steps).summary()}})
+        for steps in (30, 60)
+    )
+    assert (short.value("bytes.world.all_reduce"), short.value("calls.world.all_reduce")) == (526_336, 4)
+    assert (short.sent, short.calls) == (long.sent, long.calls)
+    assert [row.verdict for row in judge([long], [short], [], exact=True)] == ["ok", "ok"]
+    summary = of_script(30).summary()
+    assert (summary["steps"], summary["ran_steps"]) == (30, 28)
+
+
+@pytest.mark.parametrize("steps", [1, SCRIPT_SETUP_STEPS])
+def test_of_a_script_s_first_steps_nothing_can_be_held_to(steps: int) -> None:
+    summary = of_script(steps).summary()
+    assert not run_of({"name": "x", "status": "succeeded", "exit": {"summary": summary}}).sent
+    with pytest.raises(NoFactsError, match="trained no step after its first 2, which of a script are set-up"):
+        facts({"summary": summary})

@@ -1,5 +1,7 @@
 // Folds counters (contracts/telemetry/steps.py): what each rank sent, when, and what is missing of it. Pure.
 
+const SCRIPT_SETUP_STEPS = 2; // of a script, the first (contracts/telemetry/words.py)
+
 export function memberState(state, node) {
   if (!state.members.has(node)) state.members.set(node, { lastId: null, time: null, host: null, clock: null, lost: false });
   return state.members.get(node);
@@ -46,7 +48,7 @@ export function foldPhase(state, item, node) {
   const rank = rankState(state, item.rank, node);
   rank.phase = item.phase;
   if (item.cells !== undefined) {
-    rank.exactStep = item.steps - 1; // its phase "step" begins when the first one has ended
+    rank.exactStep = Math.max(0, item.steps - SCRIPT_SETUP_STEPS); // its phase "step" begins behind them
     rank.exactCells = item.cells;
   }
   // Of a script, which has no step items.

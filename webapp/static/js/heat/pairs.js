@@ -46,7 +46,7 @@ export function pairsPanel(panel) {
         ? ofStep(step, world, accepts, busFactor)
         : null;
     if (!squares.measured && !squares.predicted) {
-      panel.querySelector("[data-empty]").textContent = job.finished ? "No step was counted." : "Waiting for the first optimiser step.";
+      panel.querySelector("[data-empty]").textContent = job.finished ? "No step was counted." : "Waiting for the first step that is counted.";
       return;
     }
     drawn = key;

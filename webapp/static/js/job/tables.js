@@ -54,8 +54,8 @@ export function showComparison(body, note, state, predictedOf, open, finished) {
     const text = [...state.ranks.values()].some((rank) => rank.exactStep)
       ? "This layout needs no communication in a step: 0 B predicted, 0 B measured."
       : finished
-        ? "The run ended before its first optimiser step."
-        : "Waiting for the first optimiser step.";
+        ? "The run ended before a step was counted."
+        : "Waiting for the first step that is counted.";
     body.replaceChildren(emptyRow(7, text));
     return { rows, off: null };
   }

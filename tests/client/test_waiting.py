@@ -1,0 +1,94 @@
+"""What `submit --follow` and `--wait` say while jobs run: the step that is told now, and whose a line is."""
+
+from __future__ import annotations
+
+import io
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from meshboard.job import Job
+from meshboard.look import Look
+from meshboard.show import live
+from tests.client.conftest import Answer, Saying, answer
+from tests.client.test_api import ENDED, JOB
+from tests.client.test_commands import Meshboard, event, log
+from tests.support.patience import patient
+
+RUNNING = {**JOB, "spec": {"train": {"steps": 12}}}
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> str:
+    file = tmp_path / "spec.yaml"
+    file.write_text("name: n")
+    return str(file)
+
+
+def test_the_bar_stands_where_the_events_do_and_not_the_recorder(
+    meshboard: Meshboard, server: Saying, spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recorder, some seconds behind, knows of no step yet."""
+    moved, next_answer, at = threading.Event(), server.next, live.Waiting.at
+
+    def heard(self: live.Waiting, seen: Look) -> None:
+        at(self, seen)
+        if seen.step == 12:
+            moved.set()
+
+    def held_back(path: str) -> Answer:
+        if path.startswith("/api/v1/jobs/j/wait"):
+            assert moved.wait(patient(5)), "the events are followed while the job is waited for"
+        return next_answer(path)
+
+    monkeypatch.setattr(live.Waiting, "at", heard)
+    monkeypatch.setattr(server, "next", held_back)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal
+    step = {"attempt": 1, "step": 12, "loss": 3.0, "step_s": 0.25}
+    server.at["jobs/j/events"] = answer(200, event("step", step) + event("end", {"status": "succeeded", "attempt": 1}))
+    server.at["jobs/j/logs/0"] = answer(200, log(0, "step 12/12 loss 3") + event("end", {}))
+    server.tells("jobs", RUNNING, 201)
+    server.tells("jobs/j", RUNNING)
+    server.tells("jobs/j/wait", {"reached": True, "job": {**RUNNING, **ENDED}})
+    ran = meshboard("submit", spec, "--follow", at=server)
+    assert (ran.code, "12/12" in ran.err.replace("step 12/12", "")) == (0, True), ran.err
+
+
+def test_a_bar_never_goes_back_but_for_another_attempt() -> None:
+    screen = Console(file=io.StringIO(), force_terminal=True, width=100, markup=False)
+
+    def look(step: int, attempt: int) -> Look:
+        return Look(Job({**RUNNING, "attempt": attempt}), step, None, None, {}, {})
+
+    with live.Waiting(console=screen) as waiting:
+        waiting(Job(RUNNING))
+        for step, attempt in ((7, 1), (5, 1), (2, 2), (8, 1)):
+            waiting.at(look(step, attempt))
+    told = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert [f"{step}/12" in told for step in (7, 5, 2, 8)] == [True, False, True, False]
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+def test_lines_of_several_jobs_say_whose_they_are(meshboard: Meshboard, server: Saying, spec: str, runs: int) -> None:
+    made: list[Any] = [answer(201, {**RUNNING, "id": name}) for name in ("j", "k")]
+    server.answers = made
+    for name in ("j", "k"):
+        server.tells(f"jobs/{name}", {**RUNNING, "id": name})
+        server.at[f"jobs/{name}/logs/0"] = answer(200, log(0, f"step 1 of {name}") + event("end", {}))
+        server.tells(f"jobs/{name}/wait", {"reached": True, "job": {**ENDED, "id": name}})
+    ran = meshboard("submit", spec, "--follow", "--runs", str(runs), at=server)
+    lines = [line for line in ran.err.splitlines() if "step 1 of" in line]
+    assert (ran.code, lines) == (0, ["j: step 1 of j", "k: step 1 of k"] if runs > 1 else ["step 1 of j"])
+    assert "j  succeeded" in ran.err, "and a change of state names its job by itself"
+
+
+@pytest.mark.parametrize(("status", "told"), [(201, False), (200, True)])
+def test_a_key_that_was_sent_before_says_so(
+    meshboard: Meshboard, server: Saying, spec: str, status: int, told: bool
+) -> None:
+    server.tells("jobs", RUNNING, status)
+    ran = meshboard("submit", spec, "--key", "build-1", at=server)
+    assert (ran.code, ran.out, "was there already" in ran.err) == (0, "j\n", told)
