@@ -201,9 +201,7 @@ def _turn(job: str, after: int) -> Turn:
     """Of the job now, with its changes after one."""
     standing = standings([job]).get(job)
     rows = list(StateChange.objects.filter(job_id=job, id__gt=after))
-    told = {
-        c.id: {"status": c.status, "attempt": c.attempt, "reason": c.reason, "at": c.at.isoformat()} for c in rows
-    }
+    told = {c.id: {"status": c.status, "attempt": c.attempt, "reason": c.reason, "at": c.at.isoformat()} for c in rows}
     number = standing.attempt if standing else 0
     nodes = Member.objects.filter(attempt__job_id=job, attempt__number=number).count()
     return Turn(standing, told, rows[-1].id if rows else after, max(1, nodes))
