@@ -106,6 +106,7 @@ class Job(models.Model):
         indexes = [
             models.Index(fields=["-created"], name="job_newest"),
             models.Index(fields=["owner", "-created"], name="job_newest_of_owner"),
+            models.Index(fields=["project", "-created"], name="job_newest_of_project"),
             models.Index(fields=["status", "-priority", "created"], name="job_queue"),
         ]
 
