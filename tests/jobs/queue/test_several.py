@@ -169,6 +169,10 @@ def test_nobody_changes_a_job_of_somebody_else(
 
 def test_a_change_is_made_whole_or_not_at_all(owner: User, api: Api) -> None:
     job, _ = actions.submit(owner, GOOD)
+    answer = api(owner).patch(f"/api/v1/jobs/{job.id}", {"tags": ["a"], "tag": "a"}, "json")
+    told = {error["field"]: error["message"] for error in answer.json()["errors"]}
+    assert (answer.status_code, told["tags"]) == (422, "is changed by add_tags and remove_tags")
+    assert told["tag"] == 'is not a known field, got "a"'
     answer = api(owner).patch(f"/api/v1/jobs/{job.id}", {"add_tags": ["a"], "archived": True}, "json")
     assert answer.status_code == 409
     assert tags(job) == []

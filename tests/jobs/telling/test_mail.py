@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from rest_framework.test import APIClient
 
-from jobs.models import AuditEntry, Delivery, Job, MailWish, Membership, Outcome, Project, Role, Status
+from jobs.models import AuditEntry, Delivery, Job, MailWish, Membership, Outcome, Project, Role, Status, stands
 from jobs.queue import actions, lifecycle
 from jobs.telling import outbox
 from jobs.telling.postman import Postman
@@ -56,11 +56,19 @@ def test_people_are_mailed_of_the_states_they_chose(
     assert sorted(mail["To"] for mail in inbox) == ["owner@people.example", "staff@people.example"]
     mail = next(mail for mail in inbox if mail["To"].startswith("owner"))
     assert mail["From"] == "meshboard@board.example"
-    assert mail["Subject"] == f"{job.name} is cancelled"
+    assert mail["Subject"] == f"{job.name} was cancelled"
+    assert mail.get_content().startswith(f"{job.name} ({job.id}) was cancelled.")
     assert mail["Auto-Submitted"] == "auto-generated"
     assert f"https://board.example/jobs/{job.id}/" in mail.get_content()
     assert "cancelled by owner" in mail.get_content()
     assert set(Delivery.objects.values_list("outcome", flat=True)) == {Outcome.DELIVERED}
+
+
+def test_every_state_is_told_as_one_says_it() -> None:
+    assert [stands(state) for state in Status] == [
+        *("is queued", "is starting", "is running", "is unreachable", "is being cancelled"),
+        *("succeeded", "failed", "was lost", "was cancelled"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +92,7 @@ def test_no_job_s_name_becomes_a_header(name: str, owner: User, inbox: list[Emai
     (mail,) = inbox
     assert mail["Bcc"] is None
     assert mail["X-RcptTo"] == mail["To"] == "owner@people.example"
-    assert str(mail["Subject"]).endswith("is cancelled")
+    assert str(mail["Subject"]).endswith("was cancelled")
     assert len(str(mail["Subject"])) <= 75
     assert "RCPT TO:<everybody@example.org>" in mail.get_content()
 
