@@ -64,6 +64,20 @@ def test_people_are_mailed_of_the_states_they_chose(
     assert set(Delivery.objects.values_list("outcome", flat=True)) == {Outcome.DELIVERED}
 
 
+@pytest.mark.usefixtures("inbox")
+def test_who_has_no_mail_address_is_told_who_gives_them_one(owner: User, client: Client) -> None:
+    admin = User.objects.create_superuser("admin", password="admin-password")
+    for user, way in ((owner, "Staff set it"), (admin, f'href="/admin/auth/user/{admin.pk}/change/"')):
+        client.force_login(user)
+        for path in ("/account/", "/notifications/"):
+            page = client.get(path).content.decode()
+            assert "Your account has no mail address" in page
+            assert way in page
+    User.objects.filter(pk=owner.pk).update(email="owner@people.example")
+    client.force_login(owner)
+    assert "owner@people.example" in client.get("/account/").content.decode()
+
+
 def test_every_state_is_told_as_one_says_it() -> None:
     assert [stands(state) for state in Status] == [
         *("is queued", "is starting", "is running", "is unreachable", "is being cancelled"),
