@@ -27,6 +27,7 @@ PAGES = {
     "page, last": "/?page=999999",
     "page, failed": "/?status=failed",
     "page, lab": "/?kind=lab",
+    "page, project": "/?project=team",
     "page, words": "/?q=nowhere",
     "page, tag": "/?tag=nightly",
     "page, archive": "/?archived=only",
@@ -36,6 +37,7 @@ PAGES = {
     "palette": "/find/?q=run+9",
     "page of an owner": "/",
     "REST list": "/api/v1/jobs?limit=50",
+    "REST, project": "/api/v1/jobs?limit=50&project=team",
     "admin list": "/admin/jobs/job/",
     "admin, failed": "/admin/jobs/job/?status__exact=failed",
     "job, ended": "/jobs/{ended}/",
@@ -125,6 +127,7 @@ def fill(count: int, redis: Any) -> tuple[Any, Any, dict[str, str]]:
             Job(
                 owner=owner if index % 2 else staff,
                 name=f"run {index} of {spec.kind}",
+                project="default" if index % 5 else "team",
                 spec=dumped,
                 kind=spec.kind,
                 device="cpu",

@@ -20,14 +20,17 @@ def _one_of(names: Iterable[str]) -> dict[str, str]:
     return {"invalid_choice": f"must be one of {', '.join(names)}; got %(value)s"}
 
 
-def _chosen(label: str, choices: Sequence[tuple[str, Any]], empty: str, **more: Any) -> django_filters.ChoiceFilter:
-    messages = _one_of(name for name, _ in choices)
+def _chosen(
+    label: str, choices: Sequence[tuple[str, Any]], empty: str, told: Iterable[str] = (), **more: Any
+) -> django_filters.ChoiceFilter:
+    """`told`: the choices with what each means, where its name alone does not tell."""
+    messages = _one_of(told or (name for name, _ in choices))
     return django_filters.ChoiceFilter(label=label, choices=choices, empty_label=empty, error_messages=messages, **more)
 
 
 class JobFilter(django_filters.FilterSet):
-    """Search words, state, kind, tag, owner; archived jobs only where asked for. A parameter that makes no sense
-    narrows nothing.
+    """Search words, state, kind, project, tag, owner; archived jobs only where asked for. A parameter that makes no
+    sense narrows nothing.
 
     `user`: who asks; only staff's form has whose jobs they are.
     """
@@ -35,10 +38,13 @@ class JobFilter(django_filters.FilterSet):
     q = django_filters.CharFilter(label="Search", method="search", max_length=100)
     status = _chosen("Status", Status.choices, "any")
     kind = _chosen("Kind", TITLES, "any")
+    project = django_filters.CharFilter(label="Project", max_length=100)
     tag = django_filters.CharFilter(label="Tag", field_name="tags__name", max_length=50)
     whose = _chosen("Whose", WHOSE, "all", method="of_whom")
     owner = django_filters.CharFilter(label="Owner", field_name="owner__username", max_length=150)
-    archived = _chosen("Archive", ARCHIVED, "left out", method="from_archive")
+    archived = _chosen(
+        "Archive", ARCHIVED, "left out", ("only (archived jobs alone)", "too (all jobs)"), method="from_archive"
+    )
 
     class Meta:
         model = Job

@@ -22,7 +22,8 @@ from planner.search.auto import Chosen
 Moment = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]  # ISO 8601 with its zone
 State = Annotated[str, WithJsonSchema({"type": "string", "enum": Status.values})]
 Older = dict[str, Any]  # as an earlier version stored it, which may lack fields
-AS_THEY_ARE = ("id", "name", "status", "attempt", "priority", "wait_reason", "archived")  # columns that a line shows
+# Columns that a line shows.
+AS_THEY_ARE = ("id", "name", "project", "kind", "status", "attempt", "priority", "wait_reason", "archived")
 
 
 class StateChange(TypedDict):
@@ -39,6 +40,8 @@ class JobBrief(TypedDict):
 
     id: str
     name: str
+    project: str
+    kind: Annotated[str, Field(description="train, script and so on: of its spec")]
     owner: str
     status: State
     attempt: int
@@ -123,6 +126,8 @@ def _brief(row: dict[str, Any], owner: str, layout: LayoutDict, tags: list[str])
     return {
         "id": row["id"],
         "name": row["name"],
+        "project": row["project"],
+        "kind": row["kind"],
         "owner": owner,
         "status": row["status"],
         "attempt": row["attempt"],

@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 from jobs.access import find_project, role_in, visible_job
 from jobs.baselines.facts import Facts, NoFactsError, facts
-from jobs.models import DEFAULT_PROJECT, BaselineRun, Project, Role, Status
+from jobs.models import DEFAULT_PROJECT, BaselineRun, Project, Role, Status, stands
 from jobs.present import Moment
 from jobs.queue.audit import record
 from planner.facts.spec import JobId, Problem, SpecError, Strict
@@ -105,7 +105,7 @@ def add(user: User, project: str, branch: str, job_id: str) -> Baseline:
     if job.project != project:
         raise SpecError([Problem("job", f"is of project {job.project}, not of {project}")])
     if job.status != Status.SUCCEEDED:
-        raise NotSetError(f"a job that is {job.status} has no figures to hold to")
+        raise NotSetError(f"a job that {stands(job.status)} has no figures to hold to")
     try:
         told = facts(job.attempts.get(number=job.attempt).exit)
     except NoFactsError as error:

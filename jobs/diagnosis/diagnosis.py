@@ -7,6 +7,7 @@ from typing import Any
 
 from contracts.telemetry.batches import Clock, Item
 from jobs.diagnosis.course.ending import Ending
+from jobs.diagnosis.course.script import Script
 from jobs.diagnosis.course.start import Start
 from jobs.diagnosis.course.steps import Steps
 from jobs.diagnosis.course.training import Training
@@ -33,6 +34,7 @@ class Diagnosis:
         self._run = run
         self._clocks, self._start, self._training = Clocks(), Start(self._run), Training()
         self._steps, self._ending = Steps(self._run), Ending(self._run)
+        self._script = Script(is_script=self._run.is_script)
         self._planned, self._idle = planned(self._run), Idle(self._run)
         self._window, self._progress, self._processes = Window(self._run, self._clocks), Progress(), Processes()
         self._hangs = Hangs(self._run, self._steps, self._progress, self._processes)
@@ -66,12 +68,15 @@ class Diagnosis:
                 self._processes.process(item)
             case "gauge":
                 self._processes.gauge(item)
+            case "phase" | "traffic":
+                self._script.add(item)
             case _:
                 pass
 
     def ended(self, outcome: str, report: Mapping[str, Any] | None = None) -> None:
         """The attempt is over: its `contracts.control.Outcome` and its exit report, where there is one."""
         self._ending.ended(outcome, report)
+        self._script.ended(report)
 
     def look(self, now: float) -> Told:
         """How it stands at `now`, unix seconds by the board's clock."""
@@ -84,7 +89,9 @@ class Diagnosis:
         findings += [finding for _, finding in late]
         findings += [*slow_links(self._run, self._window), *self._training.findings(), *self._ending.findings()]
         findings += self._idle.findings(self._window.steps)
-        findings.append(healthy(self._run, self._steps, self._start, self._ending, self._planned, measured))
+        findings.append(
+            healthy(self._run, self._steps, self._start, self._script, self._ending, self._planned, measured)
+        )
         first, *others = worst(findings)
         more = [e for finding in others if finding.state == first.state for e in finding.evidence]
         return fitted(

@@ -49,6 +49,11 @@ class Run:
         return not kind.one_slot and not kind.of_a_host
 
     @cached_property
+    def is_script(self) -> bool:
+        """Whether it is somebody's own program, launched here or elsewhere."""
+        return not kind_of(self._spec).trains
+
+    @cached_property
     def spec(self) -> JobSpec | None:
         """The spec of a run of the trainer's. None where there is no plan: a script, or one of an older version."""
         kind = kind_of(self._spec)

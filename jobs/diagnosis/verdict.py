@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jobs.diagnosis.course.ending import Ending
+from jobs.diagnosis.course.script import Script
 from jobs.diagnosis.course.start import Start
 from jobs.diagnosis.course.steps import Steps
 from jobs.diagnosis.findings import Finding, apart_words, evidence, percent, seconds
@@ -26,9 +27,17 @@ NOT_YET = {
 
 
 def healthy(
-    run: Run, steps: Steps, start: Start, ending: Ending, planned: StepParts | None, measured: StepParts | None
+    run: Run,
+    steps: Steps,
+    start: Start,
+    script: Script,
+    ending: Ending,
+    planned: StepParts | None,
+    measured: StepParts | None,
 ) -> Finding:
     """A run that nothing is known to be wrong with."""
+    if not steps.ran and (seen := script.finding(ending.outcome, ending.reason or SOMEBODY)) is not None:
+        return seen
     if ending.outcome is not None and not steps.ran:
         return _unobserved(ending)
     if ending.outcome == "cancelled":

@@ -28,10 +28,10 @@ START = "0-0"
 
 
 class Turn(NamedTuple):
-    """How the job stands, the changes that came, and how many streams its attempt has."""
+    """How the job stands, the changes that came by their ids, and how many streams its attempt has."""
 
     standing: Standing | None
-    changes: list[dict[str, Any]]
+    changes: dict[int, dict[str, Any]]
     last: int
     nodes: int
 
@@ -116,12 +116,14 @@ class Following:
             self._at, self._streams = Position(self._at.change, attempt), {}
             self._sent.forget()
             self._unfollow()
-        self._at = self._at._replace(change=turn.last)
         if self._log is None:
-            told += [sse.event("state", change, self._position()) for change in turn.changes]
+            for number, change in turn.changes.items():
+                self._at = self._at._replace(change=number)  # who is cut off behind it is told the rest
+                told.append(sse.event("state", change, self._position()))
             verdict = turn.standing.verdict
             if verdict is not None and (before is None or verdict != before.verdict):
                 told.append(sse.event("verdict", {"attempt": attempt, **verdict}))
+        self._at = self._at._replace(change=turn.last)
         self._follow(attempt, turn.nodes)
         return told
 
@@ -199,7 +201,7 @@ def _turn(job: str, after: int) -> Turn:
     """Of the job now, with its changes after one."""
     standing = standings([job]).get(job)
     rows = list(StateChange.objects.filter(job_id=job, id__gt=after))
-    told = [{"status": c.status, "attempt": c.attempt, "reason": c.reason, "at": c.at.isoformat()} for c in rows]
+    told = {c.id: {"status": c.status, "attempt": c.attempt, "reason": c.reason, "at": c.at.isoformat()} for c in rows}
     number = standing.attempt if standing else 0
     nodes = Member.objects.filter(attempt__job_id=job, attempt__number=number).count()
     return Turn(standing, told, rows[-1].id if rows else after, max(1, nodes))

@@ -20,6 +20,7 @@ from jobs.models.jobs import (
     StateChange,
     Status,
     new_job_id,
+    stands,
 )
 from jobs.models.loans import Loan
 from jobs.models.people import Invitation, Membership, ProjectVariable, Role, Scope, TokenGrant
@@ -87,4 +88,5 @@ __all__ = [
     "Webhook",
     "cursor_of",
     "new_job_id",
+    "stands",
 ]

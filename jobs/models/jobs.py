@@ -40,6 +40,20 @@ class Status(models.TextChoices):
     CANCELLED = "cancelled"
 
 
+_STANDS = {
+    Status.CANCELLING: "is being cancelled",
+    Status.SUCCEEDED: "succeeded",
+    Status.FAILED: "failed",
+    Status.LOST: "was lost",
+    Status.CANCELLED: "was cancelled",
+}
+
+
+def stands(status: str) -> str:
+    """What a job does that is in this state, in a sentence: 'is queued', 'succeeded'."""
+    return _STANDS.get(Status(status), f"is {status}")
+
+
 TERMINAL = (Status.SUCCEEDED, Status.FAILED, Status.LOST, Status.CANCELLED)
 LIVE = tuple(s for s in Status if s not in TERMINAL)
 ON_A_HOST = (Status.STARTING, Status.RUNNING, Status.UNREACHABLE, Status.CANCELLING)
@@ -106,6 +120,7 @@ class Job(models.Model):
         indexes = [
             models.Index(fields=["-created"], name="job_newest"),
             models.Index(fields=["owner", "-created"], name="job_newest_of_owner"),
+            models.Index(fields=["project", "-created"], name="job_newest_of_project"),
             models.Index(fields=["status", "-priority", "created"], name="job_queue"),
         ]
 

@@ -17,8 +17,8 @@ def connect() -> None:
     pre_save.connect(_drop_tokens, sender=User, dispatch_uid="drop tokens at a password change")
 
 
-def _drop_tokens(instance: User, update_fields: Any, **_named: Any) -> None:
-    if instance._state.adding or (update_fields is not None and "password" not in update_fields):
+def _drop_tokens(instance: User, raw: bool, update_fields: Any, **_named: Any) -> None:
+    if raw or instance._state.adding or (update_fields is not None and "password" not in update_fields):
         return
     before = User.objects.filter(pk=instance.pk).values_list("password", flat=True).first()
     # Django hashes a password anew at a login when its way of hashing changed: it is the same password.

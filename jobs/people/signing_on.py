@@ -98,9 +98,10 @@ def note_session(request: HttpRequest) -> None:
         UserSession.objects.create_from_request(request)
 
 
-def _write_added(instance: Any, created: bool, **_named: Any) -> None:
-    """Second factors and sign-ons, which django-allauth's own pages add and remove."""
-    if created:
+def _write_added(instance: Any, created: bool, raw: bool, **_named: Any) -> None:
+    """Second factors and sign-ons, which django-allauth's own pages add and remove. What a restore loads (`raw`) comes
+    with the entry of when it was added."""
+    if created and not raw:
         _write_down("add", instance)
 
 

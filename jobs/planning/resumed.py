@@ -1,4 +1,5 @@
-"""Whether the checkpoint that a spec goes on from can be there: what the board knows of it, and no more than that."""
+"""Whether the checkpoint that a spec goes on from can be there, and leaves it a step to do: what the board knows of it,
+and no more than that."""
 
 from __future__ import annotations
 
@@ -22,7 +23,14 @@ def checkpoint_problems(user: Any, spec: JobSpec) -> list[Problem]:
         return []
     job = visible_job(user, resume.partition("/")[0])
     words = "no such job, or not yours" if job is None else why_missing(job, resume)
-    return [Problem("train.resume", f"there is no checkpoint {resume!r}: {words}")] if words else []
+    if words:
+        return [Problem("train.resume", f"there is no checkpoint {resume!r}: {words}")]
+    assert job is not None, "which would have been said"
+    done, asked = _steps_done(job, resume), spec.train.steps
+    if done is None or done < asked:
+        return []
+    words = f"{counted(done, 'step')} and {asked} are asked for, which leaves 0 to do: ask for {done + 1} or more"
+    return [Problem("train.steps", f"the checkpoint {resume!r} has done {words}")]
 
 
 def why_missing(job: Job, name: str) -> str:
@@ -50,6 +58,18 @@ def why_missing(job: Job, name: str) -> str:
         return _why_no_step(saves[0], int(step), most_kept(job))
     none = all(one.final and one.complete_after(-1) == 0 for one in saves)
     return "none was saved there" if over and none else ""
+
+
+def _steps_done(job: Job, name: str) -> int | None:
+    """Of the newest complete one that the name stands for: by attempt, then by step, as a run takes it."""
+    named = NAME.fullmatch(name)
+    if named is None:
+        return None
+    if named["step"] is not None:
+        return int(named["step"])
+    attempts = job.attempts.order_by("-number")
+    told = (saves_of(one).newest_step for one in (attempts.filter(number=int(named[1])) if named[1] else attempts))
+    return next((step for step in told if step is not None), None)
 
 
 def _why_no_step(saves: Saves, step: int, most: int) -> str:

@@ -25,10 +25,18 @@ class Saves(NamedTuple):
     whole: bool
     final: bool
 
+    @property
+    def newest_step(self) -> int | None:
+        """Of the newest that is complete."""
+        return max(self._complete(), default=None)
+
     def complete_after(self, step: int) -> int:
         """How many newer ones are complete."""
+        return sum(1 for one in self._complete() if one > step)
+
+    def _complete(self) -> set[int]:
         steps = {item["step"] for item in self.items if item["name"] is not None}
-        return sum(1 for one in steps | ({step_of(self.newest)} if self.newest else set()) if one > step)
+        return steps | ({step_of(self.newest)} if self.newest else set())
 
 
 def read_with(reader: Reader) -> None:

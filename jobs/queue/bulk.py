@@ -8,7 +8,7 @@ from django.core.exceptions import PermissionDenied
 from pydantic import Field
 
 from jobs.access import may_run_queue, operated_jobs
-from jobs.models import TERMINAL, Job, Status
+from jobs.models import TERMINAL, Job, Status, stands
 from jobs.queue import actions, staff
 from jobs.queue.shapes import Unchanged
 from planner.facts.spec import JobId, Strict
@@ -71,7 +71,7 @@ def why_unmoved(job: str, before: str | None) -> str:
             return f"there is no job {before}"
         status, priority = known[before]
         if status != Status.QUEUED:
-            return f"job {before} is {status}, not queued"
+            return f"job {before} {stands(str(status))}, so it is not queued"
         if priority != known[job][1]:
             return f"job {before} has priority {priority}, and this one {known[job][1]}"
     return "it is there already"
@@ -83,6 +83,6 @@ def _why(asked: Bulk, status: str | None) -> str:
     if asked.action == "cancel":
         return f"it has ended: {status}" if status in TERMINAL else f"it is {status} already"
     if status != Status.QUEUED:
-        return f"it is {status}, not queued"
+        return f"it {stands(status)}, so it is not queued"
     already = {"hold": "held already", "release": "not held", "priority": "of that priority already"}
     return f"it is {already[asked.action]}"

@@ -8,12 +8,13 @@ from django.db import transaction
 from pydantic import Field
 
 from jobs.access import changeable_jobs
-from jobs.models import TERMINAL
+from jobs.models import TERMINAL, stands
 from jobs.naming import name_problems
+from jobs.planning.queries import checked
 from jobs.queue import actions, shelf
 from jobs.queue.bulk import MOST
 from jobs.queue.shapes import Unchanged
-from planner.facts.spec import JobId, SpecError, Strict
+from planner.facts.spec import JobId, Problem, SpecError, Strict
 
 Action = Literal["cancel", "archive", "restore", "tag", "untag"]
 UNDONE_BY: dict[str, Action] = {"archive": "restore", "restore": "archive", "tag": "untag", "untag": "tag"}
@@ -33,6 +34,15 @@ class JobChange(Strict):
     archived: bool | None = Field(default=None, description="whether lists leave it out; it must have ended")
     add_tags: list[shelf.NewTag] = Field(default=[], max_length=shelf.MOST_TAGS)
     remove_tags: list[shelf.Tag] = Field(default=[], max_length=shelf.MOST_TAGS)
+
+
+def wished(data: object) -> JobChange:
+    """Raises SpecError, which says of `tags` by which fields they are changed: whoever reads a job finds them so."""
+    try:
+        return checked(JobChange, data)
+    except SpecError as error:
+        tags = Problem("tags", "is changed by add_tags and remove_tags")
+        raise SpecError([tags if one.field == "tags" else one for one in error.problems]) from None
 
 
 def carry_out(asked: Several, user: Any) -> list[str]:
@@ -65,7 +75,7 @@ def _why(action: Action, status: str | None) -> str:
     if status is None:
         return "no such job, or not yours to change"
     if action == "cancel" or (action == "archive" and status not in TERMINAL):
-        return f"a job that is {status} cannot be {'cancelled' if action == 'cancel' else 'archived'}"
+        return f"a job that {stands(status)} cannot be {'cancelled' if action == 'cancel' else 'archived'}"
     return "it was so already"
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from django.conf import settings
 from django.core.mail import EmailMessage, get_connection
 
-from jobs.models import Delivery
+from jobs.models import Delivery, stands
 from jobs.telling.post import LONGEST_WORDS, Sent
 from jobs.telling.shapes import Told
 
@@ -34,7 +34,7 @@ def mail_of(delivery: Delivery) -> Mail:
     job = told["job"]
     assert job is not None, "a mail tells of a job"
     lines = [
-        f"{job['name']} ({job['id']}) is {job['status']}.",
+        f"{job['name']} ({job['id']}) {stands(job['status'])}.",
         told["reason"],
         "",
         f"project  {job['project']}",
@@ -46,7 +46,8 @@ def mail_of(delivery: Delivery) -> Mail:
         "",
         "You chose which states you are mailed of under Notifications.",
     ]
-    return Mail(delivery.person.email, f"{_one_line(job['name'])} is {job['status']}", "\n".join(lines), delivery.key)
+    subject = f"{_one_line(job['name'])} {stands(job['status'])}"
+    return Mail(delivery.person.email, subject, "\n".join(lines), delivery.key)
 
 
 def send(mail: Mail) -> Sent:

@@ -266,13 +266,13 @@ def test_one_that_is_refused_keeps_no_other_from_it(meshboard: Meshboard, server
 
 
 def test_a_baseline_tries_every_job(meshboard: Meshboard, server: Saying) -> None:
-    refused = {"errors": [{"field": "job", "message": "a job that is failed has no figures to hold to"}]}
+    refused = {"errors": [{"field": "job", "message": "a job that failed has no figures to hold to"}]}
     kept = {"project": "default", "branch": "main", "runs": [{"job": "j"}]}
     server.says((409, refused), (200, kept), (403, {"errors": [{"field": "request", "message": "not yours"}]}))
     ran = meshboard("baseline", "set", "main", "a", "j", "b", at=server)
     assert (ran.code, ran.out, len(server.asked)) == (3, "", 3)
     assert ran.err.splitlines() == [
-        "meshboard: a: job: a job that is failed has no figures to hold to",
+        "meshboard: a: job: a job that failed has no figures to hold to",
         "meshboard: b: request: not yours",
         "main: 1 run",
     ]

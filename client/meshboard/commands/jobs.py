@@ -132,6 +132,7 @@ def _say_log(client: Client, job_id: str, waiting: Waiting) -> None:
 def status(
     job_id: Annotated[str | None, typer.Argument(metavar="[JOB]", help="a job's id; without one, the newest")] = None,
     state: Annotated[str | None, typer.Option(help="only jobs in this state")] = None,
+    project: Annotated[str | None, typer.Option(help="only jobs of this project")] = None,
     limit: Annotated[int, typer.Option(min=1, max=200)] = 20,
     as_json: AsJson = False,
 ) -> None:
@@ -141,7 +142,7 @@ def status(
             job = client.job(job_id)
             print_json(job.told) if as_json else print(shown.detail(job))
             return
-        found = list(islice(client.jobs(status=state, limit=limit), limit))
+        found = list(islice(client.jobs(status=state, project=project, limit=limit), limit))
     print_json(found) if as_json else print(shown.briefs(found))
 
 

@@ -19,8 +19,10 @@ def detail(job: Job) -> str:
 
 
 def briefs(found: Iterable[Mapping[str, Any]]) -> str:
-    rows = [[brief["id"], brief["status"], brief["name"], brief["owner"], brief["created"]] for brief in found]
-    return table(["id", "status", "name", "owner", "created"], rows)
+    names = ["id", "status", "name", "project", "owner", "created"]
+    return table(
+        names, ([brief.get(name, "-") for name in names] for brief in found)
+    )  # an older board tells no project
 
 
 def compared(told: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from jobs.people.scopes import needed, refusal
 from jobs.people.tokens import note_use, scopes_of
 
 BELOW = "api/v1/"
+MOST_OF_PATH = 200  # characters, in a refusal
 
 
 class AsciiTokenAuthentication(TokenAuthentication):
@@ -38,7 +39,7 @@ class AsciiTokenAuthentication(TokenAuthentication):
         route, scopes = match.route.removeprefix(BELOW), scopes_of(token)
         scope = needed(str(request.method), route)
         if scope not in scopes:
-            raise PermissionDenied(refusal(scope, scopes, f"{request.method} {route}"))
+            raise PermissionDenied(refusal(scope, scopes, f"{request.method} {request.path[:MOST_OF_PATH]}"))
         user.scopes = scopes
         return user, token
 

@@ -29,6 +29,7 @@ HELP = {
     "q": "words in the name, or a whole id",
     "status": "jobs in this state",
     "kind": "jobs of this kind",
+    "project": "jobs of this project: those that you may see",
     "tag": "jobs with this tag",
     "whose": "mine: only your own, of those that you may see",
     "owner": "jobs of this user: those that you may see",

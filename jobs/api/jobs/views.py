@@ -15,6 +15,7 @@ from jobs.api.http.throttling import SubmitThrottle
 from jobs.api.http.views import APIView
 from jobs.api.jobs.listing import PARAMETERS, narrowed
 from jobs.api.shared import refusals, refuse, refuse_body, user_of
+from jobs.models import stands
 from jobs.planning.between import between
 from jobs.planning.elastic import NoOfferError, smaller
 from jobs.planning.hindsight import NoAdviceError, advice
@@ -84,11 +85,11 @@ class JobView(APIView):
         """Give it tags, take some away, archive it or bring it back: all of it or nothing. 409 where a job that has not
         ended was to be archived."""
         job = find_job_to_change(request.user, job_id)
-        asked = checked(several.JobChange, request.data)
+        asked = several.wished(request.data)
         try:
             several.change(asked, job.id, request.user.get_username())
         except several.NotEndedError:
-            return refuse(409, "archived", f"a job that is {job.status} has not ended")
+            return refuse(409, "archived", f"a job that {stands(job.status)} has not ended")
         return Response(job_detail(find_job(request.user, job_id)))
 
 
@@ -122,7 +123,7 @@ class Cancel(APIView):
         refuse_body(request)
         if not actions.cancel(job, request.user.get_username()):
             job.refresh_from_db()
-            return refuse(409, "status", f"a job that is {job.status} cannot be cancelled")
+            return refuse(409, "status", f"a job that {stands(job.status)} cannot be cancelled")
         return Response(job_detail(find_job(request.user, job_id)))
 
 
@@ -176,7 +177,7 @@ class SmallerLayout(APIView):
         refuse_body(request)
         try:
             if not actions.run_smaller(job, request.user.get_username()):
-                return refuse(409, "status", f"a job that is {job.status} cannot be queued again")
+                return refuse(409, "status", f"a job that {stands(job.status)} cannot be queued again")
         except NoOfferError as error:
             return refuse(409, error.field, str(error))
         return Response(job_detail(find_job(request.user, job_id)))
@@ -195,5 +196,5 @@ class Requeue(APIView):
         job = find_job_to_run(request.user, job_id)
         refuse_body(request)
         if not actions.requeue(job, request.user.get_username()):
-            return refuse(409, "status", f"a job that is {job.status} cannot be queued again")
+            return refuse(409, "status", f"a job that {stands(job.status)} cannot be queued again")
         return Response(job_detail(find_job(request.user, job_id)))

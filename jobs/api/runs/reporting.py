@@ -28,7 +28,7 @@ from jobs.api.http.throttling import SubmitThrottle
 from jobs.api.http.views import APIView
 from jobs.api.runs import messages
 from jobs.api.shared import refusals, refuse, refuse_body, user_of
-from jobs.models import Member, RunToken
+from jobs.models import Member, RunToken, stands
 from jobs.present import job_detail
 from jobs.queue.heard import silence
 from jobs.reporting import runs
@@ -237,7 +237,7 @@ class GiveUp(APIView):
         try:
             silence.give_up(job, request.user.get_username())
         except silence.HeardError:
-            return refuse(409, "status", f"a run that is {job.status} and not silent is not given up: cancel it")
+            return refuse(409, "status", f"a run that {stands(job.status)} and not silent is not given up: cancel it")
         return Response(job_detail(find_job(request.user, job_id)))
 
 

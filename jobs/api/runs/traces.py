@@ -15,7 +15,7 @@ from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse
 from jobs.history.told.asked import MOST_ATTEMPTS
 from jobs.history.told.steps import step_kept, steps_kept, why_never
-from jobs.models import TERMINAL, Job
+from jobs.models import TERMINAL, Job, stands
 from jobs.traces import chrome, perfetto, stream
 from jobs.traces.requests import LARGEST_STEP, wanted_step
 from jobs.traces.shapes import Trace, tables
@@ -108,7 +108,7 @@ class StepTrace(APIView):
         job = find_job_to_change(request.user, job_id)
         step = wanted_step(request.data)
         if job.status in TERMINAL:
-            return refuse(409, "status", f"a job that is {job.status} tells no further step")
+            return refuse(409, "status", f"a job that {stands(job.status)} tells no further step")
         if words := why_never(job, step):
             return refuse(422, "step", words, "body")
         try:

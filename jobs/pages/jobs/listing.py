@@ -9,12 +9,13 @@ from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.core.paginator import Paginator
 from django.db.models import Count
+from django.forms import Select
 from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_GET, require_POST
 
-from jobs.access import changeable_jobs, listed_jobs, sees_others
+from jobs.access import changeable_jobs, listed_jobs, sees_others, visible_projects
 from jobs.filters import JobFilter
 from jobs.kinds import kind_of, layout_words
 from jobs.models import TERMINAL, Attempt, Job, Status
@@ -73,6 +74,11 @@ def job_list(request: HttpRequest) -> HttpResponse:
     if request.GET.get("part") == "rows":
         return render(request, "jobs/rows.html", context)
     hidden = AS_LINKS if others else AS_LINKS | {"owner"}
+    projects = _projects(filters, request.user)
+    if len(projects) < 2:
+        hidden = hidden | {"project"}
+    choices = [("", "any"), *((name, name) for name in projects)]
+    filters.form.fields["project"].widget = Select({"autocomplete": "off"}, choices)
     context |= {
         "sees_others": others,
         "filters": [field for field in filters.form if field.name not in hidden],
@@ -81,6 +87,12 @@ def job_list(request: HttpRequest) -> HttpResponse:
         "undo": request.session.pop("undo", None),
     }
     return render(request, "jobs/list.html", context)
+
+
+def _projects(filters: JobFilter, user: Any) -> list[str]:
+    """Those that the user may look into, and the one that is asked for: who left it still has jobs in it."""
+    asked = filters.form.cleaned_data.get("project")
+    return sorted({*visible_projects(user).values_list("name", flat=True), *([asked] if asked else [])})
 
 
 def columns_of(request: HttpRequest, others: bool) -> list[str]:

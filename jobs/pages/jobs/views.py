@@ -16,7 +16,7 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 from jobs.access import find_job, find_job_to_change, find_job_to_run, may_change, may_submit_to
 from jobs.api.http.errors import LATER, of_request, refused_page
 from jobs.kinds import elsewhere_panels, kind_of, layout_words
-from jobs.models import ELSEWHERE, TERMINAL, Job, Status
+from jobs.models import ELSEWHERE, TERMINAL, Job, Status, stands
 from jobs.pages.forms import once, spec_form
 from jobs.planning import answers
 from jobs.planning.elastic import NoOfferError, is_stranded
@@ -243,7 +243,7 @@ def job_run_smaller(request: HttpRequest, job_id: str) -> HttpResponse:
     job = find_job_to_run(request.user, job_id)
     try:
         if not actions.run_smaller(job, request.user.get_username()):
-            messages.info(request, f"A job that is {job.status} cannot be queued again.")
+            messages.info(request, f"A job that {stands(job.status)} cannot be queued again.")
     except NoOfferError as error:
         messages.info(request, f"There is no other layout to run in: {error}.")
     except SpecError as error:
@@ -257,5 +257,5 @@ def job_requeue(request: HttpRequest, job_id: str) -> HttpResponse:
     """Queue the same job again as a new attempt."""
     job = find_job_to_run(request.user, job_id)
     if not actions.requeue(job, request.user.get_username()):
-        messages.info(request, f"A job that is {job.status} cannot be queued again.")
+        messages.info(request, f"A job that {stands(job.status)} cannot be queued again.")
     return redirect("job-detail", job_id)

@@ -16,7 +16,7 @@ from knox.models import AuthToken
 from rest_framework.test import APIClient
 
 from jobs.admin.jobs import JobAdmin
-from jobs.models import Host, Job, Status
+from jobs.models import Host, Job, Project, Status
 from jobs.queue import actions, lifecycle
 from jobs.queue.scheduling.scheduler import schedule
 from tests.planner.wrong_specs import GOOD
@@ -234,6 +234,7 @@ def test_a_list_is_narrowed_over_rest_as_on_the_page(
 ) -> None:
     other, _ = actions.submit(owner, {**GOOD, "name": "second"})
     theirs, _ = actions.submit(stranger, GOOD)
+    of_team, _ = actions.submit(staff, {**GOOD, "project": Project.objects.create(name="team").name})
     actions.cancel(other, "owner")
 
     def ids(user: User, query: str) -> set[str]:
@@ -245,6 +246,11 @@ def test_a_list_is_narrowed_over_rest_as_on_the_page(
     assert ids(owner, f"q={job.id}") == {job.id}
     assert ids(owner, "q=SECOND&kind=train") == {other.id}
     assert ids(owner, "kind=lab") == set()
+    assert ids(owner, "project=default") == {job.id, other.id}
+    assert ids(owner, "project=team") == ids(owner, "project=nowhere") == set(), "theirs, and none"
+    assert ids(staff, "project=team") == {of_team.id}
+    (line,) = api(staff).get("/api/v1/jobs?project=team").json()
+    assert (line["project"], line["kind"]) == ("team", "train")
     assert ids(owner, "owner=owner") == {job.id, other.id}
     assert ids(owner, "owner=stranger") == set()
     assert ids(staff, "owner=stranger") == {theirs.id}
@@ -260,6 +266,8 @@ def test_a_list_is_narrowed_over_rest_as_on_the_page(
         ("limit=0&kind=none", {"limit", "kind"}),
         ("q=" + "x" * 101, {"q"}),
         ("q=%20", {"q"}),
+        ("project=", {"project"}),
+        ("archived=1", {"archived"}),
         ("owner=", {"owner"}),
         ("state=queued&limti=1", {"state", "limti"}),
         ("offset=-1", {"offset"}),

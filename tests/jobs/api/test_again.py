@@ -69,7 +69,7 @@ def test_a_run_goes_on_from_a_checkpoint_in_another_layout(
     owner: User, stranger: User, api: Api, make_host: Callable[..., Host]
 ) -> None:
     make_host()
-    saves = {"train": {**GOOD["train"], "checkpoint_every": 10}, "layout": {"tp": 2}}
+    saves = {"train": {**GOOD["train"], "steps": 30, "checkpoint_every": 10}, "layout": {"tp": 2}}
     run = ended(owner, summary(0.3), outcome="failed", **saves).job_id
     none = post(api(owner), f"jobs/{run}/resume")
     assert (none.status_code, none.json()["errors"][0]["field"]) == (409, "checkpoint")

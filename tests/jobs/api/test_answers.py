@@ -261,8 +261,8 @@ def more(asked: Asked, user: APIClient, owner: User) -> None:
     assert asked(user, "getResults", job_id=run)["verdicts"] is not None
     asked(user, "listCheckpoints", job_id=run)
     asked(user, "resumeJob", job_id=run, code=409)
-    Attempt.objects.filter(job_id=run).update(checkpoint=f"{run}/1/step-00000020")
-    assert asked(user, "listCheckpoints", job_id=run)[0]["name"] == f"{run}/1/step-00000020"
+    Attempt.objects.filter(job_id=run).update(checkpoint=f"{run}/1/step-00000015")
+    assert asked(user, "listCheckpoints", job_id=run)[0]["name"] == f"{run}/1/step-00000015"
     copied = asked(user, "copyJob", {"name": "again"}, job_id=run, code=201)
     asked(user, "cancelJob", job_id=copied["id"])
     resumed = asked(user, "resumeJob", {"change": {"name": "on"}}, job_id=run, code=201)

@@ -104,6 +104,27 @@ def test_what_may_be_there_is_gone_on_from(owner: User, api: Api) -> None:
     assert resumed(api(owner), job, job).status_code == 201
 
 
+def test_a_checkpoint_that_has_done_all_that_is_asked_for_is_not_gone_on_from(owner: User, api: Api) -> None:
+    job = leave(placed(owner, **SAVING), 5, 10, outcome="failed")
+    newest, words = name(job, 10), "has done 10 steps and 9 are asked for, which leaves 0 to do: ask for 11 or more"
+    client, few = api(owner), {"train": {"steps": 9, "warmup_steps": 1}}
+    for checkpoint in ({"checkpoint": newest}, {"checkpoint": job}, {"checkpoint": f"{job}/1"}):
+        refused = client.post(f"/api/v1/jobs/{job}/resume", {**checkpoint, "change": few}, format="json")
+        (error,) = refused.json()["errors"]
+        assert (refused.status_code, error["field"], error["pointer"]) == (422, "train.steps", "/change/train/steps")
+        assert words in error["message"]
+    spec = {**GOOD, "train": {**GOOD["train"], **few["train"], "resume": newest}}
+    (error,) = client.post("/api/v1/jobs", spec, format="json").json()["errors"]
+    assert (error["pointer"], words in error["message"]) == ("/train/steps", True)
+    (blocked,) = client.post("/api/v1/plan", spec, format="json").json()["not_runnable"]
+    assert (blocked["field"], words in blocked["message"]) == ("train.steps", True)
+    for steps, status in ((10, 422), (11, 201)):
+        change = {"checkpoint": newest, "change": {"train": {"steps": steps, "warmup_steps": 1}}}
+        assert client.post(f"/api/v1/jobs/{job}/resume", change, format="json").status_code == status
+    older = {"checkpoint": name(job, 5), "change": few}
+    assert client.post(f"/api/v1/jobs/{job}/resume", older, format="json").status_code == 201
+
+
 def test_nothing_is_known_of_what_was_lost_on_the_way(owner: User, api: Api, tmp_path: Path) -> None:
     job = placed(owner, **SAVING).job_id
     (first, last) = saved(job, 5, 15)
@@ -114,7 +135,7 @@ def test_nothing_is_known_of_what_was_lost_on_the_way(owner: User, api: Api, tmp
     Attempt.objects.create(job_id=whole, number=1)
     keep(tmp_path, [batch(1, *saved(whole, 5)), batch(3, *saved(whole, 15))], whole)
     assert resumed(api(owner), whole, name(whole, 10)).status_code == 422
-    assert resumed(api(owner), whole, name(whole, 20)).status_code == 201, "it runs"
+    assert resumed(api(owner), whole, name(whole, 19)).status_code == 201, "it runs"
 
 
 def test_a_job_that_saved_none_has_none(owner: User, api: Api) -> None:

@@ -138,6 +138,24 @@ def test_events_tell_what_happened_then_what_happens_until_the_end(postgres_site
     assert len(again) == 4, "step 2, its line, succeeded, end"
 
 
+def test_who_was_cut_off_anywhere_among_what_had_happened_is_told_the_rest(postgres_site: Site, job: str) -> None:
+    site, address = postgres_site, f"/api/v1/jobs/{job}/events"
+    move(site, job, "starting", "running", "lost", "queued")
+    move(site, job, "starting", "running", "cancelling", "cancelled", attempt=2)
+
+    async def follow(after: str | None = None) -> list[dict[str, Any]]:
+        async with followed(site, address, after) as events:
+            return await until(events, is_a("end"))
+
+    async def cut_off_behind_each(whole: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+        return await asyncio.gather(*(follow(event["id"]) for event in whole))
+
+    whole = asyncio.run(follow())
+    assert [event["event"] for event in whole] == ["state"] * 9 + ["end"]
+    rests = asyncio.run(cut_off_behind_each(whole[:-1]))
+    assert rests == [whole[at + 1 :] for at in range(9)]
+
+
 def test_who_follows_it_live_is_told_each_second_what_every_axis_sends(postgres_site: Site, job: str) -> None:
     """From the stream itself: there is no recorder here. What a counter held before it was heard of is no rate."""
     site = postgres_site

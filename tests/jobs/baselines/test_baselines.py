@@ -85,7 +85,7 @@ def test_what_names_no_branch_is_told(run: str, owner: User, api: Api, branch: s
 def test_only_what_succeeded_here_can_be_held_to(run: str, owner: User, stranger: User, api: Api) -> None:
     client = api(owner)
     failed = ended(owner, summary(0.3), "failed").job_id
-    assert messages(put(client, failed)) == {"job": "a job that is failed has no figures to hold to"}
+    assert messages(put(client, failed)) == {"job": "a job that failed has no figures to hold to"}
     silent = ended(owner, None).job_id
     assert (put(client, silent).status_code, messages(put(client, silent))) == (
         409,

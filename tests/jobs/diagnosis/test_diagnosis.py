@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from jobs.diagnosis import Diagnosis, Run
 from jobs.diagnosis.shapes import MOST_BYTES
+from planner.facts.reading.parse import parse_spec
 from tests.jobs.diagnosis.played import Act, Does, Meets, Player
 from tests.jobs.diagnosis.told import ITEM, NOW, diagnosis, look, step
 
@@ -168,6 +170,52 @@ def test_a_run_without_a_step_is_not_called_well(outcome: str, sentence: str, wh
     told = look(found)
     assert (told["state"], told["over"]) == ("starting", True)
     assert (told["sentence"], told["reason"]) == (sentence, why)
+
+
+def script() -> Diagnosis:
+    spec = {"kind": "script", "layout": {"dp": 2}, "script": {"path": "train.py"}}
+    return Diagnosis(Run(parse_spec(spec).model_dump(mode="json"), {}, 2))
+
+
+def counts(steps: int = 0, sent: int = 0) -> list[Any]:
+    """As the meter of a script tells it."""
+    told: list[dict[str, Any]] = [{"kind": "phase", "rank": 0, "time": NOW, "phase": "step"}]
+    told += [{**told[0], "steps": steps}] if steps else []
+    cell = {"phase": "step", "axis": "world", "op": "all_reduce", "group_size": 2, "count": sent, "completed": sent}
+    cells = [{**cell, "payload_bytes": 8, "algorithmic_bytes": 8, "busy_s": 0.0}]
+    told += [{"kind": "traffic", "rank": 0, "time": NOW, "cells": cells, "dropped": 0}] if sent else []
+    return [ITEM.validate_python(item) for item in told]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "told", "sentence", "why"),
+    [
+        (None, counts(30, 60), "Runs: 30 optimiser steps seen", "a script's steps are counted, not timed"),
+        (None, counts(sent=60), "Runs: no optimiser step seen", "a script's steps are counted, not timed"),
+        ("succeeded", counts(30, 60), "Ended: 30 optimiser steps seen", "a script's steps are counted, not timed"),
+        ("succeeded", counts(1), "Ended: 1 optimiser step seen", "a script's steps are counted, not timed"),
+        ("succeeded", counts(sent=60), "Ended: no optimiser step seen", "a script's steps are counted, not timed"),
+        ("succeeded", counts(), "Nothing was measured", "it told of no step"),
+        ("cancelled", counts(30), "Cancelled: 30 optimiser steps seen", "cancelled on request"),
+    ],
+)
+def test_of_a_script_it_is_said_what_its_meter_counted(
+    outcome: str | None, told: list[Any], sentence: str, why: str
+) -> None:
+    found = script()
+    for item in told:
+        found.add(item, 0)
+    if outcome is not None:
+        found.ended(outcome, {"outcome": outcome, "reason": "cancelled on request"})
+    said = look(found)
+    assert (said["sentence"], said["reason"]) == (sentence, why)
+
+
+def test_its_launcher_counted_to_the_end() -> None:
+    found = script()
+    found.add(counts(30)[1], 0)
+    found.ended("succeeded", {"outcome": "succeeded", "reason": "", "summary": {"steps": 31}})
+    assert look(found)["sentence"] == "Ended: 31 optimiser steps seen"
 
 
 def test_a_run_that_was_cancelled_on_its_way_says_how_far_it_was_and_why() -> None:

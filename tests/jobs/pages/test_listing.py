@@ -14,7 +14,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from contracts.names import telemetry_stream
-from jobs.models import Attempt, Job, Status
+from jobs.models import Attempt, Job, Membership, Project, Role, Status
 from jobs.pages.jobs import listing as pages
 from jobs.pages.jobs import progress
 from jobs.queue import actions
@@ -74,6 +74,27 @@ def test_the_list_is_narrowed_by_state_kind_words_and_owner(
     assert "No job matches" in client.get("/?q=absent").content.decode()
 
 
+def test_who_has_more_than_one_project_narrows_the_list_to_one(make_jobs: Make, owner: User, client: Client) -> None:
+    make_jobs(1, name="alone")
+    client.force_login(owner)
+    assert 'name="project"' not in client.get("/").content.decode(), "there is only default"
+    team = Project.objects.create(name="team")
+    Project.objects.create(name="theirs")
+    Membership.objects.create(project=team, user=owner, role=Role.VIEWER)
+    stranger = User.objects.create_user("stranger", password="stranger-password")
+    make_jobs(1, name="of the team", project="team", owner=stranger)
+    make_jobs(1, name="hidden", project="theirs", owner=stranger)
+    page = client.get("/projects/team/").content.decode()
+    assert 'href="/?project=team"' in page
+    page = client.get("/?project=team").content.decode()
+    assert '<option value="team" selected>' in page
+    assert '<option value="default">' in page
+    assert "theirs" not in page
+    assert names(client, "?project=team") == ["of the team"]
+    assert names(client, "?project=default") == ["alone"]
+    assert names(client, "?project=theirs") == [], "as one that is not there"
+
+
 def test_a_filter_that_makes_no_sense_says_so(make_jobs: Make, owner: User, client: Client) -> None:
     make_jobs(1)
     client.force_login(owner)
@@ -117,6 +138,13 @@ def test_the_admins_list_asks_as_often_for_many_jobs_as_for_one(make_jobs: Make,
     assert len(many) == len(one)
     assert not any('"jobs_job"."estimate"' in query["sql"] for query in many)
     assert page.count('name="form-') < 120
+
+
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="PostgreSQL goes by the table's size, and sorts this one")
+def test_the_newest_of_a_project_are_read_from_an_index(make_jobs: Make, staff: User) -> None:
+    plan = pages.listed_jobs(staff).filter(project="team")[:50].explain()
+    assert "USING INDEX job_newest_of_project" in plan
+    assert "TEMP B-TREE" not in plan
 
 
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="PostgreSQL goes by the table's size, and sorts this one")

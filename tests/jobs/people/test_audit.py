@@ -8,6 +8,7 @@ import json
 
 import pytest
 from django.contrib.auth.models import User
+from django.core.management import call_command
 from django.db import DatabaseError, connection, transaction
 from django.test import Client
 
@@ -15,17 +16,24 @@ from jobs.models import AuditEntry
 from jobs.queue.audit import record
 
 
-@pytest.mark.usefixtures("postgres")
-def test_postgresql_itself_refuses_to_change_an_entry() -> None:
+def test_the_database_itself_refuses_to_change_an_entry(each_database: str) -> None:
+    call_command("flush", interactive=False, verbosity=0)  # for which the refusal is lifted, and no longer
     record("ann", "hold", "job", "x")
-    for sql in ("UPDATE jobs_auditentry SET who = 'nobody'", "DELETE FROM jobs_auditentry"):
+    every = ["UPDATE jobs_auditentry SET who = 'nobody'", "DELETE FROM jobs_auditentry"]
+    if each_database == "postgres":
+        every += ["TRUNCATE jobs_auditentry", "TRUNCATE auth_user, jobs_auditentry CASCADE"]
+    for sql in every:
         with (
             pytest.raises(DatabaseError, match="audit entries are not changed"),
             transaction.atomic(),
             connection.cursor() as cursor,
         ):
             cursor.execute(sql)
+        with pytest.raises(DatabaseError, match="audit entries are not changed"):
+            AuditEntry.objects.filter(who="ann")._raw_delete("default")
     assert AuditEntry.objects.get().who == "ann"
+    call_command("flush", interactive=False, verbosity=0)
+    assert not AuditEntry.objects.exists()
 
 
 def test_staff_export_it_in_order_and_from_where_they_left(staff: User, client: Client) -> None:

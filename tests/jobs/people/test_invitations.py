@@ -55,6 +55,13 @@ def test_who_has_no_account_gets_one_with_the_link(team: Project, client: Client
     assert User.objects.count() == 1
 
 
+def test_a_viewer_is_told_of_no_jobs_that_they_cannot_submit(team: Project, client: Client) -> None:
+    submits = "Its members will see the jobs that you submit to it."
+    pages = {role: client.get(link(team, role=role)).content.decode() for role in ("viewer", "submitter")}
+    assert (submits in pages["submitter"], submits in pages["viewer"]) == (True, False)
+    assert "You will see the jobs of its members, and submit none." in pages["viewer"]
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [

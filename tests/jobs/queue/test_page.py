@@ -200,7 +200,7 @@ def test_a_job_is_moved_over_the_page_and_rest(
         ({"to": "up"}, "it is there already"),
         ({"before": "none"}, "there is no job none"),
         ({"before": raised.id}, f"job {raised.id} has priority 2, and this one 0"),
-        ({"before": ran.id}, f"job {ran.id} is running, not queued"),
+        ({"before": ran.id}, f"job {ran.id} is running, so it is not queued"),
     ):
         answer = rest.post(f"/api/v1/queue/jobs/{b.id}/move", asked, format="json")
         assert answer.json() == {"moved": False, "reason": why}
@@ -227,9 +227,13 @@ def test_rest_runs_the_queue(owner: User, staff: User, api: Callable[[User], API
     (ran,) = waiting(owner, "ran")
     Job.objects.filter(id=ran.id).update(status=Status.SUCCEEDED)
     for action, changed, whys in (
-        ({"action": "hold"}, [only.id], ["it is succeeded, not queued"]),
-        ({"action": "hold"}, [], ["it is held already", "it is succeeded, not queued"]),
-        ({"action": "priority", "priority": 0}, [], ["it is of that priority already", "it is succeeded, not queued"]),
+        ({"action": "hold"}, [only.id], ["it succeeded, so it is not queued"]),
+        ({"action": "hold"}, [], ["it is held already", "it succeeded, so it is not queued"]),
+        (
+            {"action": "priority", "priority": 0},
+            [],
+            ["it is of that priority already", "it succeeded, so it is not queued"],
+        ),
         ({"action": "cancel"}, None, ["it has ended: succeeded"]),
     ):
         named = [ran.id, "none"] if changed is None else [only.id, ran.id, "none"]

@@ -109,9 +109,10 @@ def test_more_columns_ask_the_database_once_more_and_not_once_a_row(
     made = make_jobs(30, status=Status.SUCCEEDED)
     JobTag.objects.bulk_create(JobTag(job=job, name=name) for job in made for name in ("a", "b"))
     client.force_login(owner)
-    with django_assert_num_queries(8):  # session, user, its projects twice, counts, page, its tags, its attempts
+    # Session, user, its projects three times, those by name, counts, page, its tags, its attempts.
+    with django_assert_num_queries(10):
         client.get("/")
-    with django_assert_num_queries(9):
+    with django_assert_num_queries(11):
         client.get("/?col=speed&col=ended&col=status&tag=a")
 
 
@@ -168,6 +169,10 @@ def test_nobody_changes_a_job_of_somebody_else(
 
 def test_a_change_is_made_whole_or_not_at_all(owner: User, api: Api) -> None:
     job, _ = actions.submit(owner, GOOD)
+    answer = api(owner).patch(f"/api/v1/jobs/{job.id}", {"tags": ["a"], "tag": "a"}, "json")
+    told = {error["field"]: error["message"] for error in answer.json()["errors"]}
+    assert (answer.status_code, told["tags"]) == (422, "is changed by add_tags and remove_tags")
+    assert told["tag"] == 'is not a known field, got "a"'
     answer = api(owner).patch(f"/api/v1/jobs/{job.id}", {"add_tags": ["a"], "archived": True}, "json")
     assert answer.status_code == 409
     assert tags(job) == []

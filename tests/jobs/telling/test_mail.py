@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from rest_framework.test import APIClient
 
-from jobs.models import AuditEntry, Delivery, Job, MailWish, Membership, Outcome, Project, Role, Status
+from jobs.models import AuditEntry, Delivery, Job, MailWish, Membership, Outcome, Project, Role, Status, stands
 from jobs.queue import actions, lifecycle
 from jobs.telling import outbox
 from jobs.telling.postman import Postman
@@ -56,11 +56,33 @@ def test_people_are_mailed_of_the_states_they_chose(
     assert sorted(mail["To"] for mail in inbox) == ["owner@people.example", "staff@people.example"]
     mail = next(mail for mail in inbox if mail["To"].startswith("owner"))
     assert mail["From"] == "meshboard@board.example"
-    assert mail["Subject"] == f"{job.name} is cancelled"
+    assert mail["Subject"] == f"{job.name} was cancelled"
+    assert mail.get_content().startswith(f"{job.name} ({job.id}) was cancelled.")
     assert mail["Auto-Submitted"] == "auto-generated"
     assert f"https://board.example/jobs/{job.id}/" in mail.get_content()
     assert "cancelled by owner" in mail.get_content()
     assert set(Delivery.objects.values_list("outcome", flat=True)) == {Outcome.DELIVERED}
+
+
+@pytest.mark.usefixtures("inbox")
+def test_who_has_no_mail_address_is_told_who_gives_them_one(owner: User, client: Client) -> None:
+    admin = User.objects.create_superuser("admin", password="admin-password")
+    for user, way in ((owner, "Staff set it"), (admin, f'href="/admin/auth/user/{admin.pk}/change/"')):
+        client.force_login(user)
+        for path in ("/account/", "/notifications/"):
+            page = client.get(path).content.decode()
+            assert "Your account has no mail address" in page
+            assert way in page
+    User.objects.filter(pk=owner.pk).update(email="owner@people.example")
+    client.force_login(owner)
+    assert "owner@people.example" in client.get("/account/").content.decode()
+
+
+def test_every_state_is_told_as_one_says_it() -> None:
+    assert [stands(state) for state in Status] == [
+        *("is queued", "is starting", "is running", "is unreachable", "is being cancelled"),
+        *("succeeded", "failed", "was lost", "was cancelled"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +106,7 @@ def test_no_job_s_name_becomes_a_header(name: str, owner: User, inbox: list[Emai
     (mail,) = inbox
     assert mail["Bcc"] is None
     assert mail["X-RcptTo"] == mail["To"] == "owner@people.example"
-    assert str(mail["Subject"]).endswith("is cancelled")
+    assert str(mail["Subject"]).endswith("was cancelled")
     assert len(str(mail["Subject"])) <= 75
     assert "RCPT TO:<everybody@example.org>" in mail.get_content()
 

@@ -33,7 +33,7 @@ class Folders(NamedTuple):
 
 
 class Program(NamedTuple):
-    """`module` runs on every rank with `options`. `good_end` knows {steps} done and {tried} ranks of a dry run."""
+    """`module` runs on every rank with `options`. `good_end` knows {steps} done and, in words, ranks {tried}."""
 
     module: Callable[[HostSettings], str]
     options: Callable[[HostSettings, Path], dict[str, str]]
@@ -92,7 +92,7 @@ PROGRAMS: dict[JobKind, Program] = {
         _of_script,
     ),
     "dry_run": Program(
-        _named("workers.dry_run"), lambda _settings, spec: {"spec": str(spec)}, "tried a step of {tried} ranks"
+        _named("workers.dry_run"), lambda _settings, spec: {"spec": str(spec)}, "tried a step of {tried}"
     ),
     "lab": Program(
         _named("workers.lab"),

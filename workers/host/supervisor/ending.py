@@ -12,6 +12,7 @@ from typing import NamedTuple
 from contracts.codec import EXIT_BYTES, BadMessageError, checked_exit
 from contracts.control import VERSION, ExitReport, LaunchOrder, Outcome
 from contracts.plain import ESCAPES, plain_line
+from planner.facts.words import counted
 from workers.host.attempts import AttemptDir
 from workers.host.files import BadFileError, read_json
 from workers.host.start.programs import program_of
@@ -129,7 +130,7 @@ def _verdict(order: LaunchOrder, ended: Ended, tally: Tally, tail: LogTail) -> t
     if ended.ended_by is not None:
         return ended.ended_by, ended.reason
     if ended.code == 0:
-        return "succeeded", program_of(order).good_end.format(steps=tally.steps, tried=tally.tried)
+        return "succeeded", program_of(order).good_end.format(steps=tally.steps, tried=counted(tally.tried, "rank"))
     failure = ended.failure
     if failure is None:
         killed_by = _signal_name(ended.code)

@@ -89,9 +89,9 @@ def test_torchrun_s_own_parser_finds_no_option_in_what_a_rank_runs(tmp_path: Pat
 
 def test_each_kind_has_its_program_and_a_job_without_one_trains() -> None:
     assert set(PROGRAMS) == set(get_args(JobKind))
-    told = {kind: program.good_end.format(steps=7, tried=3) for kind, program in PROGRAMS.items()}
+    told = {kind: program.good_end.format(steps=7, tried="1 rank") for kind, program in PROGRAMS.items()}
     assert told["train"] == "finished after step 7"
-    assert told["dry_run"] == "tried a step of 3 ranks"
+    assert told["dry_run"] == "tried a step of 1 rank"
     assert len(set(told.values())) == len(PROGRAMS)
     plain = LaunchOrder(v=VERSION, job="job", attempt=1, spec={}, slots=[0])
     assert program_of(plain) is PROGRAMS["train"]

@@ -1,0 +1,42 @@
+"""What is known of a script's steps: its meter counts them and what was sent, and times none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from contracts.telemetry.batches import Item
+from jobs.diagnosis.findings import Finding
+from planner.facts.words import counted
+
+COUNTED = "a script's steps are counted, not timed"
+
+
+class Script:
+    """Of a run that trains nothing of ours; nothing is said of any other."""
+
+    def __init__(self, *, is_script: bool) -> None:
+        self._is_script = is_script
+        self._steps, self._has_sent = 0, False
+
+    def add(self, item: Item) -> None:
+        if item["kind"] == "phase":
+            self._steps = max(self._steps, item.get("steps", 0))
+        elif item["kind"] == "traffic":
+            self._has_sent = self._has_sent or any(cell["count"] for cell in item["cells"])
+
+    def ended(self, report: Mapping[str, Any] | None) -> None:
+        """Its launcher counted to the end."""
+        summary = (report or {}).get("summary") or {}
+        self._steps = max(self._steps, summary.get("steps") or 0)
+
+    def finding(self, outcome: str | None, why_cancelled: str) -> Finding | None:
+        """None where nothing was counted, or it is no script. `why_cancelled`: in words."""
+        if not self._is_script or not (self._steps or self._has_sent):
+            return None
+        seen = f"{counted(self._steps, 'optimiser step')} seen" if self._steps else "no optimiser step seen"
+        if outcome is None:
+            return Finding("well", 0.0, f"Runs: {seen}", COUNTED, "")
+        if outcome == "cancelled":
+            return Finding("starting", 0.0, f"Cancelled: {seen}", why_cancelled, "")
+        return Finding("starting", 0.0, f"Ended: {seen}", COUNTED, "")
