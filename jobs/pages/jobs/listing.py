@@ -18,7 +18,7 @@ from django.views.decorators.http import require_GET, require_POST
 from jobs.access import changeable_jobs, listed_jobs, sees_others, visible_projects
 from jobs.filters import JobFilter
 from jobs.kinds import kind_of, layout_words
-from jobs.models import TERMINAL, Attempt, Job, Status
+from jobs.models import DEFAULT_PROJECT, TERMINAL, Attempt, Job, Status
 from jobs.pages.jobs.progress import steps_of
 from jobs.planning.queries import checked
 from jobs.queue.several import UNDONE_BY, Several, carry_out
@@ -92,7 +92,9 @@ def job_list(request: HttpRequest) -> HttpResponse:
 def _projects(filters: JobFilter, user: Any) -> list[str]:
     """Those that the user may look into, and the one that is asked for: who left it still has jobs in it."""
     asked = filters.form.cleaned_data.get("project")
-    return sorted({*visible_projects(user).values_list("name", flat=True), *([asked] if asked else [])})
+    return sorted(
+        {DEFAULT_PROJECT, *visible_projects(user).values_list("name", flat=True), *([asked] if asked else [])}
+    )
 
 
 def columns_of(request: HttpRequest, others: bool) -> list[str]:
