@@ -26,9 +26,14 @@ def address_towards(url: str) -> str:
         return LOOPBACK
 
 
+def listening(address: str) -> socket.socket:
+    """At a port that the kernel chose. Raises OSError where no interface has the address."""
+    return socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
+
+
 def interface_of(address: str) -> str | None:
     """The interface that has an address, None when none has."""
     for name, held in psutil.net_if_addrs().items():
-        if any(one.address.partition("%")[0] == address for one in held):
+        if any(address in (one.address, one.address.partition("%")[0]) for one in held):
             return name
     return None

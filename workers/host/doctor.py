@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,7 @@ import redis
 
 from contracts.findings import Finding, as_json, exit_code, of_clock, of_disk, of_names, told
 from contracts.names import host_queue
-from workers.host.address import address_towards
+from workers.host.address import address_towards, listening
 from workers.host.apart.isolation import isolated
 from workers.host.facts.gpus import Gpus
 from workers.host.facts.use import clock_offset
@@ -100,13 +99,14 @@ def _redis(url: str, name: str) -> Iterator[Finding]:
 def _address(settings: HostSettings, redis_url: str) -> Iterator[Finding]:
     address = settings.address if "MESHBOARD_ADDRESS" in os.environ else address_towards(redis_url)
     try:
-        with socket.create_server((address, 0)) as listening:
-            port = listening.getsockname()[1]
+        with listening(address) as door:
+            port = door.getsockname()[1]
     except OSError as error:
         advice = "set MESHBOARD_ADDRESS to an address of this machine that other hosts reach"
         yield Finding("fail", "ports", f"cannot listen on {address}: {error}", advice)
         return
-    yield Finding("ok", "ports", f"listens on {address}:{port}, any free port; between hosts all must be open")
+    place = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    yield Finding("ok", "ports", f"listens on {place}, any free port; between hosts all must be open")
 
 
 def _board(url: str) -> Finding:

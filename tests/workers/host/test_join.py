@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from contracts.join import JOIN_PATH
 from contracts.names import events_stream
 from tests.support.processes import ROOT, RedisServer, base_environment, running, wait_until
 from tests.support.web import Site, site
+from workers.host import doctor
 from workers.host.doctor import findings
 from workers.host.join import AwayError, RefusedError, _ask, _board
 from workers.host.joined import Kept, kept_file, read_or_make, write
@@ -216,6 +218,14 @@ def test_a_machine_is_called_what_it_joined_as_until_it_joined_twice(
     assert host_settings(joined=False).name == machine
     monkeypatch.setenv("MESHBOARD_HOST_NAME", "gpu-8")
     assert host_settings(joined=False).name == "gpu-8"
+
+
+@pytest.mark.parametrize(("address", "place"), [("127.0.0.1", r"127\.0\.0\.1:\d"), ("::1", r"\[::1\]:\d")])
+def test_the_doctor_listens_where_the_host_would(address: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESHBOARD_ADDRESS", address)
+    [told] = doctor._address(host_settings(joined=False), "")
+    assert told.level == "ok", told.words
+    assert re.match(f"listens on {place}", told.words)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")

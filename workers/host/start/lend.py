@@ -23,6 +23,7 @@ from redis.exceptions import RedisError
 
 from contracts.loans import LendOrder
 from contracts.names import cancel_key, loan_key
+from workers.host.address import listening
 from workers.host.apart.identity import as_user, user_of
 from workers.host.apart.lending import give
 from workers.host.apart.sandbox import PACKAGES, sandbox_prefix
@@ -67,7 +68,7 @@ def _lent(order: LendOrder, settings: HostSettings) -> int | None:
     where = loan_key(settings.name, order["job"], order["attempt"])
     with (
         redis.Redis.from_url(settings.redis_url, socket_timeout=5, socket_connect_timeout=2) as client,
-        socket.create_server((settings.address, 0)) as door,
+        listening(settings.address) as door,
         tempfile.TemporaryDirectory(prefix=".lend-", dir=settings.run_dir) as folder,
     ):
         if client.exists(where):  # the order came twice

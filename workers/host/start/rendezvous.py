@@ -20,6 +20,8 @@ from typing import NamedTuple
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # documented, not declared
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
+from workers.host.address import listening
+
 BACKEND = "known"
 STORE_TIMEOUT = timedelta(seconds=60)
 WORD_BYTES = 4096
@@ -74,8 +76,8 @@ class Known(RendezvousHandler):
 
 def lead(address: str) -> Meeting:
     """A store of our own on this address alone. Raises OSError where no interface has it."""
-    listening = socket.create_server((address, 0))
-    port = listening.getsockname()[1]
+    door = listening(address)
+    port = door.getsockname()[1]
     # The store owns the descriptor from here on.
     store = TCPStore(
         address,
@@ -83,7 +85,7 @@ def lead(address: str) -> Meeting:
         is_master=True,
         wait_for_workers=False,
         timeout=STORE_TIMEOUT,
-        master_listen_fd=listening.detach(),
+        master_listen_fd=door.detach(),
         use_libuv=True,
     )
     return Meeting(store, address, port)

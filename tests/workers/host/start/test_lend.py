@@ -8,13 +8,15 @@ import stat
 import threading
 from pathlib import Path
 
+import pytest
+
 from contracts.codec import checked_lend_order, checked_loan
 from contracts.control import KeptCheckpoint
 from contracts.names import LOAN_FILE, cancel_key, loan_key
 from tests.support.patience import patient
 from tests.support.processes import RedisServer, wait_until
 from tests.workers.checkpoint.test_loan import LEAST, SECRET, publish
-from tests.workers.host.supervisor.test_gang import settings_of
+from tests.workers.host.supervisor.test_gang import ADDRESSES, LOOPBACK_6, settings_of
 from workers.checkpoint import folder
 from workers.checkpoint.borrow import borrow
 from workers.host.attempts import AttemptDir
@@ -42,10 +44,11 @@ def handed(folder: Path, settings: HostSettings) -> Path:
     return folder / LOAN_FILE
 
 
+@pytest.mark.parametrize("addresses", [ADDRESSES, LOOPBACK_6], ids=["IPv4", "IPv6"])
 def test_it_lends_once_however_often_it_is_told_and_stops_when_nobody_wants_it(
-    redis_service: RedisServer, tmp_path: Path
+    redis_service: RedisServer, tmp_path: Path, addresses: tuple[str, str]
 ) -> None:
-    lends, wants = (settings_of(node, tmp_path, redis_service.url) for node in (0, 1))
+    lends, wants = (settings_of(node, tmp_path, redis_service.url, addresses) for node in (0, 1))
     for one in (lends, wants):
         one.run_dir.mkdir(parents=True)
     publish(lends.checkpoint_root / "job", 1, 20)

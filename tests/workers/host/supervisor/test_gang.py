@@ -35,18 +35,25 @@ from workers.host.supervisor.training import Training
 # Loopback has as many addresses as two hosts of one machine need.
 ADDRESSES = ("127.0.0.2", "127.0.0.3")
 HASTE = Patience(0.05, 0.1, 0.01)
-NODES = [Node(host=f"host-{node}", address=address, ranks=1) for node, address in enumerate(ADDRESSES)]
+LOOPBACK_6 = ("::1", "::1")  # IPv6 has but one
 
 
-def order_of(node: int, lease_s: float = 3600) -> LaunchOrder:
+def nodes_at(addresses: tuple[str, str]) -> list[Node]:
+    return [Node(host=f"host-{node}", address=address, ranks=1) for node, address in enumerate(addresses)]
+
+
+NODES = nodes_at(ADDRESSES)
+
+
+def order_of(node: int, lease_s: float = 3600, addresses: tuple[str, str] = ADDRESSES) -> LaunchOrder:
     spec = {"kind": "script", "layout": {"dp": 2}, "script": {"path": "script.py", "args": []}}
-    gang = Gang(node=node, nodes=NODES, lease_s=lease_s)
+    gang = Gang(node=node, nodes=nodes_at(addresses), lease_s=lease_s)
     return LaunchOrder(v=VERSION, job="gang", attempt=1, spec=spec, slots=[0], expires=0.0, gang=gang)
 
 
-def settings_of(node: int, folder: Path, redis_url: str) -> HostSettings:
+def settings_of(node: int, folder: Path, redis_url: str, addresses: tuple[str, str] = ADDRESSES) -> HostSettings:
     roots = [folder / f"host-{node}" / name for name in ("runs", "data", "checkpoints", "scripts")]
-    return HostSettings(redis_url, f"host-{node}", 2, "cpu", *roots, "workers.trainer", address=ADDRESSES[node])
+    return HostSettings(redis_url, f"host-{node}", 2, "cpu", *roots, "workers.trainer", address=addresses[node])
 
 
 def lines(server: RedisServer, folder: Path) -> list[RedisLine]:
@@ -198,7 +205,7 @@ def test_our_address_is_that_of_the_way_to_redis() -> None:
     assert address_towards("redis://:secret@127.0.0.1:1234/0") == "127.0.0.1"
     assert address_towards("unix:///run/redis.sock") == "127.0.0.1"
     assert address_towards("redis://no-such-host.invalid/0") == "127.0.0.1"
-    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("127.0.0.1") == interface_of("::1") == "lo"
     assert interface_of("203.0.113.9") is None
 
 
@@ -226,23 +233,24 @@ dist.all_reduce(torch.ones(1 << 20))
 class Both:
     """What two members of one gang came to."""
 
-    def __init__(self) -> None:
+    def __init__(self, addresses: tuple[str, str]) -> None:
+        self.addresses = addresses
         self.told: dict[int, dict[str, str]] = {}
         self.listening: set[str] = set()
         self.failures: list[Any] = []
         self.lead_after: list[int] = []
 
 
-@pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
+@pytest.fixture(scope="module", params=[ADDRESSES, LOOPBACK_6], ids=["IPv4", "IPv6"])
+def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
     """Two members on two addresses of this machine, looked at while they run; then one of two ranks breaks."""
     folder = tmp_path_factory.mktemp("gang")
-    found, members = Both(), []
+    found, members = Both(request.param), []
     for node in (0, 1):
-        settings = settings_of(node, folder, "")
+        settings = settings_of(node, folder, "", found.addresses)
         settings.script_root.mkdir(parents=True)
         (settings.script_root / "script.py").write_text(SCRIPT)
-        order = order_of(node)
+        order = order_of(node, addresses=found.addresses)
         order["spec"]["script"]["args"] = [str(folder / "told"), str(folder / "go")]
         attempt = claim(settings.run_dir, order)
         assert attempt is not None
@@ -303,13 +311,13 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
 def test_each_rank_has_its_place_in_the_world_and_the_leads_store(both: Both) -> None:
     assert [both.told[rank]["LOCAL_RANK"] for rank in range(2)] == ["0", "0"]
     assert {told["WORLD_SIZE"] for told in both.told.values()} == {"2"}
-    assert {told["MASTER_ADDR"] for told in both.told.values()} == {ADDRESSES[0]}
+    assert {told["MASTER_ADDR"] for told in both.told.values()} == {both.addresses[0]}
     assert len({told["MASTER_PORT"] for told in both.told.values()}) == 1
 
 
 def test_the_store_listens_on_the_leads_address_alone(both: Both) -> None:
-    assert ADDRESSES[0] in both.listening
-    assert both.listening <= {*ADDRESSES, "127.0.0.1", "::1"}, "never on all interfaces"
+    assert both.addresses[0] in both.listening
+    assert both.listening <= {*both.addresses, "127.0.0.1", "::1"}, "never on all interfaces"
 
 
 def test_the_member_whose_rank_broke_says_so_and_the_other_only_lost_a_peer(both: Both) -> None:
