@@ -15,14 +15,16 @@ from allauth.socialaccount.models import SocialApp
 from allauth.socialaccount.providers.base import AuthProcess, ProviderException
 from allauth.socialaccount.providers.oauth2.views import OAuth2CallbackView, OAuth2LoginView
 from allauth.socialaccount.providers.openid_connect.views import OpenIDConnectOAuth2Adapter
+from django.contrib import messages
 from django.contrib.auth.decorators import login_not_required
 from django.core import signing
 from django.core.exceptions import PermissionDenied
 from django.core.exceptions import ValidationError as InvalidError
 from django.core.validators import validate_email
+from django.db import IntegrityError
 from django.http import Http404, HttpRequest, HttpResponse, QueryDict
 from django.http.response import HttpResponseBase
-from django.shortcuts import render
+from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
 from requests import RequestException
@@ -204,6 +206,9 @@ def _answered(request: HttpRequest, provider_id: str, view: Any) -> HttpResponse
     except NOT_AN_ANSWER as error:
         page: HttpResponse = render_authentication_error(request, adapter.get_provider(), exception=error)
         return page
+    except IntegrityError:  # in this moment somebody, maybe the same browser, has signed on as well
+        messages.error(request, "That sign-on came several times at once: try again.")
+        return redirect("account")
     finally:
         _room.release()
 

@@ -16,6 +16,7 @@ from allauth.usersessions.models import UserSession
 from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth.signals import user_logged_in
+from django.db import IntegrityError, transaction
 from django.db.models.signals import post_delete, post_save
 from django.http import HttpRequest
 from django.shortcuts import redirect
@@ -29,6 +30,7 @@ from jobs.text import storable
 log = logging.getLogger(__name__)
 
 PURPOSE = "second factor"
+NAMES_TRIED = 8
 # As of invitations, and addresses, which many providers call people by.
 SIGNED_ON_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]*")
 
@@ -80,9 +82,28 @@ class SignOn(DefaultSocialAccountAdapter):  # type: ignore[misc]  # allauth has 
         log.warning("nobody signs on by %s: %s %s", provider, named["error"], str(named["exception"] or "")[:500])
 
     def save_user(self, request: HttpRequest, sociallogin: Any, form: Any = None) -> Any:
-        user = super().save_user(request, sociallogin, form)
-        record(user.get_username(), "sign on", "user", user.get_username(), after={"by": settings.OIDC_NAME})
-        return user
+        """All of it or nothing. Whose answer of the provider came twice at once has the account that the other made; a
+        name that somebody else took meanwhile is left out, as one that was taken before.
+
+        Raises:
+            IntegrityError: others took every name.
+        """
+        for _ in range(NAMES_TRIED):
+            try:
+                with transaction.atomic():
+                    user = super().save_user(request, sociallogin, form)
+                    name = user.get_username()
+                    record(name, "sign on", "user", name, after={"by": settings.OIDC_NAME})
+                    return user
+            except IntegrityError as error:
+                taken = error
+            for unsaved in (sociallogin.user, sociallogin.account, *sociallogin.email_addresses):
+                unsaved.pk, unsaved._state.adding = None, True
+            sociallogin.lookup()
+            if sociallogin.is_existing:
+                return sociallogin.user
+            sociallogin.user.username = ""
+        raise taken
 
 
 def connect() -> None:
