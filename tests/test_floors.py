@@ -32,6 +32,7 @@ ROOMS = {
     "jobs": [
         "diagnosis",
         "reference",
+        "full",
         "text",
         "naming",
         "models",

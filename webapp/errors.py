@@ -12,6 +12,7 @@ from django.views import csrf, defaults
 from redis.exceptions import RedisError
 
 from jobs.api.http.errors import LATER, failed, failure, of_request, refused_page
+from jobs.full import WORDS, is_full
 from webapp.doors import is_api
 
 log = logging.getLogger(__name__)
@@ -51,12 +52,14 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
-    """An id to quote; the log has the same one. 503 where it is what the board stands on that does not answer."""
+    """An id to quote; the log has the same one. 503 where what the board stands on does not answer or is full."""
     error = sys.exception()
     away = next((name for kinds, name in AWAY.items() if isinstance(error, kinds)), None)
-    if away and not is_api(request.path):
-        log.warning("%s did not answer for %s: %s", away, request.path, error)
-        answer = render(request, "503.html", {"words": f"{away} does not answer."}, status=503)
+    full = isinstance(error, OSError) and is_full(error)
+    if (away or full) and not is_api(request.path):
+        words = WORDS.capitalize() if full else f"{away} does not answer"
+        log.warning("%s, for %s: %s", words, request.path, error)
+        answer = render(request, "503.html", {"words": f"{words}."}, status=503)
         answer["Retry-After"] = LATER["Retry-After"]
         return answer
     reference = failure(request.path)

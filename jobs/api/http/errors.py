@@ -15,6 +15,7 @@ from rest_framework.views import exception_handler, set_rollback
 
 from jobs.api.http.parameters import BadParameterError
 from jobs.api.http.problems import CONTENT_TYPE, WHOLE, ProblemDetails, Where, details
+from jobs.full import WORDS, is_full
 from jobs.history.told.asked import BadQueryError
 from jobs.planning.planners import BusyError
 from jobs.reference import current
@@ -64,7 +65,7 @@ def failed(reference: str) -> ProblemDetails:
 
 
 def handle(error: Exception, context: dict[str, Any]) -> Response:
-    """DRF's exception handler: a SpecError is 422, a database that is away 503, what nobody expected 500.
+    """DRF's exception handler: a SpecError is 422, a database away or a disk full 503, what nobody expected 500.
 
     A view's `places` say where in the body fields stand that do not stand under their own name.
     """
@@ -84,6 +85,9 @@ def handle(error: Exception, context: dict[str, Any]) -> Response:
     if isinstance(error, OperationalError | InterfaceError):
         log.warning("the database did not answer for %s: %s", request.path, error)
         return refused(of_request(503, "the database does not answer just now; nothing was changed"), LATER)
+    if isinstance(error, OSError) and is_full(error):
+        log.error("%s: %s for %s", WORDS, error, request.path)
+        return refused(of_request(503, f"{WORDS}; try again when there is room"), LATER)
     if isinstance(error, SuspiciousOperation):  # more fields than are read, say
         return refused(of_request(400, str(error)))
     response = exception_handler(error, context)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
 import threading
@@ -14,6 +15,7 @@ from typing import Any, BinaryIO, TypeVar
 import duckdb
 from django.conf import settings
 
+from jobs.full import WORDS, is_full
 from jobs.history.kept.folder import Folder, GoneError, Manifest
 from jobs.history.kept.tables import TABLES
 from jobs.planning.planners import BusyError
@@ -74,13 +76,18 @@ def ask(job: str, attempt: int, work: Callable[[Tables], Answer]) -> Answer:
     Raises:
         GoneError: there is none.
         BusyError: too much is asked at once.
+        OSError: the disk is full.
     """
     folder = Folder(settings.HISTORY_DIR, job, attempt)
     for tried in range(TRIES):
         try:
             with _cursor() as cursor:
                 return work(Tables(cursor, folder, folder.manifest()))
-        except (duckdb.IOException, duckdb.InvalidInputException, GoneError):
+        except duckdb.OutOfMemoryException:  # also of a disk that takes no more of what does not fit in memory
+            raise BusyError("there is no room for all that this reads: ask for less of it, or try again") from None
+        except (duckdb.IOException, duckdb.InvalidInputException, GoneError) as error:
+            if is_full(error):
+                raise OSError(errno.ENOSPC, WORDS) from error
             # Its files were replaced by others with the same rows, unless it is gone altogether.
             folder.manifest()
             if tried == TRIES - 1:
@@ -92,7 +99,7 @@ def filed(job: str, attempt: int, write: Callable[[Tables, Path], None]) -> Bina
     """What `write` finds in a history, as a file that is gone once it is closed.
 
     Raises:
-        GoneError, BusyError
+        GoneError, BusyError, OSError
     """
     spill = spill_folder()
     spill.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import re
 import shutil
@@ -20,6 +21,7 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.utils import timezone
 
+from jobs.full import WORDS
 from jobs.models import ImportedTrace
 from jobs.planning.planners import BusyError
 from jobs.traces.imports.parts import ImportProblemError, Source
@@ -90,7 +92,7 @@ def begin(owner: Any, name: str, files: list[tuple[str, int]]) -> ImportedTrace:
         if ImportedTrace.objects.filter(owner=owner).count() >= MOST_IMPORTS:
             raise TooManyError(f"you have {MOST_IMPORTS} imports: delete one first")
         made = ImportedTrace.objects.create(owner=owner, name=name, files=files, size=sum(size for _, size in files))
-    (folder(made) / "sent").mkdir(parents=True, mode=0o700)
+        (folder(made) / "sent").mkdir(parents=True, mode=0o700)  # where there is no room for it, no row is left
     return made
 
 
@@ -100,11 +102,12 @@ def add(made: ImportedTrace, place: int, offset: int, part: bytes) -> int:
     Raises:
         ImportProblemError: it does not go on where the file ends, or beyond the size that was told.
         TakenError: nothing is taken any more.
+        OSError: the disk is full; the file is as it was.
     """
     name, size = made.files[place]
     path = folder(made) / "sent" / str(place)
     try:
-        opened = path.open("ab")
+        opened = path.open("ab", buffering=0)
     except FileNotFoundError:
         raise TakenError from None
     with opened as file:
@@ -112,7 +115,9 @@ def add(made: ImportedTrace, place: int, offset: int, part: bytes) -> int:
             raise ImportProblemError(name, "offset", f"{offset} is not where the file ends: {file.tell()}")
         if offset + len(part) > size:
             raise ImportProblemError(name, "size", f"{offset + len(part)} bytes are more than the {size} announced")
-        file.write(part)
+        if file.write(part) < len(part):  # what found room
+            file.truncate(offset)
+            raise OSError(errno.ENOSPC, WORDS)
     return offset + len(part)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from django.contrib.auth.models import User
 from rest_framework.test import APIClient
 
 from tests.jobs.traces.test_imports import gpu_trace
+from tests.support.disks import PAGE, full_disk
 
 Api = Callable[[User | None], APIClient]
 PART = 3000
@@ -69,6 +71,22 @@ def test_parts_go_on_where_the_file_ends_and_no_further(owner: User, api: Api) -
         answer = put(client, key, place, offset, part)
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (status, field)
     assert client.post(f"/api/v1/imports/{key}/read").json()["errors"][0]["message"] == "a: 0 of 10 bytes arrived"
+
+
+def test_on_a_full_disk_a_part_is_taken_whole_or_not_at_all(
+    owner: User, api: Api, settings: Any, tmp_path: Path
+) -> None:
+    client, data = api(owner), bytes(4 * PAGE)
+    with full_disk(tmp_path / "disk") as disk:
+        filling = disk / "filling"
+        os.truncate(filling, filling.stat().st_size - 3 * PAGE)
+        settings.STATE_DIR = disk
+        key = opened(client, {"a": data})
+        refused = put(client, key, 0, 0, data)
+        os.truncate(filling, 0)
+        taken = put(client, key, 0, 0, data)
+    assert (refused.status_code, "disk of the board is full" in refused.json()["detail"]) == (503, True)
+    assert taken.json() == {"size": len(data)}
 
 
 @pytest.mark.parametrize(

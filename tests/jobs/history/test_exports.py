@@ -16,10 +16,12 @@ from rest_framework.test import APIClient
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from jobs.history.exports import mlflow, scalars
+from jobs.history.kept import query
 from jobs.models import Attempt, Job
 from jobs.queue import actions
 from tests.jobs.history.told import BEGAN, batch, keep, run, step
 from tests.planner.wrong_specs import GOOD
+from tests.support.disks import full_disk
 
 Api = Callable[[User | None], APIClient]
 
@@ -35,6 +37,30 @@ def recorded(owner: User, tmp_path: Path, settings: Any) -> str:
     told.append(batch(5.5, {"kind": "eval", "rank": 0, "time": BEGAN + 5.5, "step": 10, "loss": 4.5}))
     keep(settings.HISTORY_DIR, told, job.id)
     return job.id
+
+
+@pytest.mark.parametrize("path", ["tensorboard", "history/steps?format=csv", "history/steps?format=parquet"])
+def test_a_full_disk_is_said_where_a_file_finds_no_room(
+    path: str, recorded: str, owner: User, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with full_disk(tmp_path / "disk") as disk:
+        monkeypatch.setattr(query, "spill_folder", lambda: disk)
+        answer = api(owner).get(f"/api/v1/jobs/{recorded}/{path}")
+        left = [one.name for one in disk.iterdir()]
+    assert (answer.status_code, answer["Content-Type"]) == (503, "application/problem+json")
+    assert "the disk of the board is full" in answer.json()["detail"]
+    assert left == ["filling"]
+
+
+def test_a_full_disk_is_a_page_where_a_page_hands_the_file_out(
+    recorded: str, owner: User, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.force_login(owner)
+    client.raise_request_exception = False
+    with full_disk(tmp_path / "disk") as disk:
+        monkeypatch.setattr(query, "spill_folder", lambda: disk)
+        answer = client.get(f"/jobs/{recorded}/history/tensorboard/")
+    assert (answer.status_code, "The disk of the board is full." in answer.content.decode()) == (503, True)
 
 
 def read(answer: Any, folder: Path) -> EventAccumulator:

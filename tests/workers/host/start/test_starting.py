@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from contracts.names import TASK_ACKNOWLEDGE, host_queue
+from tests.support.disks import PAGE, fill, full_disk
 from tests.support.host import NAME, host
 from tests.support.orders import order
 from tests.support.processes import RedisServer, wait_until
@@ -25,30 +25,14 @@ from workers.host.reporter import Reporter
 from workers.host.start.claims import claim
 from workers.host.start.starting import Starter
 
-PAGE = 4096
 ONE_RANK = {"model": {"preset": "gpt-tiny"}}
 
 
 @pytest.fixture
 def full(tmp_path: Path) -> Iterator[Path]:
     """A disk without a byte left."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True, check=False)
-    if mounted.returncode != 0:
-        pytest.skip("no filesystem may be mounted here")
-    try:
-        fill(disk)
+    with full_disk(tmp_path / "disk") as disk:
         yield disk
-    finally:
-        subprocess.run(["umount", "--lazy", disk], check=True)
-
-
-def fill(disk: Path) -> None:
-    with (disk / "filling").open("wb", buffering=0) as filling, contextlib.suppress(OSError):
-        while True:
-            filling.write(b"\0" * PAGE)
-    assert os.statvfs(disk).f_bavail == 0
 
 
 @pytest.fixture
