@@ -26,6 +26,8 @@ from contracts.codec import (
 from contracts.control import Event
 from tests.support.timelines import item as timeline
 
+TURNED, UPRIGHT = "deli\u202eaf \u2066x", r"deli\u202eaf \u2066x"
+
 CELL = {
     "phase": "step",
     "op": "all_reduce",
@@ -287,3 +289,15 @@ def test_seconds_whose_sums_are_none_are_refused() -> None:
     frame = {"v": 1, "job": "abc", "attempt": 1, "rank": 0, "items": [told]}
     found, problems = salvage_frame(msgpack.packb(frame))
     assert (found["items"], len(problems)) == ([], 1)
+
+
+def test_words_for_people_turn_no_line_round_and_lines_of_logs_stay_what_they_are() -> None:
+    told = checked_exit({**EXIT, "reason": TURNED, "signal": TURNED, "log_tail": [TURNED]})
+    assert (told["reason"], told["signal"], told["log_tail"]) == (UPRIGHT, UPRIGHT, [TURNED])
+    assert len(checked_exit({**EXIT, "reason": "\u202e" * 1000})["reason"]) == 1000, "as long as is kept of one"
+    for legitimate in (
+        "\u0645\u0631\u062d\u0628\u0627\u200f!",
+        "\U0001f469\u200d\U0001f4bb",
+        "\u05e9\u05dc\u05d5\u05dd",
+    ):
+        assert checked_exit({**EXIT, "reason": legitimate})["reason"] == legitimate

@@ -43,7 +43,7 @@ def summary(rows: Sequence[Row]) -> str:
 
 def markdown(rows: Sequence[Row], title: str) -> str:
     head = ["| | check | measured | baseline | change | limit | |", "|---|---|---|---|---|---|---|"]
-    body = ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells(row)) + " |" for row in rows]
+    body = ["| " + " | ".join(words.clean(cell).replace("|", "\\|") for cell in cells(row)) + " |" for row in rows]
     return "\n".join([f"### {title}: {summary(rows)}", "", *head, *body, ""])
 
 

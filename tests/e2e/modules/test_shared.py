@@ -378,3 +378,13 @@ def test_a_time_that_follows_another_of_its_day_is_told_by_its_clock_alone(modul
         "23 Nov 2026 00:00:00 UTC",
         "22 Nov 2026 03:04:09 UTC",
     ]
+
+
+def test_what_would_turn_a_line_round_is_shown_as_it_is_written(modules: Page) -> None:
+    turned, shown = "deli\u202eaf \u0645\u200f", "deli\\u202eaf \u0645\u200f"
+    assert call(modules, "logs/ansi.js", "return m.plain(x)", turned) == shown
+    coloured = call(
+        modules, "logs/ansi.js", "return m.segments(x).map((one) => one.text).join('')", f"\x1b[31m{turned}"
+    )
+    assert coloured == shown
+    assert call(modules, "dom.js", "return m.el('p', {}, x, m.el('b', {}, x)).textContent", turned) == shown * 2

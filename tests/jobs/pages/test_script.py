@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
+from django.utils import timezone
 from rest_framework.test import APIClient
 
-from jobs.models import Job
+from jobs.models import Host, Job
 from planner.facts.reading.parse import parse_spec
 from planner.facts.spec import SpecError
 
@@ -42,6 +43,25 @@ def test_the_form_queues_a_script_and_fills_itself_from_one(client: Client, owne
     assert "A script of your own" in page
     again = client.get(f"/jobs/script/?from={job.id}").content.decode()
     assert "--text &#x27;two words&#x27;" in again
+
+
+def test_words_that_would_turn_a_line_round_stand_on_pages_as_they_are_written(
+    client: Client, owner: User, staff: User
+) -> None:
+    client.force_login(owner)
+    assert (
+        client.post("/jobs/script/", {**FORM, "script.args": "a\u202egnp.sh --x=\u2066y \u0645\u200f"}).status_code
+        == 302
+    )
+    job = Job.objects.get()
+    Job.objects.update(wait_reason="waits \u202eneve")
+    Host.objects.create(name="h", slots=1, device="cpu", memory_bytes=1, last_seen=timezone.now(), note="n\u202b")
+    for path in ("/", f"/jobs/{job.id}/", f"/jobs/script/?from={job.id}", "/hosts/", "/queue/", "/"):
+        page = client.get(path).content.decode()
+        assert not set(page) & set("\u202b\u202e\u2066"), path
+    page = client.get(f"/jobs/{job.id}/").content.decode()
+    assert r"a\u202egnp.sh" in page
+    assert "\u0645\u200f" in page, "Arabic, and a mark that it needs"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 // Building DOM from text: nothing here ever parses HTML.
+import { upright } from "./upright.js";
 
 /** el("td", {className: "number"}, "12") */
 export function el(name, properties = {}, ...children) {
@@ -8,7 +9,8 @@ export function el(name, properties = {}, ...children) {
     if (key in node) node[key] = value;
     else node.setAttribute(key, value);
   }
-  node.append(...children.filter((child) => child !== null && child !== undefined));
+  const shown = children.filter((child) => child !== null && child !== undefined);
+  node.append(...shown.map((child) => (typeof child === "string" ? upright(child) : child)));
   return node;
 }
 

@@ -1,5 +1,6 @@
 // What a terminal would show of a line, as text and class names. Colours and weights alone are heeded (SGR); every
 // other sequence is left out, and nothing here makes markup.
+import { upright } from "../upright.js";
 
 const ESCAPES = /\u001b(?:\[([0-?]*)([ -/]*[@-~])|\][^\u0007\u001b]*(?:\u0007|\u001b\\)?|[PX^_][^\u001b]*(?:\u001b\\)?|[ -/]*[0-~])/g;
 const CONTROL = /[\u0000-\u0008\u000a-\u001f\u007f-\u009f]/g;
@@ -34,13 +35,15 @@ function tabbed(text) {
 }
 
 /** Without any sequence or control character; tabs are spaces. */
-export function plain(text) {
+export function plain(words) {
+  const text = upright(words);
   if (!UNSAFE.test(text) && !text.includes("\t")) return text;
   return tabbed(overwritten(text).replace(ESCAPES, "").replace(CONTROL, ""));
 }
 
 /** [{text, classes}], whose texts together are `plain(text)`. */
-export function segments(text) {
+export function segments(words) {
+  const text = upright(words);
   if (!text.includes("\u001b")) return [{ text: plain(text), classes: "" }];
   const line = overwritten(text);
   const told = [];
