@@ -10,7 +10,7 @@ from contracts.fields import LARGEST, Count, Rank, Word
 
 VERSION: Final = 1
 MOST_EVENTS: Final = 20_000  # of one step of one rank
-LATEST: Final = float(2**40)  # unix seconds; beyond it nothing is a time
+LATEST: Final = float(2**33)  # unix seconds, in 2242: readers of traces have 63 bits for nanoseconds
 LONGEST_STEP_US: Final = 10**13  # 115 days
 MOST_CHECKPOINTS: Final = 100  # of an attempt that are remembered, the newest
 FIRST_STEPS: Final = 3  # of a run, no measure of the others: buckets regroup, caches fill, kernels are compiled

@@ -47,7 +47,7 @@ def lanes(trace: Trace) -> dict[Lane, list[Event]]:
 
 
 def _event(began: float, ended: float | None, of: Call | Span) -> Event:
-    first = round(began * 1e9)
+    first = max(0, round(began * 1e9))
     return Event(first, max(first + 1, first if ended is None else round(ended * 1e9)), of)
 
 

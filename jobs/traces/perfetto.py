@@ -22,7 +22,7 @@ REALTIME, BOOTTIME = 1, 6  # builtin clocks; a trace's own time is the latter
 def write(trace: Trace, name: str) -> bytes:
     """The file. `name` heads every rank."""
     builder = TraceProtoBuilder()
-    _clock(builder.add_packet(), round(trace.began * 1e9))
+    _clock(builder.add_packet(), max(0, round(trace.began * 1e9)))
     found = lanes(trace)
     arrivals = meetings(trace.calls)
     for rank in trace.ranks():

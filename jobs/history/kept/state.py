@@ -11,8 +11,6 @@ from contracts.telemetry.proof import ProofItem
 from contracts.telemetry.results import DryRunItem, VerdictRow
 from contracts.telemetry.steps import Cell, CheckpointItem
 
-LATEST = float(2**40)  # unix seconds; beyond it nothing is a time
-
 
 class RankState(TypedDict):
     """What one rank's items add up to. `exact` are its cells of phase "step" as step `ran` of this run ended."""

@@ -24,8 +24,8 @@ from contracts.telemetry.steps import (
     TrafficItem,
 )
 from contracts.telemetry.timeline import TimelineItem
-from contracts.telemetry.words import MOST_CHECKPOINTS, SCRIPT_SETUP_STEPS
-from jobs.history.kept.state import LATEST, RankState, Started, State, new_state
+from contracts.telemetry.words import LATEST, MOST_CHECKPOINTS, SCRIPT_SETUP_STEPS
+from jobs.history.kept.state import RankState, Started, State, new_state
 from jobs.history.kept.tables import GAUGES, TABLES
 from jobs.history.recording.counters import Counters
 

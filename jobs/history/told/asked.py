@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from jobs.history.kept.state import LATEST
 from jobs.history.kept.tables import TABLES
 from jobs.text import whole_number
 from planner.facts.spec import Problem, SpecError
+
+LATEST_ASKED = float(2**40)  # unix seconds: later than all that is told, and promised to be understood
 
 FORMATS = ("json", "csv", "parquet")
 BY = {"traffic": ("rank", "axis", "op", "phase", "group_size"), "steps": ("rank",), "gauges": ("rank", "node", "host")}
@@ -118,7 +119,7 @@ def a_time(text: str) -> float | None:
         found = float(text)
     except ValueError:
         return None
-    return found if math.isfinite(found) and 0 <= found < LATEST else None
+    return found if math.isfinite(found) and 0 <= found < LATEST_ASKED else None
 
 
 def _ranges(text: str, most: int) -> tuple[Range, ...] | None:

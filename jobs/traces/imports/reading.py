@@ -12,6 +12,7 @@ from typing import IO, Any, Literal, NamedTuple
 
 import ijson
 
+from contracts.telemetry.words import LATEST
 from jobs.traces.imports import flight, inspector, kineto
 from jobs.traces.imports.bounds import first_key, looked_through
 from jobs.traces.imports.parts import MOST_EVENTS, ImportProblemError, Part, Source
@@ -130,11 +131,21 @@ def _together(parts: list[Part]) -> Trace:
         raise ImportProblemError("import", "events", f"{len(calls) + len(spans):,} are more than {MOST_EVENTS:,}")
     if not calls and not spans:
         raise ImportProblemError(parts[0].file, "events", "there is no collective and no compute in it")
+    for part in parts:
+        _in_time(part)
     users: dict[tuple[str, int], set[int]] = defaultdict(set)
     for call in calls:
         users[call.axis, call.nth].add(call.rank)
     full = [call if call.ranks else _with(call, users[call.axis, call.nth]) for call in calls]
     return Trace(sorted(full, key=lambda call: call.issued), sorted(spans, key=lambda span: span.began))
+
+
+def _in_time(part: Part) -> None:
+    times = [(call.issued, call.ended) for call in part.calls] + [(span.began, span.ended) for span in part.spans]
+    for began, ended in times:
+        if not 0 <= began <= max(began, ended or 0) < LATEST:
+            words = f"an event at {began:.3g} s after 1970 begins before, or ends after, what can be told"
+            raise ImportProblemError(part.file, "time", words)
 
 
 def _with(call: Call, ranks: set[int]) -> Call:

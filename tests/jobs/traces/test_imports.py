@@ -171,6 +171,7 @@ BAD: list[tuple[str, bytes, str, str]] = [
     ("k0.json", b'{"traceEvents": [{"ph": "X", "ts": 1, "dur": -1}]}', "traceEvents[0].dur", "microseconds"),
     ("k0.json", b'{"schemaVersion": 1, "traceEvents": [{"ph"', "JSON", ""),
     ("k0.json.gz", gzip.compress(gpu_trace(0))[:-30], "gzip", "cannot be unpacked"),
+    ("r0", dumped(time_created_ns=9 * 10**18), "time", "an event at 9e+09 s after 1970"),
     ("i.log", b'{"header": {}}\n{"coll_perf": 3}\n', "line 2: header", "is missing"),
     ("i.log", log(0, {"coll_sn": 1}), "line 1: coll_perf.coll_msg_size_bytes", "whole number"),
     ("i.log", log(0, collective(1, 0, 5)) + b"nonsense\n", "line 2", "is no JSON"),

@@ -26,7 +26,7 @@ from jobs.traces import chrome, perfetto
 from jobs.traces.arrivals import meetings
 from jobs.traces.lanes import lanes
 from jobs.traces.shapes import Call, Trace
-from jobs.traces.stream import trace
+from jobs.traces.stream import _items_in, trace
 from tests.jobs.conftest import member_of
 from tests.jobs.history.told import keep, run
 from tests.support.timelines import batch, item, late
@@ -136,6 +136,19 @@ def test_perfetto_knows_the_time_of_day() -> None:
     proto.ParseFromString(perfetto.write(of(late()), "a run"))
     clocks = {clock.clock_id: clock.timestamp for clock in proto.packet[0].clock_snapshot.clocks}
     assert clocks == {1: 1000 * 10**9, 6: 1000 * 10**9}
+
+
+@pytest.mark.parametrize("began", [0.0, 8e9, 2.0**33, 1.9e10, 2.0**40 - 1])
+def test_a_step_at_any_time_that_is_taken_can_be_told(began: float) -> None:
+    """Perfetto has 63 bits of nanoseconds, and others count from 1970."""
+    told = item(
+        0, began=began, calls=[(0, "all_reduce", 1, -(10**13), 0, 10**13, 4, -1)], spans=[("forward", 0, 0, 0, 9)]
+    )
+    found = trace(_items_in(msgpack.packb(batch("j", told))))
+    assert len(found.calls) == (began < 2**33)
+    _, slices = read_perfetto(perfetto.write(found, "a run"))
+    assert sum(map(len, slices.values())) == len(found.calls) + len(found.spans)
+    assert len(chrome.write(found, "a run")) > 0
 
 
 @pytest.mark.parametrize("made", [of(late()), overlapping()], ids=["late", "overlapping"])
