@@ -19,6 +19,7 @@ from jobs.api.http.patient import Patient  # noqa: E402
 from jobs.live.consumers import JobConsumer, no_such_socket  # noqa: E402
 from webapp.doors import Doors  # noqa: E402
 from webapp.one_thread import OneThreadHandler  # noqa: E402
+from webapp.peers import addressed  # noqa: E402
 from webapp.safety import refuse_exposed  # noqa: E402
 
 refuse_exposed()
@@ -30,12 +31,14 @@ sockets = URLRouter(
     ]
 )
 
-application = Doors(
-    ProtocolTypeRouter(
-        {
-            "http": Patient(OneThreadHandler()),
-            # Who is asking is read by the consumer itself, again and again.
-            "websocket": AllowedHostsOriginValidator(SessionMiddlewareStack(sockets)),
-        }
+application = addressed(
+    Doors(
+        ProtocolTypeRouter(
+            {
+                "http": Patient(OneThreadHandler()),
+                # Who is asking is read by the consumer itself, again and again.
+                "websocket": AllowedHostsOriginValidator(SessionMiddlewareStack(sockets)),
+            }
+        )
     )
 )

@@ -1,0 +1,42 @@
+"""Whatever a trusted proxy passes on of who asks, they can log in, and what is counted and kept is an address."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import psycopg
+import pytest
+
+from tests.support.postgres import postgres_server
+from tests.support.processes import RedisServer
+from tests.support.web import site
+from webapp import peers
+
+TOLD = {
+    "203.0.113.9": "203.0.113.9",
+    "10.1.2.3:4711": "10.1.2.3",
+    "unknown": "0.0.0.0",
+    "_hidden": "0.0.0.0",
+    "2001:db8::1": "2001:db8::",  # counted by the network of one customer
+    "fe80::1%eth0": "fe80::",
+}
+
+
+def test_they_log_in_on_postgresql(redis_service: RedisServer, tmp_path: Path) -> None:
+    trusted = {"MESHBOARD_TRUSTED_PROXIES": "127.0.0.1"}
+    with postgres_server() as url, site(url, redis_service, tmp_path / "web", **trusted) as board:
+        for told in TOLD:
+            with httpx.Client(base_url=board.url, headers={"X-Forwarded-For": told}) as client:
+                client.get("/login/")
+                form = {"username": "nobody", "password": "x", "csrfmiddlewaretoken": client.cookies["csrftoken"]}
+                answer = client.post("/login/", data=form, headers={"Referer": f"{board.url}/login/"})
+                assert answer.status_code == 200, told
+        with psycopg.connect(url) as database:
+            kept = database.execute("SELECT host(ip_address) FROM axes_accessattempt ORDER BY id").fetchall()
+    assert {address for (address,) in kept} == set(TOLD.values())
+
+
+@pytest.mark.parametrize("told", ["", "unknown", "a" * 60, "\uff11\uff12.1.1.1", "\xef\xbc\x91.1.1.1", "[::1", "::1%"])
+def test_what_is_no_address_is_nobody_s(told: str) -> None:
+    assert peers.address_of(told) in (peers.UNKNOWN, "::1")
