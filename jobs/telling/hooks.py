@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import httpx
 from django.conf import settings
@@ -202,6 +203,11 @@ def _everybody(user: User, project: str, wanted: bool) -> list[Problem]:
     return [Problem("everybody", f"of everybody's jobs only who administers project {project} is told")]
 
 
+def _port(url: str) -> str:
+    """As it is written: httpx reads digits of any script."""
+    return urlsplit(url).netloc.rpartition("@")[2].rpartition("]")[2].partition(":")[2]
+
+
 def _url_problems(url: str) -> list[Problem]:
     """Of the URL by itself: where its name leads is looked at whenever something is sent (`jobs.telling.post`)."""
     try:
@@ -210,10 +216,14 @@ def _url_problems(url: str) -> list[Problem]:
             return [Problem("url", "must begin with https:// and name a host")]
         if parsed.port is not None and not 1 <= parsed.port <= 65535:
             return [Problem("url", f"has port {parsed.port}: ports are 1 to 65535")]
+        if not _port(url).isascii():
+            return [Problem("url", "has a port that is not written in the digits 0 to 9")]
+        if "%" in parsed.host:
+            return [Problem("url", "names an interface of one machine: leave out % and what follows")]
         if parsed.userinfo or parsed.fragment:
             return [Problem("url", "must have no user, password or fragment")]
         found = checked(parsed.host, literal(parsed.host), settings.WEBHOOK_NETWORKS)
-    except (httpx.InvalidURL, UnicodeError) as error:
+    except (httpx.InvalidURL, ValueError) as error:
         return [Problem("url", f"is no URL: {error}")]
     except RefusedAddressError as error:
         return [Problem("url", str(error))]
