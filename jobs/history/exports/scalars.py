@@ -21,17 +21,21 @@ class Point(NamedTuple):
     value: float
 
 
+# By their order, not their numbers: one that claims to be far away would leave no other.
+_KEPT = """step IN (SELECT step FROM (
+    SELECT step, row_number() OVER (ORDER BY step) AS nth FROM (SELECT DISTINCT step FROM steps)) WHERE nth % ? = 0)
+"""
 # Of each step over its ranks: the loss is told by those that know it, and a step is as long as its slowest rank's.
-_OF_STEPS = """
+_OF_STEPS = f"""
 SELECT step, max(time), avg(loss), avg(grad_norm), avg(learning_rate), max(step_s)::DOUBLE,
        max(tokens) / max(step_s)::DOUBLE
-FROM steps WHERE step % ? = 0 GROUP BY step ORDER BY step
+FROM steps WHERE {_KEPT} GROUP BY step ORDER BY step
 """
 _CURVES = ("loss", "grad_norm", "learning_rate", "step_seconds", "tokens_per_second")
-_OF_RANKS = "SELECT step, time, rank, step_s::DOUBLE FROM steps WHERE step % ? = 0 AND rank < ? ORDER BY step, rank"
-_EXPOSED = """
+_OF_RANKS = f"SELECT step, time, rank, step_s::DOUBLE FROM steps WHERE {_KEPT} AND rank < ? ORDER BY step, rank"
+_EXPOSED = f"""
 SELECT step, max(time), told.key, avg(told.value)::DOUBLE
-FROM (SELECT step, time, unnest(map_entries(exposed)) AS told FROM steps WHERE step % ? = 0)
+FROM (SELECT step, time, unnest(map_entries(exposed)) AS told FROM steps WHERE {_KEPT})
 GROUP BY step, told.key ORDER BY step, told.key
 """
 _VALIDATED = "SELECT step, time, value FROM marks WHERE kind = 'validation' ORDER BY step"
@@ -49,8 +53,8 @@ def scalars(tables: Tables) -> Iterator[Point]:
 
 
 def _points(tables: Tables) -> Iterator[Point]:
-    [(last,)] = tables.rows("SELECT coalesce(max(step), 0) FROM steps")
-    every = max(1, math.ceil(last / MOST_POINTS))
+    [(count,)] = tables.rows("SELECT count(DISTINCT step) FROM steps")
+    every = max(1, math.ceil(count / MOST_POINTS))
     for step, time, *values in tables.rows(_OF_STEPS, every):
         for name, value in zip(_CURVES, values, strict=True):
             yield Point(f"train/{name}", step, time, value)

@@ -39,6 +39,17 @@ def recorded(owner: User, tmp_path: Path, settings: Any) -> str:
     return job.id
 
 
+def test_one_step_that_claims_to_be_far_away_costs_no_other_its_point(
+    recorded: str, owner: User, api: Api, tmp_path: Path, settings: Any
+) -> None:
+    settings.HISTORY_DIR = tmp_path / "far"
+    settings.HISTORY_DIR.mkdir()
+    keep(settings.HISTORY_DIR, [*run(2, 9), batch(6.0, step(0, 2**63 - 1, 6.0, loss=1.0))], recorded)
+    found = read(api(owner).get(f"/api/v1/jobs/{recorded}/tensorboard"), tmp_path)
+    for curve in ("train/loss", "step_seconds/rank_0", "exposed_seconds/dp"):
+        assert [point.step for point in found.Scalars(curve)] == [*range(1, 10), 2**63 - 1]
+
+
 @pytest.mark.parametrize("path", ["tensorboard", "history/steps?format=csv", "history/steps?format=parquet"])
 def test_a_full_disk_is_said_where_a_file_finds_no_room(
     path: str, recorded: str, owner: User, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
