@@ -112,21 +112,22 @@ class BoundedSocket(WebSocketsSansIOProtocol):
     _taken_bytes = 0
 
     def data_received(self, data: bytes) -> None:
-        if self.handshake_initiated and self._is_too_much(len(data)):
+        room = self._room() if self.handshake_initiated else len(data)
+        self._taken_bytes += len(data)
+        super().data_received(data[:room])  # which may know of a better reason
+        if len(data) > room and not self.transport.is_closing():
             self._cut()
-            return
-        super().data_received(data)
 
     def keepalive_timeout(self) -> None:
         super().keepalive_timeout()
         self.transport.abort()  # what it does not take is not kept for it
 
-    def _is_too_much(self, num_bytes: int) -> bool:
+    def _room(self) -> int:
+        """Bytes that may still come in this second."""
         now = self.loop.time()
         if now >= self._second + 1:
             self._second, self._taken_bytes = now, 0
-        self._taken_bytes += num_bytes
-        return self._taken_bytes > limits.SOCKET_BYTES_S
+        return max(0, limits.SOCKET_BYTES_S - self._taken_bytes)
 
     def _cut(self) -> None:
         if not self.close_sent:
