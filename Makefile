@@ -48,7 +48,7 @@ test: $(VENV)/.dev tools ## the default test suite, in four processes
 lint: $(VENV)/.dev ## lint, format, types, and who imports whom
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --no-fast-exit
 	$(BIN)/python -m pytest -q tests/test_floors.py tests/test_imports.py
 
 docs: $(VENV)/.dev ## the documentation as a site in docs/site, which a board serves under /docs; a warning fails
