@@ -48,7 +48,7 @@ def healthy(
             return Finding("well", 0.0, "Too short to be measured", text, "")
         return Finding("starting", 0.0, NOT_YET[start.reached], "no step has ended yet", "")
     if planned is None or not planned["step_s"]:
-        return Finding("well", 0.0, f"Runs: {_pace(measured)}", "there is no plan to compare it with", "")
+        return Finding("well", 0.0, f"{_course(ending)}: {_pace(measured)}", "there is no plan to compare it with", "")
     sure = 1.0 if run.estimate["time"].get("basis") == "calibrated" else UNCALIBRATED
     return _beside_plan(measured, planned, ending, sure)
 
@@ -82,7 +82,7 @@ def _beside_plan(measured: StepParts, planned: StepParts, ending: Ending, sure: 
             following += "; calibrate the host: its speed is a data sheet's"
         return Finding("notice", sure * off / (1 + off), sentence, reason, following, facts)
     if planned["sure"] > 1:
-        sentence = f"Runs: {traffic}{_pace(measured)}{_mostly(measured)}"
+        sentence = f"{_course(ending)}: {traffic}{_pace(measured)}{_mostly(measured)}"
         reason = f"the prediction may be {_sureness(planned['sure'])} off here, so that it says nothing of the speed"
         return Finding("well", 0.0, sentence, reason, "calibrate the host, or let more runs end on it", facts)
     reason = f"within what the prediction may be off, {percent(planned['sure'])}"
@@ -94,6 +94,10 @@ def _pace(measured: StepParts) -> str:
     steps = measured["steps"]
     over = "of one step" if steps == 1 else f"mean of the last {steps}"
     return f"{seconds(measured['step_s'])} a step ({over})"
+
+
+def _course(ending: Ending) -> str:
+    return "Runs" if ending.outcome is None else "Ended"
 
 
 def _sureness(share: float) -> str:

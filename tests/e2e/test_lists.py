@@ -206,3 +206,11 @@ def test_the_menu_of_a_narrow_screen_holds_every_page(page: Page, running_board:
     for name in ("Account", "Projects", "Notifications", "Documentation", "API document", "Admin", "Log out"):
         assert inside(page, page.locator(".own").get_by_text(name, exact=True)), name
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_the_longest_name_of_a_project_widens_no_page_of_a_phone(page: Page, running_board: Board) -> None:
+    name = running_board.call("POST", "projects", {"name": "p" * 60})["name"]
+    page.set_viewport_size({"width": 390, "height": 844})
+    for path in ("/notifications/", "/projects/", f"/projects/{name}/", f"/projects/{name}/webhooks/", "/"):
+        page.goto(f"{running_board.url}{path}")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, path

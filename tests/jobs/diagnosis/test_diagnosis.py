@@ -65,6 +65,8 @@ def test_a_plan_that_may_be_off_by_more_than_itself_judges_no_speed() -> None:
     assert told["sentence"].endswith(" a step (mean of the last 5), 40% of it exposed dp")
     assert "a step (mean of the last 5), " in told["evidence"][0]["text"]
     assert "may be 4.3 times off here" in told["reason"]
+    found.ended("succeeded")
+    assert look(found)["sentence"].startswith("Ended: ")
     assert told["next"].startswith("calibrate")
 
 
