@@ -1,0 +1,95 @@
+"""What software makes of mixtures of experts."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.cost.timing import Timer, step_time
+from planner.facts.spec import Layout, MoeSpec
+from planner.hardware.cluster import Span, collective_seconds
+from planner.hardware.kernels import Gemm, Pass, Work, layer_work
+from planner.hardware.stacks import STACKS
+from tests.planner.stacked import H100, SPEC, TRAIN, on
+
+MIXED = SPEC.model_copy(
+    update={
+        "model": SPEC.model.model_copy(
+            update={"moe": MoeSpec(num_experts=16, experts_per_token=2, expert_ffn_hidden_size=4096)}
+        ),
+        "layout": Layout(dp=32, tp=2, ep=4, sequence_parallel=True),
+    }
+)
+
+
+def _products(**kinds: bool) -> list[Gemm]:
+    return [k for k in layer_work(MIXED, moe=True, **kinds).forward if isinstance(k, Gemm) and not k.wide]
+
+
+def test_joined_products_and_experts_apart_compute_the_same_in_other_calls() -> None:
+    """q, k, v, o, two widening products and one back; as many of each expert where it runs by itself."""
+    usual, joined, apart = _products(), _products(joined=True), _products(apart=True)
+    assert (len(usual), len(joined), len(apart)) == (7, 4, 4 + 4 * 3)
+    assert {sum(g.flops for g in products) for products in (usual, joined, apart)} == {sum(g.flops for g in usual)}
+    assert {g.batch for g in usual} == {1, 4}
+    assert {g.batch for g in apart} == {1}
+
+
+def _passed(**kinds: bool) -> list[int]:
+    """Bytes that passes over memory move forward and backward, beyond those of the usual layer with experts."""
+
+    def moved(work: Work) -> list[int]:
+        return [sum(k.num_bytes for k in part if isinstance(k, Pass)) for part in (work.forward, work.backward_input)]
+
+    usual, changed = layer_work(MIXED, moe=True), layer_work(MIXED, moe=True, **kinds)
+    return [b - a for a, b in zip(moved(usual), moved(changed), strict=True)]
+
+
+def test_an_all_to_all_puts_tokens_in_their_experts_order_and_back() -> None:
+    """Each token's two copies of 4,096 elements of 2 bytes, read and written, twice a half."""
+    tokens = MIXED.micro_batch_size * TRAIN.seq_len
+    assert _passed(sorts=True) == [2 * 2 * 2 * tokens * 4096 * 2] * 2
+    one = MIXED.model_copy(update={"layout": Layout(dp=32, tp=2, ep=16, sequence_parallel=True)})
+    assert layer_work(one, moe=True, sorts=True) == layer_work(one, moe=True), "one expert a rank has one order"
+
+
+def test_a_clamp_before_the_gates_product_reads_and_writes_both_again() -> None:
+    """Of an expert's 2,048 on each tensor rank: gate and up clamped and joined; in backward masked by what came."""
+    inner = MIXED.micro_batch_size * TRAIN.seq_len * 2 * 4096 // 2
+    assert _passed(clamped=True) == [16 * inner, 20 * inner]
+
+
+def _launched(**changed: float) -> float:
+    stacks = {**STACKS, "megatron": STACKS["megatron"]._replace(**changed)}
+    return Timer(H100, stacks).step(on("megatron", MIXED)).launch_s
+
+
+def test_the_device_waits_for_all_the_host_does_after_a_router_and_for_no_cast() -> None:
+    layers, m = 32, 4
+    assert _launched(syncs_experts=False, expert_s=0.0) == 0.0, "hidden behind products of 8,192 tokens"
+    forward = layer_work(MIXED, moe=True, joined=True).forward
+    own = STACKS["megatron"].launch_s * len(forward) * layers * m
+    assert _launched(expert_s=0.0) == pytest.approx(own)
+    assert _launched() - _launched(expert_s=0.0) == pytest.approx(2 * 4 * STACKS["megatron"].expert_s * layers * m)
+    fp8 = MIXED.model_copy(update={"train": TRAIN.model_copy(update={"precision": "fp8"})})
+    casts = 2 * 4 * STACKS["megatron"].expert_cast_s * layers * m
+    assert step_time(on("megatron", fp8), H100).launch_s == pytest.approx(_launched() + casts), "an expert's own"
+
+
+def _tensor_waits(**changed: object) -> float:
+    stacks = {**STACKS, "megatron": STACKS["megatron"]._replace(**changed)}
+    return Timer(H100, stacks).step(on("megatron", MIXED)).exposed_s["tp"]
+
+
+def test_what_tensor_ranks_gather_for_experts_hides_behind_nothing_and_stands_for_their_mlps_sums() -> None:
+    layers, m, tokens = 32, 4, MIXED.micro_batch_size * TRAIN.seq_len
+
+    def each(rows: int) -> float:
+        ops = ("all_gather", "reduce_scatter")
+        return sum(2 * collective_seconds(op, rows * 4096 * 2, Span(2, 1), H100) for op in ops)
+
+    gathered, sums = each(2 * tokens), each(tokens)
+    for hidden, instead in ((1.0, 0.0), (0.0, sums)):
+        kinds: tuple[dict[str, object], ...] = ({}, {"experts_whole": True}, {"divides_dispatch": False})
+        divided, whole, usual = (_tensor_waits(hidden={"tp": hidden}, **kind) for kind in kinds)
+        assert divided - whole == pytest.approx(m * layers * gathered)
+        assert usual - whole == pytest.approx(m * layers * instead), "of whole experts no sums either"
