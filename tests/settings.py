@@ -21,7 +21,7 @@ os.environ.setdefault("MESHBOARD_STATE_DIR", str(_FOLDER))
 os.environ.setdefault("MESHBOARD_HTTPS", "0")
 
 from webapp.environment import parse_database  # noqa: E402
-from webapp.pool import PLANNED_ONCE  # noqa: E402
+from webapp.serving.pool import PLANNED_ONCE  # noqa: E402
 from webapp.settings import *  # noqa: E402, F403
 from webapp.settings import DATABASES  # noqa: E402
 

@@ -1,4 +1,4 @@
-"""HTTP by Django, websockets by Channels, both behind `webapp.doors`. A socket's Origin must be the board's
+"""HTTP by Django, websockets by Channels, both behind `webapp.serving.doors`. A socket's Origin must be the board's
 own, and its host an allowed one."""
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from django.urls import path, re_path  # noqa: E402
 
 from jobs.api.http.patient import Patient  # noqa: E402
 from jobs.live.consumers import JobConsumer, no_such_socket  # noqa: E402
-from webapp.doors import Doors  # noqa: E402
-from webapp.one_thread import OneThreadHandler  # noqa: E402
-from webapp.peers import addressed  # noqa: E402
 from webapp.safety import refuse_exposed  # noqa: E402
+from webapp.serving.doors import Doors  # noqa: E402
+from webapp.serving.one_thread import OneThreadHandler  # noqa: E402
+from webapp.serving.peers import addressed  # noqa: E402
 
 refuse_exposed()
 

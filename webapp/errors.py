@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 
 from jobs.api.http.errors import LATER, failed, failure, of_request, refused_page
 from jobs.full import WORDS, is_full
-from webapp.doors import is_api
+from webapp.serving.doors import is_api
 
 log = logging.getLogger(__name__)
 

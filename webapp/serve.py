@@ -1,4 +1,4 @@
-"""The web server: uvicorn with every bound of `webapp.limits`, in MESHBOARD_WEB_PROCESSES processes.
+"""The web server: uvicorn with every bound of `webapp.serving.limits`, in MESHBOARD_WEB_PROCESSES processes.
 
 python -m webapp.serve --host H --port P
 """
@@ -18,11 +18,11 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from uvicorn.supervisors.multiprocess import Multiprocess
 
-from webapp import limits
 from webapp.environment import SettingError, WebSettings, read
-from webapp.pool import share_connections
+from webapp.serving import limits
+from webapp.serving.pool import share_connections
+from webapp.serving.wire import BoundedHeads, BoundedSocket
 from webapp.up.processes import die_with
-from webapp.wire import BoundedHeads, BoundedSocket
 
 
 class Divided(Multiprocess):

@@ -76,7 +76,7 @@ INSTALLED_APPS = [
 
 MIDDLEWARE = [
     "webapp.health.HealthMiddleware",
-    "webapp.pool.hand_back",
+    "webapp.serving.pool.hand_back",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "jobs.people.private_answers.private_answers",

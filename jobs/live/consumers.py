@@ -29,7 +29,8 @@ MOST_ATTEMPTS = 2**31 - 1
 LOOK_S = 5.0
 TRY_AGAIN = 1013
 FORBIDDEN = 4403
-# Open at once in a process; more are closed, to try again: of its connections (webapp/limits.py) pages have the rest.
+# Open at once in a process; more are closed, to try again: of its connections (webapp/serving/limits.py) pages have
+# the rest.
 MOST_SOCKETS = 1500
 MOST_OF_SESSION = 300
 BAD_REQUEST = 4400

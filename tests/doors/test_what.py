@@ -15,7 +15,7 @@ import pytest
 from tests.doors.conftest import BROKEN, session, submit
 from tests.planner.wrong_specs import GOOD
 from tests.support.web import Site
-from webapp import limits
+from webapp.serving import limits
 
 SECRET = "the-key-of-this-installation"
 UP = ["../", "%2e%2e/", "%252e%252e/", "..%2f", "..%5c", "..\\", "....//", "/", "%2f"]

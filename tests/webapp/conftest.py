@@ -10,8 +10,9 @@ import uvicorn
 
 from tests.support.processes import wait_until
 from tests.webapp.behind import PATIENCE_S, Behind
-from webapp import limits, serve
-from webapp.doors import Doors
+from webapp import serve
+from webapp.serving import limits
+from webapp.serving.doors import Doors
 
 
 @pytest.fixture

@@ -13,8 +13,9 @@ import pytest
 from jobs.api.http.problems import ProblemDetails, details
 from planner.facts.spec import Problem
 from tests.webapp.behind import LONGEST_S, PATIENCE_S, Behind, until_closed
-from webapp import limits, serve
-from webapp.doors import Doors
+from webapp import serve
+from webapp.serving import limits
+from webapp.serving.doors import Doors
 
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\n"
 

@@ -13,8 +13,8 @@ from django.http import FileResponse, HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 
 from tests.support.processes import wait_until
-from webapp import limits
-from webapp.one_thread import OneThreadHandler
+from webapp.serving import limits
+from webapp.serving.one_thread import OneThreadHandler
 
 PARTS = 5
 SCOPE = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b""}

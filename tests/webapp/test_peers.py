@@ -11,7 +11,7 @@ import pytest
 from tests.support.postgres import postgres_server
 from tests.support.processes import RedisServer
 from tests.support.web import site
-from webapp import peers
+from webapp.serving import peers
 
 TOLD = {
     "203.0.113.9": "203.0.113.9",

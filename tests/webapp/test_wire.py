@@ -10,7 +10,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from tests.webapp.behind import LONGEST_S, Behind, until_closed
-from webapp import limits
+from webapp.serving import limits
 
 UPGRADE = (
     b"%s %s HTTP/1.1\r\nHost: x\r\nOrigin: http://x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"

@@ -12,7 +12,7 @@ from django.http import HttpResponse, StreamingHttpResponse
 from django.test import RequestFactory
 
 from tests.support.web import Site
-from webapp import limits, pool
+from webapp.serving import limits, pool
 
 # The server has workers of its own, a vacuum's say, that count as sessions of the database they work on.
 LOGGED_IN = """

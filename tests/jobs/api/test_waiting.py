@@ -36,7 +36,7 @@ from tests.jobs.api.following import (
 )
 from tests.planner.wrong_specs import GOOD
 from tests.support.web import Site
-from webapp import limits
+from webapp.serving import limits
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from django.conf import settings
 from jobs import reference
 from jobs.api.http.problems import CONTENT_TYPE, WHOLE, details
 from planner.facts.spec import Problem
-from webapp import limits
 from webapp.logs import REQUESTS
+from webapp.serving import limits
 
 log = logging.getLogger(REQUESTS)
 

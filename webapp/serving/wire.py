@@ -1,4 +1,4 @@
-"""What a connection may send: uvicorn's protocols, each with the bounds of `webapp.limits`."""
+"""What a connection may send: uvicorn's protocols, each with the bounds of `webapp.serving.limits`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from jobs.api.http.problems import CONTENT_TYPE
-from webapp import limits
-from webapp.doors import problem
+from webapp.serving import limits
+from webapp.serving.doors import problem
 
 TOO_LONG = f"The request's line and headers are longer than {limits.HEAD_BYTES:,} bytes."
 WITH_BODY = "A request that becomes a socket is a GET without a body."

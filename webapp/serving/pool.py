@@ -9,7 +9,7 @@ from django.db import connection
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
-from webapp import limits
+from webapp.serving import limits
 
 # PostgreSQL parses and plans a statement that comes again once on each connection: a fifth of a submit's time.
 PLANNED_ONCE = {"server_side_binding": True, "prepare_threshold": 5}

@@ -15,7 +15,7 @@ from django.http.response import HttpResponseBase
 from django.urls import set_script_prefix
 
 from jobs.api.http.patient import unless_gone
-from webapp import limits
+from webapp.serving import limits
 
 
 class OneThreadHandler(ASGIHandler):

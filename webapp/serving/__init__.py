@@ -1,0 +1,1 @@
+"""Between the network and Django: what a connection may cost, and what never gets through."""
