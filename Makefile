@@ -85,8 +85,8 @@ schemathesis: $(VENV)/.dev tools ## thousands of requests drawn from the OpenAPI
 openapi: $(VENV)/.dev ## write docs/openapi.json anew; refuses what takes back something that version 1 promised
 	DJANGO_SETTINGS_MODULE=tests.settings $(BIN)/python manage.py openapi
 
-security: $(VENV)/.dev ## bandit, pip-audit, licences and var/sbom.cdx.json; what could not be looked at is no pass
-	$(BIN)/python -m tests.security
+security: $(VENV)/.dev ## bandit, pip-audit, licences and var/sbom.cdx.json; SECURITY="--advisories FOLDER" needs no network
+	$(BIN)/python -m tests.security $(SECURITY)
 
 faults: $(VENV)/.dev tools ## kill things and watch; prints the table
 	$(BIN)/python -m tests.faults

@@ -6,8 +6,10 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -15,9 +17,12 @@ from typing import Any, Literal, NamedTuple
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.security.advisories import Advisories, served
+
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 CODE = ("contracts", "planner", "jobs", "webapp", "workers", "client/meshboard")
+OLDEST = timedelta(days=90)  # of advisories that may call a version clean
 SHIPPED = ("web", "worker", "local", "docs")  # extras; tools of development run nowhere else
 
 # What bandit finds and we keep: (rule, files below, why). Rules that are off altogether stand in pyproject.toml.
@@ -25,6 +30,7 @@ KEPT = [
     ("B608", "jobs/history/", "SQL is put together from names of ours; what was asked is bound to a ?"),
     ("B108", "workers/host/apart/sandbox.py", "in bubblewrap a job has a /tmp and a /dev/shm of its own"),
     ("B310", "workers/host/doctor.py", "the address begins with http:// or https://, the line before says so"),
+    ("B104", "webapp/serving/peers.py", "the address of nobody, which is written and never bound"),
     ("B104", "workers/slurm/node.py", "the nodes of one allocation meet; each says its own address"),
     ("B606", "client/meshboard/commands/started.py", "becomes the command that its user typed"),
     ("B606", "workers/host/join.py", "becomes the host worker, whose argv is ours"),
@@ -97,6 +103,17 @@ def audit(lock: Path, *options: str) -> Look:
         last = (done.stderr.strip().splitlines() or ["no answer"])[-1]
         return Look("pip-audit", "not checked", f"no database of vulnerabilities could be asked: {last[:200]}", [])
     return judged(told)
+
+
+def audit_offline(lock: Path, known: Advisories) -> Look:
+    """By advisories in files. What has been found since the newest of them, nobody here knows."""
+    with served(known) as address, tempfile.TemporaryDirectory() as cache:
+        look = audit(lock, "--vulnerability-service", "osv", "--osv-url", address, "--cache-dir", cache)
+    age = datetime.now(UTC) - known.newest
+    words = f"{look.words}, of {known.count:,} advisories up to {known.newest:%Y-%m-%d}"
+    if look.verdict == "clean" and age > OLDEST:
+        return Look(look.name, "not checked", f"{words}: {age.days} days old, over {OLDEST.days}", [])
+    return look._replace(words=words)
 
 
 def judged(told: list[dict[str, Any]]) -> Look:
