@@ -24,6 +24,9 @@ class Mesh:
     `copies` the same shard of each HSDP replica; `expert_*` are the same for experts that ep divides. `key_values`
     share key/value heads within tp. `forward` joins stages for messages to a later rank of the pipe and `backward` to
     an earlier one, so that on NCCL no send ever waits behind a receive. `embedding` joins the first and last stage.
+
+    No group may have a device bound to it (`init_process_group(device_id=...)`): NCCL would then put all its messages
+    in one row, and a pipe of four stages waits for ever (tests/workers/trainer/parallel/test_device_order.py).
     """
 
     layout: Layout
