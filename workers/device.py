@@ -6,6 +6,7 @@ import os
 import platform
 
 import torch
+import torch.distributed as dist
 
 
 def own_device(kind: str) -> torch.device:
@@ -20,3 +21,8 @@ def own_device(kind: str) -> torch.device:
 def device_name(device: torch.device) -> str:
     """Its maker's name of it; of a processor that has none, its architecture."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+
+
+def meet(device: torch.device, group: dist.ProcessGroup | None = None) -> None:
+    """A barrier. NCCL's runs on a GPU, which torch would otherwise guess from the rank: wrong where hosts differ."""
+    dist.barrier(group, device_ids=None if device.index is None else [device.index])

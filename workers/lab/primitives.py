@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from planner.facts.spec import LabPrimitive
+from workers.device import meet
 from workers.lab.values import Setting, given
 
 UNTOUCHED = -1  # no value of a pattern: an element that never arrived is seen
@@ -129,7 +130,7 @@ def _isend_irecv(group: dist.ProcessGroup, setting: Setting, give: torch.Tensor 
 
 
 def _barrier(group: dist.ProcessGroup, setting: Setting, give: torch.Tensor | None, full: int) -> Made:
-    return lambda: dist.barrier(group), None
+    return lambda: meet(setting.device, group), None
 
 
 _MAKERS: dict[LabPrimitive, Maker] = {

@@ -111,6 +111,28 @@ def _give_backend(group: Any, device: torch.device, name: str, backend: Any) -> 
     group._register_backend(device, kind, backend)
 
 
+def connect(group: dist.ProcessGroup) -> None:
+    """Make NCCL's communicator of a group, all members at once; gloo's is there.
+
+    At its first use each member would wait for the others with all that it is to do next. Messages of a group that is
+    connected wait for one another in the order of their calls, whoever they go to: one of messages is better not.
+    """
+    if isinstance(group, WrappedGroup) and group.is_nccl:
+        device = torch.device("cuda", torch.cuda.current_device())
+        group.native._get_backend(device).eager_connect_single_device(device)
+
+
+def connect_pair(group: dist.ProcessGroup, peer: int, *, sends: bool) -> None:
+    """Make NCCL's communicator of this rank and `peer`, by rank in the group, which its messages have for themselves.
+
+    The other calls it as well. torch makes one at the first message and not before, so an element passes, uncounted.
+    """
+    if isinstance(group, WrappedGroup) and group.is_nccl:
+        element = torch.zeros(1, device="cuda")
+        pass_on = group.native.send if sends else group.native.recv
+        pass_on([element], peer, 0).wait()
+
+
 def on_each_new_group(replace: Callable[[dist.ProcessGroup, list[int]], dist.ProcessGroup]) -> None:
     """From now on `replace(group, global ranks)` says which group takes the place of one that torch has just made."""
     original = c10d._new_process_group_helper

@@ -17,6 +17,7 @@ from contracts.telemetry.steps import EvalItem, PhaseItem, StepItem, StepParts
 from contracts.telemetry.words import Phase
 from planner.facts.schedules import Action
 from planner.facts.spec import JobSpec, TrainSpec
+from workers.device import meet
 from workers.meter.recorder import Recorder
 from workers.meter.start import Start
 from workers.trainer.corpus.data import Corpus, Tokens
@@ -238,7 +239,7 @@ def train(
         send(PhaseItem(kind="phase", rank=rank, time=time.time(), phase=phase))
 
     if spec.layout.world_size > 1:
-        dist.barrier()
+        meet(trainer.device)
     steps = spec.train.steps
     received: dict[Phase, int] = {"step": 0, "eval": 0}
     enter("step")

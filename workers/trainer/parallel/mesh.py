@@ -12,6 +12,7 @@ from planner.facts.layout import Coordinates, Group, axis_group, axis_ranks, coo
 from planner.facts.spec import JobSpec, Layout
 from planner.facts.tensors.placements import shard_group, shared_heads
 from workers.timeouts import group_timeout
+from workers.torch_private.groups import connect
 
 Label = Callable[[str, Axis], None]
 
@@ -23,10 +24,8 @@ class Mesh:
     `replicas` hold the same parameters but for ZeRO (dp x cp), `shards` those that ZeRO divides model state over and
     `copies` the same shard of each HSDP replica; `expert_*` are the same for experts that ep divides. `key_values`
     share key/value heads within tp. `forward` joins stages for messages to a later rank of the pipe and `backward` to
-    an earlier one, so that on NCCL no send ever waits behind a receive. `embedding` joins the first and last stage.
-
-    No group may have a device bound to it (`init_process_group(device_id=...)`): NCCL would then put all its messages
-    in one row, and a pipe of four stages waits for ever (tests/workers/trainer/parallel/test_device_order.py).
+    an earlier one, so that on NCCL no send ever waits behind a receive; each two stages have a communicator of their
+    own there. `embedding` joins the first and last stage.
     """
 
     layout: Layout
@@ -55,20 +54,22 @@ def make_mesh(spec: JobSpec, rank: int, label: Label) -> Mesh:
     """Create this rank's groups; all ranks call this with the same spec. `label(group name, axis)` tells the meter."""
     layout = spec.layout
 
-    def make(axis: Axis, ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
+    def make(axis: Axis, ranks: tuple[int, ...], *, messages: bool = False) -> dist.ProcessGroup | None:
         if len(ranks) == 1:
             return None
         # Only the members meet: a rank of a large world makes a dozen groups, not all of everybody's.
         group = dist.new_group(list(ranks), timeout=group_timeout(), use_local_synchronization=True)
         assert isinstance(group, dist.ProcessGroup)
         label(group.group_name, axis)
+        if not messages:
+            connect(group)
         return group
 
     def own(axis: Axis, group: Group) -> dist.ProcessGroup | None:
         return make(axis, members(rank, group))
 
-    pipe = axis_group(layout, "pp")
-    ends = members(rank, pipe)
+    pipe = members(rank, axis_group(layout, "pp"))
+    ends = tuple(sorted({pipe[0], pipe[-1]}))
     replicas = Group(layout.replica_ranks, layout.tp)
     shards = shard_group(layout, experts=False)
     experts = Group(layout.replica_ranks // layout.ep, layout.tp * layout.ep) if layout.ep > 1 else Group(1, 1)
@@ -87,7 +88,7 @@ def make_mesh(spec: JobSpec, rank: int, label: Label) -> Mesh:
         copies=own("dp", Group(layout.dp_replicas, shards.stride * shards.size)) if hsdp else None,
         expert_replicas=(expert_dp := own("dp", experts)),
         expert_shards=expert_dp,
-        forward=own("pp", pipe),
-        backward=own("pp", pipe),
-        embedding=make("pp", (ends[0], ends[-1])) if len(ends) > 1 and rank in (ends[0], ends[-1]) else None,
+        forward=make("pp", pipe, messages=True),
+        backward=make("pp", pipe, messages=True),
+        embedding=make("pp", ends) if rank in ends else None,
     )

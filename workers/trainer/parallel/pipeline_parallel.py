@@ -19,6 +19,7 @@ import torch.distributed as dist
 from planner.facts.layout import chunk_indices, num_chunks
 from planner.facts.schedules import Action, actions, splits
 from planner.facts.spec import Layout
+from workers.torch_private.groups import connect_pair
 from workers.trainer.parallel.mesh import Mesh
 from workers.trainer.parallel.tensor_parallel import TensorParallel
 
@@ -43,6 +44,14 @@ def message_of(action: Action, last_chunk: int) -> Message | None:
 def owners(layout: Layout) -> dict[int, int]:
     """Pipeline rank by chunk."""
     return {chunk: stage for stage in range(layout.pp) for chunk in chunk_indices(layout, stage)}
+
+
+def links(layout: Layout) -> list[tuple[int, int]]:
+    """(sender, receiver) of all messages, by stage, in an order in which each rank can meet the other of its own."""
+    owner = owners(layout)
+    ways = {(owner[chunk], owner[chunk + 1]) for chunk in range(num_chunks(layout) - 1)}
+    both = ways | {(receiver, sender) for sender, receiver in ways}
+    return sorted((link for link in both if link[0] != link[1]), key=lambda link: (sorted(link), link))
 
 
 class Sends:
@@ -102,6 +111,11 @@ class Boundary:
         self._expected: dict[int, deque[Message]] = {}
         self._arriving: dict[int, tuple[Message, torch.Tensor, dist.Work]] = {}
         self._sends = Sends()
+        me = mesh.place.pp
+        for sender, receiver in (link for link in links(mesh.layout) if me in link):
+            group = self._group(sender, receiver)
+            assert group is not None
+            connect_pair(group, receiver if me == sender else sender, sends=me == sender)
 
     def expect(self, lists: Iterable[list[Action]]) -> None:
         """Say what every stage will do, in order."""

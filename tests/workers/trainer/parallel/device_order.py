@@ -3,9 +3,11 @@
 A dry rank's calls and waits are written down, and played as NCCL plays them. gloo forgives what NCCL does not: there a
 collective or message runs on a stream, begins when what its stream and the computing one hold is over, and ends only
 together with its counterparts; a send keeps nothing for a receiver that comes later. As torch 2.13's
-`ProcessGroupNCCL.cpp` has it, a group made without a bound device keeps a stream for its collectives and batches, and
-one for the single messages of each pair (`getKeySendRecv`); with a bound device (`eagerInit_`) all share one. What a
-caller waits for at once runs on the computing stream itself. Kernels that keep one another from a GPU are not modelled.
+`ProcessGroupNCCL.cpp` has it, a group has a stream for its collectives and batches, and one for the single messages of
+each pair (`getKeySendRecv`); a group that was connected (`eagerInit_`) has one for all. Each stream has a communicator,
+made at its first use where nobody connected it: whoever calls then waits, with all that it is to do next, until every
+member does. What a caller waits for at once runs on the computing stream itself. Kernels that keep one another from a
+GPU are not modelled.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from planner.facts.spec import JobSpec
 from workers.dry_run.rank import dry_step
 from workers.meter import dry
 from workers.meter.group import Carried, _is_async, coalesce_metered_p2p
+from workers.trainer.parallel import mesh, pipeline_parallel
 from workers.trainer.parallel.pipeline_parallel import Sends
 
 SIZED = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send", "recv")  # alike on every rank
@@ -48,7 +51,15 @@ class Wait(NamedTuple):
     calls: tuple[int, ...]
 
 
-Trace = list[Call | Wait]
+class Connect(NamedTuple):
+    """Of a group, or of this rank and `peer` for its messages."""
+
+    group: str
+    size: int
+    peer: int | None
+
+
+Trace = list[Call | Wait | Connect]
 
 
 class _Told(dist.Work):
@@ -90,6 +101,12 @@ def written_down(trace: Trace) -> Iterator[None]:
             assert first is not None
             return _Told(trace, tuple(range(first, len(trace))))
 
+    def connected(group: Any) -> None:
+        trace.append(Connect(group._name, len(group._ranks), None))
+
+    def pair_connected(group: Any, peer: int, *, sends: bool) -> None:
+        trace.append(Connect(group._name, 2, group._ranks[peer]))
+
     def keep(self: Sends, work: dist.Work, sent: torch.Tensor) -> None:
         self._asked.append((work, sent))
 
@@ -99,6 +116,8 @@ def written_down(trace: Trace) -> Iterator[None]:
         coalesce_metered_p2p()
         patch.setattr(dry, "DryGroup", Writing)
         patch.setattr(Sends, "add", keep)
+        patch.setattr(mesh, "connect", connected)
+        patch.setattr(pipeline_parallel, "connect_pair", pair_connected)
         yield
 
 
@@ -114,53 +133,51 @@ def traces(spec: JobSpec) -> list[Trace]:
 
 
 class Played:
-    """What begins after what, all ranks together. A call and its counterparts on other ranks are one event."""
+    """What begins after what, all ranks together. A call and its counterparts on other ranks are one event, and so is
+    the making of a communicator."""
 
-    def __init__(self, ranks: Sequence[Trace], *, bound: bool = False) -> None:
-        """`bound`: as with a device bound to the groups."""
-        self._bound = bound
+    def __init__(self, ranks: Sequence[Trace]) -> None:
         self._after: defaultdict[Hashable, set[Hashable]] = defaultdict(set)
-        self._members: defaultdict[Hashable, list[tuple[int, Call]]] = defaultdict(list)
+        self._members: defaultdict[Hashable, list[tuple[int, Call | Connect]]] = defaultdict(list)
         for rank, trace in enumerate(ranks):
             self._play(rank, trace)
 
     def _play(self, rank: int, trace: Trace) -> None:
         streams: defaultdict[Hashable, set[Hashable]] = defaultdict(set)  # the last events on each
         computing: set[Hashable] = set()
+        host: set[Hashable] = set()
         counts: defaultdict[Hashable, int] = defaultdict(int)
         events: list[Hashable] = []
+        connected: set[Hashable] = set()
         batch: tuple[int, set[Hashable]] | None = None
         for call in trace:
             if isinstance(call, Wait):
-                computing |= {events[index] for index in call.calls}
+                computing = computing | {events[index] for index in call.calls}
                 events.append(None)
                 continue
-            event, stream = self._event(rank, call, counts)
+            stream = _stream(rank, call, connected)
+            if stream not in connected:
+                connected.add(stream)
+                made = ("communicator", stream)
+                size = 2 if isinstance(stream, tuple) else call.size
+                self._members[made].append((rank, Connect(call.group, size, None)))
+                self._after[made] |= host
+                host = {made}
+            if isinstance(call, Connect):
+                events.append(None)
+                continue
+            event = _event(rank, call, counts)
             events.append(event)
             self._members[event].append((rank, call))
             if call.batch is None or batch is None or batch[0] != call.batch:
-                before = streams[stream]
-                streams[stream] = set()
+                before, streams[stream] = streams[stream], set()
                 batch = None if call.batch is None else (call.batch, before)
             else:
                 before = batch[1]
-            self._after[event] |= before | computing
+            self._after[event] |= before | computing | host
             streams[stream].add(event)
             if call.at_once:
                 computing = {event}
-
-    def _event(self, rank: int, call: Call, counts: defaultdict[Hashable, int]) -> tuple[Hashable, Hashable]:
-        """Which it is, and the stream it runs on."""
-        if call.peer is None:
-            key: Hashable = call.group
-            stream: Hashable = call.group
-        else:
-            ends = (rank, call.peer) if call.op == "send" else (call.peer, rank)
-            key = (call.group, ends)
-            together = self._bound or call.batch is not None
-            stream = call.group if together else (call.group, frozenset(ends))
-        counts[key] += 1
-        return (key, counts[key]), stream
 
     def unlike(self) -> list[str]:
         """Events whose members do not fit together."""
@@ -184,8 +201,27 @@ class Played:
         return [f"{event}: {self._members[event]}" for event in _ring(left)]
 
 
-def _fit(members: Iterable[tuple[int, Call]]) -> bool:
-    calls = [call for _, call in members]
+def _stream(rank: int, call: Call | Connect, connected: set[Hashable]) -> Hashable:
+    """The one that a call runs on."""
+    alone = call.peer is not None and (isinstance(call, Connect) or call.batch is None)
+    if not alone or call.group in connected:
+        return call.group
+    return (call.group, frozenset((rank, call.peer)))
+
+
+def _event(rank: int, call: Call, counts: defaultdict[Hashable, int]) -> Hashable:
+    key: Hashable = call.group
+    if call.peer is not None:
+        key = (call.group, (rank, call.peer) if call.op == "send" else (call.peer, rank))
+    counts[key] += 1
+    return (key, counts[key])
+
+
+def _fit(members: Iterable[tuple[int, Call | Connect]]) -> bool:
+    met = [one for _, one in members]
+    calls = [one for one in met if isinstance(one, Call)]
+    if not calls:
+        return len(met) == met[0].size
     first = calls[0]
     if first.peer is not None:
         return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from planner.facts.spec import JobSpec
 from tests.parity.cases import LAYOUTS, Case, make_spec
-from tests.workers.trainer.parallel.device_order import Call, Played, Trace, Wait, traces
+from tests.workers.trainer.parallel.device_order import Call, Connect, Played, Trace, Wait, traces
 from workers.dry_run import rank as dry_rank
 from workers.trainer.parallel.data_parallel import BucketedAllReduce
 from workers.trainer.parallel.mesh import make_mesh
@@ -63,7 +64,10 @@ def test_two_that_send_first_and_receive_then_wait_for_ever() -> None:
 def test_groups_in_unlike_orders_wait_for_ever() -> None:
     one, other = (Call("all_reduce", name, 2, None, 8, at_once=True, batch=None) for name in ("tp", "dp"))
     assert Played([[one, other], [one, other]]).stuck() == []
-    assert len(Played([[one, other], [other, one]]).stuck()) == 2
+    assert Played([[one, other], [other, one]]).stuck()  # communicators are not even made
+    met: Trace = [Connect(name, 2, None) for name in ("tp", "dp")]
+    assert Played([[*met, one, other], [*met, one, other]]).stuck() == []
+    assert len(Played([[*met, one, other], [*met, other, one]]).stuck()) == 2
     assert Played([[one], [one._replace(payload_bytes=16)]]).unlike()
     assert Played([[one], []]).unlike()
 
@@ -77,11 +81,30 @@ def test_both_directions_of_a_pipe_on_one_group_wait_for_ever(monkeypatch: pytes
     assert Played(traces(spec_of("pp4 1f1b"))).stuck()
 
 
-def test_with_a_bound_device_a_pipe_of_four_would_wait_for_ever() -> None:
-    """Why no group is made with one: a receive that is posted ahead keeps back the sends behind it."""
-    found = traces(spec_of("pp4 1f1b"))
+def without(found: list[Trace], unwanted: Callable[[Connect], bool]) -> list[Trace]:
+    """In place of what is not wanted stands a wait for nothing, so that calls keep their places."""
+    return [[Wait(()) if isinstance(one, Connect) and unwanted(one) else one for one in trace] for trace in found]
+
+
+def test_stages_that_meet_at_their_first_messages_wait_for_ever() -> None:
+    """One waits for the other's first receive from it, and the other likewise: as every pipe did until 2026-11."""
+    found = traces(spec_of("pp2 1f1b"))
     assert Played(found).stuck() == []
-    assert Played(found, bound=True).stuck()
+    assert Played(without(found, lambda one: one.peer is not None)).stuck()
+
+
+def test_a_pipe_of_four_whose_messages_share_a_communicator_waits_for_ever() -> None:
+    """A receive that is posted ahead keeps back the sends behind it: no group of messages is connected as a whole."""
+    found = traces(spec_of("pp4 1f1b"))
+    groups = {one.group for one in found[0] if isinstance(one, Connect) and one.peer is not None}
+    whole: list[Trace] = [[*(Connect(group, 4, None) for group in sorted(groups)), *_later(trace)] for trace in found]
+    assert Played(found).stuck() == []
+    assert Played(whole).stuck()
+
+
+def _later(trace: Trace) -> Trace:
+    """The same behind two more."""
+    return [Wait(tuple(call + 2 for call in one.calls)) if isinstance(one, Wait) else one for one in trace]
 
 
 def test_a_bucket_that_is_cut_otherwise_on_one_rank_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
