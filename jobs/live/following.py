@@ -15,6 +15,7 @@ from channels.db import database_sync_to_async
 from django.db import Error
 
 from contracts.names import telemetry_stream
+from contracts.telemetry.picked import picked
 from jobs.live import sse
 from jobs.live.changes import changes, standings
 from jobs.live.held import Follow, Position, Standing
@@ -157,7 +158,7 @@ class Following:
         steps = []
         for entry in part.chunk:
             second = int(entry.id.partition("-")[0]) // 1000
-            for item in sse.items(entry.batch, sse.EVENTS if self._live_s is None else sse.LIVE):
+            for item in picked(entry.batch, sse.EVENTS if self._live_s is None else sse.LIVE):
                 if item["kind"] != "log" and self._live_s is not None:
                     self._sent.add(item, second)
                 if item["kind"] == "step":
