@@ -11,11 +11,12 @@ from typing import Any
 import redis
 from django.conf import settings
 
-from jobs.connection import connect
+from jobs.connection import connect_once
 from jobs.models import Lease
 
 KEY = "meshboard:controller"
 LASTS_S = 30  # without a turn of the controller that has it
+PATIENCE_S = 1.0  # each turn of a controller asks, also of a Redis that stands still
 WORDS = "another board's controller works on this Redis"
 ADVICE = "give each board a Redis of its own (MESHBOARD_REDIS_URL)"
 
@@ -56,7 +57,7 @@ def another_board() -> str:
 
 
 def _client() -> redis.Redis:
-    client = connect()
+    client = connect_once(PATIENCE_S)
     if settings.REDIS_ACCESS != "shared":  # hosts' users are of the whole server, whichever database of it we use
         client.connection_pool.connection_kwargs["db"] = 0
     return client
