@@ -56,7 +56,7 @@ class Postman:
 
     def turn(self) -> None:
         """Once a tick; never waits for a receiver."""
-        self._take_in()
+        self.take_in()
         self._hand_out(timezone.now())
 
     def close(self) -> None:
@@ -66,8 +66,9 @@ class Postman:
         if self._wires is not None:
             self._wires.resolvers.shutdown(wait=False, cancel_futures=True)
 
-    def _take_in(self) -> None:
-        """Each leaves the queue once it is written down: the database may be away just now."""
+    def take_in(self) -> None:
+        """How it went, also of who hands out no more: else the next one sends it again. Each leaves the queue once it
+        is written down: the database may be away just now."""
         while self._heard:
             match self._heard[0]:
                 case str(receiver):

@@ -66,6 +66,7 @@ class Controller:
             self._stage("stop", self._lease.release)
             for engine in self._engines:
                 self._stage("stop", engine.close)
+            self._stage("stop", self._postman.take_in)
             self._stage("stop", self._postman.close)
             self._stage("stop", self._otlp.close)
             connection.close()
@@ -74,7 +75,10 @@ class Controller:
 
     def turn(self) -> None:
         """One tick, or none while another controller works."""
-        if not self._stage("lease", self._take_lease) or self._waits_for:
+        if not self._stage("lease", self._take_lease):
+            return
+        if self._waits_for:
+            self._stage("deliveries", self._postman.take_in)
             return
         self.tick()
 
