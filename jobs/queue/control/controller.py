@@ -85,7 +85,8 @@ class Controller:
     def _take_lease(self) -> None:
         before, self._waits_for = self._waits_for, self._who_works()
         if self._waits_for not in ("", before):
-            log.warning("waiting: %s", self._waits_for)
+            level = logging.WARNING if self._waits_for.startswith(WORDS) else logging.INFO
+            log.log(level, "waiting: %s", self._waits_for)
         if before and not self._waits_for:
             log.info("the other controller is gone: going on")
 
