@@ -91,7 +91,7 @@ def backup(target: Path) -> Meta:
             "histories": 0,
             "key": fingerprint(settings.SECRET_KEY),
         }
-        with os.fdopen(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
+        with _kept_if_whole(draft), os.fdopen(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
             with tarfile.open(fileobj=out, mode="w") as tar:
                 tar.add(rows, ROWS)
                 told["histories"] = sum(_add_history(tar, job, attempt) for job, attempt in _histories())
@@ -139,6 +139,16 @@ def restore(source: Path, *, replace: bool = False) -> tuple[Meta, list[str]]:
 def fingerprint(secret_key: str) -> str:
     """By which a key is known again and not found out."""
     return hashlib.scrypt(secret_key.encode(), salt=SALT, n=2**14, r=8, p=1, dklen=16).hex()
+
+
+@contextmanager
+def _kept_if_whole(draft: Path) -> Iterator[None]:
+    """On a disk that it filled it would take the room that is missed."""
+    try:
+        yield
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 class _Exact(DjangoJSONEncoder):
@@ -284,13 +294,20 @@ def _put(made: Path, folder: Path) -> Iterator[list[str]]:
         folder.rename(aside)
     try:
         if made.exists():
-            shutil.copytree(made, folder, dirs_exist_ok=True)
+            _copy(made, folder)
         yield [f"what was in {folder} is in {aside}"] if moved else []
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         if moved:
             aside.rename(folder)
         raise
+
+
+def _copy(made: Path, folder: Path) -> None:
+    try:
+        shutil.copytree(made, folder, dirs_exist_ok=True)
+    except shutil.Error as error:  # a list of what went wrong, file by file
+        raise BackupError(f"its files cannot be put in place: {error.args[0][0][2]}") from None
 
 
 def _lines(counts: dict[str, int]) -> list[str]:

@@ -13,6 +13,7 @@ from django.db.models import Count, Q, QuerySet
 from django.utils import timezone
 
 from contracts.names import events_stream
+from jobs.hosts.claim import ADVICE, WORDS, another_board
 from jobs.hosts.keys import password_hash, redis_passwords
 from jobs.hosts.rights import USER_PREFIX, Share, rules, user_of
 from jobs.models import NOTHING_READ, Cursor, Host, Member, cursor_of
@@ -22,7 +23,7 @@ FAREWELL = timedelta(minutes=10)  # after its end a member may still say the res
 
 
 class NoRightsError(Exception):
-    """Redis does not let us make users; says what to do."""
+    """Redis does not let us make users, or is another board's; says what to do."""
 
 
 class Access:
@@ -58,6 +59,7 @@ class Access:
 
 def admit(client: redis.Redis, host: Host) -> None:
     """Give one host its user now. Raises NoRightsError, redis.RedisError."""
+    _refuse_on_anothers()
     if settings.REDIS_ACCESS != "shared":
         for user, told in wanted_rules(Host.objects.filter(pk=host.pk)).items():
             _command(client, "SETUSER", user, *told)
@@ -65,6 +67,7 @@ def admit(client: redis.Redis, host: Host) -> None:
 
 def dismiss(client: redis.Redis, host: Host) -> None:
     """Take a host's user away, its connections and what it said last. Raises NoRightsError, redis.RedisError."""
+    _refuse_on_anothers()
     if settings.REDIS_ACCESS != "shared":
         _command(client, "DELUSER", user_of(host.name))
     client.delete(events_stream(host.name))
@@ -112,6 +115,12 @@ def _hashes(name: str, generation: int, _of: tuple[str, ...]) -> tuple[str, ...]
 
 def _secrets() -> tuple[str, ...]:
     return (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)
+
+
+def _refuse_on_anothers() -> None:
+    """There a host of this name may be another board's."""
+    if other := another_board():
+        raise NoRightsError(f"{WORDS} ({other}): {ADVICE}")
 
 
 def _users(client: redis.Redis) -> set[str]:

@@ -17,6 +17,7 @@ from django.utils import timezone
 from contracts.findings import Finding, is_loopback, of_clock, of_disk, of_names
 from jobs.connection import connect_once
 from jobs.hosts.access import NoRightsError, probe
+from jobs.hosts.claim import ADVICE, WORDS, another_board
 from jobs.hosts.state import state_of
 from jobs.hosts.versions import ours, versions_of
 from jobs.models import Host, JoinToken, Lease
@@ -64,6 +65,8 @@ def _redis() -> Iterator[Finding]:
         yield Finding("ok", "Redis", f"{kind} {version} at {_place()}")
         yield from _memory(info)
         yield _rights(client)
+    if other := another_board():
+        yield Finding("fail", "Redis", f"{WORDS}: {other}", ADVICE)
     yield of_clock("Redis", before + took / 2 - (seconds[0] + seconds[1] / 1e6), took / 2)
     given = settings.REDIS_FOR_HOSTS or settings.REDIS_URL
     if is_loopback(given):

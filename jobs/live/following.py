@@ -6,13 +6,16 @@ What waits for a reader is bounded: one chunk of each stream, and of each `Watch
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any, NamedTuple
 
 from channels.db import database_sync_to_async
+from django.db import Error
 
 from contracts.names import telemetry_stream
+from contracts.telemetry.picked import picked
 from jobs.live import sse
 from jobs.live.changes import changes, standings
 from jobs.live.held import Follow, Position, Standing
@@ -20,7 +23,10 @@ from jobs.live.sent import Sent
 from jobs.live.streams import QUEUE_BYTES, Chunk, Oversize, Redis, Watch, hub
 from jobs.models import TERMINAL, Member, StateChange
 
+log = logging.getLogger(__name__)
+
 BEAT_S = 15.0
+LOOK_AGAIN_S = 1.0  # at a job that could not be looked at
 TOLD_EVERY_S = 1.0  # what a job sends, to who follows it live
 QUIET_S = 1.0  # without another line, behind the end of a job: its last ones may be on their way
 MOST_SHARES = 16  # of QUEUE_BYTES, between the streams of a gang
@@ -54,11 +60,12 @@ class Following:
         self._streams = dict(wish.after.streams)
         self._queue: asyncio.Queue[Turn | Part] = asyncio.Queue(1)
         self._tasks: dict[int, asyncio.Task[None]] = {}  # by node
+        self._error: BaseException | None = None  # of a task of ours
         self._standing: Standing | None = None
         self._last_news = time.monotonic()
 
     async def events(self) -> AsyncIterator[bytes]:
-        watching = asyncio.create_task(self._watch_job())
+        watching = self._begun(self._watch_job())
         yield sse.RETRY
         try:
             while True:
@@ -69,6 +76,8 @@ class Following:
                     message = None
                     if self._live_s is None:
                         yield sse.BEAT
+                if self._error is not None:
+                    raise self._error  # the reader comes again, where it would have waited for ever
                 if isinstance(message, Turn):
                     for part in self._turn(message):
                         yield part
@@ -88,6 +97,15 @@ class Following:
             for task in (watching, *self._tasks.values()):
                 task.cancel()
             await asyncio.gather(watching, *self._tasks.values(), return_exceptions=True)
+
+    def _begun(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        def over(task: asyncio.Task[None]) -> None:
+            if not task.cancelled():
+                self._error = self._error or task.exception()
+
+        task = asyncio.create_task(work)
+        task.add_done_callback(over)
+        return task
 
     def _patience_s(self) -> float:
         """For which nothing need be told."""
@@ -140,7 +158,7 @@ class Following:
         steps = []
         for entry in part.chunk:
             second = int(entry.id.partition("-")[0]) // 1000
-            for item in sse.items(entry.batch, sse.EVENTS if self._live_s is None else sse.LIVE):
+            for item in picked(entry.batch, sse.EVENTS if self._live_s is None else sse.LIVE):
                 if item["kind"] != "log" and self._live_s is not None:
                     self._sent.add(item, second)
                 if item["kind"] == "step":
@@ -161,7 +179,12 @@ class Following:
         last = self._at.change
         with changes().of(self._job, None) as waiting:
             while True:
-                turn = await database_sync_to_async(_turn)(self._job, last)
+                try:
+                    turn = await database_sync_to_async(_turn)(self._job, last)
+                except Error as error:
+                    log.warning("job %s cannot be looked at: %s", self._job, error)
+                    await asyncio.sleep(LOOK_AGAIN_S)
+                    continue
                 last = turn.last
                 await self._queue.put(turn)
                 await waiting.changed(None if turn.standing is None else BEAT_S)
@@ -174,7 +197,7 @@ class Following:
                 stream = telemetry_stream(self._job, attempt, node)
                 share = QUEUE_BYTES // min(max(nodes, 1), MOST_SHARES)
                 watch = Watch(hub(), stream, self._streams.get(node, self._start()), share)
-                self._tasks[node] = asyncio.create_task(self._read(node, watch))
+                self._tasks[node] = self._begun(self._read(node, watch))
 
     def _start(self) -> str:
         """Of a stream that is followed from no known place on."""

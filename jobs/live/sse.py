@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
-import msgpack
-from pydantic import TypeAdapter, ValidationError
-
-from contracts.telemetry.steps import LogItem, StepItem, TrafficItem
+from contracts.telemetry.steps import LogItem, StepItem
 from jobs.live.consumers import positions
 from jobs.live.held import OneLog, Position
 
@@ -19,11 +15,6 @@ BEAT = b": still here\n\n"
 AWAY = b": telemetry cannot be read just now\n\n"
 ID_PATTERN = r"^([0-9]{1,18})\.([0-9]{1,9})\.([0-9]{1,15})\.([0-9:,-]*)$"
 _ID = re.compile(ID_PATTERN)
-_TOLD: dict[str, TypeAdapter[Any]] = {
-    "log": TypeAdapter(LogItem),
-    "step": TypeAdapter(StepItem),
-    "traffic": TypeAdapter(TrafficItem),
-}
 EVENTS, LIVE = ("log", "step"), ("step", "traffic")
 _OF_STEP = ("rank", "time", "step", "steps", "step_s", "tokens", "loss", "grad_norm", "learning_rate")
 
@@ -47,23 +38,6 @@ def read(text: str) -> Position | None:
     change, attempt, step = (int(number) for number in found.groups()[:3])
     streams = positions(found[4]) if found[4] else {}
     return None if streams is None else Position(change, attempt, step, tuple(sorted(streams.items())))
-
-
-def items(batch: bytes, kinds: tuple[str, ...]) -> Iterator[LogItem | StepItem | TrafficItem]:
-    """Items of these kinds of a batch as Redis has it; what is malformed is left out."""
-    try:
-        told = msgpack.unpackb(batch)
-        found = told["items"] if isinstance(told, dict) else []
-    except (ValueError, KeyError, msgpack.UnpackException):
-        return
-    for item in found if isinstance(found, list) else []:
-        kind = item.get("kind") if isinstance(item, dict) else None
-        if kind not in kinds:
-            continue
-        try:
-            yield _TOLD[kind].validate_python(item)
-        except ValidationError:
-            continue
 
 
 def of_steps(found: list[StepItem], after: int) -> list[dict[str, Any]]:

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgpack
 from redis.exceptions import RedisError
 
 from contracts.names import telemetry_stream
+from contracts.telemetry.picked import picked_of
 from jobs.connection import connect
 
 log = logging.getLogger(__name__)
@@ -68,8 +68,7 @@ def of_streams(streams: Sequence[Stream]) -> dict[Stream, dict[int, Newest]]:
                         pipe.xrevrange(telemetry_stream(*stream), min=oldest, count=MOST_ENTRIES)
                     answers = pipe.execute()
                 for stream, entries in zip(some, answers, strict=True):
-                    batches = (msgpack.unpackb(fields[b"b"]) for _, fields in reversed(entries))
-                    found[stream] = newest(item for batch in batches for item in batch["items"])
+                    found[stream] = newest(picked_of(reversed(entries), ["step", "phase"]))
     except (RedisError, OSError) as error:
         log.warning("metrics go without ranks: %s", error)
     return found

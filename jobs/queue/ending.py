@@ -80,12 +80,14 @@ def _settle(attempt: Attempt, last: tuple[Member, ExitReport] | None = None) -> 
     told = merged([exit for exit in exits.values() if exit is not None])
     if told is not None and lost and len(members) > 1:  # the others ended because of it
         told = {**told, "outcome": "lost", "reason": lost[0].reason, "rank": None, "exit_code": None, "signal": None}
+    did_all = False
     if told is not None:
         ending = finish(job.spec, told)
+        did_all = ending.status == Status.SUCCEEDED and not lost
         Attempt.objects.filter(pk=attempt.pk, exit__isnull=True).update(exit=ending.report)
     reason = lost[0].reason if lost else told["reason"] if told else ""
     obeyed = next((exit["reason"] for exit in exits.values() if exit and exit["outcome"] == "cancelled"), reason)
-    if not stops.end_as_asked(job.id, attempt.number, obeyed):
+    if not stops.end_as_asked(job.id, attempt.number, obeyed, did_all=did_all):
         if lost:
             lifecycle.change(job.id, attempt.number, Status.LOST, reason)
         elif told is not None:

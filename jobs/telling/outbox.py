@@ -40,7 +40,7 @@ def tell(changes: Sequence[StateChange]) -> None:
     wishes = list(MailWish.objects.filter(of_these).select_related("user")) if settings.EMAIL_HOST else []
     if not hooks and not wishes:
         return
-    told_hooks = [hook for hook in hooks if _still_may(hook)]
+    told_hooks = [hook for hook in hooks if still_may(hook)]
     jobs = {job.id: job for job in concerned.select_related("owner").defer("estimate", "hardware", "chosen", "spec")}
     made = []
     for change in changes:
@@ -61,9 +61,19 @@ def ping(hook: Webhook) -> Delivery:
     return delivery
 
 
-def _still_may(hook: Webhook) -> bool:
+def still_may(hook: Webhook) -> bool:
     """Its owner's rights are looked at each time: they may have gone since it was made."""
     return hook.owner.is_active and (not hook.everybody or may_administer(hook.owner, hook.project))
+
+
+def may_read(delivery: Delivery) -> bool:
+    """Whether the person whom a mail is for may hear of its job now; of their own also where it is gone."""
+    person = delivery.person
+    assert person is not None, "a mail is for somebody"
+    if not person.is_active:
+        return False
+    owner = json.loads(delivery.body)["job"]["owner"]
+    return bool(owner == person.get_username() or visible_jobs(person).filter(id=delivery.job).exists())
 
 
 def _wants(hook: Webhook, job: Job, change: StateChange) -> bool:
@@ -82,6 +92,7 @@ def _readers(wishes: Iterable[MailWish], job: Job, change: StateChange) -> list[
         for wish in wishes
         if change.status in wish.states
         and wish.user.email
+        and wish.user.is_active
         and (wish.user_id == job.owner_id if wish.project == "" else wish.project == job.project)
     }
     hour = timezone.now() - timedelta(hours=1)

@@ -20,6 +20,7 @@ from django.db.models import Min
 from django.utils import timezone
 
 from jobs.models import Delivery, Outcome, Webhook
+from jobs.telling.outbox import may_read, still_may
 from jobs.telling.post import Sent
 from jobs.telling.routes import HookRoute, MailRoute, Route, Wires
 from jobs.telling.shapes import Try
@@ -34,6 +35,7 @@ CLAIMED_FOR = timedelta(minutes=5)  # longer than any batch: then whoever claime
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 4 * 3600.0
 TRIED_FOR = timedelta(days=1)
 MOST_TRIES_KEPT = 30
+LOST_THE_RIGHT = "not sent: who it is for may no longer hear of it"
 MAIL = "mail"  # the one receiver that is no webhook
 
 
@@ -56,7 +58,7 @@ class Postman:
 
     def turn(self) -> None:
         """Once a tick; never waits for a receiver."""
-        self._take_in()
+        self.take_in()
         self._hand_out(timezone.now())
 
     def close(self) -> None:
@@ -66,8 +68,9 @@ class Postman:
         if self._wires is not None:
             self._wires.resolvers.shutdown(wait=False, cancel_futures=True)
 
-    def _take_in(self) -> None:
-        """Each leaves the queue once it is written down: the database may be away just now."""
+    def take_in(self) -> None:
+        """How it went, also of who hands out no more: else the next one sends it again. Each leaves the queue once it
+        is written down: the database may be away just now."""
         while self._heard:
             match self._heard[0]:
                 case str(receiver):
@@ -86,7 +89,8 @@ class Postman:
         due = Delivery.objects.filter(due__lte=now)
         if MAIL not in self._on_the_way and settings.EMAIL_HOST:
             mails = _claim(list(due.filter(person__isnull=False).select_related("person").order_by("id")[:BATCH]), now)
-            if mails:
+            _give_up([mail for mail in mails if not may_read(mail)])
+            if mails := [mail for mail in mails if mail.due is not None]:
                 self._start(MAIL, "", mails, MailRoute(mails))
         of_projects = Counter(self._on_the_way.values())
         for hook in self._hooks_due(now):
@@ -95,14 +99,18 @@ class Postman:
             if of_projects[hook.project] >= MOST_OF_PROJECT:
                 continue
             claimed = _claim(list(due.filter(webhook=hook).order_by("id")[:BATCH]), now)
-            if claimed:
+            if not still_may(hook):
+                _give_up(claimed)
+            elif claimed:
                 of_projects[hook.project] += 1
                 self._wires = self._wires or Wires(lookups=MOST_ROUTES)
                 self._start(hook.id, hook.project, claimed, HookRoute(hook, claimed, self._wires))
 
     def _hooks_due(self, now: datetime) -> list[Webhook]:
         """Those with something to send that nobody carries to, who waited longest first."""
-        due = Webhook.objects.filter(active=True, owner__is_active=True, deliveries__due__lte=now)
+        due = Webhook.objects.filter(active=True, owner__is_active=True, deliveries__due__lte=now).select_related(
+            "owner"
+        )
         waiting = due.exclude(id__in=list(self._on_the_way))
         return list(waiting.annotate(first=Min("deliveries__due")).order_by("first")[: 4 * MOST_ROUTES])
 
@@ -148,6 +156,15 @@ def _claim(deliveries: list[Delivery], now: datetime) -> list[Delivery]:
             transaction.set_rollback(True)
             return []
     return deliveries
+
+
+def _give_up(deliveries: list[Delivery]) -> None:
+    """Whoever they are for lost the right to hear of it while they waited."""
+    for delivery in deliveries:
+        told: Try = {"at": timezone.now().isoformat(), "seconds": 0.0, "status": None, "words": LOST_THE_RIGHT}
+        delivery.due, delivery.outcome = None, Outcome.GIVEN_UP
+        delivery.tries = [*delivery.tries, told][-MOST_TRIES_KEPT:]
+        delivery.save(update_fields=["due", "outcome", "tries"])
 
 
 def _write_down(key: int, sent: Sent) -> None:

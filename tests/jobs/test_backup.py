@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gzip
 import io
 import json
@@ -298,17 +297,6 @@ def test_of_a_backup_that_somebody_changed_nothing_comes_and_nothing_goes(
     changed = retold(saved, tmp_path / "changed.tar", lambda told: None, **{member: content})
     with pytest.raises(CommandError, match=words):
         call_command("restore", str(changed), replace=True)
-
-
-def test_where_the_disk_is_full_everything_is_as_it_was(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(source: Path, target: Path, **_: object) -> None:
-        target.mkdir()
-        (target / "half").write_bytes(b"half")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("shutil.copytree", full)
-    with pytest.raises(CommandError, match="No space left on device"):
-        call_command("restore", str(saved), replace=True)
 
 
 def test_another_secret_key_is_told_and_what_was_there_is_moved_aside(

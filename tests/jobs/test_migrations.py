@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from django.conf import settings
-from django.db import connection
+from django.core.management import CommandError, call_command
+from django.db import IntegrityError, connection, connections
 from django.db.migrations.executor import MigrationExecutor
 from django.utils import timezone
 
@@ -78,3 +79,33 @@ def test_slots_of_jobs_become_slots_of_their_attempts() -> None:
     queued, running = jobs[ids["queued"]], jobs[ids["running"]]
     assert (queued.kind, queued.device, queued.num_slots, queued.wanted_host) == ("dry_run", "cuda", 1, "host-a")
     assert (running.kind, running.device, running.num_slots, running.wanted_host) == ("train", "cpu", 2, "")
+
+
+REFUSES = {
+    "sqlite": [
+        "CREATE TRIGGER full BEFORE INSERT ON django_migrations BEGIN SELECT RAISE(ABORT, 'disk full'); END",
+        "DROP TRIGGER full",
+    ],
+    "postgresql": [
+        "ALTER TABLE django_migrations ADD CONSTRAINT disk_full CHECK (name <> '0095_loans')",
+        "ALTER TABLE django_migrations DROP CONSTRAINT disk_full",
+    ],
+}
+
+
+@pytest.mark.usefixtures("empty_database")
+def test_a_migration_that_cannot_be_written_down_was_not_done() -> None:
+    """Once its tables stayed, and every later run failed at them: of one that has indexes or foreign keys."""
+    call_command("migrate", "jobs", "0094", verbosity=0)
+    refuse, take_again = REFUSES[connection.vendor]
+    with connection.cursor() as cursor:
+        cursor.execute(refuse)
+    with pytest.raises((CommandError, IntegrityError), match=r"disk.full"):
+        call_command("migrate", "jobs", "0095", verbosity=0)
+    connection.close()
+    del connections["default"]  # as the next process has it
+    assert "jobs_loan" not in connection.introspection.table_names()
+    with connection.cursor() as cursor:
+        cursor.execute(take_again)
+    call_command("migrate", "jobs", "0095", verbosity=0)
+    assert "jobs_loan" in connection.introspection.table_names()

@@ -1,4 +1,4 @@
-"""A disk without a byte left."""
+"""Disks with little room, and without a byte left."""
 
 from __future__ import annotations
 
@@ -14,17 +14,24 @@ PAGE = 4096
 
 
 @contextlib.contextmanager
-def full_disk(disk: Path) -> Iterator[Path]:
+def small_disk(disk: Path, size: str = "1m") -> Iterator[Path]:
     """There, until the end."""
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True, check=False)
-    if mounted.returncode != 0:
+    told = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", disk]
+    if subprocess.run(told, capture_output=True, check=False).returncode != 0:
         pytest.skip("no filesystem may be mounted here")
     try:
-        fill(disk)
         yield disk
     finally:
         subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+@contextlib.contextmanager
+def full_disk(disk: Path) -> Iterator[Path]:
+    """There, until the end."""
+    with small_disk(disk):
+        fill(disk)
+        yield disk
 
 
 def fill(disk: Path) -> None:

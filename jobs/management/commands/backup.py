@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DatabaseError
 
 from jobs.backup import BackupError, backup
 
@@ -25,7 +26,7 @@ class Command(BaseCommand):
             target /= f"meshboard-{datetime.now(UTC):%Y%m%d-%H%M%S}.tar"
         try:
             told = backup(target)
-        except (BackupError, OSError) as error:
+        except (BackupError, DatabaseError, OSError) as error:
             raise CommandError(str(error)) from None
         size = target.stat().st_size
         rows = sum(told["rows"].values())

@@ -8,6 +8,7 @@ from typing import Any
 
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DatabaseError
 
 from jobs.backup import BackupError, restore
 
@@ -28,7 +29,7 @@ class Command(BaseCommand):
         try:
             settings.STATE_DIR.mkdir(parents=True, exist_ok=True)
             told, notes = restore(options["source"], replace=options["replace"])
-        except (BackupError, OSError) as error:
+        except (BackupError, DatabaseError, OSError) as error:
             raise CommandError(str(error)) from None
         finally:
             os.umask(before)

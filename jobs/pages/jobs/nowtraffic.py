@@ -6,10 +6,10 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
-import msgpack
 from redis.exceptions import RedisError
 
 from contracts.names import telemetry_stream
+from contracts.telemetry.picked import picked_of
 from jobs.connection import connect
 from jobs.pages.jobs.progress import Key, OfRunning
 
@@ -54,7 +54,7 @@ def _read(keys: list[Key]) -> dict[Key, float | None]:
         log.warning("the overview goes without traffic: %s", error)
         return rates
     for key, entries in zip(keys, answers, strict=True):
-        rates[key] = rate(item for _, fields in reversed(entries) for item in msgpack.unpackb(fields[b"b"])["items"])
+        rates[key] = rate(picked_of(reversed(entries), ["traffic", "step"]))
     return rates
 
 

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-import msgpack
 from redis.exceptions import RedisError
 
 from contracts.names import telemetry_stream
+from contracts.telemetry.picked import picked_of
 from jobs.connection import connect
 from jobs.models import ON_A_HOST, TERMINAL, Attempt, Job
 
@@ -63,7 +63,7 @@ def _read(keys: list[Key]) -> dict[Key, int | None]:
         log.warning("the list goes without progress: %s", error)
         return steps
     for key, entries in zip(keys, answers, strict=True):
-        items = [item for _, fields in entries for item in msgpack.unpackb(fields[b"b"])["items"]]
+        items = list(picked_of(entries, ["step", "phase"]))
         done = [item["step"] for item in items if item["kind"] == "step"]
         done += [item["steps"] for item in items if item["kind"] == "phase" and "steps" in item]  # of a script
         steps[key] = max(done, default=None)

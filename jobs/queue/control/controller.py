@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable
 
 from django.db import connection
+from redis.exceptions import RedisError
 
 from jobs.connection import connect
 from jobs.engines import engines
 from jobs.engines.base import Engine
 from jobs.hosts.access import Access
+from jobs.hosts.claim import ADVICE, WORDS, Claim
 from jobs.metrics.otlp import Otlp
 from jobs.queue.control.idle import Idle
 from jobs.queue.control.lease import WorkLease
@@ -36,6 +38,7 @@ class Controller:
 
     def __init__(self) -> None:
         self._lease = WorkLease()
+        self._claim = Claim()
         self._listening = Listening()
         self._troubles = Troubles()
         self._access = Access()
@@ -44,7 +47,7 @@ class Controller:
         self._otlp = Otlp()
         self._client = connect()
         self._engines = engines(self._client, self._listening)
-        self._waiting = self._away = False
+        self._waits_for, self._away = "", False
 
     def run(self, stop: threading.Event) -> None:
         """Until told to stop."""
@@ -59,27 +62,43 @@ class Controller:
                 else:
                     self._wait(began, stop)
         finally:
+            self._stage("stop", lambda: self._claim.release(self._lease.holder))
             self._stage("stop", self._lease.release)
             for engine in self._engines:
                 self._stage("stop", engine.close)
+            self._stage("stop", self._postman.take_in)
             self._stage("stop", self._postman.close)
             self._stage("stop", self._otlp.close)
             connection.close()
             self._client.close()
+            self._claim.close()
 
     def turn(self) -> None:
         """One tick, or none while another controller works."""
-        if not self._stage("lease", self._take_lease) or self._waiting:
+        if not self._stage("lease", self._take_lease):
+            return
+        if self._waits_for:
+            self._stage("deliveries", self._postman.take_in)
             return
         self.tick()
 
     def _take_lease(self) -> None:
-        waiting = not self._lease.hold()
-        if waiting and not self._waiting:
-            log.info("another controller works (%s): waiting", self._lease.holder_now())
-        if self._waiting and not waiting:
+        before, self._waits_for = self._waits_for, self._who_works()
+        if self._waits_for not in ("", before):
+            level = logging.WARNING if self._waits_for.startswith(WORDS) else logging.INFO
+            log.log(level, "waiting: %s", self._waits_for)
+        if before and not self._waits_for:
             log.info("the other controller is gone: going on")
-        self._waiting = waiting
+
+    def _who_works(self) -> str:
+        """Instead of us; empty where it is our turn."""
+        if not self._lease.hold():
+            return f"another controller works ({self._lease.holder_now()})"
+        try:
+            other = self._claim.hold(self._lease.holder, self._lease.taken_from)
+        except RedisError:  # the stages that need it say so
+            return ""
+        return f"{WORDS} ({other}); {ADVICE}" if other else ""
 
     def tick(self) -> bool:
         """Every stage once; True when all went well."""
@@ -120,7 +139,7 @@ class Controller:
         left = TICK_S - (time.monotonic() - began)
         if left <= 0 or stop.is_set():
             return
-        if self._waiting or not self._stage("events", lambda: wait_for_event(self._client, left)):
+        if self._waits_for or not self._stage("events", lambda: wait_for_event(self._client, left)):
             stop.wait(left)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-import msgpack
 import redis
 
 from contracts.names import telemetry_stream
+from contracts.telemetry.picked import picked_of
 from jobs.models import Job, Status
 from jobs.queue.control import stops
 
@@ -54,6 +54,5 @@ def _newest_steps(client: redis.Redis, keys: list[Key]) -> dict[Key, int]:
         answers = pipe.execute()
     found = {}
     for key, entries in zip(keys, answers, strict=True):
-        items = [item for _, fields in entries for item in msgpack.unpackb(fields[b"b"])["items"]]
-        found[key] = max((item["step"] for item in items if item["kind"] == "step"), default=-1)
+        found[key] = max((item["step"] for item in picked_of(entries, ["step"])), default=-1)
     return found

@@ -23,6 +23,7 @@ class WorkLease:
         """`name` of the work: the controller's, unless told otherwise."""
         self._name = name
         self.holder = f"{socket.gethostname()[:150]} process {os.getpid()} {secrets.token_hex(4)}"
+        self.taken_from = ""  # whoever held it before us
         self._seen: tuple[str, int] | None = None
         self._since = 0.0
 
@@ -35,7 +36,11 @@ class WorkLease:
         if row.holder not in ("", self.holder) and now - self._since < LASTS_S:
             return False
         mine = Lease.objects.filter(name=self._name, holder=row.holder, beats=row.beats)
-        return mine.update(holder=self.holder, beats=row.beats + 1) == 1
+        if mine.update(holder=self.holder, beats=row.beats + 1) != 1:
+            return False
+        if row.holder != self.holder:
+            self.taken_from = row.holder
+        return True
 
     def holder_now(self) -> str:
         """Whoever was last seen to hold it."""

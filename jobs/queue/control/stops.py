@@ -54,11 +54,14 @@ def saving(now: datetime) -> dict[tuple[str, int], datetime]:
     return {(id, attempt): at + lasts for id, attempt, at in rows if at is not None and now < at + lasts}
 
 
-def end_as_asked(job_id: str, attempt: int, reason: str) -> bool:
-    """The attempt that was told to end has; False where none was. The job is locked.
+def end_as_asked(job_id: str, attempt: int, reason: str, *, did_all: bool = False) -> bool:
+    """The attempt that was told to end has; False where none was, or where a rule told it so and it had done all it was
+    to do. The job is locked.
 
     CANCELLED, but FAILED where a limit of its own ended it: nobody asked for that end.
     """
+    if did_all and Job.objects.filter(id=job_id, attempt=attempt).exclude(stop="").update(stop=""):
+        return False
     told = StateChange.objects.filter(job_id=job_id, attempt=attempt, status=Status.CANCELLING).last()
     why = Job.objects.values_list("stop", flat=True).get(id=job_id)
     if why in ("time limit", "idle") and told is not None:

@@ -35,6 +35,7 @@ from tests.jobs.api.following import (
     until,
 )
 from tests.planner.wrong_specs import GOOD
+from tests.support.processes import wait_until
 from tests.support.web import Site
 from webapp.serving import limits
 
@@ -332,6 +333,35 @@ def test_states_come_and_waits_end_while_redis_does_not_answer(postgres_site: Si
     assert took_s < 5, "it was still away"
     assert waited["reached"] is True
     assert [event["data"]["status"] for event in told] == ["starting", "running"]
+
+
+def test_who_follows_while_the_database_fails_is_told_the_rest_and_the_end(postgres_site: Site, job: str) -> None:
+    """Once it was told that the job is still here, for ever."""
+
+    async def told() -> list[dict[str, Any]]:
+        async with followed(postgres_site, f"/api/v1/jobs/{job}/events") as events:
+            await until(events, is_a("state"))
+            await asyncio.to_thread(_cut_off_who_looks, postgres_site, job)
+            await asyncio.to_thread(move, postgres_site, job, "succeeded")
+            return await until(events, is_a("end"))
+
+    found = asyncio.run(told())
+    assert [event["data"]["status"] for event in found if event.get("event") == "state"] == ["running", "succeeded"]
+
+
+def _cut_off_who_looks(site: Site, job: str) -> None:
+    """At what happened to a job, by ending its connection."""
+    looks = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%jobs_statechange%%'"
+    with psycopg.connect(site.database_url) as holder, psycopg.connect(site.database_url, autocommit=True) as other:
+        holder.execute("LOCK TABLE jobs_statechange")
+        holder.execute(
+            "INSERT INTO jobs_statechange (job_id, attempt, status, reason, at) VALUES (%s, 1, 'running', '', now())",
+            (job,),
+        )
+        other.execute("UPDATE jobs_job SET status = 'running' WHERE id = %s", (job,))
+        found = wait_until(lambda: other.execute(looks).fetchone(), "what happened to the job is looked at")
+        assert found is not None
+        other.execute("SELECT pg_terminate_backend(%s)", found)
 
 
 def test_a_slow_reader_misses_nothing_and_costs_no_memory(postgres_site: Site, job: str) -> None:

@@ -18,6 +18,7 @@ from jobs.models import Attempt, Job, Membership, Project, Role, Status
 from jobs.pages.jobs import listing as pages
 from jobs.pages.jobs import progress
 from jobs.queue import actions
+from tests.jobs.api.following import step
 
 Make = Callable[..., list[Job]]
 SCRIPT = {"kind": "script", "name": "a script", "layout": {"dp": 2}, "script": {"path": "x.py"}}
@@ -161,7 +162,7 @@ def test_redis_is_read_once_for_all_who_look(
     jobs = make_jobs(3, status=Status.RUNNING)
     Attempt.objects.bulk_create([Attempt(job=job, number=1) for job in jobs])
     for job in jobs:
-        items = [{"kind": "step", "step": 7}, {"kind": "log"}]
+        items = [step(7), {"kind": "log"}]
         live_redis.xadd(telemetry_stream(job.id, 1), {"b": msgpack.packb({"items": items})})
     client.force_login(owner)
 

@@ -65,6 +65,35 @@ def test_where_it_saved_it_is_queued_again_and_goes_on_from_there(each_database:
     assert job.attempts.get().checkpoint == f"{job.id}/1/step-00000007"
 
 
+def test_what_had_done_all_before_it_gave_way_is_not_run_again(each_database: str, live_redis: redis.Redis) -> None:
+    job = preempted(live_redis)
+    say(live_redis, attempt_event(job.id, 1, "exited", "succeeded"))
+    drain(live_redis)
+    job.refresh_from_db()
+    assert (job.status, job.attempt, job.stop) == (Status.SUCCEEDED, 1, "")
+
+
+@pytest.mark.usefixtures("db")
+@pytest.mark.parametrize("why", ["time limit", "idle"])
+def test_nor_has_it_failed_by_a_limit_that_came_too_late(live_redis: redis.Redis, why: stops.Why) -> None:
+    job = preempted(live_redis, retry={"max_attempts": 3})
+    Job.objects.update(stop=why)
+    say(live_redis, attempt_event(job.id, 1, "exited", "succeeded"))
+    drain(live_redis)
+    job.refresh_from_db()
+    assert (job.status, job.attempt, job.stop) == (Status.SUCCEEDED, 1, "")
+
+
+@pytest.mark.usefixtures("db")
+def test_nor_is_it_where_it_was_cancelled_meanwhile(live_redis: redis.Redis) -> None:
+    job = preempted(live_redis)
+    assert actions.cancel(job, "owner")
+    say(live_redis, attempt_event(job.id, 1, "exited", "succeeded"))
+    drain(live_redis)
+    job.refresh_from_db()
+    assert (job.status, job.attempt) == (Status.CANCELLED, 1)
+
+
 @pytest.mark.usefixtures("db")
 def test_whoever_cancels_it_meanwhile_waits_for_no_checkpoint(live_redis: redis.Redis) -> None:
     job = preempted(live_redis)

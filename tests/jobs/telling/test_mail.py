@@ -64,6 +64,32 @@ def test_people_are_mailed_of_the_states_they_chose(
     assert set(Delivery.objects.values_list("outcome", flat=True)) == {Outcome.DELIVERED}
 
 
+def test_who_left_before_the_mail_did_gets_none(
+    owner: User, stranger: User, staff: User, inbox: list[EmailMessage], postman: Postman
+) -> None:
+    apollo = Project.objects.create(name="apollo")
+    for user in (owner, stranger):
+        Membership.objects.create(user=user, project=apollo, role=Role.SUBMITTER)
+    gone = User.objects.create_user("gone", is_active=False)
+    wishing(owner)
+    wishing(staff, "apollo")
+    wishing(stranger, "apollo")
+    wishing(gone)
+    job, _ = actions.submit(owner, {**GOOD, "project": "apollo"})
+    actions.cancel(job, "owner")
+    Job.objects.filter(pk=job.pk).update(owner=gone)
+    lifecycle.requeue(job.id, "again")
+    actions.cancel(Job.objects.get(pk=job.pk), "owner")
+    assert not Delivery.objects.filter(person=gone).exists()
+    Membership.objects.filter(user=stranger).delete()
+    User.objects.filter(pk=staff.pk).update(is_active=False)
+    Membership.objects.filter(user=owner).delete()
+    sent(postman)
+    assert [mail["To"] for mail in inbox] == ["owner@people.example"], "of what was their own"
+    left = Delivery.objects.filter(person__in=(stranger, staff))
+    assert set(left.values_list("outcome", "due")) == {(Outcome.GIVEN_UP, None)}
+
+
 @pytest.mark.usefixtures("inbox")
 def test_who_has_no_mail_address_is_told_who_gives_them_one(owner: User, client: Client) -> None:
     admin = User.objects.create_superuser("admin", password="admin-password")

@@ -255,6 +255,18 @@ def test_who_is_told_of_what(owner: User, stranger: User, staff: User) -> None:
     assert told(only) == [(mine.id, "cancelling"), (mine.id, "cancelled")]
 
 
+def test_what_waits_is_not_told_to_whoever_lost_the_right_meanwhile(owner: User, staff: User, postman: Postman) -> None:
+    with receiver(OK) as there:
+        hook_of(staff, there, everybody=True)
+        actions.submit(owner, GOOD)
+        User.objects.filter(pk=staff.pk).update(is_staff=False)
+        carried(postman, Delivery.objects.get())
+        assert there.heard == []
+    told = Delivery.objects.get()
+    assert (told.outcome, told.due) == (Outcome.GIVEN_UP, None)
+    assert told.tries[0]["words"] == "not sent: who it is for may no longer hear of it"
+
+
 def test_a_day_of_tries_with_longer_and_longer_pauses() -> None:
     began = now = timezone.now()
     pauses = []

@@ -1,0 +1,51 @@
+"""What a host writes to its own stream of telemetry spoils nothing of what others tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+import pytest
+import redis
+from django.contrib.auth.models import User
+
+from contracts.names import telemetry_stream
+from jobs.metrics.ranks import of_streams
+from jobs.models import Host, Job, Status
+from jobs.pages.jobs import nowtraffic, progress
+from jobs.queue.control.idle import Idle
+from tests.jobs.api.following import step
+
+SPOILT = [
+    {"other": b"1"},
+    {"b": b"\xc1 no msgpack"},
+    {"b": msgpack.packb(7)},
+    {"b": msgpack.packb({"v": 1})},
+    {"b": msgpack.packb({"items": 7})},
+    {"b": msgpack.packb({"items": [7, {}, {"kind": []}, {"kind": "step"}, {"kind": "phase", "steps": "x"}]})},
+    {"b": msgpack.packb({"items": [{**step(3), "step": "third"}, {**step(3), "cells": [{"phase": 1}]}]})},
+]
+
+
+@pytest.mark.parametrize("entry", SPOILT, ids=[str(number) for number in range(len(SPOILT))])
+def test_a_spoilt_entry_is_left_out_and_the_rest_is_told(
+    entry: Any,
+    owner: User,
+    make_jobs: Callable[..., list[Job]],
+    make_host: Callable[..., Host],
+    live_redis: redis.Redis,
+) -> None:
+    make_host()
+    hostile, honest = make_jobs(2, status=Status.RUNNING, idle_limit_s=3600)
+    live_redis.xadd(telemetry_stream(hostile.id, 1), entry)
+    for number in (5, 6):
+        batch = {"items": [{**step(number), "time": float(number)}]}
+        live_redis.xadd(telemetry_stream(honest.id, 1), {"b": msgpack.packb(batch)})
+    keys = [(hostile.id, 1), (honest.id, 1)]
+    idle = Idle()
+    idle.end(live_redis)
+    assert [idle._stood[key][0] for key in keys] == [-1, 6]
+    assert progress._read(keys) == {keys[0]: None, keys[1]: 6}
+    assert nowtraffic._read(keys) == {keys[0]: None, keys[1]: 0.0}
+    assert [told and told[0].step for told in of_streams([(*key, 0) for key in keys]).values()] == [{}, 6]

@@ -1,0 +1,80 @@
+"""A second board that was given the Redis of a first one takes nothing away there, and says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from jobs.hosts.access import NoRightsError
+from jobs.hosts.checks import board
+from jobs.hosts.rights import user_of
+from jobs.models import Host, Lease
+from jobs.queue import hosts as staff
+from jobs.queue.control import lease
+from jobs.queue.control.controller import Controller
+from tests.jobs.hosts.guests import Guest, admitted
+
+
+@pytest.fixture
+def first(db: None, live_redis: redis.Redis) -> Iterator[tuple[Controller, Guest]]:
+    """A board that works, with a host."""
+    guest, works = admitted("host-a"), Controller()
+    works.turn()
+    assert guest.redis.ping()
+    yield works, guest
+    guest.redis.close()
+
+
+@pytest.fixture(params=["the same database", "another database"])
+def second(first: tuple[Controller, Guest], settings: Any, request: pytest.FixtureRequest) -> Controller:
+    """The controller of a board that knows nothing of the first: with other rows, and the same Redis."""
+    if request.param == "another database":
+        settings.REDIS_URL = settings.REDIS_URL.removesuffix("/0") + "/1"
+    Lease.objects.all().delete()
+    Host.objects.all().delete()
+    return Controller()
+
+
+def test_a_second_board_leaves_the_hosts_of_the_first_alone_and_says_why(
+    first: tuple[Controller, Guest], second: Controller, caplog: Any
+) -> None:
+    for _ in range(3):
+        second.turn()
+    assert first[1].redis.ping(), "its user, and its connection, are still there"
+    said = "another board's controller works on this Redis"
+    assert [said in record.message for record in caplog.records] == [True], "once"
+    assert Lease.objects.get().ticked is None, "readiness and doctor see that it does no work"
+    assert [one.level for one in board() if one.words.startswith(said)] == ["fail"]
+
+
+def test_no_host_joins_a_second_board_in_place_of_one_of_the_first(
+    first: tuple[Controller, Guest], second: Controller
+) -> None:
+    second.turn()
+    with pytest.raises(NoRightsError, match="another board's controller"):
+        admitted("host-a")
+    staff.remove(Host.objects.get(name="host-a"), "staff")
+    assert first[1].redis.ping()
+
+
+def test_the_second_goes_on_once_the_first_has_left(
+    first: tuple[Controller, Guest], second: Controller, live_redis: redis.Redis
+) -> None:
+    second.turn()
+    first[0]._claim.release(first[0]._lease.holder)
+    second.turn()
+    assert Lease.objects.get().ticked is not None
+    assert user_of("host-a") not in live_redis.acl_users(), "no host of this board"
+
+
+def test_controllers_of_one_board_take_over_from_each_other(
+    first: tuple[Controller, Guest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the first was killed and gave nothing back."""
+    Lease.objects.update(ticked=None)
+    monkeypatch.setattr(lease, "LASTS_S", 0.0)
+    Controller().turn()
+    assert Lease.objects.get().ticked is not None

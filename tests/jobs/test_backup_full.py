@@ -1,0 +1,66 @@
+"""`manage.py backup` and `restore` on disks that fill: nothing half-written stays, and it is said in a sentence."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.management import CommandError, call_command
+
+from jobs import backup
+from jobs.models import Job
+from jobs.queue import actions
+from tests.planner.wrong_specs import GOOD
+from tests.support.disks import small_disk
+from tests.support.processes import ROOT, base_environment
+
+FULL = "No space left on device"
+
+
+@pytest.fixture
+def saved(transactional_db: None, owner: User, settings: Any, tmp_path: Path) -> Path:
+    """Of a board with a job, and an import that does not fit twice on a disk of 1 MB."""
+    settings.STATE_DIR, settings.HISTORY_DIR = tmp_path / "state", tmp_path / "state" / "history"
+    (tmp_path / "state" / "imports").mkdir(parents=True)
+    (tmp_path / "state" / "imports" / "trace").write_bytes(os.urandom(600_000))
+    actions.submit(owner, GOOD)
+    backup.backup(tmp_path / "saved.tar")
+    return tmp_path / "saved.tar"
+
+
+def test_a_backup_that_finds_no_room_takes_none(saved: Path, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "500k") as disk:
+        with pytest.raises(CommandError, match=FULL):
+            call_command("backup", str(disk / "new.tar"))
+        assert list(disk.iterdir()) == []
+
+
+def test_where_files_find_no_room_everything_is_as_it_was(saved: Path, tmp_path: Path, settings: Any) -> None:
+    User.objects.create_user("later")
+    with small_disk(tmp_path / "disk") as disk:
+        settings.STATE_DIR, settings.HISTORY_DIR = disk, disk / "history"
+        (disk / "imports").mkdir()
+        (disk / "imports" / "other").write_bytes(b"another trace")
+        with pytest.raises(CommandError, match=f"^its files cannot be put in place: .*{FULL}"):
+            call_command("restore", str(saved), replace=True)
+        assert [path.name for path in disk.rglob("*")] == ["imports", "other"]
+    assert (Job.objects.count(), User.objects.count()) == (1, 2)
+
+
+def test_where_the_database_finds_no_room_that_is_all_that_is_said(saved: Path, tmp_path: Path, settings: Any) -> None:
+    with small_disk(tmp_path / "disk", "300k") as disk:
+        environment = {
+            **base_environment(),
+            "MESHBOARD_SECRET_KEY": settings.SECRET_KEY,
+            "MESHBOARD_REDIS_URL": "redis://127.0.0.1:1/0",
+            "MESHBOARD_STATE_DIR": str(disk),
+            "MESHBOARD_HTTPS": "0",
+        }
+        argv = [sys.executable, "manage.py", "restore", str(saved)]
+        told = subprocess.run(argv, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (told.returncode, told.stderr.strip()) == (1, "CommandError: database or disk is full")
