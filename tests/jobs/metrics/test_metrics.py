@@ -26,7 +26,7 @@ from jobs.metrics.catalogue import FAMILIES, OF_GPUS, RANK_BYTES, RANK_STEP
 from jobs.metrics.figures import figures
 from jobs.metrics.otlp import Otlp
 from jobs.models import Attempt, Job
-from tests.jobs.metrics.board import USE, board, host, running, tell
+from tests.jobs.metrics.board import USE, board, go_on, host, running, tell
 from tests.support.processes import ROOT, wait_until
 
 TOKEN = "only-for-this-test-0123456789"
@@ -93,6 +93,13 @@ def test_they_say_what_is(owner: User, client: Client, live_redis: redis.Redis) 
     assert value("rank_payload_bytes_total", **of_rank, axis="dp") == 4000, "of phase step alone, and exact"
     assert value("rank_collectives_total", **of_rank, axis="tp") == 4
     assert value("trimmed_series", what="ranks") == 0
+
+
+def test_a_job_is_told_of_between_two_long_steps(owner: User, live_redis: redis.Redis) -> None:
+    job = board(owner)
+    tell(live_redis, job.id, 3, ranks=4)
+    go_on(live_redis, job.id, 1000)
+    assert figures()[RANK_BYTES][job.id, "1", "3", "dp"] == 3000
 
 
 def test_as_many_queries_whatever_there_is(owner: User, live_redis: redis.Redis) -> None:

@@ -18,6 +18,7 @@ from jobs.models import Attempt, Job, Membership, Project, Role, Status
 from jobs.pages.jobs import listing as pages
 from jobs.pages.jobs import progress
 from jobs.queue import actions
+from tests.jobs.metrics.board import go_on, tell
 
 Make = Callable[..., list[Job]]
 SCRIPT = {"kind": "script", "name": "a script", "layout": {"dp": 2}, "script": {"path": "x.py"}}
@@ -155,13 +156,24 @@ def test_newest_first_is_read_from_an_index(make_jobs: Make, owner: User, staff:
         assert "TEMP B-TREE" not in plan
 
 
+def test_a_run_between_two_long_steps_shows_its_progress(
+    make_jobs: Make, owner: User, live_redis: redis.Redis, client: Client
+) -> None:
+    (job,) = make_jobs(1, status=Status.RUNNING)
+    Attempt.objects.create(job=job, number=1)
+    tell(live_redis, job.id, 7)
+    go_on(live_redis, job.id)
+    client.force_login(owner)
+    assert client.get("/").content.decode().count("7 of 20") == 2
+
+
 def test_redis_is_read_once_for_all_who_look(
     make_jobs: Make, owner: User, live_redis: redis.Redis, client: Client
 ) -> None:
     jobs = make_jobs(3, status=Status.RUNNING)
     Attempt.objects.bulk_create([Attempt(job=job, number=1) for job in jobs])
     for job in jobs:
-        items = [{"kind": "step", "step": 7}, {"kind": "log"}]
+        items = [{"kind": "step", "rank": 0, "step": 7}, {"kind": "log"}]
         live_redis.xadd(telemetry_stream(job.id, 1), {"b": msgpack.packb({"items": items})})
     client.force_login(owner)
 
