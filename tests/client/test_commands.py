@@ -90,7 +90,7 @@ def test_login_keeps_what_the_board_accepts(
 ) -> None:
     kept = tmp_path / "config/meshboard/login.json"
     server.tells("jobs", {"errors": [{"field": "request", "message": "no such token"}]}, 401)
-    monkeypatch.setattr(sys, "stdin", io.StringIO("secret\n"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"secret\n")))
     refused = meshboard("login", server.url, "--token-file", "-")
     assert (refused.code, "no such token" in refused.err, kept.exists()) == (3, True, False)
     server.tells("jobs", [])

@@ -85,6 +85,13 @@ def test_lines_of_several_jobs_say_whose_they_are(meshboard: Meshboard, server: 
     assert "j  succeeded" in ran.err, "and a change of state names its job by itself"
 
 
+def test_an_attempt_that_is_named_is_the_one_that_is_followed(meshboard: Meshboard, server: Saying) -> None:
+    server.tells("jobs/j", {**RUNNING, "attempt": 2})
+    server.at["jobs/j/logs/0"] = answer(200, log(0, "step 1") + event("end", {}))
+    assert meshboard("logs", "j", "-f", "--attempt", "1", at=server).out == "step 1\n"
+    assert server.asked == ["GET /api/v1/jobs/j/logs/0?follow=1&attempt=1"]
+
+
 @pytest.mark.parametrize(("status", "told"), [(201, False), (200, True)])
 def test_a_key_that_was_sent_before_says_so(
     meshboard: Meshboard, server: Saying, spec: str, status: int, told: bool

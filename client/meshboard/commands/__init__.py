@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 from contextlib import suppress
@@ -21,6 +22,11 @@ __all__ = ["app", "boards", "gates", "jobs", "main", "planning", "running", "sta
 def main() -> None:
     """Exits with one of `meshboard.exits`."""
     stdout.has_document = False
+    if sys.stdout is None:
+        say("cannot be written: standard output is closed")
+        sys.exit(Exit.BROKEN)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # of a name that this terminal or log has no letters for
     try:
         code = _ran()
         sys.stdout.flush()
@@ -44,6 +50,10 @@ def _ran() -> int:
         _document(error, str(error))
         return code_of(error)
     except OSError:
+        raise
+    except SystemExit as ended:
+        if isinstance(ended.__context__, OSError):  # typer's own end where nobody reads any more
+            raise ended.__context__ from None
         raise
     except Exception as error:  # a build reads one line and a code, whatever broke
         words = " ".join(f"{type(error).__name__}: {error}".split())
