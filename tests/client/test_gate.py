@@ -180,10 +180,10 @@ def test_every_report_tells_the_failure() -> None:
     rows = held(changed(sent={("tp", "all_gather"): 1001.0}), *limits)
     assert report.table(rows).splitlines()[1].split()[:5] == ["FAIL", "bytes.tp", "(max)", "1,001", "B"]
     assert report.table(rows).endswith("1 passed, 1 failed")
-    hostile = rows[0]._replace(what="a|b\u202e\nc", why="\x1b[31mred")
+    hostile = rows[0]._replace(what="a\\|b\u202e\nc<img>", why="\x1b[31mred")
     shown = report.markdown([hostile], "gate").splitlines()[-1]
     assert shown.endswith("| red |")
-    assert r"a\|b??c" in shown
+    assert r"| a\\\|b??c&lt;img> |" in shown, "as GitHub reads a cell: the backslash, then the pipe"
     assert shown.isprintable()
     told = report.markdown(rows, "gate")
     assert "| FAIL | bytes.tp (max) | 1,001 B | 1,000 B | +0.10% | 1,000 B | tp all_gather +401 B, tp all_red" in told
