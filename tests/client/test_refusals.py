@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -259,6 +260,11 @@ def test_what_was_queued_is_told_however_its_wait_ends(
     monkeypatch.setattr(Client, "wait", stop)
     ran = meshboard(*submit, at=server)
     assert (ran.code, json.loads(ran.out)["id"]) == (exits.Exit.INTERRUPTED, "j")
+    monkeypatch.setattr(Client, "wait", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    ran = meshboard(*submit, at=server)
+    assert (ran.code, json.loads(ran.out)["id"]) == (exits.Exit.TERMINATED, "j"), "a build that is cancelled"
+    signal.signal(signal.SIGTERM, before)
 
 
 def test_several_that_are_queued_are_told_where_a_later_one_is_refused(

@@ -80,7 +80,7 @@ def test_lines_of_several_jobs_say_whose_they_are(meshboard: Meshboard, server: 
         server.at[f"jobs/{name}/logs/0"] = answer(200, log(0, f"step 1 of {name}") + event("end", {}))
         server.tells(f"jobs/{name}/wait", {"reached": True, "job": {**ENDED, "id": name}})
     ran = meshboard("submit", spec, "--follow", "--runs", str(runs), at=server)
-    lines = [line for line in ran.err.splitlines() if "step 1 of" in line]
+    lines = sorted(line for line in ran.err.splitlines() if "step 1 of" in line)
     assert (ran.code, lines) == (0, ["j: step 1 of j", "k: step 1 of k"] if runs > 1 else ["step 1 of j"])
     assert "j  succeeded" in ran.err, "and a change of state names its job by itself"
 

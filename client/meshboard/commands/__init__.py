@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import io
 import os
+import signal
 import sys
 from contextlib import suppress
+from typing import NoReturn
 
 import typer
 
@@ -27,12 +29,20 @@ def main() -> None:
         sys.exit(Exit.BROKEN)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # of a name that this terminal or log has no letters for
+    before = signal.signal(signal.SIGTERM, _terminate)
     try:
         code = _ran()
         sys.stdout.flush()
     except OSError as error:
         code = _unwritten(error)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     sys.exit(code)
+
+
+def _terminate(*_: object) -> NoReturn:
+    """What was seen is told, as after Ctrl-C."""
+    sys.exit(Exit.TERMINATED)
 
 
 def _ran() -> int:
