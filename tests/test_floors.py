@@ -37,6 +37,7 @@ ROOMS = {
         "naming",
         "models",
         "connection",
+        "newest",
         "text",
         "kinds",
         "filters",

@@ -15,6 +15,7 @@ class Exit(IntEnum):
     LATE = 4
     BROKEN = 5
     INTERRUPTED = 130
+    TERMINATED = 143
 
 
 MEANING = {
@@ -25,6 +26,7 @@ MEANING = {
     Exit.LATE: "the time to wait was up; the job goes on",
     Exit.BROKEN: "what is said cannot be written, or the command broke; the job goes on",
     Exit.INTERRUPTED: "Ctrl-C; the job goes on",
+    Exit.TERMINATED: "SIGTERM, as of a build that is cancelled; the job goes on",
 }
 
 

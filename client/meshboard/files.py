@@ -24,8 +24,7 @@ def spec(name: str, changes: Sequence[str] = ()) -> dict[str, Any]:
         FileError: it cannot be read, or is no mapping.
     """
     try:
-        text = sys.stdin.read() if name == "-" else Path(name).read_text()
-        found = yaml12.read(text)
+        found = yaml12.read(read(name))
     except (OSError, ValueError) as error:
         raise FileError(f"{name}: {error}") from None
     except WrongError as error:
@@ -37,6 +36,19 @@ def spec(name: str, changes: Sequence[str] = ()) -> dict[str, Any]:
     for change in changes:
         _set(found, change)
     return found
+
+
+def read(name: str) -> bytes:
+    """A file, or `-`: standard input. Its encoding is the reader's to know, not this machine's locale.
+
+    Raises:
+        OSError
+    """
+    if name != "-":
+        return Path(name).read_bytes()
+    if sys.stdin is None:
+        raise OSError("standard input is closed")
+    return sys.stdin.buffer.read()
 
 
 def _set(found: dict[str, Any], change: str) -> None:

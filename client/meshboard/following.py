@@ -23,15 +23,19 @@ def lines(board: Client, job_id: str, rank: int) -> Iterator[str]:
         return
     while not job.finished:
         try:
-            yield from _attempt(board, job_id, rank, job.attempt)
+            yield from attempt_lines(board, job_id, rank, job.attempt)
         except RefusedError as error:
             if error.status != 409:  # it has no host yet
                 raise
         job = board.wait_for(job_id, "started")
 
 
-def _attempt(board: Client, job_id: str, rank: int, attempt: int) -> Iterator[str]:
-    """A part that is told twice, as where the line broke, is told once."""
+def attempt_lines(board: Client, job_id: str, rank: int, attempt: int) -> Iterator[str]:
+    """Of one attempt. A part that is told twice, as where the line broke, is told once.
+
+    Raises:
+        RefusedError, AwayError
+    """
     following = 0
     for event in board.follow_log(job_id, rank, attempt=attempt):
         if event.name == "gap":

@@ -76,7 +76,9 @@ class Live:
         if event.data["attempt"] != self._attempt:
             self._attempt, self._step, self._loss, self._sent = event.data["attempt"], {}, None, {}
         if event.name == "step":
-            self._step, self._loss = event.data, event.data["loss"] if event.data["loss"] is not None else self._loss
+            self._step = event.data
+            if event.data["loss"] is not None or "not_finite" in event.data:  # a rank that knows it
+                self._loss = event.data["loss"]
             return
         self._at = event.data["at"]
         for one in event.data["sent"]:

@@ -35,8 +35,8 @@ for _kind, _pattern in KINDS.items():
     Loader.add_implicit_resolver(PREFIX + _kind, re.compile(rf"(?:{_pattern})\Z"), None)
 
 
-def read(text: str, field: str = "") -> Any:
-    """What a document says; `field` is where in a spec it will stand.
+def read(text: str | bytes, field: str = "") -> Any:
+    """What a document says, bytes as UTF-8 or, with its mark, UTF-16; `field` is where in a spec it will stand.
 
     Raises:
         WrongError: a field stands twice, or is nothing that JSON has; names it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, NotRequired
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -50,6 +50,9 @@ class Facts(TypedDict):
     tokens_per_s: float | None
     peak_bytes: Annotated[int | None, Field(description="of the fullest rank")]
     losses: list[LossAt]
+    last_step: NotRequired[
+        Annotated[int, Field(description="after which the run ended; of older ones it is not known")]
+    ]
     sent: list[Sent]
     apart: Annotated[Apart | None, Field(description="null where nothing was predicted")]
 
@@ -76,6 +79,7 @@ def facts(exit_report: Mapping[str, Any] | None) -> Facts:
         "step_s": (summary.get("measured") or {}).get("step_s"),
         "tokens_per_s": summary.get("tokens_per_s"),
         "peak_bytes": max(peaks.values(), default=None),
+        "last_step": summary.get("steps", steps),
         "losses": [{"step": point["step"], "loss": point["loss"]} for point in summary.get("losses") or []],
         "sent": sent,
         "apart": _apart(summary.get("verdict") or {}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from contracts.telemetry.steps import LogItem, StepItem
@@ -16,7 +17,7 @@ AWAY = b": telemetry cannot be read just now\n\n"
 ID_PATTERN = r"^([0-9]{1,18})\.([0-9]{1,9})\.([0-9]{1,15})\.([0-9:,-]*)$"
 _ID = re.compile(ID_PATTERN)
 EVENTS, LIVE = ("log", "step"), ("step", "traffic")
-_OF_STEP = ("rank", "time", "step", "steps", "step_s", "tokens", "loss", "grad_norm", "learning_rate")
+_OF_STEP = ("rank", "time", "step", "steps", "step_s", "tokens", "loss", "grad_norm", "learning_rate", "not_finite")
 
 
 def event(name: str, data: Any, position: Position | None = None) -> bytes:
@@ -41,13 +42,19 @@ def read(text: str) -> Position | None:
 
 
 def of_steps(found: list[StepItem], after: int) -> list[dict[str, Any]]:
-    """One of each step that comes after `after`, in order: of a rank that knows the loss, where one does."""
+    """One of each step that comes after `after`, in order: of a rank that knows the loss, or that it is no number,
+    where one does."""
     best: dict[int, StepItem] = {}
     for item in found:
         kept = best.get(item["step"])
-        if item["step"] > after and (kept is None or (kept["loss"] is None and item["loss"] is not None)):
+        if item["step"] > after and (kept is None or (_knows_loss(item) and not _knows_loss(kept))):
             best[item["step"]] = item
-    return [{name: best[step][name] for name in _OF_STEP} for step in sorted(best)]  # type: ignore[literal-required]
+    told: list[Mapping[str, Any]] = [best[step] for step in sorted(best)]
+    return [{name: item[name] for name in _OF_STEP if name in item} for item in told]
+
+
+def _knows_loss(item: StepItem) -> bool:
+    return item["loss"] is not None or "not_finite" in item
 
 
 def of_log(item: LogItem, node: int) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from itertools import islice
 from typing import Any
 
 from django.db.models import Count, Min, Q, Sum
@@ -121,10 +122,10 @@ def _running(found: Figures) -> None:
 def _ranks(found: Figures, jobs: dict[str, Job]) -> int:
     """Returns how many ranks were left out."""
     members = Member.objects.filter(attempt__job__in=list(jobs), first_rank__lt=MOST_RANKS).order_by("node")
-    rows = members.values_list("attempt__job_id", "attempt__number", "node")
-    streams = [(job, number, node) for job, number, node in rows if jobs[job].attempt == number]
+    rows = members.values_list("attempt__job_id", "attempt__number", "node", "num_ranks")
+    streams = {(job, number, node): ranks for job, number, node, ranks in rows if jobs[job].attempt == number}
     by_job: dict[str, dict[int, Newest]] = defaultdict(dict)
-    for (job, _, _), ranks in of_streams(streams[:MOST_RANKS_TOLD]).items():
+    for (job, _, _), ranks in of_streams(dict(islice(streams.items(), MOST_RANKS_TOLD))).items():
         by_job[job] |= ranks
     told = left_out = 0
     for job, ranks in by_job.items():

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from redis.exceptions import RedisError
 
 from contracts.names import telemetry_stream
-from contracts.telemetry.picked import picked_of
 from jobs.connection import connect
+from jobs.newest import newest_steps
 
 log = logging.getLogger(__name__)
 
 WINDOW_S = 120  # a rank that told of no step for longer is left out
-MOST_ENTRIES = 40  # of a stream; its supervisor writes about seven a second, and fewer where steps are long
 AT_ONCE = 8  # streams of which entries are in memory at once
 
 Stream = tuple[str, int, int]  # job, attempt, node
@@ -54,21 +53,16 @@ def newest(items: Iterable[dict[str, Any]]) -> dict[int, Newest]:
     return found
 
 
-def of_streams(streams: Sequence[Stream]) -> dict[Stream, dict[int, Newest]]:
-    """Those that told of steps lately; none while Redis is away."""
+def of_streams(streams: Mapping[Stream, int]) -> dict[Stream, dict[int, Newest]]:
+    """Those that told of steps lately; none while Redis is away. `streams`: of how many ranks each is."""
     found: dict[Stream, dict[int, Newest]] = {}
+    places = list(streams)
     try:
         with connect() as client:
-            told: Any = client.time()
-            oldest = f"{(told[0] - WINDOW_S) * 1000}-0"
-            for first in range(0, len(streams), AT_ONCE):
-                some = streams[first : first + AT_ONCE]
-                with client.pipeline(transaction=False) as pipe:
-                    for stream in some:
-                        pipe.xrevrange(telemetry_stream(*stream), min=oldest, count=MOST_ENTRIES)
-                    answers = pipe.execute()
-                for stream, entries in zip(some, answers, strict=True):
-                    found[stream] = newest(picked_of(reversed(entries), ["step", "phase"]))
+            for first in range(0, len(places), AT_ONCE):
+                some = places[first : first + AT_ONCE]
+                told = newest_steps(client, {telemetry_stream(*one): streams[one] for one in some}, WINDOW_S)
+                found |= {one: newest(told[telemetry_stream(*one)]) for one in some}
     except (RedisError, OSError) as error:
         log.warning("metrics go without ranks: %s", error)
     return found

@@ -7,20 +7,25 @@ from collections.abc import Collection
 from jobs.models import Scope
 
 READS = ("GET", "HEAD", "OPTIONS")
-# The first word of a route behind `/api/v1/`, of what submits jobs and changes one's own; to change those of others
-# takes `operate` besides, which `jobs.access` asks for.
-SUBMITS = ("jobs", "plan", "runs", "lab", "imports")
+# The first word of a route behind `/api/v1/`, of what changes nothing and is POST for a body's sake.
+ASKS = ("plan",)
+# Of what submits jobs and changes one's own; to change those of others takes `operate` besides, which `jobs.access`
+# asks for.
+SUBMITS = ("jobs", "runs", "lab", "imports")
 ALL = frozenset(Scope)
 
 
-def needed(method: str, route: str) -> Scope:
-    """Of a method and a route as `jobs.api.urls` has it: what nobody thought of takes the most."""
+def enough(method: str, route: str) -> tuple[Scope, ...]:
+    """One of these, for a method and a route as `jobs.api.urls` has it: what nobody thought of takes the most."""
+    first = route.partition("/")[0]
     if method in READS:
-        return Scope.READ
-    return Scope.SUBMIT if route.partition("/")[0] in SUBMITS else Scope.OPERATE
+        return (Scope.READ,)
+    if first in ASKS:
+        return (Scope.READ, Scope.SUBMIT)
+    return (Scope.SUBMIT,) if first in SUBMITS else (Scope.OPERATE,)
 
 
-def refusal(scope: Scope, has: Collection[str], what: str) -> str:
+def refusal(needed: Collection[Scope], has: Collection[str], what: str) -> str:
     """In words."""
     given = ", ".join(scope for scope in Scope if scope in has)
-    return f"{what} needs a token with the scope {scope.value}; this one has {given}"
+    return f"{what} needs a token with the scope {' or '.join(needed)}; this one has {given}"

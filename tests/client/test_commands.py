@@ -20,7 +20,7 @@ from meshboard import Client, exits, following
 from meshboard.commands import app
 from meshboard.commands import running as running_commands
 from meshboard.job import Job
-from meshboard.look import look
+from meshboard.look import look, looks
 from meshboard.show import jobs, live, words
 from tests.client.conftest import Ran, Saying, answer
 from tests.client.test_api import ENDED, JOB
@@ -90,7 +90,7 @@ def test_login_keeps_what_the_board_accepts(
 ) -> None:
     kept = tmp_path / "config/meshboard/login.json"
     server.tells("jobs", {"errors": [{"field": "request", "message": "no such token"}]}, 401)
-    monkeypatch.setattr(sys, "stdin", io.StringIO("secret\n"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"secret\n")))
     refused = meshboard("login", server.url, "--token-file", "-")
     assert (refused.code, "no such token" in refused.err, kept.exists()) == (3, True, False)
     server.tells("jobs", [])
@@ -266,6 +266,23 @@ def test_a_terminal_gets_a_picture(server: Saying, board: Client) -> None:
     assert "12/40" in screen.file.getvalue()  # type: ignore[attr-defined]
 
 
+def test_a_loss_that_became_no_number_is_not_shown_as_it_was_before(meshboard: Meshboard, server: Saying) -> None:
+    """A rank that does not know it tells none either."""
+    told = {"attempt": 1, "step_s": 0.5}
+    steps = [
+        {"step": 1, "loss": 2.5},
+        {"step": 2, "loss": None},
+        {"step": 3, "loss": None, "not_finite": "loss is nan"},
+    ]
+    server.at["jobs/j/events"] = answer(
+        200, b"".join(event("step", {**told, **one}) for one in steps) + event("end", {})
+    )
+    server.tells("jobs/j", JOB)
+    job = Job(JOB)
+    with Client(server.url, "t") as board:
+        assert [seen.loss for seen in looks(board, job)][:3] == [2.5, 2.5, None]
+
+
 def test_a_log_is_written_as_it_is_and_shown_without_what_a_terminal_obeys(
     meshboard: Meshboard, server: Saying
 ) -> None:
@@ -318,7 +335,7 @@ def test_runs_are_compared_side_by_side(meshboard: Meshboard, server: Saying) ->
     curve = {"step": [1, 5], "loss": [4.0, 2.0], "tokens_s": [None, 2048.0]}
     gather = {"axis": "tp", "op": "all_gather", "payload_bytes": 2048}
     one = {"job": "a", "name": "with", "parts": part, "curve": curve, "traffic": [gather]}
-    two = {"job": "b", "name": "without", "parts": None, "curve": {}, "traffic": []}
+    two = {"job": "b", "name": "without", "parts": None, "curve": {"loss": [3.0, None]}, "traffic": []}
     difference = {"field": "layout.sequence_parallel", "values": [True, False]}
     server.tells("compare", {"jobs": [one, two], "differences": [difference]})
     rows = [line.split("  ") for line in meshboard("compare", "a", "b", at=server).out.splitlines()]
@@ -327,6 +344,7 @@ def test_runs_are_compared_side_by_side(meshboard: Meshboard, server: Saying) ->
     assert told["step time, mean of all steps"] == ["500 ms", "-"]
     assert told["tp exposed, mean of all steps"] == ["200 ms", "-"]
     assert told["bytes.tp.all_gather, all of it"] == ["2,048 B (2 KiB)", "-"]
+    assert told["loss at the end"] == ["2", "-"], "whatever it was before it was no number"
     assert server.asked[-1] == "GET /api/v1/compare?jobs=a%2Cb"
 
 

@@ -146,7 +146,7 @@ def test_figures_of_a_job_are_those_of_its_ranks() -> None:
         "tokens_per_s": 5.0,
         "measured": {"steps": 7, "step_s": 0.5},
         "peak_bytes": {"0": 5, "1": 9},
-        "losses": [{"step": 3, "loss": 1.5, "time": 0.0}],
+        "losses": [{"step": 3, "loss": 2.5, "time": 0.0}, {"step": 30, "loss": 1.5, "time": 9.0}],
         "cells": {"0": [cell, {**cell, "phase": "eval"}], "1": [cell]},
         "verdict": {"0": [verdict], "1": [verdict]},
     }
@@ -155,6 +155,17 @@ def test_figures_of_a_job_are_those_of_its_ranks() -> None:
     assert (run.value("step_time"), run.value("loss"), run.planned) == (0.5, 1.5, (6, 0))
     with pytest.raises(UnknownError, match="is failed"):
         run_of({"name": "x", "status": "failed", "exit": {"summary": summary}})
+
+
+def test_a_loss_that_became_no_number_is_not_that_of_the_steps_before() -> None:
+    """Of a run that goes on all the same (train.on_not_finite); what a run before told as its last is not known."""
+    summary = {"steps": 12, "losses": [{"step": 6, "loss": 1.5, "time": 0.0}]}
+    run = run_of({"id": "x", "status": "succeeded", "exit": {"summary": summary}})
+    [row] = judge([run], [BASE], [parse("loss=9", "max")])
+    words = "job x tells no loss at step 12, its last; the nearest it tells is at 6"
+    assert (row.verdict, row.value, row.why) == ("FAIL", None, words)
+    assert judge([run], [], [parse("loss@6=9", "max")])[0].ok
+    assert judge([changed(losses={6: 1.5}, last_step=None)], [], [parse("loss=9", "max")])[0].ok
 
 
 @given(st.floats(1e-6, 1e12), st.floats(0, 1e3))
@@ -169,10 +180,10 @@ def test_every_report_tells_the_failure() -> None:
     rows = held(changed(sent={("tp", "all_gather"): 1001.0}), *limits)
     assert report.table(rows).splitlines()[1].split()[:5] == ["FAIL", "bytes.tp", "(max)", "1,001", "B"]
     assert report.table(rows).endswith("1 passed, 1 failed")
-    hostile = rows[0]._replace(what="a|b\u202e\nc", why="\x1b[31mred")
+    hostile = rows[0]._replace(what="a\\|b\u202e\nc<img>", why="\x1b[31mred")
     shown = report.markdown([hostile], "gate").splitlines()[-1]
     assert shown.endswith("| red |")
-    assert r"a\|b??c" in shown
+    assert r"| a\\\|b??c&lt;img> |" in shown, "as GitHub reads a cell: the backslash, then the pipe"
     assert shown.isprintable()
     told = report.markdown(rows, "gate")
     assert "| FAIL | bytes.tp (max) | 1,001 B | 1,000 B | +0.10% | 1,000 B | tp all_gather +401 B, tp all_red" in told

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -162,6 +163,25 @@ def test_a_spec_is_read_as_it_is_written(tmp_path: Path) -> None:
     assert (refused.value.field, refused.value.pointer) == ("train.lr", "/train/lr")
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_spec_is_text_by_itself_whatever_the_locale(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "spec.yaml").write_bytes("name: \u00fcn\u00ef\r\nlayout: {dp: 2}\r\n".encode(encoding))
+    program = "from meshboard import files; print(ascii(files.spec('spec.yaml')), ascii(files.spec('-')))"
+    environment = {
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "LC_ALL": "C",
+        "PYTHONUTF8": "0",
+        "PYTHONCOERCECLOCALE": "0",
+    }
+    with (tmp_path / "spec.yaml").open("rb") as told:
+        argv = [sys.executable, "-c", program]
+        ran = subprocess.run(
+            argv, cwd=tmp_path, env=environment, stdin=told, capture_output=True, text=True, check=True
+        )
+    spec = "{'name': '\\xfcn\\xef', 'layout': {'dp': 2}}"
+    assert ran.stdout == f"{spec} {spec}\n"
+
+
 @pytest.mark.parametrize(
     ("key", "words"), [("", "--key is empty"), ("ü", "--key 'ü': "), ("k" * 201, "1 to 200 visible")]
 )
@@ -209,7 +229,7 @@ def test_what_no_board_refused_is_a_document_of_the_same_shape(
     meshboard: Meshboard, server: Saying, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], code: int, field: str
 ) -> None:
     server.answers = [PAGE]
-    monkeypatch.setattr(sys, "stdin", io.StringIO("train: {lr: .inf}"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"train: {lr: .inf}")))
     ran = meshboard(*words, at=server)
     told = json.loads(ran.out)
     assert (ran.code, told["status"], told["errors"][0]["field"]) == (code, None, field)
@@ -240,6 +260,11 @@ def test_what_was_queued_is_told_however_its_wait_ends(
     monkeypatch.setattr(Client, "wait", stop)
     ran = meshboard(*submit, at=server)
     assert (ran.code, json.loads(ran.out)["id"]) == (exits.Exit.INTERRUPTED, "j")
+    monkeypatch.setattr(Client, "wait", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    ran = meshboard(*submit, at=server)
+    assert (ran.code, json.loads(ran.out)["id"]) == (exits.Exit.TERMINATED, "j"), "a build that is cancelled"
+    signal.signal(signal.SIGTERM, before)
 
 
 def test_several_that_are_queued_are_told_where_a_later_one_is_refused(
@@ -295,21 +320,47 @@ def test_whatever_breaks_is_one_line(meshboard: Meshboard, server: Saying, monke
     assert "KeyError: 'status'" in ran.err
 
 
-def said(*words: str, **how: Any) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "MESHBOARD_URL": "", "MESHBOARD_TOKEN": ""}
-    program = [sys.executable, "-m", "meshboard", *words]
+def said(words: str, also: dict[str, str], **how: Any) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **also}
+    program = [sys.executable, "-m", "meshboard", *words.split()]
     return subprocess.run(program, env=environment, stderr=subprocess.PIPE, text=True, timeout=60, check=False, **how)
 
 
 def test_a_disk_that_is_full_is_one_line(tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full:
-        ran = said("logout", "--json", stdout=full)
+        ran = said("logout --json", {"MESHBOARD_URL": "", "MESHBOARD_TOKEN": ""}, stdout=full)
     assert (ran.returncode, ran.stderr.splitlines()[-1]) == (
         exits.Exit.BROKEN,
         "meshboard: cannot be written: [Errno 28] No space left on device",
     )
     assert "Traceback" not in ran.stderr
     assert "Exception ignored" not in ran.stderr
+
+
+def test_a_name_is_told_in_the_letters_that_there_are(
+    meshboard: Meshboard, server: Saying, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.tells("jobs/j", {**JOB, "name": "\u00fc\u6f22"})
+    told = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(told, encoding="latin-1"))
+    assert meshboard("status", "j", at=server).code == exits.Exit.OK
+    assert told.getvalue().decode("latin-1").rstrip() == "j  running      \u00fc\\u6f22"
+
+
+def test_nobody_who_reads_is_no_job_that_failed(server: Saying) -> None:
+    """Whatever is told is the last of a pipe whose reader has had enough, or that nobody opened."""
+    server.tells("jobs", [{**JOB, "owner": "o", "project": "p", "created": "c", "name": "n" * 200}] * 200)
+    environment = {"MESHBOARD_URL": server.url, "MESHBOARD_TOKEN": "t"}
+    reads, writes = os.pipe()
+    os.close(reads)
+    with os.fdopen(writes, "wb") as nobody:
+        ran = said("status", environment, stdout=nobody)
+    assert (ran.returncode, ran.stderr) == (exits.Exit.BROKEN, "")
+    ran = said("status", environment, preexec_fn=lambda: os.close(1))
+    assert (ran.returncode, ran.stderr) == (
+        exits.Exit.BROKEN,
+        "meshboard: cannot be written: standard output is closed\n",
+    )
 
 
 @pytest.mark.parametrize(

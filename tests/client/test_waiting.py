@@ -80,9 +80,39 @@ def test_lines_of_several_jobs_say_whose_they_are(meshboard: Meshboard, server: 
         server.at[f"jobs/{name}/logs/0"] = answer(200, log(0, f"step 1 of {name}") + event("end", {}))
         server.tells(f"jobs/{name}/wait", {"reached": True, "job": {**ENDED, "id": name}})
     ran = meshboard("submit", spec, "--follow", "--runs", str(runs), at=server)
-    lines = [line for line in ran.err.splitlines() if "step 1 of" in line]
+    lines = sorted(line for line in ran.err.splitlines() if "step 1 of" in line)
     assert (ran.code, lines) == (0, ["j: step 1 of j", "k: step 1 of k"] if runs > 1 else ["step 1 of j"])
     assert "j  succeeded" in ran.err, "and a change of state names its job by itself"
+
+
+def test_several_jobs_are_followed_at_once(
+    meshboard: Meshboard, server: Saying, spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first has not ended before the second's log is asked for."""
+    server.answers = [answer(201, {**RUNNING, "id": name}) for name in ("j", "k")]
+    for name in ("j", "k"):
+        server.tells(f"jobs/{name}", {**RUNNING, "id": name})
+        server.at[f"jobs/{name}/logs/0"] = answer(200, log(0, f"step 1 of {name}") + event("end", {}))
+        server.tells(f"jobs/{name}/wait", {"reached": True, "job": {**ENDED, "id": name}})
+    answered, asked, at_once = server.next, threading.Event(), []
+
+    def answers(path: str) -> Any:
+        if "jobs/k/logs" in path:
+            asked.set()
+        if "jobs/j/wait?for=finished" in path:
+            at_once.append(asked.wait(patient(5)))
+        return answered(path)
+
+    monkeypatch.setattr(server, "next", answers)
+    ran = meshboard("submit", spec, "--follow", "--runs", "2", at=server)
+    assert (ran.code, "k: step 1 of k" in ran.err, at_once[0]) == (0, True, True)
+
+
+def test_an_attempt_that_is_named_is_the_one_that_is_followed(meshboard: Meshboard, server: Saying) -> None:
+    server.tells("jobs/j", {**RUNNING, "attempt": 2})
+    server.at["jobs/j/logs/0"] = answer(200, log(0, "step 1") + event("end", {}))
+    assert meshboard("logs", "j", "-f", "--attempt", "1", at=server).out == "step 1\n"
+    assert server.asked == ["GET /api/v1/jobs/j/logs/0?follow=1&attempt=1"]
 
 
 @pytest.mark.parametrize(("status", "told"), [(201, False), (200, True)])

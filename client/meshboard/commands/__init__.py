@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
+import signal
 import sys
 from contextlib import suppress
+from typing import NoReturn
 
 import typer
 
@@ -21,12 +24,25 @@ __all__ = ["app", "boards", "gates", "jobs", "main", "planning", "running", "sta
 def main() -> None:
     """Exits with one of `meshboard.exits`."""
     stdout.has_document = False
+    if sys.stdout is None:
+        say("cannot be written: standard output is closed")
+        sys.exit(Exit.BROKEN)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # of a name that this terminal or log has no letters for
+    before = signal.signal(signal.SIGTERM, _terminate)
     try:
         code = _ran()
         sys.stdout.flush()
     except OSError as error:
         code = _unwritten(error)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     sys.exit(code)
+
+
+def _terminate(*_: object) -> NoReturn:
+    """What was seen is told, as after Ctrl-C."""
+    sys.exit(Exit.TERMINATED)
 
 
 def _ran() -> int:
@@ -44,6 +60,10 @@ def _ran() -> int:
         _document(error, str(error))
         return code_of(error)
     except OSError:
+        raise
+    except SystemExit as ended:
+        if isinstance(ended.__context__, OSError):  # typer's own end where nobody reads any more
+            raise ended.__context__ from None
         raise
     except Exception as error:  # a build reads one line and a code, whatever broke
         words = " ".join(f"{type(error).__name__}: {error}".split())

@@ -51,6 +51,6 @@ def _token(file: Path | None) -> str:
     if file is None:
         return str(typer.prompt("REST token", hide_input=True, err=True))
     try:
-        return sys.stdin.read() if str(file) == "-" else file.read_text()
+        return files.read(str(file)).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise files.FileError(f"--token-file: {error}") from None

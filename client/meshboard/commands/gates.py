@@ -112,7 +112,7 @@ def _runs(client: Client, project: str, name: str) -> list[Run]:
 
 def _of_file(name: str) -> list[Run]:
     try:
-        found = json.loads(Path(name).read_text())
+        found = json.loads(Path(name).read_bytes())
         return _of_branch(found) if "runs" in found else [gate.run_of(found)]
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         words = "not what `meshboard status JOB --json` or `meshboard baseline show BRANCH --json` writes"

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from meshboard import files, following
 from meshboard.api import Client, sendable_key
@@ -21,7 +22,7 @@ from meshboard.exits import Exit
 from meshboard.job import Job
 from meshboard.look import look, looks
 from meshboard.show import jobs as shown
-from meshboard.show.live import Waiting
+from meshboard.show.live import Waiting, say_log, stderr
 from meshboard.show.words import clean
 
 LEAST_COMPARED, MOST_COMPARED = 2, 6  # as the board has it
@@ -52,8 +53,13 @@ def submit(
             print(f"{clean(job.name)}: {client.url}/jobs/{job.id}/{before}", file=sys.stderr)
         if wait or follow:
             until = None if timeout is None else time.monotonic() + timeout
-            for job_id in list(seen):
-                _wait(client, job_id, until, seen, follow=follow, label=job_id if runs > 1 else "")
+            console = stderr()
+            labels = {job_id: job_id if runs > 1 else "" for job_id in seen}
+            logs = [_saying(client, *job, console) for job in labels.items()] if follow else []
+            for job_id, label in labels.items():
+                _wait(client, job_id, until, seen, Waiting(label, console))
+            for said in logs:
+                said.join(LAST_WORDS_S)
     if (wait or follow) and not all(job.succeeded for job in seen.values()):
         raise typer.Exit(Exit.FAILED)
 
@@ -83,17 +89,15 @@ def wait(job_id: JobId, timeout: Timeout = None, as_json: AsJson = False) -> Non
     seen: dict[str, Job] = {}
     with board() as client, _told(seen, as_json):
         until = None if timeout is None else time.monotonic() + timeout
-        _wait(client, job_id, until, seen, follow=False)
+        _wait(client, job_id, until, seen, Waiting())
     if not seen[job_id].succeeded:
         raise typer.Exit(Exit.FAILED)
 
 
-def _wait(
-    client: Client, job_id: str, until: float | None, seen: dict[str, Job], *, follow: bool, label: str = ""
-) -> None:
+def _wait(client: Client, job_id: str, until: float | None, seen: dict[str, Job], shown: Waiting) -> None:
     """`seen` has it as it was looked at last."""
     left_s = None if until is None else max(0.0, until - time.monotonic())
-    with Waiting(label) as waiting:
+    with shown as waiting:
 
         def hear(job: Job) -> None:
             seen[job_id] = job
@@ -103,12 +107,7 @@ def _wait(
 
         if waiting.shows_steps:
             threading.Thread(target=_count_steps, args=(client, job_id, waiting), daemon=True).start()
-        said = threading.Thread(target=_say_log, args=(client, job_id, waiting), daemon=True)
-        if follow:
-            said.start()
         client.wait(job_id, timeout_s=left_s, each=hear)
-        if follow:
-            said.join(LAST_WORDS_S)
 
 
 def _count_steps(client: Client, job_id: str, waiting: Waiting) -> None:
@@ -118,12 +117,18 @@ def _count_steps(client: Client, job_id: str, waiting: Waiting) -> None:
             waiting.at(seen)
 
 
-def _say_log(client: Client, job_id: str, waiting: Waiting) -> None:
+def _saying(client: Client, job_id: str, label: str, console: Console) -> threading.Thread:
+    said = threading.Thread(target=_say_log, args=(client, job_id, label, console), daemon=True)
+    said.start()
+    return said
+
+
+def _say_log(client: Client, job_id: str, label: str, console: Console) -> None:
     """A log that cannot be followed ends no wait."""
     try:
-        waiting.say(following.lines(client, job_id, rank=0))
+        say_log(console, label, following.lines(client, job_id, rank=0))
     except (RefusedError, AwayError) as error:
-        waiting.say([f"[its log cannot be followed: {error}]"])
+        say_log(console, label, [f"[its log cannot be followed: {error}]"])
     except RuntimeError:
         return  # the wait has ended, and with it the client
 

@@ -34,7 +34,7 @@ def logs(
     """A rank's log: the whole of it from its host, or as it comes."""
     with board() as client:
         if follow:
-            for line in following.lines(client, job_id, rank):
+            for line in _followed(client, job_id, rank, attempt):
                 _print_line(line, rank, as_json)
             return
         rest = b""
@@ -47,6 +47,12 @@ def logs(
                 _print_line(text.decode(errors="replace"), rank, as_json)
         if rest:
             _print_line(rest.decode(errors="replace"), rank, as_json)
+
+
+def _followed(client: Client, job_id: str, rank: int, attempt: int | None) -> Iterator[str]:
+    if attempt is None:
+        return following.lines(client, job_id, rank)
+    return following.attempt_lines(client, job_id, rank, attempt)
 
 
 def _print_line(line: str, rank: int, as_json: bool) -> None:

@@ -38,6 +38,7 @@ class Run:
     losses: Mapping[int, float] = field(default_factory=dict)
     sent: Mapping[tuple[str, str], float] = field(default_factory=dict)
     calls: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    last_step: int | None = None  # None: nobody told
     planned: tuple[int, int] | None = None  # bytes and calls that were not as predicted; None: nothing was compared
 
     def value(self, measure: str) -> float:
@@ -75,10 +76,12 @@ class Run:
     def _loss(self, measure: str) -> float:
         if not self.losses:
             raise UnknownError(f"{self.name} tells no loss")
-        step = max(self.losses) if measure == "loss" else int(measure.removeprefix("loss@"))
-        if step not in self.losses:
+        last = self.last_step if self.last_step is not None else max(self.losses)
+        step = last if measure == "loss" else int(measure.removeprefix("loss@"))
+        if step not in self.losses:  # one that was no number is not told
             near = min(self.losses, key=lambda told: abs(told - step))
-            raise UnknownError(f"{self.name} tells no loss at step {step}; the nearest it tells is at {near}")
+            which = f"step {step}, its last" if measure == "loss" else f"step {step}"
+            raise UnknownError(f"{self.name} tells no loss at {which}; the nearest it tells is at {near}")
         return self.losses[step]
 
 
@@ -110,6 +113,7 @@ def run_of(told: Mapping[str, Any]) -> Run:
         tokens_per_s=summary.get("tokens_per_s"),
         peak_memory=max(peaks.values()) if peaks else None,
         losses={point["step"]: point["loss"] for point in summary.get("losses") or []},
+        last_step=summary.get("steps"),
         sent={key: value / steps for key, value in sent.items()} if steps else {},
         calls={key: value / steps for key, value in calls.items()} if steps else {},
         planned=_apart(summary.get("verdict") or {}),
@@ -125,6 +129,7 @@ def run_of_facts(name: str, facts: Mapping[str, Any]) -> Run:
         tokens_per_s=facts["tokens_per_s"],
         peak_memory=facts["peak_bytes"],
         losses={point["step"]: point["loss"] for point in facts["losses"]},
+        last_step=facts.get("last_step"),
         sent={(row["axis"], row["op"]): row["bytes"] for row in facts["sent"]},
         calls={(row["axis"], row["op"]): row["calls"] for row in facts["sent"]},
         planned=None if apart is None else (apart["bytes"], apart["calls"]),

@@ -43,8 +43,14 @@ def summary(rows: Sequence[Row]) -> str:
 
 def markdown(rows: Sequence[Row], title: str) -> str:
     head = ["| | check | measured | baseline | change | limit | |", "|---|---|---|---|---|---|---|"]
-    body = ["| " + " | ".join(words.clean(cell).replace("|", "\\|") for cell in cells(row)) + " |" for row in rows]
+    body = ["| " + " | ".join(map(_in_table, cells(row))) + " |" for row in rows]
     return "\n".join([f"### {title}: {summary(rows)}", "", *head, *body, ""])
+
+
+def _in_table(cell: str) -> str:
+    """As it is: no cell of its own, and no tag."""
+    text = words.clean(cell).replace("\\", "\\\\").replace("|", "\\|")
+    return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
 def junit(rows: Sequence[Row], title: str, took_s: float) -> str:

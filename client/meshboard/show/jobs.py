@@ -55,8 +55,8 @@ PARTS = (("step time", "step_s"), ("data", "data_s"), ("optimizer", "optimizer_s
 
 
 def _last(run: Mapping[str, Any], column: str, words: Any) -> str:
-    told = [value for value in run["curve"].get(column, []) if value is not None]
-    return str(words(told[-1])) if told else "-"
+    told = run["curve"].get(column, [])
+    return str(words(told[-1])) if told and told[-1] is not None else "-"
 
 
 def _seconds(part: Mapping[str, float], name: str) -> str:

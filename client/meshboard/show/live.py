@@ -20,6 +20,16 @@ from meshboard.show.words import as_json, clean, line_of_log, seconds, size
 BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
+def stderr() -> Console:
+    return Console(stderr=True, markup=False, highlight=False)
+
+
+def say_log(console: Console, label: str, lines: Iterable[str]) -> None:
+    """Lines of a log, above a bar that moves there."""
+    for line in lines:
+        console.print(f"{label}: " * bool(label) + line_of_log(line), soft_wrap=True)
+
+
 class Waiting:
     """Hears of a job while it is waited for: a bar of its steps on a terminal, a line a change of state elsewhere.
 
@@ -27,7 +37,7 @@ class Waiting:
     """
 
     def __init__(self, label: str = "", console: Console | None = None) -> None:
-        self._console = console or Console(stderr=True, markup=False, highlight=False)
+        self._console = console or stderr()
         self._label, self._last = label, ""
         self._at = (0, 0)  # attempt and step
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
@@ -47,11 +57,6 @@ class Waiting:
     @property
     def shows_steps(self) -> bool:
         return self._bar is not None
-
-    def say(self, lines: Iterable[str]) -> None:
-        """Of its log."""
-        for line in lines:
-            self._console.print(f"{self._label}: " * bool(self._label) + line_of_log(line), soft_wrap=True)
 
     def at(self, seen: Look) -> None:
         """Of two who tell where it is, such as events and the recorder behind them, whoever is further is right."""

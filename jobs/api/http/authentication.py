@@ -13,7 +13,7 @@ from knox.settings import CONSTANTS
 from rest_framework.exceptions import AuthenticationFailed, PermissionDenied
 from rest_framework.request import Request
 
-from jobs.people.scopes import needed, refusal
+from jobs.people.scopes import enough, refusal
 from jobs.people.tokens import note_use, scopes_of
 
 BELOW = "api/v1/"
@@ -37,9 +37,9 @@ class AsciiTokenAuthentication(TokenAuthentication):
         match = request.resolver_match
         assert match is not None, "a view was found"
         route, scopes = match.route.removeprefix(BELOW), scopes_of(token)
-        scope = needed(str(request.method), route)
-        if scope not in scopes:
-            raise PermissionDenied(refusal(scope, scopes, f"{request.method} {request.path[:MOST_OF_PATH]}"))
+        needed = enough(str(request.method), route)
+        if scopes.isdisjoint(needed):
+            raise PermissionDenied(refusal(needed, scopes, f"{request.method} {request.path[:MOST_OF_PATH]}"))
         user.scopes = scopes
         return user, token
 

@@ -62,7 +62,7 @@ class BaselineView(APIView):
         a branch tell its noise. 409: the job did not succeed. Takes an operator of the project."""
         wish = checked(kept.BaselineWish, request.data)
         if not is_branch(branch):
-            signs = f"1 to {LONGEST_BRANCH} of letters, digits and . _ / + = @ # -, the first no sign but _"
+            signs = f"1 to {LONGEST_BRANCH} of ASCII letters, digits and . _ / + = @ # -, the first no sign but _"
             return refuse(422, "branch", f"{signs}; no part between slashes is empty, . or ..", "path")
         try:
             return Response(kept.add(user_of(request), _stored(project), branch, wish.job))

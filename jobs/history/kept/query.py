@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import struct
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -59,7 +60,7 @@ class Tables:
         names = [(told[0], str(told[1])) for told in done.description or ()]
         found = done.fetchall()
         columns = zip(*found, strict=True) if found else ((),) * len(names)
-        return {name: _short(kind, column) for (name, kind), column in zip(names, columns, strict=True)}
+        return {name: _singles(kind, column) for (name, kind), column in zip(names, columns, strict=True)}
 
     def types(self, sql: str, *values: object) -> list[tuple[str, str]]:
         """Its columns, each with the name of its type."""
@@ -120,15 +121,22 @@ def spill_folder() -> Path:
 
 
 def short(value: float) -> float:
-    """As few digits as a number of 32 bits has."""
+    """Of a mean: as many digits as the numbers of 32 bits have that it is of."""
     return float(f"{value:.7g}")
 
 
-def _short(kind: str, column: Any) -> list[Any]:
+def single(value: float) -> float:
+    """As few digits as no other number of 32 bits has: what a CSV file says of the same row, and Parquet keeps."""
+    kept = struct.pack("f", value)
+    numbers = (float(f"{value:.{digits}g}") for digits in (7, 8))
+    return next((number for number in numbers if struct.pack("f", number) == kept), float(f"{value:.9g}"))
+
+
+def _singles(kind: str, column: Any) -> list[Any]:
     if kind == "FLOAT":
-        return [None if value is None else short(value) for value in column]
+        return [None if value is None else single(value) for value in column]
     if kind.startswith("MAP"):
-        return [value and {name: short(of) for name, of in value.items()} for value in column]
+        return [value and {name: single(of) for name, of in value.items()} for value in column]
     return list(column)
 
 

@@ -102,7 +102,7 @@ def _one(job: Job) -> Compared:
 
 
 def _told(tables: Tables, told: Compared) -> Compared:
-    [(began, steps)] = tables.rows("SELECT min(time - step_s), count(DISTINCT step) FROM steps")
+    [(began, steps, last)] = tables.rows("SELECT min(time - step_s), count(DISTINCT step), max(step) FROM steps")
     stride = max(1, -(-steps // MOST_POINTS))
     per_step = (
         "SELECT step, arg_min(time, rank) - ? AS elapsed_s, arg_min(tokens, rank) AS each, max(loss) AS loss,"
@@ -113,9 +113,10 @@ def _told(tables: Tables, told: Compared) -> Compared:
     curve = tables.columns(
         "SELECT step, elapsed_s, try_cast(so_far AS BIGINT) AS tokens, loss, step_s,"
         " each / nullif(step_s, 0) AS tokens_s, grad_norm, learning_rate"
-        f" FROM ({so_far}) WHERE step % ? = 0 OR over > 1 ORDER BY step",
+        f" FROM ({so_far}) WHERE step % ? = 0 OR over > 1 OR step = ? ORDER BY step",
         began,
         stride,
+        last,
     )
     validation = tables.columns(
         "SELECT step, time - ? AS elapsed_s, value AS loss FROM marks WHERE kind = 'validation' ORDER BY step", began

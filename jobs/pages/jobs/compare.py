@@ -147,7 +147,7 @@ def figures(jobs: list[Job], exits: Mapping[str, Mapping[str, Any]]) -> list[Fig
             [(plan.get("time") or {}).get("tokens_per_s") for plan in plans],
             [summary.get("tokens_per_s") for summary in summaries],
         ),
-        Figure("last loss", "loss", nothing, [_last(summary.get("losses")) for summary in summaries]),
+        Figure("last loss", "loss", nothing, [_loss_at_the_end(summary) for summary in summaries]),
         Figure("last validation loss", "loss", nothing, [_last(summary.get("eval_losses")) for summary in summaries]),
         Figure(
             "memory of the fullest rank",
@@ -201,6 +201,12 @@ def _tensors(plan: Mapping[str, Any], device: str) -> float | None:
 
 def _last(points: list[dict[str, Any]] | None) -> float | None:
     return points[-1]["loss"] if points else None
+
+
+def _loss_at_the_end(summary: Mapping[str, Any]) -> float | None:
+    """None where the last step's was no number, whatever it was before."""
+    points = [point for point in summary.get("losses") or [] if point["step"] == summary["steps"]]
+    return _last(points)
 
 
 def _told(figure: Figure, baseline: int) -> dict[str, Any]:

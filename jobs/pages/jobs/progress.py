@@ -11,13 +11,13 @@ from typing import Generic, TypeVar
 from redis.exceptions import RedisError
 
 from contracts.names import telemetry_stream
-from contracts.telemetry.picked import picked_of
 from jobs.connection import connect
 from jobs.models import ON_A_HOST, TERMINAL, Attempt, Job
+from jobs.newest import newest_steps, step_of
 
 log = logging.getLogger(__name__)
 
-NEWEST_ENTRIES = 10
+WINDOW_S = 120  # a run that told of no step for longer is left out
 FRESH_S = 2.0
 
 Key = tuple[str, int]  # job, attempt
@@ -53,21 +53,14 @@ class RunningSteps(OfRunning[int]):
 
 
 def _read(keys: list[Key]) -> dict[Key, int | None]:
-    steps: dict[Key, int | None] = dict.fromkeys(keys)
     try:
-        with connect() as client, client.pipeline(transaction=False) as pipe:
-            for job, attempt in keys:
-                pipe.xrevrange(telemetry_stream(job, attempt), count=NEWEST_ENTRIES)
-            answers = pipe.execute()
+        with connect() as client:
+            told = newest_steps(client, {telemetry_stream(*key): 1 for key in keys}, WINDOW_S)
     except (RedisError, OSError) as error:
         log.warning("the list goes without progress: %s", error)
-        return steps
-    for key, entries in zip(keys, answers, strict=True):
-        items = list(picked_of(entries, ["step", "phase"]))
-        done = [item["step"] for item in items if item["kind"] == "step"]
-        done += [item["steps"] for item in items if item["kind"] == "phase" and "steps" in item]  # of a script
-        steps[key] = max(done, default=None)
-    return steps
+        return dict.fromkeys(keys)
+    steps = {key: max(map(step_of, told[telemetry_stream(*key)]), default=-1) for key in keys}
+    return {key: step if step >= 0 else None for key, step in steps.items()}
 
 
 _running = RunningSteps()

@@ -7,12 +7,12 @@ import time
 import redis
 
 from contracts.names import telemetry_stream
-from contracts.telemetry.picked import picked_of
 from jobs.models import Job, Status
+from jobs.newest import newest_steps, step_of
 from jobs.queue.control import stops
 
-NEWEST_ENTRIES = 10
 LOOKED_EVERY_S = 5.0
+OVERLAP_S = 5.0  # of two looks, whose times are not Redis'
 
 Key = tuple[str, int]  # job, attempt
 
@@ -29,10 +29,10 @@ class Idle:
         now = time.monotonic()
         if now - self._looked < LOOKED_EVERY_S:
             return 0
-        self._looked = now
+        since_s, self._looked = now - self._looked + OVERLAP_S, now
         rows = Job.objects.filter(status=Status.RUNNING, idle_limit_s__isnull=False)
         limits = {(id, attempt): s for id, attempt, s in rows.values_list("id", "attempt", "idle_limit_s") if s}
-        steps = _newest_steps(client, list(limits))
+        steps = _newest(client, list(limits), since_s)
         before, self._stood = self._stood, {}
         ended = 0
         for key, limit_s in limits.items():
@@ -46,13 +46,7 @@ class Idle:
         return ended
 
 
-def _newest_steps(client: redis.Redis, keys: list[Key]) -> dict[Key, int]:
-    """The newest step told of; -1 where none is among the newest entries."""
-    with client.pipeline(transaction=False) as pipe:
-        for key in keys:
-            pipe.xrevrange(telemetry_stream(*key), count=NEWEST_ENTRIES)
-        answers = pipe.execute()
-    found = {}
-    for key, entries in zip(keys, answers, strict=True):
-        found[key] = max((item["step"] for item in picked_of(entries, ["step"])), default=-1)
-    return found
+def _newest(client: redis.Redis, keys: list[Key], since_s: float) -> dict[Key, int]:
+    """The newest step told of in the last `since_s`; -1 where none was."""
+    told = newest_steps(client, {telemetry_stream(*key): 1 for key in keys}, since_s)
+    return {key: max(map(step_of, told[telemetry_stream(*key)]), default=-1) for key in keys}

@@ -119,7 +119,8 @@ def test_events_tell_what_happened_then_what_happens_until_the_end(postgres_site
     async def follow() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         async with followed(site, f"/api/v1/jobs/{job}/events") as events:
             first = await until(events, is_a("step"))
-            await asyncio.to_thread(put, site, job, step(2, 3.5), lines(1, "bye"), number=1)
+            nan = {**step(3, None, rank=1), "not_finite": "loss is nan"}
+            await asyncio.to_thread(put, site, job, step(2, 3.5), step(3, None), nan, lines(1, "bye"), number=1)
             await asyncio.to_thread(move, site, job, "succeeded")
             rest = await until(events, is_a("end"))
         after = next(event["id"] for event in reversed(first) if "id" in event)
@@ -131,12 +132,13 @@ def test_events_tell_what_happened_then_what_happens_until_the_end(postgres_site
     assert states == ["queued", "starting", "running", "succeeded"]
     assert [event["data"]["lines"] for event in everything if event["event"] == "log"] == [["hello"], ["bye"]]
     steps = [(event["data"]["step"], event["data"]["loss"]) for event in everything if event["event"] == "step"]
-    assert steps == [(1, 4.0), (2, 3.5)], "one of each, of a rank that knows the loss"
+    assert steps == [(1, 4.0), (2, 3.5), (3, None)], "one of each, of a rank that knows the loss"
+    assert [event["data"]["step"] for event in everything if "not_finite" in event.get("data", {})] == [3]
     assert everything[-1]["data"] == {"status": "succeeded", "attempt": 1}
     again = [(e["event"], e["data"]) for e in resumed if e["event"] != "verdict"]
     known = [(e["event"], e["data"]) for e in everything if e["event"] != "verdict"]
     assert sorted(map(str, again)) == sorted(map(str, known[-len(again) :])), "what came after, once, and no more"
-    assert len(again) == 4, "step 2, its line, succeeded, end"
+    assert len(again) == 5, "steps 2 and 3, their line, succeeded, end"
 
 
 def test_who_was_cut_off_anywhere_among_what_had_happened_is_told_the_rest(postgres_site: Site, job: str) -> None:

@@ -48,4 +48,4 @@ def test_a_spoilt_entry_is_left_out_and_the_rest_is_told(
     assert [idle._stood[key][0] for key in keys] == [-1, 6]
     assert progress._read(keys) == {keys[0]: None, keys[1]: 6}
     assert nowtraffic._read(keys) == {keys[0]: None, keys[1]: 0.0}
-    assert [told and told[0].step for told in of_streams([(*key, 0) for key in keys]).values()] == [{}, 6]
+    assert [told and told[0].step for told in of_streams({(*key, 0): 1 for key in keys}).values()] == [{}, 6]

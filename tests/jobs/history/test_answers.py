@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -218,6 +219,22 @@ def test_a_long_curve_is_thinned_to_what_a_screen_holds(
 def read_back(cell: str) -> str:
     """As docs/explanation/history.md says it."""
     return str(json.loads(f'"{cell.removeprefix(chr(39)).replace(chr(34), chr(92) + chr(34))}"'))
+
+
+def test_a_number_is_the_same_in_json_csv_and_parquet(owner: User, api: Api, root: Path) -> None:
+    """Those of 32 bits too, which have up to nine digits."""
+    seconds = [0.17878523468971252, 0.1, 1 / 3, 16777217.0, 3.4028234e38, 0.0]
+    made, _ = actions.submit(owner, GOOD)
+    keep(root, [batch(n, step(0, n + 1, n, step_s=told)) for n, told in enumerate(seconds)], made.id)
+
+    def asked(form: str) -> bytes:
+        answer = api(owner).get(f"/api/v1/jobs/{made.id}/history/steps?format={form}")
+        return b"".join(answer.streaming_content) if form != "json" else answer.content
+
+    told = json.loads(asked("json"))["columns"]["step_s"]
+    assert told == [float(row["step_s"]) for row in csv.DictReader(io.StringIO(asked("csv").decode()))]
+    kept = pq.read_table(io.BytesIO(asked("parquet")))["step_s"].to_pylist()
+    assert [struct.pack("f", number) for number in told] == [struct.pack("f", number) for number in kept]
 
 
 def test_a_csv_file_is_read_back_as_it_was_and_carries_nothing_out(owner: User, api: Api, root: Path) -> None:

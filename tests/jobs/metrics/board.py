@@ -75,3 +75,11 @@ def tell(client: redis.Redis, job: str, step: int, ranks: int = 2, step_s: float
     ]
     batch = {"v": 1, "job": job, "attempt": 1, "time": time.time(), "items": items}
     client.xadd(telemetry_stream(job, 1), {"b": msgpack.packb(batch), "n": step})
+
+
+def go_on(client: redis.Redis, job: str, entries: int = 100) -> None:
+    """What a rank tells within a step that takes its time: ten entries a second of what it sends."""
+    item = {"kind": "traffic", "rank": 0, "time": time.time(), "cells": [cell("tp", 5, 1)], "dropped": 0}
+    batch = msgpack.packb({"v": 1, "job": job, "attempt": 1, "time": time.time(), "items": [item]})
+    for _ in range(entries):
+        client.xadd(telemetry_stream(job, 1), {"b": batch, "n": 1})

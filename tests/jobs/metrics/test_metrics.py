@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import re
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from jobs.metrics.catalogue import FAMILIES, OF_GPUS, RANK_BYTES, RANK_STEP
 from jobs.metrics.figures import figures
 from jobs.metrics.otlp import Otlp
 from jobs.models import Attempt, Job
-from tests.jobs.metrics.board import USE, board, host, running, tell
+from tests.jobs.metrics.board import USE, board, go_on, host, running, tell
 from tests.support.processes import ROOT, wait_until
 
 TOKEN = "only-for-this-test-0123456789"
@@ -92,6 +93,13 @@ def test_they_say_what_is(owner: User, client: Client, live_redis: redis.Redis) 
     assert value("rank_payload_bytes_total", **of_rank, axis="dp") == 4000, "of phase step alone, and exact"
     assert value("rank_collectives_total", **of_rank, axis="tp") == 4
     assert value("trimmed_series", what="ranks") == 0
+
+
+def test_a_job_is_told_of_between_two_long_steps(owner: User, live_redis: redis.Redis) -> None:
+    job = board(owner)
+    tell(live_redis, job.id, 3, ranks=4)
+    go_on(live_redis, job.id, 1000)
+    assert figures()[RANK_BYTES][job.id, "1", "3", "dp"] == 3000
 
 
 def test_as_many_queries_whatever_there_is(owner: User, live_redis: redis.Redis) -> None:
@@ -189,50 +197,85 @@ class Collector(http.server.BaseHTTPRequestHandler):
         """Says nothing."""
 
 
-def test_a_collector_gets_the_same_by_otlp(owner: User, live_redis: redis.Redis, settings: Any) -> None:
+@pytest.fixture
+def collector(settings: Any) -> Iterator[type[Collector]]:
     class Here(Collector):
         asked = []
 
-    job = board(owner)
-    tell(live_redis, job.id, 2)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Here) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         settings.OTLP_ENDPOINT = f"http://127.0.0.1:{server.server_address[1]}"
         settings.OTLP_EVERY_S, settings.OTLP_HEADERS = 1, "X-Token=abc"
-        otlp = Otlp()
-        otlp.turn()
-        path, token, request = wait_until(lambda: Here.asked, "the collector was told", 20)[0]
-        otlp.close()
+        yield Here
         server.shutdown()
+
+
+def sent_to(collector: type[Collector]) -> tuple[str, str, ExportMetricsServiceRequest]:
+    """What a look sends, and where to with which token."""
+    otlp = Otlp()
+    otlp.turn()
+    try:
+        return wait_until(lambda: collector.asked, "the collector was told", 20)[-1]
+    finally:
+        otlp.close()
+
+
+def metrics_of(request: ExportMetricsServiceRequest) -> dict[str, Any]:
+    (resource,) = request.resource_metrics
+    return {metric.name: metric for scope in resource.scope_metrics for metric in scope.metrics}
+
+
+def values(points: Any) -> dict[tuple[str, ...], float]:
+    return {
+        tuple(attribute.value.string_value for attribute in point.attributes): point.as_int or point.as_double
+        for point in points
+    }
+
+
+def test_a_collector_gets_the_same_by_otlp(owner: User, live_redis: redis.Redis, collector: type[Collector]) -> None:
+    job = board(owner)
+    tell(live_redis, job.id, 2)
+    path, token, request = sent_to(collector)
     assert (path, token) == ("/v1/metrics", "abc")
     (resource,) = request.resource_metrics
     assert ("service.name", "meshboard") in {(a.key, a.value.string_value) for a in resource.resource.attributes}
-    metrics = {metric.name: metric for scope in resource.scope_metrics for metric in scope.metrics}
+    metrics = metrics_of(request)
     wanted = figures()
     assert set(metrics) == {family.name.removesuffix("_total") for family in wanted}
     sent = metrics["meshboard_rank_payload_bytes"]
     assert sent.sum.is_monotonic
     assert sent.unit == "By"
-    points = {
-        tuple(attribute.value.string_value for attribute in point.attributes): point.as_int or point.as_double
-        for point in sent.sum.data_points
-    }
-    assert points == wanted[RANK_BYTES]
+    assert values(sent.sum.data_points) == wanted[RANK_BYTES]
+    began = Attempt.objects.get(job=job).created.timestamp()
+    assert {point.start_time_unix_nano for point in sent.sum.data_points} == {int(began * 1e9)}, (
+        "since when it counts: another start tells a reader that all of it was sent again"
+    )
     steps = metrics["meshboard_rank_step_seconds"]
     assert sorted(point.as_double for point in steps.gauge.data_points) == sorted(wanted[RANK_STEP].values())
 
 
-def test_a_collector_that_is_away_holds_up_nothing_and_old_figures_are_not_told(owner: User, settings: Any) -> None:
-    settings.OTLP_ENDPOINT, settings.OTLP_EVERY_S = "http://127.0.0.1:9", 10**9  # longer than any machine is up
-    board(owner)
-    otlp = Otlp()
-    otlp.turn()
-    observe = otlp._observed(FAMILIES[0])
-    assert list(observe(None))  # type: ignore[arg-type]
-    Attempt.objects.all().delete()
-    otlp._looked -= 4 * 10**9
-    assert list(observe(None)) == []  # type: ignore[arg-type]
-    otlp.close()
+def test_a_collector_is_told_of_as_many_series_as_prometheus(
+    owner: User, live_redis: redis.Redis, collector: type[Collector]
+) -> None:
+    where = host(slots=1024)
+    for number in range(16):
+        tell(live_redis, running(owner, where, f"run {number}").id, 1, ranks=64)
+    _, _, request = sent_to(collector)
+    assert values(metrics_of(request)["meshboard_rank_payload_bytes"].sum.data_points) == figures()[RANK_BYTES]
+    assert len(figures()[RANK_BYTES]) == 2 * 1024
+
+
+def test_a_collector_that_is_slow_holds_up_nothing_and_is_told_of_no_old_figures(owner: User, settings: Any) -> None:
+    settings.OTLP_EVERY_S = 1
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        settings.OTLP_ENDPOINT = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        otlp = Otlp()
+        otlp.turn()
+        otlp._looked -= 10
+        with CaptureQueriesContext(connection) as asked:
+            otlp.turn()
+        assert not asked, "it looks again once the collector has taken what it was told"
+        otlp.close()
 
 
 def test_panels_that_need_gpus_say_so() -> None:

@@ -19,6 +19,7 @@ from jobs.pages.jobs import listing as pages
 from jobs.pages.jobs import progress
 from jobs.queue import actions
 from tests.jobs.api.following import step
+from tests.jobs.metrics.board import go_on, tell
 
 Make = Callable[..., list[Job]]
 SCRIPT = {"kind": "script", "name": "a script", "layout": {"dp": 2}, "script": {"path": "x.py"}}
@@ -154,6 +155,17 @@ def test_newest_first_is_read_from_an_index(make_jobs: Make, owner: User, staff:
         plan = pages.listed_jobs(user)[:50].explain()
         assert "USING INDEX job_newest" in plan
         assert "TEMP B-TREE" not in plan
+
+
+def test_a_run_between_two_long_steps_shows_its_progress(
+    make_jobs: Make, owner: User, live_redis: redis.Redis, client: Client
+) -> None:
+    (job,) = make_jobs(1, status=Status.RUNNING)
+    Attempt.objects.create(job=job, number=1)
+    tell(live_redis, job.id, 7)
+    go_on(live_redis, job.id)
+    client.force_login(owner)
+    assert client.get("/").content.decode().count("7 of 20") == 2
 
 
 def test_redis_is_read_once_for_all_who_look(

@@ -71,6 +71,19 @@ def test_compare_has_of_a_step_what_the_job_s_page_has(job: Job, client: Any, ow
     assert "tokens a second, mean of the last 20" in page
 
 
+def test_a_last_loss_that_was_no_number_is_not_that_of_a_step_before(job: Job, client: Any, owner: User) -> None:
+    again, _ = actions.submit(owner, GOOD)
+    for one, step in ((job, 6), (again, 12)):
+        points = [{"step": step, "loss": 6915.25, "time": 1.0}]
+        Job.objects.filter(pk=one.pk).update(attempt=1)
+        exit_told = {"summary": {"steps": 12, "losses": points}}
+        Attempt.objects.create(job=one, number=1, exit=exit_told)
+    client.force_login(owner)
+    page = client.get(f"/compare/?jobs={job.id},{again.id}").content.decode()
+    [row] = [row for row in page.split("<tr") if "last loss" in row]
+    assert len(re.findall("6.?915", row)) == 1
+
+
 def test_the_admin_tells_the_zone_too(job: Job, client: Any, db: None) -> None:
     client.force_login(User.objects.create_superuser("root", password="root-password"))
     page = client.get("/admin/jobs/job/").content.decode()

@@ -31,18 +31,27 @@ def cell_key(cell: Cell) -> CellKey:
 
 
 class Curve:
-    """Points thinned to MAX_POINTS at most: when there are more, every second goes, and of those to come too."""
+    """Points thinned to MAX_POINTS at most: when there are more, every second goes, and of those to come too. The last
+    one stays."""
 
     def __init__(self) -> None:
-        self.points: list[LossPoint] = []
+        self._kept: list[LossPoint] = []
+        self._last: LossPoint | None = None
         self._seen, self._stride = 0, 1
+
+    @property
+    def points(self) -> list[LossPoint]:
+        if self._last is None or self._kept[-1:] == [self._last]:
+            return self._kept
+        return [*self._kept, self._last]
 
     def add(self, step: int, loss: float, time: float) -> None:
         self._seen += 1
+        self._last = LossPoint(step=step, loss=loss, time=time)
         if self._seen % self._stride == 0:
-            self.points.append(LossPoint(step=step, loss=loss, time=time))
-        if len(self.points) > MAX_POINTS:
-            self.points = self.points[1::2]
+            self._kept.append(self._last)
+        if len(self._kept) == MAX_POINTS:  # there is room for the last
+            self._kept = self._kept[1::2]
             self._stride *= 2
 
 

@@ -1,0 +1,32 @@
+"""`run.idle_limit_s`: a run that takes no step ends, and one whose steps are long does not."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+from django.contrib.auth.models import User
+
+from contracts.names import telemetry_stream
+from jobs.models import Job, StateChange
+from jobs.queue.control import idle
+from tests.jobs.metrics.board import board, go_on, tell
+
+
+def test_a_step_that_is_told_between_two_looks_is_one(
+    owner: User, live_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(idle.time, "monotonic", lambda: now)
+    job = board(owner)
+    Job.objects.filter(id=job.id).update(idle_limit_s=12)
+    looking = idle.Idle()
+    for step in (1, 2, 3):
+        tell(live_redis, job.id, step)
+        go_on(live_redis, job.id)
+        assert looking.end(live_redis) == 0, f"step {step} was taken {now - 990:.0f} s after the run began"
+        now += 10
+    live_redis.delete(telemetry_stream(job.id, 1))
+    assert looking.end(live_redis) == 0
+    now += 10
+    assert looking.end(live_redis) == 1
+    assert "3 were done" in StateChange.objects.filter(job=job).latest("id").reason
