@@ -208,9 +208,7 @@ class Compute:
     def _host_s(self, spec: JobSpec, kernels: Sequence[Kernel]) -> float:
         """What the host needs to launch them: a product's own call casts its operands."""
         calls = sum(not (isinstance(kernel, Pass) and kernel.kind == "casts") for kernel in kernels)
-        experts = sum(
-            kernel.batch for kernel in kernels if isinstance(kernel, Gemm) and not kernel.wide and kernel.batch > 1
-        )
+        experts = sum(kernel.experts for kernel in kernels if isinstance(kernel, Gemm))
         stack = self.stacks[spec.resources.stack]
         narrow = mix_of(spec.train.precision).gemm == "fp8"
         expert_s = stack.expert_s + (stack.expert_cast_s if narrow else 0.0)
