@@ -288,6 +288,8 @@ class Timer:
     def _cast(self, spec: JobSpec, row: Collective) -> Collective:
         """As the stack sends it."""
         mix, stack = mix_of(spec.train.precision), self.stacks[spec.resources.stack]
+        if stack.sums_whole and row.axis == "dp" and row.op != "all_gather":
+            return row._replace(op="all_reduce", payload_bytes=row.payload_bytes * FP32_BYTES // mix.gradients)
         narrow = {"tp": stack.narrow_gathers, "dp": stack.narrow_parameters}.get(row.axis, False)
         if not narrow or mix.gemm != "fp8" or row.op != "all_gather":
             return row

@@ -47,6 +47,7 @@ class Stack(NamedTuple):
     `narrow_gathers`: tensor ranks gather what products in fp8 take after it was cast.
     `narrow_parameters`: ZeRO gathers in fp8 what products in fp8 take.
     `sums_late`: gradients that ZeRO shards wait whole for the last micro-batch, and are summed once, in fp32.
+    `sums_whole`: every rank gets the sums of all gradients, in fp32, of whatever it then updates.
     `contention`: share of hidden gathers' and sums' time that compute loses to them.
     `step_s`: once a step, for the optimiser's launches, data and logging. `jitter`: share of a step that waiting for
     the slowest adds with every doubling of the nodes.
@@ -99,6 +100,7 @@ class Stack(NamedTuple):
     narrow_gathers: bool = False
     narrow_parameters: bool = False
     sums_late: bool = False
+    sums_whole: bool = False
     contention: float = 0.0
     step_s: float = 0.0
     jitter: float = 0.0
@@ -215,7 +217,8 @@ STACKS: dict[StackName, Stack] = {
         beside_bytes=_PIPELINE_ENGINE,
     ),
     # 103 rows of Aleph Alpha's sweeps. Its code (github.com/Aleph-Alpha/scaling): the column-parallel head gathers its
-    # output, the loss is computed on all of it and the engine keeps it, nothing overlaps the step's end.
+    # output, the loss is computed on all of it and the engine keeps it, nothing overlaps the step's end, where whole
+    # gradients are all-reduced in fp32 before ZeRO takes its part (core/optimizer/allreduce.py).
     "scaling": Stack(
         "Scaling (Aleph Alpha)",
         0.13,
@@ -226,9 +229,10 @@ STACKS: dict[StackName, Stack] = {
         scores=2.0,
         passes=2.5,
         launch_s=6e-5,
-        links=0.65,
+        links=0.75,
         hidden={"dp": 0.0},
-        step_s=0.3,
+        sums_whole=True,
+        step_s=0.2,
         gathers_logits=True,
         repeats_whole=True,
         beside_bytes=_PIPELINE_ENGINE,

@@ -296,6 +296,20 @@ def test_gradients_that_wait_for_the_last_micro_batch_are_summed_once() -> None:
     assert exposed(4, late) / exposed(4, each) == pytest.approx((2 + 1 / 4) / 3, rel=0.01)
 
 
+def test_gradients_that_are_summed_whole_in_fp32_are_twice_as_wide_and_sent_twice() -> None:
+    """Of sums in 16 bits, over a network so slow that no latency counts; parameters are gathered as before."""
+    slow = H100.model_copy(update={"network": H100.network.model_copy(update={"bytes_per_s": 1e7})})
+    train = SPEC.train.model_copy(update={"precision": "bf16_gradients"})
+    whole, shared = (STACKS["scaling"]._replace(sums_whole=kind) for kind in (True, False))
+
+    def exposed(zero: int, stack: Stack) -> float:
+        spec = SPEC.model_copy(update={"layout": Layout(dp=32, zero=zero), "train": train})
+        return Timer(slow, {"scaling": stack}).step(on("scaling", spec)).exposed_s["dp"]
+
+    assert exposed(1, whole) / exposed(1, shared) == pytest.approx((4 + 1) / 2, rel=0.01)
+    assert exposed(0, whole) / exposed(0, shared) == pytest.approx(2, rel=0.01)
+
+
 def test_sums_over_the_network_go_on_while_tensor_ranks_wait_inside_their_node() -> None:
     slow = H100.network.model_copy(update={"bytes_per_s": 5e8})
     node = H100.node.model_copy(update={"bytes_per_s": H100.node.bytes_per_s / 10})
