@@ -195,8 +195,6 @@ def _before_bf16_optimizer(text: str) -> bool:
 def _refuse(text: str) -> None:
     if "mamba" in text or "nemotron-h" in text or "nemotron_3" in text:
         raise SkipError("layers without attention (Mamba)")
-    if "lora" in text:
-        raise SkipError("trains adapters only (LoRA)")
 
 
 def stack_of(row: PublishedRow) -> StackName:

@@ -102,8 +102,17 @@ class PublishedRow(NamedTuple):
     @property
     def release(self) -> str:
         """Of NVIDIA's software, where a row names one."""
-        found = re.match(r"(\d\d\.\d\d(?:\.\d\d)?) pre-training", self.text("note").lower())
+        found = re.match(r"(\d\d\.\d\d(?:\.\d\d)?) (?:pre-training|sft|lora)\b", self.text("note").lower())
         return found[1] if found else ""
+
+    @property
+    def tunes(self) -> bool:
+        """Whether a trained model is trained on: all of it, or adapters alone."""
+        return self.adapts or re.search(r"\bsft\b", self.text("note").lower()) is not None
+
+    @property
+    def adapts(self) -> bool:
+        return re.search(r"\blora\b", f"{self.text('model')} {self.text('note')}".lower()) is not None
 
 
 def read_rows(path: Path) -> list[PublishedRow | SkipError]:

@@ -49,6 +49,8 @@ def kernels_of(row: PublishedRow, text: str, stack: StackName, model: ModelSpec,
         changed["heads"] = 2 if predicts_two(row, text) else 1
     if re.search("qwen3|qk_layernorm", text):
         changed["norms_heads"] = True
+    if row.adapts:
+        changed["frozen"] = True
     if of_kempner(row):
         changed["sums_late"] = True
     if row.source == "pytorch/torchtitan" and "rowwise" not in row.text("precision"):  # float8_tensor_parallel.py

@@ -177,6 +177,8 @@ class Compute:
 
     def _whole(self, spec: JobSpec, work: Work, *, waits: bool = False) -> Piece:
         """`waits`: the host knows only after the router what to launch, so that none of its time in forward hides."""
+        if self.stacks[spec.resources.stack].frozen:
+            work = work._replace(backward_weight=())
         parts = (work.forward, work.backward_input, work.backward_weight)
         forward, backward_input, backward_weight = (self._seconds(spec, kernels) for kernels in parts)
         backward_weight += self._added_s(spec, work.backward_weight)

@@ -272,6 +272,8 @@ class Timer:
 
     def _stage_parameters(self, spec: JobSpec, index: int) -> tuple[dict[Axis, float], float, float, float]:
         others: dict[Axis, float] = defaultdict(float)
+        if self.stacks[spec.resources.stack].frozen:
+            return others, 0.0, 0.0, 0.0
         gathers, reduces, late = 0.0, 0.0, 1.0
         if self._sums_late(spec):
             late = FP32_BYTES / mix_of(spec.train.precision).gradients / spec.train.micro_batches

@@ -56,6 +56,7 @@ class Stack(NamedTuple):
     `repeats`: what selective recompute repeats of a layer; `repeats_layers`: share of all layers that full recompute
     repeats. `narrow_head`: the head's product runs in fp8 where a layer's do. `heads`: so often a micro-batch meets it,
     twice where a second token is predicted.
+    `frozen`: weights are, beside adapters too small to count: no gradient of theirs is computed, summed or applied.
     `offloads`: share of layers whose activations go to the host and come back; nothing hides it.
     `repeats_operations`: selective recompute keeps every second product's output and attention's, and repeats the rest.
     `repeats_whole`: what is recomputed is, before any of its backward, and to its end.
@@ -111,6 +112,7 @@ class Stack(NamedTuple):
     repeats_layers: float = 1.0
     narrow_head: bool = False
     heads: int = 1
+    frozen: bool = False
     offloads: float = 0.0
     repeats_operations: bool = False
     repeats_whole: bool = False

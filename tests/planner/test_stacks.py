@@ -296,6 +296,15 @@ def test_gradients_that_wait_for_the_last_micro_batch_are_summed_once() -> None:
     assert exposed(4, late) / exposed(4, each) == pytest.approx((2 + 1 / 4) / 3, rel=0.01)
 
 
+def test_frozen_weights_have_no_gradients_to_compute_to_sum_or_to_apply() -> None:
+    frozen = {**STACKS, "megatron": STACKS["megatron"]._replace(frozen=True)}
+    usual, tuned = (Timer(H100, stacks).step(on("megatron")) for stacks in (STACKS, frozen))
+    assert usual.backward_weight_s > usual.forward_s / 2
+    assert tuned.backward_weight_s == 0.0 < tuned.backward_input_s == usual.backward_input_s
+    assert usual.exposed_s["dp"] > 0.0 == tuned.exposed_s.get("dp", 0.0)
+    assert usual.optimizer_s > 0.0 == tuned.optimizer_s
+
+
 def test_gradients_that_are_summed_whole_in_fp32_are_twice_as_wide_and_sent_twice() -> None:
     """Of sums in 16 bits, over a network so slow that no latency counts; parameters are gathered as before."""
     slow = H100.model_copy(update={"network": H100.network.model_copy(update={"bytes_per_s": 1e7})})
