@@ -128,6 +128,12 @@ def of_kempner(row: PublishedRow) -> bool:
     return row.source == "KempnerInstitute/KempnerForge"
 
 
+def has_whole_ends(row: PublishedRow) -> bool:
+    """Whether every tensor rank has all of the table and of the head, and norms all tokens: of KempnerForge's stages of
+    a pipe (kempnerforge/distributed/tensor_parallel.py, `is_pp_stage`)."""
+    return of_kempner(row) and row.count("pp", 1) > 1
+
+
 def _row(raw: dict[str, str | None]) -> PublishedRow | SkipError:
     fields = {name: (value or "").strip() for name, value in raw.items() if isinstance(name, str)}
     kind, value = KINDS.get(fields.get("measure_name", "")), _number(fields.get("measure_value", ""))

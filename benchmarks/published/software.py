@@ -53,6 +53,8 @@ def kernels_of(row: PublishedRow, text: str, stack: StackName, model: ModelSpec,
         changed["frozen"] = True
     if of_kempner(row):
         changed["sums_late"] = True
+        if stack == "ours":  # not compiled: model/norm.py, distributed/tensor_parallel.py
+            changed |= {"norms": EAGER_NORMS, "inputs_apart": True}
     if row.source == "pytorch/torchtitan" and "rowwise" not in row.text("precision"):  # float8_tensor_parallel.py
         changed["narrow_gathers"] = True
     if re.search(r"async ?tp", text):

@@ -6,6 +6,7 @@ from typing import get_args
 
 import pytest
 
+from contracts.telemetry.words import Op
 from planner.cost.beside import allowance
 from planner.cost.compute import Halves
 from planner.cost.estimate import estimate, rank_memory
@@ -181,6 +182,22 @@ def test_a_stack_that_gathers_logits_holds_and_passes_over_those_of_the_whole_vo
         for work in (head_work(spec), head_work(spec, gathers_logits=True))
     ]
     assert passes == [(6 + 12 + 8 + 6) * logits // 2, (6 + 12 + 8 + 6) * logits]
+
+
+@pytest.mark.parametrize(("sequence", "ops"), [(False, ("all_reduce",)), (True, ("all_gather", "reduce_scatter"))])
+def test_products_that_share_an_input_gather_it_and_sum_its_gradient_each_by_itself(
+    sequence: bool, ops: tuple[Op, ...]
+) -> None:
+    """Three more in each layer: a query's stands for those of keys and values, a gate's for its up's."""
+    layout = Layout(dp=32, tp=2, zero=1, sequence_parallel=sequence)
+    spec = on("fsdp2", SPEC.model_copy(update={"layout": layout}))
+    stack = STACKS["fsdp2"]._replace(links=1.0)
+    waits = [
+        Timer(H100, {"fsdp2": stack._replace(inputs_apart=apart)}).step(spec).exposed_s["tp"] for apart in (True, False)
+    ]
+    size = spec.micro_batch_size * TRAIN.seq_len * 4096 * 2
+    each = sum(collective_seconds(op, size, Span(2, 1), H100) for op in ops)
+    assert waits[0] - waits[1] == pytest.approx(3 * each * 32 * TRAIN.micro_batches)
 
 
 def test_gathered_logits_are_waited_for_in_each_micro_batch() -> None:
