@@ -155,6 +155,7 @@ def test_stages_of_kempners_pipes_have_whole_ends_on_each_tensor_rank(tmp_path: 
     assert [planned.spec.layout.sequence_parallel for planned in (whole, divided)] == [False, True]
     assert (whole.kernels.norms, whole.kernels.inputs_apart, whole.stage) == (EAGER_NORMS, True, 0)
     assert (divided.kernels.norms, divided.kernels.inputs_apart) == (STACKS["fsdp2"].norms, False)
+    assert [planned.kernels.gathers_logits for planned in (whole, divided)] == [False, True], "of a head it divides"
 
 
 def test_megatrons_own_tests_have_the_sizes_of_their_configurations(tmp_path: Path) -> None:
