@@ -176,6 +176,7 @@ class Timer:
             *(layout.dp, spec.micro_batch_size, train.seq_len, train.precision, train.attention, train.dropout),
             *(spec.model, ranks, spec.resources.stack),
             train.micro_batches if "ep" in self.stacks[spec.resources.stack].hidden else 0,
+            self._compute.accumulated(spec),
         )
         if key not in self._paces:
             stages = {index: self._stage(spec, index, ranks) for index in unlike_stages(spec)}

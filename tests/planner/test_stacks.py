@@ -297,6 +297,19 @@ def test_a_product_waits_to_add_to_the_gradients_so_far() -> None:
     assert waits[0] - waits[1] == pytest.approx(each, rel=1e-6)
 
 
+@pytest.mark.parametrize(("m", "zero", "times"), [(1, 1, 0), (4, 1, 3), (4, 0, 3), (4, 3, 0)])
+def test_autograd_adds_gradients_of_each_micro_batch_but_the_first_by_a_kernel(m: int, zero: int, times: int) -> None:
+    """Read in 16 bits, what is there read and written in 32; ZeRO-3 sums and divides each."""
+    train = TRAIN.model_copy(update={"micro_batches": m})
+    spec = SPEC.model_copy(update={"layout": Layout(dp=64, zero=zero), "train": train})
+    together = {**STACKS, "ours": STACKS["ours"]._replace(adds_apart=False)}
+    waits = [Timer(H100, stacks).step(spec).backward_weight_s for stacks in (STACKS, together)]
+    weights = sum(g.m * g.n for g in layer_work(spec).backward_weight if isinstance(g, Gemm))
+    moved = (4 + 2 + 4) * (32 * weights + 128_256 * 4096) * times
+    chip = H100.accelerator
+    assert m * (waits[0] - waits[1]) == pytest.approx(moved / (chip.bytes_per_s * chip.memory_efficiency))
+
+
 def test_gradients_that_wait_for_the_last_micro_batch_are_summed_once() -> None:
     """Over a network too slow to hide anything, ZeRO-3's sums are a third of what it sends each micro-batch in fp32,
     of which one in 4 is left."""
