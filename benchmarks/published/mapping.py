@@ -329,7 +329,9 @@ def _layout(row: PublishedRow, text: str, stack: StackName, model: ModelSpec) ->
         sequence_parallel=sequence,
         # Both gather a product's input again in backward: Megatron always, torchtitan as part of what it repeats.
         regather=sequence and (stack == "megatron" or (stack == "fsdp2" and recompute == "selective")),
-        scatter_gather=pp > 1 and tp > 1 and not sequence and stack != "deepspeed",
+        # Stages of Megatron do, and of DeepSpeed (runtime/pipe/engine.py, `is_pipe_partitioned`); Scaling's send whole
+        # what they have (core/nn/parallel_module/communicator.py).
+        scatter_gather=pp > 1 and tp > 1 and not sequence and stack != "scaling",
         schedule="interleaved_1f1b" if chunks > 1 else "1f1b",
         virtual_stages=max(1, chunks),
         cp_method="ring",

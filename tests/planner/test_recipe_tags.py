@@ -134,3 +134,20 @@ def test_a_recipe_of_models_trained_from_their_beginning_says_nothing_of_later_o
     note = f"25.11 {task} Performance"
     row = _of_bridge(tmp_path, "25.11", "H100-SXM5-80GB", "llama3.1-8b", "FP8-CS", note=note)
     assert (row.release, repeated_by(row)) == ("25.11", Repeated(layers=layers))
+
+
+@pytest.mark.parametrize(
+    ("source", "divided"),
+    [
+        ("bigscience-workshop/bigscience:chronicles.md", True),
+        ("NVIDIA/NeMo:docs.md", False),
+        ("Aleph-Alpha/layouts:runs.xlsx", False),
+    ],
+)
+def test_what_crosses_a_stages_boundary_is_divided_where_its_code_does_so(
+    tmp_path: Path, source: str, divided: bool
+) -> None:
+    """Megatron's of today have sequence parallelism, by which each tensor rank has its part anyway."""
+    piped = {"source_repo_path": source, "pp": "2", "dp": "16", "note": ""}
+    layout = plan_of(_row(tmp_path, **ROW | piped)).spec.layout
+    assert (layout.scatter_gather, layout.sequence_parallel) == (divided, source.startswith("NVIDIA"))
