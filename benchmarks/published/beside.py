@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from benchmarks.published import own_tests
 from benchmarks.published.mapping import Planned
-from planner.cost.memory import layer_bytes
+from planner.cost.memory import layer_bytes, memory
 from planner.cost.memory.stage import rank_of_stage
 from planner.cost.pipes import chunks_in_flight
 from planner.facts.precision import ADAM_MOMENT_BYTES, FP32_BYTES, mix_of
@@ -52,6 +52,14 @@ def kempner_bytes(planned: Planned, spec: JobSpec) -> int:
         logits = spec.micro_batch_size * train.seq_len * spec.model.vocab_size
         extra += logits * 4 * 2 - logits // layout.tp * (2 + 3 * FP32_BYTES)
     return extra
+
+
+def frozen_bytes(planned: Planned, spec: JobSpec) -> int:
+    """Gradients and moments that frozen weights do without; of adapters nothing is counted."""
+    if not planned.kernels.frozen:
+        return 0
+    parts = memory(spec, 0)
+    return parts["gradients"] + parts["optimizer"]
 
 
 class Own(NamedTuple):

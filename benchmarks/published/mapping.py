@@ -24,7 +24,7 @@ from benchmarks.published.own_tests import (
 )
 from benchmarks.published.recipes import counts_ends, divides_by_cost, drops_out, lacks_fused_attention, predicts_second
 from benchmarks.published.repeated import Repeated, repeated_by
-from benchmarks.published.rows import PublishedRow, SkipError, of_kempner
+from benchmarks.published.rows import PublishedRow, SkipError, has_whole_ends, of_kempner
 from benchmarks.published.sizes import sized
 from benchmarks.published.software import kernels_of
 from planner.facts.spec import (
@@ -154,7 +154,7 @@ def plan_of(row: PublishedRow) -> Planned:
         stack,
         kernels,
         scale=global_batch / whole,
-        stage=layout.pp - 1 if "(last)" in text or row.kind == "steady" else None,
+        stage=_stage(row, text, layout),
         meter=_meter(row),
         own_tests=tests_of_megatron(row),
         text=text,
@@ -166,6 +166,12 @@ def plan_of(row: PublishedRow) -> Planned:
         any_recompute=not told,
         usual_recompute=not told and repeated_by(row) is None,
     )
+
+
+def _stage(row: PublishedRow, text: str, layout: Layout) -> int | None:
+    if of_kempner(row):
+        return 0  # its rank 0 alone logs (metrics/tracker.py)
+    return layout.pp - 1 if "(last)" in text or row.kind == "steady" else None
 
 
 def _drops_out(row: PublishedRow, text: str, layout: Layout) -> bool:
@@ -195,8 +201,6 @@ def _before_bf16_optimizer(text: str) -> bool:
 def _refuse(text: str) -> None:
     if "mamba" in text or "nemotron-h" in text or "nemotron_3" in text:
         raise SkipError("layers without attention (Mamba)")
-    if "lora" in text:
-        raise SkipError("trains adapters only (LoRA)")
 
 
 def stack_of(row: PublishedRow) -> StackName:
@@ -263,6 +267,8 @@ def _model(row: PublishedRow, text: str, stack: StackName) -> ModelSpec:
         layers = UNEVEN_LAYERS if row.kind == "time" else UNEVEN_LAST
     if counts_ends(row) and layers + 2 == row.count("pp") * row.count("vpp", 1):
         layers += 2  # in chunks of one layer each the slowest rank holds none of the ends
+    if has_whole_ends(row):
+        vocab *= tp
     head_dim = next((size for pattern, size in _HEAD_DIMS if re.search(pattern, text)), hidden // heads)
     return _WideHeads(
         head_size=head_dim,
@@ -306,7 +312,8 @@ def _layout(row: PublishedRow, text: str, stack: StackName, model: ModelSpec) ->
         replicas = max(1, dp * cp // int(found[1]))
     elif "multi_dist_optimizer_instances" in text:
         replicas = 2  # its --num-distributed-optimizer-instances
-    sequence, recompute = _sequence_parallel(text, stack, tp), _recompute(row.text("recompute").lower())
+    sequence = _sequence_parallel(text, stack, tp) and not has_whole_ends(row)
+    recompute = _recompute(row.text("recompute").lower())
     if repeated := repeated_by(row):
         recompute = _policy(repeated)
     if KEEPS_SCORES in text:
@@ -322,7 +329,9 @@ def _layout(row: PublishedRow, text: str, stack: StackName, model: ModelSpec) ->
         sequence_parallel=sequence,
         # Both gather a product's input again in backward: Megatron always, torchtitan as part of what it repeats.
         regather=sequence and (stack == "megatron" or (stack == "fsdp2" and recompute == "selective")),
-        scatter_gather=pp > 1 and tp > 1 and not sequence and stack != "deepspeed",
+        # Stages of Megatron do, and of DeepSpeed (runtime/pipe/engine.py, `is_pipe_partitioned`); Scaling's send whole
+        # what they have (core/nn/parallel_module/communicator.py).
+        scatter_gather=pp > 1 and tp > 1 and not sequence and stack != "scaling",
         schedule="interleaved_1f1b" if chunks > 1 else "1f1b",
         virtual_stages=max(1, chunks),
         cp_method="ring",

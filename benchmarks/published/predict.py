@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from benchmarks.published.beside import eager_bytes, kempner_bytes, own_bytes
+from benchmarks.published.beside import eager_bytes, frozen_bytes, kempner_bytes, own_bytes
 from benchmarks.published.mapping import Planned, plan_of
 from benchmarks.published.rows import PublishedRow, SkipError
 from planner.cost.alike import alike_stages
@@ -80,6 +80,7 @@ class Predictor:
 
     def _needed(self, planned: Planned, spec: JobSpec) -> float:
         tensors = _tensors(spec, None) + eager_bytes(planned, spec) + kempner_bytes(planned, spec)
+        tensors -= frozen_bytes(planned, spec)
         return tensors + allowance(spec, planned.cluster, tensors)
 
 

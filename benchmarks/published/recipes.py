@@ -264,7 +264,8 @@ def _is_early_blackwell(row: PublishedRow) -> bool:
 
 
 def any_of(row: PublishedRow, recipes: tuple[Recipes, ...]) -> bool:
-    return any(_is(row, recipe) for recipe in recipes)
+    """Whether one of these, which are all of models trained from their beginning, is the row's."""
+    return not row.tunes and any(_is(row, recipe) for recipe in recipes)
 
 
 def _is(row: PublishedRow, recipe: Recipes) -> bool:

@@ -102,8 +102,17 @@ class PublishedRow(NamedTuple):
     @property
     def release(self) -> str:
         """Of NVIDIA's software, where a row names one."""
-        found = re.match(r"(\d\d\.\d\d(?:\.\d\d)?) pre-training", self.text("note").lower())
+        found = re.match(r"(\d\d\.\d\d(?:\.\d\d)?) (?:pre-training|sft|lora)\b", self.text("note").lower())
         return found[1] if found else ""
+
+    @property
+    def tunes(self) -> bool:
+        """Whether a trained model is trained on: all of it, or adapters alone."""
+        return self.adapts or re.search(r"\bsft\b", self.text("note").lower()) is not None
+
+    @property
+    def adapts(self) -> bool:
+        return re.search(r"\blora\b", f"{self.text('model')} {self.text('note')}".lower()) is not None
 
 
 def read_rows(path: Path) -> list[PublishedRow | SkipError]:
@@ -117,6 +126,12 @@ def of_kempner(row: PublishedRow) -> bool:
     after the last micro-batch, losses of bf16 logits by torch's own kernels (benchmarks/mfu_scaling/mfu_bench.sh,
     kempnerforge/distributed/parallel.py, training/{grad,loss}.py)."""
     return row.source == "KempnerInstitute/KempnerForge"
+
+
+def has_whole_ends(row: PublishedRow) -> bool:
+    """Whether every tensor rank has all of the table and of the head, and norms all tokens: of KempnerForge's stages of
+    a pipe (kempnerforge/distributed/tensor_parallel.py, `is_pp_stage`)."""
+    return of_kempner(row) and row.count("pp", 1) > 1
 
 
 def _row(raw: dict[str, str | None]) -> PublishedRow | SkipError:

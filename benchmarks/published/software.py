@@ -17,7 +17,7 @@ from benchmarks.published.own_tests import (
 from benchmarks.published.recipes import switched_on
 from benchmarks.published.recorded import host_of
 from benchmarks.published.repeated import repeated_by
-from benchmarks.published.rows import PublishedRow, of_kempner
+from benchmarks.published.rows import PublishedRow, has_whole_ends, of_kempner
 from planner.facts.spec import Layout, ModelSpec, StackName
 from planner.hardware.stacks import (
     ASYNC_TP,
@@ -49,8 +49,12 @@ def kernels_of(row: PublishedRow, text: str, stack: StackName, model: ModelSpec,
         changed["heads"] = 2 if predicts_two(row, text) else 1
     if re.search("qwen3|qk_layernorm", text):
         changed["norms_heads"] = True
+    if row.adapts:
+        changed["frozen"] = True
     if of_kempner(row):
-        changed["sums_late"] = True
+        changed |= {"sums_late": True, "gathers_logits": not has_whole_ends(row)}
+        if stack == "ours":  # not compiled: model/norm.py, distributed/tensor_parallel.py
+            changed |= {"norms": EAGER_NORMS, "inputs_apart": True}
     if row.source == "pytorch/torchtitan" and "rowwise" not in row.text("precision"):  # float8_tensor_parallel.py
         changed["narrow_gathers"] = True
     if re.search(r"async ?tp", text):

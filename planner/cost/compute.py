@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from planner.cost.memory import megatron
-from planner.facts.precision import mix_of
+from planner.facts.precision import FP32_BYTES, mix_of
 from planner.facts.spec import JobSpec, StackName
 from planner.facts.tensors.shards import Held
 from planner.hardware.attention import Attention
@@ -46,11 +46,15 @@ class Queue(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A piece of the model, whose own `launch_s` is what nothing hides, and the queues of its forward and backward."""
+    """A piece of the model, whose own `launch_s` is what nothing hides, and the queues of its forward and backward.
+
+    `weights`: elements of the gradients that its products make.
+    """
 
     halves: Halves
     forward: Queue = Queue()
     backward: Queue = Queue()
+    weights: int = 0
 
 
 class Compute:
@@ -69,6 +73,8 @@ class Compute:
         heads = own.stage.last * self.stacks[spec.resources.stack].heads
         parts = [(layer, dense), (moe, own.num_moe_layers), (embedding, own.stage.first), (head, heads)]
         found = Halves(*(sum(part.halves[i] * number for part, number in parts) for i in range(6)))
+        added = self._accumulated_s(spec, sum(part.weights * number for part, number in parts))
+        found = found._replace(backward_weight_s=found.backward_weight_s + added)
         chunks = len(own.stage.chunks)
         layers = [(layer, dense / chunks), (moe, own.num_moe_layers / chunks)]
         first, last = (embedding, own.stage.first), (head, heads)
@@ -177,13 +183,15 @@ class Compute:
 
     def _whole(self, spec: JobSpec, work: Work, *, waits: bool = False) -> Piece:
         """`waits`: the host knows only after the router what to launch, so that none of its time in forward hides."""
+        if self.stacks[spec.resources.stack].frozen:
+            work = work._replace(backward_weight=())
         parts = (work.forward, work.backward_input, work.backward_weight)
         forward, backward_input, backward_weight = (self._seconds(spec, kernels) for kernels in parts)
         backward_weight += self._added_s(spec, work.backward_weight)
         hosts = [self._host_s(spec, kernels) for kernels in parts]
         halves = Halves(forward, backward_input, backward_weight, launch_s=hosts[0] if waits else 0.0)
         backward = Queue(hosts[1] + hosts[2], backward_input + backward_weight)
-        return Piece(halves, Queue() if waits else Queue(hosts[0], forward), backward)
+        return Piece(halves, Queue() if waits else Queue(hosts[0], forward), backward, _elements(work.backward_weight))
 
     def _seconds(self, spec: JobSpec, kernels: Sequence[Kernel]) -> float:
         mix, accelerator = mix_of(spec.train.precision), self._accelerators[spec.resources.stack]
@@ -201,20 +209,36 @@ class Compute:
     def _added_s(self, spec: JobSpec, kernels: Sequence[Kernel]) -> float:
         """What products wait that add to the gradients so far: each is read and written as wide as they are kept."""
         share, chip = self.stacks[spec.resources.stack].adds_gradients, self._accelerators[spec.resources.stack]
-        elements = sum(kernel.m * kernel.n * kernel.batch for kernel in kernels if isinstance(kernel, Gemm))
-        moved = 2 * mix_of(spec.train.precision).gradients * elements
+        moved = 2 * mix_of(spec.train.precision).gradients * _elements(kernels)
         return share * moved / (chip.bytes_per_s * chip.memory_efficiency)
+
+    def accumulated(self, spec: JobSpec) -> float:
+        """Share of micro-batches whose gradients autograd adds to those so far: all but the first, unless ZeRO has each
+        one's summed and divided."""
+        stack, m = self.stacks[spec.resources.stack], spec.train.micro_batches
+        if not stack.adds_apart or (spec.layout.zero >= 2 and not stack.sums_late):
+            return 0.0
+        return (m - 1) / m
+
+    def _accumulated_s(self, spec: JobSpec, elements: float) -> float:
+        """Of a micro-batch: gradients are read, those so far too, and their sum is written."""
+        name, mix = spec.resources.stack, mix_of(spec.train.precision)
+        kept, chip = FP32_BYTES if self.stacks[name].sums_late else mix.gradients, self._accelerators[name]
+        moved = self.accumulated(spec) * (2 * kept + mix.compute) * elements
+        return moved / (chip.bytes_per_s * chip.memory_efficiency)
 
     def _host_s(self, spec: JobSpec, kernels: Sequence[Kernel]) -> float:
         """What the host needs to launch them: a product's own call casts its operands."""
         calls = sum(not (isinstance(kernel, Pass) and kernel.kind == "casts") for kernel in kernels)
-        experts = sum(
-            kernel.batch for kernel in kernels if isinstance(kernel, Gemm) and not kernel.wide and kernel.batch > 1
-        )
+        experts = sum(kernel.experts for kernel in kernels if isinstance(kernel, Gemm))
         stack = self.stacks[spec.resources.stack]
         narrow = mix_of(spec.train.precision).gemm == "fp8"
         expert_s = stack.expert_s + (stack.expert_cast_s if narrow else 0.0)
         return calls * self._accelerators[spec.resources.stack].launch_s + experts * expert_s
+
+
+def _elements(products: Sequence[Kernel]) -> int:
+    return sum(kernel.m * kernel.n * kernel.batch for kernel in products if isinstance(kernel, Gemm))
 
 
 def _slower(piece: Piece, seconds: float) -> Piece:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from contracts.telemetry.words import Axis, Op
+from contracts.telemetry.words import Axis
+from planner.cost import beyond
 from planner.cost.alike import unlike_stages
 from planner.cost.compute import Compute, Halves
 from planner.cost.correction import Correction, corrected_by
@@ -20,13 +21,11 @@ from planner.cost.memory import held_parameters
 from planner.cost.pace import Pace, bubble, filling, less, micro_batch_s, scaled, unhidden
 from planner.cost.pipes import simulate, stretched
 from planner.cost.traffic import Collective, micro_batch_traffic, step_end_traffic
-from planner.cost.traffic.expert import dispatched_rows, row_bytes
 from planner.facts.layout import V_SCHEDULES, axis_group
 from planner.facts.models.flops import hardware_flops, model_flops
 from planner.facts.precision import FP8_BYTES, FP32_BYTES, mix_of
 from planner.facts.spec import JobSpec, Layout, StackName
-from planner.facts.tensors.placements import vocab_rows
-from planner.facts.tensors.shards import held, hidden_bytes, micro_batch_tokens
+from planner.facts.tensors.shards import held
 from planner.hardware.calibration import Calibration, line
 from planner.hardware.cluster import Cluster, collective_seconds, kernel_seconds, span
 from planner.hardware.kernels import Pass
@@ -177,6 +176,7 @@ class Timer:
             *(layout.dp, spec.micro_batch_size, train.seq_len, train.precision, train.attention, train.dropout),
             *(spec.model, ranks, spec.resources.stack),
             train.micro_batches if "ep" in self.stacks[spec.resources.stack].hidden else 0,
+            self._compute.accumulated(spec),
         )
         if key not in self._paces:
             stages = {index: self._stage(spec, index, ranks) for index in unlike_stages(spec)}
@@ -187,8 +187,8 @@ class Timer:
 
     def _stage(self, spec: JobSpec, index: int, ranks: int) -> tuple[Halves, dict[Axis, float]]:
         """Compute of one micro-batch on stage `index`, and the seconds it waits by axis."""
-        stack, layout = self.stacks[spec.resources.stack], spec.layout
-        halves = self._compute.of_stage(spec, held(spec, index), ranks)
+        stack, layout, own = self.stacks[spec.resources.stack], spec.layout, held(spec, index)
+        halves = self._compute.of_stage(spec, own, ranks)
         waits: dict[Axis, float] = defaultdict(float)
         for row in micro_batch_traffic(spec, index):
             if row.op != "recv":  # the sender's time is counted
@@ -198,11 +198,13 @@ class Timer:
                 )
         bare = 0.0  # of tp, what no product hides: experts' dispatcher sends it
         if stack.divides_dispatch and layout.tp > 1 and layout.sequence_parallel:
-            waits["tp"] -= held(spec, index).num_moe_layers * self._mlp_sums_s(spec, ranks)
+            waits["tp"] -= own.num_moe_layers * self._together_s(spec, beyond.mlp_sums(spec), ranks)
             if not stack.experts_whole:
-                bare = held(spec, index).num_moe_layers * self._gathered_experts_s(spec, ranks)
-        if stack.gathers_logits and layout.tp > 1 and held(spec, index).stage.last:
-            waits["tp"] += self._gathered_logits_s(spec, ranks)
+                bare = own.num_moe_layers * self._together_s(spec, beyond.gathered_experts(spec), ranks)
+        if stack.inputs_apart and layout.tp > 1:
+            waits["tp"] += own.num_layers * self._together_s(spec, beyond.inputs_apart(spec), ranks)
+        if stack.gathers_logits and layout.tp > 1 and own.stage.last:
+            waits["tp"] += self._together_s(spec, beyond.gathered_logits(spec), ranks)
         if self._compute.with_collectives(spec, ranks):
             waits["tp"] = min(waits["tp"], MOST_WAITING * halves.total_s)
             halves = less(halves, waits["tp"])
@@ -215,34 +217,6 @@ class Timer:
         if bare:
             shown["tp"] += bare
         return halves, shown
-
-    def _mlp_sums_s(self, spec: JobSpec, ranks: int) -> float:
-        """Of a layer's micro-batch, what its MLP gathers and sums over tp, and experts do not: their tokens are divided
-        until they are sent."""
-        layout, group = spec.layout, axis_group(spec.layout, "tp")
-        counts: dict[Op, int] = {"all_gather": 2 + (layout.regather or layout.recompute == "full"), "reduce_scatter": 2}
-        return sum(
-            self._row_seconds(spec, Collective(op, "tp", group.size, group.stride, n, n * hidden_bytes(spec)), ranks)
-            for op, n in counts.items()
-        )
-
-    def _gathered_experts_s(self, spec: JobSpec, ranks: int) -> float:
-        """Of a layer's micro-batch, where tensor ranks divide experts: each gathers what came to the others, and their
-        results are summed; in backward the other way."""
-        if spec.model.moe is None:
-            return 0.0
-        group, size = axis_group(spec.layout, "tp"), dispatched_rows(spec) * row_bytes(spec)
-        return sum(
-            self._row_seconds(spec, Collective(op, "tp", group.size, group.stride, 2, 2 * size), ranks)
-            for op in ("all_gather", "reduce_scatter")
-        )
-
-    def _gathered_logits_s(self, spec: JobSpec, ranks: int) -> float:
-        """Of one micro-batch, where each tensor rank takes the other ranks' logits."""
-        group = axis_group(spec.layout, "tp")
-        logits = micro_batch_tokens(spec) * vocab_rows(spec) * group.size
-        size = logits * mix_of(spec.train.precision).compute
-        return self._row_seconds(spec, Collective("all_gather", "tp", group.size, group.stride, 1, size), ranks)
 
     def _parameters(self, spec: JobSpec) -> tuple[dict[Axis, float], float, float, float]:
         """Seconds a step where most is needed: by axis but dp, of dp's gathers, of its sums, of the optimiser."""
@@ -272,6 +246,8 @@ class Timer:
 
     def _stage_parameters(self, spec: JobSpec, index: int) -> tuple[dict[Axis, float], float, float, float]:
         others: dict[Axis, float] = defaultdict(float)
+        if self.stacks[spec.resources.stack].frozen:
+            return others, 0.0, 0.0, 0.0
         gathers, reduces, late = 0.0, 0.0, 1.0
         if self._sums_late(spec):
             late = FP32_BYTES / mix_of(spec.train.precision).gradients / spec.train.micro_batches
@@ -288,6 +264,8 @@ class Timer:
     def _cast(self, spec: JobSpec, row: Collective) -> Collective:
         """As the stack sends it."""
         mix, stack = mix_of(spec.train.precision), self.stacks[spec.resources.stack]
+        if stack.sums_whole and row.axis == "dp" and row.op != "all_gather":
+            return row._replace(op="all_reduce", payload_bytes=row.payload_bytes * FP32_BYTES // mix.gradients)
         narrow = {"tp": stack.narrow_gathers, "dp": stack.narrow_parameters}.get(row.axis, False)
         if not narrow or mix.gemm != "fp8" or row.op != "all_gather":
             return row
@@ -308,6 +286,9 @@ class Timer:
         places = nodes if nodes > 1 else row.group_size
         reached = places * (1 - (1 - 1 / places) ** top)  # of them, by `top` even choices
         return min(reached, top) / top * part
+
+    def _together_s(self, spec: JobSpec, rows: Iterable[Collective], ranks: int) -> float:
+        return sum(self._row_seconds(spec, row, ranks) for row in rows)
 
     def _row_seconds(self, spec: JobSpec, row: Collective, ranks: int) -> float:
         stack = self.stacks[spec.resources.stack]

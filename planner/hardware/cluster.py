@@ -116,7 +116,7 @@ def gemm_seconds(gemm: Gemm, accelerator: Accelerator, kind: GemmType, element_b
 
 @cache
 def _gemm_seconds(gemm: Gemm, accelerator: Accelerator, kind: GemmType, element_bytes: int) -> float:
-    m, n, k, batch, wide = gemm
+    m, n, k, batch, wide, _ = gemm
     kind = "bf16" if wide and kind == "fp8" else kind
     share = accelerator.fp8_efficiency if kind == "fp8" else accelerator.gemm_efficiency
     aligned = kind == "fp32" or not (n % 8 or k % 8)

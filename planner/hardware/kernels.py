@@ -16,13 +16,15 @@ from planner.facts.tensors.shards import micro_batch_tokens
 
 
 class Gemm(NamedTuple):
-    """`batch` products (m, k) x (k, n): 2 m n k FLOP each. `wide` ones stay in 16 bits where others run in fp8."""
+    """`batch` products (m, k) x (k, n): 2 m n k FLOP each. `wide` ones stay in 16 bits where others run in fp8.
+    `experts`: of so many that share a call, each of which the host launches by itself."""
 
     m: int
     n: int
     k: int
     batch: int = 1
     wide: bool = False
+    experts: int = 0
 
     @property
     def flops(self) -> int:
@@ -198,10 +200,10 @@ def _expert_products(spec: JobSpec, *, joined: bool, apart: bool) -> Iterator[Ge
     inner, local = moe.expert_ffn_hidden_size // layout.tp, moe.num_experts // layout.ep
     routed = -(-tokens * moe.experts_per_token // (local * ALIGNED)) * ALIGNED
     yield Gemm(tokens, moe.num_experts, h, wide=True)
-    calls, batch = (local, 1) if apart else (1, local)
+    calls, batch, experts = (local, 1, 0) if apart else (1, local, local)
     for _ in range(calls):
-        yield from _widening(Gemm(routed, inner, h, batch), joined=joined)
-        yield Gemm(routed, h, inner, batch)
+        yield from _widening(Gemm(routed, inner, h, batch, experts=experts), joined=joined)
+        yield Gemm(routed, h, inner, batch, experts=experts)
     if moe.shared_experts:
         yield from _widening(Gemm(tokens, moe.shared_experts * inner, h), joined=joined)
         yield Gemm(tokens, h, moe.shared_experts * inner)

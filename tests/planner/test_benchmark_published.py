@@ -16,12 +16,14 @@ from benchmarks.published.rows import SkipError, read_rows
 from benchmarks.published.scores import confusion, errors, ranking
 from planner.facts.models.presets import PRESETS
 from planner.facts.spec import JobSpec, Layout, TrainSpec
+from planner.facts.tensors.placements import vocab_rows
 from planner.facts.tensors.shards import local_units
 from planner.hardware.kernels import Flash, layer_work
 from planner.hardware.stacks import (
     ASYNC_TP,
     DETERMINISTIC_EXPERT_S,
     DETERMINISTIC_LAUNCH_S,
+    EAGER_NORMS,
     GRAPHED_ATTENTION,
     GRAPHED_ROUTER,
     STACKS,
@@ -139,6 +141,21 @@ def test_fsdp2s_rows_are_planned_as_their_code_runs(tmp_path: Path) -> None:
         3,
     )
     assert (second.spec.layout.zero, second.meter, second.kernels.hidden) == (1, "reserved", ASYNC_TP)
+
+
+def test_stages_of_kempners_pipes_have_whole_ends_on_each_tensor_rank(tmp_path: Path) -> None:
+    """And norms of all tokens, for no sequence is divided; what is not compiled norms in fp32, kernel by kernel, and
+    gathers each product's input. Rank 0 tells its memory."""
+    kempner = {"source_repo_path": "KempnerInstitute/KempnerForge:b.md", "gpu": "H200", "gpus": "16"}
+    piped = kempner | {"note": "compile off", "tp": "4", "pp": "2", "dp": "2", "zero": "3", "global_batch": "64"}
+    rows = [piped, piped | {"pp": "1", "dp": "4", "note": "torch.compile on"}]
+    read = [row for row in read_rows(_file(tmp_path / "rows.csv", *rows)) if not isinstance(row, SkipError)]
+    whole, divided = (plan_of(row) for row in read)
+    assert [vocab_rows(planned.spec) for planned in (whole, divided)] == [128_000, 32_000]
+    assert [planned.spec.layout.sequence_parallel for planned in (whole, divided)] == [False, True]
+    assert (whole.kernels.norms, whole.kernels.inputs_apart, whole.stage) == (EAGER_NORMS, True, 0)
+    assert (divided.kernels.norms, divided.kernels.inputs_apart) == (STACKS["fsdp2"].norms, False)
+    assert [planned.kernels.gathers_logits for planned in (whole, divided)] == [False, True], "of a head it divides"
 
 
 def test_megatrons_own_tests_have_the_sizes_of_their_configurations(tmp_path: Path) -> None:

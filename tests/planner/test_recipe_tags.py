@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.published.mapping import plan_of
+from benchmarks.published.predict import Predictor
 from benchmarks.published.recipes import runs_flash_2, switched_on
 from benchmarks.published.repeated import Repeated, repeated_by
 from benchmarks.published.rows import SkipError
@@ -111,3 +112,42 @@ def test_every_second_layer_of_the_wider_llama_4_has_experts(
     moe = plan_of(_row(tmp_path, **ROW | sizes | {"model": model, "ep": "16"})).spec.model.moe
     assert moe is not None
     assert (moe.num_experts, moe.dense_layers, moe.shared_experts) == (experts, dense, 1)
+
+
+def test_adapters_are_planned_with_frozen_weights_that_take_no_gradients_and_no_moments(tmp_path: Path) -> None:
+    """Llama 70B on 8 GB200 in 16 bits and its copies in 8: 18 B a parameter would be 158 GB of 186 a rank."""
+    sizes = {"layers": "80", "hidden": "8192", "heads": "64", "kv_heads": "8", "ffn": "28672"}
+    row = sizes | {"gpus": "8", "tp": "1", "pp": "4", "vpp": "20", "dp": "2", "seq": "4096", "global_batch": "32"}
+    tasks = ("LoRA Performance", "SFT Performance")
+    lora, sft = (
+        _of_bridge(tmp_path, "26.06", "GB200", "llama3.1-70b", "MXFP8", **row, note=f"26.06 {task}") for task in tasks
+    )
+    assert plan_of(lora).kernels.frozen
+    assert not plan_of(sft).kernels.frozen
+    assert (Predictor().answer(lora).fits, Predictor().answer(sft).fits) == (True, False)
+
+
+@pytest.mark.parametrize(("task", "layers"), [("Pre-Training", 5 / 32), ("SFT", 0.0), ("LoRA", 0.0)])
+def test_a_recipe_of_models_trained_from_their_beginning_says_nothing_of_later_ones(
+    tmp_path: Path, task: str, layers: float
+) -> None:
+    note = f"25.11 {task} Performance"
+    row = _of_bridge(tmp_path, "25.11", "H100-SXM5-80GB", "llama3.1-8b", "FP8-CS", note=note)
+    assert (row.release, repeated_by(row)) == ("25.11", Repeated(layers=layers))
+
+
+@pytest.mark.parametrize(
+    ("source", "divided"),
+    [
+        ("bigscience-workshop/bigscience:chronicles.md", True),
+        ("NVIDIA/NeMo:docs.md", False),
+        ("Aleph-Alpha/layouts:runs.xlsx", False),
+    ],
+)
+def test_what_crosses_a_stages_boundary_is_divided_where_its_code_does_so(
+    tmp_path: Path, source: str, divided: bool
+) -> None:
+    """Megatron's of today have sequence parallelism, by which each tensor rank has its part anyway."""
+    piped = {"source_repo_path": source, "pp": "2", "dp": "16", "note": ""}
+    layout = plan_of(_row(tmp_path, **ROW | piped)).spec.layout
+    assert (layout.scatter_gather, layout.sequence_parallel) == (divided, source.startswith("NVIDIA"))

@@ -6,6 +6,7 @@ from typing import get_args
 
 import pytest
 
+from contracts.telemetry.words import Op
 from planner.cost.beside import allowance
 from planner.cost.compute import Halves
 from planner.cost.estimate import estimate, rank_memory
@@ -183,6 +184,22 @@ def test_a_stack_that_gathers_logits_holds_and_passes_over_those_of_the_whole_vo
     assert passes == [(6 + 12 + 8 + 6) * logits // 2, (6 + 12 + 8 + 6) * logits]
 
 
+@pytest.mark.parametrize(("sequence", "ops"), [(False, ("all_reduce",)), (True, ("all_gather", "reduce_scatter"))])
+def test_products_that_share_an_input_gather_it_and_sum_its_gradient_each_by_itself(
+    sequence: bool, ops: tuple[Op, ...]
+) -> None:
+    """Three more in each layer: a query's stands for those of keys and values, a gate's for its up's."""
+    layout = Layout(dp=32, tp=2, zero=1, sequence_parallel=sequence)
+    spec = on("fsdp2", SPEC.model_copy(update={"layout": layout}))
+    stack = STACKS["fsdp2"]._replace(links=1.0)
+    waits = [
+        Timer(H100, {"fsdp2": stack._replace(inputs_apart=apart)}).step(spec).exposed_s["tp"] for apart in (True, False)
+    ]
+    size = spec.micro_batch_size * TRAIN.seq_len * 4096 * 2
+    each = sum(collective_seconds(op, size, Span(2, 1), H100) for op in ops)
+    assert waits[0] - waits[1] == pytest.approx(3 * each * 32 * TRAIN.micro_batches)
+
+
 def test_gathered_logits_are_waited_for_in_each_micro_batch() -> None:
     spec = on("scaling", SPEC.model_copy(update={"layout": Layout(dp=32, tp=2, zero=1)}))
     apart = {**STACKS, "scaling": STACKS["scaling"]._replace(gathers_logits=False)}
@@ -280,6 +297,19 @@ def test_a_product_waits_to_add_to_the_gradients_so_far() -> None:
     assert waits[0] - waits[1] == pytest.approx(each, rel=1e-6)
 
 
+@pytest.mark.parametrize(("m", "zero", "times"), [(1, 1, 0), (4, 1, 3), (4, 0, 3), (4, 3, 0)])
+def test_autograd_adds_gradients_of_each_micro_batch_but_the_first_by_a_kernel(m: int, zero: int, times: int) -> None:
+    """Read in 16 bits, what is there read and written in 32; ZeRO-3 sums and divides each."""
+    train = TRAIN.model_copy(update={"micro_batches": m})
+    spec = SPEC.model_copy(update={"layout": Layout(dp=64, zero=zero), "train": train})
+    together = {**STACKS, "ours": STACKS["ours"]._replace(adds_apart=False)}
+    waits = [Timer(H100, stacks).step(spec).backward_weight_s for stacks in (STACKS, together)]
+    weights = sum(g.m * g.n for g in layer_work(spec).backward_weight if isinstance(g, Gemm))
+    moved = (4 + 2 + 4) * (32 * weights + 128_256 * 4096) * times
+    chip = H100.accelerator
+    assert m * (waits[0] - waits[1]) == pytest.approx(moved / (chip.bytes_per_s * chip.memory_efficiency))
+
+
 def test_gradients_that_wait_for_the_last_micro_batch_are_summed_once() -> None:
     """Over a network too slow to hide anything, ZeRO-3's sums are a third of what it sends each micro-batch in fp32,
     of which one in 4 is left."""
@@ -294,6 +324,29 @@ def test_gradients_that_wait_for_the_last_micro_batch_are_summed_once() -> None:
 
     assert exposed(1, late) == exposed(1, each)
     assert exposed(4, late) / exposed(4, each) == pytest.approx((2 + 1 / 4) / 3, rel=0.01)
+
+
+def test_frozen_weights_have_no_gradients_to_compute_to_sum_or_to_apply() -> None:
+    frozen = {**STACKS, "megatron": STACKS["megatron"]._replace(frozen=True)}
+    usual, tuned = (Timer(H100, stacks).step(on("megatron")) for stacks in (STACKS, frozen))
+    assert usual.backward_weight_s > usual.forward_s / 2
+    assert tuned.backward_weight_s == 0.0 < tuned.backward_input_s == usual.backward_input_s
+    assert usual.exposed_s["dp"] > 0.0 == tuned.exposed_s.get("dp", 0.0)
+    assert usual.optimizer_s > 0.0 == tuned.optimizer_s
+
+
+def test_gradients_that_are_summed_whole_in_fp32_are_twice_as_wide_and_sent_twice() -> None:
+    """Of sums in 16 bits, over a network so slow that no latency counts; parameters are gathered as before."""
+    slow = H100.model_copy(update={"network": H100.network.model_copy(update={"bytes_per_s": 1e7})})
+    train = SPEC.train.model_copy(update={"precision": "bf16_gradients"})
+    whole, shared = (STACKS["scaling"]._replace(sums_whole=kind) for kind in (True, False))
+
+    def exposed(zero: int, stack: Stack) -> float:
+        spec = SPEC.model_copy(update={"layout": Layout(dp=32, zero=zero), "train": train})
+        return Timer(slow, {"scaling": stack}).step(on("scaling", spec)).exposed_s["dp"]
+
+    assert exposed(1, whole) / exposed(1, shared) == pytest.approx((4 + 1) / 2, rel=0.01)
+    assert exposed(0, whole) / exposed(0, shared) == pytest.approx(2, rel=0.01)
 
 
 def test_sums_over_the_network_go_on_while_tensor_ranks_wait_inside_their_node() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from planner.cost.compute import Compute
 from planner.cost.timing import Timer, step_time
 from planner.facts.spec import Layout, MoeSpec
+from planner.facts.tensors.shards import held
 from planner.hardware.cluster import Span, collective_seconds
 from planner.hardware.kernels import Gemm, Pass, Work, layer_work
 from planner.hardware.stacks import STACKS
@@ -78,6 +80,20 @@ def test_the_device_waits_for_all_the_host_does_after_a_router_and_for_no_cast()
 def _tensor_waits(**changed: object) -> float:
     stacks = {**STACKS, "megatron": STACKS["megatron"]._replace(**changed)}
     return Timer(H100, stacks).step(on("megatron", MIXED)).exposed_s["tp"]
+
+
+@pytest.mark.parametrize("ep", [4, 16])
+def test_the_host_takes_its_time_for_each_expert_also_of_a_rank_that_has_one(ep: int) -> None:
+    """Two products forward, nothing of which hides after a router."""
+    spec = on("megatron", MIXED.model_copy(update={"layout": Layout(dp=32, tp=2, ep=ep, sequence_parallel=True)}))
+    stack = STACKS["megatron"]
+    slower = stack._replace(expert_s=stack.expert_s + 1e-3)
+    launch = [
+        Compute(H100.accelerator, {"megatron": s}, None).of_stage(spec, held(spec, 0), 8).launch_s
+        for s in (stack, slower)
+    ]
+    experts = 16 // ep * spec.model.num_layers
+    assert launch[1] - launch[0] >= 2 * experts * 1e-3 - 1e-9
 
 
 def test_what_tensor_ranks_gather_for_experts_hides_behind_nothing_and_stands_for_their_mlps_sums() -> None:
