@@ -40,6 +40,7 @@ ROOMS = {
         "text",
         "kinds",
         "filters",
+        "lists",
         "access",
         "present",
         "hosts",

@@ -10,37 +10,41 @@ from django.contrib.auth.decorators import login_required
 from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.views.decorators.http import require_http_methods
 
-from jobs.models import DEFAULT_PROJECT, Status
-from jobs.telling.wishes import OWN, wish, wishes_of
+from jobs.lists import listed
+from jobs.models import Status
+from jobs.telling.wishes import OWN, projects_of, wish, wishes_for
 from planner.facts.spec import SpecError
 
+PAGE_SIZE = 20  # projects, each with every state
 FIELD = "project:"  # and its name; what is of one's own jobs has none
 
 
 @require_http_methods(["GET", "POST"])
 @login_required
 def notifications(request: HttpRequest) -> HttpResponse:
-    """The form, and what it saves."""
+    """The form, and what it saves: of the projects that it shows alone."""
     user = cast(User, request.user)
     if request.method == "POST":
         given = {
             name.removeprefix(FIELD): request.POST.getlist(name) for name in request.POST if name.startswith(FIELD)
         }
         try:
-            wish(user, given)
+            wish(user, given, of=request.POST.getlist("shown"))
             messages.success(request, "Saved.")
         except SpecError as error:
             messages.error(request, "; ".join(problem.message for problem in error.problems))
-        return redirect("notifications")
-    wishes = wishes_of(user)
-    projects = [each.project for each in wishes if each.project != OWN]
+        return redirect(f"{reverse('notifications')}?{request.GET.urlencode()}")
+    found = listed(request, projects_of(user), "name", size=PAGE_SIZE)
+    projects = [project.name for project in found.page]
     context = {
-        "wishes": wishes,
+        "listed": found,
+        "wishes": wishes_for(user, [OWN, *projects]),
         "states": Status.values,
         "field": FIELD,
-        "projects": projects if DEFAULT_PROJECT in projects else [DEFAULT_PROJECT, *projects],
+        "projects": projects,
         "mails": bool(settings.EMAIL_HOST),
     }
     return render(request, "telling/notifications.html", context)

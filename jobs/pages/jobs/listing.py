@@ -39,6 +39,7 @@ COLUMNS = {
     "attempt": "Attempt",
 }
 USUAL = ("owner", "layout", "status", "steps", "created")
+MOST_CHOICES = 20  # projects; of more, one types a part of the name
 OF_ATTEMPTS = {"ended", "speed"}
 AS_LINKS = {"status", "whose"}  # rather than fields of the form
 DONE = {
@@ -77,12 +78,17 @@ def job_list(request: HttpRequest) -> HttpResponse:
     projects = _projects(filters, request.user)
     if len(projects) < 2:
         hidden = hidden | {"project"}
-    choices = [("", "any"), *((name, name) for name in projects)]
-    filters.form.fields["project"].widget = Select({"autocomplete": "off"}, choices)
+    few = len(projects) <= MOST_CHOICES
+    if few:
+        choices = [("", "any"), *((name, name) for name in projects)]
+        filters.form.fields["project"].widget = Select({"autocomplete": "off"}, choices)
+    else:
+        filters.form.fields["project"].widget.attrs["list"] = "projects"
     context |= {
         "sees_others": others,
         "filters": [field for field in filters.form if field.name not in hidden],
         "problems": [error for name in sorted(hidden) for error in filters.form.errors.get(name, ())],
+        "projects": [] if few else projects,
         "all_columns": COLUMNS,
         "undo": request.session.pop("undo", None),
     }

@@ -13,7 +13,7 @@ from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from jobs.access import find_job, find_job_to_change, find_job_to_run, may_change, may_submit_to
+from jobs.access import find_job, find_job_to_change, find_job_to_run, may_change, may_submit_to, projects_to_submit_to
 from jobs.api.http.errors import LATER, of_request, refused_page
 from jobs.kinds import elsewhere_panels, kind_of, layout_words
 from jobs.models import ELSEWHERE, TERMINAL, Job, Status, stands
@@ -110,6 +110,7 @@ def _form(
         "hardware": hardware(),
         "cluster": cluster,
         "folds": spec_form.folds(values, errors, FIRST_RUN),
+        "projects": projects_to_submit_to(request.user),
         "slurm": settings.SLURM is not None,
     }
     return render(request, "jobs/new.html", context, status=422 if problems else 200)
