@@ -54,6 +54,12 @@ def test_the_newest_of_a_project_are_asked_for_and_an_older_board_tells_no_proje
     assert server.asked == ["GET /api/v1/jobs?project=team&limit=20"]
 
 
+def test_jobs_of_several_states_are_asked_for_in_one_list(server: Saying, meshboard: Callable[..., Ran]) -> None:
+    server.tells("jobs", [])
+    assert meshboard("status", "--state", "running,queued", "--state", "active", at=server).code == 0
+    assert server.asked == ["GET /api/v1/jobs?status=running%2Cqueued%2Cactive&limit=20"]
+
+
 def test_every_command_answers_as_json_and_takes_no_token() -> None:
     options = {
         name: {word for option in leaf.params for word in option.opts}

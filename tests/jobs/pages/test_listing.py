@@ -74,6 +74,28 @@ def test_the_list_is_narrowed_by_state_kind_words_and_owner(
     assert "No job matches" in client.get("/?q=absent").content.decode()
 
 
+def test_several_states_are_asked_for_at_once(make_jobs: Make, owner: User, client: Client) -> None:
+    """By commas or by boxes; `active` is every state that is no end."""
+    for status in (Status.QUEUED, Status.RUNNING, Status.UNREACHABLE, Status.FAILED, Status.LOST):
+        make_jobs(1, name=status, status=status)
+    client.force_login(owner)
+    assert sorted(names(client, "?status=failed,lost")) == ["failed", "lost"]
+    assert sorted(names(client, "?status=failed&status=lost")) == ["failed", "lost"]
+    assert sorted(names(client, "?status=active")) == ["queued", "running", "unreachable"]
+    assert sorted(names(client, "?status=active,lost")) == ["lost", "queued", "running", "unreachable"]
+    assert len(names(client, "?status=")) == 5
+    page = client.get("/?status=failed&status=lost")
+    assert page.context["page"].paginator.count == 2
+    shown = page.content.decode()
+    assert 'href="/?status=active"' in shown
+    assert shown.count("checked> failed") == shown.count("checked> lost") == 1
+    refused = client.get("/?status=failed,burnt").content.decode()
+    words = (
+        "must be one or more of queued, starting, running, unreachable, cancelling, succeeded, failed, lost, cancelled"
+    )
+    assert f"{words}, active (all that have not ended); got burnt" in refused
+
+
 def test_of_many_projects_one_types_a_part_of_the_name(owner: User, client: Client) -> None:
     """In the filter, the form and the palette: a list of two hundred is nothing to scroll through."""
     projects = Project.objects.bulk_create(Project(name=f"mission-{n:03}") for n in range(200))
