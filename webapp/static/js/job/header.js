@@ -81,6 +81,7 @@ export function showHeader(job) {
   badge.dataset.status = job.status;
   show("cancel-form", !job.finished && job.status !== "cancelling");
   show("requeue-form", AGAIN.has(job.status));
+  for (const id of ["end-mail", "no-end-mail"]) if ($(id)) $(id).hidden = job.finished;
   if ($("smaller")) $("smaller").hidden = !BAD.has(job.status) && !(job.status === "queued" && $("smaller").dataset.stranded !== undefined);
   if (job.engine === "elsewhere") {
     $("where").textContent = job.host;
