@@ -186,6 +186,41 @@ def _written(folder: Path, name: str, data: bytes) -> Path:
     return path
 
 
+def test_who_wants_no_motion_is_shown_none_and_who_runs_no_script_is_told(browser: Browser, here: Site) -> None:
+    still = context_of(browser, reduced_motion="reduce")
+    page = still.new_page()
+    page.goto(f"{here.url}/login/")
+    moving = """() => {
+      document.body.insertAdjacentHTML("beforeend", '<span class="badge" data-status="running">running</span>');
+      return document.getAnimations().length;
+    }"""
+    assert page.evaluate(moving) == 0
+    still.close()
+    plain = context_of(browser, java_script_enabled=False)
+    page = plain.new_page()
+    page.goto(f"{here.url}/login/")
+    expect(page.locator("noscript .message")).to_be_visible()
+    plain.close()
+
+
+def test_what_lies_over_the_list_closes_with_escape_and_where_one_goes_on(browser: Browser, here: Site) -> None:
+    page = visit(browser, here, "/?q=nothing")
+    states = page.locator("summary", has_text="Status")
+    box = page.get_by_role("checkbox", name="failed")
+    states.focus()
+    page.keyboard.press("Enter")
+    expect(box).to_be_visible()
+    box.focus()
+    page.keyboard.press("Escape")
+    expect(box).to_be_hidden()
+    expect(states).to_be_focused()
+    states.click()
+    expect(box).to_be_visible()
+    page.locator("h1").click()
+    expect(box).to_be_hidden()
+    page.context.close()
+
+
 TURNED = """() => {
   const turns = /[\\u202a-\\u202e\\u2066-\\u2069]/, found = [];
   const walk = document.createTreeWalker(document.body, 5); // elements and text

@@ -35,6 +35,7 @@ ALWAYS = {
     "account": "/account/",
     "new-job": "/jobs/new/",
     "lab": "/lab/",
+    "lab-primitive": "/lab/all-reduce/",
 }
 
 
