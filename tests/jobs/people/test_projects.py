@@ -17,6 +17,8 @@ from rest_framework.test import APIClient
 
 from jobs import access
 from jobs.models import AuditEntry, Invitation, Job, Membership, Project, Role
+from jobs.queue import actions
+from tests.planner.wrong_specs import GOOD
 
 Api = Callable[[User | None], APIClient]
 Members = dict[str, User]
@@ -248,6 +250,16 @@ def test_two_hundred_projects_and_members_come_in_pages_and_are_found_by_name(me
     assert (shown.count('data-label="role"'), "person-150" in shown) == (10, True)
     assert client.get("/projects/team/").content.decode().count('data-label="role"') == 50
     assert "Nobody of that name" in client.get("/projects/team/?q=absent").content.decode()
+
+
+def test_the_queue_s_page_has_a_page_of_projects_those_that_wait_first(staff: User, client: Client) -> None:
+    Project.objects.bulk_create(Project(name=f"mission-{n:03}", used=float(n)) for n in range(120))
+    actions.submit(staff, {**GOOD, "project": "mission-007"})
+    client.force_login(staff)
+    page = client.get("/queue/")
+    first = [line["project"].name for line in page.context["projects"]]
+    assert (first[:2], len(first)) == (["mission-007", "mission-119"], 50)
+    assert 'href="/queue/?projects=2"' in page.content.decode()
 
 
 def test_rest_asks_for_no_role_by_itself(members: Members, api: Api) -> None:
