@@ -9,6 +9,7 @@ given for, of what its owner may.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
@@ -77,14 +78,20 @@ def role_in(user: Any, project: str) -> Role | None:
     """What the user may do in a project, None where nothing. Staff count as admin with the right to change projects,
     as operator with the right to change jobs, else as viewer.
     """
+    return roles_in(user, [project])[project]
+
+
+def roles_in(user: Any, projects: Iterable[str]) -> dict[str, Role | None]:
+    """`role_in` each of these, asked at once."""
+    names = list(projects)
     if not (user.is_authenticated and user.is_active):
-        return None
-    if project == DEFAULT_PROJECT:
-        member: Role | None = Role.SUBMITTER
-    else:
-        found = Membership.objects.filter(user=user, project__name=project).values_list("role", flat=True).first()
-        member = Role(found) if found is not None else None
-    return max((role for role in (member, _staff_role(user)) if role is not None), default=None)
+        return dict.fromkeys(names)
+    member = {DEFAULT_PROJECT: Role.SUBMITTER}
+    if asked := [name for name in names if name != DEFAULT_PROJECT]:
+        found = Membership.objects.filter(user=user, project__name__in=asked).values_list("project__name", "role")
+        member |= {name: Role(role) for name, role in found}
+    staff = _staff_role(user)
+    return {name: max((role for role in (member.get(name), staff) if role is not None), default=None) for name in names}
 
 
 def _staff_role(user: Any) -> Role | None:
@@ -147,6 +154,12 @@ def visible_projects(user: Any) -> QuerySet[Project]:
         if user.is_staff
         else Project.objects.filter(name__in=[DEFAULT_PROJECT, *projects_of(user)])
     )
+
+
+def projects_to_submit_to(user: Any) -> list[str]:
+    """Names of all in which the user may have jobs started, by name."""
+    roles = roles_in(user, visible_projects(user).order_by("name").values_list("name", flat=True))
+    return [name for name, role in roles.items() if role is not None and role >= Role.SUBMITTER]
 
 
 def find_project(user: Any, name: str) -> Project:

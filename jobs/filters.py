@@ -6,18 +6,21 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import django_filters
+from django import forms
+from django.core.exceptions import ValidationError
 from django.db.models import Q, QuerySet
 
 from jobs.kinds import KINDS
-from jobs.models import Job, Status
+from jobs.models import LIVE, Job, Status
 
 TITLES = [(name, kind.title) for name, kind in KINDS.items()]
 ARCHIVED = [("only", "archived"), ("too", "all, archived too")]
+ACTIVE = "active"
 WHOSE = [("mine", "mine")]
 
 
-def _one_of(names: Iterable[str]) -> dict[str, str]:
-    return {"invalid_choice": f"must be one of {', '.join(names)}; got %(value)s"}
+def _one_of(names: Iterable[str], words: str = "one of") -> dict[str, str]:
+    return {"invalid_choice": f"must be {words} {', '.join(names)}; got %(value)s"}
 
 
 def _chosen(
@@ -28,15 +31,44 @@ def _chosen(
     return django_filters.ChoiceFilter(label=label, choices=choices, empty_label=empty, error_messages=messages, **more)
 
 
+class StatesField(forms.MultipleChoiceField):
+    """Several states: commas between, or given several times, as a form's boxes are. ACTIVE stands for all of LIVE."""
+
+    widget = forms.CheckboxSelectMultiple
+
+    def to_python(self, value: Any) -> list[str]:
+        """Each once, in the order in which a job comes to them."""
+        if not value or value == [""]:
+            return []
+        told = {state for given in value for state in given.split(",")}
+        if ACTIVE in told:
+            told = told - {ACTIVE} | set(LIVE)
+        unknown = sorted(told - set(Status.values))
+        if unknown:
+            raise ValidationError(
+                self.error_messages["invalid_choice"], "invalid_choice", {"value": unknown[0] or "nothing"}
+            )
+        return [state for state in Status.values if state in told]
+
+
+class StatesFilter(django_filters.Filter):
+    field_class = StatesField
+
+
 class JobFilter(django_filters.FilterSet):
-    """Search words, state, kind, project, tag, owner; archived jobs only where asked for. A parameter that makes no
+    """Search words, states, kind, project, tag, owner; archived jobs only where asked for. A parameter that makes no
     sense narrows nothing.
 
     `user`: who asks; only staff's form has whose jobs they are.
     """
 
     q = django_filters.CharFilter(label="Search", method="search", max_length=100)
-    status = _chosen("Status", Status.choices, "any")
+    status = StatesFilter(
+        label="Status",
+        lookup_expr="in",
+        choices=Status.choices,
+        error_messages=_one_of([*Status.values, f"{ACTIVE} (all that have not ended)"], "one or more of"),
+    )
     kind = _chosen("Kind", TITLES, "any")
     project = django_filters.CharFilter(label="Project", max_length=100)
     tag = django_filters.CharFilter(label="Tag", field_name="tags__name", max_length=50)
@@ -74,7 +106,7 @@ class JobFilter(django_filters.FilterSet):
     def of_any_status(self) -> QuerySet[Job]:
         """What is found where the status is not asked for."""
         self.form.is_valid()
-        return self._narrowed(self.queryset.all(), {**self.form.cleaned_data, "status": ""})
+        return self._narrowed(self.queryset.all(), {**self.form.cleaned_data, "status": []})
 
     def _narrowed(self, jobs: QuerySet[Job], asked: dict[str, Any]) -> QuerySet[Job]:
         for name, value in asked.items():

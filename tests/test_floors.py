@@ -41,6 +41,7 @@ ROOMS = {
         "text",
         "kinds",
         "filters",
+        "lists",
         "access",
         "present",
         "hosts",

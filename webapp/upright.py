@@ -22,6 +22,8 @@ def upright_pages(
         response = get_response(request)
         if isinstance(response, HttpResponse) and response.get("Content-Type", "").startswith("text/html"):
             response.content = TURNS.sub(_written, response.content)
+            if "Content-Length" in response:  # of the page before: a server would send nothing of a longer one
+                response["Content-Length"] = str(len(response.content))
         return response
 
     return answered

@@ -45,6 +45,7 @@ urlpatterns = [
     path("jobs/<str:job_id>/", jobs.job_page, name="job-detail"),
     path("jobs/<str:job_id>/timeline/", traces.timeline, name="job-timeline"),
     path("jobs/<str:job_id>/cancel/", jobs.job_cancel, name="job-cancel"),
+    path("jobs/<str:job_id>/end-mail/", notifications.end_mail, name="job-end-mail"),
     path("jobs/<str:job_id>/give-up/", jobs.job_give_up, name="job-give-up"),
     path("jobs/<str:job_id>/smaller/", jobs.job_run_smaller, name="job-run-smaller"),
     path("jobs/<str:job_id>/requeue/", jobs.job_requeue, name="job-requeue"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin, messages
-from django.db.models import QuerySet
+from django.db.models import Count, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from unfold.admin import ModelAdmin
@@ -29,12 +29,29 @@ class HostAdmin(OwnColumn):
     readonly_fields = ["name", "slots", "device", "device_name", "memory_bytes", "boot_id", "note", "last_seen"]
     actions = ["drain", "undrain", "give_up"]
 
-    def free(self, host: Host) -> int:
-        return host.slots - host.allocations.count()
+    search_fields = ["name"]
+    list_filter = ["drained", "device"]
+
+    def get_queryset(self, request: HttpRequest) -> Any:
+        return super().get_queryset(request).annotate(held=Count("allocations"))
+
+    def get_changelist_instance(self, request: HttpRequest) -> Any:
+        """Its lines know what was not understood of each: asked for at once."""
+        found = super().get_changelist_instance(request)
+        hosts = list(found.result_list)
+        counts = deadletters.counts_of(host.name for host in hosts)
+        for host in hosts:
+            host.not_understood = counts[host.name]
+        found.result_list = hosts
+        return found
+
+    @display(ordering="held")
+    def free(self, host: Any) -> int:
+        return int(host.slots - host.held)
 
     @display(description="events not understood")
-    def dead_letters(self, host: Host) -> str:
-        return deadletters.count_of(host.name)
+    def dead_letters(self, host: Any) -> str:
+        return str(host.not_understood)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -100,6 +117,7 @@ class DeadLetterAdmin(ModelAdmin):
 class PoolAdmin(Audited):
     """Hosts by their labels, under a name that jobs ask for."""
 
+    search_fields = ["name"]  # which the form of a reservation asks for
     fields = ["name", "labels", "paused"]
     list_display = ["name", "labels", "paused"]
 
@@ -111,6 +129,7 @@ class PoolAdmin(Audited):
 class ReservationAdmin(Audited):
     """Hosts that are a project's alone for a while."""
 
+    autocomplete_fields = ["project", "pool", "host"]
     fields = ["project", "pool", "host", "starts", "ends"]
     list_display = ["project", "pool", "host", "starts", "ends"]
 

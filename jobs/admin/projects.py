@@ -31,6 +31,7 @@ class ProjectAdmin(Audited):
     form = ProjectForm
     fields = ["name", "slots", "weight"]
     list_display = ["name", "slots", "weight"]
+    search_fields = ["name"]
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
         return ["name"] if obj else []

@@ -25,6 +25,7 @@ urlpatterns = [
     path("jobs/<str:job_id>/trace/steps", traces.TracedSteps.as_view(), name="api-traced-steps"),
     path("jobs/<str:job_id>/trace", traces.StepTrace.as_view(), name="api-trace"),
     path("jobs/<str:job_id>/logs/<str:rank>", logs.Log.as_view(), name="api-log"),
+    path("jobs/<str:job_id>/end-mail", notifications.EndMail.as_view(), name="api-end-mail"),
     path("jobs/<str:job_id>/history", history.History.as_view(), name="api-history"),
     path("jobs/<str:job_id>/tensorboard", history.TensorBoard.as_view(), name="api-tensorboard"),
     path("jobs/<str:job_id>/history/snapshot", history.HistorySnapshot.as_view(), name="api-snapshot"),

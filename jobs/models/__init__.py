@@ -35,7 +35,7 @@ from jobs.models.policy import (
     QueueState,
     Reservation,
 )
-from jobs.models.telling import Delivery, MailWish, Outcome, Webhook
+from jobs.models.telling import Delivery, EndWish, MailWish, Outcome, Webhook
 from jobs.models.traces import ImportedTrace
 
 __all__ = [
@@ -54,6 +54,7 @@ __all__ = [
     "DeadLetter",
     "Delivery",
     "Dependency",
+    "EndWish",
     "Host",
     "HostQuerySet",
     "HostRun",

@@ -8,7 +8,7 @@ from django.conf import settings
 from django.db import models
 from django.utils import timezone
 
-from jobs.models.jobs import ID_ALPHABET
+from jobs.models.jobs import ID_ALPHABET, Job
 
 
 def _random(length: int) -> str:
@@ -61,6 +61,19 @@ class MailWish(models.Model):
 
     def __str__(self) -> str:
         return f"{self.user_id}: {self.project or 'own jobs'}"
+
+
+class EndWish(models.Model):
+    """Somebody is to be mailed once, when this job has ended. It goes with the job, and once it was written."""
+
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="end_wishes")
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="end_wishes")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["job", "user"], name="one_end_wish_per_job")]
+
+    def __str__(self) -> str:
+        return f"{self.user_id}: {self.job_id}"
 
 
 class Outcome(models.TextChoices):

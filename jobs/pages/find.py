@@ -1,4 +1,4 @@
-"""What the palette finds by name: jobs and hosts."""
+"""What the palette finds by name: jobs, hosts and projects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from django.http import HttpRequest, JsonResponse
 from django.urls import reverse
 from django.views.decorators.http import require_GET
 
-from jobs.access import visible_jobs
+from jobs.access import visible_jobs, visible_projects
 from jobs.hosts.state import state_of
 from jobs.models import Host
 from jobs.text import storable
@@ -20,11 +20,12 @@ LONGEST = 100  # characters
 @require_GET
 @login_required
 def find(request: HttpRequest) -> JsonResponse:
-    """The newest jobs whose name holds `q` or whose id begins with it, and hosts whose name holds it."""
+    """The newest jobs whose name holds `q` or whose id begins with it, and hosts and projects whose name holds it."""
     words = request.GET.get("q", "").strip()[:LONGEST]
     if not storable(words):
-        return JsonResponse({"jobs": [], "hosts": []})
+        return JsonResponse({"jobs": [], "hosts": [], "projects": []})
     jobs = visible_jobs(request.user).filter(Q(name__icontains=words) | Q(id__startswith=words.lower()))
+    projects = visible_projects(request.user).filter(name__icontains=words).order_by("name")
     hosts = Host.objects.present().filter(name__icontains=words).order_by("name")
     return JsonResponse(
         {
@@ -35,6 +36,9 @@ def find(request: HttpRequest) -> JsonResponse:
             "hosts": [
                 {"name": host.name, "state": state_of(host), "url": reverse("host", args=[host.name])}
                 for host in hosts[:MOST]
+            ],
+            "projects": [
+                {"name": project.name, "url": reverse("project", args=[project.name])} for project in projects[:MOST]
             ],
         }
     )

@@ -21,6 +21,7 @@ from jobs.hosts.listing import listed
 from jobs.hosts.present import sees_inside
 from jobs.hosts.state import STATES, state_of
 from jobs.hosts.versions import versions_of
+from jobs.lists import page_of
 from jobs.models import LIVE, Host, Job, JoinToken
 from jobs.planning.queries import checked
 from jobs.queue import actions
@@ -175,7 +176,8 @@ def _board(request: HttpRequest) -> str:
 def _of_tokens(request: HttpRequest) -> dict[str, Any]:
     return {
         "may_change": True,
-        "tokens": [{"token": token, "problem": tokens.why_not(token)} for token in tokens.known()],
+        "kept": (kept := page_of(request, tokens.known(), "tokens")),
+        "tokens": [{"token": token, "problem": tokens.why_not(token)} for token in kept],
         "board": _board(request),
     }
 

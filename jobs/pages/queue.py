@@ -15,6 +15,7 @@ from django.views.decorators.http import require_GET, require_POST
 from jobs.access import may_operate, may_run_queue, operated_jobs, sees_others, visible_jobs
 from jobs.api.http.errors import refused_page
 from jobs.api.http.problems import details
+from jobs.lists import page_of
 from jobs.models import AuditEntry, Pool, Project
 from jobs.planning.queries import checked
 from jobs.queue import staff
@@ -57,7 +58,7 @@ def queue(request: HttpRequest) -> HttpResponse:
         "total": len(seen.queue),
         "paused": seen.paused,
         "pools": Pool.objects.all(),
-        "projects": _projects(seen),
+        "projects": page_of(request, _projects(seen), "projects"),
         "may_run": may_run_queue(request.user),
         "may_operate": may_operate(request.user),
         "operated": operated,
@@ -69,13 +70,15 @@ def queue(request: HttpRequest) -> HttpResponse:
 
 
 def _projects(seen: View) -> list[dict[str, Any]]:
+    """Those that wait for most first, then those that used most."""
     waiting: dict[str, int] = {}
     for queued in seen.queue:
         waiting[queued.job.project] = waiting.get(queued.job.project, 0) + 1
-    return [
+    lines = [
         {"project": project, "waiting": waiting.get(project.name, 0), "quota": seen.quotas.get(project.name)}
         for project in Project.objects.all()
     ]
+    return sorted(lines, key=lambda line: (-line["waiting"], -line["project"].used))
 
 
 def _what_if(request: HttpRequest, seen: View) -> dict[str, Any]:

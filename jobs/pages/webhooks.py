@@ -14,7 +14,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from jobs.access import may_administer
-from jobs.models import Delivery, Outcome, Status, Webhook
+from jobs.models import TERMINAL, Delivery, Outcome, Status, Webhook
 from jobs.planning.queries import checked
 from jobs.telling import hooks
 from jobs.telling.signing import secret_of
@@ -28,13 +28,14 @@ TONES = {Outcome.WAITING: "info", Outcome.DELIVERED: "good", Outcome.GIVEN_UP: "
 @require_GET
 @login_required
 def webhooks(request: HttpRequest, project: str) -> HttpResponse:
-    """One's own of a project, or all of them for who administers it."""
+    """One's own of a project, or all of them for who administers it; `?job=` opens the form for the end of that one."""
     hooks.find_project(request.user, project)
     context = {
         "project": project,
         "hooks": hooks.told(hooks.visible_to(request.user, project)),
         "states": Status.values,
         "may_administer": may_administer(request.user, project),
+        "drafted": {"job": job, "states": TERMINAL} if (job := request.GET.get("job", "")[:16]) else None,
     }
     return render(request, "telling/webhooks.html", context)
 

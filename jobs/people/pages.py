@@ -20,6 +20,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
+from jobs.lists import listed, page_of
 from jobs.people import tokens
 from jobs.people.provider import meant
 from jobs.people.sealing import board
@@ -127,12 +128,15 @@ def refusal(error: SpecError) -> str:
 
 def _page(request: HttpRequest, form: Any = None) -> HttpResponse:
     user = _user(request)
+    found = listed(request, tokens.known(user), "grant__name")
+    sessions = sorted(UserSession.objects.purge_and_list(user), key=lambda one: one.created_at, reverse=True)
     context = {
-        "tokens": [tokens.told(token) for token in tokens.known(user)],
+        "listed": found,
+        "tokens": [tokens.told(token) for token in found.page],
         "has_password": user.has_usable_password(),
         "form": form,
         "token_days": settings.TOKEN_DAYS,
-        "sessions": sorted(UserSession.objects.purge_and_list(user), key=lambda one: one.created_at, reverse=True),
+        "sessions": page_of(request, sessions, "sessions"),
         "second_factor": is_mfa_enabled(user),
         "oidc": settings.OIDC_NAME,
         "signed_on": [_signed_on(one) for one in SocialAccount.objects.filter(user=user).order_by("pk")],

@@ -8,6 +8,7 @@ from typing import Any, cast
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.contrib.auth.models import User
+from django.db.models import Count
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.debug import sensitive_post_parameters
@@ -15,6 +16,7 @@ from django.views.decorators.http import require_GET, require_POST
 
 from contracts.variables import PREFIXES
 from jobs.access import find_project, find_project_to_administer, may_administer, visible_projects
+from jobs.lists import listed, page_of
 from jobs.models import DEFAULT_PROJECT, Project, Role
 from jobs.people import invitations, projects, variables
 from jobs.people.invitation_mail import mail
@@ -29,11 +31,14 @@ from planner.facts.spec import SpecError
 @login_required
 def index(request: HttpRequest) -> HttpResponse:
     """Those that one may submit to or look into."""
+    counted = visible_projects(request.user).annotate(members=Count("memberships"))
+    found = listed(request, counted.order_by("name"), "name")
+    shown = list(found.page)
     rows = [
-        {"project": project, "told": projects.told(project, request.user), "members": project.memberships.count()}
-        for project in visible_projects(request.user)
+        {"project": project, "told": told}
+        for project, told in zip(shown, projects.all_told(shown, request.user), strict=True)
     ]
-    return render(request, "people/projects.html", {"rows": rows})
+    return render(request, "people/projects.html", {"rows": rows, "listed": found})
 
 
 @require_GET
@@ -41,17 +46,20 @@ def index(request: HttpRequest) -> HttpResponse:
 def project(request: HttpRequest, name: str) -> HttpResponse:
     found = find_project(request.user, name)
     administers = may_administer(request.user, found.name)
+    members = listed(request, found.memberships.select_related("user"), "user__username")
     context: dict[str, Any] = {
         "project": found,
         "told": projects.told(found, request.user),
-        "members": projects.members(found),
+        "listed": members,
+        "members": [projects.member_told(one) for one in members.page],
         "administers": administers,
         "is_default": found.name == DEFAULT_PROJECT,
         "roles": [role.label for role in Role],
     }
     if administers:
         context |= {
-            "invitations": [invitations.told(one) for one in invitations.still_open(found)],
+            "open": (opened := page_of(request, invitations.still_open(found), "invitations")),
+            "invitations": [invitations.told(one) for one in opened],
             "variables": variables.known(found),
             "prefixes": PREFIXES,
         }

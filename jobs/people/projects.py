@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from django.contrib.auth.models import User
@@ -9,7 +10,7 @@ from django.db import transaction
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from jobs.access import administers_all, role_in
+from jobs.access import administers_all, roles_in
 from jobs.models import DEFAULT_PROJECT, Job, Membership, Project, Role
 from jobs.queue.audit import record
 from planner.facts.spec import Problem, SpecError, Strict
@@ -60,14 +61,23 @@ class MemberTold(TypedDict):
 
 
 def told(project: Project, user: Any) -> ProjectTold:
-    role = role_in(user, project.name)
-    return {
-        "name": project.name,
-        "role": role.label if role is not None else None,
-        "slots": project.slots,
-        "own_slots": project.own_slots,
-        "weight": project.weight,
-    }
+    [one] = all_told([project], user)
+    return one
+
+
+def all_told(projects: Iterable[Project], user: Any) -> list[ProjectTold]:
+    found = list(projects)
+    roles = roles_in(user, [project.name for project in found])
+    return [
+        {
+            "name": project.name,
+            "role": role.label if (role := roles[project.name]) is not None else None,
+            "slots": project.slots,
+            "own_slots": project.own_slots,
+            "weight": project.weight,
+        }
+        for project in found
+    ]
 
 
 def has_jobs(name: str) -> bool:
@@ -106,15 +116,16 @@ def keep_to(project: Project, own_slots: int | None, by: str) -> None:
 
 
 def members(project: Project) -> list[MemberTold]:
-    return [
-        {
-            "user": one.user.get_username(),
-            "role": one.get_role_display(),
-            "added": one.added.isoformat(),
-            "added_by": one.added_by,
-        }
-        for one in project.memberships.select_related("user")
-    ]
+    return [member_told(one) for one in project.memberships.select_related("user")]
+
+
+def member_told(one: Membership) -> MemberTold:
+    return {
+        "user": one.user.get_username(),
+        "role": one.get_role_display(),
+        "added": one.added.isoformat(),
+        "added_by": one.added_by,
+    }
 
 
 def set_role(project: Project, username: str, role: Role, by: User) -> None:

@@ -45,4 +45,4 @@ def checked(kind: type[Query], data: object) -> Query:
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        raise SpecError([problem_of(e) for e in error.errors(include_url=False)]) from None
+        raise SpecError([problem_of(e, kind) for e in error.errors(include_url=False)]) from None

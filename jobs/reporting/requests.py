@@ -110,4 +110,4 @@ def read(model: type[Asked], data: object) -> Asked:
     try:
         return model.model_validate(data)
     except ValidationError as errors:
-        raise SpecError([problem_of(error) for error in errors.errors(include_url=False)]) from None
+        raise SpecError([problem_of(error, model) for error in errors.errors(include_url=False)]) from None

@@ -44,7 +44,7 @@ def mail_of(delivery: Delivery) -> Mail:
         "",
         job["url"],
         "",
-        "You chose which states you are mailed of under Notifications.",
+        "You asked for it, under Notifications or on the job's page.",
     ]
     subject = f"{_one_line(job['name'])} {stands(job['status'])}"
     return Mail(delivery.person.email, subject, "\n".join(lines), delivery.key)

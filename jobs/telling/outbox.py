@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from django.conf import settings
+from django.contrib.auth.models import User
 from django.db.models import Q
 from django.urls import reverse
 from django.utils import timezone
 
 from jobs.access import may_administer, visible_jobs
-from jobs.models import Delivery, Job, MailWish, StateChange, Webhook
+from jobs.models import TERMINAL, Delivery, Job, MailWish, StateChange, Webhook
 from jobs.models.telling import new_delivery_key
+from jobs.telling.ends import spend
 from jobs.telling.shapes import Told, ToldJob
 
 MOST_MAILS_AN_HOUR = 200  # to a person
@@ -38,7 +40,8 @@ def tell(changes: Sequence[StateChange]) -> None:
     hooks = list(active.filter(project__in=projects).select_related("owner")) if any_hook else []
     of_these = Q(project="", user__in=concerned.values("owner")) | Q(project__in=projects)
     wishes = list(MailWish.objects.filter(of_these).select_related("user")) if settings.EMAIL_HOST else []
-    if not hooks and not wishes:
+    ends = spend(changes) if settings.EMAIL_HOST else {}
+    if not hooks and not wishes and not ends:
         return
     told_hooks = [hook for hook in hooks if still_may(hook)]
     jobs = {job.id: job for job in concerned.select_related("owner").defer("estimate", "hardware", "chosen", "spec")}
@@ -48,7 +51,9 @@ def tell(changes: Sequence[StateChange]) -> None:
         made += [
             Delivery(**_message(STATE, change, job), webhook=hook) for hook in told_hooks if _wants(hook, job, change)
         ]
-        made += [Delivery(**_message(STATE, change, job), person_id=person) for person in _readers(wishes, job, change)]
+        made += [
+            Delivery(**_message(STATE, change, job), person_id=person) for person in _readers(wishes, ends, job, change)
+        ]
     Delivery.objects.bulk_create(made)
 
 
@@ -85,7 +90,7 @@ def _wants(hook: Webhook, job: Job, change: StateChange) -> bool:
     )
 
 
-def _readers(wishes: Iterable[MailWish], job: Job, change: StateChange) -> list[int]:
+def _readers(wishes: Iterable[MailWish], ends: Mapping[str, list[User]], job: Job, change: StateChange) -> list[int]:
     """Whom this change is mailed to, once each."""
     wanted = {
         wish.user_id: wish.user
@@ -95,6 +100,8 @@ def _readers(wishes: Iterable[MailWish], job: Job, change: StateChange) -> list[
         and wish.user.is_active
         and (wish.user_id == job.owner_id if wish.project == "" else wish.project == job.project)
     }
+    if change.status in TERMINAL:
+        wanted |= {user.pk: user for user in ends.get(job.id, ()) if user.email}
     hour = timezone.now() - timedelta(hours=1)
     return [
         key

@@ -53,6 +53,14 @@ class MailsTold(TypedDict):
     wishes: list[MailWishTold]
 
 
+class EndTold(TypedDict):
+    """Whether one is mailed when a job has ended. `email`, `sends`: as `MailsTold` has them."""
+
+    asked: bool
+    email: str | None
+    sends: bool
+
+
 class WebhookTold(TypedDict):
     """A webhook, without its secret. `waiting`: deliveries on their way."""
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, NamedTuple
 
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import transaction
+from django.db.models import Exists, OuterRef, QuerySet
 from pydantic import Field
 
 from jobs.access import visible_projects
-from jobs.models import MailWish, Status
+from jobs.models import MailWish, Project, Status
 from jobs.queue.audit import record
 from jobs.telling.shapes import MailsTold
+from jobs.text import storable
 from planner.facts.spec import NO_NUL, Problem, SpecError, Strict
 
 OWN = ""  # where a project's name would stand: one's own jobs, in any project
-MOST_PROJECTS = 100
+MOST_PROJECTS = 1000
 
 
 class WishGiven(Strict):
@@ -43,10 +45,22 @@ class Wish(NamedTuple):
 
 
 def wishes_of(user: User) -> list[Wish]:
-    """One's own jobs first, then each project that one sees."""
+    """One's own jobs first, then each project that one sees: those with a wish, then the others, by name."""
     kept = _kept(user)
-    names = [OWN, *visible_projects(user).order_by("name").values_list("name", flat=True)[:MOST_PROJECTS]]
+    names = [OWN, *projects_of(user).values_list("name", flat=True)[:MOST_PROJECTS]]
     return [Wish(name, kept.get(name, [])) for name in names]
+
+
+def projects_of(user: User) -> QuerySet[Project]:
+    """Those that one sees, the ones that one has a wish for first."""
+    wished = MailWish.objects.filter(user=user, project=OuterRef("name"))
+    return visible_projects(user).order_by((~Exists(wished)).asc(), "name")
+
+
+def wishes_for(user: User, projects: Iterable[str]) -> list[Wish]:
+    """What is wished for of these."""
+    kept = _kept(user)
+    return [Wish(name, kept.get(name, [])) for name in projects]
 
 
 def told(user: User) -> MailsTold:
@@ -71,13 +85,13 @@ def by_project(asked: MailsWish) -> dict[str, list[str]]:
     return {name: [state.value for state in given.states] for name, given in zip(names, asked.wishes, strict=True)}
 
 
-def wish(user: User, wanted: Mapping[str, list[str]]) -> None:
-    """Replace what was wished for by this: states by project.
+def wish(user: User, wanted: Mapping[str, list[str]], *, of: Iterable[str] | None = None) -> None:
+    """Replace what was wished for by this: states by project. `of`: the projects of which alone it is replaced.
 
     Raises:
         SpecError: there is no such state, or no such project.
     """
-    known = {each.project for each in wishes_of(user)}
+    known = _seen(user, filter(storable, wanted))
     problems = [Problem("project", f"there is no project {name[:100]!r}") for name in wanted if name not in known]
     states = {state for given in wanted.values() for state in given}
     problems += [Problem("states", f"there is no state {state[:100]!r}") for state in states - set(Status.values)]
@@ -87,11 +101,20 @@ def wish(user: User, wanted: Mapping[str, list[str]]) -> None:
     with transaction.atomic():
         User.objects.select_for_update(no_key=True).get(pk=user.pk)  # of two at once one is wholly kept
         before = _kept(user)
+        if of is not None:
+            asked_for = {*of, *wanted}
+            others = _seen(user, before) - asked_for
+            after = {name: states for name, states in before.items() if name in others} | after
         if before == after:
             return
         MailWish.objects.filter(user=user).delete()
         MailWish.objects.bulk_create(MailWish(user=user, project=name, states=states) for name, states in after.items())
         record(user.get_username(), "wish for mail", "user", user.get_username(), before, after)
+
+
+def _seen(user: User, names: Iterable[str]) -> set[str]:
+    """Of these, the ones that a wish may be for."""
+    return {OWN, *visible_projects(user).filter(name__in=list(names)).values_list("name", flat=True)}
 
 
 def _kept(user: User) -> dict[str, list[str]]:

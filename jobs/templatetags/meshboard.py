@@ -32,6 +32,15 @@ def least_tensors() -> int:
     return LEAST_TENSORS
 
 
+@register.simple_tag(takes_context=True)
+def turned(context: Mapping[str, Any], number: int, parameter: str) -> str:
+    """This page's query, with another page of the list that turns by `parameter`, "" for "page"."""
+    query = context["request"].GET.copy()
+    query.pop("part", None)
+    query[parameter or "page"] = str(number)
+    return f"?{query.urlencode()}"
+
+
 @register.simple_tag
 def form_key() -> str:
     """What tells this form, as it is drawn now, from every other."""

@@ -39,4 +39,4 @@ def wanted_step(data: object) -> int:
     try:
         return WantedStep.model_validate(data).step
     except ValidationError as error:
-        raise SpecError([problem_of(told) for told in error.errors()[:20]]) from error
+        raise SpecError([problem_of(told, WantedStep) for told in error.errors()[:20]]) from error

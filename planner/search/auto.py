@@ -124,7 +124,7 @@ def _inside(error: ValidationError) -> list[Problem]:
         is_list = isinstance(told["input"], list)
         if field not in deepest or is_list or len(told["loc"]) > len(deepest[field]["loc"]):
             deepest[field] = told
-    return [Problem(field, problem_of(told).message) for field, told in deepest.items()]
+    return [Problem(field, problem_of(told, AutoSpec).message) for field, told in deepest.items()]
 
 
 def draft_of(data: Mapping[str, Any]) -> JobSpec:

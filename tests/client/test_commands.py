@@ -44,14 +44,18 @@ def leaves(found: Any, path: str = "") -> dict[str, Any]:
     }
 
 
-def test_the_newest_of_a_project_are_asked_for_and_an_older_board_tells_no_project(
-    server: Saying, meshboard: Callable[..., Ran]
-) -> None:
+def test_the_newest_of_a_project_and_an_older_board_tells_none(server: Saying, meshboard: Meshboard) -> None:
     brief = {"id": "j", "status": "running", "name": "n", "owner": "ann", "created": "today"}
     server.tells("jobs", [{**brief, "project": "team"}, brief])
     shown = meshboard("status", "--project", "team", at=server).out.splitlines()
     assert [line.split()[3] for line in shown] == ["project", "team", "-"]
     assert server.asked == ["GET /api/v1/jobs?project=team&limit=20"]
+
+
+def test_jobs_of_several_states_are_asked_for_in_one_list(server: Saying, meshboard: Meshboard) -> None:
+    server.tells("jobs", [])
+    meshboard("status", "--state", "running,queued", "--state", "lost", at=server)
+    assert server.asked == ["GET /api/v1/jobs?status=running%2Cqueued%2Clost&limit=20"]
 
 
 def test_every_command_answers_as_json_and_takes_no_token() -> None:

@@ -94,6 +94,7 @@ def test_the_first_screen_holds_all_that_one_asks_first_and_nothing_moves(tab: P
         a, b = boxes[one], boxes[other]
         assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1], f"{one} lies over {other}"
     assert tab.evaluate("document.documentElement.scrollWidth") <= 1440
+    assert tab.evaluate("document.getElementById('jump').scrollWidth <= document.getElementById('jump').clientWidth")
     expect(tab.locator("#places [data-does]")).to_have_count(4)
     expect(tab.locator("#places [data-legend]")).to_contain_text("4 ")
     for part in ("queue", "spawn", "import", "rendezvous"):

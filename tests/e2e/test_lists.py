@@ -154,7 +154,7 @@ def test_the_palette_finds_jobs_hosts_pages_and_actions_by_keyboard_alone(
 ) -> None:
     page.goto(running_board.url)
     page.keyboard.press("Control+k")
-    box = page.get_by_role("combobox", name="Find a job, host, page or action")
+    box = page.get_by_role("combobox", name="Find a job, host, project, page or action")
     expect(box).to_be_focused()
     expect(page.get_by_role("dialog").get_by_role("option", name="Show all keys")).to_be_visible()
     page.keyboard.type("left")
@@ -187,7 +187,7 @@ def test_every_key_is_told_on_a_sheet(page: Page, running_board: Board, runs: li
     expect(page.locator("#chosen")).to_have_text("None chosen")
     page.keyboard.press("?")
     sheet = page.get_by_role("dialog", name="Keys")
-    for words in ("Next job", "Find a job, host, page or action", "New job", "Overview"):
+    for words in ("Next job", "Find a job, host, project, page or action", "New job", "Overview"):
         expect(sheet.get_by_text(words, exact=True).first).to_be_visible()
     page.keyboard.press("Escape")
     page.fill(".filters [name=q]", "")

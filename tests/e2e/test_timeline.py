@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 import shutil
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -181,3 +184,77 @@ def _written(folder: Path, name: str, data: bytes) -> Path:
     path = folder / name
     path.write_bytes(data)
     return path
+
+
+def test_who_wants_no_motion_is_shown_none_and_who_runs_no_script_is_told(browser: Browser, here: Site) -> None:
+    still = context_of(browser, reduced_motion="reduce")
+    page = still.new_page()
+    page.goto(f"{here.url}/login/")
+    moving = """() => {
+      document.body.insertAdjacentHTML("beforeend", '<span class="badge" data-status="running">running</span>');
+      return document.getAnimations().length;
+    }"""
+    assert page.evaluate(moving) == 0
+    still.close()
+    plain = context_of(browser, java_script_enabled=False)
+    page = plain.new_page()
+    page.goto(f"{here.url}/login/")
+    expect(page.locator("noscript .message")).to_be_visible()
+    plain.close()
+
+
+def test_what_lies_over_the_list_closes_with_escape_and_where_one_goes_on(browser: Browser, here: Site) -> None:
+    page = visit(browser, here, "/?q=nothing")
+    states = page.locator("summary", has_text="Status")
+    box = page.get_by_role("checkbox", name="failed")
+    states.focus()
+    page.keyboard.press("Enter")
+    expect(box).to_be_visible()
+    box.focus()
+    page.keyboard.press("Escape")
+    expect(box).to_be_hidden()
+    expect(states).to_be_focused()
+    states.click()
+    expect(box).to_be_visible()
+    page.locator("h1").click()
+    expect(box).to_be_hidden()
+    page.context.close()
+
+
+TURNED = """() => {
+  const turns = /[\\u202a-\\u202e\\u2066-\\u2069]/, found = [];
+  const walk = document.createTreeWalker(document.body, 5); // elements and text
+  for (let node = walk.currentNode; node; node = walk.nextNode()) {
+    if (node.parentElement?.closest("script")) continue;
+    const named = (name) => node.getAttribute(name) ?? "";
+    const words = node.nodeType === 3 ? [node.data] : ["title", "aria-label"].map(named);
+    found.push(...words.filter((text) => turns.test(text)));
+  }
+  return found;
+}"""
+
+
+def test_no_name_from_before_there_was_a_rule_turns_a_line_round(browser: Browser, here: Site) -> None:
+    """Nor what is told of it: by the server's pages, by what a script writes of JSON, and on a socket."""
+    spec = {"name": "old", "model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}}
+    made = here.call("POST", "/api/v1/jobs", spec, headers=here.token("owner")).json()["id"]
+    old = "paid \u202egnp.exe"
+    kept = sqlite3.connect(here.database_url.removeprefix("sqlite:///"), timeout=30)
+    with contextlib.closing(kept) as database, database:
+        named = json.dumps({**spec, "name": old})
+        database.execute("UPDATE jobs_job SET name = ?, wait_reason = ? WHERE id = ?", (old, f"waits for {old}", made))
+        database.execute("UPDATE jobs_job SET spec = json_patch(spec, ?) WHERE id = ?", (named, made))
+        database.execute("UPDATE jobs_statechange SET reason = ? WHERE job_id = ?", (old, made))
+    assert here.call("GET", f"/api/v1/jobs/{made}", headers=here.token("owner")).json()["name"] == old
+    page = visit(browser, here, f"/jobs/{made}/")
+    expect(page.locator("#notice")).to_have_text("Waiting: waits for paid \\u202egnp.exe")
+    assert page.evaluate(TURNED) == []
+    page.keyboard.press("Control+k")
+    page.get_by_role("combobox", name="Find a job").fill("paid")
+    expect(page.locator("#palette-list li").first).to_contain_text("paid \\u202egnp.exe")
+    assert page.evaluate(TURNED) == []
+    for path in ("/", "/queue/", "/overview/", f"/jobs/new/?from={made}"):
+        page.goto(f"{here.url}{path}")
+        page.wait_for_load_state("networkidle")
+        assert page.evaluate(TURNED) == [], path
+    page.context.close()

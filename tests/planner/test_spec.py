@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +16,7 @@ from planner.cost.traffic import Collective, gradient_buckets, step_traffic
 from planner.facts.layout import Coordinates, axis_ranks, coordinates, problems, rank_of
 from planner.facts.models.presets import PRESETS
 from planner.facts.models.shapes import parameter_count
-from planner.facts.reading.parse import parse_fields
+from planner.facts.reading.parse import parse_fields, parse_spec
 from planner.facts.spec import JobSpec, Layout, SpecError
 from planner.search.choices import OPTIONS, choices
 from tests.planner.wrong_specs import GOOD, WRONG_SPECS, Wrong
@@ -254,3 +255,19 @@ def test_a_run_shorter_than_the_default_warm_up_is_no_mistake_of_its_user() -> N
     for steps, warmup in ((1, 1), (9, 9), (10, 10), (50, 10)):
         spec = parse_fields({**GOOD, "train": {"global_batch": 8, "seq_len": 32, "steps": steps}})
         assert spec.train.warmup_steps == warmup
+
+
+@pytest.mark.parametrize(
+    ("spec", "field", "words"),
+    [
+        ({"train": {"step": 3}}, "train.step", "is not a known field, got 3; like it there is steps"),
+        ({"script": {"pth": "x"}}, "script.pth", 'got "x"; there are path, module, args and cwd'),
+        ({"retry": {"times": 2}}, "retry.times", "got 2; there is max_attempts"),
+        ({"layout": {"sp": 2}}, "layout.sp", "got 2; there are dp, "),
+    ],
+)
+def test_a_field_that_there_is_not_is_told_with_those_there_are(spec: Any, field: str, words: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        parse_spec({"name": "a", "model": {"preset": "gpt-tiny"}, **spec})
+    told = {problem.field: problem.message for problem in refused.value.problems}
+    assert words in told[field]

@@ -1,5 +1,5 @@
-"""A board with more on it than anybody has: a thousand hosts, jobs, queued ones, and ranks of one job. All of it is
-synthetic, made up here and sent by nobody, and named so."""
+"""A board with more on it than anybody has: a thousand hosts, jobs, queued ones, and ranks of one job, and two hundred
+projects. All of it is synthetic, made up here and sent by nobody, and named so."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import msgpack
 
 from benchmarks.history import OPS, step_item
+from tests.screens import company
 from tests.screens.pages import World
 from tests.support.timelines import pipelined
 
@@ -50,7 +51,9 @@ def fill(redis: Any, history: Path) -> World:
     from planner.facts.kinds import num_slots
     from planner.facts.reading.parse import parse_spec
 
-    owner, now, pick = User.objects.get(username="owner"), timezone.now(), random.Random(1)
+    [owner, staff] = [User.objects.get(username=name) for name in ("owner", "staff")]
+    now, pick = timezone.now(), random.Random(1)
+    made = company.fill(owner, staff)
     gpu = {"slots": SLOTS, "device": "cuda", "device_name": "a synthetic GPU", "memory_bytes": 80 * 2**30}
     hosts = [
         Host(name=name, boot_id="b", last_seen=now + timedelta(days=1), drained=n % 97 == 0, **gpu)
@@ -67,7 +70,12 @@ def fill(redis: Any, history: Path) -> World:
     }  # fmt: skip
     why = "needs 1,024 free slots of cuda hosts; 976 are free on 122 hosts, 48 on hosts that are drained"
     earlier = [
-        Job(**kept[small.name], name=f"{NAMES[n % 3][:90]} {n}", status=TERMINAL[n % len(TERMINAL)])
+        Job(
+            **kept[small.name],
+            name=f"{NAMES[n % 3][:90]} {n}",
+            status=TERMINAL[n % len(TERMINAL)],
+            project=made.projects[n % len(made.projects)],
+        )
         for n in range(JOBS)
     ]
     waiting = [
@@ -97,7 +105,7 @@ def fill(redis: Any, history: Path) -> World:
             )
     tell(redis, running.id)
     keep(history, ended.id)
-    return World({"trained": ended.id, "running": running.id, "earlier": earlier[0].id}, hosts[3].name)
+    return World({"trained": ended.id, "running": running.id, "earlier": earlier[0].id}, hosts[3].name, made.project)
 
 
 def tell(redis: Any, job: str) -> None:

@@ -40,10 +40,11 @@ LOGGED_OUT = ("login",)
 
 
 class World(NamedTuple):
-    """What was made on the board, by what it shows: ids of jobs, and a host."""
+    """What was made on the board, by what it shows: ids of jobs, a host, and a project."""
 
     jobs: dict[str, str]
     host: str
+    project: str = "default"
 
 
 class Shown(NamedTuple):
@@ -89,10 +90,8 @@ def _arguments(name: str, parameters: set[str], world: World) -> list[tuple[str,
         return [(label, {"job_id": job}) for label, job in jobs.items()]
     if parameters == {"slug"}:
         return [(slug, {"slug": slug}) for slug in SLUGS]
-    from jobs.models import DEFAULT_PROJECT  # asked for once Django has been set up
-
     of_project = name.startswith("project") or "project" in parameters
-    return [("", dict.fromkeys(parameters, DEFAULT_PROJECT if of_project else world.host))]
+    return [("", dict.fromkeys(parameters, world.project if of_project else world.host))]
 
 
 def _word(query: str) -> str:

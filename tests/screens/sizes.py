@@ -32,7 +32,10 @@ ALWAYS = {
     "imports": "/import/",
     "projects": "/projects/",
     "notifications": "/notifications/",
+    "account": "/account/",
+    "new-job": "/jobs/new/",
     "lab": "/lab/",
+    "lab-primitive": "/lab/all-reduce/",
 }
 
 
@@ -77,6 +80,8 @@ def pages(world: World) -> list[Shown]:
         **ALWAYS,
         "list-last": "/?page=999",
         "queue-last": "/queue/?page=999",
+        "project": f"/projects/{world.project}/",
+        "webhooks": f"/projects/{world.project}/webhooks/",
         "host": f"/hosts/{world.host}/",
         "job-running": f"/jobs/{jobs['running']}/",
         "job-ended": f"/jobs/{jobs['trained']}/",

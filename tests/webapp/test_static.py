@@ -12,6 +12,7 @@ from django.contrib.staticfiles import finders
 from django.core.management import call_command
 from django.test import Client, override_settings
 
+from webapp import places
 from webapp.admin.theme import unfold as admin_settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,3 +67,12 @@ def test_the_admin_s_icons_are_served_in_the_place_of_unfold_s() -> None:
     found = Path(str(finders.find("unfold/fonts/material-symbols/styles.css")))
     [font] = re.findall(r'url\("([^"]+)"\)', found.read_text())
     assert (found.parent / font).resolve() == VENDOR / "symbols" / "icons.woff2"
+
+
+def test_the_admin_loads_no_library_of_charts() -> None:
+    """200 kB on each of its pages, none of which draws one: what unfold asks for by that name is ours, and empty."""
+    found = Path(str(finders.find("unfold/js/chart/chart.js")))
+    assert found.is_relative_to(STATIC)
+    assert found.stat().st_size < 200
+    own = "\n".join(file.read_text() for file in (places.templates() / "admin").rglob("*.html"))
+    assert "components/chart" not in own

@@ -34,7 +34,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
     """Read and check what a checkpoint says of itself.
 
     Raises:
-        UserError: when it cannot be read or makes no sense.
+        UserError: when it cannot be read or makes no sense; which checkpoint, the caller says.
     """
     try:
         content = json.loads(read_at_most(checkpoint / MANIFEST, MOST_BYTES))
@@ -50,9 +50,11 @@ def read_manifest(checkpoint: Path) -> Manifest:
         problem = f"it has no {error}"
     except RecursionError:
         problem = "it is nested too deep"
-    except (OSError, ValueError, SpecError) as error:
+    except OSError as error:
+        problem = error.strerror or str(error)
+    except (ValueError, SpecError) as error:
         problem = str(error)
-    raise UserError(f"checkpoint {checkpoint.name}: its {MANIFEST} cannot be read: {problem}")
+    raise UserError(f"{MANIFEST} cannot be read: {problem}")
 
 
 def _spec(told: Any) -> JobSpec:

@@ -26,6 +26,7 @@ from meshboard.show.live import Waiting, say_log, stderr
 from meshboard.show.words import clean
 
 LEAST_COMPARED, MOST_COMPARED = 2, 6  # as the board has it
+OF_STATES = "only jobs in this state; several with commas between, or given again; active: that have not ended"
 LAST_WORDS_S = 10.0  # for the end of a log, once its job has ended
 
 
@@ -136,7 +137,7 @@ def _say_log(client: Client, job_id: str, label: str, console: Console) -> None:
 @app.command()
 def status(
     job_id: Annotated[str | None, typer.Argument(metavar="[JOB]", help="a job's id; without one, the newest")] = None,
-    state: Annotated[str | None, typer.Option(help="only jobs in this state")] = None,
+    state: Annotated[list[str] | None, typer.Option(help=OF_STATES)] = None,
     project: Annotated[str | None, typer.Option(help="only jobs of this project")] = None,
     limit: Annotated[int, typer.Option(min=1, max=200)] = 20,
     as_json: AsJson = False,
@@ -147,7 +148,8 @@ def status(
             job = client.job(job_id)
             print_json(job.told) if as_json else print(shown.detail(job))
             return
-        found = list(islice(client.jobs(status=state, project=project, limit=limit), limit))
+        states = ",".join(state) if state else None
+        found = list(islice(client.jobs(status=states, project=project, limit=limit), limit))
     print_json(found) if as_json else print(shown.briefs(found))
 
 

@@ -37,7 +37,7 @@ from jobs.queue.several import JobChange, Several
 from jobs.queue.shapes import AuditRow, Changed, Moved, Paused, QueueTold, WhatIf
 from jobs.reporting.requests import Heard, MeetRequest, Met, NodeJoined, NodeRequest, OpenedRun, RunRequest
 from jobs.telling.hooks import WebhookChange, WebhookQuery
-from jobs.telling.shapes import DeliveryTold, MailsTold, NewWebhook, WebhookTold
+from jobs.telling.shapes import DeliveryTold, EndTold, MailsTold, NewWebhook, WebhookTold
 from jobs.telling.wishes import MailsWish
 from jobs.traces.chrome import ChromeTrace
 from jobs.traces.imports.shapes import FileSoFar, ImportQuery, ImportTold
@@ -61,7 +61,7 @@ TOLD = (
     *(JobBrief, JobDetail, Waited, HostBrief, HostDetail, GivenUp, Joined, Token, NewToken),
     *(OpenedRun, NodeJoined, Heard, Met),
     *(History, Rows, Snapshot, Slow, Comparison, CheckpointTold, Results, PrimitiveTold, PrimitiveShown),
-    *(ImportTold, FileSoFar, WebhookTold, NewWebhook, DeliveryTold, MailsTold),
+    *(ImportTold, FileSoFar, WebhookTold, NewWebhook, DeliveryTold, EndTold, MailsTold),
     *(QueueTold, WhatIf, Changed, Moved, Paused, AuditRow, WantedSteps, ChromeTrace, StepColumns, TracedSteps),
     *(Baseline, BranchBrief),
     *(Plan, SearchResult, Explanation, Advice, Between, Smaller, Template, Preset, ProblemDetails, RunEnded),

@@ -16,8 +16,8 @@ from rest_framework.request import Request
 from jobs.access import visible_jobs
 from jobs.api.http.deprecation import OFFSET
 from jobs.api.http.parameters import BadParameterError
-from jobs.filters import JobFilter
-from jobs.models import Job
+from jobs.filters import ACTIVE, JobFilter, StatesFilter
+from jobs.models import Job, Status
 from jobs.present import JobBrief, job_briefs
 from jobs.text import storable, whole_number
 from planner.facts.spec import Problem
@@ -27,7 +27,7 @@ MOST_SKIPPED = 1_000_000
 CURSOR = re.compile(r"[A-Za-z0-9_-]{1,200}")
 HELP = {
     "q": "words in the name, or a whole id",
-    "status": "jobs in this state",
+    "status": "jobs in one of these states, commas between; active: in any that is no end",
     "kind": "jobs of this kind",
     "project": "jobs of this project: those that you may see",
     "tag": "jobs with this tag",
@@ -98,6 +98,10 @@ def _place(cursor: str) -> tuple[datetime, str] | None:
 
 
 def _schema(known: django_filters.Filter) -> dict[str, Any]:
+    if isinstance(known, StatesFilter):
+        word = f"({'|'.join([*Status.values, ACTIVE])})"
+        one, several = {"enum": Status.values}, {"pattern": f"^{word}(,{word})*$"}
+        return {"anyOf": [{"type": "string", **one}, {"type": "string", **several}]}
     choices = known.extra.get("choices")
     if choices is not None:
         return {"type": "string", "enum": [name for name, _ in choices]}

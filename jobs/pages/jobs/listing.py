@@ -18,7 +18,7 @@ from django.views.decorators.http import require_GET, require_POST
 from jobs.access import changeable_jobs, listed_jobs, sees_others, visible_projects
 from jobs.filters import JobFilter
 from jobs.kinds import kind_of, layout_words
-from jobs.models import DEFAULT_PROJECT, TERMINAL, Attempt, Job, Status
+from jobs.models import DEFAULT_PROJECT, LIVE, TERMINAL, Attempt, Job, Status
 from jobs.pages.jobs.progress import steps_of
 from jobs.planning.queries import checked
 from jobs.queue.several import UNDONE_BY, Several, carry_out
@@ -39,8 +39,9 @@ COLUMNS = {
     "attempt": "Attempt",
 }
 USUAL = ("owner", "layout", "status", "steps", "created")
+MOST_CHOICES = 20  # projects; of more, one types a part of the name
 OF_ATTEMPTS = {"ended", "speed"}
-AS_LINKS = {"status", "whose"}  # rather than fields of the form
+BY_THEMSELVES = {"status", "whose"}  # drawn in a place of their own
 DONE = {
     "cancel": "asked to end",
     "archive": "archived",
@@ -67,23 +68,31 @@ def job_list(request: HttpRequest) -> HttpResponse:
         "page": page,
         "counts": [(status, counts[status]) for status in Status.values if status in counts],
         "total": sum(counts.values()),
+        "active": sum(counts.get(status, 0) for status in LIVE),
+        "active_asked": filters.form.cleaned_data.get("status") == list(LIVE),
         "asked": filters.form.cleaned_data,
         "narrows": filters.narrows,
         "columns": columns,
     }
     if request.GET.get("part") == "rows":
         return render(request, "jobs/rows.html", context)
-    hidden = AS_LINKS if others else AS_LINKS | {"owner"}
+    hidden = BY_THEMSELVES if others else BY_THEMSELVES | {"owner"}
     projects = _projects(filters, request.user)
     if len(projects) < 2:
         hidden = hidden | {"project"}
-    choices = [("", "any"), *((name, name) for name in projects)]
-    filters.form.fields["project"].widget = Select({"autocomplete": "off"}, choices)
+    few = len(projects) <= MOST_CHOICES
+    if few:
+        choices = [("", "any"), *((name, name) for name in projects)]
+        filters.form.fields["project"].widget = Select({"autocomplete": "off"}, choices)
+    else:
+        filters.form.fields["project"].widget.attrs["list"] = "projects"
     context |= {
         "sees_others": others,
         "filters": [field for field in filters.form if field.name not in hidden],
         "problems": [error for name in sorted(hidden) for error in filters.form.errors.get(name, ())],
+        "projects": [] if few else projects,
         "all_columns": COLUMNS,
+        "all_states": Status.values,
         "undo": request.session.pop("undo", None),
     }
     return render(request, "jobs/list.html", context)
@@ -115,8 +124,8 @@ class _CountedPages(Paginator):  # type: ignore[type-arg]  # Django 5.2's cannot
 
     def __init__(self, filters: JobFilter, counts: dict[str, int]) -> None:
         super().__init__(filters.qs.prefetch_related("tags"), PAGE_SIZE)
-        status = filters.form.cleaned_data.get("status")
-        self._count = counts.get(status, 0) if status else sum(counts.values())
+        asked = filters.form.cleaned_data.get("status") or counts
+        self._count = sum(counts.get(status, 0) for status in asked)
 
     @property
     def count(self) -> int:

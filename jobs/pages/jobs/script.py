@@ -10,7 +10,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_http_methods
 
-from jobs.access import find_job
+from jobs.access import find_job, projects_to_submit_to
 from jobs.pages.forms import derived, engines, once, turn_form
 from planner.facts.spec import JobSpec, Layout, Problem, Resources, ScriptSpec, SlurmSpec, SpecError
 
@@ -48,6 +48,7 @@ def _form(request: HttpRequest, values: dict[str, Any], problems: list[Problem])
         "other_errors": other,
         "options": derived.options_of(FIELDS, _WORDS, values),
         "limits": derived.limits_of(FIELDS),
+        "projects": projects_to_submit_to(request.user),
         "slurm": settings.SLURM is not None,
         "turn": turn_form.is_told(values),
     }

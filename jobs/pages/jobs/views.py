@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, cast
 
 from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
+from django.contrib.auth.models import User
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from jobs.access import find_job, find_job_to_change, find_job_to_run, may_change, may_submit_to
+from jobs.access import find_job, find_job_to_change, find_job_to_run, may_change, may_submit_to, projects_to_submit_to
 from jobs.api.http.errors import LATER, of_request, refused_page
 from jobs.kinds import elsewhere_panels, kind_of, layout_words
 from jobs.models import ELSEWHERE, TERMINAL, Job, Status, stands
@@ -26,6 +27,7 @@ from jobs.planning.work import told
 from jobs.present import job_detail
 from jobs.queue import actions
 from jobs.queue.heard.silence import HeardError, give_up
+from jobs.telling import ends
 from jobs.text import parse_json
 from planner.facts.spec import Problem, SpecError
 from planner.teaching.templates import TEMPLATES
@@ -110,6 +112,7 @@ def _form(
         "hardware": hardware(),
         "cluster": cluster,
         "folds": spec_form.folds(values, errors, FIRST_RUN),
+        "projects": projects_to_submit_to(request.user),
         "slurm": settings.SLURM is not None,
     }
     return render(request, "jobs/new.html", context, status=422 if problems else 200)
@@ -209,6 +212,8 @@ def job_page(request: HttpRequest, job_id: str) -> HttpResponse:
         "again": job.status in AGAIN and not elsewhere,
         "stranded": job.status == Status.QUEUED and is_stranded(job),
         "may_change": may_change(request.user, job),
+        "end_mail": ends.told(cast(User, request.user), job),
+        "may_hear": may_submit_to(request.user, job.project),
         "may_run": may_change(request.user, job) and may_submit_to(request.user, job.project),
     }
     return render(request, "jobs/detail.html", context)

@@ -15,6 +15,7 @@ from django.db.models import Exists, OuterRef, Subquery
 
 from jobs.models import Job, StateChange, Status
 from jobs.queue import lifecycle
+from jobs.queue.tries import why_again
 from planner.facts.kinds import KINDS
 
 Why = Literal["preempted", "time limit", "idle"]
@@ -74,13 +75,5 @@ def follow(job_id: str, attempt: int) -> None:
     job = Job.objects.only("id", "attempt", "status", "stop", "spec").get(id=job_id)
     if job.attempt != attempt:
         return
-    if job.stop == "preempted" and job.status == Status.CANCELLED:
-        lifecycle.requeue(job_id, "it gave way to a job of higher priority; it goes on from its newest checkpoint")
-        return
-    most = int(job.spec.get("retry", {}).get("max_attempts", 1))
-    if job.status not in (Status.FAILED, Status.LOST) or job.stop == "time limit" or most == 1:
-        return
-    failed = StateChange.objects.filter(job_id=job_id, status__in=(Status.FAILED, Status.LOST)).count()
-    if failed < most:
-        again = f"try {failed + 1} of {most}, after attempt {attempt} {'was' if job.status == Status.LOST else 'has'}"
-        lifecycle.requeue(job_id, f"{again} {job.status}; it goes on from its newest checkpoint")
+    if (again := why_again(job)) is not None:
+        lifecycle.requeue(job_id, again)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 import msgpack
 import redis
 from django.db import InterfaceError, OperationalError
-from django.db.models import QuerySet
+from django.db.models import Count, QuerySet
 
 from contracts.codec import BadMessageError
 from jobs.models import DeadLetter
@@ -53,9 +54,16 @@ def forget_oldest() -> int:
 
 def count_of(sender: str) -> str:
     """How many there were of a sender, in words where some are no longer kept or may not be."""
-    kept = DeadLetter.objects.filter(sender=sender).count()
-    some_went = kept >= MOST_OF_A_SENDER or DeadLetter.objects.count() >= MOST
-    return f"{kept} or more" if some_went else str(kept)
+    return counts_of([sender])[sender]
+
+
+def counts_of(senders: Iterable[str]) -> dict[str, str]:
+    """`count_of` each of these, asked at once."""
+    names = list(senders)
+    rows = DeadLetter.objects.filter(sender__in=names).order_by().values_list("sender").annotate(Count("id"))
+    kept, full = dict(rows), DeadLetter.objects.count() >= MOST
+    told = {name: kept.get(name, 0) for name in names}
+    return {name: f"{n} or more" if full or n >= MOST_OF_A_SENDER else str(n) for name, n in told.items()}
 
 
 def _keep_newest(letters: QuerySet[DeadLetter], most: int) -> int:

@@ -6,11 +6,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from planner.facts.kinds import KINDS
 from planner.facts.layout import problems
 from planner.facts.models.presets import PRESETS, expand_preset
+from planner.facts.reading.known import known_words
 from planner.facts.spec import PATTERN_WORDS, JobSpec, Problem, SpecError
 
 STAND_IN = "gpt-tiny"  # a spec names a model, also where the kind of job needs none
@@ -56,7 +57,7 @@ def parse_fields(data: object) -> JobSpec:
     try:
         spec = JobSpec.model_validate(expanded)
     except ValidationError as error:
-        found += [problem_of(e) for e in error.errors(include_url=False)]
+        found += [problem_of(e, JobSpec) for e in error.errors(include_url=False)]
     if found:
         raise SpecError(found)
     return spec
@@ -87,15 +88,17 @@ _MESSAGES = {
 }
 
 
-def problem_of(error: Any) -> Problem:
-    """pydantic's error in our words, with the value that was given."""
+def problem_of(error: Any, model: type[BaseModel]) -> Problem:
+    """pydantic's error of a model in our words, with the value that was given."""
     field = ".".join(str(part) for part in error["loc"]) or "spec"
     context = error.get("ctx", {})
     words = PATTERN_WORDS.get(context.get("pattern")) or _MESSAGES.get(error["type"], error["msg"])
     text = words.format(**context)
     if error["type"] == "missing":
         return Problem(field, text)
-    return Problem(_shown(field, quote=False), f"{text}, got {_shown(error['input'])}")
+    known = known_words(model, error["loc"]) if error["type"] == "extra_forbidden" else ""
+    text += f", got {_shown(error['input'])}" + (f"; {known}" if known else "")
+    return Problem(_shown(field, quote=False), text)
 
 
 def _shown(value: object, *, quote: bool = True) -> str:

@@ -282,7 +282,7 @@ def test_a_filter_that_makes_no_sense_is_named(owner: User, api: Api, query: str
 
 def test_an_unknown_state_lists_those_there_are(owner: User, api: Api) -> None:
     (error,) = api(owner).get("/api/v1/jobs?status=done").json()["errors"]
-    assert error["message"].startswith("must be one of queued, ")
+    assert error["message"].startswith("must be one or more of queued, ")
     assert error["message"].endswith("; got done")
 
 

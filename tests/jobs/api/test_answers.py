@@ -19,7 +19,7 @@ from rest_framework.test import APIClient
 from contracts.names import telemetry_stream
 from jobs.history.kept.tables import TABLES
 from jobs.models import DEFAULT_PROJECT, Attempt, Delivery, Host, Job, Pool, Project, Status
-from jobs.queue import lifecycle
+from jobs.queue import actions, lifecycle
 from jobs.queue.heard.silence import tell_of_silence
 from tests.jobs.api.asked import Asked, wrong
 from tests.jobs.history.told import keep
@@ -98,6 +98,11 @@ def test_every_answer_is_what_the_document_says(
         queue(asked, api(owner), api(staff))
         people(asked, api(owner))
         notifications(asked, api(owner))
+        settings.EMAIL_HOST = "mail.example"
+        User.objects.filter(pk=owner.pk).update(email="owner@people.example")
+        owner.refresh_from_db()
+        end_mail(asked, api(owner), actions.submit(owner, GOOD)[0].id)
+        settings.EMAIL_HOST = ""
         projects(asked, api(owner), api(staff))
         webhooks(asked, api(owner))
     asked(api(owner), "getSchema")
@@ -119,6 +124,15 @@ def notifications(asked: Asked, user: APIClient) -> None:
     assert given in asked(user, "setNotifications", {"wishes": [given]})["wishes"]
     assert given in asked(user, "getNotifications")["wishes"]
     asked(user, "setNotifications", {"wishes": [given, given]}, code=422)
+
+
+def end_mail(asked: Asked, user: APIClient, job: str) -> None:
+    assert asked(user, "askForEndMail", job_id=job)["asked"] is True
+    assert asked(user, "getEndMail", job_id=job)["email"] == "owner@people.example"
+    asked(user, "forgetEndMail", code=204, job_id=job)
+    asked(user, "askForEndMail", {"to": "x"}, code=422, job_id=job)
+    asked(user, "cancelJob", job_id=job)
+    asked(user, "askForEndMail", code=409, job_id=job)
 
 
 def projects(asked: Asked, user: APIClient, staff: APIClient) -> None:

@@ -23,7 +23,7 @@ STORY = """
 import json, sys
 from foreign import AuthenticatedClient
 from foreign.api.jobs import get_results, list_jobs, submit_job, wait_for_job
-from foreign.models import JobDetail, JobSpec, ListJobsStatus, ProblemDetails, Results, Waited, WaitForJobFor
+from foreign.models import JobDetail, JobSpec, ProblemDetails, Results, Waited, WaitForJobFor
 
 url, token, spec = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 client = AuthenticatedClient(base_url=url, token=token, prefix="Token", timeout=120.0)
@@ -40,7 +40,7 @@ assert isinstance(waited, Waited), waited
 assert waited.reached and waited.job.status == "succeeded", waited
 results = get_results.sync(job.id, client=client)
 assert isinstance(results, Results), results
-assert [listed.id for listed in list_jobs.sync(client=client, status=ListJobsStatus.SUCCEEDED)] == [job.id]
+assert [listed.id for listed in list_jobs.sync(client=client, status="succeeded")] == [job.id]
 print(json.dumps({"off_bytes": results.off_bytes}))
 """
 SPEC = {

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.core.cache import cache
+from django.test import Client
 from rest_framework.test import APIClient
 
 from jobs.models import Job, JobTag, Project
@@ -86,6 +87,17 @@ def test_without_a_note_there_is_none(staff: User, api: Api) -> None:
 
 def test_other_names_may_be_given() -> None:
     assert [unfit(name) for name in FIT] == [""] * len(FIT)
+
+
+def test_a_page_with_an_older_name_is_as_long_as_it_says(owner: User, client: Client) -> None:
+    """It is written out, which makes it longer; of a page longer than it says a server sends nothing."""
+    job = actions.submit(owner, GOOD)[0]
+    Job.objects.filter(id=job.id).update(name="a\u202eb")
+    client.force_login(owner)
+    for path in ("/", f"/jobs/{job.id}/"):
+        page = client.get(path)
+        assert "a\\u202eb" in page.content.decode()
+        assert int(page.headers["Content-Length"]) == len(page.content), path
 
 
 def test_what_has_an_older_name_is_read_and_its_tag_taken_away(owner: User, api: Api) -> None:

@@ -37,6 +37,32 @@ def test_what_comes_or_goes_meanwhile_moves_no_page(owner: User, api: Api, make_
     assert address == "", "that was the last"
 
 
+def test_several_states_page_by_page_and_told_once(owner: User, api: Api, make_jobs: Callable[..., list[Job]]) -> None:
+    """Commas between; the cursor keeps them, and an ETag is of what they find."""
+    for status in ("failed", "lost", "running", "queued"):
+        make_jobs(2, status=status)
+    client, seen = api(owner), []
+    address = "/api/v1/jobs?status=lost,failed&limit=3"
+    while address:
+        answer = client.get(address)
+        seen += [job["status"] for job in answer.json()]
+        address = following(answer)
+    assert seen == ["lost", "lost", "failed", "failed"]
+    assert {job["status"] for job in client.get("/api/v1/jobs?status=active").json()} == {"running", "queued"}
+    tag = client.get("/api/v1/jobs?status=failed,lost").headers.get("ETag")
+    if tag is not None:
+        again = client.get("/api/v1/jobs?status=failed,lost", headers={"If-None-Match": tag})
+        assert again.status_code == 304
+        assert client.get("/api/v1/jobs?status=failed", headers={"If-None-Match": tag}).status_code == 200
+    for wrong, told in (("burnt", "burnt"), ("failed,burnt", "burnt"), ("failed,", "nothing"), ("FAILED", "FAILED")):
+        refused = client.get(f"/api/v1/jobs?status={wrong}")
+        assert refused.status_code == 400
+        (error,) = refused.json()["errors"]
+        assert error["field"] == "status"
+        assert "one or more of queued, starting," in error["message"]
+        assert error["message"].endswith(f"got {told}")
+
+
 def test_a_line_says_what_the_job_itself_says(owner: User, api: Api, make_jobs: Callable[..., list[Job]]) -> None:
     """A list reads fewer columns of a row than the job's own answer does."""
     tagged, old, plain = make_jobs(3)

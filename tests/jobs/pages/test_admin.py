@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from jobs.models import DEFAULT_PROJECT, AuditEntry, DeadLetter, Host, Job, Pool, Project, Reservation, Status
@@ -153,6 +155,24 @@ def test_events_not_understood_are_counted_as_far_as_they_are_kept(
         assert deadletters.count_of("host-a") == told
         assert ("or more" in admin.get(HOSTS).content.decode()) == (count >= 3)
     assert deadletters.count_of("host-b") == "0"
+
+
+def test_a_list_of_many_hosts_asks_for_no_line_by_itself_and_is_searched(
+    admin: Any, make_host: Callable[..., Host]
+) -> None:
+    first = make_host()
+    for n in range(30):
+        make_host(f"rack-{n}")
+    deadletters.bury("1-0", b"", ValueError("slots"), first.name)
+    with CaptureQueriesContext(connection) as asked:
+        page = admin.get(HOSTS).content.decode()
+    assert len(asked) < 15
+    assert page.count("field-free") == 31
+    assert admin.get(f"{HOSTS}?q=rack-2").content.decode().count("field-free") == 11
+    form = admin.get("/admin/jobs/reservation/add/").content.decode()
+    assert "rack-7" not in form, "hosts are found as one types"
+    found = admin.get("/admin/autocomplete/?app_label=jobs&model_name=reservation&field_name=host&term=rack-7").json()
+    assert [one["text"] for one in found["results"]] == ["rack-7"]
 
 
 def test_projects_pools_and_reservations_are_made_here_and_written_down(admin: Any) -> None:

@@ -76,6 +76,50 @@ def test_the_list_is_narrowed_by_state_kind_words_and_owner(
     assert "No job matches" in client.get("/?q=absent").content.decode()
 
 
+def test_several_states_are_asked_for_at_once(make_jobs: Make, owner: User, client: Client) -> None:
+    """By commas or by boxes; `active` is every state that is no end."""
+    for status in (Status.QUEUED, Status.RUNNING, Status.UNREACHABLE, Status.FAILED, Status.LOST):
+        make_jobs(1, name=status, status=status)
+    client.force_login(owner)
+    assert sorted(names(client, "?status=failed,lost")) == ["failed", "lost"]
+    assert sorted(names(client, "?status=failed&status=lost")) == ["failed", "lost"]
+    assert sorted(names(client, "?status=active")) == ["queued", "running", "unreachable"]
+    assert sorted(names(client, "?status=active,lost")) == ["lost", "queued", "running", "unreachable"]
+    assert len(names(client, "?status=")) == 5
+    page = client.get("/?status=failed&status=lost")
+    assert page.context["page"].paginator.count == 2
+    shown = page.content.decode()
+    assert 'href="/?status=active"' in shown
+    assert shown.count("checked> failed") == shown.count("checked> lost") == 1
+    refused = client.get("/?status=failed,burnt").content.decode()
+    words = (
+        "must be one or more of queued, starting, running, unreachable, cancelling, succeeded, failed, lost, cancelled"
+    )
+    assert f"{words}, active (all that have not ended); got burnt" in refused
+
+
+def test_of_many_projects_one_types_a_part_of_the_name(owner: User, client: Client) -> None:
+    """In the filter, the form and the palette: a list of two hundred is nothing to scroll through."""
+    projects = Project.objects.bulk_create(Project(name=f"mission-{n:03}") for n in range(200))
+    Membership.objects.bulk_create(
+        Membership(user=owner, project=one, role=Role.SUBMITTER if n % 2 else Role.VIEWER)
+        for n, one in enumerate(projects)
+    )
+    actions.submit(owner, SCRIPT)
+    client.force_login(owner)
+    page = client.get("/").content.decode()
+    assert '<option value="mission-150">' in page.partition('<datalist id="projects">')[2]
+    assert 'list="projects"' in page
+    form = client.get("/jobs/script/").content.decode()
+    assert 'list="l-project"' in form
+    assert "mission-151" in form
+    assert "mission-150" not in form, "a viewer submits nothing to it"
+    assert "mission-151" in client.get("/jobs/new/").content.decode()
+    told = client.get("/find/?q=mission-15").json()
+    assert told["projects"][0] == {"name": "mission-150", "url": "/projects/mission-150/"}
+    assert len(told["projects"]) == 8
+
+
 def test_who_has_more_than_one_project_narrows_the_list_to_one(make_jobs: Make, owner: User, client: Client) -> None:
     make_jobs(1, name="alone")
     client.force_login(owner)

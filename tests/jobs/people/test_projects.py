@@ -9,12 +9,16 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from rest_framework.test import APIClient
 
 from jobs import access
 from jobs.models import AuditEntry, Invitation, Job, Membership, Project, Role
+from jobs.queue import actions
+from tests.planner.wrong_specs import GOOD
 
 Api = Callable[[User | None], APIClient]
 Members = dict[str, User]
@@ -225,3 +229,45 @@ def test_a_stranger_learns_of_no_project(team: Project, stranger: User, api: Api
     client.force_login(stranger)
     assert "team" not in client.get("/projects/").content.decode().split("<main")[1].replace("team.", "")
     assert client.get("/projects/team/").status_code == 404
+
+
+def test_two_hundred_projects_and_members_come_in_pages_and_are_found_by_name(members: Members, client: Client) -> None:
+    Project.objects.bulk_create(Project(name=f"mission-{n:03}") for n in range(200))
+    people = User.objects.bulk_create(User(username=f"person-{n:03}", password="!") for n in range(200))
+    team = Project.objects.get(name="team")
+    Membership.objects.bulk_create(Membership(project=team, user=one, role=Role.VIEWER) for one in people)
+    User.objects.filter(pk=members["admin"].pk).update(is_staff=True)
+    client.force_login(members["admin"])
+    with CaptureQueriesContext(connection) as asked:
+        page = client.get("/projects/?page=2").content.decode()
+    assert len(asked) < 15, "no query a line"
+    assert "51 to 100 of 20" in page
+    assert 'href="/projects/?page=3"' in page
+    found = client.get("/projects/?q=mission-15").context["rows"]
+    assert [row["project"].name for row in found] == [f"mission-{n}" for n in range(150, 160)]
+    assert "No project matches" in client.get("/projects/?q=absent%00").content.decode()
+    shown = client.get("/projects/team/?q=person-15").content.decode()
+    assert (shown.count('data-label="role"'), "person-150" in shown) == (10, True)
+    assert client.get("/projects/team/").content.decode().count('data-label="role"') == 50
+    assert "Nobody of that name" in client.get("/projects/team/?q=absent").content.decode()
+
+
+def test_the_queue_s_page_has_a_page_of_projects_those_that_wait_first(staff: User, client: Client) -> None:
+    Project.objects.bulk_create(Project(name=f"mission-{n:03}", used=float(n)) for n in range(120))
+    actions.submit(staff, {**GOOD, "project": "mission-007"})
+    client.force_login(staff)
+    page = client.get("/queue/")
+    first = [line["project"].name for line in page.context["projects"]]
+    assert (first[:2], len(first)) == (["mission-007", "mission-119"], 50)
+    assert 'href="/queue/?projects=2"' in page.content.decode()
+
+
+def test_rest_asks_for_no_role_by_itself(members: Members, api: Api) -> None:
+    projects = Project.objects.bulk_create(Project(name=f"mission-{n:03}") for n in range(60))
+    Membership.objects.bulk_create(
+        Membership(user=members["viewer"], project=one, role=Role.VIEWER) for one in projects
+    )
+    with CaptureQueriesContext(connection) as asked:
+        told = api(members["viewer"]).get("/api/v1/projects").json()
+    assert [one["role"] for one in told].count("viewer") == 61
+    assert len(asked) < 15

@@ -55,7 +55,7 @@ UNWRITTEN_ACTIONS = {
 
 
 def test_every_page_that_changes_something_writes_it_down(
-    client: Client, make_host: Callable[..., Host], live_redis: redis.Redis
+    client: Client, make_host: Callable[..., Host], live_redis: redis.Redis, settings: Any
 ) -> None:
     owner = User.objects.create_superuser("owner", password="owner-password")
     viewer, team = User.objects.create_user("viewer"), Project.objects.create(name="team")
@@ -68,6 +68,11 @@ def test_every_page_that_changes_something_writes_it_down(
         webhooks(client)
         project(client, team)
         client.post("/notifications/", {"project:": ["failed"]})
+        settings.EMAIL_HOST = "mail.example"
+        User.objects.filter(pk=owner.pk).update(email="owner@people.example")
+        last, _ = actions.submit(owner, GOOD)
+        post(client, f"/jobs/{last.id}/end-mail/")
+        settings.EMAIL_HOST = ""
         post(client, "/account/password/", old_password="owner-password", **new_password())
     for name in UNWRITTEN:
         assert not [route for _, route in wrote if route == name], f"{name} is written down after all"

@@ -172,7 +172,8 @@ def test_no_more_than_an_hour_s_mails_and_none_without_a_server_or_an_address(
 def test_the_page_keeps_what_was_chosen(owner: User, staff: User, client: Client) -> None:
     Project.objects.create(name="apollo")
     client.force_login(staff)
-    chosen = {"project:": ["failed", "lost"], "project:apollo": ["succeeded"]}
+    shown = {"shown": ["", "default", "apollo"]}
+    chosen = {"project:": ["failed", "lost"], "project:apollo": ["succeeded"], **shown}
     client.post("/notifications/", chosen)
     assert dict(MailWish.objects.filter(user=staff).values_list("project", "states")) == {
         "": ["failed", "lost"],
@@ -182,10 +183,31 @@ def test_the_page_keeps_what_was_chosen(owner: User, staff: User, client: Client
     for senseless in ({"project:": ["burnt"]}, {"project:nobodys": ["failed"]}):
         assert "there is no" in client.post("/notifications/", senseless, follow=True).content.decode()
     assert MailWish.objects.filter(user=staff).count() == 2
-    client.post("/notifications/", {})
+    client.post("/notifications/", shown)
     assert not MailWish.objects.filter(user=staff).exists()
     client.force_login(owner)
     assert "apollo" not in client.get("/notifications/").content.decode()
+
+
+def test_who_has_two_hundred_projects_chooses_of_each_and_finds_it_by_name(owner: User, client: Client) -> None:
+    """A page of them at a time: to save one leaves the choices of the others."""
+    projects = Project.objects.bulk_create(Project(name=f"mission-{n:03}") for n in range(200))
+    Membership.objects.bulk_create(Membership(user=owner, project=one, role=Role.VIEWER) for one in projects)
+    client.force_login(owner)
+    first = client.get("/notifications/")
+    assert "1 to 20 of 201" in first.content.decode()
+    assert "mission-150" not in first.content.decode()
+    found = client.get("/notifications/?q=mission-15")
+    assert [wish.project for wish in found.context["wishes"]] == ["", *(f"mission-{n}" for n in range(150, 160))]
+    shown = ["", *(f"mission-{n}" for n in range(150, 160))]
+    kept = client.post("/notifications/?q=mission-15", {"project:mission-155": ["failed"], "shown": shown})
+    assert kept.headers["Location"] == "/notifications/?q=mission-15"
+    assert [wish.project for wish in client.get("/notifications/").context["wishes"]][:2] == ["", "mission-155"]
+    client.post("/notifications/", {"project:": ["lost"], "shown": ["", "default", "mission-000"]})
+    assert dict(MailWish.objects.values_list("project", "states")) == {"": ["lost"], "mission-155": ["failed"]}
+    Membership.objects.filter(project__name="mission-155").delete()
+    client.post("/notifications/", {"shown": ["", "default"]})
+    assert not MailWish.objects.exists(), "who left a project has no wish for it"
 
 
 def test_rest_keeps_what_was_chosen(owner: User, staff: User, api: Callable[[User], APIClient]) -> None:

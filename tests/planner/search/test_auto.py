@@ -142,7 +142,7 @@ def test_where_nothing_fits_the_arithmetic_is_told() -> None:
         ({"zero": 7}, "layout.auto.zero", "must be at most 3, got 7"),
         ({"tp": [1, "x"]}, "layout.auto.tp", 'must be a whole number, got "x"'),
         ({"zero": []}, "layout.auto.zero", "must have at least 1"),
-        ({"surprise": 1}, "layout.auto.surprise", "is not a known field"),
+        ({"surprise": 1}, "layout.auto.surprise", "is not a known field, got 1; there are ranks, "),
         (5, "layout.auto", "must be an object"),
         (
             {"dp": [1, 2, 4, 8], "tp": [1, 2, 4, 8], "pp": [1, 2, 4, 8], "zero": [0, 1]},

@@ -239,6 +239,7 @@ def test_what_makes_no_sense_is_named_and_the_checkpoint_before_is_taken(root: P
     (line,) = said
     assert line.startswith("checkpoint step-00000006 is damaged: ")
     assert says in line
+    assert line.count("step-00000006") == 1, "it is named once"
     assert line.endswith("; trying the one before")
     assert (found.checkpoint.step, found.manifest.step) == (4, 4)
 

@@ -1,17 +1,26 @@
 // Building DOM from text: nothing here ever parses HTML.
 import { upright } from "./upright.js";
 
+const WORDS = new Set(["title", "textContent", "ariaLabel", "placeholder", "label", "alt"]); // properties that are read
+
 /** el("td", {className: "number"}, "12") */
 export function el(name, properties = {}, ...children) {
   const node = document.createElement(name);
-  for (const [key, value] of Object.entries(properties)) {
-    if (value === undefined || value === null) continue;
+  for (const [key, given] of Object.entries(properties)) {
+    if (given === undefined || given === null) continue;
+    const value = WORDS.has(key) ? upright(String(given)) : given;
     if (key in node) node[key] = value;
     else node.setAttribute(key, value);
   }
   const shown = children.filter((child) => child !== null && child !== undefined);
   node.append(...shown.map((child) => (typeof child === "string" ? upright(child) : child)));
   return node;
+}
+
+/** Other people's words as a node's text; one that says so already is left alone. */
+export function write(node, text) {
+  const shown = upright(text);
+  if (node.textContent !== shown) node.textContent = shown;
 }
 
 /** A small square of a token's colour: swatch("--axis-dp"). */

@@ -1,7 +1,8 @@
 // State, timeline, wait reason and failure of the job page's head, from the job as REST tells it.
-import { el } from "../dom.js";
+import { el, write } from "../dom.js";
 import { exactTime, timeAfter } from "../format.js";
 import { plain } from "../logs/ansi.js";
+import { upright } from "../upright.js";
 
 const $ = (id) => document.getElementById(id);
 const AGAIN = new Set(["failed", "lost", "cancelled"]);
@@ -36,7 +37,7 @@ function ending(job) {
   else if (exit?.exit_code) facts.push(`exit code ${exit.exit_code}`);
   const reason = exit?.reason || lastReason(job);
   const head = el("p", { title: reason.length > LONG ? reason : "" }, el("strong", {}, `${capital(job.status)}: `));
-  head.append(reason.length > LONG ? `${reason.slice(0, LONG - 1)}… (whole in the log)` : reason);
+  head.append(upright(reason.length > LONG ? `${reason.slice(0, LONG - 1)}… (whole in the log)` : reason));
   if (facts.length > 0) head.append(` (${facts.join(", ")})`);
   const tail = exit?.log_tail ?? [];
   if (tail.length === 0) return [head];
@@ -51,10 +52,10 @@ function showNotice(job) {
   box.hidden = !waits && !ended && job.status !== "unreachable";
   if (box.hidden) return;
   box.dataset.tone = BAD.has(job.status) ? "bad" : waits ? "info" : "warn";
-  if (waits) box.textContent = `Waiting: ${job.wait_reason}`;
+  if (waits) write(box, `Waiting: ${job.wait_reason}`);
   else if (ended) box.replaceChildren(...ending(job));
   else if (job.engine === "elsewhere") {
-    box.textContent = `${job.history.at(-1).reason}. Training may well go on; the page catches up when it speaks.`;
+    write(box, `${job.history.at(-1).reason}. Training may well go on; the page catches up when it speaks.`);
   } else box.textContent = "The host has not been heard of for a while. Training may well go on; the page catches up.";
 }
 
@@ -67,7 +68,7 @@ function showEngine(job) {
     nodes,
     state && !job.finished && state.toLowerCase(),
   ];
-  $("engine").textContent = parts.filter(Boolean).join(" · ");
+  write($("engine"), parts.filter(Boolean).join(" · "));
 }
 
 /** Who may only look at a job gets neither. */
@@ -81,9 +82,10 @@ export function showHeader(job) {
   badge.dataset.status = job.status;
   show("cancel-form", !job.finished && job.status !== "cancelling");
   show("requeue-form", AGAIN.has(job.status));
+  for (const id of ["end-mail", "no-end-mail"]) if ($(id)) $(id).hidden = job.finished;
   if ($("smaller")) $("smaller").hidden = !BAD.has(job.status) && !(job.status === "queued" && $("smaller").dataset.stranded !== undefined);
   if (job.engine === "elsewhere") {
-    $("where").textContent = job.host;
+    write($("where"), job.host);
     const silent = job.status === "unreachable" || (job.status === "cancelling" && job.wait_reason);
     show("give-up-form", silent);
   }

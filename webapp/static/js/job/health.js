@@ -1,5 +1,5 @@
 // The verdict: what is so, why, and what to do, with the evidence folded away (jobs/diagnosis/shapes.py).
-import { el } from "../dom.js";
+import { el, write } from "../dom.js";
 
 const TONES = { starting: "info", well: "good", notice: "warn", slow: "warn", hung: "bad", failed: "bad" };
 const NAMES = {
@@ -34,7 +34,7 @@ export function healthView(section, showSteps) {
   let drawn = "";
 
   function say(node, text) {
-    node.textContent = text;
+    write(node, text);
     node.closest("div").hidden = !text;
   }
 
@@ -58,7 +58,7 @@ export function healthView(section, showSteps) {
     badge.hidden = !told.state;
     badge.dataset.tone = TONES[told.state] ?? "";
     badge.textContent = NAMES[told.state] ?? told.state;
-    sentence.textContent = told.sentence;
+    write(sentence, told.sentence);
     say(reason, told.reason);
     say(next, told.next);
     evidence.hidden = told.evidence.length === 0;

@@ -18,7 +18,7 @@ export function jumpBar(bar, board) {
       const first = panels.find((panel) => onScreen.has(panel));
       links.forEach((link, index) => link.setAttribute("aria-current", String(panels[index] === first)));
     },
-    { rootMargin: "-56px 0px -60% 0px" },
+    { rootMargin: "-88px 0px -60% 0px" },
   );
   for (const panel of panels) watch.observe(panel);
   return () => panels.forEach((panel, index) => (links[index].parentElement.hidden = !panel.checkVisibility()));

@@ -1,5 +1,6 @@
 // Which rank is where, and what each does now: a square for each rank, host by host.
 import { el } from "../dom.js";
+import { upright } from "../upright.js";
 import { duration, integer } from "../format.js";
 
 const DOES = { setup: "setting up", step: "training", eval: "validating", checkpoint: "saving", proof: "proving", teardown: "ending" };
@@ -76,9 +77,10 @@ export function placesView(section) {
     for (const { rank, does, words, blamed } of places.flatMap(({ ranks }) => ranks)) {
       counts.set(does, (counts.get(does) ?? 0) + 1);
       const square = squares.get(rank);
-      if (square.title === words) continue;
-      square.title = words;
-      square.setAttribute("aria-label", words);
+      const shown = upright(words);
+      if (square.title === shown) continue;
+      square.title = shown;
+      square.setAttribute("aria-label", shown);
       square.dataset.does = does.replace(" ", "-");
       square.classList.toggle("blamed", blamed);
     }

@@ -3,7 +3,9 @@ import { copyText } from "../dom.js";
 import { ago } from "../format.js";
 
 for (const button of document.querySelectorAll("[data-opens]")) {
-  button.addEventListener("click", () => document.getElementById(button.dataset.opens).showModal());
+  const open = () => document.getElementById(button.dataset.opens).showModal();
+  button.addEventListener("click", open);
+  if (button.dataset.now !== undefined) open();
 }
 for (const button of document.querySelectorAll("dialog [data-close]")) {
   button.addEventListener("click", () => button.closest("dialog").close());

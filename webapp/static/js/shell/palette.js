@@ -1,4 +1,4 @@
-// The palette: jobs and hosts by name, pages, and the actions of the page at hand, all by keyboard.
+// The palette: jobs, hosts and projects by name, pages, and the actions of the page at hand, all by keyboard.
 import { copyText, el } from "../dom.js";
 import { showKeys, usable, use, wordsOf } from "./keys.js";
 
@@ -46,18 +46,19 @@ async function copyJson(id) {
 async function fetched(url, query, signal) {
   const answer = await fetch(`${url}?${new URLSearchParams({ q: query })}`, { headers: { Accept: "application/json" }, signal });
   if (!answer.ok || answer.redirected) return [];
-  const { jobs, hosts } = await answer.json();
+  const { jobs, hosts, projects } = await answer.json();
   const goes = (path) => () => location.assign(path);
   return [
     ...jobs.map((job) => ({ kind: job.status, words: job.name, note: job.id, run: goes(job.url) })),
     ...hosts.map((host) => ({ kind: "host", words: host.name, note: host.state, run: goes(host.url) })),
+    ...projects.map((project) => ({ kind: "project", words: project.name, run: goes(project.url) })),
   ];
 }
 
 /** The dialog, made once; `opener` has where to ask. */
 export function palette(opener) {
-  const input = el("input", { type: "text", autocomplete: "off", spellcheck: false, placeholder: "Find a job, host, page or action" });
-  for (const [name, value] of Object.entries({ role: "combobox", "aria-label": "Find a job, host, page or action", "aria-expanded": "true", "aria-controls": "palette-list", "aria-autocomplete": "list" })) input.setAttribute(name, value);
+  const input = el("input", { type: "text", autocomplete: "off", spellcheck: false, placeholder: "Find a job, host, project, page or action" });
+  for (const [name, value] of Object.entries({ role: "combobox", "aria-label": "Find a job, host, project, page or action", "aria-expanded": "true", "aria-controls": "palette-list", "aria-autocomplete": "list" })) input.setAttribute(name, value);
   const list = el("ul", { id: "palette-list", role: "listbox", ariaLabel: "Found" });
   const told = el("span", { role: "status", className: "visually-hidden" });
   const hint = el("p", { className: "note" }, "↑ ↓ choose", el("span", {}, "Enter opens"), el("span", {}, "Esc closes"), told);
@@ -118,7 +119,7 @@ export function palette(opener) {
       at = at === 0 ? 0 : Math.max(0, items.indexOf(kept));
       draw();
     } catch (error) {
-      if (error.name !== "AbortError") told.textContent = "Jobs and hosts cannot be looked up just now.";
+      if (error.name !== "AbortError") told.textContent = "Jobs, hosts and projects cannot be looked up just now.";
     }
   }
 

@@ -11,14 +11,13 @@ menu?.addEventListener("click", () => {
   menu.setAttribute("aria-expanded", String(open));
 });
 
-// What is open beside the page closes when one goes on elsewhere.
-const own = document.querySelector(".own");
-if (own) {
-  document.addEventListener("click", (event) => own.contains(event.target) || own.removeAttribute("open"));
-  own.addEventListener("keydown", (event) => {
+// What is open over the page closes when one goes on elsewhere.
+for (const opened of document.querySelectorAll("details:is(.own, .columns)")) {
+  document.addEventListener("click", (event) => opened.contains(event.target) || opened.removeAttribute("open"));
+  opened.addEventListener("keydown", (event) => {
     if (event.key !== "Escape") return;
-    own.removeAttribute("open");
-    own.querySelector("summary").focus();
+    opened.removeAttribute("open");
+    opened.querySelector("summary").focus();
   });
 }
 

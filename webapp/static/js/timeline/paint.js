@@ -1,5 +1,6 @@
 // Draws the rows of a step on a canvas. What is narrower than a pixel is joined with its neighbours: the time it takes
 // is bounded by the pixels, not by the events.
+import { upright } from "../upright.js";
 import { COMPUTE, within } from "./lanes.js";
 import { waited } from "./step.js";
 
@@ -101,7 +102,7 @@ function label(context, row, view, { y, left, scale, rowHeight, beyond: width },
     const x = Math.max(free, left + (event.from - view.from) * scale);
     const end = Math.min(width, left + (event.to - view.from) * scale);
     if (end - x < NAMED_WIDTH) continue;
-    const text = event.work === undefined ? event.op : event.micro < 0 ? event.work : `${event.work[0].toUpperCase()}${event.micro}`;
+    const text = event.work === undefined ? upright(String(event.op)) : event.micro < 0 ? event.work : `${event.work[0].toUpperCase()}${event.micro}`;
     const wide = context.measureText(text).width;
     if (wide >= end - x - 6) continue;
     context.fillText(text, x + 3, y + rowHeight - 4);
@@ -124,7 +125,7 @@ function names(context, rows, frame, ink) {
     if (!roomy && !(row.first && y >= free)) continue;
     if (y < AXIS_HEIGHT - 2) continue;
     context.fillStyle = ink(row.first ? "--ink" : "--ink-faint");
-    const text = row.first ? `rank ${row.rank}` : row.name;
+    const text = row.first ? `rank ${row.rank}` : upright(row.name);
     context.fillText(text, row.first ? 2 : 14, y + Math.max(9, Math.min(rowHeight - 3, 12)));
     free = y + 12;
   }

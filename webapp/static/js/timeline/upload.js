@@ -1,5 +1,5 @@
 // Sends files part by part, then has them read: what is wrong is told with the file and the field.
-import { embedded } from "../dom.js";
+import { embedded, write } from "../dom.js";
 import { bytes, integer } from "../format.js";
 import { refused } from "../refusal.js";
 
@@ -12,7 +12,7 @@ const told = document.getElementById("upload-told");
 const button = form.querySelector("button");
 
 function say(text, bad = false) {
-  told.textContent = text;
+  write(told, text);
   told.dataset.tone = bad ? "bad" : "";
 }
 

@@ -1,0 +1,20 @@
+"""Whether a job whose attempt has ended is queued again by itself."""
+
+from __future__ import annotations
+
+from jobs.models import Job, StateChange, Status
+
+
+def why_again(job: Job) -> str | None:
+    """In words, of a job as it ended and stands in the database: it gave way, or failed and may be tried again. None
+    where that was its end."""
+    if job.stop == "preempted" and job.status == Status.CANCELLED:
+        return "it gave way to a job of higher priority; it goes on from its newest checkpoint"
+    most = int(job.spec.get("retry", {}).get("max_attempts", 1))
+    if job.status not in (Status.FAILED, Status.LOST) or job.stop == "time limit" or most == 1:
+        return None
+    failed = StateChange.objects.filter(job=job, status__in=(Status.FAILED, Status.LOST)).count()
+    if failed >= most:
+        return None
+    ended = f"{'was' if job.status == Status.LOST else 'has'} {job.status}"
+    return f"try {failed + 1} of {most}, after attempt {job.attempt} {ended}; it goes on from its newest checkpoint"

@@ -1,0 +1,74 @@
+"""Who is mailed once, when one job has ended: asked for on its page, and gone with the job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.db import transaction
+
+from jobs.models import TERMINAL, EndWish, Job, StateChange, stands
+from jobs.queue.audit import record
+from jobs.queue.tries import why_again
+from jobs.telling.shapes import EndTold
+
+MOST = 1000  # of a person
+
+
+class NoMailError(Exception):
+    """Nobody can be mailed of it; says why."""
+
+
+def told(user: User, job: Job) -> EndTold:
+    return {
+        "asked": EndWish.objects.filter(user=user, job=job).exists(),
+        "email": user.email or None,
+        "sends": bool(settings.EMAIL_HOST),
+    }
+
+
+def ask(user: User, job: Job) -> None:
+    """Mail them when the job has ended.
+
+    Raises:
+        NoMailError: it has, this board sends no mail, the account has no address, or has asked of too many jobs.
+    """
+    if job.status in TERMINAL:
+        raise NoMailError(f"the job {stands(job.status)}: there is no end to wait for")
+    if not settings.EMAIL_HOST:
+        raise NoMailError("this board sends no mail: it has no mail server")
+    if not user.email:
+        raise NoMailError("your account has no mail address")
+    with transaction.atomic():
+        User.objects.select_for_update(no_key=True).get(pk=user.pk)  # of several at once each counts those before
+        if EndWish.objects.filter(user=user).count() >= MOST:
+            raise NoMailError(f"you are to be mailed of {MOST:,} jobs already, the most")
+        _, new = EndWish.objects.get_or_create(user=user, job=job)
+        if new:
+            record(user.get_username(), "wish for mail of its end", "job", job.id)
+
+
+def forget(user: User, job: Job) -> bool:
+    """True when this call did it."""
+    with transaction.atomic():
+        gone, _ = EndWish.objects.filter(user=user, job=job).delete()
+        if gone:
+            record(user.get_username(), "no mail of its end", "job", job.id)
+    return bool(gone)
+
+
+def spend(changes: Sequence[StateChange]) -> dict[str, list[User]]:
+    """Whom to mail, by the job that has ended with one of these; they are not mailed of it again. One that is tried
+    again by itself has not."""
+    ids = {change.job_id for change in changes if change.status in TERMINAL}
+    asked = EndWish.objects.filter(job__in=ids)
+    if not ids or not asked.exists():
+        return {}
+    jobs = Job.objects.only("id", "attempt", "status", "stop", "spec").filter(id__in=asked.values("job"))
+    ended = [job.id for job in jobs if why_again(job) is None]
+    found: dict[str, list[User]] = {}
+    for wish in asked.filter(job__in=ended).select_related("user"):
+        found.setdefault(wish.job_id, []).append(wish.user)
+    asked.filter(job__in=ended).delete()
+    return found
