@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE :=
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help up screens test lint lock format parity memory mutations witness schemathesis openapi security faults cluster diagnose slow postgres mix slurm image-test bench load bench-rivals gpu docs pictures release clean tools
+.PHONY: help up screens stand-in test lint lock format parity memory mutations witness schemathesis openapi security faults cluster diagnose slow postgres mix slurm image-test bench load bench-rivals gpu docs pictures release clean tools
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -96,6 +96,9 @@ screens: $(VENV)/.dev tools ## pictures of every page at two widths in both them
 
 pictures: $(VENV)/.dev tools ## the pictures of the documentation, of real runs on a board of its own, into docs/pictures
 	$(BIN)/python -m tests.screens.pictures
+
+stand-in: $(VENV)/.dev ## the trainer's CUDA and NCCL path on a machine without a GPU, beside one process: CUDA_PYTHON=PATH, a Python with a CUDA build of torch
+	$(BIN)/python -m tests.stand_in --python $(CUDA_PYTHON) $(STAND_IN)
 
 cluster: $(VENV)/.dev tools ## gangs over hosts in network namespaces, and their faults; prints the table; needs root
 	$(BIN)/python -m tests.cluster

@@ -107,7 +107,8 @@ def test_a_script_that_runs_lists_those_it_was_seen_to_take_so_far(
     Attempt.objects.create(job=job, number=1)
     Job.objects.update(status=Status.RUNNING)
     for steps in (7, 12):
-        said = [{"kind": "phase", "phase": "step"}, {"kind": "phase", "phase": "step", "steps": steps}]
+        began = {"kind": "phase", "rank": 0, "time": float(steps), "phase": "step"}
+        said = [began, {**began, "steps": steps}]
         live_redis.xadd(telemetry_stream(job.id, 1), {"b": msgpack.packb({"items": said})})
     client.force_login(owner)
     assert "12 seen" in client.get("/").content.decode()

@@ -1,0 +1,96 @@
+"""`make stand-in CUDA_PYTHON=PATH`: every parity layout on GPUs that are not there, beside one process.
+
+PATH is a Python that has a CUDA build of the torch of `requirements.lock` and what the extra `worker` needs. Prints a
+line a layout: what the run said of its proof, and how far its bytes are from the prediction.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from planner.facts.spec import JobSpec
+from tests.parity.cases import LAYOUTS, Case, write_data
+from tests.stand_in.build import NoStandInError, build
+
+ROOT = Path(__file__).parents[2]
+EAGER = [name for name, tried in LAYOUTS.items() if not tried.train.get("compile")]  # a compiler writes kernels
+EQUAL = re.compile(r"equal to one process to (\S+)")
+EXACT = "predicted minus measured 0 B, 0 calls"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", required=True, help="a Python with a CUDA build of torch")
+    parser.add_argument("--show", action="store_true", help="all that a run says that fails")
+    parser.add_argument("layouts", nargs="*", metavar="LAYOUT", help="all of them where none is named")
+    options = parser.parse_args()
+    if unknown := set(options.layouts) - set(EAGER):
+        parser.error(f"no such layout, or a compiled one: {', '.join(sorted(unknown))}")
+    names, failed = options.layouts or EAGER, 0
+    with tempfile.TemporaryDirectory() as work:
+        folder = Path(work)
+        write_data(folder)
+        try:
+            stand_in = build(site_of(options.python), folder)
+        except NoStandInError as error:
+            print(f"--python: {error}", file=sys.stderr)
+            return 2
+        for name in names:
+            started = time.monotonic()
+            done = run(options.python, on_gpus(Case(LAYOUTS[name].archs[-1], name).spec), folder, stand_in)
+            verdict = verdict_of(done)
+            failed += not verdict.startswith("equal")
+            print(f"{name:<44}{verdict:<60}{time.monotonic() - started:>7.1f} s", flush=True)
+            if options.show and not verdict.startswith("equal"):
+                print(done.stdout[-3000:], done.stderr[-6000:], flush=True)
+    print(f"{len(names) - failed} of {len(names)} equal one process, to the byte of what was predicted")
+    return 1 if failed else 0
+
+
+def site_of(python: str) -> Path:
+    """Where its torch lies."""
+    code = "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
+    told = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+    if told.returncode:
+        raise NoStandInError(f"{python} has no torch: {told.stderr.strip()[-300:]}")
+    return Path(told.stdout.strip()).parent
+
+
+def on_gpus(spec: JobSpec) -> JobSpec:
+    """The same, asking for GPUs."""
+    return spec.model_copy(update={"resources": spec.resources.model_copy(update={"device": "cuda"})})
+
+
+def run(python: str, spec: JobSpec, folder: Path, stand_in: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    (folder / "spec.json").write_text(json.dumps(spec.model_dump(mode="json")))
+    torchrun = [python, "-W", "ignore", "-m", "torch.distributed.run", "--nproc-per-node", str(spec.layout.world_size)]
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
+    trainer = ["-m", "tests.stand_in.rank", "--spec", str(folder / "spec.json"), "--data-root", str(folder)]
+    environment = {**os.environ, **stand_in, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [*torchrun, *meeting, *trainer], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def verdict_of(done: subprocess.CompletedProcess[str]) -> str:
+    if done.returncode:
+        why = re.search(r"^stand-in: .*|^\w*Error: .*", done.stderr, re.MULTILINE)
+        return f"FAILED: {why[0] if why else 'see --show'}"
+    equal, lines = EQUAL.findall(done.stdout), [line for line in done.stdout.splitlines() if "fidelity:" in line]
+    if not equal or not lines:
+        return "FAILED: the run told nothing of itself"
+    off = [line for line in lines if EXACT not in line]
+    return f"FAILED: {off[0]}" if off else f"equal to {equal[-1]}; 0 B, 0 calls on {len(lines)} ranks"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,162 @@
+"""What CUDA would compute is computed by the CPU, in the same memory: a stand-in's device memory is the host's."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+from workers.torch_private.tensors import FakeTensor
+
+aten: Any = torch.ops.aten
+# They make or turn memory about, on any device.
+AS_THEY_ARE = {
+    *("aten::empty.memory_format", "aten::empty_strided", "aten::empty_like", "aten::new_empty"),
+    *(
+        "aten::new_empty_strided",
+        "aten::resize_",
+        "aten::set_.source_Storage_storage_offset",
+        "aten::set_.source_Tensor",
+    ),
+    *("aten::record_stream", "aten::is_pinned", "aten::_pin_memory", "aten::_unsafe_view", "aten::lift_fresh"),
+    "prim::device",
+}
+ELSEWHERE = ("c10d", "profiler")  # collectives, and what names a stretch of time
+
+
+class OnCpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Inside, no kernel is launched."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if DTensor in types:
+            return NotImplemented  # what it wraps passes by as well
+        given = tree_flatten((args, kwargs))[0]
+        device = next((d for d in map(_cuda_of, given) if d is not None), None)
+        if device is None or func.namespace in ELSEWHERE or func.name() in AS_THEY_ARE or _is_view(func):
+            return func(*args, **kwargs)
+        if any(isinstance(one, FakeTensor) for one in given):
+            return func(*args, **kwargs)
+        torch.cuda.current_stream().synchronize()  # for what is on its way into this memory
+        if func is aten._to_copy.default:
+            return _moved(args[0], kwargs)
+        return _computed(func, args, kwargs, device)
+
+
+def _cuda_of(one: Any) -> torch.device | None:
+    if isinstance(one, torch.Tensor):
+        return one.device if one.is_cuda else None
+    return one if isinstance(one, torch.device) and one.type == "cuda" else None
+
+
+def _is_view(func: Any) -> bool:
+    schema = func._schema
+    reads = any(a.alias_info is not None and not a.alias_info.is_write for a in schema.arguments)
+    return reads and bool(schema.returns) and all(r.alias_info is not None for r in schema.returns)
+
+
+def on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory, as a tensor of the CPU."""
+    storage = tensor.untyped_storage()
+    if storage.nbytes() == 0:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    memory = (ctypes.c_byte * storage.nbytes()).from_address(storage.data_ptr())
+    bare = torch.empty(0, dtype=tensor.dtype)
+    held = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+    return bare.set_(held, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload, no-any-return]
+
+
+def on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy in a device's memory, as large and laid out alike."""
+    storage = tensor.untyped_storage()
+    memory = torch.empty(storage.nbytes(), dtype=torch.uint8, device=device)
+    ctypes.memmove(memory.data_ptr(), storage.data_ptr(), storage.nbytes())
+    bare = torch.empty(0, dtype=tensor.dtype, device=device)
+    return bare.set_(memory.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload, no-any-return]
+
+
+def _moved(tensor: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
+    to = torch.device(kwargs.get("device") or tensor.device)
+    how = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory", "non_blocking")}
+    copy: torch.Tensor = aten._to_copy(on_host(tensor) if tensor.is_cuda else tensor, **how)
+    return on_device(copy, to) if to.type == "cuda" else copy
+
+
+def _computed(func: Any, args: Any, kwargs: Any, device: torch.device) -> Any:
+    hosts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def to_host(one: Any) -> Any:
+        if isinstance(one, torch.Tensor) and one.is_cuda:
+            return hosts.setdefault(id(one), (on_host(one), one))[0]
+        return torch.device("cpu") if isinstance(one, torch.device) else one
+
+    args, kwargs = tree_map(to_host, args), tree_map(to_host, kwargs)
+    found = OTHERWISE.get(func.name(), func)(*args, **kwargs)
+    given = {id(host): tensor for host, tensor in hosts.values()}
+
+    def back(one: Any) -> Any:
+        if not isinstance(one, torch.Tensor):
+            return one
+        return given[id(one)] if id(one) in given else on_device(one, device)
+
+    return tree_map(back, found)
+
+
+def _flash(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout: float = 0.0, causal: bool = False, **more: Any
+) -> Any:
+    out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, dropout, causal, scale=more.get("scale"))
+    seed = torch.zeros(2, dtype=torch.uint64)
+    return out, lse, None, None, q.shape[2], k.shape[2], seed, seed[0], torch.empty(0)
+
+
+def _flash_backward(
+    grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
+    _q: Any, _k: Any, _most_q: int, _most_k: int, dropout: float, causal: bool, *_seed: Any, **more: Any,
+) -> Any:  # fmt: skip
+    kernel = aten._scaled_dot_product_flash_attention_for_cpu_backward
+    return kernel(grad, q, k, v, out, lse, dropout, causal, scale=more.get("scale"))
+
+
+def _efficient(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, compute_log_sumexp: bool,
+    dropout: float = 0.0, is_causal: bool = False, **more: Any,
+) -> Any:  # fmt: skip
+    kernel = aten._scaled_dot_product_flash_attention_for_cpu
+    out, lse = kernel(q, k, v, dropout, is_causal, attn_mask=bias, scale=more.get("scale"))
+    return out, lse, torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.int64)
+
+
+def _efficient_backward(
+    grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None,
+    out: torch.Tensor, lse: torch.Tensor, _seed: Any, _offset: Any, dropout: float, _wanted: Any, causal: bool = False,
+    **more: Any,
+) -> Any:  # fmt: skip
+    kernel = aten._scaled_dot_product_flash_attention_for_cpu_backward
+    lse = lse[..., : q.shape[2]].contiguous()
+    return (*kernel(grad, q, k, v, out, lse, dropout, causal, attn_mask=bias, scale=more.get("scale")), None)
+
+
+def _rms_norm_backward(
+    grad: torch.Tensor, x: torch.Tensor, shape: list[int], rstd: torch.Tensor, weight: torch.Tensor, wanted: list[bool]
+) -> Any:
+    normed, dims = x.float() * rstd.float(), tuple(range(-len(shape), 0))
+    weighted = grad.float() * weight.float()
+    dx = rstd.float() * (weighted - normed * (weighted * normed).mean(dims, keepdim=True))
+    dw = (grad.float() * normed).reshape(-1, *shape).sum(0).to(weight.dtype) if wanted[1] else None
+    return dx.to(x.dtype) if wanted[0] else None, dw
+
+
+# What the CPU has under another name, or not at all.
+OTHERWISE: dict[str, Callable[..., Any]] = {
+    "aten::_scaled_dot_product_flash_attention": _flash,
+    "aten::_scaled_dot_product_flash_attention_backward": _flash_backward,
+    "aten::_scaled_dot_product_efficient_attention": _efficient,
+    "aten::_scaled_dot_product_efficient_attention_backward": _efficient_backward,
+    "aten::_fused_rms_norm_backward": _rms_norm_backward,
+}

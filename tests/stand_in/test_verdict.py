@@ -1,0 +1,39 @@
+"""A run on stand-ins passes only where it says of itself that it is right."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.stand_in.__main__ import verdict_of
+from tests.stand_in.build import NoStandInError, build
+
+PROOF = "proof: replicas agree (1 of 1); gradients equal to one process to 8e-08 (gradients ...)\n"
+EXACT = "fidelity: measured 10 B, predicted minus measured 0 B, 0 calls\n"
+OFF = "fidelity: measured 10 B, predicted minus measured 4 B, 0 calls\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "out", "said", "expected"),
+    [
+        (0, PROOF + EXACT, "", "equal to 8e-08; 0 B, 0 calls on 1 ranks"),
+        (0, PROOF + EXACT + OFF, "", f"FAILED: {OFF.strip()}"),
+        (0, EXACT, "", "FAILED: the run told nothing of itself"),
+        (
+            1,
+            PROOF + EXACT,
+            "stand-in: rank 0: a message never came\n",
+            "FAILED: stand-in: rank 0: a message never came",
+        ),
+        (1, PROOF + EXACT, "", "FAILED: see --show"),
+    ],
+)
+def test_a_verdict_is_what_the_run_said(code: int, out: str, said: str, expected: str) -> None:
+    assert verdict_of(subprocess.CompletedProcess([], code, out, said)) == expected
+
+
+def test_a_torch_without_cuda_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NoStandInError, match="no CUDA build of torch"):
+        build(tmp_path, tmp_path)
