@@ -313,56 +313,6 @@ def test_a_baseline_tries_every_job(meshboard: Meshboard, server: Saying) -> Non
     assert (ran.code, json.loads(ran.out)) == (0, kept)
 
 
-def test_whatever_breaks_is_one_line(meshboard: Meshboard, server: Saying, monkeypatch: pytest.MonkeyPatch) -> None:
-    server.says((200, {"id": "j"}))
-    ran = meshboard("status", "j", at=server)
-    assert (ran.code, ran.out, ran.err.count("\n")) == (exits.Exit.BROKEN, "", 1)
-    assert "KeyError: 'status'" in ran.err
-
-
-def said(words: str, also: dict[str, str], **how: Any) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **also}
-    program = [sys.executable, "-m", "meshboard", *words.split()]
-    return subprocess.run(program, env=environment, stderr=subprocess.PIPE, text=True, timeout=60, check=False, **how)
-
-
-def test_a_disk_that_is_full_is_one_line(tmp_path: Path) -> None:
-    with Path("/dev/full").open("w") as full:
-        ran = said("logout --json", {"MESHBOARD_URL": "", "MESHBOARD_TOKEN": ""}, stdout=full)
-    assert (ran.returncode, ran.stderr.splitlines()[-1]) == (
-        exits.Exit.BROKEN,
-        "meshboard: cannot be written: [Errno 28] No space left on device",
-    )
-    assert "Traceback" not in ran.stderr
-    assert "Exception ignored" not in ran.stderr
-
-
-def test_a_name_is_told_in_the_letters_that_there_are(
-    meshboard: Meshboard, server: Saying, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server.tells("jobs/j", {**JOB, "name": "\u00fc\u6f22"})
-    told = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(told, encoding="latin-1"))
-    assert meshboard("status", "j", at=server).code == exits.Exit.OK
-    assert told.getvalue().decode("latin-1").rstrip() == "j  running      \u00fc\\u6f22"
-
-
-def test_nobody_who_reads_is_no_job_that_failed(server: Saying) -> None:
-    """Whatever is told is the last of a pipe whose reader has had enough, or that nobody opened."""
-    server.tells("jobs", [{**JOB, "owner": "o", "project": "p", "created": "c", "name": "n" * 200}] * 200)
-    environment = {"MESHBOARD_URL": server.url, "MESHBOARD_TOKEN": "t"}
-    reads, writes = os.pipe()
-    os.close(reads)
-    with os.fdopen(writes, "wb") as nobody:
-        ran = said("status", environment, stdout=nobody)
-    assert (ran.returncode, ran.stderr) == (exits.Exit.BROKEN, "")
-    ran = said("status", environment, preexec_fn=lambda: os.close(1))
-    assert (ran.returncode, ran.stderr) == (
-        exits.Exit.BROKEN,
-        "meshboard: cannot be written: standard output is closed\n",
-    )
-
-
 @pytest.mark.parametrize(
     ("url", "warned"),
     [("http://board.example", True), ("http://127.0.0.1:1", False), ("https://board.example", False)],

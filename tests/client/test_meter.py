@@ -1,0 +1,80 @@
+"""`meshboard meter` becomes the meter, with the words as they stand."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.client.conftest import Ran, Saying
+
+Meshboard = Callable[..., Ran]
+
+
+class Executed(NamedTuple):
+    """What took this command's place."""
+
+    words: list[str]
+    environment: dict[str, str]
+
+
+@pytest.fixture
+def executed(monkeypatch: pytest.MonkeyPatch) -> list[Executed]:
+    found: list[Executed] = []
+
+    def execute(program: str, words: list[str], environment: dict[str, str]) -> None:
+        assert program == words[0]
+        found.append(Executed(words, environment))
+        sys.exit(0)
+
+    monkeypatch.setattr(os, "execve", execute)
+    return found
+
+
+def program_in(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    program = folder / "meshboard-meter"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    return program
+
+
+def test_meter_hands_its_words_on_as_they_stand(
+    meshboard: Meshboard, server: Saying, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executed: list[Executed]
+) -> None:
+    program = program_in(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    said = ["--name", "x", "--", "torchrun", "--nproc-per-node", "2", "train.py", "--", "--help"]
+    meshboard("meter", *said, at=server)
+    ((words, environment),) = executed
+    assert (words, environment["MESHBOARD_TOKEN"]) == ([str(program), *said], "t")
+
+
+@pytest.mark.parametrize("named_by", ["executable", "argv"])
+def test_the_meter_is_found_beside_a_command_that_is_not_on_the_path(
+    meshboard: Meshboard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executed: list[Executed], named_by: str
+) -> None:
+    """As `venv/bin/meshboard` is started; and what it takes is told without a board."""
+    beside, empty = program_in(tmp_path / "bin"), tmp_path / "empty"
+    empty.mkdir()
+    monkeypatch.setenv("PATH", str(empty))
+    monkeypatch.setattr(
+        sys, "executable", str((beside if named_by == "executable" else empty / "x").with_name("python"))
+    )
+    own = beside.with_name("meshboard") if named_by == "argv" else Path("meshboard")
+    ran = meshboard("meter", "--help", name=str(own))
+    assert (ran.code, [one.words for one in executed]) == (0, [[str(beside), "--help"]]), ran.err
+
+
+def test_a_meter_that_is_nowhere_is_told_with_what_brings_it(
+    meshboard: Meshboard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executed: list[Executed]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    ran = meshboard("meter", "--", "torchrun", "train.py", name=str(tmp_path / "meshboard"))
+    assert (ran.code, executed) == (2, [])
+    assert "pip install 'meshboard[worker]'" in ran.err
