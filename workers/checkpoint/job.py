@@ -12,9 +12,9 @@ from contracts.telemetry.steps import CheckpointItem
 from planner.facts.spec import JobSpec
 from workers.checkpoint import across, folder
 from workers.checkpoint.agree import on_every_rank, on_first_rank
-from workers.checkpoint.borrow import borrow
 from workers.checkpoint.folder import Checkpoint
 from workers.checkpoint.load import restore
+from workers.checkpoint.loans.borrow import borrow
 from workers.checkpoint.place import Place
 from workers.checkpoint.save import Saved, Saver
 from workers.trainer.loop import Trainer

@@ -16,9 +16,9 @@ import pytest
 from planner.facts.reading.parse import parse_spec
 from tests.support.patience import patient
 from workers.checkpoint import folder
-from workers.checkpoint.borrow import borrow
-from workers.checkpoint.lend import Lending
-from workers.checkpoint.loan import (
+from workers.checkpoint.loans.borrow import borrow
+from workers.checkpoint.loans.lend import Lending
+from workers.checkpoint.loans.loan import (
     CHUNK_BYTES,
     NONCE_BYTES,
     PROOF_BYTES,

@@ -1,4 +1,4 @@
-"""`python -m workers.checkpoint.lend FD`: send the newest checkpoint of a job to who knows a secret, once.
+"""`python -m workers.checkpoint.loans.lend FD`: send the newest checkpoint of a job to who knows a secret, once.
 
 FD listens. A line of JSON on stdin has the job's `folder`, the `secret` and how many seconds to wait for the borrower
 (`wait_s`); the end of stdin ends us. Exit status 0: all of it was sent.
@@ -16,7 +16,16 @@ from pathlib import Path
 
 from workers.checkpoint import folder
 from workers.checkpoint.files import regular
-from workers.checkpoint.loan import CHUNK_BYTES, GREETING_S, IDLE_S, NONCE_BYTES, PROOF_BYTES, Offer, encode, proof
+from workers.checkpoint.loans.loan import (
+    CHUNK_BYTES,
+    GREETING_S,
+    IDLE_S,
+    NONCE_BYTES,
+    PROOF_BYTES,
+    Offer,
+    encode,
+    proof,
+)
 from workers.trainer.errors import UserError
 
 MOST_STRANGERS = 16  # at a time: who have not shown yet that they know the secret

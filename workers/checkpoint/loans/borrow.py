@@ -20,7 +20,7 @@ from contracts.codec import BadMessageError, checked_loan
 from contracts.loans import Loan
 from workers.checkpoint import folder
 from workers.checkpoint.agree import on_first_rank, words_of
-from workers.checkpoint.loan import (
+from workers.checkpoint.loans.loan import (
     CHUNK_BYTES,
     GREETING_S,
     IDLE_S,
