@@ -20,7 +20,7 @@
 
 enum { MOST_RANKS = 64, PATIENCE_US = 120 * 1000 * 1000, LOOK_US = 50, ID_BYTES = 12, PATH = 160 };
 enum { INT8, UINT8, INT32, UINT32, INT64, UINT64, FLOAT16, FLOAT32, FLOAT64, BFLOAT16 }; /* ncclDataType_t */
-enum { SUM, PRODUCT, MOST, LEAST };                                                      /* ncclRedOp_t */
+enum { SUM, PRODUCT, MOST, LEAST, MEAN };                                                /* ncclRedOp_t */
 
 typedef struct { unsigned char bytes[128]; } unique_id;
 struct meeting { volatile int here, times; };
@@ -187,7 +187,8 @@ static void set_number(void *to, int type, size_t i, double given) {
 
 static double joined(int how, double one, double other) {
   switch (how) {
-    case SUM: return one + other;
+    case SUM:
+    case MEAN: return one + other;
     case MOST: return one > other ? one : other;
     case LEAST: return one < other ? one : other;
     default: give_up("a reduction that is not stood in for");
@@ -195,6 +196,7 @@ static double joined(int how, double one, double other) {
 }
 
 static int64_t whole(int how, int64_t one, int64_t other) {
+  if (how == PRODUCT || how == MEAN) give_up("a reduction of whole numbers that is not stood in for");
   return how == SUM ? one + other : (how == MOST) == (one > other) ? one : other;
 }
 
@@ -214,7 +216,8 @@ static void reduce(struct communicator *c, void *to, size_t first, size_t count,
       sums[i] = rank ? joined(how, sums[i], more) : more;
     }
   }
-  for (size_t i = 0; type != INT64 && i < count; i++) set_number(to, type, i, sums[i]);
+  double over = how == MEAN ? c->size : 1;
+  for (size_t i = 0; type != INT64 && i < count; i++) set_number(to, type, i, sums[i] / over);
   free(sums);
   free(theirs);
 }
