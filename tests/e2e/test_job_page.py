@@ -16,6 +16,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from contracts.names import telemetry_stream
+from tests.e2e.shifts import assert_still, open_late
 from tests.support.board import Board
 from tests.support.browser import context_of
 from tests.support.patience import patient
@@ -33,12 +34,6 @@ BOXES = """(names) => names.map((name) => {
   return [left, top, right, bottom];
 })"""
 SECONDS = {"µs": 1e-6, "ms": 1e-3, "s": 1.0}
-SHIFTS = """() => new Promise((resolve) => {
-  let sum = 0;
-  new PerformanceObserver((list) => list.getEntries().forEach((e) => (sum += e.hadRecentInput ? 0 : e.value)))
-    .observe({ type: "layout-shift", buffered: true });
-  requestAnimationFrame(() => requestAnimationFrame(() => resolve(sum)));
-})"""
 BARS = """(parts) => ({
   bars: [...parts.querySelectorAll(".parts:not(.hidden-lane) > span:not([data-part=rest])")].map((bar) => [
     bar.title, bar.getBoundingClientRect().width, bar.closest(".step-row").dataset.side]),
@@ -65,9 +60,13 @@ def tab(page: Page, running_board: Board, watched: str) -> Page:
     """The job's page at 1440 x 900, once steps have been told."""
     page.set_viewport_size({"width": 1440, "height": 900})
     page.goto(f"{running_board.url}/jobs/{watched}/")
+    steps_told(page)
+    return page
+
+
+def steps_told(page: Page) -> None:
     page.wait_for_selector("#loss-chart[data-points]")
     page.wait_for_selector("#fidelity[data-difference]")
-    return page
 
 
 def box(locator: Locator) -> tuple[float, float, float, float]:
@@ -83,7 +82,7 @@ def window(page: Page, chart: str) -> list[float]:
     return [float(part) for part in told.split()]
 
 
-def test_the_first_screen_holds_all_that_one_asks_first_and_nothing_moves(tab: Page) -> None:
+def test_the_first_screen_holds_all_that_one_asks_first(tab: Page) -> None:
     boxes = dict(zip(BLOCKS, tab.evaluate(BOXES, BLOCKS), strict=True))  # all at once: the run goes on
     for name, (left, top, right, bottom) in boxes.items():
         assert left >= 0, name
@@ -99,7 +98,17 @@ def test_the_first_screen_holds_all_that_one_asks_first_and_nothing_moves(tab: P
     expect(tab.locator("#places [data-legend]")).to_contain_text("4 ")
     for part in ("queue", "spawn", "import", "rendezvous"):
         expect(tab.locator("#start [data-figures]")).to_contain_text(part)
-    assert tab.evaluate(SHIFTS) < 0.02
+
+
+@pytest.mark.parametrize(("width", "height"), [(1440, 900), (1100, 900), (820, 1180), (390, 844)])
+def test_nothing_moves_however_late_it_comes(
+    page: Page, running_board: Board, watched: str, width: int, height: int
+) -> None:
+    page.set_viewport_size({"width": width, "height": height})
+    open_late(page, f"{running_board.url}/jobs/{watched}/")
+    steps_told(page)
+    expect(page.locator("#connection")).to_have_text("live")
+    assert_still(page)
 
 
 def test_the_bars_are_as_long_as_their_figures_say(tab: Page) -> None:
@@ -207,10 +216,11 @@ def test_a_run_that_ended_shows_the_same_page_when_its_stream_is_gone(
     tab.wait_for_selector("#status[data-status=cancelled]")
     live = shown(tab)
     running_board.redis().delete(telemetry_stream(watched, 1))
-    tab.reload()
+    open_late(tab, f"{running_board.url}/jobs/{watched}/")
     tab.wait_for_selector("#loss-chart[data-points]")
     wait_until(lambda: shown(tab) == live, f"the same figures from the history: {shown(tab)} beside {live}", 10)
     expect(tab.locator("#traffic-note")).not_to_contain_text("summary")
+    assert_still(tab)
 
 
 TOLD: dict[str, Any] = {

@@ -21,7 +21,9 @@ export function jumpBar(bar, board) {
     { rootMargin: "-88px 0px -60% 0px" },
   );
   for (const panel of panels) watch.observe(panel);
-  return () => panels.forEach((panel, index) => (links[index].parentElement.hidden = !panel.checkVisibility()));
+  const show = () => panels.forEach((panel, index) => (links[index].parentElement.hidden = !panel.checkVisibility()));
+  show();
+  return show;
 }
 
 /** The choices of a time range, and what is told of it: whether it is zoomed, and where the cursor is pinned. */

@@ -1,0 +1,76 @@
+"""What moves on a page without anybody's doing, while all that it shows comes late."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from playwright.sync_api import Page, Route
+
+MOST = 0.005  # of layout shift: a line of text that pushes the charts down is four times that
+
+# Each answer and each message of a socket waits until what came before it has been painted.
+WATCH = """
+(() => {
+  const painted = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+  const { fetch } = window;
+  window.fetch = async (...of) => {
+    const answer = await fetch(...of);
+    await painted();
+    return answer;
+  };
+  window.WebSocket = class extends WebSocket {
+    addEventListener(name, listener, ...how) {
+      super.addEventListener(name, (event) => painted().then(() => listener(event)), ...how);
+    }
+  };
+  const name = (node) => {
+    const element = node?.closest ? node : node?.parentElement;
+    if (!element) return "something that is gone";
+    const named = element.closest("[id]");
+    const own = element.localName + (element.className ? `.${element.className}` : "");
+    return named === element ? `#${element.id}` : `${own} in ${named ? `#${named.id}` : "the page"}`;
+  };
+  const box = ({ x, y, width, height }) => [x, y, width, height].map(Math.round).join(" ");
+  window.moved = [];
+  new PerformanceObserver((list) => {
+    for (const { value, startTime, hadRecentInput, sources } of list.getEntries()) {
+      if (hadRecentInput) continue;
+      const from = sources.map((one) => `${name(one.node)}: ${box(one.previousRect)} -> ${box(one.currentRect)}`);
+      window.moved.push({ value, at: Math.round(startTime), from });
+    }
+  }).observe({ type: "layout-shift", buffered: true });
+})()"""
+FRAMES = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done))))"
+PAINTED = """new Promise((done) => {
+  const look = () => {
+    const written = document.readyState !== "loading" && performance.getEntriesByName("first-contentful-paint").length;
+    requestAnimationFrame(written ? () => requestAnimationFrame(done) : look);
+  };
+  look();
+})"""
+
+
+def open_late(page: Page, url: str) -> None:
+    """Scripts come when the page as the server wrote it has been painted, and what they ask for a frame at a time."""
+    held: list[Route] = []
+    scripts = re.compile(r"/js/(?!theme)")
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    page.add_init_script(WATCH)
+    page.route(scripts, hold)
+    page.goto(url, wait_until="commit")
+    page.evaluate(PAINTED)
+    for route in held:
+        route.continue_()
+    page.unroute(scripts)
+
+
+def assert_still(page: Page) -> None:
+    """Of a page that `open_late` opened: what moved is told, from where to where: x y width height."""
+    page.evaluate(FRAMES)
+    moved: list[dict[str, Any]] = page.evaluate("window.moved")
+    told = [f"{one['value']:.4f} at {one['at']} ms\n    " + "\n    ".join(one["from"]) for one in moved]
+    assert sum(one["value"] for one in moved) < MOST, "\n".join(["the page moved by itself", *told])
