@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import NamedTuple
 
-from planner.facts.layout import chunk_indices, num_chunks
+from planner.facts.layout import chunk_indices
+from planner.facts.messages import Exchange, exchanges, owners
 from planner.facts.schedules import Action, actions, splits
 from planner.facts.spec import Layout, Schedule
 from planner.facts.words import counted
@@ -132,7 +133,7 @@ def _walk(pipe: Pipe, m: int) -> Iterator[Moment]:
     number = max(pipe.kinds) + 1
     flight, waiting, passed = [0] * number, [0] * number, dict[Species, int]()
     done: dict[tuple[str, int], int] = {}
-    messages = _Messages(layout, stage, m)
+    messages = _Messages(pipe, m)
     later = splits(layout)
     fresh, wide = set[int](), set[int]()
 
@@ -167,59 +168,59 @@ def _walk(pipe: Pipe, m: int) -> Iterator[Moment]:
         if what.kind == "W" and pipe.widens:
             fresh.add(chunk)
 
-    for action in actions(layout, stage, m):
+    for index, action in enumerate(actions(layout, stage, m)):
         kind, at = action.kind, kind_of[action.chunk]
         if kind != "W":
             what = species("F" if kind == "F" else "B", action.chunk, whole=kind == "B")
-            messages.before(action)
             yield moment(what)
             pass_by(what, action.chunk)
             flight[at] += 1 if kind == "F" else -1
             if kind != "F" and later:
                 waiting[at] += 1
             messages.after(action)
+            messages.asked_after(index)
         if kind == "W" or (kind == "B" and later):
             what = species("W", action.chunk, whole=kind == "W")  # what a whole backward used it freed itself
             yield moment(what)
             pass_by(what, action.chunk)
             waiting[at] -= 1
+        if kind == "W":
+            messages.asked_after(index)
+
+
+@cache
+def _exchanges(schedule: Schedule, pp: int, virtual_stages: int, m: int) -> list[list[list[Exchange]]]:
+    """By stage, before its first action and after each."""
+    layout = Layout(pp=pp, schedule=schedule, virtual_stages=virtual_stages)
+    return exchanges(layout, [actions(layout, stage, m) for stage in range(pp)])
 
 
 class _Messages:
     """Hidden states and their gradients between stages, as `workers.trainer.parallel.pipeline_parallel` keeps them.
 
-    A receive from each stage is posted ahead. What a chunk was given stays until its backward has ended, a gradient for
-    another chunk of the rank until that one's. An output in flight counts with its chunk.
+    A message is there from when it is asked for. What a chunk was given stays until its backward has ended, a gradient
+    for another chunk of the rank until that one's, for another rank until it is asked for. An output in flight counts
+    with its chunk.
     """
 
-    def __init__(self, layout: Layout, stage: int, m: int) -> None:
-        owner = {c: s for s in range(layout.pp) for c in chunk_indices(layout, s)} if layout.pp > 1 else {0: 0}
-        self._owner, self._stage, self._last = owner, stage, num_chunks(layout) - 1
-        self._to_come: dict[int, int] = {}
-        for chunk in (c for c, s in owner.items() if s == stage):
-            for other in (self._other(chunk - 1), self._other(chunk + 1)):
-                if other is not None:
-                    self._to_come[other] = self._to_come.get(other, 0) + m
-        self._kept = 0
+    def __init__(self, pipe: Pipe, m: int) -> None:
+        self._stage, self._last = pipe.stage, pipe.pp * pipe.virtual_stages - 1
+        self._owner = owners(pipe.layout) if pipe.pp > 1 else {0: 0}
+        self._slots = _exchanges(pipe.schedule, pipe.pp, pipe.virtual_stages, m)[pipe.stage] if pipe.pp > 1 else []
+        self.number = 0
+        self.asked_after(-1)
 
-    @property
-    def number(self) -> int:
-        return self._kept + sum(count > 0 for count in self._to_come.values())
-
-    def _other(self, chunk: int) -> int | None:
-        """The stage of a chunk, where it is another."""
-        found = self._owner.get(chunk)
-        return None if found == self._stage else found
-
-    def before(self, action: Action) -> None:
-        sender = self._other(action.chunk + (-1 if action.kind == "F" else 1))
-        if sender is not None:
-            self._to_come[sender] -= 1
-            self._kept += 1
+    def asked_after(self, index: int) -> None:
+        """What is asked for after the action of this index, -1 for before the first."""
+        for message, _, receiver in self._slots[index + 1] if self._slots else ():
+            if receiver == self._stage:
+                self.number += 1
+            elif message.kind == "B":
+                self.number -= 1
 
     def after(self, action: Action) -> None:
         if action.kind == "F":
             return
-        self._kept -= action.chunk < self._last  # its output's gradient
-        if action.chunk > 0:
-            self._kept += 1 if self._other(action.chunk - 1) is None else -1  # a gradient stays, or the input goes
+        self.number -= action.chunk < self._last  # its output's gradient
+        # Its input's gradient stays: for a chunk of this rank beside the input, else in place of it.
+        self.number += action.chunk > 0 and self._owner[action.chunk - 1] == self._stage

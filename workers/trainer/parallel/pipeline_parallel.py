@@ -1,57 +1,28 @@
-"""The engine that runs a rank's list of actions (`planner.facts.schedules`), and its messages.
+"""The engine that runs a rank's actions (`planner.facts.schedules`) and its messages (`planner.facts.messages`).
 
 A message travels between two ranks in the order in which the sender's list produces it, whatever order the receiver
-needs it in; a receiver knows every sender's list. So no message needs a tag, which NCCL has not.
+needs it in: both know every rank's list. So no message needs a tag, which NCCL has not.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from queue import Queue
 from threading import Thread
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 
-from planner.facts.layout import chunk_indices, num_chunks
+from planner.facts.layout import num_chunks
+from planner.facts.messages import Exchange, Message, exchanges, given_by, links, owners
 from planner.facts.schedules import Action, actions, splits
 from planner.facts.spec import Layout
+from workers.device import Aside
 from workers.torch_private.groups import connect_pair
 from workers.trainer.parallel.mesh import Mesh
 from workers.trainer.parallel.tensor_parallel import TensorParallel
-
-
-class Message(NamedTuple):
-    """Hidden states into a chunk (F), or the gradient of its output (B)."""
-
-    kind: Literal["F", "B"]
-    chunk: int
-    micro_batch: int
-
-
-def message_of(action: Action, last_chunk: int) -> Message | None:
-    """What an action gives to the chunk after or before it, if anything."""
-    if action.kind == "F":
-        return Message("F", action.chunk + 1, action.micro_batch) if action.chunk < last_chunk else None
-    if action.kind == "W" or action.chunk == 0:
-        return None
-    return Message("B", action.chunk - 1, action.micro_batch)
-
-
-def owners(layout: Layout) -> dict[int, int]:
-    """Pipeline rank by chunk."""
-    return {chunk: stage for stage in range(layout.pp) for chunk in chunk_indices(layout, stage)}
-
-
-def links(layout: Layout) -> list[tuple[int, int]]:
-    """(sender, receiver) of all messages, by stage, in an order in which each rank can meet the other of its own."""
-    owner = owners(layout)
-    ways = {(owner[chunk], owner[chunk + 1]) for chunk in range(num_chunks(layout) - 1)}
-    both = ways | {(receiver, sender) for sender, receiver in ways}
-    return sorted((link for link in both if link[0] != link[1]), key=lambda link: (sorted(link), link))
 
 
 class Sends:
@@ -108,64 +79,53 @@ class Boundary:
         self._tp = tp if mesh.layout.scatter_gather else TensorParallel(None)
         self._owners = owners(mesh.layout)
         self._here: dict[Message, torch.Tensor] = {}
-        self._expected: dict[int, deque[Message]] = {}
-        self._arriving: dict[int, tuple[Message, torch.Tensor, dist.Work]] = {}
-        self._sends = Sends()
+        self._to_send: dict[Message, tuple[torch.Tensor, torch.cuda.Event | None]] = {}
+        self._arriving: dict[Message, tuple[torch.Tensor, dist.Work]] = {}
+        self._sends, self._aside = Sends(), Aside(device)
         me = mesh.place.pp
         for sender, receiver in (link for link in links(mesh.layout) if me in link):
             group = self._group(sender, receiver)
             assert group is not None
             connect_pair(group, receiver if me == sender else sender, sends=me == sender)
 
-    def expect(self, lists: Iterable[list[Action]]) -> None:
-        """Say what every stage will do, in order."""
-        last, me = num_chunks(self._mesh.layout) - 1, self._mesh.place.pp
-        for stage, order in enumerate(lists):
-            made = (message_of(action, last) for action in order)
-            mine = deque(m for m in made if m is not None and self._owners[m.chunk] == me)
-            if stage != me and mine:
-                self._expected[stage] = mine
-                self._receive_ahead(stage)
-
     def give(self, message: Message, x: torch.Tensor) -> None:
-        """Hand over to the rank that holds the message's chunk, be it this one."""
-        stage = self._owners[message.chunk]
-        if stage == self._mesh.place.pp:
+        """Have a message ready for the rank that holds its chunk, be it this one."""
+        if self._owners[message.chunk] == self._mesh.place.pp:
             self._here[message] = x.detach()
             return
         part = self._tp.flat_part(x.detach().contiguous())
-        work = dist.isend(part, self._mesh.pipe[stage], group=self._group(self._mesh.place.pp, stage))
-        assert work is not None
-        self._sends.add(work, part)
+        self._to_send[message] = part, self._aside.moment()
+
+    def exchange(self, asked: Iterable[Exchange]) -> None:
+        """Ask for messages, which travel while this rank computes."""
+        for message, sender, receiver in asked:
+            group = self._group(sender, receiver)
+            if receiver == self._mesh.place.pp:
+                part = torch.empty(self._shape.numel() // self._tp.degree, dtype=self._dtype, device=self._device)
+                work = dist.irecv(part, self._mesh.pipe[sender], group=group)
+                assert work is not None
+                self._arriving[message] = part, work
+                continue
+            part, made = self._to_send.pop(message)
+            with self._aside.since(made):
+                work = dist.isend(part, self._mesh.pipe[receiver], group=group)
+            assert work is not None
+            self._sends.add(work, part)
 
     def take(self, message: Message) -> torch.Tensor:
         """Wait for a message."""
-        stage = self._sender(message)
-        while message not in self._here:
-            arrived, part, work = self._arriving.pop(stage)
-            work.wait()
-            self._here[arrived] = self._tp.from_flat_parts(part, self._shape)
-            self._receive_ahead(stage)
-        return self._here.pop(message)
+        if message in self._here:
+            return self._here.pop(message)
+        part, work = self._arriving.pop(message)
+        work.wait()
+        return self._tp.from_flat_parts(part, self._shape)
 
     def flush(self) -> None:
         """Wait until everything sent has left."""
         self._sends.flush()
         assert not self._here, "a message nobody took"
+        assert not self._to_send
         assert not self._arriving
-
-    def _sender(self, message: Message) -> int:
-        return self._owners[message.chunk + (-1 if message.kind == "F" else 1)]
-
-    def _receive_ahead(self, stage: int) -> None:
-        """Post the next receive from a stage, so that it travels while this rank computes."""
-        if not self._expected[stage]:
-            return
-        message = self._expected[stage].popleft()
-        buffer = torch.empty(self._shape.numel() // self._tp.degree, dtype=self._dtype, device=self._device)
-        work = dist.irecv(buffer, self._mesh.pipe[stage], group=self._group(stage, self._mesh.place.pp))
-        assert work is not None
-        self._arriving[stage] = message, buffer, work
 
     def _group(self, sender: int, receiver: int) -> dist.ProcessGroup | None:
         return self._mesh.forward if sender < receiver else self._mesh.backward
@@ -201,17 +161,20 @@ class Pipeline:
     """Runs steps and validations of one rank."""
 
     def __init__(self, layout: Layout, stage: int, micro_batches: int, boundary: Boundary | None) -> None:
-        self._lists = [actions(layout, rank, micro_batches) for rank in range(layout.pp)]
-        self._order, self._boundary, self._last_chunk = self._lists[stage], boundary, num_chunks(layout) - 1
-        self._stage = stage
+        lists = [actions(layout, rank, micro_batches) for rank in range(layout.pp)]
+        forwards = [[action for action in order if action.kind == "F"] for order in lists]
+        self._order, self._forwards = lists[stage], forwards[stage]
+        self._boundary, self._last_chunk = boundary, num_chunks(layout) - 1
+        self._exchanges = exchanges(layout, lists)[stage]
+        self._forward_exchanges = exchanges(layout, forwards)[stage]
         self._splits = splits(layout)
         self._final = {a.chunk: i for i, a in enumerate(self._order) if a.kind in ("B", "W")}
 
     def step(self, chunks: Chunks) -> torch.Tensor | None:
         """All forwards and backwards. Returns the summed losses on the rank of the last chunk."""
-        self._expect(self._lists)
         pending: dict[tuple[int, int], Pending] = {}
         total: torch.Tensor | None = None
+        self._exchange(self._exchanges[0])
         for index, action in enumerate(self._order):
             kind, i, chunk = action
             self._leave(chunks, self._order, index)
@@ -219,10 +182,12 @@ class Pipeline:
             if kind == "F":
                 pending[chunk, i] = self._forward(chunks, chunk, i)
                 total = self._pass_on(action, pending[chunk, i].output, total)
-                continue
-            if kind != "W":
+            elif kind == "W":
+                chunks.weights(chunk, i, last=last)
+            else:
                 self._backward(chunks, action, pending.pop((chunk, i)), last=last)
-            if kind == "W" or (kind == "B" and self._splits):
+            self._exchange(self._exchanges[index + 1])
+            if kind == "B" and self._splits:
                 chunks.weights(chunk, i, last=last)
         self._flush()
         return total
@@ -242,13 +207,13 @@ class Pipeline:
 
     def forward(self, chunks: Chunks) -> torch.Tensor | None:
         """Forwards only, as a validation does. Returns the summed losses on the rank of the last chunk."""
-        forwards = [[action for action in order if action.kind == "F"] for order in self._lists]
-        self._expect(forwards)
         total: torch.Tensor | None = None
-        for index, action in enumerate(forwards[self._stage]):
-            self._leave(chunks, forwards[self._stage], index)
+        self._exchange(self._forward_exchanges[0])
+        for index, action in enumerate(self._forwards):
+            self._leave(chunks, self._forwards, index)
             output = chunks.forward(action.chunk, action.micro_batch, self._input(action.chunk, action.micro_batch))
             total = self._pass_on(action, output, total)
+            self._exchange(self._forward_exchanges[index + 1])
         self._flush()
         return total
 
@@ -264,15 +229,15 @@ class Pipeline:
         return hidden.requires_grad_() if torch.is_grad_enabled() else hidden
 
     def _pass_on(self, action: Action, output: torch.Tensor, total: torch.Tensor | None) -> torch.Tensor | None:
-        message = message_of(action, self._last_chunk)
+        message = given_by(action, self._last_chunk)
         if message is not None:
             self._give(message, output)
             return total
         return output.detach() if total is None else total + output.detach()
 
-    def _expect(self, lists: list[list[Action]]) -> None:
+    def _exchange(self, asked: Sequence[Exchange]) -> None:
         if self._boundary is not None:
-            self._boundary.expect(lists)
+            self._boundary.exchange(asked)
 
     def _give(self, message: Message, x: torch.Tensor) -> None:
         assert self._boundary is not None

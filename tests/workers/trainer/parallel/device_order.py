@@ -6,8 +6,10 @@ together with its counterparts; a send keeps nothing for a receiver that comes l
 `ProcessGroupNCCL.cpp` has it, a group has a stream for its collectives and batches, and one for the single messages of
 each pair (`getKeySendRecv`); a group that was connected (`eagerInit_`) has one for all. Each stream has a communicator,
 made at its first use where nobody connected it: whoever calls then waits, with all that it is to do next, until every
-member does. What a caller waits for at once runs on the computing stream itself. Kernels that keep one another from a
-GPU are not modelled.
+member does. What a caller waits for at once runs on the computing stream itself.
+
+Streams may also share one of the queues to a GPU, and what is first in it then keeps back what is behind: `one_queue`
+plays a GPU that has a single one. There every pipe hung on a real GPU (2026-11-26, NCCL 2.28) whose ranks shared it.
 """
 
 from __future__ import annotations
@@ -136,7 +138,8 @@ class Played:
     """What begins after what, all ranks together. A call and its counterparts on other ranks are one event, and so is
     the making of a communicator."""
 
-    def __init__(self, ranks: Sequence[Trace]) -> None:
+    def __init__(self, ranks: Sequence[Trace], *, one_queue: bool = False) -> None:
+        self._one_queue = one_queue
         self._after: defaultdict[Hashable, set[Hashable]] = defaultdict(set)
         self._members: defaultdict[Hashable, list[tuple[int, Call | Connect]]] = defaultdict(list)
         for rank, trace in enumerate(ranks):
@@ -150,6 +153,7 @@ class Played:
         events: list[Hashable] = []
         connected: set[Hashable] = set()
         batch: tuple[int, set[Hashable]] | None = None
+        queued: set[Hashable] = set()  # what was asked for last
         for call in trace:
             if isinstance(call, Wait):
                 computing = computing | {events[index] for index in call.calls}
@@ -170,12 +174,15 @@ class Played:
             events.append(event)
             self._members[event].append((rank, call))
             if call.batch is None or batch is None or batch[0] != call.batch:
-                before, streams[stream] = streams[stream], set()
+                before, streams[stream] = streams[stream] | queued, set()
+                queued = set()
                 batch = None if call.batch is None else (call.batch, before)
             else:
                 before = batch[1]
             self._after[event] |= before | computing | host
             streams[stream].add(event)
+            if self._one_queue:
+                queued.add(event)
             if call.at_once:
                 computing = {event}
 

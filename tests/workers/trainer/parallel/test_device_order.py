@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
-from planner.facts.spec import JobSpec
+from planner.facts.messages import Exchange, exchanges
+from planner.facts.schedules import Action
+from planner.facts.spec import JobSpec, Layout
 from tests.parity.cases import LAYOUTS, Case, make_spec
 from tests.workers.trainer.parallel.device_order import Call, Connect, Played, Trace, Wait, traces
-from workers.dry_run import rank as dry_rank
+from workers.trainer.parallel import pipeline_parallel
 from workers.trainer.parallel.data_parallel import BucketedAllReduce
-from workers.trainer.parallel.mesh import make_mesh
 
 QUICK = (
     *(f"pp4 {name}" for name in ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "zbv", "dualpipev")),
@@ -39,9 +39,11 @@ OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS if name
 
 @pytest.mark.parametrize("name", [*QUICK, *OTHERS])
 def test_every_call_meets_its_like_and_no_ring_waits(name: str) -> None:
-    played = Played(traces(spec_of(name)))
+    found = traces(spec_of(name))
+    played = Played(found)
     assert played.unlike() == []
     assert played.stuck() == []
+    assert Played(found, one_queue=True).stuck() == []
 
 
 def send(peer: int) -> Call:
@@ -61,6 +63,17 @@ def test_two_that_send_first_and_receive_then_wait_for_ever() -> None:
     assert Played(in_turn).stuck() == []
 
 
+def test_a_receive_ahead_of_what_its_message_comes_from_waits_for_ever_in_one_queue() -> None:
+    """As pipes did on a GPU until 2026-11."""
+    met: Trace = [Connect(name, 2, None) for name in ("forward", "backward")]
+    sends = [*met, send(1), receive(1)._replace(group="backward")]
+    answers = [*met, receive(0), Wait((2,)), send(0)._replace(group="backward")]
+    ahead = [*met, sends[3], sends[2]]
+    assert Played([ahead, answers]).stuck() == []
+    assert len(Played([ahead, answers], one_queue=True).stuck()) == 2
+    assert Played([sends, answers], one_queue=True).stuck() == []
+
+
 def test_groups_in_unlike_orders_wait_for_ever() -> None:
     one, other = (Call("all_reduce", name, 2, None, 8, at_once=True, batch=None) for name in ("tp", "dp"))
     assert Played([[one, other], [one, other]]).stuck() == []
@@ -72,13 +85,23 @@ def test_groups_in_unlike_orders_wait_for_ever() -> None:
     assert Played([[one], []]).unlike()
 
 
-def test_both_directions_of_a_pipe_on_one_group_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    def one_group(*given: Any) -> Any:
-        mesh = make_mesh(*given)
-        return replace(mesh, backward=mesh.forward)
+def ahead(layout: Layout, lists: Sequence[Sequence[Action]]) -> list[list[list[Exchange]]]:
+    """Each stage asks for its first message at once, whenever it may come."""
+    found = exchanges(layout, lists)
+    for stage, slots in enumerate(found):
+        arriving = [(index, one) for index, slot in enumerate(slots) for one in slot if one.receiver == stage]
+        for index, first in arriving[:1]:
+            slots[index].remove(first)
+            slots[0].insert(0, first)
+    return found
 
-    monkeypatch.setattr(dry_rank, "make_mesh", one_group)
-    assert Played(traces(spec_of("pp4 1f1b"))).stuck()
+
+def test_a_pipe_that_receives_ahead_waits_for_ever_in_one_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Played(traces(spec_of("pp2 1f1b")), one_queue=True).stuck() == []
+    monkeypatch.setattr(pipeline_parallel, "exchanges", ahead)
+    found = traces(spec_of("pp2 1f1b"))
+    assert Played(found).stuck() == []
+    assert Played(found, one_queue=True).stuck()
 
 
 def without(found: list[Trace], unwanted: Callable[[Connect], bool]) -> list[Trace]:
@@ -86,25 +109,12 @@ def without(found: list[Trace], unwanted: Callable[[Connect], bool]) -> list[Tra
     return [[Wait(()) if isinstance(one, Connect) and unwanted(one) else one for one in trace] for trace in found]
 
 
-def test_stages_that_meet_at_their_first_messages_wait_for_ever() -> None:
+def test_stages_that_meet_at_their_first_messages_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """One waits for the other's first receive from it, and the other likewise: as every pipe did until 2026-11."""
+    monkeypatch.setattr(pipeline_parallel, "exchanges", ahead)
     found = traces(spec_of("pp2 1f1b"))
     assert Played(found).stuck() == []
     assert Played(without(found, lambda one: one.peer is not None)).stuck()
-
-
-def test_a_pipe_of_four_whose_messages_share_a_communicator_waits_for_ever() -> None:
-    """A receive that is posted ahead keeps back the sends behind it: no group of messages is connected as a whole."""
-    found = traces(spec_of("pp4 1f1b"))
-    groups = {one.group for one in found[0] if isinstance(one, Connect) and one.peer is not None}
-    whole: list[Trace] = [[*(Connect(group, 4, None) for group in sorted(groups)), *_later(trace)] for trace in found]
-    assert Played(found).stuck() == []
-    assert Played(whole).stuck()
-
-
-def _later(trace: Trace) -> Trace:
-    """The same behind two more."""
-    return [Wait(tuple(call + 2 for call in one.calls)) if isinstance(one, Wait) else one for one in trace]
 
 
 def test_a_bucket_that_is_cut_otherwise_on_one_rank_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
