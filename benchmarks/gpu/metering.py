@@ -50,7 +50,7 @@ def collectives(num_bytes: int, device: torch.device) -> dict[str, Callable[[boo
     }
 
 
-def profiled(run: Callable[[], None], device: torch.device) -> list[Mapping[str, Any]]:
+def profiled(run: Callable[[], object], device: torch.device) -> list[Mapping[str, Any]]:
     """The trace events of a call, up to the end of what it gave the device."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     with profile(activities=activities, record_shapes=True) as trace:

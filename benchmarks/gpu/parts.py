@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from benchmarks.gpu.layouts import spec_of
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.rates import LAUNCH, predictions
 from benchmarks.gpu.running import Part, torchrun
@@ -15,8 +16,10 @@ from planner.facts.spec import JobSpec, SpecError, StackName
 from planner.hardware.cluster import Cluster
 from planner.hardware.clusters import CLUSTERS
 from planner.hardware.stacks import STACKS
+from tests.parity.cases import CORE_ONCE, LAYOUTS
 
 NO_GPU = "no GPU"
+SHARING = 4  # ranks that are hosts of their own to NCCL
 MEMORY_WITHIN = 0.05  # the goal of `make memory`
 ROOM = 0.92  # of a device's memory, that a plan may fill
 GIB = 2**30
@@ -55,10 +58,13 @@ def all_parts(machine: Machine, *, small: bool) -> list[Part]:
     """In the order they run: what tells most of a machine's software first."""
     return [
         _metering(machine),
+        *_wire(machine),
         *_parity(machine, small=small),
+        *_layouts(machine, small=small),
         _rates(machine, small=small),
         *_memory(machine, SMALL_SPEED if small else MEMORY),
         *_speed(machine, SMALL_SPEED if small else SPEED),
+        *_kernels(machine, SMALL_SPEED if small else SPEED),
     ]
 
 
@@ -107,10 +113,26 @@ def _training(
 
 
 def _metering(machine: Machine) -> Part:
-    limit_s = 180.0
-    argv = torchrun(machine.ranks, "benchmarks.gpu.metering", "--device", machine.device, "--limit", str(limit_s))
-    backend = "NCCL" if machine.device == "cuda" else "gloo"
-    return Part("metering", f"The meter beside the profiler, {backend}, {machine.ranks} ranks", argv, limit_s)
+    """On several ranks, so that there is something to send."""
+    limit_s, ranks = 180.0, max(machine.ranks, SHARING) if machine.device == "cuda" else machine.ranks
+    argv = torchrun(ranks, "benchmarks.gpu.metering", "--device", machine.device, "--limit", str(limit_s))
+    title = f"The meter beside the profiler, {'NCCL' if machine.device == 'cuda' else 'gloo'}, {ranks} ranks"
+    return Part("metering", title, argv, limit_s, notes=_shared(machine, ranks))
+
+
+def _shared(machine: Machine, ranks: int) -> tuple[str, ...]:
+    return (f"{ranks} ranks on {machine.ranks} GPUs: NCCL sends by sockets",) if ranks > machine.ranks else ()
+
+
+def _wire(machine: Machine) -> Iterator[Part]:
+    limit_s = 120.0
+    for name, words, own in (("wire-simple", "NCCL without flags", ("--simple",)), ("wire", "as NCCL chose", ())):
+        title = f"The loopback interface beside the meter, {words}, {SHARING} ranks"
+        if machine.device == "cpu":
+            yield Part(name, title, skip=NO_GPU)
+            continue
+        argv = torchrun(SHARING, "benchmarks.gpu.wire", "--device", "cuda", "--limit", str(limit_s), *own)
+        yield Part(name, title, argv, limit_s)
 
 
 def _parity(machine: Machine, *, small: bool) -> Iterator[Part]:
@@ -127,6 +149,20 @@ def _parity(machine: Machine, *, small: bool) -> Iterator[Part]:
             yield Part(f"parity-{name}", title, skip=str(error))
             continue
         yield _training(machine, f"parity-{name}", title, spec, "parity", 120, {})
+
+
+def _layouts(machine: Machine, *, small: bool) -> Iterator[Part]:
+    """Those of the suite's parity; more ranks than GPUs share them."""
+    if machine.device == "cpu":
+        yield Part("layouts", "Every layout beside one process", skip=f"{NO_GPU}; `make parity` tries them on CPUs")
+        return
+    for ranks in sorted({spec_of(name, "fp32").layout.world_size for name in LAYOUTS}):
+        names = [name for name in CORE_ONCE if spec_of(name, "fp32").layout.world_size == ranks] if small else []
+        limit_s = 600.0
+        own = ("--device", "cuda", "--limit", str(limit_s), "--ranks", str(ranks), *names)
+        title = f"Layouts of {ranks} ranks beside one process, in fp32"
+        argv = (sys.executable, "-m", "benchmarks.gpu.layouts", *own)
+        yield Part(f"layouts-{ranks}", title, argv, limit_s, notes=_shared(machine, ranks))
 
 
 def _rates(machine: Machine, *, small: bool) -> Part:
@@ -267,6 +303,18 @@ def _speed_predicted(spec: JobSpec, machine: Machine) -> dict[str, float]:
         "MFU, %": told["mfu"] * 100,
         **tensors,
     }
+
+
+def _kernels(machine: Machine, sizes: tuple[Size, ...]) -> Iterator[Part]:
+    """Where a step's time goes on the device, of what `_speed` measures."""
+    for size in sizes:
+        for compiles in (False, True):
+            how = "compiled" if compiles else "eager"
+            part, title = f"kernels-{size.name}-{how}", f"Kernels of a step: {size.name}, {how}"
+            if machine.device == "cpu":
+                yield Part(part, title, skip=NO_GPU)
+            elif fitted := _fitted(machine, size, {"precision": "bf16", "compile": compiles}):
+                yield _training(machine, part, title, fitted[0], "kernels", 240, {"notes": fitted[1]})
 
 
 def _as_planned(spec: JobSpec) -> JobSpec:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.gpu.results import Found, write
+from benchmarks.gpu.sharing import own_gpu
 from workers.meter import Recorder, metered_backend
 
 
@@ -29,9 +30,7 @@ def begin(options: argparse.Namespace) -> torch.device:
     if options.device == "cpu":
         torch.set_num_threads(1)
         return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    torch.cuda.set_device(device)
-    return device
+    return own_gpu(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
 
 
 def meet(device: torch.device) -> Recorder:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from benchmarks.gpu.results import Found, Result, State, found_in, kept_result, 
 SPENT = "the time for all parts was spent; the same command goes on here"
 GRACE_S = 10.0  # between asking a part's processes to end and ending them
 LONGEST_WHY = 300
+TORCHRUN_S_OWN = r"ChildFailedError|error_file|elastic|errors\.html"  # which tell of an error, and not which
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def _run(part: Part, folder: Path, machine: Fingerprint, left_s: float) -> Resul
     if code is None:
         return result("failed", f"took longer than {limit_s:.0f} s ({log})")
     if code or found is None:
-        return result("failed", f"ended with {code}: {_last_words(log)} ({log})")
+        return result("failed", f"ended with {code}: {last_words(log)} ({log})")
     made = result("passed", "", found["measured"], found["beside"])
     made["notes"] += found["notes"]
     if wrong := [*found["wrong"], *_missed(part, found)]:
@@ -125,13 +127,19 @@ def _missed(part: Part, found: Found) -> Iterator[str]:
 
 def _program(argv: tuple[str, ...], log: Path, limit_s: float) -> int | None:
     """Its exit status; None where its time was over. None of its processes is left."""
+    with started(argv, log) as process, contextlib.suppress(subprocess.TimeoutExpired):
+        return process.wait(limit_s)
+    return None
+
+
+@contextlib.contextmanager
+def started(argv: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A program that says what it says in `log`. None of its processes is left."""
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     with log.open("wb") as out:
         process = subprocess.Popen(argv, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT)
         try:
-            return process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            return None
+            yield process
         finally:
             if process.poll() is None:
                 _end(process)
@@ -149,10 +157,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _last_words(log: Path) -> str:
+def last_words(log: Path) -> str:
     """The last line of the log that tells of an error, else its last line."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     told = (
-        [line for line in lines if "Error" in line and "ChildFailedError" not in line] or lines or ["it said nothing"]
+        [line for line in lines if re.search(r"(?i)error\b", line) and not re.search(TORCHRUN_S_OWN, line)]
+        or lines
+        or ["it said nothing"]
     )
     return told[-1][:LONGEST_WHY]

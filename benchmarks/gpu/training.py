@@ -1,6 +1,7 @@
 """A run of the trainer, as a job's is, and what is measured of it.
 
-`--purpose` says which: parity (the run's own proof, and its losses beside one process on the CPU), memory, or speed.
+`--purpose` says which: parity (the run's own proof, and its losses beside one process on the CPU), memory, speed, or
+kernels (where a step's time goes).
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from benchmarks.gpu.kernels import shares
+from benchmarks.gpu.metering import profiled
 from benchmarks.gpu.rank import arguments, begin, meet, nothing_found, tell
 from benchmarks.gpu.results import Found
 from contracts.telemetry.batches import Item
@@ -67,11 +70,17 @@ def run(spec: JobSpec, recorder: Recorder, device: torch.device, data: Path, *, 
     return Ran(steps, verdict, proofs[-1] if proofs else None)
 
 
-def bytes_as_planned(ran: Ran, found: Found) -> None:
-    """Of all ranks together; they call this together."""
+def everyone_off(ran: Ran) -> tuple[int, int]:
+    """Bytes and calls by which all ranks' measurements are off the prediction; they call this together."""
     everyone: list[tuple[int, int]] = [(0, 0)] * dist.get_world_size()
     dist.all_gather_object(everyone, (ran.wrong_bytes, ran.wrong_calls))
     wrong_bytes, wrong_calls = (sum(column) for column in zip(*everyone, strict=True))
+    return wrong_bytes, wrong_calls
+
+
+def bytes_as_planned(ran: Ran, found: Found) -> None:
+    """Of all ranks together; they call this together."""
+    wrong_bytes, wrong_calls = everyone_off(ran)
     if wrong_bytes or wrong_calls:
         found["wrong"].append(f"predicted minus measured {wrong_bytes:,} B, {wrong_calls} calls")
 
@@ -131,9 +140,21 @@ def speed(spec: JobSpec, ran: Ran, peak_flops: float | None) -> Found:
     return found
 
 
+def kernels(spec: JobSpec, recorder: Recorder, device: torch.device, data: Path) -> Found:
+    """Of one step after the first few. All ranks call this together."""
+    return_large_tensors()
+    mesh = make_mesh(spec, recorder.rank, recorder.label)
+    trainer = Trainer(spec, mesh, parallelize(spec, mesh, device), corpus_of(spec, data), recorder, device)
+    for index in range(FIRST_STEPS):
+        trainer.step(index)
+    found = nothing_found()
+    found["measured"], found["notes"] = shares(profiled(lambda: trainer.step(FIRST_STEPS), device))
+    return found
+
+
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--purpose", choices=("parity", "memory", "speed"), required=True)
+    parser.add_argument("--purpose", choices=("parity", "memory", "speed", "kernels"), required=True)
     parser.add_argument("--spec", required=True, help="JSON")
     parser.add_argument("--peak-flops", type=float, help="dense peak of a device")
     options = parser.parse_args()
@@ -142,6 +163,12 @@ def main() -> None:
     recorder = meet(device)
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder)
+        if options.purpose == "kernels":
+            found = kernels(spec, recorder, device, data)
+            if recorder.rank == 0:
+                tell(options.out, found)
+            dist.destroy_process_group()
+            return
         ran = run(spec, recorder, device, data, proves=options.purpose == "parity")
         found = nothing_found()
         if options.purpose == "memory":

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.gpu import layouts
+from benchmarks.gpu.kernels import shares
 from benchmarks.gpu.machine import Fingerprint, Machine, cluster_of
 from benchmarks.gpu.metering import told_by_nccl
 from benchmarks.gpu.parts import all_parts
@@ -195,9 +197,68 @@ def test_what_the_profiler_tells_of_nccl_is_read() -> None:
     assert told == (2, 2 * 16 * 4, pytest.approx(40e-6))
 
 
+def test_a_step_s_kernels_are_told_by_what_they_are_for() -> None:
+    names = (
+        ("kernel", "nvjet_hsh_192x192_64x3_2x1_v_bz_coopB_TNT", 0, 3000),
+        ("kernel", "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90>>", 1000, 1000),
+        ("kernel", "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add>", 5000, 500),
+        ("gpu_memcpy", "Memcpy DtoD (Device -> Device)", 5500, 250),
+        ("cpu_op", "aten::mm", 0, 9000),
+    )
+    told, longest = shares([{"cat": cat, "name": name, "ts": ts, "dur": dur} for cat, name, ts, dur in names])
+    assert told == {
+        "products, ms": 3.0,
+        "attention, ms": 1.0,
+        "passes, ms": 0.5,
+        "copies, ms": 0.25,
+        "any, ms": 3.75,
+    }
+    assert longest[0].startswith("3.0 ms nvjet")
+
+
+def test_a_layout_that_ends_its_ranks_is_told_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks' program is another: it ends by itself at the second, and stands still at the third."""
+    program = tmp_path / "program.py"
+    program.write_text(RANKS)
+    monkeypatch.setattr(layouts, "torchrun", lambda _ranks, _module, *own: (sys.executable, str(program), *own))
+    monkeypatch.setattr(layouts, "STILL_S", patient(1.0))
+    names = ["dp2", "zero1 dp2", "zero2 dp2", "zero3 dp2"]
+    found = layouts.summed_up(names, layouts.tried(names, 2, "fp32", patient(60.0)))
+    assert found["measured"]["layouts equal to one process"] == 2
+    assert found["beside"]["layouts equal to one process"] == 4
+    assert [one.partition(" (")[0].split(": ")[0] for one in found["wrong"]] == ["zero1 dp2", "zero2 dp2"]
+    assert "ValueError: the reason" in found["wrong"][0]
+    assert "stood still" in found["wrong"][1]
+
+
+RANKS = """
+import json, sys, time
+from pathlib import Path
+folder, names = Path(sys.argv[sys.argv.index("--folder") + 1]), sys.argv[7:]
+with (folder / "told.jsonl").open("a") as file:
+    for name in names:
+        print(json.dumps({"name": name}), file=file, flush=True)
+        if name == "zero1 dp2":
+            raise ValueError("the reason")
+        if name == "zero2 dp2":
+            time.sleep(1000)
+        good = {"wrong": [], "gradient": 1e-7, "loss": 0.0, "loss_from_cpu": 0.0, "bytes_off": 0, "calls_off": 0}
+        print(json.dumps({"name": name, **good}), file=file, flush=True)
+"""
+
+
 def test_without_a_gpu_what_needs_one_is_skipped() -> None:
     parts = all_parts(Machine("cpu", "CPU", 2, 0, CLUSTERS["cpu"]), small=True)
-    assert {p.name.split("-")[0] for p in parts if p.skip == "no GPU"} == {"rates", "memory", "speed"}
+    assert {p.name.split("-")[0] for p in parts if p.skip == "no GPU"} == {
+        "rates",
+        "memory",
+        "speed",
+        "wire",
+        "kernels",
+    }
+    assert any(p.name == "layouts" and "make parity" in p.skip for p in parts)
 
 
 def test_rates_are_measured_under_the_names_they_are_predicted_by() -> None:

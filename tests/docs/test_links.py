@@ -15,7 +15,6 @@ from tests.support.processes import ROOT
 
 LINK = re.compile(r"\[(?:[^\]\[]|\[[^\]]*\])*\]\(([^)\s]+)\)")
 NAMED = re.compile(r"(?<![\w./-])docs/[\w/.-]+\.(?:md|png|svg)\b")
-MADE = {"docs/gpu.md"}  # `make gpu GPU=--docs` writes it, on a machine that has one
 FENCE = re.compile(r"^```.*?^```", re.M | re.S)
 SOURCES = (".py", ".md", ".html", ".yml", ".toml", ".js", ".sh", "Makefile", "Dockerfile")
 
@@ -72,7 +71,7 @@ def test_every_page_that_the_code_names_is_there() -> None:
         for name in NAMED.findall(file.read_text(errors="replace"))
     }
     assert len(named) > 40
-    there = {f"docs/{page}" for page in PAGES} | MADE
+    there = {f"docs/{page}" for page in PAGES}
     assert sorted((file, name) for file, name in named if name not in there and not (ROOT / name).exists()) == []
 
 

@@ -1,0 +1,96 @@
+"""One rank of `benchmarks.gpu.layouts`: each layout in turn, in the same processes."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.gpu.layouts import TOLD, Told, spec_of
+from benchmarks.gpu.sharing import own_gpu
+from benchmarks.gpu.training import everyone_off, run
+from planner.facts.proof import STEPS, limits
+from planner.facts.spec import JobSpec
+from tests.parity.cases import LAYOUTS, reference_spec
+from workers.meter import Recorder, metered_backend
+from workers.trainer.corpus.data import corpus_of
+from workers.trainer.proof.reference import compute
+
+TIMEOUT = timedelta(seconds=40)  # of a collective: then torch ends the rank
+
+
+def try_layout(name: str, spec: JobSpec, recorder: Recorder, device: torch.device, data: Path) -> Told:
+    """All ranks call this together; the answer is rank 0's."""
+    ran = run(spec, recorder, device, data, proves=True)
+    bytes_off, calls_off = everyone_off(ran)
+    if recorder.rank:
+        return Told(name=name)
+    assert ran.proof is not None
+    one = ran.proof["one_process"]
+    losses = zip(ran.steps, on_cpu(LAYOUTS[name].archs[-1], LAYOUTS[name].variant, data), strict=False)
+    from_cpu = max(abs((step["loss"] or 0.0) / other - 1) for step, other in losses)
+    wrong = [f"{apart['what']} of {apart['name']} differs by {apart['apart']}" for apart in ran.proof["wrong"]]
+    if one["state"] != "equal":
+        wrong.append(f"one process: {one['state']} {one['why']}".rstrip())
+    if from_cpu > limits(spec).loss:
+        wrong.append(f"losses differ from the CPU's by {from_cpu:.1e} (limit {limits(spec).loss:.0e})")
+    if bytes_off or calls_off:
+        wrong.append(f"predicted minus measured {bytes_off:,} B, {calls_off} calls")
+    return Told(
+        name=name,
+        wrong=wrong,
+        gradient=one["gradient"],
+        loss=one["loss"],
+        loss_from_cpu=from_cpu,
+        bytes_off=bytes_off,
+        calls_off=calls_off,
+    )
+
+
+@functools.cache
+def on_cpu(arch: str, variant: str, data: Path) -> list[float]:
+    """Losses of one process in fp32."""
+    spec = reference_spec(arch, variant)
+    return [result.loss for result in compute(spec, corpus_of(spec, data), torch.device("cpu"), STEPS).results]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--precision", required=True)
+    parser.add_argument("--until", type=float, required=True, help="by the monotonic clock: none is begun later")
+    parser.add_argument("names", nargs="+", metavar="LAYOUT")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device = own_gpu(rank, world)
+    told = options.folder / TOLD
+    for index, name in enumerate(options.names):
+        store = dist.FileStore(str(options.folder / f"store-{os.getppid()}-{index}"), world)  # type: ignore[attr-defined]
+        if rank == 0:
+            store.set("goes on", str(time.monotonic() < options.until))
+        if store.get("goes on") != b"True":
+            break
+        if rank == 0:
+            with told.open("a") as file:
+                print(json.dumps(Told(name=name)), file=file)
+        backend = metered_backend(recorder := Recorder(rank), "cuda")
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
+        try:
+            result = try_layout(name, spec_of(name, options.precision), recorder, device, options.folder)
+        finally:
+            dist.destroy_process_group()
+        if rank == 0:
+            with told.open("a") as file:
+                print(json.dumps(result), file=file)
+
+
+if __name__ == "__main__":
+    main()
