@@ -9,8 +9,7 @@ each in its place among what it computes: then nobody waits for what its peer as
 from __future__ import annotations
 
 import bisect
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from planner.facts.layout import chunk_indices, num_chunks
@@ -73,85 +72,106 @@ def exchanges(layout: Layout, lists: Sequence[Sequence[Action]]) -> list[list[li
     A message is asked for once it is there and the one before it, of the same sender, is waited for: from each sender
     one stands ready ahead of its use.
     """
-    ends, asked = _Timed(layout, lists).run()
+    pipe = _Timed(layout, lists)
+    pipe.run()
     found: list[list[list[Exchange]]] = [[[] for _ in range(len(order) + 1)] for order in lists]
-    for exchange, when in sorted(asked.items(), key=lambda item: item[1]):  # stable: those of a link stay in order
+    for exchange, when in sorted(pipe.asked(), key=lambda item: item[1]):  # stable: those of a link stay in order
         for side in (exchange.sender, exchange.receiver):
-            found[side][bisect.bisect_right(ends[side], when)].append(exchange)
+            found[side][bisect.bisect_right(pipe.ends[side], when)].append(exchange)
     return found
 
 
+NOTHING = -1
+
+
 class _Timed:
-    """When a pipe's actions end and its messages are asked for, each action taking its units."""
+    """When a pipe's actions end and its messages are asked for, each action taking its units.
+
+    A message has a place among all that there are, by which times are kept: pipes have hundreds of thousands.
+    """
 
     def __init__(self, layout: Layout, lists: Sequence[Sequence[Action]]) -> None:
-        self._lists, self._last = lists, num_chunks(layout) - 1
-        self._ends: list[list[int]] = [[] for _ in lists]
-        self._given: dict[Message, int] = {}
-        self._asked: dict[Exchange, int] = {}
-        owner = owners(layout)
-        self._links: defaultdict[tuple[int, int], list[Exchange]] = defaultdict(list)
-        self._needs: list[list[tuple[Message, Exchange | None] | None]] = [[] for _ in lists]
+        self.ends: list[list[int]] = [[] for _ in lists]
+        owner, last = owners(layout), num_chunks(layout) - 1
+        micro_batches = 1 + max((action.micro_batch for order in lists for action in order), default=0)
+
+        def place(message: Message | None) -> int:
+            if message is None:
+                return NOTHING
+            return (message.chunk * micro_batches + message.micro_batch) * 2 + (message.kind == "B")
+
+        self._units = [[UNITS[action.kind] for action in order] for order in lists]
+        self._gives = [[place(given_by(action, last)) for action in order] for order in lists]
+        self._needs = [[place(needed_by(action, last)) for action in order] for order in lists]
+        number = (last + 2) * micro_batches * 2
+        self._given: list[int | None] = [None] * number
+        self._there: list[int | None] = [None] * number  # when it may be begun with: asked for, or given by this rank
+        self._is_own = [True] * number
+        self._links: dict[tuple[int, int], list[int]] = {}
+        self._exchanges: dict[int, Exchange] = {}
         for stage, order in enumerate(lists):
-            for action in order:
-                given = given_by(action, self._last)
-                if given is not None and owner[given.chunk] != stage:
-                    self._links[stage, owner[given.chunk]].append(Exchange(given, stage, owner[given.chunk]))
-        exchange_of = {exchange.message: exchange for link in self._links.values() for exchange in link}
-        for stage, order in enumerate(lists):
-            messages = (needed_by(action, self._last) for action in order)
-            self._needs[stage] = [None if m is None else (m, exchange_of.get(m)) for m in messages]
+            for action, code in zip(order, self._gives[stage], strict=True):
+                message = given_by(action, last)
+                if message is not None and owner[message.chunk] != stage:
+                    self._is_own[code] = False
+                    self._links.setdefault((stage, owner[message.chunk]), []).append(code)
+                    self._exchanges[code] = Exchange(message, stage, owner[message.chunk])
         self._waited = {link: self._waited_for(link) for link in self._links}
         self._counts = dict.fromkeys(self._links, 0)
+        self._links_of = [[link for link in self._links if stage in link] for stage in range(len(lists))]
 
-    def run(self) -> tuple[list[list[int]], dict[Exchange, int]]:
-        """(ends of each stage's actions, when each message is asked for)"""
-        todo = dict.fromkeys(range(len(self._lists)))  # stages that may go on, each once
+    def run(self) -> None:
+        todo = dict.fromkeys(range(len(self.ends)))  # stages that may go on, each once
         while todo:
             stage = next(iter(todo))
             del todo[stage]
             self._compute(stage)
-            todo.update(dict.fromkeys(link[1] for link in self._links if stage in link and self._ask(link)))
-        assert all(len(ends) == len(order) for ends, order in zip(self._ends, self._lists, strict=True))
-        return self._ends, self._asked
+            todo.update(dict.fromkeys(link[1] for link in self._links_of[stage] if self._ask(link)))
+        assert all(len(ends) == len(units) for ends, units in zip(self.ends, self._units, strict=True))
+
+    def asked(self) -> Iterator[tuple[Exchange, int]]:
+        """(what passes between stages, when it is asked for)"""
+        for code, exchange in self._exchanges.items():
+            when = self._there[code]
+            assert when is not None
+            yield exchange, when
 
     def _waited_for(self, link: tuple[int, int]) -> list[int]:
         """Of each message of a link, the receiver's action, by index, that waits for it or for one sent later."""
-        place = {exchange: index for index, exchange in enumerate(self._links[link])}
+        order = {code: index for index, code in enumerate(self._links[link])}
         found: list[int] = []
-        for index, need in enumerate(self._needs[link[1]]):
-            if need is not None and need[1] in place:
-                found += [index] * (place[need[1]] + 1 - len(found))
+        for index, code in enumerate(self._needs[link[1]]):
+            found += [index] * (order.get(code, NOTHING) + 1 - len(found))
         return found
 
     def _ask(self, link: tuple[int, int]) -> bool:
         """Whether more of a link's messages have their time by now."""
-        messages, ends, waited = self._links[link], self._ends[link[1]], self._waited[link]
+        messages, ends, waited = self._links[link], self.ends[link[1]], self._waited[link]
         first = count = self._counts[link]
-        while count < len(messages) and (when := self._given.get(messages[count].message)) is not None:
+        while count < len(messages) and (when := self._given[messages[count]]) is not None:
             if count:
                 before = waited[count - 1]
                 if len(ends) < before:
                     break
-                when = max(when, ends[before - 1] if before else 0, self._asked[messages[count - 1]])
-            self._asked[messages[count]] = when
+                when = max(when, ends[before - 1] if before else 0, self._there[messages[count - 1]] or 0)
+            self._there[messages[count]] = when
             count += 1
         self._counts[link] = count
         return count > first
 
     def _compute(self, stage: int) -> None:
         """All actions of a stage that can be done by now."""
-        order, needs, ends = self._lists[stage], self._needs[stage], self._ends[stage]
-        while len(ends) < len(order) and (there := self._there(needs[len(ends)])) is not None:
-            action = order[len(ends)]
-            ends.append(max(there, ends[-1] if ends else 0) + UNITS[action.kind])
-            given = given_by(action, self._last)
-            if given is not None:
-                self._given[given] = ends[-1]
-
-    def _there(self, need: tuple[Message, Exchange | None] | None) -> int | None:
-        """When what is needed is there, if that is known yet."""
-        if need is None:
-            return 0
-        message, exchange = need
-        return self._given.get(message) if exchange is None else self._asked.get(exchange)
+        ends, units, gives, needs = self.ends[stage], self._units[stage], self._gives[stage], self._needs[stage]
+        now = ends[-1] if ends else 0
+        for index in range(len(ends), len(units)):
+            if needs[index] != NOTHING:
+                there = self._there[needs[index]]
+                if there is None:
+                    return
+                now = max(now, there)
+            now += units[index]
+            ends.append(now)
+            if gives[index] != NOTHING:
+                self._given[gives[index]] = now
+                if self._is_own[gives[index]]:
+                    self._there[gives[index]] = now

@@ -100,5 +100,5 @@ def test_one_forward_one_backward_by_hand() -> None:
     layout = layout_of("1f1b", 2, 1)
     asked = exchanges(layout, lists_of(layout, 3))
     words = [[" ".join(f"{m.kind}{m.micro_batch}" for m, _, _ in slot) for slot in slots] for slots in asked]
-    assert words[0] == ["", "F0", "F1 B0", "", "B1 F2", "B2", ""]
-    assert words[1] == ["F0", "F1", "B0", "", "B1 F2", "", "B2"]
+    assert words[0] == ["", "F0", "F1 B0", "", "F2 B1", "B2", ""]
+    assert words[1] == ["F0", "F1", "B0", "", "F2 B1", "", "B2"]
