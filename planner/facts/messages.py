@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from planner.facts.layout import chunk_indices, num_chunks
-from planner.facts.schedules import Action
-from planner.facts.spec import Layout
+from planner.facts.schedules import Action, actions
+from planner.facts.spec import Layout, Schedule
 
 UNITS = {"F": 1, "B": 2, "I": 1, "W": 1}
 
@@ -66,19 +67,34 @@ def links(layout: Layout) -> list[tuple[int, int]]:
     return sorted((link for link in both if link[0] != link[1]), key=lambda link: (sorted(link), link))
 
 
-def exchanges(layout: Layout, lists: Sequence[Sequence[Action]]) -> list[list[list[Exchange]]]:
-    """By stage, what it sends and receives, in order: before its first action, and after each. `lists`: their actions.
+Slots = tuple[tuple[Exchange, ...], ...]
+
+
+def exchanges(layout: Layout, micro_batches: int, *, forwards: bool = False) -> tuple[Slots, ...]:
+    """By stage, what it sends and receives, in order: before its first action, and after each; with `forwards` of its
+    forwards alone, as in a validation.
 
     A message is asked for once it is there and the one before it, of the same sender, is waited for: from each sender
     one stands ready ahead of its use.
     """
+    return _exchanges(layout.schedule, layout.pp, layout.virtual_stages, micro_batches, forwards)
+
+
+@lru_cache(maxsize=4)  # of a large pipe they take some tens of megabytes
+def _exchanges(
+    schedule: Schedule, pp: int, virtual_stages: int, micro_batches: int, forwards: bool
+) -> tuple[Slots, ...]:
+    layout = Layout(schedule=schedule, pp=pp, virtual_stages=virtual_stages)
+    lists = [actions(layout, stage, micro_batches) for stage in range(pp)]
+    if forwards:
+        lists = [[action for action in order if action.kind == "F"] for order in lists]
     pipe = _Timed(layout, lists)
     pipe.run()
     found: list[list[list[Exchange]]] = [[[] for _ in range(len(order) + 1)] for order in lists]
     for exchange, when in sorted(pipe.asked(), key=lambda item: item[1]):  # stable: those of a link stay in order
         for side in (exchange.sender, exchange.receiver):
             found[side][bisect.bisect_right(pipe.ends[side], when)].append(exchange)
-    return found
+    return tuple(tuple(map(tuple, slots)) for slots in found)
 
 
 NOTHING = -1

@@ -153,7 +153,7 @@ FAULTS: dict[str, Fault] = {
         (Edit(PARALLELIZE, "held.tensor.copy_(held.master)", "pass"),), "llama", {"dp": 2}, 2, "", {"precision": "bf16"}
     ),
     "a stage does not wait for its message": Fault(
-        (Edit(PIPELINE, "            work.wait()\n            self._here", "            self._here"),),
+        (Edit(PIPELINE, "        work.wait()\n        return self._tp", "        return self._tp"),),
         "llama",
         {"pp": 2},
     ),

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Sequence
 
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from planner.facts.messages import Exchange, exchanges, given_by, links, needed_by, owners
+from planner.facts.messages import Exchange, Slots, exchanges, given_by, links, needed_by, owners
 from planner.facts.schedules import Action, actions
 from planner.facts.spec import Layout, Schedule
 from tests.planner.test_schedules import CASES, keeps_the_rules, layout_of
 
-Asked = list[list[list[Exchange]]]
 Lists = list[list[Action]]
 
 
@@ -21,7 +20,7 @@ def lists_of(layout: Layout, m: int, *, forwards: bool = False) -> Lists:
     return [[a for a in order if a.kind == "F"] for order in every] if forwards else every
 
 
-def in_one_queue(lists: Lists, asked: Asked) -> bool:
+def in_one_queue(lists: Lists, asked: Sequence[Slots]) -> bool:
     """Whether all ends where every rank does one thing after the other, and a message needs both ranks."""
     order: list[list[Action | Exchange]] = [
         [*slots[0], *(one for action, slot in zip(actions, slots[1:], strict=True) for one in (action, *slot))]
@@ -51,9 +50,9 @@ def test_every_message_is_asked_for_by_both_in_time_and_no_rank_waits_for_ever(
     layout = layout_of(case[0], pp, case[1])
     assume(keeps_the_rules(layout, m))
     lists = lists_of(layout, m, forwards=forwards)
-    asked, owner, last = exchanges(layout, lists), owners(layout), layout.pp * layout.virtual_stages - 1
+    asked, owner, last = exchanges(layout, m, forwards=forwards), owners(layout), layout.pp * layout.virtual_stages - 1
     for stage, (order, slots) in enumerate(zip(lists, asked, strict=True)):
-        there, made, ahead = set[object](), set[object](), Counter[int]()
+        there, made = set[object](), set[object]()
         for action, slot in zip([None, *order], slots, strict=True):
             if action is not None:
                 needed, given = needed_by(action, last), given_by(action, last)
@@ -64,7 +63,6 @@ def test_every_message_is_asked_for_by_both_in_time_and_no_rank_waits_for_ever(
                 assert (sender, receiver) in links(layout)
                 if receiver == stage:
                     there.add(message)
-                    ahead[sender] += 1
                 else:
                     assert owner[message.chunk] == receiver
                     made.remove(message)  # it was given, and is sent once
@@ -77,7 +75,7 @@ def test_one_message_of_each_sender_is_asked_for_ahead() -> None:
     layout, m = layout_of("looped_bfs", 2, 2), 8
     lists = lists_of(layout, m)
     waiting, most = set[object](), 0
-    for action, slot in zip(lists[0], exchanges(layout, lists)[0], strict=False):
+    for action, slot in zip(lists[0], exchanges(layout, m)[0], strict=False):
         waiting |= {one.message for one in slot if one.receiver == 0}
         waiting.discard(needed_by(action, 3))
         most = max(most, len(waiting))
@@ -87,18 +85,17 @@ def test_one_message_of_each_sender_is_asked_for_ahead() -> None:
 def test_a_pipe_that_asks_for_its_answers_first_waits_for_ever() -> None:
     layout = layout_of("1f1b", 2, 1)
     lists = lists_of(layout, 2)
-    asked = exchanges(layout, lists)
-    assert in_one_queue(lists, asked)
-    index, answer = next((i, one) for i, slot in enumerate(asked[0]) for one in slot if one.receiver == 0)
-    asked[0][index].remove(answer)
-    asked[0][0].insert(0, answer)
-    assert not in_one_queue(lists, asked)
+    first, second = exchanges(layout, 2)
+    assert in_one_queue(lists, [first, second])
+    answer = next(one for slot in first for one in slot if one.receiver == 0)
+    rest = [tuple(one for one in slot if one != answer) for slot in first]
+    assert not in_one_queue(lists, [((answer, *rest[0]), *rest[1:]), second])
 
 
 def test_one_forward_one_backward_by_hand() -> None:
     """F F B F B B on the first of two stages, F B F B F B on the second, whose backward takes two units."""
     layout = layout_of("1f1b", 2, 1)
-    asked = exchanges(layout, lists_of(layout, 3))
+    asked = exchanges(layout, 3)
     words = [[" ".join(f"{m.kind}{m.micro_batch}" for m, _, _ in slot) for slot in slots] for slots in asked]
     assert words[0] == ["", "F0", "F1 B0", "", "F2 B1", "B2", ""]
     assert words[1] == ["F0", "F1", "B0", "", "F2 B1", "", "B2"]

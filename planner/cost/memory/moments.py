@@ -12,7 +12,7 @@ from functools import cache
 from typing import NamedTuple
 
 from planner.facts.layout import chunk_indices
-from planner.facts.messages import Exchange, exchanges, owners
+from planner.facts.messages import exchanges, owners
 from planner.facts.schedules import Action, actions, splits
 from planner.facts.spec import Layout, Schedule
 from planner.facts.words import counted
@@ -188,13 +188,6 @@ def _walk(pipe: Pipe, m: int) -> Iterator[Moment]:
             messages.asked_after(index)
 
 
-@cache
-def _exchanges(schedule: Schedule, pp: int, virtual_stages: int, m: int) -> list[list[list[Exchange]]]:
-    """By stage, before its first action and after each."""
-    layout = Layout(pp=pp, schedule=schedule, virtual_stages=virtual_stages)
-    return exchanges(layout, [actions(layout, stage, m) for stage in range(pp)])
-
-
 class _Messages:
     """Hidden states and their gradients between stages, as `workers.trainer.parallel.pipeline_parallel` keeps them.
 
@@ -206,7 +199,7 @@ class _Messages:
     def __init__(self, pipe: Pipe, m: int) -> None:
         self._stage, self._last = pipe.stage, pipe.pp * pipe.virtual_stages - 1
         self._owner = owners(pipe.layout) if pipe.pp > 1 else {0: 0}
-        self._slots = _exchanges(pipe.schedule, pipe.pp, pipe.virtual_stages, m)[pipe.stage] if pipe.pp > 1 else []
+        self._slots = exchanges(pipe.layout, m)[pipe.stage] if pipe.pp > 1 else ()
         self.number = 0
         self.asked_after(-1)
 

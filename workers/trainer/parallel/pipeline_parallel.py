@@ -161,12 +161,11 @@ class Pipeline:
     """Runs steps and validations of one rank."""
 
     def __init__(self, layout: Layout, stage: int, micro_batches: int, boundary: Boundary | None) -> None:
-        lists = [actions(layout, rank, micro_batches) for rank in range(layout.pp)]
-        forwards = [[action for action in order if action.kind == "F"] for order in lists]
-        self._order, self._forwards = lists[stage], forwards[stage]
+        self._order = actions(layout, stage, micro_batches)
+        self._forwards = [action for action in self._order if action.kind == "F"]
         self._boundary, self._last_chunk = boundary, num_chunks(layout) - 1
-        self._exchanges = exchanges(layout, lists)[stage]
-        self._forward_exchanges = exchanges(layout, forwards)[stage]
+        self._exchanges = exchanges(layout, micro_batches)[stage]
+        self._forward_exchanges = exchanges(layout, micro_batches, forwards=True)[stage]
         self._splits = splits(layout)
         self._final = {a.chunk: i for i, a in enumerate(self._order) if a.kind in ("B", "W")}
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from planner.facts.messages import Exchange, exchanges
-from planner.facts.schedules import Action
 from planner.facts.spec import JobSpec, Layout
 from tests.parity.cases import LAYOUTS, Case, make_spec
 from tests.workers.trainer.parallel.device_order import Call, Connect, Played, Trace, Wait, traces
@@ -85,9 +84,9 @@ def test_groups_in_unlike_orders_wait_for_ever() -> None:
     assert Played([[one], []]).unlike()
 
 
-def ahead(layout: Layout, lists: Sequence[Sequence[Action]]) -> list[list[list[Exchange]]]:
+def ahead(layout: Layout, micro_batches: int, *, forwards: bool = False) -> list[list[list[Exchange]]]:
     """Each stage asks for its first message at once, whenever it may come."""
-    found = exchanges(layout, lists)
+    found = [list(map(list, slots)) for slots in exchanges(layout, micro_batches, forwards=forwards)]
     for stage, slots in enumerate(found):
         arriving = [(index, one) for index, slot in enumerate(slots) for one in slot if one.receiver == stage]
         for index, first in arriving[:1]:
