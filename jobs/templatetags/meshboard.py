@@ -139,6 +139,29 @@ def instant(when: datetime | str | None) -> SafeString | str:
     return _time(when, '<time datetime="{}" data-exact>{} UTC</time>', "%H:%M:%S")
 
 
+@register.filter
+def age(when: datetime) -> SafeString:
+    """How long ago that was, in the words of `ago` in js/format.js, which goes on counting; pointed at, when it was."""
+    utc = when.astimezone(UTC)
+    words = ago((datetime.now(UTC) - utc).total_seconds())
+    title = f"{utc.day} {utc.strftime('%b %Y %H:%M:%S')} UTC"
+    return format_html('<span data-age="{}" title="{}">{}</span>', utc.isoformat(), title, words)
+
+
+def ago(seconds: float) -> str:
+    """7443 -> "2 h 04 min ago"."""
+    whole = int(seconds)
+    if whole < 1:
+        return "just now"
+    if whole >= 2 * 86_400:
+        return f"{whole // 86_400} days ago"
+    if whole < 60:
+        return f"{whole} s ago"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s ago"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min ago"
+
+
 def _time(when: datetime | str | None, element: str, clock: str) -> SafeString | str:
     if not when:
         return ""

@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import Page
 
 from contracts.telemetry.words import Op
+from jobs.templatetags.meshboard import ago
 from planner.cost.memory import PARTS
 from planner.facts.collectives import bus_factor
 from planner.facts.layout import coordinates
@@ -67,6 +68,12 @@ def test_bytes_are_in_powers_of_1024(modules: Page, value: int, text: str) -> No
 )
 def test_numbers_carry_their_units(modules: Page, expression: str, text: str) -> None:
     assert call(modules, "format.js", f"return {expression}") == text
+
+
+def test_the_page_and_its_script_tell_alike_how_long_ago_it_was(modules: Page) -> None:
+    past = [0.4, 1, 59.9, 60, 65, 3599, 3600, 7443, 172_799, 172_800, 864_000]
+    told = call(modules, "format.js", "return x.map((s) => m.ago(new Date(0), new Date(1e3 * s)))", past)
+    assert told == [ago(seconds) for seconds in past]
 
 
 def test_the_page_and_the_planner_use_the_same_bus_factors(modules: Page) -> None:

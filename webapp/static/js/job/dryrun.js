@@ -4,11 +4,14 @@ import { bytes, count, duration, exactBytes, integer } from "../format.js";
 
 const number = (text, title = "") => el("td", { className: "number", title }, text);
 
-/** `runs`: rank -> item; `verdicts`: rank -> rows. */
-export function showDryRuns(body, runs, verdicts) {
-  if (runs.size === 0) return;
-  const items = [...runs.values()].sort((a, b) => a.rank - b.rank);
-  body.replaceChildren(...items.map((item) => row(item, verdicts.get(item.rank) ?? [])));
+/** A line for each rank that `job` asks for. `runs`: rank -> item; `verdicts`: rank -> rows. */
+export function showDryRuns(body, job, runs, verdicts) {
+  const lines = job.spec.dry_ranks.map((rank) => (runs.has(rank) ? row(runs.get(rank), verdicts.get(rank) ?? []) : none(rank, job)));
+  body.replaceChildren(...lines);
+}
+
+function none(rank, { finished }) {
+  return el("tr", {}, el("th", { scope: "row" }, `rank ${rank}`), el("td", { colSpan: 6, className: "note" }, finished ? "Not tried." : "Waiting."));
 }
 
 function row(item, collectives) {

@@ -81,7 +81,7 @@ function draw() {
     showCheckpoints($("checkpoints"), $("checkpoint-rows"), state.checkpoints, keep, job.id);
   }
   showLab(job.exit?.summary?.lab ?? null);
-  if ($("dry-rows")) showDryRuns($("dry-rows"), state.dryRuns, state.verdicts);
+  if ($("dry-rows")) showDryRuns($("dry-rows"), job, state.dryRuns, state.verdicts);
   if ($("collectives")) showCollectives($("collectives"), state, $("phase").value ? [$("phase").value] : null, job.finished);
   showLogs(state, job);
   showTraces(job, state, shownRange());
@@ -175,7 +175,7 @@ function onConnection(name) {
   const badge = $("connection");
   const [tone, told] = CONNECTION[name];
   const words = name === "delayed" && !job.finished ? `${told}; training goes on` : told;
-  badge.hidden = job.finished && name === "live";
+  badge.hidden = job.finished && (tone === "" || tone === "good"); // nothing more comes
   badge.dataset.tone = tone;
   if (badge.textContent !== words) badge.textContent = words;
 }

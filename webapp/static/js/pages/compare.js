@@ -121,3 +121,4 @@ if (!section.hidden) {
   note.textContent = short.length ? `Of ${short.join(", ")} no history is kept: only the loss that its end told.` : "";
 }
 drawParts(runs);
+delete document.querySelector(".runs").dataset.reading;

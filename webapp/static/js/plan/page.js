@@ -147,6 +147,7 @@ async function ask(triesLeft = 3) {
     status.textContent = `No estimate: ${error.message}.`;
     status.dataset.tone = "bad";
   }
+  delete panel.querySelector(".estimate-body").dataset.reading;
 }
 
 /** Nothing is wrong with the draft: too much is planned just now. */

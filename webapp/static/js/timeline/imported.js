@@ -57,6 +57,7 @@ async function load() {
   for (const link of page.querySelectorAll("[data-format]")) link.href = `${page.dataset.url}?step=${number}&format=${link.dataset.format}`;
   const answer = await fetch(`${page.dataset.url}?step=${number}`);
   if (!answer.ok) {
+    delete page.dataset.reading;
     page.querySelector("[data-empty]").textContent = `The events could not be read: ${answer.status}.`;
     return;
   }
@@ -71,6 +72,7 @@ async function load() {
   showOverlap($("timeline-overlap"), step, null);
   $("timeline-note").textContent = `${integer(step.ranks.size)} ${step.ranks.size === 1 ? "rank" : "ranks"} over ${duration(step.seconds)}.`;
   draw();
+  delete page.dataset.reading;
 }
 
 select.addEventListener("change", load);

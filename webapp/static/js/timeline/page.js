@@ -7,7 +7,9 @@ import { tracePanels } from "./panels.js";
 
 let job = embedded("job");
 let state = createState();
-const show = tracePanels();
+const show = tracePanels(() => {
+  for (const place of document.querySelectorAll("[data-reading]")) delete place.dataset.reading;
+});
 
 function redraw() {
   if (job.finished) for (const place of document.querySelectorAll("[data-ended]")) place.textContent = place.dataset.ended;
@@ -15,7 +17,6 @@ function redraw() {
 }
 
 if (!(await replay(state, job)) && job.exit?.summary) foldSummary(state, job.exit.summary);
-for (const place of document.querySelectorAll("[data-reading]")) delete place.dataset.reading;
 redraw();
 connect(`/ws/jobs/${job.id}/`, {
   resume: () => ({ after: resumeFrom(state), attempt: job.attempt }),

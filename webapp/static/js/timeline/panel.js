@@ -8,44 +8,56 @@ import { timelineView } from "./view.js";
 
 const NEWEST = "";
 
-/** Returns show(job, state): follows the newest step until another one is chosen. */
-export function timelinePanel(panel, links) {
+/**
+ * Returns show(job, state): follows the newest step until another one is chosen. It tells which it drew: null for none,
+ * undefined while the history is asked, after whose answer it calls `again`.
+ */
+export function timelinePanel(panel, links, again) {
   const $ = (id) => panel.querySelector(`#${id}`);
   const select = $("timeline-step");
   const view = timelineView($("step-timeline"));
   let [shown, job, state] = ["", null, null];
   const made = new Map(); // step -> {told, step}: a step is put together once for as many ranks as told of it
 
-  const kept = { attempt: null, steps: [] }; // of the history: those that the page did not hear itself
-  const fetched = new Map(); // step -> it, null while it is on its way
+  const kept = { attempt: null, finished: false, steps: null }; // of the history: those that the page did not hear itself
+  const fetched = new Map(); // step -> it; undefined while it is on its way, null if it did not come
+
+  async function ask(path) {
+    try {
+      const answer = await fetch(`${panel.dataset.trace}${path}`);
+      return answer.ok ? await answer.json() : null;
+    } catch {
+      return null; // the page goes on with what it has
+    }
+  }
 
   async function listKept() {
-    if (kept.attempt === job.attempt) return;
-    Object.assign(kept, { attempt: job.attempt, steps: [] });
-    fetched.clear();
-    const answer = await fetch(`${panel.dataset.trace}/steps?attempt=${job.attempt}`);
-    if (!answer.ok) return;
-    kept.steps = (await answer.json()).steps;
-    draw();
+    const { attempt, finished } = job;
+    if (kept.attempt === attempt && kept.finished === finished) return;
+    if (kept.attempt !== attempt) {
+      kept.steps = null;
+      fetched.clear();
+    }
+    Object.assign(kept, { attempt, finished });
+    const told = await ask(`/steps?attempt=${attempt}`);
+    kept.steps = told?.steps ?? kept.steps ?? [];
+    again();
   }
 
   async function fetchStep(number) {
     if (fetched.has(number)) return;
-    fetched.set(number, null);
-    const answer = await fetch(`${panel.dataset.trace}?step=${number}&attempt=${job.attempt}&format=columns`);
-    if (!answer.ok) return;
-    const told = await answer.json();
-    fetched.set(number, stepOfTables(number, told.calls.columns, told.spans.columns));
+    fetched.set(number, undefined);
+    const told = await ask(`?step=${number}&attempt=${job.attempt}&format=columns`);
+    fetched.set(number, told && stepOfTables(number, told.calls.columns, told.spans.columns));
     while (fetched.size > MOST_STEPS) fetched.delete(fetched.keys().next().value);
-    draw();
+    again();
   }
 
-  /** A step at hand, or null while the history is asked for it. */
   function assembled(number) {
     const told = state.timelines?.get(number);
     if (!told) {
       fetchStep(number);
-      return fetched.get(number) ?? null;
+      return fetched.get(number);
     }
     const known = made.get(number);
     if (known?.told === told && known.ranks === told.size) return known.step;
@@ -65,21 +77,21 @@ export function timelinePanel(panel, links) {
   }
 
   function draw() {
-    if (job.finished) listKept();
+    listKept();
     const heard = stepsAtHand(state);
-    const older = kept.steps.filter((step) => !state.timelines?.has(step)).map((step) => ({ step, ranks: null }));
+    const older = (kept.steps ?? []).filter((step) => !state.timelines?.has(step)).map((step) => ({ step, ranks: null }));
     const steps = [...heard, ...older].sort((a, b) => b.step - a.step);
     const running = !job.finished;
     $("timeline-ask").hidden = !running;
     panel.querySelector("[data-empty]").hidden = steps.length > 0;
-    if (steps.length === 0) return null;
+    if (steps.length === 0) return kept.steps ? null : undefined;
     listSteps(steps);
     // The newest that all ranks told of: one that is still coming in would jump.
     const most = Math.max(...heard.map(({ ranks }) => ranks));
     const newest = heard.find(({ ranks }) => ranks === most) ?? steps[0];
     const wanted = select.value === NEWEST ? newest.step : Number(select.value);
     const step = assembled(wanted);
-    if (!step) return null;
+    if (!step) return step;
     const key = `${wanted} ${step.ranks.size} ${steps.length} ${job.attempt}`;
     if (key === shown) return step;
     shown = key;

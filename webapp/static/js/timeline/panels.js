@@ -6,10 +6,13 @@ import { timelinePanel } from "./panel.js";
 
 const OFTEN_MS = 500; // pictures of whole steps need no more
 
-/** Returns show(job, state, range): draws what is in sight, at most so often. `range`: {from, to} unix seconds or nulls. */
-export function tracePanels() {
+/**
+ * Returns show(job, state, range): draws what is in sight, at most so often. `range`: {from, to} unix seconds or nulls.
+ * `drawn` is called when all that was asked of the history is there.
+ */
+export function tracePanels(drawn = () => {}) {
   const place = (id, make) => (document.getElementById(id) ? { panel: document.getElementById(id), show: make(document.getElementById(id)) } : null);
-  const timeline = place("timeline-panel", (panel) => timelinePanel(panel, embedded("links")));
+  const timeline = place("timeline-panel", (panel) => timelinePanel(panel, embedded("links"), () => soon(0)));
   const pairs = place("heat-pairs", pairsPanel);
   const time = place("heat-time", timePanel);
   const all = [timeline, pairs, time].filter(Boolean);
@@ -35,6 +38,7 @@ export function tracePanels() {
     const step = timeline && (inSight.has(timeline.panel) || pairs) ? timeline.show(job, state) : null;
     if (pairs && inSight.has(pairs.panel)) pairs.show(job, state, step);
     if (time && inSight.has(time.panel)) time.show(job, state, range);
+    if (step !== undefined) drawn();
   }
 
   function soon(after) {
