@@ -110,7 +110,7 @@ function partCell(row) {
   return el("td", { className: "number" }, row.measured === null ? "–" : duration(row.measured), planned);
 }
 
-const runs = await runsOf();
+const runs = await runsOf().finally(() => delete document.querySelector(".runs").dataset.reading); // drawn before the next paint
 const section = document.getElementById("curves");
 section.hidden = !runs.some(({ curve }) => curve.step.length > 0);
 if (!section.hidden) {
@@ -121,4 +121,3 @@ if (!section.hidden) {
   note.textContent = short.length ? `Of ${short.join(", ")} no history is kept: only the loss that its end told.` : "";
 }
 drawParts(runs);
-delete document.querySelector(".runs").dataset.reading;
