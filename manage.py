@@ -1,7 +1,9 @@
 #!/usr/bin/env python
 """Django's command line."""
 
-from webapp.manage import main
+import sys
+
+from webapp.commands import manage
 
 if __name__ == "__main__":
-    main()
+    sys.exit(manage())

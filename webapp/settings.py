@@ -52,6 +52,7 @@ DATABASES = {"default": _given.database()}
 
 INSTALLED_APPS = [
     "unfold",
+    "unfold.contrib.filters",
     "allauth",
     "allauth.account",
     "allauth.mfa",

@@ -9,8 +9,10 @@ from django.contrib import admin, messages
 from django.db.models import Field, QuerySet
 from django.http import HttpRequest
 from unfold.admin import TabularInline
+from unfold.contrib.filters.admin import ChoicesDropdownFilter
 from unfold.decorators import display
 
+from jobs.admin.owners import OwnerFilter
 from jobs.admin.written import OwnColumn
 from jobs.kinds import layout_words
 from jobs.models import Attempt, Job, StateChange, Status
@@ -56,7 +58,8 @@ class JobAdmin(OwnColumn):
     column = "priority"
     list_display = ["name", "id", "owner", "state", "priority", "layout", "wait_reason", "created"]
     list_editable = ["priority"]
-    list_filter = ["status", "owner"]
+    list_filter = [("status", ChoicesDropdownFilter), ("owner", OwnerFilter)]
+    list_filter_submit = True  # one form: a link of the other filter would forget what was chosen in it
     list_select_related = ["owner"]
     list_max_show_all = list_per_page = 25  # each line holds a form: a hundred take a second to draw
     show_full_result_count = False

@@ -5,18 +5,27 @@ from __future__ import annotations
 import re
 
 from django.conf import settings
-from django.core.validators import RegexValidator
 from django.db import models
 from django.db.models import Q
 
+from jobs.naming import unfit
+
 LONGEST_BRANCH = 200
-BRANCH_PATTERN = rf"[A-Za-z0-9_][A-Za-z0-9._/+=@#-]{{0,{LONGEST_BRANCH - 1}}}"
-BRANCH = RegexValidator(rf"\A{BRANCH_PATTERN}\Z", "as git names branches: letters, digits and . _ / + = @ # -")
+NO_BRANCH = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{")  # as `git check-ref-format` has it
+NO_PART = re.compile(r"\..*|.*\.lock|")
 
 
-def is_branch(name: str) -> bool:
-    """Whether a baseline may be of it: as git names branches, and of parts that no address is changed by."""
-    return re.fullmatch(BRANCH_PATTERN, name) is not None and not {"", ".", ".."} & set(name.split("/"))
+def branch_problem(name: str) -> str:
+    """Why no baseline may be of it, empty where one may: git names no branch so, or nobody could read it."""
+    if len(name) > LONGEST_BRANCH:
+        return f"has {len(name)} characters, of at most {LONGEST_BRANCH}"
+    if any(NO_PART.fullmatch(part) for part in name.split("/")):
+        return "has a part between slashes that is empty, begins with . or ends with .lock"
+    if found := NO_BRANCH.search(name):
+        return f"has {found[0]!r}, which git allows in no branch"
+    if name.startswith("-") or name.endswith(".") or name == "HEAD":
+        return "begins with -, ends with . or is HEAD, as git names no branch"
+    return unfit(name)
 
 
 class BaselineRun(models.Model):
@@ -24,7 +33,7 @@ class BaselineRun(models.Model):
     `default`, where everybody has baselines of their own."""
 
     project = models.CharField(max_length=100)
-    branch = models.CharField(max_length=LONGEST_BRANCH, validators=[BRANCH])
+    branch = models.CharField(max_length=LONGEST_BRANCH)
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, null=True, related_name="baselines")
     job = models.CharField(max_length=16, help_text="its id; there may be no such job any more")
     name = models.CharField(max_length=100, help_text="the job's")

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from django.contrib.auth.models import User
 from django.db import transaction
+from django.db.models import QuerySet
 from pydantic import Field
 from typing_extensions import TypedDict
 
@@ -115,8 +116,12 @@ def keep_to(project: Project, own_slots: int | None, by: str) -> None:
             record(by, "own slots", "project", project.name, before, own_slots)
 
 
+def memberships(project: Project) -> QuerySet[Membership]:
+    return project.memberships.select_related("user")
+
+
 def members(project: Project) -> list[MemberTold]:
-    return [member_told(one) for one in project.memberships.select_related("user")]
+    return [member_told(one) for one in memberships(project)]
 
 
 def member_told(one: Membership) -> MemberTold:

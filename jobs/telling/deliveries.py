@@ -1,14 +1,18 @@
-"""The log of deliveries: what is shown of it, and what goes."""
+"""The log of deliveries: what is over before it was sent, and what goes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import timedelta
 
 from django.db.models import Count
 from django.utils import timezone
 
-from jobs.models import Delivery
+from jobs.models import Delivery, Outcome
+from jobs.telling.shapes import Try
 
+MOST_TRIES_KEPT = 30
+LOST_THE_RIGHT = "not sent: who it is for may no longer hear of it"
 LAST = timedelta(days=30)
 MOST_OF_RECEIVER = 10_000
 
@@ -23,3 +27,13 @@ def forget_old() -> int:
             oldest_kept = theirs.order_by("-id").values_list("id", flat=True)[MOST_OF_RECEIVER - 1]
             removed += theirs.filter(id__lt=oldest_kept).delete()[0]
     return removed
+
+
+def give_up(deliveries: Iterable[Delivery]) -> None:
+    """Whoever they are for lost the right to hear of it while they waited."""
+    told: Try = {"at": timezone.now().isoformat(), "seconds": 0.0, "status": None, "words": LOST_THE_RIGHT}
+    over = list(deliveries)
+    for delivery in over:
+        delivery.due, delivery.outcome = None, Outcome.GIVEN_UP
+        delivery.tries = [*delivery.tries, told][-MOST_TRIES_KEPT:]
+    Delivery.objects.bulk_update(over, ["due", "outcome", "tries"], batch_size=200)

@@ -20,6 +20,7 @@ from django.db.models import Min
 from django.utils import timezone
 
 from jobs.models import Delivery, Outcome, Webhook
+from jobs.telling.deliveries import MOST_TRIES_KEPT, give_up
 from jobs.telling.outbox import may_read, still_may
 from jobs.telling.post import Sent
 from jobs.telling.routes import HookRoute, MailRoute, Route, Wires
@@ -34,8 +35,6 @@ ROUTE_S = 30.0  # after which a batch begins no other; what is left is due again
 CLAIMED_FOR = timedelta(minutes=5)  # longer than any batch: then whoever claimed it is dead
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 4 * 3600.0
 TRIED_FOR = timedelta(days=1)
-MOST_TRIES_KEPT = 30
-LOST_THE_RIGHT = "not sent: who it is for may no longer hear of it"
 MAIL = "mail"  # the one receiver that is no webhook
 
 
@@ -89,7 +88,7 @@ class Postman:
         due = Delivery.objects.filter(due__lte=now)
         if MAIL not in self._on_the_way and settings.EMAIL_HOST:
             mails = _claim(list(due.filter(person__isnull=False).select_related("person").order_by("id")[:BATCH]), now)
-            _give_up([mail for mail in mails if not may_read(mail)])
+            give_up([mail for mail in mails if not may_read(mail)])
             if mails := [mail for mail in mails if mail.due is not None]:
                 self._start(MAIL, "", mails, MailRoute(mails))
         of_projects = Counter(self._on_the_way.values())
@@ -100,7 +99,7 @@ class Postman:
                 continue
             claimed = _claim(list(due.filter(webhook=hook).order_by("id")[:BATCH]), now)
             if not still_may(hook):
-                _give_up(claimed)
+                give_up(claimed)
             elif claimed:
                 of_projects[hook.project] += 1
                 self._wires = self._wires or Wires(lookups=MOST_ROUTES)
@@ -108,9 +107,7 @@ class Postman:
 
     def _hooks_due(self, now: datetime) -> list[Webhook]:
         """Those with something to send that nobody carries to, who waited longest first."""
-        due = Webhook.objects.filter(active=True, owner__is_active=True, deliveries__due__lte=now).select_related(
-            "owner"
-        )
+        due = Webhook.objects.filter(active=True, deliveries__due__lte=now).select_related("owner")
         waiting = due.exclude(id__in=list(self._on_the_way))
         return list(waiting.annotate(first=Min("deliveries__due")).order_by("first")[: 4 * MOST_ROUTES])
 
@@ -158,15 +155,6 @@ def _claim(deliveries: list[Delivery], now: datetime) -> list[Delivery]:
     return deliveries
 
 
-def _give_up(deliveries: list[Delivery]) -> None:
-    """Whoever they are for lost the right to hear of it while they waited."""
-    for delivery in deliveries:
-        told: Try = {"at": timezone.now().isoformat(), "seconds": 0.0, "status": None, "words": LOST_THE_RIGHT}
-        delivery.due, delivery.outcome = None, Outcome.GIVEN_UP
-        delivery.tries = [*delivery.tries, told][-MOST_TRIES_KEPT:]
-        delivery.save(update_fields=["due", "outcome", "tries"])
-
-
 def _write_down(key: int, sent: Sent) -> None:
     now = timezone.now()
     delivery = Delivery.objects.filter(pk=key, due__isnull=False).first()
@@ -178,4 +166,4 @@ def _write_down(key: int, sent: Sent) -> None:
     failed_since = sum(datetime.fromisoformat(each["at"]) >= since for each in tries)
     due = None if sent.delivered else next_try(failed_since, since, now)
     outcome = Outcome.DELIVERED if sent.delivered else Outcome.WAITING if due else Outcome.GIVEN_UP
-    Delivery.objects.filter(pk=key).update(due=due, outcome=outcome, tries=tries[-MOST_TRIES_KEPT:])
+    Delivery.objects.filter(pk=key, due__isnull=False).update(due=due, outcome=outcome, tries=tries[-MOST_TRIES_KEPT:])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -68,3 +70,33 @@ def test_the_deployment_checks_are_clean(tmp_path: Path) -> None:
     argv = [sys.executable, "manage.py", "check", "--deploy", "--fail-level", "WARNING"]
     done = subprocess.run(argv, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+WITHOUT = [
+    ("meshboard-manage", ["torch", "redis", "pydantic"], "pip install 'meshboard[web]'"),
+    ("meshboard-up", ["torch", "redis", "pydantic"], "pip install 'meshboard[web]'"),
+    ("meshboard-up", ["django", "redis", "pydantic"], "pip install 'meshboard[worker]'"),
+    ("meshboard-up", ["pydantic"], "pip install 'meshboard[web,worker]'"),
+]
+
+
+@pytest.mark.parametrize(("command", "packages", "words"), WITHOUT)
+def test_a_command_whose_extra_is_not_installed_says_which(
+    command: str, packages: list[str], words: str, tmp_path: Path
+) -> None:
+    for package in packages:
+        spec = find_spec(package)
+        assert spec
+        assert spec.origin
+        (tmp_path / package).symlink_to(Path(spec.origin).parent)
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    module, _, function = scripts[command].partition(":")
+    program = f"import sys; from {module} import {function}; sys.exit({function}())"
+    path = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    argv = [sys.executable, "-S", "-c", program, "help"]  # -S: none of this environment's packages but those above
+    ended = subprocess.run(
+        argv, env={**base_environment(), **path}, capture_output=True, text=True, timeout=patient(30), check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
+    assert ended.stderr.startswith(f"{command}: ")
+    assert words in ended.stderr

@@ -10,6 +10,7 @@ from rest_framework.response import Response
 
 from jobs.access import find_project, find_project_to_administer, visible_projects
 from jobs.api.document import schema
+from jobs.api.http.paged import PARAMETERS, paged
 from jobs.api.http.throttling import SubmitThrottle
 from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse, refuse_body, user_of
@@ -32,10 +33,16 @@ class Projects(APIView):
 
     throttle_classes = [SubmitThrottle]
 
-    @extend_schema(operation_id="listProjects", responses={200: schema.list_of("ProjectTold"), **refusals()})
+    @extend_schema(
+        operation_id="listProjects",
+        parameters=PARAMETERS,
+        responses={200: schema.list_of("ProjectTold"), **refusals()},
+    )
     def get(self, request: Request) -> Response:
-        """`default`, those you are a member of, and all for staff, each with your role."""
-        return Response(projects.all_told(visible_projects(request.user), request.user))
+        """`default`, those you are a member of, and all for staff, by name, each with your role. A Link header with
+        rel="next" leads to the page after it."""
+        page = paged(request, visible_projects(request.user), "name")
+        return Response(projects.all_told(page.rows, request.user), headers=page.headers)
 
     @extend_schema(
         operation_id="makeProject",
@@ -75,10 +82,15 @@ class ProjectView(APIView):
 class Members(APIView):
     """Who belongs to it."""
 
-    @extend_schema(operation_id="listMembers", responses={200: schema.list_of("MemberTold"), **refusals(404)})
+    @extend_schema(
+        operation_id="listMembers",
+        parameters=PARAMETERS,
+        responses={200: schema.list_of("MemberTold"), **refusals(404)},
+    )
     def get(self, request: Request, project: str) -> Response:
-        """By name. `default` has none: it is everybody's."""
-        return Response(projects.members(find_project(request.user, project)))
+        """By name. `default` has none: it is everybody's. A Link header with rel="next" leads to the page after it."""
+        page = paged(request, projects.memberships(find_project(request.user, project)), "user__username")
+        return Response([projects.member_told(one) for one in page.rows], headers=page.headers)
 
 
 class MemberView(APIView):

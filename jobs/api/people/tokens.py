@@ -9,6 +9,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from jobs.api.document import schema
+from jobs.api.http.paged import PARAMETERS, paged
 from jobs.api.http.throttling import SubmitThrottle
 from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse_body, user_of
@@ -24,10 +25,16 @@ class Tokens(APIView):
 
     throttle_classes = [SubmitThrottle]
 
-    @extend_schema(operation_id="listTokens", responses={200: schema.list_of("ApiToken"), **refusals()})
+    @extend_schema(
+        operation_id="listTokens",
+        parameters=PARAMETERS,
+        responses={200: schema.list_of("ApiToken"), **refusals()},
+    )
     def get(self, request: Request) -> Response:
-        """Your REST tokens that have not ended, the newest first."""
-        return Response([tokens.told(token) for token in tokens.known(user_of(request))])
+        """Your REST tokens that have not ended, the newest first. A Link header with rel="next" leads to the page after
+        it."""
+        page = paged(request, tokens.known(user_of(request)), "-created", "-token_key")
+        return Response([tokens.told(token) for token in page.rows], headers=page.headers)
 
     @extend_schema(
         operation_id="makeToken",

@@ -11,16 +11,16 @@ from jobs.api.document import schema
 from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse, refuse_body, user_of
 from jobs.baselines import kept
-from jobs.models.baselines import BRANCH_PATTERN, LONGEST_BRANCH, is_branch
+from jobs.models.baselines import LONGEST_BRANCH, branch_problem
 from jobs.planning.queries import checked
 from jobs.text import storable
 
 PROJECT = OpenApiParameter("project", {"type": "string", "minLength": 1, "maxLength": 100}, OpenApiParameter.PATH)
 BRANCH = OpenApiParameter(
     "branch",
-    {"type": "string", "maxLength": LONGEST_BRANCH, "pattern": f"^{BRANCH_PATTERN}$"},
+    {"type": "string", "maxLength": LONGEST_BRANCH},
     OpenApiParameter.PATH,
-    description="a word, such as the name of a git branch",
+    description="a name that git allows a branch, and that can be read",
 )
 
 
@@ -61,9 +61,8 @@ class BaselineView(APIView):
         """Hold builds to this run too: what it measured is kept, and stays when the job is forgotten. The newest 20 of
         a branch tell its noise. 409: the job did not succeed. Takes an operator of the project."""
         wish = checked(kept.BaselineWish, request.data)
-        if not is_branch(branch):
-            signs = f"1 to {LONGEST_BRANCH} of ASCII letters, digits and . _ / + = @ # -, the first no sign but _"
-            return refuse(422, "branch", f"{signs}; no part between slashes is empty, . or ..", "path")
+        if words := branch_problem(branch):
+            return refuse(422, "branch", words, "path")
         try:
             return Response(kept.add(user_of(request), _stored(project), branch, wish.job))
         except kept.NotSetError as error:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from base64 import urlsafe_b64encode
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.utils import timezone
+from knox.models import AuthToken
 from rest_framework.test import APIClient
 
-from jobs.models import Job, JobTag
+from jobs.models import Job, JobTag, Membership, Project, Role
+from jobs.people import tokens
 from jobs.queue import actions
 from tests.planner.wrong_specs import GOOD
 
@@ -126,3 +130,37 @@ def test_what_did_not_change_is_304_and_what_did_is_told(owner: User, stranger: 
     mine = client.get(f"/api/v1/jobs/{job.id}").headers["ETag"]
     theirs = api(stranger).get(f"/api/v1/jobs/{job.id}", headers={"If-None-Match": mine})
     assert theirs.status_code == 404, "a tag opens no door"
+
+
+def page_by_page(client: APIClient, address: str) -> list[dict[str, Any]]:
+    found = []
+    while address:
+        answer = client.get(address)
+        assert answer.status_code == 200, answer.content
+        assert len(answer.json()) <= 3
+        found += answer.json()
+        address = following(answer)
+    return found
+
+
+def test_projects_members_and_tokens_come_page_by_page(owner: User, api: Api) -> None:
+    User.objects.filter(pk=owner.pk).update(is_staff=True)
+    owner.refresh_from_db()
+    made = [Project.objects.create(name=f"team-{n}") for n in range(7)]
+    for name in ("zoë", "ann", "研究", "ben", "a@b.org"):
+        Membership.objects.create(project=made[0], user=User.objects.create_user(name), role=Role.VIEWER)
+    for n in range(7):
+        tokens.make(owner, tokens.TokenWish(name=f"ci-{n}", scopes=["read"]))
+    AuthToken.objects.filter(user=owner).update(created=timezone.now())  # no order but their keys'
+    client = api(owner)
+    for path, key in (("projects", "name"), ("projects/team-0/members", "user"), ("tokens", "key")):
+        whole = client.get(f"/api/v1/{path}")
+        assert following(whole) == "", "few come at once, as ever"
+        keys = [one[key] for one in whole.json()]
+        assert len(keys) > 4
+        assert [one[key] for one in page_by_page(client, f"/api/v1/{path}?limit=3")] == keys
+        forged = urlsafe_b64encode(b'["x", "y"]').decode().rstrip("=")
+        for wrong in ("limit=0", "limit=1001", "cursor=x", "cursor=", f"cursor={forged}"):
+            answer = client.get(f"/api/v1/{path}?{wrong}")
+            assert answer.status_code == 400, (path, wrong)
+            assert answer.json()["errors"][0]["field"] == wrong.partition("=")[0]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from django.contrib.auth.models import User
@@ -14,6 +17,7 @@ from rest_framework.test import APIClient
 from jobs.baselines import kept
 from jobs.baselines.facts import MOST_SENT, NoFactsError, facts
 from jobs.models import AuditEntry, BaselineRun, Host, Job, Membership, Project, Role
+from jobs.models.baselines import branch_problem
 from meshboard.gate import run_of, run_of_facts
 from tests.jobs.planning.test_learned import ended, summary
 
@@ -68,14 +72,53 @@ def test_a_branch_keeps_its_newest_runs_and_a_job_once(run: str, owner: User, ap
     assert BaselineRun.objects.count() == kept.MOST_RUNS
 
 
-@pytest.mark.parametrize("branch", ["feature/x", "fix/#123", "v1.0+build", "a" * 200])
+@pytest.mark.parametrize(
+    "branch", ["feature/x", "fix/#123", "v1.0+build", "a" * 200, "größe/研究", "שלום", "it's 100%!", "😀"]
+)
 def test_a_branch_is_named_as_git_names_it(run: str, owner: User, api: Api, branch: str) -> None:
-    where = MAIN.replace("main", branch.replace("#", "%23"))
-    assert put(api(owner), run, where).json()["branch"] == branch
+    branch = branch.replace(" ", "\u3000")  # one that git takes
+    where = MAIN.replace("main", quote(branch))
+    told = put(api(owner), run, where)
+    assert told.status_code == 200, told.content
+    assert told.json()["branch"] == branch
     assert api(owner).get(where).json()["branch"] == branch
 
 
-@pytest.mark.parametrize("branch", ["-x", "a b", "a%00", "%F0%9F%98%80", "a" * 201, "a~1", ".hidden"])
+NAMES = [
+    *("main", "größe/研究", "a@b", "a.b", "a{b", "100%", "a;b&c|d", "@x", "heads", "x-", "a.lockx", "_x", "+x", "#1"),
+    *("a b", "a..b", "a~1", "a^", "a:b", "a?", "a*", "a[b", "a\\b", "a\tb", "a\x7fb", "a@{b"),
+    *("-x", "@", "HEAD", "/a", "a/", "a//b", ".a", "a/.b", "a.", "a.lock", "a.lock/b", "a/..", "a/./b", ""),
+]
+
+
+def test_what_names_a_branch_here_is_what_git_says(tmp_path: Path) -> None:
+    def git(name: str) -> bool:
+        asked = ["git", "check-ref-format", "--branch", name]
+        return subprocess.run(asked, cwd=tmp_path, capture_output=True, check=False).returncode == 0
+
+    ours = {name: branch_problem(name) == "" for name in NAMES}
+    assert ours == {name: git(name) for name in NAMES}
+    assert set(ours.values()) == {True, False}
+
+
+@pytest.mark.parametrize(
+    ("branch", "words"),
+    [
+        ("a\u202eb", "has U+202E, which turns the direction of text"),
+        ("a\x85b", "has U+0085, a control character"),
+        ("a\u2028b", "has U+2028, which breaks the line"),
+        ("a b", "has ' ', which git allows in no branch"),
+        ("a..b", "has '..', which git allows in no branch"),
+    ],
+)
+def test_what_git_allows_or_not_and_nobody_could_read_is_told(
+    run: str, owner: User, api: Api, branch: str, words: str
+) -> None:
+    answer = put(api(owner), run, MAIN.replace("main", quote(branch)))
+    assert (answer.status_code, messages(answer)) == (422, {"branch": words})
+
+
+@pytest.mark.parametrize("branch", ["-x", "a b", "a%00", "a" * 201, "a~1", ".hidden"])
 def test_what_names_no_branch_is_told(run: str, owner: User, api: Api, branch: str) -> None:
     answer = put(api(owner), run, MAIN.replace("main", branch))
     assert (answer.status_code, list(messages(answer))) == (422, ["branch"])
@@ -107,8 +150,8 @@ def test_a_branch_is_named_so_that_its_address_is_its_own(run: str, owner: User,
     """Clients and proxies go up where they read `..`, and then ask for, or delete, another thing."""
     answer = put(api(owner), run, MAIN.replace("main", branch.replace(".", "%2E")))
     assert (answer.status_code, BaselineRun.objects.count()) == (422, 0)
-    assert "no part between slashes is empty, . or .." in messages(answer)["branch"]
-    assert put(api(owner), run, MAIN.replace("main", "feature/a.b/..c")).status_code == 200
+    assert messages(answer)["branch"] == "has a part between slashes that is empty, begins with . or ends with .lock"
+    assert put(api(owner), run, MAIN.replace("main", "feature/a.b/c.d")).status_code == 200
 
 
 def test_in_default_everybody_has_their_own(run: str, owner: User, stranger: User, staff: User, api: Api) -> None:

@@ -175,6 +175,24 @@ def test_a_list_of_many_hosts_asks_for_no_line_by_itself_and_is_searched(
     assert [one["text"] for one in found["results"]] == ["rack-7"]
 
 
+def test_jobs_of_one_among_thousands_of_people_are_found(admin: Any, job: Job) -> None:
+    User.objects.bulk_create(User(username=f"person-{n}", password="!") for n in range(2000))
+    other, _ = actions.submit(User.objects.get(username="person-7"), GOOD)
+    with CaptureQueriesContext(connection) as asked:
+        page = admin.get(JOBS).content.decode()
+    assert len(asked) < 15
+    assert len(page) < 200_000
+    assert "person-8" not in page, "people are found as one types"
+    assert 'data-placeholder="Any owner"' in page, "what is empty has a name all the same"
+    found = admin.get("/admin/autocomplete/?app_label=jobs&model_name=job&field_name=owner&term=person-1999").json()
+    assert [one["text"] for one in found["results"]] == ["person-1999"]
+    listed = admin.get(f"{JOBS}?owner__id__exact={other.owner_id}").content.decode()
+    assert (str(other.id) in listed, str(job.id) in listed) == (True, False)
+    assert admin.get(f"{JOBS}?owner__id__exact=nobody", follow=True).status_code == 200
+    every = admin.get(f"{JOBS}?owner__id__exact=&status__exact=queued").content.decode()
+    assert (str(other.id) in every, str(job.id) in every) == (True, True)
+
+
 def test_projects_pools_and_reservations_are_made_here_and_written_down(admin: Any) -> None:
     answer = admin.post("/admin/jobs/project/add/", {"name": "vision", "slots": "8", "weight": "2"}, follow=True)
     assert Project.objects.get(name="vision").slots == 8, answer.content.decode()

@@ -12,10 +12,13 @@ from django.test import Client
 from django.utils import timezone
 from rest_framework.test import APIClient
 
-from jobs.models import Delivery, Job, Webhook
+from jobs.models import AuditEntry, Delivery, Job, Outcome, Webhook
+from jobs.queue import actions
 from jobs.telling import deliveries, hooks
+from jobs.telling.postman import Postman
 from jobs.telling.signing import secret_of
 from tests.jobs.telling.receivers import hook_of
+from tests.planner.wrong_specs import GOOD
 
 pytestmark = pytest.mark.usefixtures("local_receivers")
 
@@ -125,3 +128,33 @@ def test_the_pages_make_show_and_change(owner: User, client: Client) -> None:
     assert client.post(f"{path}delete/").status_code == 302
     assert not Webhook.objects.exists()
     assert Job.objects.count() == 0
+
+
+def test_webhooks_of_a_closed_account_are_off_and_what_waited_is_over(owner: User, client: Client) -> None:
+    """Wherever it was closed; who opens it again turns them on again."""
+    hook = hook_of(owner, "https://receiver.example")
+    paused = hook_of(owner, "https://other.example")
+    actions.submit(owner, GOOD)
+    Webhook.objects.filter(pk=paused.pk).update(active=False)
+    sent = Delivery.objects.create(webhook=hook, due=None, outcome=Outcome.DELIVERED)
+    client.force_login(User.objects.create_superuser("root"))
+    joined = {"date_joined_0": "2026-01-01", "date_joined_1": "00:00:00"}
+    path = f"/admin/auth/user/{owner.pk}/change/"
+    assert client.post(path, {"username": owner.username, **joined}).status_code == 302
+    waited = list(Delivery.objects.exclude(pk=sent.pk))
+    assert [(one.outcome, one.due) for one in waited] == [(Outcome.GIVEN_UP, None)] * 2
+    assert {one.tries[0]["words"] for one in waited} == {"not sent: who it is for may no longer hear of it"}
+    written = AuditEntry.objects.get(kind="webhook")
+    assert (written.who, written.what, written.name) == ("root", "turn off", hook.id)
+    assert client.post(path, {"username": owner.username, "is_active": "on", **joined}).status_code == 302
+    assert not Webhook.objects.filter(active=True).exists()
+    sent.refresh_from_db()
+    assert sent.outcome == Outcome.DELIVERED
+
+
+def test_what_waits_for_an_account_closed_in_the_database_is_over_with_the_next_turn(owner: User) -> None:
+    hook_of(owner, "https://receiver.example")
+    actions.submit(owner, GOOD)
+    User.objects.filter(pk=owner.pk).update(is_active=False)
+    Postman().turn()
+    assert Delivery.objects.get().outcome == Outcome.GIVEN_UP
