@@ -9,7 +9,7 @@ made at its first use where nobody connected it: whoever calls then waits, with 
 member does. What a caller waits for at once runs on the computing stream itself.
 
 Streams may also share one of the queues to a GPU, and what is first in it then keeps back what is behind: `one_queue`
-plays a GPU that has a single one. There every pipe hung on a real GPU (2026-11-26, NCCL 2.28) whose ranks shared it.
+plays a GPU that has a single one. So four of four pipes hung on a real GPU that ranks shared (2026-11-26, NCCL 2.28).
 """
 
 from __future__ import annotations
