@@ -54,6 +54,26 @@ def window_of(page: Page) -> tuple[float, float]:
     return float(found.get_attribute("data-from") or "nan"), float(found.get_attribute("data-to") or "nan")
 
 
+def test_a_colour_of_the_legend_and_its_word_stay_on_one_line(browser: Browser, here: Site, job: str) -> None:
+    page = visit(browser, here, f"/jobs/{job}/timeline/")
+    legend = page.locator(".timeline-canvas ~ .legend")
+    expect(legend.locator(".swatch").first).to_be_visible()
+    for width in range(20, 200, 4):  # wherever on a line an entry begins, among however many
+        lines = legend.evaluate(
+            """(legend, width) => {
+            legend.style.width = `${width}px`;
+            return [...legend.querySelectorAll(".swatch")].map(square => {
+                const [words, box] = [document.createRange(), square.getBoundingClientRect()];
+                words.selectNode(square.nextSibling);
+                return [...words.getClientRects()].map(line => Math.abs(line.top + line.bottom - box.top - box.bottom));
+            });
+        }""",
+            width,
+        )
+        assert lines, "no colour is told"
+        assert all(len(of) == 1 and of[0] < 20 for of in lines), (width, lines)
+
+
 def test_a_timeline_is_zoomed_moved_and_told_by_mouse_and_keys(browser: Browser, here: Site, job: str) -> None:
     page = visit(browser, here, f"/jobs/{job}/timeline/")
     canvas = page.locator(".timeline-canvas")

@@ -30,6 +30,11 @@ export function swatch(token) {
   return square;
 }
 
+/** An entry of a legend: a colour and what it stands for, never parted by the end of a line. */
+export function legendEntry(token, words) {
+  return el("span", {}, swatch(token), words);
+}
+
 /** A stacked bar of parts [{token, value, title}]. */
 export function stackedBar(parts, label) {
   const total = parts.reduce((sum, part) => sum + part.value, 0);

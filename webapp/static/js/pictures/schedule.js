@@ -1,5 +1,5 @@
 // The pipeline schedule as it would run: a row a stage, a box an action, and the bubble between them.
-import { el } from "../dom.js";
+import { el, legendEntry } from "../dom.js";
 import { counted, duration } from "../format.js";
 import { cell, rowHead, scrolling, th } from "./table.js";
 
@@ -38,19 +38,12 @@ export function drawSchedule(timeline) {
   const legend = el(
     "p",
     { className: "note legend" },
-    ...kinds.flatMap((kind) => [swatchOf(`--kind-${kind.toLowerCase()}`), `${NAMES[kind]} `]),
-    swatchOf("--part-bubble"),
-    "idle",
+    ...kinds.flatMap((kind) => [legendEntry(`--kind-${kind.toLowerCase()}`, NAMES[kind]), " "]),
+    legendEntry("--part-bubble", "idle"),
   );
   const part = timeline.whole ? "" : `Drawn for the first ${counted(stages, "stage")} and ${counted(timeline.micro_batches, "micro-batch", "micro-batches")}. `;
   const words = `${part}Idle: ${(100 * timeline.bubble).toFixed(1)} % of all ranks' time.`;
   const rows = timeline.in_flight.slice(0, READABLE).map((most, stage) => el("tr", {}, rowHead(null, String(stage)), cell(String(most))));
   const table = el("details", {}, el("summary", {}, "Activations kept by stage"), scrolling([th("stage"), th("chunks in flight at most", true)], rows));
   return [el("div", { className: "schedule-frame" }, labels, picture), legend, el("p", { className: "note" }, words), table];
-}
-
-function swatchOf(token) {
-  const square = el("span", { className: "swatch", ariaHidden: "true" });
-  square.style.setProperty("--swatch", `var(${token})`);
-  return square;
 }

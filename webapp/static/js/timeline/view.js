@@ -1,5 +1,5 @@
 // A step's timeline that can be zoomed, moved and pointed at, by mouse, touch and keys.
-import { eachFrame, el } from "../dom.js";
+import { eachFrame, el, legendEntry } from "../dom.js";
 import { counted } from "../format.js";
 import { axisToken, palette, workToken } from "./colors.js";
 import { COMPUTE, eventAt, rowsOf } from "./lanes.js";
@@ -188,13 +188,8 @@ export function timelineView(container) {
       else for (const span of row.events) if (span.micro < 0) entries.set(span.work, workToken(span));
     }
     const micro = rows.some((row) => row.name === COMPUTE && row.events.some((span) => span.micro >= 0));
-    const square = (token) => {
-      const mark = el("span", { className: "swatch", ariaHidden: "true" });
-      mark.style.setProperty("--swatch", `var(${token})`);
-      return mark;
-    };
     legend.replaceChildren(
-      ...[...entries].flatMap(([name, token]) => [square(token), `${name} `]),
+      ...[...entries].flatMap(([name, token]) => [legendEntry(token, name), " "]),
       micro ? "Forward and backward (paler) by micro-batch, a colour each. " : "",
       "Of a collective, pale is waiting for the last rank, full is transfer.",
     );
