@@ -43,7 +43,7 @@ tools: # what the tests drive from outside Python
 	@sh tests/install_tools.sh
 
 test: $(VENV)/.dev tools ## the default test suite, in four processes
-	$(BIN)/python -m pytest tests -n 4 --dist loadscope --no-loadscope-reorder
+	$(BIN)/python -m pytest tests -n 4 --dist loadscope --no-loadscope-reorder --durations 40
 
 lint: $(VENV)/.dev ## lint, format, types, and who imports whom
 	$(BIN)/ruff check .
