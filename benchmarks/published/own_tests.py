@@ -47,6 +47,8 @@ UNEVEN = r"uneven_pipeline"
 UNEVEN_LAYERS, UNEVEN_LAST = 13, 8
 # --recompute-modules: layernorm mla_up_proj mlp moe_act.
 MAKES_AGAIN = r"selective_recompute_experimental|fine_grained_offloading"
+# --fine-grained-activation-offloading of every module.
+OFFLOADS = r"fine_grained_offloading"
 # --cross-entropy-loss-fusion by torch's compiler, which writes no exponential in place of its logit.
 FUSED_LOSS = rf"cross_entropy_loss_fusion|ep4_etp1_(mtp|memory_speed|resume)|deepseekv3_proxy|{KEEPS_SCORES}"
 # --wgrad-deferral-limit 2: as many gradients of logits wait for the pipe's end.

@@ -50,6 +50,7 @@ def test_which_of_the_larger_mixtures_predict_a_second_token(
     planned = _planned(tmp_path, f"moe-test {name}", **SECOND_TOKEN)
     assert planned.spec.model.moe is not None
     assert (planned.spec.model.moe.dense_layers, planned.predicts_two) == (dense, second)
+    assert planned.kernels.offloads == ("offloading" in name)
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,17 @@ def test_what_goes_to_the_host_takes_its_links_time_there_and_back() -> None:
     assert longer == pytest.approx(moved / 450e9)
 
 
+def test_unfused_scores_go_to_the_host_as_often_as_operations_save_them() -> None:
+    """By their softmax and by the product that takes them, whether the planner keeps them or not."""
+    unfused = SPEC.model_copy(update={"train": TRAIN.model_copy(update={"attention": "unfused"})})
+    scores = 32 * SPEC.micro_batch_size * TRAIN.seq_len**2 * 2
+    for recompute, more in (("none", 1), ("selective", 2)):
+        kept = unfused.model_copy(update={"layout": SPEC.layout.model_copy(update={"recompute": recompute})})
+        saved = megatron.layer_bytes(kept, moe=False) + more * scores
+        longer = [_timed(recompute, spec=unfused, offloads=share).step_s for share in (0.0, 1.0)]
+        assert longer[1] - longer[0] == pytest.approx(4 * 2 * 32 * saved / 450e9)
+
+
 def test_a_second_token_meets_the_head_again_and_a_narrow_one_runs_in_fp8() -> None:
     wide, narrow = (head_work(SPEC, narrow=narrow).forward for narrow in (False, True))
     assert [k.wide for k in (*wide, *narrow) if isinstance(k, Gemm)] == [True, False]
