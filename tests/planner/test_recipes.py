@@ -105,6 +105,22 @@ def test_queries_and_keys_are_normed_by_a_kernel_each() -> None:
         assert len(works[1]) - len(works[0]) == 2
 
 
+@pytest.mark.parametrize(
+    ("row", "ep", "hides"),
+    [
+        (("26.02", "B300", "qwen3-235b-a22b", "MXFP8"), "8", False),  # a node
+        (("26.04", "GB200", "gpt-oss-120b", "BF16"), "64", False),  # of 72
+        (("26.04", "B200", "gpt-oss-120b", "BF16"), "64", False),  # no overlap in its recipe
+        (("25.11", "H100-SXM5-80GB", "qwen3-235b-a22b", "FP8-CS"), "32", True),
+        (("26.06", "GB300", "qwen3-30b-a3b", "MXFP8"), "8", True),  # one graph
+    ],
+)
+def test_overlapped_experts_gain_beyond_a_node_or_in_one_graph(
+    tmp_path: Path, row: tuple[str, str, str, str], ep: str, hides: bool
+) -> None:
+    assert ("ep" in switched_on(_of_bridge(tmp_path, *row, ep=ep))["hidden"]) == hides
+
+
 def test_what_goes_to_the_host_takes_its_links_time_there_and_back() -> None:
     moved = 4 * 2 * 8 * megatron.layer_bytes(SPEC, moe=False)  # micro-batches, ways, a quarter of 32 layers
     longer = _timed("none", offloads=0.25).step_s - _timed("none").step_s
