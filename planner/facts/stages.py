@@ -11,8 +11,8 @@ from planner.facts.models.flops import layer_weights
 from planner.facts.spec import Layout, ModelSpec, StackName
 
 # Software that divides a pipe as if the table and the head with its norm were a layer each, and gives what remains to
-# the first stages (Scaling's `pipe_partition_uniform`; its code of 2024 counts the norm apart, its sweeps of 2023 do not
-# agree with that on two stages).
+# the first stages (Scaling's `pipe_partition_uniform`; its code of 2024 counts the norm apart, with which its sweeps of
+# 2023 do not agree on two stages).
 COUNTS_ENDS: frozenset[StackName] = frozenset(("scaling",))
 
 
