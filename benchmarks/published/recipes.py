@@ -18,6 +18,7 @@ from planner.hardware.attention import EARLY_CUDNN_BLACKWELL, FLASH_2, FP8_LATEN
 from planner.hardware.stacks import (
     ALL_TO_ALL,
     EARLY_BLACKWELL_FP8,
+    FUSED_LOSS,
     GRAPHED_ATTENTION,
     GRAPHED_ROUTER,
     OVERLAPPED_EXPERTS,
@@ -205,7 +206,7 @@ def switched_on(row: PublishedRow) -> dict[str, Any]:
         return early | _of_dgxc(row)
     if not of_bridge(row):
         return early
-    megatron, changed = STACKS["megatron"], early
+    megatron, changed = STACKS["megatron"], early | {"loss": FUSED_LOSS}  # `cross_entropy_fusion_impl`: "te"
     if "gpt-oss" in row.text("model").lower():
         changed |= {"experts_biased": True, "experts_clamped": True}
         changed["window"] = WINDOW
@@ -252,7 +253,7 @@ def _of_dgxc(row: PublishedRow) -> dict[str, Any]:
     model, graphed = row.text("model").lower(), row.text("gpu").lower().startswith("gb200")
     changed: dict[str, Any] = {}
     if of_nemo_deepseek(row):
-        changed |= ALL_TO_ALL | {"syncs_experts": False, "hidden": {}, "heads": 2}
+        changed |= ALL_TO_ALL | {"syncs_experts": False, "hidden": {}, "heads": 2, "loss": FUSED_LOSS}
     if graphed and re.search("nemotron4|grok", model):
         changed |= WHOLE_GRAPH
     if "grok" in model:

@@ -21,7 +21,7 @@ from planner.hardware.attention import EARLY_CUDNN_BLACKWELL, FLASH_2, FP8_LATEN
 from planner.hardware.cluster import LAUNCH_S
 from planner.hardware.clusters import CLUSTERS
 from planner.hardware.kernels import Gemm, Pass, head_work, layer_work
-from planner.hardware.stacks import SLOW_BIAS_SUMS, STACKS
+from planner.hardware.stacks import FUSED_LOSS, SLOW_BIAS_SUMS, STACKS
 from tests.planner.test_benchmark_published import DGXC, OWN, ROW, _file
 
 BRIDGE = {**ROW, "source_repo_path": "NVIDIA-NeMo/Megatron-Bridge:docs.md", "recompute": "see recipe"}
@@ -119,6 +119,18 @@ def test_overlapped_experts_gain_beyond_a_node_or_in_one_graph(
     tmp_path: Path, row: tuple[str, str, str, str], ep: str, hides: bool
 ) -> None:
     assert ("ep" in switched_on(_of_bridge(tmp_path, *row, ep=ep))["hidden"]) == hides
+
+
+def test_recipes_with_transformer_engines_loss_move_a_third_of_the_fewest_bytes(tmp_path: Path) -> None:
+    fused = switched_on(_of_bridge(tmp_path, "26.04", "GB300", "llama3.1-8b", "FP8"))["loss"]
+    assert fused == FUSED_LOSS < 1 < STACKS["megatron"].loss
+    dense = _row(tmp_path, **BRIDGE | {"source_repo_path": "NVIDIA/dgxc-benchmarking@v25.04:llama3.1/README.md"})
+    assert "loss" not in switched_on(dense)
+    logits = SPEC.micro_batch_size * TRAIN.seq_len * SPEC.model.vocab_size
+    moved = TRAIN.micro_batches * (STACKS["megatron"].loss - fused) * 32 * logits
+    chip = GB200.accelerator
+    spared = _timed("none").compute_s - _timed("none", loss=fused).compute_s
+    assert spared == pytest.approx(moved / (chip.bytes_per_s * chip.memory_efficiency), rel=1e-2)
 
 
 def test_what_goes_to_the_host_takes_its_links_time_there_and_back() -> None:
