@@ -23,6 +23,7 @@ from benchmarks.published.own_tests import (
     tests_of_megatron,
 )
 from benchmarks.published.recipes import counts_ends, divides_by_cost, drops_out, lacks_fused_attention, predicts_second
+from benchmarks.published.recorded import host_of
 from benchmarks.published.repeated import Repeated, repeated_by
 from benchmarks.published.rows import PublishedRow, SkipError, has_whole_ends, of_kempner
 from benchmarks.published.sizes import sized
@@ -147,7 +148,7 @@ def plan_of(row: PublishedRow) -> Planned:
     told = row.text("recompute").lower() not in ("see recipe", "unknown", "")
     kernels = kernels_of(row, text, stack, model, layout)
     if tests_of_megatron(row):
-        kernels = kernels._replace(step_s=kernels.step_s + after_step_s(text, spec))
+        kernels = kernels._replace(step_s=kernels.step_s + host_of(row) * after_step_s(text, spec))
     return Planned(
         spec,
         cluster,

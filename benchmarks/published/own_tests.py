@@ -47,6 +47,8 @@ UNEVEN = r"uneven_pipeline"
 UNEVEN_LAYERS, UNEVEN_LAST = 13, 8
 # --recompute-modules: layernorm mla_up_proj mlp moe_act.
 MAKES_AGAIN = r"selective_recompute_experimental|fine_grained_offloading"
+# --fine-grained-activation-offloading of every module.
+OFFLOADS = r"fine_grained_offloading"
 # --cross-entropy-loss-fusion by torch's compiler, which writes no exponential in place of its logit.
 FUSED_LOSS = rf"cross_entropy_loss_fusion|ep4_etp1_(mtp|memory_speed|resume)|deepseekv3_proxy|{KEEPS_SCORES}"
 # --wgrad-deferral-limit 2: as many gradients of logits wait for the pipe's end.
@@ -75,6 +77,10 @@ OVERLAPS_TENSORS = r"tp_overlap"
 # --cuda-graph-modules attn mlp moe_router moe_preprocess, and attn alone.
 GRAPHED_MODULES = r"scoped_cudagraph"
 GRAPHED_CORE = r"attn_cudagraph"
+# --log-params-norm and --log-num-zeros-in-grad, in all of them: after each step the host goes over every tensor of its
+# rank for their norm, and over those that it updates for their gradients' zeros (common_utils.py,
+# `calc_params_l2_norm`; clip_grads.py, `count_zeros_fp32`). Either is no kernel of a layer: as in eager torch.
+LOGGED_S = LAUNCH_S
 # --account-for-embedding-in-pipeline-split and the loss': a layer each.
 COUNTS_ENDS = r"account_for_embedding"
 
@@ -94,8 +100,10 @@ _KEEPS_LOADED = (
 
 
 def after_step_s(text: str, spec: JobSpec) -> float:
-    """Seconds a step that the host of a test takes for its optimiser and its checks, beyond Adam's one kernel."""
-    layout, last, seconds = spec.layout, spec.layout.pp - 1, 0.0
+    """Seconds a step that the host of a test takes for its optimiser, its checks and its log, beyond Adam's kernel."""
+    layout, last = spec.layout, spec.layout.pp - 1
+    updated = 1 / (layout.dp * layout.cp) if layout.zero else 1.0
+    seconds = (1 + updated) * _tensors(text, spec, last) * LOGGED_S
     if re.search(COMPARES_RANKS, text):
         copies = layout.dp + layout.tp
         kernels = 1 + 2 * GATHER_KERNELS + copies * (1 + COMPARED * COMPARE_KERNELS)
@@ -109,6 +117,14 @@ def after_step_s(text: str, spec: JobSpec) -> float:
         matrices = own.num_layers * 4 + experts + 2 * (own.num_layers - own.num_moe_layers)
         seconds += matrices * MUON_KERNELS * LAUNCH_S
     return seconds
+
+
+def _tensors(text: str, spec: JobSpec, stage: int) -> int:
+    """Of a rank's layers: a norm has two, a product its weight and where there are any its bias."""
+    own, moe, each = held(spec, stage), spec.model.moe, 1 if re.search(WITHOUT_BIAS, text) else 2
+    attention, dense = 2 + each * (5 if spec.model.mla else 2), 2 + each * 2
+    mixed = 3 + each * 2 * (moe.num_experts // spec.layout.ep + moe.shared_experts) if moe else 0  # a router's weight
+    return own.num_layers * attention + (own.num_layers - own.num_moe_layers) * dense + own.num_moe_layers * mixed
 
 
 def tests_of_megatron(row: PublishedRow) -> bool:

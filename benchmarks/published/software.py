@@ -11,6 +11,7 @@ from benchmarks.published.own_tests import (
     GRAPHED_CORE,
     GRAPHED_MODULES,
     LOCAL,
+    OFFLOADS,
     predicts_two,
     tests_of_megatron,
 )
@@ -45,6 +46,7 @@ def kernels_of(row: PublishedRow, text: str, stack: StackName, model: ModelSpec,
         changed["offloads"] = repeated.offloaded
     if tests_of_megatron(row):
         changed |= _host_of_tests(row, text)
+        changed["offloads"] = float(re.search(OFFLOADS, text) is not None)
         changed["experts_apart"] = re.search(EXPERTS_APART, text) is not None
         changed["heads"] = 2 if predicts_two(row, text) else 1
     if re.search("qwen3|qk_layernorm", text):

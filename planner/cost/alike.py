@@ -6,7 +6,7 @@ from collections import defaultdict
 from functools import cache
 
 from planner.facts.layout import V_SCHEDULES, is_turn
-from planner.facts.spec import Balance, JobSpec, Layout, ModelSpec
+from planner.facts.spec import Balance, JobSpec, Layout, ModelSpec, StackName
 from planner.facts.stages import stage_of
 
 
@@ -17,19 +17,20 @@ def unlike_stages(spec: JobSpec) -> dict[int, int]:
 
 def alike_stages(spec: JobSpec) -> tuple[tuple[int, ...], ...]:
     """All stages, those together that hold as much of the model."""
-    layout = spec.layout
-    return _alike_stages(spec.model, layout.pp, layout.virtual_stages, layout.schedule in V_SCHEDULES, layout.balance)
+    layout, stack = spec.layout, spec.resources.stack
+    is_v = layout.schedule in V_SCHEDULES
+    return _alike_stages(spec.model, layout.pp, layout.virtual_stages, is_v, layout.balance, stack)
 
 
 @cache
 def _alike_stages(
-    model: ModelSpec, pp: int, virtual_stages: int, is_v: bool, balance: Balance
+    model: ModelSpec, pp: int, virtual_stages: int, is_v: bool, balance: Balance, stack: StackName
 ) -> tuple[tuple[int, ...], ...]:
     layout = Layout(pp=pp, virtual_stages=virtual_stages, schedule="zbv" if is_v else "1f1b", balance=balance)
     dense = model.moe.dense_layers if model.moe else 0
     kinds: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for index in range(pp):
-        stage = stage_of(model, layout, index)
+        stage = stage_of(model, layout, index, stack)
         chunks = tuple((len(chunk), sum(i >= dense for i in chunk)) for chunk in stage.chunks)
         kinds[chunks, stage.first, stage.last, is_turn(layout, index)].append(index)
     return tuple(map(tuple, kinds.values()))

@@ -83,7 +83,7 @@ class Compute:
         else:
             waited = self._waited_s(spec, [*layers, first]) + self._waited_s(spec, [*layers, last])
             waited += (chunks - 2) * self._waited_s(spec, layers)
-        return found._replace(launch_s=found.launch_s + waited + self._offloaded_s(spec, own.num_layers))
+        return found._replace(launch_s=found.launch_s + waited + self._offloaded_s(spec, dense, own.num_moe_layers))
 
     def _waited_s(self, spec: JobSpec, chunk: Sequence[tuple[Piece, float]]) -> float:
         """What the device waits for its host in forward and backward of a chunk that has so many of each piece. Within
@@ -95,13 +95,13 @@ class Compute:
         backward = sum((piece.backward.host_s - piece.backward.device_s) * number for piece, number in chunk)
         return max(0.0, turn + forward) + max(0.0, turn + backward)
 
-    def _offloaded_s(self, spec: JobSpec, layers: int) -> float:
+    def _offloaded_s(self, spec: JobSpec, dense: int, moe: int) -> float:
         """What the device waits for its host to take activations and give them back."""
         name = spec.resources.stack
         if not self.stacks[name].offloads:
             return 0.0
-        moved = 2 * self.stacks[name].offloads * layers * megatron.layer_bytes(spec, moe=False)
-        return moved / self._accelerators[name].host_bytes_per_s
+        saved = sum(n * megatron.saved_bytes(spec, moe=kind) for kind, n in ((False, dense), (True, moe)) if n)
+        return 2 * self.stacks[name].offloads * saved / self._accelerators[name].host_bytes_per_s
 
     def _piece(self, spec: JobSpec, ranks: int) -> tuple[Piece, ...]:
         """Layer, layer with experts, embedding and head: of one micro-batch on one rank."""

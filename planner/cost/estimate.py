@@ -19,9 +19,8 @@ from planner.facts.layout import Coordinates, axis_group, is_turn, rank_of
 from planner.facts.models.shapes import active_parameter_count, parameter_count
 from planner.facts.reading.runnable import not_runnable
 from planner.facts.spec import JobSpec
-from planner.facts.stages import stage_of
 from planner.facts.tensors.placements import padded_vocab, zero_shard
-from planner.facts.tensors.shards import local_units
+from planner.facts.tensors.shards import held, local_units
 from planner.hardware.cluster import Basis, Cluster, span
 from planner.hardware.clusters import CLUSTERS, DEFAULT_CLUSTER
 
@@ -177,7 +176,7 @@ def _twins(spec: JobSpec) -> list[int]:
     first: dict[tuple[object, ...], int] = {}
     twins = []
     for index in range(spec.layout.pp):
-        stage = stage_of(spec.model, spec.layout, index)
+        stage = held(spec, index).stage
         moe = spec.model.moe.dense_layers if spec.model.moe else 0
         kinds = tuple((len(chunk), sum(i >= moe for i in chunk)) for chunk in stage.chunks)
         key = (kinds, stage.first, stage.last, is_turn(spec.layout, index))
@@ -206,7 +205,7 @@ def _stage(spec: JobSpec, stage: int, traffic: list[TrafficRow], cluster: Cluste
     components = rank_memory(spec, stage, cluster)
     return StageEstimate(
         stage=stage,
-        layers=[[chunk.start, chunk.stop] for chunk in stage_of(spec.model, spec.layout, stage).chunks],
+        layers=[[chunk.start, chunk.stop] for chunk in held(spec, stage).stage.chunks],
         parameters=held_parameters(spec, stage),
         padded_share=padded_share(spec, stage),
         memory=components,

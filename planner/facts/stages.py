@@ -8,7 +8,12 @@ from typing import NamedTuple
 
 from planner.facts.layout import chunk_indices, num_chunks
 from planner.facts.models.flops import layer_weights
-from planner.facts.spec import Layout, ModelSpec
+from planner.facts.spec import Layout, ModelSpec, StackName
+
+# Software that divides a pipe as if the table and the head with its norm were a layer each, and gives what remains to
+# the first stages (Scaling's `pipe_partition_uniform`; its code of 2024 counts the norm apart, with which its sweeps of
+# 2023 do not agree on two stages).
+COUNTS_ENDS: frozenset[StackName] = frozenset(("scaling",))
 
 
 class Stage(NamedTuple):
@@ -23,15 +28,16 @@ class Stage(NamedTuple):
         return tuple(chain.from_iterable(self.chunks))
 
 
-def stage_of(model: ModelSpec, layout: Layout, index: int) -> Stage:
-    """What pipeline rank `index` holds."""
+def stage_of(model: ModelSpec, layout: Layout, index: int, stack: StackName = "ours") -> Stage:
+    """What pipeline rank `index` holds, as the stack divides."""
     owners = [0] * num_chunks(layout)
     for stage in range(layout.pp):
         for chunk in chunk_indices(layout, stage):
             owners[chunk] = stage
-    by_cost = layout.balance == "cost"
-    head = head_layers(model) if by_cost else 0.0
-    runs = _by_cost(model.num_layers, tuple(owners), head) if by_cost else _by_layers(model.num_layers, len(owners))
+    if layout.balance == "cost":
+        runs = _by_cost(model.num_layers, tuple(owners), head_layers(model))
+    else:
+        runs = _by_layers(model.num_layers, len(owners), ends=stack in COUNTS_ENDS)
     held = chunk_indices(layout, index)
     return Stage(tuple(runs[c] for c in held), first=0 in held, last=len(runs) - 1 in held)
 
@@ -42,9 +48,13 @@ def head_layers(model: ModelSpec) -> float:
 
 
 @cache
-def _by_layers(num_layers: int, stages: int) -> list[range]:
+def _by_layers(num_layers: int, stages: int, *, ends: bool = False) -> list[range]:
     """Those that remain after an even division go to the stages before the last: the last bears the head, and the first
-    ones keep the most micro-batches alive."""
+    ones keep the most micro-batches alive. `ends`: of table and head too, a layer each, and the rest to the first."""
+    if ends and num_layers + 2 >= 2 * stages > 2:
+        share, rest = divmod(num_layers + 2, stages)
+        sizes = [share + (i < rest) - (i in (0, stages - 1)) for i in range(stages)]
+        return _runs(sizes)
     share, rest = divmod(num_layers, stages)
     sizes = [share] * stages
     for i in range(rest):

@@ -190,7 +190,7 @@ def test_scores_by_hand() -> None:
         ("GB300", "deepseek-v3-671b", "26.06", 0.8, 0.0),
         ("GB300", "deepseek-v3-671b", "26.04.01", 0.0, 1.0),
         ("B200", "deepseek-v3-671b", "26.04.01", 0.8, GRAPHED_ATTENTION),
-        ("B300", "qwen3-235b-a22b", "26.02", 0.8, 1.0),
+        ("B300", "qwen3-235b-a22b", "26.02", 0.0, 1.0),  # overlapped, in a node
         ("B300", "qwen3-235b-a22b", "26.04", 0.0, 1.0),
         ("GB300", "qwen3-30b-a3b", "26.04", 0.0, GRAPHED_ROUTER),
     ],
@@ -199,7 +199,8 @@ def test_what_a_recipe_switches_on_goes_by_its_release(
     tmp_path: Path, gpu: str, model: str, release: str, ep: float, host: float
 ) -> None:
     row = {"source_repo_path": "NVIDIA-NeMo/Megatron-Bridge:docs.md", "precision": "MXFP8", "gpu": gpu, "model": model}
-    (read,) = read_rows(_file(tmp_path / "rows.csv", row | {"pp": "8", "note": f"{release} Pre-Training Performance"}))
+    row |= {"pp": "8", "ep": "32" if "deepseek" in model else "8", "note": f"{release} Pre-Training Performance"}
+    (read,) = read_rows(_file(tmp_path / "rows.csv", row))
     assert not isinstance(read, SkipError)
     usual = STACKS["megatron"]
     kernels = usual._replace(**switched_on(read))

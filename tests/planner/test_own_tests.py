@@ -9,8 +9,10 @@ import pytest
 
 from benchmarks.published import own_tests
 from benchmarks.published.mapping import Planned, plan_of
+from benchmarks.published.recorded import IN_MAY
 from benchmarks.published.rows import SkipError, read_rows
-from planner.hardware.stacks import DETERMINISTIC_LAUNCH_S, GRAPHED_ATTENTION
+from planner.hardware.cluster import LAUNCH_S
+from planner.hardware.stacks import DETERMINISTIC_LAUNCH_S, GRAPHED_ATTENTION, STACKS
 from tests.planner.test_benchmark_published import OWN, SECOND_TOKEN, _file
 
 EXPERTS = {"precision": "bf16", "note": "num-experts=8; moe-router-topk=2; sequence-parallel=True"}
@@ -50,6 +52,7 @@ def test_which_of_the_larger_mixtures_predict_a_second_token(
     planned = _planned(tmp_path, f"moe-test {name}", **SECOND_TOKEN)
     assert planned.spec.model.moe is not None
     assert (planned.spec.model.moe.dense_layers, planned.predicts_two) == (dense, second)
+    assert planned.kernels.offloads == ("offloading" in name)
 
 
 @pytest.mark.parametrize(
@@ -94,3 +97,28 @@ def test_an_uneven_pipe_is_planned_by_its_slowest_or_its_last_stage(
 def test_attention_alone_as_a_graph_leaves_more_to_launch(tmp_path: Path) -> None:
     core = _planned(tmp_path, "moe-test ep4_etp1_resume_torch_dist_attn_cudagraph", **SECOND_TOKEN)
     assert GRAPHED_ATTENTION < core.kernels.launch_s / DETERMINISTIC_LAUNCH_S < 1
+
+
+@pytest.mark.parametrize(
+    ("row", "tensors"),
+    [
+        ({"zero": "0"}, 12 * 12 * 2),  # two norms, four products with biases; counted twice
+        ({"zero": "1"}, 12 * 12 * (1 + 1 / 8)),
+        ({"zero": "0", "note": "disable-bias-linear=True"}, 12 * 8 * 2),
+        ({"zero": "0", "pp": "4", "dp": "2"}, 3 * 12 * 2),
+        ({"zero": "0", "model": "moe-test x", "ep": "2", "note": "num-experts=8"}, 12 * (6 + 3 + 4 * 4) * 2),
+    ],
+)
+def test_a_step_ends_with_a_log_of_every_tensor(tmp_path: Path, row: dict[str, str], tensors: float) -> None:
+    planned = _planned(tmp_path, row.get("model", "gpt-test x"), **{"precision": "bf16"} | row)
+    assert planned.kernels.step_s - STACKS["megatron"].step_s == pytest.approx(tensors * LAUNCH_S)
+
+
+def test_a_slow_recordings_log_is_as_slow(tmp_path: Path) -> None:
+    folder = "NVIDIA/Megatron-LM:tests/functional_tests/test_cases/gpt/gpt3_mcore_te_tp1_pp1_dist_optimizer_fim_dataset"
+    logs = [
+        _planned(tmp_path, "gpt-test x", precision="bf16", source_repo_path=f"{folder}/{file}").kernels.step_s
+        - STACKS["megatron"].step_s
+        for file in ("golden_values_dev_dgx_h100_2nd.json", "golden_values_dev_dgx_h100.json")
+    ]
+    assert logs[1] / logs[0] == pytest.approx(IN_MAY)

@@ -21,7 +21,7 @@ from planner.hardware.attention import EARLY_CUDNN_BLACKWELL, FLASH_2, FP8_LATEN
 from planner.hardware.cluster import LAUNCH_S
 from planner.hardware.clusters import CLUSTERS
 from planner.hardware.kernels import Gemm, Pass, head_work, layer_work
-from planner.hardware.stacks import SLOW_BIAS_SUMS, STACKS
+from planner.hardware.stacks import FUSED_LOSS, SLOW_BIAS_SUMS, STACKS
 from tests.planner.test_benchmark_published import DGXC, OWN, ROW, _file
 
 BRIDGE = {**ROW, "source_repo_path": "NVIDIA-NeMo/Megatron-Bridge:docs.md", "recompute": "see recipe"}
@@ -105,10 +105,49 @@ def test_queries_and_keys_are_normed_by_a_kernel_each() -> None:
         assert len(works[1]) - len(works[0]) == 2
 
 
+@pytest.mark.parametrize(
+    ("row", "ep", "hides"),
+    [
+        (("26.02", "B300", "qwen3-235b-a22b", "MXFP8"), "8", False),  # a node
+        (("26.04", "GB200", "gpt-oss-120b", "BF16"), "64", False),  # of 72
+        (("26.04", "B200", "gpt-oss-120b", "BF16"), "64", False),  # no overlap in its recipe
+        (("25.11", "H100-SXM5-80GB", "qwen3-235b-a22b", "FP8-CS"), "32", True),
+        (("26.06", "GB300", "qwen3-30b-a3b", "MXFP8"), "8", True),  # one graph
+    ],
+)
+def test_overlapped_experts_gain_beyond_a_node_or_in_one_graph(
+    tmp_path: Path, row: tuple[str, str, str, str], ep: str, hides: bool
+) -> None:
+    assert ("ep" in switched_on(_of_bridge(tmp_path, *row, ep=ep))["hidden"]) == hides
+
+
+def test_recipes_with_transformer_engines_loss_move_a_third_of_the_fewest_bytes(tmp_path: Path) -> None:
+    fused = switched_on(_of_bridge(tmp_path, "26.04", "GB300", "llama3.1-8b", "FP8"))["loss"]
+    assert fused == FUSED_LOSS < 1 < STACKS["megatron"].loss
+    dense = _row(tmp_path, **BRIDGE | {"source_repo_path": "NVIDIA/dgxc-benchmarking@v25.04:llama3.1/README.md"})
+    assert "loss" not in switched_on(dense)
+    logits = SPEC.micro_batch_size * TRAIN.seq_len * SPEC.model.vocab_size
+    moved = TRAIN.micro_batches * (STACKS["megatron"].loss - fused) * 32 * logits
+    chip = GB200.accelerator
+    spared = _timed("none").compute_s - _timed("none", loss=fused).compute_s
+    assert spared == pytest.approx(moved / (chip.bytes_per_s * chip.memory_efficiency), rel=1e-2)
+
+
 def test_what_goes_to_the_host_takes_its_links_time_there_and_back() -> None:
     moved = 4 * 2 * 8 * megatron.layer_bytes(SPEC, moe=False)  # micro-batches, ways, a quarter of 32 layers
     longer = _timed("none", offloads=0.25).step_s - _timed("none").step_s
     assert longer == pytest.approx(moved / 450e9)
+
+
+def test_unfused_scores_go_to_the_host_as_often_as_operations_save_them() -> None:
+    """By their softmax and by the product that takes them, whether the planner keeps them or not."""
+    unfused = SPEC.model_copy(update={"train": TRAIN.model_copy(update={"attention": "unfused"})})
+    scores = 32 * SPEC.micro_batch_size * TRAIN.seq_len**2 * 2
+    for recompute, more in (("none", 1), ("selective", 2)):
+        kept = unfused.model_copy(update={"layout": SPEC.layout.model_copy(update={"recompute": recompute})})
+        saved = megatron.layer_bytes(kept, moe=False) + more * scores
+        longer = [_timed(recompute, spec=unfused, offloads=share).step_s for share in (0.0, 1.0)]
+        assert longer[1] - longer[0] == pytest.approx(4 * 2 * 32 * saved / 450e9)
 
 
 def test_a_second_token_meets_the_head_again_and_a_narrow_one_runs_in_fp8() -> None:

@@ -7,13 +7,13 @@ import pytest
 from planner.cost.estimate import estimate
 from planner.facts.models.shapes import layer_parameters
 from planner.facts.reading.parse import parse_fields
-from planner.facts.spec import Layout, ModelSpec, Schedule
+from planner.facts.spec import JobSpec, Layout, ModelSpec, Resources, Schedule, StackName, TrainSpec
 from planner.facts.stages import head_layers, stage_of
 from planner.hardware.clusters import CLUSTERS
 
 
-def shares(model: ModelSpec, layout: Layout) -> list[int]:
-    return [len(stage_of(model, layout, index).layers) for index in range(layout.pp)]
+def shares(model: ModelSpec, layout: Layout, stack: StackName = "ours") -> list[int]:
+    return [len(stage_of(model, layout, index, stack).layers) for index in range(layout.pp)]
 
 
 def loads(model: ModelSpec, layout: Layout) -> list[float]:
@@ -37,6 +37,28 @@ def test_the_head_weighs_as_many_layers_as_v_over_12_h() -> None:
 
 def test_by_layers_the_rest_goes_before_the_last_stage() -> None:
     assert shares(wide(10, 256), Layout(pp=4)) == [2, 3, 3, 2]
+
+
+@pytest.mark.parametrize(
+    ("layers", "pp", "held"),
+    [
+        (40, 2, [20, 20]),  # with the table 21, with the head 21
+        (40, 4, [10, 11, 10, 9]),
+        (60, 16, [3, *[4] * 13, 3, 2]),
+        (8, 8, [1] * 8),  # too few for that
+        (40, 1, [40]),
+    ],
+)
+def test_scaling_counts_the_table_and_the_head_as_a_layer_each(layers: int, pp: int, held: list[int]) -> None:
+    assert shares(wide(layers, 256), Layout(pp=pp), "scaling") == held
+    spec = JobSpec(
+        model=wide(layers, 256),
+        layout=Layout(pp=pp),
+        train=TrainSpec(global_batch=pp, micro_batches=pp),
+        resources=Resources(device="cuda", stack="scaling"),
+    )
+    stages = estimate(spec, CLUSTERS["a100-80gb"])["stages"]
+    assert [sum(stop - start for start, stop in stage["layers"]) for stage in stages] == held
 
 
 def test_by_cost_the_last_stage_gives_layers_away_for_its_head() -> None:

@@ -58,6 +58,17 @@ def layer_bytes(spec: JobSpec, *, moe: bool) -> int:
     return sum(_kept(shape_of(spec), moe=moe))
 
 
+def saved_bytes(spec: JobSpec, *, moe: bool) -> int:
+    """What one layer's operations save of a micro-batch: a tensor as often as one saves it, unfused scores by their
+    softmax and by the product that takes them."""
+    shape, kept = shape_of(spec), layer_bytes(spec, moe=moe)
+    if shape.attention != "unfused":
+        return kept
+    heads = shape.model.num_heads // shape.tp
+    times = 2 if shape.recompute == "selective" else 1  # one of them counts among what is kept otherwise
+    return kept + times * shape.tokens * shape.seq_len * heads * SOFTMAX_BYTES
+
+
 def _levels(spec: JobSpec, stage: int) -> Levels:
     found = _state(spec, stage)
     rank, layout = rank_of_stage(spec, stage), spec.layout

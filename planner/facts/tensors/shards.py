@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from planner.facts.models.shapes import Parameter, Unit, is_moe_layer, stage_units
 from planner.facts.precision import mix_of
-from planner.facts.spec import Balance, JobSpec, Layout, ModelSpec, Schedule
+from planner.facts.spec import Balance, JobSpec, Layout, ModelSpec, Schedule, StackName
 from planner.facts.stages import Stage, stage_of
 from planner.facts.tensors.placements import local_shape
 
@@ -26,12 +26,22 @@ class Held(NamedTuple):
 def held(spec: JobSpec, pp: int) -> Held:
     """What pipeline rank `pp` holds."""
     layout = spec.layout
-    return _held(spec.model, layout.pp, layout.virtual_stages, layout.schedule, layout.balance, pp)
+    stack = spec.resources.stack
+    return _held(spec.model, layout.pp, layout.virtual_stages, layout.schedule, layout.balance, stack, pp)
 
 
 @cache
-def _held(model: ModelSpec, pp: int, virtual_stages: int, schedule: Schedule, balance: Balance, index: int) -> Held:
-    stage = stage_of(model, Layout(pp=pp, virtual_stages=virtual_stages, schedule=schedule, balance=balance), index)
+def _held(
+    model: ModelSpec,
+    pp: int,
+    virtual_stages: int,
+    schedule: Schedule,
+    balance: Balance,
+    stack: StackName,
+    index: int,
+) -> Held:
+    layout = Layout(pp=pp, virtual_stages=virtual_stages, schedule=schedule, balance=balance)
+    stage = stage_of(model, layout, index, stack)
     num_moe = sum(is_moe_layer(model, i) for i in stage.layers) if model.moe else 0
     return Held(stage, len(stage.layers), num_moe)
 
