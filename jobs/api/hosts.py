@@ -125,13 +125,17 @@ class Calibrate(OfStaff):
     @extend_schema(
         operation_id="calibrateHost",
         request=None,
-        responses={201: schema.of("JobDetail"), **refusals(403, 404, 415, 422)},
+        responses={201: schema.of("JobDetail"), **refusals(403, 404, 409, 415, 422)},
     )
     def post(self, request: Request, name: str) -> Response:
-        """Queue a job that measures the host on all its slots; the planner then uses what it found. Staff only."""
+        """Queue a job that measures the host on all its slots; the planner then uses what it found. 409 while it is
+        drained or being measured already. Staff only."""
         host = _find_host(name)
         refuse_body(request)
-        job = actions.calibrate(user_of(request), host)
+        try:
+            job = actions.calibrate(user_of(request), host)
+        except actions.NotCalibratedError as error:
+            return refuse(409, "host", str(error))
         return Response(job_detail(job), status=201)
 
 

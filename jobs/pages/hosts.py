@@ -95,8 +95,8 @@ def calibrate(request: HttpRequest, name: str) -> HttpResponse:
     """Queue a calibration, then to its job."""
     try:
         job = actions.calibrate(cast(User, request.user), _find(name))
-    except SpecError as error:
-        messages.error(request, "; ".join(p.message for p in error.problems))
+    except actions.NotCalibratedError as error:
+        messages.error(request, str(error))
         return redirect("host", name)
     return redirect("job-detail", job.id)
 

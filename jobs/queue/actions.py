@@ -36,7 +36,7 @@ from jobs.telling.outbox import write
 from planner.cost.oversize import parse_plannable
 from planner.facts.gang import demand
 from planner.facts.reading.runnable import not_runnable
-from planner.facts.spec import JobSpec, Problem, SpecError
+from planner.facts.spec import JobSpec, SpecError
 from planner.facts.words import counted
 from planner.search.auto import Chosen
 
@@ -152,7 +152,7 @@ def calibrate(owner: User, host: Host) -> Job:
     """Queue a calibration of a host on all its slots.
 
     Raises:
-        SpecError: as `calibration_problems` says.
+        NotCalibratedError: not now, as `calibration_problems` says.
     """
     data = {
         "kind": "calibrate",
@@ -165,7 +165,7 @@ def calibrate(owner: User, host: Host) -> Job:
     try:
         job, _ = submit(owner, data)
     except SpecError as error:  # of a spec that the caller has not seen
-        raise SpecError([Problem("host", problem.message) for problem in error.problems]) from error
+        raise NotCalibratedError("; ".join(problem.message for problem in error.problems)) from error
     return job
 
 
@@ -220,6 +220,10 @@ def run_smaller(job: Job, by: str) -> bool:
             raise AssertionError("the job is locked, and was one that may be queued again")
         record(by, "run smaller", "job", job.id, after={"layout": offer["words"], "ranks": offer["ranks"]})
     return True
+
+
+class NotCalibratedError(Exception):
+    """The host cannot be calibrated now."""
 
 
 class HostConnectedError(Exception):

@@ -172,7 +172,7 @@ def test_a_host_is_calibrated_once_at_a_time(staff: User, api: Api, make_host: M
     make_host(name="host-a")
     assert api(staff).post("/api/v1/hosts/host-a/calibrate").status_code == 201
     again = api(staff).post("/api/v1/hosts/host-a/calibrate")
-    assert again.status_code == 422
+    assert again.status_code == 409
     assert "queued or running already" in again.json()["errors"][0]["message"]
 
 
@@ -180,7 +180,7 @@ def test_a_drained_or_unknown_host_cannot_be_calibrated(staff: User, api: Api, m
     host = make_host()
     Host.objects.filter(pk=host.pk).update(drained=True)
     answer = api(staff).post("/api/v1/hosts/host-a/calibrate")
-    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "host")
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (409, "host")
     assert api(staff).post("/api/v1/hosts/host-z/calibrate").status_code == 404
 
 
