@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import NamedTuple, cast
 
 from django.contrib.auth.models import User
-from django.http import Http404, StreamingHttpResponse
+from django.http import StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
@@ -85,9 +85,10 @@ class Log(APIView):
         job = find_job(request.user, job_id)
         asked = _asked(request, rank)
         number = asked.attempt or job.attempt
-        if asked.rank is None or number > job.attempt:
-            missing = f"attempt {number}" if asked.rank is not None else f"rank {rank[:40]!r}"
-            raise Http404(f"this job has no {missing}")
+        if asked.rank is None:
+            return refuse(404, "rank", f"this job has no rank {rank[:40]!r}", "path")
+        if number > job.attempt:
+            return refuse(404, "attempt", f"this job has no attempt {number}", "query")
         attempt = job.attempts.filter(number=number).first()
         if attempt is None:
             return refuse(409, "log", NOT_STARTED)
