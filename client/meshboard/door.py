@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from meshboard.errors import AwayError, RefusedError, WrongError
+from meshboard.errors import AwayError, RefusedError, WrongError, why
 from meshboard.paths import path
 
 TRIES = 5  # of a request that the board could not take just now
@@ -60,7 +60,7 @@ class Door:
                 response = self._http.request(method, where, timeout=self._timeout_s + patience_s, **how)
             except httpx.RequestError as error:
                 if last or not safe:
-                    raise AwayError(f"{self.url} cannot be reached: {error}") from None
+                    raise AwayError(f"{self.url} cannot be reached: {why(error)}") from None
                 time.sleep(backoff_s(attempt))
             except httpx.InvalidURL as error:
                 raise AwayError(f"{self.url} is no address: {error}") from None
@@ -91,7 +91,7 @@ class Door:
                 self.was_there = True
                 yield response
         except httpx.RequestError as error:
-            raise AwayError(f"{self.url} cannot be reached: {error}") from None
+            raise AwayError(f"{self.url} cannot be reached: {why(error)}") from None
         except httpx.InvalidURL as error:
             raise AwayError(f"{self.url} is no address: {error}") from None
 

@@ -357,3 +357,18 @@ def test_a_branch_without_a_baseline_is_named(meshboard: Meshboard, server: Sayi
     server.says((404, {"errors": [{"field": "request", "message": "no such baseline"}]}))
     ran = meshboard("baseline", "show", "fix/1", "--project", "vision", at=server)
     assert (ran.code, ran.err) == (2, "meshboard: baseline fix/1 of project vision: no such baseline\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, "No such file or directory"), ("", "a spec is a mapping, this is empty"), ("- 1", "this is a list")],
+)
+def test_a_file_that_is_no_spec_is_said_in_words(
+    meshboard: Meshboard, server: Saying, tmp_path: Path, content: str | None, words: str
+) -> None:
+    file = tmp_path / "spec.yaml"
+    if content is not None:
+        file.write_text(content)
+    ran = meshboard("plan", str(file), at=server)
+    assert (ran.code, "Errno" in ran.err) == (exits.Exit.WRONG, False)
+    assert ran.err.endswith(f"{words}\n")
