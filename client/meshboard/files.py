@@ -12,7 +12,6 @@ import yaml
 from meshboard import yaml12
 from meshboard.errors import WrongError, why
 
-
 NO_MAPPING = {type(None): "empty", list: "a list", str: "text"}
 
 
