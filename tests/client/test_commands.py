@@ -253,6 +253,20 @@ def test_watch_looks_now_and_then_where_a_board_tells_nothing_live(
     assert (ran.code, [line.split()[0] for line in ran.out.splitlines()]) == (0, ["running", "succeeded"])
 
 
+def test_a_search_that_finds_nothing_says_why(meshboard: Meshboard, server: Saying, tmp_path: Path) -> None:
+    (tmp_path / "spec.json").write_text("{}")
+    counted = {"considered": 120, "fitting": 0, "complete": False, "refused": {"memory: model state alone": 120}}
+    server.tells("plan/search", {"best": [], "cluster": {"name": "vm"}, **counted})
+    ran = meshboard("search", str(tmp_path / "spec.json"), "--ranks", "2", at=server)
+    assert (ran.code, ran.out) == (exits.Exit.FAILED, "nothing fits\n")
+    assert ran.err.splitlines() == [
+        "120 layouts (the time allowed ended it: not all), 0 fit vm",
+        "refused 120: memory: model state alone",
+    ]
+    ran = meshboard("search", str(tmp_path / "spec.json"), "--ranks", "2", "--json", at=server)
+    assert (ran.code, json.loads(ran.out)["refused"]) == (exits.Exit.FAILED, counted["refused"])
+
+
 def test_a_terminal_gets_a_picture(server: Saying, board: Client) -> None:
     running(server)
     screen = Console(file=io.StringIO(), force_terminal=True, width=100, markup=False)
