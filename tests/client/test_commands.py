@@ -51,6 +51,22 @@ def test_the_newest_of_a_project_and_an_older_board_tells_none(server: Saying, m
     assert server.asked == ["GET /api/v1/jobs?project=team&limit=20"]
 
 
+def test_a_time_to_wait_without_a_wait_is_refused(server: Saying, meshboard: Meshboard, tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text("name: n")
+    ran = meshboard("submit", str(tmp_path / "spec.yaml"), "--timeout", "60", at=server)
+    assert (ran.code, ran.out, server.asked) == (exits.Exit.WRONG, "", [])
+    assert "--timeout says how long to wait" in ran.err
+
+
+def test_the_newest_are_narrowed_as_on_the_page_and_one_job_is_not(server: Saying, meshboard: Meshboard) -> None:
+    server.tells("jobs", [])
+    assert meshboard("status", "--tag", "a b", "--owner", "ann", "--mine", at=server).code == exits.Exit.OK
+    assert server.asked == ["GET /api/v1/jobs?tag=a+b&owner=ann&whose=mine&limit=20"]
+    for option in (["--state", "failed"], ["--project", "p"], ["--tag", "t"], ["--owner", "o"], ["--mine"]):
+        ran = meshboard("status", "j", *option, at=server)
+        assert (ran.code, ran.out, "choose of many jobs, and j is one" in ran.err) == (exits.Exit.WRONG, "", True)
+
+
 def test_jobs_of_several_states_are_asked_for_in_one_list(server: Saying, meshboard: Meshboard) -> None:
     server.tells("jobs", [])
     meshboard("status", "--state", "running,queued", "--state", "lost", at=server)
