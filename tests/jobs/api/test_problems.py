@@ -158,6 +158,16 @@ def test_what_is_not_there_is_named_where_it_was_asked_for(owner: User, api: Api
         assert (error["field"], error.get("in"), error["message"]) == where
 
 
+def test_a_log_that_is_followed_has_no_file_and_no_range(owner: User, api: Api) -> None:
+    """Whoever asked for standard error was told standard output, from its first line on."""
+    client = api(owner)
+    job = client.post("/api/v1/jobs", GOOD, format="json").json()["id"]
+    told = problem(client.get(f"/api/v1/jobs/{job}/logs/0?follow=1&file=stderr&from=3&bytes=9"), 422)
+    assert [(error["field"], error["in"]) for error in told["errors"]] == [
+        (name, "query") for name in ("file", "from", "bytes")
+    ]
+
+
 @pytest.mark.parametrize("path", ["projects/default/webhooks", "notifications"])
 def test_a_state_that_is_none_is_said_in_our_words(owner: User, api: Api, path: str) -> None:
     body = {"wishes": [{"project": None, "states": ["gone"]}]} if path == "notifications" else {"states": ["gone"]}
