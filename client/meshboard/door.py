@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
@@ -27,6 +29,12 @@ class Answer(NamedTuple):
     response: httpx.Response
 
 
+def _trusting(place: str) -> ssl.SSLContext:
+    """Certificates in a file or a folder."""
+    is_folder = Path(place).is_dir()
+    return ssl.create_default_context(cafile=None if is_folder else place, capath=place if is_folder else None)
+
+
 class Door:
     """Speaks to one board with one token."""
 
@@ -38,7 +46,7 @@ class Door:
             base_url=f"{self.url}/api/v1/",
             headers={"Authorization": f"Token {token}", "Accept": "application/json"},
             timeout=timeout_s,
-            verify=verify,
+            verify=_trusting(verify) if isinstance(verify, str) else verify,
         )
 
     def close(self) -> None:
