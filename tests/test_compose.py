@@ -155,6 +155,13 @@ def test_every_setting_of_dot_env_reaches_the_service_that_reads_it(services: di
         assert sorted(host - images_own - when_it_joins - set(services[name]["environment"])) == []
 
 
+def test_secrets_that_lie_in_the_checkout_go_into_no_commit_and_no_build() -> None:
+    secrets = [".env", "tls"]
+    asked = ["git", "check-ignore", ".env", "tls/key.pem"]
+    assert subprocess.run(asked, cwd=ROOT, capture_output=True, text=True).stdout.split() == asked[2:]
+    assert [name for name in secrets if name not in (ROOT / ".dockerignore").read_text().split()] == []
+
+
 def test_a_missing_secret_is_named(tmp_path: Path) -> None:
     read = subprocess.run(
         ["docker-compose", "-f", str(ROOT / "docker-compose.yml"), "config"],
