@@ -73,10 +73,12 @@ def backup(target: Path) -> Meta:
     """Write the file; one that was cut off is never there under its name.
 
     Raises:
-        BackupError: the target is there already.
+        BackupError: the target is there already, or its folder is not.
     """
     if target.exists():
         raise BackupError(f"{target} is there already")
+    if not target.parent.is_dir():
+        raise BackupError(f"{target.parent} is no folder")
     draft = target.with_name(target.name + ".part")
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".backup-") as scratch:
         rows = Path(scratch) / ROWS
@@ -256,6 +258,10 @@ def _opened(source: Path) -> Iterator[tarfile.TarFile]:
     try:
         with tarfile.open(source, mode="r:") as tar:
             yield tar
+    except FileNotFoundError as error:
+        if error.filename != str(source):
+            raise
+        raise BackupError(f"{source}: there is no such file") from None
     except tarfile.TarError as error:  # of a member that would leave the folder, too
         raise BackupError(f"{source} is no backup, or was cut off: {error}") from None
 

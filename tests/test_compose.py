@@ -26,6 +26,7 @@ import yaml
 from tests.image import dockerfile
 from tests.support.processes import ROOT, running, wait_until
 from tests.support.tls import self_signed
+from webapp.environment import WebSettings
 from webapp.up.embedded_redis import find_redis_server
 
 NAMESPACE = "meshboard-compose-test"
@@ -141,6 +142,24 @@ def test_the_images_start_from_one_exact_base_and_copy_what_is_there() -> None:
     ignored = (ROOT / ".dockerignore").read_text().split()
     copied = [source for word, line in steps if word == "COPY" for source in line.split()[:-1]]
     assert [source for source in copied if not (ROOT / source).exists() or source in ignored] == []
+
+
+def test_every_setting_of_dot_env_reaches_the_service_that_reads_it(services: dict[str, Any]) -> None:
+    images_own = {"MESHBOARD_STATIC_ROOT", "MESHBOARD_DEBUG", "MESHBOARD_TRAINER_MODULE"}
+    when_it_joins = {"MESHBOARD_REDIS_URL", "MESHBOARD_HOST_KEY"}
+    web = {f"MESHBOARD_{name.upper()}" for name in WebSettings.model_fields} - images_own
+    host = set(re.findall(r"MESHBOARD_[A-Z_]*[A-Z]", (ROOT / "workers/host/settings.py").read_text()))
+    for name in ("web", "controller", "recorder", "migrate", "join-token"):
+        assert sorted(web - set(services[name]["environment"])) == []
+    for name in ("host", "host-gpu"):
+        assert sorted(host - images_own - when_it_joins - set(services[name]["environment"])) == []
+
+
+def test_secrets_that_lie_in_the_checkout_go_into_no_commit_and_no_build() -> None:
+    secrets = [".env", "tls"]
+    asked = ["git", "check-ignore", ".env", "tls/key.pem"]
+    assert subprocess.run(asked, cwd=ROOT, capture_output=True, text=True).stdout.split() == asked[2:]
+    assert [name for name in secrets if name not in (ROOT / ".dockerignore").read_text().split()] == []
 
 
 def test_a_missing_secret_is_named(tmp_path: Path) -> None:
@@ -271,7 +290,8 @@ def test_every_service_s_command_runs_and_together_they_train_a_job(
     path = f"{state / 'programs'}:{os.environ['PATH']}"
 
     def environment(name: str) -> dict[str, str]:
-        own = {key: str(value) for key, value in services[name].get("environment", {}).items()}
+        told = services[name].get("environment", {})
+        own = {key: str(value) for key, value in told.items() if value is not None}  # None: not set there
         return {"PATH": path, "HOME": str(state), "VIRTUAL_ENV": sys.prefix, "PYTHONUNBUFFERED": "1", **own}
 
     def command(name: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
@@ -104,3 +105,9 @@ def needs(name: str) -> list[str]:
         return [line for line in distribution(name).requires or [] if "extra ==" not in line]
     except PackageNotFoundError:
         return []
+
+
+def test_no_package_itself_is_in_git() -> None:
+    """One of 2.9 MB came in with the fix of something else."""
+    known = subprocess.check_output(["git", "ls-files", "*.whl", "*.egg", "*.tar.gz"], cwd=ROOT, text=True)
+    assert known.split() == []

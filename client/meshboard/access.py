@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from meshboard.errors import why
+
 TOKEN = re.compile(r"[!-~]{1,4096}")
 
 
@@ -97,7 +99,7 @@ def keep(access: Access) -> Path:
     try:
         _write(file, access)
     except OSError as error:
-        raise NoAccessError(f"the login cannot be kept: {error}") from None
+        raise NoAccessError(f"the login cannot be kept: {file}: {why(error)}") from None
     return file
 
 
@@ -123,5 +125,5 @@ def _read(file: Path) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise NoAccessError(f"{file} cannot be read: {error}; run 'meshboard login URL' again") from None
+        raise NoAccessError(f"{file} cannot be read: {why(error)}; run 'meshboard login URL' again") from None
     return {name: str(value) for name, value in told.items()} if isinstance(told, dict) else {}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 
-from meshboard.errors import AwayError, RefusedError, WrongError
+from meshboard.errors import AwayError, RefusedError, WrongError, why
 from meshboard.paths import path
 
 TRIES = 5  # of a request that the board could not take just now
@@ -27,6 +29,12 @@ class Answer(NamedTuple):
     response: httpx.Response
 
 
+def _trusting(place: str) -> ssl.SSLContext:
+    """Certificates in a file or a folder."""
+    is_folder = Path(place).is_dir()
+    return ssl.create_default_context(cafile=None if is_folder else place, capath=place if is_folder else None)
+
+
 class Door:
     """Speaks to one board with one token."""
 
@@ -38,7 +46,7 @@ class Door:
             base_url=f"{self.url}/api/v1/",
             headers={"Authorization": f"Token {token}", "Accept": "application/json"},
             timeout=timeout_s,
-            verify=verify,
+            verify=_trusting(verify) if isinstance(verify, str) else verify,
         )
 
     def close(self) -> None:
@@ -60,7 +68,7 @@ class Door:
                 response = self._http.request(method, where, timeout=self._timeout_s + patience_s, **how)
             except httpx.RequestError as error:
                 if last or not safe:
-                    raise AwayError(f"{self.url} cannot be reached: {error}") from None
+                    raise AwayError(f"{self.url} cannot be reached: {why(error)}") from None
                 time.sleep(backoff_s(attempt))
             except httpx.InvalidURL as error:
                 raise AwayError(f"{self.url} is no address: {error}") from None
@@ -91,7 +99,7 @@ class Door:
                 self.was_there = True
                 yield response
         except httpx.RequestError as error:
-            raise AwayError(f"{self.url} cannot be reached: {error}") from None
+            raise AwayError(f"{self.url} cannot be reached: {why(error)}") from None
         except httpx.InvalidURL as error:
             raise AwayError(f"{self.url} is no address: {error}") from None
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
+
+
+def why(error: Exception) -> str:
+    """What was wrong, of the system's errors without their number and the file, which whoever says so names."""
+    return getattr(error, "strerror", None) or re.sub(r"^\[Errno -?\d+\] ", "", str(error))
 
 
 class AwayError(Exception):

@@ -20,7 +20,7 @@ class Exit(IntEnum):
 
 MEANING = {
     Exit.OK: "all is well",
-    Exit.FAILED: "the job did not succeed, or a limit does not hold or cannot be told",
+    Exit.FAILED: "the job did not succeed, no layout fits, or a limit does not hold or cannot be told",
     Exit.WRONG: "what was asked for makes no sense, or there is no such thing; every problem is named",
     Exit.AWAY: "the board cannot be reached, or refuses the token",
     Exit.LATE: "the time to wait was up; the job goes on",

@@ -10,7 +10,9 @@ from typing import Any
 import yaml
 
 from meshboard import yaml12
-from meshboard.errors import WrongError
+from meshboard.errors import WrongError, why
+
+NO_MAPPING = {type(None): "empty", list: "a list", str: "text"}
 
 
 class FileError(WrongError):
@@ -26,13 +28,13 @@ def spec(name: str, changes: Sequence[str] = ()) -> dict[str, Any]:
     try:
         found = yaml12.read(read(name))
     except (OSError, ValueError) as error:
-        raise FileError(f"{name}: {error}") from None
+        raise FileError(f"{name}: {why(error)}") from None
     except WrongError as error:
         raise FileError(f"{name}: {error}", error.field, error.pointer) from None
     except yaml.YAMLError as error:
         raise FileError(f"{name} is neither YAML nor JSON: {_one_line(error)}") from None
     if not isinstance(found, dict):
-        raise FileError(f"{name}: a spec is a mapping, this is {type(found).__name__}")
+        raise FileError(f"{name}: a spec is a mapping, this is {NO_MAPPING.get(type(found), 'a single value')}")
     for change in changes:
         _set(found, change)
     return found

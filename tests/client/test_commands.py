@@ -51,6 +51,22 @@ def test_the_newest_of_a_project_and_an_older_board_tells_none(server: Saying, m
     assert server.asked == ["GET /api/v1/jobs?project=team&limit=20"]
 
 
+def test_a_time_to_wait_without_a_wait_is_refused(server: Saying, meshboard: Meshboard, tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text("name: n")
+    ran = meshboard("submit", str(tmp_path / "spec.yaml"), "--timeout", "60", at=server)
+    assert (ran.code, ran.out, server.asked) == (exits.Exit.WRONG, "", [])
+    assert "--timeout says how long to wait" in ran.err
+
+
+def test_the_newest_are_narrowed_as_on_the_page_and_one_job_is_not(server: Saying, meshboard: Meshboard) -> None:
+    server.tells("jobs", [])
+    assert meshboard("status", "--tag", "a b", "--owner", "ann", "--mine", at=server).code == exits.Exit.OK
+    assert server.asked == ["GET /api/v1/jobs?tag=a+b&owner=ann&whose=mine&limit=20"]
+    for option in (["--state", "failed"], ["--project", "p"], ["--tag", "t"], ["--owner", "o"], ["--mine"]):
+        ran = meshboard("status", "j", *option, at=server)
+        assert (ran.code, ran.out, "choose of many jobs, and j is one" in ran.err) == (exits.Exit.WRONG, "", True)
+
+
 def test_jobs_of_several_states_are_asked_for_in_one_list(server: Saying, meshboard: Meshboard) -> None:
     server.tells("jobs", [])
     meshboard("status", "--state", "running,queued", "--state", "lost", at=server)
@@ -251,6 +267,20 @@ def test_watch_looks_now_and_then_where_a_board_tells_nothing_live(
     server.answers = [answer(200, JOB), answer(200, ENDED)]
     ran = meshboard("watch", "j", at=server)
     assert (ran.code, [line.split()[0] for line in ran.out.splitlines()]) == (0, ["running", "succeeded"])
+
+
+def test_a_search_that_finds_nothing_says_why(meshboard: Meshboard, server: Saying, tmp_path: Path) -> None:
+    (tmp_path / "spec.json").write_text("{}")
+    counted = {"considered": 120, "fitting": 0, "complete": False, "refused": {"memory: model state alone": 120}}
+    server.tells("plan/search", {"best": [], "cluster": {"name": "vm"}, **counted})
+    ran = meshboard("search", str(tmp_path / "spec.json"), "--ranks", "2", at=server)
+    assert (ran.code, ran.out) == (exits.Exit.FAILED, "nothing fits\n")
+    assert ran.err.splitlines() == [
+        "120 layouts (the time allowed ended it: not all), 0 fit vm",
+        "refused 120: memory: model state alone",
+    ]
+    ran = meshboard("search", str(tmp_path / "spec.json"), "--ranks", "2", "--json", at=server)
+    assert (ran.code, json.loads(ran.out)["refused"]) == (exits.Exit.FAILED, counted["refused"])
 
 
 def test_a_terminal_gets_a_picture(server: Saying, board: Client) -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshboard import exits
 from meshboard.errors import WrongError
 from meshboard.gate import Limit, LimitError, Row, Run, UnknownError, check_same, figure, judge, parse, report, run_of
 from meshboard.show import words
@@ -346,3 +347,19 @@ def test_a_build_reads_which_run_failed(meshboard: Any, server: Any, tmp_path: A
     failed = [line.split("  ")[1] for line in ran.out.splitlines() if line.startswith("FAIL")]
     assert (ran.code, failed) == (1, ["bytes.tp.send (exact) of job k"])
     assert ElementTree.parse(file).getroot().tag == "testsuites"
+
+
+@pytest.mark.parametrize(("limit", "code"), [("9s", exits.Exit.BROKEN), ("1s", exits.Exit.FAILED)])
+def test_a_report_that_cannot_be_written_hides_no_verdict(
+    meshboard: Any, server: Any, tmp_path: Any, limit: str, code: int
+) -> None:
+    exited = {"summary": {"steps": 9, "measured": {"steps": 7, "step_s": 2.0}}}
+    server.tells("jobs/j", {"id": "j", "status": "succeeded", "finished": True, "name": "ci", "exit": exited})
+    nowhere = tmp_path / "none" / "gate.xml"
+    asked = ("gate", "j", "--max", f"step_time={limit}", "--markdown", str(tmp_path), "--junit", str(nowhere))
+    ran = meshboard(*asked, at=server)
+    assert (ran.code, ran.out.count("step_time (max)")) == (code, 1)
+    assert ran.err.splitlines() == [
+        f"meshboard: --junit {nowhere}: No such file or directory",
+        f"meshboard: --markdown {tmp_path}: Is a directory",
+    ]

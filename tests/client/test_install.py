@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import time
-import venv
 from pathlib import Path
 
 import pytest
@@ -32,17 +31,24 @@ def build(board: Client, spec: dict[str, object]) -> Job:
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Of a virtual environment, with what the action's step put into it."""
+    """After the action's step, on a machine whose Python takes no packages, as Debian's does (PEP 668)."""
     made = tmp_path_factory.mktemp("clean")
-    venv.create(made, with_pip=True)
-    own = {name: value for name, value in base_environment().items() if not name.startswith("PYTHON")}
-    own |= {"PATH": f"{made / 'bin'}:{os.environ['PATH']}", "VIRTUAL_ENV": str(made)}
+    own = {name: value for name, value in base_environment().items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    own |= {"PATH": f"{sys.base_prefix}/bin:{os.environ['PATH']}", "PIP_REQUIRE_VIRTUALENV": "1"}
+    own |= {"RUNNER_TEMP": str(made), "GITHUB_PATH": str(made / "path")}
     own["HERE"] = str(_downloaded(tmp_path_factory.mktemp("action")))
     (step,) = [one for one in yaml.safe_load(ACTION.read_text())["runs"]["steps"] if one["name"] == "Install"]
     began = time.monotonic()
     subprocess.run(["bash", "-eo", "pipefail", "-c", step["run"]], env=own, cwd=made, check=True)
     assert time.monotonic() - began < SECONDS
-    return own
+    (added,) = (made / "path").read_text().splitlines()
+    return {**own, "PATH": f"{added}:{own['PATH']}"}
+
+
+def python_of(environment: dict[str, str]) -> str:
+    """What runs the command."""
+    command = Path(shutil.which("meshboard", path=environment["PATH"]) or "")
+    return command.read_text().splitlines()[0].removeprefix("#!")
 
 
 def _downloaded(folder: Path) -> Path:
@@ -61,11 +67,16 @@ def said(environment: dict[str, str], *words: str, **more: str) -> str:
 
 
 def test_it_needs_little(environment: dict[str, str]) -> None:
-    told = json.loads(said(environment, "python", "-m", "pip", "list", "--format", "json"))
+    told = json.loads(said(environment, python_of(environment), "-m", "pip", "list", "--format", "json"))
     names = {package["name"].lower() for package in told}
     assert "meshboard-client" in names
     assert names & {"django", "torch", "numpy", "celery", "redis", "meshboard"} == set()
     assert len(names) < 30, sorted(names)
+
+
+def test_a_build_keeps_the_python_that_it_had(environment: dict[str, str]) -> None:
+    added = environment["PATH"].split(":")[0]
+    assert [file.name for file in Path(added).iterdir()] == ["meshboard"]
 
 
 def test_the_command_runs_and_is_completed(environment: dict[str, str]) -> None:
@@ -79,8 +90,8 @@ def test_the_command_runs_and_is_completed(environment: dict[str, str]) -> None:
 def test_its_types_are_seen_by_who_uses_it(environment: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "build.py"
     file.write_text(TYPED)
-    python = str(Path(environment["VIRTUAL_ENV"]) / "bin/python")
-    command = [sys.executable, "-m", "mypy", "--strict", "--python-executable", python, "--config-file=", str(file)]
+    python = ["--python-executable", python_of(environment)]
+    command = [sys.executable, "-m", "mypy", "--strict", *python, "--config-file=", str(file)]
     ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert 'Revealed type is "bool"' in ran.stdout, ran.stdout + ran.stderr
     assert '"Job" has no attribute "nothing"' in ran.stdout

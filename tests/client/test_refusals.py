@@ -22,6 +22,7 @@ from meshboard.commands.app import board as opened
 from meshboard.errors import WrongError
 from tests.client.conftest import Ran, Saying, answer
 from tests.client.test_api import ENDED, JOB
+from tests.support.tls import self_signed
 
 Meshboard = Callable[..., Ran]
 PAGE = (200, {"Content-Type": "text/html"}, b"<html><body>Back at noon</body></html>")
@@ -330,12 +331,18 @@ def test_a_token_that_goes_as_it_is_is_told_of(
     assert "secret" not in told
 
 
+@pytest.mark.filterwarnings("error::DeprecationWarning")  # of httpx, which will not take a path for ever
 def test_certificates_that_are_not_there_are_named(
-    meshboard: Meshboard, server: Saying, monkeypatch: pytest.MonkeyPatch
+    meshboard: Meshboard, server: Saying, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("MESHBOARD_CA", "/nowhere/ca.pem")
     ran = meshboard("status", at=server)
     assert (ran.code, ran.err.startswith("meshboard: MESHBOARD_CA: ")) == (exits.Exit.WRONG, True)
+    self_signed(tmp_path)
+    server.tells("jobs", [])
+    for place in (tmp_path, tmp_path / "ca.pem"):
+        monkeypatch.setenv("MESHBOARD_CA", str(place))
+        assert meshboard("status", at=server).code == exits.Exit.OK
 
 
 NO_JOB = {"errors": [{"field": "request", "message": "no such job"}]}
@@ -357,3 +364,18 @@ def test_a_branch_without_a_baseline_is_named(meshboard: Meshboard, server: Sayi
     server.says((404, {"errors": [{"field": "request", "message": "no such baseline"}]}))
     ran = meshboard("baseline", "show", "fix/1", "--project", "vision", at=server)
     assert (ran.code, ran.err) == (2, "meshboard: baseline fix/1 of project vision: no such baseline\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, "No such file or directory"), ("", "a spec is a mapping, this is empty"), ("- 1", "this is a list")],
+)
+def test_a_file_that_is_no_spec_is_said_in_words(
+    meshboard: Meshboard, server: Saying, tmp_path: Path, content: str | None, words: str
+) -> None:
+    file = tmp_path / "spec.yaml"
+    if content is not None:
+        file.write_text(content)
+    ran = meshboard("plan", str(file), at=server)
+    assert (ran.code, "Errno" in ran.err) == (exits.Exit.WRONG, False)
+    assert ran.err.endswith(f"{words}\n")

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
+import pty
+import subprocess
+import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +51,7 @@ def test_the_bar_stands_where_the_events_do_and_not_the_recorder(
 
     monkeypatch.setattr(live.Waiting, "at", heard)
     monkeypatch.setattr(server, "next", held_back)
-    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal
+    monkeypatch.setattr(live, "is_watched", lambda _stream: True)
     step = {"attempt": 1, "step": 12, "loss": 3.0, "step_s": 0.25}
     server.at["jobs/j/events"] = answer(200, event("step", step) + event("end", {"status": "succeeded", "attempt": 1}))
     server.at["jobs/j/logs/0"] = answer(200, log(0, "step 12/12 loss 3") + event("end", {}))
@@ -55,6 +60,29 @@ def test_the_bar_stands_where_the_events_do_and_not_the_recorder(
     server.tells("jobs/j/wait", {"reached": True, "job": {**RUNNING, **ENDED}})
     ran = meshboard("submit", spec, "--follow", at=server)
     assert (ran.code, "12/12" in ran.err.replace("step 12/12", "")) == (0, True), ran.err
+
+
+@pytest.mark.parametrize("also", [{"FORCE_COLOR": "1"}, {"CI": "true"}])
+def test_a_build_s_log_gets_plain_lines(server: Saying, spec: str, also: dict[str, str]) -> None:
+    """Also one that wants colours, and one that is a terminal."""
+    server.tells("jobs", RUNNING, 201)
+    server.tells("jobs/j", {**RUNNING, **ENDED})
+    server.tells("jobs/j/wait", {"reached": True, "job": {**RUNNING, **ENDED}})
+    environment = {"PATH": os.environ["PATH"], "MESHBOARD_URL": server.url, "MESHBOARD_TOKEN": "t", "TERM": "xterm"}
+    environment |= {"PYTHONPATH": os.pathsep.join(sys.path), **also}
+    reads, writes = pty.openpty() if "CI" in also else os.pipe()
+    for words in (["submit", spec, "--wait"], ["watch", "j"]):
+        argv = [sys.executable, "-m", "meshboard", *words]
+        ran = subprocess.run(argv, env=environment, stdout=writes, stderr=writes, timeout=60, check=False)
+        assert ran.returncode == 0
+    os.close(writes)
+    told = b""
+    with suppress(OSError):  # how a terminal says that it is over
+        while part := os.read(reads, 2**16):
+            told += part
+    os.close(reads)
+    assert told.count(b"succeeded") == 2
+    assert b"\x1b" not in told
 
 
 def test_a_bar_never_goes_back_but_for_another_attempt() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 import stat
 import subprocess
 import sys
@@ -260,7 +261,7 @@ def test_what_is_no_whole_backup_changes_nothing(saved: Path, tmp_path: Path) ->
     fewer = retold(saved, tmp_path / "fewer.tar", lambda told: told["rows"].update({"jobs.Job": 2}))
     slip = retold(saved, tmp_path / "slip.tar", lambda told: None, UPUPevil=b"x")
     for path, words in (
-        (tmp_path / "none.tar", "No such file"),
+        (tmp_path / "none.tar", "^[^\\[]*none.tar: there is no such file$"),
         (half, "is no backup, or was cut off"),
         (older, "made by another version"),
         (newer, "a backup of version 2; 1 is read"),
@@ -331,6 +332,8 @@ def test_a_new_board_is_its_owners_alone(saved: Path, tmp_path: Path) -> None:
 def test_a_file_is_not_written_over_and_a_folder_gets_one(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(CommandError, match="is there already"):
         call_command("backup", str(saved))
+    with pytest.raises(CommandError, match=re.escape(f"{tmp_path}/none is no folder") + "$"):
+        call_command("backup", str(tmp_path / "none" / "saved.tar"))
     (tmp_path / "folder").mkdir()
     call_command("backup", str(tmp_path / "folder"))
     [made] = (tmp_path / "folder").iterdir()

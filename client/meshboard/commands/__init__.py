@@ -15,6 +15,7 @@ import typer
 from meshboard.commands import boards, gates, jobs, planning, running, started
 from meshboard.commands.app import app, stdout
 from meshboard.commands.refusals import KNOWN, UsageError, code_of, document, say
+from meshboard.errors import why
 from meshboard.exits import Exit
 from meshboard.show.words import as_json
 
@@ -85,5 +86,5 @@ def _unwritten(error: OSError) -> Exit:
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if error.errno != errno.EPIPE:
-        say(f"cannot be written: {error}")
+        say(f"cannot be written: {why(error)}")
     return Exit.BROKEN

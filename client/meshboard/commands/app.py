@@ -13,7 +13,7 @@ import typer
 
 from meshboard import access, exits
 from meshboard.api import Client
-from meshboard.errors import WrongError
+from meshboard.errors import WrongError, why
 from meshboard.show import words
 
 
@@ -68,7 +68,7 @@ def opened(found: access.Access) -> Iterator[Client]:
     try:
         client = Client(found.url, found.token, verify=os.environ.get("MESHBOARD_CA") or True)
     except OSError as error:
-        raise WrongError(f"MESHBOARD_CA: {error}", "MESHBOARD_CA") from None
+        raise WrongError(f"MESHBOARD_CA: {why(error)}", "MESHBOARD_CA") from None
     with client:
         yield client
 

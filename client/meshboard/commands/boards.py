@@ -10,6 +10,7 @@ import typer
 
 from meshboard import access, files
 from meshboard.commands.app import AsJson, app, opened, print_json
+from meshboard.errors import why
 
 NOT_HERE = (
     "a token is not given on the command line, where everybody on this machine can read it: it is asked for, or read"
@@ -53,4 +54,4 @@ def _token(file: Path | None) -> str:
     try:
         return files.read(str(file)).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise files.FileError(f"--token-file: {error}") from None
+        raise files.FileError(f"--token-file {file}: {why(error)}") from None

@@ -15,8 +15,8 @@ import typer
 from meshboard import files, gate
 from meshboard.api import Client
 from meshboard.commands.app import AsJson, JobIds, app, board, print_json
-from meshboard.commands.refusals import each
-from meshboard.errors import RefusedError
+from meshboard.commands.refusals import each, say
+from meshboard.errors import RefusedError, why
 from meshboard.exits import Exit
 from meshboard.gate import Run, report
 from meshboard.show.words import clean, table
@@ -71,13 +71,15 @@ def gate_command(
         held_to = [run for name in baseline for run in _runs(client, project, name)]
     rows = gate.judge(runs, held_to, limits, exact=exact, as_planned=as_planned, sure=sure)
     title = f"gate {' '.join(jobs)}"
-    if junit:
-        _write(junit, report.junit(rows, title, time.monotonic() - began))
-    if markdown:
-        _write(markdown, report.markdown(rows, title), append=True)
+    written = [
+        _written("--junit", junit, report.junit(rows, title, time.monotonic() - began)),
+        _written("--markdown", markdown, report.markdown(rows, title), append=True),
+    ]
     print_json(report.as_json(rows)) if as_json else print(report.table(rows))
     if not all(row.ok for row in rows):
         raise typer.Exit(Exit.FAILED)
+    if not all(written):
+        raise typer.Exit(Exit.BROKEN)
 
 
 def _once(what: str, names: list[str]) -> None:
@@ -116,19 +118,24 @@ def _of_file(name: str) -> list[Run]:
         return _of_branch(found) if "runs" in found else [gate.run_of(found)]
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         words = "not what `meshboard status JOB --json` or `meshboard baseline show BRANCH --json` writes"
-        raise files.FileError(f"--baseline {name}: {words} ({error})") from None
+        raise files.FileError(f"--baseline {name}: {words} ({why(error)})") from None
 
 
 def _of_branch(told: dict[str, Any]) -> list[Run]:
     return [gate.run_of_facts(run["name"], run["facts"]) for run in told["runs"]]
 
 
-def _write(file: Path, text: str, *, append: bool = False) -> None:
+def _written(option: str, file: Path | None, text: str, *, append: bool = False) -> bool:
+    """Whether it is where it was asked for; else that is said, and keeps nobody from the verdict."""
+    if file is None:
+        return True
     try:
         with file.open("a" if append else "w", encoding="utf-8", errors="replace") as out:
             out.write(text)
     except OSError as error:
-        raise files.FileError(str(error)) from None
+        say(f"{option} {file}: {why(error)}")
+        return False
+    return True
 
 
 @baselines.command("set")

@@ -42,6 +42,8 @@ def submit(
     as_json: AsJson = False,
 ) -> None:
     """Queue a job; its id is all that goes to standard output, a line for each of several."""
+    if timeout is not None and not (wait or follow):
+        raise WrongError("--timeout says how long to wait: give --wait or --follow beside it", "--timeout")
     told, keys = files.spec(spec, changes), _keys(key, runs)
     seen: dict[str, Job] = {}
     with board() as client, _told(seen, as_json, several=runs > 1):
@@ -139,17 +141,23 @@ def status(
     job_id: Annotated[str | None, typer.Argument(metavar="[JOB]", help="a job's id; without one, the newest")] = None,
     state: Annotated[list[str] | None, typer.Option(help=OF_STATES)] = None,
     project: Annotated[str | None, typer.Option(help="only jobs of this project")] = None,
+    tag: Annotated[str | None, typer.Option(help="only jobs with this tag")] = None,
+    owner: Annotated[str | None, typer.Option(help="only jobs of this user")] = None,
+    mine: Annotated[bool, typer.Option("--mine", help="only your own")] = False,
     limit: Annotated[int, typer.Option(min=1, max=200)] = 20,
     as_json: AsJson = False,
 ) -> None:
     """One job with its verdict, or the newest ones."""
+    asked = {"status": ",".join(state) if state else None, "project": project, "tag": tag, "owner": owner}
+    asked["whose"] = "mine" if mine else None
+    if job_id is not None and any(value is not None for value in asked.values()):
+        raise WrongError(f"--state, --project, --tag, --owner and --mine choose of many jobs, and {job_id} is one")
     with board() as client:
         if job_id is not None:
             job = client.job(job_id)
             print_json(job.told) if as_json else print(shown.detail(job))
             return
-        states = ",".join(state) if state else None
-        found = list(islice(client.jobs(status=states, project=project, limit=limit), limit))
+        found = list(islice(client.jobs(**asked, limit=limit), limit))
     print_json(found) if as_json else print(shown.briefs(found))
 
 

@@ -45,15 +45,19 @@ def search(
     limit: Annotated[int, typer.Option(min=1, max=100)] = 10,
     as_json: AsJson = False,
 ) -> None:
-    """The fastest layouts that fit: every layout of a model and batch on so many ranks is tried."""
+    """The fastest layouts that fit: every layout of a model and batch on so many ranks is tried; exit code 1 where none
+    fits.
+    """
     query: dict[str, Any] = {"spec": files.spec(spec, changes), "ranks": ranks, "limit": limit}
     with board() as client:
         told = client.search({**query, "cluster": cluster} if cluster else query)
     if as_json:
         print_json(told)
-        return
-    print(plans.found(told))
-    print(f"{told['considered']:,} layouts, {told['fitting']:,} fit {clean(told['cluster']['name'])}", file=sys.stderr)
+    else:
+        print(plans.found(told) if told["best"] else "nothing fits")
+        print(plans.tried(told), file=sys.stderr)
+    if not told["best"]:
+        raise typer.Exit(Exit.FAILED)
 
 
 @app.command()

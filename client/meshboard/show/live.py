@@ -1,10 +1,13 @@
-"""How a job goes on: a bar or a picture that moves on a terminal, plain lines elsewhere. All on standard error, but for
-`watch`, whose lines are its result."""
+"""How a job goes on: a bar or a picture that moves on a terminal, plain lines elsewhere and in a build. All on standard
+error, but for `watch`, whose lines are its result."""
 
 from __future__ import annotations
 
 import math
+import os
+import sys
 from collections.abc import Iterable, Sequence
+from typing import TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -20,8 +23,14 @@ from meshboard.show.words import as_json, clean, line_of_log, seconds, size
 BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
+def is_watched(stream: TextIO) -> bool:
+    """Whether somebody sees what is drawn over. A build's log keeps each character, also where it has a terminal of its
+    own (CI) or wants colours (FORCE_COLOR, which is one to rich)."""
+    return stream.isatty() and os.environ.get("CI", "").lower() in ("", "0", "false")
+
+
 def stderr() -> Console:
-    return Console(stderr=True, markup=False, highlight=False)
+    return Console(stderr=True, force_terminal=is_watched(sys.stderr), markup=False, highlight=False)
 
 
 def say_log(console: Console, label: str, lines: Iterable[str]) -> None:
@@ -77,7 +86,7 @@ class Watching:
     """Shows one look after another: the whole picture anew on a terminal, a line whenever something moved elsewhere."""
 
     def __init__(self, *, as_json: bool = False, console: Console | None = None) -> None:
-        console = console or Console(markup=False, highlight=False)
+        console = console or Console(force_terminal=is_watched(sys.stdout), markup=False, highlight=False)
         moves = console.is_terminal and not as_json
         self._as_json = as_json
         self._live = Live(console=console, auto_refresh=False) if moves else None

@@ -36,6 +36,13 @@ def found(told: Mapping[str, Any]) -> str:
     return table(head, [_layout(one) for one in told["best"]])
 
 
+def tried(told: Mapping[str, Any]) -> str:
+    """How many layouts a search looked at, and why it left out those that it did."""
+    cut = "" if told["complete"] else " (the time allowed ended it: not all)"
+    counted = f"{told['considered']:,} layouts{cut}, {told['fitting']:,} fit {clean(told['cluster']['name'])}"
+    return "\n".join([counted, *(f"refused {count:,}: {clean(why)}" for why, count in sorted(told["refused"].items()))])
+
+
 def _layout(found: Mapping[str, Any]) -> list[object]:
     layout = found["layout"]
     return [

@@ -59,6 +59,10 @@ def failure(path: str, error: BaseException | None = None) -> str:
     return reference
 
 
+def _top(body: object) -> Mapping[str, Any]:
+    return body if isinstance(body, Mapping) else {}
+
+
 def failed(reference: str) -> ProblemDetails:
     """Of a 500."""
     return of_request(500, f"something broke on our side; it is in the log under {reference}")
@@ -77,7 +81,9 @@ def handle(error: Exception, context: dict[str, Any]) -> Response:
         problems = error.problems
         if where == "body" and not isinstance(request.data, Mapping):
             problems = [Problem(WHOLE, problem.message) for problem in problems]
-        return refused(details(422, problems, where, view.places, view.of_path))
+        # What stands in the body under its own name is meant there, though something by that name belongs elsewhere.
+        places = {name: place for name, place in view.places.items() if name not in _top(request.data)}
+        return refused(details(422, problems, where, places, view.of_path))
     if isinstance(error, BadParameterError):
         return refused(details(400, error.problems, error.where))
     if isinstance(error, BusyError):

@@ -9,7 +9,7 @@ from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_sche
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from jobs.access import find_job
+from jobs.access import find_job, visible_job
 from jobs.api.document import schema
 from jobs.api.http.parameters import BadParameterError
 from jobs.api.http.views import APIView
@@ -184,7 +184,10 @@ class Compare(APIView):
             raise BadParameterError([Problem("jobs", words)])
         if len(set(ids)) < len(ids):
             raise SpecError([Problem("jobs", words)])
-        return Response(comparison([find_job(request.user, job) for job in ids]))
+        found = [visible_job(request.user, job_id) for job_id in ids]
+        if missing := [job_id for job_id, job in zip(ids, found, strict=True) if job is None]:
+            return refuse(404, "jobs", f"no such job: {', '.join(missing)}", "query")
+        return Response(comparison([job for job in found if job is not None]))
 
 
 def as_file(job: Job, attempt: int, table: str, query: Asked) -> FileResponse:

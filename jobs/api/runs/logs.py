@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import NamedTuple, cast
 
 from django.contrib.auth.models import User
-from django.http import Http404, StreamingHttpResponse
+from django.http import StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
@@ -33,6 +33,7 @@ MOST_RANKS = 65535
 MOST_ATTEMPTS = 2**31 - 1
 LAST_BYTE = 2**53 - 1
 FILES = ("stdout", "stderr")
+FOLLOWED_WHOLE = "is of what the host keeps; what is followed is both files as one, from its newest lines on"
 SIZE_HEADER = "Meshboard-Log-Bytes"
 ATTEMPT = OpenApiParameter(
     "attempt", {"type": "integer", "minimum": 1, "maximum": MOST_ATTEMPTS}, description="by default the current one"
@@ -49,7 +50,9 @@ BYTES = OpenApiParameter(
     "bytes", {"type": "integer", "minimum": 1, "maximum": LAST_BYTE}, description="at most so many; by default all"
 )
 FOLLOW = OpenApiParameter(
-    "follow", {"type": "string", "enum": ["0", "1"], "default": "0"}, description="1: go on telling as it is written"
+    "follow",
+    {"type": "string", "enum": ["0", "1"], "default": "0"},
+    description="1: go on telling as it is written, both files as one; no file and no range beside it",
 )
 TEXT = OpenApiResponse(
     OpenApiTypes.STR, description=f"the log as its host keeps it; {SIZE_HEADER}: about how many bytes will come"
@@ -85,9 +88,10 @@ class Log(APIView):
         job = find_job(request.user, job_id)
         asked = _asked(request, rank)
         number = asked.attempt or job.attempt
-        if asked.rank is None or number > job.attempt:
-            missing = f"attempt {number}" if asked.rank is not None else f"rank {rank[:40]!r}"
-            raise Http404(f"this job has no {missing}")
+        if asked.rank is None:
+            return refuse(404, "rank", f"this job has no rank {rank[:40]!r}", "path")
+        if number > job.attempt:
+            return refuse(404, "attempt", f"this job has no attempt {number}", "query")
         attempt = job.attempts.filter(number=number).first()
         if attempt is None:
             return refuse(409, "log", NOT_STARTED)
@@ -117,7 +121,11 @@ def _asked(request: Request, rank: str) -> Asked:
         follow=given.one_of("follow", "0", ("0", "1")) == "1",
     )
     is_range = asked.first > 0 or asked.most is not None
-    if is_range and asked.file is None and asked.rank is not None and asked.rank > LAUNCHER:
+    if asked.follow:
+        ranged = {"file": asked.file is not None, "from": asked.first > 0, "bytes": asked.most is not None}
+        for name in (name for name, told in ranged.items() if told):
+            given.clash(name, FOLLOWED_WHOLE)
+    elif is_range and asked.file is None and asked.rank is not None and asked.rank > LAUNCHER:
         given.clash("file", "is required of a range: a rank has two")
     given.check()
     return asked

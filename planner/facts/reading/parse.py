@@ -77,14 +77,17 @@ _MESSAGES = {
     "model_type": "must be an object",
     "dict_type": "must be an object",
     "list_type": "must be a list",
+    "tuple_type": "must be a list",
     "too_short": "must have at least {min_length} of them",
     "too_long": "must have at most {max_length} of them",
     "greater_than": "must be more than {gt}",
     "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
     "less_than_equal": "must be at most {le}",
     "string_too_short": "must have at least {min_length} character",
     "string_too_long": "must have at most {max_length} characters",
     "literal_error": "must be {expected}",
+    "enum": "must be {expected}",
 }
 
 

@@ -117,6 +117,8 @@ def test_a_spec_inside_a_body_is_pointed_into(owner: User, api: Api) -> None:
         ("plan/search", {"spec": GOOD, "ranks": 0}, {"/ranks"}),
         ("plan/search", {"spec": GOOD, "ranks": 4, "fixed": {"tp": 0}}, {"/fixed/tp"}),
         ("plan/search", {"spec": [], "ranks": 4}, {"/spec"}),
+        ("plan/search", {**inner, "spec": GOOD, "ranks": 4}, {f"/{name}" for name in inner}),
+        ("plan/explain", {"train": {}, "spec": GOOD}, {"/train"}),
     ):
         told = problem(client.post(f"/api/v1/{path}", body, format="json"), 422)
         assert {error["pointer"] for error in told["errors"]} == pointers
@@ -142,6 +144,37 @@ def test_a_body_that_is_no_object_is_the_whole_request_s(owner: User, api: Api, 
     job = api(owner).post("/api/v1/jobs", GOOD, format="json").json()["id"]
     answer = api(owner).post(f"/api/v1/{path.format(job=job)}", body, format="json")
     assert {(e["field"], e["pointer"]) for e in problem(answer, 422)["errors"]} == {("request", "")}
+
+
+def test_what_is_not_there_is_named_where_it_was_asked_for(owner: User, api: Api) -> None:
+    client = api(owner)
+    job = client.post("/api/v1/jobs", GOOD, format="json").json()["id"]
+    for path, where in (
+        (f"compare?jobs={job},nosuchjob", ("jobs", "query", "no such job: nosuchjob")),
+        (f"jobs/{job}/logs/0?attempt=7", ("attempt", "query", "this job has no attempt 7")),
+        (f"jobs/{job}/logs/zero", ("rank", "path", "this job has no rank 'zero'")),
+    ):
+        (error,) = problem(client.get(f"/api/v1/{path}"), 404)["errors"]
+        assert (error["field"], error.get("in"), error["message"]) == where
+
+
+def test_a_log_that_is_followed_has_no_file_and_no_range(owner: User, api: Api) -> None:
+    """Whoever asked for standard error was told standard output, from its first line on."""
+    client = api(owner)
+    job = client.post("/api/v1/jobs", GOOD, format="json").json()["id"]
+    told = problem(client.get(f"/api/v1/jobs/{job}/logs/0?follow=1&file=stderr&from=3&bytes=9"), 422)
+    assert [(error["field"], error["in"]) for error in told["errors"]] == [
+        (name, "query") for name in ("file", "from", "bytes")
+    ]
+
+
+@pytest.mark.parametrize("path", ["projects/default/webhooks", "notifications"])
+def test_a_state_that_is_none_is_said_in_our_words(owner: User, api: Api, path: str) -> None:
+    body = {"wishes": [{"project": None, "states": ["gone"]}]} if path == "notifications" else {"states": ["gone"]}
+    ask = api(owner).put if path == "notifications" else api(owner).post
+    told = problem(ask(f"/api/v1/{path}", body, format="json"), 422)["errors"]
+    (error,) = [one for one in told if "states" in one["field"]]
+    assert error["message"].startswith("must be 'queued', 'starting', ")
 
 
 def test_what_stands_in_the_path_is_said_to(staff: User, api: Api) -> None:
