@@ -47,9 +47,7 @@ class Client:
             RefusedError: the spec cannot run; every problem with its field.
             WrongError: the key is empty, or none that a header carries.
         """
-        headers = {} if key is None else {"Idempotency-Key": sendable_key(key)}
-        answer = self._door.send("POST", ("jobs",), json=spec, headers=headers)
-        return self._job_of(answer.told, was_there=key is not None and answer.response.status_code == 200)
+        return self._submitted(("jobs",), spec, key)
 
     def job(self, job_id: str) -> Job:
         return self._job("GET", ("jobs", job_id))
@@ -73,6 +71,35 @@ class Client:
 
     def requeue(self, job_id: str) -> Job:
         return self._job("POST", ("jobs", job_id, "requeue"))
+
+    def copy(self, job_id: str, change: dict[str, Any] | None = None, *, key: str | None = None) -> Job:
+        """A new job with the job's spec, changed by a merge patch (RFC 7396); `key` as for `submit`."""
+        return self._submitted(("jobs", job_id, "copy"), change or {}, key)
+
+    def resume(
+        self,
+        job_id: str,
+        checkpoint: str | None = None,
+        change: dict[str, Any] | None = None,
+        *,
+        key: str | None = None,
+    ) -> Job:
+        """A new job that goes on from a checkpoint of the job, by default its newest, changed and keyed as a copy."""
+        return self._submitted(("jobs", job_id, "resume"), {"checkpoint": checkpoint, "change": change or {}}, key)
+
+    def change(self, job_id: str, **wishes: Any) -> Job:
+        """`add_tags`, `remove_tags`, `archived`: all of it or nothing."""
+        return self._job("PATCH", ("jobs", job_id), json=wishes)
+
+    def checkpoints(self, job_id: str) -> list[dict[str, Any]]:
+        """Those that the job's attempts told of, the newest first."""
+        found: list[dict[str, Any]] = self._ask("GET", ("jobs", job_id, "checkpoints"))
+        return found
+
+    def results(self, job_id: str) -> dict[str, Any]:
+        """What its attempt proved or found so far: predicted beside measured bytes, the checks, a dry run's ranks."""
+        found: dict[str, Any] = self._ask("GET", ("jobs", job_id, "results"))
+        return found
 
     def advice(self, job_id: str) -> dict[str, Any]:
         """What would have been faster where a finished run ran."""
@@ -195,6 +222,11 @@ class Client:
 
     def _ask(self, method: str, parts: Sequence[str], **how: Any) -> Any:
         return self._door.send(method, parts, **how).told
+
+    def _submitted(self, parts: Sequence[str], body: dict[str, Any], key: str | None) -> Job:
+        headers = {} if key is None else {"Idempotency-Key": sendable_key(key)}
+        answer = self._door.send("POST", parts, json=body, headers=headers)
+        return self._job_of(answer.told, was_there=key is not None and answer.response.status_code == 200)
 
     def _job(self, method: str, parts: Sequence[str], **how: Any) -> Job:
         return self._job_of(self._ask(method, parts, **how))

@@ -28,6 +28,19 @@ def test_a_submit_is_repeated_only_under_a_key(server: Saying, board: Client) ->
         gone.submit({})
 
 
+def test_a_job_is_made_again_marked_and_asked_what_it_left(server: Saying, board: Client) -> None:
+    server.says((201, JOB))
+    assert board.copy("j", {"layout": {"tp": 2}}).id == "j"
+    assert not board.resume("j", key="build-1").was_there
+    assert board.change("j", add_tags=["ci"], archived=True).status == "running"
+    server.says((200, [{"name": "j-1-10", "step": 10}]))
+    assert board.checkpoints("j")[0]["step"] == 10
+    server.says((200, {"attempt": 1}))
+    assert board.results("j") == {"attempt": 1}
+    posted = ["POST /api/v1/jobs/j/copy", "POST /api/v1/jobs/j/resume", "PATCH /api/v1/jobs/j"]
+    assert server.asked == [*posted, "GET /api/v1/jobs/j/checkpoints", "GET /api/v1/jobs/j/results"]
+
+
 def test_a_refusal_names_every_field(server: Saying, board: Client) -> None:
     told = [{"field": "layout.tp", "message": "4 = 1 x 3 + 1"}, {"field": "name", "message": "no"}]
     server.says((422, {"type": "/docs/errors/#spec", "status": 422, "errors": told}))

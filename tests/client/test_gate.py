@@ -363,3 +363,13 @@ def test_a_report_that_cannot_be_written_hides_no_verdict(
         f"meshboard: --junit {nowhere}: No such file or directory",
         f"meshboard: --markdown {tmp_path}: Is a directory",
     ]
+
+
+def test_a_gate_that_comes_to_no_verdict_leaves_no_older_one(meshboard: Any, server: Any, tmp_path: Any) -> None:
+    file = tmp_path / "gate.xml"
+    file.write_text(report.junit([Row("step_time (max)", "ok", 1.0, None, 9.0, "s")], "gate older", 0.1))
+    assert 'errors="0"' in file.read_text()
+    ran = meshboard("gate", "j", "--max", "step_time=9s", "--junit", str(file), at=server)
+    assert ran.code == exits.Exit.WRONG
+    (case,) = ElementTree.parse(file).getroot().iter("testcase")
+    assert [(told.tag, told.get("message")) for told in case] == [("error", "the gate came to no verdict")]

@@ -58,6 +58,8 @@ def gate_command(
     Measures: bytes, bytes.AXIS, bytes.AXIS.OP, calls (likewise), step_time, tokens_per_s, peak_memory, loss, loss@STEP.
     A limit is a share of the baseline's (+10%, -5%) or a figure (0.5s, 2GiB). The mean of several runs decides.
     """
+    title = f"gate {' '.join(jobs)}"
+    writable = _written("--junit", junit, report.junit_without_verdict(title))
     limits = [gate.parse(text, "max") for text in most] + [gate.parse(text, "min") for text in least]
     if not limits and not exact and not as_planned:
         raise gate.LimitError("nothing to hold to: give --max, --min, --exact or --as-planned")
@@ -70,9 +72,8 @@ def gate_command(
         runs = [gate.run_of(one) for one in told]
         held_to = [run for name in baseline for run in _runs(client, project, name)]
     rows = gate.judge(runs, held_to, limits, exact=exact, as_planned=as_planned, sure=sure)
-    title = f"gate {' '.join(jobs)}"
     written = [
-        _written("--junit", junit, report.junit(rows, title, time.monotonic() - began)),
+        writable and _written("--junit", junit, report.junit(rows, title, time.monotonic() - began)),
         _written("--markdown", markdown, report.markdown(rows, title), append=True),
     ]
     print_json(report.as_json(rows)) if as_json else print(report.table(rows))

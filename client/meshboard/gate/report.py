@@ -54,13 +54,10 @@ def _in_table(cell: str) -> str:
 
 
 def junit(rows: Sequence[Row], title: str, took_s: float) -> str:
-    """`took_s`: to ask and to judge. Some readers take no document whose root is a single suite."""
-    counts = {"tests": str(len(rows)), "failures": str(sum(not row.ok for row in rows)), "errors": "0"}
-    attributes = {"name": title, **counts, "time": f"{took_s:.3f}"}
-    whole = ElementTree.Element("testsuites", attributes)
-    suite = ElementTree.SubElement(whole, "testsuite", attributes)
+    """`took_s`: to ask and to judge."""
+    whole, suite = _suites(title, len(rows), failures=sum(not row.ok for row in rows), took_s=took_s)
     for row in rows:
-        case = ElementTree.SubElement(suite, "testcase", classname="meshboard.gate", name=row.what, time="0")
+        case = _case(suite, row.what)
         if row.verdict == "ok":
             continue
         verdict, _, value, baseline, change, bound, why = cells(row)
@@ -70,9 +67,33 @@ def junit(rows: Sequence[Row], title: str, took_s: float) -> str:
             ElementTree.SubElement(case, "system-out").text = f"{verdict} {row.what}: {told}"
         else:
             ElementTree.SubElement(case, "failure", message=told).text = f"{verdict} {row.what}: {told}"
-    return '<?xml version="1.0" encoding="UTF-8"?>\n' + NOT_XML.sub(
-        "\ufffd", ElementTree.tostring(whole, encoding="unicode")
-    )
+    return _written(whole)
+
+
+def junit_without_verdict(title: str) -> str:
+    """What lies there until there is one: a build whose gate was refused or killed finds no older run's."""
+    whole, suite = _suites(title, 1, errors=1)
+    ElementTree.SubElement(_case(suite, "verdict"), "error", message="the gate came to no verdict")
+    return _written(whole)
+
+
+def _suites(
+    title: str, tests: int, *, failures: int = 0, errors: int = 0, took_s: float = 0.0
+) -> tuple[ElementTree.Element, ElementTree.Element]:
+    """The document and its one suite. Some readers take none whose root is a single suite."""
+    counts = {"tests": str(tests), "failures": str(failures), "errors": str(errors)}
+    attributes = {"name": title, **counts, "time": f"{took_s:.3f}"}
+    whole = ElementTree.Element("testsuites", attributes)
+    return whole, ElementTree.SubElement(whole, "testsuite", attributes)
+
+
+def _case(suite: ElementTree.Element, name: str) -> ElementTree.Element:
+    return ElementTree.SubElement(suite, "testcase", classname="meshboard.gate", name=name, time="0")
+
+
+def _written(whole: ElementTree.Element) -> str:
+    text = NOT_XML.sub("\ufffd", ElementTree.tostring(whole, encoding="unicode"))
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}'
 
 
 def as_json(rows: Sequence[Row]) -> dict[str, Any]:
