@@ -12,8 +12,10 @@ from rest_framework.test import APIClient
 from jobs.models import Host, Job
 from jobs.planning.hardware import own_cluster
 from jobs.planning.there import There, hosts_there
+from jobs.queue.actions import submit
 from planner.cost.estimate import default_cluster
 from planner.facts.reading.parse import parse_spec
+from planner.facts.spec import SpecError
 from tests.planner.wrong_specs import GOOD
 
 # The token with its owner and grant, hosts, project, a savepoint and its end, the job, its state, who wants to be told,
@@ -56,3 +58,16 @@ def test_another_engines_hosts_are_not_known(make_host: Callable[..., Host]) -> 
     assert len(hosts_there(spec)) == 1
     slurm = spec.model_copy(update={"resources": spec.resources.model_copy(update={"engine": "slurm"})})
     assert hosts_there(slurm) == []
+
+
+def test_a_dry_run_of_a_gpu_takes_a_slot_of_any_host(owner: User, make_host: Callable[..., Host]) -> None:
+    """It computes on none: on a board without GPUs it waited for ever for one."""
+    spec = {"kind": "dry_run", "model": {"preset": "gpt-tiny"}, "resources": {"device": "cuda"}}
+    assert submit(owner, spec)[0].device == "cuda"  # nobody knows yet what hosts there will be
+    make_host()
+    assert submit(owner, spec)[0].device == "cpu"
+    named = {**spec, "resources": {"device": "cuda", "host": "host-a"}}
+    assert submit(owner, named)[0].device == "cpu"
+    with pytest.raises(SpecError, match="there is no host 'host-z' with cpu slots; there is host-a"):
+        submit(owner, {**spec, "resources": {"device": "cuda", "host": "host-z"}})
+    assert submit(owner, {**spec, "kind": "train"})[0].device == "cuda"
