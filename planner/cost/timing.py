@@ -305,8 +305,7 @@ class Timer:
             measured = self.calibration.optimizer_s(held_parameters(spec, index), self._ranks_at_work(spec))
             if measured is not None:
                 return measured
-        mix = mix_of(spec.train.precision)
-        moved = (2 * (mix.sharded + mix.moments) + mix.sharded) * held_parameters(spec, index)
+        moved = mix_of(spec.train.precision).updated * held_parameters(spec, index)
         return kernel_seconds(Pass(moved), self.cluster.accelerator, "fp32", FP32_BYTES)
 
     def _exposed_dp(self, spec: JobSpec, pace: Pace, gathers: float, reduces: float) -> float:

@@ -93,3 +93,18 @@ def test_a_reader_that_stops_early_is_no_error_to_complain_of() -> None:
     assert process.stderr.read() == ""
     assert process.wait(timeout=patient(60)) == 1
     process.stderr.close()
+
+
+def test_memory_is_explained_of_the_stage_that_it_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", "--template", "llama3-405b-16k"]) == 0
+    assert "memory  63.59 GiB of 79.1 GiB on the fullest rank" in capsys.readouterr().out
+    assert main(["explain", "--template", "llama3-405b-16k"]) == 0
+    assert "memory of a rank of stage 1 = 63.59 GiB  (estimated)" in capsys.readouterr().out
+
+
+def test_a_mixture_is_told_to_be_as_even_as_no_router_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """What the trainer runs was once told as what it does not."""
+    assert main(["estimate", "--model", "mixtral-tiny", "--dp", "2", "--ep", "2", "--seq-len", "64"]) == 0
+    assert "step (exact but for ep: tokens spread evenly over the experts" in capsys.readouterr().out
+    assert main(["estimate", "--model", "deepseek-v3", "--dp", "8", "--global-batch", "8"]) == 0
+    assert "step (estimated: the trainer does not run this layout yet)" in capsys.readouterr().out
