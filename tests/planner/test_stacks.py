@@ -383,3 +383,10 @@ def test_what_fp8_products_take_is_gathered_as_they_take_it_where_the_stack_cast
         saved = sum(row.payload_bytes for row in rows) / 2 / 2
         bandwidth = H100.node.bytes_per_s * H100.node.efficiency * plain.links
         assert whole - cast == pytest.approx(share * saved / bandwidth, rel=1e-3, abs=1e-9)
+
+
+def test_fp8_where_a_device_has_none_is_told_to_be_planned_in_16_bits() -> None:
+    spec = SPEC.model_copy(update={"train": SPEC.train.model_copy(update={"precision": "fp8"})})
+    told = {name: estimate(spec, CLUSTERS[name])["time"]["interval"]["words"] for name in ("a100-80gb", "h100")}
+    assert "products in 16 bits as A100 80GB has none in fp8" in told["a100-80gb"]
+    assert "16 bits" not in told["h100"]
