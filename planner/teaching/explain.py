@@ -16,7 +16,7 @@ from planner.cost.traffic import step_traffic
 from planner.facts.collectives import bus_factor
 from planner.facts.models.flops import hardware_flops, model_flops
 from planner.facts.models.shapes import embedding_parameters, head_parameters, layer_parameters, parameter_count
-from planner.facts.precision import FP8_BYTES, mix_of
+from planner.facts.precision import FP8_BYTES, GemmType, mix_of
 from planner.facts.spec import JobSpec
 from planner.facts.tensors.placements import vocab_rows
 from planner.facts.tensors.shards import held, micro_batch_tokens
@@ -153,6 +153,7 @@ def _weights(spec: JobSpec, stage: int, num_bytes: int) -> str:
     return f"{elements:,} x {first}" + (f" + {rest:,} x {second}" if rest else "")
 
 
+MEASURED = "the host's calibration; what it has no point of, by its best rates"
 _SOURCES = {
     "tp": "Megatron 2104.04473 section 3.2; 2205.05198 section 4.2 with sequence parallelism",
     "pp": "Megatron 2104.04473 section 3.2: hidden states over a boundary, gradients back",
@@ -183,22 +184,28 @@ def _time(spec: JobSpec, cluster: Cluster) -> list[Explanation]:
     kind = f"estimated: {interval(cluster, spec, found)['words']}"
     if found is not None:
         kind += f"; every part is {found.ratio:.3g} times what is computed, as comparable runs were"
-    return [_step(spec, cluster, timing, kind), _utilisation(spec, cluster, timing, kind)]
+    return [_step(spec, timer, timing, kind), _utilisation(spec, cluster, timing, kind)]
 
 
-def _step(spec: JobSpec, cluster: Cluster, timing: Timing, kind: str) -> Explanation:
-    m, a = spec.train.micro_batches, cluster.accelerator
+def _gemm(spec: JobSpec) -> GemmType:
+    return mix_of(spec.train.precision).gemm
+
+
+def _step(spec: JobSpec, timer: Timer, timing: Timing, kind: str) -> Explanation:
+    cluster, m, a, gemm = timer.cluster, spec.train.micro_batches, timer.accelerator(spec), _gemm(spec)
     repeated = timing.recompute_s / m
     backward = timing.backward_input_s + timing.backward_weight_s - repeated
-    gemm = f"{a.peak(mix_of(spec.train.precision).gemm) / 1e12:,.1f} TFLOP/s x {a.gemm_efficiency}"
+    measured = cluster.profile is not None
+    reached = a.fp8_efficiency if gemm == "fp8" and a.fp8_flops else a.gemm_efficiency
+    at = "" if measured else f" at {_tera(a.peak(gemm))} x {reached:.3g}"
     terms = [
         _term(
             "compute",
             "micro-batches x (forward + backward) of the slowest stage",
-            f"{m} x ({timing.forward_s:.3g} + {backward:.3g}) s at {gemm}",
+            f"{m} x ({timing.forward_s:.3g} + {backward:.3g}) s{at}",
             timing.compute_s,
             "s",
-            "kernels of planner.hardware.kernels on the accelerator",
+            MEASURED if measured else "kernels of planner.hardware.kernels on the accelerator",
         )
     ]
     if timing.recompute_s:
@@ -210,6 +217,8 @@ def _step(spec: JobSpec, cluster: Cluster, timing: Timing, kind: str) -> Explana
         crossing = f"node {cluster.node.bytes_per_s / 1e9:g} GB/s, network {cluster.network.bytes_per_s / 1e9:g} GB/s"
         formula = "base + hops x latency + bytes / bandwidth, less what compute hides"
         source = "alpha-beta model; nccl src/graph/tuning.cc"
+        if measured:
+            formula, crossing, source = "calls x seconds of one, less what compute hides", "", MEASURED
         terms.append(_term(f"{axis} exposed", formula, crossing, seconds, "s", source))
     layout, batches = spec.layout, counted(m, "micro-batch", "micro-batches")
     pipe = f"{layout.schedule}, pp {layout.pp}, {counted(layout.virtual_stages, 'chunk')} a stage, {batches}"
@@ -219,17 +228,23 @@ def _step(spec: JobSpec, cluster: Cluster, timing: Timing, kind: str) -> Explana
         terms.append(_term("launch", words, numbers, timing.launch_s, "s", "the device waits for its host"))
     bubble_source = "2104.04473 section 2.2: (p - 1) / (v m); zero bubble 2401.10241"
     terms.append(_term("bubble", "fill and drain of the pipe", pipe, timing.bubble_s, "s", bubble_source))
-    adam, moved = f"at {a.bytes_per_s / 1e9:,.0f} GB/s x {a.memory_efficiency}", mix_of(spec.train.precision).updated
-    terms.append(
-        _term("optimizer", f"{moved} B a parameter held", adam, timing.optimizer_s, "s", "bytes Adam reads and writes")
-    )
+    moved = mix_of(spec.train.precision).updated
+    adam = f"{moved} B a parameter held", f"at {a.bytes_per_s / 1e9:,.4g} GB/s x {a.memory_efficiency}"
+    if measured:
+        adam = "all after backward, by the parameters held", ""
+    by = MEASURED if measured else "bytes Adam reads and writes"
+    terms.append(_term("optimizer", *adam, timing.optimizer_s, "s", by))
     return Explanation(figure="step time", stage=None, value=timing.step_s, unit="s", kind=kind, terms=terms)
 
 
+def _tera(rate: float) -> str:
+    return f"{rate / 1e12:,.4g} TFLOP/s"
+
+
 def _utilisation(spec: JobSpec, cluster: Cluster, timing: Timing, kind: str) -> Explanation:
-    peak = cluster.accelerator.peak(mix_of(spec.train.precision).gemm)
+    peak = cluster.accelerator.peak(_gemm(spec))
     ranks = spec.layout.world_size
-    below = f"{ranks:,} x {peak / 1e12:,.1f} TFLOP/s x {timing.step_s:.4g} s"
+    below = f"{ranks:,} x {_tera(peak)} x {timing.step_s:.4g} s"
     palm = "PaLM 2204.02311 appendix B: full attention, no recompute"
     terms = [
         _term("model FLOPs", "3 x forward", "", model_flops(spec), "FLOP", palm),

@@ -24,12 +24,13 @@ from planner.facts.precision import MIXES
 from planner.facts.reading.runnable import not_runnable
 from planner.facts.spec import JobSpec, Layout, MlaSpec, MoeSpec, Resources, StackName
 from planner.hardware.calibration import cluster_of
-from planner.hardware.cluster import Span, collective_seconds, gemm_seconds
+from planner.hardware.cluster import Cluster, Span, collective_seconds, gemm_seconds
 from planner.hardware.clusters import CLUSTERS
 from planner.hardware.kernels import Gemm, Pass, head_work, layer_work
 from planner.hardware.profile import CollectivePoint, GemmPoint, HostProfile, StreamPoint
 from planner.hardware.runs import Run, stripped
 from planner.hardware.stacks import STACKS, Stack
+from planner.teaching.explain import explain
 from tests.planner.stacked import H100, SPEC, TRAIN, on
 
 
@@ -390,3 +391,26 @@ def test_fp8_where_a_device_has_none_is_told_to_be_planned_in_16_bits() -> None:
     told = {name: estimate(spec, CLUSTERS[name])["time"]["interval"]["words"] for name in ("a100-80gb", "h100")}
     assert "products in 16 bits as A100 80GB has none in fp8" in told["a100-80gb"]
     assert "16 bits" not in told["h100"]
+
+
+def test_an_explanation_has_the_rates_that_were_planned_with() -> None:
+    """It had the accelerator's, whatever its stack makes of them, and of a host's calibration a bandwidth that had no
+    part in it; a core's 0.05 TFLOP/s were rounded to 0.1, a slower one's to 0."""
+
+    def told(spec: JobSpec, cluster: Cluster) -> dict[str, str]:
+        return {term["name"]: term["numbers"] for figure in explain(spec, cluster) for term in figure["terms"]}
+
+    few = SPEC.model_copy(update={"train": TRAIN.model_copy(update={"seq_len": 64})})
+    for stack in ("ours", "megatron_2021"):
+        numbers, chip = told(on(stack, few), H100), Timer(H100).accelerator(on(stack))
+        assert f"at 989.4 TFLOP/s x {chip.gemm_efficiency:.3g}" in numbers["compute"]
+        assert f"{chip.launch_s * 1e6:g} us a launch" in numbers["launch"]
+    assert "0.05 TFLOP/s" in told(SPEC, CLUSTERS["cpu"])["MFU"]
+    here = told(SPEC, cluster_of("here", measured()))
+    assert "FLOP" not in here["compute"]
+    assert here["dp exposed"] == here["optimizer"] == ""
+
+
+def test_a_product_that_a_device_has_none_of_in_fp8_runs_as_in_16_bits() -> None:
+    chip, product = CLUSTERS["a100-80gb"].accelerator, Gemm(4096, 4096, 4096)
+    assert gemm_seconds(product, chip, "fp8", 2) == gemm_seconds(product, chip, "bf16", 2)
