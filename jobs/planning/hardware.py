@@ -107,14 +107,17 @@ def _described(host: Host) -> Cluster:
 
 
 def own_cluster(spec: JobSpec, there: Sequence[There]) -> Cluster:
-    """The known host the job would most likely run on: the one it names, else the largest of its device; where it needs
-    several, those that are there now, and else the data sheet's. Of another engine's machines nothing was measured.
+    """The known host the job would most likely run on: the one it names, else the largest of its device, of GPUs also
+    one that nobody measured; where it needs several, those that are there now, and else the data sheet's. Of another
+    engine's machines nothing was measured.
 
     `there`: as `hosts_there` has them.
     """
     wanted, asked = spec.resources.host, demand(spec)
     there = [host for host in there if host.device == spec.resources.device]
-    host = next((host for host in there if host.known and wanted in (None, host.name)), None)
+    able = [host for host in there if wanted in (None, host.name)]
+    host = next((host for host in able if host.known), None)
+    host = host or next((host for host in able if host.device == "cuda"), None)
     if host and host.slots >= asked.num_slots:
         return gang_cluster([host], spec)
     holding = [

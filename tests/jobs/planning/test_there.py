@@ -86,6 +86,15 @@ def test_a_host_is_planned_for_by_the_data_sheet_of_its_own_gpu(
     assert several(host, 4).network == CLUSTERS[sheet].network
 
 
+def test_a_job_is_planned_for_the_gpus_that_are_there(make_host: Callable[..., Host]) -> None:
+    """On a board of A100s that nothing had run on, H100s were planned for."""
+    host = make_host()
+    Host.objects.update(device="cuda", device_name="NVIDIA A100-SXM4-80GB", memory_bytes=79 * 2**30)
+    spec = parse_spec({"model": {"preset": "gpt-tiny"}, "layout": {"dp": 4}, "resources": {"device": "cuda"}})
+    made = own_cluster(spec, hosts_there(spec))
+    assert (made.name, made.accelerator.bf16_flops) == (host.name, CLUSTERS["a100-80gb"].accelerator.bf16_flops)
+
+
 def test_rates_of_a_gpu_without_a_data_sheet_are_told_to_be_none_of_its(make_host: Callable[..., Host]) -> None:
     host = make_host()
     host.device, host.device_name = "cuda", "NVIDIA L40S"
