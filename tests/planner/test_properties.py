@@ -14,15 +14,18 @@ from planner.cost.estimate import estimate
 from planner.cost.matrix import MOST_RANKS, traffic_matrix
 from planner.cost.memory import memory
 from planner.cost.memory.pieces import layer_bytes
-from planner.cost.timing import step_time
+from planner.cost.timing import Timer, step_time
 from planner.cost.traffic import step_traffic
 from planner.facts.layout import Group, coordinates, members, problems, rank_of
 from planner.facts.reading.parse import parse_fields, parse_spec
 from planner.facts.spec import JobSpec, Problem, SpecError
 from planner.facts.stages import stage_of
+from planner.hardware.calibration import cluster_of
+from planner.hardware.cluster import Cluster
 from planner.hardware.clusters import CLUSTERS
 from planner.search.layouts import needed_bytes
 from planner.teaching.explain import explain
+from tests.planner.stacked import H100, SPEC, TRAIN, measured, on
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=200)
 
@@ -217,6 +220,24 @@ def test_numbers_of_an_explanation_come_to_its_value(data: dict[str, Any], preci
             turns, each = term["numbers"].split(" s")[0].split(" x ")
             seconds = int(turns) * sum(map(float, each.strip("()").split(" + ")))
             assert seconds == pytest.approx(term["value"], rel=0.02, abs=1e-9), term
+
+
+def test_an_explanation_has_the_rates_that_were_planned_with() -> None:
+    """It had the accelerator's, whatever its stack makes of them, and of a host's calibration a bandwidth that had no
+    part in it; a core's 0.05 TFLOP/s were rounded to 0.1, a slower one's to 0."""
+
+    def told(spec: JobSpec, cluster: Cluster) -> dict[str, str]:
+        return {term["name"]: term["numbers"] for figure in explain(spec, cluster) for term in figure["terms"]}
+
+    few = SPEC.model_copy(update={"train": TRAIN.model_copy(update={"seq_len": 64})})
+    for stack in ("ours", "megatron_2021"):
+        numbers, chip = told(on(stack, few), H100), Timer(H100).accelerator(on(stack))
+        assert f"at 989.4 TFLOP/s x {chip.gemm_efficiency:.3g}" in numbers["compute"]
+        assert f"{chip.launch_s * 1e6:g} us a launch" in numbers["launch"]
+    assert "0.05 TFLOP/s" in told(SPEC, CLUSTERS["cpu"])["MFU"]
+    here = told(SPEC, cluster_of("here", measured()))
+    assert "FLOP" not in here["compute"]
+    assert here["dp exposed"] == here["optimizer"] == ""
 
 
 json_values = st.recursive(

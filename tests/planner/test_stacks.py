@@ -24,14 +24,13 @@ from planner.facts.precision import MIXES
 from planner.facts.reading.runnable import not_runnable
 from planner.facts.spec import JobSpec, Layout, MlaSpec, MoeSpec, Resources, StackName
 from planner.hardware.calibration import cluster_of
-from planner.hardware.cluster import Cluster, Span, collective_seconds, gemm_seconds
+from planner.hardware.cluster import Span, collective_seconds, gemm_seconds
 from planner.hardware.clusters import CLUSTERS
 from planner.hardware.kernels import Gemm, Pass, head_work, layer_work
-from planner.hardware.profile import CollectivePoint, GemmPoint, HostProfile, StreamPoint
+from planner.hardware.profile import CollectivePoint
 from planner.hardware.runs import Run, stripped
 from planner.hardware.stacks import STACKS, Stack
-from planner.teaching.explain import explain
-from tests.planner.stacked import H100, SPEC, TRAIN, on
+from tests.planner.stacked import H100, SPEC, TRAIN, measured, on
 
 
 def test_every_stack_that_a_spec_can_name_has_constants() -> None:
@@ -115,21 +114,6 @@ def test_a_token_goes_once_to_a_node_where_the_stack_says_so() -> None:
     nodes = 4
     visited = nodes * (1 - (1 - 1 / nodes) ** 8)
     assert once / each == pytest.approx(visited / 8 / 2, rel=1e-6)
-
-
-def measured(*collectives: CollectivePoint) -> HostProfile:
-    return HostProfile(
-        device="cpu",
-        device_name="a host",
-        torch_version="2.13",
-        cores=2,
-        slots=8,
-        memory_bytes=2**34,
-        measured_at="2026-11-22T07:00:00+00:00",
-        gemm=(GemmPoint(ranks=1, precision="fp32", m=512, n=512, k=512, seconds=1e-3),),
-        stream=(StreamPoint(ranks=1, num_bytes=2**20, seconds=1e-4),),
-        collectives=collectives,
-    )
 
 
 def test_what_was_measured_inside_a_host_says_nothing_of_groups_across_hosts() -> None:
@@ -384,33 +368,3 @@ def test_what_fp8_products_take_is_gathered_as_they_take_it_where_the_stack_cast
         saved = sum(row.payload_bytes for row in rows) / 2 / 2
         bandwidth = H100.node.bytes_per_s * H100.node.efficiency * plain.links
         assert whole - cast == pytest.approx(share * saved / bandwidth, rel=1e-3, abs=1e-9)
-
-
-def test_fp8_where_a_device_has_none_is_told_to_be_planned_in_16_bits() -> None:
-    spec = SPEC.model_copy(update={"train": SPEC.train.model_copy(update={"precision": "fp8"})})
-    told = {name: estimate(spec, CLUSTERS[name])["time"]["interval"]["words"] for name in ("a100-80gb", "h100")}
-    assert "products in 16 bits as A100 80GB has none in fp8" in told["a100-80gb"]
-    assert "16 bits" not in told["h100"]
-
-
-def test_an_explanation_has_the_rates_that_were_planned_with() -> None:
-    """It had the accelerator's, whatever its stack makes of them, and of a host's calibration a bandwidth that had no
-    part in it; a core's 0.05 TFLOP/s were rounded to 0.1, a slower one's to 0."""
-
-    def told(spec: JobSpec, cluster: Cluster) -> dict[str, str]:
-        return {term["name"]: term["numbers"] for figure in explain(spec, cluster) for term in figure["terms"]}
-
-    few = SPEC.model_copy(update={"train": TRAIN.model_copy(update={"seq_len": 64})})
-    for stack in ("ours", "megatron_2021"):
-        numbers, chip = told(on(stack, few), H100), Timer(H100).accelerator(on(stack))
-        assert f"at 989.4 TFLOP/s x {chip.gemm_efficiency:.3g}" in numbers["compute"]
-        assert f"{chip.launch_s * 1e6:g} us a launch" in numbers["launch"]
-    assert "0.05 TFLOP/s" in told(SPEC, CLUSTERS["cpu"])["MFU"]
-    here = told(SPEC, cluster_of("here", measured()))
-    assert "FLOP" not in here["compute"]
-    assert here["dp exposed"] == here["optimizer"] == ""
-
-
-def test_a_product_that_a_device_has_none_of_in_fp8_runs_as_in_16_bits() -> None:
-    chip, product = CLUSTERS["a100-80gb"].accelerator, Gemm(4096, 4096, 4096)
-    assert gemm_seconds(product, chip, "fp8", 2) == gemm_seconds(product, chip, "bf16", 2)
