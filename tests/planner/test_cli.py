@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from planner.__main__ import main
+from planner.cost.estimate import estimate
+from planner.facts.reading.parse import parse_fields
+from planner.hardware.clusters import CLUSTERS
 from planner.teaching.templates import TEMPLATES
 from tests.support.patience import patient
 
@@ -108,3 +111,13 @@ def test_a_mixture_is_told_to_be_as_even_as_no_router_is(capsys: pytest.CaptureF
     assert "step (exact but for ep: tokens spread evenly over the experts" in capsys.readouterr().out
     assert main(["estimate", "--model", "deepseek-v3", "--dp", "8", "--global-batch", "8"]) == 0
     assert "step (estimated: the trainer does not run this layout yet)" in capsys.readouterr().out
+
+
+def test_why_a_published_layout_does_not_fit_is_told_with_its_source() -> None:
+    template = TEMPLATES["llama3-405b-8k"]
+    spec, cluster = parse_fields(template.spec), CLUSTERS[template.cluster]
+    sharded = spec.model_copy(update={"layout": spec.layout.model_copy(update={"zero": 2})})
+    made, other = estimate(spec, cluster), estimate(sharded, cluster)
+    assert (made["fits"], other["fits"]) == (False, True)
+    assert 5.5 < (made["peak_memory_bytes"] - other["peak_memory_bytes"]) / 2**30 < 6.5
+    assert "it sharded gradients as well, so its memory is up to 6 GiB less" in template.source
