@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from planner.cost.estimate import Estimate, estimate
+from planner.cost.estimate import Estimate, estimate, rank_memory
 from planner.cost.oversize import parse_plannable
 from planner.facts.models.presets import PRESETS
 from planner.facts.reading.parse import parse_fields
@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         if name == "search":
             command.add_argument("--limit", type=int, default=10, help="layouts to print (default 10)")
         if name == "explain":
-            command.add_argument("--stage", type=int, default=0, help="pipeline stage (default 0)")
+            command.add_argument("--stage", type=int, help="pipeline stage (default: the fullest)")
     return parser
 
 
@@ -214,10 +214,13 @@ def _some(text: str) -> Any:
 
 def _explain(options: argparse.Namespace) -> int:
     spec = parse_plannable(_data(options))
-    if not 0 <= options.stage < spec.layout.pp:
-        print(f"--stage: must be from 0 to {spec.layout.pp - 1}, got {options.stage}", file=sys.stderr)
+    cluster, stage = CLUSTERS[_cluster_name(options, spec)], options.stage
+    if stage is None:
+        stage = max(range(spec.layout.pp), key=lambda index: sum(rank_memory(spec, index, cluster).values()))
+    if not 0 <= stage < spec.layout.pp:
+        print(f"--stage: must be from 0 to {spec.layout.pp - 1}, got {stage}", file=sys.stderr)
         return 2
-    made = explain(spec, CLUSTERS[_cluster_name(options, spec)], stage=options.stage)
+    made = explain(spec, cluster, stage=stage)
     print(json.dumps(made) if options.json else explain_text(made))
     return 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from planner.cost.estimate import Estimate
+from planner.cost.estimate import Estimate, traffic_kind
 from planner.facts.spec import JobSpec
 from planner.facts.words import counted
 from planner.hardware.cluster import Cluster
@@ -49,8 +49,7 @@ def estimate_text(spec: JobSpec, made: Estimate, advice: Sequence[Neighbour]) ->
     fullest = max(made["stages"], key=lambda stage: stage["memory_bytes"])
     lines += [f"  {name:<12} {size(value):>12}" for name, value in fullest["memory"].items() if value]
     lines += [f"  try {n.change}: {n.reason}" for n in advice]
-    kind = "exact" if made["exact_traffic"] else "estimate: the trainer does not run this layout yet"
-    lines += ["", f"traffic  payload of one rank of stage {fullest['stage']} and step ({kind})"]
+    lines += ["", f"traffic  payload of one rank of stage {fullest['stage']} and step ({traffic_kind(spec)})"]
     if fullest["padded_share"] >= 0.0005:
         lines.append(f"  ZeRO's shards of odd sizes travel padded: {fullest['padded_share']:.1%} more than the least")
     for row in fullest["traffic"]:
@@ -116,7 +115,8 @@ def explain_text(explanations: Sequence[Explanation]) -> str:
     """Every term with its formula, its numbers and its source."""
     lines: list[str] = []
     for e in explanations:
-        lines += [f"{e['figure']} = {_value(e['value'], e['unit'])}  ({e['kind']})"]
+        whose = "" if e["stage"] is None else f" of a rank of stage {e['stage']}"
+        lines += [f"{e['figure']}{whose} = {_value(e['value'], e['unit'])}  ({e['kind']})"]
         for term in e["terms"]:
             lines.append(f"  {term['name']:<34} {_value(term['value'], term['unit']):>16}  {term['formula']}")
             if term["numbers"]:

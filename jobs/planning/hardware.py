@@ -18,7 +18,7 @@ from planner.facts.gang import demand
 from planner.facts.spec import JobSpec, Problem, SpecError
 from planner.hardware.calibration import cluster_of
 from planner.hardware.cluster import Cluster
-from planner.hardware.clusters import CLUSTERS, DEFAULT_CLUSTER
+from planner.hardware.clusters import CLUSTERS, DEFAULT_CLUSTER, described
 from planner.hardware.profile import HostProfile
 
 HOST = "host:"
@@ -60,7 +60,7 @@ def host_cluster(host: Host) -> Cluster:
 def several(largest: Host, count: int) -> Cluster:
     """So many hosts of one model: as the largest is, and between them the network of a data sheet, as nobody measured
     it."""
-    sheet = CLUSTERS[DEFAULT_CLUSTER[largest.device]]
+    sheet = _sheet(largest)
     name = f"{count} hosts like {largest.name}"
     return host_cluster(largest).model_copy(update={"name": name[:100], "network": sheet.network})
 
@@ -90,23 +90,34 @@ def hardware() -> list[tuple[str, str]]:
     return [*hosts, *((name, cluster.name) for name, cluster in CLUSTERS.items())]
 
 
+def _sheet(host: Host) -> Cluster:
+    found = described(host.device_name, host.memory_bytes) if host.device == "cuda" else None
+    return found or CLUSTERS[DEFAULT_CLUSTER[host.device]]
+
+
 def _described(host: Host) -> Cluster:
-    """The named cluster of the host's device, with its own slots and memory."""
-    sheet = CLUSTERS[DEFAULT_CLUSTER[host.device]]
-    own = {"name": host.device_name[:100] or host.name, "memory_bytes": host.memory_bytes}
+    """The cluster of the host's accelerators, with its own slots and memory; of a GPU without a data sheet the usual
+    one's rates, told as no others of it."""
+    sheet, name = _sheet(host), host.device_name or host.name
+    if host.device == "cuda" and described(host.device_name, host.memory_bytes) is None:
+        name = f"{name[:60]} (of which there is no data sheet)"
+    own = {"name": name[:100], "memory_bytes": host.memory_bytes}
     accelerator = sheet.accelerator.model_copy(update=own)
     return sheet.model_copy(update={"name": host.name, "accelerator": accelerator, "per_node": host.slots})
 
 
 def own_cluster(spec: JobSpec, there: Sequence[There]) -> Cluster:
-    """The known host the job would most likely run on: the one it names, else the largest of its device; where it needs
-    several, those that are there now, and else the data sheet's. Of another engine's machines nothing was measured.
+    """The known host the job would most likely run on: the one it names, else the largest of its device, of GPUs also
+    one that nobody measured; where it needs several, those that are there now, and else the data sheet's. Of another
+    engine's machines nothing was measured.
 
     `there`: as `hosts_there` has them.
     """
     wanted, asked = spec.resources.host, demand(spec)
     there = [host for host in there if host.device == spec.resources.device]
-    host = next((host for host in there if host.known and wanted in (None, host.name)), None)
+    able = [host for host in there if wanted in (None, host.name)]
+    host = next((host for host in able if host.known), None)
+    host = host or next((host for host in able if host.device == "cuda"), None)
     if host and host.slots >= asked.num_slots:
         return gang_cluster([host], spec)
     holding = [

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from jobs.kinds import KINDS
-from jobs.planning.there import There
+from jobs.planning.there import There, slot_device
 from planner.facts.gang import Demand, demand
 from planner.facts.kinds import product_words
 from planner.facts.spec import JobSpec, Problem
@@ -14,13 +14,13 @@ from planner.facts.words import counted
 MOST_NAMED = 5
 
 
-def room_problems(spec: JobSpec, there: Iterable[There], *, now: bool = False) -> list[Problem]:
+def room_problems(spec: JobSpec, there: Sequence[There], *, now: bool = False) -> list[Problem]:
     """Why not, with the arithmetic; nothing while no host of its device is known.
 
     `there`: as `hosts_there` has them. `now`: only those that take jobs now; one that is drained may be opened again,
     and a job can wait for it.
     """
-    device, asked = spec.resources.device, demand(spec)
+    device, asked = slot_device(spec, there), demand(spec)
     models: dict[str, list[int]] = {}
     for host in there:
         if host.device == device and (host.takes if now else host.live):
@@ -36,7 +36,7 @@ def host_problems(spec: JobSpec, there: Sequence[There]) -> list[Problem]:
 
     `there`: as `hosts_there` has them.
     """
-    wanted, device = spec.resources.host, spec.resources.device
+    wanted, device = spec.resources.host, slot_device(spec, there)
     if wanted is None or spec.resources.engine != "hosts":
         return []
     others = [host.name for host in there if host.device == device]

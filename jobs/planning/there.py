@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, cast
 
 from django.db.models import BooleanField, Exists, ExpressionWrapper, OuterRef, Q
 from django.db.models.expressions import Combinable
 from django.utils import timezone
 
 from jobs.models import HOST_SILENT_AFTER, Host, HostRun, Pool
-from planner.facts.spec import JobSpec, Resources
+from planner.facts.kinds import KINDS
+from planner.facts.spec import Device, JobSpec, Resources
 
 CALIBRATED = Q(profile__isnull=False)
 
@@ -41,13 +43,14 @@ def was_measured() -> Q | Combinable:
 
 
 def hosts_there(spec: JobSpec) -> list[There]:
-    """Hosts of the job's device, and the one that it names whatever its device, the largest first; none where another
-    engine places it."""
+    """Hosts of the job's device, and the one that it names whatever its device, the largest first; of a dry run all.
+    None where another engine places it."""
     if spec.resources.engine != "hosts":
         return []
     calibrated = ExpressionWrapper(CALIBRATED, BooleanField())
     asked = Q(device=spec.resources.device) | Q(name=spec.resources.host)
-    hosts = Host.objects.present().filter(asked).annotate(calibrated=calibrated)
+    present = Host.objects.present().annotate(calibrated=calibrated)
+    hosts = present if KINDS[spec.kind].one_slot else present.filter(asked)
     rows = hosts.order_by("-slots", "name").values_list(
         "pk", "name", "slots", "device_name", "drained", "last_seen", "calibrated", "device", "memory_bytes", "labels"
     )
@@ -57,6 +60,19 @@ def hosts_there(spec: JobSpec) -> list[There]:
         for pk, name, slots, device_name, drained, last_seen, known, device, memory_bytes, labels in rows
     ]
     return _with_runs(there) if there else there
+
+
+def slot_device(spec: JobSpec, there: Sequence[There]) -> Device:
+    """The device whose slots the job takes: the spec's. A dry run computes on none, and where the host that it names,
+    or each that there is, has another, it takes that.
+
+    `there`: as `hosts_there` has them.
+    """
+    wanted, asked = spec.resources.host, spec.resources.device
+    if not KINDS[spec.kind].one_slot:
+        return asked
+    found = [host.device for host in there if wanted == host.name] or [host.device for host in there]
+    return asked if asked in found or not found else cast(Device, found[0])
 
 
 def _with_runs(there: list[There]) -> list[There]:

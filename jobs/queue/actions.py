@@ -29,7 +29,7 @@ from jobs.planning.foretold import foretold
 from jobs.planning.hardware import own_cluster
 from jobs.planning.refusals import refusals
 from jobs.planning.resumed import checkpoint_problems
-from jobs.planning.there import There, hosts_there
+from jobs.planning.there import There, hosts_there, slot_device
 from jobs.queue import ending, lifecycle
 from jobs.queue.audit import record
 from jobs.telling.outbox import write
@@ -114,7 +114,7 @@ def _queue(owner: User, asked: Asked) -> tuple[Job, StateChange]:
             owner=owner,
             name=spec.name,
             kind=spec.kind,
-            device=spec.resources.device,
+            device=slot_device(spec, asked.there),
             wanted_host=spec.resources.host or "",
             pool=spec.resources.pool or "",
             labels=sorted(set(spec.resources.labels)),

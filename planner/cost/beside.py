@@ -1,10 +1,18 @@
-"""What a device's memory holds beside tensors."""
+"""What the hardware that is planned for makes of a spec's memory."""
 
 from __future__ import annotations
 
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster
 from planner.hardware.stacks import STACKS
+
+
+def on(cluster: Cluster, spec: JobSpec) -> JobSpec:
+    """The spec with the device that is planned for, whichever it names: what a norm keeps goes by that."""
+    if spec.resources.device == cluster.device:
+        return spec
+    resources = spec.resources.model_copy(update={"device": cluster.device})
+    return spec.model_copy(update={"resources": resources})
 
 
 def allowance(spec: JobSpec, cluster: Cluster, tensor_bytes: int) -> int:

@@ -67,6 +67,10 @@ class Compute:
         self._accelerators = {name: _tuned(accelerator, stack) for name, stack in stacks.items()}
         self._pieces: dict[tuple[object, ...], tuple[Piece, ...]] = {}
 
+    def accelerator(self, spec: JobSpec) -> Accelerator:
+        """As the spec's stack uses it."""
+        return self._accelerators[spec.resources.stack]
+
     def of_stage(self, spec: JobSpec, own: Held, ranks: int) -> Halves:
         layer, moe, embedding, head = self._piece(spec, ranks)
         dense = own.num_layers - own.num_moe_layers

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from typing_extensions import TypedDict
 
+from planner.facts.precision import mix_of
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster
 from planner.hardware.runs import Run
@@ -83,10 +84,17 @@ def interval(cluster: Cluster, spec: JobSpec, found: Correction | None) -> Inter
         return Interval(share=ANY_CPU, basis=basis, runs=0, words=words)
     if found is None:
         share = within(stack, cluster.accelerator.name)
-        words = f"{basis}{_links(cluster, spec)}, {STACKS[stack].title}, ±{share:.0%}"
+        words = f"{basis}{_links(cluster, spec)}, {STACKS[stack].title}{_widened(cluster, spec)}, ±{share:.0%}"
         return Interval(share=share, basis=basis, runs=0, words=words)
     words = f"from {found.runs} runs here, ±{max(found.share, 0.01):.0%}"
     return Interval(share=found.share, basis="runs", runs=found.runs, words=words)
+
+
+def _widened(cluster: Cluster, spec: JobSpec) -> str:
+    """That what is asked in fp8 is planned in 16 bits, for the device multiplies nothing narrower."""
+    if mix_of(spec.train.precision).gemm != "fp8" or cluster.accelerator.fp8_flops:
+        return ""
+    return f", products in 16 bits as {cluster.accelerator.name} has none in fp8"
 
 
 def _links(cluster: Cluster, spec: JobSpec) -> str:

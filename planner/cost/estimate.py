@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing_extensions import TypedDict
 
 from contracts.telemetry.words import Axis, Op
-from planner.cost.beside import allowance
+from planner.cost.beside import allowance, on
 from planner.cost.correction import Interval, interval
 from planner.cost.memory import held_parameters, memory
 from planner.cost.timing import Timer
@@ -23,6 +23,8 @@ from planner.facts.tensors.placements import padded_vocab, zero_shard
 from planner.facts.tensors.shards import held, local_units
 from planner.hardware.cluster import Basis, Cluster, span
 from planner.hardware.clusters import CLUSTERS, DEFAULT_CLUSTER
+
+EXACT = "exact"
 
 
 class TrafficRow(TypedDict):
@@ -142,11 +144,20 @@ def estimate(spec: JobSpec, cluster: Cluster | None = None) -> Estimate:
         stages=stages,
         peak_memory_bytes=peak,
         rank_bytes=_exceptions(spec, twins, stages, cluster),
-        exact_traffic=not not_runnable(spec) and not depends_on_router(spec),
+        exact_traffic=traffic_kind(spec) == EXACT,
         cluster=_where(spec, cluster),
         fits=peak <= cluster.accelerator.memory_bytes,
         time=_time(spec, cluster),
     )
+
+
+def traffic_kind(spec: JobSpec) -> str:
+    """How far to trust bytes and calls, in words."""
+    if not_runnable(spec):
+        return "estimated: the trainer does not run this layout yet"
+    if depends_on_router(spec):
+        return "exact but for ep: tokens spread evenly over the experts, a router only comes near it"
+    return EXACT
 
 
 def stage_estimates(spec: JobSpec) -> list[StageEstimate]:
@@ -161,7 +172,7 @@ def default_cluster(spec: JobSpec) -> Cluster:
 
 def rank_memory(spec: JobSpec, stage: int, cluster: Cluster) -> dict[str, int]:
     """`planner.cost.memory.memory`, and the allowance for what the device keeps for itself and for fragmentation."""
-    parts = memory(spec, stage)
+    parts = memory(on(cluster, spec), stage)
     parts["allowance"] = allowance(spec, cluster, sum(parts.values()))
     return parts
 

@@ -27,7 +27,7 @@ from planner.facts.precision import FP8_BYTES, FP32_BYTES, mix_of
 from planner.facts.spec import JobSpec, Layout, StackName
 from planner.facts.tensors.shards import held
 from planner.hardware.calibration import Calibration, line
-from planner.hardware.cluster import Cluster, collective_seconds, kernel_seconds, span
+from planner.hardware.cluster import Accelerator, Cluster, collective_seconds, kernel_seconds, span
 from planner.hardware.kernels import Pass
 from planner.hardware.stacks import STACKS, Stack
 
@@ -125,6 +125,10 @@ class Timer:
             hfu=hardware / peak,
             tokens_per_s=spec.train.global_batch * spec.train.seq_len / total,
         )
+
+    def accelerator(self, spec: JobSpec) -> Accelerator:
+        """What products run on, at the rates that the spec's stack reaches."""
+        return self._compute.accelerator(spec)
 
     def _ranks_at_work(self, spec: JobSpec) -> int:
         return min(spec.layout.world_size, self.cluster.per_node)
@@ -305,8 +309,7 @@ class Timer:
             measured = self.calibration.optimizer_s(held_parameters(spec, index), self._ranks_at_work(spec))
             if measured is not None:
                 return measured
-        mix = mix_of(spec.train.precision)
-        moved = (2 * (mix.sharded + mix.moments) + mix.sharded) * held_parameters(spec, index)
+        moved = mix_of(spec.train.precision).updated * held_parameters(spec, index)
         return kernel_seconds(Pass(moved), self.cluster.accelerator, "fp32", FP32_BYTES)
 
     def _exposed_dp(self, spec: JobSpec, pace: Pace, gathers: float, reduces: float) -> float:

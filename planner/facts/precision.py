@@ -41,6 +41,11 @@ class Mix(NamedTuple):
         return self.optimizer - (FP32_BYTES if self.has_master else 0)
 
     @property
+    def updated(self) -> int:
+        """What an update reads and writes a parameter: weight and moments both ways, and the gradient."""
+        return 2 * (self.sharded + self.moments) + self.sharded
+
+    @property
     def state(self) -> int:
         """Bytes a parameter without ZeRO (1910.02054 section 3.1 counts 16 for `bf16_gradients`)."""
         return self.compute + self.gradients + self.optimizer

@@ -116,10 +116,10 @@ def gemm_seconds(gemm: Gemm, accelerator: Accelerator, kind: GemmType, element_b
 
 @cache
 def _gemm_seconds(gemm: Gemm, accelerator: Accelerator, kind: GemmType, element_bytes: int) -> float:
-    m, n, k, batch, wide, _ = gemm
-    kind = "bf16" if wide and kind == "fp8" else kind
+    m, n, k, batch, wide, _, over_rows = gemm
+    kind = "bf16" if kind == "fp8" and (wide or not accelerator.fp8_flops) else kind
     share = accelerator.fp8_efficiency if kind == "fp8" else accelerator.gemm_efficiency
-    aligned = kind == "fp32" or not (n % 8 or k % 8)
+    aligned = kind == "fp32" or not (n % 8 or (k % 8 and not over_rows))
     per_sm = accelerator.peak(kind) * share * (1 if aligned else UNALIGNED) / accelerator.num_sms
 
     def tiled(rows: int, columns: int, reach: float) -> float:

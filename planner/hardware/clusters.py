@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from planner.hardware.cluster import Accelerator, Cluster, Link
 
 GB = 10**9
@@ -242,3 +244,11 @@ CLUSTERS = {
     ),
 }
 DEFAULT_CLUSTER = {"cpu": "cpu", "cuda": "h100"}
+
+
+def described(device_name: str, memory_bytes: int) -> Cluster | None:
+    """The cluster of GPUs of the name that a device gives itself, of several the nearest in memory; None without a data
+    sheet of it."""
+    words = set(re.split(r"[^A-Za-z0-9]+", device_name))
+    named = [c for c in CLUSTERS.values() if c.device == "cuda" and c.accelerator.name.split()[0] in words]
+    return min(named, key=lambda c: abs(c.accelerator.memory_bytes - memory_bytes), default=None)

@@ -17,7 +17,8 @@ from planner.facts.tensors.shards import micro_batch_tokens
 
 class Gemm(NamedTuple):
     """`batch` products (m, k) x (k, n): 2 m n k FLOP each. `wide` ones stay in 16 bits where others run in fp8.
-    `experts`: of so many that share a call, each of which the host launches by itself."""
+    `experts`: of so many that share a call, each of which the host launches by itself. `over_rows`: both operands
+    have k rows, as where a weight's gradient is summed over tokens; else k is how long their rows are."""
 
     m: int
     n: int
@@ -25,6 +26,7 @@ class Gemm(NamedTuple):
     batch: int = 1
     wide: bool = False
     experts: int = 0
+    over_rows: bool = False
 
     @property
     def flops(self) -> int:
@@ -146,7 +148,7 @@ def layer_work(
             *clamps_backward,
             *casts_backward,
         ),
-        backward_weight=tuple(g._replace(m=g.n, n=g.k, k=g.m) for g in products),
+        backward_weight=tuple(g._replace(m=g.n, n=g.k, k=g.m, over_rows=True) for g in products),
         repeated=scores[0] if unfused else tuple(kernel for name in repeats for kernel in modules[name]),
         operations=(*products[1::2], *passes_forward, *clamps_forward, *casts_forward),
         attention=(*scores[0], *scores[1]),
@@ -332,5 +334,5 @@ def head_work(spec: JobSpec, *, gathers_logits: bool = False, narrow: bool = Fal
             product._replace(n=h, k=vocab),
             Pass(3 * e * tokens * h),
         ),
-        backward_weight=(product._replace(m=vocab, n=h, k=tokens),),
+        backward_weight=(product._replace(m=vocab, n=h, k=tokens, over_rows=True),),
     )

@@ -49,8 +49,8 @@ class Measure(NamedTuple):
 
 
 class Part(TypedDict):
-    """A part of the step: as predicted at submit; as measured where steps were told apart, the mean of those; the most
-    that it can have taken, None where nothing was measured; and what of the median step it is apportioned: by the
+    """A part of the step: as predicted at submit; as measured where steps were told apart, the mean of those; else the
+    most that it can have taken, None where nothing was measured; and what of the median step it is apportioned: by the
     steps told apart, or else an estimate."""
 
     part: str
@@ -145,7 +145,7 @@ def hindsight(spec: JobSpec, cluster: Cluster, measured: Measure) -> Hindsight:
                 "part": part,
                 "predicted_s": submitted.get(part, 0.0),
                 "measured_s": apart.get(part, 0.0) if apart else None,
-                "measured_at_most_s": measured.busy_s.get(part),
+                "measured_at_most_s": None if apart else measured.busy_s.get(part),
                 "apportioned_s": took.get(part, 0.0),
             }
             for part in sorted({*submitted, *took})

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from planner.cost.alike import alike_stages
-from planner.cost.beside import allowance
+from planner.cost.beside import allowance, on
 from planner.cost.memory import least_bytes, most_bytes
 from planner.cost.timing import Timer, Timing
 from planner.facts.layout import pipeline_problems, problems
@@ -132,7 +132,8 @@ def pareto(fitting: Sequence[Found]) -> list[Found]:
 
 def needed_bytes(spec: JobSpec, cluster: Cluster) -> int:
     """Memory of the fullest rank with its allowances."""
-    return _allowed(spec, max(most_bytes(spec, stages) for stages in alike_stages(spec)), cluster)
+    there = on(cluster, spec)
+    return _allowed(spec, max(most_bytes(there, stages) for stages in alike_stages(spec)), cluster)
 
 
 def _allowed(spec: JobSpec, parts: int, cluster: Cluster) -> int:
@@ -213,8 +214,8 @@ class _Finder:
         policies = self._options("recompute", RECOMPUTES)
         layouts = [self.spec.layout.model_copy(update={**_PLAIN, **fields, "recompute": r}) for r in policies]
         first = self._candidate(layouts[0], sizes[0])
-        alike = alike_stages(first)
-        if _allowed(first, max(least_bytes(first, stages[0]) for stages in alike), self.cluster) > self.capacity:
+        alike, there = alike_stages(first), on(self.cluster, first)
+        if _allowed(first, max(least_bytes(there, stages[0]) for stages in alike), self.cluster) > self.capacity:
             self.refused["memory: model state alone"] += len(sizes) * len(layouts)
             return
         full: set[Recompute] = set()  # what a smaller micro-batch overfilled
@@ -238,9 +239,9 @@ class _Finder:
 
     def _needed(self, spec: JobSpec, alike: Sequence[tuple[int, ...]]) -> int:
         """Of the fullest rank, or of the first beyond what there is: one of each kind is asked before all are."""
-        needed = 0
+        needed, there = 0, on(self.cluster, spec)
         for stages in [*((stages[0],) for stages in alike), *(stages for stages in alike if len(stages) > 1)]:
-            needed = max(needed, _allowed(spec, most_bytes(spec, stages, self.capacity), self.cluster))
+            needed = max(needed, _allowed(spec, most_bytes(there, stages, self.capacity), self.cluster))
             if needed > self.capacity:
                 break
         return needed

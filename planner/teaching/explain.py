@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from typing_extensions import TypedDict
 
+from planner.cost.beside import on
 from planner.cost.correction import interval
-from planner.cost.estimate import default_cluster, rank_memory
-from planner.cost.memory import fullest, held_parameters, is_taped, layer_bytes
+from planner.cost.estimate import default_cluster, rank_memory, traffic_kind
+from planner.cost.memory import computed_parameters, fullest, held_parameters, is_taped, layer_bytes
 from planner.cost.timing import Timer, Timing
-from planner.cost.traffic import depends_on_router, step_traffic
+from planner.cost.traffic import step_traffic
 from planner.facts.collectives import bus_factor
 from planner.facts.models.flops import hardware_flops, model_flops
 from planner.facts.models.shapes import embedding_parameters, head_parameters, layer_parameters, parameter_count
-from planner.facts.precision import mix_of
-from planner.facts.reading.runnable import not_runnable
+from planner.facts.precision import FP8_BYTES, GemmType, mix_of
 from planner.facts.spec import JobSpec
 from planner.facts.tensors.placements import vocab_rows
 from planner.facts.tensors.shards import held, micro_batch_tokens
@@ -36,9 +36,10 @@ class Term(TypedDict):
 
 
 class Explanation(TypedDict):
-    """A figure and the terms that make it up."""
+    """A figure and the terms that make it up. `stage`: of a pipe, whose rank it is of; None of all."""
 
     figure: str
+    stage: int | None
     value: float
     unit: str
     kind: str
@@ -63,24 +64,28 @@ def _term(name: str, formula: str, numbers: str, value: float, unit: str, source
     return Term(name=name, formula=formula, numbers=numbers, value=value, unit=unit, source=source)
 
 
+def _of_a_pipe(spec: JobSpec, stage: int) -> int | None:
+    return stage if spec.layout.pp > 1 else None
+
+
 def _parameters(spec: JobSpec) -> Explanation:
     model = spec.model
     source = "shapes of planner.facts.models; Megatron 2104.04473 equation 2 leaves out the final norm"
     ends = [*embedding_parameters(model), *head_parameters(model, own_head=not model.tied_embeddings)]
     terms = [_term(p.name, " x ".join(map(str, p.shape)), "", p.numel, "parameters", source) for p in ends]
     moe_layers = model.num_layers - model.moe.dense_layers if model.moe else 0
-    for name, moe, count in (("layer", False, model.num_layers - moe_layers), ("layer of experts", True, moe_layers)):
+    for name, moe, count in (("layers", False, model.num_layers - moe_layers), ("layers of experts", True, moe_layers)):
         each = sum(p.numel for p in layer_parameters(model, moe=moe)) if count else 0
         if count:
             numbers = f"{count:,} x {each:,}"
-            terms.append(_term(f"{name}s", "layers x parameters a layer", numbers, count * each, "parameters", source))
+            terms.append(_term(name, "layers x parameters a layer", numbers, count * each, "parameters", source))
     return Explanation(
-        figure="parameters", value=parameter_count(model), unit="parameters", kind="counted", terms=terms
+        figure="parameters", stage=None, value=parameter_count(model), unit="parameters", kind="counted", terms=terms
     )
 
 
 def _memory(spec: JobSpec, cluster: Cluster, stage: int) -> Explanation:
-    layout, mix, a = spec.layout, mix_of(spec.train.precision), cluster.accelerator
+    spec, layout, mix, a = on(cluster, spec), spec.layout, mix_of(spec.train.precision), cluster.accelerator
     parts = rank_memory(spec, stage, cluster)
     tensors = sum(parts.values()) - parts["allowance"]
     numel, own, when = held_parameters(spec, stage), held(spec, stage), fullest(spec, stage).when
@@ -88,13 +93,14 @@ def _memory(spec: JobSpec, cluster: Cluster, stage: int) -> Explanation:
     zero = "ZeRO 1910.02054 section 5, table 1"
     fsdp = "FSDP2 of torch 2.13, held against dry runs (make memory)" if is_taped(spec) else "2205.05198 section 4"
     shards = layout.shard_ranks if layout.zero else 1
-    columns, weight = vocab_rows(spec), mix.sharded if layout.zero and is_taped(spec) else mix.compute
+    columns, update = vocab_rows(spec), parts["optimizer"] // numel
+    masters = ", fp32 weights" if mix.has_master and update == mix.optimizer else ""
     said = {
-        "parameters": ("elements held x bytes", f"{parts['parameters'] // weight:,} x {weight}", zero),
+        "parameters": ("elements held x bytes", _weights(spec, stage, parts["parameters"]), zero),
         "gradients": (f"those there {when}", f"{numel:,} a rank of {shards}, summed in {mix.gradients} B", zero),
         "optimizer": (
-            "elements / shards x (Adam's moments, fp32 weights)",
-            f"{numel:,} a rank of {shards} x {mix.optimizer}",
+            f"elements / shards x (Adam's moments{masters})",
+            f"{numel:,} a rank of {shards} x {update}",
             zero,
         ),
         "gathered": (
@@ -117,7 +123,7 @@ def _memory(spec: JobSpec, cluster: Cluster, stage: int) -> Explanation:
         "buffers": ("messages, buckets of gradients, gathers and reduce-scatters that are not over", when, fsdp),
         "copies": (
             "weights and moments copied for a checkpoint",
-            f"{numel:,} x 12",
+            f"{numel:,} x {parts['copies'] // numel}",
             "workers.checkpoint.save",
         ),
         "allowance": (
@@ -127,9 +133,27 @@ def _memory(spec: JobSpec, cluster: Cluster, stage: int) -> Explanation:
         ),
     }
     terms = [_term(name, *said[name][:2], value, "B", said[name][2]) for name, value in parts.items()]
-    return Explanation(figure="memory", value=sum(parts.values()), unit="B", kind="estimated", terms=terms)
+    return Explanation(
+        figure="memory",
+        stage=_of_a_pipe(spec, stage),
+        value=sum(parts.values()),
+        unit="B",
+        kind="estimated",
+        terms=terms,
+    )
 
 
+def _weights(spec: JobSpec, stage: int, num_bytes: int) -> str:
+    """Weights of one type, and what lies beside them in another: FSDP2's fp32 shards and what is computed with where it
+    shards nothing; Megatron's, and both copies of each in fp8."""
+    mix, sharded = mix_of(spec.train.precision), bool(spec.layout.zero) and is_taped(spec)
+    first, second = (mix.sharded, mix.compute) if sharded else (mix.compute, FP8_BYTES)
+    elements = held_parameters(spec, stage) if sharded else computed_parameters(spec, stage)
+    rest = (num_bytes - elements * first) // second
+    return f"{elements:,} x {first}" + (f" + {rest:,} x {second}" if rest else "")
+
+
+MEASURED = "the host's calibration; what it has no point of, by its best rates"
 _SOURCES = {
     "tp": "Megatron 2104.04473 section 3.2; 2205.05198 section 4.2 with sequence parallelism",
     "pp": "Megatron 2104.04473 section 3.2: hidden states over a boundary, gradients back",
@@ -149,12 +173,9 @@ def _traffic(spec: JobSpec, stage: int) -> Explanation:
         name = f"{c.axis} {c.op.replace('_', '-')} over {c.group_size} ranks"
         terms.append(_term(name, "calls x payload", numbers, c.payload_bytes, "B", _SOURCES[c.axis]))
     total = sum(term["value"] for term in terms)
-    kind = "exact"
-    if not_runnable(spec):
-        kind = "estimated: the trainer does not run this layout yet"
-    elif depends_on_router(spec):
-        kind = "exact but for ep: tokens spread evenly over the experts, a router only comes near it"
-    return Explanation(figure="traffic", value=total, unit="B", kind=kind, terms=terms)
+    return Explanation(
+        figure="traffic", stage=_of_a_pipe(spec, stage), value=total, unit="B", kind=traffic_kind(spec), terms=terms
+    )
 
 
 def _time(spec: JobSpec, cluster: Cluster) -> list[Explanation]:
@@ -163,30 +184,41 @@ def _time(spec: JobSpec, cluster: Cluster) -> list[Explanation]:
     kind = f"estimated: {interval(cluster, spec, found)['words']}"
     if found is not None:
         kind += f"; every part is {found.ratio:.3g} times what is computed, as comparable runs were"
-    return [_step(spec, cluster, timing, kind), _utilisation(spec, cluster, timing, kind)]
+    return [_step(spec, timer, timing, kind), _utilisation(spec, cluster, timing, kind)]
 
 
-def _step(spec: JobSpec, cluster: Cluster, timing: Timing, kind: str) -> Explanation:
-    m, a = spec.train.micro_batches, cluster.accelerator
-    backward = timing.backward_input_s + timing.backward_weight_s
-    gemm = f"{a.peak(mix_of(spec.train.precision).gemm) / 1e12:,.1f} TFLOP/s x {a.gemm_efficiency}"
+def _gemm(spec: JobSpec) -> GemmType:
+    return mix_of(spec.train.precision).gemm
+
+
+def _step(spec: JobSpec, timer: Timer, timing: Timing, kind: str) -> Explanation:
+    cluster, m, a, gemm = timer.cluster, spec.train.micro_batches, timer.accelerator(spec), _gemm(spec)
+    repeated = timing.recompute_s / m
+    backward = timing.backward_input_s + timing.backward_weight_s - repeated
+    measured = cluster.profile is not None
+    reached = a.fp8_efficiency if gemm == "fp8" and a.fp8_flops else a.gemm_efficiency
+    at = "" if measured else f" at {_tera(a.peak(gemm))} x {reached:.3g}"
     terms = [
         _term(
             "compute",
             "micro-batches x (forward + backward) of the slowest stage",
-            f"{m} x ({timing.forward_s:.3g} + {backward:.3g}) s at {gemm}",
+            f"{m} x ({timing.forward_s:.3g} + {backward:.3g}) s{at}",
             timing.compute_s,
             "s",
-            "kernels of planner.hardware.kernels on the accelerator",
+            MEASURED if measured else "kernels of planner.hardware.kernels on the accelerator",
         )
     ]
     if timing.recompute_s:
         words = "micro-batches x the forward that is repeated"
-        terms.append(_term("recompute", words, f"{m} x", timing.recompute_s, "s", "2205.05198 section 5"))
+        terms.append(
+            _term("recompute", words, f"{m} x {repeated:.3g} s", timing.recompute_s, "s", "2205.05198 section 5")
+        )
     for axis, seconds in timing.exposed_s.items():
         crossing = f"node {cluster.node.bytes_per_s / 1e9:g} GB/s, network {cluster.network.bytes_per_s / 1e9:g} GB/s"
         formula = "base + hops x latency + bytes / bandwidth, less what compute hides"
         source = "alpha-beta model; nccl src/graph/tuning.cc"
+        if measured:
+            formula, crossing, source = "calls x seconds of one, less what compute hides", "", MEASURED
         terms.append(_term(f"{axis} exposed", formula, crossing, seconds, "s", source))
     layout, batches = spec.layout, counted(m, "micro-batch", "micro-batches")
     pipe = f"{layout.schedule}, pp {layout.pp}, {counted(layout.virtual_stages, 'chunk')} a stage, {batches}"
@@ -196,17 +228,23 @@ def _step(spec: JobSpec, cluster: Cluster, timing: Timing, kind: str) -> Explana
         terms.append(_term("launch", words, numbers, timing.launch_s, "s", "the device waits for its host"))
     bubble_source = "2104.04473 section 2.2: (p - 1) / (v m); zero bubble 2401.10241"
     terms.append(_term("bubble", "fill and drain of the pipe", pipe, timing.bubble_s, "s", bubble_source))
-    adam = f"at {a.bytes_per_s / 1e9:,.0f} GB/s x {a.memory_efficiency}"
-    terms.append(
-        _term("optimizer", "28 B a parameter held", adam, timing.optimizer_s, "s", "bytes Adam reads and writes")
-    )
-    return Explanation(figure="step time", value=timing.step_s, unit="s", kind=kind, terms=terms)
+    moved = mix_of(spec.train.precision).updated
+    adam = f"{moved} B a parameter held", f"at {a.bytes_per_s / 1e9:,.4g} GB/s x {a.memory_efficiency}"
+    if measured:
+        adam = "all after backward, by the parameters held", ""
+    by = MEASURED if measured else "bytes Adam reads and writes"
+    terms.append(_term("optimizer", *adam, timing.optimizer_s, "s", by))
+    return Explanation(figure="step time", stage=None, value=timing.step_s, unit="s", kind=kind, terms=terms)
+
+
+def _tera(rate: float) -> str:
+    return f"{rate / 1e12:,.4g} TFLOP/s"
 
 
 def _utilisation(spec: JobSpec, cluster: Cluster, timing: Timing, kind: str) -> Explanation:
-    peak = cluster.accelerator.peak(mix_of(spec.train.precision).gemm)
+    peak = cluster.accelerator.peak(_gemm(spec))
     ranks = spec.layout.world_size
-    below = f"{ranks:,} x {peak / 1e12:,.1f} TFLOP/s x {timing.step_s:.4g} s"
+    below = f"{ranks:,} x {_tera(peak)} x {timing.step_s:.4g} s"
     palm = "PaLM 2204.02311 appendix B: full attention, no recompute"
     terms = [
         _term("model FLOPs", "3 x forward", "", model_flops(spec), "FLOP", palm),
@@ -216,4 +254,4 @@ def _utilisation(spec: JobSpec, cluster: Cluster, timing: Timing, kind: str) -> 
         _term("MFU", "model FLOPs / (ranks x peak x step)", below, timing.mfu, "", palm),
         _term("HFU", "hardware FLOPs / (ranks x peak x step)", below, timing.hfu, "", "2205.05198 section 6.3"),
     ]
-    return Explanation(figure="MFU", value=timing.mfu, unit="", kind=kind, terms=terms)
+    return Explanation(figure="MFU", stage=None, value=timing.mfu, unit="", kind=kind, terms=terms)

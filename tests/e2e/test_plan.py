@@ -38,6 +38,15 @@ def test_every_figure_is_explained_one_click_away(page: Page, running_board: Boa
         expect(page.locator("#explain")).to_be_hidden()
 
 
+def test_a_figure_of_a_pipe_is_explained_of_the_stage_that_it_is_told_of(page: Page, running_board: Board) -> None:
+    """The fullest stage's memory once stood beside an explanation of the first one's."""
+    page.goto(f"{running_board.url}/jobs/new/?template=llama3-405b-16k")
+    memory = page.locator('[data-head="memory"]')
+    expect(memory).to_have_text("63.6 GiB")
+    page.click('[data-explain="memory"]')
+    expect(page.locator("#explain[open] h2")).to_contain_text("memory of a rank of stage 1 = 63.6 GiB")
+
+
 def test_a_busy_planner_is_asked_again_when_it_said(page: Page, running_board: Board) -> None:
     """The server's own 503 (`tests/jobs/planning/test_planners.py` brings it about) put before the first question."""
     tab = page.context.new_page()  # whose console may tell of the 503

@@ -17,8 +17,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.memory", description=__doc__)
     parser.add_argument("--layouts", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="whose kernels are planned for")
     options = parser.parse_args()
-    rows = [row for spec in islice(specs(options.seed), options.layouts) for row in found(spec)]
+    drawn = islice(specs(options.seed, options.device), options.layouts)
+    rows = [row for spec in drawn for row in found(spec)]
     print(table(rows))
     return 0 if holds(rows) else 1
 

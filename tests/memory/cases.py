@@ -8,7 +8,7 @@ from typing import Any
 
 from planner.facts.reading.parse import parse_spec
 from planner.facts.reading.runnable import not_runnable
-from planner.facts.spec import JobSpec, SpecError
+from planner.facts.spec import Device, JobSpec, SpecError
 
 VOCABULARIES = (32_000, 50_257, 50_304, 128_256)
 SCHEDULES = (
@@ -23,12 +23,12 @@ SCHEDULES = (
 )
 
 
-def specs(seed: int) -> Iterator[JobSpec]:
+def specs(seed: int, device: Device = "cpu") -> Iterator[JobSpec]:
     """Without end; the same for the same seed."""
     draw = random.Random(seed)
     while True:
         try:
-            spec = parse_spec(_fields(draw))
+            spec = parse_spec({**_fields(draw), "resources": {"device": device}})
         except SpecError:
             continue
         if not not_runnable(spec):

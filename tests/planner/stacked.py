@@ -5,6 +5,7 @@ from __future__ import annotations
 from planner.facts.models.presets import PRESETS
 from planner.facts.spec import JobSpec, Layout, Resources, StackName, TrainSpec
 from planner.hardware.clusters import CLUSTERS
+from planner.hardware.profile import CollectivePoint, GemmPoint, HostProfile, StreamPoint
 
 H100 = CLUSTERS["h100"]
 TRAIN = TrainSpec(global_batch=256, micro_batches=4, seq_len=4096, precision="bf16")
@@ -18,3 +19,19 @@ SPEC = JobSpec(
 
 def on(stack: StackName, spec: JobSpec = SPEC) -> JobSpec:
     return spec.model_copy(update={"resources": spec.resources.model_copy(update={"stack": stack})})
+
+
+def measured(*collectives: CollectivePoint) -> HostProfile:
+    """A host, by a point of each kind and these collectives."""
+    return HostProfile(
+        device="cpu",
+        device_name="a host",
+        torch_version="2.13",
+        cores=2,
+        slots=8,
+        memory_bytes=2**34,
+        measured_at="2026-11-22T07:00:00+00:00",
+        gemm=(GemmPoint(ranks=1, precision="fp32", m=512, n=512, k=512, seconds=1e-3),),
+        stream=(StreamPoint(ranks=1, num_bytes=2**20, seconds=1e-4),),
+        collectives=collectives,
+    )

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from planner.__main__ import main
+from planner.cost.estimate import estimate
+from planner.facts.reading.parse import parse_fields
+from planner.hardware.clusters import CLUSTERS
 from planner.teaching.templates import TEMPLATES
 from tests.support.patience import patient
 
@@ -93,3 +96,28 @@ def test_a_reader_that_stops_early_is_no_error_to_complain_of() -> None:
     assert process.stderr.read() == ""
     assert process.wait(timeout=patient(60)) == 1
     process.stderr.close()
+
+
+def test_memory_is_explained_of_the_stage_that_it_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", "--template", "llama3-405b-16k"]) == 0
+    assert "memory  63.59 GiB of 79.1 GiB on the fullest rank" in capsys.readouterr().out
+    assert main(["explain", "--template", "llama3-405b-16k"]) == 0
+    assert "memory of a rank of stage 1 = 63.59 GiB  (estimated)" in capsys.readouterr().out
+
+
+def test_a_mixture_is_told_to_be_as_even_as_no_router_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """What the trainer runs was once told as what it does not."""
+    assert main(["estimate", "--model", "mixtral-tiny", "--dp", "2", "--ep", "2", "--seq-len", "64"]) == 0
+    assert "step (exact but for ep: tokens spread evenly over the experts" in capsys.readouterr().out
+    assert main(["estimate", "--model", "deepseek-v3", "--dp", "8", "--global-batch", "8"]) == 0
+    assert "step (estimated: the trainer does not run this layout yet)" in capsys.readouterr().out
+
+
+def test_why_a_published_layout_does_not_fit_is_told_with_its_source() -> None:
+    template = TEMPLATES["llama3-405b-8k"]
+    spec, cluster = parse_fields(template.spec), CLUSTERS[template.cluster]
+    sharded = spec.model_copy(update={"layout": spec.layout.model_copy(update={"zero": 2})})
+    made, other = estimate(spec, cluster), estimate(sharded, cluster)
+    assert (made["fits"], other["fits"]) == (False, True)
+    assert 5.5 < (made["peak_memory_bytes"] - other["peak_memory_bytes"]) / 2**30 < 6.5
+    assert "it sharded gradients as well, so its memory is up to 6 GiB less" in template.source

@@ -5,9 +5,14 @@ from __future__ import annotations
 import pytest
 
 from contracts.telemetry.words import Op
+from planner.cost.estimate import estimate
+from planner.cost.timing import step_time
 from planner.facts.collectives import bus_factor
-from planner.hardware.cluster import Span, collective_seconds
+from planner.facts.reading.parse import parse_fields
+from planner.hardware.cluster import Span, collective_seconds, gemm_seconds
 from planner.hardware.clusters import CLUSTERS
+from planner.hardware.kernels import Gemm
+from tests.planner.stacked import SPEC
 
 CLUSTER = CLUSTERS["a100-80gb"]
 INSIDE = CLUSTER.node.bytes_per_s * CLUSTER.node.efficiency
@@ -46,3 +51,33 @@ def test_a_small_all_reduce_costs_its_hops() -> None:
 @pytest.mark.parametrize("op", ["all_reduce", "all_to_all", "barrier", "send"])
 def test_nobody_to_speak_to_costs_nothing(op: Op) -> None:
     assert collective_seconds(op, LARGE, Span(1, 1), CLUSTER) == 0
+
+
+def test_an_odd_number_of_tokens_leaves_rows_aligned() -> None:
+    """A weight's gradient is summed over tokens, of which each is a row: 4,095 of them once took 3.2 times as long as
+    4,096, as if they were its width."""
+    fields = {"model": {"preset": "llama3-8b"}, "resources": {"device": "cuda"}}
+    odd, even = (
+        step_time(parse_fields({**fields, "train": {"global_batch": 1, "seq_len": n, "precision": "bf16"}}), CLUSTER)
+        for n in (4095, 4096)
+    )
+    assert odd.compute_s == pytest.approx(even.compute_s, rel=0.002)
+    model = {"preset": "gpt2", "vocab_size": 50_257}
+    train = {"global_batch": 8, "seq_len": 1024, "precision": "bf16"}
+    whole, padded = (
+        step_time(parse_fields({**fields, "model": {**model, "vocab_size": rows}, "train": train}), CLUSTER)
+        for rows in (50_257, 50_304)
+    )
+    assert whole.compute_s > 1.2 * padded.compute_s, "logits are rows of the vocabulary's length"
+
+
+def test_fp8_where_a_device_has_none_is_told_to_be_planned_in_16_bits() -> None:
+    spec = SPEC.model_copy(update={"train": SPEC.train.model_copy(update={"precision": "fp8"})})
+    told = {name: estimate(spec, CLUSTERS[name])["time"]["interval"]["words"] for name in ("a100-80gb", "h100")}
+    assert "products in 16 bits as A100 80GB has none in fp8" in told["a100-80gb"]
+    assert "16 bits" not in told["h100"]
+
+
+def test_a_product_that_a_device_has_none_of_in_fp8_runs_as_in_16_bits() -> None:
+    chip, product = CLUSTERS["a100-80gb"].accelerator, Gemm(4096, 4096, 4096)
+    assert gemm_seconds(product, chip, "fp8", 2) == gemm_seconds(product, chip, "bf16", 2)

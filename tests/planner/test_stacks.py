@@ -27,10 +27,10 @@ from planner.hardware.calibration import cluster_of
 from planner.hardware.cluster import Span, collective_seconds, gemm_seconds
 from planner.hardware.clusters import CLUSTERS
 from planner.hardware.kernels import Gemm, Pass, head_work, layer_work
-from planner.hardware.profile import CollectivePoint, GemmPoint, HostProfile, StreamPoint
+from planner.hardware.profile import CollectivePoint
 from planner.hardware.runs import Run, stripped
 from planner.hardware.stacks import STACKS, Stack
-from tests.planner.stacked import H100, SPEC, TRAIN, on
+from tests.planner.stacked import H100, SPEC, TRAIN, measured, on
 
 
 def test_every_stack_that_a_spec_can_name_has_constants() -> None:
@@ -114,21 +114,6 @@ def test_a_token_goes_once_to_a_node_where_the_stack_says_so() -> None:
     nodes = 4
     visited = nodes * (1 - (1 - 1 / nodes) ** 8)
     assert once / each == pytest.approx(visited / 8 / 2, rel=1e-6)
-
-
-def measured(*collectives: CollectivePoint) -> HostProfile:
-    return HostProfile(
-        device="cpu",
-        device_name="a host",
-        torch_version="2.13",
-        cores=2,
-        slots=8,
-        memory_bytes=2**34,
-        measured_at="2026-11-22T07:00:00+00:00",
-        gemm=(GemmPoint(ranks=1, precision="fp32", m=512, n=512, k=512, seconds=1e-3),),
-        stream=(StreamPoint(ranks=1, num_bytes=2**20, seconds=1e-4),),
-        collectives=collectives,
-    )
 
 
 def test_what_was_measured_inside_a_host_says_nothing_of_groups_across_hosts() -> None:

@@ -7,12 +7,13 @@ schedule at which a rank can hold most, and `stage` adds them up. Megatron alloc
 
 from planner.cost.memory import megatron, pieces
 from planner.cost.memory import stage as tape_of
-from planner.cost.memory.stage import Fullest, held_parameters, model_state
+from planner.cost.memory.stage import Fullest, computed_parameters, held_parameters, model_state
 from planner.cost.memory.tape import PARTS
 from planner.facts.spec import JobSpec
 
 __all__ = [
     "PARTS",
+    "computed_parameters",
     "fullest",
     "held_parameters",
     "is_taped",

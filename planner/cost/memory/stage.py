@@ -337,6 +337,11 @@ def model_state(parameters: float, mix: Mix, *, zero: int, degree: int) -> float
     return parameters * (weights + gradients + mix.optimizer / (degree if zero else 1))
 
 
+def computed_parameters(spec: JobSpec, stage: int) -> int:
+    """Parameter elements that a rank of the stage computes with, from step to step: under ZeRO-3 its shards."""
+    return sum(chunk.elements(shard=spec.layout.zero == 3) for chunk in rank_of_stage(spec, stage).chunks)
+
+
 def held_parameters(spec: JobSpec, stage: int) -> int:
     """Parameter elements that a rank of the stage keeps and updates, after tp and ZeRO; the largest shard."""
     return sum(chunk.elements(shard=bool(spec.layout.zero)) for chunk in rank_of_stage(spec, stage).chunks)

@@ -10,10 +10,13 @@ from django.contrib.auth.models import User
 from rest_framework.test import APIClient
 
 from jobs.models import Host, Job
-from jobs.planning.hardware import own_cluster
+from jobs.planning.hardware import host_cluster, own_cluster, several
 from jobs.planning.there import There, hosts_there
+from jobs.queue.actions import submit
 from planner.cost.estimate import default_cluster
 from planner.facts.reading.parse import parse_spec
+from planner.facts.spec import SpecError
+from planner.hardware.clusters import CLUSTERS
 from tests.planner.wrong_specs import GOOD
 
 # The token with its owner and grant, hosts, project, a savepoint and its end, the job, its state, who wants to be told,
@@ -56,3 +59,56 @@ def test_another_engines_hosts_are_not_known(make_host: Callable[..., Host]) -> 
     assert len(hosts_there(spec)) == 1
     slurm = spec.model_copy(update={"resources": spec.resources.model_copy(update={"engine": "slurm"})})
     assert hosts_there(slurm) == []
+
+
+@pytest.mark.parametrize(
+    ("device_name", "gib", "sheet"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 79, "a100-80gb"),
+        ("NVIDIA A100-SXM4-40GB", 39, "a100-40gb"),
+        ("Tesla V100-SXM2-32GB", 32, "v100-32gb"),
+        ("NVIDIA H100 80GB HBM3", 79, "h100"),
+        ("NVIDIA GB200", 185, "gb200"),
+        ("NVIDIA B200", 178, "b200"),
+        ("AMD Instinct MI300X", 192, "mi300x"),
+    ],
+)
+def test_a_host_is_planned_for_by_the_data_sheet_of_its_own_gpu(
+    device_name: str, gib: int, sheet: str, make_host: Callable[..., Host]
+) -> None:
+    """An A100 that nothing had run on was given the rates of an H100 under its own name."""
+    host = make_host()
+    host.device, host.device_name, host.memory_bytes = "cuda", device_name, gib * 2**30
+    made = host_cluster(host)
+    own = {"name": device_name, "memory_bytes": gib * 2**30}
+    assert made.accelerator == CLUSTERS[sheet].accelerator.model_copy(update=own)
+    assert made.node == CLUSTERS[sheet].node
+    assert several(host, 4).network == CLUSTERS[sheet].network
+
+
+def test_a_job_is_planned_for_the_gpus_that_are_there(make_host: Callable[..., Host]) -> None:
+    """On a board of A100s that nothing had run on, H100s were planned for."""
+    host = make_host()
+    Host.objects.update(device="cuda", device_name="NVIDIA A100-SXM4-80GB", memory_bytes=79 * 2**30)
+    spec = parse_spec({"model": {"preset": "gpt-tiny"}, "layout": {"dp": 4}, "resources": {"device": "cuda"}})
+    made = own_cluster(spec, hosts_there(spec))
+    assert (made.name, made.accelerator.bf16_flops) == (host.name, CLUSTERS["a100-80gb"].accelerator.bf16_flops)
+
+
+def test_rates_of_a_gpu_without_a_data_sheet_are_told_to_be_none_of_its(make_host: Callable[..., Host]) -> None:
+    host = make_host()
+    host.device, host.device_name = "cuda", "NVIDIA L40S"
+    assert host_cluster(host).accelerator.name == "NVIDIA L40S (of which there is no data sheet)"
+
+
+def test_a_dry_run_of_a_gpu_takes_a_slot_of_any_host(owner: User, make_host: Callable[..., Host]) -> None:
+    """It computes on none: on a board without GPUs it waited for ever for one."""
+    spec = {"kind": "dry_run", "model": {"preset": "gpt-tiny"}, "resources": {"device": "cuda"}}
+    assert submit(owner, spec)[0].device == "cuda"  # nobody knows yet what hosts there will be
+    make_host()
+    assert submit(owner, spec)[0].device == "cpu"
+    named = {**spec, "resources": {"device": "cuda", "host": "host-a"}}
+    assert submit(owner, named)[0].device == "cpu"
+    with pytest.raises(SpecError, match="there is no host 'host-z' with cpu slots; there is host-a"):
+        submit(owner, {**spec, "resources": {"device": "cuda", "host": "host-z"}})
+    assert submit(owner, {**spec, "kind": "train"})[0].device == "cuda"

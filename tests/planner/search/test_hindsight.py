@@ -38,6 +38,8 @@ def test_steps_told_apart_divide_the_median_one_and_what_no_layout_changes_stays
     assert parts["tp"] == pytest.approx((0.12, 0.24))
     assert parts["data"] == pytest.approx((0.1, 0.2))
     assert parts["dp"] == (0.0, 0.0), "it was hidden whole"
+    busy = "tp was busy for 0.1 s in the mean of all steps, which bounds no mean of others"
+    assert all(part["measured_at_most_s"] is None for part in told["parts"]), busy
     near = [*told["options"], *told["unsure"]]
     assert near
     alone = next(option for option in near if option["change"] == "tp 1, dp 4")

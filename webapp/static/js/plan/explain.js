@@ -19,7 +19,7 @@ function line(term) {
   return el("tr", {}, rowHead(null, term.name), amount, formula, el("td", { className: "source" }, term.source));
 }
 
-/** `ask()` gives {spec, cluster} in time; every [data-explain] button inside `root` opens the dialog. */
+/** `ask(figure)` gives {spec, cluster, stage} in time; every [data-explain] button inside `root` opens the dialog. */
 export function explainButtons(root, dialog, url, ask) {
   root.addEventListener("click", async (event) => {
     const button = event.target.closest("[data-explain]");
@@ -32,13 +32,14 @@ export function explainButtons(root, dialog, url, ask) {
     try {
       const answer = await fetch(url, {
         method: "POST",
-        body: JSON.stringify(await ask()),
+        body: JSON.stringify(await ask(button.dataset.explain)),
         headers: { "Content-Type": "application/json", "X-CSRFToken": root.ownerDocument.querySelector("[name=csrfmiddlewaretoken]").value },
       });
       const made = await answer.json();
       if (made.errors) throw new Error(words(made.errors));
       const figure = made.find((f) => f.figure === button.dataset.explain);
-      title.textContent = `${figure.figure} = ${value(figure.value, figure.unit)}, ${figure.kind}`;
+      const whose = figure.stage === null ? "" : ` of a rank of stage ${figure.stage}`;
+      title.textContent = `${figure.figure}${whose} = ${value(figure.value, figure.unit)}, ${figure.kind}`;
       const head = [th("term"), th("value", true), th("formula and numbers"), th("source")];
       place.replaceChildren(scrolling(head, figure.terms.map(line)));
     } catch (error) {

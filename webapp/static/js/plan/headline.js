@@ -3,11 +3,16 @@ import { byAxis } from "../collectives.js";
 import { bytes, duration, sureness, tokenRate } from "../format.js";
 import { freeShare } from "../pictures/memory.js";
 
+const total = (stage) => Object.values(stage.step_bytes).reduce((sum, value) => sum + value, 0);
+const most = (stages, of) => stages.reduce((first, other) => (of(other) > of(first) ? other : first));
+
+/** The stages that memory and traffic are told of: the fullest, and the one that sends most. */
+export const told = ({ stages }) => ({ memory: most(stages, (stage) => stage.memory_bytes), traffic: most(stages, total) });
+
 /** {name: {text, tone}} of the figures of an estimate. */
 export function headline(estimate) {
-  const { time, cluster, stages, peak_memory_bytes: peak } = estimate;
-  const total = (stage) => Object.values(stage.step_bytes).reduce((sum, value) => sum + value, 0);
-  const busiest = stages.reduce((most, other) => (total(other) > total(most) ? other : most));
+  const { time, cluster, peak_memory_bytes: peak } = estimate;
+  const { traffic: busiest } = told(estimate);
   const axes = Object.entries(busiest.step_bytes).filter(([, value]) => value > 0);
   axes.sort(([one], [other]) => byAxis(one, other));
   return {

@@ -6,7 +6,7 @@ import { refused } from "../refusal.js";
 import { best, filled, query, why } from "./best.js";
 import { showEstimate } from "./estimate.js";
 import { explainButtons } from "./explain.js";
-import { showHeadline } from "./headline.js";
+import { showHeadline, told } from "./headline.js";
 
 const DELAY_MS = 150;
 const form = document.getElementById("job-form");
@@ -19,6 +19,7 @@ compare.dataset.base = compare.getAttribute("href");
 let latest = null; // the newest request; older answers are dropped
 let again = null; // the timer of the next try
 let spec = null; // as the server understood the form
+let stages = {}; // those that memory and traffic are told of
 let stepS = null; // predicted seconds of a step of it, null while it has a problem
 
 function showModel() {
@@ -139,6 +140,7 @@ async function ask(triesLeft = 3) {
     if (plan.estimate) {
       showEstimate(panel, plan);
       showHeadline(document.getElementById("headline"), plan.estimate);
+      stages = told(plan.estimate);
     }
     compare.href = `${compare.dataset.base}#${encodeURIComponent(JSON.stringify({ spec, cluster: cluster.value }))}`;
     tellStatus(plan);
@@ -280,9 +282,9 @@ form.addEventListener("input", (event) => {
   askSoon();
 });
 cluster.addEventListener("change", askSoon);
-explainButtons(panel, document.getElementById("explain"), form.dataset.explainUrl, async () => {
+explainButtons(panel, document.getElementById("explain"), form.dataset.explainUrl, async (figure) => {
   if (!spec) await ask(); // clicked before the first answer came
-  return { spec, cluster: cluster.value };
+  return { spec, cluster: cluster.value, stage: stages[figure]?.stage ?? 0 };
 });
 form.elements["model.preset"].addEventListener("change", () => {
   showModel();
