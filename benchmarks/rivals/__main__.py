@@ -5,7 +5,8 @@
 PATH is a checkout of theirs; nothing of it is kept here. Both sides run in one go, gloo ranks of one thread each, and
 take turns of a few steps, so that a slow moment hits both; the ratio is of medians. Same model, batch, length and type:
 nanoGPT by DDP on 2 ranks at gpt-mini's size, picotron by each axis at llama-mini's. What theirs does not do is left as
-it is: picotron clips nothing and under cp alone sums no gradients, and neither counts what it sends.
+it is: picotron clips nothing and under cp alone sums no gradients, and neither counts what it sends. A match is played
+eager, then with ours compiled: nanoGPT, which can, is compiled too, and picotron, which has no such choice, is not.
 """
 
 from __future__ import annotations
@@ -44,20 +45,22 @@ class Match(NamedTuple):
     layout: Mapping[str, Any]
     micro_batches: int
     goal: float
+    compile: bool = False
 
     @property
     def spec(self) -> JobSpec:
-        train = {**TRAIN, "micro_batches": self.micro_batches}
+        train = {**TRAIN, "micro_batches": self.micro_batches, "compile": self.compile}
         return parse_fields({"model": self.model, "layout": self.layout, "train": train})
 
 
-MATCHES = {
+EAGER = {
     "nanogpt dp2": Match("nanogpt", GPT, {"dp": 2}, 1, 1.0),
     "picotron tp2": Match("picotron", LLAMA, {"tp": 2}, 4, 1.2),
     "picotron pp2": Match("picotron", LLAMA, {"pp": 2}, 4, 1.2),
     "picotron cp2": Match("picotron", LLAMA, {"cp": 2}, 4, 1.2),
     "picotron dp2 x tp2": Match("picotron", LLAMA, {"dp": 2, "tp": 2}, 4, 1.2),
 }
+MATCHES = {**EAGER, **{f"{name} compiled": match._replace(compile=True) for name, match in EAGER.items()}}
 
 
 def write_tokens(folder: Path) -> None:
@@ -106,7 +109,7 @@ def _nanogpt(spec: JobSpec, path: Path, folder: Path) -> list[str]:
         "backend": "gloo",
         "device": "cpu",
         "dtype": "float32",
-        "compile": False,
+        "compile": train.compile,
         "eval_iters": 1,
         "eval_interval": train.steps,
         "batch_size": spec.micro_batch_size,
@@ -167,7 +170,7 @@ def play(name: str, match: Match, path: Path, blocks: int) -> float:
     own_s, own_processor_s = ((a + b) / 2 for a, b in zip(before, after, strict=True))
     ratio, tokens = other.seconds / own_s, spec.train.global_batch * spec.train.seq_len
     print(
-        f"{name:<20}{tokens / own_s:>9,.0f} tokens/s over {tokens / other.seconds:>7,.0f}: {ratio:.2f} (goal "
+        f"{name:<29}{tokens / own_s:>9,.0f} tokens/s over {tokens / other.seconds:>7,.0f}: {ratio:.2f} (goal "
         f"{match.goal:.1f}); for processor time {other.processor_s / own_processor_s:.2f}; our two turns differ by "
         f"{abs(before.seconds / after.seconds - 1):.1%}",
         flush=True,
