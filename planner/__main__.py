@@ -12,6 +12,7 @@ from typing import Any
 
 from planner.cost.estimate import Estimate, estimate, rank_memory
 from planner.cost.oversize import parse_plannable
+from planner.facts.kinds import of_any_world
 from planner.facts.models.presets import PRESETS
 from planner.facts.reading.parse import parse_fields
 from planner.facts.spec import JobSpec, Layout, Problem, SpecError, TrainSpec
@@ -162,7 +163,7 @@ def _search(options: argparse.Namespace) -> int:
     fixed = {name: _value(getattr(options, name)) for name in FIXABLE if getattr(options, name) is not None}
     data["layout"] = {}
     data.get("train", {}).pop("micro_batches", None)
-    spec = parse_fields(data)
+    spec = of_any_world(parse_fields(data))
     cluster = CLUSTERS[_cluster_name(options, spec)]
     memory = round(options.max_memory_gib * 2**30) if options.max_memory_gib else None
     constraints = Constraints(options.ranks, fixed, options.max_micro_batch, memory)

@@ -14,6 +14,7 @@ from jobs.planning.resumed import checkpoint_problems
 from jobs.planning.shapes import Plan, Preset, SearchResult, Template
 from jobs.planning.there import hosts_there
 from jobs.planning.work import told
+from planner.facts.kinds import of_any_world
 from planner.facts.models.presets import PRESETS
 from planner.facts.models.shapes import parameter_count
 from planner.facts.precision import MIXES
@@ -68,7 +69,7 @@ def searched(data: object) -> SearchResult:
         BusyError: as `plan`.
     """
     query = checked(SearchQuery, data)
-    spec = parse_fields(_seed(query.spec, query.fixed))
+    spec = of_any_world(parse_fields(_seed(query.spec, query.fixed)))
     asked = {
         "world_size": query.ranks,
         "fixed": query.fixed,

@@ -45,6 +45,11 @@ def _nothing_more(_spec: JobSpec) -> list[Problem]:
     return []
 
 
+def of_any_world(spec: JobSpec) -> JobSpec:
+    """The spec without the ranks that it names: a search tries worlds that have others."""
+    return spec.model_copy(update={"dry_ranks": [0]})
+
+
 def _ranks_exist(spec: JobSpec) -> list[Problem]:
     beyond = [rank for rank in spec.dry_ranks if rank >= spec.layout.world_size]
     text = f"{product_words(spec.layout)}, from 0: there is no rank {', '.join(map(str, beyond))}"

@@ -96,6 +96,13 @@ def test_search_ranks_layouts_and_counts_what_it_refused(owner: User, api: Api) 
         parse_spec({**SEARCH["spec"], "layout": f["layout"], "train": train})
 
 
+def test_a_search_from_a_dry_run_s_spec_tries_worlds_without_the_ranks_it_names(owner: User, api: Api) -> None:
+    spec = {**SEARCH["spec"], "kind": "dry_run", "dry_ranks": [1_000]}
+    dry, plain = (post(api(owner), "plan/search", {**SEARCH, "spec": one}).json() for one in (spec, SEARCH["spec"]))
+    assert (dry["fitting"], dry["refused"]) == (plain["fitting"], plain["refused"])
+    assert dry["fitting"] > 0
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [
