@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import time
 from pathlib import Path
 
@@ -91,7 +92,9 @@ def test_a_job_that_waits_says_why_in_words(slurm: Cluster) -> None:
     wait_for(first, "RUNNING")
     second, argv = options(slurm, "second")
     waiting = SLURM.submit(argv, script("true"))
-    pending = wait_until(lambda: next((j for j in SLURM.jobs() if j.name == second and j.start), None), "a start")
+    pending = wait_until(
+        lambda: next((j for j in SLURM.jobs() if j.name == second and j.start and j.reason), None), "a start"
+    )
     assert pending is not None
     assert re.fullmatch(
         r"Slurm: waits for (Resources: no nodes with all it asks for are free|Priority: .*); "
@@ -147,7 +150,7 @@ def test_a_job_runs_on_while_slurmctld_restarts(slurm: Cluster) -> None:
     name, argv = options(slurm, "survivor")
     job = SLURM.submit(argv, script("sleep 60"))
     wait_for(name, "RUNNING")
-    slurm.stop_controller()
+    slurm.stop_controller(signal.SIGTERM)
     slurm.start_controller()
     assert wait_for(name, "RUNNING").id == job
     SLURM.cancel([job])

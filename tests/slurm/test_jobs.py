@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +173,7 @@ def test_slurmctld_restarted_in_the_middle_changes_nothing(slurm: Cluster, insta
     board = installed.board
     job = board.submit(spec(LONG))
     board.wait_for(job, "running", timeout_s=START_S)
-    slurm.stop_controller()
+    slurm.stop_controller(signal.SIGTERM)  # killed, it forgets what it did not save in the last seconds
     try:
         waiting = board.submit(spec())
         wait_until(lambda: "Slurm cannot be asked" in board.job(waiting)["wait_reason"], "the trouble is told", 60)

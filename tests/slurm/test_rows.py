@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 
 import pytest
@@ -49,6 +50,12 @@ def test_what_is_no_job_of_ours_is_left_out(line: str) -> None:
 def test_a_reason_is_told_known_or_not(reason: str, told: str) -> None:
     (job,) = rows(f"17|PENDING|gpu||N/A|meshboard-abc-2|{reason}")
     assert waits(job).endswith(told)
+
+
+def test_no_start_is_expected_of_what_slurm_has_not_considered() -> None:
+    not_yet, considered = (waits(*rows(line)) for line in (PENDING.replace("Resources", "None"), PENDING))
+    assert not_yet == "Slurm: has not considered it yet"
+    assert re.search(r"; expected start 2026-11-22 \d\d:\d\d UTC$", considered)
 
 
 @pytest.mark.parametrize(

@@ -92,9 +92,9 @@ def waits(job: SlurmJob) -> str:
     """Why it waits, and until when."""
     code, _, rest = job.reason.partition(",")
     said = REASONS.get(code, "")
-    if not code:
-        text = "Slurm: has not considered it yet"
-    elif said:
+    if not code:  # what it says of a start is when it was handed in
+        return "Slurm: has not considered it yet"
+    if said:
         text = f"Slurm: waits for {code}: {said}{f' ({rest.strip()})' if rest.strip() else ''}"
     else:
         text = f"Slurm: waits for {job.reason}"
