@@ -11,8 +11,9 @@ const LEAST_BETWEEN = 8; // px from one line to the next
 const roomFor = (cells, size) => (size > 0 ? Math.min(cells, Math.ceil(size * devicePixelRatio)) : cells);
 
 /**
- * `told(row, column)`: the words of a cell. Returns {show(cells, {rows, columns, most, borders, missing}), choose}:
+ * `told(row, column)`: the words of a cell. Returns {show(cells, {rows, columns, most, borders}), pointed}:
  * cells row by row, NaN where nothing is known; `borders` are row and column numbers before which a host begins.
+ * What is pointed at is told again, with its new figures, by each show; `pointed()` says whether anything is.
  */
 export function heatMap(container, { label, told, onTell, token = "--axis-dp", tall = false }) {
   const canvas = el("canvas", { className: "heat-cells", role: "img", ariaLabel: label, tabIndex: 0 });
@@ -98,8 +99,7 @@ export function heatMap(container, { label, told, onTell, token = "--axis-dp", t
       paint();
       if (at) choose(at);
     },
-    choose,
-    paint,
+    pointed: () => at !== null,
   };
 }
 

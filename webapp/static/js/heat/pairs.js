@@ -63,7 +63,7 @@ export function pairsPanel(panel) {
     const counted = steps > 0 ? `Measured: the mean of ${integer(steps)} ${steps === 1 ? "step" : "steps"}.` : "No step was counted.";
     const sources = planned ? counted : `Of step ${step.step}, as its events tell.`;
     note = `Rows send, columns receive; algorithmic bytes of a step, spread as a ring, an all-to-all or a pipeline sends them. ${sources}${borders.length > 0 ? " Lines, where there is room for them: where a host begins." : ""}`;
-    if (!panel.contains(document.activeElement)) tell(null);
+    if (!Object.values(maps).some((map) => map.pointed())) tell(null);
     legend($("pairs-legend"), most, (value) => `${bytes(Math.round(value))} a step`);
   };
 }

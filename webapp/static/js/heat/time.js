@@ -57,7 +57,7 @@ export function timePanel(panel) {
     const borders = hostBorders(job.members).map((rank) => ranks.findIndex((one) => one >= rank)).filter((row) => row > 0);
     map.show(drawn.cells, { rows: ranks.length, columns: drawn.columns, most, borders: { rows: borders, columns: [] } });
     note = `${figure.note}, over ${duration(bins.width)}. ${integer(ranks.length)} ${ranks.length === 1 ? "rank" : "ranks"} from above, ${exactTime(new Date(1000 * drawn.times[0]))} to ${exactTime(new Date(1000 * drawn.times.at(-1)))}.`;
-    if (!panel.contains(document.activeElement) && !panel.matches(":hover")) told.textContent = note;
+    if (!map.pointed()) told.textContent = note;
     legend($("heat-time-legend"), most, figure.words, figure.token);
     small(bins, drawn, ranks, figure);
   };

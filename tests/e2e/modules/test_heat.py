@@ -1,0 +1,99 @@
+"""The heat maps' panels as they are redrawn while a run goes on: what a reader points at stays told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from django.template.loader import render_to_string
+from playwright.sync_api import Page, expect
+
+from planner.cost.estimate import estimate
+from planner.facts.reading.parse import parse_spec
+from tests.support.modules import paper
+
+STYLES = ("css/tokens.css", "css/base.css", "css/job/heat.css")
+
+
+@contextmanager
+def panel(modules: Page, name: str, made: str, drawn: str, argument: object) -> Iterator[Page]:
+    """A page with this panel and `draw(step)`: `made` (JavaScript) gives `show` from its `section`, `drawn` the
+    arguments of it."""
+    with paper(modules, f"<main>{render_to_string(f'jobs/panels/{name}.html')}</main>", *STYLES) as page:
+        body = f"""async (x) => {{
+          const section = document.querySelector('section');
+          {made}
+          window.draw = (step) => show(...{drawn});
+        }}"""
+        page.evaluate(body, argument)
+        yield page
+
+
+@contextmanager
+def pairs(modules: Page) -> Iterator[Page]:
+    data = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2, "tp": 2}}
+    spec = parse_spec(data)
+    job = {"spec": spec.model_dump(mode="json"), "estimate": estimate(spec), "attempt": 1, "finished": False}
+    made = """const { pairsPanel } = await import('/js/heat/pairs.js');
+      const show = pairsPanel(section);
+      const cell = { axis: 'tp', op: 'all_reduce', group_size: 2 };
+      const cells = (step) => [{ ...cell, algorithmic_bytes: 700 * step * step }];
+      const state = (step) => ({ ranks: new Map([[0, { exactStep: step, exactCells: cells(step) }]]) });"""
+    with panel(modules, "heat-pairs", made, "[x, state(step), null]", job) as page:
+        yield page
+
+
+@contextmanager
+def over_time(modules: Page) -> Iterator[Page]:
+    made = """const { timePanel } = await import('/js/heat/time.js');
+      const { Bins } = await import('/js/rates.js');
+      const show = timePanel(section);
+      const bins = (step) => {
+        const made = new Bins(1, 100, 'whole');
+        for (const rank of [0, 1]) for (let i = 0; i < 9; i += 1) made.add(rank, 'tp/a', 100 + i, 700 * step);
+        return made;
+      };"""
+    drawn = "[{ finished: true }, { whole: bins(step), recent: bins(step) }]"
+    with panel(modules, "heat-time", made, drawn, None) as page:
+        yield page
+
+
+PANELS = {
+    "pairs": (pairs, "#pairs-measured .heat-cells", "#pairs-told", ["1,400 B measured", "2,100 B measured"]),
+    "time": (over_time, "#heat-time .heat-cells", "#heat-time-told", ["1.40 kB/s", "2.10 kB/s"]),
+}
+
+
+@pytest.mark.parametrize("how", ["pointer", "keys"])
+@pytest.mark.parametrize("name", PANELS)
+def test_what_is_pointed_at_stays_told_with_its_new_figures(modules: Page, name: str, how: str) -> None:
+    made, where, words, (first, second) = PANELS[name]
+    with made(modules) as page:
+        page.evaluate("draw(2)")
+        cells, told = page.locator(where), page.locator(words)
+        note = told.text_content() or ""
+        assert "rank 0" not in note
+        if how == "pointer":
+            cells.hover(position={"x": 150, "y": 20})
+        else:
+            cells.focus()
+            page.keyboard.press("ArrowRight")
+        expect(told).to_contain_text(first)
+        page.evaluate("draw(3)")
+        expect(told).to_contain_text(second)
+        page.mouse.move(0, 0)
+        cells.blur()
+        expect(told).not_to_contain_text(second)
+
+
+@pytest.mark.parametrize("name", PANELS)
+def test_a_note_is_new_though_the_pointer_rests_beside_the_cells(modules: Page, name: str) -> None:
+    made, _, words, _ = PANELS[name]
+    with made(modules) as page:
+        page.evaluate("draw(2)")
+        page.locator("header h2").hover()
+        told = page.locator(words)
+        told.evaluate("(place) => (place.textContent = 'of before')")
+        page.evaluate("draw(3)")
+        expect(told).not_to_have_text("of before")
