@@ -60,6 +60,7 @@ class Stack(NamedTuple):
     twice where a second token is predicted.
     `frozen`: weights are, beside adapters too small to count: no gradient of theirs is computed, summed or applied.
     `offloads`: share of layers whose activations go to the host and come back; nothing hides it.
+    `keeps_opened`: SwiGLU is two operations, and the gate's activation is kept beside what both are made of.
     `repeats_operations`: selective recompute keeps every second product's output and attention's, and repeats the rest.
     `repeats_whole`: what is recomputed is, before any of its backward, and to its end.
     `keeps_both_gradients`: where they are added up in fp32, those of the compute type stay allocated.
@@ -118,6 +119,7 @@ class Stack(NamedTuple):
     heads: int = 1
     frozen: bool = False
     offloads: float = 0.0
+    keeps_opened: bool = True
     repeats_operations: bool = False
     repeats_whole: bool = False
     keeps_both_gradients: bool = False
@@ -151,6 +153,7 @@ STACKS: dict[StackName, Stack] = {
         loss=1.7,
         passes=1.7,
         contention=0.3,
+        keeps_opened=False,
     ),
     # 155 rows: NVIDIA's performance tables, MLPerf's logs, Megatron-LM's own tests. The host's time is what recipes of
     # mixtures without CUDA graphs take beyond those with them, for an expert in fp8 and in 16 bits.

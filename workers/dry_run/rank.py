@@ -12,7 +12,6 @@ import torch.distributed as dist
 from contracts.telemetry.steps import Cell
 from planner.facts.precision import ADAM_MOMENT_BYTES
 from planner.facts.spec import JobSpec
-from workers.dry_run.gpu import as_on_a_gpu
 from workers.dry_run.watch import Watch
 from workers.meter.dry import dry_world
 from workers.meter.recorder import Recorder
@@ -50,7 +49,7 @@ class Blank:
 
 def dry_step(spec: JobSpec, rank: int) -> DryStep:
     """Forward, backward and the sums of one step of `rank`, with no weight allocated and nothing sent. Kernels are a
-    CPU's, but for what keeps less on a GPU where the spec asks for one.
+    CPU's; what they keep for backward is what a GPU's keep.
 
     All of the trainer's own code but the draw of initial values, the router's choice (taken to be even) and the
     arithmetic of the update, which sends nothing. One process runs one at a time.
@@ -65,8 +64,6 @@ def dry_step(spec: JobSpec, rank: int) -> DryStep:
         with FakeTensorMode(allow_non_fake_inputs=True), watch, storage_changes(watch.resized):
             for decoder in built.chunks.values():
                 decoder.to_empty(device=device)
-                if spec.resources.device == "cuda":
-                    as_on_a_gpu(decoder)
             part = assemble(spec, mesh, built)
             trainer = Trainer(spec, mesh, part, cast(Corpus, Blank()), recorder, device)
             recorder.set_phase("step")

@@ -16,12 +16,14 @@ from workers.torch_private.groups import fake_store, stand_in_group
 
 
 class Done(dist.Work):
-    """Work that was over when it began."""
+    """Work that was over when it began. As a real one it holds its tensors until it is waited for."""
 
-    def __init__(self) -> None:
+    def __init__(self, tensors: Sequence[Any]) -> None:
         super().__init__()
+        self._tensors = tensors
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        self._tensors = ()
         return True
 
     def is_completed(self) -> bool:
@@ -33,7 +35,7 @@ class DryGroup(MeteredGroup):
 
     def _run(self, method: str, op: Op, carried: Carried, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         self._issue(op, carried)()
-        return Done()
+        return Done(args)
 
 
 def dry_world(recorder: Recorder, rank: int, world_size: int) -> None:

@@ -62,7 +62,7 @@ def _embed_backward(g: Graph, s: Shape, rows: Variable) -> None:
 
 def head(g: Graph, s: Shape, x: Variable) -> Variable:
     """Final norm, logits and their loss. x is the caller's to let go; what comes out has no size."""
-    normed = norm(g, s, x)
+    normed = norm(g, x)
     entered = enter(g, s, normed)
     if s.regather:
         entered.whole.remake = Remake(entered.whole.num_bytes, 0)

@@ -9,7 +9,7 @@ from planner.cost.memory.attention import attention
 from planner.cost.memory.graph import Graph, Remake, Variable
 from planner.cost.memory.mlp import mixture, mlp
 from planner.cost.memory.shape import Shape
-from planner.cost.memory.ways import Entered, enter, leave, norm, norm_scratch
+from planner.cost.memory.ways import Entered, enter, leave, norm
 from planner.facts.precision import FP32_BYTES
 from planner.facts.tensors.placements import kv_heads_held
 
@@ -71,11 +71,11 @@ def _add_bias(g: Graph, s: Shape, x: Variable, bias: bool) -> Variable:
 
 def _half(g: Graph, s: Shape, x: Variable, inside: Callable[[Graph, Shape, Entered], Variable]) -> Variable:
     """The norm, the way into tensor parallelism, what is `inside`, and the way out."""
-    normed = norm(g, s, x)
+    normed = norm(g, x)
     entered = enter(g, s, normed)
     whole = entered.whole
     if s.light and (s.regather or not s.sequence_parallel):
-        whole.remake = Remake(whole.num_bytes, norm_scratch(s, s.part_bytes))
+        whole.remake = Remake(whole.num_bytes, 0)
         g.keep_until_backward(x)  # which it is made of
     elif s.regather and s.recompute != "full":
         whole.remake = Remake(whole.num_bytes, 0)

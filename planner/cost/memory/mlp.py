@@ -118,16 +118,15 @@ def _down(g: Graph, s: Shape, gate: Variable | None, up: Variable) -> Variable:
 def activated(g: Graph, s: Shape, gate: Variable | None, up: Variable, *, dropped: bool) -> Variable:
     """`dropped`: backward makes it again."""
     wide = up.num_bytes
-    if gate is None:
-        made = g.op((up,), wide, saves=(up,))
+    if gate is None or not s.keeps_opened:
+        inputs = (up,) if gate is None else (gate, up)
+        made, beside = g.op(inputs, wide, saves=inputs), 0
+    else:
+        opened = g.op((gate,), wide, saves=(gate,))
         if dropped:
-            made.remake = Remake(wide, 0)
-        return made
-    opened = g.op((gate,), wide, saves=(gate,))
+            opened.remake = Remake(wide, 0)
+        made, beside = g.op((opened, up), wide, saves=(opened, up)), wide
+        g.done(opened)
     if dropped:
-        opened.remake = Remake(wide, 0)
-    made = g.op((opened, up), wide, saves=(opened, up))
-    if dropped:
-        made.remake = Remake(wide, wide)
-    g.done(opened)
+        made.remake = Remake(wide, beside)
     return made

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from planner.facts.precision import FP8_BYTES, mix_of
-from planner.facts.spec import AttentionKernel, Device, JobSpec, ModelSpec, Recompute
+from planner.facts.spec import AttentionKernel, JobSpec, ModelSpec, Recompute
 from planner.facts.tensors.placements import vocab_rows
 from planner.facts.tensors.shards import micro_batch_tokens
 from planner.hardware.stacks import STACKS
@@ -14,7 +14,7 @@ from planner.hardware.stacks import STACKS
 class Shape(NamedTuple):
     """What one rank computes of a layer with one micro-batch. `tokens` of its cp part, `element` bytes of the compute
     type, `narrow` of what products take; `parts` that sequence parallelism divides the residual stream into.
-    `documents`: attention stays within them. `fused_loss`, `gathers_logits`, `repeats_operations` and
+    `documents`: attention stays within them. `fused_loss`, `gathers_logits`, `keeps_opened`, `repeats_operations` and
     `repeats_whole` as the stack has them."""
 
     model: ModelSpec
@@ -33,10 +33,10 @@ class Shape(NamedTuple):
     attention: AttentionKernel
     documents: bool
     dropout: bool
-    device: Device
     narrow: int
     fused_loss: bool
     gathers_logits: bool
+    keeps_opened: bool
     repeats_operations: bool
     repeats_whole: bool
 
@@ -91,10 +91,10 @@ def shape_of(spec: JobSpec) -> Shape:
         attention=train.attention,
         documents=train.document_end is not None,
         dropout=train.dropout,
-        device=spec.resources.device,
         narrow=FP8_BYTES if mix_of(train.precision).gemm == "fp8" else mix_of(train.precision).compute,
         fused_loss=stack.fused_loss or (stack.compiles_loss and train.compile),
         gathers_logits=stack.gathers_logits,
+        keeps_opened=stack.keeps_opened,
         repeats_operations=stack.repeats_operations,
         repeats_whole=stack.repeats_whole,
     )

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from workers.torch_private import attention
 from workers.torch_private.attention import attend, attend_backward
 
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}  # of fp32 values about 1, summed in another order by another number of threads
+
 
 def drawn(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
@@ -28,11 +30,11 @@ def test_the_cpu_s_kernel_gives_output_log_sum_exp_and_gradients(kv_heads: int, 
 
     out, lse = attend(q, k, v, causal=causal)
 
-    torch.testing.assert_close(out, expected.detach())
-    torch.testing.assert_close(lse, scores.logsumexp(-1))
+    torch.testing.assert_close(out, expected.detach(), **CLOSE)
+    torch.testing.assert_close(lse, scores.logsumexp(-1), **CLOSE)
     found = attend_backward(grad, q, k, v, out, lse, causal=causal)
     for gradient, x in zip(found, whole, strict=True):
-        torch.testing.assert_close(gradient, x.grad)
+        torch.testing.assert_close(gradient, x.grad, **CLOSE)
 
 
 def test_backward_of_a_part_of_the_keys_takes_the_log_sum_exp_of_all() -> None:
@@ -44,9 +46,9 @@ def test_backward_of_a_part_of_the_keys_takes_the_log_sum_exp_of_all() -> None:
     _, lse = attend(q, k, v, causal=False)
     runs = (slice(12), slice(12, 30))
     parts = [attend_backward(grad, q, k[..., run, :], v[..., run, :], out, lse, causal=False) for run in runs]
-    torch.testing.assert_close(parts[0].q + parts[1].q, whole[0].grad)
-    torch.testing.assert_close(torch.cat([part.k for part in parts], 2), whole[1].grad)
-    torch.testing.assert_close(torch.cat([part.v for part in parts], 2), whole[2].grad)
+    torch.testing.assert_close(parts[0].q + parts[1].q, whole[0].grad, **CLOSE)
+    torch.testing.assert_close(torch.cat([part.k for part in parts], 2), whole[1].grad, **CLOSE)
+    torch.testing.assert_close(torch.cat([part.v for part in parts], 2), whole[2].grad, **CLOSE)
 
 
 @pytest.mark.parametrize("flash", [True, False])

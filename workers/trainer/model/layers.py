@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from planner.facts.spec import AttentionKernel, ModelSpec, Recompute
+from workers.torch_private.kernels import rms_norm, swiglu
 from workers.trainer.parallel.context_parallel import ContextParallel
 from workers.trainer.parallel.expert_parallel import ExpertParallel
 from workers.trainer.parallel.tensor_parallel import Entered, TensorParallel
@@ -94,7 +95,7 @@ def use(parameter: torch.Tensor, strategy: Strategy) -> torch.Tensor:
 
 
 class Norm(nn.Module):
-    """LayerNorm with bias, or RMSNorm without; torch computes both in fp32 inside."""
+    """LayerNorm with bias, or RMSNorm without; both are computed in fp32 inside."""
 
     def __init__(self, size: int, bias: bool, strategy: Strategy) -> None:
         super().__init__()
@@ -103,10 +104,10 @@ class Norm(nn.Module):
         self.strategy = strategy
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        shape, weight = self.weight.shape, use(self.weight, self.strategy)
+        weight = use(self.weight, self.strategy)
         if self.bias is None:
-            return F.rms_norm(x, shape, weight, NORM_EPS)
-        return F.layer_norm(x, shape, weight, use(self.bias, self.strategy), NORM_EPS)
+            return rms_norm(x, weight, NORM_EPS)
+        return F.layer_norm(x, self.weight.shape, weight, use(self.bias, self.strategy), NORM_EPS)
 
 
 class Table(nn.Module):
@@ -144,22 +145,13 @@ class Mlp(nn.Module):
         return self._down(None if self.gate is None else self.gate(x), self.up(x))
 
     def _down(self, gate: torch.Tensor | None, up: torch.Tensor) -> torch.Tensor:
+        inner = activate(gate, up)
         if not self.strategy.drops_cheap_outputs:
-            return self.down.partial(activate(gate, up))
-        inner = _activate_again(gate, up)
+            return self.down.partial(inner)
         with remade(inner, lambda: activate(gate, up)):
             return self.down.partial(inner)
 
 
 def activate(gate: torch.Tensor | None, up: torch.Tensor) -> torch.Tensor:
-    """GELU, or SwiGLU where there is a gate."""
-    return F.gelu(up) if gate is None else F.silu(gate) * up
-
-
-def _activate_again(gate: torch.Tensor | None, up: torch.Tensor) -> torch.Tensor:
-    """The same, and backward keeps no more than gate and up."""
-    if gate is None:
-        return F.gelu(up)
-    opened = F.silu(gate)
-    with remade(opened, lambda: F.silu(gate)):
-        return opened * up
+    """GELU, or SwiGLU where there is a gate; both keep their input alone."""
+    return F.gelu(up) if gate is None else swiglu(gate, up)
