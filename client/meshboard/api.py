@@ -53,8 +53,9 @@ class Client:
         return self._job("GET", ("jobs", job_id))
 
     def jobs(self, **filters: Any) -> Iterator[dict[str, Any]]:
-        """Briefs of all jobs one may see, the newest first, page after page."""
-        query: dict[str, Any] = {name: value for name, value in filters.items() if value is not None}
+        """Briefs of all jobs one may see, the newest first, page after page. `status`, `kind` and `tag` may be several:
+        in any of the states, of any of the kinds, with all of the tags."""
+        query: dict[str, Any] = {name: _given(value) for name, value in filters.items() if value is not None}
         while True:
             page, response = self._door.send("GET", ("jobs",), params=query)
             briefs = page.get("jobs") if isinstance(page, dict) else page
@@ -235,6 +236,11 @@ class Client:
         if not isinstance(told, dict) or "id" not in told:
             raise AwayError(f"{self.url} answered with JSON that is no job: is it a board's address?")
         return Job(told, was_there)
+
+
+def _given(value: Any) -> Any:
+    """Several stand in one parameter."""
+    return ",".join(value) if isinstance(value, (list, tuple, set)) else value
 
 
 def sendable_key(key: str, name: str = "key") -> str:
