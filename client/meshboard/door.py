@@ -140,18 +140,23 @@ def checked(response: httpx.Response, parts: Sequence[str]) -> httpx.Response:
     if not problems and response.status_code not in (401, 403, 404):
         raise AwayError(f"{response.url} answered {response.status_code} and nothing that a board says")
     fallback = [("request", f"HTTP {response.status_code}{NO_BOARD if response.status_code == 404 else ''}")]
-    about = named(parts) if problems and response.status_code == 404 else "request"
+    about = named(parts, response.status_code) if problems else {}
     raise RefusedError(response.status_code, problems or fallback, told if problems else None, about)
 
 
-def named(parts: Sequence[str]) -> str:
-    """What an address is of, where a board's "no such thing" does not say which."""
+def named(parts: Sequence[str], status: int) -> dict[str, str]:
+    """What an address is of, by the names of its parameters, which say nothing to people. An older board's "no such
+    thing" is of the request as a whole."""
     match list(parts):
         case ["jobs", job_id, *_]:
-            return f"job {job_id}"
+            found = {"job_id": f"job {job_id}"}
         case ["projects", project, "baselines", *branch] if branch:
-            return f"baseline {'/'.join(branch)} of project {project}"
-    return "request"
+            found = {"branch": f"baseline {'/'.join(branch)} of project {project}", "project": f"project {project}"}
+        case ["projects", project, *_]:
+            found = {"project": f"project {project}"}
+        case _:
+            return {}
+    return {**found, "request": next(iter(found.values()))} if status == 404 else found
 
 
 def page(response: httpx.Response) -> AwayError:

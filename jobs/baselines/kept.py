@@ -156,7 +156,7 @@ def forget(user: User, project: str, branch: str) -> None:
     """All its runs. Raises PermissionDenied, Http404."""
     _check_may_set(user, project)
     with transaction.atomic():
-        gone, _ = _mine(user, project).filter(branch=branch).delete()
+        gone, _ = _seen(user, project).filter(branch=branch).delete()
         if not gone:
             raise Http404("no such baseline")
         record(user.get_username(), "forget baseline", "baseline", f"{project}/{branch}", before=gone)

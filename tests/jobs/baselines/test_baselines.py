@@ -245,7 +245,7 @@ def test_a_project_s_baselines_are_its_members(
     assert answer.status_code == sets
     if sets == 403:
         assert (
-            messages(answer)["request"] == f"setting a baseline of vision takes an operator; you are its {role.label}"
+            messages(answer)["project"] == f"setting a baseline of vision takes an operator; you are its {role.label}"
         )  # type: ignore[union-attr]
     assert client.delete(theirs).status_code == {200: 204}.get(sets, sets)
     assert BaselineRun.objects.count() == (0 if sets == 200 else 1)
