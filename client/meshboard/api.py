@@ -27,7 +27,7 @@ LOOK_S = 5.0  # of one question, where somebody hears how it goes
 
 class Client:
     """Speaks to one board with one token. A context manager. What a call raises unless it says otherwise: RefusedError,
-    AwayError, and WrongError where a name is none, before anything is sent."""
+    AwayError, and WrongError where a name or the address is none, before anything is sent."""
 
     def __init__(self, url: str, token: str, *, timeout_s: float = 60.0, verify: bool | str = True) -> None:
         self._door = Door(url, token, timeout_s, verify)
