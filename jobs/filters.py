@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import django_filters
 from django import forms
 from django.core.exceptions import ValidationError
-from django.db.models import Q, QuerySet
+from django.db.models import Count, Q, QuerySet
 
 from jobs.kinds import KINDS
-from jobs.models import LIVE, Job, Status
+from jobs.models import LIVE, Job, JobTag, Status
 
+STATES = [(state, state) for state in Status.values]
 TITLES = [(name, kind.title) for name, kind in KINDS.items()]
 ARCHIVED = [("only", "archived"), ("too", "all, archived too")]
 ACTIVE = "active"
+LONGEST_TAGS = 1020  # characters of as many tags as a job may have, with their commas
 WHOSE = [("mine", "mine")]
 
 
@@ -31,47 +33,62 @@ def _chosen(
     return django_filters.ChoiceFilter(label=label, choices=choices, empty_label=empty, error_messages=messages, **more)
 
 
-class StatesField(forms.MultipleChoiceField):
-    """Several states: commas between, or given several times, as a form's boxes are. ACTIVE stands for all of LIVE."""
+class SeveralField(forms.MultipleChoiceField):
+    """Several choices: commas between, or given several times, as a form's boxes are. `stands_for`: words for some."""
 
     widget = forms.CheckboxSelectMultiple
 
+    def __init__(
+        self, *, choices: Sequence[tuple[str, Any]], stands_for: Mapping[str, Iterable[str]], **more: Any
+    ) -> None:
+        super().__init__(choices=choices, **more)
+        self._names, self._stands_for = [name for name, _ in choices], stands_for
+
     def to_python(self, value: Any) -> list[str]:
-        """Each once, in the order in which a job comes to them."""
+        """Each once, in the order of the choices."""
         if not value or value == [""]:
             return []
-        told = {state for given in value for state in given.split(",")}
-        if ACTIVE in told:
-            told = told - {ACTIVE} | set(LIVE)
-        unknown = sorted(told - set(Status.values))
+        told = {word for given in value for word in given.split(",")}
+        told = {name for word in told for name in self._stands_for.get(word, [word])}
+        unknown = sorted(told - set(self._names))
         if unknown:
             raise ValidationError(
                 self.error_messages["invalid_choice"], "invalid_choice", {"value": unknown[0] or "nothing"}
             )
-        return [state for state in Status.values if state in told]
+        return [name for name in self._names if name in told]
 
 
-class StatesFilter(django_filters.Filter):
-    field_class = StatesField
+class SeveralFilter(django_filters.Filter):
+    """Jobs with any of the choices."""
+
+    field_class = SeveralField
+
+    def __init__(self, label: str, choices: Sequence[tuple[str, Any]], told: Iterable[str] = (), **stands_for: Any):
+        """`told`: `stands_for` with what each means."""
+        words = _one_of([*(name for name, _ in choices), *told], "one or more of")
+        super().__init__(label=label, lookup_expr="in", choices=choices, stands_for=stands_for, error_messages=words)
+
+
+class WordsInput(forms.TextInput):
+    """What was given several times stands with commas between."""
+
+    def value_from_datadict(self, data: Any, files: Any, name: str) -> Any:
+        given = data.getlist(name) if hasattr(data, "getlist") else [data.get(name) or ""]
+        return ",".join(given)
 
 
 class JobFilter(django_filters.FilterSet):
-    """Search words, states, kind, project, tag, owner; archived jobs only where asked for. A parameter that makes no
+    """Search words, states, kinds, project, tags, owner; archived jobs only where asked for. A parameter that makes no
     sense narrows nothing.
 
     `user`: who asks; only staff's form has whose jobs they are.
     """
 
     q = django_filters.CharFilter(label="Search", method="search", max_length=100)
-    status = StatesFilter(
-        label="Status",
-        lookup_expr="in",
-        choices=Status.choices,
-        error_messages=_one_of([*Status.values, f"{ACTIVE} (all that have not ended)"], "one or more of"),
-    )
-    kind = _chosen("Kind", TITLES, "any")
+    status = SeveralFilter("Status", STATES, [f"{ACTIVE} (all that have not ended)"], **{ACTIVE: LIVE})
+    kind = SeveralFilter("Kind", TITLES)
     project = django_filters.CharFilter(label="Project", max_length=100)
-    tag = django_filters.CharFilter(label="Tag", field_name="tags__name", max_length=50)
+    tag = django_filters.CharFilter(label="Tag", method="tagged", max_length=LONGEST_TAGS, widget=WordsInput)
     whose = _chosen("Whose", WHOSE, "all", method="of_whom")
     owner = django_filters.CharFilter(label="Owner", field_name="owner__username", max_length=150)
     archived = _chosen(
@@ -92,6 +109,15 @@ class JobFilter(django_filters.FilterSet):
     def search(self, jobs: QuerySet[Job], _name: str, words: str) -> QuerySet[Job]:
         """Jobs whose name holds the words, or whose id they are."""
         return jobs.filter(Q(name__icontains=words) | Q(id=words))
+
+    def tagged(self, jobs: QuerySet[Job], _name: str, tags: str) -> QuerySet[Job]:
+        """Jobs with all of the tags, commas between; or with the one that has those commas in it."""
+        names = {name.strip() for name in tags.split(",")} - {""}
+        if names == {tags}:
+            return jobs.filter(tags__name=tags)
+        tagged = JobTag.objects.values("job")
+        with_all = tagged.filter(name__in=names).annotate(has=Count("id")).filter(has=len(names)).values("job")
+        return jobs.filter(Q(id__in=tagged.filter(name=tags)) | Q(id__in=with_all))
 
     def of_whom(self, jobs: QuerySet[Job], _name: str, _mine: str) -> QuerySet[Job]:
         return jobs.filter(owner=self._user)

@@ -51,8 +51,8 @@ ROOMS = {
         # changes a state tells of it in the same transaction, and the controller sends it. People's changes stand in
         # the queue's audit, and the queue hands a job what its project says.
         "queue engines reporting telling people metrics",
-        "baselines",
         "history",
+        "baselines",
         "backup",
         "logs",
         "live",

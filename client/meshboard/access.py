@@ -8,10 +8,13 @@ import re
 from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
-from meshboard.errors import why
+import httpx
 
+from meshboard.errors import WrongError, why
+
+SPACE = re.compile(r"\s")
 TOKEN = re.compile(r"[!-~]{1,4096}")
 
 
@@ -26,34 +29,42 @@ class NoAccessError(Exception):
     """Nobody said which board, or with which token."""
 
 
-def address(url: str) -> str:
-    """A board's address.
+def address(url: str, told_by: str = "url") -> str:
+    """A board's address. `told_by`: what it was given as.
 
     Raises:
-        NoAccessError: it is none, or has a password in it, which logs and process lists would show.
+        WrongError: it is none, or has a password in it, which logs and process lists would show; does not quote it.
     """
     url = url.strip().rstrip("/")
-    try:
-        told = urlsplit(url)
-        known = told.scheme in ("http", "https") and bool(told.hostname)
-    except ValueError:
-        known = False
-    if not known:
-        raise NoAccessError("a board's address begins with https:// (or http://) and names its host")
+    told = _split(url)
+    if told is None:
+        raise WrongError(f"{told_by}: a board's address begins with https:// (or http://) and names its host", told_by)
     if told.username is not None or told.query or told.fragment:
-        raise NoAccessError("a board's address has no user, password, ? or # in it: a token is kept apart")
+        words = "a board's address has no user, password, ? or # in it: a token is kept apart"
+        raise WrongError(f"{told_by}: {words}", told_by)
     return url
+
+
+def _split(url: str) -> SplitResult | None:
+    """None for what nothing could be sent to."""
+    try:
+        told, host = urlsplit(url), httpx.URL(url).host
+        host.encode("idna")
+        known = told.scheme in ("http", "https") and bool(told.hostname) and told.port != 0 and not SPACE.search(url)
+    except (ValueError, httpx.InvalidURL):
+        return None
+    return told if known else None
 
 
 def token(text: str) -> str:
     """What a header can carry; a line's end around it does no harm.
 
     Raises:
-        NoAccessError: it is none, in words that do not quote it.
+        WrongError: it is none, in words that do not quote it.
     """
     text = text.strip()
     if not TOKEN.fullmatch(text):
-        raise NoAccessError("this is no token: one word of visible ASCII characters")
+        raise WrongError("this is no token: one word of visible ASCII characters", "token")
     return text
 
 
@@ -68,14 +79,17 @@ def find() -> Access:
 
     Raises:
         NoAccessError: with what to do.
+        WrongError: what was told is no address, or no token.
     """
-    told = _read(kept())
-    url = (os.environ.get("MESHBOARD_URL") or told.get("url", "")).strip().rstrip("/")
+    told, given = _read(kept()), os.environ.get("MESHBOARD_URL")
+    url = (given or told.get("url", "")).strip().rstrip("/")
+    if url:
+        address(url, "MESHBOARD_URL" if given else str(kept()))
     secret = os.environ.get("MESHBOARD_TOKEN") or (told.get("token", "") if url == told.get("url", "") else "")
     if not url or not secret:
         missing = "MESHBOARD_URL" if not url else "MESHBOARD_TOKEN"
         raise NoAccessError(f"no board: run 'meshboard login URL', or set {missing}")
-    return Access(address(url), token(secret))
+    return Access(url, token(secret))
 
 
 def is_readable_on_the_way(url: str) -> bool:

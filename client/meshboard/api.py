@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+import httpx
 
 from meshboard.door import Door
 from meshboard.errors import AwayError, RefusedError, TimedOutError, WrongError
@@ -17,6 +19,7 @@ from meshboard.patience import Patience
 
 POLL_S = 1.0  # between two looks at a board that cannot be waited at
 LONGEST_WAIT_S = 60.0  # of one question
+LARGEST_PAGE = 1000
 LONGEST_KEY = 200
 KEY = re.compile(f"[!-~]{{1,{LONGEST_KEY}}}")
 LOOK_S = 5.0  # of one question, where somebody hears how it goes
@@ -24,7 +27,7 @@ LOOK_S = 5.0  # of one question, where somebody hears how it goes
 
 class Client:
     """Speaks to one board with one token. A context manager. What a call raises unless it says otherwise: RefusedError,
-    AwayError, and WrongError where a name is none, before anything is sent."""
+    AwayError, and WrongError where a name or the address is none, before anything is sent."""
 
     def __init__(self, url: str, token: str, *, timeout_s: float = 60.0, verify: bool | str = True) -> None:
         self._door = Door(url, token, timeout_s, verify)
@@ -53,18 +56,28 @@ class Client:
         return self._job("GET", ("jobs", job_id))
 
     def jobs(self, **filters: Any) -> Iterator[dict[str, Any]]:
-        """Briefs of all jobs one may see, the newest first, page after page."""
-        query: dict[str, Any] = {name: value for name, value in filters.items() if value is not None}
-        while True:
-            page, response = self._door.send("GET", ("jobs",), params=query)
+        """Briefs of all jobs one may see, the newest first, page after page. `status`, `kind` and `tag` may be several:
+        in any of the states, of any of the kinds, with all of the tags."""
+        for page in self._pages(("jobs",), filters):
             briefs = page.get("jobs") if isinstance(page, dict) else page
             if not isinstance(briefs, list):
                 raise AwayError(f"{self.url} answered with JSON that is no list of jobs: is it a board's address?")
             yield from briefs
-            following = response.links.get("next")
-            if following is None:
-                return
-            query = {name: values[-1] for name, values in parse_qs(urlsplit(following["url"]).query).items()}
+
+    def audit(self, **asked: Any) -> Iterator[dict[str, Any]]:
+        """Who did what, the newest first, page after page; `after` and `before` an entry's id. Staff alone may ask."""
+        for page in self._pages(("audit",), asked):
+            yield from page
+
+    def audit_csv(self, **asked: Any) -> Iterator[str]:
+        """The same as CSV with one header, a piece for each page."""
+        query: dict[str, Any] | None = {"limit": LARGEST_PAGE, **_told(asked), "format": "csv"}
+        behind = False
+        while query is not None:
+            with self._door.stream(("audit",), "text/csv", params=query) as response:
+                text = response.read().decode()
+            yield text.partition("\r\n")[2] if behind else text
+            query, behind = _following(response), True
 
     def cancel(self, job_id: str) -> Job:
         return self._job("POST", ("jobs", job_id, "cancel"))
@@ -223,6 +236,13 @@ class Client:
     def _ask(self, method: str, parts: Sequence[str], **how: Any) -> Any:
         return self._door.send(method, parts, **how).told
 
+    def _pages(self, parts: Sequence[str], asked: Mapping[str, Any]) -> Iterator[Any]:
+        query: dict[str, Any] | None = _told(asked)
+        while query is not None:
+            page, response = self._door.send("GET", parts, params=query)
+            yield page
+            query = _following(response)
+
     def _submitted(self, parts: Sequence[str], body: dict[str, Any], key: str | None) -> Job:
         headers = {} if key is None else {"Idempotency-Key": sendable_key(key)}
         answer = self._door.send("POST", parts, json=body, headers=headers)
@@ -235,6 +255,20 @@ class Client:
         if not isinstance(told, dict) or "id" not in told:
             raise AwayError(f"{self.url} answered with JSON that is no job: is it a board's address?")
         return Job(told, was_there)
+
+
+def _following(response: httpx.Response) -> dict[str, Any] | None:
+    """What asks for the page behind; None where there is none."""
+    following = response.links.get("next")
+    if following is None:
+        return None
+    return {name: values[-1] for name, values in parse_qs(urlsplit(following["url"]).query).items()}
+
+
+def _told(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What was given; several stand in one parameter."""
+    given = {name: value for name, value in asked.items() if value is not None}
+    return {name: ",".join(value) if isinstance(value, (list, tuple, set)) else value for name, value in given.items()}
 
 
 def sendable_key(key: str, name: str = "key") -> str:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
+from meshboard.access import address
 from meshboard.errors import AwayError, RefusedError, WrongError, why
 from meshboard.paths import path
 
@@ -39,7 +40,8 @@ class Door:
     """Speaks to one board with one token."""
 
     def __init__(self, url: str, token: str, timeout_s: float, verify: bool | str) -> None:
-        self.url = url.rstrip("/")
+        """Raises WrongError: `url` is no address of a board."""
+        self.url = address(url)
         self.was_there = False  # it has answered as a board does
         self._timeout_s = timeout_s
         self._http = httpx.Client(
@@ -70,9 +72,7 @@ class Door:
                 if last or not safe:
                     raise AwayError(f"{self.url} cannot be reached: {why(error)}") from None
                 time.sleep(backoff_s(attempt))
-            except httpx.InvalidURL as error:
-                raise AwayError(f"{self.url} is no address: {error}") from None
-            except ValueError as error:
+            except (httpx.InvalidURL, ValueError) as error:
                 raise WrongError(f"this cannot be sent: {error}") from None
             else:
                 if response.status_code not in (429, 503) or last:
@@ -101,7 +101,7 @@ class Door:
         except httpx.RequestError as error:
             raise AwayError(f"{self.url} cannot be reached: {why(error)}") from None
         except httpx.InvalidURL as error:
-            raise AwayError(f"{self.url} is no address: {error}") from None
+            raise WrongError(f"this cannot be sent: {error}") from None
 
     def _told(self, response: httpx.Response) -> Answer:
         """Raises AwayError: it is a page, such as one that wants a login, or says that the board is being mended."""
@@ -140,18 +140,23 @@ def checked(response: httpx.Response, parts: Sequence[str]) -> httpx.Response:
     if not problems and response.status_code not in (401, 403, 404):
         raise AwayError(f"{response.url} answered {response.status_code} and nothing that a board says")
     fallback = [("request", f"HTTP {response.status_code}{NO_BOARD if response.status_code == 404 else ''}")]
-    about = named(parts) if problems and response.status_code == 404 else "request"
+    about = named(parts, response.status_code) if problems else {}
     raise RefusedError(response.status_code, problems or fallback, told if problems else None, about)
 
 
-def named(parts: Sequence[str]) -> str:
-    """What an address is of, where a board's "no such thing" does not say which."""
+def named(parts: Sequence[str], status: int) -> dict[str, str]:
+    """What an address is of, by the names of its parameters, which say nothing to people. An older board's "no such
+    thing" is of the request as a whole."""
     match list(parts):
         case ["jobs", job_id, *_]:
-            return f"job {job_id}"
+            found = {"job_id": f"job {job_id}"}
         case ["projects", project, "baselines", *branch] if branch:
-            return f"baseline {'/'.join(branch)} of project {project}"
-    return "request"
+            found = {"branch": f"baseline {'/'.join(branch)} of project {project}", "project": f"project {project}"}
+        case ["projects", project, *_]:
+            found = {"project": f"project {project}"}
+        case _:
+            return {}
+    return {**found, "request": next(iter(found.values()))} if status == 404 else found
 
 
 def page(response: httpx.Response) -> AwayError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -29,15 +30,15 @@ class WrongError(Exception):
 
 class RefusedError(Exception):
     """The board refused; `problems` are (field, message), `document` all that it said (RFC 9457), where it said it.
-    `about`: what stands in its words for the request as a whole."""
+    `about`: what stands in its words for some of the fields."""
 
     def __init__(
         self,
         status: int,
         problems: list[tuple[str, str]],
         document: dict[str, Any] | None = None,
-        about: str = "request",
+        about: Mapping[str, str] | None = None,
     ) -> None:
-        lines = [f"{about if field == 'request' else field}: {message}" for field, message in problems]
+        lines = [f"{(about or {}).get(field, field)}: {message}" for field, message in problems]
         super().__init__("\n".join(lines) or f"HTTP {status}")
         self.status, self.problems, self.document = status, problems, document

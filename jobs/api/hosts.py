@@ -18,6 +18,7 @@ from contracts.codec import BadMessageError, checked_join
 from jobs.api.document import schema
 from jobs.api.http.errors import LATER
 from jobs.api.http.origin import origin
+from jobs.api.http.paged import paged, parameters
 from jobs.api.http.views import APIView
 from jobs.api.shared import MayChangeHosts, refusals, refuse, refuse_body, user_of
 from jobs.hosts import joining, tokens
@@ -55,11 +56,16 @@ class JoinThrottle(SimpleRateThrottle):
 class Hosts(APIView):
     """Where jobs run."""
 
-    @extend_schema(operation_id="listHosts", responses={200: schema.list_of("HostBrief"), **refusals()})
+    @extend_schema(
+        operation_id="listHosts",
+        parameters=parameters(None),
+        responses={200: schema.list_of("HostBrief"), **refusals()},
+    )
     def get(self, request: Request) -> Response:
-        """Every host that was not removed."""
-        held = Counter(SlotAllocation.objects.values_list("host_id", flat=True))
-        return Response([host_brief(host, held[host.pk]) for host in Host.objects.present().order_by("name")])
+        """Every host that was not removed, by name; with `limit`, page by page."""
+        page = paged(request, Host.objects.present(), "name", usual=None)
+        held = Counter(SlotAllocation.objects.filter(host__in=page.rows).values_list("host_id", flat=True))
+        return Response([host_brief(host, held[host.pk]) for host in page.rows], headers=page.headers)
 
 
 class HostView(APIView):

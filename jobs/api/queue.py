@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.http import Http404
-from drf_spectacular.utils import OpenApiParameter, extend_schema
+from django.http import Http404, HttpResponse
+from django.http.response import HttpResponseBase
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
 from rest_framework.permissions import BasePermission, IsAuthenticated
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from jobs.access import may_operate, may_run_queue, visible_jobs
 from jobs.api.document import schema
+from jobs.api.http.negotiation import WhateverIsAccepted
+from jobs.api.http.paged import paged, parameters
 from jobs.api.http.parameters import BadParameterError, Parameters
 from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse, refuse_body
@@ -19,6 +22,7 @@ from jobs.models import AuditEntry, Job, Pool, Status
 from jobs.planning.queries import checked
 from jobs.queue import staff
 from jobs.queue.bulk import Bulk, MoveTo, carry_out, unchanged, why_unmoved
+from jobs.queue.export import CSV, as_csv, rows_of
 from jobs.queue.staff import HIGHEST, LOWEST
 from jobs.queue.view import rows, view
 from jobs.queue.what_if import MOST_SLOTS, NAMES, asked, would_start
@@ -27,6 +31,11 @@ from planner.facts.spec import Problem, SpecError
 
 MOST_ROWS = 200
 LAST_ID = 2**63 - 1
+AUDIT_FORMATS = ("json", "csv")
+
+
+def _entry(name: str, words: str) -> OpenApiParameter:
+    return OpenApiParameter(name, {"type": "integer", "minimum": 1, "maximum": LAST_ID}, description=words)
 
 
 class MayRunQueue(BasePermission):
@@ -202,22 +211,32 @@ def _pause(request: Request, *, paused: bool, pool: str | None = None) -> Respon
 class Audit(StaffView):
     """Who did what."""
 
+    content_negotiation_class = WhateverIsAccepted
+
     @extend_schema(
         operation_id="listAudit",
         parameters=[
-            OpenApiParameter(
-                "before",
-                {"type": "integer", "minimum": 1, "maximum": LAST_ID},
-                description="only entries older than the one of this id",
-            )
+            *parameters(MOST_ROWS),
+            _entry("before", "only entries older than the one of this id"),
+            _entry("after", "only entries newer than the one of this id"),
+            OpenApiParameter("format", {"type": "string", "enum": list(AUDIT_FORMATS), "default": "json"}),
         ],
-        responses={200: schema.list_of("AuditRow"), **refusals(403)},
+        responses={
+            (200, "application/json"): schema.list_of("AuditRow"),
+            (200, "text/csv"): OpenApiResponse({"type": "string"}, "with a header"),
+            **refusals(403),
+        },
     )
-    def get(self, request: Request) -> Response:
-        """The newest 200 entries: who did what to which object, when (UTC) and from where. Staff only."""
+    def get(self, request: Request) -> HttpResponseBase:
+        """Who did what to which object, when (UTC) and from where; the newest first, 200 of them or `limit`, page by
+        page. CSV has the same lines, and an apostrophe before what a spreadsheet would carry out. Staff only."""
         given = Parameters(request)
         before = given.number("before", LAST_ID, 1, LAST_ID)
+        after = given.number("after", 0, 1, LAST_ID)
+        form = given.one_of("format", "json", AUDIT_FORMATS)
         given.check()
-        fields = ("id", "at", "who", "address", "what", "kind", "name", "before", "after")
-        entries = AuditEntry.objects.filter(id__lt=before)[:MOST_ROWS].values(*fields)
-        return Response([{**entry, "at": entry["at"].isoformat()} for entry in entries])
+        page = paged(request, AuditEntry.objects.filter(id__lt=before, id__gt=after), "-id", usual=MOST_ROWS)
+        told = rows_of(page.rows)
+        if form == "csv":
+            return HttpResponse(as_csv(told), content_type=CSV, headers=page.headers)
+        return Response(told, headers=page.headers)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Any
+
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
@@ -11,6 +13,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from jobs.access import find_project, role_in, visible_job
+from jobs.baselines.alike import measured_of, why_unlike
 from jobs.baselines.facts import Facts, NoFactsError, facts
 from jobs.models import DEFAULT_PROJECT, BaselineRun, Project, Role, Status, stands
 from jobs.present import Moment
@@ -27,26 +30,42 @@ class BaselineWish(Strict):
     job: JobId = Field(description="it has succeeded, and is of the project")
 
 
-class KeptRun(TypedDict):
-    """A run that builds are held to, and who said so."""
+class SetRun(TypedDict):
+    """A run, and who said that builds are held to it."""
 
     job: str
     name: str
     by: str
     at: Moment
+
+
+class KeptRun(SetRun):
+    """A run that builds are held to, and what it measured."""
+
     facts: Facts
 
 
+class LeftAside(SetRun):
+    """A run of the branch that has no mean with its newest."""
+
+    why: Annotated[str, Field(description="in which fields it ran another spec than the newest")]
+
+
 class Baseline(TypedDict):
-    """Of a branch, the newest run first."""
+    """Of a branch, the newest run first: those that ran what the newest ran, and the others."""
 
     project: str
     branch: str
+    spec: Annotated[
+        dict[str, Any] | None,
+        Field(description="of the newest's, what its figures hang on; null where it was not kept"),
+    ]
     runs: list[KeptRun]
+    left_aside: Annotated[list[LeftAside], Field(description="kept, and in no mean with those of `runs`")]
 
 
 class BranchBrief(TypedDict):
-    """One branch of a list: how many runs it has, and the newest."""
+    """One branch of a list: how many runs are kept of it, of whatever spec, and the newest."""
 
     branch: str
     runs: int
@@ -63,7 +82,7 @@ class NotSetError(Exception):
 def branches(user: User, project: str) -> list[BranchBrief]:
     """By name. Raises Http404."""
     found: dict[str, BranchBrief] = {}
-    for run in _seen(user, project).defer("facts").order_by("branch", "-at", "-id"):
+    for run in _seen(user, project).defer("facts", "spec").order_by("branch", "-at", "-id"):
         if run.branch in found:
             found[run.branch]["runs"] += 1
             continue
@@ -84,10 +103,14 @@ def baseline(user: User, project: str, branch: str) -> Baseline:
     runs = list(_seen(user, project).filter(branch=branch))
     if not runs:
         raise Http404("no such baseline")
-    kept: list[KeptRun] = [
-        {"job": run.job, "name": run.name, "by": run.by, "at": run.at.isoformat(), "facts": run.facts} for run in runs
-    ]
-    return {"project": project, "branch": branch, "runs": kept}
+    told = [(run, "" if run is runs[0] else why_unlike(run.spec, runs[0].spec)) for run in runs]
+    return {
+        "project": project,
+        "branch": branch,
+        "spec": runs[0].spec,
+        "runs": [{**_brief(run), "facts": run.facts} for run, why in told if not why],
+        "left_aside": [{**_brief(run), "why": why} for run, why in told if why],
+    }
 
 
 def add(user: User, project: str, branch: str, job_id: str) -> Baseline:
@@ -117,7 +140,7 @@ def add(user: User, project: str, branch: str, job_id: str) -> Baseline:
         if others >= MOST_BRANCHES:
             raise SpecError([Problem("branch", f"there are {others} already, and at most {MOST_BRANCHES}: forget one")])
         BaselineRun.objects.update_or_create(
-            {"name": job.name, "facts": told, "by": user.get_username()},
+            {"name": job.name, "facts": told, "spec": measured_of(job.spec), "by": user.get_username()},
             project=project,
             branch=branch,
             owner=_owner(user, project),
@@ -133,10 +156,14 @@ def forget(user: User, project: str, branch: str) -> None:
     """All its runs. Raises PermissionDenied, Http404."""
     _check_may_set(user, project)
     with transaction.atomic():
-        gone, _ = _mine(user, project).filter(branch=branch).delete()
+        gone, _ = _seen(user, project).filter(branch=branch).delete()
         if not gone:
             raise Http404("no such baseline")
         record(user.get_username(), "forget baseline", "baseline", f"{project}/{branch}", before=gone)
+
+
+def _brief(run: BaselineRun) -> SetRun:
+    return {"job": run.job, "name": run.name, "by": run.by, "at": run.at.isoformat()}
 
 
 def _owner(user: User, project: str) -> User | None:

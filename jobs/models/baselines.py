@@ -38,6 +38,7 @@ class BaselineRun(models.Model):
     job = models.CharField(max_length=16, help_text="its id; there may be no such job any more")
     name = models.CharField(max_length=100, help_text="the job's")
     facts = models.JSONField(help_text="jobs.baselines.facts.Facts")
+    spec = models.JSONField(null=True, help_text="what the facts hang on, of its spec; null where that was not kept")
     by = models.CharField(max_length=150, help_text="who said that it is one")
     at = models.DateTimeField(auto_now=True, help_text="when")
 

@@ -20,7 +20,7 @@ from jobs.models import AuditEntry, Pool, Project
 from jobs.planning.queries import checked
 from jobs.queue import staff
 from jobs.queue.bulk import Bulk, MoveTo, carry_out
-from jobs.queue.export import FORMATS
+from jobs.queue.export import FORMATS, from_where
 from jobs.queue.view import View, rows, view
 from jobs.queue.what_if import NAMES, would_start
 from jobs.queue.what_if import asked as question
@@ -170,7 +170,7 @@ def audit_export(request: HttpRequest) -> HttpResponse:
     if form not in FORMATS or after is None:
         return HttpResponse("format is csv or jsonl, after an entry's id", status=400, content_type="text/plain")
     text, content_type = FORMATS[form]
-    answer = HttpResponse(text(after), content_type=content_type)
+    answer = HttpResponse(text(from_where(after)), content_type=content_type)
     answer["Content-Disposition"] = f'attachment; filename="audit.{form}"'
     return answer
 

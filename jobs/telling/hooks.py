@@ -17,7 +17,7 @@ from pydantic import Field
 
 from jobs import access
 from jobs.access import may_administer, may_submit_to
-from jobs.models import Delivery, Outcome, Project, Status, Webhook
+from jobs.models import DEFAULT_PROJECT, Delivery, Outcome, Project, Status, Webhook
 from jobs.naming import Named
 from jobs.queue.audit import record
 from jobs.telling.addresses import RefusedAddressError, checked, is_inside, literal
@@ -59,10 +59,11 @@ class WebhookChange(Strict):
 
 def find_project(user: Any, name: str) -> str:
     """A project's name; 404 where the user does not see it, 403 where they may have no webhooks there."""
-    if storable(name) and (may_submit_to(user, name) or may_administer(user, name)):
+    if name != DEFAULT_PROJECT:  # which everybody is in, also where it has no row
+        access.find_project(user, name)
+    if may_submit_to(user, name) or may_administer(user, name):
         return name
-    project = access.find_project(user, name).name
-    raise PermissionDenied(f"submitters, operators and admins of project {project} have webhooks there")
+    raise PermissionDenied(f"submitters, operators and admins of project {name} have webhooks there")
 
 
 def visible_to(user: Any, project: str) -> QuerySet[Webhook]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from meshboard import AwayError, Client, RefusedError, TimedOutError, access, files, following, patience
+from meshboard.errors import WrongError
 from tests.client.conftest import Saying, answer
 
 JOB = {"id": "j", "name": "n", "status": "running", "finished": False, "attempt": 1, "history": []}
@@ -134,21 +135,35 @@ def test_a_token_goes_to_the_board_it_is_for(monkeypatch: pytest.MonkeyPatch, tm
 
 @pytest.mark.parametrize("token", ["se cret", "se\ncret", "gehëim", "\x00"])
 def test_a_token_that_is_none_is_not_quoted(monkeypatch: pytest.MonkeyPatch, token: str) -> None:
-    with pytest.raises(access.NoAccessError) as refused:
+    with pytest.raises(WrongError) as refused:
         access.token(token)
     assert token not in str(refused.value)
     assert access.token("secret\n") == "secret", "as `$(cat file)` and a CI's variables end"
 
 
-@pytest.mark.parametrize(
-    "url",
-    ["board.example", "ftp://board", "https://", "https://[", "https://me:secret@board", "https://board?t=secret"],
+NO_ADDRESSES = (
+    *("board.example", "ftp://board", "https://", "https://[", "https://me:secret@board", "https://board?t=secret"),
+    *("notaurl", "localhost:8000", "//board", "https:/board", "https://board .example", "https://board/a b"),
+    *("http://board:port", "http://board:99999", "http://::1:8000", "http://[::1", "http://[v1.a]", "https://xn--"),
+    *("https://a..b", f"https://{'a' * 64}.example", "https://999.1.1.1", "https://board#secret"),
 )
-def test_an_address_names_a_host_and_nothing_secret(url: str) -> None:
-    with pytest.raises(access.NoAccessError) as refused:
-        access.address(url)
-    assert "secret" not in str(refused.value)
-    assert access.address("https://board/sub/") == "https://board/sub"
+
+
+@pytest.mark.parametrize("url", NO_ADDRESSES)
+def test_an_address_names_a_host_and_nothing_secret(meshboard: Any, monkeypatch: Any, url: str) -> None:
+    """What is none is bad usage however it was told, as it was not for `login` and MESHBOARD_URL: no board was away."""
+    monkeypatch.setenv("MESHBOARD_URL", url)
+    for words, told_by in (("login", url), "URL"), (("status", "j"), "MESHBOARD_URL"):
+        ran = meshboard(*words)
+        assert (ran.code, ran.err.startswith(f"meshboard: {told_by}: a board's address "), ran.out) == (2, True, "")
+        assert "secret" not in ran.err
+    with pytest.raises(WrongError, match="url: a board's address"):
+        Client(url, "t")
+
+
+@pytest.mark.parametrize("url", ["https://board/sub/", "http://[::1]:8000", "HTTPS://Board", "https://bücher.example"])
+def test_an_address_may_have_a_path_and_any_host(url: str) -> None:
+    assert access.address(f" {url}\n") == url.rstrip("/")
 
 
 def test_fields_are_set_from_the_command_line(tmp_path: Any) -> None:

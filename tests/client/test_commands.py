@@ -62,15 +62,29 @@ def test_the_newest_are_narrowed_as_on_the_page_and_one_job_is_not(server: Sayin
     server.tells("jobs", [])
     assert meshboard("status", "--tag", "a b", "--owner", "ann", "--mine", at=server).code == exits.Exit.OK
     assert server.asked == ["GET /api/v1/jobs?tag=a+b&owner=ann&whose=mine&limit=20"]
-    for option in (["--state", "failed"], ["--project", "p"], ["--tag", "t"], ["--owner", "o"], ["--mine"]):
+    for option in (
+        ["--state", "failed"],
+        ["--project", "p"],
+        ["--tag", "t"],
+        ["--kind", "lab"],
+        ["--owner", "o"],
+        ["--mine"],
+    ):
         ran = meshboard("status", "j", *option, at=server)
         assert (ran.code, ran.out, "choose of many jobs, and j is one" in ran.err) == (exits.Exit.WRONG, "", True)
 
 
-def test_jobs_of_several_states_are_asked_for_in_one_list(server: Saying, meshboard: Meshboard) -> None:
+def test_jobs_of_several_states_kinds_and_tags_are_asked_for_in_one_list(server: Saying, meshboard: Meshboard) -> None:
     server.tells("jobs", [])
     meshboard("status", "--state", "running,queued", "--state", "lost", at=server)
-    assert server.asked == ["GET /api/v1/jobs?status=running%2Cqueued%2Clost&limit=20"]
+    meshboard("status", "--kind", "train", "--kind", "script", "--tag", "a", "--tag", "b", at=server)
+    with Client(server.url, "t") as board:
+        assert list(board.jobs(kind=["lab"], tag=("a", "b"), owner="ann")) == []
+    assert server.asked == [
+        "GET /api/v1/jobs?status=running%2Cqueued%2Clost&limit=20",
+        "GET /api/v1/jobs?kind=train%2Cscript&tag=a%2Cb&limit=20",
+        "GET /api/v1/jobs?kind=lab&tag=a%2Cb&owner=ann",
+    ]
 
 
 def test_every_command_answers_as_json_and_takes_no_token() -> None:

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshboard import exits
-from meshboard.errors import WrongError
-from meshboard.gate import Limit, LimitError, Row, Run, UnknownError, check_same, figure, judge, parse, report, run_of
+from meshboard.gate import Limit, LimitError, Row, Run, UnknownError, figure, judge, parse, report, run_of
 from meshboard.show import words
 
 BASE = Run(
@@ -262,45 +261,11 @@ def test_what_xml_does_not_allow_is_replaced() -> None:
     assert 'encoding="UTF-8"' in text.splitlines()[0]
 
 
-SPEC = {
-    "name": "a",
-    "model": {"preset": "x", "num_layers": 2, "moe": None},
-    "layout": {"tp": 2, "dp": 1},
-    "train": {"steps": 10, "seed": 1},
-    "resources": {"device": "cpu", "host": None},
-}
-
-
-def test_runs_of_one_spec_may_differ_in_name_seed_and_place() -> None:
-    other = {
-        **SPEC,
-        "name": "b",
-        "project": "p",
-        "train": {**SPEC["train"], "seed": 2, "lately": True},  # type: ignore[dict-item]
-        "resources": {"device": "cpu", "host": "h"},
-    }
-    check_same([{"id": "j", "spec": SPEC}, {"id": "k", "spec": other}, {"id": "old"}])
-
-
-def test_runs_of_different_specs_are_not_averaged() -> None:
-    other = {**SPEC, "model": {**SPEC["model"], "moe": {"num_experts": 2}}, "layout": {"tp": 1, "dp": 2}}  # type: ignore[dict-item]
-    with pytest.raises(WrongError, match=r"jobs j and k are .*: model.moe: None and .*, layout.tp: 2 and 1, layout.dp"):
-        check_same([{"id": "j", "spec": SPEC}, {"id": "i", "spec": SPEC}, {"id": "k", "spec": other}])
-
-
 @pytest.mark.parametrize("given", [("j", "j", "j"), ("j", "--baseline", "main", "--baseline", "main")])
 def test_a_run_is_counted_once(meshboard: Any, server: Any, given: tuple[str, ...]) -> None:
     ran = meshboard("gate", *given, "--max", "loss=9", at=server)
     assert (ran.code, server.asked) == (2, [])
     assert f"is named {given.count(given[-1])} times" in ran.err
-
-
-def test_the_gate_refuses_runs_of_different_specs(meshboard: Any, server: Any) -> None:
-    ended = {"status": "succeeded", "finished": True, "name": "n", "exit": {"summary": {}}}
-    server.tells("jobs/j", {**ended, "id": "j", "spec": SPEC})
-    server.tells("jobs/k", {**ended, "id": "k", "spec": {**SPEC, "layout": {"tp": 1}}})
-    ran = meshboard("gate", "j", "k", "--max", "loss=9", at=server)
-    assert (ran.code, "layout.tp: 2 and 1" in ran.err) == (2, True)
 
 
 def of_board(job_id: str, **sent: int) -> Run:

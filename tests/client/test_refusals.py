@@ -345,7 +345,7 @@ def test_certificates_that_are_not_there_are_named(
         assert meshboard("status", at=server).code == exits.Exit.OK
 
 
-NO_JOB = {"errors": [{"field": "request", "message": "no such job"}]}
+NO_JOB = {"errors": [{"field": "job_id", "pointer": "", "in": "path", "message": "no such job"}]}
 
 
 @pytest.mark.parametrize("words", [("status", "abc"), ("logs", "abc"), ("cancel", "abc"), ("gate", "abc", "--exact")])
@@ -360,10 +360,20 @@ def test_of_several_each_is_named_once(meshboard: Meshboard, server: Saying) -> 
     assert ran.err.splitlines() == [f"meshboard: job {name}: no such job" for name in ("abc", "xyz")]
 
 
-def test_a_branch_without_a_baseline_is_named(meshboard: Meshboard, server: Saying) -> None:
-    server.says((404, {"errors": [{"field": "request", "message": "no such baseline"}]}))
+@pytest.mark.parametrize(
+    ("field", "what", "about"),
+    [
+        ("branch", "baseline", "baseline fix/1 of project vision"),
+        ("project", "project", "project vision"),
+        ("request", "baseline", "baseline fix/1 of project vision"),  # of an older board
+    ],
+)
+def test_a_branch_without_a_baseline_is_named(
+    meshboard: Meshboard, server: Saying, field: str, what: str, about: str
+) -> None:
+    server.says((404, {"errors": [{"field": field, "message": f"no such {what}"}]}))
     ran = meshboard("baseline", "show", "fix/1", "--project", "vision", at=server)
-    assert (ran.code, ran.err) == (2, "meshboard: baseline fix/1 of project vision: no such baseline\n")
+    assert (ran.code, ran.err) == (2, f"meshboard: {about}: no such {what}\n")
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,14 @@ from typing import NoReturn
 
 import typer
 
-from meshboard.commands import boards, gates, jobs, planning, running, started
+from meshboard.commands import audit, boards, gates, jobs, planning, running, started
 from meshboard.commands.app import app, stdout
 from meshboard.commands.refusals import KNOWN, UsageError, code_of, document, say
 from meshboard.errors import why
 from meshboard.exits import Exit
 from meshboard.show.words import as_json
 
-__all__ = ["app", "boards", "gates", "jobs", "main", "planning", "running", "started"]
+__all__ = ["app", "audit", "boards", "gates", "jobs", "main", "planning", "running", "started"]
 
 
 def main() -> None:

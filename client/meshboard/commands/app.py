@@ -57,7 +57,7 @@ JobIds = Annotated[list[str], typer.Argument(metavar="JOB...", help="ids of jobs
 
 
 def board() -> AbstractContextManager[Client]:
-    """Raises access.NoAccessError."""
+    """Raises access.NoAccessError, WrongError."""
     return opened(access.find())
 
 

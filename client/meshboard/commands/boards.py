@@ -30,7 +30,7 @@ def login(
     """Keep a board's address and a REST token for the next commands, in a file that only you can read."""
     if context.args:
         raise files.FileError(NOT_HERE)
-    wanted = access.Access(access.address(url), access.token(_token(token_file)))
+    wanted = access.Access(access.address(url, "URL"), access.token(_token(token_file)))
     with opened(wanted) as client:
         next(client.jobs(limit=1), None)
     kept = access.keep(wanted)

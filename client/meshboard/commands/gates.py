@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -18,7 +18,7 @@ from meshboard.commands.app import AsJson, JobIds, app, board, print_json
 from meshboard.commands.refusals import each, say
 from meshboard.errors import RefusedError, why
 from meshboard.exits import Exit
-from meshboard.gate import Run, report
+from meshboard.gate import Baseline, Run, report
 from meshboard.show.words import clean, table
 
 JOB_ID = re.compile(r"[a-z2-7]{10}")
@@ -70,13 +70,15 @@ def gate_command(
         told = [client.job(job_id).told for job_id in jobs]
         gate.check_same(told)
         runs = [gate.run_of(one) for one in told]
-        held_to = [run for name in baseline for run in _runs(client, project, name)]
-    rows = gate.judge(runs, held_to, limits, exact=exact, as_planned=as_planned, sure=sure)
+        held_to = [_baseline(client, project, name) for name in baseline]
+    gate.check_alike(held_to)
+    against = [run for one in held_to for run in one.runs]
+    rows = gate.judge(runs, against, limits, exact=exact, as_planned=as_planned, sure=sure)
     written = [
-        writable and _written("--junit", junit, report.junit(rows, title, time.monotonic() - began)),
-        _written("--markdown", markdown, report.markdown(rows, title), append=True),
+        writable and _written("--junit", junit, report.junit(rows, title, time.monotonic() - began, held_to)),
+        _written("--markdown", markdown, report.markdown(rows, title, held_to), append=True),
     ]
-    print_json(report.as_json(rows)) if as_json else print(report.table(rows))
+    print_json(report.as_json(rows, held_to)) if as_json else print(report.table(rows, held_to))
     if not all(row.ok for row in rows):
         raise typer.Exit(Exit.FAILED)
     if not all(written):
@@ -90,8 +92,8 @@ def _once(what: str, names: list[str]) -> None:
             raise gate.LimitError(f"{what} {name} is named {times} times: it is one run, not {times}")
 
 
-def _runs(client: Client, project: str, name: str) -> list[Run]:
-    """What `--baseline` names, the newest run first.
+def _baseline(client: Client, project: str, name: str) -> Baseline:
+    """What `--baseline` names.
 
     Raises:
         RefusedError, AwayError, files.FileError, gate.UnknownError
@@ -100,12 +102,12 @@ def _runs(client: Client, project: str, name: str) -> list[Run]:
         return _of_file(name)
     if JOB_ID.fullmatch(name):
         try:
-            return [gate.run_of(client.job(name).told)]
+            return gate.of_job(name, client.job(name).told)
         except RefusedError as error:
             if error.status != 404:
                 raise
     try:
-        return _of_branch(client.baseline(project, name))
+        return gate.of_branch(name, client.baseline(project, name))
     except RefusedError as error:
         if error.status != 404:
             raise
@@ -113,17 +115,13 @@ def _runs(client: Client, project: str, name: str) -> list[Run]:
     raise files.FileError(f"--baseline {name}: {words}; `meshboard baseline set {name} JOB` makes it one")
 
 
-def _of_file(name: str) -> list[Run]:
+def _of_file(name: str) -> Baseline:
     try:
         found = json.loads(Path(name).read_bytes())
-        return _of_branch(found) if "runs" in found else [gate.run_of(found)]
+        return gate.of_branch(name, found) if "runs" in found else gate.of_job(name, found)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         words = "not what `meshboard status JOB --json` or `meshboard baseline show BRANCH --json` writes"
         raise files.FileError(f"--baseline {name}: {words} ({why(error)})") from None
-
-
-def _of_branch(told: dict[str, Any]) -> list[Run]:
-    return [gate.run_of_facts(run["name"], run["facts"]) for run in told["runs"]]
 
 
 def _written(option: str, file: Path | None, text: str, *, append: bool = False) -> bool:
@@ -152,6 +150,8 @@ def set_baseline(branch: Branch, job_ids: JobIds, project: Project = "default", 
     if told is not None:
         held = len(told["runs"])
         print(f"{clean(branch)}: {held} {'run' if held == 1 else 'runs'}", file=sys.stderr)
+        for line in gate.why_aside(branch, told):
+            print(clean(line), file=sys.stderr)
     if as_json:
         print_json({**(told or {"project": project, "branch": branch}), **({"refused": refused} if refused else {})})
     if worst:
@@ -166,12 +166,15 @@ def show(branch: Branch, project: Project = "default", as_json: AsJson = False) 
     if as_json:
         print_json(told)
         return
+    kept = gate.of_branch(branch, told)
     measures = ("bytes", "calls", "step_time", "tokens_per_s", "peak_memory", "loss")
     rows = [
         [run["job"], run["name"], run["by"], run["at"], *(_figure(one, name) for name in measures)]
-        for run, one in zip(told["runs"], _of_branch(told), strict=True)
+        for run, one in zip(told["runs"], kept.runs, strict=True)
     ]
     print(table(["job", "name", "by", "at", *measures], rows))
+    for line in kept.why:
+        print(clean(line))
 
 
 def _figure(run: Run, measure: str) -> str:

@@ -26,7 +26,10 @@ from meshboard.show.live import Waiting, say_log, stderr
 from meshboard.show.words import clean
 
 LEAST_COMPARED, MOST_COMPARED = 2, 6  # as the board has it
-OF_STATES = "only jobs in this state; several with commas between, or given again; active: that have not ended"
+SEVERAL = "several with commas between, or given again"
+OF_STATES = f"only jobs in this state; {SEVERAL}; active: that have not ended"
+OF_KINDS = f"only jobs of this kind: train, script, dry_run, lab, calibrate; {SEVERAL}"
+WITH_TAGS = f"only jobs with this tag; {SEVERAL}: with all of them"
 LAST_WORDS_S = 10.0  # for the end of a log, once its job has ended
 
 
@@ -140,18 +143,20 @@ def _say_log(client: Client, job_id: str, label: str, console: Console) -> None:
 def status(
     job_id: Annotated[str | None, typer.Argument(metavar="[JOB]", help="a job's id; without one, the newest")] = None,
     state: Annotated[list[str] | None, typer.Option(help=OF_STATES)] = None,
+    kind: Annotated[list[str] | None, typer.Option(help=OF_KINDS)] = None,
     project: Annotated[str | None, typer.Option(help="only jobs of this project")] = None,
-    tag: Annotated[str | None, typer.Option(help="only jobs with this tag")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help=WITH_TAGS)] = None,
     owner: Annotated[str | None, typer.Option(help="only jobs of this user")] = None,
     mine: Annotated[bool, typer.Option("--mine", help="only your own")] = False,
     limit: Annotated[int, typer.Option(min=1, max=200)] = 20,
     as_json: AsJson = False,
 ) -> None:
     """One job with its verdict, or the newest ones."""
-    asked = {"status": ",".join(state) if state else None, "project": project, "tag": tag, "owner": owner}
+    asked = {"status": state or None, "kind": kind or None, "project": project, "tag": tag or None, "owner": owner}
     asked["whose"] = "mine" if mine else None
     if job_id is not None and any(value is not None for value in asked.values()):
-        raise WrongError(f"--state, --project, --tag, --owner and --mine choose of many jobs, and {job_id} is one")
+        named = "--state, --kind, --project, --tag, --owner and --mine"
+        raise WrongError(f"{named} choose of many jobs, and {job_id} is one")
     with board() as client:
         if job_id is not None:
             job = client.job(job_id)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 from xml.etree import ElementTree
 
+from meshboard.gate.baselines import Baseline
 from meshboard.gate.figures import figure
 from meshboard.gate.judge import Row
 from meshboard.show import words
@@ -27,10 +28,14 @@ def cells(row: Row) -> tuple[str, ...]:
     return row.verdict, row.what, value, baseline, change, bound, row.why
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[Row], held_to: Sequence[Baseline] = ()) -> str:
     """Plain text, failures first."""
     lines = [cells(row) for row in sorted(rows, key=lambda row: ORDER.index(row.verdict))]
-    return f"{words.table(HEAD, lines)}\n{summary(rows)}"
+    return "\n".join([words.table(HEAD, lines), summary(rows), *_aside(held_to)])
+
+
+def _aside(held_to: Sequence[Baseline]) -> list[str]:
+    return [words.clean(line) for one in held_to for line in one.why]
 
 
 def summary(rows: Sequence[Row]) -> str:
@@ -41,10 +46,11 @@ def summary(rows: Sequence[Row]) -> str:
     return told + (f"; {INTERVAL}" if any(row.low is not None for row in rows) else "")
 
 
-def markdown(rows: Sequence[Row], title: str) -> str:
+def markdown(rows: Sequence[Row], title: str, held_to: Sequence[Baseline] = ()) -> str:
     head = ["| | check | measured | baseline | change | limit | |", "|---|---|---|---|---|---|---|"]
     body = ["| " + " | ".join(map(_in_table, cells(row))) + " |" for row in rows]
-    return "\n".join([f"### {title}: {summary(rows)}", "", *head, *body, ""])
+    aside = [part for line in _aside(held_to) for part in ("", _in_table(line))]
+    return "\n".join([f"### {title}: {summary(rows)}", "", *head, *body, *aside, ""])
 
 
 def _in_table(cell: str) -> str:
@@ -53,7 +59,7 @@ def _in_table(cell: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
-def junit(rows: Sequence[Row], title: str, took_s: float) -> str:
+def junit(rows: Sequence[Row], title: str, took_s: float, held_to: Sequence[Baseline] = ()) -> str:
     """`took_s`: to ask and to judge."""
     whole, suite = _suites(title, len(rows), failures=sum(not row.ok for row in rows), took_s=took_s)
     for row in rows:
@@ -67,6 +73,8 @@ def junit(rows: Sequence[Row], title: str, took_s: float) -> str:
             ElementTree.SubElement(case, "system-out").text = f"{verdict} {row.what}: {told}"
         else:
             ElementTree.SubElement(case, "failure", message=told).text = f"{verdict} {row.what}: {told}"
+    if aside := _aside(held_to):
+        ElementTree.SubElement(suite, "system-out").text = "\n".join(aside)
     return _written(whole)
 
 
@@ -96,6 +104,7 @@ def _written(whole: ElementTree.Element) -> str:
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}'
 
 
-def as_json(rows: Sequence[Row]) -> dict[str, Any]:
+def as_json(rows: Sequence[Row], held_to: Sequence[Baseline] = ()) -> dict[str, Any]:
     told = [{**row._asdict(), "ok": row.ok, "change": row.change} for row in rows]
-    return {"ok": all(row.ok for row in rows), "rows": told}
+    aside = [{"baseline": one.name, **run} for one in held_to for run in one.left_aside]
+    return {"ok": all(row.ok for row in rows), "rows": told, "left_aside": aside}

@@ -8,28 +8,30 @@ from typing import Any
 from meshboard.errors import WrongError
 
 MEASURED = ("kind", "model", "layout", "train", "resources", "script", "lab", "dry_ranks")
-# A seed is of the noise that several runs tell; where and as which job it ran changes no figure that is meant.
+# A seed is of the noise that several runs tell; where and as which job it ran, and what it was planned for, changes
+# no figure that is meant. What a rank gets of a Slurm node does. The board holds a branch's runs to the same rule.
 MAY_DIFFER = {
-    "train.seed",
-    *(f"resources.{name}" for name in ("host", "pool", "labels", "max_hosts", "slurm", "stack")),
+    *("model.preset", "train.seed"),
+    *(f"resources.{name}" for name in ("host", "pool", "labels", "max_hosts", "stack")),
+    *(f"resources.slurm.{name}" for name in ("partition", "account", "qos", "time_limit", "constraint", "exclude")),
 }
 MOST_NAMED = 4
 
 
-def check_same(jobs: Sequence[Mapping[str, Any]]) -> None:
-    """Raises WrongError: jobs, as `GET /jobs/ID` tells them, are of different specs; names the first fields."""
-    first = jobs[0]
-    for job in jobs[1:]:
-        apart = _apart(_measured(first), _measured(job), "")
+def check_same(runs: Sequence[Mapping[str, Any]], what: str = "jobs") -> None:
+    """Raises WrongError: runs, each with its `id` and `spec`, are of different specs; names the first fields."""
+    first = runs[0]
+    for run in runs[1:]:
+        apart = _apart(_measured(first), _measured(run), "")
         fields = [f"{field}: {ours!r} and {theirs!r}" for field, ours, theirs in apart]
         if fields:
             more = f" and {len(fields) - MOST_NAMED} more" if len(fields) > MOST_NAMED else ""
-            words = f"jobs {first['id']} and {job['id']} are of different specs, and no mean of them means anything"
+            words = f"{what} {first['id']} and {run['id']} are of different specs, and no mean of them means anything"
             raise WrongError(f"{words}: {', '.join(fields[:MOST_NAMED])}{more}")
 
 
-def _measured(job: Mapping[str, Any]) -> dict[str, Any]:
-    spec = job.get("spec") or {}
+def _measured(run: Mapping[str, Any]) -> dict[str, Any]:
+    spec = run.get("spec") or {}
     return {name: spec[name] for name in MEASURED if name in spec}
 
 

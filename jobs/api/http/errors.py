@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from django.core.exceptions import SuspiciousOperation
+from django.core.exceptions import PermissionDenied, SuspiciousOperation
 from django.db import InterfaceError, OperationalError
-from django.http import JsonResponse
+from django.http import Http404, JsonResponse
 from rest_framework.response import Response
 from rest_framework.views import exception_handler, set_rollback
 
+from jobs.api.http.addressed import parameter_of
 from jobs.api.http.parameters import BadParameterError
 from jobs.api.http.problems import CONTENT_TYPE, WHOLE, ProblemDetails, Where, details
 from jobs.full import WORDS, is_full
@@ -101,5 +102,17 @@ def handle(error: Exception, context: dict[str, Any]) -> Response:
         set_rollback()
         return refused(failed(failure(request.path, error)))
     detail = response.data.get("detail", response.data) if isinstance(response.data, dict) else response.data
-    response.data, response.content_type = of_request(response.status_code, str(detail)), CONTENT_TYPE
+    body = of_request(response.status_code, str(detail))
+    if isinstance(error, Http404 | PermissionDenied):
+        body = _addressed(body, context["kwargs"])
+    response.data, response.content_type = body, CONTENT_TYPE
     return response
+
+
+def _addressed(body: ProblemDetails, address: Collection[str]) -> ProblemDetails:
+    """Of what the address names, where it names anything; told to people as before."""
+    words = body["detail"]
+    name = parameter_of(words, address)
+    if name is None:
+        return body
+    return {**details(body["status"], [Problem(name, words)], "path"), "detail": words}

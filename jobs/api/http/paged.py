@@ -18,18 +18,19 @@ from jobs.text import parse_json, storable
 
 PAGE = 1000  # by itself too: these lists came whole once, and nobody has more tokens
 CURSOR = re.compile(r"[A-Za-z0-9_-]{1,1000}")
-PARAMETERS = [
-    OpenApiParameter(
-        "limit",
-        {"type": "integer", "minimum": 1, "maximum": PAGE, "default": PAGE},
-        description="how many",
-    ),
-    OpenApiParameter(
-        "cursor",
-        {"type": "string", "pattern": f"^{CURSOR.pattern}$"},
-        description='a page as the Link header, rel="next", of the one before it has it; to be taken as it is',
-    ),
-]
+
+
+def parameters(usual: int | None = PAGE) -> list[OpenApiParameter]:
+    """`usual`: how many where nobody says; None for all."""
+    limit = {"type": "integer", "minimum": 1, "maximum": PAGE, **({} if usual is None else {"default": usual})}
+    return [
+        OpenApiParameter("limit", limit, description="how many" + (", all by default" if usual is None else "")),
+        OpenApiParameter(
+            "cursor",
+            {"type": "string", "pattern": f"^{CURSOR.pattern}$"},
+            description='a page as the Link header, rel="next", of the one before it has it; to be taken as it is',
+        ),
+    ]
 
 
 class Paged(NamedTuple):
@@ -39,18 +40,21 @@ class Paged(NamedTuple):
     headers: dict[str, str]
 
 
-def paged(request: Request, rows: QuerySet[Any], *order: str) -> Paged:
-    """The rows of the page that was asked for. `order`: fields that together no two rows share.
+def paged(request: Request, rows: QuerySet[Any], *order: str, usual: int | None = PAGE) -> Paged:
+    """The rows of the page that was asked for. `order`: fields that together no two rows share. `usual` as for
+    `parameters`.
 
     Raises:
         BadParameterError: naming every parameter that makes no sense.
     """
     given = Parameters(request)
-    limit = given.number("limit", PAGE, 1, PAGE)
+    limit = given.number("limit", usual, 1, PAGE)
     words = "is none that a page of this list gave"
-    left = given.read("cursor", rows, words, lambda cursor: _behind(rows, order, cursor))
+    left = given.read("cursor", rows, words, lambda cursor: _behind(rows, order, cursor)).order_by(*order)
     given.check()
-    found = list(left.order_by(*order)[: limit + 1])
+    if limit is None:
+        return Paged(list(left), {})
+    found = list(left[: limit + 1])
     return Paged(found[:limit], _next(request, order, found[limit - 1]) if len(found) > limit else {})
 
 

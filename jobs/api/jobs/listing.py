@@ -16,8 +16,8 @@ from rest_framework.request import Request
 from jobs.access import visible_jobs
 from jobs.api.http.deprecation import OFFSET
 from jobs.api.http.parameters import BadParameterError
-from jobs.filters import ACTIVE, JobFilter, StatesFilter
-from jobs.models import Job, Status
+from jobs.filters import JobFilter, SeveralFilter
+from jobs.models import Job
 from jobs.present import JobBrief, job_briefs
 from jobs.text import storable, whole_number
 from planner.facts.spec import Problem
@@ -28,9 +28,9 @@ CURSOR = re.compile(r"[A-Za-z0-9_-]{1,200}")
 HELP = {
     "q": "words in the name, or a whole id",
     "status": "jobs in one of these states, commas between; active: in any that is no end",
-    "kind": "jobs of this kind",
+    "kind": "jobs of one of these kinds, commas between",
     "project": "jobs of this project: those that you may see",
-    "tag": "jobs with this tag",
+    "tag": "jobs with all of these tags, commas between; or with one tag that has those commas in it",
     "whose": "mine: only your own, of those that you may see",
     "owner": "jobs of this user: those that you may see",
     "archived": "archived jobs only, or too; left out by default",
@@ -98,11 +98,12 @@ def _place(cursor: str) -> tuple[datetime, str] | None:
 
 
 def _schema(known: django_filters.Filter) -> dict[str, Any]:
-    if isinstance(known, StatesFilter):
-        word = f"({'|'.join([*Status.values, ACTIVE])})"
-        one, several = {"enum": Status.values}, {"pattern": f"^{word}(,{word})*$"}
-        return {"anyOf": [{"type": "string", **one}, {"type": "string", **several}]}
     choices = known.extra.get("choices")
+    if isinstance(known, SeveralFilter):
+        names = [name for name, _ in choices]
+        word = f"({'|'.join([*names, *known.extra['stands_for']])})"
+        one, several = {"enum": names}, {"pattern": f"^{word}(,{word})*$"}
+        return {"anyOf": [{"type": "string", **one}, {"type": "string", **several}]}
     if choices is not None:
         return {"type": "string", "enum": [name for name, _ in choices]}
     return {

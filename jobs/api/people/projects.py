@@ -10,7 +10,7 @@ from rest_framework.response import Response
 
 from jobs.access import find_project, find_project_to_administer, visible_projects
 from jobs.api.document import schema
-from jobs.api.http.paged import PARAMETERS, paged
+from jobs.api.http.paged import paged, parameters
 from jobs.api.http.throttling import SubmitThrottle
 from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse, refuse_body, user_of
@@ -35,7 +35,7 @@ class Projects(APIView):
 
     @extend_schema(
         operation_id="listProjects",
-        parameters=PARAMETERS,
+        parameters=parameters(),
         responses={200: schema.list_of("ProjectTold"), **refusals()},
     )
     def get(self, request: Request) -> Response:
@@ -84,7 +84,7 @@ class Members(APIView):
 
     @extend_schema(
         operation_id="listMembers",
-        parameters=PARAMETERS,
+        parameters=parameters(),
         responses={200: schema.list_of("MemberTold"), **refusals(404)},
     )
     def get(self, request: Request, project: str) -> Response:

@@ -9,7 +9,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from jobs.api.document import schema
-from jobs.api.http.paged import PARAMETERS, paged
+from jobs.api.http.paged import paged, parameters
 from jobs.api.http.throttling import SubmitThrottle
 from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse_body, user_of
@@ -27,7 +27,7 @@ class Tokens(APIView):
 
     @extend_schema(
         operation_id="listTokens",
-        parameters=PARAMETERS,
+        parameters=parameters(),
         responses={200: schema.list_of("ApiToken"), **refusals()},
     )
     def get(self, request: Request) -> Response:

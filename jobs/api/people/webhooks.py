@@ -103,7 +103,7 @@ class Ping(APIView):
         refuse_body(request)
         made = hooks.send_ping(user_of(request), hook)
         if made is None:
-            return refuse(409, "request", "a ping is on its way already")
+            return refuse(409, "key", "a ping is on its way already", "path")
         return Response(hooks.delivery_told(made), status=202)
 
 
@@ -144,7 +144,7 @@ class Redeliver(APIView):
             raise Http404("no such delivery")
         refuse_body(request)
         if not hooks.redeliver(user_of(request), hook, found):
-            return refuse(409, "request", "it is on its way")
+            return refuse(409, "delivery", "it is on its way", "path")
         found.refresh_from_db()
         return Response(hooks.delivery_told(found), status=202)
 

@@ -49,7 +49,7 @@ class BaselineView(APIView):
     )
     def get(self, request: Request, project: str, branch: str) -> Response:
         """What the newest runs of a branch measured, at most 20."""
-        return Response(kept.baseline(user_of(request), _stored(project), _stored(branch)))
+        return Response(kept.baseline(user_of(request), _stored(project), _stored(branch, "baseline")))
 
     @extend_schema(
         operation_id="setBaseline",
@@ -77,12 +77,12 @@ class BaselineView(APIView):
     def delete(self, request: Request, project: str, branch: str) -> Response:
         """Forget all runs of a branch. Takes an operator of the project."""
         refuse_body(request)
-        kept.forget(user_of(request), _stored(project), _stored(branch))
+        kept.forget(user_of(request), _stored(project), _stored(branch, "baseline"))
         return Response(status=204)
 
 
-def _stored(name: str) -> str:
+def _stored(name: str, what: str = "project") -> str:
     """Raises Http404: no database can be asked for it."""
     if not storable(name):
-        raise Http404("no such thing")
+        raise Http404(f"no such {what}")
     return name

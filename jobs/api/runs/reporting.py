@@ -129,7 +129,7 @@ class OfRun(APIView):
         """The member that the request's claim speaks for. Raises Http404, TakenError."""
         found = self.run(run, attempt).attempt.members.select_related("attempt__job").filter(node=node).first()
         if found is None or not found.claim:
-            raise Http404(f"node {node} has not joined this run")
+            raise Http404(f"no such node: {node} has not joined this run")
         claim = self.request.headers.get("Meshboard-Claim", "")
         if not (claim.isascii() and hmac.compare_digest(digest(claim), found.claim)):
             self.permission_denied(self.request, message=f"another process speaks for node {node} of this run")

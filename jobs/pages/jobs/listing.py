@@ -41,7 +41,7 @@ COLUMNS = {
 USUAL = ("owner", "layout", "status", "steps", "created")
 MOST_CHOICES = 20  # projects; of more, one types a part of the name
 OF_ATTEMPTS = {"ended", "speed"}
-BY_THEMSELVES = {"status", "whose"}  # drawn in a place of their own
+BY_THEMSELVES = {"status", "kind", "whose"}  # drawn in a place of their own
 DONE = {
     "cancel": "asked to end",
     "archive": "archived",
@@ -92,7 +92,7 @@ def job_list(request: HttpRequest) -> HttpResponse:
         "problems": [error for name in sorted(hidden) for error in filters.form.errors.get(name, ())],
         "projects": [] if few else projects,
         "all_columns": COLUMNS,
-        "all_states": Status.values,
+        "several": [(filters.form[name], filters.form.cleaned_data.get(name, [])) for name in ("kind", "status")],
         "undo": request.session.pop("undo", None),
     }
     return render(request, "jobs/list.html", context)

@@ -262,6 +262,9 @@ def test_a_list_is_narrowed_over_rest_as_on_the_page(
     [
         ("status=done", {"status"}),
         ("kind=", {"kind"}),
+        ("kind=train,", {"kind"}),
+        ("kind=train&kind=lab", {"kind"}),
+        ("tag=" + "x" * 1021, {"tag"}),
         ("status=queued&status=failed", {"status"}),
         ("limit=0&kind=none", {"limit", "kind"}),
         ("q=" + "x" * 101, {"q"}),
@@ -284,6 +287,8 @@ def test_an_unknown_state_lists_those_there_are(owner: User, api: Api) -> None:
     (error,) = api(owner).get("/api/v1/jobs?status=done").json()["errors"]
     assert error["message"].startswith("must be one or more of queued, ")
     assert error["message"].endswith("; got done")
+    (error,) = api(owner).get("/api/v1/jobs?kind=train,burnt").json()["errors"]
+    assert error["message"] == "must be one or more of train, script, dry_run, lab, calibrate; got burnt"
 
 
 def test_pages_of_a_list_follow_each_other_by_their_link(owner: User, api: Api) -> None:

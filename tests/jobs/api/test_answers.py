@@ -205,6 +205,9 @@ def baselines(asked: Asked, user: APIClient, owner: User) -> None:
     run, main = ended(owner, summary(0.3)).job_id, {"project": "default", "branch": "main"}
     assert asked(user, "setBaseline", {"job": run}, **main)["runs"][0]["facts"]["sent"]
     asked(user, "setBaseline", {"job": "none"}, code=422, **main)
+    assert asked(user, "setBaseline", {"job": ended(owner, summary(0.3), layout={"tp": 4}).job_id}, **main)[
+        "left_aside"
+    ]
     asked(user, "getBaseline", **main)
     assert asked(user, "listBaselines", project="default")
     asked(user, "forgetBaseline", code=204, **main)

@@ -62,8 +62,8 @@ BREAKS: dict[str, tuple[Change, str]] = {
     "a parameter": (forget_parameter, "query tag: is gone"),
     "a parameter that must be given": (new_parameter, "why: is new, and required"),
     "a parameter's value": (
-        lambda told: parameter(told, "kind")["schema"]["enum"].remove("lab"),
-        "query kind: 'lab' is no longer taken",
+        lambda told: parameter(told, "archived")["schema"]["enum"].remove("too"),
+        "query archived: 'too' is no longer taken",
     ),
     "a bound": (lambda told: parameter(told, "limit")["schema"].update(maximum=100), "maximum was 200 and is 100"),
     "a pattern": (lambda told: parameter(told, "q")["schema"].update(pattern="^a$"), "pattern was"),
@@ -119,7 +119,7 @@ def test_what_adds_something_is_fine(kept: Any) -> None:
     grown["paths"][JOBS]["get"]["parameters"].append({"name": "new", "in": "query", "schema": {"type": "string"}})
     grown["paths"][JOBS]["post"]["responses"]["202"] = grown["paths"][JOBS]["post"]["responses"]["200"]
     parameter(grown, "limit")["schema"]["maximum"] = 1000
-    parameter(grown, "kind")["schema"]["enum"].append("sleep")
+    parameter(grown, "archived")["schema"]["enum"].append("no")
     schemas(grown)["JobBrief"]["properties"]["new"] = {"type": "string"}
     schemas(grown)["JobBrief"]["required"].append("new")
     schemas(grown)["TrainSpec"]["properties"]["new"] = {"type": "integer", "default": 1}

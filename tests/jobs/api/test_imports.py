@@ -65,8 +65,8 @@ def test_parts_go_on_where_the_file_ends_and_no_further(owner: User, api: Api) -
         (0, 0, b"x" * 11, 409, "size"),
         (0, "x", b"0", 400, "offset"),
         (0, 0, b"x" * (512 * 2**10 + 1), 413, "request"),
-        (1, 0, b"0", 404, "request"),
-        ("a", 0, b"0", 404, "request"),
+        (1, 0, b"0", 404, "place"),
+        ("a", 0, b"0", 404, "place"),
     ):
         answer = put(client, key, place, offset, part)
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (status, field)

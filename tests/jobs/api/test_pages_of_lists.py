@@ -12,7 +12,7 @@ from django.utils import timezone
 from knox.models import AuthToken
 from rest_framework.test import APIClient
 
-from jobs.models import Job, JobTag, Membership, Project, Role
+from jobs.models import Host, Job, JobTag, Membership, Project, Role
 from jobs.people import tokens
 from jobs.queue import actions
 from tests.planner.wrong_specs import GOOD
@@ -143,7 +143,9 @@ def page_by_page(client: APIClient, address: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_projects_members_and_tokens_come_page_by_page(owner: User, api: Api) -> None:
+def test_projects_members_tokens_and_hosts_come_page_by_page(
+    owner: User, api: Api, make_host: Callable[..., Host]
+) -> None:
     User.objects.filter(pk=owner.pk).update(is_staff=True)
     owner.refresh_from_db()
     made = [Project.objects.create(name=f"team-{n}") for n in range(7)]
@@ -152,8 +154,11 @@ def test_projects_members_and_tokens_come_page_by_page(owner: User, api: Api) ->
     for n in range(7):
         tokens.make(owner, tokens.TokenWish(name=f"ci-{n}", scopes=["read"]))
     AuthToken.objects.filter(user=owner).update(created=timezone.now())  # no order but their keys'
+    for name in ("b", "a", "Ö", "gpu-7", "gpu-10"):
+        make_host(name=name)
     client = api(owner)
-    for path, key in (("projects", "name"), ("projects/team-0/members", "user"), ("tokens", "key")):
+    lists = ("projects", "name"), ("projects/team-0/members", "user"), ("tokens", "key"), ("hosts", "name")
+    for path, key in lists:
         whole = client.get(f"/api/v1/{path}")
         assert following(whole) == "", "few come at once, as ever"
         keys = [one[key] for one in whole.json()]

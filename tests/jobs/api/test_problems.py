@@ -15,6 +15,7 @@ from django.core.exceptions import PermissionDenied
 from django.test import Client, RequestFactory
 from rest_framework.test import APIClient
 
+from jobs.api.document.schema import document
 from jobs.api.http.problems import CONTENT_TYPE, KINDS, details
 from jobs.models import Membership, Project, Role
 from planner.facts.spec import Problem
@@ -156,6 +157,60 @@ def test_what_is_not_there_is_named_where_it_was_asked_for(owner: User, api: Api
     ):
         (error,) = problem(client.get(f"/api/v1/{path}"), 404)["errors"]
         assert (error["field"], error.get("in"), error["message"]) == where
+
+
+def test_what_is_not_there_is_the_parameter_that_names_it(staff: User, api: Api) -> None:
+    """Of every operation with something in its path, but where a run's own token or the body is looked at before."""
+    staff.is_superuser = True
+    staff.save()
+    client, missing = api(staff), 0
+    for path, methods in document()["paths"].items():
+        names = re.findall("{(.*?)}", path)
+        for method in methods if names else ():
+            cache.clear()
+            answer = getattr(client, method)(re.sub("{.*?}", "1", path), {}, format="json")
+            if answer.status_code in (401, 422):
+                continue
+            told = problem(answer, 404)
+            missing += 1
+            (error,) = told["errors"]
+            assert (error["field"], error.get("in"), error["pointer"]) == (names[0], "path", ""), path
+            assert told["detail"].startswith("no such "), path
+    assert missing > 60
+
+
+def test_of_several_in_an_address_the_one_that_is_not_there_is_named(owner: User, staff: User, api: Api) -> None:
+    team = Project.objects.create(name="team")
+    Membership.objects.create(project=team, user=owner, role=Role.ADMIN)
+    client, made = api(owner), {"name": "x", "url": "https://chat.example/7", "states": ["failed"]}
+    hook = client.post("/api/v1/projects/team/webhooks", made, format="json").json()["id"]
+    opened = client.post("/api/v1/imports", {"files": [{"name": "a.json", "size": 2}]}, format="json").json()["id"]
+    for method, path, field in (
+        ("delete", "projects/team/members/nobody", "user"),
+        ("delete", "projects/nosuch/members/nobody", "project"),
+        ("delete", "projects/team/invitations/7", "key"),
+        ("delete", "projects/team/variables/JOB_X", "variable"),
+        ("get", "projects/team/baselines/main", "branch"),
+        ("get", "projects/nosuch/baselines/main", "project"),
+        ("get", "projects/team/webhooks/nosuch/deliveries", "key"),
+        ("post", f"projects/team/webhooks/{hook}/deliveries/nosuch/redeliver", "delivery"),
+        ("put", f"imports/{opened}/files/7?offset=0", "place"),
+        ("put", "imports/nosuch/files/0?offset=0", "key"),
+    ):
+        answer = client.generic(method, f"/api/v1/{path}", b"", "application/octet-stream" if method == "put" else "")
+        (error,) = problem(answer, 404)["errors"]
+        assert (error["field"], error["in"]) == (field, "path"), path
+
+
+def test_what_may_not_be_done_is_of_what_the_address_names(owner: User, viewer: User, api: Api) -> None:
+    job = api(owner).post("/api/v1/jobs", GOOD, format="json").json()["id"]
+    told = problem(api(viewer).post(f"/api/v1/jobs/{job}/cancel"), 403)
+    assert told["errors"] == [
+        {"field": "job_id", "pointer": "", "in": "path", "message": "you may look at this job, not change it"}
+    ]
+    assert told["detail"] == "you may look at this job, not change it"
+    (error,) = problem(api(owner).post("/api/v1/queue/pause"), 403)["errors"]
+    assert (error["field"], "in" in error) == ("request", False), "its address names nothing"
 
 
 def test_a_log_that_is_followed_has_no_file_and_no_range(owner: User, api: Api) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -9,17 +10,22 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from django.apps import apps
 from django.contrib.auth.models import User
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rest_framework.test import APIClient
 
 from jobs.baselines import kept
+from jobs.baselines.alike import measured_of, why_unlike
 from jobs.baselines.facts import MOST_SENT, NoFactsError, facts
 from jobs.models import AuditEntry, BaselineRun, Host, Job, Membership, Project, Role
 from jobs.models.baselines import branch_problem
-from meshboard.gate import run_of, run_of_facts
+from meshboard.errors import WrongError
+from meshboard.gate import check_same, of_branch, run_of, run_of_facts
+from planner.facts.reading.parse import parse_spec
 from tests.jobs.planning.test_learned import ended, summary
+from tests.planner.wrong_specs import GOOD
 
 Api = Callable[[User | None], APIClient]
 MAIN = "/api/v1/projects/default/baselines/main"
@@ -67,9 +73,66 @@ def test_a_branch_keeps_its_newest_runs_and_a_job_once(run: str, owner: User, ap
     for old in runs:
         old.save()
     put(client, run)
-    told = put(client, run).json()["runs"]
-    assert [one["job"] for one in told] == [run, *(f"job{n}" for n in range(24, 5, -1))]
+    told = put(client, run).json()
+    kept_of = [one["job"] for one in (*told["runs"], *told["left_aside"])]
+    assert kept_of == [run, *(f"job{n}" for n in range(24, 5, -1))]
     assert BaselineRun.objects.count() == kept.MOST_RUNS
+
+
+def test_a_mean_is_of_runs_that_ran_what_the_newest_ran(run: str, owner: User, api: Api) -> None:
+    """Runs of before a branch's spec was changed stayed in the means that times and memory are held to."""
+    client = api(owner)
+    put(client, run)
+    told = put(client, ended(owner, summary(9.0), layout={**GOOD["layout"], "sequence_parallel": True}).job_id).json()
+    assert [one.step_time for one in of_branch("main", told).runs] == [9.0]
+    assert [(one["job"], one["why"]) for one in told["left_aside"]] == [
+        (run, "layout.sequence_parallel false, not true")
+    ]
+    again = ended(owner, summary(0.5), name="another", train={**GOOD["train"], "seed": 7}).job_id
+    told = put(client, again).json()
+    assert [one["job"] for one in told["runs"]] == [again, run], "those of before are alike again"
+    assert (told["spec"]["train"]["seed"], "name" in told["spec"]) == (7, False)
+    assert len(told["left_aside"]) == 1
+    BaselineRun.objects.filter(job=run).update(spec=None)
+    told = client.get(MAIN).json()
+    assert told["left_aside"][1]["why"] == "what it ran was not kept"
+    fill = importlib.import_module("jobs.migrations.0101_spec_of_baselines").fill
+    fill(apps, None)
+    assert [one["job"] for one in client.get(MAIN).json()["runs"]] == [again, run]
+
+
+SPEC = parse_spec(GOOD).model_dump(mode="json")
+CHANGES: list[tuple[dict[str, Any], bool]] = [
+    ({"name": "other", "project": "vision", "retry": {"max_attempts": 3}}, True),
+    ({"train": {**SPEC["train"], "seed": 5}}, True),
+    ({"model": {**SPEC["model"], "preset": None}}, True),
+    ({"resources": {**SPEC["resources"], "host": "host-a", "pool": "p", "labels": ["a"], "max_hosts": 1}}, True),
+    ({"train": {**SPEC["train"], "steps": 51}}, False),
+    ({"model": {**SPEC["model"], "num_layers": 9}}, False),
+    ({"layout": {**SPEC["layout"], "zero": 1}}, False),
+    ({"resources": {**SPEC["resources"], "device": "cuda"}}, False),
+    ({"resources": {**SPEC["resources"], "engine": "slurm", "slurm": {"nodes": 2}}}, False),
+    ({"kind": "dry_run"}, False),
+]
+
+
+@pytest.mark.parametrize(("change", "alike"), CHANGES)
+def test_the_board_and_the_client_call_the_same_runs_alike(change: dict[str, Any], alike: bool) -> None:
+    other = {**SPEC, **change}
+    assert (why_unlike(measured_of(other), measured_of(SPEC)) == "") is alike
+    try:
+        check_same([{"id": "j", "spec": SPEC}, {"id": "k", "spec": other}])
+    except WrongError:
+        assert not alike
+    else:
+        assert alike
+
+
+def test_a_field_that_came_later_had_its_default() -> None:
+    older = {**SPEC, "train": {name: value for name, value in SPEC["train"].items() if name != "document_end"}}
+    assert why_unlike(measured_of(older), measured_of(SPEC)) == ""
+    newer = {**SPEC, "train": {**SPEC["train"], "document_end": 3}}
+    assert why_unlike(measured_of(older), measured_of(newer)) == "train.document_end null, not 3"
 
 
 @pytest.mark.parametrize(
@@ -182,7 +245,7 @@ def test_a_project_s_baselines_are_its_members(
     assert answer.status_code == sets
     if sets == 403:
         assert (
-            messages(answer)["request"] == f"setting a baseline of vision takes an operator; you are its {role.label}"
+            messages(answer)["project"] == f"setting a baseline of vision takes an operator; you are its {role.label}"
         )  # type: ignore[union-attr]
     assert client.delete(theirs).status_code == {200: 204}.get(sets, sets)
     assert BaselineRun.objects.count() == (0 if sets == 200 else 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +13,10 @@ from django.contrib.auth.models import User
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from rest_framework.test import APIClient
 
 from contracts.names import telemetry_stream
-from jobs.models import Attempt, Job, Membership, Project, Role, Status
+from jobs.models import Attempt, Job, JobTag, Membership, Project, Role, Status
 from jobs.pages.jobs import listing as pages
 from jobs.pages.jobs import progress
 from jobs.queue import actions
@@ -96,6 +98,34 @@ def test_several_states_are_asked_for_at_once(make_jobs: Make, owner: User, clie
         "must be one or more of queued, starting, running, unreachable, cancelling, succeeded, failed, lost, cancelled"
     )
     assert f"{words}, active (all that have not ended); got burnt" in refused
+
+
+def test_several_kinds_are_any_and_several_tags_all_of_them(
+    make_jobs: Make, owner: User, client: Client, api: Callable[[User | None], APIClient]
+) -> None:
+    """Over REST too; a tag that has a comma in it is still found by it."""
+    actions.submit(owner, SCRIPT)
+    for name, tags in (("both", ("ci", "nightly")), ("ci", ("ci",)), ("comma", ("ci,nightly",)), ("none", ())):
+        (job,) = make_jobs(1, name=name)
+        JobTag.objects.bulk_create(JobTag(job=job, name=tag) for tag in tags)
+    client.force_login(owner)
+    wanted = {
+        "kind=script,lab": ["a script"],
+        "kind=script,train": ["a script", "both", "ci", "comma", "none"],
+        "tag=ci": ["both", "ci"],
+        "tag=nightly,%20ci,": ["both"],
+        "tag=ci,nightly": ["both", "comma"],
+        "tag=ci,absent": [],
+        "kind=train&tag=ci&status=queued": ["both", "ci"],
+    }
+    for query, found in wanted.items():
+        assert sorted(names(client, f"?{query}")) == found, query
+        assert sorted(job["name"] for job in api(owner).get(f"/api/v1/jobs?{query}").json()) == found, query
+    assert names(client, "?kind=lab&kind=script") == ["a script"]
+    assert names(client, "?tag=nightly&tag=ci")[-1] == "both"
+    shown = client.get("/?kind=script&tag=ci&tag=nightly").content.decode()
+    assert 'value="ci,nightly"' in shown
+    assert re.findall(r'name="kind" value="(\w+)" checked', shown) == ["script"]
 
 
 def test_of_many_projects_one_types_a_part_of_the_name(owner: User, client: Client) -> None:

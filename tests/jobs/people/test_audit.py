@@ -5,12 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import json
+from base64 import urlsafe_b64encode
+from collections.abc import Callable
 
 import pytest
 from django.contrib.auth.models import User
 from django.core.management import call_command
 from django.db import DatabaseError, connection, transaction
 from django.test import Client
+from rest_framework.test import APIClient
 
 from jobs.models import AuditEntry
 from jobs.queue.audit import record
@@ -49,7 +52,31 @@ def test_staff_export_it_in_order_and_from_where_they_left(staff: User, client: 
         assert client.get(f"/queue/audit/export/?{query}").status_code == 400
 
 
-def test_nobody_else_does(owner: User, viewer: User, client: Client) -> None:
+def test_staff_export_it_by_a_token_page_by_page(staff: User, api: Callable[[User | None], APIClient]) -> None:
+    """It came as a file with a browser's session alone, and over REST no more than 200 entries of it at once."""
+    for who in ("=cmd", "ann", "ben", "carla", "dora"):
+        record(who, "hold", "job", "x", after={"note": "é\n,"})
+    rest, seen, files = api(staff), [], []
+    ids = list(AuditEntry.objects.order_by("-id").values_list("id", flat=True))
+    for form, found in (("json", seen), ("csv", files)):
+        address = f"/api/v1/audit?limit=2&format={form}"
+        while address:
+            answer = rest.get(address, headers={"Accept": "text/csv" if form == "csv" else "application/json"})
+            assert answer.status_code == 200, answer.content
+            found += answer.json() if form == "json" else csv.DictReader(io.StringIO(answer.content.decode()))
+            address = answer.headers.get("Link", "").removeprefix("<").partition(">")[0]
+    assert [row["id"] for row in seen] == [int(row["id"]) for row in files] == ids
+    assert (seen[-1]["who"], files[-1]["who"], json.loads(files[-1]["after"])) == ("=cmd", "'=cmd", {"note": "é\n,"})
+    between = rest.get(f"/api/v1/audit?after={ids[3]}&before={ids[0]}").json()
+    assert [row["id"] for row in between] == ids[1:3]
+    forged = urlsafe_b64encode(b'["x"]').decode().rstrip("=")
+    for wrong in ("limit=1001", "after=0", "format=jsonl", f"cursor={forged}"):
+        (error,) = rest.get(f"/api/v1/audit?{wrong}").json()["errors"]
+        assert (error["field"], error["in"]) == (wrong.partition("=")[0], "query")
+
+
+def test_nobody_else_does(owner: User, viewer: User, client: Client, api: Callable[[User | None], APIClient]) -> None:
     for user in (owner, viewer):
         client.force_login(user)
         assert client.get("/queue/audit/export/").status_code == 403
+        assert api(user).get("/api/v1/audit?format=csv").status_code == 403

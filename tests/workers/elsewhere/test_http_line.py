@@ -20,7 +20,7 @@ from workers.elsewhere.joining import Asked, Joining, Run
 from workers.host.supervisor.board import Board as Waiting
 from workers.host.supervisor.line import LineError
 from workers.host.supervisor.line import RefusedError as LineRefusedError
-from workers.host.supervisor.line.https import BadUrlError, Board
+from workers.host.supervisor.line.https import Answer, BadUrlError, Board
 from workers.host.supervisor.line.over_http import HttpLine, Membership
 from workers.host.supervisor.publish import Publisher
 
@@ -177,3 +177,15 @@ def test_an_address_that_would_show_a_token_or_is_none_is_refused(url: str) -> N
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://localhost", "http://[::1]:8000", "https://board/under/"])
 def test_loopback_may_be_spoken_to_plainly(url: str) -> None:
     Board(url)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        ({"field": "run", "in": "path", "message": "this token is of another run"}, "this token is of another run"),
+        ({"field": "request", "message": "Redis does not answer"}, "Redis does not answer"),
+        ({"field": "node", "in": "body", "message": "is taken"}, "node: is taken"),
+    ],
+)
+def test_a_refusal_names_no_part_of_an_address_that_nobody_wrote(error: dict[str, str], words: str) -> None:
+    assert Answer(404, {"errors": [error]}, None).problem == words

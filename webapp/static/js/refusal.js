@@ -1,8 +1,9 @@
 // What a refused request was refused for, in the server's own words.
 
-/** `errors` as every refusal has them; one of the request as a whole names no field. */
+/** `errors` as every refusal has them; one of the request as a whole, or of what the page is about, names no field. */
 export function words(errors) {
-  return errors.map(({ field, message }) => (field === "request" ? message : `${field}: ${message}`)).join("; ");
+  const whole = ({ field, in: place }) => field === "request" || place === "path";
+  return errors.map((error) => (whole(error) ? error.message : `${error.field}: ${error.message}`)).join("; ");
 }
 
 /** The words of an answer that is none; its status where a proxy answered for the server. */

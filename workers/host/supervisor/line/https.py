@@ -40,7 +40,7 @@ class Answer(NamedTuple):
     def problem(self) -> str:
         """What a refusal says, in one line."""
         words = " ".join(str(self._error.get("message", ""))[:500].split()) or f"it answered {self.status}"
-        return words if self.field == "request" else f"{self.field}: {words}"
+        return words if self.field == "request" or self._error.get("in") == "path" else f"{self.field}: {words}"
 
     @property
     def field(self) -> str:

@@ -1,0 +1,82 @@
+"""Only runs of one spec have a mean: what the gate refuses, and what it tells of runs that a branch leaves aside."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from meshboard.errors import WrongError
+from meshboard.gate import check_same
+
+SPEC = {
+    "name": "a",
+    "model": {"preset": "x", "num_layers": 2, "moe": None},
+    "layout": {"tp": 2, "dp": 1},
+    "train": {"steps": 10, "seed": 1},
+    "resources": {"device": "cpu", "host": None},
+}
+
+
+def test_runs_of_one_spec_may_differ_in_name_seed_and_place() -> None:
+    other = {
+        **SPEC,
+        "name": "b",
+        "project": "p",
+        "train": {**SPEC["train"], "seed": 2, "lately": True},  # type: ignore[dict-item]
+        "resources": {"device": "cpu", "host": "h"},
+    }
+    check_same([{"id": "j", "spec": SPEC}, {"id": "k", "spec": other}, {"id": "old"}])
+
+
+def test_runs_of_different_specs_are_not_averaged() -> None:
+    other = {**SPEC, "model": {**SPEC["model"], "moe": {"num_experts": 2}}, "layout": {"tp": 1, "dp": 2}}  # type: ignore[dict-item]
+    with pytest.raises(WrongError, match=r"jobs j and k are .*: model.moe: None and .*, layout.tp: 2 and 1, layout.dp"):
+        check_same([{"id": "j", "spec": SPEC}, {"id": "i", "spec": SPEC}, {"id": "k", "spec": other}])
+
+
+def test_the_gate_refuses_runs_of_different_specs(meshboard: Any, server: Any) -> None:
+    ended = {"status": "succeeded", "finished": True, "name": "n", "exit": {"summary": {}}}
+    server.tells("jobs/j", {**ended, "id": "j", "spec": SPEC})
+    server.tells("jobs/k", {**ended, "id": "k", "spec": {**SPEC, "layout": {"tp": 1}}})
+    ran = meshboard("gate", "j", "k", "--max", "loss=9", at=server)
+    assert (ran.code, "layout.tp: 2 and 1" in ran.err) == (2, True)
+
+
+FACTS = {"steps": 9, "step_s": 2.0, "tokens_per_s": 1.0, "peak_bytes": 1, "losses": [], "sent": [], "apart": None}
+
+
+def branch(spec: Any, **more: Any) -> dict[str, Any]:
+    run = {"job": "newest", "name": "n", "by": "ann", "at": "2026-11-26T00:00:00+00:00"}
+    return {"project": "default", "branch": "main", "spec": spec, "runs": [{**run, "facts": FACTS}], **more}
+
+
+def test_runs_that_are_in_no_mean_are_told(meshboard: Any, server: Any, tmp_path: Any) -> None:
+    exited = {"summary": {"steps": 9, "measured": {"steps": 7, "step_s": 2.0}}}
+    server.tells("jobs/j", {"id": "j", "status": "succeeded", "finished": True, "name": "ci", "exit": exited})
+    aside = [{"job": job, "name": "n", "by": "ann", "at": "", "why": "layout.tp 1, not 2"} for job in ("a", "b")]
+    server.tells("projects/default/baselines/main", branch(SPEC, left_aside=aside))
+    xml, markdown = tmp_path / "gate.xml", tmp_path / "gate.md"
+    asked = ("gate", "j", "--baseline", "main", "--max", "step_time=+1%")
+    ran = meshboard(*asked, "--junit", str(xml), "--markdown", str(markdown), at=server)
+    words = "main: 2 of 3 runs left aside: layout.tp 1, not 2 (a, b)"
+    assert (ran.code, ran.out.splitlines()[-1]) == (0, words)
+    assert markdown.read_text().splitlines()[-1] == ElementTree.parse(xml).findtext(".//system-out") == words
+    told = json.loads(meshboard(*asked, "--json", at=server).out)
+    assert [(one["baseline"], one["job"], one["why"]) for one in told["left_aside"]] == [
+        ("main", job, "layout.tp 1, not 2") for job in ("a", "b")
+    ]
+    assert meshboard("baseline", "show", "main", at=server).out.splitlines()[-1] == words
+
+
+def test_several_baselines_are_of_one_spec(meshboard: Any, server: Any, tmp_path: Any) -> None:
+    """As several runs are: their mean was that of whatever was named."""
+    server.tells("jobs/j", {"id": "j", "status": "succeeded", "finished": True, "name": "ci", "exit": {"summary": {}}})
+    server.tells("projects/default/baselines/main", branch(SPEC))
+    file = tmp_path / "kept.json"
+    for spec, words in (({**SPEC, "layout": {"tp": 1}}, "layout.tp: 2 and 1"), (None, "does not tell what it ran")):
+        file.write_text(json.dumps(branch(spec)))
+        ran = meshboard("gate", "j", "--baseline", "main", "--baseline", str(file), "--max", "loss=9", at=server)
+        assert (ran.code, words in ran.err) == (2, True), ran.err

@@ -1,0 +1,48 @@
+"""The audit from a shell and from Python: page after page, and as one CSV file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from meshboard import Client
+from tests.client.conftest import Ran, Saying, answer
+
+Meshboard = Callable[..., Ran]
+ENTRY = {
+    "at": "2026-11-26T00:00:00+00:00", "who": "ann", "address": "", "what": "hold", "kind": "job", "name": "j",
+    "before": None, "after": {"held": True},
+}  # fmt: skip
+NEXT = '<http://board/api/v1/audit?limit=2&cursor=abc>; rel="next"'
+
+
+def entries(*ids: int) -> list[dict[str, Any]]:
+    return [{"id": number, **ENTRY} for number in ids]
+
+
+def test_the_newest_of_it_page_after_page(meshboard: Meshboard, server: Saying) -> None:
+    server.answers = [answer(200, entries(9, 8), Link=NEXT), answer(200, entries(7, 6))]
+    ran = meshboard("audit", "--limit", "3", "--after", "2", "--json", at=server)
+    assert (ran.code, [row["id"] for row in json.loads(ran.out)]) == (0, [9, 8, 7])
+    assert server.asked == ["GET /api/v1/audit?after=2&limit=3", "GET /api/v1/audit?limit=2&cursor=abc"]
+    server.answers = [answer(200, entries(9))]
+    shown = meshboard("audit", at=server).out.splitlines()
+    assert (shown[0].split()[0], shown[1].split()[0], shown[1].endswith('-       {"held": true}')) == ("id", "9", True)
+
+
+def test_all_of_it_is_one_csv_file(meshboard: Meshboard, server: Saying) -> None:
+    pages = [b'id,who\r\n9,"a\r\nb"\r\n', b"id,who\r\n8,c\r\n"]
+    server.answers = [answer(200, pages[0], Link=NEXT), answer(200, pages[1])]
+    ran = meshboard("audit", "--csv", "--after", "2", at=server)
+    assert (ran.code, ran.out) == (0, 'id,who\r\n9,"a\r\nb"\r\n8,c\r\n')
+    assert server.asked[0] == "GET /api/v1/audit?limit=1000&after=2&format=csv"
+    server.says((200, b"id,who\r\n"))
+    with Client(server.url, "t") as board:
+        assert list(board.audit_csv(before=7)) == ["id,who\r\n"]
+
+
+def test_csv_is_all_of_it_and_no_json(meshboard: Meshboard, server: Saying) -> None:
+    for option in (["--json"], ["--limit", "3"]):
+        ran = meshboard("audit", "--csv", *option, at=server)
+        assert (ran.code, f"leave {option[0]} out" in ran.err, server.asked) == (2, True, [])
