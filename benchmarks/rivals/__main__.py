@@ -6,7 +6,8 @@ PATH is a checkout of theirs; nothing of it is kept here. Both sides run in one 
 take turns of a few steps, so that a slow moment hits both; the ratio is of medians. Same model, batch, length and type:
 nanoGPT by DDP on 2 ranks at gpt-mini's size, picotron by each axis at llama-mini's. What theirs does not do is left as
 it is: picotron clips nothing and under cp alone sums no gradients, and neither counts what it sends. A match is played
-eager, then with ours compiled: nanoGPT, which can, is compiled too, and picotron, which has no such choice, is not.
+eager, then with ours compiled: nanoGPT, which can, is compiled too, and picotron, which has no such choice, is not. Nor
+has it another schedule than 1F1B for a pipe: ours runs that, and zbv, which has nearly no bubble.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ EAGER = {
     "nanogpt dp2": Match("nanogpt", GPT, {"dp": 2}, 1, 1.0),
     "picotron tp2": Match("picotron", LLAMA, {"tp": 2}, 4, 1.2),
     "picotron pp2": Match("picotron", LLAMA, {"pp": 2}, 4, 1.2),
+    "picotron pp2, ours zbv": Match("picotron", LLAMA, {"pp": 2, "schedule": "zbv", "virtual_stages": 2}, 4, 1.2),
     "picotron cp2": Match("picotron", LLAMA, {"cp": 2}, 4, 1.2),
     "picotron dp2 x tp2": Match("picotron", LLAMA, {"dp": 2, "tp": 2}, 4, 1.2),
 }
