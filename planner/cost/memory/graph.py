@@ -327,8 +327,11 @@ class Graph:
             self._nodes.pop()()
 
     def make_weights(self) -> None:
-        """The weight gradients that wait, each letting go of what it was made from."""
+        """The weight gradients that wait, each letting go of what it was made from. A product adds to what is there."""
         for kept, weight, grouped in self._waiting:
+            if weight and self._sums[grouped] == "add":
+                self.release(kept)
+                continue
             if weight:
                 made = [self.tape.take(weight * self.element, GRADIENTS)]
                 self.release(kept)

@@ -2,7 +2,8 @@
 
 Zero-bubble schedules pass input gradients on first (I) and compute weight gradients later, where a rank would idle (W).
 Autograd has one backward, so a layer that uses a parameter through `WeightGradients` gives backward no path to it:
-what would have been its gradient is kept, as a product still to be computed, in the micro-batch's bag.
+what would have been its gradient is kept, as a product still to be computed, in the micro-batch's bag. Computed, it
+adds to the gradient that is there.
 """
 
 from __future__ import annotations
@@ -13,7 +14,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-Bag = list[tuple[torch.Tensor, Callable[[], torch.Tensor]]]
+Summed = Callable[[torch.Tensor | None], torch.Tensor]  # the gradient so far, in the parameter's type -> with this one
+Bag = list[tuple[torch.Tensor, Summed]]
+
+
+def _added(value: torch.Tensor, parameter: torch.Tensor, so_far: torch.Tensor | None) -> torch.Tensor:
+    value = value.to(parameter.dtype)
+    return value if so_far is None else so_far.add_(value)
 
 
 class _Linear(torch.autograd.Function):
@@ -28,10 +35,18 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         (x,) = ctx.saved_tensors
-        ctx.bag.append((ctx.weight, lambda: grad.flatten(0, -2).T @ x.flatten(0, -2)))
-        if ctx.bias is not None:
-            ctx.bag.append((ctx.bias, lambda: grad.flatten(0, -2).sum(0)))
-        return grad @ ctx.weight.to(grad.dtype), None, None, None
+        weight, bias, rows = ctx.weight, ctx.bias, grad.flatten(0, -2)
+
+        def add_product(so_far: torch.Tensor | None) -> torch.Tensor:
+            entered = x.flatten(0, -2)
+            if so_far is None or so_far.dtype != x.dtype:
+                return _added(rows.T @ entered, weight, so_far)
+            return so_far.addmm_(rows.T, entered)
+
+        ctx.bag.append((weight, add_product))
+        if bias is not None:
+            ctx.bag.append((bias, lambda so_far: _added(rows.sum(0), bias, so_far)))
+        return grad @ weight.to(grad.dtype), None, None, None
 
 
 class _Held(torch.autograd.Function):
@@ -44,7 +59,8 @@ class _Held(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, None]:
-        ctx.bag.append((ctx.weight, lambda: grad))
+        weight = ctx.weight
+        ctx.bag.append((weight, lambda so_far: _added(grad, weight, so_far)))
         return None, None
 
 
@@ -72,9 +88,8 @@ class WeightGradients:
         # What a product needs is freed when it is done. And a bag left full would never be: its tensors hold the graph,
         # whose nodes hold the bag.
         while bag:
-            parameter, gradient = bag.pop()
-            value = gradient().to(parameter.dtype)
-            parameter.grad = value if parameter.grad is None else parameter.grad.add_(value)
+            parameter, summed = bag.pop()
+            parameter.grad = summed(parameter.grad)
             added[parameter] = None
         return list(added)
 
