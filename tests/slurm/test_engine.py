@@ -72,8 +72,13 @@ def test_a_job_is_submitted_in_its_first_tick_and_followed(site: Site, job: Job)
 
 
 def test_a_controller_killed_between_sbatch_and_noting_the_id_starts_no_second_job(site: Site, job: Job) -> None:
-    work(SlurmEngine(site))
-    (found,) = in_slurm(job)
+    engine = SlurmEngine(site)
+
+    def sent() -> list[SlurmJob]:
+        work(engine)
+        return in_slurm(job)
+
+    (found,) = wait_until(sent, "Slurm has it", 60)
     Attempt.objects.update(engine_id="")
     until(SlurmEngine(site), job, Status.STARTING)
     assert [other.id for other in in_slurm(job)] == [found.id]
