@@ -47,6 +47,8 @@ class Stack(NamedTuple):
     `hides_sends`: chunks of an interleaved pipe send beside the next one's products, but while it fills and drains.
     `narrow_gathers`: tensor ranks gather what products in fp8 take after it was cast.
     `narrow_parameters`: ZeRO gathers in fp8 what products in fp8 take.
+    `sums_chunks`: under ZeRO-1 each of its chunks is gathered while the pipe fills with the chunk before, and summed
+    while it drains of that.
     `inputs_apart`: queries, keys, values, gate and up each gather their input, and sum its gradient, over tensor ranks.
     `sums_late`: gradients that ZeRO shards wait whole for the last micro-batch, and are summed once, in fp32.
     `sums_whole`: every rank gets the sums of all gradients, in fp32, of whatever it then updates.
@@ -105,6 +107,7 @@ class Stack(NamedTuple):
     narrow_parameters: bool = False
     inputs_apart: bool = False
     sums_late: bool = False
+    sums_chunks: bool = False
     sums_whole: bool = False
     contention: float = 0.0
     step_s: float = 0.0
@@ -178,6 +181,7 @@ STACKS: dict[StackName, Stack] = {
         step_s=5e-3,
         jitter=0.002,
     ),
+        sums_chunks=True,  # `param_sync_func` and `grad_sync_func` of each chunk (schedules.py)
     # What the accelerators' own constants were chosen on: Megatron-LM's table 1, Korthikanti's table 5.
     "megatron_2021": Stack("Megatron-LM before Transformer Engine", 0.1, ("A100",)),
     # 21 rows: torchtitan, KempnerForge, MaxText.
