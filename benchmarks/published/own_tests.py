@@ -14,6 +14,7 @@ from planner.facts.precision import FP32_BYTES
 from planner.facts.spec import JobSpec
 from planner.facts.tensors.shards import held
 from planner.hardware.cluster import LAUNCH_S
+from planner.hardware.kernels import Module
 
 # Its recompute-modules hold norms and products, not the attention core, whose unfused scores are what it keeps.
 KEEPS_SCORES = "tp2_pp2_ep4_etp1_selective_recompute_experimental"
@@ -47,6 +48,7 @@ UNEVEN = r"uneven_pipeline"
 UNEVEN_LAYERS, UNEVEN_LAST = 13, 8
 # --recompute-modules: layernorm mla_up_proj mlp moe_act.
 MAKES_AGAIN = r"selective_recompute_experimental|fine_grained_offloading"
+MADE_AGAIN: tuple[Module, ...] = ("norms", "latents", "mlp", "activation")
 # --fine-grained-activation-offloading of every module.
 OFFLOADS = r"fine_grained_offloading"
 # --cross-entropy-loss-fusion by torch's compiler, which writes no exponential in place of its logit.
@@ -81,6 +83,12 @@ GRAPHED_CORE = r"attn_cudagraph"
 # rank for their norm, and over those that it updates for their gradients' zeros (common_utils.py,
 # `calc_params_l2_norm`; clip_grads.py, `count_zeros_fp32`). Either is no kernel of a layer: as in eager torch.
 LOGGED_S = LAUNCH_S
+# --no-rope-fusion: queries and keys are turned operation by operation, so many of forward and of backward as counted on
+# `_apply_rotary_pos_emb_bshd` (rope_utils.py); latent attention's sort their pairs besides. Three to a kernel, as eager
+# torch has in a layer of Llama's.
+ROTATES_APART = r"no_fusion|tp2_pp2_mla|ep4_etp1"
+ROTATIONS, LATENT_ROTATIONS = (24, 14), (26, 20)
+OPERATION_S = LAUNCH_S / 3
 # --account-for-embedding-in-pipeline-split and the loss': a layer each.
 COUNTS_ENDS = r"account_for_embedding"
 
@@ -97,6 +105,14 @@ _KEEPS_LOADED = (
     "te_tp2_pp2_resume_torch_dist_cp2_nondeterministic",
     "te_tp2_pp2_resume_torch_dist_cross_entropy_loss_fusion",
 )
+
+
+def rotations_s(text: str, *, latent: bool) -> tuple[float, float]:
+    """Seconds that a test's host takes in a layer's forward and backward to turn queries and keys one by one."""
+    if not re.search(ROTATES_APART, text):
+        return 0.0, 0.0
+    forward, backward = LATENT_ROTATIONS if latent else ROTATIONS
+    return forward * OPERATION_S, backward * OPERATION_S
 
 
 def after_step_s(text: str, spec: JobSpec) -> float:

@@ -15,9 +15,11 @@ from typing import Any, NamedTuple
 from benchmarks.published.own_tests import COUNTS_ENDS
 from benchmarks.published.rows import PublishedRow
 from planner.hardware.attention import EARLY_CUDNN_BLACKWELL, FLASH_2, FP8_LATENT, FP8_WINDOWED
+from planner.hardware.cluster import LAUNCH_S
 from planner.hardware.stacks import (
     ALL_TO_ALL,
     EARLY_BLACKWELL_FP8,
+    EARLY_CAST_S,
     FUSED_LOSS,
     GRAPHED_ATTENTION,
     GRAPHED_ROUTER,
@@ -165,6 +167,13 @@ def runs_flash_2(row: PublishedRow) -> bool:
     return re.search("dgxc-benchmarking@v(24.11|25.02)", path) is not None and re.search(pattern, model) is not None
 
 
+def casts_late(row: PublishedRow) -> bool:
+    """Whether Transformer Engine is one of 2024's, whose modules scale with what was largest before (`DelayedScaling`)
+    and take their host longer: NeMo's launcher and its images until 25.02."""
+    path = r"dgxc-benchmarking@v(24|25\.02)|training_results_v4|NVIDIA/NeMo@"
+    return re.search(path, row.text("source_repo_path")) is not None
+
+
 def has_early_cudnn(row: PublishedRow) -> bool:
     """Whether cuDNN is one of 2025's, before 9.17: Megatron-Bridge's releases from 26.02 on have a later one."""
     return _is_early_blackwell(row) or (of_bridge(row) and row.release < "26.02")
@@ -200,6 +209,8 @@ def switched_on(row: PublishedRow) -> dict[str, Any]:
     early: dict[str, Any] = {"gemm_fp8": EARLY_BLACKWELL_FP8} if _is_early_blackwell(row) else {}
     if has_early_cudnn(row):
         early["attention_blackwell"] = EARLY_CUDNN_BLACKWELL
+    if casts_late(row):
+        early |= {"launch_s": LAUNCH_S, "cast_s": EARLY_CAST_S}
     if runs_flash_2(row):
         early["attention"] = STACKS["megatron"].attention * FLASH_2
     if row.source == "NVIDIA/dgxc-benchmarking":

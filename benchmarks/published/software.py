@@ -11,8 +11,11 @@ from benchmarks.published.own_tests import (
     GRAPHED_CORE,
     GRAPHED_MODULES,
     LOCAL,
+    MADE_AGAIN,
+    MAKES_AGAIN,
     OFFLOADS,
     predicts_two,
+    rotations_s,
     tests_of_megatron,
 )
 from benchmarks.published.recipes import switched_on
@@ -45,7 +48,9 @@ def kernels_of(row: PublishedRow, text: str, stack: StackName, model: ModelSpec,
         changed |= {"repeats": repeated.modules, "repeats_layers": repeated.layers}
         changed["offloads"] = repeated.offloaded
     if tests_of_megatron(row):
-        changed |= _host_of_tests(row, text)
+        changed |= _host_of_tests(row, text, latent=model.mla is not None)
+        if re.search(MAKES_AGAIN, text):
+            changed["repeats"] = MADE_AGAIN
         changed["offloads"] = float(re.search(OFFLOADS, text) is not None)
         changed["experts_apart"] = re.search(EXPERTS_APART, text) is not None
         changed["heads"] = 2 if predicts_two(row, text) else 1
@@ -79,11 +84,14 @@ def kernels_of(row: PublishedRow, text: str, stack: StackName, model: ModelSpec,
     return kernels
 
 
-def _host_of_tests(row: PublishedRow, text: str) -> dict[str, float]:
+def _host_of_tests(row: PublishedRow, text: str, *, latent: bool) -> dict[str, Any]:
     """What the host takes in Megatron-LM's own tests, on the machine that recorded the row."""
     launch = LOCAL_LAUNCH_S if re.search(LOCAL, text) else DETERMINISTIC_LAUNCH_S
     if re.search(GRAPHED_MODULES, text):
         launch *= GRAPHED_ATTENTION
     elif re.search(GRAPHED_CORE, text):
         launch *= GRAPHED_ATTENTION + 1 - GRAPHED_ROUTER
-    return {"launch_s": launch * host_of(row), "expert_s": DETERMINISTIC_EXPERT_S * host_of(row)}
+    host = host_of(row)
+    forward, backward = rotations_s(text, latent=latent)
+    layer = forward * host, backward * host
+    return {"launch_s": launch * host, "expert_s": DETERMINISTIC_EXPERT_S * host, "layer_s": layer}

@@ -113,7 +113,7 @@ def layer_work(
     sorts: bool = False,
     norms_heads: bool = False,
     window: int = 0,
-    repeats: Sequence[Module] = ("norms", "activation"),
+    repeats: Sequence[Module] | None = None,
 ) -> Work:
     """One transformer layer of one micro-batch on one rank.
 
@@ -121,7 +121,7 @@ def layer_work(
     `biased`: each expert adds a bias to what it gives. `clamped`: its gate and up are, by kernels of their own.
     `sorts`: what came is put in the experts' order by a pass, and back. `norms_heads`: queries and keys are normed.
     `window`: tokens that the queries of every second layer see, 0 for all; this layer is the mean of both kinds.
-    `repeats`: what selective recompute repeats where attention is fused.
+    `repeats`: what selective recompute repeats; scores where they are kernels of their own, else norms and activation.
     """
     inner = [*(_expert_products(spec, joined=joined, apart=apart) if moe else _mlp_products(spec, joined=joined))]
     products = [*_attention_products(spec, joined=joined), *inner]
@@ -132,6 +132,7 @@ def layer_work(
     casts_forward, casts_backward = _casts(spec, products)
     latents = products[1:4:2] if spec.model.mla else []
     dense = [] if moe else inner
+    usual: Sequence[Module] = ("attention",) if unfused else ("norms", "activation")
     modules: dict[Module, Sequence[Kernel]] = {
         "norms": passes_forward[0:3:2],
         "activation": (passes_forward[4], *clamps_forward),
@@ -149,7 +150,7 @@ def layer_work(
             *casts_backward,
         ),
         backward_weight=tuple(g._replace(m=g.n, n=g.k, k=g.m, over_rows=True) for g in products),
-        repeated=scores[0] if unfused else tuple(kernel for name in repeats for kernel in modules[name]),
+        repeated=tuple(kernel for name in (usual if repeats is None else repeats) for kernel in modules[name]),
         operations=(*products[1::2], *passes_forward, *clamps_forward, *casts_forward),
         attention=(*scores[0], *scores[1]),
         bias_sums=(_for_inputs(inner[2 if joined else 3]), passes_backward[4]) if moe and biased else (),

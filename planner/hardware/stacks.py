@@ -33,9 +33,11 @@ class Stack(NamedTuple):
     `launch_s`: the host's time for a kernel of `planner.hardware.kernels`, autograd and Python included;
     `chunk_launches`: as many more in each forward and backward of a chunk, to receive, to send, to scale its loss.
     `expert_s`: the host's time for each expert of a product of several, which are launched one by one; `expert_cast_s`:
-    more where its operands are cast to fp8, one by one too. `syncs_experts`: it waits for the router's counts before it
-    launches experts, so that the device waits for all of its time in forward. `experts_apart`: each expert runs by
-    itself; `experts_biased`: and adds a bias, in fp32; `experts_clamped`: and clamps its gate and up in 16 bits.
+    more where its operands are cast to fp8, one by one too. `cast_s`: more for any other product in fp8.
+    `layer_s`: more in a layer's forward and in its backward, for what is no kernel of it here and is repeated with its
+    latents. `syncs_experts`: it waits for the router's counts before it launches experts, so that the device waits for
+    all of its time in forward. `experts_apart`: each expert runs by itself; `experts_biased`: and adds a bias, in fp32;
+    `experts_clamped`: and clamps its gate and up in 16 bits.
     `bias_sums`: how many times as long an expert's product takes that sums its bias' gradient.
     `norms_heads`: queries and keys are normed.
     `links`: of a link's efficiency, that collectives reach beside compute.
@@ -45,10 +47,10 @@ class Stack(NamedTuple):
     experts, and back.
     `hidden`: share of each axis' waiting that runs beside products; of dp, of the room that compute leaves to it.
     `hides_sends`: chunks of an interleaved pipe send beside the next one's products, but while it fills and drains.
-    `narrow_gathers`: tensor ranks gather what products in fp8 take after it was cast.
-    `narrow_parameters`: ZeRO gathers in fp8 what products in fp8 take.
     `sums_chunks`: under ZeRO-1 each of its chunks is gathered while the pipe fills with the chunk before, and summed
     while it drains of that.
+    `narrow_gathers`: tensor ranks gather what products in fp8 take after it was cast.
+    `narrow_parameters`: ZeRO gathers in fp8 what products in fp8 take.
     `inputs_apart`: queries, keys, values, gate and up each gather their input, and sum its gradient, over tensor ranks.
     `sums_late`: gradients that ZeRO shards wait whole for the last micro-batch, and are summed once, in fp32.
     `sums_whole`: every rank gets the sums of all gradients, in fp32, of whatever it then updates.
@@ -57,9 +59,9 @@ class Stack(NamedTuple):
     the slowest adds with every doubling of the nodes.
     `gathers_logits`: every tensor rank gathers the logits of the whole vocabulary and computes its loss on all of them.
     `fused_loss`: one kernel reads the logits and writes their gradient; `compiles_loss`: where a job compiles at all.
-    `repeats`: what selective recompute repeats of a layer; `repeats_layers`: share of all layers that full recompute
-    repeats. `narrow_head`: the head's product runs in fp8 where a layer's do. `heads`: so often a micro-batch meets it,
-    twice where a second token is predicted.
+    `repeats`: what selective recompute repeats of a layer, where not the usual; `repeats_layers`: share of all layers
+    that full recompute repeats. `narrow_head`: the head's product runs in fp8 where a layer's do. `heads`: so often a
+    micro-batch meets it, twice where a second token is predicted.
     `frozen`: weights are, beside adapters too small to count: no gradient of theirs is computed, summed or applied.
     `offloads`: share of layers whose activations go to the host and come back; nothing hides it.
     `repeats_operations`: selective recompute keeps every second product's output and attention's, and repeats the rest.
@@ -90,6 +92,8 @@ class Stack(NamedTuple):
     chunk_launches: int = 0
     expert_s: float = 0.0
     expert_cast_s: float = 0.0
+    cast_s: float = 0.0
+    layer_s: tuple[float, float] = (0.0, 0.0)
     syncs_experts: bool = False
     experts_apart: bool = False
     experts_biased: bool = False
@@ -103,11 +107,11 @@ class Stack(NamedTuple):
     experts_whole: bool = False
     hidden: dict[Axis, float] = {}
     hides_sends: bool = False
+    sums_chunks: bool = False
     narrow_gathers: bool = False
     narrow_parameters: bool = False
     inputs_apart: bool = False
     sums_late: bool = False
-    sums_chunks: bool = False
     sums_whole: bool = False
     contention: float = 0.0
     step_s: float = 0.0
@@ -115,7 +119,7 @@ class Stack(NamedTuple):
     gathers_logits: bool = False
     fused_loss: bool = False
     compiles_loss: bool = False
-    repeats: tuple[Module, ...] = ("norms", "activation")
+    repeats: tuple[Module, ...] | None = None
     repeats_layers: float = 1.0
     narrow_head: bool = False
     heads: int = 1
@@ -177,11 +181,11 @@ STACKS: dict[StackName, Stack] = {
         shares_dispatch=True,
         hidden={"tp": 0.55},
         hides_sends=True,  # `overlap_p2p_comm`, without `overlap_p2p_comm_warmup_flush` (model_parallel_config.py)
+        sums_chunks=True,  # `param_sync_func` and `grad_sync_func` of each chunk (schedules.py)
         contention=0.1,
         step_s=5e-3,
         jitter=0.002,
     ),
-        sums_chunks=True,  # `param_sync_func` and `grad_sync_func` of each chunk (schedules.py)
     # What the accelerators' own constants were chosen on: Megatron-LM's table 1, Korthikanti's table 5.
     "megatron_2021": Stack("Megatron-LM before Transformer Engine", 0.1, ("A100",)),
     # 21 rows: torchtitan, KempnerForge, MaxText.
@@ -293,6 +297,9 @@ FP4_CASTS = 1.75  # over fp8's: a pass for the tensor's own scale, and one rotat
 # Of cudnn-frontend 1.24 and 1.25, an expert's fused backward with its bias' gradient: 1,362.8 us for 155.6 (its pull
 # request 322).
 SLOW_BIAS_SUMS = 1362.768 / 155.632
+# Transformer Engine's host for each product in fp8, until 25.02, beside eager torch's for any kernel: layers of GPT-3
+# 175B and 20B and of Llama 70B with two context ranks take 7.6 to 8.5 ms then, whatever their sizes.
+EARLY_CAST_S = 5.25e-4
 EARLY_BLACKWELL_FP8 = 0.8  # of later software's rate, in spring 2025: Nemotron, Grok and MLPerf v5.0 agree
 FLASH_1 = 0.5  # FlashAttention 1, over `scaling`'s 2
 ASYNC_TP: dict[Axis, float] = {"tp": 0.25}  # torch's asynchronous tensor parallelism, by two pairs of torchtitan's rows

@@ -9,8 +9,10 @@ import pytest
 
 from benchmarks.published import own_tests
 from benchmarks.published.mapping import Planned, plan_of
+from benchmarks.published.predict import Predictor
 from benchmarks.published.recorded import IN_MAY
 from benchmarks.published.rows import SkipError, read_rows
+from planner.cost.timing import Timer
 from planner.hardware.cluster import LAUNCH_S
 from planner.hardware.stacks import DETERMINISTIC_LAUNCH_S, GRAPHED_ATTENTION, STACKS
 from tests.planner.test_benchmark_published import OWN, SECOND_TOKEN, _file
@@ -112,6 +114,39 @@ def test_attention_alone_as_a_graph_leaves_more_to_launch(tmp_path: Path) -> Non
 def test_a_step_ends_with_a_log_of_every_tensor(tmp_path: Path, row: dict[str, str], tensors: float) -> None:
     planned = _planned(tmp_path, row.get("model", "gpt-test x"), **{"precision": "bf16"} | row)
     assert planned.kernels.step_s - STACKS["megatron"].step_s == pytest.approx(tensors * LAUNCH_S)
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "rotations"),
+    [
+        ("gpt-test gpt3_mcore_te_tp2_pp2_mla", {"note": "multi-latent-attention=True"}, own_tests.LATENT_ROTATIONS),
+        (
+            "gpt-test gpt3_mcore_te_tp1_pp2_resume_torch_dist_rope_embeddings_interleaved_no_fusion",
+            {},
+            own_tests.ROTATIONS,
+        ),
+        ("gpt-test gpt3_mcore_te_tp1_pp2_resume_torch_dist_rope_embeddings", {}, (0, 0)),
+    ],
+)
+def test_queries_and_keys_may_be_turned_operation_by_operation(
+    tmp_path: Path, name: str, row: dict[str, str], rotations: tuple[int, int]
+) -> None:
+    found = _planned(tmp_path, name, precision="bf16", **row).kernels.layer_s
+    assert found == pytest.approx([number * LAUNCH_S / 3 for number in rotations])
+
+
+def test_what_a_test_makes_again_takes_time_though_its_scores_are_kept(tmp_path: Path) -> None:
+    name = "moe-test gpt3_mcore_te_tp2_pp2_ep4_etp1_selective_recompute_experimental"
+    planned = _planned(tmp_path, name, **{**SECOND_TOKEN, "measure_name": "step_time_s", "measure_value": "1.1"})
+    assert planned.makes_again
+    assert planned.spec.layout.recompute == "none"
+    (read,) = read_rows(
+        _file(tmp_path / "rows.csv", {**OWN, **SECOND_TOKEN, "model": name, "measure_name": "step_time_s"})
+    )
+    assert not isinstance(read, SkipError)
+    repeated = Predictor().answer(read).predicted
+    timer = Timer(planned.cluster, {planned.stack: planned.kernels})
+    assert repeated > 1.02 * timer.step(planned.spec).step_s
 
 
 def test_a_slow_recordings_log_is_as_slow(tmp_path: Path) -> None:

@@ -67,6 +67,22 @@ def test_to_where_tokens_are_sent_is_its_tags(
     assert changed.get("sorts_dispatch", False) == each
 
 
+@pytest.mark.parametrize(
+    ("path", "late"),
+    [
+        ("NVIDIA/dgxc-benchmarking@v24.11.1:README.md", True),
+        ("NVIDIA/dgxc-benchmarking@v25.02:README.md", True),
+        ("NVIDIA/dgxc-benchmarking@v25.04:README.md", False),
+        ("NVIDIA/NeMo@4c73f77670:docs/source/performance/performance_summary.md", True),
+        ("NVIDIA/NeMo:docs/source/performance/performance_long_sequence.md", False),
+        ("mlcommons/training_results_v4.1:NVIDIA/results/eos_n32_ngc24.09_nemo/gpt3", True),
+        ("NVIDIA-NeMo/Megatron-Bridge:docs/performance-summary.md", False),
+    ],
+)
+def test_products_in_fp8_take_the_host_of_2024_longer(tmp_path: Path, path: str, late: bool) -> None:
+    assert ("cast_s" in switched_on(_row(tmp_path, **{**ROW, "source_repo_path": path}))) == late
+
+
 @pytest.mark.parametrize(("gpus", "repeated"), [("128", Repeated(layers=1.0)), ("256", Repeated())])
 def test_the_larger_of_a_recipes_two_sizes_repeats_nothing(tmp_path: Path, gpus: str, repeated: Repeated) -> None:
     assert repeated_by(_of_bridge(tmp_path, "26.02", "GB200", "llama3.1-405b", "NVFP4", gpus=gpus)) == repeated
