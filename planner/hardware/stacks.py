@@ -164,9 +164,9 @@ STACKS: dict[StackName, Stack] = {
     "megatron": Stack(
         "Megatron with Transformer Engine",
         0.15,
-        norms=1.5,
-        loss=1.5,
-        passes=1.5,
+        norms=1.6,
+        loss=1.6,
+        passes=1.6,
         casts=0.6,
         launch_s=9e-5,
         chunk_launches=3,
