@@ -18,6 +18,7 @@ from planner.hardware.attention import EARLY_CUDNN_BLACKWELL, FLASH_2, FP8_LATEN
 from planner.hardware.cluster import LAUNCH_S
 from planner.hardware.stacks import (
     ALL_TO_ALL,
+    CURRENT_CASTS,
     EARLY_BLACKWELL_FP8,
     EARLY_CAST_S,
     FUSED_LOSS,
@@ -221,8 +222,10 @@ def switched_on(row: PublishedRow) -> dict[str, Any]:
     if "gpt-oss" in row.text("model").lower():
         changed |= {"experts_biased": True, "experts_clamped": True}
         changed["window"] = WINDOW
-    if row.text("precision").lower() in ("fp8", "fp8-cs"):  # `fp8_param_gather`: mixed_precision.py
-        changed["narrow_parameters"] = True
+    if row.text("precision").lower() in ("fp8", "fp8-cs"):  # one scale a tensor, of now: mixed_precision.py
+        changed["narrow_parameters"] = True  # `fp8_param_gather`
+        if "h100" in row.text("gpu").lower():
+            changed["casts"] = megatron.casts * CURRENT_CASTS
     if predicts_second(row):
         changed["heads"] = 2
     if any_of(row, _FP8_LATENT):

@@ -293,6 +293,9 @@ DETERMINISTIC_LAUNCH_S, LOCAL_LAUNCH_S, DETERMINISTIC_EXPERT_S = 1.45e-4, 1e-4, 
 # Transformer Engine's loss (triton/cross_entropy.py) reads 16-bit logits twice, writes their gradient in their place
 # and scales it in backward: 10 bytes an element for 32.
 FUSED_LOSS = 10 / 32
+# Where a tensor's scale is found before it is cast: 16 bits are read twice, and 8 written in rows and in columns, for
+# 2 + 1 + 1 bytes where the scale is of the steps before. On Hopper; Blackwell's products spare it the columns.
+CURRENT_CASTS = 6 / 4
 FP4_CASTS = 1.75  # over fp8's: a pass for the tensor's own scale, and one rotated by Hadamard's matrix (2509.25149)
 # Of cudnn-frontend 1.24 and 1.25, an expert's fused backward with its bias' gradient: 1,362.8 us for 155.6 (its pull
 # request 322).

@@ -83,6 +83,15 @@ def test_products_in_fp8_take_the_host_of_2024_longer(tmp_path: Path, path: str,
     assert ("cast_s" in switched_on(_row(tmp_path, **{**ROW, "source_repo_path": path}))) == late
 
 
+@pytest.mark.parametrize(
+    ("gpu", "precision", "casts"),
+    [("H100", "FP8-CS", 1.5), ("H100", "BF16", 1), ("GB200", "FP8", 1), ("GB200", "MXFP8", 1)],
+)
+def test_a_scale_of_now_is_found_before_the_cast(tmp_path: Path, gpu: str, precision: str, casts: float) -> None:
+    changed = switched_on(_of_bridge(tmp_path, "25.09", gpu, "llama3.1-8b", precision))
+    assert changed.get("casts", STACKS["megatron"].casts) == pytest.approx(casts * STACKS["megatron"].casts)
+
+
 @pytest.mark.parametrize(("gpus", "repeated"), [("128", Repeated(layers=1.0)), ("256", Repeated())])
 def test_the_larger_of_a_recipes_two_sizes_repeats_nothing(tmp_path: Path, gpus: str, repeated: Repeated) -> None:
     assert repeated_by(_of_bridge(tmp_path, "26.02", "GB200", "llama3.1-405b", "NVFP4", gpus=gpus)) == repeated
