@@ -11,7 +11,7 @@ import re
 from benchmarks.published.rows import PublishedRow
 from planner.cost.memory import held_parameters
 from planner.facts.precision import FP32_BYTES
-from planner.facts.spec import JobSpec
+from planner.facts.spec import JobSpec, ModelSpec
 from planner.facts.tensors.shards import held
 from planner.hardware.cluster import LAUNCH_S
 from planner.hardware.kernels import Module
@@ -107,12 +107,13 @@ _KEEPS_LOADED = (
 )
 
 
-def rotations_s(text: str, *, latent: bool) -> tuple[float, float]:
-    """Seconds that a test's host takes in a layer's forward and backward to turn queries and keys one by one."""
-    if not re.search(ROTATES_APART, text):
-        return 0.0, 0.0
-    forward, backward = LATENT_ROTATIONS if latent else ROTATIONS
-    return forward * OPERATION_S, backward * OPERATION_S
+def rotations_s(text: str, model: ModelSpec, launch_s: float) -> tuple[float, float]:
+    """Seconds that a test's host takes in a layer's forward and backward to turn queries and keys: one by one, or by a
+    kernel, which layers of GPT's shape are not planned with."""
+    if re.search(ROTATES_APART, text):
+        forward, backward = LATENT_ROTATIONS if model.mla else ROTATIONS
+        return forward * OPERATION_S, backward * OPERATION_S
+    return (launch_s, launch_s) if model.arch == "gpt" and re.search(ROTARY, text) else (0.0, 0.0)
 
 
 def after_step_s(text: str, spec: JobSpec) -> float:

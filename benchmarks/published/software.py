@@ -48,7 +48,7 @@ def kernels_of(row: PublishedRow, text: str, stack: StackName, model: ModelSpec,
         changed |= {"repeats": repeated.modules, "repeats_layers": repeated.layers}
         changed["offloads"] = repeated.offloaded
     if tests_of_megatron(row):
-        changed |= _host_of_tests(row, text, latent=model.mla is not None)
+        changed |= _host_of_tests(row, text, model)
         if re.search(MAKES_AGAIN, text):
             changed["repeats"] = MADE_AGAIN
         changed["offloads"] = float(re.search(OFFLOADS, text) is not None)
@@ -84,7 +84,7 @@ def kernels_of(row: PublishedRow, text: str, stack: StackName, model: ModelSpec,
     return kernels
 
 
-def _host_of_tests(row: PublishedRow, text: str, *, latent: bool) -> dict[str, Any]:
+def _host_of_tests(row: PublishedRow, text: str, model: ModelSpec) -> dict[str, Any]:
     """What the host takes in Megatron-LM's own tests, on the machine that recorded the row."""
     launch = LOCAL_LAUNCH_S if re.search(LOCAL, text) else DETERMINISTIC_LAUNCH_S
     if re.search(GRAPHED_MODULES, text):
@@ -92,6 +92,6 @@ def _host_of_tests(row: PublishedRow, text: str, *, latent: bool) -> dict[str, A
     elif re.search(GRAPHED_CORE, text):
         launch *= GRAPHED_ATTENTION + 1 - GRAPHED_ROUTER
     host = host_of(row)
-    forward, backward = rotations_s(text, latent=latent)
+    forward, backward = rotations_s(text, model, launch)
     layer = forward * host, backward * host
     return {"launch_s": launch * host, "expert_s": DETERMINISTIC_EXPERT_S * host, "layer_s": layer}

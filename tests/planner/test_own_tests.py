@@ -117,22 +117,20 @@ def test_a_step_ends_with_a_log_of_every_tensor(tmp_path: Path, row: dict[str, s
 
 
 @pytest.mark.parametrize(
-    ("name", "row", "rotations"),
+    ("name", "row", "seconds"),
     [
-        ("gpt-test gpt3_mcore_te_tp2_pp2_mla", {"note": "multi-latent-attention=True"}, own_tests.LATENT_ROTATIONS),
-        (
-            "gpt-test gpt3_mcore_te_tp1_pp2_resume_torch_dist_rope_embeddings_interleaved_no_fusion",
-            {},
-            own_tests.ROTATIONS,
-        ),
-        ("gpt-test gpt3_mcore_te_tp1_pp2_resume_torch_dist_rope_embeddings", {}, (0, 0)),
+        ("te_tp2_pp2_mla", {"note": "multi-latent-attention=True"}, [26 * LAUNCH_S / 3, 20 * LAUNCH_S / 3]),
+        ("rope_embeddings_interleaved_no_fusion", {}, [24 * LAUNCH_S / 3, 14 * LAUNCH_S / 3]),
+        ("rope_embeddings", {}, [DETERMINISTIC_LAUNCH_S] * 2),
+        ("rope_embeddings", {"note": "swiglu=True"}, [0, 0]),  # Llama's layers have it
+        ("resume_torch_dist", {}, [0, 0]),
     ],
 )
-def test_queries_and_keys_may_be_turned_operation_by_operation(
-    tmp_path: Path, name: str, row: dict[str, str], rotations: tuple[int, int]
+def test_queries_and_keys_may_be_turned_operation_by_operation_or_by_a_kernel(
+    tmp_path: Path, name: str, row: dict[str, str], seconds: list[float]
 ) -> None:
-    found = _planned(tmp_path, name, precision="bf16", **row).kernels.layer_s
-    assert found == pytest.approx([number * LAUNCH_S / 3 for number in rotations])
+    planned = _planned(tmp_path, f"gpt-test gpt3_mcore_{name}", precision="bf16", **row)
+    assert planned.kernels.layer_s == pytest.approx(seconds)
 
 
 def test_what_a_test_makes_again_takes_time_though_its_scores_are_kept(tmp_path: Path) -> None:
