@@ -136,6 +136,7 @@ class Compute:
                     clamped=stack.experts_clamped,
                     sorts=stack.sorts_dispatch,
                     norms_heads=stack.norms_heads,
+                    copies_queries=stack.copies_queries,
                     window=stack.window,
                     repeats=repeats,
                 )
@@ -144,7 +145,14 @@ class Compute:
                 moe = _slower(moe, slower)
             head = head_work(spec, gathers_logits=stack.gathers_logits, narrow=stack.narrow_head)
             ends = (self._whole(spec, embedding_work(spec)), self._whole(spec, head))
-            dense = layer_work(spec, joined=joined, norms_heads=stack.norms_heads, window=stack.window, repeats=repeats)
+            dense = layer_work(
+                spec,
+                joined=joined,
+                norms_heads=stack.norms_heads,
+                copies_queries=stack.copies_queries,
+                window=stack.window,
+                repeats=repeats,
+            )
             pieces = (
                 self._layer(spec, dense),
                 moe,

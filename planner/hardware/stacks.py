@@ -24,7 +24,8 @@ class Stack(NamedTuple):
     `gemm`, `attention`: of the accelerator's own efficiency; `gemm_hopper` also, where it has fp8: power holds the
     clock of those down; `gemm_fp8` of products in fp8; `attention_hopper` and `attention_blackwell` there besides.
     `window`: tokens that the queries of every second layer see, 0 for all. `joins_products`: queries, keys and values
-    are one product, so are gate and up. `adds_gradients`: share of the time to read and write a gradient that its
+    are one product, so are gate and up. `copies_queries`: where these are grouped they are copied out of what it gives,
+    and their gradients put together. `adds_gradients`: share of the time to read and write a gradient that its
     product takes longer where it adds to it.
     `adds_apart`: autograd adds it to those so far, by a kernel of its own.
     `norms`, `scores` (unfused attention), `casts` (to fp8), `loss` (over logits) and `passes` (all else that is no
@@ -77,6 +78,7 @@ class Stack(NamedTuple):
     gemm_hopper: float = 1.0
     gemm_fp8: float = 1.0
     joins_products: bool = False
+    copies_queries: bool = False
     adds_gradients: float = 0.0
     adds_apart: bool = False
     attention: float = 1.0
@@ -168,12 +170,13 @@ STACKS: dict[StackName, Stack] = {
         loss=1.6,
         passes=1.6,
         casts=0.6,
-        launch_s=9e-5,
+        launch_s=8e-5,
         chunk_launches=3,
         expert_s=1e-5,
         expert_cast_s=4.5e-5,
         syncs_experts=True,
         joins_products=True,
+        copies_queries=True,  # attention.py, `get_query_key_value_tensors`
         adds_gradients=0.5,
         attention_hopper=CUDNN_HOPPER,
         attention_blackwell=CUDNN_BLACKWELL,
