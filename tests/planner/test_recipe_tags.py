@@ -73,10 +73,10 @@ def test_to_where_tokens_are_sent_is_its_tags(
         ("NVIDIA/dgxc-benchmarking@v24.11.1:README.md", True),
         ("NVIDIA/dgxc-benchmarking@v25.02:README.md", True),
         ("NVIDIA/dgxc-benchmarking@v25.04:README.md", False),
-        ("NVIDIA/NeMo@4c73f77670:docs/source/performance/performance_summary.md", True),
-        ("NVIDIA/NeMo:docs/source/performance/performance_long_sequence.md", False),
+        ("NVIDIA/NeMo@4c73f77670:docs.md", True),
+        ("NVIDIA/NeMo:docs.md", False),
         ("mlcommons/training_results_v4.1:NVIDIA/results/eos_n32_ngc24.09_nemo/gpt3", True),
-        ("NVIDIA-NeMo/Megatron-Bridge:docs/performance-summary.md", False),
+        ("NVIDIA-NeMo/Megatron-Bridge:docs.md", False),
     ],
 )
 def test_products_in_fp8_take_the_host_of_2024_longer(tmp_path: Path, path: str, late: bool) -> None:
