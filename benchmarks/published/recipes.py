@@ -24,6 +24,7 @@ from planner.hardware.stacks import (
     FUSED_LOSS,
     GRAPHED_ATTENTION,
     GRAPHED_ROUTER,
+    JOINED_LOSS,
     OVERLAPPED_EXPERTS,
     SLOW_BIAS_SUMS,
     STACKS,
@@ -175,6 +176,12 @@ def casts_late(row: PublishedRow) -> bool:
     return re.search(path, row.text("source_repo_path")) is not None
 
 
+def joins_loss(row: PublishedRow) -> bool:
+    """Whether Megatron's own fused loss is on, by NeMo 2's default (`cross_entropy_loss_fusion` of its GPTConfig)."""
+    path = r"dgxc-benchmarking@v25\.0[4-9]|training_results_v5|NVIDIA/NeMo:.*long_sequence"
+    return re.search(path, row.text("source_repo_path")) is not None
+
+
 def has_early_cudnn(row: PublishedRow) -> bool:
     """Whether cuDNN is one of 2025's, before 9.17: Megatron-Bridge's releases from 26.02 on have a later one."""
     return _is_early_blackwell(row) or (of_bridge(row) and row.release < "26.02")
@@ -208,6 +215,8 @@ def divides_by_cost(row: PublishedRow) -> bool:
 def switched_on(row: PublishedRow) -> dict[str, Any]:
     """Constants of the stack that a row's recipe changes."""
     early: dict[str, Any] = {"gemm_fp8": EARLY_BLACKWELL_FP8} if _is_early_blackwell(row) else {}
+    if joins_loss(row):
+        early["loss"] = JOINED_LOSS
     if has_early_cudnn(row):
         early["attention_blackwell"] = EARLY_CUDNN_BLACKWELL
     if casts_late(row):

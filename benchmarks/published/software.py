@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks.published.mixtures import expert_tp
 from benchmarks.published.own_tests import (
     EXPERTS_APART,
+    FUSED_LOSS,
     GRAPHED_CORE,
     GRAPHED_MODULES,
     LOCAL,
@@ -33,6 +34,7 @@ from planner.hardware.stacks import (
     FP4_CASTS,
     GRAPHED_ATTENTION,
     GRAPHED_ROUTER,
+    JOINED_LOSS,
     LOCAL_LAUNCH_S,
     STACKS,
     Stack,
@@ -49,6 +51,8 @@ def kernels_of(row: PublishedRow, text: str, stack: StackName, model: ModelSpec,
         changed["offloads"] = repeated.offloaded
     if tests_of_megatron(row):
         changed |= _host_of_tests(row, text, model)
+        if re.search(FUSED_LOSS, text):
+            changed["loss"] = JOINED_LOSS
         if re.search(MAKES_AGAIN, text):
             changed["repeats"] = MADE_AGAIN
         changed["offloads"] = float(re.search(OFFLOADS, text) is not None)

@@ -296,6 +296,9 @@ DETERMINISTIC_LAUNCH_S, LOCAL_LAUNCH_S, DETERMINISTIC_EXPERT_S = 1.45e-4, 1e-4, 
 # Transformer Engine's loss (triton/cross_entropy.py) reads 16-bit logits twice, writes their gradient in their place
 # and scales it in backward: 10 bytes an element for 32.
 FUSED_LOSS = 10 / 32
+# Megatron's own (fusions/fused_cross_entropy.py): logits become fp32, then exponentials, shares and their gradient, in
+# 28 to 36 bytes an element for 32; unfused more.
+JOINED_LOSS = 1.0
 # Where a tensor's scale is found before it is cast: 16 bits are read twice, and 8 written in rows and in columns, for
 # 2 + 1 + 1 bytes where the scale is of the steps before. On Hopper; Blackwell's products spare it the columns.
 CURRENT_CASTS = 6 / 4

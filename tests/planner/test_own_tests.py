@@ -133,6 +133,12 @@ def test_queries_and_keys_may_be_turned_operation_by_operation_or_by_a_kernel(
     assert planned.kernels.layer_s == pytest.approx(seconds)
 
 
+def test_a_tests_fused_loss_moves_less(tmp_path: Path) -> None:
+    names = ("te_tp2_pp2_resume_torch_dist_cross_entropy_loss_fusion", "te_tp2_pp2_resume_torch_dist")
+    fused, usual = (_planned(tmp_path, f"gpt-test {name}", precision="bf16").kernels.loss for name in names)
+    assert fused < usual == STACKS["megatron"].loss
+
+
 def test_what_a_test_makes_again_takes_time_though_its_scores_are_kept(tmp_path: Path) -> None:
     name = "moe-test gpt3_mcore_te_tp2_pp2_ep4_etp1_selective_recompute_experimental"
     planned = _planned(tmp_path, name, **{**SECOND_TOKEN, "measure_name": "step_time_s", "measure_value": "1.1"})
