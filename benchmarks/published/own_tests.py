@@ -84,11 +84,11 @@ GRAPHED_CORE = r"attn_cudagraph"
 # `calc_params_l2_norm`; clip_grads.py, `count_zeros_fp32`). Either is no kernel of a layer: as in eager torch.
 LOGGED_S = LAUNCH_S
 # --no-rope-fusion: queries and keys are turned operation by operation, so many of forward and of backward as counted on
-# `_apply_rotary_pos_emb_bshd` (rope_utils.py); latent attention's sort their pairs besides. Three to a kernel, as eager
-# torch has in a layer of Llama's.
+# `_apply_rotary_pos_emb_bshd` (rope_utils.py); latent attention's sort their pairs besides. Two to a kernel, as layers
+# of GPT's have in eager torch.
 ROTATES_APART = r"no_fusion|tp2_pp2_mla|ep4_etp1"
 ROTATIONS, LATENT_ROTATIONS = (24, 14), (26, 20)
-OPERATION_S = LAUNCH_S / 3
+OPERATION_S = LAUNCH_S / 2
 # --account-for-embedding-in-pipeline-split and the loss': a layer each.
 COUNTS_ENDS = r"account_for_embedding"
 
@@ -108,12 +108,14 @@ _KEEPS_LOADED = (
 
 
 def rotations_s(text: str, model: ModelSpec, launch_s: float) -> tuple[float, float]:
-    """Seconds that a test's host takes in a layer's forward and backward to turn queries and keys: one by one, or by a
-    kernel, which layers of GPT's shape are not planned with."""
+    """Seconds that a test's host takes in a layer's forward and backward to turn queries and keys, one by one or by a
+    kernel, beyond the kernel that layers of Llama's shape are planned with, GPT's with gates or experts among them."""
+    planned = launch_s if model.arch == "llama" else 0.0
     if re.search(ROTATES_APART, text):
         forward, backward = LATENT_ROTATIONS if model.mla else ROTATIONS
-        return forward * OPERATION_S, backward * OPERATION_S
-    return (launch_s, launch_s) if model.arch == "gpt" and re.search(ROTARY, text) else (0.0, 0.0)
+        return forward * OPERATION_S - planned, backward * OPERATION_S - planned
+    more = launch_s - planned if model.mla or re.search(ROTARY, text) else -planned
+    return more, more
 
 
 def after_step_s(text: str, spec: JobSpec) -> float:

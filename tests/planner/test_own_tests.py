@@ -117,19 +117,23 @@ def test_a_step_ends_with_a_log_of_every_tensor(tmp_path: Path, row: dict[str, s
 
 
 @pytest.mark.parametrize(
-    ("name", "row", "seconds"),
+    ("name", "row", "operations", "kernels"),
     [
-        ("te_tp2_pp2_mla", {"note": "multi-latent-attention=True"}, [26 * LAUNCH_S / 3, 20 * LAUNCH_S / 3]),
-        ("rope_embeddings_interleaved_no_fusion", {}, [24 * LAUNCH_S / 3, 14 * LAUNCH_S / 3]),
-        ("rope_embeddings", {}, [DETERMINISTIC_LAUNCH_S] * 2),
-        ("rope_embeddings", {"note": "swiglu=True"}, [0, 0]),  # Llama's layers have it
-        ("resume_torch_dist", {}, [0, 0]),
+        ("te_tp2_pp2_mla", {"note": "multi-latent-attention=True; swiglu=True"}, (26, 20), -1),
+        ("rope_embeddings_interleaved_no_fusion", {}, (24, 14), 0),
+        ("rope_embeddings", {}, (0, 0), 1),
+        ("rope_embeddings", {"note": "swiglu=True"}, (0, 0), 0),
+        ("resume_torch_dist", {}, (0, 0), 0),
+        ("resume_torch_dist", {"note": "swiglu=True"}, (0, 0), -1),
+        ("resume_torch_dist", {"note": "num-experts=8", "ep": "2"}, (0, 0), -1),
     ],
 )
-def test_queries_and_keys_may_be_turned_operation_by_operation_or_by_a_kernel(
-    tmp_path: Path, name: str, row: dict[str, str], seconds: list[float]
+def test_queries_and_keys_are_turned_as_a_test_has_it_beyond_what_is_planned(
+    tmp_path: Path, name: str, row: dict[str, str], operations: tuple[int, int], kernels: int
 ) -> None:
+    """Llama's layers have a kernel for it, GPT's none; gates and experts are planned as Llama's."""
     planned = _planned(tmp_path, f"gpt-test gpt3_mcore_{name}", precision="bf16", **row)
+    seconds = [number * LAUNCH_S / 2 + kernels * DETERMINISTIC_LAUNCH_S for number in operations]
     assert planned.kernels.layer_s == pytest.approx(seconds)
 
 
