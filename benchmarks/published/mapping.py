@@ -13,6 +13,7 @@ from benchmarks.published.mixtures import expert_tp, is_gated, mixture_of
 from benchmarks.published.own_tests import (
     IN_8_CHUNKS,
     KEEPS_SCORES,
+    MAKES_AGAIN,
     UNEVEN,
     UNEVEN_LAST,
     UNEVEN_LAYERS,
@@ -53,8 +54,8 @@ class Planned(NamedTuple):
 
     `stage`: whose memory was measured, None for the fullest. `meter`: the device's own count, what the allocator
     holds of it, or gives of that. `own_tests`: of Megatron-LM's; `text` tells which,
-    `predicts_two`: a second token, `half`: in fp16, `loaded_twice`: moments of a run after a stop. `gated`: as the
-    row's own MLPs are. `kempner`: as `of_kempner` says.
+    `predicts_two`: a second token, `makes_again`: modules, whose memory is not the spec's, `half`: in fp16,
+    `loaded_twice`: moments of a run after a stop. `gated`: as the row's own MLPs are. `kempner`: as `of_kempner` says.
     """
 
     spec: JobSpec
@@ -69,6 +70,7 @@ class Planned(NamedTuple):
     own_tests: bool
     text: str
     predicts_two: bool
+    makes_again: bool
     half: bool
     loaded_twice: bool
     gated: bool
@@ -160,6 +162,7 @@ def plan_of(row: PublishedRow) -> Planned:
         own_tests=tests_of_megatron(row),
         text=text,
         predicts_two=predicts_two(row, text) is not None,
+        makes_again=tests_of_megatron(row) and re.search(MAKES_AGAIN, text) is not None,
         half=row.text("precision").lower() == "fp16",
         loaded_twice=keeps_loaded(row),
         gated=is_gated(row, text),

@@ -11,9 +11,10 @@ import re
 from benchmarks.published.rows import PublishedRow
 from planner.cost.memory import held_parameters
 from planner.facts.precision import FP32_BYTES
-from planner.facts.spec import JobSpec
+from planner.facts.spec import JobSpec, ModelSpec
 from planner.facts.tensors.shards import held
 from planner.hardware.cluster import LAUNCH_S
+from planner.hardware.kernels import Module
 
 # Its recompute-modules hold norms and products, not the attention core, whose unfused scores are what it keeps.
 KEEPS_SCORES = "tp2_pp2_ep4_etp1_selective_recompute_experimental"
@@ -47,6 +48,7 @@ UNEVEN = r"uneven_pipeline"
 UNEVEN_LAYERS, UNEVEN_LAST = 13, 8
 # --recompute-modules: layernorm mla_up_proj mlp moe_act.
 MAKES_AGAIN = r"selective_recompute_experimental|fine_grained_offloading"
+MADE_AGAIN: tuple[Module, ...] = ("norms", "latents", "mlp", "activation")
 # --fine-grained-activation-offloading of every module.
 OFFLOADS = r"fine_grained_offloading"
 # --cross-entropy-loss-fusion by torch's compiler, which writes no exponential in place of its logit.
@@ -81,6 +83,12 @@ GRAPHED_CORE = r"attn_cudagraph"
 # rank for their norm, and over those that it updates for their gradients' zeros (common_utils.py,
 # `calc_params_l2_norm`; clip_grads.py, `count_zeros_fp32`). Either is no kernel of a layer: as in eager torch.
 LOGGED_S = LAUNCH_S
+# --no-rope-fusion: queries and keys are turned operation by operation, so many of forward and of backward as counted on
+# `_apply_rotary_pos_emb_bshd` (rope_utils.py); latent attention's sort their pairs besides. Two to a kernel, as layers
+# of GPT's have in eager torch.
+ROTATES_APART = r"no_fusion|tp2_pp2_mla|ep4_etp1"
+ROTATIONS, LATENT_ROTATIONS = (24, 14), (26, 20)
+OPERATION_S = LAUNCH_S / 2
 # --account-for-embedding-in-pipeline-split and the loss': a layer each.
 COUNTS_ENDS = r"account_for_embedding"
 
@@ -97,6 +105,17 @@ _KEEPS_LOADED = (
     "te_tp2_pp2_resume_torch_dist_cp2_nondeterministic",
     "te_tp2_pp2_resume_torch_dist_cross_entropy_loss_fusion",
 )
+
+
+def rotations_s(text: str, model: ModelSpec, launch_s: float) -> tuple[float, float]:
+    """Seconds that a test's host takes in a layer's forward and backward to turn queries and keys, one by one or by a
+    kernel, beyond the kernel that layers of Llama's shape are planned with, GPT's with gates or experts among them."""
+    planned = launch_s if model.arch == "llama" else 0.0
+    if re.search(ROTATES_APART, text):
+        forward, backward = LATENT_ROTATIONS if model.mla else ROTATIONS
+        return forward * OPERATION_S - planned, backward * OPERATION_S - planned
+    more = launch_s - planned if model.mla or re.search(ROTARY, text) else -planned
+    return more, more
 
 
 def after_step_s(text: str, spec: JobSpec) -> float:

@@ -51,7 +51,8 @@ class Predictor:
         if row.kind == "out_of_memory":
             return Answer(row, planned, needed / _room(planned), 0.0, fits)
         if row.kind == "time":
-            return Answer(row, planned, self._seconds(planned, spec), _measured_seconds(row, spec), fits)
+            seconds = self._seconds(planned, _recomputing(spec, "selective") if planned.makes_again else spec)
+            return Answer(row, planned, seconds, _measured_seconds(row, spec), fits)
         if row.kind == "steady":
             return Answer(row, planned, _steady(planned, spec.layout.pp - 1), row.num_bytes, fits)
         peak = _tensors(spec, planned.stage) + eager_bytes(planned, spec) + kempner_bytes(planned, spec)

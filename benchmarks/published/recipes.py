@@ -15,12 +15,16 @@ from typing import Any, NamedTuple
 from benchmarks.published.own_tests import COUNTS_ENDS
 from benchmarks.published.rows import PublishedRow
 from planner.hardware.attention import EARLY_CUDNN_BLACKWELL, FLASH_2, FP8_LATENT, FP8_WINDOWED
+from planner.hardware.cluster import LAUNCH_S
 from planner.hardware.stacks import (
     ALL_TO_ALL,
+    CURRENT_CASTS,
     EARLY_BLACKWELL_FP8,
+    EARLY_CAST_S,
     FUSED_LOSS,
     GRAPHED_ATTENTION,
     GRAPHED_ROUTER,
+    JOINED_LOSS,
     OVERLAPPED_EXPERTS,
     SLOW_BIAS_SUMS,
     STACKS,
@@ -165,6 +169,19 @@ def runs_flash_2(row: PublishedRow) -> bool:
     return re.search("dgxc-benchmarking@v(24.11|25.02)", path) is not None and re.search(pattern, model) is not None
 
 
+def casts_late(row: PublishedRow) -> bool:
+    """Whether Transformer Engine is one of 2024's, whose modules scale with what was largest before (`DelayedScaling`)
+    and take their host longer: NeMo's launcher and its images until 25.02."""
+    path = r"dgxc-benchmarking@v(24|25\.02)|training_results_v4|NVIDIA/NeMo@"
+    return re.search(path, row.text("source_repo_path")) is not None
+
+
+def joins_loss(row: PublishedRow) -> bool:
+    """Whether Megatron's own fused loss is on, by NeMo 2's default (`cross_entropy_loss_fusion` of its GPTConfig)."""
+    path = r"dgxc-benchmarking@v25\.0[4-9]|training_results_v5|NVIDIA/NeMo:.*long_sequence"
+    return re.search(path, row.text("source_repo_path")) is not None
+
+
 def has_early_cudnn(row: PublishedRow) -> bool:
     """Whether cuDNN is one of 2025's, before 9.17: Megatron-Bridge's releases from 26.02 on have a later one."""
     return _is_early_blackwell(row) or (of_bridge(row) and row.release < "26.02")
@@ -198,8 +215,12 @@ def divides_by_cost(row: PublishedRow) -> bool:
 def switched_on(row: PublishedRow) -> dict[str, Any]:
     """Constants of the stack that a row's recipe changes."""
     early: dict[str, Any] = {"gemm_fp8": EARLY_BLACKWELL_FP8} if _is_early_blackwell(row) else {}
+    if joins_loss(row):
+        early["loss"] = JOINED_LOSS
     if has_early_cudnn(row):
         early["attention_blackwell"] = EARLY_CUDNN_BLACKWELL
+    if casts_late(row):
+        early |= {"launch_s": LAUNCH_S, "cast_s": EARLY_CAST_S}
     if runs_flash_2(row):
         early["attention"] = STACKS["megatron"].attention * FLASH_2
     if row.source == "NVIDIA/dgxc-benchmarking":
@@ -210,8 +231,10 @@ def switched_on(row: PublishedRow) -> dict[str, Any]:
     if "gpt-oss" in row.text("model").lower():
         changed |= {"experts_biased": True, "experts_clamped": True}
         changed["window"] = WINDOW
-    if row.text("precision").lower() in ("fp8", "fp8-cs"):  # `fp8_param_gather`: mixed_precision.py
-        changed["narrow_parameters"] = True
+    if row.text("precision").lower() in ("fp8", "fp8-cs"):  # one scale a tensor, of now: mixed_precision.py
+        changed["narrow_parameters"] = True  # `fp8_param_gather`
+        if "h100" in row.text("gpu").lower():
+            changed["casts"] = megatron.casts * CURRENT_CASTS
     if predicts_second(row):
         changed["heads"] = 2
     if any_of(row, _FP8_LATENT):

@@ -8,11 +8,15 @@ from typing import Any
 from benchmarks.published.mixtures import expert_tp
 from benchmarks.published.own_tests import (
     EXPERTS_APART,
+    FUSED_LOSS,
     GRAPHED_CORE,
     GRAPHED_MODULES,
     LOCAL,
+    MADE_AGAIN,
+    MAKES_AGAIN,
     OFFLOADS,
     predicts_two,
+    rotations_s,
     tests_of_megatron,
 )
 from benchmarks.published.recipes import switched_on
@@ -30,6 +34,7 @@ from planner.hardware.stacks import (
     FP4_CASTS,
     GRAPHED_ATTENTION,
     GRAPHED_ROUTER,
+    JOINED_LOSS,
     LOCAL_LAUNCH_S,
     STACKS,
     Stack,
@@ -45,7 +50,11 @@ def kernels_of(row: PublishedRow, text: str, stack: StackName, model: ModelSpec,
         changed |= {"repeats": repeated.modules, "repeats_layers": repeated.layers}
         changed["offloads"] = repeated.offloaded
     if tests_of_megatron(row):
-        changed |= _host_of_tests(row, text)
+        changed |= _host_of_tests(row, text, model)
+        if re.search(FUSED_LOSS, text):
+            changed["loss"] = JOINED_LOSS
+        if re.search(MAKES_AGAIN, text):
+            changed["repeats"] = MADE_AGAIN
         changed["offloads"] = float(re.search(OFFLOADS, text) is not None)
         changed["experts_apart"] = re.search(EXPERTS_APART, text) is not None
         changed["heads"] = 2 if predicts_two(row, text) else 1
@@ -79,11 +88,14 @@ def kernels_of(row: PublishedRow, text: str, stack: StackName, model: ModelSpec,
     return kernels
 
 
-def _host_of_tests(row: PublishedRow, text: str) -> dict[str, float]:
+def _host_of_tests(row: PublishedRow, text: str, model: ModelSpec) -> dict[str, Any]:
     """What the host takes in Megatron-LM's own tests, on the machine that recorded the row."""
     launch = LOCAL_LAUNCH_S if re.search(LOCAL, text) else DETERMINISTIC_LAUNCH_S
     if re.search(GRAPHED_MODULES, text):
         launch *= GRAPHED_ATTENTION
     elif re.search(GRAPHED_CORE, text):
         launch *= GRAPHED_ATTENTION + 1 - GRAPHED_ROUTER
-    return {"launch_s": launch * host_of(row), "expert_s": DETERMINISTIC_EXPERT_S * host_of(row)}
+    host = host_of(row)
+    forward, backward = rotations_s(text, model, launch)
+    layer = forward * host, backward * host
+    return {"launch_s": launch * host, "expert_s": DETERMINISTIC_EXPERT_S * host, "layer_s": layer}

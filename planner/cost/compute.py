@@ -136,6 +136,7 @@ class Compute:
                     clamped=stack.experts_clamped,
                     sorts=stack.sorts_dispatch,
                     norms_heads=stack.norms_heads,
+                    copies_queries=stack.copies_queries,
                     window=stack.window,
                     repeats=repeats,
                 )
@@ -144,7 +145,14 @@ class Compute:
                 moe = _slower(moe, slower)
             head = head_work(spec, gathers_logits=stack.gathers_logits, narrow=stack.narrow_head)
             ends = (self._whole(spec, embedding_work(spec)), self._whole(spec, head))
-            dense = layer_work(spec, joined=joined, norms_heads=stack.norms_heads, window=stack.window, repeats=repeats)
+            dense = layer_work(
+                spec,
+                joined=joined,
+                norms_heads=stack.norms_heads,
+                copies_queries=stack.copies_queries,
+                window=stack.window,
+                repeats=repeats,
+            )
             pieces = (
                 self._layer(spec, dense),
                 moe,
@@ -173,15 +181,17 @@ class Compute:
         return self.calibration.layer(spec, ranks) is not None
 
     def _layer(self, spec: JobSpec, work: Work, *, waits: bool = False) -> Piece:
-        piece = self._whole(spec, work, waits=waits)
+        stack = self.stacks[spec.resources.stack]
+        piece = _beside(self._whole(spec, work, waits=waits), stack.layer_s, waits=waits)
         halves = piece.halves._replace(attention_s=self._seconds(spec, work.attention))
         if spec.layout.recompute == "none":
             return piece._replace(halves=halves)
-        stack, whole = self.stacks[spec.resources.stack], spec.layout.recompute == "full"
+        whole = spec.layout.recompute == "full"
         selected = work.operations if stack.repeats_operations else work.repeated
         again, share = (work.forward, stack.repeats_layers) if whole else (selected, 1.0)
         repeated = share * self._seconds(spec, again)
         host = piece.backward.host_s + share * self._host_s(spec, again)
+        host += stack.layer_s[0] if whole or "latents" in (stack.repeats or ()) else 0.0
         backward = Queue(host, piece.backward.device_s + repeated)
         return piece._replace(halves=halves._replace(recompute_s=repeated), backward=backward)
 
@@ -238,11 +248,22 @@ class Compute:
         stack = self.stacks[spec.resources.stack]
         narrow = mix_of(spec.train.precision).gemm == "fp8"
         expert_s = stack.expert_s + (stack.expert_cast_s if narrow else 0.0)
-        return calls * self._accelerators[spec.resources.stack].launch_s + experts * expert_s
+        cast = sum(isinstance(kernel, Gemm) and not kernel.wide and not kernel.experts for kernel in kernels)
+        more = experts * expert_s + (cast * stack.cast_s if narrow else 0.0)
+        return calls * self._accelerators[spec.resources.stack].launch_s + more
 
 
 def _elements(products: Sequence[Kernel]) -> int:
     return sum(kernel.m * kernel.n * kernel.batch for kernel in products if isinstance(kernel, Gemm))
+
+
+def _beside(layer: Piece, seconds: tuple[float, float], *, waits: bool) -> Piece:
+    """With so many seconds more of its host in forward and in backward."""
+    forward, backward = seconds
+    layer = layer._replace(backward=layer.backward._replace(host_s=layer.backward.host_s + backward))
+    if waits:
+        return layer._replace(halves=layer.halves._replace(launch_s=layer.halves.launch_s + forward))
+    return layer._replace(forward=layer.forward._replace(host_s=layer.forward.host_s + forward))
 
 
 def _slower(piece: Piece, seconds: float) -> Piece:

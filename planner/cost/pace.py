@@ -63,3 +63,14 @@ def filling(spec: JobSpec) -> float:
     if layout.virtual_stages > 1:
         chunks = 2 * chunks + (layout.virtual_stages - 1) * layout.pp
     return min(1.0, (chunks + 1) / (spec.train.micro_batches * layout.virtual_stages))
+
+
+def in_turns(spec: JobSpec, seconds: float, beside: float, *, own: bool) -> float:
+    """What shows of an interleaved pipe's gathers, or sums, one chunk's after the other: all of one, and what is longer
+    than its turns with the micro-batches that fill the pipe, or drain it. `beside`: a stage's seconds of one; `own`: a
+    chunk computes with what of it has come (schedules.py of Megatron, where a chunk's sums wait for all of it)."""
+    layout = spec.layout
+    chunks, units = layout.virtual_stages, max(1, spec.model.num_layers // layout.pp)
+    later = min(layout.pp, spec.train.micro_batches) * (chunks - 1) / chunks * beside
+    hidden = beside / chunks if own else 0.0
+    return max(seconds / units, seconds / chunks - hidden, seconds - hidden - later)

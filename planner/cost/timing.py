@@ -18,7 +18,7 @@ from planner.cost.alike import unlike_stages
 from planner.cost.compute import Compute, Halves
 from planner.cost.correction import Correction, corrected_by
 from planner.cost.memory import held_parameters
-from planner.cost.pace import Pace, bubble, filling, less, micro_batch_s, scaled, unhidden
+from planner.cost.pace import Pace, bubble, filling, in_turns, less, micro_batch_s, scaled, unhidden
 from planner.cost.pipes import simulate, stretched
 from planner.cost.traffic import Collective, micro_batch_traffic, step_end_traffic
 from planner.facts.layout import V_SCHEDULES, axis_group
@@ -333,6 +333,9 @@ class Timer:
         first, last = (gathers - again) / units, reduces / units
         if zero >= 2:
             first, last = first / m if repeats else first, last / m
+        if stack.sums_chunks and zero <= 1 and spec.layout.virtual_stages > 1:
+            exposed = in_turns(spec, gathers, halves.forward_s, own=True) + in_turns(spec, reduces, backward, own=False)
+            return exposed + stack.contention * (gathers + reduces - exposed)
         if self._sums_late(spec):  # beside the last micro-batch's backward alone
             late = reduces + again / m - backward_room / m
             exposed = max(0.0, (again - backward_room) * (1 - 1 / m)) + max(reduces / units, late)

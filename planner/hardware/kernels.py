@@ -112,26 +112,31 @@ def layer_work(
     clamped: bool = False,
     sorts: bool = False,
     norms_heads: bool = False,
+    copies_queries: bool = False,
     window: int = 0,
-    repeats: Sequence[Module] = ("norms", "activation"),
+    repeats: Sequence[Module] | None = None,
 ) -> Work:
     """One transformer layer of one micro-batch on one rank.
 
     `joined`: queries, keys and values are one product, so are gate and up. `apart`: each expert's products are its own.
     `biased`: each expert adds a bias to what it gives. `clamped`: its gate and up are, by kernels of their own.
     `sorts`: what came is put in the experts' order by a pass, and back. `norms_heads`: queries and keys are normed.
+    `copies_queries`: those of grouped heads are copied out of their product's result, turned apart from keys, and
+    gradients put together.
     `window`: tokens that the queries of every second layer see, 0 for all; this layer is the mean of both kinds.
-    `repeats`: what selective recompute repeats where attention is fused.
+    `repeats`: what selective recompute repeats; scores where they are kernels of their own, else norms and activation.
     """
     inner = [*(_expert_products(spec, joined=joined, apart=apart) if moe else _mlp_products(spec, joined=joined))]
     products = [*_attention_products(spec, joined=joined), *inner]
     unfused = spec.train.attention == "unfused"
     scores = _unfused(spec) if unfused else _fused(spec, window)
     passes_forward, passes_backward = _passes(spec, moe=moe, biased=biased, sorts=sorts, norms_heads=norms_heads)
+    copies_forward, copies_backward = _copies(spec) if copies_queries else ((), ())
     clamps_forward, clamps_backward = _clamps(spec) if moe and clamped else ((), ())
     casts_forward, casts_backward = _casts(spec, products)
     latents = products[1:4:2] if spec.model.mla else []
     dense = [] if moe else inner
+    usual: Sequence[Module] = ("attention",) if unfused else ("norms", "activation")
     modules: dict[Module, Sequence[Kernel]] = {
         "norms": passes_forward[0:3:2],
         "activation": (passes_forward[4], *clamps_forward),
@@ -140,16 +145,17 @@ def layer_work(
         "mlp": (*dense, *_casts(spec, dense)[0]),
     }
     return Work(
-        forward=(*products, *scores[0], *passes_forward, *clamps_forward, *casts_forward),
+        forward=(*products, *scores[0], *passes_forward, *copies_forward, *clamps_forward, *casts_forward),
         backward_input=(
             *(_for_inputs(g) for g in products),
             *scores[1],
             *passes_backward,
+            *copies_backward,
             *clamps_backward,
             *casts_backward,
         ),
         backward_weight=tuple(g._replace(m=g.n, n=g.k, k=g.m, over_rows=True) for g in products),
-        repeated=scores[0] if unfused else tuple(kernel for name in repeats for kernel in modules[name]),
+        repeated=tuple(kernel for name in (usual if repeats is None else repeats) for kernel in modules[name]),
         operations=(*products[1::2], *passes_forward, *clamps_forward, *casts_forward),
         attention=(*scores[0], *scores[1]),
         bias_sums=(_for_inputs(inner[2 if joined else 3]), passes_backward[4]) if moe and biased else (),
@@ -301,6 +307,16 @@ def _passes(spec: JobSpec, *, moe: bool, biased: bool, sorts: bool, norms_heads:
             forward.append(Pass(BIAS_BYTES[0] * given))
             backward.append(Pass(BIAS_BYTES[1] * given))
     return tuple(forward), tuple(backward)
+
+
+def _copies(spec: JobSpec) -> Halves:
+    """Of grouped queries: they are copied and their keys turned by a kernel more; in backward all three are copied."""
+    model, tp = spec.model, spec.layout.tp
+    if model.mla or model.arch != "llama" or model.num_kv_heads == model.num_heads:
+        return (), ()
+    head = 2 * mix_of(spec.train.precision).compute * micro_batch_tokens(spec) * model.head_dim
+    queries, keys = model.num_heads // tp, max(1, model.num_kv_heads // tp)
+    return (Pass(head * queries), Pass(0)), (Pass(head * (queries + 2 * keys)), Pass(0))
 
 
 def _clamps(spec: JobSpec) -> Halves:

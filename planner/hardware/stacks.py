@@ -24,7 +24,8 @@ class Stack(NamedTuple):
     `gemm`, `attention`: of the accelerator's own efficiency; `gemm_hopper` also, where it has fp8: power holds the
     clock of those down; `gemm_fp8` of products in fp8; `attention_hopper` and `attention_blackwell` there besides.
     `window`: tokens that the queries of every second layer see, 0 for all. `joins_products`: queries, keys and values
-    are one product, so are gate and up. `adds_gradients`: share of the time to read and write a gradient that its
+    are one product, so are gate and up. `copies_queries`: where these are grouped they are copied out of what it gives,
+    and their gradients put together. `adds_gradients`: share of the time to read and write a gradient that its
     product takes longer where it adds to it.
     `adds_apart`: autograd adds it to those so far, by a kernel of its own.
     `norms`, `scores` (unfused attention), `casts` (to fp8), `loss` (over logits) and `passes` (all else that is no
@@ -33,9 +34,11 @@ class Stack(NamedTuple):
     `launch_s`: the host's time for a kernel of `planner.hardware.kernels`, autograd and Python included;
     `chunk_launches`: as many more in each forward and backward of a chunk, to receive, to send, to scale its loss.
     `expert_s`: the host's time for each expert of a product of several, which are launched one by one; `expert_cast_s`:
-    more where its operands are cast to fp8, one by one too. `syncs_experts`: it waits for the router's counts before it
-    launches experts, so that the device waits for all of its time in forward. `experts_apart`: each expert runs by
-    itself; `experts_biased`: and adds a bias, in fp32; `experts_clamped`: and clamps its gate and up in 16 bits.
+    more where its operands are cast to fp8, one by one too. `cast_s`: more for any other product in fp8.
+    `layer_s`: more in a layer's forward and in its backward, for what is no kernel of it here, or less for one that it
+    has not; repeated with its latents. `syncs_experts`: it waits for the router's counts before it launches experts, so
+    that the device waits for all of its time in forward. `experts_apart`: each expert runs by itself;
+    `experts_biased`: and adds a bias, in fp32; `experts_clamped`: and clamps its gate and up in 16 bits.
     `bias_sums`: how many times as long an expert's product takes that sums its bias' gradient.
     `norms_heads`: queries and keys are normed.
     `links`: of a link's efficiency, that collectives reach beside compute.
@@ -45,6 +48,8 @@ class Stack(NamedTuple):
     experts, and back.
     `hidden`: share of each axis' waiting that runs beside products; of dp, of the room that compute leaves to it.
     `hides_sends`: chunks of an interleaved pipe send beside the next one's products, but while it fills and drains.
+    `sums_chunks`: under ZeRO-1 each of its chunks is gathered while the pipe fills with the chunk before, and summed
+    while it drains of that.
     `narrow_gathers`: tensor ranks gather what products in fp8 take after it was cast.
     `narrow_parameters`: ZeRO gathers in fp8 what products in fp8 take.
     `inputs_apart`: queries, keys, values, gate and up each gather their input, and sum its gradient, over tensor ranks.
@@ -55,9 +60,9 @@ class Stack(NamedTuple):
     the slowest adds with every doubling of the nodes.
     `gathers_logits`: every tensor rank gathers the logits of the whole vocabulary and computes its loss on all of them.
     `fused_loss`: one kernel reads the logits and writes their gradient; `compiles_loss`: where a job compiles at all.
-    `repeats`: what selective recompute repeats of a layer; `repeats_layers`: share of all layers that full recompute
-    repeats. `narrow_head`: the head's product runs in fp8 where a layer's do. `heads`: so often a micro-batch meets it,
-    twice where a second token is predicted.
+    `repeats`: what selective recompute repeats of a layer, where not the usual; `repeats_layers`: share of all layers
+    that full recompute repeats. `narrow_head`: the head's product runs in fp8 where a layer's do. `heads`: so often a
+    micro-batch meets it, twice where a second token is predicted.
     `frozen`: weights are, beside adapters too small to count: no gradient of theirs is computed, summed or applied.
     `offloads`: share of layers whose activations go to the host and come back; nothing hides it.
     `keeps_opened`: SwiGLU is two operations, and the gate's activation is kept beside what both are made of.
@@ -74,6 +79,7 @@ class Stack(NamedTuple):
     gemm_hopper: float = 1.0
     gemm_fp8: float = 1.0
     joins_products: bool = False
+    copies_queries: bool = False
     adds_gradients: float = 0.0
     adds_apart: bool = False
     attention: float = 1.0
@@ -89,6 +95,8 @@ class Stack(NamedTuple):
     chunk_launches: int = 0
     expert_s: float = 0.0
     expert_cast_s: float = 0.0
+    cast_s: float = 0.0
+    layer_s: tuple[float, float] = (0.0, 0.0)
     syncs_experts: bool = False
     experts_apart: bool = False
     experts_biased: bool = False
@@ -102,6 +110,7 @@ class Stack(NamedTuple):
     experts_whole: bool = False
     hidden: dict[Axis, float] = {}
     hides_sends: bool = False
+    sums_chunks: bool = False
     narrow_gathers: bool = False
     narrow_parameters: bool = False
     inputs_apart: bool = False
@@ -113,7 +122,7 @@ class Stack(NamedTuple):
     gathers_logits: bool = False
     fused_loss: bool = False
     compiles_loss: bool = False
-    repeats: tuple[Module, ...] = ("norms", "activation")
+    repeats: tuple[Module, ...] | None = None
     repeats_layers: float = 1.0
     narrow_head: bool = False
     heads: int = 1
@@ -159,17 +168,18 @@ STACKS: dict[StackName, Stack] = {
     # mixtures without CUDA graphs take beyond those with them, for an expert in fp8 and in 16 bits.
     "megatron": Stack(
         "Megatron with Transformer Engine",
-        0.15,
-        norms=1.5,
-        loss=1.5,
-        passes=1.5,
+        0.14,
+        norms=1.6,
+        loss=1.6,
+        passes=1.6,
         casts=0.6,
-        launch_s=9e-5,
+        launch_s=8e-5,
         chunk_launches=3,
         expert_s=1e-5,
         expert_cast_s=4.5e-5,
         syncs_experts=True,
         joins_products=True,
+        copies_queries=True,  # attention.py, `get_query_key_value_tensors`
         adds_gradients=0.5,
         attention_hopper=CUDNN_HOPPER,
         attention_blackwell=CUDNN_BLACKWELL,
@@ -177,6 +187,7 @@ STACKS: dict[StackName, Stack] = {
         shares_dispatch=True,
         hidden={"tp": 0.55},
         hides_sends=True,  # `overlap_p2p_comm`, without `overlap_p2p_comm_warmup_flush` (model_parallel_config.py)
+        sums_chunks=True,  # `param_sync_func` and `grad_sync_func` of each chunk (schedules.py)
         contention=0.1,
         step_s=5e-3,
         jitter=0.002,
@@ -284,14 +295,23 @@ WHOLE_GRAPH: dict[str, float] = {"launch_s": 0.0, "expert_s": 0.0, "expert_cast_
 # Megatron's host with --deterministic-mode: its own tests; without Transformer Engine's modules: both such tests of the
 # fit half; for an expert, whose weights' gradients are added up one by one (--no-gradient-accumulation-fusion): all
 # three of the fit half that compute experts together.
-DETERMINISTIC_LAUNCH_S, LOCAL_LAUNCH_S, DETERMINISTIC_EXPERT_S = 1.45e-4, 1e-4, 1.5e-4
+DETERMINISTIC_LAUNCH_S, LOCAL_LAUNCH_S, DETERMINISTIC_EXPERT_S = 1.45e-4, 1e-4, 1.6e-4
 # Transformer Engine's loss (triton/cross_entropy.py) reads 16-bit logits twice, writes their gradient in their place
 # and scales it in backward: 10 bytes an element for 32.
 FUSED_LOSS = 10 / 32
+# Megatron's own (fusions/fused_cross_entropy.py): logits become fp32, then exponentials, shares and their gradient, in
+# 28 to 36 bytes an element for 32; unfused more.
+JOINED_LOSS = 1.0
+# Where a tensor's scale is found before it is cast: 16 bits are read twice, and 8 written in rows and in columns, for
+# 2 + 1 + 1 bytes where the scale is of the steps before. On Hopper; Blackwell's products spare it the columns.
+CURRENT_CASTS = 6 / 4
 FP4_CASTS = 1.75  # over fp8's: a pass for the tensor's own scale, and one rotated by Hadamard's matrix (2509.25149)
 # Of cudnn-frontend 1.24 and 1.25, an expert's fused backward with its bias' gradient: 1,362.8 us for 155.6 (its pull
 # request 322).
 SLOW_BIAS_SUMS = 1362.768 / 155.632
+# Transformer Engine's host for each product in fp8, until 25.02, beside eager torch's for any kernel: layers of GPT-3
+# 175B and 20B and of Llama 70B with two context ranks take 7.6 to 8.5 ms then, whatever their sizes.
+EARLY_CAST_S = 5.25e-4
 EARLY_BLACKWELL_FP8 = 0.8  # of later software's rate, in spring 2025: Nemotron, Grok and MLPerf v5.0 agree
 FLASH_1 = 0.5  # FlashAttention 1, over `scaling`'s 2
 ASYNC_TP: dict[Axis, float] = {"tp": 0.25}  # torch's asynchronous tensor parallelism, by two pairs of torchtitan's rows

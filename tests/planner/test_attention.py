@@ -9,7 +9,7 @@ from planner.facts.models.presets import PRESETS
 from planner.facts.spec import JobSpec, Layout, Resources, TrainSpec
 from planner.hardware.attention import CUDNN_BLACKWELL, CUDNN_HOPPER, NARROW_ROWS, Attention
 from planner.hardware.clusters import ACCELERATORS, CLUSTERS
-from planner.hardware.kernels import Flash, layer_work
+from planner.hardware.kernels import Flash, Pass, layer_work
 from planner.hardware.stacks import STACKS
 
 TRAIN = TrainSpec(global_batch=256, micro_batches=4, seq_len=4096, precision="fp8")
@@ -71,6 +71,23 @@ def test_the_law_of_blackwell_is_what_cudnns_own_runs_on_a_gb200_took(
 
     told = 0.7945 * relative(width, looks_back, length) / relative(128, 0, 4096)
     assert told == pytest.approx(measured_ms, rel=0.07)
+
+
+def test_the_longest_rows_reach_the_share_of_peak_that_published_ones_show() -> None:
+    """Of four that are nearly all attention, of 16,384 to 1,048,576 tokens on H100 and B200."""
+    laws = {"H100 SXM": CUDNN_HOPPER, "GB200": CUDNN_BLACKWELL}
+    reached = [ACCELERATORS[name].attention_efficiency * law.share for name, law in laws.items()]
+    assert reached == pytest.approx([0.53, 0.55], abs=5e-3)
+
+
+def test_grouped_queries_are_copied_out_of_their_product_and_their_gradients_put_together() -> None:
+    """32 query heads and 8 of keys: of the 6,144 columns that a token's product gives, read and written in 16 bits."""
+    plain, copied = (layer_work(SPEC, joined=True, copies_queries=copies) for copies in (False, True))
+    token = 4 * SPEC.micro_batch_size * 4096 * 128
+    assert sorted(set(copied.forward) - set(plain.forward)) == [Pass(0), Pass(32 * token)]
+    assert sorted(set(copied.backward_input) - set(plain.backward_input)) == [Pass(0), Pass(48 * token)]
+    whole = SPEC.model_copy(update={"model": SPEC.model.model_copy(update={"num_kv_heads": 32, "preset": None})})
+    assert layer_work(whole, copies_queries=True) == layer_work(whole)
 
 
 def test_heads_of_64_take_as_long_for_a_score_as_their_exponentials() -> None:

@@ -33,6 +33,15 @@ def _waited(vocab: int, stage: int = 3, *, chunks: int = 1, launches: int = 0) -
     return Compute(H100, {"megatron": stack}, None).of_stage(spec, held(spec, stage), 8).launch_s
 
 
+def _launches(precision: str = "bf16", **changed: object) -> float:
+    """Seconds that the second of 4 stages waits for its host in one micro-batch, with these constants of its stack."""
+    train = TrainSpec.model_validate({"global_batch": 32, "micro_batches": 4, "seq_len": 1024, "precision": precision})
+    layout = Layout(pp=4, dp=2, recompute="none")
+    spec = JobSpec(model=SMALL, layout=layout, train=train, resources=Resources(device="cuda", stack="megatron"))
+    compute = Compute(H100, {"megatron": STACKS["megatron"]._replace(**changed)}, None)
+    return compute.of_stage(spec, held(spec, 1), 8).launch_s
+
+
 def test_a_heads_passes_leave_the_host_time_for_layers() -> None:
     """Of 50,304 logits, beside as many layers on the stage before and beside a small head."""
     assert 0 < _waited(50_304) < 0.8 * _waited(50_304, stage=2)
@@ -43,6 +52,18 @@ def test_but_only_for_those_of_its_chunk() -> None:
     """With 3 chunks of a layer the head has one to leave time for: the others wait as on the stage before."""
     before = _waited(50_304, stage=2, chunks=3)
     assert _waited(50_304, chunks=3) == pytest.approx(2 / 3 * before)
+
+
+@pytest.mark.parametrize(("precision", "products"), [("fp8", 4), ("bf16", 0)])
+def test_a_product_in_fp8_may_take_its_host_longer(precision: str, products: int) -> None:
+    """Each of a layer's four, in forward and twice in backward, where the host is what is waited for."""
+    waited = [_launches(precision=precision, cast_s=seconds) for seconds in (1e-3, 2e-3)]
+    assert waited[1] - waited[0] == pytest.approx(3 * products * 3 * 1e-3)
+
+
+def test_so_may_what_is_no_kernel_of_a_layer() -> None:
+    more = _launches(layer_s=(2e-3, 3e-3)) - _launches(layer_s=(1e-3, 1e-3))
+    assert more == pytest.approx(3 * (1e-3 + 2e-3)), "3 layers a stage"
 
 
 @pytest.mark.parametrize("chunks", [1, 3])

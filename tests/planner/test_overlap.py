@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from planner.cost.pace import in_turns
 from planner.cost.timing import Timer, Timing
 from planner.facts.models.presets import PRESETS
 from planner.facts.spec import JobSpec, Layout, MoeSpec, Resources, TrainSpec
@@ -53,6 +54,35 @@ def test_a_pipe_of_one_chunk_a_stage_sends_in_turn_with_its_products() -> None:
     layout = PIPED.layout.model_copy(update={"virtual_stages": 1, "schedule": "1f1b"})
     spec = PIPED.model_copy(update={"layout": layout})
     assert _timed(spec) == _timed(spec, hides_sends=False)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "beside", "own", "shown"),
+    [
+        (8.0, 8.0, False, 4.0),  # one chunk's of two
+        (8.0, 1.0, False, 6.0),  # 4 micro-batches of the other chunk leave 2 s
+        (8.0, 4.0, True, 2.0),  # half of 4 s hides as much of the first
+        (8.0, 8.0, True, 1.0),  # but not its first layer's, of 8
+        (8.0, 1.0, True, 5.5),
+    ],
+)
+def test_an_interleaved_pipes_chunks_are_gathered_and_summed_one_after_the_other(
+    seconds: float, beside: float, own: bool, shown: float
+) -> None:
+    """4 stages of 2 chunks, of 8 layers each stage."""
+    assert in_turns(PIPED, seconds, beside, own=own) == pytest.approx(shown)
+
+
+def test_and_beside_all_turns_that_are_left_to_them() -> None:
+    """A stage's parameters take longer to be sent than one micro-batch takes to compute."""
+    slow = H100.model_copy(update={"node": H100.node.model_copy(update={"bytes_per_s": 20e9})})
+    at_once, in_turn = (
+        Timer(slow, {"megatron": MEGATRON._replace(contention=0.0, sums_chunks=turns)}).step(PIPED).exposed_s["dp"]
+        for turns in (False, True)
+    )
+    assert 0 < in_turn < 0.8 * at_once
+    one = PIPED.model_copy(update={"layout": PIPED.layout.model_copy(update={"virtual_stages": 1, "schedule": "1f1b"})})
+    assert _timed(one) == _timed(one, sums_chunks=False)
 
 
 def test_the_first_forward_and_the_last_backward_have_nothing_to_send_tokens_beside() -> None:

@@ -9,8 +9,10 @@ import pytest
 
 from benchmarks.published import own_tests
 from benchmarks.published.mapping import Planned, plan_of
+from benchmarks.published.predict import Predictor
 from benchmarks.published.recorded import IN_MAY
 from benchmarks.published.rows import SkipError, read_rows
+from planner.cost.timing import Timer
 from planner.hardware.cluster import LAUNCH_S
 from planner.hardware.stacks import DETERMINISTIC_LAUNCH_S, GRAPHED_ATTENTION, STACKS
 from tests.planner.test_benchmark_published import OWN, SECOND_TOKEN, _file
@@ -112,6 +114,47 @@ def test_attention_alone_as_a_graph_leaves_more_to_launch(tmp_path: Path) -> Non
 def test_a_step_ends_with_a_log_of_every_tensor(tmp_path: Path, row: dict[str, str], tensors: float) -> None:
     planned = _planned(tmp_path, row.get("model", "gpt-test x"), **{"precision": "bf16"} | row)
     assert planned.kernels.step_s - STACKS["megatron"].step_s == pytest.approx(tensors * LAUNCH_S)
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "operations", "kernels"),
+    [
+        ("te_tp2_pp2_mla", {"note": "multi-latent-attention=True; swiglu=True"}, (26, 20), -1),
+        ("rope_embeddings_interleaved_no_fusion", {}, (24, 14), 0),
+        ("rope_embeddings", {}, (0, 0), 1),
+        ("rope_embeddings", {"note": "swiglu=True"}, (0, 0), 0),
+        ("resume_torch_dist", {}, (0, 0), 0),
+        ("resume_torch_dist", {"note": "swiglu=True"}, (0, 0), -1),
+        ("resume_torch_dist", {"note": "num-experts=8", "ep": "2"}, (0, 0), -1),
+    ],
+)
+def test_queries_and_keys_are_turned_as_a_test_has_it_beyond_what_is_planned(
+    tmp_path: Path, name: str, row: dict[str, str], operations: tuple[int, int], kernels: int
+) -> None:
+    """Llama's layers have a kernel for it, GPT's none; gates and experts are planned as Llama's."""
+    planned = _planned(tmp_path, f"gpt-test gpt3_mcore_{name}", precision="bf16", **row)
+    seconds = [number * LAUNCH_S / 2 + kernels * DETERMINISTIC_LAUNCH_S for number in operations]
+    assert planned.kernels.layer_s == pytest.approx(seconds)
+
+
+def test_a_tests_fused_loss_moves_less(tmp_path: Path) -> None:
+    names = ("te_tp2_pp2_resume_torch_dist_cross_entropy_loss_fusion", "te_tp2_pp2_resume_torch_dist")
+    fused, usual = (_planned(tmp_path, f"gpt-test {name}", precision="bf16").kernels.loss for name in names)
+    assert fused < usual == STACKS["megatron"].loss
+
+
+def test_what_a_test_makes_again_takes_time_though_its_scores_are_kept(tmp_path: Path) -> None:
+    name = "moe-test gpt3_mcore_te_tp2_pp2_ep4_etp1_selective_recompute_experimental"
+    planned = _planned(tmp_path, name, **{**SECOND_TOKEN, "measure_name": "step_time_s", "measure_value": "1.1"})
+    assert planned.makes_again
+    assert planned.spec.layout.recompute == "none"
+    (read,) = read_rows(
+        _file(tmp_path / "rows.csv", {**OWN, **SECOND_TOKEN, "model": name, "measure_name": "step_time_s"})
+    )
+    assert not isinstance(read, SkipError)
+    repeated = Predictor().answer(read).predicted
+    timer = Timer(planned.cluster, {planned.stack: planned.kernels})
+    assert repeated > 1.02 * timer.step(planned.spec).step_s
 
 
 def test_a_slow_recordings_log_is_as_slow(tmp_path: Path) -> None:

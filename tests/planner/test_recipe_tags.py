@@ -12,7 +12,7 @@ from benchmarks.published.recipes import runs_flash_2, switched_on
 from benchmarks.published.repeated import Repeated, repeated_by
 from benchmarks.published.rows import SkipError
 from benchmarks.published.sizes import sized
-from planner.hardware.stacks import GRAPHED_ATTENTION, GRAPHED_ROUTER, STACKS
+from planner.hardware.stacks import FUSED_LOSS, GRAPHED_ATTENTION, GRAPHED_ROUTER, JOINED_LOSS, STACKS
 from tests.planner.test_benchmark_published import ROW
 from tests.planner.test_recipes import _of_bridge, _row
 
@@ -65,6 +65,46 @@ def test_to_where_tokens_are_sent_is_its_tags(
 ) -> None:
     changed = switched_on(_of_bridge(tmp_path, release, gpu, model, precision, ep="64"))
     assert changed.get("sorts_dispatch", False) == each
+
+
+@pytest.mark.parametrize(
+    ("path", "late"),
+    [
+        ("NVIDIA/dgxc-benchmarking@v24.11.1:README.md", True),
+        ("NVIDIA/dgxc-benchmarking@v25.02:README.md", True),
+        ("NVIDIA/dgxc-benchmarking@v25.04:README.md", False),
+        ("NVIDIA/NeMo@4c73f77670:docs.md", True),
+        ("NVIDIA/NeMo:docs.md", False),
+        ("mlcommons/training_results_v4.1:NVIDIA/results/eos_n32_ngc24.09_nemo/gpt3", True),
+        ("NVIDIA-NeMo/Megatron-Bridge:docs.md", False),
+    ],
+)
+def test_products_in_fp8_take_the_host_of_2024_longer(tmp_path: Path, path: str, late: bool) -> None:
+    assert ("cast_s" in switched_on(_row(tmp_path, **{**ROW, "source_repo_path": path}))) == late
+
+
+@pytest.mark.parametrize(
+    ("gpu", "precision", "casts"),
+    [("H100", "FP8-CS", 1.5), ("H100", "BF16", 1), ("GB200", "FP8", 1), ("GB200", "MXFP8", 1)],
+)
+def test_a_scale_of_now_is_found_before_the_cast(tmp_path: Path, gpu: str, precision: str, casts: float) -> None:
+    changed = switched_on(_of_bridge(tmp_path, "25.09", gpu, "llama3.1-8b", precision))
+    assert changed.get("casts", STACKS["megatron"].casts) == pytest.approx(casts * STACKS["megatron"].casts)
+
+
+@pytest.mark.parametrize(
+    ("path", "loss"),
+    [
+        ("NVIDIA/dgxc-benchmarking@v25.02:README.md", STACKS["megatron"].loss),
+        ("NVIDIA/dgxc-benchmarking@v25.04:README.md", JOINED_LOSS),
+        ("mlcommons/training_results_v4.1:NVIDIA/results/x", STACKS["megatron"].loss),
+        ("mlcommons/training_results_v5.0:NVIDIA/results/x", JOINED_LOSS),
+        ("NVIDIA-NeMo/Megatron-Bridge:docs.md", FUSED_LOSS),
+    ],
+)
+def test_which_loss_is_fused_goes_by_its_recipes_software(tmp_path: Path, path: str, loss: float) -> None:
+    row = _of_bridge(tmp_path, "26.04", "H100", "llama3.1-70b", "FP8", source_repo_path=path)
+    assert switched_on(row).get("loss", STACKS["megatron"].loss) == loss
 
 
 @pytest.mark.parametrize(("gpus", "repeated"), [("128", Repeated(layers=1.0)), ("256", Repeated())])

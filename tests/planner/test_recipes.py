@@ -124,7 +124,7 @@ def test_overlapped_experts_gain_beyond_a_node_or_in_one_graph(
 def test_recipes_with_transformer_engines_loss_move_a_third_of_the_fewest_bytes(tmp_path: Path) -> None:
     fused = switched_on(_of_bridge(tmp_path, "26.04", "GB300", "llama3.1-8b", "FP8"))["loss"]
     assert fused == FUSED_LOSS < 1 < STACKS["megatron"].loss
-    dense = _row(tmp_path, **BRIDGE | {"source_repo_path": "NVIDIA/dgxc-benchmarking@v25.04:llama3.1/README.md"})
+    dense = _row(tmp_path, **BRIDGE | {"source_repo_path": "NVIDIA/dgxc-benchmarking@v25.02:llama3.1/README.md"})
     assert "loss" not in switched_on(dense)
     logits = SPEC.micro_batch_size * TRAIN.seq_len * SPEC.model.vocab_size
     moved = TRAIN.micro_batches * (STACKS["megatron"].loss - fused) * 32 * logits

@@ -68,7 +68,7 @@ def _launched(**changed: float) -> float:
 def test_the_device_waits_for_all_the_host_does_after_a_router_and_for_no_cast() -> None:
     layers, m = 32, 4
     assert _launched(syncs_experts=False, expert_s=0.0) == 0.0, "hidden behind products of 8,192 tokens"
-    forward = layer_work(MIXED, moe=True, joined=True).forward
+    forward = layer_work(MIXED, moe=True, joined=True, copies_queries=True).forward
     own = STACKS["megatron"].launch_s * len(forward) * layers * m
     assert _launched(expert_s=0.0) == pytest.approx(own)
     assert _launched() - _launched(expert_s=0.0) == pytest.approx(2 * 4 * STACKS["megatron"].expert_s * layers * m)
