@@ -6,7 +6,6 @@ import argparse
 import atexit
 import os
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from contracts.telemetry.steps import Cell, PhaseItem
 from contracts.telemetry.words import SCRIPT_SETUP_STEPS
-from workers.meter.ending import end_as, fail
+from workers.meter.ending import end_as, fail, wind_up
 from workers.meter.exporter import Exporter
 from workers.meter.intercept import meter_every_group
 from workers.meter.recorder import Recorder
@@ -69,13 +68,10 @@ def main() -> int:
             told = StepsTold(recorder, exporter, exact=bool(compared))
             register_optimizer_step_post_hook(told.sometimes)
             atexit.register(told.now)  # before the exporter closes
-    elif rank == 0:
-        atexit.register(lambda: print(table(recorder.cells(), recorder.step), file=sys.stderr))
+    else:
+        atexit.register(say, recorder, os.getpid())
     code = run(script)
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
-    atexit._run_exitfuncs()
+    wind_up()
     return code
 
 
@@ -123,6 +119,12 @@ class StepsTold:
         if self._exact:
             item["cells"] = self._cells
         self._exporter.send(item)
+
+
+def say(recorder: Recorder, process: int) -> None:
+    """What rank 0 sent. What the script forked says nothing, though it may end as we do."""
+    if recorder.rank == 0 and os.getpid() == process:
+        print(table(recorder.cells(), recorder.step), file=sys.stderr)
 
 
 def table(cells: list[Cell], steps: int) -> str:

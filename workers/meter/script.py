@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib.util
 import json
 import os
@@ -9,12 +10,18 @@ import runpy
 import signal
 import sys
 from collections.abc import Callable
+from importlib.abc import InspectLoader
+from io import open_code
 from pathlib import Path
-from typing import NamedTuple
+from types import CodeType, ModuleType
+from typing import NamedTuple, cast
 
 from planner.facts.reading.parse import parse_spec
 from planner.facts.spec import ScriptSpec, SpecError
 from workers.meter.ending import fail, tell, tell_exception
+
+OURS = ("contracts", "planner", "workers")
+NOT_SOURCE = (".pyc", ".pyz", ".zip")
 
 
 class NoScriptError(Exception):
@@ -72,41 +79,73 @@ def from_spec(spec_file: Path, root: Path) -> Script:
 
 
 def run(script: Script) -> int:
-    """Run it as the main program; the exit code that Python would give it."""
+    """Run it as the main program; the exit code that Python would give it, -N where that would end it by signal N."""
     sys.argv = [script.name, *script.arguments]
     sys.path[0] = str(script.search)
     if script.cwd is not None:
         os.chdir(script.cwd)
+    _give_way()
     try:
         _start(script)
     except NoScriptError as error:
         return fail(str(error), 2)
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
-            return end.code or 0
+            return (end.code or 0) & 0xFF
         print(end.code, file=sys.stderr)
         tell(str(end.code))
         return 1
-    except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
     except BaseException as error:
-        tell_exception(error)
-        sys.excepthook(*sys.exc_info())
-        return 1
+        _forget_ours(error)
+        if not isinstance(error, KeyboardInterrupt):
+            tell_exception(error)
+        sys.excepthook(type(error), error, error.__traceback__)
+        return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
 
+def _give_way() -> None:
+    """A package of the script's may be called as one of ours: then it finds its own. What is loaded of ours stays."""
+    for name in OURS:
+        ours = {known: sys.modules.pop(known) for known in list(sys.modules) if known.partition(".")[0] == name}
+        found = importlib.util.find_spec(name)
+        if found is None or found.origin == ours[name].__file__:
+            sys.modules.update(ours)
+
+
 def _start(script: Script) -> None:
-    if script.module is None:
+    """It stays the main module to the end of the process: its threads and what it does at exit look for it there."""
+    if script.file.suffix in NOT_SOURCE:
         runpy.run_path(str(script.file), run_name="__main__")
         return
+    main = ModuleType("__main__")
+    main.__dict__.update(__builtins__=builtins, __file__=str(script.file), __cached__=None)
+    code = _code(script, main)
+    sys.modules["__main__"] = main
+    exec(code, main.__dict__)  # noqa: S102 - to run it is what we are asked for
+
+
+def _code(script: Script, main: ModuleType) -> CodeType:
+    if script.module is None:
+        with open_code(str(script.file)) as file:
+            return compile(file.read(), str(script.file), "exec", dont_inherit=True)
     name = script.module if script.file.name != "__main__.py" else f"{script.module}.__main__"
     found = importlib.util.find_spec(name)  # imports what it lies in
     if found is None or found.origin is None or not script.file.samefile(found.origin):
         where = "nowhere" if found is None else found.origin
         raise NoScriptError(f"script.module: {script.module!r} is {str(script.file)!r}, but Python finds it in {where}")
-    runpy.run_module(script.module, run_name="__main__", alter_sys=True)
+    sys.argv[0] = found.origin
+    main.__dict__.update(__spec__=found, __loader__=found.loader, __package__=found.parent, __file__=found.origin)
+    main.__dict__.update(__cached__=found.cached)
+    return cast(CodeType, cast(InspectLoader, found.loader).get_code(name))
+
+
+def _forget_ours(error: BaseException) -> None:
+    """Let its traceback begin where Python's own would."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    error.__traceback__ = trace
 
 
 def _ordered(spec_file: Path) -> ScriptSpec:
