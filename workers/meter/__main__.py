@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
@@ -25,6 +26,7 @@ from workers.meter.script import NoScriptError, from_command_line, from_spec, ru
 from workers.meter.start import Start
 
 STEPS_TOLD_S = 0.5
+NOTHING = "no collective passed in this process; those that a script starts by itself are not metered"
 
 
 def main() -> int:
@@ -58,7 +60,14 @@ def main() -> int:
     exporter = Exporter(recorder, options.telemetry, options.job, options.attempt) if options.telemetry else None
     start = Start(rank, exporter.send if exporter else lambda _item: None)
     start.told("imported")
-    meter_every_group(recorder, compared or "world", lambda: start.told("met"))
+    ranks_itself = exporter is None and "RANK" not in os.environ
+
+    def met(group: dist.ProcessGroup) -> None:
+        start.told("met")
+        if ranks_itself and not dist.is_initialized():
+            recorder.rank = group.rank()
+
+    meter_every_group(recorder, compared or "world", met)
     count_steps(recorder, lambda: start.told("first step"))
     if exporter is not None:
         exporter.send(PhaseItem(kind="phase", rank=rank, time=time.time(), phase="step"))
@@ -135,7 +144,7 @@ def table(cells: list[Cell], steps: int) -> str:
     for c in cells:
         counted = f"{c['count']:>9,}{c['payload_bytes']:>20,}{c['algorithmic_bytes']:>20,}{c['busy_s']:>9.3f}"
         lines.append(f"{c['phase']:<8}{c['axis']:<24}{c['op']:<16}{counted}")
-    return "\n".join(lines if cells else [*lines, "no collective passed"])
+    return "\n".join(lines if cells else [*lines, NOTHING])
 
 
 if __name__ == "__main__":
