@@ -25,7 +25,6 @@ from workers.meter.recorder import Recorder
 from workers.meter.script import NoScriptError, from_command_line, from_spec, run
 from workers.meter.start import Start
 
-STEPS_TOLD_S = 0.5
 NOTHING = "no collective passed in this process; those that a script starts by itself are not metered"
 
 
@@ -74,9 +73,10 @@ def main() -> int:
         atexit.register(exporter.close)
         recorder.begin_step(1)
         if rank == 0 or compared:
-            told = StepsTold(recorder, exporter, exact=bool(compared))
-            register_optimizer_step_post_hook(told.sometimes)
-            atexit.register(told.now)  # before the exporter closes
+            told = StepsTold(recorder)
+            exporter.watch(told.look)
+            if compared:
+                register_optimizer_step_post_hook(told.note)
     else:
         atexit.register(say, recorder, os.getpid())
     code = run(script)
@@ -106,28 +106,28 @@ def count_steps(recorder: Recorder, stepped_once: Callable[[], None] = lambda: N
 
 
 class StepsTold:
-    """Tells the supervisor how many optimiser steps have ended, not at each of them; if `exact` with what they sent."""
+    """Tells the supervisor how many optimiser steps have ended, beside the counters, so that a rank that is killed has
+    told both. Who calls `note` as each ends has what they sent told as well."""
 
-    def __init__(self, recorder: Recorder, exporter: Exporter, *, exact: bool) -> None:
-        self._recorder, self._exporter, self._exact = recorder, exporter, exact
-        self._cells: list[Cell] = []  # as the last step ended
-        self._steps, self._at = 0, -STEPS_TOLD_S
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._noted: tuple[int, list[Cell]] | None = None
+        self._told = 0
 
-    def sometimes(self, *_: object) -> None:
-        if self._exact:
-            self._cells = [cell for cell in self._recorder.cells() if cell["phase"] == "step"]
-        if time.monotonic() - self._at >= STEPS_TOLD_S:
-            self.now()
+    def note(self, *_: object) -> None:
+        self._noted = self._recorder.step, self._recorder.cells("step")
 
-    def now(self) -> None:
-        steps = self._recorder.step
-        if steps == self._steps:
-            return
-        self._steps, self._at = steps, time.monotonic()
+    def look(self) -> PhaseItem | None:
+        """What is to be told now, if anything."""
+        noted = self._noted
+        steps = self._recorder.step if noted is None else noted[0]
+        if steps == self._told:
+            return None
+        self._told = steps
         item = PhaseItem(kind="phase", rank=self._recorder.rank, time=time.time(), phase="step", steps=steps)
-        if self._exact:
-            item["cells"] = self._cells
-        self._exporter.send(item)
+        if noted is not None:
+            item["cells"] = noted[1]
+        return item
 
 
 def say(recorder: Recorder, process: int) -> None:
