@@ -14,10 +14,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from workers.meter.group import MeteredGroup, coalesce_metered_p2p
 from workers.meter.recorder import Recorder
-from workers.torch_private.groups import axis_groups, devices_over, name_of, on_each_new_group
+from workers.torch_private.groups import axis_groups, backends_of, devices_over, name_of, on_each_new_group
 
 METERED_BACKENDS = ("gloo", "nccl")
-SILENT_BACKENDS = {"fake"}  # send nothing
+SAID_NOTHING_OF = {*METERED_BACKENDS, "fake"}  # which sends nothing
 # What torch calls a group that nobody described: of its own, and of a mesh whose axes have no names.
 UNNAMED = re.compile(r"|undefined|default_pg|mesh_default|mesh_dim_\d+")
 MAX_NAME = 60  # characters
@@ -36,10 +36,10 @@ def meter_every_group(
     def replace(group: dist.ProcessGroup, ranks: list[int]) -> dist.ProcessGroup:
         if isinstance(group, MeteredGroup):
             return group
-        devices, others = devices_over(group, METERED_BACKENDS)
-        for backend in others - told - SILENT_BACKENDS:
+        for backend in backends_of(group) - told - SAID_NOTHING_OF:
             told.add(backend)
             print(f"meshboard: what passes over {backend} is not counted, only gloo and NCCL are", file=sys.stderr)
+        devices = devices_over(group, METERED_BACKENDS)
         if not devices:
             return group
         met(group)

@@ -202,10 +202,15 @@ def name_of(group: dist.ProcessGroup) -> str:
     return cast(str, c10d._world.pg_names[group])
 
 
-def devices_over(group: Any, backends: Sequence[str]) -> tuple[list[torch.device], set[str]]:
-    """Devices for which a group has one of some backends, and the names of those that it has beside them."""
-    names = {device: group._get_backend(device).name() for device in group._device_types}
-    return [device for device, name in names.items() if name in backends], {*names.values()} - {*backends}
+def devices_over(group: Any, backends: Sequence[str]) -> list[torch.device]:
+    """Devices for which a group has one of some backends."""
+    return [device for device in group._device_types if group._get_backend(device).name() in backends]
+
+
+def backends_of(group: dist.ProcessGroup) -> set[str]:
+    """Those that it was asked for with, by name: "cpu:gloo,cuda:nccl"."""
+    asked = c10d._world.pg_backend_config[group].split(",")
+    return {each.rpartition(":")[2] for each in asked}
 
 
 def together(operations: list[dist.P2POp], group: dist.ProcessGroup) -> list[dist.Work]:

@@ -37,6 +37,17 @@ dist.init_process_group("gloo")
 dist.all_reduce(torch.ones(4))
 raise KeyboardInterrupt
 """
+OF_ITS_OWN_BACKEND = """
+import torch.distributed as dist
+
+class Group(dist.ProcessGroup):
+    pass
+
+dist.Backend.register_backend("mine", lambda *_: Group(0, 1), devices=["cpu"])
+for _ in range(2):
+    dist.init_process_group("mine")
+    dist.destroy_process_group()
+"""
 
 
 def test_a_script_finds_its_own_and_ends_as_python_ends_it(tmp_path: Path) -> None:
@@ -62,3 +73,10 @@ def test_an_interrupted_script_tells_where_and_what_it_had_sent(tmp_path: Path) 
     assert trace.format(tmp_path / "train.py") in told, "no line of it is ours"
     assert "last words" in ran.stdout
     assert "all_reduce" in told
+
+
+def test_what_passes_over_another_backend_is_said_to_be_uncounted_once(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(OF_ITS_OWN_BACKEND)
+    ran = forked(1, MODULE, str(tmp_path / "train.py"), limit_s=20)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr.count("what passes over mine is not counted") == 1
