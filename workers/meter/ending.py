@@ -48,7 +48,8 @@ def end_as(main: Callable[[], int]) -> NoReturn:
 def wind_up() -> None:
     """What Python does when its main program is over: idle threads of pools are sent home, others are waited for, and
     what is registered for the end is called."""
-    threading._shutdown()  # type: ignore[attr-defined]  # only this does it in Python's own order
+    with contextlib.suppress(KeyboardInterrupt):  # who is tired of waiting
+        threading._shutdown()  # type: ignore[attr-defined]  # only this does it in Python's own order
     atexit._run_exitfuncs()
 
 
