@@ -76,8 +76,8 @@ def understand(argv: list[str], environment: Mapping[str, str], logs: str, count
         return _torchrun(argv[: len(argv) - len(words)], words, environment, logs, count_devices)
     script = _script_of_python(argv) if PYTHON.fullmatch(PurePath(argv[0]).name) else None
     if script is not None and argv[script : script + 2] not in (["-m", name] for name in LAUNCHERS):
-        ranks = int(environment.get("WORLD_SIZE", "1"))  # whoever starts each rank by itself wraps each of them
-        node = int(environment.get("RANK", "0"))
+        ranks = int(environment.get("WORLD_SIZE") or 1)  # whoever starts each rank by itself wraps each of them
+        node = int(environment.get("RANK") or 0)
         meter = [] if argv[script : script + 2] == METER else METER
         return Launch([*argv[:script], *meter, *argv[script:]], ranks, 1, node, metered=True, apart=False)
     return Launch(list(argv), 1, 1, 0, metered=False, apart=False)

@@ -52,14 +52,14 @@ def main() -> int:
             script = from_command_line(options.script, options.arguments, is_module=options.is_module)
     except NoScriptError as error:
         return fail(str(error), 2)
-    rank = int(os.environ.get("RANK", "0"))
+    rank = int(os.environ.get("RANK") or 0)
     recorder = Recorder(rank)
     # Of a run whose prediction is known: what that calls a group of all ranks.
     compared = os.environ.get("MESHBOARD_COMPARE", "")
     exporter = Exporter(recorder, options.telemetry, options.job, options.attempt) if options.telemetry else None
     start = Start(rank, exporter.send if exporter else lambda _item: None)
     start.told("imported")
-    ranks_itself = exporter is None and "RANK" not in os.environ
+    ranks_itself = exporter is None and not os.environ.get("RANK")
 
     def met(group: dist.ProcessGroup) -> None:
         start.told("met")

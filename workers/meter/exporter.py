@@ -49,7 +49,7 @@ class Exporter:
         self._attempt = attempt
         self._lock = threading.RLock()  # reentrant: a signal handler may say a last word in the middle of `send`
         self._waiting: deque[Item] = deque()
-        self._timelines = Timelines(recorder, max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+        self._timelines = Timelines(recorder, max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1)))
         self._looks: tuple[Callable[[], Item | None], ...] = (Watch(recorder).look, Gauge(recorder.rank).look)
         self._watched: list[Callable[[], Item | None]] = []
         self._steps: deque[TimelineItem] = deque(maxlen=MAX_TIMELINES)

@@ -80,3 +80,12 @@ def test_what_passes_over_another_backend_is_said_to_be_uncounted_once(tmp_path:
     ran = forked(1, MODULE, str(tmp_path / "train.py"), limit_s=20)
     assert ran.returncode == 0, ran.stderr
     assert ran.stderr.count("what passes over mine is not counted") == 1
+
+
+def test_a_module_is_found_where_python_finds_it(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('{"x": 1}')
+    ran = forked(1, MODULE, "-m", "json.tool", "--compact", str(tmp_path / "x.json"), limit_s=20)
+    assert (ran.returncode, ran.stdout) == (0, '{"x":1}\n'), ran.stderr
+    ran = forked(1, MODULE, "-m", "json.absent", limit_s=20)
+    assert ran.returncode == 2
+    assert "error: script.module: Python finds no 'json.absent' that it could run" in ran.stderr
