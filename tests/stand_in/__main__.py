@@ -1,4 +1,4 @@
-"""`make stand-in CUDA_PYTHON=PATH`: every parity layout on GPUs that are not there, beside one process.
+"""`make stand-in CUDA_PYTHON=PATH`: every parity layout on GPUs that are not there, beside one process, and a script.
 
 PATH is a Python that has a CUDA build of the torch of `requirements.lock` and what the extra `worker` needs. Prints a
 line a layout: what the run said of its proof, and how far its bytes are from the prediction.
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from planner.facts.spec import JobSpec
@@ -25,6 +25,9 @@ ROOT = Path(__file__).parents[2]
 EAGER = [name for name, tried in LAYOUTS.items() if not tried.train.get("compile")]  # a compiler writes kernels
 EQUAL = re.compile(r"equal to one process to (\S+)")
 EXACT = "predicted minus measured 0 B, 0 calls"
+SCRIPT, SCRIPT_RANKS = "a script's groups, split and bound", 4
+COUNTED = re.compile(r"^setup +(\S+) +all_reduce +(\d+) +(\d+) ", re.MULTILINE)
+SENT = {("dp", "1", "4"), ("tp", "1", "8"), ("part", "1", "12"), ("world", "1", "16")}  # group, calls, bytes
 
 
 def main() -> int:
@@ -44,15 +47,22 @@ def main() -> int:
         except NoStandInError as error:
             print(f"--python: {error}", file=sys.stderr)
             return 2
-        for name in names:
+        for name in [*names, SCRIPT]:
             started = time.monotonic()
-            done = run(options.python, on_gpus(Case(LAYOUTS[name].archs[-1], name).spec), folder, stand_in)
-            verdict = verdict_of(done)
+            if name == SCRIPT:
+                script = ["workers.meter", str(ROOT / "tests/stand_in/groups.py")]
+                done = run(options.python, SCRIPT_RANKS, script, folder, stand_in)
+                verdict = verdict_of_script(done)
+            else:
+                spec = on_gpus(Case(LAYOUTS[name].archs[-1], name).spec)
+                done = train(options.python, spec, folder, stand_in)
+                verdict = verdict_of(done)
             failed += not verdict.startswith("equal")
             print(f"{name:<44}{verdict:<60}{time.monotonic() - started:>7.1f} s", flush=True)
             if options.show and not verdict.startswith("equal"):
                 print(done.stdout[-3000:], done.stderr[-6000:], flush=True)
-    print(f"{len(names) - failed} of {len(names)} equal one process, to the byte of what was predicted")
+    tried = len(names) + 1
+    print(f"{tried - failed} of {tried} equal one process, to the byte of what was predicted")
     return 1 if failed else 0
 
 
@@ -70,15 +80,25 @@ def on_gpus(spec: JobSpec) -> JobSpec:
     return spec.model_copy(update={"resources": spec.resources.model_copy(update={"device": "cuda"})})
 
 
-def run(python: str, spec: JobSpec, folder: Path, stand_in: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+def train(python: str, spec: JobSpec, folder: Path, stand_in: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     (folder / "spec.json").write_text(json.dumps(spec.model_dump(mode="json")))
-    torchrun = [python, "-W", "ignore", "-m", "torch.distributed.run", "--nproc-per-node", str(spec.layout.world_size)]
+    trainer = ["workers.trainer", "--spec", str(folder / "spec.json"), "--data-root", str(folder)]
+    return run(python, spec.layout.world_size, trainer, folder, stand_in)
+
+
+def run(
+    python: str, ranks: int, module: Sequence[str], folder: Path, stand_in: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    torchrun = [python, "-W", "ignore", "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
     meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
-    trainer = ["-m", "tests.stand_in.rank", "--spec", str(folder / "spec.json"), "--data-root", str(folder)]
     environment = {**os.environ, **stand_in, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [*torchrun, *meeting, *trainer], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+    argv = [*torchrun, *meeting, "-m", "tests.stand_in.rank", *module]
+    return subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def verdict_of_script(done: subprocess.CompletedProcess[str]) -> str:
+    counted = set(COUNTED.findall(done.stderr))
+    return "equal to what it sent" if counted == SENT and not done.returncode else f"FAILED: {sorted(counted)}"
 
 
 def verdict_of(done: subprocess.CompletedProcess[str]) -> str:

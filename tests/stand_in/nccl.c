@@ -151,6 +151,26 @@ static int over(struct communicator *c) {
   return 0;
 }
 
+/* Of a color -1 is the member in no part. */
+int ncclCommSplit(struct communicator *c, int color, int key, struct communicator **out, void *how) {
+  int theirs[2], mine[2] = {color, key}, size = 0, rank = 0, byte;
+  unique_id id;
+  for (int i = 0; i < ID_BYTES; i++) {
+    sscanf(c->id + 2 * i, "%2x", &byte);
+    id.bytes[i] = (unsigned char)(byte ^ (i < 4 ? color >> 8 * i : i < 8 ? c->collectives + 1 >> 8 * (i - 4) : 0));
+  }
+  show(c, mine, sizeof mine);
+  for (int r = 0; r < c->size; r++) {
+    see(c, r, theirs, sizeof theirs);
+    if (theirs[0] != color) continue;
+    size++;
+    rank += theirs[1] < key || (theirs[1] == key && r < c->rank);
+  }
+  over(c);
+  *out = NULL;
+  return color < 0 ? 0 : made(out, size, rank, &id);
+}
+
 /* Collectives. */
 
 static double number(const void *from, int type, size_t i) {

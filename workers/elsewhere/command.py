@@ -16,6 +16,7 @@ from pathlib import PurePath
 from typing import Any, NamedTuple, NoReturn
 
 METER = ["-m", "workers.meter"]
+LAUNCHERS = ("torch.distributed.launch", "accelerate.commands.launch", "deepspeed.launcher.runner")  # not understood
 PYTHON = re.compile(r"python(3(\.\d+)?)?")
 PYTHON_VALUES = ("-W", "-X", "--check-hash-based-pycs")  # options of Python that take the next word
 VALUES = (
@@ -73,9 +74,10 @@ def understand(argv: list[str], environment: Mapping[str, str], logs: str, count
     words = _of_torchrun(argv)
     if words is not None:
         return _torchrun(argv[: len(argv) - len(words)], words, environment, logs, count_devices)
-    if PYTHON.fullmatch(PurePath(argv[0]).name) and (script := _script_of_python(argv)):
-        ranks = int(environment.get("WORLD_SIZE", "1"))  # whoever starts each rank by itself wraps each of them
-        node = int(environment.get("RANK", "0"))
+    script = _script_of_python(argv) if PYTHON.fullmatch(PurePath(argv[0]).name) else None
+    if script is not None and argv[script : script + 2] not in (["-m", name] for name in LAUNCHERS):
+        ranks = int(environment.get("WORLD_SIZE") or 1)  # whoever starts each rank by itself wraps each of them
+        node = int(environment.get("RANK") or 0)
         meter = [] if argv[script : script + 2] == METER else METER
         return Launch([*argv[:script], *meter, *argv[script:]], ranks, 1, node, metered=True, apart=False)
     return Launch(list(argv), 1, 1, 0, metered=False, apart=False)

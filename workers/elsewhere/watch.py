@@ -23,6 +23,7 @@ from workers.elsewhere.command import Launch
 from workers.elsewhere.ending import first_failure, how_it_ended
 from workers.elsewhere.joining import Joining, RefusedError, Run
 from workers.elsewhere.terminal import Command, on_signals, say
+from workers.elsewhere.tries import Tries
 from workers.host.apart.sandbox import PACKAGES
 from workers.host.attempts import AttemptDir
 from workers.host.processes import COOKIE, sweep
@@ -89,6 +90,7 @@ class Watch:
         self._waiting, self._tally, self._clock = Waiting(), Tally(), BoardClock()
         self._timelines = Timelines((), self._waiting.add_step)
         self._ranks = Ranks(self._add)
+        self._tries = Tries()
         self._node: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._tail: LogTail | None = None
         self._line: HttpLine | None = None
@@ -192,6 +194,7 @@ class Watch:
                 item["time"] += self._clock.offset_s
                 self._timelines.add(item)
                 continue
+            self._tries.carry(item)
             self._ranks.take(item)
             began = not self._tally.training
             self._add(item)

@@ -6,26 +6,26 @@ import argparse
 import atexit
 import os
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from contracts.telemetry.steps import Cell, PhaseItem
 from contracts.telemetry.words import SCRIPT_SETUP_STEPS
-from workers.meter.ending import end_as, fail
+from workers.meter.ending import end_as, fail, wind_up
 from workers.meter.exporter import Exporter
 from workers.meter.intercept import meter_every_group
 from workers.meter.recorder import Recorder
 from workers.meter.script import NoScriptError, from_command_line, from_spec, run
 from workers.meter.start import Start
 
-STEPS_TOLD_S = 0.5
+NOTHING = "no collective passed in this process; those that a script starts by itself are not metered"
 
 
 def main() -> int:
@@ -52,30 +52,35 @@ def main() -> int:
             script = from_command_line(options.script, options.arguments, is_module=options.is_module)
     except NoScriptError as error:
         return fail(str(error), 2)
-    rank = int(os.environ.get("RANK", "0"))
+    rank = int(os.environ.get("RANK") or 0)
     recorder = Recorder(rank)
     # Of a run whose prediction is known: what that calls a group of all ranks.
     compared = os.environ.get("MESHBOARD_COMPARE", "")
     exporter = Exporter(recorder, options.telemetry, options.job, options.attempt) if options.telemetry else None
     start = Start(rank, exporter.send if exporter else lambda _item: None)
     start.told("imported")
-    meter_every_group(recorder, compared or "world", lambda: start.told("met"))
+    ranks_itself = exporter is None and not os.environ.get("RANK")
+
+    def met(group: dist.ProcessGroup) -> None:
+        start.told("met")
+        if ranks_itself and not dist.is_initialized():
+            recorder.rank = group.rank()
+
+    meter_every_group(recorder, compared or "world", met)
     count_steps(recorder, lambda: start.told("first step"))
     if exporter is not None:
         exporter.send(PhaseItem(kind="phase", rank=rank, time=time.time(), phase="step"))
         atexit.register(exporter.close)
         recorder.begin_step(1)
         if rank == 0 or compared:
-            told = StepsTold(recorder, exporter, exact=bool(compared))
-            register_optimizer_step_post_hook(told.sometimes)
-            atexit.register(told.now)  # before the exporter closes
-    elif rank == 0:
-        atexit.register(lambda: print(table(recorder.cells(), recorder.step), file=sys.stderr))
+            told = StepsTold(recorder)
+            exporter.watch(told.look)
+            if compared:
+                register_optimizer_step_post_hook(told.note)
+    else:
+        atexit.register(say, recorder, os.getpid())
     code = run(script)
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
-    atexit._run_exitfuncs()
+    wind_up()
     return code
 
 
@@ -101,28 +106,34 @@ def count_steps(recorder: Recorder, stepped_once: Callable[[], None] = lambda: N
 
 
 class StepsTold:
-    """Tells the supervisor how many optimiser steps have ended, not at each of them; if `exact` with what they sent."""
+    """Tells the supervisor how many optimiser steps have ended, beside the counters, so that a rank that is killed has
+    told both. Who calls `note` as each ends has what they sent told as well."""
 
-    def __init__(self, recorder: Recorder, exporter: Exporter, *, exact: bool) -> None:
-        self._recorder, self._exporter, self._exact = recorder, exporter, exact
-        self._cells: list[Cell] = []  # as the last step ended
-        self._steps, self._at = 0, -STEPS_TOLD_S
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._noted: tuple[int, list[Cell]] | None = None
+        self._told = 0
 
-    def sometimes(self, *_: object) -> None:
-        if self._exact:
-            self._cells = [cell for cell in self._recorder.cells() if cell["phase"] == "step"]
-        if time.monotonic() - self._at >= STEPS_TOLD_S:
-            self.now()
+    def note(self, *_: object) -> None:
+        self._noted = self._recorder.step, self._recorder.cells("step")
 
-    def now(self) -> None:
-        steps = self._recorder.step
-        if steps == self._steps:
-            return
-        self._steps, self._at = steps, time.monotonic()
+    def look(self) -> PhaseItem | None:
+        """What is to be told now, if anything."""
+        noted = self._noted
+        steps = self._recorder.step if noted is None else noted[0]
+        if steps == self._told:
+            return None
+        self._told = steps
         item = PhaseItem(kind="phase", rank=self._recorder.rank, time=time.time(), phase="step", steps=steps)
-        if self._exact:
-            item["cells"] = self._cells
-        self._exporter.send(item)
+        if noted is not None:
+            item["cells"] = noted[1]
+        return item
+
+
+def say(recorder: Recorder, process: int) -> None:
+    """What rank 0 sent. What the script forked says nothing, though it may end as we do."""
+    if recorder.rank == 0 and os.getpid() == process:
+        print(table(recorder.cells(), recorder.step), file=sys.stderr)
 
 
 def table(cells: list[Cell], steps: int) -> str:
@@ -133,7 +144,7 @@ def table(cells: list[Cell], steps: int) -> str:
     for c in cells:
         counted = f"{c['count']:>9,}{c['payload_bytes']:>20,}{c['algorithmic_bytes']:>20,}{c['busy_s']:>9.3f}"
         lines.append(f"{c['phase']:<8}{c['axis']:<24}{c['op']:<16}{counted}")
-    return "\n".join(lines if cells else [*lines, "no collective passed"])
+    return "\n".join(lines if cells else [*lines, NOTHING])
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from workers.meter.groups import Pending
-from workers.torch_private.groups import duration_s
+from workers.torch_private.groups import duration_s, never_compiled
 
 T = TypeVar("T")
 MAIN_THREAD = threading.main_thread().ident
@@ -46,16 +46,29 @@ FORWARDED = (
 class WaitedFor(dist.Work):
     """A work whose pending record is complete when a caller has waited for it, if it was not before."""
 
-    def __init__(self, work: dist.Work, pending: Pending, *, at_once: bool = False) -> None:
-        """`at_once`: the caller does nothing but wait, from the start."""
+    def __init__(self, work: dist.Work, pending: Pending, *, at_once: bool = False, calls_back: bool = False) -> None:
+        """`at_once`: the caller does nothing but wait, from the start. `calls_back`: its end is told without a wait."""
         super().__init__()
         self.work = work
         self._pending = pending
         self._since_s = pending.started_s if at_once else 0.0
+        self._calls_back = calls_back
 
+    @never_compiled
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait as the wrapped work does; zero means the group's own timeout."""
-        return stand_still(self._pending, self._since_s, self.work.wait, timeout)
+        try:
+            return stand_still(self._pending, self._since_s, self.work.wait, timeout)
+        except BaseException:
+            self._is_left()
+            raise
+
+    def __del__(self) -> None:
+        self._is_left()
+
+    def _is_left(self) -> None:
+        if not self._calls_back:
+            self._pending.give_up()
 
 
 class WaitedForOnDevice(dist.Work):
@@ -65,6 +78,7 @@ class WaitedForOnDevice(dist.Work):
         super().__init__()
         self.work, self._pending, self._poller = work, pending, poller
 
+    @never_compiled
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         if not is_training_thread() or on_side_stream():
             return self.work.wait(timeout)
@@ -112,7 +126,7 @@ def _forward(name: str) -> Any:
         return getattr(self.work, name)(*args)
 
     method.__name__ = name
-    return method
+    return never_compiled(method)
 
 
 for _name in FORWARDED:

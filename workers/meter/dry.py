@@ -33,7 +33,9 @@ class Done(dist.Work):
 class DryGroup(MeteredGroup):
     """Records each call; outputs keep whatever they hold."""
 
-    def _run(self, method: str, op: Op, carried: Carried, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _run(
+        self, method: str, op: Op, carried: Carried, args: Sequence[Any], kwargs: dict[str, Any], poller: object
+    ) -> Any:
         self._issue(op, carried)()
         return Done(args)
 

@@ -6,10 +6,18 @@ with a time that says which of several ranks was the first. `workers.host.start.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import ctypes
 import faulthandler
+import gc
+import io
 import json
 import os
+import signal
+import stat
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -23,16 +31,39 @@ MAX_TRACEBACK = 16_000
 
 
 def end_as(main: Callable[[], int]) -> NoReturn:
-    """Run a rank's program and end the process with its exit code.
+    """Run a rank's program and end the process with its exit code, of -N by signal N.
 
     A plain exit would wait for gloo's threads of a broken group.
     """
     faulthandler.enable()
     outlive_a_full_disk()
     code = _code_of(main)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _write_what_is_left()
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
     os._exit(code)
+
+
+def wind_up() -> None:
+    """What Python does when its main program is over: idle threads of pools are sent home, others are waited for, and
+    what is registered for the end is called."""
+    with contextlib.suppress(KeyboardInterrupt):  # who is tired of waiting
+        threading._shutdown()  # type: ignore[attr-defined]  # only this does it in Python's own order
+    atexit._run_exitfuncs()
+
+
+def _write_what_is_left() -> None:
+    """To files that were not closed: Python writes it as it takes itself down, and we do not."""
+    for file in gc.get_objects():
+        if issubclass(type(file), io.IOBase):
+            with contextlib.suppress(Exception):  # it is closed, or somebody's own
+                if stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # another thread may wait in a pipe for ever
+                    file.flush()
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        with contextlib.suppress(Exception):
+            stream.flush()  # type: ignore[union-attr]
+    ctypes.CDLL(None).fflush(None)
 
 
 def fail(message: str, code: int) -> int:

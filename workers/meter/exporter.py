@@ -49,8 +49,9 @@ class Exporter:
         self._attempt = attempt
         self._lock = threading.RLock()  # reentrant: a signal handler may say a last word in the middle of `send`
         self._waiting: deque[Item] = deque()
-        self._timelines = Timelines(recorder, max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+        self._timelines = Timelines(recorder, max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1)))
         self._looks: tuple[Callable[[], Item | None], ...] = (Watch(recorder).look, Gauge(recorder.rank).look)
+        self._watched: list[Callable[[], Item | None]] = []
         self._steps: deque[TimelineItem] = deque(maxlen=MAX_TIMELINES)
         self._stopping = threading.Event()
         self._deadline = float("inf")
@@ -70,6 +71,10 @@ class Exporter:
                 del self._waiting[next(steps, 0)]
             self._waiting.append(item)
 
+    def watch(self, look: Callable[[], Item | None]) -> None:
+        """Call it before each frame, the last too, and tell what it gives."""
+        self._watched.append(look)
+
     def close(self, timeout_s: float = 5.0) -> bool:
         """Send everything queued and the last counters, then stop. False when `timeout_s` was not enough."""
         self._deadline = time.monotonic() + timeout_s
@@ -80,10 +85,9 @@ class Exporter:
     def _run(self) -> None:
         while not self._stopping.wait(PERIOD_S):
             self._steps.extend(self._timelines.take())
-            for look in self._looks:
-                if (item := look()) is not None:
-                    self.send(item)
+            self._look(*self._looks, *self._watched)
             self._send_what_is_new()
+        self._look(*self._watched)
         self._recorder.close_step()
         self._steps.extend(self._timelines.take(final=True))
         while not self._flushed and time.monotonic() < self._deadline:
@@ -92,6 +96,11 @@ class Exporter:
                 time.sleep(PERIOD_S)
         if self._connection is not None:
             self._connection.close()
+
+    def _look(self, *looks: Callable[[], Item | None]) -> None:
+        for look in looks:
+            if (item := look()) is not None:
+                self.send(item)
 
     def _send_what_is_new(self) -> bool:
         """True once nothing is left to send."""

@@ -28,7 +28,16 @@ from workers.meter.completion import (
 )
 from workers.meter.groups import Pending
 from workers.meter.recorder import AXES, Recorder
-from workers.torch_private.groups import NATIVE, GroupName, Store, WrappedGroup, native_group, sparse_bytes, together
+from workers.torch_private.groups import (
+    NATIVE,
+    GroupName,
+    Store,
+    WrappedGroup,
+    native_group,
+    never_compiled,
+    sparse_bytes,
+    together,
+)
 
 # method: (op, which positional argument is the payload, multiplied by the group's size).
 # The payload is the FULL (gathered) buffer: each rank holds it for all_gather (output) and reduce_scatter
@@ -128,10 +137,14 @@ class MeteredGroup(WrappedGroup):
         """The store that this group's ranks meet in."""
         return cast(Store, self.native.get_group_store())
 
+    @never_compiled
     def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
         """gloo's barrier that names the missing ranks; it blocks, so it is complete when it returns."""
         pending = self._recorder.issue("barrier", self._name, self._group_size, 0)
-        stand_still(pending, pending.started_s, self.native.monitored_barrier, *args, **kwargs)
+        try:
+            stand_still(pending, pending.started_s, self.native.monitored_barrier, *args, **kwargs)
+        finally:
+            pending.give_up()  # where a rank was missing
 
     def batch_begins(self) -> None:
         self._coalesced = []
@@ -148,26 +161,39 @@ class MeteredGroup(WrappedGroup):
         carried: Carried,
         args: Sequence[Any],
         kwargs: dict[str, Any],
+        poller: DevicePoller | None,
     ) -> Any:
-        """Issue the collective, and arrange that its end is recorded without anyone waiting for it."""
+        """Issue the collective, and arrange that its end is recorded without anyone waiting for it. `poller`: None
+        where it is not NCCL's."""
         is_async = _is_async(args, kwargs)
-        if self._poller is not None and self._coalesced is None and not is_async:
-            return self._run_on_current_stream(method, op, carried, args, kwargs)
-        pending = self._issue(op, carried)
-        work = getattr(self.native, method)(*args, **kwargs)
+        if poller is not None and self._coalesced is None and not is_async:
+            return self._run_on_current_stream(method, op, carried, args, kwargs, poller)
+        pending, work = self._call(method, op, carried, args, kwargs)
         if self._coalesced is not None:  # ends with the whole batch
             self._coalesced.append(pending)
             return work
-        if self._poller is not None:
-            self._poller.watch_work(work, [pending])
-            return WaitedForOnDevice(work, pending, self._poller)
+        if poller is not None:
+            poller.watch_work(work, [pending])
+            return WaitedForOnDevice(work, pending, poller)
         # A synchronous caller waits at once, which says as much as a callback and spares gloo's thread the GIL.
-        if is_async and method not in self._futureless:
+        calls_back = is_async and method not in self._futureless
+        if calls_back:
             try:
                 work.get_future().add_done_callback(pending)
             except RuntimeError:  # gloo has no future for some works
                 self._futureless.add(method)
-        return WaitedFor(work, pending, at_once=not is_async)
+                calls_back = False
+        return WaitedFor(work, pending, at_once=not is_async, calls_back=calls_back)
+
+    def _call(
+        self, method: str, op: Op, carried: Carried, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[Pending, Any]:
+        pending = self._issue(op, carried)
+        try:
+            return pending, getattr(self.native, method)(*args, **kwargs)
+        except BaseException:
+            self._recorder.take_back(pending, carried.sent_bytes)
+            raise
 
     def _issue(self, op: Op, carried: Carried) -> Pending:
         return self._recorder.issue(
@@ -175,15 +201,19 @@ class MeteredGroup(WrappedGroup):
         )
 
     def _run_on_current_stream(
-        self, method: str, op: Op, carried: Carried, args: Sequence[Any], kwargs: dict[str, Any]
+        self,
+        method: str,
+        op: Op,
+        carried: Carried,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        poller: DevicePoller,
     ) -> Any:
-        assert self._poller is not None
         start, end = timed_event(), timed_event()
         start.record()
-        pending = self._issue(op, carried)
-        work = getattr(self.native, method)(*args, **kwargs)
+        pending, work = self._call(method, op, carried, args, kwargs)
         end.record()
-        self._poller.watch_events(start, end, pending, computes=not on_side_stream())
+        poller.watch_events(start, end, pending, computes=not on_side_stream())
         return work
 
 
@@ -191,24 +221,28 @@ def _metered(method: str, op: Op, payload: int, times_size: bool) -> Callable[..
     one_to_one = method in ("send", "recv")  # not recv_anysource
 
     def collective(self: MeteredGroup, *args: Any, **kwargs: Any) -> Any:
+        given = (*args, *kwargs.values()) if kwargs else args
+        buffers = given[payload]
         if op == "all_to_all":
-            carried = _exchanged(args[payload], args[3] if method != "alltoall" else (), self.rank())
+            carried = _exchanged(buffers, given[3] if method != "alltoall" else (), self.rank())
         else:
-            num_bytes = _num_bytes(args[payload]) * (self._group_size if times_size else 1)
-            carried = Carried(num_bytes, peer=args[1] if one_to_one else None)
-        return self._run(method, op, carried, args, kwargs)
+            num_bytes = _num_bytes(buffers) * (self._group_size if times_size else 1)
+            carried = Carried(num_bytes, peer=given[1] if one_to_one else None)
+        # Of a group over both gloo and NCCL, the tensor says which of them carries it.
+        poller = self._poller if self._poller is not None and _on_device(buffers) else None
+        return self._run(method, op, carried, args, kwargs, poller)
 
     collective.__name__ = method
     return collective
 
 
 def _barrier(self: MeteredGroup, *args: Any, **kwargs: Any) -> Any:
-    return self._run("barrier", "barrier", Carried(0), args, kwargs)
+    return self._run("barrier", "barrier", Carried(0), args, kwargs, self._poller)
 
 
 for _method, _how in METERED.items():
-    setattr(MeteredGroup, _method, _metered(_method, *_how))
-setattr(MeteredGroup, "barrier", _barrier)  # noqa: B010 - torch types it as overloads
+    setattr(MeteredGroup, _method, never_compiled(_metered(_method, *_how)))
+setattr(MeteredGroup, "barrier", never_compiled(_barrier))  # noqa: B010 - torch types it as overloads
 
 
 def _exchanged(buffers: Any, splits: Sequence[int], rank: int) -> Carried:
@@ -228,6 +262,12 @@ def _num_bytes(buffers: Any) -> int:
     if isinstance(buffers, torch.Tensor):
         return sparse_bytes(buffers) if buffers.is_sparse else buffers.nbytes
     return sum(map(_num_bytes, buffers))
+
+
+def _on_device(buffers: Any) -> bool:
+    if isinstance(buffers, torch.Tensor):
+        return buffers.device.type != "cpu"
+    return any(map(_on_device, buffers))
 
 
 def _is_async(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

@@ -49,6 +49,14 @@ class Group:
         passed = self.passed[op, peer] = self.passed.get((op, peer), 0) + 1
         return passed
 
+    def take_back(self, op: Op, peer: int) -> None:
+        """What was numbered last, and has ended, was none."""
+        if op == "send" or op == "recv":
+            self.passed[op, peer] -= 1
+            return
+        self.issued -= 1
+        self.ended -= 1
+
 
 class Counting(Protocol):
     """What counts the collectives of a rank: its recorder."""
@@ -57,6 +65,7 @@ class Counting(Protocol):
     waits_for: Pending | None
 
     def complete(self, pending: Pending, duration_s: float) -> None: ...
+    def give_up(self, pending: Pending) -> None: ...
 
 
 class Pending:
@@ -102,6 +111,12 @@ class Pending:
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
             recorder.complete(self, duration_s)
+
+    def give_up(self) -> None:
+        """Its end will not be heard of; where it was, this changes nothing."""
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.give_up(self)
 
     def stood(self, seconds: float) -> None:
         """So long the training thread did nothing else."""

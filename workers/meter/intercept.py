@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,25 +14,35 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from workers.meter.group import MeteredGroup, coalesce_metered_p2p
 from workers.meter.recorder import Recorder
-from workers.torch_private.groups import axis_groups, devices_over, name_of, on_each_new_group
+from workers.torch_private.groups import axis_groups, backends_of, devices_over, name_of, on_each_new_group
 
 METERED_BACKENDS = ("gloo", "nccl")
+SAID_NOTHING_OF = {*METERED_BACKENDS, "fake"}  # which sends nothing
 # What torch calls a group that nobody described: of its own, and of a mesh whose axes have no names.
 UNNAMED = re.compile(r"|undefined|default_pg|mesh_default|mesh_dim_\d+")
 MAX_NAME = 60  # characters
 
 
-def meter_every_group(recorder: Recorder, whole: str = "world", met: Callable[[], None] = lambda: None) -> None:
-    """From now on each group that anybody makes over gloo or NCCL is counted; `met` is called when one is up.
+def meter_every_group(
+    recorder: Recorder, whole: str = "world", met: Callable[[dist.ProcessGroup], None] = lambda _group: None
+) -> None:
+    """From now on each group that anybody makes over gloo or NCCL is counted; `met` is called with each that is up.
 
     Under the name that its mesh axis or `group_desc` gives it, else under the words for its ranks, `whole` for all.
     """
 
+    told: set[str] = set()
+
     def replace(group: dist.ProcessGroup, ranks: list[int]) -> dist.ProcessGroup:
-        devices = [] if isinstance(group, MeteredGroup) else devices_over(group, METERED_BACKENDS)
+        if isinstance(group, MeteredGroup):
+            return group
+        for backend in backends_of(group) - told - SAID_NOTHING_OF:
+            told.add(backend)
+            print(f"meshboard: what passes over {backend} is not counted, only gloo and NCCL are", file=sys.stderr)
+        devices = devices_over(group, METERED_BACKENDS)
         if not devices:
             return group
-        met()
+        met(group)
         name, world_size = name_of(group), dist.get_world_size() if dist.is_initialized() else len(ranks)
         recorder.name_group(name, given_name(group.group_desc) or words_for(ranks, world_size, whole))
         return MeteredGroup(group, name, recorder, devices, ranks)

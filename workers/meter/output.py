@@ -15,8 +15,9 @@ from workers.full import FULL
 class Sturdy(io.RawIOBase):
     """A descriptor to write to. What a full disk does not take is counted, and told where it takes some again."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, name: str) -> None:
         self._descriptor, self._lost = descriptor, 0
+        self.name = f"<{name}>"
 
     def writable(self) -> bool:
         return True
@@ -50,7 +51,10 @@ def outlive_a_full_disk() -> None:
     """From here on what this process prints cannot end it for want of room."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
+        if stream is None:  # it was closed before Python began
+            continue
         stream.flush()
-        raw: Any = Sturdy(stream.fileno())  # unbuffered, as `python -u` has it
-        told = io.TextIOWrapper(raw, encoding=stream.encoding, errors=stream.errors, write_through=True)
+        raw: Any = Sturdy(stream.fileno(), name)  # unbuffered, as `python -u` has it
+        told: Any = io.TextIOWrapper(raw, encoding=stream.encoding, errors=stream.errors, write_through=True)
+        told.mode = "w"
         setattr(sys, name, told)

@@ -202,7 +202,7 @@ class Recorder:
 
     def complete(self, pending: Pending, duration_s: float) -> None:
         """It is over: `Pending` says so, once."""
-        counters, group, share, op = pending.counters, pending.group, pending.share, pending.key[1]
+        counters = pending.counters
         now_s = time.perf_counter()
         with self._lock:
             counters.completed += 1
@@ -211,16 +211,29 @@ class Recorder:
                 self._records.popleft()
                 self._dropped += 1
             self._records.append((pending, duration_s))
-            pending.ended_s = now_s
-            group.flying.pop(pending, None)
-            if op != "send" and op != "recv":
-                group.ended += 1
-            if share is not None and op != "recv":
-                if group.on_device:
-                    share.flying_s += duration_s
-                else:
-                    share.lands(now_s)
+            _end(pending, now_s, duration_s)
         self.moved_s = now_s
+
+    def give_up(self, pending: Pending) -> None:
+        """It failed, or nobody will ever ask for its end: issued, not complete. `Pending` says so, once."""
+        now_s = time.perf_counter()
+        with self._lock:
+            _end(pending, now_s, 0.0)
+        self.moved_s = now_s
+
+    def take_back(self, pending: Pending, sent_bytes: int | None) -> None:
+        """The backend refused what was issued: nothing was sent."""
+        pending.give_up()
+        counters = pending.counters
+        with self._lock:
+            counters.count -= 1
+            counters.payload_bytes -= pending.payload_bytes
+            if sent_bytes is not None:
+                counters.uneven_bytes -= pending.payload_bytes
+                counters.uneven_sent_bytes -= sent_bytes
+            pending.group.take_back(pending.key[1], pending.peer)
+            if self._log is not None and pending in self._log.calls[-1:]:
+                self._log.calls.pop()
 
     def add_poller(self, poll: Callable[[], None]) -> None:
         """`poll` is called before each snapshot: it completes what a device finished without telling."""
@@ -232,7 +245,7 @@ class Recorder:
             poll()
         with self._lock:
             chosen = sorted((item for item in self._cells.items() if phase in (None, item[0][0])), key=_by_key)
-            return [_cell(key, counters) for key, counters in chosen]
+            return [_cell(key, counters) for key, counters in chosen if counters.count]
 
     def drain(self) -> tuple[list[Record], int]:
         """Completed collectives since the last drain, oldest first, and how many were dropped so far."""
@@ -259,6 +272,21 @@ def _compared() -> tuple[float, float]:
     unix = time.time()
     after = time.perf_counter()
     return after - before, unix - (before + after) / 2
+
+
+def _end(pending: Pending, now_s: float, duration_s: float) -> None:
+    """It is on its way no more."""
+    group, share, op = pending.group, pending.share, pending.key[1]
+    pending.ended_s = now_s
+    group.flying.pop(pending, None)
+    if op != "send" and op != "recv":
+        group.ended += 1
+    if share is None or op == "recv":
+        return
+    if group.on_device:
+        share.flying_s += duration_s
+    else:
+        share.lands(now_s)
 
 
 def _record(pending: Pending, duration_s: float, ahead_s: float) -> Record:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib.util
 import json
 import os
@@ -9,12 +10,19 @@ import runpy
 import signal
 import sys
 from collections.abc import Callable
+from importlib.abc import InspectLoader
+from importlib.machinery import ModuleSpec
+from io import open_code
 from pathlib import Path
+from types import CodeType, ModuleType
 from typing import NamedTuple
 
 from planner.facts.reading.parse import parse_spec
 from planner.facts.spec import ScriptSpec, SpecError
 from workers.meter.ending import fail, tell, tell_exception
+
+OURS = ("contracts", "planner", "workers")
+NOT_SOURCE = (".pyc", ".pyz", ".zip")
 
 
 class NoScriptError(Exception):
@@ -24,10 +32,10 @@ class NoScriptError(Exception):
 class Script(NamedTuple):
     """What to run: the file, and the module's name where it was asked for by that.
 
-    `search`: first on sys.path. `cwd`: None to stay where we are.
+    `file`: None where Python finds the module. `search`: first on sys.path. `cwd`: None to stay where we are.
     """
 
-    file: Path
+    file: Path | None
     module: str | None
     name: str
     arguments: list[str]
@@ -43,7 +51,7 @@ def from_command_line(name: str, arguments: list[str], *, is_module: bool) -> Sc
     """
     here = Path.cwd()
     if is_module:
-        return Script(_module_file(name, here, "here"), name, name, arguments, here, None)
+        return Script(None, name, name, arguments, here, None)
     file = Path(name).absolute()
     if file.is_dir():
         raise NoScriptError(f"script.path: {name!r} is a folder; name the file in it")
@@ -60,7 +68,7 @@ def from_spec(spec_file: Path, root: Path) -> Script:
     """
     wanted, root = _ordered(spec_file), root.resolve()
     if wanted.module is not None:
-        file, search = _module_file(wanted.module, root, "below the script root"), root
+        file, search = _module_file(wanted.module, root), root
     else:
         file = _below(root, wanted.path or "", Path.is_file, "script.path")
         search = file.parent
@@ -72,41 +80,93 @@ def from_spec(spec_file: Path, root: Path) -> Script:
 
 
 def run(script: Script) -> int:
-    """Run it as the main program; the exit code that Python would give it."""
+    """Run it as the main program; the exit code that Python would give it, -N where that would end it by signal N."""
     sys.argv = [script.name, *script.arguments]
     sys.path[0] = str(script.search)
     if script.cwd is not None:
         os.chdir(script.cwd)
+    _give_way()
     try:
         _start(script)
     except NoScriptError as error:
         return fail(str(error), 2)
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
-            return end.code or 0
+            return (end.code or 0) & 0xFF
         print(end.code, file=sys.stderr)
         tell(str(end.code))
         return 1
-    except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
     except BaseException as error:
-        tell_exception(error)
-        sys.excepthook(*sys.exc_info())
-        return 1
+        _forget_ours(error)
+        if not isinstance(error, KeyboardInterrupt):
+            tell_exception(error)
+        sys.excepthook(type(error), error, error.__traceback__)
+        return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
 
+def _give_way() -> None:
+    """A package of the script's may be called as one of ours: then it finds its own. What is loaded of ours stays."""
+    for name in OURS:
+        ours = {known: sys.modules.pop(known) for known in list(sys.modules) if known.partition(".")[0] == name}
+        found = importlib.util.find_spec(name)
+        if found is None or found.origin == ours[name].__file__:
+            sys.modules.update(ours)
+
+
 def _start(script: Script) -> None:
-    if script.module is None:
+    """It stays the main module to the end of the process: its threads and what it does at exit look for it there."""
+    if script.file is not None and script.file.suffix in NOT_SOURCE:
         runpy.run_path(str(script.file), run_name="__main__")
         return
-    name = script.module if script.file.name != "__main__.py" else f"{script.module}.__main__"
-    found = importlib.util.find_spec(name)  # imports what it lies in
-    if found is None or found.origin is None or not script.file.samefile(found.origin):
-        where = "nowhere" if found is None else found.origin
-        raise NoScriptError(f"script.module: {script.module!r} is {str(script.file)!r}, but Python finds it in {where}")
-    runpy.run_module(script.module, run_name="__main__", alter_sys=True)
+    main = ModuleType("__main__")
+    main.__dict__.update(__builtins__=builtins, __cached__=None)
+    code = _code_of_module(script.module, script.file, main) if script.module else _code_of_file(script.file, main)
+    sys.modules["__main__"] = main
+    exec(code, main.__dict__)  # noqa: S102 - to run it is what we are asked for
+
+
+def _code_of_file(file: Path | None, main: ModuleType) -> CodeType:
+    main.__file__ = str(file)
+    with open_code(str(file)) as opened:
+        return compile(opened.read(), str(file), "exec", dont_inherit=True)
+
+
+def _code_of_module(name: str, file: Path | None, main: ModuleType) -> CodeType:
+    """`file`: where it must lie, None for anywhere."""
+    found = _find(name, is_package=None if file is None else file.name == "__main__.py")
+    where = found.origin if found else None
+    if file is not None and not (where and file.samefile(where)):
+        raise NoScriptError(f"script.module: {name!r} is {str(file)!r}, but Python finds it in {where or 'nowhere'}")
+    if found is None or where is None or not isinstance(found.loader, InspectLoader):
+        raise NoScriptError(f"script.module: Python finds no {name!r} that it could run")
+    sys.argv[0] = where
+    main.__dict__.update(__spec__=found, __loader__=found.loader, __package__=found.parent, __file__=where)
+    main.__dict__.update(__cached__=found.cached)
+    code: CodeType | None = found.loader.get_code(found.name)
+    assert code is not None, "it is no package"
+    return code
+
+
+def _find(name: str, *, is_package: bool | None) -> ModuleSpec | None:
+    """A module, of a package its __main__; `is_package` where that is known. Imports what it lies in."""
+    try:
+        found = None if is_package else importlib.util.find_spec(name)
+        if is_package is None:
+            is_package = found is not None and found.submodule_search_locations is not None
+        return importlib.util.find_spec(f"{name}.__main__") if is_package else found
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # what it lies in wants something else
+        return None
+
+
+def _forget_ours(error: BaseException) -> None:
+    """Let its traceback begin where Python's own would."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    error.__traceback__ = trace
 
 
 def _ordered(spec_file: Path) -> ScriptSpec:
@@ -134,13 +194,13 @@ _OTHERWISE: dict[Callable[[Path], bool], str] = {
 }
 
 
-def _module_file(module: str, root: Path, where: str) -> Path:
+def _module_file(module: str, root: Path) -> Path:
     """The file that `python -m module` would run in `root`: of a package, its __main__."""
     place = root.joinpath(*module.split("."))
     for file in (place / "__main__.py", place.with_name(f"{place.name}.py")):
         if _inside(root, file, Path.is_file):
             return file
-    raise NoScriptError(f"script.module: there is no {module!r} {where}")
+    raise NoScriptError(f"script.module: there is no {module!r} below the script root")
 
 
 def _inside(root: Path, path: Path, is_there: Callable[[Path], bool]) -> Path | None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FakeProcessGroup, _register_process_group, _unregister_process_group
+from torch.distributed import device_mesh
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -22,6 +23,7 @@ NATIVE = {"cpu": "gloo", "cuda": "nccl"}
 Store: TypeAlias = c10d.Store
 GroupName: TypeAlias = c10d.GroupName
 fake_store = FakeStore
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 # Plain groups whose wrapper is gone, until the next wrapper is made. Whoever lets go of a gloo backend last waits for
@@ -70,13 +72,28 @@ class WrappedGroup(dist.ProcessGroup):
         self.described(desc)
 
     def _start_coalescing(self, device: torch.device) -> None:
+        self.native._start_coalescing(device)  # gloo refuses
         self.batch_begins()
-        self.native._start_coalescing(device)
+
+    def split_group(self, *args: Any, **kwargs: Any) -> Any:
+        return self.native.split_group(*args, **kwargs)
 
     def _end_coalescing(self, device: torch.device) -> Any:
         work = self.native._end_coalescing(device)
         self.batch_ends(work)
         return work
+
+
+def never_compiled(function: F) -> F:
+    """Let the compiler run it as it does what torch has in C++. `torch.compiler.disable` would import the compiler."""
+    frames: Any = torch._C._dynamo.eval_frame
+    skip = frames._FrameAction.SKIP
+    plain: Any = function
+    frames.set_code_exec_strategy(
+        plain.__code__, frames._FrameExecStrategy(skip, skip)
+    )  # called by what is not compiled
+    plain._torchdynamo_disable = True  # called by what is
+    return function
 
 
 def native_group(options: Any, backend_options: Any, device: str) -> Any:
@@ -148,16 +165,32 @@ def on_each_new_group(replace: Callable[[dist.ProcessGroup, list[int]], dist.Pro
         return other, store
 
     c10d._new_process_group_helper = helper
+    split = c10d.split_group
+
+    @functools.wraps(split)
+    def split_group(*args: Any, **kwargs: Any) -> Any:
+        group = split(*args, **kwargs)
+        if not isinstance(group, dist.ProcessGroup):
+            return group
+        other = replace(group, dist.get_process_group_ranks(group))
+        if other is not group:
+            _put_in_place(group, other)
+        return other
+
+    for module in (c10d, dist, device_mesh):
+        setattr(module, split.__name__, split_group)
 
 
 def _put_in_place(native: dist.ProcessGroup, other: Any) -> None:
-    """Wherever torch has entered it."""
+    """Wherever torch has entered it, and bound to the device that it is bound to: others are split from it then."""
     world: Any = c10d._world
+    other.bound_device_id = native.bound_device_id
     name = world.pg_names[native]
     other._set_group_name(name)
     other._set_group_desc(native.group_desc)
-    for entered in (world.pg_map, world.pg_names, world.pg_backend_config, world.pg_to_tag):
-        entered[other] = entered.pop(native)
+    for entered in (world.pg_map, world.pg_names, world.pg_backend_config, world.pg_to_tag, world.pg_group_ranks):
+        if native in entered:
+            entered[other] = entered.pop(native)
     for groups in world.tags_to_pg.values():
         groups[:] = [other if group is native else group for group in groups]
     _unregister_process_group(name)
@@ -172,6 +205,12 @@ def name_of(group: dist.ProcessGroup) -> str:
 def devices_over(group: Any, backends: Sequence[str]) -> list[torch.device]:
     """Devices for which a group has one of some backends."""
     return [device for device in group._device_types if group._get_backend(device).name() in backends]
+
+
+def backends_of(group: dist.ProcessGroup) -> set[str]:
+    """Those that it was asked for with, by name: "cpu:gloo,cuda:nccl"."""
+    asked = c10d._world.pg_backend_config[group].split(",")
+    return {each.rpartition(":")[2] for each in asked}
 
 
 def together(operations: list[dist.P2POp], group: dist.ProcessGroup) -> list[dist.Work]:

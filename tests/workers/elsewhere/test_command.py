@@ -109,7 +109,17 @@ def test_python_by_itself_is_one_rank(argv: list[str], after: list[str]) -> None
     assert (alone.nodes, alone.ranks, alone.node) == (4, 1, 2)
 
 
-@pytest.mark.parametrize("argv", [["python", "-c", "1"], ["python"], ["srun", "python", "t.py"], ["deepspeed", "t.py"]])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["python", "-c", "1"],
+        ["python"],
+        ["srun", "python", "t.py"],
+        ["deepspeed", "t.py"],
+        ["python", "-m", "torch.distributed.launch", "--use-env", "t.py"],
+        ["python3", "-u", "-m", "accelerate.commands.launch", "t.py"],
+    ],
+)
 def test_any_other_command_runs_as_it_is(argv: list[str]) -> None:
     assert launch(*argv) == Launch(argv, 1, 1, 0, metered=False, apart=False)
 

@@ -14,7 +14,7 @@ function axisCell(axis) {
 export function showCollectives(body, state, phases, finished) {
   const rows = collectiveRows([...state.ranks.values()].map((rank) => [...rank.cells.values()]), phases);
   if (rows.length === 0) {
-    body.replaceChildren(emptyRow(8, `No collective ${finished ? "was made" : "so far"}${phases ? " in this phase" : ""}.`));
+    body.replaceChildren(emptyRow(8, `No collective ${finished ? "was seen" : "seen so far"}${phases ? " in this phase" : ""}.`));
     return;
   }
   body.replaceChildren(

@@ -1,0 +1,48 @@
+"""What ranks count that torchrun starts again is of all tries, and a figure of a step is of the steps it covers."""
+
+from __future__ import annotations
+
+from contracts.telemetry.steps import Cell, PhaseItem, TrafficItem
+from contracts.telemetry.words import SCRIPT_SETUP_STEPS
+from workers.elsewhere.tries import Tries
+from workers.meter.recorder import Recorder
+from workers.meter.start import Start
+
+STEP_BYTES = 40
+
+
+class Process:
+    """Of a rank: what its meter tells, and who hears it."""
+
+    def __init__(self, tries: Tries) -> None:
+        self._tries, self._recorder = tries, Recorder(0)
+        Start(0, tries.carry).told("imported")
+
+    def train(self, steps: int) -> tuple[int, list[Cell]]:
+        """So many steps: how many are told, and the counters."""
+        for step in range(steps):
+            self._recorder.set_phase("step" if step >= SCRIPT_SETUP_STEPS else "setup")
+            self._recorder.issue("all_reduce", "0", 2, STEP_BYTES)()
+        told = PhaseItem(kind="phase", rank=0, time=0.0, phase="step", steps=steps, cells=self._recorder.cells("step"))
+        traffic = TrafficItem(kind="traffic", rank=0, time=0.0, cells=self._recorder.cells(), dropped=0)
+        for item in (told, traffic):
+            self._tries.carry(item)
+        sent = [(cell["count"], cell["payload_bytes"]) for cell in traffic["cells"] if cell["phase"] == "step"]
+        assert not sent or [(cell["count"], cell["payload_bytes"]) for cell in told["cells"]] == sent
+        return told["steps"], traffic["cells"]
+
+
+def test_counters_go_on_over_tries_and_a_step_s_figure_stays_exact() -> None:
+    tries = Tries()
+    Process(tries).train(6)
+    assert Process(tries).train(1)[0] == 6, "its own first steps are set-up"
+    steps, cells = Process(tries).train(4)
+    counted = {cell["phase"]: (cell["count"], cell["completed"], cell["payload_bytes"]) for cell in cells}
+    assert counted == {"setup": (5, 5, 5 * STEP_BYTES), "step": (6, 6, 6 * STEP_BYTES)}
+    assert counted["step"][2] / (steps - SCRIPT_SETUP_STEPS) == STEP_BYTES
+
+
+def test_a_try_that_ended_in_its_set_up_counts_no_step_twice() -> None:
+    tries = Tries()
+    Process(tries).train(1)
+    assert Process(tries).train(3)[0] == 3

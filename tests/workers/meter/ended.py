@@ -1,0 +1,10 @@
+"""The meter as `python -m workers.meter` runs it, for ranks that are forked: to the end of the process."""
+
+from __future__ import annotations
+
+from workers.meter.__main__ import main as metered
+from workers.meter.ending import end_as
+
+
+def main() -> None:
+    end_as(metered)

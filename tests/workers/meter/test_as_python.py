@@ -1,0 +1,91 @@
+"""A script does under the meter what it does under Python: it finds what is its own, ends, and loses no word."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from tests.support.ranks import forked
+
+MODULE = "tests.workers.meter.ended"
+ITS_OWN = """
+import atexit, os, pickle, sys
+from concurrent.futures import ThreadPoolExecutor
+import planner
+from workers.loader import WIDTH
+
+class Net:
+    pass
+
+def held():
+    return pool, losses  # neither goes with the last name of it
+
+pool, losses = ThreadPoolExecutor(1), open("losses.csv", "w")
+if os.fork() == 0:
+    sys.exit(3)
+losses.write(f"child {os.waitstatus_to_exitcode(os.wait()[1])}\\n")
+losses.write(f"{pool.submit(lambda: WIDTH).result()} {planner.__name__}\\n")
+atexit.register(lambda: losses.write(f"{type(pickle.loads(pickle.dumps(Net()))).__name__}\\n"))
+losses.write(f"{sys.argv[1:]} {sys.stdout.name} {__builtins__.len([1])} {__package__} {__spec__}\\n")
+sys.__stdout__.write("said\\n")
+sys.stdout.close()
+"""
+INTERRUPTED = """
+import atexit, torch, torch.distributed as dist
+atexit.register(print, "last words")
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(4))
+raise KeyboardInterrupt
+"""
+OF_ITS_OWN_BACKEND = """
+import torch.distributed as dist
+
+class Group(dist.ProcessGroup):
+    pass
+
+dist.Backend.register_backend("mine", lambda *_: Group(0, 1), devices=["cpu"])
+for _ in range(2):
+    dist.init_process_group("mine")
+    dist.destroy_process_group()
+"""
+
+
+def test_a_script_finds_its_own_and_ends_as_python_ends_it(tmp_path: Path) -> None:
+    (tmp_path / "workers").mkdir()
+    (tmp_path / "workers/loader.py").write_text("WIDTH = 7\n")
+    (tmp_path / "workers/__init__.py").touch()
+    (tmp_path / "planner.py").touch()
+    (tmp_path / "train.py").write_text(f"import os\nos.chdir({str(tmp_path)!r})\n{ITS_OWN}")
+    ran = forked(1, MODULE, str(tmp_path / "train.py"), "--lr", "1", limit_s=20)
+    assert ran.returncode == 0, ran.stderr
+    told = (tmp_path / "losses.csv").read_text().splitlines()
+    assert told == ["child 3", "7 planner", "['--lr', '1'] <stdout> 1 None None", "Net"]
+    assert "said" in ran.stdout
+    assert ran.stderr.count("rank 0 after") == 1, "what the script forked tells no table"
+
+
+def test_an_interrupted_script_tells_where_and_what_it_had_sent(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(INTERRUPTED)
+    ran = forked(1, MODULE, str(tmp_path / "train.py"), limit_s=20)
+    assert ran.returncode == signal.SIGINT
+    told = ran.stderr.replace("[rank0]: ", "")
+    trace = 'Traceback (most recent call last):\n  File "{}", line 6, in <module>\n    raise KeyboardInterrupt\n'
+    assert trace.format(tmp_path / "train.py") in told, "no line of it is ours"
+    assert "last words" in ran.stdout
+    assert "all_reduce" in told
+
+
+def test_what_passes_over_another_backend_is_said_to_be_uncounted_once(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(OF_ITS_OWN_BACKEND)
+    ran = forked(1, MODULE, str(tmp_path / "train.py"), limit_s=20)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr.count("what passes over mine is not counted") == 1
+
+
+def test_a_module_is_found_where_python_finds_it(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('{"x": 1}')
+    ran = forked(1, MODULE, "-m", "json.tool", "--compact", str(tmp_path / "x.json"), limit_s=20)
+    assert (ran.returncode, ran.stdout) == (0, '{"x":1}\n'), ran.stderr
+    ran = forked(1, MODULE, "-m", "json.absent", limit_s=20)
+    assert ran.returncode == 2
+    assert "error: script.module: Python finds no 'json.absent' that it could run" in ran.stderr
