@@ -73,14 +73,14 @@ def backup(target: Path) -> Meta:
     """Write the file; one that was cut off is never there under its name.
 
     Raises:
-        BackupError: the target is there already, or its folder is not.
+        BackupError: the target is there already, or its folder is not, or takes no file.
     """
     if target.exists():
         raise BackupError(f"{target} is there already")
     if not target.parent.is_dir():
         raise BackupError(f"{target.parent} is no folder")
     draft = target.with_name(target.name + ".part")
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".backup-") as scratch:
+    with _beside(target) as scratch:
         rows = Path(scratch) / ROWS
         with _one_moment():
             counts = _dump(rows)
@@ -141,6 +141,14 @@ def restore(source: Path, *, replace: bool = False) -> tuple[Meta, list[str]]:
 def fingerprint(secret_key: str) -> str:
     """By which a key is known again and not found out."""
     return hashlib.scrypt(secret_key.encode(), salt=SALT, n=2**14, r=8, p=1, dklen=16).hex()
+
+
+def _beside(target: Path) -> tempfile.TemporaryDirectory[str]:
+    """On the disk that is to hold it."""
+    try:
+        return tempfile.TemporaryDirectory(dir=target.parent, prefix=".backup-")
+    except OSError as error:
+        raise BackupError(f"no file can be made in {target.parent}: {error.strerror}; name one elsewhere") from None
 
 
 @contextmanager

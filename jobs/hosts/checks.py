@@ -37,6 +37,7 @@ def board() -> Iterator[Finding]:
     yield from _guarded("hosts", _hosts)
     yield of_names()
     yield of_disk("state", settings.STATE_DIR)
+    yield of_disk("histories", settings.HISTORY_DIR)
     versions = ", ".join(f"{name} {version}" for name, version in {**ours(), "django": django.__version__}.items())
     yield Finding("ok", "versions", f"{versions}, on {platform.platform()}")
 

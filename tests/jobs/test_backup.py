@@ -334,6 +334,8 @@ def test_a_file_is_not_written_over_and_a_folder_gets_one(saved: Path, tmp_path:
         call_command("backup", str(saved))
     with pytest.raises(CommandError, match=re.escape(f"{tmp_path}/none is no folder") + "$"):
         call_command("backup", str(tmp_path / "none" / "saved.tar"))
+    with pytest.raises(CommandError, match="^no file can be made in /proc: .*; name one elsewhere$"):
+        call_command("backup", "/proc/board.tar")
     (tmp_path / "folder").mkdir()
     call_command("backup", str(tmp_path / "folder"))
     [made] = (tmp_path / "folder").iterdir()

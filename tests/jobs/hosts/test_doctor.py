@@ -20,6 +20,7 @@ from jobs.history.recording.recorder import Recorder
 from jobs.hosts.checks import board
 from jobs.models import Host, Lease
 from jobs.queue.control.controller import Controller
+from tests.support.disks import full_disk
 from tests.support.processes import RedisServer
 from workers.host.address import address_towards
 
@@ -68,6 +69,13 @@ def test_a_board_that_is_well_fails_in_nothing(
         "versions",
     }
     assert all(finding.words for finding in told)
+
+
+def test_the_disk_of_histories_is_looked_at_where_it_is_another(db: None, settings: Any, tmp_path: Path) -> None:
+    with full_disk(tmp_path / "disk") as disk:
+        settings.HISTORY_DIR = disk / "history"
+        told = {finding.words.partition(",")[0]: finding.level for finding in found("disk")}
+    assert told["histories"] == "fail"
 
 
 def test_every_failure_says_what_to_do_and_the_exit_code_tells(db: None) -> None:
