@@ -65,7 +65,7 @@ class SecretFiles(PydanticBaseSettingsSource):
         """Raises SettingError."""
         name = _variable(field_name)
         path = os.environ.get(f"{name}_FILE", "")
-        if not path or not _is_secret(field):
+        if not path or not is_secret(field):
             return None, field_name, False
         if os.environ.get(name):
             raise SettingError(f"{name} and {name}_FILE are both set; take one of them away")
@@ -309,7 +309,7 @@ def _told(table: type[BaseSettings], error: Any) -> str:
     if error["type"] == "missing":
         return f"{_variable(name)} is not set"
     message = message[0].lower() + message[1:]
-    shown = "" if _is_secret(table.model_fields[name]) else f", got {error['input']!r}"
+    shown = "" if is_secret(table.model_fields[name]) else f", got {error['input']!r}"
     return f"{_variable(name)}: {message}{shown}"
 
 
@@ -317,5 +317,5 @@ def _variable(name: str) -> str:
     return f"{PREFIX}{name.upper()}"
 
 
-def _is_secret(field: FieldInfo) -> bool:
+def is_secret(field: FieldInfo) -> bool:
     return "Secret" in str(field.annotation)

@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings
 from tests.support.processes import ROOT, base_environment
 from webapp.environment import RunnerSettings, SettingError, WebSettings, read
 from webapp.runner import host_environment
+from webapp.unknown import unknown
 
 GIVEN = {"MESHBOARD_SECRET_KEY": "secret", "MESHBOARD_REDIS_URL": "redis://127.0.0.1:1/0"}
 
@@ -160,6 +161,27 @@ def test_a_command_names_every_missing_setting_and_shows_no_traceback_of_ours(tm
         "MESHBOARD_DEBUG:",
         "MESHBOARD_REDIS_URL",
     ]
+
+
+def test_a_name_that_nothing_reads_is_told_with_the_one_that_looks_like_it() -> None:
+    told = unknown(["MESHBOARD_TRUSTED_PROXY", "MESHBOARD_BOARD_URL_FILE", "MESHBOARD_XYZ", "MESHBOARD_HTTPS", "HOME"])
+    assert told == [
+        "MESHBOARD_BOARD_URL_FILE is no setting, and is ignored; MESHBOARD_BOARD_URL is no secret, and is in no file",
+        "MESHBOARD_TRUSTED_PROXY is no setting, and is ignored; MESHBOARD_TRUSTED_PROXIES is one",
+        "MESHBOARD_XYZ is no setting, and is ignored",
+    ]
+
+
+def test_all_that_docs_compose_and_the_command_name_is_known() -> None:
+    files = [
+        ROOT / "docker-compose.yml",
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("ci/*/*"),
+        *ROOT.glob("client/**/*.py"),
+    ]
+    named = {name for file in files for name in re.findall(r"MESHBOARD_[A-Z][A-Z_]*[A-Z]", file.read_text())}
+    ours = {"MESHBOARD_PATIENCE"}  # of tests alone
+    assert unknown(named - ours) == []
 
 
 def documented() -> dict[str, tuple[str, str, str]]:
