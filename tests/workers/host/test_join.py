@@ -21,7 +21,7 @@ from contracts.join import JOIN_PATH
 from contracts.names import events_stream
 from tests.support.processes import ROOT, RedisServer, base_environment, running, wait_until
 from tests.support.web import Site, site
-from workers.host import doctor
+from workers.host import doctor, stop
 from workers.host import settings as host
 from workers.host.doctor import findings
 from workers.host.join import AwayError, RefusedError, _ask, _board
@@ -115,6 +115,19 @@ def test_what_it_will_not_do_is_told_before_anything_is_sent(tmp_path: Path, arg
     assert ran.returncode == 1
     assert words in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [([], "arguments are required: RUN_DIR"), (["/none"], "/none is no folder: nothing was ended")],
+)
+def test_who_ends_all_of_a_host_names_a_folder_that_is_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["stop", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        stop.main()
+    assert (ended.value.code, words in capsys.readouterr().err) == (2, True)
 
 
 def test_plain_http_is_for_this_machine_or_on_purpose() -> None:
