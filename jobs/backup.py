@@ -73,14 +73,14 @@ def backup(target: Path) -> Meta:
     """Write the file; one that was cut off is never there under its name.
 
     Raises:
-        BackupError: the target is there already, or its folder is not.
+        BackupError: the target is there already, or its folder is not, or takes no file.
     """
     if target.exists():
         raise BackupError(f"{target} is there already")
     if not target.parent.is_dir():
         raise BackupError(f"{target.parent} is no folder")
     draft = target.with_name(target.name + ".part")
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".backup-") as scratch:
+    with _beside(target) as scratch:
         rows = Path(scratch) / ROWS
         with _one_moment():
             counts = _dump(rows)
@@ -122,8 +122,8 @@ def restore(source: Path, *, replace: bool = False) -> tuple[Meta, list[str]]:
             )
         call_command("migrate", verbosity=0)
         _refuse_to_overwrite(replace)
-        tar.extractall(scratch, filter="data")
         made = Path(scratch)
+        _unpack(tar, made)
         with ExitStack() as put, transaction.atomic():
             _load(made / ROWS)
             if (found := _counts()) != told["rows"]:
@@ -141,6 +141,14 @@ def restore(source: Path, *, replace: bool = False) -> tuple[Meta, list[str]]:
 def fingerprint(secret_key: str) -> str:
     """By which a key is known again and not found out."""
     return hashlib.scrypt(secret_key.encode(), salt=SALT, n=2**14, r=8, p=1, dklen=16).hex()
+
+
+def _beside(target: Path) -> tempfile.TemporaryDirectory[str]:
+    """On the disk that is to hold it."""
+    try:
+        return tempfile.TemporaryDirectory(dir=target.parent, prefix=".backup-")
+    except OSError as error:
+        raise BackupError(f"no file can be made in {target.parent}: {error.strerror}; name one elsewhere") from None
 
 
 @contextmanager
@@ -264,6 +272,18 @@ def _opened(source: Path) -> Iterator[tarfile.TarFile]:
         raise BackupError(f"{source}: there is no such file") from None
     except tarfile.TarError as error:  # of a member that would leave the folder, too
         raise BackupError(f"{source} is no backup, or was cut off: {error}") from None
+
+
+def _unpack(tar: tarfile.TarFile, folder: Path) -> None:
+    """Files below the folder and nothing else: Python's own filters came with 3.11.4. Raises tarfile.TarError."""
+    for member in tar:
+        name = Path(member.name)
+        content = tar.extractfile(member) if member.isfile() else None
+        if content is None or name.is_absolute() or ".." in name.parts:
+            raise tarfile.TarError(f"{member.name!r} is no file of a backup")
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        with content, (folder / name).open("wb") as out:
+            shutil.copyfileobj(content, out)
 
 
 def _meta(tar: tarfile.TarFile, source: Path) -> Meta:

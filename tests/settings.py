@@ -20,10 +20,10 @@ os.environ.setdefault("MESHBOARD_REDIS_URL", "redis://127.0.0.1:1/0")
 os.environ.setdefault("MESHBOARD_STATE_DIR", str(_FOLDER))
 os.environ.setdefault("MESHBOARD_HTTPS", "0")
 
-from webapp.environment import parse_database  # noqa: E402
 from webapp.serving.pool import PLANNED_ONCE  # noqa: E402
 from webapp.settings import *  # noqa: E402, F403
 from webapp.settings import DATABASES  # noqa: E402
+from webapp.values import parse_database  # noqa: E402
 
 POSTGRES = "TEST_POSTGRES_URL"  # of a server for the tests' databases: `python -m tests.on_postgres`
 if _url := os.environ.get(POSTGRES):

@@ -1,4 +1,4 @@
-"""deploy/systemd: systemd accepts the unit, and restarting the worker by it ends no run."""
+"""deploy/systemd: systemd accepts the units, and restarting the worker by its own ends no run."""
 
 from __future__ import annotations
 
@@ -9,29 +9,33 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.support.processes import ROOT
 
 UNIT = ROOT / "deploy" / "systemd" / "meshboard-host.service"
+UNITS = sorted(UNIT.parent.glob("*.service"))
 
 
-def service() -> configparser.SectionProxy:
+def service(path: Path = UNIT) -> configparser.SectionProxy:
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str  # type: ignore[assignment,method-assign]
-    unit.read(UNIT)
+    unit.read(path)
     return unit["Service"]
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+def test_systemd_accepts_the_units(tmp_path: Path) -> None:
     """With the Python that is here: it looks whether that can be started."""
-    unit = tmp_path / UNIT.name
-    text = UNIT.read_text()
-    unit.write_text(text.replace("/opt/meshboard/.venv/bin/python", sys.executable))
-    assert unit.read_text() != text
-    done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
-    told = [line for line in done.stderr.splitlines() if UNIT.name in line]
+    units = [tmp_path / path.name for path in UNITS]
+    for path, unit in zip(UNITS, units, strict=True):
+        text = path.read_text()
+        unit.write_text(text.replace("/opt/meshboard/.venv/bin/python", sys.executable))
+        assert unit.read_text() != text
+    done = subprocess.run(["systemd-analyze", "verify", *map(str, units)], capture_output=True, text=True, check=False)
+    told = [line for line in done.stderr.splitlines() if "meshboard-" in line]
     assert (done.returncode, told) == (0, [])
+    unit, text = tmp_path / UNIT.name, UNIT.read_text()
     unit.write_text(text.replace("KillMode=process", "KillMode=procress"))
     wrong = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
     assert "procress" in wrong.stderr, "it would have told"
@@ -43,3 +47,13 @@ def test_only_the_worker_s_own_process_is_ended() -> None:
     assert (told["KillMode"], told["Restart"], told["OOMPolicy"]) == ("process", "always", "continue")
     assert told["ExecStart"].split()[1:] == ["-m", "workers.host.join"]
     assert "MESHBOARD_JOIN_TOKEN" not in told.get("Environment", ""), "units are everybody's to read"
+
+
+def test_the_board_s_units_start_what_its_containers_do() -> None:
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    for name in ("web", "controller", "recorder"):
+        told = service(UNIT.with_name(f"meshboard-{name}.service"))
+        wanted = services[name]["command"].replace("manage.py", "-m webapp.manage").replace("--host 0.0.0.0 ", "")
+        assert told["ExecStart"].partition(" ")[2] == wanted.partition(" ")[2]
+        assert (told["User"], told["Restart"]) == ("meshboard", "always")
+        assert told["StateDirectory"] != service()["StateDirectory"], "a host of the same machine is root's"

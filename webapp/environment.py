@@ -8,84 +8,49 @@ from __future__ import annotations
 
 import os
 import sys
-from ipaddress import ip_network
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
-from urllib.parse import urlsplit
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-import dj_database_url
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from webapp import places
-
-PREFIX = "MESHBOARD_"
-DATABASE_FORM = (
-    "it is postgres://user:password@host:port/name (with ?sslmode=require, say), or sqlite:////path; "
-    "percent-encode what is special in a password"
+from webapp.values import (
+    LOGIN,
+    Collector,
+    DatabaseUrl,
+    Folder,
+    Headers,
+    Hosts,
+    HostsRedis,
+    HttpsUrl,
+    MailAddress,
+    MailServer,
+    MetricsToken,
+    Networks,
+    Place,
+    RedisUrl,
+    SecretNames,
+    Url,
+    formed,
+    parse_database,
 )
 
-
-def parse_database(url: SecretStr) -> dict[str, Any]:
-    """Django's settings for a URL, what follows its `?` as the driver's options."""
-    text = url.get_secret_value()
-    try:
-        known = text.startswith(("postgres://", "postgresql://", "sqlite:///"))
-        found: dict[str, Any] = dict(dj_database_url.parse(text, conn_health_checks=True)) if known else {}
-    except ValueError:
-        found = {}
-    if not found.get("NAME"):
-        raise ValueError(DATABASE_FORM)  # not the parser's own words: they can hold a piece of the password
-    if found["ENGINE"] == "django.db.backends.sqlite3":
-        # IMMEDIATE takes the write lock at once, so two writers queue instead of failing half way.
-        found["OPTIONS"] = {
-            "transaction_mode": "IMMEDIATE",
-            "timeout": 20,
-            "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
-        }
-    return found
+PREFIX = "MESHBOARD_"
+# What means nothing without another; what stands alone would be ignored without a word.
+NEEDS = {
+    "oidc_url": ("oidc_client_id",),
+    "oidc_client_id": ("oidc_url",),
+    "oidc_client_secret": ("oidc_url",),
+    "email_host": ("board_url",),
+    "email_user": ("email_host", "email_password"),
+    "email_password": ("email_host", "email_user"),
+    "otlp_headers": ("otlp_endpoint",),
+}
 
 
-def _parsed(url: SecretStr) -> SecretStr:
-    parse_database(url)
-    return url
-
-
-def _networks(text: str) -> list[str]:
-    """'*' is none: then anybody could say that he is anybody."""
-    given = [part.strip() for part in text.split(",") if part.strip()]
-    for part in given:
-        ip_network(part)
-    return given
-
-
-def _redis(url: SecretStr) -> SecretStr:
-    """What hosts can be sent to."""
-    parts = urlsplit(url.get_secret_value())
-    if parts.scheme not in ("redis", "rediss") or not parts.hostname:
-        raise ValueError("it is redis://host:port/0, or rediss:// with TLS")
-    return url
-
-
-def _not_a_file(folder: Path) -> Path:
-    if os.path.exists(folder) and not os.path.isdir(folder):  # Path's own raise where we may not look
-        raise ValueError("there is something there that is no folder")
-    return folder
-
-
-LOGIN = r"^([A-Za-z0-9_][A-Za-z0-9_.-]{0,63}@)?[A-Za-z0-9_][A-Za-z0-9_.:-]{0,252}$"  # no option of ssh
-DatabaseUrl = Annotated[SecretStr, AfterValidator(_parsed)]
-Names = Annotated[list[str], NoDecode, BeforeValidator(lambda text: [name.strip() for name in text.split(",")])]
-SecretNames = Annotated[
-    list[SecretStr], NoDecode, BeforeValidator(lambda text: [SecretStr(key) for key in text.split(",") if key])
-]
-Networks = Annotated[list[str], NoDecode, BeforeValidator(_networks)]
-Place = Annotated[Path, AfterValidator(Path.resolve)]
-Folder = Annotated[Place, AfterValidator(_not_a_file)]
-HostsRedis = Annotated[SecretStr, AfterValidator(_redis)]
-
-
+LONGEST_S = 10**9  # 31 years; a date that much later is one still
 CONFIG = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, validate_default=False, frozen=True)
 
 
@@ -98,9 +63,9 @@ class SecretFiles(PydanticBaseSettingsSource):
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
         """Raises SettingError."""
-        name = f"{PREFIX}{field_name.upper()}"
+        name = _variable(field_name)
         path = os.environ.get(f"{name}_FILE", "")
-        if not path or not _is_secret(field):
+        if not path or not is_secret(field):
             return None, field_name, False
         if os.environ.get(name):
             raise SettingError(f"{name} and {name}_FILE are both set; take one of them away")
@@ -126,9 +91,8 @@ class RunnerSettings(BaseSettings):
 
     state_dir: Folder = Field(places.state(), description="database, static files, secrets")
     port: int | None = Field(None, ge=1, le=65535, description="where the web listens; 8000 or a free one if not set")
-    redis_maxmemory: str = Field(
+    redis_maxmemory: Annotated[str, formed(r"(?i)[1-9][0-9]*(b|kb?|mb?|gb?)?", "it is bytes, or 512mb, 2gb")] = Field(
         "1gb",
-        pattern=r"(?i)^[1-9][0-9]*(b|kb?|mb?|gb?)?$",
         description="bytes that the embedded Redis may hold, as Redis writes them; full, it refuses to be written to",
     )
 
@@ -157,7 +121,7 @@ class WebSettings(BaseSettings):
         None, description="earlier secret keys, with commas between: sessions and hosts of theirs hold until renewed"
     )
     debug: bool = Field(False, description="Django's debug pages; never on a reachable host")
-    allowed_hosts: Names = Field(
+    allowed_hosts: Hosts = Field(
         ["127.0.0.1", "localhost"], description="host names served, and socket origins accepted, with commas between"
     )
     https: bool = Field(True, description="secure cookies and HSTS; `make up` sets 0 on loopback")
@@ -165,16 +129,15 @@ class WebSettings(BaseSettings):
         None,
         description="`postgres://user:password@host:port/name?sslmode=require`; SQLite in `STATE_DIR` if not set",
     )
-    redis_url: SecretStr = Field(description="broker, events and telemetry")
+    redis_url: RedisUrl = Field(description="broker, events and telemetry")
     redis_for_hosts: HostsRedis | None = Field(
         None, description="the same Redis as hosts reach it, `redis://name:port/0`; `MESHBOARD_REDIS_URL` if not set"
     )
     redis_access: Literal["hosts", "shared"] = Field(
         "hosts", description="`hosts`: each has a Redis user of its own; `shared`: all use the board's own credentials"
     )
-    oidc_url: str | None = Field(
+    oidc_url: HttpsUrl | None = Field(
         None,
-        pattern=r"^(https://|http://(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?(/|$))[^\s?#@]*$",
         description="an OpenID Connect provider that people sign on with; `https://`, for only that shows who it is",
     )
     oidc_client_id: str | None = Field(None, description="what the provider calls this board")
@@ -200,11 +163,13 @@ class WebSettings(BaseSettings):
     lease_s: int = Field(
         3600,
         ge=10,
+        le=LONGEST_S,
         description="seconds without a word of the board until the ranks of a job on several hosts end themselves",
     )
     save_s: int = Field(
         300,
         ge=0,
+        le=LONGEST_S,
         description=(
             "seconds that a training job which gives way has to save a checkpoint before it is ended; "
             "on Slurm, how long before its end it is warned"
@@ -214,36 +179,27 @@ class WebSettings(BaseSettings):
     trusted_proxies: Networks | None = Field(
         None, description="addresses and networks of proxies whose `X-Forwarded-For` is believed, with commas between"
     )
-    board_url: str | None = Field(
-        None,
-        pattern=r"^https?://[^\s?#@]+$",
-        description="where people reach the board: links in mails and webhooks begin with it",
+    board_url: Url | None = Field(
+        None, description="where people reach the board: links in mails and webhooks begin with it"
     )
-    email_host: str | None = Field(
-        None,
-        pattern=r"^[A-Za-z0-9.:-]{1,253}$",
-        description="the mail server that mails go out by; none are if not set",
-    )
+    email_host: MailServer | None = Field(None, description="the mail server that mails go out by; none are if not set")
     email_port: int = Field(587, ge=1, le=65535, description="where it listens")
     email_security: Literal["starttls", "tls", "none"] = Field(
         "starttls", description="`starttls`; `tls` from the first byte, as on port 465; `none`: in the clear"
     )
     email_user: str | None = Field(None, description="who logs in to it; nobody if not set")
     email_password: SecretStr | None = Field(None, description="and that user's password")
-    email_from: str = Field(
-        "meshboard@localhost", pattern=r"^[^\s<>@,;:]+@[A-Za-z0-9.-]+$", description="whom mails come from"
+    email_from: MailAddress = Field("meshboard@localhost", description="whom mails come from")
+    metrics_token: MetricsToken | None = Field(
+        None, description="what `/metrics` is read with, as a Bearer token; there is none if not set"
     )
-    metrics_token: SecretStr | None = Field(
-        None, min_length=16, description="what `/metrics` is read with, as a Bearer token; there is none if not set"
-    )
-    otlp_endpoint: str | None = Field(
+    otlp_endpoint: Collector | None = Field(
         None,
-        pattern=r"^https?://[^\s?#]+$",
         description=(
             "where the controller sends the same metrics by OTLP over HTTP, `http://collector:4318`; nowhere if not set"
         ),
     )
-    otlp_headers: SecretStr | None = Field(
+    otlp_headers: Headers | None = Field(
         None, description="headers of that, `name=value` with commas between: a collector's own token"
     )
     otlp_every_s: int = Field(30, ge=1, le=3600, description="seconds between two of these")
@@ -251,26 +207,20 @@ class WebSettings(BaseSettings):
         None,
         description="networks inside that webhooks may reach, also over plain HTTP; the public internet if not set",
     )
-    slurm_folder: str | None = Field(
+    slurm_folder: Annotated[str, formed(r"/[^\x00-\x1f\x7f%]*", "it is a path from /, without %")] | None = Field(
         None,
-        pattern=r"^/[^\x00-\x1f\x7f%]*$",
         description="a folder that all nodes of a Slurm cluster share; jobs may run there",
     )
-    slurm_python: str | None = Field(
+    slurm_python: Annotated[str, formed(r"/[^\x00-\x1f\x7f]*", "it is a path from /")] | None = Field(
         None,
-        pattern=r"^/[^\x00-\x1f\x7f]*$",
         description="a Python on those nodes that has Meshboard; the board's own if not set",
     )
-    slurm_board: str = Field(
-        "https://localhost",
-        pattern=r"^https?://[^\s?#@]+$",
-        description="where those nodes reach the board, over HTTPS",
-    )
+    slurm_board: Url = Field("https://localhost", description="where those nodes reach the board, over HTTPS")
     slurm_ca_file: Place | None = Field(
         None, description="certificates that those nodes trust the board by; their own machine's if not set"
     )
-    slurm_ssh: str | None = Field(
-        None, pattern=LOGIN, description="`user@host` of a login node that has `sbatch`; this machine has it if not set"
+    slurm_ssh: Annotated[str, formed(LOGIN, "it is user@host")] | None = Field(
+        None, description="`user@host` of a login node that has `sbatch`; this machine has it if not set"
     )
     slurm_ssh_config: Place | None = Field(
         None, description="how `ssh` gets there: key, known hosts, jumps; the user's own file if not set"
@@ -290,6 +240,18 @@ class WebSettings(BaseSettings):
     )
     history_days: int = Field(90, ge=1, le=36500, description="days that a history is kept after its attempt ended")
 
+    @model_validator(mode="after")
+    def _together(self) -> Self:
+        lacking = [(one, other) for one, others in NEEDS.items() for other in others if self._lacks(one, other)]
+        if lacking:
+            raise ValueError(
+                "\n".join(f"{_variable(other)} is not set, and {_variable(one)} is" for one, other in lacking)
+            )
+        return self
+
+    def _lacks(self, one: str, other: str) -> bool:
+        return getattr(self, one) is not None and getattr(self, other) is None
+
     def oidc(self) -> list[dict[str, Any]]:
         """The provider as django-allauth has it; none where none is set."""
         if self.oidc_url is None:
@@ -299,7 +261,7 @@ class WebSettings(BaseSettings):
             {
                 "provider_id": "board",
                 "name": self.oidc_name,
-                "client_id": self.oidc_client_id or "meshboard",
+                "client_id": self.oidc_client_id,
                 "secret": secret,
                 "settings": {"server_url": self.oidc_url},
             }
@@ -340,14 +302,20 @@ def read(table: type[Settings]) -> Settings:
 
 
 def _told(table: type[BaseSettings], error: Any) -> str:
+    message = error["msg"].removeprefix("Value error, ")
+    if not error["loc"]:  # of several, which it names
+        return str(message)
     name = str(error["loc"][0])
     if error["type"] == "missing":
-        return f"{PREFIX}{name.upper()} is not set"
-    message = error["msg"].removeprefix("Value error, ")
+        return f"{_variable(name)} is not set"
     message = message[0].lower() + message[1:]
-    shown = "" if _is_secret(table.model_fields[name]) else f", got {error['input']!r}"
-    return f"{PREFIX}{name.upper()}: {message}{shown}"
+    shown = "" if is_secret(table.model_fields[name]) else f", got {error['input']!r}"
+    return f"{_variable(name)}: {message}{shown}"
 
 
-def _is_secret(field: FieldInfo) -> bool:
+def _variable(name: str) -> str:
+    return f"{PREFIX}{name.upper()}"
+
+
+def is_secret(field: FieldInfo) -> bool:
     return "Secret" in str(field.annotation)

@@ -102,8 +102,9 @@ def run(settings: RunnerSettings) -> None:
             signal.signal(number, signal.SIG_IGN)
         say("Stopping ...")
         fleet.stop(SERVICES)
-        stop_jobs = [sys.executable, "-m", "workers.host.stop", host_env["MESHBOARD_RUN_DIR"]]
-        subprocess.run(stop_jobs, env=host_env, cwd=ROOT, check=False)
+        if os.path.isdir(host_env["MESHBOARD_RUN_DIR"]):
+            stop_jobs = [sys.executable, "-m", "workers.host.stop", host_env["MESHBOARD_RUN_DIR"]]
+            subprocess.run(stop_jobs, env=host_env, cwd=ROOT, check=False)
         fleet.stop(["redis"])
         forget_pids(up_file)
         say("Everything has stopped.")

@@ -6,12 +6,18 @@ of Django's `check --deploy`: an error there keeps web, controller and recorder 
 
 from __future__ import annotations
 
+import logging
+import os
 from typing import Any
 from urllib.parse import urlsplit
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register, run_checks
 from django.core.exceptions import ImproperlyConfigured
+
+from webapp.unknown import unknown
+
+log = logging.getLogger(__name__)
 
 LOOPBACK = {"127.0.0.1", "localhost", "::1", "[::1]"}
 SHORTEST_KEY = 50
@@ -56,6 +62,12 @@ def exposed(app_configs: Any, **_: Any) -> list[CheckMessage]:
     return found
 
 
+@register()
+def ignored(app_configs: Any, **_: Any) -> list[CheckMessage]:
+    """What somebody set in vain."""
+    return [Warning(words, id="meshboard.W002") for words in unknown(os.environ)]
+
+
 def _is_open(database: dict[str, Any]) -> bool:
     host = database.get("HOST", "")
     by_file = {"passfile", "sslcert", "service"} & set(database.get("OPTIONS", {}))
@@ -63,7 +75,11 @@ def _is_open(database: dict[str, Any]) -> bool:
 
 
 def refuse_exposed() -> None:
-    """Raises ImproperlyConfigured with every error of `check --deploy`."""
-    found = [told for told in run_checks(include_deployment_checks=True) if told.is_serious()]
+    """Raises ImproperlyConfigured with every error of `check --deploy`; warnings of ours are in the log."""
+    told_of = run_checks(include_deployment_checks=True)
+    for told in told_of:
+        if str(told.id).startswith("meshboard.") and not told.is_serious():
+            log.warning("%s: %s", told.id, told.msg)
+    found = [told for told in told_of if told.is_serious()]
     if found:
         raise ImproperlyConfigured("\n".join(f"{told.id}: {told.msg}" for told in found))

@@ -13,6 +13,7 @@ from webapp.admin.theme import unfold
 from webapp.environment import SettingError, WebSettings, read
 from webapp.logs import logging_settings
 from webapp.safety import unsafe
+from webapp.values import names_and_values
 
 try:
     _given = read(WebSettings)
@@ -39,7 +40,7 @@ EMAIL_HOST_PASSWORD = _given.email_password.get_secret_value() if _given.email_p
 DEFAULT_FROM_EMAIL = SERVER_EMAIL = _given.email_from
 METRICS_TOKEN = _given.metrics_token.get_secret_value() if _given.metrics_token else ""
 OTLP_ENDPOINT, OTLP_EVERY_S = (_given.otlp_endpoint or "").rstrip("/"), _given.otlp_every_s
-OTLP_HEADERS = _given.otlp_headers.get_secret_value() if _given.otlp_headers else ""
+OTLP_HEADERS = names_and_values(_given.otlp_headers.get_secret_value()) if _given.otlp_headers else {}
 WEBHOOK_NETWORKS = [ip_network(network) for network in _given.webhook_networks or []]
 HISTORY_DIR = _given.history_dir or STATE_DIR / "history"
 HISTORY_BYTES = _given.history_bytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import django
@@ -35,8 +36,10 @@ def board() -> Iterator[Finding]:
     yield from _guarded("controller", _controller)
     yield from _guarded("recorder", _recorder)
     yield from _guarded("hosts", _hosts)
+    yield _pages()
     yield of_names()
     yield of_disk("state", settings.STATE_DIR)
+    yield of_disk("histories", settings.HISTORY_DIR)
     versions = ", ".join(f"{name} {version}" for name, version in {**ours(), "django": django.__version__}.items())
     yield Finding("ok", "versions", f"{versions}, on {platform.platform()}")
 
@@ -114,6 +117,24 @@ def _database() -> Iterator[Finding]:
         yield Finding("ok", "database", f"{words}: for one machine; PostgreSQL where web and controller are apart")
     else:
         yield Finding("ok", "database", words)
+
+
+def _pages() -> Finding:
+    """Without them pages are bare text, and what is live on them stands still."""
+    root, own = Path(settings.STATIC_ROOT), Path(settings.STATICFILES_DIRS[0])
+    files = [path.relative_to(own) for path in own.rglob("*") if path.is_file()]
+    older = [name for name in files if not _same(own / name, root / name)]
+    if not older:
+        return Finding("ok", "static", f"files as this version has them, in {root}")
+    words = f"{len(older)} of {len(files)} files in {root} are not there, or another version's"
+    return Finding("fail", "static", words, "python manage.py collectstatic --no-input, then restart web")
+
+
+def _same(one: Path, other: Path) -> bool:
+    try:
+        return one.stat().st_size == other.stat().st_size and one.read_bytes() == other.read_bytes()
+    except OSError:
+        return False
 
 
 def _controller() -> Iterator[Finding]:

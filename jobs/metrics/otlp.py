@@ -69,7 +69,7 @@ class Otlp:
 
 def _exporter() -> OTLPMetricExporter:
     endpoint = f"{settings.OTLP_ENDPOINT}/v1/metrics"
-    return OTLPMetricExporter(endpoint, headers=headers(settings.OTLP_HEADERS), timeout=PATIENCE_S)
+    return OTLPMetricExporter(endpoint, headers=settings.OTLP_HEADERS, timeout=PATIENCE_S)
 
 
 def message(found: Figures, now: int) -> MetricsData:
@@ -102,9 +102,3 @@ def _since(found: Figures) -> dict[tuple[str, ...], int]:
 def unit(name: str) -> str:
     """That a name ends in; "1" where it counts."""
     return next((unit for ending, unit in reversed(UNITS.items()) if name.endswith(ending)), "1")
-
-
-def headers(text: str) -> dict[str, str]:
-    """`name=value` with commas between."""
-    pairs = (part.partition("=") for part in text.split(",") if "=" in part)
-    return {name.strip().lower(): value.strip() for name, _, value in pairs}

@@ -56,6 +56,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, provider: str) -> Iterator[
     settings = {
         "MESHBOARD_OIDC_URL": provider,
         "MESHBOARD_OIDC_NAME": "Acme",
+        "MESHBOARD_OIDC_CLIENT_ID": "meshboard",
         "MESHBOARD_OIDC_CLIENT_SECRET": "the-board-s-own",
         "MESHBOARD_STATIC_ROOT": str(folder / "static"),
         "MESHBOARD_LOGINS_PER_MINUTE": "1000",

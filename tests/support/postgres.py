@@ -18,8 +18,8 @@ from django.db import connection, connections
 from pydantic import SecretStr
 
 from tests.support.processes import running, wait_until
-from webapp.environment import parse_database
 from webapp.runner import free_port
+from webapp.values import parse_database
 
 NAME = "meshboard"
 

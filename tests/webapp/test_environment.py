@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings
 from tests.support.processes import ROOT, base_environment
 from webapp.environment import RunnerSettings, SettingError, WebSettings, read
 from webapp.runner import host_environment
+from webapp.unknown import unknown
 
 GIVEN = {"MESHBOARD_SECRET_KEY": "secret", "MESHBOARD_REDIS_URL": "redis://127.0.0.1:1/0"}
 
@@ -65,6 +66,30 @@ def test_without_a_url_the_database_is_a_file_whose_writers_queue(monkeypatch: p
         ("DATABASE_URL", "postgres://u:hunter2@[h/db", "it is postgres://"),
         ("REDIS_FOR_HOSTS", "hunter2", "it is redis://"),
         ("REDIS_FOR_HOSTS", "unix:///run/redis?password=hunter2", "it is redis://"),
+        ("REDIS_URL", "hunter2", "it is redis://"),
+        ("REDIS_URL", "http://board:hunter2@h", "it is redis://"),
+        ("REDIS_URL", "redis://board:hunter2@h:port/0", "it is redis://"),
+        ("REDIS_URL", "redis://board:hunter2@h:6379/zero", "it is redis://"),
+        ("REDIS_URL", "redis://board:hunter2#1@h:6379/0", "it is redis://"),
+        ("REDIS_URL", "redis://:hunter2@[h:6379/0", "it is redis://"),
+        ("REDIS_FOR_HOSTS", "redis://h:port/0", "it is redis://"),
+        ("ALLOWED_HOSTS", "https://board.example", "without https://"),
+        ("ALLOWED_HOSTS", "127.0.0.1,board.example:443", "without https://"),
+        ("ALLOWED_HOSTS", "*.board.example", "is that and all names below it"),
+        ("ALLOWED_HOSTS", "böard.example", "as browsers ask for it"),
+        ("TRUSTED_PROXIES", "0.0.0.0/0", "is everybody"),
+        ("WEBHOOK_NETWORKS", "10.0.0.0/8,::/0", "is everybody"),
+        ("OIDC_URL", "accounts.example", "it is https://HOST"),
+        ("OIDC_URL", "http://accounts.example", "it is https://HOST"),
+        ("BOARD_URL", "board.example", "it is https://HOST"),
+        ("EMAIL_HOST", "mail.example:587", "its port is MESHBOARD_EMAIL_PORT"),
+        ("EMAIL_FROM", "Board <board@mail.example>", "an address alone"),
+        ("METRICS_TOKEN", "hunter2", "16 characters"),
+        ("METRICS_TOKEN", "hunter2 hunter2 hunter2", "without blanks"),
+        ("OTLP_HEADERS", "hunter2", "it is name=value"),
+        ("OTLP_HEADERS", "x-token=hunter2,tenant", "it is name=value"),
+        ("LEASE_S", "9" * 12, "less than or equal"),
+        ("SAVE_S", "9" * 12, "less than or equal"),
         ("STATE_DIR", "/dev/null", "no folder"),
         ("HISTORY_DIR", "/dev/null", "no folder"),
     ],
@@ -76,6 +101,37 @@ def test_a_wrong_value_is_named_and_no_password_shown(
     with pytest.raises(SettingError, match=f"^MESHBOARD_{name}:? .*{told}") as error:
         read(WebSettings)
     assert "hunter2" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "lacking"),
+    [
+        ("OIDC_URL", "https://accounts.example", "OIDC_CLIENT_ID"),
+        ("OIDC_CLIENT_ID", "board", "OIDC_URL"),
+        ("OIDC_CLIENT_SECRET", "hunter2", "OIDC_URL"),
+        ("EMAIL_HOST", "mail.example", "BOARD_URL"),
+        ("EMAIL_USER", "board", "EMAIL_PASSWORD"),
+        ("EMAIL_PASSWORD", "hunter2", "EMAIL_USER"),
+        ("OTLP_HEADERS", "x-token=hunter2", "OTLP_ENDPOINT"),
+    ],
+)
+def test_what_means_nothing_without_another_names_it(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, lacking: str
+) -> None:
+    monkeypatch.setenv(f"MESHBOARD_{name}", value)
+    with pytest.raises(SettingError, match=f"MESHBOARD_{lacking} is not set, and MESHBOARD_{name} is") as error:
+        read(WebSettings)
+    assert "hunter2" not in str(error.value)
+
+
+def test_lists_take_blanks_and_a_comma_at_the_end_and_folders_a_tilde(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESHBOARD_ALLOWED_HOSTS", "board.example, [::1],")
+    monkeypatch.setenv("MESHBOARD_SECRET_KEY_FALLBACKS", "one, two,")
+    monkeypatch.setenv("MESHBOARD_STATE_DIR", "~/board")
+    found = read(WebSettings)
+    assert found.allowed_hosts == ["board.example", "[::1]"]
+    assert [key.get_secret_value() for key in found.secret_key_fallbacks or []] == ["one", "two"]
+    assert found.state_dir == Path.home() / "board"
 
 
 @pytest.mark.parametrize(
@@ -105,6 +161,27 @@ def test_a_command_names_every_missing_setting_and_shows_no_traceback_of_ours(tm
         "MESHBOARD_DEBUG:",
         "MESHBOARD_REDIS_URL",
     ]
+
+
+def test_a_name_that_nothing_reads_is_told_with_the_one_that_looks_like_it() -> None:
+    told = unknown(["MESHBOARD_TRUSTED_PROXY", "MESHBOARD_BOARD_URL_FILE", "MESHBOARD_XYZ", "MESHBOARD_HTTPS", "HOME"])
+    assert told == [
+        "MESHBOARD_BOARD_URL_FILE is no setting, and is ignored; MESHBOARD_BOARD_URL is no secret, and is in no file",
+        "MESHBOARD_TRUSTED_PROXY is no setting, and is ignored; MESHBOARD_TRUSTED_PROXIES is one",
+        "MESHBOARD_XYZ is no setting, and is ignored",
+    ]
+
+
+def test_all_that_docs_compose_and_the_command_name_is_known() -> None:
+    files = [
+        ROOT / "docker-compose.yml",
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("ci/*/*"),
+        *ROOT.glob("client/**/*.py"),
+    ]
+    named = {name for file in files for name in re.findall(r"MESHBOARD_[A-Z][A-Z_]*[A-Z]", file.read_text())}
+    ours = {"MESHBOARD_PATIENCE"}  # of tests alone
+    assert unknown(named - ours) == []
 
 
 def documented() -> dict[str, tuple[str, str, str]]:

@@ -24,7 +24,7 @@ from workers.host.apart.isolation import isolated
 from workers.host.facts.gpus import Gpus
 from workers.host.facts.use import clock_offset
 from workers.host.joined import kept_file, read_or_make
-from workers.host.settings import HostSettings, SettingError, host_settings
+from workers.host.settings import HostSettings, SettingError, given, host_settings
 
 PATIENCE_S = 3.0
 TORCH_S = 120.0
@@ -41,7 +41,8 @@ def findings() -> Iterator[Finding]:
     except SettingError as error:
         yield Finding("fail", "settings", str(error), "see docs/deploy.md")
         return
-    yield Finding("ok", "settings", f"{settings.name}: {settings.slots} slots of {settings.device}")
+    unless = "" if given("MESHBOARD_SLOTS") else ", unless it was started with --slots"
+    yield Finding("ok", "settings", f"{settings.name}: {settings.slots} slots of {settings.device}{unless}")
     redis_url = yield from _joined(settings)
     if redis_url:
         yield from _redis(redis_url, settings.name)
@@ -97,7 +98,7 @@ def _redis(url: str, name: str) -> Iterator[Finding]:
 
 
 def _address(settings: HostSettings, redis_url: str) -> Iterator[Finding]:
-    address = settings.address if "MESHBOARD_ADDRESS" in os.environ else address_towards(redis_url)
+    address = settings.address if given("MESHBOARD_ADDRESS") else address_towards(redis_url)
     try:
         with listening(address) as door:
             port = door.getsockname()[1]

@@ -26,7 +26,7 @@ from workers.host.facts import machine
 from workers.host.facts.gpus import Gpus
 from workers.host.joined import Kept, kept_file, read_or_make, write
 from workers.host.reporter import boot_id, device
-from workers.host.settings import HostSettings, SettingError, host_settings
+from workers.host.settings import HostSettings, SettingError, host_settings, is_on
 from workers.host.worklog import log_format, write_json
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ def main() -> int:
             write_json()
         else:
             logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-        url = _board(options.url, options.insecure)
+        url = _board(options.url, options.insecure or is_on("MESHBOARD_JOIN_INSECURE"))
         settings = _settings(options)
         kept = _join(url, settings, options.token)
     except (SettingError, RefusedError) as error:
@@ -85,7 +85,6 @@ def _options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--insecure",
         action="store_true",
-        default=env.get("MESHBOARD_JOIN_INSECURE") == "1",
         help="send the token over plain http:// to another machine; or MESHBOARD_JOIN_INSECURE=1",
     )
     return parser.parse_args(argv)
@@ -106,15 +105,13 @@ def _board(url: str, insecure: bool) -> str:
 def _settings(options: argparse.Namespace) -> HostSettings:
     """What was asked for on the command line wins, and the worker gets it by the environment. Raises SettingError."""
     env = os.environ
-    gpus = len(Gpus()) if "MESHBOARD_DEVICE" not in env else 0
-    env.setdefault("MESHBOARD_DEVICE", "cuda" if gpus else "cpu")
-    env.setdefault("MESHBOARD_SLOTS", str(gpus or max(4, os.cpu_count() or 1)))
     if options.slots is not None:
         env["MESHBOARD_SLOTS"] = options.slots
     if options.name is not None:
         env["MESHBOARD_HOST_NAME"] = options.name
     settings = host_settings(joined=False)
-    env["MESHBOARD_HOST_NAME"] = settings.name
+    env |= {"MESHBOARD_HOST_NAME": settings.name, "MESHBOARD_DEVICE": settings.device}
+    env["MESHBOARD_SLOTS"] = str(settings.slots)
     return settings
 
 

@@ -13,7 +13,10 @@ from typing import Literal, NamedTuple, cast
 
 from contracts.fields import HOST_NAME
 from workers.host.address import LOOPBACK, address_towards
+from workers.host.facts.gpus import Gpus
 from workers.timeouts import DEFAULT_S
+
+CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 class SettingError(RuntimeError):
@@ -70,31 +73,28 @@ def host_settings(*, joined: bool = True) -> HostSettings:
     Raises:
         SettingError: naming the variable.
     """
-    env = os.environ
-    state = Path(env.get("MESHBOARD_STATE_DIR", "var"))
-    redis_url = env.get("MESHBOARD_REDIS_URL", "")
-    signing_key = _key(env.get("MESHBOARD_HOST_KEY", ""))
+    state = _state()
+    redis_url = given("MESHBOARD_REDIS_URL")
+    signing_key = _key(given("MESHBOARD_HOST_KEY"))
     if joined and not (redis_url and signing_key):
         missing = "MESHBOARD_HOST_KEY" if redis_url else "MESHBOARD_REDIS_URL"
         raise SettingError(f"{missing} is not set: python -m workers.host.join starts a host worker with it")
-    device = env.get("MESHBOARD_DEVICE", "cpu")
-    if device not in ("cpu", "cuda"):
-        raise SettingError(f"MESHBOARD_DEVICE must be cpu or cuda, got {device!r}")
-    sandbox = env.get("MESHBOARD_SANDBOX", "auto")
+    device, gpus = _device()
+    sandbox = given("MESHBOARD_SANDBOX", "auto")
     if sandbox not in ("auto", "bwrap", "off"):
         raise SettingError(f"MESHBOARD_SANDBOX must be auto, bwrap or off, got {sandbox[:40]!r}")
-    job_user = env.get("MESHBOARD_JOB_USER") or "auto"
+    job_user = given("MESHBOARD_JOB_USER", "auto")
     return HostSettings(
         redis_url=redis_url,
-        name=_host_name(env.get("MESHBOARD_HOST_NAME") or _joined_as(state) or socket.gethostname().split(".")[0]),
-        slots=_whole("MESHBOARD_SLOTS", 4, 1),
-        device=cast(Literal["cpu", "cuda"], device),
-        run_dir=Path(env.get("MESHBOARD_RUN_DIR", state / "runs")).resolve(),
-        data_root=Path(env.get("MESHBOARD_DATA_ROOT", state / "data")).resolve(),
-        checkpoint_root=Path(env.get("MESHBOARD_CHECKPOINT_ROOT", state / "checkpoints")).resolve(),
-        script_root=Path(env.get("MESHBOARD_SCRIPT_ROOT", state / "scripts")).resolve(),
+        name=_host_name(given("MESHBOARD_HOST_NAME") or _joined_as(state) or socket.gethostname().split(".")[0]),
+        slots=_whole("MESHBOARD_SLOTS", gpus or max(4, os.cpu_count() or 1), 1),
+        device=device,
+        run_dir=_folder("MESHBOARD_RUN_DIR", state / "runs"),
+        data_root=_folder("MESHBOARD_DATA_ROOT", state / "data"),
+        checkpoint_root=_folder("MESHBOARD_CHECKPOINT_ROOT", state / "checkpoints"),
+        script_root=_folder("MESHBOARD_SCRIPT_ROOT", state / "scripts"),
         # Fault tests train a script of their own, one that ignores signals, say.
-        trainer_module=env.get("MESHBOARD_TRAINER_MODULE", "workers.trainer"),
+        trainer_module=given("MESHBOARD_TRAINER_MODULE", "workers.trainer"),
         log_bytes=_whole("MESHBOARD_LOG_BYTES", 64 * 2**20, 2**20),
         stream_bytes=_whole("MESHBOARD_STREAM_BYTES", 32 * 2**20, 2**20),
         keep_runs_s=_whole("MESHBOARD_KEEP_RUNS_DAYS", 7, 0) * 86400.0,
@@ -102,14 +102,55 @@ def host_settings(*, joined: bool = True) -> HostSettings:
         job_user=_job_user(job_user),
         choose_user=job_user == "auto" and os.geteuid() == 0,
         sandbox=cast(Sandbox, sandbox),
-        state_dir=state.resolve(),
+        state_dir=state,
         group_timeout_s=_whole("MESHBOARD_GROUP_TIMEOUT_S", DEFAULT_S, 1),
-        address=_address(env.get("MESHBOARD_ADDRESS"), redis_url),
+        address=_address(given("MESHBOARD_ADDRESS"), redis_url),
         signing_key=signing_key,
     )
 
 
-def _address(told: str | None, redis_url: str) -> str:
+def given(variable: str, default: str = "") -> str:
+    """What is set to nothing is not set: a line `NAME=` of a file of settings names no folder and no user."""
+    return os.environ.get(variable) or default
+
+
+def is_on(variable: str) -> bool:
+    """Raises SettingError: it is neither 1 nor 0."""
+    told = given(variable, "0")
+    if told not in ("0", "1"):
+        raise SettingError(f"{variable} must be 1 or 0, got {told[:40]!r}")
+    return told == "1"
+
+
+def _state() -> Path:
+    """In a checkout `var` there, else where a user's programs keep theirs: the same from wherever it is started."""
+    own = CHECKOUT / "var" if (CHECKOUT / "manage.py").exists() else _users_state() / "meshboard"
+    return _folder("MESHBOARD_STATE_DIR", own)
+
+
+def _users_state() -> Path:
+    return Path(given("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+
+
+def _folder(variable: str, default: Path) -> Path:
+    return Path(given(variable) or default).expanduser().resolve()
+
+
+def _device() -> tuple[Literal["cpu", "cuda"], int]:
+    """What a slot is, and how many GPUs there are for that."""
+    told = given("MESHBOARD_DEVICE")
+    if told not in ("", "cpu", "cuda"):
+        raise SettingError(f"MESHBOARD_DEVICE must be cpu or cuda, got {told[:40]!r}")
+    is_known = told == "cpu" or bool(told and given("MESHBOARD_SLOTS"))
+    gpus = 0 if is_known else len(Gpus())
+    if told == "cuda" and not (is_known or gpus):
+        raise SettingError(
+            "MESHBOARD_DEVICE is cuda, and the driver tells of no GPU: see nvidia-smi, or set MESHBOARD_SLOTS"
+        )
+    return ("cuda", gpus) if told == "cuda" or gpus else ("cpu", 0)
+
+
+def _address(told: str, redis_url: str) -> str:
     """What was set, else our end of the way to Redis."""
     if not told:
         return address_towards(redis_url)
@@ -141,7 +182,7 @@ def _key(text: str) -> bytes:
 
 
 def _whole(variable: str, default: int, least: int) -> int:
-    text = os.environ.get(variable, str(default))
+    text = given(variable, str(default))
     if not text.isascii() or not text.isdigit() or len(text) > 18 or int(text) < least:
         raise SettingError(f"{variable} must be a whole number of at least {least}, got {text[:40]!r}")
     return int(text)

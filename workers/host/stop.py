@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import signal
@@ -17,7 +18,11 @@ TIMEOUT_S = 20.0
 
 
 def main() -> int:
-    run_dir = Path(sys.argv[1]).resolve()
+    parser = argparse.ArgumentParser(prog="python -m workers.host.stop", description=(__doc__ or "").partition(": ")[2])
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="MESHBOARD_RUN_DIR, as the host worker has it")
+    run_dir: Path = parser.parse_args().run_dir.resolve()
+    if not run_dir.is_dir():
+        parser.error(f"{run_dir} is no folder: nothing was ended")
     live = [attempt for attempt in attempts(run_dir) if attempt.supervisor_id() is not None]
     for attempt in live:
         supervisor = attempt.supervisor_id()

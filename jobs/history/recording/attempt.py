@@ -84,6 +84,11 @@ class Recording:
         """From the start of what the stream holds now."""
         self._nodes[str(node)]["after"] = START
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether all that was heard is on the disk."""
+        return not self._moved
+
     def commit_if_due(self) -> bool:
         """True when it did."""
         due = time.monotonic() - self._committed >= COMMIT_S or self._waiting_bytes >= COMMIT_BYTES

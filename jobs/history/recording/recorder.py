@@ -60,6 +60,7 @@ class Recorder:
         self._client = connect()
         self._due: dict[Key, Due] = {}
         self._open: dict[Key, Recording] = {}
+        self._failing: set[Key] = set()  # what was heard of them since is not on the disk
         self._diagnoses = Diagnoses(self._client, self._tell)
         self._waiting = self._away = self._behind = False
         self._diagnosed = self._looked = self._checked = self._forgot = float("-inf")
@@ -93,12 +94,15 @@ class Recorder:
         if not self._stage("lease", self._take_lease) or self._waiting:
             return
         went_well = [self._stage("attempts", self._look), self._stage("streams", self._read)]
-        went_well += [self._of_one(key, "commit", self._commit) for key in list(self._open)]
+        for key in list(self._open):
+            self._of_one(key, "commit", self._commit)
         ended = [key for key, due in self._due.items() if due.ended is not None]
         went_well.append(self._stage("diagnoses", self._diagnose))
-        went_well += [self._of_one(key, "finish", self._finish_if_quiet) for key in ended]
+        for key in ended:
+            self._of_one(key, "finish", self._finish_if_quiet)
         went_well.append(self._stage("forget", self._forget))
-        if all(went_well):
+        self._failing = {key for key in self._failing if key in self._due and not self._is_kept(key)}
+        if all(went_well) and not self._failing:
             self._stage("lease", self._lease.ticked)
 
     def _take_lease(self) -> None:
@@ -206,7 +210,10 @@ class Recorder:
             if count:
                 log.info("forgot %s %s", f"{count:,}", what)
 
-    def _of_one(self, key: Key, what: str, work: Callable[[Key], object]) -> bool:
+    def _is_kept(self, key: Key) -> bool:
+        return key in self._open and self._open[key].is_kept
+
+    def _of_one(self, key: Key, what: str, work: Callable[[Key], object]) -> None:
         """A stage of one attempt: where it fails the others go on, and it is read from its folder again."""
         try:
             work(key)
@@ -214,10 +221,9 @@ class Recorder:
             self._open.pop(key, None)
             if isinstance(error, OvertakenError | GoneError):
                 log.info("%s of %s/%d begins anew: %s", what, *key, error)
-                return True
+                return
+            self._failing.add(key)
             self._tell(f"{what} of an attempt", error)
-            return False
-        return True
 
     def _stage(self, name: str, work: Callable[[], object]) -> bool:
         try:

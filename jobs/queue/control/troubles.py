@@ -8,6 +8,7 @@ import time
 import kombu.exceptions
 from django.db import Error
 
+from jobs.full import WORDS, is_full
 from jobs.queue.heard.deadletters import passes
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,8 @@ class Troubles:
         self._since.pop(kind, None)
         if away(error):
             log.warning("%s waits%s: %s", stage, times, error)
+        elif is_full(error):
+            log.warning("%s waits%s: %s: %s", stage, times, WORDS, error)
         else:
             log.error("%s failed%s", stage, times, exc_info=error)
         return True

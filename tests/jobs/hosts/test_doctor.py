@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from datetime import timedelta
 from io import StringIO
@@ -20,6 +21,7 @@ from jobs.history.recording.recorder import Recorder
 from jobs.hosts.checks import board
 from jobs.models import Host, Lease
 from jobs.queue.control.controller import Controller
+from tests.support.disks import full_disk
 from tests.support.processes import RedisServer
 from workers.host.address import address_towards
 
@@ -51,6 +53,7 @@ def test_a_board_that_is_well_fails_in_nothing(
     each_database: str, joined: Host, live_redis: redis.Redis, settings: Any
 ) -> None:
     settings.REDIS_FOR_HOSTS = "redis://redis.example:6379/0"
+    settings.STATIC_ROOT = settings.STATICFILES_DIRS[0]
     assert worked()
     told = list(board())
     assert [finding for finding in told if finding.level != "ok" and finding.subject not in ("names", "disk")] == []
@@ -70,6 +73,25 @@ def test_a_board_that_is_well_fails_in_nothing(
     assert all(finding.words for finding in told)
 
 
+def test_static_files_that_are_not_there_or_of_before_an_upgrade_are_found(
+    db: None, settings: Any, tmp_path: Path
+) -> None:
+    settings.STATIC_ROOT = tmp_path / "static"
+    assert levels("static") == ["fail"]
+    shutil.copytree(settings.STATICFILES_DIRS[0], settings.STATIC_ROOT)
+    assert levels("static") == ["ok"]
+    (tmp_path / "static" / "css" / "tokens.css").write_text("of before")
+    [told] = found("static")
+    assert (told.level, told.words.split()[0]) == ("fail", "1")
+
+
+def test_the_disk_of_histories_is_looked_at_where_it_is_another(db: None, settings: Any, tmp_path: Path) -> None:
+    with full_disk(tmp_path / "disk") as disk:
+        settings.HISTORY_DIR = disk / "history"
+        told = {finding.words.partition(",")[0]: finding.level for finding in found("disk")}
+    assert told["histories"] == "fail"
+
+
 def test_every_failure_says_what_to_do_and_the_exit_code_tells(db: None) -> None:
     """tests.settings' Redis is nowhere, and no controller or recorder ever ran."""
     out = StringIO()
@@ -78,7 +100,7 @@ def test_every_failure_says_what_to_do_and_the_exit_code_tells(db: None) -> None
     assert ended.value.code == 1
     told = json.loads(out.getvalue())
     failing = {finding["subject"]: finding for finding in told if finding["level"] == "fail"}
-    assert set(failing) - {"disk"} == {"Redis", "controller", "recorder"}
+    assert set(failing) - {"disk"} == {"Redis", "controller", "recorder", "static"}
     assert "does not answer" in failing["Redis"]["words"]
     assert [finding for finding in told if finding["level"] != "ok" and not finding["advice"]] == []
 

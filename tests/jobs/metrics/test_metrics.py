@@ -205,7 +205,7 @@ def collector(settings: Any) -> Iterator[type[Collector]]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Here) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         settings.OTLP_ENDPOINT = f"http://127.0.0.1:{server.server_address[1]}"
-        settings.OTLP_EVERY_S, settings.OTLP_HEADERS = 1, "X-Token=abc"
+        settings.OTLP_EVERY_S, settings.OTLP_HEADERS = 1, {"x-token": "abc"}
         yield Here
         server.shutdown()
 

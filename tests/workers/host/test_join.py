@@ -21,7 +21,8 @@ from contracts.join import JOIN_PATH
 from contracts.names import events_stream
 from tests.support.processes import ROOT, RedisServer, base_environment, running, wait_until
 from tests.support.web import Site, site
-from workers.host import doctor
+from workers.host import doctor, stop
+from workers.host import settings as host
 from workers.host.doctor import findings
 from workers.host.join import AwayError, RefusedError, _ask, _board
 from workers.host.joined import Kept, kept_file, read_or_make, write
@@ -101,15 +102,32 @@ def test_it_comes_back_while_the_board_is_away_and_its_doctor_finds_that(
         (["http://192.0.2.1:8000"], "would show the token"),
         (["http://127.0.0.1:1", "--name", "a:b"], "MESHBOARD_HOST_NAME must be"),
         (["http://127.0.0.1:1", "--slots", "0"], "MESHBOARD_SLOTS must be"),
+        (["http://192.0.2.1:8000", "MESHBOARD_JOIN_INSECURE=yes"], "MESHBOARD_JOIN_INSECURE must be 1 or 0, got 'yes'"),
+        (["http://127.0.0.1:1", "MESHBOARD_DEVICE=gpu"], "MESHBOARD_DEVICE must be cpu or cuda, got 'gpu'"),
     ],
 )
 def test_what_it_will_not_do_is_told_before_anything_is_sent(tmp_path: Path, arguments: list[str], words: str) -> None:
+    set_to = dict(argument.split("=") for argument in arguments if "=" in argument)
+    argv = [*JOIN, *(argument for argument in arguments if "=" not in argument)]
     ran = subprocess.run(
-        [*JOIN, *arguments], env=environment(tmp_path), cwd=ROOT, capture_output=True, text=True, check=False
+        argv, env=environment(tmp_path, **set_to), cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert ran.returncode == 1
     assert words in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [([], "arguments are required: RUN_DIR"), (["/none"], "/none is no folder: nothing was ended")],
+)
+def test_who_ends_all_of_a_host_names_a_folder_that_is_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["stop", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        stop.main()
+    assert (ended.value.code, words in capsys.readouterr().err) == (2, True)
 
 
 def test_plain_http_is_for_this_machine_or_on_purpose() -> None:
@@ -218,6 +236,56 @@ def test_a_machine_is_called_what_it_joined_as_until_it_joined_twice(
     assert host_settings(joined=False).name == machine
     monkeypatch.setenv("MESHBOARD_HOST_NAME", "gpu-8")
     assert host_settings(joined=False).name == "gpu-8"
+
+
+def test_what_is_set_to_nothing_is_not_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `NAME=` in a unit's file of settings, which runs in /: all of the machine would have been the script root."""
+    text = (ROOT / "workers/host/settings.py").read_text()
+    names = set(re.findall(r"MESHBOARD_[A-Z][A-Z_]*[A-Z]", text))
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    unset = host_settings(joined=False)
+    for name in names:
+        monkeypatch.setenv(name, "")
+    monkeypatch.chdir(tmp_path)
+    assert host_settings(joined=False) == unset
+    assert unset.script_root == ROOT / "var" / "scripts"
+    monkeypatch.setattr(host, "CHECKOUT", tmp_path / "site-packages")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "kept"))
+    assert host_settings(joined=False).state_dir == tmp_path / "kept" / "meshboard"
+    monkeypatch.setenv("MESHBOARD_STATE_DIR", "~/board")
+    assert host_settings(joined=False).state_dir == Path.home() / "board"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "set_to", "device", "slots"),
+    [
+        (8, {}, "cuda", 8),
+        (8, {"MESHBOARD_DEVICE": "cuda"}, "cuda", 8),
+        (8, {"MESHBOARD_SLOTS": "2"}, "cuda", 2),
+        (8, {"MESHBOARD_DEVICE": "cpu"}, "cpu", max(4, os.cpu_count() or 1)),
+        (0, {}, "cpu", max(4, os.cpu_count() or 1)),
+        (0, {"MESHBOARD_DEVICE": "cuda", "MESHBOARD_SLOTS": "1"}, "cuda", 1),
+    ],
+)
+def test_slots_are_gpus_for_who_joins_and_for_its_doctor_too(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, set_to: dict[str, str], device: str, slots: int
+) -> None:
+    for name in ("MESHBOARD_DEVICE", "MESHBOARD_SLOTS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in set_to.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(host, "Gpus", lambda: range(gpus))
+    found = host_settings(joined=False)
+    assert (found.device, found.slots) == (device, slots)
+
+
+def test_a_device_that_the_driver_does_not_tell_of_has_no_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MESHBOARD_SLOTS", raising=False)
+    monkeypatch.setenv("MESHBOARD_DEVICE", "cuda")
+    monkeypatch.setattr(host, "Gpus", list)
+    with pytest.raises(SettingError, match="the driver tells of no GPU"):
+        host_settings(joined=False)
 
 
 @pytest.mark.parametrize(("address", "place"), [("127.0.0.1", r"127\.0\.0\.1:\d"), ("::1", r"\[::1\]:\d")])

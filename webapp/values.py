@@ -1,0 +1,179 @@
+"""What the value of a setting may be. What is none is refused in words, and what may hold a password is not shown."""
+
+from __future__ import annotations
+
+import os
+import re
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import SplitResult, urlsplit
+
+import dj_database_url
+from pydantic import AfterValidator, BeforeValidator, SecretStr
+from pydantic_settings import NoDecode
+
+DATABASE_FORM = (
+    "it is postgres://user:password@host:port/name (with ?sslmode=require, say), or sqlite:////path; "
+    "percent-encode what is special in a password"
+)
+REDIS_FORM = (
+    "it is redis://user:password@host:port/0, or rediss:// with TLS; percent-encode what is special in a password"
+)
+SOCKET_FORM = "or unix:///path of a socket"
+HOST_FORM = (
+    "it is a name as browsers ask for it, board.example, without https://, port or path; "
+    ".board.example is that and all names below it"
+)
+
+
+def parse_database(url: SecretStr) -> dict[str, Any]:
+    """Django's settings for a URL, what follows its `?` as the driver's options."""
+    text = url.get_secret_value()
+    try:
+        known = text.startswith(("postgres://", "postgresql://", "sqlite:///"))
+        found: dict[str, Any] = dict(dj_database_url.parse(text, conn_health_checks=True)) if known else {}
+    except ValueError:
+        found = {}
+    if not found.get("NAME"):
+        raise ValueError(DATABASE_FORM)  # not the parser's own words: they can hold a piece of the password
+    if found["ENGINE"] == "django.db.backends.sqlite3":
+        # IMMEDIATE takes the write lock at once, so two writers queue instead of failing half way.
+        found["OPTIONS"] = {
+            "transaction_mode": "IMMEDIATE",
+            "timeout": 20,
+            "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
+        }
+    return found
+
+
+def formed(pattern: str, words: str) -> AfterValidator:
+    """Text of this form, which `words` tell to whoever wrote another."""
+
+    def look(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(words)
+        return text
+
+    return AfterValidator(look)
+
+
+def names_and_values(text: str) -> dict[str, str]:
+    """`name=value` with commas between. Raises ValueError."""
+    pairs = [part.partition("=") for part in text.split(",")]
+    found = {name.strip().lower(): value.strip() for name, _, value in pairs}
+    if not all(sign and re.fullmatch(r"[!#-'*+.^-`|~0-9A-Za-z-]+", name.strip()) for name, sign, _ in pairs):
+        raise ValueError("it is name=value with commas between; percent-encode what is special in a value")
+    return found
+
+
+def _parsed(url: SecretStr) -> SecretStr:
+    parse_database(url)
+    return url
+
+
+def _pairs(text: SecretStr) -> SecretStr:
+    names_and_values(text.get_secret_value())
+    return text
+
+
+def _token(text: SecretStr) -> SecretStr:
+    if not re.fullmatch(r"[!-~]{16,}", text.get_secret_value()):
+        raise ValueError("it is 16 characters or more, ASCII and without blanks: it travels in a header")
+    return text
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _hosts(text: str) -> list[str]:
+    """'*' is refused by `webapp.safety`, which says why."""
+    given = _split(text)
+    for part in given or [""]:
+        if part != "*" and not re.fullmatch(r"\.?[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?|\[[0-9A-Fa-f:.]+\]", part):
+            raise ValueError(HOST_FORM)
+    return given
+
+
+def _networks(text: str) -> list[str]:
+    """None of them is everybody: then anybody could say that he is anybody."""
+    given = _split(text)
+    for part in given:
+        if ip_network(part).prefixlen == 0:
+            raise ValueError(f"{part} is everybody")
+    return given
+
+
+def _redis(url: SecretStr) -> SecretStr:
+    if not _is_redis(url) and not url.get_secret_value().startswith("unix:///"):
+        raise ValueError(f"{REDIS_FORM}; {SOCKET_FORM}")
+    return url
+
+
+def _hosts_redis(url: SecretStr) -> SecretStr:
+    """What hosts can be sent to."""
+    if not _is_redis(url):
+        raise ValueError(REDIS_FORM)
+    return url
+
+
+def _is_redis(url: SecretStr) -> bool:
+    """Its client takes another scheme, or a number of a database that is none, for one that it was not given."""
+    try:
+        parts: SplitResult = urlsplit(url.get_secret_value())
+        named = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+    return (
+        parts.scheme in ("redis", "rediss")
+        and named
+        and not parts.fragment
+        and bool(re.fullmatch(r"/?\d*", parts.path))
+    )
+
+
+def _not_a_file(folder: Path) -> Path:
+    if os.path.exists(folder) and not os.path.isdir(folder):  # Path's own raise where we may not look
+        raise ValueError("there is something there that is no folder")
+    return folder
+
+
+def _at(path: Path) -> Path:
+    """No shell reads what a unit's or a container's file of settings says."""
+    return path.expanduser().resolve()
+
+
+LOGIN = r"([A-Za-z0-9_][A-Za-z0-9_.-]{0,63}@)?[A-Za-z0-9_][A-Za-z0-9_.:-]{0,252}"  # no option of ssh
+LOOPBACK = r"http://(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?(/|$)"
+DatabaseUrl = Annotated[SecretStr, AfterValidator(_parsed)]
+RedisUrl = Annotated[SecretStr, AfterValidator(_redis)]
+HostsRedis = Annotated[SecretStr, AfterValidator(_hosts_redis)]
+Headers = Annotated[SecretStr, AfterValidator(_pairs)]
+Hosts = Annotated[list[str], NoDecode, BeforeValidator(_hosts)]
+SecretNames = Annotated[
+    list[SecretStr], NoDecode, BeforeValidator(lambda text: [SecretStr(key) for key in _split(text)])
+]
+Networks = Annotated[list[str], NoDecode, BeforeValidator(_networks)]
+Place = Annotated[Path, AfterValidator(_at)]
+Folder = Annotated[Place, AfterValidator(_not_a_file)]
+Url = Annotated[
+    str, formed(r"https?://[^\s?#@/]+[^\s?#@]*", "it is https://HOST, with a port or a path where it has one")
+]
+HttpsUrl = Annotated[
+    str,
+    formed(
+        rf"(https://[^\s?#@/]|{LOOPBACK})[^\s?#@]*",
+        "it is https://HOST, or http:// on this machine: plain http shows nobody who answers",
+    ),
+]
+Collector = Annotated[str, formed(r"https?://[^\s?#]+", "it is http://HOST:PORT, or https://")]
+MailServer = Annotated[
+    str,
+    formed(
+        r"[A-Za-z0-9.-]{1,253}|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*",
+        "it is a host's name; its port is MESHBOARD_EMAIL_PORT",
+    ),
+]
+MailAddress = Annotated[str, formed(r"[^\s<>@,;:]+@[A-Za-z0-9.-]+", "it is an address alone, name@host")]
+MetricsToken = Annotated[SecretStr, AfterValidator(_token)]
