@@ -173,13 +173,27 @@ def casts_late(row: PublishedRow) -> bool:
     """Whether Transformer Engine is one of 2024's, whose modules scale with what was largest before (`DelayedScaling`)
     and take their host longer: NeMo's launcher and its images until 25.02."""
     path = r"dgxc-benchmarking@v(24|25\.02)|training_results_v4|NVIDIA/NeMo@"
-    return re.search(path, row.text("source_repo_path")) is not None
+    return re.search(path, row.text("source_repo_path")) is not None or _of_launcher(row)
 
 
 def joins_loss(row: PublishedRow) -> bool:
     """Whether Megatron's own fused loss is on, by NeMo 2's default (`cross_entropy_loss_fusion` of its GPTConfig)."""
-    path = r"dgxc-benchmarking@v25\.0[4-9]|training_results_v5|NVIDIA/NeMo:.*long_sequence"
-    return re.search(path, row.text("source_repo_path")) is not None
+    path = r"dgxc-benchmarking@v25\.04|training_results_v5|NVIDIA/NeMo:.*long_sequence"
+    return re.search(path, row.text("source_repo_path")) is not None and not _of_launcher(row)
+
+
+def fuses_loss(row: PublishedRow) -> bool:
+    """Whether Transformer Engine's loss is, as scripts/performance of NeMo has it from April 2025 on, of which
+    dgxc-benchmarking's v25.05 is the first release (utils.py, `set_primary_perf_configs`: `cross_entropy_fusion_impl`
+    "te")."""
+    return re.search(r"dgxc-benchmarking@v25\.0[5-9]", row.text("source_repo_path")) is not None
+
+
+def _of_launcher(row: PublishedRow) -> bool:
+    """Whether NeMo's launcher in its image of 24.12 trained what dgxc-benchmarking's v25.04 has: Grok 1 and GPT-3, as
+    in v25.02 (grok1/launch.sh, nemo_megatron/launch.sh)."""
+    path, model = row.text("source_repo_path"), row.text("model").lower()
+    return "dgxc-benchmarking@v25.04" in path and re.search("grok|gpt3", model) is not None
 
 
 def has_early_cudnn(row: PublishedRow) -> bool:
@@ -217,6 +231,8 @@ def switched_on(row: PublishedRow) -> dict[str, Any]:
     early: dict[str, Any] = {"gemm_fp8": EARLY_BLACKWELL_FP8} if _is_early_blackwell(row) else {}
     if joins_loss(row):
         early["loss"] = JOINED_LOSS
+    if fuses_loss(row):
+        early["loss"] = FUSED_LOSS
     if has_early_cudnn(row):
         early["attention_blackwell"] = EARLY_CUDNN_BLACKWELL
     if casts_late(row):
@@ -276,7 +292,7 @@ def _of_dgxc(row: PublishedRow) -> dict[str, Any]:
     model, graphed = row.text("model").lower(), row.text("gpu").lower().startswith("gb200")
     changed: dict[str, Any] = {}
     if of_nemo_deepseek(row):
-        changed |= ALL_TO_ALL | {"syncs_experts": False, "hidden": {}, "heads": 2, "loss": FUSED_LOSS}
+        changed |= ALL_TO_ALL | {"syncs_experts": False, "hidden": {}, "heads": 2}
     if graphed and re.search("nemotron4|grok", model):
         changed |= WHOLE_GRAPH
     if "grok" in model:
