@@ -190,6 +190,14 @@ def fuses_loss(row: PublishedRow) -> bool:
     return re.search(r"dgxc-benchmarking@v25\.0[5-9]", row.text("source_repo_path")) is not None
 
 
+def gathers_narrow(row: PublishedRow) -> bool:
+    """Whether ZeRO gathers fp8: with Megatron-Bridge's one scale a tensor (mixed_precision.py, `fp8_param_gather`; blocks
+    of mxfp8 are gathered in 16 bits, `reuse_grad_buf_for_mxfp8_param_ag`), in dgxc-benchmarking (`fp8_params` of its
+    configure.sh and of NeMo 2's bf16_with_fp8_mixed) and in MLPerf's v5.0 (config_common.sh)."""
+    sources = of_bridge(row) or re.match("NVIDIA/dgxc|mlcommons/training_results_v5", row.source) is not None
+    return sources and row.text("precision").lower() in ("fp8", "fp8-cs")
+
+
 def _of_launcher(row: PublishedRow) -> bool:
     """Whether an image of 2024 trained what a page of 2025 has: Grok 1 and GPT-3 in dgxc-benchmarking's v25.04 (24.12,
     its grok1/launch.sh and nemo_megatron/launch.sh), H100 on NeMo's page of long sequences (24.03.01)."""
@@ -240,6 +248,8 @@ def switched_on(row: PublishedRow) -> dict[str, Any]:
         early |= {"launch_s": LAUNCH_S, "cast_s": EARLY_CAST_S}
     if runs_flash_2(row):
         early["attention"] = STACKS["megatron"].attention * FLASH_2
+    if gathers_narrow(row):
+        early["narrow_parameters"] = True
     if row.source == "NVIDIA/dgxc-benchmarking":
         return early | _of_dgxc(row)
     if not of_bridge(row):
@@ -249,7 +259,6 @@ def switched_on(row: PublishedRow) -> dict[str, Any]:
         changed |= {"experts_biased": True, "experts_clamped": True}
         changed["window"] = WINDOW
     if row.text("precision").lower() in ("fp8", "fp8-cs"):  # one scale a tensor, of now: mixed_precision.py
-        changed["narrow_parameters"] = True  # `fp8_param_gather`
         if "h100" in row.text("gpu").lower():
             changed["casts"] = megatron.casts * CURRENT_CASTS
     if predicts_second(row):

@@ -126,6 +126,21 @@ def test_what_nemos_launcher_trained_has_the_software_of_2024(
     assert ("loss" in changed) != late
 
 
+@pytest.mark.parametrize(
+    ("path", "precision", "narrow"),
+    [
+        ("NVIDIA/dgxc-benchmarking@v24.11.1:README.md", "fp8", True),
+        ("NVIDIA/dgxc-benchmarking@v25.05.04:README.md", "bf16", False),
+        ("mlcommons/training_results_v5.0:NVIDIA/results/x/llama31_405b", "fp8", True),
+        ("NVIDIA-NeMo/Megatron-Bridge:docs.md", "FP8-CS", True),
+        ("NVIDIA-NeMo/Megatron-Bridge:docs.md", "MXFP8", False),
+    ],
+)
+def test_what_zero_gathers_in_fp8_is_its_recipes(tmp_path: Path, path: str, precision: str, narrow: bool) -> None:
+    changed = switched_on(_of_bridge(tmp_path, "26.04", "GB200", "llama3.1-405b", precision, source_repo_path=path))
+    assert changed.get("narrow_parameters", False) == narrow
+
+
 @pytest.mark.parametrize(("gpus", "repeated"), [("128", Repeated(layers=1.0)), ("256", Repeated())])
 def test_the_larger_of_a_recipes_two_sizes_repeats_nothing(tmp_path: Path, gpus: str, repeated: Repeated) -> None:
     assert repeated_by(_of_bridge(tmp_path, "26.02", "GB200", "llama3.1-405b", "NVFP4", gpus=gpus)) == repeated
