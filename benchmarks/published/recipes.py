@@ -177,8 +177,8 @@ def casts_late(row: PublishedRow) -> bool:
 
 
 def joins_loss(row: PublishedRow) -> bool:
-    """Whether Megatron's own fused loss is on, by NeMo 2's default (`cross_entropy_loss_fusion` of its GPTConfig), which
-    MLPerf's LoRA turns off (train.py)."""
+    """Whether Megatron's own fused loss is on, by NeMo 2's default (`cross_entropy_loss_fusion` of its GPTConfig). LoRA
+    of MLPerf turns it off (train.py)."""
     path = r"dgxc-benchmarking@v25\.04|training_results_v5(?!.*lora)|NVIDIA/NeMo:.*long_sequence"
     return re.search(path, row.text("source_repo_path")) is not None and not _of_launcher(row)
 
@@ -191,9 +191,9 @@ def fuses_loss(row: PublishedRow) -> bool:
 
 
 def gathers_narrow(row: PublishedRow) -> bool:
-    """Whether ZeRO gathers fp8: with Megatron-Bridge's one scale a tensor (mixed_precision.py, `fp8_param_gather`; blocks
-    of mxfp8 are gathered in 16 bits, `reuse_grad_buf_for_mxfp8_param_ag`), in dgxc-benchmarking (`fp8_params` of its
-    configure.sh and of NeMo 2's bf16_with_fp8_mixed) and in MLPerf's v5.0 (config_common.sh)."""
+    """Whether ZeRO gathers fp8: with Megatron-Bridge's one scale a tensor (mixed_precision.py, `fp8_param_gather`; mxfp8
+    is gathered in 16 bits, `reuse_grad_buf_for_mxfp8_param_ag`), in dgxc-benchmarking (`fp8_params` of its configure.sh
+    and of NeMo 2's bf16_with_fp8_mixed) and in MLPerf's v5.0 (config_common.sh)."""
     sources = of_bridge(row) or re.match("NVIDIA/dgxc|mlcommons/training_results_v5", row.source) is not None
     return sources and row.text("precision").lower() in ("fp8", "fp8-cs")
 
@@ -258,9 +258,8 @@ def switched_on(row: PublishedRow) -> dict[str, Any]:
     if "gpt-oss" in row.text("model").lower():
         changed |= {"experts_biased": True, "experts_clamped": True}
         changed["window"] = WINDOW
-    if row.text("precision").lower() in ("fp8", "fp8-cs"):  # one scale a tensor, of now: mixed_precision.py
-        if "h100" in row.text("gpu").lower():
-            changed["casts"] = megatron.casts * CURRENT_CASTS
+    if gathers_narrow(row) and "h100" in row.text("gpu").lower():  # a scale of now (mixed_precision.py, "tensorwise")
+        changed["casts"] = megatron.casts * CURRENT_CASTS
     if predicts_second(row):
         changed["heads"] = 2
     if any_of(row, _FP8_LATENT):
