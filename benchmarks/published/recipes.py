@@ -191,8 +191,8 @@ def fuses_loss(row: PublishedRow) -> bool:
 
 
 def gathers_narrow(row: PublishedRow) -> bool:
-    """Whether ZeRO gathers fp8: with Megatron-Bridge's one scale a tensor (mixed_precision.py, `fp8_param_gather`; mxfp8
-    is gathered in 16 bits, `reuse_grad_buf_for_mxfp8_param_ag`), in dgxc-benchmarking (`fp8_params` of its configure.sh
+    """Whether ZeRO gathers fp8: with Megatron-Bridge's one scale a tensor (mixed_precision.py, `fp8_param_gather`; that
+    of mxfp8 is 16 bits, `reuse_grad_buf_for_mxfp8_param_ag`), in dgxc-benchmarking (`fp8_params` of its configure.sh
     and of NeMo 2's bf16_with_fp8_mixed) and in MLPerf's v5.0 (config_common.sh)."""
     sources = of_bridge(row) or re.match("NVIDIA/dgxc|mlcommons/training_results_v5", row.source) is not None
     return sources and row.text("precision").lower() in ("fp8", "fp8-cs")

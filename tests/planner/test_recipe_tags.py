@@ -114,8 +114,8 @@ def test_which_loss_is_fused_goes_by_its_recipes_software(tmp_path: Path, path: 
     [
         ("NVIDIA/dgxc-benchmarking@v25.04:README.md", "H100", "grok1-314b", True),
         ("NVIDIA/dgxc-benchmarking@v25.04:README.md", "H100", "gpt3-175b", True),
-        ("NVIDIA/NeMo:docs/performance_long_sequence.md", "H100", "llama2-7b", True),
-        ("NVIDIA/NeMo:docs/performance_long_sequence.md", "B200", "llama3.1-8b", False),
+        ("NVIDIA/NeMo:performance_long_sequence.md", "H100", "llama2-7b", True),
+        ("NVIDIA/NeMo:performance_long_sequence.md", "B200", "llama3.1-8b", False),
     ],
 )
 def test_what_nemos_launcher_trained_has_the_software_of_2024(
