@@ -49,6 +49,8 @@ UNEVEN_LAYERS, UNEVEN_LAST = 13, 8
 # --recompute-modules: layernorm mla_up_proj mlp moe_act.
 MAKES_AGAIN = r"selective_recompute_experimental|fine_grained_offloading"
 MADE_AGAIN: tuple[Module, ...] = ("norms", "latents", "mlp", "activation")
+# --recompute-modules: moe_act alone.
+MAKES_ACTIVATIONS_AGAIN = r"scoped_cudagraph"
 # --fine-grained-activation-offloading of every module.
 OFFLOADS = r"fine_grained_offloading"
 # --cross-entropy-loss-fusion by torch's compiler, which writes no exponential in place of its logit.

@@ -13,6 +13,7 @@ from benchmarks.published.own_tests import (
     GRAPHED_MODULES,
     LOCAL,
     MADE_AGAIN,
+    MAKES_ACTIVATIONS_AGAIN,
     MAKES_AGAIN,
     OFFLOADS,
     predicts_two,
@@ -55,6 +56,8 @@ def kernels_of(row: PublishedRow, text: str, stack: StackName, model: ModelSpec,
             changed["loss"] = JOINED_LOSS
         if re.search(MAKES_AGAIN, text):
             changed["repeats"] = MADE_AGAIN
+        elif re.search(MAKES_ACTIVATIONS_AGAIN, text):
+            changed["repeats"] = ("activation",)
         changed["offloads"] = float(re.search(OFFLOADS, text) is not None)
         changed["experts_apart"] = re.search(EXPERTS_APART, text) is not None
         changed["heads"] = 2 if predicts_two(row, text) else 1

@@ -153,6 +153,12 @@ def test_a_tests_fused_loss_moves_less(tmp_path: Path) -> None:
     assert fused < usual == STACKS["megatron"].loss
 
 
+def test_a_test_that_makes_activations_again_makes_no_scores_again(tmp_path: Path) -> None:
+    name = "moe-test gpt3_moe_mcore_te_tp4_ep2_etp2_pp2_scoped_cudagraph"
+    planned = _planned(tmp_path, name, **{**SECOND_TOKEN, "recompute": "selective", "measure_name": "step_time_s"})
+    assert planned.kernels.repeats == ("activation",)
+
+
 def test_what_a_test_makes_again_takes_time_though_its_scores_are_kept(tmp_path: Path) -> None:
     name = "moe-test gpt3_mcore_te_tp2_pp2_ep4_etp1_selective_recompute_experimental"
     planned = _planned(tmp_path, name, **{**SECOND_TOKEN, "measure_name": "step_time_s", "measure_value": "1.1"})
