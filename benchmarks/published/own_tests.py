@@ -40,6 +40,8 @@ ROTARY = r"position-embedding-type=rope|rope_embeddings|ep4_etp1|deepseek(v3)?_p
 WITHOUT_BIAS = r"disable-bias-linear"
 # --no-gradient-accumulation-fusion: a weight's gradient is made, then added.
 ADDS_APART = r"no-gradient-accumulation-fusion"
+# --moe-token-dispatcher-type alltoall.
+SENDS_TO_ALL = r"ep4_etp1|te_a2a_ovlp|ep2_etp2_pp2|deepseek_proxy|mixtral_8x"
 # --overlap-moe-expert-parallel-comm.
 OVERLAPS_EXPERTS = rf"{KEEPS_SCORES}|(?<!no_a2a_ovlp_)fine_grained_offloading|te_a2a_ovlp"
 # --decoder-first-pipeline-num-layers 2 and the last's: 2, 4, 4 and 2 of 12 layers. As many planned evenly have a stage

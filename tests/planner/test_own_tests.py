@@ -68,6 +68,10 @@ def test_which_of_the_larger_mixtures_predict_a_second_token(
         (own_tests.FUSED_LOSS, "te_tp2_pp2_ep4_etp1_memory_speed", True),
         (own_tests.FUSED_LOSS, "gpt3_15b_8t_release_gb200", True),
         (own_tests.FUSED_LOSS, "gpt3_15b_8t_release", False),
+        (own_tests.SENDS_TO_ALL, "te_tp2_pp2_ep4_etp1_memory_speed", True),
+        (own_tests.SENDS_TO_ALL, "te_tp2_pp1_te_a2a_ovlp_8experts_etp1_ep4", True),
+        (own_tests.SENDS_TO_ALL, "te_tp2_pp1_te_8experts_etp1_ep4", False),
+        (own_tests.SENDS_TO_ALL, "deepseekv3_proxy_flex_tp1pp4emp16etp1cp1_release", False),
         (own_tests.OVERLAPS_TENSORS, "gpt3_15b_8t_release_sm_gb200", True),
         (own_tests.EXPERTS_APART, "tp2_pp2_resume_torch_dist_te_2experts", True),
         (own_tests.ROTATES_APART, "deepseek_proxy_fsdp_ep2_fsdp2", True),
@@ -157,6 +161,7 @@ def test_a_test_that_makes_activations_again_makes_no_scores_again(tmp_path: Pat
     name = "moe-test gpt3_moe_mcore_te_tp4_ep2_etp2_pp2_scoped_cudagraph"
     planned = _planned(tmp_path, name, **{**SECOND_TOKEN, "recompute": "selective", "measure_name": "step_time_s"})
     assert planned.kernels.repeats == ("activation",)
+    assert planned.kernels.sorts_dispatch, "it sends by all-to-all"
 
 
 def test_what_a_test_makes_again_takes_time_though_its_scores_are_kept(tmp_path: Path) -> None:
