@@ -23,7 +23,7 @@ WITHOUT_DROPOUT = r"ep4_etp1|deepseek(v3)?_proxy|scoped_cudagraph|mixtral_8x|15b
 # Those that give the pipe's layout (`Et*3|(tt|)*6tmL`): 8 chunks.
 IN_8_CHUNKS = r"selective_recompute_experimental|fine_grained_offloading|scoped_cudagraph|deepseekv3_proxy"
 # Those that lack --moe-grouped-gemm; sharded ones have it.
-EXPERTS_APART = r"(?<!groupedgemm)experts2parallel(?!.*groupedgemm)(?!_top2router|_ddp_average)"
+EXPERTS_APART = r"(?<!groupedgemm)experts2parallel(?!.*groupedgemm)(?!_top2router|_ddp_average)|te_2experts"
 # --mtp-num-layers 1: beside a layer more, the last rank has the embedding's table, a projection and logits once more.
 # (pattern; layers and dense ones that put on the last rank as many of each kind as it has there, that one included)
 _PREDICTS_TWO = (
@@ -35,11 +35,13 @@ _PREDICTS_TWO = (
 )
 # Those with --normalization RMSNorm, and with rotary positions in place of a table.
 WITHOUT_NORM_BIAS = r"ep4_etp1|deepseek(v3)?_proxy|current_scaling|mixtral_8x"
-ROTARY = r"position-embedding-type=rope|rope_embeddings|ep4_etp1|deepseek(v3)?_proxy|scoped_cudagraph|mixtral_8x"
+ROTARY = r"position-embedding-type=rope|rope_embeddings|ep4_etp1|deepseek(v3)?_proxy|scoped_cudagraph|mixtral_8x|15b_8t"
 # --disable-bias-linear.
 WITHOUT_BIAS = r"disable-bias-linear"
 # --no-gradient-accumulation-fusion: a weight's gradient is made, then added.
 ADDS_APART = r"no-gradient-accumulation-fusion"
+# --moe-token-dispatcher-type alltoall.
+SENDS_TO_ALL = r"ep4_etp1|te_a2a_ovlp|ep2_etp2_pp2|deepseek_proxy|mixtral_8x"
 # --overlap-moe-expert-parallel-comm.
 OVERLAPS_EXPERTS = rf"{KEEPS_SCORES}|(?<!no_a2a_ovlp_)fine_grained_offloading|te_a2a_ovlp"
 # --decoder-first-pipeline-num-layers 2 and the last's: 2, 4, 4 and 2 of 12 layers. As many planned evenly have a stage
@@ -49,10 +51,15 @@ UNEVEN_LAYERS, UNEVEN_LAST = 13, 8
 # --recompute-modules: layernorm mla_up_proj mlp moe_act.
 MAKES_AGAIN = r"selective_recompute_experimental|fine_grained_offloading"
 MADE_AGAIN: tuple[Module, ...] = ("norms", "latents", "mlp", "activation")
+# --recompute-modules: moe_act alone.
+MAKES_ACTIVATIONS_AGAIN = r"scoped_cudagraph"
 # --fine-grained-activation-offloading of every module.
 OFFLOADS = r"fine_grained_offloading"
 # --cross-entropy-loss-fusion by torch's compiler, which writes no exponential in place of its logit.
-FUSED_LOSS = rf"cross_entropy_loss_fusion|ep4_etp1_(mtp|memory_speed|resume)|deepseekv3_proxy|{KEEPS_SCORES}"
+_ON_GB200 = r"15b_8t_release(_sm)?_gb200"
+FUSED_LOSS = (
+    rf"cross_entropy_loss_fusion|ep4_etp1_(mtp|memory_speed|resume)|deepseekv3_proxy|{KEEPS_SCORES}|{_ON_GB200}"
+)
 # --wgrad-deferral-limit 2: as many gradients of logits wait for the pipe's end.
 DEFERS_GRADIENTS = r"defer_embedding_wgrad"
 DEFERRED = 2
@@ -75,7 +82,7 @@ COMPARES_RANKS = r"qk_layernorm_test_mode"
 COMPARED, COMPARE_KERNELS, GATHER_KERNELS = 4, 2, 2
 # --moe-router-dtype fp32, and --tp-comm-overlap.
 FP32_ROUTER = r"te_ep8|ep4_etp1|ep2_etp2_pp2|deepseek(v3)?_proxy"
-OVERLAPS_TENSORS = r"tp_overlap"
+OVERLAPS_TENSORS = rf"tp_overlap|{_ON_GB200}"
 # --cuda-graph-modules attn mlp moe_router moe_preprocess, and attn alone.
 GRAPHED_MODULES = r"scoped_cudagraph"
 GRAPHED_CORE = r"attn_cudagraph"
@@ -83,10 +90,12 @@ GRAPHED_CORE = r"attn_cudagraph"
 # rank for their norm, and over those that it updates for their gradients' zeros (common_utils.py,
 # `calc_params_l2_norm`; clip_grads.py, `count_zeros_fp32`). Either is no kernel of a layer: as in eager torch.
 LOGGED_S = LAUNCH_S
-# --no-rope-fusion: queries and keys are turned operation by operation, so many of forward and of backward as counted on
-# `_apply_rotary_pos_emb_bshd` (rope_utils.py); latent attention's sort their pairs besides. Two to a kernel, as layers
-# of GPT's have in eager torch.
-ROTATES_APART = r"no_fusion|tp2_pp2_mla|ep4_etp1"
+# --no-rope-fusion, or latent attention without --position-embedding-type rope (arguments.py): queries and keys turn
+# operation by operation, so many of forward and of backward as torch dispatches in `_apply_rotary_pos_emb_bshd`
+# (rope_utils.py); latent attention's sort their pairs besides. Two to a kernel, as layers of GPT's have in eager torch.
+ROTATES_APART = (
+    r"no_fusion|tp2_pp2_mla|ep4_etp1|deepseek_proxy|mixtral_8x|modelopt_distill|15b_8t_release(?!(_sm)?_gb200)"
+)
 ROTATIONS, LATENT_ROTATIONS = (24, 14), (26, 20)
 OPERATION_S = LAUNCH_S / 2
 # --account-for-embedding-in-pipeline-split and the loss': a layer each.

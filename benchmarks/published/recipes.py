@@ -173,13 +173,36 @@ def casts_late(row: PublishedRow) -> bool:
     """Whether Transformer Engine is one of 2024's, whose modules scale with what was largest before (`DelayedScaling`)
     and take their host longer: NeMo's launcher and its images until 25.02."""
     path = r"dgxc-benchmarking@v(24|25\.02)|training_results_v4|NVIDIA/NeMo@"
-    return re.search(path, row.text("source_repo_path")) is not None
+    return re.search(path, row.text("source_repo_path")) is not None or _of_launcher(row)
 
 
 def joins_loss(row: PublishedRow) -> bool:
-    """Whether Megatron's own fused loss is on, by NeMo 2's default (`cross_entropy_loss_fusion` of its GPTConfig)."""
-    path = r"dgxc-benchmarking@v25\.0[4-9]|training_results_v5|NVIDIA/NeMo:.*long_sequence"
-    return re.search(path, row.text("source_repo_path")) is not None
+    """Whether Megatron's own fused loss is on, by NeMo 2's default (`cross_entropy_loss_fusion` of its GPTConfig). LoRA
+    of MLPerf turns it off (train.py)."""
+    path = r"dgxc-benchmarking@v25\.04|training_results_v5(?!.*lora)|NVIDIA/NeMo:.*long_sequence"
+    return re.search(path, row.text("source_repo_path")) is not None and not _of_launcher(row)
+
+
+def fuses_loss(row: PublishedRow) -> bool:
+    """Whether Transformer Engine's loss is, as scripts/performance of NeMo has it from April 2025 on, of which
+    dgxc-benchmarking's v25.05 is the first release (utils.py, `set_primary_perf_configs`: `cross_entropy_fusion_impl`
+    "te")."""
+    return re.search(r"dgxc-benchmarking@v25\.0[5-9]", row.text("source_repo_path")) is not None
+
+
+def gathers_narrow(row: PublishedRow) -> bool:
+    """Whether ZeRO gathers fp8: with Megatron-Bridge's one scale a tensor (mixed_precision.py, `fp8_param_gather`; that
+    of mxfp8 is 16 bits, `reuse_grad_buf_for_mxfp8_param_ag`), in dgxc-benchmarking (`fp8_params` of its configure.sh
+    and of NeMo 2's bf16_with_fp8_mixed) and in MLPerf's v5.0 (config_common.sh)."""
+    sources = of_bridge(row) or re.match("NVIDIA/dgxc|mlcommons/training_results_v5", row.source) is not None
+    return sources and row.text("precision").lower() in ("fp8", "fp8-cs")
+
+
+def _of_launcher(row: PublishedRow) -> bool:
+    """Whether an image of 2024 trained what a page of 2025 has: Grok 1 and GPT-3 in dgxc-benchmarking's v25.04 (24.12,
+    its grok1/launch.sh and nemo_megatron/launch.sh), H100 on NeMo's page of long sequences (24.03.01)."""
+    text = " ".join(row.text(column) for column in ("source_repo_path", "model", "gpu"))
+    return re.search("(?i)dgxc-benchmarking@v25.04.*(grok|gpt3)|long_sequence.*h100", text) is not None
 
 
 def has_early_cudnn(row: PublishedRow) -> bool:
@@ -217,12 +240,16 @@ def switched_on(row: PublishedRow) -> dict[str, Any]:
     early: dict[str, Any] = {"gemm_fp8": EARLY_BLACKWELL_FP8} if _is_early_blackwell(row) else {}
     if joins_loss(row):
         early["loss"] = JOINED_LOSS
+    if fuses_loss(row):
+        early["loss"] = FUSED_LOSS
     if has_early_cudnn(row):
         early["attention_blackwell"] = EARLY_CUDNN_BLACKWELL
     if casts_late(row):
         early |= {"launch_s": LAUNCH_S, "cast_s": EARLY_CAST_S}
     if runs_flash_2(row):
         early["attention"] = STACKS["megatron"].attention * FLASH_2
+    if gathers_narrow(row):
+        early["narrow_parameters"] = True
     if row.source == "NVIDIA/dgxc-benchmarking":
         return early | _of_dgxc(row)
     if not of_bridge(row):
@@ -231,10 +258,8 @@ def switched_on(row: PublishedRow) -> dict[str, Any]:
     if "gpt-oss" in row.text("model").lower():
         changed |= {"experts_biased": True, "experts_clamped": True}
         changed["window"] = WINDOW
-    if row.text("precision").lower() in ("fp8", "fp8-cs"):  # one scale a tensor, of now: mixed_precision.py
-        changed["narrow_parameters"] = True  # `fp8_param_gather`
-        if "h100" in row.text("gpu").lower():
-            changed["casts"] = megatron.casts * CURRENT_CASTS
+    if gathers_narrow(row) and "h100" in row.text("gpu").lower():  # a scale of now (mixed_precision.py, "tensorwise")
+        changed["casts"] = megatron.casts * CURRENT_CASTS
     if predicts_second(row):
         changed["heads"] = 2
     if any_of(row, _FP8_LATENT):
@@ -276,7 +301,7 @@ def _of_dgxc(row: PublishedRow) -> dict[str, Any]:
     model, graphed = row.text("model").lower(), row.text("gpu").lower().startswith("gb200")
     changed: dict[str, Any] = {}
     if of_nemo_deepseek(row):
-        changed |= ALL_TO_ALL | {"syncs_experts": False, "hidden": {}, "heads": 2, "loss": FUSED_LOSS}
+        changed |= ALL_TO_ALL | {"syncs_experts": False, "hidden": {}, "heads": 2}
     if graphed and re.search("nemotron4|grok", model):
         changed |= WHOLE_GRAPH
     if "grok" in model:

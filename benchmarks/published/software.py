@@ -13,8 +13,10 @@ from benchmarks.published.own_tests import (
     GRAPHED_MODULES,
     LOCAL,
     MADE_AGAIN,
+    MAKES_ACTIVATIONS_AGAIN,
     MAKES_AGAIN,
     OFFLOADS,
+    SENDS_TO_ALL,
     predicts_two,
     rotations_s,
     tests_of_megatron,
@@ -25,6 +27,7 @@ from benchmarks.published.repeated import repeated_by
 from benchmarks.published.rows import PublishedRow, has_whole_ends, of_kempner
 from planner.facts.spec import Layout, ModelSpec, StackName
 from planner.hardware.stacks import (
+    ALL_TO_ALL,
     ASYNC_TP,
     DETERMINISTIC_EXPERT_S,
     DETERMINISTIC_LAUNCH_S,
@@ -53,8 +56,12 @@ def kernels_of(row: PublishedRow, text: str, stack: StackName, model: ModelSpec,
         changed |= _host_of_tests(row, text, model)
         if re.search(FUSED_LOSS, text):
             changed["loss"] = JOINED_LOSS
+        if re.search(SENDS_TO_ALL, text):
+            changed |= ALL_TO_ALL
         if re.search(MAKES_AGAIN, text):
             changed["repeats"] = MADE_AGAIN
+        elif re.search(MAKES_ACTIVATIONS_AGAIN, text):
+            changed["repeats"] = ("activation",)
         changed["offloads"] = float(re.search(OFFLOADS, text) is not None)
         changed["experts_apart"] = re.search(EXPERTS_APART, text) is not None
         changed["heads"] = 2 if predicts_two(row, text) else 1

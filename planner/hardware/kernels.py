@@ -310,13 +310,15 @@ def _passes(spec: JobSpec, *, moe: bool, biased: bool, sorts: bool, norms_heads:
 
 
 def _copies(spec: JobSpec) -> Halves:
-    """Of grouped queries: they are copied and their keys turned by a kernel more; in backward all three are copied."""
+    """Of grouped queries: their keys are turned by a kernel more, they are copied where a rank has several groups, of
+    which each has its queries beside its key and value, and in backward all three are copied."""
     model, tp = spec.model, spec.layout.tp
     if model.mla or model.arch != "llama" or model.num_kv_heads == model.num_heads:
         return (), ()
     head = 2 * mix_of(spec.train.precision).compute * micro_batch_tokens(spec) * model.head_dim
     queries, keys = model.num_heads // tp, max(1, model.num_kv_heads // tp)
-    return (Pass(head * queries), Pass(0)), (Pass(head * (queries + 2 * keys)), Pass(0))
+    apart = (Pass(head * queries),) if keys > 1 else ()
+    return (*apart, Pass(0)), (Pass(head * (queries + 2 * keys)), Pass(0))
 
 
 def _clamps(spec: JobSpec) -> Halves:

@@ -303,7 +303,8 @@ FUSED_LOSS = 10 / 32
 # 28 to 36 bytes an element for 32; unfused more.
 JOINED_LOSS = 1.0
 # Where a tensor's scale is found before it is cast: 16 bits are read twice, and 8 written in rows and in columns, for
-# 2 + 1 + 1 bytes where the scale is of the steps before. On Hopper; Blackwell's products spare it the columns.
+# 2 + 1 + 1 bytes where the scale is of the steps before (Transformer Engine's quantizer.cpp, `quantize_impl` of
+# Float8CurrentScalingQuantizer). On Hopper; Blackwell's products spare it the columns.
 CURRENT_CASTS = 6 / 4
 FP4_CASTS = 1.75  # over fp8's: a pass for the tensor's own scale, and one rotated by Hadamard's matrix (2509.25149)
 # Of cudnn-frontend 1.24 and 1.25, an expert's fused backward with its bias' gradient: 1,362.8 us for 155.6 (its pull

@@ -86,6 +86,9 @@ def test_grouped_queries_are_copied_out_of_their_product_and_their_gradients_put
     token = 4 * SPEC.micro_batch_size * 4096 * 128
     assert sorted(set(copied.forward) - set(plain.forward)) == [Pass(0), Pass(32 * token)]
     assert sorted(set(copied.backward_input) - set(plain.backward_input)) == [Pass(0), Pass(48 * token)]
+    alone = SPEC.model_copy(update={"layout": Layout(dp=16, tp=8, sequence_parallel=True)})
+    plain, copied = (layer_work(alone, joined=True, copies_queries=copies) for copies in (False, True))
+    assert set(copied.forward) - set(plain.forward) == {Pass(0)}, "a rank's one group is a view"
     whole = SPEC.model_copy(update={"model": SPEC.model.model_copy(update={"num_kv_heads": 32, "preset": None})})
     assert layer_work(whole, copies_queries=True) == layer_work(whole)
 

@@ -66,6 +66,20 @@ def test_which_of_the_larger_mixtures_predict_a_second_token(
         (own_tests.OVERLAPS_EXPERTS, "ep4_etp1_no_mtp_no_a2a_ovlp_fine_grained_offloading", False),
         (own_tests.WIDER_TURNS, "te_tp1_pp4_vp1_resume_torch_dist_tunable_overlap", True),
         (own_tests.FUSED_LOSS, "te_tp2_pp2_ep4_etp1_memory_speed", True),
+        (own_tests.FUSED_LOSS, "gpt3_15b_8t_release_gb200", True),
+        (own_tests.FUSED_LOSS, "gpt3_15b_8t_release", False),
+        (own_tests.SENDS_TO_ALL, "te_tp2_pp2_ep4_etp1_memory_speed", True),
+        (own_tests.SENDS_TO_ALL, "te_tp2_pp1_te_a2a_ovlp_8experts_etp1_ep4", True),
+        (own_tests.SENDS_TO_ALL, "te_tp2_pp1_te_8experts_etp1_ep4", False),
+        (own_tests.SENDS_TO_ALL, "deepseekv3_proxy_flex_tp1pp4emp16etp1cp1_release", False),
+        (own_tests.OVERLAPS_TENSORS, "gpt3_15b_8t_release_sm_gb200", True),
+        (own_tests.EXPERTS_APART, "tp2_pp2_resume_torch_dist_te_2experts", True),
+        (own_tests.ROTATES_APART, "deepseek_proxy_fsdp_ep2_fsdp2", True),
+        (own_tests.ROTATES_APART, "mixtral_8x7b_tp1pp4ep8vpp8_release", True),
+        (own_tests.ROTATES_APART, "gpt3_15b_8t_release_sm", True),
+        (own_tests.ROTATES_APART, "gpt3_15b_8t_release_sm_gb200", False),
+        (own_tests.ROTATES_APART, "deepseekv3_proxy_flex_tp1pp4emp16etp1cp1_release", False),
+        (own_tests.ROTARY, "gpt3_15b_8t_release", True),
         (own_tests.FP32_ROUTER, "te_tp4_ep2_etp2_pp2_resume_torch_dist_dist_optimizer", True),
         (own_tests.WITHOUT_NORM_BIAS, "te_tp2_pp1_te_8experts_etp1_ep4", False),
     ],
@@ -141,6 +155,13 @@ def test_a_tests_fused_loss_moves_less(tmp_path: Path) -> None:
     names = ("te_tp2_pp2_resume_torch_dist_cross_entropy_loss_fusion", "te_tp2_pp2_resume_torch_dist")
     fused, usual = (_planned(tmp_path, f"gpt-test {name}", precision="bf16").kernels.loss for name in names)
     assert fused < usual == STACKS["megatron"].loss
+
+
+def test_a_test_that_makes_activations_again_makes_no_scores_again(tmp_path: Path) -> None:
+    name = "moe-test gpt3_moe_mcore_te_tp4_ep2_etp2_pp2_scoped_cudagraph"
+    planned = _planned(tmp_path, name, **{**SECOND_TOKEN, "recompute": "selective", "measure_name": "step_time_s"})
+    assert planned.kernels.repeats == ("activation",)
+    assert planned.kernels.sorts_dispatch, "it sends by all-to-all"
 
 
 def test_what_a_test_makes_again_takes_time_though_its_scores_are_kept(tmp_path: Path) -> None:

@@ -97,14 +97,48 @@ def test_a_scale_of_now_is_found_before_the_cast(tmp_path: Path, gpu: str, preci
     [
         ("NVIDIA/dgxc-benchmarking@v25.02:README.md", STACKS["megatron"].loss),
         ("NVIDIA/dgxc-benchmarking@v25.04:README.md", JOINED_LOSS),
+        ("NVIDIA/dgxc-benchmarking@v25.05.04:README.md", FUSED_LOSS),
         ("mlcommons/training_results_v4.1:NVIDIA/results/x", STACKS["megatron"].loss),
-        ("mlcommons/training_results_v5.0:NVIDIA/results/x", JOINED_LOSS),
+        ("mlcommons/training_results_v5.0:NVIDIA/results/x/llama31_405b", JOINED_LOSS),
+        ("mlcommons/training_results_v5.0:NVIDIA/results/x/llama2_70b_lora", STACKS["megatron"].loss),
         ("NVIDIA-NeMo/Megatron-Bridge:docs.md", FUSED_LOSS),
     ],
 )
 def test_which_loss_is_fused_goes_by_its_recipes_software(tmp_path: Path, path: str, loss: float) -> None:
     row = _of_bridge(tmp_path, "26.04", "H100", "llama3.1-70b", "FP8", source_repo_path=path)
     assert switched_on(row).get("loss", STACKS["megatron"].loss) == loss
+
+
+@pytest.mark.parametrize(
+    ("path", "gpu", "model", "late"),
+    [
+        ("NVIDIA/dgxc-benchmarking@v25.04:README.md", "H100", "grok1-314b", True),
+        ("NVIDIA/dgxc-benchmarking@v25.04:README.md", "H100", "gpt3-175b", True),
+        ("NVIDIA/NeMo:performance_long_sequence.md", "H100", "llama2-7b", True),
+        ("NVIDIA/NeMo:performance_long_sequence.md", "B200", "llama3.1-8b", False),
+    ],
+)
+def test_what_nemos_launcher_trained_has_the_software_of_2024(
+    tmp_path: Path, path: str, gpu: str, model: str, late: bool
+) -> None:
+    changed = switched_on(_of_bridge(tmp_path, "26.04", gpu, model, "FP8", source_repo_path=path))
+    assert ("cast_s" in changed) == late
+    assert ("loss" in changed) != late
+
+
+@pytest.mark.parametrize(
+    ("path", "precision", "narrow"),
+    [
+        ("NVIDIA/dgxc-benchmarking@v24.11.1:README.md", "fp8", True),
+        ("NVIDIA/dgxc-benchmarking@v25.05.04:README.md", "bf16", False),
+        ("mlcommons/training_results_v5.0:NVIDIA/results/x/llama31_405b", "fp8", True),
+        ("NVIDIA-NeMo/Megatron-Bridge:docs.md", "FP8-CS", True),
+        ("NVIDIA-NeMo/Megatron-Bridge:docs.md", "MXFP8", False),
+    ],
+)
+def test_what_zero_gathers_in_fp8_is_its_recipes(tmp_path: Path, path: str, precision: str, narrow: bool) -> None:
+    changed = switched_on(_of_bridge(tmp_path, "26.04", "GB200", "llama3.1-405b", precision, source_repo_path=path))
+    assert changed.get("narrow_parameters", False) == narrow
 
 
 @pytest.mark.parametrize(("gpus", "repeated"), [("128", Repeated(layers=1.0)), ("256", Repeated())])
