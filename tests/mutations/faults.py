@@ -172,8 +172,8 @@ FAULTS: dict[str, Fault] = {
         (
             Edit(
                 "workers/trainer/parallel/weight_gradients.py",
-                "parameter.grad = value if parameter.grad is None else parameter.grad.add_(value)",
-                "parameter.grad = value",
+                "parameter.grad = summed(parameter.grad)",
+                "parameter.grad = summed(None)",
             ),
         ),
         "llama",

@@ -88,8 +88,10 @@ def written_down(trace: Trace) -> Iterator[None]:
             super().__init__(native, name, recorder, devices, ranks)
             self._ranks = list(ranks)
 
-        def _run(self, method: str, op: Op, carried: Carried, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-            super()._run(method, op, carried, args, kwargs)
+        def _run(
+            self, method: str, op: Op, carried: Carried, args: Sequence[Any], kwargs: dict[str, Any], poller: object
+        ) -> Any:
+            super()._run(method, op, carried, args, kwargs, poller)
             peer = None if carried.peer is None else self._ranks[carried.peer]
             at_once = not _is_async(args, kwargs)
             trace.append(Call(op, self._name, len(self._ranks), peer, carried.payload_bytes, at_once, self._batch))
