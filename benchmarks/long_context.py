@@ -27,6 +27,7 @@ from tests.parity.compare import gradient_difference, whole_gradients
 from workers.dry_run.rank import dry_step
 from workers.dry_run.watch import Watch
 from workers.meter import Recorder, metered_backend
+from workers.meter.ending import end_as
 from workers.torch_private.fsdp import storage_changes
 from workers.trainer.corpus.data import corpus_of
 from workers.trainer.loop import Trainer
@@ -104,4 +105,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_as(main)

@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from contracts.telemetry.batches import Item
 from contracts.telemetry.steps import StepItem
 from contracts.telemetry.words import Work
 from workers.meter import Exporter, Recorder, metered_backend
+from workers.meter.ending import end_as
 from workers.meter.group import MeteredGroup
 
 # Registers torch's "fake" backend, whose collectives do nothing.
@@ -260,7 +262,7 @@ def step_cost_s(path: str) -> float:
         return statistics.median(turn(step, 1000))
 
 
-def rank_main(rank: int, store: str, path: str, blocks: int, output: str) -> None:
+def rank_main(rank: int, store: str, path: str, blocks: int, output: str) -> int:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     recorder = Recorder(rank)
@@ -280,6 +282,7 @@ def rank_main(rank: int, store: str, path: str, blocks: int, output: str) -> Non
         Path(output).write_text(json.dumps(said))
     dist.barrier()
     dist.destroy_process_group()
+    return 0
 
 
 def read_everything(listener: socket.socket) -> None:
@@ -335,7 +338,8 @@ def main() -> None:
         listener.bind(path)
         listener.listen()
         threading.Thread(target=read_everything, args=(listener,), daemon=True).start()
-        ranks = [context.Process(target=rank_main, args=(rank, store, path, blocks, output)) for rank in range(WORLD)]
+        mains = [partial(rank_main, rank, store, path, blocks, output) for rank in range(WORLD)]
+        ranks = [context.Process(target=end_as, args=(main,)) for main in mains]
         for process in ranks:
             process.start()
         for process in ranks:

@@ -31,6 +31,7 @@ from planner.facts.reading.parse import parse_fields
 from planner.facts.spec import JobSpec
 from workers.checkpoint.save import Saved, Saver
 from workers.meter import Recorder, metered_backend
+from workers.meter.ending import end_as
 from workers.trainer.__main__ import checkpoint_group
 from workers.trainer.corpus.data import corpus_of
 from workers.trainer.loop import Trainer
@@ -159,4 +160,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_as(main)

@@ -20,6 +20,7 @@ from planner.facts.proof import STEPS, limits
 from planner.facts.spec import JobSpec
 from tests.parity.cases import LAYOUTS, reference_spec
 from workers.meter import Recorder, metered_backend
+from workers.meter.ending import end_as
 from workers.trainer.corpus.data import corpus_of
 from workers.trainer.proof.reference import compute
 
@@ -61,7 +62,7 @@ def on_cpu(arch: str, variant: str, data: Path) -> list[float]:
     return [result.loss for result in compute(spec, corpus_of(spec, data), torch.device("cpu"), STEPS).results]
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--precision", required=True)
@@ -90,7 +91,8 @@ def main() -> None:
         if rank == 0:
             with told.open("a") as file:
                 print(json.dumps(result), file=file)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    end_as(main)

@@ -19,6 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.gpu.rank import arguments, begin, meet, nothing_found, tell, wait
 from benchmarks.gpu.results import Found
 from workers.meter import Recorder
+from workers.meter.ending import end_as
 
 CALLS = 5
 SIZES = {"cpu": (2**16,), "cuda": (2**16, 2**26)}  # bytes of the full buffer
@@ -137,7 +138,7 @@ def _cases(device: torch.device) -> Iterator[tuple[str, int, bool, Callable[[boo
                 yield op, size, later, call
 
 
-def main() -> None:
+def main() -> int:
     options = arguments(__doc__).parse_args()
     device = begin(options)
     recorder = meet(device)
@@ -145,7 +146,8 @@ def main() -> None:
     if recorder.rank == 0:
         tell(options.out, found)
     dist.destroy_process_group()
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    end_as(main)

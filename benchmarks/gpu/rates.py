@@ -19,6 +19,7 @@ from benchmarks.gpu.rank import arguments, begin, nothing_found, tell, wait
 from benchmarks.gpu.results import Found
 from planner.hardware.cluster import Accelerator, gemm_seconds, kernel_seconds
 from planner.hardware.kernels import Flash, Gemm, Pass
+from workers.meter.ending import end_as
 
 ROUNDS, WARM_UP = 20, 5
 LAUNCHES = 1000
@@ -196,7 +197,7 @@ def launch_s(one: torch.Tensor, device: torch.device) -> float:
     return statistics.median(taken)
 
 
-def main() -> None:
+def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--peak-flops", type=float, help="dense peak in bf16: a rate above it was not timed right")
@@ -205,6 +206,7 @@ def main() -> None:
     found = measure(device, small=options.small)
     found["wrong"] += above_peak(found["measured"], options.peak_flops or math.inf)
     tell(options.out, found)
+    return 0
 
 
 def above_peak(measured: Mapping[str, float], peak_flops: float) -> list[str]:
@@ -214,4 +216,4 @@ def above_peak(measured: Mapping[str, float], peak_flops: float) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    end_as(main)

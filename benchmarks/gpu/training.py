@@ -29,6 +29,7 @@ from planner.facts.proof import STEPS, limits
 from planner.facts.reading.parse import parse_spec
 from planner.facts.spec import JobSpec
 from workers.meter import Recorder
+from workers.meter.ending import end_as
 from workers.trainer.allocator import return_large_tensors
 from workers.trainer.corpus.data import corpus_of
 from workers.trainer.loop import Trainer, train
@@ -152,7 +153,7 @@ def kernels(spec: JobSpec, recorder: Recorder, device: torch.device, data: Path)
     return found
 
 
-def main() -> None:
+def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--purpose", choices=("parity", "memory", "speed", "kernels"), required=True)
     parser.add_argument("--spec", required=True, help="JSON")
@@ -168,7 +169,7 @@ def main() -> None:
             if recorder.rank == 0:
                 tell(options.out, found)
             dist.destroy_process_group()
-            return
+            return 0
         ran = run(spec, recorder, device, data, proves=options.purpose == "parity")
         found = nothing_found()
         if options.purpose == "memory":
@@ -181,7 +182,8 @@ def main() -> None:
     if recorder.rank == 0:
         tell(options.out, found)
     dist.destroy_process_group()
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    end_as(main)

@@ -20,6 +20,7 @@ from benchmarks.gpu.sharing import as_own_host
 from contracts.telemetry.words import Op
 from planner.facts.collectives import algorithmic_bytes
 from workers.meter import Recorder
+from workers.meter.ending import end_as
 
 CALLS = 5
 NUM_BYTES = (2**20, 2**26)  # of the full buffer
@@ -68,7 +69,7 @@ def interface_bytes() -> int:
     return int(Path("/sys/class/net/lo/statistics/tx_bytes").read_text())
 
 
-def main() -> None:
+def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--simple", action="store_true")
     options = parser.parse_args()
@@ -81,7 +82,8 @@ def main() -> None:
     if rank == 0:
         tell(options.out, found)
     dist.destroy_process_group()
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    end_as(main)

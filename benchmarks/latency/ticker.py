@@ -13,12 +13,13 @@ import torch.distributed as dist
 
 from contracts.telemetry.steps import PhaseItem
 from workers.meter import Exporter, Recorder, metered_backend
+from workers.meter.ending import end_as
 
 TICKS = 200
 WARM_UP_S = 6.0
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser()
     for name in ("--spec", "--data-root", "--job", "--telemetry"):
         parser.add_argument(name)
@@ -40,7 +41,8 @@ def main() -> None:
     time.sleep(2)
     dist.destroy_process_group()
     exporter.close()
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    end_as(main)
