@@ -2,8 +2,9 @@
 
     python -m benchmarks.gpu [--small] [--folder var/gpu] [--only NAME ...] [--fresh] [--docs]
 
-Each part runs by itself, on as many ranks as there are GPUs; a run that was cut off goes on where it stopped. Without a
-GPU, `--small` tries tiny models on two gloo ranks, and says what it skipped.
+Each part runs by itself, on as many ranks as there are GPUs: first what tells most, last every layout for as long as
+there is time. What was not reached is named, and the same command goes on there. Without a GPU, `--small` tries tiny
+models on two gloo ranks, and says what it skipped.
 """
 
 from __future__ import annotations

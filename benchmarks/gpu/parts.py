@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from itertools import product
 from typing import Any, NamedTuple
 
 from benchmarks.gpu.layouts import spec_of
@@ -11,7 +12,9 @@ from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.rates import LAUNCH, predictions
 from benchmarks.gpu.running import Part, torchrun
 from planner.cost.estimate import estimate
+from planner.facts.precision import mix_of
 from planner.facts.reading.parse import parse_spec
+from planner.facts.reading.runnable import not_runnable
 from planner.facts.spec import JobSpec, SpecError, StackName
 from planner.hardware.cluster import Cluster
 from planner.hardware.clusters import CLUSTERS
@@ -27,8 +30,8 @@ GIB = 2**30
 Tree = dict[str, Any]
 
 
-class LayoutError(ValueError):
-    """So many ranks make no such layout."""
+class RefusedError(ValueError):
+    """So many ranks make no such layout, or the trainer does not do what it asks for."""
 
 
 class Size(NamedTuple):
@@ -45,26 +48,28 @@ MIXTURE = {**LLAMA, "moe": {"num_experts": 8, "experts_per_token": 2, "expert_ff
 SPEED = (Size("gpt2-xl", {"preset": "gpt2-xl"}, 1024, 8), Size("llama3-8b", {"preset": "llama3-8b"}, 4096, 4))
 SMALL_SPEED = (Size("llama-tiny", {"preset": "llama-tiny"}, 128, 2),)
 MEMORY = (Size("gpt2", {"preset": "gpt2"}, 1024, 4), Size("llama3-1b", {"preset": "llama3-1b"}, 2048, 2))
-STATES = {"bf16": "fp32 gradients and masters", "bf16_gradients": "bf16 gradients, fp32 masters"}
+STATES = {  # the most telling first
+    "bf16": "fp32 gradients and masters",
+    "fp8": "fp8 products, fp32 gradients and masters",
+    "bf16_state": "everything in bf16",
+    "bf16_gradients": "bf16 gradients, fp32 masters",
+}
 MICRO_BATCHES = 4
 NOT_SMALL = ("zero1", "zero2", "tp")  # each a part of what another layout does
-NOT_THERE = {
-    "fp8": "not there: the trainer runs no product in fp8",
-    "bf16-state": "not there: the trainer keeps Adam's moments and master weights in fp32 whatever the precision",
-}
+LAYOUTS_A_PART = 16  # a part that is cut begins anew
 
 
 def all_parts(machine: Machine, *, small: bool) -> list[Part]:
-    """In the order they run: what tells most of a machine's software first."""
+    """In the order they run: what tells most of a machine first, and what takes as long as there is time last."""
     return [
         _metering(machine),
         *_wire(machine),
-        *_parity(machine, small=small),
-        *_layouts(machine, small=small),
         _rates(machine, small=small),
         *_memory(machine, SMALL_SPEED if small else MEMORY),
         *_speed(machine, SMALL_SPEED if small else SPEED),
         *_kernels(machine, SMALL_SPEED if small else SPEED),
+        *_parity(machine, small=small),
+        *_layouts(machine, small=small),
     ]
 
 
@@ -92,21 +97,24 @@ def layouts(world: int) -> dict[str, tuple[Tree, Tree]]:
 
 
 def _spec(machine: Machine, model: Tree, layout: Tree, train: Tree) -> JobSpec:
-    """Raises LayoutError where so many ranks cannot be laid out so."""
+    """Raises RefusedError where so many ranks cannot be laid out so, and where the trainer does not do it."""
     resources, train = {"device": machine.device}, {"eval_every": 0, "warmup_steps": 2, **train}
     try:
-        return parse_spec({"model": model, "layout": layout, "train": train, "resources": resources})
+        spec = parse_spec({"model": model, "layout": layout, "train": train, "resources": resources})
     except SpecError as error:
         if all(problem.field.startswith("layout") for problem in error.problems):
-            raise LayoutError(f"not possible on {machine.ranks} ranks: {error}") from None
+            raise RefusedError(f"not possible on {machine.ranks} ranks: {error}") from None
         raise
+    if refused := not_runnable(spec):
+        raise RefusedError(str(SpecError(refused)))
+    return spec
 
 
 def _training(
     machine: Machine, name: str, title: str, spec: JobSpec, purpose: str, limit_s: float, more: Mapping[str, Any]
 ) -> Part:
     own = ("--device", machine.device, "--limit", str(limit_s), "--purpose", purpose, "--spec", spec.model_dump_json())
-    peak = machine.cluster.accelerator.bf16_flops if machine.cluster else None
+    peak = machine.cluster.accelerator.peak(mix_of(spec.train.precision).gemm) if machine.cluster else None
     rates = ("--peak-flops", str(peak)) if peak and purpose == "speed" else ()
     argv = torchrun(machine.ranks, "benchmarks.gpu.training", *own, *rates)
     return Part(name, title, argv, limit_s, **more)
@@ -145,7 +153,7 @@ def _parity(machine: Machine, *, small: bool) -> Iterator[Part]:
         title = f"Parity in bf16: {name}, {machine.ranks} ranks"
         try:
             spec = _spec(machine, model, layout, {**train, "verify": "on"})
-        except LayoutError as error:
+        except RefusedError as error:
             yield Part(f"parity-{name}", title, skip=str(error))
             continue
         yield _training(machine, f"parity-{name}", title, spec, "parity", 120, {})
@@ -157,26 +165,27 @@ def _layouts(machine: Machine, *, small: bool) -> Iterator[Part]:
         yield Part("layouts", "Every layout beside one process", skip=f"{NO_GPU}; `make parity` tries them on CPUs")
         return
     for ranks in sorted({spec_of(name, "fp32").layout.world_size for name in LAYOUTS}):
-        names = [name for name in CORE_ONCE if spec_of(name, "fp32").layout.world_size == ranks] if small else []
-        limit_s = 600.0
-        own = ("--device", "cuda", "--limit", str(limit_s), "--ranks", str(ranks), *names)
-        title = f"Layouts of {ranks} ranks beside one process, in fp32"
-        argv = (sys.executable, "-m", "benchmarks.gpu.layouts", *own)
-        yield Part(f"layouts-{ranks}", title, argv, limit_s, notes=_shared(machine, ranks))
+        names = [name for name in (CORE_ONCE if small else LAYOUTS) if spec_of(name, "fp32").layout.world_size == ranks]
+        limit_s = 300.0
+        for index, first in enumerate(range(0, len(names), LAYOUTS_A_PART), start=1):
+            own = ("--device", "cuda", "--limit", str(limit_s), "--ranks", str(ranks))
+            argv = (sys.executable, "-m", "benchmarks.gpu.layouts", *own, *names[first : first + LAYOUTS_A_PART])
+            title = f"Layouts of {ranks} ranks beside one process, in fp32, {index}"
+            yield Part(f"layouts-{ranks}-{index}", title, argv, limit_s, notes=_shared(machine, ranks))
 
 
 def _rates(machine: Machine, *, small: bool) -> Part:
     title = f"Rates of one {machine.name}"
+    limit_s, sizes = 180.0, ["--small"] if small else []
+    own = ("--device", machine.device, "--limit", str(limit_s), *sizes)
+    argv = (sys.executable, "-m", "benchmarks.gpu.rates", *own)
     if machine.device == "cpu":
-        return Part("rates", title, skip=NO_GPU)
-    limit_s = 180.0
-    argv = (sys.executable, "-m", "benchmarks.gpu.rates", "--device", "cuda", "--limit", str(limit_s))
+        return Part("rates", title, argv, limit_s, notes=("nothing is predicted: a CPU has no data sheet here",))
     if machine.cluster is None:
-        return Part("rates", title, (*argv, *(["--small"] if small else [])), limit_s, notes=(_unknown(machine),))
+        return Part("rates", title, argv, limit_s, notes=(_unknown(machine),))
     accelerator = machine.cluster.accelerator
     told = {**predictions(accelerator, small=small), LAUNCH: accelerator.launch_s * 1e6}
-    more = ("--peak-flops", str(accelerator.bf16_flops), *(["--small"] if small else []))
-    return Part("rates", title, (*argv, *more), limit_s, told)
+    return Part("rates", title, (*argv, "--peak-flops", str(accelerator.bf16_flops)), limit_s, told)
 
 
 def _memory(machine: Machine, sizes: tuple[Size, ...]) -> Iterator[Part]:
@@ -206,7 +215,7 @@ def _memory(machine: Machine, sizes: tuple[Size, ...]) -> Iterator[Part]:
             }
             try:
                 spec = _spec(machine, size.model, layout, {**train, "verify": "off"})
-            except LayoutError as error:
+            except RefusedError as error:
                 yield Part(part, title, skip=str(error))
                 continue
             if _held(spec, machine) > machine.memory_bytes * ROOM:
@@ -221,23 +230,33 @@ def _memory(machine: Machine, sizes: tuple[Size, ...]) -> Iterator[Part]:
 
 
 def _speed(machine: Machine, sizes: tuple[Size, ...]) -> Iterator[Part]:
-    for size in sizes:
-        for precision, state in STATES.items():
-            for compiles in (False, True):
-                how = "compiled" if compiles else "eager"
-                part, title = f"speed-{size.name}-{precision}-{how}", f"MFU: {size.name}, {state}, {how}"
-                if compiles and machine.device == "cpu":
-                    yield Part(part, title, skip=NO_GPU)
-                    continue
-                fitted = _fitted(machine, size, {"precision": precision, "compile": compiles})
-                if fitted is None:
-                    yield Part(part, title, skip="one layer of it does not fit")
-                    continue
-                spec, notes = fitted
-                more = {"predicted": _speed_predicted(spec, machine), "notes": (*notes, *_basis(spec, machine))}
-                yield _training(machine, part, title, spec, "speed", 240, more)
-        for name, why in NOT_THERE.items():
-            yield Part(f"speed-{size.name}-{name}", f"MFU: {size.name}, {name}", skip=why)
+    for (precision, state), size, compiles in product(STATES.items(), sizes, (False, True)):
+        how = "compiled" if compiles else "eager"
+        part, title = f"speed-{size.name}-{precision}-{how}", f"MFU: {size.name}, {state}, {how}"
+        if compiles and machine.device == "cpu":
+            yield Part(part, title, skip=NO_GPU)
+            continue
+        if precision == "fp8" and (why := _without_fp8(machine)):
+            yield Part(part, title, skip=why)
+            continue
+        try:
+            fitted = _fitted(machine, size, {"precision": precision, "compile": compiles})
+        except RefusedError as error:
+            yield Part(part, title, skip=str(error))
+            continue
+        if fitted is None:
+            yield Part(part, title, skip="one layer of it does not fit")
+            continue
+        spec, notes = fitted
+        more = {"predicted": _speed_predicted(spec, machine), "notes": (*notes, *_basis(spec, machine))}
+        yield _training(machine, part, title, spec, "speed", 240, more)
+
+
+def _without_fp8(machine: Machine) -> str:
+    """Why no product runs in fp8; on a CPU it is tried."""
+    if machine.device == "cpu" or (machine.cluster and machine.cluster.accelerator.fp8_flops):
+        return ""
+    return f"no product in fp8 is known of {machine.name}"
 
 
 def _fitted(machine: Machine, size: Size, train: Tree) -> tuple[JobSpec, tuple[str, ...]] | None:
@@ -327,7 +346,9 @@ def _basis(spec: JobSpec, machine: Machine) -> tuple[str, ...]:
     if machine.cluster is None:
         return (_unknown(machine),)
     title = STACKS[_as_planned(spec).resources.stack].title
-    return (f"predicted for {machine.cluster.accelerator.name} by data sheet, software: {title}",)
+    peak = machine.cluster.accelerator.peak(kind := mix_of(spec.train.precision).gemm)
+    by = f"predicted for {machine.cluster.accelerator.name} by data sheet, software: {title}"
+    return (by, f"MFU of {kind}'s dense peak, {peak / 1e12:,.0f} TFLOP/s")
 
 
 def _unknown(machine: Machine) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Literal, NotRequired, TypedDict, cast
 from benchmarks.gpu.machine import Fingerprint
 
 State = Literal["passed", "failed", "skipped"]
+SPENT = "the time for all parts was spent; the same command goes on here"
 
 
 class Found(TypedDict):

@@ -15,9 +15,8 @@ from pathlib import Path
 import psutil
 
 from benchmarks.gpu.machine import ROOT, Fingerprint
-from benchmarks.gpu.results import Found, Result, State, found_in, kept_result, write
+from benchmarks.gpu.results import SPENT, Found, Result, State, found_in, kept_result, write
 
-SPENT = "the time for all parts was spent; the same command goes on here"
 GRACE_S = 10.0  # between asking a part's processes to end and ending them
 LONGEST_WHY = 300
 TORCHRUN_S_OWN = r"ChildFailedError|error_file|elastic|errors\.html"  # which tell of an error, and not which

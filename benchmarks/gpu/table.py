@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from benchmarks.gpu.machine import Fingerprint
-from benchmarks.gpu.results import Result
+from benchmarks.gpu.results import SPENT, Result
 
 WIDTHS = (62, 13, 13, 9)
 
@@ -20,7 +20,7 @@ def rows(result: Result) -> Iterator[tuple[str, str, str, str]]:
 
 
 def lines(results: Sequence[Result]) -> Iterator[str]:
-    """The table of the terminal, and last the count."""
+    """The table of the terminal, and last the count, after what was not reached."""
     for result in results:
         yield f"\n{result['title']}: {told(result)}"
         for note in result["notes"]:
@@ -30,11 +30,19 @@ def lines(results: Sequence[Result]) -> Iterator[str]:
             padded = (f"{text:>{width}}" for text, width in zip(figures, WIDTHS[1:], strict=True))
             yield f"  {name:<{WIDTHS[0]}}{''.join(padded)}"
     yield ""
+    yield from not_reached(results)
     yield count(results)
 
 
 def told(result: Result) -> str:
     return f"{result['state']}: {result['why']}" if result["why"] else result["state"]
+
+
+def not_reached(results: Sequence[Result]) -> Iterator[str]:
+    """What there was no time for, if there was any such."""
+    names = [result["part"] for result in results if result["why"] == SPENT]
+    if names:
+        yield f"Not reached, and where the same command goes on ({len(names)}): {', '.join(names)}."
 
 
 def count(results: Sequence[Result]) -> str:
@@ -52,6 +60,7 @@ def page(results: Sequence[Result], machine: Fingerprint, command: str) -> str:
         "It writes this page itself.",
         "\"beside\" is the planner's prediction, written down before the run, or the profiler's count.",
     ]
+    found += ["", *not_reached(results)]
     for result in results:
         found += ["", f"## {result['title']}", "", f"{told(result)}.", *(f"\n{note}." for note in result["notes"])]
         if result["measured"]:

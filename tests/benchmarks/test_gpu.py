@@ -7,6 +7,8 @@ import multiprocessing
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
+from itertools import groupby, product
 from pathlib import Path
 
 import pytest
@@ -20,8 +22,11 @@ from benchmarks.gpu.parts import all_parts
 from benchmarks.gpu.rates import above_peak, measure, predictions
 from benchmarks.gpu.results import Result
 from benchmarks.gpu.running import Part, run_parts
-from benchmarks.gpu.table import count, page
+from benchmarks.gpu.table import count, lines, page
+from planner.facts.reading.parse import parse_spec
+from planner.facts.reading.runnable import not_runnable
 from planner.hardware.clusters import ACCELERATORS, CLUSTERS
+from tests.parity.cases import LAYOUTS
 from tests.support.patience import patient
 from tests.support.processes import ROOT, gone, wait_until
 
@@ -123,9 +128,9 @@ def said(argv: list[str]) -> list[str]:
 
 @pytest.mark.slow
 def test_the_meter_counts_what_the_profiler_does(tmp_path: Path) -> None:
-    lines = said(command(tmp_path, "metering", "rates"))
-    assert lines[-1] == "1 passed, 0 failed, 1 skipped"
-    assert "rates: skipped in 0 s: no GPU" in lines
+    told = said(command(tmp_path, "metering", "wire"))
+    assert told[-1] == "1 passed, 0 failed, 2 skipped"
+    assert "wire: skipped in 0 s: no GPU" in told
     result = json.loads((tmp_path / "metering.json").read_text())
     exact = {name: value for name, value in result["measured"].items() if not name.endswith("us each")}
     assert exact == {name: result["beside"][name] for name in exact}
@@ -151,24 +156,33 @@ def test_an_accelerator_is_known_by_its_name(name: str, gib: int, cluster: str |
     assert cluster_of(name, gib * GIB) == cluster
 
 
+@cache
+def planned(ranks: int, cluster: str | None) -> list[Part]:
+    """Of a machine with GPUs."""
+    memory = 79 * GIB if cluster != "a100-40gb" else 39 * GIB
+    return all_parts(Machine("cuda", "a GPU", ranks, memory, CLUSTERS[cluster] if cluster else None), small=False)
+
+
+def on_one_gpu(cluster: str) -> list[Part]:
+    return planned(1, cluster)
+
+
 @pytest.mark.parametrize(("ranks", "cluster"), [(1, "h100"), (2, "a100-40gb"), (8, "h100"), (3, None)])
 def test_every_part_can_be_planned_for_a_machine_with_gpus(ranks: int, cluster: str | None) -> None:
-    known = CLUSTERS[cluster] if cluster else None
-    memory = 79 * GIB if cluster != "a100-40gb" else 39 * GIB
-    parts = all_parts(Machine("cuda", "a GPU", ranks, memory, known), small=False)
+    parts = planned(ranks, cluster)
     names = [part.name for part in parts]
     assert len(set(names)) == len(names)
     impossible = {part.name for part in parts if "not possible" in part.skip}
     # GPT-2's 12 heads are not for 8 ranks, llama-mini's sizes not for 3.
     assert impossible <= {"memory-gpt2-tp"} if ranks != 3 else "parity-dp" not in impossible
     for part in parts:
-        assert part.skip or "TFLOP/s a rank" in part.predicted or not part.name.startswith("speed") or known is None
+        assert part.skip or "TFLOP/s a rank" in part.predicted or not part.name.startswith("speed") or not cluster
     cut = [part for part in parts if part.name.startswith("speed-llama3-8b") and part.notes]
     assert any("of 32 layers" in note for part in cut for note in part.notes) == (ranks < 8)
 
 
 def test_a_compiled_run_is_not_predicted_as_an_eager_one() -> None:
-    parts = {p.name: p for p in all_parts(Machine("cuda", "H100", 1, 79 * GIB, CLUSTERS["h100"]), small=False)}
+    parts = {part.name: part for part in on_one_gpu("h100")}
     eager, compiled = (parts[f"speed-gpt2-xl-bf16-{how}"].predicted["step, ms"] for how in ("eager", "compiled"))
     assert compiled < eager
 
@@ -177,6 +191,37 @@ def test_a_time_that_is_spent_is_told_as_such(tmp_path: Path) -> None:
     sleeps = Part("long", "", (sys.executable, "-c", "import time; time.sleep(1000)"))
     results = run_parts([sleeps, writes(tmp_path, "a")], tmp_path, HERE, lambda _line: None, 0.5, fresh=False)
     assert [(result["state"], "goes on here" in result["why"]) for result in results] == [("skipped", True)] * 2
+    told = "Not reached, and where the same command goes on (2): long, a."
+    assert list(lines(results))[-2:] == [told, "0 passed, 0 failed, 2 skipped"]
+    assert told in page(results, HERE, "command")
+    again = run([writes(tmp_path, "a")], tmp_path)
+    assert list(lines(again))[-2:] == ["", "1 passed, 0 failed, 0 skipped"]
+
+
+def test_what_tells_most_of_a_machine_comes_first() -> None:
+    """In one call of 24 minutes: layouts take as long as there is time."""
+    kinds = [kind for kind, _ in groupby(part.name.split("-")[0] for part in on_one_gpu("h100"))]
+    assert kinds == ["metering", "wire", "rates", "memory", "speed", "kernels", "parity", "layouts"]
+
+
+def test_every_layout_is_tried_in_a_part_that_a_call_has_time_for() -> None:
+    parts = [part for part in on_one_gpu("h100") if part.name.startswith("layouts")]
+    tried = [name for part in parts for name in part.argv[part.argv.index("--ranks") + 2 :]]
+    assert sorted(tried) == sorted(LAYOUTS)
+    assert max(part.limit_s for part in parts) <= 300
+
+
+@pytest.mark.parametrize(("ranks", "cluster"), [(1, "h100"), (2, "a100-40gb")])
+def test_speed_is_asked_in_fp8_where_the_gpu_has_it(ranks: int, cluster: str) -> None:
+    parts = {part.name: part for part in planned(ranks, cluster)}
+    for size, how in product(("gpt2-xl", "llama3-8b"), ("eager", "compiled")):
+        assert f"speed-{size}-bf16_state-{how}" in parts
+        unknown = "no product in fp8" in parts[f"speed-{size}-fp8-{how}"].skip
+        assert unknown == (cluster == "a100-40gb")
+    for part in parts.values():
+        if "MFU, %" in part.predicted:
+            peak = part.predicted["TFLOP/s a rank"] * 1e14 / part.predicted["MFU, %"]
+            assert float(part.argv[part.argv.index("--peak-flops") + 1]) == pytest.approx(peak), "both are of one peak"
 
 
 NCCL_EVENTS = [  # as torch's own tests of traces write them
@@ -252,13 +297,19 @@ with (folder / "told.jsonl").open("a") as file:
 def test_without_a_gpu_what_needs_one_is_skipped() -> None:
     parts = all_parts(Machine("cpu", "CPU", 2, 0, CLUSTERS["cpu"]), small=True)
     assert {p.name.split("-")[0] for p in parts if p.skip == "no GPU"} == {
-        "rates",
         "memory",
         "speed",
         "wire",
         "kernels",
     }
     assert any(p.name == "layouts" and "make parity" in p.skip for p in parts)
+
+
+def test_no_part_asks_of_the_trainer_what_it_does_not_do() -> None:
+    """It would compute in another precision, and the table would call that fp8."""
+    parts = [*on_one_gpu("h100"), *all_parts(Machine("cpu", "CPU", 2, 0, CLUSTERS["cpu"]), small=True)]
+    asked = {p.name: parse_spec(json.loads(p.argv[p.argv.index("--spec") + 1])) for p in parts if "--spec" in p.argv}
+    assert {name: not_runnable(spec) for name, spec in asked.items() if not_runnable(spec)} == {}
 
 
 def test_rates_are_measured_under_the_names_they_are_predicted_by() -> None:
