@@ -17,8 +17,10 @@ import torch.nn.functional as F
 
 from benchmarks.gpu.rank import arguments, begin, nothing_found, tell, wait
 from benchmarks.gpu.results import Found
+from planner.cost.compute import attention_law
 from planner.hardware.cluster import Accelerator, gemm_seconds, kernel_seconds
 from planner.hardware.kernels import Flash, Gemm, Pass
+from planner.hardware.stacks import STACKS
 from workers.meter.ending import end_as
 
 ROUNDS, WARM_UP = 20, 5
@@ -73,15 +75,21 @@ def predictions(accelerator: Accelerator, *, small: bool) -> dict[str, float]:
         gemm = Gemm(shape.m, shape.n, shape.k)
         told[_product(shape)] = gemm.flops / gemm_seconds(gemm, accelerator, "bf16", ELEMENT_BYTES) / 1e12
     for heads in SMALL_ATTENTION if small else ATTENTION:
-        flash = Flash(_flops(heads), 4 * _elements(heads) * ELEMENT_BYTES, heads.seq_len)
-        forward = kernel_seconds(flash, accelerator, "bf16", ELEMENT_BYTES)
+        flash = Flash(_flops(heads), 4 * _elements(heads) * ELEMENT_BYTES, heads.seq_len, heads.head_dim)
         both = flash._replace(flops=flash.flops * 7 // 2, num_bytes=3 * flash.num_bytes)  # backward: 5 products to 2
-        told[_forward(heads)] = flash.flops / forward / 1e12
-        told[_both(heads)] = both.flops / kernel_seconds(both, accelerator, "bf16", ELEMENT_BYTES) / 1e12
+        told[_forward(heads)] = flash.flops / _attention_s(flash, accelerator) / 1e12
+        told[_both(heads)] = both.flops / _attention_s(both, accelerator) / 1e12
     moved = SMALL_PASS_BYTES if small else PASS_BYTES
     told[COPY] = moved / kernel_seconds(Pass(moved), accelerator, "bf16", ELEMENT_BYTES) / 1e9
     told[SMALLEST] = accelerator.kernel_s * 1e6
     return told
+
+
+def _attention_s(flash: Flash, accelerator: Accelerator) -> float:
+    """By the software that runs here."""
+    law = attention_law(accelerator, STACKS["ours"])
+    reached = accelerator.model_copy(update={"attention_efficiency": accelerator.attention_efficiency * law.share})
+    return law.times(flash) * kernel_seconds(flash, reached, "bf16", ELEMENT_BYTES)
 
 
 COPY, SMALLEST, LAUNCH = "copy, GB/s read and written", "smallest kernel on the device, us", "launch of one add, us"

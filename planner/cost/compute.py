@@ -15,7 +15,7 @@ from planner.hardware.cluster import LAUNCH_S, Accelerator, kernel_seconds
 from planner.hardware.kernels import Flash, Gemm, Kernel, Pass, Work, embedding_work, head_work, layer_work
 from planner.hardware.stacks import Stack
 
-HOPPER = ("H100", "H200")  # of their names
+AMPERE, HOPPER = ("A100",), ("H100", "H200")  # of their names
 BLACKWELL = ("B200", "B300")
 
 
@@ -216,7 +216,7 @@ class Compute:
             if isinstance(kernel, Pass):
                 one *= stack.bytes_of(kernel.kind)
             if isinstance(kernel, Flash):
-                one *= _attention(accelerator, stack).times(kernel)
+                one *= attention_law(accelerator, stack).times(kernel)
             seconds += one
         return seconds
 
@@ -275,16 +275,15 @@ def _slower(piece: Piece, seconds: float) -> Piece:
     )
 
 
-def _attention(accelerator: Accelerator, stack: Stack) -> Attention:
-    if any(kind in accelerator.name for kind in HOPPER):
-        return stack.attention_hopper
-    return stack.attention_blackwell if any(kind in accelerator.name for kind in BLACKWELL) else Attention()
+def attention_law(accelerator: Accelerator, stack: Stack) -> Attention:
+    laws = ((AMPERE, stack.attention_ampere), (HOPPER, stack.attention_hopper), (BLACKWELL, stack.attention_blackwell))
+    return next((law for kinds, law in laws if any(kind in accelerator.name for kind in kinds)), Attention())
 
 
 def _tuned(accelerator: Accelerator, stack: Stack) -> Accelerator:
     """The accelerator as the stack uses it."""
     gemm = stack.gemm * (stack.gemm_hopper if accelerator.fp8_flops else 1)
-    attention = stack.attention * _attention(accelerator, stack).share
+    attention = stack.attention * attention_law(accelerator, stack).share
     return accelerator.model_copy(
         update={
             "gemm_efficiency": accelerator.gemm_efficiency * gemm,

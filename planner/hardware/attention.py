@@ -29,24 +29,45 @@ FP8_LATENT, FP8_WINDOWED = 0.73, 1.5
 
 class Attention(NamedTuple):
     """`share`: of the accelerator's own efficiency, that the longest rows reach. `tokens`: that each row seems longer
-    by. `narrow`: a score's time in heads of 64 over that in heads of 128, which have twice its products. `wide`: the
-    time of wider heads' products."""
+    by. `narrow`: a score's time in heads of 64 over that in heads of 128, which have twice its products. `pads`: heads
+    are computed as if they were as wide as the next tile. `wide`: the time of wider heads' products."""
 
     share: float = 1.0
     tokens: int = 0
     narrow: float = 0.5
+    pads: bool = False
     wide: float = 1.0
 
     def times(self, flash: Flash) -> float:
         """Over the time of its products at the rate of the longest rows of heads of 128."""
-        if flash.width > NARROW:
-            return (self.wide if flash.width > WIDEST else 1) * (1 + self.tokens / flash.tokens)
-        return 2 * (self.narrow + NARROW_ROWS * self.tokens / flash.tokens)
+        width = _tile(flash.width) if self.pads else flash.width
+        beyond = min(1.0, max(0.0, (width - NARROW) / (WIDEST - NARROW)))  # narrow heads to wide ones
+        score = self.narrow + beyond * (1 - self.narrow)
+        rows = NARROW_ROWS + beyond * (1 - NARROW_ROWS)
+        share_of_wide = min(max(width, NARROW), WIDEST) / WIDEST
+        padded = width / flash.width * (self.wide if width > WIDEST else 1)
+        return padded * (score + rows * self.tokens / flash.tokens) / share_of_wide
+
+
+def _tile(width: int) -> int:
+    step = 32 if width <= WIDEST else 64
+    return -(-width // step) * step
 
 
 FLASH_2 = 1 / 1.6  # of cuDNN's rate on Hopper
 # Shares are what NVIDIA's rows of 16,384 tokens to a million show, most of whose time is attention: all four of the fit
 # half are met within 1% by 0.53 of peak on an H100 and, on a GB200, 0.55 and before cuDNN 9.13 nine tenths of that.
-CUDNN_HOPPER = Attention(share=1.585, tokens=1900, narrow=0.65)
+CUDNN_HOPPER = Attention(share=1.585, tokens=1900, narrow=0.65, pads=True)
 CUDNN_BLACKWELL = Attention(share=1.475, tokens=1600, narrow=0.8, wide=1.11)
 EARLY_CUDNN_BLACKWELL = CUDNN_BLACKWELL._replace(share=0.9 * CUDNN_BLACKWELL.share, tokens=3100)
+# Of other software what depends on heads alone: the accelerator's own efficiency is that of heads of 128 in its rows.
+# FlashAttention 2 runs the same kernels on an A100 and an H100; 2407.08608 has its rates there (figures 5 and 6, 4,096
+# tokens, no mask): forward 321 TFLOP/s by heads of 64 and 368 by heads of 128, backward 279 and 310, together 0.90. Its
+# code rounds heads up to multiples of 32, beyond 128 of 64 (flash_api.cpp). FlashAttention 1's rows with heads of 64
+# (fsdp1) are met as heads of 128 are, so that these cost it nothing.
+FLASH_1_WIDTHS = Attention(pads=True)
+FLASH_2_WIDTHS = Attention(narrow=0.56, pads=True)
+BLACKWELL_WIDTHS = CUDNN_BLACKWELL._replace(share=1.0, tokens=0)
+# torch 2.11's own on an H100 (docs/gpu.md): both ways 386, 434 and 484 TFLOP/s by heads of 64, 112 and 128, rows of
+# 4,096; 2407.08608's cuDNN loses on each row as if it were 300 tokens longer.
+SDPA_HOPPER = Attention(share=1.565, tokens=300, narrow=0.63, pads=True)

@@ -6,7 +6,7 @@ import pytest
 
 from planner.cost.timing import Timer
 from planner.facts.models.presets import PRESETS
-from planner.facts.spec import JobSpec, Layout, Resources, TrainSpec
+from planner.facts.spec import JobSpec, Layout, Resources, StackName, TrainSpec
 from planner.hardware.attention import CUDNN_BLACKWELL, CUDNN_HOPPER, NARROW_ROWS, Attention
 from planner.hardware.clusters import ACCELERATORS, CLUSTERS
 from planner.hardware.kernels import Flash, Pass, layer_work
@@ -97,6 +97,61 @@ def test_heads_of_64_take_as_long_for_a_score_as_their_exponentials() -> None:
     law = Attention(tokens=1600, narrow=0.8)
     assert law.times(Flash(0, 0, 4096, 128)) == pytest.approx(1 + 1600 / 4096)
     assert law.times(Flash(0, 0, 4096, 64)) == pytest.approx(2 * (0.8 + NARROW_ROWS * 1600 / 4096))
+
+
+HELD = 7168  # hidden size, divided into heads of each width
+
+
+@pytest.mark.parametrize(
+    ("name", "stack"),
+    [
+        ("h100", "ours"),
+        ("h100", "fsdp2"),
+        ("h100", "megatron"),
+        ("a100-80gb", "fsdp2"),
+        ("a100-80gb", "deepspeed"),
+        ("gb200", "ours"),
+        ("gb200", "megatron"),
+    ],
+)
+def test_narrower_heads_of_one_model_take_longer(name: str, stack: StackName) -> None:
+    """As many FLOP in each."""
+
+    def compute_s(width: int) -> float:
+        heads = HELD // width
+        sizes = {"hidden_size": HELD, "num_heads": heads, "num_kv_heads": heads, "max_seq_len": 8192, "preset": None}
+        return (
+            Timer(CLUSTERS[name], STACKS)
+            .step(
+                SPEC.model_copy(
+                    update={
+                        "model": SPEC.model.model_copy(update=sizes),
+                        "train": TRAIN.model_copy(update={"seq_len": 8192, "precision": "bf16"}),
+                        "resources": Resources(device="cuda", stack=stack),
+                    }
+                )
+            )
+            .compute_s
+        )
+
+    narrow, between, wide = (compute_s(width) for width in (64, 112, 128))
+    assert min(narrow, between) > wide * 1.002
+    assert narrow != pytest.approx(between, rel=1e-3)
+
+
+@pytest.mark.parametrize(("width", "measured"), [(64, 385.5), (112, 434.0), (128, 484.1)])
+def test_what_runs_here_is_planned_at_the_rate_that_an_h100_showed(width: int, measured: float) -> None:
+    """docs/gpu.md, both ways, rows of 4,096."""
+    chip, law = ACCELERATORS["H100 SXM"], STACKS["ours"].attention_hopper
+    reached = chip.bf16_flops * chip.attention_efficiency * law.share / law.times(Flash(0, 0, 4096, width))
+    assert reached / 1e12 == pytest.approx(measured, rel=0.03)
+
+
+def test_heads_between_two_tiles_are_computed_as_the_wider() -> None:
+    padded, exact = Attention(pads=True), Attention()
+    assert padded.times(Flash(0, 0, 4096, 112)) == pytest.approx(128 / 112)
+    assert padded.times(Flash(0, 0, 4096, 200)) == pytest.approx(256 / 200)
+    assert exact.times(Flash(0, 0, 4096, 112)) == pytest.approx(1.0)
 
 
 def test_a_window_spares_scores_and_no_rows() -> None:
