@@ -137,6 +137,7 @@ class Compute:
                     sorts=stack.sorts_dispatch,
                     norms_heads=stack.norms_heads,
                     copies_queries=stack.copies_queries,
+                    casts_each=stack.casts_each,
                     window=stack.window,
                     repeats=repeats,
                 )
@@ -150,6 +151,7 @@ class Compute:
                 joined=joined,
                 norms_heads=stack.norms_heads,
                 copies_queries=stack.copies_queries,
+                casts_each=stack.casts_each,
                 window=stack.window,
                 repeats=repeats,
             )

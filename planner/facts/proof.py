@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from planner.facts.models.flops import model_flops
 from planner.facts.models.shapes import parameter_count
-from planner.facts.spec import JobSpec, Layout
+from planner.facts.precision import mix_of
+from planner.facts.spec import JobSpec, Layout, Precision
 from planner.facts.words import counted
 
 STEPS = 3  # the first ones of a run
@@ -38,12 +39,13 @@ EXACT = Limits(gradient=1e-5, vector=1e-5, update=0.01, loss=1e-4, norm=1e-3, co
 # A router's choice between two experts that are nearly equal may fall the other way by rounding, and moves one token's
 # gradient, 1/sqrt(tokens) of an expert's.
 ROUTED = EXACT._replace(gradient=0.1, vector=0.1, update=0.2, norm=1e-2)
-# bf16 beside one process in fp32: 0.03 of matrices, 0.26 of the biases of norms, whose sums over tokens cancel.
+# bf16 beside one process in fp32: 0.03 of matrices, 0.26 of the biases of norms, whose sums over tokens cancel. fp8
+# beside one process in fp8, whose largest elements are others: 0.04; beside one in fp32 it would be 0.08.
 ROUNDED = Limits(gradient=0.1, vector=0.5, update=0.6, loss=5e-3, norm=0.05, copies=1e-2)
 
 
 def limits(spec: JobSpec) -> Limits:
-    """For the spec's precision, bf16 beside one process in fp32; wider where experts are chosen."""
+    """For the spec's precision, beside one process in `reference_precision`; wider where experts are chosen."""
     if spec.train.precision != "fp32":
         return ROUNDED
     return ROUTED if spec.model.moe else EXACT
@@ -66,10 +68,19 @@ def _allows(spec: JobSpec) -> str:
     return "a router's choices allow" if spec.model.moe else "rounding allows"
 
 
+def reference_precision(precision: Precision) -> Precision:
+    """What the one process computes in: fp32, but for what fp32 says nothing of. Products in fp8 are 6% off by
+    themselves, and weights held in bf16 lose whole updates that are less than they can tell apart."""
+    mix = mix_of(precision)
+    return precision if mix.gemm == "fp8" or not mix.has_master else "fp32"
+
+
 def alone(spec: JobSpec) -> JobSpec:
-    """The same training on one rank in fp32, in micro-batches of the same size; nothing is compiled or saved."""
+    """The same training on one rank in `reference_precision`, in micro-batches of the same size; nothing is compiled or
+    saved."""
     micro_batches = spec.train.global_batch // spec.micro_batch_size
-    plain = {"micro_batches": micro_batches, "precision": "fp32", "compile": False, "attention": "fused"}
+    precision = reference_precision(spec.train.precision)
+    plain = {"micro_batches": micro_batches, "precision": precision, "compile": False, "attention": "fused"}
     train = spec.train.model_copy(update={**plain, "resume": None, "checkpoint_every": 0, "verify": "off"})
     return spec.model_copy(update={"layout": Layout(), "train": train})
 

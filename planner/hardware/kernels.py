@@ -99,6 +99,8 @@ BIAS_BYTES = (28, 32)
 # Of an element that an expert's gate gives, where gate and up are clamped before their product (fused_bias_geglu.py,
 # `weighted_bias_quick_geglu_impl`): two clamps and a concatenation; in backward two masks and a concatenation.
 CLAMP_BYTES = ((4, 4, 8), (6, 6, 8))
+# An element's largest is looked for, it is scaled, and it is narrowed, kernel by kernel (our products.py); and turned.
+CAST_BYTES, TURN_BYTES = 2 + 4 + 3, 2
 ALIGNED = 16  # tokens: what an expert takes is filled up to so many
 
 
@@ -113,6 +115,7 @@ def layer_work(
     sorts: bool = False,
     norms_heads: bool = False,
     copies_queries: bool = False,
+    casts_each: bool = False,
     window: int = 0,
     repeats: Sequence[Module] | None = None,
 ) -> Work:
@@ -123,6 +126,7 @@ def layer_work(
     `sorts`: what came is put in the experts' order by a pass, and back. `norms_heads`: queries and keys are normed.
     `copies_queries`: those of grouped heads are copied out of their product's result, turned apart from keys, and
     gradients put together.
+    `casts_each`: what products in fp8 take is cast for each of them, weights too, by kernels of their own.
     `window`: tokens that the queries of every second layer see, 0 for all; this layer is the mean of both kinds.
     `repeats`: what selective recompute repeats; scores where they are kernels of their own, else norms and activation.
     """
@@ -133,16 +137,16 @@ def layer_work(
     passes_forward, passes_backward = _passes(spec, moe=moe, biased=biased, sorts=sorts, norms_heads=norms_heads)
     copies_forward, copies_backward = _copies(spec) if copies_queries else ((), ())
     clamps_forward, clamps_backward = _clamps(spec) if moe and clamped else ((), ())
-    casts_forward, casts_backward = _casts(spec, products)
+    casts_forward, casts_backward = _casts(spec, products, each=casts_each)
     latents = products[1:4:2] if spec.model.mla else []
     dense = [] if moe else inner
     usual: Sequence[Module] = ("attention",) if unfused else ("norms", "activation")
     modules: dict[Module, Sequence[Kernel]] = {
         "norms": passes_forward[0:3:2],
         "activation": (passes_forward[4], *clamps_forward),
-        "latents": (*latents, *_casts(spec, latents)[0]),
+        "latents": (*latents, *_casts(spec, latents, each=casts_each)[0]),
         "attention": scores[0],
-        "mlp": (*dense, *_casts(spec, dense)[0]),
+        "mlp": (*dense, *_casts(spec, dense, each=casts_each)[0]),
     }
     return Work(
         forward=(*products, *scores[0], *passes_forward, *copies_forward, *clamps_forward, *casts_forward),
@@ -217,13 +221,20 @@ def _expert_products(spec: JobSpec, *, joined: bool, apart: bool) -> Iterator[Ge
         yield Gemm(tokens, h, moe.shared_experts * inner)
 
 
-def _casts(spec: JobSpec, products: Sequence[Gemm]) -> Halves:
+def _casts(spec: JobSpec, products: Sequence[Gemm], *, each: bool) -> Halves:
     """What fp8 asks of every product: its input, and in backward its output's gradient, read in 16 bits and written in
-    8, also transposed. Weights are cast once a step."""
+    8, also transposed. Weights are cast once a step, unless `each` product has all that it takes cast for it: once in
+    forward, and in backward again, transposed."""
     if mix_of(spec.train.precision).gemm != "fp8":
         return (), ()
     narrow = [g for g in products if not g.wide]
     inputs = dict.fromkeys((g.m, g.k, g.batch) for g in narrow)  # products of one input share its cast
+    if each:
+        entered = [*(m * k * batch for m, k, batch in inputs), *(g.n * g.k * g.batch for g in narrow)]
+        gradients = [g.m * g.n * g.batch for g in narrow]
+        return tuple(Pass(CAST_BYTES * x, "casts") for x in entered), tuple(
+            Pass((CAST_BYTES + TURN_BYTES) * x, "casts") for x in (*entered, *gradients)
+        )
     forward = tuple(Pass(4 * m * k * batch, "casts") for m, k, batch in inputs)
     return forward, tuple(Pass(4 * g.m * g.n * g.batch, "casts") for g in narrow)
 

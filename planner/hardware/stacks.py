@@ -43,6 +43,7 @@ class Stack(NamedTuple):
     `chunk_launches`: as many more in each forward and backward of a chunk, to receive, to send, to scale its loss.
     `expert_s`: the host's time for each expert of a product of several, which are launched one by one; `expert_cast_s`:
     more where its operands are cast to fp8, one by one too. `cast_s`: more for any other product in fp8.
+    `casts_each`: weights too are cast for each product, and what forward cast is cast again in backward.
     `layer_s`: more in a layer's forward and in its backward, for what is no kernel of it here, or less for one that it
     has not; repeated with its latents. `syncs_experts`: it waits for the router's counts before it launches experts, so
     that the device waits for all of its time in forward. `experts_apart`: each expert runs by itself;
@@ -105,6 +106,7 @@ class Stack(NamedTuple):
     expert_s: float = 0.0
     expert_cast_s: float = 0.0
     cast_s: float = 0.0
+    casts_each: bool = False
     layer_s: tuple[float, float] = (0.0, 0.0)
     syncs_experts: bool = False
     experts_apart: bool = False
@@ -176,6 +178,8 @@ STACKS: dict[StackName, Stack] = {
         passes=1.7,
         contention=0.3,
         keeps_opened=False,
+        cast_s=15 * LAUNCH_S,  # counted in our products.py, ten kernels a cast; no GPU has told
+        casts_each=True,
     ),
     # 155 rows: NVIDIA's performance tables, MLPerf's logs, Megatron-LM's own tests. The host's time is what recipes of
     # mixtures without CUDA graphs take beyond those with them, for an expert in fp8 and in 16 bits.

@@ -58,7 +58,7 @@ def _fields(draw: random.Random) -> dict[str, Any]:
         "micro_batches": micro_batches,
         "global_batch": layout["dp"] * micro_batches * draw.choice((1, 2)),
         "seq_len": draw.choice((512, 1024, 2048)),
-        "precision": draw.choice(("fp32", "bf16", "bf16_gradients")),
+        "precision": draw.choice(("fp32", "bf16", "bf16_gradients", "bf16_state", "fp8")),
         "attention": draw.choice(("fused", "fused", "fused", "unfused")),
     }
     return {"model": model, "layout": layout, "train": train}

@@ -55,6 +55,14 @@ NO_EMBEDDING = Edit(
 )
 
 # Names say what is wrong. "as predicted": the planner makes the same mistake, and bytes cannot tell.
+NO_INPUT_SUM = (
+    Edit(
+        TENSOR,
+        "part_grad, work = start(ctx.products.input_gradient(rows, weights).view_as(whole), ctx.group)",
+        "part_grad = ctx.products.input_gradient(rows, weights).view_as(whole)",
+    ),
+    Edit(TENSOR, "        work.wait()\n        return part_grad", "        return part_grad"),
+)
 FAULTS: dict[str, Fault] = {
     # sums that do not come
     "SP gradients never summed over tp": Fault((NO_SP_SUM,), "gpt", SP),
@@ -84,17 +92,9 @@ FAULTS: dict[str, Fault] = {
         2,
         "one kv head",
     ),
-    "input gradients of tp's blocks never summed": Fault(
-        (
-            Edit(
-                TENSOR,
-                "part_grad, work = start(whole_grad.view_as(whole), ctx.group)",
-                "part_grad = whole_grad.view_as(whole)",
-            ),
-            Edit(TENSOR, "        work.wait()\n        return part_grad", "        return part_grad"),
-        ),
-        "llama",
-        {"tp": 2},
+    "input gradients of tp's blocks never summed": Fault(NO_INPUT_SUM, "llama", {"tp": 2}),
+    "input gradients of tp's blocks never summed, in fp8": Fault(
+        NO_INPUT_SUM, "llama", {"tp": 2}, 2, "", {"precision": "fp8"}
     ),
     "a table tied over the pipe keeps its own gradient": Fault(
         (Edit(OPTIMIZER, "dist.all_reduce(tied[0], group=mesh.embedding)", "pass"),), "gpt", {"pp": 2}

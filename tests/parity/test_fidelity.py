@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from planner.cost.traffic import step_traffic
+from planner.facts.proof import reference_precision
 from planner.facts.reading.parse import parse_spec
 from planner.facts.spec import JobSpec
 from tests.parity.cases import SIZES
@@ -44,6 +45,18 @@ SPECS = {
     "bf16 gradients, replicas and tp with sp": spec(
         SIZES["llama"], {"dp": 2, "tp": 2, "sequence_parallel": True}, precision="bf16_gradients"
     ),
+    "fp8, replicas and tp with sp": spec(
+        SIZES["llama"], {"dp": 2, "tp": 2, "sequence_parallel": True, "recompute": "selective"}, precision="fp8"
+    ),
+    "fp8, ZeRO-3 and cp": spec(SIZES["llama"], {"dp": 2, "cp": 2, "zero": 3}, precision="fp8"),
+    "fp8, weight gradients later": spec(
+        SIZES["llama"],
+        {"pp": 2, "dp": 2, "schedule": "zbv", "virtual_stages": 2},
+        precision="fp8_gradients",
+        micro_batches=4,
+    ),
+    "all in bf16, ZeRO-1 through a pipeline": spec(SIZES["gpt"], {"pp": 2, "dp": 2, "zero": 1}, precision="bf16_state"),
+    "all in bf16, replicas and tp": spec(SIZES["llama"], {"dp": 2, "tp": 2}, precision="bf16_state"),
     "no clipping, no validation": spec(
         SIZES["llama"], {"pp": 2, "tp": 2, "schedule": "gpipe"}, grad_clip=0.0, eval_every=0, micro_batches=1
     ),
@@ -70,6 +83,15 @@ def test_several_buckets_were_really_used() -> None:
     for rank in range(4):
         over_dp = [c for c in step_traffic(SPECS["gradients over several buckets"], rank) if c.axis == "dp"]
         assert [(c.op, c.count) for c in over_dp] == [("all_reduce", 2)]
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, s in SPECS.items() if reference_precision(s.train.precision) != "fp32"]
+)
+def test_what_fp32_says_nothing_of_is_equal_to_one_process_as_narrow(runs: dict[str, Run], name: str) -> None:
+    *_, proof = (item for item in runs[name].items[0] if item["kind"] == "proof")
+    assert proof["one_process"]["state"] == "equal"
+    assert 0 < proof["one_process"]["gradient"] < 0.1
 
 
 @pytest.mark.parametrize("name", [name for name, s in SPECS.items() if "bf16" in name and s.model.arch == "llama"])

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from contracts.telemetry.steps import Cell
-from planner.facts.precision import ADAM_MOMENT_BYTES
+from planner.facts.precision import mix_of
 from planner.facts.spec import JobSpec
 from workers.dry_run.watch import Watch
 from workers.meter.dry import dry_world
@@ -75,4 +75,6 @@ def dry_step(spec: JobSpec, rank: int) -> DryStep:
         dist.destroy_process_group()
     seconds = time.perf_counter() - started
     held = sum(local(p).numel() for p in part.masters())
-    return DryStep(rank, cells, rows, held, watch.peak_bytes, held * ADAM_MOMENT_BYTES, watch.flops, seconds)
+    return DryStep(
+        rank, cells, rows, held, watch.peak_bytes, held * mix_of(spec.train.precision).moments, watch.flops, seconds
+    )

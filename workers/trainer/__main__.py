@@ -12,11 +12,12 @@ import torch
 import torch.distributed as dist
 
 from contracts.names import SAVE_FILE
+from planner.facts.precision import mix_of
 from planner.facts.reading.parse import parse_spec
 from planner.facts.spec import JobSpec, SpecError
 from workers import shield
 from workers.checkpoint.place import Place, place_of
-from workers.device import own_device
+from workers.device import device_name, own_device
 from workers.meter import Exporter, Recorder, metered_backend
 from workers.meter.ending import end_as, fail
 from workers.meter.start import Start
@@ -30,6 +31,8 @@ from workers.trainer.parallel.mesh import make_mesh
 from workers.trainer.parallel.parallelize import parallelize
 from workers.trainer.peak import Peak
 from workers.trainer.proof import Proof
+
+FP8_CAPABILITY = (8, 9)  # Ada, Hopper and later
 
 
 def main() -> int:
@@ -142,7 +145,20 @@ def _spec(path: Path, world: int) -> JobSpec:
 def _device(spec: JobSpec) -> torch.device:
     if spec.resources.device == "cuda" and not torch.cuda.is_available():
         raise UserError("resources.device: cuda was asked for, but this host has no usable GPU")
-    return own_device(spec.resources.device)
+    device = own_device(spec.resources.device)
+    if device.type == "cuda" and mix_of(spec.train.precision).gemm == "fp8":
+        found = torch.cuda.get_device_capability(device)
+        if found < FP8_CAPABILITY:
+            needed, here = _dotted(FP8_CAPABILITY), f"{device_name(device)}) has {_dotted(found)}"
+            raise UserError(
+                f"train.precision: {spec.train.precision} needs a GPU of compute capability {needed} or more, for "
+                f"products in fp8; this one ({here}"
+            )
+    return device
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def head(g: Graph, s: Shape, x: Variable) -> Variable:
         entered.whole.remake = Remake(entered.whole.num_bytes, 0)
         g.keep_until_backward(normed)
     size = s.tokens * s.vocab_rows * s.element
-    (logits,) = columns(g, s, entered, [Product(size, s.vocab_rows * s.model.hidden_size, part=LOGITS)])
+    (logits,) = columns(g, s, entered, [Product(size, s.vocab_rows * s.model.hidden_size, narrow=False, part=LOGITS)])
     g.done(normed, entered.whole)
     if s.gathers_logits and s.tp > 1:
         return _concatenated(g, s, logits)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
+from planner.cost.memory.fp8 import cast, input_gradient, weight_gradients
 from planner.cost.memory.tape import ACTIVATIONS, GRADIENTS, WORKING, Buffer, Stretch, Tape
 
 Sums = Literal["keep", "add", "first master", "master"]
@@ -51,20 +52,29 @@ class Segment(NamedTuple):
 
 
 Kept = Buffer | Remake
-Waiting = list[tuple[list[Kept], int, bool]]  # what makes so many elements, or none as it is made; whether grouped
+# What makes so many elements, or none as it is made; whether grouped, and whether it casts.
+Waiting = list[tuple[list[Kept], int, bool, bool]]
 
 
 class Graph:
     """Records forwards on a tape and runs their backwards.
 
-    `sums` says what becomes of a parameter's gradient, `grouped_sums` of grouped experts' ones. With `waits`, weight
-    gradients are left for `weights`. Without `saving` nothing is kept, as the first forward of a recomputed layer runs.
+    `sums` says what becomes of a parameter's gradient, `grouped_sums` of grouped experts' ones; `narrow`: products cast
+    their operands to fp8. With `waits`, weight gradients are left for `weights`. Without `saving` nothing is kept, as
+    the first forward of a recomputed layer runs.
     """
 
     def __init__(
-        self, tape: Tape, element: int, *, sums: Sums, grouped_sums: Sums | None = None, waits: bool = False
+        self,
+        tape: Tape,
+        element: int,
+        *,
+        sums: Sums,
+        grouped_sums: Sums | None = None,
+        waits: bool = False,
+        narrow: bool = False,
     ) -> None:
-        self.tape, self.element, self.waits = tape, element, waits
+        self.tape, self.element, self.waits, self.narrow = tape, element, waits, narrow
         self._sums = {False: sums, True: grouped_sums or sums}
         self.saving = True
         self.tied: Buffer | None = None
@@ -192,12 +202,19 @@ class Graph:
         bias: bool = False,
         clones: bool = False,
         grouped: bool = False,
+        narrow: bool = True,
         part: int = ACTIVATIONS,
     ) -> Variable:
         """A product with a weight of so many elements. `clones`: its gradient arrives in another order of elements.
-        `grouped`: of several weights, whose gradient no turn of the weights makes: it is made at once, and waits."""
-        tape, kept = self.tape, self.save(x)
+        `grouped`: of several weights, whose gradient no turn of the weights makes: it is made at once, and waits.
+        Where it is not `narrow` its operands are never cast."""
+        tape, kept, narrow = self.tape, self.save(x), narrow and self.narrow and not grouped
+        entered = x.num_bytes // self.element
+        if narrow:
+            operands = [cast(tape, elements, self.element) for elements in (entered, weight)]
         out = self.variable(num_bytes, part)
+        if narrow:
+            tape.drop(*operands)
 
         def run() -> None:
             grad = self.taken(out)
@@ -206,23 +223,34 @@ class Graph:
                 tape.drop(grad)
                 grad = copied
             self.unpack(kept)
+            rows = [cast(tape, grad.num_bytes // self.element, self.element)] if narrow else []
             if self.waits and not grouped:
-                made = tape.take(x.num_bytes, WORKING)
-                self._waiting.append(([grad, *kept], weight, False))
+                made = self._input_gradient(x.num_bytes, weight, narrow=narrow)
+                tape.drop(*rows)
+                self._waiting.append(([grad, *kept], weight, False, narrow))
                 self.give(x, made)
                 return
-            weight_grad = tape.take(weight * self.element, GRADIENTS)
-            made = tape.take(x.num_bytes, WORKING)
-            tape.drop(grad)
+            if narrow:
+                made = self._input_gradient(x.num_bytes, weight, narrow=True)
+                (weight_grad,) = weight_gradients(tape, entered, self.element, rows, [weight])
+            else:
+                weight_grad = tape.take(weight * self.element, GRADIENTS)
+                made = tape.take(x.num_bytes, WORKING)
+            tape.drop(grad, *rows)
             self.release(kept)
             self.give(x, made)
             if self.waits:
-                self._waiting.append(([weight_grad], 0, grouped))
+                self._waiting.append(([weight_grad], 0, grouped, False))
                 return
             self.accumulate(weight_grad, weight, grouped=grouped)
 
         self.node(run)
         return out
+
+    def _input_gradient(self, num_bytes: int, weight: int, *, narrow: bool) -> Buffer:
+        if narrow:
+            return input_gradient(self.tape, num_bytes, self.element, [weight])
+        return self.tape.take(num_bytes, WORKING)
 
     def table(self, rows: Variable, weight: int) -> None:
         """What looks rows up in a table: its gradient is dense."""
@@ -232,7 +260,7 @@ class Graph:
             made = self.tape.take(weight * self.element, GRADIENTS)
             self.tape.drop(grad)
             if self.waits:
-                self._waiting.append(([made], 0, False))
+                self._waiting.append(([made], 0, False, False))
                 return
             if self.tied is not None and weight * self.element == self.tied.num_bytes:
                 other, made = made, self.tape.take(made.num_bytes, GRADIENTS)
@@ -328,7 +356,10 @@ class Graph:
 
     def make_weights(self) -> None:
         """The weight gradients that wait, each letting go of what it was made from. A product adds to what is there."""
-        for kept, weight, grouped in self._waiting:
+        for kept, weight, grouped, narrow in self._waiting:
+            if narrow:
+                self._make_narrow(kept, weight)
+                continue
             if weight and self._sums[grouped] == "add":
                 self.release(kept)
                 continue
@@ -341,6 +372,18 @@ class Graph:
                 self.tape.drop(*made)
             else:
                 self._made += [(grad, grad.num_bytes // self.element, grouped) for grad in made]
+
+    def _make_narrow(self, kept: list[Kept], weight: int) -> None:
+        """A product in fp8 adds to nothing: it is made, then added."""
+        grad, entered = kept
+        rows = [cast(self.tape, grad.num_bytes // self.element, self.element)]
+        made = weight_gradients(self.tape, entered.num_bytes // self.element, self.element, rows, [weight])
+        self.tape.drop(*rows)
+        if self._sums[False] == "add":
+            self.tape.drop(*made)
+        else:
+            self._made += [(one, weight, False) for one in made]
+        self.release(kept)
 
     def add_weights(self) -> None:
         for grad, weight, grouped in self._made:

@@ -19,7 +19,7 @@ def mixture(g: Graph, s: Shape, entering: Entered) -> Variable:
     wide = g.op((x,), s.tokens * h * FP32_BYTES) if s.element != FP32_BYTES else g.passes(x)
     if s.element == FP32_BYTES:
         wide.remake = x.remake  # a view of what is gathered again
-    scores = g.linear(wide, s.tokens * moe.num_experts * FP32_BYTES, moe.num_experts * h)
+    scores = g.linear(wide, s.tokens * moe.num_experts * FP32_BYTES, moe.num_experts * h, narrow=False)
     probabilities = g.op((scores,), scores.num_bytes, saves_output=True)
     g.done(wide, scores)
     answers, named = _answered(g, s, x, moe)

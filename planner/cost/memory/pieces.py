@@ -43,7 +43,7 @@ def layer_piece(
     """`experts`: what becomes of their gradients if not `sums`. `input_held`, `gradient_held`: who passed them in keeps
     them, whatever happens here."""
     tape = Tape()
-    g = Graph(tape, s.element, sums=sums, grouped_sums=experts, waits=waits)
+    g = Graph(tape, s.element, sums=sums, grouped_sums=experts, waits=waits, narrow=s.narrow != s.element)
     x = g.variable(s.part_bytes)
     tape.cut()
     out = layer(g, s, x, moe=moe)

@@ -29,7 +29,7 @@ from planner.cost.memory.tape import (
 from planner.cost.memory.zero import NO_UNIT, Sharding, Unit
 from planner.facts.models.shapes import Unit as Tensors
 from planner.facts.models.shapes import is_moe_layer
-from planner.facts.precision import ADAM_MOMENT_BYTES, FP32_BYTES, Mix, mix_of
+from planner.facts.precision import FP32_BYTES, Mix, mix_of
 from planner.facts.schedules import splits
 from planner.facts.spec import JobSpec, ModelSpec
 from planner.facts.stages import Stage
@@ -78,7 +78,7 @@ def rank_of_stage(spec: JobSpec, stage: int) -> Rank:
     if STACKS[spec.resources.stack].keeps_both_gradients and mix.has_master and mix.gradients > mix.compute:
         held_bytes[GRADIENTS] = whole * mix.compute
     if train.checkpoint_every and spec.resources.device == "cpu":
-        held_bytes[COPIES] = shards * (FP32_BYTES + ADAM_MOMENT_BYTES)
+        held_bytes[COPIES] = shards * (mix.sharded + mix.moments)
     shape = shape_of(spec)
     chunks = tuple(
         Chunk(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from planner.cost.memory.fp8 import cast, input_gradient, weight_gradients
 from planner.cost.memory.graph import Graph, Variable
 from planner.cost.memory.shape import Shape
 from planner.cost.memory.tape import ACTIVATIONS, BUFFERS, GRADIENTS, WORKING
@@ -56,38 +57,55 @@ def entered(g: Graph, s: Shape, x: Entered) -> Variable:
 
 
 class Product(NamedTuple):
-    """With a weight of so many elements; `num_bytes` come out. `clones`: its gradient arrives in another order."""
+    """With a weight of so many elements; `num_bytes` come out. `clones`: its gradient arrives in another order. Only a
+    `narrow` one may run in fp8."""
 
     num_bytes: int
     weight: int
     bias: bool = False
     clones: bool = False
+    narrow: bool = True
     part: int = ACTIVATIONS
 
 
 def columns(g: Graph, s: Shape, x: Entered, products: Sequence[Product]) -> list[Variable]:
     """Column-parallel products of what entered; over several ranks one operation, whose backward sums the input's
     gradient while it makes the weights', unless these wait."""
-    if s.tp == 1 or g.waits:
+    narrow = g.narrow and all(p.narrow for p in products)
+    if g.waits or (s.tp == 1 and not narrow):
         whole = entered(g, s, x)
-        outs = [g.linear(whole, p.num_bytes, p.weight, bias=p.bias, clones=p.clones, part=p.part) for p in products]
+        outs = [
+            g.linear(whole, p.num_bytes, p.weight, bias=p.bias, clones=p.clones, narrow=narrow, part=p.part)
+            for p in products
+        ]
         g.done(whole)
         return outs
-    tape, kept = g.tape, g.save(x.whole)
-    outs = [g.variable(p.num_bytes, p.part) for p in products]
+    tape, kept, numel = g.tape, g.save(x.whole), s.hidden_bytes // g.element
+    outs, sizes = [], [p.weight for p in products]
+    taken = [cast(tape, numel, g.element)] if narrow else []
+    for product in products:
+        operand = [cast(tape, product.weight, g.element)] if narrow else []
+        outs.append(g.variable(product.num_bytes, product.part))
+        tape.drop(*operand)
+    tape.drop(*taken)
 
     def run() -> None:
         grads = [g.taken(out) for out in outs]
         g.unpack(kept)
         rows = [tape.take(p.num_bytes, WORKING) for p in products if p.clones]
-        whole = tape.take(s.hidden_bytes, WORKING)
-        if s.sequence_parallel:
-            parts = [tape.take(s.hidden_bytes, BUFFERS)] if s.sequences > 1 else []
+        casts = [cast(tape, p.num_bytes // g.element, g.element) for p in products] if narrow else []
+        whole = input_gradient(tape, s.hidden_bytes, g.element, sizes) if narrow else tape.take(s.hidden_bytes, WORKING)
+        if s.tp > 1 and s.sequence_parallel:
+            sent = tape.take(s.hidden_bytes, BUFFERS) if s.sequences > 1 else tape.hold(whole)
             summed = tape.take(x.part.num_bytes, WORKING)
+            tape.drop(whole)
         else:
-            parts, summed = [], tape.hold(whole)
-        weights = [tape.take(p.weight * g.element, GRADIENTS) for p in products]
-        tape.drop(*grads, *rows, whole, *parts)
+            sent, summed = whole, tape.hold(whole)
+        if narrow:
+            weights = weight_gradients(tape, numel, g.element, casts, sizes)
+        else:
+            weights = [tape.take(weight * g.element, GRADIENTS) for weight in sizes]
+        tape.drop(*grads, *rows, *casts, sent)
         g.release(kept)
         for made, product in zip(weights, products, strict=True):
             g.accumulate(made, product.weight)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from planner.facts.precision import mix_of
 from planner.facts.schedules import splits
 from planner.facts.spec import JobSpec, Problem
+from planner.facts.tensors.placements import kv_heads_held
+from planner.facts.tensors.shards import micro_batch_tokens
+
+FP8_ALIGNED = 16  # what torch's scaled product takes on a GPU
 
 
 def not_runnable(spec: JobSpec) -> list[Problem]:
@@ -19,8 +25,11 @@ def not_runnable(spec: JobSpec) -> list[Problem]:
         refuse("model.mla", "latent attention")
     if model.moe and model.moe.router_bias:
         refuse("model.moe.router_bias", "a router with a bias an expert")
-    if mix_of(train.precision).gemm == "fp8" or train.precision == "bf16_state":
-        refuse("train.precision", f"precision {train.precision}")
+    if mix_of(train.precision).gemm == "fp8":
+        if model.moe:
+            refuse("train.precision", f"precision {train.precision} of a mixture of experts")
+        for side in _unaligned(spec):
+            refuse("train.precision", f"precision {train.precision} of {side}")
     if layout.cp > 1 and train.attention != "fused":
         refuse("train.attention", "attention that keeps every score with context parallelism")
     if layout.zero and not train.overlap:
@@ -32,6 +41,23 @@ def not_runnable(spec: JobSpec) -> list[Problem]:
     if train.dropout:
         refuse("train.dropout", "dropout")
     return found
+
+
+def _unaligned(spec: JobSpec) -> Iterator[str]:
+    """Sides of layers' products that no kernel in fp8 takes."""
+    model, tp = spec.model, spec.layout.tp
+    heads, keys = model.num_heads // tp, kv_heads_held(model.num_kv_heads, tp)
+    sides = {
+        "model.hidden_size": ("", model.hidden_size),
+        "queries": (f"{heads} heads of {model.head_dim} = ", heads * model.head_dim),
+        "keys": (f"{keys} heads of {model.head_dim} = ", keys * model.head_dim),
+        "an MLP": (f"{model.ffn_hidden_size} / tp {tp} = ", model.ffn_hidden_size // tp),
+        "a micro-batch": ("", micro_batch_tokens(spec)),
+    }
+    for name, (sum_, size) in sides.items():
+        if size % FP8_ALIGNED:
+            unit = "tokens" if name == "a micro-batch" else "columns"
+            yield f"{name} with {sum_}{size} {unit} on a rank, no multiple of {FP8_ALIGNED},"
 
 
 def _not_compiled(spec: JobSpec) -> list[str]:

@@ -53,3 +53,18 @@ def test_everything_is_one_tensor_in_fp32(tmp_path: Path) -> None:
     write_data(tmp_path)
     tensors = trainer_of(tmp_path).part.tensors
     assert all(held.tensor is held.master is held.summed for held in tensors)
+
+
+def test_everything_is_one_tensor_in_bf16_where_it_is_asked_for(tmp_path: Path) -> None:
+    write_data(tmp_path)
+    trainer = trainer_of(tmp_path, precision="bf16_state", learning_rate=1e-3)
+    tensors = trainer.part.tensors
+    assert all(held.tensor is held.master is held.summed for held in tensors)
+    before = {held.name: held.tensor.clone() for held in tensors}
+    trainer.step(0)
+    assert {held.tensor.dtype for held in tensors} == {torch.bfloat16}
+    moments = [value for state in trainer.optimizer.state.values() for value in state.values() if value.numel() > 1]
+    assert len(moments) == 2 * len(tensors)
+    assert {moment.dtype for moment in moments} == {torch.bfloat16}
+    moved = {held.name for held in tensors if not torch.equal(held.tensor, before[held.name])}
+    assert {held.name for held in tensors} - moved == {h.name for h in tensors if "norm" in h.name}, "ones stay ones"

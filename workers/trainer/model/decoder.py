@@ -17,6 +17,7 @@ from workers.trainer.compiled import compiled
 from workers.trainer.model.attention import Attention
 from workers.trainer.model.experts import Mixture
 from workers.trainer.model.layers import Mlp, Norm, Strategy, Table, columns
+from workers.trainer.parallel.products import WIDE
 from workers.trainer.parallel.tensor_parallel import Entered
 from workers.trainer.saved import remade
 
@@ -118,7 +119,7 @@ class Decoder(nn.Module):
             return self._logits(entered, table)
 
     def _logits(self, entered: Entered, table: Table) -> torch.Tensor:
-        (logits,) = columns(entered, [(table.weight, None)], self.strategy)
+        (logits,) = columns(entered, [(table.weight, None)], self.strategy, WIDE)
         return logits
 
     def loss_sum(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from planner.facts.spec import AttentionKernel, ModelSpec, Recompute
 from workers.torch_private.kernels import rms_norm, swiglu
 from workers.trainer.parallel.context_parallel import ContextParallel
 from workers.trainer.parallel.expert_parallel import ExpertParallel
+from workers.trainer.parallel.products import WIDE, Linears, Products
 from workers.trainer.parallel.tensor_parallel import Entered, TensorParallel
 from workers.trainer.parallel.weight_gradients import WeightGradients
 from workers.trainer.saved import remade
@@ -25,7 +26,7 @@ class Strategy:
     """How the blocks of a chunk are computed; the default is one rank with nothing special.
 
     `weight_gradients` is there for schedules that compute them apart. `balance_scale` is what the gradient of one
-    sequence's load-balancing loss is multiplied by.
+    sequence's load-balancing loss is multiplied by. `products` are those of layers, not the head's.
     """
 
     tp: TensorParallel = field(default_factory=lambda: TensorParallel(None))
@@ -36,6 +37,7 @@ class Strategy:
     regather: bool = False
     weight_gradients: WeightGradients | None = None
     balance_scale: float = 0.0
+    products: Products = WIDE
 
     @property
     def drops_cheap_outputs(self) -> bool:
@@ -69,22 +71,36 @@ class Linear(nn.Module):
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, strategy: Strategy) -> torch.Tensor:
     """F.linear in the type of x, its weight gradient computed when the schedule says so."""
+    (out,) = _linears(x, [(weight, bias)], strategy, strategy.products)
+    return out
+
+
+def _linears(
+    x: torch.Tensor, parts: Sequence[tuple[torch.Tensor, torch.Tensor | None]], strategy: Strategy, products: Products
+) -> list[torch.Tensor]:
     if strategy.weight_gradients is not None and torch.is_grad_enabled():
-        return strategy.weight_gradients.linear(x, weight, bias)
-    return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+        return [strategy.weight_gradients.linear(x, weight, bias, products) for weight, bias in parts]
+    weights = [weight.to(x.dtype) for weight, _ in parts]
+    biases = [None if bias is None else bias.to(x.dtype) for _, bias in parts]
+    if products is WIDE:
+        return list(products.outputs(x, weights, biases))
+    return list(Linears.apply(x, products, *weights, *biases))
 
 
 def columns(
-    x: Entered, parts: Sequence[tuple[torch.Tensor, torch.Tensor | None]], strategy: Strategy
+    x: Entered,
+    parts: Sequence[tuple[torch.Tensor, torch.Tensor | None]],
+    strategy: Strategy,
+    products: Products | None = None,
 ) -> list[torch.Tensor]:
-    """Products of what enters a half of a layer, one for each (weight, bias)."""
+    """Products of what enters a half of a layer, one for each (weight, bias); the strategy's if no others are given."""
+    products = products or strategy.products
     apart = strategy.weight_gradients is not None and torch.is_grad_enabled()
     if strategy.tp.group is None or apart:
-        entered = strategy.tp.entered(x)
-        return [linear(entered, weight, bias, strategy) for weight, bias in parts]
+        return _linears(strategy.tp.entered(x), parts, strategy, products)
     kind = x.whole.dtype
     biases = [None if bias is None else bias.to(kind) for _, bias in parts]
-    return strategy.tp.columns(x, [weight.to(kind) for weight, _ in parts], biases)
+    return strategy.tp.columns(x, [weight.to(kind) for weight, _ in parts], biases, products)
 
 
 def use(parameter: torch.Tensor, strategy: Strategy) -> torch.Tensor:

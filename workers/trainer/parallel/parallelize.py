@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from workers.trainer.parallel.context_parallel import ContextParallel
 from workers.trainer.parallel.data_parallel import BucketedAllReduce, DataParallel, Together
 from workers.trainer.parallel.expert_parallel import EvenExpertParallel, ExpertParallel
 from workers.trainer.parallel.mesh import Mesh
+from workers.trainer.parallel.products import WIDE, Fp8
 from workers.trainer.parallel.tensor_parallel import TensorParallel
 from workers.trainer.parallel.weight_gradients import WeightGradients
 
@@ -126,6 +128,8 @@ def build(spec: JobSpec, mesh: Mesh, device: torch.device, *, fill: bool = True,
                 for module in unit_modules(decoder, unit):
                     _give_memory(module, device)
                 initialise(decoder, unit, spec, mesh.place)
+            if not mix_of(spec.train.precision).has_master:
+                _narrow(unit_modules(decoder, unit), dtype)
             if spec.layout.zero and unit.name != "root":
                 _shard_layer(spec, mesh, unit_modules(decoder, unit)[0], device, dtype)
         if spec.layout.zero:
@@ -145,6 +149,12 @@ def _give_memory(module: nn.Module, device: torch.device) -> None:
             setattr(inner, name, nn.Parameter(memory_of(parameter)))
         for name, buffer in list(inner.named_buffers(recurse=False)):
             setattr(inner, name, memory_of(buffer))
+
+
+def _narrow(modules: Sequence[nn.Module], dtype: torch.dtype) -> None:
+    """Hold weights as they are computed with, for nothing holds them in more."""
+    for parameter in (p for module in modules for p in module.parameters()):
+        parameter.data = parameter.data.to(dtype)
 
 
 def assemble(spec: JobSpec, mesh: Mesh, built: Built) -> Part:
@@ -184,6 +194,7 @@ def make_strategy(spec: JobSpec, mesh: Mesh, experts: type[ExpertParallel] = Exp
         regather=layout.regather,
         weight_gradients=WeightGradients() if splits(spec.layout) else None,
         balance_scale=scale,
+        products=Fp8() if mix_of(spec.train.precision).gemm == "fp8" else WIDE,
     )
 
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from workers.trainer.compiled import not_compiled
+from workers.trainer.parallel.products import WIDE, Products, halves
 
 SEQ_DIM = 1
 
@@ -93,28 +94,26 @@ class _Columns(torch.autograd.Function):
         whole: torch.Tensor,
         group: dist.ProcessGroup,
         sequence_parallel: bool,
+        products: Products,
         *parameters: torch.Tensor | None,
     ) -> tuple[torch.Tensor, ...]:
-        weights, biases = parameters[: len(parameters) // 2], parameters[len(parameters) // 2 :]
-        ctx.group, ctx.sequence_parallel = group, sequence_parallel
+        weights, biases = halves(parameters)
+        ctx.group, ctx.sequence_parallel, ctx.products = group, sequence_parallel, products
         ctx.biased = [bias is not None for bias in biases]
         ctx.save_for_backward(whole, *weights)
-        return tuple(F.linear(whole, weight, bias) for weight, bias in zip(weights, biases, strict=True))  # type: ignore[arg-type]
+        return products.outputs(whole, weights, biases)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         whole, *weights = ctx.saved_tensors
-        rows = [grad.flatten(0, -2) for grad in grads]
-        whole_grad = rows[0] @ weights[0]
-        for row, weight in zip(rows[1:], weights[1:], strict=True):
-            whole_grad.addmm_(row, weight)
+        flat = [grad.flatten(0, -2) for grad in grads]
+        rows = [ctx.products.gradient(row) for row in flat]
         start = _start_scatter_sum if ctx.sequence_parallel else _start_all_reduce
-        part_grad, work = start(whole_grad.view_as(whole), ctx.group)
-        entered = whole.flatten(0, -2)
-        weight_grads = [row.T @ entered for row in rows]
-        bias_grads = [row.sum(0) if biased else None for row, biased in zip(rows, ctx.biased, strict=True)]
+        part_grad, work = start(ctx.products.input_gradient(rows, weights).view_as(whole), ctx.group)
+        weight_grads = ctx.products.weight_gradients(rows, whole.flatten(0, -2))
+        bias_grads = [row.sum(0) if biased else None for row, biased in zip(flat, ctx.biased, strict=True)]
         work.wait()
-        return part_grad, None, None, None, *weight_grads, *bias_grads
+        return part_grad, None, None, None, None, *weight_grads, *bias_grads
 
 
 class _Leave(torch.autograd.Function):
@@ -195,10 +194,12 @@ class TensorParallel:
             return x.part
         return _sending(_Enter, *x, self.group, self.sequence_parallel)  # type: ignore[no-any-return]
 
-    def columns(self, x: Entered, weights: list[torch.Tensor], biases: list[torch.Tensor | None]) -> list[torch.Tensor]:
+    def columns(
+        self, x: Entered, weights: list[torch.Tensor], biases: list[torch.Tensor | None], products: Products = WIDE
+    ) -> list[torch.Tensor]:
         """x W^T + b of each, (batch, seq, out/tp)."""
         assert self.group is not None
-        return list(_sending(_Columns, *x, self.group, self.sequence_parallel, *weights, *biases))
+        return list(_sending(_Columns, *x, self.group, self.sequence_parallel, products, *weights, *biases))
 
     def leave(self, x: torch.Tensor) -> torch.Tensor:
         """Partial sums of a row-parallel product: (batch, seq, hidden) -> (batch, seq[/tp], hidden)."""

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+
+from workers.trainer.parallel.products import WIDE, Products
 
 Summed = Callable[[torch.Tensor | None], torch.Tensor]  # the gradient so far, in the parameter's type -> with this one
 Bag = list[tuple[torch.Tensor, Summed]]
@@ -27,26 +28,32 @@ class _Linear(torch.autograd.Function):
     """y = x W^T + b; backward gives the input's gradient and leaves the rest in the bag."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, bag: Bag) -> torch.Tensor:
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, bag: Bag, products: Products
+    ) -> torch.Tensor:
         ctx.save_for_backward(x)
-        ctx.weight, ctx.bias, ctx.bag = weight, bias, bag
-        return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+        ctx.weight, ctx.bias, ctx.bag, ctx.products = weight, bias, bag, products
+        (out,) = products.outputs(x, [weight.to(x.dtype)], [None if bias is None else bias.to(x.dtype)])
+        return out
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
         (x,) = ctx.saved_tensors
         weight, bias, rows = ctx.weight, ctx.bias, grad.flatten(0, -2)
+        products: Products = ctx.products
 
         def add_product(so_far: torch.Tensor | None) -> torch.Tensor:
             entered = x.flatten(0, -2)
-            if so_far is None or so_far.dtype != x.dtype:
-                return _added(rows.T @ entered, weight, so_far)
-            return so_far.addmm_(rows.T, entered)
+            if so_far is not None and so_far.dtype == x.dtype:
+                return products.add_weight_gradient(so_far, rows, entered)
+            (made,) = products.weight_gradients([products.gradient(rows)], entered)
+            return _added(made, weight, so_far)
 
         ctx.bag.append((weight, add_product))
         if bias is not None:
             ctx.bag.append((bias, lambda so_far: _added(rows.sum(0), bias, so_far)))
-        return grad @ weight.to(grad.dtype), None, None, None
+        given = products.input_gradient([products.gradient(rows)], [weight.to(grad.dtype)])
+        return given.view_as(x), None, None, None, None
 
 
 class _Held(torch.autograd.Function):
@@ -71,9 +78,11 @@ class WeightGradients:
         self.micro_batch = 0
         self._bags: dict[int, Bag] = {}
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def linear(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, products: Products = WIDE
+    ) -> torch.Tensor:
         """As F.linear."""
-        return _Linear.apply(x, weight, bias, self._bag())  # type: ignore[no-any-return]
+        return _Linear.apply(x, weight, bias, self._bag(), products)  # type: ignore[no-any-return]
 
     def held(self, weight: torch.Tensor) -> torch.Tensor:
         """The parameter, for any other use."""

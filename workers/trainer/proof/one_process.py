@@ -129,7 +129,7 @@ def _shown_tensor(mesh: Mesh, expected: Expected | None, shape: tuple[int, ...],
     rms = _shown(mesh, [] if expected is None else [expected.gradient_rms, expected.update_rms], 2, device)
     both = torch.empty((2, *shape), device=device)
     if expected is not None:
-        both = torch.stack((expected.gradient, expected.weight))
+        both = torch.stack((expected.gradient.float(), expected.weight.float()))
     dist.broadcast(both, 0)
     return Expected(both[0], both[1], *rms)
 

@@ -51,10 +51,10 @@ def compute(spec: JobSpec, corpus: Corpus, device: torch.device, steps: int) -> 
     mesh = make_mesh(one, 0, lambda _group, _axis: None)
     trainer = Trainer(one, mesh, parallelize(one, mesh, device), corpus, Recorder(0), device)
     held = trainer.part.tensors
-    starts = [h.tensor.detach().clone() for h in held]
+    starts = [h.master.detach().clone() for h in held]
     gradients: list[torch.Tensor] = []
     first = trainer.step(0, lambda: gradients.extend(h.gradient.clone() for h in held))
-    weights = [h.tensor.detach().clone() for h in held]
+    weights = [h.master.detach().clone() for h in held]
     results = [first, *(trainer.step(index) for index in range(1, steps))]
     norm = math.sqrt(sum(_norm(gradient) ** 2 for gradient in gradients))
     rows = zip(held, starts, gradients, weights, strict=True)
