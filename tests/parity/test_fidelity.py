@@ -12,6 +12,7 @@ from planner.facts.reading.parse import parse_spec
 from planner.facts.spec import JobSpec
 from tests.parity.cases import SIZES
 from tests.parity.compare import Run, gradient_difference, run_specs
+from tests.parity.standing import wrong_memory
 
 UNEVEN_BY_DP4 = {**SIZES["gpt"], "hidden_size": 30, "ffn_hidden_size": 50, "num_heads": 3, "num_kv_heads": 3}
 UNEVEN_BY_DP2_TP2 = {**SIZES["gpt"], "hidden_size": 36, "ffn_hidden_size": 50}
@@ -64,6 +65,11 @@ def test_every_rank_sends_what_was_predicted(runs: dict[str, Run], name: str) ->
     assert [row for row in rows if row["measured_bytes"] != row["predicted_bytes"]] == []
     assert [row for row in rows if row["measured_count"] != row["predicted_count"]] == []
     assert all(map(math.isfinite, runs[name].losses))
+
+
+@pytest.mark.parametrize("name", list(SPECS))
+def test_every_stage_holds_the_weights_gradients_and_moments_of_the_plan(runs: dict[str, Run], name: str) -> None:
+    assert wrong_memory(SPECS[name], runs[name].items) == 0
 
 
 def test_several_buckets_were_really_used() -> None:
