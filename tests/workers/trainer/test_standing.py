@@ -18,7 +18,7 @@ from tests.parity.rank import make_trainer
 from workers.meter import Recorder
 from workers.trainer.loop import train
 from workers.trainer.peak import Peak
-from workers.trainer.standing import storage_bytes
+from workers.trainer.standing import Standing, storage_bytes
 
 MODEL: dict[str, Any] = {**SIZES["llama"], "num_layers": 2, "vocab_size": 4096, "max_seq_len": 128}
 
@@ -49,13 +49,37 @@ def test_tensors_that_share_a_storage_count_once() -> None:
     assert storage_bytes([whole, whole[0], whole.T, torch.empty(2)]) == 8 * 4 * 4 + 2 * 4
 
 
+class Readings(Peak):
+    """The most that each action in turn is told to have reached."""
+
+    def __init__(self, *told: int) -> None:
+        super().__init__(torch.device("cpu"))
+        self.told = iter((0, *told))
+
+    def read(self) -> int:
+        return next(self.told)
+
+
 def test_gradients_that_came_as_the_peak_passed_are_not_told_apart(tmp_path: Path) -> None:
-    """Of one micro-batch the logits go as the first gradients come; of a later one all gradients are there before."""
-    parts, plan = counted(tmp_path, [], micro_batches=1)
-    assert parts["gradients_then"] is None
-    assert parts["gradients"] == plan["gradients"]
-    parts, plan = counted(tmp_path, [])
-    assert parts["gradients_then"] == parts["gradients"] == plan["gradients"]
+    write_data(tmp_path)
+    spec = parse_spec({"model": MODEL, "train": {"global_batch": 2, "seq_len": 32, "data": "parity.bin"}})
+    part = make_trainer(spec, tmp_path, Recorder(0)).part
+    held, largest = sum(held.tensor.nbytes for held in part.tensors), 2**30
+    for highest, then, beside in (
+        ((largest, 1), None, largest - held),
+        ((1, largest), held, largest - 2 * held),
+        ((1, 2), held, None),  # less than what was counted: a resident set may well say so
+    ):
+        standing = Standing(part, torch.optim.AdamW(part.masters()), Readings(*highest), tuple)
+        with standing.within():
+            for one in part.tensors:
+                one.tensor.grad = torch.ones_like(one.tensor)
+        with standing.within():
+            standing.complete()
+        told = standing.told()
+        assert (told["gradients"], told["gradients_then"], told["beside"]) == (held, then, beside)
+        for one in part.tensors:
+            one.tensor.grad = None
 
 
 def test_what_a_first_update_made_meanwhile_is_not_taken_from_its_peak(tmp_path: Path) -> None:

@@ -42,23 +42,26 @@ export function memoryLines(estimate, state, { device, least }) {
   const parts = state.memory.get(rank);
   if (!parts) return [together, ...elsewhere, ...names.map((name) => line(name, of(name), null))];
   const counted = COUNTED.filter((name) => of(name) > 0 || parts[name] > 0).map((name) => line(NAMES[name] ?? name, of(name), parts[name]));
-  const rest = names.filter((name) => !COUNTED.includes(name) && (name !== "gradients" || parts.gradients_then === null));
+  // What the plan has more at that moment may be on its way to be added, and is then counted by nobody.
+  const apart = parts.gradients_then !== null && of("gradients") <= parts.gradients_then;
+  const rest = names.filter((name) => !COUNTED.includes(name) && !(apart && name === "gradients"));
   const sum = rest.reduce((all, name) => all + of(name), 0);
+  const beside = parts.beside === null || apart ? parts.beside : parts.beside + (parts.gradients_then ?? 0);
   return [
     together,
     ...elsewhere,
     ...counted,
-    ...gradientLines(stage, parts, of("gradients"), line),
-    { ...noisy(parts.gradients_then === null ? `gradients then there, ${REST}` : REST, sum, parts.beside), unmeasured: "cannot be told" },
+    ...gradientLines(stage, parts, apart, line),
+    { ...noisy(apart ? REST : `gradients then there, ${REST}`, sum, beside), unmeasured: "cannot be told" },
     ...rest.map((name) => ({ ...line(`of these ${name}`, of(name), null), unmeasured: "in their sum" })),
   ];
 }
 
 /** Complete, and at the fullest moment where that is another figure. */
-function gradientLines(stage, { gradients, gradients_then: then }, planned, line) {
-  const complete = stage.gradients_bytes ?? null;
-  const same = then === gradients && planned === complete;
-  if (same) return [line("gradients", complete, gradients)];
-  const whole = line("gradients once complete", complete, gradients);
-  return then === null ? [whole] : [whole, line("gradients at the fullest moment", planned, then)];
+function gradientLines(stage, { gradients, gradients_then: then }, apart, line) {
+  const [complete, planned] = [stage.gradients_bytes ?? null, stage.memory.gradients ?? 0];
+  const whole = (name) => line(name, complete, gradients);
+  if (!apart) return [whole("gradients once complete")];
+  if (then === gradients && planned === complete) return [whole("gradients")];
+  return [whole("gradients once complete"), line("gradients at the fullest moment", planned, then)];
 }
