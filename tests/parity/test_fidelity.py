@@ -45,6 +45,9 @@ SPECS = {
     "bf16 gradients, replicas and tp with sp": spec(
         SIZES["llama"], {"dp": 2, "tp": 2, "sequence_parallel": True}, precision="bf16_gradients"
     ),
+    "half gradients, experts that no other rank holds": spec(
+        SIZES["moe"], {"pp": 2, "dp": 2, "ep": 2, "zero": 2}, precision="bf16_gradients", eval_every=0
+    ),
     "no clipping, no validation": spec(
         SIZES["llama"], {"pp": 2, "tp": 2, "schedule": "gpipe"}, grad_clip=0.0, eval_every=0, micro_batches=1
     ),
