@@ -31,7 +31,7 @@ from contracts.fields import (
 )
 from contracts.loans import Secret
 from contracts.telemetry.proof import ProofItem
-from contracts.telemetry.results import DryRunItem, VerdictRow
+from contracts.telemetry.results import DryRunItem, MemoryParts, VerdictRow
 from contracts.telemetry.steps import Cell, CheckpointItem
 
 VERSION: Final = 1
@@ -112,6 +112,7 @@ class Summary(TypedDict):
     dry_runs: NotRequired[list[DryRunItem]]  # by rank, of a dry run
     profile: NotRequired[Plain]  # of a calibration: `planner.hardware.profile.HostProfile` as JSON
     peak_bytes: NotRequired[dict[RankText, Count]]  # by rank, as its verdict told it
+    memory: NotRequired[dict[RankText, MemoryParts]]  # the same
     proof: NotRequired[ProofItem]  # the last; of a run that ended before it, none
     lab: NotRequired[Plain]  # of a lab: `planner.facts.lab.LabResult` as JSON
 

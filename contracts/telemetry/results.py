@@ -22,6 +22,22 @@ class VerdictRow(TypedDict):
     measured_bytes: Count
 
 
+class MemoryParts(TypedDict):
+    """Bytes of a rank's storages in its run's last step, counted part by part. `gradients`: once complete.
+
+    `optimizer`: fp32 weights that are held apart, and moments. `copies`: of checkpoints, where training computes.
+    `gradients_then`: at the step's fullest moment, None where more came as it passed. `beside`: what was held then
+    beside all of these, so with such gradients in it; None where it is not known.
+    """
+
+    parameters: Count
+    gradients: Count
+    optimizer: Count
+    copies: Count
+    gradients_then: Count | None
+    beside: Count | None
+
+
 class VerdictItem(TypedDict):
     """A rank's own comparison at the end of its run, every phase."""
 
@@ -30,6 +46,7 @@ class VerdictItem(TypedDict):
     time: Number
     rows: list[VerdictRow]
     peak_bytes: NotRequired[Count]  # most held at once over what was before the model: allocated, or resident on a CPU
+    memory: NotRequired[MemoryParts]
 
 
 class ProfileItem(TypedDict):

@@ -27,7 +27,7 @@ GRAVITY: list[tuple[Outcome, bool]] = [
     ("cancelled", False),
     ("succeeded", False),
 ]
-BY_RANK = ("cells", "verdict", "peak_bytes")
+BY_RANK = ("cells", "verdict", "peak_bytes", "memory")
 
 
 class Ending(NamedTuple):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NotRequired
 
 from typing_extensions import TypedDict
 
 from contracts.telemetry.words import Axis, Op
 from planner.cost.beside import allowance, on
 from planner.cost.correction import Interval, interval
-from planner.cost.memory import held_parameters, memory
+from planner.cost.memory import gradient_bytes, held_parameters, memory
 from planner.cost.timing import Timer
 from planner.cost.traffic import Collective, depends_on_router, step_traffic
 from planner.cost.traffic.data import padded_share
@@ -46,7 +47,8 @@ class TrafficRow(TypedDict):
 class StageEstimate(TypedDict):
     """One rank of a pipeline stage; the ranks of a stage send alike. `layers`: first and last + 1 of each chunk.
 
-    `padded_share`: what ZeRO's collectives carry more than the parameters need, over what they need.
+    `padded_share`: what ZeRO's collectives carry more than the parameters need, over what they need. `gradients_bytes`:
+    of a step's gradients, once complete; those in `memory` are of the moment at which a rank holds most.
     """
 
     stage: int
@@ -55,6 +57,7 @@ class StageEstimate(TypedDict):
     padded_share: float
     memory: dict[str, int]
     memory_bytes: int
+    gradients_bytes: NotRequired[int]
     traffic: list[TrafficRow]
     step_bytes: dict[str, int]
 
@@ -221,6 +224,7 @@ def _stage(spec: JobSpec, stage: int, traffic: list[TrafficRow], cluster: Cluste
         padded_share=padded_share(spec, stage),
         memory=components,
         memory_bytes=sum(components.values()),
+        gradients_bytes=gradient_bytes(spec, stage),
         traffic=traffic,
         step_bytes=_by_axis(traffic),
     )

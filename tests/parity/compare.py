@@ -17,6 +17,7 @@ from planner.facts.stages import stage_of
 from planner.facts.tensors.placements import placement
 from planner.facts.tensors.shards import held_units
 from tests.parity.cases import Case, reference_spec, write_data
+from tests.parity.standing import wrong_memory
 from tests.support.ranks import forked
 from workers.trainer.model.initial import full_name
 
@@ -33,12 +34,13 @@ class Result(NamedTuple):
     gradient_difference: float
     wrong_bytes: int
     wrong_calls: int
+    wrong_memory: int  # of what can be counted: weights, gradients, the optimizer's
     over_minimum: dict[str, float]
     proven: bool  # by the run itself
 
     @property
     def passed(self) -> bool:
-        exact = self.wrong_bytes == 0 and self.wrong_calls == 0
+        exact = self.wrong_bytes == 0 and self.wrong_calls == 0 and self.wrong_memory == 0
         minimal = all(abs(ratio - 1) < 0.005 for ratio in self.over_minimum.values())
         largest = max(self.loss_difference, self.norm_difference, self.gradient_difference)
         return exact and minimal and largest < TOLERANCE and self.proven
@@ -177,6 +179,7 @@ def compare(case: Case, run: Run, reference: Run) -> Result:
         gradient_difference=gradient_difference(run.gradients, reference.gradients),
         wrong_bytes=sum(abs(row["measured_bytes"] - row["predicted_bytes"]) for row in rows),
         wrong_calls=sum(abs(row["measured_count"] - row["predicted_count"]) for row in rows),
+        wrong_memory=wrong_memory(case.spec, run.items),
         over_minimum=over_minimum(case.spec, run),
         proven=is_proven(run),
     )

@@ -21,6 +21,7 @@ from workers.trainer.loop import Trainer, train
 from workers.trainer.parallel.expert_parallel import ExpertParallel, Plan
 from workers.trainer.parallel.mesh import make_mesh
 from workers.trainer.parallel.parallelize import parallelize
+from workers.trainer.peak import Peak
 from workers.trainer.proof import Proof
 
 
@@ -69,7 +70,8 @@ def run_case(spec: JobSpec, rank: int, data_root: Path, folder: Path) -> None:
         trainer = make_trainer(spec, data_root, recorder)
         watch = KeptGradients(trainer, lambda item: said.append(dict(item)), lambda _line: None)
         with routed_rows(recorder) as routed:
-            train(trainer, lambda item: said.append(dict(item)), lambda _line: None, watch=watch)
+            send, peak = lambda item: said.append(dict(item)), Peak(trainer.device)
+            train(trainer, send, lambda _line: None, watch=watch, peak=peak)
         torch.save(watch.kept, folder / f"gradients-{rank}.pt")
         found = {"items": said, "cells": recorder.cells(), "routed_rows": sum(routed)}
         (folder / f"said-{rank}.json").write_text(json.dumps(found))

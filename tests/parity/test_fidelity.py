@@ -13,6 +13,7 @@ from planner.facts.reading.parse import parse_spec
 from planner.facts.spec import JobSpec
 from tests.parity.cases import SIZES
 from tests.parity.compare import Run, gradient_difference, run_specs
+from tests.parity.standing import wrong_memory
 
 UNEVEN_BY_DP4 = {**SIZES["gpt"], "hidden_size": 30, "ffn_hidden_size": 50, "num_heads": 3, "num_kv_heads": 3}
 UNEVEN_BY_DP2_TP2 = {**SIZES["gpt"], "hidden_size": 36, "ffn_hidden_size": 50}
@@ -57,6 +58,9 @@ SPECS = {
     ),
     "all in bf16, ZeRO-1 through a pipeline": spec(SIZES["gpt"], {"pp": 2, "dp": 2, "zero": 1}, precision="bf16_state"),
     "all in bf16, replicas and tp": spec(SIZES["llama"], {"dp": 2, "tp": 2}, precision="bf16_state"),
+    "half gradients, experts that no other rank holds": spec(
+        SIZES["moe"], {"pp": 2, "dp": 2, "ep": 2, "zero": 2}, precision="bf16_gradients", eval_every=0
+    ),
     "no clipping, no validation": spec(
         SIZES["llama"], {"pp": 2, "tp": 2, "schedule": "gpipe"}, grad_clip=0.0, eval_every=0, micro_batches=1
     ),
@@ -77,6 +81,11 @@ def test_every_rank_sends_what_was_predicted(runs: dict[str, Run], name: str) ->
     assert [row for row in rows if row["measured_bytes"] != row["predicted_bytes"]] == []
     assert [row for row in rows if row["measured_count"] != row["predicted_count"]] == []
     assert all(map(math.isfinite, runs[name].losses))
+
+
+@pytest.mark.parametrize("name", list(SPECS))
+def test_every_stage_holds_the_weights_gradients_and_moments_of_the_plan(runs: dict[str, Run], name: str) -> None:
+    assert wrong_memory(SPECS[name], runs[name].items) == 0
 
 
 def test_several_buckets_were_really_used() -> None:

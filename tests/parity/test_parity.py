@@ -23,12 +23,12 @@ def test_a_layout_equals_one_process_and_sends_what_was_predicted(results: dict[
     assert result.gradient_difference < TOLERANCE
     assert result.norm_difference < TOLERANCE
     assert result.loss_difference < TOLERANCE
-    assert (result.wrong_bytes, result.wrong_calls) == (0, 0)
+    assert (result.wrong_bytes, result.wrong_calls, result.wrong_memory) == (0, 0, 0)
     assert result.proven
     assert result.over_minimum == pytest.approx(dict.fromkeys(result.over_minimum, 1.0), abs=0.005)
 
 
-def test_the_comparison_sees_a_wrong_gradient_norm_loss_byte_and_call(tmp_path: Path) -> None:
+def test_the_comparison_sees_a_wrong_gradient_norm_loss_byte_call_and_memory(tmp_path: Path) -> None:
     case = Case("llama", "dp2")
     good = run_specs({"case": case.spec}, tmp_path)["case"]
     assert compare(case, good, good).passed
@@ -46,7 +46,12 @@ def test_the_comparison_sees_a_wrong_gradient_norm_loss_byte_and_call(tmp_path: 
     assert compare(case, good._replace(cells=doubled), good).over_minimum == pytest.approx({"dp": 2.0})  # type: ignore[arg-type]
     assert not compare(case, good._replace(cells=doubled), good).passed  # type: ignore[arg-type]
 
-    row = next(item for item in good.items[1] if item["kind"] == "verdict")["rows"][0]
+    verdict = next(item for item in good.items[1] if item["kind"] == "verdict")
+    verdict["memory"]["gradients"] += 4
+    assert compare(case, good, good).wrong_memory == 4
+    assert not compare(case, good, good).passed
+    verdict["memory"]["gradients"] -= 4
+    row = verdict["rows"][0]
     row["measured_bytes"] += 1
     assert compare(case, good, good).wrong_bytes == 1
     row["measured_bytes"] -= 1

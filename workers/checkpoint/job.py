@@ -37,6 +37,7 @@ class JobCheckpoints:
         self._say = say if self._rank == 0 else lambda _line: None
         attempt = place.root / place.job / str(place.attempt)
         self._saver = Saver(spec, trainer.mesh.place, self._rank, attempt, group, self._told, place.host)
+        trainer.copies = self._saver.copies
 
     def resume(self) -> int:
         """Go on from the newest checkpoint of this job, else from the one asked for. Gives the steps done.

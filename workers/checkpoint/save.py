@@ -72,6 +72,10 @@ class Saver:
             self._running.result()
             self._running = None
 
+    def copies(self) -> list[torch.Tensor]:
+        """What a save copies to, and the next one too."""
+        return [boxed.tensor for boxed in self._copies.values()]
+
     def close(self) -> None:
         self.wait()
         self._thread.shutdown()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from contracts.telemetry.batches import Item
 from contracts.telemetry.results import VerdictItem
 from contracts.telemetry.steps import EvalItem, PhaseItem, StepItem, StepParts
-from contracts.telemetry.words import Phase
+from contracts.telemetry.words import Phase, Work
 from planner.facts.schedules import Action
 from planner.facts.spec import JobSpec, TrainSpec
 from workers.device import meet
@@ -36,6 +37,7 @@ from workers.trainer.parallel.mesh import Mesh
 from workers.trainer.parallel.parallelize import Part
 from workers.trainer.parallel.pipeline_parallel import Boundary, Pipeline
 from workers.trainer.peak import Peak
+from workers.trainer.standing import Copies, Standing
 from workers.trainer.verdict import verdict
 
 Send = Callable[[Item], None]
@@ -63,6 +65,8 @@ class Trainer:
     ) -> None:
         self.spec, self.mesh, self.part, self.corpus, self.recorder = spec, mesh, part, corpus, recorder
         self.device = device
+        self.copies: Copies = tuple  # of checkpoints
+        self.standing: Standing | None = None
         self.optimizer = make_optimizer(part, spec.train)
         self.tokens = spec.train.global_batch * spec.train.seq_len
         self.pipeline = Pipeline(spec.layout, mesh.place.pp, spec.train.micro_batches, self._boundary())
@@ -70,11 +74,13 @@ class Trainer:
     def step(self, index: int, look: Callable[[], None] | None = None) -> StepResult:
         """Forward, backward and update of optimiser step `index` (from 0); `look` before gradients are clipped."""
         self.backward(index)
+        if self.standing is not None:
+            self.standing.complete()
         squares, loss = self.reduce_statistics().tolist()
         result = StepResult(loss=loss, grad_norm=squares**0.5)
         if look is not None:
             look()
-        with self.recorder.doing("optimizer"):
+        with self.doing("optimizer"):
             clip_gradients(self.part, result.grad_norm, self.spec.train.grad_clip)
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate(index, self.spec.train)
@@ -89,8 +95,18 @@ class Trainer:
             chunks = StageChunks(self, batch)
         parallel.before_step()
         self._loss = self.pipeline.step(chunks)
-        parallel.after_backward()
-        finish_gradients(self.spec, self.part, self.mesh)
+        with self._within():
+            parallel.after_backward()
+            finish_gradients(self.spec, self.part, self.mesh)
+
+    @contextmanager
+    def doing(self, work: Work, chunk: int = -1, micro_batch: int = -1) -> Iterator[None]:
+        """An action of a step."""
+        with self._within(), self.recorder.doing(work, chunk, micro_batch):
+            yield
+
+    def _within(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.standing is None else self.standing.within()
 
     @torch.no_grad()
     def evaluate(self) -> float:
@@ -144,7 +160,7 @@ class StageChunks:
         self._local = {chunk: i for i, chunk in enumerate(trainer.part.chunks)}
 
     def forward(self, chunk: int, micro_batch: int, hidden: torch.Tensor | None) -> torch.Tensor:
-        with self._trainer.recorder.doing("forward", chunk, micro_batch):
+        with self._trainer.doing("forward", chunk, micro_batch):
             return self._forward(chunk, micro_batch, hidden)
 
     def _forward(self, chunk: int, micro_batch: int, hidden: torch.Tensor | None) -> torch.Tensor:
@@ -163,7 +179,7 @@ class StageChunks:
         self, action: Action, output: torch.Tensor, gradient: torch.Tensor | None, *, last: bool, split: bool
     ) -> None:
         chunk = action.chunk
-        with self._trainer.recorder.doing("backward", chunk, action.micro_batch):
+        with self._trainer.doing("backward", chunk, action.micro_batch):
             self._turn(self._part.chunks[chunk], action.micro_batch)
             self._part.data_parallel.before_backward(self._local[chunk], last=last, split=split)
             torch.autograd.backward(output, gradient)
@@ -171,7 +187,7 @@ class StageChunks:
     def weights(self, chunk: int, micro_batch: int, *, last: bool) -> None:
         weight_gradients = self._part.chunks[chunk].strategy.weight_gradients
         assert weight_gradients is not None
-        with self._trainer.recorder.doing("weights", chunk, micro_batch):
+        with self._trainer.doing("weights", chunk, micro_batch):
             added = weight_gradients.add(micro_batch)
             self._part.data_parallel.weights_added(self._local[chunk], added, last=last)
 
@@ -205,14 +221,18 @@ class Watch(Protocol):
 class Look:
     """A watch's look into a step, and how long it took."""
 
-    def __init__(self, recorder: Recorder, watch: Watch, index: int) -> None:
-        self._recorder, self.watch, self._index = recorder, watch, index
+    def __init__(self, recorder: Recorder, watch: Watch, index: int, peak: Peak | None = None) -> None:
+        self._recorder, self.watch, self._index, self._peak = recorder, watch, index, peak
         self.seconds = 0.0
 
     def __call__(self) -> None:
         started = time.perf_counter()
         self._recorder.set_phase("proof")
+        if self._peak is not None:
+            self._peak.read()
         self.watch.gradients(self._index)
+        if self._peak is not None:
+            self._peak.restart()
         self._recorder.set_phase("step")
         self.seconds = time.perf_counter() - started
 
@@ -242,16 +262,20 @@ def train(
         meet(trainer.device)
     steps = spec.train.steps
     received: dict[Phase, int] = {"step": 0, "eval": 0}
+    standing: Standing | None = None
     enter("step")
     for index in range(done, steps):
         recorder.set_phase("step")
         recorder.step = index + 1
-        look = Look(recorder, watch, index) if watch is not None and watch.looks(index) else None
+        if peak is not None and index + 1 == steps:
+            trainer.standing = standing = Standing(trainer.part, trainer.optimizer, peak, trainer.copies)
+        look = Look(recorder, watch, index, peak) if watch is not None and watch.looks(index) else None
         recorder.begin_step(index + 1)
         started = time.perf_counter()
         result = trainer.step(index, look)
         elapsed = time.perf_counter() - started - (look.seconds if look is not None else 0.0)
         parts = recorder.end_step(index + 1)
+        trainer.standing = None
         received["step"] += trainer.received_rows()
         send(_step_item(trainer, index, index + 1 - done, result, elapsed, parts))
         if start is not None:
@@ -296,6 +320,8 @@ def train(
     if peak is not None:
         peak.read()
         item["peak_bytes"] = max(0, peak.bytes)
+    if standing is not None:
+        item["memory"] = standing.told()
     send(item)
     wrong_bytes = sum(abs(row["measured_bytes"] - row["predicted_bytes"]) for row in rows)
     wrong_calls = sum(abs(row["measured_count"] - row["predicted_count"]) for row in rows)

@@ -23,9 +23,11 @@ class Peak:
         self._before = self._now()
         self.restart()
 
-    def read(self) -> None:
-        """Take in the most since `restart`."""
-        self.bytes = max(self.bytes, self._most() - self._before)
+    def read(self) -> int:
+        """The most since `restart`, taken in."""
+        most = self._most() - self._before
+        self.bytes = max(self.bytes, most)
+        return most
 
     def restart(self) -> None:
         """Forget the most so far: what was held meanwhile was not training's."""

@@ -8,7 +8,7 @@ from typing_extensions import TypedDict
 
 from contracts.telemetry.health import ProcessItem, StandingItem
 from contracts.telemetry.proof import ProofItem
-from contracts.telemetry.results import DryRunItem, VerdictRow
+from contracts.telemetry.results import DryRunItem, MemoryParts, VerdictRow
 from contracts.telemetry.steps import Cell, CheckpointItem
 
 
@@ -55,6 +55,7 @@ class State(TypedDict):
     step_times: list[float]  # of rank 0's last steps
     verdicts: dict[int, list[VerdictRow]]
     peaks: dict[int, int]
+    memory: NotRequired[dict[int, MemoryParts]]  # an older version kept none
     proof: ProofItem | None
     dry_runs: dict[int, DryRunItem]
     checkpoints: list[CheckpointItem]

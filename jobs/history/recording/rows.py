@@ -233,6 +233,8 @@ class Rows:
         self.state["verdicts"][item["rank"]] = item["rows"]
         if "peak_bytes" in item:
             self.state["peaks"][item["rank"]] = item["peak_bytes"]
+        if "memory" in item:
+            self.state.setdefault("memory", {})[item["rank"]] = item["memory"]
 
     def _add_proof(self, item: ProofItem) -> None:
         self.state["proof"] = item

@@ -8,7 +8,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from contracts.telemetry.proof import ProofItem
-from contracts.telemetry.results import DryRunItem, VerdictRow
+from contracts.telemetry.results import DryRunItem, MemoryParts, VerdictRow
 from jobs.history.kept.folder import GoneError
 from jobs.history.kept.query import ask
 from jobs.models import Job
@@ -24,6 +24,7 @@ class Results(TypedDict):
     proof: Annotated[ProofItem | None, Field(description="copies bit for bit, the first steps beside one process")]
     dry_runs: list[DryRunItem]
     peak_bytes: Annotated[dict[str, int], Field(description="most that a rank held at once")]
+    memory: Annotated[dict[str, MemoryParts], Field(description="of a rank's last step, counted part by part")]
     lab: Annotated[dict[str, Any] | None, Field(description="as planner.facts.lab.LabResult")]
 
 
@@ -45,6 +46,7 @@ def results(job: Job, number: int) -> Results:
             "proof": state["proof"],
             "dry_runs": list(state["dry_runs"].values()),
             "peak_bytes": {str(rank): peak for rank, peak in state["peaks"].items()},
+            "memory": {str(rank): parts for rank, parts in state.get("memory", {}).items()},
         }
     verdicts = summary.get("verdict", {})
     off = [abs(row["measured_bytes"] - row["predicted_bytes"]) for rows in verdicts.values() for row in rows]
@@ -56,5 +58,6 @@ def results(job: Job, number: int) -> Results:
         "proof": summary.get("proof"),
         "dry_runs": summary.get("dry_runs", []),
         "peak_bytes": summary.get("peak_bytes", {}),
+        "memory": summary.get("memory", {}),
         "lab": summary.get("lab"),
     }

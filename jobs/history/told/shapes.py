@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 
 from contracts.telemetry.health import ProcessItem, StandingItem
 from contracts.telemetry.proof import ProofItem
-from contracts.telemetry.results import DryRunItem, VerdictRow
+from contracts.telemetry.results import DryRunItem, MemoryParts, VerdictRow
 from contracts.telemetry.steps import CheckpointItem
 from jobs.history.kept.state import Progress, Started
 
@@ -136,6 +136,7 @@ class Snapshot(TypedDict):
     exact: Annotated[Counters, Field(description='of phase "step", as step `ran` of each rank ended')]
     verdicts: dict[str, list[VerdictRow]]
     peaks: dict[str, int]
+    memory: Annotated[dict[str, MemoryParts], Field(description="counted part by part, in the last step")]
     proof: ProofItem | None
     dry_runs: list[DryRunItem]
     checkpoints: list[CheckpointItem]

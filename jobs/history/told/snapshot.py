@@ -72,6 +72,7 @@ def _snapshot(tables: Tables) -> Snapshot:
         "exact": _counters([(number, cell) for number, rank in ranks for cell in rank["exact"]]),
         "verdicts": {str(rank): rows for rank, rows in state["verdicts"].items()},
         "peaks": {str(rank): peak for rank, peak in state["peaks"].items()},
+        "memory": {str(rank): parts for rank, parts in state.get("memory", {}).items()},
         "proof": state["proof"],
         "dry_runs": list(state["dry_runs"].values()),
         "checkpoints": state["checkpoints"],

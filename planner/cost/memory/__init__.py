@@ -15,6 +15,7 @@ __all__ = [
     "PARTS",
     "computed_parameters",
     "fullest",
+    "gradient_bytes",
     "held_parameters",
     "is_taped",
     "layer_bytes",
@@ -48,6 +49,11 @@ def most_bytes(spec: JobSpec, stages: tuple[int, ...], limit: int | None = None)
 def least_bytes(spec: JobSpec, stage: int) -> int:
     """What no choice of micro-batches or recompute can go below: state, and the gradients that an update needs."""
     return tape_of.least_bytes(spec, stage) if is_taped(spec) else megatron.least_bytes(spec, stage)
+
+
+def gradient_bytes(spec: JobSpec, stage: int) -> int:
+    """Of a step's gradients on a rank of the stage, once complete."""
+    return tape_of.gradient_bytes(spec, stage) if is_taped(spec) else megatron.gradient_bytes(spec, stage)
 
 
 def layer_bytes(spec: JobSpec, *, moe: bool = False) -> int:

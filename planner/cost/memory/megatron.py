@@ -53,6 +53,11 @@ def least_bytes(spec: JobSpec, stage: int) -> int:
     return sum(levels)
 
 
+def gradient_bytes(spec: JobSpec, stage: int) -> int:
+    """Of a step's gradients, which stand all the while."""
+    return _state(spec, stage)[GRADIENTS]
+
+
 def layer_bytes(spec: JobSpec, *, moe: bool) -> int:
     """What one layer keeps of a micro-batch."""
     return sum(_kept(shape_of(spec), moe=moe))

@@ -66,15 +66,17 @@ def rank_of_stage(spec: JobSpec, stage: int) -> Rank:
     layout, train = spec.layout, spec.train
     own = held(spec, stage).stage
     degrees = tuple(shard_group(layout, experts=e).size if layout.zero else 1 for e in (False, True))
-    alone = shard_group(layout, experts=True).size == 1
-    parts = _parts(spec.model, own, layout.tp, layout.ep, degrees, alone)
+    undivided = shard_group(layout, experts=True).size == 1
+    parts = _parts(spec.model, own, layout.tp, layout.ep, degrees, undivided)
     left = [layout.keep_gathered and part is not parts[-1] for part in parts]  # its backwards follow its forwards
     mix, whole, shards = mix_of(train.precision), sum(p.numel for p in parts), sum(p.shard for p in parts)
     held_bytes = [0] * len(NOTHING)
     held_bytes[PARAMETERS] = shards * mix.sharded if layout.zero else whole * mix.compute
-    if layout.zero and mix.has_master:  # what is computed with beside what FSDP2 does not shard
-        held_bytes[PARAMETERS] += sum(part.alone for part in parts) * mix.compute
     held_bytes[OPTIMIZER] = shards * mix.moments if layout.zero else whole * mix.optimizer
+    if layout.zero and mix.has_master:  # what FSDP2 does not shard has its fp32 apart, as all has without it
+        alone = sum(part.alone for part in parts)
+        held_bytes[PARAMETERS] -= alone * (mix.sharded - mix.compute)
+        held_bytes[OPTIMIZER] += alone * mix.sharded
     if STACKS[spec.resources.stack].keeps_both_gradients and mix.has_master and mix.gradients > mix.compute:
         held_bytes[GRADIENTS] = whole * mix.compute
     if train.checkpoint_every and spec.resources.device == "cpu":
@@ -235,6 +237,18 @@ def least_bytes(spec: JobSpec, stage: int) -> int:
     mix = mix_of(spec.train.precision)
     element = mix.sharded if zero else mix.gradients
     return rank.held.num_bytes + sum(chunk.elements(shard=zero) for chunk in rank.chunks) * element
+
+
+def gradient_bytes(spec: JobSpec, stage: int) -> int:
+    """Of a step's gradients, once complete."""
+    rank, mix = rank_of_stage(spec, stage), mix_of(spec.train.precision)
+    if not spec.layout.zero:
+        whole = sum(chunk.elements() for chunk in rank.chunks)
+        return rank.held.levels[GRADIENTS] + whole * mix.gradients
+    # FSDP2 has nothing of experts that no other rank holds, and reduces all else to shards.
+    alone = sum(chunk.moe.alone * count for chunk in rank.chunks for moe, count in chunk.runs if moe)
+    shards = sum(chunk.elements(shard=True) for chunk in rank.chunks)
+    return (shards - alone) * mix.sharded + alone * mix.gradients
 
 
 def _pipe(spec: JobSpec, stage: int, rank: Rank) -> Pipe:

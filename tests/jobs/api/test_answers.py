@@ -268,14 +268,15 @@ def smaller(asked: Asked, user: APIClient) -> None:
 
 def more(asked: Asked, user: APIClient, owner: User) -> None:
     """Of a run that is over: what it measured and proved, and jobs made of it."""
-    run = ended(owner, {**summary(0.3), "checkpoints": [CHECKPOINT]}).job_id
+    parts = {"parameters": 1, "gradients": 1, "optimizer": 2, "copies": 0, "gradients_then": None, "beside": 3}
+    run = ended(owner, {**summary(0.3), "checkpoints": [CHECKPOINT], "memory": {"0": parts}}).job_id
     asked(user, "getMetrics", job_id=run, code=404)
     keep(settings.HISTORY_DIR, list(told_run(2, 4)), run)
     for operation, groups in (("getMetrics", ("job", "rank")), ("getTraffic", ("job", "rank", "axis", "collective"))):
         path = asked.operations[operation][0].format(job_id=run)
         for by in groups:
             assert asked.holds(operation, user.get(path, {"by": by, "points": 3}))["columns"]["time"]
-    assert asked(user, "getResults", job_id=run)["verdicts"] is not None
+    assert asked(user, "getResults", job_id=run)["memory"] == {"0": parts}
     asked(user, "listCheckpoints", job_id=run)
     asked(user, "resumeJob", job_id=run, code=409)
     Attempt.objects.filter(job_id=run).update(checkpoint=f"{run}/1/step-00000015")

@@ -72,17 +72,17 @@ def ends(client: redis.Redis, job: Job, host: str, outcome: str, **told: Any) ->
 
 
 def test_it_has_succeeded_when_all_of_it_has(gang: Job, live_redis: redis.Redis) -> None:
-    assert (
-        ends(live_redis, gang, "host-b", "succeeded", summary={**SUMMARY, "peak_bytes": {"2": 7}}).status == "running"
-    )
+    parts = {"parameters": 1, "gradients": 1, "optimizer": 2, "copies": 0, "gradients_then": None, "beside": 3}
+    told = {**SUMMARY, "peak_bytes": {"2": 7}, "memory": {"2": parts}}
+    assert ends(live_redis, gang, "host-b", "succeeded", summary=told).status == "running"
     assert SlotAllocation.objects.count() == 2, "what has ended holds nothing"
     reconcile(live_redis, SINCE)
     assert not live_redis.exists(cancel_key(gang.id, 1)), "one that ended well ends no other"
-    assert (
-        ends(live_redis, gang, "host-a", "succeeded", summary={**SUMMARY, "peak_bytes": {"0": 5}}).status == "succeeded"
-    )
+    told = {**SUMMARY, "peak_bytes": {"0": 5}, "memory": {"0": parts}}
+    assert ends(live_redis, gang, "host-a", "succeeded", summary=told).status == "succeeded"
     attempt = Attempt.objects.get()
     assert attempt.exit["summary"]["peak_bytes"] == {"0": 5, "2": 7}
+    assert attempt.exit["summary"]["memory"] == {"0": parts, "2": parts}
     assert attempt.ended is not None
     assert not SlotAllocation.objects.exists()
 

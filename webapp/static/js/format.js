@@ -165,3 +165,13 @@ const OP_NAMES = {
 export function opName(op) {
   return OP_NAMES[op] ?? op;
 }
+
+/** How far a plan is above what was measured, with its sign. */
+export function relativeError(planned, measured) {
+  if (planned === measured) return "0 %";
+  if (!(planned > 0)) return "–";
+  const share = (100 * (planned - measured)) / measured;
+  if (!Number.isFinite(share)) return "–";
+  const size = Math.abs(share);
+  return `${share > 0 ? "+" : "−"}${size < 10 ? size.toFixed(1) : size.toFixed(0)} %`;
+}

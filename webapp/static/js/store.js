@@ -25,6 +25,7 @@ export function createState() {
     progress: null, // {step, steps, step_s, tokens, time, rate}
     verdicts: new Map(), // rank -> rows
     peaks: new Map(), // rank -> bytes held at once
+    memory: new Map(), // rank -> what of it was counted, MemoryParts
     proof: null, // the last item
     speeds: [], // tokens a second of rank 0's last steps
     stepTimes: [], // seconds of rank 0's last steps
@@ -60,6 +61,7 @@ const FOLD = {
   verdict(state, item) {
     state.verdicts.set(item.rank, item.rows);
     if (item.peak_bytes !== undefined) state.peaks.set(item.rank, item.peak_bytes);
+    if (item.memory !== undefined) state.memory.set(item.rank, item.memory);
   },
   proof(state, item) {
     state.proof = item;

@@ -13,7 +13,7 @@ from contracts.control import LossPoint, Measured, Summary
 from contracts.fields import CHECKPOINT_NAME, LARGEST_NUMBER
 from contracts.telemetry.batches import Item
 from contracts.telemetry.proof import ProofItem
-from contracts.telemetry.results import DryRunItem, VerdictRow
+from contracts.telemetry.results import DryRunItem, MemoryParts, VerdictRow
 from contracts.telemetry.steps import Cell, CheckpointItem, EvalItem, StepItem, TrafficItem
 from contracts.telemetry.words import FIRST_STEPS, SCRIPT_SETUP_STEPS, SPEED_STEPS, TIMED_STEPS
 
@@ -68,6 +68,7 @@ class Tally:
         self._checkpoints: deque[CheckpointItem] = deque(maxlen=MAX_CHECKPOINTS)
         self._dry_runs: dict[int, DryRunItem] = {}
         self._peaks: dict[str, int] = {}
+        self._memory: dict[str, MemoryParts] = {}
         self._proof: ProofItem | None = None
         self._profile: dict[str, Any] | None = None
         self._lab: dict[str, Any] | None = None
@@ -114,6 +115,8 @@ class Tally:
             self._verdict[item["rank"]] = item["rows"]
             if "peak_bytes" in item:
                 self._peaks[str(item["rank"])] = item["peak_bytes"]
+            if "memory" in item:
+                self._memory[str(item["rank"])] = item["memory"]
 
     def _add_traffic(self, item: TrafficItem) -> None:
         cells = self._cells.setdefault(item["rank"], {})
@@ -163,6 +166,8 @@ class Tally:
         room = SUMMARY_BYTES - _size(summary)
         if self._peaks and (room := room - _size(self._peaks)) >= 0:
             summary["peak_bytes"] = self._peaks
+        if self._memory and (room := room - _size(self._memory)) >= 0:
+            summary["memory"] = self._memory
         if self._profile is not None and (room := room - _size(self._profile)) >= 0:
             summary["profile"] = self._profile
         if self._lab is not None and (room := room - _size(self._lab)) >= 0:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from contracts.codec import EXIT_BYTES, checked_exit
 from contracts.fields import LARGEST, LARGEST_NUMBER
 from contracts.telemetry.proof import ProcessProof, ProofItem, ReplicaProof
-from contracts.telemetry.results import LabItem, VerdictItem, VerdictRow
+from contracts.telemetry.results import LabItem, MemoryParts, VerdictItem, VerdictRow
 from contracts.telemetry.steps import Cell, EvalItem, PhaseItem, StepItem, TrafficItem
 from contracts.telemetry.words import SCRIPT_SETUP_STEPS
 from jobs.baselines.facts import NoFactsError, facts
@@ -101,17 +101,20 @@ def test_both_loss_curves_are_thinned(tmp_path: Path) -> None:
         assert steps[-1] == 5 * MAX_POINTS - 1, "the last one stays"
 
 
-def test_the_last_proof_and_each_ranks_peak_stay(tmp_path: Path) -> None:
+def test_the_last_proof_and_each_ranks_memory_stay(tmp_path: Path) -> None:
     tally = Tally()
     for state in ("due", "equal"):
         tally.add(proof(state))
     for rank in range(2):
         tally.add(VerdictItem(kind="verdict", rank=rank, time=1.0, rows=[row("dp")], peak_bytes=100 + rank))
+    parts = MemoryParts(parameters=4, gradients=4, optimizer=8, copies=0, gradients_then=4, beside=84)
+    tally.add(VerdictItem(kind="verdict", rank=0, time=1.0, rows=[row("dp")], peak_bytes=100, memory=parts))
     report = ending(tmp_path, tally)
     assert isinstance(report, dict)
     assert report["summary"] is not None
     assert report["summary"]["proof"]["one_process"]["state"] == "equal"
     assert report["summary"]["peak_bytes"] == {"0": 100, "1": 101}
+    assert report["summary"]["memory"] == {"0": parts}, "a rank of an older version tells none"
     assert "proof" not in Tally().summary(), "a run that ended before it says nothing"
 
 

@@ -35,6 +35,7 @@ export function foldHistory(state, answer) {
   foldLogs(state, answer);
   for (const [rank, rows] of Object.entries(answer.verdicts)) state.verdicts.set(Number(rank), rows);
   for (const [rank, peak] of Object.entries(answer.peaks)) state.peaks.set(Number(rank), peak);
+  for (const [rank, parts] of Object.entries(answer.memory)) state.memory.set(Number(rank), parts);
   for (const item of answer.dry_runs) state.dryRuns.set(item.rank, item);
   for (const item of answer.standing) {
     foldStanding(state, item);

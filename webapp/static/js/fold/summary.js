@@ -16,6 +16,7 @@ export function foldSummary(state, summary) {
     rank.exactCells = cells.filter((cell) => cell.phase === "step");
   }
   for (const [name, peak] of Object.entries(summary.peak_bytes ?? {})) state.peaks.set(Number(name), peak);
+  for (const [name, parts] of Object.entries(summary.memory ?? {})) state.memory.set(Number(name), parts);
   state.proof = summary.proof ?? null;
   for (const [name, rows] of Object.entries(summary.verdict)) state.verdicts.set(Number(name), rows);
   if (summary.steps > 0) {

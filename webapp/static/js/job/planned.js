@@ -1,22 +1,13 @@
 // Plan and measurement side by side: bytes, time, memory, each with its error.
 import { el, swatch } from "../dom.js";
-import { bytes, duration, exactBytes } from "../format.js";
-import { memoryNames } from "../pictures/memory.js";
+import { duration, exactBytes, relativeError } from "../format.js";
+import { memoryLines } from "./memory.js";
 import { partRows, tokenOf } from "./parts.js";
 
 const WORDS = { exposed: (axis) => `${axis}, not hidden`, hidden: (axis) => `${axis}, hidden` };
 
-function error(planned, measured) {
-  if (planned === measured) return "0 %";
-  if (!(planned > 0)) return "–";
-  const share = (100 * (planned - measured)) / measured;
-  if (!Number.isFinite(share)) return "–";
-  const size = Math.abs(share);
-  return `${share > 0 ? "+" : "−"}${size < 10 ? size.toFixed(1) : size.toFixed(0)} %`;
-}
-
 /**
- * Lines of the table: {group, name, token, planned, measured, off, title}; texts, null where nothing is known.
+ * Lines of the table: {group, name, token, planned, measured, off, unmeasured}; texts, null where nothing is known.
  * `run`: {device, measured, apart, least}: the summary's own time of a step ({steps, step_s}, null before the end), a
  * step's parts ({planned, measured}), and the bytes of tensors below which a CPU's resident set says nothing of them.
  */
@@ -33,7 +24,7 @@ function byteLines(rows, state) {
     token: `--axis-${row.axis}`,
     planned: exactBytes(Math.round(row.predicted / steps)),
     measured: exactBytes(Math.round(row.measured / steps)),
-    off: error(row.predicted, row.measured),
+    off: relativeError(row.predicted, row.measured),
   }));
 }
 
@@ -55,7 +46,7 @@ function timeLines(estimate, state, { measured, apart }) {
       name: "together",
       planned: duration(time.step_s),
       measured: step === null ? null : duration(step),
-      off: step === null ? null : error(time.step_s, step),
+      off: step === null ? null : relativeError(time.step_s, step),
     },
   ];
   const little = apart.measured?.parts.length > 0 ? "under 0.1 % of it" : null;
@@ -66,35 +57,10 @@ function timeLines(estimate, state, { measured, apart }) {
       token: tokenOf(part),
       planned: part.planned === null ? null : duration(part.planned),
       measured: part.measured === null ? little : duration(part.measured),
-      off: part.planned === null || part.measured === null ? null : error(part.planned, part.measured),
+      off: part.planned === null || part.measured === null ? null : relativeError(part.planned, part.measured),
     });
   }
   return lines;
-}
-
-/** What the device keeps for itself before training is in the plan's allowance, and in no measurement. */
-function memoryLines(estimate, state, { device, least }) {
-  const fullest = estimate.stages.reduce((best, stage) => (stage.memory_bytes > best.memory_bytes ? stage : best));
-  const reserved = Math.min(estimate.cluster?.reserved_bytes ?? 0, fullest.memory.allowance ?? 0);
-  const own = reserved > 0 ? `, without the process' own ${bytes(reserved)}` : "";
-  const group = `memory of the fullest rank: tensors and the allocator's share${own}`;
-  const small = device === "cpu" && fullest.memory_bytes - (fullest.memory.allowance ?? 0) < least;
-  const compared = (measured) => (small ? "too small to compare: libraries' own buffers outweigh it" : error(together, measured));
-  const parts = memoryNames([fullest.memory]).map((name) => [name, fullest.memory[name] - (name === "allowance" ? reserved : 0)]);
-  const together = fullest.memory_bytes - reserved;
-  const peak = state.peaks.size > 0 ? Math.max(...state.peaks.values()) : null;
-  return [
-    {
-      group,
-      name: "together",
-      planned: bytes(together),
-      measured: peak === null ? null : bytes(peak),
-      off: peak === null ? null : compared(peak),
-    },
-    ...parts
-      .filter(([, size]) => size > 0)
-      .map(([name, size]) => ({ group, name, planned: bytes(size), measured: null, off: null })),
-  ];
 }
 
 /** Fills the table's body. */
@@ -113,7 +79,7 @@ export function showPlanned(body, estimate, state, rows, run) {
         {},
         el("th", { scope: "row" }, line.token ? swatch(line.token) : null, line.name),
         cell(line.planned, "–"),
-        cell(line.measured, "not measured"),
+        cell(line.measured, line.unmeasured ?? "not measured"),
         cell(line.off, "–", line.off?.includes(":") ? " words" : ""),
       ),
     );

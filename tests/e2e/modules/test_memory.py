@@ -1,0 +1,65 @@
+"""The job page's memory, plan and measurement side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from playwright.sync_api import Page
+
+from tests.support.modules import call
+
+MIB = 2**20
+COUNTED = {"parameters": 100 * MIB, "gradients": 100 * MIB, "optimizer": 200 * MIB, "copies": 0}
+
+
+def memory_lines(modules: Page, parts: dict[str, Any] | None, **stage: Any) -> dict[str, list[str | None]]:
+    """Planned, measured and its error by name, on a pipe whose stage 0 the plan has fullest and whose rank 1 was."""
+    counted = {"parameters": 100 * MIB, "gradients": 100 * MIB, "optimizer": 200 * MIB}
+    memory = {**counted, "activations": 80 * MIB, "buffers": 20 * MIB, "allowance": 10 * MIB}
+    told = {"stage": 1, "memory": memory, "memory_bytes": 510 * MIB, "gradients_bytes": 100 * MIB, **stage}
+    stages = [{"stage": 0, "memory": memory, "memory_bytes": 520 * MIB}, told]
+    estimate = {"stages": stages, "axes": {"pp": 2, "dp": 1, "tp": 1}, "cluster": {"reserved_bytes": 10 * MIB}}
+    body = """
+    const s = (await import('/js/store.js')).createState();
+    s.peaks.set(0, 1); s.peaks.set(1, 550 * 2 ** 20);
+    if (x[1]) s.memory.set(1, x[1]);
+    const lines = m.memoryLines(x[0], s, {device: "cuda", least: 0});
+    return lines.map((line) => [line.name, line.planned, line.measured, line.off]);
+    """
+    return {name: figures for name, *figures in call(modules, "job/memory.js", body, [estimate, parts])}
+
+
+REST = "activations, working tensors, buffers and the allocator's share"
+
+
+def test_memory_is_told_part_by_part_beside_the_plan_of_the_rank_s_own_stage(modules: Page) -> None:
+    parts = {**COUNTED, "optimizer": 160 * MIB, "gradients_then": 100 * MIB, "beside": 125 * MIB}
+    assert memory_lines(modules, parts) == {
+        "together": ["500 MiB", "550 MiB", "\u22129.1 %"],
+        "stage 0, which the plan has fullest": ["510 MiB", None, None],
+        "parameters": ["100 MiB", "100 MiB", "0 %"],
+        "optimizer: moments and fp32 weights held apart": ["200 MiB", "160 MiB", "+25 %"],
+        "gradients": ["100 MiB", "100 MiB", "0 %"],
+        REST: ["100 MiB", "125 MiB", "\u221220 %"],
+        "of these activations": ["80.0 MiB", None, None],
+        "of these buffers": ["20.0 MiB", None, None],
+    }
+
+
+def test_gradients_that_nobody_can_tell_apart_are_held_against_the_plan_with_the_rest(modules: Page) -> None:
+    told = memory_lines(modules, {**COUNTED, "gradients_then": None, "beside": 200 * MIB})
+    assert told["gradients once complete"] == ["100 MiB", "100 MiB", "0 %"]
+    assert told[f"gradients then there, {REST}"] == ["200 MiB", "200 MiB", "0 %"]
+    assert told["of these gradients"] == ["100 MiB", None, None]
+    told = memory_lines(modules, {**COUNTED, "gradients_then": 50 * MIB, "beside": 150 * MIB})
+    assert told[f"gradients then there, {REST}"] == ["200 MiB", "200 MiB", "0 %"], "the plan's may be on their way"
+    told = memory_lines(modules, {**COUNTED, "gradients_then": 125 * MIB, "beside": None})
+    assert told["gradients at the fullest moment"] == ["100 MiB", "125 MiB", "\u221220 %"]
+    assert told[REST] == ["100 MiB", None, None]
+
+
+def test_what_an_older_host_or_plan_did_not_tell_is_not_made_up(modules: Page) -> None:
+    _, *others = memory_lines(modules, None).values()
+    assert {(measured, off) for _, measured, off in others} == {(None, None)}
+    told = memory_lines(modules, {**COUNTED, "gradients_then": 0, "beside": 0}, gradients_bytes=None)
+    assert told["gradients once complete"] == [None, "100 MiB", None]

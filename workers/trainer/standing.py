@@ -1,0 +1,92 @@
+"""What of a rank's memory can be counted, and what its fullest moment had beside that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from contracts.telemetry.results import MemoryParts
+from workers.torch_private.tensors import storage_key
+from workers.trainer.parallel.parallelize import Part, is_sharded, local
+from workers.trainer.peak import Peak
+
+Copies = Callable[[], Iterable[torch.Tensor]]
+
+
+class Standing:
+    """One step of a rank, looked at action by action.
+
+    A peak has no moment: it is known to lie in the action after which it is higher than before. What stood as that
+    began was there, and where more gradients stand as it ends, nobody knows how many of them were.
+    """
+
+    def __init__(self, part: Part, optimizer: torch.optim.Optimizer, peak: Peak, copies: Copies) -> None:
+        self._part, self._optimizer, self._peak, self._copies = part, optimizer, peak, copies
+        self._gradients, self._highest, self._reached = 0, 0, (0, 0)
+        self._optimizer_before, self._copies_before = self._optimizer_bytes(), self._copies_bytes()
+        peak.read()
+        peak.restart()
+
+    @contextmanager
+    def within(self) -> Iterator[None]:
+        """An action of the step."""
+        before = self._gradient_bytes()
+        yield
+        highest = self._peak.read()
+        if highest > self._highest:
+            self._highest, self._reached = highest, (before, self._gradient_bytes())
+
+    def complete(self) -> None:
+        """Gradients are, and nothing has been updated."""
+        self._gradients = self._gradient_bytes()
+
+    def told(self) -> MemoryParts:
+        """After the step, and whatever was saved of it."""
+        parameters = storage_bytes(local(held.tensor.detach()) for held in self._part.tensors)
+        optimizer, (before, after) = self._optimizer_bytes(), self._reached
+        then = before if after <= before else None
+        stood = parameters + optimizer + self._copies_before + (then or 0)
+        made = optimizer > self._optimizer_before  # a first update makes the moments, before its peak or after it
+        return MemoryParts(
+            parameters=parameters,
+            gradients=self._gradients,
+            optimizer=optimizer,
+            copies=self._copies_bytes(),
+            gradients_then=then,
+            beside=None if made or stood > self._highest else self._highest - stood,
+        )
+
+    def _gradient_bytes(self) -> int:
+        """As they are summed, as they came, and as FSDP2 has them until it reduces them."""
+        part = self._part
+        holders = [p for held in part.tensors for p in (held.summed, held.tensor)]
+        found = [local(p.grad) for p in holders if p.grad is not None]
+        if any(is_sharded(held.tensor) for held in part.tensors):
+            from workers.torch_private.fsdp import whole_gradients  # takes most of a second to import
+
+            found += [gradient for decoder in part.chunks.values() for gradient in whole_gradients(decoder)]
+        return storage_bytes(found)
+
+    def _optimizer_bytes(self) -> int:
+        """fp32 weights that are held apart, and what is kept of each weight, element by element."""
+        masters = [held.master.detach() for held in self._part.tensors if held.master is not held.tensor]
+        kept = [
+            value
+            for parameter, state in self._optimizer.state.items()
+            for value in state.values()
+            if torch.is_tensor(value) and value.shape == parameter.shape
+        ]
+        return storage_bytes(map(local, masters + kept))
+
+    def _copies_bytes(self) -> int:
+        """Those that lie where training does: a GPU's are on its host."""
+        device = self._part.tensors[0].tensor.device.type
+        return storage_bytes(tensor for tensor in self._copies() if tensor.device.type == device)
+
+
+def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Of the storages that these share, each once."""
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage_key(storage): storage.nbytes() for storage in storages}.values())
