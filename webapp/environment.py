@@ -6,15 +6,14 @@ docs/deploy.md shows the same table, and a test holds it against this one. A hos
 
 from __future__ import annotations
 
-import os
 import sys
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from contracts.secret import SecretError, in_file
 from webapp import places
 from webapp.values import (
     LOGIN,
@@ -64,20 +63,12 @@ class SecretFiles(PydanticBaseSettingsSource):
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
         """Raises SettingError."""
         name = _variable(field_name)
-        path = os.environ.get(f"{name}_FILE", "")
-        if not path or not is_secret(field):
+        if not is_secret(field):
             return None, field_name, False
-        if os.environ.get(name):
-            raise SettingError(f"{name} and {name}_FILE are both set; take one of them away")
         try:
-            text = Path(path).read_text("utf-8").strip()
-        except (OSError, ValueError) as error:
-            raise SettingError(
-                f"{name}_FILE: {path!r} cannot be read: {getattr(error, 'strerror', 'no text')}"
-            ) from None
-        if not text:
-            raise SettingError(f"{name}_FILE: {path!r} is empty")
-        return text, field_name, False
+            return in_file(name), field_name, False
+        except SecretError as error:
+            raise SettingError(str(error)) from None
 
     def __call__(self) -> dict[str, Any]:
         found = {name: self.get_field_value(field, name)[0] for name, field in self.settings_cls.model_fields.items()}

@@ -15,7 +15,7 @@ OTHERS = (  # noqa: SIM905 - as a list it has forty lines
     "REDIS_PASSWORD RUN RUN_DIR SANDBOX SCRIPT_ROOT SET_BASELINE SLOTS SPEC STREAM_BYTES TLS_DIR TOKEN "
     "PROJECT SUBMIT_OPTIONS TELEMETRY TRAINER_MODULE URL WEB_MEMORY"
 ).split()
-FILES = [f"{name}_file" for name, field in WebSettings.model_fields.items() if is_secret(field)]
+FILES = ["join_token_file", *(f"{name}_file" for name, field in WebSettings.model_fields.items() if is_secret(field))]
 KNOWN = {*OTHERS, *(name.upper() for name in (*RunnerSettings.model_fields, *WebSettings.model_fields, *FILES))}
 
 

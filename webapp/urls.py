@@ -48,6 +48,7 @@ urlpatterns = [
     path("jobs/<str:job_id>/end-mail/", notifications.end_mail, name="job-end-mail"),
     path("jobs/<str:job_id>/give-up/", jobs.job_give_up, name="job-give-up"),
     path("jobs/<str:job_id>/smaller/", jobs.job_run_smaller, name="job-run-smaller"),
+    path("jobs/<str:job_id>/check/", jobs.job_check, name="job-check"),
     path("jobs/<str:job_id>/requeue/", jobs.job_requeue, name="job-requeue"),
     path("jobs/<str:job_id>/history/", history.index, name="job-history"),
     path("jobs/<str:job_id>/history/tensorboard/", history.tensorboard, name="job-tensorboard"),

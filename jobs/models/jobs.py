@@ -90,6 +90,14 @@ class Job(models.Model):
     chosen = models.JSONField(
         null=True, editable=False, help_text="where the layout was to be chosen: what was asked, and why this one"
     )
+    check_of = models.ForeignKey(
+        "self",
+        on_delete=models.SET_NULL,
+        null=True,
+        editable=False,
+        related_name="checks",
+        help_text="of a short copy that one process computes too: the run that it was made of",
+    )
     unit = models.PositiveIntegerField(default=1, editable=False, help_text="slots that must share a host")
     wide_unit = models.PositiveIntegerField(default=1, editable=False, help_text="slots that should where they fit")
     max_hosts = models.PositiveIntegerField(default=1, editable=False, help_text="0: any number")

@@ -69,8 +69,12 @@ def asked_of(owner: User, data: object) -> Asked:
     return Asked(spec, there, chosen)
 
 
-def submit(owner: User, data: object, *, key: str | None = None) -> tuple[Job, StateChange | None]:
+def submit(
+    owner: User, data: object, *, key: str | None = None, check_of: Job | None = None
+) -> tuple[Job, StateChange | None]:
     """Queue a job. Returns it, and how it was queued: None where `key` and body were seen before, and so was it.
+
+    `check_of`: the run that it is a check of, as `jobs.queue.check` makes one.
 
     Raises:
         SpecError: the spec cannot run.
@@ -78,14 +82,14 @@ def submit(owner: User, data: object, *, key: str | None = None) -> tuple[Job, S
         KeyReusedError: `key` was used for another body.
     """
     if key is None:
-        return _queue(owner, asked_of(owner, data))
+        return _queue(owner, asked_of(owner, data), check_of)
     body_hash = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
     if earlier := _answered(owner, key, body_hash):
         return earlier, None
     asked = asked_of(owner, data)
     try:
         with transaction.atomic():
-            job, queued = _queue(owner, asked)
+            job, queued = _queue(owner, asked, check_of)
             IdempotentRequest.objects.create(user=owner, key=key, body_hash=body_hash, job=job)
     except IntegrityError:  # the same key came twice at once, and the other was first
         first = _answered(owner, key, body_hash)
@@ -107,7 +111,7 @@ def _answered(owner: User, key: str, body_hash: str) -> Job | None:
     return seen.job if seen else None
 
 
-def _queue(owner: User, asked: Asked) -> tuple[Job, StateChange]:
+def _queue(owner: User, asked: Asked, check_of: Job | None) -> tuple[Job, StateChange]:
     spec, fields = asked.spec, _of_spec(asked)
     with transaction.atomic():
         job = Job.objects.create(
@@ -124,6 +128,7 @@ def _queue(owner: User, asked: Asked) -> tuple[Job, StateChange]:
             preemptible=spec.run.preemptible,
             engine=spec.resources.engine,
             chosen=asked.chosen,
+            check_of=check_of,
             **fields,
         )
         queued = StateChange(job=job, attempt=1, status=Status.QUEUED, reason="submitted")

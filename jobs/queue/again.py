@@ -37,7 +37,7 @@ def copy(user: User, job: Job, change: Any, *, key: str | None = None) -> tuple[
         raise NotAgainError("it was launched elsewhere, and is launched again there")
     if not isinstance(change, Mapping):
         raise SpecError([Problem("request", "must be an object: what is to be other than in the job's spec")])
-    return actions.submit(user, _changed(job.spec, change), key=key)
+    return actions.submit(user, changed(job.spec, change), key=key)
 
 
 def newest_checkpoint(job: Job) -> str | None:
@@ -46,14 +46,15 @@ def newest_checkpoint(job: Job) -> str | None:
     return told.values_list("checkpoint", flat=True).first()
 
 
-def _changed(spec: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+def changed(spec: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """A spec changed by a merge patch (RFC 7396), in which a preset is the whole model."""
     model = change.get("model")
     if isinstance(model, Mapping) and "preset" in model:
         # The sizes of the job's own model beside another preset would win over it.
         spec = {**spec, "model": {}}
-    changed = _merged(spec, change)
-    assert isinstance(changed, dict), "a mapping was merged into a mapping"
-    return changed
+    merged = _merged(spec, change)
+    assert isinstance(merged, dict), "a mapping was merged into a mapping"
+    return merged
 
 
 def _merged(target: Any, patch: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A run whose bytes are as predicted and whose gradients are wrong fails, and the page says where and by how much."""
+"""What a run's page says of its proof: a wrong gradient by name, and what a check against one process found."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.support.board import board
+from tests.support.board import Board, board
 from tests.support.browser import context_of, log_in
 
 RUN: dict[str, Any] = {
@@ -34,3 +34,24 @@ def test_a_wrong_gradient_fails_the_job_and_the_page_names_it(browser: Browser, 
         expect(badge).to_have_text("0 B, 0 calls; replicas agree; differs from one process")
         expect(badge).to_have_attribute("data-tone", "bad")
         expect(page.locator("#proof tbody tr", has_text="layers.2.attention.k.weight")).to_contain_text("0.5")
+
+
+@pytest.mark.slow
+def test_a_run_that_was_not_verified_is_checked_by_a_button(running_board: Board, browser: Browser) -> None:
+    job = running_board.submit({**RUN, "name": "unverified", "train": {**RUN["train"], "verify": "off"}})
+    running_board.wait_for(job, "succeeded", timeout_s=120)
+    page = context_of(browser).new_page()
+    log_in(page, running_board.url, running_board.login)
+    page.goto(f"{running_board.url}/jobs/{job}/")
+    expect(page.locator("#proof [data-verdict]")).to_have_text("0 B, 0 calls; replicas agree; not checked")
+    page.get_by_role("button", name="Check against one process").click()
+    page.wait_for_url(lambda url: f"/jobs/{job}/" not in url)
+    check = page.url.rstrip("/").rpartition("/")[2]
+    running_board.wait_for(check, "succeeded", timeout_s=120)
+    expect(page.locator("#proof [data-verdict]")).to_contain_text("gradients equal to one process to")
+    expect(page.locator("#check")).to_be_hidden()
+    page.get_by_role("link", name="unverified", exact=True).click()
+    expect(page.locator("#check")).to_contain_text(
+        "Its check is check of unverified: gradients equal to one process to"
+    )
+    expect(page.locator("#check form")).to_be_hidden()

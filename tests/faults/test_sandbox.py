@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.host import host
+from tests.support.host import Host, host
 from tests.support.processes import RedisServer
 from workers.host.attempts import attempt_dir
 from workers.host.settings import OWNERS
@@ -121,3 +122,45 @@ def test_a_script_in_bubblewrap_reaches_its_own_folders_and_nothing_else(
         assert (folder / "out" / "model.bin").read_text() == "to be or not", "what it wrote where it works is kept"
         assert [path.read_text() for path in state.iterdir()] == ["secret"] * len(SECRETS)
         assert machine.processes("boxed") == []
+
+
+INTRUDER = """
+import sys
+from datetime import timedelta
+from torch.distributed import TCPStore
+
+soon = timedelta(seconds=3)
+try:
+    store = TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False, wait_for_workers=False, timeout=soon)
+    store.set("mine", "written")
+    print("reached", store.get("mine").decode(), flush=True)
+except Exception as error:
+    print("kept out", type(error).__name__, flush=True)
+"""
+
+
+def store_port(machine: Host, job: str) -> str:
+    """Where the ranks of a job meet, as they are told it."""
+    for pid in machine.processes(job):
+        found = re.search(rb"\0MASTER_PORT=([0-9]+)", Path(f"/proc/{pid}/environ").read_bytes())
+        if found:
+            return found[1].decode()
+    return ""
+
+
+@pytest.mark.slow
+def test_a_script_does_not_reach_the_store_in_which_another_job_s_ranks_meet(
+    redis_service: RedisServer, tmp_path: Path
+) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "intruder.py").write_text(INTRUDER)
+    settings = {"MESHBOARD_STATE_DIR": str(tmp_path / "state"), "MESHBOARD_SANDBOX": "bwrap"}
+    with host(redis_service, tmp_path, **settings) as machine, machine.worker():
+        machine.order("victim")
+        machine.wait_for_steps("victim", 2)
+        script = {"path": "intruder.py", "args": [store_port(machine, "victim")]}
+        machine.order("intruder", spec={"kind": "script", "script": script, "layout": {"dp": 1}}, first_slot=2, owner=2)
+        machine.exit_of("intruder")
+        lines = [line for item in machine.items("intruder", "log") for line in item["lines"]]
+        assert [line for line in lines if line.startswith(("reached", "kept out"))] == ["kept out DistNetworkError"]
+        machine.wait_for_steps("victim", machine.items("victim", "step")[-1]["step"] + 1)

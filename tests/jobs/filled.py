@@ -45,13 +45,16 @@ def _second_factors(user: User) -> None:
 
 
 def _row(model: type[models.Model], made: Made) -> Any:
-    """The model's one row, behind those that it points at."""
+    """The model's one row, behind those that it points at; itself where it may point at one of its kind."""
     if model in MADE_BY_MIGRATE:
         return model._base_manager.first()
     if model not in made:
         left_out = LEFT_OUT.get(model, set())
         fields = [field for field in model._meta.concrete_fields if field.name not in left_out and _is_asked(field)]
-        row = model(**{field.name: _value(field, made) for field in fields})
+        own = [field for field in fields if field.related_model is model]
+        row = model(**{field.name: _value(field, made) for field in fields if field not in own})
+        for field in own:
+            setattr(row, field.attname, row.pk)
         [made[model]] = model._base_manager.bulk_create([row])
         for many in model._meta.many_to_many:
             getattr(row, many.name).add(_row(many.related_model, made))  # type: ignore[arg-type]

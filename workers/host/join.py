@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 from contracts.join import JOIN_PATH, Joined, JoinRequest
 from contracts.names import host_queue
+from contracts.secret import SecretError, in_file
 from workers.host.facts import machine
 from workers.host.facts.gpus import Gpus
 from workers.host.joined import Kept, kept_file, read_or_make, write
@@ -31,6 +32,7 @@ from workers.host.worklog import log_format, write_json
 
 log = logging.getLogger(__name__)
 
+TOKEN = "MESHBOARD_JOIN_TOKEN"  # noqa: S105 - the variable that holds it
 TIMEOUT_S = 20.0
 PATIENCE_S = 10.0  # for the board, of a host that has joined before
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
@@ -55,8 +57,9 @@ def main() -> int:
             logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
         url = _board(options.url, options.insecure or is_on("MESHBOARD_JOIN_INSECURE"))
         settings = _settings(options)
-        kept = _join(url, settings, options.token)
-    except (SettingError, RefusedError) as error:
+        token = options.token or in_file(TOKEN) or os.environ.get(TOKEN, "")
+        kept = _join(url, settings, token)
+    except (SettingError, SecretError, RefusedError) as error:
         print(f"meshboard: {error}", file=sys.stderr)
         return 1
     return _work(settings, kept)
@@ -77,8 +80,7 @@ def _options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("url", nargs="?", default=env.get("MESHBOARD_URL", ""), help="of the board; or MESHBOARD_URL")
     parser.add_argument(
         "--token",
-        default=env.get("MESHBOARD_JOIN_TOKEN", ""),
-        help="join token; or MESHBOARD_JOIN_TOKEN, which no list of processes shows",
+        help=f"join token; or {TOKEN}, which no list of processes shows, or {TOKEN}_FILE, a file that holds it",
     )
     parser.add_argument("--name", help="what the host is called; or MESHBOARD_HOST_NAME; by default the machine's name")
     parser.add_argument("--slots", help="ranks it runs at once; or MESHBOARD_SLOTS; by default its GPUs, or cores")
@@ -204,7 +206,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 def _work(settings: HostSettings, kept: Kept) -> NoReturn:
     """Become the worker."""
-    environment = {k: v for k, v in os.environ.items() if k != "MESHBOARD_JOIN_TOKEN"}
+    environment = {k: v for k, v in os.environ.items() if k not in (TOKEN, f"{TOKEN}_FILE")}
     environment |= {"MESHBOARD_REDIS_URL": kept.redis_url, "MESHBOARD_HOST_KEY": kept.key}
     argv = worker_command(settings.name)
     sys.stdout.flush()

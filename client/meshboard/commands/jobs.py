@@ -22,6 +22,7 @@ from meshboard.exits import Exit
 from meshboard.job import Job
 from meshboard.look import look, looks
 from meshboard.show import jobs as shown
+from meshboard.show import reasons
 from meshboard.show.live import Waiting, say_log, stderr
 from meshboard.show.words import clean
 
@@ -57,6 +58,8 @@ def submit(
                 print(job.id, flush=True)  # a build that is cut off while it waits knows what it started
             before = " was there already: this key and spec were sent before" if job.was_there else ""
             print(f"{clean(job.name)}: {client.url}/jobs/{job.id}/{before}", file=sys.stderr)
+            if why := reasons.chosen(job.told):
+                print(why, file=sys.stderr)
         if wait or follow:
             until = None if timeout is None else time.monotonic() + timeout
             console = stderr()

@@ -10,7 +10,7 @@ import typer
 from meshboard import files
 from meshboard.commands.app import AsJson, Cluster, JobId, Sets, Spec, app, board, print_json
 from meshboard.exits import Exit
-from meshboard.show import plans
+from meshboard.show import plans, reasons
 from meshboard.show.words import clean
 
 
@@ -27,7 +27,7 @@ def plan(
     if as_json:
         print_json(told)
     elif told["estimate"] is not None:
-        print(plans.plan(told))
+        print(*filter(None, (reasons.chosen(told), plans.plan(told))), sep="\n")
     elif not told["problems"]:
         print("nothing is predicted of a job that trains nothing of Meshboard's")
     for problem in told["problems"]:
@@ -62,7 +62,7 @@ def search(
 
 @app.command()
 def advise(job_id: JobId, as_json: AsJson = False) -> None:
-    """What would have been faster where a finished run ran."""
+    """What would have been faster where a finished run ran, and because of which part of its step."""
     with board() as client:
         told = client.advice(job_id)
-    print_json(told) if as_json else print(plans.advice(told))
+    print_json(told) if as_json else print(reasons.advised(told))

@@ -9,6 +9,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
+from contracts.secret import SecretError, in_file
 from jobs.hosts import tokens
 from jobs.planning.queries import checked
 from planner.facts.spec import SpecError
@@ -29,7 +30,9 @@ class Command(BaseCommand):
         )
         parser.add_argument("--note", default="", help="what it is for")
         parser.add_argument("--json", action="store_true", help="print JSON")
-        parser.add_argument("--given", action="store_true", help=f"keep the token in {GIVEN} instead of a new one")
+        parser.add_argument(
+            "--given", action="store_true", help=f"keep the token in {GIVEN}, or its _FILE, instead of a new one"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         uses = options["uses"] or (None if options["given"] else 1)
@@ -37,12 +40,14 @@ class Command(BaseCommand):
         try:
             asked = checked(tokens.TokenQuery, told)
             if options["given"]:
-                text = os.environ.get(GIVEN, "")
+                text = in_file(GIVEN) or os.environ.get(GIVEN, "")
                 token = tokens.keep(text, "manage.py", asked)
             else:
                 token, text = tokens.mint("manage.py", asked)
         except SpecError as error:
             raise CommandError("; ".join(f"{p.field}: {p.message}" for p in error.problems)) from None
+        except SecretError as error:
+            raise CommandError(str(error)) from None
         if options["json"]:
             self.stdout.write(json.dumps({"token": text, "expires": token.expires.isoformat()}))
         elif options["given"]:

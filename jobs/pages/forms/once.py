@@ -11,19 +11,22 @@ from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 
+from jobs.models import Job
 from jobs.queue import actions
 
 FIELD = "form_key"  # drawn when the form is (`{% form_key %}`)
 
 
-def submitted(request: HttpRequest, data: Any) -> HttpResponse:
+def submitted(request: HttpRequest, data: Any, *, check_of: Job | None = None) -> HttpResponse:
     """Queue what a form asks for, and on to the job: the one it made before, where this form sent this before.
+
+    `check_of`: as `actions.submit`.
 
     Raises:
         SpecError: as `actions.submit`.
         BusyError: as `actions.submit`.
     """
-    job, queued = actions.submit(cast(User, request.user), data, key=_key(request, data))
+    job, queued = actions.submit(cast(User, request.user), data, key=_key(request, data), check_of=check_of)
     if queued is None:
         messages.info(request, "This form was sent more than once: this is the one job that it made.")
     return redirect("job-detail", job.id)

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, cast
+from typing import Any, ParamSpec, cast
 
 from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.contrib.auth.models import User
+from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from jobs.access import find_job, find_job_to_change, find_job_to_run, may_change, may_submit_to, projects_to_submit_to
+from jobs.access import (
+    find_job,
+    find_job_to_change,
+    find_job_to_run,
+    may_change,
+    may_submit_to,
+    projects_to_submit_to,
+    visible_job,
+)
 from jobs.api.http.errors import LATER, of_request, refused_page
 from jobs.kinds import elsewhere_panels, kind_of, layout_words
 from jobs.models import ELSEWHERE, TERMINAL, Job, Status, stands
@@ -25,13 +34,14 @@ from jobs.planning.hardware import hardware
 from jobs.planning.planners import BusyError
 from jobs.planning.work import told
 from jobs.present import job_detail
-from jobs.queue import actions
+from jobs.queue import actions, check
 from jobs.queue.heard.silence import HeardError, give_up
 from jobs.telling import ends
 from jobs.text import parse_json
 from planner.facts.spec import Problem, SpecError
 from planner.teaching.templates import TEMPLATES
 
+P = ParamSpec("P")
 AGAIN = (Status.FAILED, Status.LOST, Status.CANCELLED)
 FIRST_RUN = {
     "name": "my first run",
@@ -118,13 +128,13 @@ def _form(
     return render(request, "jobs/new.html", context, status=422 if problems else 200)
 
 
-def _or_busy(view: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:
+def _or_busy(view: Callable[P, HttpResponse]) -> Callable[P, HttpResponse]:
     """503 where too much is planned at once."""
 
     @wraps(view)
-    def answered(request: HttpRequest) -> HttpResponse:
+    def answered(*args: P.args, **named: P.kwargs) -> HttpResponse:
         try:
-            return view(request)
+            return view(*args, **named)
         except BusyError as error:
             return refused_page(of_request(503, str(error)), LATER)
 
@@ -213,6 +223,9 @@ def job_page(request: HttpRequest, job_id: str) -> HttpResponse:
         "stranded": job.status == Status.QUEUED and is_stranded(job),
         "may_change": may_change(request.user, job),
         "end_mail": ends.told(cast(User, request.user), job),
+        "check_of": visible_job(request.user, job.check_of_id or ""),
+        "check": check.newest(request.user, job),
+        "check_offer": check.offer(request.user, job),
         "may_hear": may_submit_to(request.user, job.project),
         "may_run": may_change(request.user, job) and may_submit_to(request.user, job.project),
     }
@@ -243,6 +256,7 @@ def job_give_up(request: HttpRequest, job_id: str) -> HttpResponse:
 
 @require_POST
 @login_required
+@_or_busy
 def job_run_smaller(request: HttpRequest, job_id: str) -> HttpResponse:
     """Queue the job again in the layout that fits the hosts that are left."""
     job = find_job_to_run(request.user, job_id)
@@ -251,6 +265,24 @@ def job_run_smaller(request: HttpRequest, job_id: str) -> HttpResponse:
             messages.info(request, f"A job that {stands(job.status)} cannot be queued again.")
     except NoOfferError as error:
         messages.info(request, f"There is no other layout to run in: {error}.")
+    except SpecError as error:
+        messages.info(request, "; ".join(problem.message for problem in error.problems))
+    return redirect("job-detail", job_id)
+
+
+@require_POST
+@login_required
+@_or_busy
+def job_check(request: HttpRequest, job_id: str) -> HttpResponse:
+    """Queue a short copy of the job that one process computes too, and on to it."""
+    job = find_job(request.user, job_id)
+    offered = check.offer(request.user, job)
+    if offered is None:
+        raise Http404("there is nothing to check")
+    if not offered["may"]:
+        raise PermissionDenied(f"you may not submit to project {job.project}")
+    try:
+        return once.submitted(request, check.spec_of(job), check_of=job)
     except SpecError as error:
         messages.info(request, "; ".join(problem.message for problem in error.problems))
     return redirect("job-detail", job_id)

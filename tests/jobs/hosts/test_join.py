@@ -298,7 +298,7 @@ def test_one_machine_joins_with_a_token_of_which_no_more_was_asked(
 
 
 def test_the_command_prints_a_token_or_keeps_one_that_it_was_given(
-    api: Api, db: None, live_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    api: Api, db: None, live_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     out = StringIO()
     call_command("join_token", "--uses", "1", stdout=out)
@@ -309,6 +309,14 @@ def test_the_command_prints_a_token_or_keeps_one_that_it_was_given(
         call_command("join_token", "--given", stdout=StringIO())
     assert JoinToken.objects.count() == 2
     assert asked(api, request("gpu-8", token=given)).status_code == 201
+    (tmp_path / "token").write_text(f"{given}\n")
+    monkeypatch.setenv("MESHBOARD_JOIN_TOKEN_FILE", str(tmp_path / "token"))
+    with pytest.raises(CommandError, match="are both set"):
+        call_command("join_token", "--given")
+    monkeypatch.delenv("MESHBOARD_JOIN_TOKEN")
+    call_command("join_token", "--given", stdout=StringIO())
+    assert JoinToken.objects.count() == 2, "it is the one that was there"
+    monkeypatch.delenv("MESHBOARD_JOIN_TOKEN_FILE")
     monkeypatch.setenv("MESHBOARD_JOIN_TOKEN", "a" * 40)
     with pytest.raises(CommandError, match="1 different ones"):
         call_command("join_token", "--given")

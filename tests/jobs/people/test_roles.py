@@ -215,7 +215,7 @@ def test_who_may_only_look_at_a_job_changes_nothing_of_it(
     assert Job.objects.count() == 1
 
 
-@pytest.mark.parametrize("name", ["job-cancel", "job-give-up", "job-run-smaller", "job-requeue"])
+@pytest.mark.parametrize("name", ["job-cancel", "job-give-up", "job-run-smaller", "job-requeue", "job-check"])
 def test_nor_by_its_pages(name: str, members: Members, make_job: MakeJob, client: Client) -> None:
     job = make_job(members["colleague"])
     client.force_login(members["viewer"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -12,6 +13,7 @@ from django.test import Client
 from django.utils import timezone
 
 from jobs.models import Attempt, Host, Job, Pool, Status
+from jobs.planning import planners
 from jobs.planning.elastic import NoOfferError, smaller
 from jobs.queue import actions, lifecycle
 from tests.planner.wrong_specs import GOOD
@@ -74,6 +76,16 @@ def test_a_page_offers_it_where_the_layout_is_what_the_job_waits_for(
     stranded.refresh_from_db()
     actions.cancel(stranded, "owner")
     assert not is_offered()
+
+
+def test_a_page_says_that_too_much_is_planned_at_once(
+    stranded: Job, owner: User, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planners, "_places", queue.LifoQueue())
+    monkeypatch.setattr(planners, "PATIENCE_S", 0.01)
+    client.force_login(owner)
+    answer = client.post(f"/jobs/{stranded.id}/smaller/")
+    assert (answer.status_code, "planners are busy" in answer.content.decode()) == (503, True)
 
 
 def test_nothing_is_offered_while_it_fits_or_runs(stranded: Job) -> None:

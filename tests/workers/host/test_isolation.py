@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -14,8 +17,9 @@ from contracts.control import LaunchOrder
 from workers.host.apart.identity import user_of
 from workers.host.apart.isolation import as_environment, isolated
 from workers.host.apart.lending import lend
-from workers.host.apart.sandbox import mounts
+from workers.host.apart.sandbox import has_own_network, mounts, sandbox_prefix
 from workers.host.settings import CHOSEN_USER, OWNERS, HostSettings, JobUser, SettingError, host_settings
+from workers.host.start.programs import stays_here
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may change user")
 
@@ -164,6 +168,31 @@ def test_all_that_a_job_has_no_business_with_is_hidden(settings: HostSettings, t
 
 
 @needs_root
+@pytest.mark.parametrize(
+    ("changed", "stays"),
+    [
+        ({}, True),
+        ({"spec": {"kind": "lab"}}, True),
+        ({"spec": {"kind": "script"}}, False),
+        ({"gang": {"nodes": []}}, False),
+        ({"checkpoint": {"name": "a", "host": "here"}}, True),
+        ({"checkpoint": {"name": "a", "host": "there", "lent": {}}}, False),
+    ],
+)
+def test_a_job_whose_ranks_need_nobody_else_has_a_loopback_of_its_own(
+    changed: dict[str, Any], stays: bool, settings: HostSettings, tmp_path: Path
+) -> None:
+    assert stays_here(cast(LaunchOrder, {"spec": {}, **changed})) == stays
+    if not has_own_network():
+        pytest.skip("bubblewrap makes no network here")
+    prefix = sandbox_prefix(settings, [], [tmp_path], tmp_path, tmp_path, alone=stays)
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        port = door.getsockname()[1]
+        knock = f"import socket; socket.create_connection(('127.0.0.1', {port}), 5)"
+        knocked = subprocess.run([*prefix, sys.executable, "-c", knock], capture_output=True, text=True, check=False)
+    assert ("ConnectionRefusedError" in knocked.stderr, knocked.returncode == 0) == (stays, not stays)
+
+
 def test_what_is_lent_stays_its_owner_s_and_nothing_outside_the_root_is(tmp_path: Path) -> None:
     root, outside = tmp_path / "scripts", tmp_path / "etc"
     for folder in (root / "mine", outside):

@@ -65,8 +65,9 @@ def token(board: Site) -> str:
 
 
 def test_a_machine_joins_with_one_command(board: Site, redis_service: RedisServer, tmp_path: Path) -> None:
-    text = token(board)
-    with joined(board, redis_service, tmp_path, "join.log", MESHBOARD_JOIN_TOKEN=text) as process:
+    text, file = token(board), tmp_path / "token"
+    file.write_text(f"{text}\n")
+    with joined(board, redis_service, tmp_path, "join.log", MESHBOARD_JOIN_TOKEN_FILE=str(file)) as process:
         environ = Path(f"/proc/{process.pid}/environ").read_bytes()
         assert text.encode() not in environ + Path(f"/proc/{process.pid}/cmdline").read_bytes()
     kept = tmp_path / "state" / "hosts" / "gpu-7.json"

@@ -2,12 +2,14 @@
 
 Hidden, each behind an empty folder: the states of web and host, /run, /tmp, our home, and every folder that others
 may not pass. What a job needs of these is put back: Python, our code, its own folders. It writes to its own folders
-alone. Processes are its own, the network is the host's (gloo and NCCL need it), and so are a GPU's devices.
+alone. Processes are its own, a GPU's devices are the host's. So is the network, but for a job whose ranks speak to each
+other alone: it has a loopback of its own, on which nobody else reaches their store nor what gloo and NCCL listen on.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from glob import glob
@@ -19,6 +21,8 @@ from workers.host.settings import HostSettings
 PACKAGES = Path(__file__).resolve().parents[3]
 # What the guardian needs to end processes of another user, and to become that user in a folder of theirs.
 CAPABILITIES = ("CAP_KILL", "CAP_DAC_READ_SEARCH", "CAP_SYS_PTRACE", "CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP")
+OWN_NETWORK = ("--unshare-net",)
+TRIAL_S = 10
 TEMPORARY = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108  # what a job sees there is its own
 DEVICES = ("/dev/nvidia*", "/dev/infiniband", "/dev/gdrdrv")
 
@@ -50,11 +54,28 @@ def mounts(settings: HostSettings, read: Iterable[Path], written: Iterable[Path]
     return Mounts(temporary, {path for path in hidden if path.is_dir() and path != Path("/")}, readable, writable)
 
 
+def has_own_network() -> bool:
+    """Whether bubblewrap may make a network here, found by trying: in a container it may need a right more."""
+    tried = ["bwrap", *OWN_NETWORK, "--ro-bind", "/", "/", "--", "true"]
+    try:
+        return subprocess.run(tried, capture_output=True, timeout=TRIAL_S, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
 def sandbox_prefix(
-    settings: HostSettings, read: Iterable[Path], written: Iterable[Path], temporary: Path, cwd: Path
+    settings: HostSettings,
+    read: Iterable[Path],
+    written: Iterable[Path],
+    temporary: Path,
+    cwd: Path,
+    *,
+    alone: bool = False,
 ) -> list[str]:
-    """The start of a command that runs the rest of it as PID 1 of its own, in `cwd`."""
-    options = ["--unshare-pid", "--unshare-ipc", "--as-pid-1", "--die-with-parent"]
+    """The start of a command that runs the rest of it as PID 1 of its own, in `cwd`. `alone`: with a network of its
+    own, which is a loopback and nothing else."""
+    options = [*OWN_NETWORK] if alone else []
+    options += ["--unshare-pid", "--unshare-ipc", "--as-pid-1", "--die-with-parent"]
     options += ["--ro-bind", "/", "/", "--proc", "/proc"]
     if os.geteuid() == 0:
         options += ["--cap-drop", "ALL"]

@@ -33,12 +33,16 @@ class Folders(NamedTuple):
 
 
 class Program(NamedTuple):
-    """`module` runs on every rank with `options`. `good_end` knows {steps} done and, in words, ranks {tried}."""
+    """`module` runs on every rank with `options`. `good_end` knows {steps} done and, in words, ranks {tried}.
+
+    `network`: whether it may speak to whom it likes; else its ranks speak to each other alone.
+    """
 
     module: Callable[[HostSettings], str]
     options: Callable[[HostSettings, Path], dict[str, str]]
     good_end: str
     folders: Callable[[HostSettings, LaunchOrder], Folders] = lambda _settings, _order: Folders()
+    network: bool = False
 
 
 def _named(module: str) -> Callable[[HostSettings], str]:
@@ -90,6 +94,7 @@ PROGRAMS: dict[JobKind, Program] = {
         lambda settings, spec: {"spec": str(spec), "root": str(settings.script_root)},
         "the script ended well",
         _of_script,
+        network=True,
     ),
     "dry_run": Program(
         _named("workers.dry_run"), lambda _settings, spec: {"spec": str(spec)}, "tried a step of {tried}"
@@ -108,6 +113,12 @@ PROGRAMS: dict[JobKind, Program] = {
 def program_of(order: LaunchOrder) -> Program:
     """The program of an order's kind of job."""
     return PROGRAMS[order["spec"].get("kind", DEFAULT)]
+
+
+def stays_here(order: LaunchOrder) -> bool:
+    """Whether nothing that the ranks must reach lies elsewhere: no other host's ranks, nor a checkpoint there."""
+    lent = "checkpoint" in order and "lent" in order["checkpoint"]
+    return not (program_of(order).network or lent or "gang" in order)
 
 
 def rank_command(order: LaunchOrder, attempt: AttemptDir, settings: HostSettings, telemetry_socket: str) -> list[str]:

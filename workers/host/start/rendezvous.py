@@ -3,7 +3,7 @@
 torchrun's own rendezvous unpickles what anybody puts into its store, and its store listens on every interface. Ours
 knows the nodes and their order, so there is nothing to agree on. What passes through the store is not authenticated:
 who reaches the lead's address can read and write it. Of one host it listens on loopback, of several on the lead's
-address alone.
+address alone. In bubblewrap the loopback is the job's own (`workers.host.start.programs.stays_here` says when).
 
 Checked on torch 2.13.0: `RendezvousHandler` and `TCPStore(master_listen_fd=...)`.
 tests/workers/host/start/test_launch.py fails when they change.

@@ -16,12 +16,12 @@ from workers import shield, timeouts
 from workers.host.address import interface_of
 from workers.host.apart.identity import as_user
 from workers.host.apart.lending import give, lend
-from workers.host.apart.sandbox import PACKAGES, sandbox_prefix
+from workers.host.apart.sandbox import PACKAGES, has_own_network, sandbox_prefix
 from workers.host.attempts import AttemptDir
 from workers.host.guardian import namespace_prefix
 from workers.host.processes import COOKIE, RUNS, sweep
 from workers.host.settings import HostSettings
-from workers.host.start.programs import Folders, launch_command, program_of
+from workers.host.start.programs import Folders, launch_command, program_of, stays_here
 
 PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 TERM_GRACE_S = 10.0
@@ -117,7 +117,9 @@ class Training:
             return namespace_prefix()
         read = [self._attempt.spec, Path(self._socket).parent, *folders.read]
         written = [self._attempt.logs, self._attempt.work, *folders.own, *folders.lent]
-        return sandbox_prefix(self._settings, read, written, self._attempt.temporary, self._attempt.work)
+        alone = stays_here(self._order) and has_own_network()
+        places = (self._attempt.temporary, self._attempt.work)
+        return sandbox_prefix(self._settings, read, written, *places, alone=alone)
 
     def _interface(self) -> str:
         """What ranks reach each other by: loopback, where all are here."""

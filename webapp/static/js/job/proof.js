@@ -1,5 +1,5 @@
 // What is proven of a run, in words: traffic, copies, one process. What is not proven says "not checked".
-import { el } from "../dom.js";
+import { el, embedded } from "../dom.js";
 import { duration, exactBytes, integer } from "../format.js";
 
 /** A relative difference: "3e-7", "0.31". */
@@ -61,7 +61,7 @@ function nearWords({ gradient, limit }, precision) {
 
 /** The same of the first steps beside one process. */
 export function processProof(proof, finished, precision) {
-  if (!proof) return { tone: "", words: "not checked", more: finished ? "the run ended before" : "waits for the first step" };
+  if (!proof) return { tone: "", words: "not checked", more: finished ? "the run ended before" : "waits for the first step", waits: !finished };
   const one = proof.one_process;
   if (one.state === "not checked") return { tone: "", words: "not checked", more: one.why };
   if (one.state === "due") {
@@ -97,6 +97,21 @@ function fill(place, { tone, words, more }) {
   place.querySelector("small").textContent = more;
 }
 
+const VERDICTS = ["equal", "apart"];
+
+/** A run that one process did not compute: what a check of it found, and the button that makes one. */
+function showCheck(place, one, precision) {
+  place.hidden = one.words !== "not checked" || one.waits;
+  const told = embedded("check-told");
+  if (!told) return;
+  const found = VERDICTS.includes(told.proof?.one_process.state);
+  const form = place.querySelector("form");
+  if (form) form.hidden = !told.finished || found;
+  if (!told.finished) return;
+  const said = found ? processProof(told.proof, true, precision).words : `${told.status} without a verdict`;
+  place.querySelector("[data-said]").textContent = said;
+}
+
 /** The panel: three figures, the verdict of all, and a table of what is wrong. */
 export function showProof(panel, state, comparison, finished, exact, precision) {
   const parts = [
@@ -105,6 +120,8 @@ export function showProof(panel, state, comparison, finished, exact, precision) 
     processProof(state.proof, finished, precision),
   ];
   [...panel.querySelectorAll("[data-part]")].forEach((place, index) => fill(place, parts[index]));
+  const check = panel.querySelector("#check");
+  if (check) showCheck(check, parts[2], precision);
   const badge = panel.querySelector("[data-verdict]");
   const tones = parts.map((part) => part.tone);
   const proven = tones.every((tone) => tone === "good");

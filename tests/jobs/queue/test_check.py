@@ -1,0 +1,96 @@
+"""A run that one process did not compute is checked by a short copy of it, once, by whoever may submit."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+
+from jobs.models import Attempt, Job, Status
+from jobs.queue import actions, check
+from tests.planner.wrong_specs import GOOD
+
+LARGE = {
+    **GOOD,
+    "model": {"preset": "llama3-8b"},
+    "train": {"global_batch": 8, "micro_batches": 2, "seq_len": 64},
+}
+
+
+def run(owner: User, **train: Any) -> Job:
+    made, _ = actions.submit(owner, {**GOOD, "name": "long", "train": {**GOOD.get("train", {}), **train}})
+    return made
+
+
+def pressed(client: Client, job: Job, page: str) -> Any:
+    (key,) = re.findall(r'name="form_key" value="([^"]{16,})"', page)
+    return client.post(f"/jobs/{job.id}/check/", {"form_key": key})
+
+
+def page_of(client: Client, job: Job) -> str:
+    return client.get(f"/jobs/{job.id}/").content.decode()
+
+
+def test_the_button_queues_one_short_copy_that_is_verified(owner: User, client: Client) -> None:
+    job = run(owner, steps=500, warmup_steps=50, checkpoint_every=100, eval_every=10, verify="off", seed=7)
+    client.force_login(owner)
+    page = page_of(client, job)
+    assert "of 3 steps from fresh values" in page
+    first, again = pressed(client, job, page), pressed(client, job, page)
+    made = Job.objects.exclude(id=job.id).get()
+    assert first["Location"] == again["Location"] == f"/jobs/{made.id}/"
+    assert (made.check_of, made.name) == (job, "check of long")
+    train = {"steps": 3, "warmup_steps": 3, "verify": "on", "checkpoint_every": 0, "eval_every": 0}
+    assert made.spec == {**job.spec, "name": made.name, "train": {**job.spec["train"], **train}}
+    assert f'<a href="/jobs/{made.id}/#proof">check of long</a>: <span data-said>queued when' in page_of(client, job)
+    assert f'a check of <a href="/jobs/{job.id}/#proof">long</a>' in page_of(client, made)
+
+
+def test_a_run_of_fewer_steps_is_checked_in_those(owner: User) -> None:
+    assert check.spec_of(run(owner, steps=2))["train"]["steps"] == 2
+
+
+def test_a_resumed_run_is_checked_from_fresh_values(owner: User) -> None:
+    source = run(owner, steps=20, checkpoint_every=5)
+    Job.objects.filter(id=source.id).update(status=Status.RUNNING)
+    job = run(owner, steps=40, resume=source.id)
+    made, _ = actions.submit(owner, check.spec_of(job))
+    assert (made.spec["train"]["resume"], made.spec["train"]["steps"]) == (None, 3)
+
+
+def test_one_that_is_too_large_says_so_and_offers_no_button(owner: User, client: Client) -> None:
+    job, _ = actions.submit(owner, LARGE)
+    client.force_login(owner)
+    page = page_of(client, job)
+    assert "It cannot be checked: one process would hold 24 B x 8,030,261,248 parameters" in page
+    assert f"/jobs/{job.id}/check/" not in page
+
+
+def test_a_check_of_somebody_else_s_is_not_told(owner: User, staff: User, client: Client) -> None:
+    job = run(owner)
+    actions.submit(staff, check.spec_of(job), check_of=job)
+    assert (check.newest(owner, job), check.newest(staff, job) is None) == (None, False)
+    client.force_login(owner)
+    assert "Its check" not in page_of(client, job)
+
+
+def test_a_check_tells_what_it_proved(owner: User) -> None:
+    job = run(owner)
+    made, _ = actions.submit(owner, check.spec_of(job), check_of=job)
+    told = {"id": made.id, "name": "check of long", "status": "queued", "finished": False, "proof": None}
+    assert check.newest(owner, job) == told
+    proof = {"one_process": {"state": "equal"}}
+    Attempt.objects.create(job=made, number=1, exit={"summary": {"proof": proof}})
+    Job.objects.filter(id=made.id).update(status=Status.SUCCEEDED)
+    assert check.newest(owner, job) == {**told, "status": "succeeded", "finished": True, "proof": proof}
+
+
+@pytest.mark.parametrize("kind", ["dry_run", "calibrate", "script"])
+def test_what_trains_nothing_is_not_checked(owner: User, client: Client, kind: str) -> None:
+    job = run(owner)
+    Job.objects.filter(id=job.id).update(kind=kind, spec={**job.spec, "kind": kind})
+    client.force_login(owner)
+    assert client.post(f"/jobs/{job.id}/check/").status_code == 404
