@@ -348,7 +348,7 @@ def _basis(spec: JobSpec, machine: Machine) -> tuple[str, ...]:
     title = STACKS[_as_planned(spec).resources.stack].title
     peak = machine.cluster.accelerator.peak(kind := mix_of(spec.train.precision).gemm)
     by = f"predicted for {machine.cluster.accelerator.name} by data sheet, software: {title}"
-    return (by, f"MFU of {kind}'s dense peak, {peak / 1e12:,.3g} TFLOP/s")
+    return (by, f"MFU of {kind}'s dense peak, {peak / 1e12:,.4g} TFLOP/s")
 
 
 def _unknown(machine: Machine) -> str:
