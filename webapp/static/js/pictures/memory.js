@@ -13,7 +13,7 @@ export function memoryNames(memories) {
 const token = (name) => `--series-${ORDER.indexOf(name)}`;
 
 export function memoryPicture(estimate, suggestions) {
-  const { stages, cluster, memory_interval: sure } = estimate; // a job that an older version planned has none
+  const { stages, cluster, memory_interval: sure } = estimate;
   const shown = columns(stages);
   const names = memoryNames(stages.map((s) => s.memory));
   const most = Math.max(cluster.memory_bytes, ...stages.map((s) => s.memory_bytes));
@@ -27,7 +27,7 @@ export function memoryPicture(estimate, suggestions) {
     ...bars,
     scrolling([th("component"), ...stageHead(shown, stages)], rows),
     el("p", { className: "note" }, "At the moment of a step when a rank holds most. Model state is counted; activations follow their tensors; the allowance stands for context and fragmentation."),
-    ...(sure ? [el("p", { className: "note" }, `The fullest: ${between(bytes, estimate.peak_memory_bytes, sure.share)}, ${sure.words}.`)] : []),
+    el("p", { className: "note" }, `The fullest: ${between(bytes, estimate.peak_memory_bytes, sure.share)}, ${sure.words}.`),
   ];
 }
 
