@@ -10,7 +10,7 @@ from planner.facts.spec import JobSpec
 from planner.facts.words import counted
 from planner.hardware.cluster import Cluster
 from planner.search.advice import Neighbour
-from planner.search.layouts import SearchResult
+from planner.search.layouts import SearchResult, sureness_of
 from planner.teaching.explain import Explanation
 
 GIB = 2**30
@@ -43,8 +43,8 @@ def estimate_text(spec: JobSpec, made: Estimate, advice: Sequence[Neighbour]) ->
         f"micro-batch {counted(made['micro_batch_size'], 'sequence')} x {made['micro_batches']},"
         f" {made['tokens_per_step']:,} tokens a step",
         "",
-        f"memory  {size(made['peak_memory_bytes'])} of {size(where['memory_bytes'])} on the fullest rank (estimate)"
-        + ("" if made["fits"] else "  DOES NOT FIT"),
+        f"memory  {size(made['peak_memory_bytes'])} of {size(where['memory_bytes'])} on the fullest rank"
+        f" (estimate: {made['memory_interval']['words']})" + ("" if made["fits"] else "  DOES NOT FIT"),
     ]
     fullest = max(made["stages"], key=lambda stage: stage["memory_bytes"])
     lines += [f"  {name:<12} {size(value):>12}" for name, value in fullest["memory"].items() if value]
@@ -81,6 +81,7 @@ def search_text(result: SearchResult, near: Sequence[Neighbour], cluster: Cluste
         "",
         f"{'step':>10} {'MFU':>6} {'memory':>10}  tp  cp  pp    dp  ep zero  b    m  schedule, recompute",
     ]
+    sure = sureness_of(result.best, cluster)
     for f in result.best:
         x = f.spec.layout
         chunks = f" x {x.virtual_stages}" if x.virtual_stages > 1 else ""
@@ -90,7 +91,9 @@ def search_text(result: SearchResult, near: Sequence[Neighbour], cluster: Cluste
             f" {x.pp:>3} {x.dp:>5} {x.ep:>3} {x.zero:>4} {f.spec.micro_batch_size:>2} {f.spec.train.micro_batches:>4}"
             f"  {schedule}, {x.recompute}"
         )
-    if not result.best:
+    if sure:
+        lines += ["", f"estimates; of the first: time {sure[0].time['words']}; memory {sure[0].memory['words']}"]
+    else:
         lines.append("nothing fits")
     if near:
         lines += ["", "one choice away from the first:"]

@@ -1,10 +1,14 @@
 """Published measurements beside what the planner says of them.
 
-    python -m benchmarks.published --rows FILE [--worst N]
+    python -m benchmarks.published --rows FILE [--worst N] [--vtrain-multi FILE]
 
 FILE holds the columns of the open rows (docs/explanation/planner.md names them). Every figure comes from constants in
 `planner/`: nothing is fitted here. Rows are also told apart by a hash of their configuration: constants were chosen on
 the fit half, so that the report half is nearer the truth (docs/explanation/planner.md says what of it was in sight).
+
+Of each half there are two tables of step times: with what is known of a row's recipe and release, and as a spec says
+it, which names no more of its software than a stack and is what a user's page computes. `holds`: how many of the rows
+lie in the interval that is told there.
 """
 
 from __future__ import annotations
@@ -15,10 +19,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import mean
 
+from benchmarks.planner import vtrain
 from benchmarks.published.mapping import stack_of
-from benchmarks.published.predict import Answer, Predictor
-from benchmarks.published.rows import PublishedRow, SkipError, read_rows
-from benchmarks.published.scores import Ranking, confusion, errors, ranking
+from benchmarks.published.predict import UNASKED, Answer, Predictor
+from benchmarks.published.rows import Kind, PublishedRow, SkipError, read_rows
+from benchmarks.published.said import Said
+from benchmarks.published.scores import Ranking, confusion, errors, ranking, sure
+from planner.cost.correction import apart, holds
 
 
 def answers_of(rows: Iterable[PublishedRow | SkipError]) -> tuple[list[Answer], list[tuple[str, str, str]]]:
@@ -51,13 +58,23 @@ def report(answers: Sequence[Answer], skipped: Sequence[tuple[str, str, str]]) -
         part = [a for a in answers if belongs(a)]
         print(f"\n=== {title}: {len(part)} rows")
         step_times(part)
+        spoken(part, "time", "step time, as a spec says it")
+        intervals(part)
         rankings(part)
         fit(part)
         memory(part)
-    reasons = Counter(reason for *_, reason in skipped)
-    print(f"\nskipped: {len(skipped)} rows")
-    for reason, count in reasons.most_common():
-        print(f"  {count:>5}  {reason}")
+        spoken(part, "peak", "peak memory, as a spec says it")
+    without = [a for a in answers if isinstance(a.said, str) and a.said != UNASKED]
+    unsaid = [(a.row.source, a.planned.stack, str(a.said)) for a in without]
+    skips("skipped", skipped)
+    skips("answered with their recipe, but as no spec says it", unsaid)
+
+
+def skips(title: str, rows: Sequence[tuple[str, str, str]]) -> None:
+    """How many, by source, stack and reason."""
+    print(f"\n{title}: {len(rows)} rows")
+    for (source, stack, reason), count in sorted(Counter(rows).items(), key=lambda told: (-told[1], told[0])):
+        print(f"  {count:>5}  {source:<40.40} {stack:<14} {reason}")
 
 
 def grouped(answers: Sequence[Answer]) -> Iterable[tuple[str, list[Answer]]]:
@@ -69,15 +86,46 @@ def grouped(answers: Sequence[Answer]) -> Iterable[tuple[str, list[Answer]]]:
         yield source, [a for a in answers if a.row.source == source]
 
 
+ERRORS = f"{'mean':>7} {'median':>7} {'9 in 10':>8} {'worst':>8} {'bias':>7} {'too fast':>9}"
+
+
 def step_times(answers: Sequence[Answer]) -> None:
-    heads = f"{'mean':>7} {'median':>7} {'9 in 10':>8} {'worst':>8} {'bias':>7} {'too fast':>9}"
-    print(f"{'step time':<52} {'rows':>5} {heads}")
+    print(f"{'step time, software known':<52} {'rows':>5} {ERRORS} {'holds':>6}")
     for name, part in grouped([a for a in answers if a.row.kind == "time"]):
-        if found := errors([a.error for a in part]):
-            print(
-                f"{name:<52.52} {found.rows:>5} {found.mean:>7.1%} {found.median:>7.1%} {found.most:>8.1%}"
-                f" {found.worst:>+8.0%} {found.bias:>+7.1%} {found.too_fast:>9.0%}"
-            )
+        told = [holds(a.said.share, a.measured, a.predicted) for a in part if isinstance(a.said, Said)]
+        _errors(name, [a.error for a in part], told)
+
+
+def spoken(answers: Sequence[Answer], kind: Kind, title: str) -> None:
+    """What a page says, and how often its interval holds the measured figure."""
+    print(f"{title:<52} {'rows':>5} {ERRORS} {'holds':>6}")
+    for name, part in grouped([a for a in answers if a.row.kind == kind]):
+        said = [(a.said, a.measured) for a in part if isinstance(a.said, Said)]
+        told = [holds(one.share, measured, one.predicted) for one, measured in said]
+        _errors(name, [one.predicted / measured - 1 for one, measured in said], told)
+
+
+def _errors(name: str, off: Sequence[float], told: Sequence[bool]) -> None:
+    if found := errors(off):
+        print(
+            f"{name:<52.52} {found.rows:>5} {found.mean:>7.1%} {found.median:>7.1%} {found.most:>8.1%}"
+            f" {found.worst:>+8.0%} {found.bias:>+7.1%} {found.too_fast:>9.0%}"
+            f" {f'{mean(told):.0%}' if told else '-':>6}"
+        )
+
+
+def intervals(answers: Sequence[Answer]) -> None:
+    """What `planner.hardware.stacks` tells beside what these rows by themselves would have it tell."""
+    print(f"{'interval of a step, as a spec says it':<70} {'rows':>5} {'told':>7} {'needed':>7} {'holds':>6}")
+    kinds: dict[str, list[tuple[Said, float]]] = defaultdict(list)
+    for a in answers:
+        if a.row.kind == "time" and isinstance(a.said, Said):
+            kinds[f"{a.planned.stack}, {a.said.waits}"].append((a.said, a.measured))
+    for name, part in sorted(kinds.items()):
+        needed = sure([apart(measured, said.predicted) for said, measured in part])
+        told = max(said.share for said, _ in part)
+        held = mean(holds(said.share, measured, said.predicted) for said, measured in part)
+        print(f"{name:<70} {len(part):>5} {told:>7.0%} {needed:>7.0%} {held:>6.0%}")
 
 
 def rankings(answers: Sequence[Answer]) -> None:
@@ -92,14 +140,16 @@ def rankings(answers: Sequence[Answer]) -> None:
         if len(times) >= 3 and (result := ranking(times)):
             found["all"].append(result)
             found[f"stack {part[0].planned.stack}"].append(result)
+            found[part[0].row.source].append(result)
     print(f"{'ranking':<52} {'rows':>5} {'sweeps':>7} {'Kendall':>8} {'regret':>7} {'worst':>7}")
-    for name in sorted(found):
+    for name in sorted(found, key=lambda name: (name != "all", not name.startswith("stack "), name.lower())):
         results = found[name]
         rows = sum(r.rows for r in results)
         tau = sum(r.kendall * r.rows for r in results) / rows
         worst = max(r.regret for r in results)
         print(
-            f"{name:<52} {rows:>5} {len(results):>7} {tau:>8.2f} {mean(r.regret for r in results):>7.1%} {worst:>7.1%}"
+            f"{name:<52.52} {rows:>5} {len(results):>7} {tau:>8.2f} {mean(r.regret for r in results):>7.1%}"
+            f" {worst:>7.1%}"
         )
 
 
@@ -155,8 +205,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="the planner against published measurements")
     parser.add_argument("--rows", type=Path, required=True, metavar="FILE", help="CSV of measurements")
     parser.add_argument("--worst", type=int, default=0, metavar="N", help="also print the N step times furthest off")
+    parser.add_argument("--vtrain-multi", type=Path, metavar="FILE", help="vTrain's ground_truth_multi.csv")
     options = parser.parse_args()
     found, left_out = answers_of(read_rows(options.rows))
     report(found, left_out)
     if options.worst:
         worst(found, options.worst)
+    print("\nbeside them, never fitted on")
+    vtrain(options.vtrain_multi)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from benchmarks.published.beside import eager_bytes, frozen_bytes, kempner_bytes, own_bytes
 from benchmarks.published.mapping import Planned, plan_of
 from benchmarks.published.rows import PublishedRow, SkipError
+from benchmarks.published.said import Said, Speaker
 from planner.cost.alike import alike_stages
 from planner.cost.beside import allowance
 from planner.cost.memory import memory, most_bytes
@@ -14,15 +15,21 @@ from planner.cost.timing import Timer
 from planner.facts.models.flops import model_flops
 from planner.facts.spec import JobSpec, Recompute
 
+UNASKED = "neither a step nor a peak"
+
 
 class Answer(NamedTuple):
-    """Prediction and measurement in the row's unit: seconds, bytes, or for fit the share of memory taken and 0."""
+    """Prediction and measurement in the row's unit: seconds, bytes, or for fit the share of memory taken and 0.
+
+    `said`: what a page says that knows no more of the row's software than its stack, of a step or a peak; else why not.
+    """
 
     row: PublishedRow
     planned: Planned
     predicted: float
     measured: float
     fits: bool
+    said: Said | str = UNASKED
 
     @property
     def error(self) -> float:
@@ -34,6 +41,7 @@ class Predictor:
 
     def __init__(self) -> None:
         self._timers: dict[tuple[str, str], Timer] = {}
+        self._speaker = Speaker()
 
     def answer(self, row: PublishedRow) -> Answer:
         """What the planner says of the row.
@@ -52,13 +60,19 @@ class Predictor:
             return Answer(row, planned, needed / _room(planned), 0.0, fits)
         if row.kind == "time":
             seconds = self._seconds(planned, _recomputing(spec, "selective") if planned.makes_again else spec)
-            return Answer(row, planned, seconds, _measured_seconds(row, spec), fits)
+            return Answer(row, planned, seconds, _measured_seconds(row, spec), fits, self._said(row, planned))
         if row.kind == "steady":
             return Answer(row, planned, _steady(planned, spec.layout.pp - 1), row.num_bytes, fits)
         peak = _tensors(spec, planned.stage) + eager_bytes(planned, spec) + kempner_bytes(planned, spec)
         peak += sum(own_bytes(planned))
         told = {"device": needed, "reserved": peak * (1 + planned.cluster.accelerator.fragmentation), "allocated": peak}
-        return Answer(row, planned, told[planned.meter], row.num_bytes, fits)
+        return Answer(row, planned, told[planned.meter], row.num_bytes, fits, self._said(row, planned))
+
+    def _said(self, row: PublishedRow, planned: Planned) -> Said | str:
+        try:
+            return (self._speaker.of_step if row.kind == "time" else self._speaker.of_peak)(row, planned)
+        except SkipError as reason:
+            return str(reason)
 
     def _fits_somehow(self, planned: Planned) -> bool:
         """Where a recipe's recompute is not told, with as much of it as there is."""

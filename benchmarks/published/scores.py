@@ -31,6 +31,22 @@ def errors(signed: Sequence[float]) -> Errors | None:
     return Errors(len(signed), mean(size), median(size), most, max(signed, key=abs), mean(signed), below)
 
 
+CERTAIN = 0.9  # that so many of all rows lie within, by those at hand
+
+
+def sure(off: Sequence[float], share: float = 0.9) -> float:
+    """Least of `off` that holds `share` of all rows with a certainty of `CERTAIN`; the worst where none does.
+
+    Rows at hand are drawn from all: k - 1 of n or fewer lie below the true quantile as often as the binomial says.
+    """
+    n, below = len(off), 0.0
+    for k, one in enumerate(sorted(off), 1):
+        below += math.comb(n, k - 1) * share ** (k - 1) * (1 - share) ** (n - k + 1)
+        if below >= CERTAIN:
+            return one
+    return max(off)
+
+
 class Ranking(NamedTuple):
     """`kendall`: tau-b of predicted and measured times. `regret`: how much slower than the best the first choice is."""
 

@@ -35,6 +35,7 @@ from planner.hardware.stacks import (
     EAGER_SCORES,
     FLASH_1,
     FP4_CASTS,
+    FUSED_NORMS,
     GRAPHED_ATTENTION,
     GRAPHED_ROUTER,
     JOINED_LOSS,
@@ -78,8 +79,7 @@ def kernels_of(row: PublishedRow, text: str, stack: StackName, model: ModelSpec,
     if re.search(r"async ?tp", text):
         changed["hidden"] = ASYNC_TP
     if found := re.search(r"attention kernel ([^;]*)", text):
-        if "rms kernel" not in found[1]:
-            changed["norms"] = EAGER_NORMS
+        changed["norms"] = FUSED_NORMS if "rms kernel" in found[1] else EAGER_NORMS
         if found[1].startswith("torch"):
             changed["scores"] = EAGER_SCORES
         elif re.match(r"flash_attention(v?1|$)", found[1].strip()):

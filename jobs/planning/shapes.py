@@ -7,6 +7,7 @@ from typing import Annotated, Any, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from planner.cost.correction import Interval
 from planner.cost.estimate import Estimate
 from planner.facts.reading.dumped import LayoutDict, ModelDict
 from planner.hardware.cluster import Basis
@@ -79,7 +80,9 @@ class FoundLayout(TypedDict):
     step_s: float
     mfu: float
     tokens_per_s: float
+    interval: Interval
     memory_bytes: int
+    memory_interval: Interval
     runnable: bool
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
 from jobs.planning.shapes import Error, FoundLayout, Plan, SearchResult, Suggestion, Timeline
@@ -25,7 +26,7 @@ from planner.search.advice import Neighbour, neighbours, suggestions
 from planner.search.auto import AutoSpec, choose
 from planner.search.choices import choices
 from planner.search.hindsight import Hindsight, Measure, hindsight
-from planner.search.layouts import Constraints, Found, search
+from planner.search.layouts import Constraints, Found, Sure, search, sureness_of
 from planner.search.rooms import Gang, Room, Rooms
 from planner.teaching.explain import Explanation, explain
 
@@ -112,8 +113,8 @@ def searched(spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> SearchRe
     limit = asked.pop("limit")
     result = search(spec, cluster, Constraints(**asked, max_seconds=SEARCH_SECONDS), limit=limit)
     return {
-        "best": [layout_found(f) for f in result.best],
-        "pareto": [layout_found(f) for f in result.pareto],
+        "best": layouts_found(result.best, cluster),
+        "pareto": layouts_found(result.pareto, cluster),
         "neighbours": [neighbour(n) for n in neighbours(result.best[0].spec, cluster)] if result.best else [],
         "considered": result.considered,
         "fitting": result.fitting,
@@ -152,8 +153,12 @@ def advised(spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> Hindsight
     return hindsight(spec, cluster, Measure(**asked))
 
 
-def layout_found(found: Found) -> FoundLayout:
-    """One line of a search."""
+def layouts_found(found: Sequence[Found], cluster: Cluster) -> list[FoundLayout]:
+    """Lines of a search."""
+    return [_layout_found(one, sure) for one, sure in zip(found, sureness_of(found, cluster), strict=True)]
+
+
+def _layout_found(found: Found, sure: Sure) -> FoundLayout:
     spec, timing = found.spec, found.timing
     return {
         "layout": spec.layout.model_dump(),
@@ -162,7 +167,9 @@ def layout_found(found: Found) -> FoundLayout:
         "step_s": timing.step_s,
         "mfu": timing.mfu,
         "tokens_per_s": timing.tokens_per_s,
+        "interval": sure.time,
         "memory_bytes": found.memory_bytes,
+        "memory_interval": sure.memory,
         "runnable": not not_runnable(spec),
     }
 

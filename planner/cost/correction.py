@@ -13,7 +13,7 @@ from planner.facts.precision import mix_of
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster
 from planner.hardware.runs import Run
-from planner.hardware.stacks import STACKS, within
+from planner.hardware.stacks import HOST_WITHIN, STACKS, within
 
 FEWEST = 3  # runs: fewer do not show how far runs lie apart
 MOST = 32  # of the newest: what a host was long ago says little
@@ -29,7 +29,7 @@ ANY_CPU = 9.0
 
 
 class Correction(NamedTuple):
-    """Measured over predicted, the median of `runs`; `SURE` of later ones come out within `share` of their measure.
+    """Measured over predicted, the median of `runs`; `SURE` of later ones come out within `share` of what is told.
 
     `share` follows from how far each run lay from what the others said of it: 0.06 is 6%.
     """
@@ -48,11 +48,27 @@ class Interval(TypedDict):
     words: str
 
 
+def apart(measured: float, told: float) -> float:
+    """The least share of an interval about what was told that holds the measured figure."""
+    return abs(measured / told - 1)
+
+
+def holds(share: float, measured: float, told: float) -> bool:
+    """Whether the figure lies in the interval that is shown."""
+    low = told / (1 + share) if share > 1 else told * (1 - share)
+    return low <= measured <= told * (1 + share)
+
+
+def sureness(share: float) -> str:
+    """How far off an estimate may be, in words."""
+    return f"up to {1 + share:.2g} times off" if share > 1 else f"±{share:.0%}"
+
+
 def correction_of(ratios: Sequence[float]) -> Correction | None:
     """None from fewer than FEWEST ratios of measured over predicted."""
     if len(ratios) < FEWEST:
         return None
-    off = sorted(abs(median([*ratios[:i], *ratios[i + 1 :]]) / ratio - 1) for i, ratio in enumerate(ratios))
+    off = sorted(apart(ratio, median([*ratios[:i], *ratios[i + 1 :]])) for i, ratio in enumerate(ratios))
     place = min(len(off), math.ceil(SURE * (len(off) + 1)))
     return Correction(median(ratios), off[place - 1] * WIDER.get(len(off), 1.0), len(ratios))
 
@@ -73,20 +89,24 @@ def corrected_by(spec: JobSpec, runs: Sequence[Run], predicted_s: Callable[[JobS
     return correction_of([run.step_s / predicted_s(run.spec) for run in comparable(spec, runs)])
 
 
-def interval(cluster: Cluster, spec: JobSpec, found: Correction | None) -> Interval:
-    """Of a step's time: from the host's runs, from a calibration, or from the published rows of the spec's stack."""
+def interval(cluster: Cluster, spec: JobSpec, found: Correction | None, host_share: float) -> Interval:
+    """Of a step's time: from the host's runs, from a calibration, or from the published rows of the spec's stack.
+
+    `host_share`: of the step, that its device waits for its host.
+    """
     stack = spec.resources.stack
     basis = cluster.basis
     if found is None and basis == "calibrated":
         return Interval(share=CALIBRATED, basis=basis, runs=0, words=f"{basis}, ±{CALIBRATED:.0%}")
     if found is None and cluster.device == "cpu":
-        words = f"a CPU that nobody measured{_links(cluster, spec)}, up to {1 + ANY_CPU:.0f} times off"
+        words = f"a CPU that nobody measured{_links(cluster, spec)}, {sureness(ANY_CPU)}"
         return Interval(share=ANY_CPU, basis=basis, runs=0, words=words)
     if found is None:
-        share = within(stack, cluster.accelerator.name)
-        words = f"{basis}{_links(cluster, spec)}, {STACKS[stack].title}{_widened(cluster, spec)}, ±{share:.0%}"
+        share = within(stack, cluster.accelerator.name, host_share)
+        why = f"{STACKS[stack].title}{_widened(cluster, spec)}{_waits(host_share)}"
+        words = f"{basis}{_links(cluster, spec)}, {why}, {sureness(share)}"
         return Interval(share=share, basis=basis, runs=0, words=words)
-    words = f"from {found.runs} runs here, ±{max(found.share, 0.01):.0%}"
+    words = f"from {found.runs} runs here, {sureness(max(found.share, 0.01))}"
     return Interval(share=found.share, basis="runs", runs=found.runs, words=words)
 
 
@@ -95,6 +115,11 @@ def _widened(cluster: Cluster, spec: JobSpec) -> str:
     if mix_of(spec.train.precision).gemm != "fp8" or cluster.accelerator.fp8_flops:
         return ""
     return f", products in 16 bits as {cluster.accelerator.name} has none in fp8"
+
+
+def _waits(host_share: float) -> str:
+    """That the device waits for a host whose speed no spec tells."""
+    return f", {host_share:.0%} of it waiting for a host" if host_share >= HOST_WITHIN[-1][0] else ""
 
 
 def _links(cluster: Cluster, spec: JobSpec) -> str:

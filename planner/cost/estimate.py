@@ -11,6 +11,7 @@ from typing_extensions import TypedDict
 from contracts.telemetry.words import Axis, Op
 from planner.cost.beside import allowance, on
 from planner.cost.correction import Interval, interval
+from planner.cost.learning import memory_correction, memory_interval
 from planner.cost.memory import gradient_bytes, held_parameters, memory
 from planner.cost.timing import Timer
 from planner.cost.traffic import Collective, depends_on_router, step_traffic
@@ -116,6 +117,7 @@ class Estimate(TypedDict):
     tokens_per_step: int
     stages: list[StageEstimate]
     peak_memory_bytes: int
+    memory_interval: Interval
     rank_bytes: dict[str, dict[str, int]]
     exact_traffic: bool
     cluster: ClusterEstimate
@@ -146,6 +148,7 @@ def estimate(spec: JobSpec, cluster: Cluster | None = None) -> Estimate:
         tokens_per_step=spec.train.global_batch * spec.train.seq_len,
         stages=stages,
         peak_memory_bytes=peak,
+        memory_interval=memory_interval(cluster, spec, memory_correction(cluster.runs), peak),
         rank_bytes=_exceptions(spec, twins, stages, cluster),
         exact_traffic=traffic_kind(spec) == EXACT,
         cluster=_where(spec, cluster),
@@ -277,7 +280,7 @@ def _time(spec: JobSpec, cluster: Cluster) -> TimeEstimate:
         hfu=timing.hfu,
         tokens_per_s=timing.tokens_per_s,
         basis=cluster.basis,
-        interval=interval(cluster, spec, timer.correction(spec)),
+        interval=interval(cluster, spec, timer.correction(spec), timing.host_share),
     )
 
 

@@ -8,12 +8,13 @@ from statistics import median
 from typing import NamedTuple
 
 from contracts.telemetry.words import Op
-from planner.cost.correction import Correction, correction_of
+from planner.cost.correction import Correction, Interval, correction_of, sureness
 from planner.cost.memory import memory
 from planner.facts.collectives import bus_factor
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster, Link, Span, collective_seconds
 from planner.hardware.runs import LinkPoint, Run
+from planner.hardware.stacks import STACKS, UNTOLD_BYTES
 
 LEAST_TENSORS = 2**28  # bytes of a rank: below, what a process takes anyway hides what the allocator adds
 LARGE_CALL = 2**16  # bytes on the wire: below, a call shows its latency and not the link
@@ -21,6 +22,7 @@ LEAST_LATENCY_S = 1e-7
 # Of a determinant over its greatest: below, sizes lie less than some 40% apart, and noise alone tells the two apart.
 ALIKE = 0.02
 LEAST_OF_BYTES = 0.5  # of the time of the fastest call: with less, a rate is what noise makes of latency
+CPU_WITHIN = 0.1  # of a process' resident set: the worst of six layouts (docs/reference/measured.md)
 NARROWEST, WIDEST = 0.001, 1.0  # of an allocator's share
 
 
@@ -51,6 +53,21 @@ def memory_correction(runs: Sequence[Run]) -> Correction | None:
         if run.peak_bytes is not None and tensors >= LEAST_TENSORS:
             ratios.append(run.peak_bytes / tensors)
     return correction_of(ratios)
+
+
+def memory_interval(cluster: Cluster, spec: JobSpec, found: Correction | None, peak_bytes: int) -> Interval:
+    """Of the fullest rank's peak: from the host's runs, as `memory_correction` has them, or from peaks that others
+    published of the spec's stack."""
+    if found is not None:
+        words = f"from {found.runs} runs here, {sureness(max(found.share, 0.01))}"
+        return Interval(share=found.share, basis="runs", runs=found.runs, words=words)
+    stack = STACKS[spec.resources.stack]
+    if cluster.device == "cpu":
+        share, why = CPU_WITHIN + LEAST_TENSORS / peak_bytes, "a process' own beside them"
+    else:
+        share = stack.memory_within + UNTOLD_BYTES / peak_bytes
+        why = stack.title if stack.memory_within < 1 else f"no peak is known of {stack.title}"
+    return Interval(share=share, basis="counted", runs=0, words=f"tensors counted, {why}, {sureness(share)}")
 
 
 def tensor_bytes(spec: JobSpec) -> int:

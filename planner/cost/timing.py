@@ -56,6 +56,11 @@ class Timing(NamedTuple):
     hfu: float
     tokens_per_s: float
 
+    @property
+    def host_share(self) -> float:
+        """Of the step, that the device waits for its host."""
+        return self.launch_s / self.step_s
+
 
 def step_time(spec: JobSpec, cluster: Cluster) -> Timing:
     """Time of one optimiser step, of the slowest rank."""

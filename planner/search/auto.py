@@ -286,7 +286,7 @@ def _why(
     best: Sequence[Found], cluster: Cluster, room: int, worlds: Sequence[int], considered: int, complete: bool
 ) -> str:
     first = best[0]
-    sure = interval(cluster, first.spec, Timer(cluster).correction(first.spec))
+    sure = interval(cluster, first.spec, Timer(cluster).correction(first.spec), first.timing.host_share)
     lines = [
         f"{words(first.spec)}: {first.timing.step_s:.3g} s a step ({sure['words']}), "
         f"{first.memory_bytes / GIB:.2f} GiB of {room / GIB:.2f} on the fullest rank.",

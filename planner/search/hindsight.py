@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from typing_extensions import TypedDict
 
-from planner.cost.correction import Interval
+from planner.cost.correction import Interval, sureness
 from planner.cost.timing import Timer, Timing
 from planner.facts.reading.dumped import LayoutDict
 from planner.facts.reading.runnable import not_runnable
@@ -161,8 +161,8 @@ def _between(spec: JobSpec, cluster: Cluster, told: Interval) -> Interval:
     if told["basis"] != "data sheet":
         return told
     stack = spec.resources.stack
-    share = within(stack, cluster.accelerator.name)
-    words = f"from this run's own step, {STACKS[stack].title}, ±{share:.0%}"
+    share = within(stack, cluster.accelerator.name, host_share=0.0)  # how fast the host is, the run has shown
+    words = f"from this run's own step, {STACKS[stack].title}, {sureness(share)}"
     return Interval(share=share, basis="run", runs=1, words=words)
 
 

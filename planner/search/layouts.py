@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 from planner.cost.alike import alike_stages
 from planner.cost.beside import allowance, on
+from planner.cost.correction import Interval, interval
+from planner.cost.learning import memory_correction, memory_interval
 from planner.cost.memory import least_bytes, most_bytes
 from planner.cost.timing import Timer, Timing
 from planner.facts.layout import pipeline_problems, problems
@@ -56,6 +58,25 @@ class Found(NamedTuple):
     spec: JobSpec
     timing: Timing
     memory_bytes: int
+
+
+class Sure(NamedTuple):
+    """How far off a layout's time and memory may be."""
+
+    time: Interval
+    memory: Interval
+
+
+def sureness_of(found: Sequence[Found], cluster: Cluster) -> list[Sure]:
+    """Of each layout that fits."""
+    timer, peaks = Timer(cluster), memory_correction(cluster.runs)
+    return [
+        Sure(
+            interval(cluster, f.spec, timer.correction(f.spec), f.timing.host_share),
+            memory_interval(cluster, f.spec, peaks, f.memory_bytes),
+        )
+        for f in found
+    ]
 
 
 class SearchResult(NamedTuple):

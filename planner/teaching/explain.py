@@ -181,7 +181,7 @@ def _traffic(spec: JobSpec, stage: int) -> Explanation:
 def _time(spec: JobSpec, cluster: Cluster) -> list[Explanation]:
     timer = Timer(cluster)
     timing, found = timer.step(spec), timer.correction(spec)
-    kind = f"estimated: {interval(cluster, spec, found)['words']}"
+    kind = f"estimated: {interval(cluster, spec, found, timing.host_share)['words']}"
     if found is not None:
         kind += f"; every part is {found.ratio:.3g} times what is computed, as comparable runs were"
     return [_step(spec, timer, timing, kind), _utilisation(spec, cluster, timing, kind)]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from meshboard import exits
+from meshboard.show import plans
 from tests.client.conftest import Ran, Saying
 from tests.client.test_api import JOB
 
@@ -67,3 +68,18 @@ def test_nobody_who_reads_is_no_job_that_failed(server: Saying) -> None:
         exits.Exit.BROKEN,
         "meshboard: cannot be written: standard output is closed\n",
     )
+
+
+def test_a_plan_and_a_search_say_between_what_time_and_memory_lie() -> None:
+    sure = {"interval": {"share": 0.25, "words": "data sheet, ±25%"}}
+    heavy = {"share": 1.0, "words": "tensors counted, ±100%"}
+    time = {"step_s": 0.8, "parts": [{"name": "compute", "seconds": 0.8}], **sure}
+    where = {"fits": True, "stages": [], "cluster": {"name": "H100"}}
+    told = plans.plan({"estimate": {"time": time, "peak_memory_bytes": 2**30, "memory_interval": heavy, **where}})
+    assert "        600 ms to 1 s: data sheet, ±25%\n" in told
+    assert "        0 B to 2 GiB: tensors counted, ±100%\n" in told
+    layout = dict.fromkeys(plans.AXES, 1) | {"zero": 0, "schedule": "1f1b", "recompute": "none"}
+    found = {"layout": layout, "micro_batch_size": 1, "step_s": 9.0, "memory_bytes": 2**30, "runnable": True}
+    old, new = (plans.found({"best": [{**found, **more}]}) for more in ({}, {"interval": {"share": 9.0}}))
+    assert "900 ms to 90 s" in new
+    assert " to " not in old, "of a board that tells no interval"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import get_args
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from contracts.telemetry.words import Op
 from planner.cost.beside import allowance
 from planner.cost.compute import Halves
+from planner.cost.correction import sureness
 from planner.cost.estimate import estimate, rank_memory
 from planner.cost.memory import held_parameters, layer_bytes, memory
 from planner.cost.memory.layer import kept_outputs
@@ -29,7 +31,7 @@ from planner.hardware.clusters import CLUSTERS
 from planner.hardware.kernels import Gemm, Pass, head_work, layer_work
 from planner.hardware.profile import CollectivePoint
 from planner.hardware.runs import Run, stripped
-from planner.hardware.stacks import STACKS, Stack
+from planner.hardware.stacks import HOST_WITHIN, STACKS, UNTOLD_BYTES, Stack, within
 from tests.planner.stacked import H100, SPEC, TRAIN, measured, on
 
 
@@ -59,6 +61,27 @@ def test_an_estimate_tells_its_stack_and_how_far_that_is_off() -> None:
         told = estimate(on(stack), H100)["time"]["interval"]
         assert told["share"] == (known.within if stack != "megatron_2021" else max(s.within for s in STACKS.values()))
         assert known.title in told["words"]
+
+
+def test_a_step_that_waits_for_its_host_is_told_less_surely_than_one_that_does_not() -> None:
+    shares = {host: within("megatron", "H100", host) for host in (0.0, 0.0009, 0.001, 0.19, 0.2, 0.9)}
+    known = STACKS["megatron"].within
+    assert list(shares.values()) == [known, known, *[HOST_WITHIN[1][1]] * 2, *[HOST_WITHIN[0][1]] * 2]
+    train = TRAIN.model_copy(update={"global_batch": 2, "micro_batches": 1, "seq_len": 128})
+    small = SPEC.model_copy(update={"model": PRESETS["gpt-tiny"].model, "layout": Layout(), "train": train})
+    told = estimate(on("megatron", small), H100)["time"]["interval"]
+    assert told["share"] == HOST_WITHIN[0][1]
+    assert re.search(r", \d\d% of it waiting for a host, up to 3.3 times off$", told["words"])
+
+
+def test_a_peak_is_told_with_how_far_it_may_be_off() -> None:
+    """By the stack's published peaks, and by what no spec tells, which is much of a small rank's."""
+    for stack, known in STACKS.items():
+        made = estimate(on(stack), H100)
+        told, share = made["memory_interval"], known.memory_within + UNTOLD_BYTES / made["peak_memory_bytes"]
+        assert told["share"] == pytest.approx(share)
+        assert (known.title in told["words"], sureness(share) in told["words"]) == (True, True)
+    assert "no peak is known of FSDP1" in estimate(on("fsdp1"), H100)["memory_interval"]["words"]
 
 
 def test_parts_of_every_stack_add_up() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from meshboard.show.words import clean, seconds, size, table
@@ -24,7 +24,9 @@ def plan(told: Mapping[str, Any]) -> str:
     return "\n".join(
         [
             f"step    {seconds(time['step_s'])}, an estimate: {parts}",
+            *_sure(seconds, time["step_s"], time.get("interval")),
             f"memory  {size(estimate['peak_memory_bytes'])} on the fullest rank: {fits} {estimate['cluster']['name']}",
+            *_sure(size, estimate["peak_memory_bytes"], estimate.get("memory_interval")),
             f"sends   {traffic or 'nothing'} (payload of a step, the fullest rank)",
         ]
     )
@@ -32,8 +34,20 @@ def plan(told: Mapping[str, Any]) -> str:
 
 def found(told: Mapping[str, Any]) -> str:
     """The layouts that a search found, the fastest first."""
-    head = ["layout", "", "schedule", "recompute", "micro-batch", "step", "memory", "runs here"]
+    head = ["layout", "", "schedule", "recompute", "micro-batch", "step", "between", "memory", "between", "runs here"]
     return table(head, [_layout(one) for one in told["best"]])
+
+
+def between(shown: Callable[[float], str], value: float, sure: Mapping[str, Any] | None) -> str:
+    """The interval that an estimate's error allows, "" of a board that tells none."""
+    if sure is None:
+        return ""
+    share = max(0.01, sure["share"])
+    return f"{shown(value / (1 + share) if share > 1 else value * (1 - share))} to {shown(value * (1 + share))}"
+
+
+def _sure(shown: Callable[[float], str], value: float, sure: Mapping[str, Any] | None) -> list[str]:
+    return [f"        {between(shown, value, sure)}: {clean(sure['words'])}"] if sure else []
 
 
 def tried(told: Mapping[str, Any]) -> str:
@@ -52,7 +66,9 @@ def _layout(found: Mapping[str, Any]) -> list[object]:
         layout["recompute"],
         found["micro_batch_size"],
         seconds(found["step_s"]),
+        between(seconds, found["step_s"], found.get("interval")),
         size(found["memory_bytes"]),
+        between(size, found["memory_bytes"], found.get("memory_interval")),
         "yes" if found["runnable"] else "no",
     ]
 

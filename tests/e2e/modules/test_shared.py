@@ -288,10 +288,11 @@ def planned(modules: Page, tensors: int, device: str, measured: dict[str, Any] |
 
 
 def test_an_estimate_says_how_far_off_it_may_be_either_way(modules: Page) -> None:
-    assert [call(modules, "format.js", "return m.sureness(x)", share) for share in (0.19, 1, 4)] == [
+    assert [call(modules, "format.js", "return m.sureness(x)", share) for share in (0.19, 1, 2.3, 9)] == [
         "± 19 %",
         "± 100 %",
-        "up to 5 times off",
+        "up to 3.3 times off",
+        "up to 10 times off",
     ]
     body = "return m.within({step_s: 0.1, interval: {share: x}})"
     assert call(modules, "pictures/time.js", body, 0.5) == "50.0 ms to 150 ms"
@@ -328,11 +329,14 @@ def test_a_plan_s_headline_and_its_panel_leave_the_same_memory_free(modules: Pag
     cluster = {"memory_bytes": 8 * 2**30, "accelerator": "CPU"}
     time = {"step_s": 1, "interval": {"share": 0.1}, "tokens_per_s": 1}
     estimate = {"stages": [stage], "cluster": cluster, "fits": True, "peak_memory_bytes": 330 * 2**20, "time": time}
+    estimate["memory_interval"] = {"share": 0.1, "words": "counted"}
     body = """
     const { headline } = await import('/js/plan/headline.js');
-    return [headline(x).fits.text, m.memoryPicture(x)[0].textContent].map((text) => /[0-9]+ % free/.exec(text)[0]);
+    return [headline(x).fits.text, m.memoryPicture(x)[0].textContent, m.memoryPicture(x).at(-1).textContent];
     """
-    assert call(modules, "pictures/memory.js", body, estimate) == ["95 % free", "95 % free"]
+    head, panel, note = call(modules, "pictures/memory.js", body, estimate)
+    assert (head, panel.endswith("fits, 95 % free")) == ("± 10 %, fits 8.00 GiB, 95 % free", True)
+    assert note == "The fullest: 297 MiB to 363 MiB, counted."
 
 
 def test_a_step_s_time_is_the_summary_s_once_there_is_one(modules: Page) -> None:

@@ -100,7 +100,13 @@ export function duration(seconds) {
 
 /** How far off an estimate may be: "± 19 %", or where that says nothing "up to 5 times off". */
 export function sureness(share) {
-  return share > 1 ? `up to ${integer(1 + share)} times off` : `± ${Math.round(100 * share)} %`;
+  return share > 1 ? `up to ${Number((1 + share).toPrecision(2))} times off` : `± ${Math.round(100 * share)} %`;
+}
+
+/** A figure as the interval that its error allows, each end as `shown` writes it: "0.8 s to 1.2 s". */
+export function between(shown, value, share) {
+  const off = Math.max(0.01, share);
+  return `${shown(value * (off > 1 ? 1 / (1 + off) : 1 - off))} to ${shown(value * (1 + off))}`;
 }
 
 /** Milliseconds with three digits, unit included. */

@@ -1,6 +1,6 @@
 // Memory of each stage's rank as a bar against what the device has, with a table of its parts.
 import { el } from "../dom.js";
-import { bytes, exactBytes } from "../format.js";
+import { between, bytes, exactBytes } from "../format.js";
 import { cell, columns, rowHead, scrolling, stageHead, th } from "./table.js";
 
 const ORDER = ["parameters", "gradients", "optimizer", "gathered", "activations", "logits", "working", "buffers", "copies", "allowance"];
@@ -13,7 +13,7 @@ export function memoryNames(memories) {
 const token = (name) => `--series-${ORDER.indexOf(name)}`;
 
 export function memoryPicture(estimate, suggestions) {
-  const { stages, cluster } = estimate;
+  const { stages, cluster, memory_interval: sure } = estimate;
   const shown = columns(stages);
   const names = memoryNames(stages.map((s) => s.memory));
   const most = Math.max(cluster.memory_bytes, ...stages.map((s) => s.memory_bytes));
@@ -27,6 +27,7 @@ export function memoryPicture(estimate, suggestions) {
     ...bars,
     scrolling([th("component"), ...stageHead(shown, stages)], rows),
     el("p", { className: "note" }, "At the moment of a step when a rank holds most. Model state is counted; activations follow their tensors; the allowance stands for context and fragmentation."),
+    el("p", { className: "note" }, `The fullest: ${between(bytes, estimate.peak_memory_bytes, sure.share)}, ${sure.words}.`),
   ];
 }
 

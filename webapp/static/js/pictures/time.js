@@ -1,6 +1,6 @@
 // Where a step's time goes: one bar and its table, utilisation and days for a round number of tokens.
 import { el, stackedBar } from "../dom.js";
-import { count, duration, tokenRate } from "../format.js";
+import { between, count, duration, tokenRate } from "../format.js";
 import { cell, rowHead, scrolling, th } from "./table.js";
 
 const AXES = ["tp", "cp", "ep", "pp", "dp", "world"];
@@ -35,8 +35,7 @@ export function timePicture(estimate) {
 
 /** A step's time as the interval that its error allows: "0.8 s to 1.2 s". */
 export function within(time) {
-  const share = Math.max(0.01, time.interval.share);
-  return `${duration(time.step_s * (share > 1 ? 1 / (1 + share) : 1 - share))} to ${duration(time.step_s * (1 + share))}`;
+  return between(duration, time.step_s, time.interval.share);
 }
 
 /** What the figure rests on, and how far off it may be. */

@@ -11,15 +11,15 @@ export const told = ({ stages }) => ({ memory: most(stages, (stage) => stage.mem
 
 /** {name: {text, tone}} of the figures of an estimate. */
 export function headline(estimate) {
-  const { time, cluster, peak_memory_bytes: peak } = estimate;
+  const { time, cluster, peak_memory_bytes: peak, memory_interval: sure } = estimate;
   const { traffic: busiest } = told(estimate);
   const axes = Object.entries(busiest.step_bytes).filter(([, value]) => value > 0);
   axes.sort(([one], [other]) => byAxis(one, other));
   return {
     memory: { text: bytes(peak) },
     fits: estimate.fits
-      ? { text: `fits ${bytes(cluster.memory_bytes)}, ${freeShare(estimate)} free`, tone: "good" }
-      : { text: `does not fit ${bytes(cluster.memory_bytes)}`, tone: "bad" },
+      ? { text: `${sureness(sure.share)}, fits ${bytes(cluster.memory_bytes)}, ${freeShare(estimate)} free`, tone: "good" }
+      : { text: `${sureness(sure.share)}, does not fit ${bytes(cluster.memory_bytes)}`, tone: "bad" },
     time: { text: duration(time.step_s) },
     speed: { text: `${sureness(time.interval.share)}, ${tokenRate(time.tokens_per_s)}` },
     traffic: { text: bytes(total(busiest)) },

@@ -1,7 +1,7 @@
 // The what-if page: a shared base, up to four lanes of layouts that the planner costs, and the search.
 import { paretoChart } from "../charts/pareto.js";
 import { copyText, el, stackedBar } from "../dom.js";
-import { bytes, count, duration, integer, tokenRate } from "../format.js";
+import { between, bytes, count, duration, integer, sureness, tokenRate } from "../format.js";
 import { cell, scrolling, th } from "../pictures/table.js";
 import { within } from "../pictures/time.js";
 import { words } from "../refusal.js";
@@ -167,6 +167,7 @@ function showPlan(lane) {
     line("MFU", percent(time.mfu), "model FLOPs over the peak of all ranks"),
     line("speed", tokenRate(time.tokens_per_s)),
     line("memory", memory, "of the fullest rank, estimate"),
+    line("between", between(bytes, estimate.peak_memory_bytes, estimate.memory_interval.share), estimate.memory_interval.words),
     line("payload a rank", bytes(sent), "of the busiest rank, a step"),
     ...time.parts.filter((p) => p.seconds > 0).map((p) => line(AXES.includes(p.name) ? `${p.name} not hidden` : p.name, duration(p.seconds))),
   ];
@@ -179,7 +180,7 @@ function showPlan(lane) {
     el("p", { className: "actions" }, fits, kind),
     stackedBar(parts, "Seconds of a step"),
     el("table", { className: "compact" }, el("tbody", {}, ...rows)),
-    el("p", { className: "note" }, `Time: ${time.interval.words}.`),
+    el("p", { className: "note" }, `Time: ${time.interval.words}. Memory: ${estimate.memory_interval.words}.`),
     ...(advice.length ? [el("p", { className: "note" }, "These fit:"), el("ul", {}, ...advice)] : []),
     el("p", {}, use),
   );
@@ -249,9 +250,9 @@ function showResults(found) {
     return el(
       "tr",
       {},
-      cell(duration(f.step_s)),
+      cell(`${duration(f.step_s)} ${sureness(f.interval.share)}`, within(f)),
       cell(percent(f.mfu)),
-      cell(bytes(f.memory_bytes)),
+      cell(`${bytes(f.memory_bytes)} ${sureness(f.memory_interval.share)}`, between(bytes, f.memory_bytes, f.memory_interval.share)),
       ...DEGREES.map((axis) => cell(integer(layout[axis]))),
       cell(String(layout.zero)),
       cell(`${f.micro_batch_size} × ${integer(f.micro_batches)}`),
