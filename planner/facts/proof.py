@@ -15,6 +15,7 @@ BYTES_A_PARAMETER = 24  # in one process: fp32 weight, gradient, two moments, an
 MOST_PARAMETERS = 32_000_000  # without being asked: 768 MB
 MOST_SECONDS = 5.0  # without being asked
 CORE_FLOPS = 40e9  # of one CPU core in fp32: gpt-mini told 3.2 s and took 2.2, nanogpt told 11.0 and took 9.9
+FP8_ON_A_CPU = 5  # times as long as fp32: 5.8 at 512 tokens of 256, 5.0 at 2,048 of 1,024
 GPU_FLOPS = 5e12  # of a GPU in fp32: a quarter of an A100's 19.5 TFLOP/s
 LARGEST_PARAMETERS = 1_000_000_000  # when asked: 24 GB
 LONGEST_SECONDS = 300.0  # when asked: the other ranks wait, and after 10 minutes they give up
@@ -39,13 +40,17 @@ EXACT = Limits(gradient=1e-5, vector=1e-5, update=0.01, loss=1e-4, norm=1e-3, co
 # A router's choice between two experts that are nearly equal may fall the other way by rounding, and moves one token's
 # gradient, 1/sqrt(tokens) of an expert's.
 ROUTED = EXACT._replace(gradient=0.1, vector=0.1, update=0.2, norm=1e-2)
-# bf16 beside one process in fp32: 0.03 of matrices, 0.26 of the biases of norms, whose sums over tokens cancel. fp8
-# beside one process in fp8, whose largest elements are others: 0.04; beside one in fp32 it would be 0.08.
+# bf16 beside one process in fp32: 0.03 of matrices, 0.26 of the biases of norms, whose sums over tokens cancel.
 ROUNDED = Limits(gradient=0.1, vector=0.5, update=0.6, loss=5e-3, norm=0.05, copies=1e-2)
+# fp8 beside one process in fp8, whose sums are rounded otherwise before they are cast: 0.07 of 8 layers' matrices, 0.11
+# of 24, updates 0.39, losses 0.0012, norms 0.023. A sum that is missing is 0.6 or more.
+NARROW = Limits(gradient=0.3, vector=0.5, update=0.8, loss=0.01, norm=0.1, copies=1e-2)
 
 
 def limits(spec: JobSpec) -> Limits:
     """For the spec's precision, beside one process in `reference_precision`; wider where experts are chosen."""
+    if mix_of(spec.train.precision).gemm == "fp8":
+        return NARROW
     if spec.train.precision != "fp32":
         return ROUNDED
     return ROUTED if spec.model.moe else EXACT
@@ -88,6 +93,8 @@ def alone(spec: JobSpec) -> JobSpec:
 def seconds_alone(spec: JobSpec) -> float:
     """Estimated time of the compared steps on one core, or one GPU."""
     rate = CORE_FLOPS if spec.resources.device == "cpu" else GPU_FLOPS
+    if spec.resources.device == "cpu" and mix_of(spec.train.precision).gemm == "fp8":
+        rate /= FP8_ON_A_CPU
     return min(STEPS, spec.train.steps) * model_flops(spec) / rate
 
 

@@ -134,6 +134,13 @@ def test_the_headline_says_of_what_its_figure_is_and_names_every_limit(tmp_path:
     assert limits_words(bf16) == (
         "bf16 allows 0.1 of gradients (0.5 of vectors), 0.6 of updates, 0.005 of losses, 0.05 of norms"
     )
+    fp8 = make_spec("llama", {}, 2, train={"precision": "fp8"})
+    assert limits_words(fp8).startswith("fp8 allows 0.3 of gradients (0.5 of vectors), 0.8 of updates")
+
+
+def test_one_process_computes_as_narrow_where_fp32_says_nothing_of_a_run() -> None:
+    for precision, computed in (("fp32", "fp32"), ("bf16", "fp32"), ("bf16_state", "bf16_state"), ("fp8", "fp8")):
+        assert alone(make_spec("llama", {"dp": 2}, 2, train={"precision": precision})).train.precision == computed
 
 
 def test_small_models_are_compared_unasked_and_others_say_why_not() -> None:
