@@ -185,12 +185,23 @@ def test_a_job_whose_ranks_need_nobody_else_has_a_loopback_of_its_own(
     assert stays_here(cast(LaunchOrder, {"spec": {}, **changed})) == stays
     if not has_own_network():
         pytest.skip("bubblewrap makes no network here")
-    prefix = sandbox_prefix(settings, [], [tmp_path], tmp_path, tmp_path, alone=stays)
+    prefix = sandbox_prefix(settings, [], [tmp_path], tmp_path, tmp_path, alone=tmp_path if stays else None)
     with socket.create_server(("127.0.0.1", 0)) as door:
         port = door.getsockname()[1]
         knock = f"import socket; socket.create_connection(('127.0.0.1', {port}), 5)"
         knocked = subprocess.run([*prefix, sys.executable, "-c", knock], capture_output=True, text=True, check=False)
     assert ("ConnectionRefusedError" in knocked.stderr, knocked.returncode == 0) == (stays, not stays)
+
+
+def test_in_a_network_of_its_own_a_name_that_nobody_knows_is_not_one_to_ask_for_later(
+    settings: HostSettings, tmp_path: Path
+) -> None:
+    if not has_own_network():
+        pytest.skip("bubblewrap makes no network here")
+    prefix = sandbox_prefix(settings, [], [tmp_path], tmp_path, tmp_path, alone=tmp_path)
+    ask = "import socket; socket.getnameinfo(('::ffff:127.0.0.1', 80, 0, 0), socket.NI_NAMEREQD)"
+    asked = subprocess.run([*prefix, sys.executable, "-c", ask], capture_output=True, text=True, check=False)
+    assert "Name or service not known" in asked.stderr
 
 
 def test_what_is_lent_stays_its_owner_s_and_nothing_outside_the_root_is(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ other alone: it has a loopback of its own, on which nobody else reaches their st
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -23,6 +24,7 @@ PACKAGES = Path(__file__).resolve().parents[3]
 CAPABILITIES = ("CAP_KILL", "CAP_DAC_READ_SEARCH", "CAP_SYS_PTRACE", "CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP")
 OWN_NETWORK = ("--unshare-net",)
 TRIAL_S = 10
+NAME_SERVICES = Path("/etc/nsswitch.conf")
 TEMPORARY = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108  # what a job sees there is its own
 DEVICES = ("/dev/nvidia*", "/dev/infiniband", "/dev/gdrdrv")
 
@@ -70,19 +72,30 @@ def sandbox_prefix(
     temporary: Path,
     cwd: Path,
     *,
-    alone: bool = False,
+    alone: Path | None = None,
 ) -> list[str]:
     """The start of a command that runs the rest of it as PID 1 of its own, in `cwd`. `alone`: with a network of its
-    own, which is a loopback and nothing else."""
+    own, which is a loopback and nothing else; a folder of ours for what is said of it."""
     options = [*OWN_NETWORK] if alone else []
     options += ["--unshare-pid", "--unshare-ipc", "--as-pid-1", "--die-with-parent"]
     options += ["--ro-bind", "/", "/", "--proc", "/proc"]
+    options += _known_names(alone) if alone else []
     if os.geteuid() == 0:
         options += ["--cap-drop", "ALL"]
         options += [word for name in CAPABILITIES for word in ("--cap-add", name)]
     options += ["--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm"]  # noqa: S108
     options += [word for pattern in DEVICES for path in sorted(glob(pattern)) for word in ("--dev-bind", path, path)]
     return ["bwrap", *options, *_in_order(mounts(settings, read, written, temporary)), "--chdir", str(cwd), "--"]
+
+
+def _known_names(folder: Path) -> list[str]:
+    """Names are looked up in files alone. Where no server can be asked, one that is in none is not "unknown" but to be
+    asked for again later, and torch warns of that in each rank's log."""
+    if not NAME_SERVICES.is_file():
+        return []
+    own = folder / NAME_SERVICES.name
+    own.write_text(re.sub(r"^hosts:.*$", "hosts: files", NAME_SERVICES.read_text(), flags=re.MULTILINE))
+    return ["--ro-bind", str(own), str(NAME_SERVICES.resolve())]
 
 
 def _in_order(seen: Mounts) -> list[str]:

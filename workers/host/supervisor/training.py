@@ -117,7 +117,7 @@ class Training:
             return namespace_prefix()
         read = [self._attempt.spec, Path(self._socket).parent, *folders.read]
         written = [self._attempt.logs, self._attempt.work, *folders.own, *folders.lent]
-        alone = stays_here(self._order) and has_own_network()
+        alone = self._attempt.own if stays_here(self._order) and has_own_network() else None
         places = (self._attempt.temporary, self._attempt.work)
         return sandbox_prefix(self._settings, read, written, *places, alone=alone)
 
