@@ -303,7 +303,7 @@ def test_a_small_rank_s_memory_is_not_held_against_what_libraries_take(modules: 
     def off(tensors: int, device: str) -> str:
         return str(next(line["off"] for line in planned(modules, tensors, device, None) if "memory" in line["group"]))
 
-    assert off(2**28 - 1, "cpu") == "too small to compare: libraries' own buffers outweigh it"
+    assert off(2**28 - 1, "cpu") == "too small"
     assert off(2**28, "cpu").endswith(" %")
     assert off(2**20, "cuda").endswith(" %")
     groups = {line["group"] for line in planned(modules, 2**20, "cpu", None)}

@@ -5,7 +5,7 @@ import { memoryNames } from "../pictures/memory.js";
 
 const COUNTED = ["parameters", "optimizer", "copies"];
 const NAMES = { optimizer: "optimizer: moments and fp32 weights held apart", copies: "copies of checkpoints" };
-const SMALL = "too small to compare: libraries' own buffers outweigh it";
+const SMALL = "too small"; // to compare: libraries' own buffers outweigh it, as the note says
 const REST = "activations, working tensors, buffers and the allocator's share";
 
 const fuller = (sizeOf) => (best, one) => (sizeOf(one) > sizeOf(best) ? one : best);

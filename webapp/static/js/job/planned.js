@@ -72,7 +72,7 @@ export function showPlanned(body, estimate, state, rows, run) {
       group = line.group;
       lines.push(el("tr", { className: "group" }, el("th", { scope: "rowgroup", colSpan: 4 }, group)));
     }
-    const cell = (text, missing, wide = "") => el("td", { className: text === null ? "number note" : `number${wide}` }, text ?? missing);
+    const cell = (text, missing) => el("td", { className: text === null ? "number note" : "number" }, text ?? missing);
     lines.push(
       el(
         "tr",
@@ -80,7 +80,7 @@ export function showPlanned(body, estimate, state, rows, run) {
         el("th", { scope: "row" }, line.token ? swatch(line.token) : null, line.name),
         cell(line.planned, "–"),
         cell(line.measured, line.unmeasured ?? "not measured"),
-        cell(line.off, "–", line.off?.includes(":") ? " words" : ""),
+        cell(line.off, "–"),
       ),
     );
   }
