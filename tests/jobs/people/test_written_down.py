@@ -117,9 +117,10 @@ def account(client: Client) -> None:
 
 def jobs(client: Client) -> None:
     post(client, "/jobs/new/", spec=json.dumps(GOOD))
+    post(client, f"/jobs/{Job.objects.get(kind='train').id}/check/")
     post(client, "/jobs/script/", **SCRIPT)
     post(client, "/lab/", **{"resources.host": "host-a", "layout.dp": "2"})
-    job = Job.objects.get(kind="train")
+    job = Job.objects.get(kind="train", check_of=None)
     post(client, "/jobs/act/", action="tag", job=[job.id], tags="ci")
     post(client, f"/jobs/{job.id}/cancel/")
     post(client, f"/jobs/{job.id}/requeue/")
