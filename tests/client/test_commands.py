@@ -164,48 +164,6 @@ def test_submit_tells_the_id_alone_and_waits(meshboard: Meshboard, server: Sayin
     assert meshboard("wait", "j", "--timeout", "0", at=server).code == exits.Exit.LATE
 
 
-CHOSEN = {"words": "dp4", "ranks": 4, "why": "Of 9 layouts that fit\x1b[2J, dp4 is the fastest."}
-
-
-def test_a_layout_that_was_chosen_is_told_with_its_reason(meshboard: Meshboard, server: Saying, tmp_path: Path) -> None:
-    spec = tmp_path / "spec.yaml"
-    spec.write_text("layout: auto")
-    server.tells("jobs", {**JOB, "chosen": CHOSEN}, 201)
-    ran = meshboard("submit", str(spec), at=server)
-    assert (ran.code, ran.out) == (0, "j\n")
-    assert ran.err.splitlines()[1] == "layout dp4 on 4 ranks: Of 9 layouts that fit, dp4 is the fastest."
-    server.tells("jobs", {**JOB, "chosen": None}, 201)
-    assert len(meshboard("submit", str(spec), at=server).err.splitlines()) == 1
-
-
-def option(change: str, part: str) -> dict[str, Any]:
-    because = {"part": part, "apportioned_s": 0.04, "there_s": 0.01}
-    return {"change": change, "step_s": 0.07, "faster": 0.3, "memory_bytes": 2**30, "because": because}
-
-
-def test_advice_names_the_part_of_each_choice_and_how_it_is_known(meshboard: Meshboard, server: Saying) -> None:
-    measured = {"measured_s": None, "measured_at_most_s": None}
-    parts = [
-        {"part": "tp", **measured, "measured_s": 0.041},
-        {"part": "dp", **measured, "measured_at_most_s": 0.05},
-        {"part": "bubble", **measured},
-    ]
-    unsure = [option("dp 1", "dp"), option("pp 1", "bubble")]
-    server.tells(
-        "jobs/j/advice", {"text": "tp 1: 30%.", "options": [option("tp 1", "tp")], "unsure": unsure, "parts": parts}
-    )
-    shown = meshboard("advise", "j", at=server).out.splitlines()
-    assert shown[0] == "tp 1: 30%."
-    assert [" ".join(line.split()) for line in shown[-4:]] == [
-        "change because of of the step would take that part was",
-        "tp 1 tp 40 ms 10 ms measured: 41 ms",
-        "dp 1 dp 40 ms 10 ms measured: 50 ms at most",
-        "pp 1 bubble 40 ms 10 ms not measured: an estimate divides the step",
-    ]
-    server.tells("jobs/j/advice", {"text": "No choice is surely faster.", "options": [], "unsure": [], "parts": parts})
-    assert meshboard("advise", "j", at=server).out == "No choice is surely faster.\n"
-
-
 def running(server: Saying, **traffic: Any) -> None:
     """A job at step 12 whose recorder was heard until second 1,000."""
     kept = {"attempt": 1, "ended": False, "from": 900.0, "to": 1000.4}
