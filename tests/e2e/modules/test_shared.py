@@ -275,18 +275,6 @@ def test_what_is_beside_one_process_is_called_equal_only_where_rounding_alone_is
     assert told["more"].endswith("over 1 step; took 300 ms. the loss ran away")
 
 
-def planned(modules: Page, tensors: int, device: str, measured: dict[str, Any] | None) -> list[dict[str, Any]]:
-    memory = {"parameters": tensors, "allowance": 400 * 2**20}
-    stage = {"memory": memory, "memory_bytes": tensors + 400 * 2**20}
-    time = {"step_s": 0.02, "parts": []}
-    estimate = {"stages": [stage], "cluster": {"reserved_bytes": 310 * 2**20}, "time": time}
-    run = {"device": device, "measured": measured, "apart": {"planned": None, "measured": None}, "least": 2**28}
-    state = "const s = (await import('/js/store.js')).createState(); s.peaks.set(0, 2**29);"
-    state += "s.stepTimes = [0.5, 0.04, 0.04];"
-    lines = "return m.plannedLines(x[0], s, [], x[1])"
-    return list(call(modules, "job/planned.js", state + lines, [estimate, run]))
-
-
 def test_an_estimate_says_how_far_off_it_may_be_either_way(modules: Page) -> None:
     assert [call(modules, "format.js", "return m.sureness(x)", share) for share in (0.19, 1, 2.3, 9)] == [
         "± 19 %",
@@ -297,17 +285,6 @@ def test_an_estimate_says_how_far_off_it_may_be_either_way(modules: Page) -> Non
     body = "return m.within({step_s: 0.1, interval: {share: x}})"
     assert call(modules, "pictures/time.js", body, 0.5) == "50.0 ms to 150 ms"
     assert call(modules, "pictures/time.js", body, 4) == "20.0 ms to 500 ms"
-
-
-def test_a_small_rank_s_memory_is_not_held_against_what_libraries_take(modules: Page) -> None:
-    def off(tensors: int, device: str) -> str:
-        return str(next(line["off"] for line in planned(modules, tensors, device, None) if "memory" in line["group"]))
-
-    assert off(2**28 - 1, "cpu") == "too small"
-    assert off(2**28, "cpu").endswith(" %")
-    assert off(2**20, "cuda").endswith(" %")
-    groups = {line["group"] for line in planned(modules, 2**20, "cpu", None)}
-    assert "memory of the fullest rank: tensors and the allocator's share, without the process' own 310 MiB" in groups
 
 
 def test_the_parts_of_the_memory_add_up_to_what_they_are_together(modules: Page) -> None:
@@ -337,15 +314,6 @@ def test_a_plan_s_headline_and_its_panel_leave_the_same_memory_free(modules: Pag
     head, panel, note = call(modules, "pictures/memory.js", body, estimate)
     assert (head, panel.endswith("fits, 95 % free")) == ("± 10 %, fits 8.00 GiB, 95 % free", True)
     assert note == "The fullest: 297 MiB to 363 MiB, counted."
-
-
-def test_a_step_s_time_is_the_summary_s_once_there_is_one(modules: Page) -> None:
-    def together(measured: dict[str, Any] | None) -> Any:
-        return next(
-            line["measured"] for line in planned(modules, 1, "cpu", measured) if line["group"] == "time of a step"
-        )
-
-    assert (together(None), together({"steps": 9, "step_s": 0.03})) == ("40.0 ms", "30.0 ms")
 
 
 def test_parts_of_a_step_stand_beside_the_plan_each_with_its_error(modules: Page) -> None:

@@ -49,6 +49,13 @@ def test_an_element_is_rounded_alike_whatever_else_its_tensor_holds() -> None:
     assert torch.equal(alone, beside[:TOKENS])
 
 
+def test_gradients_have_the_wider_range() -> None:
+    """Five bits of exponent: 2^22 apart is beyond E4M3, where the smaller would be nothing."""
+    rows = torch.ones(TOKENS, OUT) * torch.tensor([1.0, 2.0**-22]).repeat(TOKENS // 2).unsqueeze(-1)
+    found = Fp8().input_gradient([Fp8().gradient(rows)], [torch.ones(OUT, IN)])
+    assert torch.equal(found, OUT * rows[:, :1].expand(-1, IN))
+
+
 def test_nothing_stays_nothing_and_what_is_no_number_is_not_hidden() -> None:
     weight = drawn(OUT, IN, 0.02, torch.bfloat16)
     (none,) = Fp8().outputs(torch.zeros(TOKENS, IN, dtype=torch.bfloat16), [weight], [None])
