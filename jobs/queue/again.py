@@ -10,7 +10,7 @@ from pydantic import Field
 
 from jobs.models import ELSEWHERE, Attempt, Job, StateChange
 from jobs.queue import actions
-from planner.facts.spec import NO_NUL, Problem, SpecError, Strict
+from planner.facts.spec import NO_NUL, Problem, SpecError, Strict, usual_warmup
 
 
 class ResumeQuery(Strict):
@@ -47,14 +47,25 @@ def newest_checkpoint(job: Job) -> str | None:
 
 
 def changed(spec: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """A spec changed by a merge patch (RFC 7396), in which a preset is the whole model."""
+    """A spec changed by a merge patch (RFC 7396), in which a preset is the whole model, and fewer steps cut a warm-up
+    that nobody chose."""
     model = change.get("model")
     if isinstance(model, Mapping) and "preset" in model:
         # The sizes of the job's own model beside another preset would win over it.
         spec = {**spec, "model": {}}
     merged = _merged(spec, change)
     assert isinstance(merged, dict), "a mapping was merged into a mapping"
+    if _outlasts_unchosen(spec.get("train"), change.get("train")):
+        del merged["train"]["warmup_steps"]
     return merged
+
+
+def _outlasts_unchosen(before: Any, change: Any) -> bool:
+    """Whether the warm-up is the usual one of the steps before, and longer than those asked for."""
+    if not isinstance(before, Mapping) or not isinstance(change, Mapping) or "warmup_steps" in change:
+        return False
+    steps, warmup = change.get("steps"), before.get("warmup_steps")
+    return "steps" in before and warmup == usual_warmup(before["steps"]) and type(steps) is int and steps < warmup
 
 
 def _merged(target: Any, patch: Any) -> Any:

@@ -196,6 +196,11 @@ class Layout(Strict):
         return self.replica_ranks // self.dp_replicas
 
 
+def usual_warmup(steps: int) -> int:
+    """Of a run whose spec gives none: one shorter than the usual warm-up warms up in all its steps."""
+    return min(WARMUP_STEPS, steps)
+
+
 class TrainSpec(Strict):
     """What is trained on and for how long. Sizes in sequences and tokens."""
 
@@ -260,11 +265,10 @@ class TrainSpec(Strict):
     @model_validator(mode="before")
     @classmethod
     def _short_warmup(cls, data: Any) -> Any:
-        """A run shorter than the default warm-up warms up in all its steps."""
         if not isinstance(data, Mapping) or "warmup_steps" in data:
             return data
         steps = data.get("steps")
-        return {**data, "warmup_steps": steps} if type(steps) is int and 0 < steps < WARMUP_STEPS else data
+        return {**data, "warmup_steps": usual_warmup(steps)} if type(steps) is int and steps > 0 else data
 
 
 Argument = Annotated[str, Field(max_length=4096, pattern=NO_NUL)]

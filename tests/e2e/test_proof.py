@@ -47,11 +47,15 @@ def test_a_run_that_was_not_verified_is_checked_by_a_button(running_board: Board
     page.get_by_role("button", name="Check against one process").click()
     page.wait_for_url(lambda url: f"/jobs/{job}/" not in url)
     check = page.url.rstrip("/").rpartition("/")[2]
+    held = page.context.new_page()  # the run's page, open while its check runs
+    held.goto(f"{running_board.url}/jobs/{job}/")
+    expect(held.locator("#check")).to_contain_text("Its check is check of unverified")
+    expect(held.locator("#check form")).to_be_hidden()
     running_board.wait_for(check, "succeeded", timeout_s=120)
     expect(page.locator("#proof [data-verdict]")).to_contain_text("gradients equal to one process to")
     expect(page.locator("#check")).to_be_hidden()
+    found = "Its check is check of unverified: gradients equal to one process to"
+    expect(held.locator("#check")).to_contain_text(found)
     page.get_by_role("link", name="unverified", exact=True).click()
-    expect(page.locator("#check")).to_contain_text(
-        "Its check is check of unverified: gradients equal to one process to"
-    )
+    expect(page.locator("#check")).to_contain_text(found)
     expect(page.locator("#check form")).to_be_hidden()

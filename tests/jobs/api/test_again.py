@@ -53,6 +53,34 @@ def test_another_preset_takes_the_place_of_the_whole_model(owner: User, api: Api
     assert back["spec"]["train"]["steps"] == TrainSpec().steps, "null is the default"
 
 
+@pytest.mark.parametrize(
+    ("train", "change", "warmup"),
+    [
+        ({"steps": 50}, {"steps": 5}, 5),
+        ({"steps": 5}, {"steps": 50}, 5),
+        ({"steps": 50, "warmup_steps": 4}, {"steps": 5}, 4),
+        ({"steps": 50}, {"steps": 40, "warmup_steps": 20}, 20),
+        ({"steps": 50}, {"seq_len": 32}, 10),
+    ],
+)
+def test_fewer_steps_cut_a_warm_up_that_nobody_chose(
+    owner: User, api: Api, train: dict[str, int], change: dict[str, int], warmup: int
+) -> None:
+    job, _ = actions.submit(owner, {**GOOD, "train": {**GOOD["train"], **train}})
+    made = post(api(owner), f"jobs/{job.id}/copy", {"train": change})
+    assert made.status_code == 201, made.content
+    assert made.json()["spec"]["train"] == {**job.spec["train"], **change, "warmup_steps": warmup}
+
+
+def test_a_warm_up_that_was_chosen_is_not_cut(owner: User, api: Api) -> None:
+    chosen, _ = actions.submit(owner, {**GOOD, "train": {**GOOD["train"], "steps": 50, "warmup_steps": 20}})
+    usual, _ = actions.submit(owner, {**GOOD, "train": {**GOOD["train"], "steps": 50}})
+    for job, change in ((chosen, {"steps": 15}), (usual, {"steps": 5, "warmup_steps": 10})):
+        refused = post(api(owner), f"jobs/{job.id}/copy", {"train": change})
+        assert refused.status_code == 422
+        assert "the warm-up would never end" in refused.content.decode()
+
+
 def test_a_copy_is_made_once_for_a_key_and_refused_where_it_cannot_run(owner: User, stranger: User, api: Api) -> None:
     job, _ = actions.submit(owner, GOOD)
     path = f"jobs/{job.id}/copy"

@@ -1,6 +1,7 @@
 // What is proven of a run, in words: traffic, copies, one process. What is not proven says "not checked".
-import { el, embedded } from "../dom.js";
+import { el } from "../dom.js";
 import { duration, exactBytes, integer } from "../format.js";
+import { showCheck } from "./check.js";
 
 /** A relative difference: "3e-7", "0.31". */
 export function apartWords(value) {
@@ -97,21 +98,6 @@ function fill(place, { tone, words, more }) {
   place.querySelector("small").textContent = more;
 }
 
-const VERDICTS = ["equal", "apart"];
-
-/** A run that one process did not compute: what a check of it found, and the button that makes one. */
-function showCheck(place, one, precision) {
-  place.hidden = one.words !== "not checked" || one.waits;
-  const told = embedded("check-told");
-  if (!told) return;
-  const found = VERDICTS.includes(told.proof?.one_process.state);
-  const form = place.querySelector("form");
-  if (form) form.hidden = !told.finished || found;
-  if (!told.finished) return;
-  const said = found ? processProof(told.proof, true, precision).words : `${told.status} without a verdict`;
-  place.querySelector("[data-said]").textContent = said;
-}
-
 /** The panel: three figures, the verdict of all, and a table of what is wrong. */
 export function showProof(panel, state, comparison, finished, exact, precision) {
   const parts = [
@@ -121,7 +107,7 @@ export function showProof(panel, state, comparison, finished, exact, precision) 
   ];
   [...panel.querySelectorAll("[data-part]")].forEach((place, index) => fill(place, parts[index]));
   const check = panel.querySelector("#check");
-  if (check) showCheck(check, parts[2], precision);
+  if (check) showCheck(check, parts[2], (proof) => processProof(proof, true, precision).words);
   const badge = panel.querySelector("[data-verdict]");
   const tones = parts.map((part) => part.tone);
   const proven = tones.every((tone) => tone === "good");
