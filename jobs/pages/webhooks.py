@@ -17,6 +17,7 @@ from jobs.access import may_administer
 from jobs.models import TERMINAL, Delivery, Outcome, Status, Webhook
 from jobs.planning.queries import checked
 from jobs.telling import hooks
+from jobs.telling.outbox import why_silent
 from jobs.telling.signing import secret_of
 from jobs.text import storable
 from planner.facts.spec import SpecError
@@ -61,6 +62,7 @@ def webhook(request: HttpRequest, project: str, key: str) -> HttpResponse:
     page = Paginator(hook.deliveries.order_by("-id"), PAGE_SIZE).get_page(request.GET.get("page"))
     context: dict[str, Any] = {
         "hook": hook,
+        "silent": why_silent(hook),
         "page": page,
         "lines": [_line(delivery) for delivery in page],
         "states": Status.values,

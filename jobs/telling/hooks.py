@@ -21,7 +21,7 @@ from jobs.models import DEFAULT_PROJECT, Delivery, Outcome, Project, Status, Web
 from jobs.naming import Named
 from jobs.queue.audit import record
 from jobs.telling.addresses import RefusedAddressError, checked, is_inside, literal
-from jobs.telling.outbox import PING, ping
+from jobs.telling.outbox import PING, ping, why_silent
 from jobs.telling.shapes import DeliveryTold, NewWebhook, WebhookTold
 from jobs.telling.signing import secret_of
 from jobs.text import storable
@@ -172,6 +172,7 @@ def brief(hook: Webhook, waiting: int | None = None) -> WebhookTold:
         "created": hook.created.isoformat(),
         "rotated": hook.rotated.isoformat() if hook.rotated else None,
         "waiting": on_its_way,
+        "silent": why_silent(hook),
         **_kept(hook),  # type: ignore[typeddict-item]
     }
 

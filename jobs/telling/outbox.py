@@ -43,7 +43,7 @@ def tell(changes: Sequence[StateChange]) -> None:
     ends = spend(changes) if settings.EMAIL_HOST else {}
     if not hooks and not wishes and not ends:
         return
-    told_hooks = [hook for hook in hooks if still_may(hook)]
+    told_hooks = [hook for hook in hooks if not why_silent(hook)]
     jobs = {job.id: job for job in concerned.select_related("owner").defer("estimate", "hardware", "chosen", "spec")}
     made = []
     for change in changes:
@@ -66,9 +66,14 @@ def ping(hook: Webhook) -> Delivery:
     return delivery
 
 
-def still_may(hook: Webhook) -> bool:
-    """Its owner's rights are looked at each time: they may have gone since it was made."""
-    return hook.owner.is_active and (not hook.everybody or may_administer(hook.owner, hook.project))
+def why_silent(hook: Webhook) -> str:
+    """Why it is told of nothing though it is active; "" where it is told. Its owner's rights are looked at each time:
+    they may have gone since it was made."""
+    if not hook.owner.is_active:
+        return f"the account of {hook.owner.get_username()} is closed"
+    if hook.everybody and not may_administer(hook.owner, hook.project):
+        return f"{hook.owner.get_username()} no longer administers project {hook.project}"
+    return ""
 
 
 def may_read(delivery: Delivery) -> bool:

@@ -21,7 +21,7 @@ from django.utils import timezone
 
 from jobs.models import Delivery, Outcome, Webhook
 from jobs.telling.deliveries import MOST_TRIES_KEPT, give_up
-from jobs.telling.outbox import may_read, still_may
+from jobs.telling.outbox import may_read, why_silent
 from jobs.telling.post import Sent
 from jobs.telling.routes import HookRoute, MailRoute, Route, Wires
 from jobs.telling.shapes import Try
@@ -98,7 +98,7 @@ class Postman:
             if of_projects[hook.project] >= MOST_OF_PROJECT:
                 continue
             claimed = _claim(list(due.filter(webhook=hook).order_by("id")[:BATCH]), now)
-            if not still_may(hook):
+            if why_silent(hook):
                 give_up(claimed)
             elif claimed:
                 of_projects[hook.project] += 1

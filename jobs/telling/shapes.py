@@ -62,7 +62,8 @@ class EndTold(TypedDict):
 
 
 class WebhookTold(TypedDict):
-    """A webhook, without its secret. `waiting`: deliveries on their way."""
+    """A webhook, without its secret. `waiting`: deliveries on their way. `silent`: why it is told of nothing though it is
+    active, "" where it is told."""
 
     id: str
     project: str
@@ -76,6 +77,7 @@ class WebhookTold(TypedDict):
     created: str
     rotated: str | None
     waiting: int
+    silent: str
 
 
 class NewWebhook(WebhookTold):

@@ -158,3 +158,24 @@ def test_what_waits_for_an_account_closed_in_the_database_is_over_with_the_next_
     User.objects.filter(pk=owner.pk).update(is_active=False)
     Postman().turn()
     assert Delivery.objects.get().outcome == Outcome.GIVEN_UP
+
+
+def test_one_that_is_told_of_nothing_says_why(
+    owner: User, staff: User, api: Callable[[User], APIClient], client: Client
+) -> None:
+    mine, everybodys = hook_of(owner, "https://a.example"), hook_of(staff, "https://b.example")
+    Webhook.objects.filter(pk=everybodys.pk).update(everybody=True)
+    heard = {hook["id"]: hook["silent"] for hook in api(staff).get("/api/v1/projects/default/webhooks").json()}
+    assert heard == {mine.id: "", everybodys.id: ""}
+    root = User.objects.create_superuser("root")
+    User.objects.filter(pk=owner.pk).update(is_active=False)
+    User.objects.filter(pk=staff.pk).update(is_staff=False)
+    closed = f"the account of {owner.username} is closed"
+    lost = f"{staff.username} no longer administers project default"
+    heard = {hook["id"]: hook["silent"] for hook in api(root).get("/api/v1/projects/default/webhooks").json()}
+    assert heard == {mine.id: closed, everybodys.id: lost}
+    client.force_login(root)
+    page = client.get("/projects/default/webhooks/").content.decode()
+    assert page.count("told of nothing</span>") == 2
+    assert closed in page
+    assert f"Now of nothing: {closed}." in client.get(f"/projects/default/webhooks/{mine.id}/").content.decode()

@@ -88,6 +88,22 @@ def test_where_the_owners_ids_are_not_to_be_had_one_user_is_taken_for_all_and_th
     assert note == f"jobs run as uid 65530, in bubblewrap: {refused}"
 
 
+@needs_root
+def test_where_bubblewrap_may_make_no_network_that_is_told(
+    settings: HostSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container without CAP_SYS_ADMIN of its own: jobs run in it, and share loopback."""
+    if shutil.which("bwrap") is None:
+        pytest.skip("no bubblewrap here")
+    monkeypatch.setattr("workers.host.apart.sandbox.OWN_NETWORK", ["--no-such-option"])
+    chosen, note = isolated(settings)
+    assert (chosen.sandbox, chosen.job_user) == ("bwrap", OWNERS)
+    assert note == (
+        "jobs run as a user for each owner, in bubblewrap: "
+        "they share this machine's loopback, as bubblewrap may make no network here"
+    )
+
+
 def order_of(owner: int) -> LaunchOrder:
     return LaunchOrder(v=1, job="job", attempt=1, spec={}, slots=[0], expires=0.0, owner=owner)
 

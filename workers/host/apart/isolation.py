@@ -16,7 +16,7 @@ from pathlib import Path
 
 from workers.host.apart.identity import as_user
 from workers.host.apart.lending import give
-from workers.host.apart.sandbox import PACKAGES, of_python, sandbox_prefix
+from workers.host.apart.sandbox import PACKAGES, has_own_network, of_python, sandbox_prefix
 from workers.host.settings import CHOSEN_USER, OWNERS, HostSettings, JobUser, Sandbox, SettingError, host_settings
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ def isolated(settings: HostSettings) -> tuple[HostSettings, str]:
         problem = "" if (sandbox, user) == ("off", None) else _trial(settings, sandbox, user)
         if not problem:
             chosen = replace(settings, job_user=user, choose_user=False, sandbox=sandbox)
-            told = _told(chosen, list(problems.values()))
+            told = _told(chosen, [*problems.values(), *_shared(chosen)])
             if told:
                 log.warning("%s", told)
             return chosen, told
@@ -106,6 +106,13 @@ def _told(settings: HostSettings, problems: list[str]) -> str:
     if not problems:
         return ""
     return f"{_words(settings)}: {'; '.join(dict.fromkeys(problems))}"[:1000]
+
+
+def _shared(settings: HostSettings) -> list[str]:
+    """What jobs share though they run in bubblewrap."""
+    if settings.sandbox != "bwrap" or has_own_network():
+        return []
+    return ["they share this machine's loopback, as bubblewrap may make no network here"]
 
 
 def _words(settings: HostSettings) -> str:
