@@ -213,7 +213,7 @@ SPECTACULAR_SETTINGS = {
     "VERSION": "1",
     "OAS_VERSION": "3.1.0",
     "SERVE_PERMISSIONS": ["rest_framework.permissions.IsAuthenticated"],
-    "POSTPROCESSING_HOOKS": ["jobs.api.document.schema.with_models"],
+    "POSTPROCESSING_HOOKS": ["jobs.api.document.schema.with_models", "jobs.api.document.links.with_links"],
 }
 DATA_UPLOAD_MAX_MEMORY_SIZE = 2**20
 

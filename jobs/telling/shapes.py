@@ -62,8 +62,8 @@ class EndTold(TypedDict):
 
 
 class WebhookTold(TypedDict):
-    """A webhook, without its secret. `waiting`: deliveries on their way. `silent`: why it is told of nothing though it is
-    active, "" where it is told."""
+    """A webhook, without its secret. `waiting`: deliveries on their way. `silent`: why it is told of nothing though
+    it is active, "" where it is told."""
 
     id: str
     project: str

@@ -117,7 +117,8 @@ def _board(url: str) -> Finding:
         with urllib.request.urlopen(f"{url.rstrip('/')}/healthz", timeout=PATIENCE_S):  # noqa: S310 - looked at above
             return Finding("ok", "board", f"{url} is well")
     except urllib.error.HTTPError as error:
-        return Finding("warn", "board", f"{url} answers {error.code}", "the board's own doctor says more (docs/deploy.md)")
+        advice = "the board's own doctor says more (docs/deploy.md)"
+        return Finding("warn", "board", f"{url} answers {error.code}", advice)
     except (OSError, ValueError) as error:
         advice = "jobs run on without it; joining needs it"
         return Finding("warn", "board", f"{url} does not answer: {error}", advice)

@@ -36,10 +36,29 @@ def test_it_is_valid_3_1_and_every_reference_resolves(document: Any) -> None:
 
     assert document["openapi"].startswith("3.1")
     assert [str(error) for error in OpenAPIV31SpecValidator(document).iter_errors()] == []
-    named = {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
+    named = {f"#/components/{kind}/{name}" for kind in ("schemas", "links") for name in document["components"][kind]}
     found = set(references(document))
     assert "#/components/schemas/MoeSpec" in found
     assert found <= named
+
+
+def test_links_lead_from_what_was_made_to_what_may_be_asked_of_it(document: Any) -> None:
+    paths, links = document["paths"], document["components"]["links"]
+    operations = {one["operationId"]: path for path, each in paths.items() for one in each.values()}
+    for name, link in links.items():
+        assert operations[name].count("{") == len(link["parameters"])
+        assert all(f"{{{taken}}}" in operations[name] for taken in link["parameters"])
+    submitted, invited = (
+        paths[path]["post"]["responses"]["201"]["links"]
+        for path in ("/api/v1/jobs", "/api/v1/projects/{project}/invitations")
+    )
+    assert {"getJob", "cancelJob", "waitForJob", "getResults", "copyJob"} <= set(submitted)
+    assert not {"readLog", "getHistoryTable"} & set(submitted), "of which nobody knows the rank or the table"
+    assert set(invited) == {"revokeInvitation"}
+    assert links["revokeInvitation"]["parameters"] == {
+        "project": "$request.path.project",
+        "key": "$response.body#/id",
+    }
 
 
 def test_a_spec_is_described_by_the_model_that_reads_it(document: Any) -> None:
