@@ -14,8 +14,8 @@ from typing import Any
 
 from django.core.exceptions import PermissionDenied
 from django.db.models import Q, QuerySet
-from django.http import Http404
 
+from jobs.missing import MissingError
 from jobs.models import DEFAULT_PROJECT, Job, Membership, Project, Role, Scope
 from jobs.models.people import projects_of
 from jobs.text import storable
@@ -70,7 +70,7 @@ def find_job(user: Any, job_id: str) -> Job:
     """The job, or 404 alike for what is not there and what is not theirs."""
     job = visible_job(user, job_id)
     if job is None:
-        raise Http404("no such job")
+        raise MissingError("job")
     return job
 
 
@@ -166,7 +166,7 @@ def find_project(user: Any, name: str) -> Project:
     """The project, or 404 alike for what is not there and what is not theirs."""
     found = visible_projects(user).filter(name=name).first() if storable(name) else None
     if found is None:
-        raise Http404("no such project")
+        raise MissingError("project")
     return found
 
 

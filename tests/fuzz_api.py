@@ -1,22 +1,43 @@
-"""`make schemathesis`: every check of schemathesis over the document as served, by nobody, a user and staff."""
+"""`make schemathesis`: every check of schemathesis over the document as served, by nobody, a user and staff; and, as
+staff, its links from each thing that can be made to what may be asked of it."""
 
 from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-from tests.support.fuzz import fuzz
+from tests.support.fuzz import Fuzzed, document_of, follow, fuzz, linked
 from tests.support.postgres import postgres_server
 from tests.support.processes import redis_server
-from tests.support.web import site
+from tests.support.web import Site, site
 
 EXAMPLES = "20"  # an operation, of each phase that draws them
 FEWEST_CASES = 2000
+DRAWN = "examples,coverage,fuzzing"
+
+
+def drawn(made: Site, folder: Path, who: str | None) -> bool:
+    """Whether all went well, by `who`."""
+    told = fuzz(made, folder / str(who), who, "--phases", DRAWN, "--max-examples", EXAMPLES)
+    print(f"as {who or 'nobody'}: {told.cases} cases, {_ended(told)}", flush=True)
+    return told.passed and told.cases >= FEWEST_CASES
+
+
+def followed(made: Site, folder: Path, operations: Sequence[str]) -> bool:
+    """Whether links were followed and all went well."""
+    told = follow(made, folder / operations[-1], "staff", operations, "--max-examples", EXAMPLES)
+    count, of = told.links
+    print(f"{operations[0]}: {count} of {of} links followed in {told.cases} cases, {_ended(told)}", flush=True)
+    return told.passed and count > 0
+
+
+def _ended(told: Fuzzed) -> str:
+    return "no failure" if told.passed else f"FAILED\n{told.text}"
 
 
 def main() -> int:
-    passed = failed = 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with (
@@ -24,20 +45,12 @@ def main() -> int:
             redis_server(folder / "redis") as redis,
             site(url, redis, folder / "web") as made,
         ):
-            for who in (None, "owner", "staff"):
-                told = fuzz(made, folder / str(who), who, "--max-examples", EXAMPLES)
-                print(
-                    f"as {who or 'nobody'}: {told.cases} cases, {'no failure' if told.passed else 'FAILED'}", flush=True
-                )
-                if told.passed and told.cases >= FEWEST_CASES:
-                    passed += 1
-                else:
-                    failed += 1
-                    print(told.text)
+            went = [drawn(made, folder, who) for who in (None, "owner", "staff")]
+            went += [followed(made, folder, operations) for operations in linked(document_of(made))]
             broken = made.log.count("Traceback")
     print(f"{broken} tracebacks in the web's log")
-    print(f"{passed} passed, {failed + bool(broken)} failed")
-    return 1 if failed or broken else 0
+    print(f"{sum(went)} passed, {went.count(False) + bool(broken)} failed")
+    return 1 if broken or not all(went) else 0
 
 
 if __name__ == "__main__":

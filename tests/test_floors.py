@@ -33,6 +33,7 @@ ROOMS = {
         "diagnosis",
         "reference",
         "full",
+        "missing",
         "text",
         "naming",
         "models",

@@ -24,6 +24,7 @@ from jobs.api.shared import MayChangeHosts, refusals, refuse, refuse_body, user_
 from jobs.hosts import joining, tokens
 from jobs.hosts.access import NoRightsError
 from jobs.hosts.present import host_brief, host_detail, token_told
+from jobs.missing import MissingError
 from jobs.models import Host, JoinToken, SlotAllocation
 from jobs.planning.queries import checked
 from jobs.present import job_detail
@@ -255,7 +256,7 @@ class RevokeToken(OfStaff):
         number = whole_number(key, 1, 2**63 - 1)
         token = None if number is None else JoinToken.objects.filter(pk=number).first()
         if token is None:
-            raise Http404("no such token")
+            raise MissingError("token")
         refuse_body(request)
         staff.revoke_token(token, user_of(request).get_username())
         token.refresh_from_db()
@@ -265,7 +266,7 @@ class RevokeToken(OfStaff):
 def _find_host(name: str) -> Host:
     host = None if not storable(name) else Host.objects.present().filter(name=name).first()
     if host is None:
-        raise Http404("no such host")
+        raise MissingError("host")
     return host
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.http import Http404, HttpResponse
+from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
 from rest_framework.permissions import BasePermission, IsAuthenticated
@@ -18,6 +18,7 @@ from jobs.api.http.paged import paged, parameters
 from jobs.api.http.parameters import BadParameterError, Parameters
 from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse, refuse_body
+from jobs.missing import MissingError
 from jobs.models import AuditEntry, Job, Pool, Status
 from jobs.planning.queries import checked
 from jobs.queue import staff
@@ -140,7 +141,7 @@ class Move(StaffView):
         if (asked.to is None) == (asked.before is None):
             raise SpecError([Problem("to", "or before: one of them is required")])
         if not storable(job_id) or not Job.objects.filter(id=job_id).exists():
-            raise Http404("no such job")
+            raise MissingError("job")
         if not Job.objects.filter(id=job_id, status=Status.QUEUED).exists():
             return refuse(409, "status", "the job is not queued")
         by = request.user.get_username()
@@ -201,7 +202,7 @@ class ResumePool(StaffView):
 def _pause(request: Request, *, paused: bool, pool: str | None = None) -> Response:
     found = Pool.objects.filter(name=pool).first() if pool is not None and storable(pool) else None
     if pool is not None and found is None:
-        raise Http404("no such pool")
+        raise MissingError("pool")
     refuse_body(request)
     by = request.user.get_username()
     changed = staff.pause_queue(paused, by) if found is None else staff.pause_pool(found, paused, by)

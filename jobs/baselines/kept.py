@@ -8,13 +8,13 @@ from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.db.models import QuerySet
-from django.http import Http404
 from pydantic import Field
 from typing_extensions import TypedDict
 
 from jobs.access import find_project, role_in, visible_job
 from jobs.baselines.alike import measured_of, why_unlike
 from jobs.baselines.facts import Facts, NoFactsError, facts
+from jobs.missing import MissingError
 from jobs.models import DEFAULT_PROJECT, BaselineRun, Project, Role, Status, stands
 from jobs.present import Moment
 from jobs.queue.audit import record
@@ -80,7 +80,7 @@ class NotSetError(Exception):
 
 
 def branches(user: User, project: str) -> list[BranchBrief]:
-    """By name. Raises Http404."""
+    """By name. Raises MissingError."""
     found: dict[str, BranchBrief] = {}
     for run in _seen(user, project).defer("facts", "spec").order_by("branch", "-at", "-id"):
         if run.branch in found:
@@ -99,10 +99,10 @@ def branches(user: User, project: str) -> list[BranchBrief]:
 
 
 def baseline(user: User, project: str, branch: str) -> Baseline:
-    """Raises Http404."""
+    """Raises MissingError."""
     runs = list(_seen(user, project).filter(branch=branch))
     if not runs:
-        raise Http404("no such baseline")
+        raise MissingError("baseline")
     told = [(run, "" if run is runs[0] else why_unlike(run.spec, runs[0].spec)) for run in runs]
     return {
         "project": project,
@@ -119,7 +119,7 @@ def add(user: User, project: str, branch: str, job_id: str) -> Baseline:
     Raises:
         SpecError: there is no such job, it is another project's, or there are MOST_BRANCHES.
         NotSetError: it did not succeed, or told nothing.
-        PermissionDenied, Http404
+        PermissionDenied, MissingError
     """
     _check_may_set(user, project)
     job = visible_job(user, job_id)
@@ -153,12 +153,12 @@ def add(user: User, project: str, branch: str, job_id: str) -> Baseline:
 
 
 def forget(user: User, project: str, branch: str) -> None:
-    """All its runs. Raises PermissionDenied, Http404."""
+    """All its runs. Raises PermissionDenied, MissingError."""
     _check_may_set(user, project)
     with transaction.atomic():
         gone, _ = _seen(user, project).filter(branch=branch).delete()
         if not gone:
-            raise Http404("no such baseline")
+            raise MissingError("baseline")
         record(user.get_username(), "forget baseline", "baseline", f"{project}/{branch}", before=gone)
 
 
@@ -175,7 +175,7 @@ def _mine(user: User, project: str) -> QuerySet[BaselineRun]:
 
 
 def _seen(user: User, project: str) -> QuerySet[BaselineRun]:
-    """Raises Http404 alike for a project that is not there and one of which the user is no member."""
+    """Raises MissingError alike for a project that is not there and one of which the user is no member."""
     if project != DEFAULT_PROJECT:  # which everybody is in, also where it has no row
         find_project(user, project)
     return _mine(user, project)
@@ -185,6 +185,6 @@ def _check_may_set(user: User, project: str) -> None:
     """In `default` everybody may, for themselves; elsewhere operators."""
     role = role_in(user, project)
     if role is None:
-        raise Http404("no such project")
+        raise MissingError("project")
     if project != DEFAULT_PROJECT and role < Role.OPERATOR:
         raise PermissionDenied(f"setting a baseline of {project} takes an operator; you are its {role.label}")

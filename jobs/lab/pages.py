@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib.auth.decorators import login_required
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_GET, require_http_methods
 
@@ -13,6 +13,7 @@ from jobs.access import find_job, listed_jobs, visible_jobs
 from jobs.lab import form, picture
 from jobs.lab.results import Shown, newest_shown
 from jobs.lab.words import BOOKKEEPING, BY_NAME, PRIMITIVES
+from jobs.missing import MissingError
 from jobs.models import LIVE, Host, Job
 from jobs.pages.forms import once
 from planner.facts.spec import Problem, SpecError
@@ -60,7 +61,7 @@ def primitive(request: HttpRequest, slug: str) -> HttpResponse:
     """One primitive: in words, in a picture of a real run, and where it is needed."""
     words = BY_NAME.get(slug.replace("-", "_"))
     if words is None or words.slug != slug:
-        raise Http404("no such primitive")
+        raise MissingError("primitive")
     jobs = visible_jobs(request.user)
     shown = newest_shown(jobs, words.name)
     host = next(iter(form.hosts()), None)

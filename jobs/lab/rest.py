@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.http import Http404
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -18,6 +17,7 @@ from jobs.api.shared import refusals, refuse, user_of
 from jobs.lab.form import USUAL_RANKS, hosts
 from jobs.lab.results import newest_shown
 from jobs.lab.words import BY_NAME, PRIMITIVES, Words
+from jobs.missing import MissingError
 from jobs.models import Host
 from jobs.planning.queries import checked
 from jobs.present import job_detail
@@ -81,7 +81,7 @@ class Primitive(APIView):
 def _find(name: str) -> Words:
     words = {str(known): words for known, words in BY_NAME.items()}.get(name)
     if words is None:
-        raise Http404("no such primitive")
+        raise MissingError("primitive")
     return words
 
 

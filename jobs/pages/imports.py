@@ -13,6 +13,7 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 
 from jobs.api.http.errors import LATER, of_request, refused_page
 from jobs.api.http.problems import details
+from jobs.missing import MissingError
 from jobs.models import ImportedTrace
 from jobs.planning.planners import BusyError
 from jobs.planning.queries import checked
@@ -36,7 +37,7 @@ def _find(request: HttpRequest, key: str, *, change: bool = False) -> ImportedTr
         mine = mine.filter(owner=cast(User, request.user))
     found = mine.select_related("owner").filter(pk=key).first() if storable(key) else None
     if found is None:
-        raise Http404("no such import")
+        raise MissingError("import")
     return found
 
 
@@ -147,7 +148,7 @@ def data(request: HttpRequest, key: str) -> HttpResponse:
     try:
         trace = kept.trace_of(made, step)
     except kept.TakenError:
-        raise Http404("no such import") from None
+        raise MissingError("import") from None
     chosen = request.GET.get("format")
     if chosen is None:
         return JsonResponse(tables(trace))

@@ -9,11 +9,12 @@ from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.contrib.auth.models import User
 from django.core.paginator import Paginator
-from django.http import Http404, HttpRequest, HttpResponse, QueryDict
+from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from jobs.access import may_administer
+from jobs.missing import MissingError
 from jobs.models import TERMINAL, Delivery, Outcome, Status, Webhook
 from jobs.planning.queries import checked
 from jobs.telling import hooks
@@ -112,7 +113,7 @@ def redeliver(request: HttpRequest, project: str, key: str, delivery: str) -> Ht
     theirs = Delivery.objects.filter(webhook=hook)
     found = theirs.filter(key=delivery).first() if storable(delivery) else None
     if found is None:
-        raise Http404("no such delivery")
+        raise MissingError("delivery")
     if not hooks.redeliver(_user(request), hook, found):
         messages.warning(request, "It is on its way already.")
     return redirect("webhook", project, key)

@@ -11,12 +11,12 @@ from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.db.models import Count, F, Q, QuerySet
-from django.http import Http404
 from django.utils import timezone
 from pydantic import Field
 
 from jobs import access
 from jobs.access import may_administer, may_submit_to
+from jobs.missing import MissingError
 from jobs.models import DEFAULT_PROJECT, Delivery, Outcome, Project, Status, Webhook
 from jobs.naming import Named
 from jobs.queue.audit import record
@@ -77,7 +77,7 @@ def find(user: Any, project: str, key: str) -> Webhook:
     hooks = visible_to(user, find_project(user, project))
     found = hooks.filter(pk=key).first() if storable(key) else None
     if found is None:
-        raise Http404("no such webhook, or not yours")
+        raise MissingError("webhook", ", or not yours")
     return found
 
 

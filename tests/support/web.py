@@ -35,7 +35,8 @@ for name in ("owner", "stranger", "viewer", "staff"):
     user = User(username=name, is_staff=name in ("viewer", "staff"))
     user.password = PBKDF2PasswordHasher().encode(name + "-password", "salt", iterations=1)  # a second each as it is
     user.save()
-    wanted = {"viewer": ["view_job", "view_host"], "staff": ["view_job", "view_host", "change_job", "change_host"]}
+    staffs = ["view_job", "view_host", "change_job", "change_host", "add_project"]
+    wanted = {"viewer": ["view_job", "view_host"], "staff": staffs}
     user.user_permissions.set(Permission.objects.filter(codename__in=wanted.get(name, [])))
     client = Client()
     client.force_login(user, backend="django.contrib.auth.backends.ModelBackend")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from django.core.exceptions import PermissionDenied, SuspiciousOperation
@@ -18,6 +18,7 @@ from jobs.api.http.parameters import BadParameterError
 from jobs.api.http.problems import CONTENT_TYPE, WHOLE, ProblemDetails, Where, details
 from jobs.full import WORDS, is_full
 from jobs.history.told.asked import BadQueryError
+from jobs.missing import MissingError
 from jobs.planning.planners import BusyError
 from jobs.reference import current
 from planner.facts.spec import Problem, SpecError
@@ -104,15 +105,15 @@ def handle(error: Exception, context: dict[str, Any]) -> Response:
     detail = response.data.get("detail", response.data) if isinstance(response.data, dict) else response.data
     body = of_request(response.status_code, str(detail))
     if isinstance(error, Http404 | PermissionDenied):
-        body = _addressed(body, context["kwargs"])
+        what = error.what if isinstance(error, MissingError) else None
+        body = _addressed(body, parameter_of(what, context["kwargs"]))
     response.data, response.content_type = body, CONTENT_TYPE
     return response
 
 
-def _addressed(body: ProblemDetails, address: Collection[str]) -> ProblemDetails:
+def _addressed(body: ProblemDetails, parameter: str | None) -> ProblemDetails:
     """Of what the address names, where it names anything; told to people as before."""
-    words = body["detail"]
-    name = parameter_of(words, address)
-    if name is None:
+    if parameter is None:
         return body
-    return {**details(body["status"], [Problem(name, words)], "path"), "detail": words}
+    words = body["detail"]
+    return {**details(body["status"], [Problem(parameter, words)], "path"), "detail": words}

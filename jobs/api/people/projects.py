@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from django.core.exceptions import PermissionDenied
-from django.http import Http404
 from drf_spectacular.utils import OpenApiResponse, extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -14,6 +13,7 @@ from jobs.api.http.paged import paged, parameters
 from jobs.api.http.throttling import SubmitThrottle
 from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse, refuse_body, user_of
+from jobs.missing import MissingError
 from jobs.models import Role
 from jobs.people import invitations, projects, variables
 from jobs.people.invitation_mail import mail
@@ -107,7 +107,7 @@ class MemberView(APIView):
         """Change a member's role; staff make anybody a member so. Its admins only."""
         found, asked = find_project_to_administer(request.user, project), checked(projects.RoleWish, request.data)
         if not storable(user):
-            raise Http404("no such member")
+            raise MissingError("member")
         projects.set_role(found, user, Role[asked.role.upper()], user_of(request))
         return Response(projects.members(found))
 
@@ -120,7 +120,7 @@ class MemberView(APIView):
             find_project_to_administer(request.user, project)
         refuse_body(request)
         if not storable(user) or not projects.remove_member(found, user, by):
-            raise Http404("no such member")
+            raise MissingError("member")
         return Response(status=204)
 
 
@@ -166,7 +166,7 @@ class InvitationView(APIView):
         found, number = find_project_to_administer(request.user, project), whole_number(key, 1, 2**63 - 1)
         refuse_body(request)
         if number is None or not invitations.revoke(found, number, user_of(request).get_username()):
-            raise Http404("no such invitation")
+            raise MissingError("invitation")
         return Response(status=204)
 
 
@@ -222,5 +222,5 @@ class VariableView(APIView):
         found = find_project_to_administer(request.user, project)
         refuse_body(request)
         if not storable(variable) or not variables.remove(found, variable, user_of(request).get_username()):
-            raise Http404("no such variable")
+            raise MissingError("variable")
         return Response(status=204)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from django.http import Http404
 from drf_spectacular.utils import OpenApiResponse, extend_schema
 from knox.models import AuthToken
 from rest_framework.request import Request
@@ -13,6 +12,7 @@ from jobs.api.http.paged import paged, parameters
 from jobs.api.http.throttling import SubmitThrottle
 from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse_body, user_of
+from jobs.missing import MissingError
 from jobs.people import tokens
 from jobs.planning.queries import checked
 from jobs.text import storable
@@ -63,5 +63,5 @@ class Token(APIView):
         """End one of your tokens."""
         refuse_body(request)
         if not storable(key) or not tokens.revoke(user_of(request), key):
-            raise Http404("no such token, or not yours")
+            raise MissingError("token", ", or not yours")
         return Response(status=204)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from django.http import Http404
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -11,6 +10,7 @@ from jobs.api.document import schema
 from jobs.api.http.parameters import BadParameterError
 from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse, refuse_body, user_of
+from jobs.missing import MissingError
 from jobs.models import Delivery, Webhook
 from jobs.planning.queries import checked
 from jobs.telling import hooks
@@ -141,7 +141,7 @@ class Redeliver(APIView):
         theirs = Delivery.objects.filter(webhook=hook)
         found = theirs.filter(key=delivery).first() if storable(delivery) else None
         if found is None:
-            raise Http404("no such delivery")
+            raise MissingError("delivery")
         refuse_body(request)
         if not hooks.redeliver(user_of(request), hook, found):
             return refuse(409, "delivery", "it is on its way", "path")

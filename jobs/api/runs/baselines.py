@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from django.http import Http404
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -11,6 +10,7 @@ from jobs.api.document import schema
 from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse, refuse_body, user_of
 from jobs.baselines import kept
+from jobs.missing import MissingError
 from jobs.models.baselines import LONGEST_BRANCH, branch_problem
 from jobs.planning.queries import checked
 from jobs.text import storable
@@ -82,7 +82,7 @@ class BaselineView(APIView):
 
 
 def _stored(name: str, what: str = "project") -> str:
-    """Raises Http404: no database can be asked for it."""
+    """Raises MissingError: no database can be asked for it."""
     if not storable(name):
-        raise Http404(f"no such {what}")
+        raise MissingError(what)
     return name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import IO, Any
 
-from django.http import Http404, HttpResponse
+from django.http import HttpResponse
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
 from rest_framework.parsers import BaseParser
 from rest_framework.request import Request
@@ -18,6 +18,7 @@ from jobs.api.http.parsers import TooLargeError
 from jobs.api.http.views import APIView
 from jobs.api.runs.traces import COLUMNS, FORMAT, FORMATS
 from jobs.api.shared import refusals, refuse, refuse_body, user_of
+from jobs.missing import MissingError
 from jobs.models import ImportedTrace
 from jobs.planning.queries import checked
 from jobs.text import storable, whole_number
@@ -119,7 +120,7 @@ class Part(APIView):
         made = _find(request, key, change=True)
         number = whole_number(place, 0, kept.MOST_FILES)
         if number is None or number >= len(made.files):
-            raise Http404("the import has no such file")
+            raise MissingError("file")
         if offset is None:
             return refuse(400, OFFSET.name, "is required", "query")
         if made.format:
@@ -186,7 +187,7 @@ class Trace(APIView):
         try:
             trace = kept.trace_of(made, step)
         except kept.TakenError:
-            raise Http404("no such import") from None
+            raise MissingError("import") from None
         if chosen == COLUMNS:
             return Response({"step": step, **tables(trace)})
         writer = FORMATS[chosen]
@@ -202,5 +203,5 @@ def _find(request: Request, key: str, *, change: bool = False) -> ImportedTrace:
         seen = seen.filter(owner=user_of(request))
     found = seen.select_related("owner").filter(pk=key).first() if storable(key) else None
     if found is None:
-        raise Http404("no such import")
+        raise MissingError("import")
     return found

@@ -28,6 +28,7 @@ from jobs.api.http.throttling import SubmitThrottle
 from jobs.api.http.views import APIView
 from jobs.api.runs import messages
 from jobs.api.shared import refusals, refuse, refuse_body, user_of
+from jobs.missing import MissingError
 from jobs.models import Member, RunToken, stands
 from jobs.present import job_detail
 from jobs.queue.heard import silence
@@ -126,10 +127,10 @@ class OfRun(APIView):
         return token
 
     def member(self, run: str, attempt: int, node: int) -> Member:
-        """The member that the request's claim speaks for. Raises Http404, TakenError."""
+        """The member that the request's claim speaks for. Raises MissingError, TakenError."""
         found = self.run(run, attempt).attempt.members.select_related("attempt__job").filter(node=node).first()
         if found is None or not found.claim:
-            raise Http404(f"no such node: {node} has not joined this run")
+            raise MissingError("node", f": {node} has not joined this run")
         claim = self.request.headers.get("Meshboard-Claim", "")
         if not (claim.isascii() and hmac.compare_digest(digest(claim), found.claim)):
             self.permission_denied(self.request, message=f"another process speaks for node {node} of this run")

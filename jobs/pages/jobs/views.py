@@ -26,6 +26,7 @@ from jobs.access import (
 )
 from jobs.api.http.errors import LATER, of_request, refused_page
 from jobs.kinds import elsewhere_panels, kind_of, layout_words
+from jobs.missing import MissingError
 from jobs.models import ELSEWHERE, TERMINAL, Job, Status, stands
 from jobs.pages.forms import once, spec_form
 from jobs.planning import answers
@@ -80,7 +81,7 @@ def _filled_form(request: HttpRequest) -> HttpResponse:
     if "template" in asked:
         template = TEMPLATES.get(asked["template"])
         if template is None:
-            raise Http404("no such template")
+            raise MissingError("template")
         twin = "twin" in asked
         return _form(request, template.twin if twin else template.spec, [], cluster="" if twin else template.cluster)
     if "spec" in asked:
