@@ -185,7 +185,7 @@ def _checked(adapter: TypeAdapter[Any], told: object) -> Any:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(str(part) for part in first["loc"]) or "message"
-        raise BadMessageError(f"{field[:200]}: {first['msg'][:300]}") from None
+        raise BadMessageError(f"{field[:200]}: {first['msg'].removeprefix('Value error, ')[:300]}") from None
 
 
 _EVENT: TypeAdapter[Any] = TypeAdapter(Event)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Any, Literal
+
 import pytest
+from pydantic import AfterValidator, BaseModel, Discriminator, ValidationError
 
 from planner.cost.estimate import estimate
 from planner.facts.kinds import product_words
-from planner.facts.reading.parse import parse_spec
+from planner.facts.reading.parse import parse_spec, problem_of
 from planner.facts.spec import Layout, SpecError
 from planner.facts.words import counted
 from planner.hardware.clusters import CLUSTERS
@@ -40,3 +43,36 @@ def test_so_it_is_in_what_a_plan_says() -> None:
     assert "1 rank (" in text
     assert "micro-batch 1 sequence x 1" in text
     assert "1 micro-batches" not in str(explain(spec, cpu))
+
+
+def _refused(text: str) -> str:
+    raise ValueError(f"is no host {{like}} {text}")
+
+
+class First(BaseModel):
+    kind: Literal["first"]
+
+
+class Second(BaseModel):
+    kind: Literal["second"]
+
+
+class Drawn(BaseModel):
+    """Of a validator's own words, and of a tag that is quoted."""
+
+    host: Annotated[str, AfterValidator(_refused)] = ""
+    part: Annotated[First | Second, Discriminator("kind")] | None = None
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"host": "{0}"}, 'is no host {like} {0}, got "{0}"'),
+        ({"part": {"kind": "{kind}"}}, "Input tag '{kind}' found using 'kind' does not match any of the expected tags"),
+    ],
+)
+def test_what_a_validator_says_and_quotes_is_told_as_it_is(given: Any, words: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        Drawn.model_validate(given)
+    (error,) = refused.value.errors(include_url=False)
+    assert problem_of(error, Drawn).message.startswith(words)

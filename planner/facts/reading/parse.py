@@ -89,19 +89,26 @@ _MESSAGES = {
     "literal_error": "must be {expected}",
     "enum": "must be {expected}",
 }
+VALIDATORS_OWN = ("value_error", "assertion_error")
 
 
 def problem_of(error: Any, model: type[BaseModel]) -> Problem:
     """pydantic's error of a model in our words, with the value that was given."""
     field = ".".join(str(part) for part in error["loc"]) or "spec"
     context = error.get("ctx", {})
-    words = PATTERN_WORDS.get(context.get("pattern")) or _MESSAGES.get(error["type"], error["msg"])
-    text = words.format(**context)
+    text = _words(error, context)
     if error["type"] == "missing":
         return Problem(field, text)
     known = known_words(model, error["loc"]) if error["type"] == "extra_forbidden" else ""
     text += f", got {_shown(error['input'])}" + (f"; {known}" if known else "")
     return Problem(_shown(field, quote=False), text)
+
+
+def _words(error: Any, context: Mapping[str, Any]) -> str:
+    if error["type"] in VALIDATORS_OWN:  # in the words that it raised
+        return str(context["error"])
+    ours = PATTERN_WORDS.get(context.get("pattern", "")) or _MESSAGES.get(error["type"])
+    return ours.format(**context) if ours else str(error["msg"])  # which may quote what was sent, braces and all
 
 
 def _shown(value: object, *, quote: bool = True) -> str:
