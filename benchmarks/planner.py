@@ -23,7 +23,7 @@ from planner.facts.spec import JobSpec, TrainSpec
 from planner.hardware.cluster import Cluster
 from planner.hardware.clusters import ACCELERATORS, CLUSTERS
 from planner.search.layouts import Constraints, search
-from tests.planner.published import Row, korthikanti_table_5, megatron_table_1, vtrain_multi_rows, vtrain_rows
+from tests.planner.rows.published import Row, korthikanti_table_5, megatron_table_1, vtrain_multi_rows, vtrain_rows
 
 GRID = {
     "gemm_efficiency": [0.70 + 0.01 * i for i in range(15)],

@@ -25,7 +25,7 @@ from planner.hardware.cluster import Cluster
 from planner.hardware.clusters import CLUSTERS
 from planner.search.layouts import needed_bytes
 from planner.teaching.explain import explain
-from tests.planner.stacked import H100, SPEC, TRAIN, measured, on
+from tests.planner.hardware.stacked import H100, SPEC, TRAIN, measured, on
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=200)
 

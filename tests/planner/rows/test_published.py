@@ -16,7 +16,7 @@ from planner.facts.models.shapes import active_parameter_count, parameter_count
 from planner.facts.precision import mix_of
 from planner.facts.spec import JobSpec
 from planner.hardware.clusters import CLUSTERS
-from tests.planner.published import Row, gpt, korthikanti_table_5, megatron_run, megatron_table_1
+from tests.planner.rows.published import Row, gpt, korthikanti_table_5, megatron_run, megatron_table_1
 
 GIB = 2**30
 Spec = dict[str, Any]

@@ -32,7 +32,7 @@ from planner.hardware.kernels import Gemm, Pass, head_work, layer_work
 from planner.hardware.profile import CollectivePoint
 from planner.hardware.runs import Run, stripped
 from planner.hardware.stacks import HOST_WITHIN, STACKS, UNTOLD_BYTES, Stack, within
-from tests.planner.stacked import H100, SPEC, TRAIN, measured, on
+from tests.planner.hardware.stacked import H100, SPEC, TRAIN, measured, on
 
 
 def test_every_stack_that_a_spec_can_name_has_constants() -> None:

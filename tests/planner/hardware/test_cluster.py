@@ -12,7 +12,7 @@ from planner.facts.reading.parse import parse_fields
 from planner.hardware.cluster import Span, collective_seconds, gemm_seconds
 from planner.hardware.clusters import CLUSTERS
 from planner.hardware.kernels import Gemm
-from tests.planner.stacked import SPEC
+from tests.planner.hardware.stacked import SPEC
 
 CLUSTER = CLUSTERS["a100-80gb"]
 INSIDE = CLUSTER.node.bytes_per_s * CLUSTER.node.efficiency

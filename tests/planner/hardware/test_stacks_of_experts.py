@@ -11,7 +11,7 @@ from planner.facts.tensors.shards import held
 from planner.hardware.cluster import Span, collective_seconds
 from planner.hardware.kernels import Gemm, Pass, Work, layer_work
 from planner.hardware.stacks import STACKS
-from tests.planner.stacked import H100, SPEC, TRAIN, on
+from tests.planner.hardware.stacked import H100, SPEC, TRAIN, on
 
 MIXED = SPEC.model_copy(
     update={
