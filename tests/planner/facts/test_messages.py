@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from planner.facts.messages import Exchange, Slots, exchanges, given_by, links, needed_by, owners
 from planner.facts.schedules import Action, actions
 from planner.facts.spec import Layout, Schedule
-from tests.planner.test_schedules import CASES, keeps_the_rules, layout_of
+from tests.planner.facts.test_schedules import CASES, keeps_the_rules, layout_of
 
 Lists = list[list[Action]]
 

@@ -15,7 +15,7 @@ from benchmarks.published.rows import SkipError, read_rows
 from planner.cost.timing import Timer
 from planner.hardware.cluster import LAUNCH_S
 from planner.hardware.stacks import DETERMINISTIC_LAUNCH_S, GRAPHED_ATTENTION, STACKS
-from tests.planner.test_benchmark_published import OWN, SECOND_TOKEN, _file
+from tests.planner.rows.test_benchmark_published import OWN, SECOND_TOKEN, _file
 
 EXPERTS = {"precision": "bf16", "note": "num-experts=8; moe-router-topk=2; sequence-parallel=True"}
 

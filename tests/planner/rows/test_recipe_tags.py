@@ -13,8 +13,8 @@ from benchmarks.published.repeated import Repeated, repeated_by
 from benchmarks.published.rows import SkipError
 from benchmarks.published.sizes import sized
 from planner.hardware.stacks import FUSED_LOSS, GRAPHED_ATTENTION, GRAPHED_ROUTER, JOINED_LOSS, STACKS
-from tests.planner.test_benchmark_published import ROW
-from tests.planner.test_recipes import _of_bridge, _row
+from tests.planner.rows.test_benchmark_published import ROW
+from tests.planner.rows.test_recipes import _of_bridge, _row
 
 UNTOLD = dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "ffn", "vocab"), "")
 LONG = {"source_repo_path": "NVIDIA/NeMo:docs.md", "gpu": "B200", "model": "llama3.1-8b", "precision": "fp8"} | {

@@ -22,7 +22,7 @@ from planner.hardware.cluster import LAUNCH_S
 from planner.hardware.clusters import CLUSTERS
 from planner.hardware.kernels import Gemm, Pass, head_work, layer_work
 from planner.hardware.stacks import FUSED_LOSS, SLOW_BIAS_SUMS, STACKS
-from tests.planner.test_benchmark_published import DGXC, OWN, ROW, _file
+from tests.planner.rows.test_benchmark_published import DGXC, OWN, ROW, _file
 
 BRIDGE = {**ROW, "source_repo_path": "NVIDIA-NeMo/Megatron-Bridge:docs.md", "recompute": "see recipe"}
 TRAIN = TrainSpec(global_batch=256, micro_batches=4, seq_len=4096, precision="fp8")

@@ -13,7 +13,7 @@ from benchmarks.published.rows import read_rows
 from benchmarks.published.said import Said
 from benchmarks.published.scores import sure
 from planner.cost.estimate import estimate
-from tests.planner.test_benchmark_published import ROW, _file
+from tests.planner.rows.test_benchmark_published import ROW, _file
 
 BRIDGE = {"source_repo_path": "NVIDIA-NeMo/Megatron-Bridge:docs.md", "gpu": "GB200", "note": "26.04 Pre-Training"}
 
