@@ -178,4 +178,6 @@ def test_one_that_is_told_of_nothing_says_why(
     page = client.get("/projects/default/webhooks/").content.decode()
     assert page.count("told of nothing</span>") == 2
     assert closed in page
-    assert f"Now of nothing: {closed}." in client.get(f"/projects/default/webhooks/{mine.id}/").content.decode()
+    page = client.get(f"/projects/default/webhooks/{mine.id}/").content.decode()
+    assert f"Now of nothing: {closed}." in page
+    assert "goes out at once" not in page
