@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, NotRequired
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -13,6 +13,9 @@ from jobs.history.kept.query import Tables, ask
 from jobs.history.told.parts import Parts, parts_together
 from jobs.history.told.shapes import Columns
 from jobs.models import Job
+from jobs.present import Older
+from planner.cost.correction import Interval
+from planner.cost.estimate import TimeEstimate
 from planner.facts.kinds import fields_read
 
 LEAST, MOST = 2, 6
@@ -36,6 +39,14 @@ class RunTraffic(TypedDict):
     busy_s: float
 
 
+class Foretold(TypedDict):
+    """What was predicted of a run as it was submitted: the whole is in its job's estimate."""
+
+    time: NotRequired[TimeEstimate]
+    peak_memory_bytes: NotRequired[Annotated[int, Field(description="of the fullest rank")]]
+    memory_interval: NotRequired[Interval]
+
+
 class Compared(TypedDict):
     """One of the runs. Empty where nothing is kept of it."""
 
@@ -53,7 +64,7 @@ class Compared(TypedDict):
     validation: Annotated[Columns, Field(description="step, elapsed_s, loss")]
     traffic: list[RunTraffic]
     parts: Parts | None
-    plan: Annotated[dict[str, Any], Field(description="its estimate: time, memory; empty where nothing was predicted")]
+    plan: Annotated[Foretold | Older, Field(description="empty where nothing was predicted")]
 
 
 class Comparison(TypedDict):
@@ -83,7 +94,7 @@ def _leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
 
 
 def _one(job: Job) -> Compared:
-    plan = {name: job.estimate[name] for name in ("time", "memory", "stage_memory") if name in job.estimate}
+    plan: Any = {name: job.estimate[name] for name in Foretold.__annotations__ if name in job.estimate}
     told: Compared = {
         "job": job.id,
         "name": job.name,
