@@ -46,6 +46,7 @@ from meshboard.answers.runs import (
     CheckpointTold,
     Compared,
     Comparison,
+    Curve,
     Difference,
     DryRunItem,
     Foretold,
@@ -64,6 +65,7 @@ from meshboard.answers.runs import (
     Rows,
     RunTraffic,
     TableKept,
+    Validation,
     VerdictRow,
 )
 from meshboard.answers.specs import (
@@ -110,6 +112,7 @@ __all__ = [
     "ClusterEstimate",
     "Compared",
     "Comparison",
+    "Curve",
     "Difference",
     "DryRunItem",
     "Error",
@@ -186,6 +189,7 @@ __all__ = [
     "TrafficRow",
     "TrainSpec",
     "Trouble",
+    "Validation",
     "VerdictRow",
     "Wait",
     "Waited",

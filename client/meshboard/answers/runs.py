@@ -240,6 +240,21 @@ class Difference(TypedDict):
     values: list[Any]
 
 
+class Curve(TypedDict):
+    """A run by its steps, thinned, all lists of one length; null is what nobody told, or no number."""
+
+    elapsed_s: NotRequired[list[float | None]]
+    """since its first step began"""
+    grad_norm: NotRequired[list[float | None]]
+    learning_rate: NotRequired[list[float | None]]
+    loss: NotRequired[list[float | None]]
+    step: NotRequired[list[int]]
+    step_s: NotRequired[list[float | None]]
+    tokens: NotRequired[list[int | None]]
+    """so far"""
+    tokens_s: NotRequired[list[float | None]]
+
+
 class Parts(TypedDict):
     """Means over ranks and steps, seconds a step; without the checkpoints that a diagnosis adds."""
 
@@ -271,6 +286,14 @@ class RunTraffic(TypedDict):
     busy_s: float
 
 
+class Validation(TypedDict):
+    """Losses of validations, all lists of one length."""
+
+    elapsed_s: NotRequired[list[float | None]]
+    loss: NotRequired[list[float | None]]
+    step: NotRequired[list[int]]
+
+
 class Compared(TypedDict):
     """One of the runs. Empty where nothing is kept of it."""
 
@@ -279,10 +302,8 @@ class Compared(TypedDict):
     attempt: int
     recorded: bool
     """whether a history of it is kept"""
-    curve: dict[str, list[Any]]
-    """step, elapsed_s since its first step began, tokens so far, loss, step_s, tokens_s, grad_norm, learning_rate"""
-    validation: dict[str, list[Any]]
-    """step, elapsed_s, loss"""
+    curve: Curve
+    validation: Validation
     traffic: list[RunTraffic]
     parts: Parts | None
     plan: Foretold | dict[str, Any]

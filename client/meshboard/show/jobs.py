@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Final
 
-from meshboard.answers import Compared, Comparison, JobBrief
+from meshboard.answers import Comparison, JobBrief
 from meshboard.job import Job
 from meshboard.show.words import clean, seconds, size, table
 
@@ -30,11 +30,11 @@ def compared(told: Comparison) -> str:
     runs = told["jobs"]
     rows: list[Sequence[object]] = [["id", *(run["job"] for run in runs)]]
     rows += [[one["field"], *("-" if v is None else v for v in one["values"])] for one in told["differences"]]
-    parts = [run["parts"] for run in runs]
+    curves, parts = [run["curve"] for run in runs], [run["parts"] for run in runs]
     rows += [
-        ["steps", *(_last(run, "step", str) for run in runs)],
-        ["loss at the end", *(_last(run, "loss", lambda loss: f"{loss:.6g}") for run in runs)],
-        ["tokens a second, last step", *(_last(run, "tokens_s", lambda rate: f"{rate:,.0f}") for run in runs)],
+        ["steps", *(_last(curve.get("step"), "") for curve in curves)],
+        ["loss at the end", *(_last(curve.get("loss"), ".6g") for curve in curves)],
+        ["tokens a second, last step", *(_last(curve.get("tokens_s"), ",.0f") for curve in curves)],
         ["step time, mean of all steps", *(_seconds(part.get("step_s") if part else None) for part in parts)],
         ["data, mean of all steps", *(_seconds(part.get("data_s") if part else None) for part in parts)],
         ["optimizer, mean of all steps", *(_seconds(part.get("optimizer_s") if part else None) for part in parts)],
@@ -56,9 +56,8 @@ def compared(told: Comparison) -> str:
     return table(["", *(run["name"] for run in runs)], rows)
 
 
-def _last(run: Compared, column: str, words: Callable[[Any], str]) -> str:
-    told = run["curve"].get(column, [])
-    return words(told[-1]) if told and told[-1] is not None else "-"
+def _last(column: Sequence[float | None] | None, form: str) -> str:
+    return format(column[-1], form) if column and column[-1] is not None else "-"
 
 
 def _seconds(value: float | None) -> str:

@@ -17,6 +17,7 @@ from jobs.present import Older
 from planner.cost.correction import Interval
 from planner.cost.estimate import TimeEstimate
 from planner.facts.kinds import fields_read
+from planner.facts.reading.dumped import ReadBy
 
 LEAST, MOST = 2, 6
 MOST_POINTS = 1000  # of each curve
@@ -39,6 +40,27 @@ class RunTraffic(TypedDict):
     busy_s: float
 
 
+class Curve(TypedDict):
+    """A run by its steps, thinned, all lists of one length; null is what nobody told, or no number."""
+
+    step: NotRequired[list[int]]
+    elapsed_s: NotRequired[Annotated[list[float | None], Field(description="since its first step began")]]
+    tokens: NotRequired[Annotated[list[int | None], Field(description="so far")]]
+    loss: NotRequired[list[float | None]]
+    step_s: NotRequired[list[float | None]]
+    tokens_s: NotRequired[list[float | None]]
+    grad_norm: NotRequired[list[float | None]]
+    learning_rate: NotRequired[list[float | None]]
+
+
+class Validation(TypedDict):
+    """Losses of validations, all lists of one length."""
+
+    step: NotRequired[list[int]]
+    elapsed_s: NotRequired[list[float | None]]
+    loss: NotRequired[list[float | None]]
+
+
 class Foretold(TypedDict):
     """What was predicted of a run as it was submitted: the whole is in its job's estimate."""
 
@@ -54,14 +76,8 @@ class Compared(TypedDict):
     name: str
     attempt: int
     recorded: Annotated[bool, Field(description="whether a history of it is kept")]
-    curve: Annotated[
-        Columns,
-        Field(
-            description="step, elapsed_s since its first step began, tokens so far, loss, step_s, tokens_s, grad_norm,"
-            " learning_rate"
-        ),
-    ]
-    validation: Annotated[Columns, Field(description="step, elapsed_s, loss")]
+    curve: Annotated[Columns, ReadBy(Curve)]
+    validation: Annotated[Columns, ReadBy(Validation)]
     traffic: list[RunTraffic]
     parts: Parts | None
     plan: Annotated[Foretold | Older, Field(description="empty where nothing was predicted")]
