@@ -82,8 +82,9 @@ witness: $(VENV)/.dev ## the kernel's bytes beside the meter's, on network names
 schemathesis: $(VENV)/.dev tools ## thousands of requests drawn from the OpenAPI document; prints what failed
 	$(BIN)/python -m tests.fuzz_api
 
-openapi: $(VENV)/.dev ## write docs/openapi.json anew; refuses what takes back something that version 1 promised
+openapi: $(VENV)/.dev ## write docs/openapi.json and the client's types of it anew; refuses what takes back something that version 1 promised
 	DJANGO_SETTINGS_MODULE=tests.settings $(BIN)/python manage.py openapi
+	$(BIN)/python -m manual.answers
 
 security: $(VENV)/.dev ## bandit, pip-audit, licences and var/sbom.cdx.json; SECURITY="--advisories FOLDER" needs no network
 	$(BIN)/python -m tests.security $(SECURITY)

@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from contracts.facts import Facts, Use
+from contracts.facts import HostFacts, Use
 from contracts.fields import (
     Address,
     AttemptNumber,
@@ -171,7 +171,7 @@ class HostEvent(TypedDict):
     attempts: list[AttemptReport]
     note: NotRequired[Sentence]  # what a person should know of this host: "jobs run as root: ..."
     address: NotRequired[Address]  # where other hosts reach it
-    facts: NotRequired[Facts]  # with the first heartbeat, and when they are a minute old
+    facts: NotRequired[HostFacts]  # with the first heartbeat, and when they are a minute old
     use: NotRequired[Use]
 
 

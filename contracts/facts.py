@@ -26,7 +26,7 @@ class SlotFacts(TypedDict):
     numa: NotRequired[Count]  # the node its bus hangs on
 
 
-class Link(TypedDict):
+class GpuLink(TypedDict):
     """How two GPUs reach each other, in the words of `nvidia-smi topo -m`: NV4, PIX, PXB, PHB, NODE, SYS."""
 
     a: Slot
@@ -53,14 +53,14 @@ class Versions(TypedDict):
     cuda: NotRequired[Word]
 
 
-class Facts(TypedDict):
+class HostFacts(TypedDict):
     """What changes seldom; told with the first heartbeat and about once a minute."""
 
     cores: Count
     memory_bytes: Count  # of the machine
     numa_nodes: Count
     gpus: Annotated[list[SlotFacts], Field(max_length=64)]  # empty on a CPU
-    links: Annotated[list[Link], Field(max_length=2016)]  # of every pair of 64 GPUs
+    links: Annotated[list[GpuLink], Field(max_length=2016)]  # of every pair of 64 GPUs
     nics: Annotated[list[Nic], Field(max_length=32)]
     versions: Versions
 

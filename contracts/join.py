@@ -7,7 +7,7 @@ from typing import Annotated, Literal, NotRequired
 from pydantic import Field, StringConstraints
 from typing_extensions import TypedDict
 
-from contracts.facts import Facts
+from contracts.facts import HostFacts
 from contracts.fields import Count, HostName, Word
 
 JOIN_PATH = "/api/v1/hosts/join"
@@ -25,7 +25,7 @@ class JoinRequest(TypedDict):
     device_name: Word
     memory_bytes: Count  # per slot
     boot_id: Word
-    facts: NotRequired[Facts]
+    facts: NotRequired[HostFacts]
 
 
 class Joined(TypedDict):

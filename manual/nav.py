@@ -17,6 +17,7 @@ PARTS: dict[str, tuple[str, list[str]]] = {
             "howto/own-script.md",
             "howto/elsewhere.md",
             "howto/gate-a-build.md",
+            "howto/from-python.md",
             "ci.md",
             "howto/add-a-host.md",
             "howto/slurm.md",

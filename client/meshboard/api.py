@@ -6,17 +6,37 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack, cast
 from urllib.parse import parse_qs, urlsplit
 
 import httpx
 
+from meshboard.answers import (
+    Advice,
+    AttemptKept,
+    AuditRow,
+    Baseline,
+    BranchBrief,
+    CheckpointTold,
+    Comparison,
+    JobBrief,
+    JobChange,
+    JobDetail,
+    JobSpec,
+    Plan,
+    Results,
+    SearchQuery,
+    SearchResult,
+    StoredSpec,
+    Waited,
+)
 from meshboard.door import Door
 from meshboard.errors import AwayError, RefusedError, TimedOutError, WrongError
 from meshboard.events import Event, follow
 from meshboard.job import Job
 from meshboard.patience import Patience
 
+Spec = JobSpec | StoredSpec | dict[str, Any]  # the last: read from a file, which the board checks
 POLL_S = 1.0  # between two looks at a board that cannot be waited at
 LONGEST_WAIT_S = 60.0  # of one question
 LARGEST_PAGE = 1000
@@ -43,7 +63,7 @@ class Client:
     def close(self) -> None:
         self._door.close()
 
-    def submit(self, spec: dict[str, Any], *, key: str | None = None) -> Job:
+    def submit(self, spec: Spec, *, key: str | None = None) -> Job:
         """Queue a job. The same `key` with the same spec gives the same job, however often it is sent.
 
         Raises:
@@ -55,7 +75,7 @@ class Client:
     def job(self, job_id: str) -> Job:
         return self._job("GET", ("jobs", job_id))
 
-    def jobs(self, **filters: Any) -> Iterator[dict[str, Any]]:
+    def jobs(self, **filters: Any) -> Iterator[JobBrief]:
         """Briefs of all jobs one may see, the newest first, page after page. `status`, `kind` and `tag` may be several:
         in any of the states, of any of the kinds, with all of the tags."""
         for page in self._pages(("jobs",), filters):
@@ -64,7 +84,7 @@ class Client:
                 raise AwayError(f"{self.url} answered with JSON that is no list of jobs: is it a board's address?")
             yield from briefs
 
-    def audit(self, **asked: Any) -> Iterator[dict[str, Any]]:
+    def audit(self, **asked: Any) -> Iterator[AuditRow]:
         """Who did what, the newest first, page after page; `after` and `before` an entry's id. Staff alone may ask."""
         for page in self._pages(("audit",), asked):
             yield from page
@@ -100,61 +120,61 @@ class Client:
         """A new job that goes on from a checkpoint of the job, by default its newest, changed and keyed as a copy."""
         return self._submitted(("jobs", job_id, "resume"), {"checkpoint": checkpoint, "change": change or {}}, key)
 
-    def change(self, job_id: str, **wishes: Any) -> Job:
+    def change(self, job_id: str, **wishes: Unpack[JobChange]) -> Job:
         """`add_tags`, `remove_tags`, `archived`: all of it or nothing."""
         return self._job("PATCH", ("jobs", job_id), json=wishes)
 
-    def checkpoints(self, job_id: str) -> list[dict[str, Any]]:
+    def checkpoints(self, job_id: str) -> list[CheckpointTold]:
         """Those that the job's attempts told of, the newest first."""
-        found: list[dict[str, Any]] = self._ask("GET", ("jobs", job_id, "checkpoints"))
+        found: list[CheckpointTold] = self._ask("GET", ("jobs", job_id, "checkpoints"))
         return found
 
-    def results(self, job_id: str) -> dict[str, Any]:
+    def results(self, job_id: str) -> Results:
         """What its attempt proved or found so far: predicted beside measured bytes, the checks, a dry run's ranks."""
-        found: dict[str, Any] = self._ask("GET", ("jobs", job_id, "results"))
+        found: Results = self._ask("GET", ("jobs", job_id, "results"))
         return found
 
-    def advice(self, job_id: str) -> dict[str, Any]:
+    def advice(self, job_id: str) -> Advice:
         """What would have been faster where a finished run ran."""
-        found: dict[str, Any] = self._ask("GET", ("jobs", job_id, "advice"))
+        found: Advice = self._ask("GET", ("jobs", job_id, "advice"))
         return found
 
-    def compare(self, job_ids: Sequence[str]) -> dict[str, Any]:
+    def compare(self, job_ids: Sequence[str]) -> Comparison:
         """Two to six runs side by side: where their specs differ, curves, traffic, parts of a step, plans."""
-        found: dict[str, Any] = self._ask("GET", ("compare",), params={"jobs": ",".join(job_ids)})
+        found: Comparison = self._ask("GET", ("compare",), params={"jobs": ",".join(job_ids)})
         return found
 
-    def plan(self, spec: dict[str, Any], cluster: str | None = None) -> dict[str, Any]:
+    def plan(self, spec: Spec, cluster: str | None = None) -> Plan:
         """What a spec would cost, or its problems."""
-        found: dict[str, Any] = self._ask("POST", ("plan",), json=spec, params={"cluster": cluster} if cluster else {})
+        found: Plan = self._ask("POST", ("plan",), json=spec, params={"cluster": cluster} if cluster else {})
         return found
 
-    def search(self, query: dict[str, Any]) -> dict[str, Any]:
+    def search(self, query: SearchQuery | dict[str, Any]) -> SearchResult:
         """The fastest layouts that fit."""
-        found: dict[str, Any] = self._ask("POST", ("plan", "search"), json=query)
+        found: SearchResult = self._ask("POST", ("plan", "search"), json=query)
         return found
 
-    def baselines(self, project: str) -> list[dict[str, Any]]:
+    def baselines(self, project: str) -> list[BranchBrief]:
         """Branches of a project that have a baseline, each with its newest run."""
-        found: list[dict[str, Any]] = self._ask("GET", ("projects", project, "baselines"))
+        found: list[BranchBrief] = self._ask("GET", ("projects", project, "baselines"))
         return found
 
-    def baseline(self, project: str, branch: str) -> dict[str, Any]:
+    def baseline(self, project: str, branch: str) -> Baseline:
         """What the newest runs of a branch measured, the newest first."""
-        found: dict[str, Any] = self._ask("GET", _branch(project, branch))
+        found: Baseline = self._ask("GET", _branch(project, branch))
         return found
 
-    def set_baseline(self, project: str, branch: str, job_id: str) -> dict[str, Any]:
+    def set_baseline(self, project: str, branch: str, job_id: str) -> Baseline:
         """Hold builds to a job's run too; the board keeps what it measured."""
-        found: dict[str, Any] = self._ask("PUT", _branch(project, branch), json={"job": job_id})
+        found: Baseline = self._ask("PUT", _branch(project, branch), json={"job": job_id})
         return found
 
     def forget_baseline(self, project: str, branch: str) -> None:
         self._door.send("DELETE", _branch(project, branch))
 
-    def kept(self, job_id: str) -> list[dict[str, Any]]:
+    def kept(self, job_id: str) -> list[AttemptKept]:
         """What is kept of each attempt's history, oldest attempt first."""
-        found: list[dict[str, Any]] = self._ask("GET", ("jobs", job_id, "history"))["attempts"]
+        found: list[AttemptKept] = self._ask("GET", ("jobs", job_id, "history"))["attempts"]
         return found
 
     def table(self, job_id: str, table: str, **asked: Any) -> dict[str, list[Any]]:
@@ -185,7 +205,7 @@ class Client:
         patience, query = Patience(heard=self._door.was_there), {"for": state, "timeout": int(LONGEST_WAIT_S)}
         while True:
             try:
-                told = self._ask("GET", ("jobs", job_id, "wait"), params=query, patience_s=LONGEST_WAIT_S)
+                told: Waited = self._ask("GET", ("jobs", job_id, "wait"), params=query, patience_s=LONGEST_WAIT_S)
             except (AwayError, RefusedError) as error:
                 patience.bear(error)
                 continue
@@ -243,7 +263,7 @@ class Client:
             yield page
             query = _following(response)
 
-    def _submitted(self, parts: Sequence[str], body: dict[str, Any], key: str | None) -> Job:
+    def _submitted(self, parts: Sequence[str], body: object, key: str | None) -> Job:
         headers = {} if key is None else {"Idempotency-Key": sendable_key(key)}
         answer = self._door.send("POST", parts, json=body, headers=headers)
         return self._job_of(answer.told, was_there=key is not None and answer.response.status_code == 200)
@@ -254,7 +274,7 @@ class Client:
     def _job_of(self, told: Any, *, was_there: bool = False) -> Job:
         if not isinstance(told, dict) or "id" not in told:
             raise AwayError(f"{self.url} answered with JSON that is no job: is it a board's address?")
-        return Job(told, was_there)
+        return Job(cast(JobDetail, told), was_there)
 
 
 def _following(response: httpx.Response) -> dict[str, Any] | None:

@@ -5,35 +5,36 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from meshboard.answers import JobDetail, Summary
+
 
 @dataclass(frozen=True)
 class Job:
-    """`told` is all that the board says of it; the document at /api/v1/schema describes it as JobDetail. `was_there`:
-    of a submit whose key had made it before."""
+    """`told` is all that the board says of it. `was_there`: of a submit whose key had made it before."""
 
-    told: dict[str, Any]
+    told: JobDetail
     was_there: bool = False
 
     @property
     def id(self) -> str:
-        return str(self.told["id"])
+        return self.told["id"]
 
     @property
     def name(self) -> str:
-        return str(self.told["name"])
+        return self.told["name"]
 
     @property
     def status(self) -> str:
-        return str(self.told["status"])
+        return self.told["status"]
 
     @property
     def attempt(self) -> int:
         """Which try it is at, from 1."""
-        return int(self.told["attempt"])
+        return self.told["attempt"]
 
     @property
     def finished(self) -> bool:
-        return bool(self.told["finished"])
+        return self.told["finished"]
 
     @property
     def succeeded(self) -> bool:
@@ -54,7 +55,7 @@ class Job:
 
     @property
     def world_size(self) -> int:
-        return int(self.told["world_size"])
+        return self.told["world_size"]
 
     @property
     def verdict(self) -> str:
@@ -65,6 +66,6 @@ class Job:
         return "; ".join(part for part in (told.get("sentence"), told.get("reason"), told.get("next")) if part)
 
     @property
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Summary | dict[str, Any]:
         """What its ranks measured, once it has ended; else empty."""
         return (self.told.get("exit") or {}).get("summary") or {}

@@ -105,9 +105,8 @@ def look(board: Client, job: Job) -> Look:
     nothing = Look(job, 0, None, None, {}, {})
     try:
         kept = [attempt for attempt in board.kept(job.id) if attempt["attempt"] == job.attempt]
-        if not kept or kept[0]["to"] is None:
-            return nothing
-        return _look(board, job, kept[0]["from"], kept[0]["to"])
+        first, last = (kept[0]["from"], kept[0]["to"]) if kept else (None, None)
+        return nothing if first is None or last is None else _look(board, job, first, last)
     except RefusedError as error:
         if error.status == 404:  # nothing is kept of it yet, or any more
             return nothing

@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 from contracts.fields import Count, Number, Rank, Seconds, Sentence, Word
 
 
-class Apart(TypedDict):
+class Mismatch(TypedDict):
     """Something that is not what it must be.
 
     `apart` is the rms of the difference over the rms of what it must be, None where that is no number; beyond `limit`
@@ -57,4 +57,4 @@ class ProofItem(TypedDict):
     time: Number
     replicas: ReplicaProof
     one_process: ProcessProof
-    wrong: Annotated[list[Apart], Field(max_length=20)]  # the worst first; empty where all is well
+    wrong: Annotated[list[Mismatch], Field(max_length=20)]  # the worst first; empty where all is well

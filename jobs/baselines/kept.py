@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
@@ -18,6 +18,7 @@ from jobs.missing import MissingError
 from jobs.models import DEFAULT_PROJECT, BaselineRun, Project, Role, Status, stands
 from jobs.present import Moment
 from jobs.queue.audit import record
+from planner.facts.reading.dumped import SpecDict
 from planner.facts.spec import JobId, Problem, SpecError, Strict
 
 MOST_RUNS = 20  # of a branch, the newest
@@ -57,7 +58,7 @@ class Baseline(TypedDict):
     project: str
     branch: str
     spec: Annotated[
-        dict[str, Any] | None,
+        SpecDict | None,
         Field(description="of the newest's, what its figures hang on; null where it was not kept"),
     ]
     runs: list[KeptRun]

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from contracts.telemetry.words import Axis
 from jobs.diagnosis.run import Run
-from jobs.diagnosis.shapes import Part, StepParts
+from jobs.diagnosis.shapes import StepPart, StepParts
 from planner.cost.traffic import step_traffic
 from planner.facts.layout import Coordinates, rank_of
 from planner.facts.spec import JobSpec
@@ -30,7 +30,7 @@ def planned(run: Run) -> StepParts | None:
     return {"step_s": time["step_s"], "sure": time["interval"]["share"], "steps": 0, "parts": parts}
 
 
-def _hidden(spec: JobSpec, cluster: Cluster, exposed: dict[str, float]) -> list[Part]:
+def _hidden(spec: JobSpec, cluster: Cluster, exposed: dict[str, float]) -> list[StepPart]:
     """What collectives take by the links' speed beyond what is exposed, on the stage with most of it."""
     most: dict[str, float] = {}
     for stage in range(spec.layout.pp):
@@ -50,5 +50,5 @@ def _collectives(spec: JobSpec, cluster: Cluster, stage: int) -> dict[str, float
     return found
 
 
-def _part(name: str, kind: str, seconds: float) -> Part:
+def _part(name: str, kind: str, seconds: float) -> StepPart:
     return {"name": name, "kind": kind, "seconds": seconds, "waiting_s": 0.0}  # type: ignore[typeddict-item]

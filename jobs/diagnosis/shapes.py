@@ -48,7 +48,7 @@ class Evidence(TypedDict):
     steps: list[int]
 
 
-class Part(TypedDict):
+class StepPart(TypedDict):
     """A part of a step. `waiting_s`: of it, what ranks stood still for one that came late (the rest is transfer).
 
     All but `hidden` add up to the step; `hidden` are collectives that ran while their rank computed.
@@ -67,7 +67,7 @@ class StepParts(TypedDict):
     step_s: float
     sure: float
     steps: int
-    parts: list[Part]
+    parts: list[StepPart]
 
 
 class Wait(TypedDict):

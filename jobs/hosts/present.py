@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from contracts.facts import Facts, Use
+from contracts.facts import HostFacts, Use
 from jobs.hosts import tokens
 from jobs.hosts.slots import held_slots
 from jobs.hosts.state import HostState, state_of
@@ -49,7 +49,7 @@ class HostDetail(HostBrief):
     ]
     held: list[HeldSlot]
     facts: Annotated[
-        Facts | Older | None, Field(description="what it is, as it says; addresses and serial numbers for staff")
+        HostFacts | Older | None, Field(description="what it is, as it says; addresses and serial numbers for staff")
     ]
     use: Annotated[Use | Older | None, Field(description="how it fares, as of its last heartbeat; paths for staff")]
 

@@ -33,7 +33,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='host',
             name='facts',
-            field=models.JSONField(editable=False, help_text='contracts.facts.Facts, as last told', null=True),
+            field=models.JSONField(editable=False, help_text='contracts.facts.HostFacts, as last told', null=True),
         ),
         migrations.AddField(
             model_name='host',

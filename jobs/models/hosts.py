@@ -58,7 +58,7 @@ class Host(models.Model):
     joined_from = models.CharField(max_length=45, default="", editable=False, help_text="address of who joined")
     removed = models.DateTimeField(null=True, editable=False, help_text="by staff: it may not speak any more")
     given_up = models.DateTimeField(null=True, editable=False, help_text="when staff last did")
-    facts = models.JSONField(null=True, editable=False, help_text="contracts.facts.Facts, as last told")
+    facts = models.JSONField(null=True, editable=False, help_text="contracts.facts.HostFacts, as last told")
     use = models.JSONField(null=True, editable=False, help_text="contracts.facts.Use, as last told")
 
     objects = HostQuerySet.as_manager()

@@ -17,7 +17,7 @@ from planner.cost.learning import memory_correction
 from planner.cost.timing import Timer
 from planner.facts.kinds import kind_of
 from planner.facts.layout import MAX_RANKS, SCHEDULE_NAMES, problems
-from planner.facts.reading.dumped import LayoutDict
+from planner.facts.reading.dumped import LayoutDict, ReadBy
 from planner.facts.reading.parse import parse_fields, problem_of
 from planner.facts.spec import NO_NUL, Degree, JobSpec, Problem, Recompute, Schedule, SpecError, Strict
 from planner.hardware.cluster import Cluster
@@ -80,7 +80,7 @@ class Chosen(ChosenLayout):
     `complete`: false where the time allowed ended the search.
     """
 
-    asked: dict[str, Any]
+    asked: Annotated[dict[str, Any], ReadBy(AutoSpec)]
     why: str
     cluster: str
     considered: int

@@ -24,6 +24,8 @@ from meshboard import Client, Job
 def build(board: Client, spec: dict[str, object]) -> Job:
     job = board.wait(board.submit(spec, key="build-17").id, timeout_s=3600)
     reveal_type(job.succeeded)
+    reveal_type(board.results(job.id)["off_bytes"])
+    board.results(job.id)["of_bytes"]
     job.nothing
     return job
 """
@@ -95,4 +97,6 @@ def test_its_types_are_seen_by_who_uses_it(environment: dict[str, str], tmp_path
     ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert 'Revealed type is "bool"' in ran.stdout, ran.stdout + ran.stderr
     assert '"Job" has no attribute "nothing"' in ran.stdout
-    assert "Found 1 error" in ran.stdout
+    assert 'Revealed type is "int | None"' in ran.stdout
+    assert 'TypedDict "Results" has no key "of_bytes"' in ran.stdout
+    assert "Found 2 errors" in ran.stdout

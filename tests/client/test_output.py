@@ -75,7 +75,7 @@ def test_a_plan_and_a_search_say_between_what_time_and_memory_lie() -> None:
     heavy = {"share": 1.0, "words": "tensors counted, ±100%"}
     time = {"step_s": 0.8, "parts": [{"name": "compute", "seconds": 0.8}], **sure}
     where = {"fits": True, "stages": [], "cluster": {"name": "H100"}}
-    told = plans.plan({"estimate": {"time": time, "peak_memory_bytes": 2**30, "memory_interval": heavy, **where}})
+    told = plans.plan({"time": time, "peak_memory_bytes": 2**30, "memory_interval": heavy, **where})
     assert "        600 ms to 1 s: data sheet, ±25%\n" in told
     assert "        0 B to 2 GiB: tensors counted, ±100%\n" in told
     layout = dict.fromkeys(plans.AXES, 1) | {"zero": 0, "schedule": "1f1b", "recompute": "none"}

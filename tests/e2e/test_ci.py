@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,13 +19,8 @@ from tests.support.board import Board
 from tests.support.patience import patient
 from tests.support.processes import ROOT
 
-STEPS = 5
-SPEC = {
-    "name": "baseline",
-    "model": {"preset": "gpt-tiny"},
-    "layout": {"tp": 2, "sequence_parallel": True},
-    "train": {"steps": STEPS},
-}
+EXAMPLE = ROOT / "client/examples/from_python.py"
+SPEC = runpy.run_path(str(EXAMPLE))["SPEC"]
 WITHOUT = {**SPEC, "name": "without", "layout": {"tp": 2, "sequence_parallel": False}}
 Meshboard = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -93,7 +89,7 @@ def sent(board: Board, job: str, op: str) -> int:
     wanted = ("step", op, "tp")
     return (
         sum(c["payload_bytes"] for c in cells if (c["phase"], c["op"], c["axis"]) == wanted) // SPEC["train"]["steps"]
-    )  # type: ignore[index]
+    )
 
 
 def test_a_build_on_github_fails_by_axis_and_bytes(
@@ -171,6 +167,21 @@ def test_a_run_is_looked_at_from_a_shell(meshboard: Meshboard, folder: Path, bas
     assert (compared.returncode, "different jobs" in compared.stderr) == (2, True)
     wrong = meshboard("submit", str(folder / "spec.yaml"), "--set", "layout.tp=3")
     assert (wrong.returncode, "layout.tp: num_heads 4 is not divisible by tp 3" in wrong.stderr) == (2, True)
+
+
+def test_the_documented_example_tells_what_a_run_sent(
+    running_board: Board, environment: dict[str, str], baseline: str
+) -> None:
+    """It submits what the build before it did, by the same key: the same job."""
+    own = {**environment, "BUILD": "gitlab-77"}
+    ran = subprocess.run([sys.executable, EXAMPLE], env=own, capture_output=True, text=True, timeout=patient(60))
+    told = ran.stdout.splitlines()
+    assert (ran.returncode, told[1:2]) == (0, [f"{baseline} has succeeded, 0 B off its plan"]), ran
+    assert told[0].startswith("predicted: ")
+    gathered = f"{sent(running_board, baseline, 'all_gather') * SPEC['train']['steps'] // 2:,} B"
+    assert f"rank 1 step tp all_gather: {gathered}, {gathered} predicted" in told
+    page = (ROOT / "docs/howto/from-python.md").read_text()
+    assert EXAMPLE.read_text().partition("SPEC: JobSpec")[2].partition("\n\n\nif __name__")[0] in page
 
 
 def test_a_command_launched_here_is_reported(running_board: Board, meshboard: Meshboard, commands: Path) -> None:

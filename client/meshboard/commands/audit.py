@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from itertools import islice
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -14,7 +14,7 @@ from meshboard.commands.app import AsJson, app, board, print_json
 from meshboard.errors import WrongError
 from meshboard.show.words import table
 
-COLUMNS = ("id", "at", "who", "address", "what", "kind", "name", "before", "after")
+COLUMNS: Final = ("id", "at", "who", "address", "what", "kind", "name", "before", "after")
 USUAL = 20
 
 

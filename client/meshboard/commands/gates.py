@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -192,7 +192,7 @@ def list_baselines(project: Project = "default", as_json: AsJson = False) -> Non
     if as_json:
         print_json(told)
         return
-    names = ("branch", "runs", "job", "name", "by", "at")
+    names: Final = ("branch", "runs", "job", "name", "by", "at")
     print(table(names, [[row[name] for name in names] for row in told]))
 
 

@@ -26,8 +26,8 @@ def plan(
         told = client.plan(files.spec(spec, changes), cluster)
     if as_json:
         print_json(told)
-    elif told["estimate"] is not None:
-        print(*filter(None, (reasons.chosen(told), plans.plan(told))), sep="\n")
+    elif (estimate := told["estimate"]) is not None:
+        print(*filter(None, (reasons.chosen(told), plans.plan(estimate))), sep="\n")
     elif not told["problems"]:
         print("nothing is predicted of a job that trains nothing of Meshboard's")
     for problem in told["problems"]:

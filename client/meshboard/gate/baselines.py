@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
+from meshboard import answers
 from meshboard.errors import WrongError
 from meshboard.gate.measures import Run, run_of, run_of_facts
 from meshboard.gate.specs import check_same
@@ -16,23 +17,23 @@ class Baseline(NamedTuple):
 
     name: str
     runs: list[Run]
-    spec: Mapping[str, Any] | None
-    left_aside: Sequence[Mapping[str, Any]] = ()
+    spec: answers.StoredSpec | None
+    left_aside: Sequence[answers.LeftAside] = ()
     why: Sequence[str] = ()
 
 
-def of_job(name: str, told: Mapping[str, Any]) -> Baseline:
+def of_job(name: str, told: answers.JobDetail) -> Baseline:
     """Raises UnknownError: it has not ended well."""
     return Baseline(name, [run_of(told)], told.get("spec"))
 
 
-def of_branch(name: str, told: Mapping[str, Any]) -> Baseline:
+def of_branch(name: str, told: answers.Baseline) -> Baseline:
     """An older board tells neither what its runs ran nor which are left aside."""
     runs = [run_of_facts(run["name"], run["facts"]) for run in told["runs"]]
     return Baseline(name, runs, told.get("spec"), told.get("left_aside", ()), why_aside(name, told))
 
 
-def why_aside(name: str, told: Mapping[str, Any]) -> list[str]:
+def why_aside(name: str, told: answers.Baseline) -> list[str]:
     """Which runs of a branch are in no mean, a line for each reason."""
     aside, jobs = told.get("left_aside", ()), dict[str, list[str]]()
     for run in aside:

@@ -13,10 +13,10 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+from meshboard.answers import Facts, JobDetail, VerdictRow
 from meshboard.errors import WrongError
 
 TRAFFIC = re.compile(r"(bytes|calls)(\.[^.]+)?(\.[^.]+)?")
@@ -89,7 +89,7 @@ def unit_of(measure: str) -> str:
     return UNITS[re.split(r"[.@]", measure)[0]]
 
 
-def run_of(told: Mapping[str, Any]) -> Run:
+def run_of(told: JobDetail) -> Run:
     """The figures of a job as `GET /jobs/ID` tells it.
 
     Raises:
@@ -120,8 +120,8 @@ def run_of(told: Mapping[str, Any]) -> Run:
     )
 
 
-def run_of_facts(name: str, facts: Mapping[str, Any]) -> Run:
-    """The figures that a board keeps of a baseline (`Facts` in its OpenAPI document)."""
+def run_of_facts(name: str, facts: Facts) -> Run:
+    """The figures that a board keeps of a baseline."""
     apart = facts["apart"]
     return Run(
         name=f"baseline {name}",
@@ -136,7 +136,7 @@ def run_of_facts(name: str, facts: Mapping[str, Any]) -> Run:
     )
 
 
-def _apart(verdicts: Mapping[str, Any]) -> tuple[int, int] | None:
+def _apart(verdicts: Mapping[str, Sequence[VerdictRow]]) -> tuple[int, int] | None:
     rows = [row for rank in verdicts.values() for row in rank]
     if not rows:
         return None

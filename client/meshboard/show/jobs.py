@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Final
 
+from meshboard.answers import Comparison, JobBrief
 from meshboard.job import Job
 from meshboard.show.words import clean, seconds, size, table
 
@@ -18,30 +19,34 @@ def detail(job: Job) -> str:
     return line(job) + (f"\n{clean(job.verdict)}" if job.verdict else "")
 
 
-def briefs(found: Iterable[Mapping[str, Any]]) -> str:
-    names = ["id", "status", "name", "project", "owner", "created"]
-    return table(
-        names, ([brief.get(name, "-") for name in names] for brief in found)
-    )  # an older board tells no project
+def briefs(found: Iterable[JobBrief]) -> str:
+    names: Final = ("id", "status", "name", "project", "owner", "created")
+    rows = ([brief.get(name, "-") for name in names] for brief in found)  # an older board tells no project
+    return table(names, rows)
 
 
-def compared(told: Mapping[str, Any]) -> str:
+def compared(told: Comparison) -> str:
     """A column a run: where their specs differ, then what they measured. "-" where nothing is kept of one."""
     runs = told["jobs"]
     rows: list[Sequence[object]] = [["id", *(run["job"] for run in runs)]]
     rows += [[one["field"], *("-" if v is None else v for v in one["values"])] for one in told["differences"]]
-    parts = [run["parts"] or {} for run in runs]
+    curves, parts = [run["curve"] for run in runs], [run["parts"] for run in runs]
     rows += [
-        ["steps", *(_last(run, "step", str) for run in runs)],
-        ["loss at the end", *(_last(run, "loss", lambda loss: f"{loss:.6g}") for run in runs)],
-        ["tokens a second, last step", *(_last(run, "tokens_s", lambda rate: f"{rate:,.0f}") for run in runs)],
-        *([f"{name}, mean of all steps", *(_seconds(part, key) for part in parts)] for name, key in PARTS),
+        ["steps", *(_last(curve.get("step"), "") for curve in curves)],
+        ["loss at the end", *(_last(curve.get("loss"), ".6g") for curve in curves)],
+        ["tokens a second, last step", *(_last(curve.get("tokens_s"), ",.0f") for curve in curves)],
+        ["step time, mean of all steps", *(_seconds(part.get("step_s") if part else None) for part in parts)],
+        ["data, mean of all steps", *(_seconds(part.get("data_s") if part else None) for part in parts)],
+        ["optimizer, mean of all steps", *(_seconds(part.get("optimizer_s") if part else None) for part in parts)],
     ]
-    for kind in ("exposed", "hidden"):
-        axes = sorted({axis for part in parts for axis in part.get(kind, {})})
+    waits = {
+        "exposed": [part.get("exposed", {}) if part else {} for part in parts],
+        "hidden": [part.get("hidden", {}) if part else {} for part in parts],
+    }
+    for kind, by_run in waits.items():
         rows += [
-            [f"{axis} {kind}, mean of all steps", *(_seconds(part.get(kind, {}), axis) for part in parts)]
-            for axis in axes
+            [f"{axis} {kind}, mean of all steps", *(_seconds(by_axis.get(axis)) for by_axis in by_run)]
+            for axis in sorted({axis for by_axis in by_run for axis in by_axis})
         ]
     sent = [{(row["axis"], row["op"]): row["payload_bytes"] for row in run["traffic"]} for run in runs]
     for axis, op in sorted({key for one in sent for key in one}):
@@ -51,16 +56,12 @@ def compared(told: Mapping[str, Any]) -> str:
     return table(["", *(run["name"] for run in runs)], rows)
 
 
-PARTS = (("step time", "step_s"), ("data", "data_s"), ("optimizer", "optimizer_s"))
+def _last(column: Sequence[float | None] | None, form: str) -> str:
+    return format(column[-1], form) if column and column[-1] is not None else "-"
 
 
-def _last(run: Mapping[str, Any], column: str, words: Any) -> str:
-    told = run["curve"].get(column, [])
-    return str(words(told[-1])) if told and told[-1] is not None else "-"
-
-
-def _seconds(part: Mapping[str, float], name: str) -> str:
-    return seconds(part[name]) if name in part else "-"
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else seconds(value)
 
 
 def _bytes(value: int | None, recorded: bool) -> str:

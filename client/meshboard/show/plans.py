@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Final
 
+from meshboard.answers import Advice, Estimate, FoundLayout, Interval, SearchResult
 from meshboard.show.words import clean, seconds, size, table
 
-AXES = ("tp", "cp", "pp", "dp", "ep")
+AXES: Final = ("tp", "cp", "pp", "dp", "ep")
 
 
-def plan(told: Mapping[str, Any]) -> str:
+def plan(estimate: Estimate) -> str:
     """What a spec would cost: time by part, memory, payload bytes that the fullest rank sends a step."""
-    estimate = told["estimate"]
     time = estimate["time"]
     parts = "  ".join(f"{part['name']} {seconds(part['seconds'])}" for part in time["parts"])
     fits = "fits" if estimate["fits"] else "does NOT fit"
@@ -32,13 +32,13 @@ def plan(told: Mapping[str, Any]) -> str:
     )
 
 
-def found(told: Mapping[str, Any]) -> str:
+def found(told: SearchResult) -> str:
     """The layouts that a search found, the fastest first."""
     head = ["layout", "", "schedule", "recompute", "micro-batch", "step", "between", "memory", "between", "runs here"]
     return table(head, [_layout(one) for one in told["best"]])
 
 
-def between(shown: Callable[[float], str], value: float, sure: Mapping[str, Any] | None) -> str:
+def between(shown: Callable[[float], str], value: float, sure: Interval | None) -> str:
     """The interval that an estimate's error allows, "" of a board that tells none."""
     if sure is None:
         return ""
@@ -46,18 +46,18 @@ def between(shown: Callable[[float], str], value: float, sure: Mapping[str, Any]
     return f"{shown(value / (1 + share) if share > 1 else value * (1 - share))} to {shown(value * (1 + share))}"
 
 
-def _sure(shown: Callable[[float], str], value: float, sure: Mapping[str, Any] | None) -> list[str]:
+def _sure(shown: Callable[[float], str], value: float, sure: Interval | None) -> list[str]:
     return [f"        {between(shown, value, sure)}: {clean(sure['words'])}"] if sure else []
 
 
-def tried(told: Mapping[str, Any]) -> str:
+def tried(told: SearchResult) -> str:
     """How many layouts a search looked at, and why it left out those that it did."""
     cut = "" if told["complete"] else " (the time allowed ended it: not all)"
     counted = f"{told['considered']:,} layouts{cut}, {told['fitting']:,} fit {clean(told['cluster']['name'])}"
     return "\n".join([counted, *(f"refused {count:,}: {clean(why)}" for why, count in sorted(told["refused"].items()))])
 
 
-def _layout(found: Mapping[str, Any]) -> list[object]:
+def _layout(found: FoundLayout) -> list[object]:
     layout = found["layout"]
     return [
         " x ".join(f"{axis}{layout[axis]}" for axis in AXES if layout[axis] > 1) or "1 rank",
@@ -73,7 +73,7 @@ def _layout(found: Mapping[str, Any]) -> list[object]:
     ]
 
 
-def advice(told: Mapping[str, Any]) -> str:
+def advice(told: Advice) -> str:
     """The sentence, and each choice that would have been faster, those last that the estimate is not sure of."""
     lines = [clean(told["text"])]
     options = [(option, "") for option in told["options"]]

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
+from meshboard.answers import Advice, JobDetail, Option, Part, Plan
 from meshboard.show import plans
 from meshboard.show.words import clean, seconds, table
 
 
-def chosen(told: Mapping[str, Any]) -> str:
+def chosen(told: Plan | JobDetail) -> str:
     """What took the place of a layout "auto", and why; "" where the spec named its own."""
     found = told.get("chosen")  # an older board tells none
     return clean(f"layout {found['words']} on {_ranks(found['ranks'])}: {found['why']}") if found else ""
 
 
-def advised(told: Mapping[str, Any]) -> str:
+def advised(told: Advice) -> str:
     """What is advised, and below it for each choice the part of the step that it gains most on."""
     parts = {part["part"]: part for part in told["parts"]}
     rows = [_because(option, parts) for option in (*told["options"], *told["unsure"]) if option.get("because")]
@@ -25,17 +25,17 @@ def advised(told: Mapping[str, Any]) -> str:
     return "\n".join([plans.advice(told), "", table(head, rows)])
 
 
-def _because(option: Mapping[str, Any], parts: Mapping[str, Mapping[str, Any]]) -> list[object]:
+def _because(option: Option, parts: Mapping[str, Part]) -> list[object]:
     why = option["because"]
-    known = _known(parts.get(why["part"], {}))
+    known = _known(parts.get(why["part"]))
     return [option["change"], why["part"], seconds(why["apportioned_s"]), seconds(why["there_s"]), known]
 
 
-def _known(part: Mapping[str, Any]) -> str:
-    if part.get("measured_s") is not None:
-        return f"measured: {seconds(part['measured_s'])}"
-    if part.get("measured_at_most_s") is not None:
-        return f"measured: {seconds(part['measured_at_most_s'])} at most"
+def _known(part: Part | None) -> str:
+    if part and (measured_s := part.get("measured_s")) is not None:
+        return f"measured: {seconds(measured_s)}"
+    if part and (at_most_s := part.get("measured_at_most_s")) is not None:
+        return f"measured: {seconds(at_most_s)} at most"
     return "not measured: an estimate divides the step"
 
 

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from planner.facts.lab import LabPoint
+from planner.facts.reading.dumped import ReadBy
 from planner.facts.spec import NO_NUL, LabPrimitive, LabSpec, Strict
 
 
@@ -26,7 +28,10 @@ class PrimitiveShown(PrimitiveTold):
     """Also the newest run of yours that has it; null where there is none."""
 
     job: str | None
-    points: Annotated[list[dict[str, Any]], Field(description="each size: seconds, bandwidths, wrong elements")]
+    points: Annotated[
+        list[Annotated[dict[str, Any], ReadBy(LabPoint)]],
+        Field(description="each size: seconds, bandwidths, wrong elements"),
+    ]
 
 
 class LabQuery(Strict):

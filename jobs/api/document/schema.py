@@ -149,6 +149,9 @@ def with_models(result: dict[str, Any], generator: Any, request: Any, public: bo
     models["JobSpec"]["properties"]["layout"] = _layout_or_auto()
     models["Preset"]["properties"]["model"] = ref("SizedModel")
     models["SearchSpec"] = _without_layout(models["JobSpec"])
+    models["StoredSpec"] = _stored(models["JobSpec"])
+    models["JobDetail"]["properties"]["spec"] = ref("StoredSpec")
+    models["Baseline"]["properties"]["spec"]["anyOf"][0] = ref("StoredSpec")
     models["ExplainQuery"]["properties"]["spec"] = ref("JobSpec")
     models["SearchQuery"]["properties"] |= {"spec": ref("SearchSpec"), "fixed": ref("Layout")}
     for measured in ("profile", "runs"):
@@ -208,6 +211,12 @@ def _layout_or_auto() -> dict[str, Any]:
     }
     words = 'degrees and options; "auto" has them chosen, {"auto": {...}} within constraints'
     return {"anyOf": [ref("Layout"), {"const": "auto"}, constrained], "default": {}, "description": words}
+
+
+def _stored(spec: dict[str, Any]) -> dict[str, Any]:
+    words = "What was asked for, as it is stored: a layout also where one was chosen, and sizes in a preset's place."
+    properties = {**spec["properties"], "layout": ref("Layout"), "model": ref("SizedModel")}
+    return {**spec, "description": words, "properties": properties}
 
 
 def _without_layout(spec: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from contracts.telemetry.steps import CheckpointItem, StepItem
 from contracts.telemetry.steps import StepParts as Timed
 from contracts.telemetry.words import FIRST_STEPS
 from jobs.diagnosis.run import Run
-from jobs.diagnosis.shapes import Part, StepParts
+from jobs.diagnosis.shapes import StepPart, StepParts
 
 LATELY = 64  # steps that a measure is of
 ROWS = 65_536  # of steps times ranks that are kept: fewer steps where there are many ranks
@@ -117,7 +117,7 @@ def _mean_parts(
     waiting: Mapping[str, float],
     inferred: Mapping[str, float],
     bubble_s: float | None,
-) -> list[Part]:
+) -> list[StepPart]:
     """In the order they are drawn; compute is the rest of the step."""
     data, optimizer = fmean(parts["data"] for parts in told), fmean(parts["optimizer"] for parts in told)
     exposed = {axis: _mean(told, "exposed", axis) + inferred.get(axis, 0.0) for axis in _axes(told, inferred)}
@@ -147,5 +147,5 @@ def _mean(told: list[Timed], which: Literal["exposed", "hidden"], axis: str) -> 
     return fmean(parts[which].get(axis, 0.0) for parts in told)
 
 
-def _part(name: str, kind: str, value: float, waiting: float = 0.0) -> Part:
+def _part(name: str, kind: str, value: float, waiting: float = 0.0) -> StepPart:
     return {"name": name, "kind": kind, "seconds": value, "waiting_s": waiting}  # type: ignore[typeddict-item]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, NotRequired
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -13,7 +13,11 @@ from jobs.history.kept.query import Tables, ask
 from jobs.history.told.parts import Parts, parts_together
 from jobs.history.told.shapes import Columns
 from jobs.models import Job
+from jobs.present import Older
+from planner.cost.correction import Interval
+from planner.cost.estimate import TimeEstimate
 from planner.facts.kinds import fields_read
+from planner.facts.reading.dumped import ReadBy
 
 LEAST, MOST = 2, 6
 MOST_POINTS = 1000  # of each curve
@@ -36,6 +40,35 @@ class RunTraffic(TypedDict):
     busy_s: float
 
 
+class Curve(TypedDict):
+    """A run by its steps, thinned, all lists of one length; null is what nobody told, or no number."""
+
+    step: NotRequired[list[int]]
+    elapsed_s: NotRequired[Annotated[list[float | None], Field(description="since its first step began")]]
+    tokens: NotRequired[Annotated[list[int | None], Field(description="so far")]]
+    loss: NotRequired[list[float | None]]
+    step_s: NotRequired[list[float | None]]
+    tokens_s: NotRequired[list[float | None]]
+    grad_norm: NotRequired[list[float | None]]
+    learning_rate: NotRequired[list[float | None]]
+
+
+class Validation(TypedDict):
+    """Losses of validations, all lists of one length."""
+
+    step: NotRequired[list[int]]
+    elapsed_s: NotRequired[list[float | None]]
+    loss: NotRequired[list[float | None]]
+
+
+class Foretold(TypedDict):
+    """What was predicted of a run as it was submitted: the whole is in its job's estimate."""
+
+    time: NotRequired[TimeEstimate]
+    peak_memory_bytes: NotRequired[Annotated[int, Field(description="of the fullest rank")]]
+    memory_interval: NotRequired[Interval]
+
+
 class Compared(TypedDict):
     """One of the runs. Empty where nothing is kept of it."""
 
@@ -43,17 +76,11 @@ class Compared(TypedDict):
     name: str
     attempt: int
     recorded: Annotated[bool, Field(description="whether a history of it is kept")]
-    curve: Annotated[
-        Columns,
-        Field(
-            description="step, elapsed_s since its first step began, tokens so far, loss, step_s, tokens_s, grad_norm,"
-            " learning_rate"
-        ),
-    ]
-    validation: Annotated[Columns, Field(description="step, elapsed_s, loss")]
+    curve: Annotated[Columns, ReadBy(Curve)]
+    validation: Annotated[Columns, ReadBy(Validation)]
     traffic: list[RunTraffic]
     parts: Parts | None
-    plan: Annotated[dict[str, Any], Field(description="its estimate: time, memory; empty where nothing was predicted")]
+    plan: Annotated[Foretold | Older, Field(description="empty where nothing was predicted")]
 
 
 class Comparison(TypedDict):
@@ -83,7 +110,7 @@ def _leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
 
 
 def _one(job: Job) -> Compared:
-    plan = {name: job.estimate[name] for name in ("time", "memory", "stage_memory") if name in job.estimate}
+    plan: Any = {name: job.estimate[name] for name in Foretold.__annotations__ if name in job.estimate}
     told: Compared = {
         "job": job.id,
         "name": job.name,

@@ -12,6 +12,8 @@ from contracts.telemetry.results import DryRunItem, MemoryParts, VerdictRow
 from jobs.history.kept.folder import GoneError
 from jobs.history.kept.query import ask
 from jobs.models import Job
+from planner.facts.lab import LabResult
+from planner.facts.reading.dumped import ReadBy
 
 
 class Results(TypedDict):
@@ -25,7 +27,7 @@ class Results(TypedDict):
     dry_runs: list[DryRunItem]
     peak_bytes: Annotated[dict[str, int], Field(description="most that a rank held at once")]
     memory: Annotated[dict[str, MemoryParts], Field(description="of a rank's last step, counted part by part")]
-    lab: Annotated[dict[str, Any] | None, Field(description="as planner.facts.lab.LabResult")]
+    lab: Annotated[Annotated[dict[str, Any], ReadBy(LabResult)] | None, Field(description="what a lab found")]
 
 
 def results(job: Job, number: int) -> Results:

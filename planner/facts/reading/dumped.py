@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, GetCoreSchemaHandler
+from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema
 
 from planner.facts.spec import JobSpec, Layout, ModelSpec
 
 
 class ReadBy(NamedTuple):
-    """Marks a dict that `model` reads."""
+    """Marks a dict that `model` reads, or a TypedDict has the fields of."""
 
-    model: type[BaseModel]
+    model: type
 
     def __get_pydantic_core_schema__(self, _source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         return handler.generate_schema(self.model)

@@ -61,6 +61,23 @@ def test_links_lead_from_what_was_made_to_what_may_be_asked_of_it(document: Any)
     }
 
 
+def test_its_types_are_named_after_what_they_are_and_not_after_where_our_code_lies(document: Any) -> None:
+    """Two of one name get those of their modules before them: generators of clients make class names of it."""
+    assert [name for name in document["components"]["schemas"] if not name.isalnum()] == []
+
+
+def test_a_spec_that_is_told_has_a_layout_and_sizes(document: Any) -> None:
+    """Where it was submitted, a layout may be "auto" and a model a preset's name."""
+    described = document["components"]["schemas"]
+    told = described["StoredSpec"]["properties"]
+    assert set(told) == set(JobSpec.model_fields)
+    assert (told["layout"], told["model"]) == (
+        {"$ref": "#/components/schemas/Layout"},
+        {"$ref": "#/components/schemas/SizedModel"},
+    )
+    assert described["JobDetail"]["properties"]["spec"] == {"$ref": "#/components/schemas/StoredSpec"}
+
+
 def test_a_spec_is_described_by_the_model_that_reads_it(document: Any) -> None:
     described = document["components"]["schemas"]["JobSpec"]["properties"]
     assert set(described) == set(JobSpec.model_fields)

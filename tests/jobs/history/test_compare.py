@@ -64,7 +64,7 @@ def test_runs_are_compared_by_step_time_and_tokens(
         {"axis": "dp", "op": "all_reduce", "calls": 240, "payload_bytes": 240_000, "busy_s": pytest.approx(24)}
     ]
     assert second["parts"]["exposed"] == {"dp": 0.1, "tp": 0.05}
-    assert first["plan"]
+    assert first["plan"]["peak_memory_bytes"] > 0 < first["plan"]["time"]["step_s"]
     assert api(stranger).get(f"/api/v1/compare?jobs={one.id},{other.id}").status_code == 404
     for wrong in ("", one.id, f"{one.id},{one.id}", ",".join([one.id] * 7), f"{one.id},{other.id}&x=1"):
         status = 422 if wrong == f"{one.id},{one.id}" else 400

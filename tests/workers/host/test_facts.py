@@ -11,7 +11,7 @@ import pytest
 from pydantic import TypeAdapter
 from redis.exceptions import RedisError
 
-from contracts.facts import Facts, Use
+from contracts.facts import HostFacts, Use
 from tests.support.patience import patient
 from tests.support.processes import wait_until
 from workers.host.facts import gauge as gauges
@@ -150,7 +150,7 @@ def test_a_table_without_pairs_has_none(text: str) -> None:
 
 def test_this_machine_fits_the_contract(tmp_path: Path) -> None:
     told = machine.facts(Gpus(FakeNvml(), tmp_path), topology.read(TOPOLOGY))
-    assert TypeAdapter(Facts).validate_python(told, strict=True) == told
+    assert TypeAdapter(HostFacts).validate_python(told, strict=True) == told
     assert told["cores"] >= 1
     assert told["versions"]["torch"].startswith("2.")
     assert all(nic["name"] != "lo" for nic in told["nics"])

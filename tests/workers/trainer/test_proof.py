@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from contracts.telemetry.proof import Apart, ProcessProof, ProofItem
+from contracts.telemetry.proof import Mismatch, ProcessProof, ProofItem
 from planner.facts.proof import alone, limits_words, why_not_compared
 from planner.facts.reading.parse import parse_spec
 from planner.facts.spec import JobSpec, Layout, SpecError
@@ -172,9 +172,9 @@ def test_one_process_does_the_same_in_as_many_sequences_at_once() -> None:
 
 
 def test_the_worst_is_told_first_and_a_copy_by_its_axis_and_ranks() -> None:
-    copy = Apart(what="weight", name="head.weight", axis="tp", ranks=[1, 0], apart=1e-3, limit=1e-6)
-    lost = Apart(what="gradient", name="layers.0.mlp.up.weight", axis="", ranks=[2], apart=None, limit=1e-5)
-    others = [Apart(what="loss", name=f"step {i}", axis="", ranks=[0], apart=2e-4, limit=1e-4) for i in (1, 2, 3)]
+    copy = Mismatch(what="weight", name="head.weight", axis="tp", ranks=[1, 0], apart=1e-3, limit=1e-6)
+    lost = Mismatch(what="gradient", name="layers.0.mlp.up.weight", axis="", ranks=[2], apart=None, limit=1e-5)
+    others = [Mismatch(what="loss", name=f"step {i}", axis="", ranks=[0], apart=2e-4, limit=1e-4) for i in (1, 2, 3)]
     assert wrong_words([*others, copy, lost]).split("; ") == [
         "proof failed: gradient of layers.0.mlp.up.weight differs from one process by what is no number on rank 2 "
         "(limit 1e-05)",

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from redis.exceptions import RedisError
 
-from contracts.facts import Facts, Link, Use
+from contracts.facts import GpuLink, HostFacts, Use
 from workers.host.facts import machine, topology
 from workers.host.facts import use as usage
 from workers.host.facts.gpus import Gpus
@@ -28,8 +28,8 @@ class Gauge:
     def __init__(self, settings: HostSettings, now: Callable[[], float], gpus: Gpus | None = None) -> None:
         self._settings, self._now = settings, now
         self._gpus = gpus
-        self._links: list[Link] | None = None
-        self._facts: Facts | None = None
+        self._links: list[GpuLink] | None = None
+        self._facts: HostFacts | None = None
         self._facts_due = 0.0
         self._use: tuple[float, Use] | None = None
         self._stopped = threading.Event()
@@ -42,7 +42,7 @@ class Gauge:
         """It is not waited for: what it does may hang."""
         self._stopped.set()
 
-    def facts(self) -> Facts | None:
+    def facts(self) -> HostFacts | None:
         """Since they were last asked for; None where they were told already."""
         told, self._facts = self._facts, None
         return told

@@ -11,7 +11,7 @@ from typing import cast
 
 import psutil
 
-from contracts.facts import Facts, Link, Nic, Versions
+from contracts.facts import GpuLink, HostFacts, Nic, Versions
 from workers.host.facts.gpus import Gpus
 
 MOST_NICS, MOST_ADDRESSES, MOST_GPUS = 32, 8, 64
@@ -19,8 +19,8 @@ NUMA_NODES = Path("/sys/devices/system/node")
 PACKAGES = {"torch": ("torch",), "meshboard": ("meshboard",), "nccl": ("nvidia-nccl-cu13", "nvidia-nccl-cu12")}
 
 
-def facts(gpus: Gpus, links: list[Link]) -> Facts:
-    return Facts(
+def facts(gpus: Gpus, links: list[GpuLink]) -> HostFacts:
+    return HostFacts(
         cores=len(os.sched_getaffinity(0)),
         memory_bytes=psutil.virtual_memory().total,
         numa_nodes=max(1, len(list(NUMA_NODES.glob("node[0-9]*")))),

@@ -6,7 +6,7 @@ import logging
 import re
 import subprocess
 
-from contracts.facts import Link
+from contracts.facts import GpuLink
 
 log = logging.getLogger(__name__)
 
@@ -16,7 +16,7 @@ GPU = re.compile(r"GPU(\d+)")
 WORD = re.compile(r"[A-Z0-9]{1,8}")
 
 
-def links() -> list[Link]:
+def links() -> list[GpuLink]:
     """Of every pair of GPUs; none where the program is not there or fails."""
     try:
         ran = subprocess.run(
@@ -28,7 +28,7 @@ def links() -> list[Link]:
     return read(ran.stdout)
 
 
-def read(table: str) -> list[Link]:
+def read(table: str) -> list[GpuLink]:
     """Each pair once. The first line names the columns, GPUs and NICs; every other begins with its own name."""
     lines = [words for line in table.splitlines() if (words := COLOURS.sub("", line).split())]
     header = lines[0] if lines else []
@@ -41,5 +41,5 @@ def read(table: str) -> list[Link]:
         for place, b in columns:
             a, kind = int(row[1]), words[place + 1] if place + 1 < len(words) else ""
             if a < b and WORD.fullmatch(kind):
-                found.append(Link(a=a, b=b, kind=kind))
+                found.append(GpuLink(a=a, b=b, kind=kind))
     return found

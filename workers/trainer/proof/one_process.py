@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 import torch.distributed as dist
 
-from contracts.telemetry.proof import Apart
+from contracts.telemetry.proof import Mismatch
 from planner.facts.proof import Limits
 from planner.facts.spec import JobSpec
 from workers.trainer.corpus.data import Corpus
@@ -42,7 +42,7 @@ class Beside(NamedTuple):
     update: float = 0.0
     loss: float = 0.0
     norm: float = 0.0
-    wrong: Sequence[Apart] = ()
+    wrong: Sequence[Mismatch] = ()
     failed: str = ""
     cut: str = ""
 
@@ -168,10 +168,10 @@ def _beyond(
     values: list[float],
     ranks: list[int],
     limits: list[float],
-) -> list[Apart]:
+) -> list[Mismatch]:
     found = []
     for name, value, rank, limit in zip(names, values, ranks, limits, strict=True):
         if not value <= limit:
             told = value if math.isfinite(value) else None
-            found.append(Apart(what=what, name=name, axis="", ranks=[rank], apart=told, limit=limit))
+            found.append(Mismatch(what=what, name=name, axis="", ranks=[rank], apart=told, limit=limit))
     return found

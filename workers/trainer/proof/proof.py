@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from contracts.telemetry.batches import Item
-from contracts.telemetry.proof import Apart, ProcessProof, ProofItem, ReplicaProof
+from contracts.telemetry.proof import Mismatch, ProcessProof, ProofItem, ReplicaProof
 from planner.facts.proof import STEPS, limits, limits_words, why_not_compared
 from workers.trainer.loop import StepResult, Trainer
 from workers.trainer.proof.one_process import Beside, FirstStep, compare_with_one
@@ -39,7 +39,7 @@ class Proof:
         self._pieces: list[Piece] = pieces_of(trainer.spec, trainer.mesh.place, trainer.part)
         self._kept: FirstStep | None = None
         self._results: list[StepResult] = []
-        self._wrong: list[Apart] = []
+        self._wrong: list[Mismatch] = []
         self.failed = ""
         self._replicas = ReplicaProof(steps=[], parts=0, copied=0, apart=0.0)
         self._one = ProcessProof(

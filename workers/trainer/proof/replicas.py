@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 import torch.distributed as dist
 
-from contracts.telemetry.proof import Apart
+from contracts.telemetry.proof import Mismatch
 from planner.facts.layout import MESH_AXES, Coordinates, coordinates
 from planner.facts.models.shapes import parameter_count
 from planner.facts.spec import JobSpec
@@ -28,7 +28,7 @@ class Compared(NamedTuple):
     parts: int
     copied: int
     apart: float
-    wrong: list[Apart]
+    wrong: list[Mismatch]
 
 
 def compare_copies(
@@ -43,7 +43,7 @@ def compare_copies(
     device = value_of(pieces[0]).device if pieces else torch.device("cpu")
     sums, elements = _everybodys(mesh, _table(what, pieces, value_of, device))
     differing = {number: held for number, held in sums.items() if len({told for _, told in held}) > 1}
-    wrong: list[Apart] = []
+    wrong: list[Mismatch] = []
     for number, held in sorted(differing.items()):
         rank = next(rank for rank, told in held if told != held[0][1])
         apart = _distance(mesh, pieces, value_of, number, elements[number], held, device)
@@ -128,10 +128,10 @@ def _apart(
     rank: int,
     apart: float | None,
     limit: float,
-) -> Apart:
+) -> Mismatch:
     here, there = coordinates(rank, spec.layout), coordinates(first, spec.layout)
     name = dict(names_by_number(spec, here)).get(number, "a tensor")
-    return Apart(what=what, name=name, axis=_axes(here, there), ranks=[rank, first], apart=apart, limit=limit)
+    return Mismatch(what=what, name=name, axis=_axes(here, there), ranks=[rank, first], apart=apart, limit=limit)
 
 
 def _axes(a: Coordinates, b: Coordinates) -> str:
@@ -140,6 +140,8 @@ def _axes(a: Coordinates, b: Coordinates) -> str:
     return " x ".join(differing) or "pp"
 
 
-def _share(held: int, all_elements: int) -> Apart:
+def _share(held: int, all_elements: int) -> Mismatch:
     name = f"{held:,} elements are held, the model has {all_elements:,}"
-    return Apart(what="share", name=name, axis="", ranks=[], apart=abs(held - all_elements) / all_elements, limit=0.0)
+    return Mismatch(
+        what="share", name=name, axis="", ranks=[], apart=abs(held - all_elements) / all_elements, limit=0.0
+    )

@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from contracts.telemetry.proof import Apart, ProcessProof, ReplicaProof
+from contracts.telemetry.proof import Mismatch, ProcessProof, ReplicaProof
 
 MOST_TOLD = 3
 ROUNDING = 1e-5  # of fp32: gradients beyond it are not called equal, only within their limit
 
 
-def gravity(apart: Apart) -> float:
+def gravity(apart: Mismatch) -> float:
     """How far beyond its limit: what is no number first."""
     if apart["apart"] is None:
         return math.inf
     return apart["apart"] / apart["limit"] if apart["limit"] else math.inf
 
 
-def apart_words(apart: Apart) -> str:
+def apart_words(apart: Mismatch) -> str:
     """'gradient of head.weight differs from one process by 6.1e-01 on rank 1 (limit 1e-04)'"""
     if apart["what"] == "share":
         return apart["name"]
@@ -34,7 +34,7 @@ def apart_words(apart: Apart) -> str:
     return f"{subject} {where} (limit {apart['limit']:.0e})"
 
 
-def wrong_words(wrong: Sequence[Apart]) -> str:
+def wrong_words(wrong: Sequence[Mismatch]) -> str:
     """One sentence: the worst, and how many more."""
     worst = sorted(wrong, key=gravity, reverse=True)
     told = "; ".join(apart_words(apart) for apart in worst[:MOST_TOLD])
@@ -42,7 +42,7 @@ def wrong_words(wrong: Sequence[Apart]) -> str:
     return f"proof failed: {told}" + (f"; and {rest} more" if rest > 0 else "")
 
 
-def replica_words(replicas: ReplicaProof, wrong: Sequence[Apart]) -> str:
+def replica_words(replicas: ReplicaProof, wrong: Sequence[Mismatch]) -> str:
     """'replicas agree (34 of 60 parts have copies, after steps 1, 50)'"""
     found = [apart for apart in wrong if len(apart["ranks"]) == 2 or apart["what"] == "share"]
     steps = ", ".join(map(str, replicas["steps"]))

@@ -1,0 +1,298 @@
+"""Made by `make openapi` of docs/openapi.json: change that."""
+
+from __future__ import annotations
+
+from typing import Literal, NotRequired, TypedDict
+
+from meshboard.answers.layouts import AutoSpec, Layout
+
+
+class RunnerUp(TypedDict):
+    """One that was not chosen. Shares of the first's time and memory; a lighter one is below 0."""
+
+    layout: Layout
+    words: str
+    ranks: int
+    micro_batches: int
+    step_s: float
+    memory_bytes: int
+    slower: float
+    heavier: float
+
+
+class Chosen(TypedDict):
+    """What took the place of a layout "auto": what was asked, why this one, and the runners-up.
+
+    `complete`: false where the time allowed ended the search.
+    """
+
+    layout: Layout
+    words: str
+    ranks: int
+    micro_batches: int
+    step_s: float
+    memory_bytes: int
+    asked: AutoSpec
+    why: str
+    cluster: str
+    considered: int
+    complete: bool
+    runners_up: list[RunnerUp]
+
+
+class ClusterEstimate(TypedDict):
+    """Where the ranks stand. `crossing`: which axes meet over the network."""
+
+    name: str
+    accelerator: str
+    per_node: int
+    nodes: int
+    memory_bytes: int
+    reserved_bytes: int
+    crossing: dict[str, bool]
+
+
+class Interval(TypedDict):
+    """How far off a figure may be: `share` of it either way (above 1 by a factor of 1 + `share`), and what says so."""
+
+    share: float
+    basis: str
+    runs: int
+    words: str
+
+
+class TrafficRow(TypedDict):
+    """All calls of one op on one group in one step of one rank.
+
+    `between_nodes`: the group spans nodes, so at least a part of its bytes leaves the node.
+    """
+
+    op: Literal[
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+        "all_to_all",
+        "broadcast",
+        "reduce",
+        "gather",
+        "scatter",
+        "send",
+        "recv",
+        "barrier",
+    ]
+    axis: Literal["dp", "pp", "cp", "ep", "tp", "world"]
+    group_size: int
+    stride: int
+    count: int
+    payload_bytes: int
+    algorithmic_bytes: int
+    between_nodes: bool
+
+
+class StageEstimate(TypedDict):
+    """One rank of a pipeline stage; the ranks of a stage send alike. `layers`: first and last + 1 of each chunk.
+
+    `padded_share`: what ZeRO's collectives carry more than the parameters need, over what they need.
+    `gradients_bytes`: of a step's gradients, once complete; those in `memory` are of the moment at which a rank
+    holds most.
+    """
+
+    stage: int
+    layers: list[list[int]]
+    parameters: int
+    padded_share: float
+    memory: dict[str, int]
+    memory_bytes: int
+    traffic: list[TrafficRow]
+    step_bytes: dict[str, int]
+    gradients_bytes: NotRequired[int]
+
+
+class TimePart(TypedDict):
+    """A part of the step: compute, recompute, an axis' exposed communication, launch, bubble, optimizer."""
+
+    name: str
+    seconds: float
+
+
+class TimeEstimate(TypedDict):
+    """Parts add up to `step_s`. Utilisation is a share of the dense peak of all ranks."""
+
+    step_s: float
+    parts: list[TimePart]
+    forward_s: float
+    backward_input_s: float
+    backward_weight_s: float
+    model_flops: float
+    hardware_flops: float
+    mfu: float
+    hfu: float
+    tokens_per_s: float
+    basis: Literal["data sheet", "calibrated"]
+    interval: Interval
+
+
+class Estimate(TypedDict):
+    """Traffic is exact for what the trainer runs, memory and time are estimates. Sizes in bytes.
+
+    `padded_vocab_size`: rows of the embedding and the head over all tp ranks, of which those from the vocabulary's
+    size on are padding; `model_parameters` counts none.
+    """
+
+    world_size: int
+    axes: dict[str, int]
+    model_parameters: int
+    vocab_size: int
+    padded_vocab_size: int
+    active_parameters: int
+    micro_batch_size: int
+    micro_batches: int
+    tokens_per_step: int
+    stages: list[StageEstimate]
+    peak_memory_bytes: int
+    memory_interval: Interval
+    rank_bytes: dict[str, dict[str, int]]
+    exact_traffic: bool
+    cluster: ClusterEstimate
+    fits: bool
+    time: TimeEstimate
+
+
+class Error(TypedDict):
+    """What is wrong, and with which field."""
+
+    field: str
+    """dotted field of the spec, or 'request'"""
+    message: str
+
+
+class Suggestion(TypedDict):
+    """A layout one choice away; `step_s` and `memory_bytes` are null where it breaks a rule."""
+
+    change: str
+    fits: bool
+    reason: str
+    step_s: float | None
+    memory_bytes: int | None
+    layout: Layout
+    micro_batches: int
+
+
+class Timeline(TypedDict):
+    """A pipeline schedule as cells, in seconds. `whole`: false where only the first stages and micro-batches are."""
+
+    stages: int
+    micro_batches: int
+    whole: bool
+    step_s: float
+    bubble: float
+    in_flight: list[int]
+    cells: list[list[int | str | float]]
+    """rank, kind, micro-batch, chunk, start, end"""
+
+
+class Plan(TypedDict):
+    """What a spec would cost; `estimate` is null while it has problems, or where it trains nothing."""
+
+    estimate: Estimate | None
+    problems: list[Error]
+    not_runnable: list[Error]
+    """fields that can be planned, but not run yet"""
+    choices: dict[str, dict[str, str]]
+    """{field: {option: reason}} for options that cannot be chosen"""
+    chosen: NotRequired[Chosen | None]
+    matrix: NotRequired[list[list[int]] | None]
+    """[sender][receiver] algorithmic bytes of a step, for up to 64 ranks"""
+    suggestions: NotRequired[list[Suggestion]]
+    """where it does not fit: what would, one choice away"""
+    timeline: NotRequired[Timeline | None]
+
+
+class FoundLayout(TypedDict):
+    """One line of a search."""
+
+    layout: Layout
+    micro_batches: int
+    micro_batch_size: int
+    step_s: float
+    mfu: float
+    tokens_per_s: float
+    interval: Interval
+    memory_bytes: int
+    memory_interval: Interval
+    runnable: bool
+
+
+class SearchedCluster(TypedDict):
+    """What the search was for; the memory is an accelerator's."""
+
+    name: str
+    memory_bytes: int
+    basis: Literal["data sheet", "calibrated"]
+
+
+class SearchResult(TypedDict):
+    """The best layouts by time; the Pareto front of time and memory; why neighbours of the first were not taken."""
+
+    best: list[FoundLayout]
+    pareto: list[FoundLayout]
+    neighbours: list[Suggestion]
+    considered: int
+    fitting: int
+    refused: dict[str, int]
+    """how many layouts, by reason"""
+    seconds: float
+    complete: bool
+    """false when the time allowed ended the search"""
+    cluster: SearchedCluster
+
+
+class Because(TypedDict):
+    """The part that gains the most: what it is apportioned, and what it would take."""
+
+    part: str
+    apportioned_s: float
+    there_s: float
+
+
+class Option(TypedDict):
+    """Another choice, its step and its memory. `faster`: by which share of the measured step."""
+
+    change: str
+    layout: Layout
+    micro_batches: int
+    step_s: float
+    faster: float
+    memory_bytes: int
+    because: Because
+    text: str
+
+
+class Part(TypedDict):
+    """A part of the step: as predicted at submit; as measured where steps were told apart, the mean of those; else the
+    most that it can have taken, None where nothing was measured; and what of the median step it is apportioned: by
+    the steps told apart, or else an estimate.
+    """
+
+    part: str
+    predicted_s: float
+    measured_s: float | None
+    measured_at_most_s: float | None
+    apportioned_s: float
+
+
+class Advice(TypedDict):
+    """What one other choice would have made of a run, where it ran, and how many steps were timed: their median is
+    `step_s`.
+    """
+
+    text: str
+    cluster: str
+    step_s: float
+    predicted_s: float
+    interval: Interval
+    parts: list[Part]
+    options: list[Option]
+    unsure: list[Option]
+    steps: int
+    host: str

@@ -1,0 +1,361 @@
+"""Made by `make openapi` of docs/openapi.json: change that."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+from meshboard.answers.plans import Interval, TimeEstimate
+
+
+class DryRunItem(TypedDict):
+    """What one step of `rank` would be, found without its peers; its collectives come as a verdict.
+
+    `parameters` are what the rank keeps. `peak_bytes` is of tensors alive at once; `optimizer_bytes`, the moments
+    that a first step does not have yet, come on top. `flops` are those of products.
+    """
+
+    kind: Literal["dry_run"]
+    rank: int
+    time: float
+    parameters: int
+    peak_bytes: int
+    optimizer_bytes: int
+    predicted_bytes: int
+    flops: int
+    seconds: float
+
+
+class LabPoint(TypedDict):
+    """One primitive at one size.
+
+    `seconds` is the median over iterations of the slowest rank's time. `wrong` elements of the `checked` ones
+    differ from what was computed without communication, over all ranks and timed calls. Payload and algorithmic
+    bytes are of one call on one rank, as its meter counted them.
+    """
+
+    primitive: Literal[
+        "broadcast",
+        "scatter",
+        "gather",
+        "all_gather",
+        "reduce",
+        "all_reduce",
+        "reduce_scatter",
+        "all_to_all",
+        "send_recv",
+        "isend_irecv",
+        "barrier",
+    ]
+    num_bytes: int
+    seconds: float
+    algbw: float | None
+    """bytes a second; none for a barrier"""
+    busbw: float | None
+    checked: int
+    wrong: int
+    payload_bytes: int
+    algorithmic_bytes: int
+
+
+class LabHolding(TypedDict):
+    """What a rank held before and after: elements, none where it had no buffer.
+
+    Of a barrier, when it came and when it left: microseconds since the first one came.
+    """
+
+    rank: int
+    before: list[float] | None
+    after: list[float] | None
+
+
+class LabStep(TypedDict):
+    """One primitive on tiny tensors, as every rank of the group had them."""
+
+    primitive: Literal[
+        "broadcast",
+        "scatter",
+        "gather",
+        "all_gather",
+        "reduce",
+        "all_reduce",
+        "reduce_scatter",
+        "all_to_all",
+        "send_recv",
+        "isend_irecv",
+        "barrier",
+    ]
+    holdings: list[LabHolding]
+
+
+class LabResult(TypedDict):
+    """Everything one run of the lab found."""
+
+    device: Literal["cpu", "cuda"]
+    device_name: str
+    backend: str
+    torch_version: str
+    world_size: int
+    ranks: list[int]
+    root: int
+    dtype: Literal["float32", "float64", "float16", "bfloat16", "int32", "int64"]
+    reduce_op: Literal["sum", "max"]
+    iterations: int
+    points: list[LabPoint]
+    steps: list[LabStep]
+    version: NotRequired[Literal[1]]
+
+
+class MemoryParts(TypedDict):
+    """Bytes of a rank's storages in its run's last step, counted part by part. `gradients`: once complete.
+
+    `optimizer`: fp32 weights that are held apart, and moments. `copies`: of checkpoints, where training computes.
+    `gradients_then`: at the step's fullest moment, None where more came as it passed. `beside`: what was held then
+    beside all of these, so with such gradients in it; None where it is not known.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    copies: int
+    gradients_then: int | None
+    beside: int | None
+
+
+class ProcessProof(TypedDict):
+    """The first steps, computed again by one process. Largest relative differences; `limit` is that of gradients."""
+
+    state: Literal["due", "equal", "apart", "not checked"]
+    why: str
+    steps: int
+    tensors: int
+    gradient: float
+    update: float
+    loss: float
+    norm: float
+    limit: float
+    seconds: float
+
+
+class ReplicaProof(TypedDict):
+    """Checksums of gradients and weights, compared over all ranks that hold the same part of a tensor."""
+
+    steps: list[int]
+    parts: int
+    copied: int
+    apart: float
+
+
+class Mismatch(TypedDict):
+    """Something that is not what it must be.
+
+    `apart` is the rms of the difference over the rms of what it must be, None where that is no number; beyond
+    `limit` it is more than rounding. `share` is a part of the model that nobody holds, or several do.
+    """
+
+    what: Literal["gradient", "weight", "share", "update", "loss", "gradient norm"]
+    name: str
+    axis: str
+    ranks: list[int]
+    apart: float | None
+    limit: float
+
+
+class ProofItem(TypedDict):
+    """Rank 0: what is proven of this run so far; a later item replaces an earlier one."""
+
+    kind: Literal["proof"]
+    rank: int
+    time: float
+    replicas: ReplicaProof
+    one_process: ProcessProof
+    wrong: list[Mismatch]
+
+
+class VerdictRow(TypedDict):
+    """Predicted against measured for one (phase, op, axis); payload bytes."""
+
+    phase: Literal["setup", "step", "eval", "checkpoint", "proof", "teardown"]
+    op: Literal[
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+        "all_to_all",
+        "broadcast",
+        "reduce",
+        "gather",
+        "scatter",
+        "send",
+        "recv",
+        "barrier",
+    ]
+    axis: str
+    predicted_count: int
+    measured_count: int
+    predicted_bytes: int
+    measured_bytes: int
+
+
+class Results(TypedDict):
+    """Of one attempt, so far. Bytes."""
+
+    attempt: int
+    ended: bool
+    """nothing comes any more"""
+    verdicts: dict[str, list[VerdictRow]]
+    """predicted beside measured, by rank"""
+    off_bytes: int | None
+    """measured off predicted, every row; null while none told"""
+    proof: ProofItem | None
+    """copies bit for bit, the first steps beside one process"""
+    dry_runs: list[DryRunItem]
+    peak_bytes: dict[str, int]
+    """most that a rank held at once"""
+    memory: dict[str, MemoryParts]
+    """of a rank's last step, counted part by part"""
+    lab: LabResult | None
+    """what a lab found"""
+
+
+class CheckpointTold(TypedDict):
+    """Of one: null is what is not known of it any more. Bytes, seconds, unix seconds."""
+
+    attempt: int
+    name: str | None
+    """what `resume` takes; null where it could not be written"""
+    step: int | None
+    time: float | None
+    num_bytes: int | None
+    stall_s: float | None
+    """what training waited"""
+    save_s: float | None
+    problem: str
+    kept: bool
+    """one of the newest train.keep_checkpoints of its attempt, which stay"""
+
+
+class Difference(TypedDict):
+    """A field of the specs on which they differ, and its value in each; null where a spec has none."""
+
+    field: str
+    values: list[Any]
+
+
+class Curve(TypedDict):
+    """A run by its steps, thinned, all lists of one length; null is what nobody told, or no number."""
+
+    elapsed_s: NotRequired[list[float | None]]
+    """since its first step began"""
+    grad_norm: NotRequired[list[float | None]]
+    learning_rate: NotRequired[list[float | None]]
+    loss: NotRequired[list[float | None]]
+    step: NotRequired[list[int]]
+    step_s: NotRequired[list[float | None]]
+    tokens: NotRequired[list[int | None]]
+    """so far"""
+    tokens_s: NotRequired[list[float | None]]
+
+
+class Parts(TypedDict):
+    """Means over ranks and steps, seconds a step; without the checkpoints that a diagnosis adds."""
+
+    steps: int
+    """the last 64 after the first 3, fewer of many ranks"""
+    step_s: float
+    data_s: float
+    optimizer_s: float
+    exposed: dict[str, float]
+    hidden: dict[str, float]
+
+
+class Foretold(TypedDict):
+    """What was predicted of a run as it was submitted: the whole is in its job's estimate."""
+
+    memory_interval: NotRequired[Interval]
+    peak_memory_bytes: NotRequired[int]
+    """of the fullest rank"""
+    time: NotRequired[TimeEstimate]
+
+
+class RunTraffic(TypedDict):
+    """Traffic of a whole run, all ranks."""
+
+    axis: str
+    op: str
+    calls: int
+    payload_bytes: int
+    busy_s: float
+
+
+class Validation(TypedDict):
+    """Losses of validations, all lists of one length."""
+
+    elapsed_s: NotRequired[list[float | None]]
+    loss: NotRequired[list[float | None]]
+    step: NotRequired[list[int]]
+
+
+class Compared(TypedDict):
+    """One of the runs. Empty where nothing is kept of it."""
+
+    job: str
+    name: str
+    attempt: int
+    recorded: bool
+    """whether a history of it is kept"""
+    curve: Curve
+    validation: Validation
+    traffic: list[RunTraffic]
+    parts: Parts | None
+    plan: Foretold | dict[str, Any]
+    """empty where nothing was predicted"""
+
+
+class Comparison(TypedDict):
+    """In the order asked for."""
+
+    jobs: list[Compared]
+    differences: list[Difference]
+
+
+class TableKept(TypedDict):
+    """Of one table."""
+
+    rows: int
+    bytes: int
+
+
+AttemptKept = TypedDict(
+    "AttemptKept",
+    {
+        "attempt": int,
+        "ended": bool,  # nothing comes any more
+        "from": float | None,
+        "to": float | None,
+        "bytes": int,
+        "tables": dict[str, TableKept],
+        "merged_s": int,  # seconds that a row of the oldest traffic covers
+        "raw_dropped": int,  # steps whose calls and spans had to go
+    },
+)
+"""What is kept of an attempt."""
+
+
+class History(TypedDict):
+    """What is kept of a job, oldest attempt first."""
+
+    job: str
+    attempts: list[AttemptKept]
+
+
+Rows = TypedDict(
+    "Rows",
+    {
+        "table": str,
+        "attempt": int,
+        "from": float | None,
+        "to": float | None,
+        "width_s": float | None,  # of a bin; null where rows are told as they are
+        "columns": dict[str, list[Any]],  # by name, all of one length; `time` of a bin is its start
+    },
+)
+"""Rows of a table, or bins of it."""

@@ -1,0 +1,78 @@
+"""The client's types are what the OpenAPI document says, and its methods are of the operations that they ask."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NotRequired, get_args, get_origin, get_type_hints
+
+import pytest
+
+from manual import answers as made
+from meshboard import Client, answers
+from meshboard.job import Job
+
+DOCUMENT = json.loads(made.DOCUMENT.read_text())
+RETURNS: dict[str, Callable[..., Any]] = {
+    "getResults": Client.results,
+    "adviseJob": Client.advice,
+    "compareJobs": Client.compare,
+    "plan": Client.plan,
+    "searchPlans": Client.search,
+    "getBaseline": Client.baseline,
+    "setBaseline": Client.set_baseline,
+    "listBaselines": Client.baselines,
+    "listCheckpoints": Client.checkpoints,
+    "listJobs": Client.jobs,
+    "listAudit": Client.audit,
+}
+
+
+def schema_of(operation: str) -> Any:
+    """Of what it answers."""
+    every = (told for methods in DOCUMENT["paths"].values() for told in methods.values())
+    (told,) = [one for one in every if one["operationId"] == operation]
+    return told["responses"]["200"]["content"]["application/json"]["schema"]
+
+
+def test_they_are_what_the_document_gives(tmp_path: Path) -> None:
+    made.write(tmp_path)
+    kept, told = ({file.name: file.read_text() for file in place.glob("*.py")} for place in (made.PLACE, tmp_path))
+    assert kept.keys() == told.keys(), "`make openapi` writes them anew"
+    assert [name for name in told if told[name] != kept[name]] == [], "`make openapi` writes them anew"
+
+
+@pytest.mark.parametrize("operation", RETURNS)
+def test_a_method_returns_what_its_operation_answers(operation: str) -> None:
+    schema, returned = schema_of(operation), get_type_hints(RETURNS[operation])["return"]
+    if schema.get("type") == "array":
+        (returned,), schema = get_args(returned), schema["items"]
+    assert (returned.__name__, returned) == (schema["$ref"].rpartition("/")[2], getattr(answers, returned.__name__))
+
+
+def test_every_method_that_tells_json_says_what_is_in_it() -> None:
+    vague = {name: str(hint) for name, hint in _returned().items() if "dict[" in str(hint)}
+    assert vague == {"table": "dict[str, list[typing.Any]]"}, "columns by name: whatever the table has"
+    assert get_type_hints(Job)["told"] is answers.JobDetail
+
+
+def _returned() -> dict[str, Any]:
+    methods = inspect.getmembers(Client, inspect.isfunction)
+    return {name: get_type_hints(method).get("return") for name, method in methods if not name.startswith("_")}
+
+
+def test_they_have_the_document_s_fields_and_tell_nullable_from_optional() -> None:
+    schemas = DOCUMENT["components"]["schemas"]
+    for name in answers.__all__:
+        schema, hints = schemas[name], get_type_hints(getattr(answers, name), include_extras=True)
+        optional = {field for field, hint in hints.items() if get_origin(hint) is NotRequired}
+        assert (name, hints.keys()) == (name, schema["properties"].keys())
+        assert (name, hints.keys() - optional) == (name, {*schema.get("required", ())})
+        nullable = {field for field, told in schema["properties"].items() if {"type": "null"} in told.get("anyOf", ())}
+        assert (name, nullable) == (name, {field for field, hint in hints.items() if type(None) in _choices(hint)})
+
+
+def _choices(hint: Any) -> tuple[Any, ...]:
+    return _choices(get_args(hint)[0]) if get_origin(hint) is NotRequired else get_args(hint)
