@@ -4,6 +4,7 @@ from __future__ import annotations
 
 TASK_LAUNCH = "workers.launch"  # argument: LaunchOrder; starts a detached supervisor and returns
 TASK_ACKNOWLEDGE = "workers.acknowledge"  # arguments: job, attempt; the exit report was stored
+TASK_TELL_AGAIN = "workers.tell_again"  # arguments: job, attempt; how it ended is not stored, or no longer
 TASK_READ_LOG = "workers.read_log"  # argument: logs.LogOrder; one part of a log, answered at `log_key`
 TASK_LEND = "workers.lend"  # argument: loans.LendOrder; a checkpoint's files, from where `loan_key` says
 

@@ -38,7 +38,9 @@ JOB = _gauge("job_info", "1 for each running job, with its name.", "job", "name"
 VERDICT = _gauge("job_verdict", "1 for the state that the diagnosis says a running job is in.", "job", "verdict")
 VERDICTS = _gauge("verdicts", "Running jobs by what the diagnosis says of them.", "verdict")
 JOB_STEP = _gauge("job_step", "Steps that a running job's current attempt has completed.", "job")
-JOB_TOKENS = _gauge("job_tokens_per_second", "Tokens of the global batch over the newest step's duration.", "job")
+JOB_TOKENS = _gauge(
+    "job_tokens_per_second", "Tokens of the global batch over the newest step's duration, its slowest rank's.", "job"
+)
 JOB_LOSS = _gauge("job_loss", "Mean loss of the newest step.", "job")
 RANK_STEP = _gauge("rank_step_seconds", "How long a rank's newest step took.", "job", "rank")
 RANK_BYTES = Family(

@@ -144,8 +144,9 @@ def _job(found: Figures, job: str, ranks: dict[int, Newest]) -> None:
     if furthest is None:
         return
     found[of.JOB_STEP][(job,)] = furthest.step
-    if furthest.step_s > 0:
-        found[of.JOB_TOKENS][(job,)] = furthest.tokens / furthest.step_s
+    slowest_s = max(rank.step_s for rank in ranks.values() if rank.step == furthest.step)
+    if slowest_s > 0:
+        found[of.JOB_TOKENS][(job,)] = furthest.tokens / slowest_s
     losses = [rank.loss for rank in ranks.values() if rank.loss is not None and math.isfinite(rank.loss)]
     if losses:
         found[of.JOB_LOSS][(job,)] = losses[0]

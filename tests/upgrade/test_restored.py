@@ -1,4 +1,5 @@
-"""A board is saved while a job runs, and another one is restored in its place: the job goes on, at both."""
+"""A board is saved while jobs run, and another one is restored in its place: what runs goes on, at both, and what has
+ended meanwhile has ended as it did."""
 
 from __future__ import annotations
 
@@ -20,8 +21,9 @@ SPEC: dict[str, Any] = {
     "name": "goes on",
     "model": {"preset": "gpt-tiny"},
     "layout": {"dp": 2},
-    "train": {"steps": 3000, "global_batch": 4, "seq_len": 32, "eval_every": 0},
+    "train": {"steps": 100_000, "global_batch": 4, "seq_len": 32, "eval_every": 0},
 }
+SOON = {**SPEC, "name": "ends before the restore", "train": {**SPEC["train"], "steps": 600}}
 SHORT = {**SPEC, "name": "before", "train": {**SPEC["train"], "steps": 3, "warmup_steps": 1}}
 
 
@@ -53,9 +55,12 @@ def test_a_restored_board_finds_the_job_that_runs(
                 wait_until(lambda: first.status(ended) == "succeeded", "a first job has ended", 120, 0.5)
                 history = wait_until(lambda: steps_of(first, ended), "its history is kept", 60, 0.5)
                 job = first.call("POST", "jobs", SPEC)["id"]
-                wait_until(lambda: first.status(job) == "running", "the job runs", 120, 0.5)
+                soon = first.call("POST", "jobs", SOON)["id"]
+                for one in (job, soon):
+                    wait_until(lambda one=one: first.status(one) == "running", "the job runs", 120, 0.5)
                 first.manage("backup", str(saved))
-                assert first.status(job) == "running", "saving harms no job"
+                assert first.status(job) == first.status(soon) == "running", "saving harms no job"
+                wait_until(lambda: first.status(soon) == "succeeded", "the shorter one has ended", 240, 0.5)
             ranks = processes_of(job, 1)
             assert len(ranks) >= SPEC["layout"]["dp"]
             second.manage("restore", str(saved))
@@ -68,6 +73,8 @@ def test_a_restored_board_finds_the_job_that_runs(
                 assert second.status(job) == "running"
                 assert set(ranks) <= set(processes_of(job, 1)), "nothing was started again"
                 assert steps_of(second, ended) == history
+                wait_until(lambda: second.status(soon) != "running", "its host is asked how the shorter one ended", 120)
+                assert second.status(soon) == "succeeded"
                 second.call("POST", f"jobs/{job}/cancel")
                 wait_until(lambda: second.status(job) == "cancelled", "its orders reach the host", 60, 0.5)
                 told = [change["status"] for change in second.call("GET", f"jobs/{job}")["history"]]

@@ -11,7 +11,15 @@ from celery import Celery
 from celery.signals import setup_logging, worker_ready, worker_shutdown
 
 from contracts.codec import BadMessageError, checked_lend_order, checked_log_order, checked_order
-from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, TASK_LEND, TASK_READ_LOG, host_keys, host_queue
+from contracts.names import (
+    TASK_ACKNOWLEDGE,
+    TASK_LAUNCH,
+    TASK_LEND,
+    TASK_READ_LOG,
+    TASK_TELL_AGAIN,
+    host_keys,
+    host_queue,
+)
 from workers.host.apart.isolation import isolated
 from workers.host.attempts import attempt_dir
 from workers.host.logs import answer
@@ -80,6 +88,13 @@ def acknowledge(job: str, attempt: int) -> None:
     reporter.ends.acknowledge(target)
     if target.exit.exists():
         target.acknowledged.touch()
+
+
+@app.task(name=TASK_TELL_AGAIN)
+def tell_again(job: str, attempt: int) -> None:
+    """The controller asks after an attempt that it was told the end of: its database is a copy from before."""
+    attempt_dir(settings.run_dir, job, attempt).acknowledged.unlink(missing_ok=True)
+    reporter.wake()
 
 
 @app.task(name=TASK_READ_LOG)

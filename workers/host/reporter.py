@@ -32,6 +32,11 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 5.0
 SCAN_S = 1.0
+SAY_AGAIN_S = 60.0
+REMOVED = (
+    "the board's Redis does not know this host: it was removed, or Redis has just been emptied. "
+    "What runs here goes on; where it was removed, stop this worker, or join again with a new token"
+)
 ALIVE = "alive"  # touched in the run directory at each scan: a container's health check looks at its age
 EVENTS_KEPT = 20_000  # entries of this host's events
 EVENTS_BYTES = 64 * 2**20  # of these: where they are more, nobody reads them, and exit reports wait
@@ -57,6 +62,7 @@ class Reporter:
         self._gauge = Gauge(settings, self.now)
         self._incarnation, self._sequence = secrets.token_hex(8), 0
         self._began: float | None = None
+        self._said = ("", 0.0)  # of what keeps it from reporting: the words, and when
         self._exits_sent: dict[tuple[str, int], int] = {}  # by attempt, the heartbeat that last had its exit report
         self._thread = threading.Thread(target=self._run, name="host-reporter", daemon=True)
 
@@ -118,12 +124,22 @@ class Reporter:
             self._wake.clear()
             self._send()
         except RedisError as error:
-            log.warning("cannot report to the controller: %s", error)
+            self._say_why(error)
         except Exception:
             log.exception("cannot report to the controller")
         else:
+            self._said = ("", 0.0)
             return time.monotonic() + HEARTBEAT_S
         return 0.0
+
+    def _say_why(self, error: RedisError) -> None:
+        """Once a minute while it stays the same."""
+        words = REMOVED if isinstance(error, redis.AuthenticationError) else str(error)
+        last, at = self._said
+        if words == last and time.monotonic() - at < SAY_AGAIN_S:
+            return
+        self._said = (words, time.monotonic())
+        log.warning("cannot report to the controller: %s", words)
 
     def _send(self) -> None:
         if self._began is None:

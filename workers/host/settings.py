@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import re
@@ -161,9 +162,18 @@ def _address(told: str, redis_url: str) -> str:
 
 
 def _joined_as(state: Path) -> str:
-    """The one name that this machine has joined under; empty where there is none, or several."""
-    names = [file.stem for file in (state / "hosts").glob("*.json")]
+    """The one name that this machine has joined under, or else has asked to; empty where there is none, or several."""
+    asked = list((state / "hosts").glob("*.json"))
+    names = [file.stem for file in [file for file in asked if _has_joined(file)] or asked]
     return names[0] if len(names) == 1 else ""
+
+
+def _has_joined(file: Path) -> bool:
+    """`workers.host.joined` writes it, and says what is wrong with one that is broken."""
+    try:
+        return bool(json.loads(file.read_text())["key"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _host_name(name: str) -> str:

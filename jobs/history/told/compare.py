@@ -132,8 +132,8 @@ def _told(tables: Tables, told: Compared) -> Compared:
     [(began, steps, last)] = tables.rows("SELECT min(time - step_s), count(DISTINCT step), max(step) FROM steps")
     stride = max(1, -(-steps // MOST_POINTS))
     per_step = (
-        "SELECT step, arg_min(time, rank) - ? AS elapsed_s, arg_min(tokens, rank) AS each, max(loss) AS loss,"
-        " arg_min(step_s, rank) AS step_s, max(grad_norm) AS grad_norm, max(learning_rate) AS learning_rate,"
+        "SELECT step, arg_min(time, rank) - ? AS elapsed_s, max(tokens) AS each, max(loss) AS loss,"
+        " max(step_s) AS step_s, max(grad_norm) AS grad_norm, max(learning_rate) AS learning_rate,"
         " max(over) AS over FROM steps GROUP BY step"
     )
     so_far = f"SELECT *, sum(each * over) OVER (ORDER BY step) AS so_far FROM ({per_step})"

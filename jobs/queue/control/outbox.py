@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from datetime import timedelta
 from functools import lru_cache
 from typing import Any
 
@@ -23,7 +24,7 @@ from jobs.queue.ending import fail_unsent
 log = logging.getLogger(__name__)
 
 BATCH = 500
-ORDER_LASTS_S = 60.0  # a host carries no older order out
+ORDER_LASTS = timedelta(seconds=60)  # a host carries no older order out
 
 
 def deliver(client: redis.Redis) -> int:
@@ -36,7 +37,7 @@ def deliver(client: redis.Redis) -> int:
     if not rows:
         return 0
     seconds, microseconds = client.time()
-    expires = seconds + microseconds / 1e6 + ORDER_LASTS_S
+    expires = seconds + microseconds / 1e6 + ORDER_LASTS.total_seconds()
     for row in rows:
         try:
             arguments = [COMPLETED[row.task](row.arguments[0], expires)] if row.task in COMPLETED else row.arguments

@@ -10,9 +10,10 @@ from django.utils import timezone
 
 from contracts.codec import BadMessageError
 from contracts.control import AttemptReport, Event, ExitReport, HostEvent
-from contracts.names import TASK_ACKNOWLEDGE, host_queue
+from contracts.names import TASK_ACKNOWLEDGE, TASK_TELL_AGAIN, host_queue
 from jobs.models import HOST_SILENT_AFTER, Attempt, Host, Member, Outbox, Status
 from jobs.queue import ending, lifecycle
+from jobs.queue.control.outbox import ORDER_LASTS
 from jobs.queue.heard.deadletters import bury, passes
 
 Key = tuple[str, int]  # job, attempt
@@ -91,10 +92,13 @@ def _believe(event: HostEvent, *, replayed: bool) -> bool:
         if not Host.objects.filter(newer, pk=host.pk).update(**told):
             return False
         unended = Member.objects.filter(host=host, ended__isnull=True).order_by()
-        rows = unended.values_list("pk", "attempt__job_id", "attempt__number")
-        known = {(job, number): pk for pk, job, number in rows}
+        rows = list(unended.values_list("pk", "attempt__job_id", "attempt__number", "ordered"))
+        known = {(job, number): pk for pk, job, number, _ in rows}
         missed = [pk for key, pk in known.items() if key not in named]
         Member.objects.filter(pk__in=missed).update(missed=F("missed") + 1)
+        for pk, job, number, ordered in rows:
+            if pk in missed and now - ordered > ORDER_LASTS:
+                _send(TASK_TELL_AGAIN, host.name, (job, number))
         seen = [pk for key, pk in known.items() if key in named]
         Member.objects.filter(pk__in=seen, missed__gt=0).update(missed=0)
     if host.boot_id != event["boot_id"]:
@@ -175,6 +179,11 @@ def _hear_end(report: AttemptReport, told: ExitReport, host: str, member: Member
 
 
 def _acknowledge(report: AttemptReport, host: str) -> None:
-    row = {"task": TASK_ACKNOWLEDGE, "queue": host_queue(host), "arguments": list(_key(report))}
+    _send(TASK_ACKNOWLEDGE, host, _key(report))
+
+
+def _send(task: str, host: str, key: Key) -> None:
+    """Once, however often it is asked for before it goes out."""
+    row = {"task": task, "queue": host_queue(host), "arguments": list(key)}
     if not Outbox.objects.filter(**row).exists():
         Outbox.objects.create(**row)

@@ -16,11 +16,10 @@ from contracts.names import cancel_key, save_key
 from jobs.models import HOST_SILENT_AFTER, Host, Job, Member, Status
 from jobs.queue import ending, lifecycle
 from jobs.queue.control import stops
-from jobs.queue.control.outbox import ORDER_LASTS_S
+from jobs.queue.control.outbox import ORDER_LASTS
 from jobs.queue.scheduling.scheduler import order_launch
 
 ORDER_AGAIN_AFTER = timedelta(seconds=15)
-ORDER_LASTS = timedelta(seconds=ORDER_LASTS_S)
 MISSED_IN_A_ROW = 3  # believed heartbeats without an attempt, and its host has forgotten it
 BULKY = ("spec", "estimate", "hardware", "chosen")  # of a job, and of no use here
 CANCEL_FLAG_S = 3600  # raised again each tick while it is needed

@@ -59,9 +59,10 @@ def _never_there(job: Waiting, pool: Pool) -> str:
         none = f"no {device} host is"
         return f"{none} heard: {pool.trouble}" if pool.trouble and pool.hosts else f"{none} connected"
     host = pool.hosts.get(job.wanted_host)
-    if host is None or not host.live:
-        is_unheard = host is not None and pool.trouble
-        return f"{wanted} is not heard: {pool.trouble}" if is_unheard else f"{wanted} is not connected"
+    if host is None:
+        return f"{wanted} is no {pool.device} host that has joined"
+    if not host.live:
+        return f"{wanted} is not heard: {pool.trouble}" if pool.trouble else f"{wanted} is not connected"
     if not host.takes_jobs:
         return f"{wanted} {_closed(host)} and takes no new jobs"
     if not host.is_asked_for_by(job):

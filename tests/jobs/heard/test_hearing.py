@@ -12,7 +12,7 @@ import redis
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, cancel_key, events_stream
+from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, TASK_TELL_AGAIN, cancel_key, events_stream, host_queue
 from jobs.models import Attempt, Cursor, DeadLetter, Host, Job, Member, Outbox, SlotAllocation, StateChange, Status
 from jobs.queue import actions
 from jobs.queue.heard import inboxes
@@ -135,6 +135,20 @@ def test_an_attempt_that_its_host_has_forgotten_is_lost_after_three_heartbeats(
     hear(live_redis, host_event())
     assert status(job) == Status.LOST
     assert SlotAllocation.objects.count() == 0
+
+
+def test_a_host_that_does_not_name_an_attempt_is_asked_how_it_ended_before_it_is_lost(
+    job: Job, live_redis: redis.Redis
+) -> None:
+    """As where this database was restored: the host was told before that its end is stored."""
+    asked = Outbox.objects.filter(task=TASK_TELL_AGAIN)
+    hear(live_redis, host_event())
+    assert not asked.exists(), "its order may be on the way"
+    running(job, live_redis)
+    hear(live_redis, host_event(), host_event())
+    assert [(one.queue, one.arguments) for one in asked] == [(host_queue("host-a"), [job.id, 1])]
+    hear(live_redis, host_event(attempts=[report(job.id, 1, "exited", "succeeded")]), host_event(), host_event())
+    assert status(job) == Status.SUCCEEDED
 
 
 def test_an_order_lost_on_the_way_is_sent_again_and_again(job: Job, live_redis: redis.Redis) -> None:

@@ -74,6 +74,23 @@ def test_runs_are_compared_by_step_time_and_tokens(
     assert [row["recorded"] for row in told["jobs"]] == [True, False]
 
 
+def test_a_step_is_as_long_as_its_slowest_rank_s(attempt: Attempt, root: Path, owner: User, api: Api) -> None:
+    """As in the curves that other tools are given."""
+    took = {0: 1.0, 1: 2.0}
+    keep(
+        root,
+        [batch(2.0, *(step(rank, 1, 2.0, step_s=seconds, tokens=100) for rank, seconds in took.items()))],
+        attempt.job.id,
+    )
+    job = attempt.job
+    other = Job.objects.create(
+        owner=owner, name="other", spec=job.spec, kind="train", num_slots=2, estimate=job.estimate, attempt=1
+    )
+    told = api(owner).get(f"/api/v1/compare?jobs={attempt.job.id},{other.id}").json()
+    curve = told["jobs"][0]["curve"]
+    assert (curve["step_s"], curve["tokens_s"]) == ([2.0], [50.0])
+
+
 @pytest.mark.parametrize("steps", [6, 300])
 def test_a_step_s_parts_are_of_the_steps_that_its_diagnosis_measures(
     attempt: Attempt, root: Path, owner: User, steps: int

@@ -218,7 +218,7 @@ BUSY = [host("host-a", 4, free=1), host("host-b", 2, free=0), host("host-c", 4, 
             "needs 5 slots on one cpu host; the largest that takes jobs now has 4",
         ),
         ([job("j", 5, "host-a")], [host("host-a", 4)], "needs 5 slots; host-a, the one host it asks for, has 4"),
-        ([job("j", 1, "host-z")], BUSY, "host-z, the one host it asks for, is not connected"),
+        ([job("j", 1, "host-z")], BUSY, "host-z, the one host it asks for, is no cpu host that has joined"),
         ([job("j", 1, "host-c")], BUSY, "host-c, the one host it asks for, is drained and takes no new jobs"),
         (
             [job("j", 1, "host-b")],

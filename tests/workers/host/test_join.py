@@ -235,6 +235,8 @@ def test_a_machine_is_called_what_it_joined_as_until_it_joined_twice(
     assert host_settings(joined=False).name == "gpu-7"
     read_or_make(kept_file(tmp_path, "gpu-8"))
     assert host_settings(joined=False).name == machine
+    write(kept_file(tmp_path, "gpu-7"), Kept("identity", "redis://board", "key"))
+    assert host_settings(joined=False).name == "gpu-7", "it asked as gpu-8 too, and was refused"
     monkeypatch.setenv("MESHBOARD_HOST_NAME", "gpu-8")
     assert host_settings(joined=False).name == "gpu-8"
 

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from contracts.codec import decode_event
 from contracts.names import events_stream
 from tests.support.orders import order
@@ -81,6 +83,17 @@ def test_exit_reports_that_do_not_fit_take_turns(redis_service: RedisServer, tmp
     monkeypatch.setattr(reporter, "EVENTS_BYTES", 0)
     made_reporter._send()
     assert [report for report in heartbeats(redis_service)[-1]["attempts"] if "exit" in report] == []
+
+
+def test_a_host_that_was_removed_says_so_once_and_not_each_second(
+    redis_service: RedisServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = Reporter(settings(redis_service.url.replace("//", "//gone:secret@"), tmp_path))
+    with caplog.at_level("WARNING"):
+        for _ in range(3):
+            assert made._turn(0.0) == 0.0, "it goes on asking"
+    [said] = caplog.messages
+    assert said.startswith("cannot report to the controller: the board's Redis does not know this host: it was removed")
 
 
 def test_a_host_that_is_away_is_heard_again_when_redis_is_back(redis_service: RedisServer, tmp_path: Path) -> None:
