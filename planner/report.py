@@ -44,7 +44,7 @@ def estimate_text(spec: JobSpec, made: Estimate, advice: Sequence[Neighbour]) ->
         f" {made['tokens_per_step']:,} tokens a step",
         "",
         f"memory  {size(made['peak_memory_bytes'])} of {size(where['memory_bytes'])} on the fullest rank"
-        f" (estimate: {made['memory_interval']['words']})" + ("" if made["fits"] else "  DOES NOT FIT"),
+        f" (estimate: {made['memory_interval']['words']}){_fitting(made)}",
     ]
     fullest = max(made["stages"], key=lambda stage: stage["memory_bytes"])
     lines += [f"  {name:<12} {size(value):>12}" for name, value in fullest["memory"].items() if value]
@@ -64,6 +64,12 @@ def estimate_text(spec: JobSpec, made: Estimate, advice: Sequence[Neighbour]) ->
         f"  {1e12 / timed['tokens_per_s'] / 86400:,.1f} days for 1e12 tokens"
     )
     return "\n".join(lines)
+
+
+def _fitting(made: Estimate) -> str:
+    if not made["fits"]:
+        return "  DOES NOT FIT"
+    return "  fits by less than that" if made.get("tight") else ""
 
 
 def _padded(made: Estimate) -> str:

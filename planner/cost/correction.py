@@ -21,7 +21,8 @@ SURE = 0.9  # share of later runs that lies within an interval
 # The worst of a few runs is not the worst of ten: by how much it is widened for SURE to hold, found by drawing runs at
 # random from a lognormal distribution (its width does not matter; tests/planner/test_learning.py draws again).
 WIDER = {3: 2.1, 4: 1.5, 5: 1.33, 6: 1.17, 7: 1.08}
-# Of a step's time on a calibrated host where no run tells: the worst of 60 layouts (docs/reference/measured.md).
+# Of a step's time on a host calibrated in the spec's type of products, where no run tells: the worst of 60 layouts
+# (docs/reference/measured.md).
 CALIBRATED = 0.31
 # The CPU core of a data sheet is nobody's, and ranks may share one: 4 ranks on 2 slow cores took 3.4 to 4.3 times as
 # long, and beside other runs 9.0 (2026-11-23, gpt-tiny).
@@ -95,11 +96,13 @@ def interval(cluster: Cluster, spec: JobSpec, found: Correction | None, host_sha
     `host_share`: of the step, that its device waits for its host.
     """
     stack = spec.resources.stack
-    basis = cluster.basis
-    if found is None and basis == "calibrated":
+    basis, kind = cluster.basis, mix_of(spec.train.precision).gemm
+    timed = cluster.profile is not None and cluster.profile.timed_layers_in(kind)
+    if found is None and timed:
         return Interval(share=CALIBRATED, basis=basis, runs=0, words=f"{basis}, ±{CALIBRATED:.0%}")
     if found is None and cluster.device == "cpu":
-        words = f"a CPU that nobody measured{_links(cluster, spec)}, {sureness(ANY_CPU)}"
+        what = f"no layer was timed in {kind} here" if cluster.profile else "a CPU that nobody measured"
+        words = f"{what}{_links(cluster, spec)}, {sureness(ANY_CPU)}"
         return Interval(share=ANY_CPU, basis=basis, runs=0, words=words)
     if found is None:
         share = within(stack, cluster.accelerator.name, host_share)

@@ -103,7 +103,7 @@ class Estimate(TypedDict):
     """Traffic is exact for what the trainer runs, memory and time are estimates. Sizes in bytes.
 
     `padded_vocab_size`: rows of the embedding and the head over all tp ranks, of which those from the vocabulary's size
-    on are padding; `model_parameters` counts none.
+    on are padding; `model_parameters` counts none. `tight`: the fullest rank fits, by less than its peak may be off.
     """
 
     world_size: int
@@ -122,6 +122,7 @@ class Estimate(TypedDict):
     exact_traffic: bool
     cluster: ClusterEstimate
     fits: bool
+    tight: NotRequired[bool]
     time: TimeEstimate
 
 
@@ -135,7 +136,8 @@ def estimate(spec: JobSpec, cluster: Cluster | None = None) -> Estimate:
     cluster = cluster or default_cluster(spec)
     twins = _twins(spec)
     stages = _stages(spec, twins, cluster)
-    peak = max(stage["memory_bytes"] for stage in stages)
+    peak, room = max(stage["memory_bytes"] for stage in stages), cluster.accelerator.memory_bytes
+    sure = memory_interval(cluster, spec, memory_correction(cluster.runs), peak)
     return Estimate(
         world_size=layout.world_size,
         axes={axis: getattr(layout, axis) for axis in ("pp", "dp", "cp", "ep", "tp")},
@@ -148,11 +150,12 @@ def estimate(spec: JobSpec, cluster: Cluster | None = None) -> Estimate:
         tokens_per_step=spec.train.global_batch * spec.train.seq_len,
         stages=stages,
         peak_memory_bytes=peak,
-        memory_interval=memory_interval(cluster, spec, memory_correction(cluster.runs), peak),
+        memory_interval=sure,
         rank_bytes=_exceptions(spec, twins, stages, cluster),
         exact_traffic=traffic_kind(spec) == EXACT,
         cluster=_where(spec, cluster),
-        fits=peak <= cluster.accelerator.memory_bytes,
+        fits=peak <= room,
+        tight=peak <= room < peak * (1 + sure["share"]),
         time=_time(spec, cluster),
     )
 

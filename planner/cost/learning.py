@@ -24,6 +24,7 @@ ALIKE = 0.02
 LEAST_OF_BYTES = 0.5  # of the time of the fastest call: with less, a rate is what noise makes of latency
 CPU_WITHIN = 0.1  # of a process' resident set: the worst of six layouts (docs/reference/measured.md)
 NARROWEST, WIDEST = 0.001, 1.0  # of an allocator's share
+KNOWN_WITHIN = 0.5  # of a peak: a wider interval is no reason to leave memory free
 
 
 def learned(cluster: Cluster, runs: Sequence[Run]) -> Cluster:
@@ -62,12 +63,27 @@ def memory_interval(cluster: Cluster, spec: JobSpec, found: Correction | None, p
         words = f"from {found.runs} runs here, {sureness(max(found.share, 0.01))}"
         return Interval(share=found.share, basis="runs", runs=found.runs, words=words)
     stack = STACKS[spec.resources.stack]
+    share, beside = _counted_within(cluster, spec)
+    share += beside / peak_bytes
     if cluster.device == "cpu":
-        share, why = CPU_WITHIN + LEAST_TENSORS / peak_bytes, "a process' own beside them"
+        why = "a process' own beside them"
     else:
-        share = stack.memory_within + UNTOLD_BYTES / peak_bytes
         why = stack.title if stack.memory_within < 1 else f"no peak is known of {stack.title}"
     return Interval(share=share, basis="counted", runs=0, words=f"tensors counted, {why}, {sureness(share)}")
+
+
+def _counted_within(cluster: Cluster, spec: JobSpec) -> tuple[float, int]:
+    """How far off a peak is whose tensors were counted: a share of it, and bytes beside."""
+    if cluster.device == "cpu":
+        return CPU_WITHIN, LEAST_TENSORS
+    return STACKS[spec.resources.stack].memory_within, UNTOLD_BYTES
+
+
+def surely_fitting(cluster: Cluster, spec: JobSpec, found: Correction | None, room: int) -> int:
+    """The highest peak that fits `room` even where it is told too low by all of its interval; all of the room where
+    so little is known of the stack that nothing worth asking for would."""
+    share, beside = (found.share, 0) if found is not None else _counted_within(cluster, spec)
+    return room if share > KNOWN_WITHIN else max(0, int((room - beside) / (1 + share)))
 
 
 def tensor_bytes(spec: JobSpec) -> int:

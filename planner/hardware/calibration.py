@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from contracts.telemetry.words import Op
+from planner.facts.precision import mix_of
 from planner.facts.spec import JobSpec
 from planner.facts.tensors.shards import micro_batch_tokens
 from planner.hardware.cluster import Accelerator, Cluster, Link
@@ -32,7 +33,7 @@ def cluster_of(name: str, profile: HostProfile) -> Cluster:
     """
     best = {
         precision: max((2 * p.m * p.n * p.k / p.seconds for p in profile.gemm if p.precision == precision), default=0.0)
-        for precision in ("fp32", "bf16")
+        for precision in ("fp32", "bf16", "fp8")
     }
     bandwidth = max(p.num_bytes / p.seconds for p in profile.stream)
     sheet = ACCELERATORS["CPU core" if profile.device == "cpu" else "H100 SXM"]  # what a process keeps for itself
@@ -41,9 +42,11 @@ def cluster_of(name: str, profile: HostProfile) -> Cluster:
         memory_bytes=profile.memory_bytes,
         fp32_flops=best["fp32"],
         bf16_flops=best["bf16"] or best["fp32"],
+        fp8_flops=best["fp8"] or None,
         bytes_per_s=bandwidth,
         num_sms=1,
         gemm_efficiency=1.0,
+        fp8_efficiency=1.0,
         attention_efficiency=1.0,
         memory_efficiency=1.0,
         kernel_s=min(p.seconds for p in profile.stream),
@@ -131,7 +134,7 @@ class Calibration:
 
 def _same(point: LayerPoint | EndsPoint, spec: JobSpec, ranks: int) -> bool:
     layout = spec.layout
-    wanted = layout.tp, layout.sequence_parallel, spec.train.precision, ranks
+    wanted = layout.tp, layout.sequence_parallel, mix_of(spec.train.precision).gemm, ranks
     return (point.tp, point.sequence_parallel, point.precision, point.ranks) == wanted
 
 

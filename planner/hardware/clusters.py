@@ -18,6 +18,7 @@ _A100_40, _A100_80, _H100 = round(39.5 * GIB), round(79.15 * GIB), round(79.1 * 
 _H200, _B200 = round(139.8 * GIB), round(178.35 * GIB)
 
 _CPU_PROCESS = 310 * 2**20  # resident before a model is built: the interpreter, torch, its libraries (torch 2.13)
+_CPU_FP8 = 0.25  # of fp32's rate: products of 256 to 1,024 with the casts of both operands (torch 2.13, AVX-512)
 _CPU_FRAGMENTATION = 0.13  # glibc's heap keeps what is too small to be given back at once
 
 _HOPPER = 0.72  # power keeps a large product at about 720 of 989 TFLOP/s
@@ -191,6 +192,7 @@ ACCELERATORS = {
             memory_bytes=8 * GIB,
             fp32_flops=0.05 * TERA,
             bf16_flops=0.05 * TERA,
+            fp8_flops=_CPU_FP8 * 0.05 * TERA,
             bytes_per_s=10 * GB,
             num_sms=1,
             kernel_s=5e-6,

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from contracts.telemetry.words import Op
+from planner.facts.precision import GemmType
 from planner.facts.spec import Arch, Device, Strict
 
 PROFILE_VERSION: Literal[2] = 2
@@ -20,10 +21,10 @@ MeasuredPrecision = Literal["fp32", "bf16"]
 
 
 class GemmPoint(Strict):
-    """(m, k) x (k, n) matrix product: 2 m n k FLOP in the median `seconds`."""
+    """(m, k) x (k, n) matrix product: 2 m n k FLOP in the median `seconds`, in fp8 with the casts of both operands."""
 
     ranks: Count
-    precision: MeasuredPrecision
+    precision: GemmType
     m: Count
     n: Count
     k: Count
@@ -112,3 +113,7 @@ class HostProfile(Strict):
     ends: tuple[EndsPoint, ...] = ()
     optimizer: tuple[OptimizerPoint, ...] = ()
     collectives: tuple[CollectivePoint, ...] = ()
+
+    def timed_layers_in(self, kind: GemmType) -> bool:
+        """Whether any layer was, whose products run in this type."""
+        return any(layer.precision == kind for layer in self.layers)

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 from typing_extensions import TypedDict
 
 from planner.cost.correction import interval
-from planner.cost.learning import memory_correction
+from planner.cost.learning import memory_correction, surely_fitting
 from planner.cost.timing import Timer
 from planner.facts.kinds import kind_of
 from planner.facts.layout import MAX_RANKS, SCHEDULE_NAMES, problems
@@ -157,15 +157,13 @@ def choose(
     """The fastest layout of `spec` that fits whichever of `rooms` it may be placed in, timed on `cluster`; over several
     hosts where more ranks than one holds are faster, with tp inside a host.
 
-    Memory that is known from runs is kept free as far as these lie apart.
+    As much memory is kept free as a peak may be off, unless nothing fits then.
 
     Raises:
         SpecError: nothing fits, with the arithmetic.
     """
     worlds, combinations = _worlds(asked, rooms), list(_combinations(asked))
     spread = memory_correction(cluster.runs)
-    margin = 1 + spread.share if spread else 1.0
-    found, counts, complete = _Tried([], Counter()), 0, True
     deadline = time.monotonic() + max_seconds
     tries = [(world, inside) for world in worlds for fixed in combinations for inside in rooms.inside(world, fixed)]
     if not tries:
@@ -173,15 +171,20 @@ def choose(
             f"groups of this many ranks stay inside a host, which leaves no room for {_ranks(worlds)}: {rooms.words()}"
         )
         raise SpecError([Problem(f"{FIELD}.tp", text)])
-    for index, (world, fixed) in enumerate(tries):
-        left = (deadline - time.monotonic()) / (len(tries) - index) if math.isfinite(max_seconds) else math.inf
-        room = int(_memory(asked, rooms, world) / margin)
-        limits = Constraints(world, fixed, asked.max_micro_batch, room, runnable, max(left, 0.01))
-        result = search(spec, cluster, limits, limit=RUNNERS_UP + 1)
-        found.best.extend(result.best)
-        found.refused.update(result.refused)
-        counts += result.considered
-        complete &= result.complete
+    for tight in (False, True):
+        found, counts, complete = _Tried([], Counter()), 0, True
+        for index, (world, fixed) in enumerate(tries):
+            left = (deadline - time.monotonic()) / (len(tries) - index) if math.isfinite(max_seconds) else math.inf
+            room = _memory(asked, rooms, world)
+            room = room if tight else surely_fitting(cluster, spec, spread, room)
+            limits = Constraints(world, fixed, asked.max_micro_batch, room, runnable, max(left, 0.01))
+            result = search(spec, cluster, limits, limit=RUNNERS_UP + 1)
+            found.best.extend(result.best)
+            found.refused.update(result.refused)
+            counts += result.considered
+            complete &= result.complete
+        if found.best:
+            break
     if not found.best:
         raise SpecError(
             [Problem(FIELD, _nothing(spec, cluster, asked, rooms, worlds, found.refused) + _unless(complete))]
@@ -190,7 +193,7 @@ def choose(
     room = _memory(asked, rooms, best[0].spec.layout.world_size)
     told: Chosen = {
         "asked": asked.model_dump(exclude_defaults=True),
-        "why": _why(best, cluster, room, worlds, counts, complete),
+        "why": _why(best, cluster, room, worlds, counts, complete, tight=tight),
         "cluster": cluster.name,
         "considered": counts,
         "complete": complete,
@@ -283,13 +286,21 @@ def _nothing(
 
 
 def _why(
-    best: Sequence[Found], cluster: Cluster, room: int, worlds: Sequence[int], considered: int, complete: bool
+    best: Sequence[Found],
+    cluster: Cluster,
+    room: int,
+    worlds: Sequence[int],
+    considered: int,
+    complete: bool,
+    *,
+    tight: bool,
 ) -> str:
     first = best[0]
     sure = interval(cluster, first.spec, Timer(cluster).correction(first.spec), first.timing.host_share)
     lines = [
         f"{words(first.spec)}: {first.timing.step_s:.3g} s a step ({sure['words']}), "
-        f"{first.memory_bytes / GIB:.2f} GiB of {room / GIB:.2f} on the fullest rank.",
+        f"{first.memory_bytes / GIB:.2f} GiB of {room / GIB:.2f} on the fullest rank"
+        f"{', by less than the estimate may be off: nothing fits by more' if tight else ''}.",
         f"The fastest of {considered:,} layouts on {_ranks(worlds)} of {cluster.name}" + f"{_unless(complete)}.",
     ]
     if len(best) > 1:

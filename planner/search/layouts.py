@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from planner.cost.alike import alike_stages
 from planner.cost.beside import allowance, on
 from planner.cost.correction import Interval, interval
-from planner.cost.learning import memory_correction, memory_interval
+from planner.cost.learning import memory_correction, memory_interval, surely_fitting
 from planner.cost.memory import least_bytes, most_bytes
 from planner.cost.timing import Timer, Timing
 from planner.facts.layout import pipeline_problems, problems
@@ -80,7 +80,8 @@ def sureness_of(found: Sequence[Found], cluster: Cluster) -> list[Sure]:
 
 
 class SearchResult(NamedTuple):
-    """`best` by time. `pareto`: more time always buys less memory. `refused`: how many layouts, by reason.
+    """`best` by time, those behind that fit by less than their peak may be off. `pareto`: more time always buys less
+    memory. `refused`: how many layouts, by reason.
 
     `complete` is False when `max_seconds` ended the search: then not all layouts were considered.
     """
@@ -104,8 +105,9 @@ def search(spec: JobSpec, cluster: Cluster, constraints: Constraints, *, limit: 
     started = time.perf_counter()
     finder = _Finder(spec, cluster, constraints)
     fitting = sorted(finder.find(), key=_rank)
+    sure = surely_fitting(cluster, spec, memory_correction(cluster.runs), cluster.accelerator.memory_bytes)
     return SearchResult(
-        best=fitting[:limit],
+        best=sorted(fitting, key=lambda found: found.memory_bytes > sure)[:limit],
         pareto=pareto(fitting),
         considered=len(fitting) + finder.refused.total(),
         fitting=len(fitting),

@@ -32,6 +32,7 @@ def test_every_kind_is_measured_with_one_rank_and_with_all(profile: HostProfile)
     assert {p.op for p in profile.collectives} == {
         *("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send"),
     }
+    assert {p.precision for p in profile.gemm} == {"fp32", "bf16", "fp8"}
     assert {p.tp for p in profile.layers} == {1, 2}
     assert profile.slots == 2
 

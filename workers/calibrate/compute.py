@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from planner.facts.models.presets import PRESETS
 from planner.facts.models.shapes import Parameter, layer_parameters
+from planner.facts.precision import GemmType
 from planner.facts.spec import ModelSpec, TrainSpec
 from planner.facts.tensors.placements import Placement
 from planner.hardware.profile import EndsPoint, GemmPoint, LayerPoint, MeasuredPrecision, OptimizerPoint, StreamPoint
@@ -19,6 +20,7 @@ from workers.trainer.model import Decoder, Strategy
 from workers.trainer.optimizer import clip_gradients, gradient_square_sum, make_optimizer, update
 from workers.trainer.parallel.data_parallel import NoDataParallel
 from workers.trainer.parallel.parallelize import Held, Part
+from workers.trainer.parallel.products import WIDE, Fp8
 from workers.trainer.parallel.tensor_parallel import TensorParallel
 
 SEQ_LEN = 128
@@ -27,9 +29,11 @@ ROUNDS = 20
 
 
 class Sizes(NamedTuple):
-    """What is measured on a kind of device: (m, k) of products, bytes of streams, presets whose layers are timed."""
+    """What is measured on a kind of device: (m, k) of products and their types, bytes of streams, presets whose layers
+    are timed in `precisions`."""
 
     gemm: tuple[tuple[int, int], ...]
+    products: tuple[GemmType, ...]
     stream: tuple[int, ...]
     presets: tuple[str, ...]
     micro_batches: tuple[int, ...]
@@ -39,6 +43,7 @@ class Sizes(NamedTuple):
 SIZES = {
     "cpu": Sizes(
         gemm=((64, 128), (256, 256), (512, 512), (1024, 1024)),
+        products=("fp32", "bf16", "fp8"),
         stream=(2**10, 2**16, 2**20, 2**24),
         presets=("gpt-tiny", "gpt-mini", "llama-tiny", "llama-mini"),
         micro_batches=(1, 4),
@@ -46,21 +51,23 @@ SIZES = {
     ),
     "cuda": Sizes(
         gemm=((1024, 1024), (4096, 4096), (8192, 8192), (16384, 8192)),
+        products=("fp32", "bf16"),
         stream=(2**16, 2**24, 2**28, 2**30),
         presets=("gpt2", "gpt2-xl", "llama3-8b"),
         micro_batches=(1, 8, 32),
         precisions=("fp32", "bf16"),
     ),
 }
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 
 
 def gemm_points(crew: Crew) -> Iterator[GemmPoint]:
     """(m, k) x (k, k) products."""
-    for precision in SIZES[crew.device.type].precisions:
+    for precision in SIZES[crew.device.type].products:
+        products = Fp8() if precision == "fp8" else WIDE
         for m, k in SIZES[crew.device.type].gemm:
             a, b = (torch.randn(shape, device=crew.device).to(DTYPES[precision]) for shape in ((m, k), (k, k)))
-            took = together(partial(_only, partial(torch.mm, a, b), crew), crew)
+            took = together(partial(_only, partial(products.outputs, a, [b], [None]), crew), crew)
             if took is not None:
                 yield GemmPoint(ranks=crew.ranks, precision=precision, m=m, n=k, k=k, seconds=took["s"])
 

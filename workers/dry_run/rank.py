@@ -56,7 +56,7 @@ def dry_step(spec: JobSpec, rank: int) -> DryStep:
     """
     started = time.perf_counter()
     recorder, device = Recorder(rank), torch.device("cpu")
-    dry_world(recorder, rank, spec.layout.world_size)
+    dry_world(recorder, rank, spec.layout.world_size, spec.resources.device)
     try:
         mesh = make_mesh(spec, rank, recorder.label)
         built = build(spec, mesh, device, fill=False, even=True)

@@ -10,9 +10,12 @@ import torch
 import torch.distributed as dist
 
 from contracts.telemetry.words import Op
+from planner.facts.spec import Device
 from workers.meter.group import Carried, MeteredGroup
 from workers.meter.recorder import Recorder
 from workers.torch_private.groups import fake_store, stand_in_group
+
+STAGED = ("all_gather", "reduce_scatter")  # gloo gathers and scatters by way of a copy of the whole (torch 2.13)
 
 
 class Done(dist.Work):
@@ -31,22 +34,27 @@ class Done(dist.Work):
 
 
 class DryGroup(MeteredGroup):
-    """Records each call; outputs keep whatever they hold."""
+    """Records each call; outputs keep whatever they hold. `stages`: it takes what gloo takes for a copy."""
+
+    stages = False
 
     def _run(
         self, method: str, op: Op, carried: Carried, args: Sequence[Any], kwargs: dict[str, Any], poller: object
     ) -> Any:
         self._issue(op, carried)()
-        return Done(args)
+        staged = [torch.empty(carried.payload_bytes, dtype=torch.uint8)] if self.stages and op in STAGED else []
+        return Done((*args, *staged))
 
 
-def dry_world(recorder: Recorder, rank: int, world_size: int) -> None:
-    """Make this process rank `rank` of `world_size` that are not there."""
+def dry_world(recorder: Recorder, rank: int, world_size: int, device: Device) -> None:
+    """Make this process rank `rank` of `world_size` that are not there, each with a `device`."""
     name = f"dry_{len(dist.Backend.backend_list)}"
 
     def create(options: Any, backend_options: Any) -> MeteredGroup:
         ranks = options.global_ranks_in_group or range(options.group_size)
-        return DryGroup(stand_in_group(options), options.group_id, recorder, [torch.device("cpu")], ranks)
+        group = DryGroup(stand_in_group(options), options.group_id, recorder, [torch.device("cpu")], ranks)
+        group.stages = device == "cpu"
+        return group
 
     dist.Backend.register_backend(name, create, extended_api=True, devices=["cpu"])
     dist.init_process_group(name, store=fake_store(), rank=rank, world_size=world_size)

@@ -29,7 +29,7 @@ from workers.trainer.errors import DivergedError, ProofError, UserError
 from workers.trainer.loop import Send, Stop, Trainer, train
 from workers.trainer.parallel.mesh import make_mesh
 from workers.trainer.parallel.parallelize import parallelize
-from workers.trainer.peak import Peak
+from workers.trainer.peak import Peak, load_libraries
 from workers.trainer.proof import Proof
 
 FP8_CAPABILITY = (8, 9)  # Ada, Hopper and later
@@ -88,6 +88,7 @@ def run(
     start.told("met")
     try:
         mesh = make_mesh(spec, rank, recorder.label)
+        load_libraries(sharded=bool(spec.layout.zero))
         peak = Peak(device)
         part = parallelize(spec, mesh, device)
         trainer = Trainer(spec, mesh, part, corpus, recorder, device)

@@ -136,7 +136,8 @@ class Estimate(TypedDict):
     """Traffic is exact for what the trainer runs, memory and time are estimates. Sizes in bytes.
 
     `padded_vocab_size`: rows of the embedding and the head over all tp ranks, of which those from the vocabulary's
-    size on are padding; `model_parameters` counts none.
+    size on are padding; `model_parameters` counts none. `tight`: the fullest rank fits, by less than its peak may
+    be off.
     """
 
     world_size: int
@@ -156,6 +157,7 @@ class Estimate(TypedDict):
     cluster: ClusterEstimate
     fits: bool
     time: TimeEstimate
+    tight: NotRequired[bool]
 
 
 class Error(TypedDict):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from jobs.history.exports.scalars import scalars
+from jobs.history.exports.scalars import Point, scalars
 from jobs.history.kept.query import ask
 from jobs.history.recording.ended import ended
 from jobs.models import Attempt, Job
@@ -16,6 +18,8 @@ BATCH = 1000  # metrics that a server takes at once: https://mlflow.org/docs/lat
 MOST_PARAMS = 100  # that it takes at once
 LONGEST_VALUE = 500
 OUTCOMES = {"succeeded": "FINISHED", "cancelled": "KILLED"}
+# Of MLflow's client, where nobody set them: by itself it asks a server that is away for five minutes.
+PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
 JOB, ATTEMPT = "meshboard.job", "meshboard.attempt"
 
 
@@ -27,19 +31,31 @@ class ExportedError(Exception):
     """The attempt is there already: its metrics would be there twice."""
 
 
+class NotTakenError(Exception):
+    """The server or store cannot be reached, or does not take the attempt: nothing of it is there."""
+
+
 def export(job: Job, attempt: int, to: str, experiment: str) -> str:
-    """Write an attempt to the server or folder `to`; returns the id of its run there.
+    """Write an attempt to the server or store `to`; returns the id of its run there.
 
     Raises:
-        NotInstalledError, ExportedError, GoneError, BusyError
+        NotInstalledError, ExportedError, NotTakenError, GoneError, BusyError
     """
+    for name, value in PATIENCE.items():
+        os.environ.setdefault(name, value)
     try:
         from mlflow import MlflowClient
-        from mlflow.entities import Metric, Param
+        from mlflow.exceptions import MlflowException
     except ImportError:
         raise NotInstalledError("MLflow is not installed: pip install 'meshboard[mlflow]'") from None
     points = ask(job.id, attempt, lambda tables: list(scalars(tables)))
-    client = MlflowClient(tracking_uri=to)
+    try:
+        return _write(MlflowClient(tracking_uri=to), job, attempt, points, experiment)
+    except MlflowException as error:
+        raise NotTakenError(f"{to} does not take it: {str(error).strip().splitlines()[0][:1000]}") from None
+
+
+def _write(client: Any, job: Job, attempt: int, points: Sequence[Point], experiment: str) -> str:
     found = client.get_experiment_by_name(experiment)
     where = found.experiment_id if found else client.create_experiment(experiment)
     same = f"tags.`{JOB}` = '{job.id}' AND tags.`{ATTEMPT}` = '{attempt}'"
@@ -48,18 +64,29 @@ def export(job: Job, attempt: int, to: str, experiment: str) -> str:
     began = int(1000 * min((point.time for point in points), default=job.created.timestamp()))
     tags = {JOB: job.id, ATTEMPT: str(attempt), "meshboard.project": job.project, "mlflow.user": job.owner.username}
     run: str = client.create_run(where, start_time=began, tags=tags, run_name=job.name).info.run_id
-    params = [Param(name, value[:LONGEST_VALUE]) for name, value in flat(fields_read(job.spec))]
-    for first in range(0, len(params), MOST_PARAMS):
-        client.log_batch(run, params=params[first : first + MOST_PARAMS])
-    told = (Metric(point.curve, point.value, int(1000 * point.time), point.step) for point in points)
-    while batch := list(islice(told, BATCH)):
-        client.log_batch(run, metrics=batch)
+    try:
+        _fill(client, run, job, points)
+    except BaseException:
+        with contextlib.suppress(Exception):  # else a second try would find half of it there
+            client.delete_run(run)
+        raise
     row = Attempt.objects.filter(job=job, number=attempt).values_list("pk", flat=True).first()
     outcome = ended(row).outcome if row is not None else None
     last = int(1000 * max((point.time for point in points), default=began / 1000))
     if outcome is not None:
         client.set_terminated(run, OUTCOMES.get(outcome, "FAILED"), last)
     return run
+
+
+def _fill(client: Any, run: str, job: Job, points: Iterable[Point]) -> None:
+    from mlflow.entities import Metric, Param
+
+    params = [Param(name, value[:LONGEST_VALUE]) for name, value in flat(fields_read(job.spec))]
+    for first in range(0, len(params), MOST_PARAMS):
+        client.log_batch(run, params=params[first : first + MOST_PARAMS])
+    told = (Metric(point.curve, point.value, int(1000 * point.time), point.step) for point in points)
+    while batch := list(islice(told, BATCH)):
+        client.log_batch(run, metrics=batch)
 
 
 def flat(spec: Mapping[str, Any], under: str = "") -> Iterator[tuple[str, str]]:

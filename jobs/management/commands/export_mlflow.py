@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from jobs.history.exports.mlflow import ExportedError, NotInstalledError, export
+from jobs.history.exports.mlflow import ExportedError, NotInstalledError, NotTakenError, export
 from jobs.history.kept.folder import GoneError
 from jobs.models import Job
 from jobs.planning.planners import BusyError
@@ -20,7 +20,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("job", help="its id")
         parser.add_argument("--attempt", type=int, help="by default the current one")
-        parser.add_argument("--to", required=True, help="MLflow's tracking URI: a server, or file:///a/folder")
+        parser.add_argument("--to", required=True, help="MLflow's tracking URI: its server")
         parser.add_argument("--experiment", default="", help="by default meshboard/PROJECT")
 
     def handle(self, *_args: Any, **options: Any) -> None:
@@ -30,5 +30,5 @@ class Command(BaseCommand):
         experiment = options["experiment"] or f"meshboard/{job.project}"
         try:
             self.stdout.write(export(job, options["attempt"] or job.attempt, options["to"], experiment))
-        except (NotInstalledError, ExportedError, GoneError, BusyError) as error:
+        except (NotInstalledError, ExportedError, NotTakenError, GoneError, BusyError) as error:
             raise CommandError(str(error)) from None

@@ -32,6 +32,7 @@ def reconcile(client: redis.Redis, listening_since: datetime, trouble: str = "")
     be well and yet not heard of.
     """
     now = timezone.now()
+    answered = listening_since + HOST_SILENT_AFTER  # by then, what was asked of hosts
     unended = Member.objects.filter(ended__isnull=True, host__isnull=False).select_related("host", "attempt__job")
     bulky = ("exit", "attempt__exit", "host__profile", *(f"attempt__job__{name}" for name in BULKY))
     saving, asked = stops.saving(now), list[tuple[str, int]]()
@@ -53,8 +54,9 @@ def reconcile(client: redis.Redis, listening_since: datetime, trouble: str = "")
         if member.never_ran and job.status in (Status.STARTING, Status.UNREACHABLE):
             if member.missed and now - member.ordered > ORDER_AGAIN_AFTER:
                 _order_again(job, member)
-        elif member.missed >= MISSED_IN_A_ROW and now - member.ordered > ORDER_LASTS:
-            # Not sooner: an order that has not expired may still be carried out.
+        elif member.missed >= MISSED_IN_A_ROW and now > max(member.ordered + ORDER_LASTS, answered):
+            # Not sooner: an order that has not expired may still be carried out, and who has just begun to listen hears
+            # at once what was said meanwhile, before any host can answer how the attempt ended.
             ending.lose(member, f"host {host.name} no longer knows this attempt")
     raise_flags(client, [cancel_key(*key) for key in flags] + [save_key(*key) for key in asked])
 

@@ -79,6 +79,8 @@ def _attend_by_blocks(g: Graph, s: Shape, q: Variable, k: Variable, v: Variable,
     block = g.variable(pair)
     others = pair * (0 if s.cp == 1 else 2 if s.ring and s.cp > 2 else 1 if s.ring else s.cp)
     came = tape.take(others, BUFFERS)
+    staged = 0 if s.ring or s.cp == 1 else s.staged(others)
+    tape.briefly(staged, BUFFERS)
     joined = tape.take(wide, WORKING)
     lse = g.save_bytes(sums)
     tape.briefly(q.num_bytes + max(_hidden_bytes(s), wide if mixed else 0), WORKING)
@@ -96,11 +98,13 @@ def _attend_by_blocks(g: Graph, s: Shape, q: Variable, k: Variable, v: Variable,
             grad = ordered
         total = tape.take(wide, WORKING)
         came = tape.take(others, BUFFERS)
+        tape.briefly(staged, BUFFERS)
         found = tape.take(q.num_bytes + pair, WORKING)
         tape.briefly(_hidden_bytes(s), WORKING)
         travelling = tape.take(pair * (1 if s.cp == 1 else 4 if s.ring else 2 * s.cp), BUFFERS)
         # What a reduce-scatter leaves of one's own block comes while all that it sums is there.
         early = None if s.ring or s.cp == 1 else tape.take(pair, WORKING)
+        tape.briefly(staged, BUFFERS)
         tape.drop(found, travelling, came)
         if mixed:
             made = tape.take(q.num_bytes, WORKING)

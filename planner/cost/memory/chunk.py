@@ -205,14 +205,16 @@ def _backward(parts: _Parts) -> Iterator[Stretch]:
             yield from buckets.after(piece.segments, unit, count)
         else:
             yield joined(each).times(count)
-    if parts.embedding:
+    if parts.embedding and buckets.element:
+        yield from buckets.after(parts.embedding.segments, NO_UNIT._replace(numel=embedded), 1)
+    elif parts.embedding:
         yield parts.embedding.backward
     if frees:
         yield z.free(chunk.root)
     if chunk.root.numel:
         yield from reducer.after(chunk.root)
     yield from reducer.end()
-    yield buckets.rest(embedded)
+    yield buckets.rest()
 
 
 def _following(parts: _Parts, index: int, place: int) -> Unit:
@@ -267,7 +269,7 @@ class _Buckets:
 
     def add(self, numel: int) -> Stretch:
         self._waiting += numel * self.element
-        return self.rest(0) if self._waiting >= BUCKET_BYTES else changes()
+        return self.rest() if self._waiting >= BUCKET_BYTES else changes()
 
     def after(self, segments: Sequence[Segment], unit: Unit, count: int) -> Iterator[Stretch]:
         """So many backwards of one layer, with what its gradients fill as they come; those of experts that no other
@@ -278,9 +280,9 @@ class _Buckets:
                 yield segment.tape.then(self.add(weight))
             yield self.add(unit.numel - sum(weights))
 
-    def rest(self, numel: int) -> Stretch:
+    def rest(self) -> Stretch:
         """What is left when the last gradients have come."""
-        left, self._waiting = self._waiting + numel * self.element, 0
+        left, self._waiting = self._waiting, 0
         return changes((BUFFERS, left))
 
 

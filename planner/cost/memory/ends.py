@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from planner.cost.memory.graph import Graph, Remake, Variable
+from planner.cost.memory.graph import Graph, Variable
 from planner.cost.memory.shape import Shape
-from planner.cost.memory.tape import LOGITS, WORKING, Buffer
-from planner.cost.memory.ways import Product, columns, enter, norm
+from planner.cost.memory.tape import BUFFERS, LOGITS, WORKING, Buffer
+from planner.cost.memory.ways import Product, columns, enter, norm, regathered
 from planner.facts.precision import FP32_BYTES
 
 
@@ -15,10 +15,11 @@ def embed(g: Graph, s: Shape) -> Variable:
     if s.tp > 1:
         tape.briefly(s.hidden_bytes, WORKING)
         partial = tape.take(s.hidden_bytes, WORKING)
-        if s.sequence_parallel and s.sequences > 1:
-            tape.briefly(s.hidden_bytes, WORKING)
+        parts = tape.take(s.hidden_bytes if s.sequence_parallel and s.sequences > 1 else 0, WORKING)
         rows = g.variable(s.part_bytes)
-        tape.drop(partial)
+        if s.sequence_parallel:
+            tape.briefly(s.staged(s.hidden_bytes), BUFFERS)
+        tape.drop(partial, parts)
     else:
         rows = g.variable(s.hidden_bytes)
     g.node(lambda: _embed_backward(g, s, rows))
@@ -49,6 +50,7 @@ def _embed_backward(g: Graph, s: Shape, rows: Variable) -> None:
         grad = g.taken(rows)
         if s.sequence_parallel:
             gathered = g.tape.take(s.hidden_bytes, WORKING)
+            g.tape.briefly(s.staged(s.hidden_bytes), BUFFERS)
             if s.sequences > 1:
                 g.tape.briefly(s.hidden_bytes, WORKING)
             g.tape.drop(grad)
@@ -65,7 +67,7 @@ def head(g: Graph, s: Shape, x: Variable) -> Variable:
     normed = norm(g, x)
     entered = enter(g, s, normed)
     if s.regather:
-        entered.whole.remake = Remake(entered.whole.num_bytes, 0)
+        entered.whole.remake = regathered(s, entered)
         g.keep_until_backward(normed)
     size = s.tokens * s.vocab_rows * s.element
     (logits,) = columns(g, s, entered, [Product(size, s.vocab_rows * s.model.hidden_size, narrow=False, part=LOGITS)])

@@ -32,7 +32,7 @@ class Variable:
 
 
 class Remake:
-    """A tensor that forward did not keep: made once when backward first asks, `beside` it for a moment, freed after
+    """A tensor that forward did not keep: made once when backward first asks, so much `beside` it then, freed after
     the last use."""
 
     __slots__ = ("beside", "buffer", "num_bytes", "uses")
@@ -321,9 +321,9 @@ class Graph:
         """What was not kept is made again."""
         for saved in kept:
             if isinstance(saved, Remake) and saved.buffer is None:
-                if saved.beside:
-                    self.tape.briefly(saved.beside, WORKING)
+                beside = self.tape.take(saved.beside, WORKING)
                 saved.buffer = self.tape.take(saved.num_bytes, WORKING)
+                self.tape.drop(beside)
 
     def release(self, kept: Sequence[Kept]) -> None:
         for saved in kept:

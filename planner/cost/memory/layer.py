@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import partial
 
 from planner.cost.memory.attention import attention
-from planner.cost.memory.graph import Graph, Remake, Variable
+from planner.cost.memory.graph import Graph, Variable
 from planner.cost.memory.mlp import mixture, mlp
 from planner.cost.memory.shape import Shape
-from planner.cost.memory.ways import Entered, enter, leave, norm
+from planner.cost.memory.ways import Entered, enter, leave, norm, regathered
 from planner.facts.precision import FP32_BYTES
 from planner.facts.tensors.placements import kv_heads_held
 
@@ -75,10 +75,10 @@ def _half(g: Graph, s: Shape, x: Variable, inside: Callable[[Graph, Shape, Enter
     entered = enter(g, s, normed)
     whole = entered.whole
     if s.light and (s.regather or not s.sequence_parallel):
-        whole.remake = Remake(whole.num_bytes, 0)
+        whole.remake = regathered(s, entered, made=normed.num_bytes)
         g.keep_until_backward(x)  # which it is made of
     elif s.regather and s.recompute != "full":
-        whole.remake = Remake(whole.num_bytes, 0)
+        whole.remake = regathered(s, entered)
         g.keep_until_backward(normed)
     out = leave(g, s, inside(g, s, entered))
     g.done(normed, whole)

@@ -12,7 +12,7 @@ from functools import cache
 from typing import NamedTuple
 
 from planner.facts.layout import chunk_indices
-from planner.facts.messages import exchanges, owners
+from planner.facts.messages import Message, exchanges, owners
 from planner.facts.schedules import Action, actions, splits
 from planner.facts.spec import Layout, Schedule
 from planner.facts.words import counted
@@ -177,13 +177,14 @@ def _walk(pipe: Pipe, m: int) -> Iterator[Moment]:
             flight[at] += 1 if kind == "F" else -1
             if kind != "F" and later:
                 waiting[at] += 1
-            messages.after(action)
+            messages.after(action, waits=later)
             messages.asked_after(index)
         if kind == "W" or (kind == "B" and later):
             what = species("W", action.chunk, whole=kind == "W")  # what a whole backward used it freed itself
             yield moment(what)
             pass_by(what, action.chunk)
             waiting[at] -= 1
+            messages.after_weights(action)
         if kind == "W":
             messages.asked_after(index)
 
@@ -193,27 +194,44 @@ class _Messages:
 
     A message is there from when it is asked for. What a chunk was given stays until its backward has ended, a gradient
     for another chunk of the rank until that one's, for another rank until it is asked for. An output in flight counts
-    with its chunk.
+    with its chunk, and what waits for its weights with its input and both gradients: `_twice` are those that are
+    counted elsewhere too.
     """
 
     def __init__(self, pipe: Pipe, m: int) -> None:
         self._stage, self._last = pipe.stage, pipe.pp * pipe.virtual_stages - 1
         self._owner = owners(pipe.layout) if pipe.pp > 1 else {0: 0}
         self._slots = exchanges(pipe.layout, m)[pipe.stage] if pipe.pp > 1 else ()
-        self.number = 0
+        self._counted, self._twice = 0, set[Message]()
         self.asked_after(-1)
+
+    @property
+    def number(self) -> int:
+        return self._counted - len(self._twice)
 
     def asked_after(self, index: int) -> None:
         """What is asked for after the action of this index, -1 for before the first."""
         for message, _, receiver in self._slots[index + 1] if self._slots else ():
             if receiver == self._stage:
-                self.number += 1
+                self._counted += 1
             elif message.kind == "B":
-                self.number -= 1
+                self._counted -= 1
+                self._twice.discard(message)
 
-    def after(self, action: Action) -> None:
+    def after(self, action: Action, *, waits: bool) -> None:
         if action.kind == "F":
             return
-        self.number -= action.chunk < self._last  # its output's gradient
+        _, i, chunk = action
+        own = chunk > 0 and self._owner[chunk - 1] == self._stage
+        self._counted -= chunk < self._last  # its output's gradient
         # Its input's gradient stays: for a chunk of this rank beside the input, else in place of it.
-        self.number += action.chunk > 0 and self._owner[action.chunk - 1] == self._stage
+        self._counted += own
+        self._twice.discard(Message("F", chunk + 1, i))
+        if waits and chunk:
+            self._twice.add(Message("B", chunk - 1, i))
+        if waits and own:
+            self._twice.add(Message("F", chunk, i))
+
+    def after_weights(self, action: Action) -> None:
+        _, i, chunk = action
+        self._twice -= {Message("F", chunk, i), Message("B", chunk - 1, i), Message("B", chunk, i)}

@@ -15,7 +15,7 @@ class Shape(NamedTuple):
     """What one rank computes of a layer with one micro-batch. `tokens` of its cp part, `element` bytes of the compute
     type, `narrow` of what products take; `parts` that sequence parallelism divides the residual stream into.
     `documents`: attention stays within them. `fused_loss`, `gathers_logits`, `keeps_opened`, `repeats_operations` and
-    `repeats_whole` as the stack has them."""
+    `repeats_whole` as the stack has them. `stages`: collectives gather and scatter by way of a copy."""
 
     model: ModelSpec
     vocab_rows: int
@@ -39,6 +39,7 @@ class Shape(NamedTuple):
     keeps_opened: bool
     repeats_operations: bool
     repeats_whole: bool
+    stages: bool
 
     @property
     def parts(self) -> int:
@@ -53,6 +54,10 @@ class Shape(NamedTuple):
     def part_bytes(self) -> int:
         """Hidden states of the residual stream."""
         return self.hidden_bytes // self.parts
+
+    def staged(self, num_bytes: int) -> int:
+        """The copy's, of what is gathered or scattered."""
+        return num_bytes if self.stages else 0
 
     @property
     def embedded_elements(self) -> int:
@@ -97,4 +102,5 @@ def shape_of(spec: JobSpec) -> Shape:
         keeps_opened=stack.keeps_opened,
         repeats_operations=stack.repeats_operations,
         repeats_whole=stack.repeats_whole,
+        stages=spec.resources.device == "cpu",  # gloo
     )

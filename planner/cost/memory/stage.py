@@ -82,6 +82,7 @@ def rank_of_stage(spec: JobSpec, stage: int) -> Rank:
     if train.checkpoint_every and spec.resources.device == "cpu":
         held_bytes[COPIES] = shards * (mix.sharded + mix.moments)
     shape = shape_of(spec)
+    sharding = Sharding(layout.zero, mix.compute, mix.gradients, mix.sharded, layout.keep_gathered, shape.stages)
     chunks = tuple(
         Chunk(
             shape=shape,
@@ -91,7 +92,7 @@ def rank_of_stage(spec: JobSpec, stage: int) -> Rank:
             dense=part.dense,
             moe=part.moe,
             root=part.root,
-            sharding=Sharding(layout.zero, mix.compute, mix.gradients, mix.sharded, layout.keep_gathered),
+            sharding=sharding,
             master=mix.has_master and mix.gradients == FP32_BYTES,
             sent=mix.gradients if layout.zero == 0 and layout.replica_ranks > 1 else 0,
             waits=splits(layout),

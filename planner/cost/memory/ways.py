@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from planner.cost.memory.fp8 import cast, input_gradient, weight_gradients
-from planner.cost.memory.graph import Graph, Variable
+from planner.cost.memory.graph import Graph, Remake, Variable
 from planner.cost.memory.shape import Shape
 from planner.cost.memory.tape import ACTIVATIONS, BUFFERS, GRADIENTS, WORKING
 
@@ -31,6 +31,14 @@ def enter(g: Graph, s: Shape, x: Variable) -> Entered:
     return Entered(x, Variable(g.tape.hold(x.buffer)))
 
 
+def regathered(s: Shape, x: Entered, *, made: int = 0) -> Remake:
+    """The whole as backward makes it again, of a part that was kept or, of so many bytes, `made` again too."""
+    if s.tp == 1 or not s.sequence_parallel:
+        return Remake(x.whole.num_bytes, 0)
+    parts = x.whole.num_bytes if s.sequences > 1 else s.staged(x.whole.num_bytes)
+    return Remake(x.whole.num_bytes, made + parts)
+
+
 def entered(g: Graph, s: Shape, x: Entered) -> Variable:
     """The whole as a tensor of its own, whose gradient backward sums over tp."""
     tape = g.tape
@@ -49,6 +57,7 @@ def entered(g: Graph, s: Shape, x: Entered) -> Variable:
         grad = g.taken(out)
         parts = tape.take(s.hidden_bytes, BUFFERS) if s.sequences > 1 else None
         summed = tape.take(x.part.num_bytes, WORKING)
+        tape.briefly(s.staged(s.hidden_bytes), BUFFERS)
         tape.drop(grad, *([parts] if parts else []))
         g.give(x.part, summed)
 
@@ -96,16 +105,17 @@ def columns(g: Graph, s: Shape, x: Entered, products: Sequence[Product]) -> list
         casts = [cast(tape, p.num_bytes // g.element, g.element) for p in products] if narrow else []
         whole = input_gradient(tape, s.hidden_bytes, g.element, sizes) if narrow else tape.take(s.hidden_bytes, WORKING)
         if s.tp > 1 and s.sequence_parallel:
-            sent = tape.take(s.hidden_bytes, BUFFERS) if s.sequences > 1 else tape.hold(whole)
+            sent = [tape.take(s.hidden_bytes, BUFFERS) if s.sequences > 1 else tape.hold(whole)]
             summed = tape.take(x.part.num_bytes, WORKING)
+            sent.append(tape.take(s.staged(s.hidden_bytes), BUFFERS))
             tape.drop(whole)
         else:
-            sent, summed = whole, tape.hold(whole)
+            sent, summed = [whole], tape.hold(whole)
         if narrow:
             weights = weight_gradients(tape, numel, g.element, casts, sizes)
         else:
             weights = [tape.take(weight * g.element, GRADIENTS) for weight in sizes]
-        tape.drop(*grads, *rows, *casts, sent)
+        tape.drop(*grads, *rows, *casts, *sent)
         g.release(kept)
         for made, product in zip(weights, products, strict=True):
             g.accumulate(made, product.weight)
@@ -118,6 +128,7 @@ def columns(g: Graph, s: Shape, x: Entered, products: Sequence[Product]) -> list
 def _gathered(g: Graph, s: Shape, whole: int, *, copies: bool) -> Variable:
     """Parts of several sequences do not lie as the whole does: they are copied."""
     parts = g.variable(whole)
+    g.tape.briefly(s.staged(whole), BUFFERS)
     if not copies:
         return parts
     out = g.variable(whole)
@@ -131,9 +142,11 @@ def leave(g: Graph, s: Shape, x: Variable) -> Variable:
         return x
     tape, whole = g.tape, s.hidden_bytes
     copies = s.sequences > 1
-    if s.sequence_parallel and copies:
-        tape.briefly(whole, BUFFERS)
+    parts = tape.take(whole if s.sequence_parallel and copies else 0, BUFFERS)
     out = g.variable(x.num_bytes // s.parts)
+    if s.sequence_parallel:
+        tape.briefly(s.staged(whole), BUFFERS)
+    tape.drop(parts)
     g.done(x)
 
     def run() -> None:

@@ -1,7 +1,8 @@
 """What ZeRO's units allocate and free around the layers they shard, as FSDP2 of torch 2.13 does.
 
 A gather fills a buffer that its parameters are copied out of; in forward it stays until the next unit has been copied,
-in backward the next is gathered ahead. A reduce-scatter's buffer stays until the next one begins.
+in backward the next is gathered ahead. A reduce-scatter's buffer stays until the next one begins. gloo gathers and
+scatters by way of a copy, which is gone when the call is over.
 """
 
 from __future__ import annotations
@@ -49,13 +50,14 @@ NO_UNIT = Unit(0, 0, 0, 0)
 
 class Sharding(NamedTuple):
     """ZeRO's stage, and bytes of an element as computed with, as reduced, and as held in shards. `keeps`: stage 3 frees
-    nothing while the rank works on a chunk."""
+    nothing while the rank works on a chunk; `stages` as `Shape` has it."""
 
     stage: int
     compute: int
     reduced: int
     held: int
     keeps: bool = False
+    stages: bool = False
 
     @property
     def frees_each(self) -> bool:
@@ -84,9 +86,12 @@ class Sharding(NamedTuple):
     def _filled(self, unit: Unit) -> tuple[tuple[int, int], ...]:
         whole = unit.padded * self.compute
         if not self.mixed:
-            return ((BUFFERS, whole),)
-        # One's own shard in the compute type.
-        return (BUFFERS, unit.shard * self.compute), (BUFFERS, whole), (BUFFERS, -unit.shard * self.compute)
+            return ((BUFFERS, whole), *self._staged(whole))
+        own = unit.shard * self.compute  # in the compute type
+        return (BUFFERS, own), (BUFFERS, whole), (BUFFERS, -own), *self._staged(whole)
+
+    def _staged(self, num_bytes: int) -> tuple[tuple[int, int], ...]:
+        return ((BUFFERS, num_bytes), (BUFFERS, -num_bytes)) if self.stages else ()
 
     def free(self, unit: Unit) -> Stretch:
         return changes((GATHERED, -unit.padded * self.compute))
@@ -118,6 +123,7 @@ class Sharding(NamedTuple):
             (BUFFERS, unit.padded * self.reduced),
             (GRADIENTS, -(unit.numel * element - lag) - copy),
             (GRADIENTS, shard),
+            *self._staged(unit.padded * self.reduced),
         ]
         if self.reduced != self.held:
             events += [(GRADIENTS, kept), (GRADIENTS, -shard)]

@@ -314,6 +314,10 @@ def test_a_plan_s_headline_and_its_panel_leave_the_same_memory_free(modules: Pag
     head, panel, note = call(modules, "pictures/memory.js", body, estimate)
     assert (head, panel.endswith("fits, 95 % free")) == ("± 10 %, fits 8.00 GiB, 95 % free", True)
     assert note == "The fullest: 297 MiB to 363 MiB, counted."
+    tight = {**estimate, "cluster": {**cluster, "memory_bytes": 350 * 2**20}, "tight": True}
+    head, panel, _ = call(modules, "pictures/memory.js", body, tight)
+    assert head == "± 10 %, fits 350 MiB, 5 % free: less than the estimate may be off"
+    assert panel.endswith("fits, 5 % free: less than the estimate may be off")
 
 
 def test_parts_of_a_step_stand_beside_the_plan_each_with_its_error(modules: Page) -> None:

@@ -145,6 +145,30 @@ def test_mlflow_keeps_an_attempt_once(recorded: str, tmp_path: Path, monkeypatch
         call_command("export_mlflow", "nobodys", to=to)
 
 
+@pytest.mark.slow
+def test_what_mlflow_does_not_take_is_told_in_a_line_and_leaves_nothing(
+    recorded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+
+    to = f"file://{tmp_path / 'mlruns'}"
+    with pytest.raises(CommandError, match=r"^http://127\.0\.0\.1:1 does not take it: .*Connection refused"):
+        call_command("export_mlflow", recorded, to="http://127.0.0.1:1")
+    with pytest.raises(CommandError, match=r"does not take it: .*maintenance mode"):
+        call_command("export_mlflow", recorded, to=to)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    with monkeypatch.context() as broken:
+
+        def full(*_: object, **__: object) -> None:
+            raise MlflowException("the disk is full")
+
+        broken.setattr(MlflowClient, "log_batch", full)
+        with pytest.raises(CommandError, match="the disk is full"):
+            call_command("export_mlflow", recorded, to=to)
+    call_command("export_mlflow", recorded, to=to)
+
+
 def test_without_mlflow_the_command_says_what_to_install(recorded: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(CommandError, match=r"pip install 'meshboard\[mlflow\]'"):

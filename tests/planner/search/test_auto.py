@@ -75,6 +75,15 @@ def test_the_memory_is_that_of_the_least_host_it_may_be_placed_on() -> None:
     tight = chosen({"ranks": 4}, Room(8, 80 * GIB), Room(4, 40 * GIB))
     assert roomy.told["memory_bytes"] > 40 * GIB, "the host with 2 slots cannot take 4 ranks"
     assert tight.told["memory_bytes"] <= 40 * GIB
+    assert "by less than the estimate may be off: nothing fits by more" in tight.told["why"]
+
+
+def test_memory_is_kept_free_for_what_the_estimate_may_be_off() -> None:
+    """What fitted a host's 48 GiB by a hair was chosen, though its peak may be 15% and half a GiB higher."""
+    choice = chosen({"ranks": 8, "tp": 2, "pp": 1, "cp": 1}, Room(8, 48 * GIB))
+    for told in [choice.told, *choice.told["runners_up"]]:
+        assert 1.15 * told["memory_bytes"] + GIB / 2 <= 48 * GIB
+    assert "by less than" not in choice.told["why"]
 
 
 FOUR = Room(4, 80 * GIB)

@@ -55,11 +55,19 @@ export function freeShare({ cluster, peak_memory_bytes: peak }) {
   return `${Math.floor(100 * (1 - peak / cluster.memory_bytes))} %`;
 }
 
+/** In words, with what it leaves free, and in which tone. */
+export function fitting(estimate, room = "") {
+  const [fits, free] = [`fits${room && ` ${room}`}`, `${freeShare(estimate)} free`];
+  return estimate.tight
+    ? { text: `${fits}, ${free}: less than the estimate may be off`, tone: "warn" }
+    : { text: `${fits}, ${free}`, tone: "good" };
+}
+
 function verdict(estimate, suggestions) {
   const { cluster, peak_memory_bytes: peak } = estimate;
   const has = `${bytes(peak)} of ${bytes(cluster.memory_bytes)}`;
   if (estimate.fits) {
-    return el("p", { className: "verdict" }, el("b", {}, has), ` on the fullest rank: fits, ${freeShare(estimate)} free`);
+    return el("p", { className: "verdict" }, el("b", {}, has), ` on the fullest rank: ${fitting(estimate).text}`);
   }
   const box = el("div", { className: "message", role: "status" }, el("p", {}, el("b", {}, `Needs ${has}.`)));
   box.dataset.tone = "bad";

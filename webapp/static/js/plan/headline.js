@@ -1,7 +1,7 @@
 // What a layout costs, in three figures that are always in sight; their pictures follow below.
 import { byAxis } from "../collectives.js";
 import { bytes, duration, sureness, tokenRate } from "../format.js";
-import { freeShare } from "../pictures/memory.js";
+import { fitting } from "../pictures/memory.js";
 
 const total = (stage) => Object.values(stage.step_bytes).reduce((sum, value) => sum + value, 0);
 const most = (stages, of) => stages.reduce((first, other) => (of(other) > of(first) ? other : first));
@@ -13,13 +13,13 @@ export const told = ({ stages }) => ({ memory: most(stages, (stage) => stage.mem
 export function headline(estimate) {
   const { time, cluster, peak_memory_bytes: peak, memory_interval: sure } = estimate;
   const { traffic: busiest } = told(estimate);
+  const room = bytes(cluster.memory_bytes);
+  const fits = estimate.fits ? fitting(estimate, room) : { text: `does not fit ${room}`, tone: "bad" };
   const axes = Object.entries(busiest.step_bytes).filter(([, value]) => value > 0);
   axes.sort(([one], [other]) => byAxis(one, other));
   return {
     memory: { text: bytes(peak) },
-    fits: estimate.fits
-      ? { text: `${sureness(sure.share)}, fits ${bytes(cluster.memory_bytes)}, ${freeShare(estimate)} free`, tone: "good" }
-      : { text: `${sureness(sure.share)}, does not fit ${bytes(cluster.memory_bytes)}`, tone: "bad" },
+    fits: { ...fits, text: `${sureness(sure.share)}, ${fits.text}` },
     time: { text: duration(time.step_s) },
     speed: { text: `${sureness(time.interval.share)}, ${tokenRate(time.tokens_per_s)}` },
     traffic: { text: bytes(total(busiest)) },

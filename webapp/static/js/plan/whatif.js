@@ -158,8 +158,8 @@ function showPlan(lane) {
   const memory = `${bytes(estimate.peak_memory_bytes)} of ${bytes(cluster.memory_bytes)}`;
   const sent = Math.max(...estimate.stages.map((s) => Object.values(s.step_bytes).reduce((a, b) => a + b, 0)));
   const line = (name, value, title) => el("tr", { title }, el("th", { scope: "row" }, name), el("td", { className: "number" }, value));
-  const fits = el("span", { className: "badge plain" }, estimate.fits ? "fits" : "does not fit");
-  fits.dataset.tone = estimate.fits ? "good" : "bad";
+  const fits = el("span", { className: "badge plain" }, estimate.fits ? (estimate.tight ? "barely fits" : "fits") : "does not fit");
+  fits.dataset.tone = estimate.fits ? (estimate.tight ? "warn" : "good") : "bad";
   const rows = [
     line("ranks", integer(estimate.world_size)),
     line("step", duration(time.step_s), "estimate"),

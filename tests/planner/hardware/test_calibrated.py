@@ -1,0 +1,63 @@
+"""What a calibration says of types of numbers that it timed layers in, and of those that it did not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from planner.cost.estimate import estimate
+from planner.facts.reading.parse import parse_spec
+from planner.facts.spec import JobSpec
+from planner.hardware.calibration import Calibration, cluster_of
+from planner.hardware.profile import GemmPoint, LayerPoint
+from tests.planner.stacked import measured
+
+SHAPE: dict[str, Any] = {"arch": "llama", "hidden_size": 512, "num_heads": 8, "num_kv_heads": 8}
+SHAPE |= {"ffn_hidden_size": 1536}
+LAYER = {"ranks": 1, "tp": 1, "sequence_parallel": False, "micro_batch": 1, "seq_len": 512}
+LAYER |= {"forward_s": 0.1, "backward_s": 0.2}
+RATES = {"fp32": 1e11, "bf16": 1e12, "fp8": 4e10}
+PRODUCT = {"ranks": 1, "m": 1024, "n": 1024, "k": 1024}
+
+
+def asked(precision: str) -> JobSpec:
+    model = {**SHAPE, "num_layers": 2, "vocab_size": 512, "max_seq_len": 512, "tied_embeddings": False}
+    train = {"global_batch": 1, "seq_len": 512, "precision": precision}
+    return parse_spec({"model": model, "train": train})
+
+
+def points(**rates: float) -> tuple[GemmPoint, ...]:
+    return tuple(
+        GemmPoint.model_validate({**PRODUCT, "precision": kind, "seconds": 2 * 1024**3 / rate})
+        for kind, rate in rates.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("precision", "words"),
+    [
+        ("fp32", "calibrated, ±31%"),
+        ("bf16_state", "no layer was timed in bf16 here, up to 10 times off"),
+        ("fp8", "no layer was timed in fp8 here, up to 10 times off"),
+    ],
+)
+def test_a_type_that_no_layer_was_timed_in_is_not_told_as_calibrated(precision: str, words: str) -> None:
+    """fp8 on a CPU was planned by fp32's rate, told ±31%, and took 9 to 28 times what bf16 takes."""
+    layer = LayerPoint.model_validate({**LAYER, **SHAPE, "precision": "fp32"})
+    profile = measured().model_copy(update={"gemm": points(**RATES), "layers": (layer,)})
+    told = estimate(asked(precision), cluster_of("here", profile))["time"]
+    assert told["interval"]["words"] == words
+
+
+def test_products_run_at_the_rate_of_their_own_type() -> None:
+    cluster = cluster_of("here", measured().model_copy(update={"gemm": points(**RATES)}))
+    compute = {kind: estimate(asked(kind), cluster)["time"]["parts"][0]["seconds"] for kind in ("fp8", "bf16")}
+    assert compute["fp8"] > 5 * compute["bf16"]
+
+
+def test_a_layer_is_the_same_whatever_holds_its_weights_between_steps() -> None:
+    layer = LayerPoint.model_validate({**LAYER, **SHAPE, "precision": "bf16"})
+    found = Calibration(measured().model_copy(update={"layers": (layer,)}))
+    assert {found.layer(asked(p), 1) for p in ("bf16", "bf16_gradients", "bf16_state")} == {(0.1, 0.2)}
+    assert found.layer(asked("fp8"), 1) is None
