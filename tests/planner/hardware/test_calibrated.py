@@ -11,7 +11,7 @@ from planner.facts.reading.parse import parse_spec
 from planner.facts.spec import JobSpec
 from planner.hardware.calibration import Calibration, cluster_of
 from planner.hardware.profile import GemmPoint, LayerPoint
-from tests.planner.stacked import measured
+from tests.planner.hardware.stacked import measured
 
 SHAPE: dict[str, Any] = {"arch": "llama", "hidden_size": 512, "num_heads": 8, "num_kv_heads": 8}
 SHAPE |= {"ffn_hidden_size": 1536}
