@@ -114,8 +114,7 @@ class Watching:
 
 def plain(seen: Look) -> str:
     """One line; the verdict is another."""
-    rates = "  ".join(f"{clean(axis)} {size(rate)}/s" for axis, rate in seen.rates.items())
-    parts = [seen.job.status, _steps(seen), _loss(seen), _step_s(seen), rates]
+    parts = [seen.job.status, _steps(seen), _loss(seen), _step_s(seen), _rates(seen)]
     return "  ".join(part for part in parts if part)
 
 
@@ -142,6 +141,14 @@ def curve(values: Sequence[float]) -> str:
     """A block a value, as tall as its share of the highest; what is above 0 is seen."""
     most = max(values, default=0.0) or 1.0
     return "".join(BLOCKS[math.ceil(value / most * (len(BLOCKS) - 1))] for value in values)
+
+
+def _rates(seen: Look) -> str:
+    """While it runs: the last seconds of one that has ended are its end's, not its steps'."""
+    if seen.job.finished or not seen.rates:
+        return ""
+    rates = "  ".join(f"{clean(axis)} {size(rate)}/s" for axis, rate in seen.rates.items())
+    return f"{rates} (mean of {RATE_S} s)"
 
 
 def _steps(seen: Look) -> str:
