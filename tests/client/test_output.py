@@ -78,6 +78,9 @@ def test_a_plan_and_a_search_say_between_what_time_and_memory_lie() -> None:
     told = plans.plan({"time": time, "peak_memory_bytes": 2**30, "memory_interval": heavy, **where})
     assert "        600 ms to 1 s: data sheet, ±25%\n" in told
     assert "        0 B to 2 GiB: tensors counted, ±100%\n" in told
+    estimate = {"time": time, "peak_memory_bytes": 2**30, "memory_interval": heavy, **where}
+    for more, words in (({}, ": fits H100"), ({"tight": True}, ": barely fits"), ({"fits": False}, ": does NOT fit")):
+        assert words in plans.plan({**estimate, **more})
     layout = dict.fromkeys(plans.AXES, 1) | {"zero": 0, "schedule": "1f1b", "recompute": "none"}
     found = {"layout": layout, "micro_batch_size": 1, "step_s": 9.0, "memory_bytes": 2**30, "runnable": True}
     old, new = (plans.found({"best": [{**found, **more}]}) for more in ({}, {"interval": {"share": 9.0}}))

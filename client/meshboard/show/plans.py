@@ -15,7 +15,7 @@ def plan(estimate: Estimate) -> str:
     """What a spec would cost: time by part, memory, payload bytes that the fullest rank sends a step."""
     time = estimate["time"]
     parts = "  ".join(f"{part['name']} {seconds(part['seconds'])}" for part in time["parts"])
-    fits = "fits" if estimate["fits"] else "does NOT fit"
+    fits = ("barely fits" if estimate.get("tight") else "fits") if estimate["fits"] else "does NOT fit"
     sent: dict[str, int] = {}
     for stage in estimate["stages"]:
         for axis, num_bytes in stage["step_bytes"].items():
