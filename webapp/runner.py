@@ -28,6 +28,7 @@ from webapp.up.kept import kept_settings
 from webapp.up.processes import Child, Fleet
 from webapp.up.redis_version import RedisVersion, redis_version, warning
 from webapp.up.terminal import say
+from workers.host.joined import kept_file
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_PORT = 8000
@@ -81,7 +82,8 @@ def run(settings: RunnerSettings) -> None:
         if not version.gives_rights and "MESHBOARD_REDIS_ACCESS" not in environment:
             environment["MESHBOARD_REDIS_ACCESS"] = "shared"
             say(f"{version} has no rights to give: the host uses the board's own credentials (docs/deploy.md, Hosts).")
-        made = json.loads(manage(environment, "prepare", *known_credentials(up_file)))
+        kept = kept_file(Path(host_env["MESHBOARD_STATE_DIR"]), host_env["MESHBOARD_HOST_NAME"])
+        made = json.loads(manage(environment, "prepare", "--host", str(kept), *known_credentials(up_file)))
         login = made["login"]
         for child in services(environment, {**host_env, "MESHBOARD_JOIN_TOKEN": made["join_token"]}, port):
             fleet.start(child)

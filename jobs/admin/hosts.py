@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin, messages
-from django.db.models import Count, QuerySet
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from unfold.admin import ModelAdmin
@@ -16,6 +16,7 @@ from jobs.models import DeadLetter, Host, Member, Pool, Reservation
 from jobs.queue import actions
 from jobs.queue.heard import deadletters
 from jobs.queue.hosts import drain
+from jobs.queue.scheduling.snapshot import free_slots
 from planner.facts.words import counted
 
 
@@ -32,22 +33,20 @@ class HostAdmin(OwnColumn):
     search_fields = ["name"]
     list_filter = ["drained", "device"]
 
-    def get_queryset(self, request: HttpRequest) -> Any:
-        return super().get_queryset(request).annotate(held=Count("allocations"))
-
     def get_changelist_instance(self, request: HttpRequest) -> Any:
         """Its lines know what was not understood of each: asked for at once."""
         found = super().get_changelist_instance(request)
         hosts = list(found.result_list)
-        counts = deadletters.counts_of(host.name for host in hosts)
+        counts, free = deadletters.counts_of(host.name for host in hosts), free_slots()
         for host in hosts:
+            host.free_slots = free.get(host.pk, 0)
             host.not_understood = counts[host.name]
         found.result_list = hosts
         return found
 
-    @display(ordering="held")
-    def free(self, host: Any) -> int:
-        return int(host.slots - host.held)
+    @display
+    def free(self, host: Any) -> str:
+        return str(host.free_slots)
 
     @display(description="events not understood")
     def dead_letters(self, host: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from typing import Any
 
 from django.http import Http404
@@ -25,11 +24,12 @@ from jobs.hosts import joining, tokens
 from jobs.hosts.access import NoRightsError
 from jobs.hosts.present import host_brief, host_detail, token_told
 from jobs.missing import MissingError
-from jobs.models import Host, JoinToken, SlotAllocation
+from jobs.models import Host, JoinToken
 from jobs.planning.queries import checked
 from jobs.present import job_detail
 from jobs.queue import actions
 from jobs.queue import hosts as staff
+from jobs.queue.scheduling.snapshot import free_slots
 from jobs.text import storable, whole_number
 
 log = logging.getLogger(__name__)
@@ -65,8 +65,8 @@ class Hosts(APIView):
     def get(self, request: Request) -> Response:
         """Every host that was not removed, by name; with `limit`, page by page."""
         page = paged(request, Host.objects.present(), "name", usual=None)
-        held = Counter(SlotAllocation.objects.filter(host__in=page.rows).values_list("host_id", flat=True))
-        return Response([host_brief(host, held[host.pk]) for host in page.rows], headers=page.headers)
+        free = free_slots()
+        return Response([host_brief(host, free.get(host.pk, 0)) for host in page.rows], headers=page.headers)
 
 
 class HostView(APIView):
@@ -75,7 +75,7 @@ class HostView(APIView):
     @extend_schema(operation_id="getHost", responses={200: schema.of("HostDetail"), **refusals(404)})
     def get(self, request: Request, name: str) -> Response:
         """Its slots with the jobs on them, and what it says of itself."""
-        return Response(host_detail(_find_host(name), request.user))
+        return _told(_find_host(name), request.user)
 
 
 class Join(APIView):
@@ -275,4 +275,8 @@ def _drained(request: Request, name: str, drained: bool) -> Response:
     refuse_body(request)
     staff.drain(host, drained, user_of(request).get_username())
     host.refresh_from_db()
-    return Response(host_detail(host, request.user))
+    return _told(host, request.user)
+
+
+def _told(host: Host, user: Any) -> Response:
+    return Response(host_detail(host, user, free_slots().get(host.pk, 0)))

@@ -24,7 +24,7 @@ from jobs.diagnosis.slow.stragglers import stragglers, told
 from jobs.diagnosis.stuck.hangs import Hangs
 from jobs.diagnosis.stuck.processes import Processes
 from jobs.diagnosis.stuck.progress import Progress
-from jobs.diagnosis.verdict import healthy
+from jobs.diagnosis.verdict import healthy, unheard
 
 
 class Diagnosis:
@@ -78,8 +78,8 @@ class Diagnosis:
         self._ending.ended(outcome, report)
         self._script.ended(report)
 
-    def look(self, now: float) -> Told:
-        """How it stands at `now`, unix seconds by the board's clock."""
+    def look(self, now: float, silence: str = "") -> Told:
+        """How it stands at `now`, unix seconds by the board's clock. `silence`: which host is not heard, in words."""
         over = self._ending.outcome is not None
         hang = None if over else self._hangs.look(now, self._window.last)
         slow = stragglers(self._run, self._window.steps, self._processes.held_again(now))
@@ -93,6 +93,8 @@ class Diagnosis:
             healthy(self._run, self._steps, self._start, self._script, self._ending, self._planned, measured)
         )
         first, *others = worst(findings)
+        if silence and not over:
+            first = unheard(silence, first)
         more = [e for finding in others if finding.state == first.state for e in finding.evidence]
         return fitted(
             {

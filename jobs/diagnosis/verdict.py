@@ -53,6 +53,14 @@ def healthy(
     return _beside_plan(measured, planned, ending, sure)
 
 
+def unheard(silence: str, told: Finding) -> Finding:
+    """Of a run that its host says nothing of: how it runs now nobody knows. `told`: what would be said of it else."""
+    reason = f"what was last told of it: {told.sentence}"
+    return Finding(
+        "notice", 0.0, f"Not heard: {silence}", reason, "look at the host; training may well go on there", told.evidence
+    )
+
+
 def _unobserved(ending: Ending) -> Finding:
     """It ended as it started: neither well nor ill."""
     if ending.outcome == "cancelled":

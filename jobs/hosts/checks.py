@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import time
 from collections.abc import Callable, Iterator
@@ -31,11 +32,8 @@ FULL = 0.9  # of maxmemory
 
 def board() -> Iterator[Finding]:
     """Everything, in the order in which it is worth mending."""
-    yield from _guarded("Redis", _redis)
-    yield from _guarded("database", _database)
-    yield from _guarded("controller", _controller)
-    yield from _guarded("recorder", _recorder)
-    yield from _guarded("hosts", _hosts)
+    yield from _guarded(_redis)
+    yield from _guarded(_kept)
     yield _pages()
     yield of_names()
     yield of_disk("state", settings.STATE_DIR)
@@ -44,16 +42,22 @@ def board() -> Iterator[Finding]:
     yield Finding("ok", "versions", f"{versions}, on {platform.platform()}")
 
 
-def _guarded(subject: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+def _kept() -> Iterator[Finding]:
+    """What only the database tells: after the first look that it does not answer, others would but say so again."""
+    for look in (_database, _another_board, _controller, _recorder, _hosts):
+        yield from look()
+
+
+def _guarded(look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
     try:
         yield from look()
     except (redis.RedisError, OSError) as error:
-        yield Finding(
-            "fail", subject, f"Redis at {_place()} does not answer: {error}", "start it, or see MESHBOARD_REDIS_URL"
-        )
+        words = f"Redis at {_place()} does not answer: {error}"
+        yield Finding("fail", "Redis", words, "start it, or see MESHBOARD_REDIS_URL")
     except Error as error:
         words = str(error).strip().partition("\n")[0]
-        yield Finding("fail", subject, f"the database does not answer: {words}", "see MESHBOARD_DATABASE_URL; migrate")
+        advice = "start it, or see MESHBOARD_DATABASE_URL; migrate"
+        yield Finding("fail", "database", f"the database does not answer: {words}", advice)
 
 
 def _redis() -> Iterator[Finding]:
@@ -68,13 +72,17 @@ def _redis() -> Iterator[Finding]:
         yield Finding("ok", "Redis", f"{kind} {version} at {_place()}")
         yield from _memory(info)
         yield _rights(client)
-    if other := another_board():
-        yield Finding("fail", "Redis", f"{WORDS}: {other}", ADVICE)
     yield of_clock("Redis", before + took / 2 - (seconds[0] + seconds[1] / 1e6), took / 2)
     given = settings.REDIS_FOR_HOSTS or settings.REDIS_URL
     if is_loopback(given):
         advice = "for hosts elsewhere set MESHBOARD_REDIS_FOR_HOSTS to its address as they reach it"
         yield Finding("warn", "Redis", "hosts are sent to loopback: only this machine's reach it", advice)
+
+
+def _another_board() -> Iterator[Finding]:
+    with contextlib.suppress(redis.RedisError, OSError):  # of which `_redis` told
+        if other := another_board():
+            yield Finding("fail", "Redis", f"{WORDS}: {other}", ADVICE)
 
 
 def _memory(info: Any) -> Iterator[Finding]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jobs.hosts.slots import held_slots
-from jobs.hosts.state import HostState, state_of
+from jobs.hosts.state import HostState, speaks, state_of
 from jobs.models import Host, Job
 
 COLOURS = 16  # as many as there are --series tokens
@@ -18,7 +18,8 @@ TONES: dict[HostState, str] = {"connected": "good", "drained": "warn", "silent":
 
 
 class SlotShown(NamedTuple):
-    """`colour` is a class: free, another user's, or one of the series."""
+    """`colour` is a class: free, closed (nobody's, on a host that takes no jobs), another user's, or one of the
+    series."""
 
     number: int
     colour: str
@@ -61,40 +62,45 @@ class Grid(NamedTuple):
     legend: list[Entry]
     more: int
     foreign: int
-    slots: int
     free: int
+    closed: int
 
 
-def grid(hosts: Sequence[Host], user: Any) -> Grid:
-    """As the user may see it. Colours are by job, the same on every host, and change with the jobs that run."""
+def grid(hosts: Sequence[Host], user: Any, free: Mapping[int, int]) -> Grid:
+    """As the user may see it. Colours are by job, the same on every host, and change with the jobs that run.
+
+    `free`: by host, how many slots the queue could give away now.
+    """
     held = held_slots(hosts, user)
     counts = Counter(slot.job.id for slots in held.values() for slot in slots if slot.job)
     jobs = {slot.job.id: slot.job for slots in held.values() for slot in slots if slot.job}
     order = sorted(jobs.values(), key=lambda job: (job.created, job.id))
     colours = {job.id: f"slot-{place % COLOURS}" for place, job in enumerate(order)}
     brief = len(hosts) > MOST_IN_FULL
-    shown = [_shown(host, {slot.slot: slot.job for slot in held[host.pk]}, colours, brief=brief) for host in hosts]
+    shown = [
+        _shown(host, {slot.slot: slot.job for slot in held[host.pk]}, colours, free.get(host.pk, 0), brief=brief)
+        for host in hosts
+    ]
     legend = [Entry(job, colours[job.id], counts[job.id]) for job in order]
     return Grid(
         hosts=shown,
         legend=legend[:MOST_IN_LEGEND],
         more=max(0, len(legend) - MOST_IN_LEGEND),
         foreign=sum(slot.job is None for slots in held.values() for slot in slots),
-        slots=sum(host.slots for host in hosts),
         free=sum(one.free for one in shown),
+        closed=sum(slot.colour == "slot-closed" for one in shown for slot in one.slots),
     )
 
 
-def _shown(host: Host, held: dict[int, Job | None], colours: dict[str, str], *, brief: bool) -> HostShown:
-    slots = []
+def _shown(host: Host, held: dict[int, Job | None], colours: dict[str, str], free: int, *, brief: bool) -> HostShown:
+    slots, unheld = [], "slot-free" if free else "slot-closed"
     for number in range(host.slots):
         job = held.get(number)
-        colour = colours[job.id] if job else "slot-foreign" if number in held else "slot-free"
+        colour = colours[job.id] if job else "slot-foreign" if number in held else unheld
         slots.append(SlotShown(number, colour, job))
     state = state_of(host)
-    speaks = state in ("connected", "drained")  # how a silent host fared once says nothing
-    told = gauges(host)[: FIRST_GAUGES if brief else None] if speaks else []
-    return HostShown(host, state, TONES[state], slots, host.slots - len(held), told)
+    told = gauges(host)[: FIRST_GAUGES if brief else None] if speaks(host) else []  # once is not now
+    return HostShown(host, state, TONES[state], slots, free, told)
 
 
 def gauges(host: Host) -> list[Gauge]:

@@ -50,6 +50,12 @@ def become(told: JoinRequest, address: str) -> tuple[Host, bool]:
     return host, joined
 
 
+def has_joined(name: str, identity: str) -> bool:
+    """Whether the machine of this identity is the host, and comes back without a token."""
+    host = Host.objects.filter(name=name).first()
+    return host is not None and _is_still(host, identity)
+
+
 def equip(host: Host, address: str) -> Joined:
     """What a host works with, its Redis user made. Raises access.NoRightsError, redis.RedisError."""
     with connect() as client:

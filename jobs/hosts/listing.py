@@ -8,19 +8,18 @@ from typing import NamedTuple
 from django.core.paginator import Page, Paginator
 
 from jobs.hosts.state import STATES, HostState, state_of
-from jobs.models import Host, SlotAllocation
+from jobs.models import Host
 
 PAGE_SIZE = 100
 
 
 class Listed(NamedTuple):
-    """`states` counts all hosts that are there, whatever was asked for; so do `slots` and `free`."""
+    """`states` counts all hosts that are there, whatever was asked for; so does `slots`."""
 
     hosts: list[Host]  # of the page, whole
     page: Page[Host]
     states: dict[HostState, int]
     slots: int
-    free: int
 
 
 def listed(words: str, state: str, page: str | None) -> Listed:
@@ -30,11 +29,9 @@ def listed(words: str, state: str, page: str | None) -> Listed:
     found = [host for host in every if words.lower() in host.name.lower() and state in ("", states[host.pk])]
     shown = Paginator(found, PAGE_SIZE).get_page(page)
     counts = Counter(states.values())
-    slots = sum(host.slots for host in every)
     return Listed(
         hosts=list(Host.objects.filter(pk__in=[host.pk for host in shown]).order_by("name")),
         page=shown,
         states={state: counts[state] for state in STATES if counts[state]},
-        slots=slots,
-        free=slots - SlotAllocation.objects.filter(host__removed__isnull=True).count(),
+        slots=sum(host.slots for host in every),
     )

@@ -26,7 +26,9 @@ class HostBrief(TypedDict):
     device: str
     device_name: str
     slots: int
-    free_slots: int
+    free_slots: Annotated[
+        int, Field(description="that the queue could give away now: of a host that takes no jobs none")
+    ]
     drained: bool
     note: Annotated[str, Field(description="what it wants known, such as jobs that run as root")]
     last_seen: Moment
@@ -82,15 +84,15 @@ class NewToken(Token):
     token: Annotated[str, Field(description="shown this once: only its hash is kept")]
 
 
-def host_brief(host: Host, held: int) -> HostBrief:
-    """One line of a list; `held`: slots that are not free."""
+def host_brief(host: Host, free: int) -> HostBrief:
+    """One line of a list; `free`: slots that the queue could give away now."""
     return {
         "name": host.name,
         "state": state_of(host),
         "device": host.device,
         "device_name": host.device_name,
         "slots": host.slots,
-        "free_slots": host.slots - held,
+        "free_slots": free,
         "drained": host.drained,
         "note": host.note,
         "last_seen": host.last_seen.isoformat(),
@@ -99,14 +101,14 @@ def host_brief(host: Host, held: int) -> HostBrief:
     }
 
 
-def host_detail(host: Host, user: Any) -> HostDetail:
+def host_detail(host: Host, user: Any, free: int) -> HostDetail:
     """With the ids of those jobs that the user may see."""
     held: list[HeldSlot] = [
         {"slot": slot, "job": job.id if job else None} for slot, job in held_slots([host], user)[host.pk]
     ]
     inside = sees_inside(user)
     return {
-        **host_brief(host, len(held)),
+        **host_brief(host, free),
         "address": host.address if inside else "",
         "held": held,
         "facts": host.facts if inside or not host.facts else _outside(host.facts),

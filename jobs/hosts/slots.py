@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from jobs.access import listed_jobs
+from jobs.hosts.state import speaks
 from jobs.models import Host, Job, SlotAllocation
 
 
@@ -17,11 +18,18 @@ class Held(NamedTuple):
 
 
 def held_slots(hosts: Iterable[Host], user: Any) -> dict[int, list[Held]]:
-    """By host, in the order of slots."""
-    found: dict[int, list[Held]] = {host.pk: [] for host in hosts}
-    rows = SlotAllocation.objects.filter(host__in=found).order_by("host", "slot")
-    taken = list(rows.values_list("host_id", "slot", "member__attempt__job_id"))
-    visible = {job.id: job for job in listed_jobs(user).filter(id__in={job for _, _, job in taken})}
-    for host, slot, job in taken:
-        found[host].append(Held(slot, visible.get(job)))
-    return found
+    """By host, in the order of slots: those that attempts were given, and those that still live ones hold by the word
+    of a host that speaks."""
+    taken = {host.pk: _lived_on(host) for host in hosts}
+    rows = SlotAllocation.objects.filter(host__in=taken)
+    for key, slot, job in rows.values_list("host_id", "slot", "member__attempt__job_id"):
+        taken[key][slot] = job
+    ids = {job for slots in taken.values() for job in slots.values()}
+    visible = {job.id: job for job in listed_jobs(user).filter(id__in=ids)}
+    return {key: [Held(slot, visible.get(job)) for slot, job in sorted(slots.items())] for key, slots in taken.items()}
+
+
+def _lived_on(host: Host) -> dict[int, str]:
+    if not speaks(host):
+        return {}
+    return {slot: job for job, _attempt, slots in host.holding for slot in slots if slot < host.slots}

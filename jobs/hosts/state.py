@@ -17,3 +17,8 @@ def state_of(host: Host) -> HostState:
     if host.last_seen < timezone.now() - HOST_SILENT_AFTER:
         return "lost" if host.given_up is not None and host.given_up > host.last_seen else "silent"
     return "drained" if host.drained else "connected"
+
+
+def speaks(host: Host) -> bool:
+    """Whether what it last said is of now."""
+    return state_of(host) in ("connected", "drained")

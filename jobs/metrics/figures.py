@@ -29,6 +29,7 @@ from jobs.models import (
     SlotAllocation,
     Status,
 )
+from jobs.queue.scheduling.snapshot import free_slots
 
 MOST_JOBS = 100  # told of one by one, those that began last
 MOST_RANKS = 64  # of a job, its first
@@ -62,13 +63,15 @@ def _queue(found: Figures) -> None:
 
 def _hosts(found: Figures) -> None:
     held_of = dict(SlotAllocation.objects.order_by().values_list("host").annotate(Count("id")))
-    hosts = Host.objects.present().order_by("name")
+    hosts, free_of = Host.objects.present().order_by("name"), free_slots()
     states, slots = Counter[str](), Counter[tuple[str, str]]()
     for number, host in enumerate(hosts.defer("facts", "profile", "holding")):
         state, held = state_of(host), min(held_of.get(host.pk, 0), host.slots)
         states[state] += 1
         slots[host.device, "held"] += held
-        slots[host.device, "free" if state == "connected" else "unusable"] += host.slots - held
+        free = min(free_of.get(host.pk, 0), host.slots - held)
+        slots[host.device, "free"] += free
+        slots[host.device, "unusable"] += host.slots - held - free
         if number < MOST_HOSTS:
             _host(found, host, held)
     found[of.HOSTS] = {(state,): states[state] for state in ("connected", "drained", "silent", "lost")}

@@ -26,6 +26,7 @@ from jobs.models import LIVE, Host, Job, JoinToken
 from jobs.planning.queries import checked
 from jobs.queue import actions
 from jobs.queue import hosts as staff
+from jobs.queue.scheduling.snapshot import free_slots
 from jobs.text import storable, whole_number
 from planner.facts.spec import SpecError
 
@@ -53,7 +54,14 @@ def hosts(request: HttpRequest) -> HttpResponse:
     follows them live."""
     asked = {name: request.GET.get(name, "").strip() for name in ("q", "state")}
     found = listed(asked["q"], asked["state"] if asked["state"] in STATES else "", request.GET.get("page"))
-    context: dict[str, Any] = {"grid": grid(found.hosts, request.user), "tones": TONES, "listed": found, "asked": asked}
+    free = free_slots()
+    context: dict[str, Any] = {
+        "grid": grid(found.hosts, request.user, free),
+        "free": sum(free.values()),
+        "tones": TONES,
+        "listed": found,
+        "asked": asked,
+    }
     if request.GET.get("part") == "grid":
         return render(request, "hosts/grid.html", context)
     if may_change_hosts(request.user):
@@ -66,7 +74,7 @@ def hosts(request: HttpRequest) -> HttpResponse:
 def host(request: HttpRequest, name: str) -> HttpResponse:
     """One host, and its calibration; `?part=live` is what follows it live."""
     found = _find(name)
-    shown, state = grid([found], request.user), state_of(found)
+    shown, state = grid([found], request.user, free_slots()), state_of(found)
     context: dict[str, Any] = {
         "host": found,
         "shown": shown,
@@ -79,7 +87,6 @@ def host(request: HttpRequest, name: str) -> HttpResponse:
     if request.GET.get("part") == "live":
         return render(request, "hosts/live.html", context)
     context |= {
-        "free": found.slots - found.allocations.count(),
         "profile": found.profile,
         "gemm": _gemm(found.profile) if found.profile else [],
         "running": _running(request.user, found),

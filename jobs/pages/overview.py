@@ -14,11 +14,11 @@ from django.views.decorators.http import require_GET
 
 from jobs.access import listed_jobs, may_change_hosts, sees_others, visible_jobs
 from jobs.hosts.grid import TONES
-from jobs.hosts.state import state_of
+from jobs.hosts.state import speaks, state_of
 from jobs.models import ON_A_HOST, Host, Job, SlotAllocation, StateChange, Status
 from jobs.pages.jobs.listing import list_rows
 from jobs.pages.jobs.nowtraffic import rates_of
-from jobs.queue.scheduling.snapshot import queue_paused
+from jobs.queue.scheduling.snapshot import free_slots, queue_paused
 
 SHOWN = 6  # lines of each list
 MOST_READ = 30  # running jobs whose traffic is read
@@ -102,7 +102,7 @@ def _hosts() -> list[dict[str, Any]]:
 
 def _slots(hosts: list[dict[str, Any]]) -> dict[str, int]:
     """Of all hosts, as their own lines say it; those of silent ones take nothing, so they are told besides."""
-    speaks = [line for line in hosts if line["state"] in ("connected", "drained")]
-    slots, ready = (sum(line["host"].slots for line in some) for some in (hosts, speaks))
+    heard = [line for line in hosts if speaks(line["host"])]
+    slots, reached = (sum(line["host"].slots for line in some) for some in (hosts, heard))
     held = sum(line["held"] for line in hosts)
-    return {"slots": slots, "held": held, "ready_slots": ready, "silent_slots": slots - ready}
+    return {"slots": slots, "held": held, "ready_slots": sum(free_slots().values()), "silent_slots": slots - reached}

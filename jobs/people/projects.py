@@ -150,11 +150,18 @@ def set_role(project: Project, username: str, role: Role, by: User) -> None:
         else:
             user = User.objects.filter(username=username, is_active=True).first() if by.is_staff else None
             if user is None:
-                raise SpecError([Problem("user", f"{username[:150]!r} is no member of {project.name}: invite them")])
+                raise SpecError([Problem("user", _no_member(project, username[:150], by))])
             Membership.objects.create(project=project, user=user, role=role, added_by=by.get_username())
         if before != role.label:
             after = {"user": username, "role": role.label}
             record(by.get_username(), "member", "project", project.name, before and {"role": before}, after)
+
+
+def _no_member(project: Project, username: str, by: User) -> str:
+    """Only staff, who could make anybody a member, learn whether there is an account of that name."""
+    if by.is_staff:
+        return f"no enabled account is called {username!r}: look at the spelling, or invite whoever has none"
+    return f"{username!r} is no member of {project.name}: invite them"
 
 
 def remove_member(project: Project, username: str, by: User) -> bool:

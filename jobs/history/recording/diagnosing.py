@@ -64,9 +64,9 @@ class Diagnoser:
         self._diagnosis.ended(outcome or "lost", report)
         self._over = True
 
-    def look(self, now: float) -> bool:
+    def look(self, now: float, silence: str = "") -> bool:
         """Store how it stands at `now` by the board's clock, where that is news; True when it was."""
-        told: dict[str, Any] = dict(self._diagnosis.look(now))
+        told: dict[str, Any] = dict(self._diagnosis.look(now, silence))
         news = {name: value for name, value in told.items() if name != "time"}
         if news == self._stored:
             return False
@@ -106,8 +106,9 @@ class Diagnoses:
         if made := self._of.get(key):
             self._trying(key, lambda: made.add(batch, node))
 
-    def look(self, key: Key, nodes: int, positions: Mapping[Stream, Node], *, over: bool) -> None:
-        """Store how it stands where that is news; begin anew where somebody joined. `over`: it has ended."""
+    def look(self, key: Key, nodes: int, positions: Mapping[Stream, Node], *, over: bool, silence: str = "") -> None:
+        """Store how it stands where that is news; begin anew where somebody joined. `over`: it has ended. `silence`:
+        which host of it is not heard, in words."""
         made = self._of.get(key)
         if made is None:
             return
@@ -116,7 +117,7 @@ class Diagnoses:
             return
         if over:
             self._trying(key, made.end)
-        self._trying(key, lambda: made.look(self._now()))
+        self._trying(key, lambda: made.look(self._now(), silence))
 
     def forget(self, key: Key) -> None:
         self._of.pop(key, None)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from django.conf import settings
 from django.db import connection
-from django.db.models import Count
+from django.db.models import Count, F
 from django.utils import timezone
 
 from jobs.connection import connect
@@ -23,7 +23,7 @@ from jobs.history.recording.attempt import Recording
 from jobs.history.recording.diagnosing import Diagnoses
 from jobs.history.recording.ended import ended
 from jobs.history.recording.streams import Heard, Stream, new_entries, set_back
-from jobs.models import Attempt, Job
+from jobs.models import Attempt, Job, StateChange, Status
 from jobs.queue.control.lease import WorkLease
 from jobs.queue.control.troubles import Troubles, away, of_database
 
@@ -48,6 +48,7 @@ class Due(NamedTuple):
     key: int
     nodes: int
     ended: datetime | None
+    silence: str  # why it is unreachable; empty where it is not
 
 
 class Recorder:
@@ -120,10 +121,12 @@ class Recorder:
         now = time.monotonic()
         if now - self._looked < LOOKED_EVERY_S - READ_EVERY_S / 2:
             return
-        rows = Attempt.objects.filter(recorded__isnull=True).annotate(nodes=Count("members"))
+        unrecorded = Attempt.objects.filter(recorded__isnull=True).annotate(nodes=Count("members"))
+        rows = list(unrecorded.values_list("id", "job_id", "number", "ended", "nodes"))
+        silences = _silences() if rows else {}
         self._due = {
-            (job, number): Due(key, max(1, nodes), ended)
-            for key, job, number, ended, nodes in rows.values_list("id", "job_id", "number", "ended", "nodes")
+            (job, number): Due(key, max(1, nodes), ended, silences.get((job, number), ""))
+            for key, job, number, ended, nodes in rows
         }
         self._looked = now
         for gone in set(self._open) - set(self._due):
@@ -178,7 +181,8 @@ class Recorder:
         self._diagnosed = now
         for key, recording in self._open.items():
             due = self._due[key]
-            self._diagnoses.look(key, due.nodes, recording.positions(due.nodes), over=due.ended is not None)
+            positions, over = recording.positions(due.nodes), due.ended is not None
+            self._diagnoses.look(key, due.nodes, positions, over=over, silence=due.silence)
 
     def _take(self, stream: Stream, entries: list[Heard], key: Key) -> None:
         if key in self._open:  # else it is opened anew, and reads them again
@@ -238,3 +242,12 @@ class Recorder:
         self._away |= away(error)
         if of_database(error):
             connection.close()  # the next use opens another
+
+
+def _silences() -> dict[Key, str]:
+    """Why unreachable attempts are that, as the queue said it last."""
+    said = StateChange.objects.filter(
+        job__status=Status.UNREACHABLE, attempt=F("job__attempt"), status=Status.UNREACHABLE
+    )
+    rows = said.order_by("id").values_list("job_id", "attempt", "reason")
+    return {(job, number): reason for job, number, reason in rows}

@@ -10,6 +10,7 @@ from typing import Any
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandParser
 
+from jobs.hosts.joining import has_joined
 from jobs.models import JoinToken
 
 NOTE = "make up"
@@ -22,14 +23,28 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--keep", type=Path, help="JSON of an earlier run whose password and token go on")
+        parser.add_argument("--host", type=Path, help="what the host of this machine keeps of having joined: NAME.json")
 
     def handle(self, *_args: Any, **options: Any) -> None:
         call_command("migrate", verbosity=0)
         call_command("collectstatic", interactive=False, verbosity=0)
         login = _told("meshboard_user", keep=options["keep"])
-        JoinToken.objects.filter(note=NOTE, uses=0).delete()  # of an earlier start: its host had joined before
-        join = _told("join_token", json=True, hours=1, uses=1, note=NOTE)
-        self.stdout.write(json.dumps({"login": login, "join_token": join["token"]}))
+        JoinToken.objects.filter(note=NOTE, uses=0).delete()  # of an earlier start, whose host did not join
+        self.stdout.write(json.dumps({"login": login, "join_token": _join_token(options["host"])}))
+
+
+def _join_token(kept: Path | None) -> str:
+    """Empty where the host needs none: whoever found one could join with it for an hour."""
+    if kept is not None and has_joined(kept.stem, _identity(kept)):
+        return ""
+    return str(_told("join_token", json=True, hours=1, uses=1, note=NOTE)["token"])
+
+
+def _identity(kept: Path) -> str:
+    try:
+        return str(json.loads(kept.read_text())["identity"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def _told(command: str, **options: Any) -> dict[str, Any]:

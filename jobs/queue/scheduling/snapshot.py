@@ -11,6 +11,7 @@ from typing import NamedTuple
 from django.conf import settings
 from django.db.models import Count, Exists, OuterRef, Q, Sum, TextField
 from django.db.models.functions import Cast
+from django.utils import timezone
 
 from jobs.models import (
     HOST_SILENT_AFTER,
@@ -148,13 +149,30 @@ def _after_words(jobs: list[str]) -> str:
 
 
 def hosts_now(now: datetime) -> dict[int, HostState]:
-    """All hosts by key. A slot is free if no attempt was given it and the host names none that lives there."""
+    """All hosts by key."""
+    booked, occupants = _reservations(now), _occupants()
+    return {
+        key: host._replace(
+            bookings=tuple(booking for of, pool, booking in booked if of == key or pool in host.pools),
+            occupants=tuple(occupants.get(key, ())),
+        )
+        for key, host in slots_now(now).items()
+    }
+
+
+def free_slots() -> dict[int, int]:
+    """By host, how many slots could be given away now: of one that takes no jobs none. Whoever says so asks here."""
+    return {key: len(host.free) if host.takes_jobs else 0 for key, host in slots_now(timezone.now()).items()}
+
+
+def slots_now(now: datetime) -> dict[int, HostState]:
+    """All hosts by key, without who reserved or leaves them. A slot is free if no attempt was given it and the host
+    names none that lives there."""
     seen_after = now - HOST_SILENT_AFTER
     taken: dict[int, set[int]] = {}
     for host, slot in SlotAllocation.objects.values_list("host", "slot"):
         taken.setdefault(host, set()).add(slot)
     pools = [(p.name, frozenset(p.labels), p.paused) for p in Pool.objects.all()]
-    booked, occupants = _reservations(now), _occupants()
     hosts = {}
     rows = Host.objects.present().values_list(
         "id", "name", "device", "slots", "drained", "last_seen", "holding", "device_name", "labels"
@@ -165,11 +183,9 @@ def hosts_now(now: datetime) -> dict[int, HostState]:
         labels = frozenset(told)
         of = {pool: paused for pool, asked, paused in pools if asked <= labels}
         paused = min((pool for pool, is_paused in of.items() if is_paused), default="")
-        bookings = [booking for host, pool, booking in booked if host == key or pool in of]
         hosts[key] = HostState(
-            name, device, slots, free, drained, last_seen >= seen_after, model, labels, frozenset(of), paused,
-            tuple(bookings), tuple(occupants.get(key, ())),
-        )  # fmt: skip
+            name, device, slots, free, drained, last_seen >= seen_after, model, labels, frozenset(of), paused
+        )
     return hosts
 
 

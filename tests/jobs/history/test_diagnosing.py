@@ -89,6 +89,30 @@ def test_the_verdict_is_of_the_end_that_the_queue_gave_it(
     assert mark["text"] == f"{status}: {reason}"
 
 
+def test_while_its_host_is_silent_it_is_not_said_to_run(
+    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: Recorder, announced: list[str]
+) -> None:
+    sender = Sender(live_redis, attempt.job_id)
+    for some in run(2, 12):
+        sender.send(some)
+
+    def told() -> dict[str, str]:
+        recorder.turn()
+        attempt.refresh_from_db()
+        return {name: attempt.diagnosis[name] for name in ("state", "sentence", "reason")}
+
+    before = told()
+    since = "host host-a has been silent since 2026-11-26 13:40:10 UTC"
+    assert lifecycle.change(attempt.job_id, 1, Status.UNREACHABLE, since)
+    last = f"what was last told of it: {before['sentence']}"
+    assert told() == {"state": "notice", "sentence": f"Not heard: {since}", "reason": last}
+    assert lifecycle.change(attempt.job_id, 1, Status.RUNNING, "host host-a is back")
+    assert told() == before
+    assert lifecycle.change(attempt.job_id, 1, Status.UNREACHABLE, since)
+    end(attempt, "failed")
+    assert told()["state"] == "failed", "its end is known"
+
+
 def test_a_new_recorder_diagnoses_the_whole_run(
     attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: Recorder, announced: list[str]
 ) -> None:

@@ -22,7 +22,9 @@ from jobs.hosts.checks import board
 from jobs.models import Host, Lease
 from jobs.queue.control.controller import Controller
 from tests.support.disks import full_disk
+from tests.support.postgres import as_default_database
 from tests.support.processes import RedisServer
+from webapp.runner import free_port
 from workers.host.address import address_towards
 
 
@@ -129,6 +131,18 @@ def test_a_redis_that_lets_nobody_make_users_is_found_and_a_probe_leaves_none(
     assert levels("rights") == ["fail"]
     settings.REDIS_ACCESS = "shared"
     assert levels("rights") == ["warn"]
+
+
+def test_a_database_that_is_away_is_told_once_and_redis_is_looked_at_all_the_same(
+    transactional_db: None, live_redis: redis.Redis
+) -> None:
+    away = f"postgres://nobody@127.0.0.1:{free_port()}/nothing"
+    with as_default_database(away, migrated=False):
+        told = list(board())
+    assert [finding.level for finding in told if finding.subject == "Redis"] == ["ok", "ok", "warn"]
+    [database] = [finding for finding in told if "does not answer" in finding.words]
+    assert (database.subject, database.level) == ("database", "fail")
+    assert {"static", "versions"} <= {finding.subject for finding in told}
 
 
 def test_a_database_behind_its_code_is_found(db: None, live_redis: redis.Redis) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -352,13 +353,36 @@ def test_too_many_joins_from_one_address_wait(api: Api, db: None, live_redis: re
     assert asked(api, request(), REMOTE_ADDR="192.0.2.7").status_code != 429
 
 
+def prepared(*options: str) -> str:
+    """The token that a start of the board makes for its own host."""
+    out = StringIO()
+    call_command("prepare", *options, stdout=out)
+    return str(json.loads(out.getvalue())["join_token"])
+
+
+def test_a_start_of_the_board_whose_host_has_joined_makes_no_token(
+    api: Api, staff: User, db: None, live_redis: redis.Redis, settings: Any, tmp_path: Path
+) -> None:
+    settings.STATIC_ROOT = tmp_path / "static"
+    kept = tmp_path / "gpu-7.json"
+    start = ("--host", str(kept))
+    assert asked(api, request(token=token())).status_code == 201
+    kept.write_text(json.dumps({"identity": IDENTITIES[0]}))
+    assert prepared(*start) == ""
+    assert JoinToken.objects.get().uses == 1
+    assert not joining.has_joined("gpu-7", IDENTITIES[1]), "it is another machine"
+    assert api(staff).post("/api/v1/hosts/gpu-7/remove").status_code == 204
+    again = prepared(*start)
+    assert asked(api, request(token=again)).status_code == 201, "it was removed, and joins anew"
+
+
 def test_a_start_of_the_board_leaves_no_token_of_the_one_before(db: None, settings: Any, tmp_path: Path) -> None:
     """Each start left one that anybody who found it could have joined with for an hour."""
     settings.STATIC_ROOT = tmp_path
     for _ in range(2):
-        call_command("prepare", stdout=StringIO())
+        prepared()
     spent = JoinToken.objects.get()
     JoinToken.objects.update(uses=1)
-    call_command("prepare", stdout=StringIO())
+    prepared()
     assert JoinToken.objects.count() == 2, "what a host joined with is told of for 30 days"
     assert JoinToken.objects.filter(pk=spent.pk).exists()

@@ -16,7 +16,9 @@ from django.utils import timezone
 from jobs.hosts.grid import MOST_IN_LEGEND, grid
 from jobs.hosts.state import state_of
 from jobs.hosts.versions import differs, versions_of
-from jobs.models import Host, JoinToken, Member, SlotAllocation
+from jobs.metrics.catalogue import SLOTS
+from jobs.metrics.figures import figures
+from jobs.models import Host, JoinToken, Member, Pool, SlotAllocation
 from jobs.planning.hardware import known_hosts
 from jobs.queue import actions
 from jobs.queue.heard.events import drain
@@ -101,7 +103,7 @@ def test_a_thousand_hosts_come_by_pages_and_by_name_and_state(staff: User, make_
     client.force_login(staff)
     page = client.get("/hosts/").content.decode()
     assert page.count('class="panel host-card"') == 100
-    assert "999 connected · 1 silent · 8,000 of 8,000 slots free" in page
+    assert "999 connected · 1 silent · 7,992 of 8,000 slots free" in page
     assert "1 to 100 of 1,000" in page
     last = client.get("/hosts/?part=grid&page=10").content.decode()
     assert "901 to 1,000 of 1,000" in last
@@ -114,11 +116,47 @@ def test_a_thousand_hosts_come_by_pages_and_by_name_and_state(staff: User, make_
         assert "<b>" not in page
 
 
+def test_a_slot_is_free_only_where_the_queue_would_give_it_away_wherever_one_asks(
+    staff: User, make_host: MakeHost, client: Any, api: Callable[..., Any]
+) -> None:
+    for name in ("speaks", "drained", "silent", "lost", "paused", "left-over"):
+        make_host(name, slots=2)
+    named = {host.name: Host.objects.filter(pk=host.pk) for host in Host.objects.all()}
+    for name in ("silent", "lost"):
+        silent(named[name].get())
+    named["drained"].update(drained=True)
+    named["lost"].update(given_up=timezone.now())
+    named["paused"].update(labels=["old"])
+    named["left-over"].update(holding=[["j000000000", 1, [1]]])
+    Pool.objects.create(name="rack", labels=["old"], paused=True)
+    expected = {"speaks": 2, "drained": 0, "silent": 0, "lost": 0, "paused": 0, "left-over": 1}
+    asked = api(staff)
+    assert {host["name"]: host["free_slots"] for host in asked.get("/api/v1/hosts").json()} == expected
+    assert {name: asked.get(f"/api/v1/hosts/{name}").json()["free_slots"] for name in named} == expected
+    assert asked.get("/api/v1/hosts/left-over").json()["held"] == [{"slot": 1, "job": None}]
+    client.force_login(staff)
+    page = client.get("/hosts/?part=grid").content.decode()
+    assert "1 silent · 1 lost · 3 of 12 slots free" in page
+    assert dict(re.findall(r">([a-z-]+)</a></h2>.*? · (\d) of 2 free<", page, re.DOTALL)) == {
+        name: str(free) for name, free in expected.items()
+    }
+    assert (page.count(': free" aria'), page.count(': takes no job now" aria')) == (3, 8)
+    for name, free in expected.items():
+        assert f"{free} of 2 free" in client.get(f"/hosts/{name}/").content.decode()
+    told = figures()[SLOTS]
+    assert (told["cpu", "free"], told["cpu", "unusable"]) == (3, 9)
+    assert "3 slots are ready" in client.get("/overview/?part=live").content.decode()
+    told_by_admin = client.get("/admin/jobs/host/").content.decode()
+    assert [int(free) for free in re.findall(r"field-free[^>]*>\s*(\d)", told_by_admin)] == [
+        expected[name] for name in re.findall(r"host/\d+/change/[^>]*>\s*([a-z-]+)\s*</a>", told_by_admin)
+    ]
+
+
 def test_a_legend_is_bounded_and_says_what_it_leaves_out(owner: User, make_host: MakeHost) -> None:
     host = make_host("host-a", slots=200)
     for number in range(MOST_IN_LEGEND + 3):
         running(owner, f"job {number}", "host-a")
-    told = grid([host], owner)
+    told = grid([host], owner, {})
     assert (len(told.legend), told.more, told.foreign) == (MOST_IN_LEGEND, 3, 0)
     assert sum(slot.job is not None for slot in told.hosts[0].slots) == SlotAllocation.objects.count()
 

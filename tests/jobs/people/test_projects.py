@@ -118,6 +118,25 @@ def test_admins_give_roles_to_members_and_staff_to_anybody(
     assert access.role_in(members["viewer"], "team") == Role.SUBMITTER
 
 
+def test_that_there_is_no_such_account_only_staff_learn(
+    members: Members, owner: User, stranger: User, staff: User, api: Api
+) -> None:
+    User.objects.filter(pk=stranger.pk).update(is_active=False)
+
+    def told(who: User, name: str) -> str:
+        answer = api(who).put(f"/api/v1/projects/team/members/{name}", {"role": "viewer"}, format="json")
+        assert answer.status_code == 422
+        [error] = answer.json()["errors"]
+        assert error["field"] == "user"
+        return str(error["message"])
+
+    for name in ("nobody", "stranger"):
+        words = f"no enabled account is called '{name}': look at the spelling, or invite whoever has none"
+        assert told(staff, name) == words
+    for name in ("nobody", "stranger", "owner"):
+        assert told(members["admin"], name) == f"'{name}' is no member of team: invite them"
+
+
 def test_anybody_leaves(members: Members, api: Api) -> None:
     assert api(members["viewer"]).delete("/api/v1/projects/team/members/viewer").status_code == 204
     assert api(members["viewer"]).get("/api/v1/projects/team").status_code == 404

@@ -54,9 +54,7 @@ function showNotice(job) {
   box.dataset.tone = BAD.has(job.status) ? "bad" : waits ? "info" : "warn";
   if (waits) write(box, `Waiting: ${job.wait_reason}`);
   else if (ended) box.replaceChildren(...ending(job));
-  else if (job.engine === "elsewhere") {
-    write(box, `${job.history.at(-1).reason}. Training may well go on; the page catches up when it speaks.`);
-  } else box.textContent = "The host has not been heard of for a while. Training may well go on; the page catches up.";
+  else write(box, `${capital(job.history.at(-1).reason)}. Training may well go on; the page catches up when it speaks.`);
 }
 
 /** "Slurm job 17 · partition gpu · node[0-1] · running", as far as Slurm has told. */
