@@ -36,7 +36,9 @@ export function showProgress(job, state) {
     put("figure-eval-step", `after step ${integer(last.step)}`);
   }
   const phases = new Set([...state.ranks.values()].map((rank) => rank.phase).filter(Boolean));
-  put("figure-phase", phases.size > 0 && !job.finished ? `now: ${[...phases].join(", ")}` : "");
+  const unheard = job.status === "unreachable";
+  const phase = phases.size > 0 && !job.finished ? `now: ${[...phases].join(", ")}` : "";
+  put("figure-phase", unheard ? "its host is not heard" : phase);
   if (!progress) return;
   const steps = progress.steps ?? job.spec.train.steps;
   put("figure-step", `${integer(progress.step)} of ${integer(steps)}`);
@@ -45,7 +47,7 @@ export function showProgress(job, state) {
   const speed = speedOf(job, state);
   put("figure-rate", speed.rate);
   put("figure-step-time", speed.note);
-  put("figure-left", job.finished ? "–" : duration(secondsLeft(progress)));
+  put("figure-left", job.finished || unheard ? "–" : duration(secondsLeft(progress)));
 }
 
 /** `off`: {bytesOff, callsOff} or null before anything was compared. */
