@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.support.fuzz import Fuzzed, document_of, follow, fuzz, linked
+from tests.support.fuzz.run import Fuzzed, document_of, follow, fuzz, linked
 from tests.support.postgres import postgres_server
 from tests.support.processes import redis_server
 from tests.support.web import Site, site

@@ -8,7 +8,6 @@ import json
 import math
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,11 +16,9 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from meshboard import AwayError, Client, exits, files
+from meshboard import AwayError, Client, exits
 from meshboard.commands.app import board as opened
 from meshboard.errors import WrongError
-from planner.facts.reading.parse import parse_spec
-from planner.facts.spec import SpecError
 from tests.client.conftest import Ran, Saying, answer
 from tests.client.test_api import ENDED, JOB
 from tests.support.tls import self_signed
@@ -114,87 +111,6 @@ def test_a_page_in_the_middle_of_a_wait_is_waited_out(meshboard: Meshboard, serv
     server.answers = [answer(201, JOB), PAGE, answer(200, JOB), PAGE, reached]
     ran = meshboard("submit", str(spec), "--wait", at=server)
     assert (ran.code, ran.out) == (0, "j\n")
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("train: {steps: [1, 2, !!set {}]}", "train.steps.2: is tagged tag:yaml.org,2002:set"),
-        ("name: !!timestamp 2026-11-23", "tagged tag:yaml.org,2002:timestamp"),
-        ("name: !!binary aGk=", "name: is tagged"),
-        ("layout: !Layout {tp: 2}", "layout: is tagged !Layout"),
-        ("layout: [", "is neither YAML nor JSON: while parsing"),
-        ("layout: {<<: tp}", "layout: << takes a mapping"),
-        ("name: a\ntrain:\n  steps: 1\n  steps: 2\n", "train.steps: stands twice, again in line 4"),
-        ("name: a\nname: b\n", "name: stands twice, again in line 2"),
-        ("? [a]\n: 1", "the name of a field is one word"),
-        ("model: &x [*x]", "within itself"),
-        ("name: " + "9" * 5000, "name: "),
-        ('name: "\\ud800"', "name: "),
-    ],
-)
-def test_what_json_cannot_say_is_refused_with_its_field(
-    meshboard: Meshboard, server: Saying, tmp_path: Path, text: str, words: str
-) -> None:
-    spec = tmp_path / "spec.yaml"
-    spec.write_text(text)
-    ran = meshboard("submit", str(spec), at=server)
-    assert (ran.code, ran.out, server.asked) == (exits.Exit.WRONG, "", [])
-    assert words in ran.err
-    assert ran.err.count("\n") == 1
-
-
-def test_what_is_no_finite_number_is_named_by_the_board_beside_all_else(tmp_path: Path) -> None:
-    file = tmp_path / "spec.yaml"
-    file.write_text("name: n\nmodel: {preset: gpt-tiny}\ntrain: {learning_rate: .inf, steps: off, weight_decay: -.NaN}")
-    with pytest.raises(SpecError) as refused:
-        parse_spec(files.spec(str(file), ["train.warmup_steps=1e400", "layout.dp=.nan"]))
-    assert {problem.field: problem.message.partition("got ")[2] for problem in refused.value.problems} == {
-        "layout.dp": '".nan"',
-        "train.learning_rate": '".inf"',
-        "train.steps": '"off"',
-        "train.warmup_steps": '"1e400"',
-        "train.weight_decay": '"-.NaN"',
-    }
-
-
-def test_a_spec_is_read_as_it_is_written(tmp_path: Path) -> None:
-    """YAML 1.2: PyYAML's 1.1 makes of most of these something else."""
-    file = tmp_path / "spec.yaml"
-    file.write_text(
-        "name: 2026-11-23\non: [yes, No, off, y, 12:30, 0o17, 010, 1_000, '1', 1e-3, 1.5, true, False, ~, null, ]\n"
-        "base: &base {a: 1, b: 2}\nmore: {<<: *base, b: 3}\n"
-    )
-    assert files.spec(str(file), ["train.verify=off", "train.steps=1e3", "train.seed=7", "empty="]) == {
-        "name": "2026-11-23",
-        "on": ["yes", "No", "off", "y", "12:30", 15, 10, 1000, "1", 1e-3, 1.5, True, False, None, None],
-        "base": {"a": 1, "b": 2},
-        "more": {"a": 1, "b": 3},
-        "train": {"verify": "off", "steps": 1e3, "seed": 7},
-        "empty": None,
-    }
-    with pytest.raises(files.FileError, match=r"--set 'train.lr=!!set {}': train.lr: is tagged") as refused:
-        files.spec(str(file), ["train.lr=!!set {}"])
-    assert (refused.value.field, refused.value.pointer) == ("train.lr", "/train/lr")
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
-def test_a_spec_is_text_by_itself_whatever_the_locale(tmp_path: Path, encoding: str) -> None:
-    (tmp_path / "spec.yaml").write_bytes("name: \u00fcn\u00ef\r\nlayout: {dp: 2}\r\n".encode(encoding))
-    program = "from meshboard import files; print(ascii(files.spec('spec.yaml')), ascii(files.spec('-')))"
-    environment = {
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "LC_ALL": "C",
-        "PYTHONUTF8": "0",
-        "PYTHONCOERCECLOCALE": "0",
-    }
-    with (tmp_path / "spec.yaml").open("rb") as told:
-        argv = [sys.executable, "-c", program]
-        ran = subprocess.run(
-            argv, cwd=tmp_path, env=environment, stdin=told, capture_output=True, text=True, check=True
-        )
-    spec = "{'name': '\\xfcn\\xef', 'layout': {'dp': 2}}"
-    assert ran.stdout == f"{spec} {spec}\n"
 
 
 @pytest.mark.parametrize(
@@ -388,18 +304,3 @@ def test_a_branch_without_a_baseline_is_named(
     server.says((404, {"errors": [{"field": field, "message": f"no such {what}"}]}))
     ran = meshboard("baseline", "show", "fix/1", "--project", "vision", at=server)
     assert (ran.code, ran.err) == (2, f"meshboard: {about}: no such {what}\n")
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [(None, "No such file or directory"), ("", "a spec is a mapping, this is empty"), ("- 1", "this is a list")],
-)
-def test_a_file_that_is_no_spec_is_said_in_words(
-    meshboard: Meshboard, server: Saying, tmp_path: Path, content: str | None, words: str
-) -> None:
-    file = tmp_path / "spec.yaml"
-    if content is not None:
-        file.write_text(content)
-    ran = meshboard("plan", str(file), at=server)
-    assert (ran.code, "Errno" in ran.err) == (exits.Exit.WRONG, False)
-    assert ran.err.endswith(f"{words}\n")

@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 from rest_framework.test import APIClient
 
 from planner.facts.spec import JobSpec
-from tests.support.fuzz import fuzz
+from tests.support.fuzz.run import fuzz
 from tests.support.web import Site
 
 

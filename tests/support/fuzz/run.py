@@ -52,8 +52,8 @@ def _parts(names: Sequence[str]) -> list[Sequence[str]]:
 
 
 def follow(site: Site, folder: Path, name: str, operations: Iterable[str], *options: str) -> Fuzzed:
-    """Some of the document's links, from what was made with bodies that work (`tests.support.working_bodies`)."""
-    hooks = {"SCHEMATHESIS_HOOKS": "tests.support.working_bodies", "PYTHONPATH": str(ROOT)}
+    """Some of the document's links, from what was made with bodies that work (`tests.support.fuzz.bodies`)."""
+    hooks = {"SCHEMATHESIS_HOOKS": "tests.support.fuzz.bodies", "PYTHONPATH": str(ROOT)}
     chosen = [part for operation in operations for part in ("--include-operation-id", operation)]
     return _run(site, folder, name, ("--phases", "stateful", "--mode", "positive", *chosen, *options), hooks)
 
