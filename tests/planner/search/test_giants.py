@@ -39,6 +39,7 @@ def test_what_experts_ran_is_a_layout(giant: Giant) -> None:
     assert problems(giant.spec) == []
 
 
+@pytest.mark.slow
 def test_the_first_hold_the_degrees_of_bloom_and_say_what_makes_its_micro_batch_slower() -> None:
     """Its micro-batch of 2 fits with whole layers recomputed; what is faster takes one sequence and recomputes less."""
     giant = next(g for g in GIANTS if g.name.startswith("BLOOM"))
