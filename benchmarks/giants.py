@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from planner.cost.timing import Timer, Timing
 from planner.facts.models.presets import PRESETS
-from planner.facts.spec import AttentionKernel, JobSpec, Layout, ModelSpec, Precision, Resources, StackName, TrainSpec
+from planner.facts.resources import Resources, StackName
+from planner.facts.spec import AttentionKernel, JobSpec, Layout, ModelSpec, Precision, TrainSpec
 from planner.hardware.clusters import CLUSTERS
 from planner.search.layouts import Constraints, Found, needed_bytes, search
 

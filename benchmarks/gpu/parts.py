@@ -15,7 +15,8 @@ from planner.cost.estimate import estimate
 from planner.facts.precision import mix_of
 from planner.facts.reading.parse import parse_spec
 from planner.facts.reading.runnable import not_runnable
-from planner.facts.spec import JobSpec, SpecError, StackName
+from planner.facts.resources import StackName
+from planner.facts.spec import JobSpec, SpecError
 from planner.hardware.cluster import Cluster
 from planner.hardware.clusters import CLUSTERS
 from planner.hardware.stacks import STACKS

@@ -29,17 +29,8 @@ from benchmarks.published.repeated import Repeated, repeated_by
 from benchmarks.published.rows import PublishedRow, SkipError, has_whole_ends, of_kempner
 from benchmarks.published.sizes import sized
 from benchmarks.published.software import kernels_of
-from planner.facts.spec import (
-    AttentionKernel,
-    JobSpec,
-    Layout,
-    ModelSpec,
-    Precision,
-    Recompute,
-    Resources,
-    StackName,
-    TrainSpec,
-)
+from planner.facts.resources import Resources, StackName
+from planner.facts.spec import AttentionKernel, JobSpec, Layout, ModelSpec, Precision, Recompute, TrainSpec
 from planner.hardware.cluster import Cluster
 from planner.hardware.clusters import CLUSTERS, GB
 from planner.hardware.stacks import (

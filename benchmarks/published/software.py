@@ -25,7 +25,8 @@ from benchmarks.published.recipes import switched_on
 from benchmarks.published.recorded import host_of
 from benchmarks.published.repeated import repeated_by
 from benchmarks.published.rows import PublishedRow, has_whole_ends, of_kempner
-from planner.facts.spec import Layout, ModelSpec, StackName
+from planner.facts.resources import StackName
+from planner.facts.spec import Layout, ModelSpec
 from planner.hardware.stacks import (
     ALL_TO_ALL,
     ASYNC_TP,

@@ -18,8 +18,9 @@ from jobs.missing import MissingError
 from jobs.models import DEFAULT_PROJECT, BaselineRun, Project, Role, Status, stands
 from jobs.present import Moment
 from jobs.queue.audit import record
+from planner.facts.fields import JobId, Strict
 from planner.facts.reading.dumped import SpecDict
-from planner.facts.spec import JobId, Problem, SpecError, Strict
+from planner.facts.spec import Problem, SpecError
 
 MOST_RUNS = 20  # of a branch, the newest
 MOST_BRANCHES = 200  # of a project

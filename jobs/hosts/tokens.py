@@ -13,7 +13,8 @@ from pydantic import Field
 
 from jobs.models import JoinToken
 from jobs.naming import Note
-from planner.facts.spec import Problem, SpecError, Strict
+from planner.facts.fields import Strict
+from planner.facts.spec import Problem, SpecError
 
 PREFIX = "mbj_"
 MOST_USES = 10_000

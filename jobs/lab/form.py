@@ -8,7 +8,8 @@ from django.utils.datastructures import MultiValueDict
 
 from jobs.models import Host
 from jobs.pages.forms import derived
-from planner.facts.spec import LabSpec, Layout, Problem, Resources
+from planner.facts.resources import Resources
+from planner.facts.spec import LabSpec, Layout, Problem
 
 USUAL_RANKS = 4
 FIELDS = (

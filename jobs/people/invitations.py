@@ -21,7 +21,8 @@ from jobs.models import Invitation, Membership, Project, Role
 from jobs.naming import Note
 from jobs.people.projects import RoleName, check_members
 from jobs.queue.audit import record
-from planner.facts.spec import NO_NUL, Problem, SpecError, Strict
+from planner.facts.fields import NO_NUL, Strict
+from planner.facts.spec import Problem, SpecError
 
 PREFIX = "mbi_"
 MOST_INVITATIONS = 200  # of a project, that may still be accepted

@@ -14,7 +14,8 @@ from typing_extensions import TypedDict
 from jobs.access import administers_all, roles_in
 from jobs.models import DEFAULT_PROJECT, Job, Membership, Project, Role
 from jobs.queue.audit import record
-from planner.facts.spec import Problem, SpecError, Strict
+from planner.facts.fields import Strict
+from planner.facts.spec import Problem, SpecError
 
 RoleName = Literal["viewer", "submitter", "operator", "admin"]
 MOST_SLOTS = 2**31 - 1

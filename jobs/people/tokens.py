@@ -18,7 +18,8 @@ from jobs.models import Scope, TokenGrant
 from jobs.naming import Named
 from jobs.people.scopes import ALL
 from jobs.queue.audit import record, who_asks
-from planner.facts.spec import NO_NUL, Problem, SpecError, Strict
+from planner.facts.fields import NO_NUL, Strict
+from planner.facts.spec import Problem, SpecError
 
 MOST = 1000  # that a person may have
 USE_NOTED_EVERY = timedelta(minutes=1)

@@ -20,7 +20,8 @@ from jobs.hosts.keys import signing_keys
 from jobs.models import Job, Member, Project, ProjectVariable
 from jobs.people.sealing import board
 from jobs.queue.audit import record
-from planner.facts.spec import NO_NUL, Problem, SpecError, Strict
+from planner.facts.fields import NO_NUL, Strict
+from planner.facts.spec import Problem, SpecError
 
 PURPOSE = "variables"
 

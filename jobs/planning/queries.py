@@ -7,9 +7,10 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
+from planner.facts.fields import NO_NUL, Strict
 from planner.facts.layout import MAX_RANKS
 from planner.facts.reading.parse import problem_of
-from planner.facts.spec import NO_NUL, Problem, SpecError, Strict
+from planner.facts.spec import Problem, SpecError
 
 Query = TypeVar("Query", bound=BaseModel)
 

@@ -11,7 +11,8 @@ from django.utils import timezone
 
 from jobs.models import HOST_SILENT_AFTER, Host, HostRun, Pool
 from planner.facts.kinds import KINDS
-from planner.facts.spec import Device, JobSpec, Resources
+from planner.facts.resources import Device, Resources
+from planner.facts.spec import JobSpec
 
 CALIBRATED = Q(profile__isnull=False)
 

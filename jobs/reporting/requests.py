@@ -10,8 +10,10 @@ from typing_extensions import TypedDict
 from contracts.fields import HOST_NAME, Address
 from jobs.naming import Named
 from jobs.queue.shelf import MOST_TAGS, NewTag
+from planner.facts.fields import NO_NUL, Strict
 from planner.facts.reading.parse import problem_of
-from planner.facts.spec import NO_NUL, Argument, Device, SpecError, Strict
+from planner.facts.resources import Device
+from planner.facts.spec import Argument, SpecError
 
 MOST_NODES = 4096
 

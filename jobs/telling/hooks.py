@@ -25,7 +25,8 @@ from jobs.telling.outbox import PING, ping, why_silent
 from jobs.telling.shapes import DeliveryTold, NewWebhook, WebhookTold
 from jobs.telling.signing import secret_of
 from jobs.text import storable
-from planner.facts.spec import NO_NUL, Problem, SpecError, Strict
+from planner.facts.fields import NO_NUL, Strict
+from planner.facts.spec import Problem, SpecError
 
 MOST_IN_PROJECT = 50
 MOST_OF_OWNER = 20

@@ -16,7 +16,8 @@ from jobs.models import MailWish, Project, Status
 from jobs.queue.audit import record
 from jobs.telling.shapes import MailsTold
 from jobs.text import storable
-from planner.facts.spec import NO_NUL, Problem, SpecError, Strict
+from planner.facts.fields import NO_NUL, Strict
+from planner.facts.spec import Problem, SpecError
 
 OWN = ""  # where a project's name would stand: one's own jobs, in any project
 MOST_PROJECTS = 1000

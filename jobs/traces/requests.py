@@ -7,8 +7,9 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, ValidationError
 from typing_extensions import TypedDict
 
+from planner.facts.fields import Strict
 from planner.facts.reading.parse import problem_of
-from planner.facts.spec import SpecError, Strict
+from planner.facts.spec import SpecError
 
 LARGEST_STEP = 2**53 - 1  # what JavaScript counts exactly
 

@@ -6,7 +6,8 @@ from collections import defaultdict
 from functools import cache
 
 from planner.facts.layout import V_SCHEDULES, is_turn
-from planner.facts.spec import Balance, JobSpec, Layout, ModelSpec, StackName
+from planner.facts.resources import StackName
+from planner.facts.spec import Balance, JobSpec, Layout, ModelSpec
 from planner.facts.stages import stage_of
 
 

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from planner.cost.memory import megatron
 from planner.facts.precision import FP32_BYTES, mix_of
-from planner.facts.spec import JobSpec, StackName
+from planner.facts.resources import StackName
+from planner.facts.spec import JobSpec
 from planner.facts.tensors.shards import Held
 from planner.hardware.attention import Attention
 from planner.hardware.calibration import Calibration

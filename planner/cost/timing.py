@@ -24,7 +24,8 @@ from planner.cost.traffic import Collective, micro_batch_traffic, step_end_traff
 from planner.facts.layout import V_SCHEDULES, axis_group
 from planner.facts.models.flops import hardware_flops, model_flops
 from planner.facts.precision import FP8_BYTES, FP32_BYTES, mix_of
-from planner.facts.spec import JobSpec, Layout, StackName
+from planner.facts.resources import StackName
+from planner.facts.spec import JobSpec, Layout
 from planner.facts.tensors.shards import held
 from planner.hardware.calibration import Calibration, line
 from planner.hardware.cluster import Accelerator, Cluster, collective_seconds, kernel_seconds, span

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from planner.facts.kinds import KINDS, num_slots
-from planner.facts.spec import JobSpec, Problem, SlurmSpec
+from planner.facts.resources import SlurmSpec
+from planner.facts.spec import JobSpec, Problem
 from planner.facts.words import counted
 
 

@@ -8,7 +8,9 @@ from pydantic import Field
 
 from contracts.telemetry.words import Op
 from planner.facts.collectives import bus_factor
-from planner.facts.spec import LAB_PRIMITIVES, Device, JobSpec, LabDtype, LabPrimitive, LabSpec, Problem, Strict
+from planner.facts.fields import Strict
+from planner.facts.resources import Device
+from planner.facts.spec import LAB_PRIMITIVES, JobSpec, LabDtype, LabPrimitive, LabSpec, Problem
 from planner.facts.words import counted
 
 LAB_VERSION: Literal[1] = 1

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
+
+from planner.facts.fields import NO_NUL, JobId, Strict, Word
+from planner.facts.resources import Resources
 
 SPEC_VERSION: Literal[1] = 1
 
@@ -29,12 +32,9 @@ ContextMethod = Literal["ring", "all_gather"]
 AttentionKernel = Literal["fused", "unfused"]
 Balance = Literal["layers", "cost"]
 Precision = Literal["fp32", "bf16", "bf16_gradients", "bf16_state", "fp8", "fp8_gradients"]
-Device = Literal["cpu", "cuda"]
-StackName = Literal["ours", "megatron", "megatron_2021", "fsdp2", "fsdp1", "deepspeed", "scaling"]
 OnNotFinite = Literal["stop", "continue"]
 Sampling = Literal["random", "epochs"]
 Verify = Literal["auto", "on", "off"]
-EngineName = Literal["hosts", "slurm"]
 JobKind = Literal["train", "calibrate", "dry_run", "script", "lab"]
 LabPrimitive = Literal[
     "broadcast",
@@ -53,15 +53,10 @@ LAB_PRIMITIVES: tuple[LabPrimitive, ...] = get_args(LabPrimitive)
 LabDtype = Literal["float32", "float64", "float16", "bfloat16", "int32", "int64"]
 
 AfterFailed = Literal["cancel", "start"]
-JOB_ID = r"^[a-z0-9-]{1,16}$"
-WORD = r"^[A-Za-z0-9][A-Za-z0-9._=-]*$"
-JobId = Annotated[str, Field(pattern=JOB_ID)]
-Word = Annotated[str, Field(min_length=1, max_length=63, pattern=WORD)]
 DryRank = Annotated[int, Field(ge=0, le=65535)]
 Degree = Annotated[int, Field(ge=1, le=65536)]
 WARMUP_STEPS = 10
 ROPE_BASE = 10_000.0  # RoFormer's (2104.09864)
-NO_NUL = r"^[^\x00]*$"  # no database and no file name takes it
 
 
 class Problem(NamedTuple):
@@ -77,10 +72,6 @@ class SpecError(ValueError):
     def __init__(self, problems: list[Problem]) -> None:
         super().__init__("; ".join(f"{p.field}: {p.message}" for p in problems))
         self.problems = problems
-
-
-class Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
 
 class MoeSpec(Strict):
@@ -295,54 +286,6 @@ class ScriptSpec(Strict):
         pattern=r"^[^\x00]+$",
         description="directory to run in: the script's own (the default) or below it; of a module, any below the root",
     )
-
-
-# What of a spec becomes part of a Slurm command: no such text can be an option, a file's name or a shell's word.
-SLURM_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$"
-SLURM_NAMES = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}(,[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}){0,15}$"
-SLURM_TIME = r"^([0-9]{1,3}-)?[0-9]{1,3}:[0-5][0-9]:[0-5][0-9]$"
-SLURM_FEATURES = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}([&|,][A-Za-z0-9_][A-Za-z0-9_.-]{0,63}){0,15}$"
-SLURM_NODES = r"^[A-Za-z0-9_][A-Za-z0-9_.,\[\]-]{0,999}$"
-PATTERN_WORDS = {
-    JOB_ID: "must be the id of a job: a-z, 0-9 and -, at most 16 of them",
-    WORD: "must be of letters, digits and . _ = -, with a letter or digit first",
-    SLURM_NAME: "must be a name of at most 64 of A-Z a-z 0-9 _ . -",
-    SLURM_NAMES: "must be names of at most 64 of A-Z a-z 0-9 _ . - each, with commas between",
-    SLURM_TIME: "must be [days-]hours:minutes:seconds, as 12:00:00 or 2-00:00:00",
-    SLURM_FEATURES: "must be features of nodes with & or | between, as a100&nvlink",
-    SLURM_NODES: "must be nodes as Slurm writes them, as node[3-5],node9",
-}
-
-
-class SlurmSpec(Strict):
-    """What a job asks of Slurm beside its ranks. What is left out, the cluster decides."""
-
-    partition: str | None = Field(default=None, pattern=SLURM_NAMES, description="or several, with commas between")
-    account: str | None = Field(default=None, pattern=SLURM_NAME, description="whom Slurm charges")
-    qos: str | None = Field(default=None, pattern=SLURM_NAME, description="quality of service")
-    time_limit: str | None = Field(default=None, pattern=SLURM_TIME, description="[days-]hours:minutes:seconds")
-    nodes: int = Field(default=1, ge=1, le=65536, description="ranks are divided evenly over them")
-    cpus_per_rank: int = Field(default=1, ge=1, le=1024, description="cores that each rank has")
-    constraint: str | None = Field(default=None, pattern=SLURM_FEATURES, description="features that the nodes have")
-    exclude: str | None = Field(default=None, pattern=SLURM_NODES, description="nodes that it must not run on")
-
-
-class Resources(Strict):
-    """What kind of slot the ranks need, one slot each."""
-
-    engine: EngineName = Field(default="hosts", description="who runs it: the board's own hosts, or Slurm")
-
-    device: Device = Field(default="cpu", description="what a slot is")
-    stack: StackName = Field(default="ours", description="software that time is planned for; what runs is ours")
-    host: str | None = Field(
-        default=None, min_length=1, max_length=100, pattern=NO_NUL, description="only this host; any by default"
-    )
-    slurm: SlurmSpec | None = Field(default=None, description="with engine slurm: what is asked of it")
-    max_hosts: int | None = Field(
-        default=None, ge=1, le=65536, description="hosts that the ranks may be spread over; any number by default"
-    )
-    pool: Word | None = Field(default=None, description="only hosts of this pool")
-    labels: list[Word] = Field(default=[], max_length=16, description="only hosts that have all of these labels")
 
 
 class RunSpec(Strict):

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from planner.facts.layout import chunk_indices, num_chunks
 from planner.facts.models.flops import layer_weights
-from planner.facts.spec import Layout, ModelSpec, StackName
+from planner.facts.resources import StackName
+from planner.facts.spec import Layout, ModelSpec
 
 # Software that divides a pipe as if the table and the head with its norm were a layer each, and gives what remains to
 # the first stages (Scaling's `pipe_partition_uniform`; its code of 2024 counts the norm apart, with which its sweeps of

@@ -14,8 +14,9 @@ from pydantic import Field
 
 from contracts.telemetry.words import Op
 from planner.facts.collectives import bus_factor
+from planner.facts.fields import Strict
 from planner.facts.precision import GemmType
-from planner.facts.spec import Device, Strict
+from planner.facts.resources import Device
 from planner.hardware.kernels import Flash, Gemm, Kernel, Pass
 from planner.hardware.profile import HostProfile
 from planner.hardware.runs import Run

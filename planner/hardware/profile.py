@@ -10,8 +10,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from contracts.telemetry.words import Op
+from planner.facts.fields import Strict
 from planner.facts.precision import GemmType
-from planner.facts.spec import Arch, Device, Strict
+from planner.facts.resources import Device
+from planner.facts.spec import Arch
 
 PROFILE_VERSION: Literal[2] = 2
 

@@ -7,7 +7,9 @@ from typing import Annotated
 from pydantic import Field
 
 from contracts.telemetry.words import Op
-from planner.facts.spec import JobSpec, Resources, Strict, TrainSpec
+from planner.facts.fields import Strict
+from planner.facts.resources import Resources
+from planner.facts.spec import JobSpec, TrainSpec
 
 Seconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]

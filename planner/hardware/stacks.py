@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from contracts.telemetry.words import Axis
-from planner.facts.spec import StackName
+from planner.facts.resources import StackName
 from planner.hardware.attention import (
     BLACKWELL_WIDTHS,
     CUDNN_BLACKWELL,

@@ -15,11 +15,12 @@ from typing_extensions import TypedDict
 from planner.cost.correction import interval
 from planner.cost.learning import memory_correction, surely_fitting
 from planner.cost.timing import Timer
+from planner.facts.fields import NO_NUL, Strict
 from planner.facts.kinds import kind_of
 from planner.facts.layout import MAX_RANKS, SCHEDULE_NAMES, problems
 from planner.facts.reading.dumped import LayoutDict, ReadBy
 from planner.facts.reading.parse import parse_fields, problem_of
-from planner.facts.spec import NO_NUL, Degree, JobSpec, Problem, Recompute, Schedule, SpecError, Strict
+from planner.facts.spec import Degree, JobSpec, Problem, Recompute, Schedule, SpecError
 from planner.hardware.cluster import Cluster
 from planner.search.layouts import FIXABLE, Constraints, Found, search
 from planner.search.rooms import Rooms

@@ -8,7 +8,8 @@ from typing import Any
 
 from planner.facts.reading.parse import parse_spec
 from planner.facts.reading.runnable import not_runnable
-from planner.facts.spec import Device, JobSpec, SpecError
+from planner.facts.resources import Device
+from planner.facts.spec import JobSpec, SpecError
 
 VOCABULARIES = (32_000, 50_257, 50_304, 128_256)
 SCHEDULES = (

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from contracts.telemetry.words import Op
-from planner.facts.spec import Device
+from planner.facts.resources import Device
 from workers.meter.group import Carried, MeteredGroup
 from workers.meter.recorder import Recorder
 from workers.torch_private.groups import fake_store, stand_in_group

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from planner.facts.fields import NO_NUL, Strict
 from planner.facts.lab import LabPoint
 from planner.facts.reading.dumped import ReadBy
-from planner.facts.spec import NO_NUL, LabPrimitive, LabSpec, Strict
+from planner.facts.spec import LabPrimitive, LabSpec
 
 
 class PrimitiveTold(TypedDict):

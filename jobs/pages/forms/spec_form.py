@@ -12,7 +12,8 @@ from planner.facts.kinds import KINDS
 from planner.facts.layout import SCHEDULE_NAMES
 from planner.facts.models.presets import PRESETS, expand_preset
 from planner.facts.models.shapes import parameter_count
-from planner.facts.spec import JobSpec, Layout, ModelSpec, Problem, Resources, SlurmSpec, TrainSpec
+from planner.facts.resources import Resources, SlurmSpec
+from planner.facts.spec import JobSpec, Layout, ModelSpec, Problem, TrainSpec
 from planner.hardware.stacks import STACKS
 from planner.search.auto import AutoSpec
 from planner.search.choices import DEGREES

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from jobs.pages.forms import derived
-from planner.facts.spec import JobSpec, Resources, RetrySpec, RunSpec
+from planner.facts.resources import Resources
+from planner.facts.spec import JobSpec, RetrySpec, RunSpec
 
 FIELDS = (
     derived.fields_of("", JobSpec, only=["project", "after", "after_failed"])

@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 from jobs.models import ImportedTrace
 from jobs.naming import Noted
 from jobs.traces.imports import kept
-from planner.facts.spec import NO_NUL, Strict
+from planner.facts.fields import NO_NUL, Strict
 
 Title = Annotated[str, Noted]
 

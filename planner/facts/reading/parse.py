@@ -8,12 +8,23 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from planner.facts.fields import JOB_ID, WORD
 from planner.facts.kinds import KINDS
 from planner.facts.layout import problems
 from planner.facts.models.presets import PRESETS, expand_preset
 from planner.facts.reading.known import known_words
-from planner.facts.spec import PATTERN_WORDS, JobSpec, Problem, SpecError
+from planner.facts.resources import SLURM_FEATURES, SLURM_NAME, SLURM_NAMES, SLURM_NODES, SLURM_TIME
+from planner.facts.spec import JobSpec, Problem, SpecError
 
+PATTERN_WORDS = {
+    JOB_ID: "must be the id of a job: a-z, 0-9 and -, at most 16 of them",
+    WORD: "must be of letters, digits and . _ = -, with a letter or digit first",
+    SLURM_NAME: "must be a name of at most 64 of A-Z a-z 0-9 _ . -",
+    SLURM_NAMES: "must be names of at most 64 of A-Z a-z 0-9 _ . - each, with commas between",
+    SLURM_TIME: "must be [days-]hours:minutes:seconds, as 12:00:00 or 2-00:00:00",
+    SLURM_FEATURES: "must be features of nodes with & or | between, as a100&nvlink",
+    SLURM_NODES: "must be nodes as Slurm writes them, as node[3-5],node9",
+}
 STAND_IN = "gpt-tiny"  # a spec names a model, also where the kind of job needs none
 
 

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from planner.facts.models.shapes import Parameter, Unit, is_moe_layer, stage_units
 from planner.facts.precision import mix_of
-from planner.facts.spec import Balance, JobSpec, Layout, ModelSpec, Schedule, StackName
+from planner.facts.resources import StackName
+from planner.facts.spec import Balance, JobSpec, Layout, ModelSpec, Schedule
 from planner.facts.stages import Stage, stage_of
 from planner.facts.tensors.placements import local_shape
 

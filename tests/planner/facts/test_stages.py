@@ -7,7 +7,8 @@ import pytest
 from planner.cost.estimate import estimate
 from planner.facts.models.shapes import layer_parameters
 from planner.facts.reading.parse import parse_fields
-from planner.facts.spec import JobSpec, Layout, ModelSpec, Resources, Schedule, StackName, TrainSpec
+from planner.facts.resources import Resources, StackName
+from planner.facts.spec import JobSpec, Layout, ModelSpec, Schedule, TrainSpec
 from planner.facts.stages import head_layers, stage_of
 from planner.hardware.clusters import CLUSTERS
 

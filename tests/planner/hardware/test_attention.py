@@ -6,7 +6,8 @@ import pytest
 
 from planner.cost.timing import Timer
 from planner.facts.models.presets import PRESETS
-from planner.facts.spec import JobSpec, Layout, Resources, StackName, TrainSpec
+from planner.facts.resources import Resources, StackName
+from planner.facts.spec import JobSpec, Layout, TrainSpec
 from planner.hardware.attention import CUDNN_BLACKWELL, CUDNN_HOPPER, NARROW_ROWS, Attention
 from planner.hardware.clusters import ACCELERATORS, CLUSTERS
 from planner.hardware.kernels import Flash, Pass, layer_work

@@ -6,7 +6,8 @@ import pytest
 
 from planner.cost.compute import Compute
 from planner.facts.models.presets import PRESETS
-from planner.facts.spec import JobSpec, Layout, Resources, TrainSpec
+from planner.facts.resources import Resources
+from planner.facts.spec import JobSpec, Layout, TrainSpec
 from planner.facts.tensors.shards import held
 from planner.hardware.clusters import CLUSTERS
 from planner.hardware.stacks import STACKS

@@ -7,7 +7,8 @@ import pytest
 from planner.cost.pace import in_turns
 from planner.cost.timing import Timer, Timing
 from planner.facts.models.presets import PRESETS
-from planner.facts.spec import JobSpec, Layout, MoeSpec, Resources, TrainSpec
+from planner.facts.resources import Resources
+from planner.facts.spec import JobSpec, Layout, MoeSpec, TrainSpec
 from planner.hardware.cluster import kernel_seconds
 from planner.hardware.clusters import CLUSTERS
 from planner.hardware.kernels import Gemm, layer_work

@@ -24,7 +24,8 @@ from planner.cost.traffic import micro_batch_traffic
 from planner.facts.models.presets import PRESETS
 from planner.facts.precision import MIXES
 from planner.facts.reading.runnable import not_runnable
-from planner.facts.spec import JobSpec, Layout, MlaSpec, MoeSpec, Resources, StackName
+from planner.facts.resources import Resources, StackName
+from planner.facts.spec import JobSpec, Layout, MlaSpec, MoeSpec
 from planner.hardware.calibration import cluster_of
 from planner.hardware.cluster import Span, collective_seconds, gemm_seconds
 from planner.hardware.clusters import CLUSTERS

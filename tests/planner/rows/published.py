@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from planner.facts.spec import JobSpec, Layout, ModelSpec, Recompute, Resources, TrainSpec
+from planner.facts.resources import Resources
+from planner.facts.spec import JobSpec, Layout, ModelSpec, Recompute, TrainSpec
 
 DATA = Path(__file__).parent / "data" / "vtrain_a100_single_node.csv"
 

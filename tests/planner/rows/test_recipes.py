@@ -15,7 +15,8 @@ from benchmarks.published.rows import PublishedRow, SkipError, read_rows
 from planner.cost.memory import held_parameters, megatron
 from planner.cost.timing import Timer, Timing
 from planner.facts.models.presets import PRESETS
-from planner.facts.spec import JobSpec, Layout, MlaSpec, Recompute, Resources, TrainSpec
+from planner.facts.resources import Resources
+from planner.facts.spec import JobSpec, Layout, MlaSpec, Recompute, TrainSpec
 from planner.facts.stages import stage_of
 from planner.hardware.attention import EARLY_CUDNN_BLACKWELL, FLASH_2, FP8_LATENT, FP8_WINDOWED
 from planner.hardware.cluster import LAUNCH_S
