@@ -6,9 +6,9 @@ FILE holds the columns of the open rows (docs/explanation/planner.md names them)
 `planner/`: nothing is fitted here. Rows are also told apart by a hash of their configuration: constants were chosen on
 the fit half, so that the report half is nearer the truth (docs/explanation/planner.md says what of it was in sight).
 
-Of each half there are two tables of step times: with what is known of a row's recipe and release, and as a spec says
-it, which names no more of its software than a stack and is what a user's page computes. `holds`: how many of the rows
-lie in the interval that is told there.
+Of each half there are three tables of step times: with what is known of a row's recipe and release; as a spec says it,
+which is what a user's page computes; and what it computes where the spec names its stack and no more of its software.
+`holds`: how many of the rows lie in the interval that is told there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from statistics import mean
 from benchmarks.planner import vtrain
 from benchmarks.published.mapping import stack_of
 from benchmarks.published.predict import UNASKED, Answer, Predictor
-from benchmarks.published.rows import Kind, PublishedRow, SkipError, read_rows
+from benchmarks.published.rows import PublishedRow, SkipError, read_rows
 from benchmarks.published.said import Said
 from benchmarks.published.scores import Ranking, confusion, errors, ranking, sure
 from planner.cost.correction import apart, holds
@@ -58,12 +58,13 @@ def report(answers: Sequence[Answer], skipped: Sequence[tuple[str, str, str]]) -
         part = [a for a in answers if belongs(a)]
         print(f"\n=== {title}: {len(part)} rows")
         step_times(part)
-        spoken(part, "time", "step time, as a spec says it")
+        spoken([(a, a.said) for a in part if a.row.kind == "time"], "step time, as a spec says it")
+        spoken([(a, a.alone) for a in part], "step time, of a spec that names its stack alone")
         intervals(part)
         rankings(part)
         fit(part)
         memory(part)
-        spoken(part, "peak", "peak memory, as a spec says it")
+        spoken([(a, a.said) for a in part if a.row.kind == "peak"], "peak memory, as a spec says it")
     without = [a for a in answers if isinstance(a.said, str) and a.said != UNASKED]
     unsaid = [(a.row.source, a.planned.stack, str(a.said)) for a in without]
     skips("skipped", skipped)
@@ -96,13 +97,14 @@ def step_times(answers: Sequence[Answer]) -> None:
         _errors(name, [a.error for a in part], told)
 
 
-def spoken(answers: Sequence[Answer], kind: Kind, title: str) -> None:
+def spoken(answers: Sequence[tuple[Answer, Said | str | None]], title: str) -> None:
     """What a page says, and how often its interval holds the measured figure."""
     print(f"{title:<52} {'rows':>5} {ERRORS} {'holds':>6}")
-    for name, part in grouped([a for a in answers if a.row.kind == kind]):
-        said = [(a.said, a.measured) for a in part if isinstance(a.said, Said)]
-        told = [holds(one.share, measured, one.predicted) for one, measured in said]
-        _errors(name, [one.predicted / measured - 1 for one, measured in said], told)
+    said = {id(a): one for a, one in answers if isinstance(one, Said)}
+    for name, part in grouped([a for a, _ in answers]):
+        pairs = [(said[id(a)], a.measured) for a in part if id(a) in said]
+        told = [holds(one.share, measured, one.predicted) for one, measured in pairs]
+        _errors(name, [one.predicted / measured - 1 for one, measured in pairs], told)
 
 
 def _errors(name: str, off: Sequence[float], told: Sequence[bool]) -> None:
@@ -119,8 +121,9 @@ def intervals(answers: Sequence[Answer]) -> None:
     print(f"{'interval of a step, as a spec says it':<70} {'rows':>5} {'told':>7} {'needed':>7} {'holds':>6}")
     kinds: dict[str, list[tuple[Said, float]]] = defaultdict(list)
     for a in answers:
-        if a.row.kind == "time" and isinstance(a.said, Said):
-            kinds[f"{a.planned.stack}, {a.said.waits}"].append((a.said, a.measured))
+        for said in dict.fromkeys((a.said, a.alone)) if a.row.kind == "time" else ():
+            if isinstance(said, Said):
+                kinds[f"{a.planned.stack}, {said.known}, {said.waits}"].append((said, a.measured))
     for name, part in sorted(kinds.items()):
         needed = sure([apart(measured, said.predicted) for said, measured in part])
         told = max(said.share for said, _ in part)

@@ -92,16 +92,7 @@ _GPUS = (
 )
 
 _HEAD_DIMS = ((r"qwen3", 128), (r"gpt-oss", 64))
-
-
-class _WideHeads(ModelSpec):
-    """A model whose heads need not add up to its hidden size."""
-
-    head_size: int
-
-    @property
-    def head_dim(self) -> int:
-        return self.head_size
+_GPT_OSS_WINDOW = 128  # its config.json, `sliding_window`; of every second layer
 
 
 def plan_of(row: PublishedRow) -> Planned:
@@ -264,9 +255,10 @@ def _model(row: PublishedRow, text: str, stack: StackName) -> ModelSpec:
         layers += 2  # in chunks of one layer each the slowest rank holds none of the ends
     if has_whole_ends(row):
         vocab *= tp
-    head_dim = next((size for pattern, size in _HEAD_DIMS if re.search(pattern, text)), hidden // heads)
-    return _WideHeads(
-        head_size=head_dim,
+    head_dim = next((size for pattern, size in _HEAD_DIMS if re.search(pattern, text)), None)
+    return ModelSpec(
+        head_dim=head_dim,
+        sliding_window=_GPT_OSS_WINDOW if "gpt-oss" in text else None,
         arch="gpt" if like_gpt else "llama",
         num_layers=layers,
         hidden_size=hidden,

@@ -67,7 +67,10 @@ def mixture_of(row: PublishedRow, text: str) -> tuple[MoeSpec | None, MlaSpec | 
         found = _Mixture(int(number[1] or number[2]), int(top[1] or top[2]) if top else 1)
         if not is_gated(row, text):
             ffn = round(ffn * 2 / 3)  # as many weights in a gated MLP
+    is_gpt_oss = "gpt-oss" in text  # its config.json: biases of experts, `swiglu_limit`
     moe = MoeSpec(
+        expert_bias=is_gpt_oss,
+        swiglu_limit=7.0 if is_gpt_oss else None,
         num_experts=found.experts,
         experts_per_token=min(found.top, found.experts),
         expert_ffn_hidden_size=found.ffn or ffn,

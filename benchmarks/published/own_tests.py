@@ -11,6 +11,7 @@ import re
 from benchmarks.published.rows import PublishedRow
 from planner.cost.memory import held_parameters
 from planner.facts.precision import FP32_BYTES
+from planner.facts.resources import CudaGraphs
 from planner.facts.spec import JobSpec, ModelSpec
 from planner.facts.tensors.shards import held
 from planner.hardware.cluster import LAUNCH_S
@@ -114,6 +115,13 @@ _KEEPS_LOADED = (
     "te_tp2_pp2_resume_torch_dist_cp2_nondeterministic",
     "te_tp2_pp2_resume_torch_dist_cross_entropy_loss_fusion",
 )
+
+
+def graphs_of_test(text: str) -> CudaGraphs:
+    """What of a test's layer is one CUDA graph."""
+    if re.search(GRAPHED_MODULES, text):
+        return "attention_and_router"
+    return "attention" if re.search(GRAPHED_CORE, text) else "none"
 
 
 def rotations_s(text: str, model: ModelSpec, launch_s: float) -> tuple[float, float]:

@@ -21,7 +21,8 @@ UNASKED = "neither a step nor a peak"
 class Answer(NamedTuple):
     """Prediction and measurement in the row's unit: seconds, bytes, or for fit the share of memory taken and 0.
 
-    `said`: what a page says that knows no more of the row's software than its stack, of a step or a peak; else why not.
+    `said`: what a page says, of a step or a peak, that is told what a spec can tell; else why not. `alone`: of a step,
+    what it says where the spec names the row's stack and no more of its software.
     """
 
     row: PublishedRow
@@ -30,6 +31,7 @@ class Answer(NamedTuple):
     measured: float
     fits: bool
     said: Said | str = UNASKED
+    alone: Said | None = None
 
     @property
     def error(self) -> float:
@@ -60,7 +62,9 @@ class Predictor:
             return Answer(row, planned, needed / _room(planned), 0.0, fits)
         if row.kind == "time":
             seconds = self._seconds(planned, _recomputing(spec, "selective") if planned.makes_again else spec)
-            return Answer(row, planned, seconds, _measured_seconds(row, spec), fits, self._said(row, planned))
+            said = self._said(row, planned)
+            alone = self._speaker.of_step(row, planned, stack_alone=True) if isinstance(said, Said) else None
+            return Answer(row, planned, seconds, _measured_seconds(row, spec), fits, said, alone)
         if row.kind == "steady":
             return Answer(row, planned, _steady(planned, spec.layout.pp - 1), row.num_bytes, fits)
         peak = _tensors(spec, planned.stage) + eager_bytes(planned, spec) + kempner_bytes(planned, spec)

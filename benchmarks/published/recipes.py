@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.published.own_tests import COUNTS_ENDS
 from benchmarks.published.rows import PublishedRow
+from planner.facts.resources import CudaGraphs
 from planner.hardware.attention import EARLY_CUDNN_BLACKWELL, FLASH_2, FP8_LATENT, FP8_WINDOWED
 from planner.hardware.cluster import LAUNCH_S
 from planner.hardware.stacks import (
@@ -22,8 +23,7 @@ from planner.hardware.stacks import (
     EARLY_BLACKWELL_FP8,
     EARLY_CAST_S,
     FUSED_LOSS,
-    GRAPHED_ATTENTION,
-    GRAPHED_ROUTER,
+    GRAPHED,
     JOINED_LOSS,
     OVERLAPPED_EXPERTS,
     SLOW_BIAS_SUMS,
@@ -45,7 +45,6 @@ class Recipes(NamedTuple):
     gpus: int | None = None
 
 
-WINDOW = 128  # tokens that every second layer of gpt-oss sees (its provider's `window_size`, `window_attn_skip_freq`)
 _OVERLAPPED = (
     Recipes("qwen3-235b", "h100", "", since="25.11"),
     Recipes("qwen3-235b", r"\bb200", "", since="25.11", before="26.02"),
@@ -255,9 +254,6 @@ def switched_on(row: PublishedRow) -> dict[str, Any]:
     if not of_bridge(row):
         return early
     megatron, changed = STACKS["megatron"], early | {"loss": FUSED_LOSS}  # `cross_entropy_fusion_impl`: "te"
-    if "gpt-oss" in row.text("model").lower():
-        changed |= {"experts_biased": True, "experts_clamped": True}
-        changed["window"] = WINDOW
     if gathers_narrow(row) and "h100" in row.text("gpu").lower():  # a scale of now (mixed_precision.py, "tensorwise")
         changed["casts"] = megatron.casts * CURRENT_CASTS
     if predicts_second(row):
@@ -270,22 +266,48 @@ def switched_on(row: PublishedRow) -> dict[str, Any]:
         changed["bias_sums"] = SLOW_BIAS_SUMS
     if any_of(row, _NARROW_HEAD):
         changed["narrow_head"] = True
-    if any_of(row, _ALL_TO_ALL):
+    if sends_to_all(row):
         changed |= ALL_TO_ALL
     if any_of(row, _DROPPING):
-        changed |= ALL_TO_ALL | {"syncs_experts": False}
-    whole = any_of(row, _WHOLE)
+        changed["syncs_experts"] = False
     hidden = {} if row.text("precision").lower() == "nvfp4" else megatron.hidden
-    if whole or (any_of(row, _OVERLAPPED) and _leaves_node(row)):
+    if any_of(row, _WHOLE) or (any_of(row, _OVERLAPPED) and _leaves_node(row)):
         hidden = {**hidden, **OVERLAPPED_EXPERTS}
     changed["hidden"] = hidden
-    if whole or any_of(row, _LAYERS_WHOLE + _DENSE_WHOLE):
+    graphs = graphs_of(row)
+    if graphs == "whole":
         return changed | WHOLE_GRAPH
-    if any_of(row, _ATTENTION):
-        changed["launch_s"] = megatron.launch_s * GRAPHED_ATTENTION
-    elif any_of(row, _ROUTER):
-        changed["launch_s"] = megatron.launch_s * GRAPHED_ROUTER
+    if graphs != "none":
+        changed["launch_s"] = megatron.launch_s * GRAPHED[graphs]
     return changed
+
+
+def graphs_of(row: PublishedRow) -> CudaGraphs:
+    """What of a layer is one CUDA graph; in NeMo's on GB200 too (nemotron/launch.sh, grok1/launch.sh: --cuda_graphs
+    true)."""
+    if row.source == "NVIDIA/dgxc-benchmarking":
+        graphed = row.text("gpu").lower().startswith("gb200")
+        return "whole" if graphed and re.search("nemotron4|grok", row.text("model").lower()) else "none"
+    if not of_bridge(row):
+        return "none"
+    if any_of(row, _WHOLE + _LAYERS_WHOLE + _DENSE_WHOLE):
+        return "whole"
+    if any_of(row, _ATTENTION):
+        return "attention_and_router"
+    return "router" if any_of(row, _ROUTER) else "none"
+
+
+def sends_to_all(row: PublishedRow) -> bool:
+    """Whether a recipe's tokens reach experts by all-to-all, in Grok 1 and DeepSeek-V3 of NeMo too."""
+    if of_bridge(row):
+        return any_of(row, _ALL_TO_ALL + _DROPPING)
+    is_grok = row.source == "NVIDIA/dgxc-benchmarking" and "grok" in row.text("model").lower()
+    return is_grok or of_nemo_deepseek(row)
+
+
+def overlaps_experts(row: PublishedRow) -> bool:
+    """Whether a recipe of Megatron-Bridge sends one micro-batch's tokens beside another's products."""
+    return of_bridge(row) and any_of(row, _WHOLE + _OVERLAPPED)
 
 
 def _leaves_node(row: PublishedRow) -> bool:
@@ -296,13 +318,13 @@ def _leaves_node(row: PublishedRow) -> bool:
 
 
 def _of_dgxc(row: PublishedRow) -> dict[str, Any]:
-    """NeMo's graphs on GB200 (nemotron/launch.sh, grok1/launch.sh: --cuda_graphs true). Grok 1 before: each expert by
-    itself, buffers of a capacity, tokens sent by all-to-all (grok1/grok1_314b.yaml)."""
-    model, graphed = row.text("model").lower(), row.text("gpu").lower().startswith("gb200")
+    """NeMo's. Grok 1 where nothing is a graph: each expert by itself, buffers of a capacity, tokens sent by all-to-all
+    (grok1/grok1_314b.yaml)."""
+    model, graphed = row.text("model").lower(), graphs_of(row) == "whole"
     changed: dict[str, Any] = {}
     if of_nemo_deepseek(row):
         changed |= ALL_TO_ALL | {"syncs_experts": False, "hidden": {}, "heads": 2}
-    if graphed and re.search("nemotron4|grok", model):
+    if graphed:
         changed |= WHOLE_GRAPH
     if "grok" in model:
         changed |= {"shares_dispatch": False, "syncs_experts": False}

@@ -1,27 +1,38 @@
-"""What a user's page says of a published row: a spec names its stack and no more of its software."""
+"""What a user's page says of a published row, whose spec says what it can of the row's software, or only its stack."""
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from benchmarks.published.mapping import Planned
+from benchmarks.published.own_tests import OVERLAPS_EXPERTS, SENDS_TO_ALL, graphs_of_test
+from benchmarks.published.recipes import graphs_of, overlaps_experts, runs_flash_2, sends_to_all
 from benchmarks.published.repeated import repeated_by
 from benchmarks.published.rows import PublishedRow, SkipError
+from benchmarks.published.software import attention_kernel, is_flash_1
 from planner.cost.correction import interval
 from planner.cost.estimate import rank_memory
 from planner.cost.learning import memory_interval
 from planner.cost.timing import Timer
-from planner.facts.spec import JobSpec, ModelSpec
+from planner.facts.resources import SoftwareSpec
+from planner.facts.spec import JobSpec
 from planner.hardware.stacks import HOST_WITHIN
 
 
 class Said(NamedTuple):
     """Seconds or bytes as predicted for the row's spec, how far off they are told to be, and of a step the share that
-    the device waits for its host."""
+    the device waits for its host. `told`: the spec says what is known of its software."""
 
     predicted: float
     share: float
     host_share: float = 0.0
+    told: bool = False
+
+    @property
+    def known(self) -> str:
+        """How much of the software its spec says."""
+        return "software told" if self.told else "its stack alone"
 
     @property
     def waits(self) -> str:
@@ -36,17 +47,20 @@ class Speaker:
     def __init__(self) -> None:
         self._timers: dict[str, Timer] = {}
 
-    def of_step(self, row: PublishedRow, planned: Planned) -> Said:
-        """Of a row that measures time.
+    def of_step(self, row: PublishedRow, planned: Planned, *, stack_alone: bool = False) -> Said:
+        """Of a row that measures time. `stack_alone`: the spec names its stack and no more of its software.
 
         Raises:
             SkipError: no spec says it.
         """
         spec, cluster = _spec_of(row, planned), planned.cluster
+        if not stack_alone:
+            spec = with_software(spec, software_of(row, planned))
         timer = self._timers.setdefault(cluster.model_dump_json(), Timer(cluster))
         timing = timer.step(spec)
-        told = interval(cluster, spec, None, timing.host_share)
-        return Said(timing.step_s * planned.scale, told["share"], timing.host_share)
+        told = spec.resources.software is not None
+        share = interval(cluster, spec, None, timing.host_share)["share"]
+        return Said(timing.step_s * planned.scale, share, timing.host_share, told)
 
     def of_peak(self, row: PublishedRow, planned: Planned) -> Said:
         """Of a row that measures memory, by the meter that it was read from.
@@ -65,17 +79,53 @@ class Speaker:
 
 
 def _spec_of(row: PublishedRow, planned: Planned) -> JobSpec:
-    """A model's heads add up to its hidden size, and layers are repeated all or none."""
+    """Layers are repeated all or none."""
     if row.adapts:
         raise SkipError("no spec says adapters beside frozen weights")
     if "fp4" in row.text("precision").lower():
         raise SkipError("no spec says fp4")
     spec = planned.spec
-    model = ModelSpec(**{name: getattr(spec.model, name) for name in ModelSpec.model_fields})
     layout = spec.layout
     if planned.makes_again:
         layout = layout.model_copy(update={"recompute": "selective"})
     elif (repeated := repeated_by(row)) and 0 < repeated.layers < 0.5:
         layout = layout.model_copy(update={"recompute": "none"})
     resources = spec.resources.model_copy(update={"device": planned.cluster.device, "stack": planned.stack})
-    return spec.model_copy(update={"model": model, "layout": layout, "resources": resources})
+    return spec.model_copy(update={"layout": layout, "resources": resources})
+
+
+def software_of(row: PublishedRow, planned: Planned) -> SoftwareSpec | None:
+    """What a spec can say of the row's software; None where nothing is known, or the stack leaves nothing open."""
+    if planned.stack == "scaling":
+        return _of_scaling(row)
+    if planned.stack != "megatron":
+        return None
+    if planned.own_tests:
+        return SoftwareSpec(
+            cuda_graphs=graphs_of_test(planned.text),
+            deterministic=True,
+            dispatcher="alltoall" if planned.spec.model.moe and re.search(SENDS_TO_ALL, planned.text) else "flex",
+            overlap_experts=planned.spec.model.moe is not None
+            and re.search(OVERLAPS_EXPERTS, planned.text) is not None,
+        )
+    return SoftwareSpec(
+        cuda_graphs=graphs_of(row),
+        dispatcher="alltoall" if sends_to_all(row) else "flex",
+        overlap_experts=planned.spec.model.moe is not None and overlaps_experts(row),
+        attention_kernel="flash_2" if runs_flash_2(row) else "own",
+    )
+
+
+def _of_scaling(row: PublishedRow) -> SoftwareSpec | None:
+    kernel = attention_kernel(row)
+    if not kernel:
+        return None
+    return SoftwareSpec(
+        attention_kernel="eager" if kernel.startswith("torch") else "flash_1" if is_flash_1(kernel) else "own",
+        fused_norms="rms kernel" in kernel,
+    )
+
+
+def with_software(spec: JobSpec, software: SoftwareSpec | None) -> JobSpec:
+    resources = spec.resources.model_copy(update={"software": software})
+    return spec.model_copy(update={"resources": resources})

@@ -9,14 +9,13 @@ from benchmarks.published.mixtures import expert_tp
 from benchmarks.published.own_tests import (
     EXPERTS_APART,
     FUSED_LOSS,
-    GRAPHED_CORE,
-    GRAPHED_MODULES,
     LOCAL,
     MADE_AGAIN,
     MAKES_ACTIVATIONS_AGAIN,
     MAKES_AGAIN,
     OFFLOADS,
     SENDS_TO_ALL,
+    graphs_of_test,
     predicts_two,
     rotations_s,
     tests_of_megatron,
@@ -37,8 +36,7 @@ from planner.hardware.stacks import (
     FLASH_1,
     FP4_CASTS,
     FUSED_NORMS,
-    GRAPHED_ATTENTION,
-    GRAPHED_ROUTER,
+    GRAPHED,
     JOINED_LOSS,
     LOCAL_LAUNCH_S,
     STACKS,
@@ -79,11 +77,11 @@ def kernels_of(row: PublishedRow, text: str, stack: StackName, model: ModelSpec,
         changed["narrow_gathers"] = True
     if re.search(r"async ?tp", text):
         changed["hidden"] = ASYNC_TP
-    if found := re.search(r"attention kernel ([^;]*)", text):
-        changed["norms"] = FUSED_NORMS if "rms kernel" in found[1] else EAGER_NORMS
-        if found[1].startswith("torch"):
+    if kernel := attention_kernel(row):
+        changed["norms"] = FUSED_NORMS if "rms kernel" in kernel else EAGER_NORMS
+        if kernel.startswith("torch"):
             changed["scores"] = EAGER_SCORES
-        elif re.match(r"flash_attention(v?1|$)", found[1].strip()):
+        elif is_flash_1(kernel):
             changed["attention"] = FLASH_1
     kernels = STACKS[stack]._replace(**changed)
     if model.moe:  # the host has as many experts a rank as the row's expert ranks leave, not the planned ones'
@@ -96,13 +94,20 @@ def kernels_of(row: PublishedRow, text: str, stack: StackName, model: ModelSpec,
     return kernels
 
 
+def attention_kernel(row: PublishedRow) -> str:
+    """As a row of Scaling's names it, and its norms' beside it; empty where none is named."""
+    found = re.search(r"attention kernel ([^;]*)", row.text("note").lower())
+    return found[1].strip() if found else ""
+
+
+def is_flash_1(kernel: str) -> bool:
+    return re.match(r"flash_attention(v?1|$)", kernel) is not None
+
+
 def _host_of_tests(row: PublishedRow, text: str, model: ModelSpec) -> dict[str, Any]:
     """What the host takes in Megatron-LM's own tests, on the machine that recorded the row."""
     launch = LOCAL_LAUNCH_S if re.search(LOCAL, text) else DETERMINISTIC_LAUNCH_S
-    if re.search(GRAPHED_MODULES, text):
-        launch *= GRAPHED_ATTENTION
-    elif re.search(GRAPHED_CORE, text):
-        launch *= GRAPHED_ATTENTION + 1 - GRAPHED_ROUTER
+    launch *= GRAPHED[graphs_of_test(text)]
     host = host_of(row)
     forward, backward = rotations_s(text, model, launch)
     layer = forward * host, backward * host

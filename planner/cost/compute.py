@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from planner.cost.memory import megatron
 from planner.facts.precision import FP32_BYTES, mix_of
-from planner.facts.resources import StackName
 from planner.facts.spec import JobSpec
 from planner.facts.tensors.shards import Held
 from planner.hardware.attention import Attention
 from planner.hardware.calibration import Calibration
 from planner.hardware.cluster import LAUNCH_S, Accelerator, kernel_seconds
 from planner.hardware.kernels import Flash, Gemm, Kernel, Pass, Work, embedding_work, head_work, layer_work
+from planner.hardware.software import Said, Stacks
 from planner.hardware.stacks import Stack
 
 AMPERE, HOPPER = ("A100",), ("H100", "H200")  # of their names
@@ -61,21 +61,23 @@ class Piece(NamedTuple):
 class Compute:
     """Times stages' kernels with each stack's constants; what layouts share is computed once."""
 
-    def __init__(
-        self, accelerator: Accelerator, stacks: Mapping[StackName, Stack], calibration: Calibration | None
-    ) -> None:
+    def __init__(self, accelerator: Accelerator, stacks: Stacks, calibration: Calibration | None) -> None:
         self.stacks, self.calibration = stacks, calibration
-        self._accelerators = {name: _tuned(accelerator, stack) for name, stack in stacks.items()}
+        self._chip = accelerator
+        self._accelerators: dict[Said, Accelerator] = {}
         self._pieces: dict[tuple[object, ...], tuple[Piece, ...]] = {}
 
     def accelerator(self, spec: JobSpec) -> Accelerator:
         """As the spec's stack uses it."""
-        return self._accelerators[spec.resources.stack]
+        said = self.stacks.said(spec)
+        if said not in self._accelerators:
+            self._accelerators[said] = _tuned(self._chip, self.stacks.of(spec))
+        return self._accelerators[said]
 
     def of_stage(self, spec: JobSpec, own: Held, ranks: int) -> Halves:
         layer, moe, embedding, head = self._piece(spec, ranks)
         dense = own.num_layers - own.num_moe_layers
-        heads = own.stage.last * self.stacks[spec.resources.stack].heads
+        heads = own.stage.last * self.stacks.of(spec).heads
         parts = [(layer, dense), (moe, own.num_moe_layers), (embedding, own.stage.first), (head, heads)]
         found = Halves(*(sum(part.halves[i] * number for part, number in parts) for i in range(6)))
         added = self._accumulated_s(spec, sum(part.weights * number for part, number in parts))
@@ -94,19 +96,18 @@ class Compute:
         """What the device waits for its host in forward and backward of a chunk that has so many of each piece. Within
         either the host runs ahead, so that a head's passes leave it time for layers; then it waits for its neighbours.
         """
-        name = spec.resources.stack
-        turn = self.stacks[name].chunk_launches * self._accelerators[name].launch_s
+        turn = self.stacks.of(spec).chunk_launches * self.accelerator(spec).launch_s
         forward = sum((piece.forward.host_s - piece.forward.device_s) * number for piece, number in chunk)
         backward = sum((piece.backward.host_s - piece.backward.device_s) * number for piece, number in chunk)
         return max(0.0, turn + forward) + max(0.0, turn + backward)
 
     def _offloaded_s(self, spec: JobSpec, dense: int, moe: int) -> float:
         """What the device waits for its host to take activations and give them back."""
-        name = spec.resources.stack
-        if not self.stacks[name].offloads:
+        offloads = self.stacks.of(spec).offloads
+        if not offloads:
             return 0.0
         saved = sum(n * megatron.saved_bytes(spec, moe=kind) for kind, n in ((False, dense), (True, moe)) if n)
-        return 2 * self.stacks[name].offloads * saved / self._accelerators[name].host_bytes_per_s
+        return 2 * offloads * saved / self.accelerator(spec).host_bytes_per_s
 
     def _piece(self, spec: JobSpec, ranks: int) -> tuple[Piece, ...]:
         """Layer, layer with experts, embedding and head: of one micro-batch on one rank."""
@@ -122,10 +123,10 @@ class Compute:
                 spec.model,
             ),
             *(ranks, spec.micro_batch_size, train.seq_len, train.precision, train.attention, train.dropout),
-            spec.resources.stack,
+            self.stacks.said(spec),
         )
         if key not in self._pieces:
-            stack, moe = self.stacks[spec.resources.stack], Piece(Halves(0, 0, 0))
+            stack, moe = self.stacks.of(spec), Piece(Halves(0, 0, 0))
             joined, repeats = stack.joins_products, stack.repeats
             if spec.model.moe:
                 work = layer_work(
@@ -133,13 +134,10 @@ class Compute:
                     moe=True,
                     joined=joined,
                     apart=stack.experts_apart,
-                    biased=stack.experts_biased,
-                    clamped=stack.experts_clamped,
                     sorts=stack.sorts_dispatch,
                     norms_heads=stack.norms_heads,
                     copies_queries=stack.copies_queries,
                     casts_each=stack.casts_each,
-                    window=stack.window,
                     repeats=repeats,
                 )
                 moe = self._layer(spec, work, waits=stack.syncs_experts)
@@ -153,7 +151,6 @@ class Compute:
                 norms_heads=stack.norms_heads,
                 copies_queries=stack.copies_queries,
                 casts_each=stack.casts_each,
-                window=stack.window,
                 repeats=repeats,
             )
             pieces = (
@@ -184,7 +181,7 @@ class Compute:
         return self.calibration.layer(spec, ranks) is not None
 
     def _layer(self, spec: JobSpec, work: Work, *, waits: bool = False) -> Piece:
-        stack = self.stacks[spec.resources.stack]
+        stack = self.stacks.of(spec)
         piece = _beside(self._whole(spec, work, waits=waits), stack.layer_s, waits=waits)
         halves = piece.halves._replace(attention_s=self._seconds(spec, work.attention))
         if spec.layout.recompute == "none":
@@ -200,7 +197,7 @@ class Compute:
 
     def _whole(self, spec: JobSpec, work: Work, *, waits: bool = False) -> Piece:
         """`waits`: the host knows only after the router what to launch, so that none of its time in forward hides."""
-        if self.stacks[spec.resources.stack].frozen:
+        if self.stacks.of(spec).frozen:
             work = work._replace(backward_weight=())
         parts = (work.forward, work.backward_input, work.backward_weight)
         forward, backward_input, backward_weight = (self._seconds(spec, kernels) for kernels in parts)
@@ -211,8 +208,8 @@ class Compute:
         return Piece(halves, Queue() if waits else Queue(hosts[0], forward), backward, _elements(work.backward_weight))
 
     def _seconds(self, spec: JobSpec, kernels: Sequence[Kernel]) -> float:
-        mix, accelerator = mix_of(spec.train.precision), self._accelerators[spec.resources.stack]
-        stack = self.stacks[spec.resources.stack]
+        mix, accelerator = mix_of(spec.train.precision), self.accelerator(spec)
+        stack = self.stacks.of(spec)
         seconds = 0.0
         for kernel in kernels:
             one = kernel_seconds(kernel, accelerator, mix.gemm, mix.compute)
@@ -225,22 +222,22 @@ class Compute:
 
     def _added_s(self, spec: JobSpec, kernels: Sequence[Kernel]) -> float:
         """What products wait that add to the gradients so far: each is read and written as wide as they are kept."""
-        share, chip = self.stacks[spec.resources.stack].adds_gradients, self._accelerators[spec.resources.stack]
+        share, chip = self.stacks.of(spec).adds_gradients, self.accelerator(spec)
         moved = 2 * mix_of(spec.train.precision).gradients * _elements(kernels)
         return share * moved / (chip.bytes_per_s * chip.memory_efficiency)
 
     def accumulated(self, spec: JobSpec) -> float:
         """Share of micro-batches whose gradients autograd adds to those so far: all but the first, unless ZeRO has each
         one's summed and divided."""
-        stack, m = self.stacks[spec.resources.stack], spec.train.micro_batches
+        stack, m = self.stacks.of(spec), spec.train.micro_batches
         if not stack.adds_apart or (spec.layout.zero >= 2 and not stack.sums_late):
             return 0.0
         return (m - 1) / m
 
     def _accumulated_s(self, spec: JobSpec, elements: float) -> float:
         """Of a micro-batch: gradients are read, those so far too, and their sum is written."""
-        name, mix = spec.resources.stack, mix_of(spec.train.precision)
-        kept, chip = FP32_BYTES if self.stacks[name].sums_late else mix.gradients, self._accelerators[name]
+        mix, chip = mix_of(spec.train.precision), self.accelerator(spec)
+        kept = FP32_BYTES if self.stacks.of(spec).sums_late else mix.gradients
         moved = self.accumulated(spec) * (2 * kept + mix.compute) * elements
         return moved / (chip.bytes_per_s * chip.memory_efficiency)
 
@@ -248,12 +245,12 @@ class Compute:
         """What the host needs to launch them: a product's own call casts its operands."""
         calls = sum(not (isinstance(kernel, Pass) and kernel.kind == "casts") for kernel in kernels)
         experts = sum(kernel.experts for kernel in kernels if isinstance(kernel, Gemm))
-        stack = self.stacks[spec.resources.stack]
+        stack = self.stacks.of(spec)
         narrow = mix_of(spec.train.precision).gemm == "fp8"
         expert_s = stack.expert_s + (stack.expert_cast_s if narrow else 0.0)
         cast = sum(isinstance(kernel, Gemm) and not kernel.wide and not kernel.experts for kernel in kernels)
         more = experts * expert_s + (cast * stack.cast_s if narrow else 0.0)
-        return calls * self._accelerators[spec.resources.stack].launch_s + more
+        return calls * self.accelerator(spec).launch_s + more
 
 
 def _elements(products: Sequence[Kernel]) -> int:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from typing_extensions import TypedDict
 
 from planner.facts.precision import mix_of
+from planner.facts.software import software_words
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster
 from planner.hardware.runs import Run
@@ -105,8 +106,10 @@ def interval(cluster: Cluster, spec: JobSpec, found: Correction | None, host_sha
         words = f"{what}{_links(cluster, spec)}, {sureness(ANY_CPU)}"
         return Interval(share=ANY_CPU, basis=basis, runs=0, words=words)
     if found is None:
-        share = within(stack, cluster.accelerator.name, host_share)
-        why = f"{STACKS[stack].title}{_widened(cluster, spec)}{_waits(host_share)}"
+        told = spec.resources.software is not None
+        share = within(stack, cluster.accelerator.name, host_share, told=told)
+        title = f"{STACKS[stack].title}{software_words(spec.resources.software)}"
+        why = f"{title}{_widened(cluster, spec)}{_waits(host_share)}"
         words = f"{basis}{_links(cluster, spec)}, {why}, {sureness(share)}"
         return Interval(share=share, basis=basis, runs=0, words=words)
     words = f"from {found.runs} runs here, {sureness(max(found.share, 0.01))}"

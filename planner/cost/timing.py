@@ -30,6 +30,7 @@ from planner.facts.tensors.shards import held
 from planner.hardware.calibration import Calibration, line
 from planner.hardware.cluster import Accelerator, Cluster, collective_seconds, kernel_seconds, span
 from planner.hardware.kernels import Pass
+from planner.hardware.software import Stacks
 from planner.hardware.stacks import STACKS, Stack
 
 MOST_WAITING = 0.9  # of a measured layer: what its collectives were measured at elsewhere may exceed it
@@ -72,9 +73,10 @@ class Timer:
     """Times specs on one cluster; what layouts share is computed once. Not for use by several threads."""
 
     def __init__(self, cluster: Cluster, stacks: Mapping[StackName, Stack] = STACKS) -> None:
-        self.cluster, self.stacks = cluster, stacks
+        self.cluster = cluster
         if cluster.profile:  # a host was measured with its software: nothing comes on top
-            self.stacks = {name: Stack(stack.title, stack.within) for name, stack in stacks.items()}
+            stacks = {name: Stack(stack.title, stack.within) for name, stack in stacks.items()}
+        self.stacks = Stacks(stacks, cluster.per_node, measured=cluster.profile is not None)
         self.calibration = Calibration(cluster.profile) if cluster.profile else None
         self._compute = Compute(cluster.accelerator, self.stacks, self.calibration)
         self._paces: dict[tuple[object, ...], Pace] = {}
@@ -100,7 +102,7 @@ class Timer:
         halves = pace.halves
         others, gathers, reduces, optimizer = self._parameters(spec)
         exposed = {axis: m * seconds for axis, seconds in pace.waits.items()}
-        if "pp" in exposed and self.stacks[spec.resources.stack].hides_sends and spec.layout.virtual_stages > 1:
+        if "pp" in exposed and self.stacks.of(spec).hides_sends and spec.layout.virtual_stages > 1:
             exposed["pp"] *= filling(spec)
         for axis, seconds in others.items():
             exposed[axis] = exposed.get(axis, 0.0) + seconds
@@ -184,8 +186,8 @@ class Timer:
                 layout.cp_method,
             ),
             *(layout.dp, spec.micro_batch_size, train.seq_len, train.precision, train.attention, train.dropout),
-            *(spec.model, ranks, spec.resources.stack),
-            train.micro_batches if "ep" in self.stacks[spec.resources.stack].hidden else 0,
+            *(spec.model, ranks, self.stacks.said(spec)),
+            train.micro_batches if "ep" in self.stacks.of(spec).hidden else 0,
             self._compute.accumulated(spec),
         )
         if key not in self._paces:
@@ -197,7 +199,7 @@ class Timer:
 
     def _stage(self, spec: JobSpec, index: int, ranks: int) -> tuple[Halves, dict[Axis, float]]:
         """Compute of one micro-batch on stage `index`, and the seconds it waits by axis."""
-        stack, layout, own = self.stacks[spec.resources.stack], spec.layout, held(spec, index)
+        stack, layout, own = self.stacks.of(spec), spec.layout, held(spec, index)
         halves = self._compute.of_stage(spec, own, ranks)
         waits: dict[Axis, float] = defaultdict(float)
         for row in micro_batch_traffic(spec, index):
@@ -244,7 +246,7 @@ class Timer:
                 repeats,
                 train.precision,
             ),
-            *(spec.model, spec.resources.stack),
+            *(spec.model, self.stacks.said(spec)),
         )
         if key not in self._sums:
             parts = [self._stage_parameters(spec, index) for index in unlike_stages(spec)]
@@ -256,7 +258,7 @@ class Timer:
 
     def _stage_parameters(self, spec: JobSpec, index: int) -> tuple[dict[Axis, float], float, float, float]:
         others: dict[Axis, float] = defaultdict(float)
-        if self.stacks[spec.resources.stack].frozen:
+        if self.stacks.of(spec).frozen:
             return others, 0.0, 0.0, 0.0
         gathers, reduces, late = 0.0, 0.0, 1.0
         if self._sums_late(spec):
@@ -273,7 +275,7 @@ class Timer:
 
     def _cast(self, spec: JobSpec, row: Collective) -> Collective:
         """As the stack sends it."""
-        mix, stack = mix_of(spec.train.precision), self.stacks[spec.resources.stack]
+        mix, stack = mix_of(spec.train.precision), self.stacks.of(spec)
         if stack.sums_whole and row.axis == "dp" and row.op != "all_gather":
             return row._replace(op="all_reduce", payload_bytes=row.payload_bytes * FP32_BYTES // mix.gradients)
         narrow = {"tp": stack.narrow_gathers, "dp": stack.narrow_parameters}.get(row.axis, False)
@@ -282,11 +284,11 @@ class Timer:
         return row._replace(payload_bytes=row.payload_bytes * FP8_BYTES // mix.compute)
 
     def _sums_late(self, spec: JobSpec) -> bool:
-        return spec.layout.zero >= 2 and self.stacks[spec.resources.stack].sums_late
+        return spec.layout.zero >= 2 and self.stacks.of(spec).sums_late
 
     def _dispatched(self, spec: JobSpec, row: Collective) -> float:
         """Share of what `ours` sends to experts that the stack sends."""
-        moe, layout, stack = spec.model.moe, spec.layout, self.stacks[spec.resources.stack]
+        moe, layout, stack = spec.model.moe, spec.layout, self.stacks.of(spec)
         if moe is None or not stack.divides_dispatch:
             return 1.0
         top, part = moe.experts_per_token, 1 / (layout.tp if layout.sequence_parallel else 1)
@@ -301,7 +303,7 @@ class Timer:
         return sum(self._row_seconds(spec, row, ranks) for row in rows)
 
     def _row_seconds(self, spec: JobSpec, row: Collective, ranks: int) -> float:
-        stack = self.stacks[spec.resources.stack]
+        stack = self.stacks.of(spec)
         place = span(row.group_size, row.stride, self.cluster.per_node)
         if self.calibration is not None and row.count and place.nodes == 1:  # one host was measured
             each = self.calibration.collective_s(row.op, row.group_size, row.payload_bytes / row.count, ranks)
@@ -324,7 +326,7 @@ class Timer:
         halves = scaled(pace, 1 + self._waits_inside(spec, pace) / pace.halves.total_s).halves
         if not spec.train.overlap or self.cluster.device == "cpu":  # a CPU's ranks send with the cores they compute on
             return gathers + reduces
-        stack = self.stacks[spec.resources.stack]
+        stack = self.stacks.of(spec)
         m, zero, repeats = spec.train.micro_batches, spec.layout.zero, _gathers_each_time(spec.layout)
         backward = halves.total_s - halves.forward_s
         units = max(1, spec.model.num_layers // spec.layout.pp)
@@ -364,7 +366,7 @@ class Timer:
     def _straggling(self, spec: JobSpec, seconds: float) -> float:
         """What a step waits for the slowest of its nodes."""
         nodes = -(-spec.layout.world_size // self.cluster.per_node)
-        stack = self.stacks[spec.resources.stack]
+        stack = self.stacks.of(spec)
         return stack.step_s + seconds * stack.jitter * math.log2(nodes)
 
 

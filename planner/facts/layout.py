@@ -8,6 +8,7 @@ from planner.facts.engines import engine_problems
 from planner.facts.kinds import KINDS, kind_problems, num_slots, product_words
 from planner.facts.proof import too_large
 from planner.facts.reading.paths import file_problems, path_problems
+from planner.facts.software import software_problems
 from planner.facts.spec import ROPE_BASE, JobSpec, Layout, Problem
 from planner.facts.words import counted
 
@@ -105,6 +106,7 @@ def problems(spec: JobSpec, *, slots: int | None = None) -> list[Problem]:
     return [
         *kind_problems(spec),
         *engine_problems(spec),
+        *software_problems(spec),
         *_model(spec),
         *_tensor(spec),
         *pipeline_problems(spec),
@@ -126,8 +128,12 @@ def _indivisible(field: str, what: str, size: int, by: str, degree: int) -> list
 
 def _model(spec: JobSpec) -> list[Problem]:
     model = spec.model
-    found = _indivisible("model.num_heads", "hidden_size", model.hidden_size, "num_heads", model.num_heads)
+    divided = model.hidden_size, "num_heads", model.num_heads
+    found = [] if model.head_dim else _indivisible("model.num_heads", "hidden_size", *divided)
     found += _indivisible("model.num_kv_heads", "num_heads", model.num_heads, "num_kv_heads", model.num_kv_heads)
+    if model.head_dim and model.mla:
+        text = "latent attention gives its heads sizes of its own: nope_head_dim, rope_head_dim, value_head_dim"
+        found.append(Problem("model.head_dim", text))
     if model.arch == "gpt" and model.num_kv_heads != model.num_heads:
         text = f"gpt has one key/value head a query head: {model.num_kv_heads} is not {model.num_heads}"
         found.append(Problem("model.num_kv_heads", text))
@@ -138,10 +144,10 @@ def _model(spec: JobSpec) -> list[Problem]:
     if scaling and scaling.high_freq_factor <= scaling.low_freq_factor:
         text = f"high_freq_factor {scaling.high_freq_factor:g} <= low_freq_factor {scaling.low_freq_factor:g}"
         found.append(Problem("model.rope_scaling", text))
-    head_dim = model.hidden_size // model.num_heads
-    if model.arch == "llama" and not model.hidden_size % model.num_heads and head_dim % 2:
-        text = f"RoPE needs an even head size: {model.hidden_size} / {model.num_heads} = {head_dim}"
-        found.append(Problem("model.hidden_size", text))
+    if model.arch == "llama" and not found and model.head_size % 2:
+        field = "model.head_dim" if model.head_dim else "model.hidden_size"
+        given = "" if model.head_dim else f"{model.hidden_size} / {model.num_heads} = "
+        found.append(Problem(field, f"RoPE needs an even head size: {given}{model.head_size}"))
     return found
 
 

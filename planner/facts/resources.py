@@ -11,6 +11,9 @@ from planner.facts.fields import NO_NUL, Strict, Word
 Device = Literal["cpu", "cuda"]
 StackName = Literal["ours", "megatron", "megatron_2021", "fsdp2", "fsdp1", "deepspeed", "scaling"]
 EngineName = Literal["hosts", "slurm"]
+CudaGraphs = Literal["none", "router", "attention", "attention_and_router", "whole"]
+Dispatcher = Literal["flex", "alltoall"]
+SoftwareKernel = Literal["own", "flash_1", "flash_2", "eager"]
 # What of a spec becomes part of a Slurm command: no such text can be an option, a file's name or a shell's word.
 SLURM_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$"
 SLURM_NAMES = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}(,[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}){0,15}$"
@@ -32,6 +35,34 @@ class SlurmSpec(Strict):
     exclude: str | None = Field(default=None, pattern=SLURM_NODES, description="nodes that it must not run on")
 
 
+class SoftwareSpec(Strict):
+    """What is known of the software planned for, where it is another than ours: what its stack leaves open.
+
+    Which stacks leave what open: `planner.facts.software`. Nothing of it runs here.
+    """
+
+    cuda_graphs: CudaGraphs = Field(
+        default="none", description="modules of a layer that are one CUDA graph (Megatron's --cuda-graph-modules)"
+    )
+    deterministic: bool = Field(
+        default=False, description="Megatron's --deterministic-mode, whose kernels its host launches more slowly"
+    )
+    dispatcher: Dispatcher = Field(
+        default="flex",
+        description="how tokens reach experts: flex (DeepEP, HybridEP) or alltoall (--moe-token-dispatcher-type)",
+    )
+    overlap_experts: bool = Field(
+        default=False,
+        description="one micro-batch's tokens travel to experts beside another's products "
+        "(--overlap-moe-expert-parallel-comm)",
+    )
+    attention_kernel: SoftwareKernel = Field(
+        default="own",
+        description="another than the stack's: FlashAttention 1 or 2, or eager, unfused kernel by kernel in fp32",
+    )
+    fused_norms: bool = Field(default=False, description="norms by one kernel each")
+
+
 class Resources(Strict):
     """What kind of slot the ranks need, one slot each."""
 
@@ -39,6 +70,9 @@ class Resources(Strict):
 
     device: Device = Field(default="cpu", description="what a slot is")
     stack: StackName = Field(default="ours", description="software that time is planned for; what runs is ours")
+    software: SoftwareSpec | None = Field(
+        default=None, description="what is known of that software beside its name; not for ours, which is known"
+    )
     host: str | None = Field(
         default=None, min_length=1, max_length=100, pattern=NO_NUL, description="only this host; any by default"
     )

@@ -90,6 +90,10 @@ class MoeSpec(Strict):
     )
     balance_loss: float = Field(default=0.01, ge=0, le=10, description="weight of the load-balancing loss")
     router_bias: bool = Field(default=False, description="a bias an expert in the router (DeepSeek-V3)")
+    expert_bias: bool = Field(default=False, description="each expert's products add a bias (gpt-oss)")
+    swiglu_limit: float | None = Field(
+        default=None, gt=0, le=1e6, description="what an expert's gate and up are clamped to (gpt-oss: 7)"
+    )
 
 
 class MlaSpec(Strict):
@@ -135,16 +139,22 @@ class ModelSpec(Strict):
     num_kv_heads: int = Field(ge=1, le=4096, description="equal to num_heads without GQA")
     ffn_hidden_size: int = Field(ge=1, le=4_194_304, description="size inside the MLP")
     vocab_size: int = Field(ge=256, le=4_194_304, description="byte-level data needs 256")
+    head_dim: int | None = Field(
+        default=None, ge=1, le=65536, description="size of a head where it is not hidden_size / num_heads"
+    )
     max_seq_len: int = Field(ge=1, le=16_777_216, description="tokens of the longest sequence")
     tied_embeddings: bool = Field(description="the head is the embedding table")
     rope_base: float = Field(default=ROPE_BASE, gt=1, le=1e12, description="base of rotary positions (llama)")
     rope_scaling: RopeScaling | None = Field(default=None, description="rotary positions stretched as Llama 3.1's")
+    sliding_window: int | None = Field(
+        default=None, ge=1, le=16_777_216, description="tokens that queries of every second layer see; all by default"
+    )
     moe: MoeSpec | None = None
     mla: MlaSpec | None = None
 
     @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_heads
+    def head_size(self) -> int:
+        return self.head_dim or self.hidden_size // self.num_heads
 
 
 class Layout(Strict):

@@ -110,33 +110,30 @@ def layer_work(
     moe: bool = False,
     joined: bool = False,
     apart: bool = False,
-    biased: bool = False,
-    clamped: bool = False,
     sorts: bool = False,
     norms_heads: bool = False,
     copies_queries: bool = False,
     casts_each: bool = False,
-    window: int = 0,
     repeats: Sequence[Module] | None = None,
 ) -> Work:
     """One transformer layer of one micro-batch on one rank.
 
     `joined`: queries, keys and values are one product, so are gate and up. `apart`: each expert's products are its own.
-    `biased`: each expert adds a bias to what it gives. `clamped`: its gate and up are, by kernels of their own.
     `sorts`: what came is put in the experts' order by a pass, and back. `norms_heads`: queries and keys are normed.
     `copies_queries`: those of grouped heads are copied out of their product's result, turned apart from keys, and
     gradients put together.
     `casts_each`: what products in fp8 take is cast for each of them, weights too, by kernels of their own.
-    `window`: tokens that the queries of every second layer see, 0 for all; this layer is the mean of both kinds.
+    Where every second layer sees a window, this layer is the mean of both kinds.
     `repeats`: what selective recompute repeats; scores where they are kernels of their own, else norms and activation.
     """
     inner = [*(_expert_products(spec, joined=joined, apart=apart) if moe else _mlp_products(spec, joined=joined))]
     products = [*_attention_products(spec, joined=joined), *inner]
     unfused = spec.train.attention == "unfused"
-    scores = _unfused(spec) if unfused else _fused(spec, window)
-    passes_forward, passes_backward = _passes(spec, moe=moe, biased=biased, sorts=sorts, norms_heads=norms_heads)
+    scores = _unfused(spec) if unfused else _fused(spec)
+    passes_forward, passes_backward = _passes(spec, moe=moe, sorts=sorts, norms_heads=norms_heads)
     copies_forward, copies_backward = _copies(spec) if copies_queries else ((), ())
-    clamps_forward, clamps_backward = _clamps(spec) if moe and clamped else ((), ())
+    experts = spec.model.moe if moe else None
+    clamps_forward, clamps_backward = _clamps(spec) if experts and experts.swiglu_limit else ((), ())
     casts_forward, casts_backward = _casts(spec, products, each=casts_each)
     latents = products[1:4:2] if spec.model.mla else []
     dense = [] if moe else inner
@@ -162,7 +159,9 @@ def layer_work(
         repeated=tuple(kernel for name in (usual if repeats is None else repeats) for kernel in modules[name]),
         operations=(*products[1::2], *passes_forward, *clamps_forward, *casts_forward),
         attention=(*scores[0], *scores[1]),
-        bias_sums=(_for_inputs(inner[2 if joined else 3]), passes_backward[4]) if moe and biased else (),
+        bias_sums=(_for_inputs(inner[2 if joined else 3]), passes_backward[4])
+        if experts and experts.expert_bias
+        else (),
     )
 
 
@@ -182,7 +181,7 @@ def _attention_products(spec: JobSpec, *, joined: bool) -> Iterator[Gemm]:
         yield Gemm(tokens, heads * (mla.nope_head_dim + mla.value_head_dim), mla.kv_rank)
         yield Gemm(tokens, h, heads * mla.value_head_dim)
         return
-    query, kv = heads * model.head_dim, max(1, model.num_kv_heads // tp) * model.head_dim
+    query, kv = heads * model.head_size, max(1, model.num_kv_heads // tp) * model.head_size
     if joined or model.arch == "gpt":
         yield Gemm(tokens, query + 2 * kv, h)
     else:
@@ -246,7 +245,7 @@ def _unfused(spec: JobSpec) -> Halves:
     batch = spec.micro_batch_size * model.num_heads // spec.layout.tp
     rows = s // spec.layout.cp
     elements = batch * rows * s
-    scores, values = Gemm(rows, s, model.head_dim, batch, wide=True), Gemm(rows, model.head_dim, s, batch, wide=True)
+    scores, values = Gemm(rows, s, model.head_size, batch, wide=True), Gemm(rows, model.head_size, s, batch, wide=True)
     forward: list[Kernel] = [scores, Pass(2 * e * elements, "scores"), values]
     backward: list[Kernel] = [scores, values, scores, values, Pass(3 * e * elements, "scores")]
     if train.dropout:
@@ -255,14 +254,14 @@ def _unfused(spec: JobSpec) -> Halves:
     return tuple(forward), tuple(backward)
 
 
-def _fused(spec: JobSpec, window: int) -> Halves:
+def _fused(spec: JobSpec) -> Halves:
     """FlashAttention (2205.14135): half the scores under a causal mask; backward does 5 products to forward's 2."""
     model, train, tokens = spec.model, spec.train, micro_batch_tokens(spec)
     heads, e = model.num_heads // spec.layout.tp, mix_of(train.precision).compute
-    qk, v = model.head_dim, model.head_dim
+    qk, v = model.head_size, model.head_size
     if model.mla:
         qk, v = model.mla.nope_head_dim + model.mla.rope_head_dim, model.mla.value_head_dim
-    seen = _looked_back(window, train.seq_len)
+    seen = _looked_back(model.sliding_window, train.seq_len)
     flops = round(seen * tokens * train.seq_len * heads * (qk + v))  # 2 FLOP, halved by the mask
     size = 2 * tokens * heads * (qk + v) * e
     again = (Pass(0),) * (RING_KERNELS * (spec.layout.cp - 1))
@@ -271,13 +270,13 @@ def _fused(spec: JobSpec, window: int) -> Halves:
     return (forward, *again), (forward._replace(flops=flops * 5 // 2, num_bytes=2 * size), *again)
 
 
-def _looked_back(window: int, seq_len: int) -> float:
+def _looked_back(window: int | None, seq_len: int) -> float:
     """Share of the causal scores that are computed where the queries of every second layer see only a window."""
     share = min(1.0, window / seq_len) if window else 1.0
     return (1 + share * (2 - share)) / 2
 
 
-def _passes(spec: JobSpec, *, moe: bool, biased: bool, sorts: bool, norms_heads: bool) -> Halves:
+def _passes(spec: JobSpec, *, moe: bool, sorts: bool, norms_heads: bool) -> Halves:
     """Norms, residuals with bias and dropout, and the MLP's activation, as bytes read and written."""
     model, layout, train = spec.model, spec.layout, spec.train
     e = mix_of(train.precision).compute
@@ -296,12 +295,12 @@ def _passes(spec: JobSpec, *, moe: bool, biased: bool, sorts: bool, norms_heads:
     forward: list[Kernel] = [norm, residual, norm, residual, activation]
     backward: list[Kernel] = [norm_backward, residual_backward, norm_backward, residual_backward, activation_backward]
     if model.arch == "llama":
-        rope = Pass(2 * e * tokens * (model.num_heads + model.num_kv_heads) // layout.tp * model.head_dim)
+        rope = Pass(2 * e * tokens * (model.num_heads + model.num_kv_heads) // layout.tp * model.head_size)
         forward.append(rope)
         backward.append(rope)
     if norms_heads:
         for heads in (model.num_heads, model.num_kv_heads):
-            size = e * tokens * heads // layout.tp * model.head_dim
+            size = e * tokens * heads // layout.tp * model.head_size
             forward.append(Pass(2 * size, "norm"))
             backward.append(Pass(3 * size, "norm"))
     small = LATENT_KERNELS if model.mla else 0
@@ -313,7 +312,7 @@ def _passes(spec: JobSpec, *, moe: bool, biased: bool, sorts: bool, norms_heads:
         again = 2 if sorts and layout.ep < model.moe.num_experts else 0  # there and back
         forward += [*[permute] * (2 + again), *[Pass(0)] * ROUTER_KERNELS]
         backward += [*[permute] * (2 + again), *[Pass(0)] * ROUTER_KERNELS]
-        if biased:
+        if model.moe.expert_bias:
             given = tokens * model.hidden_size * model.moe.experts_per_token
             forward.append(Pass(BIAS_BYTES[0] * given))
             backward.append(Pass(BIAS_BYTES[1] * given))
@@ -326,7 +325,7 @@ def _copies(spec: JobSpec) -> Halves:
     model, tp = spec.model, spec.layout.tp
     if model.mla or model.arch != "llama" or model.num_kv_heads == model.num_heads:
         return (), ()
-    head = 2 * mix_of(spec.train.precision).compute * micro_batch_tokens(spec) * model.head_dim
+    head = 2 * mix_of(spec.train.precision).compute * micro_batch_tokens(spec) * model.head_size
     queries, keys = model.num_heads // tp, max(1, model.num_kv_heads // tp)
     apart = (Pass(head * queries),) if keys > 1 else ()
     return (*apart, Pass(0)), (Pass(head * (queries + 2 * keys)), Pass(0))

@@ -255,7 +255,7 @@ def shared_heads(spec: JobSpec) -> int:
     model = spec.model
     if spec.layout.tp <= model.num_kv_heads:
         return 0
-    return 2 * model.num_layers * model.hidden_size * model.num_kv_heads * model.head_dim
+    return 2 * model.num_layers * model.hidden_size * model.num_kv_heads * model.head_size
 
 
 def least_data(spec: JobSpec) -> float:
@@ -350,7 +350,7 @@ def least_context(spec: JobSpec) -> float:
         return 0.0
     again = layout.recompute == "full"
     heads = max(model.num_kv_heads, layout.tp)  # over the tp ranks together
-    kv = 2 * spec.micro_batch_size * train.seq_len * heads * model.head_dim
+    kv = 2 * spec.micro_batch_size * train.seq_len * heads * model.head_size
     total = layout.dp * train.micro_batches * model.num_layers * (3 + again) * (c - 1) * kv
     if model.moe and model.moe.balance_loss:
         counts = spec.micro_batch_size * model.moe.num_experts * 2 * (c - 1)

@@ -21,19 +21,19 @@ def attention(g: Graph, s: Shape, x: Entered) -> Variable:
         return out
     heads, kv_heads = model.num_heads // s.tp, kv_heads_held(model.num_kv_heads, s.tp)
     row = s.tokens * s.element
-    query, key = row * heads * model.head_dim, row * kv_heads * model.head_dim
+    query, key = row * heads * model.head_size, row * kv_heads * model.head_size
     h, bias, rope = model.hidden_size, model.arch == "gpt", model.arch == "llama"
     products = (
-        Product(query, h * heads * model.head_dim, bias=bias, clones=rope and heads > 1),
-        Product(key, h * kv_heads * model.head_dim, bias=bias, clones=rope and kv_heads > 1),
-        Product(key, h * kv_heads * model.head_dim, bias=bias),
+        Product(query, h * heads * model.head_size, bias=bias, clones=rope and heads > 1),
+        Product(key, h * kv_heads * model.head_size, bias=bias, clones=rope and kv_heads > 1),
+        Product(key, h * kv_heads * model.head_size, bias=bias),
     )
     q, k, v = made = columns(g, s, x, products)
     if rope:
         q, k = _rotated(g, s, q), _rotated(g, s, k)
     mixed = _attend(g, s, q, k, v, heads=heads, kv_heads=kv_heads)
     taken = g.copied(mixed) if rope and heads > 1 else mixed
-    out = g.linear(taken, s.hidden_bytes, heads * model.head_dim * h)
+    out = g.linear(taken, s.hidden_bytes, heads * model.head_size * h)
     named = {mixed, taken, q, k, *made}  # until attention is over
     g.done(*named)
     return out
@@ -42,7 +42,7 @@ def attention(g: Graph, s: Shape, x: Entered) -> Variable:
 def _rotated(g: Graph, s: Shape, x: Variable) -> Variable:
     """RoPE by halves: its angles in fp32, whose cosines and sines are kept."""
     tape, whole = g.tape, x.num_bytes
-    turned = s.tokens // s.sequences * s.model.head_dim // 2
+    turned = s.tokens // s.sequences * s.model.head_size // 2
     angles = tape.take(turned * FP32_BYTES, WORKING)
     tape.briefly(turned * FP32_BYTES, WORKING)
     tables = g.variable(2 * turned * s.element)
@@ -92,7 +92,7 @@ def _attend_by_blocks(g: Graph, s: Shape, q: Variable, k: Variable, v: Variable,
 
     def run() -> None:
         grad = g.taken(out)
-        if q.num_bytes != s.tokens * s.model.head_dim * s.element:
+        if q.num_bytes != s.tokens * s.model.head_size * s.element:
             ordered = tape.take(q.num_bytes, WORKING)
             tape.drop(grad)
             grad = ordered

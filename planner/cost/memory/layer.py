@@ -32,7 +32,7 @@ def kept_outputs(s: Shape, *, moe: bool) -> int:
         attended = heads * mla.value_head_dim
         products = [mla.q_rank, mla.kv_rank + mla.rope_head_dim, model.hidden_size]
     else:
-        attended, query, key = heads * model.head_dim, heads * model.head_dim, kv_heads * model.head_dim
+        attended, query, key = heads * model.head_size, heads * model.head_size, kv_heads * model.head_size
         products = [query + 2 * key] if model.arch == "gpt" else [query, key]
     inner = model.ffn_hidden_size // s.tp
     if moe and model.moe:

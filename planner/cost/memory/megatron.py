@@ -166,10 +166,10 @@ def _attended(s: Shape) -> Iterator[int]:
         queries, values = row * heads * inside, row * heads * mla.value_head_dim
         keys = queries
     else:
-        queries = values = row * heads * model.head_dim
-        keys = row * kv_heads_held(model.num_kv_heads, s.tp) * model.head_dim
+        queries = values = row * heads * model.head_size
+        keys = row * kv_heads_held(model.num_kv_heads, s.tp) * model.head_size
         values = keys
-    out = row * heads * (mla.value_head_dim if mla else model.head_dim)
+    out = row * heads * (mla.value_head_dim if mla else model.head_size)
     if s.attention == "unfused":
         yield queries + keys + values
         if s.recompute != "selective":

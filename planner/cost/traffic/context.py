@@ -20,7 +20,7 @@ def key_value_bytes(spec: JobSpec) -> int:
     if model.mla:
         width = model.num_heads // tp * (model.mla.nope_head_dim + model.mla.rope_head_dim + model.mla.value_head_dim)
     else:
-        width = 2 * kv_heads_held(model.num_kv_heads, tp) * model.head_dim
+        width = 2 * kv_heads_held(model.num_kv_heads, tp) * model.head_size
     return micro_batch_tokens(spec) * width * mix_of(spec.train.precision).compute
 
 

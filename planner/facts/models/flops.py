@@ -25,7 +25,7 @@ def hardware_flops(spec: JobSpec) -> int:
     if spec.layout.recompute == "full":
         return model_flops(spec) + tokens * _layers(model, train.seq_len)
     if spec.layout.recompute == "selective" and train.attention == "unfused":
-        return model_flops(spec) + tokens * model.num_layers * _scores(model, train.seq_len)
+        return model_flops(spec) + tokens * _scores(model, train.seq_len)
     return model_flops(spec)
 
 
@@ -39,7 +39,7 @@ def _layers(model: ModelSpec, seq_len: int) -> int:
     moe_layers = sum(is_moe_layer(model, i) for i in range(model.num_layers))
     dense = (model.num_layers - moe_layers) * layer_weights(model, moe=False)
     routed = moe_layers * layer_weights(model, moe=True) if moe_layers else 0
-    return 2 * (dense + routed) + model.num_layers * _scores(model, seq_len)
+    return 2 * (dense + routed) + _scores(model, seq_len)
 
 
 def layer_weights(model: ModelSpec, *, moe: bool) -> int:
@@ -56,8 +56,11 @@ def layer_weights(model: ModelSpec, *, moe: bool) -> int:
 
 
 def _scores(model: ModelSpec, seq_len: int) -> int:
-    """Queries with keys, and weights with values, over the full sequence."""
+    """Queries with keys, and weights with values, of all layers: over the full sequence, in every second layer over a
+    window where there is one."""
+    windowed = model.num_layers // 2 if model.sliding_window else 0
+    keys = (model.num_layers - windowed) * seq_len + windowed * min(model.sliding_window or 0, seq_len)
     if model.mla:
         width = model.mla.nope_head_dim + model.mla.rope_head_dim + model.mla.value_head_dim
-        return 2 * seq_len * model.num_heads * width
-    return 4 * seq_len * model.hidden_size
+        return 2 * keys * model.num_heads * width
+    return 4 * keys * model.num_heads * model.head_size

@@ -82,11 +82,11 @@ def _linear(name: str, out_size: int, in_size: int, tp_dim: int | None, *, bias:
 
 def _grouped_query_attention(model: ModelSpec) -> Iterator[Parameter]:
     h, bias = model.hidden_size, model.arch == "gpt"
-    kv = model.num_kv_heads * model.head_dim
-    yield from _linear("attention.q", h, h, 0, bias=bias)
+    queries, kv = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
+    yield from _linear("attention.q", queries, h, 0, bias=bias)
     yield from _linear("attention.k", kv, h, 0, bias=bias)
     yield from _linear("attention.v", kv, h, 0, bias=bias)
-    yield from _linear("attention.out", h, h, 1, bias=bias)
+    yield from _linear("attention.out", h, queries, 1, bias=bias)
 
 
 def _latent_attention(model: ModelSpec, mla: MlaSpec) -> Iterator[Parameter]:
@@ -100,8 +100,8 @@ def _latent_attention(model: ModelSpec, mla: MlaSpec) -> Iterator[Parameter]:
     yield from _linear("attention.out", h, heads * mla.value_head_dim, 1, bias=False)
 
 
-def _mlp(model: ModelSpec, name: str, inner: int) -> Iterator[Parameter]:
-    h, bias = model.hidden_size, model.arch == "gpt"
+def _mlp(model: ModelSpec, name: str, inner: int, *, bias: bool) -> Iterator[Parameter]:
+    h = model.hidden_size
     if model.arch == "llama":
         yield from _linear(f"{name}.gate", inner, h, 0, bias=bias)
     yield from _linear(f"{name}.up", inner, h, 0, bias=bias)
@@ -113,10 +113,10 @@ def _experts(model: ModelSpec, moe: MoeSpec) -> Iterator[Parameter]:
     yield Parameter("moe.router.weight", (moe.num_experts, h), None)
     if moe.router_bias:
         yield Parameter("moe.router.bias", (moe.num_experts,), None)
-    for p in _mlp(model, "moe.experts", inner):
+    for p in _mlp(model, "moe.experts", inner, bias=moe.expert_bias):
         yield p._replace(shape=(moe.num_experts, *p.shape), tp_dim=_next(p.tp_dim), is_expert=True)
     if moe.shared_experts:
-        yield from _mlp(model, "moe.shared", moe.shared_experts * inner)
+        yield from _mlp(model, "moe.shared", moe.shared_experts * inner, bias=False)
 
 
 def _next(dim: int | None) -> int | None:
@@ -128,7 +128,7 @@ def layer_parameters(model: ModelSpec, *, moe: bool = False) -> tuple[Parameter,
     """One transformer layer, in the trainer's registration order. Weights are (out, in), experts (expert, out, in)."""
     bias = model.arch == "gpt"
     attention = _latent_attention(model, model.mla) if model.mla else _grouped_query_attention(model)
-    mlp = _experts(model, model.moe) if moe and model.moe else _mlp(model, "mlp", model.ffn_hidden_size)
+    mlp = _experts(model, model.moe) if moe and model.moe else _mlp(model, "mlp", model.ffn_hidden_size, bias=bias)
     return (
         *_norm("attention_norm", model.hidden_size, bias=bias),
         *attention,

@@ -25,6 +25,15 @@ def not_runnable(spec: JobSpec) -> list[Problem]:
         refuse("model.mla", "latent attention")
     if model.moe and model.moe.router_bias:
         refuse("model.moe.router_bias", "a router with a bias an expert")
+    if model.moe and model.moe.expert_bias:
+        refuse("model.moe.expert_bias", "experts with biases")
+    if model.moe and model.moe.swiglu_limit is not None:
+        refuse("model.moe.swiglu_limit", "experts that clamp their gate")
+    if model.head_dim is not None and model.num_heads * model.head_dim != model.hidden_size:
+        sizes = f"{model.num_heads} heads of {model.head_dim} on a hidden size of {model.hidden_size}"
+        refuse("model.head_dim", sizes)
+    if model.sliding_window is not None:
+        refuse("model.sliding_window", "attention that sees a window")
     if mix_of(train.precision).gemm == "fp8":
         if model.moe:
             refuse("train.precision", f"precision {train.precision} of a mixture of experts")
@@ -49,8 +58,8 @@ def _unaligned(spec: JobSpec) -> Iterator[str]:
     heads, keys = model.num_heads // tp, kv_heads_held(model.num_kv_heads, tp)
     sides = {
         "model.hidden_size": ("", model.hidden_size),
-        "queries": (f"{heads} heads of {model.head_dim} = ", heads * model.head_dim),
-        "keys": (f"{keys} heads of {model.head_dim} = ", keys * model.head_dim),
+        "queries": (f"{heads} heads of {model.head_size} = ", heads * model.head_size),
+        "keys": (f"{keys} heads of {model.head_size} = ", keys * model.head_size),
         "an MLP": (f"{model.ffn_hidden_size} / tp {tp} = ", model.ffn_hidden_size // tp),
         "a micro-batch": ("", micro_batch_tokens(spec)),
     }

@@ -22,8 +22,9 @@ SPEC = JobSpec(
 )
 
 
-def _flash(spec: JobSpec = SPEC, window: int = 0) -> Flash:
-    (found,) = (k for k in layer_work(spec, window=window).forward if isinstance(k, Flash))
+def _flash(spec: JobSpec = SPEC, window: int | None = None) -> Flash:
+    spec = spec.model_copy(update={"model": spec.model.model_copy(update={"sliding_window": window})})
+    (found,) = (k for k in layer_work(spec).forward if isinstance(k, Flash))
     return found
 
 

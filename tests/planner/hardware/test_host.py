@@ -10,6 +10,7 @@ from planner.facts.resources import Resources
 from planner.facts.spec import JobSpec, Layout, TrainSpec
 from planner.facts.tensors.shards import held
 from planner.hardware.clusters import CLUSTERS
+from planner.hardware.software import Stacks
 from planner.hardware.stacks import STACKS
 
 H100 = CLUSTERS["h100"].accelerator
@@ -31,7 +32,7 @@ def _waited(vocab: int, stage: int = 3, *, chunks: int = 1, launches: int = 0) -
         resources=Resources(device="cuda", stack="megatron"),
     )
     stack = STACKS["megatron"]._replace(chunk_launches=launches)
-    return Compute(H100, {"megatron": stack}, None).of_stage(spec, held(spec, stage), 8).launch_s
+    return Compute(H100, Stacks({"megatron": stack}, 8), None).of_stage(spec, held(spec, stage), 8).launch_s
 
 
 def _launches(precision: str = "bf16", **changed: object) -> float:
@@ -39,7 +40,7 @@ def _launches(precision: str = "bf16", **changed: object) -> float:
     train = TrainSpec.model_validate({"global_batch": 32, "micro_batches": 4, "seq_len": 1024, "precision": precision})
     layout = Layout(pp=4, dp=2, recompute="none")
     spec = JobSpec(model=SMALL, layout=layout, train=train, resources=Resources(device="cuda", stack="megatron"))
-    compute = Compute(H100, {"megatron": STACKS["megatron"]._replace(**changed)}, None)
+    compute = Compute(H100, Stacks({"megatron": STACKS["megatron"]._replace(**changed)}, 8), None)
     return compute.of_stage(spec, held(spec, 1), 8).launch_s
 
 

@@ -6,10 +6,11 @@ import pytest
 
 from planner.cost.compute import Compute
 from planner.cost.timing import Timer, step_time
-from planner.facts.spec import Layout, MoeSpec
+from planner.facts.spec import JobSpec, Layout, MoeSpec
 from planner.facts.tensors.shards import held
 from planner.hardware.cluster import Span, collective_seconds
 from planner.hardware.kernels import Gemm, Pass, Work, layer_work
+from planner.hardware.software import Stacks
 from planner.hardware.stacks import STACKS
 from tests.planner.hardware.stacked import H100, SPEC, TRAIN, on
 
@@ -36,13 +37,13 @@ def test_joined_products_and_experts_apart_compute_the_same_in_other_calls() -> 
     assert {g.batch for g in apart} == {1}
 
 
-def _passed(**kinds: bool) -> list[int]:
+def _passed(spec: JobSpec = MIXED, **kinds: bool) -> list[int]:
     """Bytes that passes over memory move forward and backward, beyond those of the usual layer with experts."""
 
     def moved(work: Work) -> list[int]:
         return [sum(k.num_bytes for k in part if isinstance(k, Pass)) for part in (work.forward, work.backward_input)]
 
-    usual, changed = layer_work(MIXED, moe=True), layer_work(MIXED, moe=True, **kinds)
+    usual, changed = layer_work(MIXED, moe=True), layer_work(spec, moe=True, **kinds)
     return [b - a for a, b in zip(moved(usual), moved(changed), strict=True)]
 
 
@@ -57,7 +58,10 @@ def test_an_all_to_all_puts_tokens_in_their_experts_order_and_back() -> None:
 def test_a_clamp_before_the_gates_product_reads_and_writes_both_again() -> None:
     """Of an expert's 2,048 on each tensor rank: gate and up clamped and joined; in backward masked by what came."""
     inner = MIXED.micro_batch_size * TRAIN.seq_len * 2 * 4096 // 2
-    assert _passed(clamped=True) == [16 * inner, 20 * inner]
+    assert MIXED.model.moe is not None
+    moe = MIXED.model.moe.model_copy(update={"swiglu_limit": 7.0})
+    clamped = MIXED.model_copy(update={"model": MIXED.model.model_copy(update={"moe": moe})})
+    assert _passed(clamped) == [16 * inner, 20 * inner]
 
 
 def _launched(**changed: float) -> float:
@@ -89,7 +93,7 @@ def test_the_host_takes_its_time_for_each_expert_also_of_a_rank_that_has_one(ep:
     stack = STACKS["megatron"]
     slower = stack._replace(expert_s=stack.expert_s + 1e-3)
     launch = [
-        Compute(H100.accelerator, {"megatron": s}, None).of_stage(spec, held(spec, 0), 8).launch_s
+        Compute(H100.accelerator, Stacks({"megatron": s}, 8), None).of_stage(spec, held(spec, 0), 8).launch_s
         for s in (stack, slower)
     ]
     experts = 16 // ep * spec.model.num_layers

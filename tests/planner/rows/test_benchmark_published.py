@@ -14,7 +14,6 @@ from benchmarks.published.recipes import switched_on
 from benchmarks.published.recorded import IN_MAY, IN_OCTOBER
 from benchmarks.published.rows import SkipError, read_rows
 from benchmarks.published.scores import confusion, errors, ranking
-from planner.facts.models.presets import PRESETS
 from planner.facts.spec import JobSpec, Layout, TrainSpec
 from planner.facts.tensors.placements import vocab_rows
 from planner.facts.tensors.shards import local_units
@@ -24,8 +23,7 @@ from planner.hardware.stacks import (
     DETERMINISTIC_EXPERT_S,
     DETERMINISTIC_LAUNCH_S,
     EAGER_NORMS,
-    GRAPHED_ATTENTION,
-    GRAPHED_ROUTER,
+    GRAPHED,
     STACKS,
 )
 
@@ -189,10 +187,10 @@ def test_scores_by_hand() -> None:
     [
         ("GB300", "deepseek-v3-671b", "26.06", 0.8, 0.0),
         ("GB300", "deepseek-v3-671b", "26.04.01", 0.0, 1.0),
-        ("B200", "deepseek-v3-671b", "26.04.01", 0.8, GRAPHED_ATTENTION),
+        ("B200", "deepseek-v3-671b", "26.04.01", 0.8, GRAPHED["attention_and_router"]),
         ("B300", "qwen3-235b-a22b", "26.02", 0.0, 1.0),  # overlapped, in a node
         ("B300", "qwen3-235b-a22b", "26.04", 0.0, 1.0),
-        ("GB300", "qwen3-30b-a3b", "26.04", 0.0, GRAPHED_ROUTER),
+        ("GB300", "qwen3-30b-a3b", "26.04", 0.0, GRAPHED["router"]),
     ],
 )
 def test_what_a_recipe_switches_on_goes_by_its_release(
@@ -233,16 +231,16 @@ def test_a_recipe_without_a_dispatcher_of_its_own_sends_a_token_to_each_expert(
 def test_every_second_layer_of_gpt_oss_looks_back_128_tokens(tmp_path: Path) -> None:
     """Of 4,096 tokens: all causal pairs, and 128 a token but for the first ones."""
     row = {"source_repo_path": "NVIDIA-NeMo/Megatron-Bridge:docs.md", "gpu": "GB200", "model": "gpt-oss-120b"}
-    (read,) = read_rows(_file(tmp_path / "r.csv", row | {"seq": "4096", "note": "26.04 Pre-Training Performance"}))
-    assert not isinstance(read, SkipError)
-    changed = switched_on(read)
-    window = changed["window"]
+    note = "26.04 Pre-Training Performance"
+    model = _planned(tmp_path, **row | {"seq": "4096", "note": note}).spec.model
     pairs = 4096**2 / 2, 128 * 4096 - 128**2 / 2
     train = TrainSpec(global_batch=8, micro_batches=8, seq_len=4096, precision="bf16")
-    spec = JobSpec(model=PRESETS["llama3-8b"].model, layout=Layout(), train=train)
-    told = [sum(k.flops for k in layer_work(spec, window=w).forward if isinstance(k, Flash)) for w in (0, window)]
+    whole = model.model_copy(update={"sliding_window": None})
+    specs = [JobSpec(model=shape, layout=Layout(), train=train) for shape in (whole, model)]
+    told = [sum(k.flops for k in layer_work(spec).forward if isinstance(k, Flash)) for spec in specs]
     assert told[0] / told[1] == pytest.approx(pairs[0] / (sum(pairs) / 2))
-    assert (changed["experts_biased"], changed["experts_clamped"]) == (True, True)
+    assert model.moe is not None
+    assert (model.moe.expert_bias, model.moe.swiglu_limit, model.head_dim) == (True, 7.0, 64)
 
 
 def _planned(tmp_path: Path, **row: str) -> Planned:
@@ -380,7 +378,7 @@ def test_what_a_test_computes_as_graphs_is_not_launched(tmp_path: Path) -> None:
         _planned(tmp_path, **OWN, model=f"moe-test te_ep8_resume{name}").kernels.launch_s
         for name in ("_scoped_cudagraph", "")
     )
-    assert graphed == pytest.approx(GRAPHED_ATTENTION * usual)
+    assert graphed == pytest.approx(GRAPHED["attention_and_router"] * usual)
 
 
 def test_the_host_has_as_many_experts_as_a_rank_of_the_row(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from benchmarks.published.recorded import IN_MAY
 from benchmarks.published.rows import SkipError, read_rows
 from planner.cost.timing import Timer
 from planner.hardware.cluster import LAUNCH_S
-from planner.hardware.stacks import DETERMINISTIC_LAUNCH_S, GRAPHED_ATTENTION, STACKS
+from planner.hardware.stacks import DETERMINISTIC_LAUNCH_S, GRAPHED, STACKS
 from tests.planner.rows.test_benchmark_published import OWN, SECOND_TOKEN, _file
 
 EXPERTS = {"precision": "bf16", "note": "num-experts=8; moe-router-topk=2; sequence-parallel=True"}
@@ -112,7 +112,7 @@ def test_an_uneven_pipe_is_planned_by_its_slowest_or_its_last_stage(
 
 def test_attention_alone_as_a_graph_leaves_more_to_launch(tmp_path: Path) -> None:
     core = _planned(tmp_path, "moe-test ep4_etp1_resume_torch_dist_attn_cudagraph", **SECOND_TOKEN)
-    assert GRAPHED_ATTENTION < core.kernels.launch_s / DETERMINISTIC_LAUNCH_S < 1
+    assert GRAPHED["attention_and_router"] < core.kernels.launch_s / DETERMINISTIC_LAUNCH_S < 1
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from benchmarks.published.recipes import runs_flash_2, switched_on
 from benchmarks.published.repeated import Repeated, repeated_by
 from benchmarks.published.rows import SkipError
 from benchmarks.published.sizes import sized
-from planner.hardware.stacks import FUSED_LOSS, GRAPHED_ATTENTION, GRAPHED_ROUTER, JOINED_LOSS, STACKS
+from planner.hardware.stacks import FUSED_LOSS, GRAPHED, JOINED_LOSS, STACKS
 from tests.planner.rows.test_benchmark_published import ROW
 from tests.planner.rows.test_recipes import _of_bridge, _row
 
@@ -39,9 +39,9 @@ LONG = {"source_repo_path": "NVIDIA/NeMo:docs.md", "gpu": "B200", "model": "llam
         ("26.04", "B200", "llama3.1-8b", "MXFP8", "1", 0.0),
         ("26.04", "GB300", "llama3.1-8b", "NVFP4", "1", 0.0),
         ("26.06", "GB200", "llama3.1-70b", "NVFP4", "4", 0.0),
-        ("26.04.01", "B300", "deepseek-v3-671b", "MXFP8", "8", GRAPHED_ATTENTION),
-        ("26.02", "GB300", "qwen3-235b-a22b", "BF16", "4", GRAPHED_ROUTER),
-        ("26.02", "GB300", "qwen3-235b-a22b", "MXFP8", "4", GRAPHED_ATTENTION),
+        ("26.04.01", "B300", "deepseek-v3-671b", "MXFP8", "8", GRAPHED["attention_and_router"]),
+        ("26.02", "GB300", "qwen3-235b-a22b", "BF16", "4", GRAPHED["router"]),
+        ("26.02", "GB300", "qwen3-235b-a22b", "MXFP8", "4", GRAPHED["attention_and_router"]),
     ],
 )
 def test_what_is_a_graph_is_its_tags(

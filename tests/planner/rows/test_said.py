@@ -10,27 +10,76 @@ import pytest
 from benchmarks import planner
 from benchmarks.published.__main__ import answers_of, report
 from benchmarks.published.rows import read_rows
-from benchmarks.published.said import Said
+from benchmarks.published.said import Said, software_of
 from benchmarks.published.scores import sure
 from planner.cost.estimate import estimate
+from planner.facts.resources import Resources, SoftwareSpec
+from planner.facts.software import software_problems
+from planner.hardware.software import Stacks
+from planner.hardware.stacks import STACKS, TOLD_WITHIN
 from tests.planner.rows.test_benchmark_published import ROW, _file
 
+TESTS = {"source_repo_path": "NVIDIA/Megatron-LM:tests", "ep": "8", "gpus": "8", "tp": "1", "pp": "1"}
 BRIDGE = {"source_repo_path": "NVIDIA-NeMo/Megatron-Bridge:docs.md", "gpu": "GB200", "note": "26.04 Pre-Training"}
 
 
-def test_a_page_is_not_told_the_recipe_of_a_row(tmp_path: Path) -> None:
-    """The same spec as submitted: eager norms are Scaling's, and its own kernel for them is in no spec."""
+def test_a_page_is_told_of_a_rows_software_what_a_spec_can_say(tmp_path: Path) -> None:
+    """Scaling's own kernel for norms, which its stack is planned without. Whose stack alone is named is told less
+    surely, and of a row that names no kernel nothing more can be said."""
     kernel = {"note": "attention kernel flash_attention2 + rms kernel; sequence parallel off"}
-    answers, skipped = answers_of(read_rows(_file(tmp_path / "rows.csv", {}, kernel)))
+    unknown = {"note": "sequence parallel off"}
+    answers, skipped = answers_of(read_rows(_file(tmp_path / "rows.csv", unknown, kernel, {})))
     assert skipped == []
-    eager, fused = answers
+    eager, fused, usual = answers
     assert isinstance(eager.said, Said)
-    assert eager.said == fused.said
+    assert isinstance(fused.said, Said)
+    assert isinstance(usual.said, Said)
+    assert eager.said == eager.alone == fused.alone == usual.alone
+    assert (eager.said.told, usual.said.told) == (False, True)
+    assert (usual.said.predicted, usual.said.share) == (eager.said.predicted, fused.said.share)
     assert eager.said.predicted == pytest.approx(eager.predicted)
+    assert fused.said.predicted == pytest.approx(fused.predicted)
     assert fused.predicted < 0.95 * eager.predicted
-    resources = eager.planned.spec.resources.model_copy(update={"stack": eager.planned.stack})
-    told = estimate(eager.planned.spec.model_copy(update={"resources": resources}), eager.planned.cluster)["time"]
-    assert (eager.said.predicted, eager.said.share) == (pytest.approx(told["step_s"]), told["interval"]["share"])
+    assert (fused.said.share, eager.said.share) == (TOLD_WITHIN["scaling"], STACKS["scaling"].within)
+    for answer, software in ((eager, None), (fused, SoftwareSpec(fused_norms=True))):
+        resources = answer.planned.spec.resources.model_copy(update={"stack": "scaling", "software": software})
+        spec = answer.planned.spec.model_copy(update={"resources": resources})
+        told = estimate(spec, answer.planned.cluster)["time"]
+        assert isinstance(answer.said, Said)
+        assert (answer.said.predicted, answer.said.share) == (pytest.approx(told["step_s"]), told["interval"]["share"])
+
+
+@pytest.mark.parametrize(
+    ("row", "software"),
+    [
+        (
+            BRIDGE | {"model": "deepseek-v3-671b", "precision": "MXFP8", "gpu": "B200", "pp": "8", "ep": "32", "gpus": "512"},
+            SoftwareSpec(cuda_graphs="attention_and_router", overlap_experts=True),
+        ),
+        (BRIDGE | {"model": "llama3.1-8b", "precision": "BF16", "gpu": "B200"}, SoftwareSpec(cuda_graphs="whole")),
+        (
+            TESTS | {"model": "moe-test gpt3_mcore_te_ep8_attn_cudagraph_te_a2a_ovlp num-experts=8 top 2"},
+            SoftwareSpec(cuda_graphs="attention", deterministic=True, dispatcher="alltoall", overlap_experts=True),
+        ),
+        (
+            {"source_repo_path": "NVIDIA/dgxc-benchmarking@v24.11:grok1", "model": "grok1-314b", "gpu": "H100"},
+            SoftwareSpec(dispatcher="alltoall", attention_kernel="flash_2"),
+        ),
+    ],
+)
+def test_each_recipe_says_what_its_spec_has(tmp_path: Path, row: dict[str, str], software: SoftwareSpec) -> None:
+    """In words that the spec takes, and to the constants that the recipe has by itself."""
+    ((answer,), skipped) = answers_of(read_rows(_file(tmp_path / "rows.csv", row)))
+    assert skipped == []
+    planned = answer.planned
+    assert software_of(answer.row, planned) == software
+    resources = Resources(device="cuda", stack="megatron", software=software)
+    spec = planned.spec.model_copy(update={"resources": resources})
+    assert software_problems(spec) == []
+    made = Stacks(STACKS, planned.cluster.per_node).of(spec)
+    known = planned.kernels
+    assert (made.launch_s == 0.0, made.shares_dispatch) == (known.launch_s == 0.0, known.shares_dispatch)
+    assert made.hidden.get("ep") == known.hidden.get("ep") or planned.own_tests
 
 
 def test_both_are_printed_with_how_often_the_interval_holds_and_what_was_left_out(

@@ -18,7 +18,7 @@ from workers.trainer.parallel.tensor_parallel import Entered
 
 def turns(model: ModelSpec, device: torch.device) -> torch.Tensor:
     """Radians a position that each pair of a head's features turns, (head size / 2,) fp32 (RoFormer 2104.09864)."""
-    half = model.head_dim // 2
+    half = model.head_size // 2
     plain = model.rope_base ** (-torch.arange(half, device=device, dtype=torch.float32) / half)
     scaling = model.rope_scaling
     if scaling is None:
@@ -69,7 +69,7 @@ class Attention(nn.Module):
 
     def __init__(self, model: ModelSpec, strategy: Strategy) -> None:
         super().__init__()
-        self.model, self.head_dim = model, model.head_dim
+        self.model, self.head_dim = model, model.head_size
         self.rope = model.arch == "llama"
         self.strategy = strategy
         h, bias, tp = model.hidden_size, model.arch == "gpt", strategy.tp.degree
