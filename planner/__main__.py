@@ -7,6 +7,7 @@ import json
 import math
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from planner.cost.oversize import parse_plannable
 from planner.facts.kinds import of_any_world
 from planner.facts.models.presets import PRESETS
 from planner.facts.reading.parse import parse_fields
+from planner.facts.resources import SoftwareSpec
 from planner.facts.spec import JobSpec, Layout, Problem, SpecError, TrainSpec
 from planner.hardware.clusters import CLUSTERS
 from planner.hardware.stacks import STACKS
@@ -28,6 +30,7 @@ from planner.teaching.templates import TEMPLATES
 
 LAYOUT_FLAGS = tuple(name for name in Layout.model_fields)
 TRAIN_FLAGS = ("global_batch", "micro_batches", "seq_len", "precision", "attention")
+SOFTWARE_FLAGS = tuple(SoftwareSpec.model_fields)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -93,6 +96,9 @@ def _add_spec(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--stack", choices=sorted(STACKS), help="software that time is planned for (default: the spec's, else ours)"
     )
+    for name in SOFTWARE_FLAGS:
+        words = f"of that software: {SoftwareSpec.model_fields[name].description}"
+        command.add_argument(f"--{name.replace('_', '-')}", help=words)
     for name in LAYOUT_FLAGS:
         command.add_argument(f"--{name.replace('_', '-')}", help=Layout.model_fields[name].description)
     for name in TRAIN_FLAGS:
@@ -110,12 +116,19 @@ def _data(options: argparse.Namespace) -> dict[str, Any]:
         data["train"] = {"precision": "bf16", "seq_len": min(2048, model.max_seq_len)}
     if options.stack:
         data["resources"] = {**data.get("resources", {}), "stack": options.stack}
+    if told := _given(options, SOFTWARE_FLAGS):
+        resources = data.get("resources", {})
+        data["resources"] = {**resources, "software": {**(resources.get("software") or {}), **told}}
     for section, names in (("layout", LAYOUT_FLAGS), ("train", TRAIN_FLAGS)):
-        given = {name: _value(getattr(options, name)) for name in names if getattr(options, name) is not None}
-        if given:
+        if given := _given(options, names):
             held = data.get(section, {})
             data[section] = {**held, **given} if isinstance(held, dict) else held
     return data
+
+
+def _given(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """Flags that were used, as JSON would read them."""
+    return {name: _value(getattr(options, name)) for name in names if getattr(options, name) is not None}
 
 
 def _read(path: Path) -> dict[str, Any]:

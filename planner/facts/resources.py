@@ -36,13 +36,14 @@ class SlurmSpec(Strict):
 
 
 class SoftwareSpec(Strict):
-    """What is known of the software planned for, where it is another than ours: what its stack leaves open.
+    """What is known of the software planned for, where that is another than ours, of which all is known.
 
-    Which stacks leave what open: `planner.facts.software`. Nothing of it runs here.
+    What is left out is as said beside it. Of megatron all but fused_norms can be told, of scaling attention_kernel and
+    fused_norms, of other stacks nothing. None of it runs here.
     """
 
     cuda_graphs: CudaGraphs = Field(
-        default="none", description="modules of a layer that are one CUDA graph (Megatron's --cuda-graph-modules)"
+        default="none", description="what of a layer is one CUDA graph (Megatron's --cuda-graph-modules)"
     )
     deterministic: bool = Field(
         default=False, description="Megatron's --deterministic-mode, whose kernels its host launches more slowly"
@@ -58,9 +59,9 @@ class SoftwareSpec(Strict):
     )
     attention_kernel: SoftwareKernel = Field(
         default="own",
-        description="another than the stack's: FlashAttention 1 or 2, or eager, unfused kernel by kernel in fp32",
+        description="the stack's own; megatron: flash_2 (on Hopper); scaling: flash_1, or eager, which is unfused",
     )
-    fused_norms: bool = Field(default=False, description="norms by one kernel each")
+    fused_norms: bool = Field(default=False, description="scaling: norms by one kernel each")
 
 
 class Resources(Strict):

@@ -44,7 +44,7 @@ def _refused(spec: JobSpec) -> Iterator[tuple[str, str]]:
     for name, value in said(spec.resources.software).items():
         values = OPEN.get(stack, {}).get(name)
         if values is None:
-            yield name, f"is open where time is planned for {_owners(name)}, and resources.stack is {stack}"
+            yield name, f"can be told where time is planned for {_owners(name)}, and resources.stack is {stack}"
         elif values and value not in values:
             yield name, f"of {stack} may be own or {' or '.join(values)}, not {value}"
         elif name in OF_EXPERTS and spec.model.moe is None:

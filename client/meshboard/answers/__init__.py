@@ -79,6 +79,7 @@ from meshboard.answers.specs import (
     SearchQuery,
     SearchSpec,
     SlurmSpec,
+    SoftwareSpec,
     StoredSpec,
     TrainSpec,
 )
@@ -172,6 +173,7 @@ __all__ = [
     "Sent",
     "SizedModel",
     "SlurmSpec",
+    "SoftwareSpec",
     "StageEstimate",
     "StartPart",
     "StateChange",

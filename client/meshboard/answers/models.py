@@ -35,10 +35,14 @@ class MoeSpec(TypedDict):
     """tokens an expert takes of a sequence, over an even share"""
     dense_layers: NotRequired[int]
     """first layers with a dense MLP"""
+    expert_bias: NotRequired[bool]
+    """each expert's products add a bias (gpt-oss)"""
     router_bias: NotRequired[bool]
     """a bias an expert in the router (DeepSeek-V3)"""
     shared_experts: NotRequired[int]
     """experts that every token visits"""
+    swiglu_limit: NotRequired[float | None]
+    """what an expert's gate and up are clamped to (gpt-oss: 7)"""
 
 
 class RopeScaling(TypedDict):
@@ -68,6 +72,8 @@ class ModelSpec(TypedDict):
     """the block: gpt or llama, as said above"""
     ffn_hidden_size: NotRequired[int]
     """size inside the MLP"""
+    head_dim: NotRequired[int | None]
+    """size of a head where it is not hidden_size / num_heads"""
     hidden_size: NotRequired[int]
     """numbers that stand for a token between layers"""
     max_seq_len: NotRequired[int]
@@ -130,6 +136,8 @@ class ModelSpec(TypedDict):
     """base of rotary positions (llama)"""
     rope_scaling: NotRequired[RopeScaling | None]
     """rotary positions stretched as Llama 3.1's"""
+    sliding_window: NotRequired[int | None]
+    """tokens that queries of every second layer see; all by default"""
     tied_embeddings: NotRequired[bool]
     """the head is the embedding table"""
     vocab_size: NotRequired[int]
@@ -160,6 +168,8 @@ class SizedModel(TypedDict):
     """tokens of the longest sequence"""
     tied_embeddings: bool
     """the head is the embedding table"""
+    head_dim: NotRequired[int | None]
+    """size of a head where it is not hidden_size / num_heads"""
     mla: NotRequired[MlaSpec | None]
     moe: NotRequired[MoeSpec | None]
     preset: NotRequired[str | None]
@@ -168,3 +178,5 @@ class SizedModel(TypedDict):
     """base of rotary positions (llama)"""
     rope_scaling: NotRequired[RopeScaling | None]
     """rotary positions stretched as Llama 3.1's"""
+    sliding_window: NotRequired[int | None]
+    """tokens that queries of every second layer see; all by default"""

@@ -74,6 +74,26 @@ class SlurmSpec(TypedDict):
     """[days-]hours:minutes:seconds"""
 
 
+class SoftwareSpec(TypedDict):
+    """What is known of the software planned for, where it is another than ours: what its stack leaves open.
+
+    Which stacks leave what open: `planner.facts.software`. Nothing of it runs here.
+    """
+
+    attention_kernel: NotRequired[Literal["own", "flash_1", "flash_2", "eager"]]
+    """another than the stack's: FlashAttention 1 or 2, or eager, unfused kernel by kernel in fp32"""
+    cuda_graphs: NotRequired[Literal["none", "router", "attention", "attention_and_router", "whole"]]
+    """modules of a layer that are one CUDA graph (Megatron's --cuda-graph-modules)"""
+    deterministic: NotRequired[bool]
+    """Megatron's --deterministic-mode, whose kernels its host launches more slowly"""
+    dispatcher: NotRequired[Literal["flex", "alltoall"]]
+    """how tokens reach experts: flex (DeepEP, HybridEP) or alltoall (--moe-token-dispatcher-type)"""
+    fused_norms: NotRequired[bool]
+    """norms by one kernel each"""
+    overlap_experts: NotRequired[bool]
+    """one micro-batch's tokens travel to experts beside another's products (--overlap-moe-expert-parallel-comm)"""
+
+
 class Resources(TypedDict):
     """What kind of slot the ranks need, one slot each."""
 
@@ -91,6 +111,8 @@ class Resources(TypedDict):
     """only hosts of this pool"""
     slurm: NotRequired[SlurmSpec | None]
     """with engine slurm: what is asked of it"""
+    software: NotRequired[SoftwareSpec | None]
+    """what is known of that software beside its name; not for ours, which is known"""
     stack: NotRequired[Literal["ours", "megatron", "megatron_2021", "fsdp2", "fsdp1", "deepspeed", "scaling"]]
     """software that time is planned for; what runs is ours"""
 

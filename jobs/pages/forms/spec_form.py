@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from django.utils.datastructures import MultiValueDict
 
-from jobs.pages.forms import derived, engines, turn_form
+from jobs.pages.forms import derived, engines, software, turn_form
 from planner.facts.kinds import KINDS
 from planner.facts.layout import SCHEDULE_NAMES
 from planner.facts.models.presets import PRESETS, expand_preset
@@ -29,6 +29,7 @@ FIELDS = (
     | derived.fields_of("train", TrainSpec)
     | derived.fields_of("resources", Resources)
     | derived.fields_of("resources.slurm", SlurmSpec)
+    | software.FIELDS
     | turn_form.FIELDS
 )
 _SIZES = {name.removeprefix("model.") for name in _MODEL} - {"preset"}
@@ -47,6 +48,7 @@ _WORDS: dict[str, Mapping[str, str]] = {
     "train.overlap": {"true": "while backward runs", "false": "afterwards"},
     "resources.device": {"cpu": "CPU", "cuda": "GPU"},
     "resources.engine": engines.WORDS,
+    **software.WORDS,
     **turn_form.WORDS,
 }
 # The folded parts of the form. What differs in the first from its default changes what is planned: it starts open.
@@ -62,6 +64,7 @@ _FOLDS: dict[str, tuple[str, ...]] = {
             "train.dropout",
         ),
         "resources.stack",
+        *software.FIELDS,
     ),
     "training": (
         *("train.learning_rate", "train.warmup_steps", "train.weight_decay", "train.grad_clip", "train.eval_every"),
@@ -89,7 +92,7 @@ class Folds(NamedTuple):
 
 def spec_from_form(form: MultiValueDict[str, str]) -> dict[str, Any]:
     """The untrusted spec a form asks for. A preset named by the form wins over the sizes beside it."""
-    spec = engines.without_others(derived.spec_from(FIELDS, form))
+    spec = software.without_others(engines.without_others(derived.spec_from(FIELDS, form)))
     preset = form.get("model.preset")
     if preset:
         spec["model"] = {"preset": preset}

@@ -28,7 +28,7 @@ from jobs.api.http.errors import LATER, of_request, refused_page
 from jobs.kinds import elsewhere_panels, kind_of, layout_words
 from jobs.missing import MissingError
 from jobs.models import ELSEWHERE, TERMINAL, Job, Status, stands
-from jobs.pages.forms import once, spec_form
+from jobs.pages.forms import once, software, spec_form
 from jobs.planning import answers
 from jobs.planning.elastic import NoOfferError, is_stranded
 from jobs.planning.hardware import hardware
@@ -122,6 +122,7 @@ def _form(
         "templates": TEMPLATES,
         "hardware": hardware(),
         "cluster": cluster,
+        "stacks_of": software.STACKS_OF,
         "folds": spec_form.folds(values, errors, FIRST_RUN),
         "projects": projects_to_submit_to(request.user),
         "slurm": settings.SLURM is not None,
@@ -198,7 +199,15 @@ def _json_body(request: HttpRequest) -> tuple[Any, HttpResponse | None]:
 @login_required
 def what_if(request: HttpRequest) -> HttpResponse:
     """Layouts side by side, and the search for better ones."""
-    context = {"presets": spec_form.preset_cards(), "hardware": hardware(), "precisions": answers.precisions()}
+    values = spec_form.values_from_spec(None)
+    context = {
+        "presets": spec_form.preset_cards(),
+        "hardware": hardware(),
+        "precisions": answers.precisions(),
+        "values": values,
+        "options": spec_form.options_for(values),
+        "stacks_of": software.STACKS_OF,
+    }
     return render(request, "jobs/what_if.html", context)
 
 

@@ -19,6 +19,7 @@ from planner.hardware.software import Stacks
 from planner.hardware.stacks import STACKS, TOLD_WITHIN
 from tests.planner.rows.test_benchmark_published import ROW, _file
 
+MANY = {"pp": "8", "ep": "32", "gpus": "512"}
 TESTS = {"source_repo_path": "NVIDIA/Megatron-LM:tests", "ep": "8", "gpus": "8", "tp": "1", "pp": "1"}
 BRIDGE = {"source_repo_path": "NVIDIA-NeMo/Megatron-Bridge:docs.md", "gpu": "GB200", "note": "26.04 Pre-Training"}
 
@@ -53,7 +54,7 @@ def test_a_page_is_told_of_a_rows_software_what_a_spec_can_say(tmp_path: Path) -
     ("row", "software"),
     [
         (
-            BRIDGE | {"model": "deepseek-v3-671b", "precision": "MXFP8", "gpu": "B200", "pp": "8", "ep": "32", "gpus": "512"},
+            BRIDGE | MANY | {"model": "deepseek-v3-671b", "precision": "MXFP8", "gpu": "B200"},
             SoftwareSpec(cuda_graphs="attention_and_router", overlap_experts=True),
         ),
         (BRIDGE | {"model": "llama3.1-8b", "precision": "BF16", "gpu": "B200"}, SoftwareSpec(cuda_graphs="whole")),

@@ -9,8 +9,9 @@ const FILLED = ["dp", "pp", "tp", "cp", "ep", "zero", "sequence_parallel", "sche
 export function query(spec, cluster) {
   const { layout = {}, train = {}, ...rest } = spec;
   const { micro_batches: _, ...kept } = train;
+  const isOurs = (spec.resources?.stack ?? "ours") === "ours"; // of other software nothing runs here
   const ranks = ["dp", "pp", "tp", "cp"].reduce((product, axis) => product * (Number(layout[axis]) || 1), 1);
-  return { spec: { ...rest, train: kept }, ranks, cluster: cluster || null, runnable: true, limit: LIMIT };
+  return { spec: { ...rest, train: kept }, ranks, cluster: cluster || null, runnable: isOurs, limit: LIMIT };
 }
 
 /** Why the first of what was found is the one, in words; `before`: seconds of a step as the form had it, or null. */

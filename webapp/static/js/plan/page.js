@@ -7,6 +7,7 @@ import { best, filled, query, why } from "./best.js";
 import { showEstimate } from "./estimate.js";
 import { explainButtons } from "./explain.js";
 import { showHeadline, told } from "./headline.js";
+import { showSoftware } from "./software.js";
 
 const DELAY_MS = 150;
 const form = document.getElementById("job-form");
@@ -279,6 +280,7 @@ form.addEventListener("input", (event) => {
   if (event.target.name === "auto") showAuto();
   follow(event);
   showPipeline();
+  showSoftware(form);
   askSoon();
 });
 cluster.addEventListener("change", askSoon);
@@ -304,6 +306,7 @@ document.getElementById("copy-curl").addEventListener("click", async () => {
 document.getElementById("best").addEventListener("click", fillBest);
 readRanks(panel);
 showPipeline();
+showSoftware(form);
 showAuto();
 showModel();
 ask();

@@ -5,6 +5,7 @@ import { between, bytes, count, duration, integer, sureness, tokenRate } from ".
 import { cell, scrolling, th } from "../pictures/table.js";
 import { within } from "../pictures/time.js";
 import { words } from "../refusal.js";
+import { putSoftware, showSoftware, softwareOf } from "./software.js";
 
 const MOST = 4;
 const DELAY_MS = 150;
@@ -46,7 +47,7 @@ function specOf(lane) {
   };
   const model = field.preset.value ? { preset: field.preset.value } : (custom?.model ?? {});
   const device = field.cluster.value === "cpu" ? "cpu" : "cuda";
-  return { name: "from what-if", model, layout: lane.layout, train, resources: { device } };
+  return { name: "from what-if", model, layout: lane.layout, train, resources: { device, ...softwareOf(base) } };
 }
 
 // --- lanes
@@ -280,7 +281,7 @@ function showResults(found) {
 function remember() {
   const field = base.elements;
   const fields = Object.fromEntries(["preset", "cluster", "ranks", "global_batch", "seq_len", "precision"].map((name) => [name, field[name].value]));
-  const kept = { base: fields, custom, lanes: state.map(({ layout, micro_batches }) => ({ layout, micro_batches })) };
+  const kept = { base: fields, resources: softwareOf(base), custom, lanes: state.map(({ layout, micro_batches }) => ({ layout, micro_batches })) };
   history.replaceState(null, "", `#${encodeURIComponent(JSON.stringify(kept))}`);
 }
 
@@ -294,6 +295,7 @@ function recall() {
   if (kept?.spec) return fromSpec(kept.spec, kept.cluster);
   if (!kept?.lanes) return FIRST.forEach(addLane);
   custom = kept.custom ?? null;
+  putSoftware(base, kept.resources);
   for (const [name, value] of Object.entries(kept.base)) if (base.elements[name]) base.elements[name].value = value;
   return kept.lanes.forEach(addLane);
 }
@@ -304,13 +306,17 @@ function fromSpec(spec, cluster) {
   custom = { model, train: rest };
   const field = base.elements;
   field.preset.value = model.preset ?? "";
+  putSoftware(base, spec.resources);
   field.cluster.value = cluster || (spec.resources?.device === "cuda" ? "h100" : "cpu");
   for (const name of ["global_batch", "seq_len", "precision"]) if (train[name] !== undefined) field[name].value = train[name];
   field.ranks.value = String(["dp", "pp", "tp", "cp"].reduce((product, axis) => product * (layout[axis] ?? 1), 1));
   addLane({ layout, micro_batches: microBatches });
 }
 
-base.addEventListener("input", askAll);
+base.addEventListener("input", () => {
+  showSoftware(base);
+  askAll();
+});
 base.addEventListener("submit", (event) => event.preventDefault());
 document.getElementById("search").addEventListener("click", search);
 document.getElementById("add").addEventListener("click", () => addLane(state.at(-1) ?? FIRST[0]));

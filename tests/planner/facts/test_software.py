@@ -1,0 +1,139 @@
+"""What a spec may say of the software that it is planned for."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+
+from planner.facts.reading.parse import parse_spec
+from planner.facts.reading.runnable import not_runnable
+from planner.facts.resources import SoftwareSpec, StackName
+from planner.facts.software import OPEN, open_to, software_words
+from planner.facts.spec import JobSpec, SpecError
+
+DENSE: dict[str, Any] = {"preset": "gpt-tiny"}
+MIXED: dict[str, Any] = {"preset": "mixtral-tiny"}
+VALUES: dict[str, tuple[Any, str]] = {  # of each field another value than its default, and the stack that has it
+    "cuda_graphs": ("whole", "megatron"),
+    "deterministic": (True, "megatron"),
+    "dispatcher": ("alltoall", "megatron"),
+    "overlap_experts": (True, "megatron"),
+    "attention_kernel": ("flash_2", "megatron"),
+    "fused_norms": (True, "scaling"),
+}
+
+
+def _spec(stack: str, model: dict[str, Any] = MIXED, attention: str = "fused", **software: Any) -> JobSpec:
+    resources = {"device": "cuda", "stack": stack, "software": software}
+    return parse_spec({"model": model, "resources": resources, "train": {"attention": attention}})
+
+
+def _refused(stack: str, **software: Any) -> list[tuple[str, str]]:
+    with pytest.raises(SpecError) as refused:
+        _spec(stack, **software)
+    return [(p.field, p.message) for p in refused.value.problems]
+
+
+def test_the_table_above_has_every_field() -> None:
+    assert set(VALUES) == set(SoftwareSpec.model_fields)
+
+
+@pytest.mark.parametrize("field", VALUES)
+def test_a_field_is_taken_of_a_stack_that_leaves_it_open_and_refused_of_any_other(field: str) -> None:
+    value, owner = VALUES[field]
+    assert getattr(_spec(owner, **{field: value}).resources.software, field) == value
+    for stack in get_args(StackName):
+        if field in open_to(stack):
+            continue
+        ((place, text),) = _refused(stack, **{field: value})
+        assert place == f"resources.software.{field}"
+        assert f"can be told where time is planned for {owner}" in text
+        assert text.endswith(f"resources.stack is {stack}")
+
+
+@pytest.mark.parametrize("stack", get_args(StackName))
+def test_what_says_nothing_goes_with_any_stack(stack: str) -> None:
+    assert _spec(stack).resources.software == SoftwareSpec()
+    assert software_words(SoftwareSpec()) == software_words(None) == ""
+
+
+@pytest.mark.parametrize("field", ["dispatcher", "overlap_experts"])
+def test_what_is_of_experts_asks_for_some(field: str) -> None:
+    value, owner = VALUES[field]
+    ((place, text),) = _refused(owner, model=DENSE, **{field: value})
+    assert (place, text) == (f"resources.software.{field}", "is of experts, and the model has none")
+
+
+@pytest.mark.parametrize(
+    ("stack", "attention", "kernel", "words"),
+    [
+        ("megatron", "unfused", "flash_2", "flash_2 is fused attention, and train.attention is unfused"),
+        ("scaling", "fused", "eager", "eager is unfused attention, and train.attention is fused"),
+        ("megatron", "fused", "flash_1", "of megatron may be own or flash_2, not flash_1"),
+    ],
+)
+def test_a_kernel_is_one_that_the_stack_has_and_of_the_attention_that_is_trained_with(
+    stack: str, attention: str, kernel: str, words: str
+) -> None:
+    assert _refused(stack, attention=attention, attention_kernel=kernel) == [
+        ("resources.software.attention_kernel", words)
+    ]
+    assert _spec("scaling", attention="unfused", attention_kernel="eager")
+
+
+def test_a_value_that_there_is_not_is_refused_with_those_that_there_are() -> None:
+    ((place, text),) = _refused("megatron", cuda_graphs="some")
+    assert place == "resources.software.cuda_graphs"
+    assert text.startswith("must be 'none', 'router', 'attention'")
+
+
+def test_every_value_has_words() -> None:
+    kinds = SoftwareSpec.model_json_schema()["properties"]
+    for name, schema in kinds.items():
+        for value in schema.get("enum", [False, True]):
+            said = software_words(SoftwareSpec.model_validate({name: value}))
+            assert bool(said) == (value != schema["default"]), (name, value)
+    both = SoftwareSpec(cuda_graphs="attention", dispatcher="alltoall")
+    assert software_words(both) == ", CUDA graphs of attention, tokens sent by all-to-all"
+
+
+def test_all_that_is_open_is_a_field() -> None:
+    assert {name for fields in OPEN.values() for name in fields} <= set(SoftwareSpec.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"head_dim": 64}, "model.head_dim"),
+        ({"sliding_window": 64}, "model.sliding_window"),
+        ({"moe": {"expert_bias": True}}, "model.moe.expert_bias"),
+        ({"moe": {"swiglu_limit": 7.0}}, "model.moe.swiglu_limit"),
+    ],
+)
+def test_a_model_that_the_trainer_has_not_can_be_planned_and_is_refused_a_run(
+    change: dict[str, Any], field: str
+) -> None:
+    moe = {"num_experts": 4, "experts_per_token": 2, "expert_ffn_hidden_size": 64} | change.pop("moe", {})
+    spec = parse_spec({"model": {**MIXED, "moe": moe, **change}})
+    (told,) = not_runnable(spec)
+    assert told.field == field
+    assert "can be planned, but not run yet" in told.message
+
+
+def test_a_head_of_the_usual_size_runs() -> None:
+    model = parse_spec({"model": MIXED}).model
+    usual = model.hidden_size // model.num_heads
+    assert not_runnable(parse_spec({"model": {**MIXED, "head_dim": usual}})) == []
+
+
+def test_a_heads_own_size_needs_no_division_but_is_even_and_not_of_latent_attention() -> None:
+    sizes = {**MIXED, "hidden_size": 100, "num_heads": 8, "num_kv_heads": 8}
+    with pytest.raises(SpecError, match=r"hidden_size 100 is not divisible by num_heads 8"):
+        parse_spec({"model": sizes})
+    assert parse_spec({"model": {**sizes, "head_dim": 16}}).model.head_size == 16
+    with pytest.raises(SpecError, match=r"model\.head_dim: RoPE needs an even head size: 15"):
+        parse_spec({"model": {**sizes, "head_dim": 15}})
+    mla = {"q_rank": 8, "kv_rank": 8, "nope_head_dim": 8, "rope_head_dim": 8, "value_head_dim": 8}
+    with pytest.raises(SpecError, match=r"latent attention gives its heads sizes of its own"):
+        parse_spec({"model": {**MIXED, "head_dim": 16, "mla": mla}})
