@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from jobs.history.told.compare import differences
+from planner.facts.resources import SoftwareSpec
 from planner.facts.spec import JobSpec
 
 MEASURED = ("kind", "model", "layout", "train", "resources", "script", "lab", "dry_ranks")
@@ -18,6 +19,7 @@ MEASURED = ("kind", "model", "layout", "train", "resources", "script", "lab", "d
 MAY_DIFFER = {
     *("model.preset", "train.seed"),
     *(f"resources.{name}" for name in ("host", "pool", "labels", "max_hosts", "stack")),
+    *(f"resources.software.{name}" for name in SoftwareSpec.model_fields),
     *(f"resources.slurm.{name}" for name in ("partition", "account", "qos", "time_limit", "constraint", "exclude")),
 }
 MOST_NAMED = 4

@@ -94,6 +94,8 @@ class Calibration:
     def layer(self, spec: JobSpec, ranks: int) -> Measured | None:
         """One layer of one micro-batch, of a shape that was measured, tensor collectives and all."""
         model = spec.model
+        if model.mla or model.sliding_window or model.num_heads * model.head_size != model.hidden_size:
+            return None  # the trainer measured none of these
         shape = (model.arch, model.hidden_size, model.num_heads, model.num_kv_heads, model.ffn_hidden_size)
         return _at(
             spec,

@@ -39,6 +39,26 @@ def test_what_is_padded_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert "padded" not in capsys.readouterr().out
 
 
+def test_what_is_known_of_a_stack_changes_the_time_and_is_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Flags go before what a file says of it, and leave what else it says."""
+    flags = ["--dp", "8", "--ep", "8", "--zero", "1", "--global-batch", "8", "--stack", "megatron", "--json"]
+    times = []
+    for graphs in ("none", "whole"):
+        asked = ["estimate", "--model", "mixtral-8x7b", "--cuda-graphs", graphs, "--overlap-experts", "true", *flags]
+        assert main(asked) == 0
+        times.append(json.loads(capsys.readouterr().out)["time"])
+    assert times[1]["step_s"] < times[0]["step_s"]
+    assert "CUDA graphs of whole layers or steps, tokens sent beside products" in times[1]["interval"]["words"]
+    software = {"deterministic": True, "cuda_graphs": "router"}
+    (tmp_path / "spec.json").write_text(
+        json.dumps({"model": {"preset": "gpt-tiny"}, "resources": {"stack": "megatron", "software": software}})
+    )
+    assert main(["estimate", "--spec", str(tmp_path / "spec.json"), "--cluster", "h100", "--cuda-graphs", "whole"]) == 0
+    assert "CUDA graphs of whole layers or steps, deterministic kernels" in capsys.readouterr().out
+
+
 def test_a_stack_changes_the_time_and_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     times = []
     for stack in ("ours", "megatron"):

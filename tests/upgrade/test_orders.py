@@ -48,6 +48,17 @@ def test_a_host_of_the_version_before_reads_what_it_is_sent_as_it_was_meant(read
     assert spec_for_hosts(read[name]) == meant
 
 
+def test_what_is_new_and_says_nothing_is_not_sent() -> None:
+    spec = parse_spec(SPECS["a mixture"]).model_dump()
+    told = spec_for_hosts(spec)
+    assert not {"head_dim", "sliding_window"} & told["model"].keys()
+    assert not {"expert_bias", "swiglu_limit"} & told["model"]["moe"].keys()
+    assert "software" not in told["resources"]
+    assert spec == parse_spec(SPECS["a mixture"]).model_dump(), "what is stored stays whole"
+    usual = parse_spec({**RUN, "model": {"preset": "gpt-tiny", "head_dim": 32}}).model_dump()
+    assert spec_for_hosts(usual)["model"]["head_dim"] == 32
+
+
 def test_what_is_new_and_asked_for_is_sent() -> None:
     layout = {"dp": 2, "pp": 2, "zero": 3, "keep_gathered": True}
     train = {"global_batch": 8, "micro_batches": 2}

@@ -75,21 +75,22 @@ class SlurmSpec(TypedDict):
 
 
 class SoftwareSpec(TypedDict):
-    """What is known of the software planned for, where it is another than ours: what its stack leaves open.
+    """What is known of the software planned for, where that is another than ours, of which all is known.
 
-    Which stacks leave what open: `planner.facts.software`. Nothing of it runs here.
+    What is left out is as said beside it. Of megatron all but fused_norms can be told, of scaling attention_kernel
+    and fused_norms, of other stacks nothing. None of it runs here.
     """
 
     attention_kernel: NotRequired[Literal["own", "flash_1", "flash_2", "eager"]]
-    """another than the stack's: FlashAttention 1 or 2, or eager, unfused kernel by kernel in fp32"""
+    """the stack's own; megatron: flash_2 (on Hopper); scaling: flash_1, or eager, which is unfused"""
     cuda_graphs: NotRequired[Literal["none", "router", "attention", "attention_and_router", "whole"]]
-    """modules of a layer that are one CUDA graph (Megatron's --cuda-graph-modules)"""
+    """what of a layer is one CUDA graph (Megatron's --cuda-graph-modules)"""
     deterministic: NotRequired[bool]
     """Megatron's --deterministic-mode, whose kernels its host launches more slowly"""
     dispatcher: NotRequired[Literal["flex", "alltoall"]]
     """how tokens reach experts: flex (DeepEP, HybridEP) or alltoall (--moe-token-dispatcher-type)"""
     fused_norms: NotRequired[bool]
-    """norms by one kernel each"""
+    """scaling: norms by one kernel each"""
     overlap_experts: NotRequired[bool]
     """one micro-batch's tokens travel to experts beside another's products (--overlap-moe-expert-parallel-comm)"""
 

@@ -12,7 +12,7 @@ MEASURED = ("kind", "model", "layout", "train", "resources", "script", "lab", "d
 # no figure that is meant. What a rank gets of a Slurm node does. The board holds a branch's runs to the same rule.
 MAY_DIFFER = {
     *("model.preset", "train.seed"),
-    *(f"resources.{name}" for name in ("host", "pool", "labels", "max_hosts", "stack")),
+    *(f"resources.{name}" for name in ("host", "pool", "labels", "max_hosts", "stack", "software")),
     *(f"resources.slurm.{name}" for name in ("partition", "account", "qos", "time_limit", "constraint", "exclude")),
 }
 MOST_NAMED = 4

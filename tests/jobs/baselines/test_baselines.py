@@ -24,6 +24,7 @@ from jobs.models.baselines import branch_problem
 from meshboard.errors import WrongError
 from meshboard.gate import check_same, of_branch, run_of, run_of_facts
 from planner.facts.reading.parse import parse_spec
+from planner.facts.resources import SoftwareSpec
 from tests.jobs.planning.test_learned import ended, summary
 from tests.planner.wrong_specs import GOOD
 
@@ -107,6 +108,7 @@ CHANGES: list[tuple[dict[str, Any], bool]] = [
     ({"train": {**SPEC["train"], "seed": 5}}, True),
     ({"model": {**SPEC["model"], "preset": None}}, True),
     ({"resources": {**SPEC["resources"], "host": "host-a", "pool": "p", "labels": ["a"], "max_hosts": 1}}, True),
+    ({"resources": {**SPEC["resources"], "software": SoftwareSpec().model_dump()}}, True),
     ({"train": {**SPEC["train"], "steps": 51}}, False),
     ({"model": {**SPEC["model"], "num_layers": 9}}, False),
     ({"layout": {**SPEC["layout"], "zero": 1}}, False),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import pytest
@@ -13,6 +15,8 @@ from jobs.lab import form as lab_form
 from jobs.pages.forms import derived, spec_form
 from jobs.pages.jobs import script
 from planner.facts.reading.parse import parse_spec
+from planner.facts.resources import SoftwareSpec
+from planner.facts.software import OPEN, open_to
 from planner.facts.spec import LabSpec, Layout, SpecError, TrainSpec
 from planner.teaching.templates import TEMPLATES
 
@@ -50,6 +54,39 @@ def test_a_spec_goes_into_the_form_and_comes_back(name: str) -> None:
         assert parse_spec({**back, "name": "x"}) == parse_spec({**twin, "name": "x"})
     assert Layout(**back["layout"]) == Layout(**twin["layout"])
     assert TrainSpec(**back["train"]) == TrainSpec(**twin["train"])
+
+
+@pytest.mark.parametrize(
+    ("stack", "sent", "told"),
+    [
+        ("megatron", {"cuda_graphs": "whole", "deterministic": "true", "fused_norms": "true"}, ("whole", True)),
+        ("megatron", {"cuda_graphs": "none", "dispatcher": "flex"}, None),
+        ("scaling", {"cuda_graphs": "whole", "deterministic": "true"}, None),
+        ("ours", {"cuda_graphs": "whole"}, None),
+    ],
+)
+def test_of_the_software_only_what_its_stack_leaves_open_is_sent(
+    stack: str, sent: dict[str, str], told: tuple[str, bool] | None
+) -> None:
+    """Fields of other stacks are on the page too, and what was ticked before a stack was chosen is still ticked."""
+    values = spec_form.values_from_spec({"model": {"preset": "gpt-tiny"}, "resources": {"stack": stack}})
+    form = posted(values | {f"resources.software.{name}": value for name, value in sent.items()})
+    spec = spec_form.spec_from_form(form)
+    software = parse_spec(spec).resources.software
+    assert (software and (software.cuda_graphs, software.deterministic)) == told
+    back = spec_form.values_from_spec(spec)
+    assert back["resources.software.cuda_graphs"] == (told[0] if told else "none")
+    assert spec_form.spec_from_form(posted(back)) == spec
+
+
+def test_each_field_of_the_software_is_shown_where_a_stack_leaves_it_open(owner: User, client: Client) -> None:
+    client.force_login(owner)
+    for stack in OPEN | {"ours": {}}:
+        spec = json.dumps({"model": {"preset": "gpt-tiny"}, "resources": {"stack": stack}})
+        page = client.get("/jobs/new/", {"spec": spec}).content.decode()
+        for name in SoftwareSpec.model_fields:
+            (holder,) = re.findall(rf'<[a-z]+ class="field wide" data-for="resources.software.{name}"[^>]*>', page)
+            assert (" hidden" in holder) == (name not in open_to(stack)), (stack, name)
 
 
 def test_a_lab_goes_into_the_form_and_comes_back() -> None:

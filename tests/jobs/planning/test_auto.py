@@ -47,6 +47,26 @@ def test_the_chosen_layout_is_stored_with_what_was_asked_and_why(owner: User, ap
     assert submit(api(owner), GOOD).json()["chosen"] is None
 
 
+def test_what_is_known_of_it_is_planned_with_over_rest_and_refused_at_its_field(
+    owner: User, api: Api, make_host: MakeHost
+) -> None:
+    make_host(slots=2)
+    client = api(owner)
+
+    def asked(stack: str) -> Any:
+        resources = {"stack": stack, "device": "cuda", "software": {"cuda_graphs": "whole"}}
+        plan = client.post("/api/v1/plan?cluster=h100", {**GOOD, "resources": resources}, format="json")
+        assert plan.status_code == 200, plan.content
+        return plan.json()
+
+    assert "CUDA graphs of whole layers" in asked("megatron")["estimate"]["time"]["interval"]["words"]
+    (problem,) = asked("ours")["problems"]
+    assert problem["field"] == "resources.software.cuda_graphs"
+    refused = submit(client, {**GOOD, "resources": {"software": {"fused_norms": True}}})
+    fields = [e["field"] for e in refused.json()["errors"]]
+    assert (refused.status_code, fields) == (422, ["resources.software.fused_norms"])
+
+
 def test_software_that_is_not_ours_is_planned_for_and_refused_at_its_field_on_submit(
     owner: User, api: Api, make_host: MakeHost
 ) -> None:

@@ -61,3 +61,19 @@ def test_a_layer_is_the_same_whatever_holds_its_weights_between_steps() -> None:
     found = Calibration(measured().model_copy(update={"layers": (layer,)}))
     assert {found.layer(asked(p), 1) for p in ("bf16", "bf16_gradients", "bf16_state")} == {(0.1, 0.2)}
     assert found.layer(asked("fp8"), 1) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"head_dim": 32},
+        {"sliding_window": 64},
+        {"mla": {"q_rank": 64, "kv_rank": 64, "nope_head_dim": 32, "rope_head_dim": 32, "value_head_dim": 64}},
+    ],
+)
+def test_a_layer_of_another_attention_was_not_measured(change: dict[str, Any]) -> None:
+    layer = LayerPoint.model_validate({**LAYER, **SHAPE, "precision": "bf16"})
+    found = Calibration(measured().model_copy(update={"layers": (layer,)}))
+    spec = asked("bf16").model_dump()
+    assert found.layer(parse_spec({**spec, "model": {**spec["model"], "head_dim": 64}}), 1) == (0.1, 0.2)
+    assert found.layer(parse_spec({**spec, "model": {**spec["model"], **change}}), 1) is None

@@ -1,0 +1,166 @@
+"""What a spec says of the software that it is planned for changes its time, and how surely that is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from planner.cost.estimate import estimate
+from planner.cost.timing import Timer, Timing
+from planner.facts.models.flops import model_flops
+from planner.facts.models.presets import PRESETS
+from planner.facts.models.shapes import parameter_count
+from planner.facts.resources import SoftwareSpec, StackName
+from planner.facts.spec import JobSpec, Layout, MoeSpec
+from planner.hardware.calibration import cluster_of
+from planner.hardware.clusters import CLUSTERS
+from planner.hardware.stacks import (
+    EAGER_SCORES,
+    FUSED_NORMS,
+    GRAPHED,
+    HOST_TOLD_WITHIN,
+    HOST_WITHIN,
+    OVERLAPPED_EXPERTS,
+    STACKS,
+    TOLD_WITHIN,
+    within,
+)
+from planner.search.layouts import Constraints, search
+from tests.planner.hardware.stacked import H100, SPEC, TRAIN, measured, on
+
+MOE = MoeSpec(num_experts=64, experts_per_token=4, expert_ffn_hidden_size=1024)
+SMALL = PRESETS["llama3-8b"].model.model_copy(update={"hidden_size": 1024, "ffn_hidden_size": 2048, "moe": MOE})
+MIXED = SPEC.model_copy(
+    update={
+        "model": SMALL.model_copy(update={"num_heads": 16, "num_kv_heads": 4}),
+        "layout": Layout(dp=32, ep=8, zero=1),
+        "train": TRAIN.model_copy(update={"seq_len": 1024}),
+    }
+)
+
+
+def _said(spec: JobSpec, stack: StackName = "megatron", **software: Any) -> JobSpec:
+    resources = on(stack, spec).resources.model_copy(update={"software": SoftwareSpec(**software)})
+    return spec.model_copy(update={"resources": resources})
+
+
+def _timed(spec: JobSpec, cluster: str = "h100") -> Timing:
+    return Timer(CLUSTERS[cluster]).step(spec)
+
+
+def _known(spec: JobSpec, stack: StackName = "megatron", **constants: Any) -> Timing:
+    """The same, from constants and not from what is said."""
+    stacks = {**STACKS, stack: STACKS[stack]._replace(**constants)}
+    return Timer(H100, stacks).step(on(stack, spec))
+
+
+def test_an_object_that_says_nothing_changes_no_time() -> None:
+    assert _timed(_said(MIXED)) == _timed(on("megatron", MIXED))
+
+
+@pytest.mark.parametrize(
+    ("software", "constants"),
+    [
+        *(({"cuda_graphs": name}, {"launch_s": GRAPHED[name] * 8e-5}) for name in ("router", "attention")),
+        ({"cuda_graphs": "attention_and_router"}, {"launch_s": GRAPHED["attention_and_router"] * 8e-5}),
+        ({"cuda_graphs": "whole"}, {"launch_s": 0.0, "expert_s": 0.0, "expert_cast_s": 0.0}),
+        ({"deterministic": True}, {"launch_s": 1.45e-4, "expert_s": 1.6e-4}),
+        ({"deterministic": True, "cuda_graphs": "attention"}, {"launch_s": 0.6 * 1.45e-4, "expert_s": 1.6e-4}),
+        ({"dispatcher": "alltoall"}, {"shares_dispatch": False, "sorts_dispatch": True}),
+        ({"attention_kernel": "flash_2"}, {"attention": 1 / 1.6}),
+    ],
+)
+def test_each_word_stands_for_its_constants(software: dict[str, Any], constants: dict[str, Any]) -> None:
+    told, usual = _timed(_said(MIXED, **software)), _timed(on("megatron", MIXED))
+    assert told.step_s == pytest.approx(_known(MIXED, **constants).step_s)
+    assert told.step_s != pytest.approx(usual.step_s, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("attention", "software", "constants"),
+    [
+        ("unfused", {"attention_kernel": "eager"}, {"scores": EAGER_SCORES}),
+        ("fused", {"attention_kernel": "flash_1"}, {"attention": 0.5}),
+        ("fused", {"fused_norms": True}, {"norms": FUSED_NORMS}),
+    ],
+)
+def test_so_does_each_of_scalings(attention: str, software: dict[str, Any], constants: dict[str, Any]) -> None:
+    spec = SPEC.model_copy(update={"train": TRAIN.model_copy(update={"attention": attention})})
+    told, usual = _timed(_said(spec, "scaling", **software)), _timed(on("scaling", spec))
+    assert told.step_s == pytest.approx(_known(spec, "scaling", **constants).step_s)
+    assert told.step_s != pytest.approx(usual.step_s, rel=1e-4)
+
+
+def test_flash_attention_2_is_slower_where_it_was_timed_beside_cudnns() -> None:
+    """On Hopper; nothing is known of it on Blackwell."""
+    for cluster, slower in (("h100", True), ("gb200", False)):
+        told, usual = (_timed(_said(SPEC, attention_kernel=kernel), cluster) for kernel in ("flash_2", "own"))
+        assert (told.step_s > usual.step_s) == slower
+
+
+@pytest.mark.parametrize(
+    ("ep", "graphs", "hides"), [(8, "none", False), (16, "none", True), (8, "whole", True), (8, "attention", False)]
+)
+def test_tokens_travel_beside_products_where_they_leave_their_node_or_nothing_is_launched(
+    ep: int, graphs: str, hides: bool
+) -> None:
+    """But for the first of 4 micro-batches."""
+    spec = MIXED.model_copy(update={"layout": Layout(dp=32, ep=ep, zero=1)})
+    shown, bare = (
+        _timed(_said(spec, overlap_experts=overlaps, cuda_graphs=graphs)).exposed_s["ep"] for overlaps in (True, False)
+    )
+    assert shown == pytest.approx((1 - OVERLAPPED_EXPERTS["ep"] * 3 / 4 * hides) * bare)
+
+
+def test_one_timer_keeps_what_is_said_apart() -> None:
+    timer = Timer(H100)
+    specs = [_said(MIXED, cuda_graphs=name) for name in ("none", "router", "whole", "none")]
+    assert [timer.step(spec) for spec in specs] == [_timed(spec) for spec in specs]
+
+
+def test_a_host_that_was_measured_has_its_own_software() -> None:
+    cluster = cluster_of("here", measured())
+    times = {Timer(cluster).step(_said(MIXED, cuda_graphs=name)).step_s for name in ("none", "whole")}
+    assert len(times) == 1
+    assert "graphs" not in estimate(_said(MIXED, cuda_graphs="whole"), cluster)["time"]["interval"]["words"]
+
+
+def test_what_is_said_narrows_what_is_unknown() -> None:
+    for share, untold in ((0.0, STACKS["megatron"].within), (0.05, HOST_WITHIN[1][1]), (0.5, HOST_WITHIN[0][1])):
+        known = HOST_TOLD_WITHIN[0][1] if share > 0.2 else STACKS["megatron"].within
+        assert (within("megatron", "H100", share), within("megatron", "H100", share, told=True)) == (untold, known)
+    assert within("scaling", "A100", 0.0, told=True) == TOLD_WITHIN["scaling"] < within("scaling", "A100", 0.0)
+    widest = max(stack.within for stack in STACKS.values())
+    assert within("scaling", "GB200", 0.0, told=True) == widest, "it was not measured there"
+
+
+def test_an_estimate_tells_what_it_was_told() -> None:
+    told, untold = (
+        estimate(spec, H100)["time"] for spec in (_said(MIXED, cuda_graphs="router"), on("megatron", MIXED))
+    )
+    assert "Megatron with Transformer Engine, CUDA graphs of the router, " in told["interval"]["words"]
+    assert told["interval"]["share"] < untold["interval"]["share"]
+    assert "graphs" not in untold["interval"]["words"]
+
+
+def test_a_search_plans_with_it() -> None:
+    asked = Constraints(8, {"pp": 1, "cp": 1, "tp": 1}, max_micro_batch=1)
+    best = [search(_said(MIXED, cuda_graphs=graphs), H100, asked, limit=1).best[0] for graphs in ("none", "whole")]
+    assert best[1].timing.step_s < 0.9 * best[0].timing.step_s
+    assert best[1].spec.resources.software == SoftwareSpec(cuda_graphs="whole")
+
+
+def test_wide_heads_and_biases_of_experts_are_counted_and_a_window_spares_flops() -> None:
+    """Of 32 layers: queries, keys, values and what they come out by, twice as wide; a bias a gate, up and down of each
+    expert; 16 layers of which see 256 of 1,024 tokens."""
+    model, layers = MIXED.model, MIXED.model.num_layers
+    wide = model.model_copy(update={"head_dim": 128})
+    assert parameter_count(wide) - parameter_count(model) == layers * 1024 * 64 * (16 + 4 + 4 + 16)
+    biased = model.model_copy(update={"moe": MOE.model_copy(update={"expert_bias": True})})
+    assert parameter_count(biased) - parameter_count(model) == layers * 64 * (1024 + 1024 + 1024)
+    seen = MIXED.model_copy(update={"model": model.model_copy(update={"sliding_window": 256})})
+    tokens = MIXED.train.global_batch * 1024
+    assert model_flops(MIXED) - model_flops(seen) == 3 * tokens * 4 * 1024 * 16 * (1024 - 256)
+    long = SPEC.model_copy(update={"model": SPEC.model.model_copy(update={"sliding_window": 256})})
+    assert _timed(on("megatron", long)).compute_s < _timed(on("megatron")).compute_s
