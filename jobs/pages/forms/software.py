@@ -29,6 +29,14 @@ STACKS_OF = {
     f"{SECTION}.{name}": " ".join(stack for stack, names in OPEN.items() if name in names)
     for name in SoftwareSpec.model_fields
 }
+# Of a field whose stacks do not have all of its values, those that each has.
+VALUES_OF = {
+    f"{SECTION}.attention_kernel": " ".join(
+        f"{stack}={','.join(('own', *names['attention_kernel']))}"
+        for stack, names in OPEN.items()
+        if "attention_kernel" in names
+    )
+}
 
 
 def without_others(spec: dict[str, Any]) -> dict[str, Any]:

@@ -123,6 +123,7 @@ def _form(
         "hardware": hardware(),
         "cluster": cluster,
         "stacks_of": software.STACKS_OF,
+        "values_of": software.VALUES_OF,
         "folds": spec_form.folds(values, errors, FIRST_RUN),
         "projects": projects_to_submit_to(request.user),
         "slurm": settings.SLURM is not None,
@@ -207,6 +208,7 @@ def what_if(request: HttpRequest) -> HttpResponse:
         "values": values,
         "options": spec_form.options_for(values),
         "stacks_of": software.STACKS_OF,
+        "values_of": software.VALUES_OF,
     }
     return render(request, "jobs/what_if.html", context)
 

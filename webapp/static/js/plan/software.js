@@ -7,7 +7,19 @@ const chosen = (form) => form.querySelector('[name="resources.stack"]:checked')?
 /** Shows what the chosen stack leaves open, and hides the rest, which is not sent. */
 export function showSoftware(form) {
   const stack = chosen(form);
-  for (const field of fields(form)) field.hidden = !field.dataset.stacks.split(" ").includes(stack);
+  for (const field of fields(form)) {
+    field.hidden = !field.dataset.stacks.split(" ").includes(stack);
+    if (field.dataset.values && !field.hidden) showValues(field, stack);
+  }
+}
+
+/** Of a field that stacks have other values of, those that this one has. */
+function showValues(field, stack) {
+  const own = field.dataset.values.split(" ").find((part) => part.startsWith(`${stack}=`));
+  const values = own.slice(stack.length + 1).split(",");
+  for (const input of field.querySelectorAll("input")) input.closest("label").hidden = !values.includes(input.value);
+  const [usual] = field.querySelectorAll("input");
+  if (field.querySelector("label[hidden] input:checked")) usual.checked = true;
 }
 
 /** Of a spec's resources: the stack, and what is told of it beside what it is planned with anyway. */
