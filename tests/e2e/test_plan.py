@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from urllib.parse import quote
 
 from playwright.sync_api import Page, expect
 
@@ -95,6 +97,35 @@ def test_layouts_stand_side_by_side_and_a_search_adds_one(page: Page, running_bo
     page.fill("#s-fixed", "colour=3")
     page.click("#search")
     expect(page.locator("#search-status")).to_contain_text("layout.colour: is not a known field")
+
+
+def test_what_is_known_of_foreign_software_is_asked_where_there_is_some_and_goes_along_to_what_if(
+    page: Page, running_board: Board
+) -> None:
+    """What-if once planned for ours, whatever it was opened with."""
+    spec = {"model": {"preset": "llama3-8b"}, "layout": {"dp": 8}, "resources": {"device": "cuda", "stack": "scaling"}}
+    page.goto(f"{running_board.url}/jobs/new/?cluster=h100&spec={quote(json.dumps(spec))}")
+    graphs, norms = (page.locator(f'[data-for="resources.software.{name}"]') for name in ("cuda_graphs", "fused_norms"))
+    kernel = page.locator('[data-for="resources.software.attention_kernel"] label:visible')
+    expect(norms).to_be_visible()
+    expect(graphs).to_be_hidden()
+    expect(kernel).to_have_text(["the stack's own", "FlashAttention 1", "eager, unfused"])
+    norms.locator("input").check()
+    expect(page.locator("#estimate")).to_contain_text("norms in eager kernels, norms by one kernel, ")
+    page.locator('label:has([name="resources.stack"][value="megatron"])').click()
+    expect(norms).to_be_hidden()
+    expect(kernel).to_have_text(["the stack's own", "FlashAttention 2"])
+    graphs.locator("label", has_text="whole").click()
+    expect(page.locator("#estimate")).to_contain_text("Engine, CUDA graphs of whole layers or steps, ")
+    page.click("#compare")
+    expect(page.locator(".lane")).to_contain_text("Engine, CUDA graphs of whole layers or steps, ")
+    graphs.locator("label", has_text="router").first.click()
+    expect(page.locator(".lane")).to_contain_text("Engine, CUDA graphs of the router, ")
+    page.reload()
+    expect(page.locator(".lane")).to_contain_text("Engine, CUDA graphs of the router, ")
+    page.locator('label:has([name="resources.stack"][value="ours"])').click()
+    expect(page.locator(".lane")).to_contain_text("FSDP2, eager (what runs here), ")
+    expect(graphs).to_be_hidden()
 
 
 def test_a_lane_with_a_wrong_layout_tells_why(page: Page, running_board: Board) -> None:
