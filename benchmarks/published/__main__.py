@@ -97,7 +97,7 @@ def step_times(answers: Sequence[Answer]) -> None:
         _errors(name, [a.error for a in part], told)
 
 
-def spoken(answers: Sequence[tuple[Answer, Said | str | None]], title: str) -> None:
+def spoken(answers: Sequence[tuple[Answer, Said | str]], title: str) -> None:
     """What a page says, and how often its interval holds the measured figure."""
     print(f"{title:<52} {'rows':>5} {ERRORS} {'holds':>6}")
     said = {id(a): one for a, one in answers if isinstance(one, Said)}

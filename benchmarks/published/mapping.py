@@ -223,11 +223,8 @@ def _cluster(row: PublishedRow) -> Cluster:
     if found := re.search(r"(\d+)x omni-path (\d+)", note):  # links a node, Gb/s each
         rate = int(found[1]) * int(found[2]) / 8 / cluster.per_node * GB
         changed["network"] = cluster.network.model_copy(update={"bytes_per_s": rate})
-    if "fp4" in row.text("precision").lower():  # planned as fp8 with the rate of fp4
-        chip = cluster.accelerator
-        if not chip.fp4_flops:
-            raise SkipError("fp4 on an accelerator without it")
-        changed["accelerator"] = chip.model_copy(update={"fp8_flops": chip.fp4_flops})
+    if "fp4" in row.text("precision").lower() and not cluster.accelerator.fp4_flops:
+        raise SkipError("fp4 on an accelerator without it")
     return cluster.model_copy(update=changed) if changed else cluster
 
 

@@ -31,7 +31,7 @@ class Answer(NamedTuple):
     measured: float
     fits: bool
     said: Said | str = UNASKED
-    alone: Said | None = None
+    alone: Said | str = UNASKED
 
     @property
     def error(self) -> float:
@@ -63,7 +63,7 @@ class Predictor:
         if row.kind == "time":
             seconds = self._seconds(planned, _recomputing(spec, "selective") if planned.makes_again else spec)
             said = self._said(row, planned)
-            alone = self._speaker.of_step(row, planned, stack_alone=True) if isinstance(said, Said) else None
+            alone = self._said(row, planned, stack_alone=True)
             return Answer(row, planned, seconds, _measured_seconds(row, spec), fits, said, alone)
         if row.kind == "steady":
             return Answer(row, planned, _steady(planned, spec.layout.pp - 1), row.num_bytes, fits)
@@ -72,9 +72,11 @@ class Predictor:
         told = {"device": needed, "reserved": peak * (1 + planned.cluster.accelerator.fragmentation), "allocated": peak}
         return Answer(row, planned, told[planned.meter], row.num_bytes, fits, self._said(row, planned))
 
-    def _said(self, row: PublishedRow, planned: Planned) -> Said | str:
+    def _said(self, row: PublishedRow, planned: Planned, *, stack_alone: bool = False) -> Said | str:
         try:
-            return (self._speaker.of_step if row.kind == "time" else self._speaker.of_peak)(row, planned)
+            if row.kind == "time":
+                return self._speaker.of_step(row, planned, stack_alone=stack_alone)
+            return self._speaker.of_peak(row, planned)
         except SkipError as reason:
             return str(reason)
 

@@ -53,9 +53,11 @@ class Speaker:
         Raises:
             SkipError: no spec says it.
         """
-        spec, cluster = _spec_of(row, planned), planned.cluster
+        spec, cluster, software = _spec_of(row, planned), planned.cluster, software_of(row, planned)
         if not stack_alone:
-            spec = with_software(spec, software_of(row, planned))
+            spec = with_software(spec, software)
+        elif software is not None and software.nvfp4:
+            raise SkipError("no stack alone says fp4")
         timer = self._timers.setdefault(cluster.model_dump_json(), Timer(cluster))
         timing = timer.step(spec)
         told = spec.resources.software is not None
@@ -82,8 +84,6 @@ def _spec_of(row: PublishedRow, planned: Planned) -> JobSpec:
     """Layers are repeated all or none."""
     if row.adapts:
         raise SkipError("no spec says adapters beside frozen weights")
-    if "fp4" in row.text("precision").lower():
-        raise SkipError("no spec says fp4")
     spec = planned.spec
     layout = spec.layout
     if planned.makes_again:
@@ -113,6 +113,7 @@ def software_of(row: PublishedRow, planned: Planned) -> SoftwareSpec | None:
         dispatcher="alltoall" if sends_to_all(row) else "flex",
         overlap_experts=planned.spec.model.moe is not None and overlaps_experts(row),
         attention_kernel="flash_2" if runs_flash_2(row) else "own",
+        nvfp4="fp4" in row.text("precision").lower(),
     )
 
 

@@ -48,7 +48,7 @@ def kernels_of(row: PublishedRow, text: str, stack: StackName, model: ModelSpec,
     """The stack's constants, with those of the kernels that the row names instead."""
     changed: dict[str, Any] = switched_on(row)
     if "fp4" in row.text("precision").lower():
-        changed["casts"] = STACKS[stack].casts * FP4_CASTS
+        changed |= {"fp4": True, "casts": STACKS[stack].casts * FP4_CASTS}
     if repeated := repeated_by(row):
         changed |= {"repeats": repeated.modules, "repeats_layers": repeated.layers}
         changed["offloads"] = repeated.offloaded

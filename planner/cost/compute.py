@@ -284,8 +284,10 @@ def _tuned(accelerator: Accelerator, stack: Stack) -> Accelerator:
     """The accelerator as the stack uses it."""
     gemm = stack.gemm * (stack.gemm_hopper if accelerator.fp8_flops else 1)
     attention = stack.attention * attention_law(accelerator, stack).share
+    narrow = accelerator.fp4_flops if stack.fp4 and accelerator.fp4_flops else accelerator.fp8_flops
     return accelerator.model_copy(
         update={
+            "fp8_flops": narrow,
             "gemm_efficiency": accelerator.gemm_efficiency * gemm,
             "fp8_efficiency": accelerator.fp8_efficiency * gemm * stack.gemm_fp8,
             "attention_efficiency": accelerator.attention_efficiency * attention,

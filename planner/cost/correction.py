@@ -117,10 +117,14 @@ def interval(cluster: Cluster, spec: JobSpec, found: Correction | None, host_sha
 
 
 def _widened(cluster: Cluster, spec: JobSpec) -> str:
-    """That what is asked in fp8 is planned in 16 bits, for the device multiplies nothing narrower."""
-    if mix_of(spec.train.precision).gemm != "fp8" or cluster.accelerator.fp8_flops:
+    """That what is asked in fp8 or fp4 is planned in 16 or 8 bits, for the device multiplies nothing narrower."""
+    chip, software = cluster.accelerator, spec.resources.software
+    if mix_of(spec.train.precision).gemm != "fp8":
         return ""
-    return f", products in 16 bits as {cluster.accelerator.name} has none in fp8"
+    if not chip.fp8_flops:
+        return f", products in 16 bits as {chip.name} has none in fp8"
+    lacks = software is not None and software.nvfp4 and not chip.fp4_flops
+    return f", which are in fp8 as {chip.name} has none in fp4" if lacks else ""
 
 
 def _waits(host_share: float) -> str:

@@ -115,7 +115,7 @@ class Timer:
             exposed["world"] = exposed.get("world", 0.0) + straggling
             total += straggling
         model, hardware = model_flops(spec), hardware_flops(spec)
-        peak = spec.layout.world_size * self.cluster.accelerator.peak(mix_of(spec.train.precision).gemm) * total
+        peak = spec.layout.world_size * self.accelerator(spec).peak(mix_of(spec.train.precision).gemm) * total
         return Timing(
             step_s=total,
             compute_s=compute,

@@ -62,6 +62,9 @@ class SoftwareSpec(Strict):
         description="the stack's own; megatron: flash_2 (on Hopper); scaling: flash_1, or eager, which is unfused",
     )
     fused_norms: bool = Field(default=False, description="scaling: norms by one kernel each")
+    nvfp4: bool = Field(
+        default=False, description="products in fp4 in place of train.precision's fp8 (--fp4-recipe nvfp4)"
+    )
 
 
 class Resources(Strict):

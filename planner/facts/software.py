@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from planner.facts.precision import mix_of
 from planner.facts.resources import SoftwareKernel, SoftwareSpec, StackName
 from planner.facts.spec import JobSpec, Problem
 
@@ -17,6 +18,7 @@ OPEN: dict[StackName, dict[str, tuple[Any, ...]]] = {
         "dispatcher": ANY,
         "overlap_experts": ANY,
         "attention_kernel": ("flash_2",),
+        "nvfp4": ANY,
     },
     "scaling": {"attention_kernel": ("flash_1", "eager"), "fused_norms": ANY},
 }
@@ -49,6 +51,8 @@ def _refused(spec: JobSpec) -> Iterator[tuple[str, str]]:
             yield name, f"of {stack} may be own or {' or '.join(values)}, not {value}"
         elif name in OF_EXPERTS and spec.model.moe is None:
             yield name, "is of experts, and the model has none"
+        elif name == "nvfp4" and mix_of(spec.train.precision).gemm != "fp8":
+            yield name, f"stands in place of fp8, and train.precision is {spec.train.precision}"
         elif name == "attention_kernel" and (value in UNFUSED) != (spec.train.attention == "unfused"):
             kind = "unfused" if value in UNFUSED else "fused"
             yield name, f"{value} is {kind} attention, and train.attention is {spec.train.attention}"
@@ -74,6 +78,7 @@ _WORDS: dict[str, dict[Any, str]] = {
         "eager": "attention kernel by kernel",
     },
     "fused_norms": {True: "norms by one kernel"},
+    "nvfp4": {True: "products in nvfp4"},
 }
 
 

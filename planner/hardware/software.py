@@ -16,6 +16,7 @@ from planner.hardware.stacks import (
     DETERMINISTIC_LAUNCH_S,
     EAGER_SCORES,
     FLASH_1,
+    FP4_CASTS,
     FUSED_NORMS,
     GRAPHED,
     OVERLAPPED_EXPERTS,
@@ -88,4 +89,7 @@ def as_said(stack: Stack, software: SoftwareSpec, *, overlaps: bool) -> Stack:
         changed["scores"] = EAGER_SCORES
     if software.fused_norms:
         changed["norms"] = FUSED_NORMS
+    if software.nvfp4:
+        hidden = {axis: share for axis, share in changed.get("hidden", stack.hidden).items() if axis != "tp"}
+        changed |= {"fp4": True, "casts": stack.casts * FP4_CASTS, "hidden": hidden}
     return stack._replace(**changed)

@@ -34,6 +34,7 @@ class Stack(NamedTuple):
     (`benchmarks.published.scores.sure`): of fewer than 22 rows the worst.
     `memory_within`: the same of a rank's peak, beside UNTOLD_BYTES; 1 where nobody published one.
     `measured_on`: what is in the names of accelerators that `within` holds on; any other has the widest. Empty is all.
+    `fp4`: products in fp8 run at the rate of fp4, where the accelerator has it.
     `gemm`, `attention`: of the accelerator's own efficiency; `gemm_hopper` also, where it has fp8: power holds the
     clock of those down; `gemm_fp8` of products in fp8; `attention_ampere`, `_hopper` and `_blackwell` there besides.
     `joins_products`: queries, keys and values
@@ -92,6 +93,7 @@ class Stack(NamedTuple):
     gemm: float = 1.0
     gemm_hopper: float = 1.0
     gemm_fp8: float = 1.0
+    fp4: bool = False
     joins_products: bool = False
     copies_queries: bool = False
     adds_gradients: float = 0.0

@@ -184,7 +184,7 @@ def _time(spec: JobSpec, cluster: Cluster) -> list[Explanation]:
     kind = f"estimated: {interval(cluster, spec, found, timing.host_share)['words']}"
     if found is not None:
         kind += f"; every part is {found.ratio:.3g} times what is computed, as comparable runs were"
-    return [_step(spec, timer, timing, kind), _utilisation(spec, cluster, timing, kind)]
+    return [_step(spec, timer, timing, kind), _utilisation(spec, timer, timing, kind)]
 
 
 def _gemm(spec: JobSpec) -> GemmType:
@@ -238,14 +238,16 @@ def _step(spec: JobSpec, timer: Timer, timing: Timing, kind: str) -> Explanation
 
 
 def _tera(rate: float) -> str:
-    return f"{rate / 1e12:,.4g} TFLOP/s"
+    tera = rate / 1e12
+    return f"{tera:,.0f} TFLOP/s" if tera >= 1000 else f"{tera:.4g} TFLOP/s"
 
 
-def _utilisation(spec: JobSpec, cluster: Cluster, timing: Timing, kind: str) -> Explanation:
-    peak = cluster.accelerator.peak(_gemm(spec))
+def _utilisation(spec: JobSpec, timer: Timer, timing: Timing, kind: str) -> Explanation:
+    peak = timer.accelerator(spec).peak(_gemm(spec))
     ranks = spec.layout.world_size
     below = f"{ranks:,} x {_tera(peak)} x {timing.step_s:.4g} s"
-    palm = "PaLM 2204.02311 appendix B: full attention, no recompute"
+    seen = "a window in every second layer" if spec.model.sliding_window else "full attention"
+    palm = f"PaLM 2204.02311 appendix B: {seen}, no recompute"
     terms = [
         _term("model FLOPs", "3 x forward", "", model_flops(spec), "FLOP", palm),
         _term(

@@ -91,6 +91,8 @@ class SoftwareSpec(TypedDict):
     """how tokens reach experts: flex (DeepEP, HybridEP) or alltoall (--moe-token-dispatcher-type)"""
     fused_norms: NotRequired[bool]
     """scaling: norms by one kernel each"""
+    nvfp4: NotRequired[bool]
+    """products in fp4 in place of train.precision's fp8 (--fp4-recipe nvfp4)"""
     overlap_experts: NotRequired[bool]
     """one micro-batch's tokens travel to experts beside another's products (--overlap-moe-expert-parallel-comm)"""
 

@@ -1,7 +1,8 @@
 """Floating point operations of a step; a multiply-add counts 2.
 
-Model FLOPs are what the mathematics asks for (PaLM 2204.02311 appendix B; full attention, no recompute), hardware FLOPs
-what is carried out with recompute (2205.05198 equations 7 and 8). MFU and HFU are these over the peak.
+Model FLOPs are what the mathematics asks for (PaLM 2204.02311 appendix B; full attention but where layers see a window,
+no recompute), hardware FLOPs what is carried out with recompute (2205.05198 equations 7 and 8). MFU and HFU are these
+over the peak.
 """
 
 from __future__ import annotations

@@ -21,12 +21,16 @@ VALUES: dict[str, tuple[Any, str]] = {  # of each field another value than its d
     "overlap_experts": (True, "megatron"),
     "attention_kernel": ("flash_2", "megatron"),
     "fused_norms": (True, "scaling"),
+    "nvfp4": (True, "megatron"),
 }
 
 
-def _spec(stack: str, model: dict[str, Any] = MIXED, attention: str = "fused", **software: Any) -> JobSpec:
+def _spec(
+    stack: str, model: dict[str, Any] = MIXED, attention: str = "fused", precision: str = "fp8", **software: Any
+) -> JobSpec:
     resources = {"device": "cuda", "stack": stack, "software": software}
-    return parse_spec({"model": model, "resources": resources, "train": {"attention": attention}})
+    train = {"attention": attention, "precision": precision}
+    return parse_spec({"model": model, "resources": resources, "train": train})
 
 
 def _refused(stack: str, **software: Any) -> list[tuple[str, str]]:
@@ -80,6 +84,11 @@ def test_a_kernel_is_one_that_the_stack_has_and_of_the_attention_that_is_trained
         ("resources.software.attention_kernel", words)
     ]
     assert _spec("scaling", attention="unfused", attention_kernel="eager")
+
+
+def test_fp4_stands_in_place_of_fp8() -> None:
+    told = _refused("megatron", precision="bf16", nvfp4=True)
+    assert told == [("resources.software.nvfp4", "stands in place of fp8, and train.precision is bf16")]
 
 
 def test_a_value_that_there_is_not_is_refused_with_those_that_there_are() -> None:

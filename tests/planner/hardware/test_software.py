@@ -17,6 +17,7 @@ from planner.hardware.calibration import cluster_of
 from planner.hardware.clusters import CLUSTERS
 from planner.hardware.stacks import (
     EAGER_SCORES,
+    FP4_CASTS,
     FUSED_NORMS,
     GRAPHED,
     HOST_TOLD_WITHIN,
@@ -27,6 +28,7 @@ from planner.hardware.stacks import (
     within,
 )
 from planner.search.layouts import Constraints, search
+from planner.teaching.explain import explain
 from tests.planner.hardware.stacked import H100, SPEC, TRAIN, measured, on
 
 MOE = MoeSpec(num_experts=64, experts_per_token=4, expert_ffn_hidden_size=1024)
@@ -111,6 +113,24 @@ def test_tokens_travel_beside_products_where_they_leave_their_node_or_nothing_is
         _timed(_said(spec, overlap_experts=overlaps, cuda_graphs=graphs)).exposed_s["ep"] for overlaps in (True, False)
     )
     assert shown == pytest.approx((1 - OVERLAPPED_EXPERTS["ep"] * 3 / 4 * hides) * bare)
+
+
+def test_fp4_has_a_rate_of_its_own_casts_more_and_hides_no_tensor_collective() -> None:
+    """Utilisation is of its own peak; an accelerator without it multiplies in fp8, and the words say so."""
+    train = TRAIN.model_copy(update={"precision": "fp8"})
+    spec = SPEC.model_copy(update={"train": train})
+    cluster = CLUSTERS["gb200"]
+    chip = cluster.accelerator.model_copy(update={"fp8_flops": cluster.accelerator.fp4_flops})
+    stack = STACKS["megatron"]
+    known = {**STACKS, "megatron": stack._replace(casts=stack.casts * FP4_CASTS, hidden={})}
+    expected = Timer(cluster.model_copy(update={"accelerator": chip}), known).step(on("megatron", spec))
+    told = _timed(_said(spec, nvfp4=True), "gb200")
+    assert told == expected
+    assert told.step_s < _timed(on("megatron", spec), "gb200").step_s
+    (mfu,) = [e for e in explain(_said(spec, nvfp4=True), cluster, stage=0) if e["figure"] == "MFU"]
+    assert "10,000 TFLOP/s" in next(term["numbers"] for term in mfu["terms"] if term["name"] == "MFU")
+    words = estimate(_said(spec, nvfp4=True), H100)["time"]["interval"]["words"]
+    assert "products in nvfp4, which are in fp8 as H100 SXM has none in fp4" in words
 
 
 def test_one_timer_keeps_what_is_said_apart() -> None:
