@@ -1,6 +1,6 @@
 """Published measurements beside what the planner says of them.
 
-    python -m benchmarks.published --rows FILE [--worst N] [--vtrain-multi FILE]
+    python -m benchmarks.published --rows FILE [--worst N] [--gap] [--vtrain-multi FILE]
 
 FILE holds the columns of the open rows (docs/explanation/planner.md names them). Every figure comes from constants in
 `planner/`: nothing is fitted here. Rows are also told apart by a hash of their configuration: constants were chosen on
@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import mean
 
 from benchmarks.planner import vtrain
+from benchmarks.published.gap import print_gap
 from benchmarks.published.mapping import stack_of
 from benchmarks.published.predict import UNASKED, Answer, Predictor
 from benchmarks.published.rows import PublishedRow, SkipError, read_rows
@@ -208,11 +209,14 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="the planner against published measurements")
     parser.add_argument("--rows", type=Path, required=True, metavar="FILE", help="CSV of measurements")
     parser.add_argument("--worst", type=int, default=0, metavar="N", help="also print the N step times furthest off")
+    parser.add_argument("--gap", action="store_true", help="also print which constants close what a spec leaves open")
     parser.add_argument("--vtrain-multi", type=Path, metavar="FILE", help="vTrain's ground_truth_multi.csv")
     options = parser.parse_args()
     found, left_out = answers_of(read_rows(options.rows))
     report(found, left_out)
     if options.worst:
         worst(found, options.worst)
+    if options.gap:
+        print_gap(found)
     print("\nbeside them, never fitted on")
     vtrain(options.vtrain_multi)

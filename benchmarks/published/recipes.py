@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from benchmarks.published.own_tests import COUNTS_ENDS
 from benchmarks.published.rows import PublishedRow
 from planner.facts.resources import CudaGraphs
-from planner.hardware.attention import EARLY_CUDNN_BLACKWELL, FLASH_2, FP8_LATENT, FP8_WINDOWED
+from planner.hardware.attention import CUDNN_HOPPER, EARLY_CUDNN_BLACKWELL, FLASH_2, FP8_LATENT, FP8_WINDOWED
 from planner.hardware.cluster import LAUNCH_S
 from planner.hardware.stacks import (
     ALL_TO_ALL,
@@ -246,7 +246,7 @@ def switched_on(row: PublishedRow) -> dict[str, Any]:
     if casts_late(row):
         early |= {"launch_s": LAUNCH_S, "cast_s": EARLY_CAST_S}
     if runs_flash_2(row):
-        early["attention"] = STACKS["megatron"].attention * FLASH_2
+        early["attention_hopper"] = CUDNN_HOPPER._replace(share=CUDNN_HOPPER.share * FLASH_2)
     if gathers_narrow(row):
         early["narrow_parameters"] = True
     if row.source == "NVIDIA/dgxc-benchmarking":

@@ -53,7 +53,7 @@ class Speaker:
         Raises:
             SkipError: no spec says it.
         """
-        spec, cluster, software = _spec_of(row, planned), planned.cluster, software_of(row, planned)
+        spec, cluster, software = spec_of(row, planned), planned.cluster, software_of(row, planned)
         if not stack_alone:
             spec = with_software(spec, software)
         elif software is not None and software.nvfp4:
@@ -70,7 +70,7 @@ class Speaker:
         Raises:
             SkipError: no spec says it.
         """
-        spec, cluster = _spec_of(row, planned), planned.cluster
+        spec, cluster = spec_of(row, planned), planned.cluster
         stages = range(spec.layout.pp) if planned.stage is None else [planned.stage]
         parts = max((rank_memory(spec, stage, cluster) for stage in stages), key=lambda parts: sum(parts.values()))
         whole = sum(parts.values())
@@ -80,8 +80,12 @@ class Speaker:
         return Said(predicted, memory_interval(cluster, spec, None, predicted)["share"])
 
 
-def _spec_of(row: PublishedRow, planned: Planned) -> JobSpec:
-    """Layers are repeated all or none."""
+def spec_of(row: PublishedRow, planned: Planned) -> JobSpec:
+    """What a spec says of the row beside its software; layers are repeated all or none.
+
+    Raises:
+        SkipError: no spec says it.
+    """
     if row.adapts:
         raise SkipError("no spec says adapters beside frozen weights")
     spec = planned.spec

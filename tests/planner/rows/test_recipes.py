@@ -18,7 +18,7 @@ from planner.facts.models.presets import PRESETS
 from planner.facts.resources import Resources
 from planner.facts.spec import JobSpec, Layout, MlaSpec, Recompute, TrainSpec
 from planner.facts.stages import stage_of
-from planner.hardware.attention import EARLY_CUDNN_BLACKWELL, FLASH_2, FP8_LATENT, FP8_WINDOWED
+from planner.hardware.attention import CUDNN_HOPPER, EARLY_CUDNN_BLACKWELL, FLASH_2, FP8_LATENT, FP8_WINDOWED
 from planner.hardware.cluster import LAUNCH_S
 from planner.hardware.clusters import CLUSTERS
 from planner.hardware.kernels import Gemm, Pass, head_work, layer_work
@@ -297,7 +297,8 @@ def test_recipes_without_cudnns_attention_run_flash_attention_2(
     tmp_path: Path, source: str, model: str, gpu: str, older: bool
 ) -> None:
     row = _row(tmp_path, **{**ROW, "source_repo_path": source, "model": model, "gpu": gpu, "note": "NeMo"})
-    assert switched_on(row).get("attention", 1.0) == (FLASH_2 if older else 1.0)
+    law = switched_on(row).get("attention_hopper", CUDNN_HOPPER)
+    assert law.share / CUDNN_HOPPER.share == pytest.approx(FLASH_2 if older else 1.0)
 
 
 @pytest.mark.parametrize(

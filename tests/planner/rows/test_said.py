@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import planner
 from benchmarks.published.__main__ import answers_of, report
+from benchmarks.published.gap import print_gap
 from benchmarks.published.rows import read_rows
 from benchmarks.published.said import Said, software_of
 from benchmarks.published.scores import sure
@@ -98,6 +99,24 @@ def test_both_are_printed_with_how_often_the_interval_holds_and_what_was_left_ou
     reason = ["no", "spec", "says", "adapters", "beside", "frozen", "weights"]
     assert ["1", "NVIDIA-NeMo/Megatron-Bridge", "megatron", *reason] in printed
     assert any(line[:2] == [ROW["source_repo_path"].partition(":")[0], "3"] and len(line) == 6 for line in printed)
+
+
+def test_what_a_spec_leaves_open_is_ranked_on_the_fit_half(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One row of two has a kernel for its norms, which closes what the stack alone leaves open and leaves nothing."""
+    kernel = {"note": "attention kernel flash_attention2 + rms kernel; sequence parallel off"}
+    rows = [{"micro_batch": b, **note} for b in ("1", "2", "4", "8") for note in ({}, kernel)]
+    answers, _ = answers_of(read_rows(_file(tmp_path / "rows.csv", *rows)))
+    fit = [a for a in answers if a.row.is_fit_half]
+    assert 0 < len(fit) < len(answers)
+    timed = [a._replace(measured=a.predicted) for a in answers]
+    print_gap(timed)
+    before, after = capsys.readouterr().out.split("what a spec says leaves open")
+    (line,) = [line.split() for line in before.splitlines() if line.startswith("scaling, norms")]
+    changed = [a for a in fit if "rms kernel" in a.row.text("note")]
+    alone = [abs(a.alone.predicted / a.predicted - 1) for a in fit if isinstance(a.alone, Said)]
+    assert int(line[2]) == len(changed)
+    assert line[3] == line[4] == f"{sum(alone) / len(fit):+.2%}"
+    assert "scaling" not in after
 
 
 def test_as_many_rows_as_hold_nine_tenths_surely_are_more_than_nine_tenths_of_a_few() -> None:
