@@ -12,7 +12,7 @@ from planner.search.auto import AutoSpec
 HEAD = """# The spec
 
 What a job asks for, as JSON or YAML: the form, REST, the command and the trainer all read this. A field that is not
-here is refused by its name. Written from `planner/facts/spec.py`.
+here is refused by its name. Written from `planner/facts/spec.py` and `resources.py`.
 
 A job needs `model` (all sizes, or a `preset` and the sizes that differ) unless it is a script or a lab. `layout` may be
 `"auto"`, or `{"auto": {..}}` with constraints ([AutoSpec](#autospec)).
