@@ -320,6 +320,16 @@ def test_a_plan_s_headline_and_its_panel_leave_the_same_memory_free(modules: Pag
     assert panel.endswith("fits, 5 % free: less than the estimate may be off")
 
 
+@pytest.mark.parametrize(("stack", "runnable"), [(None, True), ("ours", True), ("megatron", False)])
+def test_the_best_layout_is_searched_among_what_runs_only_where_something_does(
+    modules: Page, stack: str | None, runnable: bool
+) -> None:
+    """Of other software nothing runs here: asked for what runs, the search once found no layout."""
+    spec = {"layout": {"dp": 4}, "train": {"micro_batches": 2}, "resources": {"stack": stack} if stack else {}}
+    asked = call(modules, "plan/best.js", "return m.query(x, '')", spec)
+    assert (asked["runnable"], asked["ranks"], asked["spec"]["resources"]) == (runnable, 4, spec["resources"])
+
+
 def test_parts_of_a_step_stand_beside_the_plan_each_with_its_error(modules: Page) -> None:
     def part(name: str, kind: str, seconds: float) -> dict[str, Any]:
         return {"name": name, "kind": kind, "seconds": seconds, "waiting_s": 0}
