@@ -98,7 +98,7 @@ def first_whole(found: list[Checkpoint], group: dist.ProcessGroup | None, say: C
 
 def model_difference(wanted: ModelSpec, held: ModelSpec) -> str:
     """How two models' shapes differ, in words; empty when they do not."""
-    ours, theirs = wanted.model_dump(exclude=SHAPELESS), held.model_dump(exclude=SHAPELESS)
+    ours, theirs = ({**m.model_dump(exclude=SHAPELESS), "head_dim": m.head_size} for m in (wanted, held))
     if wanted.moe and held.moe:
         keys = ("num_experts", "expert_ffn_hidden_size", "shared_experts", "dense_layers", "router_bias")
         ours |= {f"moe.{key}": getattr(wanted.moe, key) for key in keys}

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from contracts.names import SAVE_FILE
 from planner.facts.precision import mix_of
 from planner.facts.reading.parse import parse_spec
+from planner.facts.reading.runnable import not_runnable
 from planner.facts.spec import JobSpec, SpecError
 from workers import shield
 from workers.checkpoint.place import Place, place_of
@@ -51,7 +52,7 @@ def main() -> int:
     options = parser.parse_args()
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     try:
-        spec = _spec(options.spec, world)
+        spec = spec_of(options.spec, world)
         recorder = Recorder(rank)
         exporter = Exporter(recorder, options.telemetry, options.job, options.attempt) if options.telemetry else None
         try:
@@ -130,7 +131,13 @@ def _stop(telemetry: str | None, rank: int, world: int) -> Stop | None:
     return None if telemetry is None else Asked(Path(telemetry).with_name(SAVE_FILE), rank, world)
 
 
-def _spec(path: Path, world: int) -> JobSpec:
+def spec_of(path: Path, world: int) -> JobSpec:
+    """What a rank of `world` is to train.
+
+    Raises:
+        UserError: there is no spec, or it is for another number of ranks.
+        SpecError: with every field that is wrong, or that it would train otherwise than it was asked.
+    """
     try:
         content = json.loads(path.read_text())
     except OSError as error:
@@ -138,6 +145,8 @@ def _spec(path: Path, world: int) -> JobSpec:
     except ValueError as error:
         raise UserError(f"--spec: {str(path)!r} is not JSON: {error}") from None
     spec = parse_spec(content)
+    if refused := not_runnable(spec):
+        raise SpecError(refused)
     if spec.layout.world_size != world:
         raise UserError(f"layout: needs {spec.layout.world_size} ranks, torchrun started {world}")
     return spec

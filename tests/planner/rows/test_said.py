@@ -101,6 +101,13 @@ def test_both_are_printed_with_how_often_the_interval_holds_and_what_was_left_ou
     assert any(line[:2] == [ROW["source_repo_path"].partition(":")[0], "3"] and len(line) == 6 for line in printed)
 
 
+def test_a_row_in_fp4_is_none_of_its_stack_alone(tmp_path: Path) -> None:
+    row = BRIDGE | {"model": "llama3.1-8b", "precision": "NVFP4", "gpu": "B200"}
+    ((answer,), _) = answers_of(read_rows(_file(tmp_path / "rows.csv", row)))
+    assert isinstance(answer.said, Said)
+    assert answer.alone == "no stack alone says fp4"
+
+
 def test_what_a_spec_leaves_open_is_ranked_on_the_fit_half(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One row of two has a kernel for its norms, which closes what the stack alone leaves open and leaves nothing."""
     kernel = {"note": "attention kernel flash_attention2 + rms kernel; sequence parallel off"}

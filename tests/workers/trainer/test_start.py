@@ -1,13 +1,19 @@
-"""What a rank imports before it trains."""
+"""What a rank imports before it trains, and what it refuses."""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from planner.facts.spec import SpecError
 from tests.support.processes import base_environment
 from tests.support.ranks import run_to_end
 from webapp.runner import free_port
+from workers.trainer.__main__ import spec_of
 
 HEAVY = (
     "torch._dynamo",
@@ -37,3 +43,21 @@ def test_a_rank_imports_what_it_needs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "step 2/2" in done.stdout
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"model": {"preset": "gpt-tiny", "sliding_window": 8}}, "model.sliding_window"),
+        ({"model": {"preset": "gpt-tiny", "head_dim": 8}}, "model.head_dim"),
+        ({"resources": {"device": "cuda", "stack": "megatron"}}, "resources.stack"),
+    ],
+)
+def test_a_rank_refuses_what_it_would_train_otherwise_than_it_was_asked(
+    tmp_path: Path, change: dict[str, Any], field: str
+) -> None:
+    """Whoever starts it: a board refuses the same before it sends it."""
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps({"model": {"preset": "gpt-tiny"}, **change}))
+    with pytest.raises(SpecError, match=rf"{field}: .* can be planned, but not run yet"):
+        spec_of(path, 1)
