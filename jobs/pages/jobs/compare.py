@@ -142,7 +142,7 @@ def figures(jobs: list[Job], exits: Mapping[str, Mapping[str, Any]]) -> list[Fig
             [told.get("step_s") for told in measured],
         ),
         Figure(
-            f"tokens a second, mean of the last {SPEED_STEPS}",
+            f"tokens a second, over the last {SPEED_STEPS} steps",
             "count",
             [(plan.get("time") or {}).get("tokens_per_s") for plan in plans],
             [summary.get("tokens_per_s") for summary in summaries],

@@ -69,7 +69,7 @@ def test_compare_has_of_a_step_what_the_job_s_page_has(job: Job, client: Any, ow
     [data] = re.findall(r'<script id="compared" type="application/json">(.*?)</script>', page)
     assert [one["diagnosis"]["measured"] for one in json.loads(data)["jobs"]] == [told, told]
     assert "a step, median of the last 500 at most" in page
-    assert "tokens a second, mean of the last 20" in page
+    assert "tokens a second, over the last 20 steps" in page
 
 
 def test_a_last_loss_that_was_no_number_is_not_that_of_a_step_before(job: Job, client: Any, owner: User) -> None:
