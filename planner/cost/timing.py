@@ -320,7 +320,8 @@ class Timer:
     def _exposed_dp(self, spec: JobSpec, pace: Pace, gathers: float, reduces: float) -> float:
         """Gradient sums hide behind backward, gathers behind forward: of one micro-batch, of all of them where ZeRO
         repeats them. The first gather and the last sum have nothing to hide behind."""
-        halves = scaled(pace, 1 + self._waits_inside(spec, pace) / pace.halves.total_s).halves
+        idle = self._waits_inside(spec, pace) + pace.halves.launch_s
+        halves = scaled(pace, 1 + idle / pace.halves.total_s).halves
         if not spec.train.overlap or self.cluster.device == "cpu":  # a CPU's ranks send with the cores they compute on
             return gathers + reduces
         stack = self.stacks[spec.resources.stack]

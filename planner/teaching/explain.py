@@ -246,11 +246,11 @@ def _utilisation(spec: JobSpec, cluster: Cluster, timing: Timing, kind: str) -> 
     ranks = spec.layout.world_size
     below = f"{ranks:,} x {_tera(peak)} x {timing.step_s:.4g} s"
     palm = "PaLM 2204.02311 appendix B: full attention, no recompute"
+    buffers = spec.model.moe is not None and spec.model.moe.capacity_factor is not None
+    carried = "and what recompute repeats" + (", and empty rows of experts' buffers" if buffers else "")
     terms = [
         _term("model FLOPs", "3 x forward", "", model_flops(spec), "FLOP", palm),
-        _term(
-            "hardware FLOPs", "and what recompute repeats", "", hardware_flops(spec), "FLOP", "2205.05198 equation 8"
-        ),
+        _term("hardware FLOPs", carried, "", hardware_flops(spec), "FLOP", "2205.05198 equation 8"),
         _term("MFU", "model FLOPs / (ranks x peak x step)", below, timing.mfu, "", palm),
         _term("HFU", "hardware FLOPs / (ranks x peak x step)", below, timing.hfu, "", "2205.05198 section 6.3"),
     ]

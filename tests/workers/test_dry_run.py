@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from planner.cost.memory import memory
+from planner.facts.models.flops import hardware_flops, model_flops
 from planner.facts.reading.parse import parse_fields
 from planner.facts.spec import JobSpec
 from tests.parity.cases import Case, core_cases
@@ -77,6 +78,24 @@ def test_products_are_counted_as_pytorch_counts_them() -> None:
     scores = layers * 2 * 2 * tokens * 64 * h
     # Backward: twice each product; attention computes its scores again.
     assert dry_step(spec, 0).flops == 3 * products + scores + scores * 5 // 2
+
+
+@pytest.mark.parametrize("factor", [0.25, 1.0, 4.0])
+def test_buffers_of_a_capacity_are_computed_whole(factor: float) -> None:
+    """What a dry run counts beyond the plan is attention's scores, which backward computes again; a capacity that lets
+    little through asks no more of the model than it lets through."""
+    moe = {"num_experts": 4, "experts_per_token": 2, "expert_ffn_hidden_size": 352, "capacity_factor": factor}
+    train = {"global_batch": 2, "seq_len": 64}
+    spec = parse_fields({"model": {"preset": "mixtral-tiny", "moe": moe}, "train": train})
+    again = spec.model.num_layers * 2 * 2 * 64 * 64 * spec.model.hidden_size
+    assert dry_step(spec, 0).flops - again == hardware_flops(spec)
+    assert model_flops(spec) == min(hardware_flops(spec), model_flops(_with_capacity(spec, 1.0)))
+
+
+def _with_capacity(spec: JobSpec, factor: float) -> JobSpec:
+    assert spec.model.moe is not None
+    moe = spec.model.moe.model_copy(update={"capacity_factor": factor})
+    return spec.model_copy(update={"model": spec.model.model_copy(update={"moe": moe})})
 
 
 KEPT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {

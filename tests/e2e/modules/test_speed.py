@@ -1,4 +1,4 @@
-"""A run's speed on its page, tokens over time, is the one that REST, compare and gates tell; and over what it is taken."""
+"""A run's speed on its page, tokens over time, is the one REST, compare and gates tell; and over what it is taken."""
 
 from __future__ import annotations
 
