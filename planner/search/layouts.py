@@ -105,7 +105,7 @@ def search(spec: JobSpec, cluster: Cluster, constraints: Constraints, *, limit: 
     started = time.perf_counter()
     finder = _Finder(spec, cluster, constraints)
     fitting = sorted(finder.find(), key=_rank)
-    sure = surely_fitting(cluster, spec, memory_correction(cluster.runs), cluster.accelerator.memory_bytes)
+    sure = surely_fitting_bytes(spec, cluster)
     return SearchResult(
         best=sorted(fitting, key=lambda found: found.memory_bytes > sure)[:limit],
         pareto=pareto(fitting),
@@ -151,6 +151,11 @@ def pareto(fitting: Sequence[Found]) -> list[Found]:
         if not front or found.memory_bytes < front[-1].memory_bytes:
             front.append(found)
     return front
+
+
+def surely_fitting_bytes(spec: JobSpec, cluster: Cluster) -> int:
+    """The highest peak that fits an accelerator even where it is told too low."""
+    return surely_fitting(cluster, spec, memory_correction(cluster.runs), cluster.accelerator.memory_bytes)
 
 
 def needed_bytes(spec: JobSpec, cluster: Cluster) -> int:
