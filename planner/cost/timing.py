@@ -131,6 +131,12 @@ class Timer:
             tokens_per_s=spec.train.global_batch * spec.train.seq_len / total,
         )
 
+    def stages(self, spec: JobSpec, first: int) -> list[float]:
+        """What a micro-batch takes on each of the `first` stages, over what it takes on the slowest of all."""
+        ranks = self._ranks_at_work(spec)
+        slowest = self._pace(spec, ranks).micro_batch_s
+        return [micro_batch_s(self._stage(spec, index, ranks)) / slowest for index in range(first)]
+
     def accelerator(self, spec: JobSpec) -> Accelerator:
         """What products run on, at the rates that the spec's stack reaches."""
         return self._compute.accelerator(spec)
