@@ -184,13 +184,21 @@ class _Finder:
         return self._late
 
     def find(self) -> Iterator[Found]:
-        for degrees in self._degrees():
+        """Most promising degrees first, for a search that is cut off."""
+        for degrees in sorted(self._degrees(), key=self._promise):
             for zero in self._options("zero", (0, 1, 2, 3) if degrees["dp"] * degrees["cp"] > 1 else (0,)):
                 for schedule, chunks in self._schedules(degrees["pp"]):
                     if time.perf_counter() > self._deadline:
                         self._late = True
                         return
                     yield from self._family({**degrees, "zero": zero}, schedule, chunks)
+
+    def _promise(self, degrees: dict[str, Any]) -> float:
+        """Seconds of a step with these degrees and the plainest of all else."""
+        sharded = 1 if degrees["dp"] * degrees["cp"] > 1 else 0
+        fields = {**_PLAIN, **degrees, "zero": sharded, "sequence_parallel": degrees["tp"] > 1}
+        layout = self.spec.layout.model_copy(update={**fields, "recompute": "selective"})
+        return self.timer.step(self._candidate(layout, 1)).step_s
 
     def _options(self, field: str, usual: Sequence[Any]) -> Sequence[Any]:
         return (self.constraints.fixed[field],) if field in self.constraints.fixed else usual
