@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from planner.cost.memory import memory
+from planner.cost.memory import gradient_bytes, memory
 from planner.facts.models.flops import hardware_flops, model_flops
 from planner.facts.reading.parse import parse_fields
 from planner.facts.spec import JobSpec
@@ -132,6 +132,28 @@ def test_a_plain_rank_keeps_weights_gradients_and_later_moments() -> None:
     assert step.optimizer_bytes == 2 * whole
 
 
+BY_PART: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "masters apart": ({"tp": 2, "pp": 2}, {"precision": "bf16"}),
+    "gradients turned": ({}, {"precision": "bf16_gradients"}),
+    "shards": ({"dp": 2, "zero": 3}, {"precision": "bf16"}),
+    "a split backward": ({"pp": 2, "schedule": "zbv", "virtual_stages": 2}, {"precision": "bf16_state"}),
+}
+
+
+@pytest.mark.parametrize("name", list(BY_PART))
+def test_memory_is_told_by_part_as_a_run_tells_it(name: str) -> None:
+    layout, train = BY_PART[name]
+    sizes = {"global_batch": 4, "micro_batches": 2, "seq_len": 64, **train}
+    spec = parse_fields({"model": {"preset": "gpt-tiny"}, "layout": layout, "train": sizes})
+    step, plan = dry_step(spec, 0), memory(spec, 0)
+    told = step.memory
+    assert (told["parameters"], told["optimizer"]) == (plan["parameters"], plan["optimizer"])
+    assert told["gradients"] == gradient_bytes(spec, 0)
+    assert told["beside"] is not None, "no update is the first"
+    counted = told["parameters"] + told["optimizer"] + (told["gradients_then"] or 0)
+    assert counted + told["beside"] == step.peak_bytes + step.optimizer_bytes
+
+
 def _parameters(spec: JobSpec) -> list[torch.nn.Parameter]:
     with torch.device("meta"):
         decoder = Decoder(spec.model, range(spec.model.num_layers), Strategy(), torch.float32, first=True, last=True)
@@ -149,6 +171,7 @@ def test_the_command_says_all_of_a_rank_and_exits_by_what_it_found(
     found = json.loads(told.stdout)
     assert (found["rank"], found["kind"]) == (3, "dry_run")
     assert all(row["measured_bytes"] == row["predicted_bytes"] for row in found["collectives"])
+    assert found["memory"]["parameters"] * 3 == found["memory"]["parameters"] + found["memory"]["optimizer"]
     monkeypatch.setattr(sys, "argv", [*command[2:], "--ranks", "0,1"])
     assert main() == 0
     assert capsys.readouterr().out.count("as predicted") > 2

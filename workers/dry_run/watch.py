@@ -15,12 +15,12 @@ DEVICE_OF = torch.ops.prim.device.default
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """`peak_bytes`: most bytes of storages alive at once. `flops`: of products, forward and backward."""
+    """The most bytes of storages alive at once. `flops`: of products, forward and backward."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0
-        self.peak_bytes = 0
+        self._most_bytes = 0
         self._alive: dict[int, int] = {}
         self._alive_bytes = 0
 
@@ -34,6 +34,14 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(tensor, torch.Tensor) and not isinstance(tensor, DTensor):
                 self._keep(tensor)
         return out
+
+    def read(self) -> int:
+        """The most alive at once since `restart`."""
+        return self._most_bytes
+
+    def restart(self) -> None:
+        """Forget what was alive before now."""
+        self._most_bytes = self._alive_bytes
 
     def resized(self, tensor: torch.Tensor) -> None:
         """A storage was freed or filled in place, which no operation tells."""
@@ -51,7 +59,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _set(self, key: int, num_bytes: int) -> None:
         self._alive_bytes += num_bytes - self._alive.get(key, 0)
         self._alive[key] = num_bytes
-        self.peak_bytes = max(self.peak_bytes, self._alive_bytes)
+        self._most_bytes = max(self._most_bytes, self._alive_bytes)
 
     def _gone(self, key: int) -> None:
         self._alive_bytes -= self._alive.pop(key)
