@@ -80,6 +80,23 @@ def test_products_are_counted_as_pytorch_counts_them() -> None:
     assert dry_step(spec, 0).flops == 3 * products + scores + scores * 5 // 2
 
 
+@pytest.mark.parametrize("preset", ["gpt-tiny", "mixtral-tiny"])
+def test_a_layer_is_made_again_up_to_what_backward_needs_of_it(preset: str) -> None:
+    """A mixture's last products give what the router's gradient is made of."""
+    model = {"preset": preset, "num_layers": 2}
+    train = {"global_batch": 2, "seq_len": 64}
+    asked = {"model": model, "train": train}
+    once, again = (parse_fields({**asked, "layout": {"recompute": how}}) for how in ("none", "full"))
+    assert dry_step(again, 0).flops - dry_step(once, 0).flops == hardware_flops(again) - hardware_flops(once)
+
+
+def test_products_are_as_many_however_ranks_divide_them() -> None:
+    train = {"global_batch": 2, "seq_len": 64}
+    specs = [parse_fields({"model": {"preset": "llama-tiny"}, "layout": {"tp": n}, "train": train}) for n in (1, 2)]
+    alone, divided = (sum(dry_step(s, rank).flops for rank in range(s.layout.world_size)) for s in specs)
+    assert alone == divided
+
+
 @pytest.mark.parametrize("factor", [0.25, 1.0, 4.0])
 def test_buffers_of_a_capacity_are_computed_whole(factor: float) -> None:
     """What a dry run counts beyond the plan is attention's scores, which backward computes again; a capacity that lets

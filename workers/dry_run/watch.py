@@ -12,6 +12,8 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from workers.torch_private.tensors import ATTENTION, ATTENTION_BACKWARD, FakeTensor, TorchDispatchMode, storage_key
 
 DEVICE_OF = torch.ops.prim.device.default
+aten = torch.ops.aten
+IN_PLACE = {aten.addmm_: aten.addmm, aten.baddbmm_: aten.baddbmm}
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -66,8 +68,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:
-    """Of one operation; torch's table, and attention on a CPU, which it lacks."""
-    count = flop_registry.get(func.overloadpacket)
+    """Of one operation; torch's table, and what it lacks: products added in place, and attention on a CPU."""
+    count = flop_registry.get(IN_PLACE.get(func.overloadpacket, func.overloadpacket))
     if count is not None:
         return int(count(*args, **kwargs, out_val=out))
     if func is ATTENTION:

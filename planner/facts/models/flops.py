@@ -24,10 +24,17 @@ def single_flops(spec: JobSpec) -> int:
 
 
 def hardware_flops(spec: JobSpec) -> int:
-    """Of one step with what is computed twice: all layers, or their attention scores."""
+    """Of one step with what is computed twice: all layers, or their attention scores.
+
+    Our trainer makes a layer again up to what backward needs of it, which is not a dense layer's last product.
+    """
     model, train = spec.model, spec.train
     if spec.layout.recompute == "full":
-        return single_flops(spec) + train.global_batch * _layers(model, train.seq_len, empty_rows=True)
+        again = _layers(model, train.seq_len, empty_rows=True)
+        if spec.resources.stack == "ours":
+            dense = sum(not is_moe_layer(model, i) for i in range(model.num_layers))
+            again -= 2 * train.seq_len * dense * model.ffn_hidden_size * model.hidden_size
+        return single_flops(spec) + train.global_batch * again
     if spec.layout.recompute == "selective" and train.attention == "unfused":
         tokens = train.global_batch * train.seq_len
         return single_flops(spec) + tokens * model.num_layers * _scores(model, train.seq_len)
