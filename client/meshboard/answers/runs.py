@@ -253,7 +253,7 @@ class Curve(TypedDict):
     step: NotRequired[list[int]]
     step_s: NotRequired[list[float | None]]
     tokens: NotRequired[list[int | None]]
-    """so far"""
+    """so far, those of a checkpoint's steps as its own"""
     tokens_s: NotRequired[list[float | None]]
 
 
