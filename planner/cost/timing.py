@@ -89,8 +89,10 @@ class Timer:
         """What comparable runs on the cluster say of this prediction."""
         key = (spec.model, spec.resources.stack, spec.layout.world_size, spec.train.precision, spec.train.compile)
         if key not in self._corrections:
-            runs = self.cluster.runs
-            self._corrections[key] = corrected_by(spec, runs, lambda run: self.predicted(run).step_s)
+            found = corrected_by(spec, self.cluster.runs, lambda run: self.predicted(run).step_s)
+            if found is not None and found.borrowed and self.calibration is not None:
+                found = None  # a calibration knows how ranks share its cores
+            self._corrections[key] = found
         return self._corrections[key]
 
     def predicted(self, spec: JobSpec) -> Timing:

@@ -45,7 +45,9 @@ class Curve(TypedDict):
 
     step: NotRequired[list[int]]
     elapsed_s: NotRequired[Annotated[list[float | None], Field(description="since its first step began")]]
-    tokens: NotRequired[Annotated[list[int | None], Field(description="so far, those of a checkpoint's steps as its own")]]
+    tokens: NotRequired[
+        Annotated[list[int | None], Field(description="so far, those of a checkpoint's steps as its own")]
+    ]
     loss: NotRequired[list[float | None]]
     step_s: NotRequired[list[float | None]]
     tokens_s: NotRequired[list[float | None]]
