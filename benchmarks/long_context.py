@@ -58,7 +58,7 @@ def rank_main(spec: JobSpec, folder: Path) -> None:
         trainer.backward(0)
         trainer.reduce_statistics()
     torch.save({held.name: held.gradient for held in part.tensors}, folder / f"gradients-{rank}.pt")
-    (folder / f"peak-{rank}.json").write_text(json.dumps(watch.peak_bytes))
+    (folder / f"peak-{rank}.json").write_text(json.dumps(watch.read()))
     dist.destroy_process_group()
 
 

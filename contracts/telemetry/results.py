@@ -23,11 +23,11 @@ class VerdictRow(TypedDict):
 
 
 class MemoryParts(TypedDict):
-    """Bytes of a rank's storages in its run's last step, counted part by part. `gradients`: once complete.
+    """Bytes of a rank's storages in a step, its run's last or one that is walked dry, counted part by part.
 
-    `optimizer`: fp32 weights that are held apart, and moments. `copies`: of checkpoints, where training computes.
-    `gradients_then`: at the step's fullest moment, None where more came as it passed. `beside`: what was held then
-    beside all of these, so with such gradients in it; None where it is not known.
+    `gradients`: once complete. `optimizer`: fp32 weights that are held apart, and moments. `copies`: of checkpoints,
+    where training computes. `gradients_then`: at the step's fullest moment, None where they came or went as it passed.
+    `beside`: what was held then beside all of these, so with such gradients in it; None where it is not known.
     """
 
     parameters: Count
@@ -70,8 +70,8 @@ class LabItem(TypedDict):
 class DryRunItem(TypedDict):
     """What one step of `rank` would be, found without its peers; its collectives come as a verdict.
 
-    `parameters` are what the rank keeps. `peak_bytes` is of tensors alive at once; `optimizer_bytes`, the moments that
-    a first step does not have yet, come on top. `flops` are those of products.
+    `parameters` are what the rank keeps. `peak_bytes` is of tensors alive at once beside the optimiser's moments;
+    `optimizer_bytes`, those moments, come on top. `memory` has both by part. `flops` are those of products.
     """
 
     kind: Literal["dry_run"]
@@ -81,5 +81,6 @@ class DryRunItem(TypedDict):
     peak_bytes: Count
     optimizer_bytes: Count
     predicted_bytes: Count  # the planner's estimate of both
+    memory: NotRequired[MemoryParts]  # an older host tells none
     flops: Count
     seconds: Seconds  # what it took to find out

@@ -41,7 +41,8 @@ def healthy(
     if ending.outcome is not None and not steps.ran:
         return _unobserved(ending)
     if ending.outcome == "cancelled":
-        return Finding("well", 0.0, f"Cancelled after {counted(steps.last, 'step')}", ending.reason or SOMEBODY, "")
+        told = steps.of_rank(0) or steps.last  # the summary's; a signal ends no two ranks at once
+        return Finding("well", 0.0, f"Cancelled after {counted(told, 'step')}", ending.reason or SOMEBODY, "")
     if measured is None:
         if ending.outcome is not None or steps.ran:
             text = f"{counted(steps.ran, 'step')}, of which the first say nothing of the others"

@@ -68,7 +68,7 @@ PRIMITIVES: tuple[Words, ...] = (
         "The root cuts a tensor into one part a rank and gives each rank its own.",
         "dist.scatter(part, parts if rank == root else None, src=root)",
         _SHARE_TIME,
-        _SHARE,
+        f"{_SHARE} of the root",
         (Use("TP", "DTensor hands the parts of a full parameter out while a model is set up."),),
     ),
     Words(
@@ -77,7 +77,7 @@ PRIMITIVES: tuple[Words, ...] = (
         "Every rank's part is collected on the root, in the order of the ranks.",
         "dist.gather(part, parts if rank == root else None, dst=root)",
         _SHARE_TIME,
-        _SHARE,
+        f"{_SHARE} into the root",
         (Use(BOOKKEEPING, "One rank collects results to write or show them; no strategy needs it in a step."),),
     ),
     Words(

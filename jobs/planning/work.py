@@ -17,6 +17,7 @@ from planner.cost.estimate import estimate
 from planner.cost.matrix import traffic_matrix
 from planner.cost.oversize import oversize
 from planner.cost.pipes import simulate
+from planner.cost.timing import Timer
 from planner.facts.kinds import KINDS
 from planner.facts.layout import problems
 from planner.facts.reading.runnable import not_runnable
@@ -61,7 +62,8 @@ def plan(spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> Plan:
 def timeline(spec: JobSpec, cluster: Cluster) -> Timeline | None:
     """The pipeline schedule as cells, None without a pipe.
 
-    Drawn for the first stages and micro-batches when there are many; `whole` says whether that is all of them.
+    Drawn for the first stages and micro-batches when there are many; `whole` says whether that is all of them. A stage
+    of less, or without the head, takes less time.
     """
     layout = spec.layout
     if layout.pp == 1:
@@ -76,6 +78,7 @@ def timeline(spec: JobSpec, cluster: Cluster) -> Timeline | None:
         forward_s=timed["forward_s"] / v,
         inputs_s=timed["backward_input_s"] / v,
         weights_s=timed["backward_weight_s"] / v,
+        longer=Timer(cluster).stages(spec, pp),
     )
     return {
         "stages": pp,

@@ -28,6 +28,7 @@ GRAVITY: list[tuple[Outcome, bool]] = [
     ("succeeded", False),
 ]
 BY_RANK = ("cells", "verdict", "peak_bytes", "memory")
+HOW_FAR = ("steps", "ran_steps")
 
 
 class Ending(NamedTuple):
@@ -80,7 +81,9 @@ def _gravity(told: ExitReport) -> tuple[int, float]:
 
 
 def _merged_summaries(summaries: list[Summary]) -> Summary | None:
-    """What is told rank by rank is joined; of the rest, that of the lowest rank which told it."""
+    """What is told rank by rank is joined. How far it came is all of the member that came furthest: a resumed run
+    began after a member's steps less those that the same one ran. Of the rest, that of the lowest rank which told it.
+    """
     if not summaries:
         return None
     whole: Any = {}
@@ -90,9 +93,10 @@ def _merged_summaries(summaries: list[Summary]) -> Summary | None:
                 whole[name] = {**whole.get(name, {}), **cast(dict[str, Any], value)}
             elif name == "dry_runs":
                 whole[name] = [*whole.get(name, []), *cast(list[Any], value)]
-            elif not whole.get(name):
+            elif name not in HOW_FAR and not whole.get(name):
                 whole[name] = value
-    whole["steps"] = max(told["steps"] for told in summaries)
+    furthest: Any = max(summaries, key=lambda told: told["steps"])
+    whole |= {name: furthest[name] for name in HOW_FAR if name in furthest}
     return cast(Summary, whole)
 
 

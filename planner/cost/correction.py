@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from statistics import median
 from typing import NamedTuple
@@ -33,12 +34,14 @@ ANY_CPU = 9.0
 class Correction(NamedTuple):
     """Measured over predicted, the median of `runs`; `SURE` of later ones come out within `share` of what is told.
 
-    `share` follows from how far each run lay from what the others said of it: 0.06 is 6%.
+    `share` follows from how far each run lay from what the others said of it: 0.06 is 6%. `borrowed`: the runs had
+    other numbers of ranks, and what they say of how far this one is off is no interval.
     """
 
     ratio: float
     share: float
     runs: int
+    borrowed: bool = False
 
 
 class Interval(TypedDict):
@@ -87,8 +90,28 @@ def comparable(spec: JobSpec, runs: Sequence[Run]) -> list[Run]:
 
 
 def corrected_by(spec: JobSpec, runs: Sequence[Run], predicted_s: Callable[[JobSpec], float]) -> Correction | None:
-    """What comparable runs make of `predicted_s`, the seconds of a step without any correction."""
-    return correction_of([run.step_s / predicted_s(run.spec) for run in comparable(spec, runs)])
+    """What comparable runs make of `predicted_s`, the seconds of a step without any correction. Where they are too few,
+    those of the nearest numbers of ranks: a host's layouts are compared, and not one that was corrected with one that
+    was not."""
+    found = correction_of([run.step_s / predicted_s(run.spec) for run in comparable(spec, runs)])
+    if found is not None:
+        return found
+    near = correction_of([run.step_s / predicted_s(run.spec) for run in _nearest(spec, runs)])
+    return near and near._replace(borrowed=True)
+
+
+def _nearest(spec: JobSpec, runs: Sequence[Run]) -> list[Run]:
+    """Of the numbers of ranks nearest to the spec's, as many as it takes for FEWEST runs."""
+    of_ranks: dict[int, list[Run]] = defaultdict(list)
+    for run in runs:
+        if _alike(run.spec, spec, ranks=run.spec.layout.world_size):
+            of_ranks[run.spec.layout.world_size].append(run)
+    found: list[Run] = []
+    for ranks in sorted(of_ranks, key=lambda ranks: abs(math.log(ranks / spec.layout.world_size))):
+        if len(found) >= FEWEST:
+            break
+        found += of_ranks[ranks][:MOST]
+    return found
 
 
 def interval(cluster: Cluster, spec: JobSpec, found: Correction | None, host_share: float) -> Interval:
@@ -98,19 +121,22 @@ def interval(cluster: Cluster, spec: JobSpec, found: Correction | None, host_sha
     """
     stack = spec.resources.stack
     basis, kind = cluster.basis, mix_of(spec.train.precision).gemm
+    scaled = ""
+    if found is not None and found.borrowed:
+        scaled, found = f", scaled as {found.runs} runs here on other numbers of ranks were", None
     timed = cluster.profile is not None and cluster.profile.timed_layers_in(kind)
     if found is None and timed:
         return Interval(share=CALIBRATED, basis=basis, runs=0, words=f"{basis}, ±{CALIBRATED:.0%}")
     if found is None and cluster.device == "cpu":
         what = f"no layer was timed in {kind} here" if cluster.profile else "a CPU that nobody measured"
-        words = f"{what}{_links(cluster, spec)}, {sureness(ANY_CPU)}"
+        words = f"{what}{_links(cluster, spec)}{scaled}, {sureness(ANY_CPU)}"
         return Interval(share=ANY_CPU, basis=basis, runs=0, words=words)
     if found is None:
         told = spec.resources.software is not None
         share = within(stack, cluster.accelerator.name, host_share, told=told)
         title = f"{STACKS[stack].title}{software_words(spec.resources.software)}"
         why = f"{title}{_widened(cluster, spec)}{_waits(host_share)}"
-        words = f"{basis}{_links(cluster, spec)}, {why}, {sureness(share)}"
+        words = f"{basis}{_links(cluster, spec)}{scaled}, {why}, {sureness(share)}"
         return Interval(share=share, basis=basis, runs=0, words=words)
     words = f"from {found.runs} runs here, {sureness(max(found.share, 0.01))}"
     return Interval(share=found.share, basis="runs", runs=found.runs, words=words)
@@ -141,10 +167,11 @@ def _links(cluster: Cluster, spec: JobSpec) -> str:
     return f", {what}{inside} from {cluster.link_runs} run{'s' if cluster.link_runs > 1 else ''} here"
 
 
-def _alike(one: JobSpec, other: JobSpec) -> bool:
+def _alike(one: JobSpec, other: JobSpec, ranks: int | None = None) -> bool:
+    """`ranks`: of the first, in place of the second's."""
     return (one.resources.stack, one.layout.world_size, one.train.precision, one.train.compile) == (
         other.resources.stack,
-        other.layout.world_size,
+        ranks or other.layout.world_size,
         other.train.precision,
         other.train.compile,
     )

@@ -92,8 +92,10 @@ class Timer:
         """What comparable runs on the cluster say of this prediction."""
         key = (spec.model, spec.resources.stack, spec.layout.world_size, spec.train.precision, spec.train.compile)
         if key not in self._corrections:
-            runs = self.cluster.runs
-            self._corrections[key] = corrected_by(spec, runs, lambda run: self.predicted(run).step_s)
+            found = corrected_by(spec, self.cluster.runs, lambda run: self.predicted(run).step_s)
+            if found is not None and found.borrowed and self.calibration is not None:
+                found = None  # a calibration knows how ranks share its cores
+            self._corrections[key] = found
         return self._corrections[key]
 
     def predicted(self, spec: JobSpec) -> Timing:
@@ -133,6 +135,12 @@ class Timer:
             hfu=hardware / peak,
             tokens_per_s=spec.train.global_batch * spec.train.seq_len / total,
         )
+
+    def stages(self, spec: JobSpec, first: int) -> list[float]:
+        """What a micro-batch takes on each of the `first` stages, over what it takes on the slowest of all."""
+        ranks = self._ranks_at_work(spec)
+        slowest = self._pace(spec, ranks).micro_batch_s
+        return [micro_batch_s(self._stage(spec, index, ranks)) / slowest for index in range(first)]
 
     def accelerator(self, spec: JobSpec) -> Accelerator:
         """What products run on, at the rates that the spec's stack reaches."""
@@ -323,7 +331,8 @@ class Timer:
     def _exposed_dp(self, spec: JobSpec, pace: Pace, gathers: float, reduces: float) -> float:
         """Gradient sums hide behind backward, gathers behind forward: of one micro-batch, of all of them where ZeRO
         repeats them. The first gather and the last sum have nothing to hide behind."""
-        halves = scaled(pace, 1 + self._waits_inside(spec, pace) / pace.halves.total_s).halves
+        idle = self._waits_inside(spec, pace) + pace.halves.launch_s
+        halves = scaled(pace, 1 + idle / pace.halves.total_s).halves
         if not spec.train.overlap or self.cluster.device == "cpu":  # a CPU's ranks send with the cores they compute on
             return gathers + reduces
         stack = self.stacks.of(spec)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from planner.facts.models.flops import model_flops
+from planner.facts.models.flops import single_flops
 from planner.facts.models.shapes import parameter_count
 from planner.facts.precision import mix_of
 from planner.facts.spec import JobSpec, Layout, Precision
@@ -95,7 +95,7 @@ def seconds_alone(spec: JobSpec) -> float:
     rate = CORE_FLOPS if spec.resources.device == "cpu" else GPU_FLOPS
     if spec.resources.device == "cpu" and mix_of(spec.train.precision).gemm == "fp8":
         rate /= FP8_ON_A_CPU
-    return min(STEPS, spec.train.steps) * model_flops(spec) / rate
+    return min(STEPS, spec.train.steps) * single_flops(spec) / rate
 
 
 def why_not_compared(spec: JobSpec) -> str:

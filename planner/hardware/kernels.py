@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
+from planner.facts.models.shapes import expert_rows
 from planner.facts.precision import FP32_BYTES, mix_of
 from planner.facts.spec import JobSpec
 from planner.facts.tensors.placements import vocab_rows
@@ -209,7 +210,7 @@ def _expert_products(spec: JobSpec, *, joined: bool, apart: bool) -> Iterator[Ge
     assert moe is not None
     tokens, h = micro_batch_tokens(spec), model.hidden_size
     inner, local = moe.expert_ffn_hidden_size // layout.tp, moe.num_experts // layout.ep
-    routed = -(-tokens * moe.experts_per_token // (local * ALIGNED)) * ALIGNED
+    routed = -(-expert_rows(moe, tokens, spec.train.seq_len) // (local * ALIGNED)) * ALIGNED
     yield Gemm(tokens, moe.num_experts, h, wide=True)
     calls, batch, experts = (local, 1, 0) if apart else (1, local, local)
     for _ in range(calls):
@@ -283,8 +284,8 @@ def _passes(spec: JobSpec, *, moe: bool, sorts: bool, norms_heads: bool) -> Halv
     tokens = micro_batch_tokens(spec)
     hidden = tokens * model.hidden_size // (layout.tp if layout.sequence_parallel else 1)
     if moe and model.moe:
-        routed = model.moe.experts_per_token + model.moe.shared_experts
-        inner = tokens * routed * model.moe.expert_ffn_hidden_size // layout.tp
+        rows = expert_rows(model.moe, tokens, train.seq_len)
+        inner = (rows + tokens * model.moe.shared_experts) * model.moe.expert_ffn_hidden_size // layout.tp
     else:
         inner = tokens * model.ffn_hidden_size // layout.tp
     mask = hidden if train.dropout else 0
@@ -308,12 +309,12 @@ def _passes(spec: JobSpec, *, moe: bool, sorts: bool, norms_heads: bool) -> Halv
     forward += [Pass(0)] * (small + sharded[0])
     backward += [Pass(0)] * (small + sharded[1])
     if moe and model.moe:
-        permute = Pass(2 * e * tokens * model.hidden_size * model.moe.experts_per_token)
+        permute = Pass(e * (tokens * model.moe.experts_per_token + rows) * model.hidden_size)
         again = 2 if sorts and layout.ep < model.moe.num_experts else 0  # there and back
         forward += [*[permute] * (2 + again), *[Pass(0)] * ROUTER_KERNELS]
         backward += [*[permute] * (2 + again), *[Pass(0)] * ROUTER_KERNELS]
         if model.moe.expert_bias:
-            given = tokens * model.hidden_size * model.moe.experts_per_token
+            given = rows * model.hidden_size
             forward.append(Pass(BIAS_BYTES[0] * given))
             backward.append(Pass(BIAS_BYTES[1] * given))
     return tuple(forward), tuple(backward)
@@ -334,7 +335,8 @@ def _copies(spec: JobSpec) -> Halves:
 def _clamps(spec: JobSpec) -> Halves:
     moe = spec.model.moe
     assert moe is not None
-    inner = micro_batch_tokens(spec) * moe.experts_per_token * moe.expert_ffn_hidden_size // spec.layout.tp
+    rows = expert_rows(moe, micro_batch_tokens(spec), spec.train.seq_len)
+    inner = rows * moe.expert_ffn_hidden_size // spec.layout.tp
     forward, backward = (tuple(Pass(size * inner) for size in sizes) for sizes in CLAMP_BYTES)
     return forward, backward
 

@@ -9,9 +9,10 @@ from planner.cost.timing import Timer
 from planner.facts.layout import SCHEDULE_NAMES, kept_problems, problems
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster
-from planner.search.layouts import RECOMPUTES, needed_bytes
+from planner.search.layouts import RECOMPUTES, needed_bytes, surely_fitting_bytes
 
 GIB = 2**30
+BARELY = "fits by less than its estimate may be off"
 
 
 class Neighbour(NamedTuple):
@@ -29,11 +30,12 @@ class Neighbour(NamedTuple):
 
 
 def neighbours(spec: JobSpec, cluster: Cluster) -> list[Neighbour]:
-    """Every layout one choice away, fastest of those that fit first."""
-    timer, capacity = Timer(cluster), cluster.accelerator.memory_bytes
+    """Every layout one choice away, fastest of those that fit first; behind them what fits by less than its estimate
+    may be off, as a search has it."""
+    timer, sure = Timer(cluster), surely_fitting_bytes(spec, cluster)
     here = timer.step(spec).step_s
-    found = [_weigh(change, other, timer, capacity, here) for change, other in _changes(spec)]
-    return sorted(found, key=lambda n: (not n.fits, n.step_s or float("inf"), n.memory_bytes or 0))
+    found = [_weigh(change, other, timer, sure, here) for change, other in _changes(spec)]
+    return sorted(found, key=lambda n: (not n.fits, (n.memory_bytes or 0) > sure, n.step_s or float("inf")))
 
 
 def suggestions(spec: JobSpec, cluster: Cluster, *, limit: int = 3) -> list[Neighbour]:
@@ -43,10 +45,11 @@ def suggestions(spec: JobSpec, cluster: Cluster, *, limit: int = 3) -> list[Neig
     return [n for n in neighbours(spec, cluster) if n.fits][:limit]
 
 
-def _weigh(change: str, spec: JobSpec, timer: Timer, capacity: int, here: float) -> Neighbour:
+def _weigh(change: str, spec: JobSpec, timer: Timer, sure: int, here: float) -> Neighbour:
     broken = problems(spec)
     if broken:
         return Neighbour(change, spec, False, None, None, "; ".join(p.message for p in broken))
+    capacity = timer.cluster.accelerator.memory_bytes
     step, needed = timer.step(spec).step_s, needed_bytes(spec, timer.cluster)
     if needed > capacity:
         reason = f"needs {needed / GIB:.1f} GiB of {capacity / GIB:.1f}"
@@ -54,7 +57,8 @@ def _weigh(change: str, spec: JobSpec, timer: Timer, capacity: int, here: float)
     share = step / here - 1
     word = "slower" if share > 0 else "faster"
     reason = "as fast" if abs(share) < 0.0005 else f"{abs(share):.1%} {word}"
-    return Neighbour(change, spec, True, step, needed, f"{reason}, {needed / GIB:.1f} GiB")
+    barely = f", which {BARELY}" if needed > sure else ""
+    return Neighbour(change, spec, True, step, needed, f"{reason}, {needed / GIB:.1f} GiB{barely}")
 
 
 def _changes(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:

@@ -307,7 +307,8 @@ def _why(
     if len(best) > 1:
         slower = best[1].timing.step_s / first.timing.step_s - 1
         close = " That is closer than the estimate is sure." if slower < sure["share"] else ""
-        lines.append(f"The next, {words(best[1].spec)}, is {slower:.1%} slower.{close}")
+        behind = "as fast" if slower < 0.0005 else f"{slower:.1%} slower"
+        lines.append(f"The next, {words(best[1].spec)}, is {behind}.{close}")
     return " ".join(lines)
 
 

@@ -15,8 +15,8 @@ from planner.facts.reading.runnable import not_runnable
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster
 from planner.hardware.stacks import STACKS, within
-from planner.search.advice import Neighbour, neighbours
-from planner.search.layouts import needed_bytes
+from planner.search.advice import BARELY, Neighbour, neighbours
+from planner.search.layouts import needed_bytes, surely_fitting_bytes
 
 MOST = 5
 LEAST_GAIN = 0.01  # of the step: less is not worth a change
@@ -114,7 +114,7 @@ def hindsight(spec: JobSpec, cluster: Cluster, measured: Measure) -> Hindsight:
     factors = {part: took[part] / here[part] for part in here if took.get(part) and here[part] > 0}
     whole = measured.step_s / sum(here.values())
     heavier = _heavier(spec, cluster, measured)
-    room = cluster.accelerator.memory_bytes
+    room, sure_room = cluster.accelerator.memory_bytes, surely_fitting_bytes(spec, cluster)
     faster: list[Option] = []
     slower: list[tuple[float, str]] = []
     for near in neighbours(spec, cluster):
@@ -130,7 +130,7 @@ def hindsight(spec: JobSpec, cluster: Cluster, measured: Measure) -> Hindsight:
         if 1 - step / measured.step_s < LEAST_GAIN:
             slower.append((step, near.change))
             continue
-        faster.append(_option(near, needed, took, there, measured))
+        faster.append(_option(near, needed, took, there, measured, barely=needed > sure_room))
     faster.sort(key=lambda option: option["step_s"])
     sure = [option for option in faster if option["faster"] > between["share"]]
     unsure = [option for option in faster if option["faster"] <= between["share"]]
@@ -167,7 +167,13 @@ def _between(spec: JobSpec, cluster: Cluster, told: Interval) -> Interval:
 
 
 def _option(
-    near: Neighbour, needed: int, took: Mapping[str, float], there: Mapping[str, float], measured: Measure
+    near: Neighbour,
+    needed: int,
+    took: Mapping[str, float],
+    there: Mapping[str, float],
+    measured: Measure,
+    *,
+    barely: bool,
 ) -> Option:
     step = sum(there.values())
     gain = 1 - step / measured.step_s
@@ -182,7 +188,8 @@ def _option(
         "memory_bytes": needed,
         "because": {"part": part, "apportioned_s": took[part], "there_s": then},
         "text": f"{near.change}: {gain:.0%} less time a step; of {measured.step_s:.3g} s, {took[part]:.3g} s are "
-        f"apportioned to {WORDS.get(part, part)}, which would take {then:.3g} s",
+        f"apportioned to {WORDS.get(part, part)}, which would take {then:.3g} s"
+        + (f"; its memory {BARELY}" if barely else ""),
     }
 
 

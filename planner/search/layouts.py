@@ -105,7 +105,7 @@ def search(spec: JobSpec, cluster: Cluster, constraints: Constraints, *, limit: 
     started = time.perf_counter()
     finder = _Finder(spec, cluster, constraints)
     fitting = sorted(finder.find(), key=_rank)
-    sure = surely_fitting(cluster, spec, memory_correction(cluster.runs), cluster.accelerator.memory_bytes)
+    sure = surely_fitting_bytes(spec, cluster)
     return SearchResult(
         best=sorted(fitting, key=lambda found: found.memory_bytes > sure)[:limit],
         pareto=pareto(fitting),
@@ -153,6 +153,11 @@ def pareto(fitting: Sequence[Found]) -> list[Found]:
     return front
 
 
+def surely_fitting_bytes(spec: JobSpec, cluster: Cluster) -> int:
+    """The highest peak that fits an accelerator even where it is told too low."""
+    return surely_fitting(cluster, spec, memory_correction(cluster.runs), cluster.accelerator.memory_bytes)
+
+
 def needed_bytes(spec: JobSpec, cluster: Cluster) -> int:
     """Memory of the fullest rank with its allowances."""
     there = on(cluster, spec)
@@ -179,13 +184,21 @@ class _Finder:
         return self._late
 
     def find(self) -> Iterator[Found]:
-        for degrees in self._degrees():
+        """Most promising degrees first, for a search that is cut off."""
+        for degrees in sorted(self._degrees(), key=self._promise):
             for zero in self._options("zero", (0, 1, 2, 3) if degrees["dp"] * degrees["cp"] > 1 else (0,)):
                 for schedule, chunks in self._schedules(degrees["pp"]):
                     if time.perf_counter() > self._deadline:
                         self._late = True
                         return
                     yield from self._family({**degrees, "zero": zero}, schedule, chunks)
+
+    def _promise(self, degrees: dict[str, Any]) -> float:
+        """Seconds of a step with these degrees and the plainest of all else."""
+        sharded = 1 if degrees["dp"] * degrees["cp"] > 1 else 0
+        fields = {**_PLAIN, **degrees, "zero": sharded, "sequence_parallel": degrees["tp"] > 1}
+        layout = self.spec.layout.model_copy(update={**fields, "recompute": "selective"})
+        return self.timer.step(self._candidate(layout, 1)).step_s
 
     def _options(self, field: str, usual: Sequence[Any]) -> Sequence[Any]:
         return (self.constraints.fixed[field],) if field in self.constraints.fixed else usual

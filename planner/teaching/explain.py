@@ -248,11 +248,11 @@ def _utilisation(spec: JobSpec, timer: Timer, timing: Timing, kind: str) -> Expl
     below = f"{ranks:,} x {_tera(peak)} x {timing.step_s:.4g} s"
     seen = "a window in every second layer" if spec.model.sliding_window else "full attention"
     palm = f"PaLM 2204.02311 appendix B: {seen}, no recompute"
+    buffers = spec.model.moe is not None and spec.model.moe.capacity_factor is not None
+    carried = "and what recompute repeats" + (", and empty rows of experts' buffers" if buffers else "")
     terms = [
         _term("model FLOPs", "3 x forward", "", model_flops(spec), "FLOP", palm),
-        _term(
-            "hardware FLOPs", "and what recompute repeats", "", hardware_flops(spec), "FLOP", "2205.05198 equation 8"
-        ),
+        _term("hardware FLOPs", carried, "", hardware_flops(spec), "FLOP", "2205.05198 equation 8"),
         _term("MFU", "model FLOPs / (ranks x peak x step)", below, timing.mfu, "", palm),
         _term("HFU", "hardware FLOPs / (ranks x peak x step)", below, timing.hfu, "", "2205.05198 section 6.3"),
     ]

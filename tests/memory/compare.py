@@ -41,6 +41,6 @@ def found(spec: JobSpec) -> list[Found]:
     several = []
     for stage in range(spec.layout.pp):
         step = dry_step(spec, stage * ranks)
-        predicted = sum(fullest(spec, stage, updates=False).levels)
+        predicted = sum(fullest(spec, stage).levels)
         several.append(Found(spec, stage, step.peak_bytes + step.optimizer_bytes, predicted))
     return several

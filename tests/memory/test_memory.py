@@ -11,7 +11,7 @@ from planner.cost.memory import layer_bytes, memory, most_bytes
 from planner.cost.memory.chunk import _Buckets
 from planner.cost.memory.graph import Segment
 from planner.cost.memory.moments import Pipe, _moments, moments
-from planner.cost.memory.stage import CONVERTED_ELEMENTS, fullest, rank_of_stage
+from planner.cost.memory.stage import fullest
 from planner.cost.memory.tape import BUFFERS
 from planner.cost.memory.zero import Unit, changes
 from planner.facts.reading.parse import parse_fields
@@ -135,9 +135,7 @@ def test_weights_stay_gathered_until_the_weights_turn() -> None:
     train = {"global_batch": 4, "micro_batches": 2, "seq_len": 1024, "precision": "bf16_gradients"}
     spec = parse_fields({"model": model, "layout": layout, "train": train})
     step = dry_step(spec, 0)
-    assert sum(fullest(spec, 0, updates=False).levels) == pytest.approx(
-        step.peak_bytes + step.optimizer_bytes, rel=0.01
-    )
+    assert sum(fullest(spec, 0).levels) == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.01)
 
 
 def test_experts_of_a_capacity_keep_the_rows_they_were_filled_with() -> None:
@@ -147,9 +145,7 @@ def test_experts_of_a_capacity_keep_the_rows_they_were_filled_with() -> None:
     train = {"global_batch": 2, "micro_batches": 2, "seq_len": 1024, "precision": "bf16"}
     spec = parse_fields({"model": model, "layout": {}, "train": train})
     step = dry_step(spec, 0)
-    assert sum(fullest(spec, 0, updates=False).levels) == pytest.approx(
-        step.peak_bytes + step.optimizer_bytes, rel=0.005
-    )
+    assert sum(fullest(spec, 0).levels) == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.005)
 
 
 def test_experts_of_one_rank_are_not_sharded() -> None:
@@ -159,26 +155,21 @@ def test_experts_of_one_rank_are_not_sharded() -> None:
     train = {"global_batch": 4, "micro_batches": 2, "seq_len": 128, "precision": "fp32"}
     spec = parse_fields({"model": model, "layout": {"dp": 2, "ep": 2, "zero": 1}, "train": train})
     step = dry_step(spec, 0)
-    assert sum(fullest(spec, 0, updates=False).levels) == pytest.approx(
-        step.peak_bytes + step.optimizer_bytes, rel=0.02
+    assert sum(fullest(spec, 0).levels) == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.02)
+
+
+@pytest.mark.parametrize(("vocabulary", "layout"), [(8192, {}), (65_536, {}), (8192, {"dp": 2})])
+def test_an_update_turns_gradients_into_fp32(vocabulary: int, layout: dict[str, Any]) -> None:
+    """16 Mi elements at a time were planned beside all gradients: 11% too much of what has each alone, whose gradients
+    go one by one; and of a table that has more, 7% too little."""
+    model = {**MODEL, "arch": "gpt", "num_layers": 2, "hidden_size": 512, "num_heads": 8, "num_kv_heads": 8}
+    train = {"global_batch": 2, "micro_batches": 1, "seq_len": 32, "precision": "bf16_gradients"}
+    spec = parse_fields(
+        {"model": {**model, "ffn_hidden_size": 2048, "vocab_size": vocabulary}, "layout": layout, "train": train}
     )
-
-
-def test_an_update_turns_gradients_into_fp32_and_no_dry_run_does() -> None:
-    """16 Mi elements at a time, more than this model keeps for a backward."""
-    fields = {
-        "model": {**MODEL, "hidden_size": 512, "num_heads": 8, "num_kv_heads": 8, "ffn_hidden_size": 1408},
-        "layout": {"pp": 2},
-        "train": {"global_batch": 2, "micro_batches": 2, "seq_len": 128, "precision": "bf16_gradients"},
-    }
-    spec = parse_fields(fields)
-    with_it, without = (fullest(spec, 0, updates=updates) for updates in (True, False))
-    whole = sum(chunk.elements() for chunk in rank_of_stage(spec, 0).chunks)
-    assert with_it.when == "in the update"
-    assert sum(with_it.levels) == whole * (2 + 12 + 2) + 4 * CONVERTED_ELEMENTS
-    assert sum(without.levels) < sum(with_it.levels)
-    (first, _) = found(spec)
-    assert first.off == pytest.approx(0.0, abs=USUALLY)
+    assert fullest(spec, 0).when == "in the update"
+    (only,) = found(spec)
+    assert only.off == pytest.approx(0.0, abs=0.001)
 
 
 def test_a_router_keeps_no_input_that_is_gathered_again() -> None:
@@ -204,7 +195,7 @@ def test_a_stage_without_a_head_gathers_its_last_layer_first_and_forgets_what_a_
     train = {"global_batch": 6, "micro_batches": 3, "seq_len": 1024, "precision": "fp32"}
     spec = parse_fields({"model": model, "layout": layout, "train": train})
     step = dry_step(spec, 4 * stage)
-    predicted = sum(fullest(spec, stage, updates=False).levels)
+    predicted = sum(fullest(spec, stage).levels)
     assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.022)
 
 
@@ -233,7 +224,7 @@ def test_gradients_of_grouped_experts_wait_for_the_weights_turn_as_they_are() ->
     train = {"global_batch": 2, "micro_batches": 2, "seq_len": 128, "precision": "bf16_gradients"}
     spec = parse_fields({"model": model, "layout": layout, "train": train})
     step = dry_step(spec, 1)
-    predicted = sum(fullest(spec, 1, updates=False).levels)
+    predicted = sum(fullest(spec, 1).levels)
     assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.01)
 
 
@@ -247,7 +238,7 @@ def test_what_is_made_again_stops_at_the_last_tensor_saved(recompute: str, seque
     train = {"global_batch": 4, "micro_batches": 1, "seq_len": 1024, "precision": "bf16"}
     spec = parse_fields({"model": model, "layout": layout, "train": train})
     step = dry_step(spec, 0)
-    predicted = sum(fullest(spec, 0, updates=False).levels)
+    predicted = sum(fullest(spec, 0).levels)
     assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.01)
 
 
@@ -259,7 +250,7 @@ def test_answers_of_experts_of_a_capacity_stay_until_they_are_weighed() -> None:
     train = {"global_batch": 4, "micro_batches": 4, "seq_len": 1024, "precision": "bf16"}
     spec = parse_fields({"model": model, "layout": {"pp": 4}, "train": train})
     step = dry_step(spec, 2)
-    predicted = sum(fullest(spec, 2, updates=False).levels)
+    predicted = sum(fullest(spec, 2).levels)
     assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.01)
 
 
@@ -269,7 +260,7 @@ def test_the_last_whole_gradient_stays_until_shards_are_added_up() -> None:
     train = {"global_batch": 4, "micro_batches": 2, "seq_len": 128, "precision": "bf16_gradients"}
     spec = parse_fields({"model": model, "layout": {"dp": 2, "zero": 2}, "train": train})
     step = dry_step(spec, 0)
-    predicted = sum(fullest(spec, 0, updates=False).levels)
+    predicted = sum(fullest(spec, 0).levels)
     assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.01)
 
 
@@ -282,7 +273,7 @@ def test_what_a_router_read_waits_for_its_weights_and_whole_experts_come_before_
     train = {"global_batch": 4, "micro_batches": 2, "seq_len": 1024, "precision": "bf16"}
     spec = parse_fields({"model": model, "layout": layout, "train": train})
     step = dry_step(spec, 2)
-    predicted = sum(fullest(spec, 1, updates=False).levels)
+    predicted = sum(fullest(spec, 1).levels)
     assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.005)
 
 
@@ -294,7 +285,7 @@ def test_gradients_that_fill_a_bucket_are_copied_in_the_middle_of_a_layer(moe: d
     train = {"global_batch": 4, "micro_batches": 2, "seq_len": 1024, "precision": "fp32", "attention": "unfused"}
     spec = parse_fields({"model": {**model, "moe": moe} if moe else model, "layout": layout, "train": train})
     step = dry_step(spec, 0)
-    predicted = sum(fullest(spec, 0, updates=False).levels)
+    predicted = sum(fullest(spec, 0).levels)
     assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.01)
 
 
@@ -310,7 +301,7 @@ def test_experts_are_reduced_by_themselves_and_turned_where_they_are_cut_along_a
     train = {"global_batch": 64, "micro_batches": 4, "seq_len": 128, "precision": "bf16"}
     spec = parse_fields({"model": {**model, "moe": moe}, "layout": layout, "train": train})
     step = dry_step(spec, 16)
-    predicted = sum(fullest(spec, 1, updates=False).levels)
+    predicted = sum(fullest(spec, 1).levels)
     assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.01)
 
 
@@ -324,7 +315,7 @@ def test_gradients_of_keys_and_values_are_summed_beside_all_that_they_are_summed
         {"model": {**model, "ffn_hidden_size": 2048, "vocab_size": 512}, "layout": layout, "train": train}
     )
     step = dry_step(spec, 2)
-    predicted = sum(fullest(spec, 1, updates=False).levels)
+    predicted = sum(fullest(spec, 1).levels)
     assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.02)
 
 
@@ -336,7 +327,7 @@ def test_a_router_keeps_no_input_that_a_norm_makes_again() -> None:
     train = {"global_batch": 4, "micro_batches": 4, "seq_len": 1024, "precision": "fp32"}
     spec = parse_fields({"model": {**model, "moe": moe}, "layout": layout, "train": train})
     step = dry_step(spec, 0)
-    predicted = sum(fullest(spec, 0, updates=False).levels)
+    predicted = sum(fullest(spec, 0).levels)
     assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.01)
 
 
@@ -381,5 +372,5 @@ def test_what_two_chunks_of_a_rank_hand_each_other_lies_there_once() -> None:
         {"model": {**model, "ffn_hidden_size": 1024, "vocab_size": 512}, "layout": layout, "train": train}
     )
     step = dry_step(spec, 1)
-    predicted = sum(fullest(spec, 1, updates=False).levels)
+    predicted = sum(fullest(spec, 1).levels)
     assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.005)

@@ -267,3 +267,17 @@ def test_every_invalid_spec_gets_an_error_that_names_a_field(
         return
     assert found
     assert all(p.field and p.message for p in found)
+
+
+@repeatable
+@given(specs)
+def test_a_step_is_no_slower_with_faster_memory(spec: dict[str, Any]) -> None:
+    """An H200 is an H100 with faster memory: shorter kernels hide less, but what the host leaves idle hides as well."""
+    try:
+        asked = parse_spec({**spec, "resources": {"device": "cuda"}})
+    except SpecError:
+        return
+    assert FASTER.step(asked).step_s <= USUAL.step(asked).step_s * (1 + 1e-9)
+
+
+USUAL, FASTER = Timer(CLUSTERS["h100"]), Timer(CLUSTERS["h200"])

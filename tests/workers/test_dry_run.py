@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from planner.cost.memory import memory
+from planner.cost.memory import gradient_bytes, memory
+from planner.facts.models.flops import hardware_flops, model_flops
 from planner.facts.reading.parse import parse_fields
 from planner.facts.spec import JobSpec
 from tests.parity.cases import Case, core_cases
@@ -79,6 +80,41 @@ def test_products_are_counted_as_pytorch_counts_them() -> None:
     assert dry_step(spec, 0).flops == 3 * products + scores + scores * 5 // 2
 
 
+@pytest.mark.parametrize("preset", ["gpt-tiny", "mixtral-tiny"])
+def test_a_layer_is_made_again_up_to_what_backward_needs_of_it(preset: str) -> None:
+    """A mixture's last products give what the router's gradient is made of."""
+    model = {"preset": preset, "num_layers": 2}
+    train = {"global_batch": 2, "seq_len": 64}
+    asked = {"model": model, "train": train}
+    once, again = (parse_fields({**asked, "layout": {"recompute": how}}) for how in ("none", "full"))
+    assert dry_step(again, 0).flops - dry_step(once, 0).flops == hardware_flops(again) - hardware_flops(once)
+
+
+def test_products_are_as_many_however_ranks_divide_them() -> None:
+    train = {"global_batch": 2, "seq_len": 64}
+    specs = [parse_fields({"model": {"preset": "llama-tiny"}, "layout": {"tp": n}, "train": train}) for n in (1, 2)]
+    alone, divided = (sum(dry_step(s, rank).flops for rank in range(s.layout.world_size)) for s in specs)
+    assert alone == divided
+
+
+@pytest.mark.parametrize("factor", [0.25, 1.0, 4.0])
+def test_buffers_of_a_capacity_are_computed_whole(factor: float) -> None:
+    """What a dry run counts beyond the plan is attention's scores, which backward computes again; a capacity that lets
+    little through asks no more of the model than it lets through."""
+    moe = {"num_experts": 4, "experts_per_token": 2, "expert_ffn_hidden_size": 352, "capacity_factor": factor}
+    train = {"global_batch": 2, "seq_len": 64}
+    spec = parse_fields({"model": {"preset": "mixtral-tiny", "moe": moe}, "train": train})
+    again = spec.model.num_layers * 2 * 2 * 64 * 64 * spec.model.hidden_size
+    assert dry_step(spec, 0).flops - again == hardware_flops(spec)
+    assert model_flops(spec) == min(hardware_flops(spec), model_flops(_with_capacity(spec, 1.0)))
+
+
+def _with_capacity(spec: JobSpec, factor: float) -> JobSpec:
+    assert spec.model.moe is not None
+    moe = spec.model.moe.model_copy(update={"capacity_factor": factor})
+    return spec.model_copy(update={"model": spec.model.model_copy(update={"moe": moe})})
+
+
 KEPT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "alone": ("gpt-mini", {}, {}),
     "alone, one micro-batch": ("llama-mini", {}, {"micro_batches": 1}),
@@ -113,6 +149,28 @@ def test_a_plain_rank_keeps_weights_gradients_and_later_moments() -> None:
     assert step.optimizer_bytes == 2 * whole
 
 
+BY_PART: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "masters apart": ({"tp": 2, "pp": 2}, {"precision": "bf16"}),
+    "gradients turned": ({}, {"precision": "bf16_gradients"}),
+    "shards": ({"dp": 2, "zero": 3}, {"precision": "bf16"}),
+    "a split backward": ({"pp": 2, "schedule": "zbv", "virtual_stages": 2}, {"precision": "bf16_state"}),
+}
+
+
+@pytest.mark.parametrize("name", list(BY_PART))
+def test_memory_is_told_by_part_as_a_run_tells_it(name: str) -> None:
+    layout, train = BY_PART[name]
+    sizes = {"global_batch": 4, "micro_batches": 2, "seq_len": 64, **train}
+    spec = parse_fields({"model": {"preset": "gpt-tiny"}, "layout": layout, "train": sizes})
+    step, plan = dry_step(spec, 0), memory(spec, 0)
+    told = step.memory
+    assert (told["parameters"], told["optimizer"]) == (plan["parameters"], plan["optimizer"])
+    assert told["gradients"] == gradient_bytes(spec, 0)
+    assert told["beside"] is not None, "no update is the first"
+    counted = told["parameters"] + told["optimizer"] + (told["gradients_then"] or 0)
+    assert counted + told["beside"] == step.peak_bytes + step.optimizer_bytes
+
+
 def _parameters(spec: JobSpec) -> list[torch.nn.Parameter]:
     with torch.device("meta"):
         decoder = Decoder(spec.model, range(spec.model.num_layers), Strategy(), torch.float32, first=True, last=True)
@@ -130,6 +188,7 @@ def test_the_command_says_all_of_a_rank_and_exits_by_what_it_found(
     found = json.loads(told.stdout)
     assert (found["rank"], found["kind"]) == (3, "dry_run")
     assert all(row["measured_bytes"] == row["predicted_bytes"] for row in found["collectives"])
+    assert found["memory"]["parameters"] * 3 == found["memory"]["parameters"] + found["memory"]["optimizer"]
     monkeypatch.setattr(sys, "argv", [*command[2:], "--ranks", "0,1"])
     assert main() == 0
     assert capsys.readouterr().out.count("as predicted") > 2

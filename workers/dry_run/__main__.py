@@ -6,11 +6,12 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from contracts.telemetry.results import DryRunItem, VerdictItem, VerdictRow
 from contracts.telemetry.steps import PhaseItem
-from planner.cost.memory import memory
+from planner.cost.memory import gradient_bytes, memory
 from planner.facts.layout import coordinates
 from planner.facts.reading.parse import parse_spec
 from planner.facts.reading.runnable import not_runnable
@@ -63,6 +64,7 @@ def _tried(spec: JobSpec, step: DryStep) -> tuple[DryRunItem, list[VerdictRow]]:
         peak_bytes=step.peak_bytes,
         optimizer_bytes=step.optimizer_bytes,
         predicted_bytes=sum(parts.values()),
+        memory=step.memory,
         flops=step.flops,
         seconds=step.seconds,
     )
@@ -82,12 +84,23 @@ def _print(spec: JobSpec, item: DryRunItem, rows: list[VerdictRow], *, as_json: 
     print(f"  {'keeps':<30}{item['parameters']:>24,} parameters")
     print(f"  {'most at once, with moments':<30}{item['peak_bytes'] + item['optimizer_bytes']:>24,} B")
     print(f"  {'the planner estimates':<30}{item['predicted_bytes']:>24,} B")
+    for words, found, planned in _memory(spec, item):
+        print(f"  {words:<30}{found:>24,} B  {planned:,} B planned")
     print(f"  {'products':<30}{item['flops']:>24,} FLOP")
     for row in rows:
         name = f"{row['axis']} {row['op']}, {row['measured_count']:,} calls"
         wanted = f"WRONG: {row['predicted_count']:,} calls, {row['predicted_bytes']:,} B predicted"
         print(f"  {name:<30}{row['measured_bytes']:>24,} B  {wanted if _off([row]) else 'as predicted'}")
     sys.stdout.flush()
+
+
+def _memory(spec: JobSpec, item: DryRunItem) -> Iterator[tuple[str, int, int]]:
+    """What is counted of it to the byte, in words, and what was planned."""
+    stage, told = coordinates(item["rank"], spec.layout).pp, item["memory"]
+    planned = memory(spec, stage)
+    yield "of these weights", told["parameters"], planned["parameters"]
+    yield "moments, fp32 weights apart", told["optimizer"], planned["optimizer"]
+    yield "gradients once complete", told["gradients"], gradient_bytes(spec, stage)
 
 
 def _spec(path: Path, ranks: str | None) -> JobSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import NamedTuple, cast
 
@@ -9,8 +10,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from contracts.telemetry.results import MemoryParts
 from contracts.telemetry.steps import Cell
-from planner.facts.precision import mix_of
 from planner.facts.spec import JobSpec
 from workers.dry_run.watch import Watch
 from workers.meter.dry import dry_world
@@ -21,13 +22,14 @@ from workers.trainer.corpus.data import Corpus, Tokens
 from workers.trainer.loop import Trainer
 from workers.trainer.parallel.mesh import make_mesh
 from workers.trainer.parallel.parallelize import assemble, build, local
+from workers.trainer.standing import Standing, storage_bytes
 
 
 class DryStep(NamedTuple):
     """What one rank does in one optimiser step. `cells` are the meter's, `received_rows` what came to its experts.
 
-    `peak_bytes` is of tensors alive at once; `optimizer_bytes`, the moments that a first step does not have yet, come
-    on top.
+    `peak_bytes` is of tensors alive at once beside Adam's moments, which are `optimizer_bytes`; `memory` has both, part
+    by part.
     """
 
     rank: int
@@ -36,6 +38,7 @@ class DryStep(NamedTuple):
     parameters: int
     peak_bytes: int
     optimizer_bytes: int
+    memory: MemoryParts
     flops: int
     seconds: float
 
@@ -48,11 +51,11 @@ class Blank:
 
 
 def dry_step(spec: JobSpec, rank: int) -> DryStep:
-    """Forward, backward and the sums of one step of `rank`, with no weight allocated and nothing sent. Kernels are a
-    CPU's; what they keep for backward is what a GPU's keep.
+    """A step of `rank` that is not its first, with no weight allocated and nothing sent. Kernels are a CPU's; what they
+    keep for backward is what a GPU's keep.
 
-    All of the trainer's own code but the draw of initial values, the router's choice (taken to be even) and the
-    arithmetic of the update, which sends nothing. One process runs one at a time.
+    All of the trainer's own code but the draw of initial values and the router's choice, taken to be even. One process
+    runs one at a time.
     """
     started = time.perf_counter()
     recorder, device = Recorder(rank), torch.device("cpu")
@@ -66,15 +69,28 @@ def dry_step(spec: JobSpec, rank: int) -> DryStep:
                 decoder.to_empty(device=device)
             part = assemble(spec, mesh, built)
             trainer = Trainer(spec, mesh, part, cast(Corpus, Blank()), recorder, device)
+            moments = _moments(trainer)
+            trainer.standing = standing = Standing(part, trainer.optimizer, watch, trainer.copies)
             recorder.set_phase("step")
             trainer.backward(0)
+            standing.complete()
             trainer.reduce_statistics()
+            trainer.update(0, math.inf)
+            memory = standing.told()
         cells = recorder.cells("step")
         rows = trainer.received_rows()
     finally:
         dist.destroy_process_group()
     seconds = time.perf_counter() - started
     held = sum(local(p).numel() for p in part.masters())
-    return DryStep(
-        rank, cells, rows, held, watch.peak_bytes, held * mix_of(spec.train.precision).moments, watch.flops, seconds
-    )
+    return DryStep(rank, cells, rows, held, watch.read() - moments, moments, memory, watch.flops, seconds)
+
+
+def _moments(trainer: Trainer) -> int:
+    """Let the optimiser make what a first update makes of each weight; bytes."""
+    for master in trainer.part.masters():
+        master.grad = torch.zeros_like(master)
+    trainer.optimizer.step()
+    trainer.optimizer.zero_grad()
+    state = trainer.optimizer.state
+    return storage_bytes(local(value) for kept in state.values() for value in kept.values() if value.ndim)

@@ -12,15 +12,17 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from workers.torch_private.tensors import ATTENTION, ATTENTION_BACKWARD, FakeTensor, TorchDispatchMode, storage_key
 
 DEVICE_OF = torch.ops.prim.device.default
+aten = torch.ops.aten
+IN_PLACE = {aten.addmm_: aten.addmm, aten.baddbmm_: aten.baddbmm}
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """`peak_bytes`: most bytes of storages alive at once. `flops`: of products, forward and backward."""
+    """The most bytes of storages alive at once. `flops`: of products, forward and backward."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0
-        self.peak_bytes = 0
+        self._most_bytes = 0
         self._alive: dict[int, int] = {}
         self._alive_bytes = 0
 
@@ -34,6 +36,14 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(tensor, torch.Tensor) and not isinstance(tensor, DTensor):
                 self._keep(tensor)
         return out
+
+    def read(self) -> int:
+        """The most alive at once since `restart`."""
+        return self._most_bytes
+
+    def restart(self) -> None:
+        """Forget what was alive before now."""
+        self._most_bytes = self._alive_bytes
 
     def resized(self, tensor: torch.Tensor) -> None:
         """A storage was freed or filled in place, which no operation tells."""
@@ -51,15 +61,15 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _set(self, key: int, num_bytes: int) -> None:
         self._alive_bytes += num_bytes - self._alive.get(key, 0)
         self._alive[key] = num_bytes
-        self.peak_bytes = max(self.peak_bytes, self._alive_bytes)
+        self._most_bytes = max(self._most_bytes, self._alive_bytes)
 
     def _gone(self, key: int) -> None:
         self._alive_bytes -= self._alive.pop(key)
 
 
 def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:
-    """Of one operation; torch's table, and attention on a CPU, which it lacks."""
-    count = flop_registry.get(func.overloadpacket)
+    """Of one operation; torch's table, and what it lacks: products added in place, and attention on a CPU."""
+    count = flop_registry.get(IN_PLACE.get(func.overloadpacket, func.overloadpacket))
     if count is not None:
         return int(count(*args, **kwargs, out_val=out))
     if func is ATTENTION:

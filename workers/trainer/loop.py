@@ -80,12 +80,16 @@ class Trainer:
         result = StepResult(loss=loss, grad_norm=squares**0.5)
         if look is not None:
             look()
+        self.update(index, result.grad_norm)
+        return result
+
+    def update(self, index: int, norm: float) -> None:
+        """Clip the gradients, of which this is the norm, and update weights with them."""
         with self.doing("optimizer"):
-            clip_gradients(self.part, result.grad_norm, self.spec.train.grad_clip)
+            clip_gradients(self.part, norm, self.spec.train.grad_clip)
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate(index, self.spec.train)
             update(self.part, self.optimizer)
-        return result
 
     def backward(self, index: int) -> None:
         """All micro-batches of a step; gradients are complete and unclipped afterwards."""

@@ -4,27 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 import torch
 
 from contracts.telemetry.results import MemoryParts
 from workers.torch_private.tensors import storage_key
 from workers.trainer.parallel.parallelize import Part, is_sharded, local
-from workers.trainer.peak import Peak
 
 Copies = Callable[[], Iterable[torch.Tensor]]
+
+
+class Highest(Protocol):
+    """What knows the most that was held at once."""
+
+    def read(self) -> int:
+        """Bytes, since `restart`."""
+
+    def restart(self) -> None:
+        """Forget what was held before now."""
 
 
 class Standing:
     """One step of a rank, looked at action by action.
 
     A peak has no moment: it is known to lie in the action after which it is higher than before. What stood as that
-    began was there, and where more gradients stand as it ends, nobody knows how many of them were.
+    began was there, and where more gradients stand as it ends, nobody knows how many of them were; nor how many of
+    those that an update turns into fp32, letting go of each.
     """
 
-    def __init__(self, part: Part, optimizer: torch.optim.Optimizer, peak: Peak, copies: Copies) -> None:
+    def __init__(self, part: Part, optimizer: torch.optim.Optimizer, peak: Highest, copies: Copies) -> None:
         self._part, self._optimizer, self._peak, self._copies = part, optimizer, peak, copies
-        self._gradients, self._highest, self._reached = 0, 0, (0, 0)
+        self._turns = any(held.summed is not held.master for held in part.tensors)
+        self._gradients, self._highest = 0, 0
+        self._then: int | None = 0
+        self._complete = False
         self._optimizer_before, self._copies_before = self._optimizer_bytes(), self._copies_bytes()
         peak.read()
         peak.restart()
@@ -36,17 +50,17 @@ class Standing:
         yield
         highest = self._peak.read()
         if highest > self._highest:
-            self._highest, self._reached = highest, (before, self._gradient_bytes())
+            unknown = self._gradient_bytes() > before or (self._turns and self._complete)
+            self._highest, self._then = highest, None if unknown else before
 
     def complete(self) -> None:
         """Gradients are, and nothing has been updated."""
-        self._gradients = self._gradient_bytes()
+        self._gradients, self._complete = self._gradient_bytes(), True
 
     def told(self) -> MemoryParts:
         """After the step, and whatever was saved of it."""
         parameters = storage_bytes(local(held.tensor.detach()) for held in self._part.tensors)
-        optimizer, (before, after) = self._optimizer_bytes(), self._reached
-        then = before if after <= before else None
+        optimizer, then = self._optimizer_bytes(), self._then
         stood = parameters + optimizer + self._copies_before + (then or 0)
         made = optimizer > self._optimizer_before  # a first update makes the moments, before its peak or after it
         return MemoryParts(

@@ -7,11 +7,28 @@ from typing import Any, Literal, NotRequired, TypedDict
 from meshboard.answers.plans import Interval, TimeEstimate
 
 
+class MemoryParts(TypedDict):
+    """Bytes of a rank's storages in a step, its run's last or one that is walked dry, counted part by part.
+
+    `gradients`: once complete. `optimizer`: fp32 weights that are held apart, and moments. `copies`: of
+    checkpoints, where training computes. `gradients_then`: at the step's fullest moment, None where they came or
+    went as it passed. `beside`: what was held then beside all of these, so with such gradients in it; None where it
+    is not known.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    copies: int
+    gradients_then: int | None
+    beside: int | None
+
+
 class DryRunItem(TypedDict):
     """What one step of `rank` would be, found without its peers; its collectives come as a verdict.
 
-    `parameters` are what the rank keeps. `peak_bytes` is of tensors alive at once; `optimizer_bytes`, the moments
-    that a first step does not have yet, come on top. `flops` are those of products.
+    `parameters` are what the rank keeps. `peak_bytes` is of tensors alive at once beside the optimiser's moments;
+    `optimizer_bytes`, those moments, come on top. `memory` has both by part. `flops` are those of products.
     """
 
     kind: Literal["dry_run"]
@@ -23,6 +40,7 @@ class DryRunItem(TypedDict):
     predicted_bytes: int
     flops: int
     seconds: float
+    memory: NotRequired[MemoryParts]
 
 
 class LabPoint(TypedDict):
@@ -103,22 +121,6 @@ class LabResult(TypedDict):
     points: list[LabPoint]
     steps: list[LabStep]
     version: NotRequired[Literal[1]]
-
-
-class MemoryParts(TypedDict):
-    """Bytes of a rank's storages in its run's last step, counted part by part. `gradients`: once complete.
-
-    `optimizer`: fp32 weights that are held apart, and moments. `copies`: of checkpoints, where training computes.
-    `gradients_then`: at the step's fullest moment, None where more came as it passed. `beside`: what was held then
-    beside all of these, so with such gradients in it; None where it is not known.
-    """
-
-    parameters: int
-    gradients: int
-    optimizer: int
-    copies: int
-    gradients_then: int | None
-    beside: int | None
 
 
 class ProcessProof(TypedDict):
@@ -251,7 +253,7 @@ class Curve(TypedDict):
     step: NotRequired[list[int]]
     step_s: NotRequired[list[float | None]]
     tokens: NotRequired[list[int | None]]
-    """so far"""
+    """so far, those of a checkpoint's steps as its own"""
     tokens_s: NotRequired[list[float | None]]
 
 

@@ -102,8 +102,9 @@ def _size(told: RankStep) -> int:
 
 
 def read(item: TimelineItem, node: int, clocks: Clocks) -> RankStep:
-    """The columns as rows, on the board's clock."""
+    """The columns as rows, on the board's clock. A rank validates and saves after its step: none of that is of it."""
     began, rank = clocks.board(node, item["began"]), item["rank"]
+    over = item["step_s"] / US
     groups = [Group(group["axis"], tuple(group["ranks"]), group["nth"]) for group in item["groups"]]
     told, done = item["calls"], item["spans"]
     calls = [
@@ -113,12 +114,14 @@ def read(item: TimelineItem, node: int, clocks: Clocks) -> RankStep:
             *(told["blocked_us"], told["ended_us"], told["payload_bytes"], told["peer"]),
             strict=True,
         )
+        if at <= over
     ]
     spans = tuple(
         Span(work, chunk, micro_batch, began + start * US, began + end * US)
         for work, chunk, micro_batch, start, end in zip(
             done["work"], done["chunk"], done["micro_batch"], done["from_us"], done["to_us"], strict=True
         )
+        if start <= over
     )
     inferred = dict(_inferred(calls, spans))
     stood: dict[str, float] = {}

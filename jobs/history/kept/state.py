@@ -26,7 +26,7 @@ class RankState(TypedDict):
 
 
 class Progress(TypedDict):
-    """As `webapp/static/js/store.js` keeps it. `rate`: tokens a second over about ten steps."""
+    """As `webapp/static/js/store.js` keeps it. `rate`: tokens a second of rank 0's last steps."""
 
     step: int
     steps: int | None

@@ -24,7 +24,7 @@ from contracts.telemetry.steps import (
     TrafficItem,
 )
 from contracts.telemetry.timeline import TimelineItem
-from contracts.telemetry.words import LATEST, MOST_CHECKPOINTS, SCRIPT_SETUP_STEPS
+from contracts.telemetry.words import LATEST, MOST_CHECKPOINTS, SCRIPT_SETUP_STEPS, SPEED_STEPS
 from jobs.history.kept.state import RankState, Started, State, new_state
 from jobs.history.kept.tables import GAUGES, TABLES
 from jobs.history.recording.counters import Counters
@@ -171,24 +171,24 @@ class Rows:
             exposed=_by_axis(parts["exposed"]) if parts else None,
             hidden=_by_axis(parts["hidden"]) if parts else None,
         )
-        self._go_on(item)
         if item["rank"] == 0:
             self.state["step_times"] = [*self.state["step_times"], item["step_s"]][-MOST_STEP_TIMES:]
             if not self.state["resumed"] and item["ran"] < item["step"]:
                 began = item["step"] - item["ran"]
                 self.state["resumed"] = True
                 self.mark("resume", item["time"] - item["step_s"], step=began, text=f"went on from step {began:,}")
+        self._go_on(item)
         if "not_finite" in item and item["step"] > self.state["faulty_step"]:
             self.state["faulty_step"] = item["step"]
             self.mark("fault", item["time"], rank=item["rank"], step=item["step"], text=item["not_finite"])
 
     def _go_on(self, item: StepItem) -> None:
+        times = self.state["step_times"][-SPEED_STEPS:] or [item["step_s"]]
+        rate = item["tokens"] * len(times) / sum(times) if sum(times) > 0 else math.inf
         before = self.state["progress"]
         if before is not None and item["step"] <= before["step"]:
+            before["rate"] = rate if rate <= LARGEST_NUMBER else None
             return
-        rate = item["tokens"] / item["step_s"] if item["step_s"] > 0 else None
-        if before is not None and before["rate"] and rate:
-            rate = before["rate"] + (rate - before["rate"]) / min(10, item["step"])
         self.state["progress"] = {
             "step": item["step"],
             "steps": item["steps"],
@@ -197,7 +197,7 @@ class Rows:
             "time": item["time"],
             "learning_rate": item["learning_rate"],
             "grad_norm": item["grad_norm"],
-            "rate": rate if rate is not None and rate <= LARGEST_NUMBER else None,
+            "rate": rate if rate <= LARGEST_NUMBER else None,
         }
 
     def _add_eval(self, item: EvalItem) -> None:

@@ -45,7 +45,9 @@ class Curve(TypedDict):
 
     step: NotRequired[list[int]]
     elapsed_s: NotRequired[Annotated[list[float | None], Field(description="since its first step began")]]
-    tokens: NotRequired[Annotated[list[int | None], Field(description="so far")]]
+    tokens: NotRequired[
+        Annotated[list[int | None], Field(description="so far, those of a checkpoint's steps as its own")]
+    ]
     loss: NotRequired[list[float | None]]
     step_s: NotRequired[list[float | None]]
     tokens_s: NotRequired[list[float | None]]
@@ -130,17 +132,20 @@ def _one(job: Job) -> Compared:
 
 def _told(tables: Tables, told: Compared) -> Compared:
     [(began, steps, last)] = tables.rows("SELECT min(time - step_s), count(DISTINCT step), max(step) FROM steps")
+    [(before,)] = tables.rows("SELECT coalesce(max(step), 0) FROM marks WHERE kind = 'resume'")
     stride = max(1, -(-steps // MOST_POINTS))
     per_step = (
         "SELECT step, arg_min(time, rank) - ? AS elapsed_s, max(tokens) AS each, max(loss) AS loss,"
         " max(step_s) AS step_s, max(grad_norm) AS grad_norm, max(learning_rate) AS learning_rate,"
         " max(over) AS over FROM steps GROUP BY step"
     )
-    so_far = f"SELECT *, sum(each * over) OVER (ORDER BY step) AS so_far FROM ({per_step})"
+    seen = "first_value(each) OVER (ORDER BY step) * ?"
+    so_far = f"SELECT *, {seen} + sum(each * over) OVER (ORDER BY step) AS so_far FROM ({per_step})"
     curve = tables.columns(
         "SELECT step, elapsed_s, try_cast(so_far AS BIGINT) AS tokens, loss, step_s,"
         " each / nullif(step_s, 0) AS tokens_s, grad_norm, learning_rate"
         f" FROM ({so_far}) WHERE step % ? = 0 OR over > 1 OR step = ? ORDER BY step",
+        before,
         began,
         stride,
         last,

@@ -142,7 +142,7 @@ def figures(jobs: list[Job], exits: Mapping[str, Mapping[str, Any]]) -> list[Fig
             [told.get("step_s") for told in measured],
         ),
         Figure(
-            f"tokens a second, mean of the last {SPEED_STEPS}",
+            f"tokens a second, over the last {SPEED_STEPS} steps",
             "count",
             [(plan.get("time") or {}).get("tokens_per_s") for plan in plans],
             [summary.get("tokens_per_s") for summary in summaries],
@@ -160,12 +160,12 @@ def figures(jobs: list[Job], exits: Mapping[str, Mapping[str, Any]]) -> list[Fig
 
 
 def axis_figures(jobs: list[Job], exits: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
-    """Payload bytes of all ranks over the run's steps, by axis: as each rank's verdict compares them."""
+    """Payload bytes of all ranks in a step, by axis: of runs of unlike length those of all steps tell nothing."""
     sums = [_by_axis(exits.get(job.id, {})) for job in jobs]
     axes = list(dict.fromkeys(axis for one in sums for axis in one))
     return [
         Figure(
-            f"sent over {axis}",
+            f"sent over {axis} in a step",
             "bytes",
             [one[axis][0] if axis in one else None for one in sums],
             [one[axis][1] if axis in one else None for one in sums],
@@ -175,13 +175,20 @@ def axis_figures(jobs: list[Job], exits: Mapping[str, Mapping[str, Any]]) -> lis
 
 
 def _by_axis(summary: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """Predicted and measured, of a step."""
     sums: dict[str, tuple[float, float]] = {}
+    steps = summary.get("ran_steps", summary.get("steps", 0))
+    if not steps:
+        return sums
     for rows in (summary.get("verdict") or {}).values():
         for row in rows:
             if row["phase"] != "step":
                 continue
             planned, measured = sums.get(row["axis"], (0.0, 0.0))
-            sums[row["axis"]] = (planned + row["predicted_bytes"], measured + row["measured_bytes"])
+            sums[row["axis"]] = (
+                planned + row["predicted_bytes"] / steps,
+                measured + row["measured_bytes"] / steps,
+            )
     return sums
 
 

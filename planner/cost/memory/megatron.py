@@ -26,6 +26,7 @@ from planner.cost.memory.tape import (
     Levels,
 )
 from planner.cost.pipes import chunks_in_flight
+from planner.facts.models.shapes import expert_rows
 from planner.facts.precision import FP8_BYTES, FP32_BYTES, mix_of
 from planner.facts.spec import JobSpec
 from planner.facts.tensors.placements import kv_heads_held
@@ -141,7 +142,7 @@ def _kept(s: Shape, *, moe: bool) -> Iterator[int]:
         return
     mixture = s.model.moe
     assert mixture is not None
-    routed = s.tokens * mixture.experts_per_token * s.element
+    routed = expert_rows(mixture, s.tokens, s.seq_len) * s.element
     inner = mixture.expert_ffn_hidden_size // s.tp
     yield s.tokens * mixture.num_experts * FP32_BYTES  # probabilities
     yield round(routed * s.model.hidden_size * width)
@@ -186,6 +187,6 @@ def _grads(s: Shape, *, moe: bool) -> int:
     mixture, rows = s.model.moe, s.tokens
     inner = s.model.ffn_hidden_size
     if moe and mixture is not None:
-        rows, inner = s.tokens * mixture.experts_per_token, mixture.expert_ffn_hidden_size
+        rows, inner = expert_rows(mixture, s.tokens, s.seq_len), mixture.expert_ffn_hidden_size
     gated = s.model.arch != "gpt"
     return rows * s.element * (inner * (3 if gated else 2) // s.tp + s.model.hidden_size)

@@ -26,6 +26,7 @@ from planner.cost.memory.tape import (
     plus,
     times,
 )
+from planner.cost.memory.update import turned
 from planner.cost.memory.zero import NO_UNIT, Sharding, Unit
 from planner.facts.models.shapes import Unit as Tensors
 from planner.facts.models.shapes import is_moe_layer
@@ -36,8 +37,6 @@ from planner.facts.stages import Stage
 from planner.facts.tensors.placements import shard_group, shard_numel, zero_shard
 from planner.facts.tensors.shards import divided_units, held, is_expert_unit
 from planner.hardware.stacks import STACKS
-
-CONVERTED_ELEMENTS = 2**24  # of gradients that an update turns into fp32 at a time
 
 
 class Sized(NamedTuple):
@@ -183,16 +182,16 @@ class Fullest(NamedTuple):
     when: str
 
 
-def fullest(spec: JobSpec, stage: int, *, updates: bool = True) -> Fullest:
-    """When a rank of the stage holds most. A step that is carried out dry `updates` nothing."""
+def fullest(spec: JobSpec, stage: int) -> Fullest:
+    """When a rank of the stage holds most."""
     rank = rank_of_stage(spec, stage)
     costs, most, found = [_costs(chunk) for chunk in rank.kinds], 0, None
     for moment in moments(_pipe(spec, stage, rank), spec.train.micro_batches):
         total = _total(moment, costs, rank.message)
         if total > most:
             most, found = total, moment
-    update = _update(spec, rank)
-    if found is None or (updates and update.num_bytes > most):
+    update = _update(spec, stage)
+    if found is None or update.num_bytes > most:
         return Fullest(plus(rank.held.levels, update.levels), "in the update")
     return Fullest(plus(rank.held.levels, _levels(found, costs, rank.message)), found.words)
 
@@ -209,7 +208,7 @@ def most_bytes(spec: JobSpec, stages: tuple[int, ...], limit: int | None = None)
             return surely
     costs = [_costs(chunk) for chunk in rank.kinds]
     most = _highest(moments_of(pipe, stages, micro_batches), costs, rank.message)
-    return rank.held.num_bytes + max(most, _update(spec, rank).num_bytes)
+    return rank.held.num_bytes + max(most, _update(spec, stages[0]).num_bytes)
 
 
 def _highest(several: Sequence[Moment], costs: list[_Costs], message: int) -> int:
@@ -260,14 +259,15 @@ def _pipe(spec: JobSpec, stage: int, rank: Rank) -> Pipe:
     return Pipe(schedule, layout.pp, layout.virtual_stages, stage, rank.kind_of, widens, left)
 
 
-def _update(spec: JobSpec, rank: Rank) -> Sized:
-    """Gradients, and those of them that an update turns into fp32 at a time."""
-    mix = mix_of(spec.train.precision)
-    if spec.layout.zero or mix.gradients == mix.sharded:
+def _update(spec: JobSpec, stage: int) -> Sized:
+    """Gradients, and those of them that an update turns into fp32 at a time; where it turns none it is no peak."""
+    layout, mix = spec.layout, mix_of(spec.train.precision)
+    if layout.zero or mix.gradients == mix.sharded:
         return Sized(NOTHING, 0)
-    whole = sum(chunk.elements() for chunk in rank.chunks)
-    converted = min(whole, CONVERTED_ELEMENTS) * FP32_BYTES
-    return _sized(plus(level(GRADIENTS, whole * mix.gradients), level(BUFFERS, converted)))
+    units = divided_units(spec.model, held(spec, stage).stage, layout.tp, layout.ep)
+    replicas = layout.replica_ranks
+    found = turned(units, mix.gradients, summed=replicas > 1, experts_summed=replicas > layout.ep)
+    return _sized(plus(level(GRADIENTS, found.came), level(BUFFERS, found.fp32)))
 
 
 class _Costs:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planner.cost.traffic.tally import Tally
 from planner.facts.layout import axis_group
-from planner.facts.models.shapes import expert_capacity
+from planner.facts.models.shapes import expert_rows
 from planner.facts.precision import FP32_BYTES, mix_of
 from planner.facts.spec import JobSpec
 from planner.facts.tensors.shards import Held, held, micro_batch_tokens
@@ -30,10 +30,7 @@ def dispatched_rows(spec: JobSpec) -> int:
     """
     moe = spec.model.moe
     assert moe is not None
-    capacity = expert_capacity(moe, spec.train.seq_len)
-    if capacity is None:
-        return micro_batch_tokens(spec) * moe.experts_per_token
-    return moe.num_experts * capacity * spec.micro_batch_size
+    return expert_rows(moe, micro_batch_tokens(spec), spec.train.seq_len)
 
 
 def forwards(spec: JobSpec, *, backward: bool) -> int:

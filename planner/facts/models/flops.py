@@ -1,58 +1,78 @@
 """Floating point operations of a step; a multiply-add counts 2.
 
 Model FLOPs are what the mathematics asks for (PaLM 2204.02311 appendix B; full attention but where layers see a window,
-no recompute), hardware FLOPs what is carried out with recompute (2205.05198 equations 7 and 8). MFU and HFU are these
-over the peak.
+no recompute), of experts with a capacity no more than it lets through. Hardware FLOPs are what is carried out: with
+recompute (2205.05198 equations 7 and 8), and with all rows of experts' buffers. MFU and HFU are these over the peak.
 """
 
 from __future__ import annotations
 
 from functools import cache
 
-from planner.facts.models.shapes import is_moe_layer, layer_parameters
+from planner.facts.models.shapes import expert_rows, is_moe_layer, layer_parameters
 from planner.facts.spec import JobSpec, ModelSpec
 
 
 def model_flops(spec: JobSpec) -> int:
     """Of one step of the whole model: three forwards (2104.04473 equation 3 without recompute)."""
-    tokens = spec.train.global_batch * spec.train.seq_len
-    return 3 * tokens * forward_flops_per_token(spec.model, spec.train.seq_len)
+    return 3 * _forward(spec, empty_rows=False)
+
+
+def single_flops(spec: JobSpec) -> int:
+    """Of one step with nothing computed twice: three forwards, and experts' buffers whole."""
+    return 3 * _forward(spec, empty_rows=True)
 
 
 def hardware_flops(spec: JobSpec) -> int:
-    """Of one step with what is computed twice: all layers, or their attention scores."""
+    """Of one step with what is computed twice: all layers, or their attention scores.
+
+    Our trainer makes a layer again up to what backward needs of it, which is not a dense layer's last product.
+    """
     model, train = spec.model, spec.train
-    tokens = train.global_batch * train.seq_len
     if spec.layout.recompute == "full":
-        return model_flops(spec) + tokens * _layers(model, train.seq_len)
+        again = _layers(model, train.seq_len, empty_rows=True)
+        if spec.resources.stack == "ours":
+            dense = sum(not is_moe_layer(model, i) for i in range(model.num_layers))
+            again -= 2 * train.seq_len * dense * model.ffn_hidden_size * model.hidden_size
+        return single_flops(spec) + train.global_batch * again
     if spec.layout.recompute == "selective" and train.attention == "unfused":
-        return model_flops(spec) + tokens * _scores(model, train.seq_len)
-    return model_flops(spec)
+        tokens = train.global_batch * train.seq_len
+        return single_flops(spec) + tokens * _scores(model, train.seq_len)
+    return single_flops(spec)
 
 
-def forward_flops_per_token(model: ModelSpec, seq_len: int) -> int:
-    """Layers and the product with the vocabulary: 2 for each weight a token meets, and attention over seq_len."""
-    return _layers(model, seq_len) + 2 * model.hidden_size * model.vocab_size
+def _forward(spec: JobSpec, *, empty_rows: bool) -> int:
+    """Layers and the product with the vocabulary: 2 for each weight a token meets, and attention over its sequence."""
+    model, seq_len = spec.model, spec.train.seq_len
+    head = 2 * seq_len * model.hidden_size * model.vocab_size
+    return spec.train.global_batch * (_layers(model, seq_len, empty_rows=empty_rows) + head)
 
 
 @cache
-def _layers(model: ModelSpec, seq_len: int) -> int:
+def _layers(model: ModelSpec, seq_len: int, *, empty_rows: bool) -> int:
+    """Of a sequence."""
     moe_layers = sum(is_moe_layer(model, i) for i in range(model.num_layers))
-    dense = (model.num_layers - moe_layers) * layer_weights(model, moe=False)
-    routed = moe_layers * layer_weights(model, moe=True) if moe_layers else 0
-    return 2 * (dense + routed) + _scores(model, seq_len)
+    weights = seq_len * (model.num_layers - moe_layers) * layer_weights(model, moe=False)
+    if moe_layers and model.moe:
+        wanted, computed = seq_len * model.moe.experts_per_token, expert_rows(model.moe, seq_len, seq_len)
+        rows = computed if empty_rows else min(wanted, computed)
+        others = layer_weights(model, moe=True) - model.moe.experts_per_token * _expert_weights(model)
+        weights += moe_layers * (seq_len * others + rows * _expert_weights(model))
+    return 2 * weights + seq_len * _scores(model, seq_len)
+
+
+def _expert_weights(model: ModelSpec) -> int:
+    """Of one expert's products."""
+    assert model.moe is not None
+    stacked = (p for p in layer_parameters(model, moe=True) if p.is_expert and len(p.shape) == 3)
+    return sum(p.numel for p in stacked) // model.moe.num_experts
 
 
 def layer_weights(model: ModelSpec, *, moe: bool) -> int:
     """Weights of the products that one token meets in a layer."""
-    total = 0
-    for p in layer_parameters(model, moe=moe):
-        if len(p.shape) == 1:
-            continue
-        if p.is_expert and model.moe:
-            total += p.numel // model.moe.num_experts * model.moe.experts_per_token if len(p.shape) == 3 else 0
-        else:
-            total += p.numel
+    total = sum(p.numel for p in layer_parameters(model, moe=moe) if len(p.shape) > 1 and not p.is_expert)
+    if moe and model.moe:
+        total += model.moe.experts_per_token * _expert_weights(model)
     return total
 
 

@@ -46,6 +46,15 @@ def expert_capacity(moe: MoeSpec, seq_len: int) -> int | None:
     return math.ceil(moe.capacity_factor * moe.experts_per_token * seq_len / moe.num_experts)
 
 
+def expert_rows(moe: MoeSpec, tokens: int, seq_len: int) -> int:
+    """Rows that all experts together compute for `tokens` of sequences of `seq_len`: buffers of a capacity are computed
+    whole, with what of them stays empty."""
+    capacity = expert_capacity(moe, seq_len)
+    if capacity is None:
+        return tokens * moe.experts_per_token
+    return tokens * moe.num_experts * capacity // seq_len
+
+
 def is_router(parameter: Parameter) -> bool:
     """Whether a tensor decides where tokens go: tp copies it, but each rank's gradient is a part of the sum."""
     return parameter.name.startswith("moe.router.")

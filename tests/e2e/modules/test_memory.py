@@ -63,3 +63,24 @@ def test_what_an_older_host_or_plan_did_not_tell_is_not_made_up(modules: Page) -
     assert {(measured, off) for _, measured, off in others} == {(None, None)}
     told = memory_lines(modules, {**COUNTED, "gradients_then": 0, "beside": 0}, gradients_bytes=None)
     assert told["gradients once complete"] == [None, "100 MiB", None]
+
+
+def test_a_dry_run_is_held_against_tensors_alone_and_an_older_host_s_told_no_part(modules: Page) -> None:
+    memory = {"parameters": 100 * MIB, "gradients": 100 * MIB, "optimizer": 200 * MIB, "logits": 80 * MIB}
+    stage = {"stage": 1, "memory": {**memory, "allowance": 30 * MIB}, "memory_bytes": 510 * MIB}
+    stages = [{**stage, "stage": 0, "memory_bytes": 1}, {**stage, "gradients_bytes": 100 * MIB}]
+    estimate = {"stages": stages, "axes": {"pp": 2, "dp": 2, "tp": 1}}
+    item = {"rank": 3, "peak_bytes": 280 * MIB, "optimizer_bytes": 200 * MIB}
+    body = "return m.dryLines(...x).map((line) => [line.group, line.name, line.planned, line.measured, line.off])"
+    parts = {**COUNTED, "gradients_then": 100 * MIB, "beside": 80 * MIB}
+    assert call(modules, "job/memory.js", body, [estimate, {**item, "memory": parts}]) == [
+        ["rank 3, stage 1", "together", "480 MiB", "480 MiB", "0 %"],
+        ["rank 3, stage 1", "parameters", "100 MiB", "100 MiB", "0 %"],
+        ["rank 3, stage 1", "optimizer: moments and fp32 weights held apart", "200 MiB", "200 MiB", "0 %"],
+        ["rank 3, stage 1", "gradients", "100 MiB", "100 MiB", "0 %"],
+        ["rank 3, stage 1", "activations, working tensors, buffers", "80.0 MiB", "80.0 MiB", "0 %"],
+        ["rank 3, stage 1", "of these logits", "80.0 MiB", None, None],
+    ]
+    together, *others = call(modules, "job/memory.js", body, [estimate, item])
+    assert together[3:] == ["480 MiB", "0 %"]
+    assert {(measured, off) for *_, measured, off in others} == {(None, None)}

@@ -39,3 +39,17 @@ def test_a_step_s_time_is_the_summary_s_once_there_is_one(modules: Page) -> None
         )
 
     assert (together(None), together({"steps": 9, "step_s": 0.03})) == ("40.0 ms", "30.0 ms")
+
+
+def test_a_part_worth_a_line_on_one_side_has_both_figures(modules: Page) -> None:
+    """Under a thousandth of the planned step is not a plan that tells nothing."""
+
+    def told(step_s: float, **seconds: float) -> dict[str, Any]:
+        return {"step_s": step_s, "parts": [{"name": n, "kind": n, "seconds": s} for n, s in seconds.items()]}
+
+    sides = [told(1.0, optimizer=4e-4, data=1e-4, compute=0.9), told(4.0, optimizer=0.9, data=1e-4, compute=3.0)]
+    rows = call(modules, "job/parts.js", "return m.partRows(...x);", sides)
+    assert [(row["name"], row["planned"], row["measured"]) for row in rows] == [
+        ("compute", 0.9, 3.0),
+        ("optimizer", 4e-4, 0.9),
+    ]

@@ -104,11 +104,13 @@ def test_a_step_of_the_history_s_tables_is_that_of_live_items(modules: Page) -> 
 def test_percentiles_bandwidth_and_overlap_are_as_by_hand(modules: Page) -> None:
     """One rank 30 ms late: 10 ms of transfer move 2 x 4,000 / 2 bytes; rank 0 stood still 40 ms, rank 1 10 ms."""
     body = (
-        MADE + "const s = made(x); return [m.collectiveTimes([s]), m.groupBandwidths([s]), m.overlap(s), m.bubble(s)];"
+        MADE + "const s = made(x); const groups = m.groupBandwidths([s]).map((g) => ({ ...g, ops: [...g.ops] }));"
+        "return [m.collectiveTimes([s]), groups, m.overlap(s), m.bubble(s)];"
     )
     (times,), (group,), (dp,), bubble = call(modules, "timeline/stats.js", body, late())
     assert (times["calls"], times["slowest"], times["lastRank"], times["lastShare"]) == (2, 0, 1, 1)
     assert [times[name] for name in ("p50", "p90", "p99", "wait50")] == pytest.approx([0.01, 0.04, 0.04, 0.0])
+    assert group["ops"] == ["all_reduce"]
     assert (group["ranks"], group["busbw"]) == ([0, 1], pytest.approx(4000 / 0.01))
     assert (dp["exposed"], dp["hidden"]) == (pytest.approx(0.025), pytest.approx(0.0))
     assert bubble is None, "no pipeline, no bubble"
@@ -137,7 +139,31 @@ def test_the_bubble_is_what_was_neither_compute_nor_another_axis(modules: Page) 
         calls=[(1, "all_reduce", 1, 34_000, 4_000, 38_000, 8, -1)],
     )
     told = call(modules, "timeline/stats.js", MADE + "return m.bubble(made(x));", [first, second])
-    assert told == {"share": pytest.approx((20 / 40 + 16 / 40) / 2), "seconds": pytest.approx(0.04)}
+    shares = 20 / 40, 16 / 40
+    measured = {"share": pytest.approx(sum(shares) / 2), "least": pytest.approx(0.4), "seconds": pytest.approx(0.04)}
+    assert told == measured
+
+
+def test_what_a_rank_validates_after_its_step_is_none_of_it(modules: Page) -> None:
+    groups = [{"axis": "pp", "ranks": [0, 1], "nth": 0}]
+    after = [("eval", -1, -1, 40_000, 90_000), ("forward", 0, 0, 50_000, 80_000)]
+    ranks = [
+        item(
+            rank,
+            groups=groups,
+            spans=[("forward", 0, 0, 0, 10_000), ("backward", 0, 0, 20_000, 40_000), *(after if validates else [])],
+            calls=[
+                (0, "recv", 1, 10_000, 10_000, 20_000, 8, 1 - rank),
+                *([(0, "recv", 2, 60_000, 9_000, 69_000, 8, 1 - rank)] if validates else []),
+            ],
+        )
+        for validates in (False, True)
+        for rank in (0, 1)
+    ]
+    body = MADE + "return [x.slice(0, 2), x.slice(2)].map((items) => [m.bubble(made(items)), m.overlap(made(items))]);"
+    alone, followed = call(modules, "timeline/stats.js", body, ranks)
+    assert alone == followed
+    assert alone[0]["seconds"] == pytest.approx(0.04)
 
 
 def test_only_the_newest_steps_are_kept(modules: Page) -> None:
@@ -306,11 +332,12 @@ def test_a_link_that_did_more_than_was_told_has_no_share(modules: Page) -> None:
 
 def test_a_link_s_speed_says_what_told_it(modules: Page) -> None:
     links = {"name": "h", "basis": "data sheet", "per_node": 2, "node_bytes_per_s": 8, "network_bytes_per_s": 1}
-    body = "return x.map(([ranks, runs]) => m.linkOf(ranks, {...LINKS, link_runs: runs}, []).words);"
+    body = "return x.map(([ranks, runs]) => m.linkOf(ranks, {...LINKS, link_runs: runs}, []))"
+    body += ".map((one) => [one.words, one.measured]);"
     asked = [([0, 1], 0), ([0, 1], 1), ([0, 1], 2), ([0, 2], 2)]
     assert call(modules, "timeline/tables.js", body.replace("LINKS", json.dumps(links)), asked) == [
-        "inside a host, data sheet of h",
-        "inside a host, from 1 run of h",
-        "inside a host, from 2 runs of h",
-        "between hosts, data sheet of h",
+        ["inside a host, data sheet of h", False],
+        ["inside a host, from 1 run of h", True],
+        ["inside a host, from 2 runs of h", True],
+        ["between hosts, data sheet of h", False],
     ]

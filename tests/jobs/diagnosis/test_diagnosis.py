@@ -221,9 +221,12 @@ def test_its_launcher_counted_to_the_end() -> None:
 
 
 def test_a_run_that_was_cancelled_on_its_way_says_how_far_it_was_and_why() -> None:
-    found = diagnosis({"dp": 1})
+    """As its summary does, by rank 0: another may have ended a step more when the signal came."""
+    found = diagnosis({"dp": 2})
     for number in range(1, 9):
         found.add(step(0, number), 0)
+        found.add(step(1, number), 0)
+    found.add(step(1, 9), 0)
     found.ended("cancelled", {"outcome": "cancelled", "reason": "cancelled on request"})
     told = look(found)
     assert (told["state"], told["sentence"]) == ("well", "Cancelled after 8 steps")

@@ -271,6 +271,30 @@ def test_a_pipeline_s_bubble_is_nobody_s_fault_and_the_planner_says_what_would_i
     assert "times faster" in told["sentence"]
 
 
+def test_what_a_rank_validates_after_its_step_is_none_of_it() -> None:
+    """Its forward passes would make the last stage a slow one."""
+    found, player = diagnosis(LAYOUT, TRAIN), Player(4)
+    for _ in range(20):
+        before = player.now
+        for rank, item in enumerate(player.play({rank: pipe(rank, 0.05, 4, 4) for rank in range(4)})):
+            assert item["kind"] == "timeline"
+            end = round(item["step_s"] * 1e6)
+            span = {
+                "work": "forward",
+                "chunk": 0,
+                "micro_batch": 0,
+                "from_us": end + 1,
+                "to_us": end + (rank + 1) * end,
+            }
+            for name, column in item["spans"].items():
+                column.append(span[name])  # type: ignore[attr-defined]
+            found.add(item, 0)
+            found.add(step(rank, player.step, player.now - before), 0)
+    told = look(found, NOW + player.now)
+    assert told["stragglers"] == []
+    assert told["sentence"].startswith("Pipeline bubble 43%: 4 micro-batches on 4 stages; ")
+
+
 def test_a_slow_stage_is_named_and_the_bubble_stays_the_schedule_s() -> None:
     found, player = diagnosis(LAYOUT, TRAIN), Player(4)
     for _ in range(20):

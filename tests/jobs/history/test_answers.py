@@ -221,6 +221,16 @@ def read_back(cell: str) -> str:
     return str(json.loads(f'"{cell.removeprefix(chr(39)).replace(chr(34), chr(92) + chr(34))}"'))
 
 
+def test_the_speed_is_tokens_over_time_of_rank_0(owner: User, api: Api, root: Path) -> None:
+    """Not a mean of speeds, which weighs the quick steps more; another rank may tell of a step first."""
+    seconds = [0.1, 1.0, 0.2]
+    made, _ = actions.submit(owner, GOOD)
+    told = [(rank, n, took * (1 + rank)) for n, took in enumerate(seconds) for rank in (1, 0)]
+    keep(root, [batch(at, step(rank, n + 1, n, step_s=took)) for at, (rank, n, took) in enumerate(told)], made.id)
+    progress = api(owner).get(f"/api/v1/jobs/{made.id}/history/snapshot").json()["progress"]
+    assert progress["rate"] == pytest.approx(3 * 4096 / sum(seconds))
+
+
 def test_a_number_is_the_same_in_json_csv_and_parquet(owner: User, api: Api, root: Path) -> None:
     """Those of 32 bits too, which have up to nine digits."""
     seconds = [0.17878523468971252, 0.1, 1 / 3, 16777217.0, 3.4028234e38, 0.0]

@@ -91,6 +91,15 @@ def test_a_step_is_as_long_as_its_slowest_rank_s(attempt: Attempt, root: Path, o
     assert (curve["step_s"], curve["tokens_s"]) == ([2.0], [50.0])
 
 
+def test_tokens_so_far_are_those_of_a_checkpoint_s_steps_too(attempt: Attempt, root: Path, owner: User) -> None:
+    """A run that went on after step 60 has trained on 61 batches after its first step, not on one."""
+    batches = [batch(n, step(0, 60 + n, float(n), ran=n, tokens=100)) for n in (1, 2, 3)]
+    keep(root, batches, attempt.job.id)
+    other = Job.objects.create(owner=owner, name="other", spec={}, kind="train", num_slots=2, estimate={}, attempt=1)
+    curve = comparison([attempt.job, other])["jobs"][0]["curve"]
+    assert (curve["step"], curve["tokens"]) == ([61, 62, 63], [6100, 6200, 6300])
+
+
 @pytest.mark.parametrize("steps", [6, 300])
 def test_a_step_s_parts_are_of_the_steps_that_its_diagnosis_measures(
     attempt: Attempt, root: Path, owner: User, steps: int

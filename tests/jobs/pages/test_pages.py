@@ -12,6 +12,7 @@ from django.contrib.staticfiles import finders
 from django.urls import reverse
 
 from jobs.models import Attempt, Job
+from jobs.pages.jobs.compare import axis_figures
 from jobs.queue import actions
 from jobs.templatetags.meshboard import instant, moment
 from tests.planner.wrong_specs import GOOD
@@ -69,7 +70,19 @@ def test_compare_has_of_a_step_what_the_job_s_page_has(job: Job, client: Any, ow
     [data] = re.findall(r'<script id="compared" type="application/json">(.*?)</script>', page)
     assert [one["diagnosis"]["measured"] for one in json.loads(data)["jobs"]] == [told, told]
     assert "a step, median of the last 500 at most" in page
-    assert "tokens a second, mean of the last 20" in page
+    assert "tokens a second, over the last 20 steps" in page
+
+
+def test_compare_tells_traffic_of_a_step_of_runs_of_unlike_length(job: Job) -> None:
+    """A resumed run counted only the steps that it ran itself."""
+    row = {"phase": "step", "axis": "dp", "predicted_bytes": 0, "measured_bytes": 0}
+    runs = [(30, {"steps": 30}), (40, {"steps": 90, "ran_steps": 40})]
+    exits = {
+        str(place): {**told, "verdict": {"0": [{**row, "predicted_bytes": 7 * ran, "measured_bytes": 7 * ran}]}}
+        for place, (ran, told) in enumerate(runs)
+    }
+    [figure] = axis_figures([Job(id=place) for place in exits], exits)
+    assert (figure.title, figure.planned, figure.measured) == ("sent over dp in a step", [7, 7], [7, 7])
 
 
 def test_a_last_loss_that_was_no_number_is_not_that_of_a_step_before(job: Job, client: Any, owner: User) -> None:

@@ -64,6 +64,18 @@ def test_a_pipeline_comes_with_its_schedule(owner: User, api: Api) -> None:
     assert answer["not_runnable"] == []
 
 
+def test_stages_are_drawn_as_long_as_they_take(owner: User, api: Api) -> None:
+    """The head of gpt2 costs more than three of its layers: the others idle beside the stage that has it."""
+    train = {"global_batch": 16, "micro_batches": 16, "seq_len": 1024}
+    spec = {**GOOD, "model": {"preset": "gpt2"}, "layout": {"pp": 4}, "train": train}
+    answer = post(api(owner), "plan?cluster=h100", spec).json()
+    busy = [0.0] * 4
+    for stage, _kind, _micro_batch, _chunk, start, end in answer["timeline"]["cells"]:
+        busy[stage] += end - start
+    assert busy[3] > 1.5 * max(busy[:3])
+    assert answer["timeline"]["bubble"] > 0.3
+
+
 def test_what_can_only_be_planned_is_refused_at_submit_with_the_reason(owner: User, api: Api) -> None:
     spec = {**GOOD, "train": {**GOOD["train"], "dropout": True}}
     assert post(api(owner), "plan", spec).json()["estimate"] is not None

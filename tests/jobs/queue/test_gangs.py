@@ -87,6 +87,14 @@ def test_it_has_succeeded_when_all_of_it_has(gang: Job, live_redis: redis.Redis)
     assert not SlotAllocation.objects.exists()
 
 
+def test_how_far_it_came_is_told_of_one_member(gang: Job, live_redis: redis.Redis) -> None:
+    """It went on after step 40; cancelled, one member had heard of a step more. 63 less 22 would be 41."""
+    for host, steps in (("host-a", 62), ("host-b", 63)):
+        ends(live_redis, gang, host, "cancelled", summary={**SUMMARY, "steps": steps, "ran_steps": steps - 40})
+    summary = Attempt.objects.get().exit["summary"]
+    assert (summary["steps"], summary["ran_steps"]) == (63, 23)
+
+
 def test_the_first_to_fail_ends_the_others_and_says_why(gang: Job, live_redis: redis.Redis) -> None:
     job = ends(live_redis, gang, "host-b", "failed", reason="rank 2: it broke", failed_at=100.0, finished=900.0)
     assert (job.status, job.wait_reason) == ("running", "rank 2: it broke: its other hosts are told to end")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import pytest
 
 from benchmarks.giants import GIANTS, TOP, Giant, parts, reasons
@@ -10,7 +12,7 @@ from planner.cost.oversize import parse_plannable
 from planner.cost.timing import step_time
 from planner.facts.layout import problems
 from planner.hardware.clusters import CLUSTERS
-from planner.search.layouts import Constraints, search
+from planner.search.layouts import Constraints, _Finder, search
 from planner.teaching.templates import TEMPLATES
 
 
@@ -37,6 +39,15 @@ def test_llama_3_405b_with_few_ranks_to_share_fits_where_gradients_are_sharded_a
 @pytest.mark.parametrize("giant", GIANTS, ids=[g.name for g in GIANTS])
 def test_what_experts_ran_is_a_layout(giant: Giant) -> None:
     assert problems(giant.spec) == []
+
+
+@pytest.mark.slow
+def test_a_search_that_is_cut_off_has_seen_the_best_of_405b() -> None:
+    """A page gives it seconds; in the order of degrees it had then found a step a quarter longer."""
+    spec = parse_plannable(TEMPLATES["llama3-405b-8k"].spec)
+    found = _Finder(spec, CLUSTERS["h100"], Constraints(16384)).find()
+    soon = min(one.timing.step_s for one in islice(found, 300))
+    assert soon == pytest.approx(min(soon, *(one.timing.step_s for one in found)), rel=0.02)
 
 
 @pytest.mark.slow

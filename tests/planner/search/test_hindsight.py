@@ -9,6 +9,7 @@ from planner.cost.estimate import estimate
 from planner.facts.reading.parse import parse_spec
 from planner.hardware.clusters import CLUSTERS
 from planner.hardware.stacks import STACKS
+from planner.search.advice import BARELY
 from planner.search.hindsight import Measure, apportioned, hindsight
 from tests.planner.wrong_specs import GOOD
 
@@ -68,3 +69,12 @@ def test_a_gain_within_the_interval_is_said_to_be_no_advice() -> None:
     assert unsure["unsure"][0]["change"] == sure["options"][0]["change"]
     assert "No choice is surely faster" in unsure["text"]
     assert "closer than the estimate is sure (so surely)" in unsure["text"]
+
+
+def test_advice_whose_memory_barely_fits_says_so() -> None:
+    (first, *_) = hindsight(SPEC, CPU, measure(0.3, 0.01, tp=0.1))["options"]
+    assert BARELY not in first["text"]
+    there = CPU.accelerator.model_copy(update={"memory_bytes": first["memory_bytes"] + 1})
+    (again, *_) = hindsight(SPEC, CPU.model_copy(update={"accelerator": there}), measure(0.3, 0.01, tp=0.1))["options"]
+    assert again["change"] == first["change"]
+    assert BARELY in again["text"]

@@ -16,7 +16,7 @@ from planner.facts.reading.parse import parse_fields
 from planner.facts.reading.runnable import not_runnable
 from planner.facts.spec import JobSpec, Layout, SpecError, TrainSpec
 from planner.hardware.clusters import CLUSTERS
-from planner.search.advice import neighbours, suggestions
+from planner.search.advice import BARELY, neighbours, suggestions
 from planner.search.layouts import Constraints, needed_bytes, search
 
 H100 = CLUSTERS["h100"]
@@ -141,3 +141,14 @@ def test_what_fits_by_less_than_its_peak_may_be_off_comes_behind() -> None:
     tight = [estimate(f.spec, H100).get("tight") for f in found]
     assert {True, False} == set(tight)
     assert tight == sorted(tight, key=bool)
+
+
+def test_of_what_is_one_choice_away_what_barely_fits_comes_behind_and_says_so() -> None:
+    layout = Layout(dp=8, zero=3, recompute="selective")
+    usual = seed("llama3-8b", 64, 4096)
+    spec = usual.model_copy(update={"layout": layout, "train": usual.train.model_copy(update={"micro_batches": 4})})
+    fitting = [n for n in neighbours(spec, H100) if n.fits]
+    barely = [bool(estimate(n.spec, H100).get("tight")) for n in fitting]
+    assert {True, False} == set(barely)
+    assert barely == sorted(barely)
+    assert [BARELY in n.reason for n in fitting] == barely

@@ -88,6 +88,23 @@ def test_what_a_first_update_made_meanwhile_is_not_taken_from_its_peak(tmp_path:
     assert parts["optimizer"] == plan["optimizer"]
 
 
+def test_of_gradients_that_an_update_turns_nobody_knows_how_many_stood(tmp_path: Path) -> None:
+    write_data(tmp_path)
+    train_spec = {"global_batch": 2, "seq_len": 32, "data": "parity.bin", "precision": "bf16_gradients"}
+    part = make_trainer(parse_spec({"model": MODEL, "train": train_spec}), tmp_path, Recorder(0)).part
+    standing = Standing(part, torch.optim.AdamW(part.masters()), Readings(1, 2**30), tuple)
+    for one in part.tensors:
+        one.tensor.grad = torch.ones_like(one.tensor)
+    with standing.within():
+        standing.complete()
+    with standing.within():
+        for one in part.tensors:
+            one.tensor.grad = None
+    told = standing.told()
+    assert told["gradients_then"] is None
+    assert told["beside"] == 2**30 - told["parameters"] - told["optimizer"]
+
+
 def test_masters_and_copies_are_parts_of_their_own(tmp_path: Path) -> None:
     copies = [torch.empty(1000), torch.empty(10, device="meta")]
     parts, plan = counted(tmp_path, copies, precision="bf16_gradients")

@@ -27,7 +27,6 @@ export function createState() {
     peaks: new Map(), // rank -> bytes held at once
     memory: new Map(), // rank -> what of it was counted, MemoryParts
     proof: null, // the last item
-    speeds: [], // tokens a second of rank 0's last steps
     stepTimes: [], // seconds of rank 0's last steps
     checkpoints: new Map(), // step -> item
     dryRuns: new Map(), // rank -> item

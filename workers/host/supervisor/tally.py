@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections import deque
 from statistics import median
@@ -72,7 +71,7 @@ class Tally:
         self._proof: ProofItem | None = None
         self._profile: dict[str, Any] | None = None
         self._lab: dict[str, Any] | None = None
-        self._speeds: deque[float] = deque(maxlen=SPEED_STEPS)
+        self._speeds: deque[tuple[int, float]] = deque(maxlen=SPEED_STEPS)  # tokens, seconds
         self._step_s: deque[float] = deque(maxlen=TIMED_STEPS)
         self.steps = self._ran = 0
         self.training = False
@@ -134,22 +133,24 @@ class Tally:
         if item["ran"] > FIRST_STEPS:
             self._step_s.append(item["step_s"])
         self.steps, self._ran = item["step"], item["ran"]
-        speed = item["tokens"] / item["step_s"] if item["step_s"] > 0 else math.inf
-        if speed <= LARGEST_NUMBER:
-            self._speeds.append(speed)
+        self._speeds.append((item["tokens"], item["step_s"]))
         if item["loss"] is not None:
             self._losses.add(item["step"], item["loss"], item["time"])
 
     def _add_eval(self, item: EvalItem) -> None:
         self._eval_losses.add(item["step"], item["loss"], item["time"])
 
+    def _speed(self) -> float | None:
+        """Tokens a second of the last steps together; a mean of their speeds would weigh the quick ones more."""
+        tokens, seconds = sum(tokens for tokens, _ in self._speeds), sum(took for _, took in self._speeds)
+        return tokens / seconds if seconds > tokens / LARGEST_NUMBER else None
+
     def summary(self) -> Summary:
         """What stays with the job when the stream is gone. What does not fit into SUMMARY_BYTES is left out, the
         ranks' cells first, from the last rank on."""
-        speed = math.fsum(speed / len(self._speeds) for speed in self._speeds) if self._speeds else None
         summary = Summary(
             steps=self.steps,
-            tokens_per_s=speed,
+            tokens_per_s=self._speed(),
             losses=self._losses.points,
             eval_losses=self._eval_losses.points,
             cells={},

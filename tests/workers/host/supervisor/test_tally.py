@@ -88,6 +88,14 @@ def test_no_step_makes_a_report_that_cannot_be_told(
     assert report["summary"]["tokens_per_s"] is None or math.isfinite(report["summary"]["tokens_per_s"])
 
 
+def test_the_speed_told_is_tokens_over_time() -> None:
+    """The mean of two speeds, 1,000 and 100 a second, is 550: three times what was trained."""
+    tally = Tally()
+    for number, seconds in enumerate((0.1, 1.0), 1):
+        tally.add(step(number, seconds))
+    assert tally.summary()["tokens_per_s"] == pytest.approx(200 / 1.1)
+
+
 def test_both_loss_curves_are_thinned(tmp_path: Path) -> None:
     tally = Tally()
     for number in range(1, 5 * MAX_POINTS):

@@ -5,7 +5,7 @@ export const MOST_STEPS = 20_000;
 const LAST = 50; // steps whose times are averaged
 const FIRST_STEPS = 3; // of a run, no measure of the others (contracts/telemetry/words.py)
 const TOLD_APART = 64; // as many as a diagnosis measures (jobs/diagnosis/course/steps.py)
-export const SPEEDS = 20; // as many as the summary's own speed is a mean of (SPEED_STEPS, contracts/telemetry/words.py)
+export const SPEEDS = 20; // as many as the summary's own speed is of (SPEED_STEPS, contracts/telemetry/words.py)
 
 /** One more point of the curves. Beyond MOST_STEPS only every second step is kept, then every fourth, and so on. */
 export function keepStep(state, step, point) {
@@ -37,12 +37,11 @@ function keepLast(list, value, most = LAST) {
   if (list.length > most) list.shift();
 }
 
-/** The mean of rank 0's last steps, a single step's time jumps too much to read; before any of them, the step's own. */
+/** Tokens over time of rank 0's last steps, a single step's jumps too much to read; before any of them, the step's own. */
 function speed(state, item) {
-  const own = item.step_s > 0 ? item.tokens / item.step_s : null;
-  if (item.rank === 0 && own !== null) keepLast(state.speeds, own, SPEEDS);
-  const { speeds } = state;
-  return speeds.length > 0 ? speeds.reduce((sum, one) => sum + one / speeds.length, 0) : own;
+  const times = state.stepTimes.length > 0 ? state.stepTimes.slice(-SPEEDS) : [item.step_s];
+  const seconds = times.reduce((sum, one) => sum + one, 0);
+  return seconds > 0 ? (item.tokens * times.length) / seconds : null;
 }
 
 export function foldStep(state, item, node) {

@@ -1,6 +1,8 @@
 // The job page of a dry run: what one step of each tried rank would be.
 import { el } from "../dom.js";
-import { bytes, count, duration, exactBytes, integer } from "../format.js";
+import { bytes, count, duration, exactBytes, integer, relativeError } from "../format.js";
+import { dryLines } from "./memory.js";
+import { showLines } from "./planned.js";
 
 const number = (text, title = "") => el("td", { className: "number", title }, text);
 
@@ -10,8 +12,15 @@ export function showDryRuns(body, job, runs, verdicts) {
   body.replaceChildren(...lines);
 }
 
+/** Under them what each holds, part by part, beside the plan. */
+export function showDryMemory(panel, body, job, runs) {
+  panel.hidden = runs.size === 0;
+  const tried = job.spec.dry_ranks.filter((rank) => runs.has(rank));
+  showLines(body, tried.flatMap((rank) => dryLines(job.estimate, runs.get(rank))));
+}
+
 function none(rank, { finished }) {
-  return el("tr", {}, el("th", { scope: "row" }, `rank ${rank}`), el("td", { colSpan: 6, className: "note" }, finished ? "Not tried." : "Waiting."));
+  return el("tr", {}, el("th", { scope: "row" }, `rank ${rank}`), el("td", { colSpan: 7, className: "note" }, finished ? "Not tried." : "Waiting."));
 }
 
 function row(item, collectives) {
@@ -25,6 +34,7 @@ function row(item, collectives) {
     number(bytes(payload), exactBytes(payload)),
     number(bytes(kept), exactBytes(kept)),
     number(bytes(item.predicted_bytes), exactBytes(item.predicted_bytes)),
+    number(relativeError(item.predicted_bytes, kept)),
     number(`${count(item.flops)} FLOP`, integer(item.flops)),
     number(duration(item.seconds)),
   );

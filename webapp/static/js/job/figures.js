@@ -21,7 +21,7 @@ export function speedOf(job, state) {
   const summary = job.finished ? job.exit?.summary : null;
   const rate = summary?.tokens_per_s ?? state.progress.rate;
   if (!(rate > 0)) return { rate: tokenRate(null), note: "" };
-  const steps = summary?.tokens_per_s ? Math.min(SPEEDS, summary.ran_steps ?? summary.steps) : Math.max(1, state.speeds.length);
+  const steps = summary?.tokens_per_s ? Math.min(SPEEDS, summary.ran_steps ?? summary.steps) : Math.min(SPEEDS, Math.max(1, state.stepTimes.length));
   const tokens = state.progress.tokens ?? job.estimate?.tokens_per_step;
   const each = tokens ? `${duration(tokens / rate)} a step, ` : "";
   return { rate: tokenRate(rate), note: `${each}${steps === 1 ? "of one step" : `mean of ${steps}`}` };

@@ -1,4 +1,4 @@
-// Memory of the fullest rank, plan and measurement side by side: what could be counted part by part, the rest as one.
+// Memory of a rank, plan and measurement side by side: what could be counted part by part, the rest as one.
 import { coordinates } from "../collectives.js";
 import { bytes, relativeError } from "../format.js";
 import { memoryNames } from "../pictures/memory.js";
@@ -6,7 +6,7 @@ import { memoryNames } from "../pictures/memory.js";
 const COUNTED = ["parameters", "optimizer", "copies"];
 const NAMES = { optimizer: "optimizer: moments and fp32 weights held apart", copies: "copies of checkpoints" };
 const SMALL = "too small"; // to compare: libraries' own buffers outweigh it, as the note says
-const REST = "activations, working tensors, buffers and the allocator's share";
+const REST = "activations, working tensors, buffers";
 
 const fuller = (sizeOf) => (best, one) => (sizeOf(one) > sizeOf(best) ? one : best);
 
@@ -27,7 +27,23 @@ export function memoryLines(estimate, state, { device, least }) {
   const where = estimate.stages.length > 1 && rank !== null ? `, rank ${rank} of stage ${stage.stage}` : "";
   const group = `memory of the fullest rank${where}: tensors and the allocator's share${own}`;
   const small = device === "cpu" && stage.memory_bytes - (stage.memory.allowance ?? 0) < least;
-  const of = (name) => (stage.memory[name] ?? 0) - (name === "allowance" ? reserved : 0);
+  const elsewhere = stage === planned ? [] : [{ name: `stage ${planned.stage}, which the plan has fullest`, size: planned.memory_bytes - reserved }];
+  const measured = { peak, parts: state.memory.get(rank), small, rest: `${REST} and the allocator's share` };
+  return rankLines(group, stage, reserved, measured, elsewhere);
+}
+
+/** The same of a rank that was walked dry: tensors, and of the plan no allowance. `item`: contracts.telemetry.results.DryRunItem. */
+export function dryLines({ stages, axes }, item) {
+  const index = stages.length === 1 ? 0 : coordinates(item.rank, axes).pp;
+  const stage = stages.find((one) => one.stage === index) ?? stages[0];
+  const group = `rank ${item.rank}${stages.length > 1 ? `, stage ${stage.stage}` : ""}`;
+  const walked = { peak: item.peak_bytes + item.optimizer_bytes, parts: item.memory, small: false, rest: REST };
+  return rankLines(group, stage, stage.memory.allowance ?? 0, walked, []);
+}
+
+/** `without`: of the plan's allowance, what no measurement has. `others`: [{name, size}], planned beside it. */
+function rankLines(group, stage, without, { peak, parts, small, rest: restName }, others) {
+  const of = (name) => (stage.memory[name] ?? 0) - (name === "allowance" ? without : 0);
   const line = (name, size, measured, words = null) => ({
     group,
     name,
@@ -36,10 +52,9 @@ export function memoryLines(estimate, state, { device, least }) {
     off: measured === null || size === null ? null : (words ?? relativeError(size, measured)),
   });
   const noisy = (name, size, measured) => line(name, size, measured, small ? SMALL : null);
-  const together = noisy("together", stage.memory_bytes - reserved, peak);
-  const elsewhere = stage === planned ? [] : [line(`stage ${planned.stage}, which the plan has fullest`, planned.memory_bytes - reserved, null)];
+  const together = noisy("together", stage.memory_bytes - without, peak);
+  const elsewhere = others.map(({ name, size }) => line(name, size, null));
   const names = memoryNames([stage.memory]).filter((name) => of(name) > 0);
-  const parts = state.memory.get(rank);
   if (!parts) return [together, ...elsewhere, ...names.map((name) => line(name, of(name), null))];
   const counted = COUNTED.filter((name) => of(name) > 0 || parts[name] > 0).map((name) => line(NAMES[name] ?? name, of(name), parts[name]));
   // What the plan has more at that moment may be on its way to be added, and is then counted by nobody.
@@ -52,7 +67,7 @@ export function memoryLines(estimate, state, { device, least }) {
     ...elsewhere,
     ...counted,
     ...gradientLines(stage, parts, apart, line),
-    { ...noisy(apart ? REST : `gradients then there, ${REST}`, sum, beside), unmeasured: "cannot be told" },
+    { ...noisy(apart ? restName : `gradients then there, ${restName}`, sum, beside), unmeasured: "cannot be told" },
     ...rest.map((name) => ({ ...line(`of these ${name}`, of(name), null), unmeasured: "in their sum" })),
   ];
 }

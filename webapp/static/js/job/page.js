@@ -11,7 +11,7 @@ import { createState, expectGap, foldBatch, foldSummary, resumeFrom } from "../s
 import { tracePanels } from "../timeline/panels.js";
 import { showCheckpoints } from "./checkpoints.js";
 import { curvesView } from "./curves.js";
-import { showDryRuns } from "./dryrun.js";
+import { showDryMemory, showDryRuns } from "./dryrun.js";
 import { showOff, showProgress, showStepsSeen } from "./figures.js";
 import { showHeader } from "./header.js";
 import { healthView } from "./health.js";
@@ -81,7 +81,10 @@ function draw() {
     showCheckpoints($("checkpoints"), $("checkpoint-rows"), state.checkpoints, keep, job.id);
   }
   showLab(job.exit?.summary?.lab ?? null);
-  if ($("dry-rows")) showDryRuns($("dry-rows"), job, state.dryRuns, state.verdicts);
+  if ($("dry-rows")) {
+    showDryRuns($("dry-rows"), job, state.dryRuns, state.verdicts);
+    showDryMemory($("dry-memory"), $("dry-memory-rows"), job, state.dryRuns);
+  }
   if ($("collectives")) showCollectives($("collectives"), state, $("phase").value ? [$("phase").value] : null, job.finished);
   showLogs(state, job);
   showTraces(job, state, shownRange());

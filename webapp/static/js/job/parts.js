@@ -95,16 +95,17 @@ export function bars(planned, measured) {
   });
 }
 
-/** Every part worth a line that either tells, with both figures: [{part, planned, measured}], null where one does not tell it. */
+/** Every part worth a line on either side, with both figures: [{part, planned, measured}], null where one does not tell it. */
 export function partRows(planned, measured) {
   const rows = new Map();
   for (const [side, told] of Object.entries({ planned, measured })) {
     for (const part of told?.parts ?? []) {
-      if (!(part.seconds > LEAST * told.step_s)) continue;
       const key = `${part.kind} ${part.name}`;
-      if (!rows.has(key)) rows.set(key, { ...part, planned: null, measured: null });
-      rows.get(key)[side] = part.seconds;
+      const row = rows.get(key) ?? { ...part, planned: null, measured: null, worth: false };
+      if (part.seconds > 0) row[side] = part.seconds;
+      row.worth ||= part.seconds > LEAST * told.step_s;
+      rows.set(key, row);
     }
   }
-  return inOrder([...rows.values()]);
+  return inOrder([...rows.values()].filter((row) => row.worth));
 }

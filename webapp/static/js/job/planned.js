@@ -65,9 +65,13 @@ function timeLines(estimate, state, { measured, apart }) {
 
 /** Fills the table's body. */
 export function showPlanned(body, estimate, state, rows, run) {
+  showLines(body, plannedLines(estimate, state, rows, run));
+}
+
+export function showLines(body, all) {
   const lines = [];
   let group = "";
-  for (const line of plannedLines(estimate, state, rows, run)) {
+  for (const line of all) {
     if (line.group !== group) {
       group = line.group;
       lines.push(el("tr", { className: "group" }, el("th", { scope: "rowgroup", colSpan: 4 }, group)));

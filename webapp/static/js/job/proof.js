@@ -66,7 +66,7 @@ export function processProof(proof, finished, precision) {
   const one = proof.one_process;
   if (one.state === "not checked") return { tone: "", words: "not checked", more: one.why };
   if (one.state === "due") {
-    if (finished) return { tone: "", words: "not checked", more: `the run ended before step ${integer(one.steps)}` };
+    if (finished) return { tone: "", words: "not checked", more: `the run ended before step ${integer(one.steps)} was compared` };
     return { tone: "", words: "being verified", more: `by one process, after step ${integer(one.steps)}` };
   }
   const more =

@@ -42,7 +42,7 @@ export function drawSchedule(timeline) {
     legendEntry("--part-bubble", "idle"),
   );
   const part = timeline.whole ? "" : `Drawn for the first ${counted(stages, "stage")} and ${counted(timeline.micro_batches, "micro-batch", "micro-batches")}. `;
-  const words = `${part}Idle: ${(100 * timeline.bubble).toFixed(1)} % of all ranks' time.`;
+  const words = `${part}Idle: ${(100 * timeline.bubble).toFixed(1)} % of all ranks' time${part ? " in what is drawn" : ""}, stages taking what they are planned to take; the part “bubble” of a step is the busiest stage's.`;
   const rows = timeline.in_flight.slice(0, READABLE).map((most, stage) => el("tr", {}, rowHead(null, String(stage)), cell(String(most))));
   const table = el("details", {}, el("summary", {}, "Activations kept by stage"), scrolling([th("stage"), th("chunks in flight at most", true)], rows));
   return [el("div", { className: "schedule-frame" }, labels, picture), legend, el("p", { className: "note" }, words), table];

@@ -30,7 +30,12 @@ export function timePicture(estimate) {
     figure("speed", tokenRate(time.tokens_per_s)),
     figure(`for ${count(TOKENS)} tokens`, days >= 2 ? `${days.toFixed(days < 100 ? 1 : 0)} days` : duration(days * 86400)),
   );
-  return [figures, bar, scrolling([th("part"), th("seconds", true), th("share", true)], rows), el("p", { className: "note" }, basis(time, cluster))];
+  return [figures, bar, scrolling([th("part"), th("seconds", true), th("share", true)], rows), el("p", { className: "note" }, `${basis(time, cluster)} MFU and HFU are of ${peak(estimate)} a rank.`)];
+}
+
+/** A rank's peak, which MFU is a share of. */
+function peak({ time, world_size: ranks }) {
+  return `${count(time.model_flops / (time.mfu * time.step_s * ranks))}FLOP/s`;
 }
 
 /** A step's time as the interval that its error allows: "0.8 s to 1.2 s". */

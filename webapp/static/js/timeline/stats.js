@@ -55,11 +55,12 @@ export function groupBandwidths(steps) {
         const factor = busFactor(call.op, call.op === "send" ? 2 : group.ranks.length);
         if (took === null || took <= 0 || factor === 0) continue;
         const key = `${group.axis} ${group.nth} ${group.ranks.join()}`;
-        if (!groups.has(key)) groups.set(key, { axis: group.axis, ranks: group.ranks, bytes: 0, seconds: 0, calls: 0, best: 0 });
+        if (!groups.has(key)) groups.set(key, { axis: group.axis, ranks: group.ranks, bytes: 0, seconds: 0, ops: new Set(), calls: 0, best: 0 });
         const row = groups.get(key);
         row.bytes += factor * call.bytes;
         row.seconds += took;
         row.calls += 1;
+        row.ops.add(call.op);
         row.best = Math.max(row.best, (factor * call.bytes) / took);
       }
     }
@@ -69,6 +70,13 @@ export function groupBandwidths(steps) {
 }
 
 const COMPUTE = new Set(["forward", "backward", "weights"]);
+const AFTER = new Set(["eval", "checkpoint"]);
+
+/** What a rank did of the step itself: it validates and saves after it, and goes forward for that too. */
+function ofStep({ calls, spans }) {
+  const end = Math.min(...spans.filter((span) => AFTER.has(span.work)).map((span) => span.from));
+  return { calls: calls.filter((call) => call.from < end), spans: spans.filter((span) => span.from < end) };
+}
 const spansOf = (own, works) => own.spans.filter((span) => works.has(span.work)).map((span) => [span.from, span.to]);
 /** The thread stood still at the end of a call. */
 const blockedOf = (calls) => calls.filter((call) => call.blocked > 0).map((call) => [call.to - call.blocked, call.to]);
@@ -79,7 +87,7 @@ export function overlap(step) {
   const ranks = step.ranks.size;
   for (const own of step.ranks.values()) {
     const axes = new Map();
-    for (const call of own.calls) {
+    for (const call of ofStep(own).calls) {
       if (call.open) continue;
       const { axis } = step.groups[call.group];
       if (!axes.has(axis)) axes.set(axis, []);
@@ -99,10 +107,10 @@ export function overlap(step) {
 
 /**
  * The bubble as it was: of the pipeline's time (first forward to last backward over all ranks), the part in which a rank
- * neither computed nor stood still for another axis, the mean over ranks. Null where there is no pipeline.
+ * neither computed nor stood still for another axis, the mean over ranks and the least. Null where there is no pipeline.
  */
 export function bubble(step) {
-  const lanes = [...step.ranks.values()].map((own) => ({ own, work: union(spansOf(own, COMPUTE)) })).filter(({ work }) => work.length > 0);
+  const lanes = [...step.ranks.values()].map(ofStep).map((own) => ({ own, work: union(spansOf(own, COMPUTE)) })).filter(({ work }) => work.length > 0);
   const piped = lanes.some(({ own }) => own.calls.some((call) => step.groups[call.group].axis === "pp"));
   if (!piped || lanes.length === 0) return null;
   const from = Math.min(...lanes.map(({ work }) => work[0][0]));
@@ -114,5 +122,5 @@ export function bubble(step) {
     const kept = shared(busy, [[from, to]]) - shared(inPipe, busy);
     return 1 - kept / (to - from);
   });
-  return { share: shares.reduce((sum, share) => sum + share, 0) / shares.length, seconds: to - from };
+  return { share: shares.reduce((sum, share) => sum + share, 0) / shares.length, least: Math.min(...shares), seconds: to - from };
 }

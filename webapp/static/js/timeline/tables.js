@@ -24,9 +24,10 @@ export function linkOf(ranks, links, members) {
   const hostOf = (rank) =>
     members?.length > 0 ? members.findIndex((one) => rank >= one.first_rank && rank < one.first_rank + one.num_ranks) : Math.floor(rank / links.per_node);
   const crosses = new Set(ranks.map(hostOf)).size > 1;
-  if (crosses) return { speed: links.network_bytes_per_s, words: `between hosts, ${links.basis} of ${links.name}` };
+  const calibrated = links.basis === "calibrated";
+  if (crosses) return { speed: links.network_bytes_per_s, measured: calibrated, words: `between hosts, ${links.basis} of ${links.name}` };
   const basis = links.link_runs ? `from ${links.link_runs} run${links.link_runs === 1 ? "" : "s"} of` : `${links.basis} of`;
-  return { speed: links.node_bytes_per_s, words: `inside a host, ${basis} ${links.name}` };
+  return { speed: links.node_bytes_per_s, measured: calibrated || links.link_runs > 0, words: `inside a host, ${basis} ${links.name}` };
 }
 
 export function showCollectiveTimes(body, steps) {
@@ -76,16 +77,17 @@ export function showGroups(body, steps, links, members) {
         {},
         head(row.axis),
         el("td", {}, rankWords(row.ranks)),
+        el("td", {}, [...row.ops].map(opName).join(", ")),
         number(integer(row.calls)),
         number(byteRate(row.busbw)),
         number(byteRate(row.best)),
-        number(link ? byteRate(link.speed) : "not known", link?.words),
+        number(link ? `${byteRate(link.speed)}${link.measured ? "" : ", not measured"}` : "not known", link?.words),
         ofLink(row.busbw, link),
       );
     }),
   );
   if (rows.length > shown.length) {
-    body.append(el("tr", {}, el("td", { className: "note", colSpan: 7 }, `Of each axis the slowest ${MOST_OF_AXIS}; ${rows.length - shown.length === 1 ? "1 group is" : `${integer(rows.length - shown.length)} groups are`} faster.`)));
+    body.append(el("tr", {}, el("td", { className: "note", colSpan: 8 }, `Of each axis the slowest ${MOST_OF_AXIS}; ${rows.length - shown.length === 1 ? "1 group is" : `${integer(rows.length - shown.length)} groups are`} faster.`)));
   }
 }
 
@@ -112,10 +114,10 @@ export function showOverlap(body, step, planned) {
 export function bubbleWords(step, job) {
   const found = bubble(step);
   if (!found) return "";
-  const words = [`Bubble: ${percent(found.share)} of the pipeline's ${duration(found.seconds)}, measured (the mean over ranks of what was neither compute nor another axis).`];
+  const words = [`Bubble: ${percent(found.share)} of the pipeline's ${duration(found.seconds)}, measured (the mean over ranks of what was neither compute nor another axis; of the busiest rank ${percent(found.least)}).`];
   const time = job?.estimate?.time;
   const planned = time?.parts.find((part) => part.name === "bubble");
-  if (planned && time.step_s > 0) words.push(`As planned ${percent(planned.seconds / time.step_s)} of a step.`);
+  if (planned && time.step_s > 0) words.push(`Planned for the busiest stage: ${percent(planned.seconds / time.step_s)} of a step.`);
   const { pp, virtual_stages: rounds = 1, schedule } = job?.spec?.layout ?? {};
   const micro = job?.estimate?.micro_batches;
   if (pp > 1 && micro > 0 && FILLS.has(schedule)) {

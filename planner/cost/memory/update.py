@@ -1,0 +1,80 @@
+"""What an update holds beside weights and moments: gradients, and those of them that it turns into fp32 at a time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import NamedTuple
+
+from planner.facts.models.shapes import Unit
+from planner.facts.precision import FP32_BYTES
+from planner.facts.tensors.shards import BUCKET_BYTES, is_expert_unit
+
+TURNED_ELEMENTS = 2**24  # at a time, or one tensor that has more
+
+
+class Turned(NamedTuple):
+    """Bytes of gradients as they came and in fp32, when most of both are there."""
+
+    came: int
+    fp32: int
+
+
+@cache
+def turned(units: tuple[Unit, ...], element: int, *, summed: bool, experts_summed: bool) -> Turned:
+    """Gradients of `element` bytes, each let go when its copy is there.
+
+    Where replicas were `summed` in buckets, a gradient shares its memory with others, and goes with the last of them.
+    """
+    sizes = [parameter.numel for unit in units for parameter in unit.parameters]
+    bucket_of = dict(enumerate(range(len(sizes))))
+    for experts, shares in ((False, summed), (True, experts_summed)):
+        if shares:
+            bucket_of |= _buckets(units, element, experts=experts)
+    left: Counter[int] = Counter()
+    for index, size in enumerate(sizes):
+        left[bucket_of[index]] += size
+    whole, came = left.copy(), sum(sizes) * element
+    most = Turned(came, 0)
+    for some in _at_a_time(sizes):
+        fp32 = 0
+        for index in some:
+            fp32 += sizes[index] * FP32_BYTES
+            most = max(most, Turned(came, fp32), key=sum)
+            bucket = bucket_of[index]
+            left[bucket] -= sizes[index]
+            came -= 0 if left[bucket] else whole[bucket] * element
+    return most
+
+
+def _at_a_time(sizes: Sequence[int]) -> Iterator[list[int]]:
+    """Places of tensors that are turned together."""
+    some: list[int] = []
+    filled = 0
+    for index, size in enumerate(sizes):
+        if filled + size > TURNED_ELEMENTS:
+            yield some
+            some, filled = [], 0
+        some.append(index)
+        filled += size
+    yield some
+
+
+def _buckets(units: Sequence[Unit], element: int, *, experts: bool) -> dict[int, int]:
+    """The bucket of each tensor's place, by the place of its first; filled in about backward's order."""
+    places, place = [], 0
+    for number, unit in enumerate(units):
+        for parameter in unit.parameters:
+            if is_expert_unit(unit) == experts:
+                ends = 0 if parameter.name.startswith(("final_norm", "head")) else 2 if unit.name == "root" else 1
+                places.append((ends, -number, -place, parameter.numel * element))
+            place += 1
+    found: dict[int, int] = {}
+    bucket, filled = -1, 0
+    for _, _, negative, size in sorted(places):
+        if filled == 0:
+            bucket = -negative
+        found[-negative] = bucket
+        filled = 0 if filled + size >= BUCKET_BYTES else filled + size
+    return found
