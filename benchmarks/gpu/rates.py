@@ -89,7 +89,7 @@ def _attention_s(flash: Flash, accelerator: Accelerator) -> float:
     """By the software that runs here."""
     law = attention_law(accelerator, STACKS["ours"])
     reached = accelerator.model_copy(update={"attention_efficiency": accelerator.attention_efficiency * law.share})
-    return law.times(flash) * kernel_seconds(flash, reached, "bf16", ELEMENT_BYTES)
+    return kernel_seconds(flash, reached, "bf16", ELEMENT_BYTES, attention=law.times(flash))
 
 
 COPY, SMALLEST, LAUNCH = "copy, GB/s read and written", "smallest kernel on the device, us", "launch of one add, us"

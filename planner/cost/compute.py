@@ -188,7 +188,7 @@ class Compute:
             return piece._replace(halves=halves)
         whole = spec.layout.recompute == "full"
         selected = work.operations if stack.repeats_operations else work.repeated
-        again, share = (work.forward, stack.repeats_layers) if whole else (selected, 1.0)
+        again, share = (_repeated(work, stack), stack.repeats_layers) if whole else (selected, 1.0)
         repeated = share * self._seconds(spec, again)
         host = piece.backward.host_s + share * self._host_s(spec, again)
         host += stack.layer_s[0] if whole or "latents" in (stack.repeats or ()) else 0.0
@@ -212,12 +212,9 @@ class Compute:
         stack = self.stacks.of(spec)
         seconds = 0.0
         for kernel in kernels:
-            one = kernel_seconds(kernel, accelerator, mix.gemm, mix.compute)
-            if isinstance(kernel, Pass):
-                one *= stack.bytes_of(kernel.kind)
-            if isinstance(kernel, Flash):
-                one *= attention_law(accelerator, stack).times(kernel)
-            seconds += one
+            times = attention_law(accelerator, stack).times(kernel) if isinstance(kernel, Flash) else 1.0
+            one = kernel_seconds(kernel, accelerator, mix.gemm, mix.compute, attention=times)
+            seconds += one * stack.bytes_of(kernel.kind) if isinstance(kernel, Pass) else one
         return seconds
 
     def _added_s(self, spec: JobSpec, kernels: Sequence[Kernel]) -> float:
@@ -255,6 +252,15 @@ class Compute:
 
 def _elements(products: Sequence[Kernel]) -> int:
     return sum(kernel.m * kernel.n * kernel.batch for kernel in products if isinstance(kernel, Gemm))
+
+
+def _repeated(work: Work, stack: Stack) -> list[Kernel]:
+    """By full recompute."""
+    kernels = list(work.forward)
+    if stack.repeats_needed:
+        for kernel in work.needless:
+            kernels.remove(kernel)
+    return kernels
 
 
 def _beside(layer: Piece, seconds: tuple[float, float], *, waits: bool) -> Piece:

@@ -132,8 +132,10 @@ def _gemm_seconds(gemm: Gemm, accelerator: Accelerator, kind: GemmType, element_
     return max(products, moved / (accelerator.bytes_per_s * accelerator.memory_efficiency)) + accelerator.kernel_s
 
 
-def kernel_seconds(kernel: Kernel, accelerator: Accelerator, kind: GemmType, element_bytes: int) -> float:
-    """Time of one kernel on the device."""
+def kernel_seconds(
+    kernel: Kernel, accelerator: Accelerator, kind: GemmType, element_bytes: int, *, attention: float = 1.0
+) -> float:
+    """Time of one kernel on the device. `attention`: how many times as long its products take as at their best rate."""
     if isinstance(kernel, Gemm):
         return _gemm_seconds(kernel, accelerator, kind, element_bytes)
     moved = kernel.num_bytes / (accelerator.bytes_per_s * accelerator.memory_efficiency)
@@ -141,7 +143,8 @@ def kernel_seconds(kernel: Kernel, accelerator: Accelerator, kind: GemmType, ele
         return moved + accelerator.kernel_s
     assert isinstance(kernel, Flash)
     peak = accelerator.peak("fp32" if kind == "fp32" else "bf16")
-    return max(kernel.flops / (peak * accelerator.attention_efficiency), moved) + accelerator.kernel_s
+    products = attention * kernel.flops / (peak * accelerator.attention_efficiency)
+    return max(products, moved) + accelerator.kernel_s
 
 
 def collective_seconds(op: Op, payload_bytes: float, group: Span, cluster: Cluster) -> float:

@@ -71,6 +71,7 @@ class Work(NamedTuple):
     `repeated` are those of the forward that selective recompute repeats, `operations` those that it repeats where it
     keeps outputs of operations, `attention` those that need keys and values, `bias_sums` those of the backward of
     inputs that sum a bias' gradient where experts' MLPs are fused: the second product's, with the activation's.
+    `needless` are those of the forward that backward needs nothing of: of a mixture the router's does.
     """
 
     forward: tuple[Kernel, ...]
@@ -80,6 +81,7 @@ class Work(NamedTuple):
     operations: tuple[Kernel, ...] = ()
     attention: tuple[Kernel, ...] = ()
     bias_sums: tuple[Kernel, ...] = ()
+    needless: tuple[Kernel, ...] = ()
 
 
 # Kernels too small to take the device's time, which the host launches all the same; chosen on Megatron-LM's own
@@ -163,6 +165,7 @@ def layer_work(
         bias_sums=(_for_inputs(inner[2 if joined else 3]), passes_backward[4])
         if experts and experts.expert_bias
         else (),
+        needless=() if moe else (inner[-1],),
     )
 
 

@@ -81,7 +81,8 @@ class Stack(NamedTuple):
     `offloads`: share of layers whose activations go to the host and come back; nothing hides it.
     `keeps_opened`: SwiGLU is two operations, and the gate's activation is kept beside what both are made of.
     `repeats_operations`: selective recompute keeps every second product's output and attention's, and repeats the rest.
-    `repeats_whole`: what is recomputed is, before any of its backward, and to its end.
+    `repeats_whole`: what is recomputed is, before any of its backward, and to its end. `repeats_needed`: full recompute
+    makes a layer again no further than its backward needs, which is not a dense one's last product.
     `keeps_both_gradients`: where they are added up in fp32, those of the compute type stay allocated.
     `beside_bytes`: what communicators, buckets and the allocator take beside tensors and an accelerator's allowance.
     """
@@ -146,6 +147,7 @@ class Stack(NamedTuple):
     keeps_opened: bool = True
     repeats_operations: bool = False
     repeats_whole: bool = False
+    repeats_needed: bool = False
     keeps_both_gradients: bool = False
     beside_bytes: int = 0
 
@@ -187,6 +189,7 @@ STACKS: dict[StackName, Stack] = {
         passes=1.7,
         contention=0.3,
         keeps_opened=False,
+        repeats_needed=True,
         cast_s=15 * LAUNCH_S,  # counted in our products.py, ten kernels a cast; no GPU has told
         casts_each=True,
     ),

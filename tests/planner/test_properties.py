@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from typing import Any
@@ -23,6 +24,7 @@ from planner.facts.stages import stage_of
 from planner.hardware.calibration import cluster_of
 from planner.hardware.cluster import Cluster
 from planner.hardware.clusters import CLUSTERS
+from planner.hardware.stacks import STACKS
 from planner.search.layouts import needed_bytes
 from planner.teaching.explain import explain
 from tests.planner.hardware.stacked import H100, SPEC, TRAIN, measured, on
@@ -281,3 +283,23 @@ def test_a_step_is_no_slower_with_faster_memory(spec: dict[str, Any]) -> None:
 
 
 USUAL, FASTER = Timer(CLUSTERS["h100"]), Timer(CLUSTERS["h200"])
+
+
+@pytest.mark.parametrize("stack", ["ours", "megatron", "fsdp1"])
+@pytest.mark.parametrize("cluster", ["h100", "a100-80gb"])
+def test_fewer_tokens_take_no_longer(stack: str, cluster: str) -> None:
+    """Short rows slow attention's products down, not what it takes to launch it: one token took three times 1,024."""
+    spec = {"model": {"preset": "gpt2"}, "resources": {"device": "cuda", "stack": stack}}
+    timer, train = Timer(CLUSTERS[cluster]), {"global_batch": 8, "micro_batches": 8, "precision": "bf16"}
+    times = [timer.step(valid({**spec, "train": {**train, "seq_len": 2**n}})).step_s for n in range(11)]
+    assert all(more >= fewer * (1 - 1e-9) for fewer, more in itertools.pairwise(times))
+
+
+def test_our_full_recompute_repeats_all_but_a_dense_layer_s_last_product() -> None:
+    layout, train = {"recompute": "full"}, {"global_batch": 1, "seq_len": 4096, "precision": "bf16"}
+    spec = valid({"model": {"preset": "llama3-8b"}, "layout": layout, "train": train})
+    whole = {**STACKS, "ours": STACKS["ours"]._replace(repeats_needed=False)}
+    ours, all_of_it = (Timer(H100, stacks).predicted(spec).recompute_s for stacks in (STACKS, whole))
+    rate = Timer(H100).accelerator(spec)
+    product = 2 * 4096 * 4096 * 14336 / (rate.bf16_flops * rate.gemm_efficiency)
+    assert all_of_it - ours == pytest.approx(32 * product, rel=0.1)
