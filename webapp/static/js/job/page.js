@@ -133,7 +133,9 @@ function drawVerdicts() {
 }
 
 function drawComparison() {
-  const { rows, off } = showComparison($("fidelity-rows"), $("fidelity-note"), state, predictedOf, openAxes, job.finished);
+  const { rows, off: compared } = showComparison($("fidelity-rows"), $("fidelity-note"), state, predictedOf, openAxes, job.finished);
+  const counted = [...state.ranks.values()].some((rank) => rank.exactStep) && job.engine !== "elsewhere";
+  const off = compared ?? (counted ? { bytesOff: 0, callsOff: 0, net: 0 } : null); // one rank sends nothing, and did not
   const exact = $("fidelity-badge").dataset.exact === "true";
   showBadge($("fidelity-badge"), off, exact);
   if (off === null) delete $("fidelity").dataset.difference;
@@ -142,10 +144,9 @@ function drawComparison() {
   const measured = job.exit?.summary?.measured ?? null;
   const run = { device: job.spec.resources.device, measured, apart: stepsOf(job, state), least: Number($("planned").dataset.least) };
   showPlanned($("planned-rows"), job.estimate, state, rows, run);
-  const none = [...state.ranks.values()].some((rank) => rank.exactStep) ? { bytesOff: 0, callsOff: 0 } : null;
-  const counted = off === null ? none : exact ? off : { bytesOff: off.net, callsOff: off.callsOff };
+  const proven = off === null || exact ? off : { bytesOff: off.net, callsOff: off.callsOff };
   if (job.engine === "elsewhere") return; // of a script of somebody's own nothing is proven, whatever it sends
-  showProof($("proof"), state, counted, job.finished, exact, job.spec.train.precision);
+  showProof($("proof"), state, proven, job.finished, exact, job.spec.train.precision);
 }
 
 function onJob(next) {

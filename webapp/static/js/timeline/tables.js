@@ -114,10 +114,10 @@ export function showOverlap(body, step, planned) {
 export function bubbleWords(step, job) {
   const found = bubble(step);
   if (!found) return "";
-  const words = [`Bubble: ${percent(found.share)} of the pipeline's ${duration(found.seconds)}, measured (the mean over ranks of what was neither compute nor another axis; of the busiest rank ${percent(found.least)}).`];
+  const words = [`Idle in the pipe: ${percent(found.share)} of its ${duration(found.seconds)}, measured, the bubble and waiting for slower stages (the mean over ranks of what was neither compute nor another axis; of the busiest rank ${percent(found.least)}).`];
   const time = job?.estimate?.time;
   const planned = time?.parts.find((part) => part.name === "bubble");
-  if (planned && time.step_s > 0) words.push(`Planned for the busiest stage: ${percent(planned.seconds / time.step_s)} of a step.`);
+  if (planned && time.step_s > 0) words.push(`Planned bubble of the busiest stage: ${percent(planned.seconds / time.step_s)} of a step.`);
   const { pp, virtual_stages: rounds = 1, schedule } = job?.spec?.layout ?? {};
   const micro = job?.estimate?.micro_batches;
   if (pp > 1 && micro > 0 && FILLS.has(schedule)) {
