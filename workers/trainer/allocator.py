@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # malloc.h
 LARGE_BYTES = 4 * 2**20
@@ -18,3 +19,11 @@ def return_large_tensors() -> None:
     if hasattr(libc, "mallopt"):
         libc.mallopt(MMAP_THRESHOLD, LARGE_BYTES)
         libc.mallopt(TRIM_THRESHOLD, LARGE_BYTES)
+
+
+def give_back() -> None:
+    """Let the kernel have what was freed, and what only cycles hold: a model's modules are in some."""
+    gc.collect()
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)

@@ -212,6 +212,10 @@ class Watch(Protocol):
 
     failed: str
 
+    @property
+    def held_bytes(self) -> int:
+        """Of tensors that it keeps until it looks again."""
+
     def looks(self, index: int) -> bool:
         """Whether it looks at a step at all."""
 
@@ -232,13 +236,19 @@ class Look:
     def __call__(self) -> None:
         started = time.perf_counter()
         self._recorder.set_phase("proof")
-        if self._peak is not None:
-            self._peak.read()
-        self.watch.gradients(self._index)
-        if self._peak is not None:
-            self._peak.restart()
+        with self.aside():
+            self.watch.gradients(self._index)
         self._recorder.set_phase("step")
         self.seconds = time.perf_counter() - started
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What the watch holds meanwhile, and keeps, is in no peak."""
+        if self._peak is not None:
+            self._peak.pause()
+        yield
+        if self._peak is not None:
+            self._peak.resume(self.watch.held_bytes)
 
 
 def train(
@@ -290,11 +300,8 @@ def train(
         _stop_if(result.not_finite, index, spec.train)
         if look is not None:
             enter("proof")
-            if peak is not None:
-                peak.read()
-            look.watch.updated(index, result)
-            if peak is not None:
-                peak.restart()
+            with look.aside():
+                look.watch.updated(index, result)
             enter("step")
             if look.watch.failed and index + 1 < steps:
                 raise ProofError(look.watch.failed)

@@ -26,12 +26,13 @@ class Peak:
 
     def __init__(self, device: torch.device) -> None:
         self._device, self.bytes = device, 0
+        self._kept = self._left = self._paused = 0  # of what is not training's
         self._before = self._now()
         self.restart()
 
     def read(self) -> int:
         """The most since `restart`, taken in."""
-        most = self._most() - self._before
+        most = self._most() - self._before - self._kept - self._left
         self.bytes = max(self.bytes, most)
         return most
 
@@ -42,6 +43,18 @@ class Peak:
             return
         with contextlib.suppress(OSError):  # a kernel without it keeps the highest of all
             CLEAR_REFS.write_text(RESET_PEAK)
+
+    def pause(self) -> None:
+        """What is held until `resume` is not training's."""
+        self.read()
+        self._paused = self._now()
+
+    def resume(self, kept: int) -> None:
+        """`kept` bytes are still held that are not; what else there is more of, libraries have: buffers of MKL's are as
+        large as the largest matrix was, and are never given back."""
+        self._left += max(0, self._now() - self._paused - (kept - self._kept))
+        self._kept = kept
+        self.restart()
 
     def _now(self) -> int:
         return torch.cuda.memory_allocated(self._device) if self._device.type == "cuda" else _status("RssAnon")

@@ -25,3 +25,31 @@ def test_libraries_that_training_imports_are_not_its_memory() -> None:
     """FSDP2's came after the count had begun: 45 MiB of each rank that shards."""
     done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, check=True)
     assert int(done.stdout) < 4 * 2**20
+
+
+ASIDE = """
+import torch
+from workers.trainer.allocator import return_large_tensors
+from workers.trainer.peak import Peak
+
+return_large_tensors()
+peak = Peak(torch.device("cpu"))
+own = torch.ones(32 * 2**18)
+peak.pause()
+kept, of_a_library, gone = (torch.ones(n * 2**18) for n in (64, 48, 128))
+del gone
+peak.resume(kept.numel() * kept.element_size())
+print(peak.read() / 2**20)
+peak.pause()
+del kept
+peak.resume(0)
+more = torch.ones(8 * 2**18)
+print(peak.read() / 2**20)
+"""
+
+
+def test_what_a_proof_holds_keeps_and_leaves_to_libraries_is_not_training_s() -> None:
+    done = subprocess.run([sys.executable, "-c", ASIDE], cwd=ROOT, capture_output=True, text=True, check=True)
+    before, after = map(float, done.stdout.split())
+    assert 31 < before < 36
+    assert 39 < after < 44

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ from tests.parity.rank import make_trainer
 from workers.meter import Recorder
 from workers.trainer.errors import ProofError
 from workers.trainer.loop import Trainer, train
+from workers.trainer.peak import Peak
 from workers.trainer.proof import Proof
 from workers.trainer.proof.checksum import BLOCK, checksum
 from workers.trainer.proof.words import one_process_words, wrong_words
@@ -75,6 +76,32 @@ def test_a_run_is_proven_once_after_its_first_steps_and_once_at_its_end(tmp_path
     assert compared["one_process"]["state"] == last["one_process"]["state"] == "equal"
     assert [item["replicas"]["steps"] for item in (first, compared, last)] == [[1], [1], [1, 4]]
     assert last["wrong"] == []
+
+
+class Noted:
+    """In place of a peak: what was kept beside training, each time that it went on."""
+
+    def __init__(self) -> None:
+        self.bytes, self.kept = 0, list[int]()
+
+    def read(self) -> int:
+        return 0
+
+    def restart(self) -> None: ...
+
+    def pause(self) -> None: ...
+
+    def resume(self, kept: int) -> None:
+        self.kept.append(kept)
+
+
+def test_what_it_keeps_of_the_first_step_is_told_until_it_was_compared(tmp_path: Path) -> None:
+    """Gradients and weights through the second and third step: a quarter of a run's told peak was not its own."""
+    trainer, noted = one_rank(tmp_path), Noted()
+    size = sum(held.tensor.numel() * 4 for held in trainer.part.tensors)
+    quiet: Any = lambda _item: None  # noqa: E731
+    train(trainer, quiet, quiet, watch=Proof(trainer, quiet, quiet), peak=cast(Peak, noted))
+    assert noted.kept == [size, *[2 * size] * 4, 0, 0, 0], "it looks into four steps, twice each"
 
 
 def test_gradients_twice_too_large_end_the_run_though_adam_hardly_sees_them(

@@ -10,6 +10,7 @@ import torch
 from contracts.telemetry.batches import Item
 from contracts.telemetry.proof import Mismatch, ProcessProof, ProofItem, ReplicaProof
 from planner.facts.proof import STEPS, limits, limits_words, why_not_compared
+from workers.trainer.allocator import give_back
 from workers.trainer.loop import StepResult, Trainer
 from workers.trainer.proof.one_process import Beside, FirstStep, compare_with_one
 from workers.trainer.proof.parts import Piece, pieces_of
@@ -54,6 +55,12 @@ class Proof:
             limit=self._limits.gradient,
             seconds=0.0,
         )
+
+    @property
+    def held_bytes(self) -> int:
+        """Of this rank's own first step, until it is compared."""
+        kept = [] if self._kept is None else [*self._kept.gradients, *self._kept.weights]
+        return sum(tensor.numel() * tensor.element_size() for tensor in kept)
 
     def looks(self, index: int) -> bool:
         """Whether there is anything to do at step `index` (from 0)."""
@@ -108,6 +115,8 @@ class Proof:
             trainer.device,
         )
         self._kept = None
+        del kept
+        give_back()
         self._wrong += found.wrong
         self._one = self._told(found, time.perf_counter() - started)
 
