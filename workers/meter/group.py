@@ -149,10 +149,14 @@ class MeteredGroup(WrappedGroup):
     def batch_begins(self) -> None:
         self._coalesced = []
 
-    def batch_ends(self, work: Any) -> None:
+    def batch_ends(self, work: Any) -> Any:
         carried, self._coalesced = self._coalesced or [], None
-        if work is not None and self._poller is not None:
-            self._poller.watch_work(work, carried)
+        if work is None or self._poller is None or not carried:
+            return work
+        self._poller.watch_work(work, carried)
+        # A wait for all of it is told once, of one that counts as on its way: a receive does not.
+        told = next((pending for pending in carried if pending.key[1] != "recv"), carried[0])
+        return WaitedForOnDevice(work, told, self._poller)
 
     def _run(
         self,
