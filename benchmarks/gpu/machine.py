@@ -10,7 +10,7 @@ from typing import NamedTuple, TypedDict
 import torch
 
 from planner.hardware.cluster import Cluster
-from planner.hardware.clusters import CLUSTERS
+from planner.hardware.clusters import CLUSTERS, is_another
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU_RANKS = 2
@@ -27,7 +27,6 @@ NAMES = (
     ("V100", "v100-16gb", "v100-32gb"),
     ("MI300X", "mi300x", "mi300x"),
 )
-OTHERS = ("PCIE", "NVL")  # cards of lower clock and power, or other links, that no cluster describes
 
 
 class Fingerprint(TypedDict):
@@ -67,7 +66,7 @@ def this_machine() -> Machine:
 def cluster_of(name: str, memory_bytes: int) -> str | None:
     """The cluster whose accelerator has this name and so much memory."""
     upper, gib = name.upper(), memory_bytes / 2**30
-    if any(other in upper for other in OTHERS) and "V100" not in upper and "A100" not in upper:
+    if is_another(name):
         return None
     if "H100" in upper:
         return "h100" if gib < FULL_GIB["h100"] else "h100-500w"

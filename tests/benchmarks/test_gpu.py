@@ -101,19 +101,36 @@ def test_a_prediction_is_written_before_its_run(tmp_path: Path) -> None:
 def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     """By the kernel, so that nothing of it could put anything in order."""
     waits = f"while not __import__('os').path.exists({str(tmp_path / 'go')!r}): __import__('time').sleep(0.05)\n"
-    second = replace(writes(tmp_path, "b"), argv=(sys.executable, "-c", waits + WRITES, str(tmp_path), "b", "1.0"))
+    says = "print(__import__('os').getpid(), flush=True)\n"
+    argv = (sys.executable, "-c", says + waits + WRITES, str(tmp_path), "b", "1.0")
+    second = replace(writes(tmp_path, "b"), argv=argv)
     parts = [writes(tmp_path, "a"), second]
     child = multiprocessing.get_context("fork").Process(target=run, args=(parts, tmp_path))
     child.start()
-    wait_until((tmp_path / "b.log").exists, "the second part runs")
+    log = tmp_path / "b.log"
+    wait_until(lambda: log.exists() and log.read_text().endswith("\n"), "the second part runs")
     child.kill()
     child.join()
+    wait_until(lambda: gone(int(log.read_text())), "its program ends with it, and takes no time from what comes next")
     assert not (tmp_path / "b.json").exists()
     (tmp_path / "go").touch()
     results = run(parts, tmp_path)
     assert states(results) == ["passed", "passed"]
     assert [result.get("kept", False) for result in results] == [True, False]
     assert runs(tmp_path).count("a") == 1
+
+
+def test_what_failed_before_takes_no_time_from_what_was_not_reached(tmp_path: Path) -> None:
+    """Else a call would spend all of its time where the one before it did, and reach no more."""
+    far, good = writes(tmp_path, "far", x=3.0), writes(tmp_path, "good")
+    run([far], tmp_path)
+    results = run([far, good], tmp_path)
+    assert runs(tmp_path) == ["far", "good", "far"]
+    assert states(results) == ["failed", "passed"]
+    sleeps = replace(far, argv=(sys.executable, "-c", "import time; time.sleep(1000)"))
+    told = run_parts([sleeps, good], tmp_path, HERE, lambda _line: None, 0.5, fresh=False)
+    assert states(told) == ["failed", "passed"], "not skipped: it is known to fail"
+    assert states(run([replace(far, skip="no GPU")], tmp_path)) == ["skipped"]
 
 
 def command(folder: Path, *only: str) -> list[str]:
@@ -149,6 +166,9 @@ def test_the_meter_counts_what_the_profiler_does(tmp_path: Path) -> None:
         ("NVIDIA A100-SXM4-40GB", 39, "a100-40gb"),
         ("NVIDIA A100-SXM4-80GB", 79, "a100-80gb"),
         ("Tesla V100-SXM2-32GB", 31, "v100-32gb"),
+        ("NVIDIA A100-PCIE-40GB", 39, "a100-40gb"),
+        ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", 20, None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 10, None),
         ("NVIDIA GeForce RTX 4090", 24, None),
     ],
 )
