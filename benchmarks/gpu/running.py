@@ -17,8 +17,9 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.gpu.machine import ROOT, Fingerprint
+from benchmarks.gpu.machine import ROOT, Fingerprint, held_by_others
 from benchmarks.gpu.results import SPENT, Found, Result, State, earlier_result, found_in, write
+from workers.host.facts.gpus import Gpus
 
 GRACE_S = 10.0  # between asking a part's processes to end and ending them
 PR_SET_PDEATHSIG = 1
@@ -85,7 +86,7 @@ def run_parts(
 
 
 def _run(part: Part, folder: Path, machine: Fingerprint, left_s: float) -> Result:
-    started = time.monotonic()
+    started, notes = time.monotonic(), list(part.notes)
 
     def result(
         state: State, why: str, measured: dict[str, float] | None = None, beside: Mapping[str, float] | None = None
@@ -99,13 +100,14 @@ def _run(part: Part, folder: Path, machine: Fingerprint, left_s: float) -> Resul
             machine=machine,
             measured=measured or {},
             beside={**part.predicted, **(beside or {})},
-            notes=list(part.notes),
+            notes=notes,
         )
 
     if part.skip:
         return result("skipped", part.skip)
     if left_s <= 0:
         return result("skipped", SPENT)
+    notes += held_by_others(Gpus())
     if part.predicted:
         write(folder / f"{part.name}.predicted.json", {"written": time.time(), "figures": dict(part.predicted)})
     out, log = folder / f"{part.name}.found", folder / f"{part.name}.log"

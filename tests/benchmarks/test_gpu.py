@@ -10,13 +10,15 @@ from dataclasses import replace
 from functools import cache
 from itertools import groupby, product
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.gpu import layouts
+from benchmarks.gpu import layouts, machine, running
 from benchmarks.gpu.kernels import shares
-from benchmarks.gpu.machine import Fingerprint, Machine, cluster_of
+from benchmarks.gpu.machine import Fingerprint, Machine, cluster_of, why_none
 from benchmarks.gpu.metering import told_by_nccl
 from benchmarks.gpu.parts import all_parts
 from benchmarks.gpu.rates import above_peak, measure, predictions
@@ -29,6 +31,8 @@ from planner.hardware.clusters import ACCELERATORS, CLUSTERS
 from tests.parity.cases import LAYOUTS
 from tests.support.patience import patient
 from tests.support.processes import ROOT, gone, wait_until
+from tests.workers.host.test_facts import FakeNvml, NoDriver
+from workers.host.facts.gpus import Gpus
 
 GIB = 2**30
 HERE = Fingerprint(torch="2", device="none", count=1, commit="c", small=True)
@@ -90,6 +94,19 @@ def test_what_passed_is_kept_on_this_machine_and_commit_alone(tmp_path: Path) ->
     run(parts[:1], tmp_path, {**HERE, "commit": "d"})  # type: ignore[typeddict-item]  # the same fields
     run(parts[:1], tmp_path, {**HERE, "commit": "d"}, fresh=True)  # type: ignore[typeddict-item]
     assert runs(tmp_path)[3:] == ["a", "a"]
+
+
+def test_without_git_what_other_sources_showed_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where git is not there, or does not trust the folder of another user."""
+    source = tmp_path / "workers" / "a.py"
+    source.parent.mkdir()
+    source.write_text("1")
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    first = machine.commit()
+    assert machine.commit() == first
+    source.write_text("2")
+    assert machine.commit() != first
 
 
 def test_a_prediction_is_written_before_its_run(tmp_path: Path) -> None:
@@ -174,6 +191,34 @@ def test_the_meter_counts_what_the_profiler_does(tmp_path: Path) -> None:
 )
 def test_an_accelerator_is_known_by_its_name(name: str, gib: int, cluster: str | None) -> None:
     assert cluster_of(name, gib * GIB) == cluster
+
+
+def test_a_machine_without_a_gpu_is_told_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert why_none() == f"torch {torch.__version__} is a build without CUDA"
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "built for 13.0, sees no GPU" in why_none()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    assert "without NCCL" in why_none()
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    assert why_none() == ""
+
+
+class Shared(FakeNvml):
+    """Somebody else's 30 GiB on the second of two."""
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
+        return SimpleNamespace(total=80 * GIB, used=30 * GIB if handle else GIB)
+
+
+def test_a_gpu_that_others_use_is_told_beside_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "Gpus", lambda: Gpus(Shared(), tmp_path))
+    (result,) = run([writes(tmp_path, "a")], tmp_path)
+    assert [note.partition(":")[0] for note in result["notes"]] == ["GPU 1 held 30.0 GiB before this began"]
+    monkeypatch.setattr(running, "Gpus", lambda: Gpus(NoDriver(), tmp_path))
+    assert run([writes(tmp_path, "b")], tmp_path)[0]["notes"] == []
 
 
 @cache
