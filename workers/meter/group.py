@@ -292,9 +292,9 @@ def coalesce_metered_p2p() -> None:
 
     def batch_isend_irecv(p2p_op_list: list[dist.P2POp]) -> list[dist.Work]:
         group = p2p_op_list[0].group or dist.group.WORLD
-        if not isinstance(group, MeteredGroup):
-            return original(p2p_op_list)
-        return together(p2p_op_list, group)
+        if isinstance(group, MeteredGroup) and group.batches(p2p_op_list[0].tensor.device):
+            return together(p2p_op_list, group)
+        return original(p2p_op_list)
 
     batch_isend_irecv.coalesces_metered = True  # type: ignore[attr-defined]  # marks the replacement
     c10d.batch_isend_irecv = dist.batch_isend_irecv = batch_isend_irecv

@@ -55,6 +55,10 @@ class WrappedGroup(dist.ProcessGroup):
     def described(self, words: str) -> None:
         """Somebody said what the group is."""
 
+    def batches(self, device: torch.device) -> bool:
+        """Whether what is sent from there can be one work. Gloo takes each by itself."""
+        return bool(self._get_backend(device).supports_coalescing)
+
     def batch_begins(self) -> None:
         """What comes until `batch_ends` is one work."""
 

@@ -52,7 +52,7 @@ def test_a_device_work_completes_at_the_first_poll_after_its_end():
 
 
 @pytest.fixture
-def poller() -> Iterator[DevicePoller]:
+def poller(monkeypatch: pytest.MonkeyPatch) -> Iterator[DevicePoller]:
     """Watches a metered default group over torch's fake backend: coalescing is torch's own, transfers are none."""
     poller = DevicePoller()
 
@@ -64,6 +64,7 @@ def poller() -> Iterator[DevicePoller]:
         native._register_backend(torch.device("cpu"), kind, plain)
         group = MeteredGroup(native, options.group_id, Recorder(rank=0), [torch.device("cpu")], range(2))
         group._poller = poller
+        monkeypatch.setattr(MeteredGroup, "batches", lambda _group, device: device.type == "cpu")  # as NCCL's
         return group
 
     original = c10d.batch_isend_irecv
@@ -81,6 +82,15 @@ def test_a_batch_of_sends_and_receives_is_one_work_that_ends_as_a_whole(poller):
     ((watched, carried),) = poller._works
     assert [work.work for work in works] == [watched]
     assert [(pending.key[1], pending.payload_bytes) for pending in carried] == [("send", 16), ("recv", 32)]
+
+
+def test_what_gloo_carries_is_sent_one_by_one_beside_a_gpu_too(poller, monkeypatch):
+    """A script that worked without the meter was ended: gloo begins no batch."""
+    monkeypatch.undo()
+    works = dist.batch_isend_irecv(
+        [dist.P2POp(dist.isend, torch.ones(4), 1), dist.P2POp(dist.irecv, torch.ones(8), 1)]
+    )
+    assert len(works) == 2
 
 
 class Moment:
