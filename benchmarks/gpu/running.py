@@ -63,9 +63,9 @@ def run_parts(
 ) -> list[Result]:
     """Each part's result, written as soon as it is known. One that fails stops no other.
 
-    What passed in this folder before, on the same machine and commit, is kept unless `fresh`. What failed is tried again
-    after all else, and stays failed where there is no time for it. After `total_s` no other part begins, and one that
-    runs is cut.
+    What passed in this folder before, on the same machine and commit, is kept unless `fresh`; what failed is tried
+    again after all else, and stays failed where there is no time for it. After `total_s` no other part begins, and one
+    that runs is cut.
     """
     folder.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + total_s

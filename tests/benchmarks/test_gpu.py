@@ -213,7 +213,9 @@ class Shared(FakeNvml):
         return SimpleNamespace(total=80 * GIB, used=30 * GIB if handle else GIB)
 
 
-def test_a_gpu_that_others_use_is_told_beside_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_others_use_is_told_beside_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(running, "Gpus", lambda: Gpus(Shared(), tmp_path))
     (result,) = run([writes(tmp_path, "a")], tmp_path)
     assert [note.partition(":")[0] for note in result["notes"]] == ["GPU 1 held 30.0 GiB before this began"]

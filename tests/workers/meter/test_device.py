@@ -87,9 +87,7 @@ def test_a_batch_of_sends_and_receives_is_one_work_that_ends_as_a_whole(poller):
 def test_what_gloo_carries_is_sent_one_by_one_beside_a_gpu_too(poller, monkeypatch):
     """A script that worked without the meter was ended: gloo begins no batch."""
     monkeypatch.undo()
-    works = dist.batch_isend_irecv(
-        [dist.P2POp(dist.isend, torch.ones(4), 1), dist.P2POp(dist.irecv, torch.ones(8), 1)]
-    )
+    works = dist.batch_isend_irecv([dist.P2POp(dist.isend, torch.ones(4), 1), dist.P2POp(dist.irecv, torch.ones(8), 1)])
     assert len(works) == 2
 
 
