@@ -24,12 +24,13 @@ class Found(TypedDict):
 
 
 class Result(TypedDict):
-    """Of one part. `why` is empty where it passed."""
+    """Of one part. `why` is empty where it passed; `day` is when it ended, by UTC."""
 
     part: str
     title: str
     state: State
     why: str
+    day: str
     seconds: float
     machine: Fingerprint
     measured: dict[str, float]

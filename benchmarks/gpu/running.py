@@ -48,7 +48,8 @@ class Part:
 def torchrun(ranks: int, module: str, *arguments: str) -> tuple[str, ...]:
     """A module on so many ranks of this machine."""
     launcher = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks))
-    meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0")
+    # By no name of the machine, which need not resolve.
+    meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1")
     return (*launcher, *meeting, "-m", module, *arguments)
 
 
@@ -96,6 +97,7 @@ def _run(part: Part, folder: Path, machine: Fingerprint, left_s: float) -> Resul
             title=part.title,
             state=state,
             why=why,
+            day=time.strftime("%Y-%m-%d", time.gmtime()),
             seconds=time.monotonic() - started,
             machine=machine,
             measured=measured or {},

@@ -109,6 +109,14 @@ def test_without_git_what_other_sources_showed_is_not_kept(tmp_path: Path, monke
     assert machine.commit() != first
 
 
+def test_what_was_kept_has_the_day_on_which_it_was_found(tmp_path: Path) -> None:
+    run([writes(tmp_path, "a")], tmp_path)
+    found = json.loads((tmp_path / "a.json").read_text())
+    (tmp_path / "a.json").write_text(json.dumps({**found, "day": "2026-01-31"}))
+    results = run([writes(tmp_path, "a"), writes(tmp_path, "b")], tmp_path)
+    assert f"`command`, 2026-01-31 to {found['day']}, 1 x none" in page(results, HERE, "command")
+
+
 def test_a_prediction_is_written_before_its_run(tmp_path: Path) -> None:
     looks = f"assert __import__('pathlib').Path({str(tmp_path / 'a.predicted.json')!r}).exists(); " + WRITES
     part = Part("a", "", (sys.executable, "-c", looks.lstrip(), str(tmp_path), "a", "1"), predicted={"x": 1.0})
