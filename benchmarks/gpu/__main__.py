@@ -15,7 +15,7 @@ import signal
 import sys
 from pathlib import Path
 
-from benchmarks.gpu.machine import ROOT, this_machine
+from benchmarks.gpu.machine import ROOT, this_machine, why_none
 from benchmarks.gpu.parts import all_parts
 from benchmarks.gpu.running import run_parts
 from benchmarks.gpu.table import lines, page
@@ -32,9 +32,11 @@ def main() -> int:
     parser.add_argument("--fresh", action="store_true", help="run again what has passed here before")
     parser.add_argument("--docs", action="store_true", help=f"write {DOCS.relative_to(ROOT)}")
     options = parser.parse_args()
-    machine = this_machine()
-    if machine.device == "cpu" and not options.small:
-        parser.error("torch sees no GPU here; --small tries what can be tried without one")
+    machine, none = this_machine(), why_none()
+    if none and machine.device == "cuda":
+        parser.error(none)
+    if none and not options.small:
+        parser.error(f"{none}; --small tries what can be tried without a GPU")
     if machine.device == "cpu" and options.docs:
         parser.error("--docs tells of GPUs, and torch sees none here")
     parts = all_parts(machine, small=options.small)

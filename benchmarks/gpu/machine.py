@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
 import torch
+import torch.distributed as dist
 
 from planner.hardware.cluster import Cluster
-from planner.hardware.clusters import CLUSTERS
+from planner.hardware.clusters import CLUSTERS, is_another
+from workers.host.facts.gpus import Gpus
 
 ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ("benchmarks/gpu", "contracts", "planner", "workers", "tests/parity")  # of what is measured
 CPU_RANKS = 2
+IDLE_BYTES = 2 * 2**30  # of a GPU: a driver's own, and a context
 FULL_GIB = {"a100": 60, "v100": 24, "h100": 90}  # of two memory sizes of one name, the larger begins here
 # Words of `torch.cuda.get_device_name`, the most telling first: the cluster, and that of its larger memory.
 NAMES = (
@@ -27,7 +32,6 @@ NAMES = (
     ("V100", "v100-16gb", "v100-32gb"),
     ("MI300X", "mi300x", "mi300x"),
 )
-OTHERS = ("PCIE", "NVL")  # cards of lower clock and power, or other links, that no cluster describes
 
 
 class Fingerprint(TypedDict):
@@ -64,10 +68,28 @@ def this_machine() -> Machine:
     )
 
 
+def why_none() -> str:
+    """Of a machine on which torch sees no GPU, or has nothing that joins them; empty where it has both."""
+    built, here = torch.version.cuda or torch.version.hip, f"torch {torch.__version__}"
+    if built is None:
+        return f"{here} is a build without CUDA"
+    if not torch.cuda.is_available():
+        return f"{here}, built for {built}, sees no GPU: no driver, one too old for it, or all are hidden (nvidia-smi)"
+    return "" if dist.is_nccl_available() else f"{here} is a build without NCCL"
+
+
+def held_by_others(gpus: Gpus) -> Iterator[str]:
+    """Of each GPU that holds much while nothing of ours runs, but for what a driver and a context take."""
+    for number, use in enumerate(gpus.use()):
+        if (held := use.get("memory_bytes", 0)) > IDLE_BYTES:
+            words = "where that is another program's, it computed beside this"
+            yield f"GPU {number} held {held / 2**30:.1f} GiB before this began: {words}"
+
+
 def cluster_of(name: str, memory_bytes: int) -> str | None:
     """The cluster whose accelerator has this name and so much memory."""
     upper, gib = name.upper(), memory_bytes / 2**30
-    if any(other in upper for other in OTHERS) and "V100" not in upper and "A100" not in upper:
+    if is_another(name):
         return None
     if "H100" in upper:
         return "h100" if gib < FULL_GIB["h100"] else "h100-500w"
@@ -78,13 +100,19 @@ def cluster_of(name: str, memory_bytes: int) -> str | None:
 
 
 def commit() -> str:
-    """The commit that runs, with a sum of what was changed since; "unknown" without git."""
+    """The commit that runs, with a sum of what was changed since; without git a sum of the sources."""
     try:
         found = _git("rev-parse", "--short=12", "HEAD")
         changed = _git("diff", "HEAD", "--", ".", ":!docs")
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return f"unknown+{_sum_of_sources(ROOT)}"
     return f"{found}+{hashlib.sha256(changed.encode()).hexdigest()[:8]}" if changed else found
+
+
+def _sum_of_sources(root: Path) -> str:
+    files = sorted(path for room in SOURCES for path in (root / room).rglob("*.py"))
+    told = "".join(f"{path.relative_to(root)} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in files)
+    return hashlib.sha256(told.encode()).hexdigest()[:8]
 
 
 def _git(*arguments: str) -> str:

@@ -348,7 +348,8 @@ def _basis(spec: JobSpec, machine: Machine) -> tuple[str, ...]:
         return (_unknown(machine),)
     title = STACKS[_as_planned(spec).resources.stack].title
     peak = machine.cluster.accelerator.peak(kind := mix_of(spec.train.precision).gemm)
-    by = f"predicted for {machine.cluster.accelerator.name} by data sheet, software: {title}"
+    sheet = machine.cluster.accelerator.name if machine.ranks == 1 else machine.cluster.name  # its links too
+    by = f"predicted for {sheet} by data sheet, software: {title}"
     return (by, f"MFU of {kind}'s dense peak, {peak / 1e12:,.4g} TFLOP/s")
 
 

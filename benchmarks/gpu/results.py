@@ -24,12 +24,13 @@ class Found(TypedDict):
 
 
 class Result(TypedDict):
-    """Of one part. `why` is empty where it passed."""
+    """Of one part. `why` is empty where it passed; `day` is when it ended, by UTC."""
 
     part: str
     title: str
     state: State
     why: str
+    day: str
     seconds: float
     machine: Fingerprint
     measured: dict[str, float]
@@ -50,12 +51,12 @@ def found_in(path: Path) -> Found | None:
     return cast(Found, json.loads(path.read_text())) if path.exists() else None
 
 
-def kept_result(folder: Path, part: str, machine: Fingerprint) -> Result | None:
-    """A part that passed on this very machine and commit before."""
+def earlier_result(folder: Path, part: str, machine: Fingerprint) -> Result | None:
+    """Of a part that passed or failed on this very machine and commit before."""
     path = folder / f"{part}.json"
     if not path.exists():
         return None
     result = cast(Result, json.loads(path.read_text()))
-    if result["machine"] != machine or result["state"] != "passed":
+    if result["machine"] != machine or result["state"] == "skipped":
         return None
     return Result(**{**result, "kept": True})

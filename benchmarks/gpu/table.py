@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 
 from benchmarks.gpu.machine import Fingerprint
@@ -50,13 +49,19 @@ def count(results: Sequence[Result]) -> str:
     return ", ".join(f"{states.count(state)} {state}" for state in ("passed", "failed", "skipped"))
 
 
+def days(results: Sequence[Result]) -> str:
+    """On which they were found: what passed is kept from one call to the next."""
+    told = sorted({result["day"] for result in results})
+    return told[0] if len(told) == 1 else f"{told[0]} to {told[-1]}"
+
+
 def page(results: Sequence[Result], machine: Fingerprint, command: str) -> str:
     """Markdown of docs/gpu.md."""
     told_of = f"{machine['count']} x {machine['device']}, torch {machine['torch']}, commit {machine['commit']}"
     found = [
         "# What a machine with GPUs showed",
         "",
-        f"`{command}`, {time.strftime('%Y-%m-%d', time.gmtime())}, {told_of}: {count(results)}.",
+        f"`{command}`, {days(results)}, {told_of}: {count(results)}.",
         "It writes this page itself.",
         "\"beside\" is the planner's prediction, written down before the run, or the profiler's count.",
     ]

@@ -248,9 +248,22 @@ CLUSTERS = {
 DEFAULT_CLUSTER = {"cpu": "cpu", "cuda": "h100"}
 
 
+CARDS = {"PCIE", "NVL"}  # of lower clock and power, or with other links; of A100 and V100 with the same peak
+SAME_PEAK = {"A100", "V100"}
+SLICE = "MIG"  # some of a GPU's processors
+
+
+def is_another(device_name: str) -> bool:
+    """Whether a device that has the name of an accelerator is none that a cluster describes."""
+    words = set(re.split(r"[^A-Z0-9]+", device_name.upper()))
+    return SLICE in words or bool(words & CARDS and not words & SAME_PEAK)
+
+
 def described(device_name: str, memory_bytes: int) -> Cluster | None:
     """The cluster of GPUs of the name that a device gives itself, of several the nearest in memory; None without a data
     sheet of it."""
+    if is_another(device_name):
+        return None
     words = set(re.split(r"[^A-Za-z0-9]+", device_name))
     named = [c for c in CLUSTERS.values() if c.device == "cuda" and c.accelerator.name.split()[0] in words]
     return min(named, key=lambda c: abs(c.accelerator.memory_bytes - memory_bytes), default=None)

@@ -10,13 +10,15 @@ from dataclasses import replace
 from functools import cache
 from itertools import groupby, product
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.gpu import layouts
+from benchmarks.gpu import layouts, machine, running
 from benchmarks.gpu.kernels import shares
-from benchmarks.gpu.machine import Fingerprint, Machine, cluster_of
+from benchmarks.gpu.machine import Fingerprint, Machine, cluster_of, why_none
 from benchmarks.gpu.metering import told_by_nccl
 from benchmarks.gpu.parts import all_parts
 from benchmarks.gpu.rates import above_peak, measure, predictions
@@ -29,6 +31,8 @@ from planner.hardware.clusters import ACCELERATORS, CLUSTERS
 from tests.parity.cases import LAYOUTS
 from tests.support.patience import patient
 from tests.support.processes import ROOT, gone, wait_until
+from tests.workers.host.test_facts import FakeNvml, NoDriver
+from workers.host.facts.gpus import Gpus
 
 GIB = 2**30
 HERE = Fingerprint(torch="2", device="none", count=1, commit="c", small=True)
@@ -92,6 +96,27 @@ def test_what_passed_is_kept_on_this_machine_and_commit_alone(tmp_path: Path) ->
     assert runs(tmp_path)[3:] == ["a", "a"]
 
 
+def test_without_git_what_other_sources_showed_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where git is not there, or does not trust the folder of another user."""
+    source = tmp_path / "workers" / "a.py"
+    source.parent.mkdir()
+    source.write_text("1")
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    first = machine.commit()
+    assert machine.commit() == first
+    source.write_text("2")
+    assert machine.commit() != first
+
+
+def test_what_was_kept_has_the_day_on_which_it_was_found(tmp_path: Path) -> None:
+    run([writes(tmp_path, "a")], tmp_path)
+    found = json.loads((tmp_path / "a.json").read_text())
+    (tmp_path / "a.json").write_text(json.dumps({**found, "day": "2026-01-31"}))
+    results = run([writes(tmp_path, "a"), writes(tmp_path, "b")], tmp_path)
+    assert f"`command`, 2026-01-31 to {found['day']}, 1 x none" in page(results, HERE, "command")
+
+
 def test_a_prediction_is_written_before_its_run(tmp_path: Path) -> None:
     looks = f"assert __import__('pathlib').Path({str(tmp_path / 'a.predicted.json')!r}).exists(); " + WRITES
     part = Part("a", "", (sys.executable, "-c", looks.lstrip(), str(tmp_path), "a", "1"), predicted={"x": 1.0})
@@ -101,19 +126,36 @@ def test_a_prediction_is_written_before_its_run(tmp_path: Path) -> None:
 def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     """By the kernel, so that nothing of it could put anything in order."""
     waits = f"while not __import__('os').path.exists({str(tmp_path / 'go')!r}): __import__('time').sleep(0.05)\n"
-    second = replace(writes(tmp_path, "b"), argv=(sys.executable, "-c", waits + WRITES, str(tmp_path), "b", "1.0"))
+    says = "print(__import__('os').getpid(), flush=True)\n"
+    argv = (sys.executable, "-c", says + waits + WRITES, str(tmp_path), "b", "1.0")
+    second = replace(writes(tmp_path, "b"), argv=argv)
     parts = [writes(tmp_path, "a"), second]
     child = multiprocessing.get_context("fork").Process(target=run, args=(parts, tmp_path))
     child.start()
-    wait_until((tmp_path / "b.log").exists, "the second part runs")
+    log = tmp_path / "b.log"
+    wait_until(lambda: log.exists() and log.read_text().endswith("\n"), "the second part runs")
     child.kill()
     child.join()
+    wait_until(lambda: gone(int(log.read_text())), "its program ends with it, and takes no time from what comes next")
     assert not (tmp_path / "b.json").exists()
     (tmp_path / "go").touch()
     results = run(parts, tmp_path)
     assert states(results) == ["passed", "passed"]
     assert [result.get("kept", False) for result in results] == [True, False]
     assert runs(tmp_path).count("a") == 1
+
+
+def test_what_failed_before_takes_no_time_from_what_was_not_reached(tmp_path: Path) -> None:
+    """Else a call would spend all of its time where the one before it did, and reach no more."""
+    far, good = writes(tmp_path, "far", x=3.0), writes(tmp_path, "good")
+    run([far], tmp_path)
+    results = run([far, good], tmp_path)
+    assert runs(tmp_path) == ["far", "good", "far"]
+    assert states(results) == ["failed", "passed"]
+    sleeps = replace(far, argv=(sys.executable, "-c", "import time; time.sleep(1000)"))
+    told = run_parts([sleeps, good], tmp_path, HERE, lambda _line: None, 0.5, fresh=False)
+    assert states(told) == ["failed", "passed"], "not skipped: it is known to fail"
+    assert states(run([replace(far, skip="no GPU")], tmp_path)) == ["skipped"]
 
 
 def command(folder: Path, *only: str) -> list[str]:
@@ -149,11 +191,44 @@ def test_the_meter_counts_what_the_profiler_does(tmp_path: Path) -> None:
         ("NVIDIA A100-SXM4-40GB", 39, "a100-40gb"),
         ("NVIDIA A100-SXM4-80GB", 79, "a100-80gb"),
         ("Tesla V100-SXM2-32GB", 31, "v100-32gb"),
+        ("NVIDIA A100-PCIE-40GB", 39, "a100-40gb"),
+        ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", 20, None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 10, None),
         ("NVIDIA GeForce RTX 4090", 24, None),
     ],
 )
 def test_an_accelerator_is_known_by_its_name(name: str, gib: int, cluster: str | None) -> None:
     assert cluster_of(name, gib * GIB) == cluster
+
+
+def test_a_machine_without_a_gpu_is_told_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert why_none() == f"torch {torch.__version__} is a build without CUDA"
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "built for 13.0, sees no GPU" in why_none()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    assert "without NCCL" in why_none()
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    assert why_none() == ""
+
+
+class Shared(FakeNvml):
+    """Somebody else's 30 GiB on the second of two."""
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
+        return SimpleNamespace(total=80 * GIB, used=30 * GIB if handle else GIB)
+
+
+def test_a_gpu_that_others_use_is_told_beside_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "Gpus", lambda: Gpus(Shared(), tmp_path))
+    (result,) = run([writes(tmp_path, "a")], tmp_path)
+    assert [note.partition(":")[0] for note in result["notes"]] == ["GPU 1 held 30.0 GiB before this began"]
+    monkeypatch.setattr(running, "Gpus", lambda: Gpus(NoDriver(), tmp_path))
+    assert run([writes(tmp_path, "b")], tmp_path)[0]["notes"] == []
 
 
 @cache

@@ -81,6 +81,9 @@ def host_settings(*, joined: bool = True) -> HostSettings:
         missing = "MESHBOARD_HOST_KEY" if redis_url else "MESHBOARD_REDIS_URL"
         raise SettingError(f"{missing} is not set: python -m workers.host.join starts a host worker with it")
     device, gpus = _device()
+    slots = _whole("MESHBOARD_SLOTS", gpus or max(4, os.cpu_count() or 1), 1)
+    if device == "cuda":
+        _are_seen(slots)
     sandbox = given("MESHBOARD_SANDBOX", "auto")
     if sandbox not in ("auto", "bwrap", "off"):
         raise SettingError(f"MESHBOARD_SANDBOX must be auto, bwrap or off, got {sandbox[:40]!r}")
@@ -88,7 +91,7 @@ def host_settings(*, joined: bool = True) -> HostSettings:
     return HostSettings(
         redis_url=redis_url,
         name=_host_name(given("MESHBOARD_HOST_NAME") or _joined_as(state) or socket.gethostname().split(".")[0]),
-        slots=_whole("MESHBOARD_SLOTS", gpus or max(4, os.cpu_count() or 1), 1),
+        slots=slots,
         device=device,
         run_dir=_folder("MESHBOARD_RUN_DIR", state / "runs"),
         data_root=_folder("MESHBOARD_DATA_ROOT", state / "data"),
@@ -149,6 +152,16 @@ def _device() -> tuple[Literal["cpu", "cuda"], int]:
             "MESHBOARD_DEVICE is cuda, and the driver tells of no GPU: see nvidia-smi, or set MESHBOARD_SLOTS"
         )
     return ("cuda", gpus) if told == "cuda" or gpus else ("cpu", 0)
+
+
+def _are_seen(slots: int) -> None:
+    """Slots are the machine's first GPUs by their bus, whatever CUDA is told to see: a job would run on hidden ones."""
+    told = given("CUDA_VISIBLE_DEVICES")
+    if told and told.replace(" ", "").split(",")[:slots] != [str(slot) for slot in range(slots)]:
+        raise SettingError(
+            f"CUDA_VISIBLE_DEVICES is {told[:100]!r}, and jobs would run on GPUs 0 to {slots - 1} by their bus: unset "
+            "it, or set MESHBOARD_SLOTS to how many of the first ones are for jobs"
+        )
 
 
 def _address(told: str, redis_url: str) -> str:

@@ -36,6 +36,8 @@ class Gauge:
         self._at_s, self._cpu_s = now_s, cpu_s
         item["resident_bytes"] = int(STATM.read_text().split()[1]) * PAGE_BYTES
         if torch.cuda.is_initialized():
-            item["allocated_bytes"] = torch.cuda.memory_allocated()
-            item["reserved_bytes"] = torch.cuda.memory_reserved()
+            # On all devices: a new thread's current one is the first, whichever the training computes on.
+            devices = range(torch.cuda.device_count())
+            item["allocated_bytes"] = sum(map(torch.cuda.memory_allocated, devices))
+            item["reserved_bytes"] = sum(map(torch.cuda.memory_reserved, devices))
         return item

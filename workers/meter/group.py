@@ -149,10 +149,14 @@ class MeteredGroup(WrappedGroup):
     def batch_begins(self) -> None:
         self._coalesced = []
 
-    def batch_ends(self, work: Any) -> None:
+    def batch_ends(self, work: Any) -> Any:
         carried, self._coalesced = self._coalesced or [], None
-        if work is not None and self._poller is not None:
-            self._poller.watch_work(work, carried)
+        if work is None or self._poller is None or not carried:
+            return work
+        self._poller.watch_work(work, carried)
+        # A wait for all of it is told once, of one that counts as on its way: a receive does not.
+        told = next((pending for pending in carried if pending.key[1] != "recv"), carried[0])
+        return WaitedForOnDevice(work, told, self._poller)
 
     def _run(
         self,
@@ -288,9 +292,9 @@ def coalesce_metered_p2p() -> None:
 
     def batch_isend_irecv(p2p_op_list: list[dist.P2POp]) -> list[dist.Work]:
         group = p2p_op_list[0].group or dist.group.WORLD
-        if not isinstance(group, MeteredGroup):
-            return original(p2p_op_list)
-        return together(p2p_op_list, group)
+        if isinstance(group, MeteredGroup) and group.batches(p2p_op_list[0].tensor.device):
+            return together(p2p_op_list, group)
+        return original(p2p_op_list)
 
     batch_isend_irecv.coalesces_metered = True  # type: ignore[attr-defined]  # marks the replacement
     c10d.batch_isend_irecv = dist.batch_isend_irecv = batch_isend_irecv

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -49,8 +48,7 @@ def meter_every_group(
 
     on_each_new_group(replace)
     _name_mesh_axes(recorder, whole)
-    if torch.cuda.is_available():
-        coalesce_metered_p2p()
+    coalesce_metered_p2p()  # unasked for a GPU: to ask CUDA here would keep it from processes that the script forks
 
 
 def _name_mesh_axes(recorder: Recorder, whole: str) -> None:

@@ -55,11 +55,16 @@ class WrappedGroup(dist.ProcessGroup):
     def described(self, words: str) -> None:
         """Somebody said what the group is."""
 
+    def batches(self, device: torch.device) -> bool:
+        """Whether what is sent from there can be one work. Gloo takes each by itself."""
+        return bool(self._get_backend(device).supports_coalescing)
+
     def batch_begins(self) -> None:
         """What comes until `batch_ends` is one work."""
 
-    def batch_ends(self, work: Any) -> None:
-        """`work` is None where the backend gives none."""
+    def batch_ends(self, work: Any) -> Any:
+        """What its caller waits for. `work` is None where the backend gives none."""
+        return work
 
     def _set_group_name(self, name: GroupName) -> None:
         super()._set_group_name(name)
@@ -79,9 +84,7 @@ class WrappedGroup(dist.ProcessGroup):
         return self.native.split_group(*args, **kwargs)
 
     def _end_coalescing(self, device: torch.device) -> Any:
-        work = self.native._end_coalescing(device)
-        self.batch_ends(work)
-        return work
+        return self.batch_ends(self.native._end_coalescing(device))
 
 
 def never_compiled(function: F) -> F:

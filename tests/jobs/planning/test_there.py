@@ -95,10 +95,14 @@ def test_a_job_is_planned_for_the_gpus_that_are_there(make_host: Callable[..., H
     assert (made.name, made.accelerator.bf16_flops) == (host.name, CLUSTERS["a100-80gb"].accelerator.bf16_flops)
 
 
-def test_rates_of_a_gpu_without_a_data_sheet_are_told_to_be_none_of_its(make_host: Callable[..., Host]) -> None:
+@pytest.mark.parametrize("name", ["NVIDIA L40S", "NVIDIA H100 PCIe", "NVIDIA A100-SXM4-40GB MIG 3g.20gb"])
+def test_rates_of_a_gpu_without_a_data_sheet_are_told_to_be_none_of_its(
+    name: str, make_host: Callable[..., Host]
+) -> None:
+    """A card of less power, or a slice of a GPU, has a name that begins as that of a whole one."""
     host = make_host()
-    host.device, host.device_name = "cuda", "NVIDIA L40S"
-    assert host_cluster(host).accelerator.name == "NVIDIA L40S (of which there is no data sheet)"
+    host.device, host.device_name = "cuda", name
+    assert host_cluster(host).accelerator.name == f"{name} (of which there is no data sheet)"
 
 
 def test_a_dry_run_of_a_gpu_takes_a_slot_of_any_host(owner: User, make_host: Callable[..., Host]) -> None:

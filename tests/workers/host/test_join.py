@@ -283,6 +283,22 @@ def test_slots_are_gpus_for_who_joins_and_for_its_doctor_too(
     assert (found.device, found.slots) == (device, slots)
 
 
+@pytest.mark.parametrize(
+    ("seen", "slots", "right"), [("0,1", 2, True), ("0, 1,5", 2, True), ("2,3", 2, False), ("0", 2, False)]
+)
+def test_gpus_that_cuda_is_not_to_see_are_no_slots(
+    seen: str, slots: int, right: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job was given the first ones, whoever was at work there."""
+    for name, value in (("MESHBOARD_DEVICE", "cuda"), ("MESHBOARD_SLOTS", str(slots)), ("CUDA_VISIBLE_DEVICES", seen)):
+        monkeypatch.setenv(name, value)
+    if right:
+        assert host_settings(joined=False).slots == slots
+        return
+    with pytest.raises(SettingError, match=f"CUDA_VISIBLE_DEVICES is '{seen}', and jobs would run on GPUs 0 to 1"):
+        host_settings(joined=False)
+
+
 def test_a_device_that_the_driver_does_not_tell_of_has_no_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MESHBOARD_SLOTS", raising=False)
     monkeypatch.setenv("MESHBOARD_DEVICE", "cuda")

@@ -15,9 +15,12 @@ from torch._C._distributed_c10d import FakeProcessGroup
 from torch.distributed import distributed_c10d as c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from workers.meter import completion
 from workers.meter.completion import DevicePoller
+from workers.meter.gauges import Gauge
 from workers.meter.group import MeteredGroup, coalesce_metered_p2p
 from workers.meter.recorder import Recorder
+from workers.meter.timeline import timeline
 
 
 class DeviceWork:
@@ -49,7 +52,7 @@ def test_a_device_work_completes_at_the_first_poll_after_its_end():
 
 
 @pytest.fixture
-def poller() -> Iterator[DevicePoller]:
+def poller(monkeypatch: pytest.MonkeyPatch) -> Iterator[DevicePoller]:
     """Watches a metered default group over torch's fake backend: coalescing is torch's own, transfers are none."""
     poller = DevicePoller()
 
@@ -61,6 +64,7 @@ def poller() -> Iterator[DevicePoller]:
         native._register_backend(torch.device("cpu"), kind, plain)
         group = MeteredGroup(native, options.group_id, Recorder(rank=0), [torch.device("cpu")], range(2))
         group._poller = poller
+        monkeypatch.setattr(MeteredGroup, "batches", lambda _group, device: device.type == "cpu")  # as NCCL's
         return group
 
     original = c10d.batch_isend_irecv
@@ -76,5 +80,70 @@ def test_a_batch_of_sends_and_receives_is_one_work_that_ends_as_a_whole(poller):
     operations = [dist.P2POp(dist.isend, torch.ones(4), 1), dist.P2POp(dist.irecv, torch.ones(8), 1)]
     works = dist.batch_isend_irecv(operations)
     ((watched, carried),) = poller._works
-    assert works == [watched]
+    assert [work.work for work in works] == [watched]
     assert [(pending.key[1], pending.payload_bytes) for pending in carried] == [("send", 16), ("recv", 32)]
+
+
+def test_what_gloo_carries_is_sent_one_by_one_beside_a_gpu_too(poller, monkeypatch):
+    """A script that worked without the meter was ended: gloo begins no batch."""
+    monkeypatch.undo()
+    works = dist.batch_isend_irecv([dist.P2POp(dist.isend, torch.ones(4), 1), dist.P2POp(dist.irecv, torch.ones(8), 1)])
+    assert len(works) == 2
+
+
+class Moment:
+    """A timed event as the device recorded it, in ms."""
+
+    def __init__(self, at_ms: float) -> None:
+        self.at_ms = at_ms
+
+    def record(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: Moment) -> float:
+        return end.at_ms - self.at_ms
+
+
+def test_what_a_batch_keeps_the_stream_waiting_is_exposed_and_told_once(poller, monkeypatch):
+    moments = iter([Moment(100.0), Moment(130.0)])
+    monkeypatch.setattr(completion, "timed_event", lambda: next(moments))
+    monkeypatch.setattr(completion, "on_side_stream", lambda: False)
+    recorder: Recorder = dist.group.WORLD._recorder
+    recorder.set_phase("step")
+    recorder.begin_step(1)
+    (work,) = dist.batch_isend_irecv(
+        [dist.P2POp(dist.irecv, torch.ones(8), 1), dist.P2POp(dist.isend, torch.ones(4), 1)]
+    )
+    poller._works.clear()  # the fake backend times nothing
+    work.wait()
+    poller.poll()
+    assert recorder.end_step(1)["exposed"] == {"world": pytest.approx(0.03)}
+
+
+def test_a_collective_of_a_device_ends_when_it_took_as_long_as_the_device_says_and_not_when_we_look():
+    recorder = Recorder(rank=0)
+    recorder.join("0", range(2), on_device=True)
+    recorder.keep_steps()
+    recorder.begin_step(1)
+    pending = recorder.issue("all_reduce", "0", 2, 8)
+    pending.started_s -= 60.0
+    pending.complete(0.25)
+    recorder.end_step(1)
+    recorder.close_step()
+    (log,) = recorder.take_steps()
+    calls = timeline(recorder, log)["calls"]
+    assert calls["ended_us"][0] - calls["issued_us"][0] == 250_000
+
+
+def test_a_rank_tells_what_it_holds_on_whichever_gpu_it_computes(monkeypatch):
+    """From the exporter's thread, whose own current device is the first."""
+    held = {0: 0, 1: 7 * 2**30}
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(held))
+    for told in ("memory_allocated", "memory_reserved"):
+        monkeypatch.setattr(torch.cuda, told, lambda device=0: held[device])
+    item = Gauge(rank=1).look()
+    assert item is not None
+    assert (item["allocated_bytes"], item["reserved_bytes"]) == (7 * 2**30, 7 * 2**30)

@@ -97,6 +97,9 @@ def written_down(trace: Trace) -> Iterator[None]:
             trace.append(Call(op, self._name, len(self._ranks), peer, carried.payload_bytes, at_once, self._batch))
             return _Told(trace, (len(trace) - 1,))
 
+        def batches(self, device: torch.device) -> bool:
+            return True
+
         def _start_coalescing(self, device: torch.device) -> None:
             self._batch = len(trace)
 
