@@ -79,6 +79,8 @@ def metered_backend(recorder: Recorder, device: str) -> str:
     """
     if device not in NATIVE:
         raise ValueError(f"device must be one of {sorted(NATIVE)}, got {device!r}")
+    if device == "cuda" and not dist.is_nccl_available():
+        raise RuntimeError(f"GPUs are joined by NCCL, and torch {torch.__version__} is a build without it")
     name = f"metered_{NATIVE[device]}"
     if name in dist.Backend.backend_list:  # a second recorder in this process: groups keep the one they have
         name += f"_{len(dist.Backend.backend_list)}"

@@ -18,7 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from workers.meter import completion
 from workers.meter.completion import DevicePoller
 from workers.meter.gauges import Gauge
-from workers.meter.group import MeteredGroup, coalesce_metered_p2p
+from workers.meter.group import MeteredGroup, coalesce_metered_p2p, metered_backend
 from workers.meter.recorder import Recorder
 from workers.meter.timeline import timeline
 
@@ -147,3 +147,9 @@ def test_a_rank_tells_what_it_holds_on_whichever_gpu_it_computes(monkeypatch):
     item = Gauge(rank=1).look()
     assert item is not None
     assert (item["allocated_bytes"], item["reserved_bytes"]) == (7 * 2**30, 7 * 2**30)
+
+
+def test_a_torch_without_nccl_is_told(monkeypatch):
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
+    with pytest.raises(RuntimeError, match=r"NCCL, and torch 2\..* is a build without it"):
+        metered_backend(Recorder(rank=0), "cuda")
