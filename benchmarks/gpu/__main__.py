@@ -27,7 +27,7 @@ DOCS = ROOT / "docs" / "gpu.md"
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("--small", action="store_true", help="tiny sizes, also without a GPU")
-    parser.add_argument("--folder", type=Path, default=Path("var/gpu"), help="results, one file a part")
+    parser.add_argument("--folder", type=Path, help="results, one file a part; var/gpu, var/gpu-small with --small")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="parts whose names begin so")
     parser.add_argument("--fresh", action="store_true", help="run again what has passed here before")
     parser.add_argument("--docs", action="store_true", help=f"write {DOCS.relative_to(ROOT)}")
@@ -47,7 +47,9 @@ def main() -> int:
             parser.error(f"--only: no part begins with {' or '.join(names)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the part's processes end too
     fingerprint = machine.fingerprint(small=options.small)
-    results = run_parts(parts, options.folder.resolve(), fingerprint, _say, TOTAL_S, fresh=options.fresh)
+    # Apart, so that neither takes the place of what the other is to keep.
+    folder = (options.folder or Path("var/gpu-small" if options.small else "var/gpu")).resolve()
+    results = run_parts(parts, folder, fingerprint, _say, TOTAL_S, fresh=options.fresh)
     for line in lines(results):
         _say(line)
     if options.docs:

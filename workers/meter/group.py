@@ -79,6 +79,8 @@ def metered_backend(recorder: Recorder, device: str) -> str:
     """
     if device not in NATIVE:
         raise ValueError(f"device must be one of {sorted(NATIVE)}, got {device!r}")
+    if device == "cuda" and not dist.is_nccl_available():
+        raise RuntimeError(f"GPUs are joined by NCCL, and torch {torch.__version__} is a build without it")
     name = f"metered_{NATIVE[device]}"
     if name in dist.Backend.backend_list:  # a second recorder in this process: groups keep the one they have
         name += f"_{len(dist.Backend.backend_list)}"
@@ -118,6 +120,7 @@ class MeteredGroup(WrappedGroup):
         self._name = name
         self._futureless: set[str] = set()
         self._coalesced: list[Pending] | None = None
+        self._coalesced_from: Any = None  # the event before what is waited for at once
         self._poller: DevicePoller | None = None
         if self.is_nccl:
             self._poller = DevicePoller()
@@ -151,12 +154,21 @@ class MeteredGroup(WrappedGroup):
 
     def batch_ends(self, work: Any) -> Any:
         carried, self._coalesced = self._coalesced or [], None
-        if work is None or self._poller is None or not carried:
+        start, self._coalesced_from = self._coalesced_from, None
+        if self._poller is None or not carried:
             return work
-        self._poller.watch_work(work, carried)
         # A wait for all of it is told once, of one that counts as on its way: a receive does not.
         told = next((pending for pending in carried if pending.key[1] != "recv"), carried[0])
-        return WaitedForOnDevice(work, told, self._poller)
+        if work is not None:
+            self._poller.watch_work(work, carried)
+            return WaitedForOnDevice(work, told, self._poller)
+        if start is not None:  # it was given to the current stream
+            end = timed_event()
+            end.record()
+            for pending in carried:
+                computes = pending is told and not on_side_stream()
+                self._poller.watch_events(start, end, pending, computes=computes)
+        return None
 
     def _run(
         self,
@@ -172,6 +184,9 @@ class MeteredGroup(WrappedGroup):
         is_async = _is_async(args, kwargs)
         if poller is not None and self._coalesced is None and not is_async:
             return self._run_on_current_stream(method, op, carried, args, kwargs, poller)
+        if self._coalesced is not None and self._coalesced_from is None and self._poller is not None and not is_async:
+            self._coalesced_from = timed_event()
+            self._coalesced_from.record()
         pending, work = self._call(method, op, carried, args, kwargs)
         if self._coalesced is not None:  # ends with the whole batch
             self._coalesced.append(pending)

@@ -15,10 +15,10 @@ from torch._C._distributed_c10d import FakeProcessGroup
 from torch.distributed import distributed_c10d as c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from workers.meter import completion
+from workers.meter import completion, group
 from workers.meter.completion import DevicePoller
 from workers.meter.gauges import Gauge
-from workers.meter.group import MeteredGroup, coalesce_metered_p2p
+from workers.meter.group import MeteredGroup, coalesce_metered_p2p, metered_backend
 from workers.meter.recorder import Recorder
 from workers.meter.timeline import timeline
 
@@ -62,10 +62,10 @@ def poller(monkeypatch: pytest.MonkeyPatch) -> Iterator[DevicePoller]:
         native._set_default_backend(kind)
         plain = FakeProcessGroup._create_internal(options.group_rank, options.group_size)
         native._register_backend(torch.device("cpu"), kind, plain)
-        group = MeteredGroup(native, options.group_id, Recorder(rank=0), [torch.device("cpu")], range(2))
-        group._poller = poller
+        metered = MeteredGroup(native, options.group_id, Recorder(rank=0), [torch.device("cpu")], range(2))
+        metered._poller = poller
         monkeypatch.setattr(MeteredGroup, "batches", lambda _group, device: device.type == "cpu")  # as NCCL's
-        return group
+        return metered
 
     original = c10d.batch_isend_irecv
     dist.Backend.register_backend("metered_fake", create, extended_api=True, devices=["cpu"])
@@ -122,6 +122,25 @@ def test_what_a_batch_keeps_the_stream_waiting_is_exposed_and_told_once(poller, 
     assert recorder.end_step(1)["exposed"] == {"world": pytest.approx(0.03)}
 
 
+def test_a_batch_that_is_waited_for_at_once_ends_too(poller, monkeypatch):
+    """NCCL gives no work of it: its calls were on their way for ever."""
+    moments = iter([Moment(100.0), Moment(130.0)])
+    monkeypatch.setattr(group, "timed_event", lambda: next(moments))
+    monkeypatch.setattr(group, "on_side_stream", lambda: False)
+    metered: Any = dist.group.WORLD
+    recorder: Recorder = metered._recorder
+    recorder.set_phase("step")
+    recorder.begin_step(1)
+    metered.batch_begins()
+    for _ in range(2):
+        dist.all_reduce(torch.ones(4))
+    assert metered.batch_ends(None) is None
+    poller.poll()
+    (cell,) = recorder.cells()
+    assert (cell["count"], cell["completed"]) == (2, 2)
+    assert recorder.end_step(1)["exposed"] == {"world": pytest.approx(0.03)}
+
+
 def test_a_collective_of_a_device_ends_when_it_took_as_long_as_the_device_says_and_not_when_we_look():
     recorder = Recorder(rank=0)
     recorder.join("0", range(2), on_device=True)
@@ -147,3 +166,9 @@ def test_a_rank_tells_what_it_holds_on_whichever_gpu_it_computes(monkeypatch):
     item = Gauge(rank=1).look()
     assert item is not None
     assert (item["allocated_bytes"], item["reserved_bytes"]) == (7 * 2**30, 7 * 2**30)
+
+
+def test_a_torch_without_nccl_is_told(monkeypatch):
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
+    with pytest.raises(RuntimeError, match=r"NCCL, and torch 2\..* is a build without it"):
+        metered_backend(Recorder(rank=0), "cuda")
