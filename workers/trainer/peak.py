@@ -21,17 +21,18 @@ def load_libraries(*, sharded: bool) -> None:
 class Peak:
     """On a GPU what torch allocated; on a CPU how far the resident set rose, without files that are mapped into it.
 
-    `bytes` of all that was watched so far.
+    `bytes` of all that was watched so far; `beside` of what is held and is not training's.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device, self.bytes = device, 0
+        self.beside = 0
         self._before = self._now()
         self.restart()
 
     def read(self) -> int:
         """The most since `restart`, taken in."""
-        most = self._most() - self._before
+        most = self._most() - self._before - self.beside
         self.bytes = max(self.bytes, most)
         return most
 
