@@ -37,7 +37,7 @@ class Limits(NamedTuple):
 
 # `make parity`: at most 6e-7, 6e-7, 2e-4, 2e-7 and 7e-7 of its core; copies are equal bit for bit.
 EXACT = Limits(gradient=1e-5, vector=1e-5, update=0.01, loss=1e-4, norm=1e-3, copies=1e-6)
-LATER = EXACT._replace(gradient=1e-3, vector=1e-3, loss=1e-3)
+LATER = EXACT._replace(gradient=1e-3, vector=1e-3, update=3e-3, loss=1e-3)
 # A router's choice between two experts that are nearly equal may fall the other way by rounding, and moves one token's
 # gradient, 1/sqrt(tokens) of an expert's.
 ROUTED = EXACT._replace(gradient=0.1, vector=0.1, update=0.2, norm=1e-2)

@@ -33,6 +33,7 @@ class Fault(NamedTuple):
     @property
     def spec(self) -> JobSpec:
         train = {"steps": 3, "eval_every": 0, "verify": "on", **self.train}
+        train |= {"checkpoint_every": train["steps"]} if self.resumed else {}  # else it looks for none
         return make_spec(self.arch, self.layout, self.micro_batches, self.variant, train)
 
 

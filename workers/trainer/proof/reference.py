@@ -18,6 +18,9 @@ from workers.trainer.model.initial import full_name
 from workers.trainer.parallel.mesh import make_mesh
 from workers.trainer.parallel.parallelize import parallelize
 
+# Of the rms of all gradients: what training has left less of than that is rounding in bf16, and Adam makes anything of it.
+FAINT = 0.1
+
 Fill = Callable[[Trainer], None]
 
 
@@ -71,8 +74,9 @@ def go_on(trainer: Trainer, steps: int, done: int, *, validates: bool = False) -
     weights = [h.master.detach().clone() for h in held]
     results = [first, *(trainer.step(index) for index in range(done + 1, done + steps))]
     norm = math.sqrt(sum(_norm(gradient) ** 2 for gradient in gradients))
+    faint = FAINT * norm / math.sqrt(sum(map(torch.numel, gradients))) if done else 0.0
     rows = zip(held, starts, gradients, weights, strict=True)
-    return Reference(results, {h.name: _expected(h.name, norm, *rest) for h, *rest in rows}, validation)
+    return Reference(results, {h.name: _expected(h.name, norm, faint, *rest) for h, *rest in rows}, validation)
 
 
 def one_trainer(spec: JobSpec, corpus: Corpus, device: torch.device) -> Trainer:
@@ -82,12 +86,16 @@ def one_trainer(spec: JobSpec, corpus: Corpus, device: torch.device) -> Trainer:
     return Trainer(one, mesh, parallelize(one, mesh, device), corpus, Recorder(0), device)
 
 
-def _expected(name: str, norm: float, start: torch.Tensor, gradient: torch.Tensor, weight: torch.Tensor) -> Expected:
+def _expected(
+    name: str, norm: float, faint: float, start: torch.Tensor, gradient: torch.Tensor, weight: torch.Tensor
+) -> Expected:
     root = math.sqrt(gradient.numel())
     if name.endswith("attention.k.bias"):
         # It has no gradient but rounding, since softmax does not change when all keys move together: what there is
         # counts against the norm of all gradients, and Adam makes anything of it.
         return Expected(gradient, weight, norm / root, math.inf)
+    if _norm(gradient) / root < faint:
+        return Expected(gradient, weight, faint, math.inf)
     return Expected(gradient, weight, _norm(gradient) / root, _norm(weight - start) / root)
 
 

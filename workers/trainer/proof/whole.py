@@ -30,6 +30,8 @@ def gather_state(trainer: Trainer, pieces: list[Piece], one: Trainer | None, don
         master.copy_(weight)
         kept = {key: torch.empty_like(master).copy_(value) for key, value in zip(MOMENTS, moments, strict=True)}
         one.optimizer.state[master] = {"step": torch.tensor(float(done)), **kept}
+    if one is not None:
+        one.part.follow_masters()
 
 
 def _moment(trainer: Trainer, moment: str) -> Callable[[Piece], torch.Tensor]:

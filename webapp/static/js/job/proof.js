@@ -92,15 +92,19 @@ export function processProof(proof, finished, precision) {
   return { tone: "good", words: nearWords(one, precision), more };
 }
 
+function whereWords({ what, axis, ranks }) {
+  if (what === "rows") return `rank ${ranks[0]} beside rank 0's data`;
+  if (ranks.length === 2) return `rank ${ranks[0]} differs from rank ${ranks[1]}, over ${axis}`;
+  return ranks.length === 1 ? `rank ${ranks[0]} beside one process` : "all ranks together";
+}
+
 function apartLine({ what, name, axis, ranks, apart, limit }) {
-  const where =
-    ranks.length === 2 ? `rank ${ranks[0]} differs from rank ${ranks[1]}, over ${axis}` : ranks.length === 1 ? `rank ${ranks[0]} beside one process` : "all ranks together";
   return el(
     "tr",
     {},
     el("th", { scope: "row" }, what),
     el("td", { className: "wrap" }, name),
-    el("td", {}, where),
+    el("td", {}, whereWords({ what, axis, ranks })),
     el("td", { className: "number off" }, apartWords(apart)),
     el("td", { className: "number" }, apartWords(limit)),
   );
