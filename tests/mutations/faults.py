@@ -283,7 +283,7 @@ FAULTS: dict[str, Fault] = {
         ),
         "llama",
         {"dp": 2},
-        train={"steps": 12, "warmup_steps": 0},
+        train={"steps": 100, "warmup_steps": 0},
     ),
     "a validation averaged over dp": Fault(
         (

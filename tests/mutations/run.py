@@ -93,7 +93,12 @@ def run(spec: JobSpec, tree: Path, work: Path, *more: str) -> Told:
     (work / "spec.json").write_text(spec.model_dump_json())
     world = spec.layout.world_size
     shared = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    quiet = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONDONTWRITEBYTECODE": "1"}
+    quiet = {
+        "OMP_NUM_THREADS": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONWARNINGS": "ignore",
+    }
     files = ("--spec", str(work / "spec.json"), "--data-root", str(data_root))
     argv = [sys.executable, "-m", "workers.trainer", *files, *more]
     ranks = [

@@ -45,7 +45,7 @@ def box_sum(boxed: Boxed) -> int:
     ways = [_weights(d, *span) for d, span in enumerate(zip(boxed.box.offsets, boxed.box.sizes, strict=True))]
     rows = max(1, BLOCK // max(1, words[0].numel()))
     total = 0
-    for block, first in zip(words.split(rows), ways[0].split(rows), strict=True):
+    for block, first in zip(torch.split(words, rows), torch.split(ways[0], rows), strict=True):
         found = block.to("cpu", torch.int64)
         for weights in reversed(ways[1:]):
             found = (found * weights).sum(-1)

@@ -18,3 +18,10 @@ def return_large_tensors() -> None:
     if hasattr(libc, "mallopt"):
         libc.mallopt(MMAP_THRESHOLD, LARGE_BYTES)
         libc.mallopt(TRIM_THRESHOLD, LARGE_BYTES)
+
+
+def return_freed() -> None:
+    """Let the kernel have what lies free in the heap: after work that is not training's, whose peak would hold it."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)

@@ -11,6 +11,7 @@ import torch
 from contracts.telemetry.batches import Item
 from contracts.telemetry.proof import Mismatch, ProcessProof, ProofItem, ReplicaProof
 from planner.facts.proof import STEPS, Limits, later_limits, limits, limits_words, why_not_compared
+from workers.trainer.allocator import return_freed
 from workers.trainer.loop import StepResult, Trainer
 from workers.trainer.proof.one_process import Beside, FirstStep, Ran, compare_with_one
 from workers.trainer.proof.parts import Piece, pieces_of
@@ -89,6 +90,7 @@ class Proof:
         compares = self._first < self._until == index + 1
         if compares:
             self._compare_first()
+            return_freed()
         if self._one["state"] in ("not checked", "apart"):
             self._end = None
         if looked or compares:
@@ -170,9 +172,18 @@ class Proof:
 
 def _not_yet(why: str, steps: int, most: Limits) -> ProcessProof:
     """Due after so many steps, or why it is never."""
-    nothing = {"tensors": 0, "gradient": 0.0, "update": 0.0, "loss": 0.0, "norm": 0.0, "seconds": 0.0}
-    state = "not checked" if why else "due"
-    return ProcessProof(state=state, why=why, steps=steps, limit=most.gradient, **nothing)  # type: ignore[typeddict-item]
+    return ProcessProof(
+        state="not checked" if why else "due",
+        why=why,
+        steps=steps,
+        tensors=0,
+        gradient=0.0,
+        update=0.0,
+        loss=0.0,
+        norm=0.0,
+        limit=most.gradient,
+        seconds=0.0,
+    )
 
 
 def _told(found: Beside, most: Limits, words: str, seconds: float) -> ProcessProof:

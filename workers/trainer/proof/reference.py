@@ -18,7 +18,7 @@ from workers.trainer.model.initial import full_name
 from workers.trainer.parallel.mesh import make_mesh
 from workers.trainer.parallel.parallelize import parallelize
 
-# Of the rms of all gradients: what training has left less of than that is rounding in bf16, and Adam makes anything of it.
+# Of the rms of all gradients: what training has left less of is rounding in bf16, and Adam makes anything of it.
 FAINT = 0.1
 
 Fill = Callable[[Trainer], None]

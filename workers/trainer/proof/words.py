@@ -24,7 +24,8 @@ def apart_words(apart: Mismatch) -> str:
         return apart["name"]
     by = "by what is no number" if apart["apart"] is None else f"by {apart['apart']:.1e}"
     if apart["what"] == "rows":
-        return f"{by[3:]} of the rows of {apart['name']} on rank {apart['ranks'][0]} are not those of rank 0's data"
+        whose = f"rank {apart['ranks'][0]}'s rows of {apart['name']}"
+        return f"{apart['apart']:.0%} of {whose} are not those of rank 0's data"
     subject = f"{apart['what']} of {apart['name']}"
     if len(apart["ranks"]) == 2:
         rank, other = apart["ranks"]
