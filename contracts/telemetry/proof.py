@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NotRequired
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -14,11 +14,12 @@ class Mismatch(TypedDict):
     """Something that is not what it must be.
 
     `apart` is the rms of the difference over the rms of what it must be, None where that is no number; beyond `limit`
-    it is more than rounding. `share` is a part of the model that nobody holds, or several do.
+    it is more than rounding. `share` is a part of the model that nobody holds, or several do; `rows` are sequences that
+    a rank trained on in place of its own, and `apart` how many of its share.
     """
 
-    what: Literal["gradient", "weight", "share", "update", "loss", "gradient norm"]
-    name: Word  # a tensor of the whole model, or "step 2"
+    what: Literal["gradient", "weight", "share", "rows", "update", "loss", "gradient norm"]
+    name: Word  # a tensor of the whole model, or "step 2", or "validation after step 2"
     axis: Word  # copies on ranks along it differ, as "dp" or "dp x tp"; "" beside one process
     ranks: Annotated[list[Rank], Field(max_length=2)]  # that differs, and from which
     apart: Seconds | None
@@ -35,12 +36,12 @@ class ReplicaProof(TypedDict):
 
 
 class ProcessProof(TypedDict):
-    """The first steps, computed again by one process. Largest relative differences; `limit` is that of gradients."""
+    """Steps, computed again by one process. Largest relative differences; `limit` is that of gradients."""
 
     state: Literal["due", "equal", "apart", "not checked"]
     why: Sentence  # of "not checked"; else the limits, and why no more steps were compared
-    steps: Count
-    tensors: Count  # whose gradients and updates of the first step were compared
+    steps: Count  # that were compared; while it is due, the one after which that comes
+    tensors: Count  # whose gradients and updates of the first of them were compared
     gradient: Seconds
     update: Seconds
     loss: Seconds
@@ -56,5 +57,6 @@ class ProofItem(TypedDict):
     rank: Rank
     time: Number
     replicas: ReplicaProof
-    one_process: ProcessProof
+    one_process: ProcessProof  # the first steps of this run, from fresh values or the same checkpoint
+    end: NotRequired[ProcessProof]  # one step more than the run has, from what it came to, and its last validation
     wrong: Annotated[list[Mismatch], Field(max_length=20)]  # the worst first; empty where all is well

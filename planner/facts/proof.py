@@ -10,7 +10,7 @@ from planner.facts.precision import mix_of
 from planner.facts.spec import JobSpec, Layout, Precision
 from planner.facts.words import counted
 
-STEPS = 3  # the first ones of a run
+STEPS = 3  # the first ones of a run; and one more at its end
 BYTES_A_PARAMETER = 24  # in one process: fp32 weight, gradient, two moments, and the two tensors that are compared
 MOST_PARAMETERS = 32_000_000  # without being asked: 768 MB
 MOST_SECONDS = 5.0  # without being asked
@@ -37,6 +37,7 @@ class Limits(NamedTuple):
 
 # `make parity`: at most 6e-7, 6e-7, 2e-4, 2e-7 and 7e-7 of its core; copies are equal bit for bit.
 EXACT = Limits(gradient=1e-5, vector=1e-5, update=0.01, loss=1e-4, norm=1e-3, copies=1e-6)
+LATER = EXACT._replace(gradient=1e-3, vector=1e-3, update=3e-3, loss=1e-3)
 # A router's choice between two experts that are nearly equal may fall the other way by rounding, and moves one token's
 # gradient, 1/sqrt(tokens) of an expert's.
 ROUTED = EXACT._replace(gradient=0.1, vector=0.1, update=0.2, norm=1e-2)
@@ -56,9 +57,14 @@ def limits(spec: JobSpec) -> Limits:
     return ROUTED if spec.model.moe else EXACT
 
 
-def limits_words(spec: JobSpec) -> str:
-    """'bf16 allows 0.1 of gradients (0.5 of vectors), 0.6 of updates, 0.005 of losses, 0.05 of norms'"""
+def later_limits(spec: JobSpec) -> Limits:
+    """The same of steps from trained values, where gradients of tokens cancel more and rounding does not."""
     most = limits(spec)
+    return most if most != EXACT else LATER
+
+
+def limits_words(spec: JobSpec, most: Limits) -> str:
+    """'bf16 allows 0.1 of gradients (0.5 of vectors), 0.6 of updates, 0.005 of losses, 0.05 of norms'"""
     vectors = f" ({most.vector:g} of vectors)" if most.vector != most.gradient else ""
     return (
         f"{_allows(spec)} {most.gradient:g} of gradients{vectors}, {most.update:g} of updates, "
@@ -102,8 +108,6 @@ def why_not_compared(spec: JobSpec) -> str:
     """Why a run is not also computed by one process; empty where it is."""
     if spec.train.verify == "off":
         return "verify is off"
-    if spec.train.resume is not None:
-        return "it goes on from another job's checkpoint"
     if spec.train.verify == "on":
         return ""
     return _beyond(spec, MOST_PARAMETERS, MOST_SECONDS, "without being asked")

@@ -260,7 +260,8 @@ class TrainSpec(Strict):
     on_not_finite: OnNotFinite = Field(default="stop", description="what a loss or gradient norm of nan or inf does")
     verify: Verify = Field(
         default="auto",
-        description="compute the first 3 steps also by one process and compare; auto does where that takes seconds",
+        description="compute the first 3 steps, and one more at the end, also by one process and compare; auto does "
+        "where that takes seconds",
     )
 
     @model_validator(mode="before")

@@ -19,6 +19,8 @@ def table_row(name: str, told: Told) -> str:
     seen = told.caught_by
     replicas = "differ" if "replicas" in seen else "agree" if told.replicas else "-"
     one = "differs" if "one process" in seen else "equal" if told.one_process.startswith("gradients ") else "-"
+    if "one step more" in seen:
+        one = "differs at its end"
     first = (told.failed.split("; ")[0] or told.ended or ("bytes" if seen else "NOTHING")).replace("|", "/")[:160]
     return f"| {name} | {fault.arch} {layout} | {traffic} | {replicas} | {one} | {first} |"
 

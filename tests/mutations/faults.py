@@ -20,7 +20,7 @@ class Edit(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """`both`: planner and trainer make the same mistake, so that bytes and calls are as predicted."""
+    """`resumed`: steps that a run without the fault does first, and from whose checkpoint this one goes on."""
 
     edits: tuple[Edit, ...]
     arch: str
@@ -28,10 +28,12 @@ class Fault(NamedTuple):
     micro_batches: int = 2
     variant: str = ""
     train: dict[str, Any] = {}
+    resumed: int = 0
 
     @property
     def spec(self) -> JobSpec:
         train = {"steps": 3, "eval_every": 0, "verify": "on", **self.train}
+        train |= {"checkpoint_every": train["steps"]} if self.resumed else {}  # else it looks for none
         return make_spec(self.arch, self.layout, self.micro_batches, self.variant, train)
 
 
@@ -43,6 +45,7 @@ CONTEXT = "workers/trainer/parallel/context_parallel.py"
 DATA = "workers/trainer/parallel/data_parallel.py"
 ZERO = "workers/trainer/parallel/zero.py"
 LOOP = "workers/trainer/loop.py"
+LOAD = "workers/checkpoint/load.py"
 TRAFFIC = "planner/cost/traffic/__init__.py"
 
 NO_SP_SUM = Edit(OPTIMIZER, "layout.sequence_parallel or ", "")
@@ -254,5 +257,85 @@ FAULTS: dict[str, Fault] = {
         (Edit("workers/trainer/model/experts.py", "if ep.degree == 1:", "if True:"),),
         "moe",
         {"dp": 2, "ep": 2},
+    ),
+    # what comes once the first steps are over
+    "from step 4 on a gradient half as large": Fault(
+        (
+            Edit(
+                LOOP,
+                "            finish_gradients(self.spec, self.part, self.mesh)\n",
+                "            finish_gradients(self.spec, self.part, self.mesh)\n"
+                "        for held in self.part.tensors if index >= 3 and self.mesh.layout.world_size > 1 else []:\n"
+                "            held.gradient.mul_(0.5 if '.k.' in held.name else 1)\n",
+            ),
+        ),
+        "llama",
+        {"dp": 2},
+        train={"steps": 6},
+    ),
+    "only some weights' learning rate falls": Fault(
+        (
+            Edit(
+                LOOP,
+                "for group in self.optimizer.param_groups:",
+                "for group in self.optimizer.param_groups[: 1 if self.mesh.layout.world_size > 1 else None]:",
+            ),
+        ),
+        "llama",
+        {"dp": 2},
+        train={"steps": 100, "warmup_steps": 0},
+    ),
+    "a validation averaged over dp": Fault(
+        (
+            Edit(
+                LOOP,
+                "            dist.all_reduce(total)\n",
+                "            dist.all_reduce(total)\n            total /= self.mesh.layout.dp\n",
+            ),
+        ),
+        "gpt",
+        {"dp": 2},
+        train={"steps": 6, "eval_every": 3},
+    ),
+    # what no first step of a small model shows
+    "a replica reads by another seed, and nothing is verified": Fault(
+        (Edit(LOOP, "train_batch(train.seed,", "train_batch(train.seed + self.mesh.place.dp,"),),
+        "gpt",
+        {"dp": 2},
+        train={"verify": "off"},
+    ),
+    # what a run goes on with
+    "a shard's moments are not loaded": Fault(
+        (
+            Edit(
+                LOAD,
+                "    read(state, whole)\n",
+                "    read(state if place.dp == 0 else model_state(spec, place, part), whole)\n",
+            ),
+        ),
+        "llama",
+        {"dp": 2, "zero": 1},
+        train={"steps": 6, "verify": "off"},
+        resumed=3,
+    ),
+    "Adam counts its updates anew": Fault(
+        (
+            Edit(
+                LOAD,
+                "set_steps(part, optimizer, manifest.step)",
+                "set_steps(part, optimizer, manifest.step if spec.layout.world_size == 1 else 0)",
+            ),
+        ),
+        "llama",
+        {"dp": 2},
+        train={"steps": 6},
+        resumed=3,
+    ),
+    "bf16 weights are not those of the loaded masters": Fault(
+        (Edit(LOAD, "    part.follow_masters()\n", ""),),
+        "llama",
+        {"dp": 2},
+        train={"steps": 6, "precision": "bf16"},
+        resumed=3,
     ),
 }

@@ -46,6 +46,8 @@ class Told(NamedTuple):
             seen.append("replicas")
         if self.one_process.startswith("NOT equal"):
             seen.append("one process")
+        if "; one step more NOT equal" in self.one_process:
+            seen.append("one step more")
         if self.ended:
             seen.append("the run ends")
         return seen
@@ -69,20 +71,36 @@ def copied_tree(folder: Path, edits: Sequence[Edit] = ()) -> Path:
 
 
 def try_fault(fault: Fault, work: Path) -> Told:
-    """Run a fault's spec on a tree that has it."""
-    return run(fault.spec, copied_tree(work / "tree", fault.edits), work)
+    """Run a fault's spec on a tree that has it; where it goes on, what it goes on from first, on one that has not."""
+    tree, checkpoints = copied_tree(work / "tree", fault.edits), work / "checkpoints"
+    if not fault.resumed:
+        return run(fault.spec, tree, work)
+    checkpoints.mkdir()
+    before = work / "before"
+    before.mkdir()
+    spec = fault.spec
+    first = spec.train.model_copy(update={"steps": fault.resumed, "checkpoint_every": fault.resumed, "verify": "off"})
+    whole = copied_tree(before / "tree")
+    run(spec.model_copy(update={"train": first}), whole, before, "--checkpoint-root", str(checkpoints))
+    return run(spec, tree, work, "--checkpoint-root", str(checkpoints), "--attempt", "2")
 
 
-def run(spec: JobSpec, tree: Path, work: Path) -> Told:
-    """Every rank as torchrun would start it, ended after LONGEST_S."""
+def run(spec: JobSpec, tree: Path, work: Path, *more: str) -> Told:
+    """Every rank as torchrun would start it, ended after LONGEST_S. `more` arguments of the trainer."""
     data_root = work / "data"
     data_root.mkdir()
     write_data(data_root)
     (work / "spec.json").write_text(spec.model_dump_json())
     world = spec.layout.world_size
     shared = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    quiet = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONDONTWRITEBYTECODE": "1"}
-    argv = [sys.executable, "-m", "workers.trainer", "--spec", str(work / "spec.json"), "--data-root", str(data_root)]
+    quiet = {
+        "OMP_NUM_THREADS": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONWARNINGS": "ignore",
+    }
+    files = ("--spec", str(work / "spec.json"), "--data-root", str(data_root))
+    argv = [sys.executable, "-m", "workers.trainer", *files, *more]
     ranks = [
         subprocess.Popen(
             argv,

@@ -134,7 +134,7 @@ def describe(draft: Path, names: Iterable[str]) -> Files:
     return found
 
 
-def publish(draft: Path, spec: JobSpec, step: int, files: Files, rng: list[int]) -> Path:
+def publish(draft: Path, spec: JobSpec, step: int, files: Files, rng: list[int], sums: dict[str, int]) -> Path:
     """Write the manifest and give the checkpoint its name: from then on it is complete."""
     content: dict[str, Any] = {
         "version": VERSION,
@@ -142,6 +142,7 @@ def publish(draft: Path, spec: JobSpec, step: int, files: Files, rng: list[int])
         "spec": spec.model_dump(mode="json"),
         "files": files,
         "rng": rng,
+        "sums": sums,
     }
     with (draft / MANIFEST).open("w") as out:
         json.dump(content, out)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import torch
 import torch.distributed as dist
 
 from contracts.telemetry.batches import Item
@@ -38,6 +39,8 @@ class JobCheckpoints:
         attempt = place.root / place.job / str(place.attempt)
         self._saver = Saver(spec, trainer.mesh.place, self._rank, attempt, group, self._told, place.host)
         trainer.copies = self._saver.copies
+        self._candidates: list[Checkpoint] = []
+        self._done = 0
 
     def resume(self) -> int:
         """Go on from the newest checkpoint of this job, else from the one asked for. Gives the steps done.
@@ -51,9 +54,23 @@ class JobCheckpoints:
         names = on_first_rank(lambda: self._names(trouble), self._group)
         if not names:
             return 0
-        found = [Checkpoint(self._place.root / name, step) for name, step in names]
+        self._candidates = [Checkpoint(self._place.root / name, step) for name, step in names]
         trainer, where = self._trainer, self._trainer.mesh.place
-        return restore(self._spec, where, trainer.part, trainer.optimizer, found, self._group, self._say)
+        self._done = restore(
+            self._spec, where, trainer.part, trainer.optimizer, self._candidates, self._group, self._say
+        )
+        return self._done
+
+    def restored(self, one: Trainer) -> None:
+        """Fill a trainer of the whole model, on rank 0 alone, from the checkpoint that this job went on from.
+
+        Raises:
+            UserError: it is gone, or whole no more.
+        """
+        same = [checkpoint for checkpoint in self._candidates if checkpoint.step == self._done]
+        quiet: Callable[[str], None] = lambda _line: None  # noqa: E731
+        with torch.random.fork_rng(devices=[]):
+            restore(one.spec, one.mesh.place, one.part, one.optimizer, same, None, quiet)
 
     def save(self, step: int) -> None:
         self._saver.save(step, self._trainer.part, self._trainer.optimizer)

@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from planner.facts.layout import Coordinates
+from planner.facts.precision import mix_of
 from planner.facts.spec import JobSpec, ModelSpec
 from workers.checkpoint import folder, manifests
 from workers.checkpoint.agree import on_every_rank, words_of
@@ -20,6 +21,7 @@ from workers.checkpoint.folder import Checkpoint
 from workers.checkpoint.manifests import Manifest
 from workers.checkpoint.state import copy_tied, model_state, optimizer_state, set_steps
 from workers.checkpoint.stored import Reader, read_metadata
+from workers.checkpoint.sums import sums_of
 from workers.trainer.errors import UserError
 from workers.trainer.parallel.parallelize import Part
 
@@ -61,9 +63,23 @@ def restore(
     set_steps(part, optimizer, manifest.step)
     copy_tied(spec, part, optimizer)
     part.follow_masters()
+    _must_be_saved(state, spec, whole, group)
     torch.set_rng_state(_rng_state(manifest))
     say(f"resumed from {checkpoint.path.name}: {manifest.step} steps done{_moved(spec, manifest.spec)}")
     return manifest.step
+
+
+def _must_be_saved(state: State, spec: JobSpec, whole: Found, group: dist.ProcessGroup | None) -> None:
+    """Raises UserError on all ranks where the ranks hold together what the checkpoint's did not."""
+    saved = whole.manifest.sums
+    now, then = (mix_of(asked.train.precision) for asked in (spec, whole.manifest.spec))
+    if not saved or (now.sharded, now.moments) != (then.sharded, then.moments):
+        return  # written before there were any, or held in other types
+    found = sums_of(state, spec.model, group)
+    others = [name for name, told in found.items() if saved.get(name) != told]
+    if others:
+        told = f"{others[0]} and {len(others) - 1} more are" if others[1:] else f"{others[0]} is"
+        raise UserError(f"train.resume: {told} not what {whole.checkpoint.path.name} was saved with")
 
 
 def read(state: State, found: Found) -> None:

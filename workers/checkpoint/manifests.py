@@ -22,12 +22,13 @@ Files = dict[str, tuple[int, int]]
 
 
 class Manifest(NamedTuple):
-    """How a checkpoint was made, and every file's size and CRC-32."""
+    """How a checkpoint was made, every file's size and CRC-32, and a checksum of each tensor, of older ones none."""
 
     spec: JobSpec
     step: int
     files: Files
     rng: list[int]
+    sums: dict[str, int]
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
@@ -44,7 +45,11 @@ def read_manifest(checkpoint: Path) -> Manifest:
             f"it is of version {str(content['version'])[:40]}, this program reads {VERSION}",
         )
         return Manifest(
-            _spec(content["spec"]), _step(content["step"], checkpoint), _files(content["files"]), _rng(content["rng"])
+            _spec(content["spec"]),
+            _step(content["step"], checkpoint),
+            _files(content["files"]),
+            _rng(content["rng"]),
+            _sums(content.get("sums", {})),
         )
     except KeyError as error:
         problem = f"it has no {error}"
@@ -82,6 +87,12 @@ def _files(told: Any) -> Files:
 def _rng(told: Any) -> list[int]:
     _must(type(told) is list and all(_is_number(byte, 255) for byte in told), "its rng holds no bytes")
     return list(told)
+
+
+def _sums(told: Any) -> dict[str, int]:
+    whole = type(told) is dict and all(type(value) is int and abs(value) <= LARGEST + 1 for value in told.values())
+    _must(whole, "its sums are no numbers by name")
+    return dict(told)
 
 
 def _is_number(told: Any, largest: int) -> bool:

@@ -23,6 +23,7 @@ from workers.checkpoint.boxes import Boxed, BoxSavePlanner, State
 from workers.checkpoint.manifests import Files
 from workers.checkpoint.room import Writer, told_of
 from workers.checkpoint.state import model_state, optimizer_state
+from workers.checkpoint.sums import Sums, sums_of
 from workers.trainer.parallel.parallelize import Part
 
 
@@ -112,7 +113,8 @@ class Saver:
         described = on_every_rank(lambda: self._own_files(draft), self._group)
         files = {name: entry for part in described for name, entry in part.items()}
         across.collect(draft, files, self._group)
-        on_first_rank(lambda: self._publish(draft, step, files, rng), self._group)
+        sums = sums_of(self._copies, self._spec.model, self._group)
+        on_first_rank(lambda: self._publish(draft, step, files, rng, sums), self._group)
         across.discard_elsewhere(draft)
         return sum(size for size, _ in files.values())
 
@@ -125,9 +127,9 @@ class Saver:
         with told_of(self._host, draft):
             return folder.describe(draft, own + [".metadata"] * (self._rank == 0))
 
-    def _publish(self, draft: Path, step: int, files: Files, rng: list[int]) -> None:
+    def _publish(self, draft: Path, step: int, files: Files, rng: list[int], sums: Sums) -> None:
         with told_of(self._host, draft):
-            folder.publish(draft, self._spec, step, files, rng)
+            folder.publish(draft, self._spec, step, files, rng, sums)
         folder.retain(self._attempt, self._spec.train.keep_checkpoints)
         folder.discard_drafts(self._attempt)
 

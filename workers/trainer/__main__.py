@@ -103,7 +103,8 @@ def run(
         try:
             done = checkpoints.resume()
             save = checkpoints.save if spec.train.checkpoint_every else None
-            train(trainer, send, _say, done, save, Proof(trainer, send, _say, done), peak, start, stop)
+            proof = Proof(trainer, send, _say, done, checkpoints.restored if done else None)
+            train(trainer, send, _say, done, save, proof, peak, start, stop)
         finally:
             checkpoints.close()
     finally:

@@ -67,6 +67,8 @@ class Trainer:
         self.device = device
         self.copies: Copies = tuple  # of checkpoints
         self.standing: Standing | None = None
+        self.rows: Tokens | None = None  # of the last step
+        self.validation: float | None = None  # the last
         self.optimizer = make_optimizer(part, spec.train)
         self.tokens = spec.train.global_batch * spec.train.seq_len
         self.pipeline = Pipeline(spec.layout, mesh.place.pp, spec.train.micro_batches, self._boundary())
@@ -97,6 +99,7 @@ class Trainer:
         with self.recorder.doing("data"):
             batch = self.corpus.train_batch(train.seed, index, train.global_batch, self._rows(), train.seq_len)
             chunks = StageChunks(self, batch)
+        self.rows = batch
         parallel.before_step()
         self._loss = self.pipeline.step(chunks)
         with self._within():
@@ -122,7 +125,8 @@ class Trainer:
         total = self._own_loss(loss).reshape(1)
         if self.mesh.layout.world_size > 1:
             dist.all_reduce(total)
-        return float(total)
+        self.validation = float(total)
+        return self.validation
 
     def received_rows(self) -> int:
         """Rows that came to this rank's experts since the last call."""
@@ -225,6 +229,9 @@ class Watch(Protocol):
     def updated(self, index: int, result: StepResult) -> None:
         """Called after it."""
 
+    def ended(self) -> None:
+        """Called once there is no step left, nor a validation: what becomes of the weights is nobody's any more."""
+
 
 class Look:
     """A watch's look into a step, and how long it took."""
@@ -325,14 +332,19 @@ def train(
         if lasts:
             say(f"step {index + 1}/{steps} was the last for now: the run was asked to save and stop")
             return
+    if peak is not None:
+        peak.read()
+    memory = standing.told() if standing is not None else None
+    if watch is not None:
+        enter("proof")
+        watch.ended()
     enter("teardown")
     rows = verdict(spec, rank, recorder.cells(), received, done)
     item = VerdictItem(kind="verdict", rank=rank, time=time.time(), rows=rows)
     if peak is not None:
-        peak.read()
         item["peak_bytes"] = max(0, peak.bytes)
-    if standing is not None:
-        item["memory"] = standing.told()
+    if memory is not None:
+        item["memory"] = memory
     send(item)
     wrong_bytes = sum(abs(row["measured_bytes"] - row["predicted_bytes"]) for row in rows)
     wrong_calls = sum(abs(row["measured_count"] - row["predicted_count"]) for row in rows)
@@ -371,7 +383,7 @@ def _step_item(
         tokens=trainer.tokens,
         loss=_number(result.loss),
         grad_norm=_number(result.grad_norm),
-        learning_rate=learning_rate(index, spec.train),
+        learning_rate=float(trainer.optimizer.param_groups[0]["lr"]),
         cells=trainer.recorder.cells("step"),
         parts=parts,
     )

@@ -124,7 +124,7 @@ class LabResult(TypedDict):
 
 
 class ProcessProof(TypedDict):
-    """The first steps, computed again by one process. Largest relative differences; `limit` is that of gradients."""
+    """Steps, computed again by one process. Largest relative differences; `limit` is that of gradients."""
 
     state: Literal["due", "equal", "apart", "not checked"]
     why: str
@@ -151,10 +151,11 @@ class Mismatch(TypedDict):
     """Something that is not what it must be.
 
     `apart` is the rms of the difference over the rms of what it must be, None where that is no number; beyond
-    `limit` it is more than rounding. `share` is a part of the model that nobody holds, or several do.
+    `limit` it is more than rounding. `share` is a part of the model that nobody holds, or several do; `rows` are
+    sequences that a rank trained on in place of its own, and `apart` how many of its share.
     """
 
-    what: Literal["gradient", "weight", "share", "update", "loss", "gradient norm"]
+    what: Literal["gradient", "weight", "share", "rows", "update", "loss", "gradient norm"]
     name: str
     axis: str
     ranks: list[int]
@@ -171,6 +172,7 @@ class ProofItem(TypedDict):
     replicas: ReplicaProof
     one_process: ProcessProof
     wrong: list[Mismatch]
+    end: NotRequired[ProcessProof]
 
 
 class VerdictRow(TypedDict):

@@ -199,7 +199,9 @@ class TrainSpec(TypedDict):
     tokenizer: NotRequired[str | None]
     """tokenizers JSON under the data root; bytes without"""
     verify: NotRequired[Literal["auto", "on", "off"]]
-    """compute the first 3 steps also by one process and compare; auto does where that takes seconds"""
+    """compute the first 3 steps, and one more at the end, also by one process and compare; auto does where that takes
+    seconds
+    """
     warmup_steps: NotRequired[int]
     """where not given, no more than steps"""
     weight_decay: NotRequired[float]

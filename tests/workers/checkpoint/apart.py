@@ -34,7 +34,7 @@ def main() -> None:
     files = {name: entry for part in told for name, entry in part.items()}
     across.collect(draft, files, group)
     if rank == 0:
-        folder.publish(draft, parse_spec(SPEC), 7, files, [1])
+        folder.publish(draft, parse_spec(SPEC), 7, files, [1], {})
     dist.barrier()
     across.discard_elsewhere(draft)
     left = draft.exists()
@@ -46,7 +46,7 @@ def main() -> None:
         draft = folder.draft_of(newer)
         draft.mkdir(parents=True)
         (draft / ".metadata").write_bytes(b"")
-        folder.publish(draft, parse_spec(SPEC), 9, folder.describe(draft, [".metadata"]), [1])
+        folder.publish(draft, parse_spec(SPEC), 9, folder.describe(draft, [".metadata"]), [1], {})
     else:
         (job / "2").write_text("")
     dist.barrier()

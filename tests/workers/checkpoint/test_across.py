@@ -40,7 +40,7 @@ def test_a_host_that_cannot_take_it_fails_all_and_says_why(said: list[dict[str, 
 def publish(job: Path, attempt: int, step: int) -> None:
     draft = folder.draft_of(folder.step_folder(job / str(attempt), step))
     draft.mkdir(parents=True)
-    folder.publish(draft, parse_spec({"model": {"preset": "gpt-tiny"}}), step, {}, [])
+    folder.publish(draft, parse_spec({"model": {"preset": "gpt-tiny"}}), step, {}, [], {})
 
 
 def test_a_retry_goes_on_from_what_was_told_or_later_and_never_from_less(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def publish(job: Path, attempt: int, step: int) -> Path:
     (draft / "__0_0.distcp").write_bytes(bytes(range(256)) * (2 * CHUNK_BYTES // 256) + b"more than two chunks")
     (draft / ".metadata").write_bytes(b"")
     files = folder.describe(draft, ["__0_0.distcp", ".metadata"])
-    return folder.publish(draft, parse_spec({"model": {"preset": "gpt-tiny"}}), step, files, [1])
+    return folder.publish(draft, parse_spec({"model": {"preset": "gpt-tiny"}}), step, files, [1], {})
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from contracts.telemetry.proof import Mismatch, ProcessProof, ProofItem
-from planner.facts.proof import alone, limits_words, why_not_compared
+from planner.facts.proof import STEPS, alone, limits, limits_words, why_not_compared
 from planner.facts.reading.parse import parse_spec
 from planner.facts.spec import JobSpec, Layout, SpecError
 from tests.parity.cases import make_spec, write_data
@@ -71,11 +71,73 @@ def proven(trainer: Trainer) -> list[ProofItem]:
 
 
 def test_a_run_is_proven_once_after_its_first_steps_and_once_at_its_end(tmp_path: Path) -> None:
-    first, compared, last = proven(one_rank(tmp_path))
+    first, compared, last, end = proven(one_rank(tmp_path))
     assert first["one_process"]["state"] == "due"
     assert compared["one_process"]["state"] == last["one_process"]["state"] == "equal"
     assert [item["replicas"]["steps"] for item in (first, compared, last)] == [[1], [1], [1, 4]]
-    assert last["wrong"] == []
+    assert (last["end"]["state"], last["end"]["steps"]) == ("due", 4)
+    assert (end["end"]["state"], end["end"]["steps"]) == ("equal", 1)
+    assert end["end"]["gradient"] < 1e-5
+    assert end["wrong"] == last["wrong"] == []
+
+
+def test_a_run_that_ends_within_the_compared_steps_has_no_step_more(tmp_path: Path) -> None:
+    assert "end" not in proven(one_rank(tmp_path, steps=3))[-1]
+    assert "end" not in proven(one_rank(tmp_path, verify="off"))[-1]
+
+
+def test_what_goes_wrong_once_the_first_steps_are_over_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = one_rank(tmp_path)
+    backward = trainer.backward
+
+    def forgets(index: int) -> None:
+        backward(index)
+        if index >= STEPS:
+            trainer.part.tensors[5].gradient.mul_(1.01)
+
+    monkeypatch.setattr(trainer, "backward", forgets)
+    with pytest.raises(ProofError, match=rf"gradient of {trainer.part.tensors[5].name} differs from one process by"):
+        proven(trainer)
+
+
+def test_a_rate_that_does_not_fall_is_told_of_by_the_update_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = one_rank(tmp_path, warmup_steps=0)
+    monkeypatch.setattr(trainer, "update", partial(_update_at_full_rate, trainer))
+    with pytest.raises(ProofError, match=r"update of .* differs from one process by 9.0e\+00"):
+        proven(trainer)
+
+
+def _update_at_full_rate(trainer: Trainer, index: int, norm: float) -> None:
+    Trainer.update(trainer, index if index < STEPS else 0, norm)
+
+
+def test_a_validation_loss_is_compared_with_one_process_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = one_rank(tmp_path, eval_every=2)
+    evaluate = trainer.evaluate
+
+    def halved() -> float:
+        trainer.validation = evaluate() / 2
+        return trainer.validation
+
+    monkeypatch.setattr(trainer, "evaluate", halved)
+    with pytest.raises(ProofError, match=r"loss of validation after step 4 differs from one process by 5.0e-01"):
+        proven(trainer)
+
+
+def test_the_rows_trained_on_are_those_of_the_step_though_nothing_else_is_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = one_rank(tmp_path, verify="off")
+    backward = trainer.backward
+    monkeypatch.setattr(trainer, "backward", lambda index: backward(index + 1))
+    with pytest.raises(ProofError, match="100% of rank 0's rows of step 1 are not those of rank 0's data"):
+        proven(trainer)
 
 
 class Noted:
@@ -158,11 +220,11 @@ def test_the_headline_says_of_what_its_figure_is_and_names_every_limit(tmp_path:
     rounded = one_process_words({**equal, "gradient": 0.059, "limit": 0.1})
     assert rounded.startswith("gradients within their limits of one process, 0.059 apart (")
     bf16 = make_spec("llama", {}, 2, train={"precision": "bf16"})
-    assert limits_words(bf16) == (
+    assert limits_words(bf16, limits(bf16)) == (
         "bf16 allows 0.1 of gradients (0.5 of vectors), 0.6 of updates, 0.005 of losses, 0.05 of norms"
     )
     fp8 = make_spec("llama", {}, 2, train={"precision": "fp8"})
-    assert limits_words(fp8).startswith("fp8 allows 0.3 of gradients (0.5 of vectors), 0.8 of updates")
+    assert limits_words(fp8, limits(fp8)).startswith("fp8 allows 0.3 of gradients (0.5 of vectors), 0.8 of updates")
 
 
 def test_one_process_computes_as_narrow_where_fp32_says_nothing_of_a_run() -> None:

@@ -1,9 +1,9 @@
-"""How far a run's first steps are from those of one process."""
+"""How far some steps of a run are from those of one process."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -12,11 +12,11 @@ import torch.distributed as dist
 from contracts.telemetry.proof import Mismatch
 from planner.facts.proof import Limits
 from planner.facts.spec import JobSpec
-from workers.trainer.corpus.data import Corpus
+from workers.trainer.errors import UserError
 from workers.trainer.loop import StepResult
 from workers.trainer.parallel.mesh import Mesh
 from workers.trainer.proof.parts import Piece
-from workers.trainer.proof.reference import Expected, Reference, compute, whole_tensors
+from workers.trainer.proof.reference import Expected, Reference, whole_tensors
 
 LEAST_RMS = 1e-30
 RUNAWAY = 2.0  # times the first step's loss: training that runs away makes anything of rounding, and is not compared
@@ -28,12 +28,25 @@ class FirstStep(NamedTuple):
     gradients: list[torch.Tensor]
     weights: list[torch.Tensor]
 
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in (*self.gradients, *self.weights))
+
+
+class Ran(NamedTuple):
+    """Steps of a run, after the first `done`, on one rank. `validation`: the loss before them, if it is compared."""
+
+    done: int
+    first: FirstStep
+    results: list[StepResult]
+    validation: float | None = None
+
 
 class Beside(NamedTuple):
     """Largest relative differences of a run from one process, and what of them is more than rounding.
 
-    Losses and norms were compared of `steps`, gradients and updates of the first. `failed` says why one process could
-    not compute it; then nothing is known. `cut` says why later steps were not compared.
+    Losses and norms were compared of `steps`, gradients and updates of the first of them. `failed` says why one
+    process could not compute it; then nothing is known. `cut` says why later steps were not compared.
     """
 
     steps: int = 0
@@ -50,41 +63,45 @@ class Beside(NamedTuple):
 def compare_with_one(
     spec: JobSpec,
     mesh: Mesh,
-    corpus: Corpus,
     pieces: list[Piece],
-    first: FirstStep,
-    results: list[StepResult],
+    ran: Ran,
+    compute: Callable[[], Reference],
     limits: Limits,
     device: torch.device,
 ) -> Beside:
     """All ranks call this together: rank 0 computes and shows each tensor, and every rank holds its part against it."""
-    reference, failed = None, ""
+    reference, failed, results = None, "", ran.results
     if mesh.rank == 0:
         try:
-            reference = compute(spec, corpus, device, len(results))
-        except (RuntimeError, MemoryError) as error:  # out of memory, most likely: no judgement on the run
+            reference = compute()
+        except (RuntimeError, MemoryError, UserError) as error:  # out of memory, most likely: no judgement on the run
             failed = f"one process could not compute it: {str(error)[:300]}"
     able = _shown(mesh, [float(not failed)], 1, device)
     if not able[0]:
         return Beside(failed=failed)
     expected = [] if reference is None else [v for r in reference.results for v in (r.loss, r.grad_norm)]
     scalars = _shown(mesh, expected, 2 * len(results), device)
+    validation = _shown(mesh, [0.0 if reference is None else reference.validation or 0.0], 1, device)[0]
     ran_away = next((i for i in range(len(results)) if not scalars[2 * i] <= RUNAWAY * scalars[0]), None)
-    cut = "" if ran_away is None else _runaway_words(ran_away + 1, scalars[0], scalars[2 * ran_away])
+    cut = "" if ran_away is None else _runaway_words(ran.done + ran_away + 1, scalars[0], scalars[2 * ran_away])
     results = results[:ran_away]
     losses = [_relative(r.loss, scalars[2 * i]) for i, r in enumerate(results)]
     norms = [_relative(r.grad_norm, scalars[2 * i + 1]) for i, r in enumerate(results)]
-    steps = [f"step {i + 1}" for i in range(len(results))]
+    steps = [f"step {ran.done + i + 1}" for i in range(len(results))]
+    told = steps
+    if ran.validation is not None:
+        losses.append(_relative(ran.validation, validation))
+        told = [*steps, f"validation after step {ran.done}"]
     tensors = list(whole_tensors(spec))
     names = [name for name, _ in tensors]
     gradient_limits = [limits.vector if len(shape) == 1 else limits.gradient for _, shape in tensors]
-    apart = _gathered(mesh, _apart_by_tensor(spec, mesh, pieces, first, reference, device))
+    apart = _gathered(mesh, _apart_by_tensor(spec, mesh, pieces, ran.first, reference, device))
     worst, ranks = (found.tolist() for found in apart.max(0))
     gradients, updates = ([row[column] for row in worst] for column in (0, 1))
     wrong = [
         *_beyond("gradient", names, gradients, [row[0] for row in ranks], gradient_limits),
         *_beyond("update", names, updates, [row[1] for row in ranks], [limits.update] * len(names)),
-        *_beyond("loss", steps, losses, [0] * len(steps), [limits.loss] * len(steps)),
+        *_beyond("loss", told, losses, [0] * len(told), [limits.loss] * len(told)),
         *_beyond("gradient norm", steps, norms, [0] * len(steps), [limits.norm] * len(steps)),
     ]
     gradient, update, loss, norm = map(_largest, (gradients, updates, losses, norms))

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from contracts.telemetry.batches import Item
 from contracts.telemetry.proof import Mismatch, ProcessProof, ProofItem, ReplicaProof
-from planner.facts.proof import STEPS, limits, limits_words, why_not_compared
+from planner.facts.proof import STEPS, Limits, later_limits, limits, limits_words, why_not_compared
 from workers.trainer.allocator import give_back
 from workers.trainer.loop import StepResult, Trainer
-from workers.trainer.proof.one_process import Beside, FirstStep, compare_with_one
+from workers.trainer.proof.one_process import Beside, FirstStep, Ran, compare_with_one
 from workers.trainer.proof.parts import Piece, pieces_of
+from workers.trainer.proof.reference import Fill, Reference, compute, go_on, one_trainer
 from workers.trainer.proof.replicas import Kind, compare_copies
-from workers.trainer.proof.words import gravity, one_process_words, replica_words, wrong_words
+from workers.trainer.proof.rows import compare_rows
+from workers.trainer.proof.whole import gather_state
+from workers.trainer.proof.words import end_words, gravity, one_process_words, replica_words, wrong_words
 
 MOST_WRONG = 20
 
@@ -23,54 +27,51 @@ MOST_WRONG = 20
 class Proof:
     """Of one run, on one rank: what `workers.trainer.loop.Watch` asks for.
 
-    After the first and the last step of this run, copies are compared over ranks; after the first few, those are
-    compared with one process. All that is sent for it is counted in the phase "proof", and no step's time holds any.
+    After the first and the last step of this run, copies and the rows trained on are compared over ranks; after the
+    first few, those are compared with one process, and so is one step more when the run has ended. All that is sent for
+    it is counted in the phase "proof", and no step's time holds any. `restored` gives one process what a run that goes
+    on began with.
     """
 
     def __init__(
-        self, trainer: Trainer, send: Callable[[Item], None], say: Callable[[str], None], done: int = 0
+        self,
+        trainer: Trainer,
+        send: Callable[[Item], None],
+        say: Callable[[str], None],
+        done: int = 0,
+        restored: Fill | None = None,
     ) -> None:
-        self.trainer, self._send, self._first = trainer, send, done
+        self.trainer, self._send, self._first, self._restored = trainer, send, done, restored
         self._say = say if trainer.mesh.rank == 0 else lambda _line: None
-        self._limits = limits(trainer.spec)
-        steps = trainer.spec.train.steps
-        why = "it goes on from a checkpoint" if done else why_not_compared(trainer.spec)
-        self._compared = 0 if why else min(STEPS, steps)
-        self._last = steps - 1
+        self._limits = later_limits(trainer.spec) if done else limits(trainer.spec)
+        self._last = trainer.spec.train.steps - 1
+        why = why_not_compared(trainer.spec)
+        self._until = done if why else min(done + STEPS, self._last + 1)  # steps before it are compared
         self._pieces: list[Piece] = pieces_of(trainer.spec, trainer.mesh.place, trainer.part)
         self._kept: FirstStep | None = None
         self._results: list[StepResult] = []
         self._wrong: list[Mismatch] = []
         self.failed = ""
         self._replicas = ReplicaProof(steps=[], parts=0, copied=0, apart=0.0)
-        self._one = ProcessProof(
-            state="not checked" if why else "due",
-            why=why,
-            steps=self._compared,
-            tensors=0,
-            gradient=0.0,
-            update=0.0,
-            loss=0.0,
-            norm=0.0,
-            limit=self._limits.gradient,
-            seconds=0.0,
-        )
+        self._one = _not_yet(why, self._until, self._limits)
+        ends = not why and self._until <= self._last
+        self._end = _not_yet("", self._last + 1, later_limits(trainer.spec)) if ends else None
 
     @property
     def held_bytes(self) -> int:
-        """Of this rank's own first step, until it is compared."""
-        kept = [] if self._kept is None else [*self._kept.gradients, *self._kept.weights]
-        return sum(tensor.numel() * tensor.element_size() for tensor in kept)
+        """What is kept of the first step until it is compared."""
+        return 0 if self._kept is None else self._kept.num_bytes
 
     def looks(self, index: int) -> bool:
         """Whether there is anything to do at step `index` (from 0)."""
-        return index < max(self._compared, self._first + STEPS) or index == self._last
+        return index < max(self._until, self._first + STEPS) or index == self._last
 
     def gradients(self, index: int) -> None:
         """In such a step, when gradients are complete and not clipped."""
         if index in (self._first, self._last):
             self._compare("gradient", lambda piece: piece.gradient)
-        if self._compared and index == 0:
+            self._compare_rows(index)
+        if index == self._first < self._until:
             self._kept = FirstStep([piece.gradient.clone() for piece in self._pieces], [])
 
     def updated(self, index: int, result: StepResult) -> None:
@@ -79,19 +80,31 @@ class Proof:
         if looked:
             self._compare("weight", lambda piece: piece.weight)
             self._replicas["steps"].append(index + 1)
-        if index < self._compared and result.not_finite:
-            self._compared, self._kept = 0, None
+        if index < self._until and result.not_finite:
+            self._until, self._kept = self._first, None
             self._one["state"], self._one["why"] = "not checked", f"{result.not_finite} at step {index + 1}"
-        if index < self._compared:
+        if index < self._until:
             self._results.append(result)
-            if self._kept is not None and not index:
+            if self._kept is not None and index == self._first:
                 self._kept.weights.extend(piece.weight.clone() for piece in self._pieces)
-        compares = bool(self._compared) and index == self._compared - 1
+        compares = self._first < self._until == index + 1
         if compares:
-            self._compare_with_one()
+            self._compare_first()
+            give_back()
+        if self._one["state"] in ("not checked", "apart"):
+            self._end = None
         if looked or compares:
             self._tell()
         if self._wrong and (index == self._last or index >= self._first + STEPS - 1):
+            self.failed = wrong_words(self._wrong)
+
+    def ended(self) -> None:
+        """One step more, which nothing comes of, by the run and by one process from what the run has come to."""
+        if self._end is None:
+            return
+        self._end = self._one_more(self._last + 1)
+        self._tell()
+        if self._wrong:
             self.failed = wrong_words(self._wrong)
 
     def _compare(self, what: Kind, value_of: Callable[[Piece], torch.Tensor]) -> None:
@@ -101,46 +114,89 @@ class Proof:
         self._replicas["apart"] = max(self._replicas["apart"], found.apart)
         self._wrong += found.wrong
 
-    def _compare_with_one(self) -> None:
-        trainer, kept, started = self.trainer, self._kept, time.perf_counter()
-        assert kept is not None
-        found = compare_with_one(
-            trainer.spec,
-            trainer.mesh,
-            trainer.corpus,
-            self._pieces,
-            kept,
-            self._results,
-            self._limits,
-            trainer.device,
-        )
-        self._kept = None
-        del kept
-        give_back()
-        self._wrong += found.wrong
-        self._one = self._told(found, time.perf_counter() - started)
+    def _compare_rows(self, index: int) -> None:
+        trainer = self.trainer
+        assert trainer.rows is not None
+        self._wrong += compare_rows(trainer.spec, trainer.mesh, trainer.corpus, trainer.rows, index, trainer.device)
 
-    def _told(self, found: Beside, seconds: float) -> ProcessProof:
-        state = "not checked" if found.failed else "apart" if found.wrong else "equal"
-        return ProcessProof(
-            state=state,  # type: ignore[typeddict-item]  # one of the four
-            why=found.failed or "; ".join(filter(None, (limits_words(self.trainer.spec), found.cut))),
-            steps=found.steps,
-            tensors=found.tensors,
-            gradient=found.gradient,
-            update=found.update,
-            loss=found.loss,
-            norm=found.norm,
-            limit=self._limits.gradient,
-            seconds=seconds,
+    def _compare_first(self) -> None:
+        trainer, kept, done = self.trainer, self._kept, self._first
+        assert kept is not None
+        self._kept = None
+        ran = Ran(done, kept, self._results)
+        computed = partial(
+            compute, trainer.spec, trainer.corpus, trainer.device, len(self._results), done, self._restored
         )
+        self._one = self._beside(ran, computed, self._limits)
+
+    def _one_more(self, done: int) -> ProcessProof:
+        trainer = self.trainer
+        trainer.recorder.close_step()  # what comes now is none of the last step's
+        one = one_trainer(trainer.spec, trainer.corpus, trainer.device) if trainer.mesh.rank == 0 else None
+        gather_state(trainer, self._pieces, one, done)
+        first = FirstStep([], [])
+        result = trainer.step(done, lambda: first.gradients.extend(piece.gradient.clone() for piece in self._pieces))
+        first.weights.extend(piece.weight for piece in self._pieces)
+        most = later_limits(trainer.spec)
+        if result.not_finite:
+            return _not_yet(f"{result.not_finite} in one step more", 1, most)
+
+        def computed() -> Reference:
+            assert one is not None
+            return go_on(one, 1, done, validates=trainer.validation is not None)
+
+        return self._beside(Ran(done, first, [result], trainer.validation), computed, most)
+
+    def _beside(self, ran: Ran, computed: Callable[[], Reference], most: Limits) -> ProcessProof:
+        trainer, started = self.trainer, time.perf_counter()
+        found = compare_with_one(trainer.spec, trainer.mesh, self._pieces, ran, computed, most, trainer.device)
+        self._wrong += found.wrong
+        return _told(found, most, limits_words(trainer.spec, most), time.perf_counter() - started)
 
     def _tell(self) -> None:
         mesh = self.trainer.mesh
-        self._say(f"proof: {replica_words(self._replicas, self._wrong)}; {one_process_words(self._one)}")
+        parts = [replica_words(self._replicas, self._wrong), one_process_words(self._one)]
+        if self._end is not None and self._end["state"] != "due":
+            parts.append(end_words(self._end))
+        self._say(f"proof: {'; '.join(parts)}")
         if mesh.rank == 0:
             wrong = sorted(self._wrong, key=gravity, reverse=True)[:MOST_WRONG]
             replicas = ReplicaProof(**{**self._replicas, "steps": [*self._replicas["steps"]]})
-            self._send(
-                ProofItem(kind="proof", rank=0, time=time.time(), replicas=replicas, one_process=self._one, wrong=wrong)
+            item = ProofItem(
+                kind="proof", rank=0, time=time.time(), replicas=replicas, one_process=self._one, wrong=wrong
             )
+            if self._end is not None:
+                item["end"] = self._end
+            self._send(item)
+
+
+def _not_yet(why: str, steps: int, most: Limits) -> ProcessProof:
+    """Due after so many steps, or why it is never."""
+    return ProcessProof(
+        state="not checked" if why else "due",
+        why=why,
+        steps=steps,
+        tensors=0,
+        gradient=0.0,
+        update=0.0,
+        loss=0.0,
+        norm=0.0,
+        limit=most.gradient,
+        seconds=0.0,
+    )
+
+
+def _told(found: Beside, most: Limits, words: str, seconds: float) -> ProcessProof:
+    state = "not checked" if found.failed else "apart" if found.wrong else "equal"
+    return ProcessProof(
+        state=state,  # type: ignore[typeddict-item]  # one of the four
+        why=found.failed or "; ".join(filter(None, (words, found.cut))),
+        steps=found.steps,
+        tensors=found.tensors,
+        gradient=found.gradient,
+        update=found.update,
+        loss=found.loss,
+        norm=found.norm,
+        limit=most.gradient,
+        seconds=seconds,
+    )

@@ -1,9 +1,9 @@
-"""The first steps of a training, computed by one process."""
+"""Some steps of a training, computed by one process."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -17,6 +17,11 @@ from workers.trainer.loop import StepResult, Trainer
 from workers.trainer.model.initial import full_name
 from workers.trainer.parallel.mesh import make_mesh
 from workers.trainer.parallel.parallelize import parallelize
+
+# Of the rms of all gradients: what training has left less of is rounding in bf16, and Adam makes anything of it.
+FAINT = 0.1
+
+Fill = Callable[[Trainer], None]
 
 
 class Expected(NamedTuple):
@@ -32,10 +37,11 @@ class Expected(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """`tensors` by their names in the whole model."""
+    """`tensors` by their names in the whole model. `validation`: the loss before the first step, if asked for."""
 
     results: list[StepResult]
     tensors: dict[str, Expected]
+    validation: float | None
 
 
 def whole_tensors(spec: JobSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -45,28 +51,51 @@ def whole_tensors(spec: JobSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield full_name(unit, parameter), parameter.shape
 
 
-def compute(spec: JobSpec, corpus: Corpus, device: torch.device, steps: int) -> Reference:
-    """The same initial values and batches as the spec's own run, on this rank alone; nothing is sent."""
-    one = alone(spec)
-    mesh = make_mesh(one, 0, lambda _group, _axis: None)
-    trainer = Trainer(one, mesh, parallelize(one, mesh, device), corpus, Recorder(0), device)
+def compute(
+    spec: JobSpec, corpus: Corpus, device: torch.device, steps: int, done: int = 0, fill: Fill | None = None
+) -> Reference:
+    """`steps` after the first `done`, on the same batches, on this rank alone; nothing is sent.
+
+    From the spec's own initial values, or from what `fill` puts into weights and optimiser.
+    """
+    trainer = one_trainer(spec, corpus, device)
+    if fill is not None:
+        fill(trainer)
+    return go_on(trainer, steps, done)
+
+
+def go_on(trainer: Trainer, steps: int, done: int, *, validates: bool = False) -> Reference:
+    """The same of one process as it stands."""
+    validation = trainer.evaluate() if validates else None
     held = trainer.part.tensors
     starts = [h.master.detach().clone() for h in held]
     gradients: list[torch.Tensor] = []
-    first = trainer.step(0, lambda: gradients.extend(h.gradient.clone() for h in held))
+    first = trainer.step(done, lambda: gradients.extend(h.gradient.clone() for h in held))
     weights = [h.master.detach().clone() for h in held]
-    results = [first, *(trainer.step(index) for index in range(1, steps))]
+    results = [first, *(trainer.step(index) for index in range(done + 1, done + steps))]
     norm = math.sqrt(sum(_norm(gradient) ** 2 for gradient in gradients))
+    faint = FAINT * norm / math.sqrt(sum(map(torch.numel, gradients))) if done else 0.0
     rows = zip(held, starts, gradients, weights, strict=True)
-    return Reference(results, {h.name: _expected(h.name, norm, *rest) for h, *rest in rows})
+    return Reference(results, {h.name: _expected(h.name, norm, faint, *rest) for h, *rest in rows}, validation)
 
 
-def _expected(name: str, norm: float, start: torch.Tensor, gradient: torch.Tensor, weight: torch.Tensor) -> Expected:
+def one_trainer(spec: JobSpec, corpus: Corpus, device: torch.device) -> Trainer:
+    """The spec's training on this rank alone."""
+    one = alone(spec)
+    mesh = make_mesh(one, 0, lambda _group, _axis: None)
+    return Trainer(one, mesh, parallelize(one, mesh, device), corpus, Recorder(0), device)
+
+
+def _expected(
+    name: str, norm: float, faint: float, start: torch.Tensor, gradient: torch.Tensor, weight: torch.Tensor
+) -> Expected:
     root = math.sqrt(gradient.numel())
     if name.endswith("attention.k.bias"):
         # It has no gradient but rounding, since softmax does not change when all keys move together: what there is
         # counts against the norm of all gradients, and Adam makes anything of it.
         return Expected(gradient, weight, norm / root, math.inf)
+    if _norm(gradient) / root < faint:
+        return Expected(gradient, weight, faint, math.inf)
     return Expected(gradient, weight, _norm(gradient) / root, _norm(weight - start) / root)
 
 

@@ -23,6 +23,9 @@ def apart_words(apart: Mismatch) -> str:
     if apart["what"] == "share":
         return apart["name"]
     by = "by what is no number" if apart["apart"] is None else f"by {apart['apart']:.1e}"
+    if apart["what"] == "rows":
+        whose = f"rank {apart['ranks'][0]}'s rows of {apart['name']}"
+        return f"{apart['apart']:.0%} of {whose} are not those of rank 0's data"
     subject = f"{apart['what']} of {apart['name']}"
     if len(apart["ranks"]) == 2:
         rank, other = apart["ranks"]
@@ -44,7 +47,7 @@ def wrong_words(wrong: Sequence[Mismatch]) -> str:
 
 def replica_words(replicas: ReplicaProof, wrong: Sequence[Mismatch]) -> str:
     """'replicas agree (34 of 60 parts have copies, after steps 1, 50)'"""
-    found = [apart for apart in wrong if len(apart["ranks"]) == 2 or apart["what"] == "share"]
+    found = [apart for apart in wrong if len(apart["ranks"]) == 2 or apart["what"] in ("share", "rows")]
     steps = ", ".join(map(str, replicas["steps"]))
     about = f"{replicas['copied']} of {replicas['parts']} parts have copies, after steps {steps}"
     if found:
@@ -61,16 +64,29 @@ def one_process_words(one: ProcessProof) -> str:
         return f"not yet compared with one process: that comes after step {one['steps']}"
     if one["state"] == "not checked":
         return f"not checked against one process: {one['why']}"
-    figures = (
-        f"gradients of {one['tensors']} tensors {one['gradient']:.0e}, their updates {one['update']:.0e}, "
-        f"losses {one['loss']:.0e} and norms {one['norm']:.0e} of {_steps(one['steps'])}, in {one['seconds']:.1f} s; "
-        f"{one['why']}"
-    )
+    figures = _figures(one)
     if one["state"] == "apart":
         return f"NOT equal to one process ({figures})"
     if one["gradient"] <= ROUNDING:
         return f"gradients equal to one process to {one['gradient']:.0e} ({figures})"
     return f"gradients within their limits of one process, {one['gradient']:.2g} apart ({figures})"
+
+
+def end_words(end: ProcessProof) -> str:
+    """'one step more equal to one process to 3e-07 (gradients of 60 tensors 3e-07, ...)'"""
+    if end["state"] == "not checked":
+        return f"one step more not checked: {end['why']}"
+    if end["state"] == "apart":
+        return f"one step more NOT equal to one process ({_figures(end)})"
+    return f"one step more equal to one process to {end['gradient']:.0e} ({_figures(end)})"
+
+
+def _figures(one: ProcessProof) -> str:
+    return (
+        f"gradients of {one['tensors']} tensors {one['gradient']:.0e}, their updates {one['update']:.0e}, "
+        f"losses {one['loss']:.0e} and norms {one['norm']:.0e} of {_steps(one['steps'])}, in {one['seconds']:.1f} s; "
+        f"{one['why']}"
+    )
 
 
 def _steps(count: int) -> str:

@@ -43,8 +43,10 @@ export function replicaProof(proof) {
   if (!proof || proof.replicas.steps.length === 0) return { tone: "", words: "not checked", more: "no step was looked at" };
   const { replicas, wrong } = proof;
   const differing = wrong.filter((apart) => apart.ranks.length === 2 || apart.what === "share");
+  const others = new Set(wrong.filter((apart) => apart.what === "rows").map((apart) => apart.ranks[0]));
   const after = `after ${replicas.steps.length === 1 ? "step" : "steps"} ${replicas.steps.map(integer).join(" and ")}`;
-  const more = `${integer(replicas.copied)} of ${integer(replicas.parts)} parts of tensors have copies; gradients and weights, ${after}`;
+  const more = `${integer(replicas.copied)} of ${integer(replicas.parts)} parts of tensors have copies; gradients, weights and the rows trained on, ${after}`;
+  if (others.size > 0) return { tone: "bad", words: `${others.size === 1 ? "a rank" : `${integer(others.size)} ranks`} trained on other rows`, more };
   if (differing.length > 0) return { tone: "bad", words: "replicas differ", more };
   if (replicas.copied === 0) return { tone: "good", words: "no copies", more: `each part lies on one rank; ${after}` };
   const words = replicas.apart === 0 ? "replicas agree" : `replicas agree to ${apartWords(replicas.apart)}`;
@@ -60,7 +62,22 @@ function nearWords({ gradient, limit }, precision) {
   return `gradients within ${whose} limit of ${apartWords(limit)} (${apartWords(gradient)})`;
 }
 
-/** The same of the first steps beside one process. */
+function figures(one) {
+  return (
+    `largest relative difference of ${integer(one.tensors)} gradients ${apartWords(one.gradient)}, updates ${apartWords(one.update)}, ` +
+    `losses ${apartWords(one.loss)}, norms ${apartWords(one.norm)} over ${integer(one.steps)} ${one.steps === 1 ? "step" : "steps"}; took ${duration(one.seconds)}`
+  );
+}
+
+/** Of the step that both did when the run was over. */
+function endWords(end, finished) {
+  if (!end) return "";
+  if (end.state === "due") return finished ? ". It ended before one step more was compared" : ". One step more comes when it ends";
+  if (end.state === "not checked") return `. One step more was not checked: ${end.why}`;
+  return `. One step more than it has, and its last validation: ${figures(end)}`;
+}
+
+/** The same of the first steps beside one process, and of one more at the end. */
 export function processProof(proof, finished, precision) {
   if (!proof) return { tone: "", words: "not checked", more: finished ? "the run ended before" : "waits for the first step", waits: !finished };
   const one = proof.one_process;
@@ -69,23 +86,25 @@ export function processProof(proof, finished, precision) {
     if (finished) return { tone: "", words: "not checked", more: `the run ended before step ${integer(one.steps)} was compared` };
     return { tone: "", words: "being verified", more: `by one process, after step ${integer(one.steps)}` };
   }
-  const more =
-    `largest relative difference of ${integer(one.tensors)} gradients ${apartWords(one.gradient)}, updates ${apartWords(one.update)}, ` +
-    `losses ${apartWords(one.loss)}, norms ${apartWords(one.norm)} over ${integer(one.steps)} ${one.steps === 1 ? "step" : "steps"}; took ${duration(one.seconds)}` +
-    (one.why && `. ${one.why}`);
+  const more = `${figures(one)}${one.why && `. ${one.why}`}${endWords(proof.end, finished)}`;
   if (one.state === "apart") return { tone: "bad", words: "differs from one process", more };
+  if (proof.end?.state === "apart") return { tone: "bad", words: "differs from one process at its end", more };
   return { tone: "good", words: nearWords(one, precision), more };
 }
 
+function whereWords({ what, axis, ranks }) {
+  if (what === "rows") return `rank ${ranks[0]} beside rank 0's data`;
+  if (ranks.length === 2) return `rank ${ranks[0]} differs from rank ${ranks[1]}, over ${axis}`;
+  return ranks.length === 1 ? `rank ${ranks[0]} beside one process` : "all ranks together";
+}
+
 function apartLine({ what, name, axis, ranks, apart, limit }) {
-  const where =
-    ranks.length === 2 ? `rank ${ranks[0]} differs from rank ${ranks[1]}, over ${axis}` : ranks.length === 1 ? `rank ${ranks[0]} beside one process` : "all ranks together";
   return el(
     "tr",
     {},
     el("th", { scope: "row" }, what),
     el("td", { className: "wrap" }, name),
-    el("td", {}, where),
+    el("td", {}, whereWords({ what, axis, ranks })),
     el("td", { className: "number off" }, apartWords(apart)),
     el("td", { className: "number" }, apartWords(limit)),
   );
