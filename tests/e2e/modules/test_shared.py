@@ -256,63 +256,6 @@ def test_telemetry_of_another_version_or_attempt_is_refused(modules: Page) -> No
     assert "version 2" in error
 
 
-@pytest.mark.parametrize(
-    ("gradient", "limit", "precision", "words"),
-    [
-        (6e-7, 1e-5, "fp32", "gradients equal to one process to 6e-7"),
-        (0.059, 0.1, "bf16", "gradients within bf16's limit of 0.1 (0.059)"),
-        (0.26, 0.1, "bf16", "gradients within bf16's limits (0.26)"),
-        (0.02, 0.1, "fp32", "gradients within their limit of 0.1 (0.02)"),
-    ],
-)
-def test_what_is_beside_one_process_is_called_equal_only_where_rounding_alone_is_between(
-    modules: Page, gradient: float, limit: float, precision: str, words: str
-) -> None:
-    figures = {"steps": 1, "tensors": 60, "update": 2e-4, "loss": 2e-7, "norm": 7e-7, "seconds": 0.3}
-    one = {"state": "equal", "why": "the loss ran away", "gradient": gradient, "limit": limit, **figures}
-    told = call(modules, "job/proof.js", "return m.processProof({one_process: x[0]}, true, x[1])", [one, precision])
-    assert (told["tone"], told["words"]) == ("good", words)
-    assert told["more"].endswith("over 1 step; took 300 ms. the loss ran away")
-
-
-@pytest.mark.parametrize(
-    ("state", "finished", "tone", "words", "more"),
-    [
-        ("due", False, "good", "gradients equal to one process to 6e-7", "One step more comes when it ends"),
-        ("due", True, "good", "gradients equal to one process to 6e-7", "It ended before one step more was compared"),
-        ("equal", True, "good", "gradients equal to one process to 6e-7", "One step more than it has, and its last"),
-        ("apart", True, "bad", "differs from one process at its end", "One step more than it has, and its last"),
-        ("not checked", True, "good", "gradients equal to one process to 6e-7", "One step more was not checked: nan"),
-    ],
-)
-def test_what_one_step_more_showed_is_told_with_the_first(
-    modules: Page, state: str, finished: bool, tone: str, words: str, more: str
-) -> None:
-    nothing = {
-        "tensors": 60,
-        "update": 2e-4,
-        "loss": 2e-7,
-        "norm": 7e-7,
-        "seconds": 0.3,
-        "gradient": 6e-7,
-        "limit": 1e-5,
-    }
-    proof = {
-        "one_process": {"state": "equal", "why": "", "steps": 3, **nothing},
-        "end": {"state": state, "why": "nan", "steps": 1, **nothing},
-    }
-    told = call(modules, "job/proof.js", "return m.processProof(x[0], x[1], 'fp32')", [proof, finished])
-    assert (told["tone"], told["words"]) == (tone, words)
-    assert more in told["more"]
-
-
-def test_a_rank_that_trained_on_other_rows_is_told_where_replicas_are(modules: Page) -> None:
-    rows = {"what": "rows", "name": "step 1", "axis": "dp", "ranks": [3], "apart": 1, "limit": 0}
-    proof = {"replicas": {"steps": [1], "parts": 60, "copied": 60, "apart": 0}, "wrong": [rows]}
-    told = call(modules, "job/proof.js", "return m.replicaProof(x)", proof)
-    assert (told["tone"], told["words"]) == ("bad", "a rank trained on other rows")
-
-
 def test_an_estimate_says_how_far_off_it_may_be_either_way(modules: Page) -> None:
     assert [call(modules, "format.js", "return m.sureness(x)", share) for share in (0.19, 1, 2.3, 9)] == [
         "± 19 %",
