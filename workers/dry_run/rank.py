@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from typing import NamedTuple, cast
@@ -23,6 +24,8 @@ from workers.trainer.loop import Trainer
 from workers.trainer.parallel.mesh import make_mesh
 from workers.trainer.parallel.parallelize import assemble, build, local
 from workers.trainer.standing import Standing, storage_bytes
+
+SOON = 50  # objects: what only a cycle holds goes at once, whatever ran here before; else it may lie in the peak
 
 
 class DryStep(NamedTuple):
@@ -58,6 +61,9 @@ def dry_step(spec: JobSpec, rank: int) -> DryStep:
     runs one at a time.
     """
     started = time.perf_counter()
+    usual = gc.get_threshold()
+    gc.collect()
+    gc.set_threshold(SOON)
     recorder, device = Recorder(rank), torch.device("cpu")
     dry_world(recorder, rank, spec.layout.world_size, spec.resources.device)
     try:
@@ -80,6 +86,7 @@ def dry_step(spec: JobSpec, rank: int) -> DryStep:
         cells = recorder.cells("step")
         rows = trainer.received_rows()
     finally:
+        gc.set_threshold(*usual)
         dist.destroy_process_group()
     seconds = time.perf_counter() - started
     held = sum(local(p).numel() for p in part.masters())
