@@ -21,7 +21,7 @@ def memory_lines(modules: Page, parts: dict[str, Any] | None, **stage: Any) -> d
     estimate = {"stages": stages, "axes": {"pp": 2, "dp": 1, "tp": 1}, "cluster": {"reserved_bytes": 10 * MIB}}
     body = """
     const s = (await import('/js/store.js')).createState();
-    s.peaks.set(0, 1); s.peaks.set(1, 550 * 2 ** 20);
+    s.peaks.set(0, 300 * 2 ** 20); s.peaks.set(1, 550 * 2 ** 20);
     if (x[1]) s.memory.set(1, x[1]);
     const lines = m.memoryLines(x[0], s, {device: "cuda", least: 0});
     return lines.map((line) => [line.name, line.planned, line.measured, line.off]);
@@ -36,7 +36,7 @@ def test_memory_is_told_part_by_part_beside_the_plan_of_the_rank_s_own_stage(mod
     parts = {**COUNTED, "optimizer": 160 * MIB, "gradients_then": 100 * MIB, "beside": 125 * MIB}
     assert memory_lines(modules, parts) == {
         "together": ["500 MiB", "550 MiB", "\u22129.1 %"],
-        "stage 0, which the plan has fullest": ["510 MiB", None, None],
+        "stage 0, which the plan has fullest": ["510 MiB", "300 MiB", "+70 %"],
         "parameters": ["100 MiB", "100 MiB", "0 %"],
         "optimizer: moments and fp32 weights held apart": ["200 MiB", "160 MiB", "+25 %"],
         "gradients": ["100 MiB", "100 MiB", "0 %"],
@@ -59,7 +59,8 @@ def test_gradients_that_nobody_can_tell_apart_are_held_against_the_plan_with_the
 
 
 def test_what_an_older_host_or_plan_did_not_tell_is_not_made_up(modules: Page) -> None:
-    _, *others = memory_lines(modules, None).values()
+    _, elsewhere, *others = memory_lines(modules, None).values()
+    assert elsewhere[1] == "300 MiB"
     assert {(measured, off) for _, measured, off in others} == {(None, None)}
     told = memory_lines(modules, {**COUNTED, "gradients_then": 0, "beside": 0}, gradients_bytes=None)
     assert told["gradients once complete"] == [None, "100 MiB", None]

@@ -19,6 +19,13 @@ function fullestOf({ stages, axes }, { peaks }) {
   return { planned, stage, rank, peak };
 }
 
+/** The stage that the plan has fullest, where another rank held more: {name, size, held}, `held` the most of its ranks. */
+function fullestPlanned({ stages, axes }, { peaks }, reserved) {
+  const { stage, memory_bytes: size } = stages.reduce(fuller((one) => one.memory_bytes));
+  const held = [...peaks].filter(([rank]) => coordinates(rank, axes).pp === stage).map(([, peak]) => peak);
+  return { name: `stage ${stage}, which the plan has fullest`, size: size - reserved, held: held.length > 0 ? Math.max(...held) : null };
+}
+
 /** Lines of the table, see planned.js. What the device keeps for itself is in the plan's allowance, and in no measurement. */
 export function memoryLines(estimate, state, { device, least }) {
   const { planned, stage, rank, peak } = fullestOf(estimate, state);
@@ -27,7 +34,7 @@ export function memoryLines(estimate, state, { device, least }) {
   const where = estimate.stages.length > 1 && rank !== null ? `, rank ${rank} of stage ${stage.stage}` : "";
   const group = `memory of the fullest rank${where}: tensors and the allocator's share${own}`;
   const small = device === "cpu" && stage.memory_bytes - (stage.memory.allowance ?? 0) < least;
-  const elsewhere = stage === planned ? [] : [{ name: `stage ${planned.stage}, which the plan has fullest`, size: planned.memory_bytes - reserved }];
+  const elsewhere = stage === planned ? [] : [fullestPlanned(estimate, state, reserved)];
   const measured = { peak, parts: state.memory.get(rank), small, rest: `${REST} and the allocator's share` };
   return rankLines(group, stage, reserved, measured, elsewhere);
 }
@@ -41,7 +48,7 @@ export function dryLines({ stages, axes }, item) {
   return rankLines(group, stage, stage.memory.allowance ?? 0, walked, []);
 }
 
-/** `without`: of the plan's allowance, what no measurement has. `others`: [{name, size}], planned beside it. */
+/** `without`: of the plan's allowance, what no measurement has. `others`: [{name, size, held}], beside it. */
 function rankLines(group, stage, without, { peak, parts, small, rest: restName }, others) {
   const of = (name) => (stage.memory[name] ?? 0) - (name === "allowance" ? without : 0);
   const line = (name, size, measured, words = null) => ({
@@ -53,7 +60,7 @@ function rankLines(group, stage, without, { peak, parts, small, rest: restName }
   });
   const noisy = (name, size, measured) => line(name, size, measured, small ? SMALL : null);
   const together = noisy("together", stage.memory_bytes - without, peak);
-  const elsewhere = others.map(({ name, size }) => line(name, size, null));
+  const elsewhere = others.map(({ name, size, held }) => noisy(name, size, held));
   const names = memoryNames([stage.memory]).filter((name) => of(name) > 0);
   if (!parts) return [together, ...elsewhere, ...names.map((name) => line(name, of(name), null))];
   const counted = COUNTED.filter((name) => of(name) > 0 || parts[name] > 0).map((name) => line(NAMES[name] ?? name, of(name), parts[name]));
