@@ -10,9 +10,11 @@ from typing_extensions import TypedDict
 
 from planner.cost.correction import Interval, sureness
 from planner.cost.timing import Timer, Timing
+from planner.facts.layout import axis_group
+from planner.facts.levels import AXES
 from planner.facts.reading.dumped import LayoutDict
 from planner.facts.reading.runnable import not_runnable
-from planner.facts.spec import JobSpec
+from planner.facts.spec import JobSpec, Layout
 from planner.hardware.cluster import Cluster
 from planner.hardware.stacks import STACKS, within
 from planner.search.advice import BARELY, Neighbour, neighbours
@@ -103,15 +105,16 @@ def hindsight(spec: JobSpec, cluster: Cluster, measured: Measure) -> Hindsight:
     """What one other choice would have made of the run, the fastest first.
 
     `cluster`: the hardware that the run was planned for. The measured step is apportioned to its parts; each part of a
-    neighbour's predicted step is scaled by what the run's own was apportioned over what it was predicted at. Neighbours
-    that gain no more than the estimate may be off are `unsure`, no advice. Of a CPU that nobody measured the speed is
-    known by then: left are the errors of its stack.
+    neighbour's predicted step is scaled by what the run's own was apportioned over what it was predicted at. Of an axis
+    that the plan hides whole, or that the run hid, there is no such scale: what it took stays wherever the axis is, and
+    what a neighbour's plan has more of it is scaled as the whole step. Neighbours that gain no more than the estimate
+    may be off are `unsure`, no advice. Of a CPU that nobody measured the speed is known by then: left are the errors of
+    its stack.
     """
     between = _between(spec, cluster, measured.sure)
     timer = Timer(cluster)
     here = parts_of(timer.predicted(spec))
     took = apportioned(here, measured)
-    factors = {part: took[part] / here[part] for part in here if took.get(part) and here[part] > 0}
     whole = measured.step_s / sum(here.values())
     heavier = _heavier(spec, cluster, measured)
     room, sure_room = cluster.accelerator.memory_bytes, surely_fitting_bytes(spec, cluster)
@@ -123,9 +126,12 @@ def hindsight(spec: JobSpec, cluster: Cluster, measured: Measure) -> Hindsight:
         needed = round(near.memory_bytes * heavier)
         if needed > room:
             continue
+        planned = parts_of(timer.predicted(near.spec))
         there = {
-            part: seconds * factors.get(part, whole) for part, seconds in parts_of(timer.predicted(near.spec)).items()
-        } | {part: took[part] for part in BESIDE if part in took}
+            part: _carried(took.get(part, 0.0), here.get(part, 0.0), planned.get(part, 0.0), whole)
+            for part in {*planned, *took}
+            if _has(near.spec.layout, part)
+        }
         step = sum(there.values())
         if 1 - step / measured.step_s < LEAST_GAIN:
             slower.append((step, near.change))
@@ -154,6 +160,18 @@ def hindsight(spec: JobSpec, cluster: Cluster, measured: Measure) -> Hindsight:
         "unsure": unsure[:MOST],
         "text": _text(sure, unsure, slower, measured.step_s, between["words"]),
     }
+
+
+def _carried(took: float, here: float, there: float, whole: float) -> float:
+    """What a part takes in another layout, of what it took in this one and was predicted at here and there."""
+    if took > 0 and here > 0:
+        return there * took / here
+    return took + max(0.0, there - here) * whole
+
+
+def _has(layout: Layout, part: str) -> bool:
+    """False for an axis of one rank, on which nothing waits."""
+    return all(axis != part or axis_group(layout, axis).size > 1 for axis in AXES)
 
 
 def _between(spec: JobSpec, cluster: Cluster, told: Interval) -> Interval:

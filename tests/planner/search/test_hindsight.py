@@ -6,11 +6,12 @@ import pytest
 
 from planner.cost.correction import Interval, interval
 from planner.cost.estimate import estimate
+from planner.cost.timing import Timer
 from planner.facts.reading.parse import parse_spec
 from planner.hardware.clusters import CLUSTERS
 from planner.hardware.stacks import STACKS
 from planner.search.advice import BARELY
-from planner.search.hindsight import Measure, apportioned, hindsight
+from planner.search.hindsight import Measure, apportioned, hindsight, parts_of
 from tests.planner.wrong_specs import GOOD
 
 CPU = CLUSTERS["cpu"]
@@ -59,6 +60,32 @@ def test_beside_a_run_of_a_cpu_that_nobody_measured_another_layout_is_as_sure_as
     assert found["interval"] == told, "as told at submit"
     runs = hindsight(SPEC, CPU, measure(0.3, 4.0, apart))
     assert runs["options"] == [], "runs that lay so far apart are no measure"
+
+
+def test_an_axis_that_the_plan_hides_whole_goes_on_taking_what_it_took_in_every_layout_that_has_it() -> None:
+    """A ring's messages were planned behind attention; ZeRO was told to make them take 0 s."""
+    spec = parse_spec({**GOOD, "model": {"preset": "llama-tiny"}, "layout": {"cp": 2}, "train": {"precision": "bf16"}})
+    predicted = {part["name"]: part["seconds"] for part in estimate(spec, CPU)["time"]["parts"]}
+    apart = {"compute": 1.8, "dp": 0.1, "cp": 0.6}
+    assert "cp" not in predicted
+    found = hindsight(spec, CPU, measure(2.5, 0.01, apart)._replace(predicted_s=predicted))
+    near = {option["change"]: option for option in [*found["options"], *found["unsure"]]}
+    assert near["cp 1, dp 2"]["because"] == {"part": "cp", "apportioned_s": pytest.approx(0.6), "there_s": 0.0}
+    assert [change for change, option in near.items() if option["because"]["part"] == "cp"] == ["cp 1, dp 2"]
+
+
+def test_an_axis_that_the_run_hid_whole_stays_hidden_where_the_plan_has_no_more_of_it() -> None:
+    apart = {"compute": 0.1, "tp": 0.2}
+    assert PREDICTED["dp"] > 0
+    found = hindsight(SPEC, CPU, measure(0.3, 0.01, apart))
+    near = next(option for option in found["options"] if option["change"] == "tp 1, dp 4")
+    layout = SPEC.layout.model_copy(update={"dp": 4, "tp": 1})
+    train = SPEC.train.model_copy(update={"micro_batches": near["micro_batches"]})
+    here = parts_of(Timer(CPU).predicted(SPEC))
+    there = parts_of(Timer(CPU).predicted(SPEC.model_copy(update={"layout": layout, "train": train})))
+    more = max(0.0, there["dp"] - here["dp"]) * 0.3 / sum(here.values())
+    assert there["world"] == here["world"]
+    assert near["step_s"] == pytest.approx(there["compute"] * 0.1 / here["compute"] + more)
 
 
 def test_a_gain_within_the_interval_is_said_to_be_no_advice() -> None:
