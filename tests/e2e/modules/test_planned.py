@@ -53,3 +53,31 @@ def test_a_part_worth_a_line_on_one_side_has_both_figures(modules: Page) -> None
         ("compute", 0.9, 3.0),
         ("optimizer", 4e-4, 0.9),
     ]
+
+
+def test_a_step_s_bytes_are_the_plan_s_where_ranks_were_cut_off_at_different_steps(modules: Page) -> None:
+    """Of 1,475 and 1,476 steps all bytes were divided by 1,476."""
+    body = """
+    const s = (await import('/js/store.js')).createState();
+    const { compareAxes } = await import('/js/collectives.js');
+    const cells = (steps) => [{axis: "dp", op: "all_reduce", payload_bytes: 100 * steps, count: steps}];
+    for (const [rank, steps] of [[0, 3], [1, 2]]) s.ranks.set(rank, {exactStep: steps, exactCells: cells(steps)});
+    const rows = compareAxes(s.ranks, () => ({dp: {bytes: 100, calls: 1}}));
+    const estimate = {axes: {pp: 1, dp: 2, tp: 1}, stages: [{stage: 0, memory: {}, memory_bytes: 0}]};
+    const lines = m.plannedLines(estimate, s, rows, {device: "cpu", least: 0});
+    return lines.filter((line) => line.group.startsWith("payload")).map((line) => [line.planned, line.measured, line.off]);
+    """
+    assert call(modules, "job/planned.js", body) == [["200 B", "200 B", "0 %"]]
+
+
+def test_the_median_of_an_even_number_of_steps_lies_between_the_middle_two(modules: Page) -> None:
+    body = """
+    const s = (await import('/js/store.js')).createState();
+    s.stepTimes.push(0.5, 0.7, 0.1, 0.9);
+    const apart = {planned: null, measured: null};
+    const estimate = {time: {step_s: 0.6, parts: []}, axes: {pp: 1, dp: 1, tp: 1}};
+    const stages = [{stage: 0, memory: {}, memory_bytes: 0}];
+    const lines = m.plannedLines({...estimate, stages}, s, [], {device: "cpu", least: 0, measured: null, apart});
+    return lines.find((line) => line.name === "together").measured;
+    """
+    assert call(modules, "job/planned.js", body) == "600 ms"

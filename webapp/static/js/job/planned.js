@@ -15,23 +15,27 @@ export function plannedLines(estimate, state, rows, run) {
   return [...byteLines(rows, state), ...timeLines(estimate, state, run), ...memoryLines(estimate, state, run)];
 }
 
+/** Each rank by its own steps: those of a run that was cut off have not made as many. */
 function byteLines(rows, state) {
-  const steps = Math.max(0, ...[...state.ranks.values()].map((rank) => rank.exactStep ?? 0));
-  if (steps === 0) return [];
-  return rows.map((row) => ({
-    group: "payload bytes a step, all ranks",
-    name: row.axis,
-    token: `--axis-${row.axis}`,
-    planned: exactBytes(Math.round(row.predicted / steps)),
-    measured: exactBytes(Math.round(row.measured / steps)),
-    off: relativeError(row.predicted, row.measured),
-  }));
+  return rows.map((row) => {
+    const ofStep = (figure) => Math.round(row.ranks.reduce((all, own) => all + own[figure] / state.ranks.get(own.rank).exactStep, 0));
+    const [planned, measured] = [ofStep("predicted"), ofStep("measured")];
+    return {
+      group: "payload bytes a step, all ranks",
+      name: row.axis,
+      token: `--axis-${row.axis}`,
+      planned: exactBytes(planned),
+      measured: exactBytes(measured),
+      off: relativeError(planned, measured),
+    };
+  });
 }
 
 function median(values) {
   if (values.length === 0) return null;
   const sorted = [...values].sort((a, b) => a - b);
-  return sorted[Math.floor(sorted.length / 2)];
+  const half = sorted.length / 2;
+  return (sorted[Math.ceil(half) - 1] + sorted[Math.floor(half)]) / 2;
 }
 
 function timeLines(estimate, state, { measured, apart }) {
