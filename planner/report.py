@@ -7,6 +7,7 @@ from typing import Any
 
 from planner.cost.estimate import Estimate, traffic_kind
 from planner.facts.spec import JobSpec
+from planner.facts.tensors.placements import padded_vocab
 from planner.facts.words import counted
 from planner.hardware.cluster import Cluster
 from planner.search.advice import Neighbour
@@ -79,6 +80,12 @@ def _padded(made: Estimate) -> str:
     return f", and a vocabulary of {vocab:,} padded to {padded:,} for tp {made['axes']['tp']}"
 
 
+def _padded_by(vocab: int, degrees: Sequence[int]) -> list[str]:
+    """Which tensor parallel degrees pad the vocabulary, and to what."""
+    to = [f"{padded:,} for tp {tp}" for tp in degrees if (padded := padded_vocab(vocab, tp)) != vocab]
+    return [f"a vocabulary of {vocab:,} is padded: to {', '.join(to)}"] if to else []
+
+
 def search_text(result: SearchResult, near: Sequence[Neighbour], cluster: Cluster) -> str:
     """The best layouts, and why the neighbours of the first were not taken."""
     lines = [
@@ -99,6 +106,7 @@ def search_text(result: SearchResult, near: Sequence[Neighbour], cluster: Cluste
         )
     if sure:
         lines += ["", f"estimates; of the first: time {sure[0].time['words']}; memory {sure[0].memory['words']}"]
+        lines += _padded_by(result.best[0].spec.model.vocab_size, sorted({f.spec.layout.tp for f in result.best}))
     else:
         lines.append("nothing fits")
     if near:

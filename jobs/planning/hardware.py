@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from django.db.models import QuerySet
 from pydantic import ValidationError
@@ -81,13 +81,21 @@ def measured_cluster(host: Host) -> Cluster | None:
         return None
 
 
-def hardware() -> list[tuple[str, str]]:
-    """(name, words) of everything a page offers to plan for, known hosts first."""
+class Offered(NamedTuple):
+    """What a page offers to plan for: by which name, in words, and what a job there runs on."""
+
+    name: str
+    words: str
+    device: str
+
+
+def hardware() -> list[Offered]:
+    """Everything that can be planned for, known hosts first."""
     hosts = [
-        (f"{HOST}{host.name}", f"{host.name}, {'calibrated' if host.profile else 'from its runs'}")
+        Offered(f"{HOST}{host.name}", f"{host.name}, {'calibrated' if host.profile else 'from its runs'}", host.device)
         for host in known_hosts()
     ]
-    return [*hosts, *((name, cluster.name) for name, cluster in CLUSTERS.items())]
+    return [*hosts, *(Offered(name, cluster.name, cluster.device) for name, cluster in CLUSTERS.items())]
 
 
 def _sheet(host: Host) -> Cluster:

@@ -65,7 +65,8 @@ def test_a_step_s_bytes_are_the_plan_s_where_ranks_were_cut_off_at_different_ste
     const rows = compareAxes(s.ranks, () => ({dp: {bytes: 100, calls: 1}}));
     const estimate = {axes: {pp: 1, dp: 2, tp: 1}, stages: [{stage: 0, memory: {}, memory_bytes: 0}]};
     const lines = m.plannedLines(estimate, s, rows, {device: "cpu", least: 0});
-    return lines.filter((line) => line.group.startsWith("payload")).map((line) => [line.planned, line.measured, line.off]);
+    const payload = lines.filter((line) => line.group.startsWith("payload"));
+    return payload.map((line) => [line.planned, line.measured, line.off]);
     """
     assert call(modules, "job/planned.js", body) == [["200 B", "200 B", "0 %"]]
 

@@ -59,6 +59,7 @@ def test_bytes_are_in_powers_of_1024(modules: Page, value: int, text: str) -> No
         ("m.duration(7440)", "2 h 04 min"),
         ("m.count(124439808)", "124M"),
         ("m.count(999999)", "1.00M"),
+        ("m.operations(679477248)", "679 MFLOP"),
         ("m.loss(5.54321)", "5.5432"),
         ("m.loss(248861.4531)", "2.49e+5"),
         ("m.loss(-3.4e38)", "-3.40e+38"),
@@ -266,6 +267,25 @@ def test_an_estimate_says_how_far_off_it_may_be_either_way(modules: Page) -> Non
     body = "return m.within({step_s: 0.1, interval: {share: x}})"
     assert call(modules, "pictures/time.js", body, 0.5) == "50.0 ms to 150 ms"
     assert call(modules, "pictures/time.js", body, 4) == "20.0 ms to 500 ms"
+
+
+def test_a_search_that_finds_a_slower_layout_than_the_form_s_says_so(modules: Page) -> None:
+    """One that does not fit may take less time: "as fast as before" was said of twice as long."""
+    found = {"best": [{"step_s": 0.1}], "fitting": 1, "considered": 2, "complete": True, "neighbours": []}
+    told = [call(modules, "plan/best.js", "return m.why(...x)", [found, before]) for before in (0.2, 0.1, 0.05, None)]
+    what = "100 ms a step, predicted: the fastest of 1 that fit, of 2 considered"
+    words = (", 2.00 times faster than before", ", as fast as before", ", 2.00 times as long as before", "")
+    assert told == [f"{what}{ending}." for ending in words]
+
+
+def test_the_peak_that_a_share_is_of_has_its_unit_apart_and_days_their_commas(modules: Page) -> None:
+    time = {"step_s": 0.5, "model_flops": 1e10, "mfu": 0.2, "hfu": 0.2, "tokens_per_s": 2050, "parts": []}
+    time |= {"interval": {"share": 0.79, "basis": "runs", "words": "from 5 runs here"}, "basis": "data sheet"}
+    estimate = {"time": time, "world_size": 2, "cluster": {"name": "vm"}}
+    body = "return m.timePicture(x).map((part) => part.textContent).join(' ')"
+    told = call(modules, "pictures/time.js", body, estimate)
+    assert "MFU and HFU are of 50.0 GFLOP/s a rank." in told
+    assert "5,646 days" in told
 
 
 def test_the_parts_of_the_memory_add_up_to_what_they_are_together(modules: Page) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -118,6 +119,15 @@ def test_a_job_s_page_tells_of_links_from_a_run(owner: User, host: Host, client:
     client.force_login(owner)
     page = client.get(f"/jobs/{job.id}/").content.decode()
     assert "(a CPU that nobody measured, links from 1 run here, up to 10 times off); measured is" in page
+
+
+def test_what_if_asks_for_the_device_of_the_hardware_that_it_plans_for(owner: User, host: Host, client: Client) -> None:
+    """A layout planned for a CPU host was opened as a job that asks for GPUs."""
+    ended(owner, summary(2.0))
+    client.force_login(owner)
+    page = client.get("/what-if/").content.decode()
+    devices = dict(re.findall(r'<option value="([^"]+)" data-device="([^"]+)"', page))
+    assert devices == {f"host:{host.name}": "cpu", **{name: cluster.device for name, cluster in CLUSTERS.items()}}
 
 
 def test_links_are_those_of_the_rank_that_waited_least(owner: User, host: Host, api: Api) -> None:

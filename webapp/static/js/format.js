@@ -71,6 +71,13 @@ export function count(value) {
   return power === 0 ? String(rest) : `${threeDigits(rest)}${SI[power]}`;
 }
 
+/** Floating-point operations: 5e10 -> "50.0 GFLOP". */
+export function operations(value) {
+  if (!known(value)) return MISSING;
+  const [rest, power] = scaled(value, 1000);
+  return power === 0 ? `${rest} FLOP` : `${threeDigits(rest)} ${SI[power]}FLOP`;
+}
+
 /** Parameters as the field counts them: 405853388800 -> "406B". */
 export function parameters(value) {
   return count(value).replace("G", "B");

@@ -1,6 +1,6 @@
 // The job page of a dry run: what one step of each tried rank would be.
 import { el } from "../dom.js";
-import { bytes, count, duration, exactBytes, integer, relativeError } from "../format.js";
+import { bytes, duration, exactBytes, integer, operations, relativeError } from "../format.js";
 import { dryLines } from "./memory.js";
 import { showLines } from "./planned.js";
 
@@ -35,7 +35,7 @@ function row(item, collectives) {
     number(bytes(kept), exactBytes(kept)),
     number(bytes(item.predicted_bytes), exactBytes(item.predicted_bytes)),
     number(relativeError(item.predicted_bytes, kept)),
-    number(`${count(item.flops)} FLOP`, integer(item.flops)),
+    number(operations(item.flops), integer(item.flops)),
     number(duration(item.seconds)),
   );
 }

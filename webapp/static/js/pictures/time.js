@@ -1,6 +1,6 @@
 // Where a step's time goes: one bar and its table, utilisation and days for a round number of tokens.
 import { el, stackedBar } from "../dom.js";
-import { between, count, duration, tokenRate } from "../format.js";
+import { between, count, duration, integer, operations, tokenRate } from "../format.js";
 import { cell, rowHead, scrolling, th } from "./table.js";
 
 const AXES = ["tp", "cp", "ep", "pp", "dp", "world"];
@@ -28,14 +28,14 @@ export function timePicture(estimate) {
     figure("MFU", percent(time.mfu), "model FLOPs over the peak of all ranks; recompute not counted", "MFU"),
     figure("HFU", percent(time.hfu), "with what is computed twice"),
     figure("speed", tokenRate(time.tokens_per_s)),
-    figure(`for ${count(TOKENS)} tokens`, days >= 2 ? `${days.toFixed(days < 100 ? 1 : 0)} days` : duration(days * 86400)),
+    figure(`for ${count(TOKENS)} tokens`, days >= 2 ? `${days < 100 ? days.toFixed(1) : integer(Math.round(days))} days` : duration(days * 86400)),
   );
   return [figures, bar, scrolling([th("part"), th("seconds", true), th("share", true)], rows), el("p", { className: "note" }, `${basis(time, cluster)} MFU and HFU are of ${peak(estimate)} a rank.`)];
 }
 
 /** A rank's peak, which MFU is a share of. */
 function peak({ time, world_size: ranks }) {
-  return `${count(time.model_flops / (time.mfu * time.step_s * ranks))}FLOP/s`;
+  return `${operations(time.model_flops / (time.mfu * time.step_s * ranks))}/s`;
 }
 
 /** A step's time as the interval that its error allows: "0.8 s to 1.2 s". */

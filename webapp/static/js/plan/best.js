@@ -14,12 +14,18 @@ export function query(spec, cluster) {
   return { spec: { ...rest, train: kept }, ranks, cluster: cluster || null, runnable: isOurs, limit: LIMIT };
 }
 
+/** What was there before may have taken less: it did not fit, or not surely. */
+function beside(ratio) {
+  if (ratio > 1.005) return `, ${ratio.toFixed(2)} times faster than before`;
+  return ratio > 1 / 1.005 ? ", as fast as before" : `, ${(1 / ratio).toFixed(2)} times as long as before`;
+}
+
 /** Why the first of what was found is the one, in words; `before`: seconds of a step as the form had it, or null. */
 export function why(found, before) {
   const [best] = found.best;
   const counted = `the fastest of ${integer(found.fitting)} that fit, of ${integer(found.considered)} considered${found.complete ? "" : " in the time allowed"}`;
   const ratio = before / best.step_s;
-  const gain = before === null ? "" : ratio > 1.005 ? `, ${ratio.toFixed(2)} times faster than before` : ", as fast as before";
+  const gain = before === null ? "" : beside(ratio);
   const [next] = found.neighbours;
   return `${duration(best.step_s)} a step, predicted: ${counted}${gain}.${next ? ` Next to it, ${next.change}: ${next.reason}.` : ""}`;
 }

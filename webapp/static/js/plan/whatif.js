@@ -46,7 +46,7 @@ function specOf(lane) {
     micro_batches: lane.micro_batches,
   };
   const model = field.preset.value ? { preset: field.preset.value } : (custom?.model ?? {});
-  const device = field.cluster.value === "cpu" ? "cpu" : "cuda";
+  const device = field.cluster.selectedOptions[0]?.dataset.device ?? "cuda";
   return { name: "from what-if", model, layout: lane.layout, train, resources: { device, ...softwareOf(base) } };
 }
 
@@ -154,7 +154,7 @@ function showPlan(lane) {
     lane.body.firstChild.dataset.tone = "bad";
     return;
   }
-  const { time, cluster } = estimate;
+  const { time, cluster, vocab_size: vocabulary, padded_vocab_size: padded } = estimate;
   const parts = time.parts.map((p) => ({ token: token(p.name), value: p.seconds, title: `${p.name}: ${duration(p.seconds)}` }));
   const memory = `${bytes(estimate.peak_memory_bytes)} of ${bytes(cluster.memory_bytes)}`;
   const sent = Math.max(...estimate.stages.map((s) => Object.values(s.step_bytes).reduce((a, b) => a + b, 0)));
@@ -170,6 +170,7 @@ function showPlan(lane) {
     line("memory", memory, "of the fullest rank, estimate"),
     line("between", between(bytes, estimate.peak_memory_bytes, estimate.memory_interval.share), estimate.memory_interval.words),
     line("payload a rank", bytes(sent), "of the busiest rank, a step"),
+    ...(padded > vocabulary ? [line("vocabulary padded", integer(padded), `of ${integer(vocabulary)}`)] : []),
     ...time.parts.filter((p) => p.seconds > 0).map((p) => line(AXES.includes(p.name) ? `${p.name} not hidden` : p.name, duration(p.seconds))),
   ];
   const spec = specOf(lane);
