@@ -216,13 +216,10 @@ def _order(found: Found) -> tuple[float, int, int, int]:
 
 
 def _unlike(ordered: Sequence[Found]) -> list[Found]:
-    """Each layout once: ZeRO over a single rank divides nothing, whatever its stage."""
+    """Each layout once: schedules and chunks that are asked for change nothing without a pipe."""
     first: dict[str, Found] = {}
     for found in ordered:
-        layout = found.spec.layout
-        zero = layout.zero if layout.replica_ranks > 1 else 0
-        key = f"{layout.model_copy(update={'zero': zero})!r} {found.spec.train.micro_batches}"
-        first.setdefault(key, found)
+        first.setdefault(f"{found.spec.layout!r} {found.spec.train.micro_batches}", found)
     return list(first.values())
 
 

@@ -173,7 +173,8 @@ class _Finder:
 
     def __init__(self, spec: JobSpec, cluster: Cluster, constraints: Constraints) -> None:
         self.spec, self.cluster, self.constraints = spec, cluster, constraints
-        self.capacity = constraints.max_memory_bytes or cluster.accelerator.memory_bytes
+        asked, there = constraints.max_memory_bytes, cluster.accelerator.memory_bytes
+        self.capacity = there if asked is None else asked
         self.timer = Timer(cluster)
         self.refused: Counter[str] = Counter()
         self._deadline = time.perf_counter() + constraints.max_seconds
@@ -186,7 +187,11 @@ class _Finder:
     def find(self) -> Iterator[Found]:
         """Most promising degrees first, for a search that is cut off."""
         for degrees in sorted(self._degrees(), key=self._promise):
-            for zero in self._options("zero", (0, 1, 2, 3) if degrees["dp"] * degrees["cp"] > 1 else (0,)):
+            shares = degrees["dp"] * degrees["cp"] > 1
+            for zero in self._options("zero", (0, 1, 2, 3) if shares else (0,)):
+                if zero and not shares:
+                    self.refused["layout.zero: no other rank to divide with"] += 1
+                    continue
                 for schedule, chunks in self._schedules(degrees["pp"]):
                     if time.perf_counter() > self._deadline:
                         self._late = True

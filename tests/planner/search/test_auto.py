@@ -34,9 +34,11 @@ def chosen(auto: Any, *rooms: Room, gangs: Sequence[Gang] = (), cluster: Cluster
     return choose(draft_of(data), cluster, asked, Rooms(rooms or (Room(8, cluster.accelerator.memory_bytes),), gangs))
 
 
-def refused(auto: Any, *rooms: Room, gangs: Sequence[Gang] = (), **changes: Any) -> list[tuple[str, str]]:
+def refused(
+    auto: Any, *rooms: Room, gangs: Sequence[Gang] = (), cluster: Cluster = H100, **changes: Any
+) -> list[tuple[str, str]]:
     with pytest.raises(SpecError) as error:
-        chosen(auto, *rooms, gangs=gangs, **changes)
+        chosen(auto, *rooms, gangs=gangs, cluster=cluster, **changes)
     return [(p.field, p.message) for p in error.value.problems]
 
 
@@ -51,6 +53,28 @@ def test_it_is_the_searchs_first_choice_and_can_run() -> None:
     for word in ("a step (data sheet, ", "of 79.10 on the fullest rank", "8 ranks", "slower"):
         assert word in choice.told["why"]
     json.dumps(choice.told)
+
+
+def test_zero_is_never_chosen_where_no_other_rank_shares_the_state() -> None:
+    """Of ranks that all divide the model, ZeRO-3 was chosen, and then refused as a layout that cannot be."""
+    tiny = {"model": {"preset": "llama-tiny"}, "train": {"global_batch": 8, "seq_len": 128}}
+    choice = chosen({"ranks": 4, "zero": 3}, **tiny)
+    assert len(choice.told["runners_up"]) == 4
+    for told in [choice.told, *choice.told["runners_up"]]:
+        assert told["layout"].get("dp", 1) * told["layout"].get("cp", 1) > 1
+    [(field, message)] = refused({"ranks": 4, "dp": 1, "cp": 1, "zero": 3}, **tiny)
+    assert (field, "layout.zero: no other rank to divide with" in message) == ("layout.auto", True)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_memory_that_hardly_holds_a_process_is_a_limit_too(device: str) -> None:
+    """Less than a peak may be off leaves none that surely fits, which was taken for no limit at all."""
+    tiny = {"model": {"preset": "gpt-tiny"}, "train": {"seq_len": 128}, "resources": {"device": device}}
+    cluster = CLUSTERS["cpu" if device == "cpu" else "h100"]
+    [(field, message)] = refused({"max_memory_bytes": 2**20}, cluster=cluster, **tiny)
+    assert field == "layout.auto"
+    assert "memory" in message
+    assert message.endswith("GiB of 0.00")
 
 
 def test_every_constraint_holds_of_it_and_of_the_runners_up() -> None:
