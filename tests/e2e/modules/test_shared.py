@@ -286,6 +286,7 @@ def test_the_peak_that_a_share_is_of_has_its_unit_apart_and_days_their_commas(mo
     told = call(modules, "pictures/time.js", body, estimate)
     assert "MFU and HFU are of 50.0 GFLOP/s a rank." in told
     assert "5,646 days" in told
+    assert "Nine of ten runs come out within that, as long as the host is as busy as it was." in told
 
 
 def test_the_parts_of_the_memory_add_up_to_what_they_are_together(modules: Page) -> None:

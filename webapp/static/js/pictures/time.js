@@ -46,7 +46,7 @@ export function within(time) {
 /** What the figure rests on, and how far off it may be. */
 function basis(time, cluster) {
   const { words, basis: said } = time.interval;
-  if (said === "runs") return `${cluster.name}: ${words}. Nine of ten runs come out within that.`;
+  if (said === "runs") return `${cluster.name}: ${words}. Nine of ten runs come out within that, as long as the host is as busy as it was.`;
   const why = time.basis === "calibrated" ? "a few runs will tell it more closely" : "calibrate a host, or run something on it, for figures of your own";
   return `${cluster.name}: ${words}; ${why}.`;
 }
