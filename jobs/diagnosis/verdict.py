@@ -46,7 +46,8 @@ def healthy(
     if measured is None:
         if ending.outcome is not None or steps.ran:
             text = f"{counted(steps.ran, 'step')}, of which the first say nothing of the others"
-            return Finding("well", 0.0, "Too short to be measured", text, "")
+            sentence = "Not measured yet" if ending.outcome is None else "Too short to be measured"
+            return Finding("well", 0.0, sentence, text, "")
         return Finding("starting", 0.0, NOT_YET[start.reached], "no step has ended yet", "")
     if planned is None or not planned["step_s"]:
         return Finding("well", 0.0, f"{_course(ending)}: {_pace(measured)}", "there is no plan to compare it with", "")

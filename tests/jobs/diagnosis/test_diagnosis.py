@@ -220,6 +220,19 @@ def test_its_launcher_counted_to_the_end() -> None:
     assert look(found)["sentence"] == "Ended: 31 optimiser steps seen"
 
 
+def test_a_run_of_a_few_steps_is_too_short_only_once_it_has_ended() -> None:
+    """While one process computes the first three, a run of thousands was told to be too short."""
+    found = diagnosis({"dp": 2})
+    for number in (1, 2, 3):
+        for rank in (0, 1):
+            found.add(step(rank, number), 0)
+    assert look(found)["sentence"] == "Not measured yet"
+    found.ended("succeeded", {"outcome": "succeeded", "reason": "finished after step 3"})
+    told = look(found)
+    assert told["sentence"] == "Too short to be measured"
+    assert told["reason"] == "3 steps, of which the first say nothing of the others"
+
+
 def test_a_run_that_was_cancelled_on_its_way_says_how_far_it_was_and_why() -> None:
     """As its summary does, by rank 0: another may have ended a step more when the signal came."""
     found = diagnosis({"dp": 2})
