@@ -16,6 +16,7 @@ def test_the_submit_page_draws_what_a_published_layout_costs(page: Page, running
     panel = page.locator("#estimate")
     expect(panel.locator('[data-show="world"]')).to_have_text("1,024 ranks")
     expect(panel.locator('[data-show="parameters"]')).to_have_text("175B")
+    expect(panel.locator('[data-show="micro-batch-words"]')).to_have_text("sequence")
     expect(panel.locator('[data-show="memory"]')).to_contain_text("of 79.2 GiB")
     expect(panel.locator('[data-show="traffic"]')).to_contain_text("between nodes")
     expect(panel.locator('[data-section="traffic"] [data-kind]')).to_have_text("estimate")

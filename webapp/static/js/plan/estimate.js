@@ -32,6 +32,7 @@ export function showEstimate(panel, plan) {
   place("per-rank").textContent = parameters(perRank);
   place("per-rank").title = integer(perRank);
   place("micro-batch").textContent = integer(estimate.micro_batch_size);
+  place("micro-batch-words").textContent = estimate.micro_batch_size === 1 ? "sequence" : "sequences";
   show(panel, "chosen", plan.chosen, chosenLayout);
   place("time").replaceChildren(...timePicture(estimate));
   place("memory").replaceChildren(...memoryPicture(estimate, plan.suggestions));
