@@ -57,6 +57,18 @@ def test_what_was_cancelled_before_it_started_comes_without_room_for_charts(job:
     assert 'data-nothing="ran"' in client.get(f"/jobs/{job.id}/").content.decode()
 
 
+@pytest.mark.parametrize(("capacity", "told"), [(None, True), (1.0, False)])
+def test_bus_bandwidth_of_what_a_router_divides_is_said_to_take_equal_parts(
+    capacity: float | None, told: bool, client: Any, owner: User
+) -> None:
+    moe = {"num_experts": 4, "experts_per_token": 2, "expert_ffn_hidden_size": 64, "capacity_factor": capacity}
+    model = {"preset": "llama-tiny", "moe": moe}
+    job, _ = actions.submit(owner, {**GOOD, "model": model, "layout": {"dp": 2, "ep": 2}})
+    client.force_login(owner)
+    page = client.get(reverse("job-detail", args=[job.id])).content.decode()
+    assert ("takes its parts to be equal" in page) is told
+
+
 def test_compare_has_of_a_step_what_the_job_s_page_has(job: Job, client: Any, owner: User) -> None:
     """One that its end told is the same too, but says over which steps it is."""
     again, _ = actions.submit(owner, GOOD)
