@@ -109,8 +109,8 @@ def _memory(spec: JobSpec, cluster: Cluster, stage: int) -> Explanation:
             zero,
         ),
         "activations": (
-            f"layers x bytes a layer and micro-batch, {when}",
-            f"{own.num_layers} layers on {len(own.stage.chunks)} chunks x {each:,}",
+            f"what a layer keeps of a micro-batch, as often as fits, and the rest, {when}",
+            f"{parts['activations'] // each:,} x {each:,} + {parts['activations'] % each:,}",
             "Korthikanti 2205.05198 equations 1 to 4; in flight by schedule",
         ),
         "logits": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -131,6 +132,25 @@ def test_memory_is_explained_of_the_stage_that_it_is_told_of(capsys: pytest.Capt
     assert "memory  63.59 GiB of 79.1 GiB on the fullest rank" in capsys.readouterr().out
     assert main(["explain", "--template", "llama3-405b-16k"]) == 0
     assert "memory of a rank of stage 1 = 63.59 GiB  (estimated)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("--template", "gpt3-175b-megatron"),
+        ("--model", "llama3-8b", "--pp", "2", "--dp", "4", "--micro-batches", "8", "--global-batch", "32"),
+        ("--model", "gpt2", "--dp", "2", "--recompute", "full"),
+    ],
+)
+def test_the_numbers_beside_explained_activations_come_to_them(
+    asked: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """16 layers of 303,300,608 B once stood beside 16 MiB: the fullest moment has not all layers in it."""
+    assert main(["explain", *asked, "--json"]) == 0
+    memory = next(told for told in json.loads(capsys.readouterr().out) if told["figure"] == "memory")
+    term = next(term for term in memory["terms"] if term["name"] == "activations")
+    times, each, rest = (int(n.replace(",", "")) for n in re.split(r" x | \+ ", term["numbers"]))
+    assert times * each + rest == term["value"]
 
 
 def test_a_mixture_is_told_to_be_as_even_as_no_router_is(capsys: pytest.CaptureFixture[str]) -> None:
