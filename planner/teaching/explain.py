@@ -93,14 +93,15 @@ def _memory(spec: JobSpec, cluster: Cluster, stage: int) -> Explanation:
     zero = "ZeRO 1910.02054 section 5, table 1"
     fsdp = "FSDP2 of torch 2.13, held against dry runs (make memory)" if is_taped(spec) else "2205.05198 section 4"
     shards = layout.shard_ranks if layout.zero else 1
-    columns, update = vocab_rows(spec), parts["optimizer"] // numel
-    masters = ", fp32 weights" if mix.has_master and update == mix.optimizer else ""
+    columns, update = vocab_rows(spec), parts["optimizer"] / numel
+    apart = "" if update == mix.optimizer else " of what is not sharded"
+    masters = f", fp32 weights{apart}" if mix.has_master and update > mix.moments else ""
     said = {
         "parameters": ("elements held x bytes", _weights(spec, stage, parts["parameters"]), zero),
         "gradients": (f"those there {when}", f"{numel:,} a rank of {shards}, summed in {mix.gradients} B", zero),
         "optimizer": (
             f"elements / shards x (Adam's moments{masters})",
-            f"{numel:,} a rank of {shards} x {update}",
+            f"{numel:,} a rank of {shards} x {update:.4g}",
             zero,
         ),
         "gathered": (

@@ -153,6 +153,20 @@ def test_the_numbers_beside_explained_activations_come_to_them(
     assert times * each + rest == term["value"]
 
 
+@pytest.mark.parametrize(("ep", "words"), [("1", ""), ("8", ", fp32 weights of what is not sharded")])
+def test_moments_of_experts_beside_shards_are_explained_by_what_comes_to_them(
+    ep: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """ZeRO-1 shards all but experts that no other rank holds: 11.86 B a parameter were told as 11 of moments alone."""
+    layout = ["--dp", "8", "--ep", ep, "--zero", "1", "--global-batch", "8", "--cluster", "b300"]
+    assert main(["explain", "--model", "mixtral-8x7b", *layout, "--json"]) == 0
+    memory = next(told for told in json.loads(capsys.readouterr().out) if told["figure"] == "memory")
+    term = next(term for term in memory["terms"] if term["name"] == "optimizer")
+    assert term["formula"] == f"elements / shards x (Adam's moments{words})"
+    numel, each = re.fullmatch(r"([\d,]+) a rank of 8 x ([\d.]+)", term["numbers"]).groups()  # type: ignore[union-attr]
+    assert int(numel.replace(",", "")) * float(each) == pytest.approx(term["value"], rel=1e-3)
+
+
 def test_a_mixture_is_told_to_be_as_even_as_no_router_is(capsys: pytest.CaptureFixture[str]) -> None:
     """What the trainer runs was once told as what it does not."""
     assert main(["estimate", "--model", "mixtral-tiny", "--dp", "2", "--ep", "2", "--seq-len", "64"]) == 0
