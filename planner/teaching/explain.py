@@ -170,7 +170,8 @@ def _traffic(spec: JobSpec, stage: int) -> Explanation:
     terms = []
     for c in step_traffic(spec, rank):
         each = c.payload_bytes // c.count if c.count else 0
-        numbers = f"{c.count:,} calls, {each:,} B each on average; sends {bus_factor(c.op, c.group_size):.3g} of it"
+        size = f"1 call, {each:,} B" if c.count == 1 else f"{c.count:,} calls, {each:,} B each on average"
+        numbers = f"{size}; sends {bus_factor(c.op, c.group_size):.3g} of it"
         name = f"{c.axis} {c.op.replace('_', '-')} over {c.group_size} ranks"
         terms.append(_term(name, "calls x payload", numbers, c.payload_bytes, "B", _SOURCES[c.axis]))
     total = sum(term["value"] for term in terms)

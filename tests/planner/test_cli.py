@@ -41,7 +41,7 @@ def test_what_is_padded_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_search_tells_what_it_pads(capsys: pytest.CaptureFixture[str]) -> None:
-    search = ["search", "--ranks", "4", "--global-batch", "8", "--pp", "1", "--zero", "1", "--recompute", "none"]
+    search = ["search", "--ranks", "4", "--global-batch", "8", "--pp", "1", "--zero", "0", "--recompute", "none"]
     assert main([*search, "--model", "gpt2"]) == 0
     assert "a vocabulary of 50,257 is padded: to 50,432 for tp 2, 50,688 for tp 4" in capsys.readouterr().out
     assert main([*search, "--model", "gpt3-125m", "--tp", "1"]) == 0

@@ -22,8 +22,15 @@ ONE = {**GOOD, "layout": {"dp": 1}, "train": {"global_batch": 1, "micro_batches"
 
 def test_one_is_told_as_one() -> None:
     assert [counted(n, "slot") for n in (0, 1, 2)] == ["0 slots", "1 slot", "2 slots"]
+    assert [counted(n, "slot") for n in (0, 1, 2)] == ["0 slots", "1 slot", "2 slots"]
     assert counted(1, "micro-batch", "micro-batches") == "1 micro-batch"
     assert counted(3, "micro-batch", "micro-batches") == "3 micro-batches"
+
+
+def test_so_it_is_in_explanations_of_traffic() -> None:
+    traffic = next(told for told in explain(parse_spec(GOOD), CLUSTERS["cpu"]) if told["figure"] == "traffic")
+    numbers = {term["name"]: term["numbers"] for term in traffic["terms"]}
+    assert numbers["world all-reduce over 4 ranks"].startswith("1 call, 16 B; sends ")
 
 
 def test_so_it_is_in_refusals() -> None:
