@@ -9,7 +9,8 @@ from typing import NamedTuple
 from typing_extensions import TypedDict
 
 from planner.cost.correction import Interval, sureness
-from planner.cost.timing import Timer, Timing
+from planner.cost.timed import Timing
+from planner.cost.timing import Timer
 from planner.facts.reading.dumped import LayoutDict
 from planner.facts.reading.runnable import not_runnable
 from planner.facts.spec import JobSpec
@@ -109,7 +110,7 @@ def hindsight(spec: JobSpec, cluster: Cluster, measured: Measure) -> Hindsight:
     """
     between = _between(spec, cluster, measured.sure)
     timer = Timer(cluster)
-    here = parts_of(timer.predicted(spec))
+    here = parts_of(timer.over_ranks(spec))
     took = apportioned(here, measured)
     factors = {part: took[part] / here[part] for part in here if took.get(part) and here[part] > 0}
     whole = measured.step_s / sum(here.values())
@@ -124,7 +125,7 @@ def hindsight(spec: JobSpec, cluster: Cluster, measured: Measure) -> Hindsight:
         if needed > room:
             continue
         there = {
-            part: seconds * factors.get(part, whole) for part, seconds in parts_of(timer.predicted(near.spec)).items()
+            part: seconds * factors.get(part, whole) for part, seconds in parts_of(timer.over_ranks(near.spec)).items()
         } | {part: took[part] for part in BESIDE if part in took}
         step = sum(there.values())
         if 1 - step / measured.step_s < LEAST_GAIN:
