@@ -21,6 +21,7 @@ from benchmarks.gpu.kernels import shares
 from benchmarks.gpu.machine import Fingerprint, Machine, cluster_of, why_none
 from benchmarks.gpu.metering import told_by_nccl
 from benchmarks.gpu.parts import all_parts
+from benchmarks.gpu.plan import ROOM, held_bytes
 from benchmarks.gpu.rates import above_peak, measure, predictions
 from benchmarks.gpu.results import Result
 from benchmarks.gpu.running import Part, run_parts
@@ -283,6 +284,16 @@ def test_what_tells_most_of_a_machine_comes_first() -> None:
 def test_every_layout_is_tried() -> None:
     (part,) = (part for part in on_one_gpu("h100") if part.name == "layouts")
     assert sorted(part.argv[part.argv.index("cuda") + 1 :]) == sorted(LAYOUTS)
+
+
+def test_a_model_too_large_is_cut_to_as_many_layers_as_fit() -> None:
+    gpu = Machine("cuda", "a GPU", 1, 79 * GIB, CLUSTERS["h100"])
+    (part,) = (part for part in on_one_gpu("h100") if part.name == "speed-llama3-8b-bf16-eager")
+    spec = parse_spec(json.loads(part.argv[part.argv.index("--spec") + 1]))
+    layers = spec.model.num_layers
+    more = spec.model_copy(update={"model": spec.model.model_copy(update={"num_layers": layers + 1})})
+    assert f"cut to {layers} of 32 layers, which fit" in part.notes
+    assert held_bytes(spec, gpu) <= ROOM * gpu.memory_bytes < held_bytes(more, gpu)
 
 
 @pytest.mark.parametrize(("ranks", "cluster"), [(1, "h100"), (2, "a100-40gb")])

@@ -29,6 +29,7 @@ class Played:
 
     folder: Path
     takes: dict[str, float]
+    untried: list[str] = field(default_factory=list)
     time_s: float = 0.0
     limits: dict[str, float] = field(default_factory=dict)
     said: list[str] = field(default_factory=list)
@@ -41,7 +42,7 @@ class Played:
         self.time_s += min(self.takes[name], limit_s)
         if self.takes[name] > limit_s:
             return None
-        found = {"measured": {}, "beside": {}, "wrong": [], "notes": []}
+        found = {"measured": {}, "beside": {}, "wrong": [], "notes": [], "untried": self.untried}
         Path(argv[argv.index("--out") + 1]).write_text(json.dumps(found))
         return 0
 
@@ -117,10 +118,10 @@ def test_a_part_that_was_cut_is_tried_first_with_more_time(played: Played) -> No
     told = "Cut, and tried again by the same command, with more time (2): slow, layouts."
     assert told in list(lines(first))
     played.takes["new"] = 30
-    second = played.call([*parts, part("new", 30)], 200)
+    second = played.call([part("new", 30), *parts], 200)
     assert list(played.limits) == ["slow", "new", "layouts"], "first what was cut, and pieces last"
     assert played.limits["slow"] > had_s
-    assert second[1]["state"] == "cut"
+    assert second[2]["state"] == "cut"
 
 
 def test_what_was_cut_gets_more_where_all_were(played: Played) -> None:
@@ -132,6 +133,17 @@ def test_what_was_cut_gets_more_where_all_were(played: Played) -> None:
         calls += 1
         assert calls < 10
     assert limit(100, [100] * 3, 240) < 120 <= min(MORE * 60, 240 / 2)
+
+
+def test_pieces_that_there_was_no_time_for_are_named_and_the_part_goes_on(played: Played) -> None:
+    played.takes, played.untried = {"layouts": 10}, ["tp2", "pp2"]
+    (result,) = played.call([part("layouts", 60, of_pieces=True)])
+    assert (result["state"], result["why"]) == (
+        "cut",
+        "no time yet for 2, at which the same command goes on: tp2, pp2",
+    )
+    played.untried = []
+    assert [result["state"] for result in played.call([part("layouts", 60, of_pieces=True)])] == ["passed"]
 
 
 def test_one_that_was_given_all_that_a_part_may_take_has_failed(played: Played) -> None:

@@ -53,4 +53,5 @@ def test_ranks_of_a_host_share_its_cores_and_leave_those_of_a_cpu_to_it(monkeypa
     for ranks, draws in (("", 16), ("1", 16), ("8", 2), ("32", 1)):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
         assert initial.draws_at_once(gpu) == draws
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     assert initial.draws_at_once(torch.device("cpu")) == 1
