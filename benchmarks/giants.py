@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from planner.cost.timing import Timer, Timing
+from planner.cost.timed import Timing
+from planner.cost.timing import Timer
 from planner.facts.models.presets import PRESETS
 from planner.facts.resources import Resources, StackName
 from planner.facts.spec import AttentionKernel, JobSpec, Layout, ModelSpec, Precision, TrainSpec

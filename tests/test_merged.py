@@ -1,4 +1,4 @@
-"""No file has the lines that git leaves where two branches say different things: a page would show both."""
+"""What a merge leaves behind where nobody looked: its marks, which a page would show."""
 
 from __future__ import annotations
 
@@ -6,12 +6,26 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
-LEFT = re.compile(rb"^(<{7}|\|{7}|>{7}) ", re.MULTILINE)
+MARK = re.compile(r"^(?:<{7}|>{7}|\|{7}) \S|^={7}$", re.MULTILINE)
 
 
-def test_every_merge_was_finished() -> None:
-    names = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True).split("\0")
-    files = [path for name in names if name and (path := ROOT / name).is_file()]
-    assert files
-    assert [str(path.relative_to(ROOT)) for path in files if LEFT.search(path.read_bytes())] == []
+def _files() -> list[Path]:
+    """All that a commit of this tree would have."""
+    argv = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(argv, cwd=ROOT, check=True, capture_output=True).stdout.decode()
+    return [path for name in listed.split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def test_no_file_has_a_mark_of_a_merge() -> None:
+    files = _files()
+    assert len(files) > 1000
+    assert [str(path) for path in files if MARK.search(path.read_text(errors="replace"))] == []
+
+
+@pytest.mark.parametrize("mark", ["<<<<<<< HEAD", "=======", ">>>>>>> dry", "||||||| 1a2b3c"])
+def test_the_reader_of_marks_sees_each(mark: str) -> None:
+    assert MARK.search(f"before\n{mark}\nbehind\n")
+    assert not MARK.search(f"before\n  {mark}\nbehind\n")

@@ -15,7 +15,7 @@ KINDS = (
     ("optimizer", r"multi_tensor|adam"),
     ("passes, compiled", r"triton"),
 )
-COPIES, OTHERS = "copies", "passes"
+COPIES, OTHERS, ANY = "copies", "passes", "any"
 LARGEST = 8
 
 
@@ -25,18 +25,23 @@ def kind_of(event: Mapping[str, Any]) -> str:
     return next((kind for kind, words in KINDS if re.search(words, event["name"], re.IGNORECASE)), OTHERS)
 
 
+def _told(kind: str) -> str:
+    return f"kernels of one more step, {kind}, ms"
+
+
 def shares(events: Iterable[Mapping[str, Any]]) -> tuple[dict[str, float], list[str]]:
-    """(ms by kind, with the time in which any ran, and what took longest) of a trace's events."""
+    """(ms by kind, with the time in which any ran, and what took longest) of a trace's events; of a CPU's nothing."""
     by_kind: defaultdict[str, float] = defaultdict(float)
     by_name: defaultdict[str, float] = defaultdict(float)
     spans = []
     for event in events:
         if event.get("cat") not in ("kernel", "gpu_memcpy", "gpu_memset"):
             continue
-        by_kind[f"{kind_of(event)}, ms"] += event["dur"] / 1e3
+        by_kind[_told(kind_of(event))] += event["dur"] / 1e3
         by_name[event["name"]] += event["dur"] / 1e3
         spans.append((event["ts"], event["ts"] + event["dur"]))
-    by_kind["any, ms"] = _covered(spans) / 1e3
+    if spans:
+        by_kind[_told(ANY)] = _covered(spans) / 1e3
     longest = sorted(by_name, key=by_name.__getitem__, reverse=True)[:LARGEST]
     return dict(by_kind), [f"{by_name[name]:.1f} ms {name[:90]}" for name in longest]
 

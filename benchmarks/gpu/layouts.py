@@ -1,7 +1,8 @@
-"""Every parity layout of so many ranks on real GPUs, each beside one process and to the byte of what was predicted.
+"""Every parity layout on real GPUs, each beside one process and to the byte of what was predicted.
 
 Ranks may be more than GPUs: NCCL then takes each for one alone on its host, and sends through sockets. A layout that
-ends its ranks, or that nobody comes out of, is told as such, and the others go on.
+ends its ranks, or that nobody comes out of, is told as such, and the others go on. What is told of each is kept as soon
+as it is, so that what cuts a call in two takes from it the layout that then ran, and no other.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from typing import NotRequired, TypedDict, cast
 
 from benchmarks.gpu.rank import arguments, nothing_found, tell
 from benchmarks.gpu.results import Found
-from benchmarks.gpu.running import last_words, started, torchrun
+from benchmarks.gpu.running import GRACE_S, begun, last_words, now, started, torchrun
 from planner.facts.spec import JobSpec
 from tests.parity.cases import LAYOUTS, Case, write_data
 
 STILL_S = 60.0  # without a layout that begins or ends
-REST_S = 15.0  # of the limit, for what comes after the last layout
-TOLD = "told.jsonl"
+LAST_S = 15.0  # what is left for the last layout that is begun
+ENDING_S = GRACE_S + 5.0  # of the limit, to end ranks and write down what was found
 
 
 class Told(TypedDict):
@@ -38,8 +39,8 @@ class Told(TypedDict):
     calls_off: NotRequired[int]
 
 
-def layouts_of(ranks: int) -> list[str]:
-    return [name for name in LAYOUTS if spec_of(name, "fp32").layout.world_size == ranks]
+def ranks_of(name: str) -> int:
+    return spec_of(name, "fp32").layout.world_size
 
 
 def spec_of(name: str, precision: str) -> JobSpec:
@@ -50,35 +51,71 @@ def spec_of(name: str, precision: str) -> JobSpec:
     return spec.model_copy(update={"resources": resources, "train": train})
 
 
-def tried(names: Sequence[str], ranks: int, precision: str, limit_s: float) -> list[Told]:
-    """What was told of each, in order; of those that there was no time for nothing."""
-    until, results = time.monotonic() + limit_s - REST_S, list[Told]()
+def tried(names: Sequence[str], precision: str, until: float, pieces: Path) -> list[Told]:
+    """What was told of each, in order, here or in `pieces` before; of those that there was no time for nothing.
+
+    What was equal before is not tried again, and what was not only after all others. All ends at `until`, by `now`.
+    """
+    before = {one["name"]: one for one in told_in(pieces)}
+    new = [name for name in names if name not in before]
+    again = [name for name in names if name in before and before[name]["wrong"]]
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work)
         write_data(folder)
-        while (left := list(names[len(results) :])) and time.monotonic() < until:
-            (folder / TOLD).write_text("")
-            own = ("--folder", str(folder), "--precision", precision, "--until", str(until))
-            log = folder / "log"
-            argv = torchrun(ranks, "benchmarks.gpu.layouts_rank", *own, *left)
-            code = ended(argv, log, folder / TOLD, until + REST_S)
-            told = [cast(Told, json.loads(line)) for line in (folder / TOLD).read_text().splitlines()]
-            results += [one for one in told if "wrong" in one]
-            if code == 0:
-                break
-            print(log.read_text(errors="replace"), flush=True)
-            begun = told[-1]["name"] if told and "wrong" not in told[-1] else left[0]
-            how = f"stood still for {STILL_S:.0f} s" if code is None else f"ended with {code}"
-            results.append(Told(name=begun, wrong=[f"{how}: {last_words(log)}"]))
-    return results
+        for ranks, some in (*by_ranks(new), *by_ranks(again)):
+            _on_ranks(ranks, some, precision, until, pieces, folder)
+    last = {one["name"]: one for one in told_in(pieces)}
+    return [last[name] for name in names if name in last]
+
+
+def by_ranks(names: Sequence[str]) -> list[tuple[int, list[str]]]:
+    return [(n, [name for name in names if ranks_of(name) == n]) for n in sorted({ranks_of(name) for name in names})]
+
+
+def _on_ranks(ranks: int, names: Sequence[str], precision: str, until: float, pieces: Path, folder: Path) -> None:
+    """Try each once, by new ranks where one ended those before it."""
+    left, log, begins = list(names), folder / "log", until - LAST_S
+    own = ("--folder", str(folder), "--pieces", str(pieces), "--precision", precision, "--until", str(begins))
+    while left and now() < begins:
+        pieces.touch()
+        start = pieces.stat().st_size
+        code = ended(torchrun(ranks, "benchmarks.gpu.layouts_rank", *own, *left), log, pieces, until)
+        told = told_of(pieces.read_bytes()[start:])
+        left = [name for name in left if name not in {one["name"] for one in told if "wrong" in one}]
+        if code == 0 or (code is None and now() >= until):
+            return
+        print(log.read_text(errors="replace"), flush=True)
+        ran = told[-1]["name"] if told and "wrong" not in told[-1] else left[0]
+        how = f"stood still for {STILL_S:.0f} s" if code is None else f"ended with {code}"
+        tell_piece(pieces, Told(name=ran, wrong=[f"{how}: {last_words(log)}"]))
+        left.remove(ran)
+
+
+def told_in(pieces: Path) -> list[Told]:
+    """Of layouts that ended."""
+    return [one for one in told_of(pieces.read_bytes()) if "wrong" in one]
+
+
+def told_of(lines: bytes) -> list[Told]:
+    """A line that was cut when its writer was killed tells nothing."""
+    found = []
+    for line in lines.splitlines():
+        with contextlib.suppress(ValueError):
+            found.append(cast(Told, json.loads(line)))
+    return found
+
+
+def tell_piece(pieces: Path, one: Told) -> None:
+    with pieces.open("a") as file:
+        print(json.dumps(one), file=file)
 
 
 def ended(argv: Sequence[str], log: Path, told: Path, until: float) -> int | None:
-    """Its exit status. None where nothing new was told for too long, and it was ended."""
+    """Its exit status. None where nothing new was told for too long, or its time was over, and it was ended."""
     with started(argv, log) as process:
         while process.poll() is None:
             still_s = time.time() - told.stat().st_mtime
-            if still_s > STILL_S or time.monotonic() > until:
+            if still_s > STILL_S or now() >= until:
                 return None
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0.5)
@@ -100,19 +137,23 @@ def summed_up(names: Sequence[str], results: Sequence[Told]) -> Found:
         }
         found["beside"] |= {"bytes off": 0, "calls off": 0}
     found["wrong"] = [f"{one['name']}: {'; '.join(one['wrong'])}" for one in results if one.get("wrong")]
-    if untried := names[len(results) :]:
-        found["wrong"].append(f"no time for {len(untried)}: {', '.join(untried)}")
+    known = {one["name"] for one in results}
+    found["untried"] = [name for name in names if name not in known]
     return found
 
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--ranks", type=int, required=True)
+    parser.add_argument("--ranks", type=int, help="only layouts of so many")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
-    parser.add_argument("names", nargs="*", metavar="LAYOUT", help="all of so many ranks where none is named")
+    parser.add_argument("--pieces", type=Path, help="what was told of each before, and is from now on")
+    parser.add_argument("names", nargs="*", metavar="LAYOUT", help="all where none is named")
     options = parser.parse_args()
-    names = options.names or layouts_of(options.ranks)
-    results = tried(names, options.ranks, options.precision, options.limit)
+    names = [name for name in options.names or LAYOUTS if options.ranks in (None, ranks_of(name))]
+    with tempfile.TemporaryDirectory() as work:
+        pieces = options.pieces or Path(work) / "pieces"
+        pieces.touch()
+        results = tried(names, options.precision, begun() + options.limit - ENDING_S, pieces)
     tell(options.out, summed_up(names, results))
 
 

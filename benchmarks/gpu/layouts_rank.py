@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import os
-import time
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from benchmarks.gpu.layouts import TOLD, Told, spec_of
+from benchmarks.gpu.layouts import Told, spec_of, tell_piece
+from benchmarks.gpu.running import now
 from benchmarks.gpu.sharing import own_gpu
 from benchmarks.gpu.training import everyone_off, run
 from planner.facts.proof import STEPS, limits
@@ -65,23 +64,22 @@ def on_cpu(arch: str, variant: str, data: Path) -> list[float]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--pieces", type=Path, required=True)
     parser.add_argument("--precision", required=True)
-    parser.add_argument("--until", type=float, required=True, help="by the monotonic clock: none is begun later")
+    parser.add_argument("--until", type=float, required=True, help="by `now`: none is begun later")
     parser.add_argument("names", nargs="+", metavar="LAYOUT")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = own_gpu(rank, world)
-    told = options.folder / TOLD
     for index, name in enumerate(options.names):
         store = dist.FileStore(str(options.folder / f"store-{os.getppid()}-{index}"), world)  # type: ignore[attr-defined]
         if rank == 0:
-            store.set("goes on", str(time.monotonic() < options.until))
+            store.set("goes on", str(now() < options.until))
         if store.get("goes on") != b"True":
             break
         if rank == 0:
-            with told.open("a") as file:
-                print(json.dumps(Told(name=name)), file=file)
+            tell_piece(options.pieces, Told(name=name))
         backend = metered_backend(recorder := Recorder(rank), "cuda")
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
         try:
@@ -89,8 +87,7 @@ def main() -> int:
         finally:
             dist.destroy_process_group()
         if rank == 0:
-            with told.open("a") as file:
-                print(json.dumps(result), file=file)
+            tell_piece(options.pieces, result)
     return 0
 
 

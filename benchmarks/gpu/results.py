@@ -10,21 +10,25 @@ from typing import Any, Literal, NotRequired, TypedDict, cast
 
 from benchmarks.gpu.machine import Fingerprint
 
-State = Literal["passed", "failed", "skipped"]
+State = Literal["passed", "failed", "cut", "skipped"]
 SPENT = "the time for all parts was spent; the same command goes on here"
 
 
 class Found(TypedDict):
-    """What a part's own process says. `beside` holds what a measured figure of the same name is compared with."""
+    """What a part's own process says. `beside` holds what a measured figure of the same name is compared with.
+
+    `untried` names the pieces of it that there was no time for.
+    """
 
     measured: dict[str, float]
     beside: dict[str, float]
     wrong: list[str]
     notes: list[str]
+    untried: NotRequired[list[str]]
 
 
 class Result(TypedDict):
-    """Of one part. `why` is empty where it passed; `day` is when it ended, by UTC."""
+    """Of one part. `why` is empty where it passed; `day` is when it ended, by UTC; one was `cut` after `limit_s`."""
 
     part: str
     title: str
@@ -36,6 +40,7 @@ class Result(TypedDict):
     measured: dict[str, float]
     beside: dict[str, float]
     notes: list[str]
+    limit_s: NotRequired[float]
     kept: NotRequired[bool]
 
 
@@ -52,7 +57,7 @@ def found_in(path: Path) -> Found | None:
 
 
 def earlier_result(folder: Path, part: str, machine: Fingerprint) -> Result | None:
-    """Of a part that passed or failed on this very machine and commit before."""
+    """Of a part that was run on this very machine and commit before."""
     path = folder / f"{part}.json"
     if not path.exists():
         return None
@@ -60,3 +65,15 @@ def earlier_result(folder: Path, part: str, machine: Fingerprint) -> Result | No
     if result["machine"] != machine or result["state"] == "skipped":
         return None
     return Result(**{**result, "kept": True})
+
+
+def pieces_file(folder: Path, part: str, machine: Fingerprint, *, fresh: bool) -> Path:
+    """Where a part of many pieces keeps what it tells of each: lines of JSON, first whose they are.
+
+    What another machine or commit told is not kept, and nothing where all is to be `fresh`.
+    """
+    path = folder / f"{part}.pieces"
+    if not fresh and path.exists() and path.read_text().partition("\n")[0] == json.dumps(machine):
+        return path
+    path.write_text(f"{json.dumps(machine)}\n")
+    return path

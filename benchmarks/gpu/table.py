@@ -38,7 +38,10 @@ def told(result: Result) -> str:
 
 
 def not_reached(results: Sequence[Result]) -> Iterator[str]:
-    """What there was no time for, if there was any such."""
+    """What there was no time for, or too little, if there was any such."""
+    cut = [result["part"] for result in results if result["state"] == "cut"]
+    if cut:
+        yield f"Cut, and tried again by the same command, with more time ({len(cut)}): {', '.join(cut)}."
     names = [result["part"] for result in results if result["why"] == SPENT]
     if names:
         yield f"Not reached, and where the same command goes on ({len(names)}): {', '.join(names)}."
@@ -46,7 +49,7 @@ def not_reached(results: Sequence[Result]) -> Iterator[str]:
 
 def count(results: Sequence[Result]) -> str:
     states = [result["state"] for result in results]
-    return ", ".join(f"{states.count(state)} {state}" for state in ("passed", "failed", "skipped"))
+    return ", ".join(f"{states.count(state)} {state}" for state in ("passed", "failed", "cut", "skipped"))
 
 
 def days(results: Sequence[Result]) -> str:

@@ -1,7 +1,7 @@
 """A run of the trainer, as a job's is, and what is measured of it.
 
-`--purpose` says which: parity (the run's own proof, and its losses beside one process on the CPU), memory, speed, or
-kernels (where a step's time goes).
+`--purpose` says which: parity (the run's own proof, and its losses beside one process on the CPU), memory, or speed
+(and where the time of one step more goes on the device).
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ from workers.trainer.proof.reference import compute
 
 
 class Ran(NamedTuple):
-    """Of one rank: what it sent."""
+    """Of one rank: what made it, which can go on, and what it sent."""
 
+    trainer: Trainer
     steps: list[StepItem]
     verdict: VerdictItem
     proof: ProofItem | None
@@ -68,7 +69,7 @@ def run(spec: JobSpec, recorder: Recorder, device: torch.device, data: Path, *, 
     steps = [item for item in items if item["kind"] == "step"]
     proofs = [item for item in items if item["kind"] == "proof"]
     verdict = next(item for item in items if item["kind"] == "verdict")
-    return Ran(steps, verdict, proofs[-1] if proofs else None)
+    return Ran(trainer, steps, verdict, proofs[-1] if proofs else None)
 
 
 def everyone_off(ran: Ran) -> tuple[int, int]:
@@ -141,21 +142,14 @@ def speed(spec: JobSpec, ran: Ran, peak_flops: float | None) -> Found:
     return found
 
 
-def kernels(spec: JobSpec, recorder: Recorder, device: torch.device, data: Path) -> Found:
-    """Of one step after the first few. All ranks call this together."""
-    return_large_tensors()
-    mesh = make_mesh(spec, recorder.rank, recorder.label)
-    trainer = Trainer(spec, mesh, parallelize(spec, mesh, device), corpus_of(spec, data), recorder, device)
-    for index in range(FIRST_STEPS):
-        trainer.step(index)
-    found = nothing_found()
-    found["measured"], found["notes"] = shares(profiled(lambda: trainer.step(FIRST_STEPS), device))
-    return found
+def kernels(trainer: Trainer, device: torch.device) -> tuple[dict[str, float], list[str]]:
+    """Of one step after the last. All ranks call this together."""
+    return shares(profiled(lambda: trainer.step(trainer.spec.train.steps), device))
 
 
 def main() -> int:
     parser = arguments(__doc__)
-    parser.add_argument("--purpose", choices=("parity", "memory", "speed", "kernels"), required=True)
+    parser.add_argument("--purpose", choices=("parity", "memory", "speed"), required=True)
     parser.add_argument("--spec", required=True, help="JSON")
     parser.add_argument("--peak-flops", type=float, help="dense peak of a device")
     options = parser.parse_args()
@@ -164,18 +158,15 @@ def main() -> int:
     recorder = meet(device)
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder)
-        if options.purpose == "kernels":
-            found = kernels(spec, recorder, device, data)
-            if recorder.rank == 0:
-                tell(options.out, found)
-            dist.destroy_process_group()
-            return 0
         ran = run(spec, recorder, device, data, proves=options.purpose == "parity")
         found = nothing_found()
         if options.purpose == "memory":
             found = memory(ran, device)
         elif options.purpose == "speed":
             found = speed(spec, ran, options.peak_flops)
+            by_kind, longest = kernels(ran.trainer, device)
+            found["measured"] |= by_kind
+            found["notes"] += longest
         elif recorder.rank == 0:
             found = parity(spec, ran, data)
     bytes_as_planned(ran, found)

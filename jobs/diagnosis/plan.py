@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any, get_args
 
 from contracts.telemetry.words import Axis
 from jobs.diagnosis.run import Run
 from jobs.diagnosis.shapes import StepPart, StepParts
+from planner.cost.alike import alike_stages
 from planner.cost.traffic import step_traffic
 from planner.facts.layout import Coordinates, rank_of
 from planner.facts.spec import JobSpec
@@ -31,12 +33,13 @@ def planned(run: Run) -> StepParts | None:
 
 
 def _hidden(spec: JobSpec, cluster: Cluster, exposed: dict[str, float]) -> list[StepPart]:
-    """What collectives take by the links' speed beyond what is exposed, on the stage with most of it."""
-    most: dict[str, float] = {}
-    for stage in range(spec.layout.pp):
-        for axis, seconds in _collectives(spec, cluster, stage).items():
-            most[axis] = max(most.get(axis, 0.0), seconds - exposed.get(axis, 0.0))
-    return [_part(axis, "hidden", s) for axis, s in most.items() if s > 0.001 * sum(exposed.values())]
+    """What collectives take by the links' speed beyond what is exposed, in the mean of all stages as that is."""
+    mean: dict[str, float] = defaultdict(float)
+    for stages in alike_stages(spec):
+        for axis, seconds in _collectives(spec, cluster, stages[0]).items():
+            mean[axis] += seconds * len(stages) / spec.layout.pp
+    found = {axis: seconds - exposed.get(axis, 0.0) for axis, seconds in mean.items()}
+    return [_part(axis, "hidden", s) for axis, s in found.items() if s > 0.001 * sum(exposed.values())]
 
 
 def _collectives(spec: JobSpec, cluster: Cluster, stage: int) -> dict[str, float]:

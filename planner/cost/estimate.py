@@ -64,14 +64,18 @@ class StageEstimate(TypedDict):
 
 
 class TimePart(TypedDict):
-    """A part of the step: compute, recompute, an axis' exposed communication, launch, bubble, optimizer."""
+    """A part of the step: compute, recompute, an axis' exposed communication, launch, bubble, optimizer.
+
+    Seconds are means of all ranks, as what is measured is. What stages wait for the slowest is pp's.
+    """
 
     name: str
     seconds: float
 
 
 class TimeEstimate(TypedDict):
-    """Parts add up to `step_s`. Utilisation is a share of the dense peak of all ranks."""
+    """Parts add up to `step_s`; `forward_s` and both backwards are of one micro-batch on the slowest stage. Utilisation
+    is a share of the dense peak of all ranks."""
 
     step_s: float
     parts: list[TimePart]
@@ -263,14 +267,14 @@ def _where(spec: JobSpec, cluster: Cluster) -> ClusterEstimate:
 
 def _time(spec: JobSpec, cluster: Cluster) -> TimeEstimate:
     timer = Timer(cluster)
-    timing = timer.step(spec)
-    parts = [TimePart(name="compute", seconds=timing.compute_s)]
-    if timing.recompute_s:
-        parts.append(TimePart(name="recompute", seconds=timing.recompute_s))
-    parts += [TimePart(name=axis, seconds=s) for axis, s in timing.exposed_s.items() if s > 0]
-    if timing.launch_s:
-        parts.append(TimePart(name="launch", seconds=timing.launch_s))
-    parts += [TimePart(name="bubble", seconds=timing.bubble_s), TimePart(name="optimizer", seconds=timing.optimizer_s)]
+    timing, mean = timer.step(spec), timer.over_ranks(spec)
+    parts = [TimePart(name="compute", seconds=mean.compute_s)]
+    if mean.recompute_s:
+        parts.append(TimePart(name="recompute", seconds=mean.recompute_s))
+    parts += [TimePart(name=axis, seconds=s) for axis, s in mean.exposed_s.items() if s > 0]
+    if mean.launch_s:
+        parts.append(TimePart(name="launch", seconds=mean.launch_s))
+    parts += [TimePart(name="bubble", seconds=mean.bubble_s), TimePart(name="optimizer", seconds=mean.optimizer_s)]
     return TimeEstimate(
         step_s=timing.step_s,
         parts=parts,

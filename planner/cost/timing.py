@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
 
 from contracts.telemetry.words import Axis
 from planner.cost import beyond
@@ -20,6 +19,7 @@ from planner.cost.correction import Correction, corrected_by
 from planner.cost.memory import held_parameters
 from planner.cost.pace import Pace, bubble, filling, in_turns, less, micro_batch_s, scaled, unhidden
 from planner.cost.pipes import simulate, stretched
+from planner.cost.timed import Parts, Timing, corrected, mean_parts
 from planner.cost.traffic import Collective, micro_batch_traffic, step_end_traffic
 from planner.facts.layout import V_SCHEDULES, axis_group
 from planner.facts.models.flops import hardware_flops, model_flops
@@ -34,34 +34,6 @@ from planner.hardware.software import Stacks
 from planner.hardware.stacks import STACKS, Stack
 
 MOST_WAITING = 0.9  # of a measured layer: what its collectives were measured at elsewhere may exceed it
-
-
-class Timing(NamedTuple):
-    """Seconds of one step of the slowest stage by what they are spent on; the parts add up to `step_s`.
-
-    `exposed_s` counts of each axis only what compute does not hide, `launch_s` what the device waits for its host.
-    """
-
-    step_s: float
-    compute_s: float
-    recompute_s: float
-    exposed_s: dict[Axis, float]
-    launch_s: float
-    bubble_s: float
-    optimizer_s: float
-    forward_s: float
-    backward_input_s: float
-    backward_weight_s: float
-    model_flops: int
-    hardware_flops: int
-    mfu: float
-    hfu: float
-    tokens_per_s: float
-
-    @property
-    def host_share(self) -> float:
-        """Of the step, that the device waits for its host."""
-        return self.launch_s / self.step_s
 
 
 def step_time(spec: JobSpec, cluster: Cluster) -> Timing:
@@ -86,7 +58,7 @@ class Timer:
     def step(self, spec: JobSpec) -> Timing:
         """Time of one optimiser step, corrected by what ran on the cluster before."""
         found, timing = self.correction(spec), self.predicted(spec)
-        return timing if found is None else _corrected(timing, found.ratio)
+        return timing if found is None else corrected(timing, found.ratio)
 
     def correction(self, spec: JobSpec) -> Correction | None:
         """What comparable runs on the cluster say of this prediction."""
@@ -100,9 +72,55 @@ class Timer:
 
     def predicted(self, spec: JobSpec) -> Timing:
         """Without correction: the pace of the slowest stage, filling and draining through all of them."""
-        m, (pace, bubble) = spec.train.micro_batches, self._paced(spec)
-        halves = pace.halves
-        others, gathers, reduces, optimizer = self._parameters(spec)
+        pace, bubble = self._paced(spec)
+        parts = self._parts(spec, pace, self._parameters(spec))
+        total = parts.total_s + bubble
+        if straggling := self._straggling(spec, total):
+            parts.exposed_s["world"] = parts.exposed_s.get("world", 0.0) + straggling
+            total += straggling
+        model, hardware = model_flops(spec), hardware_flops(spec)
+        peak = spec.layout.world_size * self.accelerator(spec).peak(mix_of(spec.train.precision).gemm) * total
+        return Timing(
+            step_s=total,
+            **parts._asdict(),
+            bubble_s=bubble,
+            model_flops=model,
+            hardware_flops=hardware,
+            mfu=model / peak,
+            hfu=hardware / peak,
+            tokens_per_s=spec.train.global_batch * spec.train.seq_len / total,
+        )
+
+    def over_ranks(self, spec: JobSpec) -> Timing:
+        """The same step as ranks spend it in the mean, which is what is measured of them. What stages wait for the
+        slowest is pp's, beyond the bubble that a schedule has with even ones."""
+        whole = self.step(spec)
+        if spec.layout.pp == 1:
+            return whole
+        slowest, (pace, idle) = self.predicted(spec), self._paced(spec)
+        mean = mean_parts(self._of_stages(spec, pace))
+        exposed = {**mean.exposed_s, "world": slowest.exposed_s.get("world", 0.0)}
+        rest = slowest.step_s - mean._replace(exposed_s=exposed).total_s
+        even = idle * (pace.once_s - pace.once_s / spec.layout.pp) / (pace.once_s - pace.micro_batch_s)
+        bubble = max(0.0, min(even, rest))
+        exposed["pp"] = exposed.get("pp", 0.0) + rest - bubble
+        parts = mean._replace(exposed_s={axis: seconds for axis, seconds in exposed.items() if seconds})
+        averaged = slowest._replace(**parts._asdict(), bubble_s=bubble)
+        return corrected(averaged, whole.step_s / slowest.step_s)
+
+    def _of_stages(self, spec: JobSpec, slowest: Pace) -> Iterator[tuple[float, Parts]]:
+        """(share of all stages, parts of one) of those unlike each other; on shared cores each as much slower than
+        alone as the slowest is."""
+        ranks, pp = self._ranks_at_work(spec), spec.layout.pp
+        each = ranks if self.calibration is None else max(1, ranks // pp)
+        times = slowest.micro_batch_s / self._pace(spec, each).micro_batch_s
+        for index, number in unlike_stages(spec).items():
+            stage = self._stage(spec, index, each)
+            own = scaled(Pace(*stage, micro_batch_s(stage), slowest.once_s / times), times)
+            yield number / pp, self._parts(spec, own, self._stage_parameters(spec, index))
+
+    def _parts(self, spec: JobSpec, pace: Pace, sums: tuple[dict[Axis, float], float, float, float]) -> Parts:
+        m, halves, (others, gathers, reduces, optimizer) = spec.train.micro_batches, pace.halves, sums
         exposed = {axis: m * seconds for axis, seconds in pace.waits.items()}
         if "pp" in exposed and self.stacks.of(spec).hides_sends and spec.layout.virtual_stages > 1:
             exposed["pp"] *= filling(spec)
@@ -110,30 +128,15 @@ class Timer:
             exposed[axis] = exposed.get(axis, 0.0) + seconds
         if gathers or reduces:
             exposed["dp"] = self._exposed_dp(spec, pace, gathers, reduces)
-        compute = m * (halves.total_s - halves.recompute_s)
-        launch = m * halves.launch_s
-        total = compute + m * halves.recompute_s + sum(exposed.values()) + launch + bubble + optimizer
-        if straggling := self._straggling(spec, total):
-            exposed["world"] = exposed.get("world", 0.0) + straggling
-            total += straggling
-        model, hardware = model_flops(spec), hardware_flops(spec)
-        peak = spec.layout.world_size * self.accelerator(spec).peak(mix_of(spec.train.precision).gemm) * total
-        return Timing(
-            step_s=total,
-            compute_s=compute,
+        return Parts(
+            compute_s=m * (halves.total_s - halves.recompute_s),
             recompute_s=m * halves.recompute_s,
             exposed_s=exposed,
-            launch_s=launch,
-            bubble_s=bubble,
+            launch_s=m * halves.launch_s,
             optimizer_s=optimizer,
             forward_s=halves.forward_s,
             backward_input_s=halves.backward_input_s + halves.recompute_s,
             backward_weight_s=halves.backward_weight_s,
-            model_flops=model,
-            hardware_flops=hardware,
-            mfu=model / peak,
-            hfu=hardware / peak,
-            tokens_per_s=spec.train.global_batch * spec.train.seq_len / total,
         )
 
     def stages(self, spec: JobSpec, first: int) -> list[float]:
@@ -382,12 +385,3 @@ class Timer:
 def _gathers_each_time(layout: Layout) -> bool:
     """Whether each micro-batch gathers the parameters anew."""
     return layout.zero == 3 and not layout.keep_gathered
-
-
-def _corrected(timing: Timing, ratio: float) -> Timing:
-    """All seconds times `ratio`, and what follows from them."""
-    whole = ("model_flops", "hardware_flops", "mfu", "hfu", "tokens_per_s", "exposed_s")
-    seconds = {name: value * ratio for name, value in timing._asdict().items() if name not in whole}
-    shares = {name: getattr(timing, name) / ratio for name in ("mfu", "hfu", "tokens_per_s")}
-    exposed = {axis: value * ratio for axis, value in timing.exposed_s.items()}
-    return timing._replace(**seconds, **shares, exposed_s=exposed)

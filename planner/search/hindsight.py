@@ -9,7 +9,8 @@ from typing import NamedTuple
 from typing_extensions import TypedDict
 
 from planner.cost.correction import Interval, sureness
-from planner.cost.timing import Timer, Timing
+from planner.cost.timed import Timing
+from planner.cost.timing import Timer
 from planner.facts.layout import axis_group
 from planner.facts.levels import AXES
 from planner.facts.reading.dumped import LayoutDict
@@ -113,7 +114,7 @@ def hindsight(spec: JobSpec, cluster: Cluster, measured: Measure) -> Hindsight:
     """
     between = _between(spec, cluster, measured.sure)
     timer = Timer(cluster)
-    here = parts_of(timer.predicted(spec))
+    here = parts_of(timer.over_ranks(spec))
     took = apportioned(here, measured)
     whole = measured.step_s / sum(here.values())
     heavier = _heavier(spec, cluster, measured)
@@ -126,7 +127,7 @@ def hindsight(spec: JobSpec, cluster: Cluster, measured: Measure) -> Hindsight:
         needed = round(near.memory_bytes * heavier)
         if needed > room:
             continue
-        planned = parts_of(timer.predicted(near.spec))
+        planned = parts_of(timer.over_ranks(near.spec))
         there = {
             part: _carried(took.get(part, 0.0), here.get(part, 0.0), planned.get(part, 0.0), whole)
             for part in {*planned, *took}

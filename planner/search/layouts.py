@@ -19,7 +19,8 @@ from planner.cost.beside import allowance, on
 from planner.cost.correction import Interval, interval
 from planner.cost.learning import memory_correction, memory_interval, surely_fitting
 from planner.cost.memory import least_bytes, most_bytes
-from planner.cost.timing import Timer, Timing
+from planner.cost.timed import Timing
+from planner.cost.timing import Timer
 from planner.facts.layout import pipeline_problems, problems
 from planner.facts.reading.runnable import not_runnable
 from planner.facts.spec import JobSpec, Layout, Problem, Recompute, Schedule, SpecError

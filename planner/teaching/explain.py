@@ -11,7 +11,8 @@ from planner.cost.beside import on
 from planner.cost.correction import interval
 from planner.cost.estimate import default_cluster, rank_memory, traffic_kind
 from planner.cost.memory import computed_parameters, fullest, held_parameters, is_taped, layer_bytes
-from planner.cost.timing import Timer, Timing
+from planner.cost.timed import Timing
+from planner.cost.timing import Timer
 from planner.cost.traffic import step_traffic
 from planner.facts.collectives import bus_factor
 from planner.facts.models.flops import hardware_flops, model_flops
@@ -186,7 +187,7 @@ def _time(spec: JobSpec, cluster: Cluster) -> list[Explanation]:
     kind = f"estimated: {interval(cluster, spec, found, timing.host_share)['words']}"
     if found is not None:
         kind += f"; every part is {found.ratio:.3g} times what is computed, as comparable runs were"
-    return [_step(spec, timer, timing, kind), _utilisation(spec, timer, timing, kind)]
+    return [_step(spec, timer, timer.over_ranks(spec), kind), _utilisation(spec, timer, timing, kind)]
 
 
 def _gemm(spec: JobSpec) -> GemmType:
@@ -195,6 +196,7 @@ def _gemm(spec: JobSpec) -> GemmType:
 
 def _step(spec: JobSpec, timer: Timer, timing: Timing, kind: str) -> Explanation:
     cluster, m, a, gemm = timer.cluster, spec.train.micro_batches, timer.accelerator(spec), _gemm(spec)
+    piped = spec.layout.pp > 1
     repeated = timing.recompute_s / m
     backward = timing.backward_input_s + timing.backward_weight_s - repeated
     measured = cluster.profile is not None
@@ -203,7 +205,7 @@ def _step(spec: JobSpec, timer: Timer, timing: Timing, kind: str) -> Explanation
     terms = [
         _term(
             "compute",
-            "micro-batches x (forward + backward) of the slowest stage",
+            "micro-batches x (forward + backward)" + ", mean of the stages" * piped,
             f"{m} x ({timing.forward_s:.3g} + {backward:.3g}) s{at}",
             timing.compute_s,
             "s",
@@ -221,6 +223,8 @@ def _step(spec: JobSpec, timer: Timer, timing: Timing, kind: str) -> Explanation
         source = "alpha-beta model; nccl src/graph/tuning.cc"
         if measured:
             formula, crossing, source = "calls x seconds of one, less what compute hides", "", MEASURED
+        if axis == "pp":
+            formula += "; and what stages wait for the slowest"
         terms.append(_term(f"{axis} exposed", formula, crossing, seconds, "s", source))
     layout, batches = spec.layout, counted(m, "micro-batch", "micro-batches")
     pipe = f"{layout.schedule}, pp {layout.pp}, {counted(layout.virtual_stages, 'chunk')} a stage, {batches}"
@@ -229,7 +233,7 @@ def _step(spec: JobSpec, timer: Timer, timing: Timing, kind: str) -> Explanation
         numbers = f"{batches}, {a.launch_s * 1e6:g} us a launch"
         terms.append(_term("launch", words, numbers, timing.launch_s, "s", "the device waits for its host"))
     bubble_source = "2104.04473 section 2.2: (p - 1) / (v m); zero bubble 2401.10241"
-    terms.append(_term("bubble", "fill and drain of the pipe", pipe, timing.bubble_s, "s", bubble_source))
+    terms.append(_term("bubble", "fill and drain of a pipe of even stages", pipe, timing.bubble_s, "s", bubble_source))
     moved = mix_of(spec.train.precision).updated
     adam = f"{moved} B a parameter held", f"at {a.bytes_per_s / 1e9:,.4g} GB/s x {a.memory_efficiency}"
     if measured:

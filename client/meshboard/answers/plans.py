@@ -109,14 +109,19 @@ class StageEstimate(TypedDict):
 
 
 class TimePart(TypedDict):
-    """A part of the step: compute, recompute, an axis' exposed communication, launch, bubble, optimizer."""
+    """A part of the step: compute, recompute, an axis' exposed communication, launch, bubble, optimizer.
+
+    Seconds are means of all ranks, as what is measured is. What stages wait for the slowest is pp's.
+    """
 
     name: str
     seconds: float
 
 
 class TimeEstimate(TypedDict):
-    """Parts add up to `step_s`. Utilisation is a share of the dense peak of all ranks."""
+    """Parts add up to `step_s`; `forward_s` and both backwards are of one micro-batch on the slowest stage.
+    Utilisation is a share of the dense peak of all ranks.
+    """
 
     step_s: float
     parts: list[TimePart]

@@ -70,7 +70,7 @@ def fewer_idle(spec: JobSpec, cluster: Cluster) -> Better | None:
     """The fastest of 2, 4, .. MOST_TIMES times as many micro-batches that the rules allow and that fits; None where
     none is LEAST_FASTER times as fast."""
     timer = Timer(cluster)
-    here = timer.predicted(spec)
+    here = timer.over_ranks(spec)
     found = []
     times = 2
     while times <= MOST_TIMES:
@@ -78,7 +78,7 @@ def fewer_idle(spec: JobSpec, cluster: Cluster) -> Better | None:
         times *= 2
         if problems(other) or needed_bytes(other, cluster) > cluster.accelerator.memory_bytes:
             continue
-        there = timer.predicted(other)
+        there = timer.over_ranks(other)
         better = Better(other.train.micro_batches, there.bubble_s / there.step_s, here.step_s / there.step_s)
         found.append(better)
     best = max(found, key=lambda better: better.times, default=None)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from planner.cost.pace import in_turns
-from planner.cost.timing import Timer, Timing
+from planner.cost.timed import Timing
+from planner.cost.timing import Timer
 from planner.facts.models.presets import PRESETS
 from planner.facts.resources import Resources
 from planner.facts.spec import JobSpec, Layout, MoeSpec, TrainSpec

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from planner.cost.estimate import estimate
-from planner.cost.timing import Timer, Timing
+from planner.cost.timed import Timing
+from planner.cost.timing import Timer
 from planner.facts.models.flops import model_flops
 from planner.facts.models.presets import PRESETS
 from planner.facts.models.shapes import parameter_count

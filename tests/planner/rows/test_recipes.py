@@ -13,7 +13,8 @@ from benchmarks.published.recipes import lacks_fused_attention, predicts_second,
 from benchmarks.published.repeated import Repeated, repeated_by
 from benchmarks.published.rows import PublishedRow, SkipError, read_rows
 from planner.cost.memory import held_parameters, megatron
-from planner.cost.timing import Timer, Timing
+from planner.cost.timed import Timing
+from planner.cost.timing import Timer
 from planner.facts.models.presets import PRESETS
 from planner.facts.resources import Resources
 from planner.facts.spec import JobSpec, Layout, MlaSpec, Recompute, TrainSpec

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from planner.cost.correction import Interval, interval
@@ -10,7 +12,7 @@ from planner.cost.timing import Timer
 from planner.facts.reading.parse import parse_spec
 from planner.hardware.clusters import CLUSTERS
 from planner.hardware.stacks import STACKS
-from planner.search.advice import BARELY
+from planner.search.advice import BARELY, neighbours
 from planner.search.hindsight import Measure, apportioned, hindsight, parts_of
 from tests.planner.wrong_specs import GOOD
 
@@ -81,8 +83,8 @@ def test_an_axis_that_the_run_hid_whole_stays_hidden_where_the_plan_has_no_more_
     near = next(option for option in found["options"] if option["change"] == "tp 1, dp 4")
     layout = SPEC.layout.model_copy(update={"dp": 4, "tp": 1})
     train = SPEC.train.model_copy(update={"micro_batches": near["micro_batches"]})
-    here = parts_of(Timer(CPU).predicted(SPEC))
-    there = parts_of(Timer(CPU).predicted(SPEC.model_copy(update={"layout": layout, "train": train})))
+    here = parts_of(Timer(CPU).over_ranks(SPEC))
+    there = parts_of(Timer(CPU).over_ranks(SPEC.model_copy(update={"layout": layout, "train": train})))
     more = max(0.0, there["dp"] - here["dp"]) * 0.3 / sum(here.values())
     assert there["world"] == here["world"]
     assert near["step_s"] == pytest.approx(there["compute"] * 0.1 / here["compute"] + more)
@@ -105,3 +107,18 @@ def test_advice_whose_memory_barely_fits_says_so() -> None:
     (again, *_) = hindsight(SPEC, CPU.model_copy(update={"accelerator": there}), measure(0.3, 0.01, tp=0.1))["options"]
     assert again["change"] == first["change"]
     assert BARELY in again["text"]
+
+
+@pytest.mark.parametrize("layout", [{"pp": 2}, {"pp": 2, "dp": 2, "tp": 2, "schedule": "zbv", "virtual_stages": 2}])
+def test_a_run_that_went_as_predicted_has_every_choice_as_it_is_predicted(layout: dict[str, Any]) -> None:
+    """Also where the head makes one stage the slowest: measured are means of all ranks."""
+    model = {"preset": "llama-mini", "vocab_size": 50_257}
+    spec = parse_spec({"model": model, "layout": layout, "train": {"global_batch": 16, "micro_batches": 4}})
+    timer = Timer(CPU)
+    went = timer.over_ranks(spec)
+    found = hindsight(spec, CPU, measure(went.step_s, 0.01, parts_of(went)))
+    predicted = {near.change: near.step_s for near in neighbours(spec, CPU)}
+    options = [*found["options"], *found["unsure"]]
+    assert len(options) > 1
+    for option in options:
+        assert option["step_s"] == pytest.approx(predicted[option["change"]]), option["change"]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import nn
@@ -34,17 +37,40 @@ def unit_parameter(decoder: Decoder, unit: Unit, parameter: Parameter) -> nn.Par
     return decoder.get_parameter(full_name(unit, parameter))
 
 
-def initialise(decoder: Decoder, unit: Unit, spec: JobSpec, place: Coordinates) -> None:
+@torch.no_grad()
+def initialise(decoder: Decoder, unit: Unit, spec: JobSpec, place: Coordinates, draws: int = 1) -> None:
     """Fill a unit's parameters with their part of the whole tensors, drawn from (seed, name) alone.
 
-    So all layouts start from the same model with nothing sent; padding is zero. `unit` has whole shapes.
-    Weights: normal, std 0.02, products that end a residual branch divided by sqrt(2 layers) (GPT-2 section 2.3).
+    So all layouts start from the same model with nothing sent, however many are drawn at once; padding is zero. `unit`
+    has whole shapes. Weights: normal, std 0.02, products that end a residual branch divided by sqrt(2 layers) (GPT-2
+    section 2.3).
     """
-    for parameter in unit.parameters:
-        with torch.no_grad():
-            whole = _whole(parameter, full_name(unit, parameter), spec.model, spec.train.seed)
-            box = divided_box(spec, place, parameter)
-            unit_parameter(decoder, unit, parameter).zero_()[box.filled] = whole[box.slices]
+    for parameter, whole in zip(unit.parameters, _drawn(unit, spec, draws), strict=True):
+        box = divided_box(spec, place, parameter)
+        unit_parameter(decoder, unit, parameter).zero_()[box.filled] = whole[box.slices]
+
+
+def draws_at_once(device: torch.device) -> int:
+    """As many as this rank's share of the host's cores, while a GPU has none of them to compute with.
+
+    The host draws for a GPU too, whose generator and logarithm give other values.
+    """
+    if device.type == "cpu":
+        return 1
+    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
+
+
+def _drawn(unit: Unit, spec: JobSpec, draws: int) -> Iterator[torch.Tensor]:
+    """The unit's whole tensors in order. One of hundreds of millions takes a core seconds."""
+
+    def draw(parameter: Parameter) -> torch.Tensor:
+        return _whole(parameter, full_name(unit, parameter), spec.model, spec.train.seed)
+
+    if draws == 1:
+        yield from map(draw, unit.parameters)
+        return
+    with ThreadPoolExecutor(min(draws, len(unit.parameters))) as threads:
+        yield from threads.map(draw, unit.parameters)
 
 
 def _whole(parameter: Parameter, name: str, model: ModelSpec, seed: int) -> torch.Tensor:

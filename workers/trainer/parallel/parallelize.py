@@ -18,7 +18,7 @@ from planner.facts.stages import stage_of
 from planner.facts.tensors.placements import Placement, expert_index, local_parameter, placement
 from workers.trainer.masters import MasterGradients, make_master
 from workers.trainer.model import Decoder, Strategy, initialise, unit_modules, unit_parameter
-from workers.trainer.model.initial import full_name
+from workers.trainer.model.initial import draws_at_once, full_name
 from workers.trainer.parallel.context_parallel import ContextParallel
 from workers.trainer.parallel.data_parallel import BucketedAllReduce, DataParallel, Together
 from workers.trainer.parallel.expert_parallel import EvenExpertParallel, ExpertParallel
@@ -114,7 +114,7 @@ class Built:
 
 def build(spec: JobSpec, mesh: Mesh, device: torch.device, *, fill: bool = True, even: bool = False) -> Built:
     """This rank's chunks, sharded. Without `fill` they stay on meta; `even`: no router will be computed."""
-    dtype = compute_type(spec)
+    dtype, draws = compute_type(spec), draws_at_once(device)
     stage = stage_of(spec.model, spec.layout, mesh.place.pp)
     built = Built({}, [])
     for index, layers in zip(chunk_indices(spec.layout, mesh.place.pp), stage.chunks, strict=True):
@@ -127,7 +127,7 @@ def build(spec: JobSpec, mesh: Mesh, device: torch.device, *, fill: bool = True,
             if fill:
                 for module in unit_modules(decoder, unit):
                     _give_memory(module, device)
-                initialise(decoder, unit, spec, mesh.place)
+                initialise(decoder, unit, spec, mesh.place, draws)
             if not mix_of(spec.train.precision).has_master:
                 _narrow(unit_modules(decoder, unit), dtype)
             if spec.layout.zero and unit.name != "root":

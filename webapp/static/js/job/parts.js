@@ -19,7 +19,7 @@ const placeOf = (part) => {
 };
 const inOrder = (parts) => [...parts].sort((a, b) => placeOf(a) - placeOf(b) || byAxis(a.name, b.name));
 
-/** The planner's, of the slowest stage; it tells of each axis only what nothing hides. */
+/** The planner's, means of all ranks as the measured ones are; it tells of each axis only what nothing hides. */
 export function plannedParts(estimate) {
   if (!estimate?.time) return null; // a script, or a job planned before there was a time
   const { step_s, parts, interval } = estimate.time;

@@ -1,0 +1,67 @@
+"""Parts of a step in the mean of all ranks, as they are measured, where stages are not alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from planner.cost.estimate import estimate
+from planner.cost.timed import Timing
+from planner.cost.timing import Timer
+from planner.facts.reading.parse import parse_fields
+from planner.facts.spec import JobSpec
+from planner.hardware.clusters import CLUSTERS
+
+H100 = CLUSTERS["h100"]
+
+
+def _spec(model: dict[str, Any], **layout: Any) -> JobSpec:
+    train = {"global_batch": 16 * layout.get("dp", 1), "micro_batches": 8, "seq_len": 512}
+    return parse_fields({"model": {"preset": "llama-mini", **model}, "layout": layout, "train": train})
+
+
+HEAVY_HEAD = {"vocab_size": 50_257}
+PIPES = [
+    _spec(HEAVY_HEAD, pp=2, recompute="full"),
+    _spec(HEAVY_HEAD, pp=4, dp=2, zero=1, schedule="zbv", virtual_stages=2),
+    _spec({"num_layers": 7}, pp=2, tp=2, schedule="interleaved_1f1b", virtual_stages=2),
+]
+
+
+def _summed(t: Timing) -> float:
+    return t.compute_s + t.recompute_s + sum(t.exposed_s.values()) + t.launch_s + t.bubble_s + t.optimizer_s
+
+
+@pytest.mark.parametrize("spec", PIPES, ids=lambda spec: spec.layout.schedule)
+def test_what_is_predicted_of_all_ranks_adds_up_to_the_same_step(spec: JobSpec) -> None:
+    timer = Timer(H100)
+    slowest, mean = timer.step(spec), timer.over_ranks(spec)
+    assert _summed(mean) == pytest.approx(mean.step_s) == pytest.approx(slowest.step_s)
+    assert mean.compute_s < 0.95 * slowest.compute_s
+    assert mean.exposed_s["pp"] > slowest.exposed_s["pp"] + 0.01 * slowest.step_s, "they wait for the slowest"
+    told = {part["name"]: part["seconds"] for part in estimate(spec, H100)["time"]["parts"]}
+    assert told["compute"] == pytest.approx(mean.compute_s)
+
+
+def test_a_pipe_s_head_is_computed_by_one_of_two_stages() -> None:
+    """The mean of both is half of what one rank computes by itself."""
+    timer, alone = Timer(H100), _spec(HEAVY_HEAD)
+    whole, piped = timer.step(alone), timer.over_ranks(_spec(HEAVY_HEAD, pp=2))
+    assert piped.compute_s == pytest.approx(whole.compute_s / 2, rel=0.01)
+    assert timer.step(_spec(HEAVY_HEAD, pp=2)).compute_s > 1.4 * piped.compute_s, "the stage that has the head"
+
+
+def test_the_bubble_is_that_of_even_stages() -> None:
+    spec = _spec(HEAVY_HEAD, pp=2)
+    made = Timer(H100).over_ranks(spec)
+    work = made.compute_s + made.launch_s
+    assert made.bubble_s == pytest.approx(work / spec.train.micro_batches, rel=0.01), "(p - 1) / m of 1F1B"
+
+
+@pytest.mark.parametrize("layout", [{"pp": 4}, {"pp": 4, "schedule": "gpipe"}, {"dp": 4}])
+def test_of_stages_that_are_alike_the_mean_is_any_of_them(layout: dict[str, Any]) -> None:
+    timer, spec = Timer(H100), _spec({"vocab_size": 256, "num_layers": 64}, **layout)
+    slowest, mean = timer.step(spec), timer.over_ranks(spec)
+    assert mean.compute_s == pytest.approx(slowest.compute_s, rel=0.01)
+    assert mean.bubble_s == pytest.approx(slowest.bubble_s, rel=0.01)
