@@ -23,7 +23,7 @@ from workers.meter import Exporter, Recorder, metered_backend
 from workers.meter.ending import end_as, fail
 from workers.meter.start import Start
 from workers.timeouts import group_timeout
-from workers.trainer.allocator import return_large_tensors
+from workers.trainer.allocator import return_large_tensors, reuse_what_is_freed
 from workers.trainer.asked import Asked
 from workers.trainer.corpus.data import corpus_of
 from workers.trainer.errors import DivergedError, ProofError, UserError
@@ -83,6 +83,8 @@ def run(
     start = Start(rank, send)
     start.told("imported")
     return_large_tensors()
+    if spec.resources.device == "cpu":
+        reuse_what_is_freed()
     device = _device(spec)
     corpus = corpus_of(spec, data_root)
     dist.init_process_group(metered_backend(recorder, spec.resources.device), timeout=group_timeout())
