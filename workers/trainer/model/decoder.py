@@ -6,13 +6,13 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from planner.facts.models.shapes import is_moe_layer
 from planner.facts.spec import ModelSpec
 from planner.facts.tensors.placements import padded_vocab
+from workers.torch_private.kernels import look_up
 from workers.trainer.compiled import compiled
 from workers.trainer.model.attention import Attention
 from workers.trainer.model.experts import Mixture
@@ -132,5 +132,5 @@ class Decoder(nn.Module):
         if self.positions is None:
             return x
         chosen = self.strategy.cp.positions(tokens.shape[1], tokens.device)
-        rows = F.embedding(self.strategy.tp.sequence_part(chosen, 0), self.positions.rows())
+        rows = look_up(self.strategy.tp.sequence_part(chosen, 0), self.positions.rows())
         return x + rows.to(self.dtype)

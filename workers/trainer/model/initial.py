@@ -18,6 +18,7 @@ from workers.trainer.model.decoder import Decoder
 
 INIT_STD = 0.02
 ENDS_BRANCH = ("attention.out.weight", "mlp.down.weight", "moe.experts.down.weight", "moe.shared.down.weight")
+MOST_AT_ONCE = 2**30  # values of a unit, 4 GiB of the host's memory on each rank: of a larger one a tensor at a time
 
 
 def unit_modules(decoder: Decoder, unit: Unit) -> list[nn.Module]:
@@ -66,7 +67,7 @@ def _drawn(unit: Unit, spec: JobSpec, draws: int) -> Iterator[torch.Tensor]:
     def draw(parameter: Parameter) -> torch.Tensor:
         return _whole(parameter, full_name(unit, parameter), spec.model, spec.train.seed)
 
-    if draws == 1:
+    if draws == 1 or sum(parameter.numel for parameter in unit.parameters) > MOST_AT_ONCE:
         yield from map(draw, unit.parameters)
         return
     with ThreadPoolExecutor(min(draws, len(unit.parameters))) as threads:

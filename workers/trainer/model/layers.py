@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from planner.facts.spec import AttentionKernel, ModelSpec, Recompute
-from workers.torch_private.kernels import rms_norm, swiglu
+from workers.torch_private.kernels import layer_norm, rms_norm, swiglu
 from workers.trainer.parallel.context_parallel import ContextParallel
 from workers.trainer.parallel.expert_parallel import ExpertParallel
 from workers.trainer.parallel.products import WIDE, Linears, Products
@@ -123,7 +123,7 @@ class Norm(nn.Module):
         weight = use(self.weight, self.strategy)
         if self.bias is None:
             return rms_norm(x, weight, NORM_EPS)
-        return F.layer_norm(x, self.weight.shape, weight, use(self.bias, self.strategy), NORM_EPS)
+        return layer_norm(x, weight, use(self.bias, self.strategy), NORM_EPS)
 
 
 class Table(nn.Module):

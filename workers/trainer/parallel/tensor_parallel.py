@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from workers.torch_private.kernels import look_up
 from workers.trainer.compiled import not_compiled
 from workers.trainer.parallel.products import WIDE, Products, halves
 
@@ -210,10 +211,10 @@ class TensorParallel:
     def embed(self, tokens: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         """Look tokens (batch, seq) up in this rank's rows, (vocab/tp, hidden) -> (batch, seq[/tp], hidden)."""
         if self.group is None:
-            return F.embedding(tokens, table)
+            return look_up(tokens, table)
         local = tokens - self.index * table.shape[0]
         mine = (local >= 0) & (local < table.shape[0])
-        partial = F.embedding(local.clamp(0, table.shape[0] - 1), table) * mine.unsqueeze(-1)
+        partial = look_up(local.clamp(0, table.shape[0] - 1), table) * mine.unsqueeze(-1)
         return self.leave(partial)
 
     def sequence_part(self, x: torch.Tensor, dim: int) -> torch.Tensor:
