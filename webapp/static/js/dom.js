@@ -55,14 +55,33 @@ export function embedded(id) {
   return node ? JSON.parse(node.textContent) : null;
 }
 
-/** True when the clipboard took it: it may be forbidden, or missing without https. */
+const CLIPBOARD_MS = 2000; // a click counts as one for some seconds, which copying a selection asks for
+
+/** True when the clipboard took it. A page without https has none to ask, and one may never answer: then by a selection. */
 export async function copyText(text) {
   try {
-    await navigator.clipboard.writeText(text);
+    const silent = new Promise((_, refuse) => setTimeout(refuse, CLIPBOARD_MS));
+    await Promise.race([navigator.clipboard.writeText(text), silent]);
     return true;
   } catch {
-    return false;
+    return copiedSelected(text);
   }
+}
+
+/** Selects it where nobody sees, and leaves focus and selection as they were. */
+function copiedSelected(text) {
+  const focused = document.activeElement;
+  const selection = getSelection();
+  const ranges = Array.from({ length: selection.rangeCount }, (_, at) => selection.getRangeAt(at));
+  const field = el("textarea", { className: "visually-hidden", readOnly: true, value: text });
+  document.body.append(field);
+  field.select();
+  const copied = document.execCommand("copy");
+  field.remove();
+  focused?.focus();
+  selection.removeAllRanges();
+  ranges.forEach((range) => selection.addRange(range));
+  return copied;
 }
 
 /** At most one call a frame, none while the page is hidden; the newest state is drawn. */
