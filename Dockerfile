@@ -28,7 +28,7 @@ RUN pip install -c requirements.lock --target /tmp/build httpx mkdocs pyyaml typ
 USER meshboard
 
 FROM base AS worker
-RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends bubblewrap && rm -rf /var/lib/apt/lists/*
+RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends bubblewrap libjemalloc2 && rm -rf /var/lib/apt/lists/*
 COPY workers workers
 RUN pip install -c requirements.lock '.[worker]'
 USER meshboard

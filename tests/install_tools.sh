@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs what the tests drive from outside Python: a browser, docker-compose (to check the file), PostgreSQL, ip and
-# ss (hosts of one machine, and what their kernels count), bubblewrap, which keeps jobs apart, nginx, which stands before
-# the web, systemd-analyze, and Prometheus.
+# ss (hosts of one machine, and what their kernels count), bubblewrap, which keeps jobs apart, jemalloc, in which ranks
+# have their tensors, nginx, which stands before the web, systemd-analyze, and Prometheus.
 set -eu
 missing=""
 command -v chromium-headless-shell >/dev/null 2>&1 || missing="$missing chromium-headless-shell"
@@ -9,6 +9,7 @@ command -v docker-compose >/dev/null 2>&1 || missing="$missing docker-compose"
 ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || missing="$missing postgresql"
 command -v ss >/dev/null 2>&1 || missing="$missing iproute2"
 command -v bwrap >/dev/null 2>&1 || missing="$missing bubblewrap"
+ldconfig -p 2>/dev/null | grep -q libjemalloc || /sbin/ldconfig -p | grep -q libjemalloc || missing="$missing libjemalloc2"
 command -v nginx >/dev/null 2>&1 || missing="$missing nginx-light"
 command -v systemd-analyze >/dev/null 2>&1 || missing="$missing systemd"
 command -v promtool >/dev/null 2>&1 || programs=yes

@@ -3,11 +3,12 @@
     python -m benchmarks.rivals --nanogpt PATH --picotron PATH [--blocks N] [--only tp2]
 
 PATH is a checkout of theirs; nothing of it is kept here. Both sides run in one go, gloo ranks of one thread each, and
-take turns of a few steps, so that a slow moment hits both; the ratio is of medians. Same model, batch, length and type:
-nanoGPT by DDP on 2 ranks at gpt-mini's size, picotron by each axis at llama-mini's. What theirs does not do is left as
-it is: picotron clips nothing and under cp alone sums no gradients, and neither counts what it sends. A match is played
-eager, then with ours compiled: nanoGPT, which can, is compiled too, and picotron, which has no such choice, is not. Nor
-has it another schedule than 1F1B for a pipe: ours runs that, and zbv, which has nearly no bubble.
+take turns of a few steps, so that a slow moment hits both; the ratio is of medians. Ours have the heap that a host
+gives its ranks (jemalloc, where it is installed), theirs what their README starts them with. Same model, batch, length
+and type: nanoGPT by DDP on 2 ranks at gpt-mini's size, picotron by each axis at llama-mini's. What theirs does not do
+is left as it is: picotron clips nothing and under cp alone sums no gradients, and neither counts what it sends. A
+match is played eager, then with ours compiled: nanoGPT, which can, is compiled too, and picotron, which has no such
+choice, is not. Nor has it another schedule than 1F1B for a pipe: ours runs that, and zbv, which has nearly no bubble.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import torch.distributed as dist
 from benchmarks.rivals.turns import Gang, Step
 from planner.facts.reading.parse import parse_fields
 from planner.facts.spec import JobSpec
+from workers.host.start.heap import heap_variables
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = "rivals.bin"
@@ -158,7 +160,7 @@ def play(name: str, match: Match, path: Path, blocks: int) -> float:
         program, extra = theirs(match, path, folder)
         own = ["-m", "benchmarks.rivals.ours", str(folder / "spec.json"), str(folder)]
         gangs = [
-            Gang("ours", spec.layout.world_size, own, store, folder, search),
+            Gang("ours", spec.layout.world_size, own, store, folder, {**search, **heap_variables()}),
             Gang(match.rival, spec.layout.world_size, program, store, folder, {**search, **extra}),
         ]
         try:

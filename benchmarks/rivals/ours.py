@@ -14,7 +14,7 @@ from benchmarks.rivals.turns import Turns
 from contracts.telemetry.batches import Item
 from planner.facts.reading.parse import parse_fields
 from workers.meter import Recorder, metered_backend
-from workers.trainer.allocator import return_large_tensors, reuse_what_is_freed
+from workers.trainer.allocator import forget_shapes, return_large_tensors, reuse_what_is_freed
 from workers.trainer.corpus.data import corpus_of
 from workers.trainer.loop import Trainer, train
 from workers.trainer.parallel.mesh import make_mesh
@@ -26,6 +26,7 @@ def main() -> None:
     torch.set_num_threads(1)
     return_large_tensors()
     reuse_what_is_freed()
+    forget_shapes()
     recorder, device = Recorder(int(os.environ["RANK"])), torch.device("cpu")
     dist.init_process_group(metered_backend(recorder, "cpu"))
     mesh = make_mesh(spec, recorder.rank, recorder.label)

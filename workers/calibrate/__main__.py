@@ -22,7 +22,7 @@ from workers.device import device_name, own_device
 from workers.meter import Exporter, Recorder, metered_backend
 from workers.meter.ending import end_as
 from workers.timeouts import group_timeout
-from workers.trainer.allocator import return_large_tensors, reuse_what_is_freed
+from workers.trainer.allocator import forget_shapes, return_large_tensors, reuse_what_is_freed
 
 
 def main() -> int:
@@ -59,6 +59,7 @@ def run(device_type: str, window_s: float) -> HostProfile | None:
     if device_type == "cpu":  # as a job's: on shared cores the meter's callbacks take turns with compute
         backend = metered_backend(Recorder(int(os.environ["RANK"])), "cpu")
         reuse_what_is_freed()
+        forget_shapes()
     dist.init_process_group(backend, timeout=group_timeout())
     try:
         return _measure(device, window_s)

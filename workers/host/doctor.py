@@ -25,6 +25,7 @@ from workers.host.facts.gpus import Gpus
 from workers.host.facts.use import clock_offset
 from workers.host.joined import kept_file, read_or_make
 from workers.host.settings import HostSettings, SettingError, given, host_settings
+from workers.host.start.heap import jemalloc
 
 PATIENCE_S = 3.0
 TORCH_S = 120.0
@@ -53,6 +54,8 @@ def findings() -> Iterator[Finding]:
     yield from _folders(settings)
     yield _isolation(settings)
     yield from _gpus(settings)
+    if settings.device == "cpu":
+        yield _heap()
     yield _torch(settings)
     yield Finding("ok", "versions", f"Python {platform.python_version()}, on {platform.platform()}")
 
@@ -161,6 +164,13 @@ def _gpus(settings: HostSettings) -> Iterator[Finding]:
     if settings.device == "cpu" and len(gpus):
         words = f"{len(gpus)} GPUs, and the slots are of the CPU"
         yield Finding("warn", "GPU", words, f"MESHBOARD_DEVICE=cuda MESHBOARD_SLOTS={len(gpus)} uses them")
+
+
+def _heap() -> Finding:
+    if library := jemalloc():
+        return Finding("ok", "heap", f"ranks put their tensors into {library}")
+    words = "no jemalloc: ranks put their tensors into the C library's heap, which can hold half as much again"
+    return Finding("warn", "heap", words, "apt-get install libjemalloc2, and start the worker anew")
 
 
 def _torch(settings: HostSettings) -> Finding:

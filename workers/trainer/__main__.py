@@ -23,7 +23,7 @@ from workers.meter import Exporter, Recorder, metered_backend
 from workers.meter.ending import end_as, fail
 from workers.meter.start import Start
 from workers.timeouts import group_timeout
-from workers.trainer.allocator import return_large_tensors, reuse_what_is_freed
+from workers.trainer.allocator import forget_shapes, give_back, return_large_tensors, reuse_what_is_freed
 from workers.trainer.asked import Asked
 from workers.trainer.corpus.data import corpus_of
 from workers.trainer.errors import DivergedError, ProofError, UserError
@@ -85,6 +85,7 @@ def run(
     return_large_tensors()
     if spec.resources.device == "cpu":
         reuse_what_is_freed()
+        forget_shapes()
     device = _device(spec)
     corpus = corpus_of(spec, data_root)
     dist.init_process_group(metered_backend(recorder, spec.resources.device), timeout=group_timeout())
@@ -92,6 +93,7 @@ def run(
     try:
         mesh = make_mesh(spec, rank, recorder.label)
         load_libraries(sharded=bool(spec.layout.zero))
+        give_back()  # what imports left would hide as much of what is built
         peak = Peak(device)
         part = parallelize(spec, mesh, device)
         trainer = Trainer(spec, mesh, part, corpus, recorder, device)

@@ -35,7 +35,8 @@ class Folders(NamedTuple):
 class Program(NamedTuple):
     """`module` runs on every rank with `options`. `good_end` knows {steps} done and, in words, ranks {tried}.
 
-    `network`: whether it may speak to whom it likes; else its ranks speak to each other alone.
+    `network`: whether it may speak to whom it likes; else its ranks speak to each other alone. `own_heap`: whether its
+    tensors are ours, and may lie where we like.
     """
 
     module: Callable[[HostSettings], str]
@@ -43,6 +44,7 @@ class Program(NamedTuple):
     good_end: str
     folders: Callable[[HostSettings, LaunchOrder], Folders] = lambda _settings, _order: Folders()
     network: bool = False
+    own_heap: bool = False
 
 
 def _named(module: str) -> Callable[[HostSettings], str]:
@@ -88,7 +90,9 @@ def _of_script(settings: HostSettings, order: LaunchOrder) -> Folders:
 
 
 PROGRAMS: dict[JobKind, Program] = {
-    "train": Program(lambda settings: settings.trainer_module, _roots, "finished after step {steps}", _of_training),
+    "train": Program(
+        lambda settings: settings.trainer_module, _roots, "finished after step {steps}", _of_training, own_heap=True
+    ),
     "script": Program(
         _named("workers.meter"),
         lambda settings, spec: {"spec": str(spec), "root": str(settings.script_root)},
@@ -105,7 +109,10 @@ PROGRAMS: dict[JobKind, Program] = {
         "ran the lab: every element is as it should be",
     ),
     "calibrate": Program(
-        _named("workers.calibrate"), lambda settings, _spec: {"device": settings.device}, "measured the host"
+        _named("workers.calibrate"),
+        lambda settings, _spec: {"device": settings.device},
+        "measured the host",
+        own_heap=True,
     ),
 }
 

@@ -21,6 +21,7 @@ from workers.host.attempts import AttemptDir
 from workers.host.guardian import namespace_prefix
 from workers.host.processes import COOKIE, RUNS, sweep
 from workers.host.settings import HostSettings
+from workers.host.start.heap import heap_variables
 from workers.host.start.programs import Folders, launch_command, program_of, stays_here
 
 PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
@@ -149,6 +150,8 @@ class Training:
         if self._user is not None or self._settings.sandbox == "bwrap":
             environment |= {"HOME": str(self._attempt.work)}
             environment.pop("TMPDIR", None)
+        if self._settings.device == "cpu" and program_of(self._order).own_heap:
+            environment |= heap_variables()
         if self._settings.device == "cuda":
             environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as the host counts its slots
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(slot) for slot in self._order["slots"])
