@@ -11,6 +11,7 @@ import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.support.early import early_first
 from tests.support.postgres import as_default_database, postgres_server
 from tests.support.processes import RedisServer, redis_server
 
@@ -32,6 +33,11 @@ class ByModule(LoadScopeScheduling):  # type: ignore[misc]
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByModule:
     return ByModule(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items[:] = early_first([(item.nodeid, item) for item in items])
 
 
 def pytest_collection_finish() -> None:
