@@ -13,6 +13,7 @@ from planner.cost.estimate import default_cluster, rank_memory
 from planner.facts.reading.parse import parse_spec
 from tests.support.host import host
 from tests.support.processes import ROOT, RedisServer, base_environment
+from workers.host import doctor
 from workers.host.settings import HostSettings
 from workers.host.start.claims import claim
 from workers.host.start.heap import heap_variables, jemalloc
@@ -41,6 +42,13 @@ def test_what_a_rank_starts_with(tmp_path: Path, kind: str, device: str, ours: b
 def test_a_host_without_it_starts_ranks_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workers.host.start.heap.jemalloc", lambda: None)
     assert "LD_PRELOAD" not in _environment(tmp_path, "train", "cpu")
+
+
+def test_the_doctor_says_what_a_host_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor._heap().level == "ok"
+    monkeypatch.setattr(doctor, "jemalloc", lambda: None)
+    found = doctor._heap()
+    assert (found.level, found.advice) == ("warn", "apt-get install libjemalloc2, and start the worker anew")
 
 
 KEPT = """
