@@ -92,7 +92,7 @@ def run(
     start.told("met")
     try:
         mesh = make_mesh(spec, rank, recorder.label)
-        load_libraries(sharded=bool(spec.layout.zero))
+        load_libraries(spec)
         give_back()  # what imports left would hide as much of what is built
         peak = Peak(device)
         part = parallelize(spec, mesh, device)
