@@ -41,6 +41,12 @@ BARS = """(parts) => ({
   totals: [...parts.querySelectorAll(".total")].map((total) => total.textContent),
 })"""
 
+LONGEST = """(wrap) => {
+  for (const cell of wrap.querySelectorAll("tbody td.number")) cell.textContent = "12,616,778,240 B";
+  for (const cell of wrap.querySelectorAll("tbody td.number:last-child")) cell.textContent = "too small";
+  return wrap.scrollWidth;
+}"""
+
 
 @pytest.fixture(scope="module")
 def watched(running_board: Board) -> Iterator[str]:
@@ -109,6 +115,13 @@ def test_nothing_moves_however_late_it_comes(
     steps_told(page)
     expect(page.locator("#connection")).to_have_text("live")
     assert_still(page)
+
+
+def test_on_a_phone_the_error_stands_beside_the_longest_figures(tab: Page) -> None:
+    """It had to be scrolled to in its box where a step sends gigabytes."""
+    tab.set_viewport_size({"width": 390, "height": 844})
+    wrap = tab.locator("#planned .table-wrap")
+    assert wrap.evaluate(LONGEST) == wrap.evaluate("(wrap) => wrap.clientWidth")
 
 
 def test_the_bars_are_as_long_as_their_figures_say(tab: Page) -> None:
