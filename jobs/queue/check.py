@@ -11,7 +11,7 @@ from jobs.access import may_submit_to, visible_jobs
 from jobs.kinds import kind_of
 from jobs.models import ELSEWHERE, TERMINAL, Job
 from jobs.queue.again import changed
-from planner.facts.proof import STEPS, too_large
+from planner.facts.proof import STEPS, why_not_asked
 from planner.facts.spec import JobSpec
 
 LONGEST_NAME = 100  # characters, as a spec has it
@@ -81,6 +81,6 @@ def _steps(job: Job) -> int:
 
 def _why_not(job: Job) -> str:
     try:
-        return too_large(JobSpec.model_validate(spec_of(job)))
+        return why_not_asked(JobSpec.model_validate(spec_of(job)))
     except ValidationError:
         return "its spec was written by another version, which this one cannot run"

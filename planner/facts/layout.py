@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from planner.facts.engines import engine_problems
 from planner.facts.kinds import KINDS, kind_problems, num_slots, product_words
-from planner.facts.proof import too_large
+from planner.facts.proof import why_not_asked
 from planner.facts.reading.paths import file_problems, path_problems
 from planner.facts.software import software_problems
 from planner.facts.spec import ROPE_BASE, JobSpec, Layout, Problem
@@ -309,7 +309,7 @@ def _training(spec: JobSpec) -> list[Problem]:
     found += path_problems("train.resume", train.resume, "checkpoint root", "job, job/attempt or job/attempt/step")
     found += file_problems("train.tokenizer", train.tokenizer, "data root")
     found += path_problems("train.data", train.data, "data root")
-    if text := too_large(spec):
+    if text := why_not_asked(spec):
         found.append(Problem("train.verify", text))
     return found
 
