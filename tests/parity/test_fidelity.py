@@ -61,6 +61,12 @@ SPECS = {
     "half gradients, experts that no other rank holds": spec(
         SIZES["moe"], {"pp": 2, "dp": 2, "ep": 2, "zero": 2}, precision="bf16_gradients", eval_every=0
     ),
+    "16 bits, inputs gathered again but those of experts": spec(
+        {**SIZES["moe"], "num_layers": 2},
+        {"tp": 2, "sequence_parallel": True, "regather": True},
+        precision="bf16",
+        steps=1,
+    ),
     "no clipping, no validation": spec(
         SIZES["llama"], {"pp": 2, "tp": 2, "schedule": "gpipe"}, grad_clip=0.0, eval_every=0, micro_batches=1
     ),

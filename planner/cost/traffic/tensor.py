@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planner.cost.traffic.tally import Tally
 from planner.facts.layout import axis_group
-from planner.facts.precision import FP32_BYTES
+from planner.facts.precision import FP32_BYTES, mix_of
 from planner.facts.spec import JobSpec
 from planner.facts.tensors.shards import Held, hidden_bytes, micro_batch_tokens
 
@@ -28,7 +28,7 @@ def tensor_backward(tally: Tally, spec: JobSpec, held: Held) -> None:
 
     Full recompute repeats the layers' forward first, up to its last product: 5 sums a layer instead of 4, where
     2104.04473 section 3.5 also repeats the sum that ends the layer. Inputs kept divided are gathered again (2205.05198
-    section 4.2.2), but for layers that are computed again anyway.
+    section 4.2.2), but for layers that are computed again anyway, and mixtures that do not need theirs.
     """
     layout, m, layers = spec.layout, spec.train.micro_batches, held.num_layers
     if layout.tp == 1:
@@ -38,8 +38,16 @@ def tensor_backward(tally: Tally, spec: JobSpec, held: Held) -> None:
     if again:
         _sums(tally, spec, m * layers, m * 2 * layers)
     if layout.regather:
-        gathers = held.stage.last + (0 if again else 2 * layers)
+        gathers = held.stage.last + (0 if again else 2 * layers - _mixtures_without(spec, held))
         tally.add("all_gather", "tp", axis_group(layout, "tp"), hidden_bytes(spec), m * gathers)
+
+
+def _mixtures_without(spec: JobSpec, held: Held) -> int:
+    """Layers whose experts' input backward has no use for: experts keep the rows that came to them, our router its fp32
+    copy where the input is narrower, and only shared experts the input itself."""
+    moe, ours = spec.model.moe, spec.resources.stack == "ours"
+    wide = mix_of(spec.train.precision).compute == FP32_BYTES
+    return held.num_moe_layers if moe and ours and not (moe.shared_experts or wide) else 0
 
 
 def _sums(tally: Tally, spec: JobSpec, sums: int, gathers: int) -> None:
