@@ -15,10 +15,11 @@ class Mismatch(TypedDict):
 
     `apart` is the rms of the difference over the rms of what it must be, None where that is no number; beyond `limit`
     it is more than rounding. `share` is a part of the model that nobody holds, or several do; `rows` are sequences that
-    a rank trained on in place of its own, and `apart` how many of its share.
+    a rank trained on in place of its own, and `apart` how many of its share. A router's `choice` is apart by how much
+    more probable what one process would have chosen was, in logarithms.
     """
 
-    what: Literal["gradient", "weight", "share", "rows", "update", "loss", "gradient norm"]
+    what: Literal["gradient", "weight", "share", "rows", "update", "loss", "gradient norm", "choice"]
     name: Word  # a tensor of the whole model, or "step 2", or "validation after step 2"
     axis: Word  # copies on ranks along it differ, as "dp" or "dp x tp"; "" beside one process
     ranks: Annotated[list[Rank], Field(max_length=2)]  # that differs, and from which
@@ -35,6 +36,17 @@ class ReplicaProof(TypedDict):
     apart: Seconds  # the largest difference of two copies; 0 is bit for bit
 
 
+class Choices(TypedDict):
+    """What routers chose for `tokens`, of all layers and steps compared; one process took the same.
+
+    Of `turned` it would have chosen another expert, more probable by at most `gap`, a difference of logarithms.
+    """
+
+    tokens: Count
+    turned: Count
+    gap: Seconds
+
+
 class ProcessProof(TypedDict):
     """Steps, computed again by one process. Largest relative differences; `limit` is that of gradients."""
 
@@ -48,6 +60,7 @@ class ProcessProof(TypedDict):
     norm: Seconds
     limit: Seconds
     seconds: Seconds  # what it took, training waiting
+    choices: NotRequired[Choices]  # of a mixture
 
 
 class ProofItem(TypedDict):

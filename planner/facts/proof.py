@@ -24,7 +24,8 @@ LONGEST_SECONDS = 300.0  # when asked: the other ranks wait, and after 10 minute
 class Limits(NamedTuple):
     """Largest relative differences that are rounding; of gradients, those of matrices and those of vectors.
 
-    Of norms and updates Adam makes more: it takes a whole step where a gradient is nearly nothing.
+    Of norms and updates Adam makes more: it takes a whole step where a gradient is nearly nothing. A `choice` of a
+    router's is one by rounding where what it left was more probable by no more, in logarithms.
     """
 
     gradient: float
@@ -33,60 +34,40 @@ class Limits(NamedTuple):
     loss: float
     norm: float
     copies: float
+    choice: float
 
 
 # `make parity`: at most 6e-7, 6e-7, 2e-4, 2e-7 and 7e-7 of its core; copies are equal bit for bit.
-EXACT = Limits(gradient=1e-5, vector=1e-5, update=0.01, loss=1e-4, norm=1e-3, copies=1e-6)
+EXACT = Limits(gradient=1e-5, vector=1e-5, update=0.01, loss=1e-4, norm=1e-3, copies=1e-6, choice=1e-3)
 LATER = EXACT._replace(gradient=1e-3, vector=1e-3, update=3e-3, loss=1e-3)
-# A router's choice between two experts that are nearly equal may fall the other way by rounding, and moves one token's
-# gradient, 1/sqrt(tokens) of an expert's.
-ROUTED = EXACT._replace(gradient=0.1, vector=0.1, update=0.2, norm=1e-2)
 # bf16 beside one process in fp32: 0.03 of all of 12 dense runs on gloo, 0.02 on an H100, at their ends too.
-ROUNDED = Limits(gradient=0.1, vector=0.2, update=0.6, loss=5e-3, norm=0.05, copies=1e-2)
-# In 16 bits one choice in some hundred falls the other way: 0.11 of experts' and routers' matrices in 18 runs, 0.22 at
-# the end of 40 steps, and of updates 0.68, where one of nine has its sign turned. A sum that is missing is 0.6 or more.
-ROUNDED_ROUTED = ROUNDED._replace(gradient=0.3, vector=0.3, update=1.0)
-ROUNDED_ROUTED_LATER = ROUNDED_ROUTED._replace(gradient=0.5, vector=0.5)
-# Rows a step that experts of a rank sum, in 16 bits and fp8: a choice that falls the other way made at most 0.22 in 17
-# runs with 128, 0.66 with 32. Where experts drop it moves other rows' places too: 0.32 with 128, 0.26 with 256, 0.23
-# with 512.
-LEAST_ROWS = 128
-LEAST_ROWS_DROPPING = 512
+ROUNDED = Limits(gradient=0.1, vector=0.2, update=0.6, loss=5e-3, norm=0.05, copies=1e-2, choice=0.5)
 # fp8 beside one process in fp8, whose sums are rounded otherwise before they are cast: 0.07 of 8 layers' matrices, 0.11
 # of 24, updates 0.39, losses 0.0012, norms 0.023. A sum that is missing is 0.6 or more.
-NARROW = Limits(gradient=0.3, vector=0.5, update=0.8, loss=0.01, norm=0.1, copies=1e-2)
+NARROW = Limits(gradient=0.3, vector=0.5, update=0.8, loss=0.01, norm=0.1, copies=1e-2, choice=0.5)
 
 
 def limits(spec: JobSpec) -> Limits:
-    """For the spec's precision, beside one process in `reference_precision`; wider where experts are chosen."""
+    """For the spec's precision, beside one process in `reference_precision`."""
     if mix_of(spec.train.precision).gemm == "fp8":
         return NARROW
-    if spec.train.precision != "fp32":
-        return ROUNDED_ROUTED if spec.model.moe else ROUNDED
-    return ROUTED if spec.model.moe else EXACT
+    return EXACT if spec.train.precision == "fp32" else ROUNDED
 
 
 def later_limits(spec: JobSpec) -> Limits:
     """The same of steps from trained values, where gradients of tokens cancel more and rounding does not."""
     most = limits(spec)
-    return {EXACT: LATER, ROUNDED_ROUTED: ROUNDED_ROUTED_LATER}.get(most, most)
+    return LATER if most == EXACT else most
 
 
 def limits_words(spec: JobSpec, most: Limits) -> str:
     """'bf16 allows 0.1 of gradients (0.2 of vectors), 0.6 of updates, 0.005 of losses, 0.05 of norms'"""
+    whose = "rounding" if spec.train.precision == "fp32" else spec.train.precision
     vectors = f" ({most.vector:g} of vectors)" if most.vector != most.gradient else ""
+    choices = f", {most.choice:g} of a router's choices" if spec.model.moe else ""
     return (
-        f"{_allows(spec)} {most.gradient:g} of gradients{vectors}, {most.update:g} of updates, "
-        f"{most.loss:g} of losses, {most.norm:g} of norms"
-    )
-
-
-def _allows(spec: JobSpec) -> str:
-    """What the limits are for."""
-    if spec.train.precision == "fp32":
-        return "a router's choices allow" if spec.model.moe else "rounding allows"
-    return (
-        f"{spec.train.precision} and a router's choices allow" if spec.model.moe else f"{spec.train.precision} allows"
+        f"{whose} allows {most.gradient:g} of gradients{vectors}, {most.update:g} of updates, "
+        f"{most.loss:g} of losses, {most.norm:g} of norms{choices}"
     )
 
 
@@ -121,28 +102,14 @@ def why_not_compared(spec: JobSpec) -> str:
         return "verify is off"
     if spec.train.verify == "on":
         return ""
-    return _few_rows(spec) or _beyond(spec, MOST_PARAMETERS, MOST_SECONDS, "without being asked")
+    return _beyond(spec, MOST_PARAMETERS, MOST_SECONDS, "without being asked")
 
 
 def why_not_asked(spec: JobSpec) -> str:
     """Why one process cannot be asked to compute the spec; empty where it can, or is not."""
     if spec.train.verify != "on":
         return ""
-    return _few_rows(spec) or _beyond(spec, LARGEST_PARAMETERS, LONGEST_SECONDS, "even when asked")
-
-
-def _few_rows(spec: JobSpec) -> str:
-    moe, train = spec.model.moe, spec.train
-    if moe is None or train.precision == "fp32":
-        return ""
-    rows = train.global_batch * train.seq_len * moe.experts_per_token // spec.layout.ep
-    least = LEAST_ROWS if moe.capacity_factor is None else LEAST_ROWS_DROPPING
-    if rows >= least:
-        return ""
-    tokens = f"{train.global_batch} sequences x {train.seq_len} tokens x {counted(moe.experts_per_token, 'expert')}"
-    found = f"a rank's experts would sum {tokens} / ep {spec.layout.ep} = {rows} rows a step"
-    few = f"of fewer than {least} in {train.precision}"
-    return f"{found}; {few} one choice of a router's, which rounding turns, is as much as a fault"
+    return _beyond(spec, LARGEST_PARAMETERS, LONGEST_SECONDS, "even when asked")
 
 
 def _beyond(spec: JobSpec, most: int, longest_s: float, when: str) -> str:

@@ -22,7 +22,7 @@ from workers.meter.ending import end_as
 from workers.trainer import loop
 from workers.trainer.__main__ import main
 from workers.trainer.corpus.data import Corpus
-from workers.trainer.model.experts import Mixture, Routing
+from workers.trainer.model.experts import Router, Routing
 
 FOREVER_S = 600.0
 
@@ -101,16 +101,16 @@ def slow_disk(fault: Fault) -> None:
 
 def skewed_router(fault: Fault) -> None:
     """All tokens go to the first experts, which the first rank of each group has. It is no rank's own: all do so."""
-    original = Mixture._route
+    original = Router.forward
 
-    def route(self: Mixture, x: torch.Tensor) -> Routing:
+    def route(self: Router, x: torch.Tensor) -> Routing:
         routing = original(self, x)
         if Now.step <= fault["after"]:
             return routing
         chosen = torch.arange(routing.experts.shape[-1], device=x.device).expand_as(routing.experts)
         return routing._replace(experts=chosen.contiguous())
 
-    Mixture._route = route  # type: ignore[method-assign]
+    Router.forward = route  # type: ignore[method-assign]
 
 
 FAULTS: dict[str, Callable[[Fault], None]] = {

@@ -69,6 +69,7 @@ class Trainer:
         self.standing: Standing | None = None
         self.rows: Tokens | None = None  # of the last step
         self.validation: float | None = None  # the last
+        self.micro_batch = 0  # that is computed
         self.optimizer = make_optimizer(part, spec.train)
         self.tokens = spec.train.global_batch * spec.train.seq_len
         self.pipeline = Pipeline(spec.layout, mesh.place.pp, spec.train.micro_batches, self._boundary())
@@ -203,6 +204,7 @@ class StageChunks:
         self._part.data_parallel.after_chunk(self._local[chunk])
 
     def _turn(self, decoder: Decoder, micro_batch: int) -> None:
+        self._trainer.micro_batch = micro_batch
         if decoder.strategy.weight_gradients is not None:
             decoder.strategy.weight_gradients.micro_batch = micro_batch
 

@@ -26,12 +26,34 @@ class Routing(NamedTuple):
     probabilities: torch.Tensor
 
 
+class Router(Linear):
+    """The most probable experts of each token, in fp32."""
+
+    def __init__(self, model: ModelSpec, moe: MoeSpec, strategy: Strategy) -> None:
+        super().__init__(moe.num_experts, model.hidden_size, False, strategy)
+        self.experts_per_token = moe.experts_per_token
+
+    def forward(self, x: torch.Tensor) -> Routing:  # type: ignore[override]  # what nn.Module calls
+        """(batch, seq, hidden) -> where each token goes"""
+        probabilities = super().forward(x.float()).softmax(-1)
+        gates, experts = probabilities.topk(self.experts_per_token, dim=-1)
+        return routed(experts, gates, probabilities, x.dtype)
+
+
+def routed(experts: torch.Tensor, gates: torch.Tensor, probabilities: torch.Tensor, dtype: torch.dtype) -> Routing:
+    """Several experts share a token by their probabilities, a single one keeps its own. `gates` are those of `experts`,
+    (batch, seq, experts a token)."""
+    if experts.shape[-1] > 1:
+        gates = gates / gates.sum(-1, keepdim=True)
+    return Routing(experts, gates.to(dtype), probabilities)
+
+
 class Mixture(nn.Module):
     """A router, experts of which ep leaves this rank some, and shared experts that every token visits."""
 
     def __init__(self, model: ModelSpec, moe: MoeSpec, strategy: Strategy) -> None:
         super().__init__()
-        self.router = Linear(moe.num_experts, model.hidden_size, False, strategy)
+        self.router = Router(model, moe, strategy)
         self.experts = Experts(model, moe, strategy)
         inner = moe.shared_experts * moe.expert_ffn_hidden_size
         self.shared = Mlp(model, inner, strategy) if inner else None
@@ -40,7 +62,7 @@ class Mixture(nn.Module):
     def forward(self, entered: Entered) -> torch.Tensor:
         """Partial sums of the output, (batch, seq, hidden)"""
         x = self.strategy.tp.entered(entered)
-        routing = self._route(x)
+        routing = self.router(x)
         capacity = expert_capacity(self.spec, x.shape[1] * self.strategy.cp.degree)
         out = self._dropless(x, routing) if capacity is None else self._dropping(x, routing, capacity)
         if self.shared is not None:
@@ -48,14 +70,6 @@ class Mixture(nn.Module):
         if not (torch.is_grad_enabled() and self.spec.balance_loss):
             return out
         return _AlsoMinimise.apply(out, self._imbalance(routing), self.strategy.balance_scale)  # type: ignore[no-any-return]
-
-    def _route(self, x: torch.Tensor) -> Routing:
-        """The most probable experts; several share a token by their probabilities, a single one keeps its own."""
-        probabilities = self.router(x.float()).softmax(-1)
-        gates, experts = probabilities.topk(self.spec.experts_per_token, dim=-1)
-        if self.spec.experts_per_token > 1:
-            gates = gates / gates.sum(-1, keepdim=True)
-        return Routing(experts, gates.to(x.dtype), probabilities)
 
     def _imbalance(self, routing: Routing) -> torch.Tensor:
         """Sum over sequences of the load-balancing loss, 1 each when tokens spread evenly (2412.19437 eq 17 to 20).

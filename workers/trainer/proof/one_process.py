@@ -15,6 +15,7 @@ from planner.facts.spec import JobSpec
 from workers.trainer.errors import UserError
 from workers.trainer.loop import StepResult
 from workers.trainer.parallel.mesh import Mesh
+from workers.trainer.proof.choices import Compared, moe_layers
 from workers.trainer.proof.parts import Piece
 from workers.trainer.proof.reference import Expected, Reference, whole_tensors
 
@@ -46,7 +47,8 @@ class Beside(NamedTuple):
     """Largest relative differences of a run from one process, and what of them is more than rounding.
 
     Losses and norms were compared of `steps`, gradients and updates of the first of them. `failed` says why one
-    process could not compute it; then nothing is known. `cut` says why later steps were not compared.
+    process could not compute it; then nothing is known. `cut` says why later steps were not compared. `choices` are
+    those of routers in these steps, all of the run's, which one process took.
     """
 
     steps: int = 0
@@ -58,6 +60,7 @@ class Beside(NamedTuple):
     wrong: Sequence[Mismatch] = ()
     failed: str = ""
     cut: str = ""
+    choices: Compared = Compared(0, 0, [])
 
 
 def compare_with_one(
@@ -82,6 +85,7 @@ def compare_with_one(
     expected = [] if reference is None else [v for r in reference.results for v in (r.loss, r.grad_norm)]
     scalars = _shown(mesh, expected, 2 * len(results), device)
     validation = _shown(mesh, [0.0 if reference is None else reference.validation or 0.0], 1, device)[0]
+    choices = _shown_choices(spec, mesh, reference, device)
     ran_away = next((i for i in range(len(results)) if not scalars[2 * i] <= RUNAWAY * scalars[0]), None)
     cut = "" if ran_away is None else _runaway_words(ran.done + ran_away + 1, scalars[0], scalars[2 * ran_away])
     results = results[:ran_away]
@@ -94,6 +98,7 @@ def compare_with_one(
         told = [*steps, f"validation after step {ran.done}"]
     tensors = list(whole_tensors(spec))
     names = [name for name, _ in tensors]
+    routers = [f"layers.{layer}.moe.router" for layer in moe_layers(spec.model)]
     gradient_limits = [limits.vector if len(shape) == 1 else limits.gradient for _, shape in tensors]
     apart = _gathered(mesh, _apart_by_tensor(spec, mesh, pieces, ran.first, reference, device))
     worst, ranks = (found.tolist() for found in apart.max(0))
@@ -103,9 +108,18 @@ def compare_with_one(
         *_beyond("update", names, updates, [row[1] for row in ranks], [limits.update] * len(names)),
         *_beyond("loss", told, losses, [0] * len(told), [limits.loss] * len(told)),
         *_beyond("gradient norm", steps, norms, [0] * len(steps), [limits.norm] * len(steps)),
+        *_beyond("choice", routers, choices.gaps, [0] * len(routers), [limits.choice] * len(routers)),
     ]
     gradient, update, loss, norm = map(_largest, (gradients, updates, losses, norms))
-    return Beside(len(results), len(names), gradient, update, loss, norm, wrong, cut=cut)
+    return Beside(len(results), len(names), gradient, update, loss, norm, wrong, cut=cut, choices=choices)
+
+
+def _shown_choices(spec: JobSpec, mesh: Mesh, reference: Reference | None, device: torch.device) -> Compared:
+    """Rank 0's, on every rank."""
+    layers = moe_layers(spec.model)
+    own = [] if reference is None else [reference.choices.tokens, reference.choices.turned, *reference.choices.gaps]
+    tokens, turned, *gaps = _shown(mesh, own, 2 + len(layers), device)
+    return Compared(int(tokens), int(turned), gaps)
 
 
 def _runaway_words(step: int, first: float, then: float) -> str:
@@ -180,7 +194,7 @@ def _largest(values: list[float]) -> float:
 
 
 def _beyond(
-    what: Literal["gradient", "update", "loss", "gradient norm"],
+    what: Literal["gradient", "update", "loss", "gradient norm", "choice"],
     names: list[str],
     values: list[float],
     ranks: list[int],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -9,10 +10,11 @@ from functools import partial
 import torch
 
 from contracts.telemetry.batches import Item
-from contracts.telemetry.proof import Mismatch, ProcessProof, ProofItem, ReplicaProof
+from contracts.telemetry.proof import Choices, Mismatch, ProcessProof, ProofItem, ReplicaProof
 from planner.facts.proof import STEPS, Limits, later_limits, limits, limits_words, why_not_compared
 from workers.trainer.allocator import give_back
 from workers.trainer.loop import StepResult, Trainer
+from workers.trainer.proof.choices import Chosen
 from workers.trainer.proof.one_process import Beside, FirstStep, Ran, compare_with_one
 from workers.trainer.proof.parts import Piece, pieces_of
 from workers.trainer.proof.reference import Fill, Reference, compute, go_on, one_trainer
@@ -49,6 +51,7 @@ class Proof:
         self._until = done if why else min(done + STEPS, self._last + 1)  # steps before it are compared
         self._pieces: list[Piece] = pieces_of(trainer.spec, trainer.mesh.place, trainer.part)
         self._kept: FirstStep | None = None
+        self._chosen = Chosen(trainer, on=done < self._until)
         self._results: list[StepResult] = []
         self._wrong: list[Mismatch] = []
         self.failed = ""
@@ -59,8 +62,8 @@ class Proof:
 
     @property
     def held_bytes(self) -> int:
-        """What is kept of the first step until it is compared."""
-        return 0 if self._kept is None else self._kept.num_bytes
+        """What is kept of the first step, and of routers' choices, until they are compared."""
+        return (0 if self._kept is None else self._kept.num_bytes) + self._chosen.num_bytes
 
     def looks(self, index: int) -> bool:
         """Whether there is anything to do at step `index` (from 0)."""
@@ -71,6 +74,8 @@ class Proof:
         if index in (self._first, self._last):
             self._compare("gradient", lambda piece: piece.gradient)
             self._compare_rows(index)
+        if index < self._until:
+            self._chosen.end_step()
         if index == self._first < self._until:
             self._kept = FirstStep([piece.gradient.clone() for piece in self._pieces], [])
 
@@ -82,6 +87,7 @@ class Proof:
             self._replicas["steps"].append(index + 1)
         if index < self._until and result.not_finite:
             self._until, self._kept = self._first, None
+            self._chosen.drop()
             self._one["state"], self._one["why"] = "not checked", f"{result.not_finite} at step {index + 1}"
         if index < self._until:
             self._results.append(result)
@@ -124,8 +130,9 @@ class Proof:
         assert kept is not None
         self._kept = None
         ran = Ran(done, kept, self._results)
+        chosen = self._chosen.take()
         computed = partial(
-            compute, trainer.spec, trainer.corpus, trainer.device, len(self._results), done, self._restored
+            compute, trainer.spec, trainer.corpus, trainer.device, len(self._results), done, self._restored, chosen
         )
         self._one = self._beside(ran, computed, self._limits)
 
@@ -135,15 +142,18 @@ class Proof:
         one = one_trainer(trainer.spec, trainer.corpus, trainer.device) if trainer.mesh.rank == 0 else None
         gather_state(trainer, self._pieces, one, done)
         first = FirstStep([], [])
+        self._chosen.on = True
         result = trainer.step(done, lambda: first.gradients.extend(piece.gradient.clone() for piece in self._pieces))
         first.weights.extend(piece.weight for piece in self._pieces)
+        self._chosen.end_step()
+        chosen = self._chosen.take()
         most = later_limits(trainer.spec)
         if result.not_finite:
             return _not_yet(f"{result.not_finite} in one step more", 1, most)
 
         def computed() -> Reference:
             assert one is not None
-            return go_on(one, 1, done, validates=trainer.validation is not None)
+            return go_on(one, 1, done, chosen, validates=trainer.validation is not None)
 
         return self._beside(Ran(done, first, [result], trainer.validation), computed, most)
 
@@ -188,7 +198,7 @@ def _not_yet(why: str, steps: int, most: Limits) -> ProcessProof:
 
 def _told(found: Beside, most: Limits, words: str, seconds: float) -> ProcessProof:
     state = "not checked" if found.failed else "apart" if found.wrong else "equal"
-    return ProcessProof(
+    told = ProcessProof(
         state=state,  # type: ignore[typeddict-item]  # one of the four
         why=found.failed or "; ".join(filter(None, (words, found.cut))),
         steps=found.steps,
@@ -200,3 +210,7 @@ def _told(found: Beside, most: Limits, words: str, seconds: float) -> ProcessPro
         limit=most.gradient,
         seconds=seconds,
     )
+    if found.choices.tokens:
+        tokens, turned, gaps = found.choices
+        told["choices"] = Choices(tokens=tokens, turned=turned, gap=max(filter(math.isfinite, gaps), default=0.0))
+    return told

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ from workers.trainer.loop import StepResult, Trainer
 from workers.trainer.model.initial import full_name
 from workers.trainer.parallel.mesh import make_mesh
 from workers.trainer.parallel.parallelize import parallelize
+from workers.trainer.proof.choices import Compared, Following, Step
 
 # Of the rms of all gradients: what training has left less of is rounding in bf16, and Adam makes anything of it.
 FAINT = 0.1
@@ -37,11 +38,15 @@ class Expected(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """`tensors` by their names in the whole model. `validation`: the loss before the first step, if asked for."""
+    """`tensors` by their names in the whole model. `validation`: the loss before the first step, if asked for.
+
+    `choices`: the run's, which were followed, beside its own.
+    """
 
     results: list[StepResult]
     tensors: dict[str, Expected]
     validation: float | None
+    choices: Compared
 
 
 def whole_tensors(spec: JobSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -52,31 +57,42 @@ def whole_tensors(spec: JobSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def compute(
-    spec: JobSpec, corpus: Corpus, device: torch.device, steps: int, done: int = 0, fill: Fill | None = None
+    spec: JobSpec,
+    corpus: Corpus,
+    device: torch.device,
+    steps: int,
+    done: int = 0,
+    fill: Fill | None = None,
+    chosen: Sequence[Step] = (),
 ) -> Reference:
     """`steps` after the first `done`, on the same batches, on this rank alone; nothing is sent.
 
-    From the spec's own initial values, or from what `fill` puts into weights and optimiser.
+    From the spec's own initial values, or from what `fill` puts into weights and optimiser. Routers choose what a run's
+    did in the steps of which `chosen` tells.
     """
     trainer = one_trainer(spec, corpus, device)
     if fill is not None:
         fill(trainer)
-    return go_on(trainer, steps, done)
+    return go_on(trainer, steps, done, chosen)
 
 
-def go_on(trainer: Trainer, steps: int, done: int, *, validates: bool = False) -> Reference:
+def go_on(
+    trainer: Trainer, steps: int, done: int, chosen: Sequence[Step] = (), *, validates: bool = False
+) -> Reference:
     """The same of one process as it stands."""
     validation = trainer.evaluate() if validates else None
+    following = Following(trainer, chosen)
     held = trainer.part.tensors
     starts = [h.master.detach().clone() for h in held]
     gradients: list[torch.Tensor] = []
-    first = trainer.step(done, lambda: gradients.extend(h.gradient.clone() for h in held))
+    first = following.step(done, lambda: gradients.extend(h.gradient.clone() for h in held))
     weights = [h.master.detach().clone() for h in held]
-    results = [first, *(trainer.step(index) for index in range(done + 1, done + steps))]
+    results = [first, *(following.step(index) for index in range(done + 1, done + steps))]
     norm = math.sqrt(sum(_norm(gradient) ** 2 for gradient in gradients))
     faint = FAINT * norm / math.sqrt(sum(map(torch.numel, gradients))) if done else 0.0
     rows = zip(held, starts, gradients, weights, strict=True)
-    return Reference(results, {h.name: _expected(h.name, norm, faint, *rest) for h, *rest in rows}, validation)
+    tensors = {h.name: _expected(h.name, norm, faint, *rest) for h, *rest in rows}
+    return Reference(results, tensors, validation, following.compared)
 
 
 def one_trainer(spec: JobSpec, corpus: Corpus, device: torch.device) -> Trainer:

@@ -88,5 +88,5 @@ def test_backward_also_minimises_how_unevenly_a_sequence_loads_the_experts() -> 
     torch.testing.assert_close(found, router.grad)
     with torch.no_grad():
         made.router.weight.zero_()
-    even = made._imbalance(made._route(x))
+    even = made._imbalance(made.router(x))
     assert float(even) == pytest.approx(2.0), "1 a sequence when every expert is as probable"
