@@ -16,7 +16,7 @@ class Mismatch(TypedDict):
     `apart` is the rms of the difference over the rms of what it must be, None where that is no number; beyond `limit`
     it is more than rounding. `share` is a part of the model that nobody holds, or several do; `rows` are sequences that
     a rank trained on in place of its own, and `apart` how many of its share. A router's `choice` is apart by how much
-    more probable what one process would have chosen was, in logarithms.
+    more probable what one process would have chosen was: a difference of logarithms over the rms of all experts'.
     """
 
     what: Literal["gradient", "weight", "share", "rows", "update", "loss", "gradient norm", "choice"]
@@ -39,7 +39,8 @@ class ReplicaProof(TypedDict):
 class Choices(TypedDict):
     """What routers chose for `tokens`, of all layers and steps compared; one process took the same.
 
-    Of `turned` it would have chosen another expert, more probable by at most `gap`, a difference of logarithms.
+    Of `turned` it would have chosen another expert, more probable by at most `gap`: a difference of logarithms over the
+    rms of all experts' from their mean.
     """
 
     tokens: Count

@@ -25,7 +25,8 @@ class Limits(NamedTuple):
     """Largest relative differences that are rounding; of gradients, those of matrices and those of vectors.
 
     Of norms and updates Adam makes more: it takes a whole step where a gradient is nearly nothing. A `choice` of a
-    router's is one by rounding where what it left was more probable by no more, in logarithms.
+    router's is rounding where what it left was more probable by no more: a difference of logarithms over the rms of all
+    experts'.
     """
 
     gradient: float

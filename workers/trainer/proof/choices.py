@@ -1,8 +1,8 @@
 """Which experts a run's routers chose, and one process that takes the same.
 
 Rounding may turn a choice between two experts that are nearly equal. The token then trains another expert, which is as
-much of a gradient as a fault. So one process follows the run, and its own choice is held against it: what rounding
-turned is told by how little more probable it was.
+much of a gradient as a fault. So one process follows the run, and its own choice is held against it: by rounding is
+what it would have found hardly more probable.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from workers.trainer.loop import StepResult, Trainer
 from workers.trainer.model.experts import Router, Routing, routed
 
 NOBODY = -1
+LEAST_SPREAD = 1e-30  # of a router that finds all alike
 KEPT = torch.int16  # of at most 4,096 experts
 
 Step = dict[int, torch.Tensor]  # by layer: of the global batch, (sequences, seq, experts a token)
@@ -30,7 +31,7 @@ class Compared(NamedTuple):
     """How a run's choices lie beside one process' own.
 
     `turned` of `tokens` (of all layers) went elsewhere. `gaps` by layer: by how much more probable one process held
-    what it would have chosen, the largest difference of logarithms.
+    what it would have chosen, the largest difference of logarithms over the rms of all experts' from their mean.
     """
 
     tokens: int
@@ -121,16 +122,25 @@ class Following:
         experts = torch.where(kept == NOBODY, routing.experts, kept)
         gates = routing.probabilities.gather(-1, experts)
         own = routing.probabilities.gather(-1, routing.experts)
-        gap = _least(own) - _least(gates)
+        gap = (_least(own) - _least(gates)) / _spread(routing.probabilities)
         self._tokens += gap.numel()
         self._turned += (gap > 0).sum()
         self._gaps[layer] = torch.maximum(self._gaps[layer], gap.max())
         return routed(experts, gates, routing.probabilities, inputs[0].dtype)
 
 
+def _log(probabilities: torch.Tensor) -> torch.Tensor:
+    """Of what is too small for fp32, of the smallest that is not."""
+    return probabilities.detach().clamp_min(torch.finfo(probabilities.dtype).tiny).log()
+
+
 def _least(probabilities: torch.Tensor) -> torch.Tensor:
-    """Logarithm of the least probable of a token's experts; of one that is too small for fp32, of the smallest."""
-    return probabilities.detach().amin(-1).clamp_min(torch.finfo(probabilities.dtype).tiny).log()
+    return _log(probabilities).amin(-1)
+
+
+def _spread(probabilities: torch.Tensor) -> torch.Tensor:
+    logs = _log(probabilities)
+    return (logs - logs.mean(-1, keepdim=True)).square().mean().sqrt().clamp_min(LEAST_SPREAD)
 
 
 def moe_layers(model: ModelSpec) -> list[int]:
