@@ -42,10 +42,10 @@ class Limits(NamedTuple):
 EXACT = Limits(gradient=1e-5, vector=1e-5, update=0.01, loss=1e-4, norm=1e-3, copies=1e-6, choice=1e-3)
 LATER = EXACT._replace(gradient=1e-3, vector=1e-3, update=3e-3, loss=1e-3)
 # bf16 beside one process in fp32: 0.03 of all of 12 dense runs on gloo, 0.02 on an H100, at their ends too.
-ROUNDED = Limits(gradient=0.1, vector=0.2, update=0.6, loss=5e-3, norm=0.05, copies=1e-2, choice=0.5)
+ROUNDED = Limits(gradient=0.1, vector=0.2, update=0.6, loss=5e-3, norm=0.05, copies=1e-2, choice=0.3)
 # fp8 beside one process in fp8, whose sums are rounded otherwise before they are cast: 0.07 of 8 layers' matrices, 0.11
 # of 24, updates 0.39, losses 0.0012, norms 0.023. A sum that is missing is 0.6 or more.
-NARROW = Limits(gradient=0.3, vector=0.5, update=0.8, loss=0.01, norm=0.1, copies=1e-2, choice=0.5)
+NARROW = Limits(gradient=0.3, vector=0.5, update=0.8, loss=0.01, norm=0.1, copies=1e-2, choice=0.3)
 
 
 def limits(spec: JobSpec) -> Limits:

@@ -258,6 +258,31 @@ FAULTS: dict[str, Fault] = {
         "moe",
         {"dp": 2, "ep": 2},
     ),
+    "routers take the next best experts": Fault(
+        (
+            Edit(
+                "workers/trainer/model/experts.py",
+                "gates, experts = probabilities.topk(self.experts_per_token, dim=-1)",
+                "worse = self.strategy.ep.degree > 1\n"
+                "        gates, experts = (\n"
+                "            part[..., worse:] for part in probabilities.topk(self.experts_per_token + worse, dim=-1)\n"
+                "        )",
+            ),
+        ),
+        "moe",
+        {"dp": 2, "ep": 2},
+    ),
+    "the last row that comes to a rank's experts is lost": Fault(
+        (
+            Edit(
+                "workers/trainer/parallel/expert_parallel.py",
+                "received, sent, group=group)\n    return out",
+                "received, sent, group=group)\n    return out.index_fill(0, torch.tensor([len(out) - 1]), 0)",
+            ),
+        ),
+        "moe",
+        {"dp": 2, "ep": 2},
+    ),
     # what comes once the first steps are over
     "from step 4 on a gradient half as large": Fault(
         (

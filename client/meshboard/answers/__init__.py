@@ -44,6 +44,7 @@ from meshboard.answers.records import Apart, AuditRow, Baseline, BranchBrief, Fa
 from meshboard.answers.runs import (
     AttemptKept,
     CheckpointTold,
+    Choices,
     Compared,
     Comparison,
     Curve,
@@ -109,6 +110,7 @@ __all__ = [
     "Cell",
     "CheckpointItem",
     "CheckpointTold",
+    "Choices",
     "Chosen",
     "ClusterEstimate",
     "Compared",

@@ -123,6 +123,18 @@ class LabResult(TypedDict):
     version: NotRequired[Literal[1]]
 
 
+class Choices(TypedDict):
+    """What routers chose for `tokens`, of all layers and steps compared; one process took the same.
+
+    Of `turned` it would have chosen another expert, more probable by at most `gap`: a difference of logarithms over
+    the rms of all experts' from their mean.
+    """
+
+    tokens: int
+    turned: int
+    gap: float
+
+
 class ProcessProof(TypedDict):
     """Steps, computed again by one process. Largest relative differences; `limit` is that of gradients."""
 
@@ -136,6 +148,7 @@ class ProcessProof(TypedDict):
     norm: float
     limit: float
     seconds: float
+    choices: NotRequired[Choices]
 
 
 class ReplicaProof(TypedDict):
@@ -152,10 +165,12 @@ class Mismatch(TypedDict):
 
     `apart` is the rms of the difference over the rms of what it must be, None where that is no number; beyond
     `limit` it is more than rounding. `share` is a part of the model that nobody holds, or several do; `rows` are
-    sequences that a rank trained on in place of its own, and `apart` how many of its share.
+    sequences that a rank trained on in place of its own, and `apart` how many of its share. A router's `choice` is
+    apart by how much more probable what one process would have chosen was: a difference of logarithms over the rms
+    of all experts'.
     """
 
-    what: Literal["gradient", "weight", "share", "rows", "update", "loss", "gradient norm"]
+    what: Literal["gradient", "weight", "share", "rows", "update", "loss", "gradient norm", "choice"]
     name: str
     axis: str
     ranks: list[int]

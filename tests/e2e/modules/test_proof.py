@@ -58,6 +58,21 @@ def test_what_one_step_more_showed_is_told_with_the_first(
     assert more in told["more"]
 
 
+@pytest.mark.parametrize(
+    ("turned", "words"),
+    [
+        (0, "for 9,216 tokens of all layers: all as its own"),
+        (44, "of all layers: 44 others than its own, less probable by at most 4e-3 of the experts' spread"),
+    ],
+)
+def test_choices_that_one_process_took_over_are_told(modules: Page, turned: int, words: str) -> None:
+    figures = {"steps": 3, "tensors": 60, "update": 0.2, "loss": 2e-7, "norm": 7e-7, "seconds": 0.3, "gradient": 0.02}
+    choices = {"tokens": 9216, "turned": turned, "gap": 0.004 if turned else 0}
+    one = {"state": "equal", "why": "bf16 allows ...", "limit": 0.1, "choices": choices, **figures}
+    told = call(modules, "job/proof.js", "return m.processProof({one_process: x}, true, 'bf16')", one)
+    assert told["more"].endswith(f"{words}. bf16 allows ...")
+
+
 def test_a_rank_that_trained_on_other_rows_is_told_where_replicas_are(modules: Page) -> None:
     rows = {"what": "rows", "name": "step 1", "axis": "dp", "ranks": [3], "apart": 1, "limit": 0}
     proof = {"replicas": {"steps": [1], "parts": 60, "copied": 60, "apart": 0}, "wrong": [rows]}

@@ -28,7 +28,7 @@ Step = dict[int, torch.Tensor]  # by layer: of the global batch, (sequences, seq
 
 
 class Compared(NamedTuple):
-    """How a run's choices lie beside one process' own.
+    """How a run's choices in one step lie beside one process' own.
 
     `turned` of `tokens` (of all layers) went elsewhere. `gaps` by layer: by how much more probable one process held
     what it would have chosen, the largest difference of logarithms over the rms of all experts' from their mean.
@@ -94,11 +94,15 @@ class Chosen:
 
 
 class Following:
-    """One process, whose routers choose in its next steps what a run's did in `steps`, and what they would have."""
+    """One process, whose routers choose in its next steps what a run's did in `steps`.
+
+    Compared are those of the first: only there weights are the same.
+    """
 
     def __init__(self, one: Trainer, steps: Sequence[Step]) -> None:
         self._one, self._steps = one, iter(steps)
         self._step: Step = {}
+        self._compares = True
         self._tokens, self._turned = 0, torch.zeros((), dtype=torch.int64, device=one.device)
         self._gaps = {layer: torch.zeros((), device=one.device) for layer in moe_layers(one.spec.model)}
         for layer, router in routers(one):
@@ -107,7 +111,9 @@ class Following:
     def step(self, index: int, look: Callable[[], None] | None = None) -> StepResult:
         """As the trainer's."""
         self._step = next(self._steps, {})
-        return self._one.step(index, look)
+        result = self._one.step(index, look)
+        self._compares = False
+        return result
 
     @property
     def compared(self) -> Compared:
@@ -121,12 +127,15 @@ class Following:
         kept = self._step[layer][begin : begin + size].long()
         experts = torch.where(kept == NOBODY, routing.experts, kept)
         gates = routing.probabilities.gather(-1, experts)
-        own = routing.probabilities.gather(-1, routing.experts)
-        gap = (_least(own) - _least(gates)) / _spread(routing.probabilities)
+        if self._compares:
+            self._compare(layer, routing, gates)
+        return routed(experts, gates, routing.probabilities, inputs[0].dtype)
+
+    def _compare(self, layer: int, own: Routing, gates: torch.Tensor) -> None:
+        gap = _least(own.probabilities.gather(-1, own.experts)) - _least(gates)
         self._tokens += gap.numel()
         self._turned += (gap > 0).sum()
-        self._gaps[layer] = torch.maximum(self._gaps[layer], gap.max())
-        return routed(experts, gates, routing.probabilities, inputs[0].dtype)
+        self._gaps[layer] = torch.maximum(self._gaps[layer], gap.max() / _spread(own.probabilities))
 
 
 def _log(probabilities: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from contracts.telemetry.proof import Mismatch, ProcessProof, ReplicaProof
+from contracts.telemetry.proof import Choices, Mismatch, ProcessProof, ReplicaProof
 
 MOST_TOLD = 3
 ROUNDING = 1e-5  # of fp32: gradients beyond it are not called equal, only within their limit
@@ -30,7 +30,7 @@ def apart_words(apart: Mismatch) -> str:
     if len(apart["ranks"]) == 2:
         rank, other = apart["ranks"]
         where = f"on rank {rank} differs from rank {other} (over {apart['axis']}) {by}"
-    elif apart["what"] in ("loss", "gradient norm"):
+    elif apart["what"] in ("loss", "gradient norm", "choice"):
         where = f"differs from one process {by}"
     else:
         where = f"differs from one process {by} on rank {apart['ranks'][0]}"
@@ -85,8 +85,16 @@ def _figures(one: ProcessProof) -> str:
     return (
         f"gradients of {one['tensors']} tensors {one['gradient']:.0e}, their updates {one['update']:.0e}, "
         f"losses {one['loss']:.0e} and norms {one['norm']:.0e} of {_steps(one['steps'])}, in {one['seconds']:.1f} s; "
-        f"{one['why']}"
+        f"{_choice_words(one['choices']) if 'choices' in one else ''}{one['why']}"
     )
+
+
+def _choice_words(choices: Choices) -> str:
+    """'it took the experts that routers chose for 768 tokens, 5 of them others than its own, by 4e-03; '"""
+    told = f"it took the experts that routers chose for {choices['tokens']} tokens of all layers"
+    if not choices["turned"]:
+        return f"{told}, all as its own; "
+    return f"{told}, {choices['turned']} of them others than its own, by {choices['gap']:.0e} at most; "
 
 
 def _steps(count: int) -> str:

@@ -62,10 +62,18 @@ function nearWords({ gradient, limit }, precision) {
   return `gradients within ${whose} limit of ${apartWords(limit)} (${apartWords(gradient)})`;
 }
 
+/** Of a mixture: one process follows the run's routers, and says where its own would have gone elsewhere. */
+function choiceWords({ choices }) {
+  if (!choices) return "";
+  const followed = `. It took the experts that the run's routers chose for ${integer(choices.tokens)} tokens of all layers`;
+  if (choices.turned === 0) return `${followed}: all as its own`;
+  return `${followed}: ${integer(choices.turned)} others than its own, less probable by at most ${apartWords(choices.gap)} of the experts' spread`;
+}
+
 function figures(one) {
   return (
     `largest relative difference of ${integer(one.tensors)} gradients ${apartWords(one.gradient)}, updates ${apartWords(one.update)}, ` +
-    `losses ${apartWords(one.loss)}, norms ${apartWords(one.norm)} over ${integer(one.steps)} ${one.steps === 1 ? "step" : "steps"}; took ${duration(one.seconds)}`
+    `losses ${apartWords(one.loss)}, norms ${apartWords(one.norm)} over ${integer(one.steps)} ${one.steps === 1 ? "step" : "steps"}; took ${duration(one.seconds)}${choiceWords(one)}`
   );
 }
 
@@ -94,6 +102,7 @@ export function processProof(proof, finished, precision) {
 
 function whereWords({ what, axis, ranks }) {
   if (what === "rows") return `rank ${ranks[0]} beside rank 0's data`;
+  if (what === "choice") return "all ranks' tokens beside one process";
   if (ranks.length === 2) return `rank ${ranks[0]} differs from rank ${ranks[1]}, over ${axis}`;
   return ranks.length === 1 ? `rank ${ranks[0]} beside one process` : "all ranks together";
 }
