@@ -90,7 +90,7 @@ def compare_with_one(
     cut = "" if ran_away is None else _runaway_words(ran.done + ran_away + 1, scalars[0], scalars[2 * ran_away])
     results = results[:ran_away]
     losses = [_relative(r.loss, scalars[2 * i]) for i, r in enumerate(results)]
-    norms = [_relative(r.grad_norm, scalars[2 * i + 1]) for i, r in enumerate(results)]
+    norms = [_relative(r.grad_norm, scalars[2 * i + 1]) for i, r in enumerate(results[: limits.norm_steps])]
     steps = [f"step {ran.done + i + 1}" for i in range(len(results))]
     told = steps
     if ran.validation is not None:
@@ -107,7 +107,7 @@ def compare_with_one(
         *_beyond("gradient", names, gradients, [row[0] for row in ranks], gradient_limits),
         *_beyond("update", names, updates, [row[1] for row in ranks], [limits.update] * len(names)),
         *_beyond("loss", told, losses, [0] * len(told), [limits.loss] * len(told)),
-        *_beyond("gradient norm", steps, norms, [0] * len(steps), [limits.norm] * len(steps)),
+        *_beyond("gradient norm", steps[: len(norms)], norms, [0] * len(norms), [limits.norm] * len(norms)),
         *_beyond("choice", routers, choices.gaps, [0] * len(routers), [limits.choice] * len(routers)),
     ]
     gradient, update, loss, norm = map(_largest, (gradients, updates, losses, norms))

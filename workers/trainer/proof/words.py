@@ -84,7 +84,7 @@ def end_words(end: ProcessProof) -> str:
 def _figures(one: ProcessProof) -> str:
     return (
         f"gradients of {one['tensors']} tensors {one['gradient']:.0e}, their updates {one['update']:.0e}, "
-        f"losses {one['loss']:.0e} and norms {one['norm']:.0e} of {_steps(one['steps'])}, in {one['seconds']:.1f} s; "
+        f"norms {one['norm']:.0e}, losses {one['loss']:.0e} of {_steps(one['steps'])}, in {one['seconds']:.1f} s; "
         f"{_choice_words(one['choices']) if 'choices' in one else ''}{one['why']}"
     )
 

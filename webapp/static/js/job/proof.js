@@ -73,7 +73,7 @@ function choiceWords({ choices }) {
 function figures(one) {
   return (
     `largest relative difference of ${integer(one.tensors)} gradients ${apartWords(one.gradient)}, updates ${apartWords(one.update)}, ` +
-    `losses ${apartWords(one.loss)}, norms ${apartWords(one.norm)} over ${integer(one.steps)} ${one.steps === 1 ? "step" : "steps"}; took ${duration(one.seconds)}${choiceWords(one)}`
+    `norms ${apartWords(one.norm)}, losses ${apartWords(one.loss)} over ${integer(one.steps)} ${one.steps === 1 ? "step" : "steps"}; took ${duration(one.seconds)}${choiceWords(one)}`
   );
 }
 
