@@ -92,26 +92,39 @@ def compare_with_one(
     losses = [_relative(r.loss, scalars[2 * i]) for i, r in enumerate(results)]
     norms = [_relative(r.grad_norm, scalars[2 * i + 1]) for i, r in enumerate(results[: limits.norm_steps])]
     steps = [f"step {ran.done + i + 1}" for i in range(len(results))]
+    loss_limits = [_loss_limit(limits, scalars[0], scalars[2 * i]) for i in range(len(results))]
     told = steps
     if ran.validation is not None:
         losses.append(_relative(ran.validation, validation))
+        loss_limits.append(limits.loss)
         told = [*steps, f"validation after step {ran.done}"]
     tensors = list(whole_tensors(spec))
     names = [name for name, _ in tensors]
     routers = [f"layers.{layer}.moe.router" for layer in moe_layers(spec.model)]
-    gradient_limits = [limits.vector if len(shape) == 1 else limits.gradient for _, shape in tensors]
+    gradient_limits = [_gradient_limit(limits, name, shape) for name, shape in tensors]
     apart = _gathered(mesh, _apart_by_tensor(spec, mesh, pieces, ran.first, reference, device))
     worst, ranks = (found.tolist() for found in apart.max(0))
     gradients, updates = ([row[column] for row in worst] for column in (0, 1))
     wrong = [
         *_beyond("gradient", names, gradients, [row[0] for row in ranks], gradient_limits),
         *_beyond("update", names, updates, [row[1] for row in ranks], [limits.update] * len(names)),
-        *_beyond("loss", told, losses, [0] * len(told), [limits.loss] * len(told)),
+        *_beyond("loss", told, losses, [0] * len(told), loss_limits),
         *_beyond("gradient norm", steps[: len(norms)], norms, [0] * len(norms), [limits.norm] * len(norms)),
         *_beyond("choice", routers, choices.gaps, [0] * len(routers), [limits.choice] * len(routers)),
     ]
     gradient, update, loss, norm = map(_largest, (gradients, updates, losses, norms))
     return Beside(len(results), len(names), gradient, update, loss, norm, wrong, cut=cut, choices=choices)
+
+
+def _gradient_limit(limits: Limits, name: str, shape: tuple[int, ...]) -> float:
+    if name.endswith("moe.router.weight"):
+        return limits.router
+    return limits.vector if len(shape) == 1 else limits.gradient
+
+
+def _loss_limit(limits: Limits, first: float, then: float) -> float:
+    """Of a step's loss, which one process has come to from that of the first step."""
+    return limits.loss + limits.change * _relative(first, then)
 
 
 def _shown_choices(spec: JobSpec, mesh: Mesh, reference: Reference | None, device: torch.device) -> Compared:
