@@ -62,6 +62,7 @@ def test_what_one_step_more_showed_is_told_with_the_first(
     ("turned", "words"),
     [
         (0, "for 9,216 tokens of all layers: all as its own"),
+        (1, "of all layers: 1 another than its own, less probable by at most 4e-3 of the experts' spread"),
         (44, "of all layers: 44 others than its own, less probable by at most 4e-3 of the experts' spread"),
     ],
 )

@@ -90,11 +90,11 @@ def _figures(one: ProcessProof) -> str:
 
 
 def _choice_words(choices: Choices) -> str:
-    """'it took the experts that routers chose for 768 tokens, 5 of them others than its own, by 4e-03; '"""
+    """'it took the experts that routers chose for 768 tokens, 5 of them not its own, by 4e-03; '"""
     told = f"it took the experts that routers chose for {choices['tokens']} tokens of all layers"
     if not choices["turned"]:
         return f"{told}, all as its own; "
-    return f"{told}, {choices['turned']} of them others than its own, by {choices['gap']:.0e} at most; "
+    return f"{told}, {choices['turned']} of them not its own, by {choices['gap']:.0e} at most; "
 
 
 def _steps(count: int) -> str:

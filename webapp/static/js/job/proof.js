@@ -67,7 +67,7 @@ function choiceWords({ choices }) {
   if (!choices) return "";
   const followed = `. It took the experts that the run's routers chose for ${integer(choices.tokens)} tokens of all layers`;
   if (choices.turned === 0) return `${followed}: all as its own`;
-  return `${followed}: ${integer(choices.turned)} others than its own, less probable by at most ${apartWords(choices.gap)} of the experts' spread`;
+  return `${followed}: ${integer(choices.turned)} ${choices.turned === 1 ? "another" : "others"} than its own, less probable by at most ${apartWords(choices.gap)} of the experts' spread`;
 }
 
 function figures(one) {
