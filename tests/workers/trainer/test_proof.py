@@ -216,6 +216,13 @@ def test_in_16_bits_a_norm_after_an_update_at_a_high_rate_is_not_held_against_on
     assert "0.05 of the first norm" in one["why"]
 
 
+def test_an_update_whose_gradient_is_rounding_is_not_held_against_one_process(tmp_path: Path) -> None:
+    """Of 16 elements of a bias two had their sign turned by bf16: 0.71 apart, and a run that trained right FAILED."""
+    last = proven(one_rank(tmp_path, precision="bf16", grad_clip=0.0))[-1]
+    assert last["one_process"]["state"] == last["end"]["state"] == "equal"
+    assert last["one_process"]["update"] < 0.05
+
+
 def test_the_headline_says_of_what_its_figure_is_and_names_every_limit(tmp_path: Path) -> None:
     limit = proven(one_rank(tmp_path))[0]["one_process"]["limit"]
     figures = {"steps": 3, "tensors": 60, "update": 2e-4, "loss": 2e-7, "norm": 7e-7, "seconds": 0.3}

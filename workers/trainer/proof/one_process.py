@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -102,7 +102,8 @@ def compare_with_one(
     names = [name for name, _ in tensors]
     routers = [f"layers.{layer}.moe.router" for layer in moe_layers(spec.model)]
     gradient_limits = [_gradient_limit(limits, name, shape) for name, shape in tensors]
-    apart = _gathered(mesh, _apart_by_tensor(spec, mesh, pieces, ran.first, reference, device))
+    roundings = dict(zip(names, gradient_limits, strict=True))
+    apart = _gathered(mesh, _apart_by_tensor(spec, mesh, pieces, ran.first, reference, roundings, device))
     worst, ranks = (found.tolist() for found in apart.max(0))
     gradients, updates = ([row[column] for row in worst] for column in (0, 1))
     wrong = [
@@ -142,9 +143,19 @@ def _runaway_words(step: int, first: float, then: float) -> str:
 
 
 def _apart_by_tensor(
-    spec: JobSpec, mesh: Mesh, pieces: list[Piece], first: FirstStep, reference: Reference | None, device: torch.device
+    spec: JobSpec,
+    mesh: Mesh,
+    pieces: list[Piece],
+    first: FirstStep,
+    reference: Reference | None,
+    roundings: Mapping[str, float],
+    device: torch.device,
 ) -> torch.Tensor:
-    """(tensors, 2) float64: of gradient and weight, this rank's part from one process'; 0 for what it does not hold."""
+    """(tensors, 2) float64: of gradient and weight, this rank's part from one process'; 0 for what it does not hold.
+
+    Of weights only those whose gradient is more than rounding, a share of the tensor's rms: Adam takes a whole step by
+    the sign of the others'.
+    """
     held: dict[str, list[int]] = {}
     for place, piece in enumerate(pieces):
         held.setdefault(piece.name, []).append(place)
@@ -154,15 +165,18 @@ def _apart_by_tensor(
         row = torch.zeros(2, dtype=torch.float64, device=device)
         for place in held.get(name, []):
             slices = pieces[place].box.slices
-            gradient = _rms_apart(first.gradients[place], wanted.gradient[slices]) / max(wanted.gradient_rms, LEAST_RMS)
-            weight = _rms_apart(first.weights[place], wanted.weight[slices]) / max(wanted.update_rms, LEAST_RMS)
+            told = wanted.gradient[slices]
+            gradient = _rms(first.gradients[place].double() - told.double()) / max(wanted.gradient_rms, LEAST_RMS)
+            settled = told.abs() > roundings[name] * wanted.gradient_rms
+            weights = first.weights[place].double() - wanted.weight[slices].double()
+            weight = _rms(weights * settled) / max(wanted.update_rms, LEAST_RMS)
             row = torch.maximum(row, torch.stack((gradient, weight)).nan_to_num(math.inf, posinf=math.inf))
         rows.append(row)
     return torch.stack(rows)
 
 
-def _rms_apart(part: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    return (part.double() - wanted.double()).square().mean().sqrt()
+def _rms(apart: torch.Tensor) -> torch.Tensor:
+    return apart.square().mean().sqrt()
 
 
 def _shown_tensor(mesh: Mesh, expected: Expected | None, shape: tuple[int, ...], device: torch.device) -> Expected:
