@@ -124,7 +124,7 @@ class LabResult(TypedDict):
 
 
 class Choices(TypedDict):
-    """What routers chose for `tokens`, of all layers and steps compared; one process took the same.
+    """What routers chose for `tokens`, of all layers, in the first step compared; one process took the same.
 
     Of `turned` it would have chosen another expert, more probable by at most `gap`: a difference of logarithms over
     the rms of all experts' from their mean.
