@@ -135,7 +135,10 @@ def _rates(machine: Machine, *, small: bool) -> Part:
         return Part("rates", title, argv, expected_s, notes=(unknown(machine),))
     accelerator = machine.cluster.accelerator
     told = {**predictions(accelerator, small=small), LAUNCH: accelerator.launch_s * 1e6}
-    return Part("rates", title, (*argv, "--peak-flops", str(accelerator.bf16_flops)), expected_s, predicted=told)
+    peaks = ["--peak-flops", str(accelerator.bf16_flops)]
+    if accelerator.fp8_flops:
+        peaks += ["--peak-fp8", str(accelerator.fp8_flops)]
+    return Part("rates", title, (*argv, *peaks), expected_s, predicted=told)
 
 
 def _memory(machine: Machine, sizes: tuple[Size, ...]) -> Iterator[Part]:

@@ -1,4 +1,4 @@
-"""Rates of one device: products, attention, passes over memory, and what launching a kernel costs.
+"""Rates of one device: products, also in fp8, attention, passes over memory, and what launching a kernel costs.
 
 Times are medians between CUDA events; on a CPU, where there are none, by the clock.
 """
@@ -22,6 +22,7 @@ from planner.hardware.cluster import Accelerator, gemm_seconds, kernel_seconds
 from planner.hardware.kernels import Flash, Gemm, Pass
 from planner.hardware.stacks import STACKS
 from workers.meter.ending import end_as
+from workers.trainer.parallel.products import E4M3
 
 ROUNDS, WARM_UP = 20, 5
 LAUNCHES = 1000
@@ -63,6 +64,7 @@ PRODUCTS = (
     Shape("rows not aligned to 16 bytes", TOKENS, 4097, 4096),
 )
 SMALL_PRODUCTS = (Shape("square", 256, 256, 256),)
+NARROW = ("square", "GPT-2 XL MLP in", "Llama-3 8B MLP in", "Llama-3 8B MLP out")  # tried in fp8 too
 ATTENTION = tuple(Heads(4, 4096 // dim, 4096, dim) for dim in (64, 112, 128))
 SMALL_ATTENTION = (Heads(1, 2, 128, 64),)
 PASS_BYTES, SMALL_PASS_BYTES = 2**31, 2**22
@@ -74,6 +76,8 @@ def predictions(accelerator: Accelerator, *, small: bool) -> dict[str, float]:
     for shape in SMALL_PRODUCTS if small else PRODUCTS:
         gemm = Gemm(shape.m, shape.n, shape.k)
         told[_product(shape)] = gemm.flops / gemm_seconds(gemm, accelerator, "bf16", ELEMENT_BYTES) / 1e12
+        if accelerator.fp8_flops and shape.name in NARROW:
+            told[_narrow(shape)] = gemm.flops / gemm_seconds(gemm, accelerator, "fp8", ELEMENT_BYTES) / 1e12
     for heads in SMALL_ATTENTION if small else ATTENTION:
         flash = Flash(_flops(heads), 4 * _elements(heads) * ELEMENT_BYTES, heads.seq_len, heads.head_dim)
         both = flash._replace(flops=flash.flops * 7 // 2, num_bytes=3 * flash.num_bytes)  # backward: 5 products to 2
@@ -92,11 +96,16 @@ def _attention_s(flash: Flash, accelerator: Accelerator) -> float:
     return kernel_seconds(flash, reached, "bf16", ELEMENT_BYTES, attention=law.times(flash))
 
 
+IN_FP8 = "in fp8, cast before, "
 COPY, SMALLEST, LAUNCH = "copy, GB/s read and written", "smallest kernel on the device, us", "launch of one add, us"
 
 
 def _product(shape: Shape) -> str:
     return f"{shape.name}: {shape.m} x {shape.n} x {shape.k}, TFLOP/s"
+
+
+def _narrow(shape: Shape) -> str:
+    return f"{IN_FP8}{_product(shape)}"
 
 
 def _forward(heads: Heads) -> str:
@@ -116,8 +125,8 @@ def _flops(heads: Heads) -> int:
     return 2 * heads.batch * heads.heads * heads.seq_len**2 * heads.head_dim
 
 
-def measure(device: torch.device, *, small: bool) -> Found:
-    """All of it."""
+def measure(device: torch.device, *, small: bool, narrow: bool) -> Found:
+    """All of it; `narrow`: the device has products in fp8."""
     found = nothing_found()
     measured = found["measured"]
 
@@ -128,6 +137,9 @@ def measure(device: torch.device, *, small: bool) -> Found:
         a, b = tensor(shape.m, shape.k), tensor(shape.n, shape.k)
         product = seconds(lambda a=a, b=b: F.linear(a, b), device)  # type: ignore[misc]
         measured[_product(shape)] = Gemm(shape.m, shape.n, shape.k).flops / product / 1e12
+        if narrow and shape.name in NARROW:
+            product = seconds(partial(_in_fp8, a.to(E4M3), b.to(E4M3), torch.ones((), device=device)), device)
+            measured[_narrow(shape)] = Gemm(shape.m, shape.n, shape.k).flops / product / 1e12
     for heads in SMALL_ATTENTION if small else ATTENTION:
         size = (heads.batch, heads.heads, heads.seq_len, heads.head_dim)
         q, k, v = (tensor(*size, grad=True) for _ in range(3))
@@ -154,6 +166,11 @@ def measure(device: torch.device, *, small: bool) -> Found:
     measured[LAUNCH] = launch_s(one, device) * 1e6
     found["notes"].append("launch: the host's time for one call of torch, no autograd; the planner's is a layer's mean")
     return found
+
+
+def _in_fp8(a: torch.Tensor, b: torch.Tensor, unit: torch.Tensor) -> torch.Tensor:
+    whole = F.ScalingType.TensorWise
+    return F.scaled_mm(a, b.T, unit, whole, unit, whole, output_dtype=torch.bfloat16)
 
 
 def seconds(run: Callable[[], object], device: torch.device) -> float:
@@ -209,18 +226,20 @@ def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--peak-flops", type=float, help="dense peak in bf16: a rate above it was not timed right")
+    parser.add_argument("--peak-fp8", type=float, help="dense peak in fp8, of a device that has such products")
     options = parser.parse_args()
     device = begin(options)
-    found = measure(device, small=options.small)
-    found["wrong"] += above_peak(found["measured"], options.peak_flops or math.inf)
+    found = measure(device, small=options.small, narrow=options.peak_fp8 is not None)
+    found["wrong"] += above_peak(found["measured"], options.peak_flops or math.inf, options.peak_fp8 or math.inf)
     tell(options.out, found)
     return 0
 
 
-def above_peak(measured: Mapping[str, float], peak_flops: float) -> list[str]:
-    """Rates that no device of this peak can have."""
+def above_peak(measured: Mapping[str, float], peak_flops: float, peak_fp8: float) -> list[str]:
+    """Rates that no device of these peaks can have."""
     rates = {name: rate * 1e12 for name, rate in measured.items() if name.endswith("TFLOP/s")}
-    return [f"{name}: {rate:.3g} is above the peak" for name, rate in rates.items() if rate > peak_flops]
+    peaks = {name: peak_fp8 if name.startswith(IN_FP8) else peak_flops for name in rates}
+    return [f"{name}: {rate:.3g} is above the peak" for name, rate in rates.items() if rate > peaks[name]]
 
 
 if __name__ == "__main__":

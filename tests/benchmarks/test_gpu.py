@@ -22,7 +22,7 @@ from benchmarks.gpu.machine import Fingerprint, Machine, cluster_of, why_none
 from benchmarks.gpu.metering import told_by_nccl
 from benchmarks.gpu.parts import all_parts
 from benchmarks.gpu.plan import ROOM, held_bytes
-from benchmarks.gpu.rates import above_peak, measure, predictions
+from benchmarks.gpu.rates import IN_FP8, above_peak, measure, predictions
 from benchmarks.gpu.results import Result
 from benchmarks.gpu.running import Part, run_parts
 from benchmarks.gpu.table import count, lines, page
@@ -362,8 +362,15 @@ def test_no_part_asks_of_the_trainer_what_it_does_not_do() -> None:
 
 
 def test_rates_are_measured_under_the_names_they_are_predicted_by() -> None:
-    found = measure(torch.device("cpu"), small=True)
+    found = measure(torch.device("cpu"), small=True, narrow=True)
     predicted = predictions(ACCELERATORS["H100 SXM"], small=True)
     assert predicted.keys() <= found["measured"].keys()
     assert all(value > 0 for value in found["measured"].values())
-    assert above_peak({"a, TFLOP/s": 2.0, "b, us": 1e9}, 1e12) == ["a, TFLOP/s: 2e+12 is above the peak"]
+    without = measure(torch.device("cpu"), small=True, narrow=False)["measured"]
+    assert predictions(ACCELERATORS["A100 80GB"], small=True).keys() <= without.keys() < found["measured"].keys()
+
+
+def test_a_rate_above_its_peak_was_not_timed_right() -> None:
+    rates = {"a, TFLOP/s": 2.0, "b, us": 1e9, f"{IN_FP8}a, TFLOP/s": 3.0}
+    assert above_peak(rates, 1e12, 4e12) == ["a, TFLOP/s: 2e+12 is above the peak"]
+    assert above_peak(rates, 2e12, 2e12) == [f"{IN_FP8}a, TFLOP/s: 3e+12 is above the peak"]
