@@ -11,6 +11,7 @@ from planner.facts.layout import Coordinates
 from planner.facts.spec import JobSpec
 from planner.facts.tensors.boxes import held_box
 from workers.checkpoint.boxes import Boxed, State
+from workers.trainer.optimizer import updates_made
 from workers.trainer.parallel.parallelize import Held, Part, local
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -32,7 +33,7 @@ def optimizer_state(spec: JobSpec, place: Coordinates, part: Part, optimizer: to
 def set_steps(part: Part, optimizer: torch.optim.Optimizer, step: int) -> None:
     """Tell Adam how many updates it has made."""
     for held in part.tensors:
-        optimizer.state[held.master]["step"] = torch.tensor(float(step))
+        optimizer.state[held.master]["step"] = updates_made(held.master, step)
 
 
 def copy_tied(spec: JobSpec, part: Part, optimizer: torch.optim.Optimizer) -> None:

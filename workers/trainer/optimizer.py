@@ -33,6 +33,11 @@ def make_optimizer(part: Part, train: TrainSpec) -> torch.optim.Optimizer:
     return AdamW(settings, lr=train.learning_rate, betas=BETAS, fused=True)
 
 
+def updates_made(master: torch.Tensor, count: int) -> torch.Tensor:
+    """Adam's count of a tensor's updates. The fused kernel takes it from where the tensor is."""
+    return torch.tensor(float(count), device=master.device)
+
+
 def learning_rate(step: int, train: TrainSpec) -> float:
     """Rate of step `step` (from 0): linear warm-up, then a cosine down to a tenth at the last step."""
     if step < train.warmup_steps:

@@ -1,14 +1,21 @@
-"""The learning rate keeps its shape."""
+"""The learning rate keeps its shape, squares are summed, and updates are counted where tensors are."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
-from planner.facts.spec import TrainSpec
+from planner.facts.spec import JobSpec, Layout, TrainSpec
+from tests.parity.cases import make_spec
+from workers.checkpoint.state import set_steps
 from workers.trainer.optimizer import learning_rate, square_sum
+from workers.trainer.proof.reference import whole_tensors
+from workers.trainer.proof.whole import gather_state
 
 
 def test_the_learning_rate_climbs_then_falls_along_a_cosine_to_a_tenth() -> None:
@@ -28,3 +35,37 @@ def test_squares_are_summed_as_in_float64() -> None:
         float(x[:5].bfloat16().double().square().sum()), rel=1e-6
     )
     assert float(square_sum(x[:0])) == 0.0
+
+
+class Device(NamedTuple):
+    """What `gather_state` takes of a trainer, on torch's device without values."""
+
+    spec: JobSpec
+    part: SimpleNamespace
+    optimizer: SimpleNamespace
+    device: torch.device
+
+
+@pytest.fixture
+def trainer() -> Device:
+    spec = make_spec("gpt", {}, 1)
+    device = torch.device("meta")
+    tensors = [
+        SimpleNamespace(name=name, master=torch.empty(shape, device=device)) for name, shape in whole_tensors(spec)
+    ]
+    part = SimpleNamespace(tensors=tensors, follow_masters=lambda: None)
+    return Device(spec, part, SimpleNamespace(state=defaultdict(dict)), device)
+
+
+def test_updates_are_counted_where_the_tensors_are(trainer: Any) -> None:
+    """A GPU's fused AdamW takes no count from the host: no run on one was resumed, nor held to one process at its
+    end."""
+    set_steps(trainer.part, trainer.optimizer, 3)
+    counts = [state["step"] for state in trainer.optimizer.state.values()]
+    assert len(counts) == len(trainer.part.tensors)
+    assert {count.device for count in counts} == {trainer.device}
+
+
+def test_one_process_counts_its_updates_where_its_tensors_are(trainer: Any) -> None:
+    gather_state(SimpleNamespace(**trainer._asdict(), mesh=SimpleNamespace(layout=Layout())), [], trainer, 3)  # type: ignore[arg-type]
+    assert {state["step"].device for state in trainer.optimizer.state.values()} == {trainer.device}

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 LEAST = 1e-12  # a largest element that is less is scaled as this one
+EXPONENT = 0x7F800000  # those bits of an fp32: without the others it is the power of two below
 Operand = Any  # what `gradient` makes of an output's
 
 
@@ -96,8 +97,7 @@ class _Cast(NamedTuple):
 
 def _cast(x: torch.Tensor, kind: torch.dtype) -> _Cast:
     largest = torch.linalg.vector_norm(x, torch.inf, dtype=torch.float32).clamp_(min=LEAST)
-    _, exponent = torch.frexp(torch.finfo(kind).max / largest)
-    scale = torch.ldexp(torch.ones_like(largest), exponent - 1)
+    scale = ((torch.finfo(kind).max / largest).view(torch.int32) & EXPONENT).view(torch.float32)
     # 8 bits have no infinity, and the largest number would stand for it: so all that comes of it is no number.
     return _Cast((x * scale).to(kind), scale.reciprocal() + 0 * largest)
 

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from workers.trainer.loop import Trainer
+from workers.trainer.optimizer import updates_made
 from workers.trainer.parallel.parallelize import local
 from workers.trainer.proof.parts import Piece
 from workers.trainer.proof.reference import whole_tensors
@@ -29,7 +30,7 @@ def gather_state(trainer: Trainer, pieces: list[Piece], one: Trainer | None, don
         master = held[name]
         master.copy_(weight)
         kept = {key: torch.empty_like(master).copy_(value) for key, value in zip(MOMENTS, moments, strict=True)}
-        one.optimizer.state[master] = {"step": torch.tensor(float(done)), **kept}
+        one.optimizer.state[master] = {"step": updates_made(master, done), **kept}
     if one is not None:
         one.part.follow_masters()
 
