@@ -27,7 +27,6 @@ from benchmarks.gpu.running import Part
 from contracts.telemetry.words import FIRST_STEPS
 from planner.cost.estimate import estimate
 from planner.facts.precision import mix_of
-from planner.facts.resources import StackName
 from planner.facts.spec import JobSpec
 from planner.hardware.stacks import STACKS
 
@@ -111,7 +110,7 @@ def _predicted(spec: JobSpec, machine: Machine) -> dict[str, float]:
     tensors = {"most allocated, GiB": tensor_bytes(spec, machine) / GIB} if machine.device == "cuda" else {}
     if machine.cluster is None:
         return tensors
-    told = estimate(_as_planned(spec), machine.cluster)["time"]
+    told = estimate(spec, machine.cluster)["time"]
     return {
         "step, ms": told["step_s"] * 1e3,
         "tokens/s": told["tokens_per_s"],
@@ -121,16 +120,10 @@ def _predicted(spec: JobSpec, machine: Machine) -> dict[str, float]:
     }
 
 
-def _as_planned(spec: JobSpec) -> JobSpec:
-    """What runs here is planned for as eager; the constants of a compiled one are those of FSDP2, compiled."""
-    stack: StackName = "fsdp2" if spec.train.compile else "ours"
-    return spec.model_copy(update={"resources": spec.resources.model_copy(update={"stack": stack})})
-
-
 def _basis(spec: JobSpec, machine: Machine) -> tuple[str, ...]:
     if machine.cluster is None:
         return (unknown(machine),)
-    title = STACKS[_as_planned(spec).resources.stack].title
+    title = STACKS[spec.resources.stack].title
     peak = machine.cluster.accelerator.peak(kind := mix_of(spec.train.precision).gemm)
     sheet = machine.cluster.accelerator.name if machine.ranks == 1 else machine.cluster.name  # its links too
     by = f"predicted for {sheet} by data sheet, software: {title}"

@@ -197,7 +197,7 @@ def stack_of(row: PublishedRow) -> StackName:
     if re.search(r"fsdp1|llm-foundry", text):
         return "fsdp1"
     if re.search(r"compile off|eager, fsdp", text):
-        return "ours"
+        return "fsdp2_eager"
     if re.search(r"fsdp2|fsdp\+|torchtitan|torch\.compile|maxtext|paxml|kempner", text):
         return "fsdp2"
     if "aleph-alpha" in text:
@@ -329,7 +329,7 @@ def _sequence_parallel(text: str, stack: StackName, tp: int) -> bool:
         return False
     if "sequence parallel on" in text or "sequence-parallel=true" in text:
         return True
-    return stack in ("megatron", "fsdp2", "ours") and "-test " not in text
+    return stack in ("megatron", "fsdp2", "fsdp2_eager") and "-test " not in text
 
 
 def _policy(repeated: Repeated) -> Recompute:

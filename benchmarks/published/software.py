@@ -71,7 +71,7 @@ def kernels_of(row: PublishedRow, text: str, stack: StackName, model: ModelSpec,
         changed["frozen"] = True
     if of_kempner(row):
         changed |= {"sums_late": True, "gathers_logits": not has_whole_ends(row)}
-        if stack == "ours":  # not compiled: model/norm.py, distributed/tensor_parallel.py
+        if stack == "fsdp2_eager":  # not compiled: model/norm.py, distributed/tensor_parallel.py
             changed |= {"norms": EAGER_NORMS, "inputs_apart": True}
     if row.source == "pytorch/torchtitan" and "rowwise" not in row.text("precision"):  # float8_tensor_parallel.py
         changed["narrow_gathers"] = True

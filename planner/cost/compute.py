@@ -236,6 +236,8 @@ class Compute:
         mix, chip = mix_of(spec.train.precision), self.accelerator(spec)
         kept = FP32_BYTES if self.stacks.of(spec).sums_late else mix.gradients
         moved = self.accumulated(spec) * (2 * kept + mix.compute) * elements
+        if kept != mix.compute:
+            moved *= self.stacks.of(spec).adds_unlike
         return moved / (chip.bytes_per_s * chip.memory_efficiency)
 
     def _host_s(self, spec: JobSpec, kernels: Sequence[Kernel]) -> float:

@@ -26,12 +26,12 @@ from planner.facts.models.flops import hardware_flops, model_flops
 from planner.facts.precision import FP8_BYTES, FP32_BYTES, mix_of
 from planner.facts.resources import StackName
 from planner.facts.spec import JobSpec, Layout
-from planner.facts.tensors.shards import held
+from planner.facts.tensors.shards import held, num_tensors
 from planner.hardware.calibration import Calibration, line
 from planner.hardware.cluster import Accelerator, Cluster, collective_seconds, kernel_seconds, span
 from planner.hardware.kernels import Pass
 from planner.hardware.software import Stacks
-from planner.hardware.stacks import STACKS, Stack
+from planner.hardware.stacks import OURS_ON_CPU, STACKS, Stack
 
 MOST_WAITING = 0.9  # of a measured layer: what its collectives were measured at elsewhere may exceed it
 
@@ -48,7 +48,11 @@ class Timer:
         self.cluster = cluster
         if cluster.profile:  # a host was measured with its software: nothing comes on top
             stacks = {name: Stack(stack.title, stack.within) for name, stack in stacks.items()}
-        self.stacks = Stacks(stacks, cluster.per_node, measured=cluster.profile is not None)
+        elif cluster.device == "cpu":
+            stacks = {**stacks, "ours": OURS_ON_CPU}
+        measured = cluster.profile is not None
+        compiles = not measured and cluster.device != "cpu"
+        self.stacks = Stacks(stacks, cluster.per_node, measured=measured, compiles=compiles)
         self.calibration = Calibration(cluster.profile) if cluster.profile else None
         self._compute = Compute(cluster.accelerator, self.stacks, self.calibration)
         self._paces: dict[tuple[object, ...], Pace] = {}
@@ -329,7 +333,8 @@ class Timer:
             if measured is not None:
                 return measured
         moved = mix_of(spec.train.precision).updated * held_parameters(spec, index)
-        return kernel_seconds(Pass(moved), self.cluster.accelerator, "fp32", FP32_BYTES)
+        launched_s = self.stacks.of(spec).tensor_launches * num_tensors(spec, index) * self.accelerator(spec).launch_s
+        return kernel_seconds(Pass(moved), self.cluster.accelerator, "fp32", FP32_BYTES) + launched_s
 
     def _exposed_dp(self, spec: JobSpec, pace: Pace, gathers: float, reduces: float) -> float:
         """Gradient sums hide behind backward, gathers behind forward: of one micro-batch, of all of them where ZeRO

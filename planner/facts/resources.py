@@ -9,7 +9,7 @@ from pydantic import Field
 from planner.facts.fields import NO_NUL, Strict, Word
 
 Device = Literal["cpu", "cuda"]
-StackName = Literal["ours", "megatron", "megatron_2021", "fsdp2", "fsdp1", "deepspeed", "scaling"]
+StackName = Literal["ours", "megatron", "megatron_2021", "fsdp2", "fsdp2_eager", "fsdp1", "deepspeed", "scaling"]
 EngineName = Literal["hosts", "slurm"]
 CudaGraphs = Literal["none", "router", "attention", "attention_and_router", "whole"]
 Dispatcher = Literal["flex", "alltoall"]

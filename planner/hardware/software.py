@@ -24,37 +24,50 @@ from planner.hardware.stacks import (
     Stack,
 )
 
+# The trainer's compiled blocks, on the same GPUs as its eager ones.
+COMPILED: dict[str, Any] = {"norms": 1.8, "passes": 1.8, "casts": 0.55, "cast_s": 2e-4}
+
 
 class Said(NamedTuple):
-    """Which stack, and what of it: specs for which these are equal are planned with the same constants."""
+    """Which stack, and what of it: specs for which these are equal are planned with the same constants.
+
+    `compiled`: what runs here compiles its blocks; of other stacks it is known by their own settings.
+    """
 
     stack: StackName
     software: SoftwareSpec | None
     overlaps: bool
+    compiled: bool
 
 
 class Stacks:
     """Of a table of stacks those that specs are planned with, on nodes of `per_node` ranks.
 
-    `measured`: a host was measured with its software, of which nothing that a spec says is known better.
+    `measured`: a host was measured with its software, of which nothing that a spec says is known better. `compiles`: it
+    is known what compiling spares what runs here.
     """
 
-    def __init__(self, stacks: Mapping[StackName, Stack], per_node: int, *, measured: bool = False) -> None:
-        self._stacks, self._per_node, self._measured = stacks, per_node, measured
+    def __init__(
+        self, stacks: Mapping[StackName, Stack], per_node: int, *, measured: bool = False, compiles: bool = False
+    ) -> None:
+        self._stacks, self._per_node, self._measured, self._compiles = stacks, per_node, measured, compiles
         self._made: dict[Hashable, Stack] = {}
 
     def said(self, spec: JobSpec) -> Said:
         """What of the spec decides on constants."""
         software = None if self._measured else spec.resources.software
-        return Said(spec.resources.stack, software, software is not None and self._overlaps(spec, software))
+        overlaps = software is not None and self._overlaps(spec, software)
+        compiled = spec.resources.stack == "ours" and spec.train.compile and self._compiles
+        return Said(spec.resources.stack, software, overlaps, compiled)
 
     def of(self, spec: JobSpec) -> Stack:
         """The constants that the spec is planned with."""
         said = self.said(spec)
-        if said.software is None:
-            return self._stacks[said.stack]
         if said not in self._made:
-            self._made[said] = as_said(self._stacks[said.stack], said.software, overlaps=said.overlaps)
+            stack = self._stacks[said.stack]
+            if said.compiled:
+                stack = stack._replace(**COMPILED)
+            self._made[said] = as_said(stack, said.software, overlaps=said.overlaps) if said.software else stack
         return self._made[said]
 
     def _overlaps(self, spec: JobSpec, software: SoftwareSpec) -> bool:

@@ -116,7 +116,9 @@ class Resources(TypedDict):
     """with engine slurm: what is asked of it"""
     software: NotRequired[SoftwareSpec | None]
     """what is known of that software beside its name; not for ours, which is known"""
-    stack: NotRequired[Literal["ours", "megatron", "megatron_2021", "fsdp2", "fsdp1", "deepspeed", "scaling"]]
+    stack: NotRequired[
+        Literal["ours", "megatron", "megatron_2021", "fsdp2", "fsdp2_eager", "fsdp1", "deepspeed", "scaling"]
+    ]
     """software that time is planned for; what runs is ours"""
 
 

@@ -47,6 +47,11 @@ def _held(
     return Held(stage, len(stage.layers), num_moe)
 
 
+def num_tensors(spec: JobSpec, pp: int) -> int:
+    """Parameters of pipeline rank `pp`, whole ones or shards."""
+    return sum(len(unit.parameters) for unit in local_units(spec, pp))
+
+
 def micro_batch_tokens(spec: JobSpec) -> int:
     """Tokens of one micro-batch that this rank's cp part holds."""
     return spec.micro_batch_size * spec.train.seq_len // spec.layout.cp

@@ -266,7 +266,8 @@ def test_state_in_16_bits_is_8_bytes_a_parameter_and_half_the_optimizers_traffic
     own = held_parameters(both[1], 0)
     parts = memory(both[1], 0)
     assert (parts["parameters"], parts["optimizer"]) == (2 * own, 4 * own)
-    wide, narrow = (step_time(spec, H100).optimizer_s - H100.accelerator.kernel_s for spec in both)
+    launched = {**STACKS, "ours": STACKS["ours"]._replace(tensor_launches=0)}
+    wide, narrow = (Timer(H100, launched).step(spec).optimizer_s - H100.accelerator.kernel_s for spec in both)
     assert narrow == pytest.approx(wide / 2)
     assert not_runnable(both[1]) == []
 
@@ -308,13 +309,14 @@ def test_a_product_waits_to_add_to_the_gradients_so_far() -> None:
 
 @pytest.mark.parametrize(("m", "zero", "times"), [(1, 1, 0), (4, 1, 3), (4, 0, 3), (4, 3, 0)])
 def test_autograd_adds_gradients_of_each_micro_batch_but_the_first_by_a_kernel(m: int, zero: int, times: int) -> None:
-    """Read in 16 bits, what is there read and written in 32; ZeRO-3 sums and divides each."""
+    """Read in 16 bits, what is there read and written in 32, a slower kernel than for two of a type; ZeRO-3 sums and
+    divides each."""
     train = TRAIN.model_copy(update={"micro_batches": m})
     spec = SPEC.model_copy(update={"layout": Layout(dp=64, zero=zero), "train": train})
     together = {**STACKS, "ours": STACKS["ours"]._replace(adds_apart=False)}
     waits = [Timer(H100, stacks).step(spec).backward_weight_s for stacks in (STACKS, together)]
     weights = sum(g.m * g.n for g in layer_work(spec).backward_weight if isinstance(g, Gemm))
-    moved = (4 + 2 + 4) * (32 * weights + 128_256 * 4096) * times
+    moved = (4 + 2 + 4) * (32 * weights + 128_256 * 4096) * times * STACKS["ours"].adds_unlike
     chip = H100.accelerator
     assert m * (waits[0] - waits[1]) == pytest.approx(moved / (chip.bytes_per_s * chip.memory_efficiency))
 
