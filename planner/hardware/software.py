@@ -24,7 +24,7 @@ from planner.hardware.stacks import (
     Stack,
 )
 
-# The trainer's compiled blocks, on the same GPUs as its eager ones.
+# The trainer's compiled blocks, on the same GPUs as its eager ones; casts by one model, and their host by a guess.
 COMPILED: dict[str, Any] = {"norms": 1.8, "passes": 1.8, "casts": 0.55, "cast_s": 2e-4}
 
 

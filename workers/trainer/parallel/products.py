@@ -55,8 +55,9 @@ class Fp8(Products):
         self, x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
     ) -> tuple[torch.Tensor, ...]:
         entered = _cast(x.flatten(0, -2), E4M3)
-        made = [_product(entered, _cast(weight, E4M3).turned(), x.dtype).view(*x.shape[:-1], -1) for weight in weights]
-        return tuple(y if bias is None else y.add_(bias) for y, bias in zip(made, biases, strict=True))
+        made = [_product(entered, _cast(weight, E4M3).turned(), x.dtype) for weight in weights]
+        whole = [y if bias is None else y.add_(bias) for y, bias in zip(made, biases, strict=True)]
+        return tuple(y.view(*x.shape[:-1], -1) for y in whole)
 
     def gradient(self, rows: torch.Tensor) -> Operand:
         return rows.dtype, _cast(rows, E5M2)
