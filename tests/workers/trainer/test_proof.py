@@ -236,11 +236,11 @@ def test_the_headline_says_of_what_its_figure_is_and_names_every_limit(tmp_path:
     assert rounded.startswith("gradients within their limits of one process, 0.059 apart (")
     bf16 = make_spec("llama", {}, 2, train={"precision": "bf16"})
     assert limits_words(bf16, limits(bf16)) == (
-        "bf16 allows 0.1 of gradients (0.2 of vectors), 0.6 of updates, "
+        "bf16 allows 0.1 of gradients (0.2 of vectors), 0.4 of updates, "
         "0.005 of losses and 0.3 of what updates changed, 0.05 of the first norm"
     )
     fp8 = make_spec("llama", {}, 2, train={"precision": "fp8"})
-    assert limits_words(fp8, limits(fp8)).startswith("fp8 allows 0.3 of gradients (0.5 of vectors), 0.8 of updates")
+    assert limits_words(fp8, limits(fp8)).startswith("fp8 allows 0.3 of gradients (0.5 of vectors), 0.5 of updates")
 
 
 def test_one_process_computes_as_narrow_where_fp32_says_nothing_of_a_run() -> None:
