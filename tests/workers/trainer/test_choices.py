@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from contracts.telemetry.proof import ProofItem
 from planner.facts.proof import limits, limits_words
 from tests.parity.cases import make_spec, write_data
 from tests.parity.rank import make_trainer
+from tests.support.ranks import forked
 from workers.meter import Recorder
 from workers.trainer.errors import ProofError
 from workers.trainer.loop import Trainer, train
@@ -102,3 +104,19 @@ def test_a_followed_step_has_the_gates_of_the_run_s_own(tmp_path: Path) -> None:
     if routing.experts.shape[-1] > 1:
         gathered = gathered / gathered.sum(-1, keepdim=True)
     assert torch.equal(routing.gates, gathered), layer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["ring", "all_gather"])
+def test_choices_of_all_ranks_are_put_together_by_micro_batch_and_position(tmp_path: Path, method: str) -> None:
+    """In fp32 one process' own are the same: any that is not where it was made would be another's."""
+    write_data(tmp_path)
+    layout = {"cp": 2, "pp": 2, "cp_method": method}
+    spec = make_spec("moe", layout, 4, train={"steps": 4, "data": "parity.bin"})
+    path = tmp_path / "spec.json"
+    path.write_text(spec.model_dump_json())
+    done = forked(4, "workers.trainer.__main__", "--spec", str(path), "--data-root", str(tmp_path))
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = re.findall(r"routers chose for (\d+) tokens of all layers, (.*?);", done.stdout)
+    tokens = spec.model.num_layers * spec.train.global_batch * spec.train.seq_len
+    assert set(told) == {(str(tokens), "all as its own")}, done.stdout[-3000:]
