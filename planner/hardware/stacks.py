@@ -198,7 +198,7 @@ _EAGER = Stack(
 STACKS: dict[StackName, Stack] = {
     # The trainer's own steps, one rank on an H100 and an H200 (docs/gpu.md); what these do not tell is eager FSDP2's.
     "ours": _EAGER._replace(
-        title="Meshboard's trainer (what runs here)",
+        title="Meshboard (what runs here)",
         gemm_hopper=1.1,
         norms=2.0,
         loss=2.0,

@@ -130,7 +130,7 @@ def test_what_is_known_of_foreign_software_is_asked_where_there_is_some_and_goes
     page.reload()
     expect(page.locator(".lane")).to_contain_text("Engine, CUDA graphs of the router, ")
     page.locator('label:has([name="resources.stack"][value="ours"])').click()
-    expect(page.locator(".lane")).to_contain_text("Meshboard's trainer (what runs here), ")
+    expect(page.locator(".lane")).to_contain_text("Meshboard (what runs here), ")
     expect(graphs).to_be_hidden()
 
 

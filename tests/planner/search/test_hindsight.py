@@ -58,7 +58,7 @@ def test_beside_a_run_of_a_cpu_that_nobody_measured_another_layout_is_as_sure_as
     found = hindsight(SPEC, CPU, measure(0.3, 0.0, apart)._replace(sure=told))
     assert found["options"][0]["change"] == "tp 1, dp 4"
     assert found["options"][0]["faster"] > STACKS["ours"].within
-    assert "from this run's own step, Meshboard's trainer (what runs here), ±45%" in found["text"]
+    assert "from this run's own step, Meshboard (what runs here), ±45%" in found["text"]
     assert found["interval"] == told, "as told at submit"
     runs = hindsight(SPEC, CPU, measure(0.3, 4.0, apart))
     assert runs["options"] == [], "runs that lay so far apart are no measure"
