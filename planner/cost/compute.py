@@ -140,7 +140,9 @@ class Compute:
                     casts_each=stack.casts_each,
                     repeats=repeats,
                 )
-                moe = self._layer(spec, work, waits=stack.syncs_experts)
+                moe = _beside(
+                    self._layer(spec, work, waits=stack.syncs_experts), stack.mixture_s, waits=stack.syncs_experts
+                )
                 slower = (stack.bias_sums - 1) * self._seconds(spec, work.bias_sums)
                 moe = _slower(moe, slower)
             head = head_work(spec, gathers_logits=stack.gathers_logits, narrow=stack.narrow_head)

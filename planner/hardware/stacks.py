@@ -52,8 +52,9 @@ class Stack(NamedTuple):
     more where its operands are cast to fp8, one by one too. `cast_s`: more for any other product in fp8.
     `casts_each`: weights too are cast for each product, and what forward cast is cast again in backward.
     `layer_s`: more in a layer's forward and in its backward, for what is no kernel of it here, or less for one that it
-    has not; repeated with its latents. `syncs_experts`: it waits for the router's counts before it launches experts, so
-    that the device waits for all of its time in forward. `experts_apart`: each expert runs by itself.
+    has not; repeated with its latents. `mixture_s`: more in those of a layer with experts. `syncs_experts`: it waits
+    for the router's counts before it launches experts, so that the device waits for all of its time in forward.
+    `experts_apart`: each expert runs by itself.
     `bias_sums`: how many times as long an expert's product takes that sums its bias' gradient.
     `norms_heads`: queries and keys are normed.
     `links`: of a link's efficiency, that collectives reach beside compute.
@@ -118,6 +119,7 @@ class Stack(NamedTuple):
     cast_s: float = 0.0
     casts_each: bool = False
     layer_s: tuple[float, float] = (0.0, 0.0)
+    mixture_s: tuple[float, float] = (0.0, 0.0)
     syncs_experts: bool = False
     experts_apart: bool = False
     bias_sums: float = 1.0
@@ -205,6 +207,7 @@ STACKS: dict[StackName, Stack] = {
         passes=2.0,
         adds_unlike=2.0,
         launch_s=8e-5,
+        mixture_s=(2.5e-3, 5e-3),
         tensor_launches=1,
         casts=4.0,
         cast_s=5.5e-4,
