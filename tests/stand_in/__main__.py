@@ -1,4 +1,5 @@
-"""`make stand-in CUDA_PYTHON=PATH`: every parity layout on GPUs that are not there, beside one process, and a script.
+"""`make stand-in CUDA_PYTHON=PATH`: every parity layout on GPUs that are not there, beside one process, one of them
+resumed, and a script.
 
 PATH is a Python that has a CUDA build of the torch of `requirements.lock` and what the extra `worker` needs. Prints a
 line a layout: what the run said of its proof, and how far its bytes are from the prediction.
@@ -25,6 +26,8 @@ ROOT = Path(__file__).parents[2]
 EAGER = [name for name, tried in LAYOUTS.items() if not tried.train.get("compile")]  # a compiler writes kernels
 EQUAL = re.compile(r"equal to one process to (\S+)")
 EXACT = "predicted minus measured 0 B, 0 calls"
+RESUMED, SAVES, MORE = "zero3 dp2", 3, 3  # goes on from a checkpoint for so many steps more
+NOT_CHECKED = re.compile(r"proof: .*not checked[^;]*")
 SCRIPT, SCRIPT_RANKS = "a script's groups, split and bound", 4
 COUNTED = re.compile(r"^setup +(\S+) +all_reduce +(\d+) +(\d+) ", re.MULTILINE)
 SENT = {("dp", "1", "4"), ("tp", "1", "8"), ("part", "1", "12"), ("world", "1", "16")}  # group, calls, bytes
@@ -47,9 +50,12 @@ def main() -> int:
         except NoStandInError as error:
             print(f"--python: {error}", file=sys.stderr)
             return 2
-        for name in [*names, SCRIPT]:
+        for name in [*names, f"{RESUMED}, resumed", SCRIPT]:
             started = time.monotonic()
-            if name == SCRIPT:
+            if name == f"{RESUMED}, resumed":
+                done = resume(options.python, on_gpus(Case(LAYOUTS[RESUMED].archs[-1], RESUMED).spec), folder, stand_in)
+                verdict = verdict_of(done) if "resumed from" in done.stdout else "FAILED: it resumed nothing"
+            elif name == SCRIPT:
                 script = ["workers.meter", str(ROOT / "tests/stand_in/groups.py")]
                 done = run(options.python, SCRIPT_RANKS, script, folder, stand_in)
                 verdict = verdict_of_script(done)
@@ -61,7 +67,7 @@ def main() -> int:
             print(f"{name:<44}{verdict:<60}{time.monotonic() - started:>7.1f} s", flush=True)
             if options.show and not verdict.startswith("equal"):
                 print(done.stdout[-3000:], done.stderr[-6000:], flush=True)
-    tried = len(names) + 1
+    tried = len(names) + 2
     print(f"{tried - failed} of {tried} equal one process, to the byte of what was predicted")
     return 1 if failed else 0
 
@@ -80,10 +86,23 @@ def on_gpus(spec: JobSpec) -> JobSpec:
     return spec.model_copy(update={"resources": spec.resources.model_copy(update={"device": "cuda"})})
 
 
-def train(python: str, spec: JobSpec, folder: Path, stand_in: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+def train(
+    python: str, spec: JobSpec, folder: Path, stand_in: Mapping[str, str], *more: str
+) -> subprocess.CompletedProcess[str]:
     (folder / "spec.json").write_text(json.dumps(spec.model_dump(mode="json")))
-    trainer = ["workers.trainer", "--spec", str(folder / "spec.json"), "--data-root", str(folder)]
+    trainer = ["workers.trainer", "--spec", str(folder / "spec.json"), "--data-root", str(folder), *more]
     return run(python, spec.layout.world_size, trainer, folder, stand_in)
+
+
+def resume(python: str, spec: JobSpec, folder: Path, stand_in: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """What its second attempt said, or its first where that failed."""
+    keeps, steps = ["--checkpoint-root", str(folder / "kept")], spec.train.steps
+    saving = spec.train.model_copy(update={"checkpoint_every": SAVES})
+    done = train(python, spec.model_copy(update={"train": saving}), folder, stand_in, *keeps)
+    if done.returncode:
+        return done
+    longer = saving.model_copy(update={"steps": steps + MORE})
+    return train(python, spec.model_copy(update={"train": longer}), folder, stand_in, *keeps, "--attempt", "2")
 
 
 def run(
@@ -103,8 +122,10 @@ def verdict_of_script(done: subprocess.CompletedProcess[str]) -> str:
 
 def verdict_of(done: subprocess.CompletedProcess[str]) -> str:
     if done.returncode:
-        why = re.search(r"^stand-in: .*|^\w*Error: .*", done.stderr, re.MULTILINE)
-        return f"FAILED: {why[0] if why else 'see --show'}"
+        why = re.search(r"^(?:\[rank\d+\]: )?(stand-in: .*|\w*Error: .*)", done.stderr, re.MULTILINE)
+        return f"FAILED: {why[1] if why else 'see --show'}"
+    if unchecked := NOT_CHECKED.findall(done.stdout):
+        return f"FAILED: {unchecked[-1]}"
     equal, lines = EQUAL.findall(done.stdout), [line for line in done.stdout.splitlines() if "fidelity:" in line]
     if not equal or not lines:
         return "FAILED: the run told nothing of itself"

@@ -26,6 +26,8 @@ AS_THEY_ARE = {
     *("aten::record_stream", "aten::is_pinned", "aten::_pin_memory", "aten::_unsafe_view", "aten::lift_fresh"),
     "prim::device",
 }
+# They take from one device to another, or find places on the one by numbers of the other.
+ACROSS = {"aten::copy_", "aten::_to_copy", "aten::index.Tensor", "aten::index_put_", "aten::_index_put_impl_"}
 ELSEWHERE = ("c10d", "profiler")  # collectives, and what names a stretch of time
 
 
@@ -42,6 +44,8 @@ class OnCpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         if any(isinstance(one, FakeTensor) for one in given):
             return func(*args, **kwargs)
+        if func.name() not in ACROSS:
+            _must_be_there(func, args, kwargs, device)
         torch.cuda.current_stream().synchronize()  # for what is on its way into this memory
         if func is aten._to_copy.default:
             return _moved(args[0], kwargs)
@@ -52,6 +56,19 @@ def _cuda_of(one: Any) -> torch.device | None:
     if isinstance(one, torch.Tensor):
         return one.device if one.is_cuda else None
     return one if isinstance(one, torch.device) and one.type == "cuda" else None
+
+
+def _must_be_there(func: Any, args: Any, kwargs: Any, device: torch.device) -> None:
+    """Kernels of a GPU take nothing of the host's but a number, and not that in a list.
+
+    Raises:
+        RuntimeError: as torch would.
+    """
+    for one in (*args, *kwargs.values()):
+        listed = isinstance(one, (list, tuple))
+        for tensor in one if listed else [one]:
+            if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu" and (listed or tensor.ndim):
+                raise RuntimeError(f"{func.name()}: expected all tensors to be on {device}, found one on cpu")
 
 
 def _is_view(func: Any) -> bool:

@@ -12,6 +12,9 @@ from tests.stand_in.build import NoStandInError, build
 
 PROOF = "proof: replicas agree (1 of 1); gradients equal to one process to 8e-08 (gradients ...)\n"
 EXACT = "fidelity: measured 10 B, predicted minus measured 0 B, 0 calls\n"
+UNCHECKED = (
+    "proof: gradients equal to one process to 8e-08 (of 60 tensors); one step more not checked: one device; equal"
+)
 OFF = "fidelity: measured 10 B, predicted minus measured 4 B, 0 calls\n"
 
 
@@ -20,12 +23,19 @@ OFF = "fidelity: measured 10 B, predicted minus measured 4 B, 0 calls\n"
     [
         (0, PROOF + EXACT, "", "equal to 8e-08; 0 B, 0 calls on 1 ranks"),
         (0, PROOF + EXACT + OFF, "", f"FAILED: {OFF.strip()}"),
+        (0, PROOF + UNCHECKED + EXACT, "", f"FAILED: {UNCHECKED.rpartition(';')[0]}"),
         (0, EXACT, "", "FAILED: the run told nothing of itself"),
         (
             1,
             PROOF + EXACT,
             "stand-in: rank 0: a message never came\n",
             "FAILED: stand-in: rank 0: a message never came",
+        ),
+        (
+            1,
+            PROOF + EXACT,
+            "[rank1]: Traceback\n[rank1]: RuntimeError: two devices\n",
+            "FAILED: RuntimeError: two devices",
         ),
         (1, PROOF + EXACT, "", "FAILED: see --show"),
     ],
