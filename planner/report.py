@@ -60,6 +60,8 @@ def estimate_text(spec: JobSpec, made: Estimate, advice: Sequence[Neighbour]) ->
         lines.append(f"  {group:<12} {op:<15} {row['count']:>9,} x {size(row['payload_bytes']):>12}  {crossing}")
     lines += ["", f"time  {duration(timed['step_s'])} a step (estimate: {timed['interval']['words']})"]
     lines += [f"  {part['name']:<12} {duration(part['seconds']):>12}" for part in timed["parts"]]
+    if aligned := made.get("aligned_vocabulary"):
+        lines.append(f"  {duration(aligned['spares_s'])} less with a vocabulary of {aligned['vocab_size']:,}: aligned")
     lines.append(
         f"  MFU {timed['mfu']:.1%}  HFU {timed['hfu']:.1%}  {timed['tokens_per_s']:,.0f} tokens/s"
         f"  {1e12 / timed['tokens_per_s'] / 86400:,.1f} days for 1e12 tokens"

@@ -21,7 +21,7 @@ from planner.facts.layout import Coordinates, axis_group, is_turn, rank_of
 from planner.facts.models.shapes import active_parameter_count, parameter_count
 from planner.facts.reading.runnable import not_runnable
 from planner.facts.spec import JobSpec
-from planner.facts.tensors.placements import padded_vocab, zero_shard
+from planner.facts.tensors.placements import VOCABULARY_MULTIPLE, padded_vocab, zero_shard
 from planner.facts.tensors.shards import held, local_units
 from planner.hardware.cluster import Basis, Cluster, span
 from planner.hardware.clusters import CLUSTERS, DEFAULT_CLUSTER
@@ -103,6 +103,14 @@ class ClusterEstimate(TypedDict):
     crossing: dict[str, bool]
 
 
+class AlignedVocabulary(TypedDict):
+    """A larger vocabulary, of which a step takes so many seconds less: rows of the head's products begin at multiples
+    of 16 bytes then."""
+
+    vocab_size: int
+    spares_s: float
+
+
 class Estimate(TypedDict):
     """Traffic is exact for what the trainer runs, memory and time are estimates. Sizes in bytes.
 
@@ -115,6 +123,7 @@ class Estimate(TypedDict):
     model_parameters: int
     vocab_size: int
     padded_vocab_size: int
+    aligned_vocabulary: NotRequired[AlignedVocabulary]
     active_parameters: int
     micro_batch_size: int
     micro_batches: int
@@ -142,7 +151,7 @@ def estimate(spec: JobSpec, cluster: Cluster | None = None) -> Estimate:
     stages = _stages(spec, twins, cluster)
     peak, room = max(stage["memory_bytes"] for stage in stages), cluster.accelerator.memory_bytes
     sure = memory_interval(cluster, spec, memory_correction(cluster.runs), peak)
-    return Estimate(
+    made = Estimate(
         world_size=layout.world_size,
         axes={axis: getattr(layout, axis) for axis in ("pp", "dp", "cp", "ep", "tp")},
         model_parameters=parameter_count(spec.model),
@@ -162,6 +171,21 @@ def estimate(spec: JobSpec, cluster: Cluster | None = None) -> Estimate:
         tight=peak <= room < peak * (1 + sure["share"]),
         time=_time(spec, cluster),
     )
+    if aligned := aligned_vocabulary(spec, cluster, made["time"]["step_s"]):
+        made["aligned_vocabulary"] = aligned
+    return made
+
+
+def aligned_vocabulary(spec: JobSpec, cluster: Cluster, step_s: float) -> AlignedVocabulary | None:
+    """The next multiple of 128 x tp, where it spares a hundredth of the step's time on a GPU or more."""
+    size, multiple = spec.model.vocab_size, VOCABULARY_MULTIPLE * spec.layout.tp
+    larger = -(-size // multiple) * multiple
+    if cluster.device == "cpu" or larger == padded_vocab(size, spec.layout.tp):
+        return None
+    model = spec.model.model_copy(update={"vocab_size": larger})
+    own, aligned = (Timer(cluster).predicted(one).step_s for one in (spec, spec.model_copy(update={"model": model})))
+    share = 1 - aligned / own
+    return AlignedVocabulary(vocab_size=larger, spares_s=share * step_s) if share >= 0.01 else None
 
 
 def traffic_kind(spec: JobSpec) -> str:

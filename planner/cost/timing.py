@@ -333,8 +333,8 @@ class Timer:
             if measured is not None:
                 return measured
         moved = mix_of(spec.train.precision).updated * held_parameters(spec, index)
-        launched_s = self.stacks.of(spec).tensor_launches * num_tensors(spec, index) * self.accelerator(spec).launch_s
-        return kernel_seconds(Pass(moved), self.cluster.accelerator, "fp32", FP32_BYTES) + launched_s
+        host_s = self.stacks.of(spec).tensor_s * num_tensors(spec, index)
+        return kernel_seconds(Pass(moved), self.cluster.accelerator, "fp32", FP32_BYTES) + host_s
 
     def _exposed_dp(self, spec: JobSpec, pace: Pace, gathers: float, reduces: float) -> float:
         """Gradient sums hide behind backward, gathers behind forward: of one micro-batch, of all of them where ZeRO

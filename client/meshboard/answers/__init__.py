@@ -20,6 +20,7 @@ from meshboard.answers.layouts import AutoSpec, Layout
 from meshboard.answers.models import MlaSpec, ModelSpec, MoeSpec, RopeScaling, SizedModel
 from meshboard.answers.plans import (
     Advice,
+    AlignedVocabulary,
     Because,
     Chosen,
     ClusterEstimate,
@@ -100,6 +101,7 @@ from meshboard.answers.verdicts import (
 
 __all__ = [
     "Advice",
+    "AlignedVocabulary",
     "Apart",
     "AttemptKept",
     "AuditRow",

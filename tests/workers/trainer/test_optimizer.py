@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.facts.spec import JobSpec, Layout, TrainSpec
 from tests.parity.cases import make_spec
 from workers.checkpoint.state import set_steps
-from workers.trainer.optimizer import learning_rate, square_sum
+from workers.trainer.optimizer import RUN, learning_rate, square_sum
 from workers.trainer.proof.reference import whole_tensors
 from workers.trainer.proof.whole import gather_state
 
@@ -30,11 +31,35 @@ def test_the_learning_rate_climbs_then_falls_along_a_cosine_to_a_tenth() -> None
 
 def test_squares_are_summed_as_in_float64() -> None:
     x = torch.randn(3 * 2**20 + 17, generator=torch.Generator().manual_seed(0)) * 1e-3
-    assert float(square_sum(x)) == pytest.approx(float(x.double().square().sum()), rel=1e-7)
-    assert float(square_sum(x[:5].bfloat16())) == pytest.approx(
+    assert float(square_sum([x])) == pytest.approx(float(x.double().square().sum()), rel=1e-7)
+    assert float(square_sum([x[:5].bfloat16()])) == pytest.approx(
         float(x[:5].bfloat16().double().square().sum()), rel=1e-6
     )
-    assert float(square_sum(x[:0])) == 0.0
+    assert float(square_sum([x[:0]])) == 0.0
+    several = [x[:5].bfloat16(), x[:0], x[: 2**14].view(2**7, 2**7), x]
+    apart = [float(square_sum([one])) for one in several]
+    assert float(square_sum(several)) == pytest.approx(sum(apart), rel=1e-12)
+
+
+class Kernels(TorchDispatchMode):
+    """Counts what is called and makes no view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_tensor_costs_its_host_two_kernels_at_most() -> None:
+    tensors = [torch.ones(RUN + 1), torch.ones(RUN), torch.ones(5)]
+    with Kernels() as once:
+        square_sum(tensors)
+    with Kernels() as ten_times:
+        square_sum(tensors * 10)
+    assert ten_times.count - once.count == 9 * 4
 
 
 class Device(NamedTuple):

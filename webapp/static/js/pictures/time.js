@@ -30,7 +30,14 @@ export function timePicture(estimate) {
     figure("speed", tokenRate(time.tokens_per_s)),
     figure(`for ${count(TOKENS)} tokens`, days >= 2 ? `${days < 100 ? days.toFixed(1) : integer(Math.round(days))} days` : duration(days * 86400)),
   );
-  return [figures, bar, scrolling([th("part"), th("seconds", true), th("share", true)], rows), el("p", { className: "note" }, `${basis(time, cluster)} MFU and HFU are of ${peak(estimate)} a rank.`)];
+  const said = [basis(time, cluster), ...aligned(estimate), `MFU and HFU are of ${peak(estimate)} a rank.`];
+  return [figures, bar, scrolling([th("part"), th("seconds", true), th("share", true)], rows), el("p", { className: "note" }, said.join(" "))];
+}
+
+/** What the head's products lose to rows that do not begin at multiples of 16 bytes. */
+function aligned({ aligned_vocabulary: found, vocab_size: size }) {
+  if (!found) return [];
+  return [`A vocabulary of ${integer(found.vocab_size)} rows would take ${duration(found.spares_s)} less: those of ${integer(size)} are not aligned for its products.`];
 }
 
 /** A rank's peak, which MFU is a share of. */
