@@ -16,13 +16,10 @@ from workers.trainer.parallel.data_parallel import BucketedAllReduce
 
 QUICK = (
     *(f"pp4 {name}" for name in ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "zbv", "dualpipev")),
-    "pp4 interleaved_zero_bubble",
     "cp4 ring",
     "cp4 all-gather",
     "tp4 sp one kv head",
-    "hsdp zero3 2x2 x tp2",
     "ep2 x pp2 x tp2 sp",
-    "pp2 x zero3 dp2 x tp2 sp",
     "pp2 zbv x zero1 dp2 x tp2",
     "pp2 kept looped_bfs x zero3 ep2 x dp2",
 )
