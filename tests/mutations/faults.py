@@ -142,7 +142,7 @@ FAULTS: dict[str, Fault] = {
         "gpt",
         {"tp": 2},
     ),
-    "the norm counts copies twice": Fault((Edit(OPTIMIZER, " / held.copies", ""),), "gpt", {"dp": 2}),
+    "the norm counts copies twice": Fault((Edit(OPTIMIZER, " / copies", ""),), "gpt", {"dp": 2}),
     # what is old, or not there yet
     "ZeRO-1 goes on with old weights after a validation": Fault(
         (Edit(ZERO, "        for root in self._roots:\n            _free(root)", "        pass"),),
