@@ -65,7 +65,7 @@ function nearWords({ gradient, limit }, precision) {
 /** Of a mixture: one process follows the run's routers, and says where its own would have gone elsewhere. */
 function choiceWords({ choices }) {
   if (!choices) return "";
-  const followed = `. It took the experts that the run's routers chose for ${integer(choices.tokens)} tokens of all layers`;
+  const followed = `\nIt took the experts that the run's routers chose for ${integer(choices.tokens)} tokens of all layers`;
   if (choices.turned === 0) return `${followed}: all as its own`;
   return `${followed}: ${integer(choices.turned)} ${choices.turned === 1 ? "another" : "others"} than its own, less probable by at most ${apartWords(choices.gap)} of the experts' spread`;
 }
@@ -80,12 +80,12 @@ function figures(one) {
 /** Of the step that both did when the run was over. */
 function endWords(end, finished) {
   if (!end) return "";
-  if (end.state === "due") return finished ? ". It ended before one step more was compared" : ". One step more comes when it ends";
-  if (end.state === "not checked") return `. One step more was not checked: ${end.why}`;
-  return `. One step more than it has, and its last validation: ${figures(end)}`;
+  if (end.state === "due") return finished ? "\nIt ended before one step more was compared" : "\nOne step more comes when it ends";
+  if (end.state === "not checked") return `\nOne step more was not checked: ${end.why}`;
+  return `\nOne step more than it has, and its last validation: ${figures(end)}`;
 }
 
-/** The same of the first steps beside one process, and of one more at the end. */
+/** The same of the first steps beside one process, and of one more at the end; in `more` each has a line of its own. */
 export function processProof(proof, finished, precision) {
   if (!proof) return { tone: "", words: "not checked", more: finished ? "the run ended before" : "waits for the first step", waits: !finished };
   const one = proof.one_process;
@@ -94,7 +94,7 @@ export function processProof(proof, finished, precision) {
     if (finished) return { tone: "", words: "not checked", more: `the run ended before step ${integer(one.steps)} was compared` };
     return { tone: "", words: "being verified", more: `by one process, after step ${integer(one.steps)}` };
   }
-  const more = `${figures(one)}${one.why && `. ${one.why}`}${endWords(proof.end, finished)}`;
+  const more = `${figures(one)}${one.why && `\n${one.why}`}${endWords(proof.end, finished)}`;
   if (one.state === "apart") return { tone: "bad", words: "differs from one process", more };
   if (proof.end?.state === "apart") return { tone: "bad", words: "differs from one process at its end", more };
   return { tone: "good", words: nearWords(one, precision), more };
@@ -123,7 +123,7 @@ function fill(place, { tone, words, more }) {
   const figure = place.querySelector("dd");
   figure.textContent = words;
   figure.dataset.tone = tone;
-  place.querySelector("small").textContent = more;
+  place.querySelector("small").replaceChildren(...more.split("\n").map((line) => el("span", {}, line)));
 }
 
 /** The panel: three figures, the verdict of all, and a table of what is wrong. */
