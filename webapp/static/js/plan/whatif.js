@@ -154,7 +154,7 @@ function showPlan(lane) {
     lane.body.firstChild.dataset.tone = "bad";
     return;
   }
-  const { time, cluster, vocab_size: vocabulary, padded_vocab_size: padded } = estimate;
+  const { time, cluster, vocab_size: vocabulary, padded_vocab_size: padded, aligned_vocabulary: aligned } = estimate;
   const parts = time.parts.map((p) => ({ token: token(p.name), value: p.seconds, title: `${p.name}: ${duration(p.seconds)}` }));
   const memory = `${bytes(estimate.peak_memory_bytes)} of ${bytes(cluster.memory_bytes)}`;
   const sent = Math.max(...estimate.stages.map((s) => Object.values(s.step_bytes).reduce((a, b) => a + b, 0)));
@@ -171,6 +171,7 @@ function showPlan(lane) {
     line("between", between(bytes, estimate.peak_memory_bytes, estimate.memory_interval.share), estimate.memory_interval.words),
     line("payload a rank", bytes(sent), "of the busiest rank, a step"),
     ...(padded > vocabulary ? [line("vocabulary padded", integer(padded), `of ${integer(vocabulary)}`)] : []),
+    ...(aligned ? [line("unaligned vocabulary", duration(aligned.spares_s), `of the step; ${integer(aligned.vocab_size)} rows would spare it`)] : []),
     ...time.parts.filter((p) => p.seconds > 0).map((p) => line(AXES.includes(p.name) ? `${p.name} not hidden` : p.name, duration(p.seconds))),
   ];
   const spec = specOf(lane);
