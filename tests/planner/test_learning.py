@@ -199,7 +199,7 @@ def test_words_tell_of_links_that_one_or_two_runs_left() -> None:
     one = learned(CPU, [linked(CALL)])
     assert words(one, two) == "a CPU that nobody measured, links from 1 run here, up to 10 times off"
     assert words(learned(CPU, [linked(CALL)] * 2), two).split(", ")[1] == "links from 2 runs here"
-    sheet = "Meshboard (what runs here), 37% of it waiting for a host, up to 3.3 times off"
+    sheet = "Meshboard (what runs here), 40% of it waiting for a host, up to 3.3 times off"
     assert words(learned(H100, [linked(CALL)]), two) == f"data sheet, links from 1 run here, {sheet}"
     assert "links from 1 run here" in estimate_text(two, estimate(two, one), [])
     # Three correct runs of as many ranks; to all others they leave their links alone.
