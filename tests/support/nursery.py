@@ -10,6 +10,7 @@ there is no thread that a rank would miss.
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import json
 import os
@@ -24,7 +25,7 @@ from typing import Any
 
 from webapp.runner import free_port
 
-LOADED = ("workers.trainer.__main__", "workers.checkpoint.__main__", "workers.lab.__main__")
+LOADED = ("workers.trainer.__main__", "workers.checkpoint.__main__", "workers.lab.__main__", "torch._dynamo")
 LARGEST_REQUEST = 1 << 20
 
 
@@ -32,6 +33,7 @@ def main() -> None:
     line = socket.socket(fileno=int(sys.argv[1]))
     for module in LOADED:
         importlib.import_module(module)
+    gc.freeze()  # else each rank looks through, and copies, what was imported, again and again
     while True:
         content, outputs, _, _ = socket.recv_fds(line, LARGEST_REQUEST, 2)
         if not content:
