@@ -136,10 +136,8 @@ class Postman:
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
-    try:
-        loop.run_forever()
-    finally:
-        loop.close()
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:  # cuts off what is still on its way
+        runner.get_loop().run_forever()
 
 
 def _claim(deliveries: list[Delivery], now: datetime) -> list[Delivery]:

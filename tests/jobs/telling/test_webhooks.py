@@ -322,6 +322,19 @@ def test_whoever_dies_on_the_way_leaves_it_to_the_next_under_the_same_key(owner:
         assert len(there.heard) == 2
 
 
+def test_what_is_on_its_way_at_the_end_is_cut_off(owner: User) -> None:
+    with receiver(None) as there:
+        hooks.send_ping(owner, hook_of(owner, there))
+        ending = Postman()
+        ending.turn()
+        wait_until(lambda: there.heard, "it was sent, and waits for its answer")
+        ending.close()
+        loop = ending._loop
+        assert loop is not None
+        wait_until(loop.is_closed, "the thread is at its end")
+        assert len(ending._heard) == 1, "and the batch at its own"
+
+
 def test_a_receiver_that_fails_is_tried_once_a_turn_and_the_rest_wait(owner: User, postman: Postman) -> None:
     with receiver(answering("500 No")) as there:
         hook = hook_of(owner, there)
