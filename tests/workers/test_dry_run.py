@@ -136,7 +136,7 @@ KEPT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 def test_the_planner_s_memory_is_what_tensors_need_at_once(name: str) -> None:
     preset, layout, train = KEPT[name]
     sizes = {"global_batch": 8, "micro_batches": 2, "seq_len": 256, **train}
-    spec = parse_fields({"model": {"preset": preset}, "layout": layout, "train": sizes})
+    spec = parse_fields({"model": {"preset": preset, "num_layers": 4}, "layout": layout, "train": sizes})
     step = dry_step(spec, 0)
     assert sum(memory(spec, 0).values()) == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.025)
 
