@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 from django.contrib.auth.models import User
-from django.db.models import Prefetch, QuerySet, prefetch_related_objects
+from django.db.models import F, Prefetch, QuerySet, prefetch_related_objects
+from django.utils import timezone
 from pydantic import Field, WithJsonSchema
 from typing_extensions import TypedDict
 
 from contracts.control import ExitReport
 from jobs.diagnosis.shapes import Told
-from jobs.models import ELSEWHERE, TERMINAL, Attempt, Job, JobTag, Member, Status
+from jobs.models import ELSEWHERE, HOST_SILENT_AFTER, TERMINAL, Attempt, Job, JobTag, Member, Status
 from jobs.models import StateChange as History
 from jobs.models.jobs import num_ranks
 from planner.cost.estimate import Estimate
@@ -56,12 +57,14 @@ class JobBrief(TypedDict):
 
 
 class MemberBrief(TypedDict):
-    """An attempt's share of one host: `num_ranks` ranks from `first_rank` on. `reason`: why it ended so."""
+    """An attempt's share of one host: `num_ranks` ranks from `first_rank` on. `reason`: why it ended so. `silent`: it
+    runs for all that is known, and neither it nor its host was heard of for 30 s."""
 
     node: int
     host: str
     first_rank: int
     num_ranks: int
+    silent: bool
     ended: Moment | None
     outcome: str
     reason: str
@@ -145,7 +148,8 @@ def _brief(row: dict[str, Any], owner: str, layout: LayoutDict, tags: list[str])
 def job_detail(job: Job, queued: History | None = None) -> JobDetail:
     """Everything about a job but its telemetry. `queued`: of one that was just now all that happened to it: nothing of
     it began, and nobody tagged it."""
-    attempt = None if queued else job.attempts.filter(number=job.attempt).prefetch_related("members").first()
+    members = Prefetch("members", Member.objects.annotate(host_seen=F("host__last_seen")))
+    attempt = None if queued else job.attempts.filter(number=job.attempt).prefetch_related(members).first()
     if queued:
         prefetch_related_objects([job], Prefetch("tags", JobTag.objects.none()))
     history: list[StateChange] = [
@@ -159,7 +163,7 @@ def job_detail(job: Job, queued: History | None = None) -> JobDetail:
         "engine_id": attempt.engine_id if attempt else "",
         "engine_told": attempt.engine_told if attempt else {},
         "host": attempt.where() if attempt else None,
-        "members": [_member(member) for member in attempt.members.all()] if attempt else [],
+        "members": [_member(member, job.status) for member in attempt.members.all()] if attempt else [],
         "exit": attempt.exit if attempt else None,
         "diagnosis": attempt.diagnosis if attempt else None,
         "note": "; ".join(_notes(attempt)) if attempt else "",
@@ -175,12 +179,17 @@ def _reported(attempt: Attempt) -> Reported:
     return {"command": attempt.reported.command, "tags": attempt.reported.tags}
 
 
-def _member(member: Member) -> MemberBrief:
+def _member(member: Any, status: str) -> MemberBrief:
+    """`member`: with the `host_seen` of its host, None where it is no host of the board's. While its job is neither
+    unreachable nor cancelling it may be that nobody listened."""
+    heard = max(filter(None, (member.heard, member.host_seen)), default=None)
+    unheard = heard is not None and timezone.now() - heard > HOST_SILENT_AFTER
     return {
         "node": member.node,
         "host": member.host_name,
         "first_rank": member.first_rank,
         "num_ranks": member.num_ranks,
+        "silent": unheard and not member.ended and status in (Status.UNREACHABLE, Status.CANCELLING),
         "ended": member.ended.isoformat() if member.ended else None,
         "outcome": member.outcome,
         "reason": member.reason,

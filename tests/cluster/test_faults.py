@@ -104,7 +104,8 @@ def test_past_the_lease_a_host_that_hears_nothing_ends_its_ranks_itself(hosts: C
     wait_until(lambda: not hosts.processes(gang, on=second), "its ranks have ended", LEASE_S + END_S + 5)
     assert time.monotonic() - cut > LEASE_S - 5
     assert hosts.processes(gang, on=first), "silence alone ends nothing on the other"
-    hosts.wait_for(gang, "unreachable", timeout_s=60)
+    members = hosts.wait_for(gang, "unreachable", timeout_s=60)["members"]
+    assert [(member["host"], member["silent"]) for member in members] == [(first.name, False), (second.name, True)]
     second.cable.mend()
     job = hosts.wait_for(gang, "lost", timeout_s=60)
     assert "the board could not be reached for 25 s" in job["history"][-1]["reason"]

@@ -149,12 +149,15 @@ class StateChange(TypedDict):
 
 
 class MemberBrief(TypedDict):
-    """An attempt's share of one host: `num_ranks` ranks from `first_rank` on. `reason`: why it ended so."""
+    """An attempt's share of one host: `num_ranks` ranks from `first_rank` on. `reason`: why it ended so. `silent`: it
+    runs for all that is known, and neither it nor its host was heard of for 30 s.
+    """
 
     node: int
     host: str
     first_rank: int
     num_ranks: int
+    silent: bool
     ended: str | None
     outcome: str
     reason: str

@@ -163,15 +163,19 @@ def test_the_panel_of_a_gang_names_hosts_clocks_and_what_crosses(modules: Page) 
     m.showHosts(panel, { ...x[1], estimate: {} }, state, () => x[2]);
     shown.push([panel.hidden, panel.querySelector("[data-crossing]")?.hidden, rows("crossing-rows")]);
     m.showHosts(panel, { ...x[1], members: x[0].slice(1) }, state, () => []);
-    return [...shown, panel.hidden];
+    const alone = panel.hidden;
+    const part = (silent) => ({ ...x[0][0], silent });
+    m.showHosts(panel, { ...x[1], status: "unreachable", members: [part(true), part(false)] }, state, () => []);
+    return [...shown, alone, rows("host-rows").map((row) => row[2])];
     """
     browser = modules.context.browser
     assert browser is not None
     page = context_of(browser).new_page()
     page.goto(modules.url.replace("/icon.svg", "/js/"))  # a list of files: an HTML page
-    hidden, hosts, crossing, unforeseen, alone = call(page, "job/hosts.js", body, told)
+    hidden, hosts, crossing, unforeseen, alone, parts = call(page, "job/hosts.js", body, told)
     page.close()
     assert (hidden, alone) == (False, True), "a run on one host has no such panel"
+    assert parts == ["not heard", "running"], "of an unreachable job"
     assert unforeseen == [False, True, []], "where nothing was predicted no 0 B is told as a prediction"
     assert hosts == [
         ["anna", "0\u20131", "running", "\u2212300.00 s ± 1.00 ms"],

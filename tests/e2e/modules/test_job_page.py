@@ -203,11 +203,14 @@ def test_every_rank_is_shown_on_its_host_with_what_it_does(modules: Page) -> Non
     hang = {"ranks": [2], "text": "it never entered all-reduce 17 of dp"}
     told = {"hang": hang, "stragglers": []}
     failed = {"status": "failed", "finished": True, "exit": {"rank": 3}}
-    jobs = [job(), job(diagnosis=told), job(**failed), job(status="queued", members=[])]
-    running, blamed, ended, queued = call(modules, "job/places.js", body, jobs)
+    anna, bert = job()["members"]
+    apart = job(status="unreachable", members=[{**anna, "silent": True}, {**bert, "ended": "x", "outcome": "lost"}])
+    jobs = [job(), job(diagnosis=told), job(**failed), job(status="queued", members=[]), apart]
+    running, blamed, ended, queued, parts = call(modules, "job/places.js", body, jobs)
     assert running == [["anna", ["training", "still"], []], ["bert", ["stopped", "starting"], []]]
     assert blamed[1] == ["bert", ["stopped", "starting"], [2]]
     assert ended == [["anna", ["ended", "ended"], []], ["bert", ["ended", "failed"], []]]
+    assert parts == [["anna", ["not heard", "not heard"], []], ["bert", ["ended", "ended"], []]]
     assert [place[0] for place in queued] == [None]
     assert len(queued[0][1]) == 4
 

@@ -27,7 +27,7 @@ def test_figures_of_a_million_steps_are_cut_at_no_width(modules: Page) -> None:
       ['setup', 'checkpoint', 'eval', 'teardown'].forEach((phase, rank) => state.ranks.set(rank, { phase }));
       state.stepTimes = Array(20).fill(1);
       state.progress = { step: 999_999, steps: 1_000_000, rate: 999_499, tokens: 59_940_000 };
-      showProgress({ finished: false, spec: { train: {} } }, state);
+      showProgress({ finished: false, members: [], spec: { train: {} } }, state);
       document.getElementById('figure-left').textContent = '2777 h 46 min';
       showOff({ bytesOff: 9_999_999, callsOff: 1_000_000 }, true);
       const note = document.getElementById('traffic-note');

@@ -14,6 +14,7 @@ from django.utils import timezone
 
 from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, TASK_TELL_AGAIN, cancel_key, events_stream, host_queue
 from jobs.models import Attempt, Cursor, DeadLetter, Host, Job, Member, Outbox, SlotAllocation, StateChange, Status
+from jobs.present import job_detail
 from jobs.queue import actions
 from jobs.queue.heard import inboxes
 from jobs.queue.heard.events import drain
@@ -58,6 +59,10 @@ def silent(**time: int) -> None:
     Host.objects.update(last_seen=timezone.now() - timedelta(**time))
 
 
+def silences(job: Job) -> list[bool]:
+    return [member["silent"] for member in job_detail(job)["members"]]
+
+
 def test_a_host_silent_for_months_keeps_its_job_and_its_slots(job: Job, live_redis: redis.Redis) -> None:
     running(job, live_redis)
     silent(days=100)
@@ -78,9 +83,9 @@ def test_silence_while_nobody_listened_is_no_silence(job: Job, live_redis: redis
     running(job, live_redis)
     silent(minutes=20)
     reconcile(live_redis, timezone.now() - timedelta(seconds=29))
-    assert status(job) == Status.RUNNING
+    assert (status(job), silences(job)) == (Status.RUNNING, [False])
     reconcile(live_redis, timezone.now() - timedelta(seconds=31))
-    assert status(job) == Status.UNREACHABLE
+    assert (status(job), silences(job)) == (Status.UNREACHABLE, [True])
 
 
 def test_a_cancel_waits_for_a_silent_host_and_says_so(job: Job, live_redis: redis.Redis) -> None:

@@ -14,6 +14,7 @@ from django.contrib.auth.models import User
 from contracts.codec import BATCH_BYTES, REPORT_BYTES, decode_batch
 from contracts.names import telemetry_stream
 from jobs.models import RunToken, Status
+from jobs.present import job_detail
 from jobs.queue import actions
 from jobs.queue.heard.silence import tell_of_silence
 from jobs.queue.scheduling.scheduler import schedule
@@ -225,6 +226,7 @@ def test_silence_makes_it_unreachable_and_a_word_running_again(node: Node) -> No
     fall_silent(node)
     tell_of_silence()
     assert job_of(node).status == Status.UNREACHABLE
+    assert [member["silent"] for member in job_detail(job_of(node))["members"]] == [True]
     assert "gpu-7 has been silent since" in reasons(node)[-1][1]
     assert node.batch().json()["status"] == "running"
     assert reasons(node)[-1] == ("running", "gpu-7 is heard again")

@@ -36,9 +36,10 @@ export function showProgress(job, state) {
     put("figure-eval-step", `after step ${integer(last.step)}`);
   }
   const phases = new Set([...state.ranks.values()].map((rank) => rank.phase).filter(Boolean));
-  const unheard = job.status === "unreachable";
   const phase = phases.size > 0 && !job.finished ? `now: ${[...phases].join(", ")}` : "";
-  put("figure-phase", unheard ? "its host is not heard" : phase);
+  const silent = job.members.filter((member) => member.silent).map((member) => member.host);
+  const unheard = job.status === "unreachable" || silent.length > 0;
+  put("figure-phase", unheard ? `not heard: ${silent.join(", ") || "its host"}` : phase);
   if (!progress) return;
   const steps = progress.steps ?? job.spec.train.steps;
   put("figure-step", `${integer(progress.step)} of ${integer(steps)}`);

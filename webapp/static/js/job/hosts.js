@@ -86,7 +86,8 @@ function ranksOf(member) {
 }
 
 function partOf(member, jobStatus) {
-  if (!member.ended) return jobStatus;
+  if (member.silent) return "not heard";
+  if (!member.ended) return jobStatus === "unreachable" ? "running" : jobStatus;
   return member.reason ? `${member.outcome}: ${member.reason}` : member.outcome;
 }
 

@@ -17,35 +17,30 @@ export function placesOf(job, state) {
     host: member.host,
     ranks: Array.from({ length: member.num_ranks }, (_, index) => {
       const rank = member.first_rank + index;
-      const { does, more } = doing(rank, job, state);
+      const { does, more } = doing(rank, member, job, state);
       const why = blamed.get(rank);
       return { rank, does, blamed: why !== undefined, words: [`rank ${rank}`, member.host, does + more, why].filter(Boolean).join(" · ") };
     }),
   }));
 }
 
-function doing(rank, job, state) {
+function doing(rank, member, job, state) {
   const plain = (does, more = "") => ({ does, more });
   if (job.finished) {
     const { exit } = job;
     if (exit?.rank === rank && job.status === "failed") return plain("failed", exit.signal ? ` by ${exit.signal}` : "");
     return plain(job.status === "succeeded" ? "done" : "ended");
   }
+  if (member.ended) return plain(member.outcome === "succeeded" ? "done" : "ended");
   const process = state.processes.get(rank);
   if (process && GONE.has(process.state)) return plain("stopped", ` (process ${process.state})`);
+  const phase = state.ranks.get(rank)?.phase;
+  if (member.silent) return plain("not heard", phase ? `, last ${DOES[phase] ?? phase}` : "");
   const still = state.standing.get(rank);
   if (still && still.still >= STILL_S) return plain("still", ` for ${duration(still.still)}`);
-  const phase = state.ranks.get(rank)?.phase;
   if (phase) return plain(DOES[phase] ?? phase);
   return plain(job.status === "queued" ? "queued" : "starting");
 }
-
-const LEGEND = {
-  queued: "queued",
-  starting: "starting",
-  still: "standing still",
-  stopped: "stopped",
-};
 
 export function placesView(section) {
   const [list, legend] = ["[data-hosts]", "[data-legend]"].map((name) => section.querySelector(name));
@@ -84,7 +79,7 @@ export function placesView(section) {
       square.dataset.does = does.replace(" ", "-");
       square.classList.toggle("blamed", blamed);
     }
-    const told = [...counts].map(([does, number]) => `${integer(number)} ${LEGEND[does] ?? does}`).join(" · ");
+    const told = [...counts].map(([does, number]) => `${integer(number)} ${does === "still" ? "standing still" : does}`).join(" · ");
     if (legend.textContent !== told) legend.textContent = told;
   };
 }
