@@ -115,10 +115,13 @@ def lasting(jobs: Any) -> dict[str, float | None]:
 
 
 def running(now: datetime) -> list[Running]:
-    """Attempts that hold slots, with the seconds they should still run: by their measured pace where there is one."""
+    """Attempts that hold slots, with the seconds they should still run: by their measured pace where there is one. When
+    one will end that is not heard, nothing tells."""
     attempts = Attempt.objects.filter(ended__isnull=True, job__status__in=RUNS).prefetch_related("members__allocations")
     unended = list(
-        attempts.select_related("job").only("number", "created", "job__id", "job__project", "job__time_limit_s")
+        attempts.select_related("job").only(
+            "number", "created", "job__id", "job__project", "job__status", "job__time_limit_s"
+        )
     )
     durations = lasting(Job.objects.filter(id__in=[attempt.job_id for attempt in unended]))
     began = {
@@ -138,7 +141,8 @@ def running(now: datetime) -> list[Running]:
         lasts, limit_s = durations.get(attempt.job_id), attempt.job.time_limit_s
         known = [paces[attempt.pk]] if attempt.pk in paces else [] if lasts is None else [lasts - since]
         known += [limit_s - since] if limit_s is not None else []
-        left = max(0.0, min(known)) if known else None
+        heard = attempt.job.status != Status.UNREACHABLE
+        left = max(0.0, min(known)) if known and heard else None
         found.append(Running(attempt.job_id, attempt.job.project, shares, left))
     return found
 

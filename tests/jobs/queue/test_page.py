@@ -93,6 +93,8 @@ def test_a_predicted_start_names_what_ends_only_to_who_may_see_it(
     assert "secret" not in page
     Job.objects.filter(id=attempt.job_id).update(owner=owner)
     assert "when secret ends; an estimate" in client.get("/queue/?part=rows").content.decode()
+    Job.objects.filter(id=attempt.job_id).update(status=Status.UNREACHABLE)
+    assert "an estimate" not in client.get("/queue/?part=rows").content.decode(), "who knows when it ends"
 
 
 def test_bulk_actions_ask_first_then_act_and_are_written_down(owner: User, staff: User, client: Client) -> None:
