@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -40,9 +39,3 @@ def session(served: Site, name: str) -> dict[str, str]:
     token = "c" * 32
     cookie = f"{served.cookie(name)['Cookie']}; csrftoken={token}"
     return {"Cookie": cookie, "X-CSRFToken": token}
-
-
-def submit(served: Site, spec: dict[str, Any], name: str = "owner") -> str:
-    answer = served.call("POST", "/api/v1/jobs", spec, headers=served.token(name))
-    assert answer.status == 201, answer.body
-    return str(answer.json()["id"])

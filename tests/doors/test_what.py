@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.doors.conftest import BROKEN, session, submit
+from tests.doors.conftest import BROKEN, session
 from tests.planner.wrong_specs import GOOD
 from tests.support.web import Site
 from webapp.serving import limits
@@ -27,7 +27,7 @@ def job(served: Site) -> str:
     for place in (state, state.parent, state / "history"):
         place.mkdir(exist_ok=True)
         (place / "secret").write_text(SECRET)
-    return submit(served, GOOD)
+    return served.submit(GOOD)
 
 
 def spec(**script: Any) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def test_12_no_path_climbs_out(served: Site, job: str, base: str, up: str) -> No
 @pytest.mark.parametrize("argument", ["; id", "$(id)", "`id`", "a\nb", "| sh", "--rdzv-endpoint=evil:1", "-m"])
 def test_14_arguments_are_kept_to_the_letter(served: Site, argument: str) -> None:
     """tests/workers/host/start/test_programs.py shows that they reach the script so, and torchrun never."""
-    job = submit(served, spec(args=["--lr", argument]))
+    job = served.submit(spec(args=["--lr", argument]))
     told = served.call("GET", f"/api/v1/jobs/{job}", headers=served.token("owner")).json()
     assert told["spec"]["script"]["args"] == ["--lr", argument]
 
@@ -91,7 +91,7 @@ def test_15_to_17_what_torchrun_or_the_loader_would_obey_is_422(served: Site, sc
 
 def test_20_a_name_with_markup_is_inert(served: Site) -> None:
     name = "<img src=x onerror=alert(1)></script>"
-    job = submit(served, {**GOOD, "name": name})
+    job = served.submit({**GOOD, "name": name})
     for path, who in (("/", "owner"), (f"/jobs/{job}/", "owner"), ("/overview/", "owner"), ("/queue/", "staff")):
         answer = served.call("GET", path, headers=served.cookie(who))
         assert answer.status == 200
@@ -177,7 +177,7 @@ def test_25_a_bomb_or_a_slip_is_422_and_leaves_the_disk_as_it_was(served: Site, 
 
 def test_33_a_failure_tells_an_id_and_nothing_else(served: Site) -> None:
     """A row that no code of ours would write."""
-    broken = submit(served, {**GOOD, "name": "broken on purpose"})
+    broken = served.submit({**GOOD, "name": "broken on purpose"})
     with sqlite3.connect(served.database_url.removeprefix("sqlite:///")) as board:
         board.execute("UPDATE jobs_job SET spec = '\"broken on purpose\"' WHERE id = ?", [broken])
     try:

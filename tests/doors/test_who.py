@@ -10,7 +10,7 @@ import pytest
 from django.utils import timezone
 from knox.crypto import hash_token
 
-from tests.doors.conftest import LOGINS_PER_MINUTE, SUBMITS_PER_MINUTE, session, submit
+from tests.doors.conftest import LOGINS_PER_MINUTE, SUBMITS_PER_MINUTE, session
 from tests.planner.wrong_specs import GOOD
 from tests.support.web import Site
 from tests.webapp.test_public import BY_ITS_OWN_TOKEN, PUBLIC, paths
@@ -18,7 +18,7 @@ from tests.webapp.test_public import BY_ITS_OWN_TOKEN, PUBLIC, paths
 
 @pytest.fixture(scope="module")
 def job(served: Site) -> str:
-    return submit(served, GOOD)
+    return served.submit(GOOD)
 
 
 @pytest.mark.parametrize(

@@ -257,7 +257,7 @@ TURNED = """() => {
 def test_no_name_from_before_there_was_a_rule_turns_a_line_round(browser: Browser, here: Site) -> None:
     """Nor what is told of it: by the server's pages, by what a script writes of JSON, and on a socket."""
     spec = {"name": "old", "model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}}
-    made = here.call("POST", "/api/v1/jobs", spec, headers=here.token("owner")).json()["id"]
+    made = here.submit(spec)
     old = "paid \u202egnp.exe"
     kept = sqlite3.connect(here.database_url.removeprefix("sqlite:///"), timeout=30)
     with contextlib.closing(kept) as database, database:

@@ -19,9 +19,7 @@ def run_of(site: Site, ranks: int, *, steps: tuple[int, ...] = (8, 16), seconds:
     """A queued job of so many ranks and a stream that tells traffic by the half second, and steps event by event."""
     layout = LAYOUTS[ranks]
     spec = {"model": {"preset": "gpt-tiny"}, "layout": layout, "train": TRAIN, "name": f"{ranks} ranks made up"}
-    answer = site.call("POST", "/api/v1/jobs", spec, headers=site.token("owner"))
-    assert answer.status == 201, answer.body
-    job = str(answer.json()["id"])
+    job = site.submit(spec)
     tell_traffic(site, job, ranks, seconds)
     client = site.redis.client()
     for step in steps:

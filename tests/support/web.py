@@ -115,6 +115,12 @@ class Site:
         except urllib.error.HTTPError as error:
             return Answer(error.code, error.headers, error.read())
 
+    def submit(self, spec: object, who: str = "owner") -> str:
+        """The job's id."""
+        answer = self.call("POST", "/api/v1/jobs", spec, headers=self.token(who))
+        assert answer.status == 201, answer.body
+        return str(answer.json()["id"])
+
     def raw(self, sent: bytes, timeout_s: float = 30) -> bytes:
         """What comes back for these very bytes, until the server closes."""
         got = b""

@@ -15,17 +15,12 @@ import psutil
 import psycopg
 
 from contracts.names import telemetry_stream
-from tests.planner.wrong_specs import GOOD
 from tests.support.patience import patient
 from tests.support.processes import wait_until
 from tests.support.web import Site
 
 PATIENCE_S = patient(30)
 Event = dict[str, Any]  # "event", "data", and "id" of some
-
-
-def submit(site: Site, who: str = "owner") -> str:
-    return str(site.call("POST", "/api/v1/jobs", GOOD, headers=site.token(who)).json()["id"])
 
 
 def move(site: Site, job: str, *statuses: str, attempt: int = 1) -> None:

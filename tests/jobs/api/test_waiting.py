@@ -30,7 +30,6 @@ from tests.jobs.api.following import (
     move,
     put,
     step,
-    submit,
     threads,
     until,
 )
@@ -42,7 +41,7 @@ from webapp.serving import limits
 
 @pytest.fixture
 def job(postgres_site: Site) -> Iterator[str]:
-    made = submit(postgres_site)
+    made = postgres_site.submit(GOOD)
     yield made
     postgres_site.call("POST", f"/api/v1/jobs/{made}/cancel", headers=postgres_site.token("owner"))
 
@@ -83,7 +82,7 @@ def test_a_wait_answers_when_its_time_is_up_or_it_makes_no_sense(postgres_site: 
 
 
 def test_two_hundred_wait_beside_fewer_threads_one_more_is_429_until_one_leaves(postgres_site: Site) -> None:
-    job = submit(postgres_site)
+    job = postgres_site.submit(GOOD)
     address = f"/api/v1/jobs/{job}/wait?timeout=60"
 
     async def wait() -> tuple[Any, Any, Any, set[int]]:
@@ -256,7 +255,7 @@ def test_what_was_trimmed_is_told_as_a_gap(postgres_site: Site, job: str) -> Non
 
 
 def test_a_deleted_job_ends_the_wait_and_the_events(postgres_site: Site) -> None:
-    job = submit(postgres_site)
+    job = postgres_site.submit(GOOD)
 
     async def both() -> tuple[int, dict[str, Any]]:
         async with asking(postgres_site) as client, followed(postgres_site, f"/api/v1/jobs/{job}/events") as events:

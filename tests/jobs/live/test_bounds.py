@@ -23,10 +23,6 @@ from tests.support.web import Site
 FRAME_BYTES = 2**20
 
 
-def submit(site: Site) -> str:
-    return str(site.call("POST", "/api/v1/jobs", GOOD, headers=site.token("owner")).json()["id"])
-
-
 def watching(site: Site, job: str, **options: Any) -> Any:
     url = f"ws://127.0.0.1:{site.port}/ws/jobs/{job}/"
     return connect(url, origin=site.url, additional_headers=site.cookie("owner"), max_size=None, **options)  # type: ignore[arg-type]
@@ -45,7 +41,7 @@ def batch(size: int) -> bytes:
 
 
 def test_a_replay_of_any_size_comes_in_frames_of_a_megabyte(postgres_site: Site) -> None:
-    job = submit(postgres_site)
+    job = postgres_site.submit(GOOD)
     stream = telemetry_stream(job, 1)
     redis = postgres_site.redis.client()
     sizes = [100] * 300 + [256 * 2**10] * 60 + [3 * 2**20] + [100] * 10
@@ -74,7 +70,7 @@ def test_a_replay_of_any_size_comes_in_frames_of_a_megabyte(postgres_site: Site)
 @pytest.mark.parametrize("size", [1, 14 * 2**20])
 def test_whoever_sends_is_closed(postgres_site: Site, size: int) -> None:
     async def send() -> int:
-        async with watching(postgres_site, submit(postgres_site)) as socket:
+        async with watching(postgres_site, postgres_site.submit(GOOD)) as socket:
             await socket.recv()
             with contextlib.suppress(ConnectionClosed):  # already told
                 await socket.send(b"x" * size)
@@ -87,7 +83,7 @@ def test_a_database_error_closes_the_socket_so_that_the_browser_comes_back(
     postgres_site: Site,
 ) -> None:
     """One statement of the look at the job fails; nothing else is wrong, and nothing would have told the browser."""
-    job = submit(postgres_site)
+    job = postgres_site.submit(GOOD)
     postgres_url = postgres_site.database_url
 
     async def watch() -> int:
