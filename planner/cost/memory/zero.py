@@ -87,8 +87,8 @@ class Sharding(NamedTuple):
         whole = unit.padded * self.compute
         if not self.mixed:
             return ((BUFFERS, whole), *self._staged(whole))
-        own = unit.shard * self.compute  # in the compute type
-        return (BUFFERS, own), (BUFFERS, whole), (BUFFERS, -own), *self._staged(whole)
+        own = unit.shard * self.compute  # in the compute type, until the call is over
+        return (BUFFERS, own), (BUFFERS, whole), *self._staged(whole), (BUFFERS, -own)
 
     def _staged(self, num_bytes: int) -> tuple[tuple[int, int], ...]:
         return ((BUFFERS, num_bytes), (BUFFERS, -num_bytes)) if self.stages else ()
