@@ -16,7 +16,7 @@ SPEC: dict[str, Any] = {
     "name": "left run",
     "model": {"preset": "gpt-tiny"},
     "layout": {"dp": 2},
-    "train": {"steps": 12, "global_batch": 4, "seq_len": 64, "warmup_steps": 2, "eval_every": 6},
+    "train": {"steps": 12, "global_batch": 4, "seq_len": 64, "warmup_steps": 2, "eval_every": 6, "verify": "off"},
 }
 LONG = "w" * 60 + " and words " * 3
 

@@ -15,7 +15,7 @@ TRAINED: dict[str, Any] = {
     "name": "left run",
     "model": {"preset": "gpt-tiny"},
     "layout": {"dp": 2},
-    "train": {"steps": 6, "global_batch": 4, "seq_len": 64, "warmup_steps": 2, "eval_every": 0},
+    "train": {"steps": 6, "global_batch": 4, "seq_len": 64, "warmup_steps": 2, "eval_every": 0, "verify": "off"},
 }
 DRY = {**TRAINED, "name": "dry", "kind": "dry_run", "dry_ranks": [0, 1]}
 NOWHERE = {**TRAINED, "name": "thought better of", "resources": {"labels": ["nowhere"]}}

@@ -9,7 +9,7 @@ import pytest
 from tests.parity.cases import Case, core_cases
 from tests.parity.compare import TOLERANCE, Result, compare, run_all, run_specs
 
-CASES = core_cases()[::4]
+CASES = core_cases()[::6]
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ NAME = "testhost"
 SPEC: dict[str, Any] = {
     "model": {"preset": "gpt-tiny"},
     "layout": {"dp": 2},
-    "train": {"steps": 2000, "global_batch": 4, "seq_len": 32, "eval_every": 0},
+    "train": {"steps": 2000, "global_batch": 4, "seq_len": 32, "eval_every": 0, "verify": "off"},
 }
 
 

@@ -52,6 +52,7 @@ for arch, layout in (("llama", {"dp": 2, "zero": 1}), ("llama", {"pp": 2}), ("mo
 FEW_MODULES = 4  # of the profiler, a few KiB each
 
 
+@pytest.mark.slow
 def test_what_training_imports_is_there_before_its_memory_is_counted(tmp_path: Path) -> None:
     """FSDP2 was not, and the compiler and sympy, which torch imports for experts, ZeRO and pipes: 35 to 80 MiB of each
     rank that shared a plan's 80 to 280."""
