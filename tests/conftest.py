@@ -9,6 +9,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import torch
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.support.early import early_first
@@ -22,6 +23,9 @@ hypothesis.settings.load_profile("suite")
 # A suite that a shell began in its background ignores Ctrl-C, and so would all that its tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Threads that wait for one another in each of several processes took most of two cores: a test of 10 s took 33.
+torch.set_num_threads(1)
 
 
 class ByModule(LoadScopeScheduling):  # type: ignore[misc]

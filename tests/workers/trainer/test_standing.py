@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from contracts.telemetry.batches import Item
@@ -21,14 +19,6 @@ from workers.trainer.peak import Peak
 from workers.trainer.standing import Standing, storage_bytes
 
 MODEL: dict[str, Any] = {**SIZES["llama"], "num_layers": 2, "vocab_size": 4096, "max_seq_len": 128}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def counted(folder: Path, copies: list[torch.Tensor], **settings: Any) -> tuple[MemoryParts, dict[str, int]]:
