@@ -21,6 +21,10 @@ DRY = {**TRAINED, "name": "dry", "kind": "dry_run", "dry_ranks": [0, 1]}
 NOWHERE = {**TRAINED, "name": "thought better of", "resources": {"labels": ["nowhere"]}}
 
 
+def whole(history: dict[str, Any]) -> bool:
+    return any(attempt["ended"] for attempt in history["attempts"])
+
+
 @pytest.fixture(scope="module")
 def names(running_board: Board) -> dict[str, str]:
     """What the addresses below name."""
@@ -29,8 +33,7 @@ def names(running_board: Board) -> dict[str, str]:
     running_board.call("POST", f"jobs/{jobs['cancelled']}/cancel")
     for job in (jobs["trained"], jobs["dry"]):
         running_board.wait_for(job, "succeeded")
-        history = f"jobs/{job}/history"
-        wait_until(lambda path=history: running_board.call("GET", path)["attempts"][0]["ended"], "its history is whole")
+        wait_until(lambda path=f"jobs/{job}/history": whole(running_board.call("GET", path)), "its history is whole")
     return {**jobs, "host": running_board.call("GET", "hosts")[0]["name"]}
 
 

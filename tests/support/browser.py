@@ -15,6 +15,7 @@ from tests.support.processes import wait_until
 WHAT_BUTTONS_SAY = """`focused ${document.hasFocus()}, at ${document.activeElement.outerHTML.slice(0, 200)}: `
   + [...document.getElementsByTagName("button")].map((one) => one.textContent.trim()).join(" | ")"""
 LONGEST_MS = patient(30) * 1e3
+PRESSES = 3
 expect.set_options(timeout=LONGEST_MS)
 
 
@@ -40,23 +41,31 @@ def context_of(browser: Browser, **options: Any) -> BrowserContext:
 
 
 def copied(page: Page, press: Callable[[], None]) -> str:
-    """What a press put on the clipboard, once its button has said so: for a moment, which a busy machine may miss."""
+    """What a press put on the clipboard, once its button has said so: for a moment, which a busy machine may miss. A
+    browser too busy to answer while the press counts as one refuses, and is asked again, as one would."""
     page.evaluate(
         """() => {
-          window.saidCopied = false;
           const buttons = document.getElementsByTagName("button");
-          const said = () => [...buttons].some((one) => one.textContent.trim() === "Copied");
-          new MutationObserver(() => (window.saidCopied ||= said())).observe(document.body, {
-            childList: true, subtree: true, characterData: true });
+          const say = (words) => [...buttons].some((one) => words.test(one.textContent));
+          window.refused = () => say(/forbidden|closed|by hand|address bar/);
+          new MutationObserver(() => {
+            if (say(/^\\s*Copied\\s*$/)) window.said = "Copied";
+            else if (refused()) window.said ||= "refused";
+          }).observe(document.body, { childList: true, subtree: true, characterData: true });
         }"""
     )
-    press()
-    try:
-        wait_until(lambda: page.evaluate("window.saidCopied"), "the button says Copied", 30)
-    except AssertionError as error:
-        error.add_note(page.evaluate(WHAT_BUTTONS_SAY))
-        raise
-    return str(page.evaluate("navigator.clipboard.readText()"))
+    for _ in range(PRESSES):
+        page.wait_for_function("!refused()")
+        page.evaluate("() => { window.said = ''; }")
+        press()
+        try:
+            said = wait_until(lambda: page.evaluate("window.said"), "the button says whether it copied", 30)
+        except AssertionError as error:
+            error.add_note(page.evaluate(WHAT_BUTTONS_SAY))
+            raise
+        if said == "Copied":
+            return str(page.evaluate("navigator.clipboard.readText()"))
+    raise AssertionError(f"refused {PRESSES} times")
 
 
 def log_in(page: Page, url: str, login: tuple[str, str]) -> None:
