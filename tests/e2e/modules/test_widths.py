@@ -40,6 +40,26 @@ def test_figures_of_a_million_steps_are_cut_at_no_width(modules: Page) -> None:
             assert page.evaluate(CUT) == []
 
 
+def test_hosts_that_are_not_heard_are_named_while_they_are_few(modules: Page) -> None:
+    panel = render_to_string("jobs/panels/first/progress.html", {"job": {}})
+    body = """async (host) => {
+      const { showProgress } = await import('/js/job/figures.js');
+      const state = (await import('/js/store.js')).createState();
+      const said = (...hosts) => {
+        const members = hosts.map((host) => ({ host, silent: true }));
+        showProgress({ status: 'unreachable', finished: false, members, spec: { train: {} } }, state);
+        return document.getElementById('figure-phase').textContent;
+      };
+      return [said(), said(...Array(64).fill(host)), said('anna', host)];
+    }"""
+    long = "gpu-" + "w" * 59
+    with paper(modules, f'<main><div class="first">{panel}</div></main>', *OF_A_JOB) as page:
+        assert page.evaluate(body, long) == ["not heard: its host", "not heard: 64 hosts", f"not heard: anna, {long}"]
+        for width in (390, 720, 1024, 1440):
+            page.set_viewport_size({"width": width, "height": 900})
+            assert page.evaluate(CUT) == []
+
+
 def test_how_long_a_step_takes_is_whole_on_a_wide_page(modules: Page) -> None:
     panel = render_to_string("jobs/panels/first/progress.html", {"job": {}})
     body = """

@@ -39,7 +39,8 @@ export function showProgress(job, state) {
   const phase = phases.size > 0 && !job.finished ? `now: ${[...phases].join(", ")}` : "";
   const silent = job.members.filter((member) => member.silent).map((member) => member.host);
   const unheard = job.status === "unreachable" || silent.length > 0;
-  put("figure-phase", unheard ? `not heard: ${silent.join(", ") || "its host"}` : phase);
+  const whom = silent.length > 2 ? `${integer(silent.length)} hosts` : silent.join(", ") || "its host";
+  put("figure-phase", unheard ? `not heard: ${whom}` : phase);
   if (!progress) return;
   const steps = progress.steps ?? job.spec.train.steps;
   put("figure-step", `${integer(progress.step)} of ${integer(steps)}`);
