@@ -56,6 +56,8 @@ def test_what_one_step_more_showed_is_told_with_the_first(
     told = call(modules, "job/proof.js", "return m.processProof(x[0], x[1], 'fp32')", [proof, finished])
     assert (told["tone"], told["words"]) == (tone, words)
     assert told["more"].splitlines()[1].startswith(more)
+    if state in ("equal", "apart"):
+        assert told["more"].splitlines()[2] == "nan", "its limits, and of which step it was beyond them"
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 
 from contracts.telemetry.batches import Item
 from contracts.telemetry.proof import Choices, Mismatch, ProcessProof, ProofItem, ReplicaProof
-from planner.facts.proof import STEPS, Limits, later_limits, limits, limits_words, why_not_compared
+from planner.facts.proof import (
+    STEPS,
+    Limits,
+    end_batches,
+    end_limits,
+    limits,
+    limits_words,
+    resumed_limits,
+    why_not_compared,
+)
 from workers.trainer.allocator import give_back
 from workers.trainer.loop import StepResult, Trainer
 from workers.trainer.proof.choices import Chosen
@@ -21,7 +30,15 @@ from workers.trainer.proof.reference import Fill, Reference, compute, go_on, one
 from workers.trainer.proof.replicas import Kind, compare_copies
 from workers.trainer.proof.rows import compare_rows
 from workers.trainer.proof.whole import gather_state
-from workers.trainer.proof.words import end_words, gravity, one_process_words, replica_words, wrong_words
+from workers.trainer.proof.words import (
+    batch_words,
+    end_words,
+    gravity,
+    may_be_its_batch,
+    one_process_words,
+    replica_words,
+    wrong_words,
+)
 
 MOST_WRONG = 20
 
@@ -45,7 +62,7 @@ class Proof:
     ) -> None:
         self.trainer, self._send, self._first, self._restored = trainer, send, done, restored
         self._say = say if trainer.mesh.rank == 0 else lambda _line: None
-        self._limits = later_limits(trainer.spec) if done else limits(trainer.spec)
+        self._limits = resumed_limits(trainer.spec) if done else limits(trainer.spec)
         self._last = trainer.spec.train.steps - 1
         why = why_not_compared(trainer.spec)
         self._until = done if why else min(done + STEPS, self._last + 1)  # steps before it are compared
@@ -58,7 +75,7 @@ class Proof:
         self._replicas = ReplicaProof(steps=[], parts=0, copied=0, apart=0.0)
         self._one = _not_yet(why, self._until, self._limits)
         ends = not why and self._until <= self._last
-        self._end = _not_yet("", self._last + 1, later_limits(trainer.spec)) if ends else None
+        self._end = _not_yet("", self._last + 1, end_limits(trainer.spec)) if ends else None
 
     @property
     def held_bytes(self) -> int:
@@ -105,10 +122,23 @@ class Proof:
             self.failed = wrong_words(self._wrong)
 
     def ended(self) -> None:
-        """One step more, which nothing comes of, by the run and by one process from what the run has come to."""
+        """One step more, which nothing comes of, by the run and by one process from what the run has come to.
+
+        Where what is beyond a limit may be rounding of its batch, another with the next.
+        """
         if self._end is None:
             return
-        self._end = self._one_more(self._last + 1)
+        done = self._last + 1
+        self._end, wrong = self._one_more(done)
+        for more in range(1, end_batches(self.trainer.spec)):
+            if not may_be_its_batch(wrong):
+                break
+            told, beyond = self._one_more(done + more)
+            if told["state"] == "not checked":
+                break
+            told["why"] += f"; {batch_words(done + more, wrong)}"
+            self._end, wrong = told, beyond
+        self._wrong += wrong
         self._tell()
         if self._wrong:
             self.failed = wrong_words(self._wrong)
@@ -134,12 +164,15 @@ class Proof:
         computed = partial(
             compute, trainer.spec, trainer.corpus, trainer.device, len(self._results), done, self._restored, chosen
         )
-        self._one = self._beside(ran, computed, self._limits)
+        self._one, wrong = self._beside(ran, computed, self._limits)
+        self._wrong += wrong
 
-    def _one_more(self, done: int) -> ProcessProof:
+    def _one_more(self, done: int) -> tuple[ProcessProof, Sequence[Mismatch]]:
+        """A step after the first `done`, and what is wrong of it. The last validation was after the run's own last."""
         trainer = self.trainer
         trainer.recorder.close_step()  # what comes now is none of the last step's
-        one = one_trainer(trainer.spec, trainer.corpus, trainer.device) if trainer.mesh.rank == 0 else None
+        spec, corpus, device = trainer.spec, trainer.corpus, trainer.device
+        one = one_trainer(spec, corpus, device, trained=True) if trainer.mesh.rank == 0 else None
         gather_state(trainer, self._pieces, one, done)
         first = FirstStep([], [])
         self._chosen.on = True
@@ -147,21 +180,24 @@ class Proof:
         first.weights.extend(piece.weight for piece in self._pieces)
         self._chosen.end_step()
         chosen = self._chosen.take()
-        most = later_limits(trainer.spec)
+        most = end_limits(trainer.spec)
         if result.not_finite:
-            return _not_yet(f"{result.not_finite} in one step more", 1, most)
+            return _not_yet(f"{result.not_finite} in one step more", 1, most), []
+        validation = trainer.validation if done == self._last + 1 else None
 
         def computed() -> Reference:
             assert one is not None
-            return go_on(one, 1, done, chosen, validates=trainer.validation is not None)
+            return go_on(one, 1, done, chosen, validates=validation is not None)
 
-        return self._beside(Ran(done, first, [result], trainer.validation), computed, most)
+        return self._beside(Ran(done, first, [result], validation), computed, most)
 
-    def _beside(self, ran: Ran, computed: Callable[[], Reference], most: Limits) -> ProcessProof:
+    def _beside(
+        self, ran: Ran, computed: Callable[[], Reference], most: Limits
+    ) -> tuple[ProcessProof, Sequence[Mismatch]]:
         trainer, started = self.trainer, time.perf_counter()
         found = compare_with_one(trainer.spec, trainer.mesh, self._pieces, ran, computed, most, trainer.device)
-        self._wrong += found.wrong
-        return _told(found, most, limits_words(trainer.spec, most), time.perf_counter() - started)
+        words = limits_words(trainer.spec, most, trained=ran.done > 0)
+        return _told(found, most, words, time.perf_counter() - started), found.wrong
 
     def _tell(self) -> None:
         mesh = self.trainer.mesh

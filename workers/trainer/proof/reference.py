@@ -70,7 +70,7 @@ def compute(
     From the spec's own initial values, or from what `fill` puts into weights and optimiser. Routers choose what a run's
     did in the steps of which `chosen` tells.
     """
-    trainer = one_trainer(spec, corpus, device)
+    trainer = one_trainer(spec, corpus, device, trained=done > 0)
     if fill is not None:
         fill(trainer)
     return go_on(trainer, steps, done, chosen)
@@ -95,9 +95,9 @@ def go_on(
     return Reference(results, tensors, validation, following.compared)
 
 
-def one_trainer(spec: JobSpec, corpus: Corpus, device: torch.device) -> Trainer:
-    """The spec's training on this rank alone."""
-    one = alone(spec)
+def one_trainer(spec: JobSpec, corpus: Corpus, device: torch.device, *, trained: bool) -> Trainer:
+    """The spec's training on this rank alone, from its own initial values or from those of steps that are done."""
+    one = alone(spec, trained=trained)
     mesh = make_mesh(one, 0, lambda _group, _axis: None)
     return Trainer(one, mesh, parallelize(one, mesh, device), corpus, Recorder(0), device)
 

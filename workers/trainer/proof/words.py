@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contracts.telemetry.proof import Choices, Mismatch, ProcessProof, ReplicaProof
 
 MOST_TOLD = 3
+OF_A_BATCH = ("gradient", "gradient norm", "update")
 ROUNDING = 1e-5  # of fp32: gradients beyond it are not called equal, only within their limit
 
 
@@ -43,6 +44,16 @@ def wrong_words(wrong: Sequence[Mismatch]) -> str:
     told = "; ".join(apart_words(apart) for apart in worst[:MOST_TOLD])
     rest = len(wrong) - MOST_TOLD
     return f"proof failed: {told}" + (f"; and {rest} more" if rest > 0 else "")
+
+
+def may_be_its_batch(wrong: Sequence[Mismatch]) -> bool:
+    """Whether something is beyond its limit, and all that is may be rounding that one batch makes much of."""
+    return bool(wrong) and all(apart["what"] in OF_A_BATCH for apart in wrong)
+
+
+def batch_words(step: int, wrong: Sequence[Mismatch]) -> str:
+    """Of a step (from 1) that was beyond its limits, and was followed by another."""
+    return f"of step {step} {apart_words(max(wrong, key=gravity))}, which may be its batch: this is the next"
 
 
 def replica_words(replicas: ReplicaProof, wrong: Sequence[Mismatch]) -> str:

@@ -82,7 +82,7 @@ function endWords(end, finished) {
   if (!end) return "";
   if (end.state === "due") return finished ? "\nIt ended before one step more was compared" : "\nOne step more comes when it ends";
   if (end.state === "not checked") return `\nOne step more was not checked: ${end.why}`;
-  return `\nOne step more than it has, and its last validation: ${figures(end)}`;
+  return `\nOne step more than it has, and its last validation: ${figures(end)}${end.why && `\n${end.why}`}`;
 }
 
 /** The same of the first steps beside one process, and of one more at the end; in `more` each has a line of its own. */
