@@ -73,6 +73,7 @@ def compute(
     trainer = one_trainer(spec, corpus, device, trained=done > 0)
     if fill is not None:
         fill(trainer)
+        trainer.part.follow_masters()  # whatever the run does
     return go_on(trainer, steps, done, chosen)
 
 
