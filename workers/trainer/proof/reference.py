@@ -87,12 +87,14 @@ def go_on(
     starts = [h.master.detach().clone() for h in held]
     gradients: list[torch.Tensor] = []
     first = following.step(done, lambda: gradients.extend(h.gradient.clone() for h in held))
+    updates = [_norm(h.master.detach() - start) for h, start in zip(held, starts, strict=True)]
+    del starts  # no more at once than `why_not_compared` tells of
     weights = [h.master.detach().clone() for h in held]
     results = [first, *(following.step(index) for index in range(done + 1, done + steps))]
     norm = math.sqrt(sum(_norm(gradient) ** 2 for gradient in gradients))
     faint = FAINT * norm / math.sqrt(sum(map(torch.numel, gradients))) if done else 0.0
-    rows = zip(held, starts, gradients, weights, strict=True)
-    tensors = {h.name: _expected(h.name, norm, faint, *rest) for h, *rest in rows}
+    rows = zip(held, gradients, weights, updates, strict=True)
+    tensors = {h.name: _expected(h.name, norm, faint, gradient, weight, update) for h, gradient, weight, update in rows}
     return Reference(results, tensors, validation, following.compared)
 
 
@@ -104,7 +106,7 @@ def one_trainer(spec: JobSpec, corpus: Corpus, device: torch.device, *, trained:
 
 
 def _expected(
-    name: str, norm: float, faint: float, start: torch.Tensor, gradient: torch.Tensor, weight: torch.Tensor
+    name: str, norm: float, faint: float, gradient: torch.Tensor, weight: torch.Tensor, update: float
 ) -> Expected:
     root = math.sqrt(gradient.numel())
     if name.endswith("attention.k.bias"):
@@ -113,7 +115,7 @@ def _expected(
         return Expected(gradient, weight, norm / root, math.inf)
     if _norm(gradient) / root < faint:
         return Expected(gradient, weight, faint, math.inf)
-    return Expected(gradient, weight, _norm(gradient) / root, _norm(weight - start) / root)
+    return Expected(gradient, weight, _norm(gradient) / root, update / root)
 
 
 def _norm(tensor: torch.Tensor) -> float:
