@@ -8,6 +8,7 @@ import httpx
 import psycopg
 import pytest
 
+from tests.support.patience import patient
 from tests.support.postgres import postgres_server
 from tests.support.processes import RedisServer
 from tests.support.web import site
@@ -27,7 +28,8 @@ def test_they_log_in_on_postgresql(redis_service: RedisServer, tmp_path: Path) -
     trusted = {"MESHBOARD_TRUSTED_PROXIES": "127.0.0.1"}
     with postgres_server() as url, site(url, redis_service, tmp_path / "web", **trusted) as board:
         for told in TOLD:
-            with httpx.Client(base_url=board.url, headers={"X-Forwarded-For": told}) as client:
+            own = {"X-Forwarded-For": told}
+            with httpx.Client(base_url=board.url, headers=own, timeout=patient(10)) as client:
                 client.get("/login/")
                 form = {"username": "nobody", "password": "x", "csrfmiddlewaretoken": client.cookies["csrftoken"]}
                 answer = client.post("/login/", data=form, headers={"Referer": f"{board.url}/login/"})
