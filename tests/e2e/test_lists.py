@@ -136,13 +136,13 @@ def test_steps_that_are_dragged_over_are_told_apart(page: Page, running_board: B
     page.set_viewport_size({"width": 1440, "height": 900})
     page.goto(f"{running_board.url}/compare/?jobs={','.join(runs)}")
     chart = page.locator("#charts figure", has_text="drag over slow steps").locator(".u-over")
-    chart.scroll_into_view_if_needed()
+    size = chart.bounding_box()
+    assert size
+    chart.hover(position={"x": 0.4 * size["width"], "y": size["height"] / 2})
     box = chart.bounding_box()
     assert box
-    at = box["y"] + box["height"] / 2
-    page.mouse.move(box["x"] + 0.4 * box["width"], at)
     page.mouse.down()
-    page.mouse.move(box["x"] + 0.8 * box["width"], at, steps=5)
+    page.mouse.move(box["x"] + 0.8 * box["width"], box["y"] + box["height"] / 2, steps=5)
     page.mouse.up()
     told = page.locator(".slow-steps")
     expect(told).to_contain_text(re.compile(r"A: steps \d+ to \d+"))

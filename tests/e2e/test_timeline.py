@@ -82,7 +82,7 @@ def test_a_timeline_is_zoomed_moved_and_told_by_mouse_and_keys(browser: Browser,
     assert start == 0
     box = canvas.bounding_box()
     assert box
-    page.mouse.move(box["x"] + 64 + (box["width"] - 64) / 2, box["y"] + 40)
+    canvas.hover(position={"x": 64 + (box["width"] - 64) / 2, "y": 40})
     page.mouse.wheel(0, -300)
     page.wait_for_function("() => Number(document.querySelector('.timeline-canvas').dataset.from) > 0")
     near = window_of(page)
@@ -127,9 +127,10 @@ def test_a_heat_map_tells_both_ranks_bytes_and_units(browser: Browser, here: Sit
     cells.scroll_into_view_if_needed()
     expect(page.locator("#pairs-legend")).to_contain_text("MiB a step")
     told = page.locator("#pairs-told")
+    expect(told).to_contain_text("the mean of 30 steps")  # all has come that moves the map
     box = cells.bounding_box()
     assert box
-    page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + box["height"] * 0.1)
+    cells.hover(position={"x": box["width"] * 0.6, "y": box["height"] * 0.1})
     expect(told).to_have_text(re.compile(r"rank 0 sends rank 2 [\d,]+ B measured, [\d,]+ B predicted a step"))
     before = told.text_content()
     cells.focus()
