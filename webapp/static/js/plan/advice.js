@@ -2,6 +2,7 @@
 import { el } from "../dom.js";
 import { bytes, counted, duration } from "../format.js";
 import { cell, rowHead, scrolling, th } from "../pictures/table.js";
+import { fetchPatiently } from "../refusal.js";
 
 const panel = document.getElementById("advice");
 const place = document.getElementById("advice-answer");
@@ -11,7 +12,7 @@ const percent = (share) => `${(100 * share).toFixed(1)} %`;
 button.addEventListener("click", async () => {
   button.disabled = true;
   try {
-    const answer = await fetch(panel.dataset.url, { headers: { Accept: "application/json" } });
+    const answer = await fetchPatiently(panel.dataset.url, { headers: { Accept: "application/json" } });
     const told = await answer.json();
     place.replaceChildren(...(answer.ok ? shown(told) : told.errors.map(({ message }) => el("p", {}, message))));
   } catch (error) {

@@ -1,6 +1,6 @@
 // "Fill the best layout": searches every layout on as many ranks as the form asks for and fills in the fastest.
 import { duration, integer } from "../format.js";
-import { words as refusal } from "../refusal.js";
+import { fetchPatiently, words as refusal } from "../refusal.js";
 
 const LIMIT = 1;
 const FILLED = ["dp", "pp", "tp", "cp", "ep", "zero", "sequence_parallel", "schedule", "virtual_stages", "recompute"];
@@ -38,7 +38,7 @@ export function filled({ layout, micro_batches: microBatches }) {
 
 /** Raises Error with the server's words where there is nothing to fill in. */
 export async function best(url, token, asked) {
-  const answer = await fetch(url, {
+  const answer = await fetchPatiently(url, {
     method: "POST",
     headers: { "Content-Type": "application/json", "X-CSRFToken": token },
     body: JSON.stringify(asked),

@@ -2,7 +2,7 @@
 import { el } from "../dom.js";
 import { bytes, count, duration, exactBytes, integer } from "../format.js";
 import { rowHead, scrolling, th } from "../pictures/table.js";
-import { words } from "../refusal.js";
+import { fetchPatiently, words } from "../refusal.js";
 
 function value(number, unit) {
   if (unit === "B") return bytes(number);
@@ -30,7 +30,7 @@ export function explainButtons(root, dialog, url, ask) {
     place.replaceChildren(el("p", { className: "note" }, "Working it out…"));
     dialog.showModal();
     try {
-      const answer = await fetch(url, {
+      const answer = await fetchPatiently(url, {
         method: "POST",
         body: JSON.stringify(await ask(button.dataset.explain)),
         headers: { "Content-Type": "application/json", "X-CSRFToken": root.ownerDocument.querySelector("[name=csrfmiddlewaretoken]").value },

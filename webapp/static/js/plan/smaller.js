@@ -1,6 +1,7 @@
 // Asks which layout fits the hosts that are left, and offers to run in it.
 import { el } from "../dom.js";
 import { duration } from "../format.js";
+import { fetchPatiently } from "../refusal.js";
 
 const panel = document.getElementById("smaller");
 const place = document.getElementById("smaller-answer");
@@ -22,7 +23,7 @@ export function words(offer) {
 button.addEventListener("click", async () => {
   button.disabled = true;
   try {
-    const answer = await fetch(panel.dataset.url, { headers: { Accept: "application/json" } });
+    const answer = await fetchPatiently(panel.dataset.url, { headers: { Accept: "application/json" } });
     const told = await answer.json();
     const lines = answer.ok ? words(told) : told.errors.map(({ message }) => message);
     place.replaceChildren(...lines.map((line) => el("p", {}, line)));

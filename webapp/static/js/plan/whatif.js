@@ -4,7 +4,7 @@ import { copyText, el, stackedBar } from "../dom.js";
 import { between, bytes, count, duration, integer, sureness, tokenRate } from "../format.js";
 import { cell, scrolling, th } from "../pictures/table.js";
 import { within } from "../pictures/time.js";
-import { words } from "../refusal.js";
+import { fetchPatiently, words } from "../refusal.js";
 import { putSoftware, showSoftware, softwareOf } from "./software.js";
 
 const MOST = 4;
@@ -29,7 +29,7 @@ const csrf = () => base.elements.csrfmiddlewaretoken.value;
 
 async function post(url, body) {
   const headers = { "Content-Type": "application/json", "X-CSRFToken": csrf() };
-  const answer = await fetch(url, { method: "POST", body: JSON.stringify(body), headers });
+  const answer = await fetchPatiently(url, { method: "POST", body: JSON.stringify(body), headers });
   if (answer.redirected || answer.status === 403) throw new Error("you are logged out; open the page again");
   const made = await answer.json();
   if (made.errors) throw new Error(words(made.errors));
