@@ -127,7 +127,8 @@ def test_a_heat_map_tells_both_ranks_bytes_and_units(browser: Browser, here: Sit
     cells.scroll_into_view_if_needed()
     expect(page.locator("#pairs-legend")).to_contain_text("MiB a step")
     told = page.locator("#pairs-told")
-    expect(told).to_contain_text("the mean of 30 steps")  # all has come that moves the map
+    expect(page.locator(".timeline-canvas")).to_have_attribute("aria-label", re.compile("Timeline of step"))
+    expect(told).to_contain_text("the mean of 30 steps")  # and with that all has come that moves the map
     box = cells.bounding_box()
     assert box
     cells.hover(position={"x": box["width"] * 0.6, "y": box["height"] * 0.1})

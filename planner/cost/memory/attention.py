@@ -30,7 +30,7 @@ def attention(g: Graph, s: Shape, x: Entered) -> Variable:
     )
     q, k, v = made = columns(g, s, x, products)
     if rope:
-        q, k = _rotated(g, s, q), _rotated(g, s, k)
+        q, k = _rotated(g, q), _rotated(g, k)
     mixed = _attend(g, s, q, k, v, heads=heads, kv_heads=kv_heads)
     taken = g.copied(mixed) if rope and heads > 1 else mixed
     out = g.linear(taken, s.hidden_bytes, heads * model.head_size * h)
@@ -39,28 +39,9 @@ def attention(g: Graph, s: Shape, x: Entered) -> Variable:
     return out
 
 
-def _rotated(g: Graph, s: Shape, x: Variable) -> Variable:
-    """RoPE by halves: its angles in fp32, whose cosines and sines are kept."""
-    tape, whole = g.tape, x.num_bytes
-    turned = s.tokens // s.sequences * s.model.head_size // 2
-    angles = tape.take(turned * FP32_BYTES, WORKING)
-    tape.briefly(turned * FP32_BYTES, WORKING)
-    tables = g.variable(2 * turned * s.element)
-    out = g.variable(whole)
-    kept = g.save(tables)
-    g.done(tables)
-    tape.drop(angles)
-
-    def run() -> None:
-        grad = g.taken(out)
-        made = tape.take(whole, WORKING)
-        tape.briefly(turned * s.element, WORKING)
-        tape.drop(grad)
-        g.release(kept)
-        g.give(x, made)
-
-    g.node(run)
-    return out
+def _rotated(g: Graph, x: Variable) -> Variable:
+    """RoPE by halves, backwards too; its cosines and sines are the rank's."""
+    return g.op((x,), x.num_bytes)
 
 
 def _attend(g: Graph, s: Shape, q: Variable, k: Variable, v: Variable, *, heads: int, kv_heads: int) -> Variable:

@@ -60,6 +60,13 @@ class Shape(NamedTuple):
         return num_bytes if self.stages else 0
 
     @property
+    def rotary_bytes(self) -> int:
+        """Cosines and sines of its positions, which a chunk makes once for all its layers."""
+        if self.model.arch == "gpt" or self.model.mla:
+            return 0
+        return self.tokens // self.sequences * self.model.head_size * self.element
+
+    @property
     def embedded_elements(self) -> int:
         """Of the tables that an embedding looks up."""
         model = self.model

@@ -81,6 +81,7 @@ def rank_of_stage(spec: JobSpec, stage: int) -> Rank:
     if train.checkpoint_every and spec.resources.device == "cpu":
         held_bytes[COPIES] = shards * (mix.sharded + mix.moments)
     shape = shape_of(spec)
+    held_bytes[ACTIVATIONS] = shape.rotary_bytes * len(parts)
     sharding = Sharding(layout.zero, mix.compute, mix.gradients, mix.sharded, layout.keep_gathered, shape.stages)
     chunks = tuple(
         Chunk(

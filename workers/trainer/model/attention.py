@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,56 +11,9 @@ from torch.utils.checkpoint import checkpoint
 
 from planner.facts.spec import ModelSpec
 from workers.trainer.model.layers import Linear, Strategy, columns
+from workers.trainer.model.rotary import Rotary, rotate
 from workers.trainer.parallel.documents import Places, hidden
 from workers.trainer.parallel.tensor_parallel import Entered
-
-
-def turns(model: ModelSpec, device: torch.device) -> torch.Tensor:
-    """Radians a position that each pair of a head's features turns, (head size / 2,) fp32 (RoFormer 2104.09864)."""
-    half = model.head_size // 2
-    plain = model.rope_base ** (-torch.arange(half, device=device, dtype=torch.float32) / half)
-    scaling = model.rope_scaling
-    if scaling is None:
-        return plain
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    rounds = scaling.original_max_seq_len * plain / (2 * math.pi)  # in a sequence as long as before
-    kept = ((rounds - low) / (high - low)).clamp(0, 1)
-    return kept * plain + (1 - kept) * plain / scaling.factor
-
-
-def rotate(x: torch.Tensor, positions: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-    """Rotary position embedding (RoFormer 2104.09864 eq 34), halves convention.
-
-    x (batch, heads, seq, head size), positions (seq,), turns (head size / 2,).
-    """
-    angle = torch.outer(positions.float(), turns)
-    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-    if torch.compiler.is_compiling():  # which makes one kernel of it anyway
-        a, b = x.chunk(2, -1)
-        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
-    return _Rotate.apply(x, cos, sin)  # type: ignore[no-any-return]
-
-
-class _Rotate(torch.autograd.Function):
-    """Backward turns the other way. Autograd's own would fill, cut and add up halves."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(cos, sin)
-        return _turned(x, cos, sin)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        cos, sin = ctx.saved_tensors
-        return _turned(grad, cos, -sin), None, None
-
-
-def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    (a, b), (turned_a, turned_b) = x.chunk(2, -1), out.chunk(2, -1)
-    torch.mul(a, cos, out=turned_a).addcmul_(b, sin, value=-1)
-    torch.mul(b, cos, out=turned_b).addcmul_(a, sin)
-    return out
 
 
 class Attention(nn.Module):
@@ -69,8 +21,7 @@ class Attention(nn.Module):
 
     def __init__(self, model: ModelSpec, strategy: Strategy) -> None:
         super().__init__()
-        self.model, self.head_dim = model, model.head_size
-        self.rope = model.arch == "llama"
+        self.head_dim = model.head_size
         self.strategy = strategy
         h, bias, tp = model.hidden_size, model.arch == "gpt", strategy.tp.degree
         kv = max(1, model.num_kv_heads // tp) * self.head_dim
@@ -79,14 +30,15 @@ class Attention(nn.Module):
         self.v = Linear(kv, h, bias, strategy)
         self.out = Linear(h, h // tp, bias, strategy)
 
-    def forward(self, x: Entered, documents: torch.Tensor | None = None) -> torch.Tensor:
-        """Partial sums of the output, (batch, seq, hidden); `documents` (batch, whole seq) as `documents_of` says."""
+    def forward(
+        self, x: Entered, rotary: Rotary | None = None, documents: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Partial sums of the output, (batch, seq, hidden). `rotary` of its positions, where heads are turned;
+        `documents` (batch, whole seq) as `documents_of` says."""
         parts = columns(x, [part.pair for part in (self.q, self.k, self.v)], self.strategy)
         q, k, v = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in parts)
-        if self.rope:
-            positions = self.strategy.cp.positions(q.shape[2], q.device)
-            each = turns(self.model, q.device)
-            q, k = rotate(q, positions, each), rotate(k, positions, each)
+        if rotary is not None:
+            q, k = rotate(q, rotary), rotate(k, rotary)
         heads = self._attend(q, k, v, documents)
         return self.out.partial(heads.transpose(1, 2).flatten(2))
 

@@ -17,6 +17,7 @@ from workers.trainer.compiled import compiled
 from workers.trainer.model.attention import Attention
 from workers.trainer.model.experts import Mixture
 from workers.trainer.model.layers import Mlp, Norm, Strategy, Table, columns
+from workers.trainer.model.rotary import Rotary, rotary, turns
 from workers.trainer.parallel.products import WIDE
 from workers.trainer.parallel.tensor_parallel import Entered
 from workers.trainer.saved import remade
@@ -35,19 +36,21 @@ class Block(nn.Module):
         self.moe = Mixture(model, model.moe, strategy) if moe and model.moe else None
         self.mlp = None if self.moe else Mlp(model, model.ffn_hidden_size, strategy)
 
-    def forward(self, x: torch.Tensor, documents: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, rotary: Rotary | None = None, documents: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """(batch, seq, hidden) -> the same"""
         if self.strategy.recompute == "full" and torch.is_grad_enabled():
-            again: torch.Tensor = checkpoint(self._layer, x, documents, use_reentrant=False)
+            again: torch.Tensor = checkpoint(self._layer, x, rotary, documents, use_reentrant=False)
             return again
-        return self._layer(x, documents)
+        return self._layer(x, rotary, documents)
 
     def compile_layer(self) -> None:
         """Let torch.compile make kernels of what lies between collectives."""
         self._layer = compiled(self._layer)  # type: ignore[method-assign]
 
-    def _layer(self, x: torch.Tensor, documents: torch.Tensor | None = None) -> torch.Tensor:
-        attended = self._half(x, self.attention_norm, partial(self.attention, documents=documents))
+    def _layer(self, x: torch.Tensor, rotary: Rotary | None, documents: torch.Tensor | None) -> torch.Tensor:
+        attended = self._half(x, self.attention_norm, partial(self.attention, rotary=rotary, documents=documents))
         x = x + self.attention.out.add_bias(attended)
         if self.mlp is None:
             assert self.moe is not None
@@ -86,12 +89,13 @@ class Decoder(nn.Module):
         gpt, h, tp = model.arch == "gpt", model.hidden_size, strategy.tp.degree
         rows = padded_vocab(model.vocab_size, tp) // tp
         own_head = last and not (model.tied_embeddings and first)
-        self.strategy, self.dtype, self.vocab_size = strategy, dtype, model.vocab_size
+        self.model, self.strategy, self.dtype = model, strategy, dtype
         self.embedding = Table(rows, h, strategy) if first else None
         self.positions = Table(model.max_seq_len, h, strategy) if first and gpt else None
         self.layers = nn.ModuleDict({str(i): Block(model, strategy, moe=is_moe_layer(model, i)) for i in layers})
         self.final_norm = Norm(h, gpt, strategy) if last else None
         self.head = Table(rows, h, strategy) if own_head else None
+        self._rotary: Rotary | None = None
 
     def blocks(self) -> list[Block]:
         """The layers in order."""
@@ -104,8 +108,9 @@ class Decoder(nn.Module):
         """
         if self.embedding is not None:
             x = self._embed(x)
+        rotary = self._rotary_of(x)
         for layer in self.layers.values():
-            x = layer(x, documents)
+            x = layer(x, rotary, documents)
         if self.final_norm is None:
             return x
         table = self.head if self.head is not None else self.embedding
@@ -118,13 +123,23 @@ class Decoder(nn.Module):
         with remade(entered.whole, lambda: self.strategy.tp.gathered(part)):
             return self._logits(entered, table)
 
+    def _rotary_of(self, x: torch.Tensor) -> Rotary | None:
+        """Of the positions of hidden states (batch, seq[/tp], hidden), for all layers; kept for the next ones."""
+        if self.model.arch == "gpt":
+            return None
+        tp, cp = self.strategy.tp, self.strategy.cp
+        seq = x.shape[1] * (tp.degree if tp.sequence_parallel else 1)
+        if self._rotary is None or len(self._rotary.cos) != seq:
+            self._rotary = rotary(cp.positions(seq, x.device), turns(self.model, x.device), x.dtype)
+        return self._rotary
+
     def _logits(self, entered: Entered, table: Table) -> torch.Tensor:
         (logits,) = columns(entered, [(table.weight, None)], self.strategy, WIDE)
         return logits
 
     def loss_sum(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Sum of cross-entropy of the last chunk's output, over the tokens that there are."""
-        return self.strategy.tp.loss_sum(logits, targets, self.vocab_size)
+        return self.strategy.tp.loss_sum(logits, targets, self.model.vocab_size)
 
     def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
         assert self.embedding is not None

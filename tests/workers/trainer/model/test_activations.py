@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from planner.cost.memory import layer_bytes
 from planner.facts.reading.parse import parse_fields
 from planner.facts.spec import JobSpec
-from workers.trainer.model import Block, Strategy
+from workers.trainer.model import Block, Strategy, rotary
+from workers.trainer.model.rotary import turns
 
 
 def spec_of(preset: str, batch: int, seq_len: int, recompute: str = "none", **train: str) -> JobSpec:
@@ -49,8 +50,10 @@ def saved_bytes(spec: JobSpec) -> int:
     weights = {tuple(parameter.shape) for parameter in block.parameters()}
     shape = (spec.micro_batch_size, spec.train.seq_len, spec.model.hidden_size)
     leaf = torch.randn(shape, dtype=dtype, requires_grad=True)
+    gpt, device = spec.model.arch == "gpt", leaf.device
+    turned = None if gpt else rotary(torch.arange(spec.train.seq_len), turns(spec.model, device), dtype)
     with Made() as made:
-        out = block(leaf * 1)
+        out = block(leaf * 1, turned)
     own = out.untyped_storage()._cdata
     kept = [
         num_bytes

@@ -11,8 +11,8 @@ from planner.facts.models.presets import PRESETS
 from planner.facts.models.shapes import Unit, parameter_count, stage_units
 from planner.facts.spec import JobSpec, Layout, ModelSpec, TrainSpec
 from workers.checkpoint.export import _rope
-from workers.trainer.model import Attention, Block, Decoder, Strategy, initialise, rotate
-from workers.trainer.model.attention import turns
+from workers.trainer.model import Attention, Block, Decoder, Strategy, initialise, rotary, rotate
+from workers.trainer.model.rotary import turns
 from workers.trainer.parallel.tensor_parallel import Entered, TensorParallel
 
 ALONE = Strategy()
@@ -104,15 +104,16 @@ def test_grouped_heads_equal_whole_heads_with_keys_and_values_repeated() -> None
             heads = ours.weight.unflatten(0, (2, 8))
             theirs.weight.copy_(heads.repeat_interleave(2, 0).flatten(0, 1))
     x = torch.randn(2, 10, 32, generator=generator)
-    torch.testing.assert_close(grouped(Entered(x, x)), whole(Entered(x, x)), rtol=1e-4, atol=1e-5)
+    at = rotary(torch.arange(10), turns(spec("llama"), x.device), x.dtype)
+    torch.testing.assert_close(grouped(Entered(x, x), at), whole(Entered(x, x), at), rtol=1e-4, atol=1e-5)
 
 
 def test_rotary_scores_depend_on_the_distance_alone() -> None:
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(8, generator=generator).expand(1, 1, 12, 8) for _ in range(2))
     positions = torch.arange(12)
-    each = 10_000.0 ** (-torch.arange(4) / 4)
-    scores = rotate(q, positions, each)[0, 0] @ rotate(k, positions, each)[0, 0].T
+    at = rotary(positions, 10_000.0 ** (-torch.arange(4) / 4), q.dtype)
+    scores = rotate(q, at)[0, 0] @ rotate(k, at)[0, 0].T
     for distance in range(-11, 12):
         diagonal = scores.diagonal(distance)
         torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=1e-4, atol=1e-5)
@@ -170,6 +171,6 @@ def test_a_head_s_gradient_turns_back() -> None:
     plain = torch.cat((a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()), -1)
     grad = torch.randn_like(plain)
     (expected,) = torch.autograd.grad(plain, x, grad)
-    turned = rotate(x, positions, each)
+    turned = rotate(x, rotary(positions, each, x.dtype))
     torch.testing.assert_close(turned, plain)
     torch.testing.assert_close(torch.autograd.grad(turned, x, grad)[0], expected)
