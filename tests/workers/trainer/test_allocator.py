@@ -107,8 +107,8 @@ def test_it_would_not_otherwise() -> None:
     assert threads > 18
 
 
-# One layer's product with as many rows as experts have from step to step, in one thread and in the heap that ranks have:
-# the C library's keeps as much by itself.
+# One layer's product with as many rows as experts have from step to step, in one thread and in the heap that ranks
+# have: the C library's keeps as much by itself.
 SHAPES = """
 import sys
 from pathlib import Path

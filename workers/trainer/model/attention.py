@@ -30,9 +30,7 @@ class Attention(nn.Module):
         self.v = Linear(kv, h, bias, strategy)
         self.out = Linear(h, h // tp, bias, strategy)
 
-    def forward(
-        self, x: Entered, rotary: Rotary | None = None, documents: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def forward(self, x: Entered, rotary: Rotary | None = None, documents: torch.Tensor | None = None) -> torch.Tensor:
         """Partial sums of the output, (batch, seq, hidden). `rotary` of its positions, where heads are turned;
         `documents` (batch, whole seq) as `documents_of` says."""
         parts = columns(x, [part.pair for part in (self.q, self.k, self.v)], self.strategy)
