@@ -45,9 +45,9 @@ def test_a_figure_of_a_pipe_is_explained_of_the_stage_that_it_is_told_of(page: P
     """The fullest stage's memory once stood beside an explanation of the first one's."""
     page.goto(f"{running_board.url}/jobs/new/?template=llama3-405b-16k")
     memory = page.locator('[data-head="memory"]')
-    expect(memory).to_have_text("63.6 GiB")
+    expect(memory).to_have_text("63.1 GiB")
     page.click('[data-explain="memory"]')
-    expect(page.locator("#explain[open] h2")).to_contain_text("memory of a rank of stage 1 = 63.6 GiB")
+    expect(page.locator("#explain[open] h2")).to_contain_text("memory of a rank of stage 1 = 63.1 GiB")
 
 
 def test_a_busy_planner_is_asked_again_when_it_said(page: Page, running_board: Board) -> None:

@@ -129,9 +129,9 @@ def test_a_reader_that_stops_early_is_no_error_to_complain_of() -> None:
 
 def test_memory_is_explained_of_the_stage_that_it_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", "--template", "llama3-405b-16k"]) == 0
-    assert "memory  63.59 GiB of 79.1 GiB on the fullest rank" in capsys.readouterr().out
+    assert "memory  63.08 GiB of 79.1 GiB on the fullest rank" in capsys.readouterr().out
     assert main(["explain", "--template", "llama3-405b-16k"]) == 0
-    assert "memory of a rank of stage 1 = 63.59 GiB  (estimated)" in capsys.readouterr().out
+    assert "memory of a rank of stage 1 = 63.08 GiB  (estimated)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
