@@ -47,7 +47,7 @@ def _collectives(spec: JobSpec, cluster: Cluster, stage: int) -> dict[str, float
     for row in step_traffic(spec, rank_of(Coordinates(pp=stage), spec.layout)):
         if row.op == "recv" or not row.count:  # the sender's time is counted
             continue
-        group = span(row.group_size, row.stride, cluster.per_node)
+        group = span(row.group_size, row.stride, cluster.per_node, spec.layout.world_size)
         seconds = row.count * collective_seconds(row.op, row.payload_bytes / row.count, group, cluster)
         found[row.axis] = found.get(row.axis, 0.0) + seconds
     return found

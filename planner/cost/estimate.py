@@ -233,10 +233,10 @@ def _twins(spec: JobSpec) -> list[int]:
 
 
 def _traffic(spec: JobSpec, place: Coordinates, cluster: Cluster) -> list[TrafficRow]:
-    return [_row(c, cluster) for c in step_traffic(spec, rank_of(place, spec.layout))]
+        return [_row(spec, c, cluster) for c in step_traffic(spec, rank_of(place, spec.layout))]
 
 
-def _row(c: Collective, cluster: Cluster) -> TrafficRow:
+def _row(spec: JobSpec, c: Collective, cluster: Cluster) -> TrafficRow:
     return TrafficRow(
         op=c.op,
         axis=c.axis,
@@ -245,7 +245,7 @@ def _row(c: Collective, cluster: Cluster) -> TrafficRow:
         count=c.count,
         payload_bytes=c.payload_bytes,
         algorithmic_bytes=algorithmic_bytes(c.op, c.payload_bytes, c.group_size),
-        between_nodes=span(c.group_size, c.stride, cluster.per_node).nodes > 1,
+        between_nodes=span(c.group_size, c.stride, cluster.per_node, spec.layout.world_size).nodes > 1,
     )
 
 
@@ -277,7 +277,7 @@ def _where(spec: JobSpec, cluster: Cluster) -> ClusterEstimate:
     for axis in ("tp", "cp", "ep", "dp", "pp"):
         group = axis_group(layout, axis)
         if group.size > 1:
-            crossing[axis] = span(group.size, group.stride, cluster.per_node).nodes > 1
+            crossing[axis] = span(group.size, group.stride, cluster.per_node, layout.world_size).nodes > 1
     return ClusterEstimate(
         name=cluster.name,
         accelerator=cluster.accelerator.name,

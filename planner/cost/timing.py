@@ -28,7 +28,7 @@ from planner.facts.resources import StackName
 from planner.facts.spec import JobSpec, Layout
 from planner.facts.tensors.shards import held, num_tensors
 from planner.hardware.calibration import Calibration, line
-from planner.hardware.cluster import Accelerator, Cluster, collective_seconds, kernel_seconds, span
+from planner.hardware.cluster import Accelerator, Cluster, Span, collective_seconds, kernel_seconds, span
 from planner.hardware.kernels import Pass
 from planner.hardware.software import Stacks
 from planner.hardware.stacks import OURS_ON_CPU, STACKS, Stack
@@ -309,7 +309,7 @@ class Timer:
         top, part = moe.experts_per_token, 1 / (layout.tp if layout.sequence_parallel else 1)
         if not stack.shares_dispatch:
             return part
-        nodes = span(row.group_size, row.stride, self.cluster.per_node).nodes
+        nodes = self._span(spec, row).nodes
         places = nodes if nodes > 1 else row.group_size
         reached = places * (1 - (1 - 1 / places) ** top)  # of them, by `top` even choices
         return min(reached, top) / top * part
@@ -319,13 +319,16 @@ class Timer:
 
     def _row_seconds(self, spec: JobSpec, row: Collective, ranks: int) -> float:
         stack = self.stacks.of(spec)
-        place = span(row.group_size, row.stride, self.cluster.per_node)
+        place = self._span(spec, row)
         if self.calibration is not None and row.count and place.nodes == 1:  # one host was measured
             each = self.calibration.collective_s(row.op, row.group_size, row.payload_bytes / row.count, ranks)
             if each is not None:
                 return row.count * each
         seconds = row.count * collective_seconds(row.op, row.payload_bytes / row.count, place, self.cluster)
         return seconds / stack.links
+
+    def _span(self, spec: JobSpec, row: Collective) -> Span:
+        return span(row.group_size, row.stride, self.cluster.per_node, spec.layout.world_size)
 
     def _optimizer(self, spec: JobSpec, index: int) -> float:
         if self.calibration is not None:
@@ -378,7 +381,7 @@ class Timer:
 
     def _crosses(self, spec: JobSpec, axis: Axis) -> bool:
         group = axis_group(spec.layout, axis)
-        return span(group.size, group.stride, self.cluster.per_node).nodes > 1
+        return span(group.size, group.stride, self.cluster.per_node, spec.layout.world_size).nodes > 1
 
     def _straggling(self, spec: JobSpec, seconds: float) -> float:
         """What a step waits for the slowest of its nodes."""

@@ -99,10 +99,30 @@ class Span(NamedTuple):
     nodes: int
 
 
-def span(degree: int, stride: int, per_node: int) -> Span:
-    """Placement of a group of `degree` ranks that are `stride` apart, ranks filling node after node."""
-    inside = min(degree, -(-per_node // stride))
-    return Span(inside, -(-degree // inside))
+SERVER = 8  # ranks at most of what is a server rather than a rack
+
+
+def filled(world: int, per_node: int) -> int:
+    """Ranks that each node has of `world`, the last one perhaps fewer. Racks of 72 are given out by 64, where these
+    divide the world: then no group of a power of two lies on two without need."""
+    even: int = 1 << (per_node.bit_length() - 1)
+    return even if per_node > SERVER and world > per_node and world % even == 0 else per_node
+
+
+@cache
+def span(degree: int, stride: int, per_node: int, world: int) -> Span:
+    """Placement of a group of `degree` ranks that are `stride` apart, `world` ranks filling node after node. Where such
+    groups lie unlike each other, of the one on the most nodes, which all others wait for."""
+    per_node = filled(world, per_node)
+    inside, whole = max(1, per_node // stride), degree * stride
+    if per_node % whole == 0 or world <= per_node:
+        return Span(degree, 1)
+    if (stride % per_node == 0 or per_node % stride == 0) and degree % inside == 0:
+        return Span(inside, degree // inside)
+    firsts = (block + offset for block in range(0, world, whole) for offset in range(min(stride, per_node)))
+    unlike = {first % per_node: first for first in firsts if first + whole - stride < world}
+    nodes = max(len({r // per_node for r in range(first, first + whole, stride)}) for first in unlike.values())
+    return Span(-(-degree // nodes), nodes)
 
 
 # Tiles of a product and what each reaches of the best: a smaller tile reuses less of what it loads.
