@@ -57,7 +57,8 @@ def estimate_text(spec: JobSpec, made: Estimate, advice: Sequence[Neighbour]) ->
         group = f"{row['axis']} of {row['group_size']}"
         crossing = "between nodes" if row["between_nodes"] else "inside a node"
         op = row["op"].replace("_", "-")
-        lines.append(f"  {group:<12} {op:<15} {row['count']:>9,} x {size(row['payload_bytes']):>12}  {crossing}")
+        calls = f"{row['count']:,} {'call ' if row['count'] == 1 else 'calls'}"
+        lines.append(f"  {group:<12} {op:<15} {calls:>15} {size(row['payload_bytes']):>12}  {crossing}")
     lines += ["", f"time  {duration(timed['step_s'])} a step (estimate: {timed['interval']['words']})"]
     lines += [f"  {part['name']:<12} {duration(part['seconds']):>12}" for part in timed["parts"]]
     if aligned := made.get("aligned_vocabulary"):

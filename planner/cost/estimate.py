@@ -23,7 +23,7 @@ from planner.facts.reading.runnable import not_runnable
 from planner.facts.spec import JobSpec
 from planner.facts.tensors.placements import VOCABULARY_MULTIPLE, padded_vocab, zero_shard
 from planner.facts.tensors.shards import held, local_units
-from planner.hardware.cluster import Basis, Cluster, span
+from planner.hardware.cluster import Basis, Cluster, filled, span
 from planner.hardware.clusters import CLUSTERS, DEFAULT_CLUSTER
 
 EXACT = "exact"
@@ -233,7 +233,7 @@ def _twins(spec: JobSpec) -> list[int]:
 
 
 def _traffic(spec: JobSpec, place: Coordinates, cluster: Cluster) -> list[TrafficRow]:
-        return [_row(spec, c, cluster) for c in step_traffic(spec, rank_of(place, spec.layout))]
+    return [_row(spec, c, cluster) for c in step_traffic(spec, rank_of(place, spec.layout))]
 
 
 def _row(spec: JobSpec, c: Collective, cluster: Cluster) -> TrafficRow:
@@ -282,7 +282,7 @@ def _where(spec: JobSpec, cluster: Cluster) -> ClusterEstimate:
         name=cluster.name,
         accelerator=cluster.accelerator.name,
         per_node=cluster.per_node,
-        nodes=-(-layout.world_size // cluster.per_node),
+        nodes=-(-layout.world_size // filled(layout.world_size, cluster.per_node)),
         memory_bytes=cluster.accelerator.memory_bytes,
         reserved_bytes=cluster.accelerator.reserved_bytes,
         crossing=crossing,

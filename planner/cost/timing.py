@@ -28,7 +28,7 @@ from planner.facts.resources import StackName
 from planner.facts.spec import JobSpec, Layout
 from planner.facts.tensors.shards import held, num_tensors
 from planner.hardware.calibration import Calibration, line
-from planner.hardware.cluster import Accelerator, Cluster, Span, collective_seconds, kernel_seconds, span
+from planner.hardware.cluster import Accelerator, Cluster, Span, collective_seconds, filled, kernel_seconds, span
 from planner.hardware.kernels import Pass
 from planner.hardware.software import Stacks
 from planner.hardware.stacks import OURS_ON_CPU, STACKS, Stack
@@ -83,7 +83,7 @@ class Timer:
             parts.exposed_s["world"] = parts.exposed_s.get("world", 0.0) + straggling
             total += straggling
         model, hardware = model_flops(spec), hardware_flops(spec)
-        peak = spec.layout.world_size * self.accelerator(spec).peak(mix_of(spec.train.precision).gemm) * total
+        peak = spec.layout.world_size * self._peak(spec) * total
         return Timing(
             step_s=total,
             **parts._asdict(),
@@ -327,6 +327,11 @@ class Timer:
         seconds = row.count * collective_seconds(row.op, row.payload_bytes / row.count, place, self.cluster)
         return seconds / stack.links
 
+    def _peak(self, spec: JobSpec) -> float:
+        """FLOP/s of the fastest type that products run in: where fp8 is emulated, those that stay wide are faster."""
+        gemm, accelerator = mix_of(spec.train.precision).gemm, self.accelerator(spec)
+        return max(accelerator.peak(gemm), accelerator.peak("bf16" if gemm == "fp8" else gemm))
+
     def _span(self, spec: JobSpec, row: Collective) -> Span:
         return span(row.group_size, row.stride, self.cluster.per_node, spec.layout.world_size)
 
@@ -385,7 +390,7 @@ class Timer:
 
     def _straggling(self, spec: JobSpec, seconds: float) -> float:
         """What a step waits for the slowest of its nodes."""
-        nodes = -(-spec.layout.world_size // self.cluster.per_node)
+        nodes = -(-spec.layout.world_size // filled(spec.layout.world_size, self.cluster.per_node))
         stack = self.stacks.of(spec)
         return stack.step_s + seconds * stack.jitter * math.log2(nodes)
 

@@ -77,7 +77,10 @@ class Stacks:
         if not software.overlap_experts:
             return False
         group = axis_group(spec.layout, "ep")
-        return software.cuda_graphs == "whole" or span(group.size, group.stride, self._per_node, spec.layout.world_size).nodes > 1
+        return (
+            software.cuda_graphs == "whole"
+            or span(group.size, group.stride, self._per_node, spec.layout.world_size).nodes > 1
+        )
 
 
 def as_said(stack: Stack, software: SoftwareSpec, *, overlaps: bool) -> Stack:

@@ -273,9 +273,11 @@ def _nothing(
     if not any(reason.startswith("memory") for reason in refused):
         return text
     lightest: list[Found] = []
+    accelerator = cluster.accelerator.model_copy(update={"memory_bytes": ANY_MEMORY})
+    roomy = cluster.model_copy(update={"accelerator": accelerator})
     for fixed in _combinations(asked):
-        limits = Constraints(worlds[0], fixed, asked.max_micro_batch, ANY_MEMORY, max_seconds=1.0)
-        lightest += search(spec, cluster, limits, limit=1).pareto[-1:]
+        limits = Constraints(worlds[0], fixed, asked.max_micro_batch, max_seconds=1.0)
+        lightest += search(spec, roomy, limits, limit=1).pareto[-1:]
     if not lightest:
         return text
     least = min(lightest, key=lambda found: found.memory_bytes)
@@ -299,7 +301,8 @@ def _why(
         f"{words(first.spec)}: {first.timing.step_s:.3g} s a step ({sure['words']}), "
         f"{first.memory_bytes / GIB:.2f} GiB of {room / GIB:.2f} on the fullest rank"
         f"{', by less than the estimate may be off: nothing fits by more' if tight else ''}.",
-        f"The fastest of {considered:,} layouts on {_ranks(worlds)} of {cluster.name}" + f"{_unless(complete)}.",
+        f"The fastest that fits{'' if tight else ' by more than that'} of {considered:,} layouts on "
+        f"{_ranks(worlds)} of {cluster.name}{_unless(complete)}.",
     ]
     if len(best) > 1:
         slower = best[1].timing.step_s / first.timing.step_s - 1

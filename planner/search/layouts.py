@@ -43,7 +43,8 @@ FIXABLE = ("dp", "pp", "tp", "cp", "ep", "zero", "schedule", "virtual_stages", "
 
 
 class Constraints(NamedTuple):
-    """What the user insists on. `fixed`: fields of the layout with their value. `runnable`: only what can run here."""
+    """What the user insists on. `fixed`: fields of the layout with their value, schedule and chunks where there is a
+    pipe. `max_memory_bytes`: no more than the device has. `runnable`: only what can run here."""
 
     world_size: int
     fixed: Mapping[str, Any] = {}
@@ -175,9 +176,10 @@ class _Finder:
     def __init__(self, spec: JobSpec, cluster: Cluster, constraints: Constraints) -> None:
         self.spec, self.cluster, self.constraints = spec, cluster, constraints
         asked, there = constraints.max_memory_bytes, cluster.accelerator.memory_bytes
-        self.capacity = there if asked is None else asked
+        self.capacity = there if asked is None else min(there, asked)
         self.timer = Timer(cluster)
         self.refused: Counter[str] = Counter()
+        self._first: dict[str, str] = {}  # by field, what was wrong with the first degrees that it refused
         self._deadline = time.perf_counter() + constraints.max_seconds
         self._late = False
 
@@ -233,7 +235,8 @@ class _Finder:
         trial = self.spec.model_copy(update={"layout": layout, "train": train})
         found = [p for p in problems(trial) if p.field not in ("train.micro_batches", "layout.zero")]
         if found:
-            self.refused[f"{found[0].field}: divisibility"] += 1
+            field, message = found[0].field, found[0].message
+            self.refused[f"{field}: for one, {self._first.setdefault(field, message)}"] += 1
         return not found
 
     def _schedules(self, pp: int) -> Iterator[tuple[Schedule, int]]:

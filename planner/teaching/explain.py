@@ -20,7 +20,7 @@ from planner.facts.models.shapes import embedding_parameters, head_parameters, l
 from planner.facts.precision import FP8_BYTES, GemmType, mix_of
 from planner.facts.spec import JobSpec
 from planner.facts.tensors.placements import vocab_rows
-from planner.facts.tensors.shards import held, micro_batch_tokens
+from planner.facts.tensors.shards import held, micro_batch_tokens, num_tensors
 from planner.facts.words import counted
 from planner.hardware.cluster import Cluster
 
@@ -130,7 +130,7 @@ def _memory(spec: JobSpec, cluster: Cluster, stage: int) -> Explanation:
         ),
         "allowance": (
             "gone before a tensor is made, or the stack's own + a share of the rest",
-            f"{parts['allowance'] - round(a.fragmentation * tensors):,} + {a.fragmentation:.0%} x {tensors:,}",
+            f"{parts['allowance'] - round(a.fragmentation * tensors):,} + {a.fragmentation:.6g} x {tensors:,}",
             "an allowance: a GPU's is assumed, a CPU rank's was measured (make bench-calibration)",
         ),
     }
@@ -152,6 +152,9 @@ def _weights(spec: JobSpec, stage: int, num_bytes: int) -> str:
     first, second = (mix.sharded, mix.compute) if sharded else (mix.compute, FP8_BYTES)
     elements = held_parameters(spec, stage) if sharded else computed_parameters(spec, stage)
     rest = (num_bytes - elements * first) // second
+    if rest < 0:  # some of the elements have no first type at all
+        rest = (elements * first - num_bytes) // (first - second)
+        elements -= rest
     return f"{elements:,} x {first}" + (f" + {rest:,} x {second}" if rest else "")
 
 
@@ -234,13 +237,23 @@ def _step(spec: JobSpec, timer: Timer, timing: Timing, kind: str) -> Explanation
         terms.append(_term("launch", words, numbers, timing.launch_s, "s", "the device waits for its host"))
     bubble_source = "2104.04473 section 2.2: (p - 1) / (v m); zero bubble 2401.10241"
     terms.append(_term("bubble", "fill and drain of a pipe of even stages", pipe, timing.bubble_s, "s", bubble_source))
-    moved = mix_of(spec.train.precision).updated
-    adam = f"{moved} B a parameter held", f"at {a.bytes_per_s / 1e9:,.4g} GB/s x {a.memory_efficiency}"
+    adam = _adam(spec, timer)
     if measured:
         adam = "all after backward, by the parameters held", ""
-    by = MEASURED if measured else "bytes Adam reads and writes"
+    by = MEASURED if measured else "bytes Adam reads and writes; what its host takes a tensor"
     terms.append(_term("optimizer", *adam, timing.optimizer_s, "s", by))
     return Explanation(figure="step time", stage=None, value=timing.step_s, unit="s", kind=kind, terms=terms)
+
+
+def _adam(spec: JobSpec, timer: Timer) -> tuple[str, str]:
+    """Formula and numbers, of the stage that takes longest."""
+    moved, a, host_s = mix_of(spec.train.precision).updated, timer.cluster.accelerator, timer.stacks.of(spec).tensor_s
+    rate = a.bytes_per_s * a.memory_efficiency
+    several = [(held_parameters(spec, i), num_tensors(spec, i)) for i in range(spec.layout.pp)]
+    parameters, tensors = max(several, key=lambda stage: moved * stage[0] / rate + host_s * stage[1])
+    numbers = f"{moved} x {parameters:,} B at {a.bytes_per_s / 1e9:,.4g} GB/s x {a.memory_efficiency}"
+    numbers += f" + {tensors:,} x {host_s * 1e6:.4g} us" if host_s else ""
+    return f"{moved} B a parameter held + tensors x host", numbers
 
 
 def _tera(rate: float) -> str:

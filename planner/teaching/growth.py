@@ -7,13 +7,16 @@ sends; for the pipeline, over all its boundaries.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from itertools import pairwise
 from typing import NamedTuple, TypedDict
 
 from planner.facts.spec import Problem, SpecError
 
 ELEMENT_BYTES = 2
 POINTS = 41
+CLASSIC = "TP > DP > PP"
 
 
 class Setting(NamedTuple):
@@ -25,6 +28,10 @@ class Setting(NamedTuple):
     l: int = 32  # noqa: E741  # the letter the field writes
     k: int = 8
     n: int = 8
+
+    @property
+    def stages(self) -> int:
+        return -(-self.l // self.k)
 
 
 RANGES = {"b": (1, 4096), "s": (64, 131072), "h": (128, 65536), "l": (1, 1024), "k": (1, 1024), "n": (2, 65536)}
@@ -92,8 +99,9 @@ def tensor_bytes(x: Setting) -> float:
 
 
 def pipeline_bytes(x: Setting) -> float:
-    """Hidden states over each of l/k - 1 boundaries and gradients back: 2 (l/k - 1) b s h elements."""
-    return 2 * (x.l / x.k - 1) * x.b * x.s * x.h * ELEMENT_BYTES
+    """Hidden states over each of l/k - 1 boundaries and gradients back: 2 (l/k - 1) b s h elements; the last stage may
+    have fewer than k layers."""
+    return 2 * (x.stages - 1) * x.b * x.s * x.h * ELEMENT_BYTES
 
 
 def lesson(x: Setting) -> Lesson:
@@ -132,13 +140,16 @@ def lesson(x: Setting) -> Lesson:
             name="pipeline parallel, all boundaries",
             num_bytes=pipeline_bytes(x),
             order="O(b s h l / k)",
-            formula="2 (l/k - 1) · b s h · 2 B",
-            numbers=f"2 · ({x.l}/{x.k} - 1) · {x.b} · {x.s} · {x.h} · 2 B",
+            formula="2 (⌈l/k⌉ - 1) · b s h · 2 B",
+            numbers=f"2 · ({x.stages} - 1) · {x.b} · {x.s} · {x.h} · 2 B",
             source="Megatron 2104.04473 section 3.2",
         ),
     ]
     sizes = {"TP": tensor_bytes(x), "DP": data_bytes(x), "PP": pipeline_bytes(x)}
-    order = " > ".join(sorted(sizes, key=lambda axis: -sizes[axis]))
+    several = sorted(sizes, key=lambda axis: -sizes[axis])
+    order = several[0] + "".join(
+        f" {'=' if math.isclose(sizes[more], sizes[less]) else '>'} {less}" for more, less in pairwise(several)
+    )
     return Lesson(
         setting=x._asdict(),
         volumes=sorted(volumes, key=lambda volume: -volume["num_bytes"]),
@@ -146,7 +157,7 @@ def lesson(x: Setting) -> Lesson:
         dp_equals_pp_tokens=dp_equals_pp(x),
         tokens=x.b * x.s,
         order=order,
-        classic=sizes["TP"] > sizes["DP"] > sizes["PP"],
+        classic=order == CLASSIC,
         verdict=_verdict(x),
     )
 
@@ -158,18 +169,23 @@ def tp_equals_dp(x: Setting) -> float:
 
 def dp_equals_pp(x: Setting) -> float | None:
     """Tokens b s at which the pipe sends as much as dp; None for a single stage, which sends nothing."""
-    boundaries = x.l / x.k - 1
-    if boundaries <= 0:
+    if x.stages == 1:
         return None
-    return 12 * x.l * x.h * (x.n - 1) / x.n / boundaries
+    return 12 * x.l * x.h * (x.n - 1) / x.n / (x.stages - 1)
 
 
 def _verdict(x: Setting) -> str:
     tokens, low, high = x.b * x.s, tp_equals_dp(x), dp_equals_pp(x)
-    if tokens <= low:
-        return f"TP > DP has turned round: b s = {tokens:,} tokens is at most 3 h = {low:,.0f}, too few to outweigh h²."
+    if tokens == low:
+        return f"TP = DP: b s = {tokens:,} tokens is 3 h, so both send alike."
+    if high is not None and math.isclose(tokens, high):
+        return f"DP = PP: b s = {tokens:,} tokens is 12 l h (n-1)/n over the boundaries, so both send alike."
+    if tokens < low:
+        return (
+            f"TP > DP has turned round: b s = {tokens:,} tokens is less than 3 h = {low:,.0f}, too few to outweigh h²."
+        )
     if high is not None and tokens >= high:
-        return f"DP > PP has turned round: b s = {tokens:,} tokens is at least {high:,.0f}, so activations outweigh h²."
+        return f"DP > PP has turned round: b s = {tokens:,} tokens is above {high:,.0f}, so activations outweigh h²."
     upper = "" if high is None else f" and below {high:,.0f}"
     return f"TP > DP > PP holds: b s = {tokens:,} tokens is above 3 h = {low:,.0f}{upper}."
 

@@ -74,13 +74,14 @@ def _zero(stage: int) -> dict[str, Any]:
 # Gradients whole and summed once: its time comes nearer so (2407.21783 section 3.3.2 shards them, as ZeRO-2 does).
 _LLAMA_SOURCE = "Llama 3, 2407.21783 table 4; it sharded gradients as well, so its memory is up to 6 GiB less"
 _MEGATRON_SOURCE = "Megatron-LM, 2104.04473 table 1"
+_PLAIN = "planned by plain 1F1B, where it interleaved chunks"
 _ZERO_SOURCE = "ZeRO, 1910.02054 table 1"
 _PIPE = {"pp": 2, "tp": 2}
 
 TEMPLATES: dict[str, Template] = {
     "gpt3-175b-megatron": Template(
         "GPT-3 175B, TP 8 x PP 16 x DP 8",
-        "Megatron-LM, 2104.04473 section 5",
+        f"Megatron-LM, 2104.04473 section 5; {_PLAIN}",
         "a100-80gb",
         _megatron("GPT-3 175B as Megatron ran it", "megatron-175b", {"tp": 8, "pp": 16, "dp": 8}, 1536, 192),
         _twin("GPT-3 175B", "gpt-tiny", _PIPE),
@@ -100,7 +101,7 @@ TEMPLATES: dict[str, Template] = {
     ),
     "megatron-1t": Template(
         "Megatron 1T, TP 8 x PP 64 x DP 6",
-        _MEGATRON_SOURCE,
+        f"{_MEGATRON_SOURCE}; {_PLAIN}",
         "a100-80gb",
         _megatron("Megatron 1T", "megatron-1t", {"tp": 8, "pp": 64, "dp": 6}, 3072, 512),
         _twin("Megatron 1T", "gpt-mini", {"pp": 4}, micro_batches=4),

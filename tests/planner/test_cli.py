@@ -183,3 +183,34 @@ def test_why_a_published_layout_does_not_fit_is_told_with_its_source() -> None:
     assert (made["fits"], other["fits"]) == (False, True)
     assert 5.5 < (made["peak_memory_bytes"] - other["peak_memory_bytes"]) / 2**30 < 6.5
     assert "it sharded gradients as well, so its memory is up to 6 GiB less" in template.source
+
+
+def test_bytes_of_several_calls_are_told_of_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    """53 all-reduces of 300 MiB together were "53 x 300 MiB"; and of 12 ranks on nodes of 8 all groups cross."""
+    assert main(["estimate", "--model", "gpt2", "--tp", "6", "--dp", "2", "--global-batch", "8"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"tp of 6 +all-reduce +53 calls +300 MiB  between nodes", text)
+    assert re.search(r"dp of 2 +all-reduce +3 calls +82.01 MiB  between nodes", text)
+
+
+def test_the_arithmetic_of_a_term_gives_its_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--model", "gpt2"]) == 0
+    told = re.search(
+        r"optimizer +7.76 ms [^=]*= (\d+) x ([\d,]+) B at ([\d,]+) GB/s x ([\d.]+) \+ ([\d,]+) x ([\d.]+) us",
+        capsys.readouterr().out,
+    )
+    assert told is not None
+    moved, parameters, rate, share, tensors, each = (float(one.replace(",", "")) for one in told.groups())
+    assert moved * parameters / (rate * 1e9 * share) + tensors * each * 1e-6 == pytest.approx(7.76e-3, rel=2e-3)
+    mixture = ["--model", "mixtral-tiny", "--dp", "2", "--ep", "2", "--zero", "1", "--global-batch", "8"]
+    assert main(["explain", *mixture, "--precision", "bf16"]) == 0
+    assert "132,672 x 4 + 1,081,344 x 2" in capsys.readouterr().out
+
+
+def test_no_share_of_the_peak_is_more_than_all(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where fp8 is emulated, products that stay wide are faster than it."""
+    asked = ["--model", "llama-tiny", "--cluster", "cpu", "--precision", "fp8", "--global-batch", "8"]
+    assert main(["estimate", *asked, "--seq-len", "2048"]) == 0
+    told = re.search(r"MFU ([\d.]+)%", capsys.readouterr().out)
+    assert told is not None
+    assert float(told[1]) < 100

@@ -96,3 +96,14 @@ def test_senseless_values_are_refused_by_name(values: dict[str, object], field: 
 def test_an_unknown_variable_is_refused() -> None:
     with pytest.raises(SpecError, match="over: must be one of b, s, h, l, k, n"):
         curves(Setting(), "q")
+
+
+def test_what_sends_alike_is_told_as_equal() -> None:
+    told = lesson(Setting(b=6, s=2048, h=4096))
+    assert told["order"] == "TP = DP > PP"
+    assert not told["classic"]
+    assert told["verdict"].startswith("TP = DP")
+
+
+def test_there_is_no_part_of_a_boundary() -> None:
+    assert pipeline_bytes(Setting(l=32, k=20)) == pipeline_bytes(Setting(l=32, k=16)) == 2 * 8 * 2048 * 4096 * 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planner.cost.memory import memory
-from planner.cost.memory.stage import rank_of_stage
+from planner.cost.memory.stage import fullest, rank_of_stage
 from planner.facts.reading.parse import parse_fields
 
 
@@ -31,3 +31,12 @@ def test_megatrons_fsdp_gathers_what_is_in_no_layer_for_a_whole_step(tied: bool,
         return memory(parse_fields(fields), 0)["gathered"]
 
     assert gathered(64_000) - gathered(32_000) == tables * 32_000 * 256 * 2
+
+
+@pytest.mark.parametrize("schedule", ["zbv", "dualpipev"])
+def test_no_part_of_a_memory_is_less_than_nothing(schedule: str) -> None:
+    """What chunks count as well was taken off the messages, more than there were."""
+    layout = {"pp": 8, "schedule": schedule, "virtual_stages": 2, "recompute": "full"}
+    train = {"global_batch": 16, "micro_batches": 16, "seq_len": 1024, "precision": "bf16"}
+    spec = parse_fields({"model": {"preset": "gpt2-medium"}, "layout": layout, "train": train})
+    assert all(min(fullest(spec, stage).levels) >= 0 for stage in range(8))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import nn
 
@@ -24,8 +28,10 @@ class MasterGradients(NoDataParallel):
 
     def __init__(self, masters: dict[nn.Parameter, nn.Parameter], *, splits: bool) -> None:
         self._masters = masters
+        # Through the hook, which no garbage collector looks into, a parameter would hold itself and all others.
+        add = weakref.WeakMethod(self._add)
         for parameter in {} if splits else masters:
-            parameter.register_post_accumulate_grad_hook(self._add)
+            parameter.register_post_accumulate_grad_hook(partial(_call, add))
 
     def weights_added(self, chunk: int, parameters: list[torch.Tensor], *, last: bool) -> None:
         for parameter in parameters:
@@ -42,3 +48,8 @@ class MasterGradients(NoDataParallel):
             master.grad = gradient.float()
         else:
             master.grad.add_(gradient)
+
+
+def _call(add: Callable[[], Callable[[torch.Tensor], None] | None], parameter: torch.Tensor) -> None:
+    if alive := add():
+        alive(parameter)

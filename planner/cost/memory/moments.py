@@ -36,13 +36,15 @@ class Species(NamedTuple):
 
 class Moment(NamedTuple):
     """When an action of `species` begins. By kind of chunk: forwards whose backward is not done (`flight`), backwards
-    whose weights are not (`waiting`); `passed`: how often each first or last has been; `messages` besides."""
+    whose weights are not (`waiting`); `passed`: how often each first or last has been; `messages` besides. `twice`:
+    hidden states and gradients among messages that chunks count too, which `messages` is without."""
 
     species: Species
     flight: tuple[int, ...]
     waiting: tuple[int, ...]
     passed: tuple[tuple[Species, int], ...]
     messages: int
+    twice: tuple[int, int]
 
     @property
     def words(self) -> str:
@@ -148,7 +150,7 @@ def _walk(pipe: Pipe, m: int) -> Iterator[Moment]:
     told: tuple[tuple[Species, int], ...] = ()
 
     def moment(what: Species) -> Moment:
-        return Moment(what, tuple(flight), tuple(waiting), told, messages.number)
+        return Moment(what, tuple(flight), tuple(waiting), told, messages.number, messages.twice)
 
     def pass_by(what: Species, chunk: int) -> None:
         nonlocal told
@@ -208,6 +210,12 @@ class _Messages:
     @property
     def number(self) -> int:
         return self._counted - len(self._twice)
+
+    @property
+    def twice(self) -> tuple[int, int]:
+        """Hidden states and gradients."""
+        states = sum(message.kind == "F" for message in self._twice)
+        return states, len(self._twice) - states
 
     def asked_after(self, index: int) -> None:
         """What is asked for after the action of this index, -1 for before the first."""

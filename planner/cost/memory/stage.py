@@ -335,7 +335,12 @@ def _total(moment: Moment, costs: list[_Costs], message: int) -> int:
 
 
 def _levels(moment: Moment, costs: list[_Costs], message: int) -> Levels:
-    found = plus(level(BUFFERS, moment.messages * message), costs[moment.species.chunk].peak(moment.species).levels)
+    states, gradients = moment.twice
+    found = plus(
+        level(BUFFERS, (moment.messages + states + gradients) * message), level(ACTIVATIONS, -states * message)
+    )
+    found = plus(found, level(WORKING, -gradients * message))
+    found = plus(found, costs[moment.species.chunk].peak(moment.species).levels)
     for cost, flight, waiting in zip(costs, moment.flight, moment.waiting, strict=True):
         found = plus(found, plus(times(cost.flight.levels, flight), times(cost.waiting.levels, waiting)))
     for species, count in moment.passed:

@@ -273,7 +273,7 @@ def test_a_search_that_finds_a_slower_layout_than_the_form_s_says_so(modules: Pa
     """One that does not fit may take less time: "as fast as before" was said of twice as long."""
     found = {"best": [{"step_s": 0.1}], "fitting": 1, "considered": 2, "complete": True, "neighbours": []}
     told = [call(modules, "plan/best.js", "return m.why(...x)", [found, before]) for before in (0.2, 0.1, 0.05, None)]
-    what = "100 ms a step, predicted: the fastest of 1 that fit, of 2 considered"
+    what = "100 ms a step, predicted: the fastest of 1 that fit, those that barely do last, of 2 considered"
     words = (", 2.00 times faster than before", ", as fast as before", ", 2.00 times as long as before", "")
     assert told == [f"{what}{ending}." for ending in words]
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from contracts.telemetry.words import Op
 from planner.cost.estimate import estimate
 from planner.cost.timing import step_time
 from planner.facts.collectives import bus_factor
 from planner.facts.reading.parse import parse_fields
-from planner.hardware.cluster import Span, collective_seconds, gemm_seconds
+from planner.hardware.cluster import Span, collective_seconds, gemm_seconds, span
 from planner.hardware.clusters import CLUSTERS
 from planner.hardware.kernels import Gemm
 from tests.planner.hardware.stacked import SPEC
@@ -81,3 +83,32 @@ def test_fp8_where_a_device_has_none_is_told_to_be_planned_in_16_bits() -> None:
 def test_a_product_that_a_device_has_none_of_in_fp8_runs_as_in_16_bits() -> None:
     chip, product = CLUSTERS["a100-80gb"].accelerator, Gemm(4096, 4096, 4096)
     assert gemm_seconds(product, chip, "fp8", 2) == gemm_seconds(product, chip, "bf16", 2)
+
+
+@pytest.mark.parametrize(
+    ("degree", "stride", "per_node", "world", "nodes"),
+    [
+        (6, 1, 8, 12, 2),  # the second of two lies on ranks 6 to 11
+        (2, 6, 8, 12, 2),
+        (6, 1, 8, 6, 1),
+        (4, 1, 8, 64, 1),
+        (8, 8, 8, 64, 8),
+        (64, 1, 72, 128, 1),  # racks are given out by 64
+        (2, 64, 72, 128, 2),
+        (72, 1, 72, 144, 1),
+        (9, 8, 72, 144, 1),
+    ],
+)
+def test_of_groups_that_lie_unlike_each_other_the_worst_is_told(
+    degree: int, stride: int, per_node: int, world: int, nodes: int
+) -> None:
+    assert span(degree, stride, per_node, world).nodes == nodes
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 5), st.sampled_from([1, 2, 3, 4, 8]))
+def test_a_span_is_that_of_the_ranks_themselves(degree: int, stride: int, blocks: int, per_node: int) -> None:
+    whole = degree * stride
+    groups = [range(b * whole + o, (b + 1) * whole + o, stride)[:degree] for b in range(blocks) for o in range(stride)]
+    wanted = max(len({rank // per_node for rank in ranks}) for ranks in groups)
+    assert span(degree, stride, per_node, blocks * whole).nodes == wanted

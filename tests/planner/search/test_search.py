@@ -109,6 +109,16 @@ def test_nothing_fits_a_model_that_is_too_large() -> None:
     assert found.refused
 
 
+def test_no_more_memory_is_there_than_the_device_has() -> None:
+    found = search(seed("llama3-8b", 8, 2048), H100, Constraints(8, {"tp": 1, "pp": 1, "zero": 0}, 1, 2**40))
+    assert (found.best, found.fitting) == ([], 0)
+
+
+def test_what_is_wrong_with_degrees_is_told_in_its_own_words() -> None:
+    found = search(seed("gpt2", 8, 4096), H100, Constraints(2))
+    assert [*found.refused] == ["train.seq_len: for one, seq_len 4096 is longer than the model's max_seq_len 1024"]
+
+
 def test_what_does_not_fit_is_told_with_what_would() -> None:
     train = TrainSpec(global_batch=64, micro_batches=8, seq_len=4096, precision="bf16")
     spec = seed("llama3-8b", 64, 4096).model_copy(update={"layout": Layout(dp=8), "train": train})

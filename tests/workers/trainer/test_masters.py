@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +24,16 @@ def test_small_gradients_are_not_lost_beside_a_large_sum() -> None:
     weight = nn.Parameter(torch.zeros(1))
     master = make_master(weight, torch.bfloat16)
     assert (weight.dtype, master.dtype) == (torch.bfloat16, torch.float32)
-    MasterGradients({weight: master}, splits=False)
+    masters = MasterGradients({weight: master}, splits=False)
     for gradient in (256.0, 0.5, 0.5, 0.5, 0.5):  # bf16 has 8 bits: 256.5 is 256 there
         (weight * gradient).sum().backward()
     assert weight.grad is None
     assert master.grad is not None
     assert master.grad.item() == 258.0
+    held = weakref.ref(weight)
+    del weight, master, masters
+    gc.collect()
+    assert held() is None, "of each look at a run by one process 6 B a parameter stayed"
 
 
 def trainer_of(folder: Path, **train: Any) -> Trainer:

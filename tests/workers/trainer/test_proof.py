@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from contracts.telemetry.proof import Mismatch, ProcessProof, ProofItem
-from planner.facts.proof import STEPS, alone, end_limits, limits, limits_words, why_not_compared
+from planner.facts.proof import ROUNDED, STEPS, alone, end_limits, limits, limits_words, why_not_compared
 from planner.facts.reading.parse import parse_spec
 from planner.facts.spec import JobSpec, Layout, SpecError
 from tests.parity.cases import make_spec, write_data
@@ -18,9 +19,13 @@ from tests.parity.rank import make_trainer
 from workers.meter import Recorder
 from workers.trainer.errors import ProofError
 from workers.trainer.loop import Trainer, train
+from workers.trainer.parallel.mesh import make_mesh
 from workers.trainer.peak import Peak
 from workers.trainer.proof import Proof
 from workers.trainer.proof.checksum import BLOCK, checksum
+from workers.trainer.proof.parts import pieces_of
+from workers.trainer.proof.reference import compute
+from workers.trainer.proof.replicas import Compared, compare_copies
 from workers.trainer.proof.words import one_process_words, wrong_words
 
 
@@ -45,6 +50,32 @@ def test_a_checksum_sees_where_in_a_long_tensor_something_is() -> None:
     first[5], second[BLOCK + 5] = 1.0, 1.0
     assert checksum(first) != checksum(second)
     assert checksum(torch.full((4,), torch.nan)) == checksum(torch.full((4,), torch.nan)), "bits are compared"
+
+
+def test_a_copy_that_computes_with_other_weights_than_its_masters_is_apart(tmp_path: Path) -> None:
+    write_data(tmp_path)
+    spec = make_spec("llama", {}, 2, train={"precision": "bf16"})
+    mesh = make_mesh(spec, 0, lambda _group, _axis: None)
+    parts = [make_trainer(spec, tmp_path, Recorder(0)).part for _ in range(2)]
+    pieces = [piece for part in parts for piece in pieces_of(spec, mesh.place, part)]
+
+    def compared() -> Compared:
+        return compare_copies("weight", spec, mesh, pieces, lambda piece: piece.weight, ROUNDED.copies)
+
+    assert compared().wrong == []
+    with torch.no_grad():
+        parts[1].tensors[3].tensor.view(-1)[:8] = 123.0
+    (wrong,) = compared().wrong
+    assert wrong["name"] == parts[1].tensors[3].name
+    assert wrong["apart"] is not None
+    assert wrong["apart"] > 1
+
+
+def test_what_has_no_gradient_but_rounding_is_held_against_the_others(tmp_path: Path) -> None:
+    trainer = one_rank(tmp_path, seq_len=1)
+    found = compute(trainer.spec, trainer.corpus, trainer.device, 1).tensors
+    gone = {name.split(".", 2)[2] for name, expected in found.items() if math.isinf(expected.update_rms)}
+    assert gone == {"attention.q.weight", "attention.k.weight"}
 
 
 def one_rank(folder: Path, **train: Any) -> Trainer:

@@ -133,6 +133,7 @@ class Proof:
         for more in range(1, end_batches(self.trainer.spec)):
             if not may_be_its_batch(wrong):
                 break
+            give_back()  # the one process before
             told, beyond = self._one_more(done + more)
             if told["state"] == "not checked":
                 break

@@ -21,6 +21,9 @@ from workers.trainer.proof.choices import Compared, Following, Step
 
 # Of the rms of all gradients: what training has left less of is rounding in bf16, and Adam makes anything of it.
 FAINT = 0.1
+# Of the same before any training: where tokens are all alike, or one stands alone, attention's queries and keys have no
+# gradient but rounding, 1e-10 of the others'.
+NOUGHT = 1e-4
 
 Fill = Callable[[Trainer], None]
 
@@ -92,7 +95,7 @@ def go_on(
     weights = [h.master.detach().clone() for h in held]
     results = [first, *(following.step(index) for index in range(done + 1, done + steps))]
     norm = math.sqrt(sum(_norm(gradient) ** 2 for gradient in gradients))
-    faint = FAINT * norm / math.sqrt(sum(map(torch.numel, gradients))) if done else 0.0
+    faint = (FAINT if done else NOUGHT) * norm / math.sqrt(sum(map(torch.numel, gradients)))
     rows = zip(held, gradients, weights, updates, strict=True)
     tensors = {h.name: _expected(h.name, norm, faint, gradient, weight, update) for h, gradient, weight, update in rows}
     return Reference(results, tensors, validation, following.compared)

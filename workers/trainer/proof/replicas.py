@@ -43,10 +43,12 @@ def compare_copies(
     device = value_of(pieces[0]).device if pieces else torch.device("cpu")
     sums, elements = _everybodys(mesh, _table(what, pieces, value_of, device))
     differing = {number: held for number, held in sums.items() if len({told for _, told in held}) > 1}
+    looks = [value_of, _computed_with] if what == "weight" else [value_of]
     wrong: list[Mismatch] = []
     for number, held in sorted(differing.items()):
         rank = next(rank for rank, told in held if told != held[0][1])
-        apart = _distance(mesh, pieces, value_of, number, elements[number], held, device)
+        several = [_distance(mesh, pieces, look, number, elements[number], held, device) for look in looks]
+        apart = max((found for found in several if found is not None), default=None)
         wrong.append(_apart(what, spec, number, held[0][0], rank, apart, limit))
     worst = max((w["apart"] for w in wrong if w["apart"] is not None), default=0.0)
     beyond = [w for w in wrong if w["apart"] is None or w["apart"] > limit]
@@ -55,6 +57,10 @@ def compare_copies(
         beyond.append(_share(held_elements, all_elements))
     copied = sum(len(held) > 1 for held in sums.values())
     return Compared(len(sums), copied, worst, beyond)
+
+
+def _computed_with(piece: Piece) -> torch.Tensor:
+    return piece.weight if piece.computed_with is None else piece.computed_with
 
 
 def _table(what: Kind, pieces: list[Piece], value_of: ValueOf, device: torch.device) -> torch.Tensor:

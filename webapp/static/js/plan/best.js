@@ -23,7 +23,7 @@ function beside(ratio) {
 /** Why the first of what was found is the one, in words; `before`: seconds of a step as the form had it, or null. */
 export function why(found, before) {
   const [best] = found.best;
-  const counted = `the fastest of ${integer(found.fitting)} that fit, of ${integer(found.considered)} considered${found.complete ? "" : " in the time allowed"}`;
+  const counted = `the fastest of ${integer(found.fitting)} that fit, those that barely do last, of ${integer(found.considered)} considered${found.complete ? "" : " in the time allowed"}`;
   const ratio = before / best.step_s;
   const gain = before === null ? "" : beside(ratio);
   const [next] = found.neighbours;
