@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import cache
+from operator import ge
 from typing import NamedTuple
 
 from planner.facts.layout import chunk_indices
@@ -99,14 +100,16 @@ def flights_of(pipe: Pipe, stages: tuple[int, ...], micro_batches: int) -> froze
 
 
 def _highest(several: Iterable[Moment]) -> tuple[Moment, ...]:
-    found: dict[tuple[Species, tuple[tuple[Species, int], ...]], list[Moment]] = {}
+    found: dict[tuple[Species, tuple[tuple[Species, int], ...]], dict[tuple[int, ...], Moment]] = {}
     for moment in dict.fromkeys(several):
-        others = found.setdefault((moment.species, moment.passed), [])
-        if any(_exceeds(other, moment) for other in others):
+        others = found.setdefault((moment.species, moment.passed), {})
+        held = (moment.messages, *moment.flight, *moment.waiting)
+        if held in others or any(all(map(ge, other, held)) for other in others):
             continue
-        others[:] = [other for other in others if not _exceeds(moment, other)]
-        others.append(moment)
-    return tuple(moment for group in found.values() for moment in group)
+        for other in [other for other in others if all(map(ge, held, other))]:
+            del others[other]
+        others[held] = moment
+    return tuple(moment for group in found.values() for moment in group.values())
 
 
 def steady(pipe: Pipe, micro_batches: int) -> int:
@@ -118,14 +121,6 @@ def steady(pipe: Pipe, micro_batches: int) -> int:
     if pipe.schedule in ("interleaved_1f1b", "interleaved_zero_bubble") and chunks > 1:
         return min(micro_batches, (3 if pipe.schedule == "interleaved_1f1b" else 4) * pp)
     return min(micro_batches, (2 * pp if chunks > 1 else pp) + 3)
-
-
-def _exceeds(a: Moment, b: Moment) -> bool:
-    return (
-        a.messages >= b.messages
-        and all(x >= y for x, y in zip(a.flight, b.flight, strict=True))
-        and all(x >= y for x, y in zip(a.waiting, b.waiting, strict=True))
-    )
 
 
 def _walk(pipe: Pipe, m: int) -> Iterator[Moment]:
