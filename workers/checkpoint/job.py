@@ -56,8 +56,16 @@ class JobCheckpoints:
             return 0
         self._candidates = [Checkpoint(self._place.root / name, step) for name, step in names]
         trainer, where = self._trainer, self._trainer.mesh.place
+        own = self._candidates[0].path.is_relative_to(self._place.root / self._place.job)
         self._done = restore(
-            self._spec, where, trainer.part, trainer.optimizer, self._candidates, self._group, self._say
+            self._spec,
+            where,
+            trainer.part,
+            trainer.optimizer,
+            self._candidates,
+            self._group,
+            self._say,
+            least_left=0 if own else 1,  # an attempt may have ended between its last step and its end
         )
         return self._done
 
@@ -125,7 +133,8 @@ class JobCheckpoints:
         )
         self._send(item)
         if name is None:
-            self._say(f"checkpoint after step {saved.step} could not be written: {saved.problem}; training goes on")
+            then = "training goes on" if saved.step < self._spec.train.steps else "it was the last step's"
+            self._say(f"checkpoint after step {saved.step} could not be written: {saved.problem}; {then}")
             return
         took = f"{saved.num_bytes / 1e6:,.1f} MB in {saved.save_s:.2f} s, training waited {saved.stall_s * 1e3:.1f} ms"
         self._say(f"checkpoint {name}: {took}")

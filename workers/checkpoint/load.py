@@ -44,18 +44,20 @@ def restore(
     found: list[Checkpoint],
     group: dist.ProcessGroup | None,
     say: Callable[[str], None],
+    *,
+    least_left: int = 1,
 ) -> int:
     """Fill weights and optimiser from the first of `found` that is whole. Gives the steps it has done.
 
     Raises:
-        UserError: when none is whole, or it holds another model, or has no step left to do.
+        UserError: when none is whole, or it holds another model, or leaves fewer than `least_left` steps to do.
     """
     whole = first_whole(found, group, say)
     checkpoint, manifest, _ = whole
     differs = model_difference(spec.model, manifest.spec.model)
     if differs:
         raise UserError(f"train.resume: the checkpoint holds another model: {differs}")
-    if manifest.step >= spec.train.steps:
+    if manifest.step + least_left > spec.train.steps:
         text = f"the checkpoint has done {manifest.step} steps of the {spec.train.steps} asked for; raise train.steps"
         raise UserError(f"train.resume: {text}")
     state = model_state(spec, place, part) | optimizer_state(spec, place, part, optimizer)
@@ -65,7 +67,8 @@ def restore(
     part.follow_masters()
     _must_be_saved(state, spec, whole, group)
     torch.set_rng_state(_rng_state(manifest))
-    say(f"resumed from {checkpoint.path.name}: {manifest.step} steps done{_moved(spec, manifest.spec)}")
+    left = "" if manifest.step < spec.train.steps else ", none is left but what comes after them"
+    say(f"resumed from {checkpoint.path.name}: {manifest.step} steps done{left}{_moved(spec, manifest.spec)}")
     return manifest.step
 
 

@@ -284,6 +284,8 @@ def train(
     if spec.layout.world_size > 1:
         meet(trainer.device)
     steps = spec.train.steps
+    if done == steps:
+        peak = None  # of a step
     received: dict[Phase, int] = {"step": 0, "eval": 0}
     standing: Standing | None = None
     enter("step")

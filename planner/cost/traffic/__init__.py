@@ -111,7 +111,7 @@ def eval_traffic(spec: JobSpec, rank: int) -> list[Collective]:
 def num_evals(spec: JobSpec, done: int = 0) -> int:
     """How many validations a run makes after `done` steps: every `eval_every` steps, and after the last."""
     train = spec.train
-    if not train.eval_every:
+    if not train.eval_every or done >= train.steps:
         return 0
     return -(-train.steps // train.eval_every) - done // train.eval_every
 

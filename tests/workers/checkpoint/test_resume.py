@@ -63,6 +63,22 @@ def test_in_bf16_the_masters_go_on(root: Path) -> None:
     assert again.losses == {4: before.losses[4]}, "weights rounded to bf16 would not give the very same loss"
 
 
+def test_an_attempt_after_the_last_step_s_checkpoint_comes_to_its_end(tmp_path: Path) -> None:
+    """It was told to raise train.steps, which nobody had set too low, as often as it was tried."""
+    spec = make_spec({"dp": 2}, checkpoint_every=3, eval_every=4, verify="on")
+    run(spec, tmp_path / "root")
+    again = run(spec, tmp_path / "root", attempt=2)
+    assert (again.problem, again.losses) == (None, {})
+    (proof,) = again.of_kind("proof")
+    assert proof["end"]["state"] == "equal"
+    assert proof["one_process"]["why"] == "no step was left to train"
+    verdicts = again.of_kind("verdict")
+    assert len(verdicts) == 2
+    assert all("peak_bytes" not in verdict for verdict in verdicts), "nothing was trained"
+    rows = [row for verdict in verdicts for row in verdict["rows"]]
+    assert all(row["measured_bytes"] == row["predicted_bytes"] for row in rows), rows
+
+
 def test_a_new_attempt_goes_on_from_its_jobs_newest_checkpoint_without_being_told(first: Ran, root: Path) -> None:
     longer = run(make_spec({"dp": 2}, variant=ODD, checkpoint_every=3, steps=7), root, attempt=2)
     assert sorted(longer.losses) == [7]

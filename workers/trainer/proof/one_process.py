@@ -20,6 +20,8 @@ from workers.trainer.proof.parts import Piece
 from workers.trainer.proof.reference import Expected, Reference, whole_tensors
 
 LEAST_RMS = 1e-30
+ROUNDING = 8 * 2.0**-23  # of a loss, in fp32: of one of 1.6e-6 that was learnt by heart, its gradients too, 1 was seen
+MOST_ROUNDING = 0.1  # a share of a loss: of what is held against so little nothing can be told
 RUNAWAY = 2.0  # times the first step's loss: training that runs away makes anything of rounding, and is not compared
 
 
@@ -47,8 +49,8 @@ class Beside(NamedTuple):
     """Largest relative differences of a run from one process, and what of them is more than rounding.
 
     Losses and norms were compared of `steps`, gradients and updates of the first of them. `failed` says why one
-    process could not compute it; then nothing is known. `cut` says why later steps were not compared. `choices` are
-    those of routers in these steps, all of the run's, which one process took.
+    process could not compute it; then nothing is known. `noted` says why later steps were not compared, and what was
+    allowed beyond `Limits`. `choices` are those of routers in these steps, all of the run's, which one process took.
     """
 
     steps: int = 0
@@ -59,7 +61,7 @@ class Beside(NamedTuple):
     norm: float = 0.0
     wrong: Sequence[Mismatch] = ()
     failed: str = ""
-    cut: str = ""
+    noted: str = ""
     choices: Compared = Compared(0, 0, [])
 
 
@@ -86,35 +88,39 @@ def compare_with_one(
     scalars = _shown(mesh, expected, 2 * len(results), device)
     validation = _shown(mesh, [0.0 if reference is None else reference.validation or 0.0], 1, device)[0]
     choices = _shown_choices(spec, mesh, reference, device)
-    ran_away = next((i for i in range(len(results)) if not scalars[2 * i] <= RUNAWAY * scalars[0]), None)
-    cut = "" if ran_away is None else _runaway_words(ran.done + ran_away + 1, scalars[0], scalars[2 * ran_away])
-    results = results[:ran_away]
+    noted, results = _comparable(results, scalars[::2], ran.done)
+    if not results:
+        return Beside(failed=noted)
     losses = [_relative(r.loss, scalars[2 * i]) for i, r in enumerate(results)]
     norms = [_relative(r.grad_norm, scalars[2 * i + 1]) for i, r in enumerate(results[: limits.norm_steps])]
     steps = [f"step {ran.done + i + 1}" for i in range(len(results))]
     loss_limits = [_loss_limit(limits, scalars[0], scalars[2 * i]) for i in range(len(results))]
+    norm_limits = [limits.norm + _rounding(scalars[2 * i]) for i in range(len(norms))]
+    rounding = _rounding(scalars[0])
     told = steps
     if ran.validation is not None:
         losses.append(_relative(ran.validation, validation))
-        loss_limits.append(limits.loss)
+        loss_limits.append(limits.loss + _rounding(validation))
         told = [*steps, f"validation after step {ran.done}"]
     tensors = list(whole_tensors(spec))
     names = [name for name, _ in tensors]
     routers = [f"layers.{layer}.moe.router" for layer in moe_layers(spec.model)]
-    gradient_limits = [_gradient_limit(limits, name, shape) for name, shape in tensors]
+    gradient_limits = [_gradient_limit(limits, name, shape) + rounding for name, shape in tensors]
     roundings = dict(zip(names, gradient_limits, strict=True))
     apart = _gathered(mesh, _apart_by_tensor(spec, mesh, pieces, ran.first, reference, roundings, device))
     worst, ranks = (found.tolist() for found in apart.max(0))
     gradients, updates = ([row[column] for row in worst] for column in (0, 1))
     wrong = [
         *_beyond("gradient", names, gradients, [row[0] for row in ranks], gradient_limits),
-        *_beyond("update", names, updates, [row[1] for row in ranks], [limits.update] * len(names)),
+        *_beyond("update", names, updates, [row[1] for row in ranks], [limits.update + rounding] * len(names)),
         *_beyond("loss", told, losses, [0] * len(told), loss_limits),
-        *_beyond("gradient norm", steps[: len(norms)], norms, [0] * len(norms), [limits.norm] * len(norms)),
+        *_beyond("gradient norm", steps[: len(norms)], norms, [0] * len(norms), norm_limits),
         *_beyond("choice", routers, choices.gaps, [0] * len(routers), [limits.choice] * len(routers)),
     ]
+    if rounding > limits.gradient / 10:
+        noted = "; ".join(filter(None, (f"{rounding:.2g} more where a loss is {scalars[0]:.2g}", noted)))
     gradient, update, loss, norm = map(_largest, (gradients, updates, losses, norms))
-    return Beside(len(results), len(names), gradient, update, loss, norm, wrong, cut=cut, choices=choices)
+    return Beside(len(results), len(names), gradient, update, loss, norm, wrong, noted=noted, choices=choices)
 
 
 def _gradient_limit(limits: Limits, name: str, shape: tuple[int, ...]) -> float:
@@ -125,7 +131,13 @@ def _gradient_limit(limits: Limits, name: str, shape: tuple[int, ...]) -> float:
 
 def _loss_limit(limits: Limits, first: float, then: float) -> float:
     """Of a step's loss, which one process has come to from that of the first step."""
-    return limits.loss + limits.change * _relative(first, then)
+    return limits.loss + limits.change * _relative(first, then) + _rounding(then)
+
+
+def _rounding(loss: float) -> float:
+    """The share of a loss, and of gradients from it, that is rounding: of a token that is all but certain, both are
+    what one less its probability leaves."""
+    return ROUNDING / max(abs(loss), LEAST_RMS)
 
 
 def _shown_choices(spec: JobSpec, mesh: Mesh, reference: Reference | None, device: torch.device) -> Compared:
@@ -136,10 +148,17 @@ def _shown_choices(spec: JobSpec, mesh: Mesh, reference: Reference | None, devic
     return Compared(int(tokens), int(turned), gaps)
 
 
-def _runaway_words(step: int, first: float, then: float) -> str:
-    """Why steps from `step` (from 1) on are not compared."""
-    grew = f"one process' own loss went from {first:.3g} to {then:.3g}, more than {RUNAWAY:g} times"
-    return f"step {step} and later are not compared: the loss ran away ({grew})"
+def _comparable(results: list[StepResult], losses: list[float], done: int) -> tuple[str, list[StepResult]]:
+    """The steps before the first that tells nothing by one process' own loss, and in words why the others are not."""
+    for index, loss in enumerate(losses):
+        step = f"step {done + index + 1}{' and later are' if index else ' is'} not compared"
+        if not loss <= RUNAWAY * losses[0]:
+            grew = f"one process' own loss went from {losses[0]:.3g} to {loss:.3g}, more than {RUNAWAY:g} times"
+            return f"{step}: the loss ran away ({grew})", results[:index]
+        if _rounding(loss) > MOST_ROUNDING:
+            least = ROUNDING / MOST_ROUNDING
+            return f"{step}: of a loss of {loss:.3g} fp32 tells too little (less than {least:.3g})", results[:index]
+    return "", results
 
 
 def _apart_by_tensor(

@@ -41,6 +41,7 @@ from workers.trainer.proof.words import (
 )
 
 MOST_WRONG = 20
+NO_STEP = "no step was left to train"
 
 
 class Proof:
@@ -73,8 +74,8 @@ class Proof:
         self._wrong: list[Mismatch] = []
         self.failed = ""
         self._replicas = ReplicaProof(steps=[], parts=0, copied=0, apart=0.0)
-        self._one = _not_yet(why, self._until, self._limits)
-        ends = not why and self._until <= self._last
+        self._one = _not_yet(why or (NO_STEP if done > self._last else ""), self._until, self._limits)
+        ends = not why and (self._until <= self._last or done > self._last)
         self._end = _not_yet("", self._last + 1, end_limits(trainer.spec)) if ends else None
 
     @property
@@ -237,7 +238,7 @@ def _told(found: Beside, most: Limits, words: str, seconds: float) -> ProcessPro
     state = "not checked" if found.failed else "apart" if found.wrong else "equal"
     told = ProcessProof(
         state=state,  # type: ignore[typeddict-item]  # one of the four
-        why=found.failed or "; ".join(filter(None, (words, found.cut))),
+        why=found.failed or "; ".join(filter(None, (words, found.noted))),
         steps=found.steps,
         tensors=found.tensors,
         gradient=found.gradient,

@@ -22,8 +22,8 @@ from workers.trainer.proof.choices import Compared, Following, Step
 # Of the rms of all gradients: what training has left less of is rounding in bf16, and Adam makes anything of it.
 FAINT = 0.1
 # Of the same before any training: where tokens are all alike, or one stands alone, attention's queries and keys have no
-# gradient but rounding, 1e-10 of the others'.
-NOUGHT = 1e-4
+# gradient but rounding, 5e-9 of the others' in fp32, whose limit is 1e-5 of this.
+NOUGHT = 1e-2
 
 Fill = Callable[[Trainer], None]
 

@@ -58,6 +58,8 @@ def batch_words(step: int, wrong: Sequence[Mismatch]) -> str:
 
 def replica_words(replicas: ReplicaProof, wrong: Sequence[Mismatch]) -> str:
     """'replicas agree (34 of 60 parts have copies, after steps 1, 50)'"""
+    if not replicas["steps"]:
+        return "replicas not compared: no step was left to train"
     found = [apart for apart in wrong if len(apart["ranks"]) == 2 or apart["what"] in ("share", "rows")]
     steps = ", ".join(map(str, replicas["steps"]))
     about = f"{replicas['copied']} of {replicas['parts']} parts have copies, after steps {steps}"
