@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from planner.facts.spec import JobSpec, Layout, TrainSpec
+from planner.facts.spec import TrainSpec
 from tests.parity.cases import make_spec
 from workers.checkpoint.state import set_steps
 from workers.trainer.optimizer import RUN, learning_rate, square_sum
 from workers.trainer.proof.reference import whole_tensors
-from workers.trainer.proof.whole import gather_state
+from workers.trainer.proof.whole import make_room
 
 
 def test_the_learning_rate_climbs_then_falls_along_a_cosine_to_a_tenth() -> None:
@@ -63,9 +63,8 @@ def test_a_tensor_costs_its_host_two_kernels_at_most() -> None:
 
 
 class Device(NamedTuple):
-    """What `gather_state` takes of a trainer, on torch's device without values."""
+    """What `make_room` takes of a trainer, on torch's device without values."""
 
-    spec: JobSpec
     part: SimpleNamespace
     optimizer: SimpleNamespace
     device: torch.device
@@ -79,7 +78,7 @@ def trainer() -> Device:
         SimpleNamespace(name=name, master=torch.empty(shape, device=device)) for name, shape in whole_tensors(spec)
     ]
     part = SimpleNamespace(tensors=tensors, follow_masters=lambda: None)
-    return Device(spec, part, SimpleNamespace(state=defaultdict(dict)), device)
+    return Device(part, SimpleNamespace(state=defaultdict(dict)), device)
 
 
 def test_updates_are_counted_where_the_tensors_are(trainer: Any) -> None:
@@ -92,5 +91,5 @@ def test_updates_are_counted_where_the_tensors_are(trainer: Any) -> None:
 
 
 def test_one_process_counts_its_updates_where_its_tensors_are(trainer: Any) -> None:
-    gather_state(SimpleNamespace(**trainer._asdict(), mesh=SimpleNamespace(layout=Layout())), [], trainer, 3)  # type: ignore[arg-type]
+    make_room(trainer, 3)
     assert {state["step"].device for state in trainer.optimizer.state.values()} == {trainer.device}

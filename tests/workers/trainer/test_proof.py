@@ -244,6 +244,19 @@ def test_an_update_whose_gradient_is_rounding_is_not_held_against_one_process(tm
     assert last["one_process"]["update"] < 0.05
 
 
+def test_a_run_whose_one_process_finds_no_room_at_its_end_has_not_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_asked: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("workers.trainer.proof.proof.make_room", full)
+    last = proven(one_rank(tmp_path))[-1]
+    assert last["one_process"]["state"] == "equal"
+    assert (last["end"]["state"], last["wrong"]) == ("not checked", [])
+    assert last["end"]["why"] == "one process could not compute it: out of memory"
+
+
 def test_in_16_bits_what_a_run_has_come_to_is_held_against_one_process_as_narrow(tmp_path: Path) -> None:
     """Gradients of tokens all but cancel then, in fp32: 0.12 apart here and 1.2 in others, and healthy jobs FAILED."""
     last = proven(one_rank(tmp_path, precision="bf16", steps=10, seed=3, learning_rate=0.003))[-1]

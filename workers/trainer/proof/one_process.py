@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ from workers.trainer.proof.choices import Compared, moe_layers
 from workers.trainer.proof.parts import Piece
 from workers.trainer.proof.reference import Expected, Reference, whole_tensors
 
+T = TypeVar("T")
 LEAST_RMS = 1e-30
 ROUNDING = 8 * 2.0**-23  # of a loss, in fp32: of one of 1.6e-6 that was learnt by heart, its gradients too, 1 was seen
 MOST_ROUNDING = 0.1  # a share of a loss: of what is held against so little nothing can be told
@@ -75,14 +76,9 @@ def compare_with_one(
     device: torch.device,
 ) -> Beside:
     """All ranks call this together: rank 0 computes and shows each tensor, and every rank holds its part against it."""
-    reference, failed, results = None, "", ran.results
-    if mesh.rank == 0:
-        try:
-            reference = compute()
-        except (RuntimeError, MemoryError, UserError) as error:  # out of memory, most likely: no judgement on the run
-            failed = f"one process could not compute it: {str(error)[:300]}"
-    able = _shown(mesh, [float(not failed)], 1, device)
-    if not able[0]:
+    results = ran.results
+    reference, failed = on_rank_0(mesh, compute, device)
+    if failed:
         return Beside(failed=failed)
     expected = [] if reference is None else [v for r in reference.results for v in (r.loss, r.grad_norm)]
     scalars = _shown(mesh, expected, 2 * len(results), device)
@@ -121,6 +117,19 @@ def compare_with_one(
         noted = "; ".join(filter(None, (f"{rounding:.2g} more where a loss is {scalars[0]:.2g}", noted)))
     gradient, update, loss, norm = map(_largest, (gradients, updates, losses, norms))
     return Beside(len(results), len(names), gradient, update, loss, norm, wrong, noted=noted, choices=choices)
+
+
+def on_rank_0(mesh: Mesh, work: Callable[[], T], device: torch.device) -> tuple[T | None, str]:
+    """What work gives there, and None elsewhere; on all ranks alike whether it failed, and in words why."""
+    given, failed = None, ""
+    if mesh.rank == 0:
+        try:
+            given = work()
+        except (RuntimeError, MemoryError, UserError) as error:  # out of memory, most likely: no judgement on the run
+            failed = f"one process could not compute it: {str(error)[:300]}"
+    if _shown(mesh, [float(not failed)], 1, device)[0]:
+        return given, ""
+    return None, failed or "one process could not compute it on rank 0"
 
 
 def _gradient_limit(limits: Limits, name: str, shape: tuple[int, ...]) -> float:

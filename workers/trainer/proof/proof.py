@@ -24,12 +24,12 @@ from planner.facts.proof import (
 from workers.trainer.allocator import give_back
 from workers.trainer.loop import StepResult, Trainer
 from workers.trainer.proof.choices import Chosen
-from workers.trainer.proof.one_process import Beside, FirstStep, Ran, compare_with_one
+from workers.trainer.proof.one_process import Beside, FirstStep, Ran, compare_with_one, on_rank_0
 from workers.trainer.proof.parts import Piece, pieces_of
 from workers.trainer.proof.reference import Fill, Reference, compute, go_on, one_trainer
 from workers.trainer.proof.replicas import Kind, compare_copies
 from workers.trainer.proof.rows import compare_rows
-from workers.trainer.proof.whole import gather_state
+from workers.trainer.proof.whole import gather_state, make_room
 from workers.trainer.proof.words import (
     batch_words,
     end_words,
@@ -173,16 +173,23 @@ class Proof:
         """A step after the first `done`, and what is wrong of it. The last validation was after the run's own last."""
         trainer = self.trainer
         trainer.recorder.close_step()  # what comes now is none of the last step's
-        spec, corpus, device = trainer.spec, trainer.corpus, trainer.device
-        one = one_trainer(spec, corpus, device, trained=True) if trainer.mesh.rank == 0 else None
-        gather_state(trainer, self._pieces, one, done)
+        spec, corpus, device, most = trainer.spec, trainer.corpus, trainer.device, end_limits(trainer.spec)
+
+        def build() -> Trainer:
+            one = one_trainer(spec, corpus, device, trained=True)
+            make_room(one, done)
+            return one
+
+        one, failed = on_rank_0(trainer.mesh, build, device)
+        if failed:
+            return _not_yet(failed, 1, most), []
+        gather_state(trainer, self._pieces, one)
         first = FirstStep([], [])
         self._chosen.on = True
         result = trainer.step(done, lambda: first.gradients.extend(piece.gradient.clone() for piece in self._pieces))
         first.weights.extend(piece.weight for piece in self._pieces)
         self._chosen.end_step()
         chosen = self._chosen.take()
-        most = end_limits(trainer.spec)
         if result.not_finite:
             return _not_yet(f"{result.not_finite} in one step more", 1, most), []
         validation = trainer.validation if done == self._last + 1 else None

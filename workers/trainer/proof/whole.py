@@ -18,8 +18,16 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @torch.no_grad()
-def gather_state(trainer: Trainer, pieces: list[Piece], one: Trainer | None, done: int) -> None:
-    """All ranks call this together; rank 0 has `one`, which stands after `done` steps as the run does."""
+def make_room(one: Trainer, done: int) -> None:
+    """For Adam's moments after `done` steps: what `gather_state` fills, before others wait for it."""
+    for held in one.part.tensors:
+        moments = {key: torch.empty_like(held.master) for key in MOMENTS}
+        one.optimizer.state[held.master] = {"step": updates_made(held.master, done), **moments}
+
+
+@torch.no_grad()
+def gather_state(trainer: Trainer, pieces: list[Piece], one: Trainer | None) -> None:
+    """All ranks call this together; rank 0 has `one`, with room, which comes to stand as the run does."""
     held = {h.name: h.master for h in one.part.tensors} if one is not None else {}
     for name, shape in whole_tensors(trainer.spec):
         own = [piece for piece in pieces if piece.name == name]
@@ -29,8 +37,8 @@ def gather_state(trainer: Trainer, pieces: list[Piece], one: Trainer | None, don
             continue
         master = held[name]
         master.copy_(weight)
-        kept = {key: torch.empty_like(master).copy_(value) for key, value in zip(MOMENTS, moments, strict=True)}
-        one.optimizer.state[master] = {"step": updates_made(master, done), **kept}
+        for key, value in zip(MOMENTS, moments, strict=True):
+            one.optimizer.state[master][key].copy_(value)
     if one is not None:
         one.part.follow_masters()
 
