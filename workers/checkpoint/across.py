@@ -8,26 +8,30 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from workers.checkpoint import folder
 from workers.checkpoint.agree import on_every_rank, on_first_rank
+from workers.checkpoint.files import regular
+from workers.checkpoint.manifests import MANIFEST, read_manifest
 from workers.full import FULL, free_words
 from workers.trainer.errors import UserError
 
 CHUNK_BYTES = 16 * 2**20
-Sizes = dict[str, int]  # bytes by file
+MEETING = 16  # chunks after which all ranks meet
 
 
 class _Seen(NamedTuple):
     """What a rank knows of a job's checkpoints on its host."""
 
-    newest: folder.Number | None
+    numbers: frozenset[folder.Number]
     leads: bool  # it is the first rank of its host, which receives for all
 
 
@@ -40,72 +44,92 @@ def collect(draft: Path, files: dict[str, tuple[int, int]], group: dist.ProcessG
     if group is None:
         return
     missing = on_first_rank(lambda: sorted(name for name in files if not (draft / name).is_file()), group)
-    rank, trouble = group.rank(), ""
+    trouble = ""
     for name in missing:
-        size, owner = files[name][0], _owner(name)
-        if rank == owner:
-            _send(draft / name, size, 0, group)
-        elif rank == 0:
-            trouble = trouble or _receive(draft / name, size, owner, group)
-    on_first_rank(lambda: _must_be_well(trouble), group)
+        trouble = _pass(draft / name, files[name][0], _owner(name), 0, group, files[name][1]) or trouble
+    on_every_rank(lambda: _must_be_well(trouble), group)
 
 
-def discard_elsewhere(draft: Path) -> None:
-    """After it was published: what a host that does not see rank 0's files still has of it."""
+def discard(draft: Path) -> None:
+    """Once it was published, or will not be: what a host still has of it, and of those before it. Rank 0 may have begun
+    a later one."""
     if _leads_host():
-        shutil.rmtree(draft, ignore_errors=True)
+        folder.discard_drafts(draft)
 
 
-def bring(job: Path, group: dist.ProcessGroup | None) -> None:
-    """The newest complete checkpoint of a job, to every host of the gang that lacks it. All ranks call this alike.
+def bring(job: Path, group: dist.ProcessGroup | None, keep: int) -> None:
+    """The newest whole checkpoint of a job, to every host of the gang that lacks it. All ranks call this alike.
+
+    `keep`: how many a host keeps; what came is judged again when it is loaded.
 
     Raises:
         UserError: on all ranks, when it cannot be written somewhere.
     """
     if group is None:
         return
-    seen = on_every_rank(lambda: _Seen(newest_of(job), _leads_host()), group)
-    newest = max((one.newest for one in seen if one.newest is not None), default=None)
-    lacking = [rank for rank, one in enumerate(seen) if one.leads and one.newest != newest]
-    if newest is None or not lacking:
-        return
-    source = next(rank for rank, one in enumerate(seen) if one.newest == newest)
-    path = folder.step_folder(job / str(newest[0]), newest[1])
-    rank = group.rank()
-    told: list[Sizes | None] = on_every_rank(lambda: folder.sizes(path) if rank == source else None, group)
-    sizes = told[source]
-    assert sizes is not None
-    trouble = ""
+    seen = on_every_rank(lambda: _Seen(frozenset(numbers_of(job)), _leads_host()), group)
+    leaders = [rank for rank, one in enumerate(seen) if one.leads]
+    for number in sorted({number for one in seen for number in one.numbers}, reverse=True):
+        holders = [leader for leader in leaders if number in seen[leader].numbers]
+        lacking = [leader for leader in leaders if leader not in holders]
+        if not lacking or any(_bring(job, number, holder, lacking, keep, group) for holder in holders):
+            return
+
+
+def _bring(
+    job: Path, number: folder.Number, source: int, lacking: list[int], keep: int, group: dist.ProcessGroup
+) -> bool:
+    """False where the source's is damaged. Raises UserError."""
+    path = folder.step_folder(job / str(number[0]), number[1])
+    rank, draft = group.rank(), folder.draft_of(path)
+    files = on_every_rank(lambda: _described(path) if rank == source else {}, group)[source]
     for receiver in lacking:
-        if rank == source:
-            for name, size in sizes.items():
-                _send(path / name, size, receiver, group)
-        elif rank == receiver:
-            trouble = _receive_all(path, sizes, source, group)
-            folder.retain(job, 1)  # the one that was brought: what was here is older
-    on_every_rank(lambda: _must_be_well(trouble), group)
+        trouble = _made(draft) if rank == receiver else ""
+        for name, (size, crc) in files.items():
+            here = draft if rank == receiver else path
+            trouble = _pass(here / name, size, source, receiver, group, crc) or trouble
+        damaged = bool(on_every_rank(partial(str, trouble), group)[source]) or not files
+        if rank == receiver:
+            trouble = _kept(draft, path, "damaged" if damaged else trouble)
+        if damaged:
+            return False
+        on_every_rank(lambda trouble=trouble: _must_be_well(trouble), group)  # type: ignore[misc]
+    if rank in lacking:
+        folder.retain(job, keep)
+    return True
 
 
-def newest_of(job: Path) -> folder.Number | None:
-    """The newest complete checkpoint of a job on this host."""
+def numbers_of(job: Path) -> list[folder.Number]:
+    """Of a job's complete checkpoints on this host, the newest last."""
     found = [c for c in folder.complete_below(job) if c.path.parent.parent == job]
-    return (int(found[-1].path.parent.name), found[-1].step) if found else None
+    return [(int(one.path.parent.name), one.step) for one in found]
 
 
 def _leads_host() -> bool:
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
-def _receive_all(path: Path, sizes: Sizes, source: int, group: dist.ProcessGroup) -> str:
-    """Into a draft that gets its name when all is there; "" or what went wrong."""
-    draft, trouble = folder.draft_of(path), ""
+def _described(path: Path) -> dict[str, tuple[int, int | None]]:
+    """(bytes, CRC-32) of a checkpoint's files, the manifest last: with it the checkpoint is complete. None of one that
+    cannot be read."""
+    try:
+        return {**read_manifest(path).files, MANIFEST: ((path / MANIFEST).stat().st_size, None)}
+    except (UserError, OSError):
+        return {}
+
+
+def _made(draft: Path) -> str:
+    """An empty draft; "" or what went wrong."""
     try:
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
     except OSError as error:
-        trouble = _words(error, draft)
-    for name, size in sizes.items():
-        trouble = _receive(draft / name, size, source, group) or trouble
+        return _words(error, draft)
+    return ""
+
+
+def _kept(draft: Path, path: Path, trouble: str) -> str:
+    """Give a draft its name if all is there; "" or what went wrong."""
     if trouble:
         shutil.rmtree(draft, ignore_errors=True)
         return trouble
@@ -117,47 +141,75 @@ def _receive_all(path: Path, sizes: Sizes, source: int, group: dist.ProcessGroup
     return ""
 
 
-def _send(path: Path, size: int, receiver: int, group: dist.ProcessGroup) -> None:
-    with path.open("rb") as file:
-        for count in _chunks(size):
+def _pass(path: Path, size: int, source: int, receiver: int, group: dist.ProcessGroup, crc: int | None) -> str:
+    """A file from one rank to another, while all meet now and then: they wait for each other only so long.
+
+    All of it is sent, and taken, whatever goes wrong: this is given in the end, or "". `crc`: what the source must
+    find.
+    """
+    rank = group.rank()
+    file = _End(path, "rb" if rank == source else "wb" if rank == receiver else "")
+    for index, count in enumerate(_chunks(size)):
+        if rank == source:
             part = torch.zeros(count, dtype=torch.uint8)
-            file.readinto(_bytes(part))  # what was cut off is found by its checksum
+            file.read(_bytes(part))
             dist.send(part, group=group, group_dst=receiver)
+        elif rank == receiver:
+            part = torch.empty(count, dtype=torch.uint8)
+            dist.recv(part, group=group, group_src=source)
+            file.write(_bytes(part))
+        if index % MEETING == MEETING - 1:
+            dist.barrier(group)
+    return file.closed(crc)
+
+
+class _End:
+    """Of what passes from file to file. After the first trouble nothing more is done with it."""
+
+    def __init__(self, path: Path, mode: Literal["rb", "wb", ""]) -> None:
+        self._path, self._mode, self._trouble, self._crc = path, mode, "", 0
+        self._file: BinaryIO | None = None
+        if mode:
+            self._try(self._open)
+
+    def read(self, part: memoryview) -> None:
+        if self._file is not None and not self._trouble:
+            self._try(partial(self._file.readinto, part))  # type: ignore[attr-defined]  # of what `open` gives
+            self._crc = zlib.crc32(part, self._crc)
+
+    def write(self, part: memoryview) -> None:
+        if self._file is not None and not self._trouble:
+            self._try(partial(self._file.write, part))
+
+    def closed(self, crc: int | None) -> str:
+        """Once it is closed, and what was written is on disk: "" or what went wrong."""
+        if self._file is not None:
+            self._try(self._close)
+        if self._mode == "rb" and crc is not None and crc != self._crc:
+            return self._trouble or f"{self._path.name} has other content than was written"
+        return self._trouble
+
+    def _open(self) -> None:
+        self._file = open(self._path, "rb", opener=regular) if self._mode == "rb" else self._path.open("wb")  # noqa: SIM115
+
+    def _close(self) -> None:
+        assert self._file is not None
+        with self._file as file:
+            if self._mode == "wb":
+                file.flush()
+                os.fsync(file.fileno())
+
+    def _try(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except OSError as error:
+            self._trouble = self._trouble or _words(error, self._path)
 
 
 def _bytes(part: torch.Tensor) -> memoryview:
     """Of a tensor, in place."""
     held: Any = part.numpy()
     return memoryview(held)
-
-
-def _receive(path: Path, size: int, source: int, group: dist.ProcessGroup) -> str:
-    """What is sent is taken whatever happens, or the sender would wait for ever; "" or what went wrong."""
-    trouble, file = "", _open(path)
-    for count in _chunks(size):
-        part = torch.empty(count, dtype=torch.uint8)
-        dist.recv(part, group=group, group_src=source)
-        try:
-            if not isinstance(file, str):
-                file.write(_bytes(part))
-        except OSError as error:
-            trouble = _words(error, path)
-    if isinstance(file, str):
-        return file
-    try:
-        file.flush()
-        os.fsync(file.fileno())
-        file.close()
-    except OSError as error:
-        trouble = trouble or _words(error, path)
-    return trouble
-
-
-def _open(path: Path) -> BinaryIO | str:
-    try:
-        return path.open("wb")
-    except OSError as error:
-        return _words(error, path)
 
 
 def _chunks(size: int) -> Iterator[int]:

@@ -164,11 +164,13 @@ def retain(attempt: Path, keep: int) -> list[str]:
     return [path.name for path in gone]
 
 
-def discard_drafts(attempt: Path) -> list[str]:
-    """Delete what saves that were cut off have left, of this attempt, which saves nothing now, and of the job's
-    earlier ones, which are over. Gives their names."""
+def discard_drafts(last: Path) -> list[str]:
+    """Delete what saves that were cut off have left: of an attempt up to its `last` draft, and of the job's earlier
+    attempts, which are over. Gives their names."""
+    attempt, pattern = last.parent, ".step-*.draft"
     earlier = [path for path in attempt.parent.glob("*/") if path.name.isdigit() and int(path.name) < int(attempt.name)]
-    left = [draft for folder in [*earlier, attempt] for draft in folder.glob(".step-*.draft")]
+    left = [draft for folder in earlier for draft in folder.glob(pattern)]
+    left += [draft for draft in attempt.glob(pattern) if draft.name <= last.name]
     for draft in left:
         shutil.rmtree(draft, ignore_errors=True)
     return [draft.name for draft in left]

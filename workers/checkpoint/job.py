@@ -49,7 +49,7 @@ class JobCheckpoints:
             UserError: an earlier attempt told of one, and no host of this one has it: nothing is begun anew in silence.
         """
         trouble = self._borrow()
-        across.bring(self._place.root / self._place.job, self._group)
+        across.bring(self._place.root / self._place.job, self._group, self._spec.train.keep_checkpoints)
         # All ranks try the same ones, whatever comes and goes on disk, each below its own host's root.
         names = on_first_rank(lambda: self._names(trouble), self._group)
         if not names:
@@ -93,10 +93,10 @@ class JobCheckpoints:
         if not place.expected:
             return ""
         job, least = place.root / place.job, folder.number(place.expected)
-        seen = on_every_rank(lambda: (across.newest_of(job), place.loan is not None), self._group)
-        if not seen[0][1] or any(newest is not None and newest >= least for newest, _ in seen):
+        seen = on_every_rank(lambda: (across.numbers_of(job)[-1:], place.loan is not None), self._group)
+        if not seen[0][1] or any(newest >= least for have, _ in seen for newest in have):
             return ""
-        came = borrow(job, place.loan, least, self._group)
+        came = borrow(job, place.loan, least, self._group, self._spec.train.keep_checkpoints)
         if not came.problem:
             rate = f"{came.num_bytes / 1e6:,.1f} MB in {came.took_s:.2f} s"
             self._say(f"checkpoint {place.job}/{came.name}: {rate} from host {place.expected_on}")

@@ -100,8 +100,7 @@ class Saver:
             path = target
         except (CheckpointException, Exception) as error:  # must not end the training that a checkpoint is to protect
             problem = words_of(error)
-            if self._rank == 0:
-                shutil.rmtree(draft, ignore_errors=True)
+            across.discard(draft)
         self._told(Saved(step, path, num_bytes, stall_s, time.perf_counter() - started, problem))
 
     def _write_all(self, step: int, rng: list[int], draft: Path) -> int:
@@ -115,7 +114,7 @@ class Saver:
         across.collect(draft, files, self._group)
         sums = sums_of(self._copies, self._spec.model, self._group)
         on_first_rank(lambda: self._publish(draft, step, files, rng, sums), self._group)
-        across.discard_elsewhere(draft)
+        across.discard(draft)
         return sum(size for size, _ in files.values())
 
     def _empty(self, draft: Path) -> None:
@@ -131,7 +130,6 @@ class Saver:
         with told_of(self._host, draft):
             folder.publish(draft, self._spec, step, files, rng, sums)
         folder.retain(self._attempt, self._spec.train.keep_checkpoints)
-        folder.discard_drafts(self._attempt)
 
 
 def _empty(draft: Path) -> None:

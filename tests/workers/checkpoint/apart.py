@@ -1,4 +1,5 @@
-"""Two ranks on hosts that share nothing: a checkpoint is saved by both, and is then on both; one that fits nowhere."""
+"""Three ranks on hosts that share nothing: a checkpoint is saved by all, and is then on all; one that fits nowhere; one
+that is damaged where it lies."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ SPEC = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}}
 def main() -> None:
     base = Path(sys.argv[1])
     os.environ["LOCAL_RANK"] = "0"  # each is the first of its host
+    across.MEETING = 1
     dist.init_process_group("gloo")
     rank, group = dist.get_rank(), dist.group.WORLD
     assert isinstance(group, dist.ProcessGroup)
@@ -29,16 +31,18 @@ def main() -> None:
     draft.mkdir(parents=True)
     own = draft / f"__{rank}_0.distcp"
     own.write_bytes(bytes([rank]) * (across.CHUNK_BYTES + 5 if rank else 3))  # more than one chunk travels
-    told: list[Any] = [None, None]
+    told: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(told, folder.describe(draft, [own.name]))
     files = {name: entry for part in told for name, entry in part.items()}
     across.collect(draft, files, group)
     if rank == 0:
         folder.publish(draft, parse_spec(SPEC), 7, files, [1], {})
     dist.barrier()
-    across.discard_elsewhere(draft)
-    left = draft.exists()
-    across.bring(job, group)
+    cut_off = draft.with_name(".step-00000003.draft")
+    cut_off.mkdir()
+    across.discard(draft)
+    left = draft.exists() or cut_off.exists()
+    across.bring(job, group, 2)
     damage = folder.damage(path, files)
     # A newer one that rank 1 cannot take: a file is where its folder should be.
     newer = folder.step_folder(job / "2", 9)
@@ -52,10 +56,20 @@ def main() -> None:
     dist.barrier()
     problem = ""
     try:
-        across.bring(job, group)
+        across.bring(job, group, 2)
     except UserError as error:
         problem = str(error)
+    other = base / str(rank) / "other"
+    if rank == 1:
+        for step in (4, 8):
+            draft = folder.draft_of(folder.step_folder(other / "1", step))
+            draft.mkdir(parents=True)
+            (draft / "__1_0.distcp").write_bytes(b"whole")
+            path = folder.publish(draft, parse_spec(SPEC), step, folder.describe(draft, ["__1_0.distcp"]), [1], {})
+        (path / "__1_0.distcp").write_bytes(b"WHOLE")
+    across.bring(other, group, 2)
+    brought = [found.step for found in folder.complete_below(other)]
     have = [str(found.path.relative_to(job)) for found in folder.complete_below(job)]
-    said = {"left": left, "damage": damage, "problem": problem, "have": have}
+    said = {"left": left, "damage": damage, "problem": problem, "have": have, "brought": brought}
     (base / f"said-{rank}.json").write_text(json.dumps(said))
     dist.destroy_process_group()

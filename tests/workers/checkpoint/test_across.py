@@ -17,16 +17,16 @@ from workers.trainer.errors import UserError
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     base = tmp_path_factory.mktemp("apart")
-    done = forked(2, "tests.workers.checkpoint.apart", str(base))
+    done = forked(3, "tests.workers.checkpoint.apart", str(base))
     assert done.returncode == 0, done.stderr[-4000:]
-    return [json.loads((base / f"said-{rank}.json").read_text()) for rank in (0, 1)]
+    return [json.loads((base / f"said-{rank}.json").read_text()) for rank in range(3)]
 
 
 @pytest.mark.slow
 def test_a_checkpoint_is_collected_on_one_host_and_brought_to_the_other_whole(said: list[dict[str, Any]]) -> None:
-    assert [one["damage"] for one in said] == [None, None]
+    assert [one["damage"] for one in said] == [None] * 3
     assert "1/step-00000007" in said[1]["have"]
-    assert [one["left"] for one in said] == [False, False], "no draft stays behind"
+    assert [one["left"] for one in said] == [False] * 3, "no draft stays behind"
 
 
 @pytest.mark.slow
@@ -35,6 +35,11 @@ def test_a_host_that_cannot_take_it_fails_all_and_says_why(said: list[dict[str, 
         assert one["problem"].startswith("the checkpoint cannot be brought to this host: ")
         assert "2" in one["problem"]
     assert said[1]["have"] == ["1/step-00000007"], "what it had stays"
+
+
+@pytest.mark.slow
+def test_of_what_is_damaged_where_it_lies_the_one_before_is_brought(said: list[dict[str, Any]]) -> None:
+    assert [one["brought"] for one in said] == [[4], [4, 8], [4]]
 
 
 def publish(job: Path, attempt: int, step: int) -> None:

@@ -105,13 +105,14 @@ def test_only_the_newest_stay(saved: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_drafts_that_nobody_finishes_are_deleted_by_the_next_save(tmp_path: Path) -> None:
-    """Of its own attempt and of earlier ones; a later attempt is another's to write."""
-    left = [tmp_path / "root" / "job" / number / ".step-00000099.draft" for number in ("1", "2", "3")]
+    """Of its own attempt and of earlier ones; a later attempt is another's to write, and a later step may be begun."""
+    folders = ["1/.step-00000099", "2/.step-00000005", "2/.step-00000007", "3/.step-00000001"]
+    left = [tmp_path / "root" / "job" / f"{name}.draft" for name in folders]
     for draft in left:
         draft.mkdir(parents=True)
         (draft / "__0_0.distcp").write_bytes(b"half")
     run(make_spec({}, checkpoint_every=6), tmp_path / "root", attempt=2)
-    assert [draft.exists() for draft in left] == [False, False, True]
+    assert [draft.exists() for draft in left] == [False, False, True, True]
 
 
 @pytest.mark.slow

@@ -80,14 +80,15 @@ def theirs(tmp_path: Path) -> Path:
     return job
 
 
-def test_who_knows_the_secret_gets_the_newest_whole_and_keeps_it_alone(tmp_path: Path, theirs: Path) -> None:
+def test_who_knows_the_secret_gets_the_newest_whole_and_keeps_what_it_had(tmp_path: Path, theirs: Path) -> None:
     newest, ours = publish(theirs, 1, 30), tmp_path / "job"
     publish(ours, 1, 10)
     (folder.step_folder(ours / "1", 30) / "half deleted").mkdir(parents=True)
     with lent(theirs) as port:
-        came = borrow(ours, told(tmp_path / "loan", port), LEAST, None)
+        came = borrow(ours, told(tmp_path / "loan", port), LEAST, None, 2)
     assert (came.problem, came.name) == ("", "1/step-00000030")
-    (have,) = folder.complete_below(ours)
+    older, have = folder.complete_below(ours)
+    assert older.step == 10, "what came is judged only when it is loaded"
     assert {path.name: path.read_bytes() for path in have.path.iterdir()} == {
         path.name: path.read_bytes() for path in newest.iterdir()
     }
@@ -97,14 +98,14 @@ def test_who_knows_the_secret_gets_the_newest_whole_and_keeps_it_alone(tmp_path:
 
 def test_a_stranger_gets_nothing_and_takes_nothing_from_who_comes_after(tmp_path: Path, theirs: Path) -> None:
     with lent(theirs) as port:
-        came = borrow(tmp_path / "stranger", told(tmp_path / "guessed", port, OTHER), LEAST, None)
+        came = borrow(tmp_path / "stranger", told(tmp_path / "guessed", port, OTHER), LEAST, None, 2)
         assert came.problem == "host anna could not send it: BadOfferError: what answers there is not that host"
         with closing(socket.create_connection(("127.0.0.1", port))) as silent:
             silent.sendall(b"\0" * 64)  # a nonce, and what should prove something
             with silent.makefile("rb") as said:
                 assert len(said.read()) == 64, "a nonce and a proof, and no word of the checkpoint"
-        assert borrow(tmp_path / "job", told(tmp_path / "loan", port), LEAST, None).problem == ""
-        late = borrow(tmp_path / "late", told(tmp_path / "loan", port), LEAST, None)
+        assert borrow(tmp_path / "job", told(tmp_path / "loan", port), LEAST, None, 2).problem == ""
+        late = borrow(tmp_path / "late", told(tmp_path / "loan", port), LEAST, None, 2)
     assert late.problem.startswith("host anna could not send it: "), "it is sent once"
     assert not (tmp_path / "stranger").exists()
 
@@ -116,7 +117,7 @@ def test_it_is_sent_to_one_at_a_time_though_another_shows_the_secret(tmp_path: P
             nonce, _ = said.read(NONCE_BYTES), said.read(PROOF_BYTES)
             first.sendall(proof(SECRET, "borrower", nonce, b"\0" * NONCE_BYTES))
             assert said.read(4), "it is sent"
-            second = borrow(tmp_path / "job", told(tmp_path / "loan", port), LEAST, None)
+            second = borrow(tmp_path / "job", told(tmp_path / "loan", port), LEAST, None, 2)
     assert second.problem.startswith("host anna could not send it: ")
 
 
@@ -132,7 +133,7 @@ def test_who_cannot_show_the_secret_is_not_believed(tmp_path: Path) -> None:
 
         liar = threading.Thread(target=lie)
         liar.start()
-        came = borrow(tmp_path / "job", told(tmp_path / "loan", door.getsockname()[1]), LEAST, None)
+        came = borrow(tmp_path / "job", told(tmp_path / "loan", door.getsockname()[1]), LEAST, None, 2)
         liar.join(patient(10))
     assert came.problem.endswith("what answers there is not that host")
     assert not (tmp_path / "job").exists()
@@ -142,21 +143,21 @@ def test_what_cannot_be_had_is_told_with_the_host(tmp_path: Path, theirs: Path) 
     ours, loan = tmp_path / "job", tmp_path / "loan"
     with socket.create_server(("127.0.0.1", 0)) as door:
         gone = door.getsockname()[1]
-    assert borrow(ours, told(loan, gone), LEAST, None).problem == "host anna could not send it: Connection refused"
+    assert borrow(ours, told(loan, gone), LEAST, None, 2).problem == "host anna could not send it: Connection refused"
     with lent(theirs) as port:
-        older = borrow(ours, told(loan, port), (1, 21), None)
+        older = borrow(ours, told(loan, port), (1, 21), None, 2)
     assert older.problem == "the newest that host anna has is 1/step-00000020"
     with lent(tmp_path / "nobody's") as port:
-        none = borrow(ours, told(loan, port), LEAST, None)
+        none = borrow(ours, told(loan, port), LEAST, None, 2)
     assert none.problem == "host anna says: it has no complete checkpoint of the job"
     (theirs / "1" / "step-00000020" / "__0_0.distcp").write_bytes(b"cut off")
     with lent(theirs) as port:
-        short = borrow(ours, told(loan, port), LEAST, None)
+        short = borrow(ours, told(loan, port), LEAST, None, 2)
     assert short.problem == f"host anna hung up with {2 * CHUNK_BYTES + 13:,} bytes of __0_0.distcp left"
     (theirs / "1" / "step-00000020" / "__0_0.distcp").unlink()
     os.mkfifo(theirs / "1" / "step-00000020" / "__0_0.distcp")
     with lent(theirs) as port:
-        pipe = borrow(ours, told(loan, port), LEAST, None)
+        pipe = borrow(ours, told(loan, port), LEAST, None, 2)
     assert "hung up" in pipe.problem
     assert folder.complete_below(ours) == []
     assert list(ours.glob("*/.*")) == []

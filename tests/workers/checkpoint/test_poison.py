@@ -89,7 +89,7 @@ def test_a_command_runs_nothing_and_says_why(
 def test_one_that_another_host_lent_is_no_better(root: Path, mark: Path, tmp_path: Path) -> None:
     poison(newest(root), mark)
     with lent(root / "job") as port:
-        came = borrow(tmp_path / "ours" / "job", told(tmp_path / "loan", port), (1, 6), None)
+        came = borrow(tmp_path / "ours" / "job", told(tmp_path / "loan", port), (1, 6), None, 2)
     assert (came.problem, came.name) == ("", "1/step-00000006"), "it is whole, and is not looked into"
     done = command("sample", str(tmp_path / "ours" / "job"), "--tokens", "1")
     assert REFUSED in done.stderr

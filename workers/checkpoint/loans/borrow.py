@@ -48,10 +48,10 @@ class Borrowed(NamedTuple):
     problem: str = ""
 
 
-def borrow(job: Path, loan: Path | None, least: folder.Number, group: dist.ProcessGroup | None) -> Borrowed:
+def borrow(job: Path, loan: Path | None, least: folder.Number, group: dist.ProcessGroup | None, keep: int) -> Borrowed:
     """A checkpoint that is not older than `least`, to rank 0's host. All ranks call this alike.
 
-    `loan`: where rank 0's supervisor leaves word of who lends it.
+    `loan`: where rank 0's supervisor leaves word of who lends it. `keep`: how many a host keeps.
     """
     began = time.monotonic()
     with ExitStack() as stack:
@@ -60,7 +60,7 @@ def borrow(job: Path, loan: Path | None, least: folder.Number, group: dist.Proce
             offer = on_first_rank(lambda: line.open(loan, job, least), group)
             for name, size in offer.sizes.items():  # one by one: ranks wait for each other only so long
                 on_first_rank(partial(line.take, name, size), group)
-            on_first_rank(line.keep, group)
+            on_first_rank(lambda: line.keep(keep), group)
         except UserError as error:
             return Borrowed(problem=str(error))
     return Borrowed(offer.name, sum(offer.sizes.values()), time.monotonic() - began)
@@ -112,11 +112,11 @@ class _Line:
             file.flush()
             os.fsync(file.fileno())
 
-    def keep(self) -> None:
-        """Give it its name: what was here is older. Raises OSError."""
+    def keep(self, most: int) -> None:
+        """Give it its name, and keep the newest `most`: what came is judged only when it is loaded. Raises OSError."""
         shutil.rmtree(self._path, ignore_errors=True)  # half deleted, or it would not have been asked for
         self._draft.rename(self._path)
-        folder.retain(self._path.parents[1], 1)
+        folder.retain(self._path.parents[1], most)
 
     def _greeted(self, secret: str) -> Offer:
         """What it offers, once each has shown the other that it knows the secret. Raises OSError, BadOfferError."""

@@ -61,7 +61,7 @@ def test_it_lends_once_however_often_it_is_told_and_stops_when_nobody_wants_it(
     assert checked_loan(json.loads(loan.read_text()))["address"] == lends.address
     lender.lend(order)
     wait_until(lambda: len(threads("job")) == 1, "the second sees that there is one", 20)
-    assert borrow(wants.checkpoint_root / "job", loan, LEAST, None).problem == ""
+    assert borrow(wants.checkpoint_root / "job", loan, LEAST, None, 2).problem == ""
     assert folder.complete_below(wants.checkpoint_root)
     wait_until(lambda: not threads("job"), "it has sent it", 20)
     again = checked_lend_order({**told, "attempt": 3})
