@@ -81,3 +81,31 @@ def test_a_rank_that_trained_on_other_rows_is_told_where_replicas_are(modules: P
     proof = {"replicas": {"steps": [1], "parts": 60, "copied": 60, "apart": 0}, "wrong": [rows]}
     told = call(modules, "job/proof.js", "return m.replicaProof(x)", proof)
     assert (told["tone"], told["words"]) == ("bad", "a rank trained on other rows")
+
+
+@pytest.mark.parametrize(
+    ("end", "tone", "words"),
+    [
+        ("due", "", "not checked"),
+        ("equal", "good", "gradients equal to one process to 6e-7"),
+        ("apart", "bad", "differs from one process at its end"),
+    ],
+)
+def test_an_attempt_without_a_step_of_its_own_is_told_by_its_one_step_more(
+    modules: Page, end: str, tone: str, words: str
+) -> None:
+    figures = {"tensors": 60, "update": 0, "loss": 0, "norm": 0, "seconds": 0.3, "gradient": 6e-7, "limit": 1e-5}
+    one = {"state": "not checked", "why": "no step was left to train", "steps": 4, **figures}
+    proof = {"one_process": one, "end": {"state": end, "why": "", "steps": 1, **figures}}
+    told = call(modules, "job/proof.js", "return m.processProof(x, true, 'fp32')", proof)
+    assert (told["tone"], told["words"]) == (tone, words)
+    assert told["more"].startswith("no step was left to train\n")
+
+
+def test_a_verdict_of_nothing_says_so(modules: Page) -> None:
+    row = {"predicted_bytes": 0, "measured_bytes": 0, "predicted_count": 0, "measured_count": 0}
+    script = "return m.trafficProof({verdicts: new Map([[0, x]])}, null, true, true)"
+    nothing = call(modules, "job/proof.js", script, [row])
+    assert nothing["more"] == "off in all, over every phase of 1 rank; nothing was to be sent, and nothing was"
+    barrier = {**row, "predicted_count": 1, "measured_count": 1}
+    assert call(modules, "job/proof.js", script, [barrier])["more"] == "off in all, over every phase of 1 rank"

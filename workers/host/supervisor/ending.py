@@ -130,7 +130,10 @@ def _verdict(order: LaunchOrder, ended: Ended, tally: Tally, tail: LogTail) -> t
     if ended.ended_by is not None:
         return ended.ended_by, ended.reason
     if ended.code == 0:
-        return "succeeded", program_of(order).good_end.format(steps=tally.steps, tried=counted(tally.tried, "rank"))
+        good_end = program_of(order).good_end
+        if "{steps}" in good_end and not tally.steps:
+            return "succeeded", "finished; this attempt told of no step"  # the one before did them all
+        return "succeeded", good_end.format(steps=tally.steps, tried=counted(tally.tried, "rank"))
     failure = ended.failure
     if failure is None:
         killed_by = _signal_name(ended.code)

@@ -57,6 +57,15 @@ def step(number: int, step_s: float, tokens: int = 100, loss: float | None = 1.0
     )
 
 
+def test_an_attempt_that_had_no_step_left_is_not_told_as_one_of_no_step(tmp_path: Path) -> None:
+    tally = Tally()
+    report: dict[str, Any] = ending(tmp_path, tally)  # type: ignore[assignment]  # checked_exit let it pass
+    assert (report["outcome"], report["reason"]) == ("succeeded", "finished; this attempt told of no step")
+    tally.add(step(7, 1.0))
+    report = ending(tmp_path, tally)  # type: ignore[assignment]
+    assert report["reason"] == "finished after step 7"
+
+
 def test_first_steps_are_left_out_of_what_a_run_measured(tmp_path: Path) -> None:
     tally = Tally()
     for number in range(1, 4):

@@ -17,8 +17,9 @@ export function apartWords(value) {
 export function trafficProof(state, comparison, finished, exact) {
   const rows = exact ? "" : "; over ep for the rows that the run's own router chose";
   if (state.verdicts.size > 0) {
-    let [bytesOff, callsOff] = [0, 0];
+    let [bytesOff, callsOff, sent] = [0, 0, 0];
     for (const row of [...state.verdicts.values()].flat()) {
+      sent += row.predicted_count + row.measured_count;
       bytesOff += Math.abs(row.measured_bytes - row.predicted_bytes);
       callsOff += Math.abs(row.measured_count - row.predicted_count);
     }
@@ -26,7 +27,7 @@ export function trafficProof(state, comparison, finished, exact) {
     return {
       tone: good ? "good" : "bad",
       words: `${exactBytes(bytesOff)}, ${integer(callsOff)} ${callsOff === 1 ? "call" : "calls"}`,
-      more: `off in all, over every phase of ${integer(state.verdicts.size)} ${state.verdicts.size === 1 ? "rank" : "ranks"}${rows}`,
+      more: `off in all, over every phase of ${integer(state.verdicts.size)} ${state.verdicts.size === 1 ? "rank" : "ranks"}${sent ? rows : "; nothing was to be sent, and nothing was"}`,
     };
   }
   if (!comparison) return { tone: "", words: "not checked", more: finished ? "no step was counted" : "no step has ended" };
@@ -85,11 +86,19 @@ function endWords(end, finished) {
   return `\nOne step more than it has, and its last validation: ${figures(end)}${end.why && `\n${end.why}`}`;
 }
 
+/** Where none of the first steps was compared: an attempt that had none left has one step more all the same. */
+function endAlone(end, why, finished, precision) {
+  const more = `${why}${endWords(end, finished)}`;
+  if (end?.state === "apart") return { tone: "bad", words: "differs from one process at its end", more };
+  if (end?.state === "equal") return { tone: "good", words: nearWords(end, precision), more };
+  return { tone: "", words: "not checked", more };
+}
+
 /** The same of the first steps beside one process, and of one more at the end; in `more` each has a line of its own. */
 export function processProof(proof, finished, precision) {
   if (!proof) return { tone: "", words: "not checked", more: finished ? "the run ended before" : "waits for the first step", waits: !finished };
   const one = proof.one_process;
-  if (one.state === "not checked") return { tone: "", words: "not checked", more: one.why };
+  if (one.state === "not checked") return endAlone(proof.end, one.why, finished, precision);
   if (one.state === "due") {
     if (finished) return { tone: "", words: "not checked", more: `the run ended before step ${integer(one.steps)} was compared` };
     return { tone: "", words: "being verified", more: `by one process, after step ${integer(one.steps)}` };
