@@ -19,6 +19,7 @@ from planner.hardware.stacks import HOST_WITHIN, STACKS, within
 
 FEWEST = 3  # runs: fewer do not show how far runs lie apart
 MOST = 32  # of the newest: what a host was long ago says little
+LEAST_SHARE = 0.01  # that later runs may be off by, however alike those before were
 SURE = 0.9  # share of later runs that lies within an interval
 # The worst of a few runs is not the worst of ten: by how much it is widened for SURE to hold, found by drawing runs at
 # random from a lognormal distribution (its width does not matter; tests/planner/test_learning.py draws again).
@@ -75,7 +76,8 @@ def correction_of(ratios: Sequence[float]) -> Correction | None:
         return None
     off = sorted(apart(ratio, median([*ratios[:i], *ratios[i + 1 :]])) for i, ratio in enumerate(ratios))
     place = min(len(off), math.ceil(SURE * (len(off) + 1)))
-    return Correction(median(ratios), off[place - 1] * WIDER.get(len(off), 1.0), len(ratios))
+    share = max(LEAST_SHARE, off[place - 1] * WIDER.get(len(off), 1.0))
+    return Correction(median(ratios), share, len(ratios))
 
 
 def comparable(spec: JobSpec, runs: Sequence[Run]) -> list[Run]:
@@ -138,7 +140,7 @@ def interval(cluster: Cluster, spec: JobSpec, found: Correction | None, host_sha
         why = f"{title}{_widened(cluster, spec)}{_waits(host_share)}"
         words = f"{basis}{_links(cluster, spec)}{scaled}, {why}, {sureness(share)}"
         return Interval(share=share, basis=basis, runs=0, words=words)
-    words = f"from {found.runs} runs here, {sureness(max(found.share, 0.01))}"
+    words = f"from {found.runs} runs here, {sureness(found.share)}"
     return Interval(share=found.share, basis="runs", runs=found.runs, words=words)
 
 

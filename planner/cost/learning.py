@@ -60,7 +60,7 @@ def memory_interval(cluster: Cluster, spec: JobSpec, found: Correction | None, p
     """Of the fullest rank's peak: from the host's runs, as `memory_correction` has them, or from peaks that others
     published of the spec's stack."""
     if found is not None:
-        words = f"from {found.runs} runs here, {sureness(max(found.share, 0.01))}"
+        words = f"from {found.runs} runs here, {sureness(found.share)}"
         return Interval(share=found.share, basis="runs", runs=found.runs, words=words)
     stack = STACKS[spec.resources.stack]
     share, beside = _counted_within(cluster, spec)

@@ -36,6 +36,12 @@ def test_fewer_than_three_runs_show_no_spread() -> None:
     assert correction_of([]) is None
 
 
+def test_runs_that_are_all_alike_promise_no_more_than_a_hundredth() -> None:
+    found = correction_of([1.2, 1.2, 1.2])
+    assert found is not None
+    assert found.share == 0.01, "words said so, and the figure 0"
+
+
 def test_one_run_gone_wrong_moves_the_median_little() -> None:
     steady = [1.19, 1.20, 1.21, 1.20] * 5
     found = correction_of([*steady, 9.0])

@@ -83,7 +83,7 @@ function endWords(end, finished) {
   if (!end) return "";
   if (end.state === "due") return finished ? "\nIt ended before one step more was compared" : "\nOne step more comes when it ends";
   if (end.state === "not checked") return `\nOne step more was not checked: ${end.why}`;
-  return `\nOne step more than it has, and its last validation: ${figures(end)}${end.why && `\n${end.why}`}`;
+  return `\nOne step more than it has, and its last validation if it had one: ${figures(end)}${end.why && `\n${end.why}`}`;
 }
 
 /** Where none of the first steps was compared: an attempt that had none left has one step more all the same. */

@@ -30,7 +30,7 @@ export function timePicture(estimate) {
     figure("speed", tokenRate(time.tokens_per_s)),
     figure(`for ${count(TOKENS)} tokens`, days >= 2 ? `${days < 100 ? days.toFixed(1) : integer(Math.round(days))} days` : duration(days * 86400)),
   );
-  const said = [basis(time, cluster), ...aligned(estimate), `MFU and HFU are of ${peak(estimate)} a rank.`];
+  const said = [basis(time, cluster), ...aligned(estimate), `MFU and HFU are of ${peak(estimate)} a rank.`, ...beyond(time)];
   return [figures, bar, scrolling([th("part"), th("seconds", true), th("share", true)], rows), el("p", { className: "note" }, said.join(" "))];
 }
 
@@ -38,6 +38,11 @@ export function timePicture(estimate) {
 function aligned({ aligned_vocabulary: found, vocab_size: size }) {
   if (!found) return [];
   return [`A vocabulary of ${integer(found.vocab_size)} rows would take ${duration(found.spares_s)} less: those of ${integer(size)} are not aligned for its products.`];
+}
+
+/** Why a share can be more than all. */
+function beyond({ hfu }) {
+  return hfu > 1 ? ["Attention's scores are counted whole, as MFU has it; kernels compute the half that is not masked."] : [];
 }
 
 /** A rank's peak, which MFU is a share of. */
