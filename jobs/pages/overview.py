@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.contrib.auth.decorators import login_required
-from django.db.models import Count, Min, QuerySet
+from django.db.models import Count, Min, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
@@ -69,7 +69,7 @@ def _running(jobs: QuerySet[Job]) -> dict[str, Any]:
 
 def _waiting(jobs: QuerySet[Job], now: datetime) -> dict[str, Any]:
     queued = jobs.filter(status=Status.QUEUED)
-    told = queued.order_by().aggregate(number=Count("id"), oldest=Min("created"))
+    told = queued.order_by().aggregate(number=Count("id"), oldest=Min("changed", filter=Q(held=False)))
     oldest = (now - told["oldest"]).total_seconds() if told["oldest"] else None
     return {
         "waiting": list_rows(list(queued.order_by("-priority", "created")[:SHOWN]), []),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from django.contrib import messages
@@ -102,7 +103,7 @@ def act(request: HttpRequest) -> HttpResponse:
     data: dict[str, Any] = {"action": request.POST.get("action", ""), "jobs": request.POST.getlist("job")}
     if data["action"] == "priority":
         text = request.POST.get("priority", "").strip()
-        data["priority"] = int(text) if text.lstrip("-").isdecimal() and len(text) < 6 and text.isascii() else text
+        data["priority"] = int(text) if re.fullmatch(r"-?[0-9]{1,5}", text) else text
     try:
         asked = checked(Bulk, data)
         _needs_priority(asked)

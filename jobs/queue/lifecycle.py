@@ -80,16 +80,17 @@ def _locked(job_ids: Iterable[str]) -> QuerySet[Job]:
     return Job.objects.select_for_update(skip_locked=True, no_key=True).filter(id__in=list(job_ids)).order_by("id")
 
 
-def start(placed: Mapping[str, tuple[int, str]]) -> dict[str, Job]:
-    """Move queued jobs to STARTING at once; `placed` has the attempt and the reason of each.
+def start(placed: Mapping[str, tuple[int, str]], slots: Mapping[str, int] | None = None) -> dict[str, Job]:
+    """Move queued jobs to STARTING at once; `placed` has the attempt and the reason of each, `slots` how many it was
+    placed for: one that is held by now, or asks for others, is left too.
 
     Returns those that this call moved. One that was cancelled meanwhile, or is being changed now, is left as it is.
     """
     with transaction.atomic():
         jobs = {
             job.id: job
-            for job in lock_queued(placed, "spec", "num_slots", "owner_id")
-            if job.attempt == placed[job.id][0]
+            for job in lock_queued(placed, "spec", "num_slots", "owner_id", "held")
+            if job.attempt == placed[job.id][0] and (slots is None or (slots[job.id] == job.num_slots and not job.held))
         }
         queued = Job.objects.filter(id__in=list(jobs), status=Status.QUEUED)
         moved = queued.update(status=Status.STARTING, wait_reason="", changed=timezone.now())

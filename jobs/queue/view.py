@@ -10,6 +10,7 @@ from django.db.models import OuterRef, Subquery
 from django.utils import timezone
 
 from jobs.access import visible_jobs
+from jobs.hosts.state import speaks
 from jobs.kinds import KINDS, layout_words
 from jobs.models import Attempt, Job, StateChange, Status
 from jobs.queue.scheduling.forecast import MOST_JOBS, Forecast, Running, forecast
@@ -115,9 +116,11 @@ def lasting(jobs: Any) -> dict[str, float | None]:
 
 
 def running(now: datetime) -> list[Running]:
-    """Attempts that hold slots, with the seconds they should still run: by their measured pace where there is one. When
-    one will end that is not heard, nothing tells."""
-    attempts = Attempt.objects.filter(ended__isnull=True, job__status__in=RUNS).prefetch_related("members__allocations")
+    """Attempts that hold slots, with the seconds they should still run: by their measured pace where there is one; none
+    of one that was told to end. When one will end that is not heard, nothing tells."""
+    attempts = Attempt.objects.filter(ended__isnull=True, job__status__in=RUNS).prefetch_related(
+        "members__allocations", "members__host"
+    )
     unended = list(
         attempts.select_related("job").only(
             "number", "created", "job__id", "job__project", "job__status", "job__time_limit_s"
@@ -128,7 +131,9 @@ def running(now: datetime) -> list[Running]:
         (job, number): at
         for job, number, at in StateChange.objects.filter(
             job__in=[attempt.job_id for attempt in unended], status=Status.RUNNING
-        ).values_list("job_id", "attempt", "at")
+        )
+        .order_by("-id")  # the first of an attempt comes last, and stays: others came of a host that was back
+        .values_list("job_id", "attempt", "at")
     }
     paces = _paces(now, [attempt.pk for attempt in unended])
     found = []
@@ -141,7 +146,11 @@ def running(now: datetime) -> list[Running]:
         lasts, limit_s = durations.get(attempt.job_id), attempt.job.time_limit_s
         known = [paces[attempt.pk]] if attempt.pk in paces else [] if lasts is None else [lasts - since]
         known += [limit_s - since] if limit_s is not None else []
-        heard = attempt.job.status != Status.UNREACHABLE
+        if attempt.job.status == Status.CANCELLING:
+            known = [0.0]
+            heard = all(speaks(member.host) for member in attempt.members.all() if member.host is not None)
+        else:
+            heard = attempt.job.status != Status.UNREACHABLE
         left = max(0.0, min(known)) if known and heard else None
         found.append(Running(attempt.job_id, attempt.job.project, shares, left))
     return found

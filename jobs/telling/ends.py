@@ -34,13 +34,14 @@ def ask(user: User, job: Job) -> None:
     Raises:
         NoMailError: it has, this board sends no mail, the account has no address, or has asked of too many jobs.
     """
-    if job.status in TERMINAL:
-        raise NoMailError(f"the job {stands(job.status)}: there is no end to wait for")
     if not settings.EMAIL_HOST:
         raise NoMailError("this board sends no mail: it has no mail server")
     if not user.email:
         raise NoMailError("your account has no mail address")
     with transaction.atomic():
+        status = Job.objects.select_for_update(no_key=True).values_list("status", flat=True).get(pk=job.pk)
+        if status in TERMINAL:  # asked where it cannot end meanwhile, for then nobody would ever be mailed
+            raise NoMailError(f"the job {stands(status)}: there is no end to wait for")
         User.objects.select_for_update(no_key=True).get(pk=user.pk)  # of several at once each counts those before
         if EndWish.objects.filter(user=user).count() >= MOST:
             raise NoMailError(f"you are to be mailed of {MOST:,} jobs already, the most")

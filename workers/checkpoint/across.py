@@ -44,9 +44,9 @@ def collect(draft: Path, files: dict[str, tuple[int, int]], group: dist.ProcessG
     if group is None:
         return
     missing = on_first_rank(lambda: sorted(name for name in files if not (draft / name).is_file()), group)
-    trouble = ""
+    trouble, way = "", _Way(group)
     for name in missing:
-        trouble = _pass(draft / name, files[name][0], _owner(name), 0, group, files[name][1]) or trouble
+        trouble = way.bring(draft / name, files[name][0], _owner(name), 0, files[name][1]) or trouble
     on_every_rank(lambda: _must_be_well(trouble), group)
 
 
@@ -57,23 +57,27 @@ def discard(draft: Path) -> None:
         folder.discard_drafts(draft)
 
 
-def bring(job: Path, group: dist.ProcessGroup | None, keep: int) -> None:
-    """The newest whole checkpoint of a job, to every host of the gang that lacks it. All ranks call this alike.
+def bring(job: Path, group: dist.ProcessGroup | None, keep: int) -> list[folder.Number]:
+    """The newest whole checkpoint of a job, to every host of the gang that lacks it. All ranks call this alike, and are
+    given those that were damaged wherever they lay.
 
     `keep`: how many a host keeps; what came is judged again when it is loaded.
 
     Raises:
         UserError: on all ranks, when it cannot be written somewhere.
     """
+    damaged: list[folder.Number] = []
     if group is None:
-        return
+        return damaged
     seen = on_every_rank(lambda: _Seen(frozenset(numbers_of(job)), _leads_host()), group)
     leaders = [rank for rank, one in enumerate(seen) if one.leads]
     for number in sorted({number for one in seen for number in one.numbers}, reverse=True):
         holders = [leader for leader in leaders if number in seen[leader].numbers]
         lacking = [leader for leader in leaders if leader not in holders]
         if not lacking or any(_bring(job, number, holder, lacking, keep, group) for holder in holders):
-            return
+            break
+        damaged.append(number)
+    return damaged
 
 
 def _bring(
@@ -81,27 +85,43 @@ def _bring(
 ) -> bool:
     """False where the source's is damaged. Raises UserError."""
     path = folder.step_folder(job / str(number[0]), number[1])
-    rank, draft = group.rank(), folder.draft_of(path)
+    rank, draft, way = group.rank(), folder.draft_of(path), _Way(group)
     files = on_every_rank(lambda: _described(path) if rank == source else {}, group)[source]
+    if not files:
+        return False
     for receiver in lacking:
+        # Another host of those that lack it may share this one's root.
+        if on_every_rank(lambda: (path / MANIFEST).is_file(), group)[receiver]:
+            continue
         trouble = _made(draft) if rank == receiver else ""
         for name, (size, crc) in files.items():
             here = draft if rank == receiver else path
-            trouble = _pass(here / name, size, source, receiver, group, crc) or trouble
-        damaged = bool(on_every_rank(partial(str, trouble), group)[source]) or not files
-        if rank == receiver:
-            trouble = _kept(draft, path, "damaged" if damaged else trouble)
+            trouble = way.bring(here / name, size, source, receiver, crc) or trouble
+        damaged = bool(on_every_rank(partial(str, trouble), group)[source])
+        end = partial(_end, draft, path, damaged, trouble, keep) if rank == receiver else _nothing
+        on_every_rank(end, group)
         if damaged:
             return False
-        on_every_rank(lambda trouble=trouble: _must_be_well(trouble), group)  # type: ignore[misc]
-    if rank in lacking:
-        folder.retain(job, keep)
     return True
+
+
+def _end(draft: Path, path: Path, damaged: bool, trouble: str, keep: int) -> None:
+    """What becomes of a draft that was sent, on its host. Raises UserError."""
+    if damaged or trouble:
+        shutil.rmtree(draft, ignore_errors=True)
+    if damaged:
+        return
+    _must_be_well(trouble or _kept(draft, path))
+    folder.retain(path.parents[1], keep)
+
+
+def _nothing() -> None:
+    """Of a rank that sent or waited."""
 
 
 def numbers_of(job: Path) -> list[folder.Number]:
     """Of a job's complete checkpoints on this host, the newest last."""
-    found = [c for c in folder.complete_below(job) if c.path.parent.parent == job]
+    found = [c for c in folder.complete_below(job) if c.path.parent.parent == job and c.path.parent.name.isdecimal()]
     return [(int(one.path.parent.name), one.step) for one in found]
 
 
@@ -111,9 +131,10 @@ def _leads_host() -> bool:
 
 def _described(path: Path) -> dict[str, tuple[int, int | None]]:
     """(bytes, CRC-32) of a checkpoint's files, the manifest last: with it the checkpoint is complete. None of one that
-    cannot be read."""
+    cannot be read, or whose files have other sizes than were written."""
     try:
-        return {**read_manifest(path).files, MANIFEST: ((path / MANIFEST).stat().st_size, None)}
+        files = {**read_manifest(path).files, MANIFEST: ((path / MANIFEST).stat().st_size, None)}
+        return files if all((path / name).stat().st_size == size for name, (size, _) in files.items()) else {}
     except (UserError, OSError):
         return {}
 
@@ -128,11 +149,11 @@ def _made(draft: Path) -> str:
     return ""
 
 
-def _kept(draft: Path, path: Path, trouble: str) -> str:
-    """Give a draft its name if all is there; "" or what went wrong."""
-    if trouble:
+def _kept(draft: Path, path: Path) -> str:
+    """Give a draft its name, for all is there; "" or what went wrong."""
+    if (path / MANIFEST).is_file():  # it came to be seen meanwhile, on a root that is shared
         shutil.rmtree(draft, ignore_errors=True)
-        return trouble
+        return ""
     shutil.rmtree(path, ignore_errors=True)  # half deleted, or it would not be lacking
     try:
         draft.rename(path)
@@ -141,26 +162,34 @@ def _kept(draft: Path, path: Path, trouble: str) -> str:
     return ""
 
 
-def _pass(path: Path, size: int, source: int, receiver: int, group: dist.ProcessGroup, crc: int | None) -> str:
-    """A file from one rank to another, while all meet now and then: they wait for each other only so long.
+class _Way:
+    """Files from one rank to another, while all meet now and then: they wait for each other only so long."""
 
-    All of it is sent, and taken, whatever goes wrong: this is given in the end, or "". `crc`: what the source must
-    find.
-    """
-    rank = group.rank()
-    file = _End(path, "rb" if rank == source else "wb" if rank == receiver else "")
-    for index, count in enumerate(_chunks(size)):
-        if rank == source:
-            part = torch.zeros(count, dtype=torch.uint8)
-            file.read(_bytes(part))
-            dist.send(part, group=group, group_dst=receiver)
-        elif rank == receiver:
-            part = torch.empty(count, dtype=torch.uint8)
-            dist.recv(part, group=group, group_src=source)
-            file.write(_bytes(part))
-        if index % MEETING == MEETING - 1:
-            dist.barrier(group)
-    return file.closed(crc)
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group, self._chunks = group, 0
+
+    def bring(self, path: Path, size: int, source: int, receiver: int, crc: int | None) -> str:
+        """All ranks call this alike. All of it is sent, and taken, whatever goes wrong: this is given in the end, or
+        "". `crc`: what the source must find."""
+        rank, group = self._group.rank(), self._group
+        file = _End(path, "rb" if rank == source else "wb" if rank == receiver else "")
+        for count in _chunks(size):
+            if rank == source:
+                part = torch.zeros(count, dtype=torch.uint8)
+                file.read(_bytes(part))
+                dist.send(part, group=group, group_dst=receiver)
+            elif rank == receiver:
+                part = torch.empty(count, dtype=torch.uint8)
+                dist.recv(part, group=group, group_src=source)
+                file.write(_bytes(part))
+            self._meet()
+        self._meet()
+        return file.closed(crc)
+
+    def _meet(self) -> None:
+        self._chunks += 1
+        if self._chunks % MEETING == 0:
+            dist.barrier(self._group)
 
 
 class _End:

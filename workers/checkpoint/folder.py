@@ -156,12 +156,19 @@ def publish(draft: Path, spec: JobSpec, step: int, files: Files, rng: list[int],
 
 
 def retain(attempt: Path, keep: int) -> list[str]:
-    """Delete all but the newest `keep` complete checkpoints of an attempt. Gives their names."""
-    gone = [c.path for c in complete_below(attempt)[:-keep]]
+    """Delete all but the newest `keep` complete checkpoints of an attempt, or a job. Gives their names."""
+    ours = [c for c in complete_below(attempt) if attempt in (c.path.parent, c.path.parent.parent)]
+    gone = [c.path for c in ours[:-keep]]
     for path in gone:
-        (path / MANIFEST).unlink()  # half deleted, it must not look complete
-        shutil.rmtree(path)
+        (path / MANIFEST).unlink(missing_ok=True)  # half deleted, it must not look complete
+        shutil.rmtree(path, onerror=_unless_gone)
     return [path.name for path in gone]
+
+
+def _unless_gone(_work: object, _path: str, failed: Any) -> None:
+    """Hosts that share a root delete the same. Raises any other OSError."""
+    if not isinstance(failed[1], FileNotFoundError):
+        raise failed[1]
 
 
 def discard_drafts(last: Path) -> list[str]:

@@ -49,9 +49,11 @@ class JobCheckpoints:
             UserError: an earlier attempt told of one, and no host of this one has it: nothing is begun anew in silence.
         """
         trouble = self._borrow()
-        across.bring(self._place.root / self._place.job, self._group, self._spec.train.keep_checkpoints)
+        damaged = across.bring(self._place.root / self._place.job, self._group, self._spec.train.keep_checkpoints)
+        for attempt, step in damaged:
+            self._say(f"checkpoint {attempt}/step-{step:08d} is damaged where it lies; trying the one before")
         # All ranks try the same ones, whatever comes and goes on disk, each below its own host's root.
-        names = on_first_rank(lambda: self._names(trouble), self._group)
+        names = on_first_rank(lambda: self._names(trouble, damaged), self._group)
         if not names:
             return 0
         self._candidates = [Checkpoint(self._place.root / name, step) for name, step in names]
@@ -102,15 +104,19 @@ class JobCheckpoints:
             self._say(f"checkpoint {place.job}/{came.name}: {rate} from host {place.expected_on}")
         return came.problem
 
-    def _names(self, trouble: str) -> list[tuple[str, int]]:
+    def _names(self, trouble: str, damaged: list[folder.Number]) -> list[tuple[str, int]]:
         """Each below the root, and its steps."""
         root = self._place.root
-        bases = [(one, root if one.path.is_relative_to(root) else root.resolve()) for one in self._found(trouble)]
+        bases = [
+            (one, root if one.path.is_relative_to(root) else root.resolve()) for one in self._found(trouble, damaged)
+        ]
         return [(one.name(base), one.step) for one, base in bases]
 
-    def _found(self, trouble: str) -> list[Checkpoint]:
+    def _found(self, trouble: str, damaged: list[folder.Number]) -> list[Checkpoint]:
         own = folder.complete_below(self._place.root / self._place.job)[::-1]
-        if self._place.expected:
+        expected = self._place.expected
+        there = expected and own and any(number >= folder.number(expected) for number in damaged)
+        if expected and not there:
             folder.must_have(own, self._place.expected, self._place.expected_on, trouble)
         if own or self._spec.train.resume is None:
             return own

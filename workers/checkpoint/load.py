@@ -128,14 +128,18 @@ def model_difference(wanted: ModelSpec, held: ModelSpec) -> str:
 
 
 def _looked_at(checkpoint: Checkpoint, group: dist.ProcessGroup | None) -> Found | str:
-    """What it holds, or what is wrong with it on some rank. The ranks share its files; what describes these each reads
-    by itself, from its own host."""
-    rank, size = (0, 1) if group is None else (group.rank(), group.size())
+    """What it holds, or what is wrong with it on some rank. Ranks that see the same share its files, for each host may
+    have its own; what describes these each reads by itself."""
+    rank = 0 if group is None else group.rank()
     path, found = checkpoint.path, list[Found]()  # here: among ranks it does not travel
+
+    def identity() -> tuple[int, int]:
+        told = (path / manifests.MANIFEST).stat()
+        return told.st_ino, told.st_mtime_ns
 
     def damage() -> str | None:
         files = manifests.read_manifest(path).files
-        return folder.damage(path, dict(sorted(files.items())[rank::size]))
+        return folder.damage(path, dict(sorted(files.items())[same.index(rank) :: len(same)]))
 
     def look() -> None:
         manifest = manifests.read_manifest(path)
@@ -143,6 +147,8 @@ def _looked_at(checkpoint: Checkpoint, group: dist.ProcessGroup | None) -> Found
         found.append(Found(checkpoint, manifest, read_metadata(path, manifest)))
 
     try:
+        seen = on_every_rank(identity, group)
+        same = [other for other, told in enumerate(seen) if told == seen[rank]]
         problem = next((problem for problem in on_every_rank(damage, group) if problem), None)
         if problem is None:
             on_every_rank(look, group)

@@ -40,7 +40,7 @@ def updates_made(master: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def learning_rate(step: int, train: TrainSpec) -> float:
-    """Rate of step `step` (from 0): linear warm-up, then a cosine to a tenth, which the step after the last would have."""
+    """Rate of step `step` (from 0): linear warm-up, then a cosine to a tenth, which one step more would have."""
     if step < train.warmup_steps:
         return train.learning_rate * (step + 1) / train.warmup_steps
     done = (step - train.warmup_steps) / max(1, train.steps - train.warmup_steps)

@@ -73,9 +73,11 @@ def _behind(rows: QuerySet[Any], order: tuple[str, ...], cursor: str) -> QuerySe
         place = parse_json(urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
         if not isinstance(place, list) or len(place) != len(order) or not all(map(storable, place)):
             return None
-        return rows.filter(_condition(order, place))
-    except (ValueError, ValidationError):
+        behind = rows.filter(_condition(order, place))
+        str(behind.query)  # SQLite's times are turned into UTC here, where some have no year
+    except (ValueError, ValidationError, OverflowError):
         return None
+    return behind
 
 
 def _condition(order: tuple[str, ...], place: list[str]) -> Q:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import django_filters
@@ -92,9 +92,11 @@ def _place(cursor: str) -> tuple[datetime, str] | None:
         told = urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode("ascii")
         created, _, job = told.partition(" ")
         found = datetime.fromisoformat(created)
-    except ValueError:
+        if found.tzinfo is None or not storable(job):
+            return None
+        return found.astimezone(UTC), job
+    except (ValueError, OverflowError):  # the latter of what is no year in UTC
         return None
-    return (found, job) if found.tzinfo is not None and storable(job) else None
 
 
 def _schema(known: django_filters.Filter) -> dict[str, Any]:

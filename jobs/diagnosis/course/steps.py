@@ -89,8 +89,13 @@ class Steps:
         return (one for row in self._rows.values() for one in row.values())
 
     def checkpoint_s(self) -> float:
-        """What training waited for checkpoints, a step."""
-        return sum(item["stall_s"] for item in self._checkpoints) / max(1, self.ran) if self._checkpoints else 0.0
+        """What training waited for checkpoints, a step: of late, from the first that is kept to the last."""
+        if not self._checkpoints:
+            return 0.0
+        first, *others = self._checkpoints
+        if not others:
+            return first["stall_s"] / max(1, self.ran)
+        return sum(item["stall_s"] for item in others) / max(1, others[-1]["step"] - first["step"])
 
     def measured(
         self, waiting: Mapping[str, float], inferred: Mapping[str, float], bubble_s: float | None

@@ -11,12 +11,14 @@ from redis.exceptions import RedisError
 from contracts.names import telemetry_stream
 from contracts.telemetry.picked import picked_of
 from jobs.connection import connect
+from jobs.models import Member
 from jobs.pages.jobs.progress import Key, OfRunning
 
 log = logging.getLogger(__name__)
 
 WINDOW_S = 6
 MOST_ENTRIES = 50  # of a stream; its supervisor writes about seven a second
+MOST_STREAMS = 128  # in all: one a host of each run
 
 
 def rate(items: Iterable[dict[str, Any]]) -> float | None:
@@ -43,19 +45,37 @@ def rate(items: Iterable[dict[str, Any]]) -> float | None:
 
 def _read(keys: list[Key]) -> dict[Key, float | None]:
     rates: dict[Key, float | None] = dict.fromkeys(keys)
+    streams = _streams(keys)
     try:
         with connect() as client, client.pipeline(transaction=False) as pipe:
             seconds, _ = client.time()
-            for job, attempt in keys:
+            for job, attempt, node in streams:
                 oldest = f"{(seconds - WINDOW_S) * 1000}-0"
-                pipe.xrevrange(telemetry_stream(job, attempt), min=oldest, count=MOST_ENTRIES)
+                pipe.xrevrange(telemetry_stream(job, attempt, node), min=oldest, count=MOST_ENTRIES)
             answers = pipe.execute()
     except (RedisError, OSError) as error:
         log.warning("the overview goes without traffic: %s", error)
         return rates
-    for key, entries in zip(keys, answers, strict=True):
-        rates[key] = rate(picked_of(reversed(entries), ["traffic", "step"]))
+    for (job, attempt, _), entries in zip(streams, answers, strict=True):
+        found = rate(picked_of(reversed(entries), ["traffic", "step"]))
+        if found is not None:
+            rates[job, attempt] = (rates[job, attempt] or 0.0) + found
     return rates
+
+
+def _streams(keys: list[Key]) -> list[tuple[str, int, int]]:
+    """(job, attempt, node) of every host of each; of a run none where they would be too many, for some are no sum."""
+    nodes: dict[Key, list[int]] = {key: [] for key in keys}
+    members = Member.objects.filter(attempt__job_id__in=[job for job, _ in keys])
+    for job, attempt, node in members.values_list("attempt__job_id", "attempt__number", "node"):
+        if (job, attempt) in nodes:
+            nodes[job, attempt].append(node)
+    found: list[tuple[str, int, int]] = []
+    for (job, attempt), known in nodes.items():
+        own = known or [0]
+        if len(found) + len(own) <= MOST_STREAMS:
+            found += [(job, attempt, node) for node in own]
+    return found
 
 
 _now = OfRunning(_read)

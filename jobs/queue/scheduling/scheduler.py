@@ -145,7 +145,9 @@ def _start(placements: list[Placement], queue: dict[str, Queued], keys: dict[str
         turn.take()
         allowed = let_start({p.job: (queue[p.job].job.owner, queue[p.job].job.project) for p in placements})
         where = {p.job: ", ".join(share.host for share in p.shares) for p in placements if p.job in allowed}
-        started = lifecycle.start({job: (queue[job].attempt, f"placed on {hosts}") for job, hosts in where.items()})
+        slots = {job: queue[job].job.num_slots for job in where}
+        placed = {job: (queue[job].attempt, f"placed on {hosts}") for job, hosts in where.items()}
+        started = lifecycle.start(placed, slots)
         pairs = [(started[p.job], p) for p in placements if p.job in started]
         created = Attempt.objects.bulk_create(Attempt(job=job, number=job.attempt) for job, _ in pairs)
         drafts = [

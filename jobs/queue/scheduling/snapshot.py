@@ -14,6 +14,7 @@ from django.db.models.functions import Cast
 from django.utils import timezone
 
 from jobs.models import (
+    ELSEWHERE,
     HOST_SILENT_AFTER,
     TERMINAL,
     Attempt,
@@ -220,7 +221,7 @@ def quotas_now() -> dict[str, Quota]:
 
 
 def held_slots(projects: Iterable[str]) -> dict[str, int]:
-    """Slots by project."""
-    rows = Attempt.objects.filter(ended__isnull=True, job__project__in=list(projects)).order_by()
-    counted = rows.values_list("job__project").annotate(slots=Sum("job__num_slots"))
+    """Slots by project. What somebody else launched takes none."""
+    rows = Attempt.objects.filter(ended__isnull=True, job__project__in=list(projects)).exclude(job__engine=ELSEWHERE)
+    counted = rows.order_by().values_list("job__project").annotate(slots=Sum("job__num_slots"))
     return dict(counted)

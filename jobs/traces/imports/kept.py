@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import logging
+import os
 import re
 import shutil
 import threading
@@ -111,7 +113,8 @@ def add(made: ImportedTrace, place: int, offset: int, part: bytes) -> int:
     except FileNotFoundError:
         raise TakenError from None
     with opened as file:
-        if file.tell() != offset:
+        fcntl.flock(file, fcntl.LOCK_EX)  # the same part may be sent again while it is written
+        if file.seek(0, os.SEEK_END) != offset:
             raise ImportProblemError(name, "offset", f"{offset} is not where the file ends: {file.tell()}")
         if offset + len(part) > size:
             raise ImportProblemError(name, "size", f"{offset + len(part)} bytes are more than the {size} announced")

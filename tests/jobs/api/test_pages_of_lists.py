@@ -169,3 +169,7 @@ def test_projects_members_tokens_and_hosts_come_page_by_page(
             answer = client.get(f"/api/v1/{path}?{wrong}")
             assert answer.status_code == 400, (path, wrong)
             assert answer.json()["errors"][0]["field"] == wrong.partition("=")[0]
+    early = "0001-01-01T00:00:00+23:59"  # no year in UTC
+    for path, place in (("jobs", f"{early} x"), ("tokens", f'["{early}", "x"]')):
+        forged = urlsafe_b64encode(place.encode()).decode().rstrip("=")
+        assert client.get(f"/api/v1/{path}?cursor={forged}").status_code == 400, path

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from jobs.diagnosis import Diagnosis, Run
+from jobs.diagnosis.course.steps import Steps
 from jobs.diagnosis.shapes import MOST_BYTES
 from planner.facts.reading.parse import parse_spec
 from tests.jobs.diagnosis.played import Act, Does, Meets, Player
@@ -303,3 +304,20 @@ def test_what_is_told_of_many_ranks_is_bounded() -> None:
     assert told["hang"]["ranks"] == [0]
     assert told["waits"]
     assert MOST_BYTES / 4 < len(json.dumps(told)) <= MOST_BYTES
+
+
+def test_what_saving_costs_a_step_does_not_shrink_as_a_run_gets_long() -> None:
+    """64 are kept, and were divided by all steps: after 640 of them a tenth was told."""
+    steps = Steps(Run({}, {}, 1))
+    for number in range(10, 6401, 10):
+        saved = {
+            "kind": "checkpoint",
+            "rank": 0,
+            "time": NOW,
+            "step": number,
+            "name": "x/1/step-00000001",
+            "num_bytes": 1,
+        }
+        steps.saved({**saved, "stall_s": 1.0, "save_s": 1.0, "problem": ""})  # type: ignore[typeddict-item]
+        steps.ran = number
+        assert steps.checkpoint_s() == pytest.approx(0.1)

@@ -9,10 +9,11 @@ import msgpack
 import pytest
 import redis
 from django.contrib.auth.models import User
+from django.utils import timezone
 
 from contracts.names import telemetry_stream
 from jobs.metrics.ranks import of_streams
-from jobs.models import Host, Job, Status
+from jobs.models import Attempt, Host, Job, Member, Status
 from jobs.pages.jobs import nowtraffic, progress
 from jobs.queue.control.idle import Idle
 from tests.jobs.api.following import step
@@ -49,3 +50,22 @@ def test_a_spoilt_entry_is_left_out_and_the_rest_is_told(
     assert progress._read(keys) == {keys[0]: None, keys[1]: 6}
     assert nowtraffic._read(keys) == {keys[0]: None, keys[1]: 0.0}
     assert [told and told[0].step for told in of_streams({(*key, 0): 1 for key in keys}).values()] == [{}, 6]
+
+
+def test_what_a_run_sends_now_is_of_all_its_hosts(
+    make_jobs: Callable[..., list[Job]], make_host: Callable[..., Host], live_redis: redis.Redis
+) -> None:
+    """Those of the first alone were called all ranks'."""
+    (job,) = make_jobs(1, status=Status.RUNNING, num_slots=2)
+    attempt = Attempt.objects.create(job=job, number=1)
+    cell = {"phase": "step", "op": "all_reduce", "axis": "dp", "group_size": 2, "count": 1, "completed": 1}
+    for node in (0, 1):
+        told = {"host_name": f"host-{node}", "first_rank": node, "num_ranks": 1, "ordered": timezone.now()}
+        Member.objects.create(attempt=attempt, node=node, host=make_host(f"host-{node}"), **told)
+        for number in (5, 6):
+            counted = {**cell, "payload_bytes": 100 * number, "algorithmic_bytes": 0, "busy_s": 0.0}
+            item = {**step(number, rank=node), "time": float(number), "cells": [counted]}
+            live_redis.xadd(telemetry_stream(job.id, 1, node), {"b": msgpack.packb({"items": [item]})})
+    assert nowtraffic._read([(job.id, 1)]) == {(job.id, 1): 200.0}
+    few = [(f"{number}", 1) for number in range(nowtraffic.MOST_STREAMS - 1)]
+    assert (job.id, 1) not in {key[:2] for key in nowtraffic._streams([*few, (job.id, 1)])}, "a part is no sum"

@@ -42,6 +42,16 @@ def test_the_slots_are_those_of_the_hosts_lines(make_host: Any, make_jobs: Any, 
     assert "0 of 4 slots in use" in told
 
 
+def test_the_oldest_of_the_queue_has_waited_since_it_was_queued_again(make_jobs: Any, owner: User, client: Any) -> None:
+    first, held = make_jobs(2)
+    Job.objects.update(created=timezone.now() - timedelta(days=3), changed=timezone.now() - timedelta(days=3))
+    Job.objects.filter(pk=first.pk).update(changed=timezone.now() - timedelta(minutes=10))
+    Job.objects.filter(pk=held.pk).update(held=True)
+    client.force_login(owner)
+    assert "10 min" in words(client)
+    assert "3 d" not in words(client)
+
+
 @pytest.fixture
 def retried(make_jobs: Callable[..., list[Job]]) -> Job:
     """A job whose first attempt failed, and that waits again."""

@@ -13,7 +13,7 @@ from rest_framework.test import APIClient
 
 from jobs import access
 from jobs.api.urls import urlpatterns
-from jobs.models import Host, Job, Membership, Project, Role, Status
+from jobs.models import Attempt, Host, Job, Membership, Project, Role, Status
 from jobs.queue import actions
 from jobs.queue.scheduling.scheduler import schedule
 from jobs.queue.scheduling.snapshot import quotas_now
@@ -243,3 +243,14 @@ def test_what_of_a_project_is_not_a_viewer_s_is_refused_alike(
         for who, status in ((members["viewer"], 403), (stranger, 404)):
             client.force_login(who)
             assert client.get(f"/projects/team/{path}/").status_code == status
+
+
+def test_a_run_that_somebody_else_launched_takes_nothing_of_its_project_s_quota(
+    members: Members, make_job: MakeJob
+) -> None:
+    Project.objects.filter(name="team").update(slots=8)
+    for engine, number in (("elsewhere", 64), ("hosts", 3)):
+        job = make_job(members["submitter"], num_slots=number)
+        Job.objects.filter(pk=job.pk).update(engine=engine, status=Status.RUNNING)
+        Attempt.objects.create(job=job, number=1)
+    assert quotas_now()["team"].used == 3

@@ -109,6 +109,12 @@ def test_bulk_actions_ask_first_then_act_and_are_written_down(owner: User, staff
     assert set(AuditEntry.objects.values_list("who", "address", "what")) == {("staff", "10.1.2.3", "hold")}
     client.post("/queue/act/", {"action": "priority", "priority": "-7", "job": [first.id], "confirmed": "1"})
     assert Job.objects.get(id=first.id).priority == -7
+    for wrong in ("--5", "1_0", "5x", "100000000"):
+        refused = client.post(
+            "/queue/act/", {"action": "priority", "priority": wrong, "job": [first.id], "confirmed": "1"}
+        )
+        assert refused.status_code == 302, wrong
+    assert Job.objects.get(id=first.id).priority == -7
     client.post("/queue/act/", {"action": "cancel", "job": [second.id], "confirmed": "1"})
     assert Job.objects.get(id=second.id).status == Status.CANCELLED
     page = client.get("/queue/audit/").content.decode()

@@ -9,8 +9,9 @@ import pytest
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from jobs.models import Attempt, Job, StateChange, Status
+from jobs.models import Attempt, Host, Job, StateChange, Status
 from jobs.queue.view import lasting, running
+from tests.jobs.conftest import member_of
 
 NOW = timezone.now()
 
@@ -51,6 +52,22 @@ def test_a_run_lasts_as_long_as_its_steps_take_it(attempt: Attempt) -> None:
     diagnosed(attempt, step=1000, step_s=2.0, ago_s=30)
     assert left() == 0
     diagnosed(attempt, step=100, step_s=2.0)
+    Job.objects.update(time_limit_s=600)
+    assert left() == 540
+
+
+def test_what_is_told_to_end_holds_its_slots_no_longer_unless_its_host_is_silent(attempt: Attempt) -> None:
+    told = {"device_name": "test", "memory_bytes": 2**30, "boot_id": "b", "last_seen": timezone.now()}
+    member_of(attempt, Host.objects.create(name="anna", device="cpu", slots=1, **told))
+    Job.objects.update(status=Status.CANCELLING)
+    assert left() == 0
+    Host.objects.update(last_seen=timezone.now() - timedelta(minutes=5))
+    assert left() is None
+
+
+def test_a_host_that_was_back_does_not_begin_a_run_s_time_anew(attempt: Attempt) -> None:
+    StateChange.objects.create(job=attempt.job, attempt=2, status=Status.RUNNING)
+    StateChange.objects.filter(pk=StateChange.objects.latest("id").pk).update(at=NOW)
     Job.objects.update(time_limit_s=600)
     assert left() == 540
 

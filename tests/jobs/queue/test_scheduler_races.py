@@ -269,3 +269,16 @@ def test_what_was_read_between_two_writes_of_one_pass_is_stale_after_the_second(
     assert len(turns) == 2
     assert Attempt.objects.filter(job=small).count() == 1
     assert not [record for record in caplog.records if "duplicate key" in record.getMessage()]
+
+
+@pytest.mark.parametrize("changed", [{"held": True}, {"num_slots": 2}], ids=["held", "smaller"])
+def test_a_job_that_was_changed_while_it_is_placed_is_not_started_as_it_was(
+    owner: User, changed: dict[str, Any]
+) -> None:
+    make_host("host-a", 4)
+    (job,) = queued(owner, 4)
+    assert not lifecycle.start({job.id: (1, "placed")}, {job.id: 3})
+    Job.objects.filter(pk=job.pk).update(**changed)
+    assert not lifecycle.start({job.id: (1, "placed")}, {job.id: 4})
+    job.refresh_from_db()
+    assert job.status == Status.QUEUED

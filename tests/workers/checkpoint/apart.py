@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from planner.facts.reading.parse import parse_spec
-from workers.checkpoint import across, folder
+from workers.checkpoint import across, folder, load
 from workers.trainer.errors import UserError
 
 SPEC = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}}
@@ -44,6 +44,10 @@ def main() -> None:
     left = draft.exists() or cut_off.exists()
     across.bring(job, group, 2)
     damage = folder.damage(path, files)
+    if rank == 2:
+        first = path / "__0_0.distcp"  # which rank 0 would read, of its own
+        first.write_bytes(bytes(len(first.read_bytes()) * [7]))
+    looked = load._looked_at(folder.Checkpoint(path, 7), group)
     # A newer one that rank 1 cannot take: a file is where its folder should be.
     newer = folder.step_folder(job / "2", 9)
     if rank == 0:
@@ -67,9 +71,14 @@ def main() -> None:
             (draft / "__1_0.distcp").write_bytes(b"whole")
             path = folder.publish(draft, parse_spec(SPEC), step, folder.describe(draft, ["__1_0.distcp"]), [1], {})
         (path / "__1_0.distcp").write_bytes(b"WHOLE")
-    across.bring(other, group, 2)
+    passed_over = across.bring(other, group, 2)
+    (other / "1.bak").mkdir(parents=True)
+    (other / "1").rename(other / "1.bak" / "1")
+    nothing = across.bring(other, group, 2)
+    (other / "1.bak" / "1").rename(other / "1")
     brought = [found.step for found in folder.complete_below(other)]
     have = [str(found.path.relative_to(job)) for found in folder.complete_below(job)]
     said = {"left": left, "damage": damage, "problem": problem, "have": have, "brought": brought}
+    said |= {"looked": looked, "passed over": passed_over, "of others' folders": nothing}
     (base / f"said-{rank}.json").write_text(json.dumps(said))
     dist.destroy_process_group()

@@ -38,8 +38,16 @@ def test_a_host_that_cannot_take_it_fails_all_and_says_why(said: list[dict[str, 
 
 
 @pytest.mark.slow
+def test_each_host_looks_at_all_of_its_own_copy(said: list[dict[str, Any]]) -> None:
+    """A file that another host's rank looked at, of its own, was loaded here unseen."""
+    assert [one["looked"] for one in said] == ["__0_0.distcp has other content than was written (CRC-32 differs)"] * 3
+
+
+@pytest.mark.slow
 def test_of_what_is_damaged_where_it_lies_the_one_before_is_brought(said: list[dict[str, Any]]) -> None:
     assert [one["brought"] for one in said] == [[4], [4, 8], [4]]
+    assert [one["passed over"] for one in said] == [[[1, 8]]] * 3, "a run that expects it hears why it begins before"
+    assert [one["of others' folders"] for one in said] == [[]] * 3
 
 
 def publish(job: Path, attempt: int, step: int) -> None:

@@ -92,7 +92,7 @@ class Supervisor:
             code = await self._train()
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)
-        if code == 0 and self._save_first and self.ended_by is None and self.tally.steps < steps_of(self.order):
+        if code == 0 and self._save_first and self.ended_by is None and self.tally.stopped_early(steps_of(self.order)):
             await self._tell_of_stop()
         failure = read_failure(self.attempt, ranks_here(self.order))
         ended = Ended(code, failure, self.ended_by, self.reason, started, self.clock.offset_s, self.preempted)

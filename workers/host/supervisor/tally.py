@@ -76,6 +76,10 @@ class Tally:
         self.steps = self._ran = 0
         self.training = False
 
+    def stopped_early(self, steps: int) -> bool:
+        """Whether a run of so many left some undone: one that had none left tells a verdict and no step."""
+        return self.steps < steps and not self._verdict
+
     @property
     def tried(self) -> int:
         """Ranks of a dry run."""

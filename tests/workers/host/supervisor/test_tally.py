@@ -274,3 +274,11 @@ def test_of_a_script_s_first_steps_nothing_can_be_held_to(steps: int) -> None:
     assert not run_of({"name": "x", "status": "succeeded", "exit": {"summary": summary}}).sent
     with pytest.raises(NoFactsError, match="trained no step after its first 2, which of a script are set-up"):
         facts({"summary": summary})
+
+
+def test_a_run_that_had_no_step_left_did_not_stop_early() -> None:
+    """It was told as cancelled, after step 0, without a checkpoint, though it was done."""
+    tally = Tally()
+    assert tally.stopped_early(7)
+    tally.add({"kind": "verdict", "rank": 0, "time": 1.0, "rows": []})
+    assert not tally.stopped_early(7)
