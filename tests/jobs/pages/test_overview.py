@@ -50,6 +50,8 @@ def test_the_oldest_of_the_queue_has_waited_since_it_was_queued_again(make_jobs:
     client.force_login(owner)
     assert "10 min" in words(client)
     assert "3 d" not in words(client)
+    Job.objects.update(held=True)
+    assert "all of them held" in words(client)
 
 
 @pytest.fixture
