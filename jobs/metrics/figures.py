@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from itertools import islice
 from typing import Any
 
-from django.db.models import Count, Min, Q, Sum
+from django.db.models import Count, F, Min, Q, Sum
 from django.db.models.fields.json import KT
 from django.utils import timezone
 
@@ -124,13 +124,16 @@ def _running(found: Figures) -> None:
 
 def _ranks(found: Figures, jobs: dict[str, Job]) -> int:
     """Returns how many ranks were left out."""
-    members = Member.objects.filter(attempt__job__in=list(jobs), first_rank__lt=MOST_RANKS).order_by("node")
-    rows = members.values_list("attempt__job_id", "attempt__number", "node", "num_ranks")
-    streams = {(job, number, node): ranks for job, number, node, ranks in rows if jobs[job].attempt == number}
+    members = Member.objects.filter(attempt__job__in=list(jobs), attempt__number=F("attempt__job__attempt"))
+    first = members.filter(first_rank__lt=MOST_RANKS).order_by("node")
+    rows = first.values_list("attempt__job_id", "attempt__number", "node", "num_ranks")
+    streams = {(job, number, node): ranks for job, number, node, ranks in rows}
+    read = dict(islice(streams.items(), MOST_RANKS_TOLD))
+    left_out = (members.aggregate(ranks=Sum("num_ranks"))["ranks"] or 0) - sum(read.values())
     by_job: dict[str, dict[int, Newest]] = defaultdict(dict)
-    for (job, _, _), ranks in of_streams(dict(islice(streams.items(), MOST_RANKS_TOLD))).items():
+    for (job, _, _), ranks in of_streams(read).items():
         by_job[job] |= ranks
-    told = left_out = 0
+    told = 0
     for job, ranks in by_job.items():
         _job(found, job, ranks)
         for rank, newest in sorted(ranks.items()):

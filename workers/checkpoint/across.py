@@ -32,6 +32,7 @@ class _Seen(NamedTuple):
     """What a rank knows of a job's checkpoints on its host."""
 
     numbers: frozenset[folder.Number]
+    sound: frozenset[folder.Number]  # of these, whose files have the sizes that were written
     leads: bool  # it is the first rank of its host, which receives for all
 
 
@@ -69,10 +70,10 @@ def bring(job: Path, group: dist.ProcessGroup | None, keep: int) -> list[folder.
     damaged: list[folder.Number] = []
     if group is None:
         return damaged
-    seen = on_every_rank(lambda: _Seen(frozenset(numbers_of(job)), _leads_host()), group)
+    seen = on_every_rank(lambda: _seen(job), group)
     leaders = [rank for rank, one in enumerate(seen) if one.leads]
     for number in sorted({number for one in seen for number in one.numbers}, reverse=True):
-        holders = [leader for leader in leaders if number in seen[leader].numbers]
+        holders = [leader for leader in leaders if number in seen[leader].sound]
         lacking = [leader for leader in leaders if leader not in holders]
         if not lacking or any(_bring(job, number, holder, lacking, keep, group) for holder in holders):
             break
@@ -84,14 +85,14 @@ def _bring(
     job: Path, number: folder.Number, source: int, lacking: list[int], keep: int, group: dist.ProcessGroup
 ) -> bool:
     """False where the source's is damaged. Raises UserError."""
-    path = folder.step_folder(job / str(number[0]), number[1])
+    path = _path(job, number)
     rank, draft, way = group.rank(), folder.draft_of(path), _Way(group)
     files = on_every_rank(lambda: _described(path) if rank == source else {}, group)[source]
     if not files:
         return False
     for receiver in lacking:
         # Another host of those that lack it may share this one's root.
-        if on_every_rank(lambda: (path / MANIFEST).is_file(), group)[receiver]:
+        if on_every_rank(lambda: bool(_described(path)), group)[receiver]:
             continue
         trouble = _made(draft) if rank == receiver else ""
         for name, (size, crc) in files.items():
@@ -117,6 +118,17 @@ def _end(draft: Path, path: Path, damaged: bool, trouble: str, keep: int) -> Non
 
 def _nothing() -> None:
     """Of a rank that sent or waited."""
+
+
+def _seen(job: Path) -> _Seen:
+    numbers = numbers_of(job)
+    sound = [one for one in numbers if _described(_path(job, one))]
+    return _Seen(frozenset(numbers), frozenset(sound), _leads_host())
+
+
+def _path(job: Path, number: folder.Number) -> Path:
+    attempt, step = number
+    return folder.step_folder(job / str(attempt), step)
 
 
 def numbers_of(job: Path) -> list[folder.Number]:
@@ -151,10 +163,10 @@ def _made(draft: Path) -> str:
 
 def _kept(draft: Path, path: Path) -> str:
     """Give a draft its name, for all is there; "" or what went wrong."""
-    if (path / MANIFEST).is_file():  # it came to be seen meanwhile, on a root that is shared
+    if _described(path):  # it came to be seen meanwhile, on a root that is shared
         shutil.rmtree(draft, ignore_errors=True)
         return ""
-    shutil.rmtree(path, ignore_errors=True)  # half deleted, or it would not be lacking
+    shutil.rmtree(path, ignore_errors=True)  # half deleted or damaged, or it would not be lacking
     try:
         draft.rename(path)
     except OSError as error:
@@ -182,13 +194,14 @@ class _Way:
                 part = torch.empty(count, dtype=torch.uint8)
                 dist.recv(part, group=group, group_src=source)
                 file.write(_bytes(part))
-            self._meet()
-        self._meet()
+            self._meet(file)
+        self._meet(file)
         return file.closed(crc)
 
-    def _meet(self) -> None:
+    def _meet(self, file: _End) -> None:
         self._chunks += 1
         if self._chunks % MEETING == 0:
+            file.sync()
             dist.barrier(self._group)
 
 
@@ -210,6 +223,11 @@ class _End:
         if self._file is not None and not self._trouble:
             self._try(partial(self._file.write, part))
 
+    def sync(self) -> None:
+        """What was written, to the disk: all of a large file at its end could take longer than others wait."""
+        if self._file is not None and self._mode == "wb" and not self._trouble:
+            self._try(self._sync)
+
     def closed(self, crc: int | None) -> str:
         """Once it is closed, and what was written is on disk: "" or what went wrong."""
         if self._file is not None:
@@ -223,10 +241,14 @@ class _End:
 
     def _close(self) -> None:
         assert self._file is not None
-        with self._file as file:
+        with self._file:
             if self._mode == "wb":
-                file.flush()
-                os.fsync(file.fileno())
+                self._sync()
+
+    def _sync(self) -> None:
+        assert self._file is not None
+        self._file.flush()
+        os.fsync(self._file.fileno())
 
     def _try(self, work: Callable[[], object]) -> None:
         try:

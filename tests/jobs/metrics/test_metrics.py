@@ -18,6 +18,7 @@ from django.contrib.auth.models import User
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -25,14 +26,14 @@ from jobs.metrics import figures as looked
 from jobs.metrics.catalogue import FAMILIES, OF_GPUS, RANK_BYTES, RANK_STEP
 from jobs.metrics.figures import figures
 from jobs.metrics.otlp import Otlp
-from jobs.models import Attempt, Job
+from jobs.models import Attempt, Job, Member
 from tests.jobs.metrics.board import USE, board, go_on, host, running, tell
 from tests.support.processes import ROOT, wait_until
 
 TOKEN = "only-for-this-test-0123456789"
 DASHBOARD = ROOT / "deploy/grafana/meshboard.json"
 RULES = ROOT / "deploy/prometheus/rules.yml"
-MOST_QUERIES = 16
+MOST_QUERIES = 17
 
 
 @pytest.fixture(autouse=True)
@@ -128,11 +129,15 @@ def test_series_are_bounded_and_what_is_left_out_is_told(
     host("host-b")
     for number in range(4):
         tell(live_redis, running(owner, where, f"run {number}").id, 1, ranks=4)
+    last = Member.objects.order_by("-pk")[0]
+    Member.objects.create(
+        attempt=last.attempt, node=1, host=where, host_name="a", first_rank=4, num_ranks=60, ordered=timezone.now()
+    )
     found = {family.name: values for family, values in figures().items()}
     assert len(found["meshboard_job_info"]) == 2
     assert len(found["meshboard_rank_step_seconds"]) == 5
     assert len(found["meshboard_host_slots"]) == 1
-    assert found["meshboard_trimmed_series"] == {("jobs",): 2, ("ranks",): 3}
+    assert found["meshboard_trimmed_series"] == {("jobs",): 2, ("ranks",): 3 + 60}
     assert sum(found["meshboard_hosts"].values()) == 2, "sums are of all"
 
 

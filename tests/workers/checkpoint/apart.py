@@ -72,6 +72,16 @@ def main() -> None:
             path = folder.publish(draft, parse_spec(SPEC), step, folder.describe(draft, ["__1_0.distcp"]), [1], {})
         (path / "__1_0.distcp").write_bytes(b"WHOLE")
     passed_over = across.bring(other, group, 2)
+    # All have one, and no other; one host's is cut short.
+    third = base / str(rank) / "third"
+    draft = folder.draft_of(folder.step_folder(third / "1", 5))
+    draft.mkdir(parents=True)
+    (draft / "__0_0.distcp").write_bytes(b"whole")
+    path = folder.publish(draft, parse_spec(SPEC), 5, folder.describe(draft, ["__0_0.distcp"]), [1], {})
+    if rank == 0:
+        (path / "__0_0.distcp").write_bytes(b"wh")
+    across.bring(third, group, 2)
+    mended = (path / "__0_0.distcp").read_bytes().decode()
     (other / "1.bak").mkdir(parents=True)
     (other / "1").rename(other / "1.bak" / "1")
     nothing = across.bring(other, group, 2)
@@ -79,6 +89,6 @@ def main() -> None:
     brought = [found.step for found in folder.complete_below(other)]
     have = [str(found.path.relative_to(job)) for found in folder.complete_below(job)]
     said = {"left": left, "damage": damage, "problem": problem, "have": have, "brought": brought}
-    said |= {"looked": looked, "passed over": passed_over, "of others' folders": nothing}
+    said |= {"looked": looked, "passed over": passed_over, "of others' folders": nothing, "mended": mended}
     (base / f"said-{rank}.json").write_text(json.dumps(said))
     dist.destroy_process_group()

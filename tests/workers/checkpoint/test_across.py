@@ -50,6 +50,12 @@ def test_of_what_is_damaged_where_it_lies_the_one_before_is_brought(said: list[d
     assert [one["of others' folders"] for one in said] == [[]] * 3
 
 
+@pytest.mark.slow
+def test_a_copy_that_is_cut_short_is_had_again_from_one_that_is_not(said: list[dict[str, Any]]) -> None:
+    """All had it, and nothing was brought: of the others' whole copies nothing came, and there was none before."""
+    assert [one["mended"] for one in said] == ["whole"] * 3
+
+
 def publish(job: Path, attempt: int, step: int) -> None:
     draft = folder.draft_of(folder.step_folder(job / str(attempt), step))
     draft.mkdir(parents=True)

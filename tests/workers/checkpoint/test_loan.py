@@ -16,6 +16,7 @@ import pytest
 from planner.facts.reading.parse import parse_spec
 from tests.support.patience import patient
 from workers.checkpoint import folder
+from workers.checkpoint.loans import borrow as borrowing
 from workers.checkpoint.loans.borrow import borrow
 from workers.checkpoint.loans.lend import Lending
 from workers.checkpoint.loans.loan import (
@@ -80,7 +81,11 @@ def theirs(tmp_path: Path) -> Path:
     return job
 
 
-def test_who_knows_the_secret_gets_the_newest_whole_and_keeps_what_it_had(tmp_path: Path, theirs: Path) -> None:
+@pytest.mark.parametrize("part", [CHUNK_BYTES + 1, borrowing.PART_BYTES])
+def test_who_knows_the_secret_gets_the_newest_whole_and_keeps_what_it_had(
+    part: int, tmp_path: Path, theirs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(borrowing, "PART_BYTES", part)
     newest, ours = publish(theirs, 1, 30), tmp_path / "job"
     publish(ours, 1, 10)
     (folder.step_folder(ours / "1", 30) / "half deleted").mkdir(parents=True)

@@ -37,6 +37,7 @@ from workers.trainer.errors import UserError
 
 PATIENCE_S = 90.0  # for the host to say where it lends: it was told when we were, and others may have their turn first
 LOOK_S = 0.2
+PART_BYTES = 64 * 2**20  # of a file: ranks wait for each other, and the lender for a disk, only so long
 
 
 class Borrowed(NamedTuple):
@@ -58,8 +59,9 @@ def borrow(job: Path, loan: Path | None, least: folder.Number, group: dist.Proce
         line = _Line(stack)
         try:
             offer = on_first_rank(lambda: line.open(loan, job, least), group)
-            for name, size in offer.sizes.items():  # one by one: ranks wait for each other only so long
-                on_first_rank(partial(line.take, name, size), group)
+            for name, size in offer.sizes.items():
+                for begin in range(0, max(size, 1), PART_BYTES):
+                    on_first_rank(partial(line.take, name, min(PART_BYTES, size - begin), size - begin), group)
             on_first_rank(lambda: line.keep(keep), group)
         except UserError as error:
             return Borrowed(problem=str(error))
@@ -97,16 +99,17 @@ class _Line:
         self._stack.callback(shutil.rmtree, self._draft, ignore_errors=True)
         return offer
 
-    def take(self, name: str, size: int) -> None:
-        """Raises UserError, OSError."""
-        with (self._draft / name).open("xb") as file:
+    def take(self, name: str, size: int, left: int) -> None:
+        """The next `size` bytes of a file, of which `left` are to come. Raises UserError, OSError."""
+        with (self._draft / name).open("ab") as file:
+            after = left - size
             while size:
                 try:
                     part = self._socket.recv(min(CHUNK_BYTES, size))
                 except OSError as error:
                     raise self._failed(error) from None
                 if not part:
-                    raise UserError(f"host {self._host} hung up with {size:,} bytes of {name} left")
+                    raise UserError(f"host {self._host} hung up with {after + size:,} bytes of {name} left")
                 size -= len(part)
                 file.write(part)
             file.flush()
