@@ -6,12 +6,13 @@ from typing import Any
 
 from django.contrib import admin
 from django.core.exceptions import ValidationError
+from django.db import transaction
 from django.forms import ModelForm
 from django.http import HttpRequest
 
 from jobs.admin.written import Audited
 from jobs.models import DEFAULT_PROJECT, Project
-from jobs.people.projects import OF_JOBS, has_jobs
+from jobs.people.projects import OF_JOBS, forget, has_jobs
 
 
 class ProjectForm(ModelForm):  # type: ignore[type-arg]  # Django's forms take no parameters at run time
@@ -32,6 +33,18 @@ class ProjectAdmin(Audited):
     fields = ["name", "slots", "weight"]
     list_display = ["name", "slots", "weight"]
     search_fields = ["name"]
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        with transaction.atomic():
+            if not change:
+                forget(obj.name)
+            super().save_model(request, obj, form, change)
+
+    def delete_model(self, request: HttpRequest, obj: Any) -> None:
+        """Its baselines, webhooks and wishes for mail go with it."""
+        with transaction.atomic():
+            forget(obj.name)
+            super().delete_model(request, obj)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
         return ["name"] if obj else []

@@ -63,7 +63,7 @@ def _running(jobs: QuerySet[Job]) -> dict[str, Any]:
         "running": lines,
         "num_running": number,
         "rate": sum(rates.values()) if rates else None,
-        "num_read": len(read),
+        "num_told": len(rates),
     }
 
 

@@ -12,7 +12,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from jobs.access import administers_all, roles_in
-from jobs.models import DEFAULT_PROJECT, Job, Membership, Project, Role
+from jobs.models import DEFAULT_PROJECT, BaselineRun, Job, MailWish, Membership, Project, Role, Webhook
 from jobs.queue.audit import record
 from planner.facts.fields import Strict
 from planner.facts.spec import Problem, SpecError
@@ -98,8 +98,15 @@ def make(asked: ProjectWish, by: str) -> Project:
             raise SpecError([Problem("name", f"there is a project {asked.name!r} already")])
         if has_jobs(asked.name):
             raise SpecError([Problem("name", OF_JOBS)])
+        forget(asked.name)
         record(by, "add", "project", project.name, after={"slots": asked.slots})
     return project
+
+
+def forget(name: str) -> None:
+    """What is a project's own, by its name: another of that name has other members, who shall not have it."""
+    for kind in (BaselineRun, MailWish, Webhook):
+        kind.objects.filter(project=name).delete()
 
 
 def keep_to(project: Project, own_slots: int | None, by: str) -> None:
@@ -142,6 +149,7 @@ def set_role(project: Project, username: str, role: Role, by: User) -> None:
     """
     check_members(project)
     with transaction.atomic():
+        Project.objects.select_for_update(no_key=True).get(pk=project.pk)  # two who add the same member
         if role != Role.ADMIN:
             _check_admins(project, username, by, "role")
         found = project.memberships.select_for_update().filter(user__username=username).first()

@@ -70,10 +70,11 @@ def asked_of(owner: User, data: object) -> Asked:
 
 
 def submit(
-    owner: User, data: object, *, key: str | None = None, check_of: Job | None = None
+    owner: User, data: object, *, key: str | None = None, told: object = None, check_of: Job | None = None
 ) -> tuple[Job, StateChange | None]:
     """Queue a job. Returns it, and how it was queued: None where `key` and body were seen before, and so was it.
 
+    `told`: what came with `key`, where `data` was made of it.
     `check_of`: the run that it is a check of, as `jobs.queue.check` makes one.
 
     Raises:
@@ -83,32 +84,36 @@ def submit(
     """
     if key is None:
         return _queue(owner, asked_of(owner, data), check_of)
-    body_hash = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
-    if earlier := _answered(owner, key, body_hash):
+    body = data if told is None else told
+    if earlier := answered(owner, key, body):
         return earlier, None
     asked = asked_of(owner, data)
     try:
         with transaction.atomic():
             job, queued = _queue(owner, asked, check_of)
-            IdempotentRequest.objects.create(user=owner, key=key, body_hash=body_hash, job=job)
+            IdempotentRequest.objects.create(user=owner, key=key, body_hash=_hash(body), job=job)
     except IntegrityError:  # the same key came twice at once, and the other was first
-        first = _answered(owner, key, body_hash)
+        first = answered(owner, key, body)
         if first is None:
             raise
         return first, None
     return job, queued
 
 
-def _answered(owner: User, key: str, body_hash: str) -> Job | None:
+def answered(owner: User, key: str, body: object) -> Job | None:
     """The job this key and body made, None while the key is new.
 
     Raises:
         KeyReusedError: the key made a job of another body.
     """
     seen = IdempotentRequest.objects.filter(user=owner, key=key).select_related("job__owner").first()
-    if seen is not None and seen.body_hash != body_hash:
+    if seen is not None and seen.body_hash != _hash(body):
         raise KeyReusedError
     return seen.job if seen else None
+
+
+def _hash(body: object) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
 def _queue(owner: User, asked: Asked, check_of: Job | None) -> tuple[Job, StateChange]:

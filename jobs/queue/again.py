@@ -27,7 +27,9 @@ class NotAgainError(Exception):
     """Nothing can be made of it."""
 
 
-def copy(user: User, job: Job, change: Any, *, key: str | None = None) -> tuple[Job, StateChange | None]:
+def copy(
+    user: User, job: Job, change: Any, *, key: str | None = None, told: object = None
+) -> tuple[Job, StateChange | None]:
     """Queue a job with the spec of another, changed by a merge patch (RFC 7396); as `actions.submit`.
 
     Raises:
@@ -38,7 +40,7 @@ def copy(user: User, job: Job, change: Any, *, key: str | None = None) -> tuple[
         raise NotAgainError("it was launched elsewhere, and is launched again there")
     if not isinstance(change, Mapping):
         raise SpecError([Problem("request", "must be an object: what is to be other than in the job's spec")])
-    return actions.submit(user, changed(job.spec, change), key=key)
+    return actions.submit(user, changed(job.spec, change), key=key, told=told)
 
 
 def newest_checkpoint(job: Job) -> str | None:

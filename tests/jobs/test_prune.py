@@ -16,7 +16,19 @@ from django.utils import timezone
 from knox.models import AuthToken
 
 from contracts.names import host_queue, telemetry_stream
-from jobs.models import Host, IdempotentRequest, Job, Lease, Member, StateChange, Status
+from jobs.models import (
+    Attempt,
+    Host,
+    IdempotentRequest,
+    Job,
+    Lease,
+    Member,
+    RunToken,
+    StateChange,
+    Status,
+    TokenGrant,
+)
+from jobs.people import tokens
 from jobs.queue import actions, ending
 from jobs.queue.control import prune
 from jobs.queue.control.lease import WorkLease
@@ -67,6 +79,38 @@ def test_the_old_goes_and_the_rest_stays(
     assert [live_redis.ttl(stream) > 0 for stream in streams] == [True, False, True]
     assert [live_redis.exists(host_queue(name)) for name in ("gone", "host-a")] == [0, 1]
     assert Job.objects.count() == 2
+
+
+def test_tokens_go_with_what_was_granted_by_them(
+    owner: User, make_host: Callable[..., Host], live_redis: redis.Redis
+) -> None:
+    """The first that expired stopped all that is forgotten behind it, hour after hour."""
+    for name in ("ci", "stays"):
+        tokens.make(owner, tokens.TokenWish(name=name, scopes=["read"]))
+    AuthToken.objects.filter(grant__name="ci").update(expiry=AGO)
+    make_host()
+    for number in (1, 2):
+        job, _ = actions.submit(owner, GOOD)
+        RunToken.objects.create(attempt=Attempt.objects.create(job=job, number=1), digest=str(number))
+    Attempt.objects.filter(tokens__digest="1").update(ended=AGO)
+    removed = prune.prune(live_redis)
+    assert (removed["expired tokens"], removed["tokens of runs"]) == (1, 1)
+    assert TokenGrant.objects.get().name == "stays"
+    assert RunToken.objects.get().digest == "2"
+
+
+def test_one_that_fails_holds_up_no_other(
+    owner: User, live_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> int:
+        raise OSError("no")
+
+    monkeypatch.setattr(prune.deadletters, "forget_oldest", fail)
+    stream = telemetry_stream("deleted", 1)
+    live_redis.xadd(stream, {"b": b""})
+    with pytest.RaisesGroup(OSError):
+        prune.prune(live_redis)
+    assert live_redis.ttl(stream) > 0
 
 
 def test_it_is_done_once_an_hour(db: None, live_redis: redis.Redis) -> None:

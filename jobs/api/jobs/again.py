@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from drf_spectacular.utils import extend_schema
@@ -37,7 +38,7 @@ class Copy(APIView):
     def post(self, request: Request, job_id: str) -> Response:
         """A new job of yours with the job's spec, changed by the body: a merge patch (RFC 7396) in which null takes a
         field back to its default, and a preset the whole model. 409: it was launched elsewhere."""
-        return _made(request, find_job(request.user, job_id), request.data)
+        return _made(request, job_id, lambda _job: request.data)
 
 
 class Resume(APIView):
@@ -55,14 +56,7 @@ class Resume(APIView):
     def post(self, request: Request, job_id: str) -> Response:
         """A new job of yours that goes on from a checkpoint of the job, in another layout where the change says so. To
         run the job itself again, from its newest checkpoint, is /requeue. 409: it has no checkpoint."""
-        job = find_job(request.user, job_id)
-        asked = checked(again.ResumeQuery, request.data)
-        name = asked.checkpoint or again.newest_checkpoint(job)
-        if name is None:
-            return refuse(409, "checkpoint", "no attempt of it told of a checkpoint")
-        change = asked.change
-        train = change.get("train")
-        return _made(request, job, {**change, "train": {**(train if isinstance(train, dict) else {}), "resume": name}})
+        return _made(request, job_id, lambda job: _resuming(job, request.data))
 
 
 class Checkpoints(APIView):
@@ -75,10 +69,30 @@ class Checkpoints(APIView):
         return Response(checkpoints(find_job(request.user, job_id)))
 
 
-def _made(request: Request, job: Job, change: Any) -> Response:
-    key = key_of(request)
+class _NoCheckpointError(Exception):
+    """No attempt of the job told of one."""
+
+
+def _resuming(job: Job, data: Any) -> dict[str, Any]:
+    """The change of a job that goes on from a checkpoint. Raises SpecError, _NoCheckpointError."""
+    asked = checked(again.ResumeQuery, data)
+    name = asked.checkpoint or again.newest_checkpoint(job)
+    if name is None:
+        raise _NoCheckpointError
+    train = asked.change.get("train")
+    return {**asked.change, "train": {**(train if isinstance(train, dict) else {}), "resume": name}}
+
+
+def _made(request: Request, job_id: str, change_of: Callable[[Job], Any]) -> Response:
+    """What came makes one job under its key, whatever has become of the other meanwhile."""
+    user, key, told = user_of(request), key_of(request), [request.path, request.data]
     try:
-        made, queued = again.copy(user_of(request), job, change, key=key)
+        if key is not None and (earlier := actions.answered(user, key, told)):
+            return Response(job_detail(earlier, None))
+        job = find_job(user, job_id)
+        made, queued = again.copy(user, job, change_of(job), key=key, told=told)
+    except _NoCheckpointError:
+        return refuse(409, "checkpoint", "no attempt of it told of a checkpoint")
     except again.NotAgainError as error:
         return refuse(409, "engine", str(error))
     except actions.KeyReusedError:

@@ -11,22 +11,24 @@ from typing import Any
 import redis
 from axes.models import AccessAttempt, AccessFailureLog, AccessLog
 from django.core.management import call_command
-from django.db.models import Count
+from django.db.models import Count, QuerySet
 from django.utils import timezone
 from knox.models import AuthToken
 
 from contracts.names import events_stream, host_queue, telemetry_stream
-from jobs.models import Host, IdempotentRequest, Lease, Member, StateChange
+from jobs.hosts import tokens
+from jobs.models import Host, IdempotentRequest, Lease, Member, RunToken, StateChange
 from jobs.queue.control.lease import NAME
 from jobs.queue.heard import deadletters
 from jobs.telling import deliveries
-from jobs.traces.imports.kept import forget_old
+from jobs.traces.imports import kept
 
 log = logging.getLogger(__name__)
 
 EVERY = timedelta(hours=1)
 IDEMPOTENCY_LASTS = timedelta(days=7)
 LOGINS_LAST = timedelta(days=30)
+RUN_TOKENS_LAST = timedelta(days=7)  # of an attempt that ended: what it says then is refused anyway
 TELEMETRY_LASTS = timedelta(days=1)  # as long as a supervisor lets its stream live on
 QUEUE_LASTS = timedelta(days=1)  # of a silent host: every order in it has long expired
 MOST_CHANGES = 1000  # of a job's status
@@ -51,6 +53,8 @@ def prune(client: redis.Redis) -> dict[str, int]:
     steps: dict[str, Callable[[], int]] = {
         "Idempotency-Keys": lambda: _delete(IdempotentRequest.objects.filter(created__lt=now - IDEMPOTENCY_LASTS)),
         "expired tokens": lambda: _delete(AuthToken.objects.filter(expiry__lt=now)),
+        "join tokens": tokens.forget_old,
+        "tokens of runs": lambda: _delete(RunToken.objects.filter(attempt__ended__lt=now - RUN_TOKENS_LAST)),
         "logins": lambda: sum(
             _delete(model.objects.filter(attempt_time__lt=now - LOGINS_LAST))
             for model in (AccessAttempt, AccessFailureLog, AccessLog)
@@ -59,17 +63,25 @@ def prune(client: redis.Redis) -> dict[str, int]:
         "changes of status": _forget_changes,
         "deliveries": deliveries.forget_old,
         "queues of silent hosts and words of removed ones": lambda: _forget_queues(client),
-        "imported traces": forget_old,
+        "imported traces": kept.forget_old,
         "streams of ended attempts left to expire": lambda: _let_streams_expire(client),
     }
     call_command("clearsessions")
-    return {what: step() for what, step in steps.items()}
+    removed, failed = {}, list[Exception]()
+    for what, step in steps.items():
+        try:
+            removed[what] = step()
+        except Exception as error:  # one that fails holds up no other
+            error.add_note(f"while it forgot {what}")
+            failed.append(error)
+    if failed:
+        raise ExceptionGroup("not everything that is old could be forgotten", failed)
+    return removed
 
 
-def _delete(rows: Any) -> int:
-    """In one statement: nothing hangs on these rows."""
-    count: int = rows._raw_delete(rows.db)
-    return count
+def _delete(rows: QuerySet[Any]) -> int:
+    """How many of these went, with what hangs on them."""
+    return rows.delete()[1].get(rows.model._meta.label, 0)
 
 
 def _forget_changes() -> int:

@@ -221,7 +221,8 @@ def quotas_now() -> dict[str, Quota]:
 
 
 def held_slots(projects: Iterable[str]) -> dict[str, int]:
-    """Slots by project. What somebody else launched takes none."""
-    rows = Attempt.objects.filter(ended__isnull=True, job__project__in=list(projects)).exclude(job__engine=ELSEWHERE)
+    """Slots by project. What somebody else launched takes none, nor does what waits in Slurm's own queue."""
+    rows = Attempt.objects.filter(ended__isnull=True, job__project__in=list(projects))
+    rows = rows.exclude(job__engine=ELSEWHERE).exclude(job__status=Status.QUEUED)
     counted = rows.order_by().values_list("job__project").annotate(slots=Sum("job__num_slots"))
     return dict(counted)

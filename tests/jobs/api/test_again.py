@@ -113,6 +113,29 @@ def test_a_run_goes_on_from_a_checkpoint_in_another_layout(
     assert (foreign.status_code, foreign.json()["errors"][0]["pointer"]) == (422, "/checkpoint")
 
 
+def test_a_key_makes_one_job_whatever_became_of_the_other_meanwhile(
+    owner: User, api: Api, make_host: Callable[..., Host]
+) -> None:
+    """What was asked is repeated after a lost answer, and the run has told of another checkpoint, or is gone."""
+    make_host()
+    saves = {"train": {**GOOD["train"], "steps": 30, "checkpoint_every": 10}, "layout": {"tp": 2}}
+    run = ended(owner, summary(0.3), outcome="failed", **saves).job_id
+    Attempt.objects.filter(job_id=run).update(checkpoint=f"{run}/1/step-00000010")
+    asked = [(f"jobs/{run}/resume", {"checkpoint": None}), (f"jobs/{run}/copy", {"name": "again"})]
+    made = [post(api(owner), path, body, **{"Idempotency-Key": path}) for path, body in asked]
+    assert [answer.status_code for answer in made] == [201, 201]
+    Attempt.objects.filter(job_id=run).update(checkpoint=f"{run}/1/step-00000020")
+    Job.objects.filter(id=run).update(spec=Job.objects.get(id=made[0].json()["id"]).spec)
+    for gone in (False, True):
+        if gone:
+            Job.objects.filter(id=run).delete()
+        again = [post(api(owner), path, body, **{"Idempotency-Key": path}) for path, body in asked]
+        assert [answer.status_code for answer in again] == [200, 200]
+        assert [answer.json()["id"] for answer in again] == [answer.json()["id"] for answer in made]
+    other = post(api(owner), asked[0][0], {"checkpoint": f"{run}/1/step-00000010"}, **{"Idempotency-Key": asked[0][0]})
+    assert other.status_code == 422
+
+
 @pytest.fixture
 def kept(owner: User, tmp_path: Path, settings: Any, make_host: Callable[..., Host]) -> str:
     make_host()

@@ -16,7 +16,7 @@ from django.utils import timezone
 from rest_framework.test import APIClient
 
 from jobs import access
-from jobs.models import AuditEntry, Invitation, Job, Membership, Project, Role
+from jobs.models import AuditEntry, BaselineRun, Invitation, Job, MailWish, Membership, Project, Role, Webhook
 from jobs.queue import actions
 from tests.planner.wrong_specs import GOOD
 
@@ -226,6 +226,34 @@ def test_a_project_that_has_jobs_stays(
     Job.objects.all().delete()
     assert client.post(f"/admin/jobs/project/{team.pk}/delete/", {"post": "yes"}).status_code == 302
     assert not Project.objects.filter(pk=team.pk).exists()
+
+
+@pytest.mark.parametrize("way", ["page", "REST"])
+def test_a_project_made_anew_has_nothing_of_the_one_before(
+    way: str, members: Members, team: Project, staff: User, api: Api, client: Client
+) -> None:
+    """Its members read the baselines of others, and its admins their webhooks, whose addresses hold secrets."""
+    other = BaselineRun.objects.create(project="other", branch="main", job="j", name="run", facts={}, by="ann")
+
+    def leave() -> None:
+        BaselineRun.objects.create(project="team", branch="main", job="j", name="run", facts={}, by="ann")
+        Webhook.objects.create(project="team", owner=members["admin"], name="w", url="https://example.com/secret")
+        MailWish.objects.create(project="team", user=members["admin"])
+
+    def left() -> list[int]:
+        return [kind.objects.filter(project="team").count() for kind in (BaselineRun, Webhook, MailWish)]
+
+    client.force_login(User.objects.create_superuser("root"))
+    leave()
+    assert client.post(f"/admin/jobs/project/{team.pk}/delete/", {"post": "yes"}).status_code == 302
+    assert left() == [0, 0, 0]
+    leave()  # by a board that did not do so yet
+    if way == "REST":
+        assert api(staff).post("/api/v1/projects", {"name": "team"}, format="json").status_code == 201
+    else:
+        assert client.post("/admin/jobs/project/add/", {"name": "team", "weight": "1"}).status_code == 302
+    assert left() == [0, 0, 0]
+    assert BaselineRun.objects.get() == other
 
 
 def test_a_name_that_jobs_of_a_deleted_project_bear_is_taken(

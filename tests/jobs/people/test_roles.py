@@ -245,12 +245,16 @@ def test_what_of_a_project_is_not_a_viewer_s_is_refused_alike(
             assert client.get(f"/projects/team/{path}/").status_code == status
 
 
-def test_a_run_that_somebody_else_launched_takes_nothing_of_its_project_s_quota(
+def test_what_others_launched_or_slurm_has_not_begun_takes_nothing_of_a_project_s_quota(
     members: Members, make_job: MakeJob
 ) -> None:
     Project.objects.filter(name="team").update(slots=8)
-    for engine, number in (("elsewhere", 64), ("hosts", 3)):
+    for engine, number, status in (
+        ("elsewhere", 64, Status.RUNNING),
+        ("hosts", 3, Status.RUNNING),
+        ("slurm", 32, Status.QUEUED),
+    ):
         job = make_job(members["submitter"], num_slots=number)
-        Job.objects.filter(pk=job.pk).update(engine=engine, status=Status.RUNNING)
+        Job.objects.filter(pk=job.pk).update(engine=engine, status=status)
         Attempt.objects.create(job=job, number=1)
     assert quotas_now()["team"].used == 3

@@ -202,6 +202,14 @@ def test_a_job_whose_variables_cannot_be_read_fails_and_says_so(
     assert "set them again" in job.history.last().reason
 
 
+def test_under_another_secret_key_they_can_be_set_again_one_by_one(members: Members, settings: Any, api: Api) -> None:
+    """As the failed job says. Of two, neither could be set for the other."""
+    for name in ("JOB_A", "JOB_B"):
+        put(api, members, name)
+    settings.SECRET_KEY = "another-0123456789-0123456789-0123456789-0123456789"
+    assert [put(api, members, name, "new").status_code for name in ("JOB_A", "JOB_B")] == [200, 200]
+
+
 def test_slurm_is_handed_none_and_so_takes_no_such_job(members: Members, settings: Any, api: Api) -> None:
     settings.SLURM = {"folder": "/shared"}
     put(api, members)
