@@ -39,6 +39,7 @@ from meshboard.patience import Patience
 Spec = JobSpec | StoredSpec | dict[str, Any]  # the last: read from a file, which the board checks
 POLL_S = 1.0  # between two looks at a board that cannot be waited at
 LONGEST_WAIT_S = 60.0  # of one question
+GRACE_S = 5.0  # for an answer that comes as a wait is over
 LARGEST_PAGE = 1000
 LONGEST_KEY = 200
 KEY = re.compile(f"[!-~]{{1,{LONGEST_KEY}}}")
@@ -225,7 +226,10 @@ class Client:
         while True:
             try:
                 longest_s = LONGEST_WAIT_S if each is None else LOOK_S
-                job = self._look(job_id, min(longest_s, until - time.monotonic())) if job else self.job(job_id)
+                if job is None:
+                    job = self._job("GET", ("jobs", job_id), until=until + GRACE_S)
+                else:
+                    job = self._look(job_id, min(longest_s, until - time.monotonic()), until + GRACE_S)
                 patience.hears()
                 if each is not None:
                     each(job)
@@ -237,17 +241,19 @@ class Client:
                 state = f"still {job.status}" if job else "not heard of"
                 raise TimedOutError(f"job {job_id} is {state} after {timeout_s:.3g} s")
 
-    def _look(self, job_id: str, seconds: float) -> Job:
-        """The job as soon as it has ended, else as it is after `seconds`; sooner where the board knows no waiting."""
+    def _look(self, job_id: str, seconds: float, until: float) -> Job:
+        """The job as soon as it has ended, else as it is after `seconds`; sooner where the board knows no waiting, and
+        not after `until`, as `Door.send`."""
         seconds = max(seconds, 0.0)
         if self._can_wait:
             query = {"for": "finished", "timeout": math.ceil(seconds)}
             try:
-                return Job(self._ask("GET", ("jobs", job_id, "wait"), params=query, patience_s=seconds)["job"])
+                asked = self._ask("GET", ("jobs", job_id, "wait"), params=query, patience_s=seconds, until=until)
+                return Job(asked["job"])
             except RefusedError as error:
                 if error.status != 404:
                     raise
-        job = self.job(job_id)  # raises where it is the job that is not there
+        job = self._job("GET", ("jobs", job_id), until=until)  # raises where it is the job that is not there
         self._can_wait = False
         if not job.finished:
             time.sleep(min(POLL_S, seconds))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import ssl
 import time
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from meshboard.paths import path
 TRIES = 5  # of a request that the board could not take just now
 BUSY_S = 1.0  # between two of them where the board names no time
 LONGEST_PAUSE_S = 60.0
+LEAST_S = 1.0  # for a try after which there is no time left
 LONGEST_QUOTE = 100  # of a page that is not the API's
 NO_BOARD = ", and nothing that a board says: is there one at this address? MESHBOARD_URL is it without a path behind"
 SILENCE_S = 45.0  # of a stream, in which the board says something each 15 s, before it counts as broken
@@ -54,9 +56,12 @@ class Door:
     def close(self) -> None:
         self._http.close()
 
-    def send(self, method: str, parts: Sequence[str], *, patience_s: float = 0.0, **how: Any) -> Answer:
+    def send(
+        self, method: str, parts: Sequence[str], *, patience_s: float = 0.0, until: float = math.inf, **how: Any
+    ) -> Answer:
         """Asks that change nothing, and those with a key, are repeated while the board is away; no others are.
         `parts`: of the address below /api/v1/. `patience_s`: how much longer than usual the answer may take.
+        `until`: on the monotonic clock, when the last try is over.
 
         Raises:
             RefusedError, AwayError
@@ -65,19 +70,21 @@ class Door:
         where = path(*parts)
         safe = method in ("GET", "PUT", "DELETE") or "Idempotency-Key" in how.get("headers", {})
         for attempt in range(TRIES):
-            last = attempt == TRIES - 1
+            left_s = max(until - time.monotonic(), LEAST_S)
+            last = attempt == TRIES - 1 or left_s <= LEAST_S
             try:
-                response = self._http.request(method, where, timeout=self._timeout_s + patience_s, **how)
+                waits_s = min(self._timeout_s + patience_s, left_s)
+                response = self._http.request(method, where, timeout=waits_s, **how)
             except httpx.RequestError as error:
                 if last or not safe:
                     raise AwayError(f"{self.url} cannot be reached: {why(error)}") from None
-                time.sleep(backoff_s(attempt))
+                time.sleep(min(backoff_s(attempt), left_s))
             except (httpx.InvalidURL, ValueError) as error:
                 raise WrongError(f"this cannot be sent: {error}") from None
             else:
                 if response.status_code not in (429, 503) or last:
                     return self._told(checked(response, parts))
-                time.sleep(retry_after_s(response))
+                time.sleep(min(retry_after_s(response), left_s))
         raise AssertionError("the last try returns or raises")
 
     @contextmanager

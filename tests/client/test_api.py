@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from meshboard import AwayError, Client, RefusedError, TimedOutError, access, files, following, patience
+from meshboard import AwayError, Client, RefusedError, TimedOutError, access, api, door, files, following, patience
 from meshboard.errors import WrongError
 from tests.client.conftest import Saying, answer
 
@@ -64,6 +64,21 @@ def test_waiting_ends_with_the_job_or_with_the_time(server: Saying, board: Clien
     server.tells("jobs/j/wait", {"reached": False, "job": JOB})
     with pytest.raises(TimedOutError, match=r"still running after 0.05 s"):
         board.wait("j", timeout_s=0.05)
+
+
+def test_a_wait_is_over_in_time_whatever_a_busy_board_asks_for(
+    server: Saying, board: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It slept what `Retry-After` said, four times a minute, for a wait of 30 s."""
+    monkeypatch.setattr(api, "GRACE_S", 0.1)
+    slept: list[float] = []
+    monkeypatch.setattr(door.time, "sleep", slept.append)
+    server.tells("jobs/j", JOB)
+    busy = {"errors": [{"field": "request", "message": "too much at once"}]}
+    server.at["jobs/j/wait"] = answer(429, busy, **{"Retry-After": "60"})
+    with pytest.raises(TimedOutError, match=r"still running after 0.05 s"):
+        board.wait("j", timeout_s=0.05)
+    assert sum(slept) < 10
 
 
 def test_a_board_that_knows_no_waiting_is_looked_at(server: Saying, board: Client) -> None:
