@@ -110,8 +110,15 @@ class JobAdmin(OwnColumn):
 
     @admin.action(permissions=["change"], description="Queue again")
     def requeue(self, request: HttpRequest, jobs: QuerySet[Job]) -> None:
-        self._each(request, jobs, actions.requeue, "queued again")
+        self._each(request, jobs, _requeue, "queued again")
 
     def _each(self, request: HttpRequest, jobs: QuerySet[Job], act: Callable[[Job, str], bool], done: str) -> None:
         names = [job.name for job in jobs if act(job, request.user.get_username())]
         self.message_user(request, f"{len(names)} of {len(jobs)} {done}", messages.SUCCESS)
+
+
+def _requeue(job: Job, by: str) -> bool:
+    try:
+        return actions.requeue(job, by)
+    except actions.DisprovedError:
+        return False

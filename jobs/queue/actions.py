@@ -32,6 +32,7 @@ from jobs.planning.resumed import checkpoint_problems
 from jobs.planning.there import There, hosts_there, slot_device
 from jobs.queue import ending, lifecycle
 from jobs.queue.audit import record
+from jobs.queue.tries import DISPROVED, disproved
 from jobs.telling.outbox import write
 from planner.cost.oversize import parse_plannable
 from planner.facts.gang import demand
@@ -43,6 +44,10 @@ from planner.search.auto import Chosen
 
 class KeyReusedError(Exception):
     """An Idempotency-Key came again with another body."""
+
+
+class DisprovedError(Exception):
+    """What a job's attempt saved is not to be gone on from by itself."""
 
 
 class Asked(NamedTuple):
@@ -202,7 +207,13 @@ def _cancel(job: Job, reason: str) -> bool:
 
 
 def requeue(job: Job, by: str) -> bool:
-    """Run again as a new attempt; True when this call did."""
+    """Run again as a new attempt; True when this call did.
+
+    Raises:
+        DisprovedError: its run was.
+    """
+    if disproved(job):
+        raise DisprovedError(DISPROVED)
     with transaction.atomic():
         done = lifecycle.requeue(job.id, f"queued again by {by}")
         if done:
@@ -215,9 +226,12 @@ def run_smaller(job: Job, by: str) -> bool:
 
     Raises:
         NoOfferError: there is nothing to offer.
+        DisprovedError: its run was.
         SpecError: it cannot run in it.
         BusyError: too much is planned at once.
     """
+    if disproved(job):
+        raise DisprovedError(DISPROVED)
     offer = smaller(job)
     fields = _of_spec(asked_of(job.owner, changed_spec(job.spec, offer)))
     reason = f"queued again by {by} as {offer['words']} on {counted(offer['ranks'], 'rank')}: {offer['why']}"

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from jobs.models import Job, StateChange, Status
+from jobs.models import Attempt, Job, StateChange, Status
+
+DISPROVED = (
+    "its run was disproved, and a try would go on from what that saved; make a copy of it, or resume from one of its "
+    "checkpoints as a new job"
+)
+
+
+def disproved(job: Job) -> bool:
+    """Whether its last attempt told of what differs, between its ranks or from one process."""
+    told = Attempt.objects.filter(job=job, number=job.attempt).values_list("exit__summary__proof__wrong", flat=True)
+    return bool(told.first())
 
 
 def why_again(job: Job) -> str | None:
@@ -10,6 +21,8 @@ def why_again(job: Job) -> str | None:
     where that was its end."""
     if job.stop == "preempted" and job.status == Status.CANCELLED:
         return "it gave way to a job of higher priority; it goes on from its newest checkpoint"
+    if disproved(job):
+        return None
     most = int(job.spec.get("retry", {}).get("max_attempts", 1))
     if job.status not in (Status.FAILED, Status.LOST) or job.stop == "time limit" or most == 1:
         return None

@@ -26,6 +26,11 @@ from workers.trainer.errors import UserError
 from workers.trainer.parallel.parallelize import Part
 
 SHAPELESS = {"preset", "moe"}
+OF_THE_CURVE = (
+    *("seed", "global_batch", "seq_len", "data", "tokenizer", "column", "sampling", "document_end"),
+    *("learning_rate", "warmup_steps", "weight_decay", "grad_clip", "precision", "steps"),
+)
+OF_ROUTING = ("experts_per_token", "balance_loss", "capacity_factor")
 
 
 class Found(NamedTuple):
@@ -169,10 +174,9 @@ def _rng_state(manifest: Manifest) -> torch.Tensor:
 
 def _moved(spec: JobSpec, before: JobSpec) -> str:
     """What makes the loss curve differ from the one before, in words."""
-    changed = [
-        f"{name} {getattr(before.train, name)} is {getattr(spec.train, name)} now"
-        for name in ("seed", "global_batch", "seq_len", "data", "sampling", "document_end", "learning_rate", "steps")
-        if getattr(before.train, name) != getattr(spec.train, name)
-    ]
+    differing = [(name, getattr(before.train, name), getattr(spec.train, name)) for name in OF_THE_CURVE]
+    if spec.model.moe and before.model.moe:
+        differing += [(f"moe.{n}", getattr(before.model.moe, n), getattr(spec.model.moe, n)) for n in OF_ROUTING]
+    changed = [f"{name} {then} is {now} now" for name, then, now in differing if then != now]
     layout = "" if before.layout == spec.layout else ", in another layout"
     return layout + (f" ({'; '.join(changed)})" if changed else "")

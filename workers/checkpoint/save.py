@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ from workers.checkpoint.manifests import Files
 from workers.checkpoint.room import Writer, told_of
 from workers.checkpoint.state import model_state, optimizer_state
 from workers.checkpoint.sums import Sums, sums_of
+from workers.trainer.errors import UserError
 from workers.trainer.parallel.parallelize import Part
 
 
@@ -62,8 +64,14 @@ class Saver:
         started = time.perf_counter()
         self.wait()
         state = model_state(self._spec, self._place, part) | optimizer_state(self._spec, self._place, part, optimizer)
+        try:
+            self._make_room(state)
+        except UserError as error:  # as when it cannot be written: training goes on
+            self._copies.clear()
+            self._told(Saved(step, None, 0, time.perf_counter() - started, 0.0, str(error)))
+            return
         for name, boxed in state.items():
-            self._copies[name] = self._copy(name, boxed)
+            self._copies[name].tensor.copy_(boxed.tensor)
         stall_s = time.perf_counter() - started
         self._running = self._thread.submit(self._write, step, torch.get_rng_state().tolist(), stall_s)
 
@@ -81,14 +89,20 @@ class Saver:
         self.wait()
         self._thread.shutdown()
 
-    def _copy(self, name: str, boxed: Boxed) -> Boxed:
-        """Into the buffer of the last save, if there was one."""
-        before = self._copies.get(name)
-        if before is None:
-            copy = torch.empty(boxed.tensor.shape, dtype=boxed.tensor.dtype, pin_memory=boxed.tensor.is_cuda)
-            before = Boxed(copy, boxed.box, boxed.whole)
-        before.tensor.copy_(boxed.tensor)
-        return before
+    def _make_room(self, state: State) -> None:
+        """For the copies of this save and of those that follow.
+
+        Raises:
+            UserError: on all ranks, where there is none on one.
+        """
+        if self._copies:
+            return
+
+        def make() -> None:
+            for name, boxed in state.items():
+                self._copies[name] = Boxed(_room_for(boxed.tensor), boxed.box, boxed.whole)
+
+        on_every_rank(make, self._group)
 
     def _write(self, step: int, rng: list[int], stall_s: float) -> None:
         started = time.perf_counter()
@@ -130,6 +144,14 @@ class Saver:
         with told_of(self._host, draft):
             folder.publish(draft, self._spec, step, files, rng, sums)
         folder.retain(self._attempt, self._spec.train.keep_checkpoints)
+
+
+def _room_for(tensor: torch.Tensor) -> torch.Tensor:
+    """In memory that a GPU copies to fastest, where the host lends as much of that. Raises RuntimeError."""
+    if tensor.is_cuda:
+        with suppress(RuntimeError):
+            return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
 def _empty(draft: Path) -> None:

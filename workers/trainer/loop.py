@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -17,12 +16,12 @@ from contracts.telemetry.results import VerdictItem
 from contracts.telemetry.steps import EvalItem, PhaseItem, StepItem, StepParts
 from contracts.telemetry.words import Phase, Work
 from planner.facts.schedules import Action
-from planner.facts.spec import JobSpec, TrainSpec
+from planner.facts.spec import JobSpec
 from workers.device import meet
 from workers.meter.recorder import Recorder
 from workers.meter.start import Start
 from workers.trainer.corpus.data import Corpus, Tokens
-from workers.trainer.errors import DivergedError, ProofError
+from workers.trainer.errors import ProofError
 from workers.trainer.model import Decoder
 from workers.trainer.optimizer import (
     clip_gradients,
@@ -37,24 +36,11 @@ from workers.trainer.parallel.mesh import Mesh
 from workers.trainer.parallel.parallelize import Part
 from workers.trainer.parallel.pipeline_parallel import Boundary, Pipeline
 from workers.trainer.peak import Peak
+from workers.trainer.result import StepResult, stop_if
 from workers.trainer.standing import Copies, Standing
 from workers.trainer.verdict import verdict
 
 Send = Callable[[Item], None]
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """Global mean loss and gradient norm before clipping."""
-
-    loss: float
-    grad_norm: float
-
-    @property
-    def not_finite(self) -> str:
-        """What of it is no number, in words; empty where all is."""
-        named = (("loss", self.loss), ("gradient norm", self.grad_norm))
-        return " and ".join(f"{name} is {value}" for name, value in named if not math.isfinite(value))
 
 
 class Trainer:
@@ -231,6 +217,9 @@ class Watch(Protocol):
     def updated(self, index: int, result: StepResult) -> None:
         """Called after it."""
 
+    def stopping(self, done: int) -> None:
+        """Called before a run that was asked to saves and stops after `done` steps."""
+
     def ended(self) -> None:
         """Called once there is no step left, nor a validation: what becomes of the weights is nobody's any more."""
 
@@ -308,7 +297,7 @@ def train(
         if rank == 0:
             speed = trainer.tokens / elapsed
             say(f"step {index + 1}/{steps} loss {result.loss:.4f} norm {result.grad_norm:.3f} {speed:,.0f} tokens/s")
-        _stop_if(result.not_finite, index, spec.train)
+        stop_if(result.not_finite, index, spec.train)
         if look is not None:
             enter("proof")
             with look.aside():
@@ -324,12 +313,18 @@ def train(
             if rank == 0:
                 say(f"step {index + 1}/{steps} validation loss {loss:.4f}")
             if not math.isfinite(loss):
-                _stop_if(f"validation loss is {loss}", index, spec.train)
+                stop_if(f"validation loss is {loss}", index, spec.train)
             elif rank == 0:
                 send(EvalItem(kind="eval", rank=rank, time=time.time(), step=index + 1, loss=loss))
             enter("step")
         saves = save is not None and _is_due(index + 1, spec.train.checkpoint_every, steps)
         lasts = save is not None and stop is not None and index + 1 < steps and stop(index + 1)
+        if lasts and watch is not None:
+            enter("proof")
+            watch.stopping(index + 1)
+            enter("step")
+            if watch.failed:
+                raise ProofError(watch.failed)
         if save is not None and (saves or lasts):
             with recorder.doing("checkpoint"):
                 save(index + 1)
@@ -356,15 +351,6 @@ def train(
     say(f"fidelity: measured {total:,} B, predicted minus measured {wrong_bytes:,} B, {wrong_calls} calls")
     if watch is not None and watch.failed:
         raise ProofError(watch.failed)
-
-
-def _stop_if(not_finite: str, index: int, train: TrainSpec) -> None:
-    """End the run unless it is to go on with what is no number. All ranks know the same sums: all end, or none."""
-    if not not_finite or train.on_not_finite == "continue":
-        return
-    rate = f"learning rate {train.learning_rate:g} ({learning_rate(index, train):.3g} at this step)"
-    clip = f"gradient clip {train.grad_clip:g}" if train.grad_clip else "gradient clip off"
-    raise DivergedError(f"{not_finite} at step {index + 1}; {rate}, {clip}, precision {train.precision}")
 
 
 def _is_due(step: int, every: int, steps: int) -> bool:

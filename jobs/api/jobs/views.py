@@ -180,6 +180,8 @@ class SmallerLayout(APIView):
                 return refuse(409, "status", f"a job that {stands(job.status)} cannot be queued again")
         except NoOfferError as error:
             return refuse(409, error.field, str(error))
+        except actions.DisprovedError as error:
+            return refuse(409, "proof", str(error))
         return Response(job_detail(find_job(request.user, job_id)))
 
 
@@ -195,6 +197,9 @@ class Requeue(APIView):
         """A new attempt of a job that failed, was lost or cancelled."""
         job = find_job_to_run(request.user, job_id)
         refuse_body(request)
-        if not actions.requeue(job, request.user.get_username()):
-            return refuse(409, "status", f"a job that {stands(job.status)} cannot be queued again")
+        try:
+            if not actions.requeue(job, request.user.get_username()):
+                return refuse(409, "status", f"a job that {stands(job.status)} cannot be queued again")
+        except actions.DisprovedError as error:
+            return refuse(409, "proof", str(error))
         return Response(job_detail(find_job(request.user, job_id)))

@@ -277,6 +277,8 @@ def job_run_smaller(request: HttpRequest, job_id: str) -> HttpResponse:
             messages.info(request, f"A job that {stands(job.status)} cannot be queued again.")
     except NoOfferError as error:
         messages.info(request, f"There is no other layout to run in: {error}.")
+    except actions.DisprovedError as error:
+        messages.info(request, f"{error}.".capitalize())
     except SpecError as error:
         messages.info(request, "; ".join(problem.message for problem in error.problems))
     return redirect("job-detail", job_id)
@@ -305,6 +307,9 @@ def job_check(request: HttpRequest, job_id: str) -> HttpResponse:
 def job_requeue(request: HttpRequest, job_id: str) -> HttpResponse:
     """Queue the same job again as a new attempt."""
     job = find_job_to_run(request.user, job_id)
-    if not actions.requeue(job, request.user.get_username()):
-        messages.info(request, f"A job that {stands(job.status)} cannot be queued again.")
+    try:
+        if not actions.requeue(job, request.user.get_username()):
+            messages.info(request, f"A job that {stands(job.status)} cannot be queued again.")
+    except actions.DisprovedError as error:
+        messages.info(request, f"{error}.".capitalize())
     return redirect("job-detail", job_id)

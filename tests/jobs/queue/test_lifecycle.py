@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import redis
 from django.contrib.auth.models import User
+from django.test import Client
 from django.utils import timezone
+from rest_framework.test import APIClient
 
 from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, cancel_key, host_queue
 from jobs.models import TERMINAL, Attempt, Host, Job, Member, Outbox, SlotAllocation, StateChange, Status
@@ -19,6 +21,7 @@ from jobs.queue.heard.reconcile import reconcile
 from jobs.queue.lifecycle import MAY_BECOME
 from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.conftest import attempt_event, run_together, say
+from tests.jobs.planning.test_learned import exit_event, placed, summary
 from tests.planner.wrong_specs import GOOD
 
 LONG_AGO = timezone.now() - timedelta(days=1)
@@ -181,3 +184,33 @@ def test_two_schedulers_at_once_start_a_job_once(make_host: Callable[..., Host])
         assert Outbox.objects.filter(task=TASK_LAUNCH).count() == 1
         Outbox.objects.all().delete()
         ending.lose(Member.objects.get(attempt__job=job), "make room")
+
+
+def test_a_run_that_was_disproved_is_not_gone_on_with(
+    owner: User, make_host: Callable[..., Host], live_redis: redis.Redis, api: Callable[..., APIClient], client: Client
+) -> None:
+    """Its next attempt went on from what it had saved, of which nothing was wrong any more, and the job succeeded."""
+    make_host()
+    attempt = placed(owner, retry={"max_attempts": 3})
+    job = attempt.job
+    apart = {"what": "weight", "name": "w", "axis": "dp", "ranks": [1, 0], "apart": 0.5, "limit": 1e-6}
+    same = {"steps": [1], "parts": 1, "copied": 1, "apart": 0.5}
+    one = {"state": "not checked", "why": "verify is off", "steps": 0, "tensors": 0, "limit": 1e-5, "seconds": 0.0}
+    one |= dict.fromkeys(("gradient", "update", "loss", "norm"), 0.0)
+    proof = {"kind": "proof", "rank": 0, "time": 1.0, "replicas": same, "one_process": one, "wrong": [apart]}
+    say(live_redis, exit_event(attempt, summary(0.3, proof=proof), "failed"))
+    drain(live_redis)
+    job.refresh_from_db()
+    assert (job.status, job.attempt) == (Status.FAILED, 1)
+    for way in ("requeue", "smaller"):
+        answer = api(owner).post(f"/api/v1/jobs/{job.id}/{way}", format="json")
+        assert (answer.status_code, answer.json()["errors"][0]["field"]) == (409, "proof")
+    client.force_login(owner)
+    for way in ("requeue", "smaller"):
+        page = client.post(f"/jobs/{job.id}/{way}/", follow=True).content.decode()
+        assert "Its run was disproved" in page
+    client.force_login(User.objects.create_superuser("root"))
+    client.post("/admin/jobs/job/", {"action": "requeue", "_selected_action": [job.id]})
+    job.refresh_from_db()
+    assert job.status == Status.FAILED
+    assert api(owner).post(f"/api/v1/jobs/{job.id}/copy", {}, format="json").status_code == 201

@@ -15,6 +15,7 @@ from workers.checkpoint.boxes import BoxSavePlanner
 
 FAULTS: dict[str, tuple[int, int]] = json.loads(os.environ["FAULTS"])
 PLACES: dict[str, tuple[Any, str]] = {
+    "room": (save, "_room_for"),
     "prepare": (save, "_empty"),
     "plan": (BoxSavePlanner, "create_local_plan"),
     "write": (FileSystemWriter, "write_data"),

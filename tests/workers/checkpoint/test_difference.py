@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from planner.facts.models.presets import PRESETS
-from workers.checkpoint.load import model_difference
+from planner.facts.reading.parse import parse_spec
+from workers.checkpoint.load import _moved, model_difference
 
 TINY = PRESETS["gpt-tiny"].model
 
@@ -13,3 +14,23 @@ def test_a_head_is_as_wide_whether_its_size_is_said_or_follows() -> None:
     assert model_difference(said, TINY) == model_difference(TINY, said) == ""
     wide = TINY.model_copy(update={"head_dim": 2 * TINY.head_size})
     assert model_difference(wide, TINY) == f"head_dim {TINY.head_size} is not {2 * TINY.head_size}"
+
+
+def test_all_that_makes_the_curve_another_is_told() -> None:
+    model = {"preset": "mixtral-tiny"}
+    before = parse_spec({"model": model, "train": {"tokenizer": "bytes", "data": "a.txt"}})
+    after = parse_spec(
+        {
+            "model": model,
+            "train": {"data": "a.txt", "tokenizer": "other.json", "weight_decay": 0.2, "grad_clip": 0.5},
+        }
+    )
+    routed = after.model.moe
+    assert routed is not None
+    after = after.model_copy(
+        update={"model": after.model.model_copy(update={"moe": routed.model_copy(update={"balance_loss": 0.5})})}
+    )
+    told = _moved(after, before)
+    for words in ("tokenizer bytes is other.json now", "weight_decay 0.1 is 0.2 now", "grad_clip 1.0 is 0.5 now"):
+        assert words in told
+    assert "moe.balance_loss 0.01 is 0.5 now" in told

@@ -53,6 +53,14 @@ def test_training_goes_on_and_each_problem_names_its_rank(saved: Ran, root: Path
     assert list(root.glob("**/.step-*.draft")) == [], "nothing half written stays"
 
 
+def test_a_rank_that_has_no_memory_for_a_copy_ends_no_training(tmp_path: Path) -> None:
+    ran = faulty(tmp_path / "root", {"room": [1, 0]}, 2, 1)
+    assert sorted(ran.losses) == [1, 2]
+    assert ran.problem is None
+    words = "rank 1: No space left on device: /room"
+    assert [(item["name"], item["problem"]) for item in ran.of_kind("checkpoint")] == [(None, words)] * 2
+
+
 @pytest.mark.usefixtures("saved")
 @pytest.mark.slow
 def test_a_checkpoint_that_one_rank_cannot_read_is_passed_over_by_all(root: Path) -> None:

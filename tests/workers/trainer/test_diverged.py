@@ -14,7 +14,7 @@ from contracts.codec import decode_frame
 from planner.facts.spec import TrainSpec
 from tests.workers.checkpoint.runs import Ran, make_spec, run
 from workers.trainer.errors import DivergedError
-from workers.trainer.loop import StepResult, _stop_if
+from workers.trainer.result import StepResult, stop_if
 
 # Each step multiplies the matrices by 1 - 10 x 10.
 WILD: dict[str, Any] = {
@@ -91,11 +91,11 @@ def test_no_item_carries_what_is_no_number(stopped: Ran, went_on: Ran) -> None:
 def test_what_is_not_finite_is_named(loss: float, norm: float, words: str) -> None:
     assert StepResult(loss, norm).not_finite == words
     train = TrainSpec(learning_rate=0.5, warmup_steps=4)
-    _stop_if(words, 0, train.model_copy(update={"on_not_finite": "continue"}))
+    stop_if(words, 0, train.model_copy(update={"on_not_finite": "continue"}))
     if not words:
-        _stop_if(words, 0, train)
+        stop_if(words, 0, train)
         return
     with pytest.raises(DivergedError) as told:
-        _stop_if(words, 0, train)
+        stop_if(words, 0, train)
     rates = "learning rate 0.5 (0.125 at this step), gradient clip 1, precision fp32"
     assert str(told.value) == f"{words} at step 1; {rates}"

@@ -69,6 +69,10 @@ def test_a_copy_that_computes_with_other_weights_than_its_masters_is_apart(tmp_p
     assert wrong["name"] == parts[1].tensors[3].name
     assert wrong["apart"] is not None
     assert wrong["apart"] > 1
+    with torch.no_grad():
+        parts[1].tensors[3].tensor.view(-1)[:8] = math.nan
+    (wrong,) = compared().wrong
+    assert wrong["apart"] is None, "the masters are 0.0 apart, and no number is not"
 
 
 def test_what_has_no_gradient_but_rounding_is_held_against_the_others(tmp_path: Path) -> None:

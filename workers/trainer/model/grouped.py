@@ -27,7 +27,11 @@ def grouped_product(rows: torch.Tensor, matrices: torch.Tensor, counts: list[int
 def grouped_outer(left: torch.Tensor, right: torch.Tensor, counts: list[int]) -> torch.Tensor:
     """(rows, out), (rows, in) -> (runs, out, in): each run of the one, transposed, times that of the other."""
     if _takes_kernel(left, (left.shape[1], right.shape[1])):
-        return F.grouped_mm(left.contiguous().T, right.contiguous(), offs=_ends(counts, left.device))
+        product = F.grouped_mm(left.contiguous().T, right.contiguous(), offs=_ends(counts, left.device))
+        for run, count in enumerate(counts):
+            if not count:
+                product[run].zero_()  # on some GPUs the kernel leaves there what was in memory (pytorch 172439)
+        return product
     out = left.new_empty(len(counts), left.shape[1], right.shape[1])
     for a, b, into in zip(left.split(counts), right.split(counts), out, strict=True):
         torch.mm(a.T, b, out=into)

@@ -17,8 +17,9 @@ import torch.distributed as dist
 from planner.facts.models.shapes import is_moe_layer
 from planner.facts.spec import ModelSpec
 from workers.trainer.compiled import not_compiled
-from workers.trainer.loop import StepResult, Trainer
+from workers.trainer.loop import Trainer
 from workers.trainer.model.experts import Router, Routing, routed
+from workers.trainer.result import StepResult
 
 NOBODY = -1
 LEAST_SPREAD = 1e-30  # of a router that finds all alike

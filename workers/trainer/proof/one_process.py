@@ -13,11 +13,11 @@ from contracts.telemetry.proof import Mismatch
 from planner.facts.proof import Limits
 from planner.facts.spec import JobSpec
 from workers.trainer.errors import UserError
-from workers.trainer.loop import StepResult
 from workers.trainer.parallel.mesh import Mesh
 from workers.trainer.proof.choices import Compared, moe_layers
 from workers.trainer.proof.parts import Piece
 from workers.trainer.proof.reference import Expected, Reference, whole_tensors
+from workers.trainer.result import StepResult
 
 T = TypeVar("T")
 LEAST_RMS = 1e-30
@@ -84,6 +84,8 @@ def compare_with_one(
     scalars = _shown(mesh, expected, 2 * len(results), device)
     validation = _shown(mesh, [0.0 if reference is None else reference.validation or 0.0], 1, device)[0]
     choices = _shown_choices(spec, mesh, reference, device)
+    if not math.isfinite(scalars[0]):  # and the run's own was a number
+        return Beside(1, wrong=_beyond("loss", [f"step {ran.done + 1}"], [math.nan], [0], [limits.loss]))
     noted, results = _comparable(results, scalars[::2], ran.done)
     if not results:
         return Beside(failed=noted)

@@ -19,10 +19,13 @@ from planner.facts.proof import (
     limits,
     limits_words,
     resumed_limits,
+    seconds_alone,
     why_not_compared,
 )
+from planner.facts.spec import JobSpec
+from workers.timeouts import group_timeout
 from workers.trainer.allocator import give_back
-from workers.trainer.loop import StepResult, Trainer
+from workers.trainer.loop import Trainer
 from workers.trainer.proof.choices import Chosen
 from workers.trainer.proof.one_process import Beside, FirstStep, Ran, compare_with_one, on_rank_0
 from workers.trainer.proof.parts import Piece, pieces_of
@@ -39,6 +42,7 @@ from workers.trainer.proof.words import (
     replica_words,
     wrong_words,
 )
+from workers.trainer.result import StepResult, stop_if
 
 MOST_WRONG = 20
 NO_STEP = "no step was left to train"
@@ -63,15 +67,17 @@ class Proof:
     ) -> None:
         self.trainer, self._send, self._first, self._restored = trainer, send, done, restored
         self._say = say if trainer.mesh.rank == 0 else lambda _line: None
-        self._limits = resumed_limits(trainer.spec) if done else limits(trainer.spec)
+        # Where it stopped before these steps were compared, they are held to what they would have been.
+        self._limits = resumed_limits(trainer.spec) if done >= STEPS else limits(trainer.spec)
         self._last = trainer.spec.train.steps - 1
-        why = why_not_compared(trainer.spec)
+        why = why_not_compared(trainer.spec) or _too_long(trainer.spec)
         self._until = done if why else min(done + STEPS, self._last + 1)  # steps before it are compared
         self._pieces: list[Piece] = pieces_of(trainer.spec, trainer.mesh.place, trainer.part)
         self._kept: FirstStep | None = None
         self._chosen = Chosen(trainer, on=done < self._until)
         self._results: list[StepResult] = []
         self._wrong: list[Mismatch] = []
+        self._not_finite = ""  # in the step more
         self.failed = ""
         self._replicas = ReplicaProof(steps=[], parts=0, copied=0, apart=0.0)
         self._one = _not_yet(why or (NO_STEP if done > self._last else ""), self._until, self._limits)
@@ -122,8 +128,19 @@ class Proof:
         if self._wrong and (index == self._last or index >= self._first + STEPS - 1):
             self.failed = wrong_words(self._wrong)
 
+    def stopping(self, done: int) -> None:
+        """Before a run saves and stops: what is loaded again is one copy, and no other is seen any more."""
+        self._compare("weight", lambda piece: piece.weight)
+        self._replicas["steps"].append(done)
+        self._tell()
+        if self._wrong:
+            self.failed = wrong_words(self._wrong)
+
     def ended(self) -> None:
         """One step more, which nothing comes of, by the run and by one process from what the run has come to.
+
+        Raises:
+            DivergedError: it is no number, and a run ends at what is none.
 
         Where what is beyond a limit may be rounding of its batch, another with the next.
         """
@@ -144,6 +161,8 @@ class Proof:
         self._tell()
         if self._wrong:
             self.failed = wrong_words(self._wrong)
+        if self._not_finite:
+            stop_if(self._not_finite, self._last + 1, self.trainer.spec.train)
 
     def _compare(self, what: Kind, value_of: Callable[[Piece], torch.Tensor]) -> None:
         trainer = self.trainer
@@ -191,7 +210,8 @@ class Proof:
         self._chosen.end_step()
         chosen = self._chosen.take()
         if result.not_finite:
-            return _not_yet(f"{result.not_finite} in one step more", 1, most), []
+            self._not_finite = f"{result.not_finite} in one step more"
+            return _not_yet(self._not_finite, 1, most), []
         validation = trainer.validation if done == self._last + 1 else None
 
         def computed() -> Reference:
@@ -223,6 +243,14 @@ class Proof:
             if self._end is not None:
                 item["end"] = self._end
             self._send(item)
+
+
+def _too_long(spec: JobSpec) -> str:
+    """Why the others would not wait for one process on this host; empty where they would."""
+    seconds, waits_s = seconds_alone(spec), group_timeout().total_seconds()
+    if spec.layout.world_size == 1 or seconds <= waits_s / 2:
+        return ""
+    return f"one process would take about {seconds:,.0f} s, and ranks wait for each other {waits_s:g} s on this host"
 
 
 def _not_yet(why: str, steps: int, most: Limits) -> ProcessProof:

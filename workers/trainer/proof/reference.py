@@ -13,11 +13,12 @@ from planner.facts.proof import alone
 from planner.facts.spec import JobSpec
 from workers.meter.recorder import Recorder
 from workers.trainer.corpus.data import Corpus
-from workers.trainer.loop import StepResult, Trainer
+from workers.trainer.loop import Trainer
 from workers.trainer.model.initial import full_name
 from workers.trainer.parallel.mesh import make_mesh
 from workers.trainer.parallel.parallelize import parallelize
 from workers.trainer.proof.choices import Compared, Following, Step
+from workers.trainer.result import StepResult
 
 # Of the rms of all gradients: what training has left less of is rounding in bf16, and Adam makes anything of it.
 FAINT = 0.1

@@ -48,7 +48,7 @@ def compare_copies(
     for number, held in sorted(differing.items()):
         rank = next(rank for rank, told in held if told != held[0][1])
         several = [_distance(mesh, pieces, look, number, elements[number], held, device) for look in looks]
-        apart = max((found for found in several if found is not None), default=None)
+        apart = None if None in several else max(found for found in several if found is not None)
         wrong.append(_apart(what, spec, number, held[0][0], rank, apart, limit))
     worst = max((w["apart"] for w in wrong if w["apart"] is not None), default=0.0)
     beyond = [w for w in wrong if w["apart"] is None or w["apart"] > limit]

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.facts.reading.parse import parse_fields
 from workers.dry_run.rank import dry_step
+from workers.trainer.model import grouped
 from workers.trainer.model.experts import _by_expert, _inverse, _Take
 from workers.trainer.model.grouped import grouped_product
 
@@ -29,6 +30,22 @@ def test_runs_of_rows_are_multiplied_each_with_its_matrix(counts: list[int], out
     torch.testing.assert_close(out, expected)
     for gradient, other in zip(torch.autograd.grad(out, (rows, matrices), grad), wanted, strict=True):
         torch.testing.assert_close(gradient, other)
+
+
+def test_an_expert_without_tokens_has_no_gradient_whatever_the_kernel_leaves_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On some GPUs it leaves what was in memory."""
+    product = grouped.F.grouped_mm
+
+    def leaves(left: torch.Tensor, right: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+        made = product(left, right, offs=offs)
+        made[offs.diff(prepend=offs.new_zeros(1)) == 0] = 7.0
+        return made
+
+    monkeypatch.setattr(grouped.F, "grouped_mm", leaves)
+    found = grouped.grouped_outer(torch.ones(4, 8), torch.ones(4, 16), [3, 0, 1, 0])
+    assert found.amax((1, 2)).tolist() == [3.0, 0.0, 1.0, 0.0]
 
 
 def test_rows_by_rank_become_rows_by_expert_and_go_back() -> None:
