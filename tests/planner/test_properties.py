@@ -303,3 +303,16 @@ def test_our_full_recompute_repeats_all_but_a_dense_layer_s_last_product() -> No
     rate = Timer(H100).accelerator(spec)
     product = 2 * 4096 * 4096 * 14336 / (rate.bf16_flops * rate.gemm_efficiency)
     assert all_of_it - ours == pytest.approx(32 * product, rel=0.1)
+
+
+@pytest.mark.parametrize(("stack", "sums"), [("ours", 1), ("fsdp2", 1), ("megatron", 2), ("deepspeed", 2)])
+def test_full_recompute_sums_again_what_its_stack_repeats(stack: str, sums: int) -> None:
+    """2104.04473 section 3.5: two all-reduces more a layer. Ours stops before the second."""
+
+    def calls(recompute: str) -> int:
+        layout, resources = {"tp": 8, "recompute": recompute}, {"device": "cuda", "stack": stack}
+        train = {"global_batch": 4, "micro_batches": 4, "seq_len": 2048, "precision": "bf16"}
+        spec = valid({"model": {"preset": "gpt3-175b"}, "layout": layout, "train": train, "resources": resources})
+        return sum(row.count for row in step_traffic(spec, 0) if (row.op, row.axis) == ("all_reduce", "tp"))
+
+    assert calls("full") - calls("none") == 4 * 96 * sums

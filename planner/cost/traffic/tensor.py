@@ -7,6 +7,7 @@ from planner.facts.layout import axis_group
 from planner.facts.precision import FP32_BYTES, mix_of
 from planner.facts.spec import JobSpec
 from planner.facts.tensors.shards import Held, hidden_bytes, micro_batch_tokens
+from planner.hardware.stacks import STACKS
 
 
 def tensor_forward(tally: Tally, spec: JobSpec, held: Held) -> None:
@@ -26,9 +27,10 @@ def tensor_forward(tally: Tally, spec: JobSpec, held: Held) -> None:
 def tensor_backward(tally: Tally, spec: JobSpec, held: Held) -> None:
     """The conjugate of the forward: an input gradient is summed before each column-parallel product.
 
-    Full recompute repeats the layers' forward first, up to its last product: 5 sums a layer instead of 4, where
-    2104.04473 section 3.5 also repeats the sum that ends the layer. Inputs kept divided are gathered again (2205.05198
-    section 4.2.2), but for layers that are computed again anyway, and mixtures that do not need theirs.
+    Full recompute repeats the layers' forward first, up to its last product: 5 sums a layer instead of 4; 6 by stacks
+    that repeat it to its end, with the sum that ends the layer (2104.04473 section 3.5). Inputs kept divided are
+    gathered again (2205.05198 section 4.2.2), but for layers that are computed again anyway, and mixtures that do not
+    need theirs.
     """
     layout, m, layers = spec.layout, spec.train.micro_batches, held.num_layers
     if layout.tp == 1:
@@ -36,7 +38,8 @@ def tensor_backward(tally: Tally, spec: JobSpec, held: Held) -> None:
     _sums(tally, spec, m * (2 * layers + held.stage.last), m * (2 * layers + held.stage.first))
     again = layout.recompute == "full"
     if again:
-        _sums(tally, spec, m * layers, m * 2 * layers)
+        whole = STACKS[spec.resources.stack].repeats_whole
+        _sums(tally, spec, m * layers * (2 if whole else 1), m * 2 * layers)
     if layout.regather:
         gathers = held.stage.last + (0 if again else 2 * layers - _mixtures_without(spec, held))
         tally.add("all_gather", "tp", axis_group(layout, "tp"), hidden_bytes(spec), m * gathers)
