@@ -2,6 +2,7 @@
 import { foldCells, rankState } from "./traffic.js";
 
 export const MOST_STEPS = 20_000;
+const MOST_CHECKPOINTS = 100; // that the server remembers too (contracts/telemetry/words.py)
 const LAST = 50; // steps whose times are averaged
 const FIRST_STEPS = 3; // of a run, no measure of the others (contracts/telemetry/words.py)
 const TOLD_APART = 64; // as many as a diagnosis measures (jobs/diagnosis/course/steps.py)
@@ -73,6 +74,7 @@ export function foldEval(state, item) {
 
 export function foldCheckpoint(state, item) {
   state.checkpoints.set(item.step, item);
+  if (state.checkpoints.size > MOST_CHECKPOINTS) state.checkpoints.delete(state.checkpoints.keys().next().value);
   mark(state, { kind: "checkpoint", time: item.time, step: item.step, text: item.problem ?? "" });
 }
 
