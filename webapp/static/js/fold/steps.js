@@ -10,12 +10,20 @@ export const SPEEDS = 20; // as many as the summary's own speed is of (SPEED_STE
 
 /** One more point of the curves. Beyond MOST_STEPS only every second step is kept, then every fourth, and so on. */
 export function keepStep(state, step, point) {
-  if (point.loss !== null && step >= (state.lastLoss?.step ?? 0)) state.lastLoss = { step, loss: point.loss };
+  tellLoss(state, step, point.loss);
   if (step % state.stride !== 0) return;
   state.steps.set(step, point);
   if (state.steps.size <= MOST_STEPS) return;
   state.stride *= 2;
   for (const one of state.steps.keys()) if (one % state.stride !== 0) state.steps.delete(one);
+}
+
+/** Of the newest step whose loss is told, if only that it is no number: "loss is nan". */
+export function tellLoss(state, step, loss, fault = "") {
+  const [, words] = /^loss is (\S+)/.exec(fault) ?? [];
+  if (step < (state.lastLoss?.step ?? 0)) return;
+  if (loss !== null) state.lastLoss = { step, loss };
+  else if (words) state.lastLoss = { step, loss, words };
 }
 
 /** What ranks say of one step comes together in one point: not every rank knows its loss. */
@@ -31,6 +39,7 @@ function foldPoint(state, item) {
     grad_norm: told("grad_norm"),
     learning_rate: told("learning_rate"),
   });
+  if (item.not_finite) tellLoss(state, item.step, item.loss, item.not_finite);
 }
 
 function keepLast(list, value, most = LAST) {
