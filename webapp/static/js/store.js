@@ -22,6 +22,7 @@ export function createState() {
     lastLoss: null, // {step, loss, words}: words where the loss is no number, and null
     evals: new Map(), // step -> {time, loss}
     marks: new Map(), // key -> {kind, time, step, text}: checkpoint, validation, resume, fault
+    faultyStep: null, // the last that was at fault
     progress: null, // {step, steps, step_s, tokens, time, rate}
     verdicts: new Map(), // rank -> rows
     peaks: new Map(), // rank -> bytes held at once

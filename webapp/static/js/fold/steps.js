@@ -3,6 +3,7 @@ import { foldCells, rankState } from "./traffic.js";
 
 export const MOST_STEPS = 20_000;
 const MOST_CHECKPOINTS = 100; // that the server remembers too (contracts/telemetry/words.py)
+const MOST_MARKS = 2000; // that a snapshot tells too (jobs/history/told/snapshot.py)
 const LAST = 50; // steps whose times are averaged
 const FIRST_STEPS = 3; // of a run, no measure of the others (contracts/telemetry/words.py)
 const TOLD_APART = 64; // as many as a diagnosis measures (jobs/diagnosis/course/steps.py)
@@ -87,10 +88,19 @@ export function foldCheckpoint(state, item) {
   mark(state, { kind: "checkpoint", time: item.time, step: item.step, text: item.problem ?? "" });
 }
 
+/** Whether no step before this one was at fault: a run may go on without a number for as long as it lasts. */
+function isFirst(state, step) {
+  const before = state.faultyStep;
+  state.faultyStep = Math.max(before ?? step, step);
+  return before === null || step > before + 1;
+}
+
 /** Something that all charts show at its time: {kind, time, step, text}. Told twice, it is there once. */
 export function mark(state, { kind, time, step, text }) {
+  if (kind === "fault" && !isFirst(state, step)) return;
   const key = `${kind} ${step}`;
   if (!state.marks.has(key)) state.marks.set(key, { kind, time, step, text });
+  if (state.marks.size > MOST_MARKS) state.marks.delete(state.marks.keys().next().value);
 }
 
 /** Seconds left at the pace of the last steps, or null. */
