@@ -8,7 +8,7 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -50,7 +50,8 @@ class JobConsumer(AsyncWebsocketConsumer):
     A large frame is {"deflated": zlib's of such a frame}.
     {"node", "entries": [[id, batch msgpack], ...]}, {"node", "gap": {"after", "first"}} where history was trimmed or
     does not fit a frame, {"node", "stale"}: true while Redis is away, false once it answers again, {"job": job detail}
-    at connect and whenever it changed.
+    at connect and whenever it changed, {"beat": true} where it did not: a page that hears nothing for long has lost its
+    line.
     Each member of a gang has a stream of its own, and `after` a position in each.
     """
 
@@ -119,9 +120,8 @@ class JobConsumer(AsyncWebsocketConsumer):
                     await self.channel_layer.group_add(group_name(self.job_id), self.channel_name)
                 self._changed_s = time.monotonic()  # it may have changed before we were told of changes
                 self._look_now.set()
-            if job != shown:
-                await self._send({"job": job})
-                shown = job
+            await self._send({"job": job} if job != shown else {"beat": True})
+            shown = job
             if job["attempt"] != followed:
                 self._unfollow()
                 if followed or after_attempt not in (None, job["attempt"]):
@@ -148,7 +148,7 @@ class JobConsumer(AsyncWebsocketConsumer):
         async for packed in viewer.frames():
             await self.send(bytes_data=packed)
 
-    async def _send(self, message: dict[str, JobDetail]) -> None:
+    async def _send(self, message: Mapping[str, JobDetail | bool]) -> None:
         await self.send(bytes_data=msgpack.packb(message))
 
     async def _visible_job(self) -> JobDetail | None:

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 BEAT_S = 15.0
 LOOK_AGAIN_S = 1.0  # at a job that could not be looked at
 TOLD_EVERY_S = 1.0  # what a job sends, to who follows it live
-QUIET_S = 1.0  # without another line, behind the end of a job: its last ones may be on their way
+QUIET_S = 1.0  # without anything new, behind the end of a job: its last lines may be on their way
 MOST_SHARES = 16  # of QUEUE_BYTES, between the streams of a gang
 START = "0-0"
 
@@ -60,6 +60,7 @@ class Following:
         self._streams = dict(wish.after.streams)
         self._queue: asyncio.Queue[Turn | Part] = asyncio.Queue(1)
         self._tasks: dict[int, asyncio.Task[None]] = {}  # by node
+        self._watches: list[Watch] = []
         self._error: BaseException | None = None  # of a task of ours
         self._standing: Standing | None = None
         self._last_news = time.monotonic()
@@ -84,11 +85,13 @@ class Following:
                 elif isinstance(message, Part):
                     for part in self._part(message):
                         yield part
+                if message is not None:
+                    self._last_news = time.monotonic()  # once the reader has taken all of it, however slowly
                 if self._live_s is not None and time.monotonic() >= self._sent_told + TOLD_EVERY_S:
                     self._sent_told = time.monotonic()
                     told = {"attempt": self._at.attempt, "at": time.time(), "sent": self._sent.take()}
                     yield sse.event("traffic", told, self._position())
-                if self._is_over() and time.monotonic() > self._last_news + QUIET_S:
+                if self._is_over() and self._has_told_all() and time.monotonic() > self._last_news + QUIET_S:
                     assert self._standing is not None, "it has ended"
                     status, attempt, _ = self._standing
                     yield sse.event("end", {"status": status, "attempt": attempt}, self._position())
@@ -120,6 +123,10 @@ class Following:
         replaced = self._log is not None and self._standing.attempt > self._log.attempt
         return replaced or self._standing.status in TERMINAL
 
+    def _has_told_all(self) -> bool:
+        """Nothing waits for the reader, here or in a stream: one that cannot be read just now may hold more."""
+        return self._queue.empty() and all(watch.caught_up for watch in self._watches)
+
     def _position(self) -> Position:
         return self._at._replace(streams=tuple(sorted(self._streams.items())))
 
@@ -128,7 +135,6 @@ class Following:
         before, self._standing = self._standing, turn.standing
         if turn.standing is None:
             return told
-        self._last_news = time.monotonic()
         attempt = turn.standing.attempt if self._log is None else self._log.attempt
         if attempt != self._at.attempt:
             self._at, self._streams = Position(self._at.change, attempt), {}
@@ -170,8 +176,6 @@ class Following:
             told += [("step", {"attempt": self._at.attempt, **step}) for step in found]
             self._at = self._at._replace(step=max([self._at.step, *(step["step"] for step in found)]))
         self._streams[part.node] = part.chunk[-1].id
-        if told:
-            self._last_news = time.monotonic()
         last = len(told) - 1  # only behind it has all of the chunk been told
         return [sse.event(n, data, self._position() if at == last else None) for at, (n, data) in enumerate(told)]
 
@@ -197,6 +201,7 @@ class Following:
                 stream = telemetry_stream(self._job, attempt, node)
                 share = QUEUE_BYTES // min(max(nodes, 1), MOST_SHARES)
                 watch = Watch(hub(), stream, self._streams.get(node, self._start()), share)
+                self._watches.append(watch)
                 self._tasks[node] = self._begun(self._read(node, watch))
 
     def _start(self) -> str:
@@ -206,7 +211,7 @@ class Following:
     def _unfollow(self) -> None:
         for task in self._tasks.values():
             task.cancel()
-        self._tasks = {}
+        self._tasks, self._watches = {}, []
 
     async def _read(self, node: int, watch: Watch) -> None:
         after = watch.position

@@ -146,7 +146,9 @@ class Viewer:
 
     def follow(self, nodes: int) -> None:
         """The streams of so many nodes: before a job is placed, nobody knows how many there are."""
-        for node in range(len(self._at), nodes):
+        for node in range(nodes):
+            if node in self._at:
+                continue
             self._at[node] = self._seen.get(node, START)
             self._room.listen(node)
             self.fall_behind(node)
@@ -217,7 +219,7 @@ class Viewer:
 
     def _of(self, frame: Frame) -> Iterator[bytes]:
         """What of a frame is new to this page: mostly all of it."""
-        whole = all(self._at.get(part.node) == part.before for part in frame.parts)
+        whole = all(part.node in self._at and self._at[part.node] == part.before for part in frame.parts)
         fresh = frame.parts if whole else [part for each in frame.parts if (part := self._fresh(each)).entries]
         self._at.update((part.node, part.entries[-1].id) for part in fresh)
         if whole:

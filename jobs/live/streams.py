@@ -96,6 +96,10 @@ class Hub:
             self._listeners.pop(listener.stream, None)
             self._positions.pop(listener.stream, None)
 
+    def hears(self, stream: str) -> bool:
+        """Whether what is new of it will be told: not until the reader has come to it."""
+        return self._positions.get(stream, "$") != "$"
+
     async def behind(self, positions: dict[str, str]) -> AsyncIterator[dict[str, list[Entry]]]:
         """All that streams hold after a position in each, a little at a time.
 
@@ -191,6 +195,12 @@ class Watch:
         self._news = asyncio.Event()
         self._behind = True
         self._away = False
+        self._waiting = False
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether all that the stream holds was told: it is heard, and nothing of it is on its way."""
+        return self._waiting and not self._news.is_set() and self._hub.hears(self.stream)
 
     def offer(self, entry: Entry) -> None:
         if self._queued_bytes + entry.num_bytes > self._most_bytes:
@@ -216,10 +226,13 @@ class Watch:
                     async for chunk in self._catch_up():
                         yield chunk
                     continue
+                self._waiting = True
                 await self._news.wait()
+                self._waiting = False
                 for chunk in self._cut(self._take()):
                     yield chunk
         finally:
+            self._waiting = False
             self._hub.remove(self)
 
     def _take(self) -> list[Entry]:

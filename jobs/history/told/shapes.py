@@ -110,6 +110,11 @@ class Traffic(TypedDict):
     rows: list[BinnedTraffic]
 
 
+class LastLoss(TypedDict):
+    step: int
+    loss: float
+
+
 class Snapshot(TypedDict):
     """All that the page of an attempt shows, up to a position in each member's stream."""
 
@@ -123,6 +128,7 @@ class Snapshot(TypedDict):
     step_times: list[float]
     stride: Annotated[int, Field(description="steps of the curve are multiples of it")]
     curve: Annotated[Columns, Field(description="step, time, step_s, tokens, loss, grad_norm, learning_rate")]
+    last_loss: Annotated[LastLoss | None, Field(description="of the newest step whose loss is a number")]
     parts: Annotated[
         Columns,
         Field(

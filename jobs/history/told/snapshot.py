@@ -9,7 +9,7 @@ from jobs.history.kept.query import Tables, ask
 from jobs.history.kept.state import State, new_state
 from jobs.history.kept.tables import GAUGES
 from jobs.history.told.parts import parts_by_rank
-from jobs.history.told.shapes import BinnedTraffic, Columns, Counters, Followed, Snapshot, Traffic
+from jobs.history.told.shapes import BinnedTraffic, Columns, Counters, Followed, LastLoss, Snapshot, Traffic
 
 MOST_POINTS = 4000  # of a curve
 MOST_BINS, FEWEST_BINS = 600, 60  # of traffic
@@ -56,6 +56,7 @@ def _snapshot(tables: Tables) -> Snapshot:
         "step_times": state["step_times"],
         "stride": stride,
         "curve": _curve(tables, stride),
+        "last_loss": _last_loss(tables),
         "parts": parts_by_rank(tables),
         "marks": _marks(tables),
         "ranks": [
@@ -100,6 +101,12 @@ def _curve(tables: Tables, stride: int) -> Columns:
         " FROM steps WHERE step % ? = 0 OR over > 1 GROUP BY step ORDER BY step",
         stride,
     )
+
+
+def _last_loss(tables: Tables) -> LastLoss | None:
+    """Its step may be between two of the curve."""
+    found = tables.rows("SELECT step, loss FROM steps WHERE loss IS NOT NULL ORDER BY step DESC LIMIT 1")
+    return {"step": found[0][0], "loss": found[0][1]} if found else None
 
 
 def _marks(tables: Tables) -> Columns:

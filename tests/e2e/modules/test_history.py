@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from playwright.sync_api import Page
 
+from jobs.history.told import snapshot as snapshots
 from jobs.history.told.snapshot import snapshot
 from tests.jobs.history import told
-from tests.support.modules import call
+from tests.support.modules import call, paper
 
 
 def test_a_state_made_of_history_goes_on_as_one_that_was_there_all_along(
@@ -60,3 +62,36 @@ def test_a_state_made_of_history_goes_on_as_one_that_was_there_all_along(
     assert begins == "0:8-0"
     assert resumed == live
     assert told_of == [4.5, [2.5], {"dp": 0.1}]
+
+
+def test_the_loss_is_that_of_the_newest_step_and_in_words_where_it_is_no_number(
+    modules: Page, tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stayed that of the last step that had one, and of a long run that ended of the last step that was kept."""
+    settings.HISTORY_DIR = tmp_path
+    monkeypatch.setattr(snapshots, "MOST_POINTS", 4)
+    wrong = told.step(0, 12, 6.0, loss=None, grad_norm=None, not_finite="loss is nan and gradient norm is nan")
+    steep = told.step(0, 13, 6.5, loss=3.5, grad_norm=None, not_finite="gradient norm is inf")
+    batches = [*told.run(2, 11), told.batch(6.0, wrong, told.step(1, 12, 6.0)), told.batch(6.5, steep)]
+    body = """
+    const { foldHistory } = await import("/js/fold/history.js");
+    const { showProgress } = await import("/js/job/figures.js");
+    const words = (state) => {
+      showProgress({ members: [], finished: false, spec: { train: { steps: 100 } } }, state);
+      return document.getElementById("figure-loss").textContent;
+    };
+    return x.map(([answer, batches]) => {
+      const [live, ended] = [m.createState(), m.createState()];
+      batches.forEach((batch, at) => m.foldBatch(live, `${at + 1}-0`, batch));
+      foldHistory(ended, answer);
+      return [words(live), words(ended)];
+    });
+    """
+    given = []
+    for length in (11, 12, 13):
+        told.keep(tmp_path, batches[:length], f"job{length}")
+        given.append([snapshot(f"job{length}", 1), batches[:length]])
+    names = ("loss", "eval", "eval-step", "phase", "step", "rate", "step-time", "left")
+    figures = "".join(f'<b id="figure-{name}"></b>' for name in names)
+    with paper(modules, f'{figures}<progress id="progress"></progress>') as page:
+        assert call(page, "store.js", body, given) == [["4.8900"] * 2, ["nan"] * 2, ["3.5000"] * 2]

@@ -348,3 +348,29 @@ def test_a_long_reason_is_cut_above_the_verdict_and_a_cancelled_job_names_no_exi
     assert len(long) < 220
     assert "… (whole in the log) (rank 1, exit code 1)" in long
     assert short == "Cancelled: cancelled by anna"
+
+
+def test_a_run_that_goes_on_without_a_number_is_marked_where_it_begins(modules: Page) -> None:
+    """Each of its steps was a line on every chart, without bound."""
+    body = """
+    const s = (await import('/js/store.js')).createState();
+    const fault = (step) => m.mark(s, { kind: "fault", time: step, step, text: "loss is nan" });
+    for (const step of [5, 5, 6, 7, 6, 8, 20, 21]) fault(step);
+    const faults = [...s.marks.values()].map((one) => one.step);
+    for (let step = 1; step <= x; step += 1) m.mark(s, { kind: "checkpoint", time: step, step, text: "" });
+    return [faults, s.marks.size, [...s.marks.values()].at(-1).step];
+    """
+    assert call(modules, "fold/steps.js", body, 2100) == [[5, 20], 2000, 2100]
+
+
+def test_a_pixel_has_one_line_however_much_happened_there(modules: Page) -> None:
+    body = """
+    const lines = [];
+    const ctx = { canvas: { width: 100 }, save() {}, restore() {}, setLineDash() {}, beginPath() {}, stroke() {},
+      lineTo() {}, moveTo: (at) => lines.push([at, ctx.strokeStyle]), fillText() {} };
+    const chart = { ctx, bbox: { top: 0, height: 9 }, scales: { x: { min: 0, max: 100 } }, valToPos: (at) => at };
+    const marks = [10, 10.2, 10.3, 40].map((time, step) => ({ kind: "fault", time, step, text: "" }));
+    m.drawMarks(chart, marks, { fault: "red" });
+    return lines;
+    """
+    assert call(modules, "charts/marks.js", body) == [[10, "red"], [40, "red"]]

@@ -372,3 +372,13 @@ def test_a_good_end_has_no_cause_and_a_stored_failure_has_its_last_lines(panel: 
     stored.evaluate("say([])")
     expect(stored.locator("[data-log=cause] h3")).to_have_text("Root cause: Rank 1 failed")
     expect(stored.locator("[data-log=cause] pre")).to_have_text("one\ntwo")
+
+
+def test_what_is_selected_stays_selected_while_lines_come(panel: Callable[..., Page]) -> None:
+    """All lines in sight were made anew with each that came, and the selection went with them."""
+    page = panel()
+    say(page, log(0, 1, 0, *(f"line {number}" for number in range(5))))
+    page.evaluate("getSelection().selectAllChildren(document.getElementById('log-0-3'))")
+    say(page, log(0, 2, 5, "line 5"))
+    expect(page.locator("#log")).to_contain_text("line 5")
+    assert page.evaluate("String(getSelection())").endswith("line 2")

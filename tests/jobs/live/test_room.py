@@ -99,3 +99,42 @@ def test_what_is_new_is_packed_once_for_all_pages(redis_service: RedisServer, se
         await hub.redis.aclose()
 
     asyncio.run(asyncio.wait_for(watch(), patient(20)))
+
+
+def test_who_learns_of_a_member_later_than_others_is_told_all_of_it_once(
+    redis_service: RedisServer, settings: Any
+) -> None:
+    """Its first entries were lost to who was sent a frame of a member that it did not follow yet."""
+    settings.REDIS_URL = redis_service.url
+
+    async def watch() -> None:
+        rooms = Rooms(hub := Hub())
+        early, late = (Viewer(rooms.of("wide", 1), {}) for _ in range(2))
+        told: list[dict[int, list[str]]] = [{}, {}]
+        early.follow(2)
+        late.follow(1)
+        tasks = [asyncio.create_task(read(one, seen, 0.0)) for one, seen in zip((early, late), told, strict=True)]
+        ids: dict[int, list[str]] = {0: [], 1: []}
+
+        async def put(node: int) -> None:
+            entry: Any = await hub.redis.xadd(telemetry_stream("wide", 1, node), {"b": b"1"})
+            ids[node].append(entry.decode())
+
+        await put(1)
+        await until(lambda: told[0].get(1) == ids[1] and "$" not in hub._positions.values())
+        for node in (1, 0):
+            await put(node)
+            await until(lambda: told[0] == {name: had for name, had in ids.items() if had})
+        await until(lambda: told[1].get(0) == ids[0])
+        assert 1 not in told[1], "it is not followed yet"
+        late.follow(2)
+        await put(1)
+        await until(lambda: told == [ids, ids])
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for viewer in (early, late):
+            viewer.leave()
+        await hub.redis.aclose()
+
+    asyncio.run(asyncio.wait_for(watch(), patient(20)))

@@ -238,8 +238,21 @@ def test_a_change_of_state_reaches_the_socket(server: Server, job: Job) -> None:
             assert msgpack.unpackb(await socket.recv())["job"]["status"] == "queued"
             await asyncio.to_thread(lifecycle.change, job.id, 1, Status.STARTING, "placed")
             async with asyncio.timeout(patient(10)):
-                while msgpack.unpackb(await socket.recv())["job"]["status"] != "starting":
-                    pass  # why a queued job waits may be told anew meanwhile
+                while msgpack.unpackb(await socket.recv()).get("job", {}).get("status") != "starting":
+                    pass  # why a queued job waits may be told anew meanwhile, or nothing
+
+    asyncio.run(watch())
+
+
+def test_a_socket_of_a_job_that_nothing_happens_to_says_that_it_is_there(server: Server, job: Job) -> None:
+    """A page that hears nothing for long has lost its line."""
+    url, headers = server.url(job.id), cookie_of("owner")
+
+    async def watch() -> None:
+        async with connect(url, origin=server.origin, additional_headers=headers) as socket:  # type: ignore[arg-type]
+            async with asyncio.timeout(patient(10)):
+                while "beat" not in msgpack.unpackb(await socket.recv()):
+                    pass
 
     asyncio.run(watch())
 

@@ -3,17 +3,20 @@ import { decode } from "../vendor/msgpack/decode.mjs";
 
 const FIRST_DELAY_MS = 500;
 const LONGEST_DELAY_MS = 15_000;
+const SILENCE_MS = 20_000; // the server says something every 5 s (LOOK_S, jobs/live/consumers.py)
 const REFUSED = new Set([4400, 4403]); // not understood, or not this user's job: trying again is no use
 
 /**
- * `resume()` gives the query to resume with; `onJob(job)`, `onGap(node)` and `onBatch(id, batch, node)` get what
- * arrives, `node` being the member of the gang whose stream it is of; `onState` gets "connecting", "live", "delayed" (the server cannot reach Redis), "reconnecting" or "refused".
+ * `resume()` gives the query to resume with; `onJob(job, again)`, `onGap(node, again)` and `onBatch(id, batch, node)` get
+ * what arrives, `node` being the member of the gang whose stream it is of, `again` whether there was a connection before
+ * this one; `onState` gets "connecting", "live", "delayed" (the server cannot reach Redis), "reconnecting" or "refused".
  */
 export function connect(path, { resume, onJob, onGap, onBatch, onState }) {
   let delay = FIRST_DELAY_MS;
   let timer = null;
+  let silence = null;
   let socket = null;
-  let closed = false;
+  let again = false;
   let taken = Promise.resolve(); // messages are taken one after the other, though some have to be inflated first
   const away = new Set(); // nodes whose streams the server cannot read
 
@@ -26,31 +29,45 @@ export function connect(path, { resume, onJob, onGap, onBatch, onState }) {
     const mine = new WebSocket(url);
     socket = mine;
     socket.binaryType = "arraybuffer";
+    listen(mine);
     socket.addEventListener("open", () => onState("live"));
     socket.addEventListener("message", (event) => {
+      if (socket !== mine) return;
       delay = FIRST_DELAY_MS; // a connection that delivers is a good one
+      listen(mine);
       taken = taken.then(async () => {
         const told = await unpacked(event.data);
-        if (socket !== mine) return; // the next one tells it again
-        for (const message of Array.isArray(told) ? told : [told]) take(message);
+        for (const message of Array.isArray(told) ? told : [told]) if (socket === mine) take(message); // else the next one tells it again
       });
     });
-    socket.addEventListener("close", (event) => {
-      socket = null; // what it said and was not yet taken would call the page live
-      if (closed) return;
-      if (REFUSED.has(event.code)) {
-        onState("refused");
-        return;
-      }
-      onState("reconnecting");
-      timer = setTimeout(open, delay * (0.75 + Math.random() / 2));
-      delay = Math.min(LONGEST_DELAY_MS, delay * 2);
-    });
+    socket.addEventListener("close", (event) => lost(mine, event.code));
+  }
+
+  /** A line that broke on its way says nothing, not even that it broke. */
+  function listen(mine) {
+    clearTimeout(silence);
+    silence = setTimeout(() => {
+      mine.close();
+      lost(mine);
+    }, SILENCE_MS);
+  }
+
+  function lost(mine, code) {
+    if (socket !== mine) return;
+    clearTimeout(silence);
+    [socket, again] = [null, true]; // what it said and was not yet taken would call the page live
+    if (REFUSED.has(code)) {
+      onState("refused");
+      return;
+    }
+    onState("reconnecting");
+    timer = setTimeout(open, delay * (0.75 + Math.random() / 2));
+    delay = Math.min(LONGEST_DELAY_MS, delay * 2);
   }
 
   function take(message) {
-    if (message.job) onJob(message.job);
-    if (message.gap) onGap(message.node ?? 0);
+    if (message.job) onJob(message.job, again);
+    if (message.gap) onGap(message.node ?? 0, again);
     const node = message.node ?? 0;
     if (message.stale) away.add(node);
     else if (message.stale === false || message.entries) away.delete(node);
@@ -61,7 +78,7 @@ export function connect(path, { resume, onJob, onGap, onBatch, onState }) {
         onBatch(id, decode(packed), node);
       } catch (error) {
         console.info(`entry ${id} of node ${node} is no batch:`, error.message);
-        onGap(node);
+        onGap(node, false);
       }
     }
   }
@@ -72,15 +89,20 @@ export function connect(path, { resume, onJob, onGap, onBatch, onState }) {
     open();
   }
 
+  const onSight = () => document.visibilityState === "visible" && retryNow();
   addEventListener("online", retryNow);
-  document.addEventListener("visibilitychange", () => document.visibilityState === "visible" && retryNow());
+  document.addEventListener("visibilitychange", onSight);
   onState("connecting");
   open();
   return {
     close() {
-      closed = true;
+      const mine = socket;
+      socket = null; // what it still says is not taken
       clearTimeout(timer);
-      socket?.close();
+      clearTimeout(silence);
+      removeEventListener("online", retryNow);
+      document.removeEventListener("visibilitychange", onSight);
+      mine?.close();
     },
   };
 }

@@ -19,9 +19,10 @@ export function createState() {
     ranks: new Map(), // rank -> see rankState
     steps: new Map(), // step -> {time, step_s, tokens, loss, grad_norm, learning_rate}, null where nobody told
     stride: 1, // of a long run only the steps that are a multiple of this are kept
-    lastLoss: null, // {step, loss}
+    lastLoss: null, // {step, loss, words}: words where the loss is no number, and null
     evals: new Map(), // step -> {time, loss}
     marks: new Map(), // key -> {kind, time, step, text}: checkpoint, validation, resume, fault
+    faultyStep: null, // the last that was at fault
     progress: null, // {step, steps, step_s, tokens, time, rate}
     verdicts: new Map(), // rank -> rows
     peaks: new Map(), // rank -> bytes held at once

@@ -51,7 +51,7 @@ export function drawMarks(chart, marks, colors) {
   ctx.textAlign = "center";
   ctx.font = `600 ${10 * ratio}px system-ui, sans-serif`;
   const places = shown.map(({ kind, time }) => ({ kind, x: Math.round(chart.valToPos(time, "x", true)) }));
-  for (const { kind, x } of places) {
+  for (const [x, kind] of new Map(places.map((place) => [place.x, place.kind]))) {
     ctx.strokeStyle = colors[kind];
     ctx.lineWidth = ratio;
     ctx.setLineDash([3 * ratio, 3 * ratio]);

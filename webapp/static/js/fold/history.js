@@ -3,7 +3,7 @@
 import { foldLog } from "../logs/lines.js";
 import { foldPlace } from "../logs/places.js";
 import { foldGauge, foldProcess, foldStanding, foldStart } from "./gauges.js";
-import { keepStep, mark } from "./steps.js";
+import { keepStep, mark, tellLoss } from "./steps.js";
 import { cellKey } from "./traffic.js";
 
 const MARKS = new Set(["checkpoint", "validation", "resume", "fault"]);
@@ -80,6 +80,7 @@ function* cellsOf({ keys, ...columns }) {
 function foldCurve(state, answer) {
   state.stride = answer.stride;
   for (const { step, ...point } of rowsOf(answer.curve)) keepStep(state, step, point);
+  if (answer.last_loss) tellLoss(state, answer.last_loss.step, answer.last_loss.loss);
 }
 
 function foldMarks(state, answer) {
@@ -89,6 +90,7 @@ function foldMarks(state, answer) {
       state.gaps += 1;
       state.whole.hole(time, value);
     }
+    if (kind === "fault") tellLoss(state, step, null, text);
     if (MARKS.has(kind)) mark(state, { kind, time, step, text });
   }
   for (const { node, ...item } of answer.starts) foldStart(state, item, node);

@@ -2,6 +2,8 @@
 import { foldCells, rankState } from "./traffic.js";
 
 export const MOST_STEPS = 20_000;
+const MOST_CHECKPOINTS = 100; // that the server remembers too (contracts/telemetry/words.py)
+const MOST_MARKS = 2000; // that a snapshot tells too (jobs/history/told/snapshot.py)
 const LAST = 50; // steps whose times are averaged
 const FIRST_STEPS = 3; // of a run, no measure of the others (contracts/telemetry/words.py)
 const TOLD_APART = 64; // as many as a diagnosis measures (jobs/diagnosis/course/steps.py)
@@ -9,12 +11,20 @@ export const SPEEDS = 20; // as many as the summary's own speed is of (SPEED_STE
 
 /** One more point of the curves. Beyond MOST_STEPS only every second step is kept, then every fourth, and so on. */
 export function keepStep(state, step, point) {
-  if (point.loss !== null && step >= (state.lastLoss?.step ?? 0)) state.lastLoss = { step, loss: point.loss };
+  tellLoss(state, step, point.loss);
   if (step % state.stride !== 0) return;
   state.steps.set(step, point);
   if (state.steps.size <= MOST_STEPS) return;
   state.stride *= 2;
   for (const one of state.steps.keys()) if (one % state.stride !== 0) state.steps.delete(one);
+}
+
+/** Of the newest step whose loss is told, if only that it is no number: "loss is nan". */
+export function tellLoss(state, step, loss, fault = "") {
+  const [, words] = /^loss is (\S+)/.exec(fault) ?? [];
+  if (step < (state.lastLoss?.step ?? 0)) return;
+  if (loss !== null) state.lastLoss = { step, loss };
+  else if (words) state.lastLoss = { step, loss, words };
 }
 
 /** What ranks say of one step comes together in one point: not every rank knows its loss. */
@@ -30,6 +40,7 @@ function foldPoint(state, item) {
     grad_norm: told("grad_norm"),
     learning_rate: told("learning_rate"),
   });
+  if (item.not_finite) tellLoss(state, item.step, item.loss, item.not_finite);
 }
 
 function keepLast(list, value, most = LAST) {
@@ -73,13 +84,23 @@ export function foldEval(state, item) {
 
 export function foldCheckpoint(state, item) {
   state.checkpoints.set(item.step, item);
+  if (state.checkpoints.size > MOST_CHECKPOINTS) state.checkpoints.delete(state.checkpoints.keys().next().value);
   mark(state, { kind: "checkpoint", time: item.time, step: item.step, text: item.problem ?? "" });
+}
+
+/** Whether no step before this one was at fault: a run may go on without a number for as long as it lasts. */
+function isFirst(state, step) {
+  const before = state.faultyStep;
+  state.faultyStep = Math.max(before ?? step, step);
+  return before === null || step > before + 1;
 }
 
 /** Something that all charts show at its time: {kind, time, step, text}. Told twice, it is there once. */
 export function mark(state, { kind, time, step, text }) {
+  if (kind === "fault" && !isFirst(state, step)) return;
   const key = `${kind} ${step}`;
   if (!state.marks.has(key)) state.marks.set(key, { kind, time, step, text });
+  if (state.marks.size > MOST_MARKS) state.marks.delete(state.marks.keys().next().value);
 }
 
 /** Seconds left at the pace of the last steps, or null. */

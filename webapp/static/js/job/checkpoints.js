@@ -1,6 +1,7 @@
 // The job page's checkpoints: what is on the host's disk, and the way to go on from it.
 import { el } from "../dom.js";
 import { bytes, exactBytes, integer, milliseconds } from "../format.js";
+import { refill } from "../refill.js";
 
 const number = (text, title = "") => el("td", { className: "number", title }, text);
 
@@ -9,7 +10,9 @@ export function showCheckpoints(section, body, checkpoints, keep, jobId) {
   section.hidden = checkpoints.size === 0;
   const items = [...checkpoints.values()].sort((a, b) => b.step - a.step);
   const kept = new Set(items.filter((item) => item.name !== null).slice(0, keep));
-  body.replaceChildren(...items.map((item) => row(item, kept.has(item), jobId)));
+  const rows = items.map((item) => row(item, kept.has(item), jobId));
+  rows.forEach((line, at) => (line.dataset.key = items[at].step));
+  refill(body, ...rows);
 }
 
 function row(item, kept, jobId) {

@@ -1,6 +1,7 @@
 // The job page of a dry run: what one step of each tried rank would be.
 import { el } from "../dom.js";
 import { bytes, duration, exactBytes, integer, operations, relativeError } from "../format.js";
+import { refill } from "../refill.js";
 import { dryLines } from "./memory.js";
 import { showLines } from "./planned.js";
 
@@ -9,7 +10,7 @@ const number = (text, title = "") => el("td", { className: "number", title }, te
 /** A line for each rank that `job` asks for. `runs`: rank -> item; `verdicts`: rank -> rows. */
 export function showDryRuns(body, job, runs, verdicts) {
   const lines = job.spec.dry_ranks.map((rank) => (runs.has(rank) ? row(runs.get(rank), verdicts.get(rank) ?? []) : none(rank, job)));
-  body.replaceChildren(...lines);
+  refill(body, ...lines);
 }
 
 /** Under them what each holds, part by part, beside the plan. */

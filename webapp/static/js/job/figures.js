@@ -29,7 +29,7 @@ export function speedOf(job, state) {
 
 export function showProgress(job, state) {
   const { progress } = state;
-  if (state.lastLoss) put("figure-loss", loss(state.lastLoss.loss));
+  if (state.lastLoss) put("figure-loss", state.lastLoss.words ?? loss(state.lastLoss.loss));
   if (state.evals.size > 0) {
     const last = newest(state.evals);
     put("figure-eval", loss(last.loss));

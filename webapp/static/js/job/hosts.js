@@ -2,6 +2,7 @@
 import { byAxis } from "../collectives.js";
 import { el, swatch } from "../dom.js";
 import { difference, exactBytes, integer, milliseconds } from "../format.js";
+import { refill } from "../refill.js";
 
 const NOTHING = { predicted: 0, measured: 0 };
 const number = (text, extra = "") => el("td", { className: `number ${extra}`.trim() }, text);
@@ -110,7 +111,8 @@ function passed({ predicted, measured }, isNone) {
 export function showHosts(panel, job, state, comparedBy) {
   panel.hidden = job.members.length < 2;
   if (panel.hidden) return;
-  panel.querySelector("#host-rows").replaceChildren(
+  refill(
+    panel.querySelector("#host-rows"),
     ...job.members.map((member) =>
       el(
         "tr",
@@ -125,7 +127,8 @@ export function showHosts(panel, job, state, comparedBy) {
   const { layout } = job.spec;
   panel.querySelector("[data-crossing]").hidden = !job.estimate.stages; // what nobody predicted is not compared
   const rows = job.estimate.stages ? crossingRows(layout, job.members, comparedBy(levelIn(layout))) : [];
-  panel.querySelector("#crossing-rows").replaceChildren(
+  refill(
+    panel.querySelector("#crossing-rows"),
     ...rows.map((row) => {
       const line = el(
         "tr",

@@ -36,6 +36,7 @@ let paused = false;
 let replayed = false; // what the server kept has been asked for
 let kept = null; // whether it kept anything
 let verdictsTold = "";
+let socket = null;
 const openAxes = new Set();
 const view = createView(() => location.search, (search) => history.replaceState(null, "", location.pathname + search + location.hash));
 const page = { view, curve: { time: [], step: [] }, marks: [] }; // what all charts share
@@ -149,12 +150,34 @@ function drawComparison() {
   showProof($("proof"), state, proven, job.finished, exact, job.spec.train.precision);
 }
 
-function onJob(next) {
-  if (next.attempt !== job.attempt) state = createState();
+function onJob(next, again) {
+  if (next.attempt > job.attempt) {
+    openAnew();
+    return;
+  }
   job = next;
   showHeader(job);
   seedFromSummary();
   redraw();
+  if (again && job.finished) readAgain(); // its stream may be gone, which is no gap
+}
+
+/** Of another attempt nothing here is true, what the server wrote neither; a reload keeps the address and the place on the page. */
+function openAnew() {
+  view.follow(view.now.last); // the range and the cursor were times of this one
+  view.pin(null);
+  location.reload();
+}
+
+/** What was missed is in the history: the page is made of that, as if it were opened now. */
+async function readAgain() {
+  socket.close();
+  const fresh = createState();
+  const found = await replay(fresh, job);
+  if (found || (found === false && job.exit?.summary)) [state, kept] = [fresh, found];
+  seedFromSummary();
+  redraw();
+  follow();
 }
 
 function seedFromSummary() {
@@ -209,10 +232,13 @@ function listen() {
 }
 
 function follow() {
-  connect(`/ws/jobs/${job.id}/`, {
+  socket = connect(`/ws/jobs/${job.id}/`, {
     resume: () => ({ after: resumeFrom(state), attempt: job.attempt }),
     onJob,
-    onGap: (node) => expectGap(state, node),
+    onGap(node, again) {
+      expectGap(state, node);
+      if (again) readAgain();
+    },
     onBatch,
     onState: onConnection,
   });

@@ -1,6 +1,7 @@
 // Plan and measurement side by side: bytes, time, memory, each with its error.
 import { el, swatch } from "../dom.js";
 import { duration, exactBytes, relativeError } from "../format.js";
+import { refill } from "../refill.js";
 import { memoryLines } from "./memory.js";
 import { partRows, tokenOf } from "./parts.js";
 
@@ -92,5 +93,5 @@ export function showLines(body, all) {
       ),
     );
   }
-  body.replaceChildren(...lines);
+  refill(body, ...lines);
 }

@@ -1,6 +1,7 @@
 // What is proven of a run, in words: traffic, copies, one process. What is not proven says "not checked".
 import { el } from "../dom.js";
 import { duration, exactBytes, integer } from "../format.js";
+import { refill } from "../refill.js";
 import { showCheck } from "./check.js";
 
 /** A relative difference: "3e-7", "0.31". */
@@ -152,5 +153,5 @@ export function showProof(panel, state, comparison, finished, exact, precision) 
   badge.textContent = parts.map((part) => part.words).join("; ");
   const wrong = state.proof?.wrong ?? [];
   panel.querySelector("[data-wrong]").hidden = wrong.length === 0;
-  panel.querySelector("tbody").replaceChildren(...wrong.map(apartLine));
+  refill(panel.querySelector("tbody"), ...wrong.map(apartLine));
 }

@@ -2,6 +2,7 @@
 import { busFactor, collectiveRows, compareAxes, sum } from "../collectives.js";
 import { el, swatch } from "../dom.js";
 import { byteRate, bytes, counted, difference, exactBytes, integer, milliseconds, opName, ratio } from "../format.js";
+import { refill } from "../refill.js";
 
 const number = (text, extra = "") => el("td", { className: `number ${extra}`.trim() }, text);
 const emptyRow = (columns, text) => el("tr", {}, el("td", { colSpan: columns, className: "note" }, text));
@@ -14,10 +15,11 @@ function axisCell(axis) {
 export function showCollectives(body, state, phases, finished) {
   const rows = collectiveRows([...state.ranks.values()].map((rank) => [...rank.cells.values()]), phases);
   if (rows.length === 0) {
-    body.replaceChildren(emptyRow(8, `No collective ${finished ? "was seen" : "seen so far"}${phases ? " in this phase" : ""}.`));
+    refill(body, emptyRow(8, `No collective ${finished ? "was seen" : "seen so far"}${phases ? " in this phase" : ""}.`));
     return;
   }
-  body.replaceChildren(
+  refill(
+    body,
     ...rows.map((row) =>
       el(
         "tr",
@@ -56,7 +58,7 @@ export function showComparison(body, note, state, predictedOf, open, finished) {
       : finished
         ? "The run ended before a step was counted."
         : "Waiting for the first step that is counted.";
-    body.replaceChildren(emptyRow(7, text));
+    refill(body, emptyRow(7, text));
     return { rows, off: null };
   }
   const lines = [];
@@ -70,18 +72,21 @@ export function showComparison(body, note, state, predictedOf, open, finished) {
     head.append(" ", toggle);
     const line = el("tr", {}, head, ...comparisonCells(row));
     line.dataset.axis = row.axis;
+    line.dataset.key = row.axis;
     lines.push(line);
     if (!expanded) continue;
     for (const own of row.ranks) {
       const name = el("th", { scope: "row" }, `rank ${own.rank}`);
-      lines.push(el("tr", { className: "rank-row" }, name, ...comparisonCells(own)));
+      const line = el("tr", { className: "rank-row" }, name, ...comparisonCells(own));
+      line.dataset.key = `${row.axis} ${own.rank}`;
+      lines.push(line);
     }
   }
   const all = sum(rows);
   if (rows.length > 1) {
     lines.push(el("tr", { className: "total" }, el("th", { scope: "row" }, "all axes"), ...comparisonCells(all)));
   }
-  body.replaceChildren(...lines);
+  refill(body, ...lines);
   note.textContent = stepsWords(state);
   return { rows, off: allOff(rows) };
 }

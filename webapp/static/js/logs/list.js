@@ -1,5 +1,6 @@
 // A long list of lines of which only those in sight are in the page.
 import { el } from "../dom.js";
+import { refill } from "../refill.js";
 import { segments } from "./ansi.js";
 import { Layout, rowsOf } from "./layout.js";
 import { textOf } from "./lines.js";
@@ -120,7 +121,7 @@ export class LineList {
     const drawn = [];
     for (let i = first; i <= last; i += 1) drawn.push(this.#row(i));
     this.rows.style.setProperty("transform", `translateY(${top}px)`);
-    this.rows.replaceChildren(...drawn);
+    refill(this.rows, ...drawn);
     return first;
   }
 
@@ -149,6 +150,7 @@ export class LineList {
     else for (const piece of pieces(segments(line.text), this.hits.get(index) ?? [])) text.append(piece);
     const row = el("div", { className: "log-line" }, ...this.#before(line), text);
     row.dataset.level = line.level;
+    row.dataset.key = `${idOf(line)}${line.skipped === undefined ? "" : " skipped"}`;
     if (line.skipped === undefined) row.id = idOf(line);
     else row.classList.add("skipped");
     if (index === this.current) row.dataset.current = "";

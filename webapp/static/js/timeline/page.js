@@ -6,7 +6,7 @@ import { createState, expectGap, foldBatch, foldSummary, resumeFrom } from "../s
 import { tracePanels } from "./panels.js";
 
 let job = embedded("job");
-let state = createState();
+const state = createState();
 const show = tracePanels(() => {
   for (const place of document.querySelectorAll("[data-reading]")) delete place.dataset.reading;
 });
@@ -21,7 +21,7 @@ redraw();
 connect(`/ws/jobs/${job.id}/`, {
   resume: () => ({ after: resumeFrom(state), attempt: job.attempt }),
   onJob(next) {
-    if (next.attempt !== job.attempt) state = createState();
+    if (next.attempt > job.attempt) location.reload(); // of another attempt nothing here is true
     job = next;
     redraw();
   },

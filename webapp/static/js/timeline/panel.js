@@ -7,6 +7,7 @@ import { bubbleWords, showCollectiveTimes, showGroups, showOverlap } from "./tab
 import { timelineView } from "./view.js";
 
 const NEWEST = "";
+const ASK_AGAIN_MS = 10_000; // for what did not come
 
 /**
  * Returns show(job, state): follows the newest step until another one is chosen. It tells which it drew: null for none,
@@ -20,7 +21,7 @@ export function timelinePanel(panel, links, again) {
   const made = new Map(); // step -> {told, step}: a step is put together once for as many ranks as told of it
 
   const kept = { attempt: null, finished: false, steps: null }; // of the history: those that the page did not hear itself
-  const fetched = new Map(); // step -> it; undefined while it is on its way, null if it did not come
+  const fetched = new Map(); // step -> it; undefined while it is on its way, null if it did not come, for a while
 
   async function ask(path) {
     try {
@@ -40,8 +41,16 @@ export function timelinePanel(panel, links, again) {
     }
     Object.assign(kept, { attempt, finished });
     const told = await ask(`/steps?attempt=${attempt}`);
+    if (!told) askAgain(() => (kept.finished = null));
     kept.steps = told?.steps ?? kept.steps ?? [];
     again();
+  }
+
+  function askAgain(forget) {
+    setTimeout(() => {
+      forget();
+      again();
+    }, ASK_AGAIN_MS);
   }
 
   async function fetchStep(number) {
@@ -49,6 +58,7 @@ export function timelinePanel(panel, links, again) {
     fetched.set(number, undefined);
     const told = await ask(`?step=${number}&attempt=${job.attempt}&format=columns`);
     fetched.set(number, told && stepOfTables(number, told.calls.columns, told.spans.columns));
+    if (!told) askAgain(() => fetched.delete(number));
     while (fetched.size > MOST_STEPS) fetched.delete(fetched.keys().next().value);
     again();
   }
@@ -91,7 +101,10 @@ export function timelinePanel(panel, links, again) {
     const newest = heard.find(({ ranks }) => ranks === most) ?? steps[0];
     const wanted = select.value === NEWEST ? newest.step : Number(select.value);
     const step = assembled(wanted);
-    if (!step) return step;
+    if (!step) {
+      clear(step === undefined ? "Looking…" : `Step ${integer(wanted)} could not be fetched.`);
+      return step;
+    }
     const key = `${wanted} ${step.ranks.size} ${steps.length} ${job.attempt}`;
     if (key === shown) return step;
     shown = key;
@@ -108,6 +121,14 @@ export function timelinePanel(panel, links, again) {
       link.href = `${panel.dataset.trace}?step=${wanted}&attempt=${job.attempt}&format=${link.dataset.format}`;
     }
     return step;
+  }
+
+  /** Of the step that is chosen there is nothing to show, and no other's picture stands under its name. */
+  function clear(words) {
+    shown = "";
+    view.show(null);
+    for (const part of [panel.querySelector(".timeline-tables"), ...panel.querySelectorAll("[data-format]")]) part.hidden = true;
+    if ($("timeline-note").textContent !== words) $("timeline-note").textContent = words;
   }
 
   function notes(step) {

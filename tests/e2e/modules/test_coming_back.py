@@ -1,0 +1,143 @@
+"""A job page whose run has another attempt, or went on while its socket was closed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import msgpack
+import pytest
+from playwright.sync_api import Page, Route, WebSocketRoute, expect
+
+from tests.support.batches import batch
+from tests.support.modules import call, paper
+from tests.support.processes import wait_until
+
+PAGE = """
+<main id="main"><ol id="states"></ol><p id="nothing"></p><div id="notice"></div><div id="gap"></div>
+<span id="status"></span><span id="connection"></span><form id="cancel-form"></form><form id="requeue-form"></form>
+<dialog id="cancel-dialog"><button id="keep"></button><button class="primary"></button></dialog>
+<b id="figure-step"></b><progress id="progress"></progress><b id="figure-rate"></b><b id="figure-step-time"></b>
+<b id="figure-left"></b><b id="figure-loss"></b><b id="figure-eval"></b><b id="figure-eval-step"></b>
+<b id="figure-phase"></b><section id="hosts"><table><tbody id="host-rows"></tbody></table><div data-crossing></div>
+<table><tbody id="crossing-rows"></tbody></table></section></main><script id="job" type="application/json">JOB</script>
+"""
+JOB: dict[str, Any] = {
+    "id": "j", "attempt": 1, "status": "running", "finished": False, "members": [], "world_size": 1, "engine": "hosts",
+    "history": [], "exit": None, "estimate": {}, "diagnosis": None, "wait_reason": "",
+    "spec": {"train": {"steps": 1000}, "resources": {"device": "cpu"}, "layout": {}},
+}  # fmt: skip
+EMPTY: dict[str, Any] = {
+    "attempt": 1, "time": None, "lost": False, "followed": [], "ranks": [], "cells": {"keys": []},
+    "exact": {"keys": []}, "parts": {"rank": []}, "stride": 1, "curve": {}, "marks": {}, "starts": [],
+    "traffic": {"length": 0}, "recent": {}, "gauges": {}, "logs": {}, "verdicts": {}, "peaks": {}, "memory": {},
+    "dry_runs": [], "standing": [], "processes": [], "checkpoints": [], "proof": None, "progress": None,
+    "step_times": [],
+}  # fmt: skip
+
+
+class Board:
+    """What a page asks, and what it is told: `history` is the snapshot, None where there is none."""
+
+    def __init__(self, page: Page) -> None:
+        self.page, self.sockets = page, list[WebSocketRoute]()
+        self.history: dict[str, Any] | None = None
+        page.route("**/history/snapshot/**", self._snapshot)
+        page.route_web_socket("**/ws/jobs/**", lambda socket: self.sockets.append(socket))
+
+    def _snapshot(self, route: Route) -> None:
+        route.fulfill(status=204) if self.history is None else route.fulfill(body=json.dumps(self.history))
+
+    def connected(self, times: int) -> WebSocketRoute:
+        # What the page does is heard of while it is asked something.
+        wait_until(lambda: self.page.evaluate("true") and len(self.sockets) >= times, f"connection {times}")
+        return self.sockets[times - 1]
+
+    def tell(self, times: int, *messages: dict[str, Any]) -> None:
+        for message in messages:
+            self.connected(times).send(msgpack.packb(message))
+
+
+def kept(step: int) -> dict[str, Any]:
+    """A snapshot of so many steps."""
+    told = {"step": step, "steps": 1000, "step_s": 0.1, "tokens": 8, "time": 5.0, "rate": 80.0}
+    followed = [{"node": 0, "after": f"{step}-0", "time": 5.0, "host": "anna", "lost": False}]
+    return {**EMPTY, "time": 5.0, "progress": told, "followed": followed}
+
+
+def steps(*numbers: int) -> dict[str, Any]:
+    told = {"kind": "step", "rank": 0, "time": 2.0, "steps": 1000, "step_s": 0.1, "tokens": 8, "loss": 4.0}
+    told |= {"grad_norm": 1.0, "learning_rate": 0.1, "cells": []}
+    entries = [[f"{step}-0", msgpack.packb(batch(2.0, {**told, "step": step, "ran": step}))] for step in numbers]
+    return {"node": 0, "entries": entries}
+
+
+@contextlib.contextmanager
+def opened(modules: Page) -> Iterator[Board]:
+    with paper(modules, PAGE.replace("JOB", json.dumps(JOB))) as page:
+        board = Board(page)
+        call(page, "job/page.js", "")
+        board.tell(1, {"job": JOB}, steps(399, 400))
+        expect(page.locator("#figure-step")).to_have_text("400 of 1,000")
+        yield board
+
+
+def test_another_attempt_is_another_page(modules: Page) -> None:
+    """It went on showing the figures, the curves and the end of the attempt before as its own."""
+    with opened(modules) as board:
+        board.page.evaluate("history.replaceState(null, '', '?from=1&to=2&at=1.5&tab=2#hosts')")
+        with board.page.expect_event("load"):
+            board.tell(1, {"job": {**JOB, "attempt": 2, "status": "queued"}})
+        assert board.page.locator("#figure-step").text_content() == ""
+        assert board.page.url.endswith("/paper.html?tab=2#hosts"), "the stretch was one of the attempt before"
+
+
+ENDED = {**JOB, "status": "succeeded", "finished": True}
+
+
+@pytest.mark.parametrize(
+    "told", [[{"job": ENDED}], [{"job": JOB}, {"node": 0, "gap": {"after": "400-0", "first": "900-0"}}]]
+)
+def test_who_comes_back_is_told_what_happened_meanwhile(modules: Page, told: list[dict[str, Any]]) -> None:
+    """Its stream had expired or was cut, and the page stayed half way for ever."""
+    with opened(modules) as board:
+        board.history = kept(1000)
+        board.sockets[0].close(code=1013)
+        board.tell(2, *told)
+        expect(board.page.locator("#figure-step")).to_have_text("1,000 of 1,000")
+        assert "after=0%3A1000-0" in board.connected(3).url, "it goes on where the history ends"
+        expect(board.page.locator("#gap")).to_be_hidden()
+        board.tell(3, *told)
+        board.tell(3, steps(1001))
+        expect(board.page.locator("#figure-step")).to_have_text("1,001 of 1,000")
+        assert len(board.sockets) == 3, "what it is told first is no news of a second connection"
+
+
+def test_what_it_has_stays_where_the_history_cannot_be_asked(modules: Page) -> None:
+    with opened(modules) as board:
+        board.page.route("**/history/snapshot/**", lambda route: route.abort())
+        board.sockets[0].close(code=1013)
+        board.tell(2, {"job": ENDED})
+        assert "after=0%3A400-0" in board.connected(3).url
+        expect(board.page.locator("#figure-step")).to_have_text("400 of 1,000")
+
+
+def test_a_line_that_says_nothing_is_called_lost(modules: Page) -> None:
+    """A page behind a broken line was "live" for as long as the line seemed open."""
+    with paper(modules, PAGE.replace("JOB", json.dumps(JOB))) as page:
+        page.clock.install()
+        board = Board(page)
+        call(page, "job/page.js", "")
+        board.tell(1, {"job": JOB})
+        expect(page.locator("#connection")).to_have_text("live")
+        page.clock.fast_forward(15_000)
+        board.tell(1, {"beat": True}, steps(7))
+        expect(page.locator("#figure-step")).to_have_text("7 of 1,000")
+        page.clock.fast_forward(15_000)
+        expect(page.locator("#connection")).to_have_text("live")
+        page.clock.fast_forward(6_000)
+        expect(page.locator("#connection")).to_have_text("reconnecting")
+        page.clock.fast_forward(1_000)
+        assert board.connected(2)

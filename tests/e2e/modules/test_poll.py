@@ -1,0 +1,34 @@
+"""Panels that are asked for again and again: they say when they are stale, and never hold a page of a login."""
+
+from __future__ import annotations
+
+from playwright.sync_api import Page, expect
+
+from tests.support.modules import paper
+
+PANEL = """<script src="/vendor/htmx/htmx.min.js"></script>
+<div id="jobs" data-poll="3600" hx-get="/rows?part=rows" hx-trigger="refresh" hx-target="#jobs">first</div>"""
+
+
+def test_a_panel_that_cannot_be_refreshed_says_since_when_until_it_can(modules: Page) -> None:
+    """It went stale in silence while the board was away, and held a page of a login once the session had ended."""
+    with paper(modules, PANEL) as page:
+        rows = page.locator("#jobs")
+        ask = "document.getElementById('jobs').dispatchEvent(new CustomEvent('refresh'))"
+        note = page.get_by_text("Not refreshed since")
+        page.evaluate("import('/js/shell/poll.js')")
+        page.route("**/rows**", lambda route: route.fulfill(status=502, body="away"))
+        page.evaluate(ask)
+        expect(note).to_contain_text(":")
+        expect(rows).to_have_text("first")
+        page.route("**/rows**", lambda route: route.fulfill(body="second"))
+        page.evaluate(ask)
+        expect(rows).to_have_text("second")
+        expect(note).to_have_count(0)
+        page.route("**/rows**", lambda route: route.abort())
+        page.evaluate(ask)
+        expect(note).to_have_count(1)
+        page.route("**/rows**", lambda route: route.fulfill(status=302, headers={"Location": "/icon.svg"}))
+        with page.expect_event("load"):
+            page.evaluate(ask)
+        expect(rows).to_have_text("first")

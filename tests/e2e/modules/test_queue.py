@@ -1,0 +1,61 @@
+"""Moving a job in the queue: what is chosen stays chosen, and a refusal is told in its own words."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.support.modules import call, paper
+
+ROWS = "".join(
+    f'<tr data-job="{job}"><td><input type="checkbox" name="job" value="{job}">'
+    f'<button class="handle">{job}</button></td></tr>'
+    for job in ("a", "b", "c")
+)
+QUEUE = f"""<script src="/vendor/htmx/htmx.min.js"></script>
+<form id="bulk" data-move-url="/move"><input name="csrfmiddlewaretoken" value="x"><span id="chosen"></span>
+<div id="queue" hx-get="/rows" hx-trigger="refresh" hx-target="#queue"><table><tbody>{ROWS}</tbody></table></div>
+</form>"""
+
+
+def test_what_was_chosen_stays_chosen_when_a_job_is_moved(modules: Page) -> None:
+    """The rows came anew without a tick, beside "2 chosen"."""
+    with paper(modules, QUEUE) as page:
+        page.route("**/move", lambda route: route.fulfill(body='{"moved": true}', content_type="application/json"))
+        rest = ROWS.split("</tr>")[1] + "</tr>" + ROWS.split("</tr>")[0] + "</tr>"  # the third has begun meanwhile
+        page.route("**/rows", lambda route: route.fulfill(body=f"<table><tbody>{rest}</tbody></table>"))
+        call(page, "pages/queue.js", "")
+        for job in ("a", "c"):
+            page.check(f"[value={job}]")
+        expect(page.locator("#chosen")).to_have_text("2 chosen")
+        page.press("tr[data-job=b] .handle", "ArrowUp")
+        expect(page.locator("#chosen")).to_have_text("1 chosen")
+        assert page.is_checked("[value=a]")
+        expect(page.locator("tr[data-job=b] .handle")).to_be_focused()
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ({"status": 400, "body": {"errors": [{"field": "job", "message": "is no job's id"}]}}, "job: is no job's id"),
+        ({"status": 502, "body": "away"}, "the server answered 502"),
+        (None, "Failed to fetch"),
+        ({"status": 200, "body": {"moved": False}}, "It stays where it is"),
+    ],
+)
+def test_why_a_job_was_not_moved_is_told(modules: Page, answer: dict[str, Any] | None, words: str) -> None:
+    with paper(modules, QUEUE) as page:
+        page.route(
+            "**/move",
+            lambda route: (
+                route.abort()
+                if answer is None
+                else route.fulfill(status=answer["status"], body=json.dumps(answer["body"]))
+            ),
+        )
+        call(page, "pages/queue.js", "")
+        page.press("tr[data-job=b] .handle", "ArrowUp")
+        expect(page.locator("#chosen")).to_contain_text(words)

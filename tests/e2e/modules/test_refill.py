@@ -1,0 +1,97 @@
+"""Tables of a live run: what says the same stays the same node while the rest is drawn anew."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from playwright.sync_api import Page
+
+from contracts.telemetry.words import MOST_CHECKPOINTS
+from tests.support.modules import call, paper
+
+TABLE = "<table><tbody id='rows'></tbody></table><p id='note'></p><section id='section'></section>"
+
+
+def checkpoint(step: int, num_bytes: int = 100) -> dict[str, Any]:
+    told = {"kind": "checkpoint", "rank": 0, "time": 1.0, "step": step, "name": f"step-{step}", "num_bytes": num_bytes}
+    return {**told, "stall_s": 0.1, "save_s": 0.2}
+
+
+def test_rows_keep_their_nodes_by_key_and_cells_only_change_their_text(modules: Page) -> None:
+    body = """
+    const { el } = await import("/js/dom.js");
+    const body = document.getElementById("rows");
+    const row = ([key, words]) => {
+      const line = el("tr", { title: words }, el("td", {}, words), el("td", {}, key));
+      line.dataset.key = key;
+      return line;
+    };
+    const seen = [];
+    const rows = new Map();
+    for (const told of x) {
+      m.refill(body, ...told.map(row));
+      const same = [...body.children].filter((one) => rows.get(one.dataset.key) === one).map((one) => one.dataset.key);
+      for (const one of body.children) rows.set(one.dataset.key, one);
+      seen.push([[...body.children].map((one) => [one.dataset.key, one.title]), same.join("")]);
+    }
+    m.refill(body, el("tr", {}, el("td", { className: "note" }, "none")));
+    return [seen, body.innerHTML];
+    """
+    steps = [
+        [["b", "1"], ["c", "2"]],
+        [["a", "3"], ["b", "1"], ["c", "9"]],
+        [["c", "9"], ["d", ""]],
+        [["d", ""], ["c", ""]],
+    ]
+    with paper(modules, TABLE) as page:
+        seen, rest = call(page, "refill.js", body, steps)
+    assert [shown for shown, _ in seen] == steps
+    assert [same for _, same in seen] == ["", "bc", "c", "dc"]
+    assert rest == '<tr><td class="note">none</td></tr>'
+
+
+def test_what_is_pressed_in_a_live_table_is_still_there_when_it_is_let_go(modules: Page) -> None:
+    """Links and buttons were made anew ten times a second: a click began on one and ended on another."""
+    checkpoints = """
+    const [section, body] = [document.getElementById("section"), document.getElementById("rows")];
+    const show = (items) => m.showCheckpoints(section, body, new Map(items.map((item) => [item.step, item])), 2, "j");
+    show(x.slice(0, 1));
+    const link = body.querySelector("a");
+    link.focus();
+    show(x.slice(0, 1));
+    show(x);
+    return [document.activeElement === link, [...body.querySelectorAll("code")].map((one) => one.textContent)];
+    """
+    axes = """
+    const body = document.getElementById("rows");
+    const note = document.getElementById("note");
+    const cell = { phase: "step", op: "all_reduce", axis: "dp", group_size: 2, count: 1, completed: 1 };
+    const ranks = (bytes) => new Map([[0, { exactStep: 1, exactCells: [{ ...cell, payload_bytes: bytes }] }]]);
+    const none = () => ({});
+    const show = (bytes, open) => m.showComparison(body, note, { ranks: ranks(bytes) }, none, new Set(open), false);
+    show(10, []);
+    const button = body.querySelector("button");
+    button.focus();
+    show(20, []);
+    const words = body.textContent;
+    show(30, ["dp"]);
+    const told = [words.includes("20 B"), body.textContent.includes("30 B")];
+    return [document.activeElement === button, ...told, button.ariaExpanded];
+    """
+    with paper(modules, TABLE) as page:
+        assert call(page, "job/checkpoints.js", checkpoints, [checkpoint(5), checkpoint(9)]) == [
+            True,
+            ["step-9", "step-5"],
+        ]
+    with paper(modules, TABLE) as page:
+        assert call(page, "job/tables.js", axes) == [True, True, True, "true"]
+
+
+def test_a_page_remembers_as_many_checkpoints_as_the_server(modules: Page) -> None:
+    body = """
+    const s = (await import("/js/store.js")).createState();
+    for (const item of x) m.foldCheckpoint(s, item);
+    return [...s.checkpoints.keys()];
+    """
+    told = [checkpoint(step) for step in range(1, MOST_CHECKPOINTS + 11)]
+    assert call(modules, "fold/steps.js", body, told) == list(range(11, MOST_CHECKPOINTS + 11))

@@ -1,0 +1,41 @@
+"""The panel of a step's timeline, where the step that is chosen cannot be had."""
+
+from __future__ import annotations
+
+from playwright.sync_api import Page, Route, expect
+
+from tests.support.modules import call, paper
+
+PANEL = """<section id="panel" data-trace="/trace">
+<select id="timeline-step"><option value="">newest step</option></select>
+<div id="step-timeline"></div><p data-empty></p><p id="timeline-note">Step 7, 4 of 4 ranks.</p>
+<form id="timeline-ask"></form><div class="timeline-tables">of step 7</div>
+<a data-format="perfetto">Perfetto</a></section>"""
+SHOW = """
+const state = (await import('/js/store.js')).createState();
+const job = { attempt: 1, finished: true, members: [] };
+const show = m.timelinePanel(document.getElementById("panel"), null, () => show(job, state));
+show(job, state);
+"""
+
+
+def test_a_step_that_cannot_be_fetched_is_asked_for_again_and_no_other_stands_under_its_name(modules: Page) -> None:
+    """It was never asked for again, and the picture of the step before stayed."""
+    with paper(modules, PANEL) as page:
+        page.clock.install()
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url.partition("/trace")[2]))
+        page.route("**/trace/steps**", lambda route: route.fulfill(json={"steps": [120]}))
+        page.route("**/trace?step**", lambda route: route.fulfill(status=503))
+        call(page, "timeline/panel.js", SHOW)
+        note = page.locator("#timeline-note")
+        expect(note).to_have_text("Step 120 could not be fetched.")
+        for gone in ("#step-timeline", ".timeline-tables", "[data-format]"):
+            expect(page.locator(gone)).to_be_hidden()
+        before = len([one for one in asked if one.startswith("?step=120")])
+        held: list[Route] = []
+        page.route("**/trace?step**", lambda route: held.append(route))
+        with page.expect_request("**/trace?step=120**"):
+            page.clock.fast_forward(11_000)
+        expect(note).to_have_text("Looking…")
+        assert before == 1, "not at each batch"

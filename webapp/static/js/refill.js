@@ -1,0 +1,29 @@
+// Tables that are drawn anew many times a second: what says the same stays the same node, so that a click that has begun,
+// the focus and a selection outlive it.
+
+/** `place` comes to hold what `nodes` say. A node with a `data-key` goes on from the one that had it, others from their place's. */
+export function refill(place, ...nodes) {
+  const keys = new Set(nodes.map(keyOf));
+  for (const child of [...place.children]) if (keyOf(child) !== undefined && !keys.has(keyOf(child))) child.remove();
+  const byKey = new Map([...place.children].map((child) => [keyOf(child), child]));
+  nodes.forEach((node, at) => {
+    const there = place.childNodes[at] ?? null;
+    const before = keyOf(node) === undefined ? there : (byKey.get(keyOf(node)) ?? null);
+    if (before !== there || before === null) place.insertBefore(before ?? node, there);
+    if (before !== null && !before.isEqualNode(node)) turn(before, node);
+  });
+  while (place.childNodes.length > nodes.length) place.lastChild.remove();
+}
+
+const keyOf = (node) => node.dataset?.key;
+
+function turn(old, node) {
+  if (old.nodeName !== node.nodeName) old.replaceWith(node);
+  else if (old.nodeType === Node.TEXT_NODE) old.data = node.data;
+  else {
+    for (const { name } of [...old.attributes]) if (!node.hasAttribute(name)) old.removeAttribute(name);
+    for (const { name, value } of node.attributes) if (name !== "style" && old.getAttribute(name) !== value) old.setAttribute(name, value);
+    old.style.cssText = node.style.cssText; // the page's policy forbids the attribute
+    refill(old, ...node.childNodes);
+  }
+}
