@@ -143,9 +143,9 @@ def instant(when: datetime | str | None) -> SafeString | str:
 def age(when: datetime) -> SafeString:
     """How long ago that was, in the words of `ago` in js/format.js, which goes on counting; pointed at, when it was."""
     utc = when.astimezone(UTC)
-    words = ago((datetime.now(UTC) - utc).total_seconds())
+    seconds = (datetime.now(UTC) - utc).total_seconds()
     title = f"{utc.day} {utc.strftime('%b %Y %H:%M:%S')} UTC"
-    return format_html('<span data-age="{}" title="{}">{}</span>', utc.isoformat(), title, words)
+    return format_html('<span data-age="{}" title="{}">{}</span>', round(seconds, 1), title, ago(seconds))
 
 
 def ago(seconds: float) -> str:
@@ -160,6 +160,14 @@ def ago(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02} s ago"
     return f"{whole // 3600} h {whole % 3600 // 60:02} min ago"
+
+
+@register.filter
+def since(when: datetime) -> str:
+    """The time of a moment today, else its date too: "24 Nov 2026 14:02:11"."""
+    utc = when.astimezone(UTC)
+    clock = f"{utc:%H:%M:%S}"
+    return clock if utc.date() == datetime.now(UTC).date() else f"{utc.day} {utc:%b %Y} {clock}"
 
 
 def _time(when: datetime | str | None, element: str, clock: str) -> SafeString | str:

@@ -1,4 +1,4 @@
-"""Moving a job in the queue: what is chosen stays chosen, and a refusal is told in its own words."""
+"""Lists: what is chosen stays chosen when a job is moved, a refusal is told in its own words, ages go by no clock."""
 
 from __future__ import annotations
 
@@ -59,3 +59,11 @@ def test_why_a_job_was_not_moved_is_told(modules: Page, answer: dict[str, Any] |
         call(page, "pages/queue.js", "")
         page.press("tr[data-job=b] .handle", "ArrowUp")
         expect(page.locator("#chosen")).to_contain_text(words)
+
+
+def test_how_long_ago_a_host_was_heard_is_not_counted_by_the_reader_s_clock(modules: Page) -> None:
+    """A computer three minutes fast called every host silent, one three minutes slow a dead one just heard."""
+    with paper(modules, '<span data-age="7200.5"></span>') as page:
+        page.evaluate("() => { const late = Date.now() + 180e3; Date.now = () => late; }")
+        call(page, "pages/hosts.js", "")
+        expect(page.locator("[data-age]")).to_have_text("2 h 00 min ago")

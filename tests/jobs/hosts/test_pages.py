@@ -172,7 +172,10 @@ def test_a_host_s_state_in_words(make_host: MakeHost, owner: User, client: Any) 
     host.refresh_from_db()
     assert state_of(host) == "silent"
     client.force_login(owner)
-    assert f"silent since {host.last_seen:%H:%M:%S} UTC" in client.get("/hosts/").content.decode()
+    Host.objects.filter(pk=host.pk).update(last_seen=timezone.now() - timedelta(days=3))
+    host.refresh_from_db()
+    told = f"silent since {host.last_seen.day} {host.last_seen:%b %Y %H:%M:%S} UTC"
+    assert told in client.get("/hosts/").content.decode()
     actions.give_up_host(host, "staff")
     host.refresh_from_db()
     assert state_of(host) == "lost"

@@ -157,8 +157,10 @@ export function timeAfter(before, date) {
 }
 
 /** How long ago a Date was: "12 s ago", "2 h 04 min ago", "3 days ago". */
-export function ago(date, now = new Date()) {
-  const seconds = (now - date) / 1000;
+export const ago = (date, now = new Date()) => agoBy((now - date) / 1000);
+
+/** By how many seconds it was: "12 s ago". */
+export function agoBy(seconds) {
   if (seconds < 1) return "just now";
   const days = Math.floor(seconds / 86_400);
   if (days >= 2) return `${days} days ago`;

@@ -1,6 +1,6 @@
 // Pages of hosts: dialogs that ask first, a button that copies, and how long ago each host was heard.
 import { copyText } from "../dom.js";
-import { ago } from "../format.js";
+import { agoBy } from "../format.js";
 
 for (const button of document.querySelectorAll("[data-opens]")) {
   const open = () => document.getElementById(button.dataset.opens).showModal();
@@ -17,8 +17,13 @@ for (const button of document.querySelectorAll("[data-copies]")) {
   });
 }
 
+const begun = new WeakMap(); // element -> when it was, on the page's own clock: the reader's may be wrong
+
 function tellAges() {
-  for (const node of document.querySelectorAll("[data-age]")) node.textContent = ago(new Date(node.dataset.age));
+  for (const node of document.querySelectorAll("[data-age]")) {
+    if (!begun.has(node)) begun.set(node, performance.now() - 1000 * Number(node.dataset.age));
+    node.textContent = agoBy((performance.now() - begun.get(node)) / 1000);
+  }
 }
 tellAges();
 setInterval(tellAges, 1000);

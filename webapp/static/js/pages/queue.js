@@ -1,4 +1,6 @@
 // The queue: choosing rows, and moving one by drag or by keys. Without script, rows can be chosen all the same.
+import { refused } from "../refusal.js";
+
 const form = document.getElementById("bulk");
 const holder = document.getElementById("queue");
 const chosen = document.getElementById("chosen");
@@ -22,16 +24,29 @@ async function move(job, where) {
       headers: { "Content-Type": "application/json", "X-CSRFToken": form.elements.csrfmiddlewaretoken.value },
       body: JSON.stringify({ job, ...where }),
     });
-    const told = answer.ok ? await answer.json() : { moved: false };
-    if (!told.moved && chosen) chosen.textContent = "It stays where it is: jobs move among those of their priority.";
-    if (told.moved) refresh(job);
+    if (!answer.ok) tell(`Not moved: ${await refused(answer)}.`);
+    else if ((await answer.json()).moved) refresh(job);
+    else tell("It stays where it is: jobs move among those of their priority.");
+  } catch (error) {
+    tell(`Not moved: ${error.message}.`);
   } finally {
     busy = false;
   }
 }
 
+function tell(words) {
+  if (chosen) chosen.textContent = words;
+}
+
+/** The rows anew, chosen as they are, and where one was among them. */
 function refresh(job) {
-  holder.addEventListener("htmx:afterSettle", () => holder.querySelector(`tr[data-job="${job}"] .handle`)?.focus(), { once: true });
+  const settled = () => {
+    holder.querySelector(`tr[data-job="${job}"] .handle`)?.focus();
+    for (const box of boxes()) box.checked = ticked.has(box.value);
+    count();
+  };
+  const ticked = new Set(boxes().filter((box) => box.checked).map((box) => box.value));
+  holder.addEventListener("htmx:afterSettle", settled, { once: true });
   holder.dispatchEvent(new CustomEvent("refresh"));
 }
 

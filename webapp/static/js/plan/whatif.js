@@ -137,6 +137,7 @@ async function cost(lane) {
     if (mine !== lane.asked) return;
     lane.plan = plan;
   } catch (error) {
+    if (mine !== lane.asked) return;
     lane.plan = { problems: [{ field: "request", message: error.message }], estimate: null };
   }
   showPlan(lane);
