@@ -21,6 +21,7 @@ from planner.facts.precision import MIXES
 from planner.facts.reading.parse import parse_fields
 from planner.facts.spec import SpecError
 from planner.hardware.clusters import CLUSTERS
+from planner.search.auto import Chosen
 from planner.teaching.explain import Explanation
 from planner.teaching.templates import TEMPLATES
 
@@ -38,7 +39,7 @@ def plan(data: object, cluster_name: object = None, *, user: Any) -> Plan:
         data, chosen = resolved(data, cluster_name, to_run=False)
         spec = parse_fields(data)
         there = hosts_there(spec)
-        named = cluster_name or (chosen and chosen["asked"].get("cluster"))
+        named = _named(cluster_name, chosen)
         cluster = cluster_for(named, spec) if named else own_cluster(spec, there)
     except SpecError as error:
         return {"estimate": None, "problems": told(error.problems), "not_runnable": [], "choices": {}}
@@ -56,9 +57,16 @@ def explained(data: object) -> list[Explanation]:
         BusyError: as `plan`.
     """
     query = checked(ExplainQuery, data)
-    spec = parse_fields(resolved(query.spec, query.cluster, to_run=False)[0])
-    found: list[Explanation] = ask("explained", spec, cluster_for(query.cluster, spec), {"stage": query.stage})
+    data, chosen = resolved(query.spec, query.cluster, to_run=False)
+    spec = parse_fields(data)
+    cluster = cluster_for(_named(query.cluster, chosen), spec)
+    found: list[Explanation] = ask("explained", spec, cluster, {"stage": query.stage})
     return found
+
+
+def _named(cluster_name: object, chosen: Chosen | None) -> object:
+    """The hardware that is asked for, or that the layout was chosen for."""
+    return cluster_name or (chosen and chosen["asked"].get("cluster"))
 
 
 def searched(data: object) -> SearchResult:
