@@ -207,7 +207,7 @@ class Timer:
                 layout.cp_method,
             ),
             *(layout.dp, spec.micro_batch_size, train.seq_len, train.precision, train.attention, train.dropout),
-            *(spec.model, ranks, self.stacks.said(spec)),
+            *(spec.model, train.document_end is None, ranks, self.stacks.said(spec)),
             train.micro_batches if "ep" in self.stacks.of(spec).hidden else 0,
             self._compute.accumulated(spec),
         )

@@ -260,17 +260,25 @@ def _unfused(spec: JobSpec) -> Halves:
 
 
 def _fused(spec: JobSpec) -> Halves:
-    """FlashAttention (2205.14135): half the scores under a causal mask; backward does 5 products to forward's 2."""
+    """FlashAttention (2205.14135): half the scores under a causal mask; backward does 5 products to forward's 2.
+
+    Our trainer keeps to documents by what is added to scores, made for each sequence (`workers.trainer.parallel
+    .documents`): then later keys of a rank's own part are computed too.
+    """
     model, train, tokens = spec.model, spec.train, micro_batch_tokens(spec)
     heads, e = model.num_heads // spec.layout.tp, mix_of(train.precision).compute
     qk, v = _head_sizes(model)
-    seen = _looked_back(model.sliding_window, train.seq_len)
+    seen, hides = _looked_back(model.sliding_window, train.seq_len), tuple[Pass, ...]()
+    if train.document_end is not None and spec.resources.stack == "ours":
+        seen *= 1 + 1 / spec.layout.cp
+        hides = (Pass(round((e + 1) * seen * tokens * train.seq_len)),)  # written and read, of half as many scores
     flops = round(seen * tokens * train.seq_len * heads * (qk + v))  # 2 FLOP, halved by the mask
     size = 2 * tokens * heads * (qk + v) * e
     again = (Pass(0),) * (RING_KERNELS * (spec.layout.cp - 1))
     rows = 1 + RING_ROWS * (spec.layout.cp - 1)
     forward = Flash(flops, size, seen * train.seq_len / rows, qk)
-    return (forward, *again), (forward._replace(flops=flops * 5 // 2, num_bytes=2 * size), *again)
+    backward = forward._replace(flops=flops * 5 // 2, num_bytes=2 * size)
+    return (forward, *hides, *again), (backward, *hides, *again)
 
 
 def _head_sizes(model: ModelSpec) -> tuple[int, int]:
