@@ -55,6 +55,7 @@ def run_of(spec: Mapping[str, Any], told: ExitReport) -> Run | None:
         steps=measured["steps"],
         step_s=measured["step_s"],
         peak_bytes=max(summary.get("peak_bytes", {}).values(), default=0) or None,
+        tells_copies=True,
         links=tuple(links_of(summary["cells"].values())),
     )
 

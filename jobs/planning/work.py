@@ -70,6 +70,8 @@ def timeline(spec: JobSpec, cluster: Cluster) -> Timeline | None:
         return None
     pp = min(layout.pp, MOST_STAGES)
     m = min(spec.train.micro_batches, max(2 * pp, MOST_MICRO_BATCHES // pp * pp))
+    if pp < layout.pp:
+        m = m // pp * pp or m  # schedules that go round in turns of a pipe's length need whole ones
     timed = estimate(spec, cluster)["time"]
     v = layout.virtual_stages
     drawn = simulate(

@@ -123,6 +123,7 @@ class Compute:
                 spec.model,
             ),
             *(ranks, spec.micro_batch_size, train.seq_len, train.precision, train.attention, train.dropout),
+            train.document_end is None,
             self.stacks.said(spec),
         )
         if key not in self._pieces:

@@ -23,7 +23,7 @@ LEAST_LATENCY_S = 1e-7
 ALIKE = 0.02
 LEAST_OF_BYTES = 0.5  # of the time of the fastest call: with less, a rate is what noise makes of latency
 CPU_WITHIN = 0.1  # of a process' resident set: the worst of six layouts (docs/reference/measured.md)
-NARROWEST, WIDEST = 0.001, 1.0  # of an allocator's share
+LEAST_RATIO = 1.001  # of a peak to its tensors: something is always held beside them
 KNOWN_WITHIN = 0.5  # of a peak: a wider interval is no reason to leave memory free
 
 
@@ -36,53 +36,58 @@ def learned(cluster: Cluster, runs: Sequence[Run]) -> Cluster:
     if not runs:
         return cluster
     update: dict[str, object] = {"runs": tuple(runs)}
-    if shares := memory_correction(runs):
-        share = min(max(shares.ratio - 1, NARROWEST), WIDEST)
+    if found := memory_correction(runs):
+        # A CPU's peaks hold all that its processes took; a GPU's hold tensors, beside which its allocator keeps more.
+        beside = 0.0 if cluster.device == "cpu" else cluster.accelerator.fragmentation
+        share = found.ratio * (1 + beside) - 1
         update["accelerator"] = cluster.accelerator.model_copy(update={"fragmentation": share})
-    if cluster.profile is None and (found := link_of(runs, cluster)):
+    if cluster.profile is None and (seen := link_of(runs, cluster)):
         told = sum(any(tells_link(point) for point in run.links) for run in runs)
-        update |= {"node": found.link, "base_s": found.base_s, "link_runs": told}
-        update["latency_alone"] = not found.tells_rate
+        update |= {"node": seen.link, "base_s": seen.base_s, "link_runs": told}
+        update["latency_alone"] = not seen.tells_rate
     return cluster.model_copy(update=update)
 
 
 def memory_correction(runs: Sequence[Run]) -> Correction | None:
-    """Peak memory over that of its tensors, of runs large enough to tell."""
+    """Peak memory over that of its tensors, of runs large enough to tell; where that is less than LEAST_RATIO it is not
+    told so, and may be off by as much more."""
     ratios = []
     for run in runs:
         tensors = tensor_bytes(run.spec)
-        if run.peak_bytes is not None and tensors >= LEAST_TENSORS:
+        told = run.tells_copies or run.spec.resources.device != "cpu"
+        if told and run.peak_bytes is not None and tensors >= LEAST_TENSORS:
             ratios.append(run.peak_bytes / tensors)
-    return correction_of(ratios)
+    found = correction_of(ratios)
+    if found is None or found.ratio >= LEAST_RATIO:
+        return found
+    return found._replace(ratio=LEAST_RATIO, share=found.share + 1 - found.ratio / LEAST_RATIO)
 
 
 def memory_interval(cluster: Cluster, spec: JobSpec, found: Correction | None, peak_bytes: int) -> Interval:
     """Of the fullest rank's peak: from the host's runs, as `memory_correction` has them, or from peaks that others
-    published of the spec's stack."""
-    if found is not None:
-        words = f"from {found.runs} runs here, {sureness(found.share)}"
-        return Interval(share=found.share, basis="runs", runs=found.runs, words=words)
-    stack = STACKS[spec.resources.stack]
-    share, beside = _counted_within(cluster, spec)
+    published of the spec's stack; of a GPU from both, as runs tell its tensors alone."""
+    share, beside = _within(cluster, spec, found)
     share += beside / peak_bytes
+    basis, runs, seen = ("runs", found.runs, f"from {found.runs} runs here") if found else ("counted", 0, "counted")
     if cluster.device == "cpu":
-        why = "a process' own beside them"
+        words = seen if found else "tensors counted, a process' own beside them"
     else:
-        why = stack.title if stack.memory_within < 1 else f"no peak is known of {stack.title}"
-    return Interval(share=share, basis="counted", runs=0, words=f"tensors counted, {why}, {sureness(share)}")
+        stack = STACKS[spec.resources.stack]
+        words = f"tensors {seen}, {stack.title if stack.memory_within < 1 else f'no peak is known of {stack.title}'}"
+    return Interval(share=share, basis=basis, runs=runs, words=f"{words}, {sureness(share)}")
 
 
-def _counted_within(cluster: Cluster, spec: JobSpec) -> tuple[float, int]:
-    """How far off a peak is whose tensors were counted: a share of it, and bytes beside."""
+def _within(cluster: Cluster, spec: JobSpec, found: Correction | None) -> tuple[float, int]:
+    """How far off a peak is: a share of it, and bytes beside."""
     if cluster.device == "cpu":
-        return CPU_WITHIN, LEAST_TENSORS
-    return STACKS[spec.resources.stack].memory_within, UNTOLD_BYTES
+        return (CPU_WITHIN, LEAST_TENSORS) if found is None else (found.share, 0)
+    return STACKS[spec.resources.stack].memory_within + (found.share if found else 0.0), UNTOLD_BYTES
 
 
 def surely_fitting(cluster: Cluster, spec: JobSpec, found: Correction | None, room: int) -> int:
     """The highest peak that fits `room` even where it is told too low by all of its interval; all of the room where
     so little is known of the stack that nothing worth asking for would."""
-    share, beside = (found.share, 0) if found is not None else _counted_within(cluster, spec)
+    share, beside = _within(cluster, spec, found)
     return room if share > KNOWN_WITHIN else max(0, int((room - beside) / (1 + share)))
 
 

@@ -22,13 +22,14 @@ from planner.cost.pipes import simulate, stretched
 from planner.cost.timed import Parts, Timing, corrected, mean_parts
 from planner.cost.traffic import Collective, micro_batch_traffic, step_end_traffic
 from planner.facts.layout import V_SCHEDULES, axis_group
-from planner.facts.models.flops import hardware_flops, model_flops
+from planner.facts.models.flops import model_flops
 from planner.facts.precision import FP8_BYTES, FP32_BYTES, mix_of
 from planner.facts.resources import StackName
 from planner.facts.spec import JobSpec, Layout
 from planner.facts.tensors.shards import held, num_tensors
 from planner.hardware.calibration import Calibration, line
 from planner.hardware.cluster import Accelerator, Cluster, Span, collective_seconds, filled, kernel_seconds, span
+from planner.hardware.flops import hardware_flops
 from planner.hardware.kernels import Pass
 from planner.hardware.software import Stacks
 from planner.hardware.stacks import OURS_ON_CPU, STACKS, Stack
@@ -83,7 +84,7 @@ class Timer:
             parts.exposed_s["world"] = parts.exposed_s.get("world", 0.0) + straggling
             total += straggling
         model, hardware = model_flops(spec), hardware_flops(spec)
-        peak = spec.layout.world_size * self._peak(spec) * total
+        peak = spec.layout.world_size * self.peak(spec) * total
         return Timing(
             step_s=total,
             **parts._asdict(),
@@ -153,6 +154,11 @@ class Timer:
         """What products run on, at the rates that the spec's stack reaches."""
         return self._compute.accelerator(spec)
 
+    def peak(self, spec: JobSpec) -> float:
+        """FLOP/s of the fastest type that products run in: where fp8 is emulated, those that stay wide are faster."""
+        gemm, accelerator = mix_of(spec.train.precision).gemm, self.accelerator(spec)
+        return max(accelerator.peak(gemm), accelerator.peak("bf16" if gemm == "fp8" else gemm))
+
     def _ranks_at_work(self, spec: JobSpec) -> int:
         return min(spec.layout.world_size, self.cluster.per_node)
 
@@ -201,7 +207,7 @@ class Timer:
                 layout.cp_method,
             ),
             *(layout.dp, spec.micro_batch_size, train.seq_len, train.precision, train.attention, train.dropout),
-            *(spec.model, ranks, self.stacks.said(spec)),
+            *(spec.model, train.document_end is None, ranks, self.stacks.said(spec)),
             train.micro_batches if "ep" in self.stacks.of(spec).hidden else 0,
             self._compute.accumulated(spec),
         )
@@ -318,19 +324,13 @@ class Timer:
         return sum(self._row_seconds(spec, row, ranks) for row in rows)
 
     def _row_seconds(self, spec: JobSpec, row: Collective, ranks: int) -> float:
-        stack = self.stacks.of(spec)
         place = self._span(spec, row)
         if self.calibration is not None and row.count and place.nodes == 1:  # one host was measured
             each = self.calibration.collective_s(row.op, row.group_size, row.payload_bytes / row.count, ranks)
             if each is not None:
                 return row.count * each
         seconds = row.count * collective_seconds(row.op, row.payload_bytes / row.count, place, self.cluster)
-        return seconds / stack.links
-
-    def _peak(self, spec: JobSpec) -> float:
-        """FLOP/s of the fastest type that products run in: where fp8 is emulated, those that stay wide are faster."""
-        gemm, accelerator = mix_of(spec.train.precision).gemm, self.accelerator(spec)
-        return max(accelerator.peak(gemm), accelerator.peak("bf16" if gemm == "fp8" else gemm))
+        return seconds / self.stacks.of(spec).links
 
     def _span(self, spec: JobSpec, row: Collective) -> Span:
         return span(row.group_size, row.stride, self.cluster.per_node, spec.layout.world_size)

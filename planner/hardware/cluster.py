@@ -49,7 +49,9 @@ class Accelerator(Strict):
     kernel_s: Positive = Field(default=3e-6, description="least time of a kernel on the device")
     launch_s: Positive = Field(default=LAUNCH_S, description="time of the host to launch one, autograd's too")
     reserved_bytes: int = Field(default=0, ge=0, description="context, libraries and communication buffers")
-    fragmentation: Share = Field(default=0.05, description="of what tensors take, that the allocator holds beside them")
+    fragmentation: Positive = Field(
+        default=0.05, description="of what tensors take, that the allocator holds beside them"
+    )
 
     def allowance(self, tensor_bytes: int) -> int:
         """Bytes of memory gone beside those of the tensors."""

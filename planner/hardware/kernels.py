@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from planner.facts.models.shapes import expert_rows
 from planner.facts.precision import FP32_BYTES, mix_of
-from planner.facts.spec import JobSpec
+from planner.facts.spec import JobSpec, ModelSpec
 from planner.facts.tensors.placements import vocab_rows
 from planner.facts.tensors.shards import micro_batch_tokens
 
@@ -249,7 +249,8 @@ def _unfused(spec: JobSpec) -> Halves:
     batch = spec.micro_batch_size * model.num_heads // spec.layout.tp
     rows = s // spec.layout.cp
     elements = batch * rows * s
-    scores, values = Gemm(rows, s, model.head_size, batch, wide=True), Gemm(rows, model.head_size, s, batch, wide=True)
+    qk, v = _head_sizes(model)
+    scores, values = Gemm(rows, s, qk, batch, wide=True), Gemm(rows, v, s, batch, wide=True)
     forward: list[Kernel] = [scores, Pass(2 * e * elements, "scores"), values]
     backward: list[Kernel] = [scores, values, scores, values, Pass(3 * e * elements, "scores")]
     if train.dropout:
@@ -259,19 +260,32 @@ def _unfused(spec: JobSpec) -> Halves:
 
 
 def _fused(spec: JobSpec) -> Halves:
-    """FlashAttention (2205.14135): half the scores under a causal mask; backward does 5 products to forward's 2."""
+    """FlashAttention (2205.14135): half the scores under a causal mask; backward does 5 products to forward's 2.
+
+    Our trainer keeps to documents by what is added to scores, made for each sequence (`workers.trainer.parallel
+    .documents`): then later keys of a rank's own part are computed too.
+    """
     model, train, tokens = spec.model, spec.train, micro_batch_tokens(spec)
     heads, e = model.num_heads // spec.layout.tp, mix_of(train.precision).compute
-    qk, v = model.head_size, model.head_size
-    if model.mla:
-        qk, v = model.mla.nope_head_dim + model.mla.rope_head_dim, model.mla.value_head_dim
-    seen = _looked_back(model.sliding_window, train.seq_len)
+    qk, v = _head_sizes(model)
+    seen, hides = _looked_back(model.sliding_window, train.seq_len), tuple[Pass, ...]()
+    if train.document_end is not None and spec.resources.stack == "ours":
+        seen *= 1 + 1 / spec.layout.cp
+        hides = (Pass(round((e + 1) * seen * tokens * train.seq_len)),)  # written and read, of half as many scores
     flops = round(seen * tokens * train.seq_len * heads * (qk + v))  # 2 FLOP, halved by the mask
     size = 2 * tokens * heads * (qk + v) * e
     again = (Pass(0),) * (RING_KERNELS * (spec.layout.cp - 1))
     rows = 1 + RING_ROWS * (spec.layout.cp - 1)
     forward = Flash(flops, size, seen * train.seq_len / rows, qk)
-    return (forward, *again), (forward._replace(flops=flops * 5 // 2, num_bytes=2 * size), *again)
+    backward = forward._replace(flops=flops * 5 // 2, num_bytes=2 * size)
+    return (forward, *hides, *again), (backward, *hides, *again)
+
+
+def _head_sizes(model: ModelSpec) -> tuple[int, int]:
+    """Of queries and keys, and of values."""
+    if model.mla:
+        return model.mla.nope_head_dim + model.mla.rope_head_dim, model.mla.value_head_dim
+    return model.head_size, model.head_size
 
 
 def _looked_back(window: int | None, seq_len: int) -> float:

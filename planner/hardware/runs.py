@@ -13,10 +13,10 @@ from planner.facts.spec import JobSpec, TrainSpec
 
 Seconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
-# What says nothing of time or memory: who trained, on what, for how long, and what was written down meanwhile.
+# All else says nothing of time or memory: who trained, on what, for how long.
 TRAIN_FIELDS = (
     *("global_batch", "micro_batches", "seq_len", "precision", "attention"),
-    *("overlap", "compile", "dropout"),
+    *("overlap", "compile", "dropout", "document_end", "checkpoint_every"),
 )
 
 
@@ -35,13 +35,16 @@ class LinkPoint(Strict):
 class Run(Strict):
     """`steps` were timed, the first ones left out; `step_s` is their median.
 
-    `peak_bytes`: the most that a rank's memory rose above what it held before its model was built; None where unknown.
+    `peak_bytes`: the most that a rank's memory rose above what it held before its model was built, of a GPU its tensors
+    alone; None where unknown. `tells_copies`: `spec` says whether checkpoints were made, whose copies a CPU's peak
+    holds; runs that were kept before do not.
     """
 
     spec: JobSpec
     steps: Count
     step_s: Seconds
     peak_bytes: Count | None = None
+    tells_copies: bool = False
     links: tuple[LinkPoint, ...] = Field(default=(), max_length=64)
 
 

@@ -178,7 +178,7 @@ def choose(
             left = (deadline - time.monotonic()) / (len(tries) - index) if math.isfinite(max_seconds) else math.inf
             room = _memory(asked, rooms, world)
             room = room if tight else surely_fitting(cluster, spec, spread, room)
-            limits = Constraints(world, fixed, asked.max_micro_batch, room, runnable, max(left, 0.01))
+            limits = Constraints(world, fixed, asked.max_micro_batch, room, runnable, max(left, 0.01), margin_off=True)
             result = search(spec, cluster, limits, limit=RUNNERS_UP + 1)
             found.best.extend(result.best)
             found.refused.update(result.refused)

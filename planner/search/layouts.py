@@ -44,7 +44,8 @@ FIXABLE = ("dp", "pp", "tp", "cp", "ep", "zero", "schedule", "virtual_stages", "
 
 class Constraints(NamedTuple):
     """What the user insists on. `fixed`: fields of the layout with their value, schedule and chunks where there is a
-    pipe. `max_memory_bytes`: no more than the device has. `runnable`: only what can run here."""
+    pipe. `max_memory_bytes`: no more than the device has; `margin_off`: what a peak may be off is taken off it already.
+    `runnable`: only what can run here."""
 
     world_size: int
     fixed: Mapping[str, Any] = {}
@@ -52,6 +53,7 @@ class Constraints(NamedTuple):
     max_memory_bytes: int | None = None
     runnable: bool = False
     max_seconds: float = math.inf
+    margin_off: bool = False
 
 
 class Found(NamedTuple):
@@ -107,7 +109,7 @@ def search(spec: JobSpec, cluster: Cluster, constraints: Constraints, *, limit: 
     started = time.perf_counter()
     finder = _Finder(spec, cluster, constraints)
     fitting = sorted(finder.find(), key=_rank)
-    sure = surely_fitting_bytes(spec, cluster)
+    sure = finder.capacity if constraints.margin_off else surely_fitting_bytes(spec, cluster, finder.capacity)
     return SearchResult(
         best=sorted(fitting, key=lambda found: found.memory_bytes > sure)[:limit],
         pareto=pareto(fitting),
@@ -155,9 +157,10 @@ def pareto(fitting: Sequence[Found]) -> list[Found]:
     return front
 
 
-def surely_fitting_bytes(spec: JobSpec, cluster: Cluster) -> int:
-    """The highest peak that fits an accelerator even where it is told too low."""
-    return surely_fitting(cluster, spec, memory_correction(cluster.runs), cluster.accelerator.memory_bytes)
+def surely_fitting_bytes(spec: JobSpec, cluster: Cluster, room: int | None = None) -> int:
+    """The highest peak that fits an accelerator, or as much `room` of it, even where it is told too low."""
+    there = cluster.accelerator.memory_bytes if room is None else room
+    return surely_fitting(cluster, spec, memory_correction(cluster.runs), there)
 
 
 def needed_bytes(spec: JobSpec, cluster: Cluster) -> int:
@@ -298,7 +301,7 @@ class _Finder:
 
     def _micro_batch_sizes(self, dp: int) -> list[int]:
         share = self.spec.train.global_batch // dp
-        return [b for b in _powers(min(self.constraints.max_micro_batch, share)) if share % b == 0]
+        return [b for b in range(1, min(self.constraints.max_micro_batch, share) + 1) if share % b == 0]
 
 
 _PLAIN: dict[str, Any] = {

@@ -15,7 +15,7 @@ from planner.cost.timed import Timing
 from planner.cost.timing import Timer
 from planner.cost.traffic import step_traffic
 from planner.facts.collectives import bus_factor
-from planner.facts.models.flops import hardware_flops, model_flops
+from planner.facts.models.flops import model_flops
 from planner.facts.models.shapes import embedding_parameters, head_parameters, layer_parameters, parameter_count
 from planner.facts.precision import FP8_BYTES, GemmType, mix_of
 from planner.facts.spec import JobSpec
@@ -23,6 +23,7 @@ from planner.facts.tensors.placements import vocab_rows
 from planner.facts.tensors.shards import held, micro_batch_tokens, num_tensors
 from planner.facts.words import counted
 from planner.hardware.cluster import Cluster
+from planner.hardware.flops import hardware_flops
 
 
 class Term(TypedDict):
@@ -262,7 +263,7 @@ def _tera(rate: float) -> str:
 
 
 def _utilisation(spec: JobSpec, timer: Timer, timing: Timing, kind: str) -> Explanation:
-    peak = timer.accelerator(spec).peak(_gemm(spec))
+    peak = timer.peak(spec)
     ranks = spec.layout.world_size
     below = f"{ranks:,} x {_tera(peak)} x {timing.step_s:.4g} s"
     seen = "a window in every second layer" if spec.model.sliding_window else "full attention"

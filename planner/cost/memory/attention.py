@@ -31,7 +31,7 @@ def attention(g: Graph, s: Shape, x: Entered) -> Variable:
     q, k, v = made = columns(g, s, x, products)
     if rope:
         q, k = _rotated(g, q), _rotated(g, k)
-    mixed = _attend(g, s, q, k, v, heads=heads, kv_heads=kv_heads)
+    mixed = _attend(g, s, q, k, v, heads=heads, out_bytes=query)
     taken = g.copied(mixed) if rope and heads > 1 else mixed
     out = g.linear(taken, s.hidden_bytes, heads * model.head_size * h)
     named = {mixed, taken, q, k, *made}  # until attention is over
@@ -44,18 +44,21 @@ def _rotated(g: Graph, x: Variable) -> Variable:
     return g.op((x,), x.num_bytes)
 
 
-def _attend(g: Graph, s: Shape, q: Variable, k: Variable, v: Variable, *, heads: int, kv_heads: int) -> Variable:
+def _attend(g: Graph, s: Shape, q: Variable, k: Variable, v: Variable, *, heads: int, out_bytes: int) -> Variable:
     sums = s.tokens * heads * FP32_BYTES  # each query's log-sum-exp
     if s.cp > 1 or (s.documents and s.attention == "fused"):
-        return _attend_by_blocks(g, s, q, k, v, sums)
+        return _attend_by_blocks(g, s, q, k, v, sums, heads=heads, out_bytes=out_bytes)
     if s.attention == "fused":
-        return g.op((q, k, v), q.num_bytes, saves=(q, k, v), extra=sums, saves_output=True)
-    return _every_score(g, s, q, k, v, heads=heads, kv_heads=kv_heads)
+        return g.op((q, k, v), out_bytes, saves=(q, k, v), extra=sums, saves_output=True)
+    return _every_score(g, s, q, k, v, heads=heads, out_bytes=out_bytes)
 
 
-def _attend_by_blocks(g: Graph, s: Shape, q: Variable, k: Variable, v: Variable, sums: int) -> Variable:
+def _attend_by_blocks(
+    g: Graph, s: Shape, q: Variable, k: Variable, v: Variable, sums: int, *, heads: int, out_bytes: int
+) -> Variable:
     """One rank's keys and values at a time; output and gradients of queries are joined in fp32."""
-    tape, wide, mixed = g.tape, q.num_bytes // s.element * FP32_BYTES, s.element != FP32_BYTES
+    tape, mixed = g.tape, s.element != FP32_BYTES
+    wide, wide_q = (size // s.element * FP32_BYTES for size in (out_bytes, q.num_bytes))
     pair = k.num_bytes + v.num_bytes
     block = g.variable(pair)
     others = pair * (0 if s.cp == 1 else 2 if s.ring and s.cp > 2 else 1 if s.ring else s.cp)
@@ -64,20 +67,20 @@ def _attend_by_blocks(g: Graph, s: Shape, q: Variable, k: Variable, v: Variable,
     tape.briefly(staged, BUFFERS)
     joined = tape.take(wide, WORKING)
     lse = g.save_bytes(sums)
-    tape.briefly(q.num_bytes + max(_hidden_bytes(s), wide if mixed else 0), WORKING)
+    tape.briefly(out_bytes + max(_hidden_bytes(s), wide if mixed else 0), WORKING)
     tape.drop(came)
-    out = g.variable(q.num_bytes) if mixed else Variable(tape.hold(joined))
+    out = g.variable(out_bytes) if mixed else Variable(tape.hold(joined))
     tape.drop(joined)
     kept = [*g.save(q, block, out), *lse]
     g.done(block)
 
     def run() -> None:
         grad = g.taken(out)
-        if q.num_bytes != s.tokens * s.model.head_size * s.element:
-            ordered = tape.take(q.num_bytes, WORKING)
+        if heads > 1:
+            ordered = tape.take(out_bytes, WORKING)
             tape.drop(grad)
             grad = ordered
-        total = tape.take(wide, WORKING)
+        total = tape.take(wide_q, WORKING)
         came = tape.take(others, BUFFERS)
         tape.briefly(staged, BUFFERS)
         found = tape.take(q.num_bytes + pair, WORKING)
@@ -126,27 +129,26 @@ def _latent_attention(g: Graph, s: Shape, x: Variable) -> Variable:
     k = g.linear(normed, row * width, mla.kv_rank * heads * mla.nope_head_dim)
     v = g.linear(normed, row * values, mla.kv_rank * values)
     g.done(normed)
-    sums = s.tokens * heads * FP32_BYTES
-    mixed = g.op((q, k, v), row * values, saves=(q, k, v), extra=sums, saves_output=True)
+    mixed = _attend(g, s, q, k, v, heads=heads, out_bytes=row * values)
     g.done(q, k, v)
     out = g.linear(mixed, s.hidden_bytes, values * h)
     g.done(mixed)
     return out
 
 
-def _every_score(g: Graph, s: Shape, q: Variable, k: Variable, v: Variable, *, heads: int, kv_heads: int) -> Variable:
+def _every_score(g: Graph, s: Shape, q: Variable, k: Variable, v: Variable, *, heads: int, out_bytes: int) -> Variable:
     """Attention with every score in memory; selective recompute keeps queries, keys and values alone."""
-    forward = partial(_scores, g, s, heads=heads)
+    forward = partial(_scores, g, s, heads=heads, out_bytes=out_bytes)
     if s.recompute == "selective" and g.saving:
         return g.recomputed((q, k, v), forward, whole=s.repeats_whole)
     return forward(q, k, v)
 
 
-def _scores(g: Graph, s: Shape, q: Variable, k: Variable, v: Variable, *, heads: int) -> Variable:
+def _scores(g: Graph, s: Shape, q: Variable, k: Variable, v: Variable, *, heads: int, out_bytes: int) -> Variable:
     """Products, scale, mask, softmax, product: each of the scores' size."""
     each = s.tokens // s.sequences
     size = s.sequences * heads * each * each * s.element
-    keys, values = (g.op((x,), q.num_bytes) for x in (k, v))
+    keys, values = g.op((k,), q.num_bytes), g.op((v,), out_bytes)
     # Where there is dropout, kernels of Megatron's time are planned, which made the mask anew.
     unseen = g.variable(0 if s.dropout else each * each * (s.sequences if s.documents else 1))
     raw = g.op((q, keys), size, saves=(q, keys))
@@ -160,6 +162,6 @@ def _scores(g: Graph, s: Shape, q: Variable, k: Variable, v: Variable, *, heads:
         dropped = g.op((soft,), size, extra=size // s.element)
         g.done(soft)
         soft = dropped
-    out = g.op((soft, values), q.num_bytes, saves=(soft, values))
+    out = g.op((soft, values), out_bytes, saves=(soft, values))
     g.done(soft, keys, values, unseen)
     return out

@@ -15,8 +15,10 @@ GRAIN = 20
 def bubble_ratio(layout: Layout, micro_batches: int, forward_s: float, inputs_s: float, weights_s: float) -> float:
     """Idle time of a rank over (pp - 1) times its work on one micro-batch; the seconds are of a whole stage.
 
-    1F1B and GPipe 1, interleaved 1/v (2104.04473 section 2.2), naive the number of micro-batches. Zero bubble fills
-    the drain with the shortest of its three parts (2401.10241 section 3, whose F + B - W takes W to be that).
+    1F1B and GPipe 1, interleaved 1/v (2104.04473 section 2.2), naive the number of micro-batches. Looped BFS as
+    interleaved, and with fewer micro-batches than stages each chunk but the last waits for the others to come round.
+    Zero bubble fills the drain with the shortest of its three parts (2401.10241 section 3, whose F + B - W takes W to
+    be that).
     """
     schedule, v = layout.schedule, layout.virtual_stages
     if schedule == "naive":
@@ -24,6 +26,8 @@ def bubble_ratio(layout: Layout, micro_batches: int, forward_s: float, inputs_s:
     work, hops = forward_s + inputs_s + weights_s, layout.pp - 1
     if schedule == "interleaved_zero_bubble":
         return (work - weights_s - min(forward_s, inputs_s, weights_s)) / work / v
+    if schedule == "looped_bfs":
+        return (1 + (v - 1) * max(0, layout.pp - micro_batches) / hops) / v
     if schedule not in V_SCHEDULES:
         return 1 / v
     chunk = forward_s / v, inputs_s / v, weights_s / v

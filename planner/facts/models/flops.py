@@ -1,8 +1,8 @@
 """Floating point operations of a step; a multiply-add counts 2.
 
 Model FLOPs are what the mathematics asks for (PaLM 2204.02311 appendix B; full attention but where layers see a window,
-no recompute), of experts with a capacity no more than it lets through. Hardware FLOPs are what is carried out: with
-recompute (2205.05198 equations 7 and 8), and with all rows of experts' buffers. MFU and HFU are these over the peak.
+no recompute), of experts with a capacity no more than it lets through; MFU is these over the peak. What is carried out
+besides goes by the stack: `planner.hardware.flops`.
 """
 
 from __future__ import annotations
@@ -23,34 +23,16 @@ def single_flops(spec: JobSpec) -> int:
     return 3 * _forward(spec, empty_rows=True)
 
 
-def hardware_flops(spec: JobSpec) -> int:
-    """Of one step with what is computed twice: all layers, or their attention scores.
-
-    Our trainer makes a layer again up to what backward needs of it, which is not a dense layer's last product.
-    """
-    model, train = spec.model, spec.train
-    if spec.layout.recompute == "full":
-        again = _layers(model, train.seq_len, empty_rows=True)
-        if spec.resources.stack == "ours":
-            dense = sum(not is_moe_layer(model, i) for i in range(model.num_layers))
-            again -= 2 * train.seq_len * dense * model.ffn_hidden_size * model.hidden_size
-        return single_flops(spec) + train.global_batch * again
-    if spec.layout.recompute == "selective" and train.attention == "unfused":
-        tokens = train.global_batch * train.seq_len
-        return single_flops(spec) + tokens * _scores(model, train.seq_len)
-    return single_flops(spec)
-
-
 def _forward(spec: JobSpec, *, empty_rows: bool) -> int:
     """Layers and the product with the vocabulary: 2 for each weight a token meets, and attention over its sequence."""
     model, seq_len = spec.model, spec.train.seq_len
     head = 2 * seq_len * model.hidden_size * model.vocab_size
-    return spec.train.global_batch * (_layers(model, seq_len, empty_rows=empty_rows) + head)
+    return spec.train.global_batch * (layer_flops(model, seq_len, empty_rows=empty_rows) + head)
 
 
 @cache
-def _layers(model: ModelSpec, seq_len: int, *, empty_rows: bool) -> int:
-    """Of a sequence."""
+def layer_flops(model: ModelSpec, seq_len: int, *, empty_rows: bool) -> int:
+    """Of all layers' forward on a sequence; `empty_rows`: experts' buffers whole."""
     moe_layers = sum(is_moe_layer(model, i) for i in range(model.num_layers))
     weights = seq_len * (model.num_layers - moe_layers) * layer_weights(model, moe=False)
     if moe_layers and model.moe:
@@ -58,7 +40,7 @@ def _layers(model: ModelSpec, seq_len: int, *, empty_rows: bool) -> int:
         rows = computed if empty_rows else min(wanted, computed)
         others = layer_weights(model, moe=True) - model.moe.experts_per_token * _expert_weights(model)
         weights += moe_layers * (seq_len * others + rows * _expert_weights(model))
-    return 2 * weights + seq_len * _scores(model, seq_len)
+    return 2 * weights + seq_len * score_flops(model, seq_len)
 
 
 def _expert_weights(model: ModelSpec) -> int:
@@ -76,7 +58,7 @@ def layer_weights(model: ModelSpec, *, moe: bool) -> int:
     return total
 
 
-def _scores(model: ModelSpec, seq_len: int) -> int:
+def score_flops(model: ModelSpec, seq_len: int) -> int:
     """Queries with keys, and weights with values, of all layers: over the full sequence, in every second layer over a
     window where there is one."""
     windowed = model.num_layers // 2 if model.sliding_window else 0

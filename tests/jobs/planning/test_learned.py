@@ -110,6 +110,13 @@ def test_three_runs_correct_the_next_plan_on_their_host_and_say_how_surely(owner
     assert alone["time"]["interval"]["basis"] == "data sheet"
 
 
+def test_a_run_is_kept_with_what_copies_it_made(owner: User, host: Host) -> None:
+    ended(owner, summary(2.0), train={**GOOD["train"], "checkpoint_every": 10, "document_end": 3})
+    run = HostRun.objects.get().run
+    assert run["tells_copies"]
+    assert (run["spec"]["train"]["checkpoint_every"], run["spec"]["train"]["document_end"]) == (10, 3)
+
+
 def test_a_job_s_page_tells_of_links_from_a_run(owner: User, host: Host, client: Client) -> None:
     ended(owner, summary(2.0))
     job, _ = actions.submit(owner, GOOD)

@@ -159,6 +159,14 @@ def test_hardware_and_templates_are_listed(owner: User, api: Api) -> None:
     assert [t["id"] for t in client.get("/api/v1/templates").json()] == list(TEMPLATES)
 
 
+def test_a_layout_is_explained_on_the_hardware_that_it_was_chosen_for(owner: User, api: Api) -> None:
+    spec = {**GOOD, "layout": {"auto": {"ranks": 2, "cluster": "h100"}}}
+    named, inside = (
+        post(api(owner), "plan/explain", {"spec": spec, **more}).json() for more in ({"cluster": "h100"}, {})
+    )
+    assert inside == named
+
+
 @pytest.mark.parametrize("path", ["plan/search", "plan/explain"])
 def test_planning_needs_a_login(api: Api, path: str) -> None:
     assert post(api(None), path, SEARCH).status_code == 401

@@ -158,6 +158,19 @@ def test_the_bubble_a_search_uses_is_the_simulated_one(
     assert told == pytest.approx(idle, rel=0.1 if few else 1e-6)
 
 
+@pytest.mark.parametrize("pp", [2, 3, 8])
+@pytest.mark.parametrize("v", [1, 2, 4])
+@pytest.mark.parametrize("work", [(1.0, 1.0, 1.0), (1.0, 2.0, 0.5)])
+def test_chunks_that_go_round_a_loop_wait_for_it_where_micro_batches_are_fewer(
+    pp: int, v: int, work: tuple[float, float, float]
+) -> None:
+    f, i, w = work
+    layout = layout_of("looped_bfs", pp, v)
+    for m in range(1, pp + 2):
+        t = simulate(layout, m, forward_s=f / v, inputs_s=i / v, weights_s=w / v)
+        assert bubble_ratio(layout, m, f, i, w) * (pp - 1) * sum(work) == pytest.approx(t.step_s - max(t.busy_s)), m
+
+
 def test_ranks_that_compute_at_once_stretch_time() -> None:
     """Of GPipe's 6 seconds on two stages, both compute from 1 to 2 and from 4 to 5."""
     timeline = simulate(layout_of("gpipe", 2, 1), 2, forward_s=1.0, inputs_s=0.5, weights_s=0.5)

@@ -64,6 +64,18 @@ def test_sizes_whose_product_no_message_can_carry_are_refused() -> None:
         parse_plannable({"model": model, "train": train})
 
 
+@pytest.mark.parametrize(("schedule", "chunks"), [("gpipe", 1), ("looped_bfs", 2)])
+def test_a_schedule_that_never_repeats_itself_is_planned_less_far(schedule: str, chunks: int) -> None:
+    m = 2**16 // chunks
+    layout = {"pp": 2, "schedule": schedule, "virtual_stages": chunks}
+    train = {"global_batch": m + 1, "micro_batches": m + 1, "seq_len": 128}
+    told = rf"= {2 * chunks * (m + 1):,} parts of a step; at most 131,072 of (GPipe|Looped BFS) can be planned"
+    with pytest.raises(SpecError, match=rf"train\.micro_batches: pp 2 x micro_batches .* {told}"):
+        parse_plannable({"model": {"preset": "gpt2"}, "layout": layout, "train": train})
+    layout = {"pp": 2, "schedule": "1f1b"}
+    assert parse_plannable({"model": {"preset": "gpt2"}, "layout": layout, "train": train}).layout.pp == 2
+
+
 def test_more_ranks_than_slots_shows_the_product() -> None:
     with pytest.raises(SpecError, match=r"dp 2 x pp 1 x tp 2 = 4 ranks, but the largest cpu host has 2 slots"):
         parse_plannable(GOOD, slots=2)

@@ -8,10 +8,13 @@ import pytest
 
 from planner.cost.timing import Timer, step_time
 from planner.facts.reading.parse import parse_spec
+from planner.facts.resources import StackName
 from planner.facts.spec import JobSpec
 from planner.facts.tensors.shards import num_tensors
 from planner.hardware.clusters import CLUSTERS
+from planner.hardware.kernels import Flash, Kernel, layer_work
 from planner.hardware.stacks import OURS_ON_CPU, STACKS, TENSOR_S
+from tests.planner.hardware.stacked import H100, SPEC, TRAIN, on
 
 GPT2_XL = ({"preset": "gpt2-xl"}, 8, 1024)  # model, and the tokens of each of 4 micro-batches
 LLAMA = ({"preset": "llama3-8b", "num_layers": 22}, 1, 4096)
@@ -116,3 +119,24 @@ def test_the_host_takes_its_time_for_each_tensor_before_the_update() -> None:
     tensors = 48 * 16 + 4  # a layer's, tables of tokens and positions, the last norm's two
     assert num_tensors(spec, 0) == tensors
     assert waits[1] - waits[0] == pytest.approx(tensors * 1e-4)
+
+
+@pytest.mark.parametrize("cp", [1, 4])
+def test_attention_within_documents_computes_what_it_hides(cp: int) -> None:
+    """Of a rank's own part of the keys, of which order hid half; what is added to scores is made and read."""
+
+    def asked(document_end: int | None, stack: StackName = "ours") -> JobSpec:
+        train = TRAIN.model_copy(update={"document_end": document_end})
+        layout = SPEC.layout.model_copy(update={"cp": cp, "dp": 32 // cp})
+        return on(stack, SPEC.model_copy(update={"train": train, "layout": layout}))
+
+    for way in (0, 1):
+        whole, within = (_flops(layer_work(asked(end)).attention)[way] for end in (None, 0))
+        assert within == pytest.approx(whole * (1 + 1 / cp))
+    timer = Timer(H100)
+    assert timer.step(asked(0)).step_s > timer.step(asked(None)).step_s
+    assert timer.step(asked(0, "megatron")).step_s == timer.step(asked(None, "megatron")).step_s
+
+
+def _flops(kernels: tuple[Kernel, ...]) -> list[int]:
+    return [kernel.flops for kernel in kernels if isinstance(kernel, Flash)]

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.cost.estimate import estimate
+from planner.cost.learning import surely_fitting
 from planner.cost.timing import step_time
 from planner.facts.layout import problems
 from planner.facts.models.presets import PRESETS
@@ -44,6 +45,19 @@ def test_a_vocabulary_that_nothing_divides_keeps_no_tp_from_the_search() -> None
     constraints = Constraints(1024, fixed={"tp": 8, "pp": 8})
     found = search(seed("gpt3-175b", 1536, 2048), CLUSTERS["a100-80gb"], constraints)
     assert {f.spec.layout.tp for f in found.best} == {8}
+
+
+def test_micro_batches_are_of_every_size_that_divides_a_replica_s_share() -> None:
+    """Of 24 sequences on 8 GPUs each has three: none but one of three is a single micro-batch."""
+    best = search(seed("llama3-8b", 24, 2048), H100, Constraints(8)).best[0]
+    assert (best.spec.layout.dp, best.spec.train.micro_batches, best.spec.micro_batch_size) == (8, 1, 3)
+
+
+def test_less_memory_than_the_device_has_is_kept_free_of_as_much_as_a_peak_may_be_off() -> None:
+    cap = 40 * 2**30
+    found = search(seed("llama3-8b", 64, 4096), H100, Constraints(8, max_memory_bytes=cap))
+    assert found.best[0].memory_bytes <= surely_fitting(H100, found.best[0].spec, None, cap) < cap
+    assert found.pareto[0].memory_bytes > found.best[0].memory_bytes, "the fastest fits by less"
 
 
 @settings(derandomize=True, deadline=None, max_examples=5)

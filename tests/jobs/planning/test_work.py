@@ -1,0 +1,43 @@
+"""What a planner process makes of a spec, without a database."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobs.planning.work import MOST_STAGES, timeline
+from planner.facts.reading.parse import parse_spec
+from planner.facts.spec import Schedule
+from planner.hardware.clusters import CLUSTERS
+
+SCHEDULES: list[tuple[Schedule, int]] = [
+    ("naive", 1),
+    ("gpipe", 1),
+    ("1f1b", 1),
+    ("interleaved_1f1b", 2),
+    ("looped_bfs", 2),
+    ("interleaved_zero_bubble", 1),
+    ("interleaved_zero_bubble", 2),
+    ("zbv", 2),
+    ("dualpipev", 2),
+]
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
+@pytest.mark.parametrize("pp", range(MOST_STAGES + 1, 2 * MOST_STAGES + 1))
+def test_the_first_stages_of_a_long_pipe_are_drawn_whatever_its_schedule(
+    schedule: Schedule, chunks: int, pp: int
+) -> None:
+    batch = 2 * pp if schedule == "dualpipev" else pp
+    layout = {"pp": pp, "schedule": schedule, "virtual_stages": chunks}
+    train = {"global_batch": batch, "micro_batches": batch, "seq_len": 128}
+    drawn = timeline(parse_spec({"model": {"preset": "gpt3-175b"}, "layout": layout, "train": train}), CLUSTERS["h100"])
+    assert drawn is not None
+    assert (drawn["stages"], drawn["whole"]) == (MOST_STAGES, False)
+    assert drawn["micro_batches"] <= batch
+
+
+def test_a_long_pipe_of_few_micro_batches_is_drawn_with_all_of_them() -> None:
+    layout, train = {"pp": 24, "schedule": "gpipe"}, {"global_batch": 5, "micro_batches": 5, "seq_len": 128}
+    drawn = timeline(parse_spec({"model": {"preset": "gpt3-175b"}, "layout": layout, "train": train}), CLUSTERS["h100"])
+    assert drawn is not None
+    assert drawn["micro_batches"] == 5

@@ -1,0 +1,57 @@
+"""Operations that a stack carries out, and the peak that utilisation is of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from planner.cost.timing import Timer
+from planner.facts.models.flops import single_flops
+from planner.facts.reading.parse import parse_spec
+from planner.facts.spec import JobSpec
+from planner.hardware.clusters import CLUSTERS
+from planner.hardware.flops import hardware_flops
+from planner.teaching.explain import explain
+
+
+def spec_of(preset: str, stack: str, recompute: str, **train: Any) -> JobSpec:
+    return parse_spec(
+        {
+            "model": {"preset": preset},
+            "layout": {"recompute": recompute},
+            "train": {"global_batch": 8, "micro_batches": 2, "seq_len": 1024, **train},
+            "resources": {"stack": stack},
+        }
+    )
+
+
+def again(preset: str, stack: str, recompute: str) -> int:
+    spec = spec_of(preset, stack, recompute)
+    return hardware_flops(spec) - single_flops(spec)
+
+
+def test_every_second_product_that_is_made_again_counts() -> None:
+    """Compiled FSDP2 keeps those of queries, of values, of the gate and of what is down."""
+    model = spec_of("llama3-8b", "fsdp2", "selective").model
+    kv = model.num_kv_heads * model.head_size
+    layer = model.hidden_size * (kv + model.hidden_size + model.ffn_hidden_size)
+    assert again("llama3-8b", "fsdp2", "selective") == 2 * 8 * 1024 * model.num_layers * layer
+    assert again("llama3-8b", "ours", "selective") == 0
+
+
+@pytest.mark.parametrize("stack", ["ours", "fsdp2_eager"])
+def test_a_last_product_that_no_backward_needs_counts_once(stack: str) -> None:
+    model = spec_of("llama3-8b", stack, "full").model
+    last = 2 * 8 * 1024 * model.num_layers * model.ffn_hidden_size * model.hidden_size
+    assert again("llama3-8b", stack, "full") == again("llama3-8b", "megatron", "full") - last
+
+
+def test_utilisation_is_of_the_peak_that_is_shown() -> None:
+    """A CPU emulates fp8: what stays in 16 bits is faster."""
+    cpu = CLUSTERS["cpu"]
+    spec = spec_of("llama-tiny", "ours", "none", precision="fp8", seq_len=128)
+    assert cpu.accelerator.peak("fp8") < cpu.accelerator.peak("bf16") == Timer(cpu).peak(spec)
+    (told,) = [e for e in explain(spec, cpu, stage=0) if e["figure"] == "MFU"]
+    (below,) = {term["numbers"] for term in told["terms"] if term["name"] in ("MFU", "HFU")}
+    assert f" x {cpu.accelerator.bf16_flops / 1e12:.4g} TFLOP/s x " in below

@@ -1,0 +1,42 @@
+"""Latent attention whose scores are kernels of their own, or whose sequence is divided."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from planner.cost.memory import layer_bytes, memory
+from planner.facts.models.presets import PRESETS
+from planner.facts.reading.parse import parse_spec
+from planner.facts.spec import JobSpec
+from planner.hardware.kernels import Flash, Gemm, layer_work
+
+MLA = PRESETS["deepseek-v3"].model.mla
+HEADS, SEQ_LEN = 16, 1024
+
+
+def latent(attention: str, **layout: Any) -> JobSpec:
+    assert MLA is not None
+    sizes = {"arch": "llama", "num_layers": 2, "hidden_size": 1024, "num_heads": HEADS, "num_kv_heads": HEADS}
+    sizes |= {"ffn_hidden_size": 4096, "vocab_size": 256, "max_seq_len": SEQ_LEN, "tied_embeddings": False}
+    train = {"global_batch": 2, "micro_batches": 2, "seq_len": SEQ_LEN, "precision": "bf16", "attention": attention}
+    return parse_spec({"model": {**sizes, "mla": MLA.model_dump()}, "layout": layout, "train": train})
+
+
+def test_scores_of_latent_heads_are_as_wide_as_those_of_fused_ones() -> None:
+    fused, unfused = (layer_work(latent(attention)).attention for attention in ("fused", "unfused"))
+    (forward,) = [k for k in fused[:1] if isinstance(k, Flash)]
+    scores, values = [k for k in unfused[:3] if isinstance(k, Gemm)]
+    assert (scores.k, values.n) == (192, 128)
+    assert scores.flops + values.flops == 2 * forward.flops, "the mask saves no work"
+
+
+def test_latent_attention_keeps_every_score_that_is_a_tensor() -> None:
+    scores = HEADS * SEQ_LEN * SEQ_LEN * 2
+    assert layer_bytes(latent("unfused")) - layer_bytes(latent("fused")) > scores
+
+
+def test_latent_keys_and_values_come_to_divided_queries() -> None:
+    """All at once, or one part after the other."""
+    gathered, ring = (latent("fused", cp=2, cp_method=method) for method in ("all_gather", "ring"))
+    assert layer_bytes(gathered) == layer_bytes(ring) == layer_bytes(latent("fused")) // 2
+    assert sum(memory(gathered, 0).values()) > sum(memory(ring, 0).values())
