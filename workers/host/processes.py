@@ -74,6 +74,6 @@ def sweep(job: str, attempt: int, timeout_s: float = 5.0, runs: Path | None = No
         if not left or time.monotonic() > deadline:
             return left
         for pid in left:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # root's own, such as what sudo left behind
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)

@@ -229,3 +229,17 @@ def test_what_is_lent_stays_its_owner_s_and_nothing_outside_the_root_is(tmp_path
     lent, other = (root / "mine").stat(), outside.stat()
     assert (lent.st_uid, lent.st_gid, oct(lent.st_mode & 0o7777)) == (0, CHOSEN_USER.gid, oct(0o3775))
     assert (other.st_gid, oct(other.st_mode & 0o7777)) == (0, oct(0o755))
+
+
+def test_a_home_that_the_worker_was_started_in_stays_hidden(
+    settings: HostSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`python -m` puts the folder that it is started in on Python's path, and what Python is read from is shown."""
+    home = tmp_path / "home"
+    (home / "code").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setattr(sys, "path", [str(home), str(home / "code"), *sys.path])
+    found = mounts(settings, [], [], tmp_path / "tmp")
+    assert home in found.hidden
+    assert home not in found.read
+    assert home / "code" in found.read

@@ -7,9 +7,12 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from contracts.names import telemetry_stream
 from tests.support.host import host
 from tests.support.processes import RedisServer, wait_until
+from workers.host import processes
 
 ONE_RANK = {"model": {"preset": "gpt-tiny"}}
 
@@ -40,3 +43,14 @@ def test_a_stream_lost_shortly_before_the_end_expires_all_the_same(redis_service
         assert machine.exit_of("ending")["outcome"] == "failed"
         assert client.exists(stream)
         assert client.ttl(stream) > 0
+
+
+def test_what_may_not_be_killed_is_told_as_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root's own, such as what sudo left behind: the end of the run was never told."""
+
+    def refuses(_pid: int, _signal: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(processes, "processes_of", lambda *_asked: [12345])
+    monkeypatch.setattr(processes.os, "kill", refuses)
+    assert processes.sweep("j", 1, timeout_s=0.05) == [12345]

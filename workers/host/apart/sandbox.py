@@ -42,7 +42,8 @@ def of_python() -> set[Path]:
     """What this Python and our code are read from."""
     found = {Path(sys.executable), Path(sys.prefix), Path(sys.base_prefix), PACKAGES}
     found |= {Path(entry) for entry in sys.path if entry.startswith("/")}
-    return found
+    home = Path(os.path.expanduser("~")).resolve()  # on the path where we were started from it
+    return {path for path in found if not home.is_relative_to(path.resolve())}
 
 
 def mounts(settings: HostSettings, read: Iterable[Path], written: Iterable[Path], temporary: Path) -> Mounts:

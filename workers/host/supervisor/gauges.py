@@ -6,7 +6,8 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 import psutil
 
@@ -18,6 +19,13 @@ log = logging.getLogger(__name__)
 EVERY_S = 5.0
 
 
+def _lowest(names: Iterable[str], interfaces: Path = Path("/sys/class/net")) -> list[str]:
+    """Of network interfaces those that others lie on, hardware where there is any: bonds, bridges and VLANs count the
+    same bytes again."""
+    found = [name for name in names if name != "lo" and not any((interfaces / name).glob("lower_*"))]
+    return [name for name in found if (interfaces / name / "device").exists()] or found
+
+
 class HostGauge:
     """Rates are since the look before. `slots` by rank: on a host with GPUs, which of them it has."""
 
@@ -25,7 +33,6 @@ class HostGauge:
         self._slots, self._with_gpus = slots, with_gpus
         self._gpus: Gpus | None = None
         self._before: tuple[float, int, int] | None = None
-        psutil.cpu_percent(None)
 
     def start(self, tell: Callable[[list[GaugeItem]], None]) -> None:
         """In a thread of its own that nobody waits for: a driver may hang. `tell` runs in the loop that runs now."""
@@ -48,12 +55,14 @@ class HostGauge:
 
     def _of_host(self) -> GaugeItem:
         item = GaugeItem(kind="gauge", rank=-1, time=time.time())
-        item["cpu"] = psutil.cpu_percent(None) / 100 * (psutil.cpu_count() or 1)
-        cards = [card for name, card in psutil.net_io_counters(pernic=True).items() if name != "lo"]
+        busy = psutil.cpu_percent(None) / 100 * (psutil.cpu_count() or 1)  # since the call before, of this thread
+        counted = psutil.net_io_counters(pernic=True)
+        cards = [counted[name] for name in _lowest(counted)]
         now, sent, received = time.monotonic(), sum(c.bytes_sent for c in cards), sum(c.bytes_recv for c in cards)
         if self._before is not None:
             before, sent_before, received_before = self._before
             passed_s = max(now - before, 1e-3)
+            item["cpu"] = busy
             item["sent_bytes_s"] = max(0, sent - sent_before) / passed_s  # an interface may be gone
             item["received_bytes_s"] = max(0, received - received_before) / passed_s
         self._before = (now, sent, received)
