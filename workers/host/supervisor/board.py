@@ -46,10 +46,6 @@ class Lane:
         self.waiting.append((item, size))
         self.size += size
 
-    def append_left(self, item: LogItem, size: int) -> None:
-        self.waiting.appendleft((item, size))
-        self.size += size
-
     def pop(self) -> tuple[LogItem, int]:
         item, size = self.waiting.popleft()
         self.size -= size
@@ -108,8 +104,7 @@ class Board:
         self._lost += count
 
     def take(self, room: int, log_room: int) -> Load | None:
-        """What fits into `room` bytes, of which logs have `log_room`; None when nothing does or nothing waits. Hand
-        it back with `give_back` if it was not sent."""
+        """What fits into `room` bytes, of which logs have `log_room`; None when nothing does or nothing waits."""
         if room < ENVELOPE_BYTES:
             return None
         now = time.time()
@@ -137,27 +132,6 @@ class Board:
         if not items:
             return None
         return Load(items, room - left + step_size, log_size)
-
-    def give_back(self, load: Load) -> None:
-        """It could not be sent: it waits again, before what came since."""
-        for item in reversed(load.items):
-            if item["kind"] == "gap":
-                self._lost += item["items"]
-            elif item["kind"] == "traffic":
-                newer = self._traffic.get(item["rank"], {})
-                self._traffic[item["rank"]] = {cell_key(cell): cell for cell in item["cells"]} | newer
-            elif item["kind"] == "log":
-                size = _size(item)
-                self._logs.setdefault(item["rank"], Lane()).append_left(item, size)
-                self._log_bytes += size
-            elif item["kind"] == "timeline":
-                self._steps.give_back(item)
-            else:
-                size = _size(item)
-                self._others.appendleft(Sized(item, size))
-                self._others_bytes += size
-        self._drop_others()
-        self._drop_logs(LOG_BYTES)
 
     def thin_logs(self) -> None:
         """Lines come faster than they may be sent: keep the newest, so that what is shown is not long past."""

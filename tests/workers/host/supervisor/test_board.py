@@ -65,25 +65,8 @@ def taken(board: Board, room: int = PLENTY, log_room: int = PLENTY) -> list[Item
 def test_traffic_is_thinned_to_the_newest_counters() -> None:
     board = Board()
     board.add(traffic(10))
-    unsent = board.take(PLENTY, PLENTY)
-    assert unsent is not None
     board.add(traffic(30))
-    board.give_back(unsent)
     assert [i["cells"][0]["payload_bytes"] for i in taken(board) if i["kind"] == "traffic"] == [30]
-
-
-def test_items_given_back_come_before_newer_ones() -> None:
-    board = Board()
-    board.add(log(0, 1))
-    board.add(phase())
-    unsent = board.take(PLENTY, PLENTY)
-    assert unsent is not None
-    board.add(log(1, 1))
-    board.add(problem(1))
-    board.give_back(unsent)
-    items = taken(board)
-    assert [item["first"] for item in items if item["kind"] == "log"] == [0, 1]
-    assert [item["kind"] for item in items if item["kind"] != "log"] == ["phase", "checkpoint"]
 
 
 def test_too_many_items_leave_a_gap_of_their_number() -> None:
