@@ -287,9 +287,10 @@ class Watch:
             return  # it was refused
         told["job"], told["attempt"] = self._run.id, self._run.attempt
         report = AttemptReport(job=self._run.id, attempt=self._run.attempt, state="exited", slots=[], exit=told)
+        deadline = time.monotonic() + FAREWELL_S
         while not self._line.over:
             with contextlib.suppress(LineError):
-                if await self._publisher.send():
+                if await self._publisher.send_last(late=time.monotonic() >= deadline):
                     await self._line.renew()
                     await self._line.report(report)
                     break

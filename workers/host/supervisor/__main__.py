@@ -263,13 +263,14 @@ class Supervisor:
 
     async def _say_goodbye(self) -> None:
         """Deliver the rest and the exit. If the board stays away the host worker repeats the exit report."""
-        deadline = time.monotonic() + FAREWELL_S
-        while not await self._said_all() and time.monotonic() < deadline:
+        deadline, late = time.monotonic() + FAREWELL_S, False
+        while not await self._said_all(late=late) and not late:
             await asyncio.sleep(POLL_S)
+            late = time.monotonic() >= deadline
         await self.line.close()
 
-    async def _said_all(self) -> bool:
-        if not await self.publisher.send():
+    async def _said_all(self, *, late: bool) -> bool:
+        if not await self.publisher.send_last(late=late):
             return False
         try:
             await self.line.renew()

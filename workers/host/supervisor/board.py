@@ -72,7 +72,7 @@ class Board:
         self._lost = 0
         self._logs: dict[int, Lane] = {}
         self._log_bytes = 0
-        self._skipped: dict[int, int] = {}  # lines dropped with none of their rank waiting behind them
+        self._skipped: dict[int, LogItem] = {}  # lines dropped with none of their rank waiting behind them
         self._traffic: dict[int, dict[CellKey, Cell]] = {}
         self._dropped: dict[int, int] = {}
         self._steps = StepLane(STEPS_BYTES)
@@ -137,6 +137,19 @@ class Board:
         """Lines come faster than they may be sent: keep the newest, so that what is shown is not long past."""
         self._drop_logs(LATE_LOG_BYTES)
 
+    def tell_skipped(self, *, late: bool) -> None:
+        """No line comes any more: those dropped with none behind them are counted in an item of their own. `late`: so
+        are those that wait."""
+        if late:
+            self._drop_logs(0)
+        told, self._skipped = self._skipped, {}
+        for item in told.values():
+            self._append_log(item)
+
+    def is_empty(self) -> bool:
+        logs, steps = self._logs or self._skipped, self._steps.num_bytes
+        return not (self._lost or self._others or self._traffic or logs or steps)
+
     def _drop_others(self) -> None:
         while len(self._others) > MAX_WAITING or self._others_bytes > WAITING_BYTES:
             self._others_bytes -= self._others.popleft().size
@@ -164,9 +177,8 @@ class Board:
         return taken, size
 
     def _append_log(self, segment: LogItem) -> None:
-        skipped = self._skipped.pop(segment["rank"], 0)
-        if skipped:
-            segment["skipped"] = segment.get("skipped", 0) + skipped
+        if before := self._skipped.pop(segment["rank"], None):
+            segment["skipped"] = segment.get("skipped", 0) + before["skipped"]
         size = _size(segment)
         self._logs.setdefault(segment["rank"], Lane()).append(segment, size)
         self._log_bytes += size
@@ -182,7 +194,8 @@ class Board:
                 oldest = lane.waiting[0][0]
                 oldest["skipped"] = oldest.get("skipped", 0) + skipped
             else:
-                self._skipped[rank] = skipped
+                behind = segment["first"] + len(segment["lines"])
+                self._skipped[rank] = _segment(segment, behind, [], skipped)
                 del self._logs[rank]
 
     def _take_logs(self, room: int) -> tuple[list[LogItem], int]:

@@ -50,6 +50,11 @@ class Publisher:
         self._board.thin_logs()
         return True
 
+    async def send_last(self, *, late: bool) -> bool:
+        """Send what waits when no more comes. False while some of it waits on. `late`: of lines only their number."""
+        self._board.tell_skipped(late=late)
+        return await self.send() and (late or self._board.is_empty())
+
     def _next(self) -> tuple[Load, bytes] | None:
         load = self._board.take(min(self._all.level(), BATCH_BYTES), self._logs.level())
         return None if load is None else (load, encode_batch(self._batch(load.items)))

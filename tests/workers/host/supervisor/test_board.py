@@ -132,6 +132,24 @@ def test_lines_that_come_too_fast_are_thinned_to_the_newest_with_every_one_count
     assert missing > 0
 
 
+def test_lines_dropped_at_the_end_are_counted_though_none_comes_behind_them() -> None:
+    board = Board()
+    for rank in range(50):
+        board.add(log(0, SEGMENT_BYTES - 100, rank))
+    board.thin_logs()
+    board.tell_skipped(late=False)
+    assert not board.is_empty()
+    told = [item for item in taken(board) if item["kind"] == "log"]
+    assert {item["rank"] for item in told} == set(range(50))
+    assert all(len(item["lines"]) + item.get("skipped", 0) == 1 for item in told)
+    assert {item["first"] for item in told if not item["lines"]} == {1}
+    assert board.is_empty()
+    board.add(log(1, 1))
+    board.tell_skipped(late=True)
+    (last,) = (item for item in taken(board) if item["kind"] == "log")
+    assert (last["first"], last["lines"], last["skipped"]) == (2, [], 1)
+
+
 def test_a_load_fits_its_room_and_everything_gets_out_in_the_end() -> None:
     board, room = Board(), 20_000
     for number in range(200):
