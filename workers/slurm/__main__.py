@@ -6,6 +6,8 @@ No rank starts before the board has this node's claim: of an attempt that was su
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import secrets
 import sys
 import tempfile
@@ -51,6 +53,11 @@ class Allocated(Supervisor):
         if not self._save_first and self._warned.exists():
             self._ask_to_save()
         await super()._see_cancel()
+
+    async def _report(self) -> None:
+        with contextlib.suppress(OSError):  # one that writes nothing for a week is in use all the same: see `prune`
+            os.utime(self.attempt.own)
+        await super()._report()
 
     async def _tell_of_stop(self) -> None:
         if node_of(self.order) != 0:
