@@ -79,7 +79,7 @@ class Supervisor:
         self.reason = ""
         self.preempted = self._save_first = False
         self._exit: ExitReport | None = None
-        self._started = False
+        self._started = self._running = False
         self._over = asyncio.Event()
 
     async def run(self) -> Outcome:
@@ -205,8 +205,12 @@ class Supervisor:
                 continue
             self.ranks.take(item)
             self._add(item)
-        if self.tally.training and not self.attempt.running.exists():
-            self.attempt.running.touch()
+        if self.tally.training and not self._running:
+            self._running = True
+            try:
+                self.attempt.running.touch()
+            except OSError:  # a full disk: the controller hears of it all the same
+                log.exception("that it trains is not on disk")
             await self._report_if_heard()
         elif any(item["kind"] == "checkpoint" for item in items):  # what a later attempt must go on from
             await self._report_if_heard()
@@ -231,7 +235,7 @@ class Supervisor:
 
     async def _report(self) -> None:
         """Told from memory: whatever the job did to our files, its state is told."""
-        state: Literal["exited", "running", "starting"] = "running" if self.attempt.running.exists() else "starting"
+        state: Literal["exited", "running", "starting"] = "running" if self._running else "starting"
         report = AttemptReport(
             job=self.attempt.job, attempt=self.attempt.attempt, state=state, slots=self.order["slots"]
         )

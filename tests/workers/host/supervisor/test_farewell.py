@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +10,8 @@ import pytest
 from contracts.codec import decode_batch
 from contracts.names import telemetry_stream
 from contracts.telemetry.steps import LogItem
-from tests.support.orders import order
 from tests.support.processes import RedisServer
-from workers.host.attempts import AttemptDir, attempt_dir
-from workers.host.files import write_json
+from workers.host.attempts import AttemptDir
 from workers.host.settings import HostSettings
 from workers.host.supervisor import __main__ as supervising
 from workers.host.supervisor import publish
@@ -22,15 +19,6 @@ from workers.host.supervisor.board import LATE_LOG_BYTES
 from workers.host.supervisor.line.over_redis import RedisLine
 
 LINES = 4000
-
-
-@pytest.fixture
-def attempt(tmp_path: Path) -> AttemptDir:
-    made = attempt_dir(tmp_path / "runs", "job", 1)
-    made.own.mkdir(parents=True)
-    made.logs.mkdir(parents=True)
-    write_json(made.order, order())
-    return made
 
 
 def farewell(server: RedisServer, attempt: AttemptDir) -> list[Any]:
