@@ -17,7 +17,7 @@ from contracts.allocations import WARNED, AllocationOrder
 from contracts.codec import BadMessageError
 from contracts.gangs import node_of
 from workers.elsewhere.joining import Asked, Joining, RefusedError, Run
-from workers.host.attempts import SOCKET_FOLDER, AttemptDir
+from workers.host.attempts import SOCKET_FOLDER, AttemptDir, socket_root
 from workers.host.settings import HostSettings
 from workers.host.start.claims import claim
 from workers.host.supervisor.__main__ import Supervisor
@@ -91,7 +91,7 @@ async def supervise(order: AllocationOrder, node: Node, settings: HostSettings, 
     if attempt is None:
         say("this attempt was begun here before")
         return 1
-    folder = Path(tempfile.gettempdir()) / f"{SOCKET_FOLDER}{secrets.token_hex(6)}"
+    folder = socket_root() / f"{SOCKET_FOLDER}{secrets.token_hex(6)}"
     outcome = await Allocated(attempt, settings, folder, HttpLine(board, who, say), node).run()
     return 0 if outcome == "succeeded" else 1
 

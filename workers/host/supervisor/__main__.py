@@ -10,7 +10,6 @@ import secrets
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from contracts.telemetry.steps import StartItem
 from contracts.variables import SealError
 from workers.full import not_started
 from workers.host.apart.identity import user_of
-from workers.host.attempts import SOCKET_FOLDER, AttemptDir, attempt_dir, report_of_host
+from workers.host.attempts import SOCKET_FOLDER, AttemptDir, attempt_dir, report_of_host, socket_root
 from workers.host.files import write_json
 from workers.host.processes import process_id
 from workers.host.settings import HostSettings, host_settings
@@ -87,7 +86,6 @@ class Supervisor:
         started = self._claimed = time.time()
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._shut_down)
-        self.folder.mkdir(mode=0o700)
         try:
             code = await self._train()
         finally:
@@ -107,10 +105,15 @@ class Supervisor:
     async def _train(self) -> int:
         """From the first process to the last; torchrun's exit code."""
         user = self.settings.job_user
-        self.folder.chmod(0o700 if user is None else 0o711)
         address = self.folder / "telemetry"
         telemetry = Telemetry(self.order, self._take, self.board.lose, self.ranks.heard)
-        server = await telemetry.start(address, None if user is None else user.uid)
+        try:
+            self.folder.mkdir(mode=0o700)
+            self.folder.chmod(0o700 if user is None else 0o711)
+            server = await telemetry.start(address, None if user is None else user.uid)
+        except OSError as error:
+            self._end("failed", not_started(self.settings.name, error, self.folder))
+            return 1
         try:
             self.training = Training(self.attempt, self.order, self.settings, str(address))
         except SealError as error:
@@ -288,9 +291,9 @@ def main() -> int:
     attempt = attempt_dir(Path(sys.argv[1]).resolve(), sys.argv[2], int(sys.argv[3]))
     identity = process_id(os.getpid())
     assert identity is not None
-    # Short: a unix socket's path has at most 107 bytes. Named before it is there, so that whoever buries us finds it.
-    folder = Path(tempfile.gettempdir()) / f"{SOCKET_FOLDER}{secrets.token_hex(6)}"
     try:
+        # Named before it is there, so that whoever buries us finds it.
+        folder = socket_root() / f"{SOCKET_FOLDER}{secrets.token_hex(6)}"
         write_json(attempt.supervisor, {**identity._asdict(), "folder": str(folder)})
     except OSError as error:
         asyncio.run(_tell_of(attempt, host_settings(), error))

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import shutil
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import msgpack
+import pytest
 
 from contracts.names import events_stream
 from contracts.telemetry.steps import PhaseItem
 from tests.support.processes import RedisServer
-from workers.host.attempts import AttemptDir
+from workers.host.attempts import AttemptDir, socket_root
 from workers.host.settings import HostSettings
 from workers.host.supervisor.__main__ import Supervisor
 from workers.host.supervisor.line.over_redis import RedisLine
@@ -42,3 +46,30 @@ def test_an_attempt_trains_for_the_board_though_its_folder_is_gone(
 
     asyncio.run(main())
     assert [report["state"] for report in reports(redis_service)] == ["running"]
+
+
+def test_an_attempt_whose_socket_cannot_be_made_is_told_with_the_reason(
+    redis_service: RedisServer, attempt: AttemptDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was lost without one."""
+
+    async def full(*_args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def main() -> str:
+        monkeypatch.setattr(asyncio, "start_unix_server", full)
+        return await supervised(redis_service, attempt).run()
+
+    assert asyncio.run(main()) == "failed"
+    assert "no room on testhost: No space left on device" in reports(redis_service)[-1]["exit"]["reason"]
+    assert not (attempt.run_dir / "socket").exists()
+
+
+def test_a_socket_has_its_place_where_the_temporary_folder_is_too_deep_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    for folder, root in ((deep, Path("/tmp")), (Path("/var/tmp"), Path("/var/tmp"))):
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        assert socket_root() == root
