@@ -73,6 +73,10 @@ class Told(NamedTuple):
     compared: str
 
 
+class NotMeteredError(Exception):
+    """Nothing can be watched here; says why. Nothing is started."""
+
+
 class Watch:
     """From the command's start to its end."""
 
@@ -103,16 +107,23 @@ class Watch:
         self._cookie = f"meter-{secrets.token_hex(6)}"
 
     async def run(self) -> int:
-        """The command's exit code, -N of signal N. Raises OSError: it cannot be started."""
-        started = time.time()
-        self._logs.mkdir()
+        """The command's exit code, -N of signal N.
+
+        Raises:
+            NotMeteredError: our own files or our socket cannot be made.
+            OSError: the command cannot be started.
+        """
+        started, log = time.time(), self._logs / "launcher.log"
         socket = self._folder / "telemetry"
         telemetry = Telemetry(self._order, self._take, self._waiting.lose, self._ranks.heard)
-        server = await telemetry.start(socket, None)
+        try:
+            self._logs.mkdir()
+            log.touch(0o600)
+            server = await telemetry.start(socket, None)
+        except OSError as error:
+            raise NotMeteredError(str(error)) from None
         HostGauge({}, with_gpus=False).start(self._add_all)
-        self._command = Command(
-            self._launch.argv, self._environment(socket), self._logs / "launcher.log", apart=self._launch.apart
-        )
+        self._command = Command(self._launch.argv, self._environment(socket), log, apart=self._launch.apart)
         self._add(StartItem(kind="start", rank=-1, time=time.time(), stage="spawned"))
         on_signals(self._pass_on)
         if self._place.node is not None:
@@ -140,7 +151,7 @@ class Watch:
 
     def _environment(self, socket: Path) -> dict[str, str]:
         """Ours, without the board's secrets, and with the way to us."""
-        environment = {name: value for name, value in os.environ.items() if name not in HIDDEN}
+        environment = without_secrets()
         paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
         if "site-packages" not in PACKAGES.parts and str(PACKAGES) not in paths:
             paths.append(str(PACKAGES))  # a checkout that was not installed
@@ -287,14 +298,20 @@ class Watch:
             return  # it was refused
         told["job"], told["attempt"] = self._run.id, self._run.attempt
         report = AttemptReport(job=self._run.id, attempt=self._run.attempt, state="exited", slots=[], exit=told)
+        deadline = time.monotonic() + FAREWELL_S
         while not self._line.over:
             with contextlib.suppress(LineError):
-                if await self._publisher.send():
+                if await self._publisher.send_last(late=time.monotonic() >= deadline):
                     await self._line.renew()
                     await self._line.report(report)
                     break
             await asyncio.sleep(AGAIN_S)
         await self._line.close()
+
+
+def without_secrets() -> dict[str, str]:
+    """Our environment, as the command may have it."""
+    return {name: value for name, value in os.environ.items() if name not in HIDDEN}
 
 
 def _set(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:

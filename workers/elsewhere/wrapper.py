@@ -23,7 +23,8 @@ from contracts.fields import HOST_NAME
 from workers.elsewhere.command import CommandError, Launch, understand
 from workers.elsewhere.joining import Asked, Joining, Run
 from workers.elsewhere.terminal import say, shell_code
-from workers.elsewhere.watch import Place, Told, Watch
+from workers.elsewhere.watch import NotMeteredError, Place, Told, Watch, without_secrets
+from workers.host.attempts import socket_root
 from workers.host.supervisor.line.https import BadUrlError, Board
 
 USAGE = 2
@@ -49,18 +50,34 @@ class Plan(NamedTuple):
 
 def main() -> int:
     options = _parser().parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="meshboard-meter-"))
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="meshboard-meter-", dir=socket_root()))
+    except OSError as error:
+        return _unmetered(options.command, error)
     try:
         plan = _plan(options, os.environ, folder)
         return shell_code(asyncio.run(_watch(plan, folder)))
     except WrongUseError as error:
         say(str(error))
         return USAGE
+    except NotMeteredError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        return _unmetered(options.command, error)
     except OSError as error:
         say(f"{options.command[0]}: {error.strerror or error}")
         return NOT_STARTED
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _unmetered(command: list[str], why: Exception) -> int:
+    """The command in our place: whatever keeps us from watching a training must not keep it from running."""
+    say(f"this run is not metered, and the board hears nothing of it: {why}")
+    try:
+        os.execvpe(command[0], command, without_secrets())  # noqa: S606  # as its user would have started it
+    except OSError as error:
+        say(f"{command[0]}: {error.strerror or error}")
+        return NOT_STARTED
 
 
 async def _watch(plan: Plan, folder: Path) -> int:

@@ -7,7 +7,9 @@ process of the job is told of it. `<job>/<attempt>/` is the job's: its spec, its
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +22,8 @@ from workers.host.processes import ProcessId, process_id
 
 JOB_NAME = re.compile(r"[a-z0-9-]{1,64}")
 OWN_TREE = ".host"
-SOCKET_FOLDER = "meshboard-"  # what the name of a supervisor's folder below TMPDIR starts with
+SOCKET_FOLDER = "meshboard-"  # what the name of a supervisor's folder starts with
+LONGEST_ROOT = 70  # bytes, beside what we put below it: a unix socket's path has at most 107
 
 
 class AttemptDir(NamedTuple):
@@ -157,6 +160,12 @@ class AttemptDir(NamedTuple):
         if note := self.read_note():
             report["note"] = note
         return report
+
+
+def socket_root() -> Path:
+    """Where folders with a socket are made: TMPDIR, or /tmp where that is too long. Raises OSError: there is none."""
+    root = Path(tempfile.gettempdir())
+    return root if len(os.fsencode(root)) <= LONGEST_ROOT else Path("/tmp")  # noqa: S108
 
 
 def attempt_dir(run_dir: Path, job: str, attempt: int) -> AttemptDir:

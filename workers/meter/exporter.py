@@ -84,23 +84,31 @@ class Exporter:
 
     def _run(self) -> None:
         while not self._stopping.wait(PERIOD_S):
-            self._steps.extend(self._timelines.take())
+            self._take_steps(final=False)
             self._look(*self._looks, *self._watched)
-            self._send_what_is_new()
+            with contextlib.suppress(Exception):  # the next turn tells as much
+                self._send_what_is_new()
         self._look(*self._watched)
         self._recorder.close_step()
-        self._steps.extend(self._timelines.take(final=True))
+        self._take_steps(final=True)
         while not self._flushed and time.monotonic() < self._deadline:
-            self._flushed = self._send_what_is_new()
+            with contextlib.suppress(Exception):
+                self._flushed = self._send_what_is_new()
             if not self._flushed and self._connection is None:
                 time.sleep(PERIOD_S)
         if self._connection is not None:
             self._connection.close()
 
+    def _take_steps(self, *, final: bool) -> None:
+        with contextlib.suppress(Exception):
+            self._steps.extend(self._timelines.take(final=final))
+
     def _look(self, *looks: Callable[[], Item | None]) -> None:
+        """What one cannot see, with too many files open, say, is not told; all else is: a silent rank looks dead."""
         for look in looks:
-            if (item := look()) is not None:
-                self.send(item)
+            with contextlib.suppress(Exception):
+                if (item := look()) is not None:
+                    self.send(item)
 
     def _send_what_is_new(self) -> bool:
         """True once nothing is left to send."""

@@ -6,6 +6,8 @@ No rank starts before the board has this node's claim: of an attempt that was su
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import secrets
 import sys
 import tempfile
@@ -15,7 +17,7 @@ from contracts.allocations import WARNED, AllocationOrder
 from contracts.codec import BadMessageError
 from contracts.gangs import node_of
 from workers.elsewhere.joining import Asked, Joining, RefusedError, Run
-from workers.host.attempts import SOCKET_FOLDER, AttemptDir
+from workers.host.attempts import SOCKET_FOLDER, AttemptDir, socket_root
 from workers.host.settings import HostSettings
 from workers.host.start.claims import claim
 from workers.host.supervisor.__main__ import Supervisor
@@ -52,6 +54,11 @@ class Allocated(Supervisor):
             self._ask_to_save()
         await super()._see_cancel()
 
+    async def _report(self) -> None:
+        with contextlib.suppress(OSError):  # one that writes nothing for a week is in use all the same: see `prune`
+            os.utime(self.attempt.own)
+        await super()._report()
+
     async def _tell_of_stop(self) -> None:
         if node_of(self.order) != 0:
             return
@@ -84,7 +91,7 @@ async def supervise(order: AllocationOrder, node: Node, settings: HostSettings, 
     if attempt is None:
         say("this attempt was begun here before")
         return 1
-    folder = Path(tempfile.gettempdir()) / f"{SOCKET_FOLDER}{secrets.token_hex(6)}"
+    folder = socket_root() / f"{SOCKET_FOLDER}{secrets.token_hex(6)}"
     outcome = await Allocated(attempt, settings, folder, HttpLine(board, who, say), node).run()
     return 0 if outcome == "succeeded" else 1
 

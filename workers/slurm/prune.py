@@ -10,11 +10,11 @@ KEPT_S = 7 * 86400.0
 
 
 def prune(folder: Path) -> None:
-    """Folders of attempts and outputs of batch jobs that nobody has written to for `KEPT_S`; checkpoints stay."""
+    """Folders of attempts and outputs of batch jobs in which nobody has written for `KEPT_S`; checkpoints stay."""
     oldest = time.time() - KEPT_S
     for path in [*(folder / "runs").glob("*"), *(folder / "slurm").glob("meshboard-*.out")]:
         try:
-            if path.stat().st_mtime > oldest:
+            if any(one.lstat().st_mtime > oldest for one in (path, *path.rglob("*"))):
                 continue
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)

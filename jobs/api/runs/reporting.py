@@ -115,7 +115,7 @@ class OfRun(APIView):
             return refused(of_request(429, words), {"Retry-After": str(math.ceil(exc.wait_s))})
         if isinstance(exc, RedisError):
             log.warning("telemetry cannot be taken: %s", exc)
-            return refused(of_request(503, "Redis does not answer just now; it was not taken"), LATER)
+            return refused(of_request(503, "Redis does not answer just now: whether it was taken is not known"), LATER)
         return super().handle_exception(exc)
 
     def run(self, run: str, attempt: int) -> RunToken:

@@ -20,7 +20,7 @@ from workers.elsewhere.joining import Asked, Joining, Run
 from workers.host.supervisor.board import Board as Waiting
 from workers.host.supervisor.line import LineError
 from workers.host.supervisor.line import RefusedError as LineRefusedError
-from workers.host.supervisor.line.https import Answer, BadUrlError, Board
+from workers.host.supervisor.line.https import Answer, AwayError, BadUrlError, Board
 from workers.host.supervisor.line.over_http import HttpLine, Membership
 from workers.host.supervisor.publish import Publisher
 
@@ -68,10 +68,11 @@ def test_a_batch_whose_answer_was_lost_is_said_again_and_taken_once(serving: Tls
         line = HttpLine(board, who, told.append)
         await line.publish(batch(run.id))
         deaf()
-        await line.publish(batch(run.id))  # the line holds it now
-        with pytest.raises(LineError):
-            await line.publish(batch(run.id))
+        for _ in range(2):
+            with pytest.raises(LineError):
+                await line.publish(batch(run.id))
         hears()
+        await until_taken(lambda: line.publish(batch(run.id)))
         await until_taken(lambda: line.publish(batch(run.id)))
         await line.renew()
         await line.close()
@@ -82,6 +83,45 @@ def test_a_batch_whose_answer_was_lost_is_said_again_and_taken_once(serving: Tls
         assert way.lost >= 1, "the board took what it was asked"
     assert numbers(serving, run) == [0, 1, 2]
     assert [words.split(" (")[0] for words in told] == ["the board does not answer", "the board answers again"]
+
+
+class Refusing(Board):
+    """Takes batches after `troubles`: no answer, or this one."""
+
+    def __init__(self, at: TlsBoard, troubles: list[Answer | None]) -> None:
+        super().__init__(at.url, at.ca)
+        self._troubles = troubles
+
+    def post(self, path: str, body: bytes, headers: dict[str, str]) -> Answer:
+        if "batches" not in path or not self._troubles:
+            return super().post(path, body, headers)
+        trouble = self._troubles.pop(0)
+        if trouble is None:
+            raise AwayError("connection refused")
+        return trouble
+
+
+def test_a_batch_that_waits_for_a_board_that_is_away_and_then_busy_is_not_lost(serving: TlsBoard) -> None:
+    """One that was held was let go without a word when the board came back with "not now"."""
+
+    async def main() -> str:
+        board = Refusing(serving, [None, Answer(503, {}, 0.0)])
+        run, who = await joined(serving, board, [])
+        waiting = Waiting()
+        publisher = Publisher(run.id, 1, waiting, HttpLine(board, who, print))
+        async with asyncio.timeout(patient(30)):
+            for number in (1.0, 2.0, 3.0):
+                waiting.add({**PHASE, "time": number})
+                sent = await publisher.send()
+            while not sent:
+                await asyncio.sleep(0.05)
+                sent = await publisher.send()
+        board.close()
+        return run.id
+
+    run = asyncio.run(main())
+    assert [item["time"] for item in items(serving, run)] == [1.0, 2.0, 3.0]
+    assert numbers(serving, run) == [0, 1]
 
 
 def test_one_connection_is_kept(serving: TlsBoard) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.patience import patient
-from tests.support.processes import ROOT, gone, wait_until
+from tests.support.processes import ROOT, base_environment, gone, wait_until
 from tests.support.tls import TlsBoard, self_signed
 from tests.workers.elsewhere.conftest import metered
 from workers.elsewhere.__main__ import main
@@ -162,3 +162,30 @@ def test_without_a_host_s_packages_it_says_which_are_missing() -> None:
     )
     words = "meshboard-meter: psutil is not here, which comes with a host's packages: pip install 'meshboard[worker]'\n"
     assert (ran.returncode, ran.stdout, ran.stderr) == (127, "", words)
+
+
+UNWATCHED = """
+import sys
+from workers.host.supervisor.serve import Telemetry
+
+async def full(*_args):
+    raise OSError(28, "No space left on device")
+
+Telemetry.start = full
+from workers.elsewhere.wrapper import main
+sys.exit(main())
+"""
+
+
+def test_a_machine_on_which_nothing_can_be_watched_harms_no_training(tmp_path: Path) -> None:
+    """A full disk, say: the command runs as its user would have started it."""
+    argv = [sys.executable, "-c", UNWATCHED, "--url", "https://127.0.0.1:1", "--"]
+    environment = {**base_environment(), "MESHBOARD_TOKEN": "x" * 40, "TMPDIR": str(tmp_path)}
+    command = ["sh", "-c", "echo trained $MESHBOARD_TOKEN; exit 7"]
+    ran = subprocess.run([*argv, *command], env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (7, "trained\n")
+    assert "this run is not metered" in ran.stderr
+    assert "No space left on device" in ran.stderr
+    assert not list(tmp_path.iterdir())
+    ran = subprocess.run([*argv, "/no/such"], env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 127

@@ -263,3 +263,22 @@ def test_a_full_queue_lets_steps_go_and_keeps_what_happens_once(path, monkeypatc
     assert said == ["phase", *["eval"] * 4, "verdict"]
     assert [item["step"] for item in supervisor.of_kind("step")] == [36, 37, 38, 39]
     supervisor.kill()
+
+
+def test_a_look_that_fails_leaves_out_what_it_would_have_told_and_nothing_else(path: Path) -> None:
+    """With too many files open for a moment a rank fell silent for good."""
+    failed = threading.Event()
+
+    def look() -> None:
+        failed.set()
+        raise OSError("too many open files")
+
+    supervisor = Supervisor(path)
+    recorder = Recorder(rank=0)
+    exporter = Exporter(recorder, str(path), "job", 1)
+    exporter.watch(look)
+    eventually(failed.is_set)
+    recorder.issue("all_reduce", "dp", 2, 8)()
+    eventually(supervisor.cells)
+    assert exporter.close()
+    supervisor.kill()

@@ -10,7 +10,6 @@ import secrets
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from contracts.telemetry.steps import StartItem
 from contracts.variables import SealError
 from workers.full import not_started
 from workers.host.apart.identity import user_of
-from workers.host.attempts import SOCKET_FOLDER, AttemptDir, attempt_dir, report_of_host
+from workers.host.attempts import SOCKET_FOLDER, AttemptDir, attempt_dir, report_of_host, socket_root
 from workers.host.files import write_json
 from workers.host.processes import process_id
 from workers.host.settings import HostSettings, host_settings
@@ -79,7 +78,7 @@ class Supervisor:
         self.reason = ""
         self.preempted = self._save_first = False
         self._exit: ExitReport | None = None
-        self._started = False
+        self._started = self._running = False
         self._over = asyncio.Event()
 
     async def run(self) -> Outcome:
@@ -87,7 +86,6 @@ class Supervisor:
         started = self._claimed = time.time()
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._shut_down)
-        self.folder.mkdir(mode=0o700)
         try:
             code = await self._train()
         finally:
@@ -107,10 +105,15 @@ class Supervisor:
     async def _train(self) -> int:
         """From the first process to the last; torchrun's exit code."""
         user = self.settings.job_user
-        self.folder.chmod(0o700 if user is None else 0o711)
         address = self.folder / "telemetry"
         telemetry = Telemetry(self.order, self._take, self.board.lose, self.ranks.heard)
-        server = await telemetry.start(address, None if user is None else user.uid)
+        try:
+            self.folder.mkdir(mode=0o700)
+            self.folder.chmod(0o700 if user is None else 0o711)
+            server = await telemetry.start(address, None if user is None else user.uid)
+        except OSError as error:
+            self._end("failed", not_started(self.settings.name, error, self.folder))
+            return 1
         try:
             self.training = Training(self.attempt, self.order, self.settings, str(address))
         except SealError as error:
@@ -205,8 +208,12 @@ class Supervisor:
                 continue
             self.ranks.take(item)
             self._add(item)
-        if self.tally.training and not self.attempt.running.exists():
-            self.attempt.running.touch()
+        if self.tally.training and not self._running:
+            self._running = True
+            try:
+                self.attempt.running.touch()
+            except OSError:  # a full disk: the controller hears of it all the same
+                log.exception("that it trains is not on disk")
             await self._report_if_heard()
         elif any(item["kind"] == "checkpoint" for item in items):  # what a later attempt must go on from
             await self._report_if_heard()
@@ -231,7 +238,7 @@ class Supervisor:
 
     async def _report(self) -> None:
         """Told from memory: whatever the job did to our files, its state is told."""
-        state: Literal["exited", "running", "starting"] = "running" if self.attempt.running.exists() else "starting"
+        state: Literal["exited", "running", "starting"] = "running" if self._running else "starting"
         report = AttemptReport(
             job=self.attempt.job, attempt=self.attempt.attempt, state=state, slots=self.order["slots"]
         )
@@ -263,13 +270,14 @@ class Supervisor:
 
     async def _say_goodbye(self) -> None:
         """Deliver the rest and the exit. If the board stays away the host worker repeats the exit report."""
-        deadline = time.monotonic() + FAREWELL_S
-        while not await self._said_all() and time.monotonic() < deadline:
+        deadline, late = time.monotonic() + FAREWELL_S, False
+        while not await self._said_all(late=late) and not late:
             await asyncio.sleep(POLL_S)
+            late = time.monotonic() >= deadline
         await self.line.close()
 
-    async def _said_all(self) -> bool:
-        if not await self.publisher.send():
+    async def _said_all(self, *, late: bool) -> bool:
+        if not await self.publisher.send_last(late=late):
             return False
         try:
             await self.line.renew()
@@ -283,9 +291,9 @@ def main() -> int:
     attempt = attempt_dir(Path(sys.argv[1]).resolve(), sys.argv[2], int(sys.argv[3]))
     identity = process_id(os.getpid())
     assert identity is not None
-    # Short: a unix socket's path has at most 107 bytes. Named before it is there, so that whoever buries us finds it.
-    folder = Path(tempfile.gettempdir()) / f"{SOCKET_FOLDER}{secrets.token_hex(6)}"
     try:
+        # Named before it is there, so that whoever buries us finds it.
+        folder = socket_root() / f"{SOCKET_FOLDER}{secrets.token_hex(6)}"
         write_json(attempt.supervisor, {**identity._asdict(), "folder": str(folder)})
     except OSError as error:
         asyncio.run(_tell_of(attempt, host_settings(), error))

@@ -46,10 +46,6 @@ class Lane:
         self.waiting.append((item, size))
         self.size += size
 
-    def append_left(self, item: LogItem, size: int) -> None:
-        self.waiting.appendleft((item, size))
-        self.size += size
-
     def pop(self) -> tuple[LogItem, int]:
         item, size = self.waiting.popleft()
         self.size -= size
@@ -76,7 +72,7 @@ class Board:
         self._lost = 0
         self._logs: dict[int, Lane] = {}
         self._log_bytes = 0
-        self._skipped: dict[int, int] = {}  # lines dropped with none of their rank waiting behind them
+        self._skipped: dict[int, LogItem] = {}  # lines dropped with none of their rank waiting behind them
         self._traffic: dict[int, dict[CellKey, Cell]] = {}
         self._dropped: dict[int, int] = {}
         self._steps = StepLane(STEPS_BYTES)
@@ -108,8 +104,7 @@ class Board:
         self._lost += count
 
     def take(self, room: int, log_room: int) -> Load | None:
-        """What fits into `room` bytes, of which logs have `log_room`; None when nothing does or nothing waits. Hand
-        it back with `give_back` if it was not sent."""
+        """What fits into `room` bytes, of which logs have `log_room`; None when nothing does or nothing waits."""
         if room < ENVELOPE_BYTES:
             return None
         now = time.time()
@@ -138,30 +133,22 @@ class Board:
             return None
         return Load(items, room - left + step_size, log_size)
 
-    def give_back(self, load: Load) -> None:
-        """It could not be sent: it waits again, before what came since."""
-        for item in reversed(load.items):
-            if item["kind"] == "gap":
-                self._lost += item["items"]
-            elif item["kind"] == "traffic":
-                newer = self._traffic.get(item["rank"], {})
-                self._traffic[item["rank"]] = {cell_key(cell): cell for cell in item["cells"]} | newer
-            elif item["kind"] == "log":
-                size = _size(item)
-                self._logs.setdefault(item["rank"], Lane()).append_left(item, size)
-                self._log_bytes += size
-            elif item["kind"] == "timeline":
-                self._steps.give_back(item)
-            else:
-                size = _size(item)
-                self._others.appendleft(Sized(item, size))
-                self._others_bytes += size
-        self._drop_others()
-        self._drop_logs(LOG_BYTES)
-
     def thin_logs(self) -> None:
         """Lines come faster than they may be sent: keep the newest, so that what is shown is not long past."""
         self._drop_logs(LATE_LOG_BYTES)
+
+    def tell_skipped(self, *, late: bool) -> None:
+        """No line comes any more: those dropped with none behind them are counted in an item of their own. `late`: so
+        are those that wait."""
+        if late:
+            self._drop_logs(0)
+        told, self._skipped = self._skipped, {}
+        for item in told.values():
+            self._append_log(item)
+
+    def is_empty(self) -> bool:
+        logs, steps = self._logs or self._skipped, self._steps.num_bytes
+        return not (self._lost or self._others or self._traffic or logs or steps)
 
     def _drop_others(self) -> None:
         while len(self._others) > MAX_WAITING or self._others_bytes > WAITING_BYTES:
@@ -190,9 +177,8 @@ class Board:
         return taken, size
 
     def _append_log(self, segment: LogItem) -> None:
-        skipped = self._skipped.pop(segment["rank"], 0)
-        if skipped:
-            segment["skipped"] = segment.get("skipped", 0) + skipped
+        if before := self._skipped.pop(segment["rank"], None):
+            segment["skipped"] = segment.get("skipped", 0) + before["skipped"]
         size = _size(segment)
         self._logs.setdefault(segment["rank"], Lane()).append(segment, size)
         self._log_bytes += size
@@ -208,7 +194,8 @@ class Board:
                 oldest = lane.waiting[0][0]
                 oldest["skipped"] = oldest.get("skipped", 0) + skipped
             else:
-                self._skipped[rank] = skipped
+                behind = segment["first"] + len(segment["lines"])
+                self._skipped[rank] = _segment(segment, behind, [], skipped)
                 del self._logs[rank]
 
     def _take_logs(self, room: int) -> tuple[list[LogItem], int]:

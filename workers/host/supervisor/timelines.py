@@ -132,13 +132,3 @@ class StepLane:
                 self._steps.pop(0)
         self.num_bytes -= used
         return taken, used
-
-    def give_back(self, item: TimelineItem) -> None:
-        """The last that was taken and is not back yet."""
-        size = len(msgpack.packb(item))
-        self.num_bytes += size
-        if self._steps and self._steps[0][0][0]["step"] == item["step"]:
-            self._steps[0].insert(0, (item, size))
-        else:
-            self._steps.insert(0, [(item, size)])
-        self._begun = True

@@ -65,25 +65,8 @@ def taken(board: Board, room: int = PLENTY, log_room: int = PLENTY) -> list[Item
 def test_traffic_is_thinned_to_the_newest_counters() -> None:
     board = Board()
     board.add(traffic(10))
-    unsent = board.take(PLENTY, PLENTY)
-    assert unsent is not None
     board.add(traffic(30))
-    board.give_back(unsent)
     assert [i["cells"][0]["payload_bytes"] for i in taken(board) if i["kind"] == "traffic"] == [30]
-
-
-def test_items_given_back_come_before_newer_ones() -> None:
-    board = Board()
-    board.add(log(0, 1))
-    board.add(phase())
-    unsent = board.take(PLENTY, PLENTY)
-    assert unsent is not None
-    board.add(log(1, 1))
-    board.add(problem(1))
-    board.give_back(unsent)
-    items = taken(board)
-    assert [item["first"] for item in items if item["kind"] == "log"] == [0, 1]
-    assert [item["kind"] for item in items if item["kind"] != "log"] == ["phase", "checkpoint"]
 
 
 def test_too_many_items_leave_a_gap_of_their_number() -> None:
@@ -147,6 +130,24 @@ def test_lines_that_come_too_fast_are_thinned_to_the_newest_with_every_one_count
     missing += sum(item.get("skipped", 0) for item in waiting)
     assert told + missing + sum(len(item["lines"]) for item in waiting) == lines
     assert missing > 0
+
+
+def test_lines_dropped_at_the_end_are_counted_though_none_comes_behind_them() -> None:
+    board = Board()
+    for rank in range(50):
+        board.add(log(0, SEGMENT_BYTES - 100, rank))
+    board.thin_logs()
+    board.tell_skipped(late=False)
+    assert not board.is_empty()
+    told = [item for item in taken(board) if item["kind"] == "log"]
+    assert {item["rank"] for item in told} == set(range(50))
+    assert all(len(item["lines"]) + item.get("skipped", 0) == 1 for item in told)
+    assert {item["first"] for item in told if not item["lines"]} == {1}
+    assert board.is_empty()
+    board.add(log(1, 1))
+    board.tell_skipped(late=True)
+    (last,) = (item for item in taken(board) if item["kind"] == "log")
+    assert (last["first"], last["lines"], last["skipped"]) == (2, [], 1)
 
 
 def test_a_load_fits_its_room_and_everything_gets_out_in_the_end() -> None:

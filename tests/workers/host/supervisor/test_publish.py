@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis.asyncio
+from redis.asyncio.connection import AbstractConnection
 
 from contracts.codec import BATCH_BYTES, decode_batch
 from contracts.control import AttemptReport
 from contracts.names import telemetry_stream, wanted_key
 from contracts.telemetry.batches import Item
 from contracts.telemetry.steps import CheckpointItem, LogItem, PhaseItem
+from jobs.history.recording.streams import Stream, new_entries
 from tests.support.processes import RedisServer
 from workers.host.attempts import AttemptDir
 from workers.host.settings import HostSettings
@@ -23,6 +27,7 @@ from workers.host.supervisor.bucket import Bucket
 from workers.host.supervisor.line import Line
 from workers.host.supervisor.line.over_redis import STREAM_KEPT_S, RedisLine
 from workers.host.supervisor.publish import Publisher
+from workers.host.supervisor.tasks import cancelled
 
 STREAM = telemetry_stream("job", 1)
 STREAM_BYTES = 2**20
@@ -140,6 +145,93 @@ def test_what_redis_did_not_take_is_sent_later_and_all_of_it(redis_service: Redi
 
     steps = [item["step"] for item in items(run(redis_service, outage)) if item["kind"] == "checkpoint"]
     assert steps == list(range(100))
+
+
+def recorded(server: RedisServer) -> list[int]:
+    """Steps as the history has them, -1 for each entry that it misses."""
+    stream = Stream("job", 1, 0)
+    position: Any = {stream: {"after": "0-0", "number": None}}
+    steps: list[int] = []
+    while found := list(new_entries(server.client(), position)):
+        for _, entries in found:
+            for heard in entries:
+                steps += [-1] * heard.missing
+                steps += (
+                    [item["step"] for item in items([heard.batch]) if item["kind"] == "checkpoint"]
+                    if heard.batch
+                    else []
+                )
+                position = {stream: {"after": heard.id, "number": heard.number}}
+    return steps
+
+
+@pytest.fixture
+def deaf(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """While it is set, Redis does what it is asked, and no answer arrives."""
+    is_deaf, hear = threading.Event(), AbstractConnection.read_response
+
+    async def hear_or_not(self: Any, *args: Any, **options: Any) -> Any:
+        answer = await hear(self, *args, **options)
+        if is_deaf.is_set():
+            raise redis.exceptions.TimeoutError("no answer")
+        return answer
+
+    monkeypatch.setattr(AbstractConnection, "read_response", hear_or_not)
+    return is_deaf
+
+
+def test_a_batch_whose_answer_was_lost_is_recorded_once_and_what_comes_behind_it_too(
+    redis_service: RedisServer, deaf: threading.Event
+) -> None:
+    """What came meanwhile went under the same number once, and was left out as known."""
+
+    async def unheard(publisher: Publisher, board: Board, line: Line) -> None:
+        for number in range(4):
+            board.add(problem(number))
+            deaf.set() if number % 2 else deaf.clear()
+            assert await publisher.send() != deaf.is_set()
+        deaf.clear()
+        assert await publisher.send()
+
+    run(redis_service, unheard)
+    assert recorded(redis_service) == list(range(4))
+
+
+def test_a_batch_that_was_on_its_way_when_sending_was_cancelled_is_recorded_once(redis_service: RedisServer) -> None:
+    async def cut_off(publisher: Publisher, board: Board, line: Line) -> None:
+        board.add(problem(0))
+        assert await publisher.send()
+        board.add(problem(1))
+        with redis_service.halted():
+            sending = asyncio.create_task(publisher.send())
+            await asyncio.sleep(0)  # it waits for an answer now
+            await cancelled([sending])
+        board.add(problem(2))
+        assert await publisher.send()
+
+    run(redis_service, cut_off)
+    assert recorded(redis_service) == [0, 1, 2]
+
+
+def test_a_batch_that_redis_has_is_not_said_again_when_what_is_done_beside_it_fails(
+    redis_service: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number was spent, and it was recorded twice."""
+
+    async def failing(*_args: Any, **_options: Any) -> None:
+        raise redis.exceptions.ConnectionError("away")
+
+    async def hindered(publisher: Publisher, board: Board, line: Line) -> None:
+        assert isinstance(line, RedisLine)
+        for name in ("xtrim", "expire"):
+            monkeypatch.setattr(line._redis, name, failing)
+        board.add(problem(0))
+        await publisher.send()
+        board.add(problem(1))
+        await publisher.send()
+
+    run(redis_service, hindered)
+    assert recorded(redis_service) == [0, 1]
 
 
 def test_steps_that_are_asked_for_are_read_and_nonsense_among_them_is_not(redis_service: RedisServer) -> None:

@@ -20,7 +20,11 @@ class Line(Protocol):
     """One attempt's way to the board. Every method but `close` raises LineError."""
 
     async def publish(self, batch: bytes) -> None:
-        """One msgpack `Batch` of telemetry, behind those before it."""
+        """One msgpack `Batch` of telemetry, behind those before it. Returns once the board has it.
+
+        Where it raises LineError, or is cancelled, the board may have it: the very same bytes are to be said again
+        before others, and it takes them once. Not so after RefusedError.
+        """
 
     async def report(self, report: AttemptReport) -> None:
         """Tell the attempt's state."""

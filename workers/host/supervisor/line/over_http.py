@@ -24,10 +24,6 @@ FRESH_S = 15.0  # how long an answer says whether to end: a report is due every 
 ENDED = 410  # the board's word for a run that is over
 
 
-class NotTakenError(LineError):
-    """Heard, not taken, and to be said again later."""
-
-
 class Membership(NamedTuple):
     """Who speaks: one node of one attempt of a run. `claim` is the secret it joined with."""
 
@@ -53,14 +49,13 @@ class Membership(NamedTuple):
 class HttpLine:
     """A `Line` over HTTPS.
 
-    A batch whose fate is not known is kept and said again under its number, as the very same bytes, before anything
-    else: the board takes each number once. What it says of being away, back or refused goes to `tell`, once each.
+    A batch has its number until the board has it or will not: it takes each number once. What it says of being away,
+    back or refused goes to `tell`, once each.
     """
 
     def __init__(self, board: Board, who: Membership, tell: Callable[[str], None] = log.warning) -> None:
         self._board, self._who, self._tell = board, who, tell
         self._number = 0  # of the next batch
-        self._unsure: bytes | None = None
         self._not_before = 0.0
         self._failures = 0
         self._away = self._over = self._refused = False
@@ -72,16 +67,8 @@ class HttpLine:
         return self._over
 
     async def publish(self, batch: bytes) -> None:
-        """Returns once the board has it, or this line holds it to be said again."""
-        await self._settle()
-        self._unsure = batch
-        try:
-            await self._settle()
-        except RefusedError:
-            raise
-        except LineError:
-            if self._unsure is None:
-                raise  # it said that it did not take it
+        await self._say(f"{self._who.path}/batches?n={self._number}", batch, {})
+        self._number += 1
 
     async def report(self, report: AttemptReport) -> None:
         body = zlib.compress(encode_report(report))
@@ -105,8 +92,7 @@ class HttpLine:
         return frozenset()
 
     async def renew(self) -> None:
-        """Nothing published is on its way any more."""
-        await self._settle()
+        """The board sees to it with each batch."""
 
     async def now(self) -> float:
         with _understood():
@@ -128,24 +114,12 @@ class HttpLine:
         headers = {"Content-Type": "application/json"}
         return await self._say(f"{self._who.path}/meet", json.dumps(said).encode(), headers)
 
-    async def _settle(self) -> None:
-        if self._unsure is None:
-            return
-        try:
-            await self._say(f"{self._who.path}/batches?n={self._number}", self._unsure, {})
-        except (RefusedError, NotTakenError):
-            self._unsure = None
-            raise
-        self._unsure = None
-        self._number += 1
-
     async def _say(self, path: str, body: bytes, headers: dict[str, str]) -> dict[str, Any]:
         """What the board answers.
 
         Raises:
             RefusedError: it is not wanted, now or later.
-            NotTakenError: it was heard and is to be said again later.
-            LineError: nobody answered, or it is too early to try again.
+            LineError: nobody answered, the board could not take it now, or it is too early to try again.
         """
         if self._over:
             raise RefusedError("the run is over for the board")
@@ -168,7 +142,7 @@ class HttpLine:
             self._wait(answer.retry_after_s)
             if answer.status != 429:
                 self._tell_once(f"the board fails ({answer.problem}): training goes on, and what it says is kept")
-            raise NotTakenError(answer.problem)
+            raise LineError(answer.problem)
         self._failures = 0
         if answer.status in (200, ENDED):
             self._heard, self._cancel = time.monotonic(), answer.told.get("cancel") is True

@@ -47,17 +47,21 @@ class RedisLine:
 
     async def publish(self, batch: bytes) -> None:
         """One entry more; of the oldest as many less as keep the stream below its bound."""
+        gone = self._too_old(len(batch))
+        trim: dict[str, Any] = {}
+        if gone:  # all that are known, or those before the first that stays
+            trim = {"minid": self._entries[gone][0]} if gone < len(self._entries) else {"maxlen": 1}
         with _told():
-            entry: Any = await self._redis.xadd(self._stream, {"b": batch, "n": self._number})
-            self._number += 1
-            self._entries.append((entry.decode(), len(batch)))
-            self._num_bytes += len(batch)
-            if self._num_bytes > self._stream_bytes:
-                while self._num_bytes > self._stream_bytes:
-                    self._num_bytes -= self._entries.popleft()[1]
-                oldest = self._entries[0][0] if self._entries else "+"
-                await self._redis.xtrim(self._stream, minid=oldest, approximate=False)
-            await self._renew_in_time()
+            # At once: once Redis has it, nothing behind it can fail, and the number is spent.
+            async with self._redis.pipeline(transaction=True) as pipe:
+                pipe.xadd(self._stream, {"b": batch, "n": self._number}, approximate=False, **trim)
+                pipe.expire(self._stream, STREAM_KEPT_S)
+                entry: Any = (await pipe.execute())[0]
+        self._number += 1
+        for _ in range(gone):
+            self._num_bytes -= self._entries.popleft()[1]
+        self._entries.append((entry.decode(), len(batch)))
+        self._num_bytes += len(batch)
 
     async def report(self, report: AttemptReport) -> None:
         event = AttemptEvent(kind="attempt", v=VERSION, host=self._host, time=time.time(), report=report)
@@ -109,6 +113,15 @@ class RedisLine:
 
     async def close(self) -> None:
         await self._redis.aclose()
+
+    def _too_old(self, num_bytes: int) -> int:
+        """How many of the oldest entries have no room beside so many bytes more."""
+        over = self._num_bytes + num_bytes - self._stream_bytes
+        for gone, (_, size) in enumerate(self._entries):
+            if over <= 0:
+                return gone
+            over -= size
+        return len(self._entries)
 
     async def _renew_in_time(self) -> None:
         """Let the stream live on for STREAM_KEPT_S."""
