@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import re
+import secrets
 import shutil
 import socket
 import subprocess
@@ -138,9 +139,11 @@ def _request(options: argparse.Namespace, environment: Mapping[str, str], launch
             request["spec"] = json.loads(options.spec.read_text())
         except (OSError, ValueError) as error:
             raise WrongUseError(f"--spec {options.spec}: {error}") from None
-    if key is not None and launch.nodes > 1:
+    if launch.nodes == 1:
+        request["key"] = secrets.token_urlsafe(24)  # its own: asked again after a lost answer, the board finds its run
+    elif key is not None:
         request["key"] = key
-    elif options.key:
+    if options.key and launch.nodes == 1:
         say("--key is left out: it is for the nodes of one run to find each other, and this run has one node")
     return request
 

@@ -135,6 +135,8 @@ class Watch:
             shutil.rmtree(folder, ignore_errors=True)
         if attempt.exit.exists():  # written while we were at it
             return True
+        if outcome == "lost" and attempt.supervisor_id() is not None:  # it was late, and has begun while we were at it
+            return False
         return self._ends.conclude(attempt, outcome, reason)
 
 

@@ -15,6 +15,8 @@ from tests.support.processes import ROOT, base_environment, gone, wait_until
 from tests.support.tls import TlsBoard, self_signed
 from tests.workers.elsewhere.conftest import metered
 from workers.elsewhere.__main__ import main
+from workers.elsewhere.command import understand
+from workers.elsewhere.wrapper import _parser, _request
 
 SLEEP = ["sh", "-c", "echo here $$; exec sleep 600"]
 GROWN_SILENT = """
@@ -189,3 +191,12 @@ def test_a_machine_on_which_nothing_can_be_watched_harms_no_training(tmp_path: P
     assert not list(tmp_path.iterdir())
     ran = subprocess.run([*argv, "/no/such"], env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.returncode == 127
+
+
+def test_a_run_of_one_node_is_asked_for_under_a_key_of_its_own() -> None:
+    """Each lost answer left a run that nobody told of any more."""
+    command = ["python", "train.py"]
+    options = _parser().parse_args(["--", *command])
+    first, second = (_request(options, {}, understand(command, {}, "", lambda: 0)) for _ in range(2))
+    assert len(first["key"]) > 20
+    assert first["key"] != second["key"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import subprocess
@@ -19,8 +20,10 @@ from tests.support.host import NAME, host
 from tests.support.orders import order
 from tests.support.processes import RedisServer, wait_until
 from tests.workers.host.test_reporter import heartbeats, settings
+from workers.host import watch
 from workers.host.attempts import AttemptDir, attempt_dir
 from workers.host.ends import Ends
+from workers.host.processes import process_id
 from workers.host.reporter import Reporter
 from workers.host.start.claims import claim
 from workers.host.start.starting import Starter
@@ -192,3 +195,23 @@ def test_an_end_that_cannot_be_written_is_told_and_written_when_there_is_room(
     report = claimed.read_exit()
     assert report is not None
     assert report["outcome"] == "lost"
+
+
+def test_a_supervisor_that_began_while_it_was_given_up_is_left_to_it(
+    redis_service: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So slow a start that its attempt is being called lost: it was, and trained on beside the next."""
+    claimed = claim(tmp_path, order())
+    assert claimed is not None
+    late = process_id(os.getpid())
+    assert late is not None
+
+    def begins(*_asked: object) -> list[int]:
+        claimed.supervisor.write_text(json.dumps({**late._asdict(), "folder": str(tmp_path / "socket")}))
+        return []
+
+    monkeypatch.setattr(watch, "START_GRACE_S", -1.0)
+    monkeypatch.setattr(watch, "sweep", begins)
+    reporter = Reporter(settings(redis_service.url, tmp_path))
+    reporter._watch.look()
+    assert claimed.read_exit() is None
