@@ -71,7 +71,7 @@ def main() -> int:
 
 
 def _terminate(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # none is left but root's own
         os.killpg(pid, signal.SIGTERM)
 
 
@@ -90,7 +90,7 @@ def _reap(main_pid: int) -> int | None:
 
 def _end(main_pid: int) -> int:
     """Nothing of the attempt outlives this."""
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # none is left but root's own
         os.killpg(main_pid, signal.SIGKILL)
     job, _, attempt = os.environ[COOKIE].partition("/")
     runs = os.environ.get(RUNS)
