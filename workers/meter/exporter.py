@@ -7,6 +7,7 @@ one, whenever that could be sent. Only the items handed to `send` wait, in a bou
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import struct
@@ -14,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import TypeVar
 
 import msgpack
 
@@ -25,6 +27,9 @@ from workers.meter.gauges import Gauge
 from workers.meter.recorder import Recorder
 from workers.meter.standing import Watch
 from workers.meter.timeline import Timelines
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 PERIOD_S = 0.1
 MAX_WAITING = 10_000  # items, over a quarter of an hour of ten steps a second without a supervisor
@@ -55,7 +60,7 @@ class Exporter:
         self._steps: deque[TimelineItem] = deque(maxlen=MAX_TIMELINES)
         self._stopping = threading.Event()
         self._deadline = float("inf")
-        self._flushed = False
+        self._flushed = self._failed = False
         self._connection: socket.socket | None = None
         self._sent: dict[_CellKey, Cell] = {}
         self._unsent = memoryview(b"")  # the rest of a frame that is under way
@@ -86,29 +91,36 @@ class Exporter:
         while not self._stopping.wait(PERIOD_S):
             self._take_steps(final=False)
             self._look(*self._looks, *self._watched)
-            with contextlib.suppress(Exception):  # the next turn tells as much
-                self._send_what_is_new()
+            self._tried(self._send_what_is_new)
         self._look(*self._watched)
         self._recorder.close_step()
         self._take_steps(final=True)
         while not self._flushed and time.monotonic() < self._deadline:
-            with contextlib.suppress(Exception):
-                self._flushed = self._send_what_is_new()
-            if not self._flushed and self._connection is None:
+            told = self._tried(self._send_what_is_new)
+            self._flushed = told is True
+            if told is None or (not told and self._connection is None):
                 time.sleep(PERIOD_S)
         if self._connection is not None:
             self._connection.close()
 
     def _take_steps(self, *, final: bool) -> None:
-        with contextlib.suppress(Exception):
-            self._steps.extend(self._timelines.take(final=final))
+        self._steps.extend(self._tried(lambda: self._timelines.take(final=final)) or ())
 
     def _look(self, *looks: Callable[[], Item | None]) -> None:
-        """What one cannot see, with too many files open, say, is not told; all else is: a silent rank looks dead."""
         for look in looks:
-            with contextlib.suppress(Exception):
-                if (item := look()) is not None:
-                    self.send(item)
+            if (item := self._tried(look)) is not None:
+                self.send(item)
+
+    def _tried(self, work: Callable[[], T]) -> T | None:
+        """What fails, with too many files open, say, is not told, but for the first in the rank's log; all else is: a
+        silent rank looks dead."""
+        try:
+            return work()
+        except Exception:
+            if not self._failed:
+                self._failed = True
+                log.exception("the meter leaves out what it could not see or say just now")
+            return None
 
     def _send_what_is_new(self) -> bool:
         """True once nothing is left to send."""

@@ -265,7 +265,9 @@ def test_a_full_queue_lets_steps_go_and_keeps_what_happens_once(path, monkeypatc
     supervisor.kill()
 
 
-def test_a_look_that_fails_leaves_out_what_it_would_have_told_and_nothing_else(path: Path) -> None:
+def test_a_look_that_fails_leaves_out_what_it_would_have_told_and_nothing_else(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """With too many files open for a moment a rank fell silent for good."""
     failed = threading.Event()
 
@@ -282,3 +284,6 @@ def test_a_look_that_fails_leaves_out_what_it_would_have_told_and_nothing_else(p
     eventually(supervisor.cells)
     assert exporter.close()
     supervisor.kill()
+    (told,) = [record for record in caplog.records if record.name == "workers.meter.exporter"]
+    assert told.exc_info is not None
+    assert "too many open files" in str(told.exc_info[1]), "the first of them is in the rank's log"
