@@ -18,12 +18,10 @@ Layers = tuple[tuple[bool, int], ...]
 
 class Turn(NamedTuple):
     """Which backward of a chunk in the step: the first finds no gradients, the last is followed by the update; or which
-    forward. `fresh`, `wide` and `frees` as a `Species` says them."""
+    forward. `frees` as a `Species` says it."""
 
     first: bool
     last: bool
-    fresh: bool = False
-    wide: bool = False
     frees: bool = False
 
 
@@ -50,12 +48,6 @@ class Chunk(NamedTuple):
     def tied(self) -> bool:
         """Whether embedding and head are one table here."""
         return self.first and self.last and self.shape.model.tied_embeddings
-
-    @property
-    def widens_late(self) -> bool:
-        """Whether gradients that weights' turns leave wait for a backward's end to be widened, as FSDP2 does."""
-        z = self.sharding
-        return self.waits and z.stage == 1 and z.compute != z.reduced
 
     def unit(self, moe: bool) -> Unit:
         return self.moe if moe else self.dense
@@ -112,9 +104,7 @@ def _parts(chunk: Chunk, turn: Turn) -> _Parts:
 
 def _sums(chunk: Chunk, turn: Turn) -> Sums:
     z = chunk.sharding
-    if chunk.widens_late:
-        return "add" if turn.fresh else "keep"
-    if z.stage >= 2 or (z.stage == 1 and z.compute != z.reduced and not chunk.waits):
+    if z.stage >= 2 or z.widens:
         return "keep"
     if not z.stage:
         return _unsharded_sums(chunk, turn)
@@ -243,11 +233,9 @@ def _weights(parts: _Parts) -> Iterator[Stretch]:
     several += [(parts.embedding, 1)] if parts.embedding else []
     yield from (piece.made.times(count) for piece, count in several)
     yield from (piece.added.times(count) for piece, count in several)
-    if chunk.sharding.stage >= 2 or (chunk.sharding.stage == 1 and turn.last):
-        found = turn._replace(first=not turn.wide) if chunk.widens_late else turn
+    if chunk.sharding.stage >= 2 or chunk.sharding.widens or (chunk.sharding.stage == 1 and turn.last):
         # Once all are made the units are reduced as they stand in the module, the root first.
-        reducer = _Reducer(chunk._replace(waits=False), found, last=chunk.unit(chunk.runs[-1][0]).each[0])
-        reducer.element = chunk.sharding.reduced if turn.wide else chunk.sharding.compute
+        reducer = _Reducer(chunk._replace(waits=False), turn, last=chunk.unit(chunk.runs[-1][0]).each[0])
         frees = turn.frees and chunk.sharding.stage < 3
         for unit, count in [(chunk.root, 1), *((unit, count) for _, unit, count in parts.each)]:
             each = []
@@ -294,11 +282,8 @@ class _Reducer:
         self._chunk, self._turn, self._z = chunk, turn, chunk.sharding
         z = self._z
         self._reduces = not chunk.waits and (z.stage >= 2 or (z.stage == 1 and turn.last))
-        self._widens = not chunk.waits and z.stage == 1 and z.compute != z.reduced
-        # One of several micro-batches, whose gradients have been added up.
-        self.element = z.compute
-        if self._widens and not (turn.first and turn.last):
-            self.element = z.reduced
+        # One of several micro-batches, whose gradients are added up in the type that they are reduced in.
+        self._widens = not chunk.waits and z.widens and not (turn.first and turn.last)
         self._before = (last or self._last_of_chunk()) if not turn.first and z.stage >= 2 else NO_UNIT
 
     def _last_of_chunk(self) -> Unit:
@@ -307,13 +292,12 @@ class _Reducer:
 
     def after(self, unit: Unit) -> list[Stretch]:
         z, found = self._z, list[Stretch]()
-        if self._chunk.widens_late and self._turn.fresh:
-            found.append(z.widen(unit, first=not self._turn.wide))
-        if self._widens and not (self._turn.first and self._turn.last):
+        if self._widens:
             found.append(z.widen(unit, first=self._turn.first))
         if self._reduces:
             first = self._turn.first or z.stage == 1
-            found.append(z.reduce(unit, self._before, first=first, element=self.element))
+            element = z.reduced if self._widens else z.compute
+            found.append(z.reduce(unit, self._before, first=first, element=element))
             self._before = unit
         return found
 

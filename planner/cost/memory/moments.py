@@ -22,16 +22,13 @@ from planner.facts.words import counted
 class Species(NamedTuple):
     """An action as far as memory goes: F, B (I as well) or W of one of the rank's kinds of chunk.
 
-    Where a split backward's gradients widen: `fresh` if some have come since the chunk's last backward, `wide` if
-    others have been widened before. `frees`: after it the chunk's gathered weights are not needed in this step.
+    `frees`: after it the chunk's gathered weights are not needed in this step.
     """
 
     kind: str
     chunk: int
     first: bool
     last: bool
-    fresh: bool = False
-    wide: bool = False
     frees: bool = False
 
 
@@ -56,16 +53,13 @@ class Moment(NamedTuple):
 
 
 class Pipe(NamedTuple):
-    """A schedule on one rank; `kinds` by chunk of the rank. `widens`: a backward finds the gradients that weights'
-    turns have left since the last, and adds them to those of the type they are reduced in. `left`: the last forward of
-    a chunk is unlike others."""
+    """A schedule on one rank; `kinds` by chunk of the rank. `left`: the last forward of a chunk is unlike others."""
 
     schedule: Schedule
     pp: int
     virtual_stages: int
     stage: int
     kinds: tuple[int, ...]
-    widens: bool = False
     left: bool = False
 
     @property
@@ -132,45 +126,31 @@ def _walk(pipe: Pipe, m: int) -> Iterator[Moment]:
     done: dict[tuple[str, int], int] = {}
     messages = _Messages(pipe, m)
     later = splits(layout)
-    fresh, wide = set[int](), set[int]()
 
     def species(kind: str, chunk: int, *, whole: bool = True) -> Species:
         count = done.get((kind, chunk), 0)
         done[kind, chunk] = count + 1
         backward = kind != "F"
         last = (backward or pipe.left) and count == m - 1
-        first, narrow, wider = count == 0, backward and chunk in fresh, backward and chunk in wide
-        return Species(kind, kind_of[chunk], first, last, narrow, wider, frees=backward and last and whole)
+        return Species(kind, kind_of[chunk], count == 0, last, frees=backward and last and whole)
 
     told: tuple[tuple[Species, int], ...] = ()
 
     def moment(what: Species) -> Moment:
         return Moment(what, tuple(flight), tuple(waiting), told, messages.number, messages.twice)
 
-    def pass_by(what: Species, chunk: int) -> None:
+    def pass_by(what: Species) -> None:
         nonlocal told
-        left = Species("W", what.chunk, first=False, last=False, fresh=False, wide=True)
-        if what.first or what.last or what == left or (what.fresh and not what.wide and what.kind == "B"):
+        if what.first or what.last:
             passed[what] = passed.get(what, 0) + 1
-        elif what.kind == "B" and what.fresh:  # takes what a later turn of the weights left
-            passed[left] -= 1
-            if not passed[left]:
-                del passed[left]
-        else:
-            return
-        told = tuple(sorted(passed.items()))
-        if what.kind == "B" and what.fresh:
-            fresh.discard(chunk)
-            wide.add(chunk)
-        if what.kind == "W" and pipe.widens:
-            fresh.add(chunk)
+            told = tuple(sorted(passed.items()))
 
     for index, action in enumerate(actions(layout, stage, m)):
         kind, at = action.kind, kind_of[action.chunk]
         if kind != "W":
             what = species("F" if kind == "F" else "B", action.chunk, whole=kind == "B")
             yield moment(what)
-            pass_by(what, action.chunk)
+            pass_by(what)
             flight[at] += 1 if kind == "F" else -1
             if kind != "F" and later:
                 waiting[at] += 1
@@ -179,7 +159,7 @@ def _walk(pipe: Pipe, m: int) -> Iterator[Moment]:
         if kind == "W" or (kind == "B" and later):
             what = species("W", action.chunk, whole=kind == "W")  # what a whole backward used it freed itself
             yield moment(what)
-            pass_by(what, action.chunk)
+            pass_by(what)
             waiting[at] -= 1
             messages.after_weights(action)
         if kind == "W":

@@ -255,9 +255,8 @@ def gradient_bytes(spec: JobSpec, stage: int) -> int:
 def _pipe(spec: JobSpec, stage: int, rank: Rank) -> Pipe:
     layout = spec.layout
     schedule = layout.schedule if layout.pp > 1 else "1f1b"
-    widens = any(chunk.widens_late for chunk in rank.kinds)
     left = any(chunk.left for chunk in rank.kinds)
-    return Pipe(schedule, layout.pp, layout.virtual_stages, stage, rank.kind_of, widens, left)
+    return Pipe(schedule, layout.pp, layout.virtual_stages, stage, rank.kind_of, left)
 
 
 def _update(spec: JobSpec, stage: int) -> Sized:
@@ -284,7 +283,7 @@ class _Costs:
         message = chunk.shape.part_bytes
         usual = {"F": Turn(False, False), "B": Turn(False, False)}
         if chunk.waits:
-            usual["W"] = Turn(False, False, fresh=chunk.widens_late, wide=chunk.widens_late)
+            usual["W"] = Turn(False, False)
         self._turns = usual
         self._usual = {kind: effect(chunk, kind, turn) for kind, turn in usual.items()}
         self.flight = _sized(self._usual["F"].net)

@@ -68,6 +68,11 @@ class Sharding(NamedTuple):
     def mixed(self) -> bool:
         return self.compute != self.held
 
+    @property
+    def widens(self) -> bool:
+        """Whether whole gradients are added up in another type than they come in, each micro-batch's at its end."""
+        return self.stage == 1 and self.compute != self.reduced
+
     def gather(self, unit: Unit, before: Unit) -> Stretch:
         """In forward; `before` is the unit whose buffer is still there."""
         return changes(

@@ -34,11 +34,9 @@ class Zero(NoDataParallel):
         self._set(self._roots[chunk], last=last and not split, reduces=reduces, frees=last or self._frees_each)
 
     def weights_added(self, chunk: int, parameters: list[torch.Tensor], *, last: bool) -> None:
-        if not last and self._stage == 1:
-            return
         root = self._roots[chunk]
-        self._set(root, last=last, reduces=True, frees=last or self._frees_each)
-        finish_backward(root)
+        self._set(root, last=last, reduces=last or self._stage >= 2, frees=last or self._frees_each)
+        finish_backward(root)  # unless it reduces, this adds them up in the type that they are reduced in
 
     def after_chunk(self, chunk: int) -> None:
         if self._keeps:

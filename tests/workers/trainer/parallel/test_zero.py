@@ -40,9 +40,9 @@ class Remembers(nn.Module):
         return x @ self.used[0].detach().T
 
 
-def sharded(group: dist.ProcessGroup, stage: int) -> FSDPModule:
+def sharded(group: dist.ProcessGroup, stage: int, compute: torch.dtype = torch.float32) -> FSDPModule:
     torch.manual_seed(0)
-    options = {"frees": stage == 3, "compute": torch.float32, "reduced": torch.float32}
+    options = {"frees": stage == 3, "compute": compute, "reduced": torch.float32}
     model = Remembers()
     return shard(model, group, None, torch.device("cpu"), besides=set(), **options)  # type: ignore[arg-type]
 
@@ -72,3 +72,24 @@ def test_gradients_added_after_backward_are_reduced_when_told(alone: dist.Proces
     gradient = next(root.parameters()).grad
     assert gradient is not None
     assert torch.equal(gradient.full_tensor(), torch.full((3, 4), 4.0))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_weight_gradients_one_after_another_are_summed_in_fp32(alone: dist.ProcessGroup, stage: int) -> None:
+    """At a pipe's end nothing but them is left: stage 1 summed those in bf16, in which 256 and 1 are 256."""
+    root = sharded(alone, stage, torch.bfloat16)
+    zero = Zero([root], stage)
+    assert isinstance(root, Remembers)
+    values, used = (256.0, 1.0, 1.0, 1.0), []
+    for _ in values:
+        out = root(torch.ones(2, 4, requires_grad=True, dtype=torch.bfloat16))
+        zero.before_backward(0, last=False, split=True)
+        out.sum().backward()
+        used.append(root.used[0])
+    for number, (value, parameter) in enumerate(zip(values, used, strict=True), 1):
+        added = torch.full((3, 4), value, dtype=torch.bfloat16)
+        parameter.grad = added if parameter.grad is None else parameter.grad + added
+        zero.weights_added(0, [parameter], last=number == len(values))
+    gradient = next(root.parameters()).grad
+    assert gradient is not None
+    assert torch.equal(gradient.full_tensor(), torch.full((3, 4), 259.0))  # type: ignore[attr-defined]
