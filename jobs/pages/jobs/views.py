@@ -37,6 +37,7 @@ from jobs.planning.work import told
 from jobs.present import job_detail
 from jobs.queue import actions, check
 from jobs.queue.heard.silence import HeardError, give_up
+from jobs.queue.tries import disproved
 from jobs.telling import ends
 from jobs.text import parse_json
 from planner.facts.spec import Problem, SpecError
@@ -231,7 +232,7 @@ def job_page(request: HttpRequest, job_id: str) -> HttpResponse:
         "terminal": job.status in TERMINAL,
         "started": job.history.filter(attempt=job.attempt, status=Status.STARTING).exists(),
         "elsewhere": elsewhere,
-        "again": job.status in AGAIN and not elsewhere,
+        "again": job.status in AGAIN and not elsewhere and not disproved(job),
         "stranded": job.status == Status.QUEUED and is_stranded(job),
         "may_change": may_change(request.user, job),
         "end_mail": ends.told(cast(User, request.user), job),

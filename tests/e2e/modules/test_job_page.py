@@ -336,6 +336,17 @@ def test_ticks_of_an_axis_differ(modules: Page, ticks: list[float | None], words
     assert call(modules, "charts/ticks.js", body, ticks) == words
 
 
+def test_a_job_whose_run_was_disproved_is_not_offered_another_try(modules: Page) -> None:
+    body = "".join(f'<div id="{name}"></div>' for name in ("states", "status", "cancel-form", "requeue-form", "notice"))
+    shown = "return x.map((job) => { m.showHeader(job); return !document.getElementById('requeue-form').hidden; })"
+    exit = {"outcome": "failed", "reason": "boom", "rank": 1, "exit_code": 1, "log_tail": []}
+    told = {"history": [{"status": "failed", "attempt": 1, "reason": "", "at": "2026-01-01T00:00:00Z"}]}
+    ends = [{**exit, "summary": {"proof": {"wrong": wrong}}} for wrong in ([], [{"name": "w"}])]
+    jobs = [job(finished=True, status="failed", exit=end, **told) for end in (exit, *ends)]
+    with paper(modules, body) as page:
+        assert call(page, "job/header.js", shown, jobs) == [True, True, False]
+
+
 def test_a_long_reason_is_cut_above_the_verdict_and_a_cancelled_job_names_no_exit_code(modules: Page) -> None:
     body = "".join(f'<div id="{name}"></div>' for name in ("states", "status", "cancel-form", "requeue-form", "notice"))
     words = "return x.map((job) => { m.showHeader(job); return document.getElementById('notice').innerText; })"

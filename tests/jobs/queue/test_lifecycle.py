@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -206,6 +207,8 @@ def test_a_run_that_was_disproved_is_not_gone_on_with(
         answer = api(owner).post(f"/api/v1/jobs/{job.id}/{way}", format="json")
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (409, "proof")
     client.force_login(owner)
+    (form,) = re.findall(r'<form id="requeue-form"[^>]*>', client.get(f"/jobs/{job.id}/").content.decode())
+    assert form.endswith("hidden>")
     for way in ("requeue", "smaller"):
         page = client.post(f"/jobs/{job.id}/{way}/", follow=True).content.decode()
         assert "Its run was disproved" in page

@@ -79,9 +79,10 @@ export function showHeader(job) {
   if (badge.textContent !== job.status) badge.textContent = job.status;
   badge.dataset.status = job.status;
   show("cancel-form", !job.finished && job.status !== "cancelling");
-  show("requeue-form", AGAIN.has(job.status));
+  const disproved = job.exit?.summary?.proof?.wrong.length > 0; // a try would go on from what its run saved
+  show("requeue-form", AGAIN.has(job.status) && !disproved);
   for (const id of ["end-mail", "no-end-mail"]) if ($(id)) $(id).hidden = job.finished;
-  if ($("smaller")) $("smaller").hidden = !BAD.has(job.status) && !(job.status === "queued" && $("smaller").dataset.stranded !== undefined);
+  if ($("smaller")) $("smaller").hidden = disproved || (!BAD.has(job.status) && !(job.status === "queued" && $("smaller").dataset.stranded !== undefined));
   if (job.engine === "elsewhere") {
     write($("where"), job.host);
     const silent = job.status === "unreachable" || (job.status === "cancelling" && job.wait_reason);
