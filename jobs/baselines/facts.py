@@ -54,11 +54,11 @@ class Facts(TypedDict):
         Annotated[int, Field(description="after which the run ended; of older ones it is not known")]
     ]
     sent: list[Sent]
-    apart: Annotated[Apart | None, Field(description="null where nothing was predicted")]
+    apart: Annotated[Apart | None, Field(description="null where not all ranks compared themselves with a plan")]
 
 
-def facts(exit_report: Mapping[str, Any] | None) -> Facts:
-    """Of the exit report of an attempt that succeeded.
+def facts(exit_report: Mapping[str, Any] | None, ranks: int) -> Facts:
+    """Of the exit report of an attempt on so many ranks that succeeded.
 
     Raises:
         NoFactsError: it told nothing, or of more groups than are kept.
@@ -82,7 +82,7 @@ def facts(exit_report: Mapping[str, Any] | None) -> Facts:
         "last_step": summary.get("steps", steps),
         "losses": [{"step": point["step"], "loss": point["loss"]} for point in summary.get("losses") or []],
         "sent": sent,
-        "apart": _apart(summary.get("verdict") or {}),
+        "apart": _apart(summary.get("verdict") or {}, ranks),
     }
 
 
@@ -97,9 +97,9 @@ def _sent(cells: Mapping[str, list[dict[str, Any]]], steps: int) -> list[Sent]:
     ]
 
 
-def _apart(verdicts: Mapping[str, list[dict[str, Any]]]) -> Apart | None:
+def _apart(verdicts: Mapping[str, list[dict[str, Any]]], ranks: int) -> Apart | None:
     rows = [row for told in verdicts.values() for row in told]
-    if not rows:
+    if len(verdicts) < ranks:
         return None
     return {
         "bytes": sum(abs(row["measured_bytes"] - row["predicted_bytes"]) for row in rows),

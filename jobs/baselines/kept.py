@@ -132,7 +132,7 @@ def add(user: User, project: str, branch: str, job_id: str) -> Baseline:
     if job.status != Status.SUCCEEDED:
         raise NotSetError(f"a job that {stands(job.status)} has no figures to hold to")
     try:
-        told = facts(job.attempts.get(number=job.attempt).exit)
+        told = facts(job.attempts.get(number=job.attempt).exit, job.world_size)
     except NoFactsError as error:
         raise NotSetError(str(error)) from None
     mine = _mine(user, project)

@@ -36,13 +36,16 @@ def evidences(found: Iterable[Evidence]) -> list[Evidence]:
 
 
 def fitted(told: Told) -> Told:
-    """Below MOST_BYTES: groups, waits and facts are cut to their worst halves until it is."""
+    """Below MOST_BYTES: groups, waits and facts are cut to their worst halves until it is, a stack to its innermost."""
     while len(json.dumps(told)) > MOST_BYTES:
-        groups, waits, facts = told["groups"], told["waits"], told["evidence"]
-        if not (groups or waits or facts):
+        groups, waits, facts, hang = told["groups"], told["waits"], told["evidence"], told["hang"]
+        stack = hang["stack"] if hang is not None else []
+        if not (groups or waits or facts or stack):
             raise AssertionError("what is left is bounded well below")
         told["groups"], told["waits"] = groups[: len(groups) // 2], waits[: len(waits) // 2]
         told["evidence"] = facts[: len(facts) // 2]
+        if hang is not None:
+            told["hang"] = {**hang, "stack": stack[(len(stack) + 1) // 2 :]}
     return told
 
 

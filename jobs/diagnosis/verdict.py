@@ -6,12 +6,14 @@ from jobs.diagnosis.course.ending import Ending
 from jobs.diagnosis.course.script import Script
 from jobs.diagnosis.course.start import Start
 from jobs.diagnosis.course.steps import Steps
-from jobs.diagnosis.findings import Finding, apart_words, evidence, percent, seconds
+from jobs.diagnosis.findings import Finding, evidence, percent, seconds
 from jobs.diagnosis.run import Run
 from jobs.diagnosis.shapes import StepParts
+from planner.cost.correction import holds
 from planner.facts.words import counted
 
 LEAST = 0.01  # of the step: parts that differ by less from the plan are not named
+NO_DIFFERENCE = 0.0005  # of the step: told as none
 LARGE = 0.1  # of a step: a part that is worth a word by itself
 UNCALIBRATED = 0.5  # what is slower than a data sheet promises weighs less than what can be changed
 SOMEBODY = "somebody or a limit ended it"
@@ -74,11 +76,11 @@ def _unobserved(ending: Ending) -> Finding:
 def _beside_plan(measured: StepParts, planned: StepParts, ending: Ending, sure: float) -> Finding:
     off = measured["step_s"] / planned["step_s"] - 1
     slower = f"{percent(abs(off))} {'slower' if off > 0 else 'faster'} than predicted"
+    if abs(off) < NO_DIFFERENCE:
+        slower = "as fast as predicted"
     if off > 1:
         slower = f"{1 + off:.1f} times as long as predicted"
-    traffic = ""
-    if ending.apart is not None:
-        traffic = f"{apart_words(*ending.apart)}, "
+    traffic = f"{ending.apart_words}, " if ending.apart_words else ""
     where = _where(measured, planned) if off > LEAST else ""
     facts = (
         evidence(f"{_pace(measured)}, {seconds(planned['step_s'])} predicted"),
@@ -91,6 +93,11 @@ def _beside_plan(measured: StepParts, planned: StepParts, ending: Ending, sure: 
         if sure < 1:
             following += "; calibrate the host: its speed is a data sheet's"
         return Finding("notice", sure * off / (1 + off), sentence, reason, following, facts)
+    if not holds(planned["sure"], measured["step_s"], planned["step_s"]):
+        sentence = f"Faster than planned: {traffic}{slower}"
+        reason = f"more than the prediction may be off, {_sureness(planned['sure'])}"
+        following = "see the parts of the step beside the plan: does it compute all of it?"
+        return Finding("notice", 0.0, sentence, reason, following, facts)
     if planned["sure"] > 1:
         sentence = f"{_course(ending)}: {traffic}{_pace(measured)}{_mostly(measured)}"
         reason = f"the prediction may be {_sureness(planned['sure'])} off here, so that it says nothing of the speed"

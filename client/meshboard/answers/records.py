@@ -54,7 +54,7 @@ class Facts(TypedDict):
     losses: list[LossAt]
     sent: list[Sent]
     apart: Apart | None
-    """null where nothing was predicted"""
+    """null where not all ranks compared themselves with a plan"""
     last_step: NotRequired[int]
     """after which the run ended; of older ones it is not known"""
 

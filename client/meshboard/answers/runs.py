@@ -223,7 +223,7 @@ class Results(TypedDict):
     verdicts: dict[str, list[VerdictRow]]
     """predicted beside measured, by rank"""
     off_bytes: int | None
-    """measured off predicted, every row; null while none told"""
+    """measured off predicted, every row; null until every rank told"""
     proof: ProofItem | None
     """copies bit for bit, the first steps beside one process"""
     dry_runs: list[DryRunItem]

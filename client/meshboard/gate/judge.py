@@ -183,7 +183,15 @@ def _same(kind: str, run: Run, baseline: Run, whose: str) -> list[Row]:
 
 def _planned(run: Run, whose: str) -> Row:
     if run.planned is None:
-        return Row(f"as planned{whose}", "FAIL", None, None, None, "B", f"{run.name} compared nothing with its plan")
+        return Row(
+            f"as planned{whose}",
+            "FAIL",
+            None,
+            None,
+            None,
+            "B",
+            f"{run.name} did not compare all its ranks with its plan",
+        )
     apart, calls = run.planned
     verdict: Verdict = "ok" if run.planned == (0, 0) else "FAIL"
     return Row(f"as planned{whose}", verdict, apart, None, 0.0, "B", f"{calls} calls apart" if calls else "")

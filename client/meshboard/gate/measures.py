@@ -39,7 +39,7 @@ class Run:
     sent: Mapping[tuple[str, str], float] = field(default_factory=dict)
     calls: Mapping[tuple[str, str], float] = field(default_factory=dict)
     last_step: int | None = None  # None: nobody told
-    planned: tuple[int, int] | None = None  # bytes and calls that were not as predicted; None: nothing was compared
+    planned: tuple[int, int] | None = None  # bytes and calls that were not as predicted; None: not of all ranks
 
     def value(self, measure: str) -> float:
         """Raises UnknownError."""
@@ -116,7 +116,7 @@ def run_of(told: JobDetail) -> Run:
         last_step=summary.get("steps"),
         sent={key: value / steps for key, value in sent.items()} if steps else {},
         calls={key: value / steps for key, value in calls.items()} if steps else {},
-        planned=_apart(summary.get("verdict") or {}),
+        planned=_apart(summary.get("verdict") or {}, told.get("world_size", 1)),
     )
 
 
@@ -136,9 +136,9 @@ def run_of_facts(name: str, facts: Facts) -> Run:
     )
 
 
-def _apart(verdicts: Mapping[str, Sequence[VerdictRow]]) -> tuple[int, int] | None:
+def _apart(verdicts: Mapping[str, Sequence[VerdictRow]], ranks: int) -> tuple[int, int] | None:
     rows = [row for rank in verdicts.values() for row in rank]
-    if not rows:
+    if len(verdicts) < ranks:
         return None
     return (
         sum(abs(row["measured_bytes"] - row["predicted_bytes"]) for row in rows),

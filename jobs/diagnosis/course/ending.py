@@ -51,6 +51,14 @@ class Ending:
             return None
         return sum(size for size, _ in self._apart.values()), sum(calls for _, calls in self._apart.values())
 
+    @property
+    def apart_words(self) -> str:
+        """'0 B, 0 calls', and of how many ranks where some have not told; empty until one told."""
+        if self.apart is None:
+            return ""
+        told, ranks = len(self._apart), self._run.world_size
+        return apart_words(*self.apart) + (f" on the {told} of {ranks} ranks that told" if told < ranks else "")
+
     def findings(self) -> Iterator[Finding]:
         if self.outcome in ("failed", "lost"):
             yield self._failed()

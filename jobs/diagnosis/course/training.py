@@ -26,6 +26,7 @@ class Training:
         self._norms: deque[float] = deque(maxlen=WINDOW)
         self._first: float | None = None
         self._high = 0  # steps in a row whose loss is far above what it was
+        self._well, self._saved = 0, 0  # the newest step that was as it should be, and that is in a checkpoint
         self._trouble: dict[str, Trouble] = {}
 
     def step(self, item: StepItem) -> None:
@@ -34,6 +35,8 @@ class Training:
         loss, norm = item["loss"], item["grad_norm"]
         if loss is not None:
             self._loss(loss, item["step"])
+            if not self._high and "not_finite" not in item:
+                self._well = max(self._well, item["step"])
         if norm is not None:
             usual = median(self._norms) if len(self._norms) >= FEWEST else None
             if usual and norm > SPIKE * usual:
@@ -65,6 +68,8 @@ class Training:
             self._add("replicas apart", 0, text)
 
     def checkpoint(self, item: CheckpointItem) -> None:
+        if item["name"] is not None:
+            self._saved = max(self._saved, item["step"])
         if item["problem"]:
             self._add("checkpoint failed", item["step"], f"after step {item['step']}: {item['problem']}")
 
@@ -72,18 +77,25 @@ class Training:
         """The latest of each kind."""
         self._trouble[kind] = {"kind": kind, "step": step, "text": cut(text)}  # type: ignore[typeddict-item]
 
+    def _past(self, trouble: Trouble) -> bool:
+        """Whether it came, and all has been well again since."""
+        if trouble["kind"] == "checkpoint failed":
+            return self._saved > trouble["step"]
+        return trouble["kind"] != "replicas apart" and self._well - trouble["step"] >= FEWEST
+
     def told(self) -> list[Trouble]:
         return list(self._trouble.values())[:MOST_TROUBLE]
 
     def findings(self) -> Iterator[Finding]:
         words = {
-            "not finite": ("failed", "The loss is no number any more", "lower the learning rate, or look at the data"),
+            "not finite": ("failed", "The {} is no number any more", "lower the learning rate, or look at the data"),
             "diverged": ("failed", "The training has diverged", "go on from a checkpoint with a lower learning rate"),
             "replicas apart": ("failed", "Ranks that must hold the same do not", "look at the proof below"),
             "checkpoint failed": ("notice", "A checkpoint could not be written", "make room, or look at its disk"),
         }
         for trouble in self._trouble.values():
-            if trouble["kind"] in words:
+            if trouble["kind"] in words and not self._past(trouble):
                 state, sentence, following = words[trouble["kind"]]
+                sentence = sentence.format(trouble["text"].partition(" is ")[0])
                 steps = (trouble["step"],) if trouble["step"] else ()
                 yield Finding(state, 1.0, sentence, trouble["text"], following, (evidence(trouble["text"], (), steps),))  # type: ignore[arg-type]

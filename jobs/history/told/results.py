@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+from django.db.models import Sum
 from pydantic import Field
 from typing_extensions import TypedDict
 
@@ -22,7 +23,7 @@ class Results(TypedDict):
     attempt: int
     ended: Annotated[bool, Field(description="nothing comes any more")]
     verdicts: Annotated[dict[str, list[VerdictRow]], Field(description="predicted beside measured, by rank")]
-    off_bytes: Annotated[int | None, Field(description="measured off predicted, every row; null while none told")]
+    off_bytes: Annotated[int | None, Field(description="measured off predicted, every row; null until every rank told")]
     proof: Annotated[ProofItem | None, Field(description="copies bit for bit, the first steps beside one process")]
     dry_runs: list[DryRunItem]
     peak_bytes: Annotated[dict[str, int], Field(description="most that a rank held at once")]
@@ -52,11 +53,12 @@ def results(job: Job, number: int) -> Results:
         }
     verdicts = summary.get("verdict", {})
     off = [abs(row["measured_bytes"] - row["predicted_bytes"]) for rows in verdicts.values() for row in rows]
+    ranks = attempt.members.aggregate(ranks=Sum("num_ranks"))["ranks"]
     return {
         "attempt": number,
         "ended": attempt.ended is not None,
         "verdicts": verdicts,
-        "off_bytes": sum(off) if off else None,
+        "off_bytes": sum(off) if verdicts and len(verdicts) >= (ranks or job.world_size) else None,
         "proof": summary.get("proof"),
         "dry_runs": summary.get("dry_runs", []),
         "peak_bytes": summary.get("peak_bytes", {}),

@@ -275,11 +275,13 @@ MEASURES = [f"{kind}{which}" for kind in ("bytes", "calls") for which in ("", ".
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.dictionaries(st.sampled_from("0123"), st.lists(CELL)), st.integers(1, 50))
-def test_the_board_and_the_client_compute_the_same(cells: Any, steps: int) -> None:
-    told = {"steps": 99, "ran_steps": steps, "cells": cells}
-    ours = run_of({"name": "x", "status": "succeeded", "exit": {"summary": told}})
-    theirs = run_of_facts("x", facts({"summary": told}))
+@given(st.dictionaries(st.sampled_from("0123"), st.lists(CELL)), st.sets(st.sampled_from("01")), st.integers(1, 50))
+def test_the_board_and_the_client_compute_the_same(cells: Any, compared: set[str], steps: int) -> None:
+    row = {"measured_bytes": 7, "predicted_bytes": 4, "measured_count": 1, "predicted_count": 1}
+    told = {"steps": 99, "ran_steps": steps, "cells": cells, "verdict": {rank: [row] for rank in compared}}
+    ours = run_of({"name": "x", "status": "succeeded", "world_size": 2, "exit": {"summary": told}})
+    theirs = run_of_facts("x", facts({"summary": told}, 2))
+    assert ours.planned == ((6, 0) if len(compared) == 2 else None)  # what one of two compared says nothing of the run
     for measure in MEASURES if ours.sent else []:
         assert ours.value(measure) == theirs.value(measure)
     assert (ours.sent, ours.calls, ours.planned) == (theirs.sent, theirs.calls, theirs.planned)
@@ -290,9 +292,9 @@ def test_what_is_kept_of_a_run_is_bounded() -> None:
         {"phase": "step", "axis": f"a{n}", "op": "x", "payload_bytes": 1, "count": 1} for n in range(MOST_SENT + 1)
     ]
     with pytest.raises(NoFactsError, match="2,001 axes and collectives, of which at most 2,000"):
-        facts({"summary": {"steps": 1, "cells": {"0": cells}}})
+        facts({"summary": {"steps": 1, "cells": {"0": cells}}}, 1)
     with pytest.raises(NoFactsError, match="trained no step"):
-        facts({"summary": {"steps": 0}})
+        facts({"summary": {"steps": 0}}, 1)
 
 
 @pytest.mark.parametrize("project", ["nobody-s", "0" * 101])

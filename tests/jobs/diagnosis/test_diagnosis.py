@@ -87,6 +87,30 @@ def test_a_run_as_planned_says_so_with_its_traffic() -> None:
     assert told["sentence"].startswith("As planned: 0 B, 0 calls, ")
 
 
+def test_a_run_that_is_faster_than_its_plan_can_be_off_is_not_as_planned() -> None:
+    found = diagnosis({"dp": 1})
+    took = look(found)["planned"]["step_s"]  # type: ignore[index]
+    found._planned["sure"] = 0.15  # type: ignore[index]
+    for number in range(1, 9):
+        found.add(step(0, number, took / 5), 0)
+    told = look(found)
+    assert (told["state"], told["sentence"]) == ("notice", "Faster than planned: 80% faster than predicted")
+    assert told["reason"] == "more than the prediction may be off, 15%"
+
+
+def test_an_equal_step_is_as_fast_and_ranks_that_told_nothing_are_not_called_exact() -> None:
+    found = diagnosis({"dp": 2})
+    took = look(found)["planned"]["step_s"]  # type: ignore[index]
+    found._planned["sure"] = 0.45  # type: ignore[index]
+    for number in range(1, 9):
+        for rank in (0, 1):
+            found.add(step(rank, number, took), 0)
+    found.add(ITEM.validate_python({"kind": "verdict", "rank": 1, "time": NOW, "rows": []}), 0)
+    found.ended("succeeded")
+    sentence = "As planned: 0 B, 0 calls on the 1 of 2 ranks that told, as fast as predicted"
+    assert look(found)["sentence"] == sentence
+
+
 def test_bytes_apart_are_named_with_their_ranks() -> None:
     found = diagnosis({"dp": 2})
     row = {"phase": "step", "op": "all_reduce", "axis": "dp", "predicted_count": 5, "measured_count": 6}
@@ -264,6 +288,29 @@ def test_a_loss_that_is_no_number_and_one_that_grows_are_told() -> None:
     assert {trouble["kind"] for trouble in look(found)["training"]} == {"diverged", "not finite"}
 
 
+def test_trouble_that_has_passed_is_told_but_is_no_verdict() -> None:
+    """One gradient norm that was inf, a bump of ten steps and a checkpoint that a later one made good were the verdict
+    of a run to its end."""
+    found = diagnosis({"dp": 1})
+    checkpoint = {"kind": "checkpoint", "rank": 0, "time": NOW, "num_bytes": 1, "stall_s": 0.1, "save_s": 0.1}
+    full = {"name": None, "problem": "no space left"}
+    for number in range(1, 31):
+        found.add(step(0, number, loss=3.0), 0)
+    found.add(step(0, 31, loss=3.0, grad_norm=None, not_finite="gradient norm is inf"), 0)
+    assert look(found)["sentence"] == "The gradient norm is no number any more"
+    for number in range(32, 42):
+        found.add(step(0, number, loss=9.0), 0)
+    found.add(ITEM.validate_python({**checkpoint, "step": 41, **full}), 0)
+    assert look(found)["state"] == "failed"
+    for number in range(42, 70):
+        found.add(step(0, number, loss=3.0), 0)
+    assert look(found)["sentence"] == "A checkpoint could not be written"
+    found.add(ITEM.validate_python({**checkpoint, "step": 60, "name": "job/1/step-00000060", "problem": ""}), 0)
+    told = look(found)
+    assert told["state"] == "well"
+    assert {trouble["kind"] for trouble in told["training"]} == {"not finite", "diverged", "checkpoint failed"}
+
+
 def test_a_noisy_loss_is_not_diverging() -> None:
     found = diagnosis({"dp": 1})
     for number in range(1, 200):
@@ -277,7 +324,8 @@ def test_a_kind_without_steps_gets_no_verdict(kind: str) -> None:
     assert Diagnosis(Run({"kind": "script"}, {}, 2)).tells
 
 
-def test_what_is_told_of_many_ranks_is_bounded() -> None:
+@pytest.mark.parametrize("sign", ["x", "\N{GRINNING FACE}"])  # the other takes 12 bytes each
+def test_what_is_told_of_many_ranks_is_bounded(sign: str) -> None:
     """64 ranks in groups of all and of two, each late by another time, and then none of them goes on."""
     world = tuple(range(64))
     found, player = diagnosis({"dp": 64}, {"global_batch": 64}), Player(64)
@@ -298,7 +346,7 @@ def test_what_is_told_of_many_ranks_is_bounded() -> None:
     group = {"group": {"axis": "dp", "ranks": list(world), "nth": 0}, "issued": 21, "ended": 20, "op": "all_reduce"}
     for rank in world[1:]:
         still = {"rank": rank, "time": late, "step": player.step, "phase": "step", "still": 60.0, "groups": [group]}
-        found.add(ITEM.validate_python({"kind": "standing", **still, "stack": ["x" * 900] * 60}), 0)
+        found.add(ITEM.validate_python({"kind": "standing", **still, "stack": [sign * 900] * 60}), 0)
     told = look(found, late)
     assert told["hang"] is not None
     assert told["hang"]["ranks"] == [0]

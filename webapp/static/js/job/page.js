@@ -4,6 +4,7 @@ import { createView } from "../charts/view.js";
 import { compareAxes, predictionOf } from "../collectives.js";
 import { eachFrame, embedded, notMoreOftenThan } from "../dom.js";
 import { replay } from "../fold/replay.js";
+import { integer } from "../format.js";
 import { labView } from "../lab/panel.js";
 import { logView } from "../logs/panel.js";
 import { connect } from "../socket.js";
@@ -135,10 +136,11 @@ function drawVerdicts() {
 
 function drawComparison() {
   const { rows, off: compared } = showComparison($("fidelity-rows"), $("fidelity-note"), state, predictedOf, openAxes, job.finished);
-  const counted = [...state.ranks.values()].some((rank) => rank.exactStep) && job.engine !== "elsewhere";
-  const off = compared ?? (counted ? { bytesOff: 0, callsOff: 0, net: 0 } : null); // one rank sends nothing, and did not
+  const counted = job.engine === "elsewhere" ? 0 : [...state.ranks.values()].filter((rank) => rank.exactStep).length;
+  const off = compared ?? (counted > 0 ? { bytesOff: 0, callsOff: 0, net: 0 } : null); // one rank sends nothing, and did not
   const exact = $("fidelity-badge").dataset.exact === "true";
-  showBadge($("fidelity-badge"), off, exact);
+  const missing = counted < job.world_size ? ` on ${integer(counted)} of ${integer(job.world_size)} ranks` : "";
+  showBadge($("fidelity-badge"), off, exact, missing);
   if (off === null) delete $("fidelity").dataset.difference;
   else $("fidelity").dataset.difference = String(exact ? off.bytesOff : off.net);
   showOff(off, exact);

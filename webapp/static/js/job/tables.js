@@ -104,13 +104,15 @@ function allOff(rows) {
   return off;
 }
 
-/** "exact" only where nothing at all is off; `exact` is false where a router decides what each rank sends. */
-export function showBadge(badge, off, exact) {
+/** "exact" only where nothing at all is off on any rank; `exact` is false where a router decides what each rank sends.
+ * `missing`: " on 5 of 8 ranks" until all have counted. */
+export function showBadge(badge, off, exact, missing = "") {
   const words = (bytesOff, callsOff) => `${exactBytes(bytesOff)}, ${integer(callsOff)} ${callsOff === 1 ? "call" : "calls"} off`;
   if (off === null) [badge.textContent, badge.dataset.tone] = ["not checked", "warn"];
   else if (off.net > 0 || off.callsOff > 0) [badge.textContent, badge.dataset.tone] = [words(off.bytesOff, off.callsOff), "bad"];
   else if (!exact) [badge.textContent, badge.dataset.tone] = ["exact over all ranks, an estimate for each", "warn"];
   else if (off.bytesOff > 0) [badge.textContent, badge.dataset.tone] = [words(off.bytesOff, off.callsOff), "bad"];
+  else if (missing) [badge.textContent, badge.dataset.tone] = [`${words(0, 0)}${missing}`, "warn"];
   else [badge.textContent, badge.dataset.tone] = ["exact: 0 B, 0 calls off", "good"];
 }
 
