@@ -339,7 +339,8 @@ def test_ticks_of_an_axis_differ(modules: Page, ticks: list[float | None], words
 def test_exact_is_said_of_all_ranks_alone(modules: Page) -> None:
     shown = """
     const badge = document.createElement("b");
-    return x.map(([off, missing]) => { m.showBadge(badge, off, true, missing); return [badge.textContent, badge.dataset.tone]; });
+    const words = (off, missing) => (m.showBadge(badge, off, true, missing), [badge.textContent, badge.dataset.tone]);
+    return x.map(([off, missing]) => words(off, missing));
     """
     none, some = {"bytesOff": 0, "callsOff": 0, "net": 0}, {"bytesOff": 4, "callsOff": 0, "net": 0}
     told = call(modules, "job/tables.js", shown, [[none, ""], [none, " on 1 of 8 ranks"], [some, " on 1 of 8 ranks"]])
