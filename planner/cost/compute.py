@@ -8,9 +8,9 @@ from typing import NamedTuple
 from planner.cost.memory import megatron
 from planner.facts.precision import FP32_BYTES, mix_of
 from planner.facts.spec import JobSpec
-from planner.facts.tensors.shards import Held
+from planner.facts.tensors.shards import Held, micro_batch_tokens
 from planner.hardware.attention import Attention
-from planner.hardware.calibration import Calibration
+from planner.hardware.calibration import Calibration, Measured
 from planner.hardware.cluster import LAUNCH_S, Accelerator, kernel_seconds
 from planner.hardware.kernels import Flash, Gemm, Kernel, Pass, Work, embedding_work, head_work, layer_work
 from planner.hardware.software import Said, Stacks
@@ -128,18 +128,17 @@ class Compute:
         )
         if key not in self._pieces:
             stack, moe = self.stacks.of(spec), Piece(Halves(0, 0, 0))
-            joined, repeats = stack.joins_products, stack.repeats
             if spec.model.moe:
                 work = layer_work(
                     spec,
                     moe=True,
-                    joined=joined,
+                    joined=stack.joins_products,
                     apart=stack.experts_apart,
                     sorts=stack.sorts_dispatch,
                     norms_heads=stack.norms_heads,
                     copies_queries=stack.copies_queries,
                     casts_each=stack.casts_each,
-                    repeats=repeats,
+                    repeats=stack.repeats,
                 )
                 moe = _beside(
                     self._layer(spec, work, waits=stack.syncs_experts), stack.mixture_s, waits=stack.syncs_experts
@@ -148,21 +147,20 @@ class Compute:
                 moe = _slower(moe, slower)
             head = head_work(spec, gathers_logits=stack.gathers_logits, narrow=stack.narrow_head)
             ends = (self._whole(spec, embedding_work(spec)), self._whole(spec, head))
-            dense = layer_work(
-                spec,
-                joined=joined,
-                norms_heads=stack.norms_heads,
-                copies_queries=stack.copies_queries,
-                casts_each=stack.casts_each,
-                repeats=repeats,
-            )
-            pieces = (
-                self._layer(spec, dense),
-                moe,
-                *ends,
-            )
+            pieces = (self._layer(spec, self._dense(spec)), moe, *ends)
             self._pieces[key] = self._measured(spec, pieces, ranks)
         return self._pieces[key]
+
+    def _dense(self, spec: JobSpec) -> Work:
+        stack = self.stacks.of(spec)
+        return layer_work(
+            spec,
+            joined=stack.joins_products,
+            norms_heads=stack.norms_heads,
+            copies_queries=stack.copies_queries,
+            casts_each=stack.casts_each,
+            repeats=stack.repeats,
+        )
 
     def _measured(self, spec: JobSpec, pieces: tuple[Piece, ...], ranks: int) -> tuple[Piece, ...]:
         """Pieces whose shape a calibration measured, with its figures; of forward as much is repeated as estimated."""
@@ -170,12 +168,22 @@ class Compute:
             return pieces
         layer, moe, embedding, head = pieces
         if found := self.calibration.layer(spec, ranks):
-            repeated = found.forward_s * layer.halves.recompute_s / layer.halves.forward_s
-            layer = Piece(Halves(found.forward_s, found.backward_s / 2, found.backward_s / 2, repeated))
+            layer = Piece(_as_long(found, layer.halves, self._short(spec, found.seq_len)))
         if found := self.calibration.ends(spec, ranks):
             head = Piece(Halves(found.forward_s, found.backward_s / 2, found.backward_s / 2))
             embedding = Piece(Halves(0, 0, 0))
         return layer, moe, embedding, head
+
+    def _short(self, spec: JobSpec, seq_len: int) -> Halves:
+        """A layer of as many tokens as a calibration has them: in whole, short sequences, and fused."""
+        tokens = micro_batch_tokens(spec)
+        size = max(1, round(tokens / seq_len))
+        layout = spec.layout.model_copy(update={"cp": 1})
+        batch = {"global_batch": size * layout.dp * spec.train.micro_batches, "seq_len": seq_len}
+        train = spec.train.model_copy(update={**batch, "attention": "fused", "document_end": None})
+        short = spec.model_copy(update={"layout": layout, "train": train})
+        halves = self._whole(short, self._dense(short)).halves
+        return Halves(*(seconds * tokens / (size * seq_len) for seconds in halves))
 
     def with_collectives(self, spec: JobSpec, ranks: int) -> bool:
         """Whether layers were measured with their tensor collectives."""
@@ -266,6 +274,16 @@ def _repeated(work: Work, stack: Stack) -> list[Kernel]:
         for kernel in work.needless:
             kernels.remove(kernel)
     return kernels
+
+
+def _as_long(found: Measured, layer: Halves, short: Halves) -> Halves:
+    """What was measured of short sequences, with as much more as `layer` is estimated to take than such ones do."""
+    forward_s = found.forward_s * layer.forward_s / short.forward_s
+    backward = layer.backward_input_s + layer.backward_weight_s
+    backward_s = found.backward_s * backward / (short.backward_input_s + short.backward_weight_s)
+    weight_s = found.backward_s / 2
+    again = forward_s / layer.forward_s
+    return Halves(forward_s, backward_s - weight_s, weight_s, layer.recompute_s * again, layer.attention_s * again)
 
 
 def _beside(layer: Piece, seconds: tuple[float, float], *, waits: bool) -> Piece:

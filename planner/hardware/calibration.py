@@ -20,10 +20,11 @@ from planner.hardware.profile import EndsPoint, HostProfile, LayerPoint
 
 
 class Measured(NamedTuple):
-    """Seconds of a piece of the model."""
+    """Seconds of a piece of the model, as of sequences of `seq_len` tokens."""
 
     forward_s: float
     backward_s: float
+    seq_len: int
 
 
 def cluster_of(name: str, profile: HostProfile) -> Cluster:
@@ -141,11 +142,11 @@ def _same(point: LayerPoint | EndsPoint, spec: JobSpec, ranks: int) -> bool:
 
 
 def _at(spec: JobSpec, points: Sequence[LayerPoint | EndsPoint]) -> Measured | None:
-    """By tokens of the micro-batch: a layer's work is nearly in proportion to them at short sequences."""
+    """By tokens of the micro-batch: a layer's work is nearly in proportion to them at sequences as short as those."""
     tokens = micro_batch_tokens(spec)
     forward = line(tokens, [(p.micro_batch * p.seq_len, p.forward_s) for p in points])
     backward = line(tokens, [(p.micro_batch * p.seq_len, p.backward_s) for p in points])
-    return None if forward is None or backward is None else Measured(forward, backward)
+    return None if forward is None or backward is None else Measured(forward, backward, points[0].seq_len)
 
 
 def line(x: float, points: Iterable[tuple[float, float]]) -> float | None:
