@@ -136,7 +136,12 @@ class WebSettings(BaseSettings):
     oidc_name: str = Field("your organisation", description="the provider, as the login page names it")
     oidc_new_people: bool = Field(True, description="whether who signs on for the first time gets an account")
     invited_people: bool = Field(True, description="whether who follows an invitation and has no account gets one")
-    submits_per_minute: int = Field(60, ge=1, description="jobs that a user may submit in a minute over REST")
+    submits_per_minute: int = Field(
+        60,
+        ge=1,
+        description="requests of a user in a minute over REST that make something: jobs, copies and resumes, runs, "
+        "searches, tokens, projects, invitations",
+    )
     web_processes: int = Field(1, ge=1, le=64, description="processes that answer requests, each at most a core")
     requests_per_minute: int = Field(6000, ge=1, description="other requests of a token, or session's user, over REST")
 

@@ -107,12 +107,13 @@ def _running(found: Figures) -> None:
     running = Job.objects.filter(status__in=(Status.RUNNING, Status.UNREACHABLE)).order_by("-changed")
     jobs = {job.id: job for job in running.only("id", "name", "project", "kind", "attempt")[:MOST_JOBS]}
     total = sum(int(count) for (status,), count in found[of.JOBS].items() if status in ("running", "unreachable"))
-    current = Attempt.objects.filter(job__in=list(jobs)).annotate(verdict=KT("diagnosis__state"))
+    current = Attempt.objects.filter(job__in=running.order_by(), number=F("job__attempt"))
     verdicts = Counter[str]()
-    for attempt in current.only("job_id", "number"):
-        if attempt.number == jobs[attempt.job_id].attempt and attempt.verdict:
-            found[of.VERDICT][attempt.job_id, attempt.verdict] = 1
-            verdicts[attempt.verdict] += 1
+    for job_id, verdict in current.annotate(verdict=KT("diagnosis__state")).values_list("job_id", "verdict"):
+        if verdict:
+            verdicts[verdict] += 1
+        if verdict and job_id in jobs:
+            found[of.VERDICT][job_id, verdict] = 1
     found[of.VERDICTS] = {
         (state,): verdicts[state] for state in ("starting", "well", "notice", "slow", "hung", "failed")
     }

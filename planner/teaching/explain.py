@@ -247,14 +247,14 @@ def _step(spec: JobSpec, timer: Timer, timing: Timing, kind: str) -> Explanation
 
 
 def _adam(spec: JobSpec, timer: Timer) -> tuple[str, str]:
-    """Formula and numbers, of the stage that takes longest."""
+    """Formula and numbers, of the mean stage."""
     moved, a, host_s = mix_of(spec.train.precision).updated, timer.cluster.accelerator, timer.stacks.of(spec).tensor_s
-    rate = a.bytes_per_s * a.memory_efficiency
-    several = [(held_parameters(spec, i), num_tensors(spec, i)) for i in range(spec.layout.pp)]
-    parameters, tensors = max(several, key=lambda stage: moved * stage[0] / rate + host_s * stage[1])
-    numbers = f"{moved} x {parameters:,} B at {a.bytes_per_s / 1e9:,.4g} GB/s x {a.memory_efficiency}"
-    numbers += f" + {tensors:,} x {host_s * 1e6:.4g} us" if host_s else ""
-    return f"{moved} B a parameter held + tensors x host", numbers
+    pp = spec.layout.pp
+    parameters = sum(held_parameters(spec, i) for i in range(pp)) / pp
+    tensors = sum(num_tensors(spec, i) for i in range(pp)) / pp
+    numbers = f"{moved} x {parameters:,.0f} B at {a.bytes_per_s / 1e9:,.4g} GB/s x {a.memory_efficiency}"
+    numbers += f" + {tensors:,.4g} x {host_s * 1e6:.4g} us" if host_s else ""
+    return f"{moved} B a parameter held + tensors x host{', mean of the stages' if pp > 1 else ''}", numbers
 
 
 def _tera(rate: float) -> str:

@@ -84,7 +84,8 @@ def check(values: dict[str, object]) -> Setting:
 
 
 def data_bytes(x: Setting) -> float:
-    """All-reduce of every gradient: 2 (n - 1)/n P (2104.04473 section 3.2; ZeRO-1 and 2 send as much)."""
+    """All-reduce of every gradient: 2 (n - 1)/n P (2104.04473 section 3.2; ZeRO-1 sends as much,
+    and with one micro-batch ZeRO-2)."""
     return 2 * (x.n - 1) / x.n * 12 * x.l * x.h**2 * ELEMENT_BYTES
 
 

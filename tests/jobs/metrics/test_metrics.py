@@ -129,6 +129,7 @@ def test_series_are_bounded_and_what_is_left_out_is_told(
     host("host-b")
     for number in range(4):
         tell(live_redis, running(owner, where, f"run {number}").id, 1, ranks=4)
+    Attempt.objects.update(diagnosis={"state": "well"})
     last = Member.objects.order_by("-pk")[0]
     Member.objects.create(
         attempt=last.attempt, node=1, host=where, host_name="a", first_rank=4, num_ranks=60, ordered=timezone.now()
@@ -139,6 +140,7 @@ def test_series_are_bounded_and_what_is_left_out_is_told(
     assert len(found["meshboard_host_slots"]) == 1
     assert found["meshboard_trimmed_series"] == {("jobs",): 2, ("ranks",): 3 + 60}
     assert sum(found["meshboard_hosts"].values()) == 2, "sums are of all"
+    assert found["meshboard_verdicts"]["well",] == 4, "and so are verdicts"
 
 
 def test_without_redis_the_rest_is_told(owner: User, client: Client) -> None:
