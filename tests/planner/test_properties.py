@@ -222,6 +222,12 @@ def test_numbers_of_an_explanation_come_to_its_value(data: dict[str, Any], preci
             turns, each = term["numbers"].split(" s")[0].split(" x ")
             seconds = int(turns) * sum(map(float, each.strip("()").split(" + ")))
             assert seconds == pytest.approx(term["value"], rel=0.02, abs=1e-9), term
+    term = told["step time", "optimizer"]  # of the mean stage; the fullest one's numbers stood beside it
+    found = re.fullmatch(r"(\S+) x (\S+) B at (\S+) GB/s x (\S+?)(?: \+ (\S+) x (\S+) us)?", term["numbers"])
+    assert found, term
+    moved, parameters, rate, share, tensors, each = (float((one or "0").replace(",", "")) for one in found.groups())
+    seconds = moved * parameters / (rate * 1e9 * share) + tensors * each * 1e-6
+    assert seconds == pytest.approx(term["value"], rel=0.02, abs=4e-6), term  # a kernel takes 3 us to begin
 
 
 def test_an_explanation_has_the_rates_that_were_planned_with() -> None:
