@@ -132,6 +132,23 @@ def test_a_rank_of_a_small_communicator_is_that_of_the_largest(tmp_path: Path) -
     assert groups == {("comm 0xaa", (0, 1, 2, 3)), ("comm 0xb0", (0, 2)), ("comm 0xb1", (1, 3))}
 
 
+def test_the_peer_of_an_inspector_s_send_is_a_rank_of_the_world(tmp_path: Path) -> None:
+    """Ranks 1 and 3 have a communicator of their own, in which they are 0 and 1."""
+    paths = []
+    for rank in range(4):
+        lines = [{"header": header(rank, ranks=4), "metadata": metadata(rank), "coll_perf": collective(1, 0, 9)}]
+        if rank in (1, 3):
+            figures = {"p2p_sn": 1, "p2p_msg_size_bytes": 8, "p2p_exec_time_us": 5}
+            told = {"p2p": "Send" if rank == 1 else "Recv", **figures, "p2p_peer": int(rank == 1)}
+            lines.append({"header": header(rank // 2, "0xbb"), "metadata": metadata(rank), "p2p_perf": told})
+        paths.append(written(tmp_path, f"{rank}.log", b"".join(json.dumps(line).encode() + b"\n" for line in lines)))
+    pairs = [call for call in read_of(*paths).trace.calls if call.axis == "comm 0xbb"]
+    assert sorted((call.rank, call.peer, call.op, call.ranks) for call in pairs) == [
+        (1, 3, "send", (1, 3)),
+        (3, 1, "recv", (1, 3)),
+    ]
+
+
 FR: dict[str, Any] = {"profiling_name": "gloo:all_reduce", "collective_seq_id": 1, "process_group": ["0", "x"]}
 
 
