@@ -96,6 +96,21 @@ def test_a_gpu_s_kernels_tell_group_bytes_step_and_who_waited(tmp_path: Path) ->
     assert found.notes == []
 
 
+def test_a_gpu_s_sends_do_not_number_its_collectives(tmp_path: Path) -> None:
+    """From the first send on, a rank's first collective met the second of the others."""
+    noted = {"Process Group Name": "0", "Process Group Description": "default_pg", "Process Group Ranks": "[0, 1]"}
+    numbers = []
+    for rank, ops in enumerate((["allreduce"] * 2, ["send", "allreduce", "recv", "allreduce"])):
+        events = [
+            {"ph": "X", "name": "k", "cat": "kernel", "ts": ts, "dur": 1, "args": {**noted, "Collective name": op}}
+            for ts, op in enumerate(ops)
+        ]
+        told = {"distributedInfo": {"rank": rank}, "traceEvents": events}
+        found = read_of(written(tmp_path, f"r{rank}.json", json.dumps(told).encode()))
+        numbers.append([call.sequence for call in found.trace.calls if call.op == "all_reduce"])
+    assert numbers == [[1, 2], [1, 2]]
+
+
 @pytest.mark.parametrize("form", [log, log_of_dumps])
 def test_an_inspector_s_log_is_read_in_both_forms(tmp_path: Path, form: Callable[..., bytes]) -> None:
     paths = []
