@@ -260,7 +260,19 @@ def test_an_axis_is_told_by_a_group_s_description() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "rank"), [("nccl_trace_rank_3", 3), ("run2_rank11.json.gz", 11), ("trace.json", None)]
+    ("name", "rank"),
+    [
+        ("nccl_trace_rank_3", 3),
+        ("run2_rank11.json.gz", 11),
+        ("trace.json", None),
+        ("trace_rank_000003.json", 3),
+        ("node-1_rank_65535", 65_535),
+        ("trace_rank_65536.json", None),
+        ("gpu01_4242.1718000000123456789.pt.trace.json", None),
+        ("trace_rank3_20260101.json", None),
+        ("trace_rank_٣.json", None),
+    ],
 )
 def test_a_rank_is_the_last_number_of_a_name(name: str, rank: int | None) -> None:
+    """A time, or a date, is none; its last digits were drawn as one."""
     assert rank_in(name) == rank
