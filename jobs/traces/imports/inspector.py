@@ -153,7 +153,7 @@ def _record(file: str, number: int, line: dict[str, Any], kind: str) -> _Record:
         issued=began / 1e6,
         blocked_s=0.0,
         ended=max(began, ended) / 1e6,
-        payload_bytes=sent * size if op in GATHERED else sent,
+        payload_bytes=min(2**62, sent * size if op in GATHERED else sent),
         peer=whole(told.get("p2p_peer"), file, f"{field}.p2p_peer", MOST_RANKS) if short == "p2p" else -1,
     )
     return _Record(process, comm, place, size, kernels is not None, call)

@@ -127,6 +127,13 @@ def test_an_inspector_s_log_is_read_in_both_forms(tmp_path: Path, form: Callable
     assert found.notes == []
 
 
+def test_bytes_that_an_inspector_claims_fit_into_what_keeps_them(tmp_path: Path) -> None:
+    line = {"header": header(0, ranks=16), "metadata": metadata(0)}
+    line["coll_perf"] = collective(1, 0, 9, op="AllGather", size=2**60)
+    (call,) = read_of(written(tmp_path, "a.log", json.dumps(line).encode())).trace.calls
+    assert call.payload_bytes == 2**62
+
+
 def test_a_log_without_times_says_so(tmp_path: Path) -> None:
     told = {**collective(1, 0, 50), "event_trace_ts": None}
     found = read_of(written(tmp_path, "a.log", log(0, told)))
