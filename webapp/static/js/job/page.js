@@ -3,11 +3,11 @@ import { extentOf } from "../charts/extent.js";
 import { createView } from "../charts/view.js";
 import { compareAxes, predictionOf } from "../collectives.js";
 import { eachFrame, embedded, notMoreOftenThan } from "../dom.js";
+import { follow, seedFromSummary } from "../fold/follow.js";
 import { replay } from "../fold/replay.js";
 import { labView } from "../lab/panel.js";
 import { logView } from "../logs/panel.js";
-import { connect } from "../socket.js";
-import { createState, expectGap, foldBatch, foldSummary, resumeFrom } from "../store.js";
+import { createState } from "../store.js";
 import { tracePanels } from "../timeline/panels.js";
 import { showCheckpoints } from "./checkpoints.js";
 import { curvesView } from "./curves.js";
@@ -36,7 +36,6 @@ let paused = false;
 let replayed = false; // what the server kept has been asked for
 let kept = null; // whether it kept anything
 let verdictsTold = "";
-let socket = null;
 const openAxes = new Set();
 const view = createView(() => location.search, (search) => history.replaceState(null, "", location.pathname + search + location.hash));
 const page = { view, curve: { time: [], step: [] }, marks: [] }; // what all charts share
@@ -150,16 +149,9 @@ function drawComparison() {
   showProof($("proof"), state, proven, job.finished, exact, job.spec.train.precision);
 }
 
-function onJob(next, again) {
-  if (next.attempt > job.attempt) {
-    openAnew();
-    return;
-  }
+function onJob(next) {
   job = next;
   showHeader(job);
-  seedFromSummary();
-  redraw();
-  if (again && job.finished) readAgain(); // its stream may be gone, which is no gap
 }
 
 /** Of another attempt nothing here is true, what the server wrote neither; a reload keeps the address and the place on the page. */
@@ -167,26 +159,6 @@ function openAnew() {
   view.follow(view.now.last); // the range and the cursor were times of this one
   view.pin(null);
   location.reload();
-}
-
-/** What was missed is in the history: the page is made of that, as if it were opened now. */
-async function readAgain() {
-  socket.close();
-  const fresh = createState();
-  const found = await replay(fresh, job);
-  if (found || (found === false && job.exit?.summary)) [state, kept] = [fresh, found];
-  seedFromSummary();
-  redraw();
-  follow();
-}
-
-function seedFromSummary() {
-  if (job.exit?.summary && state.time === null) foldSummary(state, job.exit.summary);
-}
-
-function onBatch(id, batch, node) {
-  foldBatch(state, id, batch, node);
-  redraw();
 }
 
 const CONNECTION = {
@@ -231,19 +203,6 @@ function listen() {
   dialog.querySelector("button.primary").addEventListener("click", () => $("cancel-form").submit());
 }
 
-function follow() {
-  socket = connect(`/ws/jobs/${job.id}/`, {
-    resume: () => ({ after: resumeFrom(state), attempt: job.attempt }),
-    onJob,
-    onGap(node, again) {
-      expectGap(state, node);
-      if (again) readAgain();
-    },
-    onBatch,
-    onState: onConnection,
-  });
-}
-
 listen();
 showHeader(job);
 onConnection("reading");
@@ -251,6 +210,14 @@ redraw(); // where everything lies: what is not read yet is hidden, for no word 
 kept = await replay(state, job);
 replayed = true;
 for (const place of document.querySelectorAll("[data-reading]")) delete place.dataset.reading;
-seedFromSummary();
+seedFromSummary(state, job);
 redraw();
-follow();
+follow(() => ({ job, state }), {
+  onJob,
+  onAttempt: openAnew,
+  onRead(fresh, found) {
+    [state, kept] = [fresh, found];
+  },
+  redraw,
+  onState: onConnection,
+});
