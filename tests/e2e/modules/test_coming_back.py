@@ -24,7 +24,7 @@ PAGE = """
 <b id="figure-phase"></b><section id="hosts"><table><tbody id="host-rows"></tbody></table><div data-crossing></div>
 <table><tbody id="crossing-rows"></tbody></table></section></main><script id="job" type="application/json">JOB</script>
 """
-TIMELINE = '<script id="job" type="application/json">JOB</script>'
+TIMELINE = '<span id="connection"></span><script id="job" type="application/json">JOB</script>'
 JOB: dict[str, Any] = {
     "id": "j", "attempt": 1, "status": "running", "finished": False, "members": [], "world_size": 1, "engine": "hosts",
     "history": [], "exit": None, "estimate": {}, "diagnosis": None, "wait_reason": "",
@@ -148,6 +148,21 @@ def test_a_timeline_of_another_attempt_is_another_page(modules: Page) -> None:
         call(page, "timeline/page.js", "")
         with page.expect_event("load"):
             board.tell(1, {"job": {**JOB, "attempt": 2, "status": "queued"}})
+
+
+def test_a_timeline_says_how_it_hears_of_its_run(modules: Page) -> None:
+    with paper(modules, TIMELINE.replace("JOB", json.dumps(JOB))) as page:
+        board, badge = Board(page), page.locator("#connection")
+        call(page, "timeline/page.js", "")
+        board.tell(1, {"job": JOB})
+        expect(badge).to_have_text("live")
+        board.tell(1, {"node": 0, "stale": True})
+        expect(badge).to_have_text("delayed: Redis cannot be reached; training goes on")
+        expect(badge).to_have_attribute("data-tone", "warn")
+        board.tell(1, {"job": ENDED}, {"node": 0, "stale": False})
+        expect(badge).to_be_hidden()
+        board.sockets[0].close(code=4403)
+        expect(badge).to_have_text("not allowed: reload the page")
 
 
 def test_a_line_that_says_nothing_is_called_lost(modules: Page) -> None:

@@ -10,6 +10,7 @@ import { logView } from "../logs/panel.js";
 import { createState } from "../store.js";
 import { tracePanels } from "../timeline/panels.js";
 import { showCheckpoints } from "./checkpoints.js";
+import { showConnection } from "./connection.js";
 import { curvesView } from "./curves.js";
 import { showDryMemory, showDryRuns } from "./dryrun.js";
 import { showOff, showProgress, showStepsSeen } from "./figures.js";
@@ -161,22 +162,8 @@ function openAnew() {
   location.reload();
 }
 
-const CONNECTION = {
-  reading: ["", "reading"], // no longer than "connecting": with a long name all below would move
-  connecting: ["", "connecting"],
-  live: ["good", "live"],
-  delayed: ["warn", "delayed: Redis cannot be reached"],
-  reconnecting: ["warn", "reconnecting"],
-  refused: ["bad", "not allowed: reload the page"],
-};
-
 function onConnection(name) {
-  const badge = $("connection");
-  const [tone, told] = CONNECTION[name];
-  const words = name === "delayed" && !job.finished ? `${told}; training goes on` : told;
-  badge.hidden = job.finished && (tone === "" || tone === "good"); // nothing more comes
-  badge.dataset.tone = tone;
-  if (badge.textContent !== words) badge.textContent = words;
+  showConnection($("connection"), name, job.finished);
 }
 
 function listen() {

@@ -2,6 +2,7 @@
 import { embedded } from "../dom.js";
 import { follow, seedFromSummary } from "../fold/follow.js";
 import { replay } from "../fold/replay.js";
+import { showConnection } from "../job/connection.js";
 import { createState } from "../store.js";
 import { tracePanels } from "./panels.js";
 
@@ -16,6 +17,11 @@ function redraw() {
   show(job, state);
 }
 
+function onConnection(name) {
+  showConnection(document.getElementById("connection"), name, job.finished);
+}
+
+onConnection("reading");
 await replay(state, job);
 seedFromSummary(state, job);
 redraw();
@@ -28,5 +34,5 @@ follow(() => ({ job, state }), {
     state = fresh;
   },
   redraw,
-  onState() {},
+  onState: onConnection,
 });
