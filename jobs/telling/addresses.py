@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any
 
+import httpx
+
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
@@ -20,6 +22,11 @@ NOT_GLOBAL = tuple(ip_network(text) for text in ("100.64.0.0/10", "192.0.0.0/24"
 
 class RefusedAddressError(Exception):
     """Nothing is sent there; says why."""
+
+
+def name_of(url: httpx.URL) -> str:
+    """The host as a browser asks for it: Python itself would make another name of a Unicode one, by IDNA 2003."""
+    return url.raw_host.decode("ascii")
 
 
 def is_inside(address: Address, allowed: Iterable[Network]) -> bool:

@@ -20,7 +20,7 @@ from jobs.missing import MissingError
 from jobs.models import DEFAULT_PROJECT, Delivery, Outcome, Project, Status, Webhook
 from jobs.naming import Named
 from jobs.queue.audit import record
-from jobs.telling.addresses import RefusedAddressError, checked, is_inside, literal
+from jobs.telling.addresses import RefusedAddressError, checked, is_inside, literal, name_of
 from jobs.telling.outbox import PING, ping, why_silent
 from jobs.telling.shapes import DeliveryTold, NewWebhook, WebhookTold
 from jobs.telling.signing import secret_of
@@ -225,7 +225,7 @@ def _url_problems(url: str) -> list[Problem]:
             return [Problem("url", "names an interface of one machine: leave out % and what follows")]
         if parsed.userinfo or parsed.fragment:
             return [Problem("url", "must have no user, password or fragment")]
-        found = checked(parsed.host, literal(parsed.host), settings.WEBHOOK_NETWORKS)
+        found = checked(name_of(parsed), literal(name_of(parsed)), settings.WEBHOOK_NETWORKS)
     except (httpx.InvalidURL, ValueError) as error:
         return [Problem("url", f"is no URL: {error}")]
     except RefusedAddressError as error:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from jobs.telling.addresses import Address, Network, RefusedAddressError, is_inside, resolve
+from jobs.telling.addresses import Address, Network, RefusedAddressError, is_inside, name_of, resolve
 from jobs.telling.signing import signature
 
 PATIENCE_S = 10.0  # from looking up the name to the head of the answer
@@ -76,7 +76,7 @@ async def _answer(
 ) -> int:
     """The status of what was answered."""
     port = url.port or (443 if url.scheme == "https" else 80)
-    found = await asyncio.get_running_loop().run_in_executor(resolvers, resolve, url.host, port, allowed)
+    found = await asyncio.get_running_loop().run_in_executor(resolvers, resolve, name_of(url), port, allowed)
     if url.scheme != "https" and not all(is_inside(address, allowed) for address in found):
         raise RefusedAddressError("plain http:// is for MESHBOARD_WEBHOOK_NETWORKS")
     seconds = int(time.time())
@@ -102,6 +102,6 @@ async def _head(
 ) -> int:
     """To this address; the certificate, and the Host, are those of the name."""
     pinned = url.copy_with(host=str(address))
-    extensions = {"sni_hostname": url.host}
+    extensions = {"sni_hostname": name_of(url)}
     async with client.stream("POST", pinned, headers=headers, content=body, extensions=extensions) as answer:
         return answer.status_code

@@ -20,7 +20,8 @@ class Arrival(NamedTuple):
     number: int
 
 
-Arrivals = dict[tuple[int, Group, int, bool], Arrival]
+OwnKey = tuple[int, Group, int, str, int]
+Arrivals = dict[OwnKey, Arrival]
 
 
 def arrival_of(event: Call | Span, arrivals: Arrivals) -> Arrival | None:
@@ -28,12 +29,13 @@ def arrival_of(event: Call | Span, arrivals: Arrivals) -> Arrival | None:
     return arrivals.get(_key(event)) if isinstance(event, Call) else None
 
 
-def _key(call: Call) -> tuple[int, Group, int, bool]:
-    return call.rank, call.group, call.sequence, call.op in PAIRED
+def _key(call: Call) -> OwnKey:
+    """One of a rank's own: sends and receives are numbered for each peer by itself."""
+    return call.rank, call.group, call.sequence, call.op, call.peer
 
 
 def meetings(calls: Iterable[Call]) -> Arrivals:
-    """By rank, group and sequence: the last arrival. A collective of which a rank told nothing has none."""
+    """By call of a rank: the last arrival. A collective of which a rank told nothing has none."""
     met: dict[Key, list[Call]] = defaultdict(list)
     between: dict[tuple[Group, int, int, str], int] = defaultdict(int)
     for call in sorted(calls, key=lambda call: (call.issued, call.sequence)):

@@ -112,6 +112,13 @@ def test_a_timeline_is_zoomed_moved_and_told_by_mouse_and_keys(browser: Browser,
     page.context.close()
 
 
+def test_the_page_says_that_it_hears_of_its_run(browser: Browser, here: Site, job: str) -> None:
+    page = visit(browser, here, f"/jobs/{job}/timeline/")
+    badge = page.locator(".job-title .badge[role=status]")
+    expect(badge).to_have_text("live")
+    expect(badge).to_have_attribute("data-tone", "good")
+
+
 def test_a_step_is_asked_for_from_the_page(browser: Browser, here: Site, job: str) -> None:
     page = visit(browser, here, f"/jobs/{job}/timeline/")
     page.fill("#timeline-wanted", "77")

@@ -20,36 +20,45 @@ GATHERED = {"all_gather", "reduce_scatter"}
 
 
 class _Record(NamedTuple):
-    """A line: who it is of, and what."""
+    """A line: who it is of, and what. Nothing else of the line is kept: it may weigh a hundred times more."""
 
-    line: int
     process: tuple[str, int]
     comm: str
-    name: str
-    rank: int
+    place: int
     size: int
-    dumped_us: int
-    told: dict[str, Any]
-    paired: bool
+    timed: bool
+    call: Call  # its peer is a place in the communicator too: ranks of the world are told by all files together
 
 
 def read(sources: list[Source]) -> list[Part]:
     """All files together: a communicator knows its own ranks only, so the world's are those of the largest."""
-    records = {source.name: list(_records(source)) for source in sources}
+    records: dict[str, list[_Record]] = {}
+    for source in sources:
+        records[source.name] = list(_records(source, MOST_EVENTS - sum(map(len, records.values()))))
     every = [record for found in records.values() for record in found]
     world = _world(every)
     members: dict[str, dict[int, int]] = {}
     for record in every:
-        members.setdefault(record.comm, {})[record.rank] = world[record.process]
+        members.setdefault(record.comm, {})[record.place] = world[record.process]
+    groups = {comm: tuple(sorted(known.values())) for comm, known in members.items()}
     parts = []
     for file, found in records.items():
         notes = []
-        if any(_kernels(record) is None for record in found):
+        if not all(record.timed for record in found):
             notes.append(
                 "without NCCL_INSPECTOR_DUMP_VERBOSE=1 the log does not say when a collective ran: "
                 "each ends where its line was written"
             )
-        parts.append(Part(file, [_call(file, record, world, members) for record in found], [], notes))
+        calls = [
+            record.call._replace(
+                rank=world[record.process],
+                # With a file of each rank all are known.
+                ranks=groups[record.comm] if len(groups[record.comm]) == record.size else (),
+                peer=members[record.comm].get(record.call.peer, -1),
+            )
+            for record in found
+        ]
+        parts.append(Part(file, calls, [], notes))
     return parts
 
 
@@ -58,43 +67,16 @@ def _world(records: list[_Record]) -> dict[tuple[str, int], int]:
     best: dict[tuple[str, int], tuple[int, int]] = {}
     for record in records:
         if record.size > best.get(record.process, (0, 0))[0]:
-            best[record.process] = record.size, record.rank
+            best[record.process] = record.size, record.place
     ranks = {process: rank for process, (_, rank) in best.items()}
     if len(set(ranks.values())) == len(ranks):
         return ranks
     return {process: place for place, process in enumerate(sorted(ranks))}
 
 
-def _call(file: str, record: _Record, world: dict[tuple[str, int], int], members: dict[str, dict[int, int]]) -> Call:
-    kind = "p2p" if record.paired else "coll"
-    told = record.told
-    field = f"line {record.line}: {kind}_perf"
-    op = op_of(word(told.get(kind), file, f"{field}.{kind}"))
-    size = whole(told.get(f"{kind}_msg_size_bytes"), file, f"{field}.{kind}_msg_size_bytes")
-    took = whole(told.get(f"{kind}_exec_time_us"), file, f"{field}.{kind}_exec_time_us", 10**12)
-    began, ended = _kernels(record) or (record.dumped_us - took, record.dumped_us)
-    known = members[record.comm]
-    peer = known.get(whole(told.get("p2p_peer"), file, f"{field}.p2p_peer", MOST_RANKS), -1) if record.paired else -1
-    return Call(
-        step=0,
-        rank=world[record.process],
-        axis=f"comm {record.name if record.name != 'unknown' else record.comm}"[:60],
-        # With a file of each rank all are known.
-        ranks=tuple(sorted(known.values())) if len(known) == record.size else (),
-        nth=0,
-        sequence=whole(told.get(f"{kind}_sn"), file, f"{field}.{kind}_sn"),
-        op=op,
-        issued=began / 1e6,
-        blocked_s=0.0,
-        ended=max(began, ended) / 1e6,
-        payload_bytes=size * record.size if op in GATHERED else size,
-        peer=peer,
-    )
-
-
-def _kernels(record: _Record) -> tuple[int, int] | None:
+def _kernels(told: dict[str, Any]) -> tuple[int, int] | None:
     """First start and last stop of its kernels, microseconds; None where the line does not say."""
-    times = record.told.get("event_trace_ts")
+    times = told.get("event_trace_ts")
     events = times.get("kernel_events") if isinstance(times, dict) else None
     found = [event for event in events or [] if isinstance(event, dict)]
     starts = [time for event in found if _is_time(time := event.get("kernel_start_ts"))]
@@ -106,7 +88,7 @@ def _is_time(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**62
 
 
-def _records(source: Source) -> Iterator[_Record]:
+def _records(source: Source, most: int) -> Iterator[_Record]:
     context: dict[str, Any] | None = None
     count = 0
     with source.open() as file:
@@ -124,7 +106,7 @@ def _records(source: Source) -> Iterator[_Record]:
             if kind is None:
                 continue
             count += 1
-            if count > MOST_EVENTS:
+            if count > most:
                 raise ImportProblemError(source.name, f"line {number}", f"more than {MOST_EVENTS:,} collectives")
             yield _record(source.name, number, whole_line, kind)
 
@@ -148,14 +130,30 @@ def _record(file: str, number: int, line: dict[str, Any], kind: str) -> _Record:
     assert isinstance(metadata, dict)
     where = f"line {number}: "
     host = word(metadata.get("hostname"), file, f"{where}metadata.hostname")
-    return _Record(
-        line=number,
-        process=(host[:255], whole(metadata.get("pid"), file, f"{where}metadata.pid")),
-        comm=word(header.get("id"), file, f"{where}header.id")[:60],
-        name=word(header.get("comm_name", "unknown"), file, f"{where}header.comm_name")[:60],
-        rank=whole(header.get("rank"), file, f"{where}header.rank", MOST_RANKS),
-        size=whole(header.get("n_ranks"), file, f"{where}header.n_ranks", MOST_RANKS),
-        dumped_us=whole(metadata.get("dump_timestamp_us"), file, f"{where}metadata.dump_timestamp_us", 2**62),
-        told=told,
-        paired=kind == "p2p_perf",
+    process = host[:255], whole(metadata.get("pid"), file, f"{where}metadata.pid")
+    comm = word(header.get("id"), file, f"{where}header.id")[:60]
+    name = word(header.get("comm_name", "unknown"), file, f"{where}header.comm_name")[:60]
+    place = whole(header.get("rank"), file, f"{where}header.rank", MOST_RANKS)
+    size = whole(header.get("n_ranks"), file, f"{where}header.n_ranks", MOST_RANKS)
+    dumped_us = whole(metadata.get("dump_timestamp_us"), file, f"{where}metadata.dump_timestamp_us", 2**62)
+    short, field = kind.removesuffix("_perf"), f"{where}{kind}"
+    op = op_of(word(told.get(short), file, f"{field}.{short}"))
+    sent = whole(told.get(f"{short}_msg_size_bytes"), file, f"{field}.{short}_msg_size_bytes")
+    took = whole(told.get(f"{short}_exec_time_us"), file, f"{field}.{short}_exec_time_us", 10**12)
+    kernels = _kernels(told)
+    began, ended = kernels or (dumped_us - took, dumped_us)
+    call = Call(
+        step=0,
+        rank=-1,
+        axis=f"comm {name if name != 'unknown' else comm}"[:60],
+        ranks=(),
+        nth=0,
+        sequence=whole(told.get(f"{short}_sn"), file, f"{field}.{short}_sn"),
+        op=op,
+        issued=began / 1e6,
+        blocked_s=0.0,
+        ended=max(began, ended) / 1e6,
+        payload_bytes=min(2**62, sent * size if op in GATHERED else sent),
+        peer=whole(told.get("p2p_peer"), file, f"{field}.p2p_peer", MOST_RANKS) if short == "p2p" else -1,
     )
+    return _Record(process, comm, place, size, kernels is not None, call)

@@ -14,6 +14,7 @@ from typing import IO, Any, NamedTuple
 
 import ijson
 
+from jobs.traces.arrivals import PAIRED
 from jobs.traces.imports.parts import (
     MOST_EVENTS,
     ImportProblemError,
@@ -187,15 +188,16 @@ class _Maker:
             group, description = (word(args.get(field), self._file, f"args.{field}") for field in fields)
             told = ranks_of(args.get("Process Group Ranks", ""), self._file, "args.Process Group Ranks")
             axis = axis_of(group, description) if args else "collectives"
-            # Threads of a library end in any order: what has no group is counted by what it is.
-            counted[step, group, "" if args else op] += 1
+            # Sends are not alike on all ranks, and threads of a library, which name no group, end in any order.
+            apart = "" if args and op not in PAIRED else op
+            counted[step, group, apart] += 1
             yield Call(
                 step=step,
                 rank=self._rank,
                 axis=axis,
                 ranks=told or self._groups.get(group, ()),
                 nth=0 if args else _place(op),
-                sequence=counted[step, group, "" if args else op],
+                sequence=counted[step, group, apart],
                 op=op,
                 issued=self._time(event.began),
                 blocked_s=0.0,

@@ -84,9 +84,11 @@ def axis_of(name: str, description: str) -> str:
 
 
 def rank_in(name: str) -> int | None:
-    """The last number of a file's name without its endings: "trace_rank_3.json.gz" is 3."""
-    numbers = re.findall(r"[0-9]{1,5}", re.sub(r"(\.[A-Za-z]+)+$", "", name))
-    return int(numbers[-1]) if numbers else None
+    """The last number of a file's name without its endings: "trace_rank_3.json.gz" is 3. A date, or a time, is none."""
+    numbers = re.findall(r"0*([0-9]+)", re.sub(r"(\.[A-Za-z]+)+$", "", name))
+    if not numbers or len(numbers[-1]) > 5 or int(numbers[-1]) >= MOST_RANKS:
+        return None
+    return int(numbers[-1])
 
 
 def whole(value: object, file: str, field: str, most: int = 2**63 - 1) -> int:

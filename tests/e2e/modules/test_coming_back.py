@@ -1,4 +1,4 @@
-"""A job page whose run has another attempt, or went on while its socket was closed."""
+"""A job page, or its timeline, whose run has another attempt, or went on while its socket was closed."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ PAGE = """
 <b id="figure-phase"></b><section id="hosts"><table><tbody id="host-rows"></tbody></table><div data-crossing></div>
 <table><tbody id="crossing-rows"></tbody></table></section></main><script id="job" type="application/json">JOB</script>
 """
+TIMELINE = '<span id="connection"></span><script id="job" type="application/json">JOB</script>'
 JOB: dict[str, Any] = {
     "id": "j", "attempt": 1, "status": "running", "finished": False, "members": [], "world_size": 1, "engine": "hosts",
     "history": [], "exit": None, "estimate": {}, "diagnosis": None, "wait_reason": "",
@@ -97,9 +98,10 @@ def test_another_attempt_is_another_page(modules: Page) -> None:
 ENDED = {**JOB, "status": "succeeded", "finished": True}
 
 
-@pytest.mark.parametrize(
-    "told", [[{"job": ENDED}], [{"job": JOB}, {"node": 0, "gap": {"after": "400-0", "first": "900-0"}}]]
-)
+MEANWHILE = [[{"job": ENDED}], [{"job": JOB}, {"node": 0, "gap": {"after": "400-0", "first": "900-0"}}]]
+
+
+@pytest.mark.parametrize("told", MEANWHILE)
 def test_who_comes_back_is_told_what_happened_meanwhile(modules: Page, told: list[dict[str, Any]]) -> None:
     """Its stream had expired or was cut, and the page stayed half way for ever."""
     with opened(modules) as board:
@@ -122,6 +124,45 @@ def test_what_it_has_stays_where_the_history_cannot_be_asked(modules: Page) -> N
         board.tell(2, {"job": ENDED})
         assert "after=0%3A400-0" in board.connected(3).url
         expect(board.page.locator("#figure-step")).to_have_text("400 of 1,000")
+
+
+@pytest.mark.parametrize("told", MEANWHILE)
+def test_a_timeline_that_comes_back_goes_on_where_the_history_ends(modules: Page, told: list[dict[str, Any]]) -> None:
+    """It stayed as it was before the line broke, however much the history knew."""
+    with paper(modules, TIMELINE.replace("JOB", json.dumps(JOB))) as page:
+        board = Board(page)
+        call(page, "timeline/page.js", "")
+        board.tell(1, {"job": JOB}, steps(399, 400))
+        board.history = kept(1000)
+        board.sockets[0].close(code=1013)
+        board.tell(2, *told)
+        assert "after=0%3A1000-0" in board.connected(3).url
+        board.tell(3, *told, steps(1001))
+        board.sockets[2].close(code=1013)
+        assert "after=0%3A1001-0" in board.connected(4).url, "what it is told first is no news of a second connection"
+
+
+def test_a_timeline_of_another_attempt_is_another_page(modules: Page) -> None:
+    with paper(modules, TIMELINE.replace("JOB", json.dumps(JOB))) as page:
+        board = Board(page)
+        call(page, "timeline/page.js", "")
+        with page.expect_event("load"):
+            board.tell(1, {"job": {**JOB, "attempt": 2, "status": "queued"}})
+
+
+def test_a_timeline_says_how_it_hears_of_its_run(modules: Page) -> None:
+    with paper(modules, TIMELINE.replace("JOB", json.dumps(JOB))) as page:
+        board, badge = Board(page), page.locator("#connection")
+        call(page, "timeline/page.js", "")
+        board.tell(1, {"job": JOB})
+        expect(badge).to_have_text("live")
+        board.tell(1, {"node": 0, "stale": True})
+        expect(badge).to_have_text("delayed: Redis cannot be reached; training goes on")
+        expect(badge).to_have_attribute("data-tone", "warn")
+        board.tell(1, {"job": ENDED}, {"node": 0, "stale": False})
+        expect(badge).to_be_hidden()
+        board.sockets[0].close(code=4403)
+        expect(badge).to_have_text("not allowed: reload the page")
 
 
 def test_a_line_that_says_nothing_is_called_lost(modules: Page) -> None:

@@ -16,6 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from django.contrib.auth.models import User
 from django.db import transaction
@@ -186,10 +187,25 @@ def test_a_name_is_looked_up_once_and_what_was_checked_is_connected_to(
         assert there.heard[0].headers["Host"] == f"hooks.example:{there.port}"
 
 
-@pytest.mark.parametrize(("certified", "status"), [("hooks.example", 204), ("other.example", None)])
+@pytest.mark.parametrize(
+    ("named", "certified", "status"),
+    [
+        ("hooks.example", "hooks.example", 204),
+        ("hooks.example", "other.example", None),
+        ("straße.example", "xn--strae-oqa.example", 204),
+        ("straße.example", "strasse.example", None),
+    ],
+)
 def test_the_certificate_is_that_of_the_name(
-    certified: str, status: int | None, owner: User, postman: Postman, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    named: str,
+    certified: str,
+    status: int | None,
+    owner: User,
+    postman: Postman,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
+    """Sharp s is a letter of its own since IDNA 2008; before, it was ss, a name that somebody else may have."""
     files = ["-keyout", str(tmp_path / "key.pem"), "-out", str(tmp_path / "ca.pem")]
     name = ["-subj", "/CN=x", "-addext", f"subjectAltName=DNS:{certified}"]
     kind = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1"]
@@ -197,12 +213,18 @@ def test_the_certificate_is_that_of_the_name(
     shown = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     shown.load_cert_chain(tmp_path / "ca.pem", tmp_path / "key.pem")
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
-    real = socket.getaddrinfo
+    real, asked = socket.getaddrinfo, []
+
+    def leading_here(host: Any, *rest: Any, **named: Any) -> Any:
+        asked.append(host)
+        return real("127.0.0.1", *rest, **named)
+
     with receiver(OK, tls=shown) as there:
-        monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **named: real("127.0.0.1", *rest, **named))
-        sent = hooks.send_ping(owner, hook_of(owner, f"https://hooks.example:{there.port}/"))
+        monkeypatch.setattr(socket, "getaddrinfo", leading_here)
+        sent = hooks.send_ping(owner, hook_of(owner, f"https://{named}:{there.port}/"))
         assert sent is not None
         carried(postman, sent)
+        assert asked[0] == httpx.URL(f"https://{named}/").raw_host.decode(), "the name that the Host says"
         (told,) = Delivery.objects.get().tries
         assert told["status"] == status, told
         assert bool(there.heard) == (status is not None)

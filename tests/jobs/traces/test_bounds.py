@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gzip
+import json
+import tracemalloc
 from pathlib import Path
 
 import psutil
 import pytest
 
-from jobs.traces.imports import bounds
+from jobs.traces.imports import bounds, inspector
 from jobs.traces.imports.parts import ImportProblemError
 from tests.jobs.traces.test_imports import read_of, written
+from tests.support.inspected import collective, header, log, metadata
 
 DEEP = "is nested deeper than 32"
 HEAVY: list[tuple[str, bytes, str, str]] = [
@@ -47,3 +50,33 @@ def test_a_list_is_read_no_further_than_its_bound(
     monkeypatch.setattr(bounds, "MOST_LISTED", 10)
     with pytest.raises(ImportProblemError, match="holds more than 10 events"):
         read_of(written(tmp_path, "r0.json", events))
+
+
+def test_of_an_inspector_s_lines_no_more_is_kept_than_is_drawn(tmp_path: Path) -> None:
+    """9 KB were 189 MiB: what else a line held was there until the last was read."""
+    heavy = log(0, *[{**collective(1, 0, 5), "more": [[]] * 250_000}] * 8)
+    path = written(tmp_path, "i.log.gz", gzip.compress(heavy))
+    tracemalloc.start()
+    try:
+        assert len(read_of(path).trace.calls) == 8
+        assert tracemalloc.get_traced_memory()[1] < 64 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_ranks_that_many_of_an_inspector_s_calls_share_are_there_once(tmp_path: Path) -> None:
+    lines = [
+        {"header": header(rank, ranks=1000), "metadata": metadata(rank), "coll_perf": collective(number, 0, 5)}
+        for rank in range(1000)
+        for number in range(1, 3)
+    ]
+    found = read_of(written(tmp_path, "i.log", b"".join(json.dumps(line).encode() + b"\n" for line in lines)))
+    assert len({id(call.ranks) for call in found.trace.calls}) == 1
+
+
+def test_an_inspector_s_collectives_are_counted_over_all_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspector, "MOST_EVENTS", 3)
+    told = [collective(number, 0, 5) for number in (1, 2)]
+    paths = [written(tmp_path, f"{rank}.log", log(rank, *told)) for rank in (0, 1)]
+    with pytest.raises(ImportProblemError, match=r"1\.log: line 2: more than 3 collectives"):
+        read_of(*paths)

@@ -96,6 +96,21 @@ def test_a_gpu_s_kernels_tell_group_bytes_step_and_who_waited(tmp_path: Path) ->
     assert found.notes == []
 
 
+def test_a_gpu_s_sends_do_not_number_its_collectives(tmp_path: Path) -> None:
+    """From the first send on, a rank's first collective met the second of the others."""
+    noted = {"Process Group Name": "0", "Process Group Description": "default_pg", "Process Group Ranks": "[0, 1]"}
+    numbers = []
+    for rank, ops in enumerate((["allreduce"] * 2, ["send", "allreduce", "recv", "allreduce"])):
+        events = [
+            {"ph": "X", "name": "k", "cat": "kernel", "ts": ts, "dur": 1, "args": {**noted, "Collective name": op}}
+            for ts, op in enumerate(ops)
+        ]
+        told = {"distributedInfo": {"rank": rank}, "traceEvents": events}
+        found = read_of(written(tmp_path, f"r{rank}.json", json.dumps(told).encode()))
+        numbers.append([call.sequence for call in found.trace.calls if call.op == "all_reduce"])
+    assert numbers == [[1, 2], [1, 2]]
+
+
 @pytest.mark.parametrize("form", [log, log_of_dumps])
 def test_an_inspector_s_log_is_read_in_both_forms(tmp_path: Path, form: Callable[..., bytes]) -> None:
     paths = []
@@ -110,6 +125,13 @@ def test_an_inspector_s_log_is_read_in_both_forms(tmp_path: Path, form: Callable
     assert {call.payload_bytes for call in found.trace.calls if call.op == "reduce_scatter"} == {2000}
     assert {arrival.rank for arrival in meetings(reduced).values()} == {1}
     assert found.notes == []
+
+
+def test_bytes_that_an_inspector_claims_fit_into_what_keeps_them(tmp_path: Path) -> None:
+    line = {"header": header(0, ranks=16), "metadata": metadata(0)}
+    line["coll_perf"] = collective(1, 0, 9, op="AllGather", size=2**60)
+    (call,) = read_of(written(tmp_path, "a.log", json.dumps(line).encode())).trace.calls
+    assert call.payload_bytes == 2**62
 
 
 def test_a_log_without_times_says_so(tmp_path: Path) -> None:
@@ -130,6 +152,23 @@ def test_a_rank_of_a_small_communicator_is_that_of_the_largest(tmp_path: Path) -
     ]
     groups = {(call.axis, call.ranks) for call in read_of(*paths).trace.calls}
     assert groups == {("comm 0xaa", (0, 1, 2, 3)), ("comm 0xb0", (0, 2)), ("comm 0xb1", (1, 3))}
+
+
+def test_the_peer_of_an_inspector_s_send_is_a_rank_of_the_world(tmp_path: Path) -> None:
+    """Ranks 1 and 3 have a communicator of their own, in which they are 0 and 1."""
+    paths = []
+    for rank in range(4):
+        lines = [{"header": header(rank, ranks=4), "metadata": metadata(rank), "coll_perf": collective(1, 0, 9)}]
+        if rank in (1, 3):
+            figures = {"p2p_sn": 1, "p2p_msg_size_bytes": 8, "p2p_exec_time_us": 5}
+            told = {"p2p": "Send" if rank == 1 else "Recv", **figures, "p2p_peer": int(rank == 1)}
+            lines.append({"header": header(rank // 2, "0xbb"), "metadata": metadata(rank), "p2p_perf": told})
+        paths.append(written(tmp_path, f"{rank}.log", b"".join(json.dumps(line).encode() + b"\n" for line in lines)))
+    pairs = [call for call in read_of(*paths).trace.calls if call.axis == "comm 0xbb"]
+    assert sorted((call.rank, call.peer, call.op, call.ranks) for call in pairs) == [
+        (1, 3, "send", (1, 3)),
+        (3, 1, "recv", (1, 3)),
+    ]
 
 
 FR: dict[str, Any] = {"profiling_name": "gloo:all_reduce", "collective_seq_id": 1, "process_group": ["0", "x"]}
@@ -228,7 +267,19 @@ def test_an_axis_is_told_by_a_group_s_description() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "rank"), [("nccl_trace_rank_3", 3), ("run2_rank11.json.gz", 11), ("trace.json", None)]
+    ("name", "rank"),
+    [
+        ("nccl_trace_rank_3", 3),
+        ("run2_rank11.json.gz", 11),
+        ("trace.json", None),
+        ("trace_rank_000003.json", 3),
+        ("node-1_rank_65535", 65_535),
+        ("trace_rank_65536.json", None),
+        ("gpu01_4242.1718000000123456789.pt.trace.json", None),
+        ("trace_rank3_20260101.json", None),
+        ("trace_rank_٣.json", None),
+    ],
 )
 def test_a_rank_is_the_last_number_of_a_name(name: str, rank: int | None) -> None:
+    """A time, or a date, is none; its last digits were drawn as one."""
     assert rank_in(name) == rank

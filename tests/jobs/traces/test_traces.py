@@ -23,7 +23,7 @@ from jobs.history.told.steps import HELD_BY_HOSTS
 from jobs.models import Attempt, Host, Job, Status
 from jobs.queue import actions
 from jobs.traces import chrome, perfetto
-from jobs.traces.arrivals import meetings
+from jobs.traces.arrivals import arrival_of, meetings
 from jobs.traces.lanes import lanes
 from jobs.traces.shapes import Call, Trace
 from jobs.traces.stream import _items_in, trace
@@ -65,6 +65,20 @@ def test_a_send_meets_the_receive_of_the_other_end() -> None:
     found = of([item(0, groups=group, calls=sends), item(1, groups=group, calls=takes)])
     last = {(key[0], key[2]): arrival.rank for key, arrival in meetings(found.calls).items()}
     assert last == {(0, 1): 1, (1, 1): 1, (0, 2): 1, (1, 3): 1, (1, 2): 0, (0, 3): 0}
+
+
+def test_messages_of_a_middle_stage_that_have_one_number_are_apart() -> None:
+    """Each way between two ranks counts its own: what came back from the last stage was taken for the first's."""
+    calls = [
+        Call(1, rank, "pp", (0, 1, 2), 0, 1, op, issued, 0.0, issued + 9, 8, peer)
+        for rank, op, peer, issued in [
+            *((0, "send", 1, 10.0), (1, "recv", 0, 9.0), (1, "send", 2, 20.0), (2, "recv", 1, 20.5)),
+            *((2, "send", 1, 31.0), (1, "recv", 2, 30.0), (1, "send", 0, 40.0), (0, "recv", 1, 40.5)),
+        ]
+    ]
+    arrivals = meetings(calls)
+    told = [(one.rank, one.time) for call in calls if (one := arrival_of(call, arrivals))]
+    assert told == [(0, 10.0), (0, 10.0), (2, 20.5), (2, 20.5), (2, 31.0), (2, 31.0), (0, 40.5), (0, 40.5)]
 
 
 def test_a_host_s_clock_is_brought_to_the_board_s() -> None:

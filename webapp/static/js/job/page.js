@@ -3,14 +3,15 @@ import { extentOf } from "../charts/extent.js";
 import { createView } from "../charts/view.js";
 import { compareAxes, predictionOf } from "../collectives.js";
 import { eachFrame, embedded, notMoreOftenThan } from "../dom.js";
+import { follow, seedFromSummary } from "../fold/follow.js";
 import { replay } from "../fold/replay.js";
 import { integer } from "../format.js";
 import { labView } from "../lab/panel.js";
 import { logView } from "../logs/panel.js";
-import { connect } from "../socket.js";
-import { createState, expectGap, foldBatch, foldSummary, resumeFrom } from "../store.js";
+import { createState } from "../store.js";
 import { tracePanels } from "../timeline/panels.js";
 import { showCheckpoints } from "./checkpoints.js";
+import { showConnection } from "./connection.js";
 import { curvesView } from "./curves.js";
 import { showDryMemory, showDryRuns } from "./dryrun.js";
 import { showOff, showProgress, showStepsSeen } from "./figures.js";
@@ -37,7 +38,6 @@ let paused = false;
 let replayed = false; // what the server kept has been asked for
 let kept = null; // whether it kept anything
 let verdictsTold = "";
-let socket = null;
 const openAxes = new Set();
 const view = createView(() => location.search, (search) => history.replaceState(null, "", location.pathname + search + location.hash));
 const page = { view, curve: { time: [], step: [] }, marks: [] }; // what all charts share
@@ -152,16 +152,9 @@ function drawComparison() {
   showProof($("proof"), state, proven, job.finished, exact, job.spec.train.precision);
 }
 
-function onJob(next, again) {
-  if (next.attempt > job.attempt) {
-    openAnew();
-    return;
-  }
+function onJob(next) {
   job = next;
   showHeader(job);
-  seedFromSummary();
-  redraw();
-  if (again && job.finished) readAgain(); // its stream may be gone, which is no gap
 }
 
 /** Of another attempt nothing here is true, what the server wrote neither; a reload keeps the address and the place on the page. */
@@ -171,42 +164,8 @@ function openAnew() {
   location.reload();
 }
 
-/** What was missed is in the history: the page is made of that, as if it were opened now. */
-async function readAgain() {
-  socket.close();
-  const fresh = createState();
-  const found = await replay(fresh, job);
-  if (found || (found === false && job.exit?.summary)) [state, kept] = [fresh, found];
-  seedFromSummary();
-  redraw();
-  follow();
-}
-
-function seedFromSummary() {
-  if (job.exit?.summary && state.time === null) foldSummary(state, job.exit.summary);
-}
-
-function onBatch(id, batch, node) {
-  foldBatch(state, id, batch, node);
-  redraw();
-}
-
-const CONNECTION = {
-  reading: ["", "reading"], // no longer than "connecting": with a long name all below would move
-  connecting: ["", "connecting"],
-  live: ["good", "live"],
-  delayed: ["warn", "delayed: Redis cannot be reached"],
-  reconnecting: ["warn", "reconnecting"],
-  refused: ["bad", "not allowed: reload the page"],
-};
-
 function onConnection(name) {
-  const badge = $("connection");
-  const [tone, told] = CONNECTION[name];
-  const words = name === "delayed" && !job.finished ? `${told}; training goes on` : told;
-  badge.hidden = job.finished && (tone === "" || tone === "good"); // nothing more comes
-  badge.dataset.tone = tone;
-  if (badge.textContent !== words) badge.textContent = words;
+  showConnection($("connection"), name, job.finished);
 }
 
 function listen() {
@@ -233,19 +192,6 @@ function listen() {
   dialog.querySelector("button.primary").addEventListener("click", () => $("cancel-form").submit());
 }
 
-function follow() {
-  socket = connect(`/ws/jobs/${job.id}/`, {
-    resume: () => ({ after: resumeFrom(state), attempt: job.attempt }),
-    onJob,
-    onGap(node, again) {
-      expectGap(state, node);
-      if (again) readAgain();
-    },
-    onBatch,
-    onState: onConnection,
-  });
-}
-
 listen();
 showHeader(job);
 onConnection("reading");
@@ -253,6 +199,14 @@ redraw(); // where everything lies: what is not read yet is hidden, for no word 
 kept = await replay(state, job);
 replayed = true;
 for (const place of document.querySelectorAll("[data-reading]")) delete place.dataset.reading;
-seedFromSummary();
+seedFromSummary(state, job);
 redraw();
-follow();
+follow(() => ({ job, state }), {
+  onJob,
+  onAttempt: openAnew,
+  onRead(fresh, found) {
+    [state, kept] = [fresh, found];
+  },
+  redraw,
+  onState: onConnection,
+});

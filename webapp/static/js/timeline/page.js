@@ -1,12 +1,13 @@
 // The full page of a job's steps: the same telemetry as the job page, and only these panels.
 import { embedded } from "../dom.js";
+import { follow, seedFromSummary } from "../fold/follow.js";
 import { replay } from "../fold/replay.js";
-import { connect } from "../socket.js";
-import { createState, expectGap, foldBatch, foldSummary, resumeFrom } from "../store.js";
+import { showConnection } from "../job/connection.js";
+import { createState } from "../store.js";
 import { tracePanels } from "./panels.js";
 
 let job = embedded("job");
-const state = createState();
+let state = createState();
 const show = tracePanels(() => {
   for (const place of document.querySelectorAll("[data-reading]")) delete place.dataset.reading;
 });
@@ -16,19 +17,22 @@ function redraw() {
   show(job, state);
 }
 
-if (!(await replay(state, job)) && job.exit?.summary) foldSummary(state, job.exit.summary);
+function onConnection(name) {
+  showConnection(document.getElementById("connection"), name, job.finished);
+}
+
+onConnection("reading");
+await replay(state, job);
+seedFromSummary(state, job);
 redraw();
-connect(`/ws/jobs/${job.id}/`, {
-  resume: () => ({ after: resumeFrom(state), attempt: job.attempt }),
+follow(() => ({ job, state }), {
   onJob(next) {
-    if (next.attempt > job.attempt) location.reload(); // of another attempt nothing here is true
     job = next;
-    redraw();
   },
-  onGap: (node) => expectGap(state, node),
-  onBatch(id, batch, node) {
-    foldBatch(state, id, batch, node);
-    redraw();
+  onAttempt: () => location.reload(),
+  onRead(fresh) {
+    state = fresh;
   },
-  onState() {},
+  redraw,
+  onState: onConnection,
 });
