@@ -11,6 +11,7 @@ from jobs.text import storable
 from jobs.traces.shapes import Call, Span
 
 MOST_EVENTS = 500_000  # of an import
+MOST_NAMED = 2**25  # ranks, which each collective has those of its group of
 MOST_RANKS = 65_536
 LONGEST_WORD = 1000
 

@@ -15,7 +15,7 @@ import ijson
 from contracts.telemetry.words import LATEST
 from jobs.traces.imports import flight, inspector, kineto
 from jobs.traces.imports.bounds import first_key, looked_through
-from jobs.traces.imports.parts import MOST_EVENTS, ImportProblemError, Part, Source
+from jobs.traces.imports.parts import MOST_EVENTS, MOST_NAMED, ImportProblemError, Part, Source
 from jobs.traces.shapes import Call, Trace
 
 Format = Literal["flight recorder", "NCCL Inspector", "Kineto"]
@@ -136,6 +136,9 @@ def _together(parts: list[Part]) -> Trace:
     users: dict[tuple[str, int], set[int]] = defaultdict(set)
     for call in calls:
         users[call.axis, call.nth].add(call.rank)
+    named = sum(len(call.ranks or users[call.axis, call.nth]) for call in calls)
+    if named > MOST_NAMED:
+        raise ImportProblemError("import", "ranks", f"{named:,} in groups of {len(calls):,} collectives are too many")
     full = [call if call.ranks else _with(call, users[call.axis, call.nth]) for call in calls]
     return Trace(sorted(full, key=lambda call: call.issued), sorted(spans, key=lambda span: span.began))
 
