@@ -112,6 +112,11 @@ def _means_by_axis(column: str) -> str:
     return f"SELECT rank, bin, {mean} AS {column} FROM ({sums}) JOIN ({weights}) USING (rank, bin) GROUP BY rank, bin"
 
 
+def _mean(gauge: str) -> str:
+    """As its table has it: bytes are whole, and the mean of the largest is one too many for 64 bits."""
+    return f"try_cast(avg({gauge}) AS BIGINT)" if gauge.endswith("_bytes") else f"avg({gauge})"
+
+
 _TRAFFIC = (
     "SELECT CASE WHEN second < $middle THEN second // $width * $width ELSE second END AS second,"
     " rank, phase, op, axis, group_size, "
@@ -134,7 +139,7 @@ _STEPS = (
 )
 _GAUGE = (
     "SELECT rank, node, host, max(time) AS time, "
-    + ", ".join(f"avg({name}) AS {name}" for name in _GAUGES)
+    + ", ".join(f"{_mean(name)} AS {name}" for name in _GAUGES)
     + f" FROM gauges GROUP BY rank, node, host, CASE WHEN time < $middle THEN floor(time / ({GAUGE_S} * $width))"
     " ELSE time END ORDER BY time"
 )

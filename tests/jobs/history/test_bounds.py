@@ -55,7 +55,10 @@ def test_old_raw_steps_go_first_and_whole(root: Path, settings: Any) -> None:
 
 
 def test_merged_roll_ups_add_up_to_the_same_rank_by_rank(root: Path, settings: Any) -> None:
-    noise = [{"kind": "gauge", "rank": 0, "time": BEGAN + n / 10, "cpu": random.random()} for n in range(1000)]
+    noise = [
+        {"kind": "gauge", "rank": 0, "time": BEGAN + n / 10, "cpu": random.random(), "resident_bytes": 10**9 + n * n}
+        for n in range(1000)
+    ]
     recording = keep(root, [*run(2, 200), batch(100, *noise)])
     before = num_bytes(recording.manifest, bounds.ROLLED_UP)
     steps = rows(root, "job", "steps")
@@ -65,6 +68,7 @@ def test_merged_roll_ups_add_up_to_the_same_rank_by_rank(root: Path, settings: A
     assert totals(root, "job") == expected(2, 200)
     merged = rows(root, "job", "steps")
     assert recording.manifest["merged_s"] > 1
+    assert len(rows(root, "job", "gauges")) < 1000
     for rank in range(2):
         assert sum(row["over"] for row in merged if row["rank"] == rank) == 200
         mine = [row for row in merged if row["rank"] == rank]
