@@ -86,10 +86,10 @@ class Diagnoses:
         self._client, self._tell = client, tell
         self._of: dict[Key, Diagnoser] = {}
 
-    def begin(self, key: Key, row: int, nodes: int, positions: Mapping[Stream, Node]) -> None:
-        """What streams told up to these positions is told again: a diagnosis is of a whole run."""
-        self.forget(key)
-        self._trying(key, lambda: self._begin(key, row, nodes, positions))
+    def begin(self, key: Key, row: int, nodes: int, positions: Mapping[Stream, Node]) -> bool:
+        """What streams told up to these positions is told again: a diagnosis is of a whole run. False where it is to
+        be begun again."""
+        return self._trying(key, lambda: self._begin(key, row, nodes, positions))
 
     def _begin(self, key: Key, row: int, nodes: int, positions: Mapping[Stream, Node]) -> None:
         made = Diagnoser(row, nodes)

@@ -172,7 +172,9 @@ class Recorder:
     def _begin(self, key: Key) -> None:
         recording = Recording(self._root, *key, also=partial(self._diagnoses.add, key))
         due = self._due[key]
-        self._diagnoses.begin(key, due.key, due.nodes, recording.positions(due.nodes))
+        if not self._diagnoses.begin(key, due.key, due.nodes, recording.positions(due.nodes)):
+            self._failing.add(key)  # opened anew the next time
+            return
         self._open[key] = recording
 
     def _diagnose(self) -> None:
