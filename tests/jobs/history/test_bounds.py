@@ -12,8 +12,9 @@ import pyarrow as pa
 import pytest
 
 from jobs.history.kept import bounds
-from jobs.history.kept.folder import Folder, num_bytes
+from jobs.history.kept.folder import Folder, OvertakenError, num_bytes
 from jobs.history.kept.forgetting import forget_old
+from jobs.history.recording.attempt import Recording
 from jobs.models import Attempt, Job
 from tests.jobs.history.test_recorder import expected, totals
 from tests.jobs.history.told import BEGAN, batch, keep, rows, run, step
@@ -102,6 +103,19 @@ def test_a_file_that_was_written_again_can_be_joined_with_a_new_one(root: Path, 
     recording.folder.commit(recording.manifest, tables, recording.rows.state)
     recording.folder.compact(recording.manifest)
     assert sum(row["over"] for row in rows(root, "job", "steps")) == 121
+
+
+def test_who_was_overtaken_while_it_wrote_files_again_spoils_none_of_the_other_s(root: Path) -> None:
+    """Its lease ran out meanwhile."""
+    slow = keep(root, [batch(1, step(0, 1, 1))])
+    other = Recording(root, "job", 1)
+    other.rows.add_item(step(0, 2, 2))
+    other.commit()
+    folder, parts = slow.folder, slow.manifest["parts"]["steps"]
+    again = folder.rewritten(slow.manifest, "steps", folder.batches(parts))
+    with pytest.raises(OvertakenError):
+        folder.replace(slow.manifest, "steps", parts, [again])
+    assert [row["step"] for row in rows(root, "job", "steps")] == [1, 2]
 
 
 def test_the_oldest_histories_go_and_their_raw_steps_before(
