@@ -11,13 +11,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from jobs.history.kept import bounds
+from jobs.history.exports.scalars import scalars
+from jobs.history.kept import bounds, query
 from jobs.history.kept.folder import Folder, OvertakenError, num_bytes
 from jobs.history.kept.forgetting import forget_old
 from jobs.history.recording.attempt import Recording
+from jobs.history.told.snapshot import snapshot
 from jobs.models import Attempt, Job
 from tests.jobs.history.test_recorder import expected, totals
-from tests.jobs.history.told import BEGAN, batch, keep, rows, run, step
+from tests.jobs.history.told import BEGAN, batch, cell, keep, rows, run, step, traffic
 
 
 def timeline(rank: int, number: int) -> Any:
@@ -79,6 +81,23 @@ def test_merged_roll_ups_add_up_to_the_same_rank_by_rank(root: Path, settings: A
     losses = [row for row in merged if row["rank"] == 0]
     mean = sum(row["loss"] * row["over"] for row in losses) / 200
     assert mean == pytest.approx(sum(5 - n / 100 for n in range(1, 201)) / 200)
+
+
+@pytest.mark.parametrize("merges", [3, 5])
+def test_merged_traffic_is_told_as_steady_as_it_was(root: Path, merges: int) -> None:
+    recording = keep(root, [batch(n, traffic(0, n, cell(n + 1))) for n in range(600)])
+    for _ in range(merges):
+        assert bounds._merge(recording.folder, recording.manifest)
+    width = recording.manifest["merged_s"]
+    told = snapshot("job", 1)
+    assert told["traffic"]["width_s"] == width
+    [row] = told["traffic"]["rows"]
+    assert set(row["bytes"][:-1]) == {1000 * width}
+    assert sum(row["bytes"]) == 600_000
+    assert set(told["recent"]["bytes"]) == {1000}
+    sent = query.ask("job", 1, lambda tables: [one for one in scalars(tables) if one.curve.startswith("payload")])
+    assert {one.value for one in sent[:-1]} == {1000}
+    assert [one.time - one.step for one in sent] == [BEGAN] * len(sent)
 
 
 def test_old_log_lines_go(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
