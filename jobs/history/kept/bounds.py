@@ -43,12 +43,17 @@ def keep(folder: Folder, manifest: Manifest) -> None:
         _drop_old_lines(folder, manifest)
 
 
-def _thin_raw(folder: Folder, manifest: Manifest) -> bool:
-    """Of the older half of the steps told event by event, every second one goes; False where there is none."""
+def raw_steps(folder: Folder, manifest: Manifest) -> list[int]:
+    """Those that are kept event by event, in order."""
     with engine().cursor() as cursor:
         tables = Tables(cursor, folder, manifest)
         union = " UNION ".join(f"SELECT DISTINCT step FROM {table}" for table in RAW)
-        steps = [step for (step,) in tables.rows(f"SELECT step FROM ({union}) ORDER BY step")]
+        return [step for (step,) in tables.rows(f"SELECT step FROM ({union}) ORDER BY step")]
+
+
+def _thin_raw(folder: Folder, manifest: Manifest) -> bool:
+    """Of the older half of the steps told event by event, every second one goes; False where there is none."""
+    steps = raw_steps(folder, manifest)
     gone = steps[: max(1, len(steps) // 2) : 2]
     if not gone:
         return False

@@ -198,7 +198,7 @@ class Folder:
         """FAN files of one level become one of the next, so that a long run has few."""
         for table, found in list(manifest["parts"].items()):
             level = 0
-            while level <= max(part["level"] for part in found):
+            while level <= max((part["level"] for part in found), default=-1):
                 parts = [part for part in found if part["level"] == level]
                 if len(parts) >= FAN:
                     self.replace(manifest, table, parts, [self._joined(manifest, table, parts)])
