@@ -128,8 +128,10 @@ _TRAFFIC = (
     + ", ".join(f"sum({name}) AS {name}" for name in _COUNTED)
     + " FROM traffic GROUP BY ALL ORDER BY second, rank"
 )
+# Ranks are not at one step at one time: a step is old on all of them once it is on one.
 _STEPS = (
-    "WITH older AS (SELECT *, (step - 1) // $width AS bin FROM steps WHERE time < $middle),"
+    "WITH old AS (SELECT DISTINCT step FROM steps WHERE time < $middle),"
+    " older AS (SELECT *, (step - 1) // $width AS bin FROM steps WHERE step IN (FROM old)),"
     f" exposed AS ({_means_by_axis('exposed')}), hidden AS ({_means_by_axis('hidden')}),"
     " means AS (SELECT rank, bin, max(step) AS step, sum(over) AS over, max(time) AS time,"
     " max(tokens) AS tokens, "
@@ -140,7 +142,7 @@ _STEPS = (
     + " FROM older GROUP BY rank, bin)"
     f" SELECT {', '.join(TABLES['steps'].names)} FROM means LEFT JOIN exposed USING (rank, bin)"
     " LEFT JOIN hidden USING (rank, bin)"
-    f" UNION ALL SELECT {', '.join(TABLES['steps'].names)} FROM steps WHERE time >= $middle ORDER BY step, rank"
+    f" UNION ALL SELECT {', '.join(TABLES['steps'].names)} FROM steps WHERE step NOT IN (FROM old) ORDER BY step, rank"
 )
 _GAUGE = (
     "SELECT rank, node, host, max(time) AS time, "
