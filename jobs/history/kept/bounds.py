@@ -19,6 +19,7 @@ from jobs.history.kept.tables import RAW, TABLES
 
 ROLLED_UP = ("steps", "traffic", "gauges")
 LOG_BYTES = 16 * 2**20
+MARK_BYTES = 4 * 2**20
 MOST_PASSES = 12  # of halving, at one look
 GAUGE_S = 4.0  # between two of a rank's
 
@@ -41,6 +42,8 @@ def keep(folder: Folder, manifest: Manifest) -> None:
             break
     if num_bytes(manifest, ("logs",)) > LOG_BYTES:
         _drop_old_lines(folder, manifest)
+    if num_bytes(manifest, ("marks",)) > MARK_BYTES:
+        _write_again(folder, manifest, "marks", _MARKS, {})
 
 
 def raw_steps(folder: Folder, manifest: Manifest) -> list[int]:
@@ -76,11 +79,14 @@ def _merge(folder: Folder, manifest: Manifest) -> bool:
     middle = last - (last - first) / width
     manifest["merged_s"] = width
     for table, sql in (("traffic", _TRAFFIC), ("steps", _STEPS), ("gauges", _GAUGE)):
-        if parts := manifest["parts"].get(table):
-            values = {"width": width, "middle": middle}
-            part = folder.rewritten(manifest, table, _asked(folder, manifest, table, sql, values))
-            folder.replace(manifest, table, parts, [part])
+        if manifest["parts"].get(table):
+            _write_again(folder, manifest, table, sql, {"width": width, "middle": middle})
     return True
+
+
+def _write_again(folder: Folder, manifest: Manifest, table: str, sql: str, values: dict[str, Any]) -> None:
+    part = folder.rewritten(manifest, table, _asked(folder, manifest, table, sql, values))
+    folder.replace(manifest, table, manifest["parts"][table], [part])
 
 
 def _asked(
@@ -149,4 +155,10 @@ _GAUGE = (
     + ", ".join(f"{_mean(name)} AS {name}" for name in _GAUGES)
     + f" FROM gauges GROUP BY rank, node, host, CASE WHEN time < $middle THEN floor(time / ({GAUGE_S} * $width))"
     " ELSE time END ORDER BY time"
+)
+# The older half of the kind that there are most of: how a run began, and went on, stays.
+_MARKS = (
+    "WITH most AS (SELECT kind, count(*) // 2 AS gone FROM marks GROUP BY kind ORDER BY gone DESC LIMIT 1)"
+    " SELECT marks.* FROM marks LEFT JOIN most USING (kind)"
+    " QUALIFY row_number() OVER (PARTITION BY kind ORDER BY time) > coalesce(gone, 0) ORDER BY time"
 )

@@ -111,6 +111,20 @@ def test_old_log_lines_go(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row["first"] for row in rows(root, "job", "logs")] == list(range(20, 40))
 
 
+def test_old_marks_go_of_the_kind_that_there_are_most_of(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script may change its phase as often as it likes."""
+    resumed = step(0, 50, 0, ran=1)
+    validated = [{"kind": "eval", "rank": 0, "time": BEGAN + n, "step": n, "loss": 4.5} for n in range(3)]
+    phases = [{"kind": "phase", "rank": 0, "time": BEGAN + n, "phase": ("step", "eval")[n % 2]} for n in range(100)]
+    recording = keep(root, [batch(100, resumed, *validated, *phases)])
+    monkeypatch.setattr(bounds, "MARK_BYTES", num_bytes(recording.manifest, ("marks",)) - 1)
+    bounds.keep(recording.folder, recording.manifest)
+    assert num_bytes(recording.manifest, ("marks",)) <= bounds.MARK_BYTES
+    kept = rows(root, "job", "marks")
+    assert [row["time"] - BEGAN for row in kept if row["kind"] == "phase"] == list(range(50, 100))
+    assert [row["kind"] for row in kept if row["kind"] != "phase"] == ["resume", *["validation"] * 3]
+
+
 def test_a_file_that_was_written_again_can_be_joined_with_a_new_one(root: Path, settings: Any) -> None:
     """What DuckDB wrote and what we write is of one schema."""
     recording = keep(root, list(run(2, 60)))
