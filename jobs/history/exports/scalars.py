@@ -40,7 +40,7 @@ GROUP BY step, told.key ORDER BY step, told.key
 """
 _VALIDATED = "SELECT step, time, value FROM marks WHERE kind = 'validation' ORDER BY step"
 _SENT = """
-SELECT (second - ?) // ? * ? AS since, axis, sum(payload_bytes)::DOUBLE / ?
+SELECT (second // ? - ?) * ? AS since, axis, sum(payload_bytes)::DOUBLE / ?
 FROM traffic GROUP BY since, axis ORDER BY since, axis
 """
 
@@ -68,10 +68,13 @@ def _points(tables: Tables) -> Iterator[Point]:
 
 
 def _sent(tables: Tables) -> Iterator[Point]:
-    """Payload bytes a second over all ranks."""
+    """Payload bytes a second over all ranks; of merged rows not by less time than such a one covers."""
     [(first, last)] = tables.rows("SELECT min(second), max(second) FROM traffic")
     if first is None:
         return
-    width = max(1, math.ceil((last - first + 1) / MOST_POINTS))
-    for since, axis, value in tables.rows(_SENT, first, width, width, width):
-        yield Point(f"payload_bytes_per_second/{axis}", since, first + since, value)
+    width = tables.manifest["merged_s"]
+    while last // width - first // width >= MOST_POINTS:
+        width *= 2
+    start = first // width
+    for since, axis, value in tables.rows(_SENT, width, start, width, width):
+        yield Point(f"payload_bytes_per_second/{axis}", since, start * width + since, value)

@@ -19,6 +19,7 @@ from jobs.history.kept.tables import RAW, TABLES
 
 ROLLED_UP = ("steps", "traffic", "gauges")
 LOG_BYTES = 16 * 2**20
+MARK_BYTES = 4 * 2**20
 MOST_PASSES = 12  # of halving, at one look
 GAUGE_S = 4.0  # between two of a rank's
 
@@ -41,14 +42,21 @@ def keep(folder: Folder, manifest: Manifest) -> None:
             break
     if num_bytes(manifest, ("logs",)) > LOG_BYTES:
         _drop_old_lines(folder, manifest)
+    if num_bytes(manifest, ("marks",)) > MARK_BYTES:
+        _write_again(folder, manifest, "marks", _MARKS, {})
+
+
+def raw_steps(folder: Folder, manifest: Manifest) -> list[int]:
+    """Those that are kept event by event, in order."""
+    with engine().cursor() as cursor:
+        tables = Tables(cursor, folder, manifest)
+        union = " UNION ".join(f"SELECT DISTINCT step FROM {table}" for table in RAW)
+        return [step for (step,) in tables.rows(f"SELECT step FROM ({union}) ORDER BY step")]
 
 
 def _thin_raw(folder: Folder, manifest: Manifest) -> bool:
     """Of the older half of the steps told event by event, every second one goes; False where there is none."""
-    with engine().cursor() as cursor:
-        tables = Tables(cursor, folder, manifest)
-        union = " UNION ".join(f"SELECT DISTINCT step FROM {table}" for table in RAW)
-        steps = [step for (step,) in tables.rows(f"SELECT step FROM ({union}) ORDER BY step")]
+    steps = raw_steps(folder, manifest)
     gone = steps[: max(1, len(steps) // 2) : 2]
     if not gone:
         return False
@@ -71,11 +79,14 @@ def _merge(folder: Folder, manifest: Manifest) -> bool:
     middle = last - (last - first) / width
     manifest["merged_s"] = width
     for table, sql in (("traffic", _TRAFFIC), ("steps", _STEPS), ("gauges", _GAUGE)):
-        if parts := manifest["parts"].get(table):
-            values = {"width": width, "middle": middle}
-            part = folder.rewritten(manifest, table, _asked(folder, manifest, table, sql, values))
-            folder.replace(manifest, table, parts, [part])
+        if manifest["parts"].get(table):
+            _write_again(folder, manifest, table, sql, {"width": width, "middle": middle})
     return True
+
+
+def _write_again(folder: Folder, manifest: Manifest, table: str, sql: str, values: dict[str, Any]) -> None:
+    part = folder.rewritten(manifest, table, _asked(folder, manifest, table, sql, values))
+    folder.replace(manifest, table, manifest["parts"][table], [part])
 
 
 def _asked(
@@ -112,14 +123,21 @@ def _means_by_axis(column: str) -> str:
     return f"SELECT rank, bin, {mean} AS {column} FROM ({sums}) JOIN ({weights}) USING (rank, bin) GROUP BY rank, bin"
 
 
+def _mean(gauge: str) -> str:
+    """As its table has it: bytes are whole, and the mean of the largest is one too many for 64 bits."""
+    return f"try_cast(avg({gauge}) AS BIGINT)" if gauge.endswith("_bytes") else f"avg({gauge})"
+
+
 _TRAFFIC = (
     "SELECT CASE WHEN second < $middle THEN second // $width * $width ELSE second END AS second,"
     " rank, phase, op, axis, group_size, "
     + ", ".join(f"sum({name}) AS {name}" for name in _COUNTED)
     + " FROM traffic GROUP BY ALL ORDER BY second, rank"
 )
+# Ranks are not at one step at one time: a step is old on all of them once it is on one.
 _STEPS = (
-    "WITH older AS (SELECT *, (step - 1) // $width AS bin FROM steps WHERE time < $middle),"
+    "WITH old AS (SELECT DISTINCT step FROM steps WHERE time < $middle),"
+    " older AS (SELECT *, (step - 1) // $width AS bin FROM steps WHERE step IN (FROM old)),"
     f" exposed AS ({_means_by_axis('exposed')}), hidden AS ({_means_by_axis('hidden')}),"
     " means AS (SELECT rank, bin, max(step) AS step, sum(over) AS over, max(time) AS time,"
     " max(tokens) AS tokens, "
@@ -130,11 +148,17 @@ _STEPS = (
     + " FROM older GROUP BY rank, bin)"
     f" SELECT {', '.join(TABLES['steps'].names)} FROM means LEFT JOIN exposed USING (rank, bin)"
     " LEFT JOIN hidden USING (rank, bin)"
-    f" UNION ALL SELECT {', '.join(TABLES['steps'].names)} FROM steps WHERE time >= $middle ORDER BY step, rank"
+    f" UNION ALL SELECT {', '.join(TABLES['steps'].names)} FROM steps WHERE step NOT IN (FROM old) ORDER BY step, rank"
 )
 _GAUGE = (
     "SELECT rank, node, host, max(time) AS time, "
-    + ", ".join(f"avg({name}) AS {name}" for name in _GAUGES)
+    + ", ".join(f"{_mean(name)} AS {name}" for name in _GAUGES)
     + f" FROM gauges GROUP BY rank, node, host, CASE WHEN time < $middle THEN floor(time / ({GAUGE_S} * $width))"
     " ELSE time END ORDER BY time"
+)
+# The older half of the kind that there are most of: how a run began, and went on, stays.
+_MARKS = (
+    "WITH most AS (SELECT kind, count(*) // 2 AS gone FROM marks GROUP BY kind ORDER BY gone DESC LIMIT 1)"
+    " SELECT marks.* FROM marks LEFT JOIN most USING (kind)"
+    " QUALIFY row_number() OVER (PARTITION BY kind ORDER BY time) > coalesce(gone, 0) ORDER BY time"
 )

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -197,7 +198,7 @@ class Folder:
         """FAN files of one level become one of the next, so that a long run has few."""
         for table, found in list(manifest["parts"].items()):
             level = 0
-            while level <= max(part["level"] for part in found):
+            while level <= max((part["level"] for part in found), default=-1):
                 parts = [part for part in found if part["level"] == level]
                 if len(parts) >= FAN:
                     self.replace(manifest, table, parts, [self._joined(manifest, table, parts)])
@@ -212,7 +213,11 @@ class Folder:
 
     def rewritten(self, manifest: Manifest, table: str, batches: Iterator[pa.RecordBatch]) -> Part:
         """A file of these rows for `replace`: memory holds one group of them at a time."""
-        name, schema = f"{table}-{manifest['generation'] + 1:08d}.parquet", TABLES[table]
+        generation, own = (
+            manifest["generation"] + 1,
+            secrets.token_hex(4),
+        )  # another may write that generation meanwhile
+        name, schema = f"{table}-{generation:08d}-{own}.parquet", TABLES[table]
         with (
             _synced(self.path / name) as draft,
             pq.ParquetWriter(draft, schema, compression=COMPRESSION) as writer,

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from django.conf import settings
 
+from jobs.history.kept.bounds import raw_steps
 from jobs.history.kept.folder import Folder, GoneError, Manifest, OvertakenError, histories, num_bytes
 from jobs.history.kept.tables import RAW
 from jobs.models import Job
@@ -72,6 +73,7 @@ def _fit(kept: list[Kept]) -> tuple[int, int]:
 
 
 def _drop_raw(one: Kept) -> int:
+    one.manifest["raw_dropped"] += len(raw_steps(one.folder, one.manifest))
     try:
         for table in RAW:
             if parts := one.manifest["parts"].get(table):

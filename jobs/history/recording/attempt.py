@@ -12,7 +12,7 @@ from contracts.telemetry.batches import Batch
 from jobs.history.kept import bounds
 from jobs.history.kept.folder import Folder, Node
 from jobs.history.recording.rows import Rows
-from jobs.history.recording.streams import Heard, Stream
+from jobs.history.recording.streams import Heard, Stream, order
 
 log = logging.getLogger(__name__)
 
@@ -58,27 +58,33 @@ class Recording:
         where = self._nodes[str(node)]
         where["after"], where["number"] = entry.id, entry.number
         self._moved = True
-        if not entry.batch:
-            return
-        self._waiting_bytes += len(entry.batch)
-        try:
-            batch, problems = salvage_batch(entry.batch)
-        except BadMessageError as error:
-            self.rows.state["refused"] += 1
-            log.warning("an entry of %s/%d is left out: %s", self.job, self.attempt, error)
-            return
-        self.rows.state["refused"] += len(problems)
+        batch = self._read(entry)
         if entry.missing:
-            since = where["time"] if where["time"] is not None else batch["time"]
-            self.rows.mark_gap(
-                node, since, batch["time"], f"{entry.missing:,} entries were trimmed before they were read"
-            )
+            until = batch["time"] if batch is not None else order(entry.id)[0] / 1000  # Redis has the board's clock
+            since = where["time"] if where["time"] is not None else until
+            self.rows.mark_gap(node, since, until, f"{entry.missing:,} entries were trimmed before they were read")
+        if batch is None:
+            return
         self.rows.add(batch, node, where["time"])
         if self._also is not None:
             self._also(batch, node)
         where["time"] = batch["time"]
         if "host" in batch:
             where["host"] = batch["host"]
+
+    def _read(self, entry: Heard) -> Batch | None:
+        """None where it makes no sense, and of one that was read before."""
+        if not entry.batch:
+            return None
+        self._waiting_bytes += len(entry.batch)
+        try:
+            batch, problems = salvage_batch(entry.batch)
+        except BadMessageError as error:
+            self.rows.state["refused"] += 1
+            log.warning("an entry of %s/%d is left out: %s", self.job, self.attempt, error)
+            return None
+        self.rows.state["refused"] += len(problems)
+        return batch
 
     def read_again(self, node: int) -> None:
         """From the start of what the stream holds now."""

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import redis
-from django.db import Error
-from redis.exceptions import RedisError
 
 from contracts.codec import BadMessageError, salvage_batch
 from contracts.telemetry.batches import Batch
@@ -20,6 +18,7 @@ from jobs.history.recording.ended import ended
 from jobs.history.recording.streams import Stream, known_entries
 from jobs.models import ELSEWHERE, Attempt, StateChange, Status
 from jobs.queue import lifecycle
+from jobs.queue.control.troubles import away
 
 Key = tuple[str, int]  # job, attempt
 
@@ -87,10 +86,10 @@ class Diagnoses:
         self._client, self._tell = client, tell
         self._of: dict[Key, Diagnoser] = {}
 
-    def begin(self, key: Key, row: int, nodes: int, positions: Mapping[Stream, Node]) -> None:
-        """What streams told up to these positions is told again: a diagnosis is of a whole run."""
-        self.forget(key)
-        self._trying(key, lambda: self._begin(key, row, nodes, positions))
+    def begin(self, key: Key, row: int, nodes: int, positions: Mapping[Stream, Node]) -> bool:
+        """What streams told up to these positions is told again: a diagnosis is of a whole run. False where it is to
+        be begun again."""
+        return self._trying(key, lambda: self._begin(key, row, nodes, positions))
 
     def _begin(self, key: Key, row: int, nodes: int, positions: Mapping[Stream, Node]) -> None:
         made = Diagnoser(row, nodes)
@@ -106,18 +105,18 @@ class Diagnoses:
         if made := self._of.get(key):
             self._trying(key, lambda: made.add(batch, node))
 
-    def look(self, key: Key, nodes: int, positions: Mapping[Stream, Node], *, over: bool, silence: str = "") -> None:
+    def look(self, key: Key, nodes: int, positions: Mapping[Stream, Node], *, over: bool, silence: str = "") -> bool:
         """Store how it stands where that is news; begin anew where somebody joined. `over`: it has ended. `silence`:
-        which host of it is not heard, in words."""
+        which host of it is not heard, in words. False where it is to be tried again."""
         made = self._of.get(key)
         if made is None:
-            return
+            return True
         if positions and nodes != made.nodes:
             self.begin(key, made.row, nodes, positions)
-            return
-        if over:
-            self._trying(key, made.end)
-        self._trying(key, lambda: made.look(self._now(), silence))
+            return False
+        if over and not self._trying(key, made.end):
+            return False
+        return self._trying(key, lambda: made.look(self._now(), silence))
 
     def forget(self, key: Key) -> None:
         self._of.pop(key, None)
@@ -127,14 +126,17 @@ class Diagnoses:
         told: Any = self._client.time()
         return float(told[0] + told[1] / 1e6)
 
-    def _trying(self, key: Key, work: Callable[[], object]) -> None:
+    def _trying(self, key: Key, work: Callable[[], object]) -> bool:
+        """False where it may go better the next time."""
         try:
             work()
-        except (RedisError, OSError, Error) as error:  # it may go better the next time
-            self._tell("diagnosis", error)
         except Exception as error:
+            if away(error):
+                self._tell("diagnosis", error)
+                return False
             self.forget(key)
             self._tell("diagnosis of an attempt", error)
+        return True
 
 
 def _queued(attempt: Attempt) -> float:

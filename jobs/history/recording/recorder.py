@@ -64,6 +64,7 @@ class Recorder:
         self._failing: set[Key] = set()  # what was heard of them since is not on the disk
         self._diagnoses = Diagnoses(self._client, self._tell)
         self._waiting = self._away = self._behind = False
+        self._heard_since = float("inf")  # since when every reading went well: else silence is no quiet
         self._diagnosed = self._looked = self._checked = self._forgot = float("-inf")
 
     def run(self, stop: threading.Event) -> None:
@@ -95,6 +96,7 @@ class Recorder:
         if not self._stage("lease", self._take_lease) or self._waiting:
             return
         went_well = [self._stage("attempts", self._look), self._stage("streams", self._read)]
+        self._heard_since = min(self._heard_since, time.monotonic()) if went_well[-1] else float("inf")
         for key in list(self._open):
             self._of_one(key, "commit", self._commit)
         ended = [key for key, due in self._due.items() if due.ended is not None]
@@ -170,7 +172,9 @@ class Recorder:
     def _begin(self, key: Key) -> None:
         recording = Recording(self._root, *key, also=partial(self._diagnoses.add, key))
         due = self._due[key]
-        self._diagnoses.begin(key, due.key, due.nodes, recording.positions(due.nodes))
+        if not self._diagnoses.begin(key, due.key, due.nodes, recording.positions(due.nodes)):
+            self._failing.add(key)  # opened anew the next time
+            return
         self._open[key] = recording
 
     def _diagnose(self) -> None:
@@ -196,10 +200,13 @@ class Recorder:
 
     def _finish_if_quiet(self, key: Key) -> None:
         recording, due = self._open.get(key), self._due[key]
-        if recording is None or recording.quiet_s < QUIET_S or due.ended is None:
+        if recording is None or due.ended is None:
+            return
+        if min(recording.quiet_s, time.monotonic() - self._heard_since) < QUIET_S:
             return
         outcome, report = ended(due.key)
-        self._diagnoses.look(key, due.nodes, {}, over=True)
+        if not self._diagnoses.look(key, due.nodes, {}, over=True):
+            return
         self._diagnoses.forget(key)
         recording.finish(outcome, report.get("reason", ""), due.ended.timestamp())
         Attempt.objects.filter(pk=due.key).update(recorded=timezone.now())

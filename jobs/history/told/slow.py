@@ -125,9 +125,10 @@ ByRank = dict[int, tuple[float, float]]  # seconds in the chosen steps, and usua
 def _parts(tables: Tables, within: str, first: int, last: int) -> dict[Key, ByRank]:
     """Medians of every part by rank, on both sides."""
     plain = "SELECT rank, step, '{part}' AS part, NULL AS axis, {column} AS seconds FROM steps WHERE data_s IS NOT NULL"
-    by_axis = (
-        "SELECT rank, step, 'exposed' AS part, entry.key AS axis, entry.value AS seconds"
-        " FROM (SELECT rank, step, unnest(map_entries(exposed)) AS entry FROM steps WHERE data_s IS NOT NULL)"
+    by_axis = (  # a step that does not name an axis did not stand still in it
+        "SELECT rank, step, 'exposed' AS part, axis, coalesce(exposed[axis], 0) AS seconds"
+        " FROM steps JOIN (SELECT DISTINCT rank, unnest(map_keys(exposed)) AS axis FROM steps) USING (rank)"
+        " WHERE data_s IS NOT NULL"
     )
     rest = "step_s - data_s - optimizer_s - list_sum(map_values(exposed))"
     told = " UNION ALL ".join(

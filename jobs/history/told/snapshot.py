@@ -141,12 +141,12 @@ def _counters(told: list[tuple[int, Cell]]) -> Counters:
 
 
 def _traffic(tables: Tables) -> Traffic:
-    """Of the whole run, in bins whose width is a second times a power of two."""
+    """Of the whole run, in bins whose width is a second times a power of two: none narrower than a merged row."""
     [(first, last)] = tables.rows("SELECT min(second), max(second) FROM traffic")
     if first is None:
         return {"width_s": 1.0, "start": 0, "length": 0, "rows": []}
     most = max(FEWEST_BINS, min(MOST_BINS, MOST_SUMS // _series(tables)))
-    width = 1
+    width = tables.manifest["merged_s"]
     while last // width - first // width >= most:
         width *= 2
     start, length = first // width, last // width - first // width + 1
@@ -173,11 +173,15 @@ def _row(length: int, rank: int, axis: str, op: str, bins: list[int], amounts: l
 
 
 def _recent(tables: Tables) -> Columns:
-    """By second: the last minute, or of very many ranks as much of it as MOST_RECENT are."""
+    """By second: the last minute, or as much of it as was not merged, or of very many ranks as MOST_RECENT are."""
+    seconds = min(RECENT_S, max(1, MOST_RECENT // _series(tables)))
+    first, last, merged_s = tables.manifest["first"], tables.manifest["last"], tables.manifest["merged_s"]
+    if merged_s > 1 and first is not None and last is not None:
+        seconds = min(seconds, int((last - first) / merged_s))
     return tables.columns(
         f"SELECT second, rank, axis, op, {_BYTES} AS bytes FROM traffic"
         " WHERE second > (SELECT max(second) FROM traffic) - ? GROUP BY ALL ORDER BY second, rank, axis, op",
-        min(RECENT_S, max(1, MOST_RECENT // _series(tables))),
+        seconds,
     )
 
 

@@ -11,12 +11,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from jobs.history.kept import bounds
-from jobs.history.kept.folder import Folder, num_bytes
+from jobs.history.exports.scalars import scalars
+from jobs.history.kept import bounds, query
+from jobs.history.kept.folder import Folder, OvertakenError, num_bytes
 from jobs.history.kept.forgetting import forget_old
+from jobs.history.recording.attempt import Recording
+from jobs.history.told.snapshot import snapshot
 from jobs.models import Attempt, Job
 from tests.jobs.history.test_recorder import expected, totals
-from tests.jobs.history.told import BEGAN, batch, keep, rows, run, step
+from tests.jobs.history.told import BEGAN, batch, cell, keep, rows, run, step, traffic
 
 
 def timeline(rank: int, number: int) -> Any:
@@ -55,7 +58,10 @@ def test_old_raw_steps_go_first_and_whole(root: Path, settings: Any) -> None:
 
 
 def test_merged_roll_ups_add_up_to_the_same_rank_by_rank(root: Path, settings: Any) -> None:
-    noise = [{"kind": "gauge", "rank": 0, "time": BEGAN + n / 10, "cpu": random.random()} for n in range(1000)]
+    noise = [
+        {"kind": "gauge", "rank": 0, "time": BEGAN + n / 10, "cpu": random.random(), "resident_bytes": 10**9 + n * n}
+        for n in range(1000)
+    ]
     recording = keep(root, [*run(2, 200), batch(100, *noise)])
     before = num_bytes(recording.manifest, bounds.ROLLED_UP)
     steps = rows(root, "job", "steps")
@@ -65,6 +71,7 @@ def test_merged_roll_ups_add_up_to_the_same_rank_by_rank(root: Path, settings: A
     assert totals(root, "job") == expected(2, 200)
     merged = rows(root, "job", "steps")
     assert recording.manifest["merged_s"] > 1
+    assert len(rows(root, "job", "gauges")) < 1000
     for rank in range(2):
         assert sum(row["over"] for row in merged if row["rank"] == rank) == 200
         mine = [row for row in merged if row["rank"] == rank]
@@ -74,6 +81,23 @@ def test_merged_roll_ups_add_up_to_the_same_rank_by_rank(root: Path, settings: A
     losses = [row for row in merged if row["rank"] == 0]
     mean = sum(row["loss"] * row["over"] for row in losses) / 200
     assert mean == pytest.approx(sum(5 - n / 100 for n in range(1, 201)) / 200)
+
+
+@pytest.mark.parametrize("merges", [3, 5])
+def test_merged_traffic_is_told_as_steady_as_it_was(root: Path, merges: int) -> None:
+    recording = keep(root, [batch(n, traffic(0, n, cell(n + 1))) for n in range(600)])
+    for _ in range(merges):
+        assert bounds._merge(recording.folder, recording.manifest)
+    width = recording.manifest["merged_s"]
+    told = snapshot("job", 1)
+    assert told["traffic"]["width_s"] == width
+    [row] = told["traffic"]["rows"]
+    assert set(row["bytes"][:-1]) == {1000 * width}
+    assert sum(row["bytes"]) == 600_000
+    assert set(told["recent"]["bytes"]) == {1000}
+    sent = query.ask("job", 1, lambda tables: [one for one in scalars(tables) if one.curve.startswith("payload")])
+    assert {one.value for one in sent[:-1]} == {1000}
+    assert [one.time - one.step for one in sent] == [BEGAN] * len(sent)
 
 
 def test_old_log_lines_go(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,6 +111,20 @@ def test_old_log_lines_go(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row["first"] for row in rows(root, "job", "logs")] == list(range(20, 40))
 
 
+def test_old_marks_go_of_the_kind_that_there_are_most_of(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script may change its phase as often as it likes."""
+    resumed = step(0, 50, 0, ran=1)
+    validated = [{"kind": "eval", "rank": 0, "time": BEGAN + n, "step": n, "loss": 4.5} for n in range(3)]
+    phases = [{"kind": "phase", "rank": 0, "time": BEGAN + n, "phase": ("step", "eval")[n % 2]} for n in range(100)]
+    recording = keep(root, [batch(100, resumed, *validated, *phases)])
+    monkeypatch.setattr(bounds, "MARK_BYTES", num_bytes(recording.manifest, ("marks",)) - 1)
+    bounds.keep(recording.folder, recording.manifest)
+    assert num_bytes(recording.manifest, ("marks",)) <= bounds.MARK_BYTES
+    kept = rows(root, "job", "marks")
+    assert [row["time"] - BEGAN for row in kept if row["kind"] == "phase"] == list(range(50, 100))
+    assert [row["kind"] for row in kept if row["kind"] != "phase"] == ["resume", *["validation"] * 3]
+
+
 def test_a_file_that_was_written_again_can_be_joined_with_a_new_one(root: Path, settings: Any) -> None:
     """What DuckDB wrote and what we write is of one schema."""
     recording = keep(root, list(run(2, 60)))
@@ -98,6 +136,19 @@ def test_a_file_that_was_written_again_can_be_joined_with_a_new_one(root: Path, 
     recording.folder.commit(recording.manifest, tables, recording.rows.state)
     recording.folder.compact(recording.manifest)
     assert sum(row["over"] for row in rows(root, "job", "steps")) == 121
+
+
+def test_who_was_overtaken_while_it_wrote_files_again_spoils_none_of_the_other_s(root: Path) -> None:
+    """Its lease ran out meanwhile."""
+    slow = keep(root, [batch(1, step(0, 1, 1))])
+    other = Recording(root, "job", 1)
+    other.rows.add_item(step(0, 2, 2))
+    other.commit()
+    folder, parts = slow.folder, slow.manifest["parts"]["steps"]
+    again = folder.rewritten(slow.manifest, "steps", folder.batches(parts))
+    with pytest.raises(OvertakenError):
+        folder.replace(slow.manifest, "steps", parts, [again])
+    assert [row["step"] for row in rows(root, "job", "steps")] == [1, 2]
 
 
 def test_the_oldest_histories_go_and_their_raw_steps_before(
@@ -116,6 +167,8 @@ def test_the_oldest_histories_go_and_their_raw_steps_before(
     assert forget_old()["histories' raw steps"] == 1
     oldest, *newer = made.values()
     assert num_bytes(oldest.manifest(), bounds.RAW) == 0
+    assert [folder.manifest()["raw_dropped"] for folder in made.values()] == [8, 0, 0]
+    oldest.merge_levels(oldest.manifest())  # as where its end was committed and it is not in one file a table yet
     assert [num_bytes(folder.manifest(), bounds.RAW) > 0 for folder in newer] == [True, True]
     settings.HISTORY_BYTES = sum(num_bytes(folder.manifest(), (*bounds.ROLLED_UP, "marks")) for folder in newer)
     assert forget_old()["histories"] == 1

@@ -9,6 +9,7 @@ import pytest
 from django.contrib.auth.models import User
 from rest_framework.test import APIClient
 
+from jobs.history.kept import bounds
 from jobs.history.told.compare import comparison
 from jobs.history.told.snapshot import snapshot
 from jobs.models import Attempt, Job
@@ -98,6 +99,18 @@ def test_tokens_so_far_are_those_of_a_checkpoint_s_steps_too(attempt: Attempt, r
     other = Job.objects.create(owner=owner, name="other", spec={}, kind="train", num_slots=2, estimate={}, attempt=1)
     curve = comparison([attempt.job, other])["jobs"][0]["curve"]
     assert (curve["step"], curve["tokens"]) == ([61, 62, 63], [6100, 6200, 6300])
+
+
+def test_a_merged_run_has_trained_on_as_many_tokens(attempt: Attempt, root: Path) -> None:
+    """Ranks are not at one step at one time: merging once stopped at other steps of each."""
+    late = {0: 0.0, 1: 6.0}
+    steps = [[step(rank, n, 10 * n + more, tokens=100) for rank, more in late.items()] for n in range(1, 1001)]
+    recording = keep(root, [batch(10 * n, *items) for n, items in enumerate(steps, 1)], attempt.job_id)
+    for _ in range(7):
+        assert bounds._merge(recording.folder, recording.manifest)
+        curve = comparison([attempt.job])["jobs"][0]["curve"]
+        assert (curve["step"][-1], curve["tokens"][-1]) == (1000, 100_000)
+        assert None not in curve["loss"]
 
 
 @pytest.mark.parametrize("steps", [6, 300])

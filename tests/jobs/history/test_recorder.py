@@ -217,6 +217,22 @@ def test_what_was_trimmed_is_a_gap_and_the_totals_stay_exact(
     assert sum(row["calls"] for row in in_gap if row["op"] == "all_reduce" and row["phase"] == "step") == 10 + 120
 
 
+@pytest.mark.parametrize("fields", [{"b": b"no msgpack"}, {}])
+def test_what_was_trimmed_before_an_entry_without_sense_is_a_gap_too(
+    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: Recorder, fields: dict[Any, Any]
+) -> None:
+    sender = Sender(live_redis, attempt.job_id)
+    for told in run(1, 2):
+        sender.send(told)
+    live_redis.xadd(sender.key, {**fields, "n": 9})
+    recorder.turn()
+    [gap] = rows(root, attempt.job_id, "marks")
+    assert (gap["kind"], gap["time"] - BEGAN) == ("gap", 1.0)
+    assert gap["text"] == "7 entries were trimmed before they were read"
+    folder = Folder(root, attempt.job_id, 1)
+    assert folder.state(folder.manifest())["lost"]
+
+
 def test_a_second_recorder_waits_until_the_first_is_gone(
     attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: Recorder
 ) -> None:

@@ -93,6 +93,24 @@ def test_what_grows_on_every_rank_is_laid_to_none(root: Path) -> None:
     assert found(answer) == [("data", None, None, 0.31, 0.01)]
 
 
+def seldom(*exposed: int) -> Iterator[Any]:
+    """40 steps of a rank that stands still in dp for 0.5 s in these and else never, which a meter leaves out."""
+    for number in range(1, 41):
+        still = {"dp": 0.5} if number in exposed else {}
+        parts = {"data": 0.0, "optimizer": 0.0, "exposed": still, "hidden": {}}
+        yield batch(number, step(0, number, number, parts=parts, step_s=1.5 if still else 1.0))
+
+
+def test_an_axis_that_a_step_does_not_name_held_it_up_for_no_time(root: Path) -> None:
+    answer = told(root, seldom(7, *SLOW))
+    assert (answer["step_s"], answer["usual_s"]) == (1.5, 1.0)
+    assert found(answer) == [("exposed", "dp", 0, 0.5, 0.0)]
+
+
+def test_one_step_that_stood_still_is_not_said_of_all_that_were_chosen(root: Path) -> None:
+    assert found(told(root, seldom(SLOW.start))) == []
+
+
 def test_steps_without_others_and_no_steps_are_said_to_be_that(root: Path) -> None:
     keep(root, list(run(late=1)))
     for bounds in ((1, 40), (41, 50), (30, 20)):
