@@ -213,11 +213,8 @@ class Folder:
 
     def rewritten(self, manifest: Manifest, table: str, batches: Iterator[pa.RecordBatch]) -> Part:
         """A file of these rows for `replace`: memory holds one group of them at a time."""
-        generation, own = (
-            manifest["generation"] + 1,
-            secrets.token_hex(4),
-        )  # another may write that generation meanwhile
-        name, schema = f"{table}-{generation:08d}-{own}.parquet", TABLES[table]
+        own = secrets.token_hex(4)  # another recorder may write that generation meanwhile
+        name, schema = f"{table}-{manifest['generation'] + 1:08d}-{own}.parquet", TABLES[table]
         with (
             _synced(self.path / name) as draft,
             pq.ParquetWriter(draft, schema, compression=COMPRESSION) as writer,
