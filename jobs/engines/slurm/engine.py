@@ -52,6 +52,7 @@ class SlurmEngine:
         self._sending: frozenset[str] = frozenset()  # names that the round under way may submit
         self._absent: set[str] = set()  # names that the last look did not find, and that were not sent since
         self._missed: dict[str, int] = {}  # looks in a row
+        self._put_off: dict[str, float] = {}  # names that Slurm did not take, and when
 
     def place(self) -> None:
         """Every queued job that nothing bars becomes an attempt at once: when it runs, Slurm says. Not while an earlier
@@ -88,7 +89,8 @@ class SlurmEngine:
         followed = list(self._followed())
         new = [attempt for attempt in followed if self._to_submit(attempt)]
         free = {job.id for job in _free([attempt.job for attempt in new])} if new else set()
-        new = [attempt for attempt in new if attempt.job_id in free][:MOST_SUBMITTED]
+        new = [attempt for attempt in new if attempt.job_id in free]
+        new.sort(key=lambda attempt: self._put_off.get(_name(attempt), 0.0))  # so that twenty of them stop nobody
         if not new:
             return
         try:
@@ -96,7 +98,9 @@ class SlurmEngine:
         except OSError as error:
             self._hear_of_trouble(f"MESHBOARD_SLURM_CA_FILE: {error}")
             return
-        self._begin(followed, tuple(attempts.submit(attempt, self._site, certificates) for attempt in new))
+        self._begin(
+            followed, tuple(attempts.submit(attempt, self._site, certificates) for attempt in new[:MOST_SUBMITTED])
+        )
         self._take_in(self._rounds.news(PATIENCE_S))
 
     def close(self) -> None:
@@ -109,11 +113,16 @@ class SlurmEngine:
 
     def _due(self, followed: list[Attempt]) -> bool:
         """Whether to look: it is time, or somebody waits for it."""
-        new = any(not attempt.engine_id or attempt.job.status == Status.CANCELLING for attempt in followed)
+        new = any(
+            attempt.job.status == Status.CANCELLING or not (attempt.engine_id or _name(attempt) in self._put_off)
+            for attempt in followed
+        )
         return (new and not self._trouble) or time.monotonic() - self._looked >= LOOK_EVERY_S
 
     def _to_submit(self, attempt: Attempt) -> bool:
-        return attempt.job.status == Status.QUEUED and _name(attempt) in self._absent and not attempt.engine_id
+        if attempt.job.status != Status.QUEUED or _name(attempt) not in self._absent or attempt.engine_id:
+            return False
+        return time.monotonic() - self._put_off.get(_name(attempt), -LOOK_EVERY_S) >= LOOK_EVERY_S
 
     def _begin(self, followed: list[Attempt], start: tuple[Submission, ...] = ()) -> None:
         """A round, in its thread."""
@@ -147,12 +156,16 @@ class SlurmEngine:
                 attempts.note(attempt, job)
             elif name in news.refused:
                 ends.refuse(attempt, news.refused[name])
+            elif name in news.put_off:
+                self._put_off[name] = time.monotonic()
+                _wait(attempt.job, f"Slurm does not take it now: {news.put_off[name]}", Status.QUEUED)
             elif name in news.jobs:
                 self._missed.pop(name, None)
                 self._follow(attempt, news.jobs[name], news.logs.get(name, ""), barred.get(attempt.job_id, ""))
             elif attempt.engine_id and name in news.absent:
                 self._miss(attempt, accounts=news.accounts)
         self._missed = {name: times for name, times in self._missed.items() if name in followed}
+        self._put_off = {name: when for name, when in self._put_off.items() if name in followed}
 
     def _follow(self, attempt: Attempt, job: SlurmJob, printed: str, bar: str) -> None:
         attempts.note(attempt, job.id)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from jobs.engines.slurm.commands import RefusedError, Slurm
+from jobs.engines.slurm.commands import NotNowError, RefusedError, Slurm
 from jobs.engines.slurm.door import AwayError
 from jobs.engines.slurm.rows import HELD, HELD_BY_USER, SlurmJob
 from jobs.engines.slurm.script import Submission, logs
@@ -40,6 +40,7 @@ class News:
     logs: dict[str, str] = field(default_factory=dict)
     submitted: dict[str, str] = field(default_factory=dict)  # name -> id
     refused: dict[str, str] = field(default_factory=dict)  # name -> why
+    put_off: dict[str, str] = field(default_factory=dict)  # name -> why not now
     trouble: str = ""
 
 
@@ -114,3 +115,5 @@ def _start(slurm: Slurm, wants: Wants, news: News) -> None:
             news.submitted[asked.name] = slurm.submit(asked.options, asked.script)
         except RefusedError as error:
             news.refused[asked.name] = str(error)
+        except NotNowError as error:
+            news.put_off[asked.name] = str(error)

@@ -1,0 +1,106 @@
+"""Rounds with a Slurm that answers as a test says: what it does not take, and what it cannot tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+
+from jobs.engines.slurm import engine as engines
+from jobs.engines.slurm.commands import NotNowError, RefusedError, Slurm
+from jobs.engines.slurm.door import AwayError, Said
+from jobs.engines.slurm.engine import SlurmEngine
+from jobs.engines.slurm.rows import name_of
+from jobs.engines.slurm.site import Site
+from jobs.models import Attempt, Job, Status
+from jobs.queue import actions
+from tests.support.processes import wait_until
+
+SPEC: dict[str, Any] = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 1}, "resources": {"engine": "slurm"}}
+FAILED = "sbatch: error: Batch job submission failed: "
+LIMIT = (
+    f"sbatch: error: QOSMaxWallDurationPerJobLimit\n{FAILED}"
+    "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+)
+
+
+class Answers:
+    """A door behind which each command answers what it was given, and 0 without a word else."""
+
+    def __init__(self, **said: Said | Callable[[Sequence[str]], Said]) -> None:
+        self.said, self.asked = said, list[list[str]]()
+
+    def run(self, argv: Sequence[str], *, deadline_s: float, told: str = "") -> Said:
+        self.asked.append(list(argv))
+        said = self.said.get(argv[0], Said(0, "", ""))
+        return said(argv) if callable(said) else said
+
+    def names(self, command: str) -> list[str]:
+        """Of jobs, in the order in which they were given to the command."""
+        words = [word for argv in self.asked if argv[0] == command for word in argv]
+        return [word.partition("=")[2] for word in words if word.startswith("--job-name=")]
+
+
+def slurm(**said: Said | Callable[[Sequence[str]], Said]) -> Slurm:
+    return Slurm(Answers(**said))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def site(settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.setattr(engines, "LOOK_EVERY_S", 0.0)
+    made = Site(str(tmp_path), "/usr/bin/python3", "https://board")
+    settings.SLURM = made._asdict()
+    return made
+
+
+def engine_with(site: Site, door: Answers) -> SlurmEngine:
+    engine = SlurmEngine(site)
+    engine._slurm = Slurm(door)  # type: ignore[arg-type]
+    return engine
+
+
+def until(engine: SlurmEngine, reached: Callable[[], object], what: str) -> None:
+    def passed() -> object:
+        for step in (engine.place, engine.observe, engine.cancel, engine.start):
+            step()
+        return reached()
+
+    wait_until(passed, what, 20)
+
+
+@pytest.mark.parametrize(
+    ("words", "meant", "told"),
+    [
+        (LIMIT, NotNowError, "QOSMaxWallDurationPerJobLimit"),
+        (f"{FAILED}Unable to create job record, try again", NotNowError, "try again"),
+        (f"{FAILED}Invalid partition name specified", RefusedError, "^Invalid partition name specified$"),
+        ("sbatch: error: Invalid --exclude specification", RefusedError, "^Invalid --exclude specification$"),
+        (f"{FAILED}Unable to contact slurm controller (connect failure)", AwayError, "Unable to contact"),
+        ("Killed", AwayError, "Killed"),
+    ],
+)
+def test_what_sbatch_says_is_of_the_job_or_of_slurm(words: str, meant: type[Exception], told: str) -> None:
+    with pytest.raises(meant, match=told):
+        slurm(sbatch=Said(1, "", words)).submit([], "")
+
+
+def test_a_job_that_slurm_does_not_take_now_keeps_no_other_from_it(
+    owner: User, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "MOST_SUBMITTED", 1)
+    limited, other = (actions.submit(owner, SPEC)[0] for _ in range(2))
+
+    def sbatch(argv: Sequence[str]) -> Said:
+        return Said(1, "", LIMIT) if f"--job-name={name_of(limited.id, 1)}" in argv else Said(0, "77\n", "")
+
+    door = Answers(sbatch=sbatch)
+    engine = engine_with(site, door)
+    until(engine, lambda: Attempt.objects.get(job=other).engine_id == "77", "the other one is submitted")
+    until(engine, lambda: door.names("sbatch").count(name_of(limited.id, 1)) > 1, "the limited one is tried again")
+    limited, other = Job.objects.get(id=limited.id), Job.objects.get(id=other.id)
+    assert limited.status == Status.QUEUED
+    assert limited.wait_reason.startswith("Slurm does not take it now: sbatch: error: QOSMaxWallDurationPerJobLimit")
+    assert "cannot be asked" not in other.wait_reason
