@@ -100,7 +100,7 @@ class Slurm(NamedTuple):
     def tail(self, path: str) -> str:
         """The end of a file on the cluster, empty where it cannot be read. Raises AwayError."""
         said = self.door.run(["tail", "-c", str(TAIL_BYTES), "--", path], deadline_s=ASK_S)
-        return said.out if said.code == 0 else ""
+        return said.out.replace("\0", "") if said.code == 0 else ""  # PostgreSQL's texts have none
 
     def _control(self, action: str, jobs: Collection[str]) -> None:
         ids = sorted(jobs)

@@ -150,22 +150,31 @@ class SlurmEngine:
         self._hear_of_trouble(news.trouble)
         self._absent = set() if news.trouble else set(news.absent - self._sending)
         followed = {_name(attempt): attempt for attempt in self._followed()}
-        barred = _barred(followed.values())
-        for name, attempt in followed.items():
-            if job := news.submitted.get(name):
-                attempts.note(attempt, job)
-            elif name in news.refused:
-                ends.refuse(attempt, news.refused[name])
-            elif name in news.put_off:
-                self._put_off[name] = time.monotonic()
-                _wait(attempt.job, f"Slurm does not take it now: {news.put_off[name]}", Status.QUEUED)
-            elif name in news.jobs:
-                self._missed.pop(name, None)
-                self._follow(attempt, news.jobs[name], news.logs.get(name, ""), barred.get(attempt.job_id, ""))
-            elif attempt.engine_id and name in news.absent:
-                self._miss(attempt, accounts=news.accounts)
+        barred, failed = _barred(followed.values()), list[Exception]()
+        for attempt in followed.values():
+            try:
+                self._hear_of(attempt, news, barred.get(attempt.job_id, ""))
+            except Exception as error:  # one that fails holds up no other
+                failed.append(error)
         self._missed = {name: times for name, times in self._missed.items() if name in followed}
         self._put_off = {name: when for name, when in self._put_off.items() if name in followed}
+        if failed:
+            raise failed[0]
+
+    def _hear_of(self, attempt: Attempt, news: News, bar: str) -> None:
+        name = _name(attempt)
+        if job := news.submitted.get(name):
+            attempts.note(attempt, job)
+        elif name in news.refused:
+            ends.refuse(attempt, news.refused[name])
+        elif name in news.put_off:
+            self._put_off[name] = time.monotonic()
+            _wait(attempt.job, f"Slurm does not take it now: {news.put_off[name]}", Status.QUEUED)
+        elif name in news.jobs:
+            self._missed.pop(name, None)
+            self._follow(attempt, news.jobs[name], news.logs.get(name, ""), bar)
+        elif attempt.engine_id and name in news.absent:
+            self._miss(attempt, accounts=news.accounts)
 
     def _follow(self, attempt: Attempt, job: SlurmJob, printed: str, bar: str) -> None:
         attempts.note(attempt, job.id)

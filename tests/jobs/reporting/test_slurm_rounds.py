@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 
+from jobs.engines.slurm import ends
 from jobs.engines.slurm import engine as engines
 from jobs.engines.slurm.commands import NotNowError, RefusedError, Slurm
 from jobs.engines.slurm.door import AwayError, Said
 from jobs.engines.slurm.engine import SlurmEngine
 from jobs.engines.slurm.rows import name_of
 from jobs.engines.slurm.site import Site
+from jobs.engines.slurm.talk import News
 from jobs.models import Attempt, Job, Status
 from jobs.queue import actions
 from tests.support.processes import wait_until
@@ -104,3 +106,26 @@ def test_a_job_that_slurm_does_not_take_now_keeps_no_other_from_it(
     assert limited.status == Status.QUEUED
     assert limited.wait_reason.startswith("Slurm does not take it now: sbatch: error: QOSMaxWallDurationPerJobLimit")
     assert "cannot be asked" not in other.wait_reason
+
+
+def test_zero_bytes_that_a_script_printed_are_left_out() -> None:
+    assert slurm(tail=Said(0, "Traceback\0\0 boom", "")).tail("x") == "Traceback boom"
+
+
+def test_news_of_one_attempt_that_cannot_be_taken_in_keeps_no_other_s_out(
+    owner: User, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, good = (actions.submit(owner, SPEC)[0] for _ in range(2))
+    engine = SlurmEngine(site)
+    engine.place()
+    refuse = ends.refuse
+
+    def some(attempt: Attempt, why: str) -> None:
+        if attempt.job_id == bad.id:
+            raise ValueError("cannot be written")
+        refuse(attempt, why)
+
+    monkeypatch.setattr(ends, "refuse", some)
+    with pytest.raises(ValueError, match="cannot be written"):
+        engine._take_in(News(refused={name_of(job.id, 1): "no" for job in (bad, good)}))
+    assert Job.objects.get(id=good.id).status == Status.FAILED
