@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import timedelta
 from functools import partial
 
@@ -147,9 +147,9 @@ class SlurmEngine:
     def _take_in(self, news: News | None) -> None:
         if news is None:
             return
-        self._hear_of_trouble(news.trouble)
-        self._absent = set() if news.trouble else set(news.absent - self._sending)
         followed = {_name(attempt): attempt for attempt in self._followed()}
+        self._hear_of_trouble(news.trouble, {followed[name].job_id for name in news.jobs if name in followed})
+        self._absent = set() if news.trouble else set(news.absent - self._sending)
         barred, failed = _barred(followed.values()), list[Exception]()
         for attempt in followed.values():
             try:
@@ -193,14 +193,16 @@ class SlurmEngine:
         if self._missed[name] >= FORGOTTEN_IN_A_ROW:
             ends.lose(attempt, forgotten(attempt.engine_id, accounts=accounts))
 
-    def _hear_of_trouble(self, trouble: str) -> None:
+    def _hear_of_trouble(self, trouble: str, heard_of: Collection[str] = ()) -> None:
+        """Jobs wait for its end, but for those of which Slurm told all the same."""
         if trouble and not self._trouble:
             log.warning("Slurm cannot be asked: %s", trouble)
         elif self._trouble and not trouble:
             log.info("Slurm answers again")
         self._trouble = trouble
         if trouble:
-            for job in Job.objects.filter(engine=self.name, status__in=(Status.QUEUED, Status.CANCELLING)):
+            waiting = Job.objects.filter(engine=self.name, status__in=(Status.QUEUED, Status.CANCELLING))
+            for job in waiting.exclude(id__in=heard_of):
                 _wait(job, f"Slurm cannot be asked: {trouble}", job.status)
 
 

@@ -15,8 +15,9 @@ from jobs.engines.slurm.commands import NotNowError, RefusedError, Slurm
 from jobs.engines.slurm.door import AwayError, Said
 from jobs.engines.slurm.engine import SlurmEngine
 from jobs.engines.slurm.rows import name_of
+from jobs.engines.slurm.script import Submission
 from jobs.engines.slurm.site import Site
-from jobs.engines.slurm.talk import News
+from jobs.engines.slurm.talk import News, Wants, talk
 from jobs.models import Attempt, Job, Status
 from jobs.queue import actions
 from tests.support.processes import wait_until
@@ -129,3 +130,36 @@ def test_news_of_one_attempt_that_cannot_be_taken_in_keeps_no_other_s_out(
     with pytest.raises(ValueError, match="cannot be written"):
         engine._take_in(News(refused={name_of(job.id, 1): "no" for job in (bad, good)}))
     assert Job.objects.get(id=good.id).status == Status.FAILED
+
+
+NO_ACCOUNTS = Said(1, "", "sacct: error: failed to open persistent connection to host:dbd:6819: Connection refused")
+
+
+def test_while_the_accounts_are_away_what_squeue_tells_counts_and_nothing_else_is_known() -> None:
+    ending, over, new, gone = (name_of(job, 1) for job in ("ending", "over", "new", "gone"))
+    listed = f"5|RUNNING|p|n1|N/A|{ending}|None\n6|COMPLETED|p|n2|N/A|{over}|None\n"
+    door = Answers(squeue=Said(0, listed, ""), sacct=NO_ACCOUNTS)
+    known = {ending: "5", over: "6", new: "", gone: "4"}
+    news = talk(Slurm(door), Wants(known, (Submission(new, (), ""),), frozenset({ending})))  # type: ignore[arg-type]
+    assert {name: job.state for name, job in news.jobs.items()} == {ending: "RUNNING", over: "COMPLETED"}
+    assert (news.absent, news.submitted) == (set(), {})
+    assert news.trouble.startswith("sacct: sacct: error: failed to open persistent connection")
+    assert [argv[-1] for argv in door.asked if argv[0] == "scancel"] == ["5"]
+    assert [argv for argv in door.asked if argv[0] == "sbatch"] == []
+
+
+def test_while_the_accounts_are_away_what_waits_in_slurm_keeps_slurm_s_reason(owner: User, site: Site) -> None:
+    waiting, new = (actions.submit(owner, SPEC)[0] for _ in range(2))
+    listed = f"5|PENDING|p||N/A|{name_of(waiting.id, 1)}|Priority\n"
+    engine = engine_with(site, Answers(squeue=Said(0, listed, ""), sacct=NO_ACCOUNTS))
+
+    def reasons() -> dict[str, str]:
+        return dict(Job.objects.values_list("id", "wait_reason"))
+
+    until(engine, lambda: "cannot be asked: sacct" in reasons()[new.id], "it is told")
+    assert reasons()[waiting.id] == "Slurm: waits for Priority: jobs of a higher priority are before it"
+    engine._hear_of_trouble("sacct: still", {waiting.id})
+    assert reasons() == {
+        waiting.id: "Slurm: waits for Priority: jobs of a higher priority are before it",
+        new.id: "Slurm cannot be asked: sacct: still",
+    }
