@@ -164,11 +164,12 @@ class SlurmEngine:
     def _hear_of(self, attempt: Attempt, news: News, bar: str) -> None:
         name = _name(attempt)
         if job := news.submitted.get(name):
-            attempts.note(attempt, job)
+            attempts.taken(attempt, job)
         elif name in news.refused:
             ends.refuse(attempt, news.refused[name])
         elif name in news.put_off:
             self._put_off[name] = time.monotonic()
+            attempts.not_taken(attempt)
             _wait(attempt.job, f"Slurm does not take it now: {news.put_off[name]}", Status.QUEUED)
         elif name in news.jobs:
             self._missed.pop(name, None)

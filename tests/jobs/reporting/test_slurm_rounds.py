@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 
-from jobs.engines.slurm import ends
+from jobs.engines.slurm import attempts, ends
 from jobs.engines.slurm import engine as engines
 from jobs.engines.slurm.commands import NotNowError, RefusedError, Slurm
 from jobs.engines.slurm.door import AwayError, Said
@@ -18,7 +18,7 @@ from jobs.engines.slurm.rows import name_of
 from jobs.engines.slurm.script import Submission
 from jobs.engines.slurm.site import Site
 from jobs.engines.slurm.talk import News, Wants, talk
-from jobs.models import Attempt, Job, Status
+from jobs.models import Attempt, Job, RunToken, Status
 from jobs.queue import actions
 from tests.support.processes import wait_until
 
@@ -103,6 +103,7 @@ def test_a_job_that_slurm_does_not_take_now_keeps_no_other_from_it(
     engine = engine_with(site, door)
     until(engine, lambda: Attempt.objects.get(job=other).engine_id == "77", "the other one is submitted")
     until(engine, lambda: door.names("sbatch").count(name_of(limited.id, 1)) > 1, "the limited one is tried again")
+    until(engine, lambda: not RunToken.objects.filter(attempt__job=limited).exists(), "nobody has a token of it")
     limited, other = Job.objects.get(id=limited.id), Job.objects.get(id=other.id)
     assert limited.status == Status.QUEUED
     assert limited.wait_reason.startswith("Slurm does not take it now: sbatch: error: QOSMaxWallDurationPerJobLimit")
@@ -142,7 +143,7 @@ def test_while_the_accounts_are_away_what_squeue_tells_counts_and_nothing_else_i
     known = {ending: "5", over: "6", new: "", gone: "4"}
     news = talk(Slurm(door), Wants(known, (Submission(new, (), ""),), frozenset({ending})))  # type: ignore[arg-type]
     assert {name: job.state for name, job in news.jobs.items()} == {ending: "RUNNING", over: "COMPLETED"}
-    assert (news.absent, news.submitted) == (set(), {})
+    assert (news.absent, news.submitted) == (frozenset(), {})
     assert news.trouble.startswith("sacct: sacct: error: failed to open persistent connection")
     assert [argv[-1] for argv in door.asked if argv[0] == "scancel"] == ["5"]
     assert [argv for argv in door.asked if argv[0] == "sbatch"] == []
@@ -163,3 +164,21 @@ def test_while_the_accounts_are_away_what_waits_in_slurm_keeps_slurm_s_reason(ow
         waiting.id: "Slurm: waits for Priority: jobs of a higher priority are before it",
         new.id: "Slurm cannot be asked: sacct: still",
     }
+
+
+def test_what_slurm_took_late_keeps_its_token_and_a_submission_that_came_about_ends_earlier_ones(
+    owner: User, site: Site
+) -> None:
+    job, _ = actions.submit(owner, SPEC)
+    name, listed = name_of(job.id, 1), list[str]()
+    door = Answers(squeue=lambda _: Said(0, "".join(listed), ""), sbatch=Said(1, "", "Killed"))
+    engine = engine_with(site, door)
+    until(engine, lambda: name in door.names("sbatch"), "it is sent, and Slurm does not answer")
+    first = RunToken.objects.earliest("id")
+    attempt = Attempt.objects.get()
+    attempts.submit(attempt, site, "")  # as the next round does, in whose look the first one is there
+    listed.append(f"5|PENDING|p||N/A|{name}|Priority\n")
+    until(engine, lambda: Attempt.objects.get().engine_id == "5", "it is found")
+    assert RunToken.objects.filter(pk=first.pk).exists()
+    engine._take_in(News(submitted={name: "6"}))
+    assert RunToken.objects.get() == RunToken.objects.latest("id") != first
