@@ -93,7 +93,8 @@ def run(settings: RunnerSettings) -> None:
         write_private(up_file, json.dumps({"url": url, **login, "pids": fleet.pids()}, indent=2))
         say(f"\nMeshboard is up after {time.monotonic() - started:.1f} s: {url}")
         say(f"  log in once:  {once}")
-        say(f"  or as {login['username']}, password in {os.path.relpath(up_file)}")
+        password = f"password in {os.path.relpath(up_file)}" if login["password"] else "with the password you chose"
+        say(f"  or as {login['username']}, {password}")
         say(f"  on            {version}")
         say(f"  isolation     {isolation}")
         say(f"  logs:         {os.path.relpath(state / 'log')}/")
