@@ -165,6 +165,7 @@ def host_environment(state: Path, environment: dict[str, str]) -> dict[str, str]
         "TRAINER_MODULE",
         "JOB_USER",
         "SANDBOX",
+        "LOG_FORMAT",
         "STATE_DIR",
         *bounds,
         *roots,

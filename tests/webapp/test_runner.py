@@ -127,3 +127,8 @@ def test_a_secret_that_lies_in_a_file_has_no_default_beside_it(tmp_path: Path, m
     monkeypatch.delenv("MESHBOARD_REDIS_URL_FILE")
     assert environments(tmp_path)[0]["MESHBOARD_REDIS_URL"].startswith("redis://:")
     assert keeps_redis()
+
+
+def test_the_host_is_told_of_the_log_s_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESHBOARD_LOG_FORMAT", "json")
+    assert [told["MESHBOARD_LOG_FORMAT"] for told in environments(tmp_path)] == ["json", "json"]
