@@ -37,7 +37,8 @@ ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SERVICES = ["web", "controller", "recorder", "host"]
 # Below those that Linux hands to outgoing connections, one of which might otherwise sit on it while we are down.
 PORTS = range(20_000, 32_768)
-PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV", "SLURM_CONF")
+# The host worker refuses to start where its slots are GPUs that the last one hides.
+PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV", "SLURM_CONF", "CUDA_VISIBLE_DEVICES")
 
 
 class StartError(RuntimeError):

@@ -16,6 +16,7 @@ from tests.support.processes import ROOT, base_environment
 from webapp.runner import (
     StartError,
     host_environment,
+    how_jobs_run,
     keeps_redis,
     redis_of,
     redis_port,
@@ -132,3 +133,11 @@ def test_a_secret_that_lies_in_a_file_has_no_default_beside_it(tmp_path: Path, m
 def test_the_host_is_told_of_the_log_s_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MESHBOARD_LOG_FORMAT", "json")
     assert [told["MESHBOARD_LOG_FORMAT"] for told in environments(tmp_path)] == ["json", "json"]
+
+
+def test_gpus_that_cuda_hides_are_not_given_to_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("webapp.runner.gpu_count", lambda: 8)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    _, host = environments(tmp_path)
+    with pytest.raises(StartError, match="CUDA_VISIBLE_DEVICES is '3', and jobs would run on GPUs 0 to 7"):
+        how_jobs_run(host)
