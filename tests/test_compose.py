@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,16 @@ def test_every_service_has_a_bound_on_memory_and_only_the_proxy_is_reached_from_
     for name in ("web", "controller", "recorder", "host", "host-gpu"):
         assert services[name]["environment"]["MESHBOARD_LOG_FORMAT"] == "json"
     assert services["proxy"]["networks"]["default"]["ipv4_address"] in (ROOT / "docker-compose.yml").read_text()
+
+
+def test_no_service_is_given_an_address_that_another_has_as_its_own(services: dict[str, Any]) -> None:
+    """The engine gives the others the lowest free ones, and those that start first are others."""
+    [network] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["networks"]["default"]["ipam"]["config"]
+    own = {services[name]["networks"]["default"]["ipv4_address"] for name in ("web", "proxy")} | {network["gateway"]}
+    every, given = IPv4Network(network["subnet"]), IPv4Network(network["ip_range"])
+    assert len(own) == 3
+    assert [address for address in own if IPv4Address(address) not in every or IPv4Address(address) in given] == []
+    assert given.subnet_of(every)
 
 
 def test_only_the_gpu_s_own_profile_asks_for_gpus(services: dict[str, Any]) -> None:
