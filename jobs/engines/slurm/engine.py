@@ -50,6 +50,7 @@ class SlurmEngine:
         self._rounds, self._looked = Rounds(), -LOOK_EVERY_S
         self._trouble = ""
         self._sending: frozenset[str] = frozenset()  # names that the round under way may submit
+        self._ending: frozenset[str] = frozenset()  # names that it is told to end
         self._absent: set[str] = set()  # names that the last look did not find, and that were not sent since
         self._missed: dict[str, int] = {}  # looks in a row
         self._put_off: dict[str, float] = {}  # names that Slurm did not take, and when
@@ -113,11 +114,14 @@ class SlurmEngine:
 
     def _due(self, followed: list[Attempt]) -> bool:
         """Whether to look: it is time, or somebody waits for it."""
-        new = any(
-            attempt.job.status == Status.CANCELLING or not (attempt.engine_id or _name(attempt) in self._put_off)
-            for attempt in followed
-        )
+        new = any(self._is_new(attempt) for attempt in followed)
         return (new and not self._trouble) or time.monotonic() - self._looked >= LOOK_EVERY_S
+
+    def _is_new(self, attempt: Attempt) -> bool:
+        """Slurm was not asked about it yet, or not told to end it."""
+        if attempt.job.status == Status.CANCELLING:
+            return _name(attempt) not in self._ending
+        return not attempt.engine_id and _name(attempt) not in self._absent | self._put_off.keys()
 
     def _to_submit(self, attempt: Attempt) -> bool:
         if attempt.job.status != Status.QUEUED or _name(attempt) not in self._absent or attempt.engine_id:
@@ -141,7 +145,7 @@ class SlurmEngine:
             folder=self._site.folder,
         )
         self._looked = time.monotonic()
-        self._sending = frozenset(asked.name for asked in start)
+        self._sending, self._ending = frozenset(asked.name for asked in start), wants.end
         self._rounds.begin(partial(talk, self._slurm, wants))
 
     def _take_in(self, news: News | None) -> None:

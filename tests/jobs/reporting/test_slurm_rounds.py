@@ -182,3 +182,26 @@ def test_what_slurm_took_late_keeps_its_token_and_a_submission_that_came_about_e
     assert RunToken.objects.filter(pk=first.pk).exists()
     engine._take_in(News(submitted={name: "6"}))
     assert RunToken.objects.get() == RunToken.objects.latest("id") != first
+
+
+def test_slurm_is_not_asked_each_pass_while_a_job_ends_or_may_not_begin(
+    owner: User, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "LOOK_EVERY_S", 1e6)
+    ending, barred = (actions.submit(owner, SPEC)[0] for _ in range(2))
+    name = name_of(ending.id, 1)
+    door = Answers(squeue=Said(0, f"5|RUNNING|p|n1|N/A|{name}|None\n", ""), sbatch=Said(0, "77\n", ""))
+    engine = engine_with(site, door)
+    engine.place()
+    Job.objects.filter(id=barred.id).update(held=True)
+    until(engine, lambda: Job.objects.get(id=ending.id).status == Status.STARTING, "it runs")
+    assert actions.cancel(Job.objects.get(id=ending.id), "owner")
+    until(engine, lambda: "scancel" in [argv[0] for argv in door.asked], "Slurm is told to end it")
+    until(engine, lambda: not engine._rounds.busy, "the round is over")
+    asked = len(door.asked)
+    for _ in range(3):
+        engine.observe()
+        assert not engine._rounds.busy
+    assert len(door.asked) == asked
+    Job.objects.filter(id=barred.id).update(held=False)
+    until(engine, lambda: Attempt.objects.get(job=barred).engine_id == "77", "what nothing bars is sent at once")
