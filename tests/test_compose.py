@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.image import dockerfile
+from tests.image import dockerfile, steps_of
 from tests.support.processes import ROOT, running, wait_until
 from tests.support.tls import self_signed
 from webapp.environment import WebSettings
@@ -153,6 +153,11 @@ def test_the_images_start_from_one_exact_base_and_copy_what_is_there() -> None:
     ignored = (ROOT / ".dockerignore").read_text().split()
     copied = [source for word, line in steps if word == "COPY" for source in line.split()[:-1]]
     assert [source for source in copied if not (ROOT / source).exists() or source in ignored] == []
+
+
+def test_the_web_s_image_has_the_ssh_by_which_slurm_is_reached() -> None:
+    [installed] = [line for word, line in steps_of("web") if word == "RUN" and "apt-get install" in line]
+    assert "openssh-client" in installed.split()
 
 
 def test_every_setting_of_dot_env_reaches_the_service_that_reads_it(services: dict[str, Any]) -> None:
