@@ -9,6 +9,8 @@ COPY contracts contracts
 COPY planner planner
 
 FROM base AS web
+# How Slurm's commands are reached, which are not here.
+RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends openssh-client && rm -rf /var/lib/apt/lists/*
 COPY manage.py ./
 COPY webapp webapp
 COPY jobs jobs

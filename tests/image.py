@@ -29,6 +29,7 @@ PROOFS = {
         "MESHBOARD_SECRET_KEY=$(head -c 48 /dev/urandom | base64 -w0) MESHBOARD_REDIS_URL=redis://127.0.0.1 "
         "python -c 'import webapp.asgi'",
         "! python -c 'import torch' 2>/dev/null",
+        "ssh -V",
         "test -s docs/site/index.html && ! python -c 'import mkdocs' 2>/dev/null",
         "touch /var/lib/meshboard/writable",
     ],

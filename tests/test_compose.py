@@ -17,13 +17,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.image import dockerfile
+from tests.image import dockerfile, steps_of
 from tests.support.processes import ROOT, running, wait_until
 from tests.support.tls import self_signed
 from webapp.environment import WebSettings
@@ -114,6 +115,16 @@ def test_every_service_has_a_bound_on_memory_and_only_the_proxy_is_reached_from_
     assert services["proxy"]["networks"]["default"]["ipv4_address"] in (ROOT / "docker-compose.yml").read_text()
 
 
+def test_no_service_is_given_an_address_that_another_has_as_its_own(services: dict[str, Any]) -> None:
+    """The engine gives the others the lowest free ones, and those that start first are others."""
+    [network] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["networks"]["default"]["ipam"]["config"]
+    own = {services[name]["networks"]["default"]["ipv4_address"] for name in ("web", "proxy")} | {network["gateway"]}
+    every, given = IPv4Network(network["subnet"]), IPv4Network(network["ip_range"])
+    assert len(own) == 3
+    assert [address for address in own if IPv4Address(address) not in every or IPv4Address(address) in given] == []
+    assert given.subnet_of(every)
+
+
 def test_only_the_gpu_s_own_profile_asks_for_gpus(services: dict[str, Any]) -> None:
     [device] = services["host-gpu"]["deploy"]["resources"]["reservations"]["devices"]
     assert (device["driver"], device["count"], device["capabilities"]) == ("nvidia", "all", ["gpu"])
@@ -142,6 +153,11 @@ def test_the_images_start_from_one_exact_base_and_copy_what_is_there() -> None:
     ignored = (ROOT / ".dockerignore").read_text().split()
     copied = [source for word, line in steps if word == "COPY" for source in line.split()[:-1]]
     assert [source for source in copied if not (ROOT / source).exists() or source in ignored] == []
+
+
+def test_the_web_s_image_has_the_ssh_by_which_slurm_is_reached() -> None:
+    [installed] = [line for word, line in steps_of("web") if word == "RUN" and "apt-get install" in line]
+    assert "openssh-client" in installed.split()
 
 
 def test_every_setting_of_dot_env_reaches_the_service_that_reads_it(services: dict[str, Any]) -> None:

@@ -22,6 +22,7 @@ from types import FrameType
 
 import redis
 
+from contracts.secret import SecretError, in_file
 from webapp.environment import RunnerSettings, SettingError, read
 from webapp.up.embedded_redis import RedisNotFoundError, find_redis_server, redis_command
 from webapp.up.kept import kept_settings
@@ -36,7 +37,8 @@ ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SERVICES = ["web", "controller", "recorder", "host"]
 # Below those that Linux hands to outgoing connections, one of which might otherwise sit on it while we are down.
 PORTS = range(20_000, 32_768)
-PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV", "SLURM_CONF")
+# The host worker refuses to start where its slots are GPUs that the last one hides.
+PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV", "SLURM_CONF", "CUDA_VISIBLE_DEVICES")
 
 
 class StartError(RuntimeError):
@@ -51,7 +53,7 @@ def main() -> int:
         settings = read(RunnerSettings)
         with single_instance(settings.state_dir):
             run(settings)
-    except (StartError, SettingError, RedisNotFoundError) as error:
+    except (StartError, SettingError, SecretError, RedisNotFoundError) as error:
         print(f"meshboard: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -73,9 +75,9 @@ def run(settings: RunnerSettings) -> None:
     isolation = how_jobs_run(host_env)
     up_file = state / "up.json"
     try:
-        if "MESHBOARD_REDIS_URL" not in os.environ:
+        if keeps_redis():
             fleet.start(embedded_redis(state, environment, settings.redis_maxmemory))
-        redis_url = environment["MESHBOARD_REDIS_URL"]
+        redis_url = redis_of(environment)
         version = wait_for_redis(redis_url, state)
         if told := warning(version, redis_url):
             print(f"WARNING: {told}", file=sys.stderr)
@@ -93,7 +95,8 @@ def run(settings: RunnerSettings) -> None:
         write_private(up_file, json.dumps({"url": url, **login, "pids": fleet.pids()}, indent=2))
         say(f"\nMeshboard is up after {time.monotonic() - started:.1f} s: {url}")
         say(f"  log in once:  {once}")
-        say(f"  or as {login['username']}, password in {os.path.relpath(up_file)}")
+        password = f"password in {os.path.relpath(up_file)}" if login["password"] else "with the password you chose"
+        say(f"  or as {login['username']}, {password}")
         say(f"  on            {version}")
         say(f"  isolation     {isolation}")
         say(f"  logs:         {os.path.relpath(state / 'log')}/")
@@ -129,12 +132,22 @@ def web_environment(state: Path) -> dict[str, str]:
     for name in ("redis_password", "secret_key"):
         secret(state / name)
     redis_port(state)
-    defaults = kept_settings(state)
-    given = {k: v for k, v in os.environ.items() if k in PASSED_ON or k.startswith("MESHBOARD_")}
+    given = {k: v for k, v in os.environ.items() if k in PASSED_ON or (v and k.startswith("MESHBOARD_"))}
+    defaults = {k: v for k, v in kept_settings(state).items() if f"{k}_FILE" not in given}
     environment = {**defaults, **given, "PYTHONUNBUFFERED": "1"}
     for root in ("DATA_ROOT", "SCRIPT_ROOT"):
         Path(environment[f"MESHBOARD_{root}"]).mkdir(parents=True, exist_ok=True)
     return environment
+
+
+def keeps_redis() -> bool:
+    """Whether nobody named another."""
+    return not (os.environ.get("MESHBOARD_REDIS_URL") or os.environ.get("MESHBOARD_REDIS_URL_FILE"))
+
+
+def redis_of(environment: dict[str, str]) -> str:
+    """Its URL. Raises SecretError."""
+    return in_file("MESHBOARD_REDIS_URL") or environment["MESHBOARD_REDIS_URL"]
 
 
 def host_environment(state: Path, environment: dict[str, str]) -> dict[str, str]:
@@ -153,6 +166,7 @@ def host_environment(state: Path, environment: dict[str, str]) -> dict[str, str]
         "TRAINER_MODULE",
         "JOB_USER",
         "SANDBOX",
+        "LOG_FORMAT",
         "STATE_DIR",
         *bounds,
         *roots,

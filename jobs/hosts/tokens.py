@@ -50,7 +50,7 @@ def mint(by: str, asked: TokenQuery) -> tuple[JoinToken, str]:
 
 
 def keep(text: str, by: str, asked: TokenQuery) -> JoinToken:
-    """A token of this text; one that is there already lasts from now on.
+    """A token of this text; one that is there already lasts from now on, and stays revoked where it was.
 
     Raises:
         SpecError: the text could be guessed.
@@ -65,7 +65,6 @@ def keep(text: str, by: str, asked: TokenQuery) -> JoinToken:
         "most_uses": asked.uses,
         "labels": asked.labels,
         "uses": 0,
-        "revoked": None,
     }
     token, _ = JoinToken.objects.update_or_create(hash=_hash(text), defaults=told)
     return token

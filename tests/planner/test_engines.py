@@ -69,3 +69,16 @@ def test_an_engine_takes_only_what_is_its_own() -> None:
     assert problems({"slurm": {}}) == {"resources.slurm": "is for engine slurm, and this job's is hosts"}
     assert list(problems({"engine": "slurm", "host": "here"})) == ["resources.host"]
     assert list(problems({"engine": "slurm"}, kind="lab")) == ["resources.engine"]
+
+
+def test_what_only_the_board_s_own_hosts_have_is_refused_with_slurm() -> None:
+    own = {"host": "here", "pool": "a100", "labels": ["ib"], "max_hosts": 1}
+    told = problems({"engine": "slurm", **own}, run={"preemptible": True})
+    assert sorted(told) == [*(f"resources.{name}" for name in sorted(own)), "run.preemptible"]
+    assert told["resources.labels"] == "are of hosts of the board; resources.slurm.constraint names features of nodes"
+
+
+@pytest.mark.parametrize("limit", ["0:00:00", "0-00:00:00"])
+def test_a_time_limit_of_zero_which_slurm_takes_for_none_is_refused(limit: str) -> None:
+    words = "must be longer than zero, which is no limit to Slurm"
+    assert problems(asked(time_limit=limit)) == {"resources.slurm.time_limit": words}

@@ -100,8 +100,8 @@ def test_of_two_controllers_at_once_one_s_job_runs_and_the_other_s_ends(
     second.start()
     monkeypatch.setattr(Slurm, "jobs", look)
     assert len(in_slurm(job)) == 2
-    assert RunToken.objects.filter(attempt__job=job).count() == 1, "one of the two speaks for the attempt"
     until(second, job, Status.STARTING)
+    assert RunToken.objects.filter(attempt__job=job).count() == 1, "one of the two speaks for the attempt"
     noted = Attempt.objects.get().engine_id
 
     def only_the_noted() -> bool:

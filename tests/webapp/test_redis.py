@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from tests.support.processes import RedisServer
+from tests.support.processes import RedisServer, redis_server
 from webapp.up.embedded_redis import redis_command
 from webapp.up.redis_version import RedisVersion, redis_version, warning
 
@@ -49,6 +49,12 @@ def test_one_too_old_to_give_hosts_rights_is_known(kind: str, version: str, give
 def test_the_limit_is_written_to_its_configuration(tmp_path: Path) -> None:
     redis_command(tmp_path, 1234, "word", "256mb")
     assert "\nmaxmemory 256mb\nmaxmemory-policy noeviction\n" in (tmp_path / "redis.conf").read_text()
+
+
+def test_it_keeps_its_data_in_a_folder_of_any_name(tmp_path: Path) -> None:
+    folder = tmp_path / 'my "own" \\ état'
+    with redis_server(folder) as server:
+        assert server.client().config_get("dir") == {"dir": str(folder)}
 
 
 @pytest.mark.parametrize(

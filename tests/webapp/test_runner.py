@@ -13,7 +13,16 @@ import pytest
 
 from tests.support.patience import patient
 from tests.support.processes import ROOT, base_environment
-from webapp.runner import StartError, redis_port, wait_for_redis
+from webapp.runner import (
+    StartError,
+    host_environment,
+    how_jobs_run,
+    keeps_redis,
+    redis_of,
+    redis_port,
+    wait_for_redis,
+    web_environment,
+)
 
 
 def up(state: Path, **settings: str) -> subprocess.CompletedProcess[str]:
@@ -100,3 +109,35 @@ def test_a_command_whose_extra_is_not_installed_says_which(
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
     assert ended.stderr.startswith(f"{command}: ")
     assert words in ended.stderr
+
+
+def environments(state: Path) -> tuple[dict[str, str], dict[str, str]]:
+    web = web_environment(state)
+    return web, host_environment(state, web)
+
+
+def test_a_secret_that_lies_in_a_file_has_no_default_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "url").write_text("redis://127.0.0.1:1/0\n")
+    for name in ("MESHBOARD_SECRET_KEY", "MESHBOARD_REDIS_URL"):
+        monkeypatch.setenv(name, "")  # as good as not set
+        monkeypatch.setenv(f"{name}_FILE", str(tmp_path / "url"))
+    web, _ = environments(tmp_path)
+    assert {"MESHBOARD_SECRET_KEY", "MESHBOARD_REDIS_URL"}.isdisjoint(web)
+    assert not keeps_redis()
+    assert redis_of(web) == "redis://127.0.0.1:1/0"
+    monkeypatch.delenv("MESHBOARD_REDIS_URL_FILE")
+    assert environments(tmp_path)[0]["MESHBOARD_REDIS_URL"].startswith("redis://:")
+    assert keeps_redis()
+
+
+def test_the_host_is_told_of_the_log_s_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESHBOARD_LOG_FORMAT", "json")
+    assert [told["MESHBOARD_LOG_FORMAT"] for told in environments(tmp_path)] == ["json", "json"]
+
+
+def test_gpus_that_cuda_hides_are_not_given_to_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("webapp.runner.gpu_count", lambda: 8)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    _, host = environments(tmp_path)
+    with pytest.raises(StartError, match="CUDA_VISIBLE_DEVICES is '3', and jobs would run on GPUs 0 to 7"):
+        how_jobs_run(host)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import platform
 import shutil
 from pathlib import Path
@@ -47,7 +48,8 @@ def redis_command(directory: Path, port: int, password: str, maxmemory: str = DE
     config.touch(mode=0o600)
     config.chmod(0o600)
     config.write_text(
-        f"bind 127.0.0.1\nport {port}\nrequirepass {password}\ndir {directory}\n"
+        f"bind 127.0.0.1\nport {port}\nrequirepass {password}\n"
+        f"dir {json.dumps(str(directory), ensure_ascii=False)}\n"  # it reads quotes and backslashes as JSON does
         f"save 300 1\nappendonly no\nmaxmemory {maxmemory}\nmaxmemory-policy noeviction\n"
     )
     return [find_redis_server(), str(config)]

@@ -38,9 +38,9 @@ def begin(job: Job) -> None:
 
 
 def submit(attempt: Attempt, site: Site, certificates: str) -> Submission:
-    """What sbatch is to be given, with a token of its own: one that was sent before and comes late is refused by it."""
+    """What sbatch is to be given, with a token of its own. Earlier ones are good until Slurm has taken this one: what
+    was sent before may be there."""
     spec = JobSpec.model_validate(attempt.job.spec)
-    RunToken.objects.filter(attempt=attempt).delete()
     nodes = slurm_of(spec).nodes
     order = AllocationOrder(
         v=VERSION,
@@ -67,6 +67,17 @@ def note(attempt: Attempt, job: str) -> None:
         attempt.engine_id = job
 
 
+def taken(attempt: Attempt, job: str) -> None:
+    """Slurm took what was sent last: what was sent before and comes late is refused by its token."""
+    note(attempt, job)
+    RunToken.objects.filter(pk__in=_tokens(attempt)[1:]).delete()
+
+
+def not_taken(attempt: Attempt) -> None:
+    """Nobody has the token of what was sent last."""
+    RunToken.objects.filter(pk__in=_tokens(attempt)[:1]).delete()
+
+
 def tell(attempt: Attempt, told: dict[str, str]) -> None:
     """What a page shows of it, where that is news."""
     if attempt.engine_told != told:
@@ -77,3 +88,8 @@ def joined(attempts: Iterable[Attempt]) -> set[int]:
     """Keys of those of which a supervisor spoke."""
     spoke = Member.objects.filter(attempt__in=[attempt.pk for attempt in attempts]).exclude(claim="")
     return set(spoke.order_by().values_list("attempt", flat=True))
+
+
+def _tokens(attempt: Attempt) -> list[int]:
+    """Keys, the last first."""
+    return list(RunToken.objects.filter(attempt=attempt).order_by("-pk").values_list("pk", flat=True))

@@ -16,15 +16,21 @@ AT_ONCE = 100  # ids or names in one command
 TAIL_BYTES = 2000
 # What sbatch says where it could not even be refused; as it may have been taken all the same, its name is looked up
 # before it is sent again.
-NOT_NOW = re.compile(
-    r"unable to contact|timed out|connect failure|connection refused|zero bytes|standby|temporarily|"
-    r"try again|communications? (connection|failure)|authentication|submit limit|submitlimit|too many",
+UNREACHED = re.compile(
+    r"unable to contact|timed out|connect failure|connection refused|zero bytes|standby|"
+    r"communications? (connection|failure)|authentication",
     re.IGNORECASE,
 )
+# What it says of one job's limits: the words for those that pass are those for those that do not.
+NOT_NOW = re.compile(r"temporarily|try again|submit limit|submitlimit|too many", re.IGNORECASE)
 
 
 class RefusedError(Exception):
     """Slurm will never take what was submitted; the message is its own."""
+
+
+class NotNowError(Exception):
+    """Slurm answered and did not take this job, and may another time; the message is its own."""
 
 
 class Slurm(NamedTuple):
@@ -56,22 +62,25 @@ class Slurm(NamedTuple):
 
         Raises:
             AwayError: whether it was taken nobody knows.
+            NotNowError: it was not, and may be later.
             RefusedError: it never will be.
         """
         said = self.door.run(["sbatch", "--parsable", *options], told=script, deadline_s=SUBMIT_S)
         job = said.out.strip().partition(";")[0]  # "17;cluster"
         if said.code == 0 and job.isascii() and job.isdigit():
             return job
-        if said.code and "submission failed" in said.complaint and not NOT_NOW.search(said.complaint):
-            raise RefusedError(said.complaint.rpartition("submission failed: ")[2])
-        raise AwayError(f"sbatch: {said.complaint}")
+        if said.code == 0 or "sbatch: error: " not in said.complaint or UNREACHED.search(said.complaint):
+            raise AwayError(f"sbatch: {said.complaint}")
+        if NOT_NOW.search(said.complaint):
+            raise NotNowError(said.complaint)  # whole: the limit has a line of its own
+        raise RefusedError(said.complaint.rpartition("submission failed: ")[2].removeprefix("sbatch: error: "))
 
     def cancel(self, jobs: Collection[str]) -> None:
         """End them; one that has ended already is none the worse. Raises AwayError."""
         ids = sorted(jobs)
         for begin in range(0, len(ids), AT_ONCE):
             said = self.door.run(["scancel", "--quiet", *ids[begin : begin + AT_ONCE]], deadline_s=ASK_S)
-            if said.code and NOT_NOW.search(said.complaint):
+            if said.code and UNREACHED.search(said.complaint):
                 raise AwayError(f"scancel: {said.complaint}")
 
     def hold(self, jobs: Collection[str]) -> None:
@@ -91,13 +100,13 @@ class Slurm(NamedTuple):
     def tail(self, path: str) -> str:
         """The end of a file on the cluster, empty where it cannot be read. Raises AwayError."""
         said = self.door.run(["tail", "-c", str(TAIL_BYTES), "--", path], deadline_s=ASK_S)
-        return said.out if said.code == 0 else ""
+        return said.out.replace("\0", "") if said.code == 0 else ""  # PostgreSQL's texts have none
 
     def _control(self, action: str, jobs: Collection[str]) -> None:
         ids = sorted(jobs)
         for begin in range(0, len(ids), AT_ONCE):
             said = self.door.run(["scontrol", action, ",".join(ids[begin : begin + AT_ONCE])], deadline_s=ASK_S)
-            if said.code and NOT_NOW.search(said.complaint):
+            if said.code and UNREACHED.search(said.complaint):
                 raise AwayError(f"scontrol: {said.complaint}")
 
     def _asked(self, argv: list[str]) -> str:

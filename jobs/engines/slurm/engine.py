@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import timedelta
 from functools import partial
 
@@ -50,8 +50,10 @@ class SlurmEngine:
         self._rounds, self._looked = Rounds(), -LOOK_EVERY_S
         self._trouble = ""
         self._sending: frozenset[str] = frozenset()  # names that the round under way may submit
+        self._ending: frozenset[str] = frozenset()  # names that it is told to end
         self._absent: set[str] = set()  # names that the last look did not find, and that were not sent since
         self._missed: dict[str, int] = {}  # looks in a row
+        self._put_off: dict[str, float] = {}  # names that Slurm did not take, and when
 
     def place(self) -> None:
         """Every queued job that nothing bars becomes an attempt at once: when it runs, Slurm says. Not while an earlier
@@ -88,7 +90,8 @@ class SlurmEngine:
         followed = list(self._followed())
         new = [attempt for attempt in followed if self._to_submit(attempt)]
         free = {job.id for job in _free([attempt.job for attempt in new])} if new else set()
-        new = [attempt for attempt in new if attempt.job_id in free][:MOST_SUBMITTED]
+        new = [attempt for attempt in new if attempt.job_id in free]
+        new.sort(key=lambda attempt: self._put_off.get(_name(attempt), 0.0))  # so that twenty of them stop nobody
         if not new:
             return
         try:
@@ -96,7 +99,9 @@ class SlurmEngine:
         except OSError as error:
             self._hear_of_trouble(f"MESHBOARD_SLURM_CA_FILE: {error}")
             return
-        self._begin(followed, tuple(attempts.submit(attempt, self._site, certificates) for attempt in new))
+        self._begin(
+            followed, tuple(attempts.submit(attempt, self._site, certificates) for attempt in new[:MOST_SUBMITTED])
+        )
         self._take_in(self._rounds.news(PATIENCE_S))
 
     def close(self) -> None:
@@ -109,11 +114,19 @@ class SlurmEngine:
 
     def _due(self, followed: list[Attempt]) -> bool:
         """Whether to look: it is time, or somebody waits for it."""
-        new = any(not attempt.engine_id or attempt.job.status == Status.CANCELLING for attempt in followed)
+        new = any(self._is_new(attempt) for attempt in followed)
         return (new and not self._trouble) or time.monotonic() - self._looked >= LOOK_EVERY_S
 
+    def _is_new(self, attempt: Attempt) -> bool:
+        """Slurm was not asked about it yet, or not told to end it."""
+        if attempt.job.status == Status.CANCELLING:
+            return _name(attempt) not in self._ending
+        return not attempt.engine_id and _name(attempt) not in self._absent | self._put_off.keys()
+
     def _to_submit(self, attempt: Attempt) -> bool:
-        return attempt.job.status == Status.QUEUED and _name(attempt) in self._absent and not attempt.engine_id
+        if attempt.job.status != Status.QUEUED or _name(attempt) not in self._absent or attempt.engine_id:
+            return False
+        return time.monotonic() - self._put_off.get(_name(attempt), -LOOK_EVERY_S) >= LOOK_EVERY_S
 
     def _begin(self, followed: list[Attempt], start: tuple[Submission, ...] = ()) -> None:
         """A round, in its thread."""
@@ -132,27 +145,41 @@ class SlurmEngine:
             folder=self._site.folder,
         )
         self._looked = time.monotonic()
-        self._sending = frozenset(asked.name for asked in start)
+        self._sending, self._ending = frozenset(asked.name for asked in start), wants.end
         self._rounds.begin(partial(talk, self._slurm, wants))
 
     def _take_in(self, news: News | None) -> None:
         if news is None:
             return
-        self._hear_of_trouble(news.trouble)
-        self._absent = set() if news.trouble else set(news.absent - self._sending)
         followed = {_name(attempt): attempt for attempt in self._followed()}
-        barred = _barred(followed.values())
-        for name, attempt in followed.items():
-            if job := news.submitted.get(name):
-                attempts.note(attempt, job)
-            elif name in news.refused:
-                ends.refuse(attempt, news.refused[name])
-            elif name in news.jobs:
-                self._missed.pop(name, None)
-                self._follow(attempt, news.jobs[name], news.logs.get(name, ""), barred.get(attempt.job_id, ""))
-            elif attempt.engine_id and name in news.absent:
-                self._miss(attempt, accounts=news.accounts)
+        self._hear_of_trouble(news.trouble, {followed[name].job_id for name in news.jobs if name in followed})
+        self._absent = set() if news.trouble else set(news.absent - self._sending)
+        barred, failed = _barred(followed.values()), list[Exception]()
+        for attempt in followed.values():
+            try:
+                self._hear_of(attempt, news, barred.get(attempt.job_id, ""))
+            except Exception as error:  # one that fails holds up no other
+                failed.append(error)
         self._missed = {name: times for name, times in self._missed.items() if name in followed}
+        self._put_off = {name: when for name, when in self._put_off.items() if name in followed}
+        if failed:
+            raise failed[0]
+
+    def _hear_of(self, attempt: Attempt, news: News, bar: str) -> None:
+        name = _name(attempt)
+        if job := news.submitted.get(name):
+            attempts.taken(attempt, job)
+        elif name in news.refused:
+            ends.refuse(attempt, news.refused[name])
+        elif name in news.put_off:
+            self._put_off[name] = time.monotonic()
+            attempts.not_taken(attempt)
+            _wait(attempt.job, f"Slurm does not take it now: {news.put_off[name]}", Status.QUEUED)
+        elif name in news.jobs:
+            self._missed.pop(name, None)
+            self._follow(attempt, news.jobs[name], news.logs.get(name, ""), bar)
+        elif attempt.engine_id and name in news.absent:
+            self._miss(attempt, accounts=news.accounts)
 
     def _follow(self, attempt: Attempt, job: SlurmJob, printed: str, bar: str) -> None:
         attempts.note(attempt, job.id)
@@ -171,14 +198,16 @@ class SlurmEngine:
         if self._missed[name] >= FORGOTTEN_IN_A_ROW:
             ends.lose(attempt, forgotten(attempt.engine_id, accounts=accounts))
 
-    def _hear_of_trouble(self, trouble: str) -> None:
+    def _hear_of_trouble(self, trouble: str, heard_of: Collection[str] = ()) -> None:
+        """Jobs wait for its end, but for those of which Slurm told all the same."""
         if trouble and not self._trouble:
             log.warning("Slurm cannot be asked: %s", trouble)
         elif self._trouble and not trouble:
             log.info("Slurm answers again")
         self._trouble = trouble
         if trouble:
-            for job in Job.objects.filter(engine=self.name, status__in=(Status.QUEUED, Status.CANCELLING)):
+            waiting = Job.objects.filter(engine=self.name, status__in=(Status.QUEUED, Status.CANCELLING))
+            for job in waiting.exclude(id__in=heard_of):
                 _wait(job, f"Slurm cannot be asked: {trouble}", job.status)
 
 

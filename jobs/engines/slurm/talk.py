@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from jobs.engines.slurm.commands import RefusedError, Slurm
+from jobs.engines.slurm.commands import NotNowError, RefusedError, Slurm
 from jobs.engines.slurm.door import AwayError
 from jobs.engines.slurm.rows import HELD, HELD_BY_USER, SlurmJob
 from jobs.engines.slurm.script import Submission, logs
@@ -32,7 +32,7 @@ class Wants(NamedTuple):
 
 @dataclass
 class News:
-    """What a round brought. `trouble` says why it was cut short: what is not told then is not known."""
+    """What a round brought. `trouble` says why it is not whole: what is not told then is not known."""
 
     jobs: dict[str, SlurmJob] = field(default_factory=dict)  # by name, the one that counts
     absent: frozenset[str] = frozenset()  # names that Slurm has no job of, when it was looked at
@@ -40,6 +40,7 @@ class News:
     logs: dict[str, str] = field(default_factory=dict)
     submitted: dict[str, str] = field(default_factory=dict)  # name -> id
     refused: dict[str, str] = field(default_factory=dict)  # name -> why
+    put_off: dict[str, str] = field(default_factory=dict)  # name -> why not now
     trouble: str = ""
 
 
@@ -60,7 +61,8 @@ def _look(slurm: Slurm, wants: Wants, news: News) -> None:
     for job in slurm.jobs():
         if job.name in wants.known:
             told.setdefault(job.name, []).append(job)
-    for job in _remembered(slurm, wants, [name for name in wants.known if name not in told], news):
+    unseen = [name for name in wants.known if name not in told]
+    for job in _remembered(slurm, wants, unseen, news):
         told.setdefault(job.name, []).append(job)
     strangers: list[SlurmJob] = []
     for name, found in told.items():
@@ -68,7 +70,7 @@ def _look(slurm: Slurm, wants: Wants, news: News) -> None:
         strangers += [job for job in found if job is not chosen]
         if chosen is not None:
             news.jobs[name] = chosen
-    news.absent = frozenset(name for name in wants.known if name not in news.jobs)
+    news.absent = frozenset(wants.known).difference(news.jobs, unseen if news.trouble else ())
     ending = {job.id for name, job in news.jobs.items() if name in wants.end}
     alive = {job.id for job in (*strangers, *news.jobs.values()) if not ended(job)}
     if unwanted := alive & (ending | {job.id for job in strangers}):
@@ -92,7 +94,11 @@ def _remembered(slurm: Slurm, wants: Wants, unseen: list[str], news: News) -> li
     One that runs by the accounts alone was forgotten before its end was written down: what was noted is gone then,
     while another controller may just have submitted what was not.
     """
-    found = slurm.remembered(unseen) if unseen else []
+    try:
+        found = slurm.remembered(unseen) if unseen else []
+    except AwayError as error:  # slurmctld does without them: what it told counts
+        news.trouble = str(error)
+        return []
     news.accounts = found is not None
     return [job for job in found or [] if ended(job) or not wants.known[job.name]]
 
@@ -106,7 +112,7 @@ def _chosen(found: list[SlurmJob], noted: str) -> SlurmJob | None:
 
 def _start(slurm: Slurm, wants: Wants, news: News) -> None:
     """Submit what Slurm does not have by its name: who was cut off after sbatch and before noting finds it so."""
-    new = [asked for asked in wants.start if asked.name not in news.jobs][:MOST_SUBMITTED]
+    new = [asked for asked in wants.start if asked.name in news.absent][:MOST_SUBMITTED]
     if new:
         slurm.make(logs(wants.folder))
     for asked in new:
@@ -114,3 +120,5 @@ def _start(slurm: Slurm, wants: Wants, news: News) -> None:
             news.submitted[asked.name] = slurm.submit(asked.options, asked.script)
         except RefusedError as error:
             news.refused[asked.name] = str(error)
+        except NotNowError as error:
+            news.put_off[asked.name] = str(error)

@@ -50,6 +50,9 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from None
         if options["json"]:
             self.stdout.write(json.dumps({"token": text, "expires": token.expires.isoformat()}))
+        elif token.revoked is not None:
+            why = f"{tokens.why_not(token)}; hosts that joined need none, for others give it a new one"
+            self.stdout.write(f"the token in {GIVEN} lets nobody join: {why}")
         elif options["given"]:
             self.stdout.write(f"the token in {GIVEN} lets hosts join until {token.expires:%Y-%m-%d %H:%M:%S} UTC")
         else:

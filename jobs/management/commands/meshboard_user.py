@@ -15,9 +15,10 @@ from knox.models import AuthToken
 from knox.settings import CONSTANTS, knox_settings
 from sesame.utils import get_query_string
 
-from jobs.people.tokens import TokenWish, make
+from jobs.people.tokens import TokenWish, make, revoke
 
 USERNAME = "admin"
+NAME = "make up"  # of its token
 
 
 class Command(BaseCommand):
@@ -34,13 +35,16 @@ class Command(BaseCommand):
         )
         kept = json.loads(options["keep"].read_text()) if options["keep"] and not is_new else {}
         password, token = kept.get("password"), kept.get("api_token")
-        if not password or not user.check_password(password):
+        if not user.password:  # it is new
             password = secrets.token_urlsafe(15)
             user.set_password(password)
             user.save()
+        elif not password or not user.check_password(password):
+            password = ""  # its own, which nobody else knows
         if not token or not _renewed(user, token):
-            AuthToken.objects.filter(user=user).delete()
-            token = make(user, TokenWish(name="make up", scopes=["read", "submit", "operate"])).text
+            for old in AuthToken.objects.filter(user=user, grant__name=NAME):
+                revoke(user, old.token_key)
+            token = make(user, TokenWish(name=NAME, scopes=["read", "submit", "operate"])).text
         once = reverse("login-once") + get_query_string(user)
         answer = {"username": USERNAME, "password": password, "api_token": token, "one_time_url_path": once}
         self.stdout.write(json.dumps(answer))

@@ -317,6 +317,10 @@ def test_the_command_prints_a_token_or_keeps_one_that_it_was_given(
     monkeypatch.delenv("MESHBOARD_JOIN_TOKEN")
     call_command("join_token", "--given", stdout=StringIO())
     assert JoinToken.objects.count() == 2, "it is the one that was there"
+    tokens.revoke(JoinToken.objects.latest("id"))
+    call_command("join_token", "--given", stdout=(told := StringIO()))
+    assert told.getvalue().startswith("the token in MESHBOARD_JOIN_TOKEN lets nobody join: this join token was revoked")
+    assert asked(api, request("gpu-9", token=given)).status_code == 401
     monkeypatch.delenv("MESHBOARD_JOIN_TOKEN_FILE")
     monkeypatch.setenv("MESHBOARD_JOIN_TOKEN", "a" * 40)
     with pytest.raises(CommandError, match="1 different ones"):

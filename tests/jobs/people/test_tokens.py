@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -247,6 +249,27 @@ def test_other_changes_of_a_person_end_none(owner: User, settings: Any) -> None:
 def test_the_local_demo_s_token_has_every_scope(db: None, capsys: Any) -> None:
     call_command("meshboard_user")
     assert set(TokenGrant.objects.get().scopes) == set(SCOPES)
+
+
+def test_another_start_of_the_local_demo_keeps_the_password_that_its_admin_chose_and_all_other_tokens(
+    db: None, capsys: Any, tmp_path: Path
+) -> None:
+    kept = tmp_path / "up.json"
+    call_command("meshboard_user")
+    kept.write_text(capsys.readouterr().out)
+    admin = User.objects.get()
+    admin.set_password("chosen on the page")
+    admin.save()
+    own = tokens.make(admin, TokenWish(name="ci", scopes=["read"])).text
+    for _ in range(2):  # the token of the start before is gone, as changing the password does; then it is there
+        call_command("meshboard_user", keep=kept)
+        kept.write_text(capsys.readouterr().out)
+    assert json.loads(kept.read_text())["password"] == ""
+    admin.refresh_from_db()
+    assert admin.check_password("chosen on the page")
+    assert APIClient(headers={"Authorization": f"Token {own}"}).get("/api/v1/jobs").status_code == 200
+    call_command("meshboard_user")  # nothing is known of an earlier start
+    assert sorted(TokenGrant.objects.values_list("name", flat=True)) == ["ci", "make up"]
 
 
 def test_the_page_makes_one_shows_it_once_and_revokes_it(owner: User, client: Client) -> None:

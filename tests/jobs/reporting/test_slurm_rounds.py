@@ -1,0 +1,207 @@
+"""Rounds with a Slurm that answers as a test says: what it does not take, and what it cannot tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+
+from jobs.engines.slurm import attempts, ends
+from jobs.engines.slurm import engine as engines
+from jobs.engines.slurm.commands import NotNowError, RefusedError, Slurm
+from jobs.engines.slurm.door import AwayError, Said
+from jobs.engines.slurm.engine import SlurmEngine
+from jobs.engines.slurm.rows import name_of
+from jobs.engines.slurm.script import Submission
+from jobs.engines.slurm.site import Site
+from jobs.engines.slurm.talk import News, Wants, talk
+from jobs.models import Attempt, Job, RunToken, Status
+from jobs.queue import actions
+from tests.support.processes import wait_until
+
+SPEC: dict[str, Any] = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 1}, "resources": {"engine": "slurm"}}
+FAILED = "sbatch: error: Batch job submission failed: "
+LIMIT = (
+    f"sbatch: error: QOSMaxWallDurationPerJobLimit\n{FAILED}"
+    "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+)
+
+
+class Answers:
+    """A door behind which each command answers what it was given, and 0 without a word else."""
+
+    def __init__(self, **said: Said | Callable[[Sequence[str]], Said]) -> None:
+        self.said, self.asked = said, list[list[str]]()
+
+    def run(self, argv: Sequence[str], *, deadline_s: float, told: str = "") -> Said:
+        self.asked.append(list(argv))
+        said = self.said.get(argv[0], Said(0, "", ""))
+        return said(argv) if callable(said) else said
+
+    def names(self, command: str) -> list[str]:
+        """Of jobs, in the order in which they were given to the command."""
+        words = [word for argv in self.asked if argv[0] == command for word in argv]
+        return [word.partition("=")[2] for word in words if word.startswith("--job-name=")]
+
+
+def slurm(**said: Said | Callable[[Sequence[str]], Said]) -> Slurm:
+    return Slurm(Answers(**said))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def site(settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.setattr(engines, "LOOK_EVERY_S", 0.0)
+    made = Site(str(tmp_path), "/usr/bin/python3", "https://board")
+    settings.SLURM = made._asdict()
+    return made
+
+
+def engine_with(site: Site, door: Answers) -> SlurmEngine:
+    engine = SlurmEngine(site)
+    engine._slurm = Slurm(door)  # type: ignore[arg-type]
+    return engine
+
+
+def until(engine: SlurmEngine, reached: Callable[[], object], what: str) -> None:
+    def passed() -> object:
+        for step in (engine.place, engine.observe, engine.cancel, engine.start):
+            step()
+        return reached()
+
+    wait_until(passed, what, 20)
+
+
+@pytest.mark.parametrize(
+    ("words", "meant", "told"),
+    [
+        (LIMIT, NotNowError, "QOSMaxWallDurationPerJobLimit"),
+        (f"{FAILED}Unable to create job record, try again", NotNowError, "try again"),
+        (f"{FAILED}Invalid partition name specified", RefusedError, "^Invalid partition name specified$"),
+        ("sbatch: error: Invalid --exclude specification", RefusedError, "^Invalid --exclude specification$"),
+        (f"{FAILED}Unable to contact slurm controller (connect failure)", AwayError, "Unable to contact"),
+        ("Killed", AwayError, "Killed"),
+    ],
+)
+def test_what_sbatch_says_is_of_the_job_or_of_slurm(words: str, meant: type[Exception], told: str) -> None:
+    with pytest.raises(meant, match=told):
+        slurm(sbatch=Said(1, "", words)).submit([], "")
+
+
+def test_a_job_that_slurm_does_not_take_now_keeps_no_other_from_it(
+    owner: User, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "MOST_SUBMITTED", 1)
+    limited, other = (actions.submit(owner, SPEC)[0] for _ in range(2))
+
+    def sbatch(argv: Sequence[str]) -> Said:
+        return Said(1, "", LIMIT) if f"--job-name={name_of(limited.id, 1)}" in argv else Said(0, "77\n", "")
+
+    door = Answers(sbatch=sbatch)
+    engine = engine_with(site, door)
+    until(engine, lambda: Attempt.objects.get(job=other).engine_id == "77", "the other one is submitted")
+    until(engine, lambda: door.names("sbatch").count(name_of(limited.id, 1)) > 1, "the limited one is tried again")
+    until(engine, lambda: not RunToken.objects.filter(attempt__job=limited).exists(), "nobody has a token of it")
+    limited, other = Job.objects.get(id=limited.id), Job.objects.get(id=other.id)
+    assert limited.status == Status.QUEUED
+    assert limited.wait_reason.startswith("Slurm does not take it now: sbatch: error: QOSMaxWallDurationPerJobLimit")
+    assert "cannot be asked" not in other.wait_reason
+
+
+def test_zero_bytes_that_a_script_printed_are_left_out() -> None:
+    assert slurm(tail=Said(0, "Traceback\0\0 boom", "")).tail("x") == "Traceback boom"
+
+
+def test_news_of_one_attempt_that_cannot_be_taken_in_keeps_no_other_s_out(
+    owner: User, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, good = (actions.submit(owner, SPEC)[0] for _ in range(2))
+    engine = SlurmEngine(site)
+    engine.place()
+    refuse = ends.refuse
+
+    def some(attempt: Attempt, why: str) -> None:
+        if attempt.job_id == bad.id:
+            raise ValueError("cannot be written")
+        refuse(attempt, why)
+
+    monkeypatch.setattr(ends, "refuse", some)
+    with pytest.raises(ValueError, match="cannot be written"):
+        engine._take_in(News(refused={name_of(job.id, 1): "no" for job in (bad, good)}))
+    assert Job.objects.get(id=good.id).status == Status.FAILED
+
+
+NO_ACCOUNTS = Said(1, "", "sacct: error: failed to open persistent connection to host:dbd:6819: Connection refused")
+
+
+def test_while_the_accounts_are_away_what_squeue_tells_counts_and_nothing_else_is_known() -> None:
+    ending, over, new, gone = (name_of(job, 1) for job in ("ending", "over", "new", "gone"))
+    listed = f"5|RUNNING|p|n1|N/A|{ending}|None\n6|COMPLETED|p|n2|N/A|{over}|None\n"
+    door = Answers(squeue=Said(0, listed, ""), sacct=NO_ACCOUNTS)
+    known = {ending: "5", over: "6", new: "", gone: "4"}
+    news = talk(Slurm(door), Wants(known, (Submission(new, (), ""),), frozenset({ending})))  # type: ignore[arg-type]
+    assert {name: job.state for name, job in news.jobs.items()} == {ending: "RUNNING", over: "COMPLETED"}
+    assert (news.absent, news.submitted) == (frozenset(), {})
+    assert news.trouble.startswith("sacct: sacct: error: failed to open persistent connection")
+    assert [argv[-1] for argv in door.asked if argv[0] == "scancel"] == ["5"]
+    assert [argv for argv in door.asked if argv[0] == "sbatch"] == []
+
+
+def test_while_the_accounts_are_away_what_waits_in_slurm_keeps_slurm_s_reason(owner: User, site: Site) -> None:
+    waiting, new = (actions.submit(owner, SPEC)[0] for _ in range(2))
+    listed = f"5|PENDING|p||N/A|{name_of(waiting.id, 1)}|Priority\n"
+    engine = engine_with(site, Answers(squeue=Said(0, listed, ""), sacct=NO_ACCOUNTS))
+
+    def reasons() -> dict[str, str]:
+        return dict(Job.objects.values_list("id", "wait_reason"))
+
+    until(engine, lambda: "cannot be asked: sacct" in reasons()[new.id], "it is told")
+    assert reasons()[waiting.id] == "Slurm: waits for Priority: jobs of a higher priority are before it"
+    engine._hear_of_trouble("sacct: still", {waiting.id})
+    assert reasons() == {
+        waiting.id: "Slurm: waits for Priority: jobs of a higher priority are before it",
+        new.id: "Slurm cannot be asked: sacct: still",
+    }
+
+
+def test_what_slurm_took_late_keeps_its_token_and_a_submission_that_came_about_ends_earlier_ones(
+    owner: User, site: Site
+) -> None:
+    job, _ = actions.submit(owner, SPEC)
+    name, listed = name_of(job.id, 1), list[str]()
+    door = Answers(squeue=lambda _: Said(0, "".join(listed), ""), sbatch=Said(1, "", "Killed"))
+    engine = engine_with(site, door)
+    until(engine, lambda: name in door.names("sbatch"), "it is sent, and Slurm does not answer")
+    first = RunToken.objects.earliest("id")
+    attempt = Attempt.objects.get()
+    attempts.submit(attempt, site, "")  # as the next round does, in whose look the first one is there
+    listed.append(f"5|PENDING|p||N/A|{name}|Priority\n")
+    until(engine, lambda: Attempt.objects.get().engine_id == "5", "it is found")
+    assert RunToken.objects.filter(pk=first.pk).exists()
+    engine._take_in(News(submitted={name: "6"}))
+    assert RunToken.objects.get() == RunToken.objects.latest("id") != first
+
+
+def test_slurm_is_not_asked_each_pass_while_a_job_ends_or_may_not_begin(
+    owner: User, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "LOOK_EVERY_S", 1e6)
+    ending, barred = (actions.submit(owner, SPEC)[0] for _ in range(2))
+    name = name_of(ending.id, 1)
+    door = Answers(squeue=Said(0, f"5|RUNNING|p|n1|N/A|{name}|None\n", ""), sbatch=Said(0, "77\n", ""))
+    engine = engine_with(site, door)
+    engine.place()
+    Job.objects.filter(id=barred.id).update(held=True)
+    until(engine, lambda: Job.objects.get(id=ending.id).status == Status.STARTING, "it runs")
+    assert actions.cancel(Job.objects.get(id=ending.id), "owner")
+    until(engine, lambda: "scancel" in [argv[0] for argv in door.asked], "Slurm is told to end it")
+    until(engine, lambda: not engine._rounds.busy, "the round is over")
+    asked = len(door.asked)
+    for _ in range(3):
+        engine.observe()
+        assert not engine._rounds.busy
+    assert len(door.asked) == asked
+    Job.objects.filter(id=barred.id).update(held=False)
+    until(engine, lambda: Attempt.objects.get(job=barred).engine_id == "77", "what nothing bars is sent at once")
