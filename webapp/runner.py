@@ -95,7 +95,7 @@ def run(settings: RunnerSettings) -> None:
         write_private(up_file, json.dumps({"url": url, **login, "pids": fleet.pids()}, indent=2))
         say(f"\nMeshboard is up after {time.monotonic() - started:.1f} s: {url}")
         say(f"  log in once:  {once}")
-        password = f"password in {os.path.relpath(up_file)}" if login["password"] else "with the password you chose"
+        password = f"password in {os.path.relpath(up_file)}" if login["password"] else "with the password set since"
         say(f"  or as {login['username']}, {password}")
         say(f"  on            {version}")
         say(f"  isolation     {isolation}")
