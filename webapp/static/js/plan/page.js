@@ -44,6 +44,7 @@ function withParts() {
 function setField(name, value) {
   const control = form.elements[name];
   if (!control) return;
+  control.disabled = false; // what is out of use is not sent
   if (control.type === "checkbox") control.checked = value;
   else control.value = value;
 }
