@@ -21,7 +21,7 @@ from planner.facts.spec import JobSpec, Layout, Problem, SpecError, TrainSpec
 from planner.hardware.clusters import CLUSTERS
 from planner.hardware.stacks import STACKS
 from planner.report import auto_text, estimate_text, explain_text, search_text
-from planner.search.advice import neighbours, suggestions
+from planner.search.advice import neighbours_within, suggestions
 from planner.search.auto import asked_of, choose, draft_of
 from planner.search.layouts import FIXABLE, Constraints, search
 from planner.search.rooms import Room, Rooms
@@ -181,7 +181,7 @@ def _search(options: argparse.Namespace) -> int:
     memory = round(options.max_memory_gib * 2**30) if options.max_memory_gib else None
     constraints = Constraints(options.ranks, fixed, options.max_micro_batch, memory)
     result = search(spec, cluster, constraints, limit=options.limit)
-    near = neighbours(result.best[0].spec, cluster) if result.best else []
+    near = neighbours_within(result.best[0].spec, cluster, constraints) if result.best else []
     if options.json:
         rows = [
             {

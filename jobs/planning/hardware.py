@@ -10,11 +10,11 @@ from pydantic import ValidationError
 
 from jobs.models import Host
 from jobs.planning.learned import runs_of
-from jobs.planning.there import There, hosts_there, was_measured
+from jobs.planning.there import There, hosts_there, labels_asked, was_measured
 from jobs.text import storable
 from planner.cost.estimate import default_cluster
 from planner.cost.learning import learned
-from planner.facts.gang import demand
+from planner.facts.gang import Demand, demand
 from planner.facts.spec import JobSpec, Problem, SpecError
 from planner.hardware.calibration import cluster_of
 from planner.hardware.cluster import Cluster
@@ -115,25 +115,34 @@ def _described(host: Host) -> Cluster:
 
 
 def own_cluster(spec: JobSpec, there: Sequence[There]) -> Cluster:
-    """The known host the job would most likely run on: the one it names, else the largest of its device, of GPUs also
-    one that nobody measured; where it needs several, those that are there now, and else the data sheet's. Of another
-    engine's machines nothing was measured.
+    """What the job would most likely run on, of hosts that it may run on: those that take jobs now before others that
+    are there, and these before silent ones; of a CPU that nobody measured, and where there is no room, the data
+    sheet's. Of another engine's machines nothing was measured.
 
     `there`: as `hosts_there` has them.
     """
-    wanted, asked = spec.resources.host, demand(spec)
-    there = [host for host in there if host.device == spec.resources.device]
-    able = [host for host in there if wanted in (None, host.name)]
-    host = next((host for host in able if host.known), None)
-    host = host or next((host for host in able if host.device == "cuda"), None)
-    if host and host.slots >= asked.num_slots:
-        return gang_cluster([host], spec)
-    holding = [
-        gang
-        for gang in by_model(host for host in there if host.live)
-        if gang[0].slots < asked.num_slots and asked.unit_on(host.slots for host in gang) is not None
+    asked, labels = spec.resources, labels_asked(spec.resources)
+    able = [
+        host
+        for host in there
+        if host.device == asked.device and asked.host in (None, host.name) and labels <= host.labels
     ]
-    return gang_cluster(max(holding, key=lambda gang: sum(host.slots for host in gang), default=[]), spec)
+    for hosts in ([host for host in able if host.takes], [host for host in able if host.live], able):
+        if gang := _holding(hosts, demand(spec)):
+            unknown = len(gang) == 1 and gang[0].device == "cpu" and not gang[0].known
+            return gang_cluster([] if unknown else gang, spec)
+    return default_cluster(spec)
+
+
+def _holding(hosts: Sequence[There], asked: Demand) -> Sequence[There]:
+    """The largest host that was measured, else the largest; where the job needs several, those of one model that are
+    there now. None without room."""
+    alone = [host for host in hosts if host.slots >= asked.num_slots]
+    if alone:
+        return [max(alone, key=lambda host: host.known)]
+    live = by_model(host for host in hosts if host.live)
+    holding = [gang for gang in live if asked.unit_on(host.slots for host in gang) is not None]
+    return max(holding, key=lambda gang: sum(host.slots for host in gang), default=[])
 
 
 def gang_cluster(gang: Sequence[There], spec: JobSpec) -> Cluster:

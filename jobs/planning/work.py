@@ -23,7 +23,7 @@ from planner.facts.layout import problems
 from planner.facts.reading.runnable import not_runnable
 from planner.facts.spec import JobSpec, Problem, SpecError
 from planner.hardware.cluster import Cluster
-from planner.search.advice import Neighbour, neighbours, suggestions
+from planner.search.advice import Neighbour, neighbours_within, suggestions
 from planner.search.auto import AutoSpec, choose
 from planner.search.choices import choices
 from planner.search.hindsight import Hindsight, Measure, hindsight
@@ -116,11 +116,13 @@ def searched(spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> SearchRe
     if found := _of_no_training(spec):
         raise SpecError(found)
     limit = asked.pop("limit")
-    result = search(spec, cluster, Constraints(**asked, max_seconds=SEARCH_SECONDS), limit=limit)
+    constraints = Constraints(**asked, max_seconds=SEARCH_SECONDS)
+    result = search(spec, cluster, constraints, limit=limit)
+    near = neighbours_within(result.best[0].spec, cluster, constraints) if result.best else []
     return {
         "best": layouts_found(result.best, cluster),
         "pareto": layouts_found(result.pareto, cluster),
-        "neighbours": [neighbour(n) for n in neighbours(result.best[0].spec, cluster)] if result.best else [],
+        "neighbours": [neighbour(n) for n in near],
         "considered": result.considered,
         "fitting": result.fitting,
         "refused": result.refused,

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 from planner.cost.timing import Timer
 from planner.facts.layout import SCHEDULE_NAMES, kept_problems, problems
+from planner.facts.reading.runnable import not_runnable
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster
-from planner.search.layouts import RECOMPUTES, needed_bytes, surely_fitting_bytes
+from planner.search.layouts import RECOMPUTES, Constraints, needed_bytes, surely_fitting_bytes
 
 GIB = 2**30
 BARELY = "fits by less than its estimate may be off"
@@ -36,6 +37,25 @@ def neighbours(spec: JobSpec, cluster: Cluster) -> list[Neighbour]:
     here = timer.step(spec).step_s
     found = [_weigh(change, other, timer, sure, here) for change, other in _changes(spec)]
     return sorted(found, key=lambda n: (not n.fits, (n.memory_bytes or 0) > sure, n.step_s or float("inf")))
+
+
+def neighbours_within(spec: JobSpec, cluster: Cluster, asked: Constraints) -> list[Neighbour]:
+    """The neighbours of what a search found that what was asked of it allows, in the memory that was asked for."""
+    there = cluster.accelerator.memory_bytes
+    room = min(there, asked.max_memory_bytes or there)
+    accelerator = cluster.accelerator.model_copy(update={"memory_bytes": room})
+    near = neighbours(spec, cluster.model_copy(update={"accelerator": accelerator}))
+    return [n for n in near if _allows(asked, n)]
+
+
+def _allows(asked: Constraints, near: Neighbour) -> bool:
+    layout = near.spec.layout
+    piped = () if layout.pp > 1 else ("schedule", "virtual_stages")  # what is fixed where there is a pipe
+    if any(getattr(layout, name) != value for name, value in asked.fixed.items() if name not in piped):
+        return False
+    if near.spec.micro_batch_size > asked.max_micro_batch:
+        return False
+    return not asked.runnable or near.step_s is None or not not_runnable(near.spec)
 
 
 def suggestions(spec: JobSpec, cluster: Cluster, *, limit: int = 3) -> list[Neighbour]:

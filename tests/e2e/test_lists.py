@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
@@ -81,6 +82,20 @@ def test_the_best_layout_is_filled_in_with_its_reason_and_taken_back(page: Page,
     assert filled not in (before, asked)
     page.locator("#best-told button").click()
     assert page.evaluate(chosen) == asked
+
+
+def test_a_box_that_could_not_be_ticked_before_the_best_layout_is_planned_with_it(
+    page: Page, running_board: Board
+) -> None:
+    """Of sequence parallelism the planner heard nothing: its box was out of use until tp was 2."""
+    best = {"layout": {"dp": 1, "tp": 2, "sequence_parallel": True}, "micro_batches": 1, "step_s": 1}
+    found = {"best": [best], "fitting": 1, "considered": 1, "complete": True, "neighbours": []}
+    page.route("**/plan/search/", lambda route: route.fulfill(json=found))
+    spec = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}}
+    page.goto(f"{running_board.url}/jobs/new/?spec={quote(json.dumps(spec))}")
+    expect(page.locator("[name='layout.sequence_parallel']")).to_be_disabled()
+    page.click("#best")
+    expect(page.locator("#compare")).to_have_attribute("href", re.compile("sequence_parallel%22%3Atrue"))
 
 
 def test_chosen_jobs_stay_chosen_while_the_list_is_drawn_anew(

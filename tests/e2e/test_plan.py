@@ -27,6 +27,23 @@ def test_the_submit_page_draws_what_a_published_layout_costs(page: Page, running
     expect(panel.locator('[data-show="active"]')).to_have_text("vocabulary of 50,257 padded to 51,200")
 
 
+def test_experts_of_a_copied_model_are_told_and_stay_until_another_model_is_taken(
+    page: Page, running_board: Board
+) -> None:
+    spec = {"model": {"preset": "mixtral-8x7b", "num_layers": 16}, "resources": {"device": "cuda"}}
+    page.goto(f"{running_board.url}/jobs/new/?cluster=h100&spec={quote(json.dumps(spec))}")
+    note, parameters = page.locator("#preset-note"), page.locator('#estimate [data-show="parameters"]')
+    expect(note).to_have_text("Your own sizes, and as in what they are copied from: a mixture of 8 experts.")
+    expect(parameters).to_have_text("23.5B")
+    page.select_option('[name="model.preset"]', "gpt-tiny")
+    page.select_option('[name="model.preset"]', "")
+    expect(note).to_have_text("Your own sizes.")
+    page.select_option('[name="model.preset"]', "mixtral-8x7b")
+    page.select_option('[name="model.preset"]', "")
+    page.fill('[name="model.num_layers"]', "16")
+    expect(parameters).to_have_text("23.5B")
+
+
 def test_every_figure_is_explained_one_click_away(page: Page, running_board: Board) -> None:
     page.goto(f"{running_board.url}/jobs/new/")
     expect(page.locator("#plan-status")).to_have_text("This can run.")

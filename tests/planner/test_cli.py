@@ -97,6 +97,14 @@ def test_search_ranks_and_explains_its_refusals(capsys: pytest.CaptureFixture[st
     assert "one choice away from the first:" in text
 
 
+def test_a_search_offers_nothing_beside_the_first_that_it_was_asked_not_to(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--zero", "3", "--tp", "1", "--max-memory-gib", "24"]
+    assert main(["search", "--model", "llama3-8b", "--ranks", "16", "--global-batch", "64", *asked]) == 0
+    _, near = capsys.readouterr().out.split("one choice away from the first:\n")
+    assert "GiB of 24.0" in near
+    assert not any(change in near for change in ("ZeRO", "tp "))
+
+
 def test_a_spec_file_and_an_unreadable_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = tmp_path / "spec.json"
     good.write_text(json.dumps({"model": {"preset": "gpt-tiny"}}))

@@ -6,6 +6,7 @@ dotted, as in a `Problem`: "train.steps".
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import shlex
@@ -15,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 from django.utils.datastructures import MultiValueDict
 from pydantic import BaseModel
 
+from jobs.text import parse_json
 from planner.facts.spec import Problem, SpecError
 
 ONE_TEXT = {"integer": "int", "number": "float", "boolean": "bool", "string": "text"}
@@ -29,10 +31,10 @@ Options = dict[str, list[tuple[str, str]]]
 class Field(NamedTuple):
     """A field of a form. `many`: a list; numbers are written with commas, words as in a shell, choices are ticked.
 
-    `optional`: left empty it is null. `limits` in words: "1 to 65,536".
+    `optional`: left empty it is null. `limits` in words: "1 to 65,536". Of kind json is what nobody types.
     """
 
-    kind: Literal["int", "float", "bool", "text"]
+    kind: Literal["int", "float", "bool", "text", "json"]
     optional: bool
     many: bool
     default: Any
@@ -63,15 +65,23 @@ class Field(NamedTuple):
             )
         if self.kind == "bool":
             return text in YES
+        if self.kind == "json":
+            return _parsed(text)
         return text if self.kind == "text" else _number(text, self.kind)
 
     def write(self, value: Any) -> Any:
         """The text of a value, which may be wrong; a list of those ticked."""
         if self.many and self.choices:
             return value
+        if self.kind == "json" and value is not None:
+            return json.dumps(value)
         if isinstance(value, list):
             return shlex.join(map(_text, value)) if self.kind == "text" else ", ".join(map(_text, value))
         return _text(value)
+
+
+# Of a part of the spec that the form shows no field of: hidden, it comes back as it went.
+KEPT = Field("json", optional=True, many=False, default=None, choices=(), limits="")
 
 
 def fields_of(section: str, model: type[BaseModel], *, only: Iterable[str] | None = None) -> dict[str, Field]:
@@ -177,6 +187,13 @@ def errors_beside(
         else:
             other.append(f"{problem.field}: {problem.message}")
     return beside, other
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return parse_json(text)
+    except ValueError:
+        return text
 
 
 def _number(text: str, kind: str) -> int | float | str:

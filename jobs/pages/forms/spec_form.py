@@ -20,7 +20,9 @@ from planner.search.choices import DEGREES
 
 DEFAULT_PRESET = "gpt-tiny"
 _DRY = derived.fields_of("", JobSpec, only=["dry_ranks"])
-_AUTO = derived.fields_of("layout.auto", AutoSpec, only=["ranks"])
+_RANKS = derived.fields_of("layout.auto", AutoSpec, only=["ranks"])
+_AUTO = _RANKS | {f"layout.auto.{name}": derived.KEPT for name in AutoSpec.model_fields if name != "ranks"}
+PARTS = {f"model.{name}": derived.KEPT for name in ("moe", "mla", "rope_scaling")}
 _MODEL = derived.fields_of("model", ModelSpec)
 FIELDS = (
     derived.fields_of("", JobSpec, only=["name"])
@@ -92,7 +94,7 @@ class Folds(NamedTuple):
 
 def spec_from_form(form: MultiValueDict[str, str]) -> dict[str, Any]:
     """The untrusted spec a form asks for. A preset named by the form wins over the sizes beside it."""
-    spec = software.without_others(engines.without_others(derived.spec_from(FIELDS, form)))
+    spec = software.without_others(engines.without_others(derived.spec_from(FIELDS | PARTS, form)))
     preset = form.get("model.preset")
     if preset:
         spec["model"] = {"preset": preset}
@@ -118,7 +120,13 @@ def values_from_spec(spec: object) -> dict[str, Any]:
     whole["model"] = {**expand_preset({"preset": DEFAULT_PRESET}), "preset": None, **expand_preset(model)}
     layout = whole.get("layout")
     is_auto = layout == "auto" or (isinstance(layout, Mapping) and "auto" in layout)
-    return {**derived.values_of(FIELDS | _DRY | _AUTO, whole), "auto": "true" if is_auto else "false"}
+    return {**derived.values_of(FIELDS | PARTS | _DRY | _AUTO, whole), "auto": "true" if is_auto else "false"}
+
+
+def constraints(values: Mapping[str, str]) -> dict[str, str]:
+    """What else is asked of a layout that is chosen, by fields that the form does not show."""
+    kept = (name for name in _AUTO if name not in _RANKS)
+    return {name.removeprefix("layout.auto."): values[name] for name in kept if values[name]}
 
 
 def options_for(values: Mapping[str, str]) -> derived.Options:
@@ -128,7 +136,7 @@ def options_for(values: Mapping[str, str]) -> derived.Options:
 
 def limits() -> dict[str, str]:
     """What each number must lie between."""
-    return derived.limits_of(FIELDS | _DRY | _AUTO)
+    return derived.limits_of(FIELDS | _DRY | _RANKS)
 
 
 def folds(values: Mapping[str, str], errors: Mapping[str, str], starter: Mapping[str, Any]) -> Folds:
@@ -143,7 +151,7 @@ def folds(values: Mapping[str, str], errors: Mapping[str, str], starter: Mapping
 
 def errors_by_field(problems: list[Problem]) -> tuple[dict[str, str], list[str]]:
     """Messages for the fields the form has, and lines for the rest."""
-    return derived.errors_beside(problems, [*FIELDS, *_DRY, *_AUTO, "model", "layout", "layout.auto"], {})
+    return derived.errors_beside(problems, [*FIELDS, *_DRY, *_RANKS, "model", "layout", "layout.auto"], {})
 
 
 def preset_cards() -> dict[str, dict[str, Any]]:
@@ -152,7 +160,12 @@ def preset_cards() -> dict[str, dict[str, Any]]:
         name: {
             "description": preset.description,
             "parameters": parameter_count(preset.model),
-            "sizes": preset.model.model_dump(include=_SIZES),
+            "sizes": {**preset.model.model_dump(include=_SIZES), **_parts(preset.model)},
         }
         for name, preset in PRESETS.items()
     }
+
+
+def _parts(model: ModelSpec) -> dict[str, str]:
+    texts = derived.values_of(PARTS, {"model": model.model_dump()})
+    return {name.removeprefix("model."): text for name, text in texts.items()}

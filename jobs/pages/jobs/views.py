@@ -115,6 +115,8 @@ def _form(
     context = {
         "values": values,
         "options": spec_form.options_for(values),
+        "parts": spec_form.PARTS,
+        "constraints": spec_form.constraints(values),
         "limits": spec_form.limits(),
         "errors": errors,
         "other_errors": other_errors,

@@ -332,6 +332,13 @@ def test_the_best_layout_is_searched_among_what_runs_only_where_something_does(
     assert (asked["runnable"], asked["ranks"], asked["spec"]["resources"]) == (runnable, 4, spec["resources"])
 
 
+def test_all_of_the_best_layout_is_filled_in(modules: Page) -> None:
+    """HSDP replicas stayed as they stood: what was told to fit did not in the form."""
+    layout = Layout(dp=8, zero=2).model_dump()
+    filled = call(modules, "plan/best.js", "return m.filled(x)", {"layout": layout, "micro_batches": 4})
+    assert filled == {f"layout.{name}": value for name, value in layout.items()} | {"train.micro_batches": 4}
+
+
 def test_parts_of_a_step_stand_beside_the_plan_each_with_its_error(modules: Page) -> None:
     def part(name: str, kind: str, seconds: float) -> dict[str, Any]:
         return {"name": name, "kind": kind, "seconds": seconds, "waiting_s": 0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from typing import Any
@@ -14,10 +15,10 @@ from django.test import Client
 from jobs.lab import form as lab_form
 from jobs.pages.forms import derived, spec_form
 from jobs.pages.jobs import script
-from planner.facts.reading.parse import parse_spec
+from planner.facts.reading.parse import parse_fields, parse_spec
 from planner.facts.resources import SoftwareSpec
 from planner.facts.software import OPEN, open_to
-from planner.facts.spec import LabSpec, Layout, SpecError, TrainSpec
+from planner.facts.spec import LabSpec, SpecError
 from planner.teaching.templates import TEMPLATES
 
 PAGES = {"/jobs/new/": spec_form.FIELDS, "/jobs/script/": script.FIELDS, "/lab/": lab_form.FIELDS}
@@ -35,6 +36,13 @@ def posted(values: dict[str, Any]) -> QueryDict:
     return sent
 
 
+def filled_in(page: Any) -> QueryDict:
+    """What a browser would send of the page; of what no field shows only what is hidden in it."""
+    shown = {name: page.context["values"][name] for name in (*spec_form.FIELDS, "auto", "layout.auto.ranks")}
+    hidden = re.findall(r'<input type="hidden" name="([a-z._]+)" value="([^"]*)">', page.content.decode())
+    return posted({**shown, **{name: html.unescape(text) for name, text in hidden}})
+
+
 @pytest.mark.parametrize("path", PAGES)
 def test_every_field_of_the_models_is_on_its_page(path: str, owner: User, client: Client, settings: Any) -> None:
     settings.SLURM = {"folder": "/cluster"}  # whose fields are there only with one
@@ -50,10 +58,39 @@ def test_every_field_of_the_models_is_on_its_page(path: str, owner: User, client
 def test_a_spec_goes_into_the_form_and_comes_back(name: str) -> None:
     twin = TEMPLATES[name].twin
     back = spec_form.spec_from_form(posted(spec_form.values_from_spec(twin)))
-    if "moe" not in twin["model"] and "preset" in twin["model"]:
-        assert parse_spec({**back, "name": "x"}) == parse_spec({**twin, "name": "x"})
-    assert Layout(**back["layout"]) == Layout(**twin["layout"])
-    assert TrainSpec(**back["train"]) == TrainSpec(**twin["train"])
+    assert parse_spec({**back, "name": "x"}) == parse_spec({**twin, "name": "x"})
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"preset": "mixtral-8x7b", "num_layers": 16},
+        {"preset": "deepseek-v3", "num_layers": 30},
+        {"preset": "llama3-8b", "rope_scaling": {"factor": 8.0, "original_max_seq_len": 8192}},
+    ],
+)
+def test_a_copied_model_keeps_the_parts_that_the_form_shows_no_field_of(
+    model: dict[str, Any], owner: User, client: Client
+) -> None:
+    """A mixture of experts was submitted again as a dense model of a sixth of its size."""
+    spec = parse_fields({"model": model, "train": {"seq_len": 1024}})
+    client.force_login(owner)
+    page = client.get("/jobs/new/", {"spec": json.dumps(spec.model_dump(exclude_unset=True))})
+    assert parse_fields(spec_form.spec_from_form(filled_in(page))).model == spec.model
+
+
+def test_a_copied_job_keeps_what_it_asks_of_the_layout_that_is_chosen(owner: User, client: Client) -> None:
+    asked = {"ranks": 4, "tp": 2, "zero": [0, 1], "max_memory_bytes": 10**9}
+    client.force_login(owner)
+    page = client.get("/jobs/new/", {"spec": json.dumps({"layout": {"auto": asked}})})
+    assert "also asked: max_memory_bytes 1000000000, tp 2, zero [0, 1]." in page.content.decode()
+    assert spec_form.spec_from_form(filled_in(page))["layout"] == {"auto": asked}
+
+
+def test_a_part_that_no_form_sent_is_refused_by_its_name() -> None:
+    values = spec_form.values_from_spec({"model": {"preset": "gpt-tiny", "num_layers": 2}})
+    with pytest.raises(SpecError, match=r"model\.moe: "):
+        parse_fields(spec_form.spec_from_form(posted({**values, "model.moe": "{broken"})))
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
 from rest_framework.test import APIClient
 
-from jobs.models import Host, Job
+from jobs.models import Host, Job, Pool
 from jobs.planning.hardware import host_cluster, own_cluster, several
 from jobs.planning.there import There, hosts_there
 from jobs.queue.actions import submit
@@ -93,6 +94,43 @@ def test_a_job_is_planned_for_the_gpus_that_are_there(make_host: Callable[..., H
     spec = parse_spec({"model": {"preset": "gpt-tiny"}, "layout": {"dp": 4}, "resources": {"device": "cuda"}})
     made = own_cluster(spec, hosts_there(spec))
     assert (made.name, made.accelerator.bf16_flops) == (host.name, CLUSTERS["a100-80gb"].accelerator.bf16_flops)
+
+
+@pytest.mark.parametrize(
+    ("changed", "asked"),
+    [
+        ({"labels": ["other"]}, {"labels": ["asked"]}),
+        ({"labels": ["other"]}, {"pool": "asked"}),
+        ({"drained": True}, {}),
+        ({"last_seen": datetime(2026, 1, 1, tzinfo=UTC)}, {}),
+        ({"slots": 3}, {}),
+    ],
+)
+def test_a_job_is_planned_for_no_host_that_does_not_take_it(
+    changed: dict[str, Any], asked: dict[str, Any], make_host: Callable[..., Host]
+) -> None:
+    """The first known host was planned for: memory and time were of an H100 where the job could only run on an A100."""
+    Pool.objects.create(name="asked", labels=["asked"])
+    make_host("a", slots=8)
+    make_host("b", slots=4)
+    Host.objects.update(device="cuda", device_name="NVIDIA A100-SXM4-80GB", labels=["asked"])
+    Host.objects.filter(name="a").update(**{"profile": {"of": "an older version"}, **changed})
+    data = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 4}, "resources": {"device": "cuda", **asked}}
+    spec = parse_spec(data)
+    assert own_cluster(spec, hosts_there(spec)).name == "b"
+
+
+def test_a_silent_host_is_planned_for_only_where_no_gang_is_there(make_host: Callable[..., Host]) -> None:
+    for name, slots in (("large", 4), ("b", 2), ("c", 2)):
+        make_host(name, slots)
+    Host.objects.update(device="cuda", device_name="NVIDIA A100-SXM4-80GB")
+    Host.objects.filter(name="large").update(last_seen=datetime(2026, 1, 1, tzinfo=UTC))
+    spec = parse_spec({"model": {"preset": "gpt-tiny"}, "layout": {"dp": 4}, "resources": {"device": "cuda"}})
+    assert own_cluster(spec, hosts_there(spec)).name == "2 hosts like b"
+    Host.objects.filter(name="c").update(drained=True)
+    assert own_cluster(spec, hosts_there(spec)).name == "2 hosts like b"
+    Host.objects.filter(name="c").delete()
+    assert own_cluster(spec, hosts_there(spec)).name == "large"
 
 
 @pytest.mark.parametrize("name", ["NVIDIA L40S", "NVIDIA H100 PCIe", "NVIDIA A100-SXM4-40GB MIG 3g.20gb"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.planning.work import MOST_STAGES, timeline
-from planner.facts.reading.parse import parse_spec
+from jobs.planning.work import MOST_STAGES, searched, timeline
+from planner.facts.reading.parse import parse_fields, parse_spec
 from planner.facts.spec import Schedule
 from planner.hardware.clusters import CLUSTERS
 
@@ -41,3 +41,19 @@ def test_a_long_pipe_of_few_micro_batches_is_drawn_with_all_of_them() -> None:
     drawn = timeline(parse_spec({"model": {"preset": "gpt3-175b"}, "layout": layout, "train": train}), CLUSTERS["h100"])
     assert drawn is not None
     assert drawn["micro_batches"] == 5
+
+
+def test_no_neighbour_is_offered_that_what_was_asked_of_the_search_forbids() -> None:
+    """Faster ones that took more memory than was asked for were said to fit."""
+    train = {"global_batch": 64, "seq_len": 4096, "precision": "bf16"}
+    spec = parse_fields({"model": {"preset": "llama3-8b"}, "train": train, "resources": {"device": "cuda"}})
+    room = 24 * 2**30
+    asked = {"world_size": 16, "fixed": {"zero": 3, "tp": 1}, "max_micro_batch": 1, "max_memory_bytes": room}
+    found = searched(spec, CLUSTERS["h100"], {**asked, "runnable": True, "limit": 1})
+    near = found["neighbours"]
+    assert {(n["layout"]["zero"], n["layout"]["tp"]) for n in near} == {(3, 1)}
+    assert all((n["memory_bytes"] or 0) <= room for n in near if n["fits"])
+    assert any("of 24.0" in n["reason"] for n in near)
+    assert not any(n["change"].startswith("micro-batch") for n in near)
+    (best,) = found["best"]
+    assert all("fits by less" in n["reason"] for n in near if n["fits"] and (n["step_s"] or 0) < best["step_s"])

@@ -3,7 +3,6 @@ import { duration, integer } from "../format.js";
 import { fetchPatiently, words as refusal } from "../refusal.js";
 
 const LIMIT = 1;
-const FILLED = ["dp", "pp", "tp", "cp", "ep", "zero", "sequence_parallel", "schedule", "virtual_stages", "recompute"];
 
 /** What is asked of the search for the spec of a form; micro-batches are searched too. */
 export function query(spec, cluster) {
@@ -30,9 +29,9 @@ export function why(found, before) {
   return `${duration(best.step_s)} a step, predicted: ${counted}${gain}.${next ? ` Next to it, ${next.change}: ${next.reason}.` : ""}`;
 }
 
-/** Field values of the first layout found, by the form's names. */
+/** Field values of the first layout found, by the form's names: all of it, as no part of it stays as it stood. */
 export function filled({ layout, micro_batches: microBatches }) {
-  const values = Object.fromEntries(FILLED.filter((name) => layout[name] !== undefined).map((name) => [`layout.${name}`, layout[name]]));
+  const values = Object.fromEntries(Object.entries(layout).map(([name, value]) => [`layout.${name}`, value]));
   return { ...values, "train.micro_batches": microBatches };
 }
 

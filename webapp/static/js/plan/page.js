@@ -29,13 +29,22 @@ function showModel() {
   document.getElementById("model-sizes").hidden = !custom;
   const note = document.getElementById("preset-note");
   const preset = presets[name];
-  note.textContent = preset ? `${preset.description} · ${parameters(preset.parameters)} parameters` : "Your own sizes.";
+  note.textContent = preset ? `${preset.description} · ${parameters(preset.parameters)} parameters` : `Your own sizes${withParts()}.`;
   if (preset) for (const [key, value] of Object.entries(preset.sizes)) setField(`model.${key}`, value);
+}
+
+/** Parts of the model that the form has no fields of, which stay as they came. */
+function withParts() {
+  const [moe, mla, stretch] = ["moe", "mla", "rope_scaling"].map((name) => JSON.parse(form.elements[`model.${name}`].value || "null"));
+  const words = [moe && `a mixture of ${moe.num_experts} experts`, mla && "latent attention", stretch && `rotary positions stretched by ${stretch.factor}`];
+  const told = words.filter(Boolean).join(", ");
+  return told && `, and as in what they are copied from: ${told}`;
 }
 
 function setField(name, value) {
   const control = form.elements[name];
   if (!control) return;
+  control.disabled = false; // what is out of use is not sent
   if (control.type === "checkbox") control.checked = value;
   else control.value = value;
 }
