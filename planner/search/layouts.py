@@ -44,8 +44,7 @@ FIXABLE = ("dp", "pp", "tp", "cp", "ep", "zero", "schedule", "virtual_stages", "
 
 class Constraints(NamedTuple):
     """What the user insists on. `fixed`: fields of the layout with their value, schedule and chunks where there is a
-    pipe. `max_memory_bytes`: no more than the device has; `margin_off`: what a peak may be off is taken off it already.
-    `runnable`: only what can run here."""
+    pipe. `max_memory_bytes`: no more than the device has. `runnable`: only what can run here."""
 
     world_size: int
     fixed: Mapping[str, Any] = {}
@@ -53,7 +52,6 @@ class Constraints(NamedTuple):
     max_memory_bytes: int | None = None
     runnable: bool = False
     max_seconds: float = math.inf
-    margin_off: bool = False
 
 
 class Found(NamedTuple):
@@ -109,7 +107,7 @@ def search(spec: JobSpec, cluster: Cluster, constraints: Constraints, *, limit: 
     started = time.perf_counter()
     finder = _Finder(spec, cluster, constraints)
     fitting = sorted(finder.find(), key=_rank)
-    sure = finder.capacity if constraints.margin_off else surely_fitting_bytes(spec, cluster, finder.capacity)
+    sure = surely_fitting_bytes(spec, cluster, finder.capacity)
     return SearchResult(
         best=sorted(fitting, key=lambda found: found.memory_bytes > sure)[:limit],
         pareto=pareto(fitting),
