@@ -23,7 +23,7 @@ from planner.hardware.stacks import STACKS
 from planner.report import auto_text, estimate_text, explain_text, search_text
 from planner.search.advice import neighbours_within, suggestions
 from planner.search.auto import asked_of, choose, draft_of
-from planner.search.layouts import FIXABLE, Constraints, search
+from planner.search.layouts import Constraints, check, search
 from planner.search.rooms import Room, Rooms
 from planner.teaching.explain import explain
 from planner.teaching.templates import TEMPLATES
@@ -31,6 +31,7 @@ from planner.teaching.templates import TEMPLATES
 LAYOUT_FLAGS = tuple(name for name in Layout.model_fields)
 TRAIN_FLAGS = ("global_batch", "micro_batches", "seq_len", "precision", "attention")
 SOFTWARE_FLAGS = tuple(SoftwareSpec.model_fields)
+CHOSEN = (*LAYOUT_FLAGS, "micro_batches")  # by search and auto
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -114,15 +115,20 @@ def _data(options: argparse.Namespace) -> dict[str, Any]:
         data = {"model": {"preset": options.model}, "resources": {"device": "cuda"}}
         model = PRESETS[options.model].model
         data["train"] = {"precision": "bf16", "seq_len": min(2048, model.max_seq_len)}
-    if options.stack:
-        data["resources"] = {**data.get("resources", {}), "stack": options.stack}
-    if told := _given(options, SOFTWARE_FLAGS):
-        resources = data.get("resources", {})
-        data["resources"] = {**resources, "software": {**(resources.get("software") or {}), **told}}
-    for section, names in (("layout", LAYOUT_FLAGS), ("train", TRAIN_FLAGS)):
-        if given := _given(options, names):
-            held = data.get(section, {})
-            data[section] = {**held, **given} if isinstance(held, dict) else held
+    _put(data, "resources", {"stack": options.stack} if options.stack else {})
+    resources, software = data.get("resources", {}), _given(options, SOFTWARE_FLAGS)
+    if software and isinstance(resources, dict):
+        data["resources"] = _put({**resources, "software": resources.get("software") or {}}, "software", software)
+    _put(data, "layout", _given(options, LAYOUT_FLAGS))
+    _put(data, "train", _given(options, TRAIN_FLAGS))
+    return data
+
+
+def _put(data: dict[str, Any], section: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The data with what is given in its section; one that is no object is left for the parser to refuse."""
+    held = data.get(section, {})
+    if given and isinstance(held, dict):
+        data[section] = {**held, **given}
     return data
 
 
@@ -173,13 +179,14 @@ def _estimate(options: argparse.Namespace) -> int:
 
 def _search(options: argparse.Namespace) -> int:
     data = _data(options)
-    fixed = {name: _value(getattr(options, name)) for name in FIXABLE if getattr(options, name) is not None}
-    data["layout"] = {}
-    data.get("train", {}).pop("micro_batches", None)
-    spec = of_any_world(parse_fields(data))
-    cluster = CLUSTERS[_cluster_name(options, spec)]
+    fixed = _given(options, CHOSEN)
     memory = round(options.max_memory_gib * 2**30) if options.max_memory_gib else None
     constraints = Constraints(options.ranks, fixed, options.max_micro_batch, memory)
+    check(constraints)
+    if isinstance(train := data.get("train"), dict):
+        train.pop("micro_batches", None)
+    spec = of_any_world(parse_fields({**data, "layout": fixed}))
+    cluster = CLUSTERS[_cluster_name(options, spec)]
     result = search(spec, cluster, constraints, limit=options.limit)
     near = neighbours_within(result.best[0].spec, cluster, constraints) if result.best else []
     if options.json:
@@ -202,7 +209,7 @@ def _search(options: argparse.Namespace) -> int:
 
 def _auto(options: argparse.Namespace) -> int:
     data = _data(options)
-    given = {name: _some(getattr(options, name)) for name in LAYOUT_FLAGS if getattr(options, name) is not None}
+    given = {name: _some(getattr(options, name)) for name in CHOSEN if getattr(options, name) is not None}
     limits = {name: getattr(options, name) for name in ("ranks", "max_ranks", "max_micro_batch")}
     limits["max_memory_bytes"] = round(options.max_memory_gib * 2**30) if options.max_memory_gib else None
     layout = data.get("layout")

@@ -226,8 +226,12 @@ def _context(spec: JobSpec) -> list[Problem]:
     layout = spec.layout
     if layout.cp == 1:
         return []
+    found = []
+    if spec.train.attention == "unfused" and spec.resources.stack == "ours":
+        text = f"unfused keeps every score, and cp {layout.cp} attends in blocks that keep none; choose fused, or cp 1"
+        found.append(Problem("train.attention", text))
     parts = 2 * layout.cp  # a rank takes one part from each end, so that causal work is even
-    return _indivisible("layout.cp", "seq_len", spec.train.seq_len, f"2 x cp {layout.cp} =", parts)
+    return found + _indivisible("layout.cp", "seq_len", spec.train.seq_len, f"2 x cp {layout.cp} =", parts)
 
 
 def _experts(spec: JobSpec) -> list[Problem]:

@@ -172,25 +172,29 @@ def choose(
             f"groups of this many ranks stay inside a host, which leaves no room for {_ranks(worlds)}: {rooms.words()}"
         )
         raise SpecError([Problem(f"{FIELD}.tp", text)])
-    for tight in (False, True):
-        found, counts, complete = _Tried([], Counter()), 0, True
-        for index, (world, fixed) in enumerate(tries):
-            left = (deadline - time.monotonic()) / (len(tries) - index) if math.isfinite(max_seconds) else math.inf
-            room = _memory(asked, rooms, world)
-            room = room if tight else surely_fitting(cluster, spec, spread, room)
-            limits = Constraints(world, fixed, asked.max_micro_batch, room, runnable, max(left, 0.01), margin_off=True)
-            result = search(spec, cluster, limits, limit=RUNNERS_UP + 1)
-            found.best.extend(result.best)
-            found.refused.update(result.refused)
-            counts += result.considered
-            complete &= result.complete
-        if found.best:
+    found, surely, refused, counts, complete = [], [], Counter[str](), 0, True
+    for index, (world, fixed) in enumerate(tries):
+        left = (deadline - time.monotonic()) / (len(tries) - index)
+        if left <= 0:
+            complete = False
             break
-    if not found.best:
-        raise SpecError(
-            [Problem(FIELD, _nothing(spec, cluster, asked, rooms, worlds, found.refused) + _unless(complete))]
+        room = _memory(asked, rooms, world)
+        limits = Constraints(world, fixed, asked.max_micro_batch, room, runnable, left)
+        result = search(spec, cluster, limits, limit=RUNNERS_UP + 1)
+        found += result.best
+        surely += [f for f in result.best if f.memory_bytes <= surely_fitting(cluster, spec, spread, room)]
+        refused.update(result.refused)
+        counts += result.considered
+        complete &= result.complete
+    if not found and not complete:
+        text = (
+            f"time ran out before one was found that fits, of {counts:,} layouts on {_ranks(worlds)} of {cluster.name}"
         )
-    best = _unlike(sorted(found.best, key=_order))[: RUNNERS_UP + 1]
+        raise SpecError([Problem(FIELD, text)])
+    if not found:
+        raise SpecError([Problem(FIELD, _nothing(spec, cluster, asked, rooms, worlds, refused, deadline))])
+    tight = not surely
+    best = _unlike(sorted(surely or found, key=_order))[: RUNNERS_UP + 1]
     room = _memory(asked, rooms, best[0].spec.layout.world_size)
     told: Chosen = {
         "asked": asked.model_dump(exclude_defaults=True),
@@ -202,11 +206,6 @@ def choose(
         "runners_up": [_beside(other, best[0]) for other in best[1:]],
     }
     return Choice(best[0].spec, told)
-
-
-class _Tried(NamedTuple):
-    best: list[Found]
-    refused: Counter[str]
 
 
 def _order(found: Found) -> tuple[float, int, int, int]:
@@ -262,6 +261,7 @@ def _nothing(
     rooms: Rooms,
     worlds: Sequence[int],
     refused: Counter[str],
+    deadline: float,
 ) -> str:
     """Why there is no choice: how many layouts each reason refused, and what the lightest of them would need."""
     where = f"on {_ranks(worlds)} of {cluster.name}"
@@ -275,8 +275,12 @@ def _nothing(
     lightest: list[Found] = []
     accelerator = cluster.accelerator.model_copy(update={"memory_bytes": ANY_MEMORY})
     roomy = cluster.model_copy(update={"accelerator": accelerator})
-    for fixed in _combinations(asked):
-        limits = Constraints(worlds[0], fixed, asked.max_micro_batch, max_seconds=1.0)
+    combinations = list(_combinations(asked))
+    for index, fixed in enumerate(combinations):
+        left = (deadline - time.monotonic()) / (len(combinations) - index)
+        if left <= 0:
+            return text
+        limits = Constraints(worlds[0], fixed, asked.max_micro_batch, max_seconds=min(1.0, left))
         lightest += search(spec, roomy, limits, limit=1).pareto[-1:]
     if not lightest:
         return text
@@ -300,7 +304,7 @@ def _why(
     lines = [
         f"{words(first.spec)}: {first.timing.step_s:.3g} s a step ({sure['words']}), "
         f"{first.memory_bytes / GIB:.2f} GiB of {room / GIB:.2f} on the fullest rank"
-        f"{', by less than the estimate may be off: nothing fits by more' if tight else ''}.",
+        f"{', by less than the estimate may be off: nothing fits by more' + _unless(complete) if tight else ''}.",
         f"The fastest that fits{'' if tight else ' by more than that'} of {considered:,} layouts on "
         f"{_ranks(worlds)} of {cluster.name}{_unless(complete)}.",
     ]

@@ -2,8 +2,9 @@
 
 Degrees, ZeRO stage, schedule, chunks, micro-batch size and recompute are enumerated. A layout is refused as early as
 the arithmetic allows: where model state alone does not fit, all that share it go at once. All that fit are timed.
-Sequence parallelism is always on beside tp: it sends as much and keeps less (2205.05198 section 4.2.2). GPipe, naive
-and looped BFS are tried only on request: 1F1B and its interleaved form idle as long or less and keep less.
+tp is a power of two or a divisor of the node. Sequence parallelism is on beside tp wherever they divide the sequence:
+it sends as much and keeps less (2205.05198 section 4.2.2). GPipe, naive and looped BFS are tried only on request: 1F1B
+and its interleaved form idle as long or less and keep less.
 """
 
 from __future__ import annotations
@@ -44,8 +45,7 @@ FIXABLE = ("dp", "pp", "tp", "cp", "ep", "zero", "schedule", "virtual_stages", "
 
 class Constraints(NamedTuple):
     """What the user insists on. `fixed`: fields of the layout with their value, schedule and chunks where there is a
-    pipe. `max_memory_bytes`: no more than the device has; `margin_off`: what a peak may be off is taken off it already.
-    `runnable`: only what can run here."""
+    pipe. `max_memory_bytes`: no more than the device has. `runnable`: only what can run here."""
 
     world_size: int
     fixed: Mapping[str, Any] = {}
@@ -53,7 +53,6 @@ class Constraints(NamedTuple):
     max_memory_bytes: int | None = None
     runnable: bool = False
     max_seconds: float = math.inf
-    margin_off: bool = False
 
 
 class Found(NamedTuple):
@@ -109,7 +108,7 @@ def search(spec: JobSpec, cluster: Cluster, constraints: Constraints, *, limit: 
     started = time.perf_counter()
     finder = _Finder(spec, cluster, constraints)
     fitting = sorted(finder.find(), key=_rank)
-    sure = finder.capacity if constraints.margin_off else surely_fitting_bytes(spec, cluster, finder.capacity)
+    sure = surely_fitting_bytes(spec, cluster, finder.capacity)
     return SearchResult(
         best=sorted(fitting, key=lambda found: found.memory_bytes > sure)[:limit],
         pareto=pareto(fitting),
@@ -207,8 +206,8 @@ class _Finder:
     def _promise(self, degrees: dict[str, Any]) -> float:
         """Seconds of a step with these degrees and the plainest of all else."""
         sharded = 1 if degrees["dp"] * degrees["cp"] > 1 else 0
-        fields = {**_PLAIN, **degrees, "zero": sharded, "sequence_parallel": degrees["tp"] > 1}
-        layout = self.spec.layout.model_copy(update={**fields, "recompute": "selective"})
+        fields = {**_PLAIN, **degrees, "zero": sharded, "recompute": "selective"}
+        layout = self.spec.layout.model_copy(update=fields)
         return self.timer.step(self._candidate(layout, 1)).step_s
 
     def _options(self, field: str, usual: Sequence[Any]) -> Sequence[Any]:
@@ -218,22 +217,27 @@ class _Finder:
         """Degrees whose product is the world size and that divide what they must."""
         model, train, world = self.spec.model, self.spec.train, self.constraints.world_size
         largest_cp = min(MAX_CP, max(1, train.seq_len // SHORTEST_PART))
-        experts = _powers(model.moe.num_experts) if model.moe else [1]
-        for tp in self._options("tp", _powers(self.cluster.per_node)):
-            for cp in self._options("cp", _powers(largest_cp)):
-                for pp in self._options("pp", [p for p in divisors(world) if p <= model.num_layers]):
+        experts = divisors(model.moe.num_experts) if model.moe else [1]
+        shares, node = divisors(world), min(world, self.cluster.per_node)
+        # Others lie across nodes unevenly, and would make searches of many ranks take half as long again.
+        inside = [t for t in shares if t <= node and (node % t == 0 or t.bit_count() == 1)]
+        for tp in self._options("tp", inside):
+            for cp in self._options("cp", [c for c in shares if c <= largest_cp]):
+                even = tp > 1 and train.seq_len % (tp * cp) == 0
+                [sequence_parallel] = self._options("sequence_parallel", (even,))
+                for pp in self._options("pp", [p for p in shares if p <= model.num_layers]):
                     dp, rest = divmod(world, tp * cp * pp)
                     if rest or dp < 1 or self.constraints.fixed.get("dp", dp) != dp:
                         continue
                     for ep in self._options("ep", [e for e in experts if dp * cp % e == 0]):
                         degrees = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep}
+                        degrees["sequence_parallel"] = sequence_parallel
                         if self._divides(degrees):
                             yield degrees
 
     def _divides(self, degrees: dict[str, Any]) -> bool:
         """Whether the degrees themselves break no rule; schedule and micro-batches come later."""
-        sequence_parallel = self.constraints.fixed.get("sequence_parallel", degrees["tp"] > 1)
-        layout = self.spec.layout.model_copy(update={**_PLAIN, **degrees, "sequence_parallel": sequence_parallel})
+        layout = self.spec.layout.model_copy(update={**_PLAIN, **degrees})
         train = self.spec.train.model_copy(update={"micro_batches": 1})
         trial = self.spec.model_copy(update={"layout": layout, "train": train})
         found = [p for p in problems(trial) if p.field not in ("train.micro_batches", "layout.zero")]
@@ -256,8 +260,7 @@ class _Finder:
 
     def _family(self, degrees: dict[str, Any], schedule: Schedule, chunks: int) -> Iterator[Found]:
         """Micro-batch sizes and recompute policies of layouts that keep the same model state."""
-        sequence_parallel = self.constraints.fixed.get("sequence_parallel", degrees["tp"] > 1)
-        fields = {**degrees, "schedule": schedule, "virtual_stages": chunks, "sequence_parallel": sequence_parallel}
+        fields = {**degrees, "schedule": schedule, "virtual_stages": chunks}
         sizes = self._micro_batch_sizes(degrees["dp"])
         policies = self._options("recompute", RECOMPUTES)
         layouts = [self.spec.layout.model_copy(update={**_PLAIN, **fields, "recompute": r}) for r in policies]
@@ -318,11 +321,6 @@ _PLAIN: dict[str, Any] = {
 
 def _breaks_schedule(spec: JobSpec) -> bool:
     return bool(pipeline_problems(spec))
-
-
-def _powers(largest: int) -> list[int]:
-    """1, 2, 4, ... up to `largest`"""
-    return [1 << i for i in range(largest.bit_length())]
 
 
 def divisors(number: int) -> list[int]:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from planner.facts.gang import whole
 from planner.facts.words import counted
+from planner.search.layouts import divisors
 
 
 class Room(NamedTuple):
@@ -48,7 +49,7 @@ class Rooms(NamedTuple):
             yield {**fixed}
             return
         largest = max(gang.sizes[0] for gang in self.gangs)
-        for tp in [fixed["tp"]] if "tp" in fixed else [1 << power for power in range(largest.bit_length())]:
+        for tp in [fixed["tp"]] if "tp" in fixed else [t for t in divisors(ranks) if t <= largest]:
             if any(gang.holds(ranks, tp) for gang in self.gangs):
                 yield {**fixed, "tp": tp}
 

@@ -105,6 +105,39 @@ def test_a_search_offers_nothing_beside_the_first_that_it_was_asked_not_to(capsy
     assert not any(change in near for change in ("ZeRO", "tp "))
 
 
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("search", "--zero", "7"), "layout.zero: must be at most 3, got 7"),
+        (("search", "--recompute", "foo"), "layout.recompute: must be 'none', 'selective' or 'full', got \"foo\""),
+        (("search", "--tp", "true"), "layout.tp: must be a whole number, got true"),
+        (("search", "--tp", "0"), "layout.tp: must be at least 1, got 0"),
+        (("search", "--tp", "abc"), 'layout.tp: must be a whole number, got "abc"'),
+        (("search", "--dp-replicas", "2"), "fixed.dp_replicas: cannot be fixed; these can: dp, pp, tp"),
+        (("search", "--balance", "cost"), "fixed.balance: cannot be fixed"),
+        (("search", "--micro-batches", "3"), "fixed.micro_batches: cannot be fixed"),
+        (("auto", "--micro-batches", "3"), "layout.auto.micro_batches: is not a known field"),
+    ],
+)
+def test_a_flag_that_cannot_be_is_refused_where_layouts_are_chosen(
+    flags: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """ZeRO 7 was the first row, and what cannot be fixed was dropped."""
+    assert main([*flags, "--ranks", "2", "--model", "gpt-tiny", "--cluster", "cpu", "--seq-len", "64"]) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["estimate", "search", "auto", "explain"])
+@pytest.mark.parametrize("section", ["train", "resources"])
+def test_a_section_that_is_no_object_is_refused_in_words(
+    command: str, section: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "spec.json").write_text(json.dumps({"model": {"preset": "gpt-tiny"}, section: None}))
+    flags = ["--stack", "megatron", "--cuda-graphs", "whole"] + ["--ranks", "2"] * (command in ("search", "auto"))
+    assert main([command, "--spec", str(tmp_path / "spec.json"), *flags]) == 2
+    assert f"{section}: must be an object, got null" in capsys.readouterr().err
+
+
 def test_a_spec_file_and_an_unreadable_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = tmp_path / "spec.json"
     good.write_text(json.dumps({"model": {"preset": "gpt-tiny"}}))

@@ -39,8 +39,6 @@ def not_runnable(spec: JobSpec) -> list[Problem]:
             refuse("train.precision", f"precision {train.precision} of a mixture of experts")
         for side in _unaligned(spec):
             refuse("train.precision", f"precision {train.precision} of {side}")
-    if layout.cp > 1 and train.attention != "fused":
-        refuse("train.attention", "attention that keeps every score with context parallelism")
     if layout.zero and not train.overlap:
         refuse("train.overlap", "reducing gradients only after backward under ZeRO")
     if train.compile and (unfit := _not_compiled(spec)):

@@ -284,3 +284,11 @@ def test_a_field_that_there_is_not_is_told_with_those_there_are(spec: Any, field
         parse_spec({"name": "a", "model": {"preset": "gpt-tiny"}, **spec})
     told = {problem.field: problem.message for problem in refused.value.problems}
     assert words in told[field]
+
+
+def test_our_context_parallelism_keeps_no_scores_to_plan_for() -> None:
+    """It was planned with a ring's memory, and without a ring's kernels twice as fast as fused."""
+    wrong = {**GOOD, "layout": {"cp": 2}, "train": {**GOOD["train"], "attention": "unfused"}}
+    text = "unfused keeps every score, and cp 2 attends in blocks that keep none; choose fused, or cp 1"
+    assert problems(parse_fields(wrong)) == [("train.attention", text)]
+    assert problems(parse_fields({**wrong, "resources": {"stack": "megatron"}})) == []

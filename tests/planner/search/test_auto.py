@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,12 +11,12 @@ import pytest
 
 from planner.__main__ import main
 from planner.facts.layout import problems
-from planner.facts.spec import SpecError
+from planner.facts.spec import JobSpec, SpecError
 from planner.hardware.cluster import Cluster
 from planner.hardware.clusters import CLUSTERS
 from planner.search.advice import neighbours
 from planner.search.auto import Choice, asked_of, choose, draft_of
-from planner.search.layouts import Constraints, search
+from planner.search.layouts import Constraints, SearchResult, search
 from planner.search.rooms import Gang, Room, Rooms
 
 GIB = 2**30
@@ -27,18 +28,24 @@ BIG: dict[str, Any] = {
 }
 
 
-def chosen(auto: Any, *rooms: Room, gangs: Sequence[Gang] = (), cluster: Cluster = H100, **changes: Any) -> Choice:
+def chosen(
+    auto: Any,
+    *rooms: Room,
+    gangs: Sequence[Gang] = (),
+    cluster: Cluster = H100,
+    max_seconds: float = math.inf,
+    **changes: Any,
+) -> Choice:
     data = {**BIG, **changes, "layout": "auto" if auto is None else {"auto": auto}}
     asked = asked_of(data)
     assert asked is not None
-    return choose(draft_of(data), cluster, asked, Rooms(rooms or (Room(8, cluster.accelerator.memory_bytes),), gangs))
+    there = Rooms(rooms or (Room(8, cluster.accelerator.memory_bytes),), gangs)
+    return choose(draft_of(data), cluster, asked, there, max_seconds=max_seconds)
 
 
-def refused(
-    auto: Any, *rooms: Room, gangs: Sequence[Gang] = (), cluster: Cluster = H100, **changes: Any
-) -> list[tuple[str, str]]:
+def refused(auto: Any, *rooms: Room, gangs: Sequence[Gang] = (), **changes: Any) -> list[tuple[str, str]]:
     with pytest.raises(SpecError) as error:
-        chosen(auto, *rooms, gangs=gangs, cluster=cluster, **changes)
+        chosen(auto, *rooms, gangs=gangs, **changes)
     return [(p.field, p.message) for p in error.value.problems]
 
 
@@ -164,6 +171,45 @@ def test_where_nothing_fits_the_arithmetic_is_told() -> None:
     assert field == "layout.auto"
     for word in ("none of ", "on 2 ranks", "memory: model state alone", "the lightest, ", "GiB of 16.00"):
         assert word in text
+
+
+class Clock:
+    """Time that passes while layouts are searched, which is told how much each search may take: it takes all."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.searches = 0.0, 0
+        monkeypatch.setattr("planner.search.auto.time", self)
+        monkeypatch.setattr("planner.search.auto.search", self._search)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def _search(self, spec: JobSpec, cluster: Cluster, limits: Constraints, **rest: Any) -> SearchResult:
+        self.now += limits.max_seconds
+        self.searches += 1
+        return search(spec, cluster, limits._replace(max_seconds=math.inf), **rest)
+
+
+def test_what_fits_by_little_is_found_in_the_time_of_one_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second search of the same had no time left, and told that nothing fits."""
+    clock = Clock(monkeypatch)
+    told = chosen({"ranks": 4}, Room(4, 40 * GIB), max_seconds=5).told
+    assert (clock.now, clock.searches) == (5, 1)
+    assert "by less than the estimate may be off: nothing fits by more." in told["why"]
+
+
+def test_why_nothing_fits_is_told_within_the_time_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    [(_, text)] = refused({"ranks": 2, "tp": [1, 2], "zero": [0, 1]}, Room(8, 16 * GIB), max_seconds=5)
+    assert clock.now == pytest.approx(5)
+    assert "memory: model state alone" in text
+
+
+def test_a_search_that_time_ended_does_not_say_that_nothing_can_be() -> None:
+    """1 x 8 x 8 is 64: nothing had been looked at."""
+    told = refused({"ranks": 64, "tp": [1, 2, 4, 8], "zero": [0, 1]}, Room(64, 40 * GIB), max_seconds=0)
+    text = f"time ran out before one was found that fits, of 0 layouts on 64 ranks of {H100.name}"
+    assert told == [("layout.auto", text)]
 
 
 @pytest.mark.parametrize(

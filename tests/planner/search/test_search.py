@@ -99,6 +99,37 @@ def test_what_the_user_fixes_stays(fixed: dict[str, Any]) -> None:
         assert {name: getattr(f.spec.layout, name) for name in fixed} == fixed
 
 
+@pytest.mark.parametrize(
+    ("preset", "ranks", "per_node", "seq_len", "found"),
+    [
+        ("gpt3-13b", 10, 5, 2040, {"tp": 5}),
+        ("gpt2", 3, 8, 1024, {"tp": 3, "sequence_parallel": False}),
+        ("llama3-8b", 3, 8, 6144, {"cp": 3}),
+    ],
+)
+def test_degrees_need_not_be_powers_of_two(
+    preset: str, ranks: int, per_node: int, seq_len: int, found: dict[str, Any]
+) -> None:
+    """On nodes of 5 GPUs tp 5 was never looked at, 3.3 times as fast as what was told to be the fastest."""
+    cluster = H100.model_copy(update={"per_node": per_node})
+    result = search(seed(preset, 120, seq_len), cluster, Constraints(ranks), limit=10**6)
+    assert any(found.items() <= f.spec.layout.model_dump().items() for f in result.best)
+
+
+def test_experts_are_divided_by_any_number_that_divides_them() -> None:
+    model = PRESETS["mixtral-8x7b"].model
+    assert model.moe is not None
+    six = model.model_copy(update={"moe": model.moe.model_copy(update={"num_experts": 6}), "num_layers": 2})
+    spec = seed("mixtral-8x7b", 6, 4096).model_copy(update={"model": six})
+    found = search(spec, H100, Constraints(6), limit=10**6)
+    assert {f.spec.layout.ep for f in found.best} == {1, 2, 3, 6}
+
+
+def test_tp_that_lies_unevenly_across_nodes_is_not_tried() -> None:
+    found = search(seed("gpt2", 24, 1023), H100, Constraints(24, {"pp": 1}), limit=10**6)
+    assert {f.spec.layout.tp for f in found.best} == {1, 2, 4}
+
+
 def test_only_what_can_run_when_asked() -> None:
     spec = parse_fields({"model": {"preset": "llama-mini"}, "train": {"global_batch": 16}})
     found = search(spec, CLUSTERS["cpu"], Constraints(4, runnable=True), limit=100)
