@@ -5,6 +5,7 @@ import { cell, rowHead, scrolling, th } from "./table.js";
 
 const AXES = ["tp", "cp", "ep", "pp", "dp", "world"];
 const TOKENS = 1e12;
+const OWN_PEAK = /^(?!.*no data sheet).*\b(?:(?:[ABHV]|G[BH])\d00|MI300X)\b/; // GPUs that have a data sheet here
 
 const token = (name) => (AXES.includes(name) ? `--axis-${name}` : `--part-${name}`);
 const label = (name) => (AXES.includes(name) ? `${name} not hidden` : name);
@@ -30,7 +31,7 @@ export function timePicture(estimate) {
     figure("speed", tokenRate(time.tokens_per_s)),
     figure(`for ${count(TOKENS)} tokens`, days >= 2 ? `${days < 100 ? days.toFixed(1) : integer(Math.round(days))} days` : duration(days * 86400)),
   );
-  const said = [basis(time, cluster), ...aligned(estimate), `MFU and HFU are of ${peak(estimate)} a rank.`, ...beyond(time)];
+  const said = [basis(time, cluster), ...aligned(estimate), `MFU and HFU are of ${peak(estimate)} a rank.`, ...beyond(estimate)];
   return [figures, bar, scrolling([th("part"), th("seconds", true), th("share", true)], rows), el("p", { className: "note" }, said.join(" "))];
 }
 
@@ -40,9 +41,10 @@ function aligned({ aligned_vocabulary: found, vocab_size: size }) {
   return [`A vocabulary of ${integer(found.vocab_size)} rows would take ${duration(found.spares_s)} less: those of ${integer(size)} are not aligned for its products.`];
 }
 
-/** Why a share can be more than all. */
-function beyond({ hfu }) {
-  return hfu > 1 ? ["Attention's scores are counted whole, as MFU has it; kernels compute the half that is not masked."] : [];
+/** Why a share can be more than all, where the peak is the device's own. */
+function beyond({ time: { hfu }, cluster: { accelerator } }) {
+  if (hfu <= 1 || !OWN_PEAK.test(accelerator)) return [];
+  return ["Attention's scores are counted whole, as MFU has it; kernels compute the half that is not masked."];
 }
 
 /** A rank's peak, which MFU is a share of. */
