@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from playwright.sync_api import Page
 
+from planner.hardware.clusters import CLUSTERS
 from tests.support.modules import call
 
 
@@ -82,3 +84,23 @@ def test_the_median_of_an_even_number_of_steps_lies_between_the_middle_two(modul
     return lines.find((line) => line.name === "together").measured;
     """
     assert call(modules, "job/planned.js", body) == "600 ms"
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "masked"),
+    [
+        *((cluster.accelerator.name, True) for cluster in CLUSTERS.values() if cluster.device == "cuda"),
+        ("NVIDIA A100-SXM4-80GB", True),
+        ("NVIDIA GB10 (of which there is no data sheet)", False),
+        ("AMD EPYC 7763 64-Core Processor", False),
+        ("CPU core", False),
+    ],
+)
+def test_a_share_of_an_assumed_peak_is_not_put_down_to_the_mask(modules: Page, accelerator: str, masked: bool) -> None:
+    """After runs on a processor faster than the 50 GFLOP/s assumed, 182% was attention's."""
+    time = {"step_s": 0.5, "model_flops": 1e10, "mfu": 1.8, "hfu": 1.8, "tokens_per_s": 2050, "parts": []}
+    time |= {"interval": {"share": 0.03, "basis": "runs", "words": "from 3 runs here"}, "basis": "data sheet"}
+    estimate = {"time": time, "world_size": 2, "cluster": {"name": "vm", "accelerator": accelerator}}
+    body = "return m.timePicture(x).map((part) => part.textContent).join(' ')"
+    told = call(modules, "pictures/time.js", body, estimate)
+    assert ("Attention's scores are counted whole" in told) == masked

@@ -289,26 +289,6 @@ def test_the_peak_that_a_share_is_of_has_its_unit_apart_and_days_their_commas(mo
     assert "Nine of ten runs come out within that, as long as the host is as busy as it was." in told
 
 
-@pytest.mark.parametrize(
-    ("accelerator", "masked"),
-    [
-        ("H100 SXM", True),
-        ("NVIDIA A100-SXM4-80GB", True),
-        ("NVIDIA GB10 (of which there is no data sheet)", False),
-        ("AMD EPYC 7763 64-Core Processor", False),
-        ("CPU core", False),
-    ],
-)
-def test_a_share_of_an_assumed_peak_is_not_put_down_to_the_mask(modules: Page, accelerator: str, masked: bool) -> None:
-    """After runs on a processor faster than the 50 GFLOP/s assumed, 182% was attention's."""
-    time = {"step_s": 0.5, "model_flops": 1e10, "mfu": 1.8, "hfu": 1.8, "tokens_per_s": 2050, "parts": []}
-    time |= {"interval": {"share": 0.03, "basis": "runs", "words": "from 3 runs here"}, "basis": "data sheet"}
-    estimate = {"time": time, "world_size": 2, "cluster": {"name": "vm", "accelerator": accelerator}}
-    body = "return m.timePicture(x).map((part) => part.textContent).join(' ')"
-    told = call(modules, "pictures/time.js", body, estimate)
-    assert ("Attention's scores are counted whole" in told) == masked
-
-
 def test_the_parts_of_the_memory_add_up_to_what_they_are_together(modules: Page) -> None:
     memory = {name: 2**20 * number for number, name in enumerate([*PARTS, "allowance", "thought of later"], 1)}
     stage = {"memory": memory, "memory_bytes": sum(memory.values())}
