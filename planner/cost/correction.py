@@ -14,6 +14,7 @@ from planner.facts.precision import mix_of
 from planner.facts.software import software_words
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster
+from planner.hardware.profile import HostProfile
 from planner.hardware.runs import Run
 from planner.hardware.stacks import HOST_WITHIN, STACKS, within
 
@@ -27,6 +28,9 @@ WIDER = {3: 2.1, 4: 1.5, 5: 1.33, 6: 1.17, 7: 1.08}
 # Of a step's time on a host calibrated in the spec's type of products, where no run tells: the worst of 60 layouts
 # (docs/reference/measured.md).
 CALIBRATED = 0.31
+# Where its sequences are longer than those of the calibration, unfused, or divided over cp: the worst of 7 layouts of
+# llama-tiny on 2 cores whose other layouts took 1.6 to 2.1 times as long that hour took 2.6 (2026-11-28).
+EXTENDED = 2.0
 # The CPU core of a data sheet is nobody's, and ranks may share one: 4 ranks on 2 slow cores took 3.4 to 4.3 times as
 # long, and beside other runs 9.0 (2026-11-23, gpt-tiny).
 ANY_CPU = 9.0
@@ -116,6 +120,12 @@ def _nearest(spec: JobSpec, runs: Sequence[Run]) -> list[Run]:
     return found
 
 
+def _extends(profile: HostProfile, spec: JobSpec) -> bool:
+    """Whether its attention is estimated, beyond what was timed."""
+    longest = max((layer.seq_len for layer in profile.layers), default=0)
+    return spec.train.seq_len > longest or spec.train.attention != "fused" or spec.layout.cp > 1
+
+
 def interval(cluster: Cluster, spec: JobSpec, found: Correction | None, host_share: float) -> Interval:
     """Of a step's time: from the host's runs, from a calibration, or from the published rows of the spec's stack.
 
@@ -127,6 +137,9 @@ def interval(cluster: Cluster, spec: JobSpec, found: Correction | None, host_sha
     if found is not None and found.borrowed:
         scaled, found = f", scaled as {found.runs} runs here on other numbers of ranks were", None
     timed = cluster.profile is not None and cluster.profile.timed_layers_in(kind)
+    if found is None and cluster.profile is not None and timed and _extends(cluster.profile, spec):
+        words = f"{basis} in shorter sequences, undivided and fused, {sureness(EXTENDED)}"
+        return Interval(share=EXTENDED, basis=basis, runs=0, words=words)
     if found is None and timed:
         return Interval(share=CALIBRATED, basis=basis, runs=0, words=f"{basis}, ±{CALIBRATED:.0%}")
     if found is None and cluster.device == "cpu":

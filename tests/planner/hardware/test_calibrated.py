@@ -95,3 +95,15 @@ def test_a_layer_of_longer_or_unfused_sequences_takes_as_much_more_as_without_a_
     for asked in ({"seq_len": 8192}, {"seq_len": 8192, "attention": "unfused"}, {"attention": "unfused"}):
         assert of(cluster, **asked) / of(cluster) == pytest.approx(of(sheet, **asked) / of(sheet), rel=0.15)
     assert of(cluster, seq_len=8192) > 1.5 * of(cluster, global_batch=16)
+
+
+@pytest.mark.parametrize(
+    "change", [{"train": {"seq_len": 1024}}, {"train": {"attention": "unfused"}}, {"layout": {"cp": 2}}]
+)
+def test_what_attention_was_not_timed_in_is_not_as_sure(change: dict[str, Any]) -> None:
+    layer = LayerPoint.model_validate({**LAYER, **SHAPE, "precision": "fp32"})
+    cluster = cluster_of("here", measured().model_copy(update={"gemm": points(**RATES), "layers": (layer,)}))
+    model = {**SHAPE, "num_layers": 2, "vocab_size": 512, "max_seq_len": 1024, "tied_embeddings": False}
+    train = {"global_batch": 1, "seq_len": 512, **change.get("train", {})}
+    told = estimate(parse_spec({"model": model, "layout": change.get("layout", {}), "train": train}), cluster)["time"]
+    assert told["interval"]["words"] == "calibrated in shorter sequences, undivided and fused, up to 3 times off"
