@@ -142,7 +142,8 @@ def web_environment(state: Path) -> dict[str, str]:
 
 def keeps_redis() -> bool:
     """Whether nobody named another."""
-    return not (os.environ.get("MESHBOARD_REDIS_URL") or os.environ.get("MESHBOARD_REDIS_URL_FILE"))
+    name = "MESHBOARD_REDIS_URL"
+    return not (os.environ.get(name) or os.environ.get(f"{name}_FILE"))
 
 
 def redis_of(environment: dict[str, str]) -> str:
