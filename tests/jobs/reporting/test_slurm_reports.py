@@ -59,8 +59,10 @@ def test_a_node_that_joins_starts_the_job_and_another_process_may_not(nodes: lis
     assert nodes[0].join("node0").status_code == 409
 
 
-def test_only_the_last_submission_s_token_is_good(nodes: list[Node], attempt: Attempt) -> None:
+def test_only_the_token_of_the_submission_that_slurm_took_is_good(nodes: list[Node], attempt: Attempt) -> None:
     attempts.submit(attempt, SITE, "")
+    assert nodes[1].join("node1").status_code == 200, "what was sent before may be there"
+    attempts.taken(attempt, "17")
     assert nodes[0].join("node0").status_code == 401
 
 

@@ -273,7 +273,7 @@ def test_of_a_script_s_first_steps_nothing_can_be_held_to(steps: int) -> None:
     summary = of_script(steps).summary()
     assert not run_of({"name": "x", "status": "succeeded", "exit": {"summary": summary}}).sent
     with pytest.raises(NoFactsError, match="trained no step after its first 2, which of a script are set-up"):
-        facts({"summary": summary})
+        facts({"summary": summary}, 1)
 
 
 def test_a_run_that_had_no_step_left_did_not_stop_early() -> None:
