@@ -324,8 +324,22 @@ def test_a_kind_without_steps_gets_no_verdict(kind: str) -> None:
     assert Diagnosis(Run({"kind": "script"}, {}, 2)).tells
 
 
-@pytest.mark.parametrize("sign", ["x", "\N{GRINNING FACE}"])  # the other takes 12 bytes each
-def test_what_is_told_of_many_ranks_is_bounded(sign: str) -> None:
+def test_a_stack_in_another_script_is_cut_to_its_innermost_lines() -> None:
+    """Each sign takes up to 12 bytes: 30 lines of 300 were more than a diagnosis may be, and there was none."""
+    found = Diagnosis(Run({"kind": "script", "script": "x"}, {}, 2))
+    group = {"group": {"axis": "world", "ranks": [0, 1], "nth": 0}, "issued": 1, "ended": 0, "op": "all_reduce"}
+    for rank, groups in ((0, [group]), (1, [])):
+        found.add(ITEM.validate_python({"kind": "phase", "rank": rank, "time": NOW, "phase": "step"}), 0)
+        still = {"rank": rank, "time": NOW + 400, "step": 0, "phase": "step", "still": 400.0, "groups": groups}
+        stack = ["\N{GRINNING FACE}" * 300] * 59 + ["inner"]
+        found.add(ITEM.validate_python({"kind": "standing", **still, "stack": stack}), 0)
+    told = look(found, NOW + 401)
+    assert len(json.dumps(told)) <= MOST_BYTES
+    assert told["hang"] is not None
+    assert told["hang"]["stack"][-1] == "inner"
+
+
+def test_what_is_told_of_many_ranks_is_bounded() -> None:
     """64 ranks in groups of all and of two, each late by another time, and then none of them goes on."""
     world = tuple(range(64))
     found, player = diagnosis({"dp": 64}, {"global_batch": 64}), Player(64)
@@ -346,7 +360,7 @@ def test_what_is_told_of_many_ranks_is_bounded(sign: str) -> None:
     group = {"group": {"axis": "dp", "ranks": list(world), "nth": 0}, "issued": 21, "ended": 20, "op": "all_reduce"}
     for rank in world[1:]:
         still = {"rank": rank, "time": late, "step": player.step, "phase": "step", "still": 60.0, "groups": [group]}
-        found.add(ITEM.validate_python({"kind": "standing", **still, "stack": [sign * 900] * 60}), 0)
+        found.add(ITEM.validate_python({"kind": "standing", **still, "stack": ["x" * 900] * 60}), 0)
     told = look(found, late)
     assert told["hang"] is not None
     assert told["hang"]["ranks"] == [0]
