@@ -336,21 +336,6 @@ def test_ticks_of_an_axis_differ(modules: Page, ticks: list[float | None], words
     assert call(modules, "charts/ticks.js", body, ticks) == words
 
 
-def test_exact_is_said_of_all_ranks_alone(modules: Page) -> None:
-    shown = """
-    const badge = document.createElement("b");
-    const words = (off, missing) => (m.showBadge(badge, off, true, missing), [badge.textContent, badge.dataset.tone]);
-    return x.map(([off, missing]) => words(off, missing));
-    """
-    none, some = {"bytesOff": 0, "callsOff": 0, "net": 0}, {"bytesOff": 4, "callsOff": 0, "net": 0}
-    told = call(modules, "job/tables.js", shown, [[none, ""], [none, " on 1 of 8 ranks"], [some, " on 1 of 8 ranks"]])
-    assert told == [
-        ["exact: 0 B, 0 calls off", "good"],
-        ["0 B, 0 calls off on 1 of 8 ranks", "warn"],
-        ["4 B, 0 calls off", "bad"],
-    ]
-
-
 def test_a_job_whose_run_was_disproved_is_not_offered_another_try(modules: Page) -> None:
     body = "".join(f'<div id="{name}"></div>' for name in ("states", "status", "cancel-form", "requeue-form", "notice"))
     shown = "return x.map((job) => { m.showHeader(job); return !document.getElementById('requeue-form').hidden; })"

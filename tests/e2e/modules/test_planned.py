@@ -1,4 +1,4 @@
-"""The job page's time and memory, planned and measured: what is too small or too early to be compared."""
+"""The job page's plan and measurement: what is too small, too early or told by too few ranks to be compared."""
 
 from __future__ import annotations
 
@@ -104,3 +104,18 @@ def test_a_share_of_an_assumed_peak_is_not_put_down_to_the_mask(modules: Page, a
     body = "return m.timePicture(x).map((part) => part.textContent).join(' ')"
     told = call(modules, "pictures/time.js", body, estimate)
     assert ("Attention's scores are counted whole" in told) == masked
+
+
+def test_exact_is_said_of_all_ranks_alone(modules: Page) -> None:
+    shown = """
+    const badge = document.createElement("b");
+    const words = (off, missing) => (m.showBadge(badge, off, true, missing), [badge.textContent, badge.dataset.tone]);
+    return x.map(([off, missing]) => words(off, missing));
+    """
+    none, some = {"bytesOff": 0, "callsOff": 0, "net": 0}, {"bytesOff": 4, "callsOff": 0, "net": 0}
+    told = call(modules, "job/tables.js", shown, [[none, ""], [none, " on 1 of 8 ranks"], [some, " on 1 of 8 ranks"]])
+    assert told == [
+        ["exact: 0 B, 0 calls off", "good"],
+        ["0 B, 0 calls off on 1 of 8 ranks", "warn"],
+        ["4 B, 0 calls off", "bad"],
+    ]
