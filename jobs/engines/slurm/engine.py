@@ -28,7 +28,8 @@ from jobs.engines.slurm.talk import MOST_SUBMITTED, News, Wants, talk
 from jobs.engines.slurm.words import WAITING, ended, forgotten, told, waits, where
 from jobs.models import Attempt, Job, Status
 from jobs.queue import lifecycle
-from jobs.queue.scheduling.snapshot import bars
+from jobs.queue.scheduling.policy.quota import Quotas
+from jobs.queue.scheduling.snapshot import bars, quotas_now
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ PATIENCE_S = 0.25  # that a pass waits for a round with something new in it: mos
 MOST_PLACED = 100  # in one pass
 FORGOTTEN_IN_A_ROW = 3  # looks that do not find what Slurm once took, and it is gone
 HELD_HERE = {"held": "by the board"}  # beside what Slurm told of an attempt: the board releases what it holds alone
+ASKED_OF_A_JOB = ("id", "status", "held", "wait_reason", "project", "num_slots")  # before it is an attempt
 LINGERS = timedelta(minutes=1)  # for Slurm's job to end after the attempt has, by its own word
 
 
@@ -56,15 +58,15 @@ class SlurmEngine:
         self._put_off: dict[str, float] = {}  # names that Slurm did not take, and when
 
     def place(self) -> None:
-        """Every queued job that nothing bars becomes an attempt at once: when it runs, Slurm says. Not while an earlier
-        attempt may run."""
+        """Every queued job that nothing bars and its project's quota allows becomes an attempt at once: when it runs,
+        Slurm says. Not while an earlier attempt may run."""
         begun = Attempt.objects.filter(job=OuterRef("pk"), number=OuterRef("attempt"))
         left = Attempt.objects.filter(job=OuterRef("pk"), engine_ended__isnull=True)
         queued = Job.objects.filter(status=Status.QUEUED, engine=self.name).exclude(Exists(begun) | Exists(left))
-        waiting = list(queued.order_by("-priority", "created").only("id", "status", "held", "wait_reason"))
+        waiting = list(queued.order_by("-priority", "created").only(*ASKED_OF_A_JOB))
         if not waiting:
             return
-        for job in _free(waiting)[:MOST_PLACED]:
+        for job in _allowed(_free(waiting))[:MOST_PLACED]:
             with transaction.atomic():
                 for locked in lifecycle.lock_queued([job.id], "spec"):
                     attempts.begin(locked)
@@ -228,6 +230,18 @@ def _free(jobs: list[Job]) -> list[Job]:
         if job.id in barred:
             _wait(job, barred[job.id], Status.QUEUED)
     return [job for job in jobs if job.id not in barred]
+
+
+def _allowed(jobs: list[Job]) -> list[Job]:
+    """Those that quotas allow, in their order; of the others, why they wait is written down."""
+    budget, allowed = Quotas(quotas_now()), []
+    for job in jobs:
+        if refusal := budget.refusal(job.project, job.num_slots):
+            _wait(job, refusal, Status.QUEUED)
+            continue
+        budget.take(job.project, job.num_slots)
+        allowed.append(job)
+    return allowed
 
 
 def _wait(job: Job, reason: str, status: str) -> None:

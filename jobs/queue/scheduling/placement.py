@@ -100,18 +100,18 @@ def decide(
     for job in queue:
         pool = pools[job.device]
         fits = pool.fits(job)
-        if fits and (refusal := budget.refusal(job)):
+        if fits and (refusal := budget.refusal(job.project, job.num_slots)):
             refused[job.id] = refusal
             continue
         if placement := pool.take(job):
             placements.append(placement)
-            budget.take(job)
+            budget.take(job.project, job.num_slots)
             continue
         blocked.append(job)
         if fits:
             pool.hold(job)
             if job.id in pool.kept:
-                budget.take(job)
+                budget.take(job.project, job.num_slots)
     kept = {job.id: pools[job.device].kept.get(job.id, ()) for job in blocked if not job.wanted_host}
     return Decided(placements, {job: names for job, names in kept.items() if names}, refused, blocked, pools)
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from django.conf import settings
-from django.db.models import Count, Exists, OuterRef, Q, Sum, TextField
+from django.db.models import Count, Exists, OuterRef, Q, QuerySet, Sum, TextField
 from django.db.models.functions import Cast
 from django.utils import timezone
 
@@ -213,16 +213,23 @@ def _occupants() -> dict[int, list[Occupant]]:
 
 
 def quotas_now() -> dict[str, Quota]:
-    """By project that has one: what its attempts hold until they have ended."""
+    """By project that has one: what its attempts hold until they have ended. One that waits in Slurm's own queue counts
+    too: it begins when Slurm says, and nobody is asked then."""
     most = {project.name: project.most_slots for project in Project.objects.only("name", "slots", "own_slots")}
     limited = {name: slots for name, slots in most.items() if slots is not None}
-    used = held_slots(limited) if limited else {}
+    used = _slots(_unended(limited)) if limited else {}
     return {name: Quota(slots, used.get(name, 0)) for name, slots in limited.items()}
 
 
 def held_slots(projects: Iterable[str]) -> dict[str, int]:
-    """Slots by project. What somebody else launched takes none, nor does what waits in Slurm's own queue."""
-    rows = Attempt.objects.filter(ended__isnull=True, job__project__in=list(projects))
-    rows = rows.exclude(job__engine=ELSEWHERE).exclude(job__status=Status.QUEUED)
-    counted = rows.order_by().values_list("job__project").annotate(slots=Sum("job__num_slots"))
-    return dict(counted)
+    """Slots in use by project: what waits in Slurm's own queue uses none."""
+    return _slots(_unended(projects).exclude(job__status=Status.QUEUED))
+
+
+def _unended(projects: Iterable[str]) -> QuerySet[Attempt]:
+    """Attempts that are ours to count: what somebody else launched takes no slot."""
+    return Attempt.objects.filter(ended__isnull=True, job__project__in=list(projects)).exclude(job__engine=ELSEWHERE)
+
+
+def _slots(attempts: QuerySet[Attempt]) -> dict[str, int]:
+    return dict(attempts.order_by().values_list("job__project").annotate(slots=Sum("job__num_slots")))

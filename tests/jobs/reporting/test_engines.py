@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
+from django.utils import timezone
 
 from jobs.engines.slurm.engine import SlurmEngine
 from jobs.engines.slurm.rows import name_of
 from jobs.engines.slurm.site import Site
-from jobs.models import Attempt, Host, Job, Member, QueueState, Status
+from jobs.models import Attempt, Host, Job, Member, Project, QueueState, Status
 from jobs.queue import actions
 from jobs.queue.scheduling.owners import DISABLED
+from jobs.queue.scheduling.scheduler import schedule
+from jobs.queue.scheduling.snapshot import held_slots
 from planner.facts.spec import SpecError
 from tests.support.processes import wait_until
 
@@ -124,3 +127,22 @@ def test_more_ranks_than_any_host_has_slots_are_slurm_s_to_place(
 ) -> None:
     make_host(slots=2)
     assert actions.submit(owner, SPEC)[0].engine == "slurm"
+
+
+def test_a_quota_bounds_what_is_handed_to_slurm(owner: User, site: Site, make_host: Callable[..., Host]) -> None:
+    """What waits in Slurm's queue holds what it asks for: it begins when Slurm says."""
+    make_host(slots=4)
+    Project.objects.filter(name="default").update(slots=4)
+    first, second = (actions.submit(owner, SPEC)[0] for _ in range(2))
+    here, _ = actions.submit(owner, {**SPEC, "resources": {}})
+    engine = SlurmEngine(site)
+    engine.place()
+    assert list(Attempt.objects.values_list("job", flat=True)) == [first.id]
+    text = "needs 4 slots; project default may hold 4, and 4 are held or kept for jobs of its ahead"
+    assert Job.objects.get(id=second.id).wait_reason == text
+    assert schedule() == 0
+    assert Job.objects.get(id=here.id).wait_reason == text
+    assert held_slots(["default"]) == {}, "a share counts what is used"
+    Attempt.objects.update(ended=timezone.now())
+    engine.place()
+    assert Attempt.objects.filter(job=second).exists()
