@@ -82,7 +82,10 @@ class Door:
             except (httpx.InvalidURL, ValueError) as error:
                 raise WrongError(f"this cannot be sent: {error}") from None
             else:
-                if response.status_code not in (429, 503) or last:
+                undone = response.status_code == 429 or (
+                    response.status_code == 503 and safe
+                )  # what a 503 of a proxy did is not known
+                if last or not undone:
                     return self._told(checked(response, parts))
                 time.sleep(min(retry_after_s(response), left_s))
         raise AssertionError("the last try returns or raises")

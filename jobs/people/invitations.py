@@ -17,6 +17,7 @@ from django.utils import timezone
 from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict
 
+from jobs.access import role_in
 from jobs.models import Invitation, Membership, Project, Role
 from jobs.naming import Note
 from jobs.people.projects import RoleName, check_members
@@ -174,6 +175,9 @@ def find(text: str) -> Invitation:
         raise NotInvitedError("this invitation was revoked: ask for another")
     if found.expires <= timezone.now():
         raise NotInvitedError(f"this invitation was good until {found.expires:%Y-%m-%d %H:%M} UTC: ask for another")
+    maker = User.objects.filter(username=found.created_by).first()
+    if maker is not None and role_in(maker, found.project.name) != Role.ADMIN:
+        raise NotInvitedError("whoever made this invitation may no longer invite: ask another admin of the project")
     return found
 
 

@@ -19,10 +19,10 @@ def disproved(job: Job) -> bool:
 def why_again(job: Job) -> str | None:
     """In words, of a job as it ended and stands in the database: it gave way, or failed and may be tried again. None
     where that was its end."""
-    if job.stop == "preempted" and job.status == Status.CANCELLED:
-        return "it gave way to a job of higher priority; it goes on from its newest checkpoint"
     if disproved(job):
         return None
+    if job.stop == "preempted" and job.status == Status.CANCELLED:
+        return "it gave way to a job of higher priority; it goes on from its newest checkpoint"
     most = int(job.spec.get("retry", {}).get("max_attempts", 1))
     if job.status not in (Status.FAILED, Status.LOST) or job.stop == "time limit" or most == 1:
         return None

@@ -24,6 +24,10 @@ def test_a_busy_board_is_asked_again(server: Saying, board: Client) -> None:
 def test_a_submit_is_repeated_only_under_a_key(server: Saying, board: Client) -> None:
     server.answers = [answer(503, {}, **{"Retry-After": "0"}), answer(201, JOB)]
     assert board.submit({}, key="build-1").id == "j"
+    server.answers = [answer(503, {}, **{"Retry-After": "0"}), answer(201, JOB)]
+    with pytest.raises(AwayError):
+        board.submit({})
+    assert len(server.asked) == 3, "whether the first one was done is not known"
     gone = Client("http://127.0.0.1:1", "t")
     with pytest.raises(AwayError, match="cannot be reached"):
         gone.submit({})

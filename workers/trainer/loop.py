@@ -317,7 +317,8 @@ def train(
             elif rank == 0:
                 send(EvalItem(kind="eval", rank=rank, time=time.time(), step=index + 1, loss=loss))
             enter("step")
-        saves = save is not None and _is_due(index + 1, spec.train.checkpoint_every, steps)
+        sound = watch is None or not watch.failed  # what is loaded again is one copy: that several differed is not seen
+        saves = save is not None and sound and _is_due(index + 1, spec.train.checkpoint_every, steps)
         lasts = save is not None and stop is not None and index + 1 < steps and stop(index + 1)
         if lasts and watch is not None:
             enter("proof")

@@ -104,8 +104,32 @@ def test_an_attempt_without_a_step_of_its_own_is_told_by_its_one_step_more(
 
 def test_a_verdict_of_nothing_says_so(modules: Page) -> None:
     row = {"predicted_bytes": 0, "measured_bytes": 0, "predicted_count": 0, "measured_count": 0}
-    script = "return m.trafficProof({verdicts: new Map([[0, x]])}, null, true, true)"
+    script = "return m.trafficProof({verdicts: new Map([[0, x]])}, null, true, true, 1)"
     nothing = call(modules, "job/proof.js", script, [row])
     assert nothing["more"] == "off in all, over every phase of 1 rank; nothing was to be sent, and nothing was"
     barrier = {**row, "predicted_count": 1, "measured_count": 1}
     assert call(modules, "job/proof.js", script, [barrier])["more"] == "off in all, over every phase of 1 rank"
+
+
+def test_verdicts_of_some_ranks_are_no_verdict_of_all(modules: Page) -> None:
+    row = {"phase": "step", "op": "all_reduce", "axis": "dp", "predicted_bytes": 8, "measured_bytes": 8}
+    row |= {"predicted_count": 1, "measured_count": 1}
+    script = """
+    const told = m.trafficProof({verdicts: new Map(x.map((row, i) => [i, [row]]))}, null, true, true, 8);
+    return [told.tone, told.words, told.more];
+    """
+    some = call(modules, "job/proof.js", script, [row, row])
+    assert some == ["", "0 B, 0 calls", "off in all, over every phase of 2 of 8 ranks"]
+    assert call(modules, "job/proof.js", script, [row] * 8) == [
+        "good",
+        "0 B, 0 calls",
+        "off in all, over every phase of 8 ranks",
+    ]
+    table = """
+    const [body, summary] = [document.createElement("tbody"), document.createElement("p")];
+    m.showVerdicts(body, summary, {verdicts: new Map(x.map((row, i) => [i, [row]]))}, 8);
+    return [summary.textContent, summary.dataset.tone];
+    """
+    agree = "predicted and measured agree to the byte and to the call."
+    assert call(modules, "job/tables.js", table, [row, row]) == [f"The 2 of 8 ranks that told: {agree}", ""]
+    assert call(modules, "job/tables.js", table, [row] * 8) == [f"All 8 ranks: {agree}", "good"]

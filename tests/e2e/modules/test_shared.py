@@ -168,6 +168,51 @@ def test_a_whole_run_keeps_its_bytes_when_bins_are_merged(modules: Page) -> None
     assert call(modules, "rates.js", body) == [1000, True, True, 4]
 
 
+def test_a_batch_from_before_the_first_merges_bins_once(modules: Page) -> None:
+    body = """
+    const b = new m.Bins(0.5, 8, 'whole');
+    for (let i = 0; i < 8; i += 1) b.add(0, 'k', 100 + i / 2, 10);
+    b.add(0, 'k', 98, 10);
+    return [b.width, b.times()[0], b.rows.get(0).get('k').reduce((sum, v) => sum + (v ?? 0), 0)];
+    """
+    assert call(modules, "rates.js", body) == [1, 98, 90]
+
+
+def test_a_legend_tells_no_number_where_none_was(modules: Page) -> None:
+    """Its neighbour's: a loss of 1.9 at a step whose loss was not finite."""
+    body = """
+    const chart = {data: [[1, 2, 3, 4, 5], [2.1, 1.9, null, null, undefined]]};
+    return [0, 1, 2, 3, 4].map((index) => m.nearestTold(chart, 1, index));
+    """
+    assert call(modules, "charts/plot.js", body) == [0, 1, 2, 3, 3]
+
+
+def test_new_lines_of_a_log_are_counted_without_those_they_came_between(modules: Page) -> None:
+    body = """
+    const line = (time) => ({time, level: 'info', text: ''});
+    const logs = new Map([[0, {start: 0, lines: [1, 2, 3, 4].map(line)}]]);
+    const view = new m.View(null);
+    view.pull(logs);
+    logs.set(1, {start: 0, lines: [line(1.5)]});
+    const { from, fresh } = view.pull(logs);
+    return [from, fresh];
+    """
+    assert call(modules, "logs/lines.js", body) == [1, 1]
+
+
+def test_a_search_that_may_match_nothing_comes_to_an_end(modules: Page) -> None:
+    body = """
+    const worker = new Worker('/js/logs/finder.js');
+    worker.postMessage({id: 1, source: 'b|', flags: 'gu', texts: ['\\u{1F600}b']});
+    const hits = new Promise((told) => worker.onmessage = ({ data }) => told(data.hits));
+    const late = new Promise((told) => setTimeout(told, 5000, 'goes on'));
+    const found = await Promise.race([hits, late]);
+    worker.terminate();
+    return found;
+    """
+    assert call(modules, "rates.js", body) == [[0, [[2, 3]]]]
+
+
 def test_the_last_minute_lets_the_oldest_go(modules: Page) -> None:
     body = """
     const b = new m.Bins(0.5, 4, 'recent');

@@ -217,3 +217,20 @@ def test_a_board_that_gives_no_accounts_so_sends_to_the_login(team: Project, cli
     assert "password1" not in page
     client.post(path, ANN)
     assert not User.objects.exists()
+
+
+@pytest.mark.parametrize("how", ["removed", "demoted", "disabled"])
+def test_who_may_no_longer_invite_has_no_open_door_left(
+    team: Project, members: Members, client: Client, how: str
+) -> None:
+    """An admin's own link made them admin again."""
+    admin = members["admin"]
+    path = f"/invitations/?token={invite(team, InvitationWish(role='admin'), admin.get_username())[1]}"
+    assert client.get(path).status_code == 200
+    if how == "disabled":
+        User.objects.filter(pk=admin.pk).update(is_active=False)
+    else:
+        mine = Membership.objects.filter(user=admin, project=team)
+        mine.delete() if how == "removed" else mine.update(role=Role.VIEWER)
+    answer = client.post(path, ANN)
+    assert (answer.status_code, "may no longer invite" in answer.content.decode()) == (404, True)

@@ -16,7 +16,7 @@ from jobs.api.urls import urlpatterns
 from jobs.models import Attempt, Host, Job, Membership, Project, Role, Status
 from jobs.queue import actions
 from jobs.queue.scheduling.scheduler import schedule
-from jobs.queue.scheduling.snapshot import quotas_now
+from jobs.queue.scheduling.snapshot import held_slots, quotas_now
 from planner.facts.spec import SpecError
 from tests.jobs.queue.test_scheduler import reason
 from tests.planner.wrong_specs import GOOD
@@ -245,7 +245,7 @@ def test_what_of_a_project_is_not_a_viewer_s_is_refused_alike(
             assert client.get(f"/projects/team/{path}/").status_code == status
 
 
-def test_what_others_launched_or_slurm_has_not_begun_takes_nothing_of_a_project_s_quota(
+def test_what_slurm_was_handed_counts_to_a_project_s_quota_and_what_others_launched_does_not(
     members: Members, make_job: MakeJob
 ) -> None:
     Project.objects.filter(name="team").update(slots=8)
@@ -257,4 +257,5 @@ def test_what_others_launched_or_slurm_has_not_begun_takes_nothing_of_a_project_
         job = make_job(members["submitter"], num_slots=number)
         Job.objects.filter(pk=job.pk).update(engine=engine, status=status)
         Attempt.objects.create(job=job, number=1)
-    assert quotas_now()["team"].used == 3
+    assert quotas_now()["team"].used == 35
+    assert held_slots(["team"]) == {"team": 3}, "its share is of what it uses"

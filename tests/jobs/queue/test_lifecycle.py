@@ -21,6 +21,7 @@ from jobs.queue.heard.events import drain
 from jobs.queue.heard.reconcile import reconcile
 from jobs.queue.lifecycle import MAY_BECOME
 from jobs.queue.scheduling.scheduler import schedule
+from jobs.queue.tries import why_again
 from tests.jobs.conftest import attempt_event, run_together, say
 from tests.jobs.planning.test_learned import exit_event, placed, summary
 from tests.planner.wrong_specs import GOOD
@@ -203,6 +204,8 @@ def test_a_run_that_was_disproved_is_not_gone_on_with(
     drain(live_redis)
     job.refresh_from_db()
     assert (job.status, job.attempt) == (Status.FAILED, 1)
+    job.status, job.stop = Status.CANCELLED, "preempted"
+    assert why_again(job) is None, "nor where it gave way meanwhile"
     for way in ("requeue", "smaller"):
         answer = api(owner).post(f"/api/v1/jobs/{job.id}/{way}", format="json")
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (409, "proof")

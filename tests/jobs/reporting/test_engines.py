@@ -132,7 +132,7 @@ def test_more_ranks_than_any_host_has_slots_are_slurm_s_to_place(
 def test_a_quota_bounds_what_is_handed_to_slurm(owner: User, site: Site, make_host: Callable[..., Host]) -> None:
     """What waits in Slurm's queue holds what it asks for: it begins when Slurm says."""
     make_host(slots=4)
-    Project.objects.filter(name="default").update(slots=4)
+    Project.objects.update_or_create(name="default", defaults={"slots": 4})
     first, second = (actions.submit(owner, SPEC)[0] for _ in range(2))
     here, _ = actions.submit(owner, {**SPEC, "resources": {}})
     engine = SlurmEngine(site)

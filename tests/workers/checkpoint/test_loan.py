@@ -188,3 +188,15 @@ def test_an_offer_names_files_of_its_folder_alone(name: str, sizes: dict[str, in
 def test_what_is_no_offer_is_refused(body: bytes) -> None:
     with pytest.raises(BadOfferError, match="makes no sense"):
         decode(body)
+
+
+def test_what_comes_damaged_takes_nothing_away(tmp_path: Path, theirs: Path) -> None:
+    """Of right sizes, a byte turned round where it lay: the borrower's own older one was deleted for it."""
+    newest, ours = publish(theirs, 1, 30), tmp_path / "job"
+    publish(ours, 1, 10)
+    spoilt = newest / "__0_0.distcp"
+    spoilt.write_bytes(b"!" + spoilt.read_bytes()[1:])
+    with lent(theirs) as port:
+        found = borrow(ours, told(tmp_path / "loan", port), LEAST, None, keep=1)
+    assert found.problem.startswith("what host anna has is damaged: __0_0.distcp has other content")
+    assert [path.path.name for path in folder.complete_below(ours)] == ["step-00000010"]

@@ -18,10 +18,13 @@ export class Bins {
 
   /** Time passes for every rank: bins up to `time` exist, empty ones reading 0. */
   advance(time) {
-    let bin = Math.floor(time / this.width);
+    const bin = Math.floor(time / this.width);
     if (this.start === null) this.start = bin;
-    if (bin < this.start && this.mode === "whole") this.#reachBack(this.start - bin);
-    if (bin < this.start + this.length) return;
+    if (bin < this.start && this.mode === "whole") this.#reachBack(this.start - bin); // bins may be wider from here on
+    else if (bin >= this.start + this.length) this.#reachOn(bin);
+  }
+
+  #reachOn(bin) {
     this.length = bin - this.start + 1;
     if (this.length <= this.capacity) return;
     if (this.mode === "recent") this.#dropOldest(this.length - this.capacity);

@@ -38,6 +38,10 @@ export function connect(path, { resume, onJob, onGap, onBatch, onState }) {
       taken = taken.then(async () => {
         const told = await unpacked(event.data);
         for (const message of Array.isArray(told) ? told : [told]) if (socket === mine) take(message); // else the next one tells it again
+      }).catch((error) => {
+        console.info("a message cannot be taken:", error.message);
+        mine.close();
+        lost(mine);
       });
     });
     socket.addEventListener("close", (event) => lost(mine, event.code));

@@ -33,6 +33,7 @@ from workers.checkpoint.loans.loan import (
     decode,
     proof,
 )
+from workers.checkpoint.manifests import read_manifest
 from workers.trainer.errors import UserError
 
 PATIENCE_S = 90.0  # for the host to say where it lends: it was told when we were, and others may have their turn first
@@ -116,7 +117,14 @@ class _Line:
             os.fsync(file.fileno())
 
     def keep(self, most: int) -> None:
-        """Give it its name, and keep the newest `most`: what came is judged only when it is loaded. Raises OSError."""
+        """Give what came whole its name, and keep the newest `most`: for what is damaged nothing of ours goes.
+
+        Raises:
+            OSError
+            UserError: it is damaged.
+        """
+        if damage := folder.damage(self._draft, read_manifest(self._draft).files):
+            raise UserError(f"what host {self._host} has is damaged: {damage}")
         shutil.rmtree(self._path, ignore_errors=True)  # half deleted, or it would not have been asked for
         self._draft.rename(self._path)
         folder.retain(self._path.parents[1], most)

@@ -146,12 +146,15 @@ export function plot(container, page, options) {
 /** Charts tell each other where the mouse is, not its presses: a drag would be taken by each of them in turn. */
 const moves = (type) => type === "mousemove" || type === "mouseleave";
 
-/** Lines told at times of their own share one column of times: the legend tells each line's nearest value. */
-function nearestTold(chart, line, index) {
+/**
+ * Lines told at times of their own share one column of times, where the others have `undefined`: the legend tells each
+ * line's nearest place. A `null` is such a place: it was told that there is no number.
+ */
+export function nearestTold(chart, line, index) {
   const values = chart.data[line];
   for (let off = 0; off < NEAR; off += 1) {
-    if (values[index - off] !== null && values[index - off] !== undefined) return index - off;
-    if (values[index + off] !== null && values[index + off] !== undefined) return index + off;
+    if (values[index - off] !== undefined) return index - off;
+    if (values[index + off] !== undefined) return index + off;
   }
   return index;
 }

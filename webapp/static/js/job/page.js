@@ -126,12 +126,15 @@ function shownRange() {
   return last === null || state.time === null ? { from: null, to: null } : { from: state.time - last, to: null };
 }
 
+/** How many ranks have a verdict to tell: of a dry run those that it tries. */
+const telling = () => job.spec.dry_ranks?.length || job.world_size;
+
 function drawVerdicts() {
   $("verdict-panel").hidden = state.verdicts.size === 0;
   const told = `${job.attempt} ${state.verdicts.size}`; // each rank tells its own once
   if (told === verdictsTold) return;
   verdictsTold = told;
-  if (state.verdicts.size > 0) showVerdicts($("verdicts"), $("verdict-summary"), state);
+  if (state.verdicts.size > 0) showVerdicts($("verdicts"), $("verdict-summary"), state, telling());
 }
 
 function drawComparison() {
@@ -149,7 +152,7 @@ function drawComparison() {
   showPlanned($("planned-rows"), job.estimate, state, rows, run);
   const proven = off === null || exact ? off : { bytesOff: off.net, callsOff: off.callsOff };
   if (job.engine === "elsewhere") return; // of a script of somebody's own nothing is proven, whatever it sends
-  showProof($("proof"), state, proven, job.finished, exact, job.spec.train.precision);
+  showProof($("proof"), state, proven, job.finished, exact, job.spec.train.precision, telling());
 }
 
 function onJob(next) {

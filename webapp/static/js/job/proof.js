@@ -13,9 +13,9 @@ export function apartWords(value) {
 
 /**
  * {tone, words, more} of bytes and calls: the ranks' own verdicts once they are there, the steps so far until then.
- * `exact` is false where a router decides how much goes to whom.
+ * `exact` is false where a router decides how much goes to whom; `ranks`: that have a verdict to tell.
  */
-export function trafficProof(state, comparison, finished, exact) {
+export function trafficProof(state, comparison, finished, exact, ranks) {
   const rows = exact ? "" : "; over ep for the rows that the run's own router chose";
   if (state.verdicts.size > 0) {
     let [bytesOff, callsOff, sent] = [0, 0, 0];
@@ -24,11 +24,13 @@ export function trafficProof(state, comparison, finished, exact) {
       bytesOff += Math.abs(row.measured_bytes - row.predicted_bytes);
       callsOff += Math.abs(row.measured_count - row.predicted_count);
     }
-    const good = bytesOff === 0 && callsOff === 0;
+    const off = bytesOff !== 0 || callsOff !== 0;
+    const told = state.verdicts.size;
+    const of = told < ranks ? `${integer(told)} of ${integer(ranks)} ranks` : told === 1 ? "1 rank" : `${integer(told)} ranks`;
     return {
-      tone: good ? "good" : "bad",
+      tone: off ? "bad" : told < ranks ? "" : "good",
       words: `${exactBytes(bytesOff)}, ${integer(callsOff)} ${callsOff === 1 ? "call" : "calls"}`,
-      more: `off in all, over every phase of ${integer(state.verdicts.size)} ${state.verdicts.size === 1 ? "rank" : "ranks"}${sent ? rows : "; nothing was to be sent, and nothing was"}`,
+      more: `off in all, over every phase of ${of}${sent ? rows : "; nothing was to be sent, and nothing was"}`,
     };
   }
   if (!comparison) return { tone: "", words: "not checked", more: finished ? "no step was counted" : "no step has ended" };
@@ -137,9 +139,9 @@ function fill(place, { tone, words, more }) {
 }
 
 /** The panel: three figures, the verdict of all, and a table of what is wrong. */
-export function showProof(panel, state, comparison, finished, exact, precision) {
+export function showProof(panel, state, comparison, finished, exact, precision, ranks) {
   const parts = [
-    trafficProof(state, comparison, finished, exact),
+    trafficProof(state, comparison, finished, exact, ranks),
     replicaProof(state.proof),
     processProof(state.proof, finished, precision),
   ];

@@ -124,7 +124,7 @@ function stepsWords(state) {
 }
 
 /** Every phase, every collective, as each rank compared them itself at its end; ranks that are off come first. */
-export function showVerdicts(body, summary, state) {
+export function showVerdicts(body, summary, state, telling) {
   const ranks = [...state.verdicts.entries()].sort((a, b) => a[0] - b[0]);
   const [lines, linesOff] = [[], []];
   for (const [rank, rows] of ranks) {
@@ -151,9 +151,11 @@ export function showVerdicts(body, summary, state) {
   }
   const wrong = linesOff.length;
   body.replaceChildren(...linesOff, ...lines);
+  const all = ranks.length === 1 ? "Its one rank" : `All ${integer(ranks.length)} ranks`;
+  const some = ranks.length < telling;
   summary.textContent =
     wrong === 0
-      ? `${ranks.length === 1 ? "Its one rank" : `All ${integer(ranks.length)} ranks`}: predicted and measured agree to the byte and to the call.`
+      ? `${some ? `The ${integer(ranks.length)} of ${integer(telling)} ranks that told` : all}: predicted and measured agree to the byte and to the call.`
       : `${integer(wrong)} of ${counted(ranks.length, "rank")} measured something other than predicted.`;
-  summary.dataset.tone = wrong === 0 ? "good" : "bad";
+  summary.dataset.tone = wrong > 0 ? "bad" : some ? "" : "good";
 }

@@ -10,7 +10,7 @@ onmessage = ({ data: { id, source, flags, texts } }) => {
     let hit = false;
     for (let found = expression.exec(text); found && ranges.length < MOST_RANGES; found = expression.exec(text)) {
       hit = true;
-      if (found[0] === "") expression.lastIndex += 1;
+      if (found[0] === "") expression.lastIndex += text.codePointAt(found.index) > 0xffff ? 2 : 1; // not into a letter of two
       else ranges.push([found.index, found.index + found[0].length]);
     }
     if (hit) hits.push([index, ranges]);

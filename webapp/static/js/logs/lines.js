@@ -60,7 +60,7 @@ export class View {
     this.taken = new Map(); // rank -> how many lines of its log were looked at
   }
 
-  /** Take what is new: {from, dropped}. Lines from index `from` on are new; `dropped` went from the start before. */
+  /** Take what is new: {from, dropped, fresh}. Lines from index `from` on may be new, `fresh` of all are; `dropped` went from the start before. */
   pull(logs) {
     const fresh = [];
     for (const [rank, log] of logs) {
@@ -75,7 +75,7 @@ export class View {
     const from = fresh.length > 0 ? this.#insert(fresh) : this.lines.length;
     const dropped = Math.max(0, this.lines.length - MOST_LINES);
     if (dropped > 0) this.lines.splice(0, dropped);
-    return { from: Math.max(0, from - dropped), dropped };
+    return { from: Math.max(0, from - dropped), dropped, fresh: fresh.length };
   }
 
   /** Where the first of them went. Members tell apart, so a line may be older than what stands last. */

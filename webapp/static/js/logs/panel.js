@@ -230,13 +230,13 @@ export function logView(root) {
       view = new View(null);
       showTold();
     }
-    const { from, dropped } = view.pull(state.logs);
+    const { from, dropped, fresh } = view.pull(state.logs);
     if (dropped > 0 || from < view.lines.length) {
       list.changed(from, dropped);
       search.follow(from, dropped);
       list.hits = search.hits;
       if (follow.checked) list.toEnd();
-      else unseen += view.lines.length - from;
+      else unseen += fresh;
       showNews();
     }
     showTold();
