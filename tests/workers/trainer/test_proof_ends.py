@@ -77,6 +77,19 @@ def test_copies_are_compared_before_a_run_saves_and_stops(tmp_path: Path) -> Non
     assert saved == [2], "it is not saved"
 
 
+def test_what_differs_after_the_last_step_is_not_saved(tmp_path: Path) -> None:
+    """An older sound checkpoint went for it, and who loaded it found one copy and nothing wrong."""
+    trainer, other, saved = one_rank(tmp_path), one_rank(tmp_path, checkpoint_every=2), list[int]()
+    doubled, steps = Proof(other, quiet, quiet), other.spec.train.steps
+    with torch.no_grad():
+        trainer.part.tensors[0].tensor.add_(1.0)
+    doubled._pieces = [piece for one in (other, trainer) for piece in pieces_of(one.spec, one.mesh.place, one.part)]
+    doubled.looks = lambda index: index + 1 == steps  # type: ignore[method-assign]
+    with pytest.raises(ProofError, match=r"of .* differs"):
+        train(other, quiet, quiet, 0, saved.append, doubled)
+    assert saved == list(range(2, steps, 2))
+
+
 def test_a_run_that_stopped_within_the_compared_steps_is_held_to_their_limits(tmp_path: Path) -> None:
     trainer = one_rank(tmp_path, steps=9)
     kept = [Proof(trainer, quiet, quiet, done)._limits for done in (0, 2, 3)]
