@@ -77,16 +77,24 @@ def test_copies_are_compared_before_a_run_saves_and_stops(tmp_path: Path) -> Non
     assert saved == [2], "it is not saved"
 
 
-def test_what_differs_after_the_last_step_is_not_saved(tmp_path: Path) -> None:
+def test_what_differs_after_the_last_step_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An older sound checkpoint went for it, and who loaded it found one copy and nothing wrong."""
     trainer, other, saved = one_rank(tmp_path), one_rank(tmp_path, checkpoint_every=2), list[int]()
-    doubled, steps = Proof(other, quiet, quiet), other.spec.train.steps
+    watch, steps = Proof(other, quiet, quiet), other.spec.train.steps
+    updated, watch._end = watch.updated, None
     with torch.no_grad():
         trainer.part.tensors[0].tensor.add_(1.0)
-    doubled._pieces = [piece for one in (other, trainer) for piece in pieces_of(one.spec, one.mesh.place, one.part)]
-    doubled.looks = lambda index: index + 1 == steps  # type: ignore[method-assign]
-    with pytest.raises(ProofError, match=r"of .* differs"):
-        train(other, quiet, quiet, 0, saved.append, doubled)
+
+    def differs(index: int, result: StepResult) -> None:
+        if index + 1 == steps:
+            watch._pieces = [
+                piece for one in (other, trainer) for piece in pieces_of(one.spec, one.mesh.place, one.part)
+            ]
+        updated(index, result)
+
+    monkeypatch.setattr(watch, "updated", differs)
+    with pytest.raises(ProofError, match=r"weight of .* differs"):
+        train(other, quiet, quiet, 0, saved.append, watch)
     assert saved == list(range(2, steps, 2))
 
 
