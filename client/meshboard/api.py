@@ -239,7 +239,7 @@ class Client:
                 patience.bear(error)
             if time.monotonic() >= until:
                 state = f"still {job.status}" if job else "not heard of"
-                raise TimedOutError(f"job {job_id} is {state} after {timeout_s:.3g} s")
+                raise TimedOutError(f"job {job_id} is {state} after {timeout_s:,g} s")
 
     def _look(self, job_id: str, seconds: float, until: float) -> Job:
         """The job as soon as it has ended, else as it is after `seconds`; sooner where the board knows no waiting, and

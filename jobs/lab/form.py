@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from django.utils.datastructures import MultiValueDict
@@ -23,6 +24,11 @@ _WORDS = {"lab.reduce_op": {"max": "maximum"}}
 def hosts() -> list[Host]:
     """Hosts that a lab could run on now, those with GPUs first."""
     return list(Host.objects.taking().order_by("-device", "name"))
+
+
+def first(connected: Iterable[Host]) -> Host | None:
+    """The first of them that has room for a group: a collective takes two ranks."""
+    return next((host for host in connected if host.slots >= 2), None)
 
 
 def spec_from_form(form: MultiValueDict[str, str]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def lab(request: HttpRequest) -> HttpResponse:
     """The primitives, and the form that runs them; filled in from an earlier lab with `?from=ID`."""
     hosts = form.hosts()
     if request.method == "GET":
-        usual = form.usual(next(iter(hosts), None))
+        usual = form.usual(form.first(hosts))
         spec = find_job(request.user, request.GET["from"]).spec if "from" in request.GET else usual
         return _form(request, spec, [], hosts)
     spec = form.spec_from_form(request.POST)
@@ -64,7 +64,7 @@ def primitive(request: HttpRequest, slug: str) -> HttpResponse:
         raise MissingError("primitive")
     jobs = visible_jobs(request.user)
     shown = newest_shown(jobs, words.name)
-    host = next(iter(form.hosts()), None)
+    host = form.first(form.hosts())
     context = {
         "words": words,
         "primitives": PRIMITIVES,

@@ -14,7 +14,7 @@ from jobs.api.document.lab_shapes import LabQuery, PrimitiveTold
 from jobs.api.http.throttling import SubmitThrottle
 from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse, user_of
-from jobs.lab.form import USUAL_RANKS, hosts
+from jobs.lab.form import USUAL_RANKS, first, hosts
 from jobs.lab.results import newest_shown
 from jobs.lab.words import BY_NAME, PRIMITIVES, Words
 from jobs.missing import MissingError
@@ -58,13 +58,13 @@ class Primitive(APIView):
         responses={201: schema.of("JobDetail"), **refusals(403, 404, 409, 415, 422, 429)},
     )
     def post(self, request: Request, name: str) -> Response:
-        """Queue a lab of this one collective. 409: no host is connected."""
+        """Queue a lab of this one collective. 409: no host with two slots is connected."""
         words = _find(name)
         asked = checked(LabQuery, request.data)
         host = _host(asked.host)
         if host is None:
             if asked.host is None:
-                return refuse(409, "host", "no host is connected")
+                return refuse(409, "host", "no host with two slots or more is connected")
             return refuse(422, "host", "is no host that is connected and takes jobs", "body")
         ranks = asked.ranks or min(USUAL_RANKS, host.slots)
         spec = {
@@ -86,7 +86,9 @@ def _find(name: str) -> Words:
 
 
 def _host(name: str | None) -> Host | None:
-    return next((host for host in hosts() if name in (None, host.name)), None)
+    if name is None:
+        return first(hosts())
+    return next((host for host in hosts() if host.name == name), None)
 
 
 def _told(words: Words) -> PrimitiveTold:

@@ -271,6 +271,7 @@ def test_watch_shows_what_the_board_tells_as_it_comes(
         (8, 3.0, {"tp": 0.0}),
     ], "whole seconds alone; and nothing sent is nothing told"
     assert (ran.code, told[-1]["status"]) == (0, "succeeded")
+    assert (told[-1]["step"], told[-1]["loss"], told[-1]["step_s"]) == (8, 3.0, 0.25), "what was seen is not taken back"
     assert "GET /api/v1/jobs/j/events?live=30" in server.asked
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -78,6 +79,22 @@ def test_a_spec_is_read_as_it_is_written(tmp_path: Path) -> None:
     with pytest.raises(files.FileError, match=r"--set 'train.lr=!!set {}': train.lr: is tagged") as refused:
         files.spec(str(file), ["train.lr=!!set {}"])
     assert (refused.value.field, refused.value.pointer) == ("train.lr", "/train/lr")
+
+
+@pytest.mark.parametrize("indent", [None, 2, "\t"])
+def test_a_spec_that_a_program_wrote_as_json_is_read(tmp_path: Path, indent: int | str | None) -> None:
+    told = {"name": "run \U0001f600", "args": ["\x7f", 1e-3, None, True], "k" * 2000: {"a": 1}}
+    file = tmp_path / "spec.json"
+    file.write_text(json.dumps(told, indent=indent))
+    assert files.spec(str(file)) == told
+
+
+@pytest.mark.parametrize("text", ['{"a": 1, "a": 2}', '{"a": 1e400}', '{"a": "\\ud83d"}', '{"a": {"b": 1, "b": 1}}'])
+def test_what_json_lets_pass_names_its_field(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "spec.json"
+    file.write_text(text)
+    with pytest.raises((files.FileError, SpecError), match=r"\ba\b"):
+        parse_spec(files.spec(str(file)))
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])

@@ -175,6 +175,15 @@ def test_what_equals_its_bound_is_within_it(baseline: float, percent: float) -> 
     assert not limit.holds(baseline * (1 + percent / 100) * 1.000001, baseline)
 
 
+@pytest.mark.parametrize(("value", "side", "holds"), [(-2.0, "max", True), (-1.7, "max", False), (-2.3, "min", False)])
+def test_a_share_of_what_is_below_nothing_goes_the_same_way(value: float, side: Any, holds: bool) -> None:
+    """A log-likelihood's: an unchanged run failed, and one that was worse looked better."""
+    limit = Limit("loss", side, 0.1 if side == "max" else -0.1, relative=True)
+    assert limit.holds(value, -2.0) is holds
+    row = Row("loss", "OK", value, -2.0, limit.bound(-2.0), "")
+    assert row.change == pytest.approx((value + 2) / 2)
+
+
 def test_every_report_tells_the_failure() -> None:
     limits = parse("bytes.tp=+0%", "max"), parse("step_time=9s", "max")
     rows = held(changed(sent={("tp", "all_gather"): 1001.0}), *limits)

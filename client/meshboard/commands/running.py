@@ -77,10 +77,18 @@ def watch(
 
 def _watch(client: Client, job_id: str, every: float, as_json: bool) -> bool:
     job = client.job(job_id)
+    newest: Look | None = None
+
+    def noted(found: Iterator[Look]) -> Iterator[Look]:
+        nonlocal newest
+        for one in found:
+            newest = one
+            yield one
+
     with Watching(as_json=as_json) as watching:
         while not job.finished:
             try:
-                for seen in spaced(looks(client, job), every):
+                for seen in spaced(noted(looks(client, job)), every):
                     watching(seen)
             except RefusedError as error:
                 if error.status not in (400, 404):
@@ -88,8 +96,15 @@ def _watch(client: Client, job_id: str, every: float, as_json: bool) -> bool:
                 watching(look(client, job))  # an older board: what it keeps, some seconds later
                 time.sleep(every)
             job = client.job(job_id)
-        watching(look(client, job))
+        watching(further(look(client, job), newest))
     return job.succeeded
+
+
+def further(kept: Look, newest: Look | None) -> Look:
+    """What is kept of a job that has ended, or no longer, or not yet; with the steps that its events told of beyond."""
+    if newest is None or newest.job.attempt != kept.job.attempt or newest.step <= kept.step:
+        return kept
+    return kept._replace(step=newest.step, loss=newest.loss, step_s=newest.step_s)
 
 
 def spaced(seen: Iterator[Look], every: float) -> Iterator[Look]:

@@ -41,7 +41,7 @@ class Row(NamedTuple):
         """Of the baseline's, 0.1 for ten percent more."""
         if self.value is None or not self.baseline:
             return None
-        return self.value / self.baseline - 1
+        return (self.value - self.baseline) / abs(self.baseline)
 
 
 def judge(

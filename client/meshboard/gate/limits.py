@@ -36,7 +36,7 @@ class Limit(NamedTuple):
 
     def bound(self, baseline: float) -> float:
         """What the figure may at most, or must at least, be."""
-        return baseline * (1 + self.value) if self.relative else self.value
+        return baseline + abs(baseline) * self.value if self.relative else self.value
 
     def holds(self, value: float, baseline: float) -> bool:
         """Equal to the bound is within it, but for what floats make of the same sum."""

@@ -18,11 +18,13 @@ def size(num_bytes: float) -> str:
     value, unit = float(num_bytes), 0
     while abs(value) >= 1024 and unit < len(UNITS) - 1:
         value, unit = value / 1024, unit + 1
-    return f"{value:.3g} {UNITS[unit]}" if abs(value) < 1000 else f"{value:.0f} {UNITS[unit]}"
+    return f"{value:.3g} {UNITS[unit]}" if abs(value) < 999.5 else f"{value:.0f} {UNITS[unit]}"
 
 
 def seconds(value: float) -> str:
-    return f"{value * 1000:.3g} ms" if value < 1 else f"{value:.4g} s"
+    if abs(value) < 0.9995:
+        return f"{value * 1000:.3g} ms"
+    return f"{value:.4g} s" if abs(value) < 1000 else f"{value:,.0f} s"
 
 
 def clean(text: object) -> str:

@@ -211,6 +211,12 @@ def test_of_a_run_without_a_history_they_are_404(owner: User, stranger: User, ap
 def test_a_primitive_is_run_on_a_host_that_is_there(owner: User, api: Api, make_host: Callable[..., Host]) -> None:
     client, path = api(owner), "lab/primitives/all_gather"
     assert post(client, path).status_code == 409
+    make_host("a-narrow-one", slots=1)
+    refused = post(client, path)
+    assert (refused.status_code, refused.json()["errors"][0]["message"]) == (
+        409,
+        "no host with two slots or more is connected",
+    )
     make_host(slots=2)
     made = post(client, path, {"lab": {"max_bytes": 4096, "primitives": ["barrier"]}}).json()
     assert made["spec"]["lab"]["primitives"] == ["all_gather"]

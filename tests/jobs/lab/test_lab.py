@@ -173,7 +173,7 @@ def test_every_primitive_has_a_page_and_none_is_drawn_without_a_run(owner: User,
         page = client.get(f"/lab/{words.slug}/").content.decode()
         assert "No run has shown this yet" in page
         assert "<svg class=" not in page
-        assert "No host is connected" in page
+        assert "No host with two slots is connected" in page
     assert client.get("/lab/shout/").status_code == client.get("/lab/all_reduce/").status_code == 404
 
 
