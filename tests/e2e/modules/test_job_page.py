@@ -280,6 +280,22 @@ def test_memory_of_ranks_has_the_plan_beside_it_over_the_whole_range(modules: Pa
     assert keys == [0, 1, -1]
 
 
+def test_of_many_ranks_the_fullest_are_drawn_and_how_many_are_not(modules: Page) -> None:
+    body = """
+    const s = (await import('/js/store.js')).createState();
+    const fold = (await import('/js/fold/gauges.js')).foldGauge;
+    for (const item of x) fold(s, {kind: 'gauge', ...item}, 0);
+    const told = m.memoryLines('resident_bytes', s.gauges, null, [0, 20]);
+    const cpu = m.gaugeLines({of: 'ranks', fields: {resident_bytes: 'in use'}}, s.gauges, new Map());
+    return [told.lines.map((line) => line.label), told.left, cpu.lines.length, cpu.left];
+    """
+    told = [{"rank": rank, "time": 1 + at, "resident_bytes": 100 + rank} for rank in range(64) for at in range(2)]
+    told.append({"rank": 5, "time": 4, "resident_bytes": 900})  # once
+    labels, left, lines, also = call(modules, "charts/gauges.js", body, told)
+    assert labels == [f"rank {rank}" for rank in (5, *range(49, 64))]
+    assert (left, lines, also) == (48, 16, 48)
+
+
 def test_of_very_many_marks_validations_go_first_and_faults_never(modules: Page) -> None:
     marks = [{"kind": "validation", "time": i, "step": i, "text": ""} for i in range(100)]
     marks += [{"kind": "fault", "time": 50.5, "step": 50, "text": "loss is nan"}]

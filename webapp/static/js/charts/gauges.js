@@ -35,13 +35,13 @@ export function gaugeLines({ of, fields }, gauges, names) {
   return joined(found);
 }
 
-/** Memory of ranks as `field` tells it, and the plan's of the fullest as a level line. */
+/** Memory of ranks as `field` tells it, the fullest where they are many, and the plan's of the fullest as a level line. */
 export function memoryLines(field, gauges, planned, window) {
   const found = [...gauges.keys()]
     .filter((key) => key >= 0 && gauges.get(key)[field].some((value) => value !== null))
     .sort((a, b) => a - b)
     .map((key) => ({ label: `rank ${key}`, columns: [gauges.get(key).time, gauges.get(key)[field]] }));
-  const told = joined(found);
+  const told = joined(found, fullest(found));
   if (planned === null || told.columns[0].length === 0) return told;
   told.lines.push({ label: "plan, fullest rank", token: "--ink-faint", dash: [8, 4] });
   told.columns = uPlot.join([told.columns, [window, window.map(() => planned)]]);
@@ -54,9 +54,17 @@ export function memoryFields(gauges) {
   return ["allocated_bytes", "reserved_bytes", "resident_bytes"].filter(told);
 }
 
-function joined(found) {
-  const shown = found.slice(0, MOST_LINES);
+/** As many as are drawn, in their order, whose most is the most. */
+function fullest(found) {
+  const most = new Map(found.map((one) => [one, one.columns[1].reduce((high, value) => Math.max(high, value ?? 0), 0)]));
+  const kept = new Set([...found].sort((a, b) => most.get(b) - most.get(a)).slice(0, MOST_LINES));
+  return found.filter((one) => kept.has(one));
+}
+
+/** `left`: how many lines of all that were found are not drawn. */
+function joined(found, shown = found.slice(0, MOST_LINES)) {
+  const left = found.length - shown.length;
   const lines = shown.map(({ label }, index) => ({ label, token: `--series-${index}`, dash: index % 2 ? [6, 3] : undefined }));
-  if (shown.length === 0) return { columns: [[]], lines };
-  return { columns: uPlot.join(shown.map(({ columns }) => columns)), lines };
+  if (shown.length === 0) return { columns: [[]], lines, left };
+  return { columns: uPlot.join(shown.map(({ columns }) => columns)), lines, left };
 }

@@ -1,7 +1,9 @@
 // The charts of training and of hosts: which there are on the page, and the reader's choices over them.
 import { GAUGE_CHARTS, gaugeChart, gaugeLines, memoryFields, memoryLines } from "../charts/gauges.js";
 import { CURVES, curveChart, curveColumns, mfuFrom } from "../charts/training.js";
+import { MOST_LINES } from "../charts/traffic.js";
 import { el } from "../dom.js";
+import { integer } from "../format.js";
 
 const KEY = "meshboard-smoothing";
 const FIELD_NAMES = { allocated_bytes: "allocated", reserved_bytes: "reserved", resident_bytes: "resident" };
@@ -21,9 +23,18 @@ export function curvesView(page, redraw) {
     if (page.curve.step.length > 0) for (const [, draw] of curves) draw(page.curve, state.evals, slider ? Number(slider.value) : 0);
     const hosts = new Map([...state.members].map(([node, { host }]) => [node, host]));
     for (const [id, draw] of gauges) {
-      draw(id === "memory-chart" ? memory(job, state, page) : gaugeLines(GAUGE_CHARTS[id], state.gauges, hosts));
+      const told = id === "memory-chart" ? memory(job, state, page) : gaugeLines(GAUGE_CHARTS[id], state.gauges, hosts);
+      draw(told);
+      tellLeft($(id), told.left, id === "memory-chart" ? "the fullest" : "the first");
     }
   };
+}
+
+/** What a chart leaves out, beside its caption. */
+function tellLeft(chart, left, which) {
+  const words = left > 0 ? ` · ${which} ${integer(MOST_LINES)} of ${integer(MOST_LINES + left)} lines` : "";
+  const place = chart.parentElement.querySelector("[data-left]");
+  if (place.textContent !== words) place.textContent = words;
 }
 
 /** Storage may be forbidden: the choice then lasts for this page only. */
@@ -50,5 +61,5 @@ function memory(job, state, page) {
     if (!known.has(field)) select.append(el("option", { value: field }, FIELD_NAMES[field]));
   }
   const planned = job.estimate?.stages ? Math.max(...job.estimate.stages.map((stage) => stage.memory_bytes)) : null;
-  return select.value ? memoryLines(select.value, state.gauges, planned, page.view.window()) : { columns: [[]], lines: [] };
+  return select.value ? memoryLines(select.value, state.gauges, planned, page.view.window()) : { columns: [[]], lines: [], left: 0 };
 }

@@ -44,7 +44,7 @@ function notes(bins, by, state) {
   const dropped = [...state.ranks.values()].reduce((sum, rank) => sum + rank.dropped, 0);
   const told = [];
   if (bins.length > 0) told.push(`Issued, averaged over ${duration(bins.width)}${by === "axis" ? ", all ranks together" : ""}.`);
-  if (by !== "axis" && bins.rows.size > MOST_LINES) told.push(`Ranks 0–${MOST_LINES - 1} of ${integer(bins.rows.size)}; all count in the tables.`);
+  if (by !== "axis" && bins.rows.size > MOST_LINES) told.push(`The first ${MOST_LINES} of ${integer(bins.rows.size)} ranks that told; all count in the tables.`);
   if (dropped > 0) told.push(`${integer(dropped)} timing records dropped; byte counters are exact.`);
   if (state.fromSummary) told.push("The live stream of this run is gone; totals come from its stored summary.");
   return told.join(" ");
