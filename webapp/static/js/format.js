@@ -19,11 +19,12 @@ function scaled(value, base) {
 function threeDigits(value) {
   const size = Math.abs(value);
   if (size === 0) return "0";
-  if (size >= 100) return value.toFixed(0);
-  if (size >= 10) return value.toFixed(1);
+  if (size >= 99.95) return value.toFixed(0);
+  if (size >= 9.995) return value.toFixed(1);
   return value.toFixed(2);
 }
 
+const upTo4 = (value) => String(Number(value.toPrecision(4)));
 const known = (value) => typeof value === "number" && Number.isFinite(value);
 
 /** 1536 -> "1.50 KiB" (powers of 1024). */
@@ -68,14 +69,14 @@ export function byteRate(value) {
 export function count(value) {
   if (!known(value)) return MISSING;
   const [rest, power] = scaled(value, 1000);
-  return power === 0 ? String(rest) : `${threeDigits(rest)}${SI[power]}`;
+  return power === 0 ? upTo4(rest) : `${threeDigits(rest)}${SI[power]}`;
 }
 
 /** Floating-point operations: 5e10 -> "50.0 GFLOP". */
 export function operations(value) {
   if (!known(value)) return MISSING;
   const [rest, power] = scaled(value, 1000);
-  return power === 0 ? `${rest} FLOP` : `${threeDigits(rest)} ${SI[power]}FLOP`;
+  return power === 0 ? `${upTo4(rest)} FLOP` : `${threeDigits(rest)} ${SI[power]}FLOP`;
 }
 
 /** Parameters as the field counts them: 405853388800 -> "406B". */
@@ -96,8 +97,8 @@ export function tokenRate(value) {
 /** Seconds as "1.23 ms", "4.50 s", "3 min 05 s", "2 h 04 min". */
 export function duration(seconds) {
   if (!known(seconds) || seconds < 0) return MISSING;
-  if (seconds < 1e-3) return `${threeDigits(seconds * 1e6)} µs`;
-  if (seconds < 1) return `${threeDigits(seconds * 1e3)} ms`;
+  if (seconds < 999.5e-6) return `${threeDigits(seconds * 1e6)} µs`;
+  if (seconds < 0.9995) return `${threeDigits(seconds * 1e3)} ms`;
   if (seconds < 60) return `${threeDigits(seconds)} s`;
   const whole = Math.round(seconds);
   const two = (part) => String(part).padStart(2, "0");
@@ -127,11 +128,13 @@ export function loss(value, digits = 4) {
   return Math.abs(value) < 1e4 ? value.toFixed(digits) : value.toExponential(2);
 }
 
-/** measured / predicted with enough digits that 1.0000 means it. */
+/** measured / predicted; "1.0000" of equal ones alone. */
 export function ratio(measured, predicted) {
   if (!known(measured) || !known(predicted)) return MISSING;
   if (predicted === 0) return measured === 0 ? "1.0000" : "∞";
-  return (measured / predicted).toFixed(4);
+  const words = (measured / predicted).toFixed(4);
+  if (words !== "1.0000" || measured === predicted) return words;
+  return measured > predicted ? "> 1" : "< 1";
 }
 
 const MINUTES = { year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", timeZoneName: "short" };

@@ -54,8 +54,9 @@ export function labView(section) {
     const wrong = result.points.reduce((sum, p) => sum + p.wrong, 0);
     const badge = find("lab-wrong");
     badge.hidden = false;
-    badge.dataset.tone = wrong > 0 ? "bad" : "good";
-    badge.textContent = wrong > 0 ? `${counted(wrong, "element")} ${wrong === 1 ? "is" : "are"} wrong` : "every element is right";
+    const right = result.points.some((p) => p.checked > 0) ? "every element is right" : "nothing to check";
+    badge.dataset.tone = wrong > 0 ? "bad" : right === "nothing to check" ? "" : "good";
+    badge.textContent = wrong > 0 ? `${counted(wrong, "element")} ${wrong === 1 ? "is" : "are"} wrong` : right;
     const group = result.ranks.length === result.world_size ? (result.world_size === 1 ? "its one rank" : `all ${result.world_size} ranks`) : `ranks ${result.ranks.join(", ")} of ${result.world_size}`;
     const how = `${result.dtype}, ${result.reduce_op}, root ${result.root}, median of ${integer(result.iterations)} calls`;
     delete find("lab-note").dataset.ended;
