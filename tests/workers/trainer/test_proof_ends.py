@@ -104,6 +104,15 @@ def test_a_run_that_stopped_within_the_compared_steps_is_held_to_their_limits(tm
     assert kept == [limits(trainer.spec), limits(trainer.spec), resumed_limits(trainer.spec)]
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_a_gradient_that_is_missing_or_doubled_is_beyond_what_a_run_that_goes_on_may(
+    precision: str, tmp_path: Path
+) -> None:
+    spec = one_rank(tmp_path).spec
+    most = resumed_limits(spec.model_copy(update={"train": spec.train.model_copy(update={"precision": precision})}))
+    assert max(most.gradient, most.vector, most.router) < 1.0 - 1e-6, "they are 1 apart, but for rounding"
+
+
 def test_one_process_is_not_asked_where_the_others_would_not_wait_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
