@@ -76,17 +76,22 @@ class Timed(NamedTuple):
 
 
 class Watched:
-    """Sockets of one job: what they got, and how many were cut off."""
+    """Sockets of one job: what they got, how many were cut off, and how many got nothing."""
 
     def __init__(self) -> None:
-        self.frames = self.cut = self.open = 0
+        self.frames = self.cut = self.open = self.mute = 0
 
     async def watch(self, url: str, origin: str, headers: dict[str, str]) -> None:
         try:
             async with connect(url, origin=origin, additional_headers=headers, max_size=None) as socket:  # type: ignore[arg-type]
                 self.open += 1
+                self.mute += 1
+                heard = False
                 async for _ in socket:
                     self.frames += 1
+                    self.mute -= not heard
+                    heard = True
+            self.cut += 1  # closed politely; ours are cancelled
         except (ConnectionClosed, OSError):
             self.cut += 1
 
@@ -166,12 +171,12 @@ async def measure(board: Site, asked: argparse.Namespace, watched_job: str) -> i
     told(f"first {WARM_S} s", first, SUBMIT_P95_S)
     told("submit", submits, SUBMIT_P95_S)
     told("list", lists, LIST_P95_S)
-    print(f"sockets   {watched.open} opened, {cut} cut off, {watched.frames:,} frames")
+    print(f"sockets   {watched.open} opened, {cut} cut off, {watched.mute} heard nothing, {watched.frames:,} frames")
     print(f"machine   a loop of 10,000,000 additions in {loops_s[0]:.2f} s of CPU before, {loops_s[1]:.2f} s after")
     print(f"cpu       {', '.join(f'{role} {seconds:.1f} s' for role, seconds in busy.items())}")
     print(f"errors    {len(errors)}{': ' + errors[0] if errors else ''}")
     print(f"lost      {len(ids) - there} of {len(ids):,} acknowledged")
-    return 1 if errors or cut or there < len(ids) or watched.open < asked.sockets else 0
+    return 1 if errors or cut or watched.mute or there < len(ids) or watched.open < asked.sockets else 0
 
 
 async def paced(rate: float, seconds: float, ask: Callable[[int], Awaitable[httpx.Response]], good: int) -> list[Timed]:

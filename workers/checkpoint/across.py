@@ -113,7 +113,7 @@ def _end(draft: Path, path: Path, damaged: bool, trouble: str, keep: int) -> Non
     if damaged:
         return
     _must_be_well(trouble or _kept(draft, path))
-    folder.retain(path.parents[1], keep)
+    folder.retain(path.parents[1], keep, path)
 
 
 def _nothing() -> None:

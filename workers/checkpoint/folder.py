@@ -155,10 +155,11 @@ def publish(draft: Path, spec: JobSpec, step: int, files: Files, rng: list[int],
     return folder
 
 
-def retain(attempt: Path, keep: int) -> list[str]:
-    """Delete all but the newest `keep` complete checkpoints of an attempt, or a job. Gives their names."""
+def retain(attempt: Path, keep: int, published: Path) -> list[str]:
+    """Delete all but the newest `keep` complete checkpoints of an attempt, or a job, and not the one just `published`:
+    later ones may have been found damaged. Gives their names."""
     ours = [c for c in complete_below(attempt) if attempt in (c.path.parent, c.path.parent.parent)]
-    gone = [c.path for c in ours[:-keep]]
+    gone = [c.path for c in ours[:-keep] if c.path != published]
     for path in gone:
         (path / MANIFEST).unlink(missing_ok=True)  # half deleted, it must not look complete
         shutil.rmtree(path, onerror=_unless_gone)

@@ -142,8 +142,8 @@ class Saver:
 
     def _publish(self, draft: Path, step: int, files: Files, rng: list[int], sums: Sums) -> None:
         with told_of(self._host, draft):
-            folder.publish(draft, self._spec, step, files, rng, sums)
-        folder.retain(self._attempt, self._spec.train.keep_checkpoints)
+            published = folder.publish(draft, self._spec, step, files, rng, sums)
+        folder.retain(self._attempt, self._spec.train.keep_checkpoints, published)
 
 
 def _room_for(tensor: torch.Tensor) -> torch.Tensor:

@@ -200,3 +200,12 @@ def test_what_comes_damaged_takes_nothing_away(tmp_path: Path, theirs: Path) -> 
         found = borrow(ours, told(tmp_path / "loan", port), LEAST, None, keep=1)
     assert found.problem.startswith("what host anna has is damaged: __0_0.distcp has other content")
     assert [path.path.name for path in folder.complete_below(ours)] == ["step-00000010"]
+
+
+def test_what_was_just_saved_is_kept_though_later_ones_lie_beside_it(tmp_path: Path) -> None:
+    """A run went on from step 30, as 40 and 50 were damaged; what it saved at 35 was deleted for them."""
+    for step in (30, 40, 50):
+        publish(tmp_path, 1, step)
+    saved = publish(tmp_path, 1, 35)
+    assert folder.retain(tmp_path / "1", 2, saved) == ["step-00000030"]
+    assert saved.is_dir()

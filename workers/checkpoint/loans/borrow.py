@@ -127,7 +127,7 @@ class _Line:
             raise UserError(f"what host {self._host} has is damaged: {damage}")
         shutil.rmtree(self._path, ignore_errors=True)  # half deleted, or it would not have been asked for
         self._draft.rename(self._path)
-        folder.retain(self._path.parents[1], most)
+        folder.retain(self._path.parents[1], most, self._path)
 
     def _greeted(self, secret: str) -> Offer:
         """What it offers, once each has shown the other that it knows the secret. Raises OSError, BadOfferError."""
