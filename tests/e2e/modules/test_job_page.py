@@ -259,43 +259,6 @@ def test_a_stack_of_axes_ends_at_their_sum_and_tells_each_axis_own(modules: Page
     assert (times, own) == (1, 1)
 
 
-def test_memory_of_ranks_has_the_plan_beside_it_over_the_whole_range(modules: Page) -> None:
-    body = """
-    const s = (await import('/js/store.js')).createState();
-    const fold = (await import('/js/fold/gauges.js')).foldGauge;
-    for (const item of x) fold(s, {kind: 'gauge', ...item}, 0);
-    return [m.memoryFields(s.gauges), m.memoryLines('resident_bytes', s.gauges, 500, [0, 20]), [...s.gauges.keys()]];
-    """
-    told = [
-        {"rank": 0, "time": 1, "resident_bytes": 100},
-        {"rank": 1, "time": 2, "resident_bytes": 200},
-        {"rank": -1, "time": 2, "cpu": 1.5, "resident_bytes": 9999},
-        {"rank": 0, "time": 3, "resident_bytes": 120},
-    ]
-    fields, lines, keys = call(modules, "charts/gauges.js", body, told)
-    assert fields == ["resident_bytes"]
-    assert [line["label"] for line in lines["lines"]] == ["rank 0", "rank 1", "plan, fullest rank"]
-    assert lines["columns"][0] == [0, 1, 2, 3, 20]
-    assert lines["columns"][3] == [500, None, None, None, 500]
-    assert keys == [0, 1, -1]
-
-
-def test_of_many_ranks_the_fullest_are_drawn_and_how_many_are_not(modules: Page) -> None:
-    body = """
-    const s = (await import('/js/store.js')).createState();
-    const fold = (await import('/js/fold/gauges.js')).foldGauge;
-    for (const item of x) fold(s, {kind: 'gauge', ...item}, 0);
-    const told = m.memoryLines('resident_bytes', s.gauges, null, [0, 20]);
-    const cpu = m.gaugeLines({of: 'ranks', fields: {resident_bytes: 'in use'}}, s.gauges, new Map());
-    return [told.lines.map((line) => line.label), told.left, cpu.lines.length, cpu.left];
-    """
-    told = [{"rank": rank, "time": 1 + at, "resident_bytes": 100 + rank} for rank in range(64) for at in range(2)]
-    told.append({"rank": 5, "time": 4, "resident_bytes": 900})  # once
-    labels, left, lines, also = call(modules, "charts/gauges.js", body, told)
-    assert labels == [f"rank {rank}" for rank in (5, *range(49, 64))]
-    assert (left, lines, also) == (48, 16, 48)
-
-
 def test_of_very_many_marks_validations_go_first_and_faults_never(modules: Page) -> None:
     marks = [{"kind": "validation", "time": i, "step": i, "text": ""} for i in range(100)]
     marks += [{"kind": "fault", "time": 50.5, "step": 50, "text": "loss is nan"}]

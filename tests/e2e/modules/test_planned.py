@@ -119,3 +119,41 @@ def test_exact_is_said_of_all_ranks_alone(modules: Page) -> None:
         ["0 B, 0 calls off on 1 of 8 ranks", "warn"],
         ["4 B, 0 calls off", "bad"],
     ]
+
+
+def test_a_search_that_finds_a_slower_layout_than_the_form_s_says_so(modules: Page) -> None:
+    """One that does not fit may take less time: "as fast as before" was said of twice as long."""
+    found = {"best": [{"step_s": 0.1}], "fitting": 1, "considered": 2, "complete": True, "neighbours": []}
+    told = [call(modules, "plan/best.js", "return m.why(...x)", [found, before]) for before in (0.2, 0.1, 0.05, None)]
+    what = "100 ms a step, predicted: the fastest of 1 that fit, those that barely do last, of 2 considered"
+    words = (", 2.00 times faster than before", ", as fast as before", ", 2.00 times as long as before", "")
+    assert told == [f"{what}{ending}." for ending in words]
+
+
+def test_parts_of_a_step_stand_beside_the_plan_each_with_its_error(modules: Page) -> None:
+    def part(name: str, kind: str, seconds: float) -> dict[str, Any]:
+        return {"name": name, "kind": kind, "seconds": seconds, "waiting_s": 0}
+
+    measured = [part("compute", "compute", 0.04), part("tp", "exposed", 0.05), part("tp", "hidden", 0.01)]
+    time = [("compute", 0.015), ("launch", 0.005), ("tp", 0.02), ("dp", 0.01)]
+    job = {
+        "estimate": {
+            "stages": [{"memory": {}, "memory_bytes": 0}],
+            "time": {"step_s": 0.05, "parts": [{"name": name, "seconds": seconds} for name, seconds in time]},
+        },
+        "diagnosis": {"measured": {"step_s": 0.09, "sure": 0, "steps": 9, "parts": measured}},
+    }
+    body = """
+    const { stepsOf } = await import('/js/job/parts.js');
+    const s = (await import('/js/store.js')).createState();
+    const run = { device: 'cpu', measured: null, apart: stepsOf(x, s), least: 0 };
+    return m.plannedLines(x.estimate, s, [], run).filter(({ group }) => group === 'time of a step');
+    """
+    lines = call(modules, "job/planned.js", body, job)
+    assert [[line[key] for key in ("name", "planned", "measured", "off")] for line in lines] == [
+        ["together", "50.0 ms", None, None],
+        ["compute", "20.0 ms", "40.0 ms", "\u221250 %"],
+        ["dp, not hidden", "10.0 ms", "under 0.1 % of it", None],
+        ["tp, not hidden", "20.0 ms", "50.0 ms", "\u221260 %"],
+        ["tp, hidden", None, "10.0 ms", None],
+    ]

@@ -197,32 +197,6 @@ def test_a_legend_tells_no_number_where_none_was(modules: Page) -> None:
     assert call(modules, "charts/plot.js", body) == [0, 1, 2, 3, 3]
 
 
-def test_new_lines_of_a_log_are_counted_without_those_they_came_between(modules: Page) -> None:
-    body = """
-    const line = (time) => ({time, level: 'info', text: ''});
-    const logs = new Map([[0, {start: 0, lines: [1, 2, 3, 4].map(line)}]]);
-    const view = new m.View(null);
-    view.pull(logs);
-    logs.set(1, {start: 0, lines: [line(1.5)]});
-    const { from, fresh } = view.pull(logs);
-    return [from, fresh];
-    """
-    assert call(modules, "logs/lines.js", body) == [1, 1]
-
-
-def test_a_search_that_may_match_nothing_comes_to_an_end(modules: Page) -> None:
-    body = """
-    const worker = new Worker('/js/logs/finder.js');
-    worker.postMessage({id: 1, source: 'b|', flags: 'gu', texts: ['\\u{1F600}b']});
-    const hits = new Promise((told) => worker.onmessage = ({ data }) => told(data.hits));
-    const late = new Promise((told) => setTimeout(told, 5000, 'goes on'));
-    const found = await Promise.race([hits, late]);
-    worker.terminate();
-    return found;
-    """
-    assert call(modules, "rates.js", body) == [[0, [[2, 3]]]]
-
-
 def test_the_last_minute_lets_the_oldest_go(modules: Page) -> None:
     body = """
     const b = new m.Bins(0.5, 4, 'recent');
@@ -263,21 +237,6 @@ def test_bandwidths_follow_nccl_tests(modules: Page) -> None:
     assert row["mean_s"] == pytest.approx(0.01)
     assert row["algbw"] == pytest.approx(80e6)
     assert row["busbw"] == pytest.approx(80e6 * 2 * 3 / 4)
-
-
-def test_a_log_resumes_without_doubles_and_says_what_it_skipped(modules: Page) -> None:
-    def log(first: int, *lines: str) -> dict[str, Any]:
-        return {"kind": "log", "rank": 0, "time": 1, "first": first, "lines": list(lines)}
-
-    batches = [batch(1, log(0, "a", "b")), batch(2, log(1, "b", "c")), batch(3, log(5, "f"))]
-    lines = call(modules, "store.js", FOLD + "return s.logs.get(0).lines", batches)
-    assert [line.get("text", line.get("skipped")) for line in lines] == ["a", "b", "c", 2, "f"]
-    assert [line["number"] for line in lines if "text" in line] == [0, 1, 2, 5]
-
-
-def test_escape_sequences_never_reach_the_page(modules: Page) -> None:
-    text = "\x1b[32mgreen\x1b[0m \x1b]0;title\x07\x1b(Bplain\ttab\x00\x08"
-    assert call(modules, "logs/ansi.js", "return m.plain(x)", text) == "green plain     tab"
 
 
 def test_a_summary_stands_in_until_the_stream_replays(modules: Page) -> None:
@@ -322,15 +281,6 @@ def test_an_estimate_says_how_far_off_it_may_be_either_way(modules: Page) -> Non
     body = "return m.within({step_s: 0.1, interval: {share: x}})"
     assert call(modules, "pictures/time.js", body, 0.5) == "50.0 ms to 150 ms"
     assert call(modules, "pictures/time.js", body, 4) == "20.0 ms to 500 ms"
-
-
-def test_a_search_that_finds_a_slower_layout_than_the_form_s_says_so(modules: Page) -> None:
-    """One that does not fit may take less time: "as fast as before" was said of twice as long."""
-    found = {"best": [{"step_s": 0.1}], "fitting": 1, "considered": 2, "complete": True, "neighbours": []}
-    told = [call(modules, "plan/best.js", "return m.why(...x)", [found, before]) for before in (0.2, 0.1, 0.05, None)]
-    what = "100 ms a step, predicted: the fastest of 1 that fit, those that barely do last, of 2 considered"
-    words = (", 2.00 times faster than before", ", as fast as before", ", 2.00 times as long as before", "")
-    assert told == [f"{what}{ending}." for ending in words]
 
 
 def test_the_peak_that_a_share_is_of_has_its_unit_apart_and_days_their_commas(modules: Page) -> None:
@@ -394,35 +344,6 @@ def test_all_of_the_best_layout_is_filled_in(modules: Page) -> None:
     assert filled == {f"layout.{name}": value for name, value in layout.items()} | {"train.micro_batches": 4}
 
 
-def test_parts_of_a_step_stand_beside_the_plan_each_with_its_error(modules: Page) -> None:
-    def part(name: str, kind: str, seconds: float) -> dict[str, Any]:
-        return {"name": name, "kind": kind, "seconds": seconds, "waiting_s": 0}
-
-    measured = [part("compute", "compute", 0.04), part("tp", "exposed", 0.05), part("tp", "hidden", 0.01)]
-    time = [("compute", 0.015), ("launch", 0.005), ("tp", 0.02), ("dp", 0.01)]
-    job = {
-        "estimate": {
-            "stages": [{"memory": {}, "memory_bytes": 0}],
-            "time": {"step_s": 0.05, "parts": [{"name": name, "seconds": seconds} for name, seconds in time]},
-        },
-        "diagnosis": {"measured": {"step_s": 0.09, "sure": 0, "steps": 9, "parts": measured}},
-    }
-    body = """
-    const { stepsOf } = await import('/js/job/parts.js');
-    const s = (await import('/js/store.js')).createState();
-    const run = { device: 'cpu', measured: null, apart: stepsOf(x, s), least: 0 };
-    return m.plannedLines(x.estimate, s, [], run).filter(({ group }) => group === 'time of a step');
-    """
-    lines = call(modules, "job/planned.js", body, job)
-    assert [[line[key] for key in ("name", "planned", "measured", "off")] for line in lines] == [
-        ["together", "50.0 ms", None, None],
-        ["compute", "20.0 ms", "40.0 ms", "\u221250 %"],
-        ["dp, not hidden", "10.0 ms", "under 0.1 % of it", None],
-        ["tp, not hidden", "20.0 ms", "50.0 ms", "\u221260 %"],
-        ["tp, hidden", None, "10.0 ms", None],
-    ]
-
-
 def test_a_time_that_follows_another_of_its_day_is_told_by_its_clock_alone(modules: Page) -> None:
     body = "return x.map(([a, b]) => m.timeAfter(new Date(a), new Date(b)))"
     pairs = [
@@ -437,6 +358,21 @@ def test_a_time_that_follows_another_of_its_day_is_told_by_its_clock_alone(modul
     ]
 
 
+def test_a_log_resumes_without_doubles_and_says_what_it_skipped(modules: Page) -> None:
+    def log(first: int, *lines: str) -> dict[str, Any]:
+        return {"kind": "log", "rank": 0, "time": 1, "first": first, "lines": list(lines)}
+
+    batches = [batch(1, log(0, "a", "b")), batch(2, log(1, "b", "c")), batch(3, log(5, "f"))]
+    lines = call(modules, "store.js", FOLD + "return s.logs.get(0).lines", batches)
+    assert [line.get("text", line.get("skipped")) for line in lines] == ["a", "b", "c", 2, "f"]
+    assert [line["number"] for line in lines if "text" in line] == [0, 1, 2, 5]
+
+
+def test_escape_sequences_never_reach_the_page(modules: Page) -> None:
+    text = "\x1b[32mgreen\x1b[0m \x1b]0;title\x07\x1b(Bplain\ttab\x00\x08"
+    assert call(modules, "logs/ansi.js", "return m.plain(x)", text) == "green plain     tab"
+
+
 def test_what_would_turn_a_line_round_is_shown_as_it_is_written(modules: Page) -> None:
     turned, shown = "deli\u202eaf \u0645\u200f", "deli\\u202eaf \u0645\u200f"
     assert call(modules, "logs/ansi.js", "return m.plain(x)", turned) == shown
@@ -445,3 +381,16 @@ def test_what_would_turn_a_line_round_is_shown_as_it_is_written(modules: Page) -
     )
     assert coloured == shown
     assert call(modules, "dom.js", "return m.el('p', {}, x, m.el('b', {}, x)).textContent", turned) == shown * 2
+
+
+def test_a_search_that_may_match_nothing_comes_to_an_end(modules: Page) -> None:
+    body = """
+    const worker = new Worker('/js/logs/finder.js');
+    worker.postMessage({id: 1, source: 'b|', flags: 'gu', texts: ['\\u{1F600}b']});
+    const hits = new Promise((told) => worker.onmessage = ({ data }) => told(data.hits));
+    const late = new Promise((told) => setTimeout(told, 5000, 'goes on'));
+    const found = await Promise.race([hits, late]);
+    worker.terminate();
+    return found;
+    """
+    assert call(modules, "rates.js", body) == [[0, [[2, 3]]]]
