@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from planner.facts.layout import Coordinates
 from planner.facts.precision import mix_of
 from planner.facts.spec import JobSpec, ModelSpec
+from planner.facts.words import counted
 from workers.checkpoint import folder, manifests
 from workers.checkpoint.agree import on_every_rank, words_of
 from workers.checkpoint.boxes import BoxLoadPlanner, State
@@ -73,7 +74,7 @@ def restore(
     _must_be_saved(state, spec, whole, group)
     torch.set_rng_state(_rng_state(manifest))
     left = "" if manifest.step < spec.train.steps else ", none is left but what comes after them"
-    say(f"resumed from {checkpoint.path.name}: {manifest.step} steps done{left}{_moved(spec, manifest.spec)}")
+    say(f"resumed from {checkpoint.path.name}: {manifest.step} steps done{left}{_moved(spec, manifest.spec, manifest.step)}")
     return manifest.step
 
 
@@ -172,11 +173,22 @@ def _rng_state(manifest: Manifest) -> torch.Tensor:
     return state
 
 
-def _moved(spec: JobSpec, before: JobSpec) -> str:
-    """What makes the loss curve differ from the one before, in words."""
+def _moved(spec: JobSpec, before: JobSpec, done: int) -> str:
+    """What makes the loss curve differ from the one before, in words; `done`: steps before."""
     differing = [(name, getattr(before.train, name), getattr(spec.train, name)) for name in OF_THE_CURVE]
     if spec.model.moe and before.model.moe:
         differing += [(f"moe.{n}", getattr(before.model.moe, n), getattr(spec.model.moe, n)) for n in OF_ROUTING]
     changed = [f"{name} {then} is {now} now" for name, then, now in differing if then != now]
+    changed += _of_the_epoch(spec, before, done)
     layout = "" if before.layout == spec.layout else ", in another layout"
     return layout + (f" ({'; '.join(changed)})" if changed else "")
+
+
+def _of_the_epoch(spec: JobSpec, before: JobSpec, done: int) -> list[str]:
+    """Sequences are numbered by steps of the global batch as it is now."""
+    then, now = before.train, spec.train
+    if now.sampling != "epochs" or then.sampling != "epochs" or then.global_batch == now.global_batch:
+        return []
+    apart = counted(done * abs(now.global_batch - then.global_batch), "sequence")
+    left = "left out" if now.global_batch > then.global_batch else "read again"
+    return [f"sequences go on at step {done} x {now.global_batch}: {apart} of the order of epochs {left}"]

@@ -15,7 +15,7 @@ from django.db.models import Exists, OuterRef, Subquery
 
 from jobs.models import Job, StateChange, Status
 from jobs.queue import lifecycle
-from jobs.queue.tries import why_again
+from jobs.queue.tries import disproved, why_again
 from planner.facts.kinds import KINDS
 
 Why = Literal["preempted", "time limit", "idle"]
@@ -59,14 +59,18 @@ def end_as_asked(job_id: str, attempt: int, reason: str, *, did_all: bool = Fals
     """The attempt that was told to end has; False where none was, or where a rule told it so and it had done all it was
     to do. The job is locked.
 
-    CANCELLED, but FAILED where a limit of its own ended it: nobody asked for that end.
+    CANCELLED, but FAILED where a limit of its own ended it, nobody asked for that end, or where it was disproved as it
+    gave way: nothing goes on from it.
     """
     if did_all and Job.objects.filter(id=job_id, attempt=attempt).exclude(stop="").update(stop=""):
         return False
     told = StateChange.objects.filter(job_id=job_id, attempt=attempt, status=Status.CANCELLING).last()
-    why = Job.objects.values_list("stop", flat=True).get(id=job_id)
-    if why in ("time limit", "idle") and told is not None:
+    job = Job.objects.only("id", "attempt", "stop").get(id=job_id)
+    if job.stop in ("time limit", "idle") and told is not None:
         return lifecycle.change(job_id, attempt, Status.FAILED, told.reason, only_from=(Status.CANCELLING,))
+    if job.stop == "preempted" and disproved(job):
+        text = "it was told to give way and then disproved: its proof says what differs"
+        return lifecycle.change(job_id, attempt, Status.FAILED, text, only_from=(Status.CANCELLING,))
     return lifecycle.change(job_id, attempt, Status.CANCELLED, reason, only_from=(Status.CANCELLING,))
 
 

@@ -69,6 +69,15 @@ def placed(owner: User, **changes: Any) -> Attempt:
     return Attempt.objects.get(job=job)
 
 
+def disproved() -> dict[str, Any]:
+    """The proof of a run whose copies of a weight have come apart."""
+    apart = {"what": "weight", "name": "w", "axis": "dp", "ranks": [1, 0], "apart": 0.5, "limit": 1e-6}
+    same = {"steps": [1], "parts": 1, "copied": 1, "apart": 0.5}
+    one = {"state": "not checked", "why": "verify is off", "steps": 0, "tensors": 0, "limit": 1e-5, "seconds": 0.0}
+    one |= dict.fromkeys(("gradient", "update", "loss", "norm"), 0.0)
+    return {"kind": "proof", "rank": 0, "time": 1.0, "replicas": same, "one_process": one, "wrong": [apart]}
+
+
 def exit_event(attempt: Attempt, told: dict[str, Any] | None, outcome: str = "succeeded") -> dict[str, Any]:
     event = attempt_event(attempt.job_id, attempt.number, "exited", outcome, attempt.where())
     event["report"]["exit"]["summary"] = told

@@ -18,6 +18,7 @@ from jobs.queue.heard.events import drain
 from jobs.queue.heard.reconcile import reconcile
 from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.conftest import attempt_event, host_event, report, say
+from tests.jobs.planning.test_learned import disproved, exit_event, summary
 from tests.planner.wrong_specs import GOOD
 
 LONG_AGO = timezone.now() - timedelta(days=300)
@@ -63,6 +64,17 @@ def test_where_it_saved_it_is_queued_again_and_goes_on_from_there(each_database:
     job.refresh_from_db()
     assert (job.status, job.attempt) == (Status.QUEUED, 2)
     assert job.attempts.get().checkpoint == f"{job.id}/1/step-00000007"
+
+
+def test_what_was_disproved_as_it_gave_way_has_failed(each_database: str, live_redis: redis.Redis) -> None:
+    """It was called cancelled, as if somebody had asked for that end."""
+    job = preempted(live_redis)
+    ended = exit_event(job.attempts.get(), summary(0.3, proof=disproved()), "cancelled")
+    say(live_redis, ended)
+    drain(live_redis)
+    job.refresh_from_db()
+    assert (job.status, job.attempt) == (Status.FAILED, 1)
+    assert StateChange.objects.filter(job=job).latest("id").reason.endswith("disproved: its proof says what differs")
 
 
 def test_what_had_done_all_before_it_gave_way_is_not_run_again(each_database: str, live_redis: redis.Redis) -> None:

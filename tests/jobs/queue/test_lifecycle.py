@@ -23,7 +23,7 @@ from jobs.queue.lifecycle import MAY_BECOME
 from jobs.queue.scheduling.scheduler import schedule
 from jobs.queue.tries import why_again
 from tests.jobs.conftest import attempt_event, run_together, say
-from tests.jobs.planning.test_learned import exit_event, placed, summary
+from tests.jobs.planning.test_learned import disproved, exit_event, placed, summary
 from tests.planner.wrong_specs import GOOD
 
 LONG_AGO = timezone.now() - timedelta(days=1)
@@ -195,12 +195,7 @@ def test_a_run_that_was_disproved_is_not_gone_on_with(
     make_host()
     attempt = placed(owner, retry={"max_attempts": 3})
     job = attempt.job
-    apart = {"what": "weight", "name": "w", "axis": "dp", "ranks": [1, 0], "apart": 0.5, "limit": 1e-6}
-    same = {"steps": [1], "parts": 1, "copied": 1, "apart": 0.5}
-    one = {"state": "not checked", "why": "verify is off", "steps": 0, "tensors": 0, "limit": 1e-5, "seconds": 0.0}
-    one |= dict.fromkeys(("gradient", "update", "loss", "norm"), 0.0)
-    proof = {"kind": "proof", "rank": 0, "time": 1.0, "replicas": same, "one_process": one, "wrong": [apart]}
-    say(live_redis, exit_event(attempt, summary(0.3, proof=proof), "failed"))
+    say(live_redis, exit_event(attempt, summary(0.3, proof=disproved()), "failed"))
     drain(live_redis)
     job.refresh_from_db()
     assert (job.status, job.attempt) == (Status.FAILED, 1)

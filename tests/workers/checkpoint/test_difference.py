@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from planner.facts.models.presets import PRESETS
 from planner.facts.reading.parse import parse_spec
 from workers.checkpoint.load import _moved, model_difference
@@ -30,7 +32,25 @@ def test_all_that_makes_the_curve_another_is_told() -> None:
     after = after.model_copy(
         update={"model": after.model.model_copy(update={"moe": routed.model_copy(update={"balance_loss": 0.5})})}
     )
-    told = _moved(after, before)
+    told = _moved(after, before, 3)
     for words in ("tokenizer bytes is other.json now", "weight_decay 0.1 is 0.2 now", "grad_clip 1.0 is 0.5 now"):
         assert words in told
     assert "moe.balance_loss 0.01 is 0.5 now" in told
+
+
+@pytest.mark.parametrize(
+    ("sampling", "batch", "told"),
+    [
+        ("epochs", 16, "sequences go on at step 100 x 16: 800 sequences of the order of epochs left out"),
+        ("epochs", 4, "sequences go on at step 100 x 4: 400 sequences of the order of epochs read again"),
+        ("epochs", 8, ""),
+        ("random", 16, "(global_batch 8 is 16 now)"),
+    ],
+)
+def test_an_epoch_that_is_not_all_of_the_data_once_is_told(sampling: str, batch: int, told: str) -> None:
+    before, after = (
+        parse_spec({"model": {"preset": "gpt-tiny"}, "train": {"sampling": sampling, "global_batch": size}})
+        for size in (8, batch)
+    )
+    assert told in _moved(after, before, 100)
+    assert bool(told) == bool(_moved(after, before, 100))

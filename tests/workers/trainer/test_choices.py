@@ -71,6 +71,22 @@ def test_one_token_that_a_router_sends_to_the_wrong_expert_is_told(tmp_path: Pat
         proven(trainer)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_token_that_has_its_best_expert_twice_is_told(tmp_path: Path, precision: str) -> None:
+    """The least probable of its gates is more than it would have been: it looked like the better choice."""
+    trainer = mixture(tmp_path, precision=precision)
+
+    def route(_router: Any, _inputs: Any, routing: Routing) -> Routing:
+        experts = routing.experts.clone()
+        experts.flatten(0, 1)[0, -1] = experts.flatten(0, 1)[0, 0]
+        gates = routing.probabilities.gather(-1, experts)
+        return routed(experts, gates, routing.probabilities, routing.gates.dtype)
+
+    list(routers(trainer))[-1][1].register_forward_hook(route)
+    with pytest.raises(ProofError, match=r"choice of layers\.\d+\.moe\.router differs from one process by what is no"):
+        proven(trainer)
+
+
 def test_choices_of_a_step_are_kept_for_each_micro_batch_and_given_up_after(tmp_path: Path) -> None:
     trainer = mixture(tmp_path, micro_batches=2)
     chosen = Chosen(trainer, on=True)

@@ -32,7 +32,8 @@ class Compared(NamedTuple):
     """How a run's choices in one step lie beside one process' own.
 
     `turned` of `tokens` (of all layers) went elsewhere. `gaps` by layer: by how much more probable one process held
-    what it would have chosen, the largest difference of logarithms over the rms of all experts' from their mean.
+    what it would have chosen, the largest difference of logarithms over the rms of all experts' from their mean;
+    infinite where a token has one expert twice.
     """
 
     tokens: int
@@ -129,11 +130,12 @@ class Following:
         experts = torch.where(kept == NOBODY, routing.experts, kept)
         gates = routing.probabilities.gather(-1, experts)
         if self._compares:
-            self._compare(layer, routing, gates)
+            self._compare(layer, routing, gates, experts)
         return routed(experts, gates, routing.probabilities, inputs[0].dtype)
 
-    def _compare(self, layer: int, own: Routing, gates: torch.Tensor) -> None:
+    def _compare(self, layer: int, own: Routing, gates: torch.Tensor, experts: torch.Tensor) -> None:
         gap = _least(own.probabilities.gather(-1, own.experts)) - _least(gates)
+        gap = gap.masked_fill(_has_twice(experts), torch.inf)  # no rounding does it, and the least gate would not tell
         self._tokens += gap.numel()
         self._turned += (gap > 0).sum()
         self._gaps[layer] = torch.maximum(self._gaps[layer], gap.max() / _spread(own.probabilities))
@@ -146,6 +148,12 @@ def _log(probabilities: torch.Tensor) -> torch.Tensor:
 
 def _least(probabilities: torch.Tensor) -> torch.Tensor:
     return _log(probabilities).amin(-1)
+
+
+def _has_twice(experts: torch.Tensor) -> torch.Tensor:
+    """Of each token, whether one expert is among its several times."""
+    ordered = experts.sort(-1).values
+    return (ordered[..., 1:] == ordered[..., :-1]).any(-1)
 
 
 def _spread(probabilities: torch.Tensor) -> torch.Tensor:
