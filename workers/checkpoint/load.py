@@ -74,7 +74,8 @@ def restore(
     _must_be_saved(state, spec, whole, group)
     torch.set_rng_state(_rng_state(manifest))
     left = "" if manifest.step < spec.train.steps else ", none is left but what comes after them"
-    say(f"resumed from {checkpoint.path.name}: {manifest.step} steps done{left}{_moved(spec, manifest.spec, manifest.step)}")
+    moved = _moved(spec, manifest.spec, manifest.step)
+    say(f"resumed from {checkpoint.path.name}: {manifest.step} steps done{left}{moved}")
     return manifest.step
 
 
