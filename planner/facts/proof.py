@@ -46,6 +46,7 @@ class Limits(NamedTuple):
 # `make parity`: at most 6e-7, 6e-7, 2e-4, 2e-7 and 7e-7 of its core; copies are equal bit for bit.
 EXACT = Limits(gradient=1e-5, vector=1e-5, router=1e-5, update=0.01, loss=1e-4, norm=1e-3, copies=1e-6, choice=1e-3)
 LATER = EXACT._replace(gradient=1e-3, vector=1e-3, router=1e-3, update=3e-3, loss=1e-3)
+COMPILED_COPIES = 1e-2  # in 16 bits, where each rank times kernels of its own and may choose others
 # bf16 beside one process in fp32: 0.03 of all of 12 dense runs on gloo, 0.02 on an H100. A router's
 # is a sum of what nearly cancels: 0.11. Updates of 53 random layouts, a third of them all in bf16: 0.2.
 ROUNDED = Limits(
@@ -55,7 +56,7 @@ ROUNDED = Limits(
     update=0.4,
     loss=5e-3,
     norm=0.05,
-    copies=1e-2,
+    copies=EXACT.copies,
     choice=0.3,
     change=0.3,
     norm_steps=1,
@@ -68,9 +69,10 @@ END_BATCHES = 3  # at most, of which the end is held against the first that is w
 
 def limits(spec: JobSpec) -> Limits:
     """For the spec's precision, from its own initial values, beside one process in `reference_precision`."""
-    if mix_of(spec.train.precision).gemm == "fp8":
-        return NARROW
-    return EXACT if spec.train.precision == "fp32" else ROUNDED
+    if spec.train.precision == "fp32":
+        return EXACT
+    most = NARROW if mix_of(spec.train.precision).gemm == "fp8" else ROUNDED
+    return most._replace(copies=COMPILED_COPIES) if spec.train.compile else most
 
 
 def resumed_limits(spec: JobSpec) -> Limits:
