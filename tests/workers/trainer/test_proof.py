@@ -77,7 +77,7 @@ def test_a_copy_that_computes_with_other_weights_than_its_masters_is_apart(tmp_p
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16_state", "fp8"])
 def test_a_rank_that_missed_one_update_of_a_warm_up_is_told(tmp_path: Path, precision: str) -> None:
-    """In 16 bits copies might lie 1% apart, and 3e-6 of weights of 0.02, or one bit of bf16, is less: all copies are equal bit for bit."""
+    """In 16 bits copies might lie 1% apart. 3e-6 of weights of 0.02, or one bit of bf16, is less."""
     write_data(tmp_path)
     spec = make_spec("llama", {}, 2, train={"precision": precision, "learning_rate": 1e-3})
     mesh = make_mesh(spec, 0, lambda _group, _axis: None)
