@@ -125,7 +125,7 @@ def _question(tables: Tables, table: str, asked: Asked) -> Question:
         return Question(sql, values, asked.since, asked.until)
     since = asked.since if asked.since is not None else tables.manifest["first"] or 0.0
     until = asked.until if asked.until is not None else tables.manifest["last"] or since
-    width = max((until - since) / asked.bins, 1e-6)
+    width = max((until - since) / asked.bins, _narrowest(tables.manifest, since))
     last = asked.bins - 1
     place = f"least(greatest(floor(({TIMES[table]} - ?) / ?), 0), ?)::BIGINT"
     by = "".join(f", {name}" for name in asked.by)
@@ -133,6 +133,14 @@ def _question(tables: Tables, table: str, asked: Asked) -> Question:
     inner = f"SELECT *, {place} AS bin FROM {table} WHERE {where}"
     sql = f"SELECT {told} FROM ({inner}) GROUP BY bin{by} ORDER BY bin{by}"
     return Question(sql, [since, width, since, width, last, *values], since, until, width)
+
+
+def _narrowest(manifest: Manifest, since: float) -> float:
+    """Seconds of a bin. Where rows behind `since` may be merged ones, bins between them would tell of a standstill."""
+    first, last, merged_s = manifest["first"], manifest["last"], manifest["merged_s"]
+    if first is None or last is None or merged_s == 1 or since >= last - (last - first) / merged_s:
+        return 1e-6
+    return float(merged_s)
 
 
 def _where(table: str, asked: Asked) -> tuple[str, list[object]]:
@@ -151,12 +159,18 @@ def _where(table: str, asked: Asked) -> tuple[str, list[object]]:
 
 
 def _curves() -> str:
+    """A merged row stands for `over` steps, the last of which it names."""
     ends = [
-        f"min({name})::DOUBLE AS {name}_min, avg({name}) AS {name}_mean, max({name})::DOUBLE AS {name}_max"
+        f"min({name})::DOUBLE AS {name}_min, {_mean(name)} AS {name}_mean, max({name})::DOUBLE AS {name}_max"
         for name in _CURVES
     ]
-    counted = "min(step) AS first_step, max(step) AS last_step, count(DISTINCT step) AS steps, count(*) AS rows"
+    steps = "list_sum([row.over for row in list(DISTINCT {'step': step, 'over': over})])::BIGINT"
+    counted = f"min(step - over + 1) AS first_step, max(step) AS last_step, {steps} AS steps, count(*) AS rows"
     return f"{counted}, {', '.join(ends)}"
+
+
+def _mean(name: str) -> str:
+    return f"sum({name} * over) / sum(over) FILTER ({name} IS NOT NULL)"
 
 
 _BINNED: dict[str, str] = {

@@ -19,7 +19,7 @@ from django.test import Client
 from rest_framework.test import APIClient
 
 from contracts.names import telemetry_stream
-from jobs.history.kept import folder
+from jobs.history.kept import bounds, folder
 from jobs.history.recording.recorder import Recorder
 from jobs.history.told import answers
 from jobs.models import Attempt
@@ -80,6 +80,26 @@ def test_bins_add_up(told: str, owner: User, api: Api) -> None:
     assert steps["steps"] == [20, 20]
     assert steps["loss_max"][0] == 4.99
     assert steps["loss_min"][1] == pytest.approx(4.6)
+
+
+def test_bins_of_a_merged_history_stand_for_all_of_its_steps_and_are_no_narrower(
+    told: str, owner: User, api: Api, root: Path
+) -> None:
+    """A row for 8 s lay in one of 8 bins, and seven seconds of a steady run were told as a standstill."""
+    kept = folder.Folder(root, told, 1)
+    manifest = kept.manifest()
+    for _ in range(3):
+        assert bounds._merge(kept, manifest)
+    client = api(owner)
+    steps = client.get(f"/api/v1/jobs/{told}/history/steps?bins=1").json()["columns"]
+    assert (steps["steps"], steps["first_step"], steps["last_step"]) == ([40], [1], [40])
+    assert steps["loss_mean"][0] == pytest.approx(4.795)
+    answer = client.get(f"/api/v1/jobs/{told}/history/traffic?bins=2000&ranks=0&by=axis").json()
+    assert answer["width_s"] == 8
+    bins = sorted(set(answer["columns"]["time"]))
+    assert bins == [bins[0] + 8 * n for n in range(len(bins))], "none of them is empty"
+    newest = answer["to"] - (answer["to"] - answer["from"]) / 8
+    assert client.get(f"/api/v1/jobs/{told}/history/traffic?bins=2000&from={newest}").json()["width_s"] < 0.01
 
 
 def test_files_hold_every_row_under_a_name_of_their_own(told: str, owner: User, api: Api, root: Path) -> None:

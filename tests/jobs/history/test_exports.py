@@ -50,6 +50,20 @@ def test_one_step_that_claims_to_be_far_away_costs_no_other_its_point(
         assert [point.step for point in found.Scalars(curve)] == [*range(1, 10), 2**63 - 1]
 
 
+def test_a_rank_that_names_no_axis_stood_still_for_it_no_second(
+    recorded: str, owner: User, api: Api, tmp_path: Path, settings: Any
+) -> None:
+    settings.HISTORY_DIR = tmp_path / "axes"
+    settings.HISTORY_DIR.mkdir()
+    parts = {"data": 0.0, "optimizer": 0.0, "hidden": {}}
+    both, one = (parts | {"exposed": exposed} for exposed in ({"dp": 0.5, "pp": 0.25}, {"dp": 0.25}))
+    told = batch(1.0, step(0, 1, 1.0, parts=both), step(1, 1, 1.0, parts=one))
+    keep(settings.HISTORY_DIR, [told], recorded)
+    found = read(api(owner).get(f"/api/v1/jobs/{recorded}/tensorboard"), tmp_path)
+    [dp], [pp] = (found.Scalars(f"exposed_seconds/{axis}") for axis in ("dp", "pp"))
+    assert (dp.value, pp.value) == (0.375, 0.125)
+
+
 @pytest.mark.parametrize("path", ["tensorboard", "history/steps?format=csv", "history/steps?format=parquet"])
 def test_a_full_disk_is_said_where_a_file_finds_no_room(
     path: str, recorded: str, owner: User, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
