@@ -53,10 +53,15 @@ class Versions(TypedDict):
     cuda: NotRequired[Word]
 
 
+# How a core computes products in bf16: by instructions of its own, widened to AVX-512's fp32, or one element at a time.
+CoreBf16 = Literal["native", "widened", "scalar"]
+
+
 class HostFacts(TypedDict):
     """What changes seldom; told with the first heartbeat and about once a minute."""
 
     cores: Count
+    bf16: NotRequired[CoreBf16]
     memory_bytes: Count  # of the machine
     numa_nodes: Count
     gpus: Annotated[list[SlotFacts], Field(max_length=64)]  # empty on a CPU

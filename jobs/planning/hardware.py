@@ -18,7 +18,7 @@ from planner.facts.gang import Demand, demand
 from planner.facts.spec import JobSpec, Problem, SpecError
 from planner.hardware.calibration import cluster_of
 from planner.hardware.cluster import Cluster
-from planner.hardware.clusters import CLUSTERS, DEFAULT_CLUSTER, described
+from planner.hardware.clusters import CLUSTERS, DEFAULT_CLUSTER, described, on_cores
 from planner.hardware.profile import HostProfile
 
 HOST = "host:"
@@ -107,6 +107,9 @@ def _described(host: Host) -> Cluster:
     """The cluster of the host's accelerators, with its own slots and memory; of a GPU without a data sheet the usual
     one's rates, told as no others of it."""
     sheet, name = _sheet(host), host.device_name or host.name
+    if host.device == "cpu":
+        facts = host.facts or {}
+        sheet = on_cores(sheet, facts.get("cores"), facts.get("bf16"))
     if host.device == "cuda" and described(host.device_name, host.memory_bytes) is None:
         name = f"{name[:60]} (of which there is no data sheet)"
     own = {"name": name[:100], "memory_bytes": host.memory_bytes}
@@ -116,8 +119,8 @@ def _described(host: Host) -> Cluster:
 
 def own_cluster(spec: JobSpec, there: Sequence[There]) -> Cluster:
     """What the job would most likely run on, of hosts that it may run on: those that take jobs now before others that
-    are there, and these before silent ones; of a CPU that nobody measured, and where there is no room, the data
-    sheet's. Of another engine's machines nothing was measured.
+    are there, and these before silent ones; of a CPU that nobody measured and that told nothing of itself, and where
+    there is no room, the data sheet's. Of another engine's machines nothing was measured.
 
     `there`: as `hosts_there` has them.
     """
@@ -129,8 +132,7 @@ def own_cluster(spec: JobSpec, there: Sequence[There]) -> Cluster:
     ]
     for hosts in ([host for host in able if host.takes], [host for host in able if host.live], able):
         if gang := _holding(hosts, demand(spec)):
-            unknown = len(gang) == 1 and gang[0].device == "cpu" and not gang[0].known
-            return gang_cluster([] if unknown else gang, spec)
+            return gang_cluster(gang, spec)
     return default_cluster(spec)
 
 
@@ -146,8 +148,10 @@ def _holding(hosts: Sequence[There], asked: Demand) -> Sequence[There]:
 
 
 def gang_cluster(gang: Sequence[There], spec: JobSpec) -> Cluster:
-    """So many hosts of one model, the largest first. Of no hosts, and of one that went meanwhile, the data sheet's."""
+    """So many hosts of one model, the largest first. Of no hosts, of one that went meanwhile, and of a CPU of which
+    nothing is known, the data sheet's."""
     largest = Host.objects.filter(pk=gang[0].pk).first() if gang else None
-    if largest is None:
+    unknown = len(gang) == 1 and gang[0].device == "cpu" and not gang[0].known
+    if largest is None or (unknown and not largest.facts):
         return default_cluster(spec)
     return host_cluster(largest) if len(gang) == 1 else several(largest, len(gang))

@@ -76,7 +76,20 @@ class Timer:
         return self._corrections[key]
 
     def predicted(self, spec: JobSpec) -> Timing:
-        """Without correction: the pace of the slowest stage, filling and draining through all of them."""
+        """Without correction."""
+        alone = self._alone(spec)
+        return corrected(alone, self._crowding(spec, alone))
+
+    def _crowding(self, spec: JobSpec, alone: Timing) -> float:
+        """Times as long as with a core for each rank: those at work take turns on a node's. A calibration was measured
+        so."""
+        cores, ranks = self.cluster.cores, min(spec.layout.world_size, self.cluster.per_node)
+        if cores is None or self.calibration is not None:
+            return 1.0
+        return max(1.0, ranks * (1 - alone.bubble_s / alone.step_s) / cores)
+
+    def _alone(self, spec: JobSpec) -> Timing:
+        """With a core for each rank: the pace of the slowest stage, filling and draining through all of them."""
         pace, bubble = self._paced(spec)
         parts = self._parts(spec, pace, self._parameters(spec))
         total = parts.total_s + bubble
@@ -102,7 +115,7 @@ class Timer:
         whole = self.step(spec)
         if spec.layout.pp == 1:
             return whole
-        slowest, (pace, idle) = self.predicted(spec), self._paced(spec)
+        slowest, (pace, idle) = self._alone(spec), self._paced(spec)
         mean = mean_parts(self._of_stages(spec, pace))
         exposed = {**mean.exposed_s, "world": slowest.exposed_s.get("world", 0.0)}
         rest = slowest.step_s - mean._replace(exposed_s=exposed).total_s

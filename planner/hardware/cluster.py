@@ -79,6 +79,9 @@ class Cluster(Strict):
     device: Device = "cuda"
     accelerator: Accelerator
     per_node: int = Field(ge=1, le=4096, description="slots a node")
+    cores: int | None = Field(
+        default=None, ge=1, description="a node, shared by its ranks; none: each has its own device"
+    )
     node: Link
     network: Link
     base_s: Positive = Field(default=8.4e-6, description="start of a collective: nccl src/graph/tuning.cc")

@@ -245,6 +245,8 @@ CLUSTERS = {
         base_s=1e-4,
     ),
 }
+# Of fp32's rate, where a core multiplies bf16 one element at a time: products of 512 and 1,024 (torch 2.13, AVX2).
+_SCALAR_BF16 = 0.02
 DEFAULT_CLUSTER = {"cpu": "cpu", "cuda": "h100"}
 
 
@@ -267,3 +269,12 @@ def described(device_name: str, memory_bytes: int) -> Cluster | None:
     words = set(re.split(r"[^A-Za-z0-9]+", device_name))
     named = [c for c in CLUSTERS.values() if c.device == "cuda" and c.accelerator.name.split()[0] in words]
     return min(named, key=lambda c: abs(c.accelerator.memory_bytes - memory_bytes), default=None)
+
+
+def on_cores(sheet: Cluster, cores: int | None, bf16: str | None) -> Cluster:
+    """A CPU's data sheet with what a machine tells of its cores: how many, and how they compute bf16
+    (`contracts.facts.HostFacts`; None is not told)."""
+    accelerator = sheet.accelerator
+    if bf16 == "scalar":
+        accelerator = accelerator.model_copy(update={"bf16_flops": _SCALAR_BF16 * accelerator.fp32_flops})
+    return sheet.model_copy(update={"accelerator": accelerator, "cores": cores})

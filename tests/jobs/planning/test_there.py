@@ -15,6 +15,7 @@ from jobs.planning.hardware import host_cluster, own_cluster, several
 from jobs.planning.there import There, hosts_there
 from jobs.queue.actions import submit
 from planner.cost.estimate import default_cluster
+from planner.cost.timing import step_time
 from planner.facts.reading.parse import parse_spec
 from planner.facts.spec import SpecError
 from planner.hardware.clusters import CLUSTERS
@@ -52,6 +53,24 @@ def test_a_host_that_goes_while_a_job_is_submitted_leaves_the_data_sheet(db: Non
         7, "gone", 8, "cpu", drained=False, live=True, known=True, device="cpu", memory_bytes=1, labels=frozenset()
     )
     assert own_cluster(spec, [gone]) == default_cluster(spec)
+
+
+def test_a_cpu_that_nobody_measured_is_planned_for_by_the_cores_that_it_tells_of(
+    make_host: Callable[..., Host],
+) -> None:
+    """Four ranks on two cores, and products in bf16 of a core that has none, were planned as on cores of their own."""
+    spec = parse_spec({**GOOD, "layout": {"dp": 4}, "train": {**GOOD["train"], "precision": "bf16"}})
+    host = make_host(slots=4)
+    told = [step_time(spec, own_cluster(spec, hosts_there(spec))).compute_s]
+    for facts in ({"cores": 4, "bf16": "native"}, {"cores": 2, "bf16": "native"}, {"cores": 2, "bf16": "scalar"}):
+        Host.objects.update(facts=facts)
+        cluster = own_cluster(spec, hosts_there(spec))
+        assert (cluster.name, cluster.cores) == (host.name, facts["cores"])
+        told.append(step_time(spec, cluster).compute_s)
+    default, alone, crowded, scalar = told
+    assert default == alone
+    assert crowded == pytest.approx(2 * alone)
+    assert scalar > 10 * crowded
 
 
 def test_another_engines_hosts_are_not_known(make_host: Callable[..., Host]) -> None:

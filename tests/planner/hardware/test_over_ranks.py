@@ -11,7 +11,7 @@ from planner.cost.timed import Timing
 from planner.cost.timing import Timer
 from planner.facts.reading.parse import parse_fields
 from planner.facts.spec import JobSpec
-from planner.hardware.clusters import CLUSTERS
+from planner.hardware.clusters import CLUSTERS, on_cores
 
 H100 = CLUSTERS["h100"]
 
@@ -65,3 +65,20 @@ def test_of_stages_that_are_alike_the_mean_is_any_of_them(layout: dict[str, Any]
     slowest, mean = timer.step(spec), timer.over_ranks(spec)
     assert mean.compute_s == pytest.approx(slowest.compute_s, rel=0.01)
     assert mean.bubble_s == pytest.approx(slowest.bubble_s, rel=0.01)
+
+
+def test_ranks_take_turns_on_the_cores_that_they_share() -> None:
+    """A pipe's are not all at work at once."""
+    own = CLUSTERS["cpu"]
+    two, four = (on_cores(own, cores, None) for cores in (2, 4))
+    wide, pipe = _spec({}, dp=4), _spec({}, pp=4)
+    alone = Timer(own).step(wide)
+    assert Timer(four).step(wide) == alone
+    assert Timer(two).step(wide).step_s == pytest.approx(2 * alone.step_s)
+    assert Timer(two).step(wide).mfu == pytest.approx(alone.mfu / 2)
+    idle = Timer(own).step(pipe)
+    at_work = 1 - idle.bubble_s / idle.step_s
+    assert 0.5 < at_work < 0.9
+    assert Timer(two).step(pipe).step_s == pytest.approx(2 * at_work * idle.step_s)
+    mean = Timer(two).over_ranks(pipe)
+    assert _summed(mean) == pytest.approx(mean.step_s) == pytest.approx(Timer(two).step(pipe).step_s)

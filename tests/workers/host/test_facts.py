@@ -217,3 +217,20 @@ def test_a_driver_that_hangs_leaves_the_host_s_heart_alone(tmp_path: Path) -> No
         go_on.set()
         looked.stop()
     wait_until(lambda: looked.use() is not None, "it is looked at after all", 10)
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "how"),
+    [
+        ("processor\t: 0\nflags\t\t: fpu sse2 avx avx2 fma\n", "scalar"),
+        ("flags\t\t: avx2 avx512f avx512dq avx512bw avx512vl\n", "widened"),
+        ("flags\t\t: avx2 avx512f avx512dq avx512bw avx512vl avx512_bf16 amx_bf16\n", "native"),
+        ("processor\t: 0\nFeatures\t: fp asimd i8mm bf16\n", "native"),
+        ("Features\t: fp asimd asimdhp\n", "scalar"),
+        ("processor\t: 0\n", None),
+    ],
+)
+def test_how_a_core_computes_bf16_is_what_its_features_say(cpuinfo: str, how: str | None, tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text(cpuinfo)
+    assert machine.core_bf16(tmp_path / "cpuinfo") == how
+    assert machine.core_bf16(tmp_path / "none") is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import socket
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -11,16 +12,22 @@ from typing import cast
 
 import psutil
 
-from contracts.facts import GpuLink, HostFacts, Nic, Versions
+from contracts.facts import CoreBf16, GpuLink, HostFacts, Nic, Versions
 from workers.host.facts.gpus import Gpus
 
 MOST_NICS, MOST_ADDRESSES, MOST_GPUS = 32, 8, 64
+CPUINFO = Path("/proc/cpuinfo")
 NUMA_NODES = Path("/sys/devices/system/node")
 PACKAGES = {"torch": ("torch",), "meshboard": ("meshboard",), "nccl": ("nvidia-nccl-cu13", "nvidia-nccl-cu12")}
 
 
+# Of oneDNN: what it has bf16 kernels for, and what it needs to widen their operands.
+NATIVE_BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
+WIDENS_BF16 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+
+
 def facts(gpus: Gpus, links: list[GpuLink]) -> HostFacts:
-    return HostFacts(
+    found = HostFacts(
         cores=len(os.sched_getaffinity(0)),
         memory_bytes=psutil.virtual_memory().total,
         numa_nodes=max(1, len(list(NUMA_NODES.glob("node[0-9]*")))),
@@ -29,6 +36,24 @@ def facts(gpus: Gpus, links: list[GpuLink]) -> HostFacts:
         nics=nics(),
         versions=versions(gpus),
     )
+    if (how := core_bf16(CPUINFO)) is not None:
+        found["bf16"] = how
+    return found
+
+
+def core_bf16(cpuinfo: Path) -> CoreBf16 | None:
+    """By the features that the first core tells; None where it tells none."""
+    try:
+        text = cpuinfo.read_text()
+    except OSError:
+        return None
+    told = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    if told is None:
+        return None
+    features = set(told[1].split())
+    if features & NATIVE_BF16:
+        return "native"
+    return "widened" if features >= WIDENS_BF16 else "scalar"
 
 
 def nics() -> list[Nic]:
