@@ -1,0 +1,77 @@
+"""Charts: zones and days of their times, axes that say something, and what is let go with a chart."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.support.browser import context_of
+from tests.support.modules import call, paper
+
+KIB, DAY_S = 1024, 86_400.0
+TRAFFIC = """<section id="traffic"><select id="by"><option value="rank"></option><option value="axis"></option></select>
+<select id="by-axis"><option value=""></option></select><select id="by-op"><option value=""></option></select>
+<div id="traffic-chart"></div><p id="traffic-note"></p></section>"""
+COMPARE = """<ol class="runs" data-reading></ol><section id="curves"><fieldset id="along">
+<input type="radio" name="along" value="time" checked></fieldset><div id="charts"></div><p id="curves-note"></p></section>
+<section id="parts"></section><script type="application/json" id="compared">DATA</script>"""
+MAPS = "const { heatMap } = await import('/js/heat/map.js');"
+# What is left of listeners to the theme and of observers of sizes, after `body`.
+COUNTED = """
+let left = 0;
+const { addEventListener, removeEventListener } = Document.prototype;
+document.addEventListener = (name, ...more) => {
+  left += name === "themechange";
+  addEventListener.call(document, name, ...more);
+};
+document.removeEventListener = (name, ...more) => {
+  left -= name === "themechange";
+  removeEventListener.call(document, name, ...more);
+};
+globalThis.ResizeObserver = class { observe() { left += 1; } disconnect() { left -= 1; } };
+"""
+RUNS = """
+const line = { letter: "A", place: 0, xs: [1, 2, 3, 4], ys: [1, 2, 3, 4] };
+const chart = m.runsChart(document.getElementById("chart"), [line], { along: "step", values: String });
+"""
+
+
+@pytest.mark.parametrize(
+    ("hours", "told"),
+    [
+        ((0, 1, 14), ["12:00:00 24 Oct 2026 CEST", "13:00:00", "02:00:00 25 Oct 2026"]),
+        ((14, 15, 16), ["02:00:00 25 Oct 2026 CEST", "02:00:00 25 Oct 2026 CET", "03:00:00"]),
+    ],
+)
+def test_a_time_axis_names_its_zone_once_and_again_where_it_changes(
+    modules: Page, hours: tuple[int, ...], told: list[str]
+) -> None:
+    """Two readers in two zones compared pictures; as winter time began two ticks were alike."""
+    assert modules.context.browser
+    context = context_of(modules.context.browser, timezone_id="Europe/Berlin")
+    page = context.new_page()
+    page.goto(modules.url)
+    noon = 1_792_836_000  # of 24 October 2026 in Berlin
+    ticks = call(page, "charts/ticks.js", "return m.clockTicks(null, x)", [noon + 3600 * hour for hour in hours])
+    context.close()
+    assert [tick.replace("\n", " ") for tick in ticks] == told
+
+
+def test_a_legend_tells_the_day_and_the_zone_of_a_time(modules: Page) -> None:
+    """Of a run of several days 03:04:09 is of no day."""
+    body = """
+    const { createView } = await import('/js/charts/view.js');
+    const view = createView(() => '', () => {});
+    view.extend(x[0], x[2]);
+    const draw = m.plot(document.getElementById('chart'), { view, marks: [] }, { height: 100, values: String, value: String });
+    draw({ columns: [x, [1, 2, 3]], lines: [{ label: 'one', token: '--ink' }] });
+    view.pin(x[1]);
+    """
+    with paper(modules, '<main><section><h2>One</h2><div id="chart"></div></section></main>') as page:
+        call(page, "charts/plot.js", body, [1000.0, 1000.0 + DAY_S, 1000.0 + 2 * DAY_S])
+        told = page.evaluate("import('/js/format.js').then((m) => m.exactTime(new Date(1e3 * 87400)))")
+        assert told.startswith("2 Jan 1970 ")
+        expect(page.locator(".u-series .u-value").first).to_have_text(told)
