@@ -75,3 +75,34 @@ def test_a_legend_tells_the_day_and_the_zone_of_a_time(modules: Page) -> None:
         told = page.evaluate("import('/js/format.js').then((m) => m.exactTime(new Date(1e3 * 87400)))")
         assert told.startswith("2 Jan 1970 ")
         expect(page.locator(".u-series .u-value").first).to_have_text(told)
+
+
+@pytest.mark.parametrize(
+    ("module", "made"),
+    [
+        ("charts/runs.js", f"{RUNS} chart.destroy();"),
+        ("charts/pareto.js", "m.paretoChart(document.getElementById('chart'), [{step_s: 1, memory_bytes: 2}], 3)();"),
+        (
+            "heat/map.js",
+            "m.heatMap(document.getElementById('chart'), { label: '', told: String, onTell() {} }).destroy();",
+        ),
+    ],
+)
+def test_what_another_is_drawn_in_the_stead_of_leaves_nothing_behind(modules: Page, module: str, made: str) -> None:
+    """Each choice of an axis left charts that the next change of theme made anew where nobody sees them."""
+    with paper(modules, '<main><section><h2>One</h2><div id="chart"></div></section></main>') as page:
+        call(page, module, "")
+        assert call(page, module, f"{COUNTED} {made} return left;") == 0
+
+
+def test_a_change_of_theme_keeps_the_zoom_of_a_compared_chart(modules: Page) -> None:
+    with paper(modules, '<main><section><h2>One</h2><div id="chart"></div></section></main>') as page:
+        call(page, "charts/runs.js", RUNS)
+        page.keyboard.press("Tab")
+        for key in ("ArrowRight", "+"):
+            page.keyboard.press(key)
+        seen = page.locator("#chart-told")
+        expect(seen).to_have_text("1 to 2")
+        page.evaluate("document.dispatchEvent(new Event('themechange'))")
+        page.keyboard.press("+")
+        expect(seen).to_have_text("1 to 1")
