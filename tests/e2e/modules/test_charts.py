@@ -106,3 +106,15 @@ def test_a_change_of_theme_keeps_the_zoom_of_a_compared_chart(modules: Page) -> 
         page.evaluate("document.dispatchEvent(new Event('themechange'))")
         page.keyboard.press("+")
         expect(seen).to_have_text("1 to 1")
+
+
+def test_a_run_without_history_says_from_when_its_time_counts(modules: Page) -> None:
+    """Under "time since its first step began" it lay left of the others by a step."""
+    curve = {"step": [10, 20], "loss": [3.0, 2.0], "elapsed_s": [0.0, 5.0]}
+    run: dict[str, Any] = {"id": "j", "name": "one", "attempt": 1, "curve": curve, "estimate": {"time": None}}
+    data = {"jobs": [{**run, "diagnosis": {}}], "url": "/compared"}
+    with paper(modules, COMPARE.replace("DATA", json.dumps(data))) as page:
+        page.route("**/compared", lambda route: route.fulfill(status=503))
+        call(page, "pages/compare.js", "")
+        note = "Of A no history is kept: only the loss that its end told; its time counts from the end of the first step in that."
+        expect(page.locator("#curves-note")).to_have_text(note)
