@@ -78,6 +78,35 @@ def test_a_legend_tells_the_day_and_the_zone_of_a_time(modules: Page) -> None:
 
 
 @pytest.mark.parametrize(
+    ("ticks", "told"),
+    [
+        ([128 * KIB, 256 * KIB, 512 * KIB], ["128 KiB", "256 KiB", "512 KiB"]),
+        ([32 * KIB, 64 * KIB, 128 * KIB, None], ["", "64.0 KiB", "", ""]),
+        ([None, 256 * KIB], ["", "256 KiB"]),
+    ],
+)
+def test_a_logarithmic_axis_says_something(modules: Page, ticks: list[int | None], told: list[str]) -> None:
+    """Of a lab of one size that was no power of 16 it said nothing."""
+    body = """const { bytes } = await import('/js/format.js');
+    return m.roundTicks((tick) => Math.log2(tick) % 4 === 0, bytes)(null, x)"""
+    assert call(modules, "charts/ticks.js", body, ticks) == told
+
+
+def test_a_chart_of_collectives_of_one_size_has_words_on_its_axis(modules: Page) -> None:
+    body = """
+    const words = [];
+    const { fillText } = CanvasRenderingContext2D.prototype;
+    CanvasRenderingContext2D.prototype.fillText = function (text, ...more) { words.push(text); fillText.call(this, text, ...more); };
+    const draw = m.collectivesChart(document.getElementById('chart'));
+    draw([{ op: 'all_reduce', payload_bytes: x, seconds: 0.001 }]);
+    await new Promise((then) => requestAnimationFrame(then));
+    return words;
+    """
+    with paper(modules, '<main><section><h2>One</h2><div id="chart"></div></section></main>') as page:
+        assert "256 KiB" in call(page, "charts/collectives.js", body, 256 * KIB)
+
+
+@pytest.mark.parametrize(
     ("module", "made"),
     [
         ("charts/runs.js", f"{RUNS} chart.destroy();"),

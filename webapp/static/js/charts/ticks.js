@@ -60,6 +60,12 @@ export function stepTicks(curve, from, to, most) {
   return ticks;
 }
 
+/** Words of a logarithmic axis' ticks: of the round ones alone, or of all where none is round. */
+export const roundTicks = (isRound, format) => (_, ticks) => {
+  const some = ticks.some((tick) => tick && isRound(tick));
+  return ticks.map((tick) => (tick && (!some || isRound(tick)) ? format(tick) : ""));
+};
+
 const MOST_LETTERS = 8; // that stand beside an axis
 
 /**
