@@ -147,3 +147,18 @@ def test_a_run_without_history_says_from_when_its_time_counts(modules: Page) -> 
         call(page, "pages/compare.js", "")
         note = "Of A no history is kept: only the loss that its end told; its time counts from the end of the first step in that."
         expect(page.locator("#curves-note")).to_have_text(note)
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ({"moe": '{"num_experts": 1024}'}, ", and as in what they are copied from: a mixture of 1,024 experts"),
+        ({"moe": "{}", "mla": "{}"}, ", and as in what they are copied from: a mixture of experts, latent attention"),
+        ({"rope_scaling": '{"factor": 8}'}, ", and as in what they are copied from: rotary positions stretched by 8"),
+        ({"moe": "{broken", "mla": "null", "rope_scaling": "7"}, ""),
+    ],
+)
+def test_parts_that_a_form_keeps_are_told_as_far_as_they_are_known(
+    modules: Page, parts: dict[str, str], told: str
+) -> None:
+    assert call(modules, "plan/kept.js", "return m.withParts((part) => x[part] ?? '')", parts) == told
