@@ -150,6 +150,28 @@ def test_a_run_without_history_says_from_when_its_time_counts(modules: Page) -> 
 
 
 @pytest.mark.parametrize(
+    ("ranks", "told"),
+    [
+        ([*range(16)], ""),
+        ([*range(20)], "Ranks 0\u201315, the first 16 of 20 that told; all count in the tables."),
+        ([*range(40, 60)], "Ranks 40\u201355, the first 16 of 20 that told; all count in the tables."),
+    ],
+)
+def test_a_traffic_chart_says_which_ranks_it_shows(modules: Page, ranks: list[int], told: str) -> None:
+    body = """
+    const { createState } = await import('/js/store.js');
+    const { createView } = await import('/js/charts/view.js');
+    const state = createState();
+    for (const rank of x) for (const time of [100, 101]) state.whole.add(rank, 'dp/all_reduce', time, 5);
+    const view = createView(() => '', () => {});
+    m.trafficView(document.getElementById('traffic'), { view, marks: [] }, () => {})({ world_size: 8, finished: true }, state);
+    return document.getElementById('traffic-note').textContent;
+    """
+    with paper(modules, TRAFFIC) as page:
+        assert call(page, "job/traffic.js", body, ranks) == f"Issued, averaged over 500 ms. {told}".strip()
+
+
+@pytest.mark.parametrize(
     ("parts", "told"),
     [
         ({"moe": '{"num_experts": 1024}'}, ", and as in what they are copied from: a mixture of 1,024 experts"),
