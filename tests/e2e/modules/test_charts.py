@@ -12,11 +12,14 @@ from tests.support.browser import context_of
 from tests.support.modules import call, paper
 
 KIB, DAY_S = 1024, 86_400.0
-TRAFFIC = """<section id="traffic"><select id="by"><option value="rank"></option><option value="axis"></option></select>
-<select id="by-axis"><option value=""></option></select><select id="by-op"><option value=""></option></select>
+TRAFFIC = """<section id="traffic">
+<select id="by"><option value="rank"></option><option value="axis"></option></select>
+<select id="by-axis"><option value=""></option></select>
+<select id="by-op"><option value=""></option></select>
 <div id="traffic-chart"></div><p id="traffic-note"></p></section>"""
 COMPARE = """<ol class="runs" data-reading></ol><section id="curves"><fieldset id="along">
-<input type="radio" name="along" value="time" checked></fieldset><div id="charts"></div><p id="curves-note"></p></section>
+<input type="radio" name="along" value="time" checked></fieldset>
+<div id="charts"></div><p id="curves-note"></p></section>
 <section id="parts"></section><script type="application/json" id="compared">DATA</script>"""
 MAPS = "const { heatMap } = await import('/js/heat/map.js');"
 # What is left of listeners to the theme and of observers of sizes, after `body`.
@@ -66,7 +69,8 @@ def test_a_legend_tells_the_day_and_the_zone_of_a_time(modules: Page) -> None:
     const { createView } = await import('/js/charts/view.js');
     const view = createView(() => '', () => {});
     view.extend(x[0], x[2]);
-    const draw = m.plot(document.getElementById('chart'), { view, marks: [] }, { height: 100, values: String, value: String });
+    const options = { height: 100, values: String, value: String };
+    const draw = m.plot(document.getElementById('chart'), { view, marks: [] }, options);
     draw({ columns: [x, [1, 2, 3]], lines: [{ label: 'one', token: '--ink' }] });
     view.pin(x[1]);
     """
@@ -96,7 +100,10 @@ def test_a_chart_of_collectives_of_one_size_has_words_on_its_axis(modules: Page)
     body = """
     const words = [];
     const { fillText } = CanvasRenderingContext2D.prototype;
-    CanvasRenderingContext2D.prototype.fillText = function (text, ...more) { words.push(text); fillText.call(this, text, ...more); };
+    CanvasRenderingContext2D.prototype.fillText = function (text, ...more) {
+      words.push(text);
+      fillText.call(this, text, ...more);
+    };
     const draw = m.collectivesChart(document.getElementById('chart'));
     draw([{ op: 'all_reduce', payload_bytes: x, seconds: 0.001 }]);
     await new Promise((then) => requestAnimationFrame(then));
@@ -145,8 +152,10 @@ def test_a_run_without_history_says_from_when_its_time_counts(modules: Page) -> 
     with paper(modules, COMPARE.replace("DATA", json.dumps(data))) as page:
         page.route("**/compared", lambda route: route.fulfill(status=503))
         call(page, "pages/compare.js", "")
-        note = "Of A no history is kept: only the loss that its end told; its time counts from the end of the first step in that."
-        expect(page.locator("#curves-note")).to_have_text(note)
+        note = "Of A no history is kept: only the loss that its end told; "
+        expect(page.locator("#curves-note")).to_have_text(
+            f"{note}its time counts from the end of the first step in that."
+        )
 
 
 @pytest.mark.parametrize(
@@ -164,7 +173,8 @@ def test_a_traffic_chart_says_which_ranks_it_shows(modules: Page, ranks: list[in
     const state = createState();
     for (const rank of x) for (const time of [100, 101]) state.whole.add(rank, 'dp/all_reduce', time, 5);
     const view = createView(() => '', () => {});
-    m.trafficView(document.getElementById('traffic'), { view, marks: [] }, () => {})({ world_size: 8, finished: true }, state);
+    const show = m.trafficView(document.getElementById('traffic'), { view, marks: [] }, () => {});
+    show({ world_size: 8, finished: true }, state);
     return document.getElementById('traffic-note').textContent;
     """
     with paper(modules, TRAFFIC) as page:
