@@ -21,7 +21,6 @@ COMPARE = """<ol class="runs" data-reading></ol><section id="curves"><fieldset i
 <input type="radio" name="along" value="time" checked></fieldset>
 <div id="charts"></div><p id="curves-note"></p></section>
 <section id="parts"></section><script type="application/json" id="compared">DATA</script>"""
-MAPS = "const { heatMap } = await import('/js/heat/map.js');"
 # What is left of listeners to the theme and of observers of sizes, after `body`.
 COUNTED = """
 let left = 0;
