@@ -259,7 +259,7 @@ class WebSettings(BaseSettings):
                 "name": self.oidc_name,
                 "client_id": self.oidc_client_id,
                 "secret": secret,
-                "settings": {"server_url": self.oidc_url},
+                "settings": {"server_url": self.oidc_url.rstrip("/")},
             }
         ]
 

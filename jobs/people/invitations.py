@@ -176,7 +176,7 @@ def find(text: str) -> Invitation:
     if found.expires <= timezone.now():
         raise NotInvitedError(f"this invitation was good until {found.expires:%Y-%m-%d %H:%M} UTC: ask for another")
     maker = User.objects.filter(username=found.created_by).first()
-    if maker is not None and role_in(maker, found.project.name) != Role.ADMIN:
+    if maker is None or role_in(maker, found.project.name) != Role.ADMIN:
         raise NotInvitedError("whoever made this invitation may no longer invite: ask another admin of the project")
     return found
 

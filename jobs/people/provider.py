@@ -5,6 +5,7 @@ django-allauth keeps the protocol; what it takes for granted of a provider, and 
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -60,6 +61,11 @@ class Discovery(BaseModel):
     userinfo_endpoint: Url
     jwks_uri: Url
     token_endpoint_auth_methods_supported: list[str] = []
+
+
+def _issuer_of(url: str) -> str:
+    """Whose document stands there: what is before its well-known path, and after it (RFC 8414, section 3.1)."""
+    return re.sub(r"/\.well-known/[^/]+", "", url).rstrip("/")
 
 
 def _word(told: object) -> str | None:
@@ -125,6 +131,7 @@ class Asked(OpenIDConnectOAuth2Adapter):  # type: ignore[misc]  # allauth has no
                 found = Discovery.model_validate(self._document()).model_dump()
             except ValidationError as error:
                 raise ProviderException(f"{url}: {error.errors(include_input=False)}") from None
+            _check_issuer(found["issuer"], url)
             _known[url] = time.monotonic() + KNOWN_S, found
         return found
 
@@ -146,6 +153,16 @@ class Asked(OpenIDConnectOAuth2Adapter):  # type: ignore[misc]  # allauth has no
 
     def _decode_id_token(self, app: Any, id_token: str) -> dict[str, Any]:
         return believed(super()._decode_id_token(app, id_token))
+
+
+def _check_issuer(issuer: str, url: str) -> None:
+    """Discovery 1.0, section 4.3: else one provider's document could be served for another's.
+
+    Raises:
+        ProviderException: it is another than that whose document was asked for.
+    """
+    if issuer.rstrip("/") != _issuer_of(url):
+        raise ProviderException(f"{url} names the issuer {issuer}, and MESHBOARD_OIDC_URL is {_issuer_of(url)}")
 
 
 _known: dict[str, tuple[float, dict[str, Any]]] = {}

@@ -124,6 +124,13 @@ def test_what_means_nothing_without_another_names_it(
     assert "hunter2" not in str(error.value)
 
 
+def test_a_provider_s_address_may_end_in_a_slash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its document was asked for below two."""
+    monkeypatch.setenv("MESHBOARD_OIDC_URL", "https://accounts.example/tenant/")
+    monkeypatch.setenv("MESHBOARD_OIDC_CLIENT_ID", "board")
+    assert [app["settings"] for app in read(WebSettings).oidc()] == [{"server_url": "https://accounts.example/tenant"}]
+
+
 def test_lists_take_blanks_and_a_comma_at_the_end_and_folders_a_tilde(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MESHBOARD_ALLOWED_HOSTS", "board.example, [::1],")
     monkeypatch.setenv("MESHBOARD_SECRET_KEY_FALLBACKS", "one, two,")

@@ -165,6 +165,20 @@ def test_a_timeline_says_how_it_hears_of_its_run(modules: Page) -> None:
         expect(badge).to_have_text("not allowed: reload the page")
 
 
+@pytest.mark.parametrize(("module", "elements"), [("job/page.js", PAGE), ("timeline/page.js", TIMELINE)])
+def test_a_page_older_than_what_it_is_told_asks_to_be_reloaded(modules: Page, module: str, elements: str) -> None:
+    """It called every batch a gap of the history, and itself live."""
+    newer = msgpack.packb({**batch(2.0), "v": 2})
+    with paper(modules, elements.replace("JOB", json.dumps(JOB))) as page:
+        board, badge = Board(page), page.locator("#connection")
+        call(page, module, "")
+        board.tell(1, {"job": JOB}, {"node": 0, "entries": [["1-0", newer], ["2-0", newer]]})
+        expect(badge).to_have_text("stopped: the board is newer than this page, reload it")
+        expect(badge).to_have_attribute("data-tone", "bad")
+        page.evaluate("dispatchEvent(new Event('online'))")
+        assert len(board.sockets) == 1, "it would be told the same again"
+
+
 def test_a_line_that_says_nothing_is_called_lost(modules: Page) -> None:
     """A page behind a broken line was "live" for as long as the line seemed open."""
     with paper(modules, PAGE.replace("JOB", json.dumps(JOB))) as page:

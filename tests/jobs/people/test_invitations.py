@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.db.models import QuerySet
 from django.test import Client
 from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
@@ -28,9 +29,22 @@ Members = dict[str, User]
 ANN = {"username": "ann", "password1": "quite-a-secret-1", "password2": "quite-a-secret-1"}
 
 
+def admin_of(team: Project) -> str:
+    """Whoever invites is an admin with an account."""
+    admin, _ = User.objects.get_or_create(username="admin")
+    Membership.objects.get_or_create(project=team, user=admin, defaults={"role": Role.ADMIN})
+    return admin.get_username()
+
+
+def invited() -> QuerySet[User]:
+    """All but that admin."""
+    return User.objects.exclude(username="admin")
+
+
 def link(team: Project, **wish: Any) -> str:
     """A path that somebody was sent."""
-    return f"/invitations/?token={invite(team, InvitationWish(**{'role': 'submitter', **wish}), 'admin')[1]}"
+    asked = InvitationWish(**{"role": "submitter", **wish})
+    return f"/invitations/?token={invite(team, asked, admin_of(team))[1]}"
 
 
 def test_who_has_no_account_gets_one_with_the_link(team: Project, client: Client) -> None:
@@ -40,9 +54,9 @@ def test_who_has_no_account_gets_one_with_the_link(team: Project, client: Client
     assert "no-store" in page.headers["Cache-Control"]
     assert "ann@acme.example" in page.content.decode()
     assert f"/login/?next={path.replace('/', '%2F').replace('?', '%3F').replace('=', '%3D')}" in page.content.decode()
-    assert not User.objects.exists(), "looking makes nobody"
+    assert not invited().exists(), "looking makes nobody"
     assert client.post(path, ANN).headers["Location"] == "/projects/team/"
-    made = User.objects.get()
+    made = invited().get()
     assert (made.username, made.email, made.is_staff, made.is_superuser) == ("ann", "ann@acme.example", False, False)
     assert made.check_password(ANN["password1"])
     assert access.role_in(made, "team") == Role.SUBMITTER
@@ -52,7 +66,7 @@ def test_who_has_no_account_gets_one_with_the_link(team: Project, client: Client
     assert ANN["password1"] not in str([*AuditEntry.objects.values(), *User.objects.values()])
     other = Client().post(path, {**ANN, "username": "bob"})
     assert (other.status_code, "was used" in other.content.decode()) == (404, True)
-    assert User.objects.count() == 1
+    assert invited().count() == 1
 
 
 def test_a_viewer_is_told_of_no_jobs_that_they_cannot_submit(team: Project, client: Client) -> None:
@@ -86,7 +100,7 @@ def test_what_is_no_name_or_password_makes_nobody(
     refused = client.post(path, {**ANN, **given})
     assert (refused.status_code, words in refused.content.decode()) == (422, True), refused.content.decode()
     assert "<i>" not in refused.content.decode()
-    assert [*User.objects.all()] == [owner]
+    assert [*invited()] == [owner]
     assert client.post(path, ANN).status_code == 302, "the link is as good as it was"
 
 
@@ -108,8 +122,8 @@ def test_a_link_that_is_over_says_so_to_everybody(
         for answer in (client.get(path), client.post(path, ANN)):
             assert (answer.status_code, words in answer.content.decode()) == (404, True), answer.content.decode()
         client.force_login(owner)
-    assert [*User.objects.all()] == [owner]
-    assert not Membership.objects.exists()
+    assert [*invited()] == [owner]
+    assert not Membership.objects.filter(user=owner).exists()
 
 
 def test_a_link_for_a_mail_address_is_nobody_else_s(team: Project, owner: User, api: Api, client: Client) -> None:
@@ -152,7 +166,7 @@ def test_nobody_registers_without_a_link(team: Project, client: Client) -> None:
     fields = {**ANN, "email": "ann@acme.example", "password": ANN["password1"]}
     for path in ["/invitations/?token=mbi_x", *(f"/{path}" for path in PUBLIC), "/signup/", "/account/signup/"]:
         client.post(path, fields)
-    assert not User.objects.exists()
+    assert not invited().exists()
 
 
 @pytest.mark.usefixtures("each_database")
@@ -176,13 +190,13 @@ def test_of_many_with_one_link_one_gets_in() -> None:
 @pytest.mark.usefixtures("each_database")
 def test_of_two_who_take_one_name_one_has_it_and_the_other_s_link_is_good() -> None:
     team = Project.objects.create(name="team")
-    texts = [invite(team, InvitationWish(role="viewer"), "admin")[1] for _ in range(2)]
+    texts = [invite(team, InvitationWish(role="viewer"), admin_of(team))[1] for _ in range(2)]
     forms = [AccountForm(find(text), ANN) for text in texts]
     assert all(form.is_valid() for form in forms)
     made: list[User | None] = []
     pairs = zip(forms, map(find, texts), strict=True)
     run_together([lambda form=form, found=found: made.append(make_account(form, found)) for form, found in pairs])
-    assert (len([user for user in made if user]), User.objects.count(), Membership.objects.count()) == (1, 1, 1)
+    assert (len([user for user in made if user]), invited().count(), Membership.objects.count()) == (1, 1, 2)
     assert Invitation.objects.filter(accepted=None).count() == 1
     assert [form.errors.get("username") for form in forms].count(["A user with that username already exists."]) == 1
 
@@ -190,21 +204,21 @@ def test_of_two_who_take_one_name_one_has_it_and_the_other_s_link_is_good() -> N
 def test_one_with_a_mail_address_is_mailed_there_and_said_so(
     team: Project, members: Members, api: Api, inbox: list[EmailMessage], monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
-    def invited(**wish: Any) -> Any:
+    def told_of(**wish: Any) -> Any:
         asked = {"role": "viewer", "days": 3, **wish}
         return api(members["admin"]).post("/api/v1/projects/team/invitations", asked, format="json").json()
 
-    assert invited()["mailed"] is None, "to nobody"
-    told = invited(email="ann@acme.example")
+    assert told_of()["mailed"] is None, "to nobody"
+    told = told_of(email="ann@acme.example")
     assert told["mailed"] == "mailed to ann@acme.example"
     (mail,) = inbox
     assert (mail["To"], mail["Subject"]) == ("ann@acme.example", "Invitation to project team")
     assert f"https://board.example/invitations/?token={told['token']}" in mail.get_content().splitlines()
     monkeypatch.setattr(invitation_mail, "MOST_AN_HOUR", 1)
-    assert "an hour's 1 invitations of team were mailed" in invited(email="bob@acme.example")["mailed"]
+    assert "an hour's 1 invitations of team were mailed" in told_of(email="bob@acme.example")["mailed"]
     monkeypatch.undo()
     settings.EMAIL_PORT = free_port()
-    assert "not mailed to bob@acme.example: ConnectionRefusedError" in invited(email="bob@acme.example")["mailed"]
+    assert "not mailed to bob@acme.example: ConnectionRefusedError" in told_of(email="bob@acme.example")["mailed"]
     assert len(inbox) == 1
 
 
@@ -216,10 +230,10 @@ def test_a_board_that_gives_no_accounts_so_sends_to_the_login(team: Project, cli
     assert "/login/?next=%2Finvitations%2F" in page
     assert "password1" not in page
     client.post(path, ANN)
-    assert not User.objects.exists()
+    assert not invited().exists()
 
 
-@pytest.mark.parametrize("how", ["removed", "demoted", "disabled"])
+@pytest.mark.parametrize("how", ["removed", "demoted", "disabled", "deleted"])
 def test_who_may_no_longer_invite_has_no_open_door_left(
     team: Project, members: Members, client: Client, how: str
 ) -> None:
@@ -229,6 +243,8 @@ def test_who_may_no_longer_invite_has_no_open_door_left(
     assert client.get(path).status_code == 200
     if how == "disabled":
         User.objects.filter(pk=admin.pk).update(is_active=False)
+    elif how == "deleted":
+        admin.delete()
     else:
         mine = Membership.objects.filter(user=admin, project=team)
         mine.delete() if how == "removed" else mine.update(role=Role.VIEWER)

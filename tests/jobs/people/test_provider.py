@@ -12,6 +12,7 @@ from django.contrib.sessions.models import Session
 from django.test import Client
 
 from jobs.people import provider as provided
+from tests.jobs.people.conftest import signing_on_by
 from tests.jobs.people.providers import Answers, comes_back, logged_in
 
 DEEP = "[" * 100_000
@@ -110,6 +111,30 @@ def test_a_provider_that_does_not_say_what_it_is_is_a_page(
     answers.discovery = {**answers.discovery, **told} if isinstance(told, dict) else told
     assert refused(comes_back(client))
     assert not Session.objects.exists()
+
+
+@pytest.mark.parametrize("given", ["", "/.well-known/openid-configuration"])
+@pytest.mark.parametrize("told", ["", "/"])
+def test_an_issuer_is_the_one_that_is_configured_but_for_a_slash(
+    given: str, told: str, db: None, client: Client, answers: Answers, settings: Any
+) -> None:
+    signing_on_by(answers.url + given, settings)
+    answers.discovery["issuer"] = answers.signed["iss"] = answers.url + told
+    assert comes_back(client).status_code == 302
+    assert logged_in(client)
+
+
+@pytest.mark.parametrize("path", ["", "/.well-known/openid-configuration", "/.well-known/openid-configuration/tenant"])
+def test_a_document_of_another_issuer_signs_nobody_on(
+    path: str, db: None, client: Client, answers: Answers, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Discovery 1.0, section 4.3: whom a token is of was held against what the document said of itself alone."""
+    signing_on_by(answers.url + path, settings)
+    other = f"{answers.url}/other"
+    answers.discovery["issuer"] = answers.signed["iss"] = other
+    assert refused(comes_back(client))
+    assert f"names the issuer {other}, and MESHBOARD_OIDC_URL is {answers.url}" in caplog.text
+    assert not User.objects.exists()
 
 
 def test_what_it_says_of_itself_is_asked_for_once(db: None, answers: Answers) -> None:

@@ -3,6 +3,7 @@ import uPlot from "../../vendor/uplot/uPlot.esm.js";
 import { byteRate, bytes, duration, opName } from "../format.js";
 import { ownKeys } from "./keys.js";
 import { MARKERS, axis, color, keepFitting } from "./theme.js";
+import { roundTicks } from "./ticks.js";
 
 const HEIGHT = 280;
 const MEASURES = {
@@ -27,7 +28,7 @@ export function collectivesChart(container) {
       legend: { markers: MARKERS },
       scales: { x: { time: false, distr: 3, log: 2 }, y: { distr: 3 } },
       axes: [
-        axis("payload", (_, ticks) => ticks.map((tick) => (tick && Math.log2(tick) % 4 === 0 ? bytes(tick) : "")), 36),
+        axis("payload", roundTicks((tick) => Math.log2(tick) % 4 === 0, bytes), 36),
         axis(label, (_, ticks) => ticks.map((tick) => (tick ? format(tick) : "")), 80),
       ],
       series: [

@@ -3,6 +3,7 @@ import uPlot from "../../vendor/uplot/uPlot.esm.js";
 import { bytes, decimalBytes, integer } from "../format.js";
 import { ownKeys } from "./keys.js";
 import { MARKERS, axis, color, keepFitting } from "./theme.js";
+import { roundTicks } from "./ticks.js";
 
 const HEIGHT = 320;
 const LINES = [
@@ -41,7 +42,7 @@ export function growthChart(container) {
       scales: { x: { time: false, distr: 3 }, y: { distr: 3 } },
       hooks: { draw: [mark] },
       axes: [
-        axis(`${shown.variable} (logarithmic)`, (_, ticks) => ticks.map((tick) => (tick && Math.log10(tick) % 1 === 0 ? integer(tick) : "")), 36),
+        axis(`${shown.variable} (logarithmic)`, roundTicks((tick) => Math.log10(tick) % 1 === 0, integer), 36),
         axis("bytes a step", (_, ticks) => ticks.map((tick) => (tick ? decimalBytes(tick) : "")), 80),
       ],
       series: [

@@ -6,6 +6,7 @@ import { MARKERS, axis, color, keepFitting } from "./theme.js";
 
 const HEIGHT = 260;
 
+/** Returns what takes it away, for who draws another in its stead. */
 export function paretoChart(container, front, capacity) {
   const data = [front.map((f) => f.step_s), front.map((f) => f.memory_bytes), front.map(() => capacity)];
   let chart = null;
@@ -33,5 +34,9 @@ export function paretoChart(container, front, capacity) {
 
   build();
   ownKeys(container, () => chart);
-  keepFitting(container, build, () => chart);
+  const letGo = keepFitting(container, build, () => chart);
+  return () => {
+    letGo();
+    chart.destroy();
+  };
 }

@@ -6,7 +6,7 @@ import { chartKeys, legendWords } from "./keys.js";
 import { KINDS, drawMarks } from "./marks.js";
 import { momentWords } from "./moment.js";
 import { MARKERS, axis, color, keepFitting } from "./theme.js";
-import { TIME_STEPS, clockTicks, stepAt, stepTicks, tickWords, timeOfDay } from "./ticks.js";
+import { TIME_STEPS, clockTicks, stepAt, stepTicks, tickWords } from "./ticks.js";
 
 const SYNC = uPlot.sync("page");
 const CLICK_PX = 4;
@@ -176,7 +176,7 @@ function xAxis(steps, page) {
 
 function moment(time, steps, curve) {
   if (time === null || time === undefined) return "–";
-  const clock = timeOfDay(time);
+  const clock = exactTime(new Date(time * 1000));
   const step = steps ? stepAt(curve, time) : null;
   return step === null ? clock : `${integer(step)} · ${clock}`;
 }

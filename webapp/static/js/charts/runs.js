@@ -30,6 +30,7 @@ export function runsChart(container, lines, { along, values, select }) {
   const data = uPlot.join(lines.map(({ xs, ys }) => told(xs, ys)));
   let chart = null;
   const build = () => {
+    const range = chart && { min: chart.scales.x.min, max: chart.scales.x.max };
     chart?.destroy();
     chart = new uPlot(
       {
@@ -54,11 +55,17 @@ export function runsChart(container, lines, { along, values, select }) {
       data,
       container,
     );
+    if (range) chart.setScale("x", range);
   };
   build();
   ownKeys(container, () => chart, { zooms: true, enter: select, help: select && "Enter tells what differs about what is in sight." });
-  keepFitting(container, build, () => chart);
-  return { destroy: () => chart.destroy() };
+  const letGo = keepFitting(container, build, () => chart);
+  return {
+    destroy() {
+      letGo();
+      chart.destroy();
+    },
+  };
 }
 
 function dragged(chart, select) {

@@ -38,12 +38,17 @@ export function axis(label, values, size) {
 /** Filled squares in the legend, in the line's colour. */
 export const MARKERS = { width: 0, fill: (chart, index) => chart.series[index].stroke(chart, index) };
 
-/** Redraw with other colours when the theme changes, and follow the width of the container. */
+/** Redraw with other colours when the theme changes, and follow the width of the container, until what it returns is called. */
 export function keepFitting(container, rebuild, current) {
   document.addEventListener("themechange", rebuild);
-  new ResizeObserver(() => {
+  const observer = new ResizeObserver(() => {
     const width = Math.floor(container.clientWidth);
     const chart = current();
     if (chart && width > 0 && chart.width !== width) chart.setSize({ width, height: chart.height });
-  }).observe(container);
+  });
+  observer.observe(container);
+  return () => {
+    document.removeEventListener("themechange", rebuild);
+    observer.disconnect();
+  };
 }

@@ -4,16 +4,19 @@ import { integer } from "../format.js";
 export const TIME_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400];
 const timeFormat = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 const dayFormat = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year: "numeric" });
+const zoneFormat = new Intl.DateTimeFormat("en-GB", { timeZoneName: "short" });
+const zoneOf = (date) => zoneFormat.formatToParts(date).find(({ type }) => type === "timeZoneName").value;
 
-export const timeOfDay = (seconds) => timeFormat.format(new Date(seconds * 1000));
-
-/** The time of day; the first tick of each day has its date below. */
+/** The time of day; the first tick of each day has its date below, and the first of all, or of another zone, its zone. */
 export function clockTicks(_, ticks) {
-  let day = "";
+  let [day, zone] = ["", ""];
   return ticks.map((tick) => {
-    const before = day;
-    day = dayFormat.format(new Date(tick * 1000));
-    return day === before ? timeOfDay(tick) : `${timeOfDay(tick)}\n${day}`;
+    const date = new Date(tick * 1000);
+    const before = [day, zone];
+    [day, zone] = [dayFormat.format(date), zoneOf(date)];
+    const isFirst = zone !== before[1];
+    const below = [day !== before[0] || isFirst ? day : "", isFirst ? zone : ""].filter(Boolean).join(" ");
+    return below ? `${timeFormat.format(date)}\n${below}` : timeFormat.format(date);
   });
 }
 
@@ -56,6 +59,12 @@ export function stepTicks(curve, from, to, most) {
   }
   return ticks;
 }
+
+/** Words of a logarithmic axis' ticks: of the round ones alone, or of all where none is round. */
+export const roundTicks = (isRound, format) => (_, ticks) => {
+  const some = ticks.some((tick) => tick && isRound(tick));
+  return ticks.map((tick) => (tick && (!some || isRound(tick)) ? format(tick) : ""));
+};
 
 const MOST_LETTERS = 8; // that stand beside an axis
 

@@ -20,8 +20,11 @@ export function trafficLines(bins, by, accepts, filling) {
   return found;
 }
 
+/** Those that have a line of their own. */
+export const ranksDrawn = (bins) => [...bins.rows.keys()].sort((a, b) => a - b).slice(0, MOST_LINES);
+
 function ofRanks(bins, accepts) {
-  const ranks = [...bins.rows.keys()].sort((a, b) => a - b).slice(0, MOST_LINES);
+  const ranks = ranksDrawn(bins);
   const lines = ranks.map((rank, index) => ({
     label: `rank ${rank}`,
     token: `--series-${index}`,

@@ -1,6 +1,6 @@
 // A page follows its job: the socket goes on where the history ended, and the history tells what the socket missed.
 import { connect } from "../socket.js";
-import { createState, expectGap, foldBatch, foldSummary, resumeFrom } from "../store.js";
+import { VERSION, createState, expectGap, foldBatch, foldSummary, resumeFrom } from "../store.js";
 import { replay } from "./replay.js";
 
 /** What a job told as it ended, where nothing else tells of it. */
@@ -10,12 +10,15 @@ export function seedFromSummary(state, job) {
 
 /**
  * `now()` gives {job, state} of the page. `onJob(job)` gets each that is told, and `onAttempt()` is called instead where it
- * is of another; `onRead(state, kept)` gets a state made of the history anew; `redraw` and `onState` as `connect` has it.
+ * is of another; `onRead(state, kept)` gets a state made of the history anew; `redraw` and `onState` as `connect` has it,
+ * which is told "outdated" too, at the end: what the board sends is newer than this page.
  */
 export function follow(now, { onJob, onAttempt, onRead, redraw, onState }) {
   let socket = null;
+  let outdated = false;
 
   function open() {
+    if (outdated) return;
     socket = connect(`/ws/jobs/${now().job.id}/`, {
       resume: () => ({ after: resumeFrom(now().state), attempt: now().job.attempt }),
       onJob(next, again) {
@@ -33,11 +36,21 @@ export function follow(now, { onJob, onAttempt, onRead, redraw, onState }) {
         if (again) readAgain();
       },
       onBatch(id, batch, node) {
+        if (outdated || batch.v > VERSION) {
+          endOutdated();
+          return;
+        }
         foldBatch(now().state, id, batch, node);
         redraw();
       },
       onState,
     });
+  }
+
+  function endOutdated() {
+    outdated = true;
+    socket.close();
+    onState("outdated");
   }
 
   /** What was missed is in the history: the page is made of that, as if it were opened now. */

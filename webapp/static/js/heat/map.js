@@ -11,9 +11,10 @@ const LEAST_BETWEEN = 8; // px from one line to the next
 const roomFor = (cells, size) => (size > 0 ? Math.min(cells, Math.ceil(size * devicePixelRatio)) : cells);
 
 /**
- * `told(row, column)`: the words of a cell. Returns {show(cells, {rows, columns, most, borders}), pointed}:
+ * `told(row, column)`: the words of a cell. Returns {show(cells, {rows, columns, most, borders}), pointed, destroy}:
  * cells row by row, NaN where nothing is known; `borders` are row and column numbers before which a host begins.
- * What is pointed at is told again, with its new figures, by each show; `pointed()` says whether anything is.
+ * What is pointed at is told again, with its new figures, by each show; `pointed()` says whether anything is;
+ * `destroy()` is for who draws another in its stead.
  */
 export function heatMap(container, { label, told, onTell, token = "--axis-dp", tall = false }) {
   const canvas = el("canvas", { className: "heat-cells", role: "img", ariaLabel: label, tabIndex: 0 });
@@ -86,11 +87,13 @@ export function heatMap(container, { label, told, onTell, token = "--axis-dp", t
   });
   canvas.addEventListener("focus", () => at ?? choose({ row: 0, column: 0 }));
   canvas.addEventListener("blur", () => choose(null));
-  document.addEventListener("themechange", () => {
+  const recolor = () => {
     inks = null;
     paint();
-  });
-  new ResizeObserver(paint).observe(box);
+  };
+  document.addEventListener("themechange", recolor);
+  const observer = new ResizeObserver(paint);
+  observer.observe(box);
   return {
     show(cells, size) {
       shown = { cells, ...size };
@@ -100,6 +103,10 @@ export function heatMap(container, { label, told, onTell, token = "--axis-dp", t
       if (at) choose(at);
     },
     pointed: () => at !== null,
+    destroy() {
+      document.removeEventListener("themechange", recolor);
+      observer.disconnect();
+    },
   };
 }
 

@@ -2,6 +2,7 @@
 import { color } from "../charts/theme.js";
 import { axisToken } from "../timeline/colors.js";
 import { el } from "../dom.js";
+import { integer } from "../format.js";
 import { cellsOf } from "./cells.js";
 
 const MOST = 128;
@@ -9,7 +10,6 @@ const [WIDTH, HEIGHT] = [150, 36];
 
 /** Draws only while the details are open. */
 export function multiples(place, details) {
-  const others = [];
   let newest = null;
   details.addEventListener("toggle", () => newest && draw(...newest));
   document.addEventListener("themechange", () => newest && draw(...newest));
@@ -23,21 +23,23 @@ export function multiples(place, details) {
       const { cells, columns } = cellsOf(bins, ranks, (key) => key.split("/")[0] === axis, window);
       const mean = new Float64Array(columns);
       for (let i = 0; i < cells.length; i += 1) mean[i % columns] += cells[i] / ranks.length;
-      return { name: `${axis}, mean of ranks`, token: axisToken(axis, others), values: mean };
+      return { name: `${axis}, mean of ranks`, token: axisToken(axis), values: mean };
     });
     ranks.slice(0, MOST).forEach((rank, row) => {
       charts.push({ name: `rank ${rank}`, token: "--part-compute", values: drawn.cells.subarray(row * drawn.columns, (row + 1) * drawn.columns) });
     });
     const most = charts.reduce((top, { values }) => values.reduce((high, value) => (value > high ? value : high), top), 0);
     place.replaceChildren(...charts.map((chart) => tiny(chart, most, figure)));
-    if (ranks.length > MOST) place.append(el("p", { className: "note" }, `Ranks beyond ${MOST - 1} are in the map above.`));
+    if (ranks.length > MOST) place.append(el("p", { className: "note" }, `The first ${MOST} of ${integer(ranks.length)} ranks; all are in the map above.`));
   }
   return draw;
 }
 
 function tiny({ name, token, values }, most, figure) {
-  const top = values.reduce((high, value) => (value > high ? value : high), 0);
-  const canvas = el("canvas", { width: 2 * WIDTH, height: 2 * HEIGHT, role: "img", ariaLabel: `${name}: at most ${figure.words(top)}` });
+  const known = values.filter((value) => !Number.isNaN(value));
+  const top = known.length > 0 ? Math.max(...known) : NaN;
+  const words = known.length > 0 ? `at most ${figure.words(top)}` : figure.words(top);
+  const canvas = el("canvas", { width: 2 * WIDTH, height: 2 * HEIGHT, role: "img", ariaLabel: `${name}: ${words}` });
   const context = canvas.getContext("2d");
   context.fillStyle = color(token);
   const wide = canvas.width / values.length;
@@ -45,5 +47,5 @@ function tiny({ name, token, values }, most, figure) {
     const tall = most > 0 ? (canvas.height * value) / most : 0;
     if (tall > 0) context.fillRect(i * wide, canvas.height - tall, Math.max(1, wide), tall);
   });
-  return el("figure", {}, canvas, el("figcaption", {}, name, " ", el("span", { className: "note" }, `≤ ${figure.words(top)}`)));
+  return el("figure", {}, canvas, el("figcaption", {}, name, " ", el("span", { className: "note" }, words.replace("at most", "≤"))));
 }

@@ -34,6 +34,7 @@ export function timePanel(panel) {
     const chosen = $("heat-what").value;
     if (!map || chosen !== what) {
       [what, figure] = [chosen, FIGURES[chosen]];
+      map?.destroy();
       map = heatMap($("heat-time-map"), { ...options, token: figure.token });
     }
     const axis = $("heat-axis").value;

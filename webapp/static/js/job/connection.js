@@ -6,9 +6,10 @@ const CONNECTION = {
   delayed: ["warn", "delayed: Redis cannot be reached"],
   reconnecting: ["warn", "reconnecting"],
   refused: ["bad", "not allowed: reload the page"],
+  outdated: ["bad", "stopped: the board is newer than this page, reload it"],
 };
 
-/** `name`: as socket.js tells it, or "reading" before it is asked. */
+/** `name`: as `follow` tells it, or "reading" before it is asked. */
 export function showConnection(badge, name, finished) {
   const [tone, told] = CONNECTION[name];
   const words = name === "delayed" && !finished ? `${told}; training goes on` : told;

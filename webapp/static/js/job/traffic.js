@@ -1,7 +1,8 @@
 // The traffic panel: its choices, and what its chart cannot say.
-import { MOST_LINES, trafficChart, trafficLines } from "../charts/traffic.js";
+import { MOST_LINES, ranksDrawn, trafficChart, trafficLines } from "../charts/traffic.js";
 import { el } from "../dom.js";
 import { duration, integer, opName } from "../format.js";
+import { rankWords } from "../timeline/tables.js";
 
 const MANY_RANKS = 8; // beyond, lines of single ranks say less than the axes
 
@@ -44,7 +45,7 @@ function notes(bins, by, state) {
   const dropped = [...state.ranks.values()].reduce((sum, rank) => sum + rank.dropped, 0);
   const told = [];
   if (bins.length > 0) told.push(`Issued, averaged over ${duration(bins.width)}${by === "axis" ? ", all ranks together" : ""}.`);
-  if (by !== "axis" && bins.rows.size > MOST_LINES) told.push(`The first ${MOST_LINES} of ${integer(bins.rows.size)} ranks that told; all count in the tables.`);
+  if (by !== "axis" && bins.rows.size > MOST_LINES) told.push(`Ranks ${rankWords(ranksDrawn(bins))}, the first ${MOST_LINES} of ${integer(bins.rows.size)} that told; all count in the tables.`);
   if (dropped > 0) told.push(`${integer(dropped)} timing records dropped; byte counters are exact.`);
   if (state.fromSummary) told.push("The live stream of this run is gone; totals come from its stored summary.");
   return told.join(" ");

@@ -24,7 +24,7 @@ export class LineList {
     this.marked = null; // the line that the address names
     this.lines = [];
     this.hits = new Map();
-    this.current = null; // index of the hit that one is at
+    this.current = null; // the line of the hit that one is at
     this.layout = new Layout(this.#measure().rowHeight);
     this.set = { top: 0 }; // where we scrolled to ourselves
     box.addEventListener("scroll", () => {
@@ -153,7 +153,7 @@ export class LineList {
     row.dataset.key = `${idOf(line)}${line.skipped === undefined ? "" : " skipped"}`;
     if (line.skipped === undefined) row.id = idOf(line);
     else row.classList.add("skipped");
-    if (index === this.current) row.dataset.current = "";
+    if (line === this.current) row.dataset.current = "";
     if (row.id && this.marked === row.id) row.dataset.marked = "";
     return row;
   }

@@ -74,12 +74,17 @@ export function logView(root) {
     if (whole) whole.title = view.rank === null ? "What is listed here, as a file" : "All that its host keeps of it";
   }
 
+  /** Which of the hits one is at, wherever its line stands by now; -1 for none. */
+  function placeOfCurrent() {
+    return list.current === null ? -1 : search.places.findIndex((place) => view.lines[place] === list.current);
+  }
+
   function showFound() {
     const problem = part("problem");
     problem.textContent = search.problem;
     field.setAttribute("aria-invalid", String(search.problem !== ""));
     const { length } = search.places;
-    const at = list.current === null ? -1 : search.places.indexOf(list.current);
+    const at = placeOfCurrent();
     const found = at < 0 ? `${integer(length)} found` : `${integer(at + 1)} of ${integer(length)}`;
     part("found").textContent = search.active ? `${found}${search.done ? "" : " …"}` : "";
     for (const name of ["earlier", "later"]) part(name).disabled = length === 0;
@@ -88,11 +93,11 @@ export function logView(root) {
   function step(by) {
     const { places } = search;
     if (places.length === 0) return;
-    const at = places.indexOf(list.current);
+    const at = placeOfCurrent();
     const next = at < 0 ? (by > 0 ? 0 : places.length - 1) : (at + by + places.length) % places.length;
-    list.current = places[next];
+    list.current = view.lines[places[next]];
     setFollow(false);
-    list.toLine(list.current);
+    list.toLine(places[next]);
     showFound();
   }
 

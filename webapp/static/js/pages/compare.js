@@ -118,6 +118,6 @@ if (!section.hidden) {
   drawCurves(runs, along());
   document.getElementById("along").addEventListener("change", () => drawCurves(runs, along()));
   const short = runs.flatMap((run, place) => (run.whole ? [] : [letter(place)]));
-  note.textContent = short.length ? `Of ${short.join(", ")} no history is kept: only the loss that its end told.` : "";
+  note.textContent = short.length ? `Of ${short.join(", ")} no history is kept: only the loss that its end told; its time counts from the end of the first step in that.` : "";
 }
 drawParts(runs);

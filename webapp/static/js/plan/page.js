@@ -7,6 +7,7 @@ import { best, filled, query, why } from "./best.js";
 import { showEstimate } from "./estimate.js";
 import { explainButtons } from "./explain.js";
 import { showHeadline, told } from "./headline.js";
+import { withParts } from "./kept.js";
 import { showSoftware } from "./software.js";
 
 const DELAY_MS = 150;
@@ -29,16 +30,8 @@ function showModel() {
   document.getElementById("model-sizes").hidden = !custom;
   const note = document.getElementById("preset-note");
   const preset = presets[name];
-  note.textContent = preset ? `${preset.description} · ${parameters(preset.parameters)} parameters` : `Your own sizes${withParts()}.`;
+  note.textContent = preset ? `${preset.description} · ${parameters(preset.parameters)} parameters` : `Your own sizes${withParts((part) => form.elements[`model.${part}`].value)}.`;
   if (preset) for (const [key, value] of Object.entries(preset.sizes)) setField(`model.${key}`, value);
-}
-
-/** Parts of the model that the form has no fields of, which stay as they came. */
-function withParts() {
-  const [moe, mla, stretch] = ["moe", "mla", "rope_scaling"].map((name) => JSON.parse(form.elements[`model.${name}`].value || "null"));
-  const words = [moe && `a mixture of ${moe.num_experts} experts`, mla && "latent attention", stretch && `rotary positions stretched by ${stretch.factor}`];
-  const told = words.filter(Boolean).join(", ");
-  return told && `, and as in what they are copied from: ${told}`;
 }
 
 function setField(name, value) {

@@ -22,6 +22,7 @@ const FIRST = [
   { layout: { dp: 16, tp: 4, sequence_parallel: true, zero: 1 }, micro_batches: 32 },
 ];
 
+let takeAway = () => {}; // the chart of the last search
 let custom = null; // the model and training of a spec that came by link and is no preset's
 const percent = (share) => `${(100 * share).toFixed(1)} %`;
 const whole = (text) => (/^\d+$/.test(text.trim()) ? Number(text) : text);
@@ -276,7 +277,8 @@ function showResults(found) {
     el("h3", {}, `What more time buys: ${count(found.pareto.length)} layouts that no other beats in time and memory`),
     chart,
   );
-  paretoChart(chart, found.pareto, found.cluster.memory_bytes);
+  takeAway();
+  takeAway = paretoChart(chart, found.pareto, found.cluster.memory_bytes);
 }
 
 // --- the page's state lives in its address

@@ -32,7 +32,7 @@ function sheet() {
   const onPage = usable("[data-key]").map((node) => ({ key: node.dataset.key, words: wordsOf(node) }));
   const pages = [...document.querySelectorAll("[data-go]")].map((node) => ({ key: `g ${node.dataset.go}`, words: wordsOf(node) }));
   const everywhere = [
-    { key: "Ctrl+K", words: "Find a job, host, project, page or action" },
+    ...(document.getElementById("palette-open") ? [{ key: "Ctrl+K", words: "Find a job, host, project, page or action" }] : []),
     { key: "?", words: "This sheet" },
   ];
   const all = [{ title: "Everywhere", keys: everywhere }, ...groups, { title: "On this page", keys: onPage }, { title: "Pages", keys: pages }];

@@ -35,9 +35,10 @@ export function ofPage() {
 }
 
 async function copyJson(id) {
-  const answer = await fetch(`/api/v1/jobs/${id}`, { headers: { Accept: "application/json" } });
-  const copied = answer.ok && (await copyText(JSON.stringify(await answer.json(), null, 2)));
-  const told = el("div", { className: "message", role: "status" }, copied ? "Copied the job as JSON." : "The browser forbids copying: the JSON is at ");
+  const answer = await fetch(`/api/v1/jobs/${id}`, { headers: { Accept: "application/json" } }).catch(() => null);
+  const copied = answer?.ok && (await copyText(JSON.stringify(await answer.json(), null, 2)));
+  const why = answer?.ok ? "The browser forbids copying" : "The board did not answer with the job";
+  const told = el("div", { className: "message", role: "status" }, copied ? "Copied the job as JSON." : `${why}: the JSON is at `);
   told.dataset.tone = copied ? "info" : "warn";
   if (!copied) told.append(el("a", { href: `/api/v1/jobs/${id}` }, `/api/v1/jobs/${id}`));
   document.getElementById("main").prepend(told);
@@ -45,7 +46,7 @@ async function copyJson(id) {
 
 async function fetched(url, query, signal) {
   const answer = await fetch(`${url}?${new URLSearchParams({ q: query })}`, { headers: { Accept: "application/json" }, signal });
-  if (!answer.ok || answer.redirected) return [];
+  if (!answer.ok || answer.redirected) throw new Error("the board did not answer");
   const { jobs, hosts, projects } = await answer.json();
   const goes = (path) => () => location.assign(path);
   return [
@@ -67,6 +68,7 @@ export function palette(opener) {
   let items = [];
   let at = 0;
   let asking = null;
+  let elsewhere = ""; // how the board was asked, where it has not answered
   let timer = null;
 
   function draw() {
@@ -83,8 +85,9 @@ export function palette(opener) {
     );
     if (items.length) input.setAttribute("aria-activedescendant", `palette-${at}`);
     else input.removeAttribute("aria-activedescendant");
-    told.textContent = items.length === 1 ? "1 found" : `${items.length} found`;
-    if (items.length === 0) list.replaceChildren(el("li", { className: "note", role: "presentation" }, "Nothing by that name."));
+    told.textContent = `${items.length} listed. ${elsewhere}`;
+    const words = elsewhere || (items.length === 0 ? "Nothing by that name." : "");
+    if (words) list.append(el("li", { className: "note", role: "presentation" }, words));
   }
 
   function go(to) {
@@ -110,17 +113,20 @@ export function palette(opener) {
     const here = matching(ofPage(), query);
     items = here;
     at = 0;
+    elsewhere = "Looking…";
     draw();
     try {
       const there = await fetched(opener.dataset.findUrl, query, mine.signal);
-      if (mine !== asking || there.length === 0) return;
+      if (mine !== asking) return;
       const kept = items[at];
       items = query.trim() ? [...there, ...here] : [...here, ...there];
       at = at === 0 ? 0 : Math.max(0, items.indexOf(kept));
-      draw();
-    } catch (error) {
-      if (error.name !== "AbortError") told.textContent = "Jobs, hosts and projects cannot be looked up just now.";
+      elsewhere = "";
+    } catch {
+      if (mine !== asking) return;
+      elsewhere = "Jobs, hosts and projects cannot be looked up just now.";
     }
+    draw();
   }
 
   input.addEventListener("input", () => {

@@ -11,17 +11,21 @@ const WORK = {
   eval: "--series-11",
 };
 
+const others = []; // of the whole page: its pictures and tables give one axis one colour
+
 /** The token of an axis; groups of a script, or of a file, that are none take series in order. */
-export function axisToken(axis, others) {
+export function axisToken(axis) {
   if (AXES.includes(axis)) return `--axis-${axis}`;
   if (!others.includes(axis)) others.push(axis);
   return `--series-${(others.indexOf(axis) + 3) % SERIES}`;
 }
 
-/** The token of a span: forward and backward by micro-batch. */
+/** Whether a span has its micro-batch's colour: forward and backward. */
+export const byMicro = (span) => !WORK[span.work] && span.micro >= 0;
+
+/** The token of a span. */
 export function workToken(span) {
-  if (WORK[span.work]) return WORK[span.work];
-  return span.micro < 0 ? "--part-compute" : `--series-${span.micro % SERIES}`;
+  return byMicro(span) ? `--series-${span.micro % SERIES}` : (WORK[span.work] ?? "--part-compute");
 }
 
 /** Tokens as canvas can use them, read anew when the theme changes. */

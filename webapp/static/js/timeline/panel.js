@@ -1,6 +1,6 @@
 // The panel (or page) of a step's timeline: which step, its picture, its tables, its downloads.
 import { el } from "../dom.js";
-import { counted, integer } from "../format.js";
+import { counted, integer, milliseconds } from "../format.js";
 import { MOST_STEPS, stepsAtHand } from "./fold.js";
 import { stepOfItems, stepOfTables } from "./step.js";
 import { bubbleWords, showCollectiveTimes, showGroups, showOverlap } from "./tables.js";
@@ -8,6 +8,14 @@ import { timelineView } from "./view.js";
 
 const NEWEST = "";
 const ASK_AGAIN_MS = 10_000; // for what did not come
+
+/** How far clocks, each held against the board's, may be off one another: two hosts' errors may point apart. */
+export function clockWords(clocks) {
+  const unknown = clocks.filter((clock) => !clock).length;
+  if (unknown > 0) return `Of ${counted(unknown, "host")} it is not known how far the clock is off the others'.`;
+  const [most, next] = clocks.map((clock) => clock.within_s).sort((a, b) => b - a);
+  return `Clocks of hosts agree within ${milliseconds(most + next)}.`;
+}
 
 /**
  * Returns show(job, state): follows the newest step until another one is chosen. It tells which it drew: null for none,
@@ -132,10 +140,9 @@ export function timelinePanel(panel, links, again) {
   }
 
   function notes(step) {
-    const said = [`Step ${integer(step.step)}, ${integer(step.ranks.size)} of ${counted(job.estimate?.world_size ?? step.ranks.size, "rank")}.`];
+    const said = [`Step ${integer(step.step)}, ${integer(step.ranks.size)} of ${counted(job.world_size, "rank")}.`];
     if (step.leftOut > 0) said.push(`${counted(step.leftOut, "event")} did not fit and ${step.leftOut === 1 ? "is" : "are"} left out.`);
-    const clocks = [...state.members.values()].map((member) => member.clock).filter(Boolean);
-    if (clocks.length > 1) said.push(`Clocks of hosts agree within ${(1000 * Math.max(...clocks.map((clock) => clock.within_s))).toFixed(2)} ms.`);
+    if (state.members.size > 1) said.push(clockWords([...state.members.values()].map((member) => member.clock)));
     return said;
   }
 

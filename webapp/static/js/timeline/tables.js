@@ -5,9 +5,8 @@ import { axisToken } from "./colors.js";
 import { bubble, collectiveTimes, groupBandwidths, overlap } from "./stats.js";
 
 const MOST_OF_AXIS = 6;
-const others = [];
 const number = (text, title) => el("td", { className: "number", title }, text);
-const head = (axis) => el("th", { scope: "row" }, swatch(axisToken(axis, others)), axis);
+const head = (axis) => el("th", { scope: "row" }, swatch(axisToken(axis)), axis);
 const percent = (share) => (share === null || !Number.isFinite(share) ? "–" : `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} %`);
 
 /** "0–7", "0, 4, 8": ranks in few characters. */

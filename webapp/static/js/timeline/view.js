@@ -1,9 +1,10 @@
 // A step's timeline that can be zoomed, moved and pointed at, by mouse, touch and keys.
 import { eachFrame, el, legendEntry } from "../dom.js";
 import { counted } from "../format.js";
-import { axisToken, palette, workToken } from "./colors.js";
+import { axisToken, byMicro, palette, workToken } from "./colors.js";
 import { COMPUTE, eventAt, rowsOf } from "./lanes.js";
 import { AXIS_HEIGHT, contentHeight, paint, placesInSight } from "./paint.js";
+import { waited } from "./step.js";
 import { moved, whole, zoomed } from "./window.js";
 import { told } from "./words.js";
 
@@ -32,10 +33,9 @@ export function timelineView(container) {
   };
   const context = canvas.getContext("2d");
   const ink = palette();
-  const others = [];
   let [step, rows, view, top, chosen, frame] = [null, [], { from: 0, to: 1 }, 0, null, null];
 
-  const tokens = (event) => (event.work === undefined ? axisToken(step.groups[event.group].axis, others) : workToken(event));
+  const tokens = (event) => (event.work === undefined ? axisToken(step.groups[event.group].axis) : workToken(event));
   const redraw = eachFrame(draw);
   const buttons = el(
     "div",
@@ -183,15 +183,17 @@ export function timelineView(container) {
 
   function showLegend() {
     const entries = new Map();
+    const calls = [...step.ranks.values()].flatMap((own) => own.calls);
     for (const row of rows) {
-      if (row.name !== COMPUTE) entries.set(row.name, axisToken(row.name, others));
-      else for (const span of row.events) if (span.micro < 0) entries.set(span.work, workToken(span));
+      if (row.name !== COMPUTE) entries.set(row.name, axisToken(row.name));
+      else for (const span of row.events) if (!byMicro(span)) entries.set(span.work, workToken(span));
     }
-    const micro = rows.some((row) => row.name === COMPUTE && row.events.some((span) => span.micro >= 0));
+    const micro = rows.some((row) => row.name === COMPUTE && row.events.some(byMicro));
     legend.replaceChildren(
       ...[...entries].flatMap(([name, token]) => [legendEntry(token, name), " "]),
       micro ? "Forward and backward (paler) by micro-batch, a colour each. " : "",
-      "Of a collective, pale is waiting for the last rank, full is transfer.",
+      "Of a collective, pale is waiting for the last rank, full is transfer",
+      calls.some((call) => waited(call) === null) ? "; between them where not all of its ranks told." : ".",
     );
   }
 
@@ -199,12 +201,14 @@ export function timelineView(container) {
   new ResizeObserver(redraw).observe(container);
   return {
     show(next) {
+      if (next && next === step) return;
       const same = step && next && step.step === next.step;
+      const atWhole = step && view.from === 0 && view.to === step.seconds;
       step = next;
       rows = next ? rowsOf(next) : [];
-      if (next && (!same || view.to > next.seconds)) view = whole(next.seconds);
-      if (!same) [top, chosen] = [0, null];
-      else if (chosen) chosen = null;
+      if (next && (!same || atWhole || view.to > next.seconds)) view = whole(next.seconds);
+      if (!same) top = 0;
+      choose(null, null); // events of before are none of these
       container.hidden = !next;
       if (!next) return;
       canvas.ariaLabel = `Timeline of step ${next.step}: ${counted(next.ranks.size, "rank")}, ${counted(rows.reduce((sum, row) => sum + row.events.length, 0), "event")}. ${HELP}`;

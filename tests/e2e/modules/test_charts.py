@@ -1,0 +1,195 @@
+"""Charts: zones and days of their times, axes that say something, and what is let go with a chart."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.support.browser import context_of
+from tests.support.modules import call, paper
+
+KIB, DAY_S = 1024, 86_400.0
+TRAFFIC = """<section id="traffic">
+<select id="by"><option value="rank"></option><option value="axis"></option></select>
+<select id="by-axis"><option value=""></option></select>
+<select id="by-op"><option value=""></option></select>
+<div id="traffic-chart"></div><p id="traffic-note"></p></section>"""
+COMPARE = """<ol class="runs" data-reading></ol><section id="curves"><fieldset id="along">
+<input type="radio" name="along" value="time" checked></fieldset>
+<div id="charts"></div><p id="curves-note"></p></section>
+<section id="parts"></section><script type="application/json" id="compared">DATA</script>"""
+# What is left of listeners to the theme and of observers of sizes, after `body`.
+COUNTED = """
+let left = 0;
+const { addEventListener, removeEventListener } = Document.prototype;
+document.addEventListener = (name, ...more) => {
+  left += name === "themechange";
+  addEventListener.call(document, name, ...more);
+};
+document.removeEventListener = (name, ...more) => {
+  left -= name === "themechange";
+  removeEventListener.call(document, name, ...more);
+};
+globalThis.ResizeObserver = class { observe() { left += 1; } disconnect() { left -= 1; } };
+"""
+RUNS = """
+const line = { letter: "A", place: 0, xs: [1, 2, 3, 4], ys: [1, 2, 3, 4] };
+const chart = m.runsChart(document.getElementById("chart"), [line], { along: "step", values: String });
+"""
+
+
+@pytest.mark.parametrize(
+    ("hours", "told"),
+    [
+        ((0, 1, 14), ["12:00:00 24 Oct 2026 CEST", "13:00:00", "02:00:00 25 Oct 2026"]),
+        ((14, 15, 16), ["02:00:00 25 Oct 2026 CEST", "02:00:00 25 Oct 2026 CET", "03:00:00"]),
+    ],
+)
+def test_a_time_axis_names_its_zone_once_and_again_where_it_changes(
+    modules: Page, hours: tuple[int, ...], told: list[str]
+) -> None:
+    """Two readers in two zones compared pictures; as winter time began two ticks were alike."""
+    assert modules.context.browser
+    context = context_of(modules.context.browser, timezone_id="Europe/Berlin")
+    page = context.new_page()
+    page.goto(modules.url)
+    noon = 1_792_836_000  # of 24 October 2026 in Berlin
+    ticks = call(page, "charts/ticks.js", "return m.clockTicks(null, x)", [noon + 3600 * hour for hour in hours])
+    context.close()
+    assert [tick.replace("\n", " ") for tick in ticks] == told
+
+
+def test_a_legend_tells_the_day_and_the_zone_of_a_time(modules: Page) -> None:
+    """Of a run of several days 03:04:09 is of no day."""
+    body = """
+    const { createView } = await import('/js/charts/view.js');
+    const view = createView(() => '', () => {});
+    view.extend(x[0], x[2]);
+    const options = { height: 100, values: String, value: String };
+    const draw = m.plot(document.getElementById('chart'), { view, marks: [] }, options);
+    draw({ columns: [x, [1, 2, 3]], lines: [{ label: 'one', token: '--ink' }] });
+    view.pin(x[1]);
+    """
+    with paper(modules, '<main><section><h2>One</h2><div id="chart"></div></section></main>') as page:
+        call(page, "charts/plot.js", body, [1000.0, 1000.0 + DAY_S, 1000.0 + 2 * DAY_S])
+        told = page.evaluate("import('/js/format.js').then((m) => m.exactTime(new Date(1e3 * 87400)))")
+        assert told.startswith("2 Jan 1970 ")
+        expect(page.locator(".u-series .u-value").first).to_have_text(told)
+
+
+@pytest.mark.parametrize(
+    ("ticks", "told"),
+    [
+        ([128 * KIB, 256 * KIB, 512 * KIB], ["128 KiB", "256 KiB", "512 KiB"]),
+        ([32 * KIB, 64 * KIB, 128 * KIB, None], ["", "64.0 KiB", "", ""]),
+        ([None, 256 * KIB], ["", "256 KiB"]),
+    ],
+)
+def test_a_logarithmic_axis_says_something(modules: Page, ticks: list[int | None], told: list[str]) -> None:
+    """Of a lab of one size that was no power of 16 it said nothing."""
+    body = """const { bytes } = await import('/js/format.js');
+    return m.roundTicks((tick) => Math.log2(tick) % 4 === 0, bytes)(null, x)"""
+    assert call(modules, "charts/ticks.js", body, ticks) == told
+
+
+def test_a_chart_of_collectives_of_one_size_has_words_on_its_axis(modules: Page) -> None:
+    body = """
+    const words = [];
+    const { fillText } = CanvasRenderingContext2D.prototype;
+    CanvasRenderingContext2D.prototype.fillText = function (text, ...more) {
+      words.push(text);
+      fillText.call(this, text, ...more);
+    };
+    const draw = m.collectivesChart(document.getElementById('chart'));
+    draw([{ op: 'all_reduce', payload_bytes: x, seconds: 0.001 }]);
+    await new Promise((then) => requestAnimationFrame(then));
+    return words;
+    """
+    with paper(modules, '<main><section><h2>One</h2><div id="chart"></div></section></main>') as page:
+        assert "256 KiB" in call(page, "charts/collectives.js", body, 256 * KIB)
+
+
+@pytest.mark.parametrize(
+    ("module", "made"),
+    [
+        ("charts/runs.js", f"{RUNS} chart.destroy();"),
+        ("charts/pareto.js", "m.paretoChart(document.getElementById('chart'), [{step_s: 1, memory_bytes: 2}], 3)();"),
+        (
+            "heat/map.js",
+            "m.heatMap(document.getElementById('chart'), { label: '', told: String, onTell() {} }).destroy();",
+        ),
+    ],
+)
+def test_what_another_is_drawn_in_the_stead_of_leaves_nothing_behind(modules: Page, module: str, made: str) -> None:
+    """Each choice of an axis left charts that the next change of theme made anew where nobody sees them."""
+    with paper(modules, '<main><section><h2>One</h2><div id="chart"></div></section></main>') as page:
+        call(page, module, "")
+        assert call(page, module, f"{COUNTED} {made} return left;") == 0
+
+
+def test_a_change_of_theme_keeps_the_zoom_of_a_compared_chart(modules: Page) -> None:
+    with paper(modules, '<main><section><h2>One</h2><div id="chart"></div></section></main>') as page:
+        call(page, "charts/runs.js", RUNS)
+        page.keyboard.press("Tab")
+        for key in ("ArrowRight", "+"):
+            page.keyboard.press(key)
+        seen = page.locator("#chart-told")
+        expect(seen).to_have_text("1 to 2")
+        page.evaluate("document.dispatchEvent(new Event('themechange'))")
+        page.keyboard.press("+")
+        expect(seen).to_have_text("1 to 1")
+
+
+def test_a_run_without_history_says_from_when_its_time_counts(modules: Page) -> None:
+    """Under "time since its first step began" it lay left of the others by a step."""
+    curve = {"step": [10, 20], "loss": [3.0, 2.0], "elapsed_s": [0.0, 5.0]}
+    run: dict[str, Any] = {"id": "j", "name": "one", "attempt": 1, "curve": curve, "estimate": {"time": None}}
+    data = {"jobs": [{**run, "diagnosis": {}}], "url": "/compared"}
+    with paper(modules, COMPARE.replace("DATA", json.dumps(data))) as page:
+        page.route("**/compared", lambda route: route.fulfill(status=503))
+        call(page, "pages/compare.js", "")
+        note = "Of A no history is kept: only the loss that its end told; "
+        expect(page.locator("#curves-note")).to_have_text(
+            f"{note}its time counts from the end of the first step in that."
+        )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "told"),
+    [
+        ([*range(16)], ""),
+        ([*range(20)], "Ranks 0\u201315, the first 16 of 20 that told; all count in the tables."),
+        ([*range(40, 60)], "Ranks 40\u201355, the first 16 of 20 that told; all count in the tables."),
+    ],
+)
+def test_a_traffic_chart_says_which_ranks_it_shows(modules: Page, ranks: list[int], told: str) -> None:
+    body = """
+    const { createState } = await import('/js/store.js');
+    const { createView } = await import('/js/charts/view.js');
+    const state = createState();
+    for (const rank of x) for (const time of [100, 101]) state.whole.add(rank, 'dp/all_reduce', time, 5);
+    const view = createView(() => '', () => {});
+    const show = m.trafficView(document.getElementById('traffic'), { view, marks: [] }, () => {});
+    show({ world_size: 8, finished: true }, state);
+    return document.getElementById('traffic-note').textContent;
+    """
+    with paper(modules, TRAFFIC) as page:
+        assert call(page, "job/traffic.js", body, ranks) == f"Issued, averaged over 500 ms. {told}".strip()
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ({"moe": '{"num_experts": 1024}'}, ", and as in what they are copied from: a mixture of 1,024 experts"),
+        ({"moe": "{}", "mla": "{}"}, ", and as in what they are copied from: a mixture of experts, latent attention"),
+        ({"rope_scaling": '{"factor": 8}'}, ", and as in what they are copied from: rotary positions stretched by 8"),
+        ({"moe": "{broken", "mla": "null", "rope_scaling": "7"}, ""),
+    ],
+)
+def test_parts_that_a_form_keeps_are_told_as_far_as_they_are_known(
+    modules: Page, parts: dict[str, str], told: str
+) -> None:
+    assert call(modules, "plan/kept.js", "return m.withParts((part) => x[part] ?? '')", parts) == told

@@ -1,0 +1,147 @@
+"""What stands beside a timeline's picture: of the step shown, of the ranks that told, of the colours in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.support.modules import call, paper
+from tests.support.timelines import item, late
+
+SHEETS = ("css/tokens.css", "css/base.css")
+STEPS = """
+const { stepOfItems } = await import('/js/timeline/step.js');
+const told = (items) => new Map(items.map((item) => [item.rank, { item, node: 0 }]));
+const made = (items) => stepOfItems(items[0].step, told(items), () => 0);
+const place = document.getElementById('place');
+const view = m.timelineView(place);
+"""
+HEARD = """
+const { createState } = await import('/js/store.js');
+const { foldTimeline } = await import('/js/timeline/fold.js');
+const state = createState();
+for (const item of x.items) foldTimeline(state, item, 0);
+x.clocks.forEach((clock, node) => state.members.set(node, { clock }));
+const show = m.timelinePanel(document.getElementById("panel"), null, () => {});
+show({ attempt: 1, finished: true, world_size: 4, members: [] }, state);
+"""
+PANEL = """<section id="panel" data-trace="/trace">
+<select id="timeline-step"><option value="">newest step</option></select>
+<div id="step-timeline"></div><p data-empty></p><p id="timeline-note"></p><p id="timeline-bubble"></p>
+<form id="timeline-ask"></form><table class="timeline-tables"><tbody id="timeline-collectives"></tbody>
+<tbody id="timeline-groups"></tbody><tbody id="timeline-overlap"></tbody></table></section>"""
+
+
+def test_words_of_an_event_go_with_its_step(modules: Page) -> None:
+    """An event of the step before was told under the picture of the next."""
+    with paper(modules, '<main><div id="place"></div></main>', *SHEETS) as page:
+        call(page, "timeline/view.js", f"{STEPS} window.see = (items) => view.show(made(items)); see(x);", late())
+        told = page.locator(".timeline-told")
+        page.locator("canvas").press(".")
+        expect(told).to_contain_text("rank 0")
+        page.evaluate("see", late(step=9))
+        expect(told).to_contain_text("Wheel or +")
+
+
+def test_a_whole_step_stays_whole_as_more_ranks_tell_of_it(modules: Page) -> None:
+    """Its end was out of sight though nobody had zoomed."""
+    body = (
+        f"{STEPS} view.show(made(x.slice(0, 1))); view.show(made(x)); return place.querySelector('canvas').dataset.to"
+    )
+    shorter = item(0, spans=[("forward", 0, 0, 0, 20_000)])
+    with paper(modules, '<main><div id="place"></div></main>', *SHEETS) as page:
+        assert float(call(page, "timeline/view.js", body, [shorter, late()[1]])) == pytest.approx(0.09)
+
+
+def test_the_same_step_told_again_keeps_what_was_chosen(modules: Page) -> None:
+    """A new step in the list took the words of the one that is looked at."""
+    with paper(modules, '<main><div id="place"></div></main>', *SHEETS) as page:
+        call(page, "timeline/view.js", f"{STEPS} const step = made(x); (window.see = () => view.show(step))();", late())
+        page.locator("canvas").press(".")
+        page.evaluate("see()")
+        expect(page.locator(".timeline-told")).to_contain_text("rank 0")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "spans", "told", "untold"),
+    [
+        (2, [("weights", 0, 3, 0, 9)], ["weights", "full is transfer."], ["paler", "not all"]),
+        (1, [("forward", 0, 3, 0, 9)], ["paler", "between them where not all of its ranks told."], ["forward "]),
+    ],
+)
+def test_a_legend_names_the_colours_that_are_drawn(
+    modules: Page, ranks: int, spans: list[tuple[Any, ...]], told: list[str], untold: list[str]
+) -> None:
+    """A weight pass has one colour whatever its micro-batch, and had no entry; nor had a wait that is not known."""
+    calls = [(0, "all_reduce", 1, 10, 0, 20, 4000, -1)]
+    items = [item(rank, spans=spans, calls=calls) for rank in range(ranks)]
+    with paper(modules, '<main><div id="place"></div></main>', *SHEETS) as page:
+        words = call(
+            page,
+            "timeline/view.js",
+            f"{STEPS} view.show(made(x)); return place.querySelector('.legend').textContent",
+            items,
+        )
+    assert [one for one in told if one not in words] == []
+    assert [one for one in untold if one in words] == []
+
+
+def test_pictures_and_tables_give_a_group_of_a_script_one_colour(modules: Page) -> None:
+    """Each counted the groups that it had met: a table's swatch was another group's in the picture."""
+    groups = [{"axis": name, "ranks": [0, 1], "nth": 0} for name in ("ours", "theirs")]
+    both = [(place, "all_reduce", 1, 10, 0, 20, 4000, -1) for place in (0, 1)]
+    steps = [
+        [item(rank, step=step, groups=groups, calls=calls) for rank in (0, 1)]
+        for step, calls in ((1, both), (2, both[1:]))
+    ]
+    body = f"""{STEPS}
+    const {{ showOverlap }} = await import('/js/timeline/tables.js');
+    const swatch = (node) => node.querySelector('[style]').getAttribute('style');
+    view.show(made(x[1]));
+    showOverlap(document.querySelector('tbody'), made(x[0]), null);
+    const [, theirs] = document.querySelectorAll('tr');
+    return [swatch(place.querySelector('.legend')), swatch(theirs)];
+    """
+    with paper(modules, '<main><div id="place"></div><table><tbody></tbody></table></main>', *SHEETS) as page:
+        picture, table = call(page, "timeline/view.js", body, steps)
+    assert picture == table
+
+
+@pytest.mark.parametrize(
+    ("within", "told"),
+    [
+        ([0.001], ""),
+        ([0.001, 0.003, 0.002], " Clocks of hosts agree within 5.00 ms."),
+        ([0.001, None], " Of 1 host it is not known how far the clock is off the others'."),
+    ],
+)
+def test_a_step_says_of_how_many_ranks_it_is_and_how_far_clocks_agree(
+    modules: Page, within: list[float | None], told: str
+) -> None:
+    """Of a run without an estimate "2 of 2"; and each clock is held against the board's, so that two errors add up."""
+    clocks = [None if one is None else {"offset_s": 0, "within_s": one} for one in within]
+    with paper(modules, PANEL, *SHEETS) as page:
+        page.route("**/trace/**", lambda route: route.fulfill(json={"steps": []}))
+        call(page, "timeline/panel.js", HEARD, {"items": late(), "clocks": clocks})
+        expect(page.locator("#timeline-note")).to_have_text(f"Step 8, 2 of 4 ranks.{told}")
+
+
+def test_a_small_chart_of_a_rank_that_told_nothing_says_so(modules: Page) -> None:
+    body = """
+    const { Bins } = await import('/js/rates.js');
+    const bins = new Bins(1, 10, 'whole');
+    bins.add(0, 'dp/all_reduce', 10, 5);
+    const words = (value) => (Number.isNaN(value) ? 'not known' : String(value));
+    const ranks = Array.from({ length: 130 }, (_, i) => 1000 + i);
+    const cells = new Float32Array(2 * 130).fill(1);
+    cells.fill(NaN, 0, 2);
+    const draw = m.multiples(document.querySelector('#place'), document.querySelector('details'));
+    draw(bins, { columns: 2, times: [10, 11], cells }, ranks, { words });
+    return [...document.querySelectorAll('#place .note')].map((one) => one.textContent);
+    """
+    with paper(modules, '<main><details open></details><div id="place"></div></main>', *SHEETS) as page:
+        notes = call(page, "heat/multiples.js", body)
+    assert notes[1:3] == ["not known", "\u2264 1"]
+    assert notes[-1] == "The first 128 of 130 ranks; all are in the map above."
