@@ -8,7 +8,8 @@ the fit half, so that the report half is nearer the truth (docs/explanation/plan
 
 Of each half there are three tables of step times: with what is known of a row's recipe and release; as a spec says it,
 which is what a user's page computes; and what it computes where the spec names its stack and no more of its software.
-`holds`: how many of the rows lie in the interval that is told there.
+`holds`: how many of the rows lie in the interval that is told there. Of the report half the first line is told apart
+too: rows of a model, GPU and precision of which the fit half has any, and rows of which it has none.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from benchmarks.published.mapping import stack_of
 from benchmarks.published.predict import UNASKED, Answer, Predictor
 from benchmarks.published.rows import PublishedRow, SkipError, read_rows
 from benchmarks.published.said import Said
-from benchmarks.published.scores import Ranking, confusion, errors, ranking, sure
+from benchmarks.published.scores import Choice, confusion, errors, first_choice, kendall, sure
 from planner.cost.correction import apart, holds
 
 
@@ -55,17 +56,20 @@ def report(answers: Sequence[Answer], skipped: Sequence[tuple[str, str, str]]) -
         ("fit half", lambda a: a.row.is_fit_half),
         ("report half", lambda a: not a.row.is_fit_half),
     ]
+    fitted = {a.row.setting for a in answers if a.row.is_fit_half and a.row.kind == "time"}
     for title, belongs in halves:
         part = [a for a in answers if belongs(a)]
         print(f"\n=== {title}: {len(part)} rows")
         step_times(part)
         spoken([(a, a.said) for a in part if a.row.kind == "time"], "step time, as a spec says it")
+        if title == "report half":
+            seen_and_unseen([a for a in part if a.row.kind == "time"], fitted)
         spoken([(a, a.alone) for a in part], "step time, of a spec that names its stack alone")
         intervals(part)
         rankings(part)
         fit(part)
         memory(part)
-        spoken([(a, a.said) for a in part if a.row.kind == "peak"], "peak memory, as a spec says it")
+        spoken([(a, a.said) for a in part if a.row.kind == "peak"], "peak memory, as a spec says it", below="too low")
     without = [a for a in answers if isinstance(a.said, str) and a.said != UNASKED]
     unsaid = [(a.row.source, a.planned.stack, str(a.said)) for a in without]
     skips("skipped", skipped)
@@ -91,19 +95,42 @@ def grouped(answers: Sequence[Answer]) -> Iterable[tuple[str, list[Answer]]]:
         yield source, [a for a in answers if a.row.source == source]
 
 
-ERRORS = f"{'mean':>7} {'median':>7} {'9 in 10':>8} {'worst':>8} {'bias':>7} {'too fast':>9}"
+def _heads(title: str, below: str = "too fast") -> str:
+    columns = f"{'mean':>7} {'median':>7} {'9 in 10':>8} {'worst':>8} {'bias':>7} {below:>9} {'holds':>6}"
+    return f"{title:<52} {'rows':>5} {columns}"
 
 
 def step_times(answers: Sequence[Answer]) -> None:
-    print(f"{'step time, software known':<52} {'rows':>5} {ERRORS} {'holds':>6}")
-    for name, part in grouped([a for a in answers if a.row.kind == "time"]):
-        told = [holds(a.said.share, a.measured, a.predicted) for a in part if isinstance(a.said, Said)]
-        _errors(name, [a.error for a in part], told)
+    """Nobody is told an interval about these."""
+    times = [a for a in answers if a.row.kind == "time"]
+    print(_heads("step time, software known"))
+    for name, part in grouped(times):
+        _errors(name, [a.error for a in part], [])
+    alike: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    for a in times:
+        alike[a.planned.stack, a.planned.cluster.accelerator.name, *a.row.setting[:4]].append(abs(a.error))
+    if alike:
+        off = mean(mean(each) for each in alike.values())
+        print(f"{'each stack, GPU and model once, whatever its rows':<52} {len(alike):>5} {off:>7.1%}")
 
 
-def spoken(answers: Sequence[tuple[Answer, Said | str]], title: str) -> None:
+def seen_and_unseen(times: Sequence[Answer], fitted: set[tuple[str, ...]]) -> None:
+    """Of the report half, by whether the fit half has rows of the same model, GPU and precision."""
+    for title, seen in (("seen", True), ("unseen", False)):
+        part = [a for a in times if (a.row.setting in fitted) is seen]
+        _errors(f"{title} by the fit half, software known", [a.error for a in part], [])
+        said = [(a.said, a.measured) for a in part if isinstance(a.said, Said)]
+        held = [holds(one.share, measured, one.predicted) for one, measured in said]
+        _errors(
+            f"{title} by the fit half, as a spec says it",
+            [one.predicted / measured - 1 for one, measured in said],
+            held,
+        )
+
+
+def spoken(answers: Sequence[tuple[Answer, Said | str]], title: str, below: str = "too fast") -> None:
     """What a page says, and how often its interval holds the measured figure."""
-    print(f"{title:<52} {'rows':>5} {ERRORS} {'holds':>6}")
+    print(_heads(title, below))
     said = {id(a): one for a, one in answers if isinstance(one, Said)}
     for name, part in grouped([a for a, _ in answers]):
         pairs = [(said[id(a)], a.measured) for a in part if id(a) in said]
@@ -136,28 +163,36 @@ def intervals(answers: Sequence[Answer]) -> None:
 
 
 def rankings(answers: Sequence[Answer]) -> None:
-    """Within a sweep: three configurations or more of one file, model, sequence, precision and number of GPUs."""
+    """Within a sweep: three configurations or more of one file, model, kernels, sequence, precision and number of GPUs.
+
+    `regret` is of what a search takes first, of all in the sweep that are said to fit, over the best that ran; `ran
+    out`: of how many sweeps that had no memory.
+    """
     sweeps: dict[tuple[str, ...], list[Answer]] = defaultdict(list)
     for a in answers:
-        if a.row.kind == "time":
-            sweeps[a.row.sweep].append(a)
-    found: dict[str, list[Ranking]] = defaultdict(list)
+        if a.row.kind in ("time", "out_of_memory"):
+            sweeps[*a.row.sweep, repr(a.planned.kernels)].append(a)
+    found: dict[str, list[tuple[int, float, Choice]]] = defaultdict(list)
     for part in sweeps.values():
-        times = _configurations(part)
-        if len(times) >= 3 and (result := ranking(times)):
-            found["all"].append(result)
-            found[f"stack {part[0].planned.stack}"].append(result)
-            found[part[0].row.source].append(result)
-    print(f"{'ranking':<52} {'rows':>5} {'sweeps':>7} {'Kendall':>8} {'regret':>7} {'worst':>7}")
+        ran = [a for a in part if a.row.kind == "time"]
+        times = _configurations(ran)
+        order = kendall(times) if len(times) >= 3 else None
+        offered = _configurations([a for a in ran if a.fits])
+        short = [(a.predicted / a.row.count("global_batch"), None) for a in part if a.fits and a not in ran]
+        choice = first_choice([*offered, *short], min((t for _, t in times), default=0.0))
+        if order is not None and choice is not None:
+            for name in ("all", f"stack {part[0].planned.stack}", part[0].row.source):
+                found[name].append((len(times), order, choice))
+    heads = f"{'sweeps':>7} {'Kendall':>8} {'regret':>7} {'worst':>7} {'ran out':>8}"
+    print(f"{'ranking':<52} {'rows':>5} {heads}")
     for name in sorted(found, key=lambda name: (name != "all", not name.startswith("stack "), name.lower())):
         results = found[name]
-        rows = sum(r.rows for r in results)
-        tau = sum(r.kendall * r.rows for r in results) / rows
-        worst = max(r.regret for r in results)
-        print(
-            f"{name:<52.52} {rows:>5} {len(results):>7} {tau:>8.2f} {mean(r.regret for r in results):>7.1%}"
-            f" {worst:>7.1%}"
-        )
+        rows = sum(count for count, *_ in results)
+        tau = sum(count * order for count, order, _ in results) / rows
+        regrets = [choice.regret for *_, choice in results if choice.regret is not None]
+        lost = len(results) - len(regrets)
+        told = f"{mean(regrets):>7.1%} {max(regrets):>7.1%}" if regrets else f"{'-':>7} {'-':>7}"
+        print(f"{name:<52.52} {rows:>5} {len(results):>7} {tau:>8.2f} {told} {lost:>8}")
 
 
 def _configurations(sweep: Sequence[Answer]) -> list[tuple[float, float]]:
@@ -175,13 +210,18 @@ def _configurations(sweep: Sequence[Answer]) -> list[tuple[float, float]]:
 
 
 def fit(answers: Sequence[Answer]) -> None:
-    heads = ("ran:fits", "ran:not", "out:fits", "out:not", "right", "falsely fits")
+    """`of out`: of those that ran out of memory, those said to fit. A source of which none did can miss none."""
+    heads = ("ran:fits", "ran:not", "out:fits", "out:not", "right", "falsely", "of out")
     print(f"{'fit (happened:said)':<52} {'rows':>5} " + " ".join(f"{head:>8}" for head in heads))
-    for name, part in grouped([a for a in answers if a.row.kind in ("time", "out_of_memory")]):
+    told = [a for a in answers if a.row.kind in ("time", "out_of_memory")]
+    out = {a.row.source for a in told if a.row.kind == "out_of_memory"}
+    parts = [("sources of which some ran out", [a for a in told if a.row.source in out]), *grouped(told)]
+    for name, part in parts:
         found = confusion([(a.fits, a.row.kind == "time") for a in part])
         if found:
             counts = " ".join(f"{n:>8}" for n in found)
-            print(f"{name:<52.52} {found.rows:>5} {counts} {found.right:>8.1%} {found.falsely_fits:>8.1%}")
+            missed = "-" if found.missed is None else f"{found.missed:.1%}"
+            print(f"{name:<52.52} {found.rows:>5} {counts} {found.right:>8.1%} {found.falsely_fits:>8.1%} {missed:>8}")
 
 
 def memory(answers: Sequence[Answer]) -> None:

@@ -103,7 +103,7 @@ def plan_of(row: PublishedRow) -> Planned:
     """
     text = f"{row.text('model')} {row.text('note')}".lower()
     _refuse(text)
-    row = sized(row)
+    row = _as_listed(sized(row), text)
     stack, cluster = stack_of(row), _cluster(row)
     model = _model(row, text, stack)
     layout = _layout(row, text, stack, model)
@@ -270,13 +270,19 @@ def _model(row: PublishedRow, text: str, stack: StackName) -> ModelSpec:
     )
 
 
+def _as_listed(row: PublishedRow, text: str) -> PublishedRow:
+    """With as many GPUs as the listed degrees make, where a table lists more. A later draft of NeMo's
+    (performance_long_sequence.md, # of GPUs 2 to 256) has the same degrees and rates beside just so many."""
+    listed = re.search(r"dp as listed (\d+)", text)
+    if listed is None:
+        return row
+    gpus = math.prod(max(1, row.count(axis, 1)) for axis in ("tp", "pp", "cp")) * int(listed[1])
+    return row._replace(fields={**row.fields, "gpus": str(gpus), "dp": listed[1]})
+
+
 def _layout(row: PublishedRow, text: str, stack: StackName, model: ModelSpec) -> Layout:
     tp, pp, cp = (max(1, row.count(axis, 1)) for axis in ("tp", "pp", "cp"))
-    gpus = row.count("gpus")
-    listed = re.search(r"dp as listed (\d+)", text)  # of a table whose degrees do not multiply to the GPUs
-    if listed and row.count("global_batch") < gpus // (tp * pp * cp):
-        cp = max(1, gpus // (tp * pp * max(1, int(listed[1]))))  # what is left, for no replica is without a sequence
-    dp, rest = divmod(gpus, tp * pp * cp)
+    dp, rest = divmod(row.count("gpus"), tp * pp * cp)
     if rest or dp < 1:
         raise SkipError("degrees do not divide the GPUs")
     chunks = row.count("vpp", 1) if pp > 1 else 1

@@ -19,7 +19,7 @@ UNASKED = "neither a step nor a peak"
 
 
 class Answer(NamedTuple):
-    """Prediction and measurement in the row's unit: seconds, bytes, or for fit the share of memory taken and 0.
+    """Prediction and measurement in the row's unit: seconds, bytes; of what ran out of memory seconds, and 0.
 
     `said`: what a page says, of a step or a peak, that is told what a spec can tell; else why not. `alone`: of a step,
     what it says where the spec names the row's stack and no more of its software.
@@ -58,10 +58,11 @@ class Predictor:
             planned = planned._replace(spec=spec)
         needed = self._needed(planned, spec)
         fits = needed <= _room(planned) or (planned.any_recompute and self._fits_somehow(planned))
+        again = _recomputing(spec, "selective") if planned.makes_again else spec
         if row.kind == "out_of_memory":
-            return Answer(row, planned, needed / _room(planned), 0.0, fits)
+            return Answer(row, planned, self._seconds(planned, again) if fits else 0.0, 0.0, fits)
         if row.kind == "time":
-            seconds = self._seconds(planned, _recomputing(spec, "selective") if planned.makes_again else spec)
+            seconds = self._seconds(planned, again)
             said = self._said(row, planned)
             alone = self._said(row, planned, stack_alone=True)
             return Answer(row, planned, seconds, _measured_seconds(row, spec), fits, said, alone)
@@ -129,7 +130,8 @@ def _steady(planned: Planned, stage: int) -> float:
 def _measured_seconds(row: PublishedRow, spec: JobSpec) -> float:
     seconds = row.seconds
     if seconds is None and row.fields["measure_name"] == "model_tflops_per_gpu":
-        seconds = model_flops(spec) / (row.value * 1e12 * row.count("gpus"))
+        # By the page's own formula, in which attention is not halved (NeMo's flops_formulas.py), as here.
+        seconds = model_flops(spec) / (row.value * 1e12 * spec.layout.world_size)
     if not seconds or seconds <= 0:
         raise SkipError("no step time")
     return seconds

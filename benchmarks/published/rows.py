@@ -95,9 +95,15 @@ class PublishedRow(NamedTuple):
 
     @property
     def sweep(self) -> tuple[str, ...]:
-        """Runs that differ only in their layout share it; a release of the software is no layout."""
-        columns = ("source_repo_path", "gpu", "gpus", "layers", "hidden", "ffn", "vocab", "seq", "precision")
-        return (*(self.text(column) for column in columns), self.release)
+        """Runs that differ in their layout and batch share it, with what `benchmarks.published.predict` knows of their
+        kernels; a release of the software is no layout."""
+        columns = ("source_repo_path", "gpu", "gpus", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq")
+        return (*(self.text(column) for column in columns), self.text("precision"), self.release)
+
+    @property
+    def setting(self) -> tuple[str, ...]:
+        """Whose constants may have been chosen on it: the model, by its sizes, the GPU and the precision."""
+        return tuple(self.text(column) for column in ("layers", "hidden", "heads", "ffn", "gpu", "precision"))
 
     @property
     def release(self) -> str:

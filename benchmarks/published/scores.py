@@ -47,21 +47,8 @@ def sure(off: Sequence[float], share: float = 0.9) -> float:
     return max(off)
 
 
-class Ranking(NamedTuple):
-    """`kendall`: tau-b of predicted and measured times. `regret`: how much slower than the best the first choice is."""
-
-    rows: int
-    kendall: float
-    regret: float
-
-
-def ranking(pairs: Sequence[tuple[float, float]]) -> Ranking | None:
-    """Of (predicted, measured) times of one sweep; None where no two were measured apart.
-
-    Of layouts predicted alike the first choice is any: its regret is their mean.
-    """
-    if len(pairs) < 2:
-        return None
+def kendall(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """tau-b of (predicted, measured) times of one sweep; None where no two were predicted apart."""
     agree = different = tied_predicted = tied_measured = 0
     for (p, t), (q, u) in combinations(pairs, 2):
         order = (p - q) * (t - u)
@@ -73,10 +60,26 @@ def ranking(pairs: Sequence[tuple[float, float]]) -> Ranking | None:
     scale = ((apart + tied_predicted) * (apart + tied_measured)) ** 0.5
     if not apart + tied_predicted:
         return None
-    first = min(p for p, _ in pairs)
-    best = min(t for _, t in pairs)
-    chosen = mean(t for p, t in pairs if p == first)
-    return Ranking(len(pairs), (agree - different) / scale if scale else 0.0, chosen / best - 1)
+    return (agree - different) / scale if scale else 0.0
+
+
+class Choice(NamedTuple):
+    """What a search would have taken first. `regret`: how much slower it was than the best; None where it ran out."""
+
+    regret: float | None
+
+
+def first_choice(offered: Sequence[tuple[float, float | None]], best: float) -> Choice | None:
+    """Of (predicted, measured) times of what is said to fit, None measured of what ran out; None where nothing is.
+
+    Of layouts predicted alike the first choice is any: its regret is their mean, and one that ran out is the choice.
+    """
+    if not offered:
+        return None
+    least = min(predicted for predicted, _ in offered)
+    chosen = [measured for predicted, measured in offered if predicted == least]
+    ran = [measured for measured in chosen if measured is not None]
+    return Choice(mean(ran) / best - 1 if len(ran) == len(chosen) else None)
 
 
 class Fit(NamedTuple):
@@ -99,6 +102,12 @@ class Fit(NamedTuple):
     def falsely_fits(self) -> float:
         """Share of all layouts that were said to fit and ran out."""
         return self.out_said_fits / self.rows
+
+    @property
+    def missed(self) -> float | None:
+        """Share of those that ran out that were said to fit; None where none did."""
+        out = self.out_said_fits + self.out_said_not
+        return self.out_said_fits / out if out else None
 
 
 def confusion(said: Sequence[tuple[bool, bool]]) -> Fit | None:

@@ -16,7 +16,7 @@ from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster
 from planner.hardware.profile import HostProfile
 from planner.hardware.runs import Run
-from planner.hardware.stacks import HOST_WITHIN, STACKS, within
+from planner.hardware.stacks import HOST_WITHIN, STACKS, was_measured, within
 
 FEWEST = 3  # runs: fewer do not show how far runs lie apart
 MOST = 32  # of the newest: what a host was long ago says little
@@ -150,7 +150,10 @@ def interval(cluster: Cluster, spec: JobSpec, found: Correction | None, host_sha
         told = spec.resources.software is not None
         share = within(stack, cluster.accelerator.name, host_share, told=told)
         title = f"{STACKS[stack].title}{software_words(spec.resources.software)}"
-        why = f"{title}{_widened(cluster, spec)}{_waits(host_share)}"
+        elsewhere = (
+            "" if was_measured(stack, cluster.accelerator.name) else ", of which no step on such a device is known"
+        )
+        why = f"{title}{elsewhere}{_widened(cluster, spec)}{_waits(host_share)}"
         words = f"{basis}{_links(cluster, spec)}{scaled}, {why}, {sureness(share)}"
         return Interval(share=share, basis=basis, runs=0, words=words)
     words = f"from {found.runs} runs here, {sureness(found.share)}"

@@ -56,10 +56,11 @@ def _tile(width: int) -> int:
 
 FLASH_2 = 1 / 1.6  # of cuDNN's rate on Hopper
 # Shares are what NVIDIA's rows of 16,384 tokens to a million show, most of whose time is attention: all four of the fit
-# half are met within 1% by 0.53 of peak on an H100 and, on a GB200, 0.55 and before cuDNN 9.13 nine tenths of that.
+# half are met within 1% by 0.53 of peak on an H100, and two of the other three within 1 and 7% by 0.55 on a Blackwell,
+# before cuDNN 9.13 by eight tenths of that.
 CUDNN_HOPPER = Attention(share=1.585, tokens=1900, narrow=0.65, pads=True)
 CUDNN_BLACKWELL = Attention(share=1.475, tokens=1600, narrow=0.8, wide=1.11)
-EARLY_CUDNN_BLACKWELL = CUDNN_BLACKWELL._replace(share=0.9 * CUDNN_BLACKWELL.share, tokens=3100)
+EARLY_CUDNN_BLACKWELL = CUDNN_BLACKWELL._replace(share=0.8 * CUDNN_BLACKWELL.share, tokens=3100)
 # Of other software what depends on heads alone: the accelerator's own efficiency is that of heads of 128 in its rows.
 # FlashAttention 2 runs the same kernels on an A100 and an H100; 2407.08608 has its rates there (figures 5 and 6, 4,096
 # tokens, no mask): forward 321 TFLOP/s by heads of 64 and 368 by heads of 128, backward 279 and 310, together 0.90. Its

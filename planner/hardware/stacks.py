@@ -10,6 +10,7 @@ all open rows in sight for stacks other than Megatron, so that the report half i
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from contracts.telemetry.words import Axis
@@ -33,7 +34,7 @@ class Stack(NamedTuple):
     `within`: 9 of 10 step times lie no further from what a spec gets, told with a certainty of 9 in 10 by the fit half
     (`benchmarks.published.scores.sure`): of fewer than 22 rows the worst.
     `memory_within`: the same of a rank's peak, beside UNTOLD_BYTES; 1 where nobody published one.
-    `measured_on`: what is in the names of accelerators that `within` holds on; any other has the widest. Empty is all.
+    `measured_on`: accelerators whose steps `within` was seen to hold on; any other has the widest. Empty is all.
     `fp4`: products in fp8 run at the rate of fp4, where the accelerator has it.
     `gemm`, `attention`: of the accelerator's own efficiency; `gemm_hopper` also, where it has fp8: power holds the
     clock of those down; `gemm_fp8` of products in fp8; `attention_ampere`, `_hopper` and `_blackwell` there besides.
@@ -245,6 +246,7 @@ STACKS: dict[StackName, Stack] = {
         contention=0.1,
         step_s=5e-3,
         jitter=0.002,
+        measured_on=("H100", "H200", "B200", "B300", "GB200", "GB300"),
         repeats_whole=True,
     ),
     # What the accelerators' own constants were chosen on: Megatron-LM's table 1, Korthikanti's table 5.
@@ -255,6 +257,7 @@ STACKS: dict[StackName, Stack] = {
         "FSDP2, compiled",
         0.27,
         0.96,
+        measured_on=("H100", "H200"),
         adds_apart=True,
         attention_ampere=FLASH_2_WIDTHS,
         attention_hopper=FLASH_2_WIDTHS,
@@ -297,7 +300,7 @@ STACKS: dict[StackName, Stack] = {
         "Megatron-DeepSpeed",
         0.18,
         0.07,
-        measured_on=("A100", "H100"),
+        measured_on=("A100",),
         adds_apart=True,
         attention=1.12,
         attention_ampere=FLASH_2_WIDTHS,
@@ -324,7 +327,7 @@ STACKS: dict[StackName, Stack] = {
     "scaling": Stack(
         "Scaling (Aleph Alpha), norms in eager kernels",
         0.26,
-        measured_on=("A100", "H100"),
+        measured_on=("A100",),
         adds_apart=True,
         attention=1.12,
         attention_ampere=FLASH_2_WIDTHS,
@@ -369,10 +372,15 @@ def within(name: StackName, accelerator: str, host_share: float, *, told: bool =
     """How far off a step time on this accelerator may be, of which the device waits `host_share` for its host. `told`:
     the spec says what it can of the stack's software."""
     stack = STACKS[name]
-    held = not stack.measured_on or any(kind in accelerator for kind in stack.measured_on)
     own = TOLD_WITHIN.get(name, stack.within) if told else stack.within
     by_host = next((off for least, off in (HOST_TOLD_WITHIN if told else HOST_WITHIN) if host_share >= least), 0.0)
-    return max(own if held else WIDEST, by_host)
+    return max(own if was_measured(name, accelerator) else WIDEST, by_host)
+
+
+def was_measured(name: StackName, accelerator: str) -> bool:
+    """Whether any step of the stack on such a device stands behind its constants."""
+    stack = STACKS[name]
+    return not stack.measured_on or bool(set(re.split(r"[^A-Z0-9]+", accelerator.upper())) & set(stack.measured_on))
 
 
 # Kernels that a run may have taken instead of its stack's own, on the same rows.

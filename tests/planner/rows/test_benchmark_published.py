@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 
 import pytest
 
-from benchmarks.published.__main__ import answers_of, report
+from benchmarks.published.__main__ import answers_of, rankings, report
 from benchmarks.published.mapping import Planned, plan_of
 from benchmarks.published.own_tests import KEEPS_SCORES
 from benchmarks.published.recipes import switched_on
 from benchmarks.published.recorded import IN_MAY, IN_OCTOBER
 from benchmarks.published.rows import SkipError, read_rows
-from benchmarks.published.scores import confusion, errors, ranking
+from benchmarks.published.scores import Choice, confusion, errors, first_choice, kendall
 from planner.facts.spec import JobSpec, Layout, TrainSpec
 from planner.facts.tensors.placements import vocab_rows
 from planner.facts.tensors.shards import local_units
@@ -174,12 +175,27 @@ def test_scores_by_hand() -> None:
     assert off is not None
     assert [off.mean, off.worst, off.too_fast] == pytest.approx([0.2, 0.3, 0.5])
     assert off.bias == pytest.approx(0.1)
-    order = ranking([(1.0, 2.0), (2.0, 1.0), (3.0, 3.0)])  # two of three pairs agree; the first choice took 2 for 1
-    assert order is not None
-    assert [order.kendall, order.regret] == pytest.approx([1 / 3, 1.0])
+    assert kendall([(1.0, 2.0), (2.0, 1.0), (3.0, 3.0)]) == pytest.approx(1 / 3), "two of three pairs agree"
+    assert kendall([(1.0, 2.0)]) is None
+    assert first_choice([(1.0, 2.0), (2.0, 1.0)], 1.0) == Choice(1.0)
+    assert first_choice([(1.0, 2.0), (1.0, 1.0)], 1.0) == Choice(0.5), "any of those predicted alike"
+    assert first_choice([(2.0, 2.0), (1.0, None)], 1.0) == Choice(None), "it ran out of memory"
+    assert first_choice([], 1.0) is None
     said = confusion([(True, True), (False, True), (True, False), (False, False)])
     assert said is not None
-    assert (said.right, said.falsely_fits) == (0.5, 0.25)
+    assert (said.right, said.falsely_fits, said.missed) == (0.5, 0.25, 0.5)
+
+
+def test_a_first_choice_is_of_all_that_is_said_to_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It was of what ran: a layout that ran out of memory and was said to fit could not be chosen."""
+    ran = [{"tp": str(tp), "pp": "2", "step_time_s": str(20 + tp)} for tp in (2, 4, 8)]
+    quickest = {"tp": "1", "pp": "2", "measure_name": "out_of_memory", "measure_value": "1"}
+    for rows, told in ((ran, "0"), ([*ran, quickest], "1"), ([*ran, {**quickest, "kv_heads": "8"}], "0")):
+        answers, _ = answers_of(read_rows(_file(tmp_path / "rows.csv", *rows)))
+        assert all(a.fits for a in answers)
+        rankings(answers)
+        (line,) = re.findall(r"^all .*$", capsys.readouterr().out, re.MULTILINE)
+        assert line.split()[-1] == told
 
 
 @pytest.mark.parametrize(
