@@ -105,6 +105,7 @@ class Summary(TypedDict):
     losses: list[LossPoint]  # thinned to 500 points at most
     eval_losses: list[LossPoint]
     cells: dict[RankText, list[Cell]]  # by rank, as text: JSON keys
+    cells_left_out: NotRequired[Count]  # ranks of whose cells some or all found no room: sums of `cells` are not of all
     verdict: dict[RankText, list[VerdictRow]]  # by rank
     measured: NotRequired[Measured]  # of a run that trained on after its first steps
     ran_steps: NotRequired[Count]  # that cells of phase "step" are of, where not all: of a resumed run, of a script

@@ -215,13 +215,22 @@ class Client:
             if told["reached"] or job.finished:
                 return job
 
-    def wait(self, job_id: str, *, timeout_s: float | None = None, each: Callable[[Job], None] | None = None) -> Job:
+    def wait(
+        self,
+        job_id: str,
+        *,
+        timeout_s: float | None = None,
+        since: float | None = None,
+        each: Callable[[Job], None] | None = None,
+    ) -> Job:
         """The job once it has ended. `each` hears of every look. A board that goes away meanwhile is waited for.
+        `since`: on the monotonic clock, when a wait began that is one with those for other jobs; by default now.
 
         Raises:
-            TimedOutError: after `timeout_s`; the job goes on.
+            TimedOutError: `timeout_s` after that; the job goes on.
         """
-        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        began = time.monotonic() if since is None else since
+        until = math.inf if timeout_s is None else began + timeout_s
         job, patience = None, Patience(heard=self._door.was_there)
         while True:
             try:

@@ -22,6 +22,7 @@ LONGEST_PAUSE_S = 60.0
 LEAST_S = 1.0  # for a try after which there is no time left
 LONGEST_QUOTE = 100  # of a page that is not the API's
 NO_BOARD = ", and nothing that a board says: is there one at this address? MESHBOARD_URL is it without a path behind"
+NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 SILENCE_S = 45.0  # of a stream, in which the board says something each 15 s, before it counts as broken
 
 
@@ -59,7 +60,8 @@ class Door:
     def send(
         self, method: str, parts: Sequence[str], *, patience_s: float = 0.0, until: float = math.inf, **how: Any
     ) -> Answer:
-        """Asks that change nothing, and those with a key, are repeated while the board is away; no others are.
+        """Asks that change nothing, and those with a key, are repeated while the board is away; no others are. A DELETE
+        whose answer was lost has deleted what is not there when it is repeated.
         `parts`: of the address below /api/v1/. `patience_s`: how much longer than usual the answer may take.
         `until`: on the monotonic clock, when the last try is over.
 
@@ -69,6 +71,7 @@ class Door:
         """
         where = path(*parts)
         safe = method in ("GET", "PUT", "DELETE") or "Idempotency-Key" in how.get("headers", {})
+        maybe_done = False
         for attempt in range(TRIES):
             left_s = max(until - time.monotonic(), LEAST_S)
             last = attempt == TRIES - 1 or left_s <= LEAST_S
@@ -78,6 +81,7 @@ class Door:
             except httpx.RequestError as error:
                 if last or not safe:
                     raise AwayError(f"{self.url} cannot be reached: {why(error)}") from None
+                maybe_done = maybe_done or not isinstance(error, NOT_SENT)
                 time.sleep(min(backoff_s(attempt), left_s))
             except (httpx.InvalidURL, ValueError) as error:
                 raise WrongError(f"this cannot be sent: {error}") from None
@@ -85,6 +89,9 @@ class Door:
                 undone = response.status_code == 429 or (
                     response.status_code == 503 and safe
                 )  # what a 503 of a proxy did is not known
+                if maybe_done and method == "DELETE" and is_gone(response):
+                    return Answer(None, response)
+                maybe_done = maybe_done or response.status_code == 503
                 if last or not undone:
                     return self._told(checked(response, parts))
                 time.sleep(min(retry_after_s(response), left_s))
@@ -167,6 +174,14 @@ def named(parts: Sequence[str], status: int) -> dict[str, str]:
         case _:
             return {}
     return {**found, "request": next(iter(found.values()))} if status == 404 else found
+
+
+def is_gone(response: httpx.Response) -> bool:
+    """The board says that there is no such thing; another's 404 says nothing of it."""
+    try:
+        return response.status_code == 404 and bool(problems_of(response.json()))
+    except ValueError:
+        return False
 
 
 def page(response: httpx.Response) -> AwayError:

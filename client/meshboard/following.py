@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from meshboard.api import Client
 from meshboard.errors import RefusedError
+from meshboard.job import Job
 
 GAP = "[lines are missing here: the board had to let them go]"
 
 
 def lines(board: Client, job_id: str, rank: int) -> Iterator[str]:
     """Until the job has ended; one that is queued again goes on with its next attempt. Of one that had ended before,
-    its whole log.
+    its whole log, and of each attempt that began and ended between two looks.
 
     Raises:
         RefusedError, AwayError
     """
     job = board.job(job_id)
-    if job.finished:
-        yield from _whole(board, job_id, rank)
-        return
-    while not job.finished:
-        try:
-            yield from attempt_lines(board, job_id, rank, job.attempt)
-        except RefusedError as error:
-            if error.status != 409:  # it has no host yet
-                raise
-        job = board.wait_for(job_id, "started")
+    yield from _whole(board, job_id, rank) if job.finished else _from(board, job, rank)
 
 
 def attempt_lines(board: Client, job_id: str, rank: int, attempt: int) -> Iterator[str]:
@@ -49,9 +41,34 @@ def attempt_lines(board: Client, job_id: str, rank: int, attempt: int) -> Iterat
         following = max(following, first + len(told))
 
 
-def _whole(board: Client, job_id: str, rank: int) -> Iterator[str]:
+def _from(board: Client, job: Job, rank: int) -> Iterator[str]:
+    """From the attempt on that the job is at."""
+    told = job.attempt - 1
+    while not job.finished:
+        yield from _missed(board, job.id, rank, range(told + 1, job.attempt))
+        told = job.attempt - 1
+        try:
+            yield from attempt_lines(board, job.id, rank, job.attempt)
+            told = job.attempt
+        except RefusedError as error:
+            if error.status != 409:  # it has no host yet
+                raise
+        job = board.wait_for(job.id, "started")
+    yield from _missed(board, job.id, rank, range(told + 1, job.attempt + 1))
+
+
+def _missed(board: Client, job_id: str, rank: int, attempts: Iterable[int]) -> Iterator[str]:
+    for attempt in attempts:
+        try:
+            yield from _whole(board, job_id, rank, attempt)
+        except RefusedError as error:
+            if error.status != 409:  # it ended before it had a host
+                raise
+
+
+def _whole(board: Client, job_id: str, rank: int, attempt: int | None = None) -> Iterator[str]:
     rest = b""
-    for part in board.log(job_id, rank):
+    for part in board.log(job_id, rank, attempt=attempt):
         *whole, rest = (rest + part).split(b"\n")
         yield from (line.decode(errors="replace") for line in whole)
     if rest:

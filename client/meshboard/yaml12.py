@@ -19,7 +19,7 @@ PREFIX = "tag:yaml.org,2002:"
 KINDS = {
     "null": r"~|null|Null|NULL|",
     "bool": r"true|True|TRUE|false|False|FALSE",
-    "int": r"[-+]?[0-9]+(?:_[0-9]+)*|0o[0-7]+|0x[0-9a-fA-F]+",
+    "int": r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+",
     "float": r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
     "merge": "<<",
 }
@@ -110,7 +110,7 @@ def _scalar(node: Node, field: str) -> Any:
         if kind == "bool":
             return text.lower() == "true"
         if kind == "int":
-            return int(text, 10 if text.lstrip("+-").replace("_", "").isdigit() else 0)
+            return int(text, 10 if text.lstrip("+-").isdigit() else 0)
         number = float(re.sub(r"\.(?=inf|nan)", "", text.lower())) if kind == "float" else 0.0
     except ValueError as error:
         raise _wrong(field, str(error)) from None

@@ -54,6 +54,8 @@ class Facts(TypedDict):
         Annotated[int, Field(description="after which the run ended; of older ones it is not known")]
     ]
     sent: list[Sent]
+    no_sent: NotRequired[Annotated[str, Field(description="why `sent` is empty, where ranks counted and not all told")]]
+    no_peak: NotRequired[Annotated[str, Field(description="the same of `peak_bytes`")]]
     apart: Annotated[Apart | None, Field(description="null where not all ranks compared themselves with a plan")]
 
 
@@ -70,20 +72,27 @@ def facts(exit_report: Mapping[str, Any] | None, ranks: int) -> Facts:
     if not steps:
         first = f" after its first {SCRIPT_SETUP_STEPS}, which of a script are set-up" if summary.get("steps") else ""
         raise NoFactsError(f"it trained no step{first}")
-    sent = _sent(summary.get("cells") or {}, steps)
+    left_out = summary.get("cells_left_out", 0)
+    sent = [] if left_out else _sent(summary.get("cells") or {}, steps)
     if len(sent) > MOST_SENT:
         raise NoFactsError(f"it has {len(sent):,} axes and collectives, of which at most {MOST_SENT:,} are kept")
     peaks = summary.get("peak_bytes") or {}
-    return {
+    some_peaks = 0 < len(peaks) < ranks
+    found: Facts = {
         "steps": steps,
         "step_s": (summary.get("measured") or {}).get("step_s"),
         "tokens_per_s": summary.get("tokens_per_s"),
-        "peak_bytes": max(peaks.values(), default=None),
+        "peak_bytes": None if some_peaks else max(peaks.values(), default=None),
         "last_step": summary.get("steps", steps),
         "losses": [{"step": point["step"], "loss": point["loss"]} for point in summary.get("losses") or []],
         "sent": sent,
         "apart": _apart(summary.get("verdict") or {}, ranks),
     }
+    if left_out:
+        found["no_sent"] = f"its summary holds cells of {max(0, ranks - left_out)} of {ranks} ranks"
+    if some_peaks:
+        found["no_peak"] = f"its summary holds peaks of {len(peaks)} of {ranks} ranks"
+    return found
 
 
 def _sent(cells: Mapping[str, list[dict[str, Any]]], steps: int) -> list[Sent]:

@@ -11,11 +11,12 @@ from django.views.decorators.http import require_GET, require_http_methods
 
 from jobs.access import find_job, listed_jobs, visible_jobs
 from jobs.lab import form, picture
-from jobs.lab.results import Shown, newest_shown
+from jobs.lab.results import Captured, newest
 from jobs.lab.words import BOOKKEEPING, BY_NAME, PRIMITIVES
 from jobs.missing import MissingError
 from jobs.models import LIVE, Host, Job
 from jobs.pages.forms import once
+from planner.facts.lab import MAX_STEP_RANKS
 from planner.facts.spec import Problem, SpecError
 
 NEWEST_JOBS = 5
@@ -62,24 +63,26 @@ def primitive(request: HttpRequest, slug: str) -> HttpResponse:
     words = BY_NAME.get(slug.replace("-", "_"))
     if words is None or words.slug != slug:
         raise MissingError("primitive")
-    jobs = visible_jobs(request.user)
-    shown = newest_shown(jobs, words.name)
+    measured, captured, wrong = newest(visible_jobs(request.user), words.name)
     host = form.first(form.hosts())
     context = {
         "words": words,
         "primitives": PRIMITIVES,
         "bookkeeping": BOOKKEEPING,
         "reducing": words.name in picture.REDUCING,
-        "shown": shown,
-        "running": None if shown else _running(request.user),
+        "measured": measured,
+        "shown": captured,
+        "wrong": wrong,
+        "most_drawn": MAX_STEP_RANKS,
+        "running": None if captured else _running(request.user),
         "host": host,
         "usual": form.values_from_spec(form.usual(host)),
-        **(_drawn(shown) if shown else {}),
+        **(_drawn(captured) if captured else {}),
     }
     return render(request, "lab/primitive.html", context)
 
 
-def _drawn(shown: Shown) -> dict[str, Any]:
+def _drawn(shown: Captured) -> dict[str, Any]:
     film = picture.film(shown.result, shown.step)
     if shown.step.primitive == "barrier":
         return {"spans": picture.spans(shown.step), "track": picture.TRACK, "film": film}

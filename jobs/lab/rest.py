@@ -10,12 +10,12 @@ from rest_framework.response import Response
 
 from jobs.access import visible_jobs
 from jobs.api.document import schema
-from jobs.api.document.lab_shapes import LabQuery, PrimitiveTold
+from jobs.api.document.lab_shapes import LabFailed, LabQuery, PrimitiveShown, PrimitiveTold
 from jobs.api.http.throttling import SubmitThrottle
 from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse, user_of
 from jobs.lab.form import USUAL_RANKS, first, hosts
-from jobs.lab.results import newest_shown
+from jobs.lab.results import Wrong, newest
 from jobs.lab.words import BY_NAME, PRIMITIVES, Words
 from jobs.missing import MissingError
 from jobs.models import Host
@@ -45,11 +45,17 @@ class Primitive(APIView):
         operation_id="getPrimitive", parameters=[NAME], responses={200: schema.of("PrimitiveShown"), **refusals(404)}
     )
     def get(self, request: Request, name: str) -> Response:
-        """A collective in words, and as the newest lab that you may see measured it."""
+        """A collective in words, and as the newest lab that you may see measured it; a newer one that found it wrong is
+        named."""
         words = _find(name)
-        shown = newest_shown(visible_jobs(request.user), words.name)
-        points = [point.model_dump(mode="json") for point in shown.points] if shown else []
-        return Response({**_told(words), "job": shown.attempt.job_id if shown else None, "points": points})
+        measured, _, wrong = newest(visible_jobs(request.user), words.name)
+        told: PrimitiveShown = {
+            **_told(words),
+            "job": measured.attempt.job_id if measured else None,
+            "points": [point.model_dump(mode="json") for point in measured.points] if measured else [],
+            "failed": _failed(wrong) if wrong else None,
+        }
+        return Response(told)
 
     @extend_schema(
         operation_id="runPrimitive",
@@ -89,6 +95,10 @@ def _host(name: str | None) -> Host | None:
     if name is None:
         return first(hosts())
     return next((host for host in hosts() if host.name == name), None)
+
+
+def _failed(found: Wrong) -> LabFailed:
+    return {"job": found.attempt.job_id, "wrong": found.wrong, "checked": found.checked}
 
 
 def _told(words: Words) -> PrimitiveTold:

@@ -1,35 +1,98 @@
-"""The newest lab run that shows a primitive."""
+"""The newest lab runs of a primitive: which measured it, which captured it, and whether a newer one found it wrong."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from django.db.models import F, QuerySet
+from django.db.models import F, Q, QuerySet
 
 from jobs.models import Attempt, Job, Status
 from jobs.queue.outcomes import checked_result
 from planner.facts.lab import LabPoint, LabResult, LabStep
 from planner.facts.spec import LabPrimitive
 
-NEWEST_RUNS = 20  # how far back a page looks
+
+class Measured(NamedTuple):
+    """A primitive's figures in a run that succeeded."""
+
+    attempt: Attempt
+    result: LabResult
+    points: list[LabPoint]
 
 
-class Shown(NamedTuple):
-    """A primitive as a finished run had it."""
+class Captured(NamedTuple):
+    """A primitive on tiny tensors, as a run that succeeded had it."""
 
     attempt: Attempt
     result: LabResult
     step: LabStep
-    points: list[LabPoint]
 
 
-def newest_shown(jobs: QuerySet[Job], primitive: LabPrimitive) -> Shown | None:
-    """The newest of the succeeded labs among `jobs` that captured the primitive."""
-    ended = jobs.filter(kind="lab", status=Status.SUCCEEDED)
-    attempts = Attempt.objects.filter(job__in=ended, number=F("job__attempt")).select_related("job")
-    for attempt in attempts.order_by("-job__changed")[:NEWEST_RUNS].iterator():
+class Wrong(NamedTuple):
+    """A run that failed: so many elements of the primitive's checked ones were wrong."""
+
+    attempt: Attempt
+    wrong: int
+    checked: int
+
+
+class Newest(NamedTuple):
+    """`wrong`: of a run newer than the measured one."""
+
+    measured: Measured | None
+    captured: Captured | None
+    wrong: Wrong | None
+
+
+def newest(jobs: QuerySet[Job], primitive: LabPrimitive) -> Newest:
+    """Of the labs among `jobs`."""
+    labs = Attempt.objects.filter(_has(primitive), job__in=jobs.filter(kind="lab"), number=F("job__attempt"))
+    told = labs.select_related("job").order_by("-job__changed")
+    measured = next(_measured(told.filter(job__status=Status.SUCCEEDED), primitive), None)
+    failed = told.filter(job__status=Status.FAILED)
+    if measured is not None:
+        failed = failed.filter(job__changed__gt=measured.attempt.job.changed)
+    return Newest(
+        measured,
+        next(_captured(told.filter(job__status=Status.SUCCEEDED), primitive), None),
+        next(_wrong(failed, primitive), None),
+    )
+
+
+def _has(primitive: LabPrimitive) -> Q:
+    """The lab's spec names it, or none: `contains` of JSON is PostgreSQL's alone, that of its text every database's."""
+    names = "job__spec__lab__primitives"
+    return Q(**{f"{names}__icontains": f'"{primitive}"'}) | Q(**{f"{names}__isnull": True})
+
+
+def _results(attempts: QuerySet[Attempt]) -> Iterator[tuple[Attempt, LabResult]]:
+    told = attempts.filter(exit__summary__lab__isnull=False)
+    for attempt in told.iterator(chunk_size=1):  # the first is the one, as a rule, and an exit report is large
         result = checked_result(((attempt.exit or {}).get("summary") or {}).get("lab"))
-        step = next((s for s in result.steps if s.primitive == primitive), None) if result else None
-        if result and step:
-            return Shown(attempt, result, step, [p for p in result.points if p.primitive == primitive])
-    return None
+        if result is not None:
+            yield attempt, result
+
+
+def _points(result: LabResult, primitive: LabPrimitive) -> list[LabPoint]:
+    return [point for point in result.points if point.primitive == primitive]
+
+
+def _measured(attempts: QuerySet[Attempt], primitive: LabPrimitive) -> Iterator[Measured]:
+    for attempt, result in _results(attempts):
+        if points := _points(result, primitive):
+            yield Measured(attempt, result, points)
+
+
+def _captured(attempts: QuerySet[Attempt], primitive: LabPrimitive) -> Iterator[Captured]:
+    for attempt, result in _results(attempts.exclude(exit__summary__lab__steps=[])):
+        for step in result.steps:
+            if step.primitive == primitive:
+                yield Captured(attempt, result, step)
+
+
+def _wrong(attempts: QuerySet[Attempt], primitive: LabPrimitive) -> Iterator[Wrong]:
+    for attempt, result in _results(attempts):
+        points = _points(result, primitive)
+        if wrong := sum(point.wrong for point in points):
+            yield Wrong(attempt, wrong, sum(point.checked for point in points))

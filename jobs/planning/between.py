@@ -35,10 +35,11 @@ class LevelTraffic(TypedDict):
 
 
 class Between(TypedDict):
-    """`steps`: that the run made, 0 until it has ended."""
+    """`steps`: that the run made, 0 until it has ended, or where not all of its ranks are known."""
 
     hosts: list[str]
     steps: int
+    left_out: Annotated[int, Field(description="ranks that are not known in full: nothing is `measured` then")]
     levels: list[LevelTraffic]
 
 
@@ -64,10 +65,12 @@ def between(job: Job) -> Between:
     gang = list(attempt.members.all()) if attempt else []
     stages = job.estimate.get("stages")
     if not gang or not stages:
-        return {"hosts": [member.host_name for member in gang], "steps": 0, "levels": []}
+        return {"hosts": [member.host_name for member in gang], "steps": 0, "left_out": 0, "levels": []}
     layout = Layout.model_validate(job.spec["layout"])
     summary = (attempt.exit or {}).get("summary") or {} if attempt else {}
     cells, steps = summary.get("cells") or {}, summary.get("ran_steps", summary.get("steps", 0))
+    left_out = summary.get("cells_left_out", 0)
+    cells = {} if left_out else cells
     predicted, measured = _predicted(job.estimate, layout), _measured(cells, layout)
     home = {rank: one.node for one in gang for rank in range(one.first_rank, one.first_rank + one.num_ranks)}
     rows: list[LevelTraffic] = []
@@ -84,7 +87,12 @@ def between(job: Job) -> Between:
                 "predicted": groups.passed(predicted, level.axis, level.name, steps) if cells else None,
             }
         )
-    return {"hosts": [member.host_name for member in gang], "steps": steps if cells else 0, "levels": rows}
+    return {
+        "hosts": [member.host_name for member in gang],
+        "steps": steps if cells else 0,
+        "left_out": left_out,
+        "levels": rows,
+    }
 
 
 def _groups(ranks: int, group: Group, home: Mapping[int, int]) -> _Groups:

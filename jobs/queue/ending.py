@@ -77,7 +77,8 @@ def _settle(attempt: Attempt, last: tuple[Member, ExitReport] | None = None) -> 
     exits = {member.pk: member.exit for member in members}
     if last is not None:
         exits[last[0].pk] = last[1]
-    told = merged([exit for exit in exits.values() if exit is not None])
+    silent = sum(each.num_ranks for each in members if not (exits[each.pk] or {}).get("summary"))
+    told = merged([exit for exit in exits.values() if exit is not None], silent)
     if told is not None and lost and len(members) > 1:  # the others ended because of it
         told = {**told, "outcome": "lost", "reason": lost[0].reason, "rank": None, "exit_code": None, "signal": None}
     did_all = False

@@ -59,10 +59,11 @@ def finish(spec: Mapping[str, Any], told: ExitReport) -> Ending:
     return Ending(status, reason, report, profile if brings == "profile" else None)
 
 
-def merged(reports: list[ExitReport]) -> ExitReport | None:
+def merged(reports: list[ExitReport], silent_ranks: int = 0) -> ExitReport | None:
     """One report of a gang from those of its members, in the order of their ranks; None of none.
 
-    What it says of its end is said by the member that ended it: the first to fail.
+    What it says of its end is said by the member that ended it: the first to fail. `silent_ranks`: of members that
+    told no summary.
     """
     if len(reports) < 2:
         return reports[0] if reports else None
@@ -71,7 +72,7 @@ def merged(reports: list[ExitReport]) -> ExitReport | None:
         **root,
         "started": min(told["started"] for told in reports),
         "finished": max(told["finished"] for told in reports),
-        "summary": _merged_summaries([told["summary"] for told in reports if told["summary"]]),
+        "summary": _merged_summaries([told["summary"] for told in reports if told["summary"]], silent_ranks),
     }
 
 
@@ -80,13 +81,15 @@ def _gravity(told: ExitReport) -> tuple[int, float]:
     return GRAVITY.index((told["outcome"], lost_peer)), told.get("failed_at", told["finished"])
 
 
-def _merged_summaries(summaries: list[Summary]) -> Summary | None:
+def _merged_summaries(summaries: list[Summary], silent_ranks: int) -> Summary | None:
     """What is told rank by rank is joined. How far it came is all of the member that came furthest: a resumed run
     began after a member's steps less those that the same one ran. Of the rest, that of the lowest rank which told it.
     """
     if not summaries:
         return None
     whole: Any = {}
+    if left_out := silent_ranks + sum(told.get("cells_left_out", 0) for told in summaries):
+        whole["cells_left_out"] = left_out
     for told in summaries:
         for name, value in told.items():
             if name in BY_RANK:

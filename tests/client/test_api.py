@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import httpx
 import pytest
 
 from meshboard import AwayError, Client, RefusedError, TimedOutError, access, api, door, files, following, patience
@@ -31,6 +32,30 @@ def test_a_submit_is_repeated_only_under_a_key(server: Saying, board: Client) ->
     gone = Client("http://127.0.0.1:1", "t")
     with pytest.raises(AwayError, match="cannot be reached"):
         gone.submit({})
+
+
+@pytest.mark.parametrize(
+    ("error", "done"), [(httpx.ReadError("reset"), True), (httpx.ConnectError("refused"), False), (None, True)]
+)
+def test_what_is_gone_when_a_delete_is_repeated_was_deleted(
+    server: Saying, board: Client, monkeypatch: pytest.MonkeyPatch, error: Exception | None, done: bool
+) -> None:
+    """Its answer was lost, or a 503; one that was never sent has deleted nothing."""
+    send, lost = httpx.Client.request, [error] if error else []
+
+    def loses(*asked: Any, **how: Any) -> httpx.Response:
+        if lost:
+            raise lost.pop()
+        return send(*asked, **how)
+
+    monkeypatch.setattr(httpx.Client, "request", loses)
+    missing = answer(404, {"errors": [{"field": "branch", "message": "no such baseline"}]})
+    server.answers = [missing] if error else [answer(503, {}, **{"Retry-After": "0"}), missing]
+    if done:
+        board.forget_baseline("default", "main")
+    else:
+        with pytest.raises(RefusedError, match="no such baseline"):
+            board.forget_baseline("default", "main")
 
 
 def test_a_job_is_made_again_marked_and_asked_what_it_left(server: Saying, board: Client) -> None:

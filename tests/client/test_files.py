@@ -70,7 +70,7 @@ def test_a_spec_is_read_as_it_is_written(tmp_path: Path) -> None:
     )
     assert files.spec(str(file), ["train.verify=off", "train.steps=1e3", "train.seed=7", "empty="]) == {
         "name": "2026-11-23",
-        "on": ["yes", "No", "off", "y", "12:30", 15, 10, 1000, "1", 1e-3, 1.5, True, False, None, None],
+        "on": ["yes", "No", "off", "y", "12:30", 15, 10, "1_000", "1", 1e-3, 1.5, True, False, None, None],
         "base": {"a": 1, "b": 2},
         "more": {"a": 1, "b": 3},
         "train": {"verify": "off", "steps": 1e3, "seed": 7},
@@ -129,3 +129,10 @@ def test_a_file_that_is_no_spec_is_said_in_words(
     ran = meshboard("plan", str(file), at=server)
     assert (ran.code, "Errno" in ran.err) == (exits.Exit.WRONG, False)
     assert ran.err.endswith(f"{words}\n")
+
+
+@pytest.mark.parametrize("word", ["1_000", "2026_11_28", "+1_0", "0x1_0"])
+def test_what_the_core_schema_has_no_number_for_stays_a_word(tmp_path: Path, word: str) -> None:
+    file = tmp_path / "spec.yaml"
+    file.write_text(f"name: {word}\nargs: [{word}, 1000]\n")
+    assert files.spec(str(file), [f"tags={word}"]) == {"name": word, "args": [word, 1000], "tags": word}

@@ -157,6 +157,20 @@ def test_figures_of_a_job_are_those_of_its_ranks() -> None:
         run_of({"name": "x", "status": "failed", "exit": {"summary": summary}})
 
 
+@pytest.mark.parametrize("how", [{"exact": True}, {}])
+def test_what_some_ranks_alone_told_is_held_to_nothing(how: dict[str, bool]) -> None:
+    cell = {"axis": "dp", "op": "all_reduce", "phase": "step", "payload_bytes": 100, "count": 2}
+    summary = {"steps": 1, "cells": {"0": [cell]}, "cells_left_out": 3, "peak_bytes": {"0": 5}}
+    told: Any = {"id": "j", "status": "succeeded", "world_size": 4, "exit": {"summary": summary}}
+    rows = judge(
+        [run_of(told)], [BASE], [] if how else [parse("bytes=+0%", "max"), parse("peak_memory=1GiB", "max")], **how
+    )
+    assert [row.verdict for row in rows] == ["FAIL", "FAIL"]
+    assert rows[0].why == "job j tells no bytes: its summary holds cells of 1 of 4 ranks"
+    words = "calls: its summary holds cells" if how else "peak_memory: its summary holds peaks"
+    assert rows[1].why == f"job j tells no {words} of 1 of 4 ranks"
+
+
 def test_a_loss_that_became_no_number_is_not_that_of_the_steps_before() -> None:
     """Of a run that goes on all the same (train.on_not_finite); what a run before told as its last is not known."""
     summary = {"steps": 12, "losses": [{"step": 6, "loss": 1.5, "time": 0.0}]}

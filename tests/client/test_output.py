@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -86,3 +86,17 @@ def test_a_plan_and_a_search_say_between_what_time_and_memory_lie() -> None:
     old, new = (plans.found({"best": [{**found, **more}]}) for more in ({}, {"interval": {"share": 9.0}}))
     assert "900 ms to 90 s" in new
     assert " to " not in old, "of a board that tells no interval"
+
+
+def test_a_plan_has_no_names_that_a_terminal_obeys() -> None:
+    hostile = "\x1b]0;yours\x07\x1b[31mred"
+    estimate = {
+        "time": {"step_s": 1.0, "parts": [{"name": hostile, "seconds": 1.0}]},
+        "stages": [{"step_bytes": {hostile: 8}}],
+        "peak_memory_bytes": 8,
+        "fits": True,
+        "cluster": {"name": hostile},
+    }
+    told = plans.plan(cast(Any, estimate))
+    assert "\x1b" not in told
+    assert told.count("red") == 3

@@ -150,3 +150,39 @@ def test_a_key_that_was_sent_before_says_so(
     server.tells("jobs", RUNNING, status)
     ran = meshboard("submit", spec, "--key", "build-1", at=server)
     assert (ran.code, ran.out, "was there already" in ran.err) == (0, "j\n", told)
+
+
+def test_the_whole_wait_is_told_of_a_job_that_was_waited_for_behind_others(
+    meshboard: Meshboard, server: Saying, spec: str
+) -> None:
+    """The first had taken all the time."""
+    server.answers = [answer(201, {**RUNNING, "id": name}) for name in ("j", "k")]
+    server.tells("jobs/j", {**ENDED, "id": "j"})
+    server.tells("jobs/k", {**RUNNING, "id": "k"})
+    server.tells("jobs/k/wait", {"reached": False, "job": {**RUNNING, "id": "k"}})
+    ran = meshboard("submit", spec, "--wait", "--runs", "2", "--timeout", "0.25", at=server)
+    assert "job k is still running after 0.25 s" in ran.err
+
+
+@pytest.mark.parametrize("attempt", [1, 3])
+def test_the_log_of_an_attempt_that_began_and_ended_meanwhile_is_told_whole(
+    meshboard: Meshboard, server: Saying, attempt: int
+) -> None:
+    """The board was away for as long; of attempts that had no host there is none."""
+    server.answers = [answer(200, {**JOB, "status": "queued"})]
+    not_started = answer(409, {"errors": [{"field": "log", "message": "it has not started"}]})
+    server.answers += [not_started, answer(200, {"reached": True, "job": {**ENDED, "attempt": attempt}})]
+    server.answers += [answer(200, b"one\ntwo", **{"Content-Type": "text/plain"})]
+    server.answers += [not_started, answer(200, b"three\n", **{"Content-Type": "text/plain"})][: attempt - 1]
+    ran = meshboard("logs", "j", "-f", at=server)
+    assert (ran.code, ran.out.splitlines()) == (0, ["one", "two", "three"][: 2 + attempt // 3])
+    assert [path for path in server.asked if "logs/0?attempt" in path] == [
+        f"GET /api/v1/jobs/j/logs/0?attempt={number}" for number in range(1, attempt + 1)
+    ]
+
+
+def test_a_job_that_was_cancelled_while_it_waited_has_no_log(meshboard: Meshboard, server: Saying) -> None:
+    server.answers = [answer(200, {**JOB, "status": "queued"})]
+    not_started = answer(409, {"errors": [{"field": "log", "message": "it has not started"}]})
+    server.answers += [not_started, answer(200, {"reached": False, "job": ENDED}), not_started]
+    assert meshboard("logs", "j", "-f", at=server) == (0, "", "")

@@ -106,6 +106,7 @@ class Summary(TypedDict):
     eval_losses: list[LossPoint]
     cells: dict[str, list[Cell]]
     verdict: dict[str, list[VerdictRow]]
+    cells_left_out: NotRequired[int]
     checkpoints: NotRequired[list[CheckpointItem]]
     dry_runs: NotRequired[list[DryRunItem]]
     lab: NotRequired[dict[str, Any]]

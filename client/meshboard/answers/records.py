@@ -57,6 +57,10 @@ class Facts(TypedDict):
     """null where not all ranks compared themselves with a plan"""
     last_step: NotRequired[int]
     """after which the run ended; of older ones it is not known"""
+    no_peak: NotRequired[str]
+    """the same of `peak_bytes`"""
+    no_sent: NotRequired[str]
+    """why `sent` is empty, where ranks counted and not all told"""
 
 
 class KeptRun(TypedDict):

@@ -61,12 +61,11 @@ def submit(
             if why := reasons.chosen(job.told):
                 print(why, file=sys.stderr)
         if wait or follow:
-            until = None if timeout is None else time.monotonic() + timeout
-            console = stderr()
+            began, console = time.monotonic(), stderr()
             labels = {job_id: job_id if runs > 1 else "" for job_id in seen}
             logs = [_saying(client, *job, console) for job in labels.items()] if follow else []
             for job_id, label in labels.items():
-                _wait(client, job_id, until, seen, Waiting(label, console))
+                _wait(client, job_id, seen, Waiting(label, console), timeout, began)
             for said in logs:
                 said.join(LAST_WORDS_S)
     if (wait or follow) and not all(job.succeeded for job in seen.values()):
@@ -97,15 +96,15 @@ def wait(job_id: JobId, timeout: Timeout = None, as_json: AsJson = False) -> Non
     """Wait until a job has ended; exit code 1 unless it succeeded."""
     seen: dict[str, Job] = {}
     with board() as client, _told(seen, as_json):
-        until = None if timeout is None else time.monotonic() + timeout
-        _wait(client, job_id, until, seen, Waiting())
+        _wait(client, job_id, seen, Waiting(), timeout, time.monotonic())
     if not seen[job_id].succeeded:
         raise typer.Exit(Exit.FAILED)
 
 
-def _wait(client: Client, job_id: str, until: float | None, seen: dict[str, Job], shown: Waiting) -> None:
+def _wait(
+    client: Client, job_id: str, seen: dict[str, Job], shown: Waiting, timeout_s: float | None, since: float
+) -> None:
     """`seen` has it as it was looked at last."""
-    left_s = None if until is None else max(0.0, until - time.monotonic())
     with shown as waiting:
 
         def hear(job: Job) -> None:
@@ -116,7 +115,7 @@ def _wait(client: Client, job_id: str, until: float | None, seen: dict[str, Job]
 
         if waiting.shows_steps:
             threading.Thread(target=_count_steps, args=(client, job_id, waiting), daemon=True).start()
-        client.wait(job_id, timeout_s=left_s, each=hear)
+        client.wait(job_id, timeout_s=timeout_s, since=since, each=hear)
 
 
 def _count_steps(client: Client, job_id: str, waiting: Waiting) -> None:

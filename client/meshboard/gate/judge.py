@@ -171,8 +171,9 @@ def _same(kind: str, run: Run, baseline: Run, whose: str) -> list[Row]:
     ours, theirs = run.table(kind), baseline.table(kind)
     unit = unit_of(kind)
     if not ours or not theirs:
-        silent = run.name if not ours else baseline.name
-        return [Row(f"{kind} (exact){whose}", "FAIL", None, None, None, unit, f"{silent} tells no {kind}")]
+        silent = run if not ours else baseline
+        why = silent.silence(kind, silent.no_sent)
+        return [Row(f"{kind} (exact){whose}", "FAIL", None, None, None, unit, why)]
     rows = []
     for axis, op in sorted({*ours, *theirs}):
         value, was = ours.get((axis, op), 0.0), theirs.get((axis, op), 0.0)

@@ -29,7 +29,8 @@ class UnknownError(WrongError):
 
 @dataclass(frozen=True)
 class Run:
-    """A run's figures. `sent` and `calls` are of a step, by (axis, op); None where its ranks told none."""
+    """A run's figures. `sent` and `calls` are of a step, by (axis, op); None where its ranks told none. `no_sent` and
+    `no_peak`: why they are not told, where only some of its ranks are known."""
 
     name: str
     step_time: float | None = None
@@ -40,15 +41,21 @@ class Run:
     calls: Mapping[tuple[str, str], float] = field(default_factory=dict)
     last_step: int | None = None  # None: nobody told
     planned: tuple[int, int] | None = None  # bytes and calls that were not as predicted; None: not of all ranks
+    no_sent: str = ""
+    no_peak: str = ""
 
     def value(self, measure: str) -> float:
         """Raises UnknownError."""
         found = self._told(measure)
         if found is None:
-            raise UnknownError(f"{self.name} tells no {measure}")
+            raise UnknownError(self.silence(measure, self.no_peak if measure == "peak_memory" else ""))
         if not math.isfinite(found):
             raise UnknownError(f"{self.name} tells a {measure} of {found}, which nothing can be held to")
         return found
+
+    def silence(self, what: str, why: str) -> str:
+        """That it does not tell something."""
+        return f"{self.name} tells no {what}" + (f": {why}" if why else "")
 
     def _told(self, measure: str) -> float | None:
         if TRAFFIC.fullmatch(measure):
@@ -69,7 +76,7 @@ class Run:
         kind, *wanted = measure.split(".")
         table = self.table(kind)
         if not table:
-            raise UnknownError(f"{self.name} tells no {kind}: its ranks counted no step")
+            raise UnknownError(self.silence(kind, self.no_sent or "its ranks counted no step"))
         # fsum: the same in whatever order it was told
         return math.fsum(value for key, value in table.items() if list(key)[: len(wanted)] == wanted)
 
@@ -100,23 +107,27 @@ def run_of(told: JobDetail) -> Run:
         raise UnknownError(f"{name} is {told.get('status')}: only a run that succeeded has figures to hold to")
     summary = (told.get("exit") or {}).get("summary") or {}
     steps = summary.get("ran_steps", summary.get("steps", 0))
+    ranks, left_out = told.get("world_size", 1), summary.get("cells_left_out", 0)
     sent, calls = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-    for cells in (summary.get("cells") or {}).values():
+    for cells in (summary.get("cells") or {}).values() if not left_out else ():
         for cell in cells:
             if cell["phase"] == "step":
                 sent[cell["axis"], cell["op"]] += cell["payload_bytes"]
                 calls[cell["axis"], cell["op"]] += cell["count"]
     peaks = summary.get("peak_bytes") or {}
+    some_peaks = 0 < len(peaks) < ranks
     return Run(
         name=name,
         step_time=(summary.get("measured") or {}).get("step_s"),
         tokens_per_s=summary.get("tokens_per_s"),
-        peak_memory=max(peaks.values()) if peaks else None,
+        peak_memory=max(peaks.values()) if peaks and not some_peaks else None,
         losses={point["step"]: point["loss"] for point in summary.get("losses") or []},
         last_step=summary.get("steps"),
         sent={key: value / steps for key, value in sent.items()} if steps else {},
         calls={key: value / steps for key, value in calls.items()} if steps else {},
-        planned=_apart(summary.get("verdict") or {}, told.get("world_size", 1)),
+        planned=_apart(summary.get("verdict") or {}, ranks),
+        no_sent=f"its summary holds cells of {max(0, ranks - left_out)} of {ranks} ranks" if left_out else "",
+        no_peak=f"its summary holds peaks of {len(peaks)} of {ranks} ranks" if some_peaks else "",
     )
 
 
@@ -133,6 +144,8 @@ def run_of_facts(name: str, facts: Facts) -> Run:
         sent={(row["axis"], row["op"]): row["bytes"] for row in facts["sent"]},
         calls={(row["axis"], row["op"]): row["calls"] for row in facts["sent"]},
         planned=None if apart is None else (apart["bytes"], apart["calls"]),
+        no_sent=facts.get("no_sent", ""),
+        no_peak=facts.get("no_peak", ""),
     )
 
 

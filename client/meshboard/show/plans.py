@@ -14,18 +14,19 @@ AXES: Final = ("tp", "cp", "pp", "dp", "ep")
 def plan(estimate: Estimate) -> str:
     """What a spec would cost: time by part, memory, payload bytes that the fullest rank sends a step."""
     time = estimate["time"]
-    parts = "  ".join(f"{part['name']} {seconds(part['seconds'])}" for part in time["parts"])
+    parts = "  ".join(f"{clean(part['name'])} {seconds(part['seconds'])}" for part in time["parts"])
+    cluster = clean(estimate["cluster"]["name"])
     fits = ("barely fits" if estimate.get("tight") else "fits") if estimate["fits"] else "does NOT fit"
     sent: dict[str, int] = {}
     for stage in estimate["stages"]:
         for axis, num_bytes in stage["step_bytes"].items():
             sent[axis] = max(sent.get(axis, 0), num_bytes)
-    traffic = ", ".join(f"{axis} {num_bytes:,} B" for axis, num_bytes in sent.items() if num_bytes)
+    traffic = ", ".join(f"{clean(axis)} {num_bytes:,} B" for axis, num_bytes in sent.items() if num_bytes)
     return "\n".join(
         [
             f"step    {seconds(time['step_s'])}, an estimate: {parts}",
             *_sure(seconds, time["step_s"], time.get("interval")),
-            f"memory  {size(estimate['peak_memory_bytes'])} on the fullest rank: {fits} {estimate['cluster']['name']}",
+            f"memory  {size(estimate['peak_memory_bytes'])} on the fullest rank: {fits} {cluster}",
             *_sure(size, estimate["peak_memory_bytes"], estimate.get("memory_interval")),
             f"sends   {traffic or 'nothing'} (payload of a step, the fullest rank)",
         ]

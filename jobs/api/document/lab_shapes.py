@@ -25,14 +25,23 @@ class PrimitiveTold(TypedDict):
     used_by: list[str]
 
 
+class LabFailed(TypedDict):
+    """A run that failed because elements of the collective were not what they must be."""
+
+    job: str
+    wrong: Annotated[int, Field(description="elements, over all sizes, ranks and calls")]
+    checked: int
+
+
 class PrimitiveShown(PrimitiveTold):
-    """Also the newest run of yours that has it; null where there is none."""
+    """Also the newest run that you may see and that measured it well; null where there is none."""
 
     job: str | None
     points: Annotated[
         list[Annotated[dict[str, Any], ReadBy(LabPoint)]],
         Field(description="each size: seconds, bandwidths, wrong elements"),
     ]
+    failed: Annotated[LabFailed | None, Field(description="the newest that found it wrong, where that is newer")]
 
 
 class LabQuery(Strict):

@@ -10,6 +10,7 @@ from typing import Any
 from django.core.exceptions import PermissionDenied, SuspiciousOperation
 from django.db import InterfaceError, OperationalError
 from django.http import Http404, JsonResponse
+from rest_framework.permissions import SAFE_METHODS
 from rest_framework.response import Response
 from rest_framework.views import exception_handler, set_rollback
 
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 RETRY_AFTER_S = 5
 LATER: Mapping[str, str] = {"Retry-After": str(RETRY_AFTER_S)}
 READS = ("GET", "HEAD")  # what they ask is in the address
+AWAY = "the database does not answer just now"
+NOT_KNOWN = f"{AWAY}: whether this was done is not known; look, or repeat it with the same Idempotency-Key"
 
 
 class RunEnded(ProblemDetails):
@@ -92,7 +95,8 @@ def handle(error: Exception, context: dict[str, Any]) -> Response:
         return refused(of_request(503, str(error)), LATER)
     if isinstance(error, OperationalError | InterfaceError):
         log.warning("the database did not answer for %s: %s", request.path, error)
-        return refused(of_request(503, "the database does not answer just now; nothing was changed"), LATER)
+        changes = request.method not in SAFE_METHODS  # and may have been committed as the database went away
+        return refused(of_request(503, NOT_KNOWN if changes else AWAY), LATER)
     if isinstance(error, OSError) and is_full(error):
         log.error("%s: %s for %s", WORDS, error, request.path)
         return refused(of_request(503, f"{WORDS}; try again when there is room"), LATER)

@@ -153,7 +153,7 @@ def figures(jobs: list[Job], exits: Mapping[str, Mapping[str, Any]]) -> list[Fig
             "memory of the fullest rank",
             "bytes",
             [_tensors(job.estimate, job.device) for job in jobs],
-            [max(summary["peak_bytes"].values()) if summary.get("peak_bytes") else None for summary in summaries],
+            [_peak(summary, job.world_size) for summary, job in zip(summaries, jobs, strict=True)],
         ),
     ]
     return [row for row in rows if any(value is not None for value in (*row.planned, *row.measured))]
@@ -161,7 +161,7 @@ def figures(jobs: list[Job], exits: Mapping[str, Mapping[str, Any]]) -> list[Fig
 
 def axis_figures(jobs: list[Job], exits: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
     """Payload bytes of all ranks in a step, by axis: of runs of unlike length those of all steps tell nothing."""
-    sums = [_by_axis(exits.get(job.id, {})) for job in jobs]
+    sums = [_by_axis(exits.get(job.id, {}), job.world_size) for job in jobs]
     axes = list(dict.fromkeys(axis for one in sums for axis in one))
     return [
         Figure(
@@ -174,13 +174,20 @@ def axis_figures(jobs: list[Job], exits: Mapping[str, Mapping[str, Any]]) -> lis
     ]
 
 
-def _by_axis(summary: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """Predicted and measured, of a step."""
+def _peak(summary: Mapping[str, Any], ranks: int) -> int | None:
+    """None where not all ranks told theirs: the fullest may be one that is left out."""
+    peaks = summary.get("peak_bytes") or {}
+    return max(peaks.values(), default=None) if len(peaks) >= ranks else None
+
+
+def _by_axis(summary: Mapping[str, Any], ranks: int) -> dict[str, tuple[float, float]]:
+    """Predicted and measured, of a step; nothing where not all ranks told theirs."""
     sums: dict[str, tuple[float, float]] = {}
     steps = summary.get("ran_steps", summary.get("steps", 0))
-    if not steps:
+    verdicts = summary.get("verdict") or {}
+    if not steps or len(verdicts) < ranks:
         return sums
-    for rows in (summary.get("verdict") or {}).values():
+    for rows in verdicts.values():
         for row in rows:
             if row["phase"] != "step":
                 continue

@@ -12,6 +12,7 @@ import pytest
 from django.contrib.auth.models import Permission, User
 from django.core.cache import cache
 from django.core.exceptions import PermissionDenied
+from django.db import OperationalError
 from django.test import Client, RequestFactory
 from rest_framework.test import APIClient
 
@@ -271,3 +272,22 @@ def test_a_body_that_was_packed_is_refused(owner: User, api: Api) -> None:
         "/api/v1/jobs", json.dumps(GOOD), content_type="application/json", headers={"Content-Encoding": "identity"}
     )
     assert plain.status_code == 201
+
+
+@pytest.mark.parametrize("method", ["get", "post", "patch"])
+def test_whether_a_change_was_made_as_the_database_went_away_is_not_claimed(
+    owner: User, api: Api, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """It goes away behind the commit, as the answer is read."""
+
+    def gone(*_: Any) -> None:
+        raise OperationalError("the connection is lost")
+
+    job = api(owner).post("/api/v1/jobs", GOOD, format="json").json()["id"]
+    monkeypatch.setattr("jobs.api.jobs.views.job_detail", gone)
+    path = f"/api/v1/jobs/{job}/cancel" if method == "post" else f"/api/v1/jobs/{job}"
+    body = {"archived": False} if method == "patch" else None
+    told = problem(getattr(api(owner), method)(path, body, format="json"), 503)
+    assert "nothing was changed" not in told["detail"]
+    assert ("whether this was done is not known" in told["detail"]) is (method != "get")
+    assert ("Idempotency-Key" in told["detail"]) is (method != "get")

@@ -275,16 +275,25 @@ MEASURES = [f"{kind}{which}" for kind in ("bytes", "calls") for which in ("", ".
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.dictionaries(st.sampled_from("0123"), st.lists(CELL)), st.sets(st.sampled_from("01")), st.integers(1, 50))
-def test_the_board_and_the_client_compute_the_same(cells: Any, compared: set[str], steps: int) -> None:
+@given(
+    st.dictionaries(st.sampled_from("0123"), st.lists(CELL)),
+    st.sets(st.sampled_from("01")),
+    st.integers(1, 50),
+    st.sampled_from([0, 0, 1, 2]),
+)
+def test_the_board_and_the_client_compute_the_same(cells: Any, compared: set[str], steps: int, left_out: int) -> None:
     row = {"measured_bytes": 7, "predicted_bytes": 4, "measured_count": 1, "predicted_count": 1}
     told = {"steps": 99, "ran_steps": steps, "cells": cells, "verdict": {rank: [row] for rank in compared}}
+    told |= {"peak_bytes": dict.fromkeys(compared, 5), **({"cells_left_out": left_out} if left_out else {})}
     ours = run_of({"name": "x", "status": "succeeded", "world_size": 2, "exit": {"summary": told}})
     theirs = run_of_facts("x", facts({"summary": told}, 2))
     assert ours.planned == ((6, 0) if len(compared) == 2 else None)  # what one of two compared says nothing of the run
     for measure in MEASURES if ours.sent else []:
         assert ours.value(measure) == theirs.value(measure)
     assert (ours.sent, ours.calls, ours.planned) == (theirs.sent, theirs.calls, theirs.planned)
+    assert (ours.peak_memory, ours.no_sent, ours.no_peak) == (theirs.peak_memory, theirs.no_sent, theirs.no_peak)
+    assert ours.peak_memory == (5 if len(compared) == 2 else None), "the fullest may be the one that did not tell"
+    assert not left_out or not ours.sent
 
 
 def test_what_is_kept_of_a_run_is_bounded() -> None:

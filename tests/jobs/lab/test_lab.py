@@ -209,6 +209,72 @@ def test_a_failed_run_is_not_drawn(running: Attempt, owner: User, client: Any) -
     assert "No run has shown this yet" in client.get("/lab/broadcast/").content.decode()
 
 
+def again(owner: User, api: Api, result: dict[str, Any], outcome: str = "succeeded", **lab: Any) -> Attempt:
+    """Another lab that has ended, of the primitives of `result`."""
+    names = sorted({one["primitive"] for one in (*result["points"], *result["steps"])})
+    job = api(owner).post("/api/v1/jobs", {**SPEC, "lab": {"primitives": names, **lab}}, format="json").json()
+    scheduler.schedule()
+    attempt = Attempt.objects.get(job_id=job["id"])
+    ended(attempt, result, outcome)
+    return attempt
+
+
+def told_of(client: Any, name: str) -> dict[str, Any]:
+    answer: dict[str, Any] = client.get(f"/api/v1/lab/primitives/{name}").json()
+    return answer
+
+
+def test_labs_of_other_primitives_hide_none(running: Attempt, owner: User, api: Api, client: Any) -> None:
+    ended(running, RESULT)
+    other = {**RESULT, "points": [{**POINT, "primitive": "reduce"}], "steps": [step("reduce", OWN, OWN)]}
+    for _ in range(21):
+        again(owner, api, other)
+    client.force_login(owner)
+    assert told_of(client, "all_reduce")["job"] == running.job_id
+    assert "as captured by" in client.get("/lab/all-reduce/").content.decode()
+
+
+def test_a_lab_of_every_primitive_by_default_has_each(running: Attempt, owner: User, client: Any) -> None:
+    Job.objects.filter(pk=running.job_id).update(spec={**running.job.spec, "lab": None})
+    ended(running, RESULT)
+    client.force_login(owner)
+    assert told_of(client, "all_reduce")["job"] == running.job_id
+
+
+def test_a_group_too_large_to_draw_is_measured_all_the_same(
+    running: Attempt, owner: User, api: Api, client: Any
+) -> None:
+    """Its figures are the newest; the picture is of the newest run that has one."""
+    client.force_login(owner)
+    ended(running, None)
+    large = again(owner, api, {**RESULT, "steps": [], "ranks": [0, 1, 2, 3]})
+    assert (told_of(client, "all_reduce")["job"], len(told_of(client, "all_reduce")["points"])) == (large.job_id, 1)
+    page = client.get("/lab/all-reduce/").content.decode()
+    assert ("No run has shown this yet" in page, "As measured" in page) == (True, True)
+    assert "more than 16 ranks are not drawn" in page
+    drawn = again(owner, api, RESULT)
+    newer = again(owner, api, {**RESULT, "steps": [], "ranks": [0, 1, 2, 3]})
+    assert told_of(client, "all_reduce")["job"] == newer.job_id
+    shown, measured = client.get("/lab/all-reduce/").content.decode().split("As measured")
+    assert drawn.job_id in shown
+    assert newer.job_id in measured
+
+
+def test_a_newer_run_that_found_it_wrong_is_told(running: Attempt, owner: User, api: Api, client: Any) -> None:
+    client.force_login(owner)
+    ended(running, RESULT)
+    assert told_of(client, "all_reduce")["failed"] is None
+    wrong = again(owner, api, {**RESULT, "points": [{**POINT, "wrong": 3}]}, "failed")
+    told = told_of(client, "all_reduce")
+    assert (told["job"], told["failed"]) == (running.job_id, {"job": wrong.job_id, "wrong": 3, "checked": 512})
+    page = client.get("/lab/all-reduce/").content.decode()
+    assert "3 of 512 elements" in page
+    assert f"/jobs/{wrong.job_id}/" in page
+    assert "found it wrong" not in client.get("/lab/broadcast/").content.decode(), "its own elements were right"
+    mended = again(owner, api, RESULT)
+    assert (told_of(client, "all_reduce")["job"], told_of(client, "all_reduce")["failed"]) == (mended.job_id, None)
+
+
 FORM = {
     "resources.host": "host-a",
     "layout.dp": "4",

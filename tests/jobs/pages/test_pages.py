@@ -12,7 +12,7 @@ from django.contrib.staticfiles import finders
 from django.urls import reverse
 
 from jobs.models import Attempt, Job
-from jobs.pages.jobs.compare import axis_figures
+from jobs.pages.jobs.compare import axis_figures, figures
 from jobs.queue import actions
 from jobs.templatetags.meshboard import instant, moment
 from tests.planner.wrong_specs import GOOD
@@ -85,6 +85,9 @@ def test_compare_has_of_a_step_what_the_job_s_page_has(job: Job, client: Any, ow
     assert "tokens a second, over the last 20 steps" in page
 
 
+ONE_RANK = {"layout": {"dp": 1, "tp": 1, "pp": 1}}
+
+
 def test_compare_tells_traffic_of_a_step_of_runs_of_unlike_length(job: Job) -> None:
     """A resumed run counted only the steps that it ran itself."""
     row = {"phase": "step", "axis": "dp", "predicted_bytes": 0, "measured_bytes": 0}
@@ -93,8 +96,19 @@ def test_compare_tells_traffic_of_a_step_of_runs_of_unlike_length(job: Job) -> N
         str(place): {**told, "verdict": {"0": [{**row, "predicted_bytes": 7 * ran, "measured_bytes": 7 * ran}]}}
         for place, (ran, told) in enumerate(runs)
     }
-    [figure] = axis_figures([Job(id=place) for place in exits], exits)
+    [figure] = axis_figures([Job(id=place, spec=ONE_RANK) for place in exits], exits)
     assert (figure.title, figure.planned, figure.measured) == ("sent over dp in a step", [7, 7], [7, 7])
+
+
+def test_compare_tells_no_sum_and_no_fullest_rank_of_some_ranks(job: Job) -> None:
+    row = {"phase": "step", "axis": "dp", "predicted_bytes": 7, "measured_bytes": 7}
+    told = {"steps": 1, "verdict": {"0": [row]}, "peak_bytes": {"0": 5}}
+    two = {"layout": {"dp": 2, "tp": 1, "pp": 1}}
+    jobs = [Job(id="1", spec=ONE_RANK, estimate={}), Job(id="2", spec=two, estimate={})]
+    exits = {"1": told, "2": told}
+    [sent] = axis_figures(jobs, exits)
+    assert sent.measured == [7, None]
+    assert next(one for one in figures(jobs, exits) if "fullest rank" in one.title).measured == [5, None]
 
 
 def test_a_last_loss_that_was_no_number_is_not_that_of_a_step_before(job: Job, client: Any, owner: User) -> None:

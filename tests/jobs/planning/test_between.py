@@ -25,7 +25,9 @@ HSDP: dict[str, Any] = {"dp": 4, "zero": 3, "dp_replicas": 2}
 INSIDE = {"tp": 2, "sequence_parallel": True}
 
 
-def told(owner: User, make_host: Callable[..., Host], layout: dict[str, Any], *, ended: bool = True) -> Between:
+def told(
+    owner: User, make_host: Callable[..., Host], layout: dict[str, Any], *, ended: bool = True, **also: int
+) -> Between:
     """Of a run over two hosts, whose ranks counted what the trainer sends."""
     spec = parse_spec({**SPEC, "layout": layout})
     half = spec.layout.world_size // 2
@@ -45,7 +47,7 @@ def told(owner: User, make_host: Callable[..., Host], layout: dict[str, Any], *,
         for rank in range(spec.layout.world_size)
     }
     cells["0"].append({"phase": "eval", "op": "all_reduce", "axis": "dp", "group_size": 2, "payload_bytes": 10**9})
-    exit = {"summary": {"steps": STEPS, "cells": cells}} if ended else None
+    exit = {"summary": {"steps": STEPS, "cells": cells, **also}} if ended else None
     attempt = Attempt.objects.create(job=job, number=1, exit=exit)
     for node, host in enumerate(hosts):
         place = {"first_rank": node * half, "num_ranks": half, "ordered": timezone.now()}
@@ -96,3 +98,12 @@ def test_until_it_has_ended_it_is_predicted_alone(owner: User, make_host: Callab
     assert rows["steps"] == 0
     assert {(row["measured"], row["predicted"]) for row in rows["levels"]} == {(None, None)}
     assert rows["levels"][0]["predicted_step"]["inside_bytes"] > 0
+
+
+@pytest.mark.usefixtures("db")
+def test_of_a_summary_without_all_ranks_nothing_is_told_as_measured(
+    owner: User, make_host: Callable[..., Host]
+) -> None:
+    rows = told(owner, make_host, HSDP, cells_left_out=1)
+    assert (rows["steps"], rows["left_out"]) == (0, 1)
+    assert {(row["measured"], row["predicted"]) for row in rows["levels"]} == {(None, None)}

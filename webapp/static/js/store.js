@@ -43,6 +43,7 @@ export function createState() {
     lost: false, // some history of some member could not be replayed
     time: null, // newest telemetry
     fromSummary: false,
+    cellsLeftOut: 0, // ranks that a summary has not all cells of
   };
 }
 

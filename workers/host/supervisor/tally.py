@@ -21,6 +21,8 @@ MAX_CHECKPOINTS = 100
 MAX_CELLS = 20_000  # of all ranks: a script names its own groups
 SUMMARY_BYTES = 3 * 2**19  # as JSON; with the log's tail an exit report stays below contracts.codec.EXIT_BYTES
 
+ROOM_TO_TELL = 64  # bytes, for how many ranks were left out
+
 CellKey = tuple[str, str, str, int]
 
 
@@ -62,6 +64,7 @@ class Tally:
         self._first_rank = first_rank
         self._cells: dict[int, dict[CellKey, Cell]] = {}
         self._num_cells = 0
+        self._overflown: set[int] = set()  # ranks of whose cells some were not kept
         self._losses, self._eval_losses = Curve(), Curve()
         self._verdict: dict[int, list[VerdictRow]] = {}
         self._checkpoints: deque[CheckpointItem] = deque(maxlen=MAX_CHECKPOINTS)
@@ -127,6 +130,7 @@ class Tally:
             key = cell_key(cell)
             if key not in cells:
                 if self._num_cells >= MAX_CELLS:
+                    self._overflown.add(item["rank"])
                     continue
                 self._num_cells += 1
             cells[key] = cell
@@ -151,7 +155,7 @@ class Tally:
 
     def summary(self) -> Summary:
         """What stays with the job when the stream is gone. What does not fit into SUMMARY_BYTES is left out, the
-        ranks' cells first, from the last rank on."""
+        ranks' cells first, from the last rank on; of how many ranks, it says."""
         summary = Summary(
             steps=self.steps,
             tokens_per_s=self._speed(),
@@ -168,7 +172,7 @@ class Tally:
             summary["checkpoints"] = list(self._checkpoints)
         if self._proof is not None:
             summary["proof"] = self._proof
-        room = SUMMARY_BYTES - _size(summary)
+        room = SUMMARY_BYTES - _size(summary) - ROOM_TO_TELL
         if self._peaks and (room := room - _size(self._peaks)) >= 0:
             summary["peak_bytes"] = self._peaks
         if self._memory and (room := room - _size(self._memory)) >= 0:
@@ -186,6 +190,9 @@ class Tally:
         for rank, cells in sorted(self._cells.items()):
             if (room := room - _size(list(cells.values()))) >= 0:
                 summary["cells"][str(rank)] = list(cells.values())
+        whole = {int(rank) for rank in summary["cells"]} - self._overflown
+        if left_out := len(self._cells) - len(whole):
+            summary["cells_left_out"] = left_out
         return summary
 
 

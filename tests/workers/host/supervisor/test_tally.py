@@ -18,7 +18,7 @@ from contracts.telemetry.results import LabItem, MemoryParts, VerdictItem, Verdi
 from contracts.telemetry.steps import Cell, EvalItem, PhaseItem, StepItem, TrafficItem
 from contracts.telemetry.words import SCRIPT_SETUP_STEPS
 from jobs.baselines.facts import NoFactsError, facts
-from meshboard.gate import judge, run_of
+from meshboard.gate import UnknownError, judge, run_of
 from tests.support.orders import order
 from workers.host.attempts import AttemptDir
 from workers.host.supervisor.ending import Ended, Failure, exit_report, read_failure
@@ -181,6 +181,30 @@ def test_a_summary_keeps_what_fits_and_leaves_out_the_last_ranks_cells(tmp_path:
     kept = [int(rank) for rank in report["summary"]["cells"]]
     assert 0 < len(kept) < 64
     assert kept == list(range(len(kept)))
+    assert report["summary"]["cells_left_out"] == 64 - len(kept)
+    run = run_of({"name": "x", "status": "succeeded", "world_size": 64, "exit": report})  # type: ignore[typeddict-item]
+    with pytest.raises(UnknownError, match=f"tells no bytes: its summary holds cells of {len(kept)} of 64 ranks"):
+        run.value("bytes")
+    told = facts(report, 64)
+    assert (told["sent"], told["no_sent"]) == ([], run.no_sent)
+
+
+def test_a_rank_of_which_single_cells_are_left_out_is_told_and_one_that_sent_nothing_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("workers.host.supervisor.tally.MAX_CELLS", 3)
+    tally = Tally()
+    tally.add(step(1, 0.1))
+    for rank in range(2):
+        cells = [cell("tp"), cell("dp")][: 2 - rank]
+        tally.add(TrafficItem(kind="traffic", rank=rank, time=1.0, cells=cells, dropped=0))
+    tally.add(TrafficItem(kind="traffic", rank=2, time=1.0, cells=[], dropped=0))
+    whole = tally.summary()
+    assert "cells_left_out" not in whole
+    assert facts({"summary": whole}, 4)["sent"], "ranks 2 and 3 sent nothing"
+    tally.add(TrafficItem(kind="traffic", rank=1, time=1.0, cells=[cell("dp"), cell("tp")], dropped=0))
+    assert tally.summary()["cells_left_out"] == 1
+    assert facts({"summary": tally.summary()}, 4)["no_sent"] == "its summary holds cells of 3 of 4 ranks"
 
 
 def test_a_lab_result_too_large_is_left_out_and_the_rest_is_told(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ export function foldSummary(state, summary) {
   }
   for (const [name, peak] of Object.entries(summary.peak_bytes ?? {})) state.peaks.set(Number(name), peak);
   for (const [name, parts] of Object.entries(summary.memory ?? {})) state.memory.set(Number(name), parts);
+  state.cellsLeftOut = summary.cells_left_out ?? 0;
   state.proof = summary.proof ?? null;
   for (const [name, rows] of Object.entries(summary.verdict)) state.verdicts.set(Number(name), rows);
   if (summary.steps > 0) {
@@ -28,5 +29,6 @@ export function foldSummary(state, summary) {
 export function forgetCounters(state) {
   state.ranks.clear();
   state.verdicts.clear();
+  state.cellsLeftOut = 0;
   state.fromSummary = false;
 }

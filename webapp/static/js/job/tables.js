@@ -11,6 +11,9 @@ function axisCell(axis) {
   return el("th", { scope: "row" }, swatch(`--axis-${axis}`), axis);
 }
 
+/** Of a summary that had no room for all that its ranks counted. */
+export const leftOut = (state) => `It holds not all that ${counted(state.cellsLeftOut, "rank")} counted`;
+
 /** op, axis, group size, calls, payload bytes, mean time, algorithmic and bus bandwidth. */
 export function showCollectives(body, state, phases, finished) {
   const rows = collectiveRows([...state.ranks.values()].map((rank) => [...rank.cells.values()]), phases);
@@ -34,6 +37,7 @@ export function showCollectives(body, state, phases, finished) {
         el("td", { className: "number", title: `× ${busFactor(row.op, row.group_size).toFixed(3)}` }, row.busbw > 0 ? byteRate(row.busbw) : "–"),
       ),
     ),
+    ...(state.cellsLeftOut > 0 ? [emptyRow(8, `The stored summary is all that is left. ${leftOut(state)}: calls and bytes are those of the others.`)] : []),
   );
 }
 

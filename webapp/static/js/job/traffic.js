@@ -3,6 +3,7 @@ import { MOST_LINES, ranksDrawn, trafficChart, trafficLines } from "../charts/tr
 import { el } from "../dom.js";
 import { duration, integer, opName } from "../format.js";
 import { rankWords } from "../timeline/tables.js";
+import { leftOut } from "./tables.js";
 
 const MANY_RANKS = 8; // beyond, lines of single ranks say less than the axes
 
@@ -48,5 +49,6 @@ function notes(bins, by, state) {
   if (by !== "axis" && bins.rows.size > MOST_LINES) told.push(`Ranks ${rankWords(ranksDrawn(bins))}, the first ${MOST_LINES} of ${integer(bins.rows.size)} that told; all count in the tables.`);
   if (dropped > 0) told.push(`${integer(dropped)} timing records dropped; byte counters are exact.`);
   if (state.fromSummary) told.push("The live stream of this run is gone; totals come from its stored summary.");
+  if (state.cellsLeftOut > 0) told.push(`${leftOut(state)}: no sum here is of all ranks.`);
   return told.join(" ");
 }

@@ -1,0 +1,25 @@
+"""What a stored summary had no room for is told where it is summed."""
+
+from __future__ import annotations
+
+from playwright.sync_api import Page
+
+from tests.support.batches import batch, cell, traffic
+from tests.support.modules import call
+
+
+def test_a_summary_that_lacks_cells_of_some_ranks_says_so_beside_its_sums(modules: Page) -> None:
+    body = """
+    const store = await import("/js/store.js");
+    const s = store.createState(); store.foldSummary(s, x[0]);
+    const body = document.createElement("tbody");
+    m.showCollectives(body, s, null, true);
+    const told = body.lastElementChild.textContent;
+    store.foldBatch(s, '1-0', x[1]);
+    return [told, s.cellsLeftOut];
+    """
+    summary = {"steps": 3, "tokens_per_s": 10.0, "losses": [], "eval_losses": [], "verdict": {}}
+    summary |= {"cells": {"0": [cell(3, 3000)]}, "cells_left_out": 56}
+    told, left = call(modules, "job/tables.js", body, [summary, batch(1, traffic(0, 1, cell(1, 1000)))])
+    assert "not all that 56 ranks counted" in told
+    assert left == 0, "what is replayed is whole"
