@@ -32,6 +32,7 @@ class Told(TypedDict):
 
     name: str
     wrong: NotRequired[list[str]]
+    failed_before: NotRequired[str]
     gradient: NotRequired[float]
     loss: NotRequired[float]
     loss_from_cpu: NotRequired[float]
@@ -54,7 +55,8 @@ def spec_of(name: str, precision: str) -> JobSpec:
 def tried(names: Sequence[str], precision: str, until: float, pieces: Path) -> list[Told]:
     """What was told of each, in order, here or in `pieces` before; of those that there was no time for nothing.
 
-    What was equal before is not tried again, and what was not only after all others. All ends at `until`, by `now`.
+    What was equal before is not tried again, and what was not only after all others: where it is then, its first
+    failure is told beside. All ends at `until`, by `now`.
     """
     before = {one["name"]: one for one in told_in(pieces)}
     new = [name for name in names if name not in before]
@@ -64,7 +66,12 @@ def tried(names: Sequence[str], precision: str, until: float, pieces: Path) -> l
         write_data(folder)
         for ranks, some in (*by_ranks(new), *by_ranks(again)):
             _on_ranks(ranks, some, precision, until, pieces, folder)
-    last = {one["name"]: one for one in told_in(pieces)}
+    told = told_in(pieces)
+    last = {one["name"]: one for one in told}
+    failed = {one["name"]: "; ".join(one["wrong"]) for one in reversed(told) if one["wrong"]}
+    for name, one in last.items():
+        if name in failed and not one["wrong"]:
+            one["failed_before"] = failed[name]
     return [last[name] for name in names if name in last]
 
 
@@ -137,6 +144,9 @@ def summed_up(names: Sequence[str], results: Sequence[Told]) -> Found:
         }
         found["beside"] |= {"bytes off": 0, "calls off": 0}
     found["wrong"] = [f"{one['name']}: {'; '.join(one['wrong'])}" for one in results if one.get("wrong")]
+    found["notes"] = [
+        f"{one['name']}: equal when tried again; before: {why}" for one in results if (why := one.get("failed_before"))
+    ]
     known = {one["name"] for one in results}
     found["untried"] = [name for name in names if name not in known]
     return found

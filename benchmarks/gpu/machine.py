@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from planner.hardware.cluster import Cluster
-from planner.hardware.clusters import CLUSTERS, is_another
+from planner.hardware.clusters import CLUSTERS, as_card, is_another
 from workers.host.facts.gpus import Gpus
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,9 +63,8 @@ def this_machine() -> Machine:
         return Machine("cpu", "CPU", CPU_RANKS, 0, CLUSTERS["cpu"])
     found = torch.cuda.get_device_properties(0)
     key = cluster_of(found.name, found.total_memory)
-    return Machine(
-        "cuda", found.name, torch.cuda.device_count(), found.total_memory, CLUSTERS[key] if key is not None else None
-    )
+    cluster = as_card(CLUSTERS[key], found.name) if key is not None else None
+    return Machine("cuda", found.name, torch.cuda.device_count(), found.total_memory, cluster)
 
 
 def why_none() -> str:
@@ -104,8 +103,10 @@ def commit() -> str:
     try:
         found = _git("rev-parse", "--short=12", "HEAD")
         changed = _git("diff", "HEAD", "--", ".", ":!docs")
+        added = _git("ls-files", "--others", "--exclude-standard", "--", *(f"{room}/*.py" for room in SOURCES))
     except (OSError, subprocess.CalledProcessError):
         return f"unknown+{_sum_of_sources(ROOT)}"
+    changed += "".join(f"{path} {(ROOT / path).read_text()}" for path in added.splitlines())
     return f"{found}+{hashlib.sha256(changed.encode()).hexdigest()[:8]}" if changed else found
 
 

@@ -97,6 +97,8 @@ def run_parts(
             result = _run(part, folder, machine, min(limit_s, part.limit_s), fresh=fresh)
             if kept is not None and result["why"] == SPENT:
                 result = kept
+            elif kept is not None and kept["state"] == "failed" and not part.of_pieces:
+                result["notes"].append(f"failed before, on {kept['day']}: {kept['why']}")
         write(folder / f"{part.name}.json", result)
         say(_line(part, result, until - now(), len(waiting)))
         results[part.name] = result

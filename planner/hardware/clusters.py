@@ -250,15 +250,17 @@ _SCALAR_BF16 = 0.02
 DEFAULT_CLUSTER = {"cpu": "cpu", "cuda": "h100"}
 
 
-CARDS = {"PCIE", "NVL"}  # of lower clock and power, or with other links; of A100 and V100 with the same peak
-SAME_PEAK = {"A100", "V100"}
+CARDS = {"PCIE", "NVL"}  # of lower clock and power, and with other links
+# Of those that data sheets tell beside the boards: GB/s of the bus each way, and the share of the board's peak.
+ON_PCIE = {"A100": (32, 1.0), "V100": (16, 112 / 125)}
+_PCIE_S = 5.7e-6  # a hop over it: nccl src/graph/tuning.cc, protocol Simple
 SLICE = "MIG"  # some of a GPU's processors
 
 
 def is_another(device_name: str) -> bool:
     """Whether a device that has the name of an accelerator is none that a cluster describes."""
-    words = set(re.split(r"[^A-Z0-9]+", device_name.upper()))
-    return SLICE in words or bool(words & CARDS and not words & SAME_PEAK)
+    words = _words(device_name)
+    return SLICE in words or bool(words & CARDS and not words & ON_PCIE.keys())
 
 
 def described(device_name: str, memory_bytes: int) -> Cluster | None:
@@ -268,7 +270,29 @@ def described(device_name: str, memory_bytes: int) -> Cluster | None:
         return None
     words = set(re.split(r"[^A-Za-z0-9]+", device_name))
     named = [c for c in CLUSTERS.values() if c.device == "cuda" and c.accelerator.name.split()[0] in words]
-    return min(named, key=lambda c: abs(c.accelerator.memory_bytes - memory_bytes), default=None)
+    found = min(named, key=lambda c: abs(c.accelerator.memory_bytes - memory_bytes), default=None)
+    return found and as_card(found, device_name)
+
+
+def as_card(board: Cluster, device_name: str) -> Cluster:
+    """The cluster of a board's kind, for a card of it on PCIe where the device says that it is one."""
+    words = _words(device_name)
+    kind = next((kind for kind in ON_PCIE if kind in words), None)
+    if kind is None or not words & CARDS:
+        return board
+    gb_s, share = ON_PCIE[kind]
+    chip = board.accelerator
+    peaks = {"fp32_flops": share * chip.fp32_flops, "bf16_flops": share * chip.bf16_flops}
+    update = {
+        "name": f"{chip.name} cards on PCIe",
+        "accelerator": chip.model_copy(update=peaks),
+        "node": Link(bytes_per_s=gb_s * GB, latency_s=_PCIE_S),
+    }
+    return board.model_copy(update=update)
+
+
+def _words(device_name: str) -> set[str]:
+    return set(re.split(r"[^A-Z0-9]+", device_name.upper()))
 
 
 def on_cores(sheet: Cluster, cores: int | None, bf16: str | None) -> Cluster:

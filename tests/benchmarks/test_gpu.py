@@ -148,6 +148,27 @@ def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     assert runs(tmp_path).count("a") == 1
 
 
+def test_what_passes_at_a_further_try_says_that_it_failed(tmp_path: Path) -> None:
+    run([writes(tmp_path, "shaky", x=3.0)], tmp_path)
+    (again,) = run([writes(tmp_path, "shaky", x=1.0)], tmp_path)
+    assert again["state"] == "passed"
+    assert again["notes"][-1].startswith(f"failed before, on {again['day']}: x differs from the prediction by ")
+    (kept,) = run([writes(tmp_path, "shaky", x=1.0)], tmp_path)
+    assert kept["notes"] == again["notes"]
+
+
+def test_a_source_that_git_does_not_know_yet_is_another_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "workers").mkdir()
+    (tmp_path / "workers" / "a.py").write_text("1")
+    git = ("git", "-c", "user.name=a", "-c", "user.email=a@example.org")
+    for argv in (("init", "-q"), ("add", "."), ("commit", "-q", "-m", "a")):
+        subprocess.run([*git, *argv], cwd=tmp_path, check=True)
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    clean = machine.commit()
+    (tmp_path / "workers" / "b.py").write_text("1")
+    assert machine.commit().startswith(f"{clean}+")
+
+
 def test_what_failed_before_takes_no_time_from_what_was_not_reached(tmp_path: Path) -> None:
     """Else a call would spend all of its time where the one before it did, and reach no more."""
     far, good = writes(tmp_path, "far", x=3.0), writes(tmp_path, "good")

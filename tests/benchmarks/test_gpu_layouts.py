@@ -74,6 +74,9 @@ def test_a_layout_that_ends_its_ranks_is_told_and_the_others_go_on(
     assert tries.begun == [["zero1 dp2", "zero2 dp2"]], "what was equal is not tried again"
     assert again["wrong"] == []
     assert again["measured"]["layouts equal to one process"] == 4
+    first, second = again["notes"]
+    assert first.startswith("zero1 dp2: equal when tried again; before: ")
+    assert "stood still" in second
 
 
 def test_what_a_call_has_no_time_for_the_next_goes_on_with(tries: Tries) -> None:

@@ -12,7 +12,7 @@ from planner.cost.timing import step_time
 from planner.facts.collectives import bus_factor
 from planner.facts.reading.parse import parse_fields
 from planner.hardware.cluster import Span, collective_seconds, gemm_seconds, span
-from planner.hardware.clusters import CLUSTERS
+from planner.hardware.clusters import CLUSTERS, described
 from planner.hardware.kernels import Gemm
 from tests.planner.hardware.stacked import SPEC
 
@@ -112,3 +112,22 @@ def test_a_span_is_that_of_the_ranks_themselves(degree: int, stride: int, blocks
     groups = [range(b * whole + o, (b + 1) * whole + o, stride)[:degree] for b in range(blocks) for o in range(stride)]
     wanted = max(len({rank // per_node for rank in ranks}) for ranks in groups)
     assert span(degree, stride, per_node, blocks * whole).nodes == wanted
+
+
+@pytest.mark.parametrize(
+    ("device", "gib", "link_gb_s", "bf16"),
+    [
+        ("NVIDIA A100-SXM4-40GB", 39, 300, 312e12),
+        ("NVIDIA A100-PCIE-40GB", 39, 32, 312e12),
+        ("NVIDIA A100 80GB PCIe", 79, 32, 312e12),
+        ("Tesla V100-SXM2-16GB", 15, 150, 125e12),
+        ("Tesla V100-PCIE-16GB", 15, 16, 112e12),
+    ],
+)
+def test_a_card_s_ranks_meet_over_its_bus(device: str, gib: int, link_gb_s: int, bf16: float) -> None:
+    """It was planned as a board on NVLink: tensor ranks of Llama-2 7B twice too fast, ZeRO-3's 3.7 times."""
+    found = described(device, gib * 2**30)
+    assert found is not None
+    assert found.node.bytes_per_s == link_gb_s * 1e9
+    assert found.accelerator.bf16_flops == pytest.approx(bf16)
+    assert ("PCIe" in found.name) == (link_gb_s < 100)
