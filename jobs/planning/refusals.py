@@ -11,6 +11,7 @@ from jobs.access import role_in, visible_jobs
 from jobs.models import DEFAULT_PROJECT, Pool, Project, Role
 from jobs.naming import name_problems
 from jobs.planning.calibration import calibration_problems
+from jobs.planning.lab_memory import lab_memory_problems
 from jobs.planning.room import host_problems, room_problems
 from jobs.planning.there import There
 from planner.facts.kinds import num_slots, product_words
@@ -23,6 +24,7 @@ def refusals(owner: Any, spec: JobSpec, there: Sequence[There]) -> list[Problem]
     return [
         *room_problems(spec, there),
         *host_problems(spec, there),
+        *lab_memory_problems(spec, there),
         *_engine_missing(spec),
         *name_problems("name", spec.name),
         *_queue_problems(owner, spec),

@@ -28,6 +28,22 @@ LARGEST_EXACT: dict[LabDtype, int] = {
     "int64": 2**53,
 }
 
+# Full buffers that a rank holds at once: what it hands over and a copy of it, what it takes where that is another, and
+# what it must hold afterwards. Shares of one are not counted; of gather and scatter the root alone holds any.
+FULL_BUFFERS: dict[LabPrimitive, int] = {
+    "broadcast": 3,
+    "scatter": 2,
+    "gather": 2,
+    "all_gather": 2,
+    "reduce": 2,
+    "all_reduce": 3,
+    "reduce_scatter": 2,
+    "all_to_all": 4,
+    "send_recv": 4,
+    "isend_irecv": 4,
+    "barrier": 0,
+}
+
 Count = Annotated[int, Field(ge=0)]
 Values = Annotated[tuple[float, ...], Field(max_length=MAX_STEP_VALUES)]
 
@@ -56,6 +72,11 @@ def lab_sizes(lab: LabSpec, group_size: int) -> list[int]:
         sizes.append(asked // share * share)
         asked *= lab.factor
     return list(dict.fromkeys(sizes))
+
+
+def holders(primitive: LabPrimitive, group_size: int) -> int:
+    """Ranks that hold full buffers."""
+    return 1 if primitive in ("gather", "scatter") else group_size
 
 
 def bandwidths(primitive: LabPrimitive, num_bytes: int, seconds: float, group_size: int) -> tuple[float, float]:

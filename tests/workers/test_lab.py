@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from planner.facts.collectives import algorithmic_bytes
 from planner.facts.lab import LabResult, LabStep, bandwidths, metered_op
 from planner.facts.spec import LAB_PRIMITIVES, LabDtype, LabPrimitive
 from tests.support.ranks import forked
+from workers.lab import values
 from workers.lab.values import Setting, count_wrong, expected, given, pattern, readable
 
 QUICK = {"min_bytes": 256, "max_bytes": 4096, "factor": 16, "iterations": 3, "warmup": 1}
@@ -126,6 +127,31 @@ def test_one_altered_element_is_counted(primitive: LabPrimitive) -> None:
     assert count_wrong(found, wanted) == 1
     found[3] = float("nan")
     assert count_wrong(found, wanted) == 2
+
+
+@pytest.mark.parametrize("primitive", [p for p in LAB_PRIMITIVES if p != "barrier"])
+@pytest.mark.parametrize("reduce_op", ["sum", "max"])
+def test_values_are_computed_in_blocks_and_are_those_of_the_whole(
+    primitive: LabPrimitive, reduce_op: Literal["sum", "max"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All at once in int64 they take several times the buffer."""
+    asked: list[int] = []
+    here = setting(0, (1, 3), "bfloat16")._replace(reduce_op=reduce_op)
+
+    def fill(rank: int, index: torch.Tensor) -> torch.Tensor:
+        asked.append(index.numel())
+        return here.fill(rank, index)
+
+    monkeypatch.setattr(values, "BLOCK", 2**30)
+    whole = [make(primitive, here, 2000) for make in (given, expected)]
+    monkeypatch.setattr(values, "BLOCK", 96)
+    parts = [make(primitive, here._replace(fill=fill), 2000) for make in (given, expected)]
+    assert max(asked) == 96
+    for mine, right in zip(parts, whole, strict=True):
+        assert mine is not None
+        assert right is not None
+        assert torch.equal(mine, right)
+        assert count_wrong(mine, right + 1) == right.numel()
 
 
 def test_what_is_missing_or_misshapen_is_wrong_and_what_nobody_promised_is_not() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from planner.facts.spec import LabDtype, LabPrimitive
 
 Fill = Callable[[int, torch.Tensor], torch.Tensor]  # rank of the job, indices -> whole numbers
 LARGEST_MODULUS = 65521
+BLOCK = 2**20  # elements that are computed at once: a whole buffer's in int64 would be several times the buffer
 RANK_STRIDE, INDEX_STRIDE = 7919, 104_729  # primes, so that neither vanishes in a smaller prime modulus
 
 
@@ -63,10 +65,8 @@ def expected(primitive: LabPrimitive, setting: Setting, full: int) -> torch.Tens
         return _data(setting, root, 0, full)
     if primitive == "scatter":
         return _data(setting, root, me * share, share)
-    if primitive in ("gather", "all_gather"):
-        return torch.cat([_data(setting, place, 0, share) for place in range(setting.size)])
-    if primitive == "all_to_all":
-        return torch.cat([_data(setting, place, me * share, share) for place in range(setting.size)])
+    if primitive in ("gather", "all_gather", "all_to_all"):
+        return _of_every_place(setting, me * share if primitive == "all_to_all" else 0, share)
     if primitive in ("send_recv", "isend_irecv"):
         return _data(setting, (me - 1) % setting.size, 0, full)
     first, count = (me * share, share) if primitive == "reduce_scatter" else (0, full)
@@ -79,23 +79,51 @@ def count_wrong(found: torch.Tensor | None, wanted: torch.Tensor | None) -> int:
         return 0
     if found is None or found.shape != wanted.shape:
         return wanted.numel()
-    return int((found != wanted).sum())
+    starts = range(0, wanted.numel(), BLOCK)
+    return int(sum((found[at : at + BLOCK] != wanted[at : at + BLOCK]).sum() for at in starts))
 
 
 def _data(setting: Setting, place: int, first: int, count: int) -> torch.Tensor:
-    return _numbers(setting, place, first, count).to(setting.dtype)
+    return _filled(_empty(setting, count), partial(_placed, setting, place, first))
+
+
+def _of_every_place(setting: Setting, first: int, share: int) -> torch.Tensor:
+    whole = _empty(setting, setting.size * share)
+    for place, part in enumerate(whole.chunk(setting.size)):
+        _filled(part, partial(_placed, setting, place, first))
+    return whole
+
+
+def _reduced(setting: Setting, first: int, count: int) -> torch.Tensor:
+    return _filled(_empty(setting, count), lambda at, some: _total(setting, first + at, some))
+
+
+def _total(setting: Setting, first: int, count: int) -> torch.Tensor:
+    total = _numbers(setting, 0, first, count)
+    for place in range(1, setting.size):
+        more = _numbers(setting, place, first, count)
+        total = total + more if setting.reduce_op == "sum" else torch.maximum(total, more)
+    return total
+
+
+def _placed(setting: Setting, place: int, first: int, at: int, count: int) -> torch.Tensor:
+    return _numbers(setting, place, first + at, count)
 
 
 def _numbers(setting: Setting, place: int, first: int, count: int) -> torch.Tensor:
     return setting.fill(setting.ranks[place], torch.arange(first, first + count, device=setting.device))
 
 
-def _reduced(setting: Setting, first: int, count: int) -> torch.Tensor:
-    total = _numbers(setting, 0, first, count)
-    for place in range(1, setting.size):
-        more = _numbers(setting, place, first, count)
-        total = total + more if setting.reduce_op == "sum" else torch.maximum(total, more)
-    return total.to(setting.dtype)
+def _empty(setting: Setting, count: int) -> torch.Tensor:
+    return torch.empty(count, dtype=setting.dtype, device=setting.device)
+
+
+def _filled(into: torch.Tensor, numbers: Callable[[int, int], torch.Tensor]) -> torch.Tensor:
+    """Block by block; `numbers` has a first element's place and how many follow."""
+    for at in range(0, into.numel(), BLOCK):
+        some = min(BLOCK, into.numel() - at)
+        into[at : at + some] = numbers(at, some)
+    return into
 
 
 def _prime_up_to(limit: int) -> int:

@@ -1,0 +1,47 @@
+"""Whether some host's memory holds the buffers of a lab, which has no estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jobs.planning.there import There
+from planner.facts.lab import FULL_BUFFERS, holders, lab_ranks, lab_sizes
+from planner.facts.spec import JobSpec, Problem
+from planner.facts.words import counted
+
+GIB = 2**30
+
+
+def lab_memory_problems(spec: JobSpec, there: Sequence[There]) -> list[Problem]:
+    """Why no host can run it, with the arithmetic; nothing while none is known that has its slots and tells its memory.
+
+    Ranks share a machine's memory, and have a GPU each. `there`: `hosts_there`.
+    """
+    if spec.lab is None:  # another kind, or the usual sizes, which are small
+        return []
+    ranks, each = len(lab_ranks(spec)), spec.resources.device == "cuda"
+    size = max(lab_sizes(spec.lab, ranks), default=0)
+    many = {name: 1 if each else holders(name, ranks) for name in spec.lab.primitives}
+    fullest = max(many, key=lambda name: many[name] * FULL_BUFFERS[name])
+    needed = many[fullest] * FULL_BUFFERS[fullest] * size
+    largest = _largest(spec, there, each)
+    if largest is None or needed <= largest[0]:
+        return []
+    memory, where = largest
+    shared = "" if each else f"{counted(many[fullest], 'rank')} x "
+    held = f"{shared}{counted(FULL_BUFFERS[fullest], 'full buffer')} of {fullest} x {size:,} B"
+    return [Problem("lab.max_bytes", f"{held} = {needed / GIB:,.1f} GiB, and {where} has {memory / GIB:,.1f} GiB")]
+
+
+def _largest(spec: JobSpec, there: Sequence[There], each: bool) -> tuple[int, str] | None:
+    """The most memory that the lab could have, and whose; None where that is not known of all that could run it."""
+    wanted, slots = spec.resources.host, spec.layout.world_size
+    able = [
+        host
+        for host in there
+        if host.device == spec.resources.device and host.slots >= slots and wanted in (None, host.name)
+    ]
+    if not able or not all(host.memory_bytes for host in able):
+        return None
+    most = max(able, key=lambda host: host.memory_bytes * (1 if each else host.slots))
+    return most.memory_bytes * (1 if each else most.slots), f"a GPU of {most.name}" if each else most.name

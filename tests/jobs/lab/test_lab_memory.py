@@ -1,0 +1,67 @@
+"""A lab whose buffers no host's memory holds is refused with the arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+
+from jobs.models import Host
+from jobs.queue import actions
+from planner.facts.spec import SpecError
+
+MakeHost = Callable[..., Host]
+
+
+def lab(
+    max_bytes: int, primitives: Any = "all", ranks: int = 4, device: str = "cpu", **resources: Any
+) -> dict[str, Any]:
+    asked = {"primitives": primitives, "min_bytes": max_bytes, "max_bytes": max_bytes}
+    return {
+        "kind": "lab",
+        "name": "lab",
+        "layout": {"dp": ranks},
+        "lab": asked,
+        "resources": {"device": device, **resources},
+    }
+
+
+def refused(owner: User, spec: dict[str, Any]) -> str:
+    with pytest.raises(SpecError) as error:
+        actions.submit(owner, spec)
+    (problem,) = error.value.problems
+    assert problem.field == "lab.max_bytes"
+    return problem.message
+
+
+def test_a_machine_s_memory_is_shared_by_its_ranks(owner: User, make_host: MakeHost) -> None:
+    """The host has 4 slots of 1 GiB each."""
+    make_host()
+    told = refused(owner, lab(2**29))
+    assert told == "4 ranks x 4 full buffers of all_to_all x 536,870,912 B = 8.0 GiB, and host-a has 4.0 GiB"
+    actions.submit(owner, lab(2**28))
+    actions.submit(owner, lab(2**29, ["all_gather"]))
+    actions.submit(owner, lab(2**31, ["scatter"]))
+    assert "1 rank x 2 full buffers of gather x 4,294,967,296 B" in refused(owner, lab(2**32, ["gather"]))
+
+
+def test_a_gpu_holds_the_buffers_of_its_rank(owner: User, make_host: MakeHost) -> None:
+    make_host()
+    Host.objects.update(device="cuda", memory_bytes=2**34)
+    actions.submit(owner, lab(2**32, device="cuda"))
+    Host.objects.update(memory_bytes=2**33)
+    assert refused(owner, lab(2**32, ["all_to_all"], device="cuda")) == (
+        "4 full buffers of all_to_all x 4,294,967,296 B = 16.0 GiB, and a GPU of host-a has 8.0 GiB"
+    )
+
+
+def test_one_host_that_holds_it_is_enough_and_the_one_that_is_named_must(owner: User, make_host: MakeHost) -> None:
+    make_host()
+    make_host("large", slots=32)
+    make_host("wide-enough-for-none", slots=2)
+    actions.submit(owner, lab(2**30))
+    assert "and host-a has" in refused(owner, lab(2**30, host="host-a"))
+    Host.objects.filter(name="large").update(memory_bytes=0)
+    actions.submit(owner, lab(2**32))  # it tells no memory: nothing is known of it
