@@ -245,9 +245,9 @@ CLUSTERS = {
         base_s=1e-4,
     ),
 }
-# Of fp32's rate, where a core has no instructions for bf16: products of 64 to 1,024 take 0.5 to 7 GFLOP/s by how their
+# Of fp32's peak, where a core has no instructions for bf16: products of 64 to 1,024 reach 0.5 to 7 GFLOP/s by how their
 # operands lie, for 30 to 80 in fp32 (torch 2.13, AVX2).
-_SCALAR_BF16 = 0.04
+_SCALAR_BF16 = 0.15
 DEFAULT_CLUSTER = {"cpu": "cpu", "cuda": "h100"}
 
 
