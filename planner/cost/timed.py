@@ -72,3 +72,15 @@ def corrected(timing: Timing, ratio: float) -> Timing:
     shares = {name: getattr(timing, name) / ratio for name in ("mfu", "hfu", "tokens_per_s")}
     exposed = {axis: value * ratio for axis, value in timing.exposed_s.items()}
     return timing._replace(**seconds, **shares, exposed_s=exposed)
+
+
+def crowded(alone: Timing, times: float, *, links_told: bool) -> Timing:
+    """All seconds times `times`; with `links_told` but for exposed ones, as runs on the same cores told of the links."""
+    made = corrected(alone, times)
+    if not links_told:
+        return made
+    step_s = made.step_s - (times - 1) * sum(alone.exposed_s.values())
+    whole = corrected(made, step_s / made.step_s)
+    return made._replace(
+        step_s=step_s, exposed_s=alone.exposed_s, mfu=whole.mfu, hfu=whole.hfu, tokens_per_s=whole.tokens_per_s
+    )

@@ -19,7 +19,7 @@ from planner.cost.correction import Correction, corrected_by
 from planner.cost.memory import held_parameters
 from planner.cost.pace import Pace, bubble, filling, in_turns, less, micro_batch_s, scaled, unhidden
 from planner.cost.pipes import simulate, stretched
-from planner.cost.timed import Parts, Timing, corrected, mean_parts
+from planner.cost.timed import Parts, Timing, corrected, crowded, mean_parts
 from planner.cost.traffic import Collective, micro_batch_traffic, step_end_traffic
 from planner.facts.layout import V_SCHEDULES, axis_group
 from planner.facts.models.flops import model_flops
@@ -78,7 +78,7 @@ class Timer:
     def predicted(self, spec: JobSpec) -> Timing:
         """Without correction."""
         alone = self._alone(spec)
-        return corrected(alone, self._crowding(spec, alone))
+        return crowded(alone, self._crowding(spec, alone), links_told=self.cluster.link_runs > 0)
 
     def _crowding(self, spec: JobSpec, alone: Timing) -> float:
         """Times as long as with a core for each rank: those at work take turns on a node's. A calibration was measured
@@ -124,7 +124,8 @@ class Timer:
         exposed["pp"] = exposed.get("pp", 0.0) + rest - bubble
         parts = mean._replace(exposed_s={axis: seconds for axis, seconds in exposed.items() if seconds})
         averaged = slowest._replace(**parts._asdict(), bubble_s=bubble)
-        return corrected(averaged, whole.step_s / slowest.step_s)
+        made = crowded(averaged, self._crowding(spec, slowest), links_told=self.cluster.link_runs > 0)
+        return corrected(made, whole.step_s / made.step_s)
 
     def _of_stages(self, spec: JobSpec, slowest: Pace) -> Iterator[tuple[float, Parts]]:
         """(share of all stages, parts of one) of those unlike each other; on shared cores each as much slower than

@@ -82,3 +82,14 @@ def test_ranks_take_turns_on_the_cores_that_they_share() -> None:
     assert Timer(two).step(pipe).step_s == pytest.approx(2 * at_work * idle.step_s)
     mean = Timer(two).over_ranks(pipe)
     assert _summed(mean) == pytest.approx(mean.step_s) == pytest.approx(Timer(two).step(pipe).step_s)
+
+
+@pytest.mark.parametrize("layout", [{"dp": 4}, {"pp": 2, "dp": 2}], ids=str)
+def test_links_that_runs_told_of_shared_cores_already(layout: dict[str, int]) -> None:
+    spec, told = _spec({}, **layout), on_cores(CLUSTERS["cpu"], 2, None).model_copy(update={"link_runs": 1})
+    alone, crowded = (Timer(one).step(spec) for one in (told.model_copy(update={"cores": None}), told))
+    assert crowded.exposed_s == alone.exposed_s
+    assert crowded.compute_s > 1.4 * alone.compute_s
+    assert _summed(crowded) == pytest.approx(crowded.step_s)
+    assert crowded.mfu * crowded.step_s == pytest.approx(alone.mfu * alone.step_s)
+    assert _summed(Timer(told).over_ranks(spec)) == pytest.approx(crowded.step_s)
