@@ -75,7 +75,7 @@ def corrected(timing: Timing, ratio: float) -> Timing:
 
 
 def crowded(alone: Timing, times: float, *, links_told: bool) -> Timing:
-    """All seconds times `times`; with `links_told` but for exposed ones, as runs on the same cores told of the links."""
+    """All seconds times `times`; with `links_told` but for exposed ones: runs on the same cores told of the links."""
     made = corrected(alone, times)
     if not links_told:
         return made
