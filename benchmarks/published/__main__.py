@@ -15,6 +15,7 @@ too: rows of a model, GPU and precision of which the fit half has any, and rows 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -29,9 +30,12 @@ from benchmarks.published.said import Said
 from benchmarks.published.scores import Choice, confusion, errors, first_choice, kendall, sure
 from planner.cost.correction import apart, holds
 
+PLANNERS = "an error of the planner: "
+
 
 def answers_of(rows: Iterable[PublishedRow | SkipError]) -> tuple[list[Answer], list[tuple[str, str, str]]]:
-    """Answers, and (source, stack, reason) of every row left out. A row never ends the run."""
+    """Answers, and (source, stack, reason) of every row left out. A row never ends the run; what is the planner's own
+    fault begins with `PLANNERS`."""
     predictor = Predictor()
     answers: list[Answer] = []
     skipped: list[tuple[str, str, str]] = []
@@ -45,7 +49,8 @@ def answers_of(rows: Iterable[PublishedRow | SkipError]) -> tuple[list[Answer], 
             skipped.append((row.source, stack_of(row), str(reason)))
         except (ValueError, ArithmeticError, LookupError, TypeError, AssertionError) as error:
             words = str(error).splitlines()[0][:60] if str(error) else ""
-            skipped.append((row.source, stack_of(row), f"{type(error).__name__} {words}"))
+            own = "" if isinstance(error, (ValueError, ArithmeticError)) else PLANNERS
+            skipped.append((row.source, stack_of(row), f"{own}{type(error).__name__} {words}"))
     return answers, skipped
 
 
@@ -255,7 +260,11 @@ if __name__ == "__main__":
     parser.add_argument("--gap", action="store_true", help="also print which constants close what a spec leaves open")
     parser.add_argument("--vtrain-multi", type=Path, metavar="FILE", help="vTrain's ground_truth_multi.csv")
     options = parser.parse_args()
-    found, left_out = answers_of(read_rows(options.rows))
+    try:
+        rows = read_rows(options.rows)
+    except (OSError, ValueError) as error:
+        parser.error(f"--rows: {error}")
+    found, left_out = answers_of(rows)
     report(found, left_out)
     if options.worst:
         worst(found, options.worst)
@@ -263,3 +272,5 @@ if __name__ == "__main__":
         print_gap(found)
     print("\nbeside them, never fitted on")
     vtrain(options.vtrain_multi)
+    if any(reason.startswith(PLANNERS) for *_, reason in left_out):
+        sys.exit("rows were left out by errors of the planner: they are among the skipped")

@@ -121,10 +121,20 @@ class PublishedRow(NamedTuple):
         return re.search(r"\blora\b", f"{self.text('model')} {self.text('note')}".lower()) is not None
 
 
+_COLUMNS = ("source_repo_path", "model", *_CONFIGURATION, "measure_name", "measure_value", "note")
+
+
 def read_rows(path: Path) -> list[PublishedRow | SkipError]:
-    """Every line, or why it holds no measurement."""
+    """Every line, or why it holds no measurement.
+
+    Raises:
+        ValueError: a column is missing, without which every row would be planned as if it said nothing there.
+    """
     with path.open(newline="", encoding="utf-8") as file:
-        return [_row(fields) for fields in csv.DictReader(file)]
+        lines = csv.DictReader(file)
+        if missing := [name for name in _COLUMNS if name not in (lines.fieldnames or ())]:
+            raise ValueError(f"{path} has no column {', '.join(missing)}")
+        return [_row(fields) for fields in lines]
 
 
 def of_kempner(row: PublishedRow) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.published.__main__ import answers_of, rankings, report
+from benchmarks.published.__main__ import PLANNERS, answers_of, rankings, report
 from benchmarks.published.mapping import Planned, plan_of
 from benchmarks.published.own_tests import KEEPS_SCORES
 from benchmarks.published.recipes import switched_on
@@ -91,6 +91,26 @@ def test_good_rows_are_answered_and_strange_ones_counted_with_their_reason(
     printed = capsys.readouterr().out
     assert "no such accelerator: TPU v5e" in printed
     assert f"skipped: {len(strange)} rows" in printed
+
+
+def test_a_file_without_a_column_is_refused(tmp_path: Path) -> None:
+    """Without `zero` every row was planned as if it had none, and nothing said so."""
+    path = _file(tmp_path / "rows.csv", {})
+    path.write_text(path.read_text().replace(",zero,", ",Zero,", 1))
+    with pytest.raises(ValueError, match=r"rows\.csv has no column zero$"):
+        read_rows(path)
+
+
+def test_an_error_of_the_planner_is_told_apart_from_a_row_that_makes_no_sense(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_planned: Planned) -> bool:
+        raise KeyError("stack")
+
+    rows = read_rows(_file(tmp_path / "rows.csv", {}, {"heads": "0"}))
+    monkeypatch.setattr("benchmarks.published.predict._room", broken)
+    _, skipped = answers_of(rows)
+    assert [reason.startswith(PLANNERS) for *_, reason in skipped] == [True, False]
 
 
 def test_the_same_rows_give_the_same_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
