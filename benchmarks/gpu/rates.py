@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from benchmarks.gpu.rank import arguments, begin, nothing_found, tell, wait
 from benchmarks.gpu.results import Found
-from planner.cost.compute import attention_law
+from planner.cost.compute import attention_law, tuned
 from planner.hardware.cluster import Accelerator, gemm_seconds, kernel_seconds
 from planner.hardware.kernels import Flash, Gemm, Pass
 from planner.hardware.stacks import STACKS
@@ -71,8 +71,8 @@ PASS_BYTES, SMALL_PASS_BYTES = 2**31, 2**22
 
 
 def predictions(accelerator: Accelerator, *, small: bool) -> dict[str, float]:
-    """What the planner counts with, under the names that `measure` uses."""
-    told = {}
+    """What plans of our stack count with, under the names that `measure` uses; of a copy what the device itself can."""
+    accelerator, told = tuned(accelerator, STACKS["ours"]), {}
     for shape in SMALL_PRODUCTS if small else PRODUCTS:
         gemm = Gemm(shape.m, shape.n, shape.k)
         told[_product(shape)] = gemm.flops / gemm_seconds(gemm, accelerator, "bf16", ELEMENT_BYTES) / 1e12
@@ -90,10 +90,8 @@ def predictions(accelerator: Accelerator, *, small: bool) -> dict[str, float]:
 
 
 def _attention_s(flash: Flash, accelerator: Accelerator) -> float:
-    """By the software that runs here."""
     law = attention_law(accelerator, STACKS["ours"])
-    reached = accelerator.model_copy(update={"attention_efficiency": accelerator.attention_efficiency * law.share})
-    return kernel_seconds(flash, reached, "bf16", ELEMENT_BYTES, attention=law.times(flash))
+    return kernel_seconds(flash, accelerator, "bf16", ELEMENT_BYTES, attention=law.times(flash))
 
 
 IN_FP8 = "in fp8, cast before, "

@@ -71,7 +71,7 @@ class Compute:
         """As the spec's stack uses it."""
         said = self.stacks.said(spec)
         if said not in self._accelerators:
-            self._accelerators[said] = _tuned(self._chip, self.stacks.of(spec))
+            self._accelerators[said] = tuned(self._chip, self.stacks.of(spec))
         return self._accelerators[said]
 
     def of_stage(self, spec: JobSpec, own: Held, ranks: int) -> Halves:
@@ -309,7 +309,7 @@ def attention_law(accelerator: Accelerator, stack: Stack) -> Attention:
     return next((law for kinds, law in laws if any(kind in accelerator.name for kind in kinds)), Attention())
 
 
-def _tuned(accelerator: Accelerator, stack: Stack) -> Accelerator:
+def tuned(accelerator: Accelerator, stack: Stack) -> Accelerator:
     """The accelerator as the stack uses it."""
     gemm = stack.gemm * (stack.gemm_hopper if accelerator.fp8_flops else 1)
     attention = stack.attention * attention_law(accelerator, stack).share

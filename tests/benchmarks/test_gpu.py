@@ -28,7 +28,10 @@ from benchmarks.gpu.running import Part, run_parts
 from benchmarks.gpu.table import count, lines, page
 from planner.facts.reading.parse import parse_spec
 from planner.facts.reading.runnable import not_runnable
+from planner.hardware.cluster import gemm_seconds
 from planner.hardware.clusters import ACCELERATORS, CLUSTERS
+from planner.hardware.kernels import Gemm
+from planner.hardware.stacks import STACKS
 from tests.parity.cases import LAYOUTS
 from tests.support.patience import patient
 from tests.support.processes import ROOT, gone, wait_until
@@ -389,6 +392,14 @@ def test_rates_are_measured_under_the_names_they_are_predicted_by() -> None:
     assert all(value > 0 for value in found["measured"].values())
     without = measure(torch.device("cpu"), small=True, narrow=False)["measured"]
     assert predictions(ACCELERATORS["A100 80GB"], small=True).keys() <= without.keys() < found["measured"].keys()
+
+
+def test_rates_are_predicted_as_plans_of_what_runs_here_count_them() -> None:
+    """The tables of docs/gpu.md held products beside a share of peak that no such plan has."""
+    chip = ACCELERATORS["H100 SXM"]
+    (told,) = [rate for name, rate in predictions(chip, small=False).items() if name.startswith("square: ")]
+    one_wave = gemm_seconds(Gemm(8192, 8192, 8192), chip, "bf16", 2)
+    assert told == pytest.approx(2 * 8192**3 / one_wave / 1e12 * STACKS["ours"].gemm_hopper, rel=1e-3)
 
 
 def test_a_rate_above_its_peak_was_not_timed_right() -> None:
