@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu import machine, running
+from benchmarks.gpu import running
 from benchmarks.gpu.kernels import shares
 from benchmarks.gpu.machine import Fingerprint, Machine, cluster_of, why_none
 from benchmarks.gpu.metering import told_by_nccl
@@ -102,19 +102,6 @@ def test_what_passed_is_kept_on_this_machine_and_commit_alone(tmp_path: Path) ->
     assert runs(tmp_path)[3:] == ["a", "a"]
 
 
-def test_without_git_what_other_sources_showed_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where git is not there, or does not trust the folder of another user."""
-    source = tmp_path / "workers" / "a.py"
-    source.parent.mkdir()
-    source.write_text("1")
-    monkeypatch.setattr(machine, "ROOT", tmp_path)
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    first = machine.commit()
-    assert machine.commit() == first
-    source.write_text("2")
-    assert machine.commit() != first
-
-
 def test_what_was_kept_has_the_day_on_which_it_was_found(tmp_path: Path) -> None:
     run([writes(tmp_path, "a")], tmp_path)
     found = json.loads((tmp_path / "a.json").read_text())
@@ -149,27 +136,6 @@ def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     assert states(results) == ["passed", "passed"]
     assert [result.get("kept", False) for result in results] == [True, False]
     assert runs(tmp_path).count("a") == 1
-
-
-def test_what_passes_at_a_further_try_says_that_it_failed(tmp_path: Path) -> None:
-    run([writes(tmp_path, "shaky", x=3.0)], tmp_path)
-    (again,) = run([writes(tmp_path, "shaky", x=1.0)], tmp_path)
-    assert again["state"] == "passed"
-    assert again["notes"][-1].startswith(f"failed before, on {again['day']}: x differs from the prediction by ")
-    (kept,) = run([writes(tmp_path, "shaky", x=1.0)], tmp_path)
-    assert kept["notes"] == again["notes"]
-
-
-def test_a_source_that_git_does_not_know_yet_is_another_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "workers").mkdir()
-    (tmp_path / "workers" / "a.py").write_text("1")
-    git = ("git", "-c", "user.name=a", "-c", "user.email=a@example.org")
-    for argv in (("init", "-q"), ("add", "."), ("commit", "-q", "-m", "a")):
-        subprocess.run([*git, *argv], cwd=tmp_path, check=True)
-    monkeypatch.setattr(machine, "ROOT", tmp_path)
-    clean = machine.commit()
-    (tmp_path / "workers" / "b.py").write_text("1")
-    assert machine.commit().startswith(f"{clean}+")
 
 
 def test_what_failed_before_takes_no_time_from_what_was_not_reached(tmp_path: Path) -> None:
