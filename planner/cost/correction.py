@@ -16,7 +16,8 @@ from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster
 from planner.hardware.profile import HostProfile
 from planner.hardware.runs import Run
-from planner.hardware.stacks import HOST_WITHIN, STACKS, was_measured, within
+from planner.hardware.stacks import STACKS
+from planner.hardware.within import HOST_WITHIN, was_measured, within
 
 FEWEST = 3  # runs: fewer do not show how far runs lie apart
 MOST = 32  # of the newest: what a host was long ago says little

@@ -14,7 +14,8 @@ from planner.facts.collectives import bus_factor
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster, Link, Span, collective_seconds
 from planner.hardware.runs import LinkPoint, Run
-from planner.hardware.stacks import STACKS, UNTOLD_BYTES
+from planner.hardware.stacks import STACKS
+from planner.hardware.within import UNTOLD_BYTES
 
 LEAST_TENSORS = 2**28  # bytes of a rank: below, what a process takes anyway hides what the allocator adds
 LARGE_CALL = 2**16  # bytes on the wire: below, a call shows its latency and not the link

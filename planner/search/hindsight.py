@@ -17,7 +17,8 @@ from planner.facts.reading.dumped import LayoutDict
 from planner.facts.reading.runnable import not_runnable
 from planner.facts.spec import JobSpec, Layout
 from planner.hardware.cluster import Cluster
-from planner.hardware.stacks import STACKS, within
+from planner.hardware.stacks import STACKS
+from planner.hardware.within import within
 from planner.search.advice import BARELY, Neighbour, neighbours
 from planner.search.layouts import needed_bytes, surely_fitting_bytes
 

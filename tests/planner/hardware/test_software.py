@@ -16,18 +16,8 @@ from planner.facts.resources import SoftwareSpec, StackName
 from planner.facts.spec import JobSpec, Layout, MoeSpec
 from planner.hardware.calibration import cluster_of
 from planner.hardware.clusters import CLUSTERS
-from planner.hardware.stacks import (
-    EAGER_SCORES,
-    FP4_CASTS,
-    FUSED_NORMS,
-    GRAPHED,
-    HOST_TOLD_WITHIN,
-    HOST_WITHIN,
-    OVERLAPPED_EXPERTS,
-    STACKS,
-    TOLD_WITHIN,
-    within,
-)
+from planner.hardware.stacks import EAGER_SCORES, FP4_CASTS, FUSED_NORMS, GRAPHED, OVERLAPPED_EXPERTS, STACKS
+from planner.hardware.within import HOST_TOLD_WITHIN, HOST_WITHIN, TOLD_WITHIN, within
 from planner.search.layouts import Constraints, search
 from planner.teaching.explain import explain
 from tests.planner.hardware.stacked import H100, SPEC, TRAIN, measured, on

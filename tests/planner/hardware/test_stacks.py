@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import get_args
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from contracts.telemetry.words import Op
 from planner.cost.beside import allowance
 from planner.cost.compute import Halves
-from planner.cost.correction import sureness
 from planner.cost.estimate import estimate, rank_memory
 from planner.cost.memory import held_parameters, layer_bytes, memory
 from planner.cost.memory.layer import kept_outputs
@@ -32,7 +30,7 @@ from planner.hardware.clusters import CLUSTERS
 from planner.hardware.kernels import Gemm, Pass, head_work, layer_work
 from planner.hardware.profile import CollectivePoint
 from planner.hardware.runs import Run, stripped
-from planner.hardware.stacks import HOST_WITHIN, STACKS, UNTOLD_BYTES, Stack, within
+from planner.hardware.stacks import STACKS, Stack
 from tests.planner.hardware.stacked import H100, SPEC, TRAIN, measured, on
 
 
@@ -55,36 +53,6 @@ def test_overlap_follows_the_cluster_and_not_where_the_job_would_run() -> None:
 def test_only_what_runs_here_can_be_submitted() -> None:
     assert [p.field for p in not_runnable(on("megatron"))] == ["resources.stack"]
     assert not_runnable(SPEC) == []
-
-
-def test_an_estimate_tells_its_stack_and_how_far_that_is_off() -> None:
-    on_a100s = {"megatron_2021", "deepspeed", "scaling"}
-    widest = max(known.within for known in STACKS.values())
-    for stack, known in STACKS.items():
-        told = estimate(on(stack), H100)["time"]["interval"]
-        assert told["share"] == (widest if stack in on_a100s else known.within)
-        assert known.title in told["words"]
-
-
-def test_a_step_that_waits_for_its_host_is_told_less_surely_than_one_that_does_not() -> None:
-    shares = {host: within("megatron", "H100", host) for host in (0.0, 0.0009, 0.001, 0.19, 0.2, 0.9)}
-    known = STACKS["megatron"].within
-    assert list(shares.values()) == [known, known, *[HOST_WITHIN[1][1]] * 2, *[HOST_WITHIN[0][1]] * 2]
-    train = TRAIN.model_copy(update={"global_batch": 2, "micro_batches": 1, "seq_len": 128})
-    small = SPEC.model_copy(update={"model": PRESETS["gpt-tiny"].model, "layout": Layout(), "train": train})
-    told = estimate(on("megatron", small), H100)["time"]["interval"]
-    assert told["share"] == HOST_WITHIN[0][1]
-    assert re.search(r", \d\d% of it waiting for a host, up to 3.3 times off$", told["words"])
-
-
-def test_a_peak_is_told_with_how_far_it_may_be_off() -> None:
-    """By the stack's published peaks, and by what no spec tells, which is much of a small rank's."""
-    for stack, known in STACKS.items():
-        made = estimate(on(stack), H100)
-        told, share = made["memory_interval"], known.memory_within + UNTOLD_BYTES / made["peak_memory_bytes"]
-        assert told["share"] == pytest.approx(share)
-        assert (known.title in told["words"], sureness(share) in told["words"]) == (True, True)
-    assert "no peak is known of FSDP1" in estimate(on("fsdp1"), H100)["memory_interval"]["words"]
 
 
 def test_parts_of_every_stack_add_up() -> None:
@@ -155,27 +123,6 @@ def test_what_was_measured_inside_a_host_says_nothing_of_groups_across_hosts() -
 def test_nothing_comes_on_top_of_what_a_host_was_measured_at() -> None:
     here = cluster_of("here", measured())
     assert len({step_time(on(stack), here).step_s for stack in STACKS}) == 1
-
-
-def test_an_interval_holds_only_for_accelerators_that_it_was_measured_on() -> None:
-    """Megatron's on H100 and Blackwell, from 327 published steps; until 2026-11-28 it was told of a V100 as well."""
-    widest = max(known.within for known in STACKS.values())
-    measured: dict[StackName, set[str]] = {
-        "megatron": {"h100", "h200", "b200", "b300", "gb200", "gb300", "h100-500w"},
-        "megatron_2021": {"a100-40gb", "a100-80gb"},
-        "fsdp2": {"h100", "h200", "h100-500w"},
-        "fsdp1": {"a100-40gb", "a100-80gb", "h100", "h100-500w"},
-        "deepspeed": {"a100-40gb", "a100-80gb"},
-        "scaling": {"a100-40gb", "a100-80gb"},
-    }
-    for stack, known in measured.items():
-        for name, cluster in CLUSTERS.items():
-            if cluster.device == "cuda":
-                told = estimate(on(stack), cluster)["time"]["interval"]
-                assert told["share"] == (STACKS[stack].within if name in known else widest), (stack, name)
-                assert ("no step on such a device is known" in told["words"]) == (name not in known)
-    assert within("megatron", "NVIDIA H100 80GB HBM3", 0.0) == STACKS["megatron"].within
-    assert within("megatron", "NVIDIA GH200 480GB", 0.0) == widest
 
 
 def test_runs_of_our_stack_correct_no_plan_for_another() -> None:

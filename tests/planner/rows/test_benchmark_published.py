@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import csv
-import re
 from pathlib import Path
 
 import pytest
 
-from benchmarks.published.__main__ import PLANNERS, answers_of, rankings, report
+from benchmarks.published.__main__ import answers_of, report
 from benchmarks.published.mapping import Planned, plan_of
 from benchmarks.published.own_tests import KEEPS_SCORES
 from benchmarks.published.recipes import switched_on
 from benchmarks.published.recorded import IN_MAY, IN_OCTOBER
 from benchmarks.published.rows import SkipError, read_rows
-from benchmarks.published.scores import Choice, confusion, errors, first_choice, kendall
 from planner.facts.spec import JobSpec, Layout, TrainSpec
 from planner.facts.tensors.placements import vocab_rows
 from planner.facts.tensors.shards import local_units
@@ -93,26 +91,6 @@ def test_good_rows_are_answered_and_strange_ones_counted_with_their_reason(
     assert f"skipped: {len(strange)} rows" in printed
 
 
-def test_a_file_without_a_column_is_refused(tmp_path: Path) -> None:
-    """Without `zero` every row was planned as if it had none, and nothing said so."""
-    path = _file(tmp_path / "rows.csv", {})
-    path.write_text(path.read_text().replace(",zero,", ",Zero,", 1))
-    with pytest.raises(ValueError, match=r"rows\.csv has no column zero$"):
-        read_rows(path)
-
-
-def test_an_error_of_the_planner_is_told_apart_from_a_row_that_makes_no_sense(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(_planned: Planned) -> bool:
-        raise KeyError("stack")
-
-    rows = read_rows(_file(tmp_path / "rows.csv", {}, {"heads": "0"}))
-    monkeypatch.setattr("benchmarks.published.predict._room", broken)
-    _, skipped = answers_of(rows)
-    assert [reason.startswith(PLANNERS) for *_, reason in skipped] == [True, False]
-
-
 def test_the_same_rows_give_the_same_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = _file(tmp_path / "rows.csv", *({"micro_batch": str(b), "measure_value": str(20 + b)} for b in (1, 2, 4, 8)))
     tables = []
@@ -188,34 +166,6 @@ def test_megatrons_own_tests_have_the_sizes_of_their_configurations(tmp_path: Pa
     assert second.model.moe is not None
     assert (second.model.moe.expert_ffn_hidden_size, second.model.moe.shared_experts) == (1024, 1)
     assert (second.model.moe.dense_layers, second.model.ffn_hidden_size, second.layout.recompute) == (2, 4096, "none")
-
-
-def test_scores_by_hand() -> None:
-    off = errors([-0.1, 0.3])
-    assert off is not None
-    assert [off.mean, off.worst, off.too_fast] == pytest.approx([0.2, 0.3, 0.5])
-    assert off.bias == pytest.approx(0.1)
-    assert kendall([(1.0, 2.0), (2.0, 1.0), (3.0, 3.0)]) == pytest.approx(1 / 3), "two of three pairs agree"
-    assert kendall([(1.0, 2.0)]) is None
-    assert first_choice([(1.0, 2.0), (2.0, 1.0)], 1.0) == Choice(1.0)
-    assert first_choice([(1.0, 2.0), (1.0, 1.0)], 1.0) == Choice(0.5), "any of those predicted alike"
-    assert first_choice([(2.0, 2.0), (1.0, None)], 1.0) == Choice(None), "it ran out of memory"
-    assert first_choice([], 1.0) is None
-    said = confusion([(True, True), (False, True), (True, False), (False, False)])
-    assert said is not None
-    assert (said.right, said.falsely_fits, said.missed) == (0.5, 0.25, 0.5)
-
-
-def test_a_first_choice_is_of_all_that_is_said_to_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It was of what ran: a layout that ran out of memory and was said to fit could not be chosen."""
-    ran = [{"tp": str(tp), "pp": "2", "step_time_s": str(20 + tp)} for tp in (2, 4, 8)]
-    quickest = {"tp": "1", "pp": "2", "measure_name": "out_of_memory", "measure_value": "1"}
-    for rows, told in ((ran, "0"), ([*ran, quickest], "1"), ([*ran, {**quickest, "kv_heads": "8"}], "0")):
-        answers, _ = answers_of(read_rows(_file(tmp_path / "rows.csv", *rows)))
-        assert all(a.fits for a in answers)
-        rankings(answers)
-        (line,) = re.findall(r"^all .*$", capsys.readouterr().out, re.MULTILINE)
-        assert line.split()[-1] == told
 
 
 @pytest.mark.parametrize(
