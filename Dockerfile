@@ -1,5 +1,5 @@
 # Two images from one source: `web` (web and controller, no torch) and `worker` (a GPU host, no Django).
-# docs/deploy.md tells how to pin the base image by its digest.
+# docs/howto/deploy.md tells how to pin the base image by its digest.
 FROM python:3.11.14-slim-bookworm AS base
 ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PIP_NO_CACHE_DIR=1
 WORKDIR /app

@@ -19,6 +19,18 @@ TYPES = {
     ".png": "image/png",
     ".svg": "image/svg+xml",
 }
+# Addresses of pages that have moved. The browser keeps the fragment: REST's problem types name /docs/errors/#...
+MOVED = {
+    "api": "reference/api",
+    "deploy": "howto/deploy",
+    "errors": "reference/errors",
+    "gpu": "reference/gpu",
+    "metrics": "reference/metrics",
+    "notifications": "howto/notifications",
+    "people": "howto/people",
+    "security": "explanation/security",
+    "upgrade": "howto/upgrade",
+}
 
 
 @require_safe
@@ -27,6 +39,8 @@ def page(request: HttpRequest, path: str = "") -> HttpResponseBase:
     root = Path(settings.DOCS_ROOT)
     if not (root / "index.html").is_file():
         return render(request, "docs_missing.html", status=404)
+    if moved := MOVED.get(path.removesuffix("/")):
+        return redirect("docs-file", path=f"{moved}/", permanent=True)
     found = _inside(root.resolve(), path)
     if found is None:
         raise Http404

@@ -83,7 +83,7 @@ def run(settings: RunnerSettings) -> None:
             print(f"WARNING: {told}", file=sys.stderr)
         if not version.gives_rights and "MESHBOARD_REDIS_ACCESS" not in environment:
             environment["MESHBOARD_REDIS_ACCESS"] = "shared"
-            say(f"{version} has no rights to give: the host uses the board's own credentials (docs/deploy.md, Hosts).")
+            say(f"{version} has no rights to give: the host uses the board's own credentials (docs/howto/deploy.md).")
         kept = kept_file(Path(host_env["MESHBOARD_STATE_DIR"]), host_env["MESHBOARD_HOST_NAME"])
         made = json.loads(manage(environment, "prepare", "--host", str(kept), *known_credentials(up_file)))
         login = made["login"]

@@ -1,4 +1,4 @@
-"""Django settings. Everything that differs between machines comes from MESHBOARD_ variables (docs/deploy.md)."""
+"""Django settings. Everything that differs between machines comes from MESHBOARD_ variables (docs/howto/deploy.md)."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ urlpatterns = [
     path("invitations/", limited(invitation_page.invitation), name="invitation"),
     path("what-if/", jobs.what_if, name="what-if"),
     path("docs/", documentation.page, name="docs"),
-    path("docs/<path:path>", documentation.page),
+    path("docs/<path:path>", documentation.page, name="docs-file"),
     path("login/", limited(login), name="login"),
     path("login/once/", login_not_required(OnceView.as_view()), name="login-once"),
     path("login/again/", limited(reauthenticate), name="account_reauthenticate"),

@@ -22,7 +22,7 @@ from benchmarks.gpu.parts import all_parts
 from benchmarks.gpu.running import begun, run_parts
 from benchmarks.gpu.table import lines, page
 
-DOCS = ROOT / "docs" / "gpu.md"
+DOCS = ROOT / "docs" / "reference" / "gpu.md"
 
 
 def main() -> int:

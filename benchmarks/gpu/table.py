@@ -59,7 +59,7 @@ def days(results: Sequence[Result]) -> str:
 
 
 def page(results: Sequence[Result], machine: Fingerprint, command: str) -> str:
-    """Markdown of docs/gpu.md."""
+    """Markdown of docs/reference/gpu.md."""
     told_of = f"{machine['count']} x {machine['device']}, torch {machine['torch']}, commit {machine['commit']}"
     found = [
         "# What a machine with GPUs showed",

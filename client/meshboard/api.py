@@ -190,7 +190,7 @@ class Client:
             yield from response.iter_bytes()
 
     def events(self, job_id: str, *, live_s: int | None = None) -> Iterator[Event]:
-        """What happens to a job, from its submit until it has ended: state, step, verdict, log, gap, end (docs/api.md).
+        """What happens to a job, from its submit until it has ended: state, step, verdict, log, gap, end (docs/reference/api.md).
         `live_s`: from so many seconds back on, with `traffic` each second and no log. A line that breaks is taken up
         again."""
         query = {} if live_s is None else {"live": live_s}

@@ -14,7 +14,7 @@ from webapp.places import CHECKOUT
 HEAD = """# Settings
 
 What web, controller and recorder read from the environment, and what `make up` reads beside it. A host worker's and
-docker-compose's own are with them in [Deploy](../deploy.md).
+docker-compose's own are with them in [Deploy](../howto/deploy.md).
 """
 TABLES: dict[str, type[BaseSettings]] = {"Web, controller, recorder": WebSettings, "make up": RunnerSettings}
 

@@ -202,7 +202,7 @@ _EAGER = Stack(
 TENSOR_S = 8e-5
 
 STACKS: dict[StackName, Stack] = {
-    # The trainer's own steps, one rank on an H100 and two H200 (docs/gpu.md); what these do not tell is eager FSDP2's.
+    # The trainer's own steps, one rank on an H100 and two H200 (docs/reference/gpu.md); what these do not tell is eager FSDP2's.
     "ours": _EAGER._replace(
         title="Meshboard (what runs here)",
         gemm_hopper=1.1,

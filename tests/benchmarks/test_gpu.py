@@ -361,7 +361,7 @@ def test_rates_are_measured_under_the_names_they_are_predicted_by() -> None:
 
 
 def test_rates_are_predicted_as_plans_of_what_runs_here_count_them() -> None:
-    """The tables of docs/gpu.md held products beside a share of peak that no such plan has."""
+    """The tables of docs/reference/gpu.md held products beside a share of peak that no such plan has."""
     chip = ACCELERATORS["H100 SXM"]
     (told,) = [rate for name, rate in predictions(chip, small=False).items() if name.startswith("square: ")]
     one_wave = gemm_seconds(Gemm(8192, 8192, 8192), chip, "bf16", 2)

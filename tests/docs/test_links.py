@@ -81,7 +81,7 @@ def test_every_page_that_the_code_names_is_there() -> None:
         "[a](nothing.md)",
         "![a](pictures/nothing.png)",
         "[a](../nothing.py)",
-        "[a](deploy.md#nothing)",
+        "[a](howto/deploy.md#nothing)",
         "[`a` [b]](nothing.md)",
     ],
 )
@@ -89,7 +89,7 @@ def test_a_dead_link_is_seen(wrong: str) -> None:
     assert len(dead(f"# Start\n\n{wrong}\n", ROOT / "docs")) == 1
     assert (
         dead(
-            "```\n[a](nothing.md)\n```\n[b](deploy.md#hosts) [c](reference/spec.md) [d](https://a.example)",
+            "```\n[a](nothing.md)\n```\n[b](howto/deploy.md#backup) [c](reference/spec.md) [d](https://a.example)",
             ROOT / "docs",
         )
         == []

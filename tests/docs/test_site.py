@@ -11,6 +11,7 @@ from mkdocs.exceptions import Abort
 
 from manual import build
 from tests.support.browser import chromium, context_of
+from webapp.documentation import MOVED
 
 CODE = re.compile(r"<code>.*?</code>|<pre>.*?</pre>", re.S)
 # What the CSP forbids, or would fetch from elsewhere: none of it may be in a page.
@@ -94,6 +95,15 @@ def test_no_path_leads_out_of_the_site(reader: Any, settings: Any, tmp_path: Pat
     answer = reader.get(f"/docs/{path}")
     assert answer.status_code == 404
     assert b"secret" not in answer.content
+
+
+def test_the_old_address_of_a_moved_page_leads_to_the_page(reader: Any, site: Path) -> None:
+    assert len(MOVED) >= 9
+    for old, new in MOVED.items():
+        for path in (f"/docs/{old}", f"/docs/{old}/"):
+            answer = reader.get(path)
+            assert (answer.status_code, answer["Location"]) == (301, f"/docs/{new}/"), path
+        assert reader.get(f"/docs/{new}/").status_code == 200, new
 
 
 def test_it_is_behind_the_login_and_takes_no_post(client: Any, reader: Any) -> None:

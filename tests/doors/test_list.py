@@ -1,4 +1,4 @@
-"""docs/security.md names a test for every door, and each is there. And door 26, which is shut in the source."""
+"""docs/explanation/security.md names a test for every door, and each is there. And door 26, which is shut in the source."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WRITES = ROOT / "benchmarks/rivals/__main__.py"  # a rival's own file, which it 
 
 def rows() -> list[tuple[int, list[str]]]:
     """Door -> the tests that its row names."""
-    found = re.findall(r"^\| (\d+)\. .*\| (.*) \|$", (ROOT / "docs/security.md").read_text(), re.MULTILINE)
+    found = re.findall(r"^\| (\d+)\. .*\| (.*) \|$", (ROOT / "docs/explanation/security.md").read_text(), re.MULTILINE)
     return [(int(number), re.findall(r"`(tests/\S+?)`", tests)) for number, tests in found]
 
 

@@ -1,4 +1,4 @@
-"""Doors 12 to 17, 20 to 25, 33: what is sent. On the board as it is served; docs/security.md has the list."""
+"""Doors 12 to 17, 20 to 25, 33: what is sent. On the board as it is served; docs/explanation/security.md has the list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Doors 1 to 11, 27: who is let in, to what, how often. On the board as it is served; docs/security.md has the list."""
+"""Doors 1 to 11, 27: who is let in, to what, how often. On the board as it is served; docs/explanation/security.md has the list."""
 
 from __future__ import annotations
 

@@ -26,4 +26,4 @@ def test_the_newest_section_of_the_changelog_is_of_this_version() -> None:
     versions = [Version(name) for name in sections if name != "Unreleased"]
     assert str(versions[0]) == VERSION
     assert versions == sorted(versions, reverse=True)
-    assert f"## To {VERSION}" in (ROOT / "docs/upgrade.md").read_text()
+    assert f"## To {VERSION}" in (ROOT / "docs/howto/upgrade.md").read_text()

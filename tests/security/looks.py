@@ -38,7 +38,7 @@ KEPT = [
     (
         "B403",
         "jobs/traces/imports/unpickle.py",
-        "reads a pickle's operations and obeys few: door 26 in docs/security.md",
+        "reads a pickle's operations and obeys few: door 26 in docs/explanation/security.md",
     ),
     ("B105", "webapp/settings.py", "the name of a model"),
     ("B105", "jobs/api/document/schema.py", "an example of how a token begins"),

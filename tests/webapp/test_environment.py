@@ -1,4 +1,4 @@
-"""Settings from the environment: what is wrong is named, and docs/deploy.md tells of each what the table says."""
+"""Settings from the environment: what is wrong is named, and docs/howto/deploy.md tells of each what the table says."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_all_that_docs_compose_and_the_command_name_is_known() -> None:
 def documented() -> dict[str, tuple[str, str, str]]:
     """Name -> who reads it, default, meaning."""
     rows = re.findall(
-        r"^\| `(MESHBOARD_\w+)` \| (.*?) \| (.*?) \| (.*) \|$", (ROOT / "docs/deploy.md").read_text(), re.M
+        r"^\| `(MESHBOARD_\w+)` \| (.*?) \| (.*?) \| (.*) \|$", (ROOT / "docs/howto/deploy.md").read_text(), re.M
     )
     return {name: (readers, default, meaning) for name, readers, default, meaning in rows}
 
@@ -232,7 +232,7 @@ def test_every_variable_that_anything_reads_is_in_the_docs() -> None:
     sources = [f for room in ("webapp", "workers", "jobs") for f in (ROOT / room).rglob("*.py")]
     text = "\n".join(f.read_text() for f in [*sources, ROOT / "docker-compose.yml", ROOT / "Dockerfile"])
     read_somewhere = set(re.findall(r"MESHBOARD_[A-Z][A-Z_]*[A-Z]", text)) - of_our_own
-    deploy = (ROOT / "docs/deploy.md").read_text()
+    deploy = (ROOT / "docs/howto/deploy.md").read_text()
     assert [name for name in sorted(read_somewhere) if f"`{name}`" not in deploy] == []
     known = {f"MESHBOARD_{name.upper()}" for _, name in FIELDS}
     assert [name for name in documented() if name not in known | read_somewhere] == []

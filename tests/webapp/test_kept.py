@@ -45,7 +45,7 @@ def test_without_a_board_every_missing_setting_is_named_and_no_traceback_shown(t
     done = command(tmp_path, "doctor")
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
-        "meshboard: the settings are not right (docs/deploy.md):",
+        "meshboard: the settings are not right (docs/howto/deploy.md):",
         "MESHBOARD_SECRET_KEY is not set",
         "MESHBOARD_REDIS_URL is not set",
     ]

@@ -40,7 +40,7 @@ def findings() -> Iterator[Finding]:
     try:
         settings = host_settings(joined=False)
     except SettingError as error:
-        yield Finding("fail", "settings", str(error), "see docs/deploy.md")
+        yield Finding("fail", "settings", str(error), "see docs/howto/deploy.md")
         return
     unless = "" if given("MESHBOARD_SLOTS") else ", unless it was started with --slots"
     yield Finding("ok", "settings", f"{settings.name}: {settings.slots} slots of {settings.device}{unless}")
@@ -120,7 +120,7 @@ def _board(url: str) -> Finding:
         with urllib.request.urlopen(f"{url.rstrip('/')}/healthz", timeout=PATIENCE_S):  # noqa: S310 - looked at above
             return Finding("ok", "board", f"{url} is well")
     except urllib.error.HTTPError as error:
-        advice = "the board's own doctor says more (docs/deploy.md)"
+        advice = "the board's own doctor says more (docs/howto/deploy.md)"
         return Finding("warn", "board", f"{url} answers {error.code}", advice)
     except (OSError, ValueError) as error:
         advice = "jobs run on without it; joining needs it"
@@ -143,10 +143,10 @@ def _isolation(settings: HostSettings) -> Finding:
         with tempfile.TemporaryDirectory(prefix="meshboard-doctor-") as folder:
             chosen, note = isolated(replace(settings, run_dir=Path(folder)))
     except SettingError as error:
-        return Finding("fail", "isolation", str(error), "see docs/deploy.md, What keeps jobs apart")
+        return Finding("fail", "isolation", str(error), "see docs/howto/deploy.md, What keeps jobs apart")
     if note:
         return Finding(
-            "warn", "isolation", note, "apt-get install bubblewrap; see docs/deploy.md, What keeps jobs apart"
+            "warn", "isolation", note, "apt-get install bubblewrap; see docs/howto/deploy.md, What keeps jobs apart"
         )
     who = "the worker's own user" if chosen.job_user is None else f"uid {chosen.job_user.uid}"
     return Finding(

@@ -1,6 +1,6 @@
 """What every refusal and failure says: problem details (RFC 9457), with each thing that is wrong and where it stands.
 
-Without Django, because the server's outermost doors say it too. docs/errors.md has a heading for each type.
+Without Django, because the server's outermost doors say it too. docs/reference/errors.md has a heading for each type.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ def test_many_words_are_cut_in_the_detail_alone() -> None:
 
 
 def test_each_type_is_explained_under_its_own_heading() -> None:
-    headings = re.findall(r"^## (.*)$", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE)
+    headings = re.findall(r"^## (.*)$", (ROOT / "docs/reference/errors.md").read_text(), re.MULTILINE)
     assert headings == [kind.slug for kind in KINDS.values()]
 
 

@@ -162,7 +162,7 @@ def test_names_are_as_prometheus_has_them(owner: User, client: Client, live_redi
     families = text_string_to_metric_families(text)
     told = {family.name + ("_total" if family.type == "counter" else "") for family in families}
     assert told == {family.name for family in FAMILIES}, "every one of the catalogue is told here"
-    documented = set(re.findall(r"^\| `(meshboard_\w+)`", (ROOT / "docs/metrics.md").read_text(), re.M))
+    documented = set(re.findall(r"^\| `(meshboard_\w+)`", (ROOT / "docs/reference/metrics.md").read_text(), re.M))
     assert documented == told
 
 

@@ -1,4 +1,4 @@
-"""What runs here is planned as GPUs showed it (docs/gpu.md), eager and compiled; on a CPU as eager FSDP2."""
+"""What runs here is planned as GPUs showed it (docs/reference/gpu.md), eager and compiled; on a CPU as eager FSDP2."""
 
 from __future__ import annotations
 
