@@ -1,12 +1,14 @@
-"""The order of the site's pages. One that is not listed stands at the end of its folder's part; one that is listed
-and not there yet is left out."""
+"""Order of the pages in the site's navigation.
+
+Pages that are not listed come last in the part of their folder. Listed pages that do not exist are left out.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-# Part -> its folder, and its pages in order.
+# Title of a part: its folder, and its pages in order.
 PARTS: dict[str, tuple[str, list[str]]] = {
     "Tutorial": ("tutorial", ["tutorial/index.md"]),
     "How to": (
@@ -18,10 +20,10 @@ PARTS: dict[str, tuple[str, list[str]]] = {
             "howto/elsewhere.md",
             "howto/gate-a-build.md",
             "howto/from-python.md",
-            "ci.md",
             "howto/add-a-host.md",
             "howto/slurm.md",
             "howto/deploy.md",
+            "howto/backup.md",
             "howto/upgrade.md",
             "howto/people.md",
             "howto/notifications.md",
@@ -41,8 +43,13 @@ PARTS: dict[str, tuple[str, list[str]]] = {
             "explanation/timeline.md",
             "explanation/queue.md",
             "explanation/gangs.md",
+            "explanation/slurm.md",
+            "explanation/failures.md",
             "explanation/history.md",
+            "explanation/access.md",
             "explanation/security.md",
+            "explanation/host-security.md",
+            "explanation/isolation.md",
             "explanation/witness.md",
             "explanation/mutations.md",
         ],
@@ -58,6 +65,8 @@ PARTS: dict[str, tuple[str, list[str]]] = {
             "reference/errors.md",
             "reference/command.md",
             "reference/settings.md",
+            "reference/host-settings.md",
+            "reference/service-limits.md",
             "reference/metrics.md",
             "reference/formulas.md",
             "reference/bounds.md",
@@ -67,22 +76,23 @@ PARTS: dict[str, tuple[str, list[str]]] = {
             "reference/gpu.md",
         ],
     ),
+    "Development": ("development", []),
 }
 START = "index.md"
-ELSE = "Reference"  # of what lies in no part's folder
+DEFAULT_PART = "Reference"  # for pages outside the folders above
 
 
 def nav(pages: Iterable[str]) -> list[Any]:
-    """mkdocs' own form, of the pages that there are (paths below docs/)."""
-    there = set(pages) - {START}
-    listed = {page for _, order in PARTS.values() for page in order}
-    left = sorted(there - listed)
-    found: list[Any] = [START]
+    """Return the navigation in mkdocs' format for pages with paths below docs/."""
+    existing = set(pages) - {START}
+    folders = {folder for folder, _ in PARTS.values()}
+    unlisted = sorted(existing - {page for _, order in PARTS.values() for page in order})
+    result: list[Any] = [START]
     for part, (folder, order) in PARTS.items():
-        more = [page for page in left if page.startswith(f"{folder}/")]
-        if part == ELSE:
-            more += [page for page in left if page.split("/")[0] not in {f for f, _ in PARTS.values()}]
-        members = [page for page in order if page in there] + more
+        members = [page for page in order if page in existing]
+        members += [page for page in unlisted if page.startswith(f"{folder}/")]
+        if part == DEFAULT_PART:
+            members += [page for page in unlisted if page.split("/")[0] not in folders]
         if members:
-            found.append({part: members})
-    return found
+            result.append({part: members})
+    return result

@@ -1,6 +1,6 @@
 """Every MESHBOARD_ variable of web, controller and `make up`: type, default and meaning, in one table.
 
-docs/howto/deploy.md shows the same table, and a test holds it against this one. A host worker reads its own
+The docs page reference/settings.md is generated from these tables. A host worker reads its own
 (workers/host/settings.py): it must start without Django and without what only a web host has installed.
 """
 

@@ -139,4 +139,4 @@ def _command(client: redis.Redis, *words: str) -> Any:
         problem = f"Redis does not let the board make users: {error}"
     except redis.ResponseError as error:
         problem = f"Redis does not take a host's rights, which need Redis 7 or newer: {error}"
-    raise NoRightsError(f"{problem}. See MESHBOARD_REDIS_ACCESS in docs/howto/deploy.md")
+    raise NoRightsError(f"{problem}. See MESHBOARD_REDIS_ACCESS in docs/explanation/host-security.md")

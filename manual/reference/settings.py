@@ -13,8 +13,10 @@ from webapp.places import CHECKOUT
 
 HEAD = """# Settings
 
-What web, controller and recorder read from the environment, and what `make up` reads beside it. A host worker's and
-docker-compose's own are with them in [Deploy](../howto/deploy.md).
+Environment variables that web, controller, recorder, and `make up` read.
+The variables of host workers and of Docker Compose are in [Host settings](host-settings.md).
+An empty variable counts as not set.
+An invalid variable stops the start with an error that names the variable.
 """
 TABLES: dict[str, type[BaseSettings]] = {"Web, controller, recorder": WebSettings, "make up": RunnerSettings}
 

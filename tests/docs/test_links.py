@@ -89,7 +89,7 @@ def test_a_dead_link_is_seen(wrong: str) -> None:
     assert len(dead(f"# Start\n\n{wrong}\n", ROOT / "docs")) == 1
     assert (
         dead(
-            "```\n[a](nothing.md)\n```\n[b](howto/deploy.md#backup) [c](reference/spec.md) [d](https://a.example)",
+            "```\n[a](nothing.md)\n```\n[b](howto/deploy.md#tls) [c](reference/spec.md) [d](https://a.example)",
             ROOT / "docs",
         )
         == []

@@ -52,7 +52,7 @@ def test_a_page_is_served_with_the_board_s_csp(reader: Any) -> None:
     assert answer.status_code == 200
     assert answer["Content-Type"] == "text/html; charset=utf-8"
     assert "script-src 'self'" in answer["Content-Security-Policy"]
-    assert "Architecture on one page" in answer.content.decode()
+    assert "Life of a job" in answer.content.decode()
     again = reader.get(answer.request["PATH_INFO"], headers={"If-Modified-Since": answer["Last-Modified"]})
     assert (again.status_code, again.content) == (304, b"")
 

@@ -1,4 +1,4 @@
-"""Settings from the environment: what is wrong is named, and docs/howto/deploy.md tells of each what the table says."""
+"""Settings from the environment: errors name the variable, and the docs list every variable."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from django.db.backends.postgresql.base import DatabaseWrapper
-from pydantic_settings import BaseSettings
 
+from manual.reference import PAGES
 from tests.support.processes import ROOT, base_environment
 from webapp.environment import RunnerSettings, SettingError, WebSettings, read
 from webapp.runner import host_environment
@@ -191,38 +191,10 @@ def test_all_that_docs_compose_and_the_command_name_is_known() -> None:
     assert unknown(named - ours) == []
 
 
-def documented() -> dict[str, tuple[str, str, str]]:
-    """Name -> who reads it, default, meaning."""
-    rows = re.findall(
-        r"^\| `(MESHBOARD_\w+)` \| (.*?) \| (.*?) \| (.*) \|$", (ROOT / "docs/howto/deploy.md").read_text(), re.M
-    )
-    return {name: (readers, default, meaning) for name, readers, default, meaning in rows}
-
-
-FIELDS = [(table, name) for table in (WebSettings, RunnerSettings) for name in table.model_fields]
-
-
-@pytest.mark.parametrize(("table", "name"), FIELDS)
-def test_the_table_in_the_docs_is_the_one_in_the_code(table: type[BaseSettings], name: str) -> None:
-    field = table.model_fields[name]
-    readers, default, meaning = documented()[f"MESHBOARD_{name.upper()}"]
-    assert meaning == field.description
-    assert table is WebSettings or "`make up`" in readers
-    assert default == ("required" if field.is_required() else shown(field.default))
-
-
-def shown(default: object) -> str:
-    match default:
-        case None:
-            return "none"
-        case bool():
-            return f"`{default:d}`"
-        case list():
-            return f"`{','.join(default)}`"
-        case Path():
-            return f"`{default.relative_to(ROOT)}`"
-        case _:
-            return f"`{default}`"
+def documented() -> set[str]:
+    """Return the variables in the tables of the two pages of settings."""
+    text = PAGES["reference/settings.md"]() + (ROOT / "docs/reference/host-settings.md").read_text()
+    return set(re.findall(r"^\| (?:`|<code>)(MESHBOARD_\w+)(?:`|</code>) \|", text, re.M))
 
 
 def test_every_variable_that_anything_reads_is_in_the_docs() -> None:
@@ -232,10 +204,9 @@ def test_every_variable_that_anything_reads_is_in_the_docs() -> None:
     sources = [f for room in ("webapp", "workers", "jobs") for f in (ROOT / room).rglob("*.py")]
     text = "\n".join(f.read_text() for f in [*sources, ROOT / "docker-compose.yml", ROOT / "Dockerfile"])
     read_somewhere = set(re.findall(r"MESHBOARD_[A-Z][A-Z_]*[A-Z]", text)) - of_our_own
-    deploy = (ROOT / "docs/howto/deploy.md").read_text()
-    assert [name for name in sorted(read_somewhere) if f"`{name}`" not in deploy] == []
-    known = {f"MESHBOARD_{name.upper()}" for _, name in FIELDS}
-    assert [name for name in documented() if name not in known | read_somewhere] == []
+    assert sorted(read_somewhere - documented()) == []
+    known = {f"MESHBOARD_{name.upper()}" for table in (WebSettings, RunnerSettings) for name in table.model_fields}
+    assert sorted(documented() - known - read_somewhere) == []
 
 
 def test_make_up_hands_a_host_every_setting_that_it_reads(tmp_path: Path) -> None:

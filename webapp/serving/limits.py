@@ -1,4 +1,4 @@
-"""What one connection may cost a web process. docs/howto/deploy.md says what happens at each bound."""
+"""What one connection may cost a web process. docs/reference/service-limits.md says what happens at each bound."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def findings() -> Iterator[Finding]:
     try:
         settings = host_settings(joined=False)
     except SettingError as error:
-        yield Finding("fail", "settings", str(error), "see docs/howto/deploy.md")
+        yield Finding("fail", "settings", str(error), "see docs/reference/host-settings.md")
         return
     unless = "" if given("MESHBOARD_SLOTS") else ", unless it was started with --slots"
     yield Finding("ok", "settings", f"{settings.name}: {settings.slots} slots of {settings.device}{unless}")
@@ -143,11 +143,9 @@ def _isolation(settings: HostSettings) -> Finding:
         with tempfile.TemporaryDirectory(prefix="meshboard-doctor-") as folder:
             chosen, note = isolated(replace(settings, run_dir=Path(folder)))
     except SettingError as error:
-        return Finding("fail", "isolation", str(error), "see docs/howto/deploy.md, What keeps jobs apart")
+        return Finding("fail", "isolation", str(error), "see docs/explanation/isolation.md")
     if note:
-        return Finding(
-            "warn", "isolation", note, "apt-get install bubblewrap; see docs/howto/deploy.md, What keeps jobs apart"
-        )
+        return Finding("warn", "isolation", note, "apt-get install bubblewrap; see docs/explanation/isolation.md")
     who = "the worker's own user" if chosen.job_user is None else f"uid {chosen.job_user.uid}"
     return Finding(
         "ok", "isolation", f"jobs run as {who}, {'in' if chosen.sandbox == 'bwrap' else 'without'} bubblewrap"

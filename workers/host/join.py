@@ -2,7 +2,7 @@
 
 The token is needed once. What the board answers is kept in a 0600 file below the state directory; with it the host
 comes back whenever it is started again, and also while the board is away. Everything else is set by the environment
-(docs/howto/deploy.md).
+(docs/reference/host-settings.md).
 """
 
 from __future__ import annotations

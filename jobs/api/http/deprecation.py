@@ -11,7 +11,7 @@ from typing import NamedTuple
 from django.utils.http import http_date
 from rest_framework.response import Response
 
-EXPLAINED = "/docs/reference/api/#what-goes"
+EXPLAINED = "/docs/reference/api/#deprecation"
 
 
 class Deprecated(NamedTuple):
