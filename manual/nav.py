@@ -25,6 +25,7 @@ PARTS: dict[str, tuple[str, list[str]]] = {
             "howto/deploy.md",
             "howto/backup.md",
             "howto/upgrade.md",
+            "howto/secret-key.md",
             "howto/people.md",
             "howto/notifications.md",
         ],
