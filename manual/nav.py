@@ -21,6 +21,7 @@ PARTS: dict[str, tuple[str, list[str]]] = {
             "howto/gate-a-build.md",
             "howto/from-python.md",
             "howto/add-a-host.md",
+            "howto/calibrate.md",
             "howto/slurm.md",
             "howto/deploy.md",
             "howto/backup.md",
@@ -34,6 +35,7 @@ PARTS: dict[str, tuple[str, list[str]]] = {
         "explanation",
         [
             "explanation/strategies.md",
+            "explanation/traffic.md",
             "explanation/collectives.md",
             "explanation/architecture.md",
             "explanation/planner.md",
@@ -58,9 +60,11 @@ PARTS: dict[str, tuple[str, list[str]]] = {
     "Reference": (
         "reference",
         [
+            "reference/glossary.md",
             "reference/features.md",
             "reference/pages.md",
             "reference/spec.md",
+            "reference/trainer.md",
             "reference/api.md",
             "reference/rest.md",
             "reference/errors.md",
@@ -71,6 +75,8 @@ PARTS: dict[str, tuple[str, list[str]]] = {
             "reference/metrics.md",
             "reference/formulas.md",
             "reference/bounds.md",
+            "reference/measurement.md",
+            "reference/accuracy.md",
             "reference/figures.md",
             "reference/measured.md",
             "reference/parity.md",

@@ -1,7 +1,7 @@
 """Hardware: what an accelerator and the links between ranks can do, and how long a kernel or a collective takes.
 
 Data sheet figures are facts; the efficiencies beside them are constants of the model, the same for every accelerator
-of a kind (docs/explanation/planner.md says where each comes from). A measured host replaces them
+of a kind (docs/notebook/2026-11.md lists the sources). A measured host replaces them
 (`planner.hardware.calibration`).
 """
 

@@ -1,4 +1,4 @@
-"""`python -m tests.memory --layouts 300`: the table of docs/explanation/memory.md; 1 where a goal is missed."""
+"""`python -m tests.memory --layouts 300`: the table of docs/notebook/2026-11.md; 1 where a goal is missed."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def heap_variables() -> dict[str, str]:
     """Have a process put its heap into jemalloc, where the host has it.
 
     It must be there before the process starts. glibc's heap, which is taken without it, leaves holes between tensors
-    that no tensor fits into (docs/explanation/memory.md has both, measured).
+    that no tensor fits into (docs/notebook/2026-11.md has both, measured).
     """
     library = jemalloc()
     return {} if library is None else {"LD_PRELOAD": library, "MALLOC_CONF": SETTINGS}
