@@ -10,6 +10,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from manual.nav import nav
+from manual.nested import indent_nested_blocks
 from manual.reference import generated
 
 STATIC = Path(__file__).resolve().parents[1] / "webapp" / "static"
@@ -36,4 +37,4 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         outside = "://" not in target and not (here / target).resolve().is_relative_to(docs)
         return words if outside else match[0]
 
-    return LINK.sub(kept, markdown)
+    return LINK.sub(kept, indent_nested_blocks(markdown))
