@@ -11,6 +11,7 @@ from mkdocs.exceptions import Abort
 
 from manual import build
 from tests.support.browser import chromium, context_of
+from tests.support.processes import ROOT
 from webapp.documentation import MOVED
 
 CODE = re.compile(r"<code>.*?</code>|<pre>.*?</pre>", re.S)
@@ -45,6 +46,11 @@ def test_no_page_holds_what_the_csp_forbids_or_comes_from_elsewhere(site: Path) 
     assert found == set()
     for sheet in site.rglob("*.css"):
         assert not re.search(r"@import|url\((?!['\"]?data:)", sheet.read_text()), sheet
+
+
+def test_the_notebook_is_not_in_the_site(site: Path) -> None:
+    assert list((ROOT / "docs" / "notebook").glob("*.md"))
+    assert not (site / "notebook").exists()
 
 
 def test_a_page_is_served_with_the_board_s_csp(reader: Any) -> None:
