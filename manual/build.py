@@ -1,4 +1,4 @@
-"""Builds the site aside and puts it in its place whole: nobody is ever served half of one."""
+"""Build the documentation site in a temporary folder, then replace the served site with two renames."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mkdocs.config import load_config
 ROOT = Path(__file__).resolve().parents[1]
 SITE = ROOT / "docs" / "site"
 CONFIG = ROOT / "manual" / "mkdocs.yml"
-# What the pages' generators import asks for settings; no database and no Redis is spoken to.
+# The generators of reference pages import Django settings. They connect to neither a database nor Redis.
 UNUSED = {
     "DJANGO_SETTINGS_MODULE": "webapp.settings",
     "MESHBOARD_SECRET_KEY": "only-to-read-the-code-0123456789-0123456789-0123456789",
@@ -24,12 +24,12 @@ UNUSED = {
 
 
 def build(into: Path = SITE) -> int:
-    """The number of pages. A warning is an error.
+    """Build the site and return the number of pages. A warning is an error.
 
     Raises:
-        mkdocs.exceptions.Abort: what is wrong has been logged; `into` is as it was.
+        mkdocs.exceptions.Abort: The log has the cause, and `into` is unchanged.
     """
-    sys.path.insert(0, str(ROOT / "client"))  # this checkout's, whichever is installed
+    sys.path.insert(0, str(ROOT / "client"))  # Prefer this checkout to an installed package.
     for name, value in UNUSED.items():
         os.environ.setdefault(name, value)
     django.setup()
@@ -38,13 +38,13 @@ def build(into: Path = SITE) -> int:
         made = Path(folder) / "site"
         mkdocs_build(load_config(str(CONFIG), site_dir=str(made), strict=True))
         for unserved in (made / "sitemap.xml.gz", made / "sitemap.xml"):
-            unserved.unlink(missing_ok=True)  # of addresses that nobody knows before a board has one
+            unserved.unlink(missing_ok=True)  # They need the board's address.
         replace(into, made)
     return sum(1 for _ in into.rglob("*.html"))
 
 
 def replace(into: Path, made: Path) -> None:
-    """Put `made` where `into` is, by two renames on one file system."""
+    """Replace the folder `into` with `made`, using two renames on one file system."""
     draft, old = into.with_name(into.name + ".new"), into.with_name(into.name + ".old")
     for leftover in (draft, old):
         shutil.rmtree(leftover, ignore_errors=True)

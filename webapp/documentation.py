@@ -1,4 +1,4 @@
-"""The documentation under /docs: files of the site that `make docs` has built, and nothing else."""
+"""Serve the documentation site, which `make docs` builds, under /docs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MOVED = {
 
 @require_safe
 def page(request: HttpRequest, path: str = "") -> HttpResponseBase:
-    """The page or file at `path`; words on how to build the site where there is none."""
+    """Return the page or file at `path`, or instructions if the site is not built."""
     root = Path(settings.DOCS_ROOT)
     if not (root / "index.html").is_file():
         return render(request, "docs_missing.html", status=404)
@@ -63,12 +63,12 @@ def page(request: HttpRequest, path: str = "") -> HttpResponseBase:
 
 
 def _inside(root: Path, path: str) -> Path | None:
-    """What there is at `path` below `root`, links followed; None where there is nothing, or it leads out."""
+    """Return the resolved file at `path` below `root`, or None if it is missing or outside `root`."""
     parts = PurePosixPath(path).parts
     if "\0" in path or "\\" in path or ".." in parts or path.startswith("/"):
         return None
     try:
         found = root.joinpath(*parts).resolve(strict=True)
-    except OSError:  # nothing there, or a name that no file system takes
+    except OSError:  # missing, or not a valid file name
         return None
     return found if found.is_relative_to(root) else None
