@@ -38,7 +38,7 @@ def build(into: Path = SITE) -> int:
         made = Path(folder) / "site"
         mkdocs_build(load_config(str(CONFIG), site_dir=str(made), strict=True))
         for unserved in (made / "sitemap.xml.gz", made / "sitemap.xml"):
-            unserved.unlink(missing_ok=True)  # They need the board's address.
+            unserved.unlink(missing_ok=True)  # sitemaps need the board's address
         replace(into, made)
     return sum(1 for _ in into.rglob("*.html"))
 
