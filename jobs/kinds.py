@@ -1,7 +1,6 @@
-"""The kinds of job, as far as the web shows them: words, the form a copy starts from, panels of the page, steps.
+"""Show each kind of job: its words, its form, and the tabs and panels of its page.
 
-One of three tables: `planner.facts.kinds` has what each asks of a spec, `workers.host.start.programs` what a
-host starts for it.
+`planner.facts.kinds` lists the spec fields of each kind. `workers.host.start.programs` lists the program of each kind.
 """
 
 from __future__ import annotations
@@ -16,39 +15,58 @@ from planner.facts.spec import JobKind, LabSpec
 from planner.facts.words import counted
 
 Spec = Mapping[str, Any]
-# Panels that no word of our trainer fills.
-OF_ANY_SCRIPT = (
-    *("health", "places", "start", "traffic", "timeline", "heat-pairs", "heat-time", "gauges", "log"),
-    *("fidelity", "planned", "collectives"),
+Tabs = Mapping[str, tuple[str, ...]]  # templates in templates/jobs/panels, by tab
+TABS = {
+    "overview": "Overview",
+    "training": "Training",
+    "traffic": "Traffic",
+    "time": "Time",
+    "memory": "Memory",
+    "verification": "Verification",
+    "logs": "Logs",
+    "hosts": "Hosts",
+}
+# Panels that need nothing from Meshboard's trainer.
+FOR_ANY_SCRIPT = (
+    *("first/health", "first/waiting", "first/places", "first/start", "first/traffic"),
+    *("timeline", "heat-pairs", "heat-time", "gauges", "log", "fidelity", "planned", "collectives"),
 )
-LONGEST_SUBJECT = 120  # characters; a script may take megabytes of arguments
+MAX_SUBJECT = 120  # characters
 
 
 class Kind(NamedTuple):
     """How the web shows a kind of job.
 
-    `subject` says what a spec of it runs. `form` is the URL of the form that a copy starts from, none for what no form
-    submits. `first` are the templates jobs/panels/first/NAME.html of its page's first screen, `panels` those below,
-    jobs/panels/NAME.html, both in order. `steps`: whether so many were `asked` for, are only `seen` as they come, or it
-    has none. `brings`: what its exit report's summary must hold for a good end to be one. `lost`: what a cancel costs.
+    Attributes:
+        title: The name of the kind.
+        subject: Describes the model, script or host of a spec.
+        form: URL name of the form that copies a job, or None if no form submits the kind.
+        tabs: The tabs of the job page, each with its panels in order.
+        steps: "asked" if the spec gives the number of steps, "seen" if steps are only counted, else "none".
+        brings: The result that the exit report of a successful job contains.
+        lost: The consequence of canceling a job.
     """
 
     title: str
     subject: Callable[[Spec], str]
     form: str | None
-    panels: tuple[str, ...]
-    first: tuple[str, ...] = ()
+    tabs: Tabs
     steps: Literal["asked", "seen", "none"] = "none"
     brings: Literal["profile", "lab"] | None = None
-    lost: str = "What it measured so far is lost."
+    lost: str = "Results measured so far are lost."
+
+    @property
+    def panels(self) -> tuple[str, ...]:
+        """List the panels of all tabs."""
+        return tuple(name for names in self.tabs.values() for name in names)
 
     def steps_asked(self, spec: Spec) -> int | None:
-        """Steps that the spec asks for, None where it asks for none."""
+        """Return the number of steps in the spec, or None if the kind has no steps."""
         return int(spec["train"]["steps"]) if self.steps == "asked" else None
 
 
 def model_words(spec: Spec) -> str:
-    """The preset's name, or the sizes of a custom model."""
+    """Return the preset name, or the size of a custom model."""
     model = spec["model"]
     if model["preset"]:
         return str(model["preset"])
@@ -56,14 +74,14 @@ def model_words(spec: Spec) -> str:
 
 
 def command_words(script: Spec) -> str:
-    """A script and its arguments, as one would type them."""
+    """Return the command line of a script."""
     program = ["-m", script["module"]] if script.get("module") else [script["path"]]
     return shlex.join([*program, *script["args"]])
 
 
 def _script_words(spec: Spec) -> str:
     words = command_words(spec["script"])
-    return words if len(words) <= LONGEST_SUBJECT else words[: LONGEST_SUBJECT - 1] + "…"
+    return words if len(words) <= MAX_SUBJECT else words[: MAX_SUBJECT - 1] + "…"
 
 
 def _lab_words(spec: Spec) -> str:
@@ -72,7 +90,7 @@ def _lab_words(spec: Spec) -> str:
 
 
 def layout_words(spec: Spec) -> str:
-    """'pp2 x dp2 x tp2 · zero-1 · sp · 1F1B'; '2 ranks' where the kind has no axis to name, or none is used."""
+    """Describe a layout, for example 'pp2 x dp2 x tp2 · zero-1 · sp · 1F1B' or '2 ranks'."""
     layout = spec["layout"]
     if asked.kind_of(spec).plain:
         return counted(layout["dp"], "rank")
@@ -92,65 +110,70 @@ KINDS: dict[JobKind, Kind] = {
         title="training run",
         subject=model_words,
         form="job-new",
-        first=("progress", "health", "places", "parts", "start", "traffic", "loss"),
-        panels=(
-            "smaller",
-            "training",
-            "gauges",
-            "timeline",
-            "heat-pairs",
-            "heat-time",
-            "log",
-            "fidelity",
-            "planned",
-            "collectives",
-            "proof",
-            "checkpoints",
-            "advice",
-            "verdict",
-        ),
+        tabs={
+            "overview": ("first/health", "first/waiting", "first/progress", "first/traffic", "first/loss", "smaller"),
+            "training": ("training", "checkpoints"),
+            "traffic": ("fidelity", "heat-pairs", "heat-time", "collectives"),
+            "time": ("first/parts", "first/start", "timeline", "advice", "chosen"),
+            "memory": ("planned", "gauges"),
+            "verification": ("proof", "verdict"),
+            "logs": ("log",),
+            "hosts": ("first/places", "hosts"),
+        },
         steps="asked",
-        lost="What it has trained is lost; what it measured stays.",
+        lost="Steps after the last checkpoint are lost. Measurements are kept.",
     ),
     "script": Kind(
         title="script",
         subject=_script_words,
         form="script-new",
-        first=("script", "health", "places", "start", "traffic"),
-        panels=("gauges", "timeline", "heat-pairs", "heat-time", "log", "collectives"),
+        tabs={
+            "overview": ("first/health", "first/waiting", "first/script", "first/traffic"),
+            "traffic": ("heat-pairs", "heat-time", "collectives"),
+            "time": ("first/start", "timeline"),
+            "memory": ("gauges",),
+            "logs": ("log",),
+            "hosts": ("first/places", "hosts"),
+        },
         steps="seen",
-        lost="What it has done is lost; what it sent stays counted.",
+        lost="The work of the script is lost. Measured traffic is kept.",
     ),
     "dry_run": Kind(
         title="dry run",
         subject=model_words,
         form="job-new",
-        panels=("dry_run", "verdict", "log"),
-        lost="What was tried so far stays.",
+        tabs={
+            "overview": ("first/waiting", "dry_run"),
+            "verification": ("verdict",),
+            "logs": ("log",),
+            "hosts": ("hosts",),
+        },
+        lost="Results of finished ranks are kept.",
     ),
     "lab": Kind(
         title="collective lab",
         subject=_lab_words,
-        form="lab",
-        panels=("lab", "log"),
+        form="collectives",
+        tabs={"overview": ("first/waiting", "lab"), "logs": ("log",), "hosts": ("hosts",)},
         brings="lab",
     ),
     "calibrate": Kind(
         title="calibration",
         subject=lambda spec: str(spec["resources"]["host"]),
         form=None,
-        panels=("calibrate", "log"),
+        tabs={"overview": ("first/waiting", "calibrate", "log"), "hosts": ("hosts",)},
         brings="profile",
     ),
 }
 
 
-def elsewhere_panels(kind: Kind) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Of a run that somebody else launched, first screen and below: its command, and what its ranks can fill."""
-    first = ("elsewhere", *(name for name in kind.first if name in OF_ANY_SCRIPT))
-    return first, (*(name for name in kind.panels if name in OF_ANY_SCRIPT), "proof")
+def external_tabs(kind: Kind) -> Tabs:
+    """Return the tabs of an external run, which has only the panels that any script can fill."""
+    tabs = {tab: tuple(name for name in names if name in FOR_ANY_SCRIPT) for tab, names in kind.tabs.items()}
+    tabs |= {"overview": ("first/elsewhere", *tabs["overview"]), "verification": ("proof",)}
+    return {tab: tabs[tab] for tab in TABS if tabs.get(tab)}
 
 
 def kind_of(spec: Spec) -> Kind:
-    """The kind of a stored spec; the oldest do not name theirs."""
+    """Return the kind of a stored spec. The oldest specs do not name their kind."""
     return KINDS[spec.get("kind", asked.DEFAULT)]

@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.support.board import Board
+from tests.support.browser import open_tab
 
 SAVING: dict[str, Any] = {
     "name": "saving",
@@ -21,13 +22,15 @@ SAVING: dict[str, Any] = {
 def test_a_checkpoint_is_resumed_in_another_layout_from_its_row(page: Page, running_board: Board) -> None:
     saved = running_board.submit(SAVING)
     running_board.wait_for(saved, "succeeded")
-    page.goto(f"{running_board.url}/jobs/{saved}/")
+    page.goto(f"{running_board.url}/jobs/{saved}/#checkpoints")
     rows = page.locator("#checkpoint-rows tr")
     expect(rows).to_have_count(3)
     expect(rows.nth(0)).to_contain_text(f"{saved}/1/step-00000009")
     expect(rows.nth(2)).to_contain_text("no longer kept")
     assert page.get_attribute("#fidelity", "data-difference") == "0"
+    open_tab(page, "verification")
     expect(page.locator("#verdict-summary")).to_contain_text("All 4 ranks: predicted and measured agree to the byte")
+    open_tab(page, "training")
     rows.nth(1).get_by_role("link", name="Resume").click()
     expect(page.locator("[data-field='train.resume']")).to_have_value(f"{saved}/1/step-00000006")
     for field, value in (("layout.ep", "1"), ("layout.zero", "0"), ("layout.dp", "1"), ("layout.tp", "2")):
@@ -36,6 +39,7 @@ def test_a_checkpoint_is_resumed_in_another_layout_from_its_row(page: Page, runn
     expect(page.locator("#submit")).to_be_enabled()
     page.click("#submit")
     page.wait_for_selector("#status[data-status=succeeded]")
+    open_tab(page, "logs")
     expect(page.locator("#log")).to_contain_text("resumed from step-00000006: 6 steps done, in another layout")
     expect(page.locator("#fidelity")).to_contain_text("3 steps on each of 2 ranks")
     assert page.get_attribute("#fidelity", "data-difference") == "0"
@@ -60,4 +64,5 @@ def test_a_layout_no_host_can_hold_is_tried_dry_from_the_form(page: Page, runnin
     expect(page.locator("#dry-memory-rows tr.group")).to_have_text(["rank 0", "rank 15"])
     weights = page.locator("#dry-memory-rows tr", has_text="parameters")
     expect(weights.locator("td:last-child")).to_have_text(["0 %", "0 %"])
+    open_tab(page, "verification")
     expect(page.locator("#verdict-summary")).to_contain_text("All 2 ranks: predicted and measured agree to the byte")

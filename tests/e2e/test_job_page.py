@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from contracts.names import telemetry_stream
 from tests.e2e.shifts import assert_still, open_late
 from tests.support.board import Board
-from tests.support.browser import context_of
+from tests.support.browser import context_of, open_tab
 from tests.support.patience import patient
 from tests.support.processes import wait_until
 
@@ -28,7 +28,7 @@ SPEC: dict[str, Any] = {
     "layout": {"dp": 2, "tp": 2},
     "train": {"steps": 5000, "global_batch": 4, "seq_len": 64, "eval_every": 20, "checkpoint_every": 25},
 }
-BLOCKS = ("h1", "#status", "#figures", "#health", "#places", "#parts", "#start", "#traffic", "#loss")
+BLOCKS = ("h1", "#status", "#tabs", "#health", "#figures", "#traffic", "#loss")
 BOXES = """(names) => names.map((name) => {
   const { left, top, right, bottom } = document.querySelector(name).getBoundingClientRect();
   return [left, top, right, bottom];
@@ -41,6 +41,7 @@ BARS = """(parts) => ({
   totals: [...parts.querySelectorAll(".total")].map((total) => total.textContent),
 })"""
 
+DRAWN = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 LONGEST = """(wrap) => {
   for (const cell of wrap.querySelectorAll("tbody td.number")) cell.textContent = "12,616,778,240 B";
   for (const cell of wrap.querySelectorAll("tbody td.number:last-child")) cell.textContent = "too small";
@@ -72,7 +73,7 @@ def tab(page: Page, running_board: Board, watched: str) -> Page:
 
 def steps_told(page: Page) -> None:
     page.wait_for_selector("#loss-chart[data-points]")
-    page.wait_for_selector("#fidelity[data-difference]")
+    page.wait_for_selector("#figure-off[data-tone]")
 
 
 def box(locator: Locator) -> tuple[float, float, float, float]:
@@ -99,11 +100,65 @@ def test_the_first_screen_holds_all_that_one_asks_first(tab: Page) -> None:
         a, b = boxes[one], boxes[other]
         assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1], f"{one} lies over {other}"
     assert tab.evaluate("document.documentElement.scrollWidth") <= 1440
-    assert tab.evaluate("document.getElementById('jump').scrollWidth <= document.getElementById('jump').clientWidth")
+    assert tab.evaluate("document.getElementById('tabs').scrollWidth <= document.getElementById('tabs').clientWidth")
+    health = "document.getElementById('health')"
+    assert tab.evaluate(f"{health}.scrollHeight <= {health}.clientHeight"), "the verdict is never cut"
+    expect(tab.locator("#figure-spread")).to_contain_text(
+        re.compile(r"median of the last \d+ steps, [\d.]+ .*to [\d.]+ ")
+    )
+    open_tab(tab, "hosts")
     expect(tab.locator("#places [data-does]")).to_have_count(4)
     expect(tab.locator("#places [data-legend]")).to_contain_text("4 ")
+    open_tab(tab, "time")
     for part in ("queue", "spawn", "import", "rendezvous"):
         expect(tab.locator("#start [data-figures]")).to_contain_text(part)
+
+
+def test_one_step_time_stands_on_the_whole_page(tab: Page) -> None:
+    expect(tab.locator("#figure-step-time")).to_contain_text(re.compile(r"\d ms"))
+    tab.click("#tab-time")
+    tab.wait_for_selector("#parts [data-side=measured] [data-part=compute]")
+    names = ["#figure-step-time", "#parts [data-side=measured] .total"]
+    texts = "(names) => names.map((name) => document.querySelector(name).textContent)"
+    overview, breakdown = tab.evaluate(texts, names)  # both at once: the run continues
+    assert breakdown.startswith(f"{overview} · ")
+
+
+OPENED = {  # by the hash of an address: the tab, and a panel in sight
+    "traffic": ("traffic", "#fidelity"),
+    "proof": ("verification", "#proof"),
+    "planned": ("memory", "#planned"),
+    "logs": ("logs", "#logs"),
+    "log-0-1": ("logs", "#logs"),
+}
+
+
+def test_an_address_opens_a_tab_or_the_tab_of_a_panel(tab: Page) -> None:
+    address = tab.url
+    for name, (opened, panel) in OPENED.items():
+        tab.goto("about:blank")
+        tab.goto(f"{address}#{name}")
+        expect(tab.locator(f"#tab-{opened}")).to_have_attribute("aria-selected", "true")
+        expect(tab.locator(panel)).to_be_in_viewport()
+    tab.evaluate("location.hash = 'advice'")
+    expect(tab.locator("#tab-time")).to_have_attribute("aria-selected", "true")
+    expect(tab.locator("#advice")).to_be_in_viewport()
+    tab.locator("#tab-time").press("ArrowRight")
+    expect(tab.locator("#tab-memory")).to_be_focused()
+    assert tab.url.endswith("#memory")
+    tab.mouse.wheel(0, 400)
+    for kept in ("h1", "#status", "#tabs"):
+        expect(tab.locator(kept)).to_be_in_viewport()
+
+
+def test_name_and_status_stay_in_sight_on_a_phone(tab: Page) -> None:
+    tab.set_viewport_size({"width": 390, "height": 844})
+    for name in ("overview", "training", "traffic", "time", "memory", "verification", "logs", "hosts"):
+        open_tab(tab, name)
+        assert tab.evaluate("document.documentElement.scrollWidth") <= 390, name
+        tab.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+        for kept in ("h1", "#status", f"#tab-{name}"):
+            expect(tab.locator(kept)).to_be_in_viewport()
 
 
 @pytest.mark.parametrize(("width", "height"), [(1440, 900), (1100, 900), (820, 1180), (390, 844)])
@@ -120,11 +175,14 @@ def test_nothing_moves_however_late_it_comes(
 def test_on_a_phone_the_error_stands_beside_the_longest_figures(tab: Page) -> None:
     """It had to be scrolled to in its box where a step sends gigabytes."""
     tab.set_viewport_size({"width": 390, "height": 844})
+    open_tab(tab, "memory")
+    expect(tab.locator("#planned-rows td").first).to_be_visible()
     wrap = tab.locator("#planned .table-wrap")
     assert wrap.evaluate(LONGEST) == wrap.evaluate("(wrap) => wrap.clientWidth")
 
 
 def test_the_bars_are_as_long_as_their_figures_say(tab: Page) -> None:
+    open_tab(tab, "time")
     tab.wait_for_selector("#parts [data-side=measured] [data-part=compute]")
     told = tab.eval_on_selector("#parts", BARS)  # all at once: the run goes on
     longest = max(seconds(total) for total in told["totals"])
@@ -200,12 +258,16 @@ def steps_done(page: Page) -> int:
     return int(page.locator("#figure-step").inner_text().split(" ")[0].replace(",", ""))
 
 
+OF_TABS = ("#fidelity-rows", "#checkpoint-rows", "#collectives", "#places [data-legend]", "#start [data-figures]")
+
+
 def shown(page: Page) -> dict[str, Any]:
-    """What the page says of the run, in figures."""
+    """Read the figures of the run from all tabs of the page."""
+    for name in ("training", "traffic", "time", "hosts", "overview"):
+        open_tab(page, name)
+        page.evaluate(DRAWN)
     texts = {name: page.locator(name).inner_text() for name in ("#figure-step", "#figure-loss", "#figure-off")}
-    texts |= {name: page.locator(name).inner_text() for name in ("#fidelity-rows", "#checkpoint-rows", "#collectives")}
-    texts["places"] = page.locator("#places [data-legend]").inner_text()
-    texts["start"] = page.locator("#start [data-figures]").inner_text()
+    texts |= {name: page.locator(name).text_content() or "" for name in OF_TABS}
     return texts | {"points": page.get_attribute("#loss-chart", "data-points")}
 
 
@@ -240,7 +302,9 @@ TOLD: dict[str, Any] = {
     "v": 1, "time": 1.0, "over": True, "state": "slow", "step": 9, "sampled": 3, "hang": None, "training": [],
     "sentence": "Rank 1 came last to 83% of tp all-reduces since step 5.",
     "reason": "Its compute is slow, not its link.",
-    "next": "Look at the clocks of its host.",
+    "next": "Read the log of rank 1.",
+    "action": "open_log",
+    "action_rank": 1,
     "evidence": [{"text": "ranks 0 and 2 waited 41 ms a step", "ranks": [0, 2], "steps": [5, 9]}],
     "planned": None, "measured": None, "waits": [], "groups": [], "start": [],
     "stragglers": [{"rank": 1, "text": "it came last to 83%"}],
@@ -258,7 +322,7 @@ def test_the_verdict_its_reason_and_the_next_step_stand_on_the_first_screen_with
         database.execute("UPDATE jobs_attempt SET diagnosis = ? WHERE job_id = ?", (json.dumps(TOLD), watched))
     tab.reload()
     health = tab.locator("#health")
-    expect(health.locator("[data-state]")).to_have_text("slow")
+    expect(health).to_have_attribute("data-tone", "warn")
     expect(health.locator("[data-sentence]")).to_have_text(TOLD["sentence"])
     expect(health.locator("[data-reason]")).to_have_text(TOLD["reason"])
     expect(health.locator("[data-next]")).to_have_text(TOLD["next"])
@@ -266,7 +330,11 @@ def test_the_verdict_its_reason_and_the_next_step_stand_on_the_first_screen_with
     expect(health.get_by_text("41 ms a step")).to_be_hidden()
     health.locator("summary", has_text="1 fact").click()
     expect(health.get_by_text("41 ms a step")).to_be_visible()
-    expect(tab.locator("#places .blamed")).to_have_text("1")
     tab.wait_for_selector("#loss-chart[data-points]")
     health.get_by_role("button", name="Show steps 5–9").click()  # noqa: RUF001
     tab.wait_for_url(re.compile(r"from=[\d.]+&to=[\d.]+"))
+    health.get_by_role("button", name="Open log of rank 1").click()
+    expect(tab.locator("#tab-logs")).to_have_attribute("aria-selected", "true")
+    expect(tab.locator("[name=log-rank]")).to_have_value("1")
+    open_tab(tab, "hosts")
+    expect(tab.locator("#places .blamed")).to_have_text("1")

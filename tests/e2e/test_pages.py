@@ -14,7 +14,7 @@ from benchmarks.pages import PAGE_BYTES, visit
 from contracts.names import telemetry_stream
 from jobs.history.kept.folder import MANIFEST
 from tests.support.board import Board
-from tests.support.browser import context_of, copied
+from tests.support.browser import context_of, copied, open_tab
 from tests.support.processes import wait_until
 
 SPEC: dict[str, Any] = {
@@ -78,6 +78,7 @@ def test_a_dropped_socket_comes_back_and_loses_nothing(page: Page, running_board
     assert "after=0-0" in lines[0]
     assert "after=0-0" not in lines[2]
     assert page.get_attribute("#fidelity", "data-difference") == "0"
+    open_tab(page, "logs")
     text = copied(page, lambda: page.click("[data-log=copy]"))
     steps = [line.split()[1] for line in text.splitlines() if line.startswith("step ")]
     assert steps == [f"{step}/80" for step in range(1, 81)]
@@ -156,7 +157,7 @@ def test_a_run_that_diverges_says_why(page: Page, running_board: Board) -> None:
     page.goto(f"{running_board.url}/jobs/{job}/")
     page.wait_for_selector("#status[data-status=failed]")
     reason = re.compile(r"(loss|gradient norm) is (nan|inf) at step \d+; learning rate 10 .*gradient clip off")
-    expect(page.locator("#notice")).to_contain_text(reason)
+    expect(page.locator("#health [data-sentence]")).to_contain_text(reason)
     running_board.wait_for(beside, "succeeded")
 
 
@@ -170,7 +171,7 @@ def test_a_run_whose_stream_has_expired_is_not_said_to_have_sent_nothing(page: P
     running_board.redis().delete(telemetry_stream(job, 1))
     wait_until(lambda: shutil.rmtree(kept, ignore_errors=True) or not kept.exists(), "it is gone")
     page.goto(f"{running_board.url}/jobs/{job}/")
-    expect(page.locator("#traffic-chart")).to_contain_text("is no longer kept")
+    expect(page.locator("#traffic-chart")).to_contain_text("is no longer stored")
     expect(page.locator("#fidelity")).to_contain_text("0 B")
 
 

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.support.board import Board, board
-from tests.support.browser import context_of, log_in
+from tests.support.browser import context_of, log_in, open_tab
 
 RUN: dict[str, Any] = {
     "name": "averaged twice",
@@ -29,7 +29,7 @@ def test_a_wrong_gradient_fails_the_job_and_the_page_names_it(browser: Browser, 
         assert (proof["one_process"]["state"], proof["replicas"]["apart"]) == ("apart", 0.0)
         page = context_of(browser).new_page()
         log_in(page, made.url, made.login)
-        page.goto(f"{made.url}/jobs/{job['id']}/")
+        page.goto(f"{made.url}/jobs/{job['id']}/#proof")
         badge = page.locator("#proof [data-verdict]")
         expect(badge).to_have_text("0 B, 0 calls; replicas agree; differs from one process")
         expect(badge).to_have_attribute("data-tone", "bad")
@@ -42,16 +42,17 @@ def test_a_run_that_was_not_verified_is_checked_by_a_button(running_board: Board
     running_board.wait_for(job, "succeeded", timeout_s=120)
     page = context_of(browser).new_page()
     log_in(page, running_board.url, running_board.login)
-    page.goto(f"{running_board.url}/jobs/{job}/")
+    page.goto(f"{running_board.url}/jobs/{job}/#proof")
     expect(page.locator("#proof [data-verdict]")).to_have_text("0 B, 0 calls; replicas agree; not checked")
     page.get_by_role("button", name="Check against one process").click()
     page.wait_for_url(lambda url: f"/jobs/{job}/" not in url)
     check = page.url.rstrip("/").rpartition("/")[2]
     held = page.context.new_page()  # the run's page, open while its check runs
-    held.goto(f"{running_board.url}/jobs/{job}/")
+    held.goto(f"{running_board.url}/jobs/{job}/#proof")
     expect(held.locator("#check")).to_contain_text("Its check is check of unverified")
     expect(held.locator("#check form")).to_be_hidden()
     running_board.wait_for(check, "succeeded", timeout_s=120)
+    open_tab(page, "verification")
     expect(page.locator("#proof [data-verdict]")).to_contain_text("gradients equal to one process to")
     expect(page.locator("#check")).to_be_hidden()
     found = "Its check is check of unverified: gradients equal to one process to"

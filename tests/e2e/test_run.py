@@ -8,6 +8,7 @@ from typing import Any
 from playwright.sync_api import Page, expect
 
 from tests.support.board import Board
+from tests.support.browser import open_tab
 from tests.support.processes import gone, wait_until
 
 LONG: dict[str, Any] = {
@@ -42,7 +43,7 @@ def test_submit_through_the_form_watch_it_move_and_the_difference_read_0(page: P
     expect(page.locator("#submit")).to_be_enabled()
     page.click("#submit")
 
-    page.wait_for_selector("#fidelity[data-difference]")
+    page.wait_for_selector("#figure-off[data-tone]")
     before = picture(page)
     wait_until(lambda: picture(page) != before, "the graph moves", 15)
     page.select_option("#by-axis", "tp")
@@ -53,16 +54,20 @@ def test_submit_through_the_form_watch_it_move_and_the_difference_read_0(page: P
     page.wait_for_selector("#status[data-status=succeeded]")
     expect(page.locator("#fidelity")).to_contain_text("120 steps on each of 4 ranks")
     assert page.get_attribute("#fidelity", "data-difference") == "0"
+    open_tab(page, "verification")
     expect(page.locator("#verdict-summary")).to_contain_text("All 4 ranks: predicted and measured agree to the byte")
     proven = re.compile(r"^0 B, 0 calls; replicas agree; gradients equal to one process to \d(e-\d)?$")
     expect(page.locator("#proof [data-verdict]")).to_have_text(proven)
     expect(page.locator("#fidelity-badge")).to_have_text("exact: 0 B, 0 calls off")
+    open_tab(page, "memory")
     for part in ("parameters", "optimizer: moments", "gradients"):
         expect(page.locator("#planned-rows tr", has=page.locator(f"th:text('{part}')")).first).to_contain_text("0 %")
     for axis in ("dp", "tp", "world"):
         expect(page.locator("#fidelity > .table-wrap tr", has_text=axis)).to_contain_text("0 B")
+    open_tab(page, "logs")
     log = page.locator("#log")
     expect(log).to_contain_text("step 120/120 loss")
+    open_tab(page, "traffic")
     expect(page.locator("#collectives")).to_contain_text("all-reduce")
     job = running_board.job(page.url.rstrip("/").rsplit("/", 1)[1])
     losses = [point["loss"] for point in job["exit"]["summary"]["losses"]]
@@ -74,9 +79,12 @@ def test_cancel_from_the_page_ends_every_process(page: Page, running_board: Boar
     first = running_board.submit(LONG)
     second = running_board.submit({**LONG, "name": "behind"})
     page.goto(f"{running_board.url}/jobs/{second}/")
-    expect(page.locator("#notice")).to_contain_text(
-        "needs 4 slots on one cpu host; here has 0 of 4 free and is kept for it"
-    )
+    waiting = page.locator("#waiting")
+    expect(waiting).to_contain_text("needs 4 slots on one cpu host; here has 0 of 4 free and is kept for it")
+    expect(waiting.locator("[data-place]")).to_have_text("1 of 1 in the queue")
+    expect(waiting.locator("[data-starts]")).not_to_be_empty()
+    expect(waiting.locator("[data-next]")).not_to_be_empty()
+    expect(page.locator("main .panel:visible")).to_have_count(1)  # no panel is empty
     page.goto(f"{running_board.url}/jobs/{first}/")
     page.wait_for_selector("#status[data-status=running]")
     pids = running_board.processes(first)
@@ -87,7 +95,9 @@ def test_cancel_from_the_page_ends_every_process(page: Page, running_board: Boar
     page.click("#cancel-dialog button.primary")
     wait_until(lambda: all(gone(pid) for pid in pids), "every process is gone", 15)
     page.wait_for_selector("#status[data-status=cancelled]")
-    expect(page.locator("#notice")).to_contain_text("cancelled on request")
+    expect(page.locator("#notice")).to_contain_text("Cancelled on request")
+    expect(page.locator("#figure-left-name")).to_have_text("Duration")
+    expect(page.locator("#figure-left")).to_contain_text(re.compile(r"\d"))
     running_board.wait_for(second, "starting", "running")
     running_board.call("POST", f"jobs/{second}/cancel")
     running_board.wait_for(second, "cancelled")

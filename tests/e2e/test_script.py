@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.support.board import Board
+from tests.support.browser import open_tab
 
 SCRIPTS = Path(__file__).parents[1] / "workers/meter/scripts"
 
@@ -21,19 +22,21 @@ def test_a_script_runs_unchanged_and_its_groups_are_counted(page: Page, running_
     page.fill("[data-field='layout.dp']", "4")
     page.get_by_role("button", name="Run it").click()
     page.wait_for_selector("#status[data-status=succeeded]")
-    expect(page.get_by_text("A script of your own")).to_be_visible()
+    expect(page.get_by_role("heading", name="Script", exact=True)).to_be_visible()
     expect(page.locator(".job-line")).to_contain_text("script · groups.py · 4 ranks")
     expect(page.locator("#script-steps")).to_have_text(
-        re.compile("^(no optimiser step|optimiser steps|[0-9]+ .*) seen$")
+        re.compile("^(no optimizer step|optimizer steps|[0-9]+ .*) seen$")
     )
     expect(page.locator("main")).not_to_contain_text("gpt-tiny")
     expect(page.locator("main")).not_to_contain_text("Waiting")
+    open_tab(page, "traffic")
     page.select_option("#phase", "setup")
     rows = page.locator("#collectives tr")
     expect(rows.filter(has_text="ranks 0,2")).to_contain_text("all-reduce")
     expect(rows.filter(has_text="all-to-all")).to_contain_text("128 B")
     page.locator("#heat-pairs").scroll_into_view_if_needed()
     expect(page.locator("#pairs-predicted")).to_be_hidden()
+    open_tab(page, "memory")
     expect(page.locator("#gauges")).not_to_contain_text("plan")
 
 
@@ -52,16 +55,16 @@ def test_a_script_that_failed_before_a_collective_shows_what_was_measured_and_no
     (running_board.state / "scripts" / "waiting.py").write_text(WAITING)
     script = {"path": "waiting.py", "args": [str(go)]}
     job = running_board.submit({"kind": "script", "layout": {"dp": 2}, "script": script})
-    page.goto(f"{running_board.url}/jobs/{job}/")
-    page.locator("#gauges").scroll_into_view_if_needed()
+    page.goto(f"{running_board.url}/jobs/{job}/#memory")
     page.wait_for_selector("#memory-chart[data-points]")
     go.touch()
     page.wait_for_selector("#status[data-status=failed]")
     page.reload()
-    expect(page.locator("#nothing")).to_contain_text("what its ranks held, and its log, are what there is to see")
+    expect(page.locator("#nothing")).to_be_hidden()  # the verdict states the failure
+    for tab in ("traffic", "time"):
+        expect(page.locator(f"#tab-{tab}")).to_be_hidden()
     for panel in ("traffic", "timeline-panel", "heat-pairs", "heat-time", "collectives-panel"):
         expect(page.locator(f"#{panel}")).to_be_hidden()
-    page.locator("#gauges").scroll_into_view_if_needed()
     page.wait_for_selector("#memory-chart[data-window]")
     first, last = map(float, str(page.locator("#memory-chart").get_attribute("data-window")).split())
     assert first > 1.6e9, "dated by what was measured"

@@ -43,7 +43,7 @@ def names(running_board: Board) -> dict[str, str]:
         ("/jobs/{trained}/timeline/", 390, ".timeline-canvas"),
         ("/jobs/new/", 1440, "#estimate[data-stale=false] [data-show=time] table"),
         ("/jobs/{dry}/", 390, "#dry-rows td.number"),
-        ("/jobs/{waiting}/", 390, "#notice"),
+        ("/jobs/{waiting}/", 390, "#waiting"),
         ("/jobs/{cancelled}/", 390, "#nothing"),
         ("/hosts/{host}/", 390, "[data-age]"),
         ("/compare/?jobs={trained},{dry}", 1440, "#charts canvas"),

@@ -276,7 +276,7 @@ def test_no_name_from_before_there_was_a_rule_turns_a_line_round(browser: Browse
         database.execute("UPDATE jobs_statechange SET reason = ? WHERE job_id = ?", (old, made))
     assert here.call("GET", f"/api/v1/jobs/{made}", headers=here.token("owner")).json()["name"] == old
     page = visit(browser, here, f"/jobs/{made}/")
-    expect(page.locator("#notice")).to_have_text("Waiting: waits for paid \\u202egnp.exe")
+    expect(page.locator("#waiting [data-reason]")).to_have_text("waits for paid \\u202egnp.exe")
     assert page.evaluate(TURNED) == []
     page.keyboard.press("Control+k")
     page.get_by_role("combobox", name="Find a job").fill("paid")

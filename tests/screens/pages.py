@@ -35,6 +35,7 @@ QUERIES = {
     "plan-explain": [],
     "compare": ["?jobs={trained},{piped}"],
 }
+JOB_TABS = ("training", "traffic", "time", "memory", "verification", "logs", "hosts")
 SLUGS = ("all-reduce", "all-gather", "broadcast", "barrier", "send-recv")
 LOGGED_OUT = ("login",)
 
@@ -81,7 +82,10 @@ def _of(name: str, parameters: set[str], world: World) -> Iterator[Shown]:
     for label, arguments in _arguments(name, parameters, world):
         for query in QUERIES.get(name, [""]):
             words = "-".join(part for part in (name, label, _word(query)) if part)
-            yield Shown(words, reverse(name, kwargs=arguments) + query.format(**world.jobs), name not in LOGGED_OUT)
+            path = reverse(name, kwargs=arguments) + query.format(**world.jobs)
+            yield Shown(words, path, name not in LOGGED_OUT)
+            if name == "job-detail" and label == "trained":
+                yield from (Shown(f"{words}-{tab}", f"{path}#{tab}") for tab in JOB_TABS)
 
 
 def _arguments(name: str, parameters: set[str], world: World) -> list[tuple[str, dict[str, str]]]:

@@ -76,3 +76,8 @@ def log_in(page: Page, url: str, login: tuple[str, str]) -> None:
     page.fill("#id_password", password)
     page.click("main button.primary")
     page.wait_for_url(f"{url}/")
+
+
+def open_tab(page: Page, name: str) -> None:
+    """Open a tab of the job page."""
+    page.click(f"#tab-{name}")

@@ -20,8 +20,9 @@ PAGE = """
 <span id="status"></span><span id="connection"></span><form id="cancel-form"></form><form id="requeue-form"></form>
 <dialog id="cancel-dialog"><button id="keep"></button><button class="primary"></button></dialog>
 <b id="figure-step"></b><progress id="progress"></progress><b id="figure-rate"></b><b id="figure-step-time"></b>
-<b id="figure-left"></b><b id="figure-loss"></b><b id="figure-eval"></b><b id="figure-eval-step"></b>
-<b id="figure-phase"></b><section id="hosts"><table><tbody id="host-rows"></tbody></table><div data-crossing></div>
+<b id="figure-left-name"></b><b id="figure-left"></b><b id="figure-loss"></b><b id="figure-eval"></b>
+<b id="figure-phase"></b><b id="figure-spread"></b><b id="figure-rate-note"></b>
+<section id="hosts"><table><tbody id="host-rows"></tbody></table><div data-crossing></div>
 <table><tbody id="crossing-rows"></tbody></table></section></main><script id="job" type="application/json">JOB</script>
 """
 TIMELINE = '<span id="connection"></span><script id="job" type="application/json">JOB</script>'
@@ -157,7 +158,7 @@ def test_a_timeline_says_how_it_hears_of_its_run(modules: Page) -> None:
         board.tell(1, {"job": JOB})
         expect(badge).to_have_text("live")
         board.tell(1, {"node": 0, "stale": True})
-        expect(badge).to_have_text("delayed: Redis cannot be reached; training goes on")
+        expect(badge).to_have_text("delayed: no connection to Redis, training continues")
         expect(badge).to_have_attribute("data-tone", "warn")
         board.tell(1, {"job": ENDED}, {"node": 0, "stale": False})
         expect(badge).to_be_hidden()
@@ -173,7 +174,7 @@ def test_a_page_older_than_what_it_is_told_asks_to_be_reloaded(modules: Page, mo
         board, badge = Board(page), page.locator("#connection")
         call(page, module, "")
         board.tell(1, {"job": JOB}, {"node": 0, "entries": [["1-0", newer], ["2-0", newer]]})
-        expect(badge).to_have_text("stopped: the board is newer than this page, reload it")
+        expect(badge).to_have_text("outdated page: reload it")
         expect(badge).to_have_attribute("data-tone", "bad")
         page.evaluate("dispatchEvent(new Event('online'))")
         assert len(board.sockets) == 1, "it would be told the same again"

@@ -91,7 +91,7 @@ def test_the_loss_is_that_of_the_newest_step_and_in_words_where_it_is_no_number(
     for length in (11, 12, 13):
         told.keep(tmp_path, batches[:length], f"job{length}")
         given.append([snapshot(f"job{length}", 1), batches[:length]])
-    names = ("loss", "eval", "eval-step", "phase", "step", "rate", "step-time", "left")
+    names = ("loss", "eval", "phase", "step", "rate", "rate-note", "step-time", "spread", "left", "left-name")
     figures = "".join(f'<b id="figure-{name}"></b>' for name in names)
     with paper(modules, f'{figures}<progress id="progress"></progress>') as page:
         assert call(page, "store.js", body, given) == [["4.8900"] * 2, ["nan"] * 2, ["3.5000"] * 2]

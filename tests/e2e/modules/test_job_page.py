@@ -207,10 +207,10 @@ def test_every_rank_is_shown_on_its_host_with_what_it_does(modules: Page) -> Non
     apart = job(status="unreachable", members=[{**anna, "silent": True}, {**bert, "ended": "x", "outcome": "lost"}])
     jobs = [job(), job(diagnosis=told), job(**failed), job(status="queued", members=[]), apart]
     running, blamed, ended, queued, parts = call(modules, "job/places.js", body, jobs)
-    assert running == [["anna", ["training", "still"], []], ["bert", ["stopped", "starting"], []]]
+    assert running == [["anna", ["training", "stalled"], []], ["bert", ["stopped", "starting"], []]]
     assert blamed[1] == ["bert", ["stopped", "starting"], [2]]
     assert ended == [["anna", ["ended", "ended"], []], ["bert", ["ended", "failed"], []]]
-    assert parts == [["anna", ["not heard", "not heard"], []], ["bert", ["ended", "ended"], []]]
+    assert parts == [["anna", ["no contact", "no contact"], []], ["bert", ["ended", "ended"], []]]
     assert [place[0] for place in queued] == [None]
     assert len(queued[0][1]) == 4
 
@@ -219,13 +219,18 @@ def test_where_there_is_no_verdict_the_page_says_so_and_why(modules: Page) -> No
     told = {"sentence": "As planned.", "state": "well", "reason": "", "next": "", "evidence": []}
     jobs = [job(), job(status="queued"), job(finished=True, status="succeeded"), job(diagnosis=told)]
     words = call(modules, "job/health.js", "return x.map((job) => m.verdictOf(job).sentence)", jobs)
-    assert words == ["No verdict yet.", "Not started yet.", "No verdict was made of this attempt.", "As planned."]
-    stale = job(finished=True, status="failed", diagnosis={**told, "over": False})
+    assert words == [
+        "Not checked: no step has finished yet.",
+        "Not checked: the job has not started.",
+        "Not checked: the run ended before its first step.",
+        "As planned.",
+    ]
+    stale = job(finished=True, status="failed", exit={"reason": "boom", "rank": 1}, diagnosis={**told, "over": False})
     ended = job(finished=True, status="cancelled", diagnosis={**told, "over": True})
     body = "return x.map((job) => { const told = m.verdictOf(job); return [told.state, told.sentence]; })"
     assert call(modules, "job/health.js", body, [stale, ended]) == [
-        ["", "It has ended; the last word on it is on its way."],
-        ["cancelled", "As planned."],
+        ["failed", "Failed: boom (rank 1)."],
+        ["", "As planned."],
     ]
 
 
@@ -233,7 +238,7 @@ def test_a_run_that_ended_as_it_started_is_neither_starting_nor_healthy(modules:
     told = {"sentence": "Nothing was measured", "state": "starting", "reason": "", "next": "", "evidence": []}
     jobs = [job(diagnosis={**told, "over": over}) for over in (False, True)]
     states = call(modules, "job/health.js", "return x.map((job) => m.verdictOf(job).state)", jobs)
-    assert states == ["starting", "unmeasured"]
+    assert states == ["starting", ""]
 
 
 def test_a_cancelled_job_has_no_root_cause_of_a_failure(modules: Page) -> None:
@@ -326,18 +331,131 @@ def test_a_job_whose_run_was_disproved_is_not_offered_another_try(modules: Page)
         assert call(page, "job/header.js", shown, jobs) == [True, True, False]
 
 
-def test_a_long_reason_is_cut_above_the_verdict_and_a_cancelled_job_names_no_exit_code(modules: Page) -> None:
-    body = "".join(f'<div id="{name}"></div>' for name in ("states", "status", "cancel-form", "requeue-form", "notice"))
-    words = "return x.map((job) => { m.showHeader(job); return document.getElementById('notice').innerText; })"
+def test_a_failure_is_stated_once(modules: Page) -> None:
+    """In the verdict, or in the notice of a page or of an attempt without a verdict. A long reason is cut."""
+    ids = ("states", "status", "cancel-form", "requeue-form", "notice")
+    body = "".join(f'<div id="{name}"></div>' for name in ids)
+    words = """
+    const { verdictOf } = await import('/js/job/health.js');
+    return x.map((job) => {
+      m.showHeader(job);
+      return [document.getElementById('notice').innerText, verdictOf(job).sentence];
+    });
+    """
     exit = {"outcome": "failed", "reason": "boom " * 100, "rank": 1, "exit_code": 1, "log_tail": []}
-    told = {"history": [{"status": "failed", "attempt": 1, "reason": "", "at": "2026-01-01T00:00:00Z"}]}
-    failed = job(finished=True, status="failed", exit=exit, **told)
-    cancelled = job(finished=True, status="cancelled", exit={**exit, "reason": "cancelled by anna"}, **told)
+    ended = {"status": "failed", "attempt": 1, "reason": "", "at": "2026-01-01T00:00:00Z"}
+    placed = {**ended, "status": "starting"}
+    failed = job(finished=True, status="failed", exit=exit, attempt=1, history=[placed, ended])
+    unplaced = {**failed, "history": [ended], "exit": {**exit, "reason": "no host"}}
+    cancelled = {**failed, "status": "cancelled", "exit": {**exit, "reason": "cancelled by anna"}}
     with paper(modules, body) as page:
-        long, short = call(page, "job/header.js", words, [failed, cancelled])
-    assert len(long) < 220
-    assert "… (whole in the log) (rank 1, exit code 1)" in long
-    assert short == "Cancelled: cancelled by anna"
+        without, _, _ = call(page, "job/header.js", words, [failed, unplaced, cancelled])
+    with paper(modules, f'{body}<section id="health"></section>') as page:
+        having, never, stopped = call(page, "job/header.js", words, [failed, unplaced, cancelled])
+    assert len(without[0]) < 220
+    assert without[0].endswith("… (rank 1, exit code 1)")
+    assert having == ["", f"{without[0]}."]
+    assert never[0] == "Failed: no host (rank 1, exit code 1)"
+    assert stopped[0] == "Cancelled by anna"
+
+
+def test_a_verdict_offers_the_action_of_its_payload(modules: Page) -> None:
+    body = """
+    <div id="advice"></div><div id="smaller"></div><form id="requeue-form"></form><section id="health">
+    <p data-sentence></p>
+    <dl><div><dd data-reason></dd></div><div><dd><i data-next></i><i data-action></i></dd></div></dl>
+    <details data-evidence><summary></summary><ul></ul></details></section>"""
+    show = """
+    const asked = [];
+    const section = document.getElementById('health');
+    const openLog = (rank) => asked.push(rank);
+    const shown = x.map(([action, rank, mayRetry]) => {
+      const view = m.healthView(section, { showSteps() {}, mayRetry: () => mayRetry, openLog });
+      const told = { sentence: 's', reason: '', next: 'n', evidence: [], state: 'slow', over: true };
+      const given = action === null ? told : { ...told, action, action_rank: rank };
+      view({ finished: true, status: 'failed', diagnosis: given, members: [{ host: 'anna b' }] }, '');
+      const button = section.querySelector('[data-action]').firstElementChild;
+      if (action === 'open_log') button.click();
+      return button && [button.textContent, button.getAttribute('href')];
+    });
+    return [shown, asked];
+    """
+    actions = [
+        ["", -1],
+        [None, -1],
+        ["calibrate", -1],
+        ["retry", -1, True],
+        ["retry", -1, False],
+        ["resume_smaller", -1],
+    ]
+    actions += [["open_log", 3], ["open_log", -1], ["find_faster", -1]]
+    with paper(modules, body) as page:
+        shown, asked = call(page, "job/health.js", show, actions)
+    assert shown == [
+        None,
+        None,
+        ["Calibrate host", "/hosts/anna%20b/#calibrate"],
+        ["Retry", None],
+        None,
+        ["Find smaller layout", "#smaller"],
+        ["Open log of rank 3", None],
+        ["Open log", None],
+        ["Find faster layouts", "#advice"],
+    ]
+    assert asked == [3, -1]
+
+
+def test_the_phase_of_a_start_is_shown_with_its_seconds(modules: Page) -> None:
+    body = """
+    const at = (seconds) => new Date(1e12 + 1000 * seconds).toISOString();
+    const history = [{ status: 'queued', attempt: 1, at: at(0) }, { status: 'starting', attempt: 1, at: at(10) }];
+    const job = { status: 'starting', attempt: 1, history, members: [{}], world_size: 2, spec: {} };
+    const phase = (starts, more = {}, known = {}) => {
+      const state = { starts: new Map(starts), progress: null, ranks: new Map(), ...known };
+      return m.startPhase({ ...job, ...more }, state, 1e9 + 60);
+    };
+    const host = [-1, { claimed: 1e9 + 11, spawned: 1e9 + 12 }];
+    const imported = [0, { imported: 1e9 + 30 }];
+    const script = { spec: { kind: 'script' } };
+    const both = [host, imported, [1, { imported: 1e9 + 40 }]];
+    return [
+      phase([]), phase([host]), phase([host, imported]), phase(both), phase(both.slice(1)), phase(both, script),
+      phase([], { history: [] }), phase(both, {}, { progress: { step: 1 } }), phase(both, { status: 'failed' }),
+    ];
+    """
+    assert call(modules, "job/start.js", body) == [
+        "Waiting for the host, 50 s",
+        "Importing PyTorch, 48 s",
+        "Importing PyTorch, 48 s",
+        "Connecting ranks (rendezvous), 20 s",
+        "Connecting ranks (rendezvous), 20 s",
+        "",
+        "",
+        "",
+        "",
+    ]
+
+
+def test_the_step_time_is_the_median_of_the_last_steps_with_its_spread(modules: Page) -> None:
+    body = """
+    const state = { stepTimes: x.times, ranks: new Map([[0, { exactStep: x.ran }]]), steps: new Map(x.curve) };
+    const step = m.stepTimeOf({ finished: x.summary !== null, exit: { summary: { measured: x.summary } } }, state);
+    return [step, step && m.stepTimeWords(step)];
+    """
+
+    def found(times: list[float], ran: int, summary: dict[str, Any] | None = None, curve: Any = ()) -> Any:
+        given = {"times": times, "ran": ran, "summary": summary, "curve": list(curve)}
+        return call(modules, "job/steptime.js", body, given)
+
+    step, words = found([9, 9, 9, 0.12, 0.125, 0.13, 0.135, 0.14], 8)
+    assert (step["step_s"], step["steps"]) == (0.13, 5), "the first three steps are warm-up"
+    assert words == "median of the last 5 steps, 122 to 138 ms"
+    assert found([0.1] * 50, 60)[1] == "median of the last 50 steps, 100 to 100 ms"
+    assert found([0.5], 1)[1] == "one step"
+    assert found([], 0) == [None, None]
+    curve = [[step, {"step_s": 0.2 if step > 100 else 9}] for step in range(1, 201)]
+    step, words = found([0.1] * 50, 200, {"step_s": 0.21, "steps": 100}, curve)
+    assert (step["step_s"], words) == (0.21, "median of the last 100 steps, 200 to 200 ms"), "as REST returns it"
 
 
 def test_a_run_that_goes_on_without_a_number_is_marked_where_it_begins(modules: Page) -> None:

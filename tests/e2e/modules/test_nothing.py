@@ -39,6 +39,7 @@ RANK_GAUGE = {"kind": "gauge", "rank": 0, "time": 1.0, "resident_bytes": 5}
         ("succeeded", PLACED, [], False, ""),
         ("succeeded", PLACED, [RANK_GAUGE], True, "sent"),  # a script that makes no collective
         ("running", changes("queued", "starting", "running"), [], False, ""),
+        ("queued", changes("queued"), [], None, "queued"),
     ],
 )
 def test_what_ended_before_it_had_anything_to_draw_is_known_as_that(
@@ -50,7 +51,7 @@ def test_what_ended_before_it_had_anything_to_draw_is_known_as_that(
     store.foldBatch(s, '1-0', {v: 1, job: 'j', attempt: 1, time: 1, items: x[1]});
     return m.neverDid(x[0], s, x[2]);
     """
-    finished = ended != "running"
+    finished = ended not in ("running", "queued")
     shown = {"status": ended, "finished": finished, "history": history, "attempt": history[-1]["attempt"]}
     assert call(modules, "job/nothing.js", body, [shown, told, kept]) == never
 
@@ -74,13 +75,11 @@ def test_a_page_without_anything_to_draw_is_short_and_says_why(modules: Page) ->
     with paper(modules, body, "css/base.css", "css/job/first.css") as page:
         ran, measured, sent, drawn = call(page, "job/nothing.js", show)
     assert ran[0] == ["health"]
-    assert ran[1] == "Cancelled before it started: nothing ran, so there is no step, no traffic and no log to show."
+    assert ran[1] == "Cancelled before it started. Nothing to show."
     assert measured[0] == ["health", "log"]
-    assert measured[1].startswith("Cancelled before any rank came to a collective or a step")
+    assert measured[1] == "Cancelled before the first collective or step. Nothing to show."
     assert sent[0] == ["health", "log", "gauges"]
-    assert sent[1].endswith(
-        "before any rank came to a collective or a step: what its ranks held is what there is to see."
-    )
+    assert sent[1] == "Cancelled before the first collective or step. See Memory."
     assert drawn == [["health", "log", "gauges", "loss"], ""]
 
 
@@ -99,7 +98,7 @@ def test_a_script_that_succeeds_without_a_collective_says_so_and_a_calibration_n
     body = '<main id="main"><p id="nothing"></p><div id="panels"></div></main>'
     with paper(modules, body, "css/base.css", "css/job/first.css") as page:
         script, calibration = call(page, "job/nothing.js", show)
-    assert script == "Succeeded; no rank made a collective or a step: what its ranks held is what there is to see."
+    assert script == "Succeeded without a collective or a step. See Memory."
     assert calibration == ""
 
 

@@ -27,11 +27,12 @@ def test_figures_of_a_million_steps_are_cut_at_no_width(modules: Page) -> None:
       ['setup', 'checkpoint', 'eval', 'teardown'].forEach((phase, rank) => state.ranks.set(rank, { phase }));
       state.stepTimes = Array(20).fill(1);
       state.progress = { step: 999_999, steps: 1_000_000, rate: 999_499, tokens: 59_940_000 };
-      showProgress({ finished: false, members: [], spec: { train: {} } }, state);
+      showProgress({ finished: false, history: [], members: [], spec: { train: {} } }, state);
       document.getElementById('figure-left').textContent = '2777 h 46 min';
       showOff({ bytesOff: 9_999_999, callsOff: 1_000_000 }, true);
       const note = document.getElementById('traffic-note');
-      note.textContent = note.title = 'Ranks 0-15 of 1,024; all count in the tables. 1,000,000 timing records dropped.';
+      const told = 'Ranks 0-15 of 1,024. Tables include all ranks. 1,000,000 timing records were dropped.';
+      note.textContent = note.title = told;
     }"""
     with paper(modules, f'<main><div class="first">{"".join(panels)}</div></main>', *OF_A_JOB) as page:
         page.evaluate(body)
@@ -47,14 +48,15 @@ def test_hosts_that_are_not_heard_are_named_while_they_are_few(modules: Page) ->
       const state = (await import('/js/store.js')).createState();
       const said = (...hosts) => {
         const members = hosts.map((host) => ({ host, silent: true }));
-        showProgress({ status: 'unreachable', finished: false, members, spec: { train: {} } }, state);
+        showProgress({ status: 'unreachable', finished: false, history: [], members, spec: { train: {} } }, state);
         return document.getElementById('figure-phase').textContent;
       };
       return [said(), said(...Array(64).fill(host)), said('anna', host)];
     }"""
     long = "gpu-" + "w" * 59
     with paper(modules, f'<main><div class="first">{panel}</div></main>', *OF_A_JOB) as page:
-        assert page.evaluate(body, long) == ["not heard: its host", "not heard: 64 hosts", f"not heard: anna, {long}"]
+        hosts = ("the host", "64 hosts", f"anna, {long}")
+        assert page.evaluate(body, long) == [f"no contact with {host}" for host in hosts]
         for width in (390, 720, 1024, 1440):
             page.set_viewport_size({"width": width, "height": 900})
             assert page.evaluate(CUT) == []
@@ -63,11 +65,12 @@ def test_hosts_that_are_not_heard_are_named_while_they_are_few(modules: Page) ->
 def test_how_long_a_step_takes_is_whole_on_a_wide_page(modules: Page) -> None:
     panel = render_to_string("jobs/panels/first/progress.html", {"job": {}})
     body = """
-    document.getElementById('figure-step-time').textContent = '1.23 min a step, mean of 20';
+    document.getElementById('figure-step-time').textContent = '59 min 59 s';
+    document.getElementById('figure-spread').textContent = 'median of the last 500 steps, 120 to 140 ms';
     return [...document.querySelectorAll('.figures small')].map((one) => one.scrollWidth - one.clientWidth);
     """
-    # The panel's own place on a page of 1440 px.
-    with paper(modules, f'<main style="width: 72rem"><div class="first">{panel}</div></main>', *OF_A_JOB) as page:
+    # The width of the page at 1440 px.
+    with paper(modules, f'<main style="width: 80rem"><div class="first">{panel}</div></main>', *OF_A_JOB) as page:
         page.set_viewport_size({"width": 1440, "height": 900})
         assert max(call(page, "job/figures.js", body)) <= 0
 

@@ -40,7 +40,7 @@ def test_the_form_queues_a_script_and_fills_itself_from_one(client: Client, owne
     assert job.num_slots == 2
     page = client.get(f"/jobs/{job.id}/").content.decode()
     assert "train.py --text &#x27;two words&#x27;" in page
-    assert "A script of your own" in page
+    assert "script-title" in page
     again = client.get(f"/jobs/script/?from={job.id}").content.decode()
     assert "--text &#x27;two words&#x27;" in again
 

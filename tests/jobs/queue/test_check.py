@@ -46,7 +46,7 @@ def test_the_button_queues_one_short_copy_that_is_verified(owner: User, client: 
     train = {"steps": 3, "warmup_steps": 3, "verify": "on", "checkpoint_every": 0, "eval_every": 0}
     assert made.spec == {**job.spec, "name": made.name, "train": {**job.spec["train"], **train}}
     assert f'<a href="/jobs/{made.id}/#proof">check of long</a>: <span data-said>queued when' in page_of(client, job)
-    assert f'a check of <a href="/jobs/{job.id}/#proof">long</a>' in page_of(client, made)
+    assert f'reference check of <a href="/jobs/{job.id}/#proof">long</a>' in page_of(client, made)
 
 
 def test_a_run_of_fewer_steps_is_checked_in_those(owner: User) -> None:

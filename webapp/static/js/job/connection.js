@@ -1,19 +1,19 @@
-// How a page hears of its job, in a badge.
+// The badge of the live connection.
 const CONNECTION = {
-  reading: ["", "reading"], // no longer than "connecting": with a long name all below would move
+  reading: ["", "reading"], // not longer than "connecting", so the page does not move
   connecting: ["", "connecting"],
   live: ["good", "live"],
-  delayed: ["warn", "delayed: Redis cannot be reached"],
+  delayed: ["warn", "delayed: no connection to Redis"],
   reconnecting: ["warn", "reconnecting"],
   refused: ["bad", "not allowed: reload the page"],
-  outdated: ["bad", "stopped: the board is newer than this page, reload it"],
+  outdated: ["bad", "outdated page: reload it"],
 };
 
-/** `name`: as `follow` tells it, or "reading" before it is asked. */
+/** `name`: a state of `follow`, or "reading" before it starts. */
 export function showConnection(badge, name, finished) {
   const [tone, told] = CONNECTION[name];
-  const words = name === "delayed" && !finished ? `${told}; training goes on` : told;
-  badge.hidden = finished && (tone === "" || tone === "good"); // nothing more comes
+  const words = name === "delayed" && !finished ? `${told}, training continues` : told;
+  badge.hidden = finished && (tone === "" || tone === "good"); // no more data follows
   badge.dataset.tone = tone;
   if (badge.textContent !== words) badge.textContent = words;
 }

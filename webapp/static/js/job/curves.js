@@ -1,4 +1,4 @@
-// The charts of training and of hosts: which there are on the page, and the reader's choices over them.
+// The charts of training and of hosts, with the smoothing and memory choices.
 import { GAUGE_CHARTS, gaugeChart, gaugeLines, memoryFields, memoryLines } from "../charts/gauges.js";
 import { CURVES, curveChart, curveColumns, mfuFrom } from "../charts/training.js";
 import { MOST_LINES } from "../charts/traffic.js";
@@ -10,7 +10,7 @@ const FIELD_NAMES = { allocated_bytes: "allocated", reserved_bytes: "reserved", 
 const $ = (id) => document.getElementById(id);
 const present = (ids) => ids.filter((id) => $(id));
 
-/** Returns draw(job, state). Steps' times go to `page.curve`, which the axes of all charts read. */
+/** Return draw(job, state), which also sets `page.curve` for the axes of all charts. */
 export function curvesView(page, redraw) {
   const curves = present(Object.keys(CURVES)).map((id) => [id, curveChart($(id), page)]);
   const gauges = present(Object.keys(GAUGE_CHARTS)).map((id) => [id, gaugeChart($(id), page)]);
@@ -30,14 +30,14 @@ export function curvesView(page, redraw) {
   };
 }
 
-/** What a chart leaves out, beside its caption. */
+/** Show next to the caption how many lines a chart leaves out. */
 function tellLeft(chart, left, which) {
   const words = left > 0 ? ` · ${which} ${integer(MOST_LINES)} of ${integer(MOST_LINES + left)} lines` : "";
   const place = chart.parentElement.querySelector("[data-left]");
   if (place.textContent !== words) place.textContent = words;
 }
 
-/** Storage may be forbidden: the choice then lasts for this page only. */
+/** Keep the choice in the storage of the browser, if the browser allows it. */
 function remember(slider, redraw) {
   const said = $("smoothing-value");
   const show = () => (said.textContent = Number(slider.value) === 0 ? "off" : Number(slider.value).toFixed(2));

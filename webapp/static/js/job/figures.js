@@ -1,11 +1,12 @@
-// Progress: how far, how fast, how long still, and whether what is sent is as planned.
-import { bytes, duration, exactBytes, integer, loss, tokenRate } from "../format.js";
+// Progress: steps, time left or duration, step time, speed, loss, and the traffic difference.
+import { bytes, counted, duration, exactBytes, integer, loss, tokenRate } from "../format.js";
 import { SPEEDS } from "../fold/steps.js";
 import { secondsLeft } from "../store.js";
+import { stepTimeOf, stepTimeWords } from "./steptime.js";
 
 const $ = (id) => document.getElementById(id);
 
-/** Where there is too little room for all of it, the rest is in its title. */
+/** The title has the whole text, in case the place cuts it. */
 function put(id, words) {
   const place = $(id);
   if (place.textContent !== words) [place.textContent, place.title] = [words, words];
@@ -16,15 +17,29 @@ function newest(points) {
   return { step, loss: points.get(step).loss };
 }
 
-/** What is kept of an ended run wins: it is the figure that REST tells, and that runs are compared by. */
+/** The stored speed of an ended run is the one that REST returns and that comparisons use. */
 export function speedOf(job, state) {
   const summary = job.finished ? job.exit?.summary : null;
   const rate = summary?.tokens_per_s ?? state.progress.rate;
   if (!(rate > 0)) return { rate: tokenRate(null), note: "" };
   const steps = summary?.tokens_per_s ? Math.min(SPEEDS, summary.ran_steps ?? summary.steps) : Math.min(SPEEDS, Math.max(1, state.stepTimes.length));
-  const tokens = state.progress.tokens ?? job.estimate?.tokens_per_step;
-  const each = tokens ? `${duration(tokens / rate)} a step, ` : "";
-  return { rate: tokenRate(rate), note: `${each}${steps === 1 ? "of one step" : `mean of ${steps}`}` };
+  return { rate: tokenRate(rate), note: steps === 1 ? "one step" : `mean of the last ${integer(steps)} steps` };
+}
+
+/** Seconds from the start of the current attempt to its end, or null. */
+export function secondsRun({ history, attempt, finished }) {
+  const own = history.filter((change) => change.attempt === attempt);
+  const start = own.find((change) => change.status === "starting");
+  return finished && start ? (Date.parse(own.at(-1).at) - Date.parse(start.at)) / 1000 : null;
+}
+
+function phaseWords(job, state) {
+  const silent = job.members.filter((member) => member.silent).map((member) => member.host);
+  if (job.status === "unreachable" || silent.length > 0) {
+    return `no contact with ${silent.length > 2 ? counted(silent.length, "host") : silent.join(", ") || "the host"}`;
+  }
+  const phases = new Set([...state.ranks.values()].map((rank) => rank.phase).filter(Boolean));
+  return phases.size > 0 && !job.finished ? `now: ${[...phases].join(", ")}` : "";
 }
 
 export function showProgress(job, state) {
@@ -32,15 +47,12 @@ export function showProgress(job, state) {
   if (state.lastLoss) put("figure-loss", state.lastLoss.words ?? loss(state.lastLoss.loss));
   if (state.evals.size > 0) {
     const last = newest(state.evals);
-    put("figure-eval", loss(last.loss));
-    put("figure-eval-step", `after step ${integer(last.step)}`);
+    put("figure-eval", `validation ${loss(last.loss)}, step ${integer(last.step)}`);
   }
-  const phases = new Set([...state.ranks.values()].map((rank) => rank.phase).filter(Boolean));
-  const phase = phases.size > 0 && !job.finished ? `now: ${[...phases].join(", ")}` : "";
-  const silent = job.members.filter((member) => member.silent).map((member) => member.host);
-  const unheard = job.status === "unreachable" || silent.length > 0;
-  const whom = silent.length > 2 ? `${integer(silent.length)} hosts` : silent.join(", ") || "its host";
-  put("figure-phase", unheard ? `not heard: ${whom}` : phase);
+  const phase = phaseWords(job, state);
+  put("figure-phase", job.finished ? "start to end" : phase);
+  put("figure-left-name", job.finished ? "Duration" : "Time left");
+  if (job.finished) put("figure-left", duration(secondsRun(job)));
   if (!progress) return;
   const steps = progress.steps ?? job.spec.train.steps;
   put("figure-step", `${integer(progress.step)} of ${integer(steps)}`);
@@ -48,11 +60,14 @@ export function showProgress(job, state) {
   $("progress").max = steps;
   const speed = speedOf(job, state);
   put("figure-rate", speed.rate);
-  put("figure-step-time", speed.note);
-  put("figure-left", job.finished || unheard ? "–" : duration(secondsLeft(progress)));
+  put("figure-rate-note", speed.note);
+  const step = stepTimeOf(job, state);
+  put("figure-step-time", duration(step?.step_s ?? null));
+  put("figure-spread", step ? stepTimeWords(step) : "");
+  if (!job.finished) put("figure-left", phase.startsWith("no contact") ? "–" : duration(secondsLeft(progress)));
 }
 
-/** `off`: {bytesOff, callsOff} or null before anything was compared. */
+/** `off` is {bytesOff, callsOff}, or null before the first comparison. */
 export function showOff(off, exact) {
   const place = $("figure-off");
   if (!place || off === null) return;
@@ -60,14 +75,14 @@ export function showOff(off, exact) {
   place.textContent = amount < 1e7 ? exactBytes(amount) : bytes(amount);
   place.title = exactBytes(amount);
   place.dataset.tone = amount === 0 && off.callsOff === 0 ? "good" : "bad";
-  put("figure-off-calls", `${integer(off.callsOff)} ${off.callsOff === 1 ? "call" : "calls"} off`);
+  put("figure-off-calls", counted(off.callsOff, "call"));
 }
 
-/** Of a script: how many optimiser steps ended, where that was told; else whether any did. */
+/** Show the number of optimizer steps of a script, or whether a step was seen at all. */
 export function showStepsSeen(place, job, state) {
   const steps = Math.max(state.progress?.step ?? 0, job.exit?.summary?.steps ?? 0);
   const some = [...state.ranks.values()].some((rank) => [...rank.cells.values()].some((cell) => cell.phase === "step"));
-  if (steps > 0) place.textContent = `${integer(steps)} optimiser ${steps === 1 ? "step" : "steps"} seen`;
-  else if (some) place.textContent = "optimiser steps seen";
-  else place.textContent = job.finished ? "no optimiser step seen" : "no optimiser step seen yet";
+  if (steps > 0) place.textContent = `${counted(steps, "optimizer step")} seen`;
+  else if (some) place.textContent = "optimizer steps seen";
+  else place.textContent = job.finished ? "no optimizer step seen" : "no optimizer step seen yet";
 }

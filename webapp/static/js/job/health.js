@@ -1,36 +1,45 @@
-// The verdict: what is so, why, and what to do, with the evidence folded away (jobs/diagnosis/shapes.py).
+// The verdict panel: state, reason, next action, and folded evidence (jobs/diagnosis/shapes.py).
+import { counted } from "../format.js";
 import { el, write } from "../dom.js";
+import { BAD, endingWords } from "./ending.js";
 
 const TONES = { starting: "info", well: "good", notice: "warn", slow: "warn", hung: "bad", failed: "bad" };
-const NAMES = {
-  starting: "starting",
-  well: "healthy",
-  notice: "worth a look",
-  slow: "slow",
-  hung: "hung",
-  failed: "failed",
-  unmeasured: "not measured",
-  cancelled: "cancelled",
-};
+const NONE = { state: "", reason: "", next: "", evidence: [], action: "", action_rank: -1 };
 
-/** {state, sentence, reason, next, evidence}: the diagnosis, or what is honest where there is none. Pure.
- *  "unmeasured": it ended as it was starting. "cancelled": nothing ailed it, and it did not come to its end either. */
+/** {state, sentence, reason, next, evidence, action, action_rank}. Pure. Stored payloads of older versions have no action. */
 export function verdictOf(job) {
-  const told = job.diagnosis;
-  const none = { state: "", reason: "", next: "", evidence: [] };
-  if (told?.sentence && job.finished && !told.over) return { ...none, sentence: "It has ended; the last word on it is on its way." };
-  if (told?.sentence && told.over && told.state === "starting") return { ...told, state: "unmeasured" };
-  if (told?.sentence && told.state === "well" && job.status === "cancelled") return { ...told, state: "cancelled" };
-  if (told?.sentence) return told;
-  if (job.status === "queued") return { ...none, sentence: "Not started yet." };
-  if (job.finished) return { ...none, sentence: "No verdict was made of this attempt." };
-  return { ...none, sentence: "No verdict yet.", reason: "It is made from the first steps that ended." };
+  const told = job.diagnosis?.sentence ? { ...NONE, ...job.diagnosis } : null;
+  if (told && !told.over && !job.finished) return told;
+  if (told?.over) return told.state === "starting" || (told.state === "well" && job.status === "cancelled") ? { ...told, state: "" } : told;
+  if (BAD.has(job.status)) return { ...NONE, state: "failed", sentence: `${endingWords(job)}.`, ...logAction(job) };
+  if (told) return { ...NONE, sentence: "The run ended. The verdict follows within seconds." };
+  if (job.status === "queued") return { ...NONE, sentence: "Not checked: the job has not started." };
+  if (job.finished) return { ...NONE, sentence: "Not checked: the run ended before its first step." };
+  return { ...NONE, sentence: "Not checked: no step has finished yet." };
 }
 
-/** `showSteps(first, last)` shows a stretch of steps in all charts. */
-export function healthView(section, showSteps) {
+/** The log has more than the reason, if a host ran the job. */
+function logAction(job) {
+  if (job.members.length === 0) return {};
+  const rank = job.exit?.rank ?? -1;
+  return { next: "Read the log.", action: "open_log", action_rank: rank };
+}
+
+/** {label, href} or {label, press}: `press` is a call of the page. Null if the reader cannot take the action here. */
+function actionOf({ action, action_rank: rank }, job, { mayRetry, openLog }) {
+  const there = (id) => document.getElementById(id)?.hidden === false;
+  if (action === "calibrate" && job.members.length > 0) return { label: "Calibrate host", href: `/hosts/${encodeURIComponent(job.members[0].host)}/#calibrate` };
+  if (action === "retry" && mayRetry()) return { label: "Retry", press: () => document.getElementById("requeue-form").requestSubmit() };
+  if (action === "resume_smaller" && there("smaller")) return { label: "Find smaller layout", href: "#smaller" };
+  if (action === "find_faster" && there("advice")) return { label: "Find faster layouts", href: "#advice" };
+  if (action === "open_log") return { label: rank >= 0 ? `Open log of rank ${rank}` : "Open log", press: () => openLog(rank) };
+  return null;
+}
+
+/** `page`: {showSteps(first, last), mayRetry(), openLog(rank)}. */
+export function healthView(section, page) {
   const part = (name) => section.querySelector(`[data-${name}]`);
-  const [badge, sentence, reason, next, evidence] = ["state", "sentence", "reason", "next", "evidence"].map(part);
+  const [sentence, reason, next, action, evidence] = ["sentence", "reason", "next", "action", "evidence"].map(part);
   let drawn = "";
 
   function say(node, text) {
@@ -43,26 +52,35 @@ export function healthView(section, showSteps) {
     const item = el("li", {}, text + named);
     if (steps.length === 2) {
       const button = el("button", { type: "button", className: "button quiet small" }, `Show steps ${steps[0]}–${steps[1]}`);
-      button.addEventListener("click", () => showSteps(...steps));
+      button.addEventListener("click", () => page.showSteps(...steps));
       item.append(" ", button);
     }
     return item;
   }
 
-  return (job) => {
+  function buttonOf({ label, href, press }) {
+    if (href) return el("a", { className: "button small", href }, label);
+    const button = el("button", { type: "button", className: "button small" }, label);
+    button.addEventListener("click", press);
+    return button;
+  }
+
+  /** `phase`: the phase of a start with its seconds, or "" after the first step. */
+  return (job, phase) => {
     const told = verdictOf(job);
-    const key = JSON.stringify([told.state, told.sentence, told.reason, told.next, told.evidence]);
+    const offered = actionOf(told, job, page);
+    const said = phase && ["starting", ""].includes(told.state) ? { ...told, sentence: phase, reason: "" } : told;
+    const key = JSON.stringify([said.state, said.sentence, said.reason, said.next, said.evidence, offered?.label, offered?.href]);
     if (key === drawn) return;
     drawn = key;
-    section.dataset.tone = TONES[told.state] ?? "";
-    badge.hidden = !told.state;
-    badge.dataset.tone = TONES[told.state] ?? "";
-    badge.textContent = NAMES[told.state] ?? told.state;
-    write(sentence, told.sentence);
-    say(reason, told.reason);
-    say(next, told.next);
-    evidence.hidden = told.evidence.length === 0;
-    evidence.querySelector("summary").textContent = `Evidence: ${told.evidence.length} ${told.evidence.length === 1 ? "fact" : "facts"}`;
-    evidence.querySelector("ul").replaceChildren(...told.evidence.map(line));
+    section.dataset.tone = TONES[said.state] ?? "";
+    write(sentence, said.sentence);
+    say(reason, said.reason);
+    say(next, said.next);
+    action.replaceChildren(...(offered ? [buttonOf(offered)] : []));
+    if (offered) action.closest("div").hidden = false;
+    evidence.hidden = said.evidence.length === 0;
+    evidence.querySelector("summary").textContent = `Evidence (${counted(said.evidence.length, "fact")})`;
+    evidence.querySelector("ul").replaceChildren(...said.evidence.map(line));
   };
 }

@@ -1,16 +1,22 @@
-// An attempt that ended before it had anything to draw: its page says so and leaves out the panels that would be empty.
+// A run that ended without data to draw: the page leaves out the empty panels.
+import { BAD } from "./ending.js";
 
 /**
- * What an ended attempt never did: "ran", where no host was given it; "measured", where no rank told anything; "sent",
- * where none came to a collective or a step; "" of any other. `kept`: whether the server kept anything of it, null while
- * that is not known. Pure.
+ * The stage that an attempt did not reach: "queued" while the job waits, "ran" if no host got the job, "measured" if no
+ * rank sent data, "sent" if no rank ran a collective or a step, else "". `kept` is whether the server has data of the
+ * attempt, or null if that is unknown. Pure.
  */
 export function neverDid(job, state, kept) {
+  if (job.status === "queued") return "queued";
   if (!job.finished || (job.status === "succeeded" && !kept)) return "";
-  const placed = job.history.some((change) => change.attempt === job.attempt && change.status === "starting");
-  if (!placed) return "ran";
+  if (!wasPlaced(job)) return "ran";
   if (kept === null || hasSent(job, state)) return "";
-  return [...state.gauges.keys()].some((rank) => rank >= 0) ? "sent" : "measured"; // a host's own are below zero
+  return [...state.gauges.keys()].some((rank) => rank >= 0) ? "sent" : "measured"; // keys of hosts are negative
+}
+
+/** Whether a host got the current attempt. */
+export function wasPlaced({ history, attempt }) {
+  return history.some((change) => change.attempt === attempt && change.status === "starting");
 }
 
 function hasSent(job, state) {
@@ -19,23 +25,23 @@ function hasSent(job, state) {
   return [...state.ranks.values()].some((rank) => rank.cells.size > 0);
 }
 
-/** Pure. */
+/** Describe the missing data of a run. Pure. */
 export function nothingWords(never, status, lines) {
   const ended = status[0].toUpperCase() + status.slice(1);
-  if (never === "ran") return `${ended} before it started: nothing ran, so there is no step, no traffic and no log to show.`;
-  const what = status === "succeeded" ? `${ended}; no rank made a collective or a step` : `${ended} before any rank came to a collective or a step`;
-  if (never === "sent") return `${what}: what its ranks held${lines > 0 ? ", and its log, are" : " is"} what there is to see.`;
-  return `${what}: ${lines > 0 ? "its log is what there is to see." : "there is nothing to draw."}`;
+  if (never === "ran") return `${ended} before it started. Nothing to show.`;
+  const what = status === "succeeded" ? "Succeeded without a collective or a step." : `${ended} before the first collective or step.`;
+  if (never === "sent") return `${what} See ${lines > 0 ? "Memory and Logs" : "Memory"}.`;
+  return `${what} ${lines > 0 ? "See Logs." : "Nothing to show."}`;
 }
 
-/** Shows it on the page: `main` leaves out panels by what they need (css/job/first.css), `line` says why. */
+/** `main` leaves out panels by their data-needs (css/job/first.css). `line` explains why, except after a failure. */
 export function nothingView(main, line) {
-  const counts = main.querySelector("#traffic") !== null; // what else succeeds without a collective was to make none
+  const hasTraffic = main.querySelector("#traffic") !== null; // other jobs succeed without collectives
   return (job, state, kept) => {
-    const never = job.status === "succeeded" && !counts ? "" : neverDid(job, state, kept);
+    const never = job.status === "succeeded" && !hasTraffic ? "" : neverDid(job, state, kept);
     main.dataset.nothing = never;
-    line.hidden = never === "";
-    const words = never && nothingWords(never, job.status, state.logs.size);
+    line.hidden = ["", "queued"].includes(never) || BAD.has(job.status);
+    const words = line.hidden ? "" : nothingWords(never, job.status, state.logs.size);
     if (line.textContent !== words) line.textContent = words;
     return never;
   };

@@ -1,4 +1,4 @@
-// The job page: ties history and socket to the store, and the store to the widgets.
+// The job page: history and socket fill the store, and the widgets show the store.
 import { extentOf } from "../charts/extent.js";
 import { createView } from "../charts/view.js";
 import { compareAxes, predictionOf } from "../collectives.js";
@@ -15,37 +15,44 @@ import { showConnection } from "./connection.js";
 import { curvesView } from "./curves.js";
 import { showDryMemory, showDryRuns } from "./dryrun.js";
 import { showOff, showProgress, showStepsSeen } from "./figures.js";
-import { showHeader } from "./header.js";
+import { mayRetry, showHeader } from "./header.js";
 import { healthView } from "./health.js";
 import { showHosts } from "./hosts.js";
-import { jumpBar, rangeBar } from "./jump.js";
 import { nothingView } from "./nothing.js";
 import { stepsOf } from "./parts.js";
 import { placesView } from "./places.js";
 import { showPlanned } from "./planned.js";
 import { showProof } from "./proof.js";
+import { rangeBar } from "./ranges.js";
 import { slowStretch } from "./slowsteps.js";
-import { startBar } from "./start.js";
+import { boardClock, startBar, startPhase } from "./start.js";
 import { stepBar } from "./stepbar.js";
 import { showBadge, showCollectives, showComparison, showVerdicts } from "./tables.js";
+import { isOpen, jobTabs } from "./tabs.js";
 import { trafficView } from "./traffic.js";
+import { waitingView } from "./waiting.js";
 
 const $ = (id) => document.getElementById(id);
-const CHARTS_MS = 250; // charts of half-second bins need no more
+const CHARTS_MS = 250; // bins of charts are half a second
+const SECOND_MS = 1000;
 let job = embedded("job");
 let state = createState();
 let paused = false;
-let replayed = false; // what the server kept has been asked for
-let kept = null; // whether it kept anything
+let replayed = false; // the history of the server was requested
+let kept = null; // whether the server has a history
 let verdictsTold = "";
+let logRank = null; // whose log to open, when its lines are there
 const openAxes = new Set();
 const view = createView(() => location.search, (search) => history.replaceState(null, "", location.pathname + search + location.hash));
-const page = { view, curve: { time: [], step: [] }, marks: [] }; // what all charts share
+const page = { view, curve: { time: [], step: [] }, marks: [] }; // shared by all charts
 if ($("slow-steps")) slowStretch($("slow-steps"), page, () => job);
 const redraw = eachFrame(draw);
 const redrawCharts = notMoreOftenThan(CHARTS_MS, drawCharts);
 const showNothing = nothingView($("main"), $("nothing"));
-const showHealth = whereItIs("health", (place) => healthView(place, showSteps));
+const boardNow = boardClock($("states"));
+const showTabs = whereItIs("tabs", (bar) => jobTabs(bar, redraw));
+const showHealth = whereItIs("health", (place) => healthView(place, { showSteps, mayRetry, openLog }));
+const showWaiting = whereItIs("waiting", (place) => waitingView(place, () => job));
 const showPlaces = whereItIs("places", placesView);
 const showParts = whereItIs("parts", stepBar);
 const showStart = whereItIs("start", startBar);
@@ -53,14 +60,15 @@ const drawTraffic = whereItIs("traffic", (place) => trafficView(place, page, dra
 const drawCurves = curvesView(page, drawCharts);
 const showLogs = whereItIs("logs", logView);
 const showLab = whereItIs("lab-result", labView);
-const showJumps = whereItIs("jump", (bar) => jumpBar(bar, $("board")));
 const showRange = whereItIs("ranges", (bar) => rangeBar(bar, page));
 const showTraces = tracePanels();
 const predictedOf = predictionOf(job.estimate);
 
-/** Each kind of job has its own panels (jobs/kinds.py): a widget is made where the page has its place. */
+/** The page of a kind of job has some of the panels (jobs/kinds.py). A widget draws while its tab is open. */
 function whereItIs(id, make) {
-  return $(id) ? make($(id)) : () => {};
+  if (!$(id)) return () => {};
+  const show = make($(id));
+  return (...all) => (isOpen($(id)) ? show(...all) : undefined);
 }
 
 function draw() {
@@ -72,12 +80,14 @@ function draw() {
   if ($("progress")) showProgress(job, state);
   if ($("script-steps")) showStepsSeen($("script-steps"), job, state);
   showNothing(job, state, kept);
-  showHealth(job);
+  const phase = startPhase(job, state, boardNow());
+  showHealth(job, phase);
+  showWaiting(job);
   showPlaces(job, state);
   showParts(job, state);
-  showStart(job, state);
+  showStart(job, state, phase);
   if ($("fidelity")) drawComparison();
-  showHosts($("hosts"), job, state, (levelOf) => ($("fidelity") ? compareAxes(state.ranks, predictedOf, levelOf) : []));
+  showHosts($("hosts"), job, state, (levelOf) => ($("fidelity") && isOpen($("hosts")) ? compareAxes(state.ranks, predictedOf, levelOf) : []));
   if ($("checkpoints")) {
     const keep = job.spec.train.keep_checkpoints ?? 2;
     showCheckpoints($("checkpoints"), $("checkpoint-rows"), state.checkpoints, keep, job.id);
@@ -87,16 +97,16 @@ function draw() {
     showDryRuns($("dry-rows"), job, state.dryRuns, state.verdicts);
     showDryMemory($("dry-memory"), $("dry-memory-rows"), job, state.dryRuns);
   }
-  if ($("collectives")) showCollectives($("collectives"), state, $("phase").value ? [$("phase").value] : null, job.finished);
+  if (isOpen($("collectives"))) showCollectives($("collectives"), state, $("phase").value ? [$("phase").value] : null, job.finished);
   showLogs(state, job);
-  showTraces(job, state, shownRange());
+  showLogOfRank();
+  if (["timeline-panel", "heat-pairs", "heat-time"].some((id) => isOpen($(id)))) showTraces(job, state, shownRange());
   if ($("verdict-panel")) drawVerdicts();
   $("gap").hidden = !state.lost;
   if (state.lost) {
-    $("gap").textContent =
-      "A part of the history is no longer kept. Graphs show a break there; totals are counted by the ranks and stay exact.";
+    $("gap").textContent = "Part of the history is no longer stored. Charts have a gap. Totals are exact, because ranks count them.";
   }
-  showJumps();
+  showTabs();
   if ($("pause")) $("pause").hidden = job.finished;
   if (!paused) redrawCharts();
 }
@@ -108,31 +118,47 @@ function drawCharts() {
   drawCurves(job, state);
   drawTraffic(job, state);
   showRange();
-  $("main").toggleAttribute("data-over", job.finished && replayed); // a chart without a line will have none
+  $("main").toggleAttribute("data-over", job.finished && replayed); // empty charts stay empty
 }
 
-/** A stretch of steps in all charts, from the end of the step before the first. */
+/** Show a range of steps in all charts, from the end of the step before the range. */
 function showSteps(first, last) {
   const { step, time } = page.curve;
   const [from, to] = [step.findIndex((one) => one >= first - 1), step.findLastIndex((one) => one <= last)];
   if (from >= 0 && to > from) view.zoom(time[from], time[to]);
-  $("training")?.scrollIntoView();
+  $("loss")?.scrollIntoView({ block: "nearest" });
 }
 
-/** The stretch that the charts show; nulls for the whole run. */
+/** Open the log of a rank, or the log as it is if `rank` is negative. */
+function openLog(rank) {
+  logRank = rank >= 0 ? rank : null;
+  history.replaceState(null, "", location.pathname + location.search); // so that the same hash opens the tab again
+  location.hash = "logs";
+  redraw();
+}
+
+function showLogOfRank() {
+  const choice = document.querySelector("[name=log-rank]");
+  if (logRank === null || !isOpen(choice) || ![...choice.options].some((option) => option.value === String(logRank))) return;
+  choice.value = String(logRank);
+  logRank = null;
+  choice.dispatchEvent(new Event("change"));
+}
+
+/** {from, to} of the charts, nulls for the whole run. */
 function shownRange() {
   const { from, to, last } = view.now;
   if (from !== null) return { from, to };
   return last === null || state.time === null ? { from: null, to: null } : { from: state.time - last, to: null };
 }
 
-/** How many ranks have a verdict to tell: of a dry run those that it tries. */
+/** The number of ranks with a verdict. A dry run has one per dry rank. */
 const telling = () => job.spec.dry_ranks?.length || job.world_size;
 
 function drawVerdicts() {
   $("verdict-panel").hidden = state.verdicts.size === 0;
-  const told = `${job.attempt} ${state.verdicts.size}`; // each rank tells its own once
-  if (told === verdictsTold) return;
+  const told = `${job.attempt} ${state.verdicts.size}`; // each rank sends its verdict once
+  if (told === verdictsTold || !isOpen($("verdict-panel"))) return;
   verdictsTold = told;
   if (state.verdicts.size > 0) showVerdicts($("verdicts"), $("verdict-summary"), state, telling());
 }
@@ -140,19 +166,23 @@ function drawVerdicts() {
 function drawComparison() {
   const { rows, off: compared } = showComparison($("fidelity-rows"), $("fidelity-note"), state, predictedOf, openAxes, job.finished);
   const counted = job.engine === "elsewhere" ? 0 : [...state.ranks.values()].filter((rank) => rank.exactStep).length;
-  const off = compared ?? (counted > 0 ? { bytesOff: 0, callsOff: 0, net: 0 } : null); // one rank sends nothing, and did not
+  const off = compared ?? (counted > 0 ? { bytesOff: 0, callsOff: 0, net: 0 } : null); // a single rank has no traffic
   const exact = $("fidelity-badge").dataset.exact === "true";
   const missing = counted < job.world_size ? ` on ${integer(counted)} of ${integer(job.world_size)} ranks` : "";
   showBadge($("fidelity-badge"), off, exact, missing);
   if (off === null) delete $("fidelity").dataset.difference;
   else $("fidelity").dataset.difference = String(exact ? off.bytesOff : off.net);
   showOff(off, exact);
+  if (isOpen($("planned"))) showPlan(rows);
+  const proven = off === null || exact ? off : { bytesOff: off.net, callsOff: off.callsOff };
+  if (job.engine === "elsewhere" || !isOpen($("proof"))) return; // Meshboard does not verify external runs
+  showProof($("proof"), state, proven, job.finished, exact, job.spec.train.precision, telling());
+}
+
+function showPlan(rows) {
   const measured = job.exit?.summary?.measured ?? null;
   const run = { device: job.spec.resources.device, measured, apart: stepsOf(job, state), least: Number($("planned").dataset.least) };
   showPlanned($("planned-rows"), job.estimate, state, rows, run);
-  const proven = off === null || exact ? off : { bytesOff: off.net, callsOff: off.callsOff };
-  if (job.engine === "elsewhere") return; // of a script of somebody's own nothing is proven, whatever it sends
-  showProof($("proof"), state, proven, job.finished, exact, job.spec.train.precision, telling());
 }
 
 function onJob(next) {
@@ -160,9 +190,9 @@ function onJob(next) {
   showHeader(job);
 }
 
-/** Of another attempt nothing here is true, what the server wrote neither; a reload keeps the address and the place on the page. */
+/** Reload for another attempt: nothing on the page is true of it. The address and the scroll position stay. */
 function openAnew() {
-  view.follow(view.now.last); // the range and the cursor were times of this one
+  view.follow(view.now.last); // the range and the cursor are times of the old attempt
   view.pin(null);
   location.reload();
 }
@@ -175,7 +205,7 @@ function listen() {
   $("phase")?.addEventListener("change", redraw);
   $("pause")?.addEventListener("click", (event) => {
     paused = !paused;
-    event.currentTarget.textContent = paused ? "Go live" : "Pause";
+    event.currentTarget.textContent = paused ? "Resume charts" : "Freeze charts";
     event.currentTarget.setAttribute("aria-pressed", String(paused));
     redraw();
   });
@@ -198,10 +228,11 @@ function listen() {
 listen();
 showHeader(job);
 onConnection("reading");
-redraw(); // where everything lies: what is not read yet is hidden, for no word for it would be true
+redraw(); // data-reading hides panels without data
 kept = await replay(state, job);
 replayed = true;
 for (const place of document.querySelectorAll("[data-reading]")) delete place.dataset.reading;
+setInterval(() => startPhase(job, state, boardNow()) && redraw(), SECOND_MS);
 seedFromSummary(state, job);
 redraw();
 follow(() => ({ job, state }), {

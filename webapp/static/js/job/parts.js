@@ -1,17 +1,18 @@
-// A step's time told apart, planned and measured: StepParts as jobs/diagnosis/shapes.py has them. Pure.
+// The parts of a step, planned and measured (StepParts in jobs/diagnosis/shapes.py). Pure.
 import { byAxis } from "../collectives.js";
+import { stepTimeOf } from "./steptime.js";
 
 export const AXES = ["dp", "pp", "cp", "ep", "tp", "world"];
 const ORDER = ["compute", "exposed", "waiting", "bubble", "data", "optimizer", "checkpoint", "hidden"];
 const PARTS = ["compute", "bubble", "data", "optimizer", "checkpoint"];
 
-const COMPUTE = new Set(["compute", "recompute", "launch"]); // of an estimate: what a rank cannot tell apart
-const LEAST = 1e-3; // of the step: less is no line of its own
+const COMPUTE = new Set(["compute", "recompute", "launch"]); // parts of an estimate that a rank does not measure
+const LEAST = 1e-3; // share of the step that a line needs
 
 export const tokenOf = (part) => (PARTS.includes(part.name) ? `--part-${part.name}` : AXES.includes(part.name) ? `--axis-${part.name}` : "--axis-world");
 
-/** What a part is called: "tp" for what stands still for it, "tp hidden", "compute". */
-export const nameOf = (part) => (part.kind === "hidden" ? `${part.name} hidden` : part.name);
+/** "tp" for exposed communication, "tp overlapped", "compute". */
+export const nameOf = (part) => (part.kind === "hidden" ? `${part.name} overlapped` : part.name);
 
 const placeOf = (part) => {
   const place = ORDER.indexOf(ORDER.includes(part.name) ? part.name : part.kind);
@@ -19,9 +20,9 @@ const placeOf = (part) => {
 };
 const inOrder = (parts) => [...parts].sort((a, b) => placeOf(a) - placeOf(b) || byAxis(a.name, b.name));
 
-/** The planner's, means of all ranks as the measured ones are; it tells of each axis only what nothing hides. */
+/** The parts of an estimate, means over ranks. An estimate has only the exposed communication of an axis. */
 export function plannedParts(estimate) {
-  if (!estimate?.time) return null; // a script, or a job planned before there was a time
+  if (!estimate?.time) return null; // a script, or a job of an older version
   const { step_s, parts, interval } = estimate.time;
   const told = parts.filter((part) => part.seconds > 0 && !COMPUTE.has(part.name));
   const compute = parts.filter((part) => COMPUTE.has(part.name)).reduce((sum, part) => sum + part.seconds, 0);
@@ -34,27 +35,28 @@ export function plannedParts(estimate) {
   };
 }
 
-/** The same of a job by itself: what its diagnosis says wins, on every page. */
+/** The parts of a job. Every page prefers those of the diagnosis. */
 export function diagnosedSteps({ diagnosis, estimate }) {
   return { planned: diagnosis?.planned ?? plannedParts(estimate), measured: diagnosis?.measured ?? null };
 }
 
-/** A job's step, {planned, measured}, each null where it is not known: as diagnosed, or else as the page can tell itself. */
+/** {planned, measured}, null if unknown. The measured step is the one step time of the page, split as in the last steps. */
 export function stepsOf(job, state) {
   const { planned, measured } = diagnosedSteps(job);
-  return { planned, measured: measured ?? measuredParts(state.ranks) ?? wholeStep(job, state) };
+  return { planned, measured: scaledTo(stepTimeOf(job, state), measured ?? measuredParts(state.ranks)) };
 }
 
-/** Of runs that do not tell their steps apart, the length of one. */
-function wholeStep(job, state) {
-  const told = job.exit?.summary?.measured;
-  const step_s = told?.step_s ?? mean(state.stepTimes);
-  return step_s > 0 ? { step_s, sure: 0, steps: told?.steps ?? state.stepTimes.length, parts: [] } : null;
+/** Parts are means over steps. Scaled, their sum is the median step. */
+function scaledTo(step, told) {
+  if (step === null) return told;
+  const { step_s, steps } = step;
+  if (!told) return { step_s, sure: 0, steps, parts: [] };
+  const scale = step_s / told.step_s;
+  const parts = told.parts.map((part) => ({ ...part, seconds: part.seconds * scale, waiting_s: part.waiting_s * scale }));
+  return { ...told, step_s, steps, parts };
 }
 
-const mean = (values) => (values.length > 0 ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
-
-/** Means over ranks and the steps that are a measure (fold/steps.js). Null before the first. */
+/** Means over ranks and the last steps (fold/steps.js). Null before the first step. */
 export function measuredParts(ranks) {
   const lines = [...ranks.values()].flatMap((rank) => rank.parts ?? []);
   if (lines.length === 0) return null;
@@ -65,11 +67,11 @@ export function measuredParts(ranks) {
   };
   const [step_s, data_s, optimizer_s] = [(line) => line.step_s, (line) => line.data, (line) => line.optimizer].map(mean);
   const most = Math.max(...[...ranks.values()].map((rank) => rank.parts?.length ?? 0));
-  const steps = most > 1 ? most : 0; // of a history there is one line, itself a mean of several steps
+  const steps = most > 1 ? most : 0; // a history has one line, the mean of several steps
   return partsOf({ step_s, data_s, optimizer_s, exposed: byName("exposed"), hidden: byName("hidden") }, steps);
 }
 
-/** Of means, seconds a step: what is neither data, waiting nor the optimiser is compute. */
+/** The parts of mean seconds per step. Compute is the remainder. */
 export function partsOf({ step_s, data_s, optimizer_s, exposed, hidden }, steps = 0) {
   const axes = (kind, means) => Object.entries(means).map(([name, seconds]) => ({ name, kind, seconds }));
   const parts = [{ name: "data", kind: "data", seconds: data_s }, { name: "optimizer", kind: "optimizer", seconds: optimizer_s }, ...axes("exposed", exposed)];
@@ -78,7 +80,7 @@ export function partsOf({ step_s, data_s, optimizer_s, exposed, hidden }, steps 
   return { step_s, sure: 0, steps, parts: parts.map((part) => ({ waiting_s: 0, ...part })) };
 }
 
-/** Bars as the page draws them, on one scale: shares in percent of the longer step. */
+/** Two bars on one scale. Shares are percent of the longer step. */
 export function bars(planned, measured) {
   const longest = Math.max(planned?.step_s ?? 0, measured?.step_s ?? 0);
   return [planned, measured].map((told) => {
@@ -95,7 +97,7 @@ export function bars(planned, measured) {
   });
 }
 
-/** Every part worth a line on either side, with both figures: [{part, planned, measured}], null where one does not tell it. */
+/** Every part that is large enough for a line: [{part, planned, measured}], null if a side has no value. */
 export function partRows(planned, measured) {
   const rows = new Map();
   for (const [side, told] of Object.entries({ planned, measured })) {

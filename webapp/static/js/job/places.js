@@ -1,12 +1,12 @@
-// Which rank is where, and what each does now: a square for each rank, host by host.
+// Rank placement: a square per rank with its current phase, by host.
 import { el } from "../dom.js";
 import { upright } from "../upright.js";
 import { duration, integer } from "../format.js";
 
-const DOES = { setup: "setting up", step: "training", eval: "validating", checkpoint: "saving", proof: "proving", teardown: "ending" };
+const DOES = { setup: "setting up", step: "training", eval: "validating", checkpoint: "saving", proof: "verifying", teardown: "ending" };
 const GONE = new Set(["stopped", "zombie", "gone"]);
-const STILL_S = 5; // collectives of a healthy run may take seconds
-const MANY = 96; // squares with numbers beyond this need more room than there is
+const STILL_S = 5; // seconds, longer than collectives of a healthy run take
+const MANY = 96; // ranks, more do not fit with their numbers
 
 /** [{host, ranks: [{rank, does, words, blamed}]}] in rank order. Pure. */
 export function placesOf(job, state) {
@@ -35,9 +35,9 @@ function doing(rank, member, job, state) {
   const process = state.processes.get(rank);
   if (process && GONE.has(process.state)) return plain("stopped", ` (process ${process.state})`);
   const phase = state.ranks.get(rank)?.phase;
-  if (member.silent) return plain("not heard", phase ? `, last ${DOES[phase] ?? phase}` : "");
+  if (member.silent) return plain("no contact", phase ? `, last ${DOES[phase] ?? phase}` : "");
   const still = state.standing.get(rank);
-  if (still && still.still >= STILL_S) return plain("still", ` for ${duration(still.still)}`);
+  if (still && still.still >= STILL_S) return plain("stalled", ` for ${duration(still.still)}`);
   if (phase) return plain(DOES[phase] ?? phase);
   return plain(job.status === "queued" ? "queued" : "starting");
 }
@@ -79,7 +79,7 @@ export function placesView(section) {
       square.dataset.does = does.replace(" ", "-");
       square.classList.toggle("blamed", blamed);
     }
-    const told = [...counts].map(([does, number]) => `${integer(number)} ${does === "still" ? "standing still" : does}`).join(" · ");
+    const told = [...counts].map(([does, number]) => `${integer(number)} ${does}`).join(" · ");
     if (legend.textContent !== told) legend.textContent = told;
   };
 }

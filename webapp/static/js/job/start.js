@@ -1,15 +1,18 @@
-// How a run came to its first step: what each stage of the start took, as one bar.
+// The start of a run: the duration of each stage, and the stage that runs now.
 import { el, swatch } from "../dom.js";
-import { duration } from "../format.js";
+import { duration, integer } from "../format.js";
 
 const STAGES = [
-  ["claim", "claimed"],
-  ["spawn", "spawned"],
-  ["import", "imported"],
-  ["rendezvous", "met"],
-  ["build", "built"],
-  ["first step", "first step"],
+  // name, the event that ends the stage, and its name while it runs
+  ["claim", "claimed", "Waiting for the host"],
+  ["spawn", "spawned", "Starting processes"],
+  ["import", "imported", "Importing PyTorch"],
+  ["rendezvous", "met", "Connecting ranks (rendezvous)"],
+  ["build", "built", "Building the model"],
+  ["first step", "first step", "Running the first step"],
 ];
+const HOST_STAGES = new Set(["claimed", "spawned"]);
+const LAST_OF_A_SCRIPT = "imported";
 const TOKENS = {
   queue: "--part-bubble",
   claim: "--series-14",
@@ -20,9 +23,37 @@ const TOKENS = {
   "first step": "--series-2",
   start: "--series-8",
 };
-const NOTHING_YET = 1; // only the queue is over
+const ONLY_QUEUE = 1; // parts
 
-/** [{name, seconds, rank}]: each stage from the end of the one before to its own on the last rank. Pure. */
+/** Seconds of the board's clock since 1970. The page was rendered at `data-now`. */
+export function boardClock(place) {
+  const [navigation] = performance.getEntriesByType("navigation");
+  const rendered = Number(place.dataset.now);
+  return () => (rendered > 0 ? rendered + (performance.now() - (navigation?.responseStart ?? 0)) / 1000 : Date.now() / 1000);
+}
+
+/** "Importing PyTorch, 45 s", or "" if no start is in progress. `now`: the time on the board's clock, seconds. Pure. */
+export function startPhase(job, state, now) {
+  if (!["starting", "running"].includes(job.status) || state.progress) return "";
+  const placed = job.history.find((change) => change.attempt === job.attempt && change.status === "starting");
+  if (!placed) return "";
+  const trains = (job.spec.kind ?? "train") === "train";
+  if (!trains && [...state.ranks.values()].some((rank) => rank.cells.size > 0)) return "";
+  let since = Date.parse(placed.at) / 1000;
+  const known = new Set([...state.starts.values()].flatMap((stages) => Object.keys(stages)));
+  for (const [at, [, stage, words]] of STAGES.entries()) {
+    const isSkipped = !known.has(stage) && STAGES.slice(at + 1).some(([, later]) => known.has(later)); // as by Slurm
+    if (isSkipped) continue;
+    const all = HOST_STAGES.has(stage) ? Math.max(1, job.members.length) : job.world_size;
+    const ended = [...state.starts.values()].filter((stages) => stages[stage] !== undefined);
+    if (ended.length < all) return `${words}, ${integer(Math.max(0, Math.round(now - since)))} s`;
+    since = Math.max(since, latest(state.starts, stage).time);
+    if (!trains && stage === LAST_OF_A_SCRIPT) return "";
+  }
+  return "";
+}
+
+/** [{name, seconds, rank}]: the stages of a start. A stage ends when its last rank ends it. Pure. */
 export function startParts(history, attempt, starts) {
   const at = (status) => {
     const change = history.find((one) => one.attempt === attempt && one.status === status);
@@ -38,7 +69,7 @@ export function startParts(history, attempt, starts) {
     parts.push({ name, seconds: Math.max(0, last.time - before), rank: last.rank });
     before = Math.max(before, last.time);
   }
-  if (parts.length <= NOTHING_YET && running !== null) parts.push({ name: "start", seconds: Math.max(0, running - placed), rank: -1 });
+  if (parts.length <= ONLY_QUEUE && running !== null) parts.push({ name: "start", seconds: Math.max(0, running - placed), rank: -1 });
   return parts;
 }
 
@@ -53,14 +84,14 @@ function latest(starts, stage) {
 export function startBar(section) {
   const [lane, figures, total] = ["[data-bars]", "[data-figures]", "[data-total]"].map((name) => section.querySelector(name));
   let drawn = "";
-  return (job, state) => {
+  return (job, state, phase) => {
     const told = job.diagnosis?.start ?? [];
     const parts = told.length > 0 ? told : startParts(job.history, job.attempt, state.starts);
-    const key = JSON.stringify(parts);
+    const key = JSON.stringify([parts, phase]);
     if (key === drawn) return;
     drawn = key;
     const sum = parts.reduce((all, part) => all + part.seconds, 0);
-    total.textContent = sum > 0 ? duration(sum) : "";
+    total.textContent = phase || (sum > 0 ? duration(sum) : "");
     lane.replaceChildren(...parts.filter((part) => part.seconds > 0).map((part) => segment(part, sum)));
     figures.replaceChildren(...parts.map(figure));
   };

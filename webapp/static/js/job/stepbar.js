@@ -1,9 +1,9 @@
-// Step time as two bars of parts on one scale, the planned above the measured, with their figures.
+// The step time breakdown: a planned and a measured bar on one scale, with figures.
 import { el, swatch } from "../dom.js";
 import { duration, integer, sureness } from "../format.js";
 import { bars, nameOf, partRows, stepsOf, tokenOf } from "./parts.js";
 
-const LETTER = 1.7; // percent of the bar that a letter takes: where a word has no room it is left out
+const LETTER = 1.7; // percent of the bar per letter, to leave out words that do not fit
 const MOST_FIGURES = 12;
 
 export function stepBar(section) {
@@ -19,10 +19,11 @@ export function stepBar(section) {
     figures.replaceChildren(...partRows(planned, measured).slice(0, MOST_FIGURES).map((row) => figure(row, planned, measured)));
     const told = [...(planned?.parts ?? []), ...(measured?.parts ?? [])];
     note.textContent = [
-      told.some((part) => part.kind === "exposed") ? "An axis: what nothing hides of it" : "",
-      told.some((part) => part.waiting_s > 0) ? "hatched, waiting for who came last" : "",
-      told.some((part) => part.kind === "hidden") ? "striped below, hidden behind compute" : "",
-    ].filter(Boolean).join("; ");
+      measured?.parts.length > 0 ? "Measured: the median step, split as the mean of the last steps." : "",
+      told.some((part) => part.kind === "exposed") ? "Solid: exposed communication." : "",
+      told.some((part) => part.waiting_s > 0) ? "Hatched: waiting for the slowest rank." : "",
+      told.some((part) => part.kind === "hidden") ? "Striped: overlapped with compute." : "",
+    ].filter(Boolean).join(" ");
   };
 }
 
@@ -33,10 +34,10 @@ function plannedWords(told) {
 }
 
 function measuredWords(told, finished) {
-  return told ? timeAndSteps(told) : finished ? "no step ended" : "no step yet";
+  return told ? timeAndSteps(told) : finished ? "no step finished" : "no step yet";
 }
 
-/** "81 ms · 64 steps". */
+/** "81 ms · 64 steps", the step time and the number of steps. */
 export function timeAndSteps(told) {
   return `${duration(told.step_s)}${told.steps > 0 ? ` · ${told.steps} ${told.steps === 1 ? "step" : "steps"}` : ""}`;
 }
@@ -56,7 +57,7 @@ function bar(name, told, words) {
 
 function segment(part) {
   const words = `${nameOf(part)}: ${duration(part.seconds)}`;
-  const waited = part.waiting > 0 ? `, of it ${duration(part.waiting_s)} waiting for who came last` : "";
+  const waited = part.waiting > 0 ? `, including ${duration(part.waiting_s)} of waiting for the slowest rank` : "";
   const span = el("span", { title: words + waited }, part.share >= LETTER * (part.name.length + 1) && part.kind !== "hidden" ? part.name : null);
   span.dataset.part = part.name;
   span.dataset.kind = part.kind;
@@ -71,7 +72,7 @@ function segment(part) {
 }
 
 function restOf(told) {
-  const span = el("span", { title: "not told apart" }, told.rest >= 25 ? "not told apart" : null);
+  const span = el("span", { title: "not broken down" }, told.rest >= 25 ? "not broken down" : null);
   span.dataset.part = "rest";
   span.style.width = `${told.rest}%`;
   return span;

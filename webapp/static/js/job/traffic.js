@@ -1,11 +1,11 @@
-// The traffic panel: its choices, and what its chart cannot say.
+// The traffic panel: its choices and its notes.
 import { MOST_LINES, ranksDrawn, trafficChart, trafficLines } from "../charts/traffic.js";
 import { el } from "../dom.js";
 import { duration, integer, opName } from "../format.js";
 import { rankWords } from "../timeline/tables.js";
 import { leftOut } from "./tables.js";
 
-const MANY_RANKS = 8; // beyond, lines of single ranks say less than the axes
+const MANY_RANKS = 8; // more ranks are drawn by axis
 
 export function trafficView(section, page, redraw) {
   const [by, axis, op] = ["#by", "#by-axis", "#by-op"].map((id) => section.querySelector(id));
@@ -45,10 +45,10 @@ function fill(select, values, name) {
 function notes(bins, by, state) {
   const dropped = [...state.ranks.values()].reduce((sum, rank) => sum + rank.dropped, 0);
   const told = [];
-  if (bins.length > 0) told.push(`Issued, averaged over ${duration(bins.width)}${by === "axis" ? ", all ranks together" : ""}.`);
-  if (by !== "axis" && bins.rows.size > MOST_LINES) told.push(`Ranks ${rankWords(ranksDrawn(bins))}, the first ${MOST_LINES} of ${integer(bins.rows.size)} that told; all count in the tables.`);
-  if (dropped > 0) told.push(`${integer(dropped)} timing records dropped; byte counters are exact.`);
-  if (state.fromSummary) told.push("The live stream of this run is gone; totals come from its stored summary.");
-  if (state.cellsLeftOut > 0) told.push(`${leftOut(state)}: no sum here is of all ranks.`);
+  if (bins.length > 0) told.push(`Payload bytes issued, mean over ${duration(bins.width)}${by === "axis" ? ", sum of all ranks" : ""}.`);
+  if (by !== "axis" && bins.rows.size > MOST_LINES) told.push(`Ranks ${rankWords(ranksDrawn(bins))}, the first ${MOST_LINES} of ${integer(bins.rows.size)}. Tables include all ranks.`);
+  if (dropped > 0) told.push(`${integer(dropped)} timing records were dropped. Byte counters are exact.`);
+  if (state.fromSummary) told.push("Totals come from the stored summary of the run.");
+  if (state.cellsLeftOut > 0) told.push(`${leftOut(state)}. Sums leave out other ranks.`);
   return told.join(" ");
 }

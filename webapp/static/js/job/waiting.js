@@ -1,0 +1,42 @@
+// The wait of a queued job: position, reason, estimated start, and what to do.
+import { write } from "../dom.js";
+import { dateTime, integer } from "../format.js";
+
+const ASK_MS = 10_000;
+
+/** The texts of an answer, see jobs/pages/jobs/waiting.py. Pure. */
+export function waitingWords({ place, total, reason, starts, starts_when: when, next }) {
+  return {
+    place: place === null ? "–" : `${integer(place)} of ${integer(total)} in the queue`,
+    reason: reason || "not evaluated yet",
+    starts: starts === null ? "unknown" : `about ${dateTime(new Date(starts))}, ${when}`,
+    next,
+  };
+}
+
+/** Ask the board again while the job is queued. `jobOf()` returns the job of the page. */
+export function waitingView(section, jobOf) {
+  async function ask() {
+    if (jobOf().status !== "queued" || document.visibilityState !== "visible") return;
+    try {
+      const answer = await fetch("?part=waiting", { headers: { Accept: "application/json" } });
+      if (answer.ok) fill(waitingWords(await answer.json()));
+    } catch (error) {
+      console.info("no queue entry:", error.message);
+    }
+  }
+
+  function fill(words) {
+    for (const [name, text] of Object.entries(words)) {
+      const place = section.querySelector(`[data-${name}]`);
+      place.parentElement.hidden = text === "";
+      if (place.textContent !== text) write(place, text);
+    }
+  }
+
+  setInterval(ask, ASK_MS);
+  return (job) => {
+    section.hidden = job.status !== "queued";
+    if (!section.hidden && job.wait_reason) write(section.querySelector("[data-reason]"), job.wait_reason);
+  };
+}
