@@ -79,7 +79,10 @@ class Diagnosis:
         self._script.ended(report)
 
     def look(self, now: float, silence: str = "") -> Told:
-        """How it stands at `now`, unix seconds by the board's clock. `silence`: which host is not heard, in words."""
+        """Return the verdict at `now`, unix seconds by the board's clock.
+
+        `silence` is a clause about a host without contact, such as "no contact with host a since ...", or empty.
+        """
         over = self._ending.outcome is not None
         hang = None if over else self._hangs.look(now, self._window.last)
         slow = stragglers(self._run, self._window.steps, self._processes.held_again(now))
@@ -105,6 +108,8 @@ class Diagnosis:
                 "sentence": cut(first.sentence),
                 "reason": cut(first.reason),
                 "next": cut(first.next),
+                "action": first.action,
+                "action_rank": first.action_rank,
                 "evidence": evidences([*first.evidence, *more]),
                 "step": self._steps.last,
                 "sampled": self._window.sampled,

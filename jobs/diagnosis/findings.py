@@ -6,13 +6,18 @@ import json
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from jobs.diagnosis.shapes import MOST_BYTES, MOST_EVIDENCE, MOST_RANKS, MOST_TEXT, Evidence, State, Told
+from jobs.diagnosis.shapes import MOST_BYTES, MOST_EVIDENCE, MOST_RANKS, MOST_TEXT, Action, Evidence, State, Told
 
 WORSE: tuple[State, ...] = ("starting", "well", "notice", "slow", "hung", "failed")  # the worst last
 
 
 class Finding(NamedTuple):
-    """Something that can be said of a run. `weight` orders those of one state: what it costs, as a share of a step."""
+    """A candidate for the verdict of a run.
+
+    `sentence` starts with the name of its state and a colon. `reason` is one sentence, `next` one imperative sentence.
+    `weight` orders findings of one state by their cost, as a share of a step. `action` is the next step that the pages
+    offer as a button, `action_rank` its rank or -1.
+    """
 
     state: State
     weight: float
@@ -20,6 +25,8 @@ class Finding(NamedTuple):
     reason: str
     next: str
     evidence: tuple[Evidence, ...] = ()
+    action: Action = ""
+    action_rank: int = -1
 
 
 def worst(findings: Iterable[Finding]) -> list[Finding]:
@@ -54,7 +61,7 @@ def cut(text: str) -> str:
 
 
 def ranks_words(ranks: Iterable[int]) -> str:
-    """'rank 3', 'ranks 0, 1 and 5', 'ranks 0 to 7', '61 ranks, the first of them 2'."""
+    """Name ranks: 'rank 3', 'ranks 0, 1 and 5', 'ranks 0 to 7', '61 ranks from rank 2 on'."""
     known = sorted(set(ranks))
     if not known:
         return "no rank"
@@ -63,13 +70,24 @@ def ranks_words(ranks: Iterable[int]) -> str:
     if len(known) > 2 and known[-1] - known[0] == len(known) - 1:
         return f"ranks {known[0]} to {known[-1]}"
     if len(known) > 8:
-        return f"{len(known)} ranks, the first of them {known[0]}"
+        return f"{len(known)} ranks from rank {known[0]} on"
     return f"ranks {', '.join(map(str, known[:-1]))} and {known[-1]}"
 
 
 def apart_words(size: int, calls: int) -> str:
     """'0 B, 0 calls'."""
     return f"{size:,} B, {calls:,} {'call' if calls == 1 else 'calls'}"
+
+
+def capital(text: str) -> str:
+    """Return the text with its first letter in upper case."""
+    return text[:1].upper() + text[1:]
+
+
+def full_sentence(text: str) -> str:
+    """Return the text with a capital letter and a period, or an empty text as it is."""
+    text = capital(text.strip())
+    return text if not text or text[-1] in ".!?…" else f"{text}."
 
 
 def seconds(value: float) -> str:

@@ -1,30 +1,31 @@
-"""What is said of a run that nothing ails, or that there is little to say of yet."""
+"""Verdicts of runs without a known problem, and of runs that are not checked yet."""
 
 from __future__ import annotations
 
+from contracts.telemetry.words import FIRST_STEPS
 from jobs.diagnosis.course.ending import Ending
 from jobs.diagnosis.course.script import Script
 from jobs.diagnosis.course.start import Start
 from jobs.diagnosis.course.steps import Steps
-from jobs.diagnosis.findings import Finding, evidence, percent, seconds
+from jobs.diagnosis.findings import Finding, capital, evidence, full_sentence, percent, seconds
 from jobs.diagnosis.run import Run
-from jobs.diagnosis.shapes import StepParts
+from jobs.diagnosis.shapes import Action, StepParts
 from planner.cost.correction import holds
 from planner.facts.words import counted
 
-LEAST = 0.01  # of the step: parts that differ by less from the plan are not named
-NO_DIFFERENCE = 0.0005  # of the step: told as none
-LARGE = 0.1  # of a step: a part that is worth a word by itself
-UNCALIBRATED = 0.5  # what is slower than a data sheet promises weighs less than what can be changed
-SOMEBODY = "somebody or a limit ended it"
-NOT_YET = {
-    "": "Nothing was heard of it yet",
-    "claimed": "Its host has taken it",
-    "spawned": "Its processes start",
-    "imported": "Its ranks meet",
-    "met": "Its ranks build the model",
-    "built": "Its first step runs",
-    "first step": "Its first steps run",
+LEAST = 0.01  # relative difference of the step above which the verdict names the part that grew
+NO_DIFFERENCE = 0.0005  # relative difference of the step that counts as none
+LARGE = 0.1  # fraction of a step from which the verdict names a part
+UNCALIBRATED = 0.5  # weight of a difference from a data-sheet prediction
+NO_REASON = "A user or a limit ended the run."
+PHASES = {
+    "": "waiting for the host",
+    "claimed": "accepted by the host",
+    "spawned": "importing PyTorch",
+    "imported": "connecting ranks (rendezvous)",
+    "met": "building the model",
+    "built": "running the first step",
+    "first step": "running the first steps",
 }
 
 
@@ -37,92 +38,104 @@ def healthy(
     planned: StepParts | None,
     measured: StepParts | None,
 ) -> Finding:
-    """A run that nothing is known to be wrong with."""
-    if not steps.ran and (seen := script.finding(ending.outcome, ending.reason or SOMEBODY)) is not None:
+    """Return the finding of a run without a known problem."""
+    ended_by = full_sentence(ending.reason) or NO_REASON
+    if not steps.ran and (seen := script.finding(ending.outcome, ended_by)) is not None:
         return seen
     if ending.outcome is not None and not steps.ran:
-        return _unobserved(ending)
+        return _without_steps(ending, ended_by)
     if ending.outcome == "cancelled":
-        told = steps.of_rank(0) or steps.last  # the summary's; a signal ends no two ranks at once
-        return Finding("well", 0.0, f"Cancelled after {counted(told, 'step')}", ending.reason or SOMEBODY, "")
+        completed = steps.of_rank(0) or steps.last  # as in the summary: a signal ends ranks at different steps
+        sentence = f"Not checked: the job was cancelled after {counted(completed, 'step')}."
+        return Finding("well", 0.0, sentence, ended_by, "")
     if measured is None:
-        if ending.outcome is not None or steps.ran:
-            text = f"{counted(steps.ran, 'step')}, of which the first say nothing of the others"
-            sentence = "Not measured yet" if ending.outcome is None else "Too short to be measured"
-            return Finding("well", 0.0, sentence, text, "")
-        return Finding("starting", 0.0, NOT_YET[start.reached], "no step has ended yet", "")
+        return _unmeasured(steps, start, ending)
     if planned is None or not planned["step_s"]:
-        return Finding("well", 0.0, f"{_course(ending)}: {_pace(measured)}", "there is no plan to compare it with", "")
-    sure = 1.0 if run.estimate["time"].get("basis") == "calibrated" else UNCALIBRATED
-    return _beside_plan(measured, planned, ending, sure)
+        reason = "This run has no predicted step time."
+        return Finding("well", 0.0, f"Not checked: {_pace(measured)}.", reason, "")
+    calibrated = run.estimate["time"].get("basis") == "calibrated"
+    return _compared_with_plan(measured, planned, ending, calibrated=calibrated)
 
 
-def unheard(silence: str, told: Finding) -> Finding:
-    """Of a run that its host says nothing of: how it runs now nobody knows. `told`: what would be said of it else."""
-    reason = f"what was last told of it: {told.sentence}"
-    return Finding(
-        "notice", 0.0, f"Not heard: {silence}", reason, "look at the host; training may well go on there", told.evidence
-    )
+def unheard(silence: str, before: Finding) -> Finding:
+    """Return the finding of a run whose host has no contact. `before`: the finding without this problem."""
+    following = "Check the host and its network. Training may still continue there."
+    reason = f"Last verdict: {before.sentence}"
+    return Finding("notice", 0.0, full_sentence(f"Not checked: {silence}"), reason, following, before.evidence)
 
 
-def _unobserved(ending: Ending) -> Finding:
-    """It ended as it started: neither well nor ill."""
+def _without_steps(ending: Ending, ended_by: str) -> Finding:
     if ending.outcome == "cancelled":
-        sentence = "Cancelled before its first step: nothing was measured"
-        return Finding("starting", 0.0, sentence, ending.reason or SOMEBODY, "")
-    return Finding("starting", 0.0, "Nothing was measured", "it told of no step", "")
+        return Finding("starting", 0.0, "Not checked: the job was cancelled before its first step.", ended_by, "")
+    return Finding("starting", 0.0, "Not checked: the run reported no step.", "Nothing was measured.", "")
 
 
-def _beside_plan(measured: StepParts, planned: StepParts, ending: Ending, sure: float) -> Finding:
+def _unmeasured(steps: Steps, start: Start, ending: Ending) -> Finding:
+    if ending.outcome is None and not steps.ran:
+        return Finding("starting", 0.0, f"Starting: {PHASES[start.reached]}.", "The first step has not ended yet.", "")
+    sentence = "Not checked: only warm-up steps have ended so far."
+    if ending.outcome is not None:
+        sentence = f"Not checked: the run ended after {counted(steps.ran, 'step')}."
+    reason = f"The first {FIRST_STEPS} steps are warm-up and are not compared with the plan."
+    return Finding("well", 0.0, sentence, reason, "")
+
+
+def _compared_with_plan(measured: StepParts, planned: StepParts, ending: Ending, *, calibrated: bool) -> Finding:
+    margin = planned["sure"]
     off = measured["step_s"] / planned["step_s"] - 1
-    slower = f"{percent(abs(off))} {'slower' if off > 0 else 'faster'} than predicted"
-    if abs(off) < NO_DIFFERENCE:
-        slower = "as fast as predicted"
-    if off > 1:
-        slower = f"{1 + off:.1f} times as long as predicted"
-    traffic = f"{ending.apart_words}, " if ending.apart_words else ""
-    where = _where(measured, planned) if off > LEAST else ""
+    pace, traffic = _pace(measured), f" Traffic difference: {ending.apart_words}." if ending.apart_words else ""
+    predicted = f"The predicted {seconds(planned['step_s'])} per step has a margin of error of {_margin(margin)}."
     facts = (
-        evidence(f"{_pace(measured)}, {seconds(planned['step_s'])} predicted"),
-        evidence(f"the prediction may be {_sureness(planned['sure'])} off"),
+        evidence(f"{pace}, {seconds(planned['step_s'])} predicted"),
+        evidence(f"margin of error of the prediction: {_margin(margin)}"),
     )
-    if off > planned["sure"]:
-        sentence = f"Slower than planned: {traffic}{slower}{where}"
-        reason = f"more than the prediction may be off, {_sureness(planned['sure'])}"
-        following = "see the parts of the step beside the plan"
-        if sure < 1:
-            following += "; calibrate the host: its speed is a data sheet's"
-        return Finding("notice", sure * off / (1 + off), sentence, reason, following, facts)
-    if not holds(planned["sure"], measured["step_s"], planned["step_s"]):
-        sentence = f"Faster than planned: {traffic}{slower}"
-        reason = f"more than the prediction may be off, {_sureness(planned['sure'])}"
-        following = "see the parts of the step beside the plan: does it compute all of it?"
-        return Finding("notice", 0.0, sentence, reason, following, facts)
-    if planned["sure"] > 1:
-        sentence = f"{_course(ending)}: {traffic}{_pace(measured)}{_mostly(measured)}"
-        reason = f"the prediction may be {_sureness(planned['sure'])} off here, so that it says nothing of the speed"
-        return Finding("well", 0.0, sentence, reason, "calibrate the host, or let more runs end on it", facts)
-    reason = f"within what the prediction may be off, {percent(planned['sure'])}"
-    return Finding("well", 0.0, f"As planned: {traffic}{slower}{where}", reason, "", facts)
+    if off > margin:
+        sentence = f"Slower than planned: {pace}, {_difference(off)}.{_excess(measured, planned)}{traffic}"
+        following = "Compare each part with the plan under Step time breakdown."
+        action: Action = "find_faster"
+        if not calibrated:
+            following, action = "Calibrate the host for a more accurate prediction.", "calibrate"
+        weight = (1.0 if calibrated else UNCALIBRATED) * off / (1 + off)
+        return Finding("notice", weight, sentence, predicted, following, facts, action)
+    if not holds(margin, measured["step_s"], planned["step_s"]):
+        sentence = f"Faster than planned: {pace}, {_difference(off)}.{traffic}"
+        following = "Check under Step time breakdown that the run computes every part of the step."
+        return Finding("notice", 0.0, sentence, predicted, following, facts)
+    if margin > 1:
+        sentence = f"Not checked: {pace}{_mostly(measured)}.{traffic}"
+        reason = f"The margin of error of the prediction is {_margin(margin)}, too large to judge the step time."
+        if calibrated:
+            return Finding(
+                "well", 0.0, sentence, reason, "Run more jobs on the host to improve its predictions.", facts
+            )
+        return Finding("well", 0.0, sentence, reason, "Calibrate the host.", facts, "calibrate")
+    excess = _excess(measured, planned) if off > LEAST else ""
+    return Finding("well", 0.0, f"On plan: {pace}, {_difference(off)}.{excess}{traffic}", predicted, "", facts)
 
 
 def _pace(measured: StepParts) -> str:
-    """'0.3 s a step (mean of the last 64)': the page has other means beside it, which say over which steps too."""
+    """Return '0.3 s per step (mean of the last 64)'."""
     steps = measured["steps"]
-    over = "of one step" if steps == 1 else f"mean of the last {steps}"
-    return f"{seconds(measured['step_s'])} a step ({over})"
+    over = "one step" if steps == 1 else f"mean of the last {steps}"
+    return f"{seconds(measured['step_s'])} per step ({over})"
 
 
-def _course(ending: Ending) -> str:
-    return "Runs" if ending.outcome is None else "Ended"
+def _difference(off: float) -> str:
+    """Return '12% slower than predicted' for a relative difference from the prediction."""
+    if abs(off) < NO_DIFFERENCE:
+        return "as fast as predicted"
+    if off > 1:
+        return f"{1 + off:.1f} times the prediction"
+    return f"{percent(abs(off))} {'more' if off > 0 else 'less'} than predicted"
 
 
-def _sureness(share: float) -> str:
-    return f"{1 + share:.2g} times" if share > 1 else percent(share)
+def _margin(share: float) -> str:
+    """Return '15%', or 'a factor of 4.3' for a margin above 100%."""
+    return f"a factor of {1 + share:.2g}" if share > 1 else percent(share)
 
 
 def _mostly(measured: StepParts) -> str:
-    """', 48% of it exposed tp': the largest part but compute, where it is large."""
+    """Return ', 48% of it exposed tp' for the largest part except compute, if it is large."""
     apart = [part for part in measured["parts"] if part["kind"] not in ("compute", "hidden")]
     most = max(apart, key=lambda part: part["seconds"], default=None)
     if most is None or most["seconds"] < LARGE * measured["step_s"]:
@@ -131,8 +144,8 @@ def _mostly(measured: StepParts) -> str:
     return f", {percent(most['seconds'] / measured['step_s'])} of it {what}"
 
 
-def _where(measured: StepParts, planned: StepParts) -> str:
-    """', all of the excess exposed dp': the part that grew most beside the plan, and what of the difference it is."""
+def _excess(measured: StepParts, planned: StepParts) -> str:
+    """Return ' Exposed dp is 80% of the excess.' for the part that grew most compared with the plan."""
     had = {part["name"]: part["seconds"] for part in planned["parts"] if part["kind"] != "hidden"}
     took = {part["name"]: part["seconds"] for part in measured["parts"] if part["kind"] != "hidden"}
     if len(took) < 2:
@@ -141,7 +154,6 @@ def _where(measured: StepParts, planned: StepParts) -> str:
     name = max(more, key=lambda part: more[part])
     share = more[name] / (measured["step_s"] - planned["step_s"])
     exposed = any(part["name"] == name and part["kind"] == "exposed" for part in measured["parts"])
-    what = f"exposed {name}" if exposed else name
-    if share >= 1 - 1e-9:
-        return f", all of the excess {what}"
-    return f", {percent(share)} of the excess {what}" if share > 0 else ""
+    if share <= 0:
+        return ""
+    return f" {f'Exposed {name}' if exposed else capital(name)} is {percent(min(1.0, share))} of the excess."

@@ -147,7 +147,7 @@ def _blamed(told: Told) -> tuple[str, Sequence[int], float]:
     if told["stragglers"]:
         late = told["stragglers"][0]
         return late["cause"], [late["rank"]], 0.0
-    return "link" if told["sentence"].startswith("The link ") else told["state"], [], 0.0
+    return "link" if told["sentence"].startswith("Slow link: ") else told["state"], [], 0.0
 
 
 def _killed(machine: Host, watching: Watching, ranks: list[int]) -> Tried:
@@ -158,7 +158,7 @@ def _killed(machine: Host, watching: Watching, ranks: list[int]) -> Tried:
     watching.diagnosis.ended(exit["outcome"], exit)
     told = watching.look()
     took = told["time"] - began
-    right = told["state"] == "failed" and f"Rank {ranks[0]} failed first" in told["sentence"] and took <= SLOW_S
+    right = told["state"] == "failed" and told["sentence"].startswith(f"Failed: rank {ranks[0]} ") and took <= SLOW_S
     return Tried(right, took, f"{told['sentence']}; {told['reason']}; next: {told['next']}")
 
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import PurePosixPath
 from typing import Any
 
 from contracts.control import STOPPED
 from contracts.plain import plain_line
 from contracts.telemetry.results import VerdictItem
 from contracts.telemetry.steps import CheckpointItem
-from jobs.diagnosis.findings import Finding, apart_words, evidence
+from jobs.diagnosis.findings import Finding, apart_words, evidence, full_sentence
 from jobs.diagnosis.run import Run
+from jobs.diagnosis.shapes import Action
+from planner.facts.words import counted
 
 LINES = 3  # of the log, that are evidence
-LONG = 200  # characters: of a longer reason the verdict has the beginning, and its evidence the whole
+MAX_REASON = 200  # characters in the verdict: the evidence holds the full text
+EXIT_CODE = re.compile(r"rank \d+ ended with exit code (?P<code>-?\d+): ?(?P<message>.*)", re.IGNORECASE)
+FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+LIBRARIES = ("site-packages/", "dist-packages/", "/lib/python3", "<frozen")
+OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|out of memory", re.IGNORECASE)
 MARKS = frozenset("^~ \t")  # what Python writes below a line of code
 
 
@@ -53,54 +61,96 @@ class Ending:
 
     @property
     def apart_words(self) -> str:
-        """'0 B, 0 calls', and of how many ranks where some have not told; empty until one told."""
+        """Return '0 B, 0 calls', with the number of ranks if some have not reported; empty before any report."""
         if self.apart is None:
             return ""
         told, ranks = len(self._apart), self._run.world_size
-        return apart_words(*self.apart) + (f" on the {told} of {ranks} ranks that told" if told < ranks else "")
+        return apart_words(*self.apart) + (f" ({told} of {ranks} ranks reported)" if told < ranks else "")
 
     def findings(self) -> Iterator[Finding]:
-        if self.outcome in ("failed", "lost"):
+        if self.outcome == "lost":
+            yield self._lost()
+        elif self.outcome == "failed":
             yield self._failed()
         elif self.apart not in (None, (0, 0)):
-            yield self._other_traffic()
+            yield self._mismatch()
+
+    def _lost(self) -> Finding:
+        what, _, more = self.reason.partition("; ")
+        sentence = f"Lost: {what or 'the host reported no reason'}"
+        where = self._run.members[0].host if len(self._run.members) == 1 else "the host"
+        following = f"Check {where}, then retry the job."
+        action: Action = "retry"
+        if self._saved is not None and len(self._run.members) > 1:
+            following = "Resume the job on a smaller layout, or retry it when its hosts are back."
+            action = "resume_smaller"
+        facts = tuple(evidence(line) for line in self._log_lines())
+        return Finding("failed", 2.0, full_sentence(sentence), full_sentence(more), following, facts, action)
 
     def _failed(self) -> Finding:
-        rank, signal = self._report.get("rank"), self._report.get("signal")
-        reason = self.reason or "nobody told why"
-        lines = _telling(self._report.get("log_tail") or ())[-LINES:]
-        facts = tuple(evidence(line, [rank] if rank is not None else []) for line in lines)
-        if self.outcome == "lost":
-            # Not more than was told: a host may well be there whose supervisor died.
-            what, _, more = reason.partition("; ")
-            return Finding("failed", 2.0, f"Lost: {what}", more, "look at the host; run it again", facts)
-        who = f"{self._run.where(rank)} failed first" if rank is not None else "Failed"
-        following = "look at the launcher's log" if lines or self._report.get("exit_code") is not None else ""
+        rank, reason = self._report.get("rank"), self.reason
+        facts = tuple(evidence(line, [rank] if rank is not None else []) for line in self._log_lines())
+        if len(reason) > MAX_REASON:
+            facts = (evidence(reason), *facts)
+        following, action = self._after_failure(rank, reason)
+        message, why = _message(reason)
+        place = _source_line(self._report.get("log_tail") or ()) if rank is not None and why else ""
         if rank is not None:
-            following = "look at that rank's log"
-        if signal == "SIGKILL":
-            following = "look at the host's memory: the kernel or somebody killed it"
-        if rank is None and STOPPED in reason:  # a rank may print the same words
-            following = self._again()
-        if len(reason) > LONG:
-            facts, reason = (evidence(reason), *facts), f"{reason[: LONG - 1]}…"
-        return Finding("failed", 2.0, who[0].upper() + who[1:], reason, following, facts)
+            message = message.removeprefix(f"rank {rank} ")
+            message = f"{self._run.where(rank)}{', ' if why else ' '}{message}"
+        elif not message:
+            message = "the host reported no reason"
+        sentence = full_sentence(f"Failed: {_shortened(message).rstrip('.')}{f' ({place})' if place else ''}")
+        return Finding("failed", 2.0, sentence, why, following, facts, action, -1 if rank is None else rank)
 
-    def _again(self) -> str:
-        again = "try it again (meshboard retry) once its host is back"
-        if self._saved is None:
-            return f"{again}: nothing of its own failed"
-        return f"{again}: it goes on from its checkpoint after step {self._saved}"
+    def _after_failure(self, rank: int | None, reason: str) -> tuple[str, Action]:
+        """Return the next step as a sentence and as an action."""
+        if rank is None:
+            if STOPPED in reason:  # the log of a rank may hold these words too
+                saved = "" if self._saved is None else f", to resume after step {self._saved}"
+                return f"Retry the job when its host is back{saved}.", "retry"
+            if self._log_lines() or self._report.get("exit_code") is not None:
+                return "Read the log of the launcher.", "open_log"
+            return "", ""
+        if self._report.get("signal") == "SIGKILL":
+            host = self._run.host_of(rank) or "the host"
+            return f"Check the free memory of {host}: the kernel kills processes when memory runs out.", "open_log"
+        if OUT_OF_MEMORY.search(reason):
+            return "Use a smaller micro-batch, or a layout that needs less memory per rank.", "open_log"
+        return f"Read the log of rank {rank}.", "open_log"
 
-    def _other_traffic(self) -> Finding:
+    def _mismatch(self) -> Finding:
         assert self.apart is not None
-        size, calls = self.apart
         ranks = [rank for rank, apart in self._apart.items() if apart != (0, 0)]
-        text = f"{len(ranks)} of {len(self._apart)} ranks sent other than predicted: {apart_words(size, calls)}"
-        sentence = f"Not as planned: {apart_words(size, calls)} apart"
-        return Finding("notice", 0.5, sentence, text, "see predicted beside measured", (evidence(text, ranks),))
+        where = f"{len(ranks)} of {counted(len(self._apart), 'rank')}"
+        sentence = f"Traffic mismatch: {apart_words(*self.apart)} on {where}."
+        reason = "The measured collectives differ from the predicted collectives."
+        facts = (evidence(f"difference of {apart_words(*self.apart)} in total", ranks),)
+        return Finding(
+            "notice", 0.5, sentence, reason, "Compare predicted and measured calls under Traffic check.", facts
+        )
+
+    def _log_lines(self) -> list[str]:
+        """Return the last log lines that hold more than marks."""
+        lines = map(plain_line, self._report.get("log_tail") or ())
+        return [line for line in lines if not MARKS.issuperset(line)][-LINES:]
 
 
-def _telling(tail: Iterable[str]) -> list[str]:
-    """Of the log's last lines those that say something."""
-    return [line for line in map(plain_line, tail) if not MARKS.issuperset(line)]
+def _message(reason: str) -> tuple[str, str]:
+    """Split a reason into the error message, and a sentence about the exit code."""
+    match = EXIT_CODE.match(reason)
+    if match is None or not match["message"]:
+        return reason, ""
+    return match["message"], f"The rank ended with exit code {match['code']}."
+
+
+def _source_line(tail: Iterable[str]) -> str:
+    """Return 'train.py:12', the innermost frame of the last traceback, in the user's code if possible."""
+    frames = [(match["file"], match["line"]) for line in tail if (match := FRAME.search(plain_line(line)))]
+    own = [frame for frame in frames if not any(part in frame[0] for part in LIBRARIES)]
+    file, line = (own or frames or [("", "")])[-1]
+    return f"{PurePosixPath(file).name}:{line}" if file else ""
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MAX_REASON else f"{text[: MAX_REASON - 1]}…"

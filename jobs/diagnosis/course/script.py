@@ -9,7 +9,7 @@ from contracts.telemetry.batches import Item
 from jobs.diagnosis.findings import Finding
 from planner.facts.words import counted
 
-COUNTED = "a script's steps are counted, not timed"
+COUNTED = "Meshboard counts the steps of a script, but does not time or predict them."
 
 
 class Script:
@@ -31,12 +31,12 @@ class Script:
         self._steps = max(self._steps, summary.get("steps") or 0)
 
     def finding(self, outcome: str | None, why_cancelled: str) -> Finding | None:
-        """None where nothing was counted, or it is no script. `why_cancelled`: in words."""
+        """Return the finding of a script, or None without any count. `why_cancelled`: a full sentence."""
         if not self._is_script or not (self._steps or self._has_sent):
             return None
-        seen = f"{counted(self._steps, 'optimiser step')} seen" if self._steps else "no optimiser step seen"
+        seen = counted(self._steps, "optimizer step") if self._steps else "no optimizer step"
         if outcome is None:
-            return Finding("well", 0.0, f"Runs: {seen}", COUNTED, "")
+            return Finding("well", 0.0, f"Not checked: the script has run {seen} so far.", COUNTED, "")
         if outcome == "cancelled":
-            return Finding("starting", 0.0, f"Cancelled: {seen}", why_cancelled, "")
-        return Finding("starting", 0.0, f"Ended: {seen}", COUNTED, "")
+            return Finding("starting", 0.0, f"Not checked: the script was cancelled after {seen}.", why_cancelled, "")
+        return Finding("starting", 0.0, f"Not checked: the script ended after {seen}.", COUNTED, "")

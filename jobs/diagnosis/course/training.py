@@ -8,7 +8,7 @@ from statistics import median
 
 from contracts.telemetry.proof import ProofItem
 from contracts.telemetry.steps import CheckpointItem, StepItem
-from jobs.diagnosis.findings import Finding, cut, evidence
+from jobs.diagnosis.findings import Finding, cut, evidence, full_sentence, ranks_words
 from jobs.diagnosis.shapes import MOST_TROUBLE, Trouble
 
 WINDOW = 50  # steps that a loss is compared with
@@ -31,7 +31,7 @@ class Training:
 
     def step(self, item: StepItem) -> None:
         if "not_finite" in item:
-            self._add("not finite", item["step"], f"{item['not_finite']} in step {item['step']}")
+            self._add("not finite", item["step"], f"{item['not_finite']} at step {item['step']}")
         loss, norm = item["loss"], item["grad_norm"]
         if loss is not None:
             self._loss(loss, item["step"])
@@ -40,7 +40,9 @@ class Training:
         if norm is not None:
             usual = median(self._norms) if len(self._norms) >= FEWEST else None
             if usual and norm > SPIKE * usual:
-                text = f"gradient norm {norm:.3g} in step {item['step']}, {norm / usual:.0f} times {usual:.3g} of late"
+                text = (
+                    f"gradient norm {norm:.3g} at step {item['step']}: {norm / usual:.0f} times the recent {usual:.3g}"
+                )
                 self._add("spike", item["step"], text)
             self._norms.append(norm)
 
@@ -54,7 +56,8 @@ class Training:
                 self._high += 1
                 if self._high >= FEWEST // 2:
                     text = (
-                        f"loss {loss:.3g} in step {step}, above the first, {self._first:.3g}, and {usual:.3g} of late"
+                        f"loss {loss:.3g} at step {step} is above the first loss ({self._first:.3g}) "
+                        f"and the recent median ({usual:.3g})"
                     )
                     self._add("diverged", step, text)
                 return  # it does not become the usual
@@ -63,15 +66,16 @@ class Training:
 
     def proof(self, item: ProofItem) -> None:
         for apart in item["wrong"][:1]:
-            ranks = f" on {' and '.join(f'rank {rank}' for rank in apart['ranks'])}" if apart["ranks"] else ""
-            text = f"{apart['what']} {apart['name']} differs over {apart['axis'] or 'one process'}{ranks}"
+            ranks = f" on {ranks_words(apart['ranks'])}" if apart["ranks"] else ""
+            other = f"between replicas over {apart['axis']}" if apart["axis"] else "from the single-process reference"
+            text = f"{apart['what']} of {apart['name']} differs {other}{ranks}"
             self._add("replicas apart", 0, text)
 
     def checkpoint(self, item: CheckpointItem) -> None:
         if item["name"] is not None:
             self._saved = max(self._saved, item["step"])
         if item["problem"]:
-            self._add("checkpoint failed", item["step"], f"after step {item['step']}: {item['problem']}")
+            self._add("checkpoint failed", item["step"], f"checkpoint after step {item['step']}: {item['problem']}")
 
     def _add(self, kind: str, step: int, text: str) -> None:
         """The latest of each kind."""
@@ -87,15 +91,30 @@ class Training:
         return list(self._trouble.values())[:MOST_TROUBLE]
 
     def findings(self) -> Iterator[Finding]:
-        words = {
-            "not finite": ("failed", "The {} is no number any more", "lower the learning rate, or look at the data"),
-            "diverged": ("failed", "The training has diverged", "go on from a checkpoint with a lower learning rate"),
-            "replicas apart": ("failed", "Ranks that must hold the same do not", "look at the proof below"),
-            "checkpoint failed": ("notice", "A checkpoint could not be written", "make room, or look at its disk"),
-        }
         for trouble in self._trouble.values():
-            if trouble["kind"] in words and not self._past(trouble):
-                state, sentence, following = words[trouble["kind"]]
-                sentence = sentence.format(trouble["text"].partition(" is ")[0])
-                steps = (trouble["step"],) if trouble["step"] else ()
-                yield Finding(state, 1.0, sentence, trouble["text"], following, (evidence(trouble["text"], (), steps),))  # type: ignore[arg-type]
+            if trouble["kind"] != "spike" and not self._past(trouble):
+                yield _finding(trouble)
+
+
+def _finding(trouble: Trouble) -> Finding:
+    text, step = trouble["text"], trouble["step"]
+    facts = (evidence(text, (), (step,) if step else ()),)
+    match trouble["kind"]:
+        case "not finite":
+            following = "Lower the learning rate, or check the training data."
+            return Finding(
+                "failed", 1.0, f"Diverged: {text}.", "The loss or gradient is NaN or infinite.", following, facts
+            )
+        case "diverged":
+            reason = "The loss has stayed far above its recent median."
+            following = "Resume from an earlier checkpoint with a lower learning rate."
+            return Finding("failed", 1.0, f"Diverged: {text}.", reason, following, facts)
+        case "replicas apart":
+            reason = "The verification found a difference larger than rounding."
+            return Finding(
+                "failed", 1.0, f"Diverged: {text}.", reason, "Read the differences under Verification.", facts
+            )
+    reason = full_sentence(text.partition(": ")[2])
+    sentence = f"Failed: the checkpoint after step {step} could not be written."
+    following = "Free disk space on the host, or check its disk."
+    return Finding("notice", 1.0, sentence, reason, following, facts, "open_log")

@@ -13,6 +13,7 @@ from jobs.diagnosis.run import Run
 from planner.cost.timing import Timer
 from planner.facts.layout import problems
 from planner.facts.spec import JobSpec
+from planner.facts.words import counted
 from planner.hardware.cluster import Cluster
 from planner.search.layouts import needed_bytes
 
@@ -49,21 +50,25 @@ class Idle:
         if share < NOTABLE:
             return
         layout, m = self._run.spec.layout, self._run.spec.train.micro_batches
-        sentence = (
-            f"Pipeline bubble {percent(share)}: {m} micro-{'batch' if m == 1 else 'batches'} on {layout.pp} stages"
-        )
+        sentence = f"Pipeline bubble: {percent(share)} of each step, with {_micro_batches(m)} on {layout.pp} stages."
         bubble_s = median(pipe.bubble_s for pipe, _ in told)
-        facts = (evidence(f"each rank idles {seconds(bubble_s)} a step by the schedule {layout.schedule}"),)
-        reason = "the schedule fills and drains the pipe once a step"
+        facts = (evidence(f"each rank idles {seconds(bubble_s)} per step in the {layout.schedule} schedule"),)
+        reason = "Stages idle while the pipeline fills and drains once per step."
         better = self._better
         if better is None:
-            yield Finding(
-                "notice", share, sentence, reason, "another schedule, or fewer stages, would idle less", facts
-            )
+            following = "Try another schedule, or fewer pipeline stages."
+            yield Finding("notice", share, sentence, reason, following, facts, "find_faster")
             return
-        sentence += f"; {better.micro_batches} would make it {percent(better.bubble)}, {better.times:.2f} times faster"
-        following = f"set micro_batches to {better.micro_batches}"
-        yield Finding("notice", share, sentence, f"{reason}; the planner's estimate", following, facts)
+        sentence += (
+            f" With {_micro_batches(better.micro_batches)} the planner predicts {percent(better.bubble)} "
+            f"and steps {better.times:.2f} times as fast."
+        )
+        following = f"Set `train.micro_batches` to {better.micro_batches}."
+        yield Finding("notice", share, sentence, reason, following, facts, "find_faster")
+
+
+def _micro_batches(number: int) -> str:
+    return counted(number, "micro-batch", "micro-batches")
 
 
 def fewer_idle(spec: JobSpec, cluster: Cluster) -> Better | None:

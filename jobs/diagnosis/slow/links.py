@@ -40,17 +40,17 @@ def slow_links(run: Run, window: Window) -> Iterator[Finding]:
         return
     share, times, way = max(found)
     hosts = dict.fromkeys(run.host_of(rank) for rank in way.ranks)
-    between = f"between {' and '.join(hosts)}" if len(hosts) > 1 else f"of {ranks_words(way.ranks)}"
-    slower = f"{times:.0f} times what they took when the run began" if times < 1000 else "far longer than they did"
+    between = " and ".join(hosts) if len(hosts) > 1 else ranks_words(way.ranks)
+    slower = f"{times:.0f} times as long as" if times < 1000 else "far longer than"
     facts = [
-        evidence(f"{other.op} of {other.group.axis}: {percent(cost)} of the step more", other.ranks)
+        evidence(f"{other.op} on {other.group.axis}: extra time of {percent(cost)} of the step", other.ranks)
         for cost, _, other in sorted(found, reverse=True)
     ]
     yield Finding(
         "slow",
         share,
-        f"The link {between} is slow: {way.op} of {way.group.axis} takes {percent(share)} of every step more",
-        f"its link, not compute: with all ranks there, transfers take {slower}",
-        f"look at the network of {', '.join(hosts)}" if run.members else "look at the network of its hosts",
+        f"Slow link: between {between}. Extra time in {way.op} on {way.group.axis} is {percent(share)} of each step.",
+        f"Transfers take {slower} at the start of the run, after all ranks have arrived.",
+        f"Check the network of {' and '.join(hosts)}." if run.members else "Check the network of the hosts.",
         tuple(facts),
     )

@@ -53,16 +53,16 @@ LENGTHS = (KEPT, 48, 32, 24, 16, 12, 8, FEWEST)
 UNEVEN = 1.25  # times the others' bytes of all-to-alls: the router sends it more tokens
 COMPUTE = ("forward", "backward", "weights", "eval", OTHER)
 NEXT: dict[str, str] = {
-    "compute": "look at what else runs on {host}, at its clocks and its temperature",
-    "data": "look at what {host} reads its data from",
-    "checkpoint": "look at the disk that {host} saves to",
-    "optimizer": "look at what else runs on {host}",
-    "link": "look at the network of {host}",
-    "quota": "raise the CPU quota of its cgroup on {host}, or give its ranks fewer neighbours",
-    "stopped": "find who stops it on {host}",
-    "contention": "give {host} fewer ranks or fewer neighbours: others take its processors",
-    "experts": "raise the weight of the balance loss, or set a capacity factor",
-    "unknown": "look at what else runs on {host}",
+    "compute": "Check {host} for other processes, low clocks, and high temperature.",
+    "data": "Check the storage that {host} reads its data from.",
+    "checkpoint": "Check the disk that {host} saves checkpoints to.",
+    "optimizer": "Check {host} for other processes.",
+    "link": "Check the network of {host}.",
+    "quota": "Raise the CPU quota of the job's cgroup on {host}, or run fewer ranks there.",
+    "stopped": "Find the process or user on {host} that stops the rank.",
+    "contention": "Run fewer ranks or other processes on {host}.",
+    "experts": "Raise the weight of the balance loss, or set a capacity factor.",
+    "unknown": "Check {host} for other processes.",
 }
 
 
@@ -166,9 +166,9 @@ def why(run: Run, late: Late, processes: Processes, now: float) -> Why:
     }
     name = max(over, key=lambda part: over[part])
     if over[name] < 0.3 * late.wait_s:
-        text = "what it does longer than the others, nothing tells"
+        text = "The measured parts of its step do not explain the delay."
         return Why("unknown" if hint is None else _cause(hint.cause), text if hint is None else hint.text)
-    more = f"{seconds(over[name])} a step more than its peers"
+    more = f"{seconds(over[name])} more per step than its peers"
     share = over[name] / median(step.step_s for step in late.steps)
     hint = hint or processes.crowded(late.rank, peers, now, share)
     inside = name == "link" and not _has_links(run, late.rank, peers)
@@ -177,18 +177,18 @@ def why(run: Run, late: Late, processes: Processes, now: float) -> Why:
     if name == "compute":
         tokens = _experts(late, peers)
         if tokens > UNEVEN:
-            return Why("experts", f"its experts get {tokens:.1f} times the tokens of the others: {more}")
-        return Why("compute", f"its compute, not its link: {more}")
+            return Why("experts", f"Its experts get {tokens:.1f} times the tokens of other ranks, which takes {more}.")
+        return Why("compute", f"Its compute, not its link, takes {more}.")
     if inside:
-        starved = "it gets too little of a processor: its neighbours, a quota, or somebody stops it again and again"
-        return Why("unknown", f"transfers inside its host take {more}; {starved}")
+        starved = "Other processes, a CPU quota, or repeated stops may hold it up"
+        return Why("unknown", f"{starved}: transfers inside its host take {more}.")
     words = {
-        "data": "it waits for its data",
-        "checkpoint": "it saves a checkpoint",
-        "optimizer": "its optimiser, not its link",
-        "link": "its link, not its compute",
+        "data": "Waiting for training data takes",
+        "checkpoint": "Saving checkpoints takes",
+        "optimizer": "Its optimizer, not its link, takes",
+        "link": "Its link, not its compute, takes",
     }
-    return Why("compute" if name == "optimizer" else _cause(name), f"{words[name]}: {more}")
+    return Why("compute" if name == "optimizer" else _cause(name), f"{words[name]} {more}.")
 
 
 def _has_links(run: Run, rank: int, peers: Sequence[int]) -> bool:
@@ -235,9 +235,8 @@ def told(run: Run, late: Late, processes: Processes, now: float) -> tuple[Stragg
     last_in = sum(step.came_last.get((axis, late.rank), 0) for step in late.steps) / calls if calls else 0.0
     first, last = late.steps[0].number, late.steps[-1].number
     where = run.where(late.rank)
-    often = f"came last to {percent(last_in)} of its {axis} collectives" if last_in >= 0.5 else "holds up the others"
-    average, of = ("mean", "the time") if late.held else ("median", "every step")
-    sentence = f"{where[0].upper()}{where[1:]} {often} since step {first}, {percent(late.share)} of {of}"
+    average, of = ("mean", "the time") if late.held else ("median", "each step")
+    sentence = f"Straggler: {where}. Other ranks wait for it in {percent(late.share)} of {of} since step {first}."
     host = run.host_of(late.rank) or "its host"
     straggler: Straggler = {
         "rank": late.rank,
@@ -248,12 +247,15 @@ def told(run: Run, late: Late, processes: Processes, now: float) -> tuple[Stragg
         "seconds": late.wait_s,
         "share": late.share,
         "last_in": last_in,
-        "text": cut(f"{sentence}; {found.reason}"),
+        "text": cut(f"{sentence} {found.reason}"),
     }
     facts = (
-        evidence(f"the others wait {seconds(late.wait_s)} a step for it, the {average}", [late.rank], (first, last)),
-        evidence(f"in {late.times} of {len(late.steps)} steps most of all ranks", [late.rank], (first, last)),
+        evidence(f"other ranks wait {seconds(late.wait_s)} per step for it ({average})", [late.rank], (first, last)),
+        evidence(
+            f"other ranks wait longest for it in {late.times} of {len(late.steps)} steps", [late.rank], (first, last)
+        ),
+        evidence(f"it arrives last in {percent(last_in)} of its {axis} collectives", [late.rank], (first, last)),
         evidence(found.reason, [late.rank], (first, last)),
     )
     following = NEXT[found.cause].format(host=host)
-    return straggler, Finding("slow", late.share, sentence, found.reason, following, facts)
+    return straggler, Finding("slow", late.share, sentence, found.reason, following, facts, "open_log", late.rank)

@@ -16,7 +16,7 @@ from contracts.telemetry.health import ProcessItem
 from contracts.telemetry.words import FIRST_STEPS
 from jobs.diagnosis.course.steps import Steps
 from jobs.diagnosis.events.step import Step
-from jobs.diagnosis.findings import Finding, cut, evidence, ranks_words, seconds
+from jobs.diagnosis.findings import Finding, capital, cut, evidence, ranks_words, seconds
 from jobs.diagnosis.run import Run
 from jobs.diagnosis.shapes import MOST_LINE, MOST_RANKS, MOST_STACK, Cause, Hang
 from jobs.diagnosis.stuck.processes import THROTTLED, Processes
@@ -31,16 +31,16 @@ LOADING = ("dataload", "corpus", "dataset", "next_batch", "tokenize", "fetch")
 SAVING = ("workers/checkpoint", "distributed/checkpoint", "torch/serialization", "save_checkpoint")
 EVALUATING = ("evaluate", "validate")
 NEXT: dict[str, str] = {
-    "stopped": "let it go on (kill -CONT on {host}), and find who stopped it",
-    "dead": "look at its log and at {host}: the others end once they give up waiting",
-    "skipped call": "look at what makes it leave that call out: a branch on its rank, or on its own data",
-    "mismatch": "print shapes and dtypes before that call on both sides",
-    "link": "look at the network of {host}: cables, routes, a firewall",
-    "data": "look at what {host} reads its data from",
-    "quota": "raise the CPU quota of its cgroup on {host}",
-    "checkpoint": "look at the disk that {host} saves to",
-    "compute": "look at where its Python stands",
-    "unknown": "look at where the ranks stand",
+    "stopped": "Run `kill -CONT` on {host} for its process, and find what stopped it.",
+    "dead": "Read its log, and check {host}. Other ranks end at the collective timeout.",
+    "skipped call": "Find the branch on rank or data that skips the call.",
+    "mismatch": "Print shapes and dtypes before the call on every rank.",
+    "link": "Check the cables, routes, and firewalls of {host}.",
+    "data": "Check the storage that {host} reads its data from.",
+    "quota": "Raise the CPU quota of the job's cgroup on {host}.",
+    "checkpoint": "Check the disk that {host} saves checkpoints to.",
+    "compute": "Read the Python stack of the rank.",
+    "unknown": "Read the logs of the ranks.",
 }
 
 
@@ -118,20 +118,18 @@ class Hangs:
         if knot.kind == "missing":
             return self._silent(knot.roots, now) or self._own_code(knot.roots, now)
         if knot.kind == "skipped":
-            which = "others wait for it in one collective while it waits for them in another"
-            return Blame("skipped call", knot.roots, f"{which}: it left a call out, or made one more")
+            reason = "It skipped a collective or made an extra one, and waits in another collective than its peers."
+            return Blame("skipped call", knot.roots, reason)
         if knot.kind == "mismatch":
-            return Blame("mismatch", knot.roots, "the same collective by its number, with another size or another op")
-        return Blame(
-            "link", (), "all its ranks have come to it and it does not end: what is between them does not pass"
-        )
+            return Blame("mismatch", knot.roots, "The op or size of this collective differs between ranks.")
+        return Blame("link", (), "All its ranks have entered it, but the transfer does not complete.")
 
     def _by_process(self, knot: Knot | None, now: float) -> Blame | None:
         """A process that is stopped or gone explains everything, whoever it makes wait."""
         found = {rank: self._seen(rank, now) for rank in range(self._run.world_size)}
         for states, cause, words in (
-            (("stopped",), "stopped", "its process is stopped"),
-            (("zombie", "gone"), "dead", "its process is gone"),
+            (("stopped",), "stopped", "Its process is stopped."),
+            (("zombie", "gone"), "dead", "Its process has ended."),
         ):
             ranks = tuple(rank for rank, item in found.items() if item is not None and item["state"] in states)
             if ranks:
@@ -141,7 +139,7 @@ class Hangs:
         if held:
             item = found[held[0]]
             assert item is not None
-            kept = f"a CPU quota keeps its process waiting {seconds(item['throttled'])} of each second"
+            kept = f"A CPU quota throttles its process for {seconds(item['throttled'])} of each second."
             return Blame("quota", tuple(held), kept)
         return None
 
@@ -154,26 +152,30 @@ class Hangs:
         )
         if not quiet:
             return None
-        return Blame("link", quiet, f"nothing is heard of {self._run.host_of(quiet[0]) or 'its host'} any more")
+        return Blame("link", quiet, f"Meshboard has lost contact with {self._run.host_of(quiet[0]) or 'its host'}.")
 
     def _own_code(self, ranks: tuple[int, ...], now: float) -> Blame:
         """Ranks that are in no collective: what they do instead, by where their Python stands."""
         stack = self._stack(ranks[:1], now)
         item = self._seen(ranks[0], now) if ranks else None
         if _stands_in(stack, SAVING):
-            return Blame("checkpoint", ranks, "it is saving a checkpoint")
+            return Blame("checkpoint", ranks, "It is saving a checkpoint.")
         if _stands_in(stack, LOADING):
-            return Blame("data", ranks, "it waits for its data")
+            return Blame("data", ranks, "It waits for training data.")
         if not any(rank in self._progress.standing or self._seen(rank, now) for rank in ranks):
-            return Blame("unknown", ranks, f"{'none of them' if ranks else 'no rank'} told where it stands")
-        busy = f", taking {item['cpu']:.2g} of a processor" if item is not None else ""
-        return Blame("compute", ranks, f"it is in its own code{busy}")
+            return Blame(
+                "unknown",
+                ranks,
+                "These ranks report no current operation." if ranks else "The ranks report no current operation.",
+            )
+        busy = f", using {item['cpu']:.2g} CPU cores" if item is not None else ""
+        return Blame("compute", ranks, f"It runs code outside of collectives{busy}.")
 
     def _saves(self, knot: Knot | None) -> Blame:
         items = self._progress.standing.values()
         ranks = tuple(sorted(i["rank"] for i in items if _stands_in(i["stack"], SAVING)))
         roots = knot.roots if knot is not None and knot.kind == "missing" else ()
-        return Blame("checkpoint", roots or ranks, "a checkpoint is being saved")
+        return Blame("checkpoint", roots or ranks, "Training waits until the checkpoint is saved.")
 
     def _stack(self, ranks: Sequence[int], now: float) -> list[str]:
         for rank in ranks:
@@ -219,17 +221,18 @@ class Hangs:
                 "nth": at.group.nth,
             }
             number = f" {at.sequence:,}" if at.sequence is not None else ""
-            call = f"{at.op}{number} of {at.group.axis} ({ranks_words(ranks)})"
+            call = f"{at.op}{number} on {at.group.axis} ({ranks_words(ranks)})"
         sentence = _sentence(blame, call, still, self._run)
-        hang["text"] = cut(f"{sentence}: {blame.reason}")
-        facts = [evidence(f"nothing ended on any rank for {seconds(still)}, in step {step + 1}", named)]
+        hang["text"] = cut(f"{sentence} {blame.reason}")
+        facts = [evidence(f"no progress on any rank for {seconds(still)}, in step {step + 1}", named)]
         if waiting:
             facts.append(evidence(f"{ranks_words(waiting)} {'wait' if len(waiting) > 1 else 'waits'}", waiting))
         if stack:
-            facts.append(evidence(f"it stands in {stack[-1]}", blame.ranks[:1]))
+            facts.append(evidence(f"its innermost frame is {stack[-1]}", blame.ranks[:1]))
         following = NEXT[blame.cause].format(host=host or "its host")
         state = "notice" if blame.cause == "checkpoint" and still < CHECKPOINT_S else "hung"
-        return hang, Finding(state, 1.0, sentence, blame.reason, following, tuple(facts))  # type: ignore[arg-type]
+        log_rank = min(blame.ranks, default=-1)
+        return hang, Finding(state, 1.0, sentence, blame.reason, following, tuple(facts), "open_log", log_rank)  # type: ignore[arg-type]
 
     def _hosts(self, ranks: Sequence[int]) -> str:
         """'host-a', or 'host-a and host-b' where ranks are on several."""
@@ -242,15 +245,18 @@ def _stands_in(stack: Sequence[str], words: Sequence[str]) -> bool:
 
 
 def _sentence(blame: Blame, call: str, still: float, run: Run) -> str:
-    since = f"for {seconds(still)}"
-    who = run.where(blame.ranks[0]) if len(blame.ranks) == 1 else ranks_words(blame.ranks)
-    who = f"{who[0].upper()}{who[1:]}"
     if blame.cause == "checkpoint":
-        return f"A checkpoint is being saved {since}" + (f" by {ranks_words(blame.ranks)}" if blame.ranks else "")
+        where = f" on {ranks_words(blame.ranks)}" if blame.ranks else ""
+        return f"Stalled: training has waited {seconds(still)} for a checkpoint{where}."
+    return f"Stalled: no progress for {seconds(still)}. {capital(_stuck(blame, call, run))}."
+
+
+def _stuck(blame: Blame, call: str, run: Run) -> str:
     if not blame.ranks:
-        return f"Nothing ends {since}: {call} does not" if call else f"Nothing ends {since}"
-    if blame.cause == "mismatch":
-        return f"{who} came to {call} with something else, {since}"
+        return f"the collective {call} does not complete" if call else "all ranks are stuck"
+    who = run.where(blame.ranks[0]) if len(blame.ranks) == 1 else ranks_words(blame.ranks)
     if not call:
-        return f"Nothing ends {since}: {ranks_words(blame.ranks)} stands still"
-    return f"{who} never entered {call}, {since}"
+        return f"{who} {'is' if len(blame.ranks) == 1 else 'are'} stuck"
+    return (
+        f"{who} entered {call} with another op or size" if blame.cause == "mismatch" else f"{who} did not enter {call}"
+    )

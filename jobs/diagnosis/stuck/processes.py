@@ -59,12 +59,12 @@ class Processes:
         held = self._held[rank][-1] if rank in self._held else None
         if held is not None and now - held["time"] <= FRESH_S:
             if held["state"] == "stopped":
-                return Hint("stopped", "its process was stopped of late")
-            return Hint("quota", f"a CPU quota keeps its process waiting {seconds(held['throttled'])} of each second")
+                return Hint("stopped", "Its process was stopped recently.")
+            return Hint("quota", f"A CPU quota throttles its process for {seconds(held['throttled'])} of each second.")
         own = self._clock_mhz(rank)
         clocks = [clock for other in others if (clock := self._clock_mhz(other))]
         if own and clocks and own < SLOW_CLOCK * median(clocks):
-            return Hint("compute", f"its GPU runs at {own:.0f} MHz, the others at {median(clocks):.0f}")
+            return Hint("compute", f"Its GPU runs at {own:.0f} MHz, other GPUs at {median(clocks):.0f} MHz.")
         return None
 
     def crowded(self, rank: int, others: Sequence[int], now: float, more: float) -> Hint | None:
@@ -74,7 +74,10 @@ class Processes:
         longer = own - median([self._crowded(other, now) for other in others] or [0.0])
         if longer < EXPLAINS * more:
             return None
-        return Hint("contention", f"it was ready to run and had no processor for {seconds(own)} of each second")
+        return Hint(
+            "contention",
+            f"Other processes took its processor for {seconds(own)} of each second while it was ready to run.",
+        )
 
     def _crowded(self, rank: int, now: float) -> float:
         """The mean of what was told of late."""

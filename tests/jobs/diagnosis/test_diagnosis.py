@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from jobs.diagnosis import Diagnosis, Run
+from jobs.diagnosis import Diagnosis, Member, Run
+from jobs.diagnosis.course.script import COUNTED
 from jobs.diagnosis.course.steps import Steps
 from jobs.diagnosis.shapes import MOST_BYTES
 from planner.facts.reading.parse import parse_spec
@@ -32,7 +33,7 @@ def test_the_way_to_the_first_step_names_who_came_last() -> None:
         found.add(start(stage, rank, NOW + time), 0)  # type: ignore[arg-type]
     parts = [(part["name"], part["seconds"], part["rank"]) for part in look(found)["start"]]
     assert parts == [("queue", 3.0, -1), ("claim", 1.0, -1), ("spawn", 0.5, -1), ("import", 4.5, 1)]
-    assert look(found)["sentence"] == "Its ranks meet"
+    assert look(found)["sentence"] == "Starting: connecting ranks (rendezvous)."
 
 
 def test_parts_of_a_step_add_up_to_it_and_the_verdict_names_what_grew() -> None:
@@ -48,8 +49,10 @@ def test_parts_of_a_step_add_up_to_it_and_the_verdict_names_what_grew() -> None:
     assert measured is not None
     assert sum(part["seconds"] for part in measured["parts"] if part["kind"] != "hidden") == pytest.approx(took)
     assert told["state"] == "notice"
-    assert "3.0 times as long as predicted" in told["sentence"]
-    assert ", all of the excess exposed dp" in told["sentence"]
+    assert told["sentence"].startswith("Slower than planned: ")
+    assert "3.0 times the prediction" in told["sentence"]
+    assert " Exposed dp is 100% of the excess." in told["sentence"]
+    assert (told["next"], told["action"]) == ("Calibrate the host for a more accurate prediction.", "calibrate")
 
 
 def test_a_plan_that_may_be_off_by_more_than_itself_judges_no_speed() -> None:
@@ -62,13 +65,11 @@ def test_a_plan_that_may_be_off_by_more_than_itself_judges_no_speed() -> None:
             found.add(step(rank, number, took, parts), 0)  # type: ignore[arg-type]
     told = look(found)
     assert told["state"] == "well"
-    assert told["sentence"].startswith("Runs: ")
-    assert told["sentence"].endswith(" a step (mean of the last 5), 40% of it exposed dp")
-    assert "a step (mean of the last 5), " in told["evidence"][0]["text"]
-    assert "may be 4.3 times off here" in told["reason"]
-    found.ended("succeeded")
-    assert look(found)["sentence"].startswith("Ended: ")
-    assert told["next"].startswith("calibrate")
+    assert told["sentence"].startswith("Not checked: ")
+    assert told["sentence"].endswith(" per step (mean of the last 5), 40% of it exposed dp.")
+    assert "per step (mean of the last 5), " in told["evidence"][0]["text"]
+    assert "margin of error of the prediction is a factor of 4.3" in told["reason"]
+    assert (told["next"], told["action"], told["action_rank"]) == ("Calibrate the host.", "calibrate", -1)
 
 
 def test_a_run_as_planned_says_so_with_its_traffic() -> None:
@@ -84,7 +85,8 @@ def test_a_run_as_planned_says_so_with_its_traffic() -> None:
     found.ended("succeeded")
     told = look(found)
     assert (told["state"], told["over"]) == ("well", True)
-    assert told["sentence"].startswith("As planned: 0 B, 0 calls, ")
+    assert told["sentence"].startswith("On plan: ")
+    assert told["sentence"].endswith(" Traffic difference: 0 B, 0 calls.")
 
 
 def test_a_run_that_is_faster_than_its_plan_can_be_off_is_not_as_planned() -> None:
@@ -94,8 +96,10 @@ def test_a_run_that_is_faster_than_its_plan_can_be_off_is_not_as_planned() -> No
     for number in range(1, 9):
         found.add(step(0, number, took / 5), 0)
     told = look(found)
-    assert (told["state"], told["sentence"]) == ("notice", "Faster than planned: 80% faster than predicted")
-    assert told["reason"] == "more than the prediction may be off, 15%"
+    assert told["state"] == "notice"
+    assert told["sentence"].startswith("Faster than planned: ")
+    assert told["sentence"].endswith(" per step (mean of the last 5), 80% less than predicted.")
+    assert told["reason"].endswith(" per step has a margin of error of 15%.")
 
 
 def test_an_equal_step_is_as_fast_and_ranks_that_told_nothing_are_not_called_exact() -> None:
@@ -107,8 +111,8 @@ def test_an_equal_step_is_as_fast_and_ranks_that_told_nothing_are_not_called_exa
             found.add(step(rank, number, took), 0)
     found.add(ITEM.validate_python({"kind": "verdict", "rank": 1, "time": NOW, "rows": []}), 0)
     found.ended("succeeded")
-    sentence = "As planned: 0 B, 0 calls on the 1 of 2 ranks that told, as fast as predicted"
-    assert look(found)["sentence"] == sentence
+    ending = "as fast as predicted. Traffic difference: 0 B, 0 calls (1 of 2 ranks reported)."
+    assert look(found)["sentence"].endswith(ending)
 
 
 def test_bytes_apart_are_named_with_their_ranks() -> None:
@@ -117,7 +121,7 @@ def test_bytes_apart_are_named_with_their_ranks() -> None:
     row |= {"predicted_bytes": 100, "measured_bytes": 120}
     found.add(ITEM.validate_python({"kind": "verdict", "rank": 1, "time": NOW, "rows": [row]}), 0)
     told = look(found)
-    assert told["sentence"] == "Not as planned: 20 B, 1 call apart"
+    assert told["sentence"] == "Traffic mismatch: 20 B, 1 call on 1 of 1 rank."
     assert told["evidence"][0]["ranks"] == [1]
 
 
@@ -126,8 +130,10 @@ def test_a_failed_run_tells_its_root_cause() -> None:
     report = {"outcome": "failed", "reason": "rank 1 was killed by SIGKILL", "rank": 1, "signal": "SIGKILL"}
     found.ended("failed", {**report, "log_tail": ["Traceback", "", "boom"]})
     told = look(found)
-    assert (told["state"], told["reason"]) == ("failed", "rank 1 was killed by SIGKILL")
-    assert told["sentence"] == "Rank 1 failed first"
+    assert (told["state"], told["reason"]) == ("failed", "")
+    assert told["sentence"] == "Failed: rank 1 was killed by SIGKILL."
+    assert told["next"].startswith("Check the free memory of the host")
+    assert (told["action"], told["action_rank"]) == ("open_log", 1)
     assert [fact["text"] for fact in told["evidence"]] == ["Traceback", "boom"]
 
 
@@ -138,31 +144,52 @@ def test_evidence_of_a_failure_is_lines_that_say_something_and_no_control_charac
     found.ended("failed", {"outcome": "failed", "reason": reason, "rank": 1, "log_tail": tail})
     told = look(found)
     assert [fact["text"] for fact in told["evidence"]] == ["Traceback", "    boom()", "Error: no"]
-    assert told["reason"] == "rank 1 ended with exit code 1: no"
+    assert (told["sentence"], told["reason"]) == ("Failed: rank 1, no.", "The rank ended with exit code 1.")
+
+
+def test_a_failure_names_rank_host_exception_and_the_line_of_the_user_s_code() -> None:
+    found = diagnosis({"dp": 2}, members=(Member("host-a", 0, 1), Member("host-b", 1, 1)))
+    tail = [
+        "[rank1]: Traceback (most recent call last):",
+        '[rank1]:   File "/srv/scripts/train.py", line 12, in <module>',
+        '[rank1]:   File "/opt/venv/lib/python3.12/site-packages/torch/nn/modules/module.py", line 1773, in forward',
+        "[rank1]: ValueError: boom",
+    ]
+    reason = "rank 1 ended with exit code 1: ValueError: boom"
+    found.ended("failed", {"outcome": "failed", "reason": reason, "rank": 1, "exit_code": 1, "log_tail": tail})
+    told = look(found)
+    assert told["sentence"] == "Failed: rank 1 on host-b, ValueError: boom (train.py:12)."
+    assert (told["next"], told["action"], told["action_rank"]) == ("Read the log of rank 1.", "open_log", 1)
+
+
+def test_a_rank_out_of_memory_needs_a_smaller_batch_or_another_layout() -> None:
+    found, reason = diagnosis({"dp": 2}), "rank 0 ended with exit code 1: torch.OutOfMemoryError: CUDA out of memory."
+    found.ended("failed", {"outcome": "failed", "reason": reason, "rank": 0, "exit_code": 1, "log_tail": []})
+    assert look(found)["next"] == "Use a smaller micro-batch, or a layout that needs less memory per rank."
 
 
 def test_a_long_reason_is_shortened_and_stands_whole_in_the_evidence() -> None:
     found, reason = diagnosis({"dp": 2}), "rank 1 ended with exit code 1: " + "long " * 80
     found.ended("failed", {"outcome": "failed", "reason": reason.strip(), "rank": 1, "log_tail": ["boom"]})
     told = look(found)
-    assert len(told["reason"]) == 200
-    assert told["reason"].endswith("…")
+    assert told["sentence"].endswith("…")
+    assert len(told["sentence"]) < 220
     assert [fact["text"] for fact in told["evidence"]] == [reason.strip(), "boom"]
 
 
 def test_what_was_ended_with_its_host_is_to_be_tried_again_from_its_checkpoint() -> None:
     found = diagnosis({"dp": 2})
     found.ended("failed", {"outcome": "failed", "reason": "the host was stopped", "exit_code": -15, "log_tail": ["x"]})
-    assert look(found)["next"] == "try it again (meshboard retry) once its host is back: nothing of its own failed"
+    assert (look(found)["next"], look(found)["action"]) == ("Retry the job when its host is back.", "retry")
     saved = {"kind": "checkpoint", "rank": 0, "time": NOW, "step": 40, "name": "job/1/step-00000040", "num_bytes": 1}
     found.add(ITEM.validate_python({**saved, "stall_s": 0.1, "save_s": 0.1, "problem": ""}), 0)
-    assert look(found)["next"].endswith("it goes on from its checkpoint after step 40")
+    assert look(found)["next"] == "Retry the job when its host is back, to resume after step 40."
 
 
 def test_a_rank_that_says_so_itself_was_not_ended_with_its_host() -> None:
     found, reason = diagnosis({"dp": 2}), "rank 1 ended with exit code 1: RuntimeError: the host was stopped"
     found.ended("failed", {"outcome": "failed", "reason": reason, "rank": 1, "exit_code": 1, "log_tail": ["x"]})
-    assert look(found)["next"] == "look at that rank's log"
+    assert look(found)["next"] == "Read the log of rank 1."
 
 
 @pytest.mark.parametrize(
@@ -170,11 +197,11 @@ def test_a_rank_that_says_so_itself_was_not_ended_with_its_host() -> None:
     [
         (
             "the supervisor died without an exit report; its ranks were ended with it",
-            "Lost: the supervisor died without an exit report",
-            "its ranks were ended with it",
+            "Lost: the supervisor died without an exit report.",
+            "Its ranks were ended with it.",
         ),
-        ("host small was rebooted", "Lost: host small was rebooted", ""),
-        ("", "Lost: nobody told why", ""),
+        ("host small was rebooted", "Lost: host small was rebooted.", ""),
+        ("", "Lost: the host reported no reason.", ""),
     ],
 )
 def test_a_lost_run_says_what_is_known_and_not_that_its_host_was_lost(reason: str, sentence: str, why: str) -> None:
@@ -182,13 +209,22 @@ def test_a_lost_run_says_what_is_known_and_not_that_its_host_was_lost(reason: st
     found.ended("lost", {"outcome": "lost", "reason": reason} if reason else None)
     told = look(found)
     assert (told["state"], told["sentence"], told["reason"]) == ("failed", sentence, why)
+    assert (told["next"], told["action"]) == ("Check the host, then retry the job.", "retry")
+
+
+def test_a_run_of_several_hosts_that_was_lost_after_a_checkpoint_can_resume_on_fewer() -> None:
+    found = diagnosis({"dp": 2}, members=(Member("host-a", 0, 1), Member("host-b", 1, 1)))
+    saved = {"kind": "checkpoint", "rank": 0, "time": NOW, "step": 40, "name": "job/1/step-00000040", "num_bytes": 1}
+    found.add(ITEM.validate_python({**saved, "stall_s": 0.1, "save_s": 0.1, "problem": ""}), 0)
+    found.ended("lost", {"outcome": "lost", "reason": "host host-b was rebooted"})
+    assert look(found)["action"] == "resume_smaller"
 
 
 @pytest.mark.parametrize(
     ("outcome", "sentence", "why"),
     [
-        ("cancelled", "Cancelled before its first step: nothing was measured", "cancelled on request"),
-        ("succeeded", "Nothing was measured", "it told of no step"),
+        ("cancelled", "Not checked: the job was cancelled before its first step.", "Cancelled on request."),
+        ("succeeded", "Not checked: the run reported no step.", "Nothing was measured."),
     ],
 )
 def test_a_run_without_a_step_is_not_called_well(outcome: str, sentence: str, why: str) -> None:
@@ -217,13 +253,18 @@ def counts(steps: int = 0, sent: int = 0) -> list[Any]:
 @pytest.mark.parametrize(
     ("outcome", "told", "sentence", "why"),
     [
-        (None, counts(30, 60), "Runs: 30 optimiser steps seen", "a script's steps are counted, not timed"),
-        (None, counts(sent=60), "Runs: no optimiser step seen", "a script's steps are counted, not timed"),
-        ("succeeded", counts(30, 60), "Ended: 30 optimiser steps seen", "a script's steps are counted, not timed"),
-        ("succeeded", counts(1), "Ended: 1 optimiser step seen", "a script's steps are counted, not timed"),
-        ("succeeded", counts(sent=60), "Ended: no optimiser step seen", "a script's steps are counted, not timed"),
-        ("succeeded", counts(), "Nothing was measured", "it told of no step"),
-        ("cancelled", counts(30), "Cancelled: 30 optimiser steps seen", "cancelled on request"),
+        (None, counts(30, 60), "Not checked: the script has run 30 optimizer steps so far.", COUNTED),
+        (None, counts(sent=60), "Not checked: the script has run no optimizer step so far.", COUNTED),
+        ("succeeded", counts(30, 60), "Not checked: the script ended after 30 optimizer steps.", COUNTED),
+        ("succeeded", counts(1), "Not checked: the script ended after 1 optimizer step.", COUNTED),
+        ("succeeded", counts(sent=60), "Not checked: the script ended after no optimizer step.", COUNTED),
+        ("succeeded", counts(), "Not checked: the run reported no step.", "Nothing was measured."),
+        (
+            "cancelled",
+            counts(30),
+            "Not checked: the script was cancelled after 30 optimizer steps.",
+            "Cancelled on request.",
+        ),
     ],
 )
 def test_of_a_script_it_is_said_what_its_meter_counted(
@@ -242,7 +283,7 @@ def test_its_launcher_counted_to_the_end() -> None:
     found = script()
     found.add(counts(30)[1], 0)
     found.ended("succeeded", {"outcome": "succeeded", "reason": "", "summary": {"steps": 31}})
-    assert look(found)["sentence"] == "Ended: 31 optimiser steps seen"
+    assert look(found)["sentence"] == "Not checked: the script ended after 31 optimizer steps."
 
 
 def test_a_run_of_a_few_steps_is_too_short_only_once_it_has_ended() -> None:
@@ -251,11 +292,11 @@ def test_a_run_of_a_few_steps_is_too_short_only_once_it_has_ended() -> None:
     for number in (1, 2, 3):
         for rank in (0, 1):
             found.add(step(rank, number), 0)
-    assert look(found)["sentence"] == "Not measured yet"
+    assert look(found)["sentence"] == "Not checked: only warm-up steps have ended so far."
     found.ended("succeeded", {"outcome": "succeeded", "reason": "finished after step 3"})
     told = look(found)
-    assert told["sentence"] == "Too short to be measured"
-    assert told["reason"] == "3 steps, of which the first say nothing of the others"
+    assert told["sentence"] == "Not checked: the run ended after 3 steps."
+    assert told["reason"] == "The first 3 steps are warm-up and are not compared with the plan."
 
 
 def test_a_run_that_was_cancelled_on_its_way_says_how_far_it_was_and_why() -> None:
@@ -267,8 +308,8 @@ def test_a_run_that_was_cancelled_on_its_way_says_how_far_it_was_and_why() -> No
     found.add(step(1, 9), 0)
     found.ended("cancelled", {"outcome": "cancelled", "reason": "cancelled on request"})
     told = look(found)
-    assert (told["state"], told["sentence"]) == ("well", "Cancelled after 8 steps")
-    assert told["reason"] == "cancelled on request"
+    assert (told["state"], told["sentence"]) == ("well", "Not checked: the job was cancelled after 8 steps.")
+    assert told["reason"] == "Cancelled on request."
 
 
 def test_where_the_launcher_said_nothing_nobody_is_sent_to_its_log() -> None:
@@ -276,7 +317,7 @@ def test_where_the_launcher_said_nothing_nobody_is_sent_to_its_log() -> None:
     report = {"outcome": "failed", "reason": "no room on small", "rank": None, "exit_code": None, "log_tail": []}
     found.ended("failed", report)
     told = look(found)
-    assert (told["sentence"], told["reason"], told["next"]) == ("Failed", "no room on small", "")
+    assert (told["sentence"], told["reason"], told["next"]) == ("Failed: no room on small.", "", "")
 
 
 def test_a_loss_that_is_no_number_and_one_that_grows_are_told() -> None:
@@ -297,14 +338,14 @@ def test_trouble_that_has_passed_is_told_but_is_no_verdict() -> None:
     for number in range(1, 31):
         found.add(step(0, number, loss=3.0), 0)
     found.add(step(0, 31, loss=3.0, grad_norm=None, not_finite="gradient norm is inf"), 0)
-    assert look(found)["sentence"] == "The gradient norm is no number any more"
+    assert look(found)["sentence"] == "Diverged: gradient norm is inf at step 31."
     for number in range(32, 42):
         found.add(step(0, number, loss=9.0), 0)
     found.add(ITEM.validate_python({**checkpoint, "step": 41, **full}), 0)
     assert look(found)["state"] == "failed"
     for number in range(42, 70):
         found.add(step(0, number, loss=3.0), 0)
-    assert look(found)["sentence"] == "A checkpoint could not be written"
+    assert look(found)["sentence"] == "Failed: the checkpoint after step 41 could not be written."
     found.add(ITEM.validate_python({**checkpoint, "step": 60, "name": "job/1/step-00000060", "problem": ""}), 0)
     told = look(found)
     assert told["state"] == "well"

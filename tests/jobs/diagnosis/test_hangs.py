@@ -79,7 +79,7 @@ def test_of_ranks_that_did_not_tell_where_they_stand_nothing_is_said_but_that() 
     hang = look(found, STOPPED_AT + 15.5)["hang"]
     assert hang is not None
     assert (hang["cause"], hang["ranks"]) == ("unknown", [2, 3])
-    assert "none of them told where it stands" in hang["text"]
+    assert "These ranks report no current operation." in hang["text"]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,10 @@ def test_a_rank_in_its_own_code_is_named_with_where_it_stands(stack: list[str], 
     assert hang["stack"] == stack
     assert told["state"] == ("notice" if cause == "checkpoint" else "hung")
     if cause == "compute":
-        assert told["sentence"] == "Rank 2 never entered all_reduce 41 of dp (ranks 0 and 2), for 12 s"
+        assert told["sentence"] == (
+            "Stalled: no progress for 12 s. Rank 2 did not enter all_reduce 41 on dp (ranks 0 and 2)."
+        )
+        assert (told["action"], told["action_rank"]) == ("open_log", 2)
 
 
 def test_before_its_threshold_nothing_is_a_hang() -> None:
@@ -177,7 +180,7 @@ def test_who_waits_for_one_that_a_cut_link_holds_up_has_skipped_nothing(through:
     assert told["hang"] is not None
     assert (told["hang"]["cause"], told["hang"]["ranks"]) == ("link", [])
     assert told["hang"]["group"] == {"axis": "dp", "ranks": [1, 3] if through else [0, 2], "size": 2, "nth": 0}
-    assert told["next"].startswith("look at the network of host-a and host-b")
+    assert told["next"].startswith("Check the cables, routes, and firewalls of host-a and host-b")
 
 
 def test_a_host_that_fell_silent_is_told_from_a_rank_that_did_not_come() -> None:

@@ -55,10 +55,15 @@ def test_it_is_stored_as_it_changes_and_has_a_last_word(
 @pytest.mark.parametrize(
     ("told", "status", "reason", "sentence"),
     [
-        (None, Status.CANCELLED, "host small no longer knows this attempt", "Cancelled after 6 steps"),
-        ("failed", Status.CANCELLED, "cancelled on request", "Cancelled after 6 steps"),
-        ("cancelled", Status.FAILED, "it ran for its 60 s", "Failed"),
-        (None, Status.LOST, "host small was rebooted", "Lost: host small was rebooted"),
+        (
+            None,
+            Status.CANCELLED,
+            "host small no longer knows this attempt",
+            "Not checked: the job was cancelled after 6 steps.",
+        ),
+        ("failed", Status.CANCELLED, "cancelled on request", "Not checked: the job was cancelled after 6 steps."),
+        ("cancelled", Status.FAILED, "it ran for its 60 s", "Failed: it ran for its 60 s."),
+        (None, Status.LOST, "host small was rebooted", "Lost: host small was rebooted."),
     ],
 )
 def test_the_verdict_is_of_the_end_that_the_queue_gave_it(
@@ -83,7 +88,7 @@ def test_the_verdict_is_of_the_end_that_the_queue_gave_it(
     recorder.turn()
     attempt.refresh_from_db()
     assert attempt.diagnosis["sentence"] == sentence
-    assert reason in (attempt.diagnosis["reason"] or attempt.diagnosis["sentence"])
+    assert reason[1:] in (attempt.diagnosis["reason"] or attempt.diagnosis["sentence"])
     assert (attempt.diagnosis["state"] == "failed") == (status != Status.CANCELLED)
     (mark,) = [mark for mark in rows(root, attempt.job_id, "marks") if mark["kind"] in ("end", "fault")]
     assert mark["text"] == f"{status}: {reason}"
@@ -102,10 +107,10 @@ def test_while_its_host_is_silent_it_is_not_said_to_run(
         return {name: attempt.diagnosis[name] for name in ("state", "sentence", "reason")}
 
     before = told()
-    since = "host host-a has been silent since 2026-11-26 13:40:10 UTC"
+    since = "no contact with host host-a since 2026-11-26 13:40:10 UTC"
     assert lifecycle.change(attempt.job_id, 1, Status.UNREACHABLE, since)
-    last = f"what was last told of it: {before['sentence']}"
-    assert told() == {"state": "notice", "sentence": f"Not heard: {since}", "reason": last}
+    last = f"Last verdict: {before['sentence']}"
+    assert told() == {"state": "notice", "sentence": f"Not checked: {since}.", "reason": last}
     assert lifecycle.change(attempt.job_id, 1, Status.RUNNING, "host host-a is back")
     assert told() == before
     assert lifecycle.change(attempt.job_id, 1, Status.UNREACHABLE, since)
