@@ -83,7 +83,7 @@ ROOMS = {
         "slurm",
     ],
     "jobs.pages": [
-        *("forms", "jobs", "hosts", "queue", "overview", "find", "learn"),
+        *("busy", "forms", "jobs", "hosts", "queue", "overview", "find", "planner", "traffic_calculator"),
         *("imports", "metrics", "notifications", "webhooks"),
     ],
     "jobs.history": ["kept", "recording", "told", "exports"],

@@ -15,8 +15,19 @@ from sesame.views import LoginView as OnceView
 
 from jobs.lab import pages as lab
 from jobs.lab import rest
-from jobs.pages import find, hosts, imports, learn, metrics, notifications, overview, queue, webhooks
-from jobs.pages.jobs import compare, history, listing, script
+from jobs.pages import (
+    find,
+    hosts,
+    imports,
+    metrics,
+    notifications,
+    overview,
+    planner,
+    queue,
+    traffic_calculator,
+    webhooks,
+)
+from jobs.pages.jobs import compare, history, listing, new, script
 from jobs.pages.jobs import views as jobs
 from jobs.people import invitation_page, project_pages, provider
 from jobs.people import pages as people
@@ -40,7 +51,7 @@ urlpatterns = [
     path("find/", find.find, name="find"),
     path("jobs/", RedirectView.as_view(pattern_name="job-list", query_string=True)),
     path("jobs/act/", listing.jobs_act, name="jobs-act"),
-    path("jobs/new/", jobs.job_new, name="job-new"),
+    path("jobs/new/", new.job_new, name="job-new"),
     path("jobs/script/", script.script_new, name="script-new"),
     path("jobs/<str:job_id>/", jobs.job_page, name="job-detail"),
     path("jobs/<str:job_id>/timeline/", traces.timeline, name="job-timeline"),
@@ -62,13 +73,14 @@ urlpatterns = [
     path("import/<str:key>/delete/", imports.delete, name="import-delete"),
     path("import/<str:key>/files/<int:place>/", imports.part, name="import-part"),
     path("import/<str:key>/read/", imports.finish, name="import-read"),
-    path("plan/", jobs.plan, name="plan"),
-    path("plan/search/", jobs.plan_search, name="plan-search"),
-    path("plan/explain/", jobs.plan_explain, name="plan-explain"),
-    path("learn/", learn.learn, name="learn"),
-    path("learn/numbers/", learn.numbers, name="learn-numbers"),
-    path("lab/", lab.lab, name="lab"),
-    path("lab/<slug:slug>/", lab.primitive, name="lab-primitive"),
+    path("plan/", planner.plan, name="plan"),
+    path("plan/search/", planner.search, name="plan-search"),
+    path("plan/explain/", planner.explain, name="plan-explain"),
+    path("planner/", planner.page, name="planner"),
+    path("planner/traffic/", traffic_calculator.page, name="traffic-calculator"),
+    path("planner/traffic/numbers/", traffic_calculator.numbers, name="traffic-calculator-numbers"),
+    path("collectives/", lab.lab, name="collectives"),
+    path("collectives/<slug:slug>/", lab.primitive, name="collective"),
     path("metrics", metrics.metrics, name="metrics"),
     path("notifications/", notifications.notifications, name="notifications"),
     path("projects/<str:project>/webhooks/", webhooks.webhooks, name="webhooks"),
@@ -112,7 +124,11 @@ urlpatterns = [
     path("projects/<str:name>/variables/", project_pages.set_variable, name="project-set-variable"),
     path("projects/<str:name>/variables/remove/", project_pages.remove_variable, name="project-remove-variable"),
     path("invitations/", limited(invitation_page.invitation), name="invitation"),
-    path("what-if/", jobs.what_if, name="what-if"),
+    # Addresses of earlier versions, which links and bookmarks still have.
+    path("what-if/", RedirectView.as_view(pattern_name="planner", permanent=True, query_string=True)),
+    path("lab/", RedirectView.as_view(pattern_name="collectives", permanent=True, query_string=True)),
+    path("lab/<slug:slug>/", RedirectView.as_view(pattern_name="collective", permanent=True, query_string=True)),
+    path("learn/", RedirectView.as_view(pattern_name="traffic-calculator", permanent=True, query_string=True)),
     path("docs/", documentation.page, name="docs"),
     path("docs/<path:path>", documentation.page, name="docs-file"),
     path("login/", limited(login), name="login"),

@@ -64,14 +64,14 @@ class Client:
     def close(self) -> None:
         self._door.close()
 
-    def submit(self, spec: Spec, *, key: str | None = None) -> Job:
+    def submit(self, spec: Spec, *, key: str | None = None, allow_unfit: bool = False) -> Job:
         """Queue a job. The same `key` with the same spec gives the same job, however often it is sent.
 
         Raises:
             RefusedError: the spec cannot run; every problem with its field.
             WrongError: the key is empty, or none that a header carries.
         """
-        return self._submitted(("jobs",), spec, key)
+        return self._submitted(("jobs",), {**spec, "allow_unfit": True} if allow_unfit else spec, key)
 
     def job(self, job_id: str) -> Job:
         return self._job("GET", ("jobs", job_id))

@@ -1,25 +1,27 @@
-"""What the planner says of a draft: for the submit page, the what-if page and REST."""
+"""Estimates, searches and explanations of a draft, for the job form, the Planner and REST."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from jobs.planning.auto import resolved
+from jobs.planning.fit import split_allow_unfit
 from jobs.planning.hardware import HOST, cluster_for, host_cluster, known_hosts, own_cluster
 from jobs.planning.planners import ask
 from jobs.planning.queries import ExplainQuery, SearchQuery, checked
 from jobs.planning.refusals import refusals
 from jobs.planning.resumed import checkpoint_problems
 from jobs.planning.shapes import Plan, Preset, SearchResult, Template
-from jobs.planning.there import hosts_there
+from jobs.planning.there import There, hosts_there
 from jobs.planning.work import told
 from planner.facts.kinds import of_any_world
 from planner.facts.models.presets import PRESETS
 from planner.facts.models.shapes import parameter_count
 from planner.facts.precision import MIXES
 from planner.facts.reading.parse import parse_fields
-from planner.facts.spec import SpecError
+from planner.facts.spec import JobSpec, SpecError
+from planner.hardware.cluster import Cluster
 from planner.hardware.clusters import CLUSTERS
 from planner.search.auto import Chosen
 from planner.teaching.explain import Explanation
@@ -35,18 +37,62 @@ def plan(data: object, cluster_name: object = None, *, user: Any) -> Plan:
     Raises:
         BusyError: too much is planned at once, or this takes too long.
     """
+    return planned(data, cluster_name, user=user).plan
+
+
+class Planned(NamedTuple):
+    """The plan of a draft.
+
+    Attributes:
+        plan: The answer of `plan`.
+        spec: The spec with its layout, or None if the draft cannot be read.
+        there: The hosts of the spec.
+        cluster: The hardware of the estimate, or None if the draft cannot be read.
+        named: Whether the request or the draft named the hardware.
+    """
+
+    plan: Plan
+    spec: JobSpec | None = None
+    there: Sequence[There] = ()
+    cluster: Cluster | None = None
+    named: bool = False
+
+
+def planned(data: object, cluster_name: object = None, *, user: Any) -> Planned:
+    """Plan a draft as `plan` does, and return what the plan was made from.
+
+    Raises:
+        BusyError: as `plan`.
+    """
     try:
+        data, _ = split_allow_unfit(data)
         data, chosen = resolved(data, cluster_name, to_run=False)
         spec = parse_fields(data)
         there = hosts_there(spec)
         named = _named(cluster_name, chosen)
         cluster = cluster_for(named, spec) if named else own_cluster(spec, there)
     except SpecError as error:
-        return {"estimate": None, "problems": told(error.problems), "not_runnable": [], "choices": {}}
+        return Planned({"estimate": None, "problems": told(error.problems), "not_runnable": [], "choices": {}})
     found: Plan = ask("plan", spec, cluster, {})
     found["problems"] += told(refusals(user, spec, there))
     blocked = [*found["not_runnable"], *told(checkpoint_problems(user, spec))]
-    return {**found, "not_runnable": blocked, "chosen": chosen}
+    answer: Plan = {**found, "not_runnable": blocked, "chosen": chosen}
+    return Planned(answer, spec, there, cluster, bool(named))
+
+
+def estimate_to_run(found: Planned) -> Mapping[str, Any] | None:
+    """Return the estimate of a planned draft on the hardware that it would run on.
+
+    Raises:
+        BusyError: as `plan`.
+    """
+    if found.spec is None or found.plan["estimate"] is None or not found.named:
+        return found.plan["estimate"]
+    own = own_cluster(found.spec, found.there)
+    if own == found.cluster:
+        return found.plan["estimate"]
+    estimate: Mapping[str, Any] = ask("estimated", found.spec, own, {})
+    return estimate
 
 
 def explained(data: object) -> list[Explanation]:

@@ -51,7 +51,9 @@ def _where(draft: JobSpec, asked: AutoSpec, cluster_name: object) -> tuple[Clust
         slots = max(cluster.per_node, asked.ranks or asked.max_ranks or 0)
         return cluster, Rooms([Room(slots, cluster.accelerator.memory_bytes)])
     if draft.resources.engine != "hosts":
-        text = f"what machines {draft.resources.engine} has is not known here; name a cluster, or a layout"
+        text = (
+            "`layout.auto` needs known hosts, but Slurm nodes are unknown. Set `layout.auto.cluster`, or set a layout."
+        )
         raise SpecError([Problem(FIELD, text)])
     device, wanted = draft.resources.device, draft.resources.host
     hosts = Host.objects.taking().filter(device=device).order_by("-slots", "name")
@@ -62,9 +64,9 @@ def _where(draft: JobSpec, asked: AutoSpec, cluster_name: object) -> tuple[Clust
     if not there:
         if unknown := host_problems(draft, hosts_there(draft)):
             raise SpecError(unknown)
-        who = f"the host {wanted!r}" if wanted is not None else f"a host with {device} slots"
-        who += f" and the labels {', '.join(sorted(labels))}" if labels else ""
-        text = f"{who} is not connected, so there is nothing to lay out for; name a cluster, or a layout"
+        who = f"Host {wanted}" if wanted is not None else f"A {device.upper()} host"
+        who += f" with the labels {', '.join(sorted(labels))}" if labels else ""
+        text = f"{who} is not connected, so no layout can be chosen. Set `layout.auto.cluster`, or set a layout."
         raise SpecError([Problem(FIELD, text)])
     rooms, gangs = rooms_of(there, draft.resources.max_hosts)
     largest = max(gangs, key=lambda gang: sum(host.slots for host in gang), default=[])

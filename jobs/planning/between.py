@@ -26,12 +26,19 @@ class LevelTraffic(TypedDict):
     """Of one axis; of dp, where it has two levels, of each."""
 
     axis: LevelAxis
-    level: Annotated[LevelName, Field(description="of dp: shards and replicas of HSDP, shared and experts beside ep")]
+    level: Annotated[
+        LevelName, Field(description="Level of dp: shards and replicas with HSDP, shared and experts with ep.")
+    ]
     groups: int
-    groups_across: Annotated[int, Field(description="those with members on several hosts")]
-    predicted_step: Annotated[Passed, Field(description="of one step")]
-    measured: Annotated[Passed | None, Field(description="of all steps; null until the run has ended, or if not told")]
-    predicted: Annotated[Passed | None, Field(description="of as many steps; null where measured is")]
+    groups_across: Annotated[int, Field(description="Groups with members on several hosts.")]
+    predicted_step: Annotated[Passed, Field(description="Traffic of one step.")]
+    measured: Annotated[
+        Passed | None,
+        Field(description="Traffic of all steps. Null until the run has ended, or without a measurement."),
+    ]
+    predicted: Annotated[
+        Passed | None, Field(description="Predicted traffic of the same number of steps. Null if `measured` is null.")
+    ]
 
 
 class Between(TypedDict):
@@ -39,7 +46,9 @@ class Between(TypedDict):
 
     hosts: list[str]
     steps: int
-    left_out: Annotated[int, Field(description="ranks that are not known in full: nothing is `measured` then")]
+    left_out: Annotated[
+        int, Field(description="Ranks without complete measurements. If there are any, `measured` is null.")
+    ]
     levels: list[LevelTraffic]
 
 

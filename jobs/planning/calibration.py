@@ -21,7 +21,10 @@ def calibration_problems(owner: Any, spec: JobSpec, there: Iterable[There]) -> l
         return []
     if not may_change_hosts(owner):
         return [
-            Problem("kind", "staff with the right to change hosts start calibrations: plans for a host rest on them")
+            Problem(
+                "kind",
+                "`kind` is calibrate, but only staff who can change hosts start calibrations. Ask an administrator.",
+            )
         ]
     asked = spec.resources.host, spec.resources.device
     host = next((host for host in there if (host.name, host.device) == asked), None)
@@ -29,11 +32,14 @@ def calibration_problems(owner: Any, spec: JobSpec, there: Iterable[There]) -> l
         return []
     found = []
     if host.drained:
-        found.append(Problem("resources.host", f"{host.name} is drained and takes no new jobs"))
+        found.append(Problem("resources.host", f"`resources.host` is {host.name}, which is drained. Undrain it first."))
     if Job.objects.filter(kind=spec.kind, wanted_host=host.name, status__in=LIVE).exists():
-        found.append(Problem("resources.host", f"a calibration of {host.name} is queued or running already"))
+        found.append(
+            Problem("resources.host", f"A calibration of {host.name} is already queued or running. Wait for it.")
+        )
     if num_slots(spec) != host.slots:
         slots = counted(host.slots, "slot")
-        text = f"{product_words(spec.layout)}, and a calibration of {host.name} takes all its {slots}"
+        asked = product_words(spec.layout)
+        text = f"{asked}, but a calibration of {host.name} uses all {slots}. Set `layout.dp` to {host.slots}."
         found.append(Problem("layout", text))
     return found

@@ -40,22 +40,28 @@ def smaller(job: Job) -> Smaller:
     try:
         spec = JobSpec.model_validate(job.spec)
     except ValidationError:
-        raise NoOfferError("spec", "was written by an older version, which this one cannot plan") from None
+        raise NoOfferError(
+            "spec", "`spec` is from an older version that this version cannot plan. Submit a new job."
+        ) from None
     if not kind_of(job.spec).trains:
-        raise NoOfferError("kind", f"a job of kind {job.kind} has no layout that could be another")
+        raise NoOfferError("kind", f"`kind` is {job.kind}, which has no layout to change. Use a training job.")
     if job.status not in MAY_CHANGE:
-        raise NoOfferError("status", f"the job is {job.status}; a layout is changed between attempts")
+        raise NoOfferError("status", f"`status` is {job.status}. Change the layout after the attempt has ended.")
     if spec.resources.engine != "hosts":
-        raise NoOfferError("resources.engine", f"what machines {spec.resources.engine} has left is not known here")
+        raise NoOfferError(
+            "resources.engine",
+            "`resources.engine` is slurm, whose free nodes are unknown. Submit a new job with another layout.",
+        )
     labels = labels_asked(spec.resources)
     there = [host for host in hosts_there(spec) if labels <= host.labels]
     hosts = _left(spec, there)
     if not hosts:
-        having = f" with {', '.join(sorted(labels))}" if labels else ""
-        raise NoOfferError("layout", f"no {spec.resources.device} host{having} takes jobs now")
+        having = f" with the labels {', '.join(sorted(labels))}" if labels else ""
+        text = f"No {spec.resources.device.upper()} host{having} accepts jobs now. Add or undrain a host."
+        raise NoOfferError("layout", text)
     problems = room_problems(spec, there, now=True)
     if not problems:
-        raise NoOfferError("layout", "its own layout fits the hosts that take jobs now")
+        raise NoOfferError("layout", "The current layout fits the available hosts. Retry the job.")
     fitting = _fitting(spec, hosts, there)
     newest = job.attempts.exclude(checkpoint="").order_by("-number").values_list("checkpoint", flat=True).first()
     return Smaller(
@@ -107,4 +113,6 @@ def _fitting(spec: JobSpec, hosts: Sequence[There], there: Sequence[There]) -> A
         layout = JobSpec.model_validate({**spec.model_dump(), "layout": found["layout"]})
         if not room_problems(layout, there, now=True):
             return found
-    raise NoOfferError("layout", f"no layout fits {counted(total, 'slot')} on {counted(len(hosts), 'host')}")
+    raise NoOfferError(
+        "layout", f"No layout fits {counted(total, 'slot')} on {counted(len(hosts), 'host')}. Add a host."
+    )

@@ -35,15 +35,17 @@ def cluster_for(name: object, spec: JobSpec) -> Cluster:
     if name is None or name == "":
         return own_cluster(spec, hosts_there(spec))
     if not isinstance(name, str) or not storable(name):
-        raise SpecError([Problem("cluster", "must be text")])
+        raise SpecError([Problem("cluster", "`cluster` is not text. Use a name of /clusters.")])
     if name.startswith(HOST):
         host = known_hosts().filter(name=name.removeprefix(HOST)).first()
         if host is None:
-            short = name.removeprefix(HOST)[:60]
-            raise SpecError([Problem("cluster", f"no calibration and no run of a host {short!r} is known")])
+            text = f"`cluster` is {name[:60]!r}, but this host has no calibration and no runs. Calibrate the host."
+            raise SpecError([Problem("cluster", text)])
         return host_cluster(host)
     if name not in CLUSTERS:
-        raise SpecError([Problem("cluster", f"there is no cluster {name[:60]!r}; there are {', '.join(CLUSTERS)}")])
+        raise SpecError(
+            [Problem("cluster", f"`cluster` is {name[:60]!r}, which is unknown. Use one of {', '.join(CLUSTERS)}.")]
+        )
     return CLUSTERS[name]
 
 
@@ -92,7 +94,9 @@ class Offered(NamedTuple):
 def hardware() -> list[Offered]:
     """Everything that can be planned for, known hosts first."""
     hosts = [
-        Offered(f"{HOST}{host.name}", f"{host.name}, {'calibrated' if host.profile else 'from its runs'}", host.device)
+        Offered(
+            f"{HOST}{host.name}", f"{host.name}, {'calibrated' if host.profile else 'learned from runs'}", host.device
+        )
         for host in known_hosts()
     ]
     return [*hosts, *(Offered(name, cluster.name, cluster.device) for name, cluster in CLUSTERS.items())]
@@ -111,7 +115,7 @@ def _described(host: Host) -> Cluster:
         facts = host.facts or {}
         sheet = on_cores(sheet, facts.get("cores"), facts.get("bf16"))
     if host.device == "cuda" and described(host.device_name, host.memory_bytes) is None:
-        name = f"{name[:60]} (of which there is no data sheet)"
+        name = f"{name[:60]} (no data sheet)"
     own = {"name": name[:100], "memory_bytes": host.memory_bytes}
     accelerator = sheet.accelerator.model_copy(update=own)
     return sheet.model_copy(update={"name": host.name, "accelerator": accelerator, "per_node": host.slots})

@@ -38,24 +38,30 @@ def advice(job: Job) -> Advice:
     """
     kind = kind_of(job.spec)
     if not kind.trains or kind.one_slot:
-        raise NoAdviceError("kind", f"a job of kind {job.kind} trains nothing that another layout would speed up")
+        raise NoAdviceError("kind", f"`kind` is {job.kind}, but only training jobs have faster layouts.")
     if job.status not in TERMINAL:
-        raise NoAdviceError("status", f"the job is {job.status}; advice is for one that has ended")
+        raise NoAdviceError(
+            "status", f"`status` is {job.status}. Faster layouts are available after the run has ended."
+        )
     attempt = job.attempts.filter(number=job.attempt).first()
     summary = (attempt.exit or {}).get("summary") if attempt else None
     measured = (summary or {}).get("measured")
     steps = measured["steps"] if measured else 0
     if attempt is None or summary is None or measured is None or steps < FEWEST_STEPS or measured["step_s"] <= 0:
-        timed = f"{counted(steps, 'step')} {'was' if steps == 1 else 'were'} timed"
-        text = f"{timed} after the first {FIRST_STEPS}; advice needs {FEWEST_STEPS}"
+        text = (
+            f"The run has {counted(steps, 'timed step')} after the first {FIRST_STEPS}, but {FEWEST_STEPS} are needed. "
+            "Use a higher `train.steps`."
+        )
         raise NoAdviceError("train.steps", text)
     try:
         spec = JobSpec.model_validate(job.spec)
     except ValidationError:
-        raise NoAdviceError("spec", "was written by an older version, which this one cannot plan") from None
+        raise NoAdviceError(
+            "spec", "`spec` is from an older version that this version cannot plan. Submit a new job."
+        ) from None
     time = job.estimate.get("time", {})
     if "interval" not in time:
-        raise NoAdviceError("spec", "was planned by an older version, which kept no interval")
+        raise NoAdviceError("spec", "The estimate is from an older version without margins of error. Submit a new job.")
     asked = {
         "step_s": measured["step_s"],
         "busy_s": busy_seconds(summary),

@@ -30,7 +30,8 @@ def lab_memory_problems(spec: JobSpec, there: Sequence[There]) -> list[Problem]:
     memory, where = largest
     shared = "" if each else f"{counted(many[fullest], 'rank')} x "
     held = f"{shared}{counted(FULL_BUFFERS[fullest], 'full buffer')} of {fullest} x {size:,} B"
-    return [Problem("lab.max_bytes", f"{held} = {needed / GIB:,.1f} GiB, and {where} has {memory / GIB:,.1f} GiB")]
+    text = f"{held} = {needed / GIB:,.1f} GiB, but {where} has {memory / GIB:,.1f} GiB. Use a smaller `lab.max_bytes`."
+    return [Problem("lab.max_bytes", text)]
 
 
 def _largest(spec: JobSpec, there: Sequence[There], each: bool) -> tuple[int, str] | None:

@@ -56,7 +56,7 @@ class Planner:
             while not parts or not parts[-1].endswith(b"\n"):
                 of_processor, of_clock = most_s - self._used_s, deadline - time.monotonic()
                 if of_processor <= 0:
-                    raise TimeoutError(f"it took more than {LONGEST_S:.0f} s of a processor")
+                    raise TimeoutError(f"it used more than {LONGEST_S:.0f} s of CPU time")
                 if of_clock <= 0:
                     raise TimeoutError(f"it took more than {HELD_S:.0f} s")
                 if not ready.select(max(SHORTEST_LOOK_S, min(of_processor, of_clock))):
@@ -100,7 +100,7 @@ def ask(work: str, spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> An
     try:
         planner = _places.get(timeout=PATIENCE_S)
     except queue.Empty:
-        raise BusyError(f"all {PLANNERS} planners are busy; please try again") from None
+        raise BusyError(f"All {PLANNERS} planner processes are busy. Try again in a few seconds.") from None
     kept: Planner | None = None
     try:
         if planner is None or planner.ended:
@@ -108,7 +108,7 @@ def ask(work: str, spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> An
         told = planner.ask(question)
         kept = planner
     except TimeoutError as error:
-        raise BusyError(f"planning this was ended: {error}") from None
+        raise BusyError(f"The plan was stopped because {error}. Use a smaller layout or fewer micro-batches.") from None
     finally:
         if kept is None and planner is not None:
             planner.end()

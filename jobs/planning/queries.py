@@ -15,7 +15,7 @@ from planner.facts.spec import Problem, SpecError
 Query = TypeVar("Query", bound=BaseModel)
 
 Draft = Any  # the planner's own parser tells every problem of it; `jobs.api.document.schema` describes it
-ClusterName = Annotated[str, Field(max_length=200, pattern=NO_NUL, description="a name of /clusters")]
+ClusterName = Annotated[str, Field(max_length=200, pattern=NO_NUL, description="A name from `/clusters`.")]
 
 
 class SearchQuery(Strict):
@@ -24,10 +24,10 @@ class SearchQuery(Strict):
     spec: Draft
     ranks: int = Field(ge=1, le=MAX_RANKS)
     cluster: ClusterName | None = None
-    fixed: dict[str, Any] = Field(default={}, description="layout fields with the value they must have")
+    fixed: dict[str, Any] = Field(default={}, description="Layout fields with fixed values.")
     max_micro_batch: int = Field(default=16, ge=1, le=1024)
     max_memory_bytes: int | None = Field(default=None, ge=1, le=2**60)
-    runnable: bool = Field(default=False, description="only layouts that can be submitted today")
+    runnable: bool = Field(default=False, description="Return only layouts that the trainer can run.")
     limit: int = Field(default=20, ge=1, le=100)
 
 
@@ -42,7 +42,7 @@ class ExplainQuery(Strict):
 def checked(kind: type[Query], data: object) -> Query:
     """Raises SpecError with every field that is missing, unknown or senseless."""
     if not isinstance(data, Mapping):
-        raise SpecError([Problem("request", "must be an object")])
+        raise SpecError([Problem("request", "The body is not a JSON object. Send an object.")])
     try:
         return kind.model_validate(data)
     except ValidationError as error:

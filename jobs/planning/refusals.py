@@ -1,4 +1,4 @@
-"""Why the board would not take a job, besides what its spec says of itself: told of a draft as of what is submitted."""
+"""Reasons to refuse a job that depend on the board: hosts, projects, pools and other jobs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,12 @@ def refusals(owner: Any, spec: JobSpec, there: Sequence[There]) -> list[Problem]
 
 def _engine_missing(spec: JobSpec) -> list[Problem]:
     if spec.resources.engine == "slurm" and settings.SLURM is None:
-        return [Problem("resources.engine", "this board runs no jobs on Slurm: MESHBOARD_SLURM_FOLDER is not set")]
+        return [
+            Problem(
+                "resources.engine",
+                "`resources.engine` is slurm, but `MESHBOARD_SLURM_FOLDER` is not set on this board. Use hosts.",
+            )
+        ]
     return []
 
 
@@ -44,24 +49,37 @@ def _queue_problems(owner: Any, spec: JobSpec) -> list[Problem]:
     project = Project.objects.filter(name=spec.project).first()
     role = role_in(owner, spec.project)
     if role is None or (project is None and spec.project != DEFAULT_PROJECT):
-        found.append(Problem("project", f"there is no project {spec.project!r}, or you are no member of it"))
+        found.append(
+            Problem(
+                "project",
+                f"`project` is {spec.project!r}, but it does not exist or you are no member. Use one of your projects.",
+            )
+        )
     elif role < Role.SUBMITTER:
-        text = f"you are a {role.label} of {spec.project!r}; its submitters, operators and admins submit to it"
+        text = f"Your role in `project` {spec.project!r} is {role.label}. Ask a project admin for the role submitter."
         found.append(Problem("project", text))
     elif project is not None and spec.resources.engine == "slurm" and project.variables.exists():
         found.append(
-            Problem("resources.engine", f"project {project.name} hands its jobs variables, and Slurm gets none")
+            Problem(
+                "resources.engine",
+                f"Project {project.name} has variables, and Slurm jobs cannot use them. Use another project or engine.",
+            )
         )
     elif project is not None and project.most_slots is not None and num_slots(spec) > project.most_slots:
-        text = (
-            f"{product_words(spec.layout)}, and project {project.name} may hold {counted(project.most_slots, 'slot')}"
-        )
+        limit = counted(project.most_slots, "slot")
+        text = f"{product_words(spec.layout)}, but project {project.name} has a limit of {limit}. Use fewer ranks."
         found.append(Problem("layout", text))
     pool = spec.resources.pool
     if pool is not None and not Pool.objects.filter(name=pool).exists():
-        found.append(Problem("resources.pool", f"there is no pool {pool!r}"))
+        found.append(
+            Problem(
+                "resources.pool",
+                f"`resources.pool` is {pool!r}, but that pool does not exist. Leave it empty for any pool.",
+            )
+        )
     theirs = visible_jobs(owner).filter(id__in=spec.after).values_list("id", flat=True) if spec.after else ()
     found += [
-        Problem("after", f"there is no job {job!r}, or it is not yours") for job in sorted({*spec.after} - {*theirs})
+        Problem("after", f"`after` names job {job!r}, but it does not exist or you cannot see it.")
+        for job in sorted({*spec.after} - {*theirs})
     ]
     return found

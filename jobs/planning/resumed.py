@@ -22,15 +22,16 @@ def checkpoint_problems(user: Any, spec: JobSpec) -> list[Problem]:
     if resume is None:
         return []
     job = visible_job(user, resume.partition("/")[0])
-    words = "no such job, or not yours" if job is None else why_missing(job, resume)
+    words = "the job does not exist, or you cannot see it" if job is None else why_missing(job, resume)
     if words:
-        return [Problem("train.resume", f"there is no checkpoint {resume!r}: {words}")]
+        return [Problem("train.resume", f"`train.resume` is {resume!r}, but {words}.")]
     assert job is not None, "which would have been said"
     done, asked = _steps_done(job, resume), spec.train.steps
     if done is None or done < asked:
         return []
-    words = f"{counted(done, 'step')} and {asked} are asked for, which leaves 0 to do: ask for {done + 1} or more"
-    return [Problem("train.steps", f"the checkpoint {resume!r} has done {words}")]
+    already = f"checkpoint {resume!r} has {counted(done, 'step')} already"
+    text = f"`train.steps` is {asked}, but {already}. Use {done + 1} or more."
+    return [Problem("train.steps", text)]
 
 
 def why_missing(job: Job, name: str) -> str:
@@ -42,22 +43,22 @@ def why_missing(job: Job, name: str) -> str:
         return ""
     named = NAME.fullmatch(name)
     if named is None:
-        return "a name is job, job/attempt or job/attempt/step-00000100"
+        return "checkpoint names are job, job/attempt or job/attempt/step-00000100"
     wanted, step = named["attempt"], named["step"]
     attempts = job.attempts.order_by("number")
     saves = [saves_of(attempt) for attempt in (attempts.filter(number=int(wanted)) if wanted else attempts)]
     over = job.status in TERMINAL
     if wanted and not saves:
-        return f"job {job.id} had no attempt {wanted}" if over else ""
+        return f"job {job.id} has no attempt {wanted}" if over else ""
     train = job.spec.get("train", {})
     if train.get("checkpoint_every") == 0 and not any(one.items or one.newest for one in saves):
-        return f"job {job.id} saves none: its train.checkpoint_every is 0"
+        return f"job {job.id} saves no checkpoints because its `train.checkpoint_every` is 0"
     if step is not None and "steps" in train and int(step) > train["steps"]:
         return f"job {job.id} has {counted(train['steps'], 'step')}"
     if step is not None:
         return _why_no_step(saves[0], int(step), most_kept(job))
     none = all(one.final and one.complete_after(-1) == 0 for one in saves)
-    return "none was saved there" if over and none else ""
+    return "no checkpoint was saved there" if over and none else ""
 
 
 def _steps_done(job: Job, name: str) -> int | None:
@@ -75,12 +76,12 @@ def _steps_done(job: Job, name: str) -> int | None:
 def _why_no_step(saves: Saves, step: int, most: int) -> str:
     newer = saves.complete_after(step)
     if newer >= most:
-        return f"its attempt saved {newer} newer ones and keeps the newest {most} (train.keep_checkpoints)"
+        return f"the attempt has {newer} newer checkpoints and keeps {most} (`train.keep_checkpoints`)"
     told = next((item for item in saves.items if item["step"] == step), None)
     if told is not None:
-        return "" if told["name"] else f"it could not be written: {told['problem']}"
+        return "" if told["name"] else f"writing it failed: {told['problem']}"
     forgotten = len(saves.items) >= MOST_CHECKPOINTS and step < saves.items[0]["step"]
     if forgotten or not (saves.final or (saves.whole and newer)):
         return ""
     steps = ", ".join(str(item["step"]) for item in saves.items[-10:] if item["name"]) or "none"
-    return f"its attempt saved no step {step}; the newest that it told of: {steps}"
+    return f"the attempt saved no step {step}. Its latest checkpoints are at steps {steps}"

@@ -1,4 +1,4 @@
-"""Whether the hosts that are connected could hold a job, were they empty, and whether there is the one it names."""
+"""Whether the connected hosts could hold a job if they were empty, and whether the host that it names exists."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def room_problems(spec: JobSpec, there: Sequence[There], *, now: bool = False) -
             models.setdefault(host.device_name, []).append(host.slots)
     if not models or any(asked.unit_on(sizes) is not None for sizes in models.values()):
         return []
-    return [Problem("layout", f"{product_words(spec.layout)}, but {_there(asked, device, models)}")]
+    return [Problem("layout", f"{product_words(spec.layout)}, but {_there(asked, device, models)}. Use fewer ranks.")]
 
 
 def host_problems(spec: JobSpec, there: Sequence[There]) -> list[Problem]:
@@ -43,17 +43,24 @@ def host_problems(spec: JobSpec, there: Sequence[There]) -> list[Problem]:
     if wanted in others:
         return []
     if found := next((host for host in there if host.name == wanted), None):
-        return [Problem("resources.host", f"{wanted} has {found.device} slots, and the job asks for {device}")]
+        return [
+            Problem(
+                "resources.host",
+                f"`resources.host` is {wanted}, which has {found.device} slots, but the job needs {device} slots.",
+            )
+        ]
     if not others and KINDS[spec.kind].brings != "profile":
         return []
-    return [Problem("resources.host", f"there is no host {wanted!r} with {device} slots{_others(others)}")]
+    return [
+        Problem("resources.host", f"`resources.host` is {wanted!r}, but no such {device} host exists.{_others(others)}")
+    ]
 
 
 def _others(names: Sequence[str]) -> str:
     if not names:
         return ""
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return f"; there {'is' if len(names) == 1 else 'are'} {', '.join(names[:MOST_NAMED])}{more}"
+    return f" Use {' or '.join(names) if len(names) <= 2 else ', '.join(names[:MOST_NAMED])}{more}."
 
 
 def _there(asked: Demand, device: str, models: dict[str, list[int]]) -> str:
@@ -65,7 +72,7 @@ def _there(asked: Demand, device: str, models: dict[str, list[int]]) -> str:
     if not several:
         return whole
     if unit > largest:
-        return f"a tensor-parallel group of {unit} stays on one host, and {whole}"
-    hosts = f"at most {counted(asked.max_hosts, f'{device} host')}" if asked.max_hosts else f"the {device} hosts"
+        return f"a tensor-parallel group of {unit} must be on one host, and {whole}"
+    hosts = f"at most {counted(asked.max_hosts, f'{device} host')}" if asked.max_hosts else f"{device} hosts"
     parts = f" in multiples of {unit}" if unit > 1 else ""
-    return f"{hosts} of one model have {counted(most, 'slot')} together{parts}"
+    return f"{hosts} of one model have {counted(most, 'slot')} in total{parts}"

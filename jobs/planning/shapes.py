@@ -18,7 +18,7 @@ from planner.search.hindsight import Hindsight
 class Error(TypedDict):
     """What is wrong, and with which field."""
 
-    field: Annotated[str, Field(description="dotted field of the spec, or 'request'")]
+    field: Annotated[str, Field(description="Dotted field of the spec, or 'request'.")]
     message: str
 
 
@@ -45,7 +45,7 @@ class Timeline(TypedDict):
     in_flight: list[int]
     cells: Annotated[
         list[tuple[int, str, int, int, float, float]],
-        Field(description="rank, kind, micro-batch, chunk, start, end"),
+        Field(description="Rank, kind, micro-batch, chunk, start (s), end (s)."),
     ]
 
 
@@ -54,19 +54,19 @@ class Plan(TypedDict):
 
     estimate: Estimate | None
     problems: list[Error]
-    not_runnable: Annotated[list[Error], Field(description="fields that can be planned, but not run yet")]
+    not_runnable: Annotated[list[Error], Field(description="Fields that the planner supports, but not the trainer.")]
     choices: Annotated[
-        dict[str, dict[str, str]], Field(description="{field: {option: reason}} for options that cannot be chosen")
+        dict[str, dict[str, str]], Field(description="{field: {option: reason}} for unavailable options.")
     ]
     suggestions: NotRequired[
-        Annotated[list[Suggestion], Field(description="where it does not fit: what would, one choice away")]
+        Annotated[list[Suggestion], Field(description="Similar layouts that fit, if this layout does not fit.")]
     ]
     chosen: NotRequired[Chosen | None]
     timeline: NotRequired[Timeline | None]
     matrix: NotRequired[
         Annotated[
             list[list[int]] | None,
-            Field(description="[sender][receiver] algorithmic bytes of a step, for up to 64 ranks"),
+            Field(description="[sender][receiver] algorithmic bytes per step, for up to 64 ranks."),
         ]
     ]
 
@@ -102,9 +102,9 @@ class SearchResult(TypedDict):
     neighbours: list[Suggestion]
     considered: int
     fitting: int
-    refused: Annotated[dict[str, int], Field(description="how many layouts, by reason")]
+    refused: Annotated[dict[str, int], Field(description="Number of layouts, by reason.")]
     seconds: float
-    complete: Annotated[bool, Field(description="false when the time allowed ended the search")]
+    complete: Annotated[bool, Field(description="False if the time limit stopped the search.")]
     cluster: SearchedCluster
 
 

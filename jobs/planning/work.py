@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jobs.planning.shapes import Error, FoundLayout, Plan, SearchResult, Suggestion, Timeline
-from planner.cost.estimate import estimate
+from planner.cost.estimate import Estimate, estimate
 from planner.cost.matrix import traffic_matrix
 from planner.cost.oversize import oversize
 from planner.cost.pipes import simulate
@@ -57,6 +57,11 @@ def plan(spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> Plan:
         "timeline": timeline(spec, cluster),
         "matrix": traffic_matrix(spec),
     }
+
+
+def estimated(spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> Estimate:
+    """Return the estimate alone, without charts and suggestions."""
+    return estimate(spec, cluster)
 
 
 def timeline(spec: JobSpec, cluster: Cluster) -> Timeline | None:
@@ -103,7 +108,9 @@ def explained(spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> list[Ex
     if found:
         raise SpecError(found)
     if asked["stage"] >= spec.layout.pp:
-        raise SpecError([Problem("stage", f"must be a whole number from 0 to {spec.layout.pp - 1}")])
+        raise SpecError(
+            [Problem("stage", f"`stage` is {asked['stage']}. Use a whole number from 0 to {spec.layout.pp - 1}.")]
+        )
     return explain(spec, cluster, stage=asked["stage"])
 
 
@@ -135,9 +142,7 @@ def searched(spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> SearchRe
 def _of_no_training(spec: JobSpec) -> list[Problem]:
     if KINDS[spec.kind].trains:
         return []
-    return [
-        Problem("kind", f"nothing is predicted of a job of kind {spec.kind}: it trains no model that is known here")
-    ]
+    return [Problem("kind", f"`kind` is {spec.kind}, which has no estimate. Use train or dry_run.")]
 
 
 def chosen(spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> dict[str, Any]:
@@ -198,7 +203,14 @@ def told(found: list[Problem]) -> list[Error]:
     return [{"field": p.field, "message": p.message} for p in found]
 
 
-WORK = {"plan": plan, "explained": explained, "searched": searched, "chosen": chosen, "advised": advised}
+WORK = {
+    "plan": plan,
+    "estimated": estimated,
+    "explained": explained,
+    "searched": searched,
+    "chosen": chosen,
+    "advised": advised,
+}
 
 
 def answer(line: str) -> dict[str, Any]:

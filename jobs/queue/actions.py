@@ -25,6 +25,7 @@ from jobs.models import (
 )
 from jobs.planning.auto import resolved
 from jobs.planning.elastic import changed_spec, smaller
+from jobs.planning.fit import require_fit, split_allow_unfit
 from jobs.planning.foretold import foretold
 from jobs.planning.hardware import own_cluster
 from jobs.planning.refusals import refusals
@@ -52,11 +53,12 @@ class DisprovedError(Exception):
 
 class Asked(NamedTuple):
     """A spec that its owner may have run, and the hosts that there were then. `chosen`: what took the place of a layout
-    "auto" in it; None where it names one."""
+    "auto" in it; None where it names one. `allow_unfit`: whether it is queued even if its memory does not fit."""
 
     spec: JobSpec
     there: list[There]
     chosen: Chosen | None
+    allow_unfit: bool = False
 
 
 def asked_of(owner: User, data: object) -> Asked:
@@ -66,12 +68,13 @@ def asked_of(owner: User, data: object) -> Asked:
         SpecError: with every problem.
         BusyError: it asks for a layout to be chosen, and too much is planned at once.
     """
+    data, allow_unfit = split_allow_unfit(data)
     data, chosen = resolved(data)
     spec = parse_plannable(data)
     there = hosts_there(spec)
     if refused := [*refusals(owner, spec, there), *not_runnable(spec), *checkpoint_problems(owner, spec)]:
         raise SpecError(refused)
-    return Asked(spec, there, chosen)
+    return Asked(spec, there, chosen, allow_unfit)
 
 
 def submit(
@@ -84,6 +87,7 @@ def submit(
 
     Raises:
         SpecError: the spec cannot run.
+        UnfitError: its memory does not fit, and `data` has no `allow_unfit`.
         BusyError: it asks for a layout to be chosen, and too much is planned at once.
         KeyReusedError: `key` was used for another body.
     """
@@ -123,6 +127,8 @@ def _hash(body: object) -> str:
 
 def _queue(owner: User, asked: Asked, check_of: Job | None) -> tuple[Job, StateChange]:
     spec, fields = asked.spec, _of_spec(asked)
+    if not asked.allow_unfit and check_of is None:  # The job of a reference check has run before.
+        require_fit(spec, fields["estimate"], asked.there)
     with transaction.atomic():
         job = Job.objects.create(
             owner=owner,

@@ -21,7 +21,7 @@ def test_the_submit_page_draws_what_a_published_layout_costs(page: Page, running
     expect(panel.locator('[data-show="traffic"]')).to_contain_text("between nodes")
     expect(panel.locator('[data-section="traffic"] [data-kind]')).to_have_text("estimate")
     assert panel.locator(".schedule rect:not(.idle)").count() == 2 * 16 * 32
-    expect(page.locator("#plan-status")).to_have_text("Planned only: the trainer does not run this yet.")
+    expect(page.locator("#plan-status")).to_have_text("Planning only: the trainer cannot run this job.")
     expect(page.locator("#submit")).to_be_disabled()
     page.select_option('[name="model.preset"]', "gpt3-175b")
     expect(panel.locator('[data-show="active"]')).to_have_text("vocabulary of 50,257 padded to 51,200")
@@ -33,11 +33,11 @@ def test_experts_of_a_copied_model_are_told_and_stay_until_another_model_is_take
     spec = {"model": {"preset": "mixtral-8x7b", "num_layers": 16}, "resources": {"device": "cuda"}}
     page.goto(f"{running_board.url}/jobs/new/?cluster=h100&spec={quote(json.dumps(spec))}")
     note, parameters = page.locator("#preset-note"), page.locator('#estimate [data-show="parameters"]')
-    expect(note).to_have_text("Your own sizes, and as in what they are copied from: a mixture of 8 experts.")
+    expect(note).to_have_text("Custom sizes, and kept from the copied model: a mixture of 8 experts.")
     expect(parameters).to_have_text("23.5B")
     page.select_option('[name="model.preset"]', "gpt-tiny")
     page.select_option('[name="model.preset"]', "")
-    expect(note).to_have_text("Your own sizes.")
+    expect(note).to_have_text("Custom sizes.")
     page.select_option('[name="model.preset"]', "mixtral-8x7b")
     page.select_option('[name="model.preset"]', "")
     page.fill('[name="model.num_layers"]', "16")
@@ -46,7 +46,7 @@ def test_experts_of_a_copied_model_are_told_and_stay_until_another_model_is_take
 
 def test_every_figure_is_explained_one_click_away(page: Page, running_board: Board) -> None:
     page.goto(f"{running_board.url}/jobs/new/")
-    expect(page.locator("#plan-status")).to_have_text("This can run.")
+    expect(page.locator("#plan-status")).to_have_attribute("data-tone", re.compile("good|warn"))
     expect(page.locator('[data-section="traffic"] [data-kind]')).to_have_text("exact")
     for figure in ("parameters", "step time", "MFU", "memory", "traffic"):
         page.click(f'[data-explain="{figure}"]')
@@ -70,14 +70,14 @@ def test_a_figure_of_a_pipe_is_explained_of_the_stage_that_it_is_told_of(page: P
 def test_a_busy_planner_is_asked_again_when_it_said(page: Page, running_board: Board) -> None:
     """The server's own 503 (`tests/jobs/planning/test_planners.py` brings it about) put before the first question."""
     tab = page.context.new_page()  # whose console may tell of the 503
-    busy = {"errors": [{"field": "request", "message": "all 2 planners are busy; please try again"}]}
+    busy = {"errors": [{"field": "request", "message": "All 2 planner processes are busy. Try again in a few seconds."}]}
     tab.route("**/plan/", lambda route: route.fulfill(status=503, json=busy, headers={"Retry-After": "2"}), times=1)
     tab.goto(f"{running_board.url}/jobs/new/")
     status = tab.locator("#plan-status")
-    expect(status).to_have_text("No estimate yet: all 2 planners are busy; please try again. Asking again in 2 s.")
+    expect(status).to_have_text("The planner is busy. Retrying in 2 s.")
     expect(status).to_have_attribute("data-tone", "warn")
     expect(tab.locator("#estimate")).to_have_attribute("data-stale", "true")
-    expect(status).to_have_text("This can run.")
+    expect(status).to_contain_text("host")
     expect(tab.locator('#estimate [data-show="world"]')).to_have_text("4 ranks")
     tab.close()
 
@@ -93,7 +93,7 @@ def test_a_degree_can_be_typed_and_a_schedule_brings_its_chunks(page: Page, runn
 
 
 def test_layouts_stand_side_by_side_and_a_search_adds_one(page: Page, running_board: Board) -> None:
-    page.goto(f"{running_board.url}/what-if/")
+    page.goto(f"{running_board.url}/planner/")
     lanes = page.locator(".lane")
     expect(lanes).to_have_count(2)
     expect(lanes.nth(0)).to_contain_text("of 79.1 GiB")
@@ -152,14 +152,14 @@ def test_what_is_known_of_foreign_software_is_asked_where_there_is_some_and_goes
 
 
 def test_a_lane_with_a_wrong_layout_tells_why(page: Page, running_board: Board) -> None:
-    page.goto(f"{running_board.url}/what-if/")
+    page.goto(f"{running_board.url}/planner/")
     lane = page.locator(".lane").first
     lane.locator('[data-name="tp"]').fill("3")
     expect(lane).to_contain_text("num_heads 32 is not divisible by tp 3: 32 = 10 x 3 + 2")
 
 
 def test_a_slider_moves_the_lesson_and_the_link_keeps_it(page: Page, running_board: Board) -> None:
-    page.goto(f"{running_board.url}/learn/")
+    page.goto(f"{running_board.url}/planner/traffic/")
     expect(page.locator("#order")).to_have_text("TP > DP > PP")
     page.fill("#v-b", "1")
     page.fill("#v-s", "256")

@@ -48,7 +48,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "pp": {"name": "pp 4", **_train({"pp": 4}, micro_batches=8)},
     "cp": {"name": "cp 4", **_train({"cp": 4}, preset="llama-tiny")},
     "ep": {"name": "ep 4", **_train({"dp": 4, "ep": 4}, preset="mixtral-tiny")},
-    "lab": {"kind": "lab", "name": "the lab", "layout": {"dp": 4}, "lab": {"max_bytes": 2**18, "iterations": 5}},
+    "lab": {"kind": "lab", "name": "benchmark", "layout": {"dp": 4}, "lab": {"max_bytes": 2**18, "iterations": 5}},
 }
 LAB_PICTURE = ".held"
 COLLECTIVES = (
@@ -75,11 +75,11 @@ def shots(jobs: dict[str, str]) -> Iterator[Shot]:
     yield Shot("compare", f"/compare/?jobs={jobs['first']},{jobs['second']}", before=_drawn, height=1000)
     figures = "section[aria-labelledby='figures-title']"
     yield Shot("compare-figures", f"/compare/?jobs={jobs['first']},{jobs['second']}", figures, _drawn)
-    yield Shot("what-if", "/what-if/", before=_searched, height=1000)
+    yield Shot("planner", "/planner/", before=_searched, height=1000)
     for name in ("dp", "zero", "tp", "sp", "pp", "cp", "ep"):
         yield Shot(f"step-{name}", f"/jobs/{jobs[name]}/timeline/", "#step-timeline", _drawn)
     for slug in COLLECTIVES:
-        yield Shot(f"lab-{slug}", f"/lab/{slug}/", LAB_PICTURE, _drawn)
+        yield Shot(f"lab-{slug}", f"/collectives/{slug}/", LAB_PICTURE, _drawn)
 
 
 def _planned(page: Page) -> None:

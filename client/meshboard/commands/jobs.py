@@ -42,6 +42,9 @@ def submit(
     follow: Annotated[bool, typer.Option("--follow", help="--wait, with its log on standard error")] = False,
     runs: Annotated[int, typer.Option(min=1, max=20, help="so many jobs of it, for `gate` to tell the noise")] = 1,
     key: Annotated[str | None, typer.Option(help="the same key and spec give the same job: a build's id")] = None,
+    allow_unfit: Annotated[
+        bool, typer.Option("--allow-unfit", help="Submit the job although its memory does not fit.")
+    ] = False,
     timeout: Timeout = None,
     as_json: AsJson = False,
 ) -> None:
@@ -52,7 +55,7 @@ def submit(
     seen: dict[str, Job] = {}
     with board() as client, _told(seen, as_json, several=runs > 1):
         for one in keys:
-            job = client.submit(told, key=one)
+            job = client.submit(told, key=one, allow_unfit=allow_unfit)
             seen[job.id] = job
             if not as_json:
                 print(job.id, flush=True)  # a build that is cut off while it waits knows what it started

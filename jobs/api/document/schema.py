@@ -94,7 +94,7 @@ def request_body(schema: dict[str, Any], example: object) -> dict[str, Any]:
     return {"application/json": {**schema, "examples": [example]}}
 
 
-SUBMIT = request_body({"allOf": [ref("JobSpec")]}, EXAMPLE)
+SUBMIT = request_body({"allOf": [ref("Submission")]}, EXAMPLE)
 # What is wrong with a draft is an answer, not a refusal: every JSON value can be asked about.
 DRAFT = request_body({"anyOf": [ref("JobSpec"), {"description": "a draft that is no whole spec yet"}]}, EXAMPLE)
 PATCH = request_body({"type": "object", "additionalProperties": True}, {"layout": {"tp": 4}})
@@ -147,6 +147,7 @@ def with_models(result: dict[str, Any], generator: Any, request: Any, public: bo
     # A lab and a script name no model; that other kinds need one is the parser's to say.
     del models["JobSpec"]["required"]
     models["JobSpec"]["properties"]["layout"] = _layout_or_auto()
+    models["Submission"] = _submission(models["JobSpec"])
     models["Preset"]["properties"]["model"] = ref("SizedModel")
     models["SearchSpec"] = _without_layout(models["JobSpec"])
     models["StoredSpec"] = _stored(models["JobSpec"])
@@ -217,6 +218,16 @@ def _stored(spec: dict[str, Any]) -> dict[str, Any]:
     words = "What was asked for, as it is stored: a layout also where one was chosen, and sizes in a preset's place."
     properties = {**spec["properties"], "layout": ref("Layout"), "model": ref("SizedModel")}
     return {**spec, "description": words, "properties": properties}
+
+
+def _submission(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return the body of a submit: the spec, and `allow_unfit`."""
+    words = (
+        "Queue the job although its memory does not fit. Without it, the answer is 422 if even the lower bound of the "
+        "memory estimate exceeds the memory of the device."
+    )
+    allow = {"type": "boolean", "default": False, "description": words}
+    return {**spec, "properties": {**spec["properties"], "allow_unfit": allow}}
 
 
 def _without_layout(spec: dict[str, Any]) -> dict[str, Any]:

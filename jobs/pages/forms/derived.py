@@ -1,7 +1,7 @@
-"""HTML forms derived from the spec's pydantic models: their fields, the text of each, and back to a nested spec.
+"""HTML forms derived from the pydantic models of a spec.
 
-What a field takes is read from the model; what it means is checked by `planner.facts.reading.parse` alone. Names are
-dotted, as in a `Problem`: "train.steps".
+The model gives the type, limits and default of a field. `planner.facts.reading.parse` alone checks its meaning. Names
+are dotted, as in a `Problem`: "train.steps".
 """
 
 from __future__ import annotations
@@ -29,9 +29,15 @@ Options = dict[str, list[tuple[str, str]]]
 
 
 class Field(NamedTuple):
-    """A field of a form. `many`: a list; numbers are written with commas, words as in a shell, choices are ticked.
+    """A field of a form.
 
-    `optional`: left empty it is null. `limits` in words: "1 to 65,536". Of kind json is what nobody types.
+    Attributes:
+        kind: Type of the value. "json" is for hidden fields.
+        optional: Whether an empty field means null.
+        many: Whether the value is a list: numbers with commas, words as in a shell, or ticked choices.
+        default: Default of the model.
+        choices: Allowed values, or empty for any.
+        limits: Allowed range as text, for example "1 to 65,536".
     """
 
     kind: Literal["int", "float", "bool", "text", "json"]
@@ -43,14 +49,14 @@ class Field(NamedTuple):
 
     @property
     def ticked(self) -> bool:
-        """Whether browsers send nothing for "no": boxes, but for what is on by default and has two buttons."""
+        """Return whether the field is a check box, for which a browser sends nothing if it is not ticked."""
         return (self.many and bool(self.choices)) or (self.kind == "bool" and self.default is not True)
 
     def read(self, texts: list[str]) -> Any:
-        """The value that was written; what is none of the field's kind stays text, for the parser to refuse.
+        """Return the value of the field. Text of another type stays text, and the parser refuses it.
 
         Raises:
-            ValueError: words that a shell could not take apart.
+            ValueError: The words have an unclosed quotation mark.
         """
         text = texts[-1].strip() if texts else ""
         if self.optional and not text:
@@ -70,7 +76,7 @@ class Field(NamedTuple):
         return text if self.kind == "text" else _number(text, self.kind)
 
     def write(self, value: Any) -> Any:
-        """The text of a value, which may be wrong; a list of those ticked."""
+        """Return the text of a value, which may be invalid, or the list of ticked choices."""
         if self.many and self.choices:
             return value
         if self.kind == "json" and value is not None:
@@ -80,12 +86,12 @@ class Field(NamedTuple):
         return _text(value)
 
 
-# Of a part of the spec that the form shows no field of: hidden, it comes back as it went.
+# A part of the spec that the form keeps in a hidden input.
 KEPT = Field("json", optional=True, many=False, default=None, choices=(), limits="")
 
 
 def fields_of(section: str, model: type[BaseModel], *, only: Iterable[str] | None = None) -> dict[str, Field]:
-    """The flat fields of a model under their dotted names; what is nested is a section of its own."""
+    """Return the flat fields of a model by dotted name. Nested models are separate sections."""
     found = {}
     for name, schema in model.model_json_schema(mode="serialization")["properties"].items():
         if only is not None and name not in only:
@@ -121,11 +127,12 @@ def _limits(schema: Mapping[str, Any]) -> str:
 
 
 def spec_from(fields: Fields, form: MultiValueDict[str, str]) -> dict[str, Any]:
-    """The nested, untrusted spec a form asks for, ready for `parse_spec`. What is left out keeps the spec's default;
-    a box counts as not ticked where anything else of its section was sent.
+    """Return the nested, untrusted spec of a form, ready for `parse_spec`.
+
+    Missing fields keep the default of the spec. A check box is not ticked if other fields of its section were sent.
 
     Raises:
-        SpecError: what was written cannot be read at all.
+        SpecError: A field cannot be split into words.
     """
     spec: dict[str, Any] = {}
     sent = {name.rpartition(".")[0] for name in fields if name in form}
@@ -136,21 +143,23 @@ def spec_from(fields: Fields, form: MultiValueDict[str, str]) -> dict[str, Any]:
         try:
             _put(spec, name, field.read(form.getlist(name)))
         except ValueError as error:
-            problems.append(Problem(name, f"cannot be split into arguments: {error}"))
+            problems.append(
+                Problem(name, f"`{name}` cannot be split into arguments: {error}. Close every quotation mark.")
+            )
     if problems:
         raise SpecError(problems)
     return spec
 
 
 def values_of(fields: Fields, spec: object) -> dict[str, Any]:
-    """The form's texts for a spec, which may be incomplete or wrong; what it lacks has its default."""
+    """Return the texts of a form for a spec, which may be incomplete or invalid. Missing values get their defaults."""
     return {name: field.write(_get(spec, name, field.default)) for name, field in fields.items()}
 
 
 def options_of(fields: Fields, words: Mapping[str, Mapping[str, str]], values: Mapping[str, str]) -> Options:
-    """The choices of each field that has some, in `words` where those are given.
+    """Return the choices of each field that has some, with the texts in `words`.
 
-    A field without choices of its own offers what `words` says of it, and its value besides, which REST may have set.
+    A field without choices in the model offers those in `words`, and its current value.
     """
     options: Options = {}
     for name, field in fields.items():
@@ -165,16 +174,24 @@ def options_of(fields: Fields, words: Mapping[str, Mapping[str, str]], values: M
 
 
 def limits_of(fields: Fields) -> dict[str, str]:
-    """What each field's value must lie between, in words."""
+    """Return the allowed range of each field as text."""
     return {name: field.limits for name, field in fields.items() if field.limits}
+
+
+def defaults_of(fields: Fields) -> dict[str, str]:
+    """Return the default of each number and choice as text. Fields without a default are left out."""
+    shown = {name: field for name, field in fields.items() if field.kind in ("int", "float") and not field.many}
+    return {name: field.write(field.default) for name, field in shown.items() if field.default is not None}
 
 
 def errors_beside(
     problems: list[Problem], places: Iterable[str], instead: Mapping[str, str]
 ) -> tuple[dict[str, str], list[str]]:
-    """Messages by the place in the form that they stand beside, and lines for the rest.
+    """Return messages by the field that shows them, and lines for the other problems.
 
-    An element of a list is told at its list; `instead` names the place of what has none by its own name.
+    Args:
+        places: Fields that can show a message.
+        instead: The field that shows the message of a field that is not in the form.
     """
     known = set(places)
     beside: dict[str, str] = {}
@@ -183,7 +200,7 @@ def errors_beside(
         field = _PLACE_IN_LIST.sub("", problem.field)
         place = instead.get(field, field)
         if place in known:
-            beside[place] = "; ".join(filter(None, [beside.get(place), problem.message]))
+            beside[place] = " ".join(filter(None, [beside.get(place), problem.message]))
         else:
             other.append(f"{problem.field}: {problem.message}")
     return beside, other

@@ -1,14 +1,14 @@
-"""The choice of who runs a job, as forms and pages have it."""
+"""The choice of the engine that runs a job."""
 
 from __future__ import annotations
 
 from typing import Any
 
-WORDS = {"hosts": "the board's hosts", "slurm": "Slurm"}
+WORDS = {"hosts": "Meshboard hosts", "slurm": "Slurm"}
 
 
 def without_others(spec: dict[str, Any]) -> dict[str, Any]:
-    """A form's spec without what it sent for an engine that was not chosen: its fields are on the page all the same."""
+    """Remove the fields of an engine that was not chosen, because the page sends them anyway."""
     resources = spec.get("resources", {})
     if resources.get("engine") != "slurm":
         resources.pop("slurm", None)

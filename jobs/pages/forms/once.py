@@ -1,4 +1,4 @@
-"""A form that starts a job starts one, however often the browser sends it."""
+"""Start one job per form, even if the browser sends the form several times."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from django.shortcuts import redirect
 from jobs.models import Job
 from jobs.queue import actions
 
-FIELD = "form_key"  # drawn when the form is (`{% form_key %}`)
+FIELD = "form_key"  # created with the page by `{% form_key %}`
 
 
 def submitted(request: HttpRequest, data: Any, *, check_of: Job | None = None) -> HttpResponse:
-    """Queue what a form asks for, and on to the job: the one it made before, where this form sent this before.
+    """Queue the job of a form and redirect to it. A repeated form redirects to the job that it started before.
 
-    `check_of`: as `actions.submit`.
+    Args:
+        check_of: The run that the job is a reference check of.
 
     Raises:
         SpecError: as `actions.submit`.
@@ -28,14 +29,14 @@ def submitted(request: HttpRequest, data: Any, *, check_of: Job | None = None) -
     """
     job, queued = actions.submit(cast(User, request.user), data, key=_key(request, data), check_of=check_of)
     if queued is None:
-        messages.info(request, "This form was sent more than once: this is the one job that it made.")
+        messages.info(request, "The form was sent more than once. It started only this job.")
     return redirect("job-detail", job.id)
 
 
 def _key(request: HttpRequest, data: Any) -> str | None:
-    """Of the form and what it says: what was changed in it since is another job, never a key used again."""
+    """Return a key of the form and its content. A form with other content starts another job."""
     drawn = request.POST.get(FIELD)
     if not drawn:
         return None
-    told = json.dumps([drawn, data], sort_keys=True)
-    return f"form {hashlib.sha256(told.encode()).hexdigest()}"
+    content = json.dumps([drawn, data], sort_keys=True)
+    return f"form {hashlib.sha256(content.encode()).hexdigest()}"

@@ -1,4 +1,4 @@
-"""What is known of the software that time is planned for, as forms and pages have it."""
+"""The software stack that estimates are for, as the Planner shows it."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ SECTION = "resources.software"
 FIELDS = derived.fields_of(SECTION, SoftwareSpec)
 WORDS: dict[str, Mapping[str, str]] = {
     f"{SECTION}.cuda_graphs": {
-        "attention_and_router": "attention, router",
+        "attention_and_router": "attention and router",
         "whole": "whole layers or steps",
     },
     f"{SECTION}.dispatcher": {"flex": "DeepEP, HybridEP", "alltoall": "all-to-all"},
     f"{SECTION}.attention_kernel": {
-        "own": "the stack's own",
+        "own": "default",
         "flash_1": "FlashAttention 1",
         "flash_2": "FlashAttention 2",
         "eager": "eager, unfused",
     },
 }
-# The stacks of which each field may be told, by which pages show it.
+# The stacks that each field is shown for.
 STACKS_OF = {
     f"{SECTION}.{name}": " ".join(stack for stack, names in OPEN.items() if name in names)
     for name in SoftwareSpec.model_fields
 }
-# Of a field whose stacks do not have all of its values, those that each has.
+# The values per stack, for a field whose values depend on the stack.
 VALUES_OF = {
     f"{SECTION}.attention_kernel": " ".join(
         f"{stack}={','.join(('own', *names['attention_kernel']))}"
@@ -40,7 +40,7 @@ VALUES_OF = {
 
 
 def without_others(spec: dict[str, Any]) -> dict[str, Any]:
-    """A form's spec with what it tells of the stack that was chosen: fields of others are on the page all the same."""
+    """Remove the fields of stacks that were not chosen, because the page sends them anyway."""
     resources = spec.get("resources", {})
     sent = resources.pop("software", {})
     usual = SoftwareSpec().model_dump()

@@ -1,28 +1,34 @@
-"""The submit form: what it has of a job spec, and the words of its choices."""
+"""The job form: its fields, and the texts of its choices."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
 from django.utils.datastructures import MultiValueDict
 
 from jobs.pages.forms import derived, engines, software, turn_form
+from jobs.planning.fit import ALLOW_UNFIT
 from planner.facts.kinds import KINDS
 from planner.facts.layout import SCHEDULE_NAMES
 from planner.facts.models.presets import PRESETS, expand_preset
 from planner.facts.models.shapes import parameter_count
+from planner.facts.reading.parse import parse_fields
 from planner.facts.resources import Resources, SlurmSpec
-from planner.facts.spec import JobSpec, Layout, ModelSpec, Problem, TrainSpec
+from planner.facts.spec import JobSpec, Layout, ModelSpec, Problem, SpecError, TrainSpec
 from planner.hardware.stacks import STACKS
 from planner.search.auto import AutoSpec
-from planner.search.choices import DEGREES
+from planner.search.choices import DEGREES, choices
 
 DEFAULT_PRESET = "gpt-tiny"
 _DRY = derived.fields_of("", JobSpec, only=["dry_ranks"])
 _RANKS = derived.fields_of("layout.auto", AutoSpec, only=["ranks"])
 _AUTO = _RANKS | {f"layout.auto.{name}": derived.KEPT for name in AutoSpec.model_fields if name != "ranks"}
 PARTS = {f"model.{name}": derived.KEPT for name in ("moe", "mla", "rope_scaling")}
+# Hidden inputs of the form. The Planner sets the software stack, which changes estimates only.
+HIDDEN = (*PARTS, "resources.stack", *software.FIELDS)
 _MODEL = derived.fields_of("model", ModelSpec)
 FIELDS = (
     derived.fields_of("", JobSpec, only=["name"])
@@ -40,66 +46,60 @@ _WORDS: dict[str, Mapping[str, str]] = {
     **dict.fromkeys(("layout.dp", "layout.pp", "layout.tp", "layout.cp", "layout.ep"), _DEGREES),
     "layout.zero": {"0": "0 · DDP", "1": "1", "2": "2", "3": "3"},
     "layout.schedule": dict(SCHEDULE_NAMES),
-    "layout.balance": {"layers": "by layers", "cost": "by cost"},
+    "layout.balance": {"layers": "equal layers", "cost": "equal cost"},
     "resources.stack": {name: stack.title for name, stack in STACKS.items()},
     "layout.cp_method": {"all_gather": "all-gather"},
     "model.arch": {"gpt": "GPT", "llama": "Llama"},
-    "train.on_not_finite": {"stop": "ends the run", "continue": "goes on"},
-    "train.verify": {"auto": "where it takes seconds", "on": "yes", "off": "no"},
-    "train.sampling": {"random": "from anywhere", "epochs": "each once an epoch"},
-    "train.overlap": {"true": "while backward runs", "false": "afterwards"},
+    "train.on_not_finite": {"stop": "stop the run", "continue": "continue"},
+    "train.verify": {"auto": "automatic", "on": "on", "off": "off"},
+    "train.sampling": {"random": "random", "epochs": "once per epoch"},
+    "train.overlap": {"true": "overlapped", "false": "after backward"},
     "resources.device": {"cpu": "CPU", "cuda": "GPU"},
     "resources.engine": engines.WORDS,
     **software.WORDS,
     **turn_form.WORDS,
 }
-# The folded parts of the form. What differs in the first from its default changes what is planned: it starts open.
+# The folds of the form. The first two change the estimate, so they start open if they differ from the defaults.
 _FOLDS: dict[str, tuple[str, ...]] = {
-    "axes": (
-        *("layout.cp", "layout.cp_method", "layout.ep", "layout.balance", "layout.dp_replicas", "layout.regather"),
-        *(
-            "layout.keep_gathered",
-            "layout.scatter_gather",
-            "train.attention",
-            "train.overlap",
-            "train.compile",
-            "train.dropout",
-        ),
-        "resources.stack",
-        *software.FIELDS,
+    "parallelism": ("layout.cp", "layout.cp_method", "layout.ep", "layout.dp_replicas", "layout.balance"),
+    "performance": (
+        *("layout.recompute", "train.overlap", "train.attention", "train.compile", "layout.regather"),
+        *("layout.keep_gathered", "layout.scatter_gather"),
     ),
     "training": (
         *("train.learning_rate", "train.warmup_steps", "train.weight_decay", "train.grad_clip", "train.eval_every"),
-        *("train.seed", "train.on_not_finite", "train.verify"),
+        *("train.seed", "train.dropout", "train.on_not_finite", "train.verify"),
     ),
     "data": (
         *("train.data", "train.column", "train.tokenizer", "train.sampling", "train.document_end"),
         *("train.checkpoint_every", "train.keep_checkpoints", "train.resume"),
     ),
-    "turn": (
+    "placement": (
         *("resources.host", "resources.engine", *turn_form.FIELDS),
         *(name for name in FIELDS if name.startswith("resources.slurm.")),
     ),
     "dry": ("dry_ranks",),
 }
-_STARTS_OPEN = ("axes",)
+_STARTS_OPEN = ("parallelism", "performance")
 
 
 class Folds(NamedTuple):
-    """Parts of the form by name: those that differ from their defaults, and those that are open."""
+    """The folds of the form that differ from the defaults, and those that are open."""
 
     changed: list[str]
     open: list[str]
 
 
 def spec_from_form(form: MultiValueDict[str, str]) -> dict[str, Any]:
-    """The untrusted spec a form asks for. A preset named by the form wins over the sizes beside it."""
+    """Return the untrusted spec of a form. A preset wins over the sizes that the form also sends."""
     spec = software.without_others(engines.without_others(derived.spec_from(FIELDS | PARTS, form)))
     preset = form.get("model.preset")
     if preset:
         spec["model"] = {"preset": preset}
     if form.get("auto") in derived.YES:
         spec["layout"] = {"auto": _given(derived.spec_from(_AUTO, form))}
+    if form.get(ALLOW_UNFIT) in derived.YES:
+        spec[ALLOW_UNFIT] = True
     kind = form.get("kind")
     if any(name == kind and other.one_slot for name, other in KINDS.items()):
         spec |= {"kind": kind, **derived.spec_from(_DRY, form)}
@@ -107,13 +107,13 @@ def spec_from_form(form: MultiValueDict[str, str]) -> dict[str, Any]:
 
 
 def _given(spec: dict[str, Any]) -> dict[str, Any]:
-    """The constraints that were filled in."""
+    """Return the constraints that were filled in."""
     auto = spec.get("layout", {}).get("auto", {})
     return {name: value for name, value in auto.items() if value is not None}
 
 
 def values_from_spec(spec: object) -> dict[str, Any]:
-    """The form's values for a spec, which may be incomplete or wrong; what it lacks has its default."""
+    """Return the values of the form for a spec, which may be invalid. Missing values get their defaults."""
     whole = dict(spec) if isinstance(spec, Mapping) else {}
     model = whole.get("model")
     model = dict(model) if model and isinstance(model, Mapping) else {"preset": DEFAULT_PRESET}
@@ -124,24 +124,72 @@ def values_from_spec(spec: object) -> dict[str, Any]:
 
 
 def constraints(values: Mapping[str, str]) -> dict[str, str]:
-    """What else is asked of a layout that is chosen, by fields that the form does not show."""
+    """Return the constraints on an automatic layout that the form has no fields for."""
     kept = (name for name in _AUTO if name not in _RANKS)
     return {name.removeprefix("layout.auto."): values[name] for name in kept if values[name]}
 
 
 def options_for(values: Mapping[str, str]) -> derived.Options:
-    """The choices of each segmented field."""
+    """Return the choices of each field that has some."""
     return derived.options_of(FIELDS, _WORDS, values)
 
 
 def limits() -> dict[str, str]:
-    """What each number must lie between."""
+    """Return the allowed range of each number."""
     return derived.limits_of(FIELDS | _DRY | _RANKS)
 
 
+def defaults() -> dict[str, str]:
+    """Return the default of each number."""
+    return derived.defaults_of(FIELDS | _DRY)
+
+
+def unavailable(spec: object) -> tuple[dict[str, list[str]], dict[str, list[tuple[str, list[str]]]]]:
+    """Return the unavailable options of each field, and the reasons with their options.
+
+    Both are empty for a spec that cannot be read, because the page asks for them again.
+    """
+    try:
+        found = choices(parse_fields(spec))
+    except SpecError:
+        return {}, {}
+    options, reasons = {}, {}
+    for field, by_option in found.items():
+        grouped: dict[str, list[str]] = {}
+        for option, reason in by_option.items():
+            grouped.setdefault(reason, []).append(option)
+        options[f"layout.{field}"] = [*by_option]
+        reasons[f"layout.{field}"] = [*grouped.items()]
+    return options, reasons
+
+
+def query_of(spec: dict[str, Any], cluster: str) -> str:
+    """Return the query string that opens the form with a spec. Values equal to the defaults are left out."""
+    usual = values_from_spec(None)
+    kept = _without_usual({name: value for name, value in spec.items() if name != ALLOW_UNFIT}, "", usual)
+    query = {"spec": json.dumps(kept, separators=(",", ":")), **({"cluster": cluster} if cluster else {})}
+    return urlencode(query)
+
+
+def _without_usual(section: Mapping[str, Any], prefix: str, usual: Mapping[str, Any]) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    for name, value in section.items():
+        path = f"{prefix}{name}"
+        if path == "model":
+            if value != {"preset": DEFAULT_PRESET}:
+                kept[name] = value  # Sizes without their preset make sense only together.
+        elif path == "layout" and "auto" in value:
+            kept[name] = value
+        elif isinstance(value, Mapping):
+            if inner := _without_usual(value, f"{path}.", usual):
+                kept[name] = inner
+        elif path not in FIELDS or FIELDS[path].write(value) != usual[path]:
+            kept[name] = value
+    return kept
+
+
 def folds(values: Mapping[str, str], errors: Mapping[str, str], starter: Mapping[str, Any]) -> Folds:
-    """How the folded parts stand for these values; one with an error is open. What a fresh form is filled in with, the
-    `starter`, nobody changed."""
+    """Return the folds that have changes and those that are open. The values of the `starter` spec are no changes."""
     usual, fresh = values_from_spec(None), values_from_spec(starter)
     differs = {name for name in usual if values.get(name) not in (usual[name], fresh[name])}
     changed = [fold for fold, names in _FOLDS.items() if differs.intersection(names)]
@@ -150,12 +198,12 @@ def folds(values: Mapping[str, str], errors: Mapping[str, str], starter: Mapping
 
 
 def errors_by_field(problems: list[Problem]) -> tuple[dict[str, str], list[str]]:
-    """Messages for the fields the form has, and lines for the rest."""
+    """Return messages for the fields of the form, and lines for the other problems."""
     return derived.errors_beside(problems, [*FIELDS, *_DRY, *_RANKS, "model", "layout", "layout.auto"], {})
 
 
 def preset_cards() -> dict[str, dict[str, Any]]:
-    """What the page tells about each preset."""
+    """Return the description, parameter count and sizes of each preset."""
     return {
         name: {
             "description": preset.description,

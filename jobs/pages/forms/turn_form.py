@@ -1,4 +1,4 @@
-"""The part of a form that tells of a job's turn: whose it is, where it may go, when it ends by itself."""
+"""The scheduling fields of a form: project, hosts, limits, retries and dependencies."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ FIELDS = (
     | derived.fields_of("run", RunSpec)
     | derived.fields_of("retry", RetrySpec)
 )
-WORDS: dict[str, Mapping[str, str]] = {"after_failed": {"cancel": "it is cancelled", "start": "it starts all the same"}}
+WORDS: dict[str, Mapping[str, str]] = {"after_failed": {"cancel": "cancel this job", "start": "start anyway"}}
 
 
-def is_told(values: Mapping[str, Any]) -> bool:
-    """Whether one of them differs from its default."""
+def has_changes(values: Mapping[str, Any]) -> bool:
+    """Return whether a field differs from its default."""
     usual = derived.values_of(FIELDS, {})
     return any(values.get(name, usual[name]) != usual[name] for name in FIELDS)

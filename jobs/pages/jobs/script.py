@@ -1,4 +1,4 @@
-"""The form for a script of one's own."""
+"""The form that runs your own training script."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _WORDS = {"resources.device": {"cpu": "CPU", "cuda": "GPU"}, "resources.engine":
 @require_http_methods(["GET", "POST"])
 @login_required
 def script_new(request: HttpRequest) -> HttpResponse:
-    """A path below the host's script root, arguments as one would type them, and how many ranks."""
+    """Show the form, or submit it. `?from=ID` fills it in from a job."""
     if request.method == "GET":
         source = find_job(request.user, request.GET["from"]) if "from" in request.GET else None
         return _form(request, derived.values_of(FIELDS, EMPTY if source is None else source.spec), [])
@@ -49,8 +49,9 @@ def _form(request: HttpRequest, values: dict[str, Any], problems: list[Problem])
         "other_errors": other,
         "options": derived.options_of(FIELDS, _WORDS, values),
         "limits": derived.limits_of(FIELDS),
+        "defaults": derived.defaults_of(FIELDS),
         "projects": projects_to_submit_to(request.user),
         "slurm": settings.SLURM is not None,
-        "turn": turn_form.is_told(values),
+        "turn": turn_form.has_changes(values),
     }
     return render(request, "jobs/script.html", context, status=422 if problems else 200)

@@ -31,14 +31,12 @@ def test_a_small_rank_s_memory_is_not_held_against_what_libraries_take(modules: 
     assert off(2**28, "cpu").endswith(" %")
     assert off(2**20, "cuda").endswith(" %")
     groups = {line["group"] for line in planned(modules, 2**20, "cpu", None)}
-    assert "memory of the fullest rank: tensors and the allocator's share, without the process' own 310 MiB" in groups
+    assert "memory of the fullest rank, without 310 MiB of process overhead" in groups
 
 
 def test_a_step_s_time_is_the_summary_s_once_there_is_one(modules: Page) -> None:
     def together(measured: dict[str, Any] | None) -> Any:
-        return next(
-            line["measured"] for line in planned(modules, 1, "cpu", measured) if line["group"] == "time of a step"
-        )
+        return next(line["measured"] for line in planned(modules, 1, "cpu", measured) if line["group"] == "step time")
 
     assert (together(None), together({"steps": 9, "step_s": 0.03})) == ("40.0 ms", "30.0 ms")
 
@@ -67,7 +65,7 @@ def test_a_step_s_bytes_are_the_plan_s_where_ranks_were_cut_off_at_different_ste
     const rows = compareAxes(s.ranks, () => ({dp: {bytes: 100, calls: 1}}));
     const estimate = {axes: {pp: 1, dp: 2, tp: 1}, stages: [{stage: 0, memory: {}, memory_bytes: 0}]};
     const lines = m.plannedLines(estimate, s, rows, {device: "cpu", least: 0});
-    const payload = lines.filter((line) => line.group.startsWith("payload"));
+    const payload = lines.filter((line) => line.group.startsWith("traffic"));
     return payload.map((line) => [line.planned, line.measured, line.off]);
     """
     assert call(modules, "job/planned.js", body) == [["200 B", "200 B", "0 %"]]
@@ -81,7 +79,7 @@ def test_the_median_of_an_even_number_of_steps_lies_between_the_middle_two(modul
     const estimate = {time: {step_s: 0.6, parts: []}, axes: {pp: 1, dp: 1, tp: 1}};
     const stages = [{stage: 0, memory: {}, memory_bytes: 0}];
     const lines = m.plannedLines({...estimate, stages}, s, [], {device: "cpu", least: 0, measured: null, apart});
-    return lines.find((line) => line.name === "together").measured;
+    return lines.find((line) => line.name === "total").measured;
     """
     assert call(modules, "job/planned.js", body) == "600 ms"
 
@@ -91,7 +89,7 @@ def test_the_median_of_an_even_number_of_steps_lies_between_the_middle_two(modul
     [
         *((cluster.accelerator.name, True) for cluster in CLUSTERS.values() if cluster.device == "cuda"),
         ("NVIDIA A100-SXM4-80GB", True),
-        ("NVIDIA GB10 (of which there is no data sheet)", False),
+        ("NVIDIA GB10 (no data sheet)", False),
         ("AMD EPYC 7763 64-Core Processor", False),
         ("CPU core", False),
     ],
@@ -103,7 +101,7 @@ def test_a_share_of_an_assumed_peak_is_not_put_down_to_the_mask(modules: Page, a
     estimate = {"time": time, "world_size": 2, "cluster": {"name": "vm", "accelerator": accelerator}}
     body = "return m.timePicture(x).map((part) => part.textContent).join(' ')"
     told = call(modules, "pictures/time.js", body, estimate)
-    assert ("Attention's scores are counted whole" in told) == masked
+    assert ("MFU counts full attention scores" in told) == masked
 
 
 def test_exact_is_said_of_all_ranks_alone(modules: Page) -> None:
@@ -115,9 +113,9 @@ def test_exact_is_said_of_all_ranks_alone(modules: Page) -> None:
     none, some = {"bytesOff": 0, "callsOff": 0, "net": 0}, {"bytesOff": 4, "callsOff": 0, "net": 0}
     told = call(modules, "job/tables.js", shown, [[none, ""], [none, " on 1 of 8 ranks"], [some, " on 1 of 8 ranks"]])
     assert told == [
-        ["exact: 0 B, 0 calls off", "good"],
-        ["0 B, 0 calls off on 1 of 8 ranks", "warn"],
-        ["4 B, 0 calls off", "bad"],
+        ["exact: difference 0 B, 0 calls", "good"],
+        ["difference 0 B, 0 calls on 1 of 8 ranks", "warn"],
+        ["difference 4 B, 0 calls", "bad"],
     ]
 
 
@@ -125,9 +123,10 @@ def test_a_search_that_finds_a_slower_layout_than_the_form_s_says_so(modules: Pa
     """One that does not fit may take less time: "as fast as before" was said of twice as long."""
     found = {"best": [{"step_s": 0.1}], "fitting": 1, "considered": 2, "complete": True, "neighbours": []}
     told = [call(modules, "plan/best.js", "return m.why(...x)", [found, before]) for before in (0.2, 0.1, 0.05, None)]
-    what = "100 ms a step, predicted: the fastest of 1 that fit, those that barely do last, of 2 considered"
-    words = (", 2.00 times faster than before", ", as fast as before", ", 2.00 times as long as before", "")
-    assert told == [f"{what}{ending}." for ending in words]
+    what = "Predicted step time 100 ms. Fastest of 1 layouts that fit (2 searched)."
+    layout = "the form's layout."
+    words = (f" 2.00 times faster than {layout}", f" As fast as {layout}", f" 2.00 times slower than {layout}", "")
+    assert told == [f"{what}{ending}" for ending in words]
 
 
 def test_parts_of_a_step_stand_beside_the_plan_each_with_its_error(modules: Page) -> None:
@@ -147,13 +146,13 @@ def test_parts_of_a_step_stand_beside_the_plan_each_with_its_error(modules: Page
     const { stepsOf } = await import('/js/job/parts.js');
     const s = (await import('/js/store.js')).createState();
     const run = { device: 'cpu', measured: null, apart: stepsOf(x, s), least: 0 };
-    return m.plannedLines(x.estimate, s, [], run).filter(({ group }) => group === 'time of a step');
+    return m.plannedLines(x.estimate, s, [], run).filter(({ group }) => group === 'step time');
     """
     lines = call(modules, "job/planned.js", body, job)
     assert [[line[key] for key in ("name", "planned", "measured", "off")] for line in lines] == [
-        ["together", "50.0 ms", None, None],
+        ["total", "50.0 ms", None, None],
         ["compute", "20.0 ms", "40.0 ms", "\u221250 %"],
-        ["dp, not hidden", "10.0 ms", "under 0.1 % of it", None],
-        ["tp, not hidden", "20.0 ms", "50.0 ms", "\u221260 %"],
-        ["tp, hidden", None, "10.0 ms", None],
+        ["dp, exposed", "10.0 ms", "under 0.1 %", None],
+        ["tp, exposed", "20.0 ms", "50.0 ms", "\u221260 %"],
+        ["tp, overlapped", None, "10.0 ms", None],
     ]

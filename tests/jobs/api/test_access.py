@@ -66,7 +66,7 @@ DOORS = [
     "/jobs/{id}/",
     "/jobs/new/?from={id}",
     "/jobs/script/?from={id}",
-    "/lab/?from={id}",
+    "/collectives/?from={id}",
 ]
 
 
@@ -82,7 +82,7 @@ def test_a_stranger_reads_of_no_job_in_lists_and_on_host_pages(
 ) -> None:
     host = make_host()
     calibration = actions.calibrate(staff, host)
-    pages = ["/", f"/hosts/{host.name}/", "/hosts/", "/lab/", "/lab/all-reduce/", "/api/v1/jobs", "/api/v1/hosts"]
+    pages = ["/", f"/hosts/{host.name}/", "/hosts/", "/collectives/", "/collectives/all-reduce/", "/api/v1/jobs", "/api/v1/hosts"]
     for who, sees in ((staff, True), (stranger, False)):
         client.force_login(who)
         text = "".join(client.get(page).content.decode() for page in pages)
@@ -313,7 +313,7 @@ def test_a_plan_tells_what_a_submit_would_of_a_checkpoint_that_is_not_there(
         draft = {**GOOD, "train": {**GOOD["train"], "resume": resume}}
         (blocked,) = api(owner).post("/api/v1/plan", draft, format="json").json()["not_runnable"]
         assert blocked["field"] == "train.resume"
-        assert "no such job, or not yours" in blocked["message"]
+        assert "the job does not exist, or you cannot see it" in blocked["message"]
         (refused,) = api(owner).post("/api/v1/jobs", draft, format="json").json()["errors"]
         assert refused == {**blocked, "pointer": "/train/resume", "in": "body"}
 

@@ -75,10 +75,10 @@ def test_the_newest_that_a_dead_attempt_told_of_is_kept(owner: User, api: Api) -
 @pytest.mark.parametrize(
     ("step", "words"),
     [
-        (5, "saved 2 newer ones and keeps the newest 2"),
-        (7, "saved 2 newer ones and keeps the newest 2"),
-        (12, "saved no step 12; the newest that it told of: 5, 10, 20"),
-        (15, "could not be written: disk full"),
+        (5, "has 2 newer checkpoints and keeps 2"),
+        (7, "has 2 newer checkpoints and keeps 2"),
+        (12, "saved no step 12. Its latest checkpoints are at steps 5, 10, 20"),
+        (15, "writing it failed: disk full"),
         (21, "has 20 steps"),
     ],
 )
@@ -106,7 +106,7 @@ def test_what_may_be_there_is_gone_on_from(owner: User, api: Api) -> None:
 
 def test_a_checkpoint_that_has_done_all_that_is_asked_for_is_not_gone_on_from(owner: User, api: Api) -> None:
     job = leave(placed(owner, **SAVING), 5, 10, outcome="failed")
-    newest, words = name(job, 10), "has done 10 steps and 9 are asked for, which leaves 0 to do: ask for 11 or more"
+    newest, words = name(job, 10), "has 10 steps already. Use 11 or more."
     client, few = api(owner), {"train": {"steps": 9, "warmup_steps": 1}}
     for checkpoint in ({"checkpoint": newest}, {"checkpoint": job}, {"checkpoint": f"{job}/1"}):
         refused = client.post(f"/api/v1/jobs/{job}/resume", {**checkpoint, "change": few}, format="json")
@@ -140,13 +140,13 @@ def test_nothing_is_known_of_what_was_lost_on_the_way(owner: User, api: Api, tmp
 
 def test_a_job_that_saved_none_has_none(owner: User, api: Api) -> None:
     none = ended(owner, summary(0.3)).job_id
-    assert "train.checkpoint_every is 0" in resumed(api(owner), none, none).json()["errors"][0]["message"]
+    assert "`train.checkpoint_every` is 0" in resumed(api(owner), none, none).json()["errors"][0]["message"]
     saving = leave(placed(owner, **SAVING))
     for checkpoint, words in (
-        (saving, "none was saved there"),
-        (f"{saving}/1", "none was saved there"),
-        (f"{saving}/2", "had no attempt 2"),
-        (f"{saving}/1/step-5", "a name is job, job/attempt or job/attempt/step-00000100"),
+        (saving, "no checkpoint was saved there"),
+        (f"{saving}/1", "no checkpoint was saved there"),
+        (f"{saving}/2", "has no attempt 2"),
+        (f"{saving}/1/step-5", "checkpoint names are job, job/attempt or job/attempt/step-00000100"),
         (f"{saving}/./1/step-00000005", "a name is"),
     ):
         assert words in resumed(api(owner), saving, checkpoint).json()["errors"][0]["message"]

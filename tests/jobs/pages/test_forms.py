@@ -17,11 +17,11 @@ from jobs.pages.forms import derived, spec_form
 from jobs.pages.jobs import script
 from planner.facts.reading.parse import parse_fields, parse_spec
 from planner.facts.resources import SoftwareSpec
-from planner.facts.software import OPEN, open_to
+from planner.facts.software import OPEN
 from planner.facts.spec import LabSpec, SpecError
 from planner.teaching.templates import TEMPLATES
 
-PAGES = {"/jobs/new/": spec_form.FIELDS, "/jobs/script/": script.FIELDS, "/lab/": lab_form.FIELDS}
+PAGES = {"/jobs/new/": spec_form.FIELDS, "/jobs/script/": script.FIELDS, "/collectives/": lab_form.FIELDS}
 
 
 def posted(values: dict[str, Any]) -> QueryDict:
@@ -83,7 +83,9 @@ def test_a_copied_job_keeps_what_it_asks_of_the_layout_that_is_chosen(owner: Use
     asked = {"ranks": 4, "tp": 2, "zero": [0, 1], "max_memory_bytes": 10**9}
     client.force_login(owner)
     page = client.get("/jobs/new/", {"spec": json.dumps({"layout": {"auto": asked}})})
-    assert "also asked: max_memory_bytes 1000000000, tp 2, zero [0, 1]." in page.content.decode()
+    assert (
+        "Other constraints of the copied job: max_memory_bytes 1000000000, tp 2, zero [0, 1]." in page.content.decode()
+    )
     assert spec_form.spec_from_form(filled_in(page))["layout"] == {"auto": asked}
 
 
@@ -116,14 +118,53 @@ def test_of_the_software_only_what_its_stack_leaves_open_is_sent(
     assert spec_form.spec_from_form(posted(back)) == spec
 
 
-def test_each_field_of_the_software_is_shown_where_a_stack_leaves_it_open(owner: User, client: Client) -> None:
+def test_the_planner_shows_each_field_of_the_software_for_the_stacks_that_leave_it_open(
+    owner: User, client: Client
+) -> None:
     client.force_login(owner)
-    for stack in OPEN | {"ours": {}}:
-        spec = json.dumps({"model": {"preset": "gpt-tiny"}, "resources": {"stack": stack}})
-        page = client.get("/jobs/new/", {"spec": spec}).content.decode()
-        for name in SoftwareSpec.model_fields:
-            (holder,) = re.findall(rf'<[a-z]+ class="field wide" data-for="resources.software.{name}"[^>]*>', page)
-            assert (" hidden" in holder) == (name not in open_to(stack)), (stack, name)
+    page = client.get("/planner/").content.decode()
+    for name in SoftwareSpec.model_fields:
+        holder = f'<[a-z]+ class="field wide" data-for="resources.software.{name}" data-stacks="([^"]*)"[^>]* hidden'
+        (stacks,) = re.findall(holder, page)
+        assert stacks.split() == [stack for stack, names in OPEN.items() if name in names], name
+
+
+def test_the_job_form_keeps_the_software_of_its_link_without_a_field_for_it(owner: User, client: Client) -> None:
+    resources = {"device": "cuda", "stack": "megatron", "software": {"cuda_graphs": "whole", "deterministic": True}}
+    client.force_login(owner)
+    page = client.get("/jobs/new/", {"spec": json.dumps({"resources": resources})})
+    assert "Estimates are for " in page.content.decode()
+    assert 'data-for="resources.stack"' not in page.content.decode()
+    back = spec_form.spec_from_form(filled_in(page))["resources"]
+    assert {name: back[name] for name in resources} == resources
+
+
+def test_the_query_of_a_form_opens_the_form_again() -> None:
+    specs: list[dict[str, Any]] = [
+        {},
+        {"model": {"preset": "llama3-8b"}, "layout": {"dp": 3, "tp": 2, "sequence_parallel": True}},
+        {"model": {"preset": "gpt-tiny", "num_layers": 7}, "train": {"steps": "many", "overlap": False}},
+        {"layout": {"auto": {}}},
+        {"layout": {"auto": {"ranks": 4, "tp": 2}}, "name": "x y&z", "after": [], "resources": {"labels": ["a", "b"]}},
+    ]
+    for spec in specs:
+        values = spec_form.values_from_spec(spec)
+        query = QueryDict(spec_form.query_of(spec_form.spec_from_form(posted(values)), "h100"))
+        assert query["cluster"] == "h100"
+        assert spec_form.values_from_spec(json.loads(query["spec"])) == values
+    assert spec_form.query_of(spec_form.spec_from_form(posted(spec_form.values_from_spec({}))), "") == "spec=%7B%7D"
+
+
+def test_unavailable_options_are_disabled_before_any_script_runs(owner: User, client: Client) -> None:
+    client.force_login(owner)
+    page = client.get("/jobs/new/", {"spec": json.dumps({"model": {"preset": "gpt-tiny"}, "layout": {"dp": 1}})})
+    unavailable, reasons = page.context["unavailable"], page.context["reasons"]
+    assert "8" in unavailable["layout.tp"]
+    assert reasons["layout.tp"]
+    text = page.content.decode()
+    assert '<input type="radio" name="layout.tp" value="8" disabled>' in text
+    (box,) = re.findall(r'data-for="layout.zero".*?<details class="why-not"([^>]*)>', text, re.DOTALL)
+    assert (box == " hidden") == ("layout.zero" not in reasons)
 
 
 def test_a_lab_goes_into_the_form_and_comes_back() -> None:
@@ -186,7 +227,7 @@ def test_nothing_of_a_fresh_form_is_marked_as_changed(owner: User, client: Clien
 
 
 def test_an_unreadable_line_of_arguments_is_told_by_its_field() -> None:
-    with pytest.raises(SpecError, match=r"script\.args: cannot be split into arguments: No closing quotation"):
+    with pytest.raises(SpecError, match=r"`script\.args` cannot be split into arguments: No closing quotation"):
         derived.spec_from(script.FIELDS, QueryDict("script.args='open"))
 
 

@@ -47,7 +47,7 @@ def test_what_each_role_may_do_to_another_s_job(
 
 @pytest.mark.parametrize(
     ("role", "words"),
-    [("viewer", "you are a viewer of 'team'"), ("nobody", "there is no project 'team', or you are no member of it")],
+    [("viewer", "Your role in `project` 'team' is viewer."), ("nobody", "`project` is 'team', but it does not exist or you are no member.")],
 )
 def test_who_is_no_submitter_submits_nothing(role: str, words: str, members: Members, stranger: User) -> None:
     with pytest.raises(SpecError) as refused:

@@ -98,10 +98,15 @@ def test_the_same_key_gives_the_same_layout_whatever_is_there_by_then(
     [
         ({}, {"last_seen": timezone.now() - timedelta(minutes=5)}, "layout.auto", "is not connected"),
         ({}, {"drained": True}, "layout.auto", "is not connected"),
-        ({"resources": {"host": "host-z"}}, {}, "resources.host", "there is no host 'host-z' with cpu slots"),
+        (
+            {"resources": {"host": "host-z"}},
+            {},
+            "resources.host",
+            "`resources.host` is 'host-z', but no such cpu host exists.",
+        ),
         ({"model": {"preset": "llama3-8b"}}, {}, "layout.auto", "GiB of 1.00"),
         ({"layout": {"auto": {"ranks": 8}}}, {}, "layout.auto.ranks", "8 ranks; the largest host has 4 slots"),
-        ({"layout": {"auto": {"cluster": "nowhere"}}}, {}, "cluster", "there is no cluster 'nowhere'"),
+        ({"layout": {"auto": {"cluster": "nowhere"}}}, {}, "cluster", "`cluster` is 'nowhere', which is unknown"),
         ({"layout": {"auto": None}}, {}, "layout.auto", "must be an object"),
         ({"layout": "automatic"}, {}, "layout", "must be an object"),
         ({"train": 5}, {}, "train", "must be an object"),
@@ -129,7 +134,9 @@ def test_it_is_laid_over_hosts_of_one_model_and_timed_as_such(owner: User, api: 
     Host.objects.filter(name="host-c").update(device_name="another")
     asked = {**GOOD, "layout": {"auto": {"ranks": 4, "tp": 2}}, "resources": {"labels": ["near"]}}
     assert (
-        submit(api(owner), asked).json()["errors"][0]["message"].startswith("a host with cpu slots and the labels near")
+        submit(api(owner), asked)
+        .json()["errors"][0]["message"]
+        .startswith("A CPU host with the labels near is not connected")
     )
     Host.objects.filter(name__in=("host-a", "host-b")).update(labels=["near"])
     job = submit(api(owner), asked).json()

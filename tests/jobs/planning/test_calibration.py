@@ -89,8 +89,12 @@ def test_nobody_calibrates_by_a_spec_what_they_may_not(owner: User, staff: User,
 @pytest.mark.parametrize(
     ("change", "field", "words"),
     [
-        ({"layout": {"dp": 1}}, "layout", "takes all its 4 slots"),
-        ({"resources": {"host": "host-z"}}, "resources.host", "there is no host 'host-z'"),
+        ({"layout": {"dp": 1}}, "layout", "uses all 4 slots"),
+        (
+            {"resources": {"host": "host-z"}},
+            "resources.host",
+            "`resources.host` is 'host-z', but no such cpu host exists.",
+        ),
     ],
 )
 def test_a_calibration_by_spec_takes_all_of_a_host_that_there_is(
@@ -173,7 +177,7 @@ def test_a_host_is_calibrated_once_at_a_time(staff: User, api: Api, make_host: M
     assert api(staff).post("/api/v1/hosts/host-a/calibrate").status_code == 201
     again = api(staff).post("/api/v1/hosts/host-a/calibrate")
     assert again.status_code == 409
-    assert "queued or running already" in again.json()["errors"][0]["message"]
+    assert "already queued or running" in again.json()["errors"][0]["message"]
 
 
 def test_a_drained_or_unknown_host_cannot_be_calibrated(staff: User, api: Api, make_host: MakeHost) -> None:

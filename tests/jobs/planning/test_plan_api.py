@@ -188,6 +188,6 @@ def test_a_link_with_a_layout_fills_the_form(owner: User, client: Any) -> None:
     spec = '{"model": {"preset": "llama-tiny"}, "layout": {"dp": 4, "cp": 2}}'
     page = client.get("/jobs/new/", {"spec": spec, "cluster": "h100"})
     assert (page.context["values"]["layout.dp"], page.context["values"]["layout.cp"]) == ("4", "2")
-    assert page.context["folds"].open == ["axes"]
+    assert page.context["folds"].open == ["parallelism"]
     assert client.get("/jobs/new/", {"spec": "{"}).status_code == 422
     assert client.get("/jobs/new/?template=none").status_code == 404

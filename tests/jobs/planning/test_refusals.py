@@ -64,7 +64,7 @@ def test_the_form_s_plan_tells_it_too_and_a_plan_is_for_who_asks(
     draft = {**GOOD, "project": "ours"}
     own, foreign = (api(who).post("/api/v1/plan", draft, format="json").json()["problems"] for who in (owner, stranger))
     assert own == []
-    assert "there is no project 'ours', or you are no member of it" in foreign[0]["message"]
+    assert "`project` is 'ours', but it does not exist or you are no member." in foreign[0]["message"]
 
 
 def host_errors(client: APIClient, host: str, device: str = "cpu") -> list[str]:
@@ -80,14 +80,17 @@ def test_a_host_that_nobody_knows_is_waited_for_only_while_none_of_its_device_is
     assert host_errors(client, "host-z") == [], "a board that is just starting"
     Host.objects.create(**host_row("gpu"), device="cuda")
     assert host_errors(client, "host-z") == []
-    assert host_errors(client, "gpu") == ["gpu has cuda slots, and the job asks for cpu"]
+    assert host_errors(client, "gpu") == ["`resources.host` is gpu, which has cuda slots, but the job needs cpu slots."]
     Host.objects.create(**host_row("silent"), device="cpu")
     assert host_errors(client, "silent") == []
-    assert host_errors(client, "host-z") == ["there is no host 'host-z' with cpu slots; there is silent"]
+    assert host_errors(client, "host-z") == ["`resources.host` is 'host-z', but no such cpu host exists. Use silent."]
     for number in range(6):
         Host.objects.create(**host_row(f"host-{number}"), device="cpu")
     Host.objects.filter(name="host-5").update(removed=timezone.now())
-    told = "there is no host 'host-5' with cpu slots; there are host-0, host-1, host-2, host-3, host-4 and 1 more"
+    told = (
+        "`resources.host` is 'host-5', but no such cpu host exists. "
+        "Use host-0, host-1, host-2, host-3, host-4 and 1 more."
+    )
     assert host_errors(client, "host-5") == [told]
 
 

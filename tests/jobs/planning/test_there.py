@@ -159,7 +159,7 @@ def test_rates_of_a_gpu_without_a_data_sheet_are_told_to_be_none_of_its(
     """A card of less power, or a slice of a GPU, has a name that begins as that of a whole one."""
     host = make_host()
     host.device, host.device_name = "cuda", name
-    assert host_cluster(host).accelerator.name == f"{name} (of which there is no data sheet)"
+    assert host_cluster(host).accelerator.name == f"{name} (no data sheet)"
 
 
 def test_a_dry_run_of_a_gpu_takes_a_slot_of_any_host(owner: User, make_host: Callable[..., Host]) -> None:
@@ -170,6 +170,6 @@ def test_a_dry_run_of_a_gpu_takes_a_slot_of_any_host(owner: User, make_host: Cal
     assert submit(owner, spec)[0].device == "cpu"
     named = {**spec, "resources": {"device": "cuda", "host": "host-a"}}
     assert submit(owner, named)[0].device == "cpu"
-    with pytest.raises(SpecError, match="there is no host 'host-z' with cpu slots; there is host-a"):
+    with pytest.raises(SpecError, match=r"`resources\.host` is 'host-z', but no such cpu host exists\. Use host-a"):
         submit(owner, {**spec, "resources": {"device": "cuda", "host": "host-z"}})
     assert submit(owner, {**spec, "kind": "train"})[0].device == "cuda"

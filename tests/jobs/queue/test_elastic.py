@@ -55,7 +55,7 @@ def test_one_request_queues_a_new_attempt_in_it(stranded: Job) -> None:
     assert stranded.spec["train"] == {**before["train"], "micro_batches": offer["micro_batches"]}
     assert stranded.estimate["axes"]["dp"] == offer["layout"]["dp"]
     assert offer["words"] in stranded.history.last().reason
-    with pytest.raises(NoOfferError, match="its own layout fits"):
+    with pytest.raises(NoOfferError, match="The current layout fits"):
         smaller(stranded)
 
 
@@ -85,18 +85,18 @@ def test_a_page_says_that_too_much_is_planned_at_once(
     monkeypatch.setattr(planners, "PATIENCE_S", 0.01)
     client.force_login(owner)
     answer = client.post(f"/jobs/{stranded.id}/smaller/")
-    assert (answer.status_code, "planners are busy" in answer.content.decode()) == (503, True)
+    assert (answer.status_code, "planner processes are busy" in answer.content.decode()) == (503, True)
 
 
 def test_nothing_is_offered_while_it_fits_or_runs(stranded: Job) -> None:
     Host.objects.update(last_seen=timezone.now())
-    with pytest.raises(NoOfferError, match="its own layout fits the hosts that take jobs now"):
+    with pytest.raises(NoOfferError, match="The current layout fits the available hosts"):
         smaller(stranded)
     assert actions.requeue(stranded, "owner")
     stranded.refresh_from_db()
     assert lifecycle.start({stranded.id: (2, "placed")})
     stranded.refresh_from_db()
-    with pytest.raises(NoOfferError, match="the job is starting"):
+    with pytest.raises(NoOfferError, match="`status` is starting"):
         actions.run_smaller(stranded, "owner")
 
 
@@ -119,7 +119,7 @@ def test_the_page_and_rest_offer_it_and_only_who_may_change_it_runs_it(stranded:
     assert client.post(f"/jobs/{stranded.id}/smaller/").status_code in (403, 404)
     client.force_login(stranded.owner, backend="django.contrib.auth.backends.ModelBackend")
     page = client.get(f"/jobs/{stranded.id}/").content.decode()
-    assert "On the hosts that are left" in page
+    assert "Smaller layout" in page
     assert client.post(f"/jobs/{stranded.id}/smaller/").status_code == 302
     stranded.refresh_from_db()
     assert (stranded.status, stranded.attempt) == ("queued", 2)
@@ -129,7 +129,7 @@ def test_the_page_and_rest_offer_it_and_only_who_may_change_it_runs_it(stranded:
 def test_what_another_engine_has_left_is_not_known_here(stranded: Job) -> None:
     Job.objects.update(spec={**stranded.spec, "resources": {**stranded.spec["resources"], "engine": "slurm"}})
     stranded.refresh_from_db()
-    with pytest.raises(NoOfferError, match="what machines slurm has left") as refused:
+    with pytest.raises(NoOfferError, match="slurm, whose free nodes are unknown") as refused:
         smaller(stranded)
     assert refused.value.field == "resources.engine"
 
@@ -143,7 +143,7 @@ def test_what_is_left_has_the_labels_that_the_job_asks_for(
     stranded.spec = {**stranded.spec, "resources": asked}
     stranded.save()
     make_host("host-c", slots=8)
-    with pytest.raises(NoOfferError, match="no cpu host with fast takes jobs now"):
+    with pytest.raises(NoOfferError, match="No CPU host with the labels fast accepts jobs now"):
         smaller(stranded)
     Host.objects.filter(name="host-a").update(labels=["fast"])
     assert smaller(stranded)["ranks"] <= 4

@@ -200,7 +200,7 @@ def test_a_quota_counts_what_is_held(owner: User, make_host: MakeHost) -> None:
     job = queued(owner, 2)[0]
     assert schedule() == 0
     assert reason(job) == "needs 2 slots; project default may hold 2, and 1 are held or kept for jobs of its ahead"
-    with pytest.raises(SpecError, match=r"layout: dp 2 x pp 1 x tp 2 = 4 ranks, and project default may hold 2 slots"):
+    with pytest.raises(SpecError, match=r"layout: dp 2 x pp 1 x tp 2 = 4 ranks, but project default has a limit of 2 slots"):
         actions.submit(owner, GOOD)
 
 
@@ -210,9 +210,9 @@ def test_what_a_spec_says_of_its_turn_is_checked(owner: User, stranger: User) ->
     with pytest.raises(SpecError) as told:
         actions.submit(owner, wrong)
     assert [(p.field, p.message) for p in told.value.problems] == [
-        ("project", "there is no project 'none', or you are no member of it"),
-        ("resources.pool", "there is no pool 'none'"),
-        *(("after", f"there is no job {job!r}, or it is not yours") for job in sorted(["absent", theirs.id])),
+        ("project", "`project` is 'none', but it does not exist or you are no member. Use one of your projects."),
+        ("resources.pool", "`resources.pool` is 'none', but that pool does not exist. Leave it empty for any pool."),
+        *(("after", f"`after` names job {job!r}, but it does not exist or you cannot see it.") for job in sorted(["absent", theirs.id])),
     ]
     with pytest.raises(SpecError, match=r"resources.max_hosts: a lab job runs on one host, not 2"):
         actions.submit(owner, {"kind": "lab", "resources": {"max_hosts": 2}})
@@ -229,9 +229,9 @@ def test_submit_takes_what_fits_the_hosts_together(owner: User, make_host: MakeH
     assert (job.unit, job.wide_unit, job.max_hosts, job.num_slots) == (2, 2, 0, 4)
     assert schedule() == 1
     assert job.attempts.get().where() == "host-0, host-1"
-    with pytest.raises(SpecError, match=r"= 8 ranks, but the cpu hosts of one model have 6 slots together"):
+    with pytest.raises(SpecError, match=r"= 8 ranks, but cpu hosts of one model have 6 slots in total"):
         actions.submit(owner, {**GOOD, "layout": {"dp": 4, "tp": 2}})
-    with pytest.raises(SpecError, match=r"a tensor-parallel group of 4 stays on one host, and the largest"):
+    with pytest.raises(SpecError, match=r"a tensor-parallel group of 4 must be on one host, and the largest"):
         actions.submit(owner, {**GOOD, "layout": {"tp": 4}})
 
 

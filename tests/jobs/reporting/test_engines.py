@@ -43,14 +43,14 @@ def problems(owner: User, spec: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def test_a_board_without_slurm_refuses_and_does_not_offer_it(owner: User, client: Client) -> None:
-    text = "this board runs no jobs on Slurm: MESHBOARD_SLURM_FOLDER is not set"
+    text = "`resources.engine` is slurm, but `MESHBOARD_SLURM_FOLDER` is not set on this board. Use hosts."
     assert problems(owner, SPEC) == [("resources.engine", text)]
     client.force_login(owner)
     assert 'name="resources.engine"' not in client.get("/jobs/new/").content.decode()
 
 
 def test_a_layout_is_not_chosen_for_machines_that_nobody_knows(owner: User, site: Site) -> None:
-    text = "what machines slurm has is not known here; name a cluster, or a layout"
+    text = "`layout.auto` needs known hosts, but Slurm nodes are unknown. Set `layout.auto.cluster`, or set a layout."
     assert problems(owner, {**SPEC, "layout": "auto", "resources": {"engine": "slurm"}}) == [("layout.auto", text)]
 
 

@@ -113,3 +113,8 @@ export function notMoreOftenThan(milliseconds, draw) {
   };
   return () => (timer === null ? run() : (wanted = true));
 }
+
+/** The nodes of a text in which backquotes mark code: withCode("`tp` is 3"). */
+export function withCode(text) {
+  return text.split("`").map((part, at, all) => (at % 2 === 1 && at < all.length - 1 ? el("code", {}, part) : part));
+}

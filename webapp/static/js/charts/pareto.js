@@ -1,14 +1,36 @@
-// The Pareto front of a search: what more time buys in memory. Both axes are logarithmic.
+// The Pareto front of a search: the least memory for each step time. Both axes are scaled to the layouts.
 import uPlot from "../../vendor/uplot/uPlot.esm.js";
-import { bytes, decimalBytes, duration } from "../format.js";
+import { bytes, duration } from "../format.js";
 import { ownKeys } from "./keys.js";
 import { MARKERS, axis, color, keepFitting } from "./theme.js";
+import { valueSplits } from "./ticks.js";
 
 const HEIGHT = 260;
+const MAX_TICKS = 6;
+const PADDING = 0.08; // of the range, on both sides
+const NEAR = 1.25; // The device line is shown if it is at most this far above the layouts.
+const UNITS = [1, 2 ** 10, 2 ** 20, 2 ** 30, 2 ** 40];
 
-/** Returns what takes it away, for who draws another in its stead. */
+/** The range of an axis: all values, and some space around them. */
+export function paddedRange(values) {
+  const [low, high] = [Math.min(...values), Math.max(...values)];
+  const space = high > low ? PADDING * (high - low) : PADDING * high || 1;
+  return [Math.max(0, low - space), high + space];
+}
+
+/** Round amounts of memory, in the unit of the largest. */
+function memorySplits(min, max) {
+  const unit = UNITS.findLast((each) => each <= max) ?? 1;
+  return valueSplits(min / unit, max / unit, MAX_TICKS).map((value) => value * unit);
+}
+
+/** Draws the chart and returns a function that removes it. */
 export function paretoChart(container, front, capacity) {
-  const data = [front.map((f) => f.step_s), front.map((f) => f.memory_bytes), front.map(() => capacity)];
+  const times = front.map((f) => f.step_s);
+  const memories = front.map((f) => f.memory_bytes);
+  const isNear = capacity <= NEAR * Math.max(...memories);
+  const [timeRange, memoryRange] = [paddedRange(times), paddedRange(isNear ? [...memories, capacity] : memories)];
+  const device = isNear ? [memories.map(() => capacity)] : [];
   let chart = null;
 
   function build() {
@@ -18,25 +40,27 @@ export function paretoChart(container, front, capacity) {
       height: HEIGHT,
       cursor: { drag: { x: false, y: false } },
       legend: { markers: MARKERS },
-      scales: { x: { time: false, distr: 3 }, y: { distr: 3 } },
+      scales: { x: { time: false, range: timeRange }, y: { range: memoryRange } },
       axes: [
-        axis("step time", (_, ticks) => ticks.map((tick) => (tick ? duration(tick) : "")), 36),
-        axis("memory of the fullest rank", (_, ticks) => ticks.map((tick) => (tick ? decimalBytes(tick) : "")), 80),
+        { ...axis("step time", (_, ticks) => ticks.map((tick) => duration(tick)), 36), splits: (_, __, min, max) => valueSplits(min, max, MAX_TICKS) },
+        { ...axis("peak memory per rank", (_, ticks) => ticks.map((tick) => bytes(tick)), 80), splits: (_, __, min, max) => memorySplits(min, max) },
       ],
       series: [
-        { label: "step", value: (_, value) => duration(value) },
-        { label: "least memory at that speed", stroke: color("--series-0"), width: 1.5, points: { show: true, size: 7 }, value: (_, value) => bytes(value) },
-        { label: "device", stroke: color("--bad"), width: 1, dash: [6, 4], points: { show: false }, value: (_, value) => bytes(value) },
+        { label: "step time", value: (_, value) => duration(value) },
+        { label: "least memory", stroke: color("--series-0"), width: 1.5, points: { show: true, size: 7 }, value: (_, value) => bytes(value) },
+        ...(isNear
+          ? [{ label: "device memory", stroke: color("--bad"), width: 1, dash: [6, 4], points: { show: false }, value: (_, value) => bytes(value) }]
+          : []),
       ],
     };
-    chart = new uPlot(options, data, container);
+    chart = new uPlot(options, [times, memories, ...device], container);
   }
 
   build();
   ownKeys(container, () => chart);
-  const letGo = keepFitting(container, build, () => chart);
+  const stop = keepFitting(container, build, () => chart);
   return () => {
-    letGo();
+    stop();
     chart.destroy();
   };
 }

@@ -1,4 +1,4 @@
-// Asks what would have been faster than a run that has ended, and shows the answer below the button.
+// Finds layouts that are faster than an ended run.
 import { el } from "../dom.js";
 import { bytes, counted, duration } from "../format.js";
 import { cell, rowHead, scrolling, th } from "../pictures/table.js";
@@ -16,7 +16,7 @@ button.addEventListener("click", async () => {
     const told = await answer.json();
     place.replaceChildren(...(answer.ok ? shown(told) : told.errors.map(({ message }) => el("p", {}, message))));
   } catch (error) {
-    place.replaceChildren(el("p", {}, `No advice: ${error.message}.`));
+    place.replaceChildren(el("p", {}, `No result: ${error.message}.`));
   } finally {
     button.disabled = false;
   }
@@ -33,15 +33,15 @@ function shown(told) {
       cell(duration(part.apportioned_s)),
     ),
   );
-  const note = `On ${told.host}, ${counted(told.steps, "step")} timed: ${duration(told.step_s)} each, ${duration(told.predicted_s)} predicted as it was submitted.`;
-  const columns = [th("part of a step"), th("predicted as submitted", true), th("measured", true), th("apportioned", true)];
+  const note = `Measured on ${told.host}: median ${duration(told.step_s)} of ${counted(told.steps, "step")}. Predicted at submission: ${duration(told.predicted_s)}.`;
+  const columns = [th("part"), th("predicted at submission", true), th("measured", true), th("breakdown", true)];
   return [
     el("p", {}, told.text),
     ...(told.options.length ? [options(told.options)] : []),
-    ...(told.unsure.length ? [el("p", { className: "note" }, "Closer than the estimate is sure, so no advice:"), options(told.unsure)] : []),
+    ...(told.unsure.length ? [el("p", { className: "note" }, "Within the margin of error:"), options(told.unsure)] : []),
     el("p", { className: "note" }, note),
     scrolling(columns, parts),
-    el("p", { className: "note" }, "Apportioned: the median step divided as the steps that were told apart, or where none was, an estimate."),
+    el("p", { className: "note" }, "Breakdown: the median step, split as in the traced steps (estimated if none was traced)."),
   ];
 }
 
@@ -51,7 +51,7 @@ function measured(part) {
 }
 
 function options(found) {
-  const head = [th("change"), th("a step", true), th("less time", true), th("memory", true), th("because of", true), th("apportioned", true), th("would take", true)];
+  const head = [th("change"), th("step time", true), th("time saved", true), th("memory", true), th("largest gain", true), th("part now", true), th("part then", true)];
   const rows = found.map((option) =>
     el(
       "tr",

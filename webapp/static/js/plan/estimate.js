@@ -1,4 +1,4 @@
-// What the planner's answer looks like: one picture a figure, each with its table beside it.
+// Shows the answer of the planner: one chart per figure, and its table.
 import { el } from "../dom.js";
 import { integer, parameters } from "../format.js";
 import { chosenLayout } from "../pictures/chosen.js";
@@ -21,12 +21,12 @@ export function showEstimate(panel, plan) {
   place("parameters").textContent = parameters(estimate.model_parameters);
   place("parameters").title = integer(estimate.model_parameters);
   const isMixture = estimate.active_parameters !== estimate.model_parameters;
-  const notes = isMixture ? [`${parameters(estimate.active_parameters)} active a token`] : [];
+  const notes = isMixture ? [`${parameters(estimate.active_parameters)} active per token`] : [];
   if (estimate.padded_vocab_size > estimate.vocab_size) {
     notes.push(`vocabulary of ${integer(estimate.vocab_size)} padded to ${integer(estimate.padded_vocab_size)}`);
   }
   const padded = Math.max(...estimate.stages.map((stage) => stage.padded_share));
-  if (padded >= 0.0005) notes.push(`ZeRO sends ${(100 * padded).toFixed(1)}% padding`);
+  if (padded >= 0.0005) notes.push(`ZeRO padding: ${(100 * padded).toFixed(1)}%`);
   place("active").textContent = notes.join(" · ");
   const perRank = Math.max(...estimate.stages.map((stage) => stage.parameters));
   place("per-rank").textContent = parameters(perRank);
@@ -49,7 +49,7 @@ function kind(panel, section, text, tone) {
   badge.dataset.tone = tone;
 }
 
-/** A section that is not there for every layout. */
+/** Shows a section that only some layouts have. */
 function show(panel, name, data, draw) {
   const section = panel.querySelector(`[data-section="${name}"]`);
   section.hidden = !data;

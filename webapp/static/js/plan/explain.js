@@ -1,4 +1,4 @@
-// “Explain”: each term of a figure with its formula, its numbers and its source, in a dialog.
+// “Explain” opens a dialog with the formula, numbers and source of each term of a figure.
 import { el } from "../dom.js";
 import { bytes, count, duration, exactBytes, integer } from "../format.js";
 import { rowHead, scrolling, th } from "../pictures/table.js";
@@ -19,7 +19,7 @@ function line(term) {
   return el("tr", {}, rowHead(null, term.name), amount, formula, el("td", { className: "source" }, term.source));
 }
 
-/** `ask(figure)` gives {spec, cluster, stage} in time; every [data-explain] button inside `root` opens the dialog. */
+/** Each [data-explain] button inside `root` opens the dialog. `ask(figure)` resolves to {spec, cluster, stage}. */
 export function explainButtons(root, dialog, url, ask) {
   root.addEventListener("click", async (event) => {
     const button = event.target.closest("[data-explain]");
@@ -27,7 +27,7 @@ export function explainButtons(root, dialog, url, ask) {
     const title = dialog.querySelector("h2");
     const place = dialog.querySelector('[data-show="terms"]');
     title.textContent = button.dataset.explain;
-    place.replaceChildren(el("p", { className: "note" }, "Working it out…"));
+    place.replaceChildren(el("p", { className: "note" }, "Loading…"));
     dialog.showModal();
     try {
       const answer = await fetchPatiently(url, {
@@ -43,7 +43,7 @@ export function explainButtons(root, dialog, url, ask) {
       const head = [th("term"), th("value", true), th("formula and numbers"), th("source")];
       place.replaceChildren(scrolling(head, figure.terms.map(line)));
     } catch (error) {
-      place.replaceChildren(el("p", { className: "problem" }, `No explanation: ${error.message}.`));
+      place.replaceChildren(el("p", { className: "problem" }, `No explanation: ${error.message.replace(/\.$/, "")}.`));
     }
   });
 }

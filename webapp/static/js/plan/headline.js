@@ -1,4 +1,4 @@
-// What a layout costs, in three figures that are always in sight; their pictures follow below.
+// The three main figures of an estimate, which stay visible above the charts.
 import { byAxis } from "../collectives.js";
 import { bytes, duration, sureness, tokenRate } from "../format.js";
 import { fitting } from "../pictures/memory.js";
@@ -6,7 +6,7 @@ import { fitting } from "../pictures/memory.js";
 const total = (stage) => Object.values(stage.step_bytes).reduce((sum, value) => sum + value, 0);
 const most = (stages, of) => stages.reduce((first, other) => (of(other) > of(first) ? other : first));
 
-/** The stages that memory and traffic are told of: the fullest, and the one that sends most. */
+/** The stages that the figures are for: the one with the most memory, and the one with the most traffic. */
 export const told = ({ stages }) => ({ memory: most(stages, (stage) => stage.memory_bytes), traffic: most(stages, total) });
 
 /** {name: {text, tone}} of the figures of an estimate. */
@@ -23,7 +23,7 @@ export function headline(estimate) {
     time: { text: duration(time.step_s) },
     speed: { text: `${sureness(time.interval.share)}, ${tokenRate(time.tokens_per_s)}` },
     traffic: { text: bytes(total(busiest)) },
-    axes: { text: axes.length ? axes.map(([axis, value]) => `${axis} ${bytes(value)}`).join(" · ") : "nothing to send" },
+    axes: { text: axes.length ? axes.map(([axis, value]) => `${axis} ${bytes(value)}`).join(" · ") : "no traffic" },
   };
 }
 

@@ -1,14 +1,14 @@
-// Parts of a model that the submit form has no fields of: hidden, they stay as they came, right or wrong.
+// Parts of a model that the job form has no fields for. Hidden inputs keep them.
 import { integer } from "../format.js";
 
 const known = (value) => typeof value === "number";
 const WORDS = {
   moe: ({ num_experts: experts }) => (known(experts) ? `a mixture of ${integer(experts)} experts` : "a mixture of experts"),
   mla: () => "latent attention",
-  rope_scaling: ({ factor }) => (known(factor) ? `rotary positions stretched by ${factor}` : "stretched rotary positions"),
+  rope_scaling: ({ factor }) => (known(factor) ? `RoPE scaling by ${factor}` : "RoPE scaling"),
 };
 
-/** Null for what is none, or cannot be read: the plan's problems say so. */
+/** Returns null for an empty or unreadable part. The plan reports unreadable parts. */
 function read(text) {
   try {
     const part = JSON.parse(text || "null");
@@ -18,11 +18,11 @@ function read(text) {
   }
 }
 
-/** `textOf(part)`: the hidden field's text. */
+/** Lists the kept parts. `textOf(part)` returns the text of a hidden input. */
 export function withParts(textOf) {
-  const told = Object.entries(WORDS).flatMap(([name, words]) => {
+  const parts = Object.entries(WORDS).flatMap(([name, words]) => {
     const part = read(textOf(name));
     return part ? [words(part)] : [];
   });
-  return told.length > 0 ? `, and as in what they are copied from: ${told.join(", ")}` : "";
+  return parts.length > 0 ? `, and kept from the copied model: ${parts.join(", ")}` : "";
 }

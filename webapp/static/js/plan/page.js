@@ -1,5 +1,5 @@
-// The submit page: asks the planner as one types, shows what the layout costs and what stands in its way.
-import { copyText, el, embedded } from "../dom.js";
+// The job form. It plans the draft after each change, and shows the estimate and all problems.
+import { copyText, el, embedded, withCode } from "../dom.js";
 import { parameters } from "../format.js";
 import { readRanks } from "../pictures/ranks.js";
 import { refused } from "../refusal.js";
@@ -8,7 +8,6 @@ import { showEstimate } from "./estimate.js";
 import { explainButtons } from "./explain.js";
 import { showHeadline, told } from "./headline.js";
 import { withParts } from "./kept.js";
-import { showSoftware } from "./software.js";
 
 const DELAY_MS = 150;
 const form = document.getElementById("job-form");
@@ -18,11 +17,13 @@ const status = document.getElementById("plan-status");
 const cluster = document.getElementById("f-cluster");
 const compare = document.getElementById("compare");
 compare.dataset.base = compare.getAttribute("href");
-let latest = null; // the newest request; older answers are dropped
-let again = null; // the timer of the next try
-let spec = null; // as the server understood the form
-let stages = {}; // those that memory and traffic are told of
-let stepS = null; // predicted seconds of a step of it, null while it has a problem
+let latest = null; // the newest request, because older answers are dropped
+let again = null; // the timer of the next retry
+let spec = null; // the draft as the server read it
+let stages = {}; // the stages that the memory and traffic figures are for
+let stepS = null; // predicted step time (s), or null while the draft has a problem
+let readiness = null; // the badge of a valid draft
+let edited = false; // whether the form has changes that its address lacks
 
 function showModel() {
   const name = form.elements["model.preset"].value;
@@ -30,14 +31,14 @@ function showModel() {
   document.getElementById("model-sizes").hidden = !custom;
   const note = document.getElementById("preset-note");
   const preset = presets[name];
-  note.textContent = preset ? `${preset.description} · ${parameters(preset.parameters)} parameters` : `Your own sizes${withParts((part) => form.elements[`model.${part}`].value)}.`;
+  note.textContent = preset ? `${preset.description} · ${parameters(preset.parameters)} parameters` : `Custom sizes${withParts((part) => form.elements[`model.${part}`].value)}.`;
   if (preset) for (const [key, value] of Object.entries(preset.sizes)) setField(`model.${key}`, value);
 }
 
 function setField(name, value) {
   const control = form.elements[name];
   if (!control) return;
-  control.disabled = false; // what is out of use is not sent
+  control.disabled = false; // because disabled controls are not sent
   if (control.type === "checkbox") control.checked = value;
   else control.value = value;
 }
@@ -59,32 +60,46 @@ function showProblems(problems, blocked) {
   for (const { field, message } of problems) {
     const holder = holderOf(field);
     if (!holder) {
-      elsewhere.push(`${field}: ${message}`);
+      elsewhere.push(message.includes("`") ? message : `${field}: ${message}`);
       continue;
     }
-    const place = holder.querySelector(".problem");
-    place.textContent = [place.textContent, message].filter(Boolean).join("; ");
+    addProblem(holder, message);
     unfold(holder);
-    for (const control of holder.querySelectorAll("input, select")) control.setAttribute("aria-invalid", "true");
+    // A problem of a group, such as the whole layout, marks none of its fields.
+    if (holder.classList.contains("field")) markInvalid(holder);
   }
   for (const { field, message } of blocked) {
-    const place = holderOf(field)?.querySelector(".problem");
-    if (place) place.textContent = [place.textContent, message].filter(Boolean).join("; ");
+    const holder = holderOf(field);
+    if (!holder) continue;
+    addProblem(holder, message);
+    unfold(holder);
   }
   const other = document.getElementById("other-problems");
   other.hidden = elsewhere.length === 0;
-  other.textContent = elsewhere.join("\n");
-  const sent = form.dataset.sent !== undefined; // its answer is on the way
+  other.replaceChildren(...elsewhere.map((message) => el("p", {}, ...withCode(message))));
+  const sent = form.dataset.sent !== undefined; // the answer to the submit is pending
   document.getElementById("submit").disabled = sent || problems.length > 0 || blocked.length > 0;
 }
 
-/** What is wrong is not folded away. */
+function addProblem(holder, message) {
+  const place = holder.querySelector(":scope > .problem") ?? holder.querySelector(".problem");
+  place.append(...(place.childNodes.length ? [" "] : []), ...withCode(message));
+}
+
+function markInvalid(holder) {
+  const own = [...holder.querySelectorAll("input, select")].filter((control) => control.closest("[data-for]") === holder);
+  const other = holder.querySelector("[data-other]");
+  const marked = other?.value ? [other] : own.filter((control) => control.type !== "radio" || control.checked);
+  for (const control of marked) if (control !== other || other.value) control.setAttribute("aria-invalid", "true");
+}
+
+/** Opens the fold of a field with a problem. */
 function unfold(holder) {
   const fold = holder.closest(".folds > details");
   if (fold) fold.open = true;
 }
 
-/** A choice that cannot be is disabled and says why: as a tooltip, and in words below the choices. */
+/** Disables unavailable choices. The reasons are in their tooltips and below the choices. */
 function showChoices(choices) {
   for (const holder of form.querySelectorAll("[data-for^='layout.']")) {
     const options = choices[holder.dataset.for.slice("layout.".length)] ?? {};
@@ -92,7 +107,7 @@ function showChoices(choices) {
     for (const input of holder.querySelectorAll("input")) {
       const value = input.type === "checkbox" ? "true" : input.value;
       const reason = options[value] ?? null;
-      // The chosen value stays usable: its reason stands beside the field as a problem.
+      // The chosen value stays enabled, because its reason is shown as a problem.
       input.disabled = reason !== null && !input.checked;
       const label = input.closest("label");
       if (label) label.title = reason ?? "";
@@ -101,18 +116,17 @@ function showChoices(choices) {
     const list = holder.querySelector(".reasons");
     const lines = [...reasons].map(([reason, values]) => {
       const line = document.createElement("li");
-      line.textContent = holder.querySelector("input[type=checkbox]") ? reason : `${values.join(", ")}: ${reason}`;
+      line.textContent = holder.querySelector("input[type=checkbox]") ? reason : `${values.map(shown(holder)).join(", ")}: ${reason}`;
       return line;
     });
     list?.replaceChildren(...lines);
     const box = list?.closest(".why-not");
     if (!box) continue;
-    box.toggleAttribute("data-empty", lines.length === 0);
-    box.firstElementChild.textContent = `Why not ${[...reasons.values()].flat().map(shown(holder)).join(", ")}?`;
+    box.hidden = lines.length === 0;
   }
 }
 
-/** The words of a choice, by its value. */
+/** The label of a choice, by its value. */
 function shown(holder) {
   return (value) => holder.querySelector(`input[value="${CSS.escape(value)}"] + span`)?.textContent ?? value;
 }
@@ -130,12 +144,15 @@ async function ask(triesLeft = 3) {
       headers: { Accept: "application/json" },
       signal: mine.signal,
     });
-    if (answer.redirected || answer.status === 403) throw new Error("you are logged out; open the page again");
+    if (answer.redirected || answer.status === 403) throw new Error("you are logged out. Open the page again");
     if (answer.status === 503) return askAgain(await refused(answer), answer.headers.get("Retry-After"), triesLeft);
     if (!answer.ok) throw new Error(await refused(answer));
     const plan = await answer.json();
     if (mine !== latest) return;
-    spec = plan.spec;
+    const { allow_unfit: _, ...draft } = plan.spec; // a setting of the submit, and not of the plan
+    spec = draft;
+    readiness = plan.readiness ?? null;
+    if (edited) history.replaceState(null, "", `${location.pathname}?${plan.query}`);
     showProblems(plan.problems, plan.not_runnable);
     showChoices(plan.choices);
     panel.dataset.stale = String(!plan.estimate);
@@ -145,56 +162,98 @@ async function ask(triesLeft = 3) {
       showHeadline(document.getElementById("headline"), plan.estimate);
       stages = told(plan.estimate);
     }
-    compare.href = `${compare.dataset.base}#${encodeURIComponent(JSON.stringify({ spec, cluster: cluster.value }))}`;
-    tellStatus(plan);
+    const state = encodeURIComponent(JSON.stringify({ spec, cluster: cluster.value }));
+    for (const link of [compare, ...document.querySelectorAll("[data-planner]")]) link.href = `${compare.dataset.base}#${state}`;
+    showStatus(plan);
   } catch (error) {
     if (error.name === "AbortError") return;
-    status.textContent = `No estimate: ${error.message}.`;
-    status.dataset.tone = "bad";
+    badge(`No estimate: ${error.message.replace(/\.$/, "")}.`, "bad");
   }
   delete panel.querySelector(".estimate-body").dataset.reading;
 }
 
-/** Nothing is wrong with the draft: too much is planned just now. */
+/** The planner is busy, so the draft is planned again later. */
 function askAgain(why, after, triesLeft) {
   if (triesLeft === 0) throw new Error(why);
   const seconds = Number(after) || 5;
-  status.textContent = `No estimate yet: ${why}. Asking again in ${seconds} s.`;
+  status.textContent = `The planner is busy. Retrying in ${seconds} s.`;
   status.dataset.tone = "warn";
   again = setTimeout(() => ask(triesLeft - 1), 1000 * seconds);
 }
 
-function tellStatus(plan) {
+const TONES = { ready: "good", waits: "warn", warns: "warn", unfit: "bad" };
+
+function showStatus(plan) {
   const number = plan.problems.length;
-  const problems = number === 1 ? "One problem to solve first." : `${number} problems to solve first.`;
-  const planned = "Planned only: the trainer does not run this yet.";
-  status.textContent = number ? problems : plan.not_runnable.length ? planned : "This can run.";
-  status.dataset.tone = number ? "bad" : plan.not_runnable.length ? "warn" : "good";
+  if (number) return badge(number === 1 ? "Fix one problem to submit." : `Fix ${number} problems to submit.`, "bad");
+  if (plan.not_runnable.length) return badge("Planning only: the trainer cannot run this job.", "warn");
+  badge(readiness?.message ?? "", TONES[readiness?.state] ?? "good");
+}
+
+function badge(text, tone) {
+  status.textContent = text;
+  status.dataset.tone = tone;
 }
 
 const CHUNKS = { interleaved_1f1b: "2", looped_bfs: "2", zbv: "2", dualpipev: "2" };
 
-/** A schedule brings the number of chunks it needs; a degree typed by hand becomes a choice of its own. */
+/** Sets the chunks that a schedule needs, and keeps the choices of a degree and its other box in agreement. */
 function follow(event) {
   const { target } = event;
   if (target.name === "layout.schedule") setField("layout.virtual_stages", CHUNKS[target.value] ?? "1");
-  if (target.dataset.other === undefined || !/^\d+$/.test(target.value.trim())) return;
-  const value = String(Number(target.value));
-  const radios = [...form.querySelectorAll(`input[type=radio][name="${CSS.escape(target.dataset.other)}"]`)];
-  const chosen = radios.find((radio) => radio.value === value) ?? addedRadio(target, value);
-  chosen.disabled = false;
-  chosen.checked = true;
+  if (target.type === "radio") clearOther(target.name);
+  if (target.dataset.other !== undefined) chooseOther(target);
 }
 
-/** Fills in one field as a person would: a button where it has one, a degree without one typed. */
-function fill(name, value) {
-  const radios = [...form.querySelectorAll(`input[type=radio][name="${CSS.escape(name)}"]`)];
-  if (radios.length === 0) return setField(name, value);
-  const other = form.querySelector(`[data-other="${CSS.escape(name)}"]`);
-  const radio = radios.find((each) => each.value === String(value)) ?? (other && addedRadio(other, String(value)));
-  if (!radio) return;
+const otherOf = (name) => form.querySelector(`[data-other="${CSS.escape(name)}"]`);
+const radiosOf = (name) => [...form.querySelectorAll(`input[type=radio][name="${CSS.escape(name)}"]`)];
+
+function clearOther(name) {
+  const other = otherOf(name);
+  if (!other) return;
+  other.value = "";
+  delete other.dataset.chosen;
+  other.removeAttribute("aria-invalid");
+  other.parentElement.querySelector("label.added")?.remove();
+}
+
+/** The typed degree becomes the chosen one. An empty box chooses 1. */
+function chooseOther(other) {
+  const text = other.value.trim();
+  const value = /^\d+$/.test(text) ? String(Number(text)) : text;
+  const listed = radiosOf(other.dataset.other).filter((radio) => !radio.closest(".added"));
+  const radio = listed.find((each) => each.value === (value || "1")) ?? hiddenRadio(other, value);
   radio.disabled = false;
   radio.checked = true;
+  if (radio.closest(".added")) other.dataset.chosen = "";
+  else delete other.dataset.chosen;
+}
+
+/** The form sends the degree in the box as a hidden choice. */
+function hiddenRadio(other, value) {
+  let label = other.parentElement.querySelector("label.added");
+  if (!label) {
+    label = el("label", { className: "added", hidden: true }, el("input", { type: "radio", name: other.dataset.other }));
+    other.before(label);
+  }
+  label.firstElementChild.value = value;
+  return label.firstElementChild;
+}
+
+/** Fills in one field: a choice if it has one, otherwise its text. */
+function fill(name, value) {
+  const radios = radiosOf(name);
+  if (radios.length === 0) return setField(name, value);
+  const other = otherOf(name);
+  const radio = radios.find((each) => each.value === String(value) && !each.closest(".added"));
+  if (radio) {
+    clearOther(name);
+    radio.disabled = false;
+    radio.checked = true;
+  } else if (other) {
+    other.value = String(value);
+    chooseOther(other);
+  }
 }
 
 function valueOf(name) {
@@ -213,7 +272,7 @@ async function fillBest() {
   try {
     clearTimeout(timer);
     await ask();
-    if (!spec) throw new Error("the form cannot be read yet");
+    if (!spec) throw new Error("the form has no estimate yet");
     const found = await best(form.dataset.searchUrl, form.elements.csrfmiddlewaretoken.value, query(spec, cluster.value));
     const values = filled(found.best[0]);
     const before = Object.fromEntries(Object.keys(values).map((name) => [name, valueOf(name)]));
@@ -226,28 +285,22 @@ async function fillBest() {
       button.focus();
     };
   } catch (error) {
-    words.textContent = `Nothing was filled in: ${error.message}.`;
+    words.textContent = `No layout was filled in: ${error.message.replace(/\.$/, "")}.`;
   } finally {
     button.disabled = false;
   }
 }
 
 function put(values) {
+  edited = true;
   for (const [name, value] of Object.entries(values)) fill(name, value);
   showPipeline();
   ask();
 }
 
-/** A schedule is for two stages or more. */
+/** Shows the schedule only if there are several stages. */
 function showPipeline() {
   document.getElementById("pipeline").hidden = valueOf("layout.pp") === "1";
-}
-
-function addedRadio(target, value) {
-  target.parentElement.querySelector("label.added")?.remove();
-  const radio = el("input", { type: "radio", name: target.dataset.other, value });
-  target.before(el("label", { className: "added" }, radio, el("span", {}, value)));
-  return radio;
 }
 
 let timer = null;
@@ -271,23 +324,51 @@ function showAuto() {
   document.getElementById("auto-options").hidden = !chosen;
   document.getElementById("own-layout").hidden = chosen;
   document.getElementById("best").hidden = chosen;
+  form.querySelector('[data-fold="parallelism"]').hidden = chosen; // all of its fields are chosen
+  for (const holder of form.querySelectorAll(".folds [data-for^='layout.']")) holder.hidden = chosen;
   const micro = form.elements["train.micro_batches"];
   const hint = document.getElementById("h-train.micro_batches");
   hint.dataset.own ??= hint.textContent;
   micro.disabled = chosen;
-  hint.textContent = chosen ? "chosen with the layout" : hint.dataset.own;
+  hint.textContent = chosen ? "Chosen with the layout." : hint.dataset.own;
+}
+
+/** Asks for confirmation before it submits a job that does not fit. */
+function confirmUnfit(event) {
+  const allowed = form.elements.allow_unfit;
+  if (!readiness?.confirm || event.submitter?.name === "kind" || (allowed && (allowed.type === "hidden" || allowed.checked))) return;
+  event.preventDefault();
+  const dialog = document.getElementById("unfit-dialog");
+  document.getElementById("unfit-words").textContent = `${readiness.message} The job will probably run out of memory.`;
+  document.getElementById("unfit-cancel").onclick = () => dialog.close();
+  document.getElementById("unfit-submit").onclick = () => {
+    dialog.close();
+    if (allowed) allowed.checked = true;
+    else form.append(el("input", { type: "hidden", name: "allow_unfit", value: "true" }));
+    form.requestSubmit(document.getElementById("submit"));
+  };
+  dialog.showModal();
 }
 
 form.addEventListener("input", (event) => {
+  edited = true;
+  form.querySelector("input[type=hidden][name=allow_unfit]")?.remove(); // because it confirmed another draft
   if (event.target.name === "auto") showAuto();
   follow(event);
   showPipeline();
-  showSoftware(form);
   askSoon();
 });
-cluster.addEventListener("change", askSoon);
+form.addEventListener("submit", confirmUnfit);
+// A degree that is also a choice is shown once.
+form.addEventListener("change", ({ target }) => {
+  if (target.dataset.other !== undefined && target.dataset.chosen === undefined) clearOther(target.dataset.other);
+});
+cluster.addEventListener("change", () => {
+  edited = true;
+  askSoon();
+});
 explainButtons(panel, document.getElementById("explain"), form.dataset.explainUrl, async (figure) => {
-  if (!spec) await ask(); // clicked before the first answer came
+  if (!spec) await ask();
   return { spec, cluster: cluster.value, stage: stages[figure]?.stage ?? 0 };
 });
 form.elements["model.preset"].addEventListener("change", () => {
@@ -296,19 +377,18 @@ form.elements["model.preset"].addEventListener("change", () => {
 });
 document.getElementById("copy-curl").addEventListener("click", async () => {
   clearTimeout(timer);
-  await ask(); // what was typed a moment ago counts too
+  await ask(); // to include the latest change
   if (!spec) return;
   document.querySelector(".curl pre").textContent = curl();
   document.querySelector(".curl").open = true;
   const copied = await copyText(curl());
   document.getElementById("copied").textContent = copied
-    ? "copied; it reads your API token from $MESHBOARD_TOKEN"
-    : "the browser forbids copying: select the text below";
+    ? "Copied. The command reads your API token from $MESHBOARD_TOKEN."
+    : "The browser does not allow copying. Select the text below.";
 });
 document.getElementById("best").addEventListener("click", fillBest);
 readRanks(panel);
 showPipeline();
-showSoftware(form);
 showAuto();
 showModel();
 ask();

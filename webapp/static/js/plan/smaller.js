@@ -1,6 +1,6 @@
-// Asks which layout fits the hosts that are left, and offers to run in it.
+// Finds a smaller layout that fits the connected hosts, and offers to run it.
 import { el } from "../dom.js";
-import { duration } from "../format.js";
+import { counted, duration } from "../format.js";
 import { fetchPatiently } from "../refusal.js";
 
 const panel = document.getElementById("smaller");
@@ -9,13 +9,13 @@ const form = document.getElementById("smaller-form");
 const button = panel.querySelector("button[type=button]");
 const mayChange = document.getElementById("requeue-form").dataset.mayNot === undefined;
 
-/** What is offered, in words. */
+/** Describe the offer. */
 export function words(offer) {
-  const before = offer.was_step_s ? `; as planned, a step of its own layout took ${duration(offer.was_step_s)}` : "";
-  const from = offer.checkpoint ? `It goes on from ${offer.checkpoint}, resharded.` : "There is no checkpoint: it begins anew.";
+  const before = offer.was_step_s ? ` The old layout had a planned step time of ${duration(offer.was_step_s)}.` : "";
+  const from = offer.checkpoint ? `Resumed from ${offer.checkpoint} with a new layout.` : "No checkpoint. The run starts at step 0.";
   return [
     `${offer.why}.`,
-    `${offer.words} on ${offer.ranks} ${offer.ranks === 1 ? "rank" : "ranks"}: ${duration(offer.step_s)} a step, predicted${before}.`,
+    `${offer.words} on ${counted(offer.ranks, "rank")}: predicted step time ${duration(offer.step_s)}.${before}`,
     from,
   ];
 }
@@ -29,7 +29,7 @@ button.addEventListener("click", async () => {
     place.replaceChildren(...lines.map((line) => el("p", {}, line)));
     form.hidden = !answer.ok || !mayChange;
   } catch (error) {
-    place.replaceChildren(el("p", {}, `Nothing was found: ${error.message}.`));
+    place.replaceChildren(el("p", {}, `No layout found: ${error.message}.`));
   } finally {
     button.disabled = false;
   }

@@ -1,19 +1,19 @@
-// What is known of the software that time is planned for: fields shown for the stacks that leave them open.
+// The software stack of the Planner, with the fields that are open for the selected stack.
 const SECTION = "resources.software.";
 
 const fields = (form) => [...form.querySelectorAll("[data-stacks]")];
-const chosen = (form) => form.querySelector('[name="resources.stack"]:checked')?.value ?? "ours";
+const stackOf = (form) => form.elements["resources.stack"].value;
 
-/** Shows what the chosen stack leaves open, and hides the rest, which is not sent. */
+/** Shows the fields that are open for the selected stack. Hidden fields are not sent. */
 export function showSoftware(form) {
-  const stack = chosen(form);
+  const stack = stackOf(form);
   for (const field of fields(form)) {
     field.hidden = !field.dataset.stacks.split(" ").includes(stack);
     if (field.dataset.values && !field.hidden) showValues(field, stack);
   }
 }
 
-/** Of a field that stacks have other values of, those that this one has. */
+/** Shows the values that the stack has, for a field whose values depend on the stack. */
 function showValues(field, stack) {
   const own = field.dataset.values.split(" ").find((part) => part.startsWith(`${stack}=`));
   const values = own.slice(stack.length + 1).split(",");
@@ -22,7 +22,7 @@ function showValues(field, stack) {
   if (field.querySelector("label[hidden] input:checked")) usual.checked = true;
 }
 
-/** Of a spec's resources: the stack, and what is told of it beside what it is planned with anyway. */
+/** The stack and its settings, as the resources of a spec have them. Settings with their default are left out. */
 export function softwareOf(form) {
   const software = {};
   for (const field of fields(form)) {
@@ -31,12 +31,13 @@ export function softwareOf(form) {
     if (field.hidden || !input || (usual.type === "radio" && input === usual)) continue;
     software[input.name.slice(SECTION.length)] = input.type === "checkbox" ? true : input.value;
   }
-  return { stack: chosen(form), ...(Object.keys(software).length && { software }) };
+  return { stack: stackOf(form), ...(Object.keys(software).length && { software }) };
 }
 
-/** Fills the fields in from a spec's resources. */
+/** Fills in the fields from the resources of a spec. */
 export function putSoftware(form, { stack = "ours", software = {} } = {}) {
-  check(form, "resources.stack", stack);
+  const select = form.elements["resources.stack"];
+  if ([...select.options].some((option) => option.value === stack)) select.value = stack;
   for (const field of fields(form)) {
     const [usual] = field.querySelectorAll("input");
     const value = software?.[usual.name.slice(SECTION.length)];

@@ -1,4 +1,4 @@
-// The teaching page: sliders ask the planner, which alone does the arithmetic; the page draws and formats.
+// The Traffic calculator. The server computes all numbers. This module sends the slider values and shows the answer.
 import { growthChart } from "../charts/growth.js";
 import { copyText, el, embedded } from "../dom.js";
 import { bytes } from "../format.js";
@@ -10,21 +10,22 @@ const sliders = [...form.querySelectorAll(".slider")].map((row) => {
   const range = row.querySelector("input[type=range]");
   return { row, range, number: row.querySelector("input[type=text]"), least: Number(range.dataset.least), most: Number(range.dataset.most) };
 });
-let asked = 0;
+let lastRequest = 0;
 
-// A slider moves in even steps of the logarithm.
+// Slider positions are logarithmic.
 const toRange = ({ least, most }, value) => Math.round((200 * Math.log(value / least)) / Math.log(most / least));
 const fromRange = ({ least, most, range }) => Math.round(least * (most / least) ** (Number(range.value) / 200));
 
 function query() {
   const fields = new URLSearchParams(sliders.map(({ number }) => [number.name, number.value.trim()]));
+  fields.set("over", form.elements.over.value);
   return fields;
 }
 
 function show({ lesson, curves }) {
   document.getElementById("order").textContent = lesson.order;
   const badge = document.getElementById("classic");
-  badge.textContent = lesson.classic ? "TP > DP > PP holds" : "turned round";
+  badge.textContent = lesson.classic ? "usual order" : "unusual order";
   badge.dataset.tone = lesson.classic ? "good" : "warn";
   document.getElementById("verdict").textContent = lesson.verdict;
   const rows = lesson.volumes.map((v) =>
@@ -42,23 +43,27 @@ function show({ lesson, curves }) {
   draw(curves, lesson.setting[curves.variable]);
 }
 
-function tell(problems) {
-  for (const { row } of sliders) row.querySelector(".problem").textContent = problems.find((p) => p.field === row.dataset.name)?.message ?? "";
+function showProblems(problems) {
+  for (const { row, number } of sliders) {
+    const message = problems.find((p) => p.field === row.dataset.name)?.message ?? "";
+    row.querySelector(".problem").textContent = message;
+    number.toggleAttribute("aria-invalid", false);
+    if (message) number.setAttribute("aria-invalid", "true");
+  }
 }
 
 async function ask() {
-  const mine = (asked += 1);
+  const mine = (lastRequest += 1);
   const fields = query();
   history.replaceState(null, "", `?${fields}`);
-  fields.set("over", form.elements.over.value);
   try {
-    const answer = await fetch(`${form.dataset.url}?${fields}`);
-    const made = await answer.json();
-    if (mine !== asked) return;
-    tell(made.errors ?? []);
-    if (!made.errors) show(made);
+    const response = await fetch(`${form.dataset.url}?${fields}`);
+    const answer = await response.json();
+    if (mine !== lastRequest) return;
+    showProblems(answer.errors ?? []);
+    if (!answer.errors) show(answer);
   } catch (error) {
-    document.getElementById("verdict").textContent = `No answer: ${error.message}.`;
+    document.getElementById("verdict").textContent = `Could not compute the numbers: ${error.message}.`;
   }
 }
 
@@ -73,7 +78,7 @@ form.addEventListener("input", (event) => {
 form.addEventListener("submit", (event) => event.preventDefault());
 document.getElementById("copy").addEventListener("click", async (event) => {
   const url = `${location.origin}${location.pathname}?${query()}`;
-  event.target.textContent = (await copyText(url)) ? "Copied" : "Copy it from the address bar";
+  event.target.textContent = (await copyText(url)) ? "Link copied" : "Copy from the address bar";
 });
 for (const slider of sliders) slider.range.value = String(toRange(slider, Number(slider.number.value)));
 show({ lesson: embedded("lesson"), curves: embedded("curves") });

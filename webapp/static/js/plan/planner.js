@@ -1,14 +1,15 @@
-// The what-if page: a shared base, up to four lanes of layouts that the planner costs, and the search.
+// The Planner: a shared base, up to four layouts side by side, and the search.
 import { paretoChart } from "../charts/pareto.js";
-import { copyText, el, stackedBar } from "../dom.js";
-import { between, bytes, count, duration, integer, sureness, tokenRate } from "../format.js";
+import { copyText, el, stackedBar, withCode } from "../dom.js";
+import { between, bytes, counted, duration, integer, sureness, tokenRate } from "../format.js";
 import { cell, scrolling, th } from "../pictures/table.js";
 import { within } from "../pictures/time.js";
 import { fetchPatiently, words } from "../refusal.js";
 import { putSoftware, showSoftware, softwareOf } from "./software.js";
 
-const MOST = 4;
+const MAX_LANES = 4;
 const DELAY_MS = 150;
+const SEARCH_DELAY_MS = 600; // after the last change of the base
 const base = document.getElementById("base");
 const lanes = document.getElementById("lanes");
 const results = document.getElementById("results");
@@ -22,8 +23,9 @@ const FIRST = [
   { layout: { dp: 16, tp: 4, sequence_parallel: true, zero: 1 }, micro_batches: 32 },
 ];
 
-let takeAway = () => {}; // the chart of the last search
-let custom = null; // the model and training of a spec that came by link and is no preset's
+let removeChart = () => {}; // of the last search
+let custom = null; // the model and training of a linked spec without a preset
+let untouched = false; // whether the layouts are the page's own, which follow the base
 const percent = (share) => `${(100 * share).toFixed(1)} %`;
 const whole = (text) => (/^\d+$/.test(text.trim()) ? Number(text) : text);
 const csrf = () => base.elements.csrfmiddlewaretoken.value;
@@ -31,7 +33,7 @@ const csrf = () => base.elements.csrfmiddlewaretoken.value;
 async function post(url, body) {
   const headers = { "Content-Type": "application/json", "X-CSRFToken": csrf() };
   const answer = await fetchPatiently(url, { method: "POST", body: JSON.stringify(body), headers });
-  if (answer.redirected || answer.status === 403) throw new Error("you are logged out; open the page again");
+  if (answer.redirected || answer.status === 403) throw new Error("you are logged out. Open the page again");
   const made = await answer.json();
   if (made.errors) throw new Error(words(made.errors));
   return made;
@@ -48,7 +50,14 @@ function specOf(lane) {
   };
   const model = field.preset.value ? { preset: field.preset.value } : (custom?.model ?? {});
   const device = field.cluster.selectedOptions[0]?.dataset.device ?? "cuda";
-  return { name: "from what-if", model, layout: lane.layout, train, resources: { device, ...softwareOf(base) } };
+  return { name: "planned layout", model, layout: lane.layout, train, resources: { device, ...softwareOf(base) } };
+}
+
+/** The address of the job form with a layout. Jobs run Meshboard's trainer, so the software stack is left out. */
+function formAddress(lane) {
+  const spec = specOf(lane);
+  const job = { ...spec, resources: { device: spec.resources.device } };
+  return `${base.dataset.newUrl}?spec=${encodeURIComponent(JSON.stringify(job))}&cluster=${encodeURIComponent(base.elements.cluster.value)}`;
 }
 
 // --- lanes
@@ -56,7 +65,7 @@ function specOf(lane) {
 const state = [];
 
 function addLane(lane) {
-  if (state.length >= MOST) return false;
+  if (state.length >= MAX_LANES) return false;
   state.push({ layout: { ...lane.layout }, micro_batches: lane.micro_batches ?? 1, plan: null });
   drawLanes();
   askAll();
@@ -65,7 +74,7 @@ function addLane(lane) {
 
 function drawLanes() {
   lanes.replaceChildren(...state.map(drawLane));
-  document.getElementById("add").disabled = state.length >= MOST;
+  document.getElementById("add").disabled = state.length >= MAX_LANES;
 }
 
 function drawLane(lane, index) {
@@ -74,6 +83,7 @@ function drawLane(lane, index) {
   const remove = el("button", { type: "button", className: "button quiet small", ariaLabel: `Remove layout ${"ABCD"[index]}` }, "Remove");
   remove.addEventListener("click", () => {
     state.splice(index, 1);
+    untouched = false;
     drawLanes();
     remember();
   });
@@ -87,6 +97,7 @@ function drawLane(lane, index) {
   const check = el("label", { className: "check wide" }, el("input", { type: "checkbox", checked: Boolean(lane.layout.sequence_parallel) }), " sequence parallel");
   check.firstChild.addEventListener("change", (event) => {
     lane.layout.sequence_parallel = event.target.checked;
+    untouched = false;
     ask(lane);
   });
   fields.append(check);
@@ -101,6 +112,7 @@ function numberField(lane, text, target, name, usual) {
   const input = el("input", { type: "text", inputMode: "numeric", value: String(target[name] ?? usual) });
   input.addEventListener("input", () => {
     target[name] = whole(input.value);
+    untouched = false;
     ask(lane);
   });
   input.dataset.name = name;
@@ -112,6 +124,7 @@ function select(lane, text, name, values, read, className = "") {
   const box = el("select", {}, ...options);
   box.addEventListener("change", () => {
     lane.layout[name] = read(box.value);
+    untouched = false;
     if (name === "schedule") {
       lane.layout.virtual_stages = CHUNKS[box.value] ?? 1;
       lane.panel.querySelector('[data-name="virtual_stages"]').value = String(lane.layout.virtual_stages);
@@ -148,45 +161,55 @@ async function cost(lane) {
 const AXES = ["tp", "cp", "ep", "pp", "dp", "world"];
 const token = (name) => (AXES.includes(name) ? `--axis-${name}` : `--part-${name}`);
 
+/** A message names its field, so the field is added only if it does not. */
+function problemText({ field, message }) {
+  return message.includes("`") || field === "request" ? withCode(message) : [el("code", {}, field), ": ", message];
+}
+
 function showPlan(lane) {
   const { estimate, problems } = lane.plan;
   if (!estimate) {
-    const list = problems.map((p) => el("li", {}, el("b", {}, p.field), `: ${p.message}`));
+    for (const input of lane.panel.querySelectorAll("[data-name]")) {
+      const isWrong = problems.some((p) => p.field.split(".").at(-1) === input.dataset.name);
+      if (isWrong) input.setAttribute("aria-invalid", "true");
+      else input.removeAttribute("aria-invalid");
+    }
+    const list = problems.map((p) => el("li", {}, ...problemText(p)));
     lane.body.replaceChildren(el("div", { className: "message" }, el("ul", {}, ...list)));
     lane.body.firstChild.dataset.tone = "bad";
     return;
   }
+  for (const input of lane.panel.querySelectorAll("[aria-invalid]")) input.removeAttribute("aria-invalid");
   const { time, cluster, vocab_size: vocabulary, padded_vocab_size: padded, aligned_vocabulary: aligned } = estimate;
   const parts = time.parts.map((p) => ({ token: token(p.name), value: p.seconds, title: `${p.name}: ${duration(p.seconds)}` }));
   const memory = `${bytes(estimate.peak_memory_bytes)} of ${bytes(cluster.memory_bytes)}`;
   const sent = Math.max(...estimate.stages.map((s) => Object.values(s.step_bytes).reduce((a, b) => a + b, 0)));
   const line = (name, value, title) => el("tr", { title }, el("th", { scope: "row" }, name), el("td", { className: "number" }, value));
-  const fits = el("span", { className: "badge plain" }, estimate.fits ? (estimate.tight ? "barely fits" : "fits") : "does not fit");
+  const fits = el("span", { className: "badge plain" }, estimate.fits ? (estimate.tight ? "might not fit" : "fits") : "does not fit");
   fits.dataset.tone = estimate.fits ? (estimate.tight ? "warn" : "good") : "bad";
   const rows = [
     line("ranks", integer(estimate.world_size)),
-    line("step", duration(time.step_s), "estimate"),
-    line("between", within(time), time.interval.words),
+    line("step time", duration(time.step_s), "estimate"),
+    line("step time range", within(time), time.interval.words),
     line("MFU", percent(time.mfu), "model FLOPs over the peak of all ranks"),
     line("speed", tokenRate(time.tokens_per_s)),
-    line("memory", memory, "of the fullest rank, estimate"),
-    line("between", between(bytes, estimate.peak_memory_bytes, estimate.memory_interval.share), estimate.memory_interval.words),
-    line("payload a rank", bytes(sent), "of the busiest rank, a step"),
-    ...(padded > vocabulary ? [line("vocabulary padded", integer(padded), `of ${integer(vocabulary)}`)] : []),
-    ...(aligned ? [line("unaligned vocabulary", duration(aligned.spares_s), `of the step; ${integer(aligned.vocab_size)} rows would spare it`)] : []),
-    ...time.parts.filter((p) => p.seconds > 0).map((p) => line(AXES.includes(p.name) ? `${p.name} not hidden` : p.name, duration(p.seconds))),
+    line("peak memory per rank", memory, "estimate"),
+    line("memory range", between(bytes, estimate.peak_memory_bytes, estimate.memory_interval.share), estimate.memory_interval.words),
+    line("traffic per rank", bytes(sent), "payload bytes per step of the busiest rank"),
+    ...(padded > vocabulary ? [line("padded vocabulary", integer(padded), `from ${integer(vocabulary)}`)] : []),
+    ...(aligned ? [line("cost of unaligned vocabulary", duration(aligned.spares_s), `per step. A vocabulary of ${integer(aligned.vocab_size)} avoids it.`)] : []),
+    ...time.parts.filter((p) => p.seconds > 0).map((p) => line(AXES.includes(p.name) ? `exposed ${p.name}` : p.name, duration(p.seconds))),
   ];
-  const spec = specOf(lane);
-  const use = el("a", { className: "button small", href: `${base.dataset.newUrl}?spec=${encodeURIComponent(JSON.stringify(spec))}&cluster=${base.elements.cluster.value}` }, "Open as a job");
+  const use = el("a", { className: "button small", href: formAddress(lane) }, "Use this layout");
   const advice = (lane.plan.suggestions ?? []).map((n) => el("li", {}, el("b", {}, n.change), `: ${n.reason}`));
   const kind = el("span", { className: "badge plain" }, "estimate");
   kind.dataset.tone = "warn";
   lane.body.replaceChildren(
     el("p", { className: "actions" }, fits, kind),
-    stackedBar(parts, "Seconds of a step"),
+    stackedBar(parts, "Step time breakdown"),
     el("table", { className: "compact" }, el("tbody", {}, ...rows)),
     el("p", { className: "note" }, `Time: ${time.interval.words}. Memory: ${estimate.memory_interval.words}.`),
-    ...(advice.length ? [el("p", { className: "note" }, "These fit:"), el("ul", {}, ...advice)] : []),
+    ...(advice.length ? [el("p", { className: "note" }, "Similar layouts that fit:"), el("ul", {}, ...advice)] : []),
     el("p", {}, use),
   );
 }
@@ -206,10 +229,23 @@ function fixedFields(text) {
   const fixed = {};
   for (const word of text.split(/[\s,]+/).filter(Boolean)) {
     const [name, value] = word.split("=");
-    if (value === undefined) throw new Error(`write ${name}=VALUE`);
+    if (value === undefined) throw new Error(`write fixed values as ${name}=VALUE`);
     fixed[name] = /^\d+$/.test(value) ? Number(value) : value === "true" ? true : value === "false" ? false : value;
   }
   return fixed;
+}
+
+/** The body of a search for the base. Micro-batches are part of the search. */
+function searchQuery(limit) {
+  const spec = specOf({ layout: {}, micro_batches: 1 });
+  const { micro_batches: _, ...train } = spec.train;
+  return {
+    spec: { ...spec, train },
+    ranks: whole(base.elements.ranks.value),
+    cluster: base.elements.cluster.value,
+    max_micro_batch: whole(document.getElementById("s-micro").value),
+    limit,
+  };
 }
 
 async function search() {
@@ -217,71 +253,68 @@ async function search() {
   button.disabled = true;
   searchStatus.textContent = "Searching…";
   try {
-    const { micro_batches: _, ...train } = specOf({ layout: {}, micro_batches: 1 }).train;
-    const body = {
-      spec: { ...specOf({ layout: {}, micro_batches: 1 }), train },
-      ranks: whole(base.elements.ranks.value),
-      cluster: base.elements.cluster.value,
-      fixed: fixedFields(document.getElementById("s-fixed").value),
-      max_micro_batch: whole(document.getElementById("s-micro").value),
-      runnable: document.getElementById("s-runnable").checked,
-      limit: 12,
-    };
+    const body = { ...searchQuery(12), fixed: fixedFields(document.getElementById("s-fixed").value), runnable: document.getElementById("s-runnable").checked };
     showResults(await post(base.dataset.searchUrl, body));
   } catch (error) {
-    searchStatus.textContent = `No search: ${error.message}.`;
+    searchStatus.textContent = `Search failed: ${error.message.replace(/\.$/, "")}.`;
   } finally {
     button.disabled = false;
   }
 }
 
 function showResults(found) {
-  const cut = found.complete ? "" : " (the time allowed ended it: not all)";
-  searchStatus.textContent = `${integer(found.considered)} layouts considered in ${duration(found.seconds)}${cut}, ${integer(found.fitting)} fit.`;
-  const refused = Object.entries(found.refused).map(([reason, number]) => el("li", {}, `${integer(number)} refused: ${reason}`));
+  const cut = found.complete ? "" : " The search stopped at its time limit.";
+  searchStatus.textContent = `${integer(found.fitting)} of ${integer(found.considered)} layouts fit. Searched for ${duration(found.seconds)}.${cut}`;
+  const refused = Object.entries(found.refused).map(([reason, number]) => el("li", {}, `${integer(number)} layouts: ${reason}`));
   if (found.best.length === 0) {
-    const hint = "Nothing fits: try more ranks, a smaller micro-batch, or hardware with more memory.";
+    const hint = "Use more ranks, a smaller micro-batch, or hardware with more memory.";
     results.replaceChildren(el("div", { className: "empty" }, el("h2", {}, "No layout fits"), el("p", {}, hint)), el("ul", { className: "note" }, ...refused));
     return;
   }
-  const head = [th("step", true), th("MFU", true), th("memory", true), ...DEGREES.map((axis) => th(axis, true)), th("ZeRO", true), th("micro-batch", true), th("schedule"), th("recompute"), th("")];
-  const rows = found.best.map((f) => {
-    const { layout } = f;
-    const compare = el("button", { type: "button", className: "button small" }, "Compare");
-    compare.addEventListener("click", () => {
-      if (!addLane({ layout, micro_batches: f.micro_batches })) searchStatus.textContent = "Four layouts are the most that stand side by side: remove one first.";
-    });
-    const schedule = layout.pp > 1 ? `${layout.schedule.replaceAll("_", " ")}${layout.virtual_stages > 1 ? ` × ${layout.virtual_stages}` : ""}` : "–";
-    return el(
-      "tr",
-      {},
-      cell(`${duration(f.step_s)} ${sureness(f.interval.share)}`, within(f)),
-      cell(percent(f.mfu)),
-      cell(`${bytes(f.memory_bytes)} ${sureness(f.memory_interval.share)}`, between(bytes, f.memory_bytes, f.memory_interval.share)),
-      ...DEGREES.map((axis) => cell(integer(layout[axis]))),
-      cell(String(layout.zero)),
-      cell(`${f.micro_batch_size} × ${integer(f.micro_batches)}`),
-      el("td", {}, schedule),
-      el("td", {}, layout.recompute),
-      el("td", {}, compare),
-    );
-  });
-  const table = scrolling(head, rows);
+  const head = [th("step time", true), th("MFU", true), th("memory", true), ...DEGREES.map((axis) => th(axis, true)), th("ZeRO", true), th("micro-batch", true), th("schedule"), th("recompute"), th("")];
+  const table = scrolling(head, found.best.map(resultRow));
   table.classList.add("search-results");
   const near = found.neighbours.map((n) => el("tr", {}, el("th", { scope: "row" }, n.change), el("td", {}, n.reason)));
   const chart = el("div", { className: "pareto" });
   results.replaceChildren(
     table,
-    el("details", {}, el("summary", {}, "Why its neighbours were not taken"), scrolling([th("change to the first"), th("what it brings")], near)),
-    el("details", {}, el("summary", {}, "How many were refused, and why"), el("ul", { className: "note" }, ...refused)),
-    el("h3", {}, `What more time buys: ${count(found.pareto.length)} layouts that no other beats in time and memory`),
+    el("p", { className: "note" }, "The search ranks by the middle of each estimate. Layouts within each other's range may swap places."),
+    el("details", {}, el("summary", {}, "Similar layouts"), scrolling([th("change to the first layout"), th("effect")], near)),
+    ...(refused.length ? [el("details", {}, el("summary", {}, "Rejected layouts"), el("ul", { className: "note" }, ...refused))] : []),
+    el("h3", {}, `Step time and memory: ${counted(found.pareto.length, "layout")} on the Pareto front`),
     chart,
   );
-  takeAway();
-  takeAway = paretoChart(chart, found.pareto, found.cluster.memory_bytes);
+  removeChart();
+  removeChart = paretoChart(chart, found.pareto, found.cluster.memory_bytes);
 }
 
-// --- the page's state lives in its address
+function resultRow(found) {
+  const { layout, micro_batches: microBatches } = found;
+  const lane = { layout, micro_batches: microBatches };
+  const compare = el("button", { type: "button", className: "button small" }, "Compare");
+  compare.addEventListener("click", () => {
+    untouched = false;
+    if (addLane(lane)) lanes.lastElementChild.scrollIntoView({ block: "nearest" });
+    else searchStatus.textContent = `At most ${MAX_LANES} layouts can be compared. Remove one first.`;
+  });
+  const use = el("a", { className: "button small", href: formAddress(lane) }, "Use this layout");
+  const schedule = layout.pp > 1 ? `${layout.schedule.replaceAll("_", " ")}${layout.virtual_stages > 1 ? ` × ${layout.virtual_stages}` : ""}` : "–";
+  return el(
+    "tr",
+    {},
+    cell(`${duration(found.step_s)} ${sureness(found.interval.share)}`, within(found)),
+    cell(percent(found.mfu)),
+    cell(`${bytes(found.memory_bytes)} ${sureness(found.memory_interval.share)}`, between(bytes, found.memory_bytes, found.memory_interval.share)),
+    ...DEGREES.map((axis) => cell(integer(layout[axis]))),
+    cell(String(layout.zero)),
+    cell(`${found.micro_batch_size} × ${integer(microBatches)}`),
+    el("td", {}, schedule),
+    el("td", {}, layout.recompute),
+    el("td", { className: "row-actions" }, use, " ", compare),
+  );
+}
+
+// --- the state of the page, in its address
 
 function remember() {
   const field = base.elements;
@@ -298,7 +331,11 @@ function recall() {
     kept = null;
   }
   if (kept?.spec) return fromSpec(kept.spec, kept.cluster);
-  if (!kept?.lanes) return FIRST.forEach(addLane);
+  if (!kept?.lanes) {
+    FIRST.forEach(addLane);
+    untouched = true;
+    return;
+  }
   custom = kept.custom ?? null;
   putSoftware(base, kept.resources);
   for (const [name, value] of Object.entries(kept.base)) if (base.elements[name]) base.elements[name].value = value;
@@ -318,15 +355,33 @@ function fromSpec(spec, cluster) {
   addLane({ layout, micro_batches: microBatches });
 }
 
+/** Replaces the page's own layouts by the fastest two for the base, so that they stay valid. */
+async function followBase() {
+  try {
+    const found = await post(base.dataset.searchUrl, searchQuery(2));
+    if (!untouched || found.best.length === 0) return;
+    state.length = 0;
+    for (const { layout, micro_batches: microBatches } of found.best) addLane({ layout, micro_batches: microBatches });
+  } catch {
+    // The lanes show what is wrong with the base.
+  }
+}
+
+let baseTimer = null;
 base.addEventListener("input", () => {
   showSoftware(base);
   askAll();
+  clearTimeout(baseTimer);
+  if (untouched) baseTimer = setTimeout(followBase, SEARCH_DELAY_MS);
 });
 base.addEventListener("submit", (event) => event.preventDefault());
 document.getElementById("search").addEventListener("click", search);
-document.getElementById("add").addEventListener("click", () => addLane(state.at(-1) ?? FIRST[0]));
+document.getElementById("add").addEventListener("click", () => {
+  untouched = false;
+  addLane(state.at(-1) ?? FIRST[0]);
+});
 document.getElementById("link").addEventListener("click", async () => {
   remember();
-  document.getElementById("linked").textContent = (await copyText(location.href)) ? "copied" : "the browser forbids copying: take it from the address bar";
+  document.getElementById("linked").textContent = (await copyText(location.href)) ? "Link copied." : "Copy the link from the address bar.";
 });
 recall();
