@@ -83,7 +83,7 @@ PARTS: dict[str, tuple[str, list[str]]] = {
             "reference/gpu.md",
         ],
     ),
-    "Development": ("development", []),
+    "Development": ("development", ["development/code-map.md"]),
 }
 START = "index.md"
 DEFAULT_PART = "Reference"  # for pages outside the folders above
