@@ -35,25 +35,15 @@ MAX_SUBJECT = 120  # characters
 
 
 class Kind(NamedTuple):
-    """How the web shows a kind of job.
-
-    Attributes:
-        title: The name of the kind.
-        subject: Describes the model, script or host of a spec.
-        form: URL name of the form that copies a job, or None if no form submits the kind.
-        tabs: The tabs of the job page, each with its panels in order.
-        steps: "asked" if the spec gives the number of steps, "seen" if steps are only counted, else "none".
-        brings: The result that the exit report of a successful job contains.
-        lost: The consequence of canceling a job.
-    """
+    """A kind of job on the web."""
 
     title: str
-    subject: Callable[[Spec], str]
-    form: str | None
+    subject: Callable[[Spec], str]  # describes the model, script or host of a spec
+    form: str | None  # URL name of the form that copies a job, None if no form submits the kind
     tabs: Tabs
-    steps: Literal["asked", "seen", "none"] = "none"
-    brings: Literal["profile", "lab"] | None = None
-    lost: str = "Results measured so far are lost."
+    steps: Literal["asked", "seen", "none"] = "none"  # "asked" in the spec, or only "seen" while the job runs
+    brings: Literal["profile", "lab"] | None = None  # result in the exit report of a successful job
+    lost: str = "Results measured so far are lost."  # consequence of a cancel
 
     @property
     def panels(self) -> tuple[str, ...]:

@@ -302,9 +302,9 @@ TOLD: dict[str, Any] = {
     "v": 1, "time": 1.0, "over": True, "state": "slow", "step": 9, "sampled": 3, "hang": None, "training": [],
     "sentence": "Rank 1 came last to 83% of tp all-reduces since step 5.",
     "reason": "Its compute is slow, not its link.",
-    "next": "Read the log of rank 1.",
+    "next": "Read the log of rank 0.",
     "action": "open_log",
-    "action_rank": 1,
+    "action_rank": 0,
     "evidence": [{"text": "ranks 0 and 2 waited 41 ms a step", "ranks": [0, 2], "steps": [5, 9]}],
     "planned": None, "measured": None, "waits": [], "groups": [], "start": [],
     "stragglers": [{"rank": 1, "text": "it came last to 83%"}],
@@ -333,8 +333,11 @@ def test_the_verdict_its_reason_and_the_next_step_stand_on_the_first_screen_with
     tab.wait_for_selector("#loss-chart[data-points]")
     health.get_by_role("button", name="Show steps 5–9").click()  # noqa: RUF001
     tab.wait_for_url(re.compile(r"from=[\d.]+&to=[\d.]+"))
-    health.get_by_role("button", name="Open log of rank 1").click()
+    open_tab(tab, "logs")
+    tab.select_option("[name=log-rank]", "all")
+    open_tab(tab, "overview")
+    health.get_by_role("button", name="Open log of rank 0").click()
     expect(tab.locator("#tab-logs")).to_have_attribute("aria-selected", "true")
-    expect(tab.locator("[name=log-rank]")).to_have_value("1")
+    expect(tab.locator("[name=log-rank]")).to_have_value("0")
     open_tab(tab, "hosts")
     expect(tab.locator("#places .blamed")).to_have_text("1")

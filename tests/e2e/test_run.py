@@ -55,10 +55,10 @@ def test_submit_through_the_form_watch_it_move_and_the_difference_read_0(page: P
     expect(page.locator("#fidelity")).to_contain_text("120 steps on each of 4 ranks")
     assert page.get_attribute("#fidelity", "data-difference") == "0"
     open_tab(page, "verification")
-    expect(page.locator("#verdict-summary")).to_contain_text("All 4 ranks: predicted and measured agree to the byte")
-    proven = re.compile(r"^0 B, 0 calls; replicas agree; gradients equal to one process to \d(e-\d)?$")
+    expect(page.locator("#verdict-summary")).to_contain_text("All 4 ranks: no difference in bytes or calls")
+    proven = re.compile(r"^0 B, 0 calls; replicas match; gradients match the reference within \d(e-\d)?$")
     expect(page.locator("#proof [data-verdict]")).to_have_text(proven)
-    expect(page.locator("#fidelity-badge")).to_have_text("exact: 0 B, 0 calls off")
+    expect(page.locator("#fidelity-badge")).to_have_text("exact: difference 0 B, 0 calls")
     open_tab(page, "memory")
     for part in ("parameters", "optimizer: moments", "gradients"):
         expect(page.locator("#planned-rows tr", has=page.locator(f"th:text('{part}')")).first).to_contain_text("0 %")

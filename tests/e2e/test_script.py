@@ -20,7 +20,7 @@ def test_a_script_runs_unchanged_and_its_groups_are_counted(page: Page, running_
     page.get_by_role("link", name="Run a script").click()
     page.fill("[data-field='script.path']", "groups.py")
     page.fill("[data-field='layout.dp']", "4")
-    page.get_by_role("button", name="Run it").click()
+    page.get_by_role("button", name="Run script").click()
     page.wait_for_selector("#status[data-status=succeeded]")
     expect(page.get_by_role("heading", name="Script", exact=True)).to_be_visible()
     expect(page.locator(".job-line")).to_contain_text("script · groups.py · 4 ranks")

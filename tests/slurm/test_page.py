@@ -46,8 +46,8 @@ def shot(page: Page, name: str) -> None:
 
 def test_slurm_is_chosen_in_the_form_and_told_on_the_page(slurm: Cluster, installed: Installation, page: Page) -> None:
     page.goto(f"{installed.board.url}/jobs/new/")
-    page.locator("summary", has_text="Hosts, its turn").click()
-    page.get_by_text("What Slurm is asked for").click()
+    page.locator("summary", has_text="Placement and scheduling").click()
+    page.get_by_text("Slurm options").click()
     page.check('input[name="resources.engine"][value="slurm"]')
     page.fill('input[name="resources.slurm.partition"]', "nowhere --wrap")
     shot(page, "form")

@@ -1,4 +1,4 @@
-"""What the pages ask of histories: the same answers as REST's, for sessions."""
+"""Serve histories to pages, with the answers of REST."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Door = Callable[..., HttpResponseBase]
 
 
 def _refusing(view: Door) -> Door:
-    """In the shape of every refusal."""
+    """Return an error in the envelope of REST."""
 
     @wraps(view)
     def answered(request: HttpRequest, job_id: str, **names: str) -> HttpResponseBase:
@@ -50,7 +50,7 @@ def _refusing(view: Door) -> Door:
 @require_GET
 @login_required
 def index(request: HttpRequest, job_id: str) -> HttpResponse:
-    """Attempts with their tables."""
+    """List attempts with their tables."""
     job = find_job(request.user, job_id)
     return JsonResponse({"job": job.id, "attempts": answers.index(job.id)})
 
@@ -59,7 +59,7 @@ def index(request: HttpRequest, job_id: str) -> HttpResponse:
 @login_required
 @_refusing
 def snapshot(request: HttpRequest, job_id: str) -> HttpResponse:
-    """All that the job page shows of an attempt; 204 where nothing was kept, for the page asks before it knows."""
+    """Return the snapshot of an attempt for the job page, or 204 if no history is stored."""
     job = find_job(request.user, job_id)
     attempt = asked("marks", dict(request.GET.lists()), "attempt").attempt or job.attempt
     try:
@@ -72,7 +72,7 @@ def snapshot(request: HttpRequest, job_id: str) -> HttpResponse:
 @login_required
 @_refusing
 def slow_steps(request: HttpRequest, job_id: str) -> HttpResponse:
-    """What differs about the steps `from` to `to`."""
+    """Compare the steps `from` to `to` with the other steps."""
     job = find_job(request.user, job_id)
     attempt, first, last = asked_steps(dict(request.GET.lists()))
     return JsonResponse(slow(job.id, attempt or job.attempt, first, last))
@@ -82,7 +82,7 @@ def slow_steps(request: HttpRequest, job_id: str) -> HttpResponse:
 @login_required
 @_refusing
 def table(request: HttpRequest, job_id: str, table: str) -> HttpResponseBase:
-    """Rows or bins of a table, or a file of them."""
+    """Return rows or bins of a table, as JSON or as a file."""
     job = find_job(request.user, job_id)
     query = asked(table, dict(request.GET.lists()))
     attempt = query.attempt or job.attempt
@@ -95,7 +95,7 @@ def table(request: HttpRequest, job_id: str, table: str) -> HttpResponseBase:
 @login_required
 @_refusing
 def tensorboard(request: HttpRequest, job_id: str) -> HttpResponseBase:
-    """An attempt's curves as an event file."""
+    """Return the curves of an attempt as a TensorBoard event file."""
     job = find_job(request.user, job_id)
     attempt = asked("marks", dict(request.GET.lists()), "attempt").attempt or job.attempt
     return as_event_file(job, attempt)

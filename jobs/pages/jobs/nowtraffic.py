@@ -1,4 +1,4 @@
-"""What running jobs send just now: payload bytes a second, from the newest seconds of their telemetry."""
+"""Compute the current traffic of running jobs from the newest seconds of their telemetry."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from jobs.pages.jobs.progress import Key, OfRunning
 log = logging.getLogger(__name__)
 
 WINDOW_S = 6
-MOST_ENTRIES = 50  # of a stream; its supervisor writes about seven a second
-MOST_STREAMS = 128  # in all: one a host of each run
+MOST_ENTRIES = 50  # per stream, which gets about seven per second
+MOST_STREAMS = 128  # in total, one per host of a run
 
 
 def rate(items: Iterable[dict[str, Any]]) -> float | None:
-    """Bytes a second over the items, oldest first; None where they are no two of one rank.
+    """Return bytes per second over the items, oldest first. None if no rank has two items.
 
-    Counters are cumulative: what a counter already held when the items begin is not theirs.
+    Counters are cumulative, so the first value of each counter is subtracted.
     """
     first: dict[tuple[Any, ...], int] = {}
     last: dict[tuple[Any, ...], int] = {}
@@ -64,7 +64,7 @@ def _read(keys: list[Key]) -> dict[Key, float | None]:
 
 
 def _streams(keys: list[Key]) -> list[tuple[str, int, int]]:
-    """(job, attempt, node) of every host of each; of a run none where they would be too many, for some are no sum."""
+    """List (job, attempt, node) of every host. A run beyond the limit is left out as a whole."""
     nodes: dict[Key, list[int]] = {key: [] for key in keys}
     members = Member.objects.filter(attempt__job_id__in=[job for job, _ in keys])
     for job, attempt, node in members.values_list("attempt__job_id", "attempt__number", "node"):
@@ -82,5 +82,5 @@ _now = OfRunning(_read)
 
 
 def rates_of(keys: list[Key]) -> dict[Key, float]:
-    """{(job, attempt): payload bytes a second over all ranks} of those that told of some."""
+    """Return payload bytes per second over all ranks, by job and attempt."""
     return _now.of(keys) if keys else {}

@@ -1,4 +1,4 @@
-"""How many steps runs have done: of those that ended from the database, of running ones from their telemetry."""
+"""Count the steps of runs, from the database after the end and from telemetry before."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jobs.newest import newest_steps, step_of
 
 log = logging.getLogger(__name__)
 
-WINDOW_S = 120  # a run that told of no step for longer is left out
+WINDOW_S = 120  # seconds, older steps do not count
 FRESH_S = 2.0
 
 Key = tuple[str, int]  # job, attempt
@@ -27,7 +27,7 @@ Told = TypeVar("Told")
 
 
 class OfRunning(Generic[Told]):
-    """A figure of running jobs, read from Redis at most once in FRESH_S a process, however many look at it."""
+    """A figure of running jobs. A process reads it from Redis at most once per FRESH_S."""
 
     def __init__(self, read: Callable[[list[Key]], dict[Key, Told | None]]) -> None:
         self._read = read
@@ -35,8 +35,8 @@ class OfRunning(Generic[Told]):
         self._told: dict[Key, tuple[float, Told | None]] = {}
 
     def of(self, keys: list[Key]) -> dict[Key, Told]:
-        """A run whose newest telemetry tells nothing of it is left out, as are all while Redis is away."""
-        with self._lock:  # whoever comes meanwhile waits, and finds the answer
+        """Return the known figures. A run without recent telemetry is left out."""
+        with self._lock:  # other threads wait and find the answer
             now = time.monotonic()
             self._told = {key: told for key, told in self._told.items() if now - told[0] < FRESH_S}
             if missing := [key for key in keys if key not in self._told]:
@@ -46,7 +46,7 @@ class OfRunning(Generic[Told]):
 
 
 class RunningSteps(OfRunning[int]):
-    """Steps of running jobs."""
+    """The steps of running jobs."""
 
     def __init__(self) -> None:
         super().__init__(_read)
@@ -67,7 +67,7 @@ _running = RunningSteps()
 
 
 def steps_of(jobs: list[Job]) -> dict[str, int]:
-    """{job: steps} of those of which anything is known."""
+    """Return the steps by job, for jobs with known steps."""
     running = [(job.id, job.attempt) for job in jobs if job.status in ON_A_HOST]
     live = _running.of(running) if running else {}
     return {**_ended(jobs), **{job: step for (job, _), step in live.items()}}

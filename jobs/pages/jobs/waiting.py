@@ -12,23 +12,14 @@ from jobs.queue.view import rows, view
 
 
 class Waiting(TypedDict):
-    """The queue entry of one job.
+    """The queue entry of one job."""
 
-    Attributes:
-        place: Position in the queue, from 1, or None if another scheduler queues the job.
-        total: Number of queued jobs.
-        reason: Reason for the wait, or empty before the first evaluation.
-        starts: Estimated start in ISO 8601, or None if unknown.
-        starts_when: The event that the estimated start depends on.
-        next: What the reader can do.
-    """
-
-    place: int | None
-    total: int
-    reason: str
-    starts: str | None
-    starts_when: str
-    next: str
+    place: int | None  # position from 1, None if another scheduler queues the job
+    total: int  # queued jobs
+    reason: str  # empty before the first evaluation
+    starts: str | None  # estimated start in ISO 8601, None if unknown
+    starts_when: str  # the event that the estimated start depends on
+    next: str  # the action of the reader
 
 
 def describe_wait(user: Any, job: Job) -> Waiting:

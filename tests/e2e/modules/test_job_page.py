@@ -81,16 +81,31 @@ def test_smoothing_keeps_a_level_line_and_holes_and_does_nothing_at_0(modules: P
     assert off == [1, 2]
 
 
-def test_a_time_axis_has_ticks_at_round_steps_where_they_ended(modules: Page) -> None:
+def test_a_step_axis_is_linear_in_steps_and_maps_to_times_and_back(modules: Page) -> None:
     body = """
-    const curve = { step: x.map((_, i) => i + 1), time: x };
-    const at = [m.stepAt(curve, x[9] + 0.1), m.stepAt(curve, x[0] - 1)];
-    return [m.stepTicks(curve, x[0], x.at(-1), 5), ...at, m.stepTicks(curve, 0, 1, 5)];
+    const curve = { step: x.map((_, i) => i + 1), time: x, step_s: x.map(() => 0.5) };
+    const times = [0, 1, 20, 20.5, 40, 99].map((step) => m.timeOf(curve, step));
+    const steps = [0, 100, 110, 125, 150, 999].map((time) => m.stepOf(curve, time));
+    return [m.stepSplits(1, 40, 5), m.stepAt(curve, x[9] + 0.1), m.stepAt(curve, x[0] - 1), times, steps];
     """
     times = [100 + step * 0.5 + (30 if step > 20 else 0) for step in range(1, 41)]  # a checkpoint after step 20
-    ticks, tenth, before, none = call(modules, "charts/ticks.js", body, times)
-    assert [(tick["words"], tick["time"]) for tick in ticks] == [("10", 105), ("20", 110), ("30", 145), ("40", 150)]
-    assert (tenth, before, none) == (10, None, [])
+    ticks, tenth, before, times, steps = call(modules, "charts/ticks.js", body, times)
+    assert ticks == [10, 20, 30, 40]
+    assert (tenth, before) == (10, None)
+    assert times == [100, 100.5, 110, 125.25, 150, 150]
+    assert steps == [0, 0, 20, pytest.approx(20.49, abs=0.01), 40, 40]
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 9.9), (1.98, 2.11), (0, 3e-4), (0, 1.1e9), (-4, -3.9)])
+def test_a_value_axis_has_at_least_three_ticks(modules: Page, low: float, high: float) -> None:
+    ticks = call(modules, "charts/ticks.js", "return m.valueSplits(...x)", [low, high, 2])
+    assert len(ticks) >= 3
+    assert low <= ticks[0] < ticks[-1] <= high * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("span", "count"), [(0.5, 3), (5, 3), (3600, 3), (864_000, 3)])
+def test_a_time_axis_has_at_least_three_ticks(modules: Page, span: float, count: int) -> None:
+    assert len(call(modules, "charts/ticks.js", "return m.clockSplits(1e9, 1e9 + x, 2)", span)) >= count
 
 
 def test_the_widths_of_a_bar_are_its_figures_on_the_scale_of_the_longer_step(modules: Page) -> None:

@@ -139,9 +139,11 @@ function openLog(rank) {
 
 function showLogOfRank() {
   const choice = document.querySelector("[name=log-rank]");
-  if (logRank === null || !isOpen(choice) || ![...choice.options].some((option) => option.value === String(logRank))) return;
-  choice.value = String(logRank);
+  if (logRank === null || !replayed || !isOpen(choice)) return;
+  const option = [...choice.options].find(({ value }) => value === String(logRank));
   logRank = null;
+  if (!option) return; // the rank wrote nothing
+  choice.value = option.value;
   choice.dispatchEvent(new Event("change"));
 }
 

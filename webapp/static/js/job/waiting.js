@@ -1,4 +1,4 @@
-// The wait of a queued job: position, reason, estimated start, and what to do.
+// The wait of a queued job: position, reason, estimated start, and next action.
 import { write } from "../dom.js";
 import { dateTime, integer } from "../format.js";
 
