@@ -1,4 +1,4 @@
-"""The page one keeps open: its first screen, one range and one cursor for all charts, and the same page ever after."""
+"""The job page: its first screen, its tabs, the shared range of its charts, and the page after the end of a run."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ LONGEST = """(wrap) => {
 
 @pytest.fixture(scope="module")
 def watched(running_board: Board) -> Iterator[str]:
-    """A run that goes on through all tests of this module but the last."""
+    """A run that continues during all tests of this module except the last ones."""
     job = running_board.submit(SPEC)
     running_board.wait_for(job, "running")
     for process in running_board.processes(job):
         with contextlib.suppress(ProcessLookupError):
-            os.setpriority(os.PRIO_PROCESS, process, 15)  # it would take the time of all tests that run beside these
+            os.setpriority(os.PRIO_PROCESS, process, 15)  # leaves time for tests that run at the same time
     yield job
     if not running_board.job(job)["finished"]:
         running_board.call("POST", f"jobs/{job}/cancel")
@@ -64,7 +64,7 @@ def watched(running_board: Board) -> Iterator[str]:
 
 @pytest.fixture
 def tab(page: Page, running_board: Board, watched: str) -> Page:
-    """The job's page at 1440 x 900, once steps have been told."""
+    """The job page at 1440 x 900, after the first steps."""
     page.set_viewport_size({"width": 1440, "height": 900})
     page.goto(f"{running_board.url}/jobs/{watched}/")
     steps_told(page)
@@ -77,7 +77,7 @@ def steps_told(page: Page) -> None:
 
 
 def box(locator: Locator) -> tuple[float, float, float, float]:
-    # While a run goes on a figure is drawn anew: what was found may be gone when it is measured.
+    # A running job redraws its figures, so an element may vanish before it is measured.
     found = wait_until(locator.bounding_box, f"{locator} has a place on the screen")
     assert found
     return found["x"], found["y"], found["x"] + found["width"], found["y"] + found["height"]
@@ -90,7 +90,7 @@ def window(page: Page, chart: str) -> list[float]:
 
 
 def test_the_first_screen_holds_all_that_one_asks_first(tab: Page) -> None:
-    boxes = dict(zip(BLOCKS, tab.evaluate(BOXES, BLOCKS), strict=True))  # all at once: the run goes on
+    boxes = dict(zip(BLOCKS, tab.evaluate(BOXES, BLOCKS), strict=True))  # all at once, because the run continues
     for name, (left, top, right, bottom) in boxes.items():
         assert left >= 0, name
         assert top >= 0, name
@@ -173,7 +173,7 @@ def test_nothing_moves_however_late_it_comes(
 
 
 def test_on_a_phone_the_error_stands_beside_the_longest_figures(tab: Page) -> None:
-    """It had to be scrolled to in its box where a step sends gigabytes."""
+    """Figures of gigabytes pushed the error out of sight."""
     tab.set_viewport_size({"width": 390, "height": 844})
     open_tab(tab, "memory")
     expect(tab.locator("#planned-rows td").first).to_be_visible()
@@ -184,7 +184,7 @@ def test_on_a_phone_the_error_stands_beside_the_longest_figures(tab: Page) -> No
 def test_the_bars_are_as_long_as_their_figures_say(tab: Page) -> None:
     open_tab(tab, "time")
     tab.wait_for_selector("#parts [data-side=measured] [data-part=compute]")
-    told = tab.eval_on_selector("#parts", BARS)  # all at once: the run goes on
+    told = tab.eval_on_selector("#parts", BARS)  # all at once, because the run continues
     longest = max(seconds(total) for total in told["totals"])
     assert {side for _, _, side in told["bars"]} == {"planned", "measured"}
     for title, width, _ in told["bars"]:
@@ -272,7 +272,7 @@ def shown(page: Page) -> dict[str, Any]:
 
 
 def end(board: Board, job: str) -> None:
-    """Until nobody writes of it any more."""
+    """Cancel the run and wait until its history is complete."""
     if not board.job(job)["finished"]:
         board.call("POST", f"jobs/{job}/cancel")
     board.wait_for(job, "cancelled")
@@ -293,7 +293,7 @@ def test_a_run_that_ended_shows_the_same_page_when_its_stream_is_gone(
     running_board.redis().delete(telemetry_stream(watched, 1))
     open_late(tab, f"{running_board.url}/jobs/{watched}/")
     tab.wait_for_selector("#loss-chart[data-points]")
-    wait_until(lambda: shown(tab) == live, f"the same figures from the history: {shown(tab)} beside {live}", 10)
+    wait_until(lambda: shown(tab) == live, f"the same figures from the history: {shown(tab)} compared with {live}", 10)
     expect(tab.locator("#traffic-note")).not_to_contain_text("summary")
     assert_still(tab)
 

@@ -1,4 +1,4 @@
-"""A newcomer's first minutes, in a real browser against a real run."""
+"""The first minutes of a new user, in a real browser with a real run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job's page says of a run that ended before it had anything to draw."""
+"""The job page of a run that ended without data to draw."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RANK_GAUGE = {"kind": "gauge", "rank": 0, "time": 1.0, "resident_bytes": 5}
         ("failed", PLACED, [], False, "measured"),
         ("lost", PLACED, [], False, "measured"),
         ("failed", changes("queued", "starting", "running", "failed"), [LINE, HOST_GAUGE], True, "measured"),
-        ("failed", PLACED, [], None, ""),  # what was kept is not known: nothing is claimed
+        ("failed", PLACED, [], None, ""),  # the history is unknown
         ("failed", PLACED, [TRAFFIC], True, ""),
         ("failed", PLACED, [RANK_GAUGE], True, "sent"),
         ("succeeded", PLACED, [], False, ""),

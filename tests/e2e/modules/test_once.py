@@ -1,4 +1,4 @@
-"""A form that starts something goes out once, however often it is sent."""
+"""A form that starts a job is sent once, even after two clicks."""
 
 from __future__ import annotations
 

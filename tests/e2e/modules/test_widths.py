@@ -1,4 +1,4 @@
-"""What the widths of a page leave room for: figures of a million steps, the queue's cards, the list's reasons."""
+"""Long texts at several page widths: figures of a million steps, the cards of the queue, reasons in the job list."""
 
 from __future__ import annotations
 

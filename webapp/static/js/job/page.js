@@ -41,7 +41,7 @@ let paused = false;
 let replayed = false; // the history of the server was requested
 let kept = null; // whether the server has a history
 let verdictsTold = "";
-let logRank = null; // whose log to open, when its lines are there
+let logRank = null; // rank whose log opens next
 const openAxes = new Set();
 const view = createView(() => location.search, (search) => history.replaceState(null, "", location.pathname + search + location.hash));
 const page = { view, curve: { time: [], step: [] }, marks: [] }; // shared by all charts
