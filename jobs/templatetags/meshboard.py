@@ -12,11 +12,12 @@ from django import template
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from contracts.telemetry.words import FIRST_STEPS, TIMED_STEPS
+from contracts.telemetry.words import TIMED_STEPS
 from jobs.kinds import command_words
 from planner.cost.learning import LEAST_TENSORS
 from planner.report import duration, size
 
+MIN_SIGNED_SHARE = 5e-4  # a smaller share would show as "-0.0 %"
 register = template.Library()
 
 
@@ -45,12 +46,6 @@ def turned(context: Mapping[str, Any], number: int, parameter: str) -> str:
 def form_key() -> str:
     """What tells this form, as it is drawn now, from every other."""
     return secrets.token_urlsafe(16)
-
-
-@register.simple_tag
-def first_steps() -> int:
-    """Steps of a run that are no measure of the others."""
-    return FIRST_STEPS
 
 
 @register.simple_tag
@@ -111,7 +106,9 @@ def binary(num_bytes: int) -> str:
 
 @register.filter
 def signed_share(value: float) -> str:
-    """0.041 -> "+4.1 %"."""
+    """Format a share as a signed percentage, for example 0.041 as "+4.1 %" and -0.0001 as "0.0 %"."""
+    if abs(value) < MIN_SIGNED_SHARE:
+        return "0.0 %"
     return f"{value:+.1%}".replace("%", " %").replace("-", "\N{MINUS SIGN}")
 
 

@@ -31,8 +31,7 @@ DRAWN = """async (at) => {
   };
   window.told(100);
 }"""
-NONE = "\u2013"
-# Which step each chart's legend tells, or NONE; the address; and what a screen reader was told last.
+# The step in the legend of each chart, the address, and the last message of a screen reader.
 SEEN = """() => ({
   steps: [...document.querySelectorAll('.u-series:first-child .u-value')].map((one) => one.textContent.split(' ')[0]),
   address: location.search,
@@ -95,7 +94,20 @@ def test_keys_zoom_about_the_cursor_pin_it_and_take_it_all_back(modules: Page) -
         assert "at=" not in press(page, "Enter")["address"], "once more takes the pin off"
         assert press(page, "Enter", "-", "-")["address"] == "?at=1099", "all of the range is no range"
         seen = press(page, "Escape")
-        assert (seen["address"], seen["steps"]) == ("", [NONE, NONE])
+        assert (seen["address"], seen["steps"]) == ("", ["100", "100"]), "the legend shows the last step at rest"
+
+
+def test_the_x_axis_is_linear_in_steps_and_a_switch_shows_time(modules: Page) -> None:
+    switch = """<fieldset><label><input type="radio" name="curve-axis" value="step" checked>Steps</label>
+      <label><input type="radio" name="curve-axis" value="time">Time</label></fieldset>"""
+    with paper(modules, TWO.replace("</main>", f"{switch}</main>"), *SHEETS) as page:
+        drawn(page)
+        labels = "[...document.querySelectorAll('.u-series:first-child th')].map((one) => one.textContent)"
+        assert page.evaluate(labels) == ["step", "step"]
+        page.get_by_label("Time").check()
+        assert page.evaluate(labels) == ["time", "time"]
+        values = page.locator(".u-series:nth-child(2) .u-value")
+        expect(values).to_have_text(["4.0000", "100"]), "the last value without a cursor"
 
 
 def test_a_pinned_cursor_tells_its_own_time_at_once_and_when_more_comes(modules: Page) -> None:
@@ -124,8 +136,8 @@ def test_charts_with_a_cursor_of_their_own_have_the_same_keys(modules: Page) -> 
     with paper(modules, place, *SHEETS) as page:
         page.evaluate(body)
         page.keyboard.press("Tab")
-        assert press(page, "ArrowRight", "ArrowRight")["said"] == "optimiser step 2: A 0.002 s"
+        assert press(page, "ArrowRight", "ArrowRight")["said"] == "step 2: A 0.002 s"
         assert press(page, "+", "Enter")["said"] == "2 to 51"
         assert page.evaluate("asked") == [1.5, 51]
         assert press(page, "Escape")["said"] == "1 to 100"
-        assert press(page, "End")["said"] == "optimiser step 100: A 0.1 s"
+        assert press(page, "End")["said"] == "step 100: A 0.1 s"

@@ -84,7 +84,7 @@ def test_a_legend_tells_the_day_and_the_zone_of_a_time(modules: Page) -> None:
     ("ticks", "told"),
     [
         ([128 * KIB, 256 * KIB, 512 * KIB], ["128 KiB", "256 KiB", "512 KiB"]),
-        ([32 * KIB, 64 * KIB, 128 * KIB, None], ["", "64.0 KiB", "", ""]),
+        ([32 * KIB, 64 * KIB, 128 * KIB, None], ["32.0 KiB", "64.0 KiB", "128 KiB", ""]),
         ([None, 256 * KIB], ["", "256 KiB"]),
     ],
 )
@@ -161,8 +161,8 @@ def test_a_run_without_history_says_from_when_its_time_counts(modules: Page) -> 
     ("ranks", "told"),
     [
         ([*range(16)], ""),
-        ([*range(20)], "Ranks 0\u201315, the first 16 of 20 that told; all count in the tables."),
-        ([*range(40, 60)], "Ranks 40\u201355, the first 16 of 20 that told; all count in the tables."),
+        ([*range(20)], "Ranks 0\u201315, the first 16 of 20. Tables include all ranks."),
+        ([*range(40, 60)], "Ranks 40\u201355, the first 16 of 20. Tables include all ranks."),
     ],
 )
 def test_a_traffic_chart_says_which_ranks_it_shows(modules: Page, ranks: list[int], told: str) -> None:
@@ -177,15 +177,15 @@ def test_a_traffic_chart_says_which_ranks_it_shows(modules: Page, ranks: list[in
     return document.getElementById('traffic-note').textContent;
     """
     with paper(modules, TRAFFIC) as page:
-        assert call(page, "job/traffic.js", body, ranks) == f"Issued, averaged over 500 ms. {told}".strip()
+        assert call(page, "job/traffic.js", body, ranks) == f"Payload bytes issued, mean over 500 ms. {told}".strip()
 
 
 @pytest.mark.parametrize(
     ("parts", "told"),
     [
-        ({"moe": '{"num_experts": 1024}'}, ", and as in what they are copied from: a mixture of 1,024 experts"),
-        ({"moe": "{}", "mla": "{}"}, ", and as in what they are copied from: a mixture of experts, latent attention"),
-        ({"rope_scaling": '{"factor": 8}'}, ", and as in what they are copied from: rotary positions stretched by 8"),
+        ({"moe": '{"num_experts": 1024}'}, ", and kept from the copied model: a mixture of 1,024 experts"),
+        ({"moe": "{}", "mla": "{}"}, ", and kept from the copied model: a mixture of experts, latent attention"),
+        ({"rope_scaling": '{"factor": 8}'}, ", and kept from the copied model: RoPE scaling by 8"),
         ({"moe": "{broken", "mla": "null", "rope_scaling": "7"}, ""),
     ],
 )

@@ -175,7 +175,7 @@ def test_the_panel_of_a_gang_names_hosts_clocks_and_what_crosses(modules: Page) 
     hidden, hosts, crossing, unforeseen, alone, parts = call(page, "job/hosts.js", body, told)
     page.close()
     assert (hidden, alone) == (False, True), "a run on one host has no such panel"
-    assert parts == ["not heard", "running"], "of an unreachable job"
+    assert parts == ["no contact", "running"], "of an unreachable job"
     assert unforeseen == [False, True, []], "where nothing was predicted no 0 B is told as a prediction"
     assert hosts == [
         ["anna", "0\u20131", "running", "\u2212300.00 s ± 1.00 ms"],

@@ -97,3 +97,24 @@ def test_a_note_is_new_though_the_pointer_rests_beside_the_cells(modules: Page, 
         told.evaluate("(place) => (place.textContent = 'of before')")
         page.evaluate("draw(3)")
         expect(told).not_to_have_text("of before")
+
+
+@pytest.mark.parametrize(
+    ("name", "titles", "rows", "scale"),
+    [
+        ("pairs", ["sending rank", "receiving rank"], ["0", "1", "2", "3"], "algorithmic bytes per step"),
+        ("time", ["rank", "time since start"], ["0", "1"], "payload bytes per second"),
+    ],
+)
+def test_a_map_has_labels_on_both_axes_and_names_its_color_scale(
+    modules: Page, name: str, titles: list[str], rows: list[str], scale: str
+) -> None:
+    made, where, _, _ = PANELS[name]
+    with made(modules) as page:
+        page.evaluate("draw(2)")
+        frame = page.locator(".heat-frame", has=page.locator(where))
+        expect(frame.locator(".heat-row-title, .heat-column-title")).to_have_text(titles)
+        expect(frame.locator(".heat-rows span")).to_have_text(rows)
+        assert frame.locator(".heat-columns span").count() >= 3
+        expect(page.locator(".heat-legend .note")).to_have_text(f"Color scale: {scale}")
+        expect(page.locator(".heat-ends span")).to_have_count(3)

@@ -182,7 +182,7 @@ def test_a_bad_expression_is_told_beside_the_field_and_a_slow_one_is_ended(panel
     say(page, log(0, 2, 30_000, "step 3000077 loss 0"))
     expect(found).to_have_text("300 of 301")
     field.fill("loss (")
-    expect(problem).to_have_text("no expression: unterminated group")
+    expect(problem).to_have_text("Invalid expression: unterminated group")
     expect(field).to_have_attribute("aria-invalid", "true")
     say(page, log(0, 3, 30_001, "a" * 40 + "!"))
     began = time.monotonic()
@@ -197,7 +197,7 @@ def test_a_bad_expression_is_told_beside_the_field_and_a_slow_one_is_ended(panel
       return worst;
     }""")
     assert late < 2000, "the page stays alive meanwhile"
-    expect(problem).to_have_text("stopped: more than 1 s for lines 30001 to 30002; write a simpler expression")
+    expect(problem).to_have_text("Search stopped: lines 30001 to 30002 took more than 1 s. Use a simpler expression.")
     assert time.monotonic() - began < 8
     field.fill("loss")
     expect(found).to_have_text("30,001 found")
@@ -240,9 +240,7 @@ def test_a_link_leads_to_its_line_and_says_when_the_line_is_gone(panel: Callable
     expect(page.locator("#log [data-marked] .log-text")).to_have_text("step 4001 loss 0.0012 of rank 1")
     say(page, log(2, 3, 50, "later", skipped=50))
     page.evaluate("location.hash = '#log-2-3'")
-    expect(page.locator("[data-log=told]")).to_have_text(
-        "line 3 of rank 2 is not kept here any more: fetch the whole log"
-    )
+    expect(page.locator("[data-log=told]")).to_have_text("Line 3 of rank 2 is not in this page. Download the full log.")
 
 
 def test_what_is_kept_is_bounded_over_all_ranks_and_says_nothing_wrong(panel: Callable[..., Page]) -> None:
@@ -316,22 +314,22 @@ def timeline() -> dict[str, Any]:
     [
         (
             [STANDING],
-            "It was in all-reduce number 31 of its dp group (ranks 0, 2), 4.00 KiB, where it had stood for 12.0 s.",
+            "Stuck for 12.0 s in all-reduce number 31 of the dp group (ranks 0, 2), 4.10 kB.",
         ),
         (
             [TRAFFIC],
-            "Begun and not ended when it was last heard: all-gather of tp over 2 ranks (its call number 9).",
+            "Unfinished at the last contact: all-gather over tp, 2 ranks, call number 9.",
         ),
         (
             [timeline()],
-            "The last collective told of is broadcast number 5 of its world group "
-            "(ranks 0, 1, 2, 3, 4, 5, 6, 7 and 4 more), 2.00 KiB, in step 6.",
+            "Last traced collective: broadcast number 5 of the world group "
+            "(ranks 0, 1, 2, 3, 4, 5, 6, 7 and 4 more), 2.05 kB, in step 6.",
         ),
         (
             [{**TRAFFIC, "cells": [{**TRAFFIC["cells"][0], "completed": 9}]}],
-            "It was in no collective when it was last heard: the 9 that it had begun were over.",
+            "Not in a collective at the last contact. 9 calls completed.",
         ),
-        ([], "Which collective it was in was not told."),
+        ([], "Last collective unknown."),
     ],
 )
 def test_after_a_failure_the_root_cause_stands_on_top(

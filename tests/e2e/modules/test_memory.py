@@ -29,32 +29,33 @@ def memory_lines(modules: Page, parts: dict[str, Any] | None, **stage: Any) -> d
     return {name: figures for name, *figures in call(modules, "job/memory.js", body, [estimate, parts])}
 
 
-REST = "activations, working tensors, buffers and the allocator's share"
+REST = "other (activations, working tensors, buffers)"
+REST_WITH_GRADIENTS = "other (activations, working tensors, buffers, gradients)"
 
 
 def test_memory_is_told_part_by_part_beside_the_plan_of_the_rank_s_own_stage(modules: Page) -> None:
     parts = {**COUNTED, "optimizer": 160 * MIB, "gradients_then": 100 * MIB, "beside": 125 * MIB}
     assert memory_lines(modules, parts) == {
-        "together": ["500 MiB", "550 MiB", "\u22129.1 %"],
-        "stage 0, which the plan has fullest": ["510 MiB", "300 MiB", "+70 %"],
+        "total": ["500 MiB", "550 MiB", "\u22129.1 %"],
+        "stage 0 (most planned memory)": ["510 MiB", "300 MiB", "+70 %"],
         "parameters": ["100 MiB", "100 MiB", "0 %"],
-        "optimizer: moments and fp32 weights held apart": ["200 MiB", "160 MiB", "+25 %"],
+        "optimizer state": ["200 MiB", "160 MiB", "+25 %"],
         "gradients": ["100 MiB", "100 MiB", "0 %"],
         REST: ["100 MiB", "125 MiB", "\u221220 %"],
-        "of these activations": ["80.0 MiB", None, None],
-        "of these buffers": ["20.0 MiB", None, None],
+        "other: activations": ["80.0 MiB", None, None],
+        "other: buffers": ["20.0 MiB", None, None],
     }
 
 
 def test_gradients_that_nobody_can_tell_apart_are_held_against_the_plan_with_the_rest(modules: Page) -> None:
     told = memory_lines(modules, {**COUNTED, "gradients_then": None, "beside": 200 * MIB})
-    assert told["gradients once complete"] == ["100 MiB", "100 MiB", "0 %"]
-    assert told[f"gradients then there, {REST}"] == ["200 MiB", "200 MiB", "0 %"]
-    assert told["of these gradients"] == ["100 MiB", None, None]
+    assert told["gradients after backward"] == ["100 MiB", "100 MiB", "0 %"]
+    assert told[REST_WITH_GRADIENTS] == ["200 MiB", "200 MiB", "0 %"]
+    assert told["other: gradients"] == ["100 MiB", None, None]
     told = memory_lines(modules, {**COUNTED, "gradients_then": 50 * MIB, "beside": 150 * MIB})
-    assert told[f"gradients then there, {REST}"] == ["200 MiB", "200 MiB", "0 %"], "the plan's may be on their way"
+    assert told[REST_WITH_GRADIENTS] == ["200 MiB", "200 MiB", "0 %"], "the plan's may be on their way"
     told = memory_lines(modules, {**COUNTED, "gradients_then": 125 * MIB, "beside": None})
-    assert told["gradients at the fullest moment"] == ["100 MiB", "125 MiB", "\u221220 %"]
+    assert told["gradients at the peak"] == ["100 MiB", "125 MiB", "\u221220 %"]
     assert told[REST] == ["100 MiB", None, None]
 
 
@@ -63,7 +64,7 @@ def test_what_an_older_host_or_plan_did_not_tell_is_not_made_up(modules: Page) -
     assert elsewhere[1] == "300 MiB"
     assert {(measured, off) for _, measured, off in others} == {(None, None)}
     told = memory_lines(modules, {**COUNTED, "gradients_then": 0, "beside": 0}, gradients_bytes=None)
-    assert told["gradients once complete"] == [None, "100 MiB", None]
+    assert told["gradients after backward"] == [None, "100 MiB", None]
 
 
 def test_a_dry_run_is_held_against_tensors_alone_and_an_older_host_s_told_no_part(modules: Page) -> None:
@@ -75,12 +76,12 @@ def test_a_dry_run_is_held_against_tensors_alone_and_an_older_host_s_told_no_par
     body = "return m.dryLines(...x).map((line) => [line.group, line.name, line.planned, line.measured, line.off])"
     parts = {**COUNTED, "gradients_then": 100 * MIB, "beside": 80 * MIB}
     assert call(modules, "job/memory.js", body, [estimate, {**item, "memory": parts}]) == [
-        ["rank 3, stage 1", "together", "480 MiB", "480 MiB", "0 %"],
+        ["rank 3, stage 1", "total", "480 MiB", "480 MiB", "0 %"],
         ["rank 3, stage 1", "parameters", "100 MiB", "100 MiB", "0 %"],
-        ["rank 3, stage 1", "optimizer: moments and fp32 weights held apart", "200 MiB", "200 MiB", "0 %"],
+        ["rank 3, stage 1", "optimizer state", "200 MiB", "200 MiB", "0 %"],
         ["rank 3, stage 1", "gradients", "100 MiB", "100 MiB", "0 %"],
-        ["rank 3, stage 1", "activations, working tensors, buffers", "80.0 MiB", "80.0 MiB", "0 %"],
-        ["rank 3, stage 1", "of these logits", "80.0 MiB", None, None],
+        ["rank 3, stage 1", "other (activations, working tensors, buffers)", "80.0 MiB", "80.0 MiB", "0 %"],
+        ["rank 3, stage 1", "other: logits", "80.0 MiB", None, None],
     ]
     together, *others = call(modules, "job/memory.js", body, [estimate, item])
     assert together[3:] == ["480 MiB", "0 %"]
@@ -118,7 +119,7 @@ def test_memory_of_ranks_has_the_plan_beside_it_over_the_whole_range(modules: Pa
     ]
     fields, lines, keys = call(modules, "charts/gauges.js", body, told)
     assert fields == ["resident_bytes"]
-    assert [line["label"] for line in lines["lines"]] == ["rank 0", "rank 1", "plan, fullest rank"]
+    assert [line["label"] for line in lines["lines"]] == ["rank 0", "rank 1", "plan (rank with the most memory)"]
     assert lines["columns"][0] == [0, 1, 2, 3, 20]
     assert lines["columns"][3] == [500, None, None, None, 500]
     assert keys == [0, 1, -1]

@@ -11,10 +11,10 @@ from tests.support.modules import call
 @pytest.mark.parametrize(
     ("gradient", "limit", "precision", "words"),
     [
-        (6e-7, 1e-5, "fp32", "gradients equal to one process to 6e-7"),
-        (0.059, 0.1, "bf16", "gradients within bf16's limit of 0.1 (0.059)"),
-        (0.26, 0.1, "bf16", "gradients within bf16's limits (0.26)"),
-        (0.02, 0.1, "fp32", "gradients within their limit of 0.1 (0.02)"),
+        (6e-7, 1e-5, "fp32", "gradients match the reference within 6e-7"),
+        (0.059, 0.1, "bf16", "gradients within the bf16 limit of 0.1 (0.059)"),
+        (0.26, 0.1, "bf16", "gradients within the bf16 limits (0.26)"),
+        (0.02, 0.1, "fp32", "gradients within the limit of 0.1 (0.02)"),
     ],
 )
 def test_what_is_beside_one_process_is_called_equal_only_where_rounding_alone_is_between(
@@ -24,17 +24,29 @@ def test_what_is_beside_one_process_is_called_equal_only_where_rounding_alone_is
     one = {"state": "equal", "why": "the loss ran away", "gradient": gradient, "limit": limit, **figures}
     told = call(modules, "job/proof.js", "return m.processProof({one_process: x[0]}, true, x[1])", [one, precision])
     assert (told["tone"], told["words"]) == ("good", words)
-    assert told["more"].endswith("over 1 step; took 300 ms\nthe loss ran away")
+    assert told["more"].endswith("Took 300 ms.\nthe loss ran away")
 
 
 @pytest.mark.parametrize(
     ("state", "finished", "tone", "words", "more"),
     [
-        ("due", False, "good", "gradients equal to one process to 6e-7", "One step more comes when it ends"),
-        ("due", True, "good", "gradients equal to one process to 6e-7", "It ended before one step more was compared"),
-        ("equal", True, "good", "gradients equal to one process to 6e-7", "One step more than it has, and its last"),
-        ("apart", True, "bad", "differs from one process at its end", "One step more than it has, and its last"),
-        ("not checked", True, "good", "gradients equal to one process to 6e-7", "One step more was not checked: nan"),
+        ("due", False, "good", "gradients match the reference within 6e-7", "A final check runs when the job ends."),
+        ("due", True, "good", "gradients match the reference within 6e-7", "The run ended before the final check."),
+        (
+            "equal",
+            True,
+            "good",
+            "gradients match the reference within 6e-7",
+            "Final check (one extra step",
+        ),
+        (
+            "apart",
+            True,
+            "bad",
+            "differs from reference at the end",
+            "Final check (one extra step",
+        ),
+        ("not checked", True, "good", "gradients match the reference within 6e-7", "No final check: nan"),
     ],
 )
 def test_what_one_step_more_showed_is_told_with_the_first(
@@ -63,9 +75,9 @@ def test_what_one_step_more_showed_is_told_with_the_first(
 @pytest.mark.parametrize(
     ("turned", "words"),
     [
-        (0, "for 9,216 tokens of all layers: all as its own"),
-        (1, "of all layers: 1 another than its own, less probable by at most 4e-3 of the experts' spread"),
-        (44, "of all layers: 44 others than its own, less probable by at most 4e-3 of the experts' spread"),
+        (0, "for 9,216 tokens, summed over layers. Its own router makes the same choices."),
+        (1, "summed over layers. Its own router differs in 1, by at most 4e-3 of the spread between experts."),
+        (44, "summed over layers. Its own router differs in 44, by at most 4e-3 of the spread between experts."),
     ],
 )
 def test_choices_that_one_process_took_over_are_told(modules: Page, turned: int, words: str) -> None:
@@ -80,15 +92,15 @@ def test_a_rank_that_trained_on_other_rows_is_told_where_replicas_are(modules: P
     rows = {"what": "rows", "name": "step 1", "axis": "dp", "ranks": [3], "apart": 1, "limit": 0}
     proof = {"replicas": {"steps": [1], "parts": 60, "copied": 60, "apart": 0}, "wrong": [rows]}
     told = call(modules, "job/proof.js", "return m.replicaProof(x)", proof)
-    assert (told["tone"], told["words"]) == ("bad", "a rank trained on other rows")
+    assert (told["tone"], told["words"]) == ("bad", "1 rank trained on other data")
 
 
 @pytest.mark.parametrize(
     ("end", "tone", "words"),
     [
         ("due", "", "not checked"),
-        ("equal", "good", "gradients equal to one process to 6e-7"),
-        ("apart", "bad", "differs from one process at its end"),
+        ("equal", "good", "gradients match the reference within 6e-7"),
+        ("apart", "bad", "differs from reference at the end"),
     ],
 )
 def test_an_attempt_without_a_step_of_its_own_is_told_by_its_one_step_more(
@@ -106,9 +118,9 @@ def test_a_verdict_of_nothing_says_so(modules: Page) -> None:
     row = {"predicted_bytes": 0, "measured_bytes": 0, "predicted_count": 0, "measured_count": 0}
     script = "return m.trafficProof({verdicts: new Map([[0, x]])}, null, true, true, 1)"
     nothing = call(modules, "job/proof.js", script, [row])
-    assert nothing["more"] == "off in all, over every phase of 1 rank; nothing was to be sent, and nothing was"
+    assert nothing["more"] == "Total difference over all phases of 1 rank (no traffic expected, none measured)."
     barrier = {**row, "predicted_count": 1, "measured_count": 1}
-    assert call(modules, "job/proof.js", script, [barrier])["more"] == "off in all, over every phase of 1 rank"
+    assert call(modules, "job/proof.js", script, [barrier])["more"] == "Total difference over all phases of 1 rank."
 
 
 def test_verdicts_of_some_ranks_are_no_verdict_of_all(modules: Page) -> None:
@@ -119,17 +131,17 @@ def test_verdicts_of_some_ranks_are_no_verdict_of_all(modules: Page) -> None:
     return [told.tone, told.words, told.more];
     """
     some = call(modules, "job/proof.js", script, [row, row])
-    assert some == ["", "0 B, 0 calls", "off in all, over every phase of 2 of 8 ranks"]
+    assert some == ["", "0 B, 0 calls", "Total difference over all phases of 2 of 8 ranks."]
     assert call(modules, "job/proof.js", script, [row] * 8) == [
         "good",
         "0 B, 0 calls",
-        "off in all, over every phase of 8 ranks",
+        "Total difference over all phases of 8 ranks.",
     ]
     table = """
     const [body, summary] = [document.createElement("tbody"), document.createElement("p")];
     m.showVerdicts(body, summary, {verdicts: new Map(x.map((row, i) => [i, [row]]))}, 8);
     return [summary.textContent, summary.dataset.tone];
     """
-    agree = "predicted and measured agree to the byte and to the call."
-    assert call(modules, "job/tables.js", table, [row, row]) == [f"The 2 of 8 ranks that told: {agree}", ""]
+    agree = "no difference in bytes or calls."
+    assert call(modules, "job/tables.js", table, [row, row]) == [f"2 of 8 ranks: {agree}", ""]
     assert call(modules, "job/tables.js", table, [row] * 8) == [f"All 8 ranks: {agree}", "good"]

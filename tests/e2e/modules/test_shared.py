@@ -192,7 +192,7 @@ def test_a_legend_tells_no_number_where_none_was(modules: Page) -> None:
     """Its neighbour's: a loss of 1.9 at a step whose loss was not finite."""
     body = """
     const chart = {data: [[1, 2, 3, 4, 5], [2.1, 1.9, null, null, undefined]]};
-    return [0, 1, 2, 3, 4].map((index) => m.nearestTold(chart, 1, index));
+    return [0, 1, 2, 3, 4].map((index) => m.nearestKnown(chart, 1, index));
     """
     assert call(modules, "charts/plot.js", body) == [0, 1, 2, 3, 3]
 
@@ -289,9 +289,13 @@ def test_the_peak_that_a_share_is_of_has_its_unit_apart_and_days_their_commas(mo
     estimate = {"time": time, "world_size": 2, "cluster": {"name": "vm"}}
     body = "return m.timePicture(x).map((part) => part.textContent).join(' ')"
     told = call(modules, "pictures/time.js", body, estimate)
-    assert "MFU and HFU are of 50.0 GFLOP/s a rank." in told
+    assert "Peak for MFU and HFU: 50.0 GFLOP/s per rank." in told
     assert "5,646 days" in told
-    assert "Nine of ten runs come out within that, as long as the host is as busy as it was." in told
+    assert "The interval covers nine of ten runs at the same load of the host." in told
+    tiny = call(modules, "pictures/time.js", body, {**estimate, "model_parameters": 10**6})
+    assert "Peak for MFU: 50.0 GFLOP/s per rank." in tiny
+    assert "HFU" not in tiny
+    assert "tokens 5" not in tiny
 
 
 def test_the_parts_of_the_memory_add_up_to_what_they_are_together(modules: Page) -> None:
@@ -302,10 +306,11 @@ def test_the_parts_of_the_memory_add_up_to_what_they_are_together(modules: Page)
     state = "const s = (await import('/js/store.js')).createState();"
     body = f"{state} return m.plannedLines(x[0], s, [], x[1]).map((line) => [line.name, line.planned])"
     (name, together), *parts = call(modules, "job/planned.js", body, [estimate, run])
-    assert (name, {name for name, _ in parts}) == ("together", set(memory))
+    labels = {"optimizer": "optimizer state", "copies": "checkpoint copies"}
+    assert (name, {name for name, _ in parts}) == ("total", {labels.get(name, name) for name in memory})
     assert sum(float(size.removesuffix(" MiB")) for _, size in parts) == float(together.removesuffix(" MiB"))
     names = call(modules, "pictures/memory.js", "return m.memoryNames([x])", memory)
-    assert names == [name for name, _ in parts]
+    assert [labels.get(name, name) for name in names] == [name for name, _ in parts]
 
 
 def test_a_plan_s_headline_and_its_panel_leave_the_same_memory_free(modules: Page) -> None:
@@ -320,7 +325,7 @@ def test_a_plan_s_headline_and_its_panel_leave_the_same_memory_free(modules: Pag
     """
     head, panel, note = call(modules, "pictures/memory.js", body, estimate)
     assert (head, panel.endswith("fits, 95 % free")) == ("± 10 %, fits 8.00 GiB, 95 % free", True)
-    assert note == "The fullest: 297 MiB to 363 MiB, counted."
+    assert note == "Fullest rank: 297 MiB to 363 MiB, counted."
     tight = {**estimate, "cluster": {**cluster, "memory_bytes": 350 * 2**20}, "tight": True}
     head, panel, _ = call(modules, "pictures/memory.js", body, tight)
     assert head == "± 10 %, fits 350 MiB, 5 % free: less than the estimate may be off"

@@ -7,7 +7,7 @@ from playwright.sync_api import Page, Route, expect
 from tests.support.modules import call, paper
 
 PANEL = """<section id="panel" data-trace="/trace">
-<select id="timeline-step"><option value="">newest step</option></select>
+<select id="timeline-step"><option value="">latest step</option></select>
 <div id="step-timeline"></div><p data-empty></p><p id="timeline-note">Step 7, 4 of 4 ranks.</p>
 <form id="timeline-ask"></form><div class="timeline-tables">of step 7</div>
 <a data-format="perfetto">Perfetto</a></section>"""
@@ -29,7 +29,7 @@ def test_a_step_that_cannot_be_fetched_is_asked_for_again_and_no_other_stands_un
         page.route("**/trace?step**", lambda route: route.fulfill(status=503))
         call(page, "timeline/panel.js", SHOW)
         note = page.locator("#timeline-note")
-        expect(note).to_have_text("Step 120 could not be fetched.")
+        expect(note).to_have_text("Step 120 did not load.")
         for gone in ("#step-timeline", ".timeline-tables", "[data-format]"):
             expect(page.locator(gone)).to_be_hidden()
         before = len([one for one in asked if one.startswith("?step=120")])
@@ -37,5 +37,5 @@ def test_a_step_that_cannot_be_fetched_is_asked_for_again_and_no_other_stands_un
         page.route("**/trace?step**", lambda route: held.append(route))
         with page.expect_request("**/trace?step=120**"):
             page.clock.fast_forward(11_000)
-        expect(note).to_have_text("Looking…")
+        expect(note).to_have_text("Loading…")
         assert before == 1, "not at each batch"

@@ -28,7 +28,7 @@ const show = m.timelinePanel(document.getElementById("panel"), null, () => {});
 show({ attempt: 1, finished: true, world_size: 4, members: [] }, state);
 """
 PANEL = """<section id="panel" data-trace="/trace">
-<select id="timeline-step"><option value="">newest step</option></select>
+<select id="timeline-step"><option value="">latest step</option></select>
 <div id="step-timeline"></div><p data-empty></p><p id="timeline-note"></p><p id="timeline-bubble"></p>
 <form id="timeline-ask"></form><table class="timeline-tables"><tbody id="timeline-collectives"></tbody>
 <tbody id="timeline-groups"></tbody><tbody id="timeline-overlap"></tbody></table></section>"""
@@ -42,7 +42,7 @@ def test_words_of_an_event_go_with_its_step(modules: Page) -> None:
         page.locator("canvas").press(".")
         expect(told).to_contain_text("rank 0")
         page.evaluate("see", late(step=9))
-        expect(told).to_contain_text("Wheel or +")
+        expect(told).to_contain_text("Wheel, +")
 
 
 def test_a_whole_step_stays_whole_as_more_ranks_tell_of_it(modules: Page) -> None:
@@ -67,8 +67,8 @@ def test_the_same_step_told_again_keeps_what_was_chosen(modules: Page) -> None:
 @pytest.mark.parametrize(
     ("ranks", "spans", "told", "untold"),
     [
-        (2, [("weights", 0, 3, 0, 9)], ["weights", "full is transfer."], ["paler", "not all"]),
-        (1, [("forward", 0, 3, 0, 9)], ["paler", "between them where not all of its ranks told."], ["forward "]),
+        (2, [("weights", 0, 3, 0, 9)], ["weights", "solid is transfer."], ["paler", "some ranks"]),
+        (1, [("forward", 0, 3, 0, 9)], ["paler", "unknown, because events of some ranks are missing."], ["forward "]),
     ],
 )
 def test_a_legend_names_the_colours_that_are_drawn(
@@ -113,8 +113,8 @@ def test_pictures_and_tables_give_a_group_of_a_script_one_colour(modules: Page) 
     ("within", "told"),
     [
         ([0.001], ""),
-        ([0.001, 0.003, 0.002], " Clocks of hosts agree within 5.00 ms."),
-        ([0.001, None], " Of 1 host it is not known how far the clock is off the others'."),
+        ([0.001, 0.003, 0.002], " Clocks of hosts differ by at most 5.00 ms."),
+        ([0.001, None], " The clock error of 1 host is unknown."),
     ],
 )
 def test_a_step_says_of_how_many_ranks_it_is_and_how_far_clocks_agree(
@@ -144,4 +144,4 @@ def test_a_small_chart_of_a_rank_that_told_nothing_says_so(modules: Page) -> Non
     with paper(modules, '<main><details open></details><div id="place"></div></main>', *SHEETS) as page:
         notes = call(page, "heat/multiples.js", body)
     assert notes[1:3] == ["not known", "\u2264 1"]
-    assert notes[-1] == "The first 128 of 130 ranks; all are in the map above."
+    assert notes[-1] == "The first 128 of 130 ranks. The map above shows all ranks."

@@ -8,7 +8,7 @@ const group = new Intl.NumberFormat("en-US");
 function scaled(value, base) {
   let power = 0;
   let rest = Math.abs(value);
-  // 999.5 would round to 1000: that belongs to the next unit.
+  // 999.5 would round to 1000, which belongs to the next unit.
   while (rest >= base - 0.5 && power < SI.length - 1) {
     rest /= base;
     power += 1;
@@ -27,14 +27,14 @@ function threeDigits(value) {
 const upTo4 = (value) => String(Number(value.toPrecision(4)));
 const known = (value) => typeof value === "number" && Number.isFinite(value);
 
-/** 1536 -> "1.50 KiB" (powers of 1024). */
+/** Format memory in powers of 1024: 1536 -> "1.50 KiB". */
 export function bytes(value) {
   if (!known(value)) return MISSING;
   const [rest, power] = scaled(value, 1024);
   return `${power === 0 ? String(Math.round(rest)) : threeDigits(rest)} ${IEC[power]}`;
 }
 
-/** 1536 -> "1,536 B": for figures that must agree to the byte. */
+/** 1536 -> "1,536 B", for exact comparisons. */
 export function exactBytes(value) {
   return known(value) ? `${group.format(value)} B` : MISSING;
 }
@@ -44,21 +44,21 @@ export function counted(value, one, many = `${one}s`) {
   return `${integer(value)} ${value === 1 ? one : many}`;
 }
 
-/** Signed exact bytes: "+12 B", "0 B", "−3 B". */
+/** Format signed exact bytes: "+12 B", "0 B", "−3 B". */
 export function difference(value) {
   if (!known(value)) return MISSING;
   if (value === 0) return "0 B";
   return `${value > 0 ? "+" : "−"}${group.format(Math.abs(value))} B`;
 }
 
-/** Bytes in powers of 1000, for axes whose ticks are powers of 10: "10.0 GB". */
+/** Format traffic in powers of 1000, the unit of link rates: "10.0 GB". */
 export function decimalBytes(value) {
   if (!known(value)) return MISSING;
   const [rest, power] = scaled(value, 1000);
   return `${threeDigits(rest)} ${SI[power]}B`;
 }
 
-/** Bytes a second in powers of 1000, as links and nccl-tests are rated: "1.25 GB/s". */
+/** Format a rate in powers of 1000, as nccl-tests do: "1.25 GB/s". */
 export function byteRate(value) {
   if (!known(value)) return MISSING;
   const [rest, power] = scaled(value, 1000);
@@ -72,14 +72,14 @@ export function count(value) {
   return power === 0 ? upTo4(rest) : `${threeDigits(rest)}${SI[power]}`;
 }
 
-/** Floating-point operations: 5e10 -> "50.0 GFLOP". */
+/** Format floating-point operations: 5e10 -> "50.0 GFLOP". */
 export function operations(value) {
   if (!known(value)) return MISSING;
   const [rest, power] = scaled(value, 1000);
   return power === 0 ? `${upTo4(rest)} FLOP` : `${threeDigits(rest)} ${SI[power]}FLOP`;
 }
 
-/** Parameters as the field counts them: 405853388800 -> "406B". */
+/** Format a number of parameters: 405853388800 -> "406B". */
 export function parameters(value) {
   return count(value).replace("G", "B");
 }
@@ -94,7 +94,7 @@ export function tokenRate(value) {
   return known(value) ? `${count(value >= 1000 ? value : Number(threeDigits(value)))} tokens/s` : MISSING;
 }
 
-/** Seconds as "1.23 ms", "4.50 s", "3 min 05 s", "2 h 04 min". */
+/** Format seconds: "1.23 ms", "4.50 s", "3 min 05 s", "2 h 04 min". */
 export function duration(seconds) {
   if (!known(seconds) || seconds < 0) return MISSING;
   if (seconds < 999.5e-6) return `${threeDigits(seconds * 1e6)} µs`;
@@ -106,29 +106,29 @@ export function duration(seconds) {
   return `${Math.floor(whole / 3600)} h ${two(Math.floor((whole % 3600) / 60))} min`;
 }
 
-/** How far off an estimate may be: "± 19 %", or where that says nothing "up to 5 times off". */
+/** Format the margin of error: "± 19 %", or above 100 % "up to 5 times off". */
 export function sureness(share) {
   return share > 1 ? `up to ${Number((1 + share).toPrecision(2))} times off` : `± ${Math.round(100 * share)} %`;
 }
 
-/** A figure as the interval that its error allows, each end as `shown` writes it: "0.8 s to 1.2 s". */
+/** Format the interval of an estimate, with `shown` for each end: "0.8 s to 1.2 s". */
 export function between(shown, value, share) {
   const off = Math.max(0.01, share);
   return `${shown(value * (off > 1 ? 1 / (1 + off) : 1 - off))} to ${shown(value * (1 + off))}`;
 }
 
-/** Milliseconds with three digits, unit included. */
+/** Format milliseconds with three digits and the unit. */
 export function milliseconds(seconds) {
   return known(seconds) ? `${threeDigits(seconds * 1e3)} ms` : MISSING;
 }
 
-/** "3.1416"; of a run that diverges, "2.49e+5". */
+/** Format a loss: "3.1416", or "2.49e+5" if the run diverges. */
 export function loss(value, digits = 4) {
   if (!known(value)) return MISSING;
   return Math.abs(value) < 1e4 ? value.toFixed(digits) : value.toExponential(2);
 }
 
-/** measured / predicted; "1.0000" of equal ones alone. */
+/** Format measured / predicted. Only equal values give "1.0000". */
 export function ratio(measured, predicted) {
   if (!known(measured) || !known(predicted)) return MISSING;
   if (predicted === 0) return measured === 0 ? "1.0000" : "∞";
@@ -141,17 +141,17 @@ const MINUTES = { year: "numeric", month: "short", day: "numeric", hour: "2-digi
 const minuteFormat = new Intl.DateTimeFormat("en-GB", MINUTES);
 const secondFormat = new Intl.DateTimeFormat("en-GB", { ...MINUTES, second: "2-digit" });
 
-/** A Date as "22 Nov 2026 03:04 UTC", in the reader's zone. */
+/** Format a Date in the reader's time zone: "22 Nov 2026 03:04 UTC". */
 export function dateTime(date) {
   return minuteFormat.format(date).replace(",", "");
 }
 
-/** A Date as "22 Nov 2026 03:04:09 UTC", in the reader's zone. */
+/** Format a Date with seconds in the reader's time zone: "22 Nov 2026 03:04:09 UTC". */
 export function exactTime(date) {
   return secondFormat.format(date).replace(",", "");
 }
 
-/** The same of a Date that follows another: of one day and zone "03:04:09", which the first's stand before. */
+/** Format a Date after another one: "03:04:09" if the day and the zone are equal. */
 export function timeAfter(before, date) {
   const [was, is] = [before, date].map((one) => secondFormat.formatToParts(one));
   const part = (parts, type) => parts.find((one) => one.type === type).value;
@@ -159,10 +159,10 @@ export function timeAfter(before, date) {
   return same ? ["hour", "minute", "second"].map((type) => part(is, type)).join(":") : exactTime(date);
 }
 
-/** How long ago a Date was: "12 s ago", "2 h 04 min ago", "3 days ago". */
+/** Format the age of a Date: "12 s ago", "2 h 04 min ago", "3 days ago". */
 export const ago = (date, now = new Date()) => agoBy((now - date) / 1000);
 
-/** By how many seconds it was: "12 s ago". */
+/** Format an age in seconds: "12 s ago". */
 export function agoBy(seconds) {
   if (seconds < 1) return "just now";
   const days = Math.floor(seconds / 86_400);
@@ -179,17 +179,18 @@ const OP_NAMES = {
   isend_irecv: "isend/irecv",
 };
 
-/** Collective as people write it: "all-reduce". */
+/** Format the name of a collective: "all-reduce". */
 export function opName(op) {
   return OP_NAMES[op] ?? op;
 }
 
-/** How far a plan is above what was measured, with its sign. */
+/** Format planned minus measured as a signed percentage of measured. Only equal values give "0 %". */
 export function relativeError(planned, measured) {
   if (planned === measured) return "0 %";
   if (!(planned > 0)) return "–";
   const share = (100 * (planned - measured)) / measured;
   if (!Number.isFinite(share)) return "–";
   const size = Math.abs(share);
+  if (size < 0.05) return "< 0.1 %";
   return `${share > 0 ? "+" : "−"}${size < 10 ? size.toFixed(1) : size.toFixed(0)} %`;
 }

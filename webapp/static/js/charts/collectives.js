@@ -1,4 +1,4 @@
-// A figure of each collective over its payload, both logarithmic.
+// Time or bandwidth of each collective over the message size. Both axes are logarithmic.
 import uPlot from "../../vendor/uplot/uPlot.esm.js";
 import { byteRate, bytes, duration, opName } from "../format.js";
 import { ownKeys } from "./keys.js";
@@ -7,12 +7,12 @@ import { roundTicks } from "./ticks.js";
 
 const HEIGHT = 280;
 const MEASURES = {
-  seconds: { label: "time of a call", format: duration },
+  seconds: { label: "time per call", format: duration },
   algbw: { label: "algorithmic bandwidth", format: byteRate },
   busbw: { label: "bus bandwidth", format: byteRate },
 };
 
-/** Draws points {op, payload_bytes, and the measure}; call what is returned again to draw others. */
+/** Return draw(points, measure). Points are {op, payload_bytes, seconds, algbw, busbw}. */
 export function collectivesChart(container) {
   let chart = null;
   let shown = null;
@@ -28,11 +28,11 @@ export function collectivesChart(container) {
       legend: { markers: MARKERS },
       scales: { x: { time: false, distr: 3, log: 2 }, y: { distr: 3 } },
       axes: [
-        axis("payload", roundTicks((tick) => Math.log2(tick) % 4 === 0, bytes), 36),
+        axis("message size", roundTicks((tick) => Math.log2(tick) % 4 === 0, bytes), 36),
         axis(label, (_, ticks) => ticks.map((tick) => (tick ? format(tick) : "")), 80),
       ],
       series: [
-        { label: "payload", value: (_, value) => bytes(value) },
+        { label: "message size", value: (_, value) => bytes(value) },
         ...ops.map((op, index) => ({
           label: opName(op),
           stroke: color(`--series-${index}`),

@@ -1,8 +1,8 @@
-// From when to when there is something to draw. Pure.
+// The time range with data. Pure.
 
 /**
- * [first, newest] of all charts in unix seconds, null before anything was told. Traffic and steps say where it begins;
- * gauges, which are there while ranks still import, where there is neither.
+ * Return [first, last] of all charts in unix seconds, or null without data. The range begins with traffic or steps. Gauges
+ * arrive while ranks still import, so they count only without traffic and steps.
  */
 export function extentOf(state) {
   const steps = [...state.steps.values()].map(({ time }) => time);

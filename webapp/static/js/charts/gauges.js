@@ -1,4 +1,4 @@
-// What ranks hold and what their hosts use, over time: memory beside its plan, processors, GPUs, network.
+// Memory per rank with the plan, and CPU, GPU and network load per host, over time.
 import uPlot from "../../vendor/uplot/uPlot.esm.js";
 import { byteRate, bytes } from "../format.js";
 import { plot } from "./plot.js";
@@ -7,12 +7,12 @@ import { MOST_LINES } from "./traffic.js";
 const percent = (value) => `${value.toFixed(0)} %`;
 const cores = (value) => (value < 10 ? value.toFixed(1) : value.toFixed(0));
 
-/** By id of its place. `fields`: what is drawn, the first told by anybody where `first`. `of`: ranks or hosts. */
+/** Charts by id of the container. `fields` are the gauges and their labels. `of` is ranks, hosts or both. */
 export const GAUGE_CHARTS = {
-  "memory-chart": { of: "ranks", label: "bytes of a rank", value: bytes, size: 76 },
-  "cpu-chart": { of: "hosts", fields: { cpu: "in use" }, label: "processors in use", unit: "processors", value: cores, size: 52 },
+  "memory-chart": { of: "ranks", label: "memory", value: bytes, size: 76 },
+  "cpu-chart": { of: "hosts", fields: { cpu: "in use" }, label: "CPU cores used", unit: "cores", value: cores, size: 52 },
   "network-chart": { of: "hosts", fields: { sent_bytes_s: "sent", received_bytes_s: "received" }, label: "network", value: byteRate, size: 80 },
-  "gpu-chart": { of: "both", fields: { gpu_percent: "busy" }, label: "GPU busy", value: percent, size: 52 },
+  "gpu-chart": { of: "both", fields: { gpu_percent: "busy" }, label: "GPU utilization", value: percent, size: 52 },
 };
 
 export function gaugeChart(container, page) {
@@ -20,7 +20,7 @@ export function gaugeChart(container, page) {
   return plot(container, page, { height: 158, label, value, values: value, size, unit });
 }
 
-/** Columns and lines of one gauge of hosts, or of ranks that tell it; `names`: host by node. */
+/** Return columns and lines of one gauge. `names` are hosts by node. */
 export function gaugeLines({ of, fields }, gauges, names) {
   const keys = [...gauges.keys()].filter((key) => (of === "hosts" ? key < 0 : true)).sort((a, b) => (a < 0 && b < 0 ? b - a : a - b));
   const found = [];
@@ -35,7 +35,7 @@ export function gaugeLines({ of, fields }, gauges, names) {
   return joined(found);
 }
 
-/** Memory of ranks as `field` tells it, the fullest where they are many, and the plan's of the fullest as a level line. */
+/** Return one memory gauge of the ranks with the most memory, and the planned peak as a horizontal line. */
 export function memoryLines(field, gauges, planned, window) {
   const found = [...gauges.keys()]
     .filter((key) => key >= 0 && gauges.get(key)[field].some((value) => value !== null))
@@ -43,25 +43,25 @@ export function memoryLines(field, gauges, planned, window) {
     .map((key) => ({ label: `rank ${key}`, columns: [gauges.get(key).time, gauges.get(key)[field]] }));
   const told = joined(found, fullest(found));
   if (planned === null || told.columns[0].length === 0) return told;
-  told.lines.push({ label: "plan, fullest rank", token: "--ink-faint", dash: [8, 4] });
+  told.lines.push({ label: "plan (rank with the most memory)", token: "--ink-faint", dash: [8, 4] });
   told.columns = uPlot.join([told.columns, [window, window.map(() => planned)]]);
   return told;
 }
 
-/** Which of resident, allocated and reserved any rank tells. */
+/** Return the memory gauges that any rank reports. */
 export function memoryFields(gauges) {
   const told = (field) => [...gauges].some(([key, columns]) => key >= 0 && columns[field].some((value) => value !== null));
   return ["allocated_bytes", "reserved_bytes", "resident_bytes"].filter(told);
 }
 
-/** As many as are drawn, in their order, whose most is the most. */
+/** Return the lines with the highest peaks, in the given order. */
 function fullest(found) {
   const most = new Map(found.map((one) => [one, one.columns[1].reduce((high, value) => Math.max(high, value ?? 0), 0)]));
   const kept = new Set([...found].sort((a, b) => most.get(b) - most.get(a)).slice(0, MOST_LINES));
   return found.filter((one) => kept.has(one));
 }
 
-/** `left`: how many lines of all that were found are not drawn. */
+/** Join the lines on one time column. `left` is the number of lines that are not drawn. */
 function joined(found, shown = found.slice(0, MOST_LINES)) {
   const left = found.length - shown.length;
   const lines = shown.map(({ label }, index) => ({ label, token: `--series-${index}`, dash: index % 2 ? [6, 3] : undefined }));

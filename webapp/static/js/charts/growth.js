@@ -1,6 +1,6 @@
-// Bytes of each axis over one variable, both logarithmic, with the present value marked.
+// Traffic of each axis over one variable, with the current value marked. Both axes are logarithmic.
 import uPlot from "../../vendor/uplot/uPlot.esm.js";
-import { bytes, decimalBytes, integer } from "../format.js";
+import { decimalBytes, integer } from "../format.js";
 import { ownKeys } from "./keys.js";
 import { MARKERS, axis, color, keepFitting } from "./theme.js";
 import { roundTicks } from "./ticks.js";
@@ -43,11 +43,11 @@ export function growthChart(container) {
       hooks: { draw: [mark] },
       axes: [
         axis(`${shown.variable} (logarithmic)`, roundTicks((tick) => Math.log10(tick) % 1 === 0, integer), 36),
-        axis("bytes a step", (_, ticks) => ticks.map((tick) => (tick ? decimalBytes(tick) : "")), 80),
+        axis("traffic per step", (_, ticks) => ticks.map((tick) => (tick ? decimalBytes(tick) : "")), 80),
       ],
       series: [
         { label: shown.variable, value: (_, value) => integer(value) },
-        ...LINES.map(([, label, token]) => ({ label, stroke: color(token), width: 2, points: { show: false }, value: (_, value) => bytes(value) })),
+        ...LINES.map(([, label, token]) => ({ label, stroke: color(token), width: 2, points: { show: false }, value: (_, value) => decimalBytes(value) })),
       ],
     };
     chart = new uPlot(options, [shown.x, ...LINES.map(([name]) => shown.series[name])], container);

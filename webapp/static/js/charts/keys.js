@@ -1,28 +1,28 @@
-// A chart's cursor and range by keys, and what stands under the cursor for whoever reads no pixels.
+// Keys for the cursor and the range of a chart, and spoken values for screen readers.
 import { addKeys } from "../shell/keys.js";
 import { el } from "../dom.js";
 import { placeOf } from "./ticks.js";
 
-const FAR = 10; // Shift moves by a so manieth of what is in sight
+const FAR = 10; // Shift moves by a tenth of the range
 const ZOOM = 2;
-const HELP = "Left and Right move the cursor, with Shift further, Home and End to the ends;";
+const HELP = "Left and Right move the cursor, Shift moves it further, Home and End move it to the ends.";
 
-addKeys("On a chart that has the focus", [
+addKeys("On a focused chart", [
   { key: "← →", words: "Move the cursor" },
-  { key: "Shift ← →", words: "By a tenth of what is in sight" },
-  { key: "Home End", words: "To the ends" },
-  { key: "+ −", words: "Zoom about the cursor" },
-  { key: "Enter", words: "Pin the cursor, or what the chart says" },
-  { key: "Escape", words: "The whole range, no cursor" },
+  { key: "Shift ← →", words: "Move the cursor by a tenth of the range" },
+  { key: "Home End", words: "Move the cursor to the ends" },
+  { key: "+ −", words: "Zoom at the cursor" },
+  { key: "Enter", words: "Pin the cursor, or compare the selected steps" },
+  { key: "Escape", words: "Reset the range and the cursor" },
 ]);
 
-/** The place in ascending `xs` nearest to `at`. */
+/** Return the index of the value nearest to `at` in ascending `xs`. */
 export function nearest(xs, at) {
   const place = Math.min(placeOf(xs, at), xs.length - 1);
   return place > 0 && at - xs[place - 1] <= xs[place] - at ? place - 1 : place;
 }
 
-/** Where an arrow leads, from `at` (null: nowhere yet) among the points `xs`, of which `range` is in sight. */
+/** Return the point that an arrow key moves to from `at` (null without a cursor), within the visible `range`. */
 export function moved(xs, at, range, direction, far) {
   const [first, last] = [placeOf(xs, range[0]), placeOf(xs, range[1] + Number.EPSILON * Math.abs(range[1])) - 1];
   if (at === null) return xs[last < first ? nearest(xs, range[0]) : direction > 0 ? first : last];
@@ -30,7 +30,7 @@ export function moved(xs, at, range, direction, far) {
   return xs[Math.max(0, Math.min(xs.length - 1, nearest(xs, at) + direction * by))];
 }
 
-/** A range of the same width with `at` in it, within `whole`. */
+/** Move a range within `whole` until the range contains `at`. */
 export function shifted([from, to], whole, at) {
   if (at >= from && at <= to) return [from, to];
   const width = to - from;
@@ -38,7 +38,7 @@ export function shifted([from, to], whole, at) {
   return [start, start + width];
 }
 
-/** Narrower or wider by `factor` about `at`; null once that is all of `whole`. */
+/** Scale a range by `factor` around `at`. Return null if the result covers `whole`. */
 export function zoomed([from, to], whole, factor, at) {
   const width = (to - from) * factor;
   if (width >= whole[1] - whole[0]) return null;
@@ -47,14 +47,14 @@ export function zoomed([from, to], whole, factor, at) {
   return [start, start + width];
 }
 
-/** What a uPlot chart's own legend tells of its lines where its cursor stands; `unit` of values that carry none. */
+/** Describe the values at the cursor of a uPlot chart. `unit` is for values without one. */
 export function legendWords(chart, unit = "") {
   const lines = chart.series.map(({ label, show }, place) => [label, show === false ? undefined : chart.legend.values[place]?._]);
   const told = lines.slice(1).filter(([, value]) => value !== undefined && value !== "–");
   return told.length > 0 ? told.map(([label, value]) => `${label} ${value}${unit && ` ${unit}`}`).join(", ") : "no value";
 }
 
-/** One region for all charts of a page: a screen reader says what comes into it. */
+/** Write a text into the one live region of the page, for screen readers. */
 function say(words) {
   let place = document.getElementById("chart-told");
   if (!place) {
@@ -65,8 +65,8 @@ function say(words) {
 }
 
 /**
- * Makes a chart's container reachable by Tab, once there is a chart. `cursor`: {xs(), at(), point(x), words(), help};
- * where the range changes, {range(), whole(), zoom(from, to), all(), rangeWords()} too; enter() and reset().
+ * Add keys to the container of a chart, and make the container focusable. `cursor` is {xs(), at(), point(x), words(), help,
+ * enter(), reset()}. A chart that zooms also has {range(), whole(), zoom(from, to), all(), rangeWords()}.
  */
 export function chartKeys(container, cursor) {
   function go(x) {
@@ -108,17 +108,17 @@ export function chartKeys(container, cursor) {
   container.tabIndex = 0;
   container.setAttribute("role", "application");
   container.setAttribute("aria-roledescription", "chart");
-  const zooms = cursor.zoom ? "+ and − zoom, Escape resets." : "Escape takes it away.";
+  const zooms = cursor.zoom ? "+ and − zoom, Escape resets." : "Escape removes the cursor.";
   container.setAttribute("aria-label", [`${nameOf(container)}.`, HELP, zooms, cursor.help].filter(Boolean).join(" "));
 }
 
-/** Of its figure, or of the panel it stands in. */
+/** Return the caption of the figure, or the heading of the panel. */
 function nameOf(container) {
   const named = container.closest("figure")?.querySelector("figcaption") ?? container.closest("section")?.querySelector("h2");
   return named?.textContent.trim() ?? "Chart";
 }
 
-/** Keys of a chart that shares its cursor with no other; `current()`: the uPlot chart as it now is. */
+/** Add keys to a chart with its own cursor. `current()` returns the uPlot chart. */
 export function ownKeys(container, current, { zooms = false, enter, help } = {}) {
   let at = null;
   const xs = () => current().data[0];

@@ -1,4 +1,4 @@
-// What happened in a run, over every chart at its time: checkpoint, validation, resume, fault.
+// Events of a run as marks on every chart: checkpoint, validation, resume, fault, gap.
 
 export const KINDS = {
   checkpoint: { letter: "C", token: "--good" },
@@ -10,7 +10,7 @@ export const KINDS = {
 const MOST_LINES = 48;
 const LETTER_PX = 10;
 
-/** The marks that a window shows; of very many, validations are left out first. */
+/** Return the marks within a range, without validations if there are too many marks. */
 export function marksIn(marks, from, to) {
   const inside = marks.filter((mark) => KINDS[mark.kind] && mark.time >= from && mark.time <= to);
   return inside.length <= MOST_LINES ? inside : inside.filter((mark) => mark.kind !== "validation");
@@ -23,12 +23,12 @@ export function markWords(mark) {
 }
 
 /**
- * Where the letters of marks [{kind, x}] stand so that none covers another: those too near to each other side by side,
- * each kind once. `gap`: from one letter to the next; `last`: the last place that a letter may have.
+ * Place the letters of marks [{kind, x}] without overlap. Close letters are side by side, each kind once. `gap` is the
+ * distance between letters, and `last` is the last allowed place.
  */
 export function letterPlaces(marks, gap, last) {
   const places = [];
-  let near = new Set(); // kinds of the letters that stand side by side
+  let near = new Set(); // kinds of the current group of letters
   for (const { kind, x } of [...marks].sort((a, b) => a.x - b.x)) {
     const free = places.length > 0 ? places.at(-1).x + gap : -Infinity;
     if (x >= free) near = new Set();
@@ -40,7 +40,7 @@ export function letterPlaces(marks, gap, last) {
   return places;
 }
 
-/** Draws on a uPlot chart, with `colors` by kind. */
+/** Draw marks on a uPlot chart, with `colors` by kind. */
 export function drawMarks(chart, marks, colors) {
   const { ctx, bbox } = chart;
   const { min, max } = chart.scales.x;

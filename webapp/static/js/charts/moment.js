@@ -1,11 +1,11 @@
-// A moment of a run in words: its step, its time, and what happened near it.
+// Describes a moment of a run: step, time, and events nearby.
 import { exactTime, integer } from "../format.js";
 import { markWords } from "./marks.js";
 import { stepAt } from "./ticks.js";
 
-const NEAR = 0.01; // of the window: a mark so near is told with it
+const NEAR = 0.01; // share of the range, for marks that are included
 
-/** `page`: {view, curve, marks}; `at`: unix seconds. */
+/** Describe the moment `at` (unix seconds). `page` is {view, curve, marks}. */
 export function momentWords(at, page) {
   const [from, to] = page.view.window();
   const near = page.marks.filter((mark) => Math.abs(mark.time - at) <= NEAR * (to - from)).map(markWords);

@@ -1,4 +1,4 @@
-// A chart over time that shares its range, its cursor and its marks with all others of the page.
+// A chart over steps or time. All charts of a page share one range, one cursor and the marks.
 import uPlot from "../../vendor/uplot/uPlot.esm.js";
 import { notMoreOftenThan } from "../dom.js";
 import { exactTime, integer } from "../format.js";
@@ -6,53 +6,62 @@ import { chartKeys, legendWords } from "./keys.js";
 import { KINDS, drawMarks } from "./marks.js";
 import { momentWords } from "./moment.js";
 import { MARKERS, axis, color, keepFitting } from "./theme.js";
-import { TIME_STEPS, clockTicks, stepAt, stepTicks, tickWords } from "./ticks.js";
+import { clockSplits, clockTicks, stepOf, stepSplits, tickWords, timeOf, valueSplits } from "./ticks.js";
 
-const SYNC = uPlot.sync("page");
 const CLICK_PX = 4;
-const TICK_PX = 72;
-const NEAR = 40; // places
+const TICK_PX = 72; // least distance between ticks of the x axis
+const VALUE_TICK_PX = 26; // least distance between ticks of the y axis
+const MAX_LOOK = 40; // points to each side, when a line has no value at the cursor
 const UNSEEN_MS = 5000;
 
 /**
- * `options`: {height, label, values (of ticks), value (of the legend), size (of the y axis), steps: whether ticks are
- * optimiser steps, range, unit (in words, of values without one)}. Returns update({columns, lines}): columns [times, ...values]; lines [{label, token, dash,
- * faint, dots, fill, own: what its legend tells where it is drawn elsewhere}]. `page`: {view, curve, marks}, of which the last two may change. Out of sight it is drawn seldom.
+ * Return update({columns, lines, steps}). `columns` are [xs, ...values]; xs are steps if `steps` is true, else unix seconds.
+ * `lines` are [{label, token, dash, faint, dots, fill, own}]; `own` has the values for the legend of a stacked line.
+ * `options` are {height, label, values (formats ticks), value (formats the legend), size (of the y axis), range, unit}.
+ * `page` is {view, curve, marks}. Charts outside the viewport are drawn less often.
  */
 export function plot(container, page, options) {
   const { view } = page;
   let chart = null;
-  let shown = null; // {columns, lines}
+  let shown = null; // {columns, lines, steps}
   let drawn = "";
   let seen = false;
   const drawUnseen = notMoreOftenThan(UNSEEN_MS, draw);
+  const toX = (time) => (shown.steps ? stepOf(page.curve, time) : time);
+  const toTime = (x) => (shown.steps ? timeOf(page.curve, x) : x);
+
+  function xRange() {
+    const [from, to] = view.window().map(toX);
+    return to > from ? [from, to] : [from - 0.5, from + 0.5];
+  }
 
   function build() {
     chart?.destroy();
-    drawn = signature(shown.lines);
+    drawn = signature(shown);
     const colors = Object.fromEntries(Object.entries(KINDS).map(([kind, { token }]) => [kind, color(token)]));
     const pin = color("--accent");
     chart = new uPlot(
       {
         width: Math.max(160, Math.floor(container.clientWidth)),
         height: options.height,
-        padding: [14, 28, 0, 0], // room for the marks' letters, and for half of the last time
+        padding: [14, 28, 0, 0], // space for the letters of marks, and for half of the last tick label
         cursor: {
-          sync: { key: SYNC.key, filters: { pub: moves } },
+          sync: { key: uPlot.sync(shown.steps ? "steps" : "times").key, filters: { pub: moves } },
           drag: { x: true, y: false, setScale: false },
           bind: { dblclick: () => () => view.follow(null) },
-          dataIdx: nearestTold,
+          dataIdx: nearestKnown,
         },
         legend: { markers: MARKERS },
-        scales: { x: { time: false, range: () => view.window() }, y: { range: options.range ?? fromZero } },
-        axes: [xAxis(options.steps, page), axis(options.label, tickWords(options.values), options.size)],
-        series: [{ label: options.steps ? "optimiser step" : "time", value: (_, time) => moment(time, options.steps, page.curve) }, ...shown.lines.map(seriesOf)],
+        scales: { x: { time: false, range: xRange }, y: { range: options.range ?? fromZero } },
+        axes: [xAxis(shown.steps), { ...axis(options.label, tickWords(options.values), options.size), splits: ySplits }],
+        series: [{ label: shown.steps ? "step" : "time", value: (_, x) => moment(x ?? shown.columns[0].at(-1)) }, ...shown.lines.map(seriesOf)],
         bands: shown.lines.some((line) => line.fill) ? stackBands(shown.lines.length) : [],
         hooks: {
-          setScale: [(self, key) => key === "x" && tell(self)],
-          setSelect: [(self) => zoomed(self, view)],
-          draw: [(self) => drawMarks(self, page.marks, colors), (self) => drawPin(self, view.now.at, pin)],
-          ready: [(self) => pinOnClick(self, view), rest],
+          setScale: [(self, key) => key === "x" && describe(self)],
+          setSelect: [zoomed],
+          setCursor: [hovered],
+          draw: [(self) => drawMarks(self, placedMarks(), colors), (self) => drawPin(self, view.now.at === null ? null : toX(view.now.at), pin)],
+          ready: [pinOnClick, rest],
         },
       },
       shown.columns,
@@ -72,27 +81,70 @@ export function plot(container, page, options) {
       points: dots ? { show: true, size: 6 } : { show: () => shown.columns[0].length < 2 },
       value(_, drawnAt, __, index) {
         const own = shown.lines[place].own;
-        const value = own ? own[index] : drawnAt;
+        const atRest = index === null || index === undefined;
+        const value = atRest ? lastOf(own ?? shown.columns[place + 1]) : own ? own[index] : drawnAt;
         return value === null || value === undefined ? "–" : options.value(value);
       },
     };
   }
 
-  /** What is drawn, for whoever reads no pixels. */
-  function tell({ scales, data }) {
-    container.dataset.window = `${scales.x.min} ${scales.x.max}`;
+  /** The range in unix seconds and the number of points, as attributes. */
+  function describe({ scales, data }) {
+    const [from, to] = shown.steps ? view.window() : [scales.x.min, scales.x.max];
+    container.dataset.window = `${from} ${to}`;
     container.dataset.points = data[0].length;
   }
 
-  /** Where no mouse points, the cursor stands where keys moved it, or where it was pinned. */
+  /** Move the cursor to the time that the keys or the pin chose, unless the mouse is over this chart. */
   function rest() {
     if (!view.pointed && chart.root.matches(":hover")) return;
     const at = view.cursor;
-    const left = at === null ? -10 : chart.valToPos(at, "x");
+    const left = at === null ? -10 : chart.valToPos(toX(at), "x");
     chart.setCursor({ left, top: at === null ? -10 : 1 }, false);
   }
 
-  /** At once: a cursor's place is one on the range as it then is. */
+  /** Send the cursor of the mouse to the charts that have the other x axis. */
+  function hovered(self) {
+    if (!self.over.matches(":hover")) return;
+    const { left } = self.cursor;
+    view.hover(left >= 0 ? toTime(self.posToVal(left, "x")) : null, shown.steps === true);
+  }
+
+  function zoomed(self) {
+    const { left, width } = self.select;
+    if (width <= CLICK_PX) return;
+    self.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+    view.zoom(toTime(self.posToVal(left, "x")), toTime(self.posToVal(left + width, "x")));
+  }
+
+  /** Pin the cursor where the reader clicks. A click on the pin removes the pin. */
+  function pinOnClick(self) {
+    let pressed = null;
+    self.over.addEventListener("mousedown", (event) => (pressed = event.clientX));
+    self.over.addEventListener("mouseleave", () => view.hover(null, shown.steps === true));
+    self.over.addEventListener("mouseup", (event) => {
+      if (pressed === null || Math.abs(event.clientX - pressed) > CLICK_PX) return;
+      const left = event.clientX - self.over.getBoundingClientRect().left;
+      const { at } = view.now;
+      const again = at !== null && Math.abs(self.valToPos(toX(at), "x") - left) <= CLICK_PX;
+      view.pin(again ? null : toTime(self.posToVal(left, "x")));
+    });
+  }
+
+  function placedMarks() {
+    if (!shown.steps) return page.marks;
+    const { step } = page.curve;
+    const isStep = (mark) => mark.step !== null && mark.step !== undefined && mark.step <= step.at(-1);
+    return page.marks.map((mark) => ({ ...mark, time: isStep(mark) ? mark.step : toX(mark.time) }));
+  }
+
+  function moment(x) {
+    if (x === null || x === undefined) return "–";
+    const clock = exactTime(new Date(toTime(x) * 1000));
+    return shown.steps ? `${integer(x)} · ${clock}` : clock;
+  }
+
+  /** Change the range first, because the place of the cursor depends on the range. */
   function change(how) {
     chart.batch(how);
     rest();
@@ -101,14 +153,14 @@ export function plot(container, page, options) {
   function draw() {
     if (!shown) return;
     if (!chart) listen();
-    if (!chart || drawn !== signature(shown.lines)) build();
+    if (!chart || drawn !== signature(shown)) build();
     else change(() => chart.setData(shown.columns));
   }
 
   function listen() {
     container.addEventListener("mousemove", () => view.point(null), { capture: true });
     chartKeys(container, {
-      xs: () => shown.columns[0],
+      xs: () => shown.columns[0].map(toTime),
       at: () => view.cursor,
       point: view.point,
       range: () => view.window(),
@@ -119,14 +171,19 @@ export function plot(container, page, options) {
       enter: () => view.cursor !== null && view.pin(view.now.at === view.cursor ? null : view.cursor),
       words: () => `${momentWords(view.cursor, page)}: ${legendWords(chart, options.unit)}`,
       rangeWords: () => view.window().map((time) => exactTime(new Date(time * 1000))).join(" to "),
-      help: "Enter pins it. All charts of the page have one cursor and one range.",
+      help: "Enter pins the cursor. All charts of the page share the cursor and the range.",
     });
   }
 
   view.onPoint(() => chart && rest());
+  view.onHover((at, fromSteps) => {
+    if (!chart || fromSteps === (shown.steps === true) || chart.over.matches(":hover")) return;
+    if (at === null) rest();
+    else chart.setCursor({ left: chart.valToPos(toX(at), "x"), top: 1 }, false);
+  });
   view.subscribe(() => {
     if (!chart) return;
-    const [min, max] = view.window();
+    const [min, max] = xRange();
     change(() => chart.setScale("x", { min, max }));
   });
   new IntersectionObserver(([entry]) => {
@@ -143,71 +200,41 @@ export function plot(container, page, options) {
   };
 }
 
-/** Charts tell each other where the mouse is, not its presses: a drag would be taken by each of them in turn. */
+/** Charts share moves of the mouse. They do not share presses, because each chart would then handle one drag. */
 const moves = (type) => type === "mousemove" || type === "mouseleave";
 
 /**
- * Lines told at times of their own share one column of times, where the others have `undefined`: the legend tells each
- * line's nearest place. A `null` is such a place: it was told that there is no number.
+ * Return the index of the nearest point of a line. Lines with points at different x share one column of x, and have
+ * `undefined` where they have no point. A `null` is a point without a number.
  */
-export function nearestTold(chart, line, index) {
+export function nearestKnown(chart, line, index) {
   const values = chart.data[line];
-  for (let off = 0; off < NEAR; off += 1) {
+  for (let off = 0; off < MAX_LOOK; off += 1) {
     if (values[index - off] !== undefined) return index - off;
     if (values[index + off] !== undefined) return index + off;
   }
   return index;
 }
 
-const signature = (lines) => lines.map(({ label, token, faint }) => `${label} ${token} ${faint}`).join();
+const signature = ({ lines, steps }) => [steps, ...lines.map(({ label, token, faint }) => `${label} ${token} ${faint}`)].join();
+const lastOf = (values) => values.findLast((value) => value !== null && value !== undefined);
 const fromZero = (_, _low, high) => [0, high > 0 ? high * 1.08 : 1];
 
-function xAxis(steps, page) {
-  if (!steps) return { ...axis(null, clockTicks, 42), incrs: TIME_STEPS, space: TICK_PX };
-  const words = new Map();
-  const splits = (chart, _, min, max) => {
-    const ticks = stepTicks(page.curve, min, max, chart.width / TICK_PX);
-    words.clear();
-    for (const tick of ticks) words.set(tick.time, tick.words);
-    return ticks.map((tick) => tick.time);
-  };
-  return { ...axis(null, (_, ticks) => ticks.map((tick) => words.get(tick) ?? ""), 24), splits };
-}
+const ySplits = (chart, _, min, max) => valueSplits(min, max, (chart.bbox.height / (devicePixelRatio || 1)) / VALUE_TICK_PX);
 
-function moment(time, steps, curve) {
-  if (time === null || time === undefined) return "–";
-  const clock = exactTime(new Date(time * 1000));
-  const step = steps ? stepAt(curve, time) : null;
-  return step === null ? clock : `${integer(step)} · ${clock}`;
+function xAxis(steps) {
+  const splits = (chart, _, min, max) => (steps ? stepSplits : clockSplits)(min, max, chart.width / TICK_PX);
+  const words = steps ? (_, ticks) => ticks.map(integer) : clockTicks;
+  return { ...axis(steps ? "step" : null, words, steps ? 24 : 42), splits };
 }
 
 function translucent(rgb, share) {
   return rgb.replace(/^rgb\((.*)\)$/, `rgba($1, ${share})`);
 }
 
-/** Each line of a stack is filled down to the one below it. */
+/** Fill each line of a stack down to the line below. */
 function stackBands(number) {
   return Array.from({ length: number - 1 }, (_, index) => ({ series: [index + 1, index + 2] }));
-}
-
-function zoomed(chart, view) {
-  const { left, width } = chart.select;
-  if (width <= CLICK_PX) return;
-  chart.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
-  view.zoom(chart.posToVal(left, "x"), chart.posToVal(left + width, "x"));
-}
-
-/** A click pins the cursor at its time, one on the pin takes it off. */
-function pinOnClick(chart, view) {
-  let pressed = null;
-  chart.over.addEventListener("mousedown", (event) => (pressed = event.clientX));
-  chart.over.addEventListener("mouseup", (event) => {
-    if (pressed === null || Math.abs(event.clientX - pressed) > CLICK_PX) return;
-    const left = event.clientX - chart.over.getBoundingClientRect().left;
-    const { at } = view.now;
-    const again = at !== null && Math.abs(chart.valToPos(at, "x") - left) <= CLICK_PX;
-    view.pin(again ? null : chart.posToVal(left, "x"));
-  });
 }
 
 function drawPin(chart, at, stroke) {

@@ -1,4 +1,4 @@
-// One figure of several runs over steps, time or tokens: a line each, in the run's colour.
+// One quantity of several runs over steps, time or tokens. Each run has a line in its color.
 import uPlot from "../../vendor/uplot/uPlot.esm.js";
 import { count, duration, integer } from "../format.js";
 import { ownKeys } from "./keys.js";
@@ -6,15 +6,15 @@ import { MARKERS, axis, color, keepFitting } from "./theme.js";
 import { tickWords } from "./ticks.js";
 
 const HEIGHT = 220;
-export const TOKENS = ["--series-0", "--series-1", "--series-2", "--series-3", "--series-4", "--series-9"];
-/** What places a run's points along an axis, and how that is written. */
+export const TOKENS = ["--run-0", "--run-1", "--run-2", "--run-3", "--run-4", "--run-5"];
+/** The x axes: column, label and number format. */
 export const ALONG = {
-  step: { column: "step", label: "optimiser step", words: integer },
-  time: { column: "elapsed_s", label: "time since its first step began", words: duration },
+  step: { column: "step", label: "step", words: integer },
+  time: { column: "elapsed_s", label: "time since the first step began", words: duration },
   tokens: { column: "tokens", label: "tokens", words: count },
 };
 
-/** [xs, ys] of the points that are told, by rising place: a chart takes no other. */
+/** Return [xs, ys] of the points that have numbers, sorted by x. uPlot requires sorted points. */
 export function told(xs, ys) {
   const points = xs.map((x, index) => [x, ys[index]]).filter(([x, y]) => Number.isFinite(x) && Number.isFinite(y));
   points.sort(([a], [b]) => a - b);
@@ -23,11 +23,13 @@ export function told(xs, ys) {
 }
 
 /**
- * `lines`: [{letter, place, xs, ys}]. Returns the chart, to be destroyed by who draws another in its stead.
- * `select(from, to)`, where given, takes what is dragged over instead of the zoom.
+ * Draw `lines`, [{letter, place, xs, ys}]. Destroy the returned chart before you draw another one. With `select(from, to)`,
+ * a drag calls `select` and does not zoom.
  */
 export function runsChart(container, lines, { along, values, select }) {
-  const data = uPlot.join(lines.map(({ xs, ys }) => told(xs, ys)));
+  const points = lines.map(({ xs, ys }) => told(xs, ys));
+  const data = uPlot.join(points);
+  const last = (xy, at, words) => (xy[at].length > 0 ? words(xy[at].at(-1)) : "–");
   let chart = null;
   const build = () => {
     const range = chart && { min: chart.scales.x.min, max: chart.scales.x.max };
@@ -41,13 +43,13 @@ export function runsChart(container, lines, { along, values, select }) {
         scales: { x: { time: false } },
         axes: [axis(ALONG[along].label, (_, ticks) => ticks.map(ALONG[along].words), 36), axis(null, tickWords(values), 70)],
         series: [
-          { label: ALONG[along].label, value: (_, x) => (x === null ? "–" : ALONG[along].words(x)) },
-          ...lines.map(({ letter, place }) => ({
+          { label: ALONG[along].label, value: (_, x) => (x === null ? "last" : ALONG[along].words(x)) },
+          ...lines.map(({ letter, place }, index) => ({
             label: letter,
             stroke: color(TOKENS[place]),
             width: 1.5,
             spanGaps: true,
-            value: (_, y) => (y === null || y === undefined ? "–" : values(y)),
+            value: (_, y, __, at) => (at === null || at === undefined ? last(points[index], 1, values) : y === null || y === undefined ? "–" : values(y)),
           })),
         ],
         hooks: select ? { setSelect: [(self) => dragged(self, select)] } : {},
@@ -58,7 +60,7 @@ export function runsChart(container, lines, { along, values, select }) {
     if (range) chart.setScale("x", range);
   };
   build();
-  ownKeys(container, () => chart, { zooms: true, enter: select, help: select && "Enter tells what differs about what is in sight." });
+  ownKeys(container, () => chart, { zooms: true, enter: select, help: select && "Enter compares the visible steps with the other steps." });
   const letGo = keepFitting(container, build, () => chart);
   return {
     destroy() {

@@ -1,6 +1,6 @@
 // Smoothing of a noisy line. Pure.
 
-/** An exponential moving average with `weight` in [0, 1), without its bias to the first value; null stays null. */
+/** Return the exponential moving average with `weight` in [0, 1), corrected for the bias at the start. Null stays null. */
 export function smooth(values, weight) {
   if (!(weight > 0)) return values;
   let [sum, seen] = [0, 0];

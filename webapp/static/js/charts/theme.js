@@ -1,9 +1,9 @@
-// Token colours as canvas can use them, and what all charts share.
+// Colors of design tokens for canvas, and settings that all charts share.
 
-const resolved = new Map(); // of the theme that is on
+const resolved = new Map(); // colors of the current theme
 document.addEventListener("themechange", () => resolved.clear());
 
-/** The computed colour of a token: light-dark() has to be resolved by an element that uses it. */
+/** Return the computed color of a token. Only an element that uses light-dark() resolves it. */
 export function color(token) {
   if (!resolved.has(token)) resolved.set(token, resolve(token));
   return resolved.get(token);
@@ -35,10 +35,10 @@ export function axis(label, values, size) {
   };
 }
 
-/** Filled squares in the legend, in the line's colour. */
+/** Legend markers: filled squares in the color of the line. */
 export const MARKERS = { width: 0, fill: (chart, index) => chart.series[index].stroke(chart, index) };
 
-/** Redraw with other colours when the theme changes, and follow the width of the container, until what it returns is called. */
+/** Rebuild a chart when the theme changes, and fit the chart to the container. Call the returned function to stop. */
 export function keepFitting(container, rebuild, current) {
   document.addEventListener("themechange", rebuild);
   const observer = new ResizeObserver(() => {

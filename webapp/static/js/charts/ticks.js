@@ -1,13 +1,13 @@
-// Where the ticks of a time axis stand, and what they say: the time of day, or the optimiser step.
-import { integer } from "../format.js";
+// Places and labels of the ticks of charts. Pure.
 
-export const TIME_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400];
+const DAYS = [1, 2, 5, 10, 20, 50, 100].map((days) => 86_400 * days);
+const CLOCK_GAPS_S = [0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 43_200, ...DAYS];
 const timeFormat = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 const dayFormat = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year: "numeric" });
 const zoneFormat = new Intl.DateTimeFormat("en-GB", { timeZoneName: "short" });
 const zoneOf = (date) => zoneFormat.formatToParts(date).find(({ type }) => type === "timeZoneName").value;
 
-/** The time of day; the first tick of each day has its date below, and the first of all, or of another zone, its zone. */
+/** Times of day. The first tick of a day adds the date. The first tick of all, and of another time zone, adds the zone. */
 export function clockTicks(_, ticks) {
   let [day, zone] = ["", ""];
   return ticks.map((tick) => {
@@ -16,11 +16,13 @@ export function clockTicks(_, ticks) {
     [day, zone] = [dayFormat.format(date), zoneOf(date)];
     const isFirst = zone !== before[1];
     const below = [day !== before[0] || isFirst ? day : "", isFirst ? zone : ""].filter(Boolean).join(" ");
-    return below ? `${timeFormat.format(date)}\n${below}` : timeFormat.format(date);
+    const part = tick % 1 === 0 ? "" : `.${Math.round((tick % 1) * 10)}`;
+    const time = `${timeFormat.format(date)}${part}`;
+    return below ? `${time}\n${below}` : time;
   });
 }
 
-/** Of ascending `times`, the place before which `time` would stand. */
+/** Return the index at which to insert `time` into ascending `times`. */
 export function placeOf(times, time) {
   let [low, high] = [0, times.length];
   while (low < high) {
@@ -31,46 +33,80 @@ export function placeOf(times, time) {
   return low;
 }
 
-/** The step that had ended at a time, null before the first; `curve`: {time, step}, both ascending. */
+/** Return the last step that ended by a time, or null before the first. `curve` is {time, step}, both ascending. */
 export function stepAt(curve, time) {
   const place = placeOf(curve.time, time);
   if (curve.time[place] === time) return curve.step[place];
   return place > 0 ? curve.step[place - 1] : null;
 }
 
-const timeOf = (curve, step) => {
-  const place = Math.min(placeOf(curve.step, step), curve.step.length - 1);
-  return curve.time[place];
-};
-
-function roundStep(least) {
-  const size = 10 ** Math.floor(Math.log10(Math.max(1, least)));
-  return [1, 2, 5, 10].map((factor) => factor * size).find((step) => step >= least);
+/** Return the step at a time, with a fraction between two steps. The run begins at the step before the first one. */
+export function stepOf({ time, step, step_s: seconds }, at) {
+  const place = placeOf(time, at);
+  if (place === time.length) return step.at(-1);
+  if (time[place] === at) return step[place];
+  const [before, first] = place > 0 ? [time[place - 1], step[place - 1]] : [time[0] - (seconds?.[0] ?? 0), step[0] - 1];
+  if (place === 0 && !(seconds?.[0] > 0)) return step[0];
+  return first + (step[place] - first) * Math.max(0, (at - before) / (time[place] - before));
 }
 
-/** Ticks at round steps between two times, at most `most` of them: [{time, words}]. */
-export function stepTicks(curve, from, to, most) {
-  const [first, last] = [placeOf(curve.time, from), placeOf(curve.time, to + 1e-6) - 1];
-  if (last < first) return [];
-  const gap = roundStep((curve.step[last] - curve.step[first]) / Math.max(1, most));
-  const ticks = [];
-  for (let step = Math.ceil(curve.step[first] / gap) * gap; step <= curve.step[last]; step += gap) {
-    ticks.push({ time: timeOf(curve, step), words: integer(step) });
-  }
-  return ticks;
+/** Return the time of a step, see `stepOf`. */
+export function timeOf({ time, step, step_s: seconds }, at) {
+  const place = placeOf(step, at);
+  if (place === step.length) return time.at(-1);
+  if (step[place] === at) return time[place];
+  const [before, first] = place > 0 ? [time[place - 1], step[place - 1]] : [time[0] - (seconds?.[0] ?? 0), step[0] - 1];
+  return before + (time[place] - before) * Math.max(0, (at - first) / (step[place] - first));
 }
 
-/** Words of a logarithmic axis' ticks: of the round ones alone, or of all where none is round. */
+const MIN_TICKS = 3;
+const DIVISORS = [1, 2, 2.5, 5];
+
+/** Multiples of `gap` between two values. */
+function multiples(gap, min, max) {
+  const found = [];
+  const slack = 1e-9 * Math.max(1, Math.abs(max / gap));
+  for (let n = Math.ceil(min / gap - slack); n * gap <= max + slack * gap; n += 1) found.push(Number((n * gap).toPrecision(12)));
+  return found;
+}
+
+/** Round values between two others: at most `most` of them, but at least three. */
+export function valueSplits(min, max, most, gaps = roundGaps(max - min)) {
+  if (!(max > min)) return [min];
+  const fits = gaps.find((gap) => (max - min) / gap <= Math.max(MIN_TICKS, most)) ?? gaps.at(-1);
+  let place = gaps.indexOf(fits);
+  while (place > 0 && multiples(gaps[place], min, max).length < MIN_TICKS) place -= 1;
+  return multiples(gaps[place], min, max);
+}
+
+/** Round gaps from a hundredth of a span to all of the span, ascending. */
+function roundGaps(span) {
+  const power = 10 ** Math.floor(Math.log10(span));
+  return [0.01, 0.1, 1].flatMap((scale) => DIVISORS.map((divisor) => Number((divisor * scale * power).toPrecision(12))));
+}
+
+/** Round steps between two others. */
+export function stepSplits(min, max, most) {
+  const gaps = roundGaps(Math.max(1, max - min)).filter((gap) => Number.isInteger(gap));
+  return valueSplits(min, max, most, gaps.length > 0 ? gaps : [1]);
+}
+
+/** Round times between two others. */
+export function clockSplits(min, max, most) {
+  return valueSplits(min, max, most, CLOCK_GAPS_S);
+}
+
+/** Label the ticks of a logarithmic axis: only round ticks if there are three or more of them, else every tick. */
 export const roundTicks = (isRound, format) => (_, ticks) => {
-  const some = ticks.some((tick) => tick && isRound(tick));
-  return ticks.map((tick) => (tick && (!some || isRound(tick)) ? format(tick) : ""));
+  const enough = ticks.filter((tick) => tick && isRound(tick)).length >= MIN_TICKS;
+  return ticks.map((tick) => (tick && (!enough || isRound(tick)) ? format(tick) : ""));
 };
 
-const MOST_LETTERS = 8; // that stand beside an axis
+const MOST_LETTERS = 8; // per label
 
 /**
- * Words of a value axis' ticks. Where `format` makes two of them alike: plain numbers that tell them apart, if they fit;
- * else the lowest, and how much more the others are.
+ * Label the ticks of a value axis. If `format` writes two ticks alike, the labels are plain numbers with more digits. If
+ * those are too long, the lowest tick has its value and the other ticks have their distance from the lowest.
  */
 export const tickWords = (format) => (_, ticks) => {
   const told = ticks.filter((tick) => tick !== null);

@@ -1,4 +1,4 @@
-// Bytes a second over time: a line for each of up to 16 ranks, or all ranks together, stacked by axis.
+// Traffic over time: one line per rank for up to 16 ranks, or all ranks together, stacked by axis.
 import { byAxis } from "../collectives.js";
 import { byteRate } from "../format.js";
 import { plot } from "./plot.js";
@@ -10,7 +10,7 @@ export function trafficChart(container, page) {
   return plot(container, page, options);
 }
 
-/** Columns and lines of the chart. `filling`: the last bin is not over, and would read as a drop. */
+/** Return columns and lines of the chart. If `filling`, drop the last bin, because an incomplete bin looks like a fall. */
 export function trafficLines(bins, by, accepts, filling) {
   const found = by === "axis" ? stacked(bins, accepts) : ofRanks(bins, accepts);
   if (filling) {
@@ -20,7 +20,7 @@ export function trafficLines(bins, by, accepts, filling) {
   return found;
 }
 
-/** Those that have a line of their own. */
+/** Return the ranks that have their own line. */
 export const ranksDrawn = (bins) => [...bins.rows.keys()].sort((a, b) => a - b).slice(0, MOST_LINES);
 
 function ofRanks(bins, accepts) {
@@ -28,12 +28,12 @@ function ofRanks(bins, accepts) {
   const lines = ranks.map((rank, index) => ({
     label: `rank ${rank}`,
     token: `--series-${index}`,
-    dash: index % 2 ? [6, 3] : undefined, // ranks of one group often send the same: both stay visible
+    dash: index % 2 ? [6, 3] : undefined, // lines of ranks with equal traffic stay visible
   }));
   return { columns: [bins.times(), ...ranks.map((rank) => bins.rate(rank, accepts))], lines };
 }
 
-/** The topmost line is the sum of all axes; the legend tells each axis' own. */
+/** Stack the axes. The top line is the sum of all axes. The legend shows the value of each axis. */
 function stacked(bins, accepts) {
   const keys = [...bins.rows.values()].flatMap((row) => [...row.keys()]);
   const axes = [...new Set(keys.filter(accepts).map((key) => key.split("/")[0]))].sort(byAxis);

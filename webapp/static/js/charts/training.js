@@ -1,4 +1,4 @@
-// The curves of training over steps: loss and validation, gradient norm, learning rate, tokens a second, MFU.
+// Training curves over steps or time: loss, validation loss, gradient norm, learning rate, speed, step time, MFU.
 import uPlot from "../../vendor/uplot/uPlot.esm.js";
 import { count, duration, loss, tokenRate } from "../format.js";
 import { plot } from "./plot.js";
@@ -7,17 +7,17 @@ import { smooth } from "./smooth.js";
 const percent = (value) => `${(100 * value).toFixed(value < 0.1 ? 2 : 1)} %`;
 const small = (value) => (value === 0 ? "0" : Math.abs(value) >= 0.01 && Math.abs(value) < 1e4 ? value.toPrecision(3) : value.toExponential(1));
 
-/** By id of its place. `values` is of the legend, `ticks` of the axis. */
+/** Curves by id of the container. `value` formats the legend, `ticks` the axis. */
 export const CURVES = {
   "loss-chart": { name: "train", label: "nats per token", unit: "nats per token", value: loss, ticks: (value) => loss(value, 2), range: padded, height: 158 },
   "norm-chart": { name: "grad_norm", label: "gradient norm", value: small, ticks: small },
   "rate-chart": { name: "learning_rate", label: "learning rate", value: small, ticks: small, plain: true },
   "speed-chart": { name: "tokens_s", label: "tokens/s", value: tokenRate, ticks: count },
-  "time-chart": { name: "step_s", label: "seconds a step", value: duration, ticks: duration },
+  "time-chart": { name: "step_s", label: "step time", value: duration, ticks: (value) => (value === 0 ? "0" : duration(value)) },
   "mfu-chart": { name: "mfu", label: "MFU", value: percent, ticks: percent },
 };
 
-/** Steps as columns in their order, with what follows from them. `mfuOf(step_s)`: null where no plan tells it. */
+/** Return the columns of steps, sorted, with derived columns. `mfuOf(step_s)` is null without a plan. */
 export function curveColumns(steps, mfuOf = () => null) {
   const rows = [...steps].sort((a, b) => a[0] - b[0]);
   const of = (value) => rows.map(([step, row]) => value(row, step));
@@ -33,37 +33,45 @@ export function curveColumns(steps, mfuOf = () => null) {
   };
 }
 
-/** The share of the ranks' peak that a step of so many seconds uses; the planner's own, carried over to this time. */
+/** Return a function from step time to MFU, scaled from the planned MFU. */
 export function mfuFrom(estimate) {
   const time = estimate?.time;
   if (!(time?.mfu > 0) || !(time.step_s > 0)) return null;
   return (step_s) => (time.mfu * time.step_s) / step_s;
 }
 
+/** Whether the switch of the page asks for a time axis. Without a switch the axis is steps. */
+const isOverTime = () => document.querySelector("[name=curve-axis]:checked")?.value === "time";
+
 export function curveChart(container, page) {
   const { name, label, value, ticks, range, height = 158, plain, unit } = CURVES[container.id];
-  const draw = plot(container, page, { height, label, value, values: ticks, size: 68, steps: true, range, unit });
-  return (curve, evals, weight) => {
-    const raw = curve[name];
+  const update = plot(container, page, { height, label, value, values: ticks, size: 68, range, unit });
+  let newest = null;
+  for (const choice of document.querySelectorAll("[name=curve-axis]")) choice.addEventListener("change", () => newest && draw(...newest));
+
+  function draw(curve, evals, weight) {
+    newest = [curve, evals, weight];
+    const steps = !isOverTime();
     const smoothed = weight > 0 && !plain;
-    const lines = [{ label: smoothed ? "as told" : nameOf(name), token: "--series-0", faint: smoothed }];
-    const columns = [curve.time, raw];
+    const lines = [{ label: smoothed ? "raw" : nameOf(name), token: "--series-0", faint: smoothed }];
+    const columns = [steps ? curve.step : curve.time, curve[name]];
     if (smoothed) {
-      columns.push(smooth(raw, weight));
+      columns.push(smooth(curve[name], weight));
       lines.push({ label: nameOf(name), token: "--series-0" });
     }
-    if (name !== "train" || evals.size === 0) return draw({ columns, lines });
+    if (name !== "train" || evals.size === 0) return update({ columns, lines, steps });
     lines.push({ label: "validation", token: "--series-1", dots: true });
-    return draw({ columns: withEvals(columns, evals), lines });
-  };
+    return update({ columns: withEvals(columns, evals, steps), lines, steps });
+  }
+  return draw;
 }
 
 const nameOf = (name) => CURVE_NAMES[name] ?? name;
-const CURVE_NAMES = { train: "train", grad_norm: "norm", learning_rate: "learning rate", tokens_s: "speed", step_s: "time", mfu: "MFU" };
+const CURVE_NAMES = { train: "train", grad_norm: "norm", learning_rate: "learning rate", tokens_s: "speed", step_s: "step time", mfu: "MFU" };
 
-function withEvals(columns, evals) {
-  const points = [...evals.values()].sort((a, b) => a.time - b.time);
-  const own = [points.map((point) => point.time), points.map((point) => point.loss)];
+function withEvals(columns, evals, steps) {
+  const points = [...evals].map(([step, { time, loss: value }]) => [steps ? step : time, value]).sort((a, b) => a[0] - b[0]);
+  const own = [points.map(([x]) => x), points.map(([, value]) => value)];
   return uPlot.join([columns, own]);
 }
 

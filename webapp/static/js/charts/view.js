@@ -1,12 +1,12 @@
-// The one time range and the one cursor of all charts of a page, kept in its address. Times are unix seconds.
+// The time range and the cursor of all charts of a page, kept in the address. Times are unix seconds.
 
 const EMPTY = { from: null, to: null, last: null, at: null };
 const NAMES = Object.keys(EMPTY);
-const LEAST_S = 0.01; // shorter stretches are slips of the hand
+const LEAST_S = 0.01; // a shorter drag is a click
 
 const number = (text) => (text !== null && text.trim() !== "" && Number.isFinite(Number(text)) ? Number(text) : null);
 
-/** What an address says: from and to, or the last so many seconds, or neither; and where the cursor is pinned. */
+/** Read the view from an address: `from` and `to`, or the `last` seconds, or neither, and the time of the pin (`at`). */
 export function readView(search) {
   const query = new URLSearchParams(search);
   const told = Object.fromEntries(NAMES.map((name) => [name, number(query.get(name))]));
@@ -15,7 +15,7 @@ export function readView(search) {
   return told;
 }
 
-/** The address' query with the view in it; what else it holds stays. */
+/** Write the view into the query of an address. Other parameters stay. */
 export function writeView(search, view) {
   const query = new URLSearchParams(search);
   for (const name of NAMES) {
@@ -26,13 +26,14 @@ export function writeView(search, view) {
   return text ? `?${text}` : "";
 }
 
-/** `write(search)` puts a query into the address; `search()` tells the present one. */
+/** `write(search)` puts a query into the address. `search()` returns the current query. */
 export function createView(search, write) {
   let now = readView(search());
-  let extent = null; // of all that is known
-  let pointed = null; // where keys moved the cursor to; of this visit, in no address
+  let extent = null; // first and last time with data
+  let pointed = null; // time of the cursor that keys moved, not in the address
   const listeners = new Set();
   const pointListeners = new Set();
+  const hoverListeners = new Set();
 
   function change(next) {
     now = { ...now, ...next };
@@ -52,18 +53,18 @@ export function createView(search, write) {
     get now() {
       return now;
     },
-    /** Where the cursor stands while no mouse moves it, null for nowhere. */
+    /** The time of the cursor while the mouse is elsewhere, or null. */
     get cursor() {
       return pointed ?? now.at;
     },
     get pointed() {
       return pointed !== null;
     },
-    /** Of all that is known, [first, newest]. */
+    /** The first and the last time with data. */
     get extent() {
       return whole();
     },
-    /** What the charts show, [from, to]. */
+    /** The range of the charts, [from, to]. */
     window() {
       if (now.from !== null) return [now.from, now.to];
       const [first, newest] = whole();
@@ -76,11 +77,16 @@ export function createView(search, write) {
     follow: (seconds) => change({ from: null, to: null, last: seconds }),
     pin: (at) => change({ at }),
     point,
+    /** Report the time under the mouse, or null, and whether the chart has a step axis. */
+    hover(at, fromSteps) {
+      for (const listener of hoverListeners) listener(at, fromSteps);
+    },
     reset() {
       point(null);
       change(EMPTY);
     },
     subscribe: (listener) => listeners.add(listener),
     onPoint: (listener) => pointListeners.add(listener),
+    onHover: (listener) => hoverListeners.add(listener),
   };
 }

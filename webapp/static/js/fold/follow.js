@@ -1,17 +1,17 @@
-// A page follows its job: the socket goes on where the history ended, and the history tells what the socket missed.
+// Follows a job: the socket continues after the history, and the history fills gaps of the socket.
 import { connect } from "../socket.js";
 import { VERSION, createState, expectGap, foldBatch, foldSummary, resumeFrom } from "../store.js";
 import { replay } from "./replay.js";
 
-/** What a job told as it ended, where nothing else tells of it. */
+/** Use the summary of an ended job if there is no other data. */
 export function seedFromSummary(state, job) {
   if (job.exit?.summary && state.time === null) foldSummary(state, job.exit.summary);
 }
 
 /**
- * `now()` gives {job, state} of the page. `onJob(job)` gets each that is told, and `onAttempt()` is called instead where it
- * is of another; `onRead(state, kept)` gets a state made of the history anew; `redraw` and `onState` as `connect` has it,
- * which is told "outdated" too, at the end: what the board sends is newer than this page.
+ * Follow a job. `now()` returns {job, state} of the page. `onJob(job)` receives each change, and `onAttempt()` is called
+ * for a new attempt. `onRead(state, kept)` receives a new state from the history. `onState` receives the state of the
+ * connection, and "outdated" if the board sends a newer format than this page can read.
  */
 export function follow(now, { onJob, onAttempt, onRead, redraw, onState }) {
   let socket = null;
@@ -23,13 +23,13 @@ export function follow(now, { onJob, onAttempt, onRead, redraw, onState }) {
       resume: () => ({ after: resumeFrom(now().state), attempt: now().job.attempt }),
       onJob(next, again) {
         if (next.attempt > now().job.attempt) {
-          onAttempt(); // of another attempt nothing here is true
+          onAttempt(); // the data of the page belongs to the old attempt
           return;
         }
         onJob(next);
         seedFromSummary(now().state, next);
         redraw();
-        if (again && next.finished) readAgain(); // its stream may be gone, which is no gap
+        if (again && next.finished) readAgain(); // a finished job may have no stream, which is not a gap
       },
       onGap(node, again) {
         expectGap(now().state, node);
@@ -53,7 +53,7 @@ export function follow(now, { onJob, onAttempt, onRead, redraw, onState }) {
     onState("outdated");
   }
 
-  /** What was missed is in the history: the page is made of that, as if it were opened now. */
+  /** Rebuild the state from the history, which has the missed data. */
   async function readAgain() {
     socket.close();
     const fresh = createState();

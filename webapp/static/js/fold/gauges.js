@@ -1,8 +1,8 @@
-// Folds what a host says of itself and of its ranks' processes: gauges, how the run started, who stands still. Pure.
+// Folds items of hosts: gauges, start of the run, stalled ranks. Pure.
 import { logKey } from "../logs/lines.js";
 
 const MOST_POINTS = 200_000; // of all ranks together
-const FEWEST_POINTS = 64; // of each
+const FEWEST_POINTS = 64; // per rank
 export const GAUGES = [
   "resident_bytes",
   "allocated_bytes",
@@ -16,7 +16,7 @@ export const GAUGES = [
   "gpu_celsius",
 ];
 
-/** Columns by name, `time` ascending; null where a gauge was not told. A host's key is -1 less its node. */
+/** Add a gauge. Columns are by name, with null for missing values. The key of a host is -1 - node. */
 export function foldGauge(state, item, node) {
   const key = logKey(item.rank, node);
   if (!state.gauges.has(key)) state.gauges.set(key, { time: [], ...Object.fromEntries(GAUGES.map((name) => [name, []])) });
@@ -29,7 +29,7 @@ export function foldGauge(state, item, node) {
   for (const name of Object.keys(columns)) columns[name] = columns[name].filter((_, index) => index % 2 === 0);
 }
 
-/** When each stage of a start was over: by rank, and by host as -1 less its node. */
+/** Record the end of a start stage, by rank, or by -1 - node for a host. */
 export function foldStart(state, item, node) {
   const key = logKey(item.rank, node);
   if (!state.starts.has(key)) state.starts.set(key, {});

@@ -1,5 +1,5 @@
-// Folds what the server kept of an attempt (jobs/history/told/shapes.py, Snapshot) into a fresh state of store.js, as if the
-// page had been open all along; the socket goes on from its positions. Pure: no DOM, no clock.
+// Folds the stored history of an attempt (jobs/history/told/shapes.py, Snapshot) into a new state of store.js. The socket
+// continues from the positions of the history. Pure: no DOM, no clock.
 import { foldLog } from "../logs/lines.js";
 import { foldPlace } from "../logs/places.js";
 import { foldGauge, foldProcess, foldStanding, foldStart } from "./gauges.js";
@@ -9,7 +9,7 @@ import { cellKey } from "./traffic.js";
 const MARKS = new Set(["checkpoint", "validation", "resume", "fault"]);
 const PART_COLUMNS = ["step_s", "data_s", "optimizer_s", "exposed", "hidden"];
 
-/** Rows of an answer in columns. */
+/** Iterate over the rows of columns. */
 export function* rowsOf(columns) {
   const names = Object.keys(columns);
   const length = names.length > 0 ? columns[names[0]].length : 0;
@@ -20,7 +20,7 @@ export function* rowsOf(columns) {
   }
 }
 
-/** `state` as `createState()` made it; `answer`: the JSON of /history/snapshot. */
+/** Fold a history into a new `state`. `answer` is the JSON of /history/snapshot. */
 export function foldHistory(state, answer) {
   state.attempt = answer.attempt;
   state.time = answer.time;
@@ -107,7 +107,7 @@ function foldTraffic(state, answer) {
     if (!state.whole.rows.has(rank)) state.whole.rows.set(rank, new Map());
     state.whole.rows.get(rank).set(`${axis}/${op}`, [...bytes]);
   }
-  // Kept by second, shown by half seconds.
+  // The history has seconds, the page half seconds.
   for (const { second, rank, axis, op, bytes } of rowsOf(answer.recent)) {
     state.recent.add(rank, `${axis}/${op}`, second, bytes / 2);
     state.recent.add(rank, `${axis}/${op}`, second + 0.5, bytes / 2);

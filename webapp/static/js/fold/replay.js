@@ -1,10 +1,10 @@
-// What the server kept of an attempt comes first; the socket goes on from there.
+// Loads the stored history of an attempt, before the socket continues.
 import { foldHistory } from "./history.js";
 
-const PATIENCE_MS = 5000; // then the stream tells what it can
-const PATIENCE_ENDED_MS = 60_000; // nothing else tells of a run that has ended
+const PATIENCE_MS = 5000; // then the stream alone fills the page
+const PATIENCE_ENDED_MS = 60_000; // an ended run has no stream
 
-/** Folds it into a fresh state. False where nothing was kept, null where it cannot be had now. */
+/** Fold the history into a new state. Return false without a history, or null if the request fails. */
 export async function replay(state, job) {
   const kept = await ask(`/jobs/${job.id}/history/snapshot/?attempt=${job.attempt}`, job.finished ? PATIENCE_ENDED_MS : PATIENCE_MS);
   if (!kept) return kept;
@@ -13,7 +13,7 @@ export async function replay(state, job) {
   return true;
 }
 
-/** False where there is none, null where nobody knows. */
+/** Fetch a history. Return false without one, or null if the request fails. */
 async function ask(address, patience) {
   try {
     const answer = await fetch(address, { signal: AbortSignal.timeout(patience) });

@@ -1,15 +1,15 @@
-// Folds what training says of itself: steps and their parts, validations, checkpoints. Pure.
+// Folds items of training: steps and their parts, validations, checkpoints. Pure.
 import { foldCells, rankState } from "./traffic.js";
 
 export const MOST_STEPS = 20_000;
-const MOST_CHECKPOINTS = 100; // that the server remembers too (contracts/telemetry/words.py)
-const MOST_MARKS = 2000; // that a snapshot tells too (jobs/history/told/snapshot.py)
-const LAST = 50; // steps whose times are averaged
-const FIRST_STEPS = 3; // of a run, no measure of the others (contracts/telemetry/words.py)
-const TOLD_APART = 64; // as many as a diagnosis measures (jobs/diagnosis/course/steps.py)
-export const SPEEDS = 20; // as many as the summary's own speed is of (SPEED_STEPS, contracts/telemetry/words.py)
+const MOST_CHECKPOINTS = 100; // limit of the server (contracts/telemetry/words.py)
+const MOST_MARKS = 2000; // limit of a snapshot (jobs/history/told/snapshot.py)
+const LAST = 50; // steps of the median step time
+const FIRST_STEPS = 3; // warm-up steps (contracts/telemetry/words.py)
+const TRACED_STEPS = 64; // steps of a diagnosis (jobs/diagnosis/course/steps.py)
+export const SPEEDS = 20; // steps of the speed (SPEED_STEPS, contracts/telemetry/words.py)
 
-/** One more point of the curves. Beyond MOST_STEPS only every second step is kept, then every fourth, and so on. */
+/** Add a point of the curves. Above MOST_STEPS keep every second step, then every fourth, and so on. */
 export function keepStep(state, step, point) {
   tellLoss(state, step, point.loss);
   if (step % state.stride !== 0) return;
@@ -19,7 +19,7 @@ export function keepStep(state, step, point) {
   for (const one of state.steps.keys()) if (one % state.stride !== 0) state.steps.delete(one);
 }
 
-/** Of the newest step whose loss is told, if only that it is no number: "loss is nan". */
+/** Keep the loss of the latest step. A fault such as "loss is nan" counts as a loss. */
 export function tellLoss(state, step, loss, fault = "") {
   const [, words] = /^loss is (\S+)/.exec(fault) ?? [];
   if (step < (state.lastLoss?.step ?? 0)) return;
@@ -27,7 +27,7 @@ export function tellLoss(state, step, loss, fault = "") {
   else if (words) state.lastLoss = { step, loss, words };
 }
 
-/** What ranks say of one step comes together in one point: not every rank knows its loss. */
+/** Merge the items of all ranks into one point, because not every rank has the loss. */
 function foldPoint(state, item) {
   const before = state.steps.get(item.step);
   const own = item.rank === 0 || !before ? item : before;
@@ -48,7 +48,7 @@ function keepLast(list, value, most = LAST) {
   if (list.length > most) list.shift();
 }
 
-/** Tokens over time of rank 0's last steps, a single step's jumps too much to read; before any of them, the step's own. */
+/** Return tokens per second over the last steps of rank 0, or of the given step. A single step varies too much. */
 function speed(state, item) {
   const times = state.stepTimes.length > 0 ? state.stepTimes.slice(-SPEEDS) : [item.step_s];
   const seconds = times.reduce((sum, one) => sum + one, 0);
@@ -63,7 +63,7 @@ export function foldStep(state, item, node) {
   foldPoint(state, item);
   if (item.parts && item.ran > FIRST_STEPS) {
     rank.parts ??= [];
-    keepLast(rank.parts, { step_s: item.step_s, ...item.parts }, TOLD_APART);
+    keepLast(rank.parts, { step_s: item.step_s, ...item.parts }, TRACED_STEPS);
   }
   if (item.not_finite) mark(state, { kind: "fault", time: item.time, step: item.step, text: item.not_finite });
   if (item.rank === 0) keepLast(state.stepTimes, item.step_s);
@@ -73,7 +73,7 @@ export function foldStep(state, item, node) {
   if (before && item.step <= before.step) return;
   const { step, steps, step_s, tokens, time } = item;
   state.progress = { step, steps, step_s, tokens, time, rate };
-  // Its first step here is no step 1: it goes on from a checkpoint.
+  // A first step after step 1 means that the run resumed from a checkpoint.
   if (item.step > item.ran) mark(state, { kind: "resume", time: time - step_s, step: step - item.ran, text: "" });
 }
 
@@ -88,14 +88,14 @@ export function foldCheckpoint(state, item) {
   mark(state, { kind: "checkpoint", time: item.time, step: item.step, text: item.problem ?? "" });
 }
 
-/** Whether no step before this one was at fault: a run may go on without a number for as long as it lasts. */
+/** Return whether the previous step was healthy. A run with a NaN loss can continue, and only its first fault is a mark. */
 function isFirst(state, step) {
   const before = state.faultyStep;
   state.faultyStep = Math.max(before ?? step, step);
   return before === null || step > before + 1;
 }
 
-/** Something that all charts show at its time: {kind, time, step, text}. Told twice, it is there once. */
+/** Add a mark for all charts, {kind, time, step, text}, unless it is known. */
 export function mark(state, { kind, time, step, text }) {
   if (kind === "fault" && !isFirst(state, step)) return;
   const key = `${kind} ${step}`;
@@ -103,7 +103,7 @@ export function mark(state, { kind, time, step, text }) {
   if (state.marks.size > MOST_MARKS) state.marks.delete(state.marks.keys().next().value);
 }
 
-/** Seconds left at the pace of the last steps, or null. */
+/** Return the seconds left at the current speed, or null. */
 export function secondsLeft(progress) {
   if (!progress?.rate || !progress.tokens || !progress.steps) return null;
   return ((progress.steps - progress.step) * progress.tokens) / progress.rate;

@@ -1,4 +1,4 @@
-// Folds what is left of an attempt whose stream and history are gone (contracts.control.Summary). Pure.
+// Folds the summary of an attempt without stream and history (contracts.control.Summary). Pure.
 import { keepStep } from "./steps.js";
 import { cellKey, rankState } from "./traffic.js";
 
@@ -25,7 +25,7 @@ export function foldSummary(state, summary) {
   }
 }
 
-// The stream replays what the summary had condensed; steps stay, they are keyed.
+// The stream sends all counters again. Steps stay, because they have keys.
 export function forgetCounters(state) {
   state.ranks.clear();
   state.verdicts.clear();

@@ -1,6 +1,6 @@
-// Folds counters (contracts/telemetry/steps.py): what each rank sent, when, and what is missing of it. Pure.
+// Folds traffic counters (contracts/telemetry/steps.py) by rank and time, with gaps. Pure.
 
-const SCRIPT_SETUP_STEPS = 2; // of a script, the first (contracts/telemetry/words.py)
+const SCRIPT_SETUP_STEPS = 2; // first steps of a script (contracts/telemetry/words.py)
 
 export function memberState(state, node) {
   if (!state.members.has(node)) state.members.set(node, { lastId: null, time: null, host: null, clock: null, lost: false });
@@ -15,7 +15,7 @@ export function rankState(state, rank, node = 0) {
   return state.ranks.get(rank);
 }
 
-/** The keys of `Bins`: enough to filter by axis and by collective. */
+/** Keys of `Bins`, which filter by axis and collective. */
 export const binKey = (cell) => `${cell.axis}/${cell.op}`;
 export const cellKey = (cell) => `${cell.phase}/${cell.axis}/${cell.op}/${cell.group_size}`;
 
@@ -24,10 +24,10 @@ export function foldCells(state, item, node) {
   for (const cell of item.cells) {
     const key = cellKey(cell);
     const before = rank.cells.get(key);
-    // Step items and traffic items leave the rank by two doors: an older snapshot may arrive second.
+    // Step items and traffic items use two channels, so an older snapshot may arrive later.
     if (before && (cell.count < before.count || cell.completed < before.completed)) continue;
     rank.cells.set(key, cell);
-    // After a break the first value says what happened before it, too: no honest rate follows from it.
+    // The first value after a gap includes the traffic of the gap, so it gives no rate.
     const known = before && !rank.stale?.has(key);
     rank.stale?.delete(key);
     if (!known && rank.baseline) continue;
@@ -40,7 +40,7 @@ export function foldCells(state, item, node) {
 
 export function foldTraffic(state, item, node) {
   rankState(state, item.rank, node).dropped = item.dropped;
-  state.processes.delete(item.rank); // it speaks for itself again
+  state.processes.delete(item.rank); // the rank reports again
   foldCells(state, item, node);
 }
 
@@ -48,14 +48,14 @@ export function foldPhase(state, item, node) {
   const rank = rankState(state, item.rank, node);
   rank.phase = item.phase;
   if (item.cells !== undefined) {
-    rank.exactStep = Math.max(0, item.steps - SCRIPT_SETUP_STEPS); // its phase "step" begins behind them
+    rank.exactStep = Math.max(0, item.steps - SCRIPT_SETUP_STEPS); // phase "step" begins after the set-up steps
     rank.exactCells = item.cells;
   }
-  // Of a script, which has no step items.
+  // Scripts have no step items.
   if (item.rank === 0 && item.steps !== undefined) state.progress = { step: item.steps, steps: null, rate: null };
 }
 
-/** History of a member is missing up to `to`: mark it, and take the next value of its counters as new baselines. */
+/** Mark a gap in the history of a member. The next values of its counters are new baselines. */
 export function markGap(state, from, to, node = 0) {
   state.gaps += 1;
   state.lost = true;

@@ -1,5 +1,6 @@
-// What the cells of ranks over time hold. Pure: no DOM.
-/** Cells of ranks x bins within [from, to] unix seconds (null: all), newest bin left out while it fills. */
+// Cells of the rank heatmap. Pure.
+
+/** Return cells of ranks x bins within [from, to] unix seconds (null: no limit), without the last bin if `filling`. */
 export function cellsOf(bins, ranks, accepts, { from = null, to = null, filling = false } = {}) {
   const times = bins.times();
   let last = times.length - (filling ? 1 : 0);
@@ -24,7 +25,7 @@ export function cellsOf(bins, ranks, accepts, { from = null, to = null, filling 
   return { cells, columns, most, times: times.slice(first, last) };
 }
 
-/** The cells by fewer rows and columns: each of the new ones is the most of those it stands for, NaN where none is known. */
+/** Merge cells into fewer rows and columns. A merged cell has the maximum of its cells, or NaN if no cell is known. */
 export function fewer(cells, rows, columns, newRows, newColumns) {
   if (newRows >= rows && newColumns >= columns) return cells;
   const drawn = new Float32Array(newRows * newColumns).fill(Number.NaN);

@@ -1,27 +1,31 @@
-// A heat map on one canvas: a pixel a cell, stretched by the page; where the screen has fewer pixels than there are
-// cells, each is the most of those it stands for. Pointed at or walked with the arrow keys it tells.
+// A heat map on one canvas, with one pixel per cell. If the screen has fewer pixels than cells, a pixel shows the maximum
+// of its cells. The mouse and the arrow keys choose a cell, and `onTell` receives its description.
 import { color } from "../charts/theme.js";
 import { el } from "../dom.js";
 import { fewer } from "./cells.js";
 import { atShare, channels, shadeOf, shades } from "./scale.js";
 
 const LEAST_BETWEEN = 8; // px from one line to the next
+const MAX_LABELS = 8; // per axis, short labels
+const MAX_WIDE_LABELS = 5;
 
-/** As many cells as the screen has pixels for; all of them while it is not known where they are drawn. */
+/** Return the number of cells that the screen can show, or all cells while the size is unknown. */
 const roomFor = (cells, size) => (size > 0 ? Math.min(cells, Math.ceil(size * devicePixelRatio)) : cells);
 
 /**
- * `told(row, column)`: the words of a cell. Returns {show(cells, {rows, columns, most, borders}), pointed, destroy}:
- * cells row by row, NaN where nothing is known; `borders` are row and column numbers before which a host begins.
- * What is pointed at is told again, with its new figures, by each show; `pointed()` says whether anything is;
- * `destroy()` is for who draws another in its stead.
+ * Return {show(cells, {rows, columns, most, borders, axes}), pointed, destroy}. `cells` are row by row, NaN if unknown.
+ * `borders` are the rows and columns at which a host begins. `axes` are {rows, columns}, each {title, words(cell)}.
+ * `told(row, column)` describes a cell; `onTell` receives the description of the chosen cell, again after each show.
+ * Call `destroy()` before you draw another map in the container.
  */
 export function heatMap(container, { label, told, onTell, token = "--axis-dp", tall = false }) {
   const canvas = el("canvas", { className: "heat-cells", role: "img", ariaLabel: label, tabIndex: 0 });
   const lines = el("canvas", { className: "heat-lines", ariaHidden: "true" });
   const mark = el("div", { className: "heat-mark", hidden: true });
   const box = el("div", { className: tall ? "heat-box tall" : "heat-box" }, canvas, lines, mark);
-  container.replaceChildren(box);
+  const [rowLabels, columnLabels] = ["heat-rows", "heat-columns"].map((className) => el("div", { className, ariaHidden: "true" }));
+  const titles = ["heat-row-title", "heat-column-title"].map((className) => el("span", { className, ariaHidden: "true" }));
+  container.replaceChildren(el("div", { className: tall ? "heat-frame tall" : "heat-frame" }, titles[0], rowLabels, box, columnLabels, titles[1]));
   const context = canvas.getContext("2d", { willReadFrequently: false });
   let [shown, inks, image] = [null, null, null];
   let at = null;
@@ -45,7 +49,7 @@ export function heatMap(container, { label, told, onTell, token = "--axis-dp", t
     paintLines();
   }
 
-  /** Where a host begins: lines of one pixel on a canvas as large as the box is, unless they would be most of it. */
+  /** Draw the borders of hosts as lines of one pixel, unless the lines would cover most of the map. */
   function paintLines() {
     const [width, height] = [box.clientWidth, box.clientHeight];
     if (width === 0) return;
@@ -99,6 +103,9 @@ export function heatMap(container, { label, told, onTell, token = "--axis-dp", t
       shown = { cells, ...size };
       box.style.setProperty("--rows", String(size.rows));
       box.style.setProperty("--columns", String(size.columns));
+      writeLabels(rowLabels, size.rows, size.axes?.rows.words, "top", MAX_LABELS);
+      writeLabels(columnLabels, size.columns, size.axes?.columns.words, "left", tall ? MAX_WIDE_LABELS : MAX_LABELS);
+      titles.forEach((title, i) => (title.textContent = size.axes?.[i === 0 ? "rows" : "columns"].title ?? ""));
       paint();
       if (at) choose(at);
     },
@@ -110,10 +117,28 @@ export function heatMap(container, { label, told, onTell, token = "--axis-dp", t
   };
 }
 
-/** The scale in words: nothing, a quarter of the most (half way along), the most. */
-export function legend(place, most, words, token = "--axis-dp") {
+/** Return at most `most` cells at equal distances among `count` cells. */
+export function labelPlaces(count, most) {
+  const wanted = Math.max(1, Math.ceil(count / most));
+  const power = 10 ** Math.floor(Math.log10(wanted));
+  const gap = [1, 2, 4, 5, 8, 10].map((factor) => factor * power).find((one) => one >= wanted);
+  return Array.from({ length: Math.ceil(count / gap) }, (_, i) => i * gap);
+}
+
+function writeLabels(place, count, words, side, most) {
+  const labels = (words ? labelPlaces(count, most) : []).map((cell) => {
+    const one = el("span", {}, words(cell));
+    one.style[side] = `${(100 * (cell + 0.5)) / count}%`;
+    return one;
+  });
+  place.replaceChildren(...labels);
+}
+
+/** Show the color scale: its quantity, and the values at the start, the middle and the end. */
+export function legend(place, most, words, token = "--axis-dp", quantity = "") {
   const bar = el("span", { className: "heat-scale", ariaHidden: "true" });
   bar.style.setProperty("--swatch", `var(${token})`);
   const ends = [0, atShare(0.5, most), most].map((value) => el("span", {}, words(value)));
-  place.replaceChildren(el("div", { className: "heat-legend" }, bar, el("div", { className: "heat-ends" }, ...ends)));
+  const title = quantity ? el("p", { className: "note" }, `Color scale: ${quantity}`) : null;
+  place.replaceChildren(el("div", { className: "heat-legend" }, title, bar, el("div", { className: "heat-ends" }, ...ends)));
 }

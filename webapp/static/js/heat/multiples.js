@@ -1,4 +1,4 @@
-// Small multiples: a tiny chart for each axis, then for each rank, all by one scale.
+// Charts by axis and rank: a small chart per axis, then per rank, with one scale.
 import { color } from "../charts/theme.js";
 import { axisToken } from "../timeline/colors.js";
 import { el } from "../dom.js";
@@ -8,7 +8,7 @@ import { cellsOf } from "./cells.js";
 const MOST = 128;
 const [WIDTH, HEIGHT] = [150, 36];
 
-/** Draws only while the details are open. */
+/** Return draw(bins, drawn, ranks, figure), which draws only while the details are open. */
 export function multiples(place, details) {
   let newest = null;
   details.addEventListener("toggle", () => newest && draw(...newest));
@@ -30,7 +30,7 @@ export function multiples(place, details) {
     });
     const most = charts.reduce((top, { values }) => values.reduce((high, value) => (value > high ? value : high), top), 0);
     place.replaceChildren(...charts.map((chart) => tiny(chart, most, figure)));
-    if (ranks.length > MOST) place.append(el("p", { className: "note" }, `The first ${MOST} of ${integer(ranks.length)} ranks; all are in the map above.`));
+    if (ranks.length > MOST) place.append(el("p", { className: "note" }, `The first ${MOST} of ${integer(ranks.length)} ranks. The map above shows all ranks.`));
   }
   return draw;
 }

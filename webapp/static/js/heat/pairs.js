@@ -1,27 +1,29 @@
-// The panel "Who sends to whom": measured beside predicted, by the same scale.
+// The traffic matrix: measured next to predicted, with one color scale.
 import { busFactor } from "../collectives.js";
 import { el } from "../dom.js";
-import { bytes, exactBytes, integer } from "../format.js";
+import { counted, decimalBytes, exactBytes, integer } from "../format.js";
 import { heatMap, legend } from "./map.js";
 import { measured, ofStep, predicted, strides } from "./spread.js";
 
-export const MOST_RANKS = 1024; // a square of them is a million cells
+export const MOST_RANKS = 1024; // a million cells
 
-/** Numbers of ranks before which another host begins. */
+const AXES = { rows: { title: "sending rank", words: integer }, columns: { title: "receiving rank", words: integer } };
+
+/** Return the first ranks of all hosts except the first host. */
 export const hostBorders = (members) => (members ?? []).map((member) => member.first_rank).filter((rank) => rank > 0);
 
-/** Returns show(job, state, step): `step` the newest step event by event, or null. */
+/** Return show(job, state, step). `step` is the latest traced step, or null. */
 export function pairsPanel(panel) {
   const $ = (id) => panel.querySelector(`#${id}`);
   const told = $("pairs-told");
   let squares = { measured: null, predicted: null };
   const words = (from, to) => {
     const parts = ["measured", "predicted"].map((name) => squares[name] && `${exactBytes(Math.round(squares[name].bytes[from * squares[name].ranks + to]))} ${name}`);
-    return `rank ${from} sends rank ${to} ${parts.filter(Boolean).join(", ")} a step`;
+    return `rank ${from} to rank ${to}, per step: ${parts.filter(Boolean).join(", ")}`;
   };
   let note = "";
   const tell = (text) => (told.textContent = text ?? note);
-  const make = (id, name) => heatMap($(id), { label: `Algorithmic bytes of a step from each rank to each other, ${name}. Arrow keys walk the cells.`, told: words, onTell: tell });
+  const make = (id, name) => heatMap($(id), { label: `Algorithmic bytes per step from each rank to each other rank, ${name}. Arrow keys move between cells.`, told: words, onTell: tell });
   const maps = { measured: make("pairs-measured", "measured"), predicted: make("pairs-predicted", "predicted") };
   let drawn = "";
   $("pairs-axis").addEventListener("change", () => (drawn = ""));
@@ -36,7 +38,7 @@ export function pairsPanel(panel) {
     const layout = { ...job.spec.layout };
     const world = job.estimate?.world_size ?? Math.max(0, ...(step ? step.ranks.keys() : [])) + 1;
     if (world > MOST_RANKS) {
-      panel.querySelector("[data-empty]").textContent = `${integer(world)} ranks are more than the ${integer(MOST_RANKS)} that are drawn pair by pair.`;
+      panel.querySelector("[data-empty]").textContent = `The traffic matrix shows at most ${integer(MOST_RANKS)} ranks. This run has ${integer(world)}.`;
       return;
     }
     squares.predicted = planned ? predicted(job.estimate, layout, accepts) : null;
@@ -46,7 +48,7 @@ export function pairsPanel(panel) {
         ? ofStep(step, world, accepts, busFactor)
         : null;
     if (!squares.measured && !squares.predicted) {
-      panel.querySelector("[data-empty]").textContent = job.finished ? "No step was counted." : "Waiting for the first step that is counted.";
+      panel.querySelector("[data-empty]").textContent = job.finished ? "No step was measured." : "Waiting for the first step.";
       return;
     }
     drawn = key;
@@ -58,17 +60,17 @@ export function pairsPanel(panel) {
     const borders = hostBorders(job.members);
     for (const [name, map] of Object.entries(maps)) {
       panel.querySelector(`#pairs-${name}`).parentElement.hidden = !squares[name];
-      if (squares[name]) map.show(squares[name].bytes, { rows: world, columns: world, most, borders: { rows: borders, columns: borders } });
+      if (squares[name]) map.show(squares[name].bytes, { rows: world, columns: world, most, borders: { rows: borders, columns: borders }, axes: AXES });
     }
-    const counted = steps > 0 ? `Measured: the mean of ${integer(steps)} ${steps === 1 ? "step" : "steps"}.` : "No step was counted.";
-    const sources = planned ? counted : `Of step ${step.step}, as its events tell.`;
-    note = `Rows send, columns receive; algorithmic bytes of a step, spread as a ring, an all-to-all or a pipeline sends them. ${sources}${borders.length > 0 ? " Lines, where there is room for them: where a host begins." : ""}`;
+    const mean = steps > 0 ? `Measured: mean of ${counted(steps, "step")}.` : "No step is measured yet.";
+    const source = planned ? mean : `Measured: events of step ${integer(step.step)}.`;
+    note = `Rows send, columns receive. Algorithmic bytes per step. ${source}${borders.length > 0 ? " Lines mark host boundaries." : ""}`;
     if (!Object.values(maps).some((map) => map.pointed())) tell(null);
-    legend($("pairs-legend"), most, (value) => `${bytes(Math.round(value))} a step`);
+    legend($("pairs-legend"), most, (value) => decimalBytes(Math.round(value)), undefined, "algorithmic bytes per step");
   };
 }
 
-/** Adds the axes that a select lacks. */
+/** Add the missing axes to a select. */
 export function fill(select, axes) {
   const known = new Set([...select.options].map((option) => option.value));
   for (const axis of new Set(axes)) if (!known.has(axis)) select.append(el("option", { value: axis }, `axis ${axis}`));

@@ -1,16 +1,15 @@
-// How a value becomes a colour: one hue from the surface to the axis' colour, so that darker (in the dark, lighter) is
-// always more, whoever looks. Pure.
+// The color scale of heat maps: one hue, from the color of the surface to the color of the axis. Pure.
 
 export const SHADES = 256;
-const FAINTEST = 0.12; // of the way: the least that is not nothing is seen
+const FAINTEST = 0.12; // share of the scale at which the smallest value above 0 starts, to stay visible
 
-/** "rgb(1, 2, 3)" and its kin as [r, g, b]. */
+/** Parse a CSS color, for example "rgb(1, 2, 3)", into [r, g, b]. */
 export function channels(text) {
   const numbers = text.match(/[\d.]+/g).map(Number);
   return text.startsWith("color(") ? numbers.slice(0, 3).map((part) => Math.round(255 * part)) : numbers.slice(0, 3);
 }
 
-/** Packed pixels from `low` to `high`: shade 0 is nothing at all. */
+/** Return packed pixels from `low` to `high`. Shade 0 is the value 0. */
 export function shades(low, high) {
   const pixels = new Uint32Array(SHADES);
   for (let shade = 0; shade < SHADES; shade += 1) {
@@ -21,8 +20,8 @@ export function shades(low, high) {
   return pixels;
 }
 
-/** The shade of a value of `most`; the square root keeps small ones apart. NaN: none. */
+/** Return the shade of a value between 0 and `most`. The square root makes small values distinguishable. */
 export const shadeOf = (value, most) => (value > 0 && most > 0 ? Math.max(1, Math.round((SHADES - 1) * Math.sqrt(Math.min(1, value / most)))) : 0);
 
-/** The value in the middle of the scale as drawn, for the legend. */
+/** Return the value at a share of the scale, for the legend. */
 export const atShare = (share, most) => share * share * most;

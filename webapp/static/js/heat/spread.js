@@ -1,14 +1,14 @@
-// Who sends to whom: bytes of a rank's collectives, spread as the algorithm of each sends them. Mirrors
-// planner.cost.matrix (a test compares them). Pure.
+// Traffic between pairs of ranks: bytes of collectives, distributed by the algorithm of each collective. Pure.
+// Mirrors planner.cost.matrix (a test compares both).
 import { coordinates } from "../collectives.js";
 import { axisGroup } from "../job/hosts.js";
 
-const SILENT = new Set(["recv", "barrier"]); // what the other end sends, and what carries nothing
+const SILENT = new Set(["recv", "barrier"]); // the sender counts a recv, and a barrier carries no data
 
-/** A square of bytes: [sender * ranks + receiver]. */
+/** Return an empty matrix of bytes, at [sender * ranks + receiver]. */
 export const square = (ranks) => ({ ranks, bytes: new Float64Array(ranks * ranks) });
 
-/** The ranks of a collective's group, by its size and stride. */
+/** Return the ranks of a group from its size and stride. */
 function group(rank, size, stride) {
   const span = size * stride;
   const first = Math.floor(rank / span) * span + (rank % stride);
@@ -22,13 +22,13 @@ function pipe(rank, layout) {
 
 const V_SCHEDULES = new Set(["zbv", "dualpipev"]);
 
-/** The stage of each chunk of the layers: in a loop, or down and up again (planner.facts.layout.chunk_indices). */
+/** Return the stage of each chunk of layers, in a loop or in a V (planner.facts.layout.chunk_indices). */
 function owners({ pp = 1, virtual_stages: rounds = 1, schedule }) {
   if (V_SCHEDULES.has(schedule) && rounds === 2) return Array.from({ length: 2 * pp }, (_, chunk) => (chunk < pp ? chunk : 2 * pp - 1 - chunk));
   return Array.from({ length: pp * rounds }, (_, chunk) => chunk % pp);
 }
 
-/** Ranks that a stage sends hidden states or gradients to, one for each message. */
+/** Return the ranks that a stage sends hidden states or gradients to, one per message. */
 function stages(rank, layout) {
   const { pp: stage } = coordinates(rank, layout);
   const ranks = pipe(rank, layout);
@@ -37,7 +37,7 @@ function stages(rank, layout) {
   return near.filter((chunk) => chunk >= 0 && chunk < owner.length && owner[chunk] !== stage).map((chunk) => ranks[owner[chunk]]);
 }
 
-/** Adds what `rank` sends in one kind of collective: {op, axis, group_size, stride, algorithmic_bytes}. */
+/** Add the bytes that `rank` sends in one kind of collective, {op, axis, group_size, stride, algorithmic_bytes}. */
 export function spread(into, rank, row, layout) {
   if (SILENT.has(row.op) || !(row.algorithmic_bytes > 0)) return;
   const add = (to, bytes) => {
@@ -57,13 +57,13 @@ export function spread(into, rank, row, layout) {
   add(members[(members.indexOf(rank) + 1) % members.length], row.algorithmic_bytes);
 }
 
-/** As the plan has it, of one step; `accepts(axis)`. */
+/** Return the predicted matrix of one step, for axes that `accepts(axis)` selects. */
 export function predicted(estimate, layout, accepts) {
   const made = square(estimate.world_size);
   const perStage = estimate.world_size / estimate.stages.length;
   for (let rank = 0; rank < made.ranks; rank += 1) {
     const stage = estimate.stages[Math.floor(rank / perStage)];
-    const own = estimate.rank_bytes?.[rank]; // where a rank's payload differs from its stage's
+    const own = estimate.rank_bytes?.[rank]; // present if the payload of the rank differs from the stage
     for (const row of stage.traffic) {
       if (!accepts(row.axis)) continue;
       const part = own && stage.step_bytes[row.axis] > 0 ? own[row.axis] / stage.step_bytes[row.axis] : 1;
@@ -73,7 +73,7 @@ export function predicted(estimate, layout, accepts) {
   return made;
 }
 
-/** As the ranks counted, bytes of a step: the mean over their steps so far. Null before the first. */
+/** Return the measured matrix per step, the mean over all steps, or null before the first step. */
 export function measured(ranks, layout, world, strideOf, accepts) {
   const made = square(world);
   let any = false;
@@ -89,7 +89,7 @@ export function measured(ranks, layout, world, strideOf, accepts) {
   return any ? made : null;
 }
 
-/** How far apart the ranks of a counted collective's group are: as planned, else as the layout has its axis. */
+/** Return a function that finds the stride of a measured cell, from the plan or from the layout. */
 export function strides(estimate, layout) {
   const known = new Map();
   for (const stage of estimate?.stages ?? []) {
@@ -102,7 +102,7 @@ export function strides(estimate, layout) {
     known.get(`${cell.axis} ${cell.group_size} ${cell.op}`) ?? known.get(`${cell.axis} ${cell.group_size}`) ?? axisGroup(layout, cell.axis)?.stride ?? 1;
 }
 
-/** As a step's events tell: exact groups and peers, for runs whose layout nobody planned. */
+/** Return the matrix of a traced step. Events have exact groups and peers, so no plan is needed. */
 export function ofStep(step, world, accepts, factor) {
   const made = square(world);
   for (const [rank, own] of step.ranks) {

@@ -1,22 +1,31 @@
-// The panel "Every rank over time": a row a rank, a column a bin, up to thousands of ranks on one canvas.
+// The rank heatmap: one row per rank, one column per time bin, on one canvas.
 import { byteRate, duration, exactTime, integer } from "../format.js";
 import { cellsOf } from "./cells.js";
+import { clockTicks } from "../charts/ticks.js";
 import { hostBorders, fill } from "./pairs.js";
 import { heatMap, legend } from "./map.js";
 import { multiples } from "./multiples.js";
 
-const share = (value) => (Number.isNaN(value) ? "not known" : `${(100 * value).toFixed(1)} %`);
+const share = (value) => (Number.isNaN(value) ? "unknown" : `${(100 * value).toFixed(1)} %`);
 const FIGURES = {
-  bytes: { words: (value) => (Number.isNaN(value) ? "not known" : byteRate(value)), token: "--axis-dp", note: "Payload bytes issued per second" },
-  still: { words: share, token: "--axis-tp", note: "Share of its time that a rank's training thread stood still for collectives, as its steps tell" },
+  bytes: { words: (value) => (Number.isNaN(value) ? "unknown" : byteRate(value)), token: "--axis-dp", note: "Payload bytes per second" },
+  still: { words: share, token: "--axis-tp", note: "Share of time in which the training thread waits for collectives" },
 };
 
 function nothing(job, state) {
   if (!job.finished) return "Waiting for the first collective.";
-  return state.fromSummary ? "When each rank sent what is no longer kept." : "The run ended without a collective.";
+  return state.fromSummary ? "Traffic over time was deleted." : "The run ended without a collective.";
 }
 
-/** Returns show(job, state, range): `range` {from, to} in unix seconds, nulls for the whole run. */
+const SHORT_S = 10; // a shorter span is labeled by the time since its start
+
+function timeAxis(times) {
+  if (times.at(-1) - times[0] < SHORT_S) return { title: "time since start", words: (column) => duration(times[column] - times[0]) };
+  const clock = clockTicks(null, times.map(Math.round));
+  return { title: "time", words: (column) => clock[column].split("\n")[0] };
+}
+
+/** Return show(job, state, range). `range` is {from, to} in unix seconds, nulls for the whole run. */
 export function timePanel(panel) {
   const $ = (id) => panel.querySelector(`#${id}`);
   let [ranks, drawn, what, figure] = [[], null, "", FIGURES.bytes];
@@ -26,7 +35,7 @@ export function timePanel(panel) {
     const value = figure.words(drawn.cells[row * drawn.columns + column]);
     return `rank ${ranks[row]} · ${exactTime(new Date(1000 * drawn.times[column]))} · ${value} over ${duration(drawn.width)}`;
   };
-  const options = { label: "Each rank over time. Arrow keys walk the cells.", told: words, onTell: (text) => (told.textContent = text ?? note), tall: true };
+  const options = { label: "Rank heatmap. Arrow keys move between cells.", told: words, onTell: (text) => (told.textContent = text ?? note), tall: true };
   let map = null;
   const small = multiples($("multiples"), $("multiples-more"));
 
@@ -47,7 +56,7 @@ export function timePanel(panel) {
     const empty = panel.querySelector("[data-empty]");
     empty.hidden = known;
     if (!known) {
-      empty.textContent = what === "still" ? "No step has told what its ranks stood still for." : nothing(job, state);
+      empty.textContent = what === "still" ? "No stall times are known yet." : nothing(job, state);
       return;
     }
     ranks = [...bins.rows.keys()].sort((a, b) => a - b);
@@ -56,10 +65,11 @@ export function timePanel(panel) {
     if (drawn.columns === 0) return;
     const most = what === "still" ? Math.max(drawn.most, 0.01) : drawn.most;
     const borders = hostBorders(job.members).map((rank) => ranks.findIndex((one) => one >= rank)).filter((row) => row > 0);
-    map.show(drawn.cells, { rows: ranks.length, columns: drawn.columns, most, borders: { rows: borders, columns: [] } });
-    note = `${figure.note}, over ${duration(bins.width)}. ${integer(ranks.length)} ${ranks.length === 1 ? "rank" : "ranks"} from above, ${exactTime(new Date(1000 * drawn.times[0]))} to ${exactTime(new Date(1000 * drawn.times.at(-1)))}.`;
+    const axes = { rows: { title: "rank", words: (row) => integer(ranks[row]) }, columns: timeAxis(drawn.times) };
+    map.show(drawn.cells, { rows: ranks.length, columns: drawn.columns, most, borders: { rows: borders, columns: [] }, axes });
+    note = `${figure.note}, mean over ${duration(bins.width)}. From ${exactTime(new Date(1000 * drawn.times[0]))} to ${exactTime(new Date(1000 * drawn.times.at(-1)))}.`;
     if (!map.pointed()) told.textContent = note;
-    legend($("heat-time-legend"), most, figure.words, figure.token);
+    legend($("heat-time-legend"), most, figure.words, figure.token, figure.note.toLowerCase());
     small(bins, drawn, ranks, figure);
   };
 }

@@ -1,16 +1,16 @@
-// A run that one process did not compute: what a check of it found, live, and the button that makes one.
+// The reference check of a run without one: its state, live, and the button that starts the check.
 import { embedded, write } from "../dom.js";
 
 const VERDICTS = ["equal", "apart"];
-const LOOK_S = 10; // a longer wait would tell of no state in between
+const LOOK_S = 10; // a longer wait would skip states
 const AWAY_MS = 5000;
 const GONE = [401, 403, 404];
 
 const told = embedded("check-told");
-let words = null; // of a proof; the run's precision says how
+let words = null; // describes a proof, depends on the precision
 let followed = false;
 
-/** `one`: the run's own proof beside one process; `wordsOf` says in words what a proof found. */
+/** Show the check. `one` is the result of the run itself, and `wordsOf` describes a proof. */
 export function showCheck(place, one, wordsOf) {
   words = wordsOf;
   place.hidden = one.words !== "not checked" || one.waits;
@@ -25,7 +25,7 @@ function show(place) {
   const found = VERDICTS.includes(told.proof?.one_process.state);
   const form = place.querySelector("form");
   if (form) form.hidden = !told.finished || found;
-  const ended = found ? words(told.proof) : `${told.status} without a verdict`;
+  const ended = found ? words(told.proof) : `no result (${told.status})`;
   write(place.querySelector("[data-said]"), told.finished ? ended : told.status);
 }
 

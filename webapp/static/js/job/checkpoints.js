@@ -1,11 +1,11 @@
-// The job page's checkpoints: what is on the host's disk, and the way to go on from it.
+// The checkpoints of a job, with links that resume them.
 import { el } from "../dom.js";
 import { bytes, exactBytes, integer, milliseconds } from "../format.js";
 import { refill } from "../refill.js";
 
 const number = (text, title = "") => el("td", { className: "number", title }, text);
 
-/** `checkpoints`: step -> item; the newest `keep` complete ones are still there. */
+/** Show `checkpoints` (step -> item). The host keeps the latest `keep` complete checkpoints. */
 export function showCheckpoints(section, body, checkpoints, keep, jobId) {
   section.hidden = checkpoints.size === 0;
   const items = [...checkpoints.values()].sort((a, b) => b.step - a.step);
@@ -17,7 +17,7 @@ export function showCheckpoints(section, body, checkpoints, keep, jobId) {
 
 function row(item, kept, jobId) {
   if (item.name === null) {
-    const problem = el("td", { colSpan: 5, className: "off" }, `could not be written: ${item.problem}`);
+    const problem = el("td", { colSpan: 5, className: "off" }, `not written: ${item.problem}`);
     return el("tr", {}, number(integer(item.step)), problem);
   }
   const query = new URLSearchParams({ from: jobId, resume: item.name });
@@ -30,6 +30,6 @@ function row(item, kept, jobId) {
     number(bytes(item.num_bytes), exactBytes(item.num_bytes)),
     number(milliseconds(item.stall_s)),
     number(milliseconds(item.save_s)),
-    el("td", {}, kept ? goOn : el("span", { className: "note" }, "no longer kept")),
+    el("td", {}, kept ? goOn : el("span", { className: "note" }, "deleted")),
   );
 }

@@ -1,38 +1,77 @@
-// The job page of a dry run: what one step of each tried rank would be.
+// The job page of a dry run: whether the layout fits, and one counted step of each rank.
+import { coordinates } from "../collectives.js";
 import { el } from "../dom.js";
-import { bytes, duration, exactBytes, integer, operations, relativeError } from "../format.js";
+import { bytes, decimalBytes, duration, exactBytes, integer, operations, relativeError } from "../format.js";
 import { refill } from "../refill.js";
 import { dryLines } from "./memory.js";
 import { showLines } from "./planned.js";
 
 const number = (text, title = "") => el("td", { className: "number", title }, text);
+const peakOf = (item) => item.peak_bytes + item.optimizer_bytes;
 
-/** A line for each rank that `job` asks for. `runs`: rank -> item; `verdicts`: rank -> rows. */
+/** Show whether the layout fits, the progress, and a line per rank. `runs`: rank -> item. `verdicts`: rank -> rows. */
 export function showDryRuns(body, job, runs, verdicts) {
-  const lines = job.spec.dry_ranks.map((rank) => (runs.has(rank) ? row(runs.get(rank), verdicts.get(rank) ?? []) : none(rank, job)));
+  const ranks = job.spec.dry_ranks;
+  const current = job.finished ? null : ranks.find((rank) => !runs.has(rank));
+  const lines = ranks.map((rank) => (runs.has(rank) ? row(runs.get(rank), verdicts.get(rank) ?? []) : missing(rank, job, rank === current)));
   refill(body, ...lines);
+  const panel = body.closest("section");
+  const fit = panel.querySelector("#dry-fit");
+  const { text, tone } = fitWords(job, runs);
+  if (fit.textContent !== text) fit.textContent = text;
+  fit.dataset.tone = tone || "info";
+  const bar = panel.querySelector("#dry-progress");
+  [bar.value, bar.hidden] = [runs.size, job.finished];
 }
 
-/** Under them what each holds, part by part, beside the plan. */
+/**
+ * Describe whether the layout fits: {text, tone}. The memory of a counted rank is its tensors and the planned allowance. A
+ * stage without a counted rank has its planned memory.
+ */
+export function fitWords({ spec, estimate, finished, status }, runs) {
+  const counted = spec.dry_ranks.filter((rank) => runs.has(rank));
+  if (counted.length === 0) {
+    if (finished) return { text: "No rank was counted.", tone: "warn" };
+    return { text: status === "running" ? `Counting rank ${spec.dry_ranks[0]}.` : "Waiting for the first rank.", tone: "" };
+  }
+  const { stages, axes, cluster } = estimate;
+  const stageOf = (rank) => (stages.length === 1 ? stages[0] : (stages.find((one) => one.stage === coordinates(rank, axes).pp) ?? stages[0]));
+  const needs = counted.map((rank) => {
+    const stage = stageOf(rank);
+    const overhead = stage.memory.allowance ?? 0;
+    return { stage, overhead, where: `rank ${rank}`, size: peakOf(runs.get(rank)) + overhead };
+  });
+  const known = new Set(needs.map(({ stage }) => stage));
+  const planned = stages.filter((stage) => !known.has(stage)).map((stage) => ({ where: `stage ${stage.stage} (planned, not counted)`, size: stage.memory_bytes }));
+  const most = [...needs, ...planned].reduce((best, one) => (one.size > best.size ? one : best));
+  const fits = most.size <= cluster.memory_bytes;
+  const text = `${fits ? "Fits" : "Does not fit"}: ${bytes(most.size)} of ${bytes(cluster.memory_bytes)} on the fullest rank, ${most.where}.`;
+  const overhead = most.overhead > 0 ? ` Includes ${bytes(most.overhead)} of planned overhead.` : "";
+  const progress = finished || counted.length === spec.dry_ranks.length ? "" : ` Counted ${integer(counted.length)} of ${integer(spec.dry_ranks.length)} ranks.`;
+  return { text: `${text}${overhead}${progress}`, tone: fits ? "good" : "bad" };
+}
+
+/** Show the memory of each counted rank by part, next to the plan. */
 export function showDryMemory(panel, body, job, runs) {
   panel.hidden = runs.size === 0;
-  const tried = job.spec.dry_ranks.filter((rank) => runs.has(rank));
-  showLines(body, tried.flatMap((rank) => dryLines(job.estimate, runs.get(rank))));
+  const counted = job.spec.dry_ranks.filter((rank) => runs.has(rank));
+  showLines(body, counted.flatMap((rank) => dryLines(job.estimate, runs.get(rank))));
 }
 
-function none(rank, { finished }) {
-  return el("tr", {}, el("th", { scope: "row" }, `rank ${rank}`), el("td", { colSpan: 7, className: "note" }, finished ? "Not tried." : "Waiting."));
+function missing(rank, { finished, status }, isCurrent) {
+  const words = finished ? "Not counted." : isCurrent && status === "running" ? "Counting…" : "Waiting.";
+  return el("tr", {}, el("th", { scope: "row" }, `rank ${rank}`), el("td", { colSpan: 7, className: "note" }, words));
 }
 
 function row(item, collectives) {
   const payload = collectives.reduce((sum, line) => sum + line.measured_bytes, 0);
-  const kept = item.peak_bytes + item.optimizer_bytes;
+  const kept = peakOf(item);
   return el(
     "tr",
     {},
     el("th", { scope: "row" }, `rank ${item.rank}`),
     number(integer(item.parameters)),
-    number(bytes(payload), exactBytes(payload)),
+    number(decimalBytes(payload), exactBytes(payload)),
     number(bytes(kept), exactBytes(kept)),
     number(bytes(item.predicted_bytes), exactBytes(item.predicted_bytes)),
     number(relativeError(item.predicted_bytes, kept)),

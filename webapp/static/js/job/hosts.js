@@ -1,4 +1,4 @@
-// Of a run over several hosts: which ranks are where, how far clocks are off, what crosses between hosts and what stays inside.
+// Hosts of a run on several hosts: ranks, clocks, and traffic between hosts and inside hosts.
 import { byAxis } from "../collectives.js";
 import { el, swatch } from "../dom.js";
 import { difference, exactBytes, integer, milliseconds } from "../format.js";
@@ -7,7 +7,7 @@ import { refill } from "../refill.js";
 const NOTHING = { predicted: 0, measured: 0 };
 const number = (text, extra = "") => el("td", { className: `number ${extra}`.trim() }, text);
 
-/** Size and stride of an axis' groups: mirrors planner.facts.layout.axis_group (a test compares them). */
+/** Return size and stride of the groups of an axis. Mirrors planner.facts.layout.axis_group (a test compares both). */
 export function axisGroup(layout, axis) {
   const { dp = 1, pp = 1, tp = 1, cp = 1, ep = 1 } = layout;
   const replicas = dp * cp;
@@ -21,7 +21,7 @@ export function axisGroup(layout, axis) {
   }[axis];
 }
 
-/** The ranks of some groups that have members on several hosts, and how many groups these are of how many. */
+/** Return the number of groups, the number that span hosts, and the ranks of those. */
 export function crossing({ size, stride }, members) {
   const home = new Map();
   for (const member of members) for (let i = 0; i < member.num_ranks; i += 1) home.set(member.first_rank + i, member.node);
@@ -39,7 +39,7 @@ export function crossing({ size, stride }, members) {
   return { groups, across, ranks };
 }
 
-/** The groups that traffic goes over, {axis, level, size, stride}: mirrors planner.facts.levels.levels (a test compares them). */
+/** Return the groups of a layout, {axis, level, size, stride}. Mirrors planner.facts.levels.levels (a test compares both). */
 export function levels(layout) {
   const { ep = 1, tp = 1, dp_replicas: copies = 1 } = layout;
   const dp = axisGroup(layout, "dp");
@@ -54,7 +54,7 @@ export function levels(layout) {
   return [...split.map((one) => ({ axis: "dp", ...one })), ...others].filter(({ size }) => size > 1);
 }
 
-/** Which of them a row or a cell belongs to: mirrors planner.facts.levels.level_of. */
+/** Return a function that finds the level of a row or cell. Mirrors planner.facts.levels.level_of. */
 export function levelIn(layout) {
   const { ep = 1, dp_replicas: copies = 1 } = layout;
   return ({ axis, op, group_size: size }) => {
@@ -65,7 +65,7 @@ export function levelIn(layout) {
   };
 }
 
-/** By level: what ranks of groups across hosts were to send and sent, and what those of groups inside a host. */
+/** Return predicted and measured traffic by level, between hosts and inside hosts. */
 export function crossingRows(layout, members, compared) {
   const seen = new Map(compared.map((row) => [`${row.axis} ${row.level}`, row.ranks]));
   return levels(layout)
@@ -87,15 +87,15 @@ function ranksOf(member) {
 }
 
 function partOf(member, jobStatus) {
-  if (member.silent) return "not heard";
+  if (member.silent) return "no contact";
   if (!member.ended) return jobStatus === "unreachable" ? "running" : jobStatus;
   return member.reason ? `${member.outcome}: ${member.reason}` : member.outcome;
 }
 
-/** Its clock as it was, fast or slow: "+12.0 ms ± 0.1 ms", and "not measured" where it was not. */
+/** Describe a clock: "+12.0 ms ± 0.1 ms" is fast. */
 export function clockWords(clock) {
   if (!clock) return "not measured";
-  const off = clock.offset_s === 0 ? 0 : -clock.offset_s; // told is what is to be added to the host's
+  const off = clock.offset_s === 0 ? 0 : -clock.offset_s; // `offset_s` is the correction of the host's clock
   return `${off < 0 ? "−" : "+"}${span(Math.abs(off))} ± ${milliseconds(clock.within_s)}`;
 }
 
@@ -107,7 +107,7 @@ function passed({ predicted, measured }, isNone) {
   return [number(exactBytes(predicted)), number(exactBytes(measured)), number(difference(off), off === 0 ? "zero" : "off")];
 }
 
-/** `comparedBy(levelOf)`: what was predicted and measured of the steps done, by axis and level. */
+/** Show the hosts. `comparedBy(levelOf)` returns predicted and measured traffic by axis and level. */
 export function showHosts(panel, job, state, comparedBy) {
   panel.hidden = job.members.length < 2;
   if (panel.hidden) return;
@@ -125,7 +125,7 @@ export function showHosts(panel, job, state, comparedBy) {
     ),
   );
   const { layout } = job.spec;
-  panel.querySelector("[data-crossing]").hidden = !job.estimate.stages; // what nobody predicted is not compared
+  panel.querySelector("[data-crossing]").hidden = !job.estimate.stages; // external runs and scripts have no prediction
   const rows = job.estimate.stages ? crossingRows(layout, job.members, comparedBy(levelIn(layout))) : [];
   refill(
     panel.querySelector("#crossing-rows"),

@@ -1,28 +1,30 @@
-// Plan and measurement side by side: bytes, time, memory, each with its error.
+// Traffic, step time and memory: planned, measured, and the error.
 import { el, swatch } from "../dom.js";
 import { duration, exactBytes, relativeError } from "../format.js";
 import { refill } from "../refill.js";
 import { memoryLines } from "./memory.js";
 import { partRows, tokenOf } from "./parts.js";
+import { stepTimeOf } from "./steptime.js";
 
-const WORDS = { exposed: (axis) => `${axis}, not hidden`, hidden: (axis) => `${axis}, hidden` };
+const WORDS = { exposed: (axis) => `${axis}, exposed`, hidden: (axis) => `${axis}, overlapped` };
 
 /**
- * Lines of the table: {group, name, token, planned, measured, off, unmeasured}; texts, null where nothing is known.
- * `run`: {device, measured, apart, least}: the summary's own time of a step ({steps, step_s}, null before the end), a
- * step's parts ({planned, measured}), and the bytes of tensors below which a CPU's resident set says nothing of them.
+ * Return the lines of the table: {group, name, token, planned, measured, off, unmeasured}, texts or null.
+ * `run` is {device, measured, apart, least}. `measured` is the step time of the summary ({steps, step_s}, null before the
+ * end). `apart` has the parts of a step ({planned, measured}). `least` is the size of tensors below which a CPU run has no
+ * error.
  */
 export function plannedLines(estimate, state, rows, run) {
   return [...byteLines(rows, state), ...timeLines(estimate, state, run), ...memoryLines(estimate, state, run)];
 }
 
-/** Each rank by its own steps: those of a run that was cut off have not made as many. */
+/** Divide the traffic of each rank by its own number of steps, because ranks of an interrupted run differ. */
 function byteLines(rows, state) {
   return rows.map((row) => {
     const ofStep = (figure) => Math.round(row.ranks.reduce((all, own) => all + own[figure] / state.ranks.get(own.rank).exactStep, 0));
     const [planned, measured] = [ofStep("predicted"), ofStep("measured")];
     return {
-      group: "payload bytes a step, all ranks",
+      group: "traffic per step (payload bytes, all ranks)",
       name: row.axis,
       token: `--axis-${row.axis}`,
       planned: exactBytes(planned),
@@ -32,29 +34,23 @@ function byteLines(rows, state) {
   });
 }
 
-function median(values) {
-  if (values.length === 0) return null;
-  const sorted = [...values].sort((a, b) => a - b);
-  const half = sorted.length / 2;
-  return (sorted[Math.ceil(half) - 1] + sorted[Math.floor(half)]) / 2;
-}
-
 function timeLines(estimate, state, { measured, apart }) {
   const { time } = estimate;
-  if (!time) return []; // jobs planned before there was a time
+  if (!time) return []; // jobs of old versions
   const rate = state.progress?.rate;
-  const step = measured?.step_s ?? median(state.stepTimes) ?? (rate ? estimate.tokens_per_step / rate : null);
-  const group = "time of a step";
+  const known = stepTimeOf({ finished: measured !== null && measured !== undefined, exit: { summary: { measured } } }, state);
+  const step = known?.step_s ?? (rate ? estimate.tokens_per_step / rate : null);
+  const group = "step time";
   const lines = [
     {
       group,
-      name: "together",
+      name: "total",
       planned: duration(time.step_s),
       measured: step === null ? null : duration(step),
       off: step === null ? null : relativeError(time.step_s, step),
     },
   ];
-  const little = apart.measured?.parts.length > 0 ? "under 0.1 % of it" : null;
+  const little = apart.measured?.parts.length > 0 ? "under 0.1 %" : null;
   for (const part of partRows(apart.planned, apart.measured)) {
     lines.push({
       group,

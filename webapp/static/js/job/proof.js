@@ -1,22 +1,22 @@
-// What is proven of a run, in words: traffic, copies, one process. What is not proven says "not checked".
+// The verification of a run: traffic, replicas, single-process reference.
 import { el } from "../dom.js";
-import { duration, exactBytes, integer } from "../format.js";
+import { counted, duration, exactBytes, integer } from "../format.js";
 import { refill } from "../refill.js";
 import { showCheck } from "./check.js";
 
-/** A relative difference: "3e-7", "0.31". */
+/** Format a relative difference: "3e-7", "0.31". */
 export function apartWords(value) {
-  if (value === null) return "no number";
+  if (value === null) return "NaN or infinite";
   if (value === 0) return "0";
   return value >= 0.01 ? String(Number(value.toPrecision(2))) : value.toExponential(0);
 }
 
 /**
- * {tone, words, more} of bytes and calls: the ranks' own verdicts once they are there, the steps so far until then.
- * `exact` is false where a router decides how much goes to whom; `ranks`: that have a verdict to tell.
+ * Return {tone, words, more} of the traffic: from the verdicts of the ranks, or before them from the steps so far. `exact`
+ * is false if a router decides the traffic. `ranks` is the number of ranks that send a verdict.
  */
 export function trafficProof(state, comparison, finished, exact, ranks) {
-  const rows = exact ? "" : "; over ep for the rows that the run's own router chose";
+  const routing = exact ? "" : ", with the routing that the run chose";
   if (state.verdicts.size > 0) {
     let [bytesOff, callsOff, sent] = [0, 0, 0];
     for (const row of [...state.verdicts.values()].flat()) {
@@ -30,93 +30,93 @@ export function trafficProof(state, comparison, finished, exact, ranks) {
     return {
       tone: off ? "bad" : told < ranks ? "" : "good",
       words: `${exactBytes(bytesOff)}, ${integer(callsOff)} ${callsOff === 1 ? "call" : "calls"}`,
-      more: `off in all, over every phase of ${of}${sent ? rows : "; nothing was to be sent, and nothing was"}`,
+      more: `Total difference over all phases of ${of}${sent ? `${routing}.` : " (no traffic expected, none measured)."}`,
     };
   }
-  if (!comparison) return { tone: "", words: "not checked", more: finished ? "no step was counted" : "no step has ended" };
+  if (!comparison) return { tone: "", words: "not checked", more: finished ? "No step was measured." : "Waiting for the first step." };
   const good = comparison.bytesOff === 0 && comparison.callsOff === 0;
   return {
     tone: good ? "" : "bad",
     words: `${exactBytes(comparison.bytesOff)}, ${integer(comparison.callsOff)} ${comparison.callsOff === 1 ? "call" : "calls"}`,
-    more: finished ? "off in the steps that were counted; its end was not checked" : "off in the steps so far",
+    more: finished ? "Total difference of the measured steps. The end of the run was not checked." : "Total difference so far.",
   };
 }
 
-/** The same of copies on several ranks. */
+/** Return {tone, words, more} of replicas. */
 export function replicaProof(proof) {
-  if (!proof || proof.replicas.steps.length === 0) return { tone: "", words: "not checked", more: "no step was looked at" };
+  if (!proof || proof.replicas.steps.length === 0) return { tone: "", words: "not checked", more: "No step was checked." };
   const { replicas, wrong } = proof;
   const differing = wrong.filter((apart) => apart.ranks.length === 2 || apart.what === "share");
   const others = new Set(wrong.filter((apart) => apart.what === "rows").map((apart) => apart.ranks[0]));
   const after = `after ${replicas.steps.length === 1 ? "step" : "steps"} ${replicas.steps.map(integer).join(" and ")}`;
-  const more = `${integer(replicas.copied)} of ${integer(replicas.parts)} parts of tensors have copies; gradients, weights and the rows trained on, ${after}`;
-  if (others.size > 0) return { tone: "bad", words: `${others.size === 1 ? "a rank" : `${integer(others.size)} ranks`} trained on other rows`, more };
+  const more = `${integer(replicas.copied)} of ${integer(replicas.parts)} shards have replicas. Checked ${after}: gradients, weights and training data.`;
+  if (others.size > 0) return { tone: "bad", words: `${counted(others.size, "rank")} trained on other data`, more };
   if (differing.length > 0) return { tone: "bad", words: "replicas differ", more };
-  if (replicas.copied === 0) return { tone: "good", words: "no copies", more: `each part lies on one rank; ${after}` };
-  const words = replicas.apart === 0 ? "replicas agree" : `replicas agree to ${apartWords(replicas.apart)}`;
+  if (replicas.copied === 0) return { tone: "good", words: "no replicas", more: `Each shard is on one rank. Checked ${after}.` };
+  const words = replicas.apart === 0 ? "replicas match" : `replicas match within ${apartWords(replicas.apart)}`;
   return { tone: "good", words, more };
 }
 
-const ROUNDING = 1e-5; // of fp32: gradients beyond it are not called equal, only within their limit
+const MAX_ROUNDING = 1e-5; // fp32 rounding; a larger difference only counts as within the limit
 
 function nearWords({ gradient, limit }, precision) {
-  if (gradient <= ROUNDING) return `gradients equal to one process to ${apartWords(gradient)}`;
-  const whose = precision === "fp32" ? "their" : `${precision}'s`;
-  if (gradient > limit) return `gradients within ${whose} limits (${apartWords(gradient)})`; // of vectors: a wider one
+  if (gradient <= MAX_ROUNDING) return `gradients match the reference within ${apartWords(gradient)}`;
+  const whose = precision === "fp32" ? "the" : `the ${precision}`;
+  if (gradient > limit) return `gradients within ${whose} limits (${apartWords(gradient)})`; // vectors have a wider limit
   return `gradients within ${whose} limit of ${apartWords(limit)} (${apartWords(gradient)})`;
 }
 
-/** Of a mixture: one process follows the run's routers, and says where its own would have gone elsewhere. */
+/** Describe the expert choices. The reference uses those of the run and counts where its own router differs. */
 function choiceWords({ choices }) {
   if (!choices) return "";
-  const followed = `\nIt took the experts that the run's routers chose for ${integer(choices.tokens)} tokens of all layers`;
-  if (choices.turned === 0) return `${followed}: all as its own`;
-  return `${followed}: ${integer(choices.turned)} ${choices.turned === 1 ? "another" : "others"} than its own, less probable by at most ${apartWords(choices.gap)} of the experts' spread`;
+  const followed = `\nThe reference uses the run's expert choices for ${counted(choices.tokens, "token")}, summed over layers.`;
+  if (choices.turned === 0) return `${followed} Its own router makes the same choices.`;
+  return `${followed} Its own router differs in ${integer(choices.turned)}, by at most ${apartWords(choices.gap)} of the spread between experts.`;
 }
 
 function figures(one) {
   return (
-    `largest relative difference of ${integer(one.tensors)} gradients ${apartWords(one.gradient)}, updates ${apartWords(one.update)}, ` +
-    `norms ${apartWords(one.norm)}, losses ${apartWords(one.loss)} over ${integer(one.steps)} ${one.steps === 1 ? "step" : "steps"}; took ${duration(one.seconds)}${choiceWords(one)}`
+    `Largest relative differences over ${counted(one.steps, "step")}: ${integer(one.tensors)} gradients ${apartWords(one.gradient)}, ` +
+    `updates ${apartWords(one.update)}, norms ${apartWords(one.norm)}, losses ${apartWords(one.loss)}. Took ${duration(one.seconds)}.${choiceWords(one)}`
   );
 }
 
-/** Of the step that both did when the run was over. */
+/** Describe the final check. */
 function endWords(end, finished) {
   if (!end) return "";
-  if (end.state === "due") return finished ? "\nIt ended before one step more was compared" : "\nOne step more comes when it ends";
-  if (end.state === "not checked") return `\nOne step more was not checked: ${end.why}`;
-  return `\nOne step more than it has, and its last validation if it had one: ${figures(end)}${end.why && `\n${end.why}`}`;
+  if (end.state === "due") return finished ? "\nThe run ended before the final check." : "\nA final check runs when the job ends.";
+  if (end.state === "not checked") return `\nNo final check: ${end.why}`;
+  return `\nFinal check (one extra step and the last validation): ${figures(end)}${end.why && `\n${end.why}`}`;
 }
 
-/** Where none of the first steps was compared: an attempt that had none left has one step more all the same. */
+/** Return the result of the final check alone, if no first step was compared. */
 function endAlone(end, why, finished, precision) {
   const more = `${why}${endWords(end, finished)}`;
-  if (end?.state === "apart") return { tone: "bad", words: "differs from one process at its end", more };
+  if (end?.state === "apart") return { tone: "bad", words: "differs from reference at the end", more };
   if (end?.state === "equal") return { tone: "good", words: nearWords(end, precision), more };
   return { tone: "", words: "not checked", more };
 }
 
-/** The same of the first steps beside one process, and of one more at the end; in `more` each has a line of its own. */
+/** Return {tone, words, more} of the first steps and the final check. In `more` each check has its own line. */
 export function processProof(proof, finished, precision) {
-  if (!proof) return { tone: "", words: "not checked", more: finished ? "the run ended before" : "waits for the first step", waits: !finished };
+  if (!proof) return { tone: "", words: "not checked", more: finished ? "The run ended before the check." : "Waiting for the first step.", waits: !finished };
   const one = proof.one_process;
   if (one.state === "not checked") return endAlone(proof.end, one.why, finished, precision);
   if (one.state === "due") {
-    if (finished) return { tone: "", words: "not checked", more: `the run ended before step ${integer(one.steps)} was compared` };
-    return { tone: "", words: "being verified", more: `by one process, after step ${integer(one.steps)}` };
+    if (finished) return { tone: "", words: "not checked", more: `The run ended before step ${integer(one.steps)} was compared.` };
+    return { tone: "", words: "in progress", more: `The reference is compared after step ${integer(one.steps)}.` };
   }
   const more = `${figures(one)}${one.why && `\n${one.why}`}${endWords(proof.end, finished)}`;
-  if (one.state === "apart") return { tone: "bad", words: "differs from one process", more };
-  if (proof.end?.state === "apart") return { tone: "bad", words: "differs from one process at its end", more };
+  if (one.state === "apart") return { tone: "bad", words: "differs from reference", more };
+  if (proof.end?.state === "apart") return { tone: "bad", words: "differs from reference at the end", more };
   return { tone: "good", words: nearWords(one, precision), more };
 }
 
 function whereWords({ what, axis, ranks }) {
-  if (what === "rows") return `rank ${ranks[0]} beside rank 0's data`;
-  if (what === "choice") return "all ranks' tokens beside one process";
-  if (ranks.length === 2) return `rank ${ranks[0]} differs from rank ${ranks[1]}, over ${axis}`;
-  return ranks.length === 1 ? `rank ${ranks[0]} beside one process` : "all ranks together";
+  if (what === "rows") return `data of rank ${ranks[0]} compared with rank 0`;
+  if (what === "choice") return "tokens of all ranks compared with the reference";
+  if (ranks.length === 2) return `rank ${ranks[0]} differs from rank ${ranks[1]} (axis ${axis})`;
+  return ranks.length === 1 ? `rank ${ranks[0]} compared with the reference` : "all ranks together";
 }
 
 function apartLine({ what, name, axis, ranks, apart, limit }) {
@@ -138,7 +138,7 @@ function fill(place, { tone, words, more }) {
   place.querySelector("small").replaceChildren(...more.split("\n").map((line) => el("span", {}, line)));
 }
 
-/** The panel: three figures, the verdict of all, and a table of what is wrong. */
+/** Fill the panel: three results, the badge, and the table of differences. */
 export function showProof(panel, state, comparison, finished, exact, precision, ranks) {
   const parts = [
     trafficProof(state, comparison, finished, exact, ranks),

@@ -1,7 +1,7 @@
-// The job page's tables: collectives, predicted against measured, and the ranks' own verdicts.
+// Tables of the job page: collectives, traffic check, traffic check by rank.
 import { busFactor, collectiveRows, compareAxes, sum } from "../collectives.js";
 import { el, swatch } from "../dom.js";
-import { byteRate, bytes, counted, difference, exactBytes, integer, milliseconds, opName, ratio } from "../format.js";
+import { byteRate, counted, decimalBytes, difference, exactBytes, integer, milliseconds, opName, ratio } from "../format.js";
 import { refill } from "../refill.js";
 
 const number = (text, extra = "") => el("td", { className: `number ${extra}`.trim() }, text);
@@ -11,14 +11,14 @@ function axisCell(axis) {
   return el("th", { scope: "row" }, swatch(`--axis-${axis}`), axis);
 }
 
-/** Of a summary that had no room for all that its ranks counted. */
-export const leftOut = (state) => `It holds not all that ${counted(state.cellsLeftOut, "rank")} counted`;
+/** Describe a summary that was too small for all counters. */
+export const leftOut = (state) => `The stored summary omits some counters of ${counted(state.cellsLeftOut, "rank")}`;
 
-/** op, axis, group size, calls, payload bytes, mean time, algorithmic and bus bandwidth. */
+/** Fill the table of collectives. */
 export function showCollectives(body, state, phases, finished) {
   const rows = collectiveRows([...state.ranks.values()].map((rank) => [...rank.cells.values()]), phases);
   if (rows.length === 0) {
-    refill(body, emptyRow(8, `No collective ${finished ? "was seen" : "seen so far"}${phases ? " in this phase" : ""}.`));
+    refill(body, emptyRow(8, `No collectives${phases ? " in this phase" : ""}${finished ? "" : " yet"}.`));
     return;
   }
   refill(
@@ -31,13 +31,13 @@ export function showCollectives(body, state, phases, finished) {
         el("td", {}, opName(row.op)),
         number(integer(row.group_size)),
         number(integer(row.count)),
-        el("td", { className: "number", title: exactBytes(row.payload_bytes) }, bytes(row.payload_bytes)),
+        el("td", { className: "number", title: exactBytes(row.payload_bytes) }, decimalBytes(row.payload_bytes)),
         number(milliseconds(row.mean_s)),
         number(byteRate(row.algbw)),
-        el("td", { className: "number", title: `× ${busFactor(row.op, row.group_size).toFixed(3)}` }, row.busbw > 0 ? byteRate(row.busbw) : "–"),
+        el("td", { className: "number", title: `algbw × ${busFactor(row.op, row.group_size).toFixed(3)}` }, row.busbw > 0 ? byteRate(row.busbw) : "–"),
       ),
     ),
-    ...(state.cellsLeftOut > 0 ? [emptyRow(8, `The stored summary is all that is left. ${leftOut(state)}: calls and bytes are those of the others.`)] : []),
+    ...(state.cellsLeftOut > 0 ? [emptyRow(8, `${leftOut(state)}. Calls and bytes exclude these counters.`)] : []),
   );
 }
 
@@ -53,15 +53,15 @@ function comparisonCells({ predicted, measured, predictedCalls, measuredCalls })
   ];
 }
 
-/** By axis, summed over ranks; `open` is the set of axes whose ranks are shown. Returns the rows, and all that is off: differences do not cancel. */
+/** Fill the traffic check. `open` has the axes whose ranks are shown. Return the rows and the total difference. */
 export function showComparison(body, note, state, predictedOf, open, finished) {
   const rows = compareAxes(state.ranks, predictedOf);
   if (rows.length === 0) {
     const text = [...state.ranks.values()].some((rank) => rank.exactStep)
-      ? "This layout needs no communication in a step: 0 B predicted, 0 B measured."
+      ? "No communication in this layout: 0 B predicted, 0 B measured."
       : finished
-        ? "The run ended before a step was counted."
-        : "Waiting for the first step that is counted.";
+        ? "No step was measured."
+        : "Waiting for the first step.";
     refill(body, emptyRow(7, text));
     return { rows, off: null };
   }
@@ -95,7 +95,7 @@ export function showComparison(body, note, state, predictedOf, open, finished) {
   return { rows, off: allOff(rows) };
 }
 
-/** Bytes and calls by which ranks are off on any axis, without sign; `net` is what is left of the bytes by axis. */
+/** Sum absolute differences of bytes and calls over ranks and axes. `net` sums over ranks first, with sign. */
 function allOff(rows) {
   const off = { bytesOff: 0, callsOff: 0, net: 0 };
   for (const row of rows) {
@@ -108,26 +108,28 @@ function allOff(rows) {
   return off;
 }
 
-/** "exact" only where nothing at all is off on any rank; `exact` is false where a router decides what each rank sends.
- * `missing`: " on 5 of 8 ranks" until all have counted. */
+/**
+ * Show the badge of the traffic check: "exact" only without any difference on any rank. `exact` is false if a router
+ * decides the traffic per rank. `missing` is " on 5 of 8 ranks" until all ranks have a measured step.
+ */
 export function showBadge(badge, off, exact, missing = "") {
-  const words = (bytesOff, callsOff) => `${exactBytes(bytesOff)}, ${integer(callsOff)} ${callsOff === 1 ? "call" : "calls"} off`;
+  const words = (bytesOff, callsOff) => `difference ${exactBytes(bytesOff)}, ${counted(callsOff, "call")}`;
   if (off === null) [badge.textContent, badge.dataset.tone] = ["not checked", "warn"];
   else if (off.net > 0 || off.callsOff > 0) [badge.textContent, badge.dataset.tone] = [words(off.bytesOff, off.callsOff), "bad"];
-  else if (!exact) [badge.textContent, badge.dataset.tone] = ["exact over all ranks, an estimate for each", "warn"];
+  else if (!exact) [badge.textContent, badge.dataset.tone] = ["exact in total, estimate per rank", "warn"];
   else if (off.bytesOff > 0) [badge.textContent, badge.dataset.tone] = [words(off.bytesOff, off.callsOff), "bad"];
   else if (missing) [badge.textContent, badge.dataset.tone] = [`${words(0, 0)}${missing}`, "warn"];
-  else [badge.textContent, badge.dataset.tone] = ["exact: 0 B, 0 calls off", "good"];
+  else [badge.textContent, badge.dataset.tone] = ["exact: difference 0 B, 0 calls", "good"];
 }
 
 function stepsWords(state) {
   const steps = [...state.ranks.values()].map((rank) => rank.exactStep).filter(Boolean);
   const [fewest, most] = [Math.min(...steps), Math.max(...steps)];
   const range = fewest === most ? integer(most) : `${integer(fewest)} to ${integer(most)}`;
-  return `${range} ${most === 1 ? "step" : "steps"} on ${steps.length === 1 ? "its one rank" : `each of ${integer(steps.length)} ranks`}; payload bytes of the optimiser steps, summed over ranks.`;
+  return `${range} ${most === 1 ? "step" : "steps"} on ${steps.length === 1 ? "1 rank" : `each of ${integer(steps.length)} ranks`}. Payload bytes of optimizer steps, summed over ranks.`;
 }
 
-/** Every phase, every collective, as each rank compared them itself at its end; ranks that are off come first. */
+/** Fill the traffic check by rank: all phases and collectives, ranks with differences first. */
 export function showVerdicts(body, summary, state, telling) {
   const ranks = [...state.verdicts.entries()].sort((a, b) => a[0] - b[0]);
   const [lines, linesOff] = [[], []];
@@ -139,7 +141,7 @@ export function showVerdicts(body, summary, state, telling) {
       countsOff += Math.abs(row.measured_count - row.predicted_count);
     }
     const rowsOff = rows.filter((r) => r.measured_bytes !== r.predicted_bytes || r.measured_count !== r.predicted_count);
-    const detail = rowsOff.map((r) => `${r.phase} ${opName(r.op)} over ${r.axis}`).join("; ") || "every phase agrees";
+    const detail = rowsOff.map((r) => `${r.phase} ${opName(r.op)} over ${r.axis}`).join("; ") || "no difference";
     (rowsOff.length > 0 ? linesOff : lines).push(
       el(
         "tr",
@@ -155,11 +157,11 @@ export function showVerdicts(body, summary, state, telling) {
   }
   const wrong = linesOff.length;
   body.replaceChildren(...linesOff, ...lines);
-  const all = ranks.length === 1 ? "Its one rank" : `All ${integer(ranks.length)} ranks`;
+  const all = ranks.length === 1 ? "1 rank" : `All ${integer(ranks.length)} ranks`;
   const some = ranks.length < telling;
   summary.textContent =
     wrong === 0
-      ? `${some ? `The ${integer(ranks.length)} of ${integer(telling)} ranks that told` : all}: predicted and measured agree to the byte and to the call.`
-      : `${integer(wrong)} of ${counted(ranks.length, "rank")} measured something other than predicted.`;
+      ? `${some ? `${integer(ranks.length)} of ${integer(telling)} ranks` : all}: no difference in bytes or calls.`
+      : `Traffic differs from the prediction on ${integer(wrong)} of ${counted(ranks.length, "rank")}.`;
   summary.dataset.tone = wrong > 0 ? "bad" : some ? "" : "good";
 }

@@ -1,13 +1,13 @@
-// What a terminal would show of a line, as text and class names. Colours and weights alone are heeded (SGR); every
-// other sequence is left out, and nothing here makes markup.
+// A log line as a terminal shows it, as text and class names. Only colors and weights (SGR) are kept. Other sequences are
+// removed. This module creates no markup.
 import { upright } from "../upright.js";
 
 const ESCAPES = /\u001b(?:\[([0-?]*)([ -/]*[@-~])|\][^\u0007\u001b]*(?:\u0007|\u001b\\)?|[PX^_][^\u001b]*(?:\u001b\\)?|[ -/]*[0-~])/g;
 const CONTROL = /[\u0000-\u0008\u000a-\u001f\u007f-\u009f]/g;
 const UNSAFE = /[\u0000-\u0008\u000a-\u001f\u007f-\u009f]/;
 const TAB = 8;
-const COLOURS = ["black", "red", "green", "yellow", "blue", "magenta", "cyan", "white"];
-// xterm's own values of the eight, to find the nearest of a colour that was given by its parts.
+const COLORS = ["black", "red", "green", "yellow", "blue", "magenta", "cyan", "white"];
+// The eight colors of xterm, to find the nearest one to an RGB color.
 const PARTS = [
   [0, 0, 0],
   [205, 0, 0],
@@ -20,7 +20,7 @@ const PARTS = [
 ];
 const CUBE = [0, 95, 135, 175, 215, 255];
 
-/** A carriage return writes over what stands there: of a progress bar, the last one is seen. */
+/** Apply carriage returns: keep only the last state of a progress bar. */
 function overwritten(text) {
   if (!text.includes("\r")) return text;
   const parts = text.replace(/\r+$/, "").split("\r");
@@ -34,14 +34,14 @@ function tabbed(text) {
   return told;
 }
 
-/** Without any sequence or control character; tabs are spaces. */
+/** Return the text without sequences and control characters. Tabs become spaces. */
 export function plain(words) {
   const text = upright(words);
   if (!UNSAFE.test(text) && !text.includes("\t")) return text;
   return tabbed(overwritten(text).replace(ESCAPES, "").replace(CONTROL, ""));
 }
 
-/** [{text, classes}], whose texts together are `plain(text)`. */
+/** Return [{text, classes}]. The joined texts equal `plain(text)`. */
 export function segments(words) {
   const text = upright(words);
   if (!text.includes("\u001b")) return [{ text: plain(text), classes: "" }];
@@ -70,8 +70,8 @@ export function segments(words) {
 
 function classesOf(style) {
   const names = ["bold", "dim", "italic", "underline", "inverse"].filter((name) => style[name]);
-  if (style.ink !== undefined) names.push(`ink-${COLOURS[style.ink]}`);
-  if (style.ground !== undefined) names.push(`ground-${COLOURS[style.ground]}`);
+  if (style.ink !== undefined) names.push(`ink-${COLORS[style.ink]}`);
+  if (style.ground !== undefined) names.push(`ground-${COLORS[style.ground]}`);
   return names.map((name) => `ansi-${name}`).join(" ");
 }
 
@@ -87,8 +87,8 @@ function styled(before, told) {
     else if (ON[code]) style[ON[code]] = true;
     else if (OFF[code]) for (const name of OFF[code]) delete style[name];
     else if (code === 38 || code === 48) {
-      const [colour, taken] = extended(codes.slice(i + 1));
-      if (colour !== null) style[code === 38 ? "ink" : "ground"] = colour;
+      const [found, taken] = extended(codes.slice(i + 1));
+      if (found !== null) style[code === 38 ? "ink" : "ground"] = found;
       i += taken;
     } else if (code >= 30 && code <= 37) style.ink = code - 30;
     else if (code >= 90 && code <= 97) style.ink = code - 90;
@@ -98,7 +98,7 @@ function styled(before, told) {
   return style;
 }
 
-/** A colour of 256, or by red, green and blue: the nearest of the eight that every theme has, and codes it took. */
+/** Map an indexed or RGB color to the nearest of the eight theme colors. Return the color and the number of codes read. */
 function extended(codes) {
   if (codes[0] === 5) return [indexed(codes[1]), 2];
   if (codes[0] === 2) return [nearest(codes.slice(1, 4)), 4];

@@ -1,5 +1,5 @@
-// A worker: which of some texts an expression matches, and where. It may never come back; who asked ends it then.
-const MOST_RANGES = 20; // of a line that are marked
+// A worker that finds matches of a regular expression in texts. The page stops the worker if a search takes too long.
+const MOST_RANGES = 20; // marked matches per line
 
 onmessage = ({ data: { id, source, flags, texts } }) => {
   const expression = new RegExp(source, flags);
@@ -10,7 +10,7 @@ onmessage = ({ data: { id, source, flags, texts } }) => {
     let hit = false;
     for (let found = expression.exec(text); found && ranges.length < MOST_RANGES; found = expression.exec(text)) {
       hit = true;
-      if (found[0] === "") expression.lastIndex += text.codePointAt(found.index) > 0xffff ? 2 : 1; // not into a letter of two
+      if (found[0] === "") expression.lastIndex += text.codePointAt(found.index) > 0xffff ? 2 : 1; // skip a whole surrogate pair
       else ranges.push([found.index, found.index + found[0].length]);
     }
     if (hit) hits.push([index, ranges]);

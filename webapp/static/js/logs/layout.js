@@ -1,14 +1,14 @@
-// Which lines of a long list are in sight: heights in rows, and places in pixels. Pure.
+// Layout of a long list: heights in rows, places in pixels, visible lines. Pure.
 
-const TALLEST = 16_000_000; // px; browsers draw no element that is much taller
+const TALLEST = 16_000_000; // px, close to the limit of browsers
 
-/** Rows that a text of so many characters takes where `columns` fit; null columns: nothing is wrapped. */
+/** Return the rows of a text with `length` characters. Null `columns` mean no wrapping. */
 export const rowsOf = (length, columns) => (columns === null ? 1 : Math.max(1, Math.ceil(length / columns)));
 
 export class Layout {
   constructor(rowHeight) {
     this.rowHeight = rowHeight;
-    this.ends = []; // of each line, in rows from the top
+    this.ends = []; // end of each line, in rows from the top
   }
 
   get length() {
@@ -19,17 +19,17 @@ export class Layout {
     return this.ends.length > 0 ? this.ends[this.ends.length - 1] : 0;
   }
 
-  /** How tall the list is on the page. */
+  /** Return the height of the list on the page. */
   get height() {
     return Math.min(TALLEST, this.rows * this.rowHeight);
   }
 
-  /** How many of the list's own pixels go by with one of the page's. */
+  /** Return the pixels of the list per pixel of the page. */
   get #scale() {
     return Math.max(1, (this.rows * this.rowHeight) / TALLEST);
   }
 
-  /** Lines from `from` on have these heights; what was there is forgotten. */
+  /** Replace the heights of all lines from `from` on. */
   put(from, heights) {
     this.ends.length = from;
     let end = this.rows;
@@ -43,7 +43,7 @@ export class Layout {
     return gone * this.rowHeight;
   }
 
-  /** A line turned out to be of another height. */
+  /** Correct the height of a line. */
   correct(index, rows) {
     const change = rows - (this.ends[index] - this.startOf(index));
     if (change) for (let i = index; i < this.ends.length; i += 1) this.ends[i] += change;
@@ -54,12 +54,12 @@ export class Layout {
     return index > 0 ? this.ends[index - 1] : 0;
   }
 
-  /** Where to scroll to, for a line to stand `above` pixels below the upper edge. */
+  /** Return the scroll offset that places a line `above` pixels below the upper edge. */
   scrollTo(index, above = 0) {
     return (this.startOf(index) * this.rowHeight - above) / this.#scale;
   }
 
-  /** {first, last, top}: lines in sight and `beyond` rows on either side, and where the first one goes. */
+  /** Return {first, last, top}: visible lines with `beyond` extra rows on both sides, and the top of the first line. */
   inSight(scrollTop, viewHeight, beyond) {
     const at = (scrollTop * this.#scale) / this.rowHeight;
     const first = this.lineAt(at - beyond);
@@ -67,7 +67,7 @@ export class Layout {
     return { first, last, top: scrollTop - (at - this.startOf(first)) * this.rowHeight };
   }
 
-  /** The line at so many rows from the top. */
+  /** Return the line at a row. */
   lineAt(row) {
     let low = 0;
     let high = this.ends.length - 1;

@@ -1,4 +1,4 @@
-// How bad a line is, by its own words: nothing else tells.
+// The level of a log line, from its text.
 export const LEVELS = ["info", "warning", "error"];
 
 const OF_RANK = /^\[[^\]]{0,40}\]:? ?/; // torch and torchrun write "[rank0]: " or "[default0]:" before a line
@@ -7,7 +7,7 @@ const ERROR = /\b(?:ERROR|CRITICAL|FATAL|Segmentation fault|CUDA error|Killed)\b
 const WARNING = /\bWARN(?:ING)?\b|\b[A-Z]\w*Warning:/;
 const OF_GLOG = /^([WEF])\d{4} \d\d:\d\d:\d\d/;
 
-/** The level of a line; `carry` remembers for its log whether a traceback is open. */
+/** Return the level of a line. `carry` remembers whether a traceback is open. */
 export function levelOf(text, carry) {
   const words = text.slice(0, 400).replace(OF_RANK, "");
   if (TRACEBACK.test(words)) {

@@ -1,17 +1,17 @@
-// Log lines as the page keeps them, by rank, and as a view shows them: of one rank, or of all by time. Pure.
+// Log lines by rank, and views of one rank or of all ranks by time. Pure.
 import { plain } from "./ansi.js";
 import { LEVELS, levelOf } from "./levels.js";
 
-export const MOST_LINES = 100_000; // of all ranks together; the host keeps the files
+export const MOST_LINES = 100_000; // of all ranks together
 export const MOST_CHARACTERS = 32_000_000;
 
-/** Each member has a launcher: -1 is that of node 0, -2 that of node 1. */
+/** Return the key of a log. The launcher of node 0 has -1, that of node 1 has -2. */
 export const logKey = (rank, node) => (rank < 0 ? -1 - node : rank);
 
-/** What a terminal would show of it. */
-export const textOf = (line) => (line.skipped === undefined ? plain(line.text) : `… ${line.skipped} lines not kept …`);
+/** Return the text of a line as a terminal shows it. */
+export const textOf = (line) => (line.skipped === undefined ? plain(line.text) : `… ${line.skipped} lines not stored …`);
 
-/** Adds an item's lines to `logs` (rank -> {node, lines, start, next, characters}); `start` lines were let go. */
+/** Add the lines of an item to `logs` (rank -> {node, lines, start, next, characters}). `start` lines were dropped. */
 export function foldLog(logs, item, node) {
   const key = logKey(item.rank, node);
   if (!logs.has(key)) logs.set(key, { node, lines: [], start: 0, next: 0, total: 0, characters: 0, carry: {} });
@@ -30,7 +30,7 @@ export function foldLog(logs, item, node) {
   bound(logs);
 }
 
-/** The rank with most loses the oldest eighth of its lines. */
+/** Drop the oldest eighth of the lines of the longest log, until the limits hold. */
 function bound(logs) {
   const over = () => {
     let lines = 0;
@@ -51,16 +51,16 @@ function bound(logs) {
 
 const weight = (log) => log.lines.length / MOST_LINES + log.characters / MOST_CHARACTERS;
 
-/** Lines of `rank`, null for all by time, no less bad than `level`. */
+/** Lines of `rank` (null: all ranks, by time) with at least `level`. */
 export class View {
   constructor(rank, level = "info") {
     this.rank = rank;
     this.least = LEVELS.indexOf(level);
     this.lines = [];
-    this.taken = new Map(); // rank -> how many lines of its log were looked at
+    this.taken = new Map(); // rank -> number of lines read
   }
 
-  /** Take what is new: {from, dropped, fresh}. Lines from index `from` on may be new, `fresh` of all are; `dropped` went from the start before. */
+  /** Add new lines. Return {from, dropped, fresh}: first changed index, lines dropped at the start, number of new lines. */
   pull(logs) {
     const fresh = [];
     for (const [rank, log] of logs) {
@@ -78,7 +78,7 @@ export class View {
     return { from: Math.max(0, from - dropped), dropped, fresh: fresh.length };
   }
 
-  /** Where the first of them went. Members tell apart, so a line may be older than what stands last. */
+  /** Insert new lines by time and return the first changed index. A new line may be older than the last line. */
   #insert(fresh) {
     if (this.rank === null) fresh.sort((a, b) => a.time - b.time);
     let from = this.lines.length;

@@ -1,17 +1,17 @@
-// A long list of lines of which only those in sight are in the page.
+// A long list of lines that keeps only visible lines in the page.
 import { el } from "../dom.js";
 import { refill } from "../refill.js";
 import { segments } from "./ansi.js";
 import { Layout, rowsOf } from "./layout.js";
 import { textOf } from "./lines.js";
 
-const BEYOND = 12; // rows drawn above and below what is seen
+const BEYOND = 12; // extra rows above and below the visible rows
 const PROBE = 100; // characters measured together
 const NEAR_END = 4; // px
 
 export const idOf = (line) => `log-${line.rank}-${line.number + 1}`;
 
-/** `nameOf(rank)` is what a line of all ranks begins with; `scrolled(atEnd)` hears when the reader moved the list. */
+/** The list. `nameOf(rank)` labels lines of all ranks. `scrolled(atEnd)` is called when the reader scrolls. */
 export class LineList {
   constructor(box, { nameOf, scrolled }) {
     this.box = box;
@@ -21,12 +21,12 @@ export class LineList {
     this.space.append(this.rows);
     this.box.replaceChildren(this.space);
     this.wrap = true;
-    this.marked = null; // the line that the address names
+    this.marked = null; // id of the line in the address
     this.lines = [];
     this.hits = new Map();
-    this.current = null; // the line of the hit that one is at
+    this.current = null; // line of the current match
     this.layout = new Layout(this.#measure().rowHeight);
-    this.set = { top: 0 }; // where we scrolled to ourselves
+    this.set = { top: 0 }; // last offset set by this class
     box.addEventListener("scroll", () => {
       if (Math.abs(box.scrollTop - this.set.top) > 1) scrolled(this.atEnd);
       this.set.top = box.scrollTop;
@@ -39,7 +39,7 @@ export class LineList {
     return this.box.scrollTop + this.box.clientHeight >= this.space.offsetHeight - NEAR_END;
   }
 
-  /** Another list, or another way to show it. */
+  /** Show other lines, or change the wrapping. */
   show(lines, { wrap, ofAll }) {
     this.lines = lines;
     this.wrap = wrap;
@@ -49,7 +49,7 @@ export class LineList {
     this.changed(0, 0);
   }
 
-  /** Lines from `from` on are new, `dropped` went at the start. What is read stays where it is. */
+  /** Update lines from `from` on, after `dropped` lines went. The visible text keeps its place. */
   changed(from, dropped) {
     const gone = this.layout.drop(dropped);
     const { columns } = this.#measure();
@@ -76,10 +76,10 @@ export class LineList {
   toEnd() {
     this.#scroll(this.space.offsetHeight);
     this.draw();
-    if (!this.atEnd) this.#scroll(this.space.offsetHeight); // lines turned out to be taller
+    if (!this.atEnd) this.#scroll(this.space.offsetHeight); // drawing corrected the height of lines
   }
 
-  /** A line into the middle of what is seen. */
+  /** Scroll a line to the middle. */
   toLine(index) {
     this.#scroll(this.layout.scrollTo(index, this.box.clientHeight / 2));
     this.draw();
@@ -92,7 +92,7 @@ export class LineList {
     this.set.top = this.box.scrollTop;
   }
 
-  /** Characters that fit beside a line's number, null where nothing is wrapped, and how tall a row is. */
+  /** Measure the characters per row (null without wrapping) and the height of a row. */
   #measure() {
     const text = el("span", { className: "log-text" }, "0".repeat(PROBE));
     const row = el("div", { className: "log-line log-probe" }, ...this.#before({ rank: 0, number: 0 }), text);
@@ -115,7 +115,7 @@ export class LineList {
     if (this.columns !== null && this.#correct(first)) this.#place();
   }
 
-  /** Puts the lines in sight where they go; the first one's index. */
+  /** Place the visible lines and return the index of the first one. */
   #place() {
     const { first, last, top } = this.layout.inSight(this.box.scrollTop, this.box.clientHeight, BEYOND);
     const drawn = [];
@@ -125,7 +125,7 @@ export class LineList {
     return first;
   }
 
-  /** A character that is wider than others makes a line taller than it was taken for. What is read stays in place. */
+  /** Correct lines that wide characters make taller. The visible text keeps its place. */
   #correct(first) {
     const { layout } = this;
     const read = layout.inSight(this.box.scrollTop, 0, 0).first;
@@ -159,7 +159,7 @@ export class LineList {
   }
 }
 
-/** Nodes of a line: its segments, cut where a match begins or ends. */
+/** Return the nodes of a line: segments, split at matches. */
 function pieces(parts, ranges) {
   const nodes = [];
   let at = 0;

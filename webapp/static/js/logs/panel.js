@@ -1,4 +1,4 @@
-// The log panel of a job: choosing whose lines, finding among them, following them, and fetching the whole.
+// The log panel of a job: choice of the source, search, follow, download.
 import { copyText, el, eachFrame } from "../dom.js";
 import { integer } from "../format.js";
 import { textOf, View } from "./lines.js";
@@ -12,7 +12,7 @@ const TYPING_MS = 150;
 const SAID_MS = 2000;
 const ADDRESS = /^#log-(-?\d{1,6})-(\d{1,12})$/;
 
-/** Whose a log is, and of a gang on which host. */
+/** Name the source of a log, with the host if the run has several hosts. */
 function nameOf(key, log, members) {
   const host = members.size > 1 ? members.get(log?.node)?.host : null;
   const who = key >= 0 ? `rank ${key}` : members.size > 1 ? `launcher ${-1 - key}` : "launcher";
@@ -27,7 +27,7 @@ export function logView(root) {
   let job = null;
   let view = null;
   let wanted = ADDRESS.exec(location.hash);
-  let picked = false; // whose lines: by the reader
+  let picked = false; // the reader chose the source
   let unseen = 0;
   let fetching = null;
   const list = new LineList(root.querySelector("#log"), {
@@ -55,7 +55,7 @@ export function logView(root) {
     button.textContent = `${integer(unseen)} new ${unseen === 1 ? "line" : "lines"} ↓`;
   }
 
-  /** Other lines are wanted: from the start. */
+  /** Show other lines, from the start. */
   function reopen() {
     view = new View(chosen(), level.value);
     view.pull(state.logs);
@@ -68,13 +68,13 @@ export function logView(root) {
 
   function showTold() {
     part("empty").hidden = view.lines.length > 0;
-    part("empty").textContent = state.logs.size > 0 ? "No line is so bad." : job?.finished ? part("empty").dataset.none : "No line so far.";
+    part("empty").textContent = state.logs.size > 0 ? "No lines at this level." : job?.finished ? part("empty").dataset.none : "No log lines yet.";
     const whole = part("download");
-    if (whole) whole.textContent = fetching ? "Stop" : view.rank === null ? "Save these lines" : "Whole log";
-    if (whole) whole.title = view.rank === null ? "What is listed here, as a file" : "All that its host keeps of it";
+    if (whole) whole.textContent = fetching ? "Stop" : view.rank === null ? "Save lines" : "Full log";
+    if (whole) whole.title = view.rank === null ? "Save the listed lines as a file" : "Download the full log from the host";
   }
 
-  /** Which of the hits one is at, wherever its line stands by now; -1 for none. */
+  /** Return the index of the current match, or -1. */
   function placeOfCurrent() {
     return list.current === null ? -1 : search.places.findIndex((place) => view.lines[place] === list.current);
   }
@@ -101,7 +101,7 @@ export function logView(root) {
     showFound();
   }
 
-  /** To a line of a rank, in the list where it is in it; else in that rank's own. False where it is not kept. */
+  /** Go to a line in the list, or else in the list of its rank. Return false if the line is not stored. */
   function goTo(rank, number) {
     const find = () => view.lines.findIndex((line) => line.rank === rank && line.number === number && line.skipped === undefined);
     setFollow(false);
@@ -119,7 +119,7 @@ export function logView(root) {
     return true;
   }
 
-  /** The address names a line: it is gone to once it is there. */
+  /** Go to the line in the address when the line arrives. */
   function seek() {
     if (!wanted) return;
     const [rank, number] = [Number(wanted[1]), Number(wanted[2]) - 1];
@@ -127,7 +127,7 @@ export function logView(root) {
     if (!log || log.next <= number) return;
     wanted = null;
     const there = goTo(rank, number);
-    tell(there ? "" : `line ${integer(number + 1)} of ${nameOf(rank, log, state.members)} is not kept here any more: fetch the whole log`, !there);
+    tell(there ? "" : `Line ${integer(number + 1)} of ${nameOf(rank, log, state.members)} is not in this page. Download the full log.`, !there);
     root.scrollIntoView({ block: "nearest" });
   }
 
@@ -209,7 +209,7 @@ export function logView(root) {
     const selected = getSelection();
     const inside = !selected.isCollapsed && list.box.contains(selected.anchorNode);
     const text = inside ? String(selected) : (view?.lines ?? []).map((line) => `${textOf(line)}\n`).join("");
-    part("copy").textContent = (await copyText(text)) ? "Copied" : "Copying is forbidden";
+    part("copy").textContent = (await copyText(text)) ? "Copied" : "Copy failed";
     setTimeout(() => (part("copy").textContent = "Copy"), SAID_MS);
   });
   addEventListener("hashchange", () => {
@@ -226,7 +226,7 @@ export function logView(root) {
       const log = state.logs.get(rank);
       const line = log?.lines.findLast((one) => one.text !== undefined && textOf(one) === cause.lines[0]);
       if (line) goTo(rank, line.number);
-      else tell("its lines are not kept here any more: fetch the whole log", true);
+      else tell("These lines are not in this page. Download the full log.", true);
     });
     if (other) ranks.dataset.names = "";
     if (other) [view, picked] = [null, false];

@@ -1,14 +1,14 @@
-// In which collective each rank was when it was last heard, from what says so best. Pure.
-import { bytes, duration, integer, opName } from "../format.js";
+// The last known collective of each rank. Pure.
+import { counted, decimalBytes, duration, integer, opName } from "../format.js";
 
-const FEW = 8; // ranks that are named
+const FEW = 8; // listed ranks
 
 const ranksOf = (ranks) => {
   if (ranks.length <= FEW) return ranks.join(", ");
   return `${ranks.slice(0, FEW).join(", ")} and ${integer(ranks.length - FEW)} more`;
 };
 
-/** Remembers of standing and timeline items what each rank was last told to be in. */
+/** Remember the last collective of each rank, from stall and timeline items. */
 export function foldPlace(places, item) {
   if (item.kind === "standing") {
     const waiting = item.groups.filter((one) => one.issued > one.ended);
@@ -26,20 +26,20 @@ export function foldPlace(places, item) {
   places.set(item.rank, { ...group, op: calls.op[last], sequence: calls.sequence[last], bytes: calls.payload_bytes[last], step: item.step, under: false });
 }
 
-/** The last collective that a rank was in, in words; "" where nothing tells. */
+/** Describe the last collective of a rank, or return "" if unknown. */
 export function lastCollective(rank, places, cells) {
   const under = cells.filter((cell) => cell.count > cell.completed);
   const place = places.get(rank);
   if (place?.under || (place && under.length === 0)) {
-    const what = `${opName(place.op ?? "")} number ${integer(place.sequence)} of its ${place.axis} group (ranks ${ranksOf(place.ranks)})`;
-    const size = place.bytes ? `, ${bytes(place.bytes)}` : "";
-    if (place.under) return `It was in ${what}${size}, where it had stood for ${duration(place.still)}.`;
-    return `The last collective told of is ${what}${size}, in step ${integer(place.step)}.`;
+    const what = `${opName(place.op ?? "")} number ${integer(place.sequence)} of the ${place.axis} group (ranks ${ranksOf(place.ranks)})`;
+    const size = place.bytes ? `, ${decimalBytes(place.bytes)}` : "";
+    if (place.under) return `Stuck for ${duration(place.still)} in ${what}${size}.`;
+    return `Last traced collective: ${what}${size}, in step ${integer(place.step)}.`;
   }
   if (under.length === 0) {
     const ended = cells.reduce((sum, cell) => sum + cell.count, 0);
-    return ended > 0 ? `It was in no collective when it was last heard: the ${integer(ended)} that it had begun were over.` : "";
+    return ended > 0 ? `Not in a collective at the last contact. ${counted(ended, "call")} completed.` : "";
   }
-  const words = under.map((cell) => `${opName(cell.op)} of ${cell.axis} over ${integer(cell.group_size)} ranks (its call number ${integer(cell.count)})`);
-  return `Begun and not ended when it was last heard: ${words.join("; ")}.`;
+  const words = under.map((cell) => `${opName(cell.op)} over ${cell.axis}, ${integer(cell.group_size)} ranks, call number ${integer(cell.count)}`);
+  return `Unfinished at the last contact: ${words.join("; ")}.`;
 }

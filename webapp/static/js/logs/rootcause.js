@@ -1,11 +1,11 @@
-// After a failure: who failed first, with what words, and in which collective it was. Pure but for `showCause`.
+// The cause of a failure: first failed rank, traceback, last collective. Only `showCause` changes the page.
 import { el } from "../dom.js";
 import { plain } from "./ansi.js";
 import { lastCollective } from "./places.js";
 
 const TRACEBACK = /^(?:\[[^\]]{0,40}\]:? ?)?Traceback \(most recent call last\)/;
 
-/** The last traceback of some lines, to its end; without one, the last of them. */
+/** Return the last traceback of some lines, or else the last lines. */
 export function tracebackOf(lines, few = 12) {
   const texts = lines.map(plain);
   const begin = texts.findLastIndex((text) => TRACEBACK.test(text));
@@ -13,10 +13,10 @@ export function tracebackOf(lines, few = 12) {
   return { found: true, lines: texts.slice(begin) };
 }
 
-/** {title, reason, collective, lines, found} of a job that did not end well, null of any other. */
+/** Return {title, reason, collective, lines, found} of a failed or lost job, else null. */
 export function causeOf(job, state) {
   const { exit } = job;
-  const illEnds = ["failed", "lost"]; // a rank may fail as its job is cancelled
+  const illEnds = ["failed", "lost"]; // ranks of a cancelled job may fail too
   if (!exit || !illEnds.includes(job.status) || !illEnds.includes(exit.outcome)) return null;
   const { rank } = exit;
   const known = rank === null || rank === undefined ? null : rank;
@@ -24,7 +24,7 @@ export function causeOf(job, state) {
   const several = job.members.length > 1;
   const on = several && member ? ` on ${member.host}` : "";
   const first = state.ranks.size > 1 || several ? " first" : "";
-  const title = known === null ? "What the launcher said last" : `Rank ${known}${on} failed${first}`;
+  const title = known === null ? "Last lines of the launcher" : `Rank ${known}${on} failed${first}`;
   const cells = known === null ? [] : [...(state.ranks.get(known)?.cells.values() ?? [])];
   const log = known === null ? state.logs.get(-1) : state.logs.get(known);
   const held = log ? tracebackOf(log.lines.filter((line) => line.text !== undefined).map((line) => line.text)) : { found: false };
@@ -33,7 +33,7 @@ export function causeOf(job, state) {
   return { title, rank: known, reason: exit.reason ?? "", collective, ...words };
 }
 
-/** Pins it on top of the log, or hides its place; `go()` leads to the lines. */
+/** Show the cause above the log, or hide it. `go()` scrolls to the lines. */
 export function showCause(box, cause, go) {
   box.hidden = cause === null;
   if (cause === null) return;
@@ -42,14 +42,14 @@ export function showCause(box, cause, go) {
   box.dataset.told = told;
   const parts = [el("h3", {}, `Root cause: ${cause.title}`), el("p", {}, cause.reason)];
   if (cause.rank !== null) {
-    parts.push(el("p", { className: "note" }, cause.collective || "Which collective it was in was not told."));
+    parts.push(el("p", { className: "note" }, cause.collective || "Last collective unknown."));
   }
   if (cause.lines.length > 0) {
     const words = el("pre", { className: "log-cause-lines", tabIndex: 0 }, cause.lines.join("\n"));
-    words.setAttribute("aria-label", cause.found ? "Its traceback" : "Its last lines");
-    parts.push(el("h4", {}, cause.found ? "Its traceback" : "Its last lines"), words);
+    words.setAttribute("aria-label", cause.found ? "Traceback" : "Last lines");
+    parts.push(el("h4", {}, cause.found ? "Traceback" : "Last lines"), words);
   }
-  const button = el("button", { type: "button", className: "button small" }, "Show it in the log");
+  const button = el("button", { type: "button", className: "button small" }, "Show in log");
   button.addEventListener("click", () => go(cause));
   parts.push(button);
   box.replaceChildren(...parts);

@@ -1,10 +1,10 @@
-// Searching lines with a regular expression, in a worker and within a bound: no expression can stop the page.
+// Searches lines with a regular expression, in a worker with a time limit, because a slow expression would block the page.
 import { textOf } from "./lines.js";
 
-const CHUNK = 2000; // lines asked about at a time
-const PATIENCE_MS = 1000; // for one of these
+const CHUNK = 2000; // lines per request
+const PATIENCE_MS = 1000; // per request
 
-/** Letters in capitals are meant so; without any, case does not matter. */
+/** Compile an expression. Without capital letters the search ignores case. */
 export function expressionOf(text) {
   try {
     const flags = /[A-Z]/.test(text.replace(/\\./g, "")) ? "gu" : "giu";
@@ -14,9 +14,9 @@ export function expressionOf(text) {
   }
 }
 
-const words = (message) => `no expression: ${message.replace(/^Invalid regular expression: (?:\/.*\/\w*: )?/, "").toLowerCase()}`;
+const words = (message) => `Invalid expression: ${message.replace(/^Invalid regular expression: (?:\/.*\/\w*: )?/, "").toLowerCase()}`;
 
-/** Looks through a view's lines; `told()` is called when there is more to show. */
+/** A search of the lines of a view. `told()` is called after each change. */
 export class Search {
   constructor(told) {
     this.told = told;
@@ -39,7 +39,7 @@ export class Search {
     return !this.active || this.scanned >= this.lines.length;
   }
 
-  /** Another expression, or the same for another view. */
+  /** Start a search. */
   begin(text, lines) {
     this.#stop();
     this.#forget();
@@ -49,7 +49,7 @@ export class Search {
     this.#ask();
   }
 
-  /** The view has new lines from `from` on, after `dropped` went at its start. */
+  /** Search new lines from `from` on, after `dropped` lines went at the start. */
   follow(from, dropped) {
     if (!this.active) return;
     if (dropped > 0 || from < this.scanned) {
@@ -57,7 +57,7 @@ export class Search {
       this.hits = new Map(kept.map((place) => [place, this.hits.get(place + dropped)]));
       this.places = kept;
       this.scanned = Math.max(0, Math.min(this.scanned - dropped, from));
-      this.#stop(); // what it is asked about stands elsewhere now
+      this.#stop(); // the lines of the request moved
     }
     if (this.asked === undefined) this.#ask();
   }
@@ -100,11 +100,11 @@ export class Search {
   #giveUp() {
     const { from, count } = this.asked;
     this.#stop();
-    this.problem = `stopped: more than ${PATIENCE_MS / 1000} s for lines ${from + 1} to ${from + count}; write a simpler expression`;
+    this.problem = `Search stopped: lines ${from + 1} to ${from + count} took more than ${PATIENCE_MS / 1000} s. Use a simpler expression.`;
     this.told();
   }
 
-  /** A worker that is asked something is let go with its question. */
+  /** Stop a worker that has an open request. */
   #stop() {
     clearTimeout(this.timer);
     if (this.asked === undefined) return;

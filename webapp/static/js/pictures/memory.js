@@ -1,10 +1,10 @@
-// Memory of each stage's rank as a bar against what the device has, with a table of its parts.
+// Planned memory per stage as a bar next to the device memory, with a table of parts.
 import { el } from "../dom.js";
 import { between, bytes, exactBytes } from "../format.js";
 import { cell, columns, rowHead, scrolling, stageHead, th } from "./table.js";
 
 const ORDER = ["parameters", "gradients", "optimizer", "gathered", "activations", "logits", "working", "buffers", "copies", "allowance"];
-/** The parts that any of these ranks has, {part: bytes} each, in their order: whatever the planner tells, none is left out. */
+/** Return the names of all memory parts, in display order. */
 export function memoryNames(memories) {
   const told = new Set(memories.flatMap((memory) => Object.keys(memory).filter((name) => memory[name] > 0)));
   return [...ORDER.filter((name) => told.delete(name)), ...told];
@@ -21,17 +21,17 @@ export function memoryPicture(estimate, suggestions) {
   const rows = names.map((name) =>
     el("tr", {}, rowHead(token(name), name), ...shown.map((s) => cell(bytes(s.memory[name] ?? 0), exactBytes(s.memory[name] ?? 0)))),
   );
-  rows.push(el("tr", {}, rowHead(null, "together"), ...shown.map((s) => cell(bytes(s.memory_bytes), exactBytes(s.memory_bytes)))));
+  rows.push(el("tr", {}, rowHead(null, "total"), ...shown.map((s) => cell(bytes(s.memory_bytes), exactBytes(s.memory_bytes)))));
   return [
     verdict(estimate, suggestions),
     ...bars,
     scrolling([th("component"), ...stageHead(shown, stages)], rows),
-    el("p", { className: "note" }, "At the moment of a step when a rank holds most. Model state is counted; activations follow their tensors; the allowance stands for context and fragmentation."),
-    el("p", { className: "note" }, `The fullest: ${between(bytes, estimate.peak_memory_bytes, sure.share)}, ${sure.words}.`),
+    el("p", { className: "note" }, "Memory at the peak of a step. The allowance is the device context and fragmentation."),
+    el("p", { className: "note" }, `Fullest rank: ${between(bytes, estimate.peak_memory_bytes, sure.share)}, ${sure.words}.`),
   ];
 }
 
-const label = (stage, all) => el("span", { className: "memory-label" }, all.length > 1 ? `stage ${stage.stage}` : "a rank");
+const label = (stage, all) => el("span", { className: "memory-label" }, all.length > 1 ? `stage ${stage.stage}` : "per rank");
 
 function bar(stage, names, cluster, most) {
   const title = `${bytes(stage.memory_bytes)} of ${bytes(cluster.memory_bytes)}`;
@@ -50,16 +50,16 @@ function bar(stage, names, cluster, most) {
   return line;
 }
 
-/** What the fullest rank leaves free, rounded down: never more than there is. */
+/** Return the free share of the device memory, rounded down. */
 export function freeShare({ cluster, peak_memory_bytes: peak }) {
   return `${Math.floor(100 * (1 - peak / cluster.memory_bytes))} %`;
 }
 
-/** In words, with what it leaves free, and in which tone. */
+/** Describe the fit: {text, tone}. */
 export function fitting(estimate, room = "") {
   const [fits, free] = [`fits${room && ` ${room}`}`, `${freeShare(estimate)} free`];
   return estimate.tight
-    ? { text: `${fits}, ${free}: less than the estimate may be off`, tone: "warn" }
+    ? { text: `${fits}, ${free} (less than the margin of error)`, tone: "warn" }
     : { text: `${fits}, ${free}`, tone: "good" };
 }
 
@@ -73,10 +73,10 @@ function verdict(estimate, suggestions) {
   box.dataset.tone = "bad";
   const fits = suggestions ?? [];
   if (fits.length === 0) {
-    box.append(el("p", {}, "Nothing one choice away fits; search on the page “What if”."));
+    box.append(el("p", {}, "No layout with one changed setting fits. Search in the Planner."));
     return box;
   }
-  box.append(el("p", {}, "One choice away, these fit:"));
+  box.append(el("p", {}, "These changes fit:"));
   box.append(el("ul", {}, ...fits.map((n) => el("li", {}, el("b", {}, n.change), `: ${n.reason}`))));
   return box;
 }

@@ -1,4 +1,4 @@
-// Every rank as a square: coloured by pipeline stage, or by the node it stands on.
+// Rank placement: one square per rank, colored by pipeline stage or by node.
 import { coordinates } from "../collectives.js";
 import { el } from "../dom.js";
 import { integer } from "../format.js";
@@ -11,15 +11,15 @@ export function rankGrid(estimate) {
   const grid = squares(estimate);
   const { nodes } = estimate.cluster;
   if (nodes <= 1) return [grid, note(estimate)];
-  const toggle = el("label", { className: "check" }, el("input", { type: "checkbox", checked: grid.dataset.by === "node" }), " coloured by node");
+  const toggle = el("label", { className: "check" }, el("input", { type: "checkbox", checked: grid.dataset.by === "node" }), " color by node");
   toggle.firstChild.addEventListener("change", (event) => {
     grid.dataset.by = event.target.checked ? "node" : "stage";
-    for (const square of grid.querySelectorAll("button")) colour(square, grid.dataset.by);
+    for (const square of grid.querySelectorAll("button")) paint(square, grid.dataset.by);
   });
   return [toggle, grid, note(estimate)];
 }
 
-function colour(square, by) {
+function paint(square, by) {
   square.style.setProperty("--swatch", `var(--series-${Number(square.dataset[by]) % SERIES})`);
 }
 
@@ -41,7 +41,7 @@ function squares(estimate) {
       const square = el("button", { type: "button", title: text, ariaLabel: text, tabIndex: rank === 0 ? 0 : -1 }, String(rank));
       square.dataset.stage = pp;
       square.dataset.node = node;
-      colour(square, "stage");
+      paint(square, "stage");
       group.append(square);
     }
     grid.append(group);
@@ -51,12 +51,12 @@ function squares(estimate) {
 
 function note(estimate) {
   const hidden = estimate.world_size - MOST_SQUARES;
-  const rest = hidden > 0 ? ` ${hidden === 1 ? "The last rank repeats" : `The other ${integer(hidden)} ranks repeat`} the pattern.` : "";
-  const stages = estimate.axes.pp > 1 ? "One colour a pipeline stage; " : "";
-  return el("p", { className: "note", ariaLive: "polite" }, `${stages}squares side by side are one tp group.${rest}`);
+  const rest = hidden > 0 ? ` ${hidden === 1 ? "1 more rank repeats" : `${integer(hidden)} more ranks repeat`} the pattern.` : "";
+  const stages = estimate.axes.pp > 1 ? "Colors are pipeline stages. " : "";
+  return el("p", { className: "note", ariaLive: "polite" }, `${stages}Adjacent squares are one tp group.${rest}`);
 }
 
-/** Arrow keys walk the grid; what is focused or hovered is told below it. */
+/** Describe the focused or hovered rank below the grid. Arrow keys move the focus. */
 export function readRanks(panel) {
   const place = panel.querySelector('[data-show="ranks"]');
   const tell = (event) => {

@@ -1,4 +1,4 @@
-// The pipeline schedule as it would run: a row a stage, a box an action, and the bubble between them.
+// The planned pipeline schedule: one row per stage, one box per action.
 import { el, legendEntry } from "../dom.js";
 import { counted, duration } from "../format.js";
 import { cell, rowHead, scrolling, th } from "./table.js";
@@ -6,7 +6,7 @@ import { cell, rowHead, scrolling, th } from "./table.js";
 const SVG = "http://www.w3.org/2000/svg";
 const ROW = 18;
 const GAP = 3;
-const WIDTH = 1000; // of the viewBox; the page scales it
+const WIDTH = 1000; // of the viewBox
 const READABLE = 16;
 const NAMES = { F: "forward", B: "backward", I: "input gradient", W: "weight gradient" };
 
@@ -41,9 +41,9 @@ export function drawSchedule(timeline) {
     ...kinds.flatMap((kind) => [legendEntry(`--kind-${kind.toLowerCase()}`, NAMES[kind]), " "]),
     legendEntry("--part-bubble", "idle"),
   );
-  const part = timeline.whole ? "" : `Drawn for the first ${counted(stages, "stage")} and ${counted(timeline.micro_batches, "micro-batch", "micro-batches")}. `;
-  const words = `${part}Idle: ${(100 * timeline.bubble).toFixed(1)} % of all ranks' time${part ? " in what is drawn" : ""}, stages taking what they are planned to take; the part “bubble” of a step is the busiest stage's.`;
+  const part = timeline.whole ? "" : `Shows the first ${counted(stages, "stage")} and ${counted(timeline.micro_batches, "micro-batch", "micro-batches")}. `;
+  const words = `${part}Idle time: ${(100 * timeline.bubble).toFixed(1)} %, mean over ${part ? "these" : "all"} stages. The part “bubble” of the step time is that of the busiest stage.`;
   const rows = timeline.in_flight.slice(0, READABLE).map((most, stage) => el("tr", {}, rowHead(null, String(stage)), cell(String(most))));
-  const table = el("details", {}, el("summary", {}, "Activations kept by stage"), scrolling([th("stage"), th("chunks in flight at most", true)], rows));
+  const table = el("details", {}, el("summary", {}, "Stored activations by stage"), scrolling([th("stage"), th("most chunks in flight", true)], rows));
   return [el("div", { className: "schedule-frame" }, labels, picture), legend, el("p", { className: "note" }, words), table];
 }

@@ -1,4 +1,4 @@
-// Small tables beside pictures.
+// Small tables next to pictures.
 import { el, swatch } from "../dom.js";
 
 export const th = (text, number = false) => el("th", { scope: "col", className: number ? "number" : "" }, text);
@@ -10,7 +10,7 @@ export function scrolling(head, rows) {
   return el("div", { className: "scroll-x" }, table);
 }
 
-/** The stages worth a column: all of a short pipe; the ends, the second and the fullest of a long one. */
+/** Return the stages to list: all of a short pipeline, else the first two, the fullest and the last. */
 export function columns(stages, most = 6) {
   if (stages.length <= most) return stages;
   const fullest = stages.reduce((best, s) => (s.memory_bytes > best.memory_bytes ? s : best));
@@ -19,4 +19,4 @@ export function columns(stages, most = 6) {
 }
 
 export const stageHead = (stages, all) =>
-  stages.map((s) => th(all.length > 1 ? `stage ${s.stage}` : "a rank", true));
+  stages.map((s) => th(all.length > 1 ? `stage ${s.stage}` : "per rank", true));

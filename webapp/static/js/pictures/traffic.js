@@ -1,7 +1,7 @@
-// Bytes of a step by axis, and which axes leave the node.
+// Planned traffic per step by axis, between and inside nodes.
 import { byAxis } from "../collectives.js";
 import { el, stackedBar } from "../dom.js";
-import { bytes, exactBytes } from "../format.js";
+import { decimalBytes, exactBytes } from "../format.js";
 import { cell, columns, rowHead, scrolling, stageHead, th } from "./table.js";
 
 export function trafficPicture(estimate) {
@@ -10,7 +10,7 @@ export function trafficPicture(estimate) {
   const busiest = stages.reduce((most, other) => (total(other) > total(most) ? other : most));
   const axes = [...new Set(stages.flatMap((s) => Object.keys(s.step_bytes)))].filter((axis) => stages.some((s) => s.step_bytes[axis] > 0));
   axes.sort(byAxis);
-  if (axes.length === 0) return [el("p", { className: "note" }, "One rank alone: nothing to send.")];
+  if (axes.length === 0) return [el("p", { className: "note" }, "A single rank sends no traffic.")];
   const parts = axes.map((axis) => ({
     token: `--axis-${axis}`,
     value: busiest.step_bytes[axis] ?? 0,
@@ -22,10 +22,10 @@ export function trafficPicture(estimate) {
       "tr",
       {},
       rowHead(`--axis-${axis}`, axis),
-      ...shown.map((s) => cell(bytes(s.step_bytes[axis] ?? 0), exactBytes(s.step_bytes[axis] ?? 0))),
+      ...shown.map((s) => cell(decimalBytes(s.step_bytes[axis] ?? 0), exactBytes(s.step_bytes[axis] ?? 0))),
       el("td", {}, cluster.crossing[axis] === undefined ? "" : cluster.crossing[axis] ? "between nodes" : "inside a node"),
     ),
   );
-  const head = [th("axis"), ...stageHead(shown, stages), th("travels")];
-  return [stackedBar(parts, "Payload bytes of a step by axis"), scrolling(head, rows)];
+  const head = [th("axis"), ...stageHead(shown, stages), th("path")];
+  return [stackedBar(parts, "Payload bytes per step, by axis"), scrolling(head, rows)];
 }

@@ -1,4 +1,4 @@
-// Which colour says what in a timeline: axes as everywhere, micro-batches in the order of series, other work by kind.
+// Colors of a timeline: by axis, by micro-batch, and by kind of work.
 import { color } from "../charts/theme.js";
 
 const AXES = ["dp", "tp", "pp", "cp", "ep", "world"];
@@ -11,24 +11,24 @@ const WORK = {
   eval: "--series-11",
 };
 
-const others = []; // of the whole page: its pictures and tables give one axis one colour
+const others = []; // shared, so that the whole page uses one color per axis
 
-/** The token of an axis; groups of a script, or of a file, that are none take series in order. */
+/** Return the color token of an axis. Other groups of scripts and files take series in order. */
 export function axisToken(axis) {
   if (AXES.includes(axis)) return `--axis-${axis}`;
   if (!others.includes(axis)) others.push(axis);
   return `--series-${(others.indexOf(axis) + 3) % SERIES}`;
 }
 
-/** Whether a span has its micro-batch's colour: forward and backward. */
+/** Return whether a span has the color of its micro-batch: forward and backward. */
 export const byMicro = (span) => !WORK[span.work] && span.micro >= 0;
 
-/** The token of a span. */
+/** Return the color token of a span. */
 export function workToken(span) {
   return byMicro(span) ? `--series-${span.micro % SERIES}` : (WORK[span.work] ?? "--part-compute");
 }
 
-/** Tokens as canvas can use them, read anew when the theme changes. */
+/** Return a function from token to canvas color that follows the theme. */
 export function palette() {
   let known = new Map();
   document.addEventListener("themechange", () => {

@@ -1,12 +1,12 @@
-// Keeps the steps that ranks told event by event, and how long each rank stood still over time. Pure.
+// Keeps traced steps, and the time that each rank stalls. Pure.
 import { Bins } from "../rates.js";
 
 export const MOST_STEPS = 24; // kept in the page
-export const MOST_EVENTS = 400_000; // of all of them together
+export const MOST_EVENTS = 400_000; // of all kept steps together
 
 const size = (item) => item.calls.op.length + item.spans.work.length;
 
-/** A step of one rank: the oldest steps go where there are too many. */
+/** Add a traced step of one rank. Drop the oldest steps above the limits. */
 export function foldTimeline(state, item, node) {
   state.timelines ??= new Map(); // step -> rank -> {item, node}
   const steps = state.timelines;
@@ -22,7 +22,7 @@ export function foldTimeline(state, item, node) {
   }
 }
 
-/** Wraps the fold of step items: what a rank stood still in its step, by axis, spread over the time that it took. */
+/** Wrap the fold of step items. Spread the exposed communication of a step evenly over the step, by axis. */
 export const alsoStoodStill = (fold) => (state, item, node) => {
   fold(state, item, node);
   const exposed = Object.entries(item.parts?.exposed ?? {}).filter(([, seconds]) => seconds > 0);
@@ -38,7 +38,7 @@ export const alsoStoodStill = (fold) => (state, item, node) => {
   }
 };
 
-/** Steps at hand, newest first, each with how many ranks told of it. */
+/** Return the traced steps in the page, latest first, with the number of ranks. */
 export function stepsAtHand(state) {
   return [...(state.timelines ?? [])].map(([step, ranks]) => ({ step, ranks: ranks.size })).sort((a, b) => b.step - a.step);
 }

@@ -1,4 +1,4 @@
-// An import, drawn by the same code as a run: its timeline, its tables and its heat maps.
+// The page of an import: timeline, tables and heat maps.
 import { pairsPanel } from "../heat/pairs.js";
 import { timePanel } from "../heat/time.js";
 import { duration, integer } from "../format.js";
@@ -7,18 +7,18 @@ import { stepOfTables } from "./step.js";
 import { showCollectiveTimes, showGroups, showOverlap } from "./tables.js";
 import { timelineView } from "./view.js";
 
-const COLUMNS = 300; // of the map over time
+const COLUMNS = 300; // of the rank heatmap
 const page = document.getElementById("imported");
 const $ = (id) => document.getElementById(id);
 const select = $("timeline-step");
 const view = timelineView($("step-timeline"));
 const pairs = pairsPanel($("heat-pairs"));
 const time = timePanel($("heat-time"));
-// What these panels read of a job: a run that somebody else launched was planned by nobody.
+// The fields of a job that the panels read. An import has no plan.
 const job = { spec: { layout: {} }, estimate: null, members: [], finished: true, attempt: 1 };
 let shown = null;
 
-/** Bytes by rank, axis and time, as the page of a run counts them. */
+/** Return bytes by rank, axis and time. */
 export function binsOf(step) {
   const bins = new Bins(Math.max(1e-6, step.seconds / COLUMNS), COLUMNS + 2, "whole");
   for (const [rank, own] of step.ranks) {
@@ -29,7 +29,7 @@ export function binsOf(step) {
   return bins;
 }
 
-/** Seconds that ranks waited for the last one, by rank, axis and time. */
+/** Return seconds of waiting for the last rank, by rank, axis and time. */
 export function waitsOf(step) {
   const bins = new Bins(Math.max(1e-6, step.seconds / COLUMNS), COLUMNS + 2, "whole");
   for (const [rank, own] of step.ranks) {
@@ -58,7 +58,7 @@ async function load() {
   const answer = await fetch(`${page.dataset.url}?step=${number}`);
   if (!answer.ok) {
     delete page.dataset.reading;
-    page.querySelector("[data-empty]").textContent = `The events could not be read: ${answer.status}.`;
+    page.querySelector("[data-empty]").textContent = `Events not loaded: HTTP ${answer.status}.`;
     return;
   }
   const told = await answer.json();

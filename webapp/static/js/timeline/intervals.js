@@ -1,6 +1,6 @@
-// Sums of times that may overlap. Intervals are [from, to].
+// Lengths of intervals that may overlap. Intervals are [from, to].
 
-/** Their union, sorted and apart. */
+/** Return the union as sorted, disjoint intervals. */
 export function union(intervals) {
   const sorted = intervals.filter(([from, to]) => to > from).sort((a, b) => a[0] - b[0]);
   const joined = [];
@@ -14,7 +14,7 @@ export function union(intervals) {
 
 export const length = (joined) => joined.reduce((sum, [from, to]) => sum + to - from, 0);
 
-/** How much of one union lies in another. */
+/** Return the length of the intersection of two unions. */
 export function shared(one, other) {
   let [i, j, sum] = [0, 0, 0];
   while (i < one.length && j < other.length) {

@@ -1,9 +1,9 @@
-// Which row each event of a step stands in: for every rank its compute, then its axes; and which lie under a point. Pure.
+// Rows of a timeline: per rank compute, then one row per axis. Finds events at a time. Pure.
 import { byAxis } from "../collectives.js";
 
 export const COMPUTE = "compute";
 
-/** Rows in order: {rank, name, first: of its rank, events: sorted by `from`, longest: of any event so far}. */
+/** Return rows {rank, name, first (row of the rank), events (sorted by `from`), ends}. */
 export function rowsOf(step) {
   const rows = [];
   for (const [rank, own] of step.ranks) {
@@ -20,7 +20,7 @@ export function rowsOf(step) {
   return rows;
 }
 
-/** The latest end of each event and all before it: what has not ended yet may have begun long ago. */
+/** Return the running maximum of event ends, because a long event can outlast later events. */
 function endsOf(events) {
   const ends = new Float64Array(events.length);
   let latest = -Infinity;
@@ -31,7 +31,7 @@ function endsOf(events) {
   return ends;
 }
 
-/** The first place whose value is not below `time` in a sorted list. */
+/** Return the first index of a sorted list whose value is at least `time`. */
 export function firstFrom(length, valueAt, time) {
   let [low, high] = [0, length];
   while (low < high) {
@@ -42,13 +42,13 @@ export function firstFrom(length, valueAt, time) {
   return low;
 }
 
-/** Places [first, beyond last) of a row's events that touch [from, to]. */
+/** Return the index range [first, last + 1] of the events of a row that touch [from, to]. */
 export function within(row, from, to) {
   const first = firstFrom(row.events.length, (i) => row.ends[i], from);
   return [first, firstFrom(row.events.length, (i) => row.events[i].from, to)];
 }
 
-/** The event of a row at a time, the one that began last; `slack` seconds beside it still hit. */
+/** Return the event of a row that began last before a time, with a tolerance of `slack` seconds. */
 export function eventAt(row, time, slack) {
   const [first, beyond] = within(row, time - slack, time + slack);
   for (let i = beyond - 1; i >= first; i -= 1) if (row.events[i].to + slack >= time) return row.events[i];

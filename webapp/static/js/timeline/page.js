@@ -1,4 +1,4 @@
-// The full page of a job's steps: the same telemetry as the job page, and only these panels.
+// The full page of the step timeline, with the heat maps.
 import { embedded } from "../dom.js";
 import { follow, seedFromSummary } from "../fold/follow.js";
 import { replay } from "../fold/replay.js";

@@ -1,16 +1,16 @@
-// Draws the rows of a step on a canvas. What is narrower than a pixel is joined with its neighbours: the time it takes
-// is bounded by the pixels, not by the events.
+// Draws the rows of a step on a canvas. Events narrower than a pixel are merged, so the drawing time depends on the pixels
+// and not on the number of events.
 import { upright } from "../upright.js";
 import { COMPUTE, within } from "./lanes.js";
 import { waited } from "./step.js";
 
 export const AXIS_HEIGHT = 22;
-const NAMED_WIDTH = 30; // px from which a box has its name in it
-const SMALLEST = 0.8; // px that any event takes
+const NAMED_WIDTH = 30; // px, least width of a box with a name
+const SMALLEST = 0.8; // px, least width of an event
 
 /**
- * `frame`: {width, height, left, top (first row in sight, px), rowHeight, gap} in CSS pixels; `view`: seconds in sight;
- * `ink(token)`: a colour. Returns how many boxes were drawn.
+ * Draw the rows and return the number of boxes. `frame` is {width, height, left, top (scroll offset), rowHeight, gap} in CSS
+ * pixels. `view` is the visible range in seconds. `ink(token)` returns a color.
  */
 export function paint(context, rows, step, view, frame, ink, tokens) {
   const { width, height, left, rowHeight, gap } = frame;
@@ -35,7 +35,7 @@ export function paint(context, rows, step, view, frame, ink, tokens) {
   return drawn;
 }
 
-/** Rows that are in sight, with their top in pixels. */
+/** Return the visible rows with their top in pixels. */
 export function placesInSight(rows, { height, top, rowHeight, gap }) {
   const places = [];
   let y = AXIS_HEIGHT - top;
@@ -67,7 +67,7 @@ function paintRow(context, row, view, place, ink, tokens) {
   const box = (from, to, token, alpha) => {
     const x = left + (Math.max(from, view.from) - view.from) * scale;
     const end = left + (Math.min(to, view.to) - view.from) * scale;
-    if (end < painted) return; // within a pixel that something has already
+    if (end < painted) return; // within a painted pixel
     painted = Math.max(end, x + SMALLEST);
     if (pending && pending.token === token && pending.alpha === alpha && x <= pending.to + SMALLEST) pending.to = Math.max(pending.to, end);
     else {
@@ -111,7 +111,7 @@ function label(context, row, view, { y, left, scale, rowHeight, beyond: width },
   return 0;
 }
 
-/** Ranks on the left, and their rows' names where there is room. */
+/** Draw ranks on the left, and names of rows if rows are high enough. */
 function names(context, rows, frame, ink) {
   const { left, rowHeight, height, gap } = frame;
   let free = AXIS_HEIGHT;
@@ -133,7 +133,7 @@ function names(context, rows, frame, ink) {
 
 const TICKS = [1, 2, 5];
 
-/** Moments a round distance apart, no closer than `least` pixels. */
+/** Return round times, at least `least` pixels apart. */
 export function ticks(view, pixels, least = 90) {
   const wanted = ((view.to - view.from) * least) / Math.max(1, pixels);
   if (!(wanted > 0)) return [];
@@ -163,7 +163,7 @@ function ruler(context, view, { width, height, left }, ink) {
   }
 }
 
-/** With as many digits as tell one tick from the next. */
+/** Format a tick with enough digits to distinguish ticks. */
 export function tickText(time, gap) {
   const [factor, unit] = gap < 1e-3 ? [1e6, "µs"] : gap < 1 ? [1e3, "ms"] : [1, "s"];
   const digits = Math.max(0, Math.min(3, -Math.floor(Math.log10(gap * factor) + 1e-9)));

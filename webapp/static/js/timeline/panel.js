@@ -1,4 +1,4 @@
-// The panel (or page) of a step's timeline: which step, its picture, its tables, its downloads.
+// The step timeline: choice of the step, picture, tables, downloads.
 import { el } from "../dom.js";
 import { counted, integer, milliseconds } from "../format.js";
 import { MOST_STEPS, stepsAtHand } from "./fold.js";
@@ -7,36 +7,36 @@ import { bubbleWords, showCollectiveTimes, showGroups, showOverlap } from "./tab
 import { timelineView } from "./view.js";
 
 const NEWEST = "";
-const ASK_AGAIN_MS = 10_000; // for what did not come
+const ASK_AGAIN_MS = 10_000; // after a failed request
 
-/** How far clocks, each held against the board's, may be off one another: two hosts' errors may point apart. */
+/** Describe the clock error between hosts. Each clock is compared with the board, so two errors can add up. */
 export function clockWords(clocks) {
   const unknown = clocks.filter((clock) => !clock).length;
-  if (unknown > 0) return `Of ${counted(unknown, "host")} it is not known how far the clock is off the others'.`;
+  if (unknown > 0) return `The clock error of ${counted(unknown, "host")} is unknown.`;
   const [most, next] = clocks.map((clock) => clock.within_s).sort((a, b) => b - a);
-  return `Clocks of hosts agree within ${milliseconds(most + next)}.`;
+  return `Clocks of hosts differ by at most ${milliseconds(most + next)}.`;
 }
 
 /**
- * Returns show(job, state): follows the newest step until another one is chosen. It tells which it drew: null for none,
- * undefined while the history is asked, after whose answer it calls `again`.
+ * Return show(job, state), which draws the latest step until the reader chooses another one. It returns the step that it
+ * drew, null for none, or undefined while the history loads. It calls `again` after the history is loaded.
  */
 export function timelinePanel(panel, links, again) {
   const $ = (id) => panel.querySelector(`#${id}`);
   const select = $("timeline-step");
   const view = timelineView($("step-timeline"));
   let [shown, job, state] = ["", null, null];
-  const made = new Map(); // step -> {told, step}: a step is put together once for as many ranks as told of it
+  const made = new Map(); // step -> {told, ranks, step}, built once per number of ranks
 
-  const kept = { attempt: null, finished: false, steps: null }; // of the history: those that the page did not hear itself
-  const fetched = new Map(); // step -> it; undefined while it is on its way, null if it did not come, for a while
+  const kept = { attempt: null, finished: false, steps: null }; // steps of the history
+  const fetched = new Map(); // number -> step, undefined while it loads, null for a while after a failure
 
   async function ask(path) {
     try {
       const answer = await fetch(`${panel.dataset.trace}${path}`);
       return answer.ok ? await answer.json() : null;
     } catch {
-      return null; // the page goes on with what it has
+      return null; // the page keeps its data
     }
   }
 
@@ -104,13 +104,13 @@ export function timelinePanel(panel, links, again) {
     panel.querySelector("[data-empty]").hidden = steps.length > 0;
     if (steps.length === 0) return kept.steps ? null : undefined;
     listSteps(steps);
-    // The newest that all ranks told of: one that is still coming in would jump.
+    // The latest step of all ranks, because a step that still arrives changes with each rank.
     const most = Math.max(...heard.map(({ ranks }) => ranks));
     const newest = heard.find(({ ranks }) => ranks === most) ?? steps[0];
     const wanted = select.value === NEWEST ? newest.step : Number(select.value);
     const step = assembled(wanted);
     if (!step) {
-      clear(step === undefined ? "Looking…" : `Step ${integer(wanted)} could not be fetched.`);
+      clear(step === undefined ? "Loading…" : `Step ${integer(wanted)} did not load.`);
       return step;
     }
     const key = `${wanted} ${step.ranks.size} ${steps.length} ${job.attempt}`;
@@ -131,7 +131,7 @@ export function timelinePanel(panel, links, again) {
     return step;
   }
 
-  /** Of the step that is chosen there is nothing to show, and no other's picture stands under its name. */
+  /** Hide the picture of the previous step, and show `words`. */
   function clear(words) {
     shown = "";
     view.show(null);
@@ -141,7 +141,7 @@ export function timelinePanel(panel, links, again) {
 
   function notes(step) {
     const said = [`Step ${integer(step.step)}, ${integer(step.ranks.size)} of ${counted(job.world_size, "rank")}.`];
-    if (step.leftOut > 0) said.push(`${counted(step.leftOut, "event")} did not fit and ${step.leftOut === 1 ? "is" : "are"} left out.`);
+    if (step.leftOut > 0) said.push(`${counted(step.leftOut, "event")} above the limit ${step.leftOut === 1 ? "is" : "are"} missing.`);
     if (state.members.size > 1) said.push(clockWords([...state.members.values()].map((member) => member.clock)));
     return said;
   }
@@ -156,9 +156,9 @@ export function timelinePanel(panel, links, again) {
       const headers = { "Content-Type": "application/json", "X-CSRFToken": form.elements.csrfmiddlewaretoken.value };
       const response = await fetch(panel.dataset.trace, { method: "POST", headers, body: JSON.stringify({ step }) });
       const told = await response.json();
-      answer.textContent = response.ok ? `Asked for: ${told.steps.map(integer).join(", ")}. A step comes as it ends, or from its hosts' memory.` : told.errors.map(({ message }) => message).join("; ");
+      answer.textContent = response.ok ? `Tracing ${told.steps.length === 1 ? "step" : "steps"} ${told.steps.map(integer).join(", ")}. The timeline appears after the step.` : told.errors.map(({ message }) => message).join("; ");
     } catch (error) {
-      answer.textContent = `Not asked: ${error.message}.`;
+      answer.textContent = `Not traced: ${error.message}.`;
     }
   });
 

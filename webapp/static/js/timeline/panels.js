@@ -1,14 +1,14 @@
-// The panels that draw who sends to whom, every rank over time, and a step event by event: of the job page and its own.
+// Traffic matrix, rank heatmap and step timeline, for the job page and the timeline page.
 import { embedded } from "../dom.js";
 import { pairsPanel } from "../heat/pairs.js";
 import { timePanel } from "../heat/time.js";
 import { timelinePanel } from "./panel.js";
 
-const OFTEN_MS = 500; // pictures of whole steps need no more
+const OFTEN_MS = 500; // least time between two drawings
 
 /**
- * Returns show(job, state, range): draws what is in sight, at most so often. `range`: {from, to} unix seconds or nulls.
- * `drawn` is called when all that was asked of the history is there.
+ * Return show(job, state, range), which draws the visible panels. `range` is {from, to} in unix seconds or nulls. `drawn` is
+ * called when the history is loaded.
  */
 export function tracePanels(drawn = () => {}) {
   const place = (id, make) => (document.getElementById(id) ? { panel: document.getElementById(id), show: make(document.getElementById(id)) } : null);

@@ -1,15 +1,15 @@
-// What a step's events say together: percentiles, bus bandwidths, hidden and exposed time, the bubble. Pure.
+// Statistics of a traced step: percentiles, bus bandwidth, exposed and overlapped time, bubble. Pure.
 import { busFactor, byAxis } from "../collectives.js";
 import { length, shared, union } from "./intervals.js";
 import { transferred, waited } from "./step.js";
 
-/** The value below which a share of sorted numbers lies: the nearest rank. */
+/** Return a percentile of sorted numbers (nearest rank). */
 export function percentile(sorted, share) {
   if (sorted.length === 0) return null;
   return sorted[Math.min(sorted.length - 1, Math.max(0, Math.ceil(share * sorted.length) - 1))];
 }
 
-/** Steps together: a row for each collective of each axis, its times over all ranks; `slowest` is the rank of the longest. */
+/** Return a row per collective and axis over all steps and ranks. `slowest` is the rank of the longest call. */
 export function collectiveTimes(steps) {
   const rows = new Map();
   for (const step of steps) {

@@ -1,8 +1,8 @@
-// A step of all ranks in one form, whether it came live, from the history or from a file. Times are seconds since it began.
+// A traced step of all ranks, from live items, the history or a file. Times are seconds since the step began.
 
 const groupKey = (axis, ranks, nth) => `${axis}|${nth}|${ranks.join()}`;
 
-/** {step, began, seconds, groups: [{axis, ranks, nth}], ranks: rank -> {calls, spans}, leftOut}; calls and spans are lists in the order of time. */
+/** Return {step, began, seconds, groups: [{axis, ranks, nth}], ranks: rank -> {calls, spans}, leftOut}, sorted by time. */
 function emptyStep(step) {
   return { step, began: Infinity, seconds: 0, groups: [], ranks: new Map(), leftOut: 0 };
 }
@@ -21,7 +21,7 @@ const lane = (made, rank) => {
   return made.ranks.get(rank);
 };
 
-/** From live items: `told` is rank -> {item, node}, `clocks` gives the seconds to add to a node's clock. */
+/** Build a step from live items. `told` is rank -> {item, node}. `clocks` returns the correction of a node's clock. */
 export function stepOfItems(step, told, clocks) {
   const made = emptyStep(step);
   const group = grouper(made);
@@ -56,7 +56,7 @@ export function stepOfItems(step, told, clocks) {
   return finished(made);
 }
 
-/** From columns of the history's tables `calls` and `spans`, all of one step. */
+/** Build a step from columns of the history tables `calls` and `spans`. */
 export function stepOfTables(step, calls, spans) {
   const made = emptyStep(step);
   const group = grouper(made);
@@ -94,7 +94,7 @@ function finished(made) {
     for (const event of [...own.calls, ...own.spans]) {
       event.rank = rank;
       event.from -= made.began;
-      event.open = event.to === null; // its end was not recorded
+      event.open = event.to === null; // the end is missing
       event.to = event.open ? event.from : event.to - made.began;
     }
     own.calls.sort(earliest);
@@ -108,8 +108,8 @@ function finished(made) {
 const PAIRED = new Set(["send", "recv"]);
 
 /**
- * Charges waiting to who came last: each call gets `whole` (when the last rank had come), `last` (which that was) and
- * `lead`; null where some rank of its group told nothing. Mirrors jobs.traces.arrivals (a test compares them).
+ * Attribute waiting to the last rank. Each call gets `whole` (arrival of the last rank), `last` (the last rank) and `lead`.
+ * They are null if a rank of the group is missing. Mirrors jobs.traces.arrivals (a test compares both).
  */
 function meet(made) {
   const met = new Map();
@@ -136,15 +136,15 @@ function meet(made) {
       if (call.from < first.from) first = call;
     }
     for (const call of together) {
-      call.lead = last.from - first.from; // between the first rank and the last
+      call.lead = last.from - first.from; // from the first to the last rank
       call.whole = whole ? last.from : null;
       call.last = whole ? last.rank : null;
     }
   }
 }
 
-/** Seconds that a call waited for the last rank, null where that is not known. */
+/** Return the seconds that a call waited for the last rank, or null if unknown. */
 export const waited = (call) => (call.whole === null ? null : Math.max(0, (call.open ? call.whole : Math.min(call.whole, call.to)) - call.from));
 
-/** Seconds from the last rank's coming to the end. */
+/** Return the seconds from the arrival of the last rank to the end. */
 export const transferred = (call) => (call.open || call.whole === null ? null : Math.max(0, call.to - call.whole));

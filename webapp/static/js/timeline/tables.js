@@ -1,4 +1,4 @@
-// The tables below a timeline: percentiles, bus bandwidths, hidden and exposed, the bubble.
+// Tables below a timeline: percentiles, bus bandwidth, exposed and overlapped time, bubble.
 import { el, swatch } from "../dom.js";
 import { byteRate, duration, integer, opName } from "../format.js";
 import { axisToken } from "./colors.js";
@@ -9,7 +9,7 @@ const number = (text, title) => el("td", { className: "number", title }, text);
 const head = (axis) => el("th", { scope: "row" }, swatch(axisToken(axis)), axis);
 const percent = (share) => (share === null || !Number.isFinite(share) ? "–" : `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} %`);
 
-/** "0–7", "0, 4, 8": ranks in few characters. */
+/** Format ranks in few characters: "0–7", "0, 4, 8". */
 export function rankWords(ranks) {
   const step = ranks[1] - ranks[0];
   const even = ranks.length > 2 && ranks.every((rank, i) => i === 0 || rank - ranks[i - 1] === step);
@@ -17,7 +17,7 @@ export function rankWords(ranks) {
   return ranks.length > 8 ? `${ranks.slice(0, 7).join(", ")}, … ${ranks.at(-1)}` : ranks.join(", ");
 }
 
-/** The speed of a group's link: that of the network where it has ranks on several hosts. Null where nobody knows. */
+/** Return the link of a group, which is the network if the group spans hosts. Null if unknown. */
 export function linkOf(ranks, links, members) {
   if (!links) return null;
   const hostOf = (rank) =>
@@ -42,7 +42,7 @@ export function showCollectiveTimes(body, steps) {
         ...[row.p50, row.p90, row.p99].map((seconds) => number(duration(seconds))),
         el("td", {}, `rank ${row.slowest}, ${duration(row.slowestTook)} in step ${integer(row.slowestStep)}`),
         number(duration(row.wait50)),
-        el("td", {}, row.lastRank === null ? "not known" : `rank ${row.lastRank}, ${percent(row.lastShare)}`),
+        el("td", {}, row.lastRank === null ? "unknown" : `rank ${row.lastRank}, ${percent(row.lastShare)}`),
       ),
     ),
   );
@@ -58,11 +58,11 @@ function slowest(rows) {
   );
 }
 
-/** A link does at least what a run shows: above what was told of it there is no share of it to tell. */
+/** Return the cell with the share of the link. A measured bandwidth above the link bandwidth has no share. */
 export function ofLink(busbw, link) {
   if (!link) return number("–");
   if (busbw <= link.speed) return number(percent(busbw / link.speed));
-  return number("more than told", `${byteRate(link.speed)} ${link.words}: the link does more than that`);
+  return number("above 100 %", `The link is faster than its known bandwidth: ${byteRate(link.speed)} ${link.words}`);
 }
 
 export function showGroups(body, steps, links, members) {
@@ -80,17 +80,17 @@ export function showGroups(body, steps, links, members) {
         number(integer(row.calls)),
         number(byteRate(row.busbw)),
         number(byteRate(row.best)),
-        number(link ? `${byteRate(link.speed)}${link.measured ? "" : ", not measured"}` : "not known", link?.words),
+        number(link ? `${byteRate(link.speed)}${link.measured ? "" : ", not measured"}` : "unknown", link?.words),
         ofLink(row.busbw, link),
       );
     }),
   );
   if (rows.length > shown.length) {
-    body.append(el("tr", {}, el("td", { className: "note", colSpan: 8 }, `Of each axis the slowest ${MOST_OF_AXIS}; ${rows.length - shown.length === 1 ? "1 group is" : `${integer(rows.length - shown.length)} groups are`} faster.`)));
+    body.append(el("tr", {}, el("td", { className: "note", colSpan: 8 }, `The slowest ${MOST_OF_AXIS} groups of each axis. ${rows.length - shown.length === 1 ? "1 faster group is" : `${integer(rows.length - shown.length)} faster groups are`} not shown.`)));
   }
 }
 
-/** `planned`: the estimate's parts of a step, or null. */
+/** Show exposed and overlapped time. `planned` is the time of the estimate, or null. */
 export function showOverlap(body, step, planned) {
   const known = new Map((planned?.parts ?? []).map((part) => [part.name, part.seconds]));
   body.replaceChildren(
@@ -109,19 +109,19 @@ export function showOverlap(body, step, planned) {
   );
 }
 
-/** The bubble as measured beside the plan's and the schedule's own. */
+/** Describe the measured bubble, the planned bubble and the ideal bubble of the schedule. */
 export function bubbleWords(step, job) {
   const found = bubble(step);
   if (!found) return "";
-  const words = [`Idle in the pipe: ${percent(found.share)} of its ${duration(found.seconds)}, measured, the bubble and waiting for slower stages (the mean over ranks of what was neither compute nor another axis; of the busiest rank ${percent(found.least)}).`];
+  const words = [`Pipeline idle time: ${percent(found.share)} of ${duration(found.seconds)} (mean over ranks; least idle rank ${percent(found.least)}).`];
   const time = job?.estimate?.time;
   const planned = time?.parts.find((part) => part.name === "bubble");
-  if (planned && time.step_s > 0) words.push(`Planned bubble of the busiest stage: ${percent(planned.seconds / time.step_s)} of a step.`);
+  if (planned && time.step_s > 0) words.push(`Planned bubble: ${percent(planned.seconds / time.step_s)}.`);
   const { pp, virtual_stages: rounds = 1, schedule } = job?.spec?.layout ?? {};
   const micro = job?.estimate?.micro_batches;
   if (pp > 1 && micro > 0 && FILLS.has(schedule)) {
     const ideal = (pp - 1) / (micro * rounds + pp - 1);
-    words.push(`In theory (pp − 1) / (micro-batches × chunks + pp − 1) = ${pp - 1} / ${micro * rounds + pp - 1} = ${percent(ideal)}, stages being equal.`);
+    words.push(`Ideal for equal stages: ${percent(ideal)}.`);
   }
   return words.join(" ");
 }

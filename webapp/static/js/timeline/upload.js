@@ -1,4 +1,4 @@
-// Sends files part by part, then has them read: what is wrong is told with the file and the field.
+// Uploads the files of an import in parts, and starts the import.
 import { embedded, write } from "../dom.js";
 import { bytes, integer } from "../format.js";
 import { refused } from "../refusal.js";
@@ -16,16 +16,16 @@ function say(text, bad = false) {
   told.dataset.tone = bad ? "bad" : "";
 }
 
-/** What is wrong with a choice of files, before a byte is sent; "" where nothing is. */
+/** Return the problem with the chosen files, or "". */
 export function problemWith(files, { files: most, file_bytes: largest, import_bytes: together }) {
-  if (files.length === 0) return "choose a file first";
-  if (files.length > most) return `${integer(files.length)} files are more than ${integer(most)}`;
+  if (files.length === 0) return "Choose a file.";
+  if (files.length > most) return `${integer(files.length)} files chosen. At most ${integer(most)} are allowed.`;
   const large = files.find((file) => file.size > largest);
-  if (large) return `${large.name}: ${bytes(large.size)} are more than ${bytes(largest)}`;
+  if (large) return `${large.name} has ${bytes(large.size)}. At most ${bytes(largest)} are allowed.`;
   const empty = files.find((file) => file.size === 0);
-  if (empty) return `${empty.name} is empty`;
+  if (empty) return `${empty.name} is empty.`;
   const total = files.reduce((sum, file) => sum + file.size, 0);
-  return total > together ? `${bytes(total)} together are more than ${bytes(together)}` : "";
+  return total > together ? `The files have ${bytes(total)}. At most ${bytes(together)} are allowed.` : "";
 }
 
 async function post(url, body, type) {
@@ -49,7 +49,7 @@ async function send(files) {
       say(`${bytes(sent)} of ${bytes(total)} sent`);
     }
   }
-  say("Reading.");
+  say("Reading the files…");
   return (await post(`${url}read/`, "", "text/plain")).url;
 }
 

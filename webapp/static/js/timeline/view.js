@@ -1,4 +1,4 @@
-// A step's timeline that can be zoomed, moved and pointed at, by mouse, touch and keys.
+// The picture of a step timeline, with zoom, pan and selection by mouse, touch and keys.
 import { eachFrame, el, legendEntry } from "../dom.js";
 import { counted } from "../format.js";
 import { axisToken, byMicro, palette, workToken } from "./colors.js";
@@ -11,9 +11,9 @@ import { told } from "./words.js";
 const LEFT = 64;
 const TALLEST = 620;
 const SMALLEST = 120;
-const HELP = "Wheel or + and − zoom, drag or ← and → move, Home shows the whole step, ↑ and ↓ choose a row, comma and full stop its events.";
+const HELP = "Wheel, + and − zoom. Drag, ← and → move. Home shows the whole step. ↑ and ↓ choose a row. Comma and period choose an event.";
 
-/** Row heights that let what fits be read: ranks of a small run have room for names. */
+/** Return row heights. Rows of small runs are high enough for names. */
 export function heights(rows) {
   const ranks = new Set(rows.map((row) => row.rank)).size;
   if (ranks <= 8) return { rowHeight: 16, gap: 6 };
@@ -21,7 +21,7 @@ export function heights(rows) {
   return { rowHeight: 4, gap: 2 };
 }
 
-/** Returns {show(step), drawn}: a step's events, or null for none. */
+/** Return {show(step)}. A null step hides the picture. */
 export function timelineView(container) {
   const canvas = el("canvas", { className: "timeline-canvas", tabIndex: 0, role: "img" });
   const text = el("output", { className: "note timeline-told" }, HELP);
@@ -191,9 +191,9 @@ export function timelineView(container) {
     const micro = rows.some((row) => row.name === COMPUTE && row.events.some(byMicro));
     legend.replaceChildren(
       ...[...entries].flatMap(([name, token]) => [legendEntry(token, name), " "]),
-      micro ? "Forward and backward (paler) by micro-batch, a colour each. " : "",
-      "Of a collective, pale is waiting for the last rank, full is transfer",
-      calls.some((call) => waited(call) === null) ? "; between them where not all of its ranks told." : ".",
+      micro ? "Forward and backward (paler): one color per micro-batch. " : "",
+      "Collectives: pale is waiting for the last rank, solid is transfer.",
+      calls.some((call) => waited(call) === null) ? " Medium: unknown, because events of some ranks are missing." : "",
     );
   }
 
@@ -208,7 +208,7 @@ export function timelineView(container) {
       rows = next ? rowsOf(next) : [];
       if (next && (!same || atWhole || view.to > next.seconds)) view = whole(next.seconds);
       if (!same) top = 0;
-      choose(null, null); // events of before are none of these
+      choose(null, null); // the chosen event belongs to the previous step
       container.hidden = !next;
       if (!next) return;
       canvas.ariaLabel = `Timeline of step ${next.step}: ${counted(next.ranks.size, "rank")}, ${counted(rows.reduce((sum, row) => sum + row.events.length, 0), "event")}. ${HELP}`;

@@ -1,5 +1,5 @@
-// An event in words.
-import { byteRate, bytes, duration, integer, opName } from "../format.js";
+// Describes an event of a timeline.
+import { byteRate, decimalBytes, duration, integer, opName } from "../format.js";
 import { busFactor } from "../collectives.js";
 import { transferred, waited } from "./step.js";
 
@@ -12,12 +12,12 @@ export function told(event, step) {
   }
   const { axis, ranks } = step.groups[event.group];
   const peer = event.peer >= 0 ? ` ${event.op === "send" ? "to" : "from"} rank ${event.peer}` : ` over ${integer(ranks.length)} ranks`;
-  const parts = [`${axis} ${opName(event.op)} ${event.sequence}${peer}`, bytes(event.bytes)];
+  const parts = [`${axis} ${opName(event.op)} ${event.sequence}${peer}`, decimalBytes(event.bytes)];
   const wait = waited(event);
-  if (event.open) parts.push("its end was not recorded");
+  if (event.open) parts.push("end not recorded");
   else parts.push(duration(event.to - event.from));
-  if (wait === null) parts.push("when the others came is not known");
-  else if (event.last === event.rank) parts.push("came last");
+  if (wait === null) parts.push("waiting time unknown");
+  else if (event.last === event.rank) parts.push("last to arrive");
   else parts.push(`waited ${duration(wait)} for rank ${event.last}`);
   const took = transferred(event);
   if (took > 0) {
