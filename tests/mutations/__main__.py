@@ -1,4 +1,4 @@
-"""`make mutations`: every fault, and what of a run tells of it, as a table; names after it are tried alone."""
+"""Run each fault and print the checks that report it; arguments select faults by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.mutations.faults import FAULTS
 from tests.mutations.run import Told, try_fault
 
-HEADER = "| fault | run | bytes, calls | replicas | one process | first told |\n|---|---|---|---|---|---|"
+HEADER = "| Fault | Run | Bytes and calls | Replicas | Reference | First report |\n|---|---|---|---|---|---|"
 
 
 def table_row(name: str, told: Told) -> str:
@@ -17,11 +17,12 @@ def table_row(name: str, told: Told) -> str:
     layout = " ".join(f"{key}={value}" for key, value in fault.layout.items())
     traffic = "-" if told.wrong_bytes is None else f"{told.wrong_bytes:,} B, {told.wrong_calls}"
     seen = told.caught_by
-    replicas = "differ" if "replicas" in seen else "agree" if told.replicas else "-"
+    replicas = "differ" if "replicas" in seen else "match" if told.replicas else "-"
     one = "differs" if "one process" in seen else "equal" if told.one_process.startswith("gradients ") else "-"
     if "one step more" in seen:
-        one = "differs at its end"
-    first = (told.failed.split("; ")[0] or told.ended or ("bytes" if seen else "NOTHING")).replace("|", "/")[:160]
+        one = "differs at the end"
+    first = told.failed.split("; ")[0] or told.ended or ("traffic check" if seen else "NOT FOUND")
+    first = first.replace("|", "/")[:160]
     return f"| {name} | {fault.arch} {layout} | {traffic} | {replicas} | {one} | {first} |"
 
 

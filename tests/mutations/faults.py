@@ -1,4 +1,4 @@
-"""The faults: what is written instead of what, and a small run that meets it."""
+"""Define the faults: the changed source text and a small run that shows each fault."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ZBV = {"pp": 2, "schedule": "zbv", "virtual_stages": 2}
 
 
 class Edit(NamedTuple):
-    """`old`, of which `file` has exactly one, becomes `new`."""
+    """Replace `old`, which occurs once in `file`, with `new`."""
 
     file: str
     old: str
@@ -20,7 +20,7 @@ class Edit(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """`resumed`: steps that a run without the fault does first, and from whose checkpoint this one goes on."""
+    """Describe a fault. A run without the fault trains `resumed` steps first, and the faulty run resumes from it."""
 
     edits: tuple[Edit, ...]
     arch: str
@@ -57,7 +57,7 @@ NO_EMBEDDING = Edit(
     " and p is not getattr(decoders[0].embedding, 'weight', None)}",
 )
 
-# Names say what is wrong. "as predicted": the planner makes the same mistake, and bytes cannot tell.
+# "Also in the prediction" means that the planner makes the same mistake, so bytes match.
 NO_INPUT_SUM = (
     Edit(
         TENSOR,
@@ -67,13 +67,13 @@ NO_INPUT_SUM = (
     Edit(TENSOR, "        work.wait()\n        return part_grad", "        return part_grad"),
 )
 FAULTS: dict[str, Fault] = {
-    # sums that do not come
-    "SP gradients never summed over tp": Fault((NO_SP_SUM,), "gpt", SP),
-    "SP gradients never summed over tp, as predicted": Fault(
+    # Missing sums.
+    "no gradient sum over tp with sequence parallelism": Fault((NO_SP_SUM,), "gpt", SP),
+    "no gradient sum over tp with sequence parallelism, also in the prediction": Fault(
         (NO_SP_SUM, Edit(TRAFFIC, "layout.sequence_parallel or is_router", "is_router")), "gpt", SP
     ),
-    "embedding never reduced over dp": Fault((NO_EMBEDDING,), "llama", {"dp": 2}),
-    "embedding never reduced over dp, as predicted": Fault(
+    "no reduction of the embedding gradient over dp": Fault((NO_EMBEDDING,), "llama", {"dp": 2}),
+    "no reduction of the embedding gradient over dp, also in the prediction": Fault(
         (
             NO_EMBEDDING,
             Edit(
@@ -87,36 +87,34 @@ FAULTS: dict[str, Fault] = {
         "llama",
         {"dp": 2},
     ),
-    "shared key/value heads never summed": Fault((NO_SHARED_SUM,), "llama", {"tp": 2}, 2, "one kv head"),
-    "shared key/value heads never summed, as predicted": Fault(
+    "no gradient sum of shared key/value heads": Fault((NO_SHARED_SUM,), "llama", {"tp": 2}, 2, "one kv head"),
+    "no gradient sum of shared key/value heads, also in the prediction": Fault(
         (NO_SHARED_SUM, Edit(TRAFFIC, "(sharing, [(p, n) for p, n in parameters if is_key_or_value(p)]),", "")),
         "llama",
         {"tp": 2},
         2,
         "one kv head",
     ),
-    "input gradients of tp's blocks never summed": Fault(NO_INPUT_SUM, "llama", {"tp": 2}),
-    "input gradients of tp's blocks never summed, in fp8": Fault(
-        NO_INPUT_SUM, "llama", {"tp": 2}, 2, "", {"precision": "fp8"}
-    ),
-    "a table tied over the pipe keeps its own gradient": Fault(
+    "no sum of input gradients over tp": Fault(NO_INPUT_SUM, "llama", {"tp": 2}),
+    "no sum of input gradients over tp, fp8": Fault(NO_INPUT_SUM, "llama", {"tp": 2}, 2, "", {"precision": "fp8"}),
+    "tied embedding keeps only the local gradient": Fault(
         (Edit(OPTIMIZER, "dist.all_reduce(tied[0], group=mesh.embedding)", "pass"),), "gpt", {"pp": 2}
     ),
-    "a table tied at both ends of a V takes one half": Fault(
+    "tied embedding with ZBV keeps one of two gradients": Fault(
         (Edit(OPTIMIZER, "tied[0].copy_(tied[1].add_(tied[0]))", "tied[0].copy_(tied[1])"),), "gpt", ZBV, 4
     ),
-    "HSDP's copies never reduced": Fault(
+    "no gradient reduction over HSDP replicas": Fault(
         (Edit(ZERO, "root.set_requires_all_reduce(last)", "root.set_requires_all_reduce(False)"),),
         "llama",
         {"dp": 4, "zero": 2, "dp_replicas": 2},
     ),
-    "a ring keeps its own key/value gradient": Fault(
+    "ring attention keeps only local key/value gradients": Fault(
         (Edit(CONTEXT, "return self._mine + self._travelling", "return self._mine"),), "llama", {"cp": 2}
     ),
-    "buckets leave before the last micro-batch": Fault(
+    "gradient buckets reduced before the last micro-batch": Fault(
         (Edit(DATA, "len(bucket) * self._backwards for", "len(bucket) for"),), "llama", {"dp": 2}
     ),
-    "fp32 sums keep the first micro-batch": Fault(
+    "fp32 gradient sum keeps only the first micro-batch": Fault(
         (Edit("workers/trainer/masters.py", "master.grad.add_(gradient)", "pass"),),
         "llama",
         {"tp": 2},
@@ -124,14 +122,14 @@ FAULTS: dict[str, Fault] = {
         "",
         {"precision": "bf16"},
     ),
-    # wrong scales
+    # Wrong scales.
     "gradients averaged over dp": Fault(
         (Edit(DATA, "work.wait()", "work.wait()\n            flat.div_(2)"),), "gpt", {"dp": 2}
     ),
-    "ZeRO divides by its ranks": Fault(
+    "ZeRO divides gradients by its ranks": Fault(
         (Edit(ZERO, "    module.set_gradient_divide_factor(1.0)\n", ""),), "llama", {"dp": 2, "zero": 3}
     ),
-    "a bias before the sum": Fault(
+    "bias added before the sum over tp": Fault(
         (
             Edit(
                 "workers/trainer/model/layers.py",
@@ -142,9 +140,9 @@ FAULTS: dict[str, Fault] = {
         "gpt",
         {"tp": 2},
     ),
-    "the norm counts copies twice": Fault((Edit(OPTIMIZER, " / copies", ""),), "gpt", {"dp": 2}),
-    # what is old, or not there yet
-    "ZeRO-1 goes on with old weights after a validation": Fault(
+    "gradient norm counts replicas twice": Fault((Edit(OPTIMIZER, " / copies", ""),), "gpt", {"dp": 2}),
+    # Old or missing values.
+    "ZeRO-1 keeps old weights after a validation": Fault(
         (Edit(ZERO, "        for root in self._roots:\n            _free(root)", "        pass"),),
         "llama",
         {"dp": 2, "zero": 1},
@@ -152,15 +150,15 @@ FAULTS: dict[str, Fault] = {
         "",
         {"eval_every": 1},
     ),
-    "bf16 weights do not follow their masters": Fault(
+    "bf16 weights not updated from master weights": Fault(
         (Edit(PARALLELIZE, "held.tensor.copy_(held.master)", "pass"),), "llama", {"dp": 2}, 2, "", {"precision": "bf16"}
     ),
-    "a stage does not wait for its message": Fault(
+    "pipeline stage does not wait for its message": Fault(
         (Edit(PIPELINE, "        work.wait()\n        return self._tp", "        return self._tp"),),
         "llama",
         {"pp": 2},
     ),
-    "a ring does not wait for the next block": Fault(
+    "ring attention does not wait for the next block": Fault(
         (
             Edit(
                 CONTEXT,
@@ -171,7 +169,7 @@ FAULTS: dict[str, Fault] = {
         "llama",
         {"cp": 2},
     ),
-    "weight gradients come once too few": Fault(
+    "weight gradient keeps only one micro-batch": Fault(
         (
             Edit(
                 "workers/trainer/parallel/weight_gradients.py",
@@ -183,13 +181,13 @@ FAULTS: dict[str, Fault] = {
         ZBV,
         4,
     ),
-    # what is held or read
-    "all replicas read the same rows": Fault(
+    # Wrong shards and data.
+    "all replicas read the same sequences": Fault(
         (Edit(LOOP, "slice(self.mesh.place.dp * share, (self.mesh.place.dp + 1) * share)", "slice(0, share)"),),
         "gpt",
         {"dp": 2},
     ),
-    "initial values differ by replica": Fault(
+    "initial weights differ between replicas": Fault(
         (Edit("workers/trainer/model/initial.py", "= whole[", "= (1 + 1e-3 * place.dp) * whole["),),
         "gpt",
         {"dp": 2},
@@ -199,7 +197,7 @@ FAULTS: dict[str, Fault] = {
         "llama",
         {"tp": 2},
     ),
-    "values are no key/value heads": Fault(
+    "value projection not treated as key/value heads": Fault(
         (
             Edit(
                 "planner/facts/models/shapes.py",
@@ -212,7 +210,7 @@ FAULTS: dict[str, Fault] = {
         2,
         "one kv head",
     ),
-    "a stage holds its neighbour's first layer": Fault(
+    "pipeline stage also holds the first layer of the next stage": Fault(
         (
             Edit(
                 "planner/facts/stages.py",
@@ -223,7 +221,7 @@ FAULTS: dict[str, Fault] = {
         "llama",
         {"pp": 2},
     ),
-    "a V of which both chunks go down": Fault(
+    "both ZBV chunks placed in the same direction": Fault(
         (
             Edit(
                 "planner/facts/layout.py",
@@ -235,8 +233,8 @@ FAULTS: dict[str, Fault] = {
         ZBV,
         4,
     ),
-    # where things lie
-    "positions of a part counted from its own start": Fault(
+    # Wrong positions.
+    "positions counted from the start of the local sequence part": Fault(
         (
             Edit(
                 CONTEXT,
@@ -247,18 +245,18 @@ FAULTS: dict[str, Fault] = {
         "llama",
         {"cp": 2},
     ),
-    "a target of another rank's vocabulary counts": Fault(
+    "loss counts targets of other vocabulary shards": Fault(
         (Edit(TENSOR, ".squeeze(-1).masked_fill(~mine, 0)", ".squeeze(-1)"),), "gpt", {"tp": 2}
     ),
-    "rows of the embedding that another rank holds count": Fault(
+    "embedding lookup counts rows of other shards": Fault(
         (Edit(TENSOR, ", table) * mine.unsqueeze(-1)", ", table)"),), "gpt", {"tp": 2}
     ),
-    "rows go to the wrong expert": Fault(
+    "tokens sent to the wrong expert": Fault(
         (Edit("workers/trainer/model/experts.py", "if ep.degree == 1:", "if True:"),),
         "moe",
         {"dp": 2, "ep": 2},
     ),
-    "routers take the next best experts": Fault(
+    "router takes the next best experts": Fault(
         (
             Edit(
                 "workers/trainer/model/experts.py",
@@ -272,7 +270,7 @@ FAULTS: dict[str, Fault] = {
         "moe",
         {"dp": 2, "ep": 2},
     ),
-    "the last row that comes to a rank's experts is lost": Fault(
+    "last token received by an expert rank lost": Fault(
         (
             Edit(
                 "workers/trainer/parallel/expert_parallel.py",
@@ -283,8 +281,8 @@ FAULTS: dict[str, Fault] = {
         "moe",
         {"dp": 2, "ep": 2},
     ),
-    # what comes once the first steps are over
-    "from step 4 on a gradient half as large": Fault(
+    # Faults after the first steps.
+    "key gradients halved from step 4": Fault(
         (
             Edit(
                 LOOP,
@@ -298,7 +296,7 @@ FAULTS: dict[str, Fault] = {
         {"dp": 2},
         train={"steps": 6},
     ),
-    "only some weights' learning rate falls": Fault(
+    "learning rate decays only for some weights": Fault(
         (
             Edit(
                 LOOP,
@@ -310,7 +308,7 @@ FAULTS: dict[str, Fault] = {
         {"dp": 2},
         train={"steps": 100, "warmup_steps": 0},
     ),
-    "a validation averaged over dp": Fault(
+    "validation loss averaged over dp": Fault(
         (
             Edit(
                 LOOP,
@@ -322,15 +320,15 @@ FAULTS: dict[str, Fault] = {
         {"dp": 2},
         train={"steps": 6, "eval_every": 3},
     ),
-    # what no first step of a small model shows
-    "a replica reads by another seed, and nothing is verified": Fault(
+    # Faults without verification.
+    "replica reads with another seed, verification off": Fault(
         (Edit(LOOP, "train_batch(train.seed,", "train_batch(train.seed + self.mesh.place.dp,"),),
         "gpt",
         {"dp": 2},
         train={"verify": "off"},
     ),
-    # what a run goes on with
-    "a shard's moments are not loaded": Fault(
+    # Faults at a resume.
+    "optimizer moments of a shard not loaded": Fault(
         (
             Edit(
                 LOAD,
@@ -343,7 +341,7 @@ FAULTS: dict[str, Fault] = {
         train={"steps": 6, "verify": "off"},
         resumed=3,
     ),
-    "Adam counts its updates anew": Fault(
+    "Adam step count restarts at a resume": Fault(
         (
             Edit(
                 LOAD,
@@ -356,7 +354,7 @@ FAULTS: dict[str, Fault] = {
         train={"steps": 6},
         resumed=3,
     ),
-    "bf16 weights are not those of the loaded masters": Fault(
+    "bf16 weights differ from the loaded master weights": Fault(
         (Edit(LOAD, "    part.follow_masters()\n", ""),),
         "llama",
         {"dp": 2},

@@ -11,8 +11,8 @@ from tests.mutations.run import ROOT, Told, copied_tree, run, try_fault
 
 # What only replicas and one process can tell, what only one process can, and what only later steps show.
 QUICK = {
-    "embedding never reduced over dp, as predicted": ["replicas", "one process"],
-    "bf16 weights do not follow their masters": ["one process"],
+    "no reduction of the embedding gradient over dp, also in the prediction": ["replicas", "one process"],
+    "bf16 weights not updated from master weights": ["one process"],
 }
 
 

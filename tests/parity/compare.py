@@ -388,6 +388,6 @@ def table_row(result: Result) -> str:
 
 
 HEADER = (
-    f"{'layout':34} {'ranks':>5} {'loss diff':>10} {'norm diff':>10} {'grad diff':>10} {'wrong':>10} {'calls':>6}  "
-    f"{'over minimum':24} verdict"
+    f"{'layout':34} {'ranks':>5} {'loss diff':>10} {'norm diff':>10} {'grad diff':>10} {'byte diff':>10} {'calls':>6}  "
+    f"{'bytes/minimum':24} verdict"
 )

@@ -1,4 +1,4 @@
-"""`make witness`: the kernel's bytes beside the meter's on each direction of every connection, as a table."""
+"""Compare the kernel's byte counters with the gloo model for each connection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.witness.compare import LAYOUTS, Seen, primitives, training, watch
 
 GROUPS = [[1, 3], [0, 2, 3], [0, 1, 2, 3]]
 SIZES = [4 * 2**10, 64 * 2**10, 3 * 2**19, 12 * 2**20]
-TITLES = ("work", "hosts", "bytes a call", "directions", "worst", "gloo model B", "ss -ti B", "ratio")
+TITLES = ("work", "hosts", "bytes/call", "directions", "worst", "gloo model B", "kernel B", "ratio")
 LINE = "{:<15}{:>6}{:>14}{:>13}{:>7}{:>14}{:>14}{:>8}  {}"
 
 
@@ -29,7 +29,7 @@ def main() -> int:
     for seen in found:
         print(row(seen))
     pairs = sum(len(seen.pairs) for seen in found)
-    print(f"{sum(seen.exact for seen in found)} of {pairs} agree to the byte")
+    print(f"{sum(seen.exact for seen in found)} of {pairs} directions match exactly")
     failed = sum(not seen.passed for seen in found)
     print(f"{len(found) - failed} passed, {failed} failed")
     return 1 if failed else 0
