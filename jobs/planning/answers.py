@@ -29,33 +29,27 @@ from planner.teaching.templates import TEMPLATES
 
 
 def plan(data: object, cluster_name: object = None, *, user: Any) -> Plan:
-    """Everything about a draft that the page shows; `estimate` is null while the draft has problems, or trains nothing.
+    """Plan a draft. `estimate` is null while the draft has problems, or if its kind trains no model.
 
-    `chosen` is what took the place of a layout "auto", with its reasons; null where the draft names a layout.
-    `user`: who asks, and so whose checkpoints, projects and jobs there are.
+    `chosen` has the automatic layout and its reasons, or null if the draft names a layout.
+
+    Args:
+        user: The user, whose checkpoints, projects and jobs count.
 
     Raises:
-        BusyError: too much is planned at once, or this takes too long.
+        BusyError: The planner is busy, or the plan takes too long.
     """
     return planned(data, cluster_name, user=user).plan
 
 
 class Planned(NamedTuple):
-    """The plan of a draft.
-
-    Attributes:
-        plan: The answer of `plan`.
-        spec: The spec with its layout, or None if the draft cannot be read.
-        there: The hosts of the spec.
-        cluster: The hardware of the estimate, or None if the draft cannot be read.
-        named: Whether the request or the draft named the hardware.
-    """
+    """The plan of a draft, and what it was made from. `spec` and `cluster` are None if the draft cannot be read."""
 
     plan: Plan
     spec: JobSpec | None = None
     there: Sequence[There] = ()
     cluster: Cluster | None = None
-    named: bool = False
+    named: bool = False  # whether the request or the draft names the cluster
 
 
 def planned(data: object, cluster_name: object = None, *, user: Any) -> Planned:
@@ -96,7 +90,7 @@ def estimate_to_run(found: Planned) -> Mapping[str, Any] | None:
 
 
 def explained(data: object) -> list[Explanation]:
-    """Every figure's terms for a rank of a stage.
+    """Return every term of each figure for a rank of a stage.
 
     Raises:
         SpecError: the draft cannot be planned, or has no such stage.
@@ -111,15 +105,15 @@ def explained(data: object) -> list[Explanation]:
 
 
 def _named(cluster_name: object, chosen: Chosen | None) -> object:
-    """The hardware that is asked for, or that the layout was chosen for."""
+    """Return the requested hardware, or the hardware that the layout was chosen for."""
     return cluster_name or (chosen and chosen["asked"].get("cluster"))
 
 
 def searched(data: object) -> SearchResult:
-    """Every layout on so many ranks, ranked; why the neighbours of the first were not taken.
+    """Search the layouts on a number of ranks.
 
     Raises:
-        SpecError: a field that is missing, unknown or senseless.
+        SpecError: A field is missing, unknown or invalid.
         BusyError: as `plan`.
     """
     query = checked(SearchQuery, data)
@@ -137,14 +131,14 @@ def searched(data: object) -> SearchResult:
 
 
 def _seed(data: object, fixed: Mapping[str, Any]) -> object:
-    """The spec to start from: its layout is what is searched, so only the fixed fields of it are checked."""
+    """Return the spec to start from. Its layout has only the fixed fields."""
     if not isinstance(data, Mapping):
         return data
     return {**data, "layout": dict(fixed)}
 
 
 def presets() -> list[Preset]:
-    """Every preset with its exact parameter count."""
+    """Return every preset with its exact parameter count."""
     return [
         {
             "name": name,
@@ -157,13 +151,13 @@ def presets() -> list[Preset]:
 
 
 def clusters() -> list[dict[str, Any]]:
-    """Every named cluster and every known host, with all that is assumed of it."""
+    """Return every named cluster and every known host with their properties."""
     known = {**CLUSTERS, **{f"{HOST}{host.name}": host_cluster(host) for host in known_hosts()}}
     return [{"id": name, **cluster.model_dump(exclude={"profile", "runs"})} for name, cluster in known.items()]
 
 
 def templates() -> list[Template]:
-    """Published layouts, each with a twin of CPU size."""
+    """Return the published layouts, each with a small copy for a CPU."""
     return [
         {
             "id": name,
@@ -178,5 +172,5 @@ def templates() -> list[Template]:
 
 
 def precisions() -> list[tuple[str, str]]:
-    """(name, what is held in which type)"""
+    """Return the name and description of each precision."""
     return [(name, mix.description) for name, mix in MIXES.items()]

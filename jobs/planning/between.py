@@ -1,4 +1,4 @@
-"""What of a run's traffic passes between hosts and what stays inside one, predicted and measured."""
+"""Traffic of a run between hosts and inside hosts, predicted and measured."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from planner.facts.spec import Layout
 
 
 class Passed(TypedDict):
-    """Payload bytes, summed over ranks: of groups with members on several hosts, and of those inside one."""
+    """Payload bytes, summed over ranks: of groups on several hosts, and of groups inside one host."""
 
     across_bytes: int
     inside_bytes: int
 
 
 class LevelTraffic(TypedDict):
-    """Of one axis; of dp, where it has two levels, of each."""
+    """Traffic of one axis, or of one level of dp if dp has two levels."""
 
     axis: LevelAxis
     level: Annotated[
@@ -42,7 +42,7 @@ class LevelTraffic(TypedDict):
 
 
 class Between(TypedDict):
-    """`steps`: that the run made, 0 until it has ended, or where not all of its ranks are known."""
+    """Traffic between hosts. `steps` is 0 until the run has ended, or if measurements of ranks are missing."""
 
     hosts: list[str]
     steps: int
@@ -69,7 +69,7 @@ class _Groups(NamedTuple):
 
 
 def between(job: Job) -> Between:
-    """Of the current attempt; nothing but its hosts where it has none, or nothing is predicted of it."""
+    """Return the traffic of the current attempt, or only its hosts without a prediction."""
     attempt = job.attempts.filter(number=job.attempt).prefetch_related("members").first()
     gang = list(attempt.members.all()) if attempt else []
     stages = job.estimate.get("stages")
@@ -112,7 +112,7 @@ def _groups(ranks: int, group: Group, home: Mapping[int, int]) -> _Groups:
 
 
 def _predicted(estimate: Mapping[str, Any], layout: Layout) -> Sent:
-    """Of a step: ranks of a stage send what its first one does, but for those that are told apart, by axis."""
+    """Return predicted bytes per step. Ranks of a stage send the same bytes, except those in `rank_bytes`."""
     sent: dict[tuple[int, str, str], int] = defaultdict(int)
     each = layout.world_size // layout.pp
     for rank in range(layout.world_size):
@@ -126,7 +126,7 @@ def _predicted(estimate: Mapping[str, Any], layout: Layout) -> Sent:
 
 
 def _measured(cells: Mapping[str, list[dict[str, Any]]], layout: Layout) -> Sent:
-    """What ranks counted in their steps."""
+    """Return the bytes that ranks counted in their steps."""
     sent: dict[tuple[int, str, str], int] = defaultdict(int)
     for rank, told in cells.items():
         for cell in told:

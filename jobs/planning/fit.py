@@ -14,6 +14,7 @@ ALLOW_UNFIT = "allow_unfit"  # next to the fields of a spec in the body of a sub
 MIN_DEVICE_BYTES = 2**20  # Hosts that report less do not know their memory.
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
+# "tight" fits, except at the upper bound of the estimate. "uncertain" fits only at its lower bound.
 State = Literal["fits", "tight", "uncertain", "unfit", "unchecked"]
 
 
@@ -22,21 +23,12 @@ class UnfitError(SpecError):
 
 
 class Fit(NamedTuple):
-    """The memory of the fullest rank and of its device.
-
-    Attributes:
-        state: "fits", "tight" (fits, but not at the upper bound of the estimate), "uncertain" (does not fit, except at
-            the lower bound), "unfit" (does not fit at the lower bound), or "unchecked".
-        peak_bytes: Point estimate of the fullest rank.
-        least_bytes: Lower bound of the estimate.
-        device_bytes: Memory of the device, per rank.
-        device: Name of the device.
-    """
+    """The memory of the fullest rank and of its device."""
 
     state: State
-    peak_bytes: int
-    least_bytes: int
-    device_bytes: int
+    peak_bytes: int  # point estimate of the fullest rank
+    least_bytes: int  # lower bound of the estimate
+    device_bytes: int  # per rank
     device: str
 
     @property

@@ -1,4 +1,4 @@
-"""What may be asked of the planner beside a draft, field by field."""
+"""The fields of planner requests besides the draft."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from planner.facts.spec import Problem, SpecError
 
 Query = TypeVar("Query", bound=BaseModel)
 
-Draft = Any  # the planner's own parser tells every problem of it; `jobs.api.document.schema` describes it
+Draft = Any  # The planner's parser reports its problems, and `jobs.api.document.schema` describes it.
 ClusterName = Annotated[str, Field(max_length=200, pattern=NO_NUL, description="A name from `/clusters`.")]
 
 
 class SearchQuery(Strict):
-    """What to search. The layout in `spec` is ignored: `fixed` holds what must stay."""
+    """A search. The layout in `spec` is ignored, and `fixed` has the values that stay."""
 
     spec: Draft
     ranks: int = Field(ge=1, le=MAX_RANKS)
@@ -32,7 +32,7 @@ class SearchQuery(Strict):
 
 
 class ExplainQuery(Strict):
-    """A spec, and the pipeline stage whose rank is explained."""
+    """A spec, and the pipeline stage to explain."""
 
     spec: Draft
     cluster: ClusterName | None = None
@@ -40,7 +40,7 @@ class ExplainQuery(Strict):
 
 
 def checked(kind: type[Query], data: object) -> Query:
-    """Raises SpecError with every field that is missing, unknown or senseless."""
+    """Validate a request. Raises SpecError with every field that is missing, unknown or invalid."""
     if not isinstance(data, Mapping):
         raise SpecError([Problem("request", "The body is not a JSON object. Send an object.")])
     try:

@@ -1,4 +1,4 @@
-"""What the planner answers, typed once: `jobs.api.document.schema` describes these to who asks over REST."""
+"""Types of the planner's answers, which `jobs.api.document.schema` puts into the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from planner.search.hindsight import Hindsight
 
 
 class Error(TypedDict):
-    """What is wrong, and with which field."""
+    """A problem and its field."""
 
     field: Annotated[str, Field(description="Dotted field of the spec, or 'request'.")]
     message: str
 
 
 class Suggestion(TypedDict):
-    """A layout one choice away; `step_s` and `memory_bytes` are null where it breaks a rule."""
+    """A layout that differs in one choice. `step_s` and `memory_bytes` are null if the layout is not allowed."""
 
     change: str
     fits: bool
@@ -35,7 +35,7 @@ class Suggestion(TypedDict):
 
 
 class Timeline(TypedDict):
-    """A pipeline schedule as cells, in seconds. `whole`: false where only the first stages and micro-batches are."""
+    """A pipeline schedule as cells, in seconds. `whole` is false if later stages or micro-batches are left out."""
 
     stages: int
     micro_batches: int
@@ -50,7 +50,7 @@ class Timeline(TypedDict):
 
 
 class Plan(TypedDict):
-    """What a spec would cost; `estimate` is null while it has problems, or where it trains nothing."""
+    """The plan of a spec. `estimate` is null while the spec has problems, or if its kind trains no model."""
 
     estimate: Estimate | None
     problems: list[Error]
@@ -72,7 +72,7 @@ class Plan(TypedDict):
 
 
 class FoundLayout(TypedDict):
-    """One line of a search."""
+    """One layout of a search."""
 
     layout: LayoutDict
     micro_batches: int
@@ -87,7 +87,7 @@ class FoundLayout(TypedDict):
 
 
 class SearchedCluster(TypedDict):
-    """What the search was for; the memory is an accelerator's."""
+    """The hardware of a search. The memory is that of one accelerator."""
 
     name: str
     memory_bytes: int
@@ -95,7 +95,7 @@ class SearchedCluster(TypedDict):
 
 
 class SearchResult(TypedDict):
-    """The best layouts by time; the Pareto front of time and memory; why neighbours of the first were not taken."""
+    """The fastest layouts, the Pareto front of time and memory, and layouts similar to the first."""
 
     best: list[FoundLayout]
     pareto: list[FoundLayout]
@@ -109,17 +109,17 @@ class SearchResult(TypedDict):
 
 
 class Advice(Hindsight):
-    """What one other choice would have made of a run, where it ran, and how many steps were timed: their median is
-    `step_s`."""
+    """Faster layouts for a finished run. `host` is where it ran, and `step_s` is the median of its timed `steps`."""
 
     steps: int
     host: str
 
 
 class Smaller(TypedDict):
-    """A layout that fits the hosts that are left where the job's own does not, and what a step is predicted to take.
+    """A layout that fits the available hosts, for a job whose own layout does not, with its predicted step time.
 
-    `was_step_s`: of its own layout, as planned. `checkpoint`: what a run in it goes on from, "" where it begins anew.
+    `was_step_s` is the planned step time of the own layout. `checkpoint` is where a run would resume, "" for a fresh
+    start.
     """
 
     why: str
@@ -133,7 +133,7 @@ class Smaller(TypedDict):
 
 
 class Template(TypedDict):
-    """A published layout, and its twin of CPU size, as the form takes them."""
+    """A published layout, and a small copy of it for a CPU."""
 
     id: str
     title: str
@@ -144,7 +144,7 @@ class Template(TypedDict):
 
 
 class Preset(TypedDict):
-    """A named model with its exact parameter count."""
+    """A model preset with its exact parameter count."""
 
     name: str
     description: str

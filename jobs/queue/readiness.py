@@ -27,13 +27,7 @@ WAITS = "The job would wait."
 
 
 class Readiness(TypedDict):
-    """The badge next to Submit.
-
-    Attributes:
-        state: "ready" (starts now), "waits", "warns" (may not fit), or "unfit".
-        message: One or two sentences.
-        confirm: Whether the form asks for confirmation before it submits.
-    """
+    """The badge next to Submit. With `confirm`, the form asks for confirmation before it submits."""
 
     state: Literal["ready", "waits", "warns", "unfit"]
     message: str
@@ -45,10 +39,7 @@ def describe_readiness(
 ) -> Readiness:
     """Describe what would happen to a valid draft.
 
-    Args:
-        user: The user who would submit it.
-        estimate: The estimate on the hardware that the job would run on, or None without one.
-        there: The hosts of the draft, from `hosts_there`.
+    `estimate` is for the hardware that the job would run on. `there` comes from `hosts_there`.
     """
     fit = compute_fit(spec, estimate, there)
     starts, start = _predict_start(cast(User, user), spec, there)

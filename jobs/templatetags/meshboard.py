@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from django import template
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from contracts.telemetry.words import TIMED_STEPS
@@ -25,6 +25,15 @@ register = template.Library()
 def get(mapping: Mapping[str, Any] | None, key: str) -> Any:
     """`mapping[key]`, or an empty text: keys here hold dots, which the template language reads as a path."""
     return (mapping or {}).get(key, "")
+
+
+@register.filter
+def with_code(text: str) -> SafeString:
+    """Return a text as HTML, with the parts in backquotes as code."""
+    parts = str(text).split("`")
+    last = len(parts) - 1
+    shown = (format_html("<code>{}</code>" if at % 2 and at < last else "{}", part) for at, part in enumerate(parts))
+    return format_html_join("", "{}", ((part,) for part in shown))
 
 
 @register.simple_tag

@@ -25,6 +25,7 @@ class Saying:
         self.answers: list[Answer] = []
         self.at: dict[str, Answer] = {}
         self.asked: list[str] = []
+        self.bodies: list[bytes] = []
         self.resumed: list[str] = []  # ids behind which streams were taken up
 
     def says(self, *answers: tuple[int, Any]) -> None:
@@ -55,7 +56,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Saying]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            made.bodies.append(self.rfile.read(int(self.headers.get("Content-Length", 0))))
             made.asked.append(f"{self.command} {self.path}")
             made.resumed += [self.headers["Last-Event-ID"]] if "Last-Event-ID" in self.headers else []
             status, headers, body = made.next(self.path)

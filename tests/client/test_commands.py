@@ -164,6 +164,17 @@ def test_submit_tells_the_id_alone_and_waits(meshboard: Meshboard, server: Sayin
     assert meshboard("wait", "j", "--timeout", "0", at=server).code == exits.Exit.LATE
 
 
+def test_a_job_that_does_not_fit_is_submitted_with_an_option(
+    meshboard: Meshboard, server: Saying, tmp_path: Path
+) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("name: n")
+    server.tells("jobs", JOB, 201)
+    assert meshboard("submit", str(spec), "--allow-unfit", at=server).code == 0
+    assert meshboard("submit", str(spec), at=server).code == 0
+    assert [json.loads(body) for body in server.bodies] == [{"name": "n", "allow_unfit": True}, {"name": "n"}]
+
+
 def running(server: Saying, **traffic: Any) -> None:
     """A job at step 12 whose recorder was heard until second 1,000."""
     kept = {"attempt": 1, "ended": False, "from": 900.0, "to": 1000.4}

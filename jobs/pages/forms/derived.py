@@ -29,23 +29,14 @@ Options = dict[str, list[tuple[str, str]]]
 
 
 class Field(NamedTuple):
-    """A field of a form.
-
-    Attributes:
-        kind: Type of the value. "json" is for hidden fields.
-        optional: Whether an empty field means null.
-        many: Whether the value is a list: numbers with commas, words as in a shell, or ticked choices.
-        default: Default of the model.
-        choices: Allowed values, or empty for any.
-        limits: Allowed range as text, for example "1 to 65,536".
-    """
+    """A field of a form. Hidden fields have the kind json."""
 
     kind: Literal["int", "float", "bool", "text", "json"]
-    optional: bool
-    many: bool
+    optional: bool  # An empty field means null.
+    many: bool  # A list: numbers with commas, words as in a shell, or ticked choices.
     default: Any
-    choices: tuple[str, ...]
-    limits: str
+    choices: tuple[str, ...]  # empty for any value
+    limits: str  # for example "1 to 65,536"
 
     @property
     def ticked(self) -> bool:

@@ -54,6 +54,7 @@ export function paretoChart(container, front, capacity) {
       ],
     };
     chart = new uPlot(options, [times, memories, ...device], container);
+    chart.setLegend({ idx: 0 }); // the fastest layout, until the cursor is on another
   }
 
   build();

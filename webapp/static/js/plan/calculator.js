@@ -1,7 +1,7 @@
 // The Traffic calculator. The server computes all numbers. This module sends the slider values and shows the answer.
 import { growthChart } from "../charts/growth.js";
-import { copyText, el, embedded } from "../dom.js";
-import { bytes } from "../format.js";
+import { copyText, el, embedded, withCode } from "../dom.js";
+import { decimalBytes } from "../format.js";
 
 const DELAY_MS = 100;
 const form = document.getElementById("sliders");
@@ -33,7 +33,7 @@ function show({ lesson, curves }) {
       "tr",
       {},
       el("th", { scope: "row" }, v.name),
-      el("td", { className: "number" }, bytes(v.num_bytes)),
+      el("td", { className: "number" }, decimalBytes(v.num_bytes)),
       el("td", {}, v.order),
       el("td", {}, el("code", {}, v.formula), el("br"), `= ${v.numbers}`),
       el("td", {}, v.source),
@@ -46,7 +46,7 @@ function show({ lesson, curves }) {
 function showProblems(problems) {
   for (const { row, number } of sliders) {
     const message = problems.find((p) => p.field === row.dataset.name)?.message ?? "";
-    row.querySelector(".problem").textContent = message;
+    row.querySelector(".problem").replaceChildren(...withCode(message));
     number.toggleAttribute("aria-invalid", false);
     if (message) number.setAttribute("aria-invalid", "true");
   }

@@ -1,6 +1,6 @@
 // The three main figures of an estimate, which stay visible above the charts.
 import { byAxis } from "../collectives.js";
-import { bytes, duration, sureness, tokenRate } from "../format.js";
+import { bytes, decimalBytes, duration, sureness, tokenRate } from "../format.js";
 import { fitting } from "../pictures/memory.js";
 
 const total = (stage) => Object.values(stage.step_bytes).reduce((sum, value) => sum + value, 0);
@@ -22,8 +22,8 @@ export function headline(estimate) {
     fits: { ...fits, text: `${sureness(sure.share)}, ${fits.text}` },
     time: { text: duration(time.step_s) },
     speed: { text: `${sureness(time.interval.share)}, ${tokenRate(time.tokens_per_s)}` },
-    traffic: { text: bytes(total(busiest)) },
-    axes: { text: axes.length ? axes.map(([axis, value]) => `${axis} ${bytes(value)}`).join(" · ") : "no traffic" },
+    traffic: { text: decimalBytes(total(busiest)) },
+    axes: { text: axes.length ? axes.map(([axis, value]) => `${axis} ${decimalBytes(value)}`).join(" · ") : "no traffic" },
   };
 }
 

@@ -115,9 +115,8 @@ function showChoices(choices) {
     }
     const list = holder.querySelector(".reasons");
     const lines = [...reasons].map(([reason, values]) => {
-      const line = document.createElement("li");
-      line.textContent = holder.querySelector("input[type=checkbox]") ? reason : `${values.map(shown(holder)).join(", ")}: ${reason}`;
-      return line;
+      const options = holder.querySelector("input[type=checkbox]") ? "" : `${values.map(shown(holder)).join(", ")}: `;
+      return el("li", {}, options, ...withCode(reason));
     });
     list?.replaceChildren(...lines);
     const box = list?.closest(".why-not");

@@ -1,7 +1,7 @@
 // The Planner: a shared base, up to four layouts side by side, and the search.
 import { paretoChart } from "../charts/pareto.js";
 import { copyText, el, stackedBar, withCode } from "../dom.js";
-import { between, bytes, counted, duration, integer, sureness, tokenRate } from "../format.js";
+import { between, bytes, counted, decimalBytes, duration, integer, sureness, tokenRate } from "../format.js";
 import { cell, scrolling, th } from "../pictures/table.js";
 import { within } from "../pictures/time.js";
 import { fetchPatiently, words } from "../refusal.js";
@@ -195,7 +195,7 @@ function showPlan(lane) {
     line("speed", tokenRate(time.tokens_per_s)),
     line("peak memory per rank", memory, "estimate"),
     line("memory range", between(bytes, estimate.peak_memory_bytes, estimate.memory_interval.share), estimate.memory_interval.words),
-    line("traffic per rank", bytes(sent), "payload bytes per step of the busiest rank"),
+    line("traffic per rank", decimalBytes(sent), "payload bytes per step of the busiest rank"),
     ...(padded > vocabulary ? [line("padded vocabulary", integer(padded), `from ${integer(vocabulary)}`)] : []),
     ...(aligned ? [line("cost of unaligned vocabulary", duration(aligned.spares_s), `per step. A vocabulary of ${integer(aligned.vocab_size)} avoids it.`)] : []),
     ...time.parts.filter((p) => p.seconds > 0).map((p) => line(AXES.includes(p.name) ? `exposed ${p.name}` : p.name, duration(p.seconds))),
