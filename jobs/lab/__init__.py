@@ -1,1 +1,1 @@
-"""The collective lab: its form, its pages, and what its runs found."""
+"""Benchmarks of collectives: form, pages, REST and results."""

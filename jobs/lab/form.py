@@ -1,4 +1,4 @@
-"""The lab's form: what it has of a job spec, and the spec that it offers first."""
+"""The benchmark form: its fields, and the spec that it shows first."""
 
 from __future__ import annotations
 
@@ -22,41 +22,46 @@ _WORDS = {"lab.reduce_op": {"max": "maximum"}}
 
 
 def hosts() -> list[Host]:
-    """Hosts that a lab could run on now, those with GPUs first."""
+    """Return the hosts that accept jobs now, GPU hosts first."""
     return list(Host.objects.taking().order_by("-device", "name"))
 
 
 def first(connected: Iterable[Host]) -> Host | None:
-    """The first of them that has room for a group: a collective takes two ranks."""
+    """Return the first host with at least two slots, because a collective needs two ranks."""
     return next((host for host in connected if host.slots >= 2), None)
 
 
 def spec_from_form(form: MultiValueDict[str, str]) -> dict[str, Any]:
-    """The untrusted spec a form asks for, on the host that it names; without one where there is no such host."""
+    """Return the unchecked spec of a form. Its host is None if no such host is connected."""
     spec = {"lab": {}, "layout": {"dp": ""}, **derived.spec_from(FIELDS, form)}
     name = form.get("resources.host", "")
     host = Host.objects.present().filter(name=name).first() if "\x00" not in name else None
     spec["resources"] = {"device": host.device if host else "cpu", "host": host.name if host else None}
-    return {"kind": "lab", "name": f"lab on {host.name}"[:100] if host else "lab", **spec}
+    return {"kind": "lab", "name": f"collectives on {host.name}"[:100] if host else "collectives", **spec}
 
 
 def values_from_spec(spec: dict[str, Any]) -> dict[str, Any]:
-    """The form's values for a spec, which may be wrong; what it lacks has its default."""
+    """Return the form values of a spec, which may be invalid. Missing fields get their default."""
     return derived.values_of(FIELDS, {"layout": {"dp": USUAL_RANKS}, **spec})
 
 
 def options_for(values: dict[str, Any]) -> derived.Options:
-    """The choices of each field that has some."""
+    """Return the choices of each field with choices."""
     return derived.options_of(FIELDS, _WORDS, values)
 
 
 def limits() -> dict[str, str]:
-    """What each number must lie between."""
+    """Return the allowed range of each number as text."""
     return derived.limits_of(FIELDS)
 
 
+def defaults() -> dict[str, str]:
+    """Return the default of each number as text."""
+    return derived.defaults_of(FIELDS)
+
+
 def usual(host: Host | None) -> dict[str, Any]:
-    """The spec that the page offers first."""
+    """Return the spec that the form shows first."""
     return {
         "layout": {"dp": min(USUAL_RANKS, host.slots) if host else USUAL_RANKS},
         "resources": {"host": host.name if host else None},
@@ -64,5 +69,5 @@ def usual(host: Host | None) -> dict[str, Any]:
 
 
 def errors_by_field(problems: list[Problem]) -> tuple[dict[str, str], list[str]]:
-    """Messages for the fields the form has, and lines for the rest."""
+    """Return messages by field, and lines for problems of other fields."""
     return derived.errors_beside(problems, FIELDS, {"layout": "layout.dp"})

@@ -1,4 +1,4 @@
-"""The collective lab: its form, and a page for each primitive drawn from a run."""
+"""The page Collectives with its benchmark form, and a page for each collective."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from django.views.decorators.http import require_GET, require_http_methods
 
 from jobs.access import find_job, listed_jobs, visible_jobs
 from jobs.lab import form, picture
-from jobs.lab.results import Captured, newest
+from jobs.lab.example import SETTING, example
+from jobs.lab.results import newest
+from jobs.lab.stages import Setting
 from jobs.lab.words import BOOKKEEPING, BY_NAME, PRIMITIVES
 from jobs.missing import MissingError
 from jobs.models import LIVE, Host, Job
 from jobs.pages.forms import once
-from planner.facts.lab import MAX_STEP_RANKS
+from planner.facts.lab import MAX_STEP_RANKS, LabStep
 from planner.facts.spec import Problem, SpecError
 
 NEWEST_JOBS = 5
@@ -25,7 +27,7 @@ NEWEST_JOBS = 5
 @require_http_methods(["GET", "POST"])
 @login_required
 def lab(request: HttpRequest) -> HttpResponse:
-    """The primitives, and the form that runs them; filled in from an earlier lab with `?from=ID`."""
+    """Show all collectives and the benchmark form. `?from=ID` fills the form from a job."""
     hosts = form.hosts()
     if request.method == "GET":
         usual = form.usual(form.first(hosts))
@@ -33,7 +35,7 @@ def lab(request: HttpRequest) -> HttpResponse:
         return _form(request, spec, [], hosts)
     spec = form.spec_from_form(request.POST)
     if spec["resources"]["host"] is None:
-        return _form(request, spec, [Problem("resources.host", "choose a host that is connected")], hosts)
+        return _form(request, spec, [Problem("resources.host", "Choose a connected host.")], hosts)
     try:
         return once.submitted(request, spec)
     except SpecError as error:
@@ -44,10 +46,11 @@ def _form(request: HttpRequest, spec: dict[str, Any], problems: list[Problem], h
     errors, other_errors = form.errors_by_field(problems)
     values = form.values_from_spec(spec)
     context = {
-        "primitives": PRIMITIVES,
+        "primitives": [(words, picture.mini(SETTING, example(words.name))) for words in PRIMITIVES],
         "values": values,
         "options": form.options_for(values),
         "limits": form.limits(),
+        "defaults": form.defaults(),
         "errors": errors,
         "other_errors": other_errors,
         "hosts": hosts,
@@ -59,7 +62,7 @@ def _form(request: HttpRequest, spec: dict[str, Any], problems: list[Problem], h
 @require_GET
 @login_required
 def primitive(request: HttpRequest, slug: str) -> HttpResponse:
-    """One primitive: in words, in a picture of a real run, and where it is needed."""
+    """Show a collective: its picture, PyTorch call, cost, uses, and benchmark results."""
     words = BY_NAME.get(slug.replace("-", "_"))
     if words is None or words.slug != slug:
         raise MissingError("primitive")
@@ -72,23 +75,24 @@ def primitive(request: HttpRequest, slug: str) -> HttpResponse:
         "reducing": words.name in picture.REDUCING,
         "measured": measured,
         "shown": captured,
+        "setting": captured.result if captured else SETTING,
         "wrong": wrong,
         "most_drawn": MAX_STEP_RANKS,
         "running": None if captured else _running(request.user),
         "host": host,
         "usual": form.values_from_spec(form.usual(host)),
-        **(_drawn(captured) if captured else {}),
+        **(_drawn(captured.result, captured.step) if captured else _drawn(SETTING, example(words.name), timed=False)),
     }
     return render(request, "lab/primitive.html", context)
 
 
-def _drawn(shown: Captured) -> dict[str, Any]:
-    film = picture.film(shown.result, shown.step)
-    if shown.step.primitive == "barrier":
-        return {"spans": picture.spans(shown.step), "track": picture.TRACK, "film": film}
-    return {"picture": picture.tensors(shown.result, shown.step), "film": film}
+def _drawn(setting: Setting, step: LabStep, *, timed: bool = True) -> dict[str, Any]:
+    film = picture.film(setting, step, timed=timed)
+    if step.primitive == "barrier":
+        return {"spans": picture.spans(step), "film": film}
+    return {"picture": picture.tensors(setting, step), "film": film}
 
 
 def _running(user: Any) -> Job | None:
-    """A lab that has not ended, and will fill the empty page."""
+    """Return a benchmark that has not ended."""
     return visible_jobs(user).filter(kind="lab", status__in=LIVE).first()

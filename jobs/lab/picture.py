@@ -1,22 +1,22 @@
-"""Who holds what before and after, as boxes: the tensors a run captured, and where each value came from."""
+"""Pictures of a collective: the tensors of each rank before and after, colored by the rank of each value."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from jobs.lab.stages import Rows, moving
-from planner.facts.lab import LabHolding, LabResult, LabStep
+from jobs.lab.stages import Rows, Setting, moving
+from planner.facts.lab import LabHolding, LabStep
 
-BOX, HEIGHT, ROW = 46, 30, 42  # of the viewBox; the page scales it
+BOX, HEIGHT, ROW = 46, 30, 42  # units of the viewBox
 LABEL, ARROW, TOP = 64, 72, 26
-TRACK = 420  # a barrier's time line
+TRACK = 420  # width of the time axis of a barrier
 COLOURS = 16
 COMBINED = "combined"
 REDUCING = ("reduce", "all_reduce", "reduce_scatter")
 
 
 class Box(NamedTuple):
-    """One element. `origin` is the place in the group it came from, or COMBINED."""
+    """One element. `origin`: index in the group of the rank that sent the value, or COMBINED."""
 
     x: int
     text: str
@@ -25,7 +25,7 @@ class Box(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A rank's line of the picture and of the table beside it."""
+    """One rank in the picture and in its table."""
 
     rank: int
     y: int
@@ -44,7 +44,7 @@ class Picture(NamedTuple):
 
 
 class Span(NamedTuple):
-    """When a rank came to a barrier and when it left, in microseconds and in the picture."""
+    """The time of a rank in a barrier, in microseconds and in the picture."""
 
     rank: int
     y: int
@@ -54,8 +54,50 @@ class Span(NamedTuple):
     left_us: float
 
 
-def tensors(result: LabResult, step: LabStep) -> Picture:
-    """Boxes of every rank's tensors."""
+class MiniBox(NamedTuple):
+    """A box of a small picture without text."""
+
+    x: int
+    y: int
+    width: int
+    origin: str
+
+
+class Mini(NamedTuple):
+    """A small picture of a collective for lists."""
+
+    width: int
+    height: int
+    boxes: list[MiniBox]
+
+
+MINI_BOX, MINI_PITCH, MINI_ROW, MINI_GAP = 10, 12, 13, 18
+MINI_TRACK = 100  # width of the time axis of a barrier
+
+
+def mini(result: Setting, step: LabStep) -> Mini:
+    """Return the small picture of a collective: boxes before at the left, boxes after at the right."""
+    height = len(step.holdings) * MINI_ROW - (MINI_ROW - MINI_BOX)
+    if step.primitive == "barrier":
+        scale = MINI_TRACK / TRACK
+        bars = [
+            MiniBox(round((span.x - LABEL) * scale), place * MINI_ROW, round(span.width * scale), str(place))
+            for place, span in enumerate(spans(step))
+        ]
+        return Mini(MINI_TRACK, height, bars)
+    rows = tensors(result, step).rows
+    after_x = max(len(row.before) for row in rows) * MINI_PITCH + MINI_GAP
+    boxes = [
+        MiniBox(start + i * MINI_PITCH, place * MINI_ROW, MINI_BOX, box.origin)
+        for place, row in enumerate(rows)
+        for start, held in ((0, row.before), (after_x, row.after))
+        for i, box in enumerate(held)
+    ]
+    return Mini(after_x + max(len(row.after) for row in rows) * MINI_PITCH, height, boxes)
+
+
+def tensors(result: Setting, step: LabStep) -> Picture:
+    """Return the picture of the tensors of each rank before and after."""
     longest = max((len(h.before or ()) for h in step.holdings), default=0)
     after_x = LABEL + max(1, longest) * BOX + ARROW
     rows = []
@@ -66,19 +108,19 @@ def tensors(result: LabResult, step: LabStep) -> Picture:
         texts = _text(holding.before), _text(holding.after)
         rows.append(Row(holding.rank, TOP + place * ROW, before, after, *texts))
     widest = max((len(row.after) for row in rows), default=0)
-    legend = [(str(place % COLOURS), f"of rank {h.rank}") for place, h in enumerate(step.holdings)]
+    legend = [(str(place % COLOURS), f"from rank {h.rank}") for place, h in enumerate(step.holdings)]
     if any(box.origin == COMBINED for row in rows for box in row.after):
-        legend.append((COMBINED, "combined of several ranks"))
+        legend.append((COMBINED, "combined from several ranks"))
     return Picture(after_x + max(1, widest) * BOX + 2, TOP + len(rows) * ROW, after_x, rows, legend)
 
 
-def film(result: LabResult, step: LabStep) -> dict[str, Any] | None:
-    """What js/lab/film.js plays, None where there is nothing to see moving."""
-    told = _moments(step) if step.primitive == "barrier" else _stages(result, step)
+def film(result: Setting, step: LabStep, *, timed: bool = True) -> dict[str, Any] | None:
+    """Return the stages that js/lab/film.js plays, or None if no element moves. `timed`: show times of a barrier."""
+    told = _moments(step, timed) if step.primitive == "barrier" else _stages(result, step)
     return told and {"kind": step.primitive, "ranks": [holding.rank for holding in step.holdings], **told}
 
 
-def _stages(result: LabResult, step: LabStep) -> dict[str, Any] | None:
+def _stages(result: Setting, step: LabStep) -> dict[str, Any] | None:
     found = moving(result, step)
     if found is None:
         return None
@@ -107,32 +149,31 @@ def _stages(result: LabResult, step: LabStep) -> dict[str, Any] | None:
     }
 
 
-def _whose(result: LabResult, step: LabStep, place: int, value: float) -> str:
-    """The place in the group whose value it is, or COMBINED: of a sum under way a rank's own alone is told apart."""
+def _whose(result: Setting, step: LabStep, place: int, value: float) -> str:
+    """Return the index of the rank that a value came from, or COMBINED for a partial or full sum."""
     if step.primitive in REDUCING and result.reduce_op == "sum":
         return str(place % COLOURS) if value in (step.holdings[place].before or ()) else COMBINED
     holders = [other for other in step.holdings if value in (other.before or ())]
     return str(step.holdings.index(holders[0]) % COLOURS) if holders else COMBINED
 
 
-def _moments(step: LabStep) -> dict[str, Any]:
-    """A barrier's comings and goings in the order of time."""
+def _moments(step: LabStep, timed: bool) -> dict[str, Any]:
+    """Return the arrivals at a barrier and the departures, by time."""
     known = spans(step)
     moments = [(span.came_us, True, span.rank) for span in known] + [(span.left_us, False, span.rank) for span in known]
     stages, inside = [], 0
     for at, comes, rank in sorted(moments, key=lambda moment: (moment[0], not moment[1])):
         inside += 1 if comes else -1
-        waiting = f"{inside} of {len(known)} inside" if inside else "all have gone on"
-        stages.append(
-            {"words": f"rank {rank} {'comes' if comes else 'goes on'} after {at:.1f} µs: {waiting}", "at": at}
-        )
+        waiting = f"{inside} of {len(known)} ranks wait." if inside else "All ranks have left."
+        when = f" at {at:.1f} µs" if timed else ""
+        stages.append({"words": f"Rank {rank} {'arrives' if comes else 'leaves'}{when}. {waiting}", "at": at})
     return {"spans": [[span.came_us, span.left_us] for span in known], "stages": stages}
 
 
 def spans(step: LabStep) -> list[Span]:
-    """A barrier's ranks on a time line, the first one's coming at its start."""
+    """Return the time of each rank in a barrier. The axis starts when the first rank arrives."""
     known = [(h.rank, (h.before or (0.0,))[0], (h.after or (0.0,))[0]) for h in step.holdings]
-    scale = TRACK / (max(left for _, _, left in known) or 1)  # a host may say that it took no time
+    scale = TRACK / (max(left for _, _, left in known) or 1)  # a host may report no time at all
     return [
         Span(rank, place * ROW, LABEL + came * scale, max(1.0, (left - came) * scale), came, left)
         for place, (rank, came, left) in enumerate(known)
@@ -146,8 +187,8 @@ def _boxes(x: int, values: tuple[float, ...] | None, origins: list[str], rank: i
     ]
 
 
-def _origin(result: LabResult, step: LabStep, holding: LabHolding, index: int) -> str:
-    """Whose value this is. What a sum left alone is the rank's own; every other value of a sum is combined."""
+def _origin(result: Setting, step: LabStep, holding: LabHolding, index: int) -> str:
+    """Return the origin of a value. In a sum, a value that did not change is from its own rank."""
     assert holding.after is not None
     value, before = holding.after[index], holding.before or ()
     if step.primitive in REDUCING and result.reduce_op == "sum":

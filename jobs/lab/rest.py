@@ -1,4 +1,4 @@
-"""REST of the lab: its primitives in words and as last measured, and a run of one."""
+"""REST of collectives: their description, their latest results, and a benchmark of one."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ NAME = OpenApiParameter("name", str, OpenApiParameter.PATH, enum=[words.name for
 
 
 class Primitives(APIView):
-    """All of them."""
+    """The list of collectives."""
 
     @extend_schema(operation_id="listPrimitives", responses={200: schema.list_of("PrimitiveTold"), **refusals()})
     def get(self, request: Request) -> Response:
-        """Every collective that the lab runs, in words and formulas."""
+        """List all collectives with description and cost formulas."""
         return Response([_told(words) for words in PRIMITIVES])
 
 
 class Primitive(APIView):
-    """One of them."""
+    """One collective."""
 
     places = {"resources.host": "/host", "layout": "/ranks", "layout.dp": "/ranks"}
     throttle_classes = [SubmitThrottle]
@@ -45,8 +45,10 @@ class Primitive(APIView):
         operation_id="getPrimitive", parameters=[NAME], responses={200: schema.of("PrimitiveShown"), **refusals(404)}
     )
     def get(self, request: Request, name: str) -> Response:
-        """A collective in words, and as the newest lab that you may see measured it; a newer one that found it wrong is
-        named."""
+        """Show a collective with the results of the newest benchmark that you can see.
+
+        `failed` names a newer benchmark that found wrong elements.
+        """
         words = _find(name)
         measured, _, wrong = newest(visible_jobs(request.user), words.name)
         told: PrimitiveShown = {
@@ -64,14 +66,15 @@ class Primitive(APIView):
         responses={201: schema.of("JobDetail"), **refusals(403, 404, 409, 415, 422, 429)},
     )
     def post(self, request: Request, name: str) -> Response:
-        """Queue a lab of this one collective. 409: no host with two slots is connected."""
+        """Queue a benchmark of one collective. 409: no host with two slots is connected."""
         words = _find(name)
         asked = checked(LabQuery, request.data)
         host = _host(asked.host)
         if host is None:
             if asked.host is None:
-                return refuse(409, "host", "no host with two slots or more is connected")
-            return refuse(422, "host", "is no host that is connected and takes jobs", "body")
+                return refuse(409, "host", "No connected host has two slots. Add a host with two or more slots.")
+            message = f"No connected host named {asked.host} accepts jobs. Use a host from `GET /hosts`."
+            return refuse(422, "host", message, "body")
         ranks = asked.ranks or min(USUAL_RANKS, host.slots)
         spec = {
             "kind": "lab",

@@ -1,4 +1,4 @@
-"""The newest lab runs of a primitive: which measured it, which captured it, and whether a newer one found it wrong."""
+"""The newest benchmarks of a collective: results, captured tensors, and wrong elements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from planner.facts.spec import LabPrimitive
 
 
 class Measured(NamedTuple):
-    """A primitive's figures in a run that succeeded."""
+    """The results of a collective in a successful run."""
 
     attempt: Attempt
     result: LabResult
@@ -22,7 +22,7 @@ class Measured(NamedTuple):
 
 
 class Captured(NamedTuple):
-    """A primitive on tiny tensors, as a run that succeeded had it."""
+    """The tensors of a collective in a successful run."""
 
     attempt: Attempt
     result: LabResult
@@ -30,7 +30,7 @@ class Captured(NamedTuple):
 
 
 class Wrong(NamedTuple):
-    """A run that failed: so many elements of the primitive's checked ones were wrong."""
+    """A failed run with wrong elements of the collective."""
 
     attempt: Attempt
     wrong: int
@@ -38,7 +38,7 @@ class Wrong(NamedTuple):
 
 
 class Newest(NamedTuple):
-    """`wrong`: of a run newer than the measured one."""
+    """The newest runs of each kind. `wrong` is newer than `measured`."""
 
     measured: Measured | None
     captured: Captured | None
@@ -46,7 +46,7 @@ class Newest(NamedTuple):
 
 
 def newest(jobs: QuerySet[Job], primitive: LabPrimitive) -> Newest:
-    """Of the labs among `jobs`."""
+    """Return the newest benchmarks of a collective among `jobs`."""
     labs = Attempt.objects.filter(_has(primitive), job__in=jobs.filter(kind="lab"), number=F("job__attempt"))
     told = labs.select_related("job").order_by("-job__changed")
     measured = next(_measured(told.filter(job__status=Status.SUCCEEDED), primitive), None)
@@ -61,14 +61,14 @@ def newest(jobs: QuerySet[Job], primitive: LabPrimitive) -> Newest:
 
 
 def _has(primitive: LabPrimitive) -> Q:
-    """The lab's spec names it, or none: `contains` of JSON is PostgreSQL's alone, that of its text every database's."""
+    """Match specs that name the collective or no collective. Only PostgreSQL has `contains` for JSON, so match text."""
     names = "job__spec__lab__primitives"
     return Q(**{f"{names}__icontains": f'"{primitive}"'}) | Q(**{f"{names}__isnull": True})
 
 
 def _results(attempts: QuerySet[Attempt]) -> Iterator[tuple[Attempt, LabResult]]:
     told = attempts.filter(exit__summary__lab__isnull=False)
-    for attempt in told.iterator(chunk_size=1):  # the first is the one, as a rule, and an exit report is large
+    for attempt in told.iterator(chunk_size=1):  # usually the first one matches, and an exit report is large
         result = checked_result(((attempt.exit or {}).get("summary") or {}).get("lab"))
         if result is not None:
             yield attempt, result

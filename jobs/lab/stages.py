@@ -1,24 +1,33 @@
-"""A collective stage by stage: which elements go from whom to whom, computed from the tensors that a run captured.
+"""The stages of a collective: which elements move between which ranks, computed from the tensors before it.
 
-The algorithms are those whose cost the page names: rings for what every rank takes part in, a binomial tree where one
-rank gives to or takes from all (Thakur, Rabenseifner and Gropp 2005). A backend may go another way; what every rank
-holds in the end is the same, and is compared with what was captured.
+The algorithms are the ones whose cost the page shows: rings, and binomial trees for broadcast and reduce (Thakur,
+Rabenseifner and Gropp 2005). A backend may use another algorithm. The last stage is compared with the captured tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from planner.facts.lab import LabResult, LabStep
+from planner.facts.lab import LabStep
 
-Row = list[float | None]  # of one rank; None: nothing is there yet
+Row = list[float | None]  # elements of one rank, None for an empty place
 Rows = list[Row]
 
 
+class Setting(Protocol):
+    """The settings of a run that decide the result of a collective."""
+
+    @property
+    def root(self) -> int: ...
+
+    @property
+    def reduce_op(self) -> str: ...
+
+
 class Move(NamedTuple):
-    """An element that goes from one place of the group to another; `combined`: with what is there."""
+    """The move of one element between two ranks of the group. `combined`: reduced into the element at the target."""
 
     source: int
     target: int
@@ -28,32 +37,32 @@ class Move(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """What goes at the same time, and what every rank holds when it has arrived."""
+    """Moves that run at the same time, and the tensors of each rank after them."""
 
     words: str
     moves: list[Move]
     rows: Rows
-    given: bool  # they come from the buffers that ranks gave, which stay as they are
+    given: bool  # whether the elements come from separate input buffers, which do not change
 
 
 class Moving(NamedTuple):
-    """A primitive from its first to its last stage; `start`: what ranks hold in the buffers that are drawn."""
+    """All stages of a collective. `start`: the drawn buffers before the first stage."""
 
     algorithm: str
     start: Rows
     stages: list[Stage]
-    agrees: bool  # with what was captured
+    agrees: bool  # whether the last stage equals the captured tensors
 
 
 class _Group:
-    """Buffers of all ranks while elements go to and fro."""
+    """Buffers of all ranks during the stages."""
 
     def __init__(self, rows: Rows, combine: Callable[[float, float], float]) -> None:
         self.rows, self._combine = rows, combine
         self.stages: list[Stage] = []
 
     def send(self, words: str, moves: list[Move], given: Rows | None = None) -> None:
-        """All at once: what arrives is what stood there before any of it moved, or what ranks gave."""
+        """Apply moves at once. They read the buffers before the stage, or `given`."""
         before = _copy(self.rows if given is None else given)
         for move in moves:
             value, row = before[move.source][move.source_index], self.rows[move.target]
@@ -64,8 +73,8 @@ class _Group:
             self.stages.append(Stage(words, moves, _copy(self.rows), given is not None))
 
 
-def moving(result: LabResult, step: LabStep) -> Moving | None:
-    """None of what has no stages to show, or of buffers that are none a collective could have had."""
+def moving(result: Setting, step: LabStep) -> Moving | None:
+    """Return the stages of a collective, or None for a barrier and for impossible buffers."""
     before: Rows = [list(holding.before or ()) for holding in step.holdings]
     after: Rows = [list(holding.after or ()) for holding in step.holdings]
     make = _ALGORITHMS.get(step.primitive)
@@ -76,7 +85,7 @@ def moving(result: LabResult, step: LabStep) -> Moving | None:
     try:
         algorithm, start, stages = make(before, after, root, max if result.reduce_op == "max" else _sum)
     except (IndexError, TypeError, ValueError):
-        return None  # a host may have told anything
+        return None  # a host may have sent impossible buffers
     if not stages:
         return None
     return Moving(algorithm, start, stages, _same(step.primitive, stages[-1].rows, after, root))
@@ -87,7 +96,7 @@ def _sum(a: float, b: float) -> float:
 
 
 def _same(primitive: str, found: Rows, after: Rows, root: int) -> bool:
-    """Of a reduction to one rank, what the others hold afterwards is promised by nobody."""
+    """Compare the last stage with the captured tensors. After a reduce, only the root has a defined result."""
     if primitive == "reduce":
         return found[root] == after[root]
     return all(row == captured for row, captured in zip(found, after, strict=True) if captured)
@@ -98,7 +107,7 @@ Made = tuple[str, Rows, list[Stage]]
 
 
 def _parts(length: int, count: int) -> list[range]:
-    """`length` elements in `count` parts that differ by one at most."""
+    """Split `length` elements into `count` parts whose sizes differ by at most one."""
     edges = [i * length // count for i in range(count + 1)]
     return [range(a, b) for a, b in pairwise(edges)]
 
@@ -108,7 +117,7 @@ def _copy(rows: Rows) -> Rows:
 
 
 def _tree(count: int) -> Iterator[list[tuple[int, int]]]:
-    """Pairs (who has it, who gets it) of each round of a binomial tree, counted from the root."""
+    """Yield the pairs (sender, receiver) of each round of a binomial tree, counted from the root."""
     reach = 1
     while reach < count:
         yield [(place, place + reach) for place in range(reach) if place + reach < count]
@@ -120,7 +129,7 @@ def _broadcast(before: Rows, after: Rows, root: int, combine: Combine) -> Made:
     length = len(before[root])
     for pairs in _tree(n):
         moves = [Move((a + root) % n, (b + root) % n, i, i, False) for a, b in pairs for i in range(length)]
-        group.send("every rank that has the root's tensor sends it to one that has not", moves)
+        group.send("Every rank with the tensor of the root sends it to a rank without it.", moves)
     return "a binomial tree", _copy(before), group.stages
 
 
@@ -128,8 +137,8 @@ def _reduce(before: Rows, after: Rows, root: int, combine: Combine) -> Made:
     group, n = _Group(_copy(before), combine), len(before)
     for pairs in reversed(list(_tree(n))):
         moves = [Move((b + root) % n, (a + root) % n, i, i, True) for a, b in pairs for i in range(len(before[root]))]
-        group.send("half of the ranks send what they have combined so far to the other half", moves)
-    return "a binomial tree, from its leaves", _copy(before), group.stages
+        group.send("Half of the ranks send their partial results to the other half.", moves)
+    return "a binomial tree", _copy(before), group.stages
 
 
 def _scatter(before: Rows, after: Rows, root: int, combine: Combine) -> Made:
@@ -138,9 +147,9 @@ def _scatter(before: Rows, after: Rows, root: int, combine: Combine) -> Made:
     group = _Group(_copy(start), combine)
     for place in range(n):
         moves = [Move(root, place, place * share + i, i, False) for i in range(share)]
-        words = "the root keeps its own part" if place == root else f"the root sends part {place + 1} of {n}"
+        words = "The root keeps its own shard." if place == root else f"The root sends shard {place + 1} of {n}."
         group.send(words, moves, before)
-    return "the root sends each part straight to its rank", start, group.stages
+    return "direct sends from the root", start, group.stages
 
 
 def _gather(before: Rows, after: Rows, root: int, combine: Combine) -> Made:
@@ -149,11 +158,9 @@ def _gather(before: Rows, after: Rows, root: int, combine: Combine) -> Made:
     group = _Group(_copy(start), combine)
     for place in range(n):
         moves = [Move(place, root, i, place * share + i, False) for i in range(share)]
-        words = (
-            "the root puts its own part in its place" if place == root else f"part {place + 1} of {n} reaches the root"
-        )
+        words = "The root copies its own shard." if place == root else f"The root receives shard {place + 1} of {n}."
         group.send(words, moves, before)
-    return "each rank sends its part straight to the root", start, group.stages
+    return "direct sends to the root", start, group.stages
 
 
 def _all_gather(before: Rows, after: Rows, root: int, combine: Combine) -> Made:
@@ -173,7 +180,7 @@ def _reduce_scatter(before: Rows, after: Rows, root: int, combine: Combine) -> M
     shares: Rows = [[None] * len(parts[place]) for place in range(n)]
     shown = _Group(shares, combine)
     moves = [Move(p, p, index, i, False) for p in range(n) for i, index in enumerate(parts[p])]
-    shown.send("each rank keeps the part that is now whole", moves, group.rows)
+    shown.send("Each rank keeps its reduced shard.", moves, group.rows)
     kept = [stage._replace(given=False) for stage in shown.stages]
     return "a ring", _copy(before), [*group.stages, *kept]
 
@@ -183,30 +190,30 @@ def _all_reduce(before: Rows, after: Rows, root: int, combine: Combine) -> Made:
     parts = _parts(len(before[0]), n)
     _combine_on(group, parts, owner=lambda place: (place + 1) % n)
     _pass_on(group, parts, own=lambda place: (place + 1) % n)
-    return "a ring: a reduce-scatter, then an all-gather", _copy(before), group.stages
+    return "a ring reduce-scatter and a ring all-gather", _copy(before), group.stages
 
 
 def _combine_on(group: _Group, parts: list[range], owner: Callable[[int], int]) -> None:
-    """Partial sums go once round; in the end the rank at `place` has part owner(place) whole."""
+    """Pass partial results once around the ring. In the end, rank `place` has the reduced part owner(place)."""
     n = len(parts)
     of = {owner(place): place for place in range(n)}
     for turn in range(n - 1):
         moves = []
         for part, indices in enumerate(parts):
-            source = (of[part] + 1 + turn) % n  # it begins beside the rank where it ends
+            source = (of[part] + 1 + turn) % n  # the neighbor of the rank where the part ends
             moves += [Move(source, (source + 1) % n, i, i, True) for i in indices]
-        words = f"round {turn + 1} of {n - 1}: every rank adds its own to the part that reaches it"
+        words = f"Every rank combines the received shard with its own (reduce round {turn + 1} of {n - 1})."
         group.send(words, moves)
 
 
 def _pass_on(group: _Group, parts: list[range], own: Callable[[int], int]) -> None:
-    """Whole parts go once round."""
+    """Pass complete parts once around the ring."""
     n = len(parts)
     for turn in range(n - 1):
         moves = []
         for place in range(n):
             moves += [Move(place, (place + 1) % n, i, i, False) for i in parts[(own(place) - turn) % n]]
-        words = f"round {turn + 1} of {n - 1}: every rank sends on the whole part that it got last"
+        words = f"Every rank forwards its latest complete shard (gather round {turn + 1} of {n - 1})."
         group.send(words, moves)
 
 
@@ -221,9 +228,9 @@ def _all_to_all(before: Rows, after: Rows, root: int, combine: Combine) -> Made:
             for place in range(n)
             for i in range(share)
         ]
-        ahead = f"every rank sends to the one {turn} ahead, and hears from the one {turn} behind"
-        group.send(ahead if turn else "every rank keeps its own part", moves, before)
-    return "n − 1 exchanges of pairs", start, group.stages  # noqa: RUF001
+        words = f"Every rank sends a shard {turn} ranks ahead." if turn else "Every rank keeps its own shard."
+        group.send(words, moves, before)
+    return "n − 1 pairwise exchanges", start, group.stages  # noqa: RUF001
 
 
 def _messages(before: Rows, after: Rows, root: int, combine: Combine) -> Made:
@@ -231,8 +238,8 @@ def _messages(before: Rows, after: Rows, root: int, combine: Combine) -> Made:
     start: Rows = [[None] * len(row) for row in after]
     group = _Group(_copy(start), combine)
     moves = [Move(p, (p + 1) % n, i, i, False) for p in range(n) for i in range(len(before[p]))]
-    group.send("every rank sends to the next and receives from the one before", moves, before)
-    return "messages round a ring", start, group.stages
+    group.send("Every rank sends to the next rank and receives from the previous rank.", moves, before)
+    return "messages around a ring", start, group.stages
 
 
 _ALGORITHMS: dict[str, Callable[[Rows, Rows, int, Combine], Made]] = {

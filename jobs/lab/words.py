@@ -1,10 +1,11 @@
-"""The primitives in words: what each means, its PyTorch call, what it costs, and which strategy needs it.
+"""Description of each collective: meaning, PyTorch call, cost, and the strategies that use it.
 
-Times are those of a ring over n ranks: alpha seconds a message, B bytes a second a link, S bytes of the full buffer
-(Thakur, Rabenseifner and Gropp 2005; nccl-tests doc/PERFORMANCE.md). Bytes come from `planner.facts.collectives`.
+Times are for a ring of n ranks with a latency of alpha seconds per message and B bytes per second. S is the size of
+the full buffer. Sources: Thakur, Rabenseifner and Gropp 2005, nccl-tests doc/PERFORMANCE.md. Bytes come from
+`planner.facts.collectives`.
 """
 
-# ruff: noqa: RUF001 - formulas are written as the field writes them
+# ruff: noqa: RUF001 - formulas use mathematical signs
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -13,9 +14,9 @@ from planner.facts.collectives import algorithmic_bytes
 from planner.facts.lab import metered_op
 from planner.facts.spec import LabPrimitive
 
-EXAMPLE_BYTES = 2**20  # the page writes 1 MiB
+EXAMPLE_BYTES = 2**20  # 1 MiB on the page
 EXAMPLE_RANKS = (2, 4, 8, 16)
-BOOKKEEPING = "no axis"
+BOOKKEEPING = "outside steps"
 
 
 class Use(NamedTuple):
@@ -24,7 +25,7 @@ class Use(NamedTuple):
 
 
 class Words(NamedTuple):
-    """`sent` is what a bandwidth-optimal algorithm makes a rank send, of S payload bytes."""
+    """Description of a collective. `sent`: bytes per rank of a bandwidth-optimal algorithm, for S payload bytes."""
 
     name: LabPrimitive
     title: str
@@ -44,7 +45,7 @@ class Words(NamedTuple):
 
     @property
     def examples(self) -> list[tuple[int, int]]:
-        """(group size, bytes a rank sends) for EXAMPLE_BYTES."""
+        """Return (group size, bytes per rank) for EXAMPLE_BYTES."""
         return [(n, algorithmic_bytes(metered_op(self.name), EXAMPLE_BYTES, n)) for n in EXAMPLE_RANKS]
 
 
@@ -56,105 +57,105 @@ PRIMITIVES: tuple[Words, ...] = (
     Words(
         "broadcast",
         "Broadcast",
-        "The root's tensor is copied to every rank.",
+        "Copies the tensor of the root to every rank.",
         "dist.broadcast(tensor, src=root)",
         _WHOLE_TIME,
         "S",
-        (Use("DP", "DDP copies the first replica's parameters to all others before the first step."),),
+        (Use("DP", "DDP copies the parameters of the first replica to the other replicas before the first step."),),
     ),
     Words(
         "scatter",
         "Scatter",
-        "The root cuts a tensor into one part a rank and gives each rank its own.",
+        "Splits the tensor of the root and sends one shard to each rank.",
         "dist.scatter(part, parts if rank == root else None, src=root)",
         _SHARE_TIME,
-        f"{_SHARE} of the root",
-        (Use("TP", "DTensor hands the parts of a full parameter out while a model is set up."),),
+        f"{_SHARE} from the root",
+        (Use("TP", "DTensor distributes the shards of a full parameter during model setup."),),
     ),
     Words(
         "gather",
         "Gather",
-        "Every rank's part is collected on the root, in the order of the ranks.",
+        "Collects the shards of all ranks on the root, in rank order.",
         "dist.gather(part, parts if rank == root else None, dst=root)",
         _SHARE_TIME,
-        f"{_SHARE} into the root",
-        (Use(BOOKKEEPING, "One rank collects results to write or show them; no strategy needs it in a step."),),
+        f"{_SHARE} to the root",
+        (Use(BOOKKEEPING, "One rank collects results to write or show them. Training steps do not use it."),),
     ),
     Words(
         "all_gather",
         "All-gather",
-        "Every rank's part is collected on every rank.",
+        "Collects the shards of all ranks on every rank.",
         "dist.all_gather_single(full, part)",
         _SHARE_TIME,
         _SHARE,
         (
-            Use("ZeRO-3", "Each layer's parameters are gathered before they are used, forward and backward."),
-            Use("ZeRO-1, ZeRO-2", "The updated parameters are gathered once a step."),
-            Use("SP", "The parts of the sequence are joined before a tensor-parallel product."),
-            Use("CP", "All keys and values are gathered, where the ring is not used."),
+            Use("ZeRO-3", "Gathers the parameters of each layer before its forward and backward."),
+            Use("ZeRO-1, ZeRO-2", "Gathers the updated parameters once per step."),
+            Use("SP", "Gathers the sequence shards before a tensor-parallel matmul."),
+            Use("CP", "Gathers all keys and values, unless ring attention is used."),
         ),
     ),
     Words(
         "reduce",
         "Reduce",
-        "The tensors of all ranks are added, and the root gets the sum.",
+        "Sums the tensors of all ranks on the root.",
         "dist.reduce(tensor, dst=root, op=dist.ReduceOp.SUM)",
         _WHOLE_TIME,
         "S",
         (
             Use(
                 "ZeRO-1, ZeRO-2",
-                "Each part of the gradients could be reduced to its owner; one reduce-scatter does it at once.",
+                "Could reduce each gradient shard to its owner. One reduce-scatter does all of them at once.",
             ),
         ),
     ),
     Words(
         "all_reduce",
         "All-reduce",
-        "The tensors of all ranks are added, and every rank gets the sum: a reduce-scatter, then an all-gather.",
+        "Sums the tensors of all ranks on every rank. It equals a reduce-scatter and an all-gather.",
         "dist.all_reduce(tensor, op=dist.ReduceOp.SUM)",
         "2 (n − 1) α + 2 (n − 1)/n · S / B",
         "2 (n − 1)/n · S",
         (
-            Use("DP", "The gradients of all replicas are summed once a step."),
-            Use("TP", "The partial products of a layer are summed, twice forward and twice backward."),
-            Use("PP", "Tied embeddings sum their gradients over the first and the last stage."),
+            Use("DP", "Sums the gradients of all replicas once per step."),
+            Use("TP", "Sums the partial matmul results of each layer, twice in forward and twice in backward."),
+            Use("PP", "Sums the gradients of tied embeddings over the first and the last stage."),
         ),
     ),
     Words(
         "reduce_scatter",
         "Reduce-scatter",
-        "The tensors of all ranks are added, and every rank gets its own part of the sum.",
+        "Sums the tensors of all ranks and leaves one shard of the sum on each rank.",
         "dist.reduce_scatter_single(part, full, op=dist.ReduceOp.SUM)",
         _SHARE_TIME,
         _SHARE,
         (
-            Use("ZeRO-1, ZeRO-2, ZeRO-3", "Gradients are summed straight into the shard of the rank that keeps them."),
-            Use("SP", "The partial products of a layer are summed and divided along the sequence."),
+            Use("ZeRO-1, ZeRO-2, ZeRO-3", "Sums gradients and leaves each shard on the rank that owns it."),
+            Use("SP", "Sums the partial matmul results of a layer and splits them along the sequence."),
         ),
     ),
     Words(
         "all_to_all",
         "All-to-all",
-        "Every rank sends a different part to every other: rows become columns.",
+        "Sends a different shard from every rank to every other rank, like a matrix transpose.",
         "dist.all_to_all_single(received, sent)",
         _SHARE_TIME,
         _SHARE,
-        (Use("EP", "Tokens travel to the ranks of their experts and back, forward and backward."),),
+        (Use("EP", "Sends tokens to the ranks of their experts and back, in forward and backward."),),
     ),
     Words(
         "send_recv",
         "Send and receive",
-        "Each rank sends its tensor to the next and waits for one from the rank before it.",
+        "Sends a tensor to the next rank, then waits for one from the previous rank.",
         "dist.send(tensor, dst=after)\ndist.recv(received, src=before)",
         "α + S / B",
         "S",
-        (Use("PP", "A stage sends activations to the next one, and their gradients come back."),),
+        (Use("PP", "Sends activations to the next stage and gradients back."),),
     ),
     Words(
         "isend_irecv",
         "Isend and irecv",
-        "The same exchange without waiting: both are started in one batch, and work goes on until they are needed.",
+        "Exchanges tensors with both neighbors without blocking. Compute continues until the data is needed.",
         "works = dist.batch_isend_irecv([\n"
         "    dist.P2POp(dist.isend, tensor, after),\n"
         "    dist.P2POp(dist.irecv, received, before),\n"
@@ -164,21 +165,21 @@ PRIMITIVES: tuple[Words, ...] = (
         "α + S / B",
         "S",
         (
-            Use("CP", "Keys and values go round the ring while attention works on the block at hand."),
-            Use("PP", "Interleaved schedules send and receive while another micro-batch is computed."),
+            Use("CP", "Passes keys and values around the ring while attention computes the current block."),
+            Use("PP", "Interleaved schedules exchange tensors while another micro-batch computes."),
         ),
     ),
     Words(
         "barrier",
         "Barrier",
-        "No rank goes on before every rank has come.",
+        "Blocks every rank until all ranks have arrived.",
         "dist.barrier()",
         "⌈log₂ n⌉ α",
         "0",
         (
             Use(
                 BOOKKEEPING,
-                "Ranks agree that a file is written or a clock starts; no strategy needs it in a step.",
+                "Ranks wait until a file is written or a clock starts. Training steps do not use it.",
             ),
         ),
     ),

@@ -1,4 +1,4 @@
-"""The lab in a real browser: run from an empty page, its table and graph, and pictures of its own tensors."""
+"""Collectives in a browser: the example, a benchmark, its results, and the captured tensors."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ CASES = {"min_bytes": "1024", "max_bytes": "4096", "factor": "4", "iterations": 
 
 
 def test_run_the_lab_read_its_points_and_see_who_held_what(page: Page, running_board: Board) -> None:
-    page.goto(f"{running_board.url}/lab/all-to-all/")
-    expect(page.locator("#no-run")).to_contain_text("No run has shown this yet")
-    expect(page.locator("svg.boxes")).to_have_count(0)
-    page.get_by_role("navigation", name="Main").get_by_role("link", name="Lab").click()
-    expect(page.locator("nav [aria-current=page]")).to_have_text("Lab")
+    page.goto(f"{running_board.url}/collectives/all-to-all/")
+    expect(page.locator("#no-run")).to_contain_text("No run has captured this collective yet.")
+    expect(page.locator(".held text.rank")).to_have_text([f"rank {rank}" for rank in range(4)])
+    expect(page.locator("#film")).to_be_visible()
+    page.get_by_role("navigation", name="Main").get_by_role("link", name="Collectives").click()
+    expect(page.locator("nav [aria-current=page]")).to_have_text("Collectives")
+    expect(page.locator("svg.mini")).to_have_count(11)
     page.fill("[data-field='lab.ranks']", "1, 3")
     for name, value in CASES.items():
         page.fill(f"[data-field='lab.{name}']", value)
-    page.get_by_role("button", name="Run the lab").click()
+    page.get_by_role("button", name="Run benchmark").click()
 
     page.wait_for_selector("#status[data-status=succeeded]")
     rows = page.locator("#lab-rows tr")
     expect(rows).to_have_count(10 * 2 + 1)
-    expect(page.locator("#lab-wrong")).to_have_text("every element is right")
+    expect(page.locator("#lab-wrong")).to_have_text("All elements correct")
     expect(page.locator("#lab-note")).to_contain_text("ranks 1, 3 of 4")
     expect(rows.filter(has_text="all-to-all").first).to_contain_text("512 B")
     drawn = "document.querySelector('#lab-chart canvas').toDataURL()"
@@ -44,7 +46,7 @@ def test_run_the_lab_read_its_points_and_see_who_held_what(page: Page, running_b
     after = page.locator(".held tbody tr td:last-child")
     expect(after).to_have_text(["200, 201, 400, 401", "202, 203, 402, 403"])
     film = page.locator("#film")
-    expect(film).to_contain_text("the last stage is what was captured")
+    expect(film).to_contain_text("The last stage equals the captured tensors.")
     film.locator("[data-film=place]").fill("2")
     played = [
         "200",
@@ -69,7 +71,7 @@ def test_run_the_lab_read_its_points_and_see_who_held_what(page: Page, running_b
     assert copied(page, lambda: page.keyboard.press("Enter")) == "dist.all_to_all_single(received, sent)"
 
     page.set_viewport_size({"width": 390, "height": 844})
-    for path in ("/lab/", "/lab/all-to-all/", "/lab/barrier/"):
+    for path in ("/collectives/", "/collectives/all-to-all/", "/collectives/barrier/"):
         page.goto(running_board.url + path)
         expect(page.locator("main .panel").first).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth") <= 390, path

@@ -34,8 +34,8 @@ ALWAYS = {
     "notifications": "/notifications/",
     "account": "/account/",
     "new-job": "/jobs/new/",
-    "lab": "/lab/",
-    "lab-primitive": "/lab/all-reduce/",
+    "collectives": "/collectives/",
+    "collective": "/collectives/all-reduce/",
 }
 
 

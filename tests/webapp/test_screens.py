@@ -19,7 +19,16 @@ def test_every_named_url_can_be_opened_or_says_why_not() -> None:
     assert unknown() == {}, "say in tests/screens/pages.py what these parameters are, or why it is no page"
     assert set(named_urls()) >= set(EXEMPT)
     shown = {page.path.partition("?")[0] for page in pages(WORLD)}
-    assert {"/", "/jobs/new/", "/jobs/a/", "/jobs/b/", "/jobs/c/", "/lab/barrier/", "/hosts/here/", "/login/"} <= shown
+    assert {
+        "/",
+        "/jobs/new/",
+        "/jobs/a/",
+        "/jobs/b/",
+        "/jobs/c/",
+        "/collectives/barrier/",
+        "/hosts/here/",
+        "/login/",
+    } <= shown
     assert "/admin/jobs/job/" in shown
     names = [page.name for page in pages(WORLD)]
     assert len(names) == len(set(names)), "each has a picture of its own"

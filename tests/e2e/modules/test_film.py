@@ -1,4 +1,4 @@
-"""The lab's primitives stage by stage in a browser: to and fro, by keys, and without motion; no board is needed."""
+"""The stages of a collective in a browser: forward, back, keys, and reduced motion. No board is needed."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_stage_on_and_back_show_what_ranks_hold_then(cinema: Callable[..., Pag
     assert rows(page) == own
     expect(page.locator("[data-film=back]")).to_be_disabled()
     page.click("[data-film=on]")
-    expect(words).to_have_text("1 of 6: round 1 of 3: every rank adds its own to the part that reaches it")
+    expect(words).to_have_text("Stage 1 of 6. Every rank combines the received shard with its own (reduce round 1 of 3).")
     assert len(set(own) - set(rows(page))) == 4, "one part of each rank is a sum now"
     page.keyboard.press("ArrowLeft")
     assert rows(page) == own
@@ -89,7 +89,7 @@ def test_played_it_ends_with_what_was_captured_and_pauses_on_the_way(cinema: Cal
     play.click()
     expect(play).to_have_text("Play")
     expect(page.locator("#film .flying")).to_have_count(0)
-    expect(page.locator("[data-film=words]")).to_contain_text("1 of 2")
+    expect(page.locator("[data-film=words]")).to_contain_text("Stage 1 of 2")
     play.click()
     expect(play).to_have_text("Play again")
     assert rows(page) == ["100", "101", "102", "103"] * 4
@@ -104,7 +104,7 @@ def test_where_no_motion_is_wanted_nothing_flies(cinema: Callable[..., Page]) ->
     }""")
     for _ in range(4):
         page.click("[data-film=on]")
-    expect(page.locator("[data-film=words]")).to_contain_text("4 of 4")
+    expect(page.locator("[data-film=words]")).to_contain_text("Stage 4 of 4")
     assert page.evaluate("window.flew") == 0
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
@@ -115,8 +115,8 @@ def test_a_barrier_lets_nobody_go_before_the_last_has_come(cinema: Callable[...,
     for _ in range(8):
         page.click("[data-film=on]")
         said.append(page.locator("[data-film=words]").text_content() or "")
-    assert ["comes" in one for one in said] == [True] * 4 + [False] * 4
-    assert said[-1].endswith("all have gone on")
+    assert ["arrives" in one for one in said] == [True] * 4 + [False] * 4
+    assert said[-1].endswith("All ranks have left.")
     widths = page.evaluate(
         "[...document.querySelectorAll('#film svg rect')].map((one) => Number(one.getAttribute('width')))"
     )

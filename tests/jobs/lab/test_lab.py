@@ -1,4 +1,4 @@
-"""The lab: submitted by anyone, believed when it makes sense, and shown as it was captured."""
+"""Benchmarks of collectives: submit, check the result, and show captured tensors."""
 
 from __future__ import annotations
 
@@ -155,58 +155,67 @@ def test_the_lab_asks_for_its_hosts_once(owner: User, client: Any, make_host: An
     make_host("drained")
     Host.objects.filter(name="drained").update(drained=True)
     client.force_login(owner)
-    for path in ("/lab/", "/lab/all-reduce/"):
+    for path in ("/collectives/", "/collectives/all-reduce/"):
         with CaptureQueriesContext(connection) as asked:
             page = client.get(path)
         assert len([one for one in asked if 'FROM "jobs_host"' in one["sql"]]) == 1, path
     assert page.context["host"].name == "gpu"
-    assert [host.name for host in client.get("/lab/").context["hosts"]] == ["gpu", "a", "b"]
+    assert [host.name for host in client.get("/collectives/").context["hosts"]] == ["gpu", "a", "b"]
 
 
-def test_every_primitive_has_a_page_and_none_is_drawn_without_a_run(owner: User, client: Any) -> None:
-    assert client.get("/lab/").status_code == client.get("/lab/barrier/").status_code == 302
+def test_every_collective_has_a_page_with_an_example_before_any_run(owner: User, client: Any) -> None:
+    assert client.get("/collectives/").status_code == client.get("/collectives/barrier/").status_code == 302
     client.force_login(owner)
-    index = client.get("/lab/").content.decode()
+    index = client.get("/collectives/").content.decode()
     assert tuple(words.name for words in PRIMITIVES) == LAB_PRIMITIVES
     for words in PRIMITIVES:
-        assert f'href="/lab/{words.slug}/"' in index
-        page = client.get(f"/lab/{words.slug}/").content.decode()
-        assert "No run has shown this yet" in page
-        assert "<svg class=" not in page
-        assert "No host with two slots is connected" in page
-    assert client.get("/lab/shout/").status_code == client.get("/lab/all_reduce/").status_code == 404
+        assert f'href="/collectives/{words.slug}/"' in index
+        page = client.get(f"/collectives/{words.slug}/").content.decode()
+        assert "No run has captured this collective yet." in page
+        assert '<svg class="boxes"' in page
+        assert "add a host with two or more slots" in page
+        assert ('"agrees": true' in page) == (words.name != "barrier")
+    assert index.count('<svg class="mini"') == len(PRIMITIVES)
+    assert client.get("/collectives/shout/").status_code == client.get("/collectives/all_reduce/").status_code == 404
+
+
+def test_old_addresses_lead_to_the_new_ones(owner: User, client: Any) -> None:
+    client.force_login(owner)
+    for old, new in (("/lab/?from=a", "/collectives/?from=a"), ("/lab/all-reduce/", "/collectives/all-reduce/")):
+        answer = client.get(old)
+        assert (answer.status_code, answer["Location"]) == (301, new)
 
 
 def test_a_page_draws_what_the_newest_run_captured(running: Attempt, owner: User, client: Any) -> None:
     client.force_login(owner)
-    assert "lab is starting" in client.get("/lab/broadcast/").content.decode()
+    assert "lab is starting" in client.get("/collectives/broadcast/").content.decode()
     ended(running, RESULT)
-    page = client.get("/lab/all-reduce/").content.decode()
+    page = client.get("/collectives/all-reduce/").content.decode()
     assert f"/jobs/{running.job_id}/" in page
     assert "<td>400, 401</td><td>600, 602</td>" in page
     assert page.count('<g class="from-combined">') == 4
     assert "1,572,864" in page  # 2 x 3/4 of 1 MiB
-    broadcast = client.get("/lab/broadcast/").content.decode()
+    broadcast = client.get("/collectives/broadcast/").content.decode()
     assert broadcast.count('<g class="from-0">') == 6
     assert broadcast.count('<g class="from-1">') == 2
-    barrier = client.get("/lab/barrier/").content.decode()
+    barrier = client.get("/collectives/barrier/").content.decode()
     assert "12.5 µs" in barrier
-    assert "No run has shown this yet" in client.get("/lab/gather/").content.decode()
+    assert "No run has captured this collective yet." in client.get("/collectives/gather/").content.decode()
 
 
 def test_nobody_sees_a_strangers_run(running: Attempt, stranger: User, staff: User, client: Any) -> None:
     ended(running, RESULT)
     client.force_login(stranger)
-    assert "No run has shown this yet" in client.get("/lab/broadcast/").content.decode()
-    assert running.job_id not in client.get("/lab/").content.decode()
+    assert "No run has captured this collective yet." in client.get("/collectives/broadcast/").content.decode()
+    assert running.job_id not in client.get("/collectives/").content.decode()
     client.force_login(staff)
-    assert "as captured by" in client.get("/lab/broadcast/").content.decode()
+    assert "Captured by" in client.get("/collectives/broadcast/").content.decode()
 
 
 def test_a_failed_run_is_not_drawn(running: Attempt, owner: User, client: Any) -> None:
     ended(running, RESULT, outcome="failed")
     client.force_login(owner)
-    assert "No run has shown this yet" in client.get("/lab/broadcast/").content.decode()
+    assert "No run has captured this collective yet." in client.get("/collectives/broadcast/").content.decode()
 
 
 def again(owner: User, api: Api, result: dict[str, Any], outcome: str = "succeeded", **lab: Any) -> Attempt:
@@ -231,7 +240,7 @@ def test_labs_of_other_primitives_hide_none(running: Attempt, owner: User, api: 
         again(owner, api, other)
     client.force_login(owner)
     assert told_of(client, "all_reduce")["job"] == running.job_id
-    assert "as captured by" in client.get("/lab/all-reduce/").content.decode()
+    assert "Captured by" in client.get("/collectives/all-reduce/").content.decode()
 
 
 def test_a_lab_of_every_primitive_by_default_has_each(running: Attempt, owner: User, client: Any) -> None:
@@ -249,13 +258,13 @@ def test_a_group_too_large_to_draw_is_measured_all_the_same(
     ended(running, None)
     large = again(owner, api, {**RESULT, "steps": [], "ranks": [0, 1, 2, 3]})
     assert (told_of(client, "all_reduce")["job"], len(told_of(client, "all_reduce")["points"])) == (large.job_id, 1)
-    page = client.get("/lab/all-reduce/").content.decode()
-    assert ("No run has shown this yet" in page, "As measured" in page) == (True, True)
-    assert "more than 16 ranks are not drawn" in page
+    page = client.get("/collectives/all-reduce/").content.decode()
+    assert ("No run has captured this collective yet." in page, "Benchmark results" in page) == (True, True)
+    assert "groups with up to 16 ranks" in page
     drawn = again(owner, api, RESULT)
     newer = again(owner, api, {**RESULT, "steps": [], "ranks": [0, 1, 2, 3]})
     assert told_of(client, "all_reduce")["job"] == newer.job_id
-    shown, measured = client.get("/lab/all-reduce/").content.decode().split("As measured")
+    shown, measured = client.get("/collectives/all-reduce/").content.decode().split("Benchmark results")
     assert drawn.job_id in shown
     assert newer.job_id in measured
 
@@ -267,10 +276,10 @@ def test_a_newer_run_that_found_it_wrong_is_told(running: Attempt, owner: User, 
     wrong = again(owner, api, {**RESULT, "points": [{**POINT, "wrong": 3}]}, "failed")
     told = told_of(client, "all_reduce")
     assert (told["job"], told["failed"]) == (running.job_id, {"job": wrong.job_id, "wrong": 3, "checked": 512})
-    page = client.get("/lab/all-reduce/").content.decode()
+    page = client.get("/collectives/all-reduce/").content.decode()
     assert "3 of 512 elements" in page
     assert f"/jobs/{wrong.job_id}/" in page
-    assert "found it wrong" not in client.get("/lab/broadcast/").content.decode(), "its own elements were right"
+    assert "Wrong results" not in client.get("/collectives/broadcast/").content.decode(), "its own elements were right"
     mended = again(owner, api, RESULT)
     assert (told_of(client, "all_reduce")["job"], told_of(client, "all_reduce")["failed"]) == (mended.job_id, None)
 
@@ -294,7 +303,7 @@ FORM = {
 def test_the_form_submits_what_it_says(owner: User, client: Any, make_host: MakeHost) -> None:
     make_host()
     client.force_login(owner)
-    answer = client.post("/lab/", FORM)
+    answer = client.post("/collectives/", FORM)
     job = Job.objects.get()
     assert answer["Location"] == f"/jobs/{job.id}/"
     assert job.spec["lab"] == {
@@ -310,10 +319,10 @@ def test_the_form_submits_what_it_says(owner: User, client: Any, make_host: Make
         "reduce_op": "max",
     }
     told = {name: job.spec["resources"][name] for name in ("device", "stack", "host")}
-    assert (job.name, told) == ("lab on host-a", {"device": "cpu", "stack": "ours", "host": "host-a"})
+    assert (job.name, told) == ("collectives on host-a", {"device": "cpu", "stack": "ours", "host": "host-a"})
     page = client.get(answer["Location"]).content.decode()
-    assert "What the lab found" in page
-    again = client.get(f"/lab/?from={job.id}")
+    assert "Benchmark results" in page
+    again = client.get(f"/collectives/?from={job.id}")
     assert again.context["values"]["lab.ranks"] == "3, 1"
     assert again.context["values"]["lab.primitives"] == ["broadcast", "barrier"]
 
@@ -321,10 +330,10 @@ def test_the_form_submits_what_it_says(owner: User, client: Any, make_host: Make
 def test_the_button_of_an_empty_page_runs_everything(owner: User, client: Any, make_host: MakeHost) -> None:
     make_host(slots=2)
     client.force_login(owner)
-    page = client.get("/lab/gather/").content.decode()
-    assert "Run the lab on host-a" in page
+    page = client.get("/collectives/gather/").content.decode()
+    assert "Run benchmark on host-a" in page
     assert '<input type="hidden" name="layout.dp" value="2">' in page
-    assert client.post("/lab/", {"resources.host": "host-a", "layout.dp": "2"}).status_code == 302
+    assert client.post("/collectives/", {"resources.host": "host-a", "layout.dp": "2"}).status_code == 302
     assert Job.objects.get().spec["lab"]["primitives"] == list(LAB_PRIMITIVES)
 
 
@@ -332,14 +341,14 @@ def test_the_button_of_an_empty_page_runs_everything(owner: User, client: Any, m
     ("change", "field", "words"),
     [
         ({"lab.ranks": "1, x"}, "lab.ranks", "whole number"),
-        ({"lab.ranks": "1"}, "lab.ranks", "the group has 1"),
+        ({"lab.ranks": "1"}, "lab.ranks", "a group of 1 rank"),
         ({"lab.min_bytes": "much"}, "lab.min_bytes", "whole number"),
         ({"lab.primitives": []}, "lab.primitives", "at least 1"),
         ({"layout.dp": "5"}, "layout.dp", "the largest cpu host has 4 slots"),
         ({"layout.dp": ""}, "layout.dp", "whole number"),
         ({"lab.dtype": "fp4"}, "lab.dtype", "float32"),
-        ({"resources.host": "nowhere"}, "resources.host", "choose a host"),
-        ({"resources.host": "a\x00b"}, "resources.host", "choose a host"),
+        ({"resources.host": "nowhere"}, "resources.host", "connected host"),
+        ({"resources.host": "a\x00b"}, "resources.host", "connected host"),
     ],
     ids=str,
 )
@@ -348,7 +357,7 @@ def test_the_form_tells_what_is_wrong_beside_the_field(
 ) -> None:
     make_host()
     client.force_login(owner)
-    answer = client.post("/lab/", {**FORM, **change})
+    answer = client.post("/collectives/", {**FORM, **change})
     assert answer.status_code == 422
     assert words in answer.context["errors"][field]
     assert answer.context["values"]["lab.iterations"] == "3"

@@ -1,4 +1,4 @@
-"""Stages of a primitive: they end in what every rank must hold, and send what the algorithm's cost says."""
+"""Stages of a collective: they end in the right tensors and send the bytes of the algorithm."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from jobs.lab import picture
+from jobs.lab.example import ARRIVALS, BARRIER_END, example
 from jobs.lab.stages import Moving, moving
 from planner.facts.collectives import algorithmic_bytes
 from planner.facts.lab import LabHolding, LabResult, LabStep, metered_op
@@ -139,10 +140,23 @@ def test_a_barrier_is_played_in_the_order_of_time() -> None:
     film = picture.film(result(3, 0, "sum"), LabStep(primitive="barrier", holdings=holdings))
     assert film is not None
     assert [stage["words"] for stage in film["stages"]] == [
-        "rank 0 comes after 0.0 µs: 1 of 3 inside",
-        "rank 2 comes after 3.0 µs: 2 of 3 inside",
-        "rank 1 comes after 12.5 µs: 3 of 3 inside",
-        "rank 2 goes on after 40.0 µs: 2 of 3 inside",
-        "rank 0 goes on after 41.0 µs: 1 of 3 inside",
-        "rank 1 goes on after 42.0 µs: all have gone on",
+        "Rank 0 arrives at 0.0 µs. 1 of 3 ranks wait.",
+        "Rank 2 arrives at 3.0 µs. 2 of 3 ranks wait.",
+        "Rank 1 arrives at 12.5 µs. 3 of 3 ranks wait.",
+        "Rank 2 leaves at 40.0 µs. 2 of 3 ranks wait.",
+        "Rank 0 leaves at 41.0 µs. 1 of 3 ranks wait.",
+        "Rank 1 leaves at 42.0 µs. All ranks have left.",
     ]
+
+
+@pytest.mark.parametrize("name", LAB_PRIMITIVES)
+def test_the_example_is_what_the_collective_means(name: LabPrimitive) -> None:
+    if name == "barrier":
+        assert max(ARRIVALS) < BARRIER_END
+        return
+    expected = captured(name, 4, 0, "sum", 1)
+    found = example(name)
+    assert [one.before for one in found.holdings] == [one.before for one in expected.holdings]
+    after = [(one.after, two.after) for one, two in zip(found.holdings, expected.holdings, strict=True)]
+    assert all(one == two for one, two in after if one is not None)
+    assert after[0][0] is not None

@@ -1,4 +1,4 @@
-// Plays a primitive stage by stage (jobs/lab/picture.py says what moves): play, pause, and step to and fro.
+// Plays the stages of a collective, see film() in jobs/lab/picture.py.
 const SVG = "http://www.w3.org/2000/svg";
 const [BOX, HEIGHT, ROW, LABEL, GAP, TOP] = [46, 30, 42, 64, 40, 26];
 const TRACK = 420;
@@ -22,7 +22,7 @@ function box(x, y, held, title = "") {
   return node;
 }
 
-/** Draws stage `place` of a film of elements; `share` of the way there, what moves is between. */
+/** Draw stage `place`. `share`: progress of the moving elements, 0 to 1. */
 function elements(film) {
   const longest = (rows) => Math.max(1, ...rows.map((row) => row.length));
   const all = [film.start, ...film.stages.map((stage) => stage.rows)];
@@ -35,8 +35,8 @@ function elements(film) {
     width,
     height,
     draw(svg, place, share) {
-      const parts = [shape("text", { class: "head", x: nowX, y: 14 }, film.given ? "arrived" : "held")];
-      if (film.given) parts.push(shape("text", { class: "head", x: LABEL, y: 14 }, "given"));
+      const parts = [shape("text", { class: "head", x: nowX, y: 14 }, film.given ? "output" : "buffer")];
+      if (film.given) parts.push(shape("text", { class: "head", x: LABEL, y: 14 }, "input"));
       const moving = share < 1 && place > 0 ? film.stages[place - 1] : null;
       const rows = rowsAt(moving ? place - 1 : place);
       for (const [index, rank] of film.ranks.entries()) {
@@ -58,7 +58,7 @@ function elements(film) {
   };
 }
 
-/** A barrier: each rank's time in it, up to the moment of the stage. */
+/** Draw the time of each rank in a barrier, up to the time of the stage. */
 function moments(film) {
   const end = Math.max(...film.spans.map(([, left]) => left)) || 1;
   const x = (at) => LABEL + (at / end) * TRACK;
@@ -88,7 +88,7 @@ export function playFilm(root, film) {
   const picture = film.kind === "barrier" ? moments(film) : elements(film);
   const { width, height } = picture;
   const svg = shape("svg", { class: "boxes", width, height, viewBox: `0 0 ${width} ${height}`, role: "img" });
-  svg.setAttribute("aria-label", "What every rank holds at this stage");
+  svg.setAttribute("aria-label", "Tensors of each rank at this stage");
   part("frame").append(svg);
   const last = film.stages.length;
   const still = matchMedia("(prefers-reduced-motion: reduce)");
@@ -104,7 +104,7 @@ export function playFilm(root, film) {
   }
 
   function tell() {
-    part("words").textContent = place === 0 ? "Before the first stage." : `${place} of ${last}: ${film.stages[place - 1].words}`;
+    part("words").textContent = place === 0 ? "Before the first stage." : `Stage ${place} of ${last}. ${film.stages[place - 1].words}`;
     part("place").value = place;
     part("place").setAttribute("aria-valuetext", part("words").textContent);
     part("back").disabled = part("first").disabled = place === 0;
@@ -119,7 +119,7 @@ export function playFilm(root, film) {
     frame = null;
   }
 
-  /** To the next stage, seen on its way unless motion is not wanted; then `after`. */
+  /** Go to the next stage, animated unless the user prefers reduced motion. Then call `after`. */
   function advance(after) {
     place += 1;
     tell();

@@ -1,4 +1,4 @@
-// The job page of a lab: its points as a table, a graph and CSV.
+// The benchmark results on the job page: a table, a chart and CSV.
 import { collectivesChart } from "../charts/collectives.js";
 import { copyText, el } from "../dom.js";
 import { byteRate, bytes, counted, duration, exactBytes, integer, opName } from "../format.js";
@@ -7,13 +7,13 @@ const COLUMNS = ["primitive", "num_bytes", "seconds", "algbw", "busbw", "wrong",
 const SAID_MS = 2000;
 const number = (text, extra = "", title = "") => el("td", { className: `number ${extra}`.trim(), title }, text);
 
-/** One line a point under the names of the API; bytes, seconds and bytes a second. */
+/** Write a line per point. Columns have the names of the API, in bytes, seconds and bytes per second. */
 export function csv(points) {
   return [COLUMNS.join(","), ...points.map((p) => COLUMNS.map((name) => p[name] ?? "").join(","))].join("\n");
 }
 
 function row(p) {
-  const link = el("a", { href: `/lab/${p.primitive.replaceAll("_", "-")}/` }, opName(p.primitive));
+  const link = el("a", { href: `/collectives/${p.primitive.replaceAll("_", "-")}/` }, opName(p.primitive));
   return el(
     "tr",
     {},
@@ -29,7 +29,7 @@ function row(p) {
   );
 }
 
-/** Returns what shows a result (planner.lab.LabResult), or nothing while there is none. */
+/** Return a function that shows a result (LabResult in planner/facts/lab.py). */
 export function labView(section) {
   const find = (id) => section.querySelector(`#${id}`);
   const draw = collectivesChart(find("lab-chart"));
@@ -44,7 +44,7 @@ export function labView(section) {
 
   for (const radio of section.querySelectorAll("[name=lab-measure]")) radio.addEventListener("change", () => shown && drawChart());
   button.addEventListener("click", async () => {
-    button.textContent = (await copyText(csv(shown.points))) ? "Copied" : "The clipboard is closed";
+    button.textContent = (await copyText(csv(shown.points))) ? "Copied" : "Copy failed";
     setTimeout(() => (button.textContent = "Copy as CSV"), SAID_MS);
   });
 
@@ -54,10 +54,10 @@ export function labView(section) {
     const wrong = result.points.reduce((sum, p) => sum + p.wrong, 0);
     const badge = find("lab-wrong");
     badge.hidden = false;
-    const right = result.points.some((p) => p.checked > 0) ? "every element is right" : "nothing to check";
-    badge.dataset.tone = wrong > 0 ? "bad" : right === "nothing to check" ? "" : "good";
-    badge.textContent = wrong > 0 ? `${counted(wrong, "element")} ${wrong === 1 ? "is" : "are"} wrong` : right;
-    const group = result.ranks.length === result.world_size ? (result.world_size === 1 ? "its one rank" : `all ${result.world_size} ranks`) : `ranks ${result.ranks.join(", ")} of ${result.world_size}`;
+    const right = result.points.some((p) => p.checked > 0) ? "All elements correct" : "Nothing to check";
+    badge.dataset.tone = wrong > 0 ? "bad" : right === "Nothing to check" ? "" : "good";
+    badge.textContent = wrong > 0 ? `${counted(wrong, "wrong element")}` : right;
+    const group = result.ranks.length === result.world_size ? (result.world_size === 1 ? "1 rank" : `all ${result.world_size} ranks`) : `ranks ${result.ranks.join(", ")} of ${result.world_size}`;
     const how = `${result.dtype}, ${result.reduce_op}, root ${result.root}, median of ${integer(result.iterations)} calls`;
     delete find("lab-note").dataset.ended;
     find("lab-note").textContent = `${group} · ${how} · ${result.backend} on ${result.device_name} · torch ${result.torch_version}`;

@@ -1,4 +1,4 @@
-// A primitive's page: figures with their units, the copy button beside the call, and the film.
+// The page of a collective: values with units, the copy button and the stages.
 import { copyText, embedded } from "../dom.js";
 import { byteRate, bytes, duration } from "../format.js";
 import { playFilm } from "./film.js";
@@ -9,7 +9,7 @@ for (const [name, format] of Object.entries({ bytes, seconds: duration, rate: by
 for (const button of document.querySelectorAll("[data-copies]")) {
   button.addEventListener("click", async () => {
     const copied = await copyText(document.getElementById(button.dataset.copies).textContent);
-    button.textContent = copied ? "Copied" : "The clipboard is closed";
+    button.textContent = copied ? "Copied" : "Copy failed";
   });
 }
 const film = embedded("film-data");
