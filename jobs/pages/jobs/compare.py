@@ -1,4 +1,4 @@
-"""Two to six runs side by side: what was asked, planned and measured; each beside a baseline."""
+"""The page Compare: specs, plans and measurements of two to six runs, relative to a baseline."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from contracts.telemetry.words import SPEED_STEPS, TIMED_STEPS
 from jobs.access import visible_jobs
 from jobs.kinds import kind_of, layout_words
 from jobs.models import Attempt, Job
+from jobs.pages.jobs.fastest import answer, measured_step, missing_names, runs_of
 from jobs.text import storable
 from planner.cost.learning import LEAST_TENSORS
 from planner.facts.kinds import fields_read
 
 LEAST, MOST = 2, 6
-SAME_FOR_ALL = ("name",)  # of a spec: each has its own, which says nothing
+IGNORED_FIELDS = ("name",)  # every job has its own
 
 
 class Figure(NamedTuple):
-    """A row of figures. `planned` stands beside `measured` where both are known; `unit` says how to write them."""
+    """A row of the table, with a planned and a measured value per run. `unit` selects the number format."""
 
     title: str
     unit: str
@@ -35,7 +36,7 @@ class Figure(NamedTuple):
 @require_GET
 @login_required
 def compare(request: HttpRequest) -> HttpResponse:
-    """`?jobs=a,b,..&baseline=a`. Jobs that are not there or not theirs are told alike; too many are left out."""
+    """Show `?jobs=a,b,..&baseline=a`. Unknown jobs and jobs of other people give the same message."""
     asked = _asked(request.GET.getlist("jobs"))
     found = visible_jobs(request.user).in_bulk([job for job in asked if storable(job)])
     jobs = [found[job] for job in asked if job in found][:MOST]
@@ -63,7 +64,10 @@ def compare(request: HttpRequest) -> HttpResponse:
     if context["enough"]:
         at = next(place for place, job in enumerate(jobs) if job == baseline)
         differ, same = spec_rows([job.spec for job in jobs])
+        runs = runs_of(jobs, exits, diagnoses)
         context |= {
+            "answer": answer(runs, at),
+            "not_measured": missing_names(jobs, runs),
             "differ": differ,
             "same": same,
             "figures": [_told(figure, at) for figure in figures(jobs, exits)],
@@ -77,13 +81,13 @@ def compare(request: HttpRequest) -> HttpResponse:
 
 
 def _asked(lists: list[str]) -> list[str]:
-    """Ids, each once, in the order given: with commas between, or as several parameters."""
+    """Return distinct ids in order, from comma-separated lists or several parameters."""
     ids = [job.strip() for several in lists for job in several.split(",")]
     return list(dict.fromkeys(job for job in ids if job))[: 2 * MOST]
 
 
 def _told_of(jobs: list[Job]) -> tuple[dict[str, Mapping[str, Any]], dict[str, Mapping[str, Any]]]:
-    """The summary of each job's current attempt, and what its diagnosis says of a step; empty where it has none."""
+    """Return the summary of the current attempt of each job, and the parts of a step in its diagnosis."""
     current = {(job.id, job.attempt) for job in jobs}
     rows = Attempt.objects.filter(job__in=jobs).values_list("job_id", "number", "exit", "diagnosis")
     told = {job: (left or {}, said or {}) for job, number, left, said in rows if (job, number) in current}
@@ -95,18 +99,24 @@ def _told_of(jobs: list[Job]) -> tuple[dict[str, Mapping[str, Any]], dict[str, M
 
 
 def _data(job: Job, summary: Mapping[str, Any], diagnosis: Mapping[str, Any]) -> dict[str, Any]:
-    """For the curves and the parts of a step. The loss, as the run's end told it, is drawn where no history is kept."""
+    """Return the data of a job for the charts. The loss of the exit report is used if no history is stored."""
     points = summary.get("losses") or []
     curve = {name: [point[name] for point in points] for name in ("step", "loss")}
     curve["elapsed_s"] = [point["time"] - points[0]["time"] for point in points]
     told = {"id": job.id, "name": job.name, "attempt": job.attempt, "curve": curve}
-    return {**told, "estimate": {"time": job.estimate.get("time")}, "diagnosis": diagnosis}
+    told["step_s"] = (summary.get("measured") or {}).get("step_s")
+    measured = measured_step(summary, diagnosis)
+    return {
+        **told,
+        "estimate": {"time": job.estimate.get("time")},
+        "diagnosis": {**diagnosis, "measured": measured},
+    }
 
 
 def spec_rows(specs: list[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Fields on which the specs differ, and those on which they do not, each with its dotted name and the values."""
+    """Return the fields that differ and the fields that are equal, with dotted names and values."""
     flat = [dict(_flat(fields_read(spec))) for spec in specs]
-    names = [name for name in dict.fromkeys(name for one in flat for name in one) if name not in SAME_FOR_ALL]
+    names = [name for name in dict.fromkeys(name for one in flat for name in one) if name not in IGNORED_FIELDS]
     differ: list[dict[str, Any]] = []
     same: list[dict[str, Any]] = []
     for name in names:
@@ -116,7 +126,7 @@ def spec_rows(specs: list[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], lis
 
 
 def _flat(value: Any, path: str = "") -> list[tuple[str, str]]:
-    """Every leaf with its dotted name; a list is one."""
+    """Return all leaves with their dotted names. A list is one leaf."""
     if isinstance(value, Mapping) and value:
         return [leaf for name, inner in value.items() for leaf in _flat(inner, f"{path}.{name}" if path else name)]
     if isinstance(value, bool):
@@ -127,7 +137,7 @@ def _flat(value: Any, path: str = "") -> list[tuple[str, str]]:
 
 
 def figures(jobs: list[Job], exits: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
-    """Of whole runs."""
+    """Return the rows for the whole run."""
     summaries = [exits.get(job.id, {}) for job in jobs]
     plans = [job.estimate for job in jobs]
     measured = [summary.get("measured") or {} for summary in summaries]
@@ -136,13 +146,13 @@ def figures(jobs: list[Job], exits: Mapping[str, Mapping[str, Any]]) -> list[Fig
         Figure("ranks", "count", nothing, [float(job.world_size) for job in jobs]),
         Figure("steps done", "count", nothing, [summary.get("steps") for summary in summaries]),
         Figure(
-            f"a step, median of the last {TIMED_STEPS} at most",
+            f"step time, median of up to {TIMED_STEPS} last steps",
             "seconds",
             [(plan.get("time") or {}).get("step_s") for plan in plans],
             [told.get("step_s") for told in measured],
         ),
         Figure(
-            f"tokens a second, over the last {SPEED_STEPS} steps",
+            f"tokens per second, last {SPEED_STEPS} steps",
             "count",
             [(plan.get("time") or {}).get("tokens_per_s") for plan in plans],
             [summary.get("tokens_per_s") for summary in summaries],
@@ -150,7 +160,7 @@ def figures(jobs: list[Job], exits: Mapping[str, Mapping[str, Any]]) -> list[Fig
         Figure("last loss", "loss", nothing, [_loss_at_the_end(summary) for summary in summaries]),
         Figure("last validation loss", "loss", nothing, [_last(summary.get("eval_losses")) for summary in summaries]),
         Figure(
-            "memory of the fullest rank",
+            "peak memory of the fullest rank",
             "bytes",
             [_tensors(job.estimate, job.device) for job in jobs],
             [_peak(summary, job.world_size) for summary, job in zip(summaries, jobs, strict=True)],
@@ -160,12 +170,12 @@ def figures(jobs: list[Job], exits: Mapping[str, Mapping[str, Any]]) -> list[Fig
 
 
 def axis_figures(jobs: list[Job], exits: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
-    """Payload bytes of all ranks in a step, by axis: of runs of unlike length those of all steps tell nothing."""
+    """Return payload bytes per step of all ranks, by axis. Values per step compare runs of different lengths."""
     sums = [_by_axis(exits.get(job.id, {}), job.world_size) for job in jobs]
     axes = list(dict.fromkeys(axis for one in sums for axis in one))
     return [
         Figure(
-            f"sent over {axis} in a step",
+            f"{axis} payload per step, all ranks",
             "bytes",
             [one[axis][0] if axis in one else None for one in sums],
             [one[axis][1] if axis in one else None for one in sums],
@@ -175,13 +185,13 @@ def axis_figures(jobs: list[Job], exits: Mapping[str, Mapping[str, Any]]) -> lis
 
 
 def _peak(summary: Mapping[str, Any], ranks: int) -> int | None:
-    """None where not all ranks told theirs: the fullest may be one that is left out."""
+    """Return the highest peak, or None if a rank is missing, because it may be the fullest."""
     peaks = summary.get("peak_bytes") or {}
     return max(peaks.values(), default=None) if len(peaks) >= ranks else None
 
 
 def _by_axis(summary: Mapping[str, Any], ranks: int) -> dict[str, tuple[float, float]]:
-    """Predicted and measured, of a step; nothing where not all ranks told theirs."""
+    """Return predicted and measured bytes per step by axis, or nothing if a rank is missing."""
     sums: dict[str, tuple[float, float]] = {}
     steps = summary.get("ran_steps", summary.get("steps", 0))
     verdicts = summary.get("verdict") or {}
@@ -200,8 +210,10 @@ def _by_axis(summary: Mapping[str, Any], ranks: int) -> dict[str, tuple[float, f
 
 
 def _tensors(plan: Mapping[str, Any], device: str) -> float | None:
-    """What the plan says of what is measured: the fullest rank's memory without the process' own. None where the plan
-    is an older one, or where the resident set of a CPU's rank would be mostly libraries' buffers."""
+    """Return the planned memory of the fullest rank without the memory of the process itself.
+
+    None for a plan of an older version, and for a small CPU rank whose resident memory is mostly library buffers.
+    """
     stages = plan.get("stages") or []
     if not all("memory_bytes" in stage for stage in stages) or not stages:
         return None
@@ -218,13 +230,13 @@ def _last(points: list[dict[str, Any]] | None) -> float | None:
 
 
 def _loss_at_the_end(summary: Mapping[str, Any]) -> float | None:
-    """None where the last step's was no number, whatever it was before."""
+    """Return the loss of the last step, or None if it is not a number."""
     points = [point for point in summary.get("losses") or [] if point["step"] == summary["steps"]]
     return _last(points)
 
 
 def _told(figure: Figure, baseline: int) -> dict[str, Any]:
-    """With each measured value's share over the baseline's: 0.1 is a tenth more."""
+    """Return a row with relative differences to the baseline. 0.1 means 10% more."""
     base = figure.measured[baseline]
     cells = [
         {

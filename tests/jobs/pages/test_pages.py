@@ -37,7 +37,7 @@ def test_every_time_on_every_page_is_written_in_full(job: Job, make_host: Any, c
     make_host()
     client.force_login(staff)
     seen = 0
-    for path in ("/", f"/jobs/{job.id}/", "/hosts/", "/hosts/host-a/", "/lab/"):
+    for path in ("/", f"/jobs/{job.id}/", "/hosts/", "/hosts/host-a/", "/collectives/"):
         page = client.get(path).content.decode()
         times = re.findall(r"<time[^>]*>([^<]*)</time>", page) + re.findall(r'data-age="[^"]*" title="([^"]*)"', page)
         assert [text for text in times if not FULL_TIME.fullmatch(text)] == [], path
@@ -70,19 +70,22 @@ def test_bus_bandwidth_of_what_a_router_divides_is_said_to_take_equal_parts(
 
 
 def test_compare_has_of_a_step_what_the_job_s_page_has(job: Job, client: Any, owner: User) -> None:
-    """One that its end told is the same too, but says over which steps it is."""
+    """Parts are means, scaled to the median step time of the exit report."""
     again, _ = actions.submit(owner, GOOD)
-    told = {"step_s": 0.3, "sure": 0.0, "steps": 64, "parts": []}
+    data = {"name": "data", "kind": "data", "seconds": 0.15, "waiting_s": 0.0}
+    told = {"step_s": 0.3, "sure": 0.0, "steps": 64, "parts": [data]}
     exit_told = {"summary": {"measured": {"steps": 500, "step_s": 0.4}, "steps": 503, "tokens_per_s": 9.0}}
     for one in (job, again):
         Job.objects.filter(pk=one.pk).update(attempt=1)
         Attempt.objects.create(job=one, number=1, exit=exit_told, diagnosis={"planned": None, "measured": told})
     client.force_login(owner)
     page = client.get(f"/compare/?jobs={job.id},{again.id}").content.decode()
-    [data] = re.findall(r'<script id="compared" type="application/json">(.*?)</script>', page)
-    assert [one["diagnosis"]["measured"] for one in json.loads(data)["jobs"]] == [told, told]
-    assert "a step, median of the last 500 at most" in page
-    assert "tokens a second, over the last 20 steps" in page
+    [embedded] = re.findall(r'<script id="compared" type="application/json">(.*?)</script>', page)
+    shown = [one["diagnosis"]["measured"] for one in json.loads(embedded)["jobs"]]
+    assert [(one["step_s"], one["steps"], one["parts"][0]["seconds"]) for one in shown] == [(0.4, 500, 0.2)] * 2
+    assert "are equally fast." in page
+    assert "step time, median of up to 500 last steps" in page
+    assert "tokens per second, last 20 steps" in page
 
 
 ONE_RANK = {"layout": {"dp": 1, "tp": 1, "pp": 1}}
@@ -97,7 +100,7 @@ def test_compare_tells_traffic_of_a_step_of_runs_of_unlike_length(job: Job) -> N
         for place, (ran, told) in enumerate(runs)
     }
     [figure] = axis_figures([Job(id=place, spec=ONE_RANK) for place in exits], exits)
-    assert (figure.title, figure.planned, figure.measured) == ("sent over dp in a step", [7, 7], [7, 7])
+    assert (figure.title, figure.planned, figure.measured) == ("dp payload per step, all ranks", [7, 7], [7, 7])
 
 
 def test_compare_tells_no_sum_and_no_fullest_rank_of_some_ranks(job: Job) -> None:

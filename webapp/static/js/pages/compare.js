@@ -1,6 +1,6 @@
-// Runs side by side: their curves over steps, time or tokens, and their steps told apart, each beside its plan.
+// The page Compare: curves of all runs over steps, time or tokens, and the step time breakdown with plans.
 import { ALONG, runsChart } from "../charts/runs.js";
-import { el, embedded, stackedBar } from "../dom.js";
+import { el, embedded, stackedBar, swatch } from "../dom.js";
 import { count, duration, loss } from "../format.js";
 import { bars, diagnosedSteps, nameOf, partRows, partsOf, tokenOf } from "../job/parts.js";
 import { slowSteps } from "../job/slowsteps.js";
@@ -9,8 +9,8 @@ import { timeAndSteps } from "../job/stepbar.js";
 const { jobs, url } = embedded("compared");
 const CURVES = [
   { name: "loss", title: "loss, nats per token", values: (value) => loss(value, 3) },
-  { name: "step_s", title: "seconds a step", values: duration, drag: true },
-  { name: "tokens_s", title: "tokens a second", values: count },
+  { name: "step_s", title: "step time", values: duration, drag: true },
+  { name: "tokens_s", title: "tokens per second", values: count },
   { name: "grad_norm", title: "gradient norm", values: (value) => value.toPrecision(3) },
   { name: "learning_rate", title: "learning rate", values: (value) => value.toPrecision(3) },
 ];
@@ -19,14 +19,14 @@ const holder = document.getElementById("charts");
 const note = document.getElementById("curves-note");
 let drawn = [];
 
-/** What is kept of each run, in the page's order; of one that nothing is kept of, what its end told. */
+/** Return the history of each run, in the order of the page. A run without a history has the loss of its exit report. */
 async function runsOf() {
   let kept = [];
   try {
     const answer = await fetch(url, { headers: { Accept: "application/json" } });
     if (answer.ok) kept = (await answer.json()).jobs;
   } catch {
-    // The page goes on with what it has.
+    // The page uses the exit reports.
   }
   return jobs.map((job, place) => {
     const { curve, parts } = kept[place] ?? {};
@@ -40,12 +40,12 @@ function drawCurves(runs, along) {
   for (const chart of drawn) chart.destroy();
   drawn = [];
   const placed = ALONG[along].column;
-  const line = (run, at, name) => ({ letter: letter(at), place: at, xs: run.curve[placed], ys: run.curve[name] });
+  const line = (run, at, name) => ({ letter: `${letter(at)} ${jobs[at].name}`, place: at, xs: run.curve[placed], ys: run.curve[name] });
   const linesOf = (name) => runs.flatMap((run, at) => (tells(run, name) && tells(run, placed) ? [line(run, at, name)] : []));
   const shown = CURVES.map((curve) => ({ ...curve, lines: linesOf(curve.name) })).filter(({ lines }) => lines.length > 0);
   const apart = ({ drag }) => drag && along === "step";
   const figures = shown.map((curve) => {
-    const hint = apart(curve) ? el("span", {}, "drag over slow steps: what differs") : null;
+    const hint = apart(curve) ? el("span", {}, "Drag over slow steps to compare them.") : null;
     return el("figure", {}, el("figcaption", {}, el("b", {}, curve.title), hint), el("div", { className: "chart" }));
   });
   holder.replaceChildren(...figures);
@@ -59,17 +59,17 @@ function drawCurves(runs, along) {
   });
 }
 
-/** Of every run that has these steps. */
+/** Show the selected steps of every run with a history. */
 function tell(place, runs, from, to) {
   const asked = jobs.flatMap((job, index) => (runs[index].whole ? [{ ...job, letter: letter(index) }] : []));
   place.replaceChildren(...asked.map((job) => slowSteps(job, Math.ceil(from), Math.floor(to))));
-  if (asked.length === 0) place.replaceChildren(el("p", { className: "note" }, "No history is kept of these runs."));
+  if (asked.length === 0) place.replaceChildren(el("p", { className: "note" }, "These runs have no history."));
 }
 
 function drawParts(runs) {
   const told = runs.map((run, place) => {
     const { planned, measured } = diagnosedSteps(jobs[place]);
-    return { letter: letter(place), planned, measured: measured ?? (run.parts && partsOf(run.parts, run.parts.steps)) };
+    return { letter: letter(place), planned, measured: measured ?? (run.parts && scaled(partsOf(run.parts, run.parts.steps), jobs[place].step_s)) };
   });
   if (!told.some(({ planned, measured }) => planned || measured)) return;
   const longest = Math.max(...told.flatMap(({ planned, measured }) => [planned?.step_s ?? 0, measured?.step_s ?? 0]));
@@ -86,11 +86,27 @@ function drawParts(runs) {
       rows.get(title)[place] = row;
     }
   });
-  section.querySelector("tbody").replaceChildren(...[...rows].map(([title, cells]) => el("tr", {}, el("th", { scope: "row" }, title), ...cells.map(partCell))));
+  section.querySelector("tbody").replaceChildren(...[...rows].map(([title, cells]) => el("tr", {}, el("th", { scope: "row" }, mark(cells), title), ...cells.map(partCell))));
+  const kinds = new Set([...rows.values()].flat().map((row) => row?.kind));
+  section.querySelector("[data-note]").textContent = kinds.has("hidden") ? "Overlapped communication runs during compute, so it adds no time." : "";
+}
+
+/** Parts are means. Scaled, their sum is the median step time, as on the job page. */
+function scaled(told, step_s) {
+  if (!step_s || !(told.step_s > 0)) return told;
+  const parts = told.parts.map((part) => ({ ...part, seconds: (part.seconds * step_s) / told.step_s }));
+  return { ...told, step_s, parts };
+}
+
+function mark(cells) {
+  const row = cells.find((cell) => cell);
+  const square = swatch(tokenOf(row));
+  if (row.kind === "hidden") square.classList.add("hatched");
+  return square;
 }
 
 function line(name, place, side, part, longest) {
-  const words = part ? timeAndSteps(part) : side === "planned" ? "no plan" : "no step is told apart";
+  const words = part ? timeAndSteps(part) : side === "planned" ? "no plan" : "no traced step";
   const [made] = part ? bars(part, null) : [null];
   const bar = el("div", { className: "of-run" });
   if (made) {
@@ -99,9 +115,9 @@ function line(name, place, side, part, longest) {
     drawnBar.style.width = `${(100 * part.step_s) / longest}%`;
     bar.append(drawnBar);
   }
-  const mark = el("span", { className: "letter" }, name);
-  mark.dataset.run = String(place);
-  return el("div", { className: "part-line" }, mark, el("span", { className: "note" }, side), bar, el("span", { className: "number" }, words));
+  const run = el("span", { className: "letter" }, name);
+  run.dataset.run = String(place);
+  return el("div", { className: "part-line" }, run, el("span", { className: "note" }, side), bar, el("span", { className: "number" }, words));
 }
 
 function partCell(row) {
@@ -118,6 +134,6 @@ if (!section.hidden) {
   drawCurves(runs, along());
   document.getElementById("along").addEventListener("change", () => drawCurves(runs, along()));
   const short = runs.flatMap((run, place) => (run.whole ? [] : [letter(place)]));
-  note.textContent = short.length ? `Of ${short.join(", ")} no history is kept: only the loss that its end told; its time counts from the end of the first step in that.` : "";
+  note.textContent = short.length ? `No history of ${short.join(", ")}. Its loss is from the exit report, and its time starts at the first point.` : "";
 }
 drawParts(runs);

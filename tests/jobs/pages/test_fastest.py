@@ -1,0 +1,54 @@
+"""The sentence on the page Compare: which run is faster, and why."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobs.pages.jobs.fastest import Run, answer, short
+
+SLOW = Run("demo-1", 0.1, 512, {("compute", "compute"): 0.07, ("exposed", "tp"): 0.03, ("hidden", "dp"): 0.5})
+FAST = Run("demo-2", 0.08, 512, {("compute", "compute"): 0.072, ("exposed", "tp"): 0.008})
+
+
+def text(*runs: Run | None, baseline: int = 0) -> str:
+    found = answer(list(runs), baseline)
+    return "" if found is None else found.text
+
+
+def test_the_faster_run_and_the_part_that_fell_most_are_named() -> None:
+    words = "demo-2 is 25% faster than demo-1: exposed tp communication fell from 30.0 ms to 8.00 ms per step."
+    assert text(SLOW, FAST) == words
+    assert text(SLOW, FAST, baseline=1) == words, "the baseline is the fast run"
+    found = answer([SLOW, FAST], 0)
+    assert found is not None
+    assert found.note == "Step time: 80.0 ms compared with 100 ms."
+
+
+def test_the_fastest_of_several_is_compared_with_the_baseline() -> None:
+    middle = Run("demo-3", 0.09, 512, {})
+    assert text(SLOW, middle, FAST).startswith("demo-2 is 25% faster than demo-1: ")
+    assert text(SLOW, middle, FAST, baseline=2).startswith("demo-2 is 12% faster than demo-3: ")
+    assert text(None, middle, FAST).startswith("demo-2 is 12% faster than demo-3: "), "the baseline has no step"
+
+
+@pytest.mark.parametrize(
+    ("fast", "words"),
+    [
+        (FAST._replace(parts={}), "demo-2 is 25% faster than demo-1: 80.0 ms and 100 ms per step."),
+        (
+            FAST._replace(parts={("compute", "compute"): 0.068, ("exposed", "tp"): 0.028}),
+            "demo-2 is 25% faster than demo-1: 80.0 ms and 100 ms per step.",
+        ),
+        (FAST._replace(step_s=0.0995), "demo-2 and demo-1 are equally fast."),
+        (FAST._replace(step_s=0.11, tokens=1024), "demo-2 is 82% faster than demo-1 per token."),
+        (FAST._replace(tokens=None), ""),
+        (None, ""),
+    ],
+    ids=["no parts", "no large part", "equal", "other batch", "other kind", "not measured"],
+)
+def test_what_is_not_known_is_not_named(fast: Run | None, words: str) -> None:
+    assert text(SLOW, fast) == words
+
+
+def test_times_have_three_digits() -> None:
+    assert [short(one) for one in (0, 42e-6, 8e-3, 0.1, 1.5)] == ["0 ms", "42.0 µs", "8.00 ms", "100 ms", "1.50 s"]
