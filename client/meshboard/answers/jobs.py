@@ -18,7 +18,7 @@ class JobBrief(TypedDict):
     name: str
     project: str
     kind: str
-    """train, script and so on: of its spec"""
+    """Kind of the spec, such as train or script."""
     owner: str
     status: Literal[
         "queued", "starting", "running", "unreachable", "cancelling", "succeeded", "failed", "lost", "cancelled"
@@ -26,10 +26,10 @@ class JobBrief(TypedDict):
     attempt: int
     priority: int
     wait_reason: str
-    """why a queued job waits"""
+    """Reason that a queued job waits."""
     tags: list[str]
     archived: bool
-    """lists leave it out unless asked"""
+    """Archived jobs appear in lists only on request."""
     layout: Layout
     world_size: int
     created: str
@@ -178,7 +178,7 @@ class JobDetail(TypedDict):
     name: str
     project: str
     kind: str
-    """train, script and so on: of its spec"""
+    """Kind of the spec, such as train or script."""
     owner: str
     status: Literal[
         "queued", "starting", "running", "unreachable", "cancelling", "succeeded", "failed", "lost", "cancelled"
@@ -186,39 +186,39 @@ class JobDetail(TypedDict):
     attempt: int
     priority: int
     wait_reason: str
-    """why a queued job waits"""
+    """Reason that a queued job waits."""
     tags: list[str]
     archived: bool
-    """lists leave it out unless asked"""
+    """Archived jobs appear in lists only on request."""
     layout: Layout
     world_size: int
     created: str
     changed: str
     finished: bool
     engine: str
-    """who launched it: hosts, slurm, or elsewhere where it reports itself"""
+    """Launcher: hosts, slurm, or elsewhere for an external run."""
     engine_id: str
-    """what the engine calls the current attempt: Slurm's job id"""
+    """Id of the current attempt in its engine, such as the Slurm job id."""
     engine_told: dict[str, str]
-    """what it said of it last: state, partition, nodes; `held` by the board"""
+    """Last state from the engine: state, partition, nodes. `held` if held by Meshboard."""
     host: str | None
-    """hosts of the current attempt in the order of their ranks"""
+    """Hosts Hosts of the current attempt, in rank order.."""
     members: list[MemberBrief]
-    """of the current attempt, in rank order"""
+    """Hosts of the current attempt, in rank order."""
     exit: ExitReport | dict[str, Any] | None
-    """how the current attempt ended"""
+    """Exit report of the current attempt."""
     diagnosis: Told | dict[str, Any] | None
-    """what is wrong with the current attempt, what to do"""
+    """Verdict of the current attempt, and the next step."""
     note: str
-    """what its host wants known of it, such as a stopped rank"""
+    """Notice of the host about the job, such as a stopped rank."""
     history: list[StateChange]
     spec: StoredSpec
     estimate: Estimate | dict[str, Any]
-    """as told at submit"""
+    """Estimate at submit."""
     chosen: Chosen | dict[str, Any] | None
-    """where the layout was "auto"; null elsewhere"""
+    """Reason for the chosen layout. null if the layout was not "auto"."""
     reported: Reported | None
-    """of a run from elsewhere; null of others"""
+    """Reporting data of an external run. null for other jobs."""
 
 
 class Waited(TypedDict):

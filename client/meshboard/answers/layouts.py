@@ -6,33 +6,33 @@ from typing import Literal, NotRequired, TypedDict
 
 
 class Layout(TypedDict):
-    """How the ranks divide the work. Rank order: tp innermost, then cp, dp, and pp outermost.
+    """Parallel layout. Rank order from the inside out is tp, cp, dp, pp.
 
-    Experts are divided over `ep` neighbours among the dp x cp ranks, so ep adds no ranks.
+    ep splits the experts over neighbors among the dp x cp ranks, so ep adds no ranks.
     """
 
     balance: NotRequired[Literal["layers", "cost"]]
-    """stages hold as many layers, or cost: the head counts too"""
+    """balance stages by layers, or by cost including the output layer"""
     cp: NotRequired[int]
-    """context parallel degree: parts of each sequence"""
+    """context parallel degree; splits each sequence"""
     cp_method: NotRequired[Literal["ring", "all_gather"]]
-    """how cp ranks see each other's keys and values"""
+    """exchange of keys and values between cp ranks"""
     dp: NotRequired[int]
     """data parallel degree"""
     dp_replicas: NotRequired[int]
-    """HSDP: ZeRO shards inside each of so many replicas"""
+    """HSDP replicas; ZeRO shards inside each replica"""
     ep: NotRequired[int]
-    """expert parallel degree: experts over dp x cp ranks"""
+    """expert parallel degree; splits experts over dp x cp ranks"""
     keep_gathered: NotRequired[bool]
-    """ZeRO-3 under a pipe: what is gathered stays while a rank works on one chunk"""
+    """with ZeRO-3 and pp > 1, keep gathered parameters until the rank changes chunk"""
     pp: NotRequired[int]
     """pipeline parallel degree (stages)"""
     recompute: NotRequired[Literal["none", "selective", "full"]]
-    """activations computed again in backward"""
+    """recompute activations during backward"""
     regather: NotRequired[bool]
-    """SP keeps inputs divided and gathers them again in backward"""
+    """with sequence_parallel, keep inputs sharded and regather them in backward"""
     scatter_gather: NotRequired[bool]
-    """each tp rank sends its part over a stage boundary"""
+    """each tp rank sends only its shard between pipeline stages"""
     schedule: NotRequired[
         Literal[
             "naive", "gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev"
@@ -40,32 +40,32 @@ class Layout(TypedDict):
     ]
     """pipeline schedule, used when pp > 1"""
     sequence_parallel: NotRequired[bool]
-    """shard norms and residual along sequence over tp"""
+    """shard norms and residuals over tp along the sequence"""
     tp: NotRequired[int]
     """tensor parallel degree"""
     virtual_stages: NotRequired[int]
-    """chunks of layers a stage holds"""
+    """chunks of layers per stage"""
     zero: NotRequired[int]
-    """ZeRO stage; 0 is plain DDP"""
+    """ZeRO stage; 0 is DDP"""
 
 
 class AutoSpec(TypedDict):
-    """What must hold of the layout that is chosen. Of an option, one value or a list of those allowed."""
+    """Constraints of an automatic layout. Each option has one value or a list of allowed values."""
 
     cluster: NotRequired[str | None]
-    """a name of /clusters; else the hosts connected now"""
+    """cluster name from /clusters; default the connected hosts"""
     cp: NotRequired[int | list[int] | None]
     dp: NotRequired[int | list[int] | None]
     ep: NotRequired[int | list[int] | None]
     max_memory_bytes: NotRequired[int | None]
-    """of a rank"""
+    """memory limit per rank (bytes)"""
     max_micro_batch: NotRequired[int]
-    """sequences"""
+    """largest micro-batch (sequences)"""
     max_ranks: NotRequired[int | None]
-    """no more than these"""
+    """most ranks"""
     pp: NotRequired[int | list[int] | None]
     ranks: NotRequired[int | None]
-    """exactly so many; else as many as pay"""
+    """number of ranks; default as many as make the step faster"""
     recompute: NotRequired[Literal["none", "selective", "full"] | list[Literal["none", "selective", "full"]] | None]
     schedule: NotRequired[
         Literal[

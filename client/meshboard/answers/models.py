@@ -6,84 +6,84 @@ from typing import Literal, NotRequired, TypedDict
 
 
 class MlaSpec(TypedDict):
-    """Multi-head latent attention (DeepSeek-V2 2405.04434 section 2.1): low-rank queries, keys and values."""
+    """Multi-head latent attention with low-rank queries, keys, and values (DeepSeek-V2, arXiv 2405.04434)."""
 
     q_rank: int
-    """size that queries are compressed to"""
+    """rank of compressed queries"""
     kv_rank: int
-    """size that keys and values are compressed to, what a cache would hold"""
+    """rank of compressed keys and values"""
     nope_head_dim: int
-    """query/key size a head without position"""
+    """query and key size per head without RoPE"""
     rope_head_dim: int
-    """query/key size with position; the key's is shared by heads"""
+    """query and key size per head with RoPE; all heads share the key"""
     value_head_dim: int
-    """size of a value a head"""
+    """value size per head"""
 
 
 class MoeSpec(TypedDict):
-    """Mixture of experts: the MLP of every layer but the first `dense_layers`, several times over with a router."""
+    """Mixture of experts: a router and several MLPs per layer, except in the first `dense_layers`."""
 
     num_experts: int
-    """routed experts a layer"""
+    """routed experts per layer"""
     experts_per_token: int
-    """experts a token is sent to (top-k)"""
+    """experts that process each token (top-k)"""
     expert_ffn_hidden_size: int
-    """size inside an expert's MLP"""
+    """hidden size of each expert's MLP"""
     balance_loss: NotRequired[float]
     """weight of the load-balancing loss"""
     capacity_factor: NotRequired[float | None]
-    """tokens an expert takes of a sequence, over an even share"""
+    """most tokens per expert, relative to an even split; no limit by default"""
     dense_layers: NotRequired[int]
-    """first layers with a dense MLP"""
+    """number of first layers with a dense MLP"""
     expert_bias: NotRequired[bool]
-    """each expert's products add a bias (gpt-oss)"""
+    """biases in the linear layers of experts (gpt-oss)"""
     router_bias: NotRequired[bool]
-    """a bias an expert in the router (DeepSeek-V3)"""
+    """router bias per expert (DeepSeek-V3)"""
     shared_experts: NotRequired[int]
-    """experts that every token visits"""
+    """shared experts, which process every token"""
     swiglu_limit: NotRequired[float | None]
-    """what an expert's gate and up are clamped to (gpt-oss: 7)"""
+    """clamp limit of the expert's gate and up outputs (gpt-oss: 7)"""
 
 
 class RopeScaling(TypedDict):
-    """Llama 3.1's stretch of rotary positions: slow turns are slowed by `factor`, fast ones kept, between them mixed.
+    """RoPE scaling of Llama 3.1. Stretches long wavelengths, keeps short ones, and blends between them.
 
-    A turn is slow when it is longer than `original_max_seq_len / low_freq_factor` tokens, fast when shorter than
-    `original_max_seq_len / high_freq_factor`.
+    Wavelengths above `original_max_seq_len / low_freq_factor` tokens are stretched by `factor`. Wavelengths below
+    `original_max_seq_len / high_freq_factor` tokens are unchanged.
     """
 
     factor: float
-    """by which slow turns are slowed"""
+    """factor that stretches low frequencies"""
     original_max_seq_len: int
-    """tokens of a sequence before the stretch"""
+    """sequence length before the extension (tokens)"""
     high_freq_factor: NotRequired[float]
-    """turns shorter than the original over this are fast"""
+    """wavelengths below original_max_seq_len / high_freq_factor are unchanged"""
     low_freq_factor: NotRequired[float]
-    """turns longer than the original over this are slow"""
+    """wavelengths above original_max_seq_len / low_freq_factor are stretched"""
 
 
 class ModelSpec(TypedDict):
     """Shape of a decoder-only transformer.
 
-    gpt: LayerNorm, GELU, learned positions, biases. llama: RMSNorm, RoPE, SwiGLU, GQA, no biases.
+    gpt has LayerNorm, GELU, learned positions, and biases. llama has RMSNorm, RoPE, SwiGLU, GQA, and no biases.
     """
 
     arch: NotRequired[Literal["gpt", "llama"]]
-    """the block: gpt or llama, as said above"""
+    """block type: gpt or llama"""
     ffn_hidden_size: NotRequired[int]
-    """size inside the MLP"""
+    """hidden size of the MLP"""
     head_dim: NotRequired[int | None]
-    """size of a head where it is not hidden_size / num_heads"""
+    """size per head; default hidden_size / num_heads"""
     hidden_size: NotRequired[int]
-    """numbers that stand for a token between layers"""
+    """hidden size"""
     max_seq_len: NotRequired[int]
-    """tokens of the longest sequence"""
+    """longest sequence (tokens)"""
     mla: NotRequired[MlaSpec | None]
     moe: NotRequired[MoeSpec | None]
     num_heads: NotRequired[int]
-    """attention heads a layer"""
+    """attention heads per layer"""
     num_kv_heads: NotRequired[int]
-    """equal to num_heads without GQA"""
+    """key and value heads per layer; num_heads without GQA"""
     num_layers: NotRequired[int]
     """transformer layers"""
     preset: NotRequired[
@@ -133,50 +133,50 @@ class ModelSpec(TypedDict):
         | None
     ]
     rope_base: NotRequired[float]
-    """base of rotary positions (llama)"""
+    """RoPE base (llama)"""
     rope_scaling: NotRequired[RopeScaling | None]
-    """rotary positions stretched as Llama 3.1's"""
+    """RoPE scaling as in Llama 3.1"""
     sliding_window: NotRequired[int | None]
-    """tokens that queries of every second layer see; all by default"""
+    """attention window of every second layer (tokens); full attention by default"""
     tied_embeddings: NotRequired[bool]
-    """the head is the embedding table"""
+    """output layer shares the embedding weights"""
     vocab_size: NotRequired[int]
-    """byte-level data needs 256"""
+    """vocabulary size; byte-level data needs 256"""
 
 
 class SizedModel(TypedDict):
     """Shape of a decoder-only transformer.
 
-    gpt: LayerNorm, GELU, learned positions, biases. llama: RMSNorm, RoPE, SwiGLU, GQA, no biases.
+    gpt has LayerNorm, GELU, learned positions, and biases. llama has RMSNorm, RoPE, SwiGLU, GQA, and no biases.
     """
 
     arch: Literal["gpt", "llama"]
-    """the block: gpt or llama, as said above"""
+    """block type: gpt or llama"""
     num_layers: int
     """transformer layers"""
     hidden_size: int
-    """numbers that stand for a token between layers"""
+    """hidden size"""
     num_heads: int
-    """attention heads a layer"""
+    """attention heads per layer"""
     num_kv_heads: int
-    """equal to num_heads without GQA"""
+    """key and value heads per layer; num_heads without GQA"""
     ffn_hidden_size: int
-    """size inside the MLP"""
+    """hidden size of the MLP"""
     vocab_size: int
-    """byte-level data needs 256"""
+    """vocabulary size; byte-level data needs 256"""
     max_seq_len: int
-    """tokens of the longest sequence"""
+    """longest sequence (tokens)"""
     tied_embeddings: bool
-    """the head is the embedding table"""
+    """output layer shares the embedding weights"""
     head_dim: NotRequired[int | None]
-    """size of a head where it is not hidden_size / num_heads"""
+    """size per head; default hidden_size / num_heads"""
     mla: NotRequired[MlaSpec | None]
     moe: NotRequired[MoeSpec | None]
     preset: NotRequired[str | None]
-    """preset these sizes come from"""
+    """model preset with default sizes"""
     rope_base: NotRequired[float]
-    """base of rotary positions (llama)"""
+    """RoPE base (llama)"""
     rope_scaling: NotRequired[RopeScaling | None]
-    """rotary positions stretched as Llama 3.1's"""
+    """RoPE scaling as in Llama 3.1"""
     sliding_window: NotRequired[int | None]
-    """tokens that queries of every second layer see; all by default"""
+    """attention window of every second layer (tokens); full attention by default"""

@@ -8,7 +8,7 @@ from meshboard.answers.layouts import AutoSpec, Layout
 
 
 class RunnerUp(TypedDict):
-    """One that was not chosen. Shares of the first's time and memory; a lighter one is below 0."""
+    """Alternative layout. `slower` and `heavier` are relative to the chosen layout."""
 
     layout: Layout
     words: str
@@ -176,15 +176,15 @@ class Estimate(TypedDict):
 
 
 class Error(TypedDict):
-    """What is wrong, and with which field."""
+    """A problem and its field."""
 
     field: str
-    """dotted field of the spec, or 'request'"""
+    """Dotted field of the spec, or 'request'."""
     message: str
 
 
 class Suggestion(TypedDict):
-    """A layout one choice away; `step_s` and `memory_bytes` are null where it breaks a rule."""
+    """A layout that differs in one choice. `step_s` and `memory_bytes` are null if the layout is not allowed."""
 
     change: str
     fits: bool
@@ -196,7 +196,7 @@ class Suggestion(TypedDict):
 
 
 class Timeline(TypedDict):
-    """A pipeline schedule as cells, in seconds. `whole`: false where only the first stages and micro-batches are."""
+    """A pipeline schedule as cells, in seconds. `whole` is false if later stages or micro-batches are left out."""
 
     stages: int
     micro_batches: int
@@ -205,28 +205,28 @@ class Timeline(TypedDict):
     bubble: float
     in_flight: list[int]
     cells: list[list[int | str | float]]
-    """rank, kind, micro-batch, chunk, start, end"""
+    """Rank, kind, micro-batch, chunk, start (s), end (s)."""
 
 
 class Plan(TypedDict):
-    """What a spec would cost; `estimate` is null while it has problems, or where it trains nothing."""
+    """The plan of a spec. `estimate` is null while the spec has problems, or if its kind trains no model."""
 
     estimate: Estimate | None
     problems: list[Error]
     not_runnable: list[Error]
-    """fields that can be planned, but not run yet"""
+    """Fields that the planner supports, but not the trainer."""
     choices: dict[str, dict[str, str]]
-    """{field: {option: reason}} for options that cannot be chosen"""
+    """{field: {option: reason}} for unavailable options."""
     chosen: NotRequired[Chosen | None]
     matrix: NotRequired[list[list[int]] | None]
-    """[sender][receiver] algorithmic bytes of a step, for up to 64 ranks"""
+    """[sender][receiver] algorithmic bytes per step, for up to 64 ranks."""
     suggestions: NotRequired[list[Suggestion]]
-    """where it does not fit: what would, one choice away"""
+    """Similar layouts that fit, if this layout does not fit."""
     timeline: NotRequired[Timeline | None]
 
 
 class FoundLayout(TypedDict):
-    """One line of a search."""
+    """One layout of a search."""
 
     layout: Layout
     micro_batches: int
@@ -241,7 +241,7 @@ class FoundLayout(TypedDict):
 
 
 class SearchedCluster(TypedDict):
-    """What the search was for; the memory is an accelerator's."""
+    """The hardware of a search. The memory is that of one accelerator."""
 
     name: str
     memory_bytes: int
@@ -249,7 +249,7 @@ class SearchedCluster(TypedDict):
 
 
 class SearchResult(TypedDict):
-    """The best layouts by time; the Pareto front of time and memory; why neighbours of the first were not taken."""
+    """The fastest layouts, the Pareto front of time and memory, and layouts similar to the first."""
 
     best: list[FoundLayout]
     pareto: list[FoundLayout]
@@ -257,10 +257,10 @@ class SearchResult(TypedDict):
     considered: int
     fitting: int
     refused: dict[str, int]
-    """how many layouts, by reason"""
+    """Number of layouts, by reason."""
     seconds: float
     complete: bool
-    """false when the time allowed ended the search"""
+    """False if the time limit stopped the search."""
     cluster: SearchedCluster
 
 
@@ -299,9 +299,7 @@ class Part(TypedDict):
 
 
 class Advice(TypedDict):
-    """What one other choice would have made of a run, where it ran, and how many steps were timed: their median is
-    `step_s`.
-    """
+    """Faster layouts for a finished run. `host` is where it ran, and `step_s` is the median of its timed `steps`."""
 
     text: str
     cluster: str

@@ -15,7 +15,7 @@ class LeftAside(TypedDict):
     by: str
     at: str
     why: str
-    """in which fields it ran another spec than the newest"""
+    """Fields in which its spec differs from the newest job."""
 
 
 class Apart(TypedDict):
@@ -45,22 +45,22 @@ class Facts(TypedDict):
     """A run's figures; null what it did not tell."""
 
     steps: int
-    """that its bytes and calls are means of: a script's first two are set-up"""
+    """Steps in the means of bytes and calls. The first two steps of a script are set-up."""
     step_s: float | None
-    """the median of rank 0's steps without the first three"""
+    """Median of the steps of rank 0, without the first three."""
     tokens_per_s: float | None
     peak_bytes: int | None
-    """of the fullest rank"""
+    """Rank with the most memory."""
     losses: list[LossAt]
     sent: list[Sent]
     apart: Apart | None
-    """null where not all ranks compared themselves with a plan"""
+    """null if a rank did not compare its traffic with a plan."""
     last_step: NotRequired[int]
-    """after which the run ended; of older ones it is not known"""
+    """Last step. null for runs of older versions."""
     no_peak: NotRequired[str]
-    """the same of `peak_bytes`"""
+    """Reason for an empty `peak_bytes`."""
     no_sent: NotRequired[str]
-    """why `sent` is empty, where ranks counted and not all told"""
+    """Reason for an empty `sent`."""
 
 
 class KeptRun(TypedDict):
@@ -79,10 +79,10 @@ class Baseline(TypedDict):
     project: str
     branch: str
     spec: StoredSpec | None
-    """of the newest's, what its figures hang on; null where it was not kept"""
+    """Spec fields of the newest job that affect its results. null if not stored."""
     runs: list[KeptRun]
     left_aside: list[LeftAside]
-    """kept, and in no mean with those of `runs`"""
+    """Stored, but not part of the mean of `runs`."""
 
 
 class BranchBrief(TypedDict):

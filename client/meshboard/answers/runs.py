@@ -67,7 +67,7 @@ class LabPoint(TypedDict):
     num_bytes: int
     seconds: float
     algbw: float | None
-    """bytes a second; none for a barrier"""
+    """bytes per second; null for a barrier"""
     busbw: float | None
     checked: int
     wrong: int
@@ -219,20 +219,20 @@ class Results(TypedDict):
 
     attempt: int
     ended: bool
-    """nothing comes any more"""
+    """True if the data is final."""
     verdicts: dict[str, list[VerdictRow]]
-    """predicted beside measured, by rank"""
+    """Predicted and measured traffic per rank."""
     off_bytes: int | None
-    """measured off predicted, every row; null until every rank told"""
+    """Difference between measured and predicted traffic over all rows. null until all ranks reported."""
     proof: ProofItem | None
-    """copies bit for bit, the first steps beside one process"""
+    """Verification: replicas, and first steps compared with the single-process reference."""
     dry_runs: list[DryRunItem]
     peak_bytes: dict[str, int]
-    """most that a rank held at once"""
+    """Peak memory of a rank."""
     memory: dict[str, MemoryParts]
-    """of a rank's last step, counted part by part"""
+    """Memory parts of the last step of a rank."""
     lab: LabResult | None
-    """what a lab found"""
+    """Result of a benchmark."""
 
 
 class CheckpointTold(TypedDict):
@@ -240,16 +240,16 @@ class CheckpointTold(TypedDict):
 
     attempt: int
     name: str | None
-    """what `resume` takes; null where it could not be written"""
+    """Name for `resume`. null if the checkpoint could not be written."""
     step: int | None
     time: float | None
     num_bytes: int | None
     stall_s: float | None
-    """what training waited"""
+    """Time that training waited."""
     save_s: float | None
     problem: str
     kept: bool
-    """one of the newest train.keep_checkpoints of its attempt, which stay"""
+    """Kept on disk: one of the newest `train.keep_checkpoints` of its attempt."""
 
 
 class Difference(TypedDict):
@@ -263,14 +263,14 @@ class Curve(TypedDict):
     """A run by its steps, thinned, all lists of one length; null is what nobody told, or no number."""
 
     elapsed_s: NotRequired[list[float | None]]
-    """since its first step began"""
+    """Since the start of the first step."""
     grad_norm: NotRequired[list[float | None]]
     learning_rate: NotRequired[list[float | None]]
     loss: NotRequired[list[float | None]]
     step: NotRequired[list[int]]
     step_s: NotRequired[list[float | None]]
     tokens: NotRequired[list[int | None]]
-    """so far, those of a checkpoint's steps as its own"""
+    """Tokens so far, including the steps before a resumed checkpoint."""
     tokens_s: NotRequired[list[float | None]]
 
 
@@ -278,7 +278,7 @@ class Parts(TypedDict):
     """Means over ranks and steps, seconds a step; without the checkpoints that a diagnosis adds."""
 
     steps: int
-    """the last 64 after the first 3, fewer of many ranks"""
+    """The last 64 steps after the first 3. Fewer steps with many ranks."""
     step_s: float
     data_s: float
     optimizer_s: float
@@ -291,7 +291,7 @@ class Foretold(TypedDict):
 
     memory_interval: NotRequired[Interval]
     peak_memory_bytes: NotRequired[int]
-    """of the fullest rank"""
+    """Rank with the most memory."""
     time: NotRequired[TimeEstimate]
 
 
@@ -320,13 +320,13 @@ class Compared(TypedDict):
     name: str
     attempt: int
     recorded: bool
-    """whether a history of it is kept"""
+    """True if its history is stored."""
     curve: Curve
     validation: Validation
     traffic: list[RunTraffic]
     parts: Parts | None
     plan: Foretold | dict[str, Any]
-    """empty where nothing was predicted"""
+    """Empty without a prediction."""
 
 
 class Comparison(TypedDict):
@@ -347,16 +347,16 @@ AttemptKept = TypedDict(
     "AttemptKept",
     {
         "attempt": int,
-        "ended": bool,  # nothing comes any more
+        "ended": bool,  # True if the data is final.
         "from": float | None,
         "to": float | None,
         "bytes": int,
         "tables": dict[str, TableKept],
-        "merged_s": int,  # seconds that a row of the oldest traffic covers
-        "raw_dropped": int,  # steps whose calls and spans had to go
+        "merged_s": int,  # Seconds per row of the oldest traffic.
+        "raw_dropped": int,  # Traced steps deleted to save space.
     },
 )
-"""What is kept of an attempt."""
+"""The stored history of an attempt."""
 
 
 class History(TypedDict):
@@ -373,8 +373,8 @@ Rows = TypedDict(
         "attempt": int,
         "from": float | None,
         "to": float | None,
-        "width_s": float | None,  # of a bin; null where rows are told as they are
-        "columns": dict[str, list[Any]],  # by name, all of one length; `time` of a bin is its start
+        "width_s": float | None,  # Width of a bin. null for raw rows.
+        "columns": dict[str, list[Any]],  # Columns by name, all of the same length. The `time` of a bin is its start.
     },
 )
-"""Rows of a table, or bins of it."""
+"""Rows or time bins of a table."""

@@ -9,21 +9,21 @@ from meshboard.answers.models import ModelSpec, SizedModel
 
 
 class LabSpec(TypedDict):
-    """The collective lab: each primitive at each size, timed and checked, over a group of the job's ranks.
+    """Benchmark of collectives. Times and checks each primitive at each size over a group of ranks.
 
-    Sizes are bytes of the full (gathered) buffer, rounded down to whole elements for every rank.
+    A size is the full (gathered) buffer in bytes, rounded down to whole elements per rank.
     """
 
     dtype: NotRequired[Literal["float32", "float64", "float16", "bfloat16", "int32", "int64"]]
-    """type of the elements"""
+    """element type"""
     factor: NotRequired[int]
-    """each size over the one before it"""
+    """ratio of each size to the previous size"""
     iterations: NotRequired[int]
-    """timed and checked calls of each size"""
+    """timed and checked calls per size"""
     max_bytes: NotRequired[int]
-    """the largest size"""
+    """largest buffer (bytes)"""
     min_bytes: NotRequired[int]
-    """the smallest size"""
+    """smallest buffer (bytes)"""
     primitives: NotRequired[
         list[
             Literal[
@@ -42,172 +42,172 @@ class LabSpec(TypedDict):
         ]
         | Literal["all"]
     ]
-    """a list of them, or all"""
+    """list of primitives, or all"""
     ranks: NotRequired[list[int] | None]
-    """ranks that form the group, in order; all by default"""
+    """ranks of the group, in order; all ranks by default"""
     reduce_op: NotRequired[Literal["sum", "max"]]
-    """of what is reduced"""
+    """reduction operator"""
     root: NotRequired[int | None]
-    """a rank of the group; its first by default"""
+    """root rank; default the first rank of the group"""
     warmup: NotRequired[int]
-    """calls before them"""
+    """untimed calls per size before the timed calls"""
 
 
 class SlurmSpec(TypedDict):
-    """What a job asks of Slurm beside its ranks. What is left out, the cluster decides."""
+    """Slurm options. The cluster decides the options that are missing."""
 
     account: NotRequired[str | None]
-    """whom Slurm charges"""
+    """Slurm account"""
     constraint: NotRequired[str | None]
-    """features that the nodes have"""
+    """required node features"""
     cpus_per_rank: NotRequired[int]
-    """cores that each rank has"""
+    """CPU cores per rank"""
     exclude: NotRequired[str | None]
-    """nodes that it must not run on"""
+    """excluded nodes"""
     nodes: NotRequired[int]
-    """ranks are divided evenly over them"""
+    """nodes; each runs the same number of ranks"""
     partition: NotRequired[str | None]
-    """or several, with commas between"""
+    """Slurm partition, or several with commas between"""
     qos: NotRequired[str | None]
-    """quality of service"""
+    """Slurm quality of service"""
     time_limit: NotRequired[str | None]
-    """[days-]hours:minutes:seconds"""
+    """time limit as [days-]hours:minutes:seconds"""
 
 
 class SoftwareSpec(TypedDict):
-    """What is known of the software planned for, where that is another than ours, of which all is known.
+    """Options of another software stack, for estimates only. Missing options have their defaults.
 
-    What is left out is as said beside it. Of megatron all but fused_norms can be told, of scaling attention_kernel
-    and fused_norms, of other stacks nothing. None of it runs here.
+    megatron accepts all options except fused_norms. scaling accepts attention_kernel and fused_norms. Other stacks
+    accept no options.
     """
 
     attention_kernel: NotRequired[Literal["own", "flash_1", "flash_2", "eager"]]
-    """the stack's own; megatron: flash_2 (on Hopper); scaling: flash_1, or eager, which is unfused"""
+    """own (the stack's default), flash_2 (megatron), flash_1 or eager (scaling)"""
     cuda_graphs: NotRequired[Literal["none", "router", "attention", "attention_and_router", "whole"]]
-    """what of a layer is one CUDA graph (Megatron's --cuda-graph-modules)"""
+    """parts of a layer in CUDA graphs (Megatron's --cuda-graph-modules)"""
     deterministic: NotRequired[bool]
-    """Megatron's --deterministic-mode, whose kernels its host launches more slowly"""
+    """deterministic kernels, which launch more slowly (Megatron's --deterministic-mode)"""
     dispatcher: NotRequired[Literal["flex", "alltoall"]]
-    """how tokens reach experts: flex (DeepEP, HybridEP) or alltoall (--moe-token-dispatcher-type)"""
+    """token dispatcher: flex (DeepEP, HybridEP) or alltoall (--moe-token-dispatcher-type)"""
     fused_norms: NotRequired[bool]
-    """scaling: norms by one kernel each"""
+    """fused norms, one kernel each (scaling)"""
     nvfp4: NotRequired[bool]
-    """products in fp4 in place of train.precision's fp8 (--fp4-recipe nvfp4)"""
+    """NVFP4 matmuls instead of fp8 (--fp4-recipe nvfp4)"""
     overlap_experts: NotRequired[bool]
-    """one micro-batch's tokens travel to experts beside another's products (--overlap-moe-expert-parallel-comm)"""
+    """overlap expert communication with computation (--overlap-moe-expert-parallel-comm)"""
 
 
 class Resources(TypedDict):
-    """What kind of slot the ranks need, one slot each."""
+    """Hosts and slots of the job. Each rank needs one slot."""
 
     device: NotRequired[Literal["cpu", "cuda"]]
-    """what a slot is"""
+    """device of each slot"""
     engine: NotRequired[Literal["hosts", "slurm"]]
-    """who runs it: the board's own hosts, or Slurm"""
+    """hosts (the board's hosts) or slurm"""
     host: NotRequired[str | None]
-    """only this host; any by default"""
+    """required host; any host by default"""
     labels: NotRequired[list[str]]
-    """only hosts that have all of these labels"""
+    """required host labels"""
     max_hosts: NotRequired[int | None]
-    """hosts that the ranks may be spread over; any number by default"""
+    """most hosts for the ranks; no limit by default"""
     pool: NotRequired[str | None]
-    """only hosts of this pool"""
+    """required pool"""
     slurm: NotRequired[SlurmSpec | None]
-    """with engine slurm: what is asked of it"""
+    """Slurm options, for engine slurm"""
     software: NotRequired[SoftwareSpec | None]
-    """what is known of that software beside its name; not for ours, which is known"""
+    """options of the software stack, for estimates only; none for ours"""
     stack: NotRequired[
         Literal["ours", "megatron", "megatron_2021", "fsdp2", "fsdp2_eager", "fsdp1", "deepspeed", "scaling"]
     ]
-    """software that time is planned for; what runs is ours"""
+    """software stack of the time estimate; jobs always run Meshboard's trainer"""
 
 
 class RetrySpec(TypedDict):
-    """Whether an attempt that failed or was lost is followed by another, from the newest checkpoint."""
+    """Retries after a failed or lost attempt, from the newest checkpoint."""
 
     max_attempts: NotRequired[int]
-    """attempts that may fail or be lost, the first too"""
+    """most attempts that may fail or be lost, including the first"""
 
 
 class RunSpec(TypedDict):
-    """When the board ends a run by itself."""
+    """Limits after which the board ends a run."""
 
     idle_limit_s: NotRequired[int | None]
-    """seconds without a step after which it ends and has failed"""
+    """time limit without a step (seconds); the attempt then fails"""
     preemptible: NotRequired[bool]
-    """gives way to a waiting job of higher priority, and goes on later from its newest checkpoint"""
+    """pause for a waiting job of higher priority, and resume later from the newest checkpoint"""
     time_limit_s: NotRequired[int | None]
-    """seconds that an attempt may run; then it ends and has failed"""
+    """run time limit per attempt (seconds); the attempt then fails"""
 
 
 class ScriptSpec(TypedDict):
-    """A training script of the user's own, which torchrun starts on every rank of `layout.dp`."""
+    """The user's own training script. torchrun starts it on each of `layout.dp` ranks."""
 
     args: NotRequired[list[str]]
-    """what the script is given, each as it is"""
+    """arguments of the script; no shell expands them"""
     cwd: NotRequired[str | None]
-    """directory to run in: the script's own (the default) or below it; of a module, any below the root"""
+    """working directory; default the script's folder, or below it; for a module, below the root"""
     module: NotRequired[str | None]
-    """instead of path: a module below the script root, as python -m takes it"""
+    """instead of path, a module below the script root, as for python -m"""
     path: NotRequired[str | None]
-    """below the host's script root"""
+    """path below the host's script root"""
 
 
 class TrainSpec(TypedDict):
-    """What is trained on and for how long. Sizes in sequences and tokens."""
+    """Training data, batch sizes, optimizer, and run length."""
 
     attention: NotRequired[Literal["fused", "unfused"]]
-    """unfused keeps every score (before FlashAttention)"""
+    """fused, or unfused, which stores all attention scores"""
     checkpoint_every: NotRequired[int]
-    """steps between checkpoints; 0 is off"""
+    """steps between checkpoints; 0 disables checkpoints"""
     column: NotRequired[str]
-    """text column of JSONL and parquet"""
+    """text column of JSONL or parquet"""
     compile: NotRequired[bool]
-    """torch.compile each block"""
+    """compile each block with torch.compile"""
     data: NotRequired[str]
-    """'stdlib', or a text file, directory, JSONL, parquet or .bin of uint16 tokens under the data root"""
+    """stdlib, or a path below the data root: text, JSONL, parquet, or .bin with uint16 tokens"""
     document_end: NotRequired[int | None]
-    """token that ends a document, past which attention does not reach; none: it sees the whole sequence"""
+    """token id that ends a document; attention stays inside documents; off by default"""
     dropout: NotRequired[bool]
-    """with dropout, whose masks are kept for backward"""
+    """use dropout and keep its masks for backward"""
     eval_every: NotRequired[int]
-    """steps between validations; 0 is off"""
+    """steps between validations; 0 disables validation"""
     global_batch: NotRequired[int]
-    """sequences per optimiser step"""
+    """sequences per optimizer step"""
     grad_clip: NotRequired[float]
-    """largest gradient norm; 0 is off"""
+    """gradient norm limit; 0 disables clipping"""
     keep_checkpoints: NotRequired[int]
-    """newest checkpoints of an attempt that stay"""
+    """newest checkpoints that each attempt keeps"""
     learning_rate: NotRequired[float]
-    """the highest, after the warm-up"""
+    """peak learning rate, after warm-up"""
     micro_batches: NotRequired[int]
-    """micro-batches per step on each dp replica"""
+    """micro-batches per step and dp replica"""
     on_not_finite: NotRequired[Literal["stop", "continue"]]
-    """what a loss or gradient norm of nan or inf does"""
+    """stop or continue when the loss or gradient norm is NaN or infinite"""
     overlap: NotRequired[bool]
-    """gradients travel while backward still runs"""
+    """reduce gradients during backward"""
     precision: NotRequired[Literal["fp32", "bf16", "bf16_gradients", "bf16_state", "fp8", "fp8_gradients"]]
-    """planner.facts.precision says what is held in which"""
+    """number types of weights, gradients, optimizer state, and matmuls"""
     resume: NotRequired[str | None]
-    """checkpoint to go on from: job, job/attempt or job/attempt/step"""
+    """checkpoint to resume from: job, job/attempt, or job/attempt/step"""
     sampling: NotRequired[Literal["random", "epochs"]]
-    """sequences from anywhere, or epochs: each part of the data once before any again"""
+    """random positions, or epochs, which read all data once per epoch"""
     seed: NotRequired[int]
-    """of initial values, batches and dropout"""
+    """random seed of weights, batches, and dropout"""
     seq_len: NotRequired[int]
     """tokens per sequence"""
     steps: NotRequired[int]
-    """optimiser steps"""
+    """optimizer steps"""
     tokenizer: NotRequired[str | None]
-    """tokenizers JSON under the data root; bytes without"""
+    """tokenizers JSON below the data root; bytes by default"""
     verify: NotRequired[Literal["auto", "on", "off"]]
-    """compute the first 3 steps, and one more at the end, also by one process and compare; auto does where that takes
+    """compare the first 3 steps and one final step with a single-process reference; auto compares if this takes
     seconds
     """
     warmup_steps: NotRequired[int]
-    """where not given, no more than steps"""
+    """learning rate warm-up (steps); default 10, at most steps"""
     weight_decay: NotRequired[float]
-    """AdamW's"""
+    """AdamW weight decay"""
 
 
 class JobSpecLayout(TypedDict):
@@ -215,99 +215,99 @@ class JobSpecLayout(TypedDict):
 
 
 class JobSpec(TypedDict):
-    """All that was asked for. Frozen; stored with the job as JSON."""
+    """Job specification. Frozen, and stored as JSON with the job."""
 
     after: NotRequired[list[str]]
-    """jobs that must have ended before it starts"""
+    """jobs that this job waits for"""
     after_failed: NotRequired[Literal["cancel", "start"]]
-    """what becomes of it when one of those does not succeed"""
+    """cancel or start this job if a job in after does not succeed"""
     dry_ranks: NotRequired[list[int]]
-    """ranks that a dry run tries"""
+    """ranks of the dry run"""
     kind: NotRequired[Literal["train", "calibrate", "dry_run", "script", "lab"]]
-    """calibrate measures a host for the planner; dry_run takes a step of ranks without their peers; script runs one of
-    the user's own, metered; lab times and checks the primitives
+    """train, script (own script), calibrate (measure a host), dry_run (one step without peers), or lab (time
+    collectives)
     """
     lab: NotRequired[LabSpec | None]
-    """what a lab runs; the defaults when left out"""
+    """settings of a collective benchmark; defaults if missing"""
     layout: NotRequired[Layout | Literal["auto"] | JobSpecLayout]
-    """degrees and options; "auto" has them chosen, {"auto": {...}} within constraints"""
+    """Degrees and options. "auto" chooses them, {"auto": {...}} with constraints."""
     model: NotRequired[ModelSpec]
     name: NotRequired[str]
-    """what lists and pages call it"""
+    """name of the job"""
     project: NotRequired[str]
-    """whose quota and fair share it counts to"""
+    """project whose quota and fair share the job uses"""
     resources: NotRequired[Resources]
     retry: NotRequired[RetrySpec]
     run: NotRequired[RunSpec]
     script: NotRequired[ScriptSpec | None]
     train: NotRequired[TrainSpec]
     version: NotRequired[Literal[1]]
-    """of the form of specs"""
+    """version of the spec format"""
 
 
 class StoredSpec(TypedDict):
-    """What was asked for, as it is stored: a layout also where one was chosen, and sizes in a preset's place."""
+    """The stored spec. It holds the chosen layout, and the sizes of a preset."""
 
     after: NotRequired[list[str]]
-    """jobs that must have ended before it starts"""
+    """jobs that this job waits for"""
     after_failed: NotRequired[Literal["cancel", "start"]]
-    """what becomes of it when one of those does not succeed"""
+    """cancel or start this job if a job in after does not succeed"""
     dry_ranks: NotRequired[list[int]]
-    """ranks that a dry run tries"""
+    """ranks of the dry run"""
     kind: NotRequired[Literal["train", "calibrate", "dry_run", "script", "lab"]]
-    """calibrate measures a host for the planner; dry_run takes a step of ranks without their peers; script runs one of
-    the user's own, metered; lab times and checks the primitives
+    """train, script (own script), calibrate (measure a host), dry_run (one step without peers), or lab (time
+    collectives)
     """
     lab: NotRequired[LabSpec | None]
-    """what a lab runs; the defaults when left out"""
+    """settings of a collective benchmark; defaults if missing"""
     layout: NotRequired[Layout]
     model: NotRequired[SizedModel]
     name: NotRequired[str]
-    """what lists and pages call it"""
+    """name of the job"""
     project: NotRequired[str]
-    """whose quota and fair share it counts to"""
+    """project whose quota and fair share the job uses"""
     resources: NotRequired[Resources]
     retry: NotRequired[RetrySpec]
     run: NotRequired[RunSpec]
     script: NotRequired[ScriptSpec | None]
     train: NotRequired[TrainSpec]
     version: NotRequired[Literal[1]]
-    """of the form of specs"""
+    """version of the spec format"""
 
 
 class SearchSpec(TypedDict):
-    """All that was asked for. Frozen; stored with the job as JSON."""
+    """Job specification. Frozen, and stored as JSON with the job."""
 
     after: NotRequired[list[str]]
-    """jobs that must have ended before it starts"""
+    """jobs that this job waits for"""
     after_failed: NotRequired[Literal["cancel", "start"]]
-    """what becomes of it when one of those does not succeed"""
+    """cancel or start this job if a job in after does not succeed"""
     dry_ranks: NotRequired[list[int]]
-    """ranks that a dry run tries"""
+    """ranks of the dry run"""
     kind: NotRequired[Literal["train", "calibrate", "dry_run", "script", "lab"]]
-    """calibrate measures a host for the planner; dry_run takes a step of ranks without their peers; script runs one of
-    the user's own, metered; lab times and checks the primitives
+    """train, script (own script), calibrate (measure a host), dry_run (one step without peers), or lab (time
+    collectives)
     """
     lab: NotRequired[LabSpec | None]
-    """what a lab runs; the defaults when left out"""
+    """settings of a collective benchmark; defaults if missing"""
     layout: NotRequired[Any]
-    """ignored: `fixed` says what must stay"""
+    """Ignored. Use `fixed` to keep values."""
     model: NotRequired[ModelSpec]
     name: NotRequired[str]
-    """what lists and pages call it"""
+    """name of the job"""
     project: NotRequired[str]
-    """whose quota and fair share it counts to"""
+    """project whose quota and fair share the job uses"""
     resources: NotRequired[Resources]
     retry: NotRequired[RetrySpec]
     run: NotRequired[RunSpec]
     script: NotRequired[ScriptSpec | None]
     train: NotRequired[TrainSpec]
     version: NotRequired[Literal[1]]
-    """of the form of specs"""
+    """version of the spec format"""
 
 
 class SearchQuery(TypedDict):
-    """What to search. The layout in `spec` is ignored: `fixed` holds what must stay."""
+    """A search. The layout in `spec` is ignored, and `fixed` has the values that stay."""
 
     spec: SearchSpec
     ranks: int
@@ -317,7 +317,7 @@ class SearchQuery(TypedDict):
     max_memory_bytes: NotRequired[int | None]
     max_micro_batch: NotRequired[int]
     runnable: NotRequired[bool]
-    """only layouts that can be submitted today"""
+    """Return only layouts that the trainer can run."""
 
 
 class JobChange(TypedDict):
@@ -325,5 +325,5 @@ class JobChange(TypedDict):
 
     add_tags: NotRequired[list[str]]
     archived: NotRequired[bool | None]
-    """whether lists leave it out; it must have ended"""
+    """true: archive the job. The job needs to have ended."""
     remove_tags: NotRequired[list[str]]

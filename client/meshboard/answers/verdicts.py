@@ -6,7 +6,7 @@ from typing import Literal, TypedDict
 
 
 class Evidence(TypedDict):
-    """A fact that the sentence rests on. `steps`: first and last that it is of, empty where it is of none."""
+    """A fact that supports the verdict. `steps`: its first and last step, or empty."""
 
     text: str
     ranks: list[int]
@@ -14,11 +14,10 @@ class Evidence(TypedDict):
 
 
 class GroupSpeed(TypedDict):
-    """How fast a group's collectives of one op moved data once all its ranks were there.
+    """Transfer rate of the collectives of one group and op, from the arrival of the last rank.
 
-    `bus_bytes_s`: median, by nccl-tests' convention; `link_bytes_s`: what its slowest link does by `basis`, where
-    "runs" are earlier ones on the host: a link does at least what a run shows, so that `bus_bytes_s` may be above
-    them.
+    `bus_bytes_s`: median bus bandwidth as in nccl-tests. `link_bytes_s`: rate of the slowest link, from `basis`.
+    The basis "runs" (earlier runs on the host) is a lower bound, so `bus_bytes_s` may exceed it.
     """
 
     axis: str
@@ -35,7 +34,7 @@ class GroupSpeed(TypedDict):
 
 
 class Group(TypedDict):
-    """A group of ranks, of which `ranks` are at most MOST_RANKS."""
+    """A process group. `ranks` lists at most 64 of its `size` ranks."""
 
     axis: str
     ranks: list[int]
@@ -44,10 +43,10 @@ class Group(TypedDict):
 
 
 class Hang(TypedDict):
-    """Nothing ends any more. `ranks` are who is to blame, `waiting` who waits for them.
+    """A stall: no rank makes progress. `ranks` cause it, and `waiting` ranks wait for them.
 
-    `sequence`: of the collective of `group` that does not end, from 1. `stack`: where the first of `ranks` stands,
-    outermost first.
+    `sequence`: number of the unfinished collective of `group`, from 1. `stack`: Python stack of the first of
+    `ranks`, outermost frame first.
     """
 
     cause: Literal[
@@ -80,21 +79,23 @@ class Hang(TypedDict):
 
 
 class StepPart(TypedDict):
-    """A part of a step. `waiting_s`: of it, what ranks stood still for one that came late (the rest is transfer).
+    """A part of a step. `waiting_s`: its time spent waiting for a late rank. The rest is transfer.
 
-    All but `hidden` add up to the step; `hidden` are collectives that ran while their rank computed.
+    All parts except `hidden` add up to the step. `hidden` is communication that overlaps with compute.
     """
 
     name: str
-    """compute, bubble, data, optimizer, checkpoint, or an axis"""
+    """compute, bubble, data, optimizer, checkpoint, or an axis."""
     kind: Literal["compute", "exposed", "hidden", "bubble", "data", "checkpoint", "optimizer"]
     seconds: float
     waiting_s: float
 
 
 class StepParts(TypedDict):
-    """A step and its parts. Measured: means over `steps` steps and all ranks, the bubble told apart where steps were
-    told event by event. `sure`: by which share the predicted one may be off, 0 of a measured one.
+    """A step and its parts. Measured parts are means over `steps` steps and all ranks.
+
+    The bubble is separate if steps were traced. `sure`: relative margin of error of a predicted step, 0 if
+    measured.
     """
 
     step_s: float
@@ -104,7 +105,7 @@ class StepParts(TypedDict):
 
 
 class StartPart(TypedDict):
-    """A stage of the way to the first step. `rank` came last to its end; -1 where it is nobody's or all alike."""
+    """A stage of the start. `rank` finished the stage last. -1 if the stage has no last rank."""
 
     name: Literal["queue", "claim", "spawn", "import", "rendezvous", "build", "first step"]
     seconds: float
@@ -112,7 +113,7 @@ class StartPart(TypedDict):
 
 
 class Straggler(TypedDict):
-    """A rank that others wait for in step after step, beyond what noise explains."""
+    """A rank that other ranks wait for in most steps, more than noise explains."""
 
     rank: int
     host: str
@@ -139,7 +140,7 @@ class Straggler(TypedDict):
 
 
 class Trouble(TypedDict):
-    """What is wrong with the training itself."""
+    """A problem of the training itself, such as a NaN loss."""
 
     kind: Literal["not finite", "diverged", "spike", "replicas apart", "checkpoint failed"]
     step: int
@@ -147,10 +148,10 @@ class Trouble(TypedDict):
 
 
 class Wait(TypedDict):
-    """What ranks waited for `rank` in collectives of `axis`, in a step: the mean of the others, seconds.
+    """Time per step that the other ranks wait for `rank` in collectives of `axis`, on average, in seconds.
 
-    `share` is of the step. `last_in`: the share of its calls there in which it came last, beyond what clocks allow
-    to tell. `since_step`: the first of the sampled steps from which on it holds.
+    `share`: fraction of the step. `last_in`: fraction of its calls in which it arrived last, beyond the clock
+    error. `since_step`: first traced step of the delay.
     """
 
     axis: str
@@ -164,21 +165,29 @@ class Wait(TypedDict):
 
 
 class Told(TypedDict):
-    """The verdict: a sentence, its reason, its evidence, the next step; and what all of it was computed from."""
+    """The verdict of a job, its evidence, the next step, and the measurements behind it.
+
+    `sentence` starts with its state, such as "Straggler: ". `reason` is one sentence, `next` one imperative
+    sentence.
+    """
 
     v: Literal[1]
     time: float
     over: bool
-    """the attempt has ended; this is the last word"""
+    """True after the attempt ended. The verdict is final."""
     state: Literal["starting", "well", "notice", "slow", "hung", "failed"]
     sentence: str
     reason: str
     next: str
+    action: Literal["", "calibrate", "retry", "resume_smaller", "open_log", "find_faster"]
+    """Next step that the job page offers as a button. Empty for none."""
+    action_rank: int
+    """Rank whose log `open_log` opens. -1 for none."""
     evidence: list[Evidence]
     step: int
-    """steps completed"""
+    """Steps completed."""
     sampled: int
-    """steps told event by event that this rests on"""
+    """Traced steps that the verdict uses."""
     planned: StepParts | None
     measured: StepParts | None
     waits: list[Wait]

@@ -7,6 +7,7 @@ import { valueSplits } from "./ticks.js";
 
 const HEIGHT = 260;
 const MAX_TICKS = 6;
+const TICK_WIDTH = 90; // pixels
 const PADDING = 0.08; // of the range, on both sides
 const NEAR = 1.25; // The device line is shown if it is at most this far above the layouts.
 const UNITS = [1, 2 ** 10, 2 ** 20, 2 ** 30, 2 ** 40];
@@ -42,7 +43,7 @@ export function paretoChart(container, front, capacity) {
       legend: { markers: MARKERS },
       scales: { x: { time: false, range: timeRange }, y: { range: memoryRange } },
       axes: [
-        { ...axis("step time", (_, ticks) => ticks.map((tick) => duration(tick)), 36), splits: (_, __, min, max) => valueSplits(min, max, MAX_TICKS) },
+        { ...axis("step time", (_, ticks) => ticks.map((tick) => duration(tick)), 36), splits: (_, __, min, max) => valueSplits(min, max, Math.min(MAX_TICKS, container.clientWidth / TICK_WIDTH)) },
         { ...axis("peak memory per rank", (_, ticks) => ticks.map((tick) => bytes(tick)), 80), splits: (_, __, min, max) => memorySplits(min, max) },
       ],
       series: [
