@@ -24,6 +24,7 @@ from jobs.kinds import TABS, Tabs, external_tabs, kind_of, layout_words
 from jobs.models import ELSEWHERE, TERMINAL, Job, Status
 from jobs.pages.busy import busy_as_503
 from jobs.pages.forms import once
+from jobs.pages.jobs.notice import notice_of
 from jobs.pages.jobs.waiting import describe_wait
 from jobs.planning.elastic import NoOfferError, is_stranded
 from jobs.present import JobDetail, job_detail
@@ -60,6 +61,7 @@ def job_page(request: HttpRequest, job_id: str) -> HttpResponse:
         "is_single": sum(tab["shown"] for tab in tabs) == 1,
         "has_verdict": "first/health" in panels,
         "has_charts": "first/traffic" in panels,
+        "notice": notice_of(data, has_verdict="first/health" in panels and started),
         "states": [change for change in data["history"] if change["attempt"] == job.attempt],
         "earlier": [change for change in data["history"] if change["attempt"] != job.attempt],
         "waiting": describe_wait(request.user, job) if queued else None,

@@ -89,7 +89,7 @@ def test_on_a_narrow_page_each_figure_of_the_queue_has_its_words(modules: Page) 
         narrow = call(page, "format.js", words)
         page.set_viewport_size({"width": 1440, "height": 800})
         wide = call(page, "format.js", words)
-    names = ("Place", "Project", "Points", "Why it waits", "Should start")
+    names = ("Position", "Project", "Priority score", "Reason", "Estimated start")
     assert narrow == [f'"{name} "' for name in names]
     assert wide == ["none"] * len(names)
 

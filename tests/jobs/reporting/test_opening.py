@@ -56,7 +56,7 @@ def test_a_node_that_never_joined_is_lost_once_the_others_have_ended(open_run: C
     Member.objects.filter(attempt__job_id=first.run, node=0).update(ended=long_ago)
     job_of(first).attempts.update(created=long_ago)
     tell_of_silence()
-    assert reasons(first)[-1] == ("lost", "node 1 of this run never reported")
+    assert reasons(first)[-1] == ("lost", "node node 1 never joined the run")
 
 
 @pytest.mark.parametrize("ranks", [1, 7, 65536])

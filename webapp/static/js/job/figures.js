@@ -1,5 +1,5 @@
 // Progress: steps, time left or duration, step time, speed, loss, and the traffic difference.
-import { bytes, counted, duration, exactBytes, integer, loss, tokenRate } from "../format.js";
+import { counted, decimalBytes, duration, exactBytes, integer, loss, tokenRate } from "../format.js";
 import { SPEEDS } from "../fold/steps.js";
 import { secondsLeft } from "../store.js";
 import { stepTimeOf, stepTimeWords } from "./steptime.js";
@@ -72,7 +72,7 @@ export function showOff(off, exact) {
   const place = $("figure-off");
   if (!place || off === null) return;
   const amount = exact ? off.bytesOff : off.net;
-  place.textContent = amount < 1e7 ? exactBytes(amount) : bytes(amount);
+  place.textContent = amount < 1e7 ? exactBytes(amount) : decimalBytes(amount);
   place.title = exactBytes(amount);
   place.dataset.tone = amount === 0 && off.callsOff === 0 ? "good" : "bad";
   put("figure-off-calls", counted(off.callsOff, "call"));

@@ -1,0 +1,49 @@
+"""The job page of a queued job: position, reason, estimated start, and next action."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.test import Client
+
+from jobs.models import Host, Job, QueueState
+from jobs.queue import actions
+from jobs.queue.scheduling.scheduler import schedule
+from tests.jobs.queue.test_scheduler import busy
+
+SPEC: dict[str, Any] = {"name": "waits", "model": {"preset": "gpt-tiny"}, "layout": {"dp": 4}}
+
+
+def wait_of(client: Client, job: Job) -> Any:
+    return client.get(f"/jobs/{job.id}/?part=waiting").json()
+
+
+def test_a_queued_job_shows_its_position_its_reason_and_what_to_do(
+    owner: User, stranger: User, client: Client, make_host: Callable[..., Host]
+) -> None:
+    busy(make_host(), owner, 0, 1, 2, 3)
+    first, second = (actions.submit(owner, {**SPEC, "name": name})[0] for name in ("first", "second"))
+    schedule()
+    client.force_login(owner)
+    shown = wait_of(client, second)
+    assert (shown["place"], shown["total"]) == (2, 2)
+    assert shown["reason"]
+    assert shown["starts"] is None
+    assert shown["next"] == "Open the queue to see the jobs ahead of it."
+    page = client.get(f"/jobs/{second.id}/").content.decode()
+    assert "2 of 2 in the queue" in page
+    assert 'data-nothing="queued"' in page
+    QueueState.objects.update_or_create(defaults={"paused": True})
+    assert wait_of(client, first)["next"] == "Ask an administrator to resume the queue."
+    client.force_login(stranger)
+    assert client.get(f"/jobs/{first.id}/?part=waiting").status_code == 404
+
+
+def test_a_job_that_no_host_can_hold_asks_for_a_host_or_a_smaller_layout(owner: User, client: Client) -> None:
+    job, _ = actions.submit(owner, SPEC)
+    client.force_login(owner)
+    assert wait_of(client, job)["next"] == "Add a host that can hold the job, or find a smaller layout."
+    Job.objects.filter(id=job.id).update(held=True)
+    assert wait_of(client, job)["next"] == "Ask an operator of the project to release the job."
