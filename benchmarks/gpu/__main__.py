@@ -1,11 +1,10 @@
-"""What a machine with GPUs shows, part by part: the meter, parity, memory, rates, and speed beside the plan.
+"""Compare a GPU machine with the plan: traffic, parity, memory, rates, and speed.
 
     python -m benchmarks.gpu [--small] [--folder var/gpu] [--only NAME ...] [--fresh] [--docs]
 
-Each part runs by itself, on as many ranks as there are GPUs, and gets its turn in a call of less than 25 minutes:
-last every layout, for as long as there is time. What was cut is named, and the same command tries it again first, with
-more time, and goes on with the layouts that are not told yet. Without a GPU, `--small` tries tiny models on two gloo
-ranks, and says what it skipped.
+Each part runs on one rank per GPU. A call ends after 25 minutes at most. The layouts run last, for the remaining time.
+The next call retries the parts that ran out of time, gives them more, and continues with the remaining layouts.
+Without a GPU, `--small` runs tiny models on two gloo ranks and lists the skipped parts.
 """
 
 from __future__ import annotations
@@ -22,30 +21,30 @@ from benchmarks.gpu.parts import all_parts
 from benchmarks.gpu.running import begun, run_parts
 from benchmarks.gpu.table import lines, page
 
-DOCS = ROOT / "docs" / "reference" / "gpu.md"
+DOCS = ROOT / "docs" / "notebook" / "gpu-results.md"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("--small", action="store_true", help="tiny sizes, also without a GPU")
-    parser.add_argument("--folder", type=Path, help="results, one file a part; var/gpu, var/gpu-small with --small")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="parts whose names begin so")
-    parser.add_argument("--fresh", action="store_true", help="run again what has passed here before")
+    parser.add_argument("--folder", type=Path, help="folder of results, default var/gpu or var/gpu-small")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="run parts whose names begin with NAME")
+    parser.add_argument("--fresh", action="store_true", help="also run parts that passed before")
     parser.add_argument("--docs", action="store_true", help=f"write {DOCS.relative_to(ROOT)}")
     options = parser.parse_args()
     machine, none = this_machine(), why_none()
     if none and machine.device == "cuda":
         parser.error(none)
     if none and not options.small:
-        parser.error(f"{none}; --small tries what can be tried without a GPU")
+        parser.error(f"{none}. Use --small to run the parts that need no GPU.")
     if machine.device == "cpu" and options.docs:
-        parser.error("--docs tells of GPUs, and torch sees none here")
+        parser.error("--docs needs a GPU, and torch finds none.")
     parts = all_parts(machine, small=options.small)
     if options.only:
         names = tuple(options.only)
         parts = [part for part in parts if part.name.startswith(names)]
         if not parts:
-            parser.error(f"--only: no part begins with {' or '.join(names)}")
+            parser.error(f"No part of --only begins with {' or '.join(names)}.")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the part's processes end too
     fingerprint = machine.fingerprint(small=options.small)
     # Apart, so that neither takes the place of what the other is to keep.

@@ -1,8 +1,7 @@
-"""Every parity layout on real GPUs, each beside one process and to the byte of what was predicted.
+"""Compare parity layouts on GPUs with a single-process reference and with the predicted bytes.
 
-Ranks may be more than GPUs: NCCL then takes each for one alone on its host, and sends through sockets. A layout that
-ends its ranks, or that nobody comes out of, is told as such, and the others go on. What is told of each is kept as soon
-as it is, so that what cuts a call in two takes from it the layout that then ran, and no other.
+If ranks share a GPU, each rank is its own NCCL host, and NCCL uses sockets. A layout that fails or hangs is reported,
+and the other layouts run. Each result is stored at once, so an interrupted call loses at most one layout.
 """
 
 from __future__ import annotations
@@ -132,17 +131,17 @@ def ended(argv: Sequence[str], log: Path, told: Path, until: float) -> int | Non
 def summed_up(names: Sequence[str], results: Sequence[Told]) -> Found:
     found = nothing_found()
     equal = [one for one in results if not one.get("wrong")]
-    found["measured"] = {"layouts equal to one process": len(equal)}
-    found["beside"] = {"layouts equal to one process": len(names)}
+    found["measured"] = {"layouts equal to reference": len(equal)}
+    found["beside"] = {"layouts equal to reference": len(names)}
     if equal:
         found["measured"] |= {
-            "gradients from one process, relative": max(one["gradient"] for one in equal),
-            "losses from one process, relative": max(one["loss"] for one in equal),
-            "losses from one process on the CPU, relative": max(one["loss_from_cpu"] for one in equal),
-            "bytes off": sum(one["bytes_off"] for one in equal),
-            "calls off": sum(one["calls_off"] for one in equal),
+            "gradients, difference from reference": max(one["gradient"] for one in equal),
+            "losses, difference from reference": max(one["loss"] for one in equal),
+            "losses, difference from CPU reference": max(one["loss_from_cpu"] for one in equal),
+            "bytes, difference": sum(one["bytes_off"] for one in equal),
+            "calls, difference": sum(one["calls_off"] for one in equal),
         }
-        found["beside"] |= {"bytes off": 0, "calls off": 0}
+        found["beside"] |= {"bytes, difference": 0, "calls, difference": 0}
     found["wrong"] = [f"{one['name']}: {'; '.join(one['wrong'])}" for one in results if one.get("wrong")]
     found["notes"] = [
         f"{one['name']}: equal when tried again; before: {why}" for one in results if (why := one.get("failed_before"))
@@ -154,10 +153,10 @@ def summed_up(names: Sequence[str], results: Sequence[Told]) -> Found:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--ranks", type=int, help="only layouts of so many")
+    parser.add_argument("--ranks", type=int, help="run only layouts with this number of ranks")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
-    parser.add_argument("--pieces", type=Path, help="what was told of each before, and is from now on")
-    parser.add_argument("names", nargs="*", metavar="LAYOUT", help="all where none is named")
+    parser.add_argument("--pieces", type=Path, help="file of results to continue")
+    parser.add_argument("names", nargs="*", metavar="LAYOUT", help="layouts to run, default all")
     options = parser.parse_args()
     names = [name for name in options.names or LAYOUTS if options.ranks in (None, ranks_of(name))]
     with tempfile.TemporaryDirectory() as work:

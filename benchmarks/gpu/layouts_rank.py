@@ -38,7 +38,7 @@ def try_layout(name: str, spec: JobSpec, recorder: Recorder, device: torch.devic
     from_cpu = max(abs((step["loss"] or 0.0) / other - 1) for step, other in losses)
     wrong = [f"{apart['what']} of {apart['name']} differs by {apart['apart']}" for apart in ran.proof["wrong"]]
     if one["state"] != "equal":
-        wrong.append(f"one process: {one['state']} {one['why']}".rstrip())
+        wrong.append(f"reference: {one['state']} {one['why']}".rstrip())
     if from_cpu > limits(spec).loss:
         wrong.append(f"losses differ from the CPU's by {from_cpu:.1e} (limit {limits(spec).loss:.0e})")
     if bytes_off or calls_off:
@@ -56,7 +56,7 @@ def try_layout(name: str, spec: JobSpec, recorder: Recorder, device: torch.devic
 
 @functools.cache
 def on_cpu(arch: str, variant: str, data: Path) -> list[float]:
-    """Losses of one process in fp32."""
+    """Return the losses of a single-process reference in fp32."""
     spec = reference_spec(arch, variant)
     return [result.loss for result in compute(spec, corpus_of(spec, data), torch.device("cpu"), STEPS).results]
 

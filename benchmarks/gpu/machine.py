@@ -78,11 +78,10 @@ def why_none() -> str:
 
 
 def held_by_others(gpus: Gpus) -> Iterator[str]:
-    """Of each GPU that holds much while nothing of ours runs, but for what a driver and a context take."""
+    """Yield a note for each GPU whose memory other programs use before a part starts."""
     for number, use in enumerate(gpus.use()):
         if (held := use.get("memory_bytes", 0)) > IDLE_BYTES:
-            words = "where that is another program's, it computed beside this"
-            yield f"GPU {number} held {held / 2**30:.1f} GiB before this began: {words}"
+            yield f"GPU {number} already held {held / 2**30:.1f} GiB, so another program possibly ran at the same time"
 
 
 def cluster_of(name: str, memory_bytes: int) -> str | None:

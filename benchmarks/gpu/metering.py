@@ -99,7 +99,7 @@ def compare(recorder: Recorder, device: torch.device) -> Found:
     """Every collective at every size, waited for at once and later. All ranks call this together."""
     found, world = nothing_found(), dist.get_world_size()
     if world == 1:
-        found["notes"].append("one GPU: the collectives have a single rank, so that NCCL has little or nothing to send")
+        found["notes"].append("One GPU has a single rank, so NCCL sends little or nothing")
     for op, size, later, call in _cases(device):
         call(later)  # the first connects the ranks
         wait(device)

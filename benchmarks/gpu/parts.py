@@ -80,17 +80,20 @@ def _metering(machine: Machine) -> Part:
     """On several ranks, so that there is something to send."""
     ranks = max(machine.ranks, SHARING) if machine.device == "cuda" else machine.ranks
     argv = torchrun(ranks, "benchmarks.gpu.metering", "--device", machine.device)
-    title = f"The meter beside the profiler, {'NCCL' if machine.device == 'cuda' else 'gloo'}, {ranks} ranks"
+    title = f"Meter compared with the profiler, {'NCCL' if machine.device == 'cuda' else 'gloo'}, {ranks} ranks"
     return Part("metering", title, argv, START_S + METERING_S, notes=_shared(machine, ranks))
 
 
 def _shared(machine: Machine, ranks: int) -> tuple[str, ...]:
-    return (f"{ranks} ranks on {machine.ranks} GPUs: NCCL sends by sockets",) if ranks > machine.ranks else ()
+    return (f"{ranks} ranks share {machine.ranks} GPUs, so NCCL uses sockets",) if ranks > machine.ranks else ()
 
 
 def _wire(machine: Machine) -> Iterator[Part]:
-    for name, words, own in (("wire-simple", "NCCL without flags", ("--simple",)), ("wire", "as NCCL chose", ())):
-        title = f"The loopback interface beside the meter, {words}, {SHARING} ranks"
+    for name, words, own in (
+        ("wire-simple", "NCCL protocol Simple", ("--simple",)),
+        ("wire", "default NCCL protocol", ()),
+    ):
+        title = f"Loopback bytes compared with the meter, {words}, {SHARING} ranks"
         if machine.device == "cpu":
             yield Part(name, title, skip=NO_GPU)
             continue
@@ -117,10 +120,10 @@ def _parity(machine: Machine, *, small: bool) -> Iterator[Part]:
 def _layouts(machine: Machine, *, small: bool) -> Part:
     """Those of the suite's parity; more ranks than GPUs share them."""
     if machine.device == "cpu":
-        return Part("layouts", "Every layout beside one process", skip=f"{NO_GPU}; `make parity` tries them on CPUs")
+        return Part("layouts", "Layouts compared with the reference", skip=f"{NO_GPU}; `make parity` runs them on CPUs")
     names = CORE_ONCE if small else LAYOUTS
     argv = (sys.executable, "-m", "benchmarks.gpu.layouts", "--device", "cuda", *names)
-    title = f"{len(names)} layouts beside one process, in fp32"
+    title = f"{len(names)} layouts compared with the single-process reference, fp32"
     notes = _shared(machine, max(ranks_of(name) for name in names))
     return Part("layouts", title, argv, START_S + LAYOUTS_S, math.inf, notes=notes, of_pieces=True)
 
@@ -130,7 +133,7 @@ def _rates(machine: Machine, *, small: bool) -> Part:
     expected_s, sizes = START_S + RATES_S, ["--small"] if small else []
     argv = (sys.executable, "-m", "benchmarks.gpu.rates", "--device", machine.device, *sizes)
     if machine.device == "cpu":
-        return Part("rates", title, argv, expected_s, notes=("nothing is predicted: a CPU has no data sheet here",))
+        return Part("rates", title, argv, expected_s, notes=("No predictions, because the CPU has no data sheet",))
     if machine.cluster is None:
         return Part("rates", title, argv, expected_s, notes=(unknown(machine),))
     accelerator = machine.cluster.accelerator
@@ -176,7 +179,7 @@ def _memory(machine: Machine, sizes: tuple[Size, ...]) -> Iterator[Part]:
                 continue
             told = {
                 "allocated, GiB": tensor_bytes(spec, machine) / GIB,
-                "held by the allocator, GiB": grown_gib(spec, machine),
+                "reserved, GiB": grown_gib(spec, machine),
             }
             more = {"predicted": told, "within": {"allocated, GiB": MEMORY_WITHIN}}
             yield training_part(machine, part, title, spec, "memory", STEP_S, more)

@@ -11,7 +11,7 @@ from typing import Any, Literal, NotRequired, TypedDict, cast
 from benchmarks.gpu.machine import Fingerprint
 
 State = Literal["passed", "failed", "cut", "skipped"]
-SPENT = "the time for all parts was spent; the same command goes on here"
+SPENT = "out of time; run the command again to continue"
 
 
 class Found(TypedDict):

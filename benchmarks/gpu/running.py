@@ -177,16 +177,16 @@ def _judge(part: Part, result: Result, found: Found) -> None:
     wrong = [*found["wrong"], *_missed(part, found)]
     result["state"] = "failed" if wrong else "cut" if untried else "passed"
     if untried:
-        wrong.append(f"no time yet for {len(untried)}, at which the same command goes on: {', '.join(untried)}")
+        wrong.append(f"out of time before {len(untried)}; run the command again: {', '.join(untried)}")
     result["why"] = "; ".join(wrong)
 
 
 def _missed(part: Part, found: Found) -> Iterator[str]:
     """Figures that differ from what was predicted by more than they may."""
     for name, share in part.within.items():
-        apart = found["measured"][name] / part.predicted[name] - 1
-        if abs(apart) > share:
-            yield f"{name} differs from the prediction by {apart:+.1%}, more than {share:.0%}"
+        error = part.predicted[name] / found["measured"][name] - 1
+        if abs(error) > share:
+            yield f"{name}: the prediction has an error of {error:+.1%}, more than {share:.0%}"
 
 
 def _program(argv: tuple[str, ...], log: Path, limit_s: float) -> int | None:

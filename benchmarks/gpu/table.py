@@ -1,4 +1,4 @@
-"""Results as lines of a terminal, and as a page of the documentation."""
+"""Format results as lines of a terminal and as a Markdown page."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ from collections.abc import Iterator, Sequence
 from benchmarks.gpu.machine import Fingerprint
 from benchmarks.gpu.results import SPENT, Result
 
+COLUMNS = ("", "expected", "measured", "error")
 WIDTHS = (62, 13, 13, 9)
 
 
 def rows(result: Result) -> Iterator[tuple[str, str, str, str]]:
-    """Each figure: its name, what it is compared with, what was measured, the difference as a share."""
+    """Yield name, expected value, measured value, and error of each figure."""
     for name, measured in result["measured"].items():
-        beside = result["beside"].get(name)
-        apart = f"{measured / beside - 1:+.1%}" if beside else ""
-        yield name, "" if beside is None else f"{beside:,.4g}", f"{measured:,.4g}", apart
+        expected = result["beside"].get(name)
+        error = f"{expected / measured - 1:+.1%}" if expected and measured else ""
+        yield name, "" if expected is None else f"{expected:,.4g}", f"{measured:,.4g}", error
 
 
 def lines(results: Sequence[Result]) -> Iterator[str]:
-    """The table of the terminal, and last the count, after what was not reached."""
+    """Yield the tables for a terminal, then the parts that did not run, then the count."""
     for result in results:
-        yield f"\n{result['title']}: {told(result)}"
+        yield f"\n{result['title']}: {state_text(result)}"
         for note in result["notes"]:
             yield f"  {note}"
-        for row in [("", "beside", "measured", "apart"), *rows(result)] if result["measured"] else []:
+        for row in [COLUMNS, *rows(result)] if result["measured"] else []:
             name, *figures = row
             padded = (f"{text:>{width}}" for text, width in zip(figures, WIDTHS[1:], strict=True))
             yield f"  {name:<{WIDTHS[0]}}{''.join(padded)}"
@@ -33,18 +34,18 @@ def lines(results: Sequence[Result]) -> Iterator[str]:
     yield count(results)
 
 
-def told(result: Result) -> str:
+def state_text(result: Result) -> str:
     return f"{result['state']}: {result['why']}" if result["why"] else result["state"]
 
 
 def not_reached(results: Sequence[Result]) -> Iterator[str]:
-    """What there was no time for, or too little, if there was any such."""
+    """List the parts that ran out of time or did not start."""
     cut = [result["part"] for result in results if result["state"] == "cut"]
     if cut:
-        yield f"Cut, and tried again by the same command, with more time ({len(cut)}): {', '.join(cut)}."
+        yield f"Cut for lack of time; run the command again to give them more ({len(cut)}): {', '.join(cut)}."
     names = [result["part"] for result in results if result["why"] == SPENT]
     if names:
-        yield f"Not reached, and where the same command goes on ({len(names)}): {', '.join(names)}."
+        yield f"Not started; run the command again to continue ({len(names)}): {', '.join(names)}."
 
 
 def count(results: Sequence[Result]) -> str:
@@ -53,25 +54,32 @@ def count(results: Sequence[Result]) -> str:
 
 
 def days(results: Sequence[Result]) -> str:
-    """On which they were found: what passed is kept from one call to the next."""
-    told = sorted({result["day"] for result in results})
-    return told[0] if len(told) == 1 else f"{told[0]} to {told[-1]}"
+    """Return the range of days; results of earlier calls count too."""
+    found = sorted({result["day"] for result in results})
+    return found[0] if len(found) == 1 else f"{found[0]} to {found[-1]}"
 
 
 def page(results: Sequence[Result], machine: Fingerprint, command: str) -> str:
-    """Markdown of docs/reference/gpu.md."""
-    told_of = f"{machine['count']} x {machine['device']}, torch {machine['torch']}, commit {machine['commit']}"
+    """Return the raw results as a page of the notebook."""
+    host = f"{machine['count']} x {machine['device']}, torch {machine['torch']}, commit {machine['commit']}"
     found = [
-        "# What a machine with GPUs showed",
+        "# GPU benchmark results",
         "",
-        f"`{command}`, {days(results)}, {told_of}: {count(results)}.",
-        "It writes this page itself.",
-        "\"beside\" is the planner's prediction, written down before the run, or the profiler's count.",
+        f"`{command}` wrote this page, {days(results)}, {host}: {count(results)}.",
+        "",
+        "Expected values are predictions written before the run, profiler counts, or limits.",
+        "The error is expected minus measured, divided by measured.",
     ]
     found += ["", *not_reached(results)]
     for result in results:
-        found += ["", f"## {result['title']}", "", f"{told(result)}.", *(f"\n{note}." for note in result["notes"])]
+        found += [
+            "",
+            f"## {result['title']}",
+            "",
+            f"{state_text(result)}.",
+            *(f"\n{note}." for note in result["notes"]),
+        ]
         if result["measured"]:
-            found += ["", "| | beside | measured | apart |", "|---|---:|---:|---:|"]
+            found += ["", f"| {' | '.join(COLUMNS)} |", "|---|---:|---:|---:|"]
             found += [f"| {' | '.join(row)} |" for row in rows(result)]
     return "\n".join(found) + "\n"

@@ -88,18 +88,18 @@ def bytes_as_planned(ran: Ran, found: Found) -> None:
 
 
 def parity(spec: JobSpec, ran: Ran, data: Path) -> Found:
-    """Rank 0's: what the run proved of itself, and its losses beside one process in fp32 on the CPU."""
+    """Return the verification of rank 0, and its losses compared with a CPU reference in fp32."""
     found = nothing_found()
     assert ran.proof is not None
     one, copies = ran.proof["one_process"], ran.proof["replicas"]
     if one["state"] != "equal":
-        found["wrong"].append(f"one process: {one['state']} {one['why']}".rstrip())
+        found["wrong"].append(f"reference: {one['state']} {one['why']}".rstrip())
     found["wrong"] += [f"{apart['what']} of {apart['name']} differs" for apart in ran.proof["wrong"]]
     found["measured"] = {
-        "gradients from one process, relative": one["gradient"],
-        "losses from one process, relative": one["loss"],
-        "norms from one process, relative": one["norm"],
-        "copies from each other, relative": copies["apart"],
+        "gradients, difference from reference": one["gradient"],
+        "losses, difference from reference": one["loss"],
+        "norms, difference from reference": one["norm"],
+        "replicas, difference": copies["apart"],
     }
     most = limits(spec)
     found["beside"] = dict(zip(found["measured"], (most.gradient, most.loss, most.norm, most.copies), strict=True))
@@ -107,11 +107,11 @@ def parity(spec: JobSpec, ran: Ran, data: Path) -> Found:
         expected = compute(spec, corpus_of(spec, data), torch.device("cpu"), STEPS).results
         pairs = zip(ran.steps, expected, strict=False)
         apart = max(abs((step["loss"] or 0.0) / other.loss - 1) for step, other in pairs)
-        name = "losses from one process on the CPU, relative"
+        name = "losses, difference from CPU reference"
         found["measured"][name], found["beside"][name] = apart, most.loss
         if apart > most.loss:
             found["wrong"].append(f"losses differ from the CPU's by {apart:.1e} (limit {most.loss:.0e})")
-    found["notes"].append("beside: the largest difference that is rounding")
+    found["notes"].append("Expected values are limits for rounding")
     return found
 
 
@@ -121,7 +121,7 @@ def memory(ran: Ran, device: torch.device) -> Found:
     dist.all_reduce(own, dist.ReduceOp.MAX)
     allocated, reserved = own.tolist()
     found = nothing_found()
-    found["measured"] = {"allocated, GiB": allocated / 2**30, "held by the allocator, GiB": reserved / 2**30}
+    found["measured"] = {"allocated, GiB": allocated / 2**30, "reserved, GiB": reserved / 2**30}
     return found
 
 

@@ -69,6 +69,6 @@ EARLY_CUDNN_BLACKWELL = CUDNN_BLACKWELL._replace(share=0.8 * CUDNN_BLACKWELL.sha
 FLASH_1_WIDTHS = Attention(pads=True)
 FLASH_2_WIDTHS = Attention(narrow=0.56, pads=True)
 BLACKWELL_WIDTHS = CUDNN_BLACKWELL._replace(share=1.0, tokens=0)
-# torch 2.11's own on an H100 (docs/reference/gpu.md): both ways 386, 434 and 484 TFLOP/s by heads of 64, 112 and 128, rows of
-# 4,096; 2407.08608's cuDNN loses on each row as if it were 300 tokens longer.
+# Attention of torch 2.11 on an H100, forward and backward, rows of 4,096 tokens (docs/notebook/2026-11-gpu.md): 386,
+# 434, and 484 TFLOP/s for heads of 64, 112, and 128. cuDNN of arXiv 2407.08608 loses the time of 300 tokens per row.
 SDPA_HOPPER = Attention(share=1.565, tokens=300, narrow=0.63, pads=True)

@@ -202,9 +202,9 @@ _EAGER = Stack(
 TENSOR_S = 8e-5
 
 STACKS: dict[StackName, Stack] = {
-    # The trainer's own steps, one rank on an H100 and two H200 (docs/reference/gpu.md); what these do not tell is eager FSDP2's.
+    # Chosen on trainer steps on one H100 and two H200 (docs/reference/gpu.md). Others are those of eager FSDP2.
     "ours": _EAGER._replace(
-        title="Meshboard (what runs here)",
+        title="Meshboard's trainer",
         gemm_hopper=1.1,
         norms=2.0,
         loss=2.0,

@@ -78,9 +78,9 @@ def test_a_part_that_fails_is_told_and_stops_no_other(tmp_path: Path) -> None:
     results = run(parts, tmp_path)
     assert states(results) == ["failed", "failed", "failed", "skipped", "passed"]
     assert "the reason" in results[0]["why"]
-    assert "+200.0%" in results[2]["why"]
+    assert "-66.7%" in results[2]["why"]
     assert count(results) == "1 passed, 3 failed, 0 cut, 1 skipped"
-    assert "| x | 1 | 3 | +200.0% |" in page(results, HERE, "command")
+    assert "| x | 1 | 3 | -66.7% |" in page(results, HERE, "command")
 
 
 def test_a_part_beyond_its_time_leaves_no_process(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_what_was_kept_has_the_day_on_which_it_was_found(tmp_path: Path) -> None
     found = json.loads((tmp_path / "a.json").read_text())
     (tmp_path / "a.json").write_text(json.dumps({**found, "day": "2026-01-31"}))
     results = run([writes(tmp_path, "a"), writes(tmp_path, "b")], tmp_path)
-    assert f"`command`, 2026-01-31 to {found['day']}, 1 x none" in page(results, HERE, "command")
+    assert f"`command` wrote this page, 2026-01-31 to {found['day']}, 1 x none" in page(results, HERE, "command")
 
 
 def test_a_prediction_is_written_before_its_run(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_a_gpu_that_others_use_is_told_beside_what_was_measured(
 ) -> None:
     monkeypatch.setattr(running, "Gpus", lambda: Gpus(Shared(), tmp_path))
     (result,) = run([writes(tmp_path, "a")], tmp_path)
-    assert [note.partition(":")[0] for note in result["notes"]] == ["GPU 1 held 30.0 GiB before this began"]
+    assert [note.partition(",")[0] for note in result["notes"]] == ["GPU 1 already held 30.0 GiB"]
     monkeypatch.setattr(running, "Gpus", lambda: Gpus(NoDriver(), tmp_path))
     assert run([writes(tmp_path, "b")], tmp_path)[0]["notes"] == []
 
@@ -258,8 +258,10 @@ def test_a_compiled_run_is_not_predicted_as_an_eager_one() -> None:
 
 def test_a_time_that_is_spent_is_told_as_such(tmp_path: Path) -> None:
     results = run([writes(tmp_path, "a"), writes(tmp_path, "b")], tmp_path, left_s=0)
-    assert [(result["state"], "goes on here" in result["why"]) for result in results] == [("skipped", True)] * 2
-    told = "Not reached, and where the same command goes on (2): a, b."
+    assert [(result["state"], "run the command again" in result["why"]) for result in results] == [
+        ("skipped", True)
+    ] * 2
+    told = "Not started; run the command again to continue (2): a, b."
     assert list(lines(results))[-2:] == [told, "0 passed, 0 failed, 0 cut, 2 skipped"]
     assert told in page(results, HERE, "command")
     again = run([writes(tmp_path, "a")], tmp_path)
@@ -361,7 +363,7 @@ def test_rates_are_measured_under_the_names_they_are_predicted_by() -> None:
 
 
 def test_rates_are_predicted_as_plans_of_what_runs_here_count_them() -> None:
-    """The tables of docs/reference/gpu.md held products beside a share of peak that no such plan has."""
+    """Compare with the rate that a plan uses, not with a fixed share of the peak."""
     chip = ACCELERATORS["H100 SXM"]
     (told,) = [rate for name, rate in predictions(chip, small=False).items() if name.startswith("square: ")]
     one_wave = gemm_seconds(Gemm(8192, 8192, 8192), chip, "bf16", 2)

@@ -115,7 +115,7 @@ def test_a_part_that_was_cut_is_tried_first_with_more_time(played: Played) -> No
     had_s = played.limits["slow"]
     assert [result["state"] for result in first] == ["passed", "cut", "passed", "cut"]
     assert f"this call had {had_s:.0f} s for it; the next has more" in first[1]["why"]
-    told = "Cut, and tried again by the same command, with more time (2): slow, layouts."
+    told = "Cut for lack of time; run the command again to give them more (2): slow, layouts."
     assert told in list(lines(first))
     played.takes["new"] = 30
     second = played.call([part("new", 30), *parts], 200)
@@ -140,7 +140,7 @@ def test_pieces_that_there_was_no_time_for_are_named_and_the_part_goes_on(played
     (result,) = played.call([part("layouts", 60, of_pieces=True)])
     assert (result["state"], result["why"]) == (
         "cut",
-        "no time yet for 2, at which the same command goes on: tp2, pp2",
+        "out of time before 2; run the command again: tp2, pp2",
     )
     played.untried = []
     assert [result["state"] for result in played.call([part("layouts", 60, of_pieces=True)])] == ["passed"]

@@ -40,6 +40,6 @@ def test_what_passes_at_a_further_try_says_that_it_failed(tmp_path: Path) -> Non
     run([writes(tmp_path, "shaky", x=3.0)], tmp_path)
     (again,) = run([writes(tmp_path, "shaky", x=1.0)], tmp_path)
     assert again["state"] == "passed"
-    assert again["notes"][-1].startswith(f"failed before, on {again['day']}: x differs from the prediction by ")
+    assert again["notes"][-1].startswith(f"failed before, on {again['day']}: x: the prediction has an error of ")
     (kept,) = run([writes(tmp_path, "shaky", x=1.0)], tmp_path)
     assert kept["notes"] == again["notes"]

@@ -64,8 +64,8 @@ def test_a_layout_that_ends_its_ranks_is_told_and_the_others_go_on(
 ) -> None:
     monkeypatch.setattr(layouts, "STILL_S", patient(1.0))
     found = tries(ends="zero1 dp2", stands="zero2 dp2")
-    assert found["measured"]["layouts equal to one process"] == 2
-    assert found["beside"]["layouts equal to one process"] == 4
+    assert found["measured"]["layouts equal to reference"] == 2
+    assert found["beside"]["layouts equal to reference"] == 4
     assert [one.partition(" (")[0].split(": ")[0] for one in found["wrong"]] == ["zero1 dp2", "zero2 dp2"]
     assert "ValueError: the reason" in found["wrong"][0]
     assert "stood still" in found["wrong"][1]
@@ -73,7 +73,7 @@ def test_a_layout_that_ends_its_ranks_is_told_and_the_others_go_on(
     again = tries()
     assert tries.begun == [["zero1 dp2", "zero2 dp2"]], "what was equal is not tried again"
     assert again["wrong"] == []
-    assert again["measured"]["layouts equal to one process"] == 4
+    assert again["measured"]["layouts equal to reference"] == 4
     first, second = again["notes"]
     assert first.startswith("zero1 dp2: equal when tried again; before: ")
     assert "stood still" in second
@@ -88,7 +88,7 @@ def test_what_a_call_has_no_time_for_the_next_goes_on_with(tries: Tries) -> None
     found = tries()
     assert tries.begun == [["zero2 dp2", "zero3 dp2"]]
     assert found["untried"] == []
-    assert found["measured"]["layouts equal to one process"] == 4
+    assert found["measured"]["layouts equal to reference"] == 4
 
 
 def test_a_layout_that_the_end_of_a_call_cuts_is_not_told_as_wrong(

@@ -143,7 +143,7 @@ def test_narrower_heads_of_one_model_take_longer(name: str, stack: StackName) ->
 
 @pytest.mark.parametrize(("width", "measured"), [(64, 385.5), (112, 434.0), (128, 484.1)])
 def test_what_runs_here_is_planned_at_the_rate_that_an_h100_showed(width: int, measured: float) -> None:
-    """docs/reference/gpu.md, both ways, rows of 4,096."""
+    """Compare with docs/notebook/2026-11-gpu.md, forward and backward, rows of 4,096."""
     chip, law = ACCELERATORS["H100 SXM"], STACKS["ours"].attention_hopper
     reached = chip.bf16_flops * chip.attention_efficiency * law.share / law.times(Flash(0, 0, 4096, width))
     assert reached / 1e12 == pytest.approx(measured, rel=0.03)
