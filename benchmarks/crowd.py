@@ -119,12 +119,12 @@ def measure(board: Site, asked: Asked) -> None:
     cpu = board_cpu_s(board) - cpu
     late = sorted(seen.late)
     p50, p99 = statistics.median(late), late[int(len(late) * 0.99) - 1]
-    slow = " and one who reads 1 kB/s" if asked.slow else ""
+    slow = " and one that reads 1 kB/s" if asked.slow else ""
     print(f"{asked.ranks:,} ranks x {asked.hz:g} Hz, {asked.viewers} viewers{slow}, {asked.seconds:g} s (synthetic)")
     print(f"  to a viewer: p50 {1e3 * p50:.0f} ms, p99 {1e3 * p99:.0f} ms; {seen.missed} batches missed")
     rate = seen.num_bytes / asked.viewers / asked.seconds
     print(
-        f"  {rate / 1e3:,.0f} kB/s to each; web {memory / 1e6:.0f} MB ({memory / alone:.2f} of before), {cpu:.1f} s CPU"
+        f"  {rate / 1e3:,.0f} kB/s each; web {memory / 1e6:.0f} MB ({memory / alone:.2f} of idle), {cpu:.1f} s CPU"
     )
     if page is not None:
         tell_of_page(page, told, asked)
@@ -309,7 +309,7 @@ def tell_of_page(page: dict[str, Any], told: list[float], asked: Asked) -> None:
     p50, p99 = statistics.median(late), late[int(len(late) * 0.99) - 1]
     print(f"  to a browser's frame: p50 {1e3 * p50:.0f} ms, p99 {1e3 * p99:.0f} ms of {len(late)} ticks")
     share = f"{spent / passed:.0%} of the time"
-    print(f"  its scripts: {1e3 * spent / updates:.1f} ms an update of all ranks, {share}")
+    print(f"  scripts: {1e3 * spent / updates:.1f} ms per update of all ranks, {share}")
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def main() -> int:
             wrong += done.returncode
             calls = sum(row["measured_count"] for row in item["collectives"])
             payload = sum(row["measured_bytes"] for row in item["collectives"])
-            verdict = "WRONG" if done.returncode else "as the planner says"
+            verdict = "WRONG" if done.returncode else "as predicted"
             print(
                 f"  rank {rank:>6}: {item['seconds']:>5.1f} s, {int(resident) / 1e9:.2f} GB; "
                 f"{calls:,} calls, {payload:,} B, {verdict}"

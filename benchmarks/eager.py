@@ -50,9 +50,9 @@ def main() -> None:
             count = len(work.forward) + len(work.backward_input) + len(work.backward_weight)
             seconds = layer_seconds(spec)
             each = seconds / count
-            layer = f"{seconds * 1e3:>6.2f} ms a layer of {count} kernels"
-            ratio = f"{each / LAUNCH_S:.2f} of the planner's"
-            print(f"{preset:<12}{attention:<9}{layer}: {each * 1e6:.0f} us each, {ratio}")
+            layer = f"{seconds * 1e3:>6.2f} ms per layer, {count} kernels"
+            ratio = f"{each / LAUNCH_S:.2f} of the planned time"
+            print(f"{preset:<12}{attention:<9}{layer}: {each * 1e6:.0f} us per kernel, {ratio}")
 
 
 if __name__ == "__main__":

@@ -242,7 +242,7 @@ def main() -> None:
         f"priority {priority}": lambda job, p=priority: job.priority == p for priority in sorted(PRIORITIES)
     }
     chosen |= {f"project {name}": lambda job, n=name: job.project == n for name in PROJECTS}
-    chosen["64 slots and more"] = lambda job: job.slots >= 64
+    chosen["64 slots or more"] = lambda job: job.slots >= 64
     table: dict[str, list[str]] = {}
     policies: dict[str, Policy] = {"Meshboard": meshboard, "FIFO": fifo, "plain backfill": backfill}
     for policy in policies.values():
@@ -252,12 +252,12 @@ def main() -> None:
         for words, of in chosen.items():
             table.setdefault(words, []).append(wait_words(jobs, outcome, of))
         longest = max(outcome.started[job.id] - job.submitted for job in jobs) / 3600
-        table.setdefault("longest wait, h", []).append(f"{longest:.2f}")
+        table.setdefault("longest wait (h)", []).append(f"{longest:.2f}")
         used = outcome.busy_slot_s / (asked.hosts * SLOTS * end)
-        table.setdefault("utilisation of the week", []).append(f"{used:.1%}")
+        table.setdefault("utilization", []).append(f"{used:.1%}")
         table.setdefault("Jain's index of projects", []).append(f"{fairness(jobs, outcome):.3f}")
         table.setdefault("passes, longest", []).append(f"{outcome.passes:,}, {outcome.longest_pass_s * 1e3:.0f} ms")
-        table.setdefault("simulated in", []).append(f"{took:.0f} s")
+        table.setdefault("simulation time", []).append(f"{took:.0f} s")
     print(f"{'':28}" + "".join(f"{name:>20}" for name in policies))
     for words, cells in table.items():
         print(f"{words:28}" + "".join(f"{cell:>20}" for cell in cells))

@@ -77,21 +77,19 @@ def report(folder: Path, ranks: int, steps: int) -> bool:
     ending_s = time.process_time() - began
     kept = num_bytes(recording.manifest)
     rows = {table: parts[0]["rows"] for table, parts in recording.manifest["parts"].items()}
-    print(f"a synthetic attempt: {ranks} ranks, {HOUR_S / 60:.0f} minutes, {steps:,} steps")
+    print(f"synthetic attempt: {ranks} ranks, {HOUR_S / 60:.0f} minutes, {steps:,} steps")
     print(
-        f"kept   {HOUR_S / (work_s + ending_s):8.0f} x as fast as it ran ({work_s:.1f} s, {ending_s:.1f} s for its end)"
+        f"kept   {HOUR_S / (work_s + ending_s):8.0f} times the run speed ({work_s:.1f} s, {ending_s:.1f} s for the end)"
     )
-    print(f"bytes  {kept / sent:8.3f} x those of its stream: {kept / 2**20:.1f} MiB of {sent / 2**20:.0f} MiB")
-    print(f"       {kept / ranks / 2**20:8.2f} MiB for a rank and an hour")
+    print(f"bytes  {kept / sent:8.3f} x the bytes of the stream: {kept / 2**20:.1f} MiB of {sent / 2**20:.0f} MiB")
+    print(f"       {kept / ranks / 2**20:8.2f} MiB per rank and hour")
     print("rows   " + ", ".join(f"{count:,} {table}" for table, count in rows.items()))
     slowest = 0.0
     for what, size, took_s, work_s in questions():
-        print(f"{what:28} {took_s:7.3f} s, {work_s:7.3f} s of processors, {size / 2**10:8.0f} KiB as JSON")
+        print(f"{what:28} {took_s:7.3f} s, {work_s:7.3f} s processor, {size / 2**10:8.0f} KiB as JSON")
         slowest = max(slowest, took_s)
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
-    print(
-        f"slowest {slowest / LIMIT_S:.2f} of the {LIMIT_S:g} s in which the page is to be drawn; load {load:.1f} a core"
-    )
+    print(f"slowest {slowest / LIMIT_S:.2f} of the limit of {LIMIT_S:g} s; load {load:.1f} per core")
     return slowest <= LIMIT_S
 
 

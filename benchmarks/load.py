@@ -167,11 +167,11 @@ async def measure(board: Site, asked: argparse.Namespace, watched_job: str) -> i
     there = int(python(board, FIND, sent=json.dumps(ids)))
     errors = [one.error for one in (*first, *submits, *lists) if one.error]
     web = f"{asked.processes} web processes"
-    print(f"{asked.database}, {web}, {asked.jobs:,} jobs before, {asked.sockets} sockets, {asked.seconds:.0f} s")
+    print(f"{asked.database}, {web}, {asked.jobs:,} existing jobs, {asked.sockets} sockets, {asked.seconds:.0f} s")
     told(f"first {WARM_S} s", first, SUBMIT_P95_S)
     told("submit", submits, SUBMIT_P95_S)
     told("list", lists, LIST_P95_S)
-    print(f"sockets   {watched.open} opened, {cut} cut off, {watched.mute} heard nothing, {watched.frames:,} frames")
+    print(f"sockets   {watched.open} opened, {cut} closed, {watched.mute} without data, {watched.frames:,} frames")
     print(f"machine   a loop of 10,000,000 additions in {loops_s[0]:.2f} s of CPU before, {loops_s[1]:.2f} s after")
     print(f"cpu       {', '.join(f'{role} {seconds:.1f} s' for role, seconds in busy.items())}")
     print(f"errors    {len(errors)}{': ' + errors[0] if errors else ''}")
@@ -229,7 +229,7 @@ def told(name: str, requests: list[Timed], goal_s: float) -> None:
     p95 = statistics.quantiles(seconds, n=20)[-1]
     figures = f"median {1e3 * statistics.median(seconds):.0f} ms, p95 {1e3 * p95:.0f} ms"
     goal = f"goal {1e3 * goal_s:.0f}: {'met' if p95 <= goal_s else 'missed'}"
-    print(f"{name:<9} {len(seconds):,} asked, {figures} ({goal})")
+    print(f"{name:<9} {len(seconds):,} requests, {figures} ({goal})")
 
 
 if __name__ == "__main__":

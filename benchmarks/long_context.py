@@ -84,9 +84,10 @@ def compare(options: argparse.Namespace) -> bool:
     planned = memory(spec, 0)
     difference = gradient_difference(gradients, reference)
     print(f"{options.preset}, {options.seq_len:,} tokens, cp {options.cp} {options.method}")
-    print(f"peak of a rank {peak / 2**20:,.1f} MiB; dry run {dry / 2**20:,.1f} MiB ({peak / dry - 1:+.1%})")
-    print(f"planned {(sum(planned.values()) - planned['optimizer']) / 2**20:,.1f} MiB; alone {alone / 2**20:,.1f} MiB")
-    print(f"gradients differ from one process's by at most {difference:.1e}")
+    print(f"peak of the largest rank {peak / 2**20:,.1f} MiB; dry run {dry / 2**20:,.1f} MiB ({peak / dry - 1:+.1%})")
+    predicted = sum(planned.values()) - planned["optimizer"]
+    print(f"predicted {predicted / 2**20:,.1f} MiB; single process {alone / 2**20:,.1f} MiB")
+    print(f"largest gradient difference from the reference {difference:.1e}")
     return abs(peak / dry - 1) <= MEMORY_GOAL and difference <= GRADIENT_GOAL
 
 

@@ -306,12 +306,12 @@ def report(said: dict[str, Any]) -> list[str]:
     one = said["collective"]["seconds"]
     added_s = one["on"] - one["off"]
     lines = [
-        "ratios are medians [quartiles] over paired turns; control/off, plain against plain, is the noise of this run",
-        f"one tiny all-reduce: on {one['on'] * 1e6:.1f} us, off {one['off'] * 1e6:.1f} us, "
+        "ratios are medians [quartiles] of pairs; control/off compares plain runs and shows the noise",
+        f"small all-reduce: on {one['on'] * 1e6:.1f} us, off {one['off'] * 1e6:.1f} us, "
         f"on/off {ratio(said['collective']['ratios']['on'])}, "
         f"control/off {ratio(said['collective']['ratios']['control'])}",
-        f"added to a collective: {added_s * 1e6:.1f} us by the clock; the meter itself {said['own_s'] * 1e6:.1f} us, "
-        f"and {said['step_own_s'] * 1e6:.1f} us a step for its spans and its item (goal 10 us a collective: "
+        f"added per collective: {added_s * 1e6:.1f} us; meter {said['own_s'] * 1e6:.1f} us per collective "
+        f"and {said['step_own_s'] * 1e6:.1f} us per step (goal 10 us per collective: "
         f"{'met' if said['own_s'] <= COLLECTIVE_GOAL_S else 'MISSED'})",
     ]
     for name in ("DDP", "ZeRO-3"):
@@ -321,9 +321,9 @@ def report(said: dict[str, Any]) -> list[str]:
         lines += [
             f"{name} step: on {seconds['on'] * 1e3:.2f} ms, off {seconds['off'] * 1e3:.2f} ms, "
             f"on/off {ratio(step['ratios']['on'])}, control/off {ratio(step['ratios']['control'])}",
-            f"{name} step: {step['calls']:.0f} collectives, their added time and its own is {share:.3%} of it "
-            f"(goal {GOAL:.1%}: {'met' if share <= GOAL else 'MISSED'}); the exporter's thread takes "
-            f"{step['exporter_share']:.2%} of a processor beside it",
+            f"{name} step: {step['calls']:.0f} collectives, metering is {share:.3%} of the step "
+            f"(goal {GOAL:.1%}: {'met' if share <= GOAL else 'MISSED'}); exporter thread: "
+            f"{step['exporter_share']:.2%} of a processor",
         ]
     return lines
 

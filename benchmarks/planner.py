@@ -90,7 +90,7 @@ def vtrain(multi: Path | None) -> None:
     _vtrain(list(vtrain_rows()), multi)
     if multi is None:
         where = "data/ground_truth_multi.csv of github.com/VIA-Research/vTrain"
-        print(f"vTrain several nodes: its rows are not kept here; --vtrain-multi FILE reads them, {where}")
+        print(f"vTrain, several nodes: use --vtrain-multi FILE to read {where}")
 
 
 def _vtrain(single: Sequence[Row], multi: Path | None) -> None:

@@ -111,7 +111,7 @@ def timed_pass(what: str) -> None:
         placed = schedule()
         seconds, busy = time.perf_counter() - begin, time.process_time() - busy
     print(
-        f"  {what:<38} {seconds * 1e3:6,.0f} ms, {busy * 1e3:6,.0f} ms of it busy"
+        f"  {what:<38} {seconds * 1e3:6,.0f} ms, {busy * 1e3:6,.0f} ms processor"
         f"  {queries.count:4} queries  {placed:5,} placed"
     )
 
@@ -178,7 +178,7 @@ def cancels_meanwhile(owner: User) -> None:
     thread.join()
     waits.sort()
     worst, p95 = waits[-1], waits[int(0.95 * len(waits))]
-    print(f" {CANCELS} cancels, 10,000 queued, {done} passes one after another meanwhile")
+    print(f" {CANCELS} cancels, 10,000 queued, {done} passes at the same time")
     print(f"  p50 {median(waits) * 1e3:.0f} ms, p95 {p95 * 1e3:.0f} ms, longest {worst * 1e3:.0f} ms")
 
 

@@ -5,7 +5,7 @@
 Two gloo ranks of one thread each, gpt-mini. The sides take turns in the same processes, so that a slow moment hits all:
 the trainer's whole step (metered, with the loss and the gradient norm over the world, clipping), and a loop as one
 writes it by hand: `DistributedDataParallel` over the same decoder, cross-entropy, `clip_grad_norm_`, AdamW. Ratios are
-of medians. A checkpoint is saved beside training, waited for at once, or not at all.
+of medians. A checkpoint is saved beside training, waited for, or not saved.
 """
 
 from __future__ import annotations
@@ -108,11 +108,11 @@ def rank_main(blocks: int, folder: Path) -> None:
         saving(index, wait=True)
 
     turns: dict[str, Callable[[int], object]] = {
-        "by hand": hand,
+        "plain DDP loop": hand,
         "trainer": trainer.step,
-        "by hand again": hand,
-        "saved beside": beside,
-        "saved at once": at_once,
+        "plain loop, repeated": hand,
+        "async checkpoints": beside,
+        "sync checkpoints": at_once,
     }
     times: dict[str, list[float]] = {name: [] for name in turns}
     for block in range(blocks + 1):
@@ -129,17 +129,17 @@ def rank_main(blocks: int, folder: Path) -> None:
 
 def report(spec: JobSpec, step_s: dict[str, float], saved: list[Saved]) -> None:
     tokens = spec.train.global_batch * spec.train.seq_len
-    plain = statistics.mean((step_s["by hand"], step_s["by hand again"]))
+    plain = statistics.mean((step_s["plain DDP loop"], step_s["plain loop, repeated"]))
     for name, seconds in step_s.items():
-        print(f"{name:<16}{seconds * 1e3:>9.1f} ms a step {tokens / seconds:>10,.0f} tokens/s")
-    print(f"trainer over a DDP loop by hand, tokens/s: {plain / step_s['trainer']:.3f} (goal 1.0 or better)")
-    print(f"two equal sides differ by {abs(step_s['by hand'] / step_s['by hand again'] - 1):.1%}")
-    for name in ("saved beside", "saved at once"):
+        print(f"{name:<22}{seconds * 1e3:>9.1f} ms/step {tokens / seconds:>10,.0f} tokens/s")
+    print(f"trainer tokens/s divided by plain DDP loop: {plain / step_s['trainer']:.3f} (goal 1.0)")
+    print(f"noise of the plain loop: {abs(step_s['plain DDP loop'] / step_s['plain loop, repeated'] - 1):.1%}")
+    for name in ("async checkpoints", "sync checkpoints"):
         waits = (step_s[name] - step_s["trainer"]) * STEPS_PER_TURN
-        print(f"{name}: a checkpoint takes {waits * 1e3:.0f} ms of {STEPS_PER_TURN} steps' time")
+        print(f"{name}: {waits * 1e3:.0f} ms more per checkpoint and {STEPS_PER_TURN} steps")
     stall, save = (statistics.median(getattr(s, name) for s in saved) for name in ("stall_s", "save_s"))
     print(
-        f"of it the copy that training waits for {stall * 1e3:.1f} ms; written in {save * 1e3:.0f} ms, "
+        f"training waits {stall * 1e3:.1f} ms for the copy; writing takes {save * 1e3:.0f} ms, "
         f"{saved[-1].num_bytes / 1e6:.0f} MB"
     )
 

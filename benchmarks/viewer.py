@@ -41,15 +41,15 @@ async def measure(made: Site) -> None:
     job = made.call("POST", "/api/v1/jobs", GOOD, headers=made.token("owner")).json()["id"]
     printing = asyncio.create_task(asyncio.to_thread(write, made, job))
     alone = await peak(made, SECONDS / 4)
-    print(f"nobody looks: {alone / 1e6:.0f} MB")
-    for words, pause in (("a viewer who reads all", 0.0), ("and one who reads 1 kB/s", 1 / SLOW_BYTES_PER_S)):
+    print(f"no viewer: {alone / 1e6:.0f} MB")
+    for words, pause in (("one viewer that reads all", 0.0), ("plus one that reads 1 kB/s", 1 / SLOW_BYTES_PER_S)):
         read: list[int] = []
         viewer = asyncio.create_task(look(made, job, pause, read))
         most = await peak(made, SECONDS / 2)
         viewer.cancel()
         await asyncio.gather(viewer, return_exceptions=True)
-        told = f"{len(read)} frames, the largest {max(read, default=0) / 1e6:.2f} MB, {sum(read) / 1e6:.0f} MB in all"
-        print(f"{words}: {most / 1e6:.0f} MB, {most / alone:.2f} of that; {told}")
+        told = f"{len(read)} frames, the largest {max(read, default=0) / 1e6:.2f} MB, {sum(read) / 1e6:.0f} MB in total"
+        print(f"{words}: {most / 1e6:.0f} MB, {most / alone:.2f} of no viewer; {told}")
     await printing
 
 

@@ -104,7 +104,7 @@ def step_times(folder: Path) -> None:
     before = pass_seconds()
     timer = Timer(cluster_of("this machine", calibrate(folder)))
     calibrated = pass_seconds()
-    print(f"{'step time after a calibration':<66} {'measured':>10} {'predicted':>10} {'off':>7}")
+    print(f"{'step time after a calibration':<66} {'measured':>10} {'predicted':>10} {'error':>7}")
     off = []
     for preset, layout, batch, m in LAYOUTS:
         spec = spec_of(preset, layout, batch, m, STEPS)
@@ -113,7 +113,7 @@ def step_times(folder: Path) -> None:
         print(f"{words(spec):<66} {measured * 1e3:>7.1f} ms {predicted * 1e3:>7.1f} ms {off[-1]:>+7.1%}")
     summary(off)
     moved = " and ".join(f"{after / before - 1:+.0%}" for after in (calibrated, pass_seconds()))
-    print(f"meanwhile this machine moved: a pass over memory took {moved}, after the calibration and at the end")
+    print(f"machine speed: time of a memory pass {moved}, after the calibration and at the end")
 
 
 def pass_seconds() -> float:
@@ -127,7 +127,7 @@ def pass_seconds() -> float:
 
 
 def peaks(folder: Path) -> None:
-    print(f"\n{'peak memory of rank 0 above its start':<66} {'measured':>10} {'predicted':>10} {'off':>7}")
+    print(f"\n{'peak memory of rank 0 above its start':<66} {'measured':>10} {'predicted':>10} {'error':>7}")
     off, cpu = [], CLUSTERS["cpu"].accelerator
     for preset, layout, batch, m in LARGE:
         spec = spec_of(preset, layout, batch, m, 3)

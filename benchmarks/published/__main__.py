@@ -55,7 +55,7 @@ def answers_of(rows: Iterable[PublishedRow | SkipError]) -> tuple[list[Answer], 
 
 
 def report(answers: Sequence[Answer], skipped: Sequence[tuple[str, str, str]]) -> None:
-    """Every table."""
+    """Print all tables."""
     halves: list[tuple[str, Callable[[Answer], bool]]] = [
         ("all rows", lambda a: True),
         ("fit half", lambda a: a.row.is_fit_half),
@@ -66,30 +66,31 @@ def report(answers: Sequence[Answer], skipped: Sequence[tuple[str, str, str]]) -
         part = [a for a in answers if belongs(a)]
         print(f"\n=== {title}: {len(part)} rows")
         step_times(part)
-        spoken([(a, a.said) for a in part if a.row.kind == "time"], "step time, as a spec says it")
+        spoken([(a, a.said) for a in part if a.row.kind == "time"], "step time, stack and software in the spec")
         if title == "report half":
             seen_and_unseen([a for a in part if a.row.kind == "time"], fitted)
-        spoken([(a, a.alone) for a in part], "step time, of a spec that names its stack alone")
+        spoken([(a, a.alone) for a in part], "step time, only the stack in the spec")
         intervals(part)
         rankings(part)
         fit(part)
         memory(part)
-        spoken([(a, a.said) for a in part if a.row.kind == "peak"], "peak memory, as a spec says it", below="too low")
+        peaks = [(a, a.said) for a in part if a.row.kind == "peak"]
+        spoken(peaks, "peak memory, stack and software in the spec", below="too low")
     without = [a for a in answers if isinstance(a.said, str) and a.said != UNASKED]
     unsaid = [(a.row.source, a.planned.stack, str(a.said)) for a in without]
     skips("skipped", skipped)
-    skips("answered with their recipe, but as no spec says it", unsaid)
+    skips("predicted with all settings, but not as a spec", unsaid)
 
 
 def skips(title: str, rows: Sequence[tuple[str, str, str]]) -> None:
-    """How many, by source, stack and reason."""
+    """Print the number of rows by source, stack, and reason."""
     print(f"\n{title}: {len(rows)} rows")
     for (source, stack, reason), count in sorted(Counter(rows).items(), key=lambda told: (-told[1], told[0])):
         print(f"  {count:>5}  {source:<40.40} {stack:<14} {reason}")
 
 
 def grouped(answers: Sequence[Answer]) -> Iterable[tuple[str, list[Answer]]]:
-    """All, then by stack, then by source."""
+    """Yield all answers, then each stack, then each source."""
     yield "all", list(answers)
     for stack in sorted({a.planned.stack for a in answers}):
         yield f"stack {stack}", (part := [a for a in answers if a.planned.stack == stack])
@@ -101,14 +102,14 @@ def grouped(answers: Sequence[Answer]) -> Iterable[tuple[str, list[Answer]]]:
 
 
 def _heads(title: str, below: str = "too fast") -> str:
-    columns = f"{'mean':>7} {'median':>7} {'9 in 10':>8} {'worst':>8} {'bias':>7} {below:>9} {'holds':>6}"
+    columns = f"{'mean':>7} {'median':>7} {'p90':>8} {'worst':>8} {'bias':>7} {below:>9} {'inside':>6}"
     return f"{title:<52} {'rows':>5} {columns}"
 
 
 def step_times(answers: Sequence[Answer]) -> None:
-    """Nobody is told an interval about these."""
+    """Print the errors with all settings known, which have no interval."""
     times = [a for a in answers if a.row.kind == "time"]
-    print(_heads("step time, software known"))
+    print(_heads("step time, all settings known"))
     for name, part in grouped(times):
         _errors(name, [a.error for a in part], [])
     alike: dict[tuple[str, ...], list[float]] = defaultdict(list)
@@ -116,25 +117,25 @@ def step_times(answers: Sequence[Answer]) -> None:
         alike[a.planned.stack, a.planned.cluster.accelerator.name, *a.row.setting[:4]].append(abs(a.error))
     if alike:
         off = mean(mean(each) for each in alike.values())
-        print(f"{'each stack, GPU and model once, whatever its rows':<52} {len(alike):>5} {off:>7.1%}")
+        print(f"{'mean over stacks, GPUs, and models':<52} {len(alike):>5} {off:>7.1%}")
 
 
 def seen_and_unseen(times: Sequence[Answer], fitted: set[tuple[str, ...]]) -> None:
-    """Of the report half, by whether the fit half has rows of the same model, GPU and precision."""
+    """Split the report half by whether the fit half has the same model, GPU, and precision."""
     for title, seen in (("seen", True), ("unseen", False)):
         part = [a for a in times if (a.row.setting in fitted) is seen]
-        _errors(f"{title} by the fit half, software known", [a.error for a in part], [])
+        _errors(f"{title} in the fit half, all settings known", [a.error for a in part], [])
         said = [(a.said, a.measured) for a in part if isinstance(a.said, Said)]
         held = [holds(one.share, measured, one.predicted) for one, measured in said]
         _errors(
-            f"{title} by the fit half, as a spec says it",
+            f"{title} in the fit half, stack and software",
             [one.predicted / measured - 1 for one, measured in said],
             held,
         )
 
 
 def spoken(answers: Sequence[tuple[Answer, Said | str]], title: str, below: str = "too fast") -> None:
-    """What a page says, and how often its interval holds the measured figure."""
+    """Print the errors of the estimates on a page, and how often the interval contains the measured value."""
     print(_heads(title, below))
     said = {id(a): one for a, one in answers if isinstance(one, Said)}
     for name, part in grouped([a for a, _ in answers]):
@@ -154,7 +155,7 @@ def _errors(name: str, off: Sequence[float], told: Sequence[bool]) -> None:
 
 def intervals(answers: Sequence[Answer]) -> None:
     """What `planner.hardware.stacks` tells beside what these rows by themselves would have it tell."""
-    print(f"{'interval of a step, as a spec says it':<70} {'rows':>5} {'told':>7} {'needed':>7} {'holds':>6}")
+    print(f"{'interval of a step, as a spec says it':<70} {'rows':>5} {'told':>7} {'needed':>7} {'inside':>6}")
     kinds: dict[str, list[tuple[Said, float]]] = defaultdict(list)
     for a in answers:
         for said in dict.fromkeys((a.said, a.alone)) if a.row.kind == "time" else ():
@@ -215,12 +216,12 @@ def _configurations(sweep: Sequence[Answer]) -> list[tuple[float, float]]:
 
 
 def fit(answers: Sequence[Answer]) -> None:
-    """`of out`: of those that ran out of memory, those said to fit. A source of which none did can miss none."""
+    """Print whether rows fit; `of out` is the share of out-of-memory rows that are predicted to fit."""
     heads = ("ran:fits", "ran:not", "out:fits", "out:not", "right", "falsely", "of out")
-    print(f"{'fit (happened:said)':<52} {'rows':>5} " + " ".join(f"{head:>8}" for head in heads))
+    print(f"{'fit (measured:predicted)':<52} {'rows':>5} " + " ".join(f"{head:>8}" for head in heads))
     told = [a for a in answers if a.row.kind in ("time", "out_of_memory")]
     out = {a.row.source for a in told if a.row.kind == "out_of_memory"}
-    parts = [("sources of which some ran out", [a for a in told if a.row.source in out]), *grouped(told)]
+    parts = [("sources with out-of-memory rows", [a for a in told if a.row.source in out]), *grouped(told)]
     for name, part in parts:
         found = confusion([(a.fits, a.row.kind == "time") for a in part])
         if found:
@@ -242,7 +243,7 @@ def memory(answers: Sequence[Answer]) -> None:
 
 
 def worst(answers: Sequence[Answer], number: int) -> None:
-    print(f"\nthe {number} step times furthest off")
+    print(f"\n{number} step times with the largest errors")
     times = [a for a in answers if a.row.kind == "time"]
     for a in sorted(times, key=lambda a: -abs(a.error))[:number]:
         x, t = a.planned.spec.layout, a.planned.spec.train
@@ -254,10 +255,10 @@ def worst(answers: Sequence[Answer], number: int) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="the planner against published measurements")
+    parser = argparse.ArgumentParser(description="Compare the planner with published measurements.")
     parser.add_argument("--rows", type=Path, required=True, metavar="FILE", help="CSV of measurements")
-    parser.add_argument("--worst", type=int, default=0, metavar="N", help="also print the N step times furthest off")
-    parser.add_argument("--gap", action="store_true", help="also print which constants close what a spec leaves open")
+    parser.add_argument("--worst", type=int, default=0, metavar="N", help="also print the N largest step time errors")
+    parser.add_argument("--gap", action="store_true", help="also print the constants behind errors of unknown settings")
     parser.add_argument("--vtrain-multi", type=Path, metavar="FILE", help="vTrain's ground_truth_multi.csv")
     options = parser.parse_args()
     try:
@@ -270,7 +271,7 @@ if __name__ == "__main__":
         worst(found, options.worst)
     if options.gap:
         print_gap(found)
-    print("\nbeside them, never fitted on")
+    print("\nother rows, not used for constants")
     vtrain(options.vtrain_multi)
     if any(reason.startswith(PLANNERS) for *_, reason in left_out):
-        sys.exit("rows were left out by errors of the planner: they are among the skipped")
+        sys.exit("The planner failed on some rows. The skipped rows list them.")

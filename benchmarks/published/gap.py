@@ -34,7 +34,7 @@ class Constant(NamedTuple):
 def print_gap(answers: Sequence[Answer]) -> None:
     """By stack, from a spec that names it alone and from one that says what it can."""
     for told in (False, True):
-        title = "what a spec says leaves open" if told else "what a spec that names its stack alone leaves open"
+        title = "error from settings that a spec lacks" if told else "error from settings that a stack lacks"
         print(f"\n{title}, fit half")
         print(f"{'constant that rows change':<40} {'rows':>5} {'closes':>8} {'opens':>8}")
         for stack in STACKS:

@@ -231,7 +231,7 @@ def _cluster(row: PublishedRow) -> Cluster:
 def _model(row: PublishedRow, text: str, stack: StackName) -> ModelSpec:
     hidden, heads, seq = row.count("hidden"), row.count("heads"), row.count("seq")
     if hidden % heads and not any(re.search(pattern, text) for pattern, _ in _HEAD_DIMS):
-        raise SkipError("hidden is no multiple of heads")
+        raise SkipError("hidden is not a multiple of heads")
     kv_heads = row.count("kv_heads", heads) or heads
     tp = max(1, row.count("tp", 1))
     moe, mla, dense_ffn = mixture_of(row, text)

@@ -61,7 +61,7 @@ def mixture_of(row: PublishedRow, text: str) -> tuple[MoeSpec | None, MlaSpec | 
         number = re.search(r"num-experts=(\d+)|(\d+) experts", text)
         if number is None:
             if "moe" in text or row.count("ep", 1) > 1:
-                raise SkipError("a mixture whose experts are not told")
+                raise SkipError("unknown number of experts")
             return None, _TEST_MLA if "multi-latent-attention" in text else None, 0
         top = re.search(r"router-topk=(\d+)|top (\d+)", text)
         found = _Mixture(int(number[1] or number[2]), int(top[1] or top[2]) if top else 1)

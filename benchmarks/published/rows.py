@@ -157,7 +157,7 @@ def _row(raw: dict[str, str | None]) -> PublishedRow | SkipError:
     if kind is None:
         return SkipError(f"measures {fields.get('measure_name') or 'nothing'}")
     if value is None or value <= 0:
-        return SkipError("measurement is no positive number")
+        return SkipError("measurement is not a positive number")
     return PublishedRow(fields, kind, value)
 
 

@@ -87,7 +87,7 @@ def spec_of(row: PublishedRow, planned: Planned) -> JobSpec:
         SkipError: no spec says it.
     """
     if row.adapts:
-        raise SkipError("no spec says adapters beside frozen weights")
+        raise SkipError("a spec has no adapters with frozen weights")
     spec = planned.spec
     layout = spec.layout
     if planned.makes_again:
