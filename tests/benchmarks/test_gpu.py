@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import running
+from benchmarks.gpu.__main__ import DOCS
 from benchmarks.gpu.kernels import shares
 from benchmarks.gpu.machine import Fingerprint, Machine, cluster_of, why_none
 from benchmarks.gpu.metering import told_by_nccl
@@ -108,6 +109,10 @@ def test_what_was_kept_has_the_day_on_which_it_was_found(tmp_path: Path) -> None
     (tmp_path / "a.json").write_text(json.dumps({**found, "day": "2026-01-31"}))
     results = run([writes(tmp_path, "a"), writes(tmp_path, "b")], tmp_path)
     assert f"`command` wrote this page, 2026-01-31 to {found['day']}, 1 x none" in page(results, HERE, "command")
+
+
+def test_raw_results_do_not_replace_the_written_page() -> None:
+    assert DOCS.parent == ROOT / "docs" / "notebook"
 
 
 def test_a_prediction_is_written_before_its_run(tmp_path: Path) -> None:
