@@ -119,7 +119,7 @@ def test_memory_of_ranks_has_the_plan_beside_it_over_the_whole_range(modules: Pa
     ]
     fields, lines, keys = call(modules, "charts/gauges.js", body, told)
     assert fields == ["resident_bytes"]
-    assert [line["label"] for line in lines["lines"]] == ["rank 0", "rank 1", "plan (rank with the most memory)"]
+    assert [line["label"] for line in lines["lines"]] == ["rank 0", "rank 1", "plan"]
     assert lines["columns"][0] == [0, 1, 2, 3, 20]
     assert lines["columns"][3] == [500, None, None, None, 500]
     assert keys == [0, 1, -1]

@@ -328,8 +328,8 @@ def test_a_plan_s_headline_and_its_panel_leave_the_same_memory_free(modules: Pag
     assert note == "Fullest rank: 297 MiB to 363 MiB, counted."
     tight = {**estimate, "cluster": {**cluster, "memory_bytes": 350 * 2**20}, "tight": True}
     head, panel, _ = call(modules, "pictures/memory.js", body, tight)
-    assert head == "± 10 %, fits 350 MiB, 5 % free: less than the estimate may be off"
-    assert panel.endswith("fits, 5 % free: less than the estimate may be off")
+    assert head == "± 10 %, fits 350 MiB, 5 % free (less than the margin of error)"
+    assert panel.endswith("fits, 5 % free (less than the margin of error)")
 
 
 @pytest.mark.parametrize(("stack", "runnable"), [(None, True), ("ours", True), ("megatron", False)])

@@ -2,7 +2,7 @@
 import uPlot from "../../vendor/uplot/uPlot.esm.js";
 import { byteRate, bytes, duration, opName } from "../format.js";
 import { ownKeys } from "./keys.js";
-import { MARKERS, axis, color, keepFitting } from "./theme.js";
+import { MARKERS, axis, color, keepFitting, legendValue } from "./theme.js";
 import { roundTicks } from "./ticks.js";
 
 const HEIGHT = 280;
@@ -32,13 +32,13 @@ export function collectivesChart(container) {
         axis(label, (_, ticks) => ticks.map((tick) => (tick ? format(tick) : "")), 80),
       ],
       series: [
-        { label: "message size", value: (_, value) => bytes(value) },
+        { label: "message size", value: legendValue(bytes) },
         ...ops.map((op, index) => ({
           label: opName(op),
           stroke: color(`--series-${index}`),
           width: 1.5,
           points: { show: true, size: 6 },
-          value: (_, value) => format(value),
+          value: legendValue(format),
         })),
       ],
     };

@@ -9,15 +9,15 @@ const cores = (value) => (value < 10 ? value.toFixed(1) : value.toFixed(0));
 
 /** Charts by id of the container. `fields` are the gauges and their labels. `of` is ranks, hosts or both. */
 export const GAUGE_CHARTS = {
-  "memory-chart": { of: "ranks", label: "memory", value: bytes, size: 76 },
+  "memory-chart": { of: "ranks", label: "memory", value: bytes, size: 76, isBinary: true },
   "cpu-chart": { of: "hosts", fields: { cpu: "in use" }, label: "CPU cores used", unit: "cores", value: cores, size: 52 },
   "network-chart": { of: "hosts", fields: { sent_bytes_s: "sent", received_bytes_s: "received" }, label: "network", value: byteRate, size: 80 },
   "gpu-chart": { of: "both", fields: { gpu_percent: "busy" }, label: "GPU utilization", value: percent, size: 52 },
 };
 
 export function gaugeChart(container, page) {
-  const { label, value, size, unit } = GAUGE_CHARTS[container.id];
-  return plot(container, page, { height: 158, label, value, values: value, size, unit });
+  const { label, value, size, unit, isBinary } = GAUGE_CHARTS[container.id];
+  return plot(container, page, { height: 158, label, value, values: value, size, unit, isBinary });
 }
 
 /** Return columns and lines of one gauge. `names` are hosts by node. */
@@ -43,7 +43,7 @@ export function memoryLines(field, gauges, planned, window) {
     .map((key) => ({ label: `rank ${key}`, columns: [gauges.get(key).time, gauges.get(key)[field]] }));
   const told = joined(found, fullest(found));
   if (planned === null || told.columns[0].length === 0) return told;
-  told.lines.push({ label: "plan (rank with the most memory)", token: "--ink-faint", dash: [8, 4] });
+  told.lines.push({ label: "plan", token: "--ink-faint", dash: [8, 4] });
   told.columns = uPlot.join([told.columns, [window, window.map(() => planned)]]);
   return told;
 }

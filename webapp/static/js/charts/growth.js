@@ -2,7 +2,7 @@
 import uPlot from "../../vendor/uplot/uPlot.esm.js";
 import { decimalBytes, integer } from "../format.js";
 import { ownKeys } from "./keys.js";
-import { MARKERS, axis, color, keepFitting } from "./theme.js";
+import { MARKERS, axis, color, keepFitting, legendValue } from "./theme.js";
 import { roundTicks } from "./ticks.js";
 
 const HEIGHT = 320;
@@ -46,8 +46,8 @@ export function growthChart(container) {
         axis("traffic per step", (_, ticks) => ticks.map((tick) => (tick ? decimalBytes(tick) : "")), 80),
       ],
       series: [
-        { label: shown.variable, value: (_, value) => integer(value) },
-        ...LINES.map(([, label, token]) => ({ label, stroke: color(token), width: 2, points: { show: false }, value: (_, value) => decimalBytes(value) })),
+        { label: shown.variable, value: legendValue(integer) },
+        ...LINES.map(([, label, token]) => ({ label, stroke: color(token), width: 2, points: { show: false }, value: legendValue(decimalBytes) })),
       ],
     };
     chart = new uPlot(options, [shown.x, ...LINES.map(([name]) => shown.series[name])], container);

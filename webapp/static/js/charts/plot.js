@@ -6,7 +6,7 @@ import { chartKeys, legendWords } from "./keys.js";
 import { KINDS, drawMarks } from "./marks.js";
 import { momentWords } from "./moment.js";
 import { MARKERS, axis, color, keepFitting } from "./theme.js";
-import { clockSplits, clockTicks, stepOf, stepSplits, tickWords, timeOf, valueSplits } from "./ticks.js";
+import { binarySplits, clockSplits, clockTicks, stepOf, stepSplits, tickWords, timeOf, valueSplits } from "./ticks.js";
 
 const CLICK_PX = 4;
 const TICK_PX = 72; // least distance between ticks of the x axis
@@ -17,7 +17,8 @@ const UNSEEN_MS = 5000;
 /**
  * Return update({columns, lines, steps}). `columns` are [xs, ...values]; xs are steps if `steps` is true, else unix seconds.
  * `lines` are [{label, token, dash, faint, dots, fill, own}]; `own` has the values for the legend of a stacked line.
- * `options` are {height, label, values (formats ticks), value (formats the legend), size (of the y axis), range, unit}.
+ * `options` are {height, label, values (formats ticks), value (formats the legend), size (of the y axis), range, unit,
+ * isBinary (ticks at powers of two)}.
  * `page` is {view, curve, marks}. Charts outside the viewport are drawn less often.
  */
 export function plot(container, page, options) {
@@ -53,7 +54,7 @@ export function plot(container, page, options) {
         },
         legend: { markers: MARKERS },
         scales: { x: { time: false, range: xRange }, y: { range: options.range ?? fromZero } },
-        axes: [xAxis(shown.steps), { ...axis(options.label, tickWords(options.values), options.size), splits: ySplits }],
+        axes: [xAxis(shown.steps), { ...axis(options.label, tickWords(options.values), options.size), splits: ySplits(options.isBinary) }],
         series: [{ label: shown.steps ? "step" : "time", value: (_, x) => moment(x ?? shown.columns[0].at(-1)) }, ...shown.lines.map(seriesOf)],
         bands: shown.lines.some((line) => line.fill) ? stackBands(shown.lines.length) : [],
         hooks: {
@@ -220,7 +221,8 @@ const signature = ({ lines, steps }) => [steps, ...lines.map(({ label, token, fa
 const lastOf = (values) => values.findLast((value) => value !== null && value !== undefined);
 const fromZero = (_, _low, high) => [0, high > 0 ? high * 1.08 : 1];
 
-const ySplits = (chart, _, min, max) => valueSplits(min, max, (chart.bbox.height / (devicePixelRatio || 1)) / VALUE_TICK_PX);
+const ySplits = (isBinary) => (chart, _, min, max) =>
+  (isBinary ? binarySplits : valueSplits)(min, max, chart.bbox.height / (devicePixelRatio || 1) / VALUE_TICK_PX);
 
 function xAxis(steps) {
   const splits = (chart, _, min, max) => (steps ? stepSplits : clockSplits)(min, max, chart.width / TICK_PX);

@@ -35,6 +35,12 @@ export function axis(label, values, size) {
   };
 }
 
+/** Format the value at the cursor for the legend. Without a cursor, format the last value of the line. */
+export const legendValue = (format) => (chart, value, line, index) => {
+  const shown = index === null || index === undefined ? chart.data[line].findLast((one) => one !== null && one !== undefined) : value;
+  return shown === null || shown === undefined ? "–" : format(shown);
+};
+
 /** Legend markers: filled squares in the color of the line. */
 export const MARKERS = { width: 0, fill: (chart, index) => chart.series[index].stroke(chart, index) };
 

@@ -85,6 +85,12 @@ function roundGaps(span) {
   return [0.01, 0.1, 1].flatMap((scale) => DIVISORS.map((divisor) => Number((divisor * scale * power).toPrecision(12))));
 }
 
+/** Multiples of a power of two between two values. */
+export function binarySplits(min, max, most) {
+  const last = Math.floor(Math.log2(Math.max(1, max - min)));
+  return valueSplits(min, max, most, Array.from({ length: last + 1 }, (_, power) => 2 ** power));
+}
+
 /** Round steps between two others. */
 export function stepSplits(min, max, most) {
   const gaps = roundGaps(Math.max(1, max - min)).filter((gap) => Number.isInteger(gap));

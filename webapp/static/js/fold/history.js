@@ -1,5 +1,5 @@
-// Folds the stored history of an attempt (jobs/history/told/shapes.py, Snapshot) into a new state of store.js. The socket
-// continues from the positions of the history. Pure: no DOM, no clock.
+// Folds the stored history of an attempt (Snapshot in jobs/history) into a new state of store.js. The socket continues
+// from the positions of the history. Pure: no DOM, no clock.
 import { foldLog } from "../logs/lines.js";
 import { foldPlace } from "../logs/places.js";
 import { foldGauge, foldProcess, foldStanding, foldStart } from "./gauges.js";

@@ -131,11 +131,14 @@ function apartLine({ what, name, axis, ranks, apart, limit }) {
   );
 }
 
+/** Reasons of the trainer have no capital letter and no period. */
+const sentence = (line) => `${line.charAt(0).toUpperCase()}${line.slice(1)}${/[.:)]$/.test(line) || line === "" ? "" : "."}`;
+
 function fill(place, { tone, words, more }) {
   const figure = place.querySelector("dd");
   figure.textContent = words;
   figure.dataset.tone = tone;
-  place.querySelector("small").replaceChildren(...more.split("\n").map((line) => el("span", {}, line)));
+  place.querySelector("small").replaceChildren(...more.split("\n").map((line) => el("span", {}, sentence(line))));
 }
 
 /** Fill the panel: three results, the badge, and the table of differences. */

@@ -11,7 +11,7 @@ const WORK = {
   eval: "--series-11",
 };
 
-const others = []; // shared, so that the whole page uses one color per axis
+const others = []; // shared by the whole page, for one color per axis
 
 /** Return the color token of an axis. Other groups of scripts and files take series in order. */
 export function axisToken(axis) {

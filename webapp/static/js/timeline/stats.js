@@ -44,7 +44,7 @@ function summed({ axis, op, size, times, waits, late, longest }) {
   };
 }
 
-/** Bus bandwidth of each group: bytes over the time of transfer alone, from the last rank's coming to the end. */
+/** Return the bus bandwidth of each group: bytes over transfer time, from the arrival of the last rank to the end. */
 export function groupBandwidths(steps) {
   const groups = new Map();
   for (const step of steps) {
@@ -72,16 +72,16 @@ export function groupBandwidths(steps) {
 const COMPUTE = new Set(["forward", "backward", "weights"]);
 const AFTER = new Set(["eval", "checkpoint"]);
 
-/** What a rank did of the step itself: it validates and saves after it, and goes forward for that too. */
+/** Return the events of the step itself, without the validation and the checkpoint after the step. */
 function ofStep({ calls, spans }) {
   const end = Math.min(...spans.filter((span) => AFTER.has(span.work)).map((span) => span.from));
   return { calls: calls.filter((call) => call.from < end), spans: spans.filter((span) => span.from < end) };
 }
 const spansOf = (own, works) => own.spans.filter((span) => works.has(span.work)).map((span) => [span.from, span.to]);
-/** The thread stood still at the end of a call. */
+/** Return the intervals at the end of calls in which the training thread waits. */
 const blockedOf = (calls) => calls.filter((call) => call.blocked > 0).map((call) => [call.to - call.blocked, call.to]);
 
-/** By axis, seconds of a step a rank, the mean over ranks: what the thread stood still, and what ran while it computed. */
+/** Return exposed and overlapped seconds per step by axis, as means over ranks. */
 export function overlap(step) {
   const found = new Map();
   const ranks = step.ranks.size;
@@ -106,8 +106,8 @@ export function overlap(step) {
 }
 
 /**
- * The bubble as it was: of the pipeline's time (first forward to last backward over all ranks), the part in which a rank
- * neither computed nor stood still for another axis, the mean over ranks and the least. Null where there is no pipeline.
+ * Return the measured idle share of the pipeline, {share, least, seconds}, or null without a pipeline. The pipeline time is
+ * from the first forward to the last backward. A rank is idle if it neither computes nor waits for another axis.
  */
 export function bubble(step) {
   const lanes = [...step.ranks.values()].map(ofStep).map((own) => ({ own, work: union(spansOf(own, COMPUTE)) })).filter(({ work }) => work.length > 0);
