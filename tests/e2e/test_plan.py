@@ -91,7 +91,7 @@ def test_a_degree_can_be_typed_and_a_schedule_brings_its_chunks(page: Page, runn
     expect(page.locator('[data-show="world"]')).to_have_text("1,536 ranks")
     page.locator('label:has(input[value="interleaved_1f1b"])').click()
     expect(page.locator('[name="layout.virtual_stages"]')).to_have_value("2")
-    expect(page.locator('[data-show="schedule"]')).to_contain_text("Idle:")
+    expect(page.locator('[data-show="schedule"]')).to_contain_text("Idle time:")
 
 
 def test_layouts_stand_side_by_side_and_a_search_adds_one(page: Page, running_board: Board) -> None:
@@ -173,6 +173,7 @@ def test_the_form_is_in_its_address(page: Page, running_board: Board) -> None:
     expect(page.locator("#plan-status")).to_contain_text("Fits.")
     assert page.url.endswith("/jobs/new/")
     page.fill("[name='train.steps']", "77")
+    page.fill("[name='train.global_batch']", "12")
     page.locator("[data-for='layout.tp'] label", has_text="1").click()
     page.fill('[data-other="layout.dp"]', "3")
     page.wait_for_url(re.compile("spec=.*77"))
@@ -265,7 +266,7 @@ def test_a_slider_moves_the_lesson_and_the_link_keeps_it(page: Page, running_boa
 def test_a_host_is_calibrated_by_a_click_and_the_click_can_be_taken_back(page: Page, running_board: Board) -> None:
     page.goto(f"{running_board.url}/hosts/")
     page.locator("main a[href^='/hosts/']").first.click()
-    expect(page.locator("main")).to_contain_text("Not measured yet")
+    expect(page.locator("main")).to_contain_text("Not calibrated")
     host = page.url
     page.wait_for_load_state()  # until then no script listens to the button
     page.click("#calibrate")

@@ -60,7 +60,9 @@ def test_more_ranks_than_the_largest_host_is_refused(owner: User, api: Api, make
     make_host(slots=2)
     answer = submit(api(owner))
     assert answer.status_code == 422
-    assert answer.json()["errors"][0]["message"].endswith("= 4 ranks, but the largest cpu host has 2 slots")
+    assert answer.json()["errors"][0]["message"].endswith(
+        "= 4 ranks, but the largest cpu host has 2 slots. Use fewer ranks."
+    )
 
 
 @pytest.mark.parametrize(
@@ -173,19 +175,19 @@ def test_the_form_refuses_every_wrong_spec_beside_its_field(owner: User, client:
 @pytest.mark.parametrize(
     ("field", "typed", "words"),
     [
-        ("layout.tp", "3", "num_heads 4 is not divisible by tp 3"),
+        ("layout.tp", "3", "`layout.tp` is 3, but 4 heads are not divisible by 3. Use 1, 2 or 4."),
         ("layout.dp", "0", "at least 1"),
         ("train.steps", "-1", "at least 1"),
-        ("train.steps", "1e9", "must be a whole number"),
-        ("train.steps", "4x", 'must be a whole number, got "4x"'),
-        ("train.seed", "9" * 6000, "must be a whole number"),
-        ("train.learning_rate", "NaN", "must be a number"),
-        ("train.learning_rate", "", "must be a number"),
-        ("train.data", "../secret", "leaves the data root"),
+        ("train.steps", "1e9", '`train.steps` is "1e9". Use a whole number.'),
+        ("train.steps", "4x", '`train.steps` is "4x". Use a whole number.'),
+        ("train.seed", "9" * 6000, "Use a whole number."),
+        ("train.learning_rate", "NaN", "Use a number."),
+        ("train.learning_rate", "", "Use a number."),
+        ("train.data", "../secret", "outside the data root"),
         ("train.data", "a\x00b", "NUL"),
-        ("name", "", "at least 1 character"),
-        ("model.preset", "gpt-99", "there is no preset"),
-        ("layout.schedule", "zigzag", "must be 'naive', 'gpipe', '1f1b', "),
+        ("name", "", "Use 1 character or more."),
+        ("model.preset", "gpt-99", "which is unknown. Use a preset"),
+        ("layout.schedule", "zigzag", "Use 'naive', 'gpipe', '1f1b', "),
     ],
 )
 def test_the_plain_form_shows_the_problem_and_keeps_what_was_typed(
@@ -218,7 +220,8 @@ def test_the_plan_of_a_draft_says_how_it_was_understood(owner: User, client: Any
     filled = client.get("/jobs/new/").context["values"]
     by_form = client.post("/plan/", filled).json()
     by_json = client.post("/plan/", by_form["spec"], content_type="application/json").json()
-    assert by_form == by_json
+    assert by_form["readiness"]["state"] == "waits"
+    assert {name: by_form[name] for name in by_json} == by_json
     assert by_form["problems"] == []
     assert by_form["estimate"]["world_size"] == 4
 

@@ -147,7 +147,7 @@ def test_a_job_that_saved_none_has_none(owner: User, api: Api) -> None:
         (f"{saving}/1", "no checkpoint was saved there"),
         (f"{saving}/2", "has no attempt 2"),
         (f"{saving}/1/step-5", "checkpoint names are job, job/attempt or job/attempt/step-00000100"),
-        (f"{saving}/./1/step-00000005", "a name is"),
+        (f"{saving}/./1/step-00000005", "checkpoint names are"),
     ):
         assert words in resumed(api(owner), saving, checkpoint).json()["errors"][0]["message"]
     waiting, _ = actions.submit(owner, {**GOOD, **SAVING})

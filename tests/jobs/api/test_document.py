@@ -83,7 +83,7 @@ def test_a_spec_is_described_by_the_model_that_reads_it(document: Any) -> None:
     assert set(described) == set(JobSpec.model_fields)
     assert described["dry_ranks"]["maxItems"] == 64
     sent = document["paths"]["/api/v1/jobs"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert sent["allOf"] == [{"$ref": "#/components/schemas/JobSpec"}]
+    assert sent["allOf"] == [{"$ref": "#/components/schemas/Submission"}]
 
 
 # Their bodies are specs, or a part of one: thousands of cases each, which `make schemathesis` has.

@@ -91,7 +91,7 @@ def test_a_copied_job_keeps_what_it_asks_of_the_layout_that_is_chosen(owner: Use
 
 def test_a_part_that_no_form_sent_is_refused_by_its_name() -> None:
     values = spec_form.values_from_spec({"model": {"preset": "gpt-tiny", "num_layers": 2}})
-    with pytest.raises(SpecError, match=r"model\.moe: "):
+    with pytest.raises(SpecError, match=r"model\.moe"):
         parse_fields(spec_form.spec_from_form(posted({**values, "model.moe": "{broken"})))
 
 

@@ -105,12 +105,17 @@ def test_the_same_key_gives_the_same_layout_whatever_is_there_by_then(
             "`resources.host` is 'host-z', but no such cpu host exists.",
         ),
         ({"model": {"preset": "llama3-8b"}}, {}, "layout.auto", "GiB of 1.00"),
-        ({"layout": {"auto": {"ranks": 8}}}, {}, "layout.auto.ranks", "8 ranks; the largest host has 4 slots"),
+        (
+            {"layout": {"auto": {"ranks": 8}}},
+            {},
+            "layout.auto.ranks",
+            "`layout.auto.ranks` is 8, but the largest host has 4 slots",
+        ),
         ({"layout": {"auto": {"cluster": "nowhere"}}}, {}, "cluster", "`cluster` is 'nowhere', which is unknown"),
-        ({"layout": {"auto": None}}, {}, "layout.auto", "must be an object"),
-        ({"layout": "automatic"}, {}, "layout", "must be an object"),
-        ({"train": 5}, {}, "train", "must be an object"),
-        ({"kind": "script", "script": {"path": "a.py"}}, {}, "layout.auto", "not for kind script"),
+        ({"layout": {"auto": None}}, {}, "layout.auto", "`layout.auto` is null. Use an object."),
+        ({"layout": "automatic"}, {}, "layout", "Use an object."),
+        ({"train": 5}, {}, "train", "`train` is 5. Use an object."),
+        ({"kind": "script", "script": {"path": "a.py"}}, {}, "layout.auto", "`kind` is script"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -148,7 +153,10 @@ def test_it_is_laid_over_hosts_of_one_model_and_timed_as_such(owner: User, api: 
         "world",
     }
     alone = {**asked, "resources": {"labels": ["near"], "max_hosts": 1}}
-    assert submit(api(owner), alone).json()["errors"][0]["message"] == "4 ranks; the largest host has 2 slots"
+    assert (
+        submit(api(owner), alone).json()["errors"][0]["message"]
+        == "`layout.auto.ranks` is 4, but the largest host has 2 slots. Use at most 2."
+    )
 
 
 def test_a_plan_tells_what_would_be_chosen(owner: User, api: Api, make_host: MakeHost) -> None:
@@ -175,6 +183,6 @@ def test_the_form_submits_it(owner: User, make_host: MakeHost) -> None:
     assert (job.world_size, job.chosen["asked"]) == (2, {"ranks": 2})
     refused = client.post("/jobs/new/", {**fields, "layout.auto.ranks": "many"})
     assert refused.status_code == 422
-    assert "must be a whole number" in refused.content.decode()
+    assert "Use a whole number" in refused.content.decode()
     page = client.get(f"/jobs/{job.id}/").content.decode()
     assert "Why this layout" in page

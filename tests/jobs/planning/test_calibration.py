@@ -211,9 +211,9 @@ def test_a_calibration_is_plain_ranks_of_a_named_host(
 def test_the_pages_show_hosts_and_what_was_measured(staff: User, owner: User, client: Any, make_host: MakeHost) -> None:
     make_host()
     client.force_login(owner)
-    assert "not measured yet" in client.get("/hosts/").content.decode()
+    assert "Not calibrated" in client.get("/hosts/").content.decode()
     page = client.get("/hosts/host-a/").content.decode()
-    assert "Not measured yet" in page
+    assert "Not calibrated" in page
     assert 'id="calibrate"' not in page
     assert client.post("/hosts/host-a/calibrate/").status_code == 403
     Host.objects.update(profile=PROFILE, profiled=timezone.now())

@@ -56,4 +56,8 @@ def test_no_neighbour_is_offered_that_what_was_asked_of_the_search_forbids() -> 
     assert any("of 24.0" in n["reason"] for n in near)
     assert not any(n["change"].startswith("micro-batch") for n in near)
     (best,) = found["best"]
-    assert all("fits by less" in n["reason"] for n in near if n["fits"] and (n["step_s"] or 0) < best["step_s"])
+    assert all(
+        "fits only within the margin of error" in n["reason"]
+        for n in near
+        if n["fits"] and (n["step_s"] or 0) < best["step_s"]
+    )
