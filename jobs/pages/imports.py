@@ -1,4 +1,4 @@
-"""The pages of imports: a list with a place to drop files, and each import's timeline and heat maps."""
+"""The page Import with the upload, and the page of each import with its timeline and heat maps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WRITERS = {"perfetto": perfetto, "chrome": chrome}
 
 
 def _find(request: HttpRequest, key: str, *, change: bool = False) -> ImportedTrace:
-    """The import; 404 alike for what is not there and what is not theirs. Staff may look at others' alone."""
+    """Return an import. Unknown and invisible imports give 404. Staff can view all imports."""
     mine = ImportedTrace.objects.visible_to(request.user)
     if change:
         mine = mine.filter(owner=cast(User, request.user))
@@ -48,7 +48,7 @@ def _refused(status: int, field: str, message: str) -> JsonResponse:
 @require_GET
 @login_required
 def imports(request: HttpRequest) -> HttpResponse:
-    """What the user imported, and where to drop more."""
+    """Show the imports of the user and the upload."""
     made = ImportedTrace.objects.filter(owner=cast(User, request.user)).exclude(format="")
     limits = {
         "part_bytes": kept.PART_BYTES,
@@ -63,14 +63,14 @@ def imports(request: HttpRequest) -> HttpResponse:
 @require_POST
 @login_required
 def begin(request: HttpRequest) -> HttpResponse:
-    """{"name", "files": [{"name", "size"}]}: opens an import that files are sent to."""
+    """Create an import from {"name", "files": [{"name", "size"}]}."""
     try:
         name, files = wanted(checked(ImportQuery, parse_json(request.body)))
     except SpecError as error:
         first = error.problems[0]
         return _refused(422, first.field, first.message)
     except ValueError as error:
-        return _refused(400, "request", f"not JSON: {error}")
+        return _refused(400, "request", f"The body is not JSON: {error}")
     try:
         made = kept.begin(request.user, name, files)
     except kept.TooManyError as error:
@@ -81,15 +81,17 @@ def begin(request: HttpRequest) -> HttpResponse:
 @require_POST
 @login_required
 def part(request: HttpRequest, key: str, place: int) -> HttpResponse:
-    """The next bytes of a file, from `?offset=` on."""
+    """Store the next bytes of a file, from `?offset=`."""
     made = _find(request, key, change=True)
     if made.format or place >= len(made.files):
-        return _refused(409, "file", "the import does not wait for this file")
+        return _refused(409, "file", "The import does not expect this file.")
     offset = whole_number(request.GET.get("offset", ""), 0, kept.FILE_BYTES)
     if offset is None:
-        return _refused(400, "offset", "must be a whole number")
+        return _refused(400, "offset", "`offset` needs a whole number.")
     if not 1 <= len(request.body) <= kept.PART_BYTES:
-        return _refused(413, "request", f"a part has 1 to {kept.PART_BYTES:,} bytes, this one {len(request.body):,}")
+        return _refused(
+            413, "request", f"The part has {len(request.body):,} bytes. Use 1 to {kept.PART_BYTES:,} bytes."
+        )
     try:
         return JsonResponse({"size": kept.add(made, place, offset, request.body)})
     except ImportProblemError as error:
@@ -101,10 +103,10 @@ def part(request: HttpRequest, key: str, place: int) -> HttpResponse:
 @require_POST
 @login_required
 def finish(request: HttpRequest, key: str) -> HttpResponse:
-    """Every file has been sent: read them."""
+    """Read the files after the upload."""
     made = _find(request, key, change=True)
     if made.format:
-        return _refused(409, "import", "it was read before")
+        return _refused(409, "import", "The import is complete. Start a new import.")
     try:
         kept.finish(made)
     except ImportProblemError as error:
@@ -119,7 +121,7 @@ def finish(request: HttpRequest, key: str) -> HttpResponse:
 @require_http_methods(["GET", "POST"])
 @login_required
 def delete(request: HttpRequest, key: str) -> HttpResponse:
-    """Asks once more, then deletes."""
+    """Ask for confirmation, then delete the import."""
     made = _find(request, key, change=True)
     if request.method == "GET":
         return render(request, "import/delete.html", {"made": made})
@@ -130,21 +132,21 @@ def delete(request: HttpRequest, key: str) -> HttpResponse:
 @require_GET
 @login_required
 def imported(request: HttpRequest, key: str) -> HttpResponse:
-    """One import, drawn."""
+    """Show an import."""
     made = _find(request, key)
     if not made.format:
-        raise Http404("not read yet")
+        raise Http404("import is not complete")
     return render(request, "import/page.html", {"made": made, "mine": made.owner == request.user})
 
 
 @require_GET
 @login_required
 def data(request: HttpRequest, key: str) -> HttpResponse:
-    """The events of a step, in the history's columns; `?format=perfetto|chrome` as a file."""
+    """Return the events of a step in columns, or as a file with `?format=perfetto|chrome`."""
     made = _find(request, key)
     step = whole_number(request.GET.get("step", "0"), 0, LARGEST_STEP)
     if step is None or step not in made.steps:
-        return _refused(404, "step", "the import has no such step")
+        return _refused(404, "step", "The import has no such step.")
     try:
         trace = kept.trace_of(made, step)
     except kept.TakenError:
@@ -153,7 +155,7 @@ def data(request: HttpRequest, key: str) -> HttpResponse:
     if chosen is None:
         return JsonResponse(tables(trace))
     if chosen not in WRITERS:
-        return _refused(400, "format", f"is none of {', '.join(WRITERS)}")
+        return _refused(400, "format", f"`format` is invalid. Use one of {', '.join(WRITERS)}.")
     writer = WRITERS[chosen]
     answer = HttpResponse(writer.write(trace, f"{made.name}, step {step}"), content_type=writer.CONTENT_TYPE)
     answer["Content-Disposition"] = f'attachment; filename="{made.id}-step-{step}.{writer.SUFFIX}"'

@@ -1,4 +1,4 @@
-"""What a person is mailed of, of one job too, and where webhooks are."""
+"""The page Notifications and the email request of one job."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from jobs.telling import ends
 from jobs.telling.wishes import OWN, projects_of, wish, wishes_for
 from planner.facts.spec import SpecError
 
-PAGE_SIZE = 20  # projects, each with every state
-FIELD = "project:"  # and its name; what is of one's own jobs has none
+PAGE_SIZE = 20  # projects per page
+FIELD = "project:"  # prefix of the project name, empty name for own jobs
 
 
 @require_POST
 @login_required
 def end_mail(request: HttpRequest, job_id: str) -> HttpResponse:
-    """Ask to be mailed when the job has ended, or with `forget` not to be; then back to it."""
+    """Request an email at the end of the job, or cancel the request with `forget`. Redirect to the job."""
     user, job = cast(User, request.user), find_job(request.user, job_id)
     try:
         if "forget" in request.POST:
@@ -35,14 +35,14 @@ def end_mail(request: HttpRequest, job_id: str) -> HttpResponse:
         else:
             ends.ask(user, job)
     except ends.NoMailError as error:
-        messages.info(request, f"No mail will come: {error}.")
+        messages.info(request, f"Email is off: {error}")
     return redirect("job-detail", job.id)
 
 
 @require_http_methods(["GET", "POST"])
 @login_required
 def notifications(request: HttpRequest) -> HttpResponse:
-    """The form, and what it saves: of the projects that it shows alone."""
+    """Show the form, and save the choices for the projects on this page."""
     user = cast(User, request.user)
     if request.method == "POST":
         given = {
@@ -50,9 +50,9 @@ def notifications(request: HttpRequest) -> HttpResponse:
         }
         try:
             wish(user, given, of=request.POST.getlist("shown"))
-            messages.success(request, "Saved.")
+            messages.success(request, "Notifications saved.")
         except SpecError as error:
-            messages.error(request, "; ".join(problem.message for problem in error.problems))
+            messages.error(request, " ".join(problem.message for problem in error.problems))
         return redirect(f"{reverse('notifications')}?{request.GET.urlencode()}")
     found = listed(request, projects_of(user), "name", size=PAGE_SIZE)
     projects = [project.name for project in found.page]

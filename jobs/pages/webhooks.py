@@ -1,4 +1,4 @@
-"""A project's webhooks: what they are told, how it went, and a message by hand."""
+"""The pages of the webhooks of a project: list, log, settings, and test messages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TONES = {Outcome.WAITING: "info", Outcome.DELIVERED: "good", Outcome.GIVEN_UP: "
 @require_GET
 @login_required
 def webhooks(request: HttpRequest, project: str) -> HttpResponse:
-    """One's own of a project, or all of them for who administers it; `?job=` opens the form for the end of that one."""
+    """Show your webhooks of a project, or all for an admin. `?job=` opens the form for the end of this job."""
     hooks.find_project(request.user, project)
     context = {
         "project": project,
@@ -45,7 +45,7 @@ def webhooks(request: HttpRequest, project: str) -> HttpResponse:
 @require_POST
 @login_required
 def make(request: HttpRequest, project: str) -> HttpResponse:
-    """The page that shows the secret."""
+    """Create a webhook and show its secret."""
     hooks.find_project(request.user, project)
     try:
         hook = hooks.make(_user(request), project, checked(hooks.WebhookQuery, _asked(request.POST)))
@@ -58,7 +58,7 @@ def make(request: HttpRequest, project: str) -> HttpResponse:
 @require_GET
 @login_required
 def webhook(request: HttpRequest, project: str, key: str) -> HttpResponse:
-    """One webhook and its log; `?part=log` is what follows the log live."""
+    """Show a webhook and its log. `?part=log` returns only the log."""
     hook = hooks.find(request.user, project, key)
     page = Paginator(hook.deliveries.order_by("-id"), PAGE_SIZE).get_page(request.GET.get("page"))
     context: dict[str, Any] = {
@@ -76,7 +76,7 @@ def webhook(request: HttpRequest, project: str, key: str) -> HttpResponse:
 @require_POST
 @login_required
 def change(request: HttpRequest, project: str, key: str) -> HttpResponse:
-    """What its form says; or with `active` alone, whether it is told of anything."""
+    """Save the form. With only `active`, pause or resume the webhook."""
     hook = hooks.find(request.user, project, key)
     only_active = "active" in request.POST and "name" not in request.POST
     data = {"active": request.POST["active"] == "true"} if only_active else _asked(request.POST)
@@ -90,7 +90,7 @@ def change(request: HttpRequest, project: str, key: str) -> HttpResponse:
 @require_POST
 @login_required
 def rotate(request: HttpRequest, project: str, key: str) -> HttpResponse:
-    """The page that shows the new secret."""
+    """Create a new secret and show it."""
     hook = hooks.find(request.user, project, key)
     hooks.rotate(_user(request), hook)
     return _secret(request, hook)
@@ -99,9 +99,9 @@ def rotate(request: HttpRequest, project: str, key: str) -> HttpResponse:
 @require_POST
 @login_required
 def ping(request: HttpRequest, project: str, key: str) -> HttpResponse:
-    """Send a message that tells of nothing; the log shows how it went."""
+    """Send a ping. The log shows the result."""
     if hooks.send_ping(_user(request), hooks.find(request.user, project, key)) is None:
-        messages.warning(request, "A ping is on its way already.")
+        messages.warning(request, "A ping is already being sent.")
     return redirect("webhook", project, key)
 
 
@@ -115,14 +115,14 @@ def redeliver(request: HttpRequest, project: str, key: str, delivery: str) -> Ht
     if found is None:
         raise MissingError("delivery")
     if not hooks.redeliver(_user(request), hook, found):
-        messages.warning(request, "It is on its way already.")
+        messages.warning(request, "The delivery is already scheduled.")
     return redirect("webhook", project, key)
 
 
 @require_http_methods(["GET", "POST"])
 @login_required
 def delete(request: HttpRequest, project: str, key: str) -> HttpResponse:
-    """Asks once more, then deletes."""
+    """Ask for confirmation, then delete the webhook."""
     hook = hooks.find(request.user, project, key)
     if request.method == "GET":
         return render(request, "telling/delete.html", {"hook": hook})

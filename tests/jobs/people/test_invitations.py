@@ -60,7 +60,7 @@ def test_who_has_no_account_gets_one_with_the_link(team: Project, client: Client
     assert (made.username, made.email, made.is_staff, made.is_superuser) == ("ann", "ann@acme.example", False, False)
     assert made.check_password(ANN["password1"])
     assert access.role_in(made, "team") == Role.SUBMITTER
-    assert "You are submitter of team" in client.get("/projects/team/").content.decode(), "logged in"
+    assert "with the role submitter" in client.get("/projects/team/").content.decode(), "logged in"
     written = AuditEntry.objects.order_by("id").values_list("who", "what", "kind", "name")
     assert [*written][1:] == [("ann", "make account", "user", "ann"), ("ann", "join", "project", "team")]
     assert ANN["password1"] not in str([*AuditEntry.objects.values(), *User.objects.values()])

@@ -131,10 +131,10 @@ def test_that_there_is_no_such_account_only_staff_learn(
         return str(error["message"])
 
     for name in ("nobody", "stranger"):
-        words = f"no enabled account is called '{name}': look at the spelling, or invite whoever has none"
+        words = f"No active account is named '{name}'. Check the spelling, or invite the person."
         assert told(staff, name) == words
     for name in ("nobody", "stranger", "owner"):
-        assert told(members["admin"], name) == f"'{name}' is no member of team: invite them"
+        assert told(members["admin"], name) == f"'{name}' is not a member of project team. Invite them."
 
 
 def test_anybody_leaves(members: Members, api: Api) -> None:
@@ -145,7 +145,7 @@ def test_anybody_leaves(members: Members, api: Api) -> None:
 def test_the_only_admin_stays_one_until_somebody_else_is(members: Members, staff: User, api: Api) -> None:
     admin = api(members["admin"])
     address = "/api/v1/projects/team/members/admin"
-    words = "admin is the only admin of team: make somebody else an admin first"
+    words = "admin is the only admin of project team. Make another member an admin first."
     for answer, field in (
         (admin.delete(address), "user"),
         (admin.put(address, {"role": "operator"}, format="json"), "role"),
@@ -167,7 +167,7 @@ def test_nor_does_the_page_leave_a_project_without_an_admin(members: Members, cl
     client.force_login(members["admin"])
     for path, body in (("members/remove", {}), ("members", {"role": "viewer"})):
         shown = client.post(f"/projects/team/{path}/", {"user": "admin", **body}, follow=True).content.decode()
-        assert "admin is the only admin of team: make somebody else an admin first" in shown
+        assert "admin is the only admin of project team. Make another member an admin first." in shown
     assert access.role_in(members["admin"], "team") == Role.ADMIN
 
 
@@ -183,7 +183,10 @@ def test_admins_keep_a_project_within_what_staff_gave(members: Members, api: Api
     Project.objects.filter(name="team").update(slots=8)
     rest = api(members["admin"])
     refused = rest.patch("/api/v1/projects/team", {"own_slots": 9}, format="json")
-    assert (refused.status_code, refused.json()["errors"][0]["message"]) == (422, "9, and staff gave 8")
+    assert (refused.status_code, refused.json()["errors"][0]["message"]) == (
+        422,
+        "`own_slots` is 9, but the quota from staff is 8. Use 8 or less.",
+    )
     assert rest.patch("/api/v1/projects/team", {"own_slots": 4}, format="json").json()["own_slots"] == 4
     assert Project.objects.get(name="team").most_slots == 4
 
@@ -212,7 +215,7 @@ def test_the_page_does_what_rest_does(members: Members, owner: User, client: Cli
     client.force_login(owner)
     assert client.post(link[1], follow=True).redirect_chain == [("/projects/team/", 302)]
     assert client.get(link[1]).status_code == 404
-    assert "You are submitter" in client.get("/projects/team/").content.decode()
+    assert "Your role is submitter" in client.get("/projects/team/").content.decode()
 
 
 def test_a_project_that_has_jobs_stays(

@@ -63,7 +63,7 @@ def test_who_has_a_second_factor_is_asked_for_it_at_every_door(owner: User, clie
 
 def test_it_is_turned_off_with_a_code(owner: User, client: Client) -> None:
     with_second_factor(client)
-    assert "On: who knows" in client.get("/account/").content.decode()
+    assert "The second factor is on." in client.get("/account/").content.decode()
     assert client.post("/account/two-factor/totp/deactivate/").status_code == 302
     assert not Authenticator.objects.filter(user=owner).exists()
 
@@ -97,7 +97,7 @@ def test_a_new_password_ends_the_other_sessions(owner: User, client: Client) -> 
 
 
 def test_people_sign_on_with_the_provider(db: None, provider: str, client: Client) -> None:
-    assert "Log in by Acme" in client.get("/login/").content.decode()
+    assert "Log in with Acme" in client.get("/login/").content.decode()
     httpx.put(f"{provider}/users/42", json={"preferred_username": "ann", "email": "ann@acme.example"})
     assert signed_on(client, provider, "42", "?next=/queue/").headers["Location"] == "/queue/"
     made = User.objects.get()
@@ -152,7 +152,7 @@ def test_an_account_is_connected_by_who_is_logged_in_to_it(owner: User, provider
     assert asked.headers["Location"].startswith("/login/again/"), "the password is asked for again"
     assert not SocialAccount.objects.exists()
     client.post("/login/again/", {"password": "owner-password"})
-    assert "You log in by that sign-on too from now on." in client.get("/account/").content.decode()
+    assert "Your account is now connected to this sign-on." in client.get("/account/").content.decode()
     other = Client()
     signed_on(other, provider, "42")
     page = other.get("/account/").content.decode()
@@ -216,7 +216,7 @@ def test_whose_account_is_closed_is_told_so(db: None, provider: str, client: Cli
     User.objects.update(is_active=False)
     other = Client()
     answer = other.get(signed_on(other, provider, "42").headers["Location"])
-    assert (answer.status_code, "This account is closed" in answer.content.decode()) == (403, True)
+    assert (answer.status_code, "Account disabled" in answer.content.decode()) == (403, True)
     assert not logged_in(other)
 
 
@@ -260,5 +260,5 @@ def test_a_forged_answer_of_the_provider_logs_nobody_in(query: str, db: None, pr
 
 
 def test_without_a_provider_there_is_none(db: None, client: Client) -> None:
-    assert "Log in by" not in client.get("/login/").content.decode()
+    assert "Log in with" not in client.get("/login/").content.decode()
     assert client.get("/login/oidc/board/login/").status_code == 404

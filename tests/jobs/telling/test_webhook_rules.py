@@ -143,7 +143,7 @@ def test_webhooks_of_a_closed_account_are_off_and_what_waited_is_over(owner: Use
     assert client.post(path, {"username": owner.username, **joined}).status_code == 302
     waited = list(Delivery.objects.exclude(pk=sent.pk))
     assert [(one.outcome, one.due) for one in waited] == [(Outcome.GIVEN_UP, None)] * 2
-    assert {one.tries[0]["words"] for one in waited} == {"not sent: who it is for may no longer hear of it"}
+    assert {one.tries[0]["words"] for one in waited} == {"not sent: the recipient can no longer see the job"}
     written = AuditEntry.objects.get(kind="webhook")
     assert (written.who, written.what, written.name) == ("root", "turn off", hook.id)
     assert client.post(path, {"username": owner.username, "is_active": "on", **joined}).status_code == 302
@@ -171,12 +171,12 @@ def test_one_that_is_told_of_nothing_says_why(
     User.objects.filter(pk=owner.pk).update(is_active=False)
     User.objects.filter(pk=staff.pk).update(is_staff=False)
     closed = f"the account of {owner.username} is closed"
-    lost = f"{staff.username} no longer administers project default"
+    lost = f"{staff.username} is no longer an admin of project default"
     heard = {hook["id"]: hook["silent"] for hook in api(root).get("/api/v1/projects/default/webhooks").json()}
     assert heard == {mine.id: closed, everybodys.id: lost}
     client.force_login(root)
     page = client.get("/projects/default/webhooks/").content.decode()
-    assert page.count("told of nothing</span>") == 2
+    assert page.count("inactive</span>") == 2
     assert closed in page
     page = client.get(f"/projects/default/webhooks/{mine.id}/").content.decode()
     assert f"Now of nothing: {closed}." in page
