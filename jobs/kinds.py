@@ -76,7 +76,7 @@ def _script_words(spec: Spec) -> str:
 
 def _lab_words(spec: Spec) -> str:
     lab = LabSpec.model_validate(spec.get("lab") or {})
-    return "1 primitive" if len(lab.primitives) == 1 else f"{len(lab.primitives)} primitives"
+    return "1 collective" if len(lab.primitives) == 1 else f"{len(lab.primitives)} collectives"
 
 
 def layout_words(spec: Spec) -> str:
@@ -141,7 +141,7 @@ KINDS: dict[JobKind, Kind] = {
         lost="Results of finished ranks are kept.",
     ),
     "lab": Kind(
-        title="collective lab",
+        title="benchmark",
         subject=_lab_words,
         form="collectives",
         tabs={"overview": ("first/waiting", "lab"), "logs": ("log",), "hosts": ("hosts",)},

@@ -102,10 +102,10 @@ def test_chosen_jobs_stay_chosen_while_the_list_is_drawn_anew(
     page: Page, running_board: Board, runs: list[str]
 ) -> None:
     page.goto(running_board.url)
-    expect(page.locator("#chosen")).to_have_text("None chosen")
+    expect(page.locator("#chosen")).to_have_text("None selected")
     for key in ("j", "x", "j", "x"):
         page.keyboard.press(key)
-    expect(page.locator("#chosen")).to_have_text("2 chosen")
+    expect(page.locator("#chosen")).to_have_text("2 selected")
     page.evaluate("for (const row of document.querySelectorAll('#jobs tr')) row.dataset.old = ''")
     page.evaluate("document.getElementById('jobs').dispatchEvent(new CustomEvent('refresh'))")
     expect(page.locator("tr[data-old]")).to_have_count(0)
@@ -143,7 +143,7 @@ def test_runs_stand_side_by_side(page: Page, running_board: Board, runs: list[st
     expect(page.locator(".run[data-baseline] .job-name")).to_have_text("left run")
     page.locator(".pin").click()
     expect(page.locator(".run[data-baseline] .job-name")).to_have_text(LONG.strip())
-    step = page.locator("section", has=page.locator("#figures-title")).locator("tr", has_text="a step").first
+    step = page.locator("section", has=page.locator("#figures-title")).locator("tr", has_text="step time").first
     expect(step.locator("td").first).to_contain_text(re.compile(r"[+−]\d"))  # noqa: RUF001
 
 
@@ -169,9 +169,9 @@ def test_the_palette_finds_jobs_hosts_pages_and_actions_by_keyboard_alone(
 ) -> None:
     page.goto(running_board.url)
     page.keyboard.press("Control+k")
-    box = page.get_by_role("combobox", name="Find a job, host, project, page or action")
+    box = page.get_by_role("combobox", name="Find a job, host, project, page, or action")
     expect(box).to_be_focused()
-    expect(page.get_by_role("dialog").get_by_role("option", name="Show all keys")).to_be_visible()
+    expect(page.get_by_role("dialog").get_by_role("option", name="Show keyboard shortcuts")).to_be_visible()
     page.keyboard.type("left")
     options = page.get_by_role("dialog").get_by_role("option")
     expect(options.first).to_contain_text("left run")
@@ -182,7 +182,7 @@ def test_the_palette_finds_jobs_hosts_pages_and_actions_by_keyboard_alone(
     page.keyboard.press("Control+k")
     page.keyboard.type("copy as json")
     page.keyboard.press("Enter")
-    expect(page.locator(".message", has_text="Copied the job as JSON.")).to_be_visible()
+    expect(page.locator(".message", has_text="Job copied as JSON.")).to_be_visible()
     assert json.loads(page.evaluate("navigator.clipboard.readText()"))["id"] == runs[0]
     page.keyboard.press("Control+k")
     page.keyboard.press("Escape")
@@ -199,10 +199,10 @@ def test_the_palette_finds_jobs_hosts_pages_and_actions_by_keyboard_alone(
 
 def test_every_key_is_told_on_a_sheet(page: Page, running_board: Board, runs: list[str]) -> None:
     page.goto(running_board.url)
-    expect(page.locator("#chosen")).to_have_text("None chosen")
+    expect(page.locator("#chosen")).to_have_text("None selected")
     page.keyboard.press("?")
-    sheet = page.get_by_role("dialog", name="Keys")
-    for words in ("Next job", "Find a job, host, project, page or action", "New job", "Overview"):
+    sheet = page.get_by_role("dialog", name="Keyboard shortcuts")
+    for words in ("Next job", "Find a job, host, project, page, or action", "New job", "Overview"):
         expect(sheet.get_by_text(words, exact=True).first).to_be_visible()
     page.keyboard.press("Escape")
     page.fill(".filters [name=q]", "")

@@ -61,7 +61,7 @@ def test_every_kind_stands_in_both_tables() -> None:
         ("train", 4, "training run · llama-tiny · dp2 x tp2"),
         ("script", 2, "script · a/train.py --name &#x27;two words&#x27; · 2 ranks"),
         ("dry_run", 1, "dry run · gpt-tiny · dp8"),
-        ("lab", 2, "collective lab · 2 primitives · 2 ranks"),
+        ("lab", 2, "benchmark · 2 collectives · 2 ranks"),
         ("calibrate", 4, "calibration · host-a · 4 ranks"),
     ],
 )
@@ -134,7 +134,7 @@ def test_a_part_of_one_kind_is_refused_to_the_others(kind: str, section: str, ow
 @pytest.mark.parametrize("kind", ["script", "lab", "calibrate"])
 def test_a_kind_that_needs_no_model_still_refuses_a_senseless_one(kind: str) -> None:
     model = {"preset": "gpt-tiny", "num_heads": 8, "num_kv_heads": 3, "hidden_size": 1}
-    with pytest.raises(SpecError, match="hidden_size 1 is not divisible by num_heads 8"):
+    with pytest.raises(SpecError, match="hidden_size 1 is not divisible by 8"):
         parse_spec({**spec_of(kind), "model": model})
 
 
@@ -147,7 +147,7 @@ def told(outcome: str = "succeeded", **summary: Any) -> Any:
     [
         ("train", told(), Status.SUCCEEDED, "it succeeded"),
         ("train", told("failed"), Status.FAILED, "it failed"),
-        ("train", told("cancelled"), Status.FAILED, "ended on its host by a cancel flag that nobody here raised"),
+        ("train", told("cancelled"), Status.FAILED, "ended by a cancel request on the host, not from Meshboard"),
         ("train", {**told("lost"), "summary": None}, Status.LOST, "it lost"),
         ("calibrate", told(profile=PROFILE), Status.SUCCEEDED, "it succeeded"),
         ("calibrate", told(), Status.FAILED, "the host sent no usable profile"),

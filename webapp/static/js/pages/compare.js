@@ -106,7 +106,7 @@ function mark(cells) {
 }
 
 function line(name, place, side, part, longest) {
-  const words = part ? timeAndSteps(part) : side === "planned" ? "no plan" : "no traced step";
+  const words = part ? timeAndSteps(part) : side === "planned" ? "no plan" : "not measured";
   const [made] = part ? bars(part, null) : [null];
   const bar = el("div", { className: "of-run" });
   if (made) {
@@ -133,7 +133,7 @@ if (!section.hidden) {
   const along = () => document.querySelector("[name=along]:checked").value;
   drawCurves(runs, along());
   document.getElementById("along").addEventListener("change", () => drawCurves(runs, along()));
-  const short = runs.flatMap((run, place) => (run.whole ? [] : [letter(place)]));
+  const short = runs.flatMap((run, place) => (run.whole || run.curve.step.length === 0 ? [] : [letter(place)]));
   note.textContent = short.length ? `No history of ${short.join(", ")}. Its loss is from the exit report, and its time starts at the first point.` : "";
 }
 drawParts(runs);
