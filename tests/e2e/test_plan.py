@@ -163,7 +163,7 @@ def test_the_planners_own_layouts_are_valid_and_follow_its_base(page: Page, runn
     expect(lanes.locator(".message")).to_have_count(0)
     page.fill("[name=ranks]", "6")
     page.fill("[name=global_batch]", "24")
-    expect(lanes.nth(0).locator("tbody tr").first).to_contain_text("6")
+    expect(lanes.nth(0).locator("tbody tr").first).to_have_text("ranks6")
     expect(lanes.locator("table")).to_have_count(2)
     expect(lanes.locator(".message")).to_have_count(0)
 

@@ -153,7 +153,8 @@ def unavailable(spec: object) -> tuple[dict[str, list[str]], dict[str, list[tupl
         found = choices(parse_fields(spec))
     except SpecError:
         return {}, {}
-    options, reasons = {}, {}
+    options: dict[str, list[str]] = {}
+    reasons: dict[str, list[tuple[str, list[str]]]] = {}
     for field, by_option in found.items():
         grouped: dict[str, list[str]] = {}
         for option, reason in by_option.items():
