@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
         return int(options.run(options))
     except SpecError as error:
         for problem in error.problems:
-            print(f"{problem.field}: {problem.message}", file=sys.stderr)
+            print(problem.sentence, file=sys.stderr)
         return 2
 
 
@@ -49,31 +49,35 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m planner", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, run, words in (
-        ("estimate", _estimate, "memory, traffic and time of one layout"),
-        ("search", _search, "rank every layout on so many ranks"),
+        ("estimate", _estimate, "predict memory, traffic, and step time of one layout"),
+        ("search", _search, "rank all layouts of a number of ranks"),
         (
             "auto",
             _auto,
-            "the fastest layout that fits, told why; its flags take a value or several: 1,3",
+            "choose the fastest layout that fits; a flag takes one value or several: 1,3",
         ),
-        ("explain", _explain, "every term of each figure, with formula and source"),
+        ("explain", _explain, "show each term with its formula and source"),
     ):
         command = commands.add_parser(name, help=words, description=words)
         command.set_defaults(run=run)
         _add_spec(command)
         command.add_argument("--json", action="store_true", help="JSON instead of text")
         if name == "auto":
-            command.add_argument("--ranks", type=int, help="exactly so many (default: as many as pay)")
-            command.add_argument("--max-ranks", type=int, help="at most so many (default: one node of the hardware)")
+            command.add_argument("--ranks", type=int, help="number of ranks (default: as many as make the step faster)")
+            command.add_argument("--max-ranks", type=int, help="most ranks (default: one node of the cluster)")
         if name == "search":
-            command.add_argument("--ranks", type=int, required=True, help="ranks to lay out")
+            command.add_argument("--ranks", type=int, required=True, help="number of ranks")
         if name in ("search", "auto"):
-            command.add_argument("--max-micro-batch", type=int, default=16, help="sequences (default 16)")
-            command.add_argument("--max-memory-gib", type=_gib, help="cap below the device's memory")
+            command.add_argument(
+                "--max-micro-batch", type=int, default=16, help="largest micro-batch in sequences (default 16)"
+            )
+            command.add_argument(
+                "--max-memory-gib", type=_gib, help="memory limit per rank in GiB (default: the device memory)"
+            )
         if name == "search":
             command.add_argument("--limit", type=int, default=10, help="layouts to print (default 10)")
         if name == "explain":
-            command.add_argument("--stage", type=int, help="pipeline stage (default: the fullest)")
+            command.add_argument("--stage", type=int, help="pipeline stage (default: the stage with the most memory)")
     return parser
 
 
@@ -84,21 +88,25 @@ def _gib(text: str) -> float:
     except ValueError:
         size = math.nan
     if not 2**-30 <= size <= 2**30:
-        raise argparse.ArgumentTypeError(f"must be a number of GiB above 0 and up to {2**30:,}, got {text!r}")
+        raise argparse.ArgumentTypeError(f"the value is {text!r}. Use a number of GiB above 0 and at most {2**30:,}")
     return size
 
 
 def _add_spec(command: argparse.ArgumentParser) -> None:
     source = command.add_mutually_exclusive_group(required=True)
-    source.add_argument("--model", choices=sorted(PRESETS), metavar="PRESET", help="one of: " + ", ".join(PRESETS))
-    source.add_argument("--spec", type=Path, metavar="FILE", help="a job spec as JSON; - is standard input")
-    source.add_argument("--template", choices=sorted(TEMPLATES), help="a published layout")
-    command.add_argument("--cluster", choices=sorted(CLUSTERS), help="hardware (default: for the spec's device)")
+    source.add_argument(
+        "--model", choices=sorted(PRESETS), metavar="PRESET", help="model preset: " + ", ".join(PRESETS)
+    )
+    source.add_argument("--spec", type=Path, metavar="FILE", help="job spec in JSON; - reads standard input")
+    source.add_argument("--template", choices=sorted(TEMPLATES), help="published layout")
     command.add_argument(
-        "--stack", choices=sorted(STACKS), help="software that time is planned for (default: the spec's, else ours)"
+        "--cluster", choices=sorted(CLUSTERS), help="cluster (default: cpu or h100, by the device of the spec)"
+    )
+    command.add_argument(
+        "--stack", choices=sorted(STACKS), help="software stack of the time estimate (default: from the spec, or ours)"
     )
     for name in SOFTWARE_FLAGS:
-        words = f"of that software: {SoftwareSpec.model_fields[name].description}"
+        words = f"option of the stack: {SoftwareSpec.model_fields[name].description}"
         command.add_argument(f"--{name.replace('_', '-')}", help=words)
     for name in LAYOUT_FLAGS:
         command.add_argument(f"--{name.replace('_', '-')}", help=Layout.model_fields[name].description)
@@ -141,11 +149,13 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(sys.stdin.read() if str(path) == "-" else path.read_text())
     except OSError as error:
-        raise SpecError([Problem("--spec", f"cannot read {str(path)!r}: {error.strerror or error}")]) from None
+        raise SpecError(
+            [Problem("--spec", f"`--spec` is {str(path)!r}, which cannot be read: {error.strerror or error}.")]
+        ) from None
     except ValueError as error:
-        raise SpecError([Problem("--spec", f"{str(path)!r} is not JSON: {error}")]) from None
+        raise SpecError([Problem("--spec", f"`--spec` is {str(path)!r}, which is not JSON: {error}.")]) from None
     if not isinstance(data, dict):
-        raise SpecError([Problem("--spec", "must hold an object")])
+        raise SpecError([Problem("--spec", "`--spec` does not contain an object. Use a job spec.")])
     return data
 
 
@@ -239,7 +249,7 @@ def _explain(options: argparse.Namespace) -> int:
     if stage is None:
         stage = max(range(spec.layout.pp), key=lambda index: sum(rank_memory(spec, index, cluster).values()))
     if not 0 <= stage < spec.layout.pp:
-        print(f"--stage: must be from 0 to {spec.layout.pp - 1}, got {stage}", file=sys.stderr)
+        print(f"`--stage` is {stage}. Use 0 to {spec.layout.pp - 1}.", file=sys.stderr)
         return 2
     made = explain(spec, cluster, stage=stage)
     print(json.dumps(made) if options.json else explain_text(made))

@@ -42,7 +42,7 @@ def estimate_text(spec: JobSpec, made: Estimate, advice: Sequence[Neighbour]) ->
         f"{spec.model.preset or 'custom model'}: {made['model_parameters']:,} parameters{_padded(made)}",
         f"{ranks} ({axes}) on {where['nodes']:,} x {where['per_node']} {where['accelerator']}",
         f"micro-batch {counted(made['micro_batch_size'], 'sequence')} x {made['micro_batches']},"
-        f" {made['tokens_per_step']:,} tokens a step",
+        f" {made['tokens_per_step']:,} tokens per step",
         "",
         f"memory  {size(made['peak_memory_bytes'])} of {size(where['memory_bytes'])} on the fullest rank"
         f" (estimate: {made['memory_interval']['words']}){_fitting(made)}",
@@ -50,19 +50,21 @@ def estimate_text(spec: JobSpec, made: Estimate, advice: Sequence[Neighbour]) ->
     fullest = max(made["stages"], key=lambda stage: stage["memory_bytes"])
     lines += [f"  {name:<12} {size(value):>12}" for name, value in fullest["memory"].items() if value]
     lines += [f"  try {n.change}: {n.reason}" for n in advice]
-    lines += ["", f"traffic  payload of one rank of stage {fullest['stage']} and step ({traffic_kind(spec)})"]
+    lines += ["", f"traffic  payload per rank of stage {fullest['stage']} and step ({traffic_kind(spec)})"]
     if fullest["padded_share"] >= 0.0005:
-        lines.append(f"  ZeRO's shards of odd sizes travel padded: {fullest['padded_share']:.1%} more than the least")
+        lines.append(f"  padding of uneven ZeRO shards adds {fullest['padded_share']:.1%}")
     for row in fullest["traffic"]:
         group = f"{row['axis']} of {row['group_size']}"
         crossing = "between nodes" if row["between_nodes"] else "inside a node"
         op = row["op"].replace("_", "-")
         calls = f"{row['count']:,} {'call ' if row['count'] == 1 else 'calls'}"
         lines.append(f"  {group:<12} {op:<15} {calls:>15} {size(row['payload_bytes']):>12}  {crossing}")
-    lines += ["", f"time  {duration(timed['step_s'])} a step (estimate: {timed['interval']['words']})"]
+    lines += ["", f"time  {duration(timed['step_s'])} per step (estimate: {timed['interval']['words']})"]
     lines += [f"  {part['name']:<12} {duration(part['seconds']):>12}" for part in timed["parts"]]
     if aligned := made.get("aligned_vocabulary"):
-        lines.append(f"  {duration(aligned['spares_s'])} less with a vocabulary of {aligned['vocab_size']:,}: aligned")
+        lines.append(
+            f"  a vocabulary of {aligned['vocab_size']:,} would save {duration(aligned['spares_s'])} (aligned)"
+        )
     lines.append(
         f"  MFU {timed['mfu']:.1%}  HFU {timed['hfu']:.1%}  {timed['tokens_per_s']:,.0f} tokens/s"
         f"  {1e12 / timed['tokens_per_s'] / 86400:,.1f} days for 1e12 tokens"
@@ -73,20 +75,20 @@ def estimate_text(spec: JobSpec, made: Estimate, advice: Sequence[Neighbour]) ->
 def _fitting(made: Estimate) -> str:
     if not made["fits"]:
         return "  DOES NOT FIT"
-    return "  fits by less than that" if made.get("tight") else ""
+    return "  fits only within the margin of error" if made.get("tight") else ""
 
 
 def _padded(made: Estimate) -> str:
     vocab, padded = made["vocab_size"], made["padded_vocab_size"]
     if vocab == padded:
         return ""
-    return f", and a vocabulary of {vocab:,} padded to {padded:,} for tp {made['axes']['tp']}"
+    return f", vocabulary {vocab:,} padded to {padded:,} for tp {made['axes']['tp']}"
 
 
 def _padded_by(vocab: int, degrees: Sequence[int]) -> list[str]:
     """Which tensor parallel degrees pad the vocabulary, and to what."""
     to = [f"{padded:,} for tp {tp}" for tp in degrees if (padded := padded_vocab(vocab, tp)) != vocab]
-    return [f"a vocabulary of {vocab:,} is padded: to {', '.join(to)}"] if to else []
+    return [f"vocabulary {vocab:,} is padded to {', '.join(to)}"] if to else []
 
 
 def search_text(result: SearchResult, near: Sequence[Neighbour], cluster: Cluster) -> str:
@@ -108,12 +110,15 @@ def search_text(result: SearchResult, near: Sequence[Neighbour], cluster: Cluste
             f"  {schedule}, {x.recompute}"
         )
     if sure:
-        lines += ["", f"estimates; of the first: time {sure[0].time['words']}; memory {sure[0].memory['words']}"]
+        lines += [
+            "",
+            f"estimates; for the first layout: time {sure[0].time['words']}; memory {sure[0].memory['words']}",
+        ]
         lines += _padded_by(result.best[0].spec.model.vocab_size, sorted({f.spec.layout.tp for f in result.best}))
     else:
-        lines.append("nothing fits")
+        lines.append("no layout fits")
     if near:
-        lines += ["", "one choice away from the first:"]
+        lines += ["", "layouts with one change from the first:"]
         lines += [f"  {n.change:<24} {n.reason}" for n in near]
     return "\n".join(lines)
 
@@ -127,7 +132,7 @@ def auto_text(told: Mapping[str, Any]) -> str:
         for other in told["runners_up"]
     ]
     if told["runners_up"]:
-        lines.insert(2, f"  {'runners-up':<64} {'a step':>10}  slower  {'memory':>10}  heavier")
+        lines.insert(2, f"  {'runners-up':<64} {'step time':>10}  slower  {'memory':>10}  heavier")
     return "\n".join(lines)
 
 

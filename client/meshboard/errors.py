@@ -28,6 +28,11 @@ class WrongError(Exception):
         self.field, self.pointer = field, pointer
 
 
+def line_of(field: str, message: str, name: str = "") -> str:
+    """Return the message, with the name of its field before it if the message does not name the field."""
+    return message if f"`{field}" in message else f"{name or field}: {message}"
+
+
 class RefusedError(Exception):
     """The board refused; `problems` are (field, message), `document` all that it said (RFC 9457), where it said it.
     `about`: what stands in its words for some of the fields."""
@@ -39,6 +44,6 @@ class RefusedError(Exception):
         document: dict[str, Any] | None = None,
         about: Mapping[str, str] | None = None,
     ) -> None:
-        lines = [f"{(about or {}).get(field, field)}: {message}" for field, message in problems]
+        lines = [line_of(field, message, (about or {}).get(field, field)) for field, message in problems]
         super().__init__("\n".join(lines) or f"HTTP {status}")
         self.status, self.problems, self.document = status, problems, document

@@ -72,7 +72,7 @@ def holds(share: float, measured: float, told: float) -> bool:
 
 def sureness(share: float) -> str:
     """How far off an estimate may be, in words."""
-    return f"up to {1 + share:.2g} times off" if share > 1 else f"±{share:.0%}"
+    return f"error up to {1 + share:.2g} times" if share > 1 else f"±{share:.0%}"
 
 
 def correction_of(ratios: Sequence[float]) -> Correction | None:
@@ -136,24 +136,22 @@ def interval(cluster: Cluster, spec: JobSpec, found: Correction | None, host_sha
     basis, kind = cluster.basis, mix_of(spec.train.precision).gemm
     scaled = ""
     if found is not None and found.borrowed:
-        scaled, found = f", scaled as {found.runs} runs here on other numbers of ranks were", None
+        scaled, found = f", scaled by {found.runs} runs here with other rank counts", None
     timed = cluster.profile is not None and cluster.profile.timed_layers_in(kind)
     if found is None and cluster.profile is not None and timed and _extends(cluster.profile, spec):
-        words = f"{basis} in shorter sequences, undivided and fused, {sureness(EXTENDED)}"
+        words = f"{basis} with shorter sequences, one rank, and fused attention, {sureness(EXTENDED)}"
         return Interval(share=EXTENDED, basis=basis, runs=0, words=words)
     if found is None and timed:
         return Interval(share=CALIBRATED, basis=basis, runs=0, words=f"{basis}, ±{CALIBRATED:.0%}")
     if found is None and cluster.device == "cpu":
-        what = f"no layer was timed in {kind} here" if cluster.profile else "a CPU that nobody measured"
+        what = f"no {kind} calibration" if cluster.profile else "an uncalibrated CPU"
         words = f"{what}{_links(cluster, spec)}{scaled}, {sureness(ANY_CPU)}"
         return Interval(share=ANY_CPU, basis=basis, runs=0, words=words)
     if found is None:
         told = spec.resources.software is not None
         share = within(stack, cluster.accelerator.name, host_share, told=told)
         title = f"{STACKS[stack].title}{software_words(spec.resources.software)}"
-        elsewhere = (
-            "" if was_measured(stack, cluster.accelerator.name) else ", of which no step on such a device is known"
-        )
+        elsewhere = "" if was_measured(stack, cluster.accelerator.name) else " without a measured step on this device"
         why = f"{title}{elsewhere}{_widened(cluster, spec)}{_waits(host_share)}"
         words = f"{basis}{_links(cluster, spec)}{scaled}, {why}, {sureness(share)}"
         return Interval(share=share, basis=basis, runs=0, words=words)
@@ -167,14 +165,14 @@ def _widened(cluster: Cluster, spec: JobSpec) -> str:
     if mix_of(spec.train.precision).gemm != "fp8":
         return ""
     if not chip.fp8_flops:
-        return f", products in 16 bits as {chip.name} has none in fp8"
+        return f", 16-bit matmuls because {chip.name} lacks fp8"
     lacks = software is not None and software.nvfp4 and not chip.fp4_flops
-    return f", which are in fp8 as {chip.name} has none in fp4" if lacks else ""
+    return f", fp8 matmuls because {chip.name} lacks fp4" if lacks else ""
 
 
 def _waits(host_share: float) -> str:
     """That the device waits for a host whose speed no spec tells."""
-    return f", {host_share:.0%} of it waiting for a host" if host_share >= HOST_WITHIN[-1][0] else ""
+    return f", {host_share:.0%} of the step waits for the host" if host_share >= HOST_WITHIN[-1][0] else ""
 
 
 def _links(cluster: Cluster, spec: JobSpec) -> str:
@@ -182,7 +180,7 @@ def _links(cluster: Cluster, spec: JobSpec) -> str:
     if not cluster.link_runs or spec.layout.world_size == 1:
         return ""
     inside = " inside a host" if spec.layout.world_size > cluster.per_node else ""
-    what = "links" if cluster.rate_runs else "latency of links"
+    what = "links" if cluster.rate_runs else "link latency"
     return f", {what}{inside} from {cluster.link_runs} run{'s' if cluster.link_runs > 1 else ''} here"
 
 

@@ -191,9 +191,9 @@ def aligned_vocabulary(spec: JobSpec, cluster: Cluster, step_s: float) -> Aligne
 def traffic_kind(spec: JobSpec) -> str:
     """How far to trust bytes and calls, in words."""
     if not_runnable(spec):
-        return "estimated: the trainer does not run this layout yet"
+        return "estimated: the trainer does not support this layout"
     if depends_on_router(spec):
-        return "exact but for ep: tokens spread evenly over the experts, a router only comes near it"
+        return "exact except ep, which assumes evenly spread tokens"
     return EXACT
 
 

@@ -71,10 +71,10 @@ def memory_interval(cluster: Cluster, spec: JobSpec, found: Correction | None, p
     share += beside / peak_bytes
     basis, runs, seen = ("runs", found.runs, f"from {found.runs} runs here") if found else ("counted", 0, "counted")
     if cluster.device == "cpu":
-        words = seen if found else "tensors counted, a process' own beside them"
+        words = seen if found else "counted tensors plus process memory"
     else:
         stack = STACKS[spec.resources.stack]
-        words = f"tensors {seen}, {stack.title if stack.memory_within < 1 else f'no peak is known of {stack.title}'}"
+        words = f"tensors {seen}, {stack.title if stack.memory_within < 1 else f'{stack.title} without a known peak'}"
     return Interval(share=share, basis=basis, runs=runs, words=f"{words}, {sureness(share)}")
 
 

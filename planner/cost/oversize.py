@@ -32,11 +32,16 @@ def oversize(spec: JobSpec) -> list[Problem]:
     most, of = (MOST_RISING, f" of {SCHEDULE_NAMES[spec.layout.schedule]}") if rises else (MOST_CHUNKS, "")
     if pp * m * v > most:
         product = f"pp {pp} x micro_batches {m} x virtual_stages {v} = {pp * m * v:,}"
-        return [Problem("train.micro_batches", f"{product} parts of a step; at most {most:,}{of} can be planned")]
+        return [
+            Problem(
+                "train.micro_batches",
+                f"`train.micro_batches` is {m}, so {product} actions per step. Use at most {most:,} actions{of}.",
+            )
+        ]
     stages = stage_estimates(spec)
     needed = max(stage["memory_bytes"] for stage in stages)
     sent = max((row["payload_bytes"] for stage in stages for row in stage["traffic"]), default=0)
     if max(needed, sent) <= LARGEST_BYTES:
         return []
-    text = f"a rank would need {needed:.1e} bytes of memory and move {sent:.1e} in a step"
-    return [Problem("model", f"{text}; at most {LARGEST_BYTES:.1e} can be planned")]
+    text = f"`model` needs {needed:.1e} bytes of memory and {sent:.1e} bytes of traffic per rank and step"
+    return [Problem("model", f"{text}. Use at most {LARGEST_BYTES:.1e} bytes.")]

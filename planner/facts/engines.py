@@ -7,15 +7,15 @@ from operator import attrgetter
 from planner.facts.kinds import KINDS, num_slots
 from planner.facts.resources import SlurmSpec
 from planner.facts.spec import JobSpec, Problem
-from planner.facts.words import counted
+from planner.facts.words import counted, divisors, nearest
 
 # What the board's scheduler alone heeds, and what to say of it instead.
 OF_HOSTS = {
-    "resources.host": "names a host of the board; Slurm chooses the nodes of its own",
-    "resources.pool": "is of hosts of the board; resources.slurm.partition names Slurm's",
-    "resources.labels": "are of hosts of the board; resources.slurm.constraint names features of nodes",
-    "resources.max_hosts": "bounds hosts of the board; resources.slurm.nodes says how many nodes there are",
-    "run.preemptible": "is for hosts of the board; what Slurm may preempt, resources.slurm.qos or partition says",
+    "resources.host": "Slurm chooses the nodes. Omit it",
+    "resources.pool": "Slurm has no pools. Use `resources.slurm.partition`",
+    "resources.labels": "Slurm has no labels. Use `resources.slurm.constraint`",
+    "resources.max_hosts": "Slurm counts nodes. Use `resources.slurm.nodes`",
+    "run.preemptible": "Slurm decides preemption. Use `resources.slurm.qos` or `resources.slurm.partition`",
 }
 
 
@@ -23,20 +23,31 @@ def engine_problems(spec: JobSpec) -> list[Problem]:
     """Every field that does not go with the engine that the spec names."""
     resources = spec.resources
     if resources.engine == "hosts":
-        text = "is for engine slurm, and this job's is hosts"
+        text = "`resources.slurm` is set, but `resources.engine` is hosts. Omit it, or use engine slurm."
         return [Problem("resources.slurm", text)] if resources.slurm is not None else []
-    found = [Problem(field, words) for field, words in OF_HOSTS.items() if attrgetter(field)(spec)]
+    given = ((field, attrgetter(field)(spec), words) for field, words in OF_HOSTS.items())
+    found = [Problem(field, f"`{field}` is {_shown(value)}, but {words}.") for field, value, words in given if value]
     if KINDS[spec.kind].of_a_host:
-        found.append(Problem("resources.engine", f"a {spec.kind} job measures a host of the board: engine hosts"))
+        found.append(
+            Problem("resources.engine", f"`resources.engine` is slurm, but a {spec.kind} job needs hosts. Use hosts.")
+        )
     limit = slurm_of(spec).time_limit
     if limit is not None and not limit.strip("0:-"):
-        found.append(Problem("resources.slurm.time_limit", "must be longer than zero, which is no limit to Slurm"))
+        found.append(
+            Problem("resources.slurm.time_limit", f"`resources.slurm.time_limit` is {limit}. Use a time above zero.")
+        )
     nodes, slots = slurm_of(spec).nodes, num_slots(spec)
     if slots % nodes:
-        rest = f"{slots} = {slots // nodes} x {nodes} + {slots % nodes}"
-        text = f"{counted(slots, 'slot')} {'is' if slots == 1 else 'are'} not divisible by {nodes} nodes: {rest}"
+        has = f"{counted(slots, 'slot')} {'is' if slots == 1 else 'are'} not divisible by {nodes}"
+        text = f"`resources.slurm.nodes` is {nodes}, but {has}. Use {nearest(divisors(slots), nodes)}."
         found.append(Problem("resources.slurm.nodes", text))
     return found
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "on"
+    return ", ".join(value) if isinstance(value, list) else str(value)
 
 
 def slurm_of(spec: JobSpec) -> SlurmSpec:

@@ -52,19 +52,21 @@ def of_any_world(spec: JobSpec) -> JobSpec:
 
 def _ranks_exist(spec: JobSpec) -> list[Problem]:
     beyond = [rank for rank in spec.dry_ranks if rank >= spec.layout.world_size]
-    text = f"{product_words(spec.layout)}, from 0: there is no rank {', '.join(map(str, beyond))}"
+    has, missing = product_words(spec.layout), ", ".join(map(str, beyond))
+    text = f"`dry_ranks` contains {missing}, but {has}. Use ranks from 0 to {spec.layout.world_size - 1}."
     return [Problem("dry_ranks", text)] if beyond else []
 
 
 def _lies_below_its_root(spec: JobSpec) -> list[Problem]:
     script, found = spec.script, []
     if script is None:
-        return [Problem("script", "is required for a script job: its path below the script root, and its args")]
+        return [Problem("script", "`script` is missing. A script job needs `script.path` or `script.module`.")]
     if (script.path is None) == (script.module is None):
-        given = "neither" if script.path is None else "both"
-        found.append(Problem("script", f"takes a path or a module below the script root; got {given}"))
+        given = "neither path nor module" if script.path is None else "both path and module"
+        found.append(Problem("script", f"`script` has {given}. Set one of them."))
     if script.module is not None and not all(part.isidentifier() for part in script.module.split(".")):
-        found.append(Problem("script.module", f"{script.module!r} is no module's name, such as package.train"))
+        text = f"`script.module` is {script.module!r}, which is not a module name. Use a name such as package.train."
+        found.append(Problem("script.module", text))
     found += file_problems("script.path", script.path, "script root")
     found += path_problems("script.cwd", script.cwd, "script root")
     if not found and (text := why_not_its_folder(script)):
@@ -81,20 +83,20 @@ def why_not_its_folder(script: ScriptSpec) -> str:
         return ""
     cwd = PurePosixPath(script.cwd)
     if script.module is not None:
-        whole = (
-            "is the script root, which holds everybody's scripts: leave it out to read there, or name a folder below"
+        text = (
+            f"`script.cwd` is {script.cwd!r}, the script root that all users share. Omit it, or use a folder below it."
         )
-        return "" if cwd.parts else f"{script.cwd!r} {whole}"
+        return "" if cwd.parts else text
     own = PurePosixPath(script.path or "").parent
     if cwd.is_relative_to(own):
         return ""
-    return f"{script.cwd!r} is not {str(own)!r}, the folder of {script.path!r}, or below it: a script may write there"
+    return f"`script.cwd` is {script.cwd!r}. Use {str(own)!r}, the folder of {script.path!r}, or a folder below it."
 
 
 def _names_its_host(spec: JobSpec) -> list[Problem]:
     if spec.resources.host is not None:
         return []
-    return [Problem("resources.host", "a calibration measures one host: name it")]
+    return [Problem("resources.host", "`resources.host` is missing. Name the host to calibrate.")]
 
 
 KINDS: dict[JobKind, Kind] = {
@@ -125,11 +127,16 @@ def kind_problems(spec: JobSpec) -> list[Problem]:
     found = []
     for owner, other in KINDS.items():
         if other.section and other is not kind and getattr(spec, other.section) is not None:
-            found.append(Problem(other.section, f"is for jobs of kind {owner}, and this one is {spec.kind}"))
+            found.append(
+                Problem(
+                    other.section,
+                    f"`{other.section}` is set, but the kind is {spec.kind}. Omit it, or use kind {owner}.",
+                )
+            )
     if kind.plain and spec.layout != Layout(dp=spec.layout.dp):
-        found.append(Problem("layout", f"a {spec.kind} job takes dp ranks and no other axis or option"))
+        found.append(Problem("layout", f"`layout` has more than dp, but a {spec.kind} job uses dp only. Set only dp."))
     if kind.one_host and (spec.resources.max_hosts or 1) > 1:
-        text = f"a {spec.kind} job runs on one host, not {spec.resources.max_hosts}"
+        text = f"`resources.max_hosts` is {spec.resources.max_hosts}, but a {spec.kind} job runs on one host. Use 1."
         found.append(Problem("resources.max_hosts", text))
     return [*found, *kind.rules(spec)]
 

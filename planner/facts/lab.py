@@ -101,7 +101,7 @@ class LabPoint(Strict):
     primitive: LabPrimitive
     num_bytes: Count
     seconds: Annotated[float, Field(gt=0)]
-    algbw: float | None = Field(description="bytes a second; none for a barrier")
+    algbw: float | None = Field(description="bytes per second; null for a barrier")
     busbw: float | None
     checked: Count
     wrong: Count
@@ -155,7 +155,7 @@ def lab_problems(spec: JobSpec) -> list[Problem]:
     lab = lab_of(spec)
     found = []
     if repeated := _repeated(lab.primitives):
-        found.append(Problem("lab.primitives", f"{repeated} stands there more than once"))
+        found.append(Problem("lab.primitives", f"`lab.primitives` repeats {repeated}. Use each once."))
     return [*found, *_group(spec, lab), *_sizes(lab, len(lab_ranks(spec)))]
 
 
@@ -164,29 +164,32 @@ def _group(spec: JobSpec, lab: LabSpec) -> list[Problem]:
     where = "layout.dp" if lab.ranks is None else "lab.ranks"
     found = []
     if len(ranks) < 2:
-        found.append(Problem(where, f"a collective needs 2 ranks or more, and the group has {len(ranks)}"))
+        found.append(Problem(where, f"`{where}` gives a group of {counted(len(ranks), 'rank')}. Use 2 or more."))
     if repeated := _repeated(ranks):
-        found.append(Problem("lab.ranks", f"rank {repeated} stands there more than once"))
+        found.append(Problem("lab.ranks", f"`lab.ranks` repeats {repeated}. Use each rank once."))
     if beyond := [rank for rank in ranks if rank >= world]:
         missing = ", ".join(map(str, dict.fromkeys(beyond)))
-        text = f"dp {world} = {counted(world, 'rank')}, from 0: there is no rank {missing}"
+        text = f"`lab.ranks` contains {missing}, but dp is {world}. Use ranks from 0 to {world - 1}."
         found.append(Problem("lab.ranks", text))
     if lab.root is not None and lab.root not in ranks:
-        found.append(Problem("lab.root", f"rank {lab.root} is not in the group of ranks {_words(ranks)}"))
+        found.append(
+            Problem("lab.root", f"`lab.root` is {lab.root}, which is not in the group. Use one of {_words(ranks)}.")
+        )
     exact = LARGEST_EXACT[lab.dtype]
     if len(ranks) > exact:
-        text = f"{lab.dtype} counts to {exact} exactly, and a sum over {len(ranks)} ranks could not be checked"
+        text = f"`lab.dtype` is {lab.dtype}, whose sums are exact only up to {exact} ranks. Use float32 or int32."
         found.append(Problem("lab.dtype", text))
     return found
 
 
 def _sizes(lab: LabSpec, group_size: int) -> list[Problem]:
     if lab.min_bytes > lab.max_bytes:
-        return [Problem("lab.max_bytes", f"min_bytes {lab.min_bytes} > max_bytes {lab.max_bytes}: no size is left")]
+        text = f"`lab.max_bytes` is {lab.max_bytes}. Use at least min_bytes {lab.min_bytes}."
+        return [Problem("lab.max_bytes", text)]
     item = ITEM_BYTES[lab.dtype]
     if lab.min_bytes < group_size * item:
-        text = f"an element of {lab.dtype} for each rank is {group_size} x {item} B = {group_size * item} B"
-        return [Problem("lab.min_bytes", f"{text}: {lab.min_bytes} B < {group_size * item} B")]
+        least = f"{group_size * item}, one {lab.dtype} element for each of {group_size} ranks"
+        return [Problem("lab.min_bytes", f"`lab.min_bytes` is {lab.min_bytes}. Use at least {least}.")]
     return []
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from planner.facts.engines import engine_problems
@@ -10,7 +12,7 @@ from planner.facts.proof import why_not_asked
 from planner.facts.reading.paths import file_problems, path_problems
 from planner.facts.software import software_problems
 from planner.facts.spec import ROPE_BASE, JobSpec, Layout, Problem
-from planner.facts.words import counted
+from planner.facts.words import alternatives, counted, divisors, nearest, nearest_multiples
 
 MeshAxis = Literal["pp", "dp", "cp", "tp"]
 MESH_AXES: tuple[MeshAxis, ...] = ("pp", "dp", "cp", "tp")  # outermost first: tp ranks are neighbours
@@ -118,63 +120,116 @@ def problems(spec: JobSpec, *, slots: int | None = None) -> list[Problem]:
     ]
 
 
-def _indivisible(field: str, what: str, size: int, by: str, degree: int) -> list[Problem]:
-    rest = size % degree
-    if not rest:
+def _indivisible(
+    field: str, value: object, what: str, size: int, by: str, degree: int, use: Callable[[], str]
+) -> list[Problem]:
+    """Return a problem if `size` is not a multiple of `degree`. `use` returns the valid values."""
+    if size % degree == 0:
         return []
-    text = f"{what} {size} is not divisible by {by} {degree}: {size} = {size // degree} x {degree} + {rest}"
-    return [Problem(field, text)]
+    return [Problem(field, f"`{field}` is {value}, but {what} {size} is not divisible by {by}{degree}. Use {use()}.")]
 
 
 def _model(spec: JobSpec) -> list[Problem]:
     model = spec.model
-    divided = model.hidden_size, "num_heads", model.num_heads
-    found = [] if model.head_dim else _indivisible("model.num_heads", "hidden_size", *divided)
-    found += _indivisible("model.num_kv_heads", "num_heads", model.num_heads, "num_kv_heads", model.num_kv_heads)
+    heads, kv_heads = model.num_heads, model.num_kv_heads
+    found = []
+    if not model.head_dim:
+        hidden = model.hidden_size
+        fitting = (n for n in divisors(hidden) if model.arch != "llama" or hidden // n % 2 == 0)
+        found += _indivisible(
+            "model.num_heads",
+            heads,
+            "hidden_size",
+            hidden,
+            "",
+            heads,
+            lambda: nearest(fitting, heads) or "an even hidden_size",
+        )
+    found += _indivisible(
+        "model.num_kv_heads",
+        kv_heads,
+        "num_heads",
+        heads,
+        "",
+        kv_heads,
+        lambda: nearest(divisors(heads), kv_heads),
+    )
     if model.head_dim and model.mla:
-        text = "latent attention gives its heads sizes of its own: nope_head_dim, rope_head_dim, value_head_dim"
+        text = f"`model.head_dim` is {model.head_dim}, but latent attention sets its own head sizes. Omit it."
         found.append(Problem("model.head_dim", text))
-    if model.arch == "gpt" and model.num_kv_heads != model.num_heads:
-        text = f"gpt has one key/value head a query head: {model.num_kv_heads} is not {model.num_heads}"
+    if model.arch == "gpt" and kv_heads != heads:
+        text = f"`model.num_kv_heads` is {kv_heads}, but gpt has one key/value head per query head. Use {heads}."
         found.append(Problem("model.num_kv_heads", text))
     if model.arch == "gpt" and (model.rope_scaling or model.rope_base != ROPE_BASE):
         field = "model.rope_scaling" if model.rope_scaling else "model.rope_base"
-        found.append(Problem(field, "gpt learns its positions and turns none; rotary positions are llama's"))
+        given = "set" if model.rope_scaling else f"{model.rope_base:g}"
+        text = f"`{field}` is {given}, but gpt has learned positions instead of RoPE. Omit it, or use llama."
+        found.append(Problem(field, text))
     scaling = model.rope_scaling
     if scaling and scaling.high_freq_factor <= scaling.low_freq_factor:
-        text = f"high_freq_factor {scaling.high_freq_factor:g} <= low_freq_factor {scaling.low_freq_factor:g}"
+        text = f"`model.rope_scaling` has high_freq_factor {scaling.high_freq_factor:g}. "
+        text += f"Use more than low_freq_factor {scaling.low_freq_factor:g}."
         found.append(Problem("model.rope_scaling", text))
     if model.arch == "llama" and not found and model.head_size % 2:
         field = "model.head_dim" if model.head_dim else "model.hidden_size"
-        given = "" if model.head_dim else f"{model.hidden_size} / {model.num_heads} = "
-        found.append(Problem(field, f"RoPE needs an even head size: {given}{model.head_size}"))
+        given = f"{model.head_dim}" if model.head_dim else f"{model.hidden_size} for {heads} heads"
+        size, even = model.head_size, (model.head_size - 1, model.head_size + 1)
+        use = alternatives(n if model.head_dim else n * heads for n in even if n)
+        text = f"`{field}` is {given}, but RoPE needs an even head size, and {size} is odd. Use {use}."
+        found.append(Problem(field, text))
     return found
 
 
 def _tensor(spec: JobSpec) -> list[Problem]:
     model, layout = spec.model, spec.layout
     if layout.sequence_parallel and layout.tp == 1:
-        return [Problem("layout.sequence_parallel", "divides the sequence over tp, which is 1; choose tp of 2 or more")]
+        text = "`layout.sequence_parallel` is on, but tp is 1. Use tp of 2 or more, or turn it off."
+        return [Problem("layout.sequence_parallel", text)]
     found = []
     if layout.regather and not layout.sequence_parallel:
-        found.append(Problem("layout.regather", "regather gathers again what sequence_parallel divides, which is off"))
+        text = "`layout.regather` is on, but sequence_parallel is off. Turn both on, or turn regather off."
+        found.append(Problem("layout.regather", text))
     if layout.scatter_gather and (layout.sequence_parallel or layout.pp == 1 or layout.tp == 1):
-        text = "scatter_gather needs pp and tp of 2 or more, and no sequence_parallel, which sends parts anyway"
+        given = f"pp is {layout.pp} and tp is {layout.tp}" + (
+            " with sequence_parallel" if layout.sequence_parallel else ""
+        )
+        text = f"`layout.scatter_gather` is on, but {given}. Use pp and tp of 2 or more without sequence_parallel."
         found.append(Problem("layout.scatter_gather", text))
-    found += _indivisible("layout.tp", "num_heads", model.num_heads, "tp", layout.tp)
-    if layout.tp < model.num_kv_heads:
-        found += _indivisible("layout.tp", "num_kv_heads", model.num_kv_heads, "tp", layout.tp)
-    else:  # each key/value head is held by several ranks
-        found += _indivisible("layout.tp", "tp", layout.tp, "num_kv_heads", model.num_kv_heads)
-    found += _indivisible("layout.tp", "ffn_hidden_size", model.ffn_hidden_size, "tp", layout.tp)
-    if model.moe:
-        inner = model.moe.expert_ffn_hidden_size
-        found += _indivisible("layout.tp", "expert_ffn_hidden_size", inner, "tp", layout.tp)
+    inner = model.moe.expert_ffn_hidden_size if model.moe else 0
+    messages = _tp_messages(layout.tp, model.num_heads, model.num_kv_heads, model.ffn_hidden_size, inner)
+    found += [Problem("layout.tp", text) for text in messages]
     if layout.sequence_parallel:
-        by = f"tp {layout.tp} x cp {layout.cp} =" if layout.cp > 1 else "tp"
-        parts = layout.tp * layout.cp
-        found += _indivisible("layout.sequence_parallel", "seq_len", spec.train.seq_len, by, parts)
+        by = f"tp {layout.tp} x cp {layout.cp} = " if layout.cp > 1 else "tp "
+        parts, field = layout.tp * layout.cp, "layout.sequence_parallel"
+        seq_len = spec.train.seq_len
+        found += _indivisible(
+            field, "on", "seq_len", seq_len, by, parts, lambda: f"seq_len {nearest_multiples(parts, seq_len)}"
+        )
     return found
+
+
+@lru_cache(maxsize=1024)  # a search checks thousands of layouts of one model
+def _tp_messages(tp: int, heads: int, kv_heads: int, ffn: int, expert_ffn: int) -> tuple[str, ...]:
+    reasons = list(_sizes_not_split(tp, heads, kv_heads, ffn, expert_ffn))
+    if not reasons:
+        return ()
+    valid = (n for n in divisors(heads) if not any(_sizes_not_split(n, heads, kv_heads, ffn, expert_ffn)))
+    use = nearest(valid, tp)
+    return tuple(f"`layout.tp` is {tp}, but {reason}. Use {use}." for reason in reasons)
+
+
+def _sizes_not_split(tp: int, heads: int, kv_heads: int, ffn: int, expert_ffn: int) -> Iterator[str]:
+    """Yield each size that `tp` ranks cannot split evenly. `expert_ffn` is 0 without experts."""
+    if heads % tp:
+        yield f"{counted(heads, 'head')} {'is' if heads == 1 else 'are'} not divisible by {tp}"
+    if tp < kv_heads and kv_heads % tp:
+        yield f"num_kv_heads {kv_heads} is not divisible by {tp}"
+    if tp >= kv_heads and tp % kv_heads:  # several ranks hold each key/value head
+        yield f"tp {tp} is not divisible by num_kv_heads {kv_heads}"
+    if ffn % tp:
+        yield f"ffn_hidden_size {ffn} is not divisible by {tp}"
+    if expert_ffn % tp:
+        yield f"expert_ffn_hidden_size {expert_ffn} is not divisible by {tp}"
 
 
 CHUNKED = ("interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", *V_SCHEDULES)
@@ -187,26 +242,32 @@ def pipeline_problems(spec: JobSpec) -> list[Problem]:
     if pp == 1:
         if v == 1:
             return []
-        return [Problem("layout.virtual_stages", f"cuts each stage into {v}, and pp is 1; choose pp of 2 or more")]
+        text = f"`layout.virtual_stages` is {v}, but pp is 1. Use 1, or pp of 2 or more."
+        return [Problem("layout.virtual_stages", text)]
     found = []
-    if num_chunks(layout) > spec.model.num_layers:
-        field, product = ("layout.pp", f"pp {pp}") if v == 1 else ("layout.virtual_stages", f"pp {pp} x {v} = {pp * v}")
-        text = f"{product} stages need a layer each, and num_layers is {spec.model.num_layers}"
+    layers, name = spec.model.num_layers, SCHEDULE_NAMES[layout.schedule]
+    if num_chunks(layout) > layers:
+        field = "layout.pp" if v == 1 or pp > layers else "layout.virtual_stages"
+        given = f"{pp}" if v == 1 else f"{v if field != 'layout.pp' else pp}, so pp {pp} x {v} = {pp * v} chunks"
+        most = layers if field == "layout.pp" else layers // pp
+        text = f"`{field}` is {given}, but the model has {counted(layers, 'layer')}. Use at most {most}."
         found.append(Problem(field, text))
+    chunks = f"`layout.virtual_stages` is {v}, but {name}"
     if v > 1 and layout.schedule not in CHUNKED:
-        found.append(Problem("layout.virtual_stages", f"{layout.schedule} has one chunk a stage, not {v}"))
+        found.append(Problem("layout.virtual_stages", f"{chunks} has one chunk per stage. Use 1."))
     if v != 2 and layout.schedule in V_SCHEDULES:
-        found.append(Problem("layout.virtual_stages", f"{layout.schedule} has two chunks a stage, not {v}"))
+        found.append(Problem("layout.virtual_stages", f"{chunks} has two chunks per stage. Use 2."))
     if v == 1 and layout.schedule == "interleaved_1f1b":
-        found.append(Problem("layout.virtual_stages", "interleaved 1F1B needs 2 chunks a stage or more, not 1"))
+        found.append(Problem("layout.virtual_stages", f"{chunks} needs several chunks per stage. Use 2 or more."))
     least = {"1f1b": pp, "interleaved_1f1b": pp, "interleaved_zero_bubble": pp, "dualpipev": 2 * pp}
     needed = least.get(layout.schedule, 1)
     if m < needed:
-        label, given = SCHEDULE_NAMES[layout.schedule], counted(m, "micro-batch", "micro-batches")
-        text = f"{label} needs {needed} micro-batches or more on pp {pp}: {given} < {needed}"
+        text = f"`train.micro_batches` is {m}, but {name} on pp {pp} needs {needed}. Use {needed} or more."
         found.append(Problem("train.micro_batches", text))
-    elif layout.schedule in ("interleaved_1f1b", "interleaved_zero_bubble") and v > 1:
-        found += _indivisible("train.micro_batches", "micro_batches", m, "pp", pp)
+    elif layout.schedule in ("interleaved_1f1b", "interleaved_zero_bubble") and v > 1 and m % pp:
+        use = nearest_multiples(pp, m)
+        text = f"`train.micro_batches` is {m}, but {name} needs a multiple of pp {pp}. Use {use}."
+        found.append(Problem("train.micro_batches", text))
     return found
 
 
@@ -228,10 +289,14 @@ def _context(spec: JobSpec) -> list[Problem]:
         return []
     found = []
     if spec.train.attention == "unfused" and spec.resources.stack == "ours":
-        text = f"unfused keeps every score, and cp {layout.cp} attends in blocks that keep none; choose fused, or cp 1"
+        text = f"`train.attention` is unfused, but cp {layout.cp} needs fused attention. Use fused, or cp 1."
         found.append(Problem("train.attention", text))
-    parts = 2 * layout.cp  # a rank takes one part from each end, so that causal work is even
-    return found + _indivisible("layout.cp", "seq_len", spec.train.seq_len, f"2 x cp {layout.cp} =", parts)
+    parts, seq_len = 2 * layout.cp, spec.train.seq_len  # one part from each end balances causal work
+
+    def use() -> str:
+        return nearest(divisors(seq_len // 2) if seq_len % 2 == 0 else [1], layout.cp)
+
+    return found + _indivisible("layout.cp", layout.cp, "seq_len", seq_len, f"2 x cp {layout.cp} = ", parts, use)
 
 
 def _experts(spec: JobSpec) -> list[Problem]:
@@ -239,26 +304,32 @@ def _experts(spec: JobSpec) -> list[Problem]:
     if moe is None:
         if layout.ep == 1:
             return []
-        return [Problem("layout.ep", f"divides experts over {layout.ep} ranks, and the model has none")]
+        return [Problem("layout.ep", f"`layout.ep` is {layout.ep}, but the model has no experts. Use 1.")]
     found = []
     if moe.experts_per_token > moe.num_experts:
-        text = f"experts_per_token {moe.experts_per_token} > num_experts {moe.num_experts}"
+        text = f"`model.moe.experts_per_token` is {moe.experts_per_token}. Use at most num_experts {moe.num_experts}."
         found.append(Problem("model.moe.experts_per_token", text))
     if model.arch != "llama":
-        found.append(Problem("model.moe", f"experts are SwiGLU without biases: arch llama, not {model.arch}"))
+        text = f"`model.moe` is set, but arch is {model.arch}. Use arch llama, or omit `model.moe`."
+        found.append(Problem("model.moe", text))
     if moe.capacity_factor is not None and layout.cp > 1:
-        text = f"drops by order of a whole sequence, and cp {layout.cp} divides it; leave it out, or cp 1"
-        found.append(Problem("model.moe.capacity_factor", text))
+        text = f"`model.moe.capacity_factor` is {moe.capacity_factor:g}, but cp {layout.cp} splits the sequence. "
+        found.append(Problem("model.moe.capacity_factor", text + "Omit it, or use cp 1."))
     if moe.dense_layers >= model.num_layers:
-        text = f"dense_layers {moe.dense_layers} leaves none of num_layers {model.num_layers} with experts"
-        found.append(Problem("model.moe.dense_layers", text))
-    found += _indivisible("layout.ep", "num_experts", moe.num_experts, "ep", layout.ep)
+        text = f"`model.moe.dense_layers` is {moe.dense_layers}, so no layer has experts. "
+        found.append(Problem("model.moe.dense_layers", text + f"Use at most {model.num_layers - 1}."))
+    ranks = layout.replica_ranks
+
+    def use() -> str:
+        return nearest((n for n in divisors(moe.num_experts) if ranks % n == 0), layout.ep)
+
+    found += _indivisible("layout.ep", layout.ep, "num_experts", moe.num_experts, "", layout.ep, use)
     if layout.ep > 1:
         product = f"dp {layout.dp} x cp {layout.cp} ="
-        found += _indivisible("layout.ep", product, layout.replica_ranks, "ep", layout.ep)
+        found += _indivisible("layout.ep", layout.ep, product, ranks, "", layout.ep, use)
         if layout.dp_replicas > 1:
-            text = f"HSDP with {layout.dp_replicas} replicas and ep {layout.ep} together have no defined shards"
-            found.append(Problem("layout.dp_replicas", text))
+            text = f"`layout.dp_replicas` is {layout.dp_replicas}, but HSDP does not support ep {layout.ep}. "
+            found.append(Problem("layout.dp_replicas", text + "Use 1, or ep 1."))
     return found
 
 
@@ -266,21 +337,29 @@ def _data(spec: JobSpec) -> list[Problem]:
     layout, train = spec.layout, spec.train
     found = []
     if layout.zero and layout.replica_ranks == 1:
-        text = f"ZeRO-{layout.zero} divides model state over dp, which is 1; choose dp of 2 or more, or ZeRO 0"
+        text = f"`layout.zero` is {layout.zero}, but dp is 1. Use 0, or dp of 2 or more."
         found.append(Problem("layout.zero", text))
     found += kept_problems(layout)
     if layout.dp_replicas > 1:
         if not layout.zero:
-            text = f"{layout.dp_replicas} replicas of what ZeRO shards, and ZeRO is 0; choose ZeRO 1 or more"
+            text = f"`layout.dp_replicas` is {layout.dp_replicas}, but ZeRO is 0. Use 1, or ZeRO 1 or more."
             found.append(Problem("layout.dp_replicas", text))
-        found += _indivisible("layout.dp_replicas", "dp", layout.dp, "dp_replicas", layout.dp_replicas)
-        if layout.dp_replicas == layout.dp and layout.cp == 1:
-            found.append(
-                Problem("layout.dp_replicas", f"dp {layout.dp} / {layout.dp_replicas} leaves shards of 1 rank")
-            )
-    parts = layout.dp * train.micro_batches
-    by = f"dp {layout.dp} x micro_batches {train.micro_batches} ="
-    return found + _indivisible("train.global_batch", "global_batch", train.global_batch, by, parts)
+        replicas, dp = layout.dp_replicas, layout.dp
+        fitting = [n for n in divisors(dp) if n == 1 or n < dp or layout.cp > 1]
+        found += _indivisible(
+            "layout.dp_replicas", replicas, "dp", dp, "", replicas, lambda: nearest(fitting, replicas)
+        )
+        if replicas == dp and layout.cp == 1:
+            text = f"`layout.dp_replicas` is {replicas}, which leaves one rank per replica for ZeRO. "
+            found.append(Problem("layout.dp_replicas", text + f"Use {nearest(fitting, replicas)}."))
+    parts, batch = layout.dp * train.micro_batches, train.global_batch
+    by = f"dp {layout.dp} x micro_batches {train.micro_batches} = {parts}"
+    if batch % parts:
+        text = (
+            f"`train.global_batch` is {batch}, which is not divisible by {by}. Use {nearest_multiples(parts, batch)}."
+        )
+        found.append(Problem("train.global_batch", text))
+    return found
 
 
 def kept_problems(layout: Layout) -> list[Problem]:
@@ -289,32 +368,33 @@ def kept_problems(layout: Layout) -> list[Problem]:
         return []
     text = ""
     if layout.zero != 3:
-        text = f"keeps what ZeRO-3 would gather again, and ZeRO is {layout.zero}; choose ZeRO 3"
+        text = f"ZeRO is {layout.zero}. Use ZeRO 3, or turn it off."
     elif layout.pp == 1:
-        text = "without a pipe it would keep all parameters all step, as ZeRO-2 does; choose ZeRO 2, or pp of 2 or more"
+        text = "pp is 1, which equals ZeRO 2. Use ZeRO 2, or pp of 2 or more."
     elif layout.virtual_stages > 1 and layout.schedule != "looped_bfs":
         label, v = SCHEDULE_NAMES[layout.schedule], layout.virtual_stages
-        text = f"{label} turns between {v} chunks a stage with each micro-batch; choose 1 chunk, or Looped BFS"
-    return [Problem("layout.keep_gathered", text)] if text else []
+        text = f"{label} alternates between {v} chunks per stage. Use 1 chunk, or Looped BFS."
+    return [Problem("layout.keep_gathered", f"`layout.keep_gathered` is on, but {text}")] if text else []
 
 
 def _training(spec: JobSpec) -> list[Problem]:
     train = spec.train
     found = []
     if train.seq_len > spec.model.max_seq_len:
-        text = f"seq_len {train.seq_len} is longer than the model's max_seq_len {spec.model.max_seq_len}"
+        text = f"`train.seq_len` is {train.seq_len}. Use at most the model's max_seq_len {spec.model.max_seq_len}."
         found.append(Problem("train.seq_len", text))
     if train.document_end is not None and train.document_end >= spec.model.vocab_size:
-        text = f"token {train.document_end} is outside the model's vocab_size {spec.model.vocab_size}"
+        size = spec.model.vocab_size
+        text = f"`train.document_end` is {train.document_end}, but vocab_size is {size}. Use at most {size - 1}."
         found.append(Problem("train.document_end", text))
     if train.warmup_steps > train.steps:
-        text = f"warmup_steps {train.warmup_steps} > steps {train.steps}: the warm-up would never end"
+        text = f"`train.warmup_steps` is {train.warmup_steps}. Use at most steps {train.steps}."
         found.append(Problem("train.warmup_steps", text))
-    found += path_problems("train.resume", train.resume, "checkpoint root", "job, job/attempt or job/attempt/step")
+    found += path_problems("train.resume", train.resume, "checkpoint root", "job, job/attempt, or job/attempt/step")
     found += file_problems("train.tokenizer", train.tokenizer, "data root")
     found += path_problems("train.data", train.data, "data root")
     if text := why_not_asked(spec):
-        found.append(Problem("train.verify", text))
+        found.append(Problem("train.verify", f"`train.verify` is on, but {text} Use auto or off."))
     return found
 
 
@@ -322,7 +402,9 @@ def _world(spec: JobSpec, slots: int | None) -> list[Problem]:
     layout, product = spec.layout, product_words(spec.layout)
     if layout.world_size > MAX_RANKS:
         largest = max(MESH_AXES, key=lambda axis: int(getattr(layout, axis)))
-        return [Problem(f"layout.{largest}", f"{product}, more than the {MAX_RANKS} that can be planned")]
+        text = f"`layout.{largest}` is {getattr(layout, largest)}, so {product}. Use at most {MAX_RANKS} ranks."
+        return [Problem(f"layout.{largest}", text)]
     if slots is None or spec.resources.engine != "hosts" or num_slots(spec) <= slots:
         return []
-    return [Problem("layout", f"{product}, but the largest {spec.resources.device} host has {counted(slots, 'slot')}")]
+    has = f"the largest {spec.resources.device} host has {counted(slots, 'slot')}"
+    return [Problem("layout", f"`layout` has {product}, but {has}. Use at most {counted(slots, 'rank')}.")]

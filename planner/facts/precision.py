@@ -56,9 +56,9 @@ MIXES: dict[Precision, Mix] = {
     "fp32": Mix("everything in fp32", 4, 4, ADAM_MOMENT_BYTES, "fp32"),
     "bf16": Mix("bf16 weights, fp32 gradients and master weights", 2, 4, _MASTER, "bf16"),
     "bf16_gradients": Mix("bf16 weights and gradients, fp32 master weights", 2, 2, _MASTER, "bf16"),
-    "bf16_state": Mix("everything in bf16, Adam's moments too", 2, 2, ADAM_MOMENT_BYTES // 2, "bf16"),
-    "fp8_gradients": Mix("fp8 products; bf16 weights and gradients, fp32 master weights", 2, 2, _MASTER, "fp8"),
-    "fp8": Mix("fp8 products; bf16 weights, fp32 gradients and master weights", 2, 4, _MASTER, "fp8"),
+    "bf16_state": Mix("everything in bf16, including Adam moments", 2, 2, ADAM_MOMENT_BYTES // 2, "bf16"),
+    "fp8_gradients": Mix("fp8 matmuls, bf16 weights and gradients, fp32 master weights", 2, 2, _MASTER, "fp8"),
+    "fp8": Mix("fp8 matmuls, bf16 weights, fp32 gradients and master weights", 2, 4, _MASTER, "fp8"),
 }
 
 

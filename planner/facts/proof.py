@@ -98,18 +98,18 @@ def end_batches(spec: JobSpec) -> int:
 
 
 def limits_words(spec: JobSpec, most: Limits, *, trained: bool) -> str:
-    """'bf16 allows 0.1 of gradients (0.2 of vectors), 0.4 of updates, 0.005 of losses, 0.05 of norms beside one process
-    in fp32'"""
+    """Return the limits, such as 'bf16 allows relative differences from a fp32 single-process reference of 0.1 in
+    gradients (0.2 in vectors), 0.4 in updates'."""
     whose = "rounding" if spec.train.precision == "fp32" else spec.train.precision
-    others = [f"{most.vector:g} of vectors"] if most.vector != most.gradient else []
-    others += [f"{most.router:g} of routers"] if spec.model.moe and most.router != most.gradient else []
-    told = [f"{most.gradient:g} of gradients" + (f" ({', '.join(others)})" if others else "")]
-    told += [f"{most.update:g} of updates"]
-    told += [f"{most.loss:g} of losses" + (f" and {most.change:g} of what updates changed" if most.change else "")]
-    told += [f"{most.norm:g} of {'the first norm' if most.norm_steps == 1 else 'norms'}"]
-    told += [f"{most.choice:g} of a router's choices"] if spec.model.moe else []
+    others = [f"{most.vector:g} in vectors"] if most.vector != most.gradient else []
+    others += [f"{most.router:g} in routers"] if spec.model.moe and most.router != most.gradient else []
+    told = [f"{most.gradient:g} in gradients" + (f" ({', '.join(others)})" if others else "")]
+    told += [f"{most.update:g} in updates"]
+    told += [f"{most.loss:g} in losses" + (f" plus {most.change:g} of the loss change" if most.change else "")]
+    told += [f"{most.norm:g} in {'the first gradient norm' if most.norm_steps == 1 else 'gradient norms'}"]
+    told += [f"{most.choice:g} in router choices"] if spec.model.moe else []
     computed = reference_precision(spec.train.precision, trained=trained)
-    return f"{whose} allows {', '.join(told)} beside one process in {computed}"
+    return f"{whose} allows relative differences from a {computed} single-process reference of {', '.join(told)}"
 
 
 def reference_precision(precision: Precision, *, trained: bool = False) -> Precision:
@@ -142,26 +142,27 @@ def seconds_alone(spec: JobSpec) -> float:
 def why_not_compared(spec: JobSpec) -> str:
     """Why a run is not also computed by one process; empty where it is."""
     if spec.train.verify == "off":
-        return "verify is off"
+        return "`train.verify` is off"
     if spec.train.verify == "on":
         return ""
-    return _beyond(spec, MOST_PARAMETERS, MOST_SECONDS, "without being asked")
+    return _beyond(spec, MOST_PARAMETERS, MOST_SECONDS, "auto")
 
 
 def why_not_asked(spec: JobSpec) -> str:
     """Why one process cannot be asked to compute the spec; empty where it can, or is not."""
     if spec.train.verify != "on":
         return ""
-    return _beyond(spec, LARGEST_PARAMETERS, LONGEST_SECONDS, "even when asked")
+    return _beyond(spec, LARGEST_PARAMETERS, LONGEST_SECONDS, "on")
 
 
 def _beyond(spec: JobSpec, most: int, longest_s: float, when: str) -> str:
     count, seconds = parameter_count(spec.model), seconds_alone(spec)
     if count > most:
         need = f"{BYTES_A_PARAMETER} B x {count:,} parameters = {BYTES_A_PARAMETER * count / 1e9:,.1f} GB"
-        return f"one process would hold {need}; more than {most:,} parameters are not compared {when}"
+        limit = f"The limit with `train.verify` {when} is {most:,} parameters."
+        return f"the single-process reference needs {need}. {limit}"
     if seconds > longest_s:
         steps = min(STEPS, spec.train.steps)
-        took = f"one process would take about {seconds:,.0f} s for {counted(steps, 'step')}"
-        return f"{took}; more than {longest_s:.0f} s are not taken {when}"
+        took = f"the single-process reference needs about {seconds:,.0f} s for {counted(steps, 'step')}"
+        return f"{took}. The limit with `train.verify` {when} is {longest_s:.0f} s."
     return ""

@@ -23,66 +23,69 @@ SLURM_NODES = r"^[A-Za-z0-9_][A-Za-z0-9_.,\[\]-]{0,999}$"
 
 
 class SlurmSpec(Strict):
-    """What a job asks of Slurm beside its ranks. What is left out, the cluster decides."""
+    """Slurm options. The cluster decides the options that are missing."""
 
-    partition: str | None = Field(default=None, pattern=SLURM_NAMES, description="or several, with commas between")
-    account: str | None = Field(default=None, pattern=SLURM_NAME, description="whom Slurm charges")
-    qos: str | None = Field(default=None, pattern=SLURM_NAME, description="quality of service")
-    time_limit: str | None = Field(default=None, pattern=SLURM_TIME, description="[days-]hours:minutes:seconds")
-    nodes: int = Field(default=1, ge=1, le=65536, description="ranks are divided evenly over them")
-    cpus_per_rank: int = Field(default=1, ge=1, le=1024, description="cores that each rank has")
-    constraint: str | None = Field(default=None, pattern=SLURM_FEATURES, description="features that the nodes have")
-    exclude: str | None = Field(default=None, pattern=SLURM_NODES, description="nodes that it must not run on")
+    partition: str | None = Field(
+        default=None, pattern=SLURM_NAMES, description="Slurm partition, or several with commas between"
+    )
+    account: str | None = Field(default=None, pattern=SLURM_NAME, description="Slurm account")
+    qos: str | None = Field(default=None, pattern=SLURM_NAME, description="Slurm quality of service")
+    time_limit: str | None = Field(
+        default=None, pattern=SLURM_TIME, description="time limit as [days-]hours:minutes:seconds"
+    )
+    nodes: int = Field(default=1, ge=1, le=65536, description="nodes; each runs the same number of ranks")
+    cpus_per_rank: int = Field(default=1, ge=1, le=1024, description="CPU cores per rank")
+    constraint: str | None = Field(default=None, pattern=SLURM_FEATURES, description="required node features")
+    exclude: str | None = Field(default=None, pattern=SLURM_NODES, description="excluded nodes")
 
 
 class SoftwareSpec(Strict):
-    """What is known of the software planned for, where that is another than ours, of which all is known.
+    """Options of another software stack, for estimates only. Missing options have their defaults.
 
-    What is left out is as said beside it. Of megatron all but fused_norms can be told, of scaling attention_kernel and
-    fused_norms, of other stacks nothing. None of it runs here.
+    megatron accepts all options except fused_norms. scaling accepts attention_kernel and fused_norms.
+    Other stacks accept no options.
     """
 
     cuda_graphs: CudaGraphs = Field(
-        default="none", description="what of a layer is one CUDA graph (Megatron's --cuda-graph-modules)"
+        default="none", description="parts of a layer in CUDA graphs (Megatron's --cuda-graph-modules)"
     )
     deterministic: bool = Field(
-        default=False, description="Megatron's --deterministic-mode, whose kernels its host launches more slowly"
+        default=False, description="deterministic kernels, which launch more slowly (Megatron's --deterministic-mode)"
     )
     dispatcher: Dispatcher = Field(
         default="flex",
-        description="how tokens reach experts: flex (DeepEP, HybridEP) or alltoall (--moe-token-dispatcher-type)",
+        description="token dispatcher: flex (DeepEP, HybridEP) or alltoall (--moe-token-dispatcher-type)",
     )
     overlap_experts: bool = Field(
         default=False,
-        description="one micro-batch's tokens travel to experts beside another's products "
-        "(--overlap-moe-expert-parallel-comm)",
+        description="overlap expert communication with computation (--overlap-moe-expert-parallel-comm)",
     )
     attention_kernel: SoftwareKernel = Field(
         default="own",
-        description="the stack's own; megatron: flash_2 (on Hopper); scaling: flash_1, or eager, which is unfused",
+        description="own (the stack's default), flash_2 (megatron), flash_1 or eager (scaling)",
     )
-    fused_norms: bool = Field(default=False, description="scaling: norms by one kernel each")
-    nvfp4: bool = Field(
-        default=False, description="products in fp4 in place of train.precision's fp8 (--fp4-recipe nvfp4)"
-    )
+    fused_norms: bool = Field(default=False, description="fused norms, one kernel each (scaling)")
+    nvfp4: bool = Field(default=False, description="NVFP4 matmuls instead of fp8 (--fp4-recipe nvfp4)")
 
 
 class Resources(Strict):
-    """What kind of slot the ranks need, one slot each."""
+    """Hosts and slots of the job. Each rank needs one slot."""
 
-    engine: EngineName = Field(default="hosts", description="who runs it: the board's own hosts, or Slurm")
+    engine: EngineName = Field(default="hosts", description="hosts (the board's hosts) or slurm")
 
-    device: Device = Field(default="cpu", description="what a slot is")
-    stack: StackName = Field(default="ours", description="software that time is planned for; what runs is ours")
+    device: Device = Field(default="cpu", description="device of each slot")
+    stack: StackName = Field(
+        default="ours", description="software stack of the time estimate; jobs always run Meshboard's trainer"
+    )
     software: SoftwareSpec | None = Field(
-        default=None, description="what is known of that software beside its name; not for ours, which is known"
+        default=None, description="options of the software stack, for estimates only; none for ours"
     )
     host: str | None = Field(
-        default=None, min_length=1, max_length=100, pattern=NO_NUL, description="only this host; any by default"
+        default=None, min_length=1, max_length=100, pattern=NO_NUL, description="required host; any host by default"
     )
-    slurm: SlurmSpec | None = Field(default=None, description="with engine slurm: what is asked of it")
+    slurm: SlurmSpec | None = Field(default=None, description="Slurm options, for engine slurm")
     max_hosts: int | None = Field(
-        default=None, ge=1, le=65536, description="hosts that the ranks may be spread over; any number by default"
+        default=None, ge=1, le=65536, description="most hosts for the ranks; no limit by default"
     )
-    pool: Word | None = Field(default=None, description="only hosts of this pool")
-    labels: list[Word] = Field(default=[], max_length=16, description="only hosts that have all of these labels")
+    pool: Word | None = Field(default=None, description="required pool")
+    labels: list[Word] = Field(default=[], max_length=16, description="required host labels")

@@ -8,6 +8,7 @@ from typing import Any
 from planner.facts.precision import mix_of
 from planner.facts.resources import SoftwareKernel, SoftwareSpec, StackName
 from planner.facts.spec import JobSpec, Problem
+from planner.facts.words import alternatives
 
 # Values beside a field's default that published rows of the stack have shown to matter.
 ANY: tuple[Any, ...] = ()
@@ -38,7 +39,8 @@ def open_to(stack: StackName) -> tuple[str, ...]:
 
 def software_problems(spec: JobSpec) -> list[Problem]:
     """Every field that the stack does not leave open, or that the model or its attention contradicts."""
-    return [Problem(f"resources.software.{name}", text) for name, text in _refused(spec)]
+    found = ((f"resources.software.{name}", text) for name, text in _refused(spec))
+    return [Problem(field, f"`{field}` is {text}.") for field, text in found]
 
 
 def _refused(spec: JobSpec) -> Iterator[tuple[str, str]]:
@@ -46,16 +48,16 @@ def _refused(spec: JobSpec) -> Iterator[tuple[str, str]]:
     for name, value in said(spec.resources.software).items():
         values = OPEN.get(stack, {}).get(name)
         if values is None:
-            yield name, f"can be told where time is planned for {_owners(name)}, and resources.stack is {stack}"
+            yield name, f"set, but `resources.stack` is {stack}. Omit it, or use {_owners(name)}"
         elif values and value not in values:
-            yield name, f"of {stack} may be own or {' or '.join(values)}, not {value}"
+            yield name, f"{value}. For {stack}, use {alternatives(['own', *values])}"
         elif name in OF_EXPERTS and spec.model.moe is None:
-            yield name, "is of experts, and the model has none"
+            yield name, "set, but the model has no experts. Omit it"
         elif name == "nvfp4" and mix_of(spec.train.precision).gemm != "fp8":
-            yield name, f"stands in place of fp8, and train.precision is {spec.train.precision}"
+            yield name, f"on, but `train.precision` is {spec.train.precision}. Use an fp8 precision, or turn it off"
         elif name == "attention_kernel" and (value in UNFUSED) != (spec.train.attention == "unfused"):
             kind = "unfused" if value in UNFUSED else "fused"
-            yield name, f"{value} is {kind} attention, and train.attention is {spec.train.attention}"
+            yield name, f"{value}, but `train.attention` is {spec.train.attention}. Set `train.attention` to {kind}"
 
 
 def _owners(name: str) -> str:
@@ -70,18 +72,18 @@ _WORDS: dict[str, dict[Any, str]] = {
         "whole": "CUDA graphs of whole layers or steps",
     },
     "deterministic": {True: "deterministic kernels"},
-    "dispatcher": {"alltoall": "tokens sent by all-to-all"},
-    "overlap_experts": {True: "tokens sent beside products"},
+    "dispatcher": {"alltoall": "all-to-all token dispatch"},
+    "overlap_experts": {True: "overlapped expert communication"},
     "attention_kernel": {
         "flash_1": "FlashAttention 1",
         "flash_2": "FlashAttention 2",
-        "eager": "attention kernel by kernel",
+        "eager": "unfused attention",
     },
-    "fused_norms": {True: "norms by one kernel"},
-    "nvfp4": {True: "products in nvfp4"},
+    "fused_norms": {True: "fused norms"},
+    "nvfp4": {True: "NVFP4 matmuls"},
 }
 
 
 def software_words(software: SoftwareSpec | None) -> str:
-    """', CUDA graphs of attention, tokens sent by all-to-all'; empty where nothing is said."""
+    """Return ', CUDA graphs of attention, all-to-all token dispatch'. Empty without options."""
     return "".join(f", {_WORDS[name][value]}" for name, value in said(software).items())

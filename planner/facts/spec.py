@@ -60,94 +60,104 @@ ROPE_BASE = 10_000.0  # RoFormer's (2104.09864)
 
 
 class Problem(NamedTuple):
-    """One thing wrong with a spec: the dotted field it belongs to, and the arithmetic in words."""
+    """One error of a spec: the dotted field that it belongs to, and a sentence for the user."""
 
     field: str
     message: str
+
+    @property
+    def sentence(self) -> str:
+        """Return the message, with the field before it if the message does not name the field."""
+        return self.message if f"`{self.field}" in self.message else f"`{self.field}`: {self.message}"
 
 
 class SpecError(ValueError):
     """A spec that cannot run. Carries every problem, not just the first."""
 
     def __init__(self, problems: list[Problem]) -> None:
-        super().__init__("; ".join(f"{p.field}: {p.message}" for p in problems))
+        super().__init__(" ".join(problem.sentence for problem in problems))
         self.problems = problems
 
 
 class MoeSpec(Strict):
-    """Mixture of experts: the MLP of every layer but the first `dense_layers`, several times over with a router."""
+    """Mixture of experts: a router and several MLPs per layer, except in the first `dense_layers`."""
 
-    num_experts: int = Field(ge=2, le=4096, description="routed experts a layer")
-    experts_per_token: int = Field(ge=1, le=256, description="experts a token is sent to (top-k)")
-    expert_ffn_hidden_size: int = Field(ge=1, le=4_194_304, description="size inside an expert's MLP")
-    shared_experts: int = Field(default=0, ge=0, le=64, description="experts that every token visits")
-    dense_layers: int = Field(default=0, ge=0, le=1024, description="first layers with a dense MLP")
+    num_experts: int = Field(ge=2, le=4096, description="routed experts per layer")
+    experts_per_token: int = Field(ge=1, le=256, description="experts that process each token (top-k)")
+    expert_ffn_hidden_size: int = Field(ge=1, le=4_194_304, description="hidden size of each expert's MLP")
+    shared_experts: int = Field(default=0, ge=0, le=64, description="shared experts, which process every token")
+    dense_layers: int = Field(default=0, ge=0, le=1024, description="number of first layers with a dense MLP")
     capacity_factor: float | None = Field(
         default=None,
         gt=0,
         le=1024,
-        description="tokens an expert takes of a sequence, over an even share",
+        description="most tokens per expert, relative to an even split; no limit by default",
     )
     balance_loss: float = Field(default=0.01, ge=0, le=10, description="weight of the load-balancing loss")
-    router_bias: bool = Field(default=False, description="a bias an expert in the router (DeepSeek-V3)")
-    expert_bias: bool = Field(default=False, description="each expert's products add a bias (gpt-oss)")
+    router_bias: bool = Field(default=False, description="router bias per expert (DeepSeek-V3)")
+    expert_bias: bool = Field(default=False, description="biases in the linear layers of experts (gpt-oss)")
     swiglu_limit: float | None = Field(
-        default=None, gt=0, le=1e6, description="what an expert's gate and up are clamped to (gpt-oss: 7)"
+        default=None, gt=0, le=1e6, description="clamp limit of the expert's gate and up outputs (gpt-oss: 7)"
     )
 
 
 class MlaSpec(Strict):
-    """Multi-head latent attention (DeepSeek-V2 2405.04434 section 2.1): low-rank queries, keys and values."""
+    """Multi-head latent attention with low-rank queries, keys, and values (DeepSeek-V2, arXiv 2405.04434)."""
 
-    q_rank: int = Field(ge=1, le=65536, description="size that queries are compressed to")
-    kv_rank: int = Field(
-        ge=1, le=65536, description="size that keys and values are compressed to, what a cache would hold"
+    q_rank: int = Field(ge=1, le=65536, description="rank of compressed queries")
+    kv_rank: int = Field(ge=1, le=65536, description="rank of compressed keys and values")
+    nope_head_dim: int = Field(ge=1, le=4096, description="query and key size per head without RoPE")
+    rope_head_dim: int = Field(
+        ge=2, le=4096, description="query and key size per head with RoPE; all heads share the key"
     )
-    nope_head_dim: int = Field(ge=1, le=4096, description="query/key size a head without position")
-    rope_head_dim: int = Field(ge=2, le=4096, description="query/key size with position; the key's is shared by heads")
-    value_head_dim: int = Field(ge=1, le=4096, description="size of a value a head")
+    value_head_dim: int = Field(ge=1, le=4096, description="value size per head")
 
 
 class RopeScaling(Strict):
-    """Llama 3.1's stretch of rotary positions: slow turns are slowed by `factor`, fast ones kept, between them mixed.
+    """RoPE scaling of Llama 3.1. Stretches long wavelengths, keeps short ones, and blends between them.
 
-    A turn is slow when it is longer than `original_max_seq_len / low_freq_factor` tokens, fast when shorter than
-    `original_max_seq_len / high_freq_factor`.
+    Wavelengths above `original_max_seq_len / low_freq_factor` tokens are stretched by `factor`.
+    Wavelengths below `original_max_seq_len / high_freq_factor` tokens are unchanged.
     """
 
-    factor: float = Field(gt=0, le=1e6, description="by which slow turns are slowed")
+    factor: float = Field(gt=0, le=1e6, description="factor that stretches low frequencies")
     low_freq_factor: float = Field(
-        default=1.0, gt=0, le=1e6, description="turns longer than the original over this are slow"
+        default=1.0, gt=0, le=1e6, description="wavelengths above original_max_seq_len / low_freq_factor are stretched"
     )
     high_freq_factor: float = Field(
-        default=4.0, gt=0, le=1e6, description="turns shorter than the original over this are fast"
+        default=4.0, gt=0, le=1e6, description="wavelengths below original_max_seq_len / high_freq_factor are unchanged"
     )
-    original_max_seq_len: int = Field(ge=1, le=16_777_216, description="tokens of a sequence before the stretch")
+    original_max_seq_len: int = Field(ge=1, le=16_777_216, description="sequence length before the extension (tokens)")
 
 
 class ModelSpec(Strict):
     """Shape of a decoder-only transformer.
 
-    gpt: LayerNorm, GELU, learned positions, biases. llama: RMSNorm, RoPE, SwiGLU, GQA, no biases.
+    gpt has LayerNorm, GELU, learned positions, and biases. llama has RMSNorm, RoPE, SwiGLU, GQA, and no biases.
     """
 
-    preset: str | None = Field(default=None, max_length=64, pattern=NO_NUL, description="preset these sizes come from")
-    arch: Arch = Field(description="the block: gpt or llama, as said above")
-    num_layers: int = Field(ge=1, le=1024, description="transformer layers")
-    hidden_size: int = Field(ge=1, le=1_048_576, description="numbers that stand for a token between layers")
-    num_heads: int = Field(ge=1, le=4096, description="attention heads a layer")
-    num_kv_heads: int = Field(ge=1, le=4096, description="equal to num_heads without GQA")
-    ffn_hidden_size: int = Field(ge=1, le=4_194_304, description="size inside the MLP")
-    vocab_size: int = Field(ge=256, le=4_194_304, description="byte-level data needs 256")
-    head_dim: int | None = Field(
-        default=None, ge=1, le=65536, description="size of a head where it is not hidden_size / num_heads"
+    preset: str | None = Field(
+        default=None, max_length=64, pattern=NO_NUL, description="model preset with default sizes"
     )
-    max_seq_len: int = Field(ge=1, le=16_777_216, description="tokens of the longest sequence")
-    tied_embeddings: bool = Field(description="the head is the embedding table")
-    rope_base: float = Field(default=ROPE_BASE, gt=1, le=1e12, description="base of rotary positions (llama)")
-    rope_scaling: RopeScaling | None = Field(default=None, description="rotary positions stretched as Llama 3.1's")
+    arch: Arch = Field(description="block type: gpt or llama")
+    num_layers: int = Field(ge=1, le=1024, description="transformer layers")
+    hidden_size: int = Field(ge=1, le=1_048_576, description="hidden size")
+    num_heads: int = Field(ge=1, le=4096, description="attention heads per layer")
+    num_kv_heads: int = Field(ge=1, le=4096, description="key and value heads per layer; num_heads without GQA")
+    ffn_hidden_size: int = Field(ge=1, le=4_194_304, description="hidden size of the MLP")
+    vocab_size: int = Field(ge=256, le=4_194_304, description="vocabulary size; byte-level data needs 256")
+    head_dim: int | None = Field(
+        default=None, ge=1, le=65536, description="size per head; default hidden_size / num_heads"
+    )
+    max_seq_len: int = Field(ge=1, le=16_777_216, description="longest sequence (tokens)")
+    tied_embeddings: bool = Field(description="output layer shares the embedding weights")
+    rope_base: float = Field(default=ROPE_BASE, gt=1, le=1e12, description="RoPE base (llama)")
+    rope_scaling: RopeScaling | None = Field(default=None, description="RoPE scaling as in Llama 3.1")
     sliding_window: int | None = Field(
-        default=None, ge=1, le=16_777_216, description="tokens that queries of every second layer see; all by default"
+        default=None,
+        ge=1,
+        le=16_777_216,
+        description="attention window of every second layer (tokens); full attention by default",
     )
     moe: MoeSpec | None = None
     mla: MlaSpec | None = None
@@ -158,29 +168,33 @@ class ModelSpec(Strict):
 
 
 class Layout(Strict):
-    """How the ranks divide the work. Rank order: tp innermost, then cp, dp, and pp outermost.
+    """Parallel layout. Rank order from the inside out is tp, cp, dp, pp.
 
-    Experts are divided over `ep` neighbours among the dp x cp ranks, so ep adds no ranks.
+    ep splits the experts over neighbors among the dp x cp ranks, so ep adds no ranks.
     """
 
     dp: Degree = Field(default=1, description="data parallel degree")
     pp: Degree = Field(default=1, description="pipeline parallel degree (stages)")
     tp: Degree = Field(default=1, description="tensor parallel degree")
-    cp: Degree = Field(default=1, description="context parallel degree: parts of each sequence")
-    ep: Degree = Field(default=1, description="expert parallel degree: experts over dp x cp ranks")
-    zero: int = Field(default=0, ge=0, le=3, description="ZeRO stage; 0 is plain DDP")
-    dp_replicas: Degree = Field(default=1, description="HSDP: ZeRO shards inside each of so many replicas")
+    cp: Degree = Field(default=1, description="context parallel degree; splits each sequence")
+    ep: Degree = Field(default=1, description="expert parallel degree; splits experts over dp x cp ranks")
+    zero: int = Field(default=0, ge=0, le=3, description="ZeRO stage; 0 is DDP")
+    dp_replicas: Degree = Field(default=1, description="HSDP replicas; ZeRO shards inside each replica")
     keep_gathered: bool = Field(
-        default=False, description="ZeRO-3 under a pipe: what is gathered stays while a rank works on one chunk"
+        default=False, description="with ZeRO-3 and pp > 1, keep gathered parameters until the rank changes chunk"
     )
-    sequence_parallel: bool = Field(default=False, description="shard norms and residual along sequence over tp")
-    regather: bool = Field(default=False, description="SP keeps inputs divided and gathers them again in backward")
-    scatter_gather: bool = Field(default=False, description="each tp rank sends its part over a stage boundary")
+    sequence_parallel: bool = Field(default=False, description="shard norms and residuals over tp along the sequence")
+    regather: bool = Field(
+        default=False, description="with sequence_parallel, keep inputs sharded and regather them in backward"
+    )
+    scatter_gather: bool = Field(default=False, description="each tp rank sends only its shard between pipeline stages")
     schedule: Schedule = Field(default="1f1b", description="pipeline schedule, used when pp > 1")
-    balance: Balance = Field(default="layers", description="stages hold as many layers, or cost: the head counts too")
-    virtual_stages: int = Field(default=1, ge=1, le=64, description="chunks of layers a stage holds")
-    cp_method: ContextMethod = Field(default="ring", description="how cp ranks see each other's keys and values")
-    recompute: Recompute = Field(default="none", description="activations computed again in backward")
+    balance: Balance = Field(
+        default="layers", description="balance stages by layers, or by cost including the output layer"
+    )
+    virtual_stages: int = Field(default=1, ge=1, le=64, description="chunks of layers per stage")
+    cp_method: ContextMethod = Field(default="ring", description="exchange of keys and values between cp ranks")
+    recompute: Recompute = Field(default="none", description="recompute activations during backward")
 
     @property
     def world_size(self) -> int:
@@ -203,65 +217,78 @@ def usual_warmup(steps: int) -> int:
 
 
 class TrainSpec(Strict):
-    """What is trained on and for how long. Sizes in sequences and tokens."""
+    """Training data, batch sizes, optimizer, and run length."""
 
-    global_batch: int = Field(default=8, ge=1, le=1_000_000, description="sequences per optimiser step")
-    micro_batches: int = Field(default=1, ge=1, le=100_000, description="micro-batches per step on each dp replica")
+    global_batch: int = Field(default=8, ge=1, le=1_000_000, description="sequences per optimizer step")
+    micro_batches: int = Field(default=1, ge=1, le=100_000, description="micro-batches per step and dp replica")
     seq_len: int = Field(default=128, ge=1, le=16_777_216, description="tokens per sequence")
-    steps: int = Field(default=50, ge=1, le=100_000_000, description="optimiser steps")
-    learning_rate: float = Field(default=1e-3, gt=0, le=10, description="the highest, after the warm-up")
+    steps: int = Field(default=50, ge=1, le=100_000_000, description="optimizer steps")
+    learning_rate: float = Field(default=1e-3, gt=0, le=10, description="peak learning rate, after warm-up")
     warmup_steps: int = Field(
-        default=WARMUP_STEPS, ge=0, le=100_000_000, description="where not given, no more than steps"
+        default=WARMUP_STEPS,
+        ge=0,
+        le=100_000_000,
+        description="learning rate warm-up (steps); default 10, at most steps",
     )
-    weight_decay: float = Field(default=0.1, ge=0, le=10, description="AdamW's")
-    grad_clip: float = Field(default=1.0, ge=0, le=1e6, description="largest gradient norm; 0 is off")
-    precision: Precision = Field(default="fp32", description="planner.facts.precision says what is held in which")
-    attention: AttentionKernel = Field(default="fused", description="unfused keeps every score (before FlashAttention)")
-    overlap: bool = Field(default=True, description="gradients travel while backward still runs")
-    compile: bool = Field(default=False, description="torch.compile each block")
-    dropout: bool = Field(default=False, description="with dropout, whose masks are kept for backward")
-    seed: int = Field(default=1234, ge=0, le=2**63 - 1, description="of initial values, batches and dropout")
+    weight_decay: float = Field(default=0.1, ge=0, le=10, description="AdamW weight decay")
+    grad_clip: float = Field(default=1.0, ge=0, le=1e6, description="gradient norm limit; 0 disables clipping")
+    precision: Precision = Field(
+        default="fp32", description="number types of weights, gradients, optimizer state, and matmuls"
+    )
+    attention: AttentionKernel = Field(
+        default="fused", description="fused, or unfused, which stores all attention scores"
+    )
+    overlap: bool = Field(default=True, description="reduce gradients during backward")
+    compile: bool = Field(default=False, description="compile each block with torch.compile")
+    dropout: bool = Field(default=False, description="use dropout and keep its masks for backward")
+    seed: int = Field(default=1234, ge=0, le=2**63 - 1, description="random seed of weights, batches, and dropout")
     data: str = Field(
         default="stdlib",
         min_length=1,
         max_length=4096,
         pattern=NO_NUL,
-        description="'stdlib', or a text file, directory, JSONL, parquet or .bin of uint16 tokens under the data root",
+        description="stdlib, or a path below the data root: text, JSONL, parquet, or .bin with uint16 tokens",
     )
     column: str = Field(
-        default="text", min_length=1, max_length=200, pattern=NO_NUL, description="text column of JSONL and parquet"
+        default="text", min_length=1, max_length=200, pattern=NO_NUL, description="text column of JSONL or parquet"
     )
     tokenizer: str | None = Field(
         default=None,
         min_length=1,
         max_length=4096,
         pattern=NO_NUL,
-        description="tokenizers JSON under the data root; bytes without",
+        description="tokenizers JSON below the data root; bytes by default",
     )
     sampling: Sampling = Field(
-        default="random", description="sequences from anywhere, or epochs: each part of the data once before any again"
+        default="random", description="random positions, or epochs, which read all data once per epoch"
     )
     document_end: int | None = Field(
         default=None,
         ge=0,
         le=4_194_303,
-        description="token that ends a document, past which attention does not reach; none: it sees the whole sequence",
+        description="token id that ends a document; attention stays inside documents; off by default",
     )
-    checkpoint_every: int = Field(default=0, ge=0, le=100_000_000, description="steps between checkpoints; 0 is off")
-    keep_checkpoints: int = Field(default=2, ge=1, le=1000, description="newest checkpoints of an attempt that stay")
+    checkpoint_every: int = Field(
+        default=0, ge=0, le=100_000_000, description="steps between checkpoints; 0 disables checkpoints"
+    )
+    keep_checkpoints: int = Field(default=2, ge=1, le=1000, description="newest checkpoints that each attempt keeps")
     resume: str | None = Field(
         default=None,
         min_length=1,
         max_length=200,
         pattern=NO_NUL,
-        description="checkpoint to go on from: job, job/attempt or job/attempt/step",
+        description="checkpoint to resume from: job, job/attempt, or job/attempt/step",
     )
-    eval_every: int = Field(default=25, ge=0, le=100_000_000, description="steps between validations; 0 is off")
-    on_not_finite: OnNotFinite = Field(default="stop", description="what a loss or gradient norm of nan or inf does")
+    eval_every: int = Field(
+        default=25, ge=0, le=100_000_000, description="steps between validations; 0 disables validation"
+    )
+    on_not_finite: OnNotFinite = Field(
+        default="stop", description="stop or continue when the loss or gradient norm is NaN or infinite"
+    )
     verify: Verify = Field(
         default="auto",
-        description="compute the first 3 steps, and one more at the end, also by one process and compare; auto does "
-        "where that takes seconds",
+        description="compare the first 3 steps and one final step with a single-process reference; "
+        "auto compares if this takes seconds",
     )
 
     @model_validator(mode="before")
@@ -277,47 +304,55 @@ Argument = Annotated[str, Field(max_length=4096, pattern=NO_NUL)]
 
 
 class ScriptSpec(Strict):
-    """A training script of the user's own, which torchrun starts on every rank of `layout.dp`."""
+    """The user's own training script. torchrun starts it on each of `layout.dp` ranks."""
 
     path: str | None = Field(
-        default=None, min_length=1, max_length=1000, pattern=r"^[^\x00]+$", description="below the host's script root"
+        default=None,
+        min_length=1,
+        max_length=1000,
+        pattern=r"^[^\x00]+$",
+        description="path below the host's script root",
     )
     module: str | None = Field(
         default=None,
         min_length=1,
         max_length=200,
         pattern=r"^[^\x00]+$",
-        description="instead of path: a module below the script root, as python -m takes it",
+        description="instead of path, a module below the script root, as for python -m",
     )
-    args: list[Argument] = Field(default=[], max_length=200, description="what the script is given, each as it is")
+    args: list[Argument] = Field(
+        default=[], max_length=200, description="arguments of the script; no shell expands them"
+    )
     cwd: str | None = Field(
         default=None,
         min_length=1,
         max_length=1000,
         pattern=r"^[^\x00]+$",
-        description="directory to run in: the script's own (the default) or below it; of a module, any below the root",
+        description="working directory; default the script's folder, or below it; for a module, below the root",
     )
 
 
 class RunSpec(Strict):
-    """When the board ends a run by itself."""
+    """Limits after which the board ends a run."""
 
     time_limit_s: int | None = Field(
-        default=None, ge=1, le=31_536_000, description="seconds that an attempt may run; then it ends and has failed"
+        default=None, ge=1, le=31_536_000, description="run time limit per attempt (seconds); the attempt then fails"
     )
     idle_limit_s: int | None = Field(
-        default=None, ge=10, le=31_536_000, description="seconds without a step after which it ends and has failed"
+        default=None, ge=10, le=31_536_000, description="time limit without a step (seconds); the attempt then fails"
     )
     preemptible: bool = Field(
         default=False,
-        description="gives way to a waiting job of higher priority, and goes on later from its newest checkpoint",
+        description="pause for a waiting job of higher priority, and resume later from the newest checkpoint",
     )
 
 
 class RetrySpec(Strict):
-    """Whether an attempt that failed or was lost is followed by another, from the newest checkpoint."""
+    """Retries after a failed or lost attempt, from the newest checkpoint."""
 
-    max_attempts: int = Field(default=1, ge=1, le=100, description="attempts that may fail or be lost, the first too")
+    max_attempts: int = Field(
+        default=1, ge=1, le=100, description="most attempts that may fail or be lost, including the first"
+    )
 
 
 def _every_primitive(value: object) -> object:
@@ -325,59 +360,59 @@ def _every_primitive(value: object) -> object:
 
 
 class LabSpec(Strict):
-    """The collective lab: each primitive at each size, timed and checked, over a group of the job's ranks.
+    """Benchmark of collectives. Times and checks each primitive at each size over a group of ranks.
 
-    Sizes are bytes of the full (gathered) buffer, rounded down to whole elements for every rank.
+    A size is the full (gathered) buffer in bytes, rounded down to whole elements per rank.
     """
 
     primitives: Annotated[
         list[LabPrimitive],
-        Field(min_length=1, max_length=len(LAB_PRIMITIVES), description="a list of them, or all"),
+        Field(min_length=1, max_length=len(LAB_PRIMITIVES), description="list of primitives, or all"),
         BeforeValidator(_every_primitive, json_schema_input_type=list[LabPrimitive] | Literal["all"]),
     ] = list(LAB_PRIMITIVES)
-    min_bytes: int = Field(default=2**10, ge=2, le=2**32, description="the smallest size")
-    max_bytes: int = Field(default=2**20, ge=2, le=2**32, description="the largest size")
-    factor: int = Field(default=4, ge=2, le=1024, description="each size over the one before it")
-    iterations: int = Field(default=20, ge=1, le=10_000, description="timed and checked calls of each size")
-    warmup: int = Field(default=5, ge=0, le=1000, description="calls before them")
-    dtype: LabDtype = Field(default="float32", description="type of the elements")
+    min_bytes: int = Field(default=2**10, ge=2, le=2**32, description="smallest buffer (bytes)")
+    max_bytes: int = Field(default=2**20, ge=2, le=2**32, description="largest buffer (bytes)")
+    factor: int = Field(default=4, ge=2, le=1024, description="ratio of each size to the previous size")
+    iterations: int = Field(default=20, ge=1, le=10_000, description="timed and checked calls per size")
+    warmup: int = Field(default=5, ge=0, le=1000, description="untimed calls per size before the timed calls")
+    dtype: LabDtype = Field(default="float32", description="element type")
     ranks: list[DryRank] | None = Field(
-        default=None, min_length=1, max_length=1024, description="ranks that form the group, in order; all by default"
+        default=None, min_length=1, max_length=1024, description="ranks of the group, in order; all ranks by default"
     )
-    root: DryRank | None = Field(default=None, description="a rank of the group; its first by default")
-    reduce_op: Literal["sum", "max"] = Field(default="sum", description="of what is reduced")
+    root: DryRank | None = Field(default=None, description="root rank; default the first rank of the group")
+    reduce_op: Literal["sum", "max"] = Field(default="sum", description="reduction operator")
 
 
 class JobSpec(Strict):
-    """All that was asked for. Frozen; stored with the job as JSON."""
+    """Job specification. Frozen, and stored as JSON with the job."""
 
-    version: Literal[1] = Field(default=SPEC_VERSION, description="of the form of specs")
+    version: Literal[1] = Field(default=SPEC_VERSION, description="version of the spec format")
     kind: JobKind = Field(
         default="train",
-        description="calibrate measures a host for the planner; dry_run takes a step of ranks without their peers; "
-        "script runs one of the user's own, metered; lab times and checks the primitives",
+        description="train, script (own script), calibrate (measure a host), dry_run (one step without peers), "
+        "or lab (time collectives)",
     )
     name: str = Field(
         default="untitled",
         min_length=1,
         max_length=100,
         pattern=r"^[^\x00-\x1f\x7f]+$",
-        description="what lists and pages call it",
+        description="name of the job",
     )
     model: ModelSpec
     layout: Layout = Layout()
     train: TrainSpec = TrainSpec()
     resources: Resources = Resources()
-    project: Word = Field(default="default", description="whose quota and fair share it counts to")
+    project: Word = Field(default="default", description="project whose quota and fair share the job uses")
     run: RunSpec = RunSpec()
     retry: RetrySpec = RetrySpec()
-    after: list[JobId] = Field(default=[], max_length=32, description="jobs that must have ended before it starts")
+    after: list[JobId] = Field(default=[], max_length=32, description="jobs that this job waits for")
     after_failed: AfterFailed = Field(
-        default="cancel", description="what becomes of it when one of those does not succeed"
+        default="cancel", description="cancel or start this job if a job in after does not succeed"
     )
     script: ScriptSpec | None = None
-    dry_ranks: list[DryRank] = Field(default=[0], min_length=1, max_length=64, description="ranks that a dry run tries")
-    lab: LabSpec | None = Field(default=None, description="what a lab runs; the defaults when left out")
+    dry_ranks: list[DryRank] = Field(default=[0], min_length=1, max_length=64, description="ranks of the dry run")
+    lab: LabSpec | None = Field(default=None, description="settings of a collective benchmark; defaults if missing")
 
     @property
     def micro_batch_size(self) -> int:

@@ -37,21 +37,21 @@ class Accelerator(Strict):
     memory_bytes: int = Field(ge=1)
     fp32_flops: Positive = Field(description="peak of fp32 products as torch runs them by default")
     bf16_flops: Positive = Field(description="dense peak of bf16 and fp16 products")
-    fp8_flops: Positive | None = Field(default=None, description="dense peak of fp8 products; none without support")
-    fp4_flops: Positive | None = Field(default=None, description="dense peak of fp4 products; none without support")
+    fp8_flops: Positive | None = Field(default=None, description="dense peak of fp8 matmuls; null without support")
+    fp4_flops: Positive | None = Field(default=None, description="dense peak of fp4 matmuls; null without support")
     bytes_per_s: Positive = Field(description="peak memory bandwidth")
-    host_bytes_per_s: Positive = Field(default=64e9, description="peak to its host's memory, one direction")
-    num_sms: int = Field(ge=1, description="multiprocessors: tiles of a product run in waves of so many")
-    gemm_efficiency: Share = Field(default=0.78, description="of peak, that a large product reaches")
-    fp8_efficiency: Share = Field(default=0.7, description="of peak, that a large product in fp8 reaches")
-    attention_efficiency: Share = Field(default=0.55, description="of peak, that fused attention reaches")
-    memory_efficiency: Share = Field(default=0.7, description="of peak bandwidth, that a pass over memory reaches")
-    kernel_s: Positive = Field(default=3e-6, description="least time of a kernel on the device")
-    launch_s: Positive = Field(default=LAUNCH_S, description="time of the host to launch one, autograd's too")
-    reserved_bytes: int = Field(default=0, ge=0, description="context, libraries and communication buffers")
-    fragmentation: Positive = Field(
-        default=0.05, description="of what tensors take, that the allocator holds beside them"
+    host_bytes_per_s: Positive = Field(default=64e9, description="peak bandwidth to host memory, one direction")
+    num_sms: int = Field(ge=1, description="streaming multiprocessors")
+    gemm_efficiency: Share = Field(default=0.78, description="fraction of peak that a large matmul reaches")
+    fp8_efficiency: Share = Field(default=0.7, description="fraction of peak that a large fp8 matmul reaches")
+    attention_efficiency: Share = Field(default=0.55, description="fraction of peak that fused attention reaches")
+    memory_efficiency: Share = Field(
+        default=0.7, description="fraction of peak bandwidth that memory-bound kernels reach"
     )
+    kernel_s: Positive = Field(default=3e-6, description="minimum kernel time on the device")
+    launch_s: Positive = Field(default=LAUNCH_S, description="host time per kernel launch, including autograd")
+    reserved_bytes: int = Field(default=0, ge=0, description="memory for context, libraries, and communication buffers")
+    fragmentation: Positive = Field(default=0.05, description="allocator overhead as a fraction of tensor memory")
 
     def allowance(self, tensor_bytes: int) -> int:
         """Bytes of memory gone beside those of the tensors."""
@@ -67,9 +67,9 @@ class Accelerator(Strict):
 class Link(Strict):
     """A rank's way to its neighbours, one direction."""
 
-    bytes_per_s: Positive = Field(description="peak a rank sends at")
-    efficiency: Share = Field(default=0.8, description="of peak, that a large collective reaches")
-    latency_s: Positive = Field(description="per hop of a ring")
+    bytes_per_s: Positive = Field(description="peak send rate per rank")
+    efficiency: Share = Field(default=0.8, description="fraction of peak that a large collective reaches")
+    latency_s: Positive = Field(description="latency per ring hop")
 
 
 class Cluster(Strict):
@@ -78,18 +78,18 @@ class Cluster(Strict):
     name: str = Field(min_length=1, max_length=100)
     device: Device = "cuda"
     accelerator: Accelerator
-    per_node: int = Field(ge=1, le=4096, description="slots a node")
+    per_node: int = Field(ge=1, le=4096, description="slots per node")
     cores: int | None = Field(
-        default=None, ge=1, description="a node, shared by its ranks; none: each has its own device"
+        default=None, ge=1, description="CPU cores per node, shared by its ranks; null if each rank has a device"
     )
     node: Link
     network: Link
-    base_s: Positive = Field(default=8.4e-6, description="start of a collective: nccl src/graph/tuning.cc")
+    base_s: Positive = Field(default=8.4e-6, description="start time of a collective (nccl src/graph/tuning.cc)")
     basis: Basis = "data sheet"
-    profile: HostProfile | None = Field(default=None, description="what a calibration measured")
-    link_runs: int = Field(default=0, ge=0, description="runs whose calls told how fast `node` is; 0: none did")
-    latency_alone: bool = Field(default=False, description="they told the latency of `node`: its rate is of `basis`")
-    runs: tuple[Run, ...] = Field(default=(), description="what ended here and is comparable, the newest first")
+    profile: HostProfile | None = Field(default=None, description="results of the calibration")
+    link_runs: int = Field(default=0, ge=0, description="number of runs that measured `node`")
+    latency_alone: bool = Field(default=False, description="true if these runs measured only the latency of `node`")
+    runs: tuple[Run, ...] = Field(default=(), description="comparable finished runs, newest first")
 
     @property
     def rate_runs(self) -> int:

@@ -13,7 +13,7 @@ from planner.hardware.cluster import Cluster
 from planner.search.layouts import RECOMPUTES, Constraints, needed_bytes, surely_fitting_bytes
 
 GIB = 2**30
-BARELY = "fits by less than its estimate may be off"
+BARELY = "fits only within the margin of error"
 
 
 class Neighbour(NamedTuple):
@@ -68,15 +68,15 @@ def suggestions(spec: JobSpec, cluster: Cluster, *, limit: int = 3) -> list[Neig
 def _weigh(change: str, spec: JobSpec, timer: Timer, sure: int, here: float) -> Neighbour:
     broken = problems(spec)
     if broken:
-        return Neighbour(change, spec, False, None, None, "; ".join(p.message for p in broken))
+        return Neighbour(change, spec, False, None, None, " ".join(p.message for p in broken))
     capacity = timer.cluster.accelerator.memory_bytes
     step, needed = timer.step(spec).step_s, needed_bytes(spec, timer.cluster)
     if needed > capacity:
-        reason = f"needs {needed / GIB:.1f} GiB of {capacity / GIB:.1f}"
+        reason = f"needs {needed / GIB:.1f} GiB of {capacity / GIB:.1f} GiB"
         return Neighbour(change, spec, False, step, needed, reason)
     share = step / here - 1
     word = "slower" if share > 0 else "faster"
-    reason = "as fast" if abs(share) < 0.0005 else f"{abs(share):.1%} {word}"
+    reason = "equally fast" if abs(share) < 0.0005 else f"{abs(share):.1%} {word}"
     barely = f", which {BARELY}" if needed > sure else ""
     return Neighbour(change, spec, True, step, needed, f"{reason}, {needed / GIB:.1f} GiB{barely}")
 

@@ -36,15 +36,20 @@ OneOrSome: TypeAlias = T | Annotated[list[T], Field(min_length=1, max_length=16)
 
 
 class AutoSpec(Strict):
-    """What must hold of the layout that is chosen. Of an option, one value or a list of those allowed."""
+    """Constraints of an automatic layout. Each option has one value or a list of allowed values."""
 
-    ranks: int | None = Field(default=None, ge=1, le=MAX_RANKS, description="exactly so many; else as many as pay")
-    max_ranks: int | None = Field(default=None, ge=1, le=MAX_RANKS, description="no more than these")
-    cluster: str | None = Field(
-        default=None, max_length=200, pattern=NO_NUL, description="a name of /clusters; else the hosts connected now"
+    ranks: int | None = Field(
+        default=None, ge=1, le=MAX_RANKS, description="number of ranks; default as many as make the step faster"
     )
-    max_micro_batch: int = Field(default=16, ge=1, le=1024, description="sequences")
-    max_memory_bytes: int | None = Field(default=None, ge=1, le=2**60, description="of a rank")
+    max_ranks: int | None = Field(default=None, ge=1, le=MAX_RANKS, description="most ranks")
+    cluster: str | None = Field(
+        default=None,
+        max_length=200,
+        pattern=NO_NUL,
+        description="cluster name from /clusters; default the connected hosts",
+    )
+    max_micro_batch: int = Field(default=16, ge=1, le=1024, description="largest micro-batch (sequences)")
+    max_memory_bytes: int | None = Field(default=None, ge=1, le=2**60, description="memory limit per rank (bytes)")
     dp: OneOrSome[Degree] = None
     pp: OneOrSome[Degree] = None
     tp: OneOrSome[Degree] = None
@@ -58,7 +63,7 @@ class AutoSpec(Strict):
 
 
 class ChosenLayout(TypedDict):
-    """A layout, in words too, and what it is predicted to take; of the layout only what is not usual."""
+    """Layout with its predicted step time and memory. `layout` lists only the values that are not defaults."""
 
     layout: LayoutDict
     words: str
@@ -69,7 +74,7 @@ class ChosenLayout(TypedDict):
 
 
 class RunnerUp(ChosenLayout):
-    """One that was not chosen. Shares of the first's time and memory; a lighter one is below 0."""
+    """Alternative layout. `slower` and `heavier` are relative to the chosen layout."""
 
     slower: float
     heavier: float
@@ -107,7 +112,7 @@ def asked_of(data: object) -> AutoSpec | None:
         return AutoSpec()
     if not isinstance(layout, Mapping) or "auto" not in layout:
         return None
-    beside = [Problem(f"layout.{name}", 'stands beside "auto"; put it inside') for name in layout if name != "auto"]
+    beside = [Problem(f"layout.{name}", _next_to_auto(name)) for name in layout if name != "auto"]
     try:
         asked = AutoSpec.model_validate(layout["auto"])
     except ValidationError as error:
@@ -115,6 +120,10 @@ def asked_of(data: object) -> AutoSpec | None:
     if beside:
         raise SpecError(beside)
     return asked
+
+
+def _next_to_auto(name: object) -> str:
+    return f"`layout.{name}` is next to `{FIELD}`. Move it into `{FIELD}`."
 
 
 def _inside(error: ValidationError) -> list[Problem]:
@@ -125,7 +134,7 @@ def _inside(error: ValidationError) -> list[Problem]:
         is_list = isinstance(told["input"], list)
         if field not in deepest or is_list or len(told["loc"]) > len(deepest[field]["loc"]):
             deepest[field] = told
-    return [Problem(field, problem_of(told, AutoSpec).message) for field, told in deepest.items()]
+    return [problem_of(told, AutoSpec, field) for field, told in deepest.items()]
 
 
 def draft_of(data: Mapping[str, Any]) -> JobSpec:
@@ -140,7 +149,7 @@ def draft_of(data: Mapping[str, Any]) -> JobSpec:
     spec = parse_fields({**data, "layout": {}, "train": train})
     kind = kind_of(spec.model_dump())
     if not kind.trains or kind.one_slot:
-        raise SpecError([Problem(FIELD, f"a layout is chosen for a training run, not for kind {spec.kind}")])
+        raise SpecError([Problem(FIELD, f"`kind` is {spec.kind}, but `{FIELD}` needs train. Set a layout.")])
     if found := problems(spec):
         raise SpecError(found)
     return spec
@@ -168,9 +177,7 @@ def choose(
     deadline = time.monotonic() + max_seconds
     tries = [(world, inside) for world in worlds for fixed in combinations for inside in rooms.inside(world, fixed)]
     if not tries:
-        text = (
-            f"groups of this many ranks stay inside a host, which leaves no room for {_ranks(worlds)}: {rooms.words()}"
-        )
+        text = f"`{FIELD}.tp` leaves no host for {_ranks(worlds)}, because tp stays inside a host: {rooms.words()}."
         raise SpecError([Problem(f"{FIELD}.tp", text)])
     found, surely, refused, counts, complete = [], [], Counter[str](), 0, True
     for index, (world, fixed) in enumerate(tries):
@@ -187,9 +194,8 @@ def choose(
         counts += result.considered
         complete &= result.complete
     if not found and not complete:
-        text = (
-            f"time ran out before one was found that fits, of {counts:,} layouts on {_ranks(worlds)} of {cluster.name}"
-        )
+        tried = f"{counts:,} layouts on {_ranks(worlds)} of {cluster.name}"
+        text = f"`{FIELD}` reached its time limit after {tried}. None fits. Set more of the layout."
         raise SpecError([Problem(FIELD, text)])
     if not found:
         raise SpecError([Problem(FIELD, _nothing(spec, cluster, asked, rooms, worlds, refused, deadline))])
@@ -226,10 +232,18 @@ def _worlds(asked: AutoSpec, rooms: Rooms) -> list[int]:
     """Numbers of ranks to try, the most first."""
     most = rooms.most
     if asked.ranks is not None and asked.max_ranks is not None and asked.ranks > asked.max_ranks:
-        raise SpecError([Problem(f"{FIELD}.ranks", f"{asked.ranks} is more than max_ranks {asked.max_ranks}")])
+        raise SpecError(
+            [Problem(f"{FIELD}.ranks", f"`{FIELD}.ranks` is {asked.ranks}. Use at most max_ranks {asked.max_ranks}.")]
+        )
     if asked.ranks is not None:
         if asked.ranks > most:
-            raise SpecError([Problem(f"{FIELD}.ranks", f"{asked.ranks} ranks; {rooms.words()}")])
+            raise SpecError(
+                [
+                    Problem(
+                        f"{FIELD}.ranks", f"`{FIELD}.ranks` is {asked.ranks}, but {rooms.words()}. Use at most {most}."
+                    )
+                ]
+            )
         return [asked.ranks]
     most = min(most, asked.max_ranks or most)
     every = range(1, min(most, EVERY) + 1)
@@ -243,7 +257,7 @@ def _combinations(asked: AutoSpec) -> Iterator[dict[str, Any]]:
     number = math.prod(len(values) for values in some.values())
     if number > MOST_SEARCHES:
         sizes = " x ".join(f"{name} {len(values)}" for name, values in some.items())
-        text = f"{sizes} = {number} combinations; at most {MOST_SEARCHES} are searched"
+        text = f"`{FIELD}` has {sizes} = {number} combinations. Use at most {MOST_SEARCHES}."
         raise SpecError([Problem(FIELD, text)])
     for values in itertools.product(*some.values()):
         yield dict(zip(some, values, strict=True))
@@ -267,9 +281,9 @@ def _nothing(
     where = f"on {_ranks(worlds)} of {cluster.name}"
     if not refused:
         degrees = ", ".join(f"{n} {v}" for n, v in asked.model_dump(exclude_defaults=True).items() if n in FIXABLE)
-        return f"no layout {where} has {degrees}: dp x pp x tp x cp must be the number of ranks"
+        return f"No layout {where} has {degrees}, because dp x pp x tp x cp is the number of ranks."
     reasons = "; ".join(f"{count:,}: {reason}" for reason, count in refused.most_common(4))
-    text = f"none of {refused.total():,} layouts {where} can be taken ({reasons})"
+    text = f"None of {refused.total():,} layouts {where} is valid and fits. Reasons: {reasons}."
     if not any(reason.startswith("memory") for reason in refused):
         return text
     lightest: list[Found] = []
@@ -286,7 +300,8 @@ def _nothing(
         return text
     least = min(lightest, key=lambda found: found.memory_bytes)
     room = _memory(asked, rooms, worlds[0])
-    return f"{text}; the lightest, {words(least.spec)}, needs {least.memory_bytes / GIB:.2f} GiB of {room / GIB:.2f}"
+    needs = f"{least.memory_bytes / GIB:.2f} GiB of {room / GIB:.2f} GiB per rank"
+    return f"{text} The smallest layout, {words(least.spec)}, needs {needs}."
 
 
 def _why(
@@ -302,17 +317,18 @@ def _why(
     first = best[0]
     sure = interval(cluster, first.spec, Timer(cluster).correction(first.spec), first.timing.host_share)
     lines = [
-        f"{words(first.spec)}: {first.timing.step_s:.3g} s a step ({sure['words']}), "
-        f"{first.memory_bytes / GIB:.2f} GiB of {room / GIB:.2f} on the fullest rank"
-        f"{', by less than the estimate may be off: nothing fits by more' + _unless(complete) if tight else ''}.",
-        f"The fastest that fits{'' if tight else ' by more than that'} of {considered:,} layouts on "
-        f"{_ranks(worlds)} of {cluster.name}{_unless(complete)}.",
+        f"{words(first.spec)}: {first.timing.step_s:.3g} s per step ({sure['words']}), "
+        f"{first.memory_bytes / GIB:.2f} GiB of {room / GIB:.2f} GiB on the fullest rank.",
+        *["The free memory is less than the margin of error of the estimate."] * tight,
+        f"This is the fastest of {considered:,} layouts that fits{'' if tight else ' with this margin'} on "
+        f"{_ranks(worlds)} of {cluster.name}.",
+        *["The search reached its time limit."] * (not complete),
     ]
     if len(best) > 1:
         slower = best[1].timing.step_s / first.timing.step_s - 1
-        close = " That is closer than the estimate is sure." if slower < sure["share"] else ""
-        behind = "as fast" if slower < 0.0005 else f"{slower:.1%} slower"
-        lines.append(f"The next, {words(best[1].spec)}, is {behind}.{close}")
+        close = " The difference is within the margin of error." if slower < sure["share"] else ""
+        behind = "equally fast" if slower < 0.0005 else f"{slower:.1%} slower"
+        lines.append(f"The next layout, {words(best[1].spec)}, is {behind}.{close}")
     return " ".join(lines)
 
 
@@ -327,10 +343,6 @@ def words(spec: JobSpec) -> str:
     parts += [f"recompute {x.recompute}"] * (x.recompute != "none")
     m = spec.train.micro_batches
     return ", ".join([*parts, f"{m} micro-{'batch' if m == 1 else 'batches'} of {spec.micro_batch_size}"])
-
-
-def _unless(complete: bool) -> str:
-    return "" if complete else ", as far as the time allowed went"
 
 
 def _ranks(worlds: Sequence[int]) -> str:

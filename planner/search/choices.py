@@ -41,5 +41,5 @@ def choices(spec: JobSpec) -> dict[str, dict[str, str]]:
             changed = spec.model_copy(update={"layout": spec.layout.model_copy(update=update)})
             added = [p for p in problems(changed) if p.field not in already]
             if added:
-                impossible.setdefault(field, {})[str(option).lower()] = "; ".join(p.message for p in added)
+                impossible.setdefault(field, {})[str(option).lower()] = " ".join(p.message for p in added)
     return impossible

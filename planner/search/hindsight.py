@@ -263,17 +263,17 @@ def _heavier(spec: JobSpec, cluster: Cluster, measured: Measure) -> float:
 
 def _text(sure: list[Option], unsure: list[Option], slower: list[tuple[float, str]], step_s: float, words: str) -> str:
     if sure:
-        return f"{sure[0]['text']} (an estimate: {words})."
+        return f"{sure[0]['text']} (estimate: {words})."
     if unsure:
         first = unsure[0]
         return (
-            f"No choice is surely faster. The first, {first['change']}, comes to {first['faster']:.0%} less time a "
-            f"step: closer than the estimate is sure ({words})."
+            f"No change is faster beyond the margin of error. The best change, {first['change']}, is an estimated "
+            f"{first['faster']:.0%} faster per step ({words})."
         )
     if not slower:
-        return "No other layout one choice away fits."
+        return "No layout with one change fits."
     step, change = min(slower)
     return (
-        f"No choice would have been faster here by {LEAST_GAIN:.0%} or more; the nearest, {change}, comes to "
-        f"{step:.3g} s beside {step_s:.3g} s (an estimate: {words})."
+        f"No single change is {LEAST_GAIN:.0%} faster or more. The nearest change, {change}, takes an estimated "
+        f"{step:.3g} s per step, compared with {step_s:.3g} s ({words})."
     )

@@ -135,11 +135,12 @@ def check(constraints: Constraints) -> None:
     """
     found = []
     if not 1 <= constraints.world_size <= MAX_WORLD:
-        found.append(Problem("world_size", f"must be from 1 to {MAX_WORLD}, got {constraints.world_size}"))
+        found.append(Problem("world_size", f"`world_size` is {constraints.world_size}. Use 1 to {MAX_WORLD}."))
     if constraints.max_micro_batch < 1:
-        found.append(Problem("max_micro_batch", f"must be at least 1, got {constraints.max_micro_batch}"))
+        found.append(Problem("max_micro_batch", f"`max_micro_batch` is {constraints.max_micro_batch}. Use at least 1."))
     unknown = [name for name in constraints.fixed if name not in FIXABLE]
-    found += [Problem(f"fixed.{name}", f"cannot be fixed; these can: {', '.join(FIXABLE)}") for name in unknown]
+    use = f"Use one of {', '.join(FIXABLE)}."
+    found += [Problem(f"fixed.{name}", f"`fixed.{name}` is not supported. {use}") for name in unknown]
     if found:
         raise SpecError(found)
 
@@ -195,7 +196,7 @@ class _Finder:
             shares = degrees["dp"] * degrees["cp"] > 1
             for zero in self._options("zero", (0, 1, 2, 3) if shares else (0,)):
                 if zero and not shares:
-                    self.refused["layout.zero: no other rank to divide with"] += 1
+                    self.refused["ZeRO needs dp or cp of 2 or more"] += 1
                     continue
                 for schedule, chunks in self._schedules(degrees["pp"]):
                     if time.perf_counter() > self._deadline:
@@ -243,7 +244,7 @@ class _Finder:
         found = [p for p in problems(trial) if p.field not in ("train.micro_batches", "layout.zero")]
         if found:
             field, message = found[0].field, found[0].message
-            self.refused[f"{field}: for one, {self._first.setdefault(field, message)}"] += 1
+            self.refused[f"{field}, for example {self._first.setdefault(field, message)}"] += 1
         return not found
 
     def _schedules(self, pp: int) -> Iterator[tuple[Schedule, int]]:
@@ -267,7 +268,7 @@ class _Finder:
         first = self._candidate(layouts[0], sizes[0])
         alike, there = alike_stages(first), on(self.cluster, first)
         if _allowed(first, max(least_bytes(there, stages[0]) for stages in alike), self.cluster) > self.capacity:
-            self.refused["memory: model state alone"] += len(sizes) * len(layouts)
+            self.refused["memory: model state does not fit"] += len(sizes) * len(layouts)
             return
         full: set[Recompute] = set()  # what a smaller micro-batch overfilled
         for size in sizes:
@@ -281,10 +282,10 @@ class _Finder:
                 surely = layout.recompute in full and trial.train.micro_batches >= 2 * layout.pp
                 needed = self.capacity + 1 if surely else self._needed(trial, alike)
                 if needed > self.capacity:
-                    self.refused["memory: with activations"] += 1
+                    self.refused["memory: activations do not fit"] += 1
                     full |= {layout.recompute} if schedule not in RISING else set()
                 elif self.constraints.runnable and not_runnable(trial):
-                    self.refused["cannot run yet"] += 1
+                    self.refused["not supported by the trainer"] += 1
                 else:
                     yield Found(trial, self.timer.step(trial), needed)
 

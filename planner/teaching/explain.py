@@ -80,7 +80,7 @@ def _parameters(spec: JobSpec) -> Explanation:
         each = sum(p.numel for p in layer_parameters(model, moe=moe)) if count else 0
         if count:
             numbers = f"{count:,} x {each:,}"
-            terms.append(_term(name, "layers x parameters a layer", numbers, count * each, "parameters", source))
+            terms.append(_term(name, "layers x parameters per layer", numbers, count * each, "parameters", source))
     return Explanation(
         figure="parameters", stage=None, value=parameter_count(model), unit="parameters", kind="counted", terms=terms
     )
@@ -93,46 +93,50 @@ def _memory(spec: JobSpec, cluster: Cluster, stage: int) -> Explanation:
     numel, own, when = held_parameters(spec, stage), held(spec, stage), fullest(spec, stage).when
     each = layer_bytes(spec, moe=own.num_moe_layers == own.num_layers)
     zero = "ZeRO 1910.02054 section 5, table 1"
-    fsdp = "FSDP2 of torch 2.13, held against dry runs (make memory)" if is_taped(spec) else "2205.05198 section 4"
+    fsdp = "FSDP2 of torch 2.13, compared with dry runs (make memory)" if is_taped(spec) else "2205.05198 section 4"
     shards = layout.shard_ranks if layout.zero else 1
     columns, update = vocab_rows(spec), parts["optimizer"] / numel
-    apart = "" if update == mix.optimizer else " of what is not sharded"
+    apart = "" if update == mix.optimizer else " of unsharded parameters"
     masters = f", fp32 weights{apart}" if mix.has_master and update > mix.moments else ""
     said = {
-        "parameters": ("elements held x bytes", _weights(spec, stage, parts["parameters"]), zero),
-        "gradients": (f"those there {when}", f"{numel:,} a rank of {shards}, summed in {mix.gradients} B", zero),
+        "parameters": ("elements x bytes per element", _weights(spec, stage, parts["parameters"]), zero),
+        "gradients": (
+            f"gradients present {when}",
+            f"{numel:,} per rank of {shards}, summed in {mix.gradients} B",
+            zero,
+        ),
         "optimizer": (
             f"elements / shards x (Adam's moments{masters})",
-            f"{numel:,} a rank of {shards} x {update:.4g}",
+            f"{numel:,} per rank of {shards} x {update:.4g}",
             zero,
         ),
         "gathered": (
-            "weights gathered now x compute bytes",
+            "gathered weights x compute bytes",
             f"{parts['gathered'] // mix.compute:,} x {mix.compute}",
             zero,
         ),
         "activations": (
-            f"what a layer keeps of a micro-batch, as often as fits, and the rest, {when}",
+            f"micro-batch activations per layer x their number + remainder, {when}",
             f"{parts['activations'] // each:,} x {each:,} + {parts['activations'] % each:,}",
             "Korthikanti 2205.05198 equations 1 to 4; in flight by schedule",
         ),
         "logits": (
-            "tokens x vocabulary / tp x bytes of those there: logits, their fp32, its softmax and gradients",
+            "tokens x vocabulary / tp x bytes (logits, fp32 copy, softmax, gradients)",
             f"{micro_batch_tokens(spec):,} x {columns:,} x "
             f"{parts['logits'] / max(1, micro_batch_tokens(spec) * columns):.4g}",
-            "tensors of the loss and of its backward",
+            "tensors of the loss and its backward",
         ),
-        "working": ("gradients of activations, and what an operation needs for a moment", when, "autograd's own order"),
-        "buffers": ("messages, buckets of gradients, gathers and reduce-scatters that are not over", when, fsdp),
+        "working": ("activation gradients and temporary tensors", when, "order of autograd"),
+        "buffers": ("messages, gradient buckets, and running gathers and reduce-scatters", when, fsdp),
         "copies": (
             "weights and moments copied for a checkpoint",
             f"{numel:,} x {parts['copies'] // numel}",
             "workers.checkpoint.save",
         ),
         "allowance": (
-            "gone before a tensor is made, or the stack's own + a share of the rest",
+            "fixed overhead + a fraction of tensor memory",
             f"{parts['allowance'] - round(a.fragmentation * tensors):,} + {a.fragmentation:.6g} x {tensors:,}",
-            "an allowance: a GPU's is assumed, a CPU rank's was measured (make bench-calibration)",
+            "assumed for GPUs, measured for CPU ranks (make bench-calibration)",
         ),
     }
     terms = [_term(name, *said[name][:2], value, "B", said[name][2]) for name, value in parts.items()]
@@ -159,10 +163,10 @@ def _weights(spec: JobSpec, stage: int, num_bytes: int) -> str:
     return f"{elements:,} x {first}" + (f" + {rest:,} x {second}" if rest else "")
 
 
-MEASURED = "the host's calibration; what it has no point of, by its best rates"
+MEASURED = "calibration of the host; its best rates where no point exists"
 _SOURCES = {
     "tp": "Megatron 2104.04473 section 3.2; 2205.05198 section 4.2 with sequence parallelism",
-    "pp": "Megatron 2104.04473 section 3.2: hidden states over a boundary, gradients back",
+    "pp": "Megatron 2104.04473 section 3.2: hidden states forward, gradients back",
     "cp": "Ring attention 2310.01889; Llama 3 2407.21783 section 3.3.2 for all-gather",
     "ep": "GShard 2006.16668 section 3.2: dispatch and combine",
     "dp": "ZeRO 1910.02054 section 7; HSDP 2304.11277",
@@ -176,7 +180,7 @@ def _traffic(spec: JobSpec, stage: int) -> Explanation:
     for c in step_traffic(spec, rank):
         each = c.payload_bytes // c.count if c.count else 0
         size = f"1 call, {each:,} B" if c.count == 1 else f"{c.count:,} calls, {each:,} B each on average"
-        numbers = f"{size}; sends {bus_factor(c.op, c.group_size):.3g} of it"
+        numbers = f"{size}; sends {bus_factor(c.op, c.group_size):.3g} of each byte"
         name = f"{c.axis} {c.op.replace('_', '-')} over {c.group_size} ranks"
         terms.append(_term(name, "calls x payload", numbers, c.payload_bytes, "B", _SOURCES[c.axis]))
     total = sum(term["value"] for term in terms)
@@ -190,7 +194,7 @@ def _time(spec: JobSpec, cluster: Cluster) -> list[Explanation]:
     timing, found = timer.step(spec), timer.correction(spec)
     kind = f"estimated: {interval(cluster, spec, found, timing.host_share)['words']}"
     if found is not None:
-        kind += f"; every part is {found.ratio:.3g} times what is computed, as comparable runs were"
+        kind += f"; all parts scaled by {found.ratio:.3g} from comparable runs"
     return [_step(spec, timer, timer.over_ranks(spec), kind), _utilisation(spec, timer, timing, kind)]
 
 
@@ -209,7 +213,7 @@ def _step(spec: JobSpec, timer: Timer, timing: Timing, kind: str) -> Explanation
     terms = [
         _term(
             "compute",
-            "micro-batches x (forward + backward)" + ", mean of the stages" * piped,
+            "micro-batches x (forward + backward)" + ", mean over stages" * piped,
             f"{m} x ({timing.forward_s:.3g} + {backward:.3g}) s{at}",
             timing.compute_s,
             "s",
@@ -217,31 +221,33 @@ def _step(spec: JobSpec, timer: Timer, timing: Timing, kind: str) -> Explanation
         )
     ]
     if timing.recompute_s:
-        words = "micro-batches x the forward that is repeated"
+        words = "micro-batches x recomputed forward"
         terms.append(
             _term("recompute", words, f"{m} x {repeated:.3g} s", timing.recompute_s, "s", "2205.05198 section 5")
         )
     for axis, seconds in timing.exposed_s.items():
         crossing = f"node {cluster.node.bytes_per_s / 1e9:g} GB/s, network {cluster.network.bytes_per_s / 1e9:g} GB/s"
-        formula = "base + hops x latency + bytes / bandwidth, less what compute hides"
+        formula = "base + hops x latency + bytes / bandwidth - overlap with compute"
         source = "alpha-beta model; nccl src/graph/tuning.cc"
         if measured:
-            formula, crossing, source = "calls x seconds of one, less what compute hides", "", MEASURED
+            formula, crossing, source = "calls x seconds per call - overlap with compute", "", MEASURED
         if axis == "pp":
-            formula += "; and what stages wait for the slowest"
+            formula += " + wait for the slowest stage"
         terms.append(_term(f"{axis} exposed", formula, crossing, seconds, "s", source))
     layout, batches = spec.layout, counted(m, "micro-batch", "micro-batches")
-    pipe = f"{layout.schedule}, pp {layout.pp}, {counted(layout.virtual_stages, 'chunk')} a stage, {batches}"
+    pipe = f"{layout.schedule}, pp {layout.pp}, {counted(layout.virtual_stages, 'chunk')} per stage, {batches}"
     if timing.launch_s:
-        words = "micro-batches x (kernels x launch - device time), where the host is slower"
-        numbers = f"{batches}, {a.launch_s * 1e6:g} us a launch"
+        words = "micro-batches x (kernels x launch time - device time), if the host is slower"
+        numbers = f"{batches}, {a.launch_s * 1e6:g} us per launch"
         terms.append(_term("launch", words, numbers, timing.launch_s, "s", "the device waits for its host"))
     bubble_source = "2104.04473 section 2.2: (p - 1) / (v m); zero bubble 2401.10241"
-    terms.append(_term("bubble", "fill and drain of a pipe of even stages", pipe, timing.bubble_s, "s", bubble_source))
+    terms.append(
+        _term("bubble", "fill and drain of a pipeline with even stages", pipe, timing.bubble_s, "s", bubble_source)
+    )
     adam = _adam(spec, timer)
     if measured:
-        adam = "all after backward, by the parameters held", ""
-    by = MEASURED if measured else "bytes Adam reads and writes; what its host takes a tensor"
+        adam = "time after backward, by number of parameters", ""
+    by = MEASURED if measured else "bytes that Adam reads and writes; host time per tensor"
     terms.append(_term("optimizer", *adam, timing.optimizer_s, "s", by))
     return Explanation(figure="step time", stage=None, value=timing.step_s, unit="s", kind=kind, terms=terms)
 
@@ -254,7 +260,7 @@ def _adam(spec: JobSpec, timer: Timer) -> tuple[str, str]:
     tensors = sum(num_tensors(spec, i) for i in range(pp)) / pp
     numbers = f"{moved} x {parameters:,.0f} B at {a.bytes_per_s / 1e9:,.4g} GB/s x {a.memory_efficiency}"
     numbers += f" + {tensors:,.4g} x {host_s * 1e6:.4g} us" if host_s else ""
-    return f"{moved} B a parameter held + tensors x host{', mean of the stages' if pp > 1 else ''}", numbers
+    return f"{moved} B per parameter + tensors x host time{', mean over stages' if pp > 1 else ''}", numbers
 
 
 def _tera(rate: float) -> str:
@@ -266,10 +272,10 @@ def _utilisation(spec: JobSpec, timer: Timer, timing: Timing, kind: str) -> Expl
     peak = timer.peak(spec)
     ranks = spec.layout.world_size
     below = f"{ranks:,} x {_tera(peak)} x {timing.step_s:.4g} s"
-    seen = "a window in every second layer" if spec.model.sliding_window else "full attention"
+    seen = "windowed attention in every second layer" if spec.model.sliding_window else "full attention"
     palm = f"PaLM 2204.02311 appendix B: {seen}, no recompute"
     buffers = spec.model.moe is not None and spec.model.moe.capacity_factor is not None
-    carried = "and what recompute repeats" + (", and empty rows of experts' buffers" if buffers else "")
+    carried = "model FLOPs + recompute" + (" + padding of expert buffers" if buffers else "")
     terms = [
         _term("model FLOPs", "3 x forward", "", model_flops(spec), "FLOP", palm),
         _term("hardware FLOPs", carried, "", hardware_flops(spec), "FLOP", "2205.05198 equation 8"),

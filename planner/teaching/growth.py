@@ -68,16 +68,22 @@ def check(values: dict[str, object]) -> Setting:
     Raises:
         SpecError: with every field that is unknown, no whole number or out of range, and a k that exceeds l.
     """
-    found = [Problem(str(name)[:20], "is not one of " + ", ".join(RANGES)) for name in values if name not in RANGES]
+    found = [
+        Problem(str(name)[:20], f"`{str(name)[:20]}` is unknown. Use {', '.join(RANGES)}.")
+        for name in values
+        if name not in RANGES
+    ]
     good: dict[str, int] = {}
     for name, (least, most) in RANGES.items():
         value = values.get(name, Setting._field_defaults[name])
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            found.append(Problem(name, f"must be a whole number from {least} to {most}"))
+            found.append(Problem(name, f"`{name}` is out of range. Use a whole number from {least} to {most}."))
         else:
             good[name] = value
     if not found and good["k"] > good["l"]:
-        found.append(Problem("k", f"{good['k']} layers a stage, and the model has only {good['l']}"))
+        found.append(
+            Problem("k", f"`k` is {good['k']}, but the model has {good['l']} layers. Use at most {good['l']}.")
+        )
     if found:
         raise SpecError(found)
     return Setting(**good)

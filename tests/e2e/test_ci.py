@@ -147,8 +147,8 @@ def test_a_token_may_what_it_was_given_for(
         return ran.stderr
 
     spec = str(folder / "spec.yaml")
-    assert "the scope submit; this one has read" in refused(("read",), "submit", spec)
-    assert "the scope operate; this one has read, submit" in refused(("read", "submit"), "baseline", "rm", "main")
+    assert "the scope submit. This token has read" in refused(("read",), "submit", spec)
+    assert "the scope operate. This token has read, submit" in refused(("read", "submit"), "baseline", "rm", "main")
     assert meshboard("baseline", "show", "main").returncode == 0
 
 
@@ -166,7 +166,7 @@ def test_a_run_is_looked_at_from_a_shell(meshboard: Meshboard, folder: Path, bas
     compared = meshboard("compare", baseline, baseline)
     assert (compared.returncode, "different jobs" in compared.stderr) == (2, True)
     wrong = meshboard("submit", str(folder / "spec.yaml"), "--set", "layout.tp=3")
-    assert (wrong.returncode, "layout.tp: num_heads 4 is not divisible by tp 3" in wrong.stderr) == (2, True)
+    assert (wrong.returncode, "`layout.tp` is 3, but 4 heads are not divisible by 3" in wrong.stderr) == (2, True)
 
 
 def test_the_documented_example_tells_what_a_run_sent(

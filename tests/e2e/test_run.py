@@ -30,7 +30,7 @@ def test_submit_through_the_form_watch_it_move_and_the_difference_read_0(page: P
     page.goto(f"{running_board.url}/jobs/new/")
     expect(page.locator("#figures")).to_contain_text("dp 2 \u00d7 pp 1 \u00d7 tp 2")
     expect(page.locator("label", has=page.locator("[name='layout.tp'][value='8']"))).to_have_attribute(
-        "title", re.compile("num_heads 4 is not divisible by tp 8")
+        "title", re.compile("4 heads are not divisible by 8")
     )
     page.fill("[data-field='name']", "first dp2 x tp2")
     page.fill("[data-field='train.steps']", "120")

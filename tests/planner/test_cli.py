@@ -34,8 +34,8 @@ def test_estimate_tells_memory_traffic_and_time(capsys: pytest.CaptureFixture[st
 def test_what_is_padded_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", "--model", "gpt2", "--tp", "4", "--dp", "7", "--zero", "2", "--global-batch", "7"]) == 0
     text = capsys.readouterr().out
-    assert "124,439,808 parameters, and a vocabulary of 50,257 padded to 50,688 for tp 4" in text
-    assert "ZeRO's shards of odd sizes travel padded: 0.5% more than the least" in text
+    assert "124,439,808 parameters, vocabulary 50,257 padded to 50,688 for tp 4" in text
+    assert "padding of uneven ZeRO shards adds 0.5%" in text
     assert main(["estimate", "--model", "llama3-8b", "--tp", "8", "--dp", "2", "--zero", "2"]) == 0
     assert "padded" not in capsys.readouterr().out
 
@@ -43,7 +43,7 @@ def test_what_is_padded_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_search_tells_what_it_pads(capsys: pytest.CaptureFixture[str]) -> None:
     search = ["search", "--ranks", "4", "--global-batch", "8", "--pp", "1", "--zero", "0", "--recompute", "none"]
     assert main([*search, "--model", "gpt2"]) == 0
-    assert "a vocabulary of 50,257 is padded: to 50,432 for tp 2, 50,688 for tp 4" in capsys.readouterr().out
+    assert "vocabulary 50,257 is padded to 50,432 for tp 2, 50,688 for tp 4" in capsys.readouterr().out
     assert main([*search, "--model", "gpt3-125m", "--tp", "1"]) == 0
     assert "padded" not in capsys.readouterr().out
 
@@ -87,20 +87,20 @@ def test_json_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_wrong_layout_is_refused_with_its_arithmetic(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", "--model", "gpt2", "--tp", "5", "--seq-len", "1024"]) == 2
-    assert "layout.tp: num_heads 12 is not divisible by tp 5: 12 = 2 x 5 + 2" in capsys.readouterr().err
+    assert "`layout.tp` is 5, but 12 heads are not divisible by 5. Use 1, 2, 3, 4, 6 or 12." in capsys.readouterr().err
 
 
 def test_search_ranks_and_explains_its_refusals(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["search", "--model", "llama3-8b", "--ranks", "16", "--global-batch", "64", "--zero", "1"]) == 0
     text = capsys.readouterr().out
     assert "layouts considered" in text
-    assert "one choice away from the first:" in text
+    assert "layouts with one change from the first:" in text
 
 
 def test_a_search_offers_nothing_beside_the_first_that_it_was_asked_not_to(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["--zero", "3", "--tp", "1", "--max-memory-gib", "24"]
     assert main(["search", "--model", "llama3-8b", "--ranks", "16", "--global-batch", "64", *asked]) == 0
-    _, near = capsys.readouterr().out.split("one choice away from the first:\n")
+    _, near = capsys.readouterr().out.split("layouts with one change from the first:\n")
     assert "GiB of 24.0" in near
     assert not any(change in near for change in ("ZeRO", "tp "))
 
@@ -108,15 +108,15 @@ def test_a_search_offers_nothing_beside_the_first_that_it_was_asked_not_to(capsy
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (("search", "--zero", "7"), "layout.zero: must be at most 3, got 7"),
-        (("search", "--recompute", "foo"), "layout.recompute: must be 'none', 'selective' or 'full', got \"foo\""),
-        (("search", "--tp", "true"), "layout.tp: must be a whole number, got true"),
-        (("search", "--tp", "0"), "layout.tp: must be at least 1, got 0"),
-        (("search", "--tp", "abc"), 'layout.tp: must be a whole number, got "abc"'),
-        (("search", "--dp-replicas", "2"), "fixed.dp_replicas: cannot be fixed; these can: dp, pp, tp"),
-        (("search", "--balance", "cost"), "fixed.balance: cannot be fixed"),
-        (("search", "--micro-batches", "3"), "fixed.micro_batches: cannot be fixed"),
-        (("auto", "--micro-batches", "3"), "layout.auto.micro_batches: is not a known field"),
+        (("search", "--zero", "7"), "`layout.zero` is 7. Use at most 3."),
+        (("search", "--recompute", "foo"), "`layout.recompute` is \"foo\". Use 'none', 'selective' or 'full'."),
+        (("search", "--tp", "true"), "`layout.tp` is true. Use a whole number."),
+        (("search", "--tp", "0"), "`layout.tp` is 0. Use at least 1."),
+        (("search", "--tp", "abc"), '`layout.tp` is "abc". Use a whole number.'),
+        (("search", "--dp-replicas", "2"), "`fixed.dp_replicas` is not supported. Use one of dp, pp, tp"),
+        (("search", "--balance", "cost"), "`fixed.balance` is not supported"),
+        (("search", "--micro-batches", "3"), "`fixed.micro_batches` is not supported"),
+        (("auto", "--micro-batches", "3"), "`layout.auto.micro_batches` is not a known field"),
     ],
 )
 def test_a_flag_that_cannot_be_is_refused_where_layouts_are_chosen(
@@ -135,7 +135,7 @@ def test_a_section_that_is_no_object_is_refused_in_words(
     (tmp_path / "spec.json").write_text(json.dumps({"model": {"preset": "gpt-tiny"}, section: None}))
     flags = ["--stack", "megatron", "--cuda-graphs", "whole"] + ["--ranks", "2"] * (command in ("search", "auto"))
     assert main([command, "--spec", str(tmp_path / "spec.json"), *flags]) == 2
-    assert f"{section}: must be an object, got null" in capsys.readouterr().err
+    assert f"`{section}` is null. Use an object." in capsys.readouterr().err
 
 
 def test_a_spec_file_and_an_unreadable_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,7 +194,7 @@ def test_the_numbers_beside_explained_activations_come_to_them(
     assert times * each + rest == term["value"]
 
 
-@pytest.mark.parametrize(("ep", "words"), [("1", ""), ("8", ", fp32 weights of what is not sharded")])
+@pytest.mark.parametrize(("ep", "words"), [("1", ""), ("8", ", fp32 weights of unsharded parameters")])
 def test_moments_of_experts_beside_shards_are_explained_by_what_comes_to_them(
     ep: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -211,7 +211,7 @@ def test_moments_of_experts_beside_shards_are_explained_by_what_comes_to_them(
 def test_a_mixture_is_told_to_be_as_even_as_no_router_is(capsys: pytest.CaptureFixture[str]) -> None:
     """What the trainer runs was once told as what it does not."""
     assert main(["estimate", "--model", "mixtral-tiny", "--dp", "2", "--ep", "2", "--seq-len", "64"]) == 0
-    assert "step (exact but for ep: tokens spread evenly over the experts" in capsys.readouterr().out
+    assert "step (exact except ep, which assumes evenly spread tokens" in capsys.readouterr().out
     assert main(["estimate", "--model", "deepseek-v3", "--dp", "8", "--global-batch", "8"]) == 0
     assert "step (estimated: the trainer does not run this layout yet)" in capsys.readouterr().out
 

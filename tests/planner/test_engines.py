@@ -44,7 +44,7 @@ def asked(**slurm: Any) -> dict[str, Any]:
 def test_what_is_no_name_is_refused_at_its_field(field: str, value: str) -> None:
     (told,) = problems(asked(**{field: value})).items()
     assert told[0] == f"resources.slurm.{field}"
-    assert told[1].startswith("must be ")
+    assert ". Use " in told[1]
 
 
 @pytest.mark.parametrize(
@@ -62,11 +62,13 @@ def test_what_slurm_writes_itself_is_taken(slurm: dict[str, Any]) -> None:
 
 def test_ranks_that_nodes_do_not_divide_are_told_with_the_arithmetic() -> None:
     told = problems(asked(nodes=3))
-    assert told == {"resources.slurm.nodes": "4 slots are not divisible by 3 nodes: 4 = 1 x 3 + 1"}
+    text = "`resources.slurm.nodes` is 3, but 4 slots are not divisible by 3. Use 1, 2 or 4."
+    assert told == {"resources.slurm.nodes": text}
 
 
 def test_an_engine_takes_only_what_is_its_own() -> None:
-    assert problems({"slurm": {}}) == {"resources.slurm": "is for engine slurm, and this job's is hosts"}
+    text = "`resources.slurm` is set, but `resources.engine` is hosts. Omit it, or use engine slurm."
+    assert problems({"slurm": {}}) == {"resources.slurm": text}
     assert list(problems({"engine": "slurm", "host": "here"})) == ["resources.host"]
     assert list(problems({"engine": "slurm"}, kind="lab")) == ["resources.engine"]
 
@@ -75,10 +77,11 @@ def test_what_only_the_board_s_own_hosts_have_is_refused_with_slurm() -> None:
     own = {"host": "here", "pool": "a100", "labels": ["ib"], "max_hosts": 1}
     told = problems({"engine": "slurm", **own}, run={"preemptible": True})
     assert sorted(told) == [*(f"resources.{name}" for name in sorted(own)), "run.preemptible"]
-    assert told["resources.labels"] == "are of hosts of the board; resources.slurm.constraint names features of nodes"
+    text = "`resources.labels` is ib, but Slurm has no labels. Use `resources.slurm.constraint`."
+    assert told["resources.labels"] == text
 
 
 @pytest.mark.parametrize("limit", ["0:00:00", "0-00:00:00"])
 def test_a_time_limit_of_zero_which_slurm_takes_for_none_is_refused(limit: str) -> None:
-    words = "must be longer than zero, which is no limit to Slurm"
+    words = f"`resources.slurm.time_limit` is {limit}. Use a time above zero."
     assert problems(asked(time_limit=limit)) == {"resources.slurm.time_limit": words}

@@ -95,9 +95,9 @@ def test_breadth_first_holds_one_chunk_and_not_all() -> None:
 @pytest.mark.parametrize(
     ("layout", "words"),
     [
-        ({"dp": 2, "pp": 2, "zero": 2}, "ZeRO is 2; choose ZeRO 3"),
-        ({"dp": 2, "zero": 3}, "as ZeRO-2 does; choose ZeRO 2, or pp of 2"),
-        ({"dp": 2, "pp": 2, "zero": 3, "schedule": "zbv", "virtual_stages": 2}, "ZBV turns between 2 chunks"),
+        ({"dp": 2, "pp": 2, "zero": 2}, "ZeRO is 2. Use ZeRO 3"),
+        ({"dp": 2, "zero": 3}, "pp is 1, which equals ZeRO 2. Use ZeRO 2, or pp of 2"),
+        ({"dp": 2, "pp": 2, "zero": 3, "schedule": "zbv", "virtual_stages": 2}, "ZBV alternates between 2 chunks"),
         ({"dp": 2, "pp": 2, "zero": 3, "schedule": "interleaved_1f1b", "virtual_stages": 4}, "between 4 chunks"),
     ],
 )

@@ -26,19 +26,19 @@ def test_a_lab_needs_nothing_but_its_ranks() -> None:
 @pytest.mark.parametrize(
     ("change", "field", "words"),
     [
-        ({"ranks": [1]}, "lab.ranks", "2 ranks or more, and the group has 1"),
-        ({"ranks": []}, "lab.ranks", "at least 1 of them"),
-        ({"ranks": [1, 3, 1]}, "lab.ranks", "rank 1 stands there more than once"),
-        ({"ranks": [1, 7]}, "lab.ranks", "dp 4 = 4 ranks, from 0: there is no rank 7"),
-        ({"ranks": "1,3"}, "lab.ranks", 'must be a list, got "1,3"'),
-        ({"ranks": [1, 3], "root": 0}, "lab.root", "rank 0 is not in the group of ranks 1, 3"),
-        ({"min_bytes": 8}, "lab.min_bytes", "4 x 4 B = 16 B: 8 B < 16 B"),
-        ({"min_bytes": 64, "max_bytes": 32}, "lab.max_bytes", "min_bytes 64 > max_bytes 32"),
+        ({"ranks": [1]}, "lab.ranks", "gives a group of 1 rank. Use 2 or more."),
+        ({"ranks": []}, "lab.ranks", "Use a list of 1 or more."),
+        ({"ranks": [1, 3, 1]}, "lab.ranks", "`lab.ranks` repeats 1. Use each rank once."),
+        ({"ranks": [1, 7]}, "lab.ranks", "`lab.ranks` contains 7, but dp is 4. Use ranks from 0 to 3."),
+        ({"ranks": "1,3"}, "lab.ranks", 'is "1,3". Use a list.'),
+        ({"ranks": [1, 3], "root": 0}, "lab.root", "`lab.root` is 0, which is not in the group. Use one of 1, 3."),
+        ({"min_bytes": 8}, "lab.min_bytes", "`lab.min_bytes` is 8. Use at least 16, one float32 element"),
+        ({"min_bytes": 64, "max_bytes": 32}, "lab.max_bytes", "`lab.max_bytes` is 32. Use at least min_bytes 64."),
         ({"max_bytes": 2**33}, "lab.max_bytes", "at most 4294967296"),
-        ({"factor": 1}, "lab.factor", "at least 2, got 1"),
-        ({"iterations": 0}, "lab.iterations", "at least 1, got 0"),
-        ({"primitives": []}, "lab.primitives", "at least 1 of them"),
-        ({"primitives": ["barrier", "barrier"]}, "lab.primitives", "barrier stands there more than once"),
+        ({"factor": 1}, "lab.factor", "is 1. Use at least 2."),
+        ({"iterations": 0}, "lab.iterations", "is 0. Use at least 1."),
+        ({"primitives": []}, "lab.primitives", "Use a list of 1 or more."),
+        ({"primitives": ["barrier", "barrier"]}, "lab.primitives", "`lab.primitives` repeats barrier. Use each once."),
         ({"primitives": ["shout"]}, "lab.primitives.0", "'broadcast', 'scatter', "),
         ({"dtype": "fp4"}, "lab.dtype", "'float32', 'float64', "),
         ({"reduce_op": "mean"}, "lab.reduce_op", "'sum' or 'max'"),
@@ -54,7 +54,7 @@ def test_a_lab_that_cannot_run_names_the_field_and_shows_the_arithmetic(
 
 
 def test_a_lab_is_plain_ranks_and_no_other_kind_has_one() -> None:
-    with pytest.raises(SpecError, match="takes dp ranks and no other axis"):
+    with pytest.raises(SpecError, match="has more than dp, but a lab job uses dp only"):
         parse_spec({"kind": "lab", "layout": {"dp": 2, "tp": 2}})
     with pytest.raises(SpecError, match=r"layout\.dp: a collective needs 2 ranks"):
         parse_spec({"kind": "lab"})

@@ -99,7 +99,7 @@ def test_a_number_of_ranks_that_never_ran_is_scaled_as_the_nearest_was() -> None
     assert Timer(cluster).step(three).step_s == pytest.approx(4 * timer.step(three).step_s, rel=0.01)
     said = estimate(three, cluster)["time"]["interval"]
     assert (said["share"], said["basis"]) == (9.0, "data sheet"), "nobody knows how far off it is"
-    assert "scaled as 3 runs here on other numbers of ranks were" in said["words"]
+    assert "scaled by 3 runs here with other rank counts" in said["words"]
     assert Timer(learned(CPU, few[:2])).correction(three) is None, "two runs show no spread"
 
 
@@ -132,7 +132,7 @@ def test_a_gpu_s_peak_is_of_its_tensors_and_its_allocator_holds_more() -> None:
     sure = after["memory_interval"]
     assert (sure["basis"], sure["runs"]) == ("runs", 3)
     assert sure["share"] == pytest.approx(0.15 + 0.01 + 2**29 / after["peak_memory_bytes"])
-    assert sure["words"].startswith("tensors from 3 runs here, Meshboard (what runs here), ±")
+    assert sure["words"].startswith("tensors from 3 runs here, Meshboard's trainer, ±")
 
 
 def test_copies_for_checkpoints_are_of_the_run_and_not_of_the_process() -> None:
@@ -242,15 +242,15 @@ def words(cluster: Cluster, spec: JobSpec) -> str:
 def test_words_tell_of_links_that_one_or_two_runs_left() -> None:
     two, unlike = spec_of(dp=2), spec_of(dp=4)
     one = learned(CPU, [linked(CALL)])
-    assert words(one, two) == "a CPU that nobody measured, links from 1 run here, up to 10 times off"
+    assert words(one, two) == "an uncalibrated CPU, links from 1 run here, error up to 10 times"
     assert words(learned(CPU, [linked(CALL)] * 2), two).split(", ")[1] == "links from 2 runs here"
-    sheet = "Meshboard (what runs here), 40% of it waiting for a host, up to 3.3 times off"
+    sheet = "Meshboard's trainer, 40% of the step waits for the host, error up to 3.3 times"
     assert words(learned(H100, [linked(CALL)]), two) == f"data sheet, links from 1 run here, {sheet}"
     assert "links from 1 run here" in estimate_text(two, estimate(two, one), [])
     # Three correct runs of as many ranks; to all others they leave their links alone.
     enough = learned(CPU, [linked(CALL)] * 3)
     assert words(enough, unlike).startswith("from 3 runs here, ±")
-    assert ", links from 3 runs here, scaled as 3 runs here on other numbers of ranks were, " in words(enough, two)
+    assert ", links from 3 runs here, scaled by 3 runs here with other rank counts, " in words(enough, two)
 
 
 def test_words_tell_of_no_links_that_are_not_in_the_figure() -> None:
@@ -261,6 +261,6 @@ def test_words_tell_of_no_links_that_are_not_in_the_figure() -> None:
     mixed = learned(CPU, [linked(CALL), linked(("recv", 2, 2**20, 9.0))])
     assert "links from 1 run here" in words(mixed, spec_of(dp=2))
     few = learned(CPU, [linked(*calls) for calls in SMALL])
-    assert "latency of links from 4 runs here" in words(few, spec_of(dp=2)), "the rate is not theirs"
+    assert "link latency from 4 runs here" in words(few, spec_of(dp=2)), "the rate is not theirs"
     wide = one.model_copy(update={"per_node": 2})
     assert "links inside a host from 1 run here" in words(wide, spec_of(dp=4))

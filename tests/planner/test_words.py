@@ -35,12 +35,12 @@ def test_so_it_is_in_explanations_of_traffic() -> None:
 
 def test_so_it_is_in_refusals() -> None:
     assert product_words(Layout()) == "dp 1 x pp 1 x tp 1 = 1 rank"
-    with pytest.raises(SpecError, match="1F1B needs 2 micro-batches or more on pp 2: 1 micro-batch < 2"):
+    with pytest.raises(SpecError, match=r"`train.micro_batches` is 1, but 1F1B on pp 2 needs 2"):
         parse_spec({**ONE, "layout": {"pp": 2}})
-    with pytest.raises(SpecError, match=r"= 2 ranks, but the largest cpu host has 1 slot$"):
+    with pytest.raises(SpecError, match=r"= 2 ranks, but the largest cpu host has 1 slot\. Use at most 1 rank\.$"):
         parse_spec({**ONE, "layout": {"tp": 2}}, slots=1)
     slurm = {"engine": "slurm", "slurm": {"nodes": 2}}
-    with pytest.raises(SpecError, match="1 slot is not divisible by 2 nodes"):
+    with pytest.raises(SpecError, match=r"1 slot is not divisible by 2\. Use 1\."):
         parse_spec({**ONE, "resources": slurm})
 
 
@@ -74,8 +74,11 @@ class Drawn(BaseModel):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"host": "{0}"}, 'is no host {like} {0}, got "{0}"'),
-        ({"part": {"kind": "{kind}"}}, "Input tag '{kind}' found using 'kind' does not match any of the expected tags"),
+        ({"host": "{0}"}, '`host` is "{0}", which is no host {like} {0}.'),
+        (
+            {"part": {"kind": "{kind}"}},
+            "`part` is an object. Input tag '{kind}' found using 'kind' does not match any of the expected tags",
+        ),
     ],
 )
 def test_what_a_validator_says_and_quotes_is_told_as_it_is(given: Any, words: str) -> None:

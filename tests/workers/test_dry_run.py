@@ -195,4 +195,6 @@ def test_the_command_says_all_of_a_rank_and_exits_by_what_it_found(
     assert capsys.readouterr().out.count("as predicted") > 2
     monkeypatch.setattr(sys, "argv", [*command[2:], "--ranks", "4"])
     assert main() == 2
-    assert capsys.readouterr().err == "error: dry_ranks: dp 2 x pp 1 x tp 2 = 4 ranks, from 0: there is no rank 4\n"
+    assert capsys.readouterr().err == (
+        "error: `dry_ranks` contains 4, but dp 2 x pp 1 x tp 2 = 4 ranks. Use ranks from 0 to 3.\n"
+    )

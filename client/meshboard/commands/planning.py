@@ -9,6 +9,7 @@ import typer
 
 from meshboard import files
 from meshboard.commands.app import AsJson, Cluster, JobId, Sets, Spec, app, board, print_json
+from meshboard.errors import line_of
 from meshboard.exits import Exit
 from meshboard.show import plans, reasons
 from meshboard.show.words import clean
@@ -31,7 +32,7 @@ def plan(
     elif not told["problems"]:
         print("nothing is predicted of a job that trains nothing of Meshboard's")
     for problem in told["problems"]:
-        print(clean(f"{problem['field']}: {problem['message']}"), file=sys.stderr)
+        print(clean(line_of(problem["field"], problem["message"])), file=sys.stderr)
     if told["problems"]:
         raise typer.Exit(Exit.WRONG)
 

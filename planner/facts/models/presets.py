@@ -74,11 +74,11 @@ _ROPE3, _MIXTRAL_ROPE = 500_000.0, 1_000_000.0
 PRESETS: dict[str, Preset] = dict(
     [
         # sizes for a CPU
-        _gpt("gpt-tiny", 4, 128, 4, 256, 512, "Bytes in, bytes out; several steps a second on one CPU core a rank"),
-        _gpt("gpt-mini", 8, 256, 8, 256, 1024, "A small GPT that still trains on a CPU"),
-        _gpt("nanogpt", 6, 384, 6, 256, 256, "The size of nanoGPT's character model, on bytes"),
-        _llama("llama-tiny", 4, 128, 8, 4, 352, 256, 2048, "The Llama block at CPU size"),
-        _llama("llama-mini", 8, 256, 8, 4, 704, 256, 2048, "A small Llama that still trains on a CPU"),
+        _gpt("gpt-tiny", 4, 128, 4, 256, 512, "Byte-level GPT, several steps per second on one CPU core per rank"),
+        _gpt("gpt-mini", 8, 256, 8, 256, 1024, "Small GPT for CPU training"),
+        _gpt("nanogpt", 6, 384, 6, 256, 256, "Byte-level model with the size of nanoGPT's character model"),
+        _llama("llama-tiny", 4, 128, 8, 4, 352, 256, 2048, "Llama architecture at CPU size"),
+        _llama("llama-mini", 8, 256, 8, 4, 704, 256, 2048, "Small Llama for CPU training"),
         # GPT-2 (Radford et al. 2019)
         _gpt("gpt2", 12, 768, 12, _GPT3, 1024, "GPT-2 small"),
         _gpt("gpt2-medium", 24, 1024, 16, _GPT3, 1024, "GPT-2 medium"),

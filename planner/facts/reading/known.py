@@ -25,8 +25,7 @@ def known_words(model: type[BaseModel], place: Sequence[object]) -> str:
     names = list(found.model_fields)
     like = get_close_matches(str(given)[:100], names) if len(names) > MANY else []
     *others, last = like or names
-    several = f"are {', '.join(others)} and " if others else "is "
-    return f"{'like it ' if like else ''}there {several}{last}"
+    return f"{'Similar fields' if like else 'Fields'}: {', '.join([*others, last])}."
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -15,15 +16,16 @@ from planner.facts.models.presets import PRESETS, expand_preset
 from planner.facts.reading.known import known_words
 from planner.facts.resources import SLURM_FEATURES, SLURM_NAME, SLURM_NAMES, SLURM_NODES, SLURM_TIME
 from planner.facts.spec import JobSpec, Problem, SpecError
+from planner.facts.words import alternatives
 
 PATTERN_WORDS = {
-    JOB_ID: "must be the id of a job: a-z, 0-9 and -, at most 16 of them",
-    WORD: "must be of letters, digits and . _ = -, with a letter or digit first",
-    SLURM_NAME: "must be a name of at most 64 of A-Z a-z 0-9 _ . -",
-    SLURM_NAMES: "must be names of at most 64 of A-Z a-z 0-9 _ . - each, with commas between",
-    SLURM_TIME: "must be [days-]hours:minutes:seconds, as 12:00:00 or 2-00:00:00",
-    SLURM_FEATURES: "must be features of nodes with & or | between, as a100&nvlink",
-    SLURM_NODES: "must be nodes as Slurm writes them, as node[3-5],node9",
+    JOB_ID: "Use a job id of at most 16 characters from a-z, 0-9, and -",
+    WORD: "Use letters, digits, and . _ = -, with a letter or digit first",
+    SLURM_NAME: "Use a name of at most 64 characters from A-Z a-z 0-9 _ . -",
+    SLURM_NAMES: "Use names of at most 64 characters from A-Z a-z 0-9 _ . -, with commas between",
+    SLURM_TIME: "Use [days-]hours:minutes:seconds, such as 12:00:00 or 2-00:00:00",
+    SLURM_FEATURES: "Use node features with & or | between, such as a100&nvlink",
+    SLURM_NODES: "Use Slurm node names, such as node[3-5],node9",
 }
 STAND_IN = "gpt-tiny"  # a spec names a model, also where the kind of job needs none
 
@@ -51,7 +53,7 @@ def parse_fields(data: object) -> JobSpec:
         SpecError: with every field that is wrong.
     """
     if not isinstance(data, Mapping):
-        raise SpecError([Problem("spec", f"must be an object, got {_shown(data)}")])
+        raise SpecError([Problem("spec", f"`spec` is {_shown(data)}. Use an object.")])
     expanded: dict[str, Any] = {str(key): value for key, value in data.items()}
     if any(name == expanded.get("kind") and not kind.trains for name, kind in KINDS.items()):
         expanded.setdefault("model", {"preset": STAND_IN})
@@ -60,8 +62,9 @@ def parse_fields(data: object) -> JobSpec:
     if isinstance(model, Mapping):
         name = model.get("preset")
         if isinstance(name, str) and name not in PRESETS:
-            known = ", ".join(PRESETS)
-            found.append(Problem("model.preset", f"there is no preset {_shown(name)}; there are {known}"))
+            like = get_close_matches(name[:100], PRESETS, n=5, cutoff=0.4) or list(PRESETS)[:5]
+            text = f"`model.preset` is {_shown(name)}, which is unknown. Use a preset such as {alternatives(like)}."
+            found.append(Problem("model.preset", text))
             # Any known sizes will do for the rest to be checked as well.
             model = {**model, "preset": next(iter(PRESETS))}
         expanded["model"] = expand_preset(model)
@@ -75,51 +78,51 @@ def parse_fields(data: object) -> JobSpec:
 
 
 _MESSAGES = {
-    "missing": "is required",
-    "extra_forbidden": "is not a known field",
-    "int_type": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "float_type": "must be a number",
-    "finite_number": "must be a finite number",
-    "bool_type": "must be true or false",
-    "string_type": "must be text",
-    "string_unicode": "must be valid Unicode text",
-    "string_pattern_mismatch": "must not hold NUL or other control characters",
-    "model_type": "must be an object",
-    "dict_type": "must be an object",
-    "list_type": "must be a list",
-    "tuple_type": "must be a list",
-    "too_short": "must have at least {min_length} of them",
-    "too_long": "must have at most {max_length} of them",
-    "greater_than": "must be more than {gt}",
-    "greater_than_equal": "must be at least {ge}",
-    "less_than": "must be less than {lt}",
-    "less_than_equal": "must be at most {le}",
-    "string_too_short": "must have at least {min_length} character",
-    "string_too_long": "must have at most {max_length} characters",
-    "literal_error": "must be {expected}",
-    "enum": "must be {expected}",
+    "int_type": "Use a whole number",
+    "int_from_float": "Use a whole number",
+    "float_type": "Use a number",
+    "finite_number": "Use a finite number",
+    "bool_type": "Use true or false",
+    "string_type": "Use text",
+    "string_unicode": "Use valid Unicode text",
+    "string_pattern_mismatch": "Remove NUL and other control characters",
+    "model_type": "Use an object",
+    "dict_type": "Use an object",
+    "list_type": "Use a list",
+    "tuple_type": "Use a list",
+    "too_short": "Use a list of {min_length} or more",
+    "too_long": "Use a list of at most {max_length}",
+    "greater_than": "Use more than {gt}",
+    "greater_than_equal": "Use at least {ge}",
+    "less_than": "Use less than {lt}",
+    "less_than_equal": "Use at most {le}",
+    "string_too_short": "Use 1 character or more",
+    "string_too_long": "Use at most {max_length} characters",
+    "literal_error": "Use {expected}",
+    "enum": "Use {expected}",
 }
 VALIDATORS_OWN = ("value_error", "assertion_error")
 
 
-def problem_of(error: Any, model: type[BaseModel]) -> Problem:
-    """pydantic's error of a model in our words, with the value that was given."""
-    field = ".".join(str(part) for part in error["loc"]) or "spec"
-    context = error.get("ctx", {})
-    text = _words(error, context)
+def problem_of(error: Any, model: type[BaseModel], field: str = "") -> Problem:
+    """Return pydantic's error as a problem with the received value and the valid values."""
+    field = field or _shown(".".join(str(part) for part in error["loc"]) or "spec", quote=False)
     if error["type"] == "missing":
-        return Problem(field, text)
-    known = known_words(model, error["loc"]) if error["type"] == "extra_forbidden" else ""
-    text += f", got {_shown(error['input'])}" + (f"; {known}" if known else "")
-    return Problem(_shown(field, quote=False), text)
+        return Problem(field, f"`{field}` is missing. Add it.")
+    if error["type"] == "extra_forbidden":
+        known = known_words(model, error["loc"])
+        return Problem(field, f"`{field}` is not a known field. Remove it.{f' {known}' if known else ''}")
+    text = _words(error, error.get("ctx", {})).rstrip(".")
+    joint = ", which " if text[:1].islower() else ". "  # validators raise "is not a mail address"
+    return Problem(field, f"`{field}` is {_shown(error['input'])}{joint}{text}.")
 
 
 def _words(error: Any, context: Mapping[str, Any]) -> str:
-    if error["type"] in VALIDATORS_OWN:  # in the words that it raised
+    if error["type"] in VALIDATORS_OWN:
         return str(context["error"])
     ours = PATTERN_WORDS.get(context.get("pattern", "")) or _MESSAGES.get(error["type"])
-    return ours.format(**context) if ours else str(error["msg"])  # which may quote what was sent, braces and all
+    numbers = {name: f"{value:g}" if isinstance(value, float) else value for name, value in context.items()}
+    return ours.format(**numbers) if ours else str(error["msg"])  # pydantic's text may quote the input with its braces
 
 
 def _shown(value: object, *, quote: bool = True) -> str:

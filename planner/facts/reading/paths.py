@@ -12,7 +12,7 @@ UNPRINTABLE = ("Cc", "Zl", "Zp")  # control characters and ends of lines, by Uni
 def path_problems(field: str, value: str | None, root: str, give: str = "a path below it") -> list[Problem]:
     """Of a file or a folder below a root; at most one."""
     text = _why_no_path(value, root, give) if value is not None else ""
-    return [Problem(field, f"{value!r} {text}")] if text else []
+    return [Problem(field, f"`{field}` is {value!r}, which {text}")] if text else []
 
 
 def file_problems(field: str, value: str | None, root: str) -> list[Problem]:
@@ -20,12 +20,12 @@ def file_problems(field: str, value: str | None, root: str) -> list[Problem]:
     if found := path_problems(field, value, root):
         return found
     is_folder = value is not None and value.rpartition("/")[2] in ("", ".")
-    return [Problem(field, f"{value!r} is a folder; name the file in it")] if is_folder else []
+    return [Problem(field, f"`{field}` is {value!r}, which is a folder. Name a file in it.")] if is_folder else []
 
 
 def _why_no_path(value: str, root: str, give: str) -> str:
     if any(unicodedata.category(character) in UNPRINTABLE for character in value):
-        return "holds a control character or the end of a line"
+        return "contains a control character or a line break. Remove it."
     if value.startswith("/") or ".." in value.split("/"):
-        return f"leaves the {root}; give {give}, without '..'"
-    return "begins with '-', as an option does" if value.startswith("-") else ""
+        return f"is outside the {root}. Use {give}, without '..'."
+    return "starts with '-' like an option. Use another name." if value.startswith("-") else ""

@@ -19,32 +19,32 @@ def not_runnable(spec: JobSpec) -> list[Problem]:
     found = []
 
     def refuse(field: str, what: str) -> None:
-        found.append(Problem(field, f"{what} can be planned, but not run yet"))
+        found.append(Problem(field, f"`{field}`: the trainer does not support {what}. Plan it only, or change it."))
 
     if model.mla:
         refuse("model.mla", "latent attention")
     if model.moe and model.moe.router_bias:
-        refuse("model.moe.router_bias", "a router with a bias an expert")
+        refuse("model.moe.router_bias", "router biases")
     if model.moe and model.moe.expert_bias:
-        refuse("model.moe.expert_bias", "experts with biases")
+        refuse("model.moe.expert_bias", "biases in experts")
     if model.moe and model.moe.swiglu_limit is not None:
-        refuse("model.moe.swiglu_limit", "experts that clamp their gate")
+        refuse("model.moe.swiglu_limit", "clamped experts")
     if model.head_dim is not None and model.num_heads * model.head_dim != model.hidden_size:
-        sizes = f"{model.num_heads} heads of {model.head_dim} on a hidden size of {model.hidden_size}"
+        sizes = f"{model.num_heads} heads of size {model.head_dim} with hidden size {model.hidden_size}"
         refuse("model.head_dim", sizes)
     if model.sliding_window is not None:
-        refuse("model.sliding_window", "attention that sees a window")
+        refuse("model.sliding_window", "sliding-window attention")
     if mix_of(train.precision).gemm == "fp8":
         if model.moe:
-            refuse("train.precision", f"precision {train.precision} of a mixture of experts")
+            refuse("train.precision", f"precision {train.precision} with experts")
         for side in _unaligned(spec):
-            refuse("train.precision", f"precision {train.precision} of {side}")
+            refuse("train.precision", f"precision {train.precision} with {side}")
     if layout.zero and not train.overlap:
-        refuse("train.overlap", "reducing gradients only after backward under ZeRO")
+        refuse("train.overlap", "gradient reduction after backward with ZeRO")
     if train.compile and (unfit := _not_compiled(spec)):
-        refuse("train.compile", f"compiling blocks with {' and '.join(unfit)}")
+        refuse("train.compile", f"torch.compile with {' and '.join(unfit)}")
     if spec.resources.stack != "ours":
-        refuse("resources.stack", f"software other than ours ({spec.resources.stack})")
+        refuse("resources.stack", f"the {spec.resources.stack} stack")
     if train.dropout:
         refuse("train.dropout", "dropout")
     return found
@@ -64,7 +64,7 @@ def _unaligned(spec: JobSpec) -> Iterator[str]:
     for name, (sum_, size) in sides.items():
         if size % FP8_ALIGNED:
             unit = "tokens" if name == "a micro-batch" else "columns"
-            yield f"{name} with {sum_}{size} {unit} on a rank, no multiple of {FP8_ALIGNED},"
+            yield f"{sum_}{size} {unit} per rank in {name}, which is not a multiple of {FP8_ALIGNED}"
 
 
 def _not_compiled(spec: JobSpec) -> list[str]:
@@ -73,7 +73,7 @@ def _not_compiled(spec: JobSpec) -> list[str]:
     told = {
         "a schedule that splits backward": splits(layout),
         "selective recompute": layout.recompute == "selective",
-        "inputs gathered again": layout.regather,
+        "regathered inputs": layout.regather,
         "experts": spec.model.moe is not None,
         "attention within documents": spec.train.document_end is not None,
     }

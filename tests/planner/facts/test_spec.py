@@ -46,13 +46,13 @@ def test_an_unknown_preset_hides_no_other_problem() -> None:
 
 @pytest.mark.parametrize("value", [10**5000, -(10**5000)], ids=["positive", "negative"])
 def test_a_number_too_long_to_write_is_refused_by_its_size(value: int) -> None:
-    with pytest.raises(SpecError, match=r"layout\.dp: must be at (least 1|most 65536), got a number of 16610 bits"):
+    with pytest.raises(SpecError, match=r"`layout\.dp` is a number of 16610 bits\. Use at (least 1|most 65536)\."):
         parse_plannable({**GOOD, "layout": {"dp": value}})
 
 
 def test_more_ranks_than_an_estimate_can_list_are_refused() -> None:
     spec = parse_fields({**GOOD, "layout": {"dp": 65536, "tp": 2}, "train": {"global_batch": 65536}})
-    text = "dp 65536 x pp 1 x tp 2 = 131072 ranks, more than the 65536 that can be planned"
+    text = "`layout.dp` is 65536, so dp 65536 x pp 1 x tp 2 = 131072 ranks. Use at most 65536 ranks."
     assert problems(spec) == [("layout.dp", text)]
 
 
@@ -60,7 +60,7 @@ def test_sizes_whose_product_no_message_can_carry_are_refused() -> None:
     huge = {"hidden_size": 2**20, "ffn_hidden_size": 2**22, "vocab_size": 2**22, "num_heads": 4096, "num_layers": 1024}
     model = {"preset": "llama-tiny", **huge, "num_kv_heads": 4096, "max_seq_len": 2**24}
     train = {"global_batch": 1_000_000, "seq_len": 2**24}
-    with pytest.raises(SpecError, match=r"model: a rank would need .*e\+24 bytes of memory .* at most 9\.2e\+18"):
+    with pytest.raises(SpecError, match=r"`model` needs .*e\+24 bytes of memory .* Use at most 9\.2e\+18"):
         parse_plannable({"model": model, "train": train})
 
 
@@ -69,8 +69,8 @@ def test_a_schedule_that_never_repeats_itself_is_planned_less_far(schedule: str,
     m = 2**16 // chunks
     layout = {"pp": 2, "schedule": schedule, "virtual_stages": chunks}
     train = {"global_batch": m + 1, "micro_batches": m + 1, "seq_len": 128}
-    told = rf"= {2 * chunks * (m + 1):,} parts of a step; at most 131,072 of (GPipe|Looped BFS) can be planned"
-    with pytest.raises(SpecError, match=rf"train\.micro_batches: pp 2 x micro_batches .* {told}"):
+    told = rf"= {2 * chunks * (m + 1):,} actions per step\. Use at most 131,072 actions of (GPipe|Looped BFS)\."
+    with pytest.raises(SpecError, match=rf"`train\.micro_batches` is \d+, so pp 2 x micro_batches .* {told}"):
         parse_plannable({"model": {"preset": "gpt2"}, "layout": layout, "train": train})
     layout = {"pp": 2, "schedule": "1f1b"}
     assert parse_plannable({"model": {"preset": "gpt2"}, "layout": layout, "train": train}).layout.pp == 2
@@ -84,7 +84,7 @@ def test_more_ranks_than_slots_shows_the_product() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_numbers_that_are_none_are_refused(value: float) -> None:
-    with pytest.raises(SpecError, match=r"train\.learning_rate: must be a finite number"):
+    with pytest.raises(SpecError, match=r"`train\.learning_rate` is .*\. Use a finite number\."):
         parse_plannable({**GOOD, "train": {"learning_rate": value}})
 
 
@@ -239,9 +239,11 @@ def test_plain_data_parallelism_holds_a_second_copy_of_its_gradients() -> None:
 
 def test_choices_name_what_would_break_and_leave_out_what_would_not() -> None:
     found = choices(parse_plannable(GOOD))
-    assert found["dp"]["8"] == "global_batch 8 is not divisible by dp 8 x micro_batches 2 = 16: 8 = 0 x 16 + 8"
+    assert (
+        found["dp"]["8"] == "`train.global_batch` is 8, which is not divisible by dp 8 x micro_batches 2 = 16. Use 16."
+    )
     assert "4" not in found["dp"], "more ranks than any host has slots can be planned, and tried dry"
-    assert "num_heads 4 is not divisible by tp 8" in found["tp"]["8"]
+    assert "`layout.tp` is 8, but 4 heads are not divisible by 8." in found["tp"]["8"]
     assert set(found) <= set(OPTIONS)
     assert "zero" not in found
     assert "1" not in found["dp"]
@@ -273,10 +275,10 @@ def test_a_run_shorter_than_the_default_warm_up_is_no_mistake_of_its_user() -> N
 @pytest.mark.parametrize(
     ("spec", "field", "words"),
     [
-        ({"train": {"step": 3}}, "train.step", "is not a known field, got 3; like it there is steps"),
-        ({"script": {"pth": "x"}}, "script.pth", 'got "x"; there are path, module, args and cwd'),
-        ({"retry": {"times": 2}}, "retry.times", "got 2; there is max_attempts"),
-        ({"layout": {"sp": 2}}, "layout.sp", "got 2; there are dp, "),
+        ({"train": {"step": 3}}, "train.step", "`train.step` is not a known field. Remove it. Similar fields: steps."),
+        ({"script": {"pth": "x"}}, "script.pth", "Remove it. Fields: path, module, args, cwd."),
+        ({"retry": {"times": 2}}, "retry.times", "Remove it. Fields: max_attempts."),
+        ({"layout": {"sp": 2}}, "layout.sp", "Remove it. Fields: dp, "),
     ],
 )
 def test_a_field_that_there_is_not_is_told_with_those_there_are(spec: Any, field: str, words: str) -> None:
@@ -289,6 +291,6 @@ def test_a_field_that_there_is_not_is_told_with_those_there_are(spec: Any, field
 def test_our_context_parallelism_keeps_no_scores_to_plan_for() -> None:
     """It was planned with a ring's memory, and without a ring's kernels twice as fast as fused."""
     wrong = {**GOOD, "layout": {"cp": 2}, "train": {**GOOD["train"], "attention": "unfused"}}
-    text = "unfused keeps every score, and cp 2 attends in blocks that keep none; choose fused, or cp 1"
+    text = "`train.attention` is unfused, but cp 2 needs fused attention. Use fused, or cp 1."
     assert problems(parse_fields(wrong)) == [("train.attention", text)]
     assert problems(parse_fields({**wrong, "resources": {"stack": "megatron"}})) == []

@@ -39,8 +39,8 @@ def points(**rates: float) -> tuple[GemmPoint, ...]:
     ("precision", "words"),
     [
         ("fp32", "calibrated, ±31%"),
-        ("bf16_state", "no layer was timed in bf16 here, up to 10 times off"),
-        ("fp8", "no layer was timed in fp8 here, up to 10 times off"),
+        ("bf16_state", "no bf16 calibration, error up to 10 times"),
+        ("fp8", "no fp8 calibration, error up to 10 times"),
     ],
 )
 def test_a_type_that_no_layer_was_timed_in_is_not_told_as_calibrated(precision: str, words: str) -> None:
@@ -106,4 +106,7 @@ def test_what_attention_was_not_timed_in_is_not_as_sure(change: dict[str, Any]) 
     model = {**SHAPE, "num_layers": 2, "vocab_size": 512, "max_seq_len": 1024, "tied_embeddings": False}
     train = {"global_batch": 1, "seq_len": 512, **change.get("train", {})}
     told = estimate(parse_spec({"model": model, "layout": change.get("layout", {}), "train": train}), cluster)["time"]
-    assert told["interval"]["words"] == "calibrated in shorter sequences, undivided and fused, up to 3 times off"
+    assert (
+        told["interval"]["words"]
+        == "calibrated with shorter sequences, one rank, and fused attention, error up to 3 times"
+    )

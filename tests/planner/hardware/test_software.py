@@ -128,7 +128,7 @@ def test_fp4_has_a_rate_of_its_own_casts_more_and_hides_no_tensor_collective() -
     (mfu,) = [e for e in explain(_said(spec, nvfp4=True), cluster, stage=0) if e["figure"] == "MFU"]
     assert "10,000 TFLOP/s" in next(term["numbers"] for term in mfu["terms"] if term["name"] == "MFU")
     words = estimate(_said(spec, nvfp4=True), H100)["time"]["interval"]["words"]
-    assert "products in nvfp4, which are in fp8 as H100 SXM has none in fp4" in words
+    assert "NVFP4 matmuls, fp8 matmuls because H100 SXM lacks fp4" in words
 
 
 def test_one_timer_keeps_what_is_said_apart() -> None:

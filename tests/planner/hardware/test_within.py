@@ -34,7 +34,7 @@ def test_a_step_that_waits_for_its_host_is_told_less_surely_than_one_that_does_n
     small = SPEC.model_copy(update={"model": PRESETS["gpt-tiny"].model, "layout": Layout(), "train": train})
     told = estimate(on("megatron", small), H100)["time"]["interval"]
     assert told["share"] == HOST_WITHIN[0][1]
-    assert re.search(r", \d\d% of it waiting for a host, up to 3.3 times off$", told["words"])
+    assert re.search(r", \d\d% of the step waits for the host, error up to 3.3 times$", told["words"])
 
 
 def test_a_peak_is_told_with_how_far_it_may_be_off() -> None:
@@ -44,7 +44,7 @@ def test_a_peak_is_told_with_how_far_it_may_be_off() -> None:
         told, share = made["memory_interval"], known.memory_within + UNTOLD_BYTES / made["peak_memory_bytes"]
         assert told["share"] == pytest.approx(share)
         assert (known.title in told["words"], sureness(share) in told["words"]) == (True, True)
-    assert "no peak is known of FSDP1" in estimate(on("fsdp1"), H100)["memory_interval"]["words"]
+    assert "without a known peak" in estimate(on("fsdp1"), H100)["memory_interval"]["words"]
 
 
 def test_an_interval_holds_only_for_accelerators_that_it_was_measured_on() -> None:
@@ -63,6 +63,6 @@ def test_an_interval_holds_only_for_accelerators_that_it_was_measured_on() -> No
             if cluster.device == "cuda":
                 told = estimate(on(stack), cluster)["time"]["interval"]
                 assert told["share"] == (STACKS[stack].within if name in known else widest), (stack, name)
-                assert ("no step on such a device is known" in told["words"]) == (name not in known)
+                assert ("without a measured step on this device" in told["words"]) == (name not in known)
     assert within("megatron", "NVIDIA H100 80GB HBM3", 0.0) == STACKS["megatron"].within
     assert within("megatron", "NVIDIA GH200 480GB", 0.0) == widest

@@ -57,7 +57,7 @@ def test_it_is_the_searchs_first_choice_and_can_run() -> None:
     assert choice.told["runners_up"][0]["step_s"] == best[1].timing.step_s
     assert choice.told["runners_up"][0]["slower"] == pytest.approx(best[1].timing.step_s / best[0].timing.step_s - 1)
     assert choice.told["considered"] > 100
-    for word in ("a step (data sheet, ", "of 79.10 on the fullest rank", "8 ranks", "slower"):
+    for word in ("per step (data sheet, ", "of 79.10 GiB on the fullest rank", "8 ranks", "slower"):
         assert word in choice.told["why"]
     json.dumps(choice.told)
 
@@ -70,7 +70,7 @@ def test_zero_is_never_chosen_where_no_other_rank_shares_the_state() -> None:
     for told in [choice.told, *choice.told["runners_up"]]:
         assert told["layout"].get("dp", 1) * told["layout"].get("cp", 1) > 1
     [(field, message)] = refused({"ranks": 4, "dp": 1, "cp": 1, "zero": 3}, **tiny)
-    assert (field, "layout.zero: no other rank to divide with" in message) == ("layout.auto", True)
+    assert (field, "ZeRO needs dp or cp of 2 or more" in message) == ("layout.auto", True)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -81,7 +81,7 @@ def test_memory_that_hardly_holds_a_process_is_a_limit_too(device: str) -> None:
     [(field, message)] = refused({"max_memory_bytes": 2**20}, cluster=cluster, **tiny)
     assert field == "layout.auto"
     assert "memory" in message
-    assert message.endswith("GiB of 0.00")
+    assert message.endswith("GiB of 0.00 GiB per rank.")
 
 
 def test_every_constraint_holds_of_it_and_of_the_runners_up() -> None:
@@ -106,7 +106,7 @@ def test_the_memory_is_that_of_the_least_host_it_may_be_placed_on() -> None:
     tight = chosen({"ranks": 4}, Room(8, 80 * GIB), Room(4, 40 * GIB))
     assert roomy.told["memory_bytes"] > 40 * GIB, "the host with 2 slots cannot take 4 ranks"
     assert tight.told["memory_bytes"] <= 40 * GIB
-    assert "by less than the estimate may be off: nothing fits by more" in tight.told["why"]
+    assert "The free memory is less than the margin of error of the estimate." in tight.told["why"]
 
 
 def test_memory_is_kept_free_for_what_the_estimate_may_be_off() -> None:
@@ -151,13 +151,14 @@ def test_hosts_that_tp_does_not_fill_hold_fewer_ranks() -> None:
         (
             {"ranks": 9},
             "layout.auto.ranks",
-            "9 ranks; the largest host has 4 slots, and 2 of one model have 8 together",
+            "`layout.auto.ranks` is 9, but the largest host has 4 slots, and 2 hosts of one model have 8 in total. "
+            "Use at most 8.",
         ),
         (
             {"ranks": 8, "tp": 8},
             "layout.auto.tp",
-            "groups of this many ranks stay inside a host, which leaves no room for 8 ranks: "
-            "the largest host has 4 slots, and 2 of one model have 8 together",
+            "`layout.auto.tp` leaves no host for 8 ranks, because tp stays inside a host: "
+            "the largest host has 4 slots, and 2 hosts of one model have 8 in total.",
         ),
     ],
     ids=["too many", "tp across hosts"],
@@ -169,7 +170,13 @@ def test_what_several_hosts_cannot_hold_is_refused_at_its_field(auto: Any, field
 def test_where_nothing_fits_the_arithmetic_is_told() -> None:
     ((field, text),) = refused({"ranks": 2}, Room(8, 16 * GIB))
     assert field == "layout.auto"
-    for word in ("none of ", "on 2 ranks", "memory: model state alone", "the lightest, ", "GiB of 16.00"):
+    for word in (
+        "None of ",
+        "on 2 ranks",
+        "memory: model state does not fit",
+        "The smallest layout, ",
+        "GiB of 16.00 GiB",
+    ):
         assert word in text
 
 
@@ -195,34 +202,35 @@ def test_what_fits_by_little_is_found_in_the_time_of_one_search(monkeypatch: pyt
     clock = Clock(monkeypatch)
     told = chosen({"ranks": 4}, Room(4, 40 * GIB), max_seconds=5).told
     assert (clock.now, clock.searches) == (5, 1)
-    assert "by less than the estimate may be off: nothing fits by more." in told["why"]
+    assert "The free memory is less than the margin of error of the estimate." in told["why"]
 
 
 def test_why_nothing_fits_is_told_within_the_time_too(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     [(_, text)] = refused({"ranks": 2, "tp": [1, 2], "zero": [0, 1]}, Room(8, 16 * GIB), max_seconds=5)
     assert clock.now == pytest.approx(5)
-    assert "memory: model state alone" in text
+    assert "memory: model state does not fit" in text
 
 
 def test_a_search_that_time_ended_does_not_say_that_nothing_can_be() -> None:
     """1 x 8 x 8 is 64: nothing had been looked at."""
     told = refused({"ranks": 64, "tp": [1, 2, 4, 8], "zero": [0, 1]}, Room(64, 40 * GIB), max_seconds=0)
-    text = f"time ran out before one was found that fits, of 0 layouts on 64 ranks of {H100.name}"
+    tried = f"0 layouts on 64 ranks of {H100.name}"
+    text = f"`layout.auto` reached its time limit after {tried}. None fits. Set more of the layout."
     assert told == [("layout.auto", text)]
 
 
 @pytest.mark.parametrize(
     ("auto", "field", "text"),
     [
-        ({"tp": 3, "ranks": 8}, "layout.auto", "has tp 3: dp x pp x tp x cp must be the number of ranks"),
-        ({"ranks": 16}, "layout.auto.ranks", "16 ranks; the largest host has 8 slots"),
-        ({"ranks": 8, "max_ranks": 4}, "layout.auto.ranks", "8 is more than max_ranks 4"),
-        ({"zero": 7}, "layout.auto.zero", "must be at most 3, got 7"),
-        ({"tp": [1, "x"]}, "layout.auto.tp", 'must be a whole number, got "x"'),
-        ({"zero": []}, "layout.auto.zero", "must have at least 1"),
-        ({"surprise": 1}, "layout.auto.surprise", "is not a known field, got 1; there are ranks, "),
-        (5, "layout.auto", "must be an object"),
+        ({"tp": 3, "ranks": 8}, "layout.auto", "has tp 3, because dp x pp x tp x cp is the number of ranks"),
+        ({"ranks": 16}, "layout.auto.ranks", "is 16, but the largest host has 8 slots. Use at most 8."),
+        ({"ranks": 8, "max_ranks": 4}, "layout.auto.ranks", "is 8. Use at most max_ranks 4."),
+        ({"zero": 7}, "layout.auto.zero", "`layout.auto.zero` is 7. Use at most 3."),
+        ({"tp": [1, "x"]}, "layout.auto.tp", 'is "x". Use a whole number.'),
+        ({"zero": []}, "layout.auto.zero", "Use a list of 1 or more"),
+        ({"surprise": 1}, "layout.auto.surprise", "is not a known field. Remove it. Fields: ranks, "),
+        (5, "layout.auto", "`layout.auto` is 5. Use an object."),
         (
             {"dp": [1, 2, 4, 8], "tp": [1, 2, 4, 8], "pp": [1, 2, 4, 8], "zero": [0, 1]},
             "layout.auto",
@@ -241,8 +249,8 @@ def test_what_no_layout_makes_good_is_refused_as_itself() -> None:
     assert refused(None, train={**BIG["train"], "seq_len": 99999})[0][0] == "train.seq_len"
     assert refused(None, train={"steps": 0})[0][0] == "train.steps"
     told = refused(None, kind="dry_run")
-    assert told == [("layout.auto", "a layout is chosen for a training run, not for kind dry_run")]
-    with pytest.raises(SpecError, match='stands beside "auto"'):
+    assert told == [("layout.auto", "`kind` is dry_run, but `layout.auto` needs train. Set a layout.")]
+    with pytest.raises(SpecError, match=r"is next to `layout\.auto`"):
         asked_of({"layout": {"auto": {}, "dp": 2}})
 
 
@@ -262,7 +270,7 @@ def test_the_command_prints_a_spec_that_can_be_submitted(capsys: pytest.CaptureF
 def test_a_cap_on_memory_that_is_no_size_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["auto", "--model", "gpt-tiny", "--cluster", "cpu", f"--max-memory-gib={text}"])
-    assert "--max-memory-gib: must be a number of GiB above 0" in capsys.readouterr().err
+    assert "Use a number of GiB above 0" in capsys.readouterr().err
 
 
 def test_zero_over_a_single_rank_is_no_choice_of_its_own() -> None:

@@ -54,11 +54,11 @@ def test_steps_told_apart_divide_the_median_one_and_what_no_layout_changes_stays
 def test_beside_a_run_of_a_cpu_that_nobody_measured_another_layout_is_as_sure_as_its_stack() -> None:
     apart = {"compute": 0.05, "tp": 0.25}
     told = interval(CPU, SPEC, None, 0.0)
-    assert (told["share"], told["words"]) == (9.0, "a CPU that nobody measured, up to 10 times off")
+    assert (told["share"], told["words"]) == (9.0, "an uncalibrated CPU, error up to 10 times")
     found = hindsight(SPEC, CPU, measure(0.3, 0.0, apart)._replace(sure=told))
     assert found["options"][0]["change"] == "tp 1, dp 4"
     assert found["options"][0]["faster"] > STACKS["ours"].within
-    assert "from this run's own step, Meshboard (what runs here), ±45%" in found["text"]
+    assert "from this run's own step, Meshboard's trainer, ±45%" in found["text"]
     assert found["interval"] == told, "as told at submit"
     runs = hindsight(SPEC, CPU, measure(0.3, 4.0, apart))
     assert runs["options"] == [], "runs that lay so far apart are no measure"
@@ -96,8 +96,8 @@ def test_a_gain_within_the_interval_is_said_to_be_no_advice() -> None:
     assert all(option["faster"] > 0.01 for option in sure["options"])
     assert unsure["options"] == []
     assert unsure["unsure"][0]["change"] == sure["options"][0]["change"]
-    assert "No choice is surely faster" in unsure["text"]
-    assert "closer than the estimate is sure (so surely)" in unsure["text"]
+    assert "No change is faster beyond the margin of error" in unsure["text"]
+    assert "faster per step (so surely)" in unsure["text"]
 
 
 def test_advice_whose_memory_barely_fits_says_so() -> None:

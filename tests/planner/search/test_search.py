@@ -186,7 +186,7 @@ def test_neighbours_that_break_a_rule_carry_its_arithmetic() -> None:
     odd = parse_fields({"model": {"preset": "gpt-tiny", "num_heads": 1, "num_kv_heads": 1}, "layout": {"dp": 2}})
     refused = {n.change: n for n in neighbours(odd, CLUSTERS["cpu"])}["tp 2, dp 1"]
     assert (refused.fits, refused.step_s, refused.memory_bytes) == (False, None, None)
-    assert "num_heads 1 is not divisible by tp 2: 1 = 0 x 2 + 1" in refused.reason
+    assert "1 head is not divisible by 2. Use 1." in refused.reason
 
 
 def test_what_fits_by_less_than_its_peak_may_be_off_comes_behind() -> None:

@@ -108,7 +108,7 @@ def test_limits_of_a_mixture_are_those_of_any_model_and_name_its_choices() -> No
     for precision in ("fp32", "bf16", "fp8"):
         mixed, plain = (make_spec(model, {}, 2, train={"precision": precision}) for model in ("moe", "llama"))
         assert limits(mixed) == limits(plain)
-        assert f", {limits(mixed).choice:g} of a router's choices " in limits_words(mixed, limits(mixed), trained=False)
+        assert f", {limits(mixed).choice:g} in router choices" in limits_words(mixed, limits(mixed), trained=False)
 
 
 def test_a_followed_step_has_the_gates_of_the_run_s_own(tmp_path: Path) -> None:

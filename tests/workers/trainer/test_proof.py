@@ -322,13 +322,13 @@ def test_the_headline_says_of_what_its_figure_is_and_names_every_limit(tmp_path:
     assert rounded.startswith("gradients within their limits of one process, 0.059 apart (")
     bf16 = make_spec("llama", {}, 2, train={"precision": "bf16"})
     assert limits_words(bf16, limits(bf16), trained=False) == (
-        "bf16 allows 0.1 of gradients (0.2 of vectors), 0.4 of updates, "
-        "0.005 of losses and 0.3 of what updates changed, 0.05 of the first norm beside one process in fp32"
+        "bf16 allows relative differences from a fp32 single-process reference of 0.1 in gradients (0.2 in vectors), "
+        "0.4 in updates, 0.005 in losses plus 0.3 of the loss change, 0.05 in the first gradient norm"
     )
-    assert limits_words(bf16, end_limits(bf16), trained=True).endswith(" beside one process in bf16")
+    assert limits_words(bf16, end_limits(bf16), trained=True).startswith("bf16 allows relative differences from a bf16 ")
     fp8 = make_spec("llama", {}, 2, train={"precision": "fp8"})
     told = limits_words(fp8, limits(fp8), trained=False)
-    assert told.startswith("fp8 allows 0.3 of gradients (0.5 of vectors), 0.5 of updates")
+    assert "of 0.3 in gradients (0.5 in vectors), 0.5 in updates" in told
 
 
 def test_one_process_computes_as_narrow_where_fp32_says_nothing_of_a_run() -> None:
@@ -344,14 +344,14 @@ def test_small_models_are_compared_unasked_and_others_say_why_not() -> None:
 
     large = partial(asked, "nanogpt", seq_len=256)
     assert why_not_compared(asked("gpt-tiny")) == ""
-    assert why_not_compared(asked("gpt-tiny", verify="off")) == "verify is off"
-    assert "24 B x 124,439,808 parameters = 3.0 GB; more than 32,000,000" in why_not_compared(asked("gpt2"))
-    assert "one process would take about 11 s for 3 steps; more than 5 s" in why_not_compared(large())
+    assert why_not_compared(asked("gpt-tiny", verify="off")) == "`train.verify` is off"
+    assert "parameters = 3.0 GB. The limit with `train.verify` auto is 32,000,000 parameters." in why_not_compared(asked("gpt2"))
+    assert "about 11 s for 3 steps. The limit with `train.verify` auto is 5 s." in why_not_compared(large())
     assert why_not_compared(large(verify="on")) == ""
     with pytest.raises(SpecError, match=r"24 B x 6,738,415,616 parameters = 161.7 GB"):
         asked("llama2-7b", verify="on")
     with pytest.raises(
-        SpecError, match=r"train.verify: one process would take about 351 s for 3 steps; more than 300 s"
+        SpecError, match=r"`train.verify` is on, but .* about 351 s for 3 steps. The limit with `train.verify` on is 300 s"
     ):
         large(verify="on", global_batch=256)
     assert why_not_compared(large(device="cuda")) == "", "a GPU takes less"

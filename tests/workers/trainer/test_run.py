@@ -75,8 +75,8 @@ ALONE = {**LEARNS, "layout": {}}
         pytest.param({**ALONE, "train": {"data": "absent.txt"}}, "there is no 'absent.txt'", id="missing data"),
         pytest.param({**ALONE, "train": {"data": "short.txt"}}, "'short.txt' has 5 tokens", id="too little data"),
         pytest.param(LEARNS, "layout: needs 2 ranks, torchrun started 1", id="another world size"),
-        pytest.param({**ALONE, "layout": {"dp": 0}}, "layout.dp: must be at least 1", id="a spec that cannot run"),
-        pytest.param(None, "spec: must be an object, got null", id="not a spec"),
+        pytest.param({**ALONE, "layout": {"dp": 0}}, "`layout.dp` is 0. Use at least 1.", id="a spec that cannot run"),
+        pytest.param(None, "`spec` is null. Use an object.", id="not a spec"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path, spec: object, message: str) -> None:
