@@ -162,4 +162,4 @@ def _user(request: HttpRequest) -> User:
 
 
 def _words(error: SpecError) -> str:
-    return "; ".join(f"{problem.field} {problem.message}" for problem in error.problems)
+    return " ".join(problem.sentence for problem in error.problems)

@@ -105,7 +105,7 @@ def test_the_form_works_without_script(browser: Browser, running_board: Board) -
     tab.fill("[data-field='name']", "no script")
     tab.fill("[data-field='train.steps']", "many")
     tab.click("#submit")
-    expect(tab.locator("[data-for='train.steps'] .problem")).to_have_text('must be a whole number, got "many"')
+    expect(tab.locator("[data-for='train.steps'] .problem")).to_have_text('`train.steps` is "many". Use a whole number.')
     expect(tab.locator("[data-field='name']")).to_have_value("no script")
     tab.fill("[data-field='train.steps']", "1000")
     tab.click("#submit")
@@ -206,7 +206,7 @@ def test_impossible_choices_say_why_to_everyone(page: Page, running_board: Board
     page.goto(f"{running_board.url}/jobs/new/")
     holder = page.locator("[data-for='layout.tp']")
     expect(holder.locator("input[value='8']")).to_be_disabled()
-    expect(holder.locator(".reasons")).to_contain_text("8: num_heads 4 is not divisible by tp 8")
+    expect(holder.locator(".reasons")).to_contain_text("4 heads are not divisible by 8")
     assert "r-layout.tp" in (holder.get_attribute("aria-describedby") or "")
 
 

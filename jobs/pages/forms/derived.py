@@ -193,7 +193,7 @@ def errors_beside(
         if place in known:
             beside[place] = " ".join(filter(None, [beside.get(place), problem.message]))
         else:
-            other.append(f"{problem.field}: {problem.message}")
+            other.append(problem.sentence)
     return beside, other
 
 

@@ -67,11 +67,11 @@ def test_words_that_would_turn_a_line_round_stand_on_pages_as_they_are_written(
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"script.path": ""}, "takes a path or a module below the script root; got neither"),
-        ({"script.path": "../x.py"}, "leaves the script root"),
+        ({"script.path": ""}, "has neither path nor module. Set one of them."),
+        ({"script.path": "../x.py"}, "outside the script root"),
         ({"script.args": "'open"}, "cannot be split into arguments: No closing quotation"),
-        ({"layout.dp": "many"}, "must be a whole number"),
-        ({"layout.dp": "0"}, "must be at least 1, got 0"),
+        ({"layout.dp": "many"}, "Use a whole number."),
+        ({"layout.dp": "0"}, "`layout.dp` is 0. Use at least 1."),
     ],
 )
 def test_what_is_wrong_stands_beside_its_field(
@@ -89,8 +89,10 @@ def test_rest_takes_one_too_and_refuses_axes_it_cannot_have(owner: User, api: Ap
     assert api(owner).post("/api/v1/jobs", GOOD, format="json").status_code == 201
     refused = api(owner).post("/api/v1/jobs", {**GOOD, "layout": {"dp": 2, "tp": 2}}, format="json")
     assert refused.status_code == 422
-    assert refused.json()["errors"][0]["message"] == "a script job takes dp ranks and no other axis or option"
-    with pytest.raises(SpecError, match="is required for a script job"):
+    assert refused.json()["errors"][0]["message"] == (
+        "`layout` has more than dp, but a script job uses dp only. Set only dp."
+    )
+    with pytest.raises(SpecError, match="A script job needs"):
         parse_spec({"kind": "script"})
     with pytest.raises(SpecError, match=r"script\.args\.0: "):
         parse_spec({"kind": "script", "script": {"path": "x.py", "args": ["a\x00b"]}})
@@ -113,25 +115,25 @@ def test_a_module_stands_on_its_pages_as_one_would_type_it(client: Client, owner
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ({}, "script: takes a path or a module below the script root; got neither"),
+        ({}, "`script` has neither path nor module. Set one of them."),
         ({"path": "a.py", "module": "a"}, "script: takes a path or a module below the script root; got both"),
         ({"module": "-m"}, "script.module: '-m' is no module's name"),
         ({"module": "a..b"}, "script.module: 'a..b' is no module's name"),
-        ({"path": "."}, "script.path: '.' is a folder; name the file in it"),
-        ({"path": "a/."}, "script.path: 'a/.' is a folder"),
-        ({"path": "a.py/"}, "script.path: 'a.py/' is a folder"),
-        ({"path": "a.py\n"}, "script.path: 'a.py\\n' holds a control character or the end of a line"),
-        ({"path": "a\u2028b.py"}, "holds a control character or the end of a line"),
-        ({"path": "-c"}, "script.path: '-c' begins with '-', as an option does"),
-        ({"module": "package.train", "cwd": "a\tb"}, "script.cwd: 'a\\tb' holds a control character"),
-        ({"module": "package.train", "cwd": "-a"}, "script.cwd: '-a' begins with '-'"),
-        ({"module": "package.train\n"}, "script.module: "),
-        ({"path": "a.py", "cwd": "../b"}, "script.cwd: '../b' leaves the script root"),
-        ({"path": "a.py", "cwd": "/tmp"}, "script.cwd: '/tmp' leaves the script root"),
-        ({"path": "a.py", "cwd": "a\x00b"}, "script.cwd: "),
+        ({"path": "."}, "`script.path` is '.', which is a folder. Name a file in it."),
+        ({"path": "a/."}, "`script.path` is 'a/.', which is a folder"),
+        ({"path": "a.py/"}, "`script.path` is 'a.py/', which is a folder"),
+        ({"path": "a.py\n"}, "`script.path` is 'a.py\\n', which contains a control character or a line break"),
+        ({"path": "a\u2028b.py"}, "contains a control character or a line break"),
+        ({"path": "-c"}, "`script.path` is '-c', which starts with '-' like an option"),
+        ({"module": "package.train", "cwd": "a\tb"}, "`script.cwd` is 'a\\tb', which contains a control character"),
+        ({"module": "package.train", "cwd": "-a"}, "`script.cwd` is '-a', which starts with '-'"),
+        ({"module": "package.train\n"}, "`script.module` is "),
+        ({"path": "a.py", "cwd": "../b"}, "`script.cwd` is '../b', which is outside the script root"),
+        ({"path": "a.py", "cwd": "/tmp"}, "`script.cwd` is '/tmp', which is outside the script root"),
+        ({"path": "a.py", "cwd": "a\x00b"}, "`script.cwd` is "),
         (
             {"path": "mine/a.py", "cwd": "yours"},
-            "script.cwd: 'yours' is not 'mine', the folder of 'mine/a.py', or below it: a script may write there",
+            "`script.cwd` is 'yours'. Use 'mine', the folder of 'mine/a.py', or a folder below it.",
         ),
         ({"path": "mine/a.py", "cwd": "."}, "script.cwd: '.' is not 'mine', the folder of 'mine/a.py', or below it"),
         ({"path": "mine/a.py", "cwd": "mine2"}, "script.cwd: 'mine2' is not 'mine'"),

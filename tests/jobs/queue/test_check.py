@@ -65,7 +65,7 @@ def test_one_that_is_too_large_says_so_and_offers_no_button(owner: User, client:
     job, _ = actions.submit(owner, LARGE)
     client.force_login(owner)
     page = page_of(client, job)
-    assert "Reference check unavailable: one process would hold 24 B x 8,030,261,248 parameters" in page
+    assert "Reference check unavailable: the single-process reference needs 24 B x 8,030,261,248 parameters" in page
     assert f"/jobs/{job.id}/check/" not in page
 
 
