@@ -76,9 +76,9 @@ def backup(target: Path) -> Meta:
         BackupError: the target is there already, or its folder is not, or takes no file.
     """
     if target.exists():
-        raise BackupError(f"{target} is there already")
+        raise BackupError(f"{target} exists already. Use another file name.")
     if not target.parent.is_dir():
-        raise BackupError(f"{target.parent} is no folder")
+        raise BackupError(f"{target.parent} is not a folder. Use an existing folder.")
     draft = target.with_name(target.name + ".part")
     with _beside(target) as scratch:
         rows = Path(scratch) / ROWS
@@ -117,8 +117,8 @@ def restore(source: Path, *, replace: bool = False) -> tuple[Meta, list[str]]:
         told = _meta(tar, source)
         if told["migrations"] != _migrations():
             raise BackupError(
-                "it was made by another version of Meshboard: restore it with that one, then upgrade; "
-                f"it has {_apart(told['migrations'], _migrations())}"
+                "The backup is from another version of Meshboard. Restore it with that version, then upgrade. "
+                f"Its migrations differ: {_apart(told['migrations'], _migrations())}."
             )
         call_command("migrate", verbosity=0)
         _refuse_to_overwrite(replace)
@@ -127,13 +127,15 @@ def restore(source: Path, *, replace: bool = False) -> tuple[Meta, list[str]]:
         with ExitStack() as put, transaction.atomic():
             _load(made / ROWS)
             if (found := _counts()) != told["rows"]:
-                raise BackupError(f"rows went missing on the way: {_apart(_lines(told['rows']), _lines(found))}")
+                raise BackupError(
+                    f"The restored rows differ from the backup: {_apart(_lines(told['rows']), _lines(found))}."
+                )
             notes = put.enter_context(_put(made / HISTORY, Path(settings.HISTORY_DIR)))
             notes += put.enter_context(_put(made / IMPORTS, settings.STATE_DIR / IMPORTS))
     if told["key"] != fingerprint(settings.SECRET_KEY):
         notes.append(
-            "the secret key is another than that of the board that was saved: everybody logs in again, hosts have to "
-            "join again and projects' variables cannot be read, unless the old one is in MESHBOARD_SECRET_KEY_FALLBACKS"
+            "The secret key differs from the key of the backup. Users log in again, hosts join again, and project "
+            "variables are unreadable. To avoid this, add the old key to MESHBOARD_SECRET_KEY_FALLBACKS."
         )
     return told, notes
 
@@ -148,7 +150,7 @@ def _beside(target: Path) -> tempfile.TemporaryDirectory[str]:
     try:
         return tempfile.TemporaryDirectory(dir=target.parent, prefix=".backup-")
     except OSError as error:
-        raise BackupError(f"no file can be made in {target.parent}: {error.strerror}; name one elsewhere") from None
+        raise BackupError(f"Cannot create a file in {target.parent}: {error.strerror}. Use another folder.") from None
 
 
 @contextmanager
@@ -205,7 +207,7 @@ def _load(rows: Path) -> None:
     try:
         call_command("loaddata", str(rows), verbosity=0)
     except UNREADABLE as error:
-        raise BackupError(f"its rows cannot be read: {error}") from None
+        raise BackupError(f"Cannot read the rows of the backup: {error}") from None
 
 
 def _counts() -> dict[str, int]:
@@ -269,9 +271,9 @@ def _opened(source: Path) -> Iterator[tarfile.TarFile]:
     except FileNotFoundError as error:
         if error.filename != str(source):
             raise
-        raise BackupError(f"{source}: there is no such file") from None
+        raise BackupError(f"{source} does not exist.") from None
     except tarfile.TarError as error:  # of a member that would leave the folder, too
-        raise BackupError(f"{source} is no backup, or was cut off: {error}") from None
+        raise BackupError(f"{source} is not a complete backup: {error}") from None
 
 
 def _unpack(tar: tarfile.TarFile, folder: Path) -> None:
@@ -280,7 +282,7 @@ def _unpack(tar: tarfile.TarFile, folder: Path) -> None:
         name = Path(member.name)
         content = tar.extractfile(member) if member.isfile() else None
         if content is None or name.is_absolute() or ".." in name.parts:
-            raise tarfile.TarError(f"{member.name!r} is no file of a backup")
+            raise tarfile.TarError(f"{member.name!r} is not a file of a backup")
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         with content, (folder / name).open("wb") as out:
             shutil.copyfileobj(content, out)
@@ -292,23 +294,25 @@ def _meta(tar: tarfile.TarFile, source: Path) -> Meta:
         content = member.read() if member is not None else b""
         version = VERSIONED.validate_json(content)["v"]
         if version != VERSION:
-            raise BackupError(f"{source} is a backup of version {version}; {VERSION} is read")
+            raise BackupError(
+                f"{source} has backup version {version}. This version of Meshboard reads version {VERSION}."
+            )
         return WHOLE.validate_json(content)
     except KeyError as error:
-        raise BackupError(f"{source} is no backup, or was cut off: {error}") from None
+        raise BackupError(f"{source} is not a complete backup: {error}") from None
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, one['loc']))} {one['msg']}" for one in error.errors())
-        raise BackupError(f"{source} is no backup, or was cut off: in {META} {wrong}") from None
+        raise BackupError(f"{source} is not a complete backup: {META}: {wrong}.") from None
 
 
 def _refuse_to_overwrite(replace: bool) -> None:
     if not unhealthy() and Lease.objects.filter(name=CONTROLLER).exclude(holder="").exists():
-        raise BackupError("a controller works on this board: stop web, controller and recorder first")
+        raise BackupError("A controller uses this board. Stop web, controller, and recorder first.")
     there: dict[str, type[models.Model]] = {"users": get_user_model(), "jobs": Job, "hosts": Host}
     counts = {name: model._base_manager.count() for name, model in there.items()}
     if any(counts.values()) and not replace:
         told = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-        raise BackupError(f"this board is not empty ({told}); with --replace they go")
+        raise BackupError(f"This board is not empty ({told}). Use --replace to delete its data.")
 
 
 @contextmanager
@@ -321,7 +325,7 @@ def _put(made: Path, folder: Path) -> Iterator[list[str]]:
     try:
         if made.exists():
             _copy(made, folder)
-        yield [f"what was in {folder} is in {aside}"] if moved else []
+        yield [f"The old content of {folder} is now in {aside}."] if moved else []
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         if moved:
@@ -333,7 +337,7 @@ def _copy(made: Path, folder: Path) -> None:
     try:
         shutil.copytree(made, folder, dirs_exist_ok=True)
     except shutil.Error as error:  # a list of what went wrong, file by file
-        raise BackupError(f"its files cannot be put in place: {error.args[0][0][2]}") from None
+        raise BackupError(f"Cannot move the files into place: {error.args[0][0][2]}") from None
 
 
 def _lines(counts: dict[str, int]) -> list[str]:

@@ -15,14 +15,14 @@ from jobs.models import LIVE, Job, JobTag, Status
 
 STATES = [(state, state) for state in Status.values]
 TITLES = [(name, kind.title) for name, kind in KINDS.items()]
-ARCHIVED = [("only", "archived"), ("too", "all, archived too")]
+ARCHIVED = [("only", "archived"), ("too", "all, including archived")]
 ACTIVE = "active"
 LONGEST_TAGS = 1020  # characters of as many tags as a job may have, with their commas
 WHOSE = [("mine", "mine")]
 
 
 def _one_of(names: Iterable[str], words: str = "one of") -> dict[str, str]:
-    return {"invalid_choice": f"must be {words} {', '.join(names)}; got %(value)s"}
+    return {"invalid_choice": f"%(value)s is not available. Use {words} {', '.join(names)}."}
 
 
 def _chosen(

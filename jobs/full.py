@@ -6,7 +6,7 @@ import errno
 import os
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-WORDS = "the disk of the board is full"
+WORDS = "The disk of the board is full."
 
 
 def is_full(error: BaseException | None) -> bool:

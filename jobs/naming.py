@@ -24,9 +24,9 @@ def unfit(name: str) -> str:
     """Why a name may not be given; empty where it may."""
     for character in name:
         if words := _unfit(character):
-            return f"has U+{ord(character):04X}, {words}"
+            return f"The name contains U+{ord(character):04X}, {words}. Remove the character."
     if not any(unicodedata.category(one)[0] in SHOWN and ord(one) not in BLANK for one in name):
-        return "has nothing that can be seen"
+        return "The name has no visible character."
     return ""
 
 
@@ -39,12 +39,12 @@ def name_problems(field: str, name: str) -> list[Problem]:
 def _unfit(character: str) -> str:
     code = ord(character)
     if code & 0xFFFE == 0xFFFE or 0xFDD0 <= code <= 0xFDEF:
-        return "which is no character"
+        return "which is not a character"
     if code in TURNING:
-        return "which turns the direction of text"
+        return "which changes the text direction"
     kind = unicodedata.category(character)
     if kind == "Cs":
-        return "half a character"
+        return "an incomplete character"
     if kind == "Cc":
         return "a control character"
     return "which breaks the line" if kind in ("Zl", "Zp") else ""

@@ -42,14 +42,14 @@ class JobBrief(TypedDict):
     id: str
     name: str
     project: str
-    kind: Annotated[str, Field(description="train, script and so on: of its spec")]
+    kind: Annotated[str, Field(description="Kind of the spec, such as train or script.")]
     owner: str
     status: State
     attempt: int
     priority: int
-    wait_reason: Annotated[str, Field(description="why a queued job waits")]
+    wait_reason: Annotated[str, Field(description="Reason that a queued job waits.")]
     tags: list[str]
-    archived: Annotated[bool, Field(description="lists leave it out unless asked")]
+    archived: Annotated[bool, Field(description="Archived jobs appear in lists only on request.")]
     layout: LayoutDict
     world_size: int
     created: Moment
@@ -85,22 +85,24 @@ class JobDetail(JobBrief):
     """A job in full. Bytes are payload bytes."""
 
     finished: bool
-    engine: Annotated[str, Field(description="who launched it: hosts, slurm, or elsewhere where it reports itself")]
-    engine_id: Annotated[str, Field(description="what the engine calls the current attempt: Slurm's job id")]
+    engine: Annotated[str, Field(description="Launcher: hosts, slurm, or elsewhere for an external run.")]
+    engine_id: Annotated[str, Field(description="Id of the current attempt in its engine, such as the Slurm job id.")]
     engine_told: Annotated[
         dict[str, str],
-        Field(description="what it said of it last: state, partition, nodes; `held` by the board"),
+        Field(description="Last state from the engine: state, partition, nodes. `held` if held by Meshboard."),
     ]
-    host: Annotated[str | None, Field(description="hosts of the current attempt in the order of their ranks")]
-    members: Annotated[list[MemberBrief], Field(description="of the current attempt, in rank order")]
-    exit: Annotated[ExitReport | Older | None, Field(description="how the current attempt ended")]
-    diagnosis: Annotated[Told | Older | None, Field(description="what is wrong with the current attempt, what to do")]
-    note: Annotated[str, Field(description="what its host wants known of it, such as a stopped rank")]
+    host: Annotated[str | None, Field(description="Hosts Hosts of the current attempt, in rank order..")]
+    members: Annotated[list[MemberBrief], Field(description="Hosts of the current attempt, in rank order.")]
+    exit: Annotated[ExitReport | Older | None, Field(description="Exit report of the current attempt.")]
+    diagnosis: Annotated[Told | Older | None, Field(description="Verdict of the current attempt, and the next step.")]
+    note: Annotated[str, Field(description="Notice of the host about the job, such as a stopped rank.")]
     history: list[StateChange]
     spec: SpecDict
-    estimate: Annotated[Estimate | Unforetold | Older, Field(description="as told at submit")]
-    chosen: Annotated[Chosen | Older | None, Field(description='where the layout was "auto"; null elsewhere')]
-    reported: Annotated[Reported | None, Field(description="of a run from elsewhere; null of others")]
+    estimate: Annotated[Estimate | Unforetold | Older, Field(description="Estimate at submit.")]
+    chosen: Annotated[
+        Chosen | Older | None, Field(description='Reason for the chosen layout. null if the layout was not "auto".')
+    ]
+    reported: Annotated[Reported | None, Field(description="Reporting data of an external run. null for other jobs.")]
 
 
 class Waited(TypedDict):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 DEEPEST = 32  # brackets of JSON inside each other; a spec has five
@@ -21,6 +22,28 @@ def whole_number(text: str, least: int, most: int) -> int | None:
         return None
     number = int(text)
     return number if least <= number <= most else None
+
+
+def number_problem(name: str, value: str, least: int, most: int) -> str:
+    """Return the message for a parameter that is not a whole number in its range."""
+    return f"`{name}` is {value[:60]!r}. Use a whole number from {least} to {most}."
+
+
+def choice_problem(name: str, value: str, choices: Iterable[str]) -> str:
+    """Return the message for a parameter that is not one of its choices."""
+    return f"`{name}` is {value[:60]!r}. Use one of {', '.join(choices)}."
+
+
+def unknown_problem(name: str, known: Iterable[str]) -> str:
+    """Return the message for a parameter that the address does not have."""
+    names = ", ".join(known)
+    advice = f"Use one of {names}." if names else "This address has no parameters."
+    return f"`{name[:100]}` is not a parameter of this address. {advice}"
+
+
+def repeated_problem(name: str) -> str:
+    """Return the message for a parameter that a request has several times."""
+    return f"`{name}` is given several times. Give it once."
 
 
 def storable(text: object) -> bool:
@@ -41,26 +64,26 @@ def parse_json(raw: bytes | str) -> Any:
     try:
         found = json.loads(text, object_pairs_hook=_unique, parse_int=_integer)
     except RecursionError:
-        raise ValueError("nested too deep") from None
+        raise ValueError("The JSON has too many nested brackets.") from None
     level = [found]
     for _ in range(DEEPEST):
         level = [inner for outer in level for inner in _inside(outer)]
         if not level:
             return found
-    raise ValueError(f"nested deeper than {DEEPEST}")
+    raise ValueError(f"The JSON is nested deeper than {DEEPEST} levels.")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ValueError(f"the key {json.dumps(twice)[:100]} stands twice in an object")
+        raise ValueError(f"The key {json.dumps(twice)[:100]} appears twice in an object.")
     return found
 
 
 def _integer(digits: str) -> int:
     if len(digits) > MOST_DIGITS:
-        raise ValueError(f"an integer of {len(digits.lstrip('-')):,} digits; at most {MOST_DIGITS:,} are read")
+        raise ValueError(f"An integer has {len(digits.lstrip('-')):,} digits. The maximum is {MOST_DIGITS:,}.")
     return int(digits)
 
 

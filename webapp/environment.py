@@ -80,11 +80,13 @@ class RunnerSettings(BaseSettings):
 
     model_config = CONFIG
 
-    state_dir: Folder = Field(places.state(), description="database, static files, secrets")
-    port: int | None = Field(None, ge=1, le=65535, description="where the web listens; 8000 or a free one if not set")
-    redis_maxmemory: Annotated[str, formed(r"(?i)[1-9][0-9]*(b|kb?|mb?|gb?)?", "it is bytes, or 512mb, 2gb")] = Field(
+    state_dir: Folder = Field(places.state(), description="Folder for the database, static files, and secrets.")
+    port: int | None = Field(None, ge=1, le=65535, description="Port of the web server. Default: 8000, or a free port.")
+    redis_maxmemory: Annotated[
+        str, formed(r"(?i)[1-9][0-9]*(b|kb?|mb?|gb?)?", "expected bytes, or a size such as 512mb or 2gb")
+    ] = Field(
         "1gb",
-        description="bytes that the embedded Redis may hold, as Redis writes them; full, it refuses to be written to",
+        description="Maximum memory of the embedded Redis. Redis rejects writes when it is full.",
     )
 
 
@@ -105,143 +107,161 @@ class WebSettings(BaseSettings):
         """The environment, and files for what is secret."""
         return env_settings, SecretFiles(settings_cls)
 
-    state_dir: Folder = Field(places.state(), description="database, static files, secrets")
-    static_root: Folder | None = Field(None, description="static files as served; `STATE_DIR/static` if not set")
-    secret_key: SecretStr = Field(description="signs sessions and tokens")
+    state_dir: Folder = Field(places.state(), description="Folder for the database, static files, and secrets.")
+    static_root: Folder | None = Field(
+        None, description="Folder of the served static files. Default: `STATE_DIR/static`."
+    )
+    secret_key: SecretStr = Field(description="Key that signs sessions and tokens.")
     secret_key_fallbacks: SecretNames | None = Field(
-        None, description="earlier secret keys, with commas between: sessions and hosts of theirs hold until renewed"
+        None, description="Earlier secret keys, separated by commas. Their sessions and hosts stay valid until renewed."
     )
-    debug: bool = Field(False, description="Django's debug pages; never on a reachable host")
+    debug: bool = Field(False, description="Show the debug pages of Django. Never use it on a reachable host.")
     allowed_hosts: Hosts = Field(
-        ["127.0.0.1", "localhost"], description="host names served, and socket origins accepted, with commas between"
+        ["127.0.0.1", "localhost"],
+        description="Host names of the board, separated by commas. WebSocket origins need one of them.",
     )
-    https: bool = Field(True, description="secure cookies and HSTS; `make up` sets 0 on loopback")
+    https: bool = Field(True, description="Use secure cookies and HSTS. `make up` sets 0 on loopback.")
     database_url: DatabaseUrl | None = Field(
         None,
-        description="`postgres://user:password@host:port/name?sslmode=require`; SQLite in `STATE_DIR` if not set",
+        description=(
+            "Database, such as `postgres://user:password@host:port/name?sslmode=require`. "
+            "Default: SQLite in `STATE_DIR`."
+        ),
     )
-    redis_url: RedisUrl = Field(description="broker, events and telemetry")
+    redis_url: RedisUrl = Field(description="Redis for the broker, events, and telemetry.")
     redis_for_hosts: HostsRedis | None = Field(
-        None, description="the same Redis as hosts reach it, `redis://name:port/0`; `MESHBOARD_REDIS_URL` if not set"
+        None, description="Address of this Redis for hosts, `redis://name:port/0`. Default: `MESHBOARD_REDIS_URL`."
     )
     redis_access: Literal["hosts", "shared"] = Field(
-        "hosts", description="`hosts`: each has a Redis user of its own; `shared`: all use the board's own credentials"
+        "hosts", description="`hosts`: one Redis user per host. `shared`: all hosts use the credentials of the board."
     )
     oidc_url: HttpsUrl | None = Field(
         None,
-        description="an OpenID Connect provider that people sign on with; `https://`, for only that shows who it is",
+        description="Address of an OpenID Connect provider for single sign-on. Use `https://`.",
     )
-    oidc_client_id: str | None = Field(None, description="what the provider calls this board")
-    oidc_client_secret: SecretStr | None = Field(None, description="what the board shows the provider")
-    oidc_name: str = Field("your organisation", description="the provider, as the login page names it")
-    oidc_new_people: bool = Field(True, description="whether who signs on for the first time gets an account")
-    invited_people: bool = Field(True, description="whether who follows an invitation and has no account gets one")
+    oidc_client_id: str | None = Field(None, description="Client id of this board at the provider.")
+    oidc_client_secret: SecretStr | None = Field(None, description="Client secret of this board at the provider.")
+    oidc_name: str = Field("your organization", description="Name of the provider on the login page.")
+    oidc_new_people: bool = Field(True, description="Create an account at first sign-on.")
+    invited_people: bool = Field(True, description="Allow invited people to create an account.")
     submits_per_minute: int = Field(
         60,
         ge=1,
-        description="requests of a user in a minute over REST that make something: jobs, copies and resumes, runs, "
-        "searches, tokens, projects, invitations",
+        description="REST requests per user and minute that create jobs, copies, resumes, runs, searches, tokens, "
+        "projects, or invitations.",
     )
-    web_processes: int = Field(1, ge=1, le=64, description="processes that answer requests, each at most a core")
-    requests_per_minute: int = Field(6000, ge=1, description="other requests of a token, or session's user, over REST")
+    web_processes: int = Field(1, ge=1, le=64, description="Number of web processes. Each uses at most one core.")
+    requests_per_minute: int = Field(
+        6000, ge=1, description="Other REST requests per minute and token, or per session user."
+    )
 
-    ageing_per_hour: float = Field(0.1, ge=0, le=1000, description="points that a queued job gains in an hour")
+    ageing_per_hour: float = Field(0.1, ge=0, le=1000, description="Points that a queued job gains per hour.")
     share_points: float = Field(
-        1.0, ge=0, le=1000, description="points of a job whose project used nothing; half at its fair share"
+        1.0,
+        ge=0,
+        le=1000,
+        description="Points of a job whose project has no recent use. Half of them at the fair share.",
     )
     share_half_life_h: float = Field(
-        24.0, gt=0, le=8760, description="hours in which half of a project's use is forgotten"
+        24.0, gt=0, le=8760, description="Half-life of the recorded use of a project, in hours."
     )
     log_format: Literal["text", "json"] = Field(
-        "text", description="`json`: one object a line, with the id of the request, and a line for each request"
+        "text", description="`json`: one JSON object per line with the request id, and one line per request."
     )
-    logins_per_minute: int = Field(30, ge=1, description="logins that may be tried in a minute from one address")
+    logins_per_minute: int = Field(30, ge=1, description="Login attempts per minute and address.")
     lease_s: int = Field(
         3600,
         ge=10,
         le=LONGEST_S,
-        description="seconds without a word of the board until the ranks of a job on several hosts end themselves",
+        description="Seconds without contact to the board until the ranks of a multi-host job end.",
     )
     save_s: int = Field(
         300,
         ge=0,
         le=LONGEST_S,
         description=(
-            "seconds that a training job which gives way has to save a checkpoint before it is ended; "
-            "on Slurm, how long before its end it is warned"
+            "Seconds for a preempted training job to save a checkpoint. "
+            "On Slurm, seconds between the warning and the end."
         ),
     )
-    token_days: int = Field(90, ge=1, le=36500, description="how long a REST token is good for")
+    token_days: int = Field(90, ge=1, le=36500, description="Maximum lifetime of a REST token, in days.")
     trusted_proxies: Networks | None = Field(
-        None, description="addresses and networks of proxies whose `X-Forwarded-For` is believed, with commas between"
+        None, description="Addresses and networks of proxies with a trusted `X-Forwarded-For`, separated by commas."
     )
     board_url: Url | None = Field(
-        None, description="where people reach the board: links in mails and webhooks begin with it"
+        None, description="Public address of the board, used for links in mails and webhooks."
     )
-    email_host: MailServer | None = Field(None, description="the mail server that mails go out by; none are if not set")
-    email_port: int = Field(587, ge=1, le=65535, description="where it listens")
+    email_host: MailServer | None = Field(None, description="Mail server. Without it, the board sends no mail.")
+    email_port: int = Field(587, ge=1, le=65535, description="Port of the mail server.")
     email_security: Literal["starttls", "tls", "none"] = Field(
-        "starttls", description="`starttls`; `tls` from the first byte, as on port 465; `none`: in the clear"
+        "starttls", description="`starttls`, `tls` (as on port 465), or `none` for no encryption."
     )
-    email_user: str | None = Field(None, description="who logs in to it; nobody if not set")
-    email_password: SecretStr | None = Field(None, description="and that user's password")
-    email_from: MailAddress = Field("meshboard@localhost", description="whom mails come from")
+    email_user: str | None = Field(None, description="User at the mail server. Default: no login.")
+    email_password: SecretStr | None = Field(None, description="Password of this user.")
+    email_from: MailAddress = Field("meshboard@localhost", description="Sender address of mails.")
     metrics_token: MetricsToken | None = Field(
-        None, description="what `/metrics` is read with, as a Bearer token; there is none if not set"
+        None, description="Bearer token for `/metrics`. Without it, `/metrics` is off."
     )
     otlp_endpoint: Collector | None = Field(
         None,
-        description=(
-            "where the controller sends the same metrics by OTLP over HTTP, `http://collector:4318`; nowhere if not set"
-        ),
+        description=("OTLP collector for metrics over HTTP, such as `http://collector:4318`. Default: off."),
     )
     otlp_headers: Headers | None = Field(
-        None, description="headers of that, `name=value` with commas between: a collector's own token"
+        None, description="Headers for the collector, such as a token. Use `name=value`, separated by commas."
     )
-    otlp_every_s: int = Field(30, ge=1, le=3600, description="seconds between two of these")
+    otlp_every_s: int = Field(30, ge=1, le=3600, description="Seconds between two OTLP exports.")
     webhook_networks: Networks | None = Field(
         None,
-        description="networks inside that webhooks may reach, also over plain HTTP; the public internet if not set",
+        description="Private networks allowed for webhooks, also over plain HTTP. Default: public internet only.",
     )
-    slurm_folder: Annotated[str, formed(r"/[^\x00-\x1f\x7f%]*", "it is a path from /, without %")] | None = Field(
+    slurm_folder: Annotated[str, formed(r"/[^\x00-\x1f\x7f%]*", "expected an absolute path without %")] | None = Field(
         None,
-        description="a folder that all nodes of a Slurm cluster share; jobs may run there",
+        description="Folder shared by all nodes of the Slurm cluster. It turns on the Slurm engine.",
     )
-    slurm_python: Annotated[str, formed(r"/[^\x00-\x1f\x7f]*", "it is a path from /")] | None = Field(
+    slurm_python: Annotated[str, formed(r"/[^\x00-\x1f\x7f]*", "expected an absolute path")] | None = Field(
         None,
-        description="a Python on those nodes that has Meshboard; the board's own if not set",
+        description="Python with Meshboard on the Slurm nodes. Default: the Python of the board.",
     )
-    slurm_board: Url = Field("https://localhost", description="where those nodes reach the board, over HTTPS")
+    slurm_board: Url = Field("https://localhost", description="HTTPS address of the board for Slurm nodes.")
     slurm_ca_file: Place | None = Field(
-        None, description="certificates that those nodes trust the board by; their own machine's if not set"
+        None, description="CA certificates with which Slurm nodes verify the board. Default: certificates of the node."
     )
-    slurm_ssh: Annotated[str, formed(LOGIN, "it is user@host")] | None = Field(
-        None, description="`user@host` of a login node that has `sbatch`; this machine has it if not set"
+    slurm_ssh: Annotated[str, formed(LOGIN, "expected user@host")] | None = Field(
+        None, description="`user@host` of a login node with `sbatch`. Default: this machine."
     )
     slurm_ssh_config: Place | None = Field(
-        None, description="how `ssh` gets there: key, known hosts, jumps; the user's own file if not set"
+        None, description="`ssh` configuration file for the login node. Default: the file of the user."
     )
 
-    history_dir: Folder | None = Field(
-        None, description="what attempts sent, kept in columnar files; `STATE_DIR/history` if not set"
-    )
+    history_dir: Folder | None = Field(None, description="Folder of the job histories. Default: `STATE_DIR/history`.")
     history_bytes: int = Field(
-        20 * 2**30, ge=2**20, description="bytes that all histories may take together; beyond it the oldest go"
+        20 * 2**30,
+        ge=2**20,
+        description="Maximum size of all histories, in bytes. Meshboard deletes the oldest beyond it.",
     )
     history_attempt_bytes: int = Field(
-        2**28, ge=2**20, description="bytes of an attempt's roll-ups; beyond it the oldest are merged"
+        2**28,
+        ge=2**20,
+        description="Maximum size of the roll-ups of an attempt, in bytes. Meshboard merges the oldest beyond it.",
     )
     history_raw_bytes: int = Field(
-        2**28, ge=2**20, description="bytes of an attempt's steps event by event; beyond it every second old one goes"
+        2**28,
+        ge=2**20,
+        description=(
+            "Maximum size of the traced steps of an attempt, in bytes. "
+            "Beyond it, Meshboard deletes every second old step."
+        ),
     )
-    history_days: int = Field(90, ge=1, le=36500, description="days that a history is kept after its attempt ended")
+    history_days: int = Field(90, ge=1, le=36500, description="Days to keep a history after its attempt ended.")
 
     @model_validator(mode="after")
     def _together(self) -> Self:
         lacking = [(one, other) for one, others in NEEDS.items() for other in others if self._lacks(one, other)]
         if lacking:
             raise ValueError(
-                "\n".join(f"{_variable(other)} is not set, and {_variable(one)} is" for one, other in lacking)
+                "\n".join(
+                    f"{_variable(one)} is set, but {_variable(other)} is not. Set both." for one, other in lacking
+                )
             )
         return self
 

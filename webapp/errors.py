@@ -27,14 +27,14 @@ def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
     """A host name, path or form that Django refuses."""
     if not is_api(request.path):
         return defaults.bad_request(request, exception)
-    return refused_page(of_request(400, "the request is malformed"))
+    return refused_page(of_request(400, "The request is malformed."))
 
 
 def forbidden(request: HttpRequest, exception: Exception) -> HttpResponse:
     """What the user may not."""
     if not is_api(request.path):
         return defaults.permission_denied(request, exception)
-    return refused_page(of_request(403, "you may not do this"))
+    return refused_page(of_request(403, "You do not have permission for this request."))
 
 
 def forged(request: HttpRequest, reason: str = "") -> HttpResponse:
@@ -48,7 +48,7 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
     """No such route."""
     if not is_api(request.path):
         return defaults.page_not_found(request, exception)
-    return refused_page(of_request(404, "no such path"))
+    return refused_page(of_request(404, "The path does not exist."))
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
@@ -57,9 +57,9 @@ def server_error(request: HttpRequest) -> HttpResponse:
     away = next((name for kinds, name in AWAY.items() if isinstance(error, kinds)), None)
     full = isinstance(error, OSError) and is_full(error)
     if (away or full) and not is_api(request.path):
-        words = WORDS.capitalize() if full else f"{away} does not answer"
-        log.warning("%s, for %s: %s", words, request.path, error)
-        answer = render(request, "503.html", {"words": f"{words}."}, status=503)
+        words = WORDS if full else f"{away} does not answer."
+        log.warning("%s Request: %s: %s", words, request.path, error)
+        answer = render(request, "503.html", {"words": words}, status=503)
         answer["Retry-After"] = LATER["Retry-After"]
         return answer
     reference = failure(request.path)

@@ -17,7 +17,7 @@ def main() -> None:
     try:
         execute_from_command_line(sys.argv)
     except ImproperlyConfigured as error:
-        sys.exit(f"meshboard: the settings are not right (docs/howto/deploy.md):\n{error}")
+        sys.exit(f"meshboard: invalid settings (see docs/howto/deploy.md):\n{error}")
 
 
 if __name__ == "__main__":

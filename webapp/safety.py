@@ -30,16 +30,22 @@ def unsafe(*, secret_key: str, allowed_hosts: list[str], debug: bool, redis_url:
     found = []
     if len(secret_key) < SHORTEST_KEY or len(set(secret_key)) < FEWEST_CHARACTERS:
         found.append(
-            f"MESHBOARD_SECRET_KEY has {len(secret_key)} characters, {len(set(secret_key))} different ones; sessions "
-            f"are signed with it, so it needs {SHORTEST_KEY} random ones"
+            f"MESHBOARD_SECRET_KEY has {len(secret_key)} characters, {len(set(secret_key))} of them different. "
+            f"It signs sessions. Use {SHORTEST_KEY} random characters."
         )
     if any(host in ("", "*") for host in allowed_hosts):
-        found.append("MESHBOARD_ALLOWED_HOSTS must name the hosts served; '*' lets any page speak for its visitors")
+        found.append(
+            "MESHBOARD_ALLOWED_HOSTS contains '*', "
+            "so any website can act for its visitors. List the host names of the board."
+        )
     if debug and not set(allowed_hosts) <= LOOPBACK:
-        found.append("MESHBOARD_DEBUG=1 shows settings and source to whoever meets an error; it is for loopback only")
+        found.append("MESHBOARD_DEBUG=1 shows settings and source code on error pages. Use it only on loopback.")
     redis = urlsplit(redis_url)
     if redis.scheme != "unix" and redis.hostname not in LOOPBACK and not redis.password:
-        found.append(f"MESHBOARD_REDIS_URL has no password for {redis.hostname}: whoever reaches it runs jobs")
+        found.append(
+            f"MESHBOARD_REDIS_URL has no password for {redis.hostname}, "
+            "so anyone who reaches Redis can run jobs. Set a password."
+        )
     return found
 
 
@@ -50,14 +56,17 @@ def exposed(app_configs: Any, **_: Any) -> list[CheckMessage]:
         return []
     found: list[CheckMessage] = []
     if settings.SECRET_KEY.startswith(PRINTED_KEYS):
-        words = "MESHBOARD_SECRET_KEY is one that stands in published source: whoever read it is whoever he likes here"
-        found.append(Error(words, hint=f"{SHORTEST_KEY} random characters of your own", id="meshboard.E001"))
+        words = "MESHBOARD_SECRET_KEY is a published example key, so anyone can forge a session."
+        found.append(Error(words, hint=f"Use {SHORTEST_KEY} random characters.", id="meshboard.E001"))
     database = settings.DATABASES["default"]
     if database["ENGINE"].endswith("postgresql") and _is_open(database):
-        words = f"MESHBOARD_DATABASE_URL has no password for {database['HOST']}: whoever reaches it is the board"
-        found.append(Error(words, hint="a password, or sslcert= or passfile=", id="meshboard.E002"))
+        words = (
+            f"MESHBOARD_DATABASE_URL has no password for {database['HOST']}, "
+            "so anyone who reaches it can change all data."
+        )
+        found.append(Error(words, hint="Set a password, sslcert=, or passfile=.", id="meshboard.E002"))
     if settings.HTTPS and not settings.TRUSTED_PROXIES:
-        words = "MESHBOARD_TRUSTED_PROXIES names no proxy: to the limits on logins, all visitors have its one address"
+        words = "MESHBOARD_TRUSTED_PROXIES is empty, so login limits count all visitors behind a proxy as one address."
         found.append(Warning(words, id="meshboard.W001"))
     return found
 

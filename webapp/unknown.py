@@ -29,8 +29,8 @@ def _is_unknown(name: str) -> bool:
 
 
 def _told(own: str) -> str:
-    words = f"{PREFIX}{own} is no setting, and is ignored"
+    words = f"{PREFIX}{own} is not a setting and is ignored."
     if own.removesuffix("_FILE") in KNOWN:
-        return f"{words}; {PREFIX}{own.removesuffix('_FILE')} is no secret, and is in no file"
+        return f"{words} {PREFIX}{own.removesuffix('_FILE')} is not a secret, so it cannot be read from a file."
     alike = difflib.get_close_matches(own, sorted(KNOWN), 1)
-    return f"{words}; {PREFIX}{alike[0]} is one" if alike else words
+    return f"{words} Did you mean {PREFIX}{alike[0]}?" if alike else words

@@ -14,16 +14,14 @@ from pydantic import AfterValidator, BeforeValidator, SecretStr
 from pydantic_settings import NoDecode
 
 DATABASE_FORM = (
-    "it is postgres://user:password@host:port/name (with ?sslmode=require, say), or sqlite:////path; "
-    "percent-encode what is special in a password"
+    "expected postgres://user:password@host:port/name (such as with ?sslmode=require), or sqlite:////path, "
+    "with special characters of the password percent-encoded"
 )
-REDIS_FORM = (
-    "it is redis://user:password@host:port/0, or rediss:// with TLS; percent-encode what is special in a password"
-)
+REDIS_FORM = "expected redis://user:password@host:port/0, or rediss:// for TLS, with a percent-encoded password"
 SOCKET_FORM = "or unix:///path of a socket"
 HOST_FORM = (
-    "it is a name as browsers ask for it, board.example, without https://, port or path; "
-    ".board.example is that and all names below it"
+    "expected a host name such as board.example, without https://, port, or path, "
+    "or .board.example to include subdomains"
 )
 
 
@@ -63,7 +61,7 @@ def names_and_values(text: str) -> dict[str, str]:
     pairs = [part.partition("=") for part in text.split(",")]
     found = {name.strip().lower(): value.strip() for name, _, value in pairs}
     if not all(sign and re.fullmatch(r"[!#-'*+.^-`|~0-9A-Za-z-]+", name.strip()) for name, sign, _ in pairs):
-        raise ValueError("it is name=value with commas between; percent-encode what is special in a value")
+        raise ValueError("expected name=value pairs, separated by commas, with percent-encoded values")
     return found
 
 
@@ -79,7 +77,7 @@ def _pairs(text: SecretStr) -> SecretStr:
 
 def _token(text: SecretStr) -> SecretStr:
     if not re.fullmatch(r"[!-~]{16,}", text.get_secret_value()):
-        raise ValueError("it is 16 characters or more, ASCII and without blanks: it travels in a header")
+        raise ValueError("expected 16 or more ASCII characters without spaces")
     return text
 
 
@@ -101,7 +99,7 @@ def _networks(text: str) -> list[str]:
     given = _split(text)
     for part in given:
         if ip_network(part).prefixlen == 0:
-            raise ValueError(f"{part} is everybody")
+            raise ValueError(f"{part} includes every address")
     return given
 
 
@@ -135,7 +133,7 @@ def _is_redis(url: SecretStr) -> bool:
 
 def _not_a_file(folder: Path) -> Path:
     if os.path.exists(folder) and not os.path.isdir(folder):  # Path's own raise where we may not look
-        raise ValueError("there is something there that is no folder")
+        raise ValueError("the path is not a folder")
     return folder
 
 
@@ -157,23 +155,21 @@ SecretNames = Annotated[
 Networks = Annotated[list[str], NoDecode, BeforeValidator(_networks)]
 Place = Annotated[Path, AfterValidator(_at)]
 Folder = Annotated[Place, AfterValidator(_not_a_file)]
-Url = Annotated[
-    str, formed(r"https?://[^\s?#@/]+[^\s?#@]*", "it is https://HOST, with a port or a path where it has one")
-]
+Url = Annotated[str, formed(r"https?://[^\s?#@/]+[^\s?#@]*", "expected https://HOST, with an optional port and path")]
 HttpsUrl = Annotated[
     str,
     formed(
         rf"(https://[^\s?#@/]|{LOOPBACK})[^\s?#@]*",
-        "it is https://HOST, or http:// on this machine: plain http shows nobody who answers",
+        "expected https://HOST, or http:// on this machine only",
     ),
 ]
-Collector = Annotated[str, formed(r"https?://[^\s?#]+", "it is http://HOST:PORT, or https://")]
+Collector = Annotated[str, formed(r"https?://[^\s?#]+", "expected http://HOST:PORT, or https://")]
 MailServer = Annotated[
     str,
     formed(
         r"[A-Za-z0-9.-]{1,253}|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*",
-        "it is a host's name; its port is MESHBOARD_EMAIL_PORT",
+        "expected a host name without port (see MESHBOARD_EMAIL_PORT)",
     ),
 ]
-MailAddress = Annotated[str, formed(r"[^\s<>@,;:]+@[A-Za-z0-9.-]+", "it is an address alone, name@host")]
+MailAddress = Annotated[str, formed(r"[^\s<>@,;:]+@[A-Za-z0-9.-]+", "expected a mail address such as name@host")]
 MetricsToken = Annotated[SecretStr, AfterValidator(_token)]

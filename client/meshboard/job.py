@@ -63,7 +63,7 @@ class Job:
         told = self.told.get("diagnosis") or {}
         if self.finished and not told.get("over"):
             return ""
-        return "; ".join(part for part in (told.get("sentence"), told.get("reason"), told.get("next")) if part)
+        return " ".join(part for part in (told.get("sentence"), told.get("reason"), told.get("next")) if part)
 
     @property
     def summary(self) -> Summary | dict[str, Any]:

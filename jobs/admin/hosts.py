@@ -48,26 +48,26 @@ class HostAdmin(OwnColumn):
     def free(self, host: Any) -> str:
         return str(host.free_slots)
 
-    @display(description="events not understood")
+    @display(description="events that failed")
     def dead_letters(self, host: Any) -> str:
         return str(host.not_understood)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
 
-    @admin.action(permissions=["change"], description="Drain: finish what runs, take nothing new")
+    @admin.action(permissions=["change"], description="Drain hosts")
     def drain(self, request: HttpRequest, hosts: QuerySet[Host]) -> None:
         self.message_user(request, f"{self._drained(request, hosts, True)} drained", messages.SUCCESS)
 
-    @admin.action(permissions=["change"], description="Take jobs again")
+    @admin.action(permissions=["change"], description="Undrain hosts")
     def undrain(self, request: HttpRequest, hosts: QuerySet[Host]) -> None:
-        self.message_user(request, f"{self._drained(request, hosts, False)} take jobs again", messages.SUCCESS)
+        self.message_user(request, f"{self._drained(request, hosts, False)} undrained", messages.SUCCESS)
 
     def _drained(self, request: HttpRequest, hosts: QuerySet[Host], drained: bool) -> int:
         """How many it was that this changed."""
         return sum(drain(host, drained, request.user.get_username()) for host in hosts)
 
-    @admin.action(description="Give up: it will not come back, its jobs are lost", permissions=["change"])
+    @admin.action(description="Mark hosts and their jobs as lost", permissions=["change"])
     def give_up(self, request: HttpRequest, hosts: QuerySet[Host]) -> HttpResponse | None:
         if "confirmed" not in request.POST:
             return self._asked(request, hosts)
@@ -77,7 +77,7 @@ class HostAdmin(OwnColumn):
             except actions.HostConnectedError as error:
                 self.message_user(request, str(error), messages.ERROR)
             else:
-                told = f"{host.name} is given up, and {counted(lost, 'attempt')} with it"
+                told = f"{host.name} is marked as lost, with {counted(lost, 'attempt')}"
                 self.message_user(request, told, messages.SUCCESS)
         return None
 
@@ -85,7 +85,7 @@ class HostAdmin(OwnColumn):
         members = Member.objects.filter(host__in=hosts, ended__isnull=True).select_related("attempt__job")
         context = {
             **self.admin_site.each_context(request),
-            "title": "Give up hosts",
+            "title": "Mark hosts as lost",
             "hosts": hosts,
             "members": members,
             "opts": self.model._meta,

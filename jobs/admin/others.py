@@ -85,7 +85,7 @@ def _of_staff(obj: Any) -> bool:
 def _fit_unless(older: str | None) -> Callable[[str], None]:
     def check(name: str) -> None:
         if name != older and (words := unfit(name)):
-            raise ValidationError(f"The name {words}.")
+            raise ValidationError(words)
 
     return check
 

@@ -50,7 +50,7 @@ class JoinThrottle(SimpleRateThrottle):
         try:
             return super().allow_request(request, view)
         except (RedisError, OSError) as error:  # Redis only counts here; the token is what keeps people out
-            log.warning("joins are not counted while Redis is away: %s", error)
+            log.warning("Redis is unavailable, so the join limit is not applied: %s", error)
             return True
 
 
@@ -90,8 +90,8 @@ class Join(APIView):
         auth=[],
         request=schema.JOIN,
         responses={
-            201: schema.of("Joined", "the machine became this host"),
-            200: schema.of("Joined", "it is this host already, by its identity"),
+            201: schema.of("Joined", "The machine joined as this host."),
+            200: schema.of("Joined", "The machine has already joined as this host."),
             **refusals(409, 415, 422, 429),
         },
     )
@@ -104,7 +104,7 @@ class Join(APIView):
             field, _, message = str(error).partition(": ")
             return refuse(422, field, message, "body")
         if told["name"] == RESERVED:
-            return refuse(422, "name", f"{RESERVED} is no host's name", "body")
+            return refuse(422, "name", f"The host name {RESERVED} is reserved. Use another name.", "body")
         try:
             joined, new = staff.join(told, request.META["REMOTE_ADDR"])
         except tokens.TokenError as error:
@@ -114,8 +114,8 @@ class Join(APIView):
         except joining.UnreachableRedisError as error:
             return refuse(409, "request", str(error))
         except (RedisError, NoRightsError) as error:
-            log.warning("%s cannot be given its Redis user: %s", told["name"], error)
-            words = str(error) if isinstance(error, NoRightsError) else "Redis does not answer the board just now"
+            log.warning("Cannot create the Redis user of host %s: %s", told["name"], error)
+            words = str(error) if isinstance(error, NoRightsError) else "Meshboard cannot reach Redis. Try again later."
             return refuse(503, "request", words, headers=LATER)
         return Response(joined, status=201 if new else 200)
 
@@ -197,7 +197,7 @@ class Remove(OfStaff):
     @extend_schema(
         operation_id="removeHost",
         request=None,
-        responses={204: OpenApiResponse(description="it is no host any more"), **refusals(403, 404, 409, 415, 422)},
+        responses={204: OpenApiResponse(description="The host is removed."), **refusals(403, 404, 409, 415, 422)},
     )
     def post(self, request: Request, name: str) -> Response:
         """Whatever it says from now on is refused, and another machine may join under its name. 409 while it has

@@ -13,7 +13,9 @@ from jobs.api.shared import refusals
 from jobs.planning import answers
 from planner.facts.spec import JobSpec
 
-CLUSTER = OpenApiParameter("cluster", str, description="a name of /clusters; by default the one for the spec's device")
+CLUSTER = OpenApiParameter(
+    "cluster", str, description="Name from /clusters. Default: the cluster for the device of the spec."
+)
 INSIDE = {name: f"/spec/{name}" for name in JobSpec.model_fields}  # of a body that has a spec in it
 
 

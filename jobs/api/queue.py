@@ -71,7 +71,7 @@ class StaffView(APIView):
 
 
 class WouldStart(StaffView):
-    """What would start now if ..."""
+    """Scheduler simulation."""
 
     @extend_schema(
         operation_id="whatWouldStart",
@@ -79,18 +79,22 @@ class WouldStart(StaffView):
             OpenApiParameter(
                 "slots",
                 {"type": "integer", "minimum": 0, "maximum": MOST_SLOTS},
-                description="a host with so many slots more joined each model",
+                description="Slots of an additional host per device model.",
             ),
-            OpenApiParameter("pool", {"type": "string"}, description="this paused pool went on"),
-            OpenApiParameter("job", {"type": "string"}, description="this queued job had the priority"),
+            OpenApiParameter("pool", {"type": "string"}, description="Paused pool to resume."),
+            OpenApiParameter("job", {"type": "string"}, description="Queued job whose priority changes."),
             OpenApiParameter("priority", {"type": "integer", "minimum": LOWEST, "maximum": HIGHEST}),
         ],
         responses={200: schema.of("WhatIf"), **refusals(403)},
     )
     def get(self, request: Request) -> Response:
-        """Which jobs would start now if it were so, decided by the scheduler itself; nothing is changed. Staff only."""
+        """Simulate the scheduler and return the jobs that would start now. Staff only."""
         given = request.query_params
-        problems = [Problem(name, "is empty") for name in NAMES if name in given and not given[name].strip()]
+        problems = [
+            Problem(name, f"`{name}` is empty. Give a value, or omit it.")
+            for name in NAMES
+            if name in given and not given[name].strip()
+        ]
         if problems:
             raise BadParameterError(problems)
         seen = view()
@@ -139,11 +143,11 @@ class Move(StaffView):
         """Move a queued job among those of its priority: up, down, to the top, or before another. Staff only."""
         asked = checked(MoveTo, request.data)
         if (asked.to is None) == (asked.before is None):
-            raise SpecError([Problem("to", "or before: one of them is required")])
+            raise SpecError([Problem("to", "Set either `to` or `before`.")])
         if not storable(job_id) or not Job.objects.filter(id=job_id).exists():
             raise MissingError("job")
         if not Job.objects.filter(id=job_id, status=Status.QUEUED).exists():
-            return refuse(409, "status", "the job is not queued")
+            return refuse(409, "status", "The job is not queued.")
         by = request.user.get_username()
         if asked.before is not None:
             moved = staff.move_before(job_id, asked.before, by)
@@ -218,13 +222,13 @@ class Audit(StaffView):
         operation_id="listAudit",
         parameters=[
             *parameters(MOST_ROWS),
-            _entry("before", "only entries older than the one of this id"),
-            _entry("after", "only entries newer than the one of this id"),
+            _entry("before", "Only entries older than this id."),
+            _entry("after", "Only entries newer than this id."),
             OpenApiParameter("format", {"type": "string", "enum": list(AUDIT_FORMATS), "default": "json"}),
         ],
         responses={
             (200, "application/json"): schema.list_of("AuditRow"),
-            (200, "text/csv"): OpenApiResponse({"type": "string"}, "with a header"),
+            (200, "text/csv"): OpenApiResponse({"type": "string"}, "With a header row."),
             **refusals(403),
         },
     )

@@ -51,9 +51,7 @@ def refuse_body(request: Request) -> None:
     if not told and told in ({}, None, ""):
         return
     names = list(told) if isinstance(told, dict) else [WHOLE]
-    raise SpecError(
-        [Problem(str(name)[:100], "this request takes no body, and so no such field") for name in names[:20]]
-    )
+    raise SpecError([Problem(str(name)[:100], "This request takes no body. Omit the field.") for name in names[:20]])
 
 
 class MayChangeHosts(BasePermission):

@@ -34,7 +34,7 @@ def measured_of(spec: Mapping[str, Any]) -> dict[str, Any]:
 def why_unlike(ran: Mapping[str, Any] | None, newest: Mapping[str, Any] | None) -> str:
     """Why a run and the newest have no mean; empty where they have one. None: what it ran was not kept."""
     if ran is None or newest is None:
-        return f"what {'it' if ran is None else 'the newest'} ran was not kept"
+        return f"the spec of {'this job' if ran is None else 'the newest job'} is not stored"
     apart = [one for one in differences([_whole(ran), _whole(newest)]) if one["field"] not in MAY_DIFFER]
     named = [f"{one['field']} {', not '.join(map(_words, one['values']))}" for one in apart[:MOST_NAMED]]
     return ", ".join(named) + (f" and {len(apart) - MOST_NAMED} more" if len(apart) > MOST_NAMED else "")

@@ -45,18 +45,18 @@ class Apart(TypedDict):
 class Facts(TypedDict):
     """A run's figures; null what it did not tell."""
 
-    steps: Annotated[int, Field(description="that its bytes and calls are means of: a script's first two are set-up")]
-    step_s: Annotated[float | None, Field(description="the median of rank 0's steps without the first three")]
-    tokens_per_s: float | None
-    peak_bytes: Annotated[int | None, Field(description="of the fullest rank")]
-    losses: list[LossAt]
-    last_step: NotRequired[
-        Annotated[int, Field(description="after which the run ended; of older ones it is not known")]
+    steps: Annotated[
+        int, Field(description="Steps in the means of bytes and calls. The first two steps of a script are set-up.")
     ]
+    step_s: Annotated[float | None, Field(description="Median of the steps of rank 0, without the first three.")]
+    tokens_per_s: float | None
+    peak_bytes: Annotated[int | None, Field(description="Rank with the most memory.")]
+    losses: list[LossAt]
+    last_step: NotRequired[Annotated[int, Field(description="Last step. null for runs of older versions.")]]
     sent: list[Sent]
-    no_sent: NotRequired[Annotated[str, Field(description="why `sent` is empty, where ranks counted and not all told")]]
-    no_peak: NotRequired[Annotated[str, Field(description="the same of `peak_bytes`")]]
-    apart: Annotated[Apart | None, Field(description="null where not all ranks compared themselves with a plan")]
+    no_sent: NotRequired[Annotated[str, Field(description="Reason for an empty `sent`.")]]
+    no_peak: NotRequired[Annotated[str, Field(description="Reason for an empty `peak_bytes`.")]]
+    apart: Annotated[Apart | None, Field(description="null if a rank did not compare its traffic with a plan.")]
 
 
 def facts(exit_report: Mapping[str, Any] | None, ranks: int) -> Facts:
@@ -67,15 +67,15 @@ def facts(exit_report: Mapping[str, Any] | None, ranks: int) -> Facts:
     """
     summary = (exit_report or {}).get("summary")
     if not summary:
-        raise NoFactsError("its ranks told nothing as it ended")
+        raise NoFactsError("its ranks reported no summary")
     steps = summary.get("ran_steps", summary.get("steps", 0))
     if not steps:
-        first = f" after its first {SCRIPT_SETUP_STEPS}, which of a script are set-up" if summary.get("steps") else ""
-        raise NoFactsError(f"it trained no step{first}")
+        first = f" after the {SCRIPT_SETUP_STEPS} set-up steps of a script" if summary.get("steps") else ""
+        raise NoFactsError(f"it completed no step{first}")
     left_out = summary.get("cells_left_out", 0)
     sent = [] if left_out else _sent(summary.get("cells") or {}, steps)
     if len(sent) > MOST_SENT:
-        raise NoFactsError(f"it has {len(sent):,} axes and collectives, of which at most {MOST_SENT:,} are kept")
+        raise NoFactsError(f"it has {len(sent):,} axes and collectives, the maximum is {MOST_SENT:,}")
     peaks = summary.get("peak_bytes") or {}
     some_peaks = 0 < len(peaks) < ranks
     found: Facts = {
@@ -89,9 +89,9 @@ def facts(exit_report: Mapping[str, Any] | None, ranks: int) -> Facts:
         "apart": _apart(summary.get("verdict") or {}, ranks),
     }
     if left_out:
-        found["no_sent"] = f"its summary holds cells of {max(0, ranks - left_out)} of {ranks} ranks"
+        found["no_sent"] = f"its summary has the traffic of {max(0, ranks - left_out)} of {ranks} ranks"
     if some_peaks:
-        found["no_peak"] = f"its summary holds peaks of {len(peaks)} of {ranks} ranks"
+        found["no_peak"] = f"its summary has the memory peaks of {len(peaks)} of {ranks} ranks"
     return found
 
 

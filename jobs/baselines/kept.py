@@ -29,7 +29,7 @@ MOST_BRANCHES = 200  # of a project
 class BaselineWish(Strict):
     """Which run a branch is held to."""
 
-    job: JobId = Field(description="it has succeeded, and is of the project")
+    job: JobId = Field(description="Id of a succeeded job of the project.")
 
 
 class SetRun(TypedDict):
@@ -50,7 +50,7 @@ class KeptRun(SetRun):
 class LeftAside(SetRun):
     """A run of the branch that has no mean with its newest."""
 
-    why: Annotated[str, Field(description="in which fields it ran another spec than the newest")]
+    why: Annotated[str, Field(description="Fields in which its spec differs from the newest job.")]
 
 
 class Baseline(TypedDict):
@@ -60,10 +60,10 @@ class Baseline(TypedDict):
     branch: str
     spec: Annotated[
         SpecDict | None,
-        Field(description="of the newest's, what its figures hang on; null where it was not kept"),
+        Field(description="Spec fields of the newest job that affect its results. null if not stored."),
     ]
     runs: list[KeptRun]
-    left_aside: Annotated[list[LeftAside], Field(description="kept, and in no mean with those of `runs`")]
+    left_aside: Annotated[list[LeftAside], Field(description="Stored, but not part of the mean of `runs`.")]
 
 
 class BranchBrief(TypedDict):
@@ -126,11 +126,11 @@ def add(user: User, project: str, branch: str, job_id: str) -> Baseline:
     _check_may_set(user, project)
     job = visible_job(user, job_id)
     if job is None:
-        raise SpecError([Problem("job", "no such job, or not yours")])
+        raise SpecError([Problem("job", "The job does not exist, or you cannot see it.")])
     if job.project != project:
-        raise SpecError([Problem("job", f"is of project {job.project}, not of {project}")])
+        raise SpecError([Problem("job", f"The job is in project {job.project}, not in {project}.")])
     if job.status != Status.SUCCEEDED:
-        raise NotSetError(f"a job that {stands(job.status)} has no figures to hold to")
+        raise NotSetError(f"The job {stands(job.status)}. Use a job that succeeded.")
     try:
         told = facts(job.attempts.get(number=job.attempt).exit, job.world_size)
     except NoFactsError as error:
@@ -140,7 +140,14 @@ def add(user: User, project: str, branch: str, job_id: str) -> Baseline:
         list(Project.objects.select_for_update(no_key=True).filter(name=project))  # each counts those before it
         others = mine.exclude(branch=branch).values("branch").distinct().count()
         if others >= MOST_BRANCHES:
-            raise SpecError([Problem("branch", f"there are {others} already, and at most {MOST_BRANCHES}: forget one")])
+            raise SpecError(
+                [
+                    Problem(
+                        "branch",
+                        f"The project has {others} baselines, the maximum is {MOST_BRANCHES}. Delete one first.",
+                    )
+                ]
+            )
         BaselineRun.objects.update_or_create(
             {"name": job.name, "facts": told, "spec": measured_of(job.spec), "by": user.get_username()},
             project=project,
@@ -189,4 +196,4 @@ def _check_may_set(user: User, project: str) -> None:
     if role is None:
         raise MissingError("project")
     if project != DEFAULT_PROJECT and role < Role.OPERATOR:
-        raise PermissionDenied(f"setting a baseline of {project} takes an operator; you are its {role.label}")
+        raise PermissionDenied(f"You need the role operator in project {project}. Your role is {role.label}.")

@@ -120,7 +120,7 @@ def _secrets() -> tuple[str, ...]:
 def _refuse_on_anothers() -> None:
     """There a host of this name may be another board's."""
     if other := another_board():
-        raise NoRightsError(f"{WORDS} ({other}): {ADVICE}")
+        raise NoRightsError(f"{WORDS} ({other}). {ADVICE}")
 
 
 def _users(client: redis.Redis) -> set[str]:
@@ -136,7 +136,7 @@ def _command(client: redis.Redis, *words: str) -> Any:
     try:
         return client.execute_command(f"ACL {words[0]}", *words[1:])  # type: ignore[no-untyped-call]
     except redis.exceptions.NoPermissionError as error:
-        problem = f"Redis does not let the board make users: {error}"
+        problem = f"Redis does not let Meshboard create users: {error}"
     except redis.ResponseError as error:
-        problem = f"Redis does not take a host's rights, which need Redis 7 or newer: {error}"
+        problem = f"Redis rejected the permissions of a host. They need Redis 7 or later: {error}"
     raise NoRightsError(f"{problem}. See MESHBOARD_REDIS_ACCESS in docs/explanation/host-security.md")

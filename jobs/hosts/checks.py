@@ -53,10 +53,10 @@ def _guarded(look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
         yield from look()
     except (redis.RedisError, OSError) as error:
         words = f"Redis at {_place()} does not answer: {error}"
-        yield Finding("fail", "Redis", words, "start it, or see MESHBOARD_REDIS_URL")
+        yield Finding("fail", "Redis", words, "Start Redis, or correct MESHBOARD_REDIS_URL.")
     except Error as error:
         words = str(error).strip().partition("\n")[0]
-        advice = "start it, or see MESHBOARD_DATABASE_URL; migrate"
+        advice = "Start the database, or correct MESHBOARD_DATABASE_URL. Then run python manage.py migrate."
         yield Finding("fail", "database", f"the database does not answer: {words}", advice)
 
 
@@ -75,8 +75,8 @@ def _redis() -> Iterator[Finding]:
     yield of_clock("Redis", before + took / 2 - (seconds[0] + seconds[1] / 1e6), took / 2)
     given = settings.REDIS_FOR_HOSTS or settings.REDIS_URL
     if is_loopback(given):
-        advice = "for hosts elsewhere set MESHBOARD_REDIS_FOR_HOSTS to its address as they reach it"
-        yield Finding("warn", "Redis", "hosts are sent to loopback: only this machine's reach it", advice)
+        advice = "For hosts on other machines, set MESHBOARD_REDIS_FOR_HOSTS to an address that they can reach."
+        yield Finding("warn", "Redis", "hosts get a loopback address, so only this machine can connect", advice)
 
 
 def _another_board() -> Iterator[Finding]:
@@ -88,27 +88,32 @@ def _another_board() -> Iterator[Finding]:
 def _memory(info: Any) -> Iterator[Finding]:
     most, used, policy = info["maxmemory"], info["used_memory"], info["maxmemory_policy"]
     if policy != "noeviction":
-        advice = "CONFIG SET maxmemory-policy noeviction: queues and streams must not be evicted"
-        yield Finding("warn", "Redis", f"maxmemory-policy is {policy}: full, it forgets orders", advice)
+        advice = "Run CONFIG SET maxmemory-policy noeviction, so Redis keeps queues and streams."
+        yield Finding("warn", "Redis", f"maxmemory-policy is {policy}, so a full Redis deletes orders", advice)
     if not most:
-        words = f"{used / 2**20:.0f} MiB used, and no maxmemory"
-        yield Finding("warn", "Redis", words, "set one: without it the machine runs out of memory first")
+        words = f"{used / 2**20:.0f} MiB used, without maxmemory"
+        yield Finding("warn", "Redis", words, "Set maxmemory, or the machine can run out of memory.")
     elif used > FULL * most:
-        words = f"{used / 2**20:.0f} of {most / 2**20:.0f} MiB used: full, it refuses what hosts say"
-        yield Finding("fail", "Redis", words, "raise maxmemory, or see what fills it (redis-cli --bigkeys)")
+        words = f"{used / 2**20:.0f} of {most / 2**20:.0f} MiB used, so Redis will soon reject messages of hosts"
+        yield Finding("fail", "Redis", words, "Raise maxmemory, or find large keys with redis-cli --bigkeys.")
     else:
         yield Finding("ok", "Redis", f"{used / 2**20:.0f} of {most / 2**20:.0f} MiB used, {policy}")
 
 
 def _rights(client: redis.Redis) -> Finding:
     if settings.REDIS_ACCESS == "shared":
-        words = "MESHBOARD_REDIS_ACCESS is shared: every host has the board's own credentials"
-        return Finding("warn", "rights", words, "whoever is root on one host rules all; use a Redis that has ACLs")
+        words = "MESHBOARD_REDIS_ACCESS is shared, so every host has the Redis credentials of the board"
+        return Finding("warn", "rights", words, "root on one host can control all hosts. Use a Redis with ACLs.")
     try:
         probe(client)
     except NoRightsError as error:
-        return Finding("fail", "rights", str(error), "no host can join; MESHBOARD_REDIS_ACCESS=shared does without")
-    return Finding("ok", "rights", "each host gets a Redis user of its own")
+        return Finding(
+            "fail",
+            "rights",
+            str(error),
+            "Hosts cannot join. Use a Redis with ACLs, or set MESHBOARD_REDIS_ACCESS=shared.",
+        )
+    return Finding("ok", "rights", "each host has its own Redis user")
 
 
 def _database() -> Iterator[Finding]:
@@ -119,10 +124,14 @@ def _database() -> Iterator[Finding]:
     words = f"{connection.display_name} {version}"
     executor = MigrationExecutor(connection)
     if missing := executor.migration_plan(executor.loader.graph.leaf_nodes()):
-        advice = "python manage.py migrate"
-        yield Finding("fail", "database", f"{words}: {len(missing)} migrations were not applied", advice)
+        advice = "Run python manage.py migrate."
+        yield Finding("fail", "database", f"{words}: {len(missing)} migrations are not applied", advice)
     elif sqlite:
-        yield Finding("ok", "database", f"{words}: for one machine; PostgreSQL where web and controller are apart")
+        yield Finding(
+            "ok",
+            "database",
+            f"{words}, for a single machine. Use PostgreSQL if web and controller run on different machines",
+        )
     else:
         yield Finding("ok", "database", words)
 
@@ -133,9 +142,9 @@ def _pages() -> Finding:
     files = [path.relative_to(own) for path in own.rglob("*") if path.is_file()]
     older = [name for name in files if not _same(own / name, root / name)]
     if not older:
-        return Finding("ok", "static", f"files as this version has them, in {root}")
-    words = f"{len(older)} of {len(files)} files in {root} are not there, or another version's"
-    return Finding("fail", "static", words, "python manage.py collectstatic --no-input, then restart web")
+        return Finding("ok", "static", f"files in {root} match this version")
+    words = f"{len(older)} of {len(files)} files in {root} are missing or from another version"
+    return Finding("fail", "static", words, "Run python manage.py collectstatic --no-input, then restart web.")
 
 
 def _same(one: Path, other: Path) -> bool:
@@ -146,22 +155,22 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _controller() -> Iterator[Finding]:
-    yield from _worker("controller", "nothing is placed")
+    yield from _worker("controller", "jobs do not start")
 
 
 def _recorder() -> Iterator[Finding]:
-    yield from _worker("recorder", "a run is forgotten a day after its end")
+    yield from _worker("recorder", "data of a run is deleted one day after its end")
 
 
 def _worker(name: str, without: str) -> Iterator[Finding]:
     """A process of which one works at a time."""
     lease = Lease.objects.filter(name=name).exclude(ticked=None).first()
-    advice = f"start it: python manage.py {name}; its log says what it waits for"
+    advice = f"Start it with python manage.py {name}. Its log shows why it waits."
     if lease is None or lease.ticked is None:
-        yield Finding("fail", name, f"none has ever worked here: {without}", advice)
+        yield Finding("fail", name, f"never started, so {without}", advice)
         return
     ago = (timezone.now() - lease.ticked).total_seconds()
-    words = f"last tick {ago:.0f} s ago, by {lease.holder or 'nobody now'}"
+    words = f"last tick {ago:.0f} s ago, by {lease.holder or 'a process that has ended'}"
     yield Finding("fail", name, words, advice) if ago > LATE_S else Finding("ok", name, words)
 
 
@@ -169,24 +178,26 @@ def _hosts() -> Iterator[Finding]:
     hosts = list(Host.objects.present().order_by("name"))
     if not hosts:
         tokens = JoinToken.objects.filter(revoked=None, expires__gt=timezone.now()).count()
-        words = f"none has joined; {tokens} join tokens are good now"
+        words = f"no host has joined, {tokens} valid join tokens"
         yield Finding(
-            "warn", "hosts", words, "python manage.py join_token, then python -m workers.host.join on a machine"
+            "warn", "hosts", words, "Run python manage.py join_token, then python -m workers.host.join on a machine."
         )
     for host in hosts:
         state = state_of(host)
         if state in ("silent", "lost"):
-            advice = "look at its log there: python -m workers.host.doctor; or give it up, or remove it"
+            advice = "Run python -m workers.host.doctor there. Or mark the host as lost, or remove it."
             yield Finding("warn", "host", f"{host.name}: {state} since {host.last_seen:%Y-%m-%d %H:%M:%S} UTC", advice)
         else:
             yield Finding("ok", "host", f"{host.name}: {state}, {counted(host.slots, 'slot')}, {host.device_name}")
         if host.generation == 0:
-            advice = "start it there by python -m workers.host.join with a token"
-            yield Finding("fail", "host", f"{host.name} has not joined: what it says is refused", advice)
+            advice = "Run python -m workers.host.join there with a token."
+            yield Finding("fail", "host", f"{host.name} has not joined, so Meshboard rejects its messages", advice)
         for version in versions_of(host.facts):
             if version.differs:
-                words = f"{host.name}: {version.name} {version.told}, and {version.expected} here"
-                yield Finding("warn", "host", words, "install the same: pip install -c requirements.lock '.[worker]'")
+                words = f"{host.name}: {version.name} {version.told}, expected {version.expected}"
+                yield Finding(
+                    "warn", "host", words, "Install the same version: pip install -c requirements.lock '.[worker]'"
+                )
         use = host.use or {}
         if "clock_offset_s" in use:
             clock = of_clock("Redis", use["clock_offset_s"], use["round_trip_s"] / 2)

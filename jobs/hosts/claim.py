@@ -17,8 +17,8 @@ from jobs.models import Lease
 KEY = "meshboard:controller"
 LASTS_S = 30  # without a turn of the controller that has it
 PATIENCE_S = 1.0  # each turn of a controller asks, also of a Redis that stands still
-WORDS = "another board's controller works on this Redis"
-ADVICE = "give each board a Redis of its own (MESHBOARD_REDIS_URL)"
+WORDS = "The controller of another board uses this Redis"
+ADVICE = "Use one Redis per board (MESHBOARD_REDIS_URL)."
 
 
 class Claim:

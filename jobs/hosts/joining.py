@@ -70,12 +70,12 @@ def redis_location(address: str) -> str:
     parts = urlsplit(given)
     if parts.scheme not in ("redis", "rediss"):
         raise UnreachableRedisError(
-            f"the board reaches Redis by {parts.scheme}://, which hosts cannot: set MESHBOARD_REDIS_FOR_HOSTS"
+            f"The board uses Redis over {parts.scheme}://, which hosts cannot reach. Set MESHBOARD_REDIS_FOR_HOSTS."
         )
     if parts.hostname in LOOPBACK and not _is_loopback(address):
         raise UnreachableRedisError(
-            f"the board's Redis is at {parts.hostname}, which {address} cannot reach: set MESHBOARD_REDIS_FOR_HOSTS "
-            "to its address as hosts reach it"
+            f"Redis is at {parts.hostname}, which {address} cannot reach. "
+            "Set MESHBOARD_REDIS_FOR_HOSTS to an address that hosts can reach."
         )
     return given
 
@@ -88,12 +88,12 @@ def _admit(host: Host, told: JoinRequest, address: str) -> None:
     """Raises TokenError, NameTakenError."""
     if "token" not in told:
         was_it = host.removed is not None and host.identity_hash == _hash(told["identity"])  # nobody else is told
-        words = f"host {host.name} was removed" if was_it else f"this machine has not joined as {host.name}"
-        raise tokens.TokenError(f"{words}: it needs a join token")
+        words = f"Host {host.name} was removed" if was_it else f"This machine has not joined as {host.name}"
+        raise tokens.TokenError(f"{words}. Join with a join token.")
     token = tokens.spend(told["token"], host.name)
     if host.generation > 0 and host.removed is None:
         raise NameTakenError(
-            f"another machine has joined as {host.name}: give this one another name, or have staff remove {host.name}"
+            f"Another machine has joined as {host.name}. Use another name, or ask staff to remove {host.name}."
         )
     now = timezone.now()
     changes: dict[str, Any] = {

@@ -41,11 +41,11 @@ def check_sender(name: str, body: bytes, signed: bytes) -> None:
     """Raises BadMessageError where the host that a message names did not write it."""
     host = Host.objects.filter(name=name).only("name", "generation", "removed").first()
     if host is None or host.generation == 0:
-        raise BadMessageError(f"no host {name} has joined")
+        raise BadMessageError(f"No host {name} has joined.")
     if host.removed is not None:
-        raise BadMessageError(f"host {name} was removed")
+        raise BadMessageError(f"Host {name} was removed.")
     if not signed_by(host, body, signed):
-        raise BadMessageError(f"host {name}'s message was not signed by host {name}")
+        raise BadMessageError(f"The message of host {name} has an invalid signature.")
 
 
 def signed_by(host: Host, body: bytes, signed: bytes) -> bool:

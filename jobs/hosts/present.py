@@ -21,39 +21,36 @@ class HostBrief(TypedDict):
     name: str
     state: Annotated[
         HostState,
-        Field(description="drained: takes no new jobs; silent: not heard of for 30 s; lost: silent, and given up"),
+        Field(description="drained: no new jobs. silent: no contact for 30 s. lost: silent, and marked as lost."),
     ]
     device: str
     device_name: str
     slots: int
-    free_slots: Annotated[
-        int, Field(description="that the queue could give away now: of a host that takes no jobs none")
-    ]
+    free_slots: Annotated[int, Field(description="Slots that the queue can use now. 0 for a drained host.")]
     drained: bool
-    note: Annotated[str, Field(description="what it wants known, such as jobs that run as root")]
+    note: Annotated[str, Field(description="Notice of the host, such as jobs that run as root.")]
     last_seen: Moment
-    joined: Annotated[Moment | None, Field(description="when this machine became the host")]
-    calibrated: Annotated[Moment | None, Field(description="when it was last measured")]
+    joined: Annotated[Moment | None, Field(description="Time of the join.")]
+    calibrated: Annotated[Moment | None, Field(description="Time of the last calibration.")]
 
 
 class HeldSlot(TypedDict):
     """A slot that is not free."""
 
     slot: int
-    job: Annotated[str | None, Field(description="null: somebody else's")]
+    job: Annotated[str | None, Field(description="null if you cannot see the job.")]
 
 
 class HostDetail(HostBrief):
     """A host in full."""
 
-    address: Annotated[
-        str, Field(description="where other hosts reach it; empty where it told none, and for all but staff")
-    ]
+    address: Annotated[str, Field(description="Address for other hosts. Empty if unknown, or if you are not staff.")]
     held: list[HeldSlot]
     facts: Annotated[
-        HostFacts | Older | None, Field(description="what it is, as it says; addresses and serial numbers for staff")
+        HostFacts | Older | None,
+        Field(description="Hardware as reported by the host. Only staff see addresses and serial numbers."),
     ]
-    use: Annotated[Use | Older | None, Field(description="how it fares, as of its last heartbeat; paths for staff")]
+    use: Annotated[Use | Older | None, Field(description="Load at the last heartbeat. Only staff see paths.")]
 
 
 class GivenUp(TypedDict):
@@ -70,18 +67,18 @@ class Token(TypedDict):
     created: Moment
     created_by: str
     expires: Moment
-    most_uses: Annotated[int | None, Field(description="hosts that may join with it; null: any number")]
+    most_uses: Annotated[int | None, Field(description="Maximum number of hosts. null: unlimited.")]
     uses: int
-    labels: Annotated[list[str], Field(description="what hosts that join with it are labelled")]
+    labels: Annotated[list[str], Field(description="Labels of hosts that join with the token.")]
     last_used: Moment | None
-    last_host: Annotated[str, Field(description="who joined with it last")]
-    problem: Annotated[str, Field(description="why nobody joins with it any more; empty while somebody may")]
+    last_host: Annotated[str, Field(description="Last host that joined.")]
+    problem: Annotated[str, Field(description="Reason why the token is invalid. Empty for a valid token.")]
 
 
 class NewToken(Token):
     """A join token just made."""
 
-    token: Annotated[str, Field(description="shown this once: only its hash is kept")]
+    token: Annotated[str, Field(description="Shown once. Meshboard stores only its hash.")]
 
 
 def host_brief(host: Host, free: int) -> HostBrief:

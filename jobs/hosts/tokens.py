@@ -31,12 +31,14 @@ Label = Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9._=-
 class TokenQuery(Strict):
     """What a join token may be asked to be."""
 
-    hours: int = Field(default=24, ge=1, le=365 * 24, description="how long it lasts")
-    uses: int | None = Field(default=1, ge=1, le=MOST_USES, description="hosts that may join; null: any number")
+    hours: int = Field(default=24, ge=1, le=365 * 24, description="Hours until the token expires.")
+    uses: int | None = Field(default=1, ge=1, le=MOST_USES, description="Maximum number of hosts. null: unlimited.")
     labels: list[Label] = Field(
-        default=[], max_length=MOST_LABELS, description="of hosts that join: pools ask for them"
+        default=[],
+        max_length=MOST_LABELS,
+        description="Labels of hosts that join with the token. Pools select hosts by label.",
     )
-    note: Note = Field(default="", description="what it is for")
+    note: Note = Field(default="", description="Purpose of the token.")
 
 
 class TokenError(Exception):
@@ -56,7 +58,10 @@ def keep(text: str, by: str, asked: TokenQuery) -> JoinToken:
         SpecError: the text could be guessed.
     """
     if len(text) < SHORTEST_GIVEN or len(set(text)) < FEWEST_CHARACTERS:
-        words = f"has {len(text)} characters, {len(set(text))} different ones: it needs {SHORTEST_GIVEN} random ones"
+        words = (
+            f"The token has {len(text)} characters, "
+            f"{len(set(text))} of them different. Use {SHORTEST_GIVEN} random characters."
+        )
         raise SpecError([Problem("token", words)])
     told = {
         "note": asked.note,
@@ -79,23 +84,23 @@ def spend(text: str, host: str) -> JoinToken:
     now = timezone.now()
     found = JoinToken.objects.filter(hash=_hash(text)).first()
     if found is None:
-        raise TokenError("there is no such join token")
+        raise TokenError("The join token does not exist.")
     usable = Q(most_uses=None) | Q(uses__lt=F("most_uses"))
     taken = JoinToken.objects.filter(usable, pk=found.pk, revoked=None, expires__gt=now)
     if taken.update(uses=F("uses") + 1, last_used=now, last_host=host):
         return found
     found.refresh_from_db()
-    raise TokenError(why_not(found) or "this join token cannot be used")
+    raise TokenError(why_not(found) or "This join token is invalid.")
 
 
 def why_not(token: JoinToken) -> str:
     """Why nobody joins with it any more; empty while somebody may."""
     if token.revoked is not None:
-        return f"this join token was revoked at {token.revoked:%Y-%m-%d %H:%M:%S} UTC"
+        return f"This join token was revoked at {token.revoked:%Y-%m-%d %H:%M:%S} UTC."
     if token.expires <= timezone.now():
-        return f"this join token expired at {token.expires:%Y-%m-%d %H:%M:%S} UTC"
+        return f"This join token expired at {token.expires:%Y-%m-%d %H:%M:%S} UTC."
     if token.most_uses is not None and token.uses >= token.most_uses:
-        return f"this join token was good for {token.most_uses} uses, and all are taken"
+        return f"This join token has reached its maximum of {token.most_uses} hosts."
     return ""
 
 

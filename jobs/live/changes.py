@@ -71,7 +71,7 @@ class Changes:
                 found = await database_sync_to_async(standings)(list(self._waiting))
             except Exception as error:
                 # Whatever it is, those who wait for this one task must not wait for ever: it looks again.
-                log.warning("how jobs stand cannot be read: %s", error)
+                log.warning("Cannot read job states: %s", error)
             else:
                 for job, waiting in self._waiting.items():
                     for one in waiting:

@@ -186,7 +186,7 @@ class Following:
                 try:
                     turn = await database_sync_to_async(_turn)(self._job, last)
                 except Error as error:
-                    log.warning("job %s cannot be looked at: %s", self._job, error)
+                    log.warning("Cannot read job %s: %s", self._job, error)
                     await asyncio.sleep(LOOK_AGAIN_S)
                     continue
                 last = turn.last

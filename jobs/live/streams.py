@@ -155,7 +155,7 @@ class Hub:
             except Exception as error:
                 # Whatever it is, the sockets that wait for this one task must not stay open and blind.
                 away = isinstance(error, RedisError | OSError)
-                log.warning("telemetry streams cannot be read: %s", error, exc_info=None if away else error)
+                log.warning("Cannot read telemetry streams: %s", error, exc_info=None if away else error)
                 for listener in self._everyone():
                     listener.fall_behind()
                 await asyncio.sleep(RETRY_S)

@@ -11,7 +11,7 @@ from jobs.models import ELSEWHERE, HOST_SILENT_AFTER, Attempt, Host, Member
 
 LAUNCHER = -1
 HOSTS = "hosts"
-NOT_STARTED = "it has not started: nothing has logged yet"
+NOT_STARTED = "The job has not started, so it has no log."
 
 
 class NoLogError(Exception):
@@ -43,10 +43,10 @@ def place_of(attempt: Attempt, rank: int) -> Place:
     member = member_of(attempt, rank)
     host = member.host
     if host is None or host.removed is not None:
-        raise NoLogError(409, f"{member.host_name}, which has the log, was removed from the board")
+        raise NoLogError(409, f"The log is on {member.host_name}, which was removed from the board.")
     if host.last_seen < timezone.now() - HOST_SILENT_AFTER:
         seconds = (timezone.now() - host.last_seen).total_seconds()
-        raise NoLogError(503, f"{host.name} has the log, and was not heard of for {seconds:,.0f} s")
+        raise NoLogError(503, f"The log is on {host.name}, which has had no contact for {seconds:,.0f} s.")
     files: tuple[LogFile, ...] = ("launcher",) if rank <= LAUNCHER else ("stdout", "stderr")
     return Place(attempt.job_id, attempt.number, host, max(rank, LAUNCHER), files)
 
@@ -63,9 +63,9 @@ def member_of(attempt: Attempt, rank: int) -> Member:
     member = next((member for member in members if _has(member, rank)), None)
     if member is None:
         last = max(member.first_rank + member.num_ranks for member in members) - 1
-        ranks = "rank 0 alone" if last == 0 else f"ranks 0 to {last}"
+        ranks = "rank 0" if last == 0 else f"ranks 0 to {last}"
         launchers = "the launcher, -1" if len(members) == 1 else f"launchers -1 to {-len(members)}"
-        raise NoLogError(404, f"rank {rank}: this attempt has {ranks}, and {launchers}")
+        raise NoLogError(404, f"Rank {rank} does not exist. This attempt has {ranks}, and {launchers}.")
     return member
 
 
@@ -78,9 +78,9 @@ def _has(member: Member, rank: int) -> bool:
 def _kept_by_others(attempt: Attempt) -> str:
     if attempt.job.engine == ELSEWHERE:
         where = attempt.where() or "another machine"
-        return f"it was launched elsewhere, on {where}: its log stays there, and the page has what it sent"
-    named = f"job {attempt.engine_id}" if attempt.engine_id else "its job"
+        return f"The job runs outside Meshboard, on {where}. Its full log is stored there."
+    named = f"job {attempt.engine_id}" if attempt.engine_id else "this job"
     return (
-        f"{attempt.job.engine} runs it: {named}'s files lie in the cluster's shared folder, which the board does not "
-        "read; the page has what it sent"
+        f"The full log of {named} is in the shared folder of the {attempt.job.engine} cluster, "
+        "which Meshboard does not read."
     )

@@ -84,7 +84,7 @@ def _part(place: Place, file: LogFile, offset: int, patience_s: float = PATIENCE
 def _turn(person: int) -> Iterator[None]:
     with _counting:
         if _beginning[person] >= OF_ONE_PERSON:
-            raise BusyError(f"{OF_ONE_PERSON} logs of yours are asked for at this moment; try again in a moment")
+            raise BusyError(f"You have {OF_ONE_PERSON} log downloads in progress. Try again later.")
         _beginning[person] += 1
     try:
         yield
@@ -98,7 +98,7 @@ def _turn(person: int) -> Iterator[None]:
 @contextmanager
 def _slot(patience_s: float) -> Iterator[None]:
     if not _slots.acquire(timeout=patience_s):
-        raise BusyError(f"{AT_ONCE} logs are fetched at once already; try again in a moment")
+        raise BusyError(f"{AT_ONCE} log downloads are in progress. Try again later.")
     try:
         yield
     finally:

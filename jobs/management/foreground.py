@@ -30,7 +30,7 @@ class Foreground(BaseCommand):
         parser.add_argument(
             "--check",
             action="store_true",
-            help=f"exit with 0 if the {self.name}'s last whole tick is fresh, else with 1",
+            help=f"exit with 0 if the last complete tick of the {self.name} is recent, otherwise with 1",
         )
 
     def check(self, *positional: Any, **named: Any) -> None:
@@ -67,6 +67,6 @@ class Foreground(BaseCommand):
         try:
             problem = unhealthy(self.name)
         except Error as error:
-            problem = f"the database does not answer: {error}"
+            problem = f"The database does not answer: {error}"
         if problem:
             raise CommandError(problem)

@@ -64,5 +64,5 @@ def of_streams(streams: Mapping[Stream, int]) -> dict[Stream, dict[int, Newest]]
                 told = newest_steps(client, {telemetry_stream(*one): streams[one] for one in some}, WINDOW_S)
                 found |= {one: newest(told[telemetry_stream(*one)]) for one in some}
     except (RedisError, OSError) as error:
-        log.warning("metrics go without ranks: %s", error)
+        log.warning("Metrics omit ranks: %s", error)
     return found

@@ -18,13 +18,15 @@ NO_PART = re.compile(r"\..*|.*\.lock|")
 def branch_problem(name: str) -> str:
     """Why no baseline may be of it, empty where one may: git names no branch so, or nobody could read it."""
     if len(name) > LONGEST_BRANCH:
-        return f"has {len(name)} characters, of at most {LONGEST_BRANCH}"
+        return f"The branch name has {len(name)} characters. Use at most {LONGEST_BRANCH}."
     if any(NO_PART.fullmatch(part) for part in name.split("/")):
-        return "has a part between slashes that is empty, begins with . or ends with .lock"
+        return (
+            "A part of the branch name is empty, starts with a period, or ends with .lock. Use a valid Git branch name."
+        )
     if found := NO_BRANCH.search(name):
-        return f"has {found[0]!r}, which git allows in no branch"
+        return f"The branch name contains {found[0]!r}. Use a valid Git branch name."
     if name.startswith("-") or name.endswith(".") or name == "HEAD":
-        return "begins with -, ends with . or is HEAD, as git names no branch"
+        return "The branch name starts with a hyphen, ends with a period, or is HEAD. Use a valid Git branch name."
     return unfit(name)
 
 
@@ -38,7 +40,7 @@ class BaselineRun(models.Model):
     job = models.CharField(max_length=16, help_text="its id; there may be no such job any more")
     name = models.CharField(max_length=100, help_text="the job's")
     facts = models.JSONField(help_text="jobs.baselines.facts.Facts")
-    spec = models.JSONField(null=True, help_text="what the facts hang on, of its spec; null where that was not kept")
+    spec = models.JSONField(null=True, help_text="spec fields that affect the results, or null if not stored")
     by = models.CharField(max_length=150, help_text="who said that it is one")
     at = models.DateTimeField(auto_now=True, help_text="when")
 

@@ -35,7 +35,7 @@ class Host(models.Model):
     device_name = models.CharField(max_length=200)
     memory_bytes = models.BigIntegerField(help_text="per slot")
     boot_id = models.CharField(max_length=200)
-    address = models.CharField(max_length=45, default="", blank=True, help_text="where other hosts reach it")
+    address = models.CharField(max_length=45, default="", blank=True, help_text="address for other hosts")
     last_seen = models.DateTimeField()
     drained = models.BooleanField(default=False, help_text="takes no new jobs")
     labels = models.JSONField(default=list, blank=True, validators=[checked_labels], help_text='["a100", "zone=eu"]')
@@ -44,22 +44,22 @@ class Host(models.Model):
     began = models.FloatField(default=0, editable=False, help_text="when the incarnation started, unix seconds")
     sequence = models.BigIntegerField(default=0, editable=False)
     holding = models.JSONField(
-        default=list, editable=False, help_text="slots that it says live attempts hold: [job, attempt, slots]"
+        default=list, editable=False, help_text="slots that live attempts use by its last report: [job, attempt, slots]"
     )
-    note = models.CharField(max_length=1000, default="", blank=True, editable=False, help_text="what it wants known")
-    profile = models.JSONField(null=True, editable=False, help_text="what its last calibration measured")
+    note = models.CharField(max_length=1000, default="", blank=True, editable=False, help_text="notice from the host")
+    profile = models.JSONField(null=True, editable=False, help_text="result of the last calibration")
     profiled = models.DateTimeField(null=True, editable=False)
     # Who may speak as this host: `jobs.hosts.keys` makes its key and its password of the generation.
     generation = models.PositiveIntegerField(
-        default=0, editable=False, help_text="how often a machine became this host; 0: none ever did"
+        default=0, editable=False, help_text="number of joins as this host, 0 before the first"
     )
     identity_hash = models.CharField(max_length=64, default="", editable=False, help_text="SHA-256 of what it showed")
     joined = models.DateTimeField(null=True, editable=False)
     joined_from = models.CharField(max_length=45, default="", editable=False, help_text="address of who joined")
-    removed = models.DateTimeField(null=True, editable=False, help_text="by staff: it may not speak any more")
+    removed = models.DateTimeField(null=True, editable=False, help_text="time of the removal by staff")
     given_up = models.DateTimeField(null=True, editable=False, help_text="when staff last did")
-    facts = models.JSONField(null=True, editable=False, help_text="contracts.facts.HostFacts, as last told")
-    use = models.JSONField(null=True, editable=False, help_text="contracts.facts.Use, as last told")
+    facts = models.JSONField(null=True, editable=False, help_text="last reported contracts.facts.HostFacts")
+    use = models.JSONField(null=True, editable=False, help_text="last reported contracts.facts.Use")
 
     objects = HostQuerySet.as_manager()
 
@@ -71,15 +71,15 @@ class JoinToken(models.Model):
     """What lets a machine become a host. Only its hash is kept: it is shown once."""
 
     hash = models.CharField(max_length=64, unique=True, editable=False, help_text="SHA-256")
-    note = models.CharField(max_length=200, blank=True, default="", help_text="what it is for")
+    note = models.CharField(max_length=200, blank=True, default="", help_text="purpose of the token")
     created = models.DateTimeField(auto_now_add=True)
     created_by = models.CharField(max_length=150, editable=False)
     expires = models.DateTimeField()
-    most_uses = models.PositiveIntegerField(null=True, help_text="hosts that may join with it; null: any number")
+    most_uses = models.PositiveIntegerField(null=True, help_text="maximum number of hosts, empty for unlimited")
     uses = models.PositiveIntegerField(default=0, editable=False)
     last_used = models.DateTimeField(null=True, editable=False)
     last_host = models.CharField(max_length=100, blank=True, default="", editable=False)
-    labels = models.JSONField(default=list, editable=False, help_text="of hosts that join with it")
+    labels = models.JSONField(default=list, editable=False, help_text="labels of hosts that join with the token")
     revoked = models.DateTimeField(null=True, editable=False)
 
     class Meta:

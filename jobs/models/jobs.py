@@ -96,7 +96,7 @@ class Job(models.Model):
         null=True,
         editable=False,
         related_name="checks",
-        help_text="of a short copy that one process computes too: the run that it was made of",
+        help_text="original run of a reference check",
     )
     unit = models.PositiveIntegerField(default=1, editable=False, help_text="slots that must share a host")
     wide_unit = models.PositiveIntegerField(default=1, editable=False, help_text="slots that should where they fit")
@@ -164,22 +164,24 @@ class Attempt(models.Model):
     exit = models.JSONField(null=True, editable=False, help_text="of the whole gang, once all its members have ended")
     ended = models.DateTimeField(null=True, editable=False, help_text="when the last of its members had")
     checkpoint = models.CharField(
-        max_length=100, default="", blank=True, editable=False, help_text="the newest that it told of: a retry goes on"
+        max_length=100,
+        default="",
+        blank=True,
+        editable=False,
+        help_text=("latest reported checkpoint, from which a retry resumes"),
     )
     engine_id = models.CharField(
-        max_length=100, default="", blank=True, editable=False, help_text="what the engine calls it: Slurm's job id"
+        max_length=100, default="", blank=True, editable=False, help_text="id in the engine, such as the Slurm job id"
     )
-    engine_told = models.JSONField(
-        default=dict, editable=False, help_text="what the engine said of it last, for people: words by what they tell"
-    )
+    engine_told = models.JSONField(default=dict, editable=False, help_text="last state from the engine, for display")
     engine_ended = models.DateTimeField(
-        null=True, editable=False, help_text="when the engine had nothing left of it; hosts tell that by member"
+        null=True, editable=False, help_text="end in the engine. Hosts report ends per member"
     )
     recorded = models.DateTimeField(
         null=True, editable=False, help_text="when its history was whole; the recorder reads its streams until then"
     )
 
-    diagnosis = models.JSONField(null=True, editable=False, help_text="jobs.diagnosis.Told, as last looked at")
+    diagnosis = models.JSONField(null=True, editable=False, help_text="last verdict")
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["job", "number"], name="one_attempt_per_number")]
@@ -204,9 +206,15 @@ class Member(models.Model):
     first_rank = models.PositiveIntegerField()
     num_ranks = models.PositiveIntegerField()
     ordered = models.DateTimeField(help_text="when the launch order was last sent")
-    exit = models.JSONField(null=True, editable=False, help_text="what its supervisor told, until the gang's is made")
+    exit = models.JSONField(
+        null=True, editable=False, help_text=("exit report of its supervisor, until the gang has its own")
+    )
     outcome = models.CharField(
-        max_length=16, default="", blank=True, editable=False, help_text="contracts.control.Outcome; lost: never told"
+        max_length=16,
+        default="",
+        blank=True,
+        editable=False,
+        help_text=("contracts.control.Outcome, lost without a report"),
     )
     reason = models.CharField(max_length=1000, default="", blank=True, editable=False, help_text="of its outcome")
     ended = models.DateTimeField(

@@ -32,7 +32,7 @@ class Project(models.Model):
     name = models.CharField(max_length=100, unique=True, validators=[NAME])
     slots = models.PositiveIntegerField(null=True, blank=True, help_text="that its jobs may hold at once; empty: any")
     own_slots = models.PositiveIntegerField(
-        null=True, editable=False, help_text="what its admins keep it to, where that is less than `slots`"
+        null=True, editable=False, help_text="limit from its admins, if it is lower than `slots`"
     )
     weight = models.FloatField(
         default=1.0,
@@ -153,7 +153,7 @@ class AuditEntry(models.Model):
     who = models.CharField(max_length=150, help_text="the user's name then")
     address = models.CharField(max_length=45, blank=True, help_text="where the request came from")
     what = models.CharField(max_length=50)
-    kind = models.CharField(max_length=20, help_text="of what it was done to: job, host, pool, project, queue")
+    kind = models.CharField(max_length=20, help_text="kind of the object: job, host, pool, project, queue")
     name = models.CharField(max_length=100, help_text="its id or name")
     before = models.JSONField(null=True)
     after = models.JSONField(null=True)

@@ -111,14 +111,14 @@ def calibrate(request: HttpRequest, name: str) -> HttpResponse:
 @for_staff
 def drain(request: HttpRequest, name: str) -> HttpResponse:
     if staff.drain(_find(name), True, by(request)):
-        messages.success(request, f"{name} takes no new jobs; what runs there goes on.")
+        messages.success(request, f"Host {name} is drained. Running jobs continue.")
     return redirect("host", name)
 
 
 @for_staff
 def undrain(request: HttpRequest, name: str) -> HttpResponse:
     if staff.drain(_find(name), False, by(request)):
-        messages.success(request, f"{name} takes jobs again.")
+        messages.success(request, f"Host {name} is undrained.")
     return redirect("host", name)
 
 
@@ -128,9 +128,9 @@ def give_up(request: HttpRequest, name: str) -> HttpResponse:
     try:
         lost = actions.give_up_host(_find(name), by(request))
     except actions.HostConnectedError:
-        messages.error(request, f"{name}, or a supervisor on it, has just been heard of: cancel its jobs instead.")
+        messages.error(request, f"Host {name} has contact again. Cancel its jobs instead.")
         return redirect("host", name)
-    messages.success(request, f"{name} was given up: {lost} attempt{'' if lost == 1 else 's'} lost.")
+    messages.success(request, f"Host {name} is marked as lost, with {lost} attempt{'' if lost == 1 else 's'}.")
     return redirect("host", name)
 
 
@@ -142,7 +142,7 @@ def remove(request: HttpRequest, name: str) -> HttpResponse:
     except staff.BusyHostError as error:
         messages.error(request, f"{error}.")
         return redirect("host", name)
-    messages.success(request, f"{name} was removed: its key and its Redis user are gone.")
+    messages.success(request, f"Host {name} is removed, with its key and its Redis user.")
     return redirect("hosts")
 
 
@@ -152,7 +152,7 @@ def make_token(request: HttpRequest) -> HttpResponse:
     try:
         asked = checked(tokens.TokenQuery, _asked(request.POST))
     except SpecError as error:
-        messages.error(request, "; ".join(f"{p.field}: {p.message}" for p in error.problems))
+        messages.error(request, " ".join(problem.sentence for problem in error.problems))
         return redirect("hosts")
     token, text = staff.make_token(by(request), asked)
     answer = render(request, "hosts/token.html", {"token": token, "text": text, "board": _board(request)})
@@ -164,7 +164,7 @@ def make_token(request: HttpRequest) -> HttpResponse:
 def revoke_token(request: HttpRequest, key: str) -> HttpResponse:
     number = whole_number(key, 1, 2**63 - 1)
     if staff.revoke_token(get_object_or_404(JoinToken, pk=number or 0), by(request)):
-        messages.success(request, "Nobody joins with that token any more; hosts that did stay.")
+        messages.success(request, "The join token is revoked. Hosts that joined with it stay.")
     return redirect("hosts")
 
 

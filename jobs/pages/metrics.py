@@ -18,7 +18,7 @@ from jobs.metrics.exposition import text
 def metrics(request: HttpRequest) -> HttpResponse:
     """All figures; 404 where the board has no token for them, 401 without it or with another."""
     if not settings.METRICS_TOKEN:
-        raise Http404("MESHBOARD_METRICS_TOKEN is not set")
+        raise Http404("MESHBOARD_METRICS_TOKEN is not set.")
     given = request.headers.get("Authorization", "").encode()
     if not hmac.compare_digest(given, f"Bearer {settings.METRICS_TOKEN}".encode()):
         answer = HttpResponse("Authorization: Bearer TOKEN, with the board's MESHBOARD_METRICS_TOKEN\n", status=401)

@@ -34,12 +34,12 @@ AUDIT_PAGE = 100
 
 def _operators_only(request: HttpRequest) -> None:
     if not may_operate(request.user):
-        raise PermissionDenied("the queue is for staff, and operators of projects, to change")
+        raise PermissionDenied("Only staff and project operators can change the queue.")
 
 
 def _staff_only(request: HttpRequest) -> str:
     if not may_run_queue(request.user):
-        raise PermissionDenied("the queue is staff's to change")
+        raise PermissionDenied("Only staff can change the queue.")
     return request.user.get_username()
 
 
@@ -114,20 +114,20 @@ def act(request: HttpRequest) -> HttpResponse:
         named = operated_jobs(request.user).filter(id__in=asked.jobs).only("id", "name", "owner__username")
         return render(request, "queue/confirm.html", {"asked": asked, "jobs": named})
     done = carry_out(asked, request.user)
-    words = {"hold": "held", "release": "released", "cancel": "cancelled", "priority": "given their priority"}
+    words = {"hold": "held", "release": "released", "cancel": "cancelled", "priority": "updated"}
     messages.success(request, f"{len(done)} of {len(asked.jobs)} jobs {words[asked.action]}.")
     return redirect("queue")
 
 
 def _needs_priority(asked: Bulk) -> None:
     if asked.action == "priority" and asked.priority is None:
-        raise SpecError([Problem("priority", "is required")])
+        raise SpecError([Problem("priority", "`priority` is missing. Add it.")])
 
 
 def _refusal(error: SpecError) -> str:
     if any(problem.field.startswith("jobs") for problem in error.problems):
-        return "Choose jobs first."
-    return "; ".join(f"{problem.field} {problem.message}" for problem in error.problems)
+        return "Select jobs first."
+    return " ".join(problem.sentence for problem in error.problems)
 
 
 @require_POST
@@ -140,10 +140,12 @@ def move(request: HttpRequest) -> HttpResponse:
         job = data.pop("job", "") if isinstance(data, dict) else ""
         asked = checked(MoveTo, data)
     except ValueError as error:
-        problems = error.problems if isinstance(error, SpecError) else [Problem("request", f"not JSON: {error}")]
+        problems = (
+            error.problems if isinstance(error, SpecError) else [Problem("request", f"The body is not JSON: {error}")]
+        )
         return refused_page(details(400, problems, "body"))
     if not storable(job):
-        return refused_page(details(400, [Problem("job", "is no job's id")], "body"))
+        return refused_page(details(400, [Problem("job", "is not a job id")], "body"))
     if asked.before is not None:
         return JsonResponse({"moved": staff.move_before(job, asked.before, by)})
     return JsonResponse({"moved": staff.move(job, asked.to or "top", by)})
@@ -169,7 +171,7 @@ def audit_export(request: HttpRequest) -> HttpResponse:
     _staff_only(request)
     form, after = request.GET.get("format", "csv"), whole_number(request.GET.get("after", "0"), 0, 2**63 - 1)
     if form not in FORMATS or after is None:
-        return HttpResponse("format is csv or jsonl, after an entry's id", status=400, content_type="text/plain")
+        return HttpResponse("Use format csv or jsonl, and the id of an entry.", status=400, content_type="text/plain")
     text, content_type = FORMATS[form]
     answer = HttpResponse(text(from_where(after)), content_type=content_type)
     answer["Content-Disposition"] = f'attachment; filename="audit.{form}"'

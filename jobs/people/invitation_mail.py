@@ -23,13 +23,16 @@ def mail(invitation: Invitation, text: str) -> str | None:
     project, address = invitation.project, invitation.email
     hour = timezone.now() - timedelta(hours=1)
     if project.invitations.filter(created__gt=hour).exclude(email="").count() > MOST_AN_HOUR:
-        return f"not mailed to {address}: an hour's {MOST_AN_HOUR} invitations of {project.name} were mailed"
+        return (
+            f"Not Mailed to {address}.. "
+            f"Project {project.name} has reached its limit of {MOST_AN_HOUR} invitations per hour."
+        )
     lines = [
-        f"{invitation.created_by} invites you to project {project.name}, as {invitation.get_role_display()}.",
+        f"{invitation.created_by} invites you to project {project.name} with the role {invitation.get_role_display()}.",
         "",
         settings.BOARD_URL + path_of(text),
         "",
-        f"This link is for you alone, good once, until {invitation.expires:%Y-%m-%d %H:%M} UTC.",
+        f"The link is personal, works once, and expires at {invitation.expires:%Y-%m-%d %H:%M} UTC.",
     ]
     went = send(Mail(address, f"Invitation to project {project.name}", "\n".join(lines), new_delivery_key()))
-    return f"mailed to {address}" if went.delivered else f"not mailed to {address}: {went.words}"
+    return f"Mailed to {address}." if went.delivered else f"not Mailed to {address}.: {went.words}"

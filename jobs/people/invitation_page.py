@@ -51,7 +51,7 @@ def _asked(request: HttpRequest, user: User, found: Invitation, text: str) -> Ht
     if request.method != "POST":
         return render(request, "people/invitation.html", {"invitation": found})
     made = invitations.accept(user, text)
-    messages.success(request, f"You are {made.get_role_display()} of {made.project.name}.")
+    messages.success(request, f"You joined project {made.project.name} with the role {made.get_role_display()}.")
     return redirect("project", made.project.name)
 
 
@@ -65,7 +65,10 @@ def _welcomed(request: HttpRequest, found: Invitation, text: str) -> HttpRespons
         context = {"invitation": found, "form": form, "login_url": login_url}
         return render(request, "people/invitation.html", context, status=422 if form.is_bound else 200)
     login(request, user, backend=BY_PASSWORD)
-    messages.success(request, f"This is your account. You are {found.get_role_display()} of {found.project.name}.")
+    messages.success(
+        request,
+        f"Your account is ready. You joined project {found.project.name} with the role {found.get_role_display()}.",
+    )
     return redirect("project", found.project.name)
 
 

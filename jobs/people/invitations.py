@@ -37,7 +37,7 @@ def _mail_address(text: str) -> str:
     try:
         validate_email(text)
     except ValidationError:
-        raise ValueError("is no mail address") from None
+        raise ValueError("`email` is not a mail address. Use a form such as ann@example.com.") from None
     return text
 
 
@@ -50,11 +50,11 @@ class InvitationWish(Strict):
     """Whom a link makes what."""
 
     role: RoleName
-    days: int = Field(default=7, ge=1, le=90, description="how long it lasts")
-    note: Note = Field(default="", description="whom it is for")
+    days: int = Field(default=7, ge=1, le=90, description="Hours until the invitation expires.")
+    note: Note = Field(default="", description="Note about the invited person.")
     email: MailAddress | None = Field(
         default=None,
-        description="only the account with this mail address joins, and a new one has it; null: whoever has the link",
+        description="Mail address of the only account that can use the link. null: any account.",
     )
 
 
@@ -78,12 +78,12 @@ class NewInvitation(InvitationTold):
 
     token: str
     url: str
-    mailed: Annotated[str | None, Field(description="what became of its mail; null where the board sends none")]
+    mailed: Annotated[str | None, Field(description="Result of the mail. null if the board sends no mail.")]
 
 
 # Of new accounts: no letter of another script that looks like one of these, and nothing that a spreadsheet carries out.
 USERNAME = r"\A[A-Za-z0-9][A-Za-z0-9_.-]*\Z"
-USERNAME_WORDS = "Letters a to z, digits and _ . - only, the first a letter or digit."
+USERNAME_WORDS = "Use letters a to z, digits, and _ . -, with a letter or digit first."
 
 
 class NotInvitedError(Exception):
@@ -106,7 +106,7 @@ class AccountForm(UserCreationForm):  # type: ignore[type-arg]  # Django's forms
     def clean(self) -> dict[str, Any] | None:
         email = self.instance.email
         if email and User.objects.filter(email__iexact=email).exists():
-            raise ValidationError(f"There is an account with the mail address {email}: log in to it.")
+            raise ValidationError(f"An account with the mail address {email} exists. Log in to it.")
         return super().clean()
 
 
@@ -137,7 +137,13 @@ def invite(project: Project, asked: InvitationWish, by: str) -> tuple[Invitation
     with transaction.atomic():
         Project.objects.select_for_update(no_key=True).get(pk=project.pk)  # of several at once each counts those before
         if still_open(project).count() >= MOST_INVITATIONS:
-            raise SpecError([Problem("role", f"{MOST_INVITATIONS} invitations are open, the most: revoke one")])
+            raise SpecError(
+                [
+                    Problem(
+                        "role", f"The project has {MOST_INVITATIONS} open invitations, the maximum. Revoke one first."
+                    )
+                ]
+            )
         made = Invitation.objects.create(
             project=project,
             role=Role[asked.role.upper()],
@@ -168,16 +174,20 @@ def find(text: str) -> Invitation:
     """
     found = Invitation.objects.filter(hash=_digest(text)).select_related("project").first()
     if found is None:
-        raise NotInvitedError("this board has no such invitation: the link may have been cut short")
+        raise NotInvitedError("The invitation does not exist. Check that the link is complete.")
     if found.accepted:
-        raise NotInvitedError("this invitation was used, and is good for one person: ask for another")
+        raise NotInvitedError("This invitation was used. Ask for a new invitation.")
     if found.revoked:
-        raise NotInvitedError("this invitation was revoked: ask for another")
+        raise NotInvitedError("This invitation was revoked. Ask for a new invitation.")
     if found.expires <= timezone.now():
-        raise NotInvitedError(f"this invitation was good until {found.expires:%Y-%m-%d %H:%M} UTC: ask for another")
+        raise NotInvitedError(
+            f"This invitation expired at {found.expires:%Y-%m-%d %H:%M} UTC. Ask for a new invitation."
+        )
     maker = User.objects.filter(username=found.created_by).first()
     if maker is None or role_in(maker, found.project.name) != Role.ADMIN:
-        raise NotInvitedError("whoever made this invitation may no longer invite: ask another admin of the project")
+        raise NotInvitedError(
+            "The author of this invitation is no longer a project admin. Ask another admin for an invitation."
+        )
     return found
 
 
@@ -188,7 +198,8 @@ def check_whose(invitation: Invitation, user: User) -> None:
     """
     if invitation.email and invitation.email.casefold() != user.email.casefold():
         raise NotInvitedError(
-            f"this invitation is for another mail address than that of {user.get_username()}: log in as whom it is for"
+            f"This invitation is for another mail address than that of {user.get_username()}. "
+            "Log in with the invited account."
         )
 
 
@@ -230,7 +241,7 @@ def _take(invitation: Invitation, user: User) -> None:
     """It is good for one: of several at once the first has it."""
     taken = Invitation.objects.filter(_is_open(), pk=invitation.pk)
     if taken.update(accepted=timezone.now(), accepted_by=user.get_username()) != 1:
-        raise NotInvitedError("somebody was first: ask for another invitation")
+        raise NotInvitedError("Another person used this invitation first. Ask for a new invitation.")
 
 
 def _join(invitation: Invitation, user: User) -> Membership:

@@ -71,7 +71,7 @@ def _shown_once(request: HttpRequest) -> HttpResponse:
 @login_required
 def revoke_token(request: HttpRequest, key: str) -> HttpResponse:
     if storable(key) and tokens.revoke(_user(request), key):
-        messages.success(request, "Nobody gets in with that token any more.")
+        messages.success(request, "The token is revoked.")
     return redirect("account")
 
 
@@ -89,7 +89,7 @@ def change_password(request: HttpRequest) -> HttpResponse:
     record(_user(request).get_username(), "change password", "user", _user(request).get_username())
     update_session_auth_hash(request, form.user)
     note_session(request)
-    messages.success(request, "The password is changed. Your tokens and your other sessions have ended.")
+    messages.success(request, "The password is changed. Your tokens and other sessions are revoked.")
     return redirect("account")
 
 
@@ -102,10 +102,10 @@ def remove_sign_on(request: HttpRequest, key: int) -> HttpResponse:
     if found is None:
         return redirect("account")
     if not _user(request).has_usable_password():
-        messages.error(request, "It is the only way that you log in by: ask staff for a password first.")
+        messages.error(request, "This sign-on is your only login. Ask staff for a password first.")
         return redirect("account")
     found.delete()
-    messages.success(request, "Nobody logs in to your account by that sign-on any more.")
+    messages.success(request, "The sign-on is removed from your account.")
     return redirect("account")
 
 
@@ -117,13 +117,13 @@ def end_session(request: HttpRequest, key: int) -> HttpResponse:
     if session is not None:
         session.end()
         record(_user(request).get_username(), "end session", "user", _user(request).get_username())
-        messages.success(request, "That session has ended.")
+        messages.success(request, "The session is ended.")
     return redirect("account")
 
 
 def refusal(error: SpecError) -> str:
     """In one line, as a message above a page."""
-    return "; ".join(f"{problem.field}: {problem.message}" for problem in error.problems)
+    return " ".join(problem.sentence for problem in error.problems)
 
 
 def _page(request: HttpRequest, form: Any = None) -> HttpResponse:
@@ -167,7 +167,7 @@ def _wish(form: QueryDict) -> dict[str, Any]:
     if told := form.get("days", ""):
         number = whole_number(told, 1, settings.TOKEN_DAYS)
         if number is None:
-            text = f"must be a whole number from 1 to {settings.TOKEN_DAYS}, got {told[:60]!r}"
+            text = f"`days` is {told[:60]!r}. Use a whole number from 1 to {settings.TOKEN_DAYS}."
             raise SpecError([Problem("days", text)])
         asked["days"] = number
     return asked

@@ -19,14 +19,16 @@ from planner.facts.spec import Problem, SpecError
 
 RoleName = Literal["viewer", "submitter", "operator", "admin"]
 MOST_SLOTS = 2**31 - 1
-OF_JOBS = "jobs of an earlier project of this name are still here, and its members would see them: choose another"
+OF_JOBS = "Jobs of a deleted project with this name exist. Use another name."
 
 
 class ProjectWish(Strict):
     """A new project."""
 
     name: Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._=-]*$")]
-    slots: int | None = Field(default=None, ge=0, le=MOST_SLOTS, description="that its jobs may hold; null: any number")
+    slots: int | None = Field(
+        default=None, ge=0, le=MOST_SLOTS, description="Slot quota of the project. null: unlimited."
+    )
 
 
 class ProjectChange(Strict):
@@ -35,7 +37,7 @@ class ProjectChange(Strict):
     own_slots: int | None = Field(
         ge=0,
         le=MOST_SLOTS,
-        description="slots that its jobs may hold, at most what staff gave; null: that",
+        description="Slot limit, at most the quota from staff. null: the quota.",
     )
 
 
@@ -95,7 +97,7 @@ def make(asked: ProjectWish, by: str) -> Project:
     with transaction.atomic():
         project, is_new = Project.objects.get_or_create(name=asked.name, defaults={"slots": asked.slots})
         if not is_new:
-            raise SpecError([Problem("name", f"there is a project {asked.name!r} already")])
+            raise SpecError([Problem("name", f"Project {asked.name!r} exists already. Use another name.")])
         if has_jobs(asked.name):
             raise SpecError([Problem("name", OF_JOBS)])
         forget(asked.name)
@@ -116,7 +118,15 @@ def keep_to(project: Project, own_slots: int | None, by: str) -> None:
         SpecError: more than staff gave.
     """
     if own_slots is not None and project.slots is not None and own_slots > project.slots:
-        raise SpecError([Problem("own_slots", f"{own_slots}, and staff gave {project.slots}")])
+        raise SpecError(
+            [
+                Problem(
+                    "own_slots",
+                    f"`own_slots` is {own_slots}, "
+                    f"but the quota from staff is {project.slots}. Use {project.slots} or less.",
+                )
+            ]
+        )
     with transaction.atomic():
         before = Project.objects.values_list("own_slots", flat=True).get(pk=project.pk)
         if before != own_slots:
@@ -169,8 +179,8 @@ def set_role(project: Project, username: str, role: Role, by: User) -> None:
 def _no_member(project: Project, username: str, by: User) -> str:
     """Only staff, who could make anybody a member, learn whether there is an account of that name."""
     if by.is_staff:
-        return f"no enabled account is called {username!r}: look at the spelling, or invite whoever has none"
-    return f"{username!r} is no member of {project.name}: invite them"
+        return f"No active account is named {username!r}. Check the spelling, or invite the person."
+    return f"{username!r} is not a member of project {project.name}. Invite them."
 
 
 def remove_member(project: Project, username: str, by: User) -> bool:
@@ -198,7 +208,7 @@ def _check_admins(project: Project, without: str, by: User, field: str) -> None:
     # All of them, in one order: of two who remove each other at once, the second finds the first gone.
     admins = project.memberships.select_for_update(of=("self",)).filter(role=Role.ADMIN).select_related("user")
     if [one.user.get_username() for one in admins.order_by("pk") if one.user.is_active] == [without]:
-        words = f"{without} is the only admin of {project.name}: make somebody else an admin first"
+        words = f"{without} is the only admin of project {project.name}. Make another member an admin first."
         raise SpecError([Problem(field, words)])
 
 
@@ -208,4 +218,4 @@ def check_members(project: Project) -> None:
         SpecError: it has none, nor can it.
     """
     if project.name == DEFAULT_PROJECT:
-        raise SpecError([Problem("project", f"{DEFAULT_PROJECT} is everybody's, and has no members")])
+        raise SpecError([Problem("project", f"Project {DEFAULT_PROJECT} is open to all users and has no member list.")])

@@ -74,12 +74,12 @@ class SignOn(DefaultSocialAccountAdapter):  # type: ignore[misc]  # allauth has 
         if sociallogin.state.get("process") != AuthProcess.CONNECT:
             return
         if SocialAccount.objects.filter(user=request.user).exclude(pk=sociallogin.account.pk).exists():
-            messages.error(request, "Another sign-on is connected to your account: remove it first.")
+            messages.error(request, "Your account has another sign-on. Remove it first.")
             raise ImmediateHttpResponse(redirect("account"))
 
     def on_authentication_error(self, _request: HttpRequest, provider: Any, **named: Any) -> None:
         """The page that is answered says that staff find the reason in the log."""
-        log.warning("nobody signs on by %s: %s %s", provider, named["error"], str(named["exception"] or "")[:500])
+        log.warning("Sign-on by %s failed: %s %s", provider, named["error"], str(named["exception"] or "")[:500])
 
     def save_user(self, request: HttpRequest, sociallogin: Any, form: Any = None) -> Any:
         """All of it or nothing. Whose answer of the provider came twice at once has the account that the other made; a

@@ -29,13 +29,17 @@ SCOPES = tuple(Scope)
 class TokenWish(Strict):
     """What a REST token may be asked to be."""
 
-    name: Annotated[str, Field(min_length=1, max_length=100, pattern=NO_NUL, description="what it is for"), Named]
+    name: Annotated[
+        str, Field(min_length=1, max_length=100, pattern=NO_NUL, description="Purpose of the token."), Named
+    ]
     scopes: Annotated[
         list[Literal["read", "submit", "operate"]],
-        Field(min_length=1, max_length=len(SCOPES), description="what it may be used for, of what its owner may do"),
+        Field(
+            min_length=1, max_length=len(SCOPES), description="Allowed actions, within the permissions of the owner."
+        ),
     ]
     days: int | None = Field(
-        default=None, ge=1, le=36500, description="until it ends, at most what this board lets a token last; null: that"
+        default=None, ge=1, le=36500, description="Days until the token expires. null: the maximum of this board."
     )
 
 
@@ -94,9 +98,9 @@ def make(user: User, asked: TokenWish, *, by: AuthToken | None = None) -> Made:
 def _problems(user: User, asked: TokenWish, by: AuthToken | None) -> list[Problem]:
     found = []
     if by is not None and (more := [scope for scope in asked.scopes if scope not in scopes_of(by)]):
-        found.append(Problem("scopes", f"the token that asks has no {more[0]} itself"))
+        found.append(Problem("scopes", f"The token of this request lacks the scope {more[0]}. Use another token."))
     if known(user).count() >= MOST:
-        found.append(Problem("name", f"you have {MOST} tokens, the most: revoke one"))
+        found.append(Problem("name", f"You have {MOST} tokens, the maximum. Revoke one first."))
     return found
 
 
@@ -110,7 +114,7 @@ def told(token: AuthToken) -> ApiToken:
     grant = getattr(token, "grant", None)
     return {
         "key": token.token_key,
-        "name": grant.name if grant else "made before tokens had names",
+        "name": grant.name if grant else "created without a name",
         "scopes": [scope.value for scope in SCOPES if scope in scopes_of(token)],
         "created": token.created.isoformat(),
         "expires": token.expiry.isoformat() if token.expiry else None,

@@ -58,16 +58,22 @@ def put(project: Project, name: str, value: str, by: str) -> Variable:
         SpecError: jobs are handed none of this name, or it is too large, or one too many.
     """
     if not is_allowed(name):
-        words = f"{name[:100]!r} is none that jobs are handed: capitals, digits and _ behind {', '.join(PREFIXES)}"
+        words = (
+            f"{name[:100]!r} is not a valid variable name. Use capitals, "
+            f"digits, and _ after one of {', '.join(PREFIXES)}."
+        )
         raise SpecError([Problem("variable", words)])
     with transaction.atomic():
         Project.objects.select_for_update(no_key=True).get(pk=project.pk)
         others = {one.name: one.sealed for one in project.variables.exclude(name=name)}
         if len(others) >= MOST:
-            raise SpecError([Problem("variable", f"a project has at most {MOST}")])
+            raise SpecError([Problem("variable", f"The project has {MOST} variables, the maximum. Delete one first.")])
         size, rest = len(value.encode()), sum(map(_size, others.values()))
         if size > MOST_BYTES or size + rest > ALL_BYTES:
-            words = f"{size:,} bytes, and the others have {rest:,}: at most {MOST_BYTES:,}, and {ALL_BYTES:,} together"
+            words = (
+                f"The value has {size:,} bytes, the other variables {rest:,}. "
+                f"Use at most {MOST_BYTES:,} per value, and {ALL_BYTES:,} in total."
+            )
             raise SpecError([Problem("value", words)])
         made, _ = ProjectVariable.objects.update_or_create(
             project=project,
@@ -114,4 +120,4 @@ def _open(sealed: str) -> str:
     try:
         return board(PURPOSE).decrypt(sealed).decode()
     except InvalidToken:
-        raise UnreadableError("its project's variables were set under another secret key: set them again") from None
+        raise UnreadableError("the variables of its project use an old secret key. Set the variables again") from None

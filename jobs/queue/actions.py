@@ -240,7 +240,7 @@ def run_smaller(job: Job, by: str) -> bool:
         raise DisprovedError(DISPROVED)
     offer = smaller(job)
     fields = _of_spec(asked_of(job.owner, changed_spec(job.spec, offer)))
-    reason = f"queued again by {by} as {offer['words']} on {counted(offer['ranks'], 'rank')}: {offer['why']}"
+    reason = f"queued again by {by} with {offer['words']} on {counted(offer['ranks'], 'rank')}: {offer['why']}"
     with transaction.atomic():
         lifecycle.lock(job.id)
         if not Job.objects.filter(id=job.id, attempt=job.attempt, status=job.status).update(**fields):
@@ -260,8 +260,8 @@ class HostConnectedError(Exception):
     """A host that speaks, or a supervisor on it, is not given up: its jobs can be cancelled."""
 
     def __init__(self, host: Host, heard: datetime) -> None:
-        who = host.name if heard == host.last_seen else f"a supervisor on {host.name}"
-        super().__init__(f"{who} was heard of at {heard.isoformat()}: cancel its jobs instead")
+        who = host.name if heard == host.last_seen else f"A supervisor on {host.name}"
+        super().__init__(f"{who} had contact at {heard.isoformat()}. Cancel its jobs instead.")
 
 
 def give_up_host(host: Host, by: str) -> int:
@@ -283,6 +283,6 @@ def give_up_host(host: Host, by: str) -> int:
         Host.objects.filter(pk=host.pk).update(given_up=timezone.now())
         members = list(unended.select_related("attempt"))
         for member in members:
-            ending.lose(member, f"host {host.name} was given up by {by}")
+            ending.lose(member, f"host {host.name} was marked as lost by {by}")
         record(by, "give up", "host", host.name, after={"lost": len(members)})
     return len(members)

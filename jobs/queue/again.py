@@ -18,9 +18,13 @@ class ResumeQuery(Strict):
     """What to go on from, and what is to be other than in the job's spec."""
 
     checkpoint: str | None = Field(
-        default=None, min_length=1, max_length=100, pattern=NO_NUL, description="a name; by default the newest"
+        default=None,
+        min_length=1,
+        max_length=100,
+        pattern=NO_NUL,
+        description="Name of a checkpoint. Default: the latest.",
     )
-    change: dict[str, Any] = Field(default={}, description="a merge patch (RFC 7396) of the job's spec")
+    change: dict[str, Any] = Field(default={}, description="Merge patch (RFC 7396) of the spec.")
 
 
 class NotAgainError(Exception):
@@ -37,9 +41,11 @@ def copy(
         SpecError, BusyError, KeyReusedError: as `actions.submit`.
     """
     if job.engine == ELSEWHERE:
-        raise NotAgainError("it was launched elsewhere, and is launched again there")
+        raise NotAgainError("The job runs outside Meshboard. Start it again there.")
     if not isinstance(change, Mapping):
-        raise SpecError([Problem("request", "must be an object: what is to be other than in the job's spec")])
+        raise SpecError(
+            [Problem("request", "The body is not an object. Send the changed spec fields as a JSON object.")]
+        )
     return actions.submit(user, changed(job.spec, change), key=key, told=told)
 
 

@@ -23,7 +23,7 @@ class Bulk(Strict):
     action: Action
     jobs: list[JobId] = Field(min_length=1, max_length=MOST)
     priority: Annotated[int, Field(ge=staff.LOWEST, le=staff.HIGHEST)] | None = Field(
-        default=None, description="with action priority: the new one"
+        default=None, description="New priority, for action priority."
     )
 
 
@@ -49,7 +49,7 @@ def carry_out(asked: Bulk, user: Any) -> list[str]:
     if asked.action == "release":
         return staff.release(ids, by)
     if not may_run_queue(user):
-        raise PermissionDenied("who goes before whom is staff's to change")
+        raise PermissionDenied("Only staff can change priorities.")
     assert asked.priority is not None, "checked by who asks"
     return staff.prioritise(ids, asked.priority, by)
 
@@ -68,21 +68,21 @@ def why_unmoved(job: str, before: str | None) -> str:
             id: told for id, *told in Job.objects.filter(id__in=(job, before)).values_list("id", "status", "priority")
         }
         if before not in known:
-            return f"there is no job {before}"
+            return f"Job {before} does not exist."
         status, priority = known[before]
         if status != Status.QUEUED:
-            return f"job {before} {stands(str(status))}, so it is not queued"
+            return f"Job {before} {stands(str(status))}, so it has no place in the queue."
         if priority != known[job][1]:
-            return f"job {before} has priority {priority}, and this one {known[job][1]}"
-    return "it is there already"
+            return f"Job {before} has priority {priority}, this job has {known[job][1]}. Use a job of equal priority."
+    return "The job already has this place."
 
 
 def _why(asked: Bulk, status: str | None) -> str:
     if status is None:
-        return "there is no such job"
+        return "The job does not exist."
     if asked.action == "cancel":
-        return f"it has ended: {status}" if status in TERMINAL else f"it is {status} already"
+        return f"The job has ended: {status}." if status in TERMINAL else f"The job is already {status}."
     if status != Status.QUEUED:
-        return f"it {stands(status)}, so it is not queued"
-    already = {"hold": "held already", "release": "not held", "priority": "of that priority already"}
-    return f"it is {already[asked.action]}"
+        return f"The job {stands(status)}, so it is not queued."
+    already = {"hold": "is already held", "release": "is not held", "priority": "already has this priority"}
+    return f"The job {already[asked.action]}."

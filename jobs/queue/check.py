@@ -46,7 +46,7 @@ def spec_of(job: Job) -> dict[str, Any]:
         "checkpoint_every": 0,
         "eval_every": 0,
     }
-    name = f"check of {job.name}"[:LONGEST_NAME]
+    name = f"reference check of {job.name}"[:LONGEST_NAME]
     return changed(job.spec, {"name": name, "train": train, "retry": None, "after": None, "after_failed": None})
 
 
@@ -83,4 +83,4 @@ def _why_not(job: Job) -> str:
     try:
         return why_not_asked(JobSpec.model_validate(spec_of(job)))
     except ValidationError:
-        return "its spec was written by another version, which this one cannot run"
+        return "The spec is from another version of Meshboard and cannot run here."

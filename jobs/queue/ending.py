@@ -109,7 +109,11 @@ def _tell_of_the_first(member: Member, reason: str) -> None:
     """What the job waits for after a member of several ended, where it did not end well."""
     if Member.objects.filter(pk=member.pk, outcome="succeeded").exists():
         return
-    text = f"{reason}: its other hosts are told to end" if reason else "its other hosts are told to end"
+    text = (
+        (f"{reason}, so Meshboard ends the job on its other hosts")
+        if reason
+        else "Meshboard ends the job on its other hosts"
+    )
     Job.objects.filter(id=member.attempt.job_id, attempt=member.attempt.number).filter(
         status__in=(Status.STARTING, Status.RUNNING, Status.UNREACHABLE)
     ).update(wait_reason=text[:500])

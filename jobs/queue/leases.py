@@ -36,9 +36,7 @@ def held_back(queued: set[str], now: datetime | None = None) -> Mapping[str, str
         ends = max(last_seen, heard or last_seen) + lease
         if job not in waits and ends > now:
             until = f"{ends:%H:%M:%S} UTC"
-            waits[job] = (
-                f"attempt {number} may live on silent host {host} until its lease is over, at {until} the latest"
-            )
+            waits[job] = f"attempt {number} may still run on silent host {host} until its lease ends at {until}"
     return waits
 
 
@@ -47,7 +45,7 @@ def _still_heard(queued: set[str], now: datetime) -> list[tuple[str, str]]:
     speak = Member.objects.filter(attempt__job_id__in=queued, outcome="lost", heard__gt=F("ended"))
     rows = speak.filter(heard__gte=now - HOST_SILENT_AFTER).order_by()
     return [
-        (job, f"a supervisor on host {name} still runs attempt {number} and was told to end it")
+        (job, f"waiting until the supervisor on host {name} ends attempt {number}")
         for job, number, name in rows.values_list("attempt__job_id", "attempt__number", "host_name")
     ]
 
@@ -56,7 +54,7 @@ def _still_held(queued: set[str]) -> list[tuple[str, str]]:
     """What a host said before it was given up counts no more."""
     known = Host.objects.present().exclude(holding=[]).exclude(given_up__gt=F("last_seen"))
     return [
-        (job, f"host {name} still runs attempt {number} and was told to end it")
+        (job, f"waiting until host {name} ends attempt {number}")
         for name, holding in known.values_list("name", "holding")
         for job, number, _ in holding
         if job in queued

@@ -153,7 +153,7 @@ def announce(*job_ids: str) -> None:
     try:
         async_to_sync(_wake)(layer, job_ids[:MOST_ANNOUNCED])
     except Exception as error:
-        log.warning("could not announce %d jobs, the first %s: %r", len(job_ids), job_ids[0], error)
+        log.warning("Could not announce %d jobs, the first is %s: %r", len(job_ids), job_ids[0], error)
 
 
 async def _wake(layer: Any, job_ids: Iterable[str]) -> None:

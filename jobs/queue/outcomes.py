@@ -45,7 +45,7 @@ def finish(spec: Mapping[str, Any], told: ExitReport) -> Ending:
     summary: Any = dict(told["summary"]) if told["summary"] else None
     status, reason = OUTCOMES[told["outcome"]], told["reason"]
     if told["outcome"] == "cancelled":  # who may write to Redis can raise its flag
-        reason = f"ended on its host by a cancel flag that nobody here raised: {reason}"
+        reason = f"ended by a cancel request on the host, not from Meshboard: {reason}"
     profile, unusable = checked_profile(summary.pop("profile", None) if summary else None)
     lab = checked_result(summary.pop("lab", None)) if summary else None
     if summary and lab:

@@ -26,13 +26,15 @@ class Several(Strict):
 
     action: Action
     jobs: list[JobId] = Field(min_length=1, max_length=MOST)
-    tags: list[shelf.Tag] = Field(default=[], max_length=shelf.MOST_TAGS, description="with action tag and untag")
+    tags: list[shelf.Tag] = Field(
+        default=[], max_length=shelf.MOST_TAGS, description="Tags, for actions tag and untag."
+    )
 
 
 class JobChange(Strict):
     """What is to be changed about one job; what is left out stays."""
 
-    archived: bool | None = Field(default=None, description="whether lists leave it out; it must have ended")
+    archived: bool | None = Field(default=None, description="true: archive the job. The job needs to have ended.")
     add_tags: list[shelf.NewTag] = Field(default=[], max_length=shelf.MOST_TAGS)
     remove_tags: list[shelf.Tag] = Field(default=[], max_length=shelf.MOST_TAGS)
 
@@ -42,7 +44,7 @@ def wished(data: object) -> JobChange:
     try:
         return checked(JobChange, data)
     except SpecError as error:
-        tags = Problem("tags", "is changed by add_tags and remove_tags")
+        tags = Problem("tags", "`tags` is read-only. Use `add_tags` and `remove_tags`.")
         raise SpecError([tags if one.field == "tags" else one for one in error.problems]) from None
 
 
@@ -74,10 +76,10 @@ def unchanged(asked: Several, changed: list[str], user: Any) -> list[Unchanged]:
 
 def _why(action: Action, status: str | None) -> str:
     if status is None:
-        return "no such job, or not yours to change"
+        return "The job does not exist, or you cannot change it."
     if action == "cancel" or (action == "archive" and status not in TERMINAL):
-        return f"a job that {stands(status)} cannot be {'cancelled' if action == 'cancel' else 'archived'}"
-    return "it was so already"
+        return f"The job {stands(status)}, so it cannot be {'cancelled' if action == 'cancel' else 'archived'}."
+    return "The job already has this state."
 
 
 class NotEndedError(Exception):

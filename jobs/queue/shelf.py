@@ -34,7 +34,10 @@ def tag(jobs: Iterable[str], names: Iterable[str], by: str) -> list[str]:
             if not new:
                 continue
             if len(has) + len(new) > MOST_TAGS:
-                text = f"job {job.id} has {len(has)} tags; {len(new)} more make {len(has) + len(new)} > {MOST_TAGS}"
+                text = (
+                    f"Job {job.id} has {len(has)} tags, "
+                    f"and {len(new)} more exceed the maximum of {MOST_TAGS}. Remove tags first."
+                )
                 raise SpecError([Problem("tags", text)])
             JobTag.objects.bulk_create(JobTag(job=job, name=name) for name in new)
             record(by, "tag", "job", job.id, after=new)

@@ -80,7 +80,7 @@ def _when(told: Forecast | None, names: dict[str, str]) -> str:
     if told is None:
         return ""
     if not told.ends:
-        return "with the next pass"
+        return "in the next scheduling pass"
     return f"when {names[told.ends]} ends" if told.ends in names else "when another job ends"
 
 

@@ -39,18 +39,18 @@ def asked(given: Mapping[str, str], seen: View) -> Question:
     pool, job = told.get("pool", ""), told.get("job", "")
     problems = []
     if slots is None:
-        problems.append(Problem("slots", f"must be a whole number from 0 to {MOST_SLOTS}"))
+        problems.append(Problem("slots", f"`slots` needs a whole number from 0 to {MOST_SLOTS}."))
     if priority is None:
-        problems.append(Problem("priority", f"must be a whole number from {LOWEST} to {HIGHEST}"))
+        problems.append(Problem("priority", f"`priority` needs a whole number from {LOWEST} to {HIGHEST}."))
     if pool and not (storable(pool) and Pool.objects.filter(name=pool).exists()):
-        problems.append(Problem("pool", "no such pool"))
+        problems.append(Problem("pool", "The pool does not exist."))
     if job and job not in {queued.job.id for queued in seen.queue}:
-        problems.append(Problem("job", "no such job is queued"))
+        problems.append(Problem("job", "The job does not exist, or it is not queued."))
     if ("job" in told) != ("priority" in told):
-        missing, other = ("priority", "a job") if "job" in told else ("job", "a priority")
-        problems.append(Problem(missing, f"is required beside {other}"))
+        missing, other = ("priority", "job") if "job" in told else ("job", "priority")
+        problems.append(Problem(missing, f"`{missing}` is missing. `{other}` needs it."))
     if not told:
-        problems.append(Problem("slots", "or a pool, or a job and its priority: one of them is required"))
+        problems.append(Problem("slots", "Set `slots`, `pool`, or `job` with `priority`."))
     if problems or slots is None or priority is None:
         raise SpecError(problems)
     return Question(slots, pool, job, priority)

@@ -24,13 +24,13 @@ class RunTokenAuthentication(BaseAuthentication):
         """Raises AuthenticationFailed."""
         scheme, _, token = get_authorization_header(request).decode("latin-1").partition(" ")
         if scheme != SCHEME:
-            raise AuthenticationFailed("a run's token is needed, as Authorization: Run TOKEN")
+            raise AuthenticationFailed("The token of the run is missing. Send the header Authorization: Run TOKEN.")
         found = find(token.strip())
         if found is None:
-            raise AuthenticationFailed("no run has this token")
+            raise AuthenticationFailed("The run token is invalid.")
         owner = found.attempt.job.owner
         if not owner.is_active:
-            raise AuthenticationFailed("the owner of this run may not log in any more")
+            raise AuthenticationFailed("The account of the run's owner is disabled.")
         return owner, found
 
     def authenticate_header(self, request: Request) -> str:
@@ -40,7 +40,7 @@ class RunTokenAuthentication(BaseAuthentication):
 class OverHttps(BasePermission):
     """What carries a run's token, or is answered with one, does not travel readable."""
 
-    message = "speak HTTPS: a token goes with this request, and plain HTTP is for this machine alone"
+    message = "The request sends a token over plain HTTP. Use HTTPS."
 
     def has_permission(self, request: Request, view: Any) -> bool:
         return request.is_secure() or _from_this_machine(request)

@@ -47,7 +47,7 @@ class Heard(TypedDict):
 
 
 class ReadyNode(TypedDict):
-    """A node that waits for the others of its gang. `port`: of the lead's store; 0 where it does not lead."""
+    """A node that waits for the others of its gang. `port`: Port of the store on the lead node. 0 on other nodes.."""
 
     node: int
     address: str
@@ -71,29 +71,29 @@ class RunRequest(Strict):
 
     name: Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$"), Named] = "untitled"
     world_size: int = Field(ge=1, le=65536, description="ranks")
-    nodes: int = Field(default=1, ge=1, le=MOST_NODES, description="machines, each of which joins by itself")
+    nodes: int = Field(default=1, ge=1, le=MOST_NODES, description="Number of machines. Each machine joins by itself.")
     device: Device = "cpu"
-    command: list[Argument] = Field(default=[], max_length=202, description="as it was typed, for people to read")
+    command: list[Argument] = Field(default=[], max_length=202, description="Command line, for display.")
     tags: list[NewTag] = Field(default=[], max_length=MOST_TAGS)
     spec: dict[str, Any] | None = Field(
-        default=None, description="of a train job: its predictions are shown beside what is measured"
+        default=None, description="Spec of a train job, for predictions next to the measurements."
     )
     key: str | None = Field(
         default=None,
         min_length=1,
         max_length=200,
         pattern=NO_NUL,
-        description="the same key again is the same run, as long as it lasts: every node may ask, and one makes it",
+        description="A repeated key returns the same run, so every node can send it.",
     )
 
 
 class NodeRequest(Strict):
     """A node of a run speaks up."""
 
-    node: int = Field(ge=0, lt=MOST_NODES, description="from 0; node 0 has rank 0")
-    name: NodeName = Field(description="of the machine")
+    node: int = Field(ge=0, lt=MOST_NODES, description="Number of the node, from 0. Node 0 has rank 0.")
+    name: NodeName = Field(description="Name of the machine.")
     claim: str = Field(
-        min_length=20, max_length=200, pattern=r"^[!-~]+$", description="a secret of the process that speaks for it"
+        min_length=20, max_length=200, pattern=r"^[!-~]+$", description="Secret of the reporting process."
     )
 
 
@@ -101,7 +101,7 @@ class MeetRequest(Strict):
     """A node of a gang is ready, and where; with neither it only asks."""
 
     address: Address | None = None
-    port: int = Field(default=0, ge=0, le=65535, description="of the lead's store; 0 where it does not lead")
+    port: int = Field(default=0, ge=0, le=65535, description="Port of the store on the lead node. 0 on other nodes.")
 
 
 def read(model: type[Asked], data: object) -> Asked:

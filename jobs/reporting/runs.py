@@ -60,7 +60,10 @@ def open_run(owner: User, asked: RunRequest) -> Opened:
     if asked.world_size % asked.nodes:
         left = asked.world_size % asked.nodes
         each = asked.world_size // asked.nodes
-        text = f"{counted(asked.world_size, 'rank')} on {asked.nodes} nodes: {each} on each and {left} left over"
+        text = (
+            f"{counted(asked.world_size, 'rank')} are not divisible by {asked.nodes} nodes: "
+            f"{each} per node, {left} left over."
+        )
         raise SpecError([Problem("nodes", text)])
     if asked.key is not None and (found := _of_key(owner, asked)):
         return Opened(found, issue(found), False)
@@ -90,7 +93,10 @@ def _of_key(owner: User, asked: RunRequest) -> Attempt | None:
     size = (found.attempt.job.num_slots, found.attempt.members.count())
     if size != (asked.world_size, asked.nodes):
         ranks, nodes = counted(size[0], "rank"), counted(size[1], "node")
-        text = f"its run has {ranks} on {nodes}, and not {asked.world_size} on {asked.nodes}"
+        text = (
+            f"The run has {ranks} on {nodes}, "
+            f"but the request has {asked.world_size} on {asked.nodes}. Use equal numbers."
+        )
         raise SpecError([Problem("key", text)])
     return found.attempt
 
@@ -102,9 +108,17 @@ def _spec(asked: RunRequest) -> JobSpec:
     found = []
     kind = KINDS[spec.kind]
     if not kind.trains or kind.one_slot:
-        found.append(Problem("spec.kind", f"must be train: nothing is predicted of a run of {spec.kind}"))
+        found.append(
+            Problem(
+                "spec.kind",
+                f"`spec.kind` is {spec.kind}, but only kind train has a prediction. Use train, or omit the spec.",
+            )
+        )
     if spec.layout.world_size != asked.world_size:
-        text = f"its layout has {counted(spec.layout.world_size, 'rank')}, and the run {asked.world_size}"
+        text = (
+            f"`spec.layout` has {counted(spec.layout.world_size, 'rank')}, "
+            f"but the run has {asked.world_size}. Use equal numbers."
+        )
         found.append(Problem("spec.layout", text))
     if found:
         raise SpecError(found)
@@ -167,15 +181,17 @@ def join(run: RunToken, asked: NodeRequest) -> Member:
         lifecycle.lock(run.attempt.job_id)
         member = run.attempt.members.filter(node=asked.node).first()
         if member is None:
-            raise SpecError([Problem("node", f"this run has {counted(run.attempt.members.count(), 'node')}, from 0")])
+            raise SpecError(
+                [Problem("node", f"The run has {counted(run.attempt.members.count(), 'node')}, numbered from 0.")]
+            )
         claim = digest(asked.claim)
         if member.claim not in ("", claim):
-            raise TakenError(f"another process speaks for node {asked.node} of this run")
+            raise TakenError(f"Another process reports for node {asked.node} of this run.")
         if run.attempt.members.filter(host_name=asked.name).exclude(pk=member.pk).exists():
-            raise TakenError(f"another node of this run is {asked.name}: name each one otherwise")
+            raise TakenError(f"Another node of this run is named {asked.name}. Use a different name per node.")
         Member.objects.filter(pk=member.pk).update(claim=claim, host_name=asked.name, heard=timezone.now())
         # Of one that an engine of ours launched: this is before the engine tells that it runs.
-        lifecycle.start({run.attempt.job_id: (run.attempt.number, f"begins on {asked.name}")})
+        lifecycle.start({run.attempt.job_id: (run.attempt.number, f"starts on {asked.name}")})
     member.refresh_from_db()
     return member
 
@@ -188,7 +204,7 @@ def refuse_ended(attempt: Attempt) -> None:
     last = StateChange.objects.filter(job=job, attempt=attempt.number).last()
     words = f": {last.status}, {last.reason}" if last else ""
     # What the board did not launch goes on unharmed when it is given up.
-    raise EndedError(f"the run has ended{words}", cancel=job.engine != ELSEWHERE)
+    raise EndedError(f"The run has ended{words}.", cancel=job.engine != ELSEWHERE)
 
 
 def hear(member: Member) -> None:

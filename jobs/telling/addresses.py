@@ -66,7 +66,7 @@ def resolve(host: str, port: int, allowed: Iterable[Network]) -> list[Address]:
     except (OSError, UnicodeError):
         found = []
     if not found:
-        raise RefusedAddressError(f"{host} has no address")
+        raise RefusedAddressError(f"{host} has no IP address")
     return checked(host, _addresses(found), allowed)
 
 
@@ -79,8 +79,8 @@ def checked(host: str, addresses: list[Address], allowed: Iterable[Network]) -> 
     networks = tuple(allowed)
     if not all(may_reach(address, networks) for address in addresses):
         # Which address is not told: it would be the board's own resolver that anybody asks about names inside.
-        words = "which is inside, and MESHBOARD_WEBHOOK_NETWORKS does not allow it"
-        raise RefusedAddressError(f"{host} leads to an address {words}")
+        words = "which is private and not allowed by MESHBOARD_WEBHOOK_NETWORKS"
+        raise RefusedAddressError(f"{host} resolves to an address {words}")
     return addresses
 
 

@@ -12,7 +12,7 @@ from jobs.models import Delivery, Outcome
 from jobs.telling.shapes import Try
 
 MOST_TRIES_KEPT = 30
-LOST_THE_RIGHT = "not sent: who it is for may no longer hear of it"
+LOST_THE_RIGHT = "not sent: the recipient can no longer see the job"
 LAST = timedelta(days=30)
 MOST_OF_RECEIVER = 10_000
 

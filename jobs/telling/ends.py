@@ -35,19 +35,19 @@ def ask(user: User, job: Job) -> None:
         NoMailError: it has, this board sends no mail, the account has no address, or has asked of too many jobs.
     """
     if not settings.EMAIL_HOST:
-        raise NoMailError("this board sends no mail: it has no mail server")
+        raise NoMailError("This board has no mail server.")
     if not user.email:
-        raise NoMailError("your account has no mail address")
+        raise NoMailError("Your account has no mail address.")
     with transaction.atomic():
         status = Job.objects.select_for_update(no_key=True).values_list("status", flat=True).get(pk=job.pk)
         if status in TERMINAL:  # asked where it cannot end meanwhile, for then nobody would ever be mailed
-            raise NoMailError(f"the job {stands(status)}: there is no end to wait for")
+            raise NoMailError(f"The job {stands(status)}, so it has already ended.")
         User.objects.select_for_update(no_key=True).get(pk=user.pk)  # of several at once each counts those before
         if EndWish.objects.filter(user=user).count() >= MOST:
-            raise NoMailError(f"you are to be mailed of {MOST:,} jobs already, the most")
+            raise NoMailError(f"You have email requests for {MOST:,} jobs, the maximum. Cancel one first.")
         _, new = EndWish.objects.get_or_create(user=user, job=job)
         if new:
-            record(user.get_username(), "wish for mail of its end", "job", job.id)
+            record(user.get_username(), "request email at end", "job", job.id)
 
 
 def forget(user: User, job: Job) -> bool:
@@ -55,7 +55,7 @@ def forget(user: User, job: Job) -> bool:
     with transaction.atomic():
         gone, _ = EndWish.objects.filter(user=user, job=job).delete()
         if gone:
-            record(user.get_username(), "no mail of its end", "job", job.id)
+            record(user.get_username(), "cancel email at end", "job", job.id)
     return bool(gone)
 
 

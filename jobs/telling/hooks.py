@@ -41,10 +41,12 @@ class WebhookQuery(Strict):
     """What a webhook may be asked to be."""
 
     name: Name
-    url: Url = Field(description="https://, on the internet")
-    states: list[State] = Field(default=[], max_length=len(Status), description="told of; none: every one")
-    job: str = Field(default="", max_length=16, pattern=JOB_ID, description="the only job told of; empty: any")
-    everybody: bool = Field(default=False, description="everybody's jobs in the project: for who administers it")
+    url: Url = Field(description="An https:// address on the public internet.")
+    states: list[State] = Field(
+        default=[], max_length=len(Status), description="Statuses that send a message. Empty: all."
+    )
+    job: str = Field(default="", max_length=16, pattern=JOB_ID, description="Id of the only job. Empty: all jobs.")
+    everybody: bool = Field(default=False, description="All jobs of the project. Only project admins can set it.")
 
 
 class WebhookChange(Strict):
@@ -55,7 +57,7 @@ class WebhookChange(Strict):
     states: list[State] | None = Field(default=None, max_length=len(Status))
     job: str | None = Field(default=None, max_length=16, pattern=JOB_ID)
     everybody: bool | None = None
-    active: bool | None = Field(default=None, description="false: told of nothing, and what waits is kept")
+    active: bool | None = Field(default=None, description="false: the webhook is inactive. Waiting messages are kept.")
 
 
 def find_project(user: Any, name: str) -> str:
@@ -64,7 +66,7 @@ def find_project(user: Any, name: str) -> str:
         access.find_project(user, name)
     if may_submit_to(user, name) or may_administer(user, name):
         return name
-    raise PermissionDenied(f"submitters, operators and admins of project {name} have webhooks there")
+    raise PermissionDenied(f"You need the role submitter, operator, or admin in project {name} to create webhooks.")
 
 
 def visible_to(user: Any, project: str) -> QuerySet[Webhook]:
@@ -78,7 +80,7 @@ def find(user: Any, project: str, key: str) -> Webhook:
     hooks = visible_to(user, find_project(user, project))
     found = hooks.filter(pk=key).first() if storable(key) else None
     if found is None:
-        raise MissingError("webhook", ", or not yours")
+        raise MissingError("webhook", ", or it belongs to another user")
     return found
 
 
@@ -92,11 +94,13 @@ def make(user: User, project: str, asked: WebhookQuery) -> Webhook:
         User.objects.select_for_update(no_key=True).get(pk=user.pk)
         theirs = Webhook.objects.filter(project=project)
         for there, most, words in (
-            (theirs.count(), MOST_IN_PROJECT, f"project {project} has"),
-            (Webhook.objects.filter(owner=user).count(), MOST_OF_OWNER, "you have"),
+            (theirs.count(), MOST_IN_PROJECT, f"Project {project} has"),
+            (Webhook.objects.filter(owner=user).count(), MOST_OF_OWNER, "You have"),
         ):
             if there >= most:
-                raise SpecError([Problem("name", f"{words} {there} webhooks, and {most} are the most")])
+                raise SpecError(
+                    [Problem("name", f"{words} {there} webhooks, the maximum is {most}. Delete one first.")]
+                )
         hook = Webhook.objects.create(project=project, owner=user, **asked.model_dump(mode="json"))
         record(user.get_username(), "make", "webhook", hook.id, after=_kept(hook))
     return hook
@@ -203,7 +207,7 @@ def _kept(hook: Webhook) -> dict[str, Any]:
 def _everybody(user: User, project: str, wanted: bool) -> list[Problem]:
     if not wanted or may_administer(user, project):
         return []
-    return [Problem("everybody", f"of everybody's jobs only who administers project {project} is told")]
+    return [Problem("everybody", f"`everybody` needs the role admin in project {project}. Omit it.")]
 
 
 def _port(url: str) -> str:
@@ -216,21 +220,23 @@ def _url_problems(url: str) -> list[Problem]:
     try:
         parsed = httpx.URL(url)
         if parsed.scheme not in ("http", "https") or not parsed.host:
-            return [Problem("url", "must begin with https:// and name a host")]
+            return [Problem("url", "`url` needs https:// and a host name.")]
         if parsed.port is not None and not 1 <= parsed.port <= 65535:
-            return [Problem("url", f"has port {parsed.port}: ports are 1 to 65535")]
+            return [Problem("url", f"`url` has port {parsed.port}. Use 1 to 65535.")]
         if not _port(url).isascii():
-            return [Problem("url", "has a port that is not written in the digits 0 to 9")]
+            return [Problem("url", "The port of `url` is not a number. Use digits 0 to 9.")]
         if "%" in parsed.host:
-            return [Problem("url", "names an interface of one machine: leave out % and what follows")]
+            return [Problem("url", "`url` names a network interface. Remove % and the text after it.")]
         if parsed.userinfo or parsed.fragment:
-            return [Problem("url", "must have no user, password or fragment")]
+            return [Problem("url", "`url` has a user, password, or fragment. Remove it.")]
         found = checked(name_of(parsed), literal(name_of(parsed)), settings.WEBHOOK_NETWORKS)
     except (httpx.InvalidURL, ValueError) as error:
-        return [Problem("url", f"is no URL: {error}")]
+        return [Problem("url", f"`url` is invalid: {error}.")]
     except RefusedAddressError as error:
         return [Problem("url", str(error))]
     inside = bool(settings.WEBHOOK_NETWORKS) and all(is_inside(each, settings.WEBHOOK_NETWORKS) for each in found)
     if parsed.scheme == "http" and not inside:
-        return [Problem("url", "must begin with https://: plain http:// is for MESHBOARD_WEBHOOK_NETWORKS")]
+        return [
+            Problem("url", "`url` uses plain http://. Use https://, or add its network to MESHBOARD_WEBHOOK_NETWORKS.")
+        ]
     return []

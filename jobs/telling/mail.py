@@ -29,10 +29,10 @@ class Mail:
 
 def mail_of(delivery: Delivery) -> Mail:
     """Of a delivery to a person."""
-    assert delivery.person is not None, "a mail is for somebody"
+    assert delivery.person is not None, "a mail has a recipient"
     told: Told = json.loads(delivery.body)
     job = told["job"]
-    assert job is not None, "a mail tells of a job"
+    assert job is not None, "a mail is about a job"
     lines = [
         f"{job['name']} ({job['id']}) {stands(job['status'])}.",
         told["reason"],
@@ -44,7 +44,7 @@ def mail_of(delivery: Delivery) -> Mail:
         "",
         job["url"],
         "",
-        "You asked for it, under Notifications or on the job's page.",
+        "You requested this email under Notifications or on the job page.",
     ]
     subject = f"{_one_line(job['name'])} {stands(job['status'])}"
     return Mail(delivery.person.email, subject, "\n".join(lines), delivery.key)
@@ -64,7 +64,7 @@ def send(mail: Mail) -> Sent:
     except Exception as error:
         words = f"{type(error).__name__}: {error}"[:LONGEST_WORDS]
         return Sent(False, round(time.monotonic() - began, 3), None, words)
-    return Sent(True, round(time.monotonic() - began, 3), None, "the mail server took it")
+    return Sent(True, round(time.monotonic() - began, 3), None, "the mail server accepted the message")
 
 
 def _one_line(name: str) -> str:

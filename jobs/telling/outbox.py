@@ -72,7 +72,7 @@ def why_silent(hook: Webhook) -> str:
     if not hook.owner.is_active:
         return f"the account of {hook.owner.get_username()} is closed"
     if hook.everybody and not may_administer(hook.owner, hook.project):
-        return f"{hook.owner.get_username()} no longer administers project {hook.project}"
+        return f"{hook.owner.get_username()} is no longer an admin of project {hook.project}"
     return ""
 
 

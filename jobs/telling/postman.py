@@ -124,7 +124,7 @@ class Postman:
                 if time.monotonic() - began > ROUTE_S:
                     break
         except Exception:
-            log.exception("deliveries to %s failed", receiver)
+            log.exception("Deliveries to %s failed", receiver)
         finally:
             self._heard.append(receiver)
 

@@ -27,7 +27,7 @@ class WishGiven(Strict):
     """States to be mailed of: of a project's jobs, or of one's own."""
 
     project: Annotated[str, Field(min_length=1, max_length=100, pattern=NO_NUL)] | None = Field(
-        description="that one sees; null: one's own jobs, in any project"
+        description="Project. null: your own jobs in every project."
     )
     states: list[Annotated[Status, Field(strict=False)]] = Field(max_length=len(Status))
 
@@ -35,7 +35,7 @@ class WishGiven(Strict):
 class MailsWish(Strict):
     """All that one is to be mailed of from now on."""
 
-    wishes: list[WishGiven] = Field(max_length=MOST_PROJECTS + 1, description="each project once")
+    wishes: list[WishGiven] = Field(max_length=MOST_PROJECTS + 1, description="Each project once.")
 
 
 class Wish(NamedTuple):
@@ -77,7 +77,7 @@ def by_project(asked: MailsWish) -> dict[str, list[str]]:
     """Raises SpecError where a project stands there twice."""
     names = [given.project or OWN for given in asked.wishes]
     twice = [
-        Problem(f"wishes.{number}.project", "stands there before")
+        Problem(f"wishes.{number}.project", "The project appears twice. List each project once.")
         for number, name in enumerate(names)
         if name in names[:number]
     ]
@@ -93,9 +93,9 @@ def wish(user: User, wanted: Mapping[str, list[str]], *, of: Iterable[str] | Non
         SpecError: there is no such state, or no such project.
     """
     known = _seen(user, filter(storable, wanted))
-    problems = [Problem("project", f"there is no project {name[:100]!r}") for name in wanted if name not in known]
+    problems = [Problem("project", f"Project {name[:100]!r} does not exist.") for name in wanted if name not in known]
     states = {state for given in wanted.values() for state in given}
-    problems += [Problem("states", f"there is no state {state[:100]!r}") for state in states - set(Status.values)]
+    problems += [Problem("states", f"Status {state[:100]!r} does not exist.") for state in states - set(Status.values)]
     if problems:
         raise SpecError(problems)
     after = {name: [state for state in Status.values if state in given] for name, given in wanted.items() if given}

@@ -121,7 +121,7 @@ def _items_in(packed: bytes) -> Iterator[tuple[TimelineItem, float]]:
         offset_s = float(batch.get("clock", {}).get("offset_s", 0.0))
         found = [TIMELINE.validate_python(item) for item in batch["items"] if item["kind"] == "timeline"]
     except (ValueError, TypeError, KeyError, AttributeError) as error:  # a ValidationError is a ValueError
-        log.warning("an entry of telemetry makes no sense: %s", error)
+        log.warning("Skipped an invalid telemetry entry: %s", error)
         return
     for item in found:
         if _can_be_told(item, offset_s):
@@ -132,6 +132,6 @@ def _can_be_told(item: TimelineItem, offset_s: float) -> bool:
     try:
         sensible(item)
     except ValueError as error:
-        log.warning("a step of telemetry makes no sense: %s", error)
+        log.warning("Skipped an invalid traced step: %s", error)
         return False
     return 0 <= item["began"] + offset_s < LATEST

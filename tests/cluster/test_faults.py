@@ -121,7 +121,7 @@ def test_a_host_given_up_that_comes_back_with_old_ranks_ends_them(hosts: Cluster
     hosts.wait_for(gang, "lost", timeout_s=END_S)
     assert hosts.processes(gang, on=second), "the cut host trains on"
     hosts.call("POST", f"jobs/{gang}/requeue")
-    wait_until(lambda: "may live on silent host" in hosts.job(gang)["wait_reason"], "it waits for the lease", 10)
+    wait_until(lambda: "may still run on silent host" in hosts.job(gang)["wait_reason"], "it waits for the lease", 10)
     second.cable.mend()
     none_left(hosts, gang, 60)
     hosts.wait_for(gang, "running", timeout_s=120)

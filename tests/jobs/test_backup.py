@@ -253,7 +253,7 @@ def saved(transactional_db: None, state: Path, owner: User, tmp_path: Path) -> I
 
 
 def test_a_board_that_is_not_empty_is_left_alone(saved: Path) -> None:
-    with pytest.raises(CommandError, match=r"not empty \(1 users, 1 jobs\); with --replace they go"):
+    with pytest.raises(CommandError, match=r"not empty \(1 users, 1 jobs\). Use --replace to delete its data"):
         call_command("restore", str(saved))
 
 
@@ -271,12 +271,12 @@ def test_what_is_no_whole_backup_changes_nothing(saved: Path, tmp_path: Path) ->
     fewer = retold(saved, tmp_path / "fewer.tar", lambda told: told["rows"].update({"jobs.Job": 2}))
     slip = retold(saved, tmp_path / "slip.tar", lambda told: None, UPUPevil=b"x")
     for path, words in (
-        (tmp_path / "none.tar", "^[^\\[]*none.tar: there is no such file$"),
-        (half, "is no backup, or was cut off"),
+        (tmp_path / "none.tar", "^[^\\[]*none.tar does not exist.$"),
+        (half, "is not a complete backup"),
         (older, "made by another version"),
         (newer, "a backup of version 2; 1 is read"),
-        (fewer, "rows went missing on the way"),
-        (slip, "is no backup, or was cut off: .*is no file of a backup"),
+        (fewer, "The restored rows differ from the backup"),
+        (slip, "is not a complete backup: .*is not a file of a backup"),
     ):
         with pytest.raises(CommandError, match=words):
             call_command("restore", str(path), replace=True)
@@ -286,13 +286,13 @@ def test_what_is_no_whole_backup_changes_nothing(saved: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("member", "content", "words"),
     [
-        (backup.META, b"[]", "is no backup, or was cut off"),
-        (backup.META, b'{"v": 1}', "is no backup, or was cut off: .*migrations"),
-        (backup.META, b'{"v": 1, "rows": 1e999}', "is no backup, or was cut off"),
-        (backup.ROWS, b"not packed", "its rows cannot be read: .*gzip"),
-        (backup.ROWS, gzip.compress(b"rows")[:-9], "its rows cannot be read"),
-        (backup.ROWS, gzip.compress(b"{nonsense"), "its rows cannot be read"),
-        (backup.ROWS, gzip.compress(b"\xff\xfe"), "its rows cannot be read"),
+        (backup.META, b"[]", "is not a complete backup"),
+        (backup.META, b'{"v": 1}', "is not a complete backup: .*migrations"),
+        (backup.META, b'{"v": 1, "rows": 1e999}', "is not a complete backup"),
+        (backup.ROWS, b"not packed", "Cannot read the rows of the backup: .*gzip"),
+        (backup.ROWS, gzip.compress(b"rows")[:-9], "Cannot read the rows of the backup"),
+        (backup.ROWS, gzip.compress(b"{nonsense"), "Cannot read the rows of the backup"),
+        (backup.ROWS, gzip.compress(b"\xff\xfe"), "Cannot read the rows of the backup"),
         (backup.ROWS, gzip.compress(b'{"model": "jobs.nowhere", "pk": 1, "fields": {}}'), "its rows .*jobs.nowhere"),
         (backup.ROWS, gzip.compress(b'{"model": "jobs.attempt", "pk": 1, "fields": {"job": "gone"}}'), "its rows"),
         (backup.ROWS, gzip.compress(b'{"model": "jobs.attempt", "pk": "x", "fields": {"number": []}}'), "its rows"),
@@ -340,11 +340,13 @@ def test_a_new_board_is_its_owners_alone(saved: Path, tmp_path: Path) -> None:
 
 
 def test_a_file_is_not_written_over_and_a_folder_gets_one(saved: Path, tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match="is there already"):
+    with pytest.raises(CommandError, match="exists already"):
         call_command("backup", str(saved))
-    with pytest.raises(CommandError, match=re.escape(f"{tmp_path}/none is no folder") + "$"):
+    with pytest.raises(
+        CommandError, match=re.escape(f"{tmp_path}/none is not a folder. Use an existing folder.") + "$"
+    ):
         call_command("backup", str(tmp_path / "none" / "saved.tar"))
-    with pytest.raises(CommandError, match=r"^no file can be made in /proc: .*; name one elsewhere$"):
+    with pytest.raises(CommandError, match=r"^Cannot create a file in /proc: .*. Use another folder.$"):
         call_command("backup", "/proc/board.tar")
     (tmp_path / "folder").mkdir()
     call_command("backup", str(tmp_path / "folder"))

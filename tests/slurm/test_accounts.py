@@ -44,7 +44,8 @@ def test_how_a_job_ended_that_slurmctld_forgot_is_read_from_its_accounts(account
     assert told.elapsed_s < 60
     until(SlurmEngine(site), job, Status.FAILED)
     assert re.fullmatch(
-        rf"Slurm: its script failed; job {told.id} on node0, FAILED, exit code 3, after 0:00:\d\d.*", last_word(job)
+        rf"Slurm: the batch script failed; job {told.id} on node0, FAILED, exit code 3, after 0:00:\d\d.*",
+        last_word(job),
     )
     assert Attempt.objects.get().engine_told == {"state": "FAILED", "partition": "main", "nodes": "node0"}
 
@@ -65,8 +66,6 @@ def test_of_what_the_accounts_do_not_know_they_are_said_to_say_nothing(accounted
     engine.place()
     Attempt.objects.update(engine_id="999999")
     until(engine, job, Status.LOST)
-    assert last_word(job) == "Slurm no longer knows its job 999999, and its accounts do not say how it ended"
+    assert last_word(job) == "Slurm has no record of how job 999999 ended"
     Path(site.python).write_text("#!/bin/sh\n")
-    assert [found.words for found in findings(site) if found.level == "ok"] == [
-        "its accounts (sacct) tell how a job ended that slurmctld has forgotten"
-    ]
+    assert [found.words for found in findings(site) if found.level == "ok"] == ["Slurm accounting (sacct) is on"]

@@ -61,14 +61,14 @@ def test_a_job_is_found_by_its_name_and_its_end_told(slurm: Cluster) -> None:
     job = SLURM.submit(argv, script("exit 3"))
     ended_job = wait_for(name, "FAILED")
     assert ended_job.id == job
-    assert ending(ended_job) == ("failed", f"Slurm: its script failed; job {job} on node0, FAILED")
+    assert ending(ended_job) == ("failed", f"Slurm: the batch script failed; job {job} on node0, FAILED")
 
 
 def test_without_its_folder_slurm_starts_nothing_and_says_so(slurm: Cluster) -> None:
     name, argv = options(slurm, "nowhere")
     job = SLURM.submit([*argv, "--output=/nonexistent/out"], script("true"))
     assert ending(wait_for(name, "FAILED")).reason == (
-        f"Slurm: its script failed (JobLaunchFailure); job {job} on node0, FAILED"
+        f"Slurm: the batch script failed (JobLaunchFailure); job {job} on node0, FAILED"
     )
 
 
@@ -97,7 +97,7 @@ def test_a_job_that_waits_says_why_in_words(slurm: Cluster) -> None:
     )
     assert pending is not None
     assert re.fullmatch(
-        r"Slurm: waits for (Resources: no nodes with all it asks for are free|Priority: .*); "
+        r"Slurm: waiting for (Resources: not enough free nodes with the requested resources|Priority: .*), "
         r"expected start 20\d\d-\d\d-\d\d \d\d:\d\d UTC",
         waits(pending),
     )
@@ -119,7 +119,7 @@ def test_what_slurm_takes_and_cannot_run_waits_with_the_reason(slurm: Cluster) -
     name, argv = options(slurm, "large", spec(dp=12, nodes=12))
     SLURM.submit(argv, script("true"))
     wait_until(lambda: found(name).reason == "PartitionConfig", "Slurm has considered it")
-    assert waits(found(name)) == "Slurm: waits for PartitionConfig: it asks for what the partition does not have"
+    assert waits(found(name)) == "Slurm: waiting for PartitionConfig: the partition lacks the requested resources"
 
 
 def test_sent_twice_the_second_waits_for_the_first(slurm: Cluster) -> None:
@@ -184,7 +184,7 @@ def test_a_login_node_that_is_down_is_away_and_back_when_it_is_up(slurm: Cluster
     remote = Slurm(Door(login.address, str(login.config)))
     remote.jobs()
     login.stop()
-    with pytest.raises(AwayError, match="the login node root@login cannot be reached"):
+    with pytest.raises(AwayError, match="Cannot reach the login node root@login"):
         remote.jobs()
     login.start()
     remote.jobs()
@@ -193,7 +193,7 @@ def test_a_login_node_that_is_down_is_away_and_back_when_it_is_up(slurm: Cluster
 def test_a_command_that_is_not_there_is_away(slurm: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setenv("PATH", "/usr/sbin")
-        with pytest.raises(AwayError, match="squeue cannot be started"):
+        with pytest.raises(AwayError, match="squeue cannot start"):
             SLURM.jobs()
 
 

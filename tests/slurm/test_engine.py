@@ -68,7 +68,7 @@ def test_a_job_is_submitted_in_its_first_tick_and_followed(site: Site, job: Job)
     (found,) = in_slurm(job)
     assert Attempt.objects.get(job=job).engine_id == found.id
     until(engine, job, Status.STARTING)
-    assert last_word(job) == f"Slurm runs it on node0: job {found.id}, partition main"
+    assert last_word(job) == f"Running on node0: Slurm job {found.id}, partition main"
 
 
 def test_a_controller_killed_between_sbatch_and_noting_the_id_starts_no_second_job(site: Site, job: Job) -> None:
@@ -131,7 +131,7 @@ def test_cancelled_from_outside_it_says_so(site: Site, job: Job, slurm: Cluster)
     until(engine, job, Status.STARTING)
     slurm.command("scancel", Attempt.objects.get().engine_id)
     until(engine, job, Status.FAILED)
-    assert last_word(job).startswith("Slurm: it was cancelled there, not by the board")
+    assert last_word(job).startswith("Slurm: the job was cancelled in Slurm, not in Meshboard")
 
 
 def test_a_new_attempt_waits_until_slurm_has_nothing_left_of_the_one_before(site: Site, job: Job) -> None:
@@ -156,7 +156,7 @@ def test_while_the_login_node_is_down_jobs_wait_and_no_tick_does(
     def told() -> bool:
         work(engine)
         job.refresh_from_db()
-        return job.wait_reason.startswith("Slurm cannot be asked: the login node root@login cannot be reached")
+        return job.wait_reason.startswith("Cannot query Slurm: Cannot reach the login node root@login")
 
     wait_until(told, "the reason is told", 30)
     login.start()
@@ -169,9 +169,7 @@ def test_a_job_that_slurm_forgot_is_lost(site: Site, job: Job) -> None:
     engine.place()
     Attempt.objects.update(engine_id="999999")
     until(engine, job, Status.LOST)
-    assert last_word(job) == (
-        "Slurm no longer knows its job 999999, and keeps no accounts (sacct) that would say how it ended"
-    )
+    assert last_word(job) == ("Slurm no longer knows job 999999, and Slurm accounting (sacct) is off")
 
 
 @pytest.fixture
@@ -228,7 +226,7 @@ def test_what_its_user_holds_there_is_not_released(slurm: Cluster, waiting: Slur
     def told() -> bool:
         work(waiting)
         job.refresh_from_db()
-        return "it is held by its user" in job.wait_reason
+        return "held by its user" in job.wait_reason
 
     wait_until(told, "it is told", 30)
     assert "held" not in Attempt.objects.get().engine_told

@@ -47,7 +47,7 @@ def test_its_end_is_what_the_accounts_say(asked: Callable[..., News]) -> None:
     news = asked(f"echo '{ENDED}'")
     assert (news.trouble, news.absent, news.accounts) == ("", frozenset(), True)
     assert ending(news.jobs[NAME]).reason == (
-        "Slurm: its script failed; job 17 on node0, FAILED, exit code 3, after 0:01:02"
+        "Slurm: the batch script failed; job 17 on node0, FAILED, exit code 3, after 0:01:02"
     )
 
 
@@ -71,8 +71,8 @@ def test_while_the_accounts_are_away_nothing_is_absent(asked: Callable[..., News
 def test_ends_are_told_as_the_accounts_have_them() -> None:
     assert [ending(job).reason for job in accounted(REAL)] == [
         "Slurm: a node failed; job 1 on node1, NODE_FAIL, after 0:00:07",
-        "Slurm: its script failed; job 2 on node0, FAILED, exit code 3, after 0:00:00",
-        "Slurm: it completed, and could not tell the board more; job 3 on node0, COMPLETED, after 0:00:00",
-        "Slurm: its script failed; job 4 on node0, FAILED, signal 9, after 0:00:00",
-        "Slurm: it was cancelled there, not by the board; job 5, CANCELLED, after 0:00:00",
+        "Slurm: the batch script failed; job 2 on node0, FAILED, exit code 3, after 0:00:00",
+        "Slurm: the job completed without an exit report; job 3 on node0, COMPLETED, after 0:00:00",
+        "Slurm: the batch script failed; job 4 on node0, FAILED, signal 9, after 0:00:00",
+        "Slurm: the job was cancelled in Slurm, not in Meshboard; job 5, CANCELLED, after 0:00:00",
     ]

@@ -92,7 +92,7 @@ def test_a_job_waits_in_slurm_s_queue_with_its_reason_and_is_cancelled_there(
     told = wait_until(waits, "Slurm's reason is told", 60)
     assert told is not None
     assert told["status"] == "queued"
-    assert told["wait_reason"].startswith(("Slurm: waits for Resources", "Slurm: waits for Priority"))
+    assert told["wait_reason"].startswith(("Slurm: waiting for Resources", "Slurm: waiting for Priority"))
     board.call("POST", f"jobs/{job}/cancel")
     assert ended(board, job)["status"] == "cancelled"
     assert slurm.state_of(told["engine_id"]) == "CANCELLED"
@@ -139,7 +139,7 @@ def test_a_job_past_its_time_limit_says_so_and_keeps_what_it_told(slurm: Cluster
     job = board.submit(spec(LONG, time_limit="0:01:00"))
     told = ended(board, job, timeout_s=150)
     assert told["status"] == "failed"
-    assert told["history"][-1]["reason"].startswith("Slurm: its time limit has passed; job ")
+    assert told["history"][-1]["reason"].startswith("Slurm: the job reached its time limit; job ")
     assert told["exit"]["summary"]["losses"]
 
 
@@ -154,7 +154,7 @@ def test_what_fails_before_a_supervisor_speaks_is_told_from_the_script_s_output(
     finally:
         certificate.write_text(right)
     assert told["status"] == "failed"
-    assert "its script failed" in told["history"][-1]["reason"]
+    assert "the batch script failed" in told["history"][-1]["reason"]
     assert "meshboard: " in told["history"][-1]["reason"]
 
 
@@ -166,7 +166,7 @@ def test_the_doctor_finds_what_keeps_jobs_from_running(slurm: Cluster, installed
     failed = [found.words.partition(":")[0] for found in findings(wrong) if found.level == "fail"]
     assert failed == ["MESHBOARD_SLURM_CA_FILE", "MESHBOARD_SLURM_BOARD"]
     told, _ = findings(site._replace(python="/usr/bin/false"))
-    assert told.words == "MESHBOARD_SLURM_PYTHON: /usr/bin/false lacks Meshboard: it ended with exit code 1"
+    assert told.words == "MESHBOARD_SLURM_PYTHON: /usr/bin/false lacks Meshboard: exit code 1"
 
 
 def test_slurmctld_restarted_in_the_middle_changes_nothing(slurm: Cluster, installed: Installation) -> None:
@@ -176,7 +176,7 @@ def test_slurmctld_restarted_in_the_middle_changes_nothing(slurm: Cluster, insta
     slurm.stop_controller(signal.SIGTERM)  # killed, it forgets what it did not save in the last seconds
     try:
         waiting = board.submit(spec())
-        wait_until(lambda: "Slurm cannot be asked" in board.job(waiting)["wait_reason"], "the trouble is told", 60)
+        wait_until(lambda: "Cannot query Slurm" in board.job(waiting)["wait_reason"], "the trouble is told", 60)
     finally:
         slurm.start_controller()
     assert ended(board, waiting)["status"] == "succeeded"

@@ -58,7 +58,7 @@ def test_slurm_is_chosen_in_the_form_and_told_on_the_page(slurm: Cluster, instal
     blocker = slurm.batch("#!/bin/sh\nsleep 300\n", "--nodes=2", "--exclusive", "--time=5")
     page.click("#submit")
     page.wait_for_url(re.compile(r"/jobs/[a-z2-7]{10}/$"))
-    expect(page.locator("#waiting [data-reason]")).to_contain_text("Slurm: waits for")
+    expect(page.locator("#waiting [data-reason]")).to_contain_text("Slurm: waiting for")
     expect(page.locator("#engine")).to_have_text(re.compile(r"^Slurm job \d+ · partition other · pending$"))
     shot(page, "pending")
     slurm.command("scancel", blocker)

@@ -18,7 +18,8 @@ def test_a_row_is_read_and_its_time_is_utc() -> None:
     start = datetime(2026, 11, 22, 14, 5, tzinfo=UTC)
     assert job == SlurmJob("17", "PENDING", "gpu", "", start, "meshboard-abc-2", "Resources")
     assert waits(job) == (
-        "Slurm: waits for Resources: no nodes with all it asks for are free; expected start 2026-11-22 14:05 UTC"
+        "Slurm: waiting for Resources: not enough free nodes with the requested resources, "
+        "expected start 2026-11-22 14:05 UTC"
     )
 
 
@@ -41,10 +42,10 @@ def test_what_is_no_job_of_ours_is_left_out(line: str) -> None:
 @pytest.mark.parametrize(
     ("reason", "told"),
     [
-        ("None", "Slurm: has not considered it yet"),
+        ("None", "Slurm: waiting for the first scheduling pass"),
         ("ReqNodeNotAvail, UnavailableNodes:node1", "(UnavailableNodes:node1)"),
-        ("QOSMaxJobsPerUserLimit", "Slurm: waits for QOSMaxJobsPerUserLimit"),
-        ("a | b", "Slurm: waits for a | b"),
+        ("QOSMaxJobsPerUserLimit", "Slurm: waiting for QOSMaxJobsPerUserLimit"),
+        ("a | b", "Slurm: waiting for a | b"),
     ],
 )
 def test_a_reason_is_told_known_or_not(reason: str, told: str) -> None:
@@ -54,8 +55,8 @@ def test_a_reason_is_told_known_or_not(reason: str, told: str) -> None:
 
 def test_no_start_is_expected_of_what_slurm_has_not_considered() -> None:
     not_yet, considered = (waits(*rows(line)) for line in (PENDING.replace("Resources", "None"), PENDING))
-    assert not_yet == "Slurm: has not considered it yet"
-    assert re.search(r"; expected start 2026-11-22 \d\d:\d\d UTC$", considered)
+    assert not_yet == "Slurm: waiting for the first scheduling pass"
+    assert re.search(r", expected start 2026-11-22 \d\d:\d\d UTC$", considered)
 
 
 @pytest.mark.parametrize(

@@ -94,4 +94,4 @@ def test_while_slurm_is_away_nothing_is_absent() -> None:
     away = Slurm(Door("root@127.0.0.1", "/dev/null"))
     news = round_of({name_of("gone", 1): "999999"}, slurm=away)
     assert news.absent == set()
-    assert "the login node root@127.0.0.1 cannot be reached" in news.trouble
+    assert "Cannot reach the login node root@127.0.0.1" in news.trouble

@@ -119,7 +119,9 @@ def test_what_means_nothing_without_another_names_it(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str, lacking: str
 ) -> None:
     monkeypatch.setenv(f"MESHBOARD_{name}", value)
-    with pytest.raises(SettingError, match=f"MESHBOARD_{lacking} is not set, and MESHBOARD_{name} is") as error:
+    with pytest.raises(
+        SettingError, match=f"MESHBOARD_{name} is set, but MESHBOARD_{lacking} is not. Set both."
+    ) as error:
         read(WebSettings)
     assert "hunter2" not in str(error.value)
 
@@ -173,9 +175,10 @@ def test_a_command_names_every_missing_setting_and_shows_no_traceback_of_ours(tm
 def test_a_name_that_nothing_reads_is_told_with_the_one_that_looks_like_it() -> None:
     told = unknown(["MESHBOARD_TRUSTED_PROXY", "MESHBOARD_BOARD_URL_FILE", "MESHBOARD_XYZ", "MESHBOARD_HTTPS", "HOME"])
     assert told == [
-        "MESHBOARD_BOARD_URL_FILE is no setting, and is ignored; MESHBOARD_BOARD_URL is no secret, and is in no file",
-        "MESHBOARD_TRUSTED_PROXY is no setting, and is ignored; MESHBOARD_TRUSTED_PROXIES is one",
-        "MESHBOARD_XYZ is no setting, and is ignored",
+        "MESHBOARD_BOARD_URL_FILE is not a setting and is ignored. "
+        "MESHBOARD_BOARD_URL is not a secret, so it cannot be read from a file.",
+        "MESHBOARD_TRUSTED_PROXY is not a setting and is ignored.; MESHBOARD_TRUSTED_PROXIES is one",
+        "MESHBOARD_XYZ is not a setting and is ignored.",
     ]
 
 

@@ -86,7 +86,7 @@ def _navigation(_request: HttpRequest) -> list[dict[str, Any]]:
         {"title": "Overview", "icon": "dashboard", "link": reverse_lazy("overview")},
         {"title": "Jobs", "icon": "list", "link": reverse_lazy("job-list")},
         {"title": "Queue", "icon": "low_priority", "link": reverse_lazy("queue"), "permission": _may_run_queue},
-        {"title": "Who did what", "icon": "history", "link": reverse_lazy("audit"), "permission": _may_run_queue},
+        {"title": "Audit log", "icon": "history", "link": reverse_lazy("audit"), "permission": _may_run_queue},
     ]
     kept = [
         model("job", "Jobs", "work"),

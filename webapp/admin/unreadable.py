@@ -28,5 +28,5 @@ class UnreadableMiddleware:
         found = request.resolver_match
         if found is None or "admin" not in found.namespaces or not isinstance(exception, MISTAKES):
             return None
-        log.error("the admin cannot read %s", request.path, exc_info=exception)
+        log.error("The admin cannot read %s", request.path, exc_info=exception)
         return bad_request(request, exception)

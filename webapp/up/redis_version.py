@@ -49,8 +49,8 @@ def warning(version: RedisVersion, url: str) -> str | None:
     if not version.has_hole or _is_loopback(urlsplit(url).hostname or "localhost"):
         return None
     return (
-        f"{version} at {urlsplit(url).hostname} is older than the fix of CVE-2025-49844: who has its password can run "
-        "code there. Update it, unless your distribution has mended this version."
+        f"{version} at {urlsplit(url).hostname} lacks the fix of CVE-2025-49844, so anyone with its password "
+        "can run code there. Update it, unless your distribution has backported the fix."
     )
 
 

@@ -21,7 +21,7 @@ class PrimitiveTold(TypedDict):
     meaning: str
     call: Annotated[str, Field(description="PyTorch's")]
     time: str
-    sent: Annotated[str, Field(description="what a rank sends at best")]
+    sent: Annotated[str, Field(description="Bytes that a rank sends in the ideal algorithm.")]
     used_by: list[str]
 
 
@@ -29,7 +29,7 @@ class LabFailed(TypedDict):
     """A run that failed because elements of the collective were not what they must be."""
 
     job: str
-    wrong: Annotated[int, Field(description="elements, over all sizes, ranks and calls")]
+    wrong: Annotated[int, Field(description="Wrong elements over all sizes, ranks, and calls.")]
     checked: int
 
 
@@ -39,16 +39,16 @@ class PrimitiveShown(PrimitiveTold):
     job: str | None
     points: Annotated[
         list[Annotated[dict[str, Any], ReadBy(LabPoint)]],
-        Field(description="each size: seconds, bandwidths, wrong elements"),
+        Field(description="Time, bandwidths, and wrong elements per size."),
     ]
-    failed: Annotated[LabFailed | None, Field(description="the newest that found it wrong, where that is newer")]
+    failed: Annotated[LabFailed | None, Field(description="Latest run with a wrong result, if it is newer.")]
 
 
 class LabQuery(Strict):
     """Where to run a primitive, and how."""
 
     host: str | None = Field(
-        default=None, min_length=1, max_length=100, pattern=NO_NUL, description="by default one that is connected"
+        default=None, min_length=1, max_length=100, pattern=NO_NUL, description="Default: a connected host."
     )
-    ranks: int | None = Field(default=None, ge=1, le=65536, description="by default 4, or as many slots as it has")
-    lab: LabSpec = Field(default=LabSpec(), description="sizes, calls and type; its primitives are not read")
+    ranks: int | None = Field(default=None, ge=1, le=65536, description="Default: 4, or all slots of a smaller host.")
+    lab: LabSpec = Field(default=LabSpec(), description="Sizes, calls, and data type. Its primitives are ignored.")

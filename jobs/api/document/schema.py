@@ -96,7 +96,7 @@ def request_body(schema: dict[str, Any], example: object) -> dict[str, Any]:
 
 SUBMIT = request_body({"allOf": [ref("Submission")]}, EXAMPLE)
 # What is wrong with a draft is an answer, not a refusal: every JSON value can be asked about.
-DRAFT = request_body({"anyOf": [ref("JobSpec"), {"description": "a draft that is no whole spec yet"}]}, EXAMPLE)
+DRAFT = request_body({"anyOf": [ref("JobSpec"), {"description": "An incomplete draft of a spec."}]}, EXAMPLE)
 PATCH = request_body({"type": "object", "additionalProperties": True}, {"layout": {"tp": 4}})
 SEARCH = request_body({"allOf": [ref("SearchQuery")]}, {"spec": {"model": {"preset": "gpt-tiny"}}, "ranks": 8})
 JOIN_EXAMPLE = {
@@ -191,7 +191,11 @@ def _require_bodies(paths: dict[str, Any], models: dict[str, Any]) -> None:
 
 def _model_or_preset(sized: dict[str, Any]) -> dict[str, Any]:
     """A model as it may be asked for: every size, or a preset with the sizes that differ from it."""
-    preset = {"type": "string", "enum": list(PRESETS), "description": "sizes given beside it win"}
+    preset = {
+        "type": "string",
+        "enum": list(PRESETS),
+        "description": "Name of a model preset. Other model fields override its values.",
+    }
     return {
         **{name: value for name, value in sized.items() if name != "required"},
         "properties": {**sized["properties"], "preset": {"anyOf": [preset, {"type": "null"}], "default": None}},
@@ -210,12 +214,12 @@ def _layout_or_auto() -> dict[str, Any]:
         "required": ["auto"],
         "additionalProperties": False,
     }
-    words = 'degrees and options; "auto" has them chosen, {"auto": {...}} within constraints'
+    words = 'Degrees and options. "auto" chooses them, {"auto": {...}} with constraints.'
     return {"anyOf": [ref("Layout"), {"const": "auto"}, constrained], "default": {}, "description": words}
 
 
 def _stored(spec: dict[str, Any]) -> dict[str, Any]:
-    words = "What was asked for, as it is stored: a layout also where one was chosen, and sizes in a preset's place."
+    words = "The stored spec. It holds the chosen layout, and the sizes of a preset."
     properties = {**spec["properties"], "layout": ref("Layout"), "model": ref("SizedModel")}
     return {**spec, "description": words, "properties": properties}
 
@@ -231,10 +235,10 @@ def _submission(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_layout(spec: dict[str, Any]) -> dict[str, Any]:
-    properties = {**spec["properties"], "layout": {"description": "ignored: `fixed` says what must stay"}}
+    properties = {**spec["properties"], "layout": {"description": "Ignored. Use `fixed` to keep values."}}
     return {**spec, "properties": properties}
 
 
 def _named(cluster: dict[str, Any]) -> dict[str, Any]:
-    properties = {"id": {"type": "string", "description": "what `cluster` takes"}, **cluster["properties"]}
+    properties = {"id": {"type": "string", "description": "Name for `cluster`."}, **cluster["properties"]}
     return {**cluster, "properties": properties, "required": ["id", *cluster["required"]]}

@@ -23,10 +23,10 @@ class Deprecated(NamedTuple):
 
     @property
     def words(self) -> str:
-        return f"goes after {self.sunset.isoformat()}; {self.instead}"
+        return f"Deprecated. Removed after {self.sunset.isoformat()}. {self.instead}"
 
 
-OFFSET = Deprecated(date(2026, 11, 22), date(2027, 11, 22), "follow the Link header, whose pages stay where they are")
+OFFSET = Deprecated(date(2026, 11, 22), date(2027, 11, 22), "Follow the Link header, whose pages are stable.")
 
 
 def mark(answer: Response, what: Deprecated) -> None:

@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 RETRY_AFTER_S = 5
 LATER: Mapping[str, str] = {"Retry-After": str(RETRY_AFTER_S)}
 READS = ("GET", "HEAD")  # what they ask is in the address
-AWAY = "the database does not answer just now"
-NOT_KNOWN = f"{AWAY}: whether this was done is not known; look, or repeat it with the same Idempotency-Key"
+AWAY = "The database does not answer."
+NOT_KNOWN = f"{AWAY} The result is unknown. Check it, or repeat the request with the same Idempotency-Key."
 
 
 class RunEnded(ProblemDetails):
@@ -70,7 +70,7 @@ def _top(body: object) -> Mapping[str, Any]:
 
 def failed(reference: str) -> ProblemDetails:
     """Of a 500."""
-    return of_request(500, f"something broke on our side; it is in the log under {reference}")
+    return of_request(500, f"Internal error. See {reference} in the server log.")
 
 
 def handle(error: Exception, context: dict[str, Any]) -> Response:
@@ -99,7 +99,7 @@ def handle(error: Exception, context: dict[str, Any]) -> Response:
         return refused(of_request(503, NOT_KNOWN if changes else AWAY), LATER)
     if isinstance(error, OSError) and is_full(error):
         log.error("%s: %s for %s", WORDS, error, request.path)
-        return refused(of_request(503, f"{WORDS}; try again when there is room"), LATER)
+        return refused(of_request(503, f"{WORDS} Free disk space, then try again."), LATER)
     if isinstance(error, SuspiciousOperation):  # more fields than are read, say
         return refused(of_request(400, str(error)))
     response = exception_handler(error, context)

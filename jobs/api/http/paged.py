@@ -24,11 +24,11 @@ def parameters(usual: int | None = PAGE) -> list[OpenApiParameter]:
     """`usual`: how many where nobody says; None for all."""
     limit = {"type": "integer", "minimum": 1, "maximum": PAGE, **({} if usual is None else {"default": usual})}
     return [
-        OpenApiParameter("limit", limit, description="how many" + (", all by default" if usual is None else "")),
+        OpenApiParameter("limit", limit, description="Number of rows." + (" Default: all." if usual is None else "")),
         OpenApiParameter(
             "cursor",
             {"type": "string", "pattern": f"^{CURSOR.pattern}$"},
-            description='a page as the Link header, rel="next", of the one before it has it; to be taken as it is',
+            description='Start of a page. Use the cursor of the Link header, rel="next", of the previous page.',
         ),
     ]
 
@@ -49,7 +49,7 @@ def paged(request: Request, rows: QuerySet[Any], *order: str, usual: int | None 
     """
     given = Parameters(request)
     limit = given.number("limit", usual, 1, PAGE)
-    words = "is none that a page of this list gave"
+    words = "`cursor` is invalid. Use the cursor of the Link header of the previous page."
     left = given.read("cursor", rows, words, lambda cursor: _behind(rows, order, cursor)).order_by(*order)
     given.check()
     if limit is None:

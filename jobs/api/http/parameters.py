@@ -8,7 +8,7 @@ from typing import TypeVar
 from rest_framework.request import Request
 
 from jobs.api.http.problems import Where
-from jobs.text import whole_number
+from jobs.text import choice_problem, number_problem, whole_number
 from planner.facts.spec import Problem, SpecError
 
 T = TypeVar("T")
@@ -19,7 +19,7 @@ class BadParameterError(Exception):
     """Every parameter that makes no sense."""
 
     def __init__(self, problems: list[Problem], where: Where = "query") -> None:
-        super().__init__("; ".join(f"{p.field}: {p.message}" for p in problems))
+        super().__init__(" ".join(problem.sentence for problem in problems))
         self.problems, self.where = problems, where
 
 
@@ -42,11 +42,11 @@ class Parameters:
         return found
 
     def number(self, name: str, default: D, least: int, most: int) -> int | D:
-        words = f"must be a whole number from {least} to {most}"
+        words = number_problem(name, self._given.get(name, ""), least, most)
         return self.read(name, default, words, lambda text: whole_number(text, least, most))
 
     def one_of(self, name: str, default: D, choices: tuple[str, ...]) -> str | D:
-        words = f"must be one of {', '.join(choices)}"
+        words = choice_problem(name, self._given.get(name, ""), choices)
         return self.read(name, default, words, lambda text: text if text in choices else None)
 
     def clash(self, name: str, words: str) -> None:

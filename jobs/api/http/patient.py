@@ -90,9 +90,9 @@ class Patient:
     def _full(self, user: int) -> str:
         """Why no more are held; empty where one more is."""
         if self._held.total() >= MOST:
-            return f"{MOST} requests are held at once already"
+            return f"{MOST} requests are waiting. Try again later."
         if self._held[user] >= MOST_OF_USER:
-            return f"you have {MOST_OF_USER} requests held at once already"
+            return f"You have {MOST_OF_USER} waiting requests. Try again later."
         return ""
 
     async def _wait(self, scope: MutableMapping[str, Any], wish: UntilReached, send: Send) -> None:

@@ -29,46 +29,52 @@ class Kind(NamedTuple):
 
 
 KINDS: Final[Mapping[int, Kind]] = {
-    400: Kind("malformed", "Malformed request", "not JSON, a senseless parameter, or a malformed request"),
-    401: Kind("not-logged-in", "Not logged in", "no token, or a wrong one"),
-    403: Kind("forbidden", "Forbidden", "the session lacks its CSRF token, or the user the right"),
-    404: Kind("not-found", "Not found", "no such thing, or not yours"),
-    405: Kind("method", "Method not allowed", "the path knows other methods; see Allow"),
-    406: Kind("not-acceptable", "Not acceptable", "only JSON is written"),
-    408: Kind("too-slow", "Request too slow", "the body did not arrive in time"),
-    409: Kind("conflict", "Not in this state", "the job's state does not allow it"),
-    410: Kind("ended", "The run has ended", "the run has ended"),
-    413: Kind("too-large", "Body too large", "the body is larger than 1 MB"),
-    415: Kind("media-type", "Unsupported media type", "the body is not application/json"),
+    400: Kind("malformed", "Malformed request", "The request is not JSON, is malformed, or has an invalid parameter."),
+    401: Kind("not-logged-in", "Not logged in", "The token is missing or invalid."),
+    403: Kind("forbidden", "Forbidden", "The CSRF token is missing, or the user lacks the permission."),
+    404: Kind("not-found", "Not found", "The object does not exist, or you cannot see it."),
+    405: Kind("method", "Method not allowed", "The path supports other methods. See the Allow header."),
+    406: Kind("not-acceptable", "Not acceptable", "Only JSON is available."),
+    408: Kind("too-slow", "Request too slow", "The body did not arrive in time."),
+    409: Kind("conflict", "Wrong state", "The state of the job does not allow this."),
+    410: Kind("ended", "The run has ended", "The run has ended."),
+    413: Kind("too-large", "Body too large", "The body is larger than 1 MB."),
+    415: Kind("media-type", "Unsupported media type", "The body is not application/json."),
     422: Kind(
         "senseless",
-        "Cannot be carried out",
-        "the spec cannot run, or a field is senseless: every problem with its field and the arithmetic",
+        "Invalid request",
+        "The spec cannot run, or a field is invalid. Each error names its field and shows the arithmetic.",
     ),
-    429: Kind("too-many", "Too many requests", "too many requests; see Retry-After"),
-    500: Kind("ours", "A failure of ours", "something broke on our side; it quotes an id that the log has too"),
-    503: Kind("away", "Not available now", "the database is away, or too much is asked at once; see Retry-After"),
+    429: Kind("too-many", "Too many requests", "Too many requests. See the Retry-After header."),
+    500: Kind("ours", "Internal error", "Internal error. The answer quotes an id that is also in the log."),
+    503: Kind(
+        "away", "Unavailable", "The database is unavailable, or too many requests run. See the Retry-After header."
+    ),
 }
 
 FieldProblem = TypedDict(
     "FieldProblem",
     {
-        "field": Annotated[str, Field(description="dotted field, parameter or header; 'request' is all of it")],
-        "pointer": Annotated[str, Field(description="JSON pointer into the body; '' where that has no such place")],
-        "in": NotRequired[Annotated[Where, Field(description="left out where it is no part of the request")]],
+        "field": Annotated[
+            str, Field(description="Dotted field, parameter, or header. 'request' is the whole request.")
+        ],
+        "pointer": Annotated[
+            str, Field(description="JSON pointer into the body, or '' if the body has no such place.")
+        ],
+        "in": NotRequired[Annotated[Where, Field(description="Absent if the problem has no place in the request.")]],
         "message": str,
     },
 )
-FieldProblem.__doc__ = "One thing that is wrong, and where."
+FieldProblem.__doc__ = "One problem and its place."
 
 
 class ProblemDetails(TypedDict):
     """Why a request was refused or failed, as RFC 9457 has it; `errors` is our own member of it."""
 
-    type: Annotated[str, Field(description="a reference to what this kind of problem means, relative to the board")]
+    type: Annotated[str, Field(description="Address of the explanation, relative to the board.")]
     title: str
     status: int
-    detail: Annotated[str, Field(description="every message, for people")]
+    detail: Annotated[str, Field(description="All messages, for people.")]
     errors: list[FieldProblem]
 
 
@@ -83,12 +89,12 @@ def details(
     those `of_path`. `places`: pointers of fields whose place in the body is not their own name."""
     kind = KINDS[status]
     errors = [_located(one, "path" if one.field in of_path else where, places or {}) for one in problems]
-    words = (e["message"] if e["field"] == WHOLE else f"{e['field']}: {e['message']}" for e in errors)
+    words = (e["message"] if e["field"] == WHOLE else Problem(e["field"], e["message"]).sentence for e in errors)
     return {
         "type": TYPE.format(slug=kind.slug),
         "title": kind.title,
         "status": status,
-        "detail": "; ".join(words)[:LONGEST_DETAIL],
+        "detail": " ".join(words)[:LONGEST_DETAIL],
         "errors": errors,
     }
 

@@ -15,9 +15,9 @@ IF_NONE_MATCH = OpenApiParameter(
     "If-None-Match",
     str,
     OpenApiParameter.HEADER,
-    description="ETags of earlier answers: where nothing changed since, 304 without a body",
+    description="ETags of earlier answers. Without a change, the answer is 304 without a body.",
 )
-UNCHANGED = {304: OpenApiResponse(description="as the one that was had before")}
+UNCHANGED = {304: OpenApiResponse(description="Unchanged.")}
 
 
 def tagged(request: Request, told: Any) -> Response:

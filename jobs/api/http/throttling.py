@@ -73,7 +73,7 @@ def counted(scope: str, whose: str) -> int | None:
     try:
         return _one_more(key)
     except (RedisError, OSError, ValueError) as error:  # ValueError: it went between the two
-        log.warning("requests are not counted: %s", error)
+        log.warning("Requests are not counted: %s", error)
         _away_until = time.monotonic() + AWAY_S
         return None
 

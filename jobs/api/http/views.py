@@ -13,6 +13,7 @@ from rest_framework.exceptions import UnsupportedMediaType
 from rest_framework.request import Request
 
 from jobs.api.http.parameters import BadParameterError
+from jobs.text import repeated_problem, unknown_problem
 from planner.facts.spec import Problem
 
 
@@ -31,9 +32,8 @@ class APIView(views.APIView):
             return
         view: Any = type(self)
         known, given = _declared(view, handler.__name__), request.query_params
-        words = f"there are {', '.join(known)}" if known else "there is none"
-        problems = [Problem(name[:100], f"is no parameter of this; {words}") for name in given if name not in known]
-        problems += [Problem(name, "was given more than once") for name in known if len(given.getlist(name)) > 1]
+        problems = [Problem(name[:100], unknown_problem(name, known)) for name in given if name not in known]
+        problems += [Problem(name, repeated_problem(name)) for name in known if len(given.getlist(name)) > 1]
         if problems:
             raise BadParameterError(problems)
 
@@ -42,7 +42,7 @@ def _refuse_encoded(request: Request) -> None:
     encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
     read = {name for parser in request.parsers or () for name in ("identity", *getattr(parser, "encodings", ()))}
     if encoding not in read:
-        words = f"Content-Encoding: {encoding[:40]!r} is not undone here; there is {' and '.join(sorted(read))}"
+        words = f"`Content-Encoding` is {encoding[:40]!r}. Use {' or '.join(sorted(read))}."
         raise UnsupportedMediaType(encoding, words)
 
 

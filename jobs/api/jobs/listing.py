@@ -19,21 +19,21 @@ from jobs.api.http.parameters import BadParameterError
 from jobs.filters import JobFilter, SeveralFilter
 from jobs.models import Job
 from jobs.present import JobBrief, job_briefs
-from jobs.text import storable, whole_number
+from jobs.text import number_problem, storable, whole_number
 from planner.facts.spec import Problem
 
 PAGE, PAGE_LIMIT = 50, 200
 MOST_SKIPPED = 1_000_000
 CURSOR = re.compile(r"[A-Za-z0-9_-]{1,200}")
 HELP = {
-    "q": "words in the name, or a whole id",
-    "status": "jobs in one of these states, commas between; active: in any that is no end",
-    "kind": "jobs of one of these kinds, commas between",
-    "project": "jobs of this project: those that you may see",
-    "tag": "jobs with all of these tags, commas between; or with one tag that has those commas in it",
-    "whose": "mine: only your own, of those that you may see",
-    "owner": "jobs of this user: those that you may see",
-    "archived": "archived jobs only, or too; left out by default",
+    "q": "Words in the name, or a complete id.",
+    "status": "Statuses, separated by commas. active: every status of a job that has not ended.",
+    "kind": "Kinds, separated by commas.",
+    "project": "Project.",
+    "tag": "Tags that a job has, separated by commas. Or one tag that contains these commas.",
+    "whose": "mine: only your own jobs.",
+    "owner": "User name of the owner.",
+    "archived": "only: archived jobs. too: all jobs. Default: jobs that are not archived.",
 }
 
 
@@ -55,15 +55,21 @@ def narrowed(request: Request) -> Listed:
     limit = whole_number(asked.get("limit", str(PAGE)), 1, PAGE_LIMIT)
     offset = whole_number(asked.get("offset", "0"), 0, MOST_SKIPPED)
     if limit is None:
-        problems.append(Problem("limit", f"must be a whole number from 1 to {PAGE_LIMIT}"))
+        problems.append(Problem("limit", number_problem("limit", asked["limit"], 1, PAGE_LIMIT)))
     if offset is None:
-        problems.append(Problem("offset", f"must be a whole number from 0 to {MOST_SKIPPED}"))
+        problems.append(Problem("offset", number_problem("offset", asked["offset"], 0, MOST_SKIPPED)))
     after = _place(asked["cursor"]) if "cursor" in asked else None
     if "cursor" in asked and after is None:
-        problems.append(Problem("cursor", "is none that a page of this list gave"))
+        problems.append(
+            Problem("cursor", "`cursor` is invalid. Use the cursor of the Link header of the previous page.")
+        )
     if "cursor" in asked and "offset" in asked:
-        problems.append(Problem("offset", "cannot be given beside a cursor"))
-    problems += [Problem(name, "is empty") for name in HELP if name in asked and not asked[name].strip()]
+        problems.append(Problem("offset", "`offset` and `cursor` exclude each other. Use one of them."))
+    problems += [
+        Problem(name, f"`{name}` is empty. Give a value, or omit it.")
+        for name in HELP
+        if name in asked and not asked[name].strip()
+    ]
     filters = JobFilter(asked, queryset=visible_jobs(request.user), user=request.user)
     problems += [Problem(name, " ".join(told)) for name, told in filters.form.errors.items()]
     if problems or limit is None or offset is None:
@@ -120,18 +126,18 @@ PARAMETERS = [
     OpenApiParameter(
         "limit",
         {"type": "integer", "minimum": 1, "maximum": PAGE_LIMIT, "default": PAGE},
-        description="how many, the newest first",
+        description="Number of jobs, the newest first.",
     ),
     OpenApiParameter(
         "offset",
         {"type": "integer", "minimum": 0, "maximum": MOST_SKIPPED, "default": 0},
-        description=f"how many of the newest to leave out; {OFFSET.words}",
+        description=f"Number of newest jobs to skip. {OFFSET.words}",
         deprecated=True,
     ),
     OpenApiParameter(
         "cursor",
         {"type": "string", "pattern": f"^{CURSOR.pattern}$"},
-        description='a page as the Link header, rel="next", of the one before it has it; to be taken as it is',
+        description='Start of a page. Use the cursor of the Link header, rel="next", of the previous page.',
     ),
     *(OpenApiParameter(name, _schema(known), description=HELP[name]) for name, known in JobFilter.base_filters.items()),
 ]

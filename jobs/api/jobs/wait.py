@@ -28,9 +28,9 @@ RESUME = OpenApiParameter(
     "Last-Event-ID",
     {"type": "string", "pattern": sse.ID_PATTERN},
     OpenApiParameter.HEADER,
-    description="of the last event that was read: only what came after it is told",
+    description="Id of the last event received. The stream continues after it.",
 )
-STREAM = OpenApiResponse({"type": "string"}, "server-sent events; a comment each 15 s while there are none")
+STREAM = OpenApiResponse({"type": "string"}, "Server-sent events, with a comment every 15 s while idle.")
 
 
 class Wait(APIView):
@@ -42,12 +42,14 @@ class Wait(APIView):
             OpenApiParameter(
                 "for",
                 {"type": "string", "enum": list(WANTED), "default": FINISHED},
-                description="finished: it has ended, however; started: it has hosts; else a state it came into",
+                description=(
+                    "finished: the job has ended. started: the job has hosts. Otherwise the status to wait for."
+                ),
             ),
             OpenApiParameter(
                 "timeout",
                 {"type": "integer", "minimum": 0, "maximum": LONGEST_S, "default": USUALLY_S},
-                description="seconds after which it is answered all the same",
+                description="Maximum wait in seconds.",
             ),
         ],
         responses={200: schema.of("Waited"), **refusals(404, 429)},
@@ -88,7 +90,7 @@ class Events(APIView):
             OpenApiParameter(
                 "live",
                 {"type": "integer", "minimum": 1, "maximum": LONGEST_LIVE_S},
-                description="how it goes just now, from so many seconds back on: `traffic` each second, and no `log`",
+                description="Live events of the last N seconds: `traffic` every second, without `log`.",
             ),
         ],
         responses={(200, "text/event-stream"): STREAM, **refusals(404, 429)},
@@ -110,7 +112,12 @@ def followed(request: Request, job: Job, **only: Any) -> Response | HttpResponse
     told = request.headers.get("Last-Event-ID")
     after = Position() if told is None else sse.read(told)
     if after is None:
-        return refuse(400, RESUME.name, "is no id of an event of this", "header")
+        return refuse(
+            400,
+            RESUME.name,
+            f"`{RESUME.name}` is not an event id of this stream. Use the id of the last event.",
+            "header",
+        )
     held = held_by(request)
     if held is None:  # nobody would go on telling: the reader comes again
         return HttpResponse(sse.RETRY, content_type="text/event-stream; charset=utf-8")

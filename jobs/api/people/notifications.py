@@ -42,7 +42,7 @@ class EndMail(APIView):
 
     @extend_schema(
         operation_id="forgetEndMail",
-        responses={204: OpenApiResponse(description="you are not mailed of it"), **refusals(403, 404)},
+        responses={204: OpenApiResponse(description="The email is cancelled."), **refusals(403, 404)},
     )
     def delete(self, request: Request, job_id: str) -> Response:
         """Be not mailed of it after all."""

@@ -21,7 +21,7 @@ from jobs.people.invitation_page import link_of
 from jobs.planning.queries import checked
 from jobs.text import storable, whole_number
 
-GONE = OpenApiResponse(description="it is gone")
+GONE = OpenApiResponse(description="Deleted.")
 
 
 def _body(name: str, example: object) -> dict[str, object]:
@@ -53,7 +53,7 @@ class Projects(APIView):
         """A new project, without members. Staff only."""
         user = user_of(request)
         if not (user.is_staff and user.has_perm("jobs.add_project")):
-            raise PermissionDenied("staff make projects")
+            raise PermissionDenied("Only staff can create projects.")
         made = projects.make(checked(projects.ProjectWish, request.data), user.get_username())
         return Response(projects.told(made, user), status=201)
 

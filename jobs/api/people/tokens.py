@@ -57,11 +57,11 @@ class Token(APIView):
     @extend_schema(
         operation_id="revokeToken",
         request=None,
-        responses={204: OpenApiResponse(description="nobody gets in with it any more"), **refusals(403, 404, 415, 422)},
+        responses={204: OpenApiResponse(description="The token is revoked."), **refusals(403, 404, 415, 422)},
     )
     def delete(self, request: Request, key: str) -> Response:
         """End one of your tokens."""
         refuse_body(request)
         if not storable(key) or not tokens.revoke(user_of(request), key):
-            raise MissingError("token", ", or not yours")
+            raise MissingError("token", ", or it belongs to another user")
         return Response(status=204)

@@ -21,7 +21,7 @@ MOST_ROWS = 100
 BEFORE = OpenApiParameter(
     "before",
     {"type": "string", "pattern": "^d[a-z2-7]{19}$"},
-    description="only deliveries older than the one of this id",
+    description="Only deliveries older than this id.",
 )
 
 
@@ -36,7 +36,7 @@ class Webhooks(APIView):
     @extend_schema(
         operation_id="makeWebhook",
         request=schema.WEBHOOK,
-        responses={201: schema.of("NewWebhook", "with its secret, shown once"), **refusals(403, 404, 415, 422)},
+        responses={201: schema.of("NewWebhook", "The secret is shown once."), **refusals(403, 404, 415, 422)},
     )
     def post(self, request: Request, project: str) -> Response:
         """Have a URL told of what becomes of jobs: of your own, or as `everybody` of all in the project."""
@@ -79,7 +79,7 @@ class Rotate(APIView):
     @extend_schema(
         operation_id="rotateWebhook",
         request=None,
-        responses={200: schema.of("NewWebhook", "with its secret, shown once"), **refusals(403, 404, 415, 422)},
+        responses={200: schema.of("NewWebhook", "The secret is shown once."), **refusals(403, 404, 415, 422)},
     )
     def post(self, request: Request, project: str, key: str) -> Response:
         """Make a new secret. For a day each message is signed with the one before as well."""
@@ -103,7 +103,7 @@ class Ping(APIView):
         refuse_body(request)
         made = hooks.send_ping(user_of(request), hook)
         if made is None:
-            return refuse(409, "key", "a ping is on its way already", "path")
+            return refuse(409, "key", "A ping is already being sent. Wait for its result.", "path")
         return Response(hooks.delivery_told(made), status=202)
 
 
@@ -122,7 +122,9 @@ class Deliveries(APIView):
         if (before := request.query_params.get("before")) is not None:
             last = theirs.filter(key=before).first() if storable(before) else None
             if last is None:
-                raise BadParameterError([Problem("before", "is no delivery of this webhook")])
+                raise BadParameterError(
+                    [Problem("before", "`before` is not a delivery of this webhook. Use an id of this list.")]
+                )
             theirs = theirs.filter(pk__lt=last.pk)
         return Response([hooks.delivery_told(delivery) for delivery in theirs[:MOST_ROWS]])
 
@@ -144,7 +146,7 @@ class Redeliver(APIView):
             raise MissingError("delivery")
         refuse_body(request)
         if not hooks.redeliver(user_of(request), hook, found):
-            return refuse(409, "delivery", "it is on its way", "path")
+            return refuse(409, "delivery", "The delivery is scheduled.", "path")
         found.refresh_from_db()
         return Response(hooks.delivery_told(found), status=202)
 

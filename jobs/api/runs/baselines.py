@@ -20,7 +20,7 @@ BRANCH = OpenApiParameter(
     "branch",
     {"type": "string", "maxLength": LONGEST_BRANCH},
     OpenApiParameter.PATH,
-    description="a name that git allows a branch, and that can be read",
+    description="A valid Git branch name.",
 )
 
 

@@ -28,7 +28,7 @@ from planner.facts.spec import Problem, SpecError
 RANGES = {"type": "string", "pattern": "^[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*$"}
 TIME = {"type": "number", "minimum": 0, "exclusiveMaximum": 2**40}
 ATTEMPT = OpenApiParameter(
-    "attempt", {"type": "integer", "minimum": 1, "maximum": MOST_ATTEMPTS}, description="by default the current one"
+    "attempt", {"type": "integer", "minimum": 1, "maximum": MOST_ATTEMPTS}, description="Default: the current attempt."
 )
 TABLE = OpenApiParameter("table", str, OpenApiParameter.PATH, enum=list(TABLES))
 PARAMETERS = [
@@ -36,14 +36,16 @@ PARAMETERS = [
     ATTEMPT,
     OpenApiParameter("from", TIME, description="unix seconds"),
     OpenApiParameter("to", TIME, description="unix seconds"),
-    OpenApiParameter("steps", RANGES, description='as "0,3,8-15"; of tables that know steps'),
+    OpenApiParameter("steps", RANGES, description='Ranges such as "0,3,8-15", for tables with steps.'),
     OpenApiParameter("ranks", RANGES, description='as "0,3,8-15"'),
     OpenApiParameter(
         "bins",
         {"type": "integer", "minimum": 1, "maximum": MOST_BINS},
-        description=f"so many bins of time instead of rows: sums of traffic; least, mean and most of {', '.join(BY)}",
+        description=(
+            f"Number of time bins instead of rows: sums of traffic, or minimum, mean, and maximum of {', '.join(BY)}."
+        ),
     ),
-    OpenApiParameter("by", str, description="what bins are told apart by, with commas between"),
+    OpenApiParameter("by", str, description="Columns that split bins, separated by commas."),
     OpenApiParameter("format", str, enum=list(FORMATS), default="json"),
 ]
 ID = "[a-z0-9-]{1,64}"
@@ -70,7 +72,7 @@ class HistoryTable(APIView):
         parameters=PARAMETERS,
         responses={
             (200, "application/json"): schema.of("Rows"),
-            (200, FILES["csv"]): OpenApiResponse({"type": "string"}, "with a header"),
+            (200, FILES["csv"]): OpenApiResponse({"type": "string"}, "With a header row."),
             (200, FILES["parquet"]): OpenApiResponse({"type": "string", "format": "binary"}),
             **refusals(404, 422),
         },
@@ -103,7 +105,7 @@ class SlowSteps(APIView):
                 OpenApiParameter(
                     name, {"type": "integer", "minimum": 1, "maximum": MOST_STEP}, required=True, description=words
                 )
-                for name, words in (("from", "the first step, from 1"), ("to", "the last, itself counted"))
+                for name, words in (("from", "First step, from 1."), ("to", "Last step, included."))
             ),
         ],
         responses={200: schema.of("Slow"), **refusals(404)},
@@ -145,9 +147,7 @@ class TensorBoard(APIView):
         operation_id="getEventFile",
         parameters=[ATTEMPT],
         responses={
-            (200, EVENT_FILE): OpenApiResponse(
-                {"type": "string", "format": "binary"}, "put it into a folder of its own"
-            ),
+            (200, EVENT_FILE): OpenApiResponse({"type": "string", "format": "binary"}, "Extract it into a new folder."),
             **refusals(404),
         },
     )
@@ -171,7 +171,7 @@ class Compare(APIView):
                 "jobs",
                 {"type": "string", "pattern": f"^{IDS}$"},
                 required=True,
-                description=f"{LEAST} to {MOST} different ids with commas between",
+                description=f"{LEAST} to {MOST} different ids, separated by commas.",
             )
         ],
         responses={200: schema.of("Comparison"), **refusals(404, 422)},
@@ -179,14 +179,14 @@ class Compare(APIView):
     def get(self, request: Request) -> Response:
         """Where their specs differ; curves by step, time and tokens; traffic, step parts and plan of each."""
         text = request.query_params.get("jobs", "")
-        ids, words = text.split(","), f"must be {LEAST} to {MOST} different ids, with commas between"
+        ids, words = text.split(","), f"`ids` needs {LEAST} to {MOST} different ids, separated by commas."
         if not re.fullmatch(IDS, text):
             raise BadParameterError([Problem("jobs", words)])
         if len(set(ids)) < len(ids):
             raise SpecError([Problem("jobs", words)])
         found = [visible_job(request.user, job_id) for job_id in ids]
         if missing := [job_id for job_id, job in zip(ids, found, strict=True) if job is None]:
-            return refuse(404, "jobs", f"no such job: {', '.join(missing)}", "query")
+            return refuse(404, "jobs", f"Job not found: {', '.join(missing)}.", "query")
         return Response(comparison([job for job in found if job is not None]))
 
 

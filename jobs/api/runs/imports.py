@@ -35,11 +35,14 @@ OFFSET = OpenApiParameter(
     "offset",
     {"type": "integer", "minimum": 0, "maximum": kept.FILE_BYTES},
     required=True,
-    description="where the part begins: what the file has so far",
+    description="Start of the part, equal to the bytes received so far.",
 )
 STEP = OpenApiParameter("step", {"type": "integer", "minimum": 0, "maximum": LARGEST_STEP, "default": 0})
 PLACE = OpenApiParameter(
-    "place", {"type": "string", "pattern": "^[0-9]{1,2}$"}, OpenApiParameter.PATH, description="of the file, from 0"
+    "place",
+    {"type": "string", "pattern": "^[0-9]{1,2}$"},
+    OpenApiParameter.PATH,
+    description="Number of the file, from 0.",
 )
 
 
@@ -53,7 +56,7 @@ class PartParser(BaseParser):
     ) -> Any:
         raw: bytes = stream.read(kept.PART_BYTES + 1)
         if len(raw) > kept.PART_BYTES:
-            raise TooLargeError(f"a part has at most {kept.PART_BYTES:,} bytes")
+            raise TooLargeError(f"The part is larger than {kept.PART_BYTES:,} bytes. Send smaller parts.")
         return raw
 
 
@@ -91,7 +94,7 @@ class Import(APIView):
     @extend_schema(
         operation_id="deleteImport",
         request=None,
-        responses={204: OpenApiResponse(description="it is gone"), **refusals(403, 404, 415, 422)},
+        responses={204: OpenApiResponse(description="Deleted."), **refusals(403, 404, 415, 422)},
     )
     def delete(self, request: Request, key: str) -> Response:
         """Forget it, with what was sent."""
@@ -122,9 +125,11 @@ class Part(APIView):
         if number is None or number >= len(made.files):
             raise MissingError("file")
         if offset is None:
-            return refuse(400, OFFSET.name, "is required", "query")
+            return refuse(
+                400, OFFSET.name, f"`{OFFSET.name}` is missing. Use the number of bytes sent so far.", "query"
+            )
         if made.format:
-            return refuse(409, "import", "it was read before")
+            return refuse(409, "import", "The import is complete. Start a new import.")
         told: Any = request.data
         part = told if isinstance(told, bytes) else b""
         try:
@@ -148,7 +153,7 @@ class Read(APIView):
         made = _find(request, key, change=True)
         refuse_body(request)
         if made.format:
-            return refuse(409, "import", "it was read before")
+            return refuse(409, "import", "The import is complete. Start a new import.")
         try:
             kept.finish(made)
         except ImportProblemError as error:
@@ -170,7 +175,7 @@ class Trace(APIView):
         responses={
             (200, "application/octet-stream"): OpenApiResponse({"type": "string", "format": "binary"}, "for Perfetto"),
             (200, "application/json"): OpenApiResponse(
-                {"anyOf": [schema.ref("ChromeTrace"), schema.ref("StepColumns")]}, "Chrome's JSON, or columns"
+                {"anyOf": [schema.ref("ChromeTrace"), schema.ref("StepColumns")]}, "Chrome trace JSON, or columns."
             ),
             **refusals(404),
         },
@@ -183,7 +188,7 @@ class Trace(APIView):
         given.check()
         made = _find(request, key)
         if step not in made.steps:
-            return refuse(404, STEP.name, "the import has no such step", "query")
+            return refuse(404, STEP.name, "The import has no such step.", "query")
         try:
             trace = kept.trace_of(made, step)
         except kept.TakenError:

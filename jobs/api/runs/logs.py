@@ -33,29 +33,31 @@ MOST_RANKS = 65535
 MOST_ATTEMPTS = 2**31 - 1
 LAST_BYTE = 2**53 - 1
 FILES = ("stdout", "stderr")
-FOLLOWED_WHOLE = "is of what the host keeps; what is followed is both files as one, from its newest lines on"
+FOLLOWED_WHOLE = "`{name}` is for a stored log. A followed log has both files. Omit it, or set `follow` to 0."
 SIZE_HEADER = "Meshboard-Log-Bytes"
 ATTEMPT = OpenApiParameter(
-    "attempt", {"type": "integer", "minimum": 1, "maximum": MOST_ATTEMPTS}, description="by default the current one"
+    "attempt", {"type": "integer", "minimum": 1, "maximum": MOST_ATTEMPTS}, description="Default: the current attempt."
 )
 FILE = OpenApiParameter(
     "file",
     {"type": "string", "enum": list(FILES)},
-    description="of a rank; by default both, one after the other",
+    description="stdout or stderr of a rank. Default: both, one after the other.",
 )
 FROM = OpenApiParameter(
-    "from", {"type": "integer", "minimum": 0, "maximum": LAST_BYTE, "default": 0}, description="the first byte told"
+    "from", {"type": "integer", "minimum": 0, "maximum": LAST_BYTE, "default": 0}, description="First byte to return."
 )
 BYTES = OpenApiParameter(
-    "bytes", {"type": "integer", "minimum": 1, "maximum": LAST_BYTE}, description="at most so many; by default all"
+    "bytes",
+    {"type": "integer", "minimum": 1, "maximum": LAST_BYTE},
+    description="Maximum number of bytes. Default: all.",
 )
 FOLLOW = OpenApiParameter(
     "follow",
     {"type": "string", "enum": ["0", "1"], "default": "0"},
-    description="1: go on telling as it is written, both files as one; no file and no range beside it",
+    description="1: follow the log as it grows, both files in one stream, without file or range.",
 )
 TEXT = OpenApiResponse(
-    OpenApiTypes.STR, description=f"the log as its host keeps it; {SIZE_HEADER}: about how many bytes will come"
+    OpenApiTypes.STR, description=f"The log as stored on its host. {SIZE_HEADER} holds the approximate size in bytes."
 )
 
 
@@ -89,9 +91,9 @@ class Log(APIView):
         asked = _asked(request, rank)
         number = asked.attempt or job.attempt
         if asked.rank is None:
-            return refuse(404, "rank", f"this job has no rank {rank[:40]!r}", "path")
+            return refuse(404, "rank", f"The job has no rank {rank[:40]!r}.", "path")
         if number > job.attempt:
-            return refuse(404, "attempt", f"this job has no attempt {number}", "query")
+            return refuse(404, "attempt", f"The job has no attempt {number}.", "query")
         attempt = job.attempts.filter(number=number).first()
         if attempt is None:
             return refuse(409, "log", NOT_STARTED)
@@ -105,8 +107,10 @@ class Log(APIView):
         except whole.BusyError as error:
             return refuse(503, "log", str(error), headers=LATER)
         except (RedisError, OperationalError) as error:
-            log.warning("a log cannot be asked for: %s", error)
-            return refuse(503, "log", "Redis does not answer just now: hosts cannot be asked", headers=LATER)
+            log.warning("Cannot request a log: %s", error)
+            return refuse(
+                503, "log", "Meshboard cannot reach Redis, so it cannot request logs from hosts.", headers=LATER
+            )
 
 
 def _asked(request: Request, rank: str) -> Asked:
@@ -124,9 +128,9 @@ def _asked(request: Request, rank: str) -> Asked:
     if asked.follow:
         ranged = {"file": asked.file is not None, "from": asked.first > 0, "bytes": asked.most is not None}
         for name in (name for name, told in ranged.items() if told):
-            given.clash(name, FOLLOWED_WHOLE)
+            given.clash(name, FOLLOWED_WHOLE.format(name=name))
     elif is_range and asked.file is None and asked.rank is not None and asked.rank > LAUNCHER:
-        given.clash("file", "is required of a range: a rank has two")
+        given.clash("file", "`file` is missing. A range needs stdout or stderr.")
     given.check()
     return asked
 
@@ -152,8 +156,8 @@ async def _until_it_breaks(parts: AsyncIterator[bytes], name: str) -> AsyncItera
         async for part in parts:
             yield part
     except Exception as error:
-        log.warning("log %s breaks off: %s", name, error)
-        yield f"\n[the log breaks off here: {error}]\n".encode()
+        log.warning("Log %s ends early: %s", name, error)
+        yield f"\n[The log ends here: {error}]\n".encode()
         raise
 
 

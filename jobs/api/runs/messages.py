@@ -28,7 +28,7 @@ class MsgpackParser(BaseParser):
         if request.headers.get("Content-Encoding", "").strip().lower() == "deflate":
             raw = _inflated(raw)
         if len(raw) > REPORT_BYTES:
-            raise TooLargeError(f"the message is larger than {REPORT_BYTES:,} bytes")
+            raise TooLargeError(f"The message is larger than {REPORT_BYTES:,} bytes. Send smaller messages.")
         return raw
 
 
@@ -37,9 +37,9 @@ def _inflated(raw: bytes) -> bytes:
     try:
         found = reader.decompress(raw, REPORT_BYTES + 1)
     except zlib.error as error:
-        raise ParseError(f"not deflated: {error}") from None
+        raise ParseError(f"The message is not deflate data: {error}") from None
     if reader.unconsumed_tail:
-        raise TooLargeError(f"the message is larger than {REPORT_BYTES:,} bytes")
+        raise TooLargeError(f"The message is larger than {REPORT_BYTES:,} bytes. Send smaller messages.")
     return found
 
 

@@ -30,12 +30,12 @@ def parameters(table: str) -> list[OpenApiParameter]:
     return [
         OpenApiParameter("by", {"type": "string", "enum": list(GROUPS[table]), "default": "job"}),
         ATTEMPT,
-        OpenApiParameter("from", TIME, description="unix seconds; by default the attempt's first"),
-        OpenApiParameter("to", TIME, description="unix seconds; by default its last"),
+        OpenApiParameter("from", TIME, description="Unix seconds. Default: start of the attempt."),
+        OpenApiParameter("to", TIME, description="Unix seconds. Default: end of the attempt."),
         OpenApiParameter(
             "points",
             {"type": "integer", "minimum": 1, "maximum": MOST_BINS, "default": USUAL_POINTS},
-            description="bins of equal time, of which those with something in them are told; 1: all of it as one",
+            description="Number of equal time bins. Empty bins are omitted. 1: one bin for all rows.",
         ),
         OpenApiParameter("format", {"type": "string", "enum": list(FORMATS), "default": "json"}),
     ]
@@ -43,7 +43,7 @@ def parameters(table: str) -> list[OpenApiParameter]:
 
 ROWS = {
     (200, "application/json"): schema.of("Rows"),
-    (200, FILES["csv"]): OpenApiResponse({"type": "string"}, "with a header"),
+    (200, FILES["csv"]): OpenApiResponse({"type": "string"}, "With a header row."),
     (200, FILES["parquet"]): OpenApiResponse({"type": "string", "format": "binary"}),
     **refusals(404, 422),
 }
@@ -59,12 +59,12 @@ class Binned(APIView):
         given = Parameters(request)
         by = given.one_of("by", "job", tuple(GROUPS[self.table]))
         attempt = given.number("attempt", None, 1, MOST_ATTEMPTS)
-        since = given.read("from", None, "must be unix seconds", a_time)
-        until = given.read("to", None, "must be unix seconds", a_time)
+        since = given.read("from", None, "`from` is not a time. Use Unix seconds.", a_time)
+        until = given.read("to", None, "`to` is not a time. Use Unix seconds.", a_time)
         points = given.number("points", USUAL_POINTS, 1, MOST_BINS)
         form = given.one_of("format", "json", FORMATS)
         if since is not None and until is not None and since > until:
-            given.clash("from", f"{since:g} is after to = {until:g}")
+            given.clash("from", f"`from` is {since:g}, after `to` = {until:g}. Use an earlier time.")
         given.check()
         job = find_job(request.user, job_id)
         number = attempt or job.attempt

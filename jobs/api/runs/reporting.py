@@ -49,14 +49,14 @@ NUMBER = OpenApiParameter(
     "n",
     {"type": "integer", "minimum": 0, "maximum": LARGEST_NUMBER},
     required=True,
-    description="the batch's number from 0: each is taken once",
+    description="Number of the batch, from 0. A repeated batch is ignored.",
 )
 CLAIM = OpenApiParameter(
     "Meshboard-Claim",
     {"type": "string", "minLength": 20, "maxLength": 200},
     OpenApiParameter.HEADER,
     required=True,
-    description="the secret that this node joined with",
+    description="Secret from the join of this node.",
 )
 OPEN = request_body({"allOf": [ref("RunRequest")]}, {"name": "by hand", "world_size": 8, "nodes": 2})
 JOIN = request_body({"allOf": [ref("NodeRequest")]}, {"node": 0, "name": "gpu-7", "claim": "a-secret-of-this-process"})
@@ -75,7 +75,7 @@ class Runs(APIView):
         request=OPEN,
         responses={
             201: of("OpenedRun"),
-            200: of("OpenedRun", "its key's run, with another token"),
+            200: of("OpenedRun", "The run of this key, with a new token."),
             **refusals(403, 415, 422, 429),
         },
     )
@@ -111,11 +111,13 @@ class OfRun(APIView):
         if isinstance(exc, BadMessageError):
             return refuse(422, "message", str(exc))
         if isinstance(exc, TooFastError):
-            words = f"more than a node may send; wait {exc.wait_s:.1f} s"
+            words = f"The node sends too much. Wait {exc.wait_s:.1f} s."
             return refused(of_request(429, words), {"Retry-After": str(math.ceil(exc.wait_s))})
         if isinstance(exc, RedisError):
-            log.warning("telemetry cannot be taken: %s", exc)
-            return refused(of_request(503, "Redis does not answer just now: whether it was taken is not known"), LATER)
+            log.warning("Cannot store telemetry: %s", exc)
+            return refused(
+                of_request(503, "Redis does not answer, so the result is unknown. Send the batch again."), LATER
+            )
         return super().handle_exception(exc)
 
     def run(self, run: str, attempt: int) -> RunToken:
@@ -123,17 +125,17 @@ class OfRun(APIView):
         token = self.request.auth
         assert isinstance(token, RunToken), "the only way in"
         if (token.attempt.job_id, token.attempt.number) != (run, attempt):
-            raise Http404("this token is of another run or attempt")
+            raise Http404("The token belongs to another run or attempt.")
         return token
 
     def member(self, run: str, attempt: int, node: int) -> Member:
         """The member that the request's claim speaks for. Raises MissingError, TakenError."""
         found = self.run(run, attempt).attempt.members.select_related("attempt__job").filter(node=node).first()
         if found is None or not found.claim:
-            raise MissingError("node", f": {node} has not joined this run")
+            raise MissingError("node", f": {node} has not joined this run.")
         claim = self.request.headers.get("Meshboard-Claim", "")
         if not (claim.isascii() and hmac.compare_digest(digest(claim), found.claim)):
-            self.permission_denied(self.request, message=f"another process speaks for node {node} of this run")
+            self.permission_denied(self.request, message=f"Another process reports for node {node} of this run.")
         return found
 
 
@@ -176,7 +178,7 @@ class Batches(OfRun):
         number = _number(request)
         raw = _raw(request)
         if len(raw) > BATCH_BYTES:
-            return refuse(413, "message", f"{len(raw):,} bytes; a batch has at most {BATCH_BYTES:,}")
+            return refuse(413, "message", f"The batch has {len(raw):,} bytes. Use at most {BATCH_BYTES:,}.")
         if problem := foreign(decode_batch(raw), member):
             return refuse(403, "message", problem)
         put(Place(run, attempt, node), number, raw, member.attempt.members.count())
@@ -202,7 +204,7 @@ class Report(OfRun):
             {(told["exit"]["job"], told["exit"]["attempt"])} if "exit" in told else set()
         )
         if named != {(run, attempt)}:
-            return refuse(403, "message", "it is of another run or attempt than its address")
+            return refuse(403, "message", "The message belongs to another run or attempt than its address.")
         runs.take_report(member, told)
         return _heard(member)
 
@@ -238,20 +240,20 @@ class GiveUp(APIView):
         try:
             silence.give_up(job, request.user.get_username())
         except silence.HeardError:
-            return refuse(409, "status", f"a run that {stands(job.status)} and not silent is not given up: cancel it")
+            return refuse(409, "status", f"The run {stands(job.status)} and has contact. Cancel it instead.")
         return Response(job_detail(find_job(request.user, job_id)))
 
 
 def foreign(batch: Batch, member: Member) -> str:
     """Why a batch is not this member's to send; empty where it is."""
     if (batch["job"], batch["attempt"]) != (member.attempt.job_id, member.attempt.number):
-        return f"it is of {batch['job']}/{batch['attempt']}"
+        return f"The batch belongs to {batch['job']}/{batch['attempt']}."
     own = range(member.first_rank, member.first_rank + member.num_ranks)
     for item in batch["items"]:
         if item["kind"] == "gap" or (item["kind"] in OF_NODES and item["rank"] == -1):
             continue
         if item["rank"] not in own:
-            return f"rank {item['rank']} is not of node {member.node}, which has {own.start} to {own.stop - 1}"
+            return f"Rank {item['rank']} is not on node {member.node}, which has ranks {own.start} to {own.stop - 1}."
     return ""
 
 
@@ -266,7 +268,7 @@ def _number(request: Request) -> int:
     told = request.query_params.get("n", "")
     number = whole_number(told, 0, LARGEST_NUMBER)
     if number is None:
-        words = f"the number of the batch is required: a whole number from 0 to {LARGEST_NUMBER}"
+        words = f"The batch number is missing. Use a whole number from 0 to {LARGEST_NUMBER}."
         raise BadParameterError([Problem("n", words)])
     return number
 

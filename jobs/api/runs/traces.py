@@ -27,13 +27,13 @@ COLUMNS = "columns"
 STEP = OpenApiParameter(
     "step",
     {"type": "integer", "minimum": 0, "maximum": LARGEST_STEP},
-    description="by default the newest that was told",
+    description="Default: the latest traced step.",
 )
 ATTEMPT = OpenApiParameter(
-    "attempt", {"type": "integer", "minimum": 1, "maximum": MOST_ATTEMPTS}, description="by default the current one"
+    "attempt", {"type": "integer", "minimum": 1, "maximum": MOST_ATTEMPTS}, description="Default: the current attempt."
 )
 FORMAT = OpenApiParameter(
-    "format", str, enum=[*FORMATS, COLUMNS], default="perfetto", description="columns: as the history's tables"
+    "format", str, enum=[*FORMATS, COLUMNS], default="perfetto", description="columns: as in the history tables."
 )
 
 
@@ -68,7 +68,7 @@ class StepTrace(APIView):
         responses={
             (200, "application/octet-stream"): OpenApiResponse({"type": "string", "format": "binary"}, "for Perfetto"),
             (200, "application/json"): OpenApiResponse(
-                {"anyOf": [schema.ref("ChromeTrace"), schema.ref("StepColumns")]}, "Chrome's JSON, or columns"
+                {"anyOf": [schema.ref("ChromeTrace"), schema.ref("StepColumns")]}, "Chrome trace JSON, or columns."
             ),
             **refusals(404),
         },
@@ -87,8 +87,8 @@ class StepTrace(APIView):
         except AwayError:
             return _away()
         if found is None:
-            words = "no step was told event by event" if step is None else f"step {step} was not told event by event"
-            return refuse(404, "step", f"attempt {attempt}: {words}; ask for one while it runs", "query")
+            words = "no step was traced" if step is None else f"step {step} was not traced"
+            return refuse(404, "step", f"In attempt {attempt}, {words}. Request a step while the job runs.", "query")
         told, trace = found
         if chosen == COLUMNS:
             return JsonResponse({"step": told, **tables(trace)})
@@ -108,7 +108,7 @@ class StepTrace(APIView):
         job = find_job_to_change(request.user, job_id)
         step = wanted_step(request.data)
         if job.status in TERMINAL:
-            return refuse(409, "status", f"a job that {stands(job.status)} tells no further step")
+            return refuse(409, "status", f"The job {stands(job.status)}, so no further step can be traced.")
         if words := why_never(job, step):
             return refuse(422, "step", words, "body")
         try:
@@ -130,4 +130,4 @@ def _find(job: Job, attempt: int, step: int | None) -> tuple[int, Trace] | None:
 
 
 def _away() -> Response:
-    return refused(of_request(503, "Redis cannot be reached just now"), LATER)
+    return refused(of_request(503, "Meshboard cannot reach Redis. Try again later."), LATER)

@@ -20,25 +20,32 @@ def findings(site: Site) -> Iterator[Finding]:
     try:
         site.certificates()
     except OSError as error:
-        yield Finding("fail", SUBJECT, f"MESHBOARD_SLURM_CA_FILE: {error}", "name a file of certificates, or none")
+        yield Finding(
+            "fail",
+            SUBJECT,
+            f"MESHBOARD_SLURM_CA_FILE: {error}",
+            "Set MESHBOARD_SLURM_CA_FILE to a file of certificates, or unset it.",
+        )
     if site.board.startswith("http:") or "//localhost" in site.board:
-        words = f"MESHBOARD_SLURM_BOARD: {site.board} is no address that nodes reach over HTTPS"
-        yield Finding("fail", SUBJECT, words, "give the https:// address of the board as nodes reach it")
+        words = f"MESHBOARD_SLURM_BOARD: {site.board} is not an HTTPS address that nodes can reach"
+        yield Finding(
+            "fail", SUBJECT, words, "Set MESHBOARD_SLURM_BOARD to the https:// address of the board for nodes."
+        )
     try:
         slurm.jobs()
         slurm.make(logs(site.folder))
         python = slurm.door.run([site.python, "-c", "import torch, workers.slurm"], deadline_s=ASK_S)
         if python.code:
             words = f"MESHBOARD_SLURM_PYTHON: {site.python} lacks Meshboard: {python.complaint}"
-            yield Finding("fail", SUBJECT, words, "install it there: pip install '.[worker]'")
+            yield Finding("fail", SUBJECT, words, "Install it there: pip install '.[worker]'")
         yield _accounts(slurm)
     except AwayError as error:
-        yield Finding("fail", SUBJECT, str(error), "run it by hand as the board's user; see docs/howto/slurm.md")
+        yield Finding("fail", SUBJECT, str(error), "Run it by hand as the user of the board. See docs/howto/slurm.md.")
 
 
 def _accounts(slurm: Slurm) -> Finding:
     """Raises AwayError."""
     if slurm.remembered([name_of("doctor", 1)]) is not None:
-        return Finding("ok", SUBJECT, "its accounts (sacct) tell how a job ended that slurmctld has forgotten")
-    words = "it keeps no accounts: of a job that ends while the controller is away for MinJobAge, nobody knows how"
-    return Finding("warn", SUBJECT, words, "AccountingStorageType=accounting_storage/slurmdbd in slurm.conf")
+        return Finding("ok", SUBJECT, "Slurm accounting (sacct) is on")
+    words = "Slurm accounting (sacct) is off. Meshboard may miss how a job ended"
+    return Finding("warn", SUBJECT, words, "Set AccountingStorageType=accounting_storage/slurmdbd in slurm.conf.")

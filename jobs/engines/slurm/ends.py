@@ -23,11 +23,11 @@ def finish(attempt: Attempt, job: SlurmJob, printed: str) -> None:
     if printed and job.state not in ENDED_BY_SLURM:
         reason = f"{reason}: {' '.join(printed.split())[-600:]}"
     if attempt.job.status == Status.CANCELLING:
-        outcome, reason = "cancelled", f"Slurm ended its job {job.id}"
+        outcome, reason = "cancelled", f"Slurm ended job {job.id}"
     with transaction.atomic():
-        lifecycle.start({attempt.job_id: (attempt.number, "Slurm had begun with it")})
+        lifecycle.start({attempt.job_id: (attempt.number, "Slurm had started the job")})
         if job.state == PREEMPTED and attempt.ended is None:
-            stops.stop(attempt.job_id, attempt.number, "preempted", f"Slurm preempted its job {job.id}")
+            stops.stop(attempt.job_id, attempt.number, "preempted", f"Slurm preempted job {job.id}")
         for member in _unended(attempt):
             told = cast(ExitReport | None, member.exit) or _report(attempt)
             endings.end(member, {**told, "outcome": outcome, "reason": reason[:1000]})
@@ -37,16 +37,18 @@ def finish(attempt: Attempt, job: SlurmJob, printed: str) -> None:
 def refuse(attempt: Attempt, why: str) -> None:
     """Slurm does not take it and never will."""
     with transaction.atomic():
-        lifecycle.start({attempt.job_id: (attempt.number, "offered to Slurm")})
+        lifecycle.start({attempt.job_id: (attempt.number, "submitted to Slurm")})
         for member in _unended(attempt):
-            endings.end(member, {**_report(attempt), "outcome": "failed", "reason": f"Slurm refused it: {why}"[:1000]})
+            endings.end(
+                member, {**_report(attempt), "outcome": "failed", "reason": f"Slurm rejected the job: {why}"[:1000]}
+            )
         _over(attempt)
 
 
 def lose(attempt: Attempt, reason: str) -> None:
     """Nothing of it is with Slurm."""
     with transaction.atomic():
-        lifecycle.start({attempt.job_id: (attempt.number, "Slurm had begun with it")})
+        lifecycle.start({attempt.job_id: (attempt.number, "Slurm had started the job")})
         for member in _unended(attempt):
             endings.lose(member, reason)
         _over(attempt)

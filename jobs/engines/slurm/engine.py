@@ -82,7 +82,7 @@ class SlurmEngine:
         on_its_way = self._sending if self._rounds.busy else frozenset()
         for attempt in self._followed().filter(engine_id="", job__status=Status.CANCELLING):
             if _name(attempt) in self._absent - on_its_way:
-                ends.lose(attempt, "cancelled before Slurm had it")
+                ends.lose(attempt, "cancelled before Slurm received the job")
 
     def start(self) -> None:
         """Submit what the last look did not find."""
@@ -176,7 +176,7 @@ class SlurmEngine:
         elif name in news.put_off:
             self._put_off[name] = time.monotonic()
             attempts.not_taken(attempt)
-            _wait(attempt.job, f"Slurm does not take it now: {news.put_off[name]}", Status.QUEUED)
+            _wait(attempt.job, f"Slurm does not accept the job now: {news.put_off[name]}", Status.QUEUED)
         elif name in news.jobs:
             self._missed.pop(name, None)
             self._follow(attempt, news.jobs[name], news.logs.get(name, ""), bar)
@@ -203,14 +203,14 @@ class SlurmEngine:
     def _hear_of_trouble(self, trouble: str, heard_of: Collection[str] = ()) -> None:
         """Jobs wait for its end, but for those of which Slurm told all the same."""
         if trouble and not self._trouble:
-            log.warning("Slurm cannot be asked: %s", trouble)
+            log.warning("Cannot query Slurm: %s", trouble)
         elif self._trouble and not trouble:
             log.info("Slurm answers again")
         self._trouble = trouble
         if trouble:
             waiting = Job.objects.filter(engine=self.name, status__in=(Status.QUEUED, Status.CANCELLING))
             for job in waiting.exclude(id__in=heard_of):
-                _wait(job, f"Slurm cannot be asked: {trouble}", job.status)
+                _wait(job, f"Cannot query Slurm: {trouble}", job.status)
 
 
 def _is_held_here(attempt: Attempt) -> bool:

@@ -13,26 +13,26 @@ ON_NODES = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNAL
 
 # https://slurm.schedmd.com/job_reason_codes.html; what is not here is told as Slurm has it
 REASONS = {
-    "Resources": "no nodes with all it asks for are free",
-    "Priority": "jobs of a higher priority are before it",
-    "Dependency": "an earlier submission of it has not ended",
-    "BeginTime": "its time to begin has not come",
-    "JobHeldUser": "it is held by its user",
-    "JobHeldAdmin": "it is held by an administrator",
-    "Licenses": "a licence it needs is taken",
+    "Resources": "not enough free nodes with the requested resources",
+    "Priority": "jobs with a higher priority are ahead",
+    "Dependency": "an earlier submission of this job has not ended",
+    "BeginTime": "its begin time is in the future",
+    "JobHeldUser": "held by its user",
+    "JobHeldAdmin": "held by an administrator",
+    "Licenses": "a required license is in use",
     "PartitionDown": "the partition is down",
-    "PartitionInactive": "the partition takes no jobs now",
-    "PartitionNodeLimit": "it asks for more nodes than the partition gives",
-    "PartitionTimeLimit": "its time limit is longer than the partition's",
-    "PartitionConfig": "it asks for what the partition does not have",
-    "ReqNodeNotAvail": "nodes that it needs are down, drained or reserved",
-    "Reservation": "its reservation has not begun",
-    "NodeDown": "a node that it needs is down",
-    "BadConstraints": "no node has the features it asks for",
+    "PartitionInactive": "the partition is inactive",
+    "PartitionNodeLimit": "the job requests more nodes than the partition allows",
+    "PartitionTimeLimit": "the time limit exceeds the limit of the partition",
+    "PartitionConfig": "the partition lacks the requested resources",
+    "ReqNodeNotAvail": "required nodes are down, drained, or reserved",
+    "Reservation": "the reservation has not started",
+    "NodeDown": "a required node is down",
+    "BadConstraints": "no node has the requested features",
     "InvalidAccount": "the account is not valid",
     "InvalidQOS": "the QOS is not valid",
-    "launch_failed_requeued_held": "its start failed on a node, and Slurm holds it",
-    "Cleaning": "Slurm cleans up after an earlier try",
+    "launch_failed_requeued_held": "the start failed on a node, so Slurm holds the job",
+    "Cleaning": "Slurm cleans up after an earlier attempt",
 }
 
 
@@ -46,18 +46,18 @@ class SlurmEnding(NamedTuple):
 PREEMPTED = "PREEMPTED"
 # Here ranks and supervisors were told to end, and know no more.
 ENDED_BY_SLURM: dict[str, tuple[Outcome, str]] = {
-    "TIMEOUT": ("failed", "its time limit has passed"),
-    "DEADLINE": ("failed", "its deadline has passed"),
+    "TIMEOUT": ("failed", "the job reached its time limit"),
+    "DEADLINE": ("failed", "the job reached its deadline"),
     "NODE_FAIL": ("lost", "a node failed"),
-    PREEMPTED: ("lost", "it was preempted"),
-    "OUT_OF_MEMORY": ("failed", "it used more memory than it was given"),
+    PREEMPTED: ("lost", "the job was preempted"),
+    "OUT_OF_MEMORY": ("failed", "the job used more memory than allocated"),
     "BOOT_FAIL": ("lost", "a node did not boot"),
-    "REVOKED": ("lost", "it was moved to another cluster"),
-    "CANCELLED": ("failed", "it was cancelled there, not by the board"),
+    "REVOKED": ("lost", "the job was moved to another cluster"),
+    "CANCELLED": ("failed", "the job was cancelled in Slurm, not in Meshboard"),
 }
 ENDED_BY_ITSELF: dict[str, tuple[Outcome, str]] = {
-    "COMPLETED": ("succeeded", "it completed, and could not tell the board more"),
-    "FAILED": ("failed", "its script failed"),
+    "COMPLETED": ("succeeded", "the job completed without an exit report"),
+    "FAILED": ("failed", "the batch script failed"),
 }
 
 
@@ -84,8 +84,8 @@ def _accounted(job: SlurmJob) -> str:
 def forgotten(job: str, *, accounts: bool) -> str:
     """Of a job that Slurm once took and cannot tell of."""
     if accounts:
-        return f"Slurm no longer knows its job {job}, and its accounts do not say how it ended"
-    return f"Slurm no longer knows its job {job}, and keeps no accounts (sacct) that would say how it ended"
+        return f"Slurm has no record of how job {job} ended"
+    return f"Slurm no longer knows job {job}, and Slurm accounting (sacct) is off"
 
 
 def waits(job: SlurmJob) -> str:
@@ -93,17 +93,17 @@ def waits(job: SlurmJob) -> str:
     code, _, rest = job.reason.partition(",")
     said = REASONS.get(code, "")
     if not code:  # what it says of a start is when it was handed in
-        return "Slurm: has not considered it yet"
+        return "Slurm: waiting for the first scheduling pass"
     if said:
-        text = f"Slurm: waits for {code}: {said}{f' ({rest.strip()})' if rest.strip() else ''}"
+        text = f"Slurm: waiting for {code}: {said}{f' ({rest.strip()})' if rest.strip() else ''}"
     else:
-        text = f"Slurm: waits for {job.reason}"
-    return f"{text}; expected start {job.start:%Y-%m-%d %H:%M} UTC" if job.start else text
+        text = f"Slurm: waiting for {job.reason}"
+    return f"{text}, expected start {job.start:%Y-%m-%d %H:%M} UTC" if job.start else text
 
 
 def where(job: SlurmJob) -> str:
     """Where it runs."""
-    return f"Slurm runs it on {job.nodes or 'its nodes'}: job {job.id}, partition {job.partition}"
+    return f"Running on {job.nodes or 'Slurm nodes'}: Slurm job {job.id}, partition {job.partition}"
 
 
 def told(job: SlurmJob) -> dict[str, str]:

@@ -52,7 +52,7 @@ def export(job: Job, attempt: int, to: str, experiment: str) -> str:
     try:
         return _write(MlflowClient(tracking_uri=to), job, attempt, points, experiment)
     except MlflowException as error:
-        raise NotTakenError(f"{to} does not take it: {str(error).strip().splitlines()[0][:1000]}") from None
+        raise NotTakenError(f"{to} rejected the export: {str(error).strip().splitlines()[0][:1000]}") from None
 
 
 def _write(client: Any, job: Job, attempt: int, points: Sequence[Point], experiment: str) -> str:
@@ -60,7 +60,7 @@ def _write(client: Any, job: Job, attempt: int, points: Sequence[Point], experim
     where = found.experiment_id if found else client.create_experiment(experiment)
     same = f"tags.`{JOB}` = '{job.id}' AND tags.`{ATTEMPT}` = '{attempt}'"
     if there := client.search_runs([where], same):
-        raise ExportedError(f"attempt {attempt} of {job.id} is there as run {there[0].info.run_id}")
+        raise ExportedError(f"Attempt {attempt} of job {job.id} already exists as run {there[0].info.run_id}.")
     began = int(1000 * min((point.time for point in points), default=job.created.timestamp()))
     tags = {JOB: job.id, ATTEMPT: str(attempt), "meshboard.project": job.project, "mlflow.user": job.owner.username}
     run: str = client.create_run(where, start_time=began, tags=tags, run_name=job.name).info.run_id

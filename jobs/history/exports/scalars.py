@@ -35,10 +35,10 @@ _CURVES = ("loss", "grad_norm", "learning_rate", "step_seconds", "tokens_per_sec
 _OF_RANKS = f"SELECT step, time, rank, step_s::DOUBLE FROM steps WHERE {_KEPT} AND rank < ? ORDER BY step, rank"
 # A mean over the ranks that told of axes; one that named not this one stood still for it 0 s.
 _EXPOSED = f"""
-SELECT step, max(time), told.key, (sum(told.value) / max(ranks))::DOUBLE
-FROM (SELECT step, time, ranks, unnest(map_entries(exposed)) AS told
+SELECT step, max(time), entry.key, (sum(entry.value) / max(ranks))::DOUBLE
+FROM (SELECT step, time, ranks, unnest(map_entries(exposed)) AS entry
     FROM (SELECT *, count(exposed) OVER (PARTITION BY step) AS ranks FROM steps WHERE {_KEPT}))
-GROUP BY step, told.key ORDER BY step, told.key
+GROUP BY step, entry.key ORDER BY step, entry.key
 """
 _VALIDATED = "SELECT step, time, value FROM marks WHERE kind = 'validation' ORDER BY step"
 _SENT = """

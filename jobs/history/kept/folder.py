@@ -108,7 +108,7 @@ class Folder:
         except FileNotFoundError:
             raise GoneError(f"no history of {self._job}/{self._attempt}") from None
         if found["v"] != VERSION:
-            raise GoneError(f"history of version {found['v']}; {VERSION} is read")
+            raise GoneError(f"The history has version {found['v']}. This version of Meshboard reads version {VERSION}.")
         return found
 
     def open(self) -> Manifest:
@@ -146,7 +146,7 @@ class Folder:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise OvertakenError(f"{self.path} is being written by another") from None
+                raise OvertakenError(f"Another process writes {self.path}.") from None
             yield
 
     def commit(self, manifest: Manifest, tables: dict[str, pa.Table], state: object) -> None:
@@ -257,7 +257,9 @@ class Folder:
         except GoneError:
             generation = 0
         if generation != manifest["generation"]:
-            raise OvertakenError(f"{self.path} is at {generation}, and we at {manifest['generation']}")
+            raise OvertakenError(
+                f"{self.path} is at generation {generation}, this process is at {manifest['generation']}."
+            )
 
     def _tell(self, manifest: Manifest) -> None:
         _put(self.path / MANIFEST, json.dumps(manifest).encode())

@@ -71,7 +71,7 @@ class Diagnoser:
             return False
         size = len(json.dumps(told))
         if size > MOST_BYTES:
-            raise ValueError(f"a diagnosis of {size:,} bytes; at most {MOST_BYTES:,} are kept")
+            raise ValueError(f"The diagnosis has {size:,} bytes. The maximum is {MOST_BYTES:,}.")
         Attempt.objects.filter(pk=self.row).update(diagnosis=told)
         self._stored = news
         lifecycle.announce(self._job)

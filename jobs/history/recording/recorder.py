@@ -111,10 +111,10 @@ class Recorder:
     def _take_lease(self) -> None:
         waiting = not self._lease.hold()
         if waiting and not self._waiting:
-            log.info("another recorder works (%s): waiting", self._lease.holder_now())
+            log.info("Another recorder runs (%s). Waiting for it to end", self._lease.holder_now())
             self._open.clear()  # it goes on from the folders, and so shall we
         if self._waiting and not waiting:
-            log.info("the other recorder is gone: going on")
+            log.info("The other recorder has ended. Starting")
             self._looked = float("-inf")
         self._waiting = waiting
 
@@ -165,7 +165,7 @@ class Recorder:
                 self._read_again(stream)
 
     def _read_again(self, stream: Stream) -> None:
-        log.warning("the stream of %s/%d, node %d, begins anew: read from its start", *stream)
+        log.warning("The stream of %s/%d, node %d, has restarted. Reading from its start", *stream)
         if recording := self._open.get((stream.job, stream.attempt)):
             recording.read_again(stream.node)
 
@@ -219,7 +219,7 @@ class Recorder:
         self._forgot = now
         for what, count in forget_old(self._root).items():
             if count:
-                log.info("forgot %s %s", f"{count:,}", what)
+                log.info("Deleted %s %s", f"{count:,}", what)
 
     def _is_kept(self, key: Key) -> bool:
         return key in self._open and self._open[key].is_kept
@@ -231,7 +231,7 @@ class Recorder:
         except Exception as error:
             self._open.pop(key, None)
             if isinstance(error, OvertakenError | GoneError):
-                log.info("%s of %s/%d begins anew: %s", what, *key, error)
+                log.info("Restarting the %s of %s/%d: %s", what, *key, error)
                 return
             self._failing.add(key)
             self._tell(f"{what} of an attempt", error)

@@ -176,7 +176,7 @@ class Rows:
             if not self.state["resumed"] and item["ran"] < item["step"]:
                 began = item["step"] - item["ran"]
                 self.state["resumed"] = True
-                self.mark("resume", item["time"] - item["step_s"], step=began, text=f"went on from step {began:,}")
+                self.mark("resume", item["time"] - item["step_s"], step=began, text=f"resumed from step {began:,}")
         self._go_on(item)
         if "not_finite" in item and item["step"] > self.state["faulty_step"]:
             self.state["faulty_step"] = item["step"]
@@ -323,7 +323,7 @@ class Rows:
             known[item["rank"]] = {**item, "stack": item["stack"][-MOST_FRAMES:]}
 
     def _add_gap(self, item: GapItem) -> None:
-        words = f"{item['items']:,} items were dropped while the board could not be reached"
+        words = f"{item['items']:,} items were lost without a connection to the board"
         self.mark_gap(self._node, min(self._before, item["time"]), item["time"], words)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from jobs.history.kept.tables import TABLES
-from jobs.text import whole_number
+from jobs.text import choice_problem, repeated_problem, unknown_problem, whole_number
 from planner.facts.spec import Problem, SpecError
 
 LATEST_ASKED = float(2**40)  # unix seconds: later than all that is told, and promised to be understood
@@ -20,8 +20,8 @@ MOST_ATTEMPTS = 2**31 - 1
 MOST_STEP = 2**53 - 1
 MOST_RANGES = 64
 HIGHEST_RANK = 65535
-TIME_WORDS = "must be unix seconds"
-RANGES_WORDS = f'must be ranges as "0,3,8-15": at most {MOST_RANGES}, each from 0 to '
+TIME_WORDS = "`{name}` is not a time. Use Unix seconds."
+RANGES_WORDS = f'`{{name}}` is invalid. Use at most {MOST_RANGES} ranges such as "0,3,8-15", each from 0 to '
 
 T = TypeVar("T")
 Range = tuple[int, int]
@@ -60,32 +60,35 @@ def asked(table: str, told: Mapping[str, Sequence[str]], *known: str) -> Asked:
         BadQueryError, SpecError: naming each that makes no sense.
     """
     if table not in TABLES:
-        raise NoTableError(f"is none of {', '.join(TABLES)}")
+        raise NoTableError(choice_problem("table", table, TABLES))
     problems: list[Problem] = []
     known = known or KNOWN
     for name, values in told.items():
         if name not in known:
-            problems.append(Problem(name[:100], f"is no parameter of this; there are {', '.join(known)}"))
+            problems.append(Problem(name[:100], unknown_problem(name, known)))
         elif len(values) > 1:
-            problems.append(Problem(name, "was given more than once"))
+            problems.append(Problem(name, repeated_problem(name)))
 
     def read(name: str, words: str, reader: Callable[[str], T | None]) -> T | None:
         if name not in told:
             return None
         found = reader(told[name][-1])
         if found is None:
-            problems.append(Problem(name, words))
+            problems.append(Problem(name, words.format(name=name)))
         return found
 
     found = Asked(
         attempt=read("attempt", _whole(1, MOST_ATTEMPTS), lambda text: whole_number(text, 1, MOST_ATTEMPTS)),
         since=read("from", TIME_WORDS, a_time),
         until=read("to", TIME_WORDS, a_time),
-        steps=read("steps", f"{RANGES_WORDS}{MOST_STEP}", lambda text: _ranges(text, MOST_STEP)),
-        ranks=read("ranks", f"{RANGES_WORDS}{HIGHEST_RANK}", lambda text: _ranges(text, HIGHEST_RANK)),
+        steps=read("steps", f"{RANGES_WORDS}{MOST_STEP}.", lambda text: _ranges(text, MOST_STEP)),
+        ranks=read("ranks", f"{RANGES_WORDS}{HIGHEST_RANK}.", lambda text: _ranges(text, HIGHEST_RANK)),
         bins=read("bins", _whole(1, MOST_BINS), lambda text: whole_number(text, 1, MOST_BINS)),
         by=tuple(told["by"][-1].split(",")) if "by" in told else USUALLY_BY.get(table, ()),
-        format=read("format", f"is none of {', '.join(FORMATS)}", lambda t: t if t in FORMATS else None) or "json",
+        format=read(
+            "format", f"`format` is invalid. Use one of {', '.join(FORMATS)}.", lambda t: t if t in FORMATS else None
+        )
+        or "json",
     )
     clashes = _together(table, found)
     if problems:
@@ -98,19 +101,23 @@ def asked(table: str, told: Mapping[str, Sequence[str]], *known: str) -> Asked:
 def _together(table: str, found: Asked) -> list[Problem]:
     problems = []
     if found.since is not None and found.until is not None and found.since > found.until:
-        problems.append(Problem("from", f"{found.since:g} is after to = {found.until:g}"))
+        problems.append(
+            Problem("from", f"`from` is {found.since:g}, after `to` = {found.until:g}. Use an earlier time.")
+        )
     groups = BY.get(table, ())
     if not set(found.by) <= set(groups) or len(set(found.by)) < len(found.by):
-        problems.append(Problem("by", f"must be some of {', '.join(groups)}, with commas between"))
+        problems.append(
+            Problem("by", f"`by` is {','.join(found.by)[:60]!r}. Use some of {', '.join(groups)}, separated by commas.")
+        )
     if found.bins is not None and table not in BY:
-        problems.append(Problem("bins", f"{table} has none; {', '.join(BY)} have"))
+        problems.append(Problem("bins", f"`bins` is for {', '.join(BY)}, not for {table}. Omit it."))
     if found.steps is not None and "step" not in TABLES[table].names:
-        problems.append(Problem("steps", f"{table} knows no steps"))
+        problems.append(Problem("steps", f"`steps` is for tables with steps, not for {table}. Omit it."))
     return problems
 
 
 def _whole(least: int, most: int) -> str:
-    return f"must be a whole number from {least} to {most}"
+    return f"`{{name}}` is invalid. Use a whole number from {least} to {most}."
 
 
 def a_time(text: str) -> float | None:

@@ -19,14 +19,14 @@ class CheckpointTold(TypedDict):
     """Of one: null is what is not known of it any more. Bytes, seconds, unix seconds."""
 
     attempt: int
-    name: Annotated[str | None, Field(description="what `resume` takes; null where it could not be written")]
+    name: Annotated[str | None, Field(description="Name for `resume`. null if the checkpoint could not be written.")]
     step: int | None
     time: float | None
     num_bytes: int | None
-    stall_s: Annotated[float | None, Field(description="what training waited")]
+    stall_s: Annotated[float | None, Field(description="Time that training waited.")]
     save_s: float | None
     problem: str
-    kept: Annotated[bool, Field(description="one of the newest train.keep_checkpoints of its attempt, which stay")]
+    kept: Annotated[bool, Field(description="Kept on disk: one of the newest `train.keep_checkpoints` of its attempt.")]
 
 
 def checkpoints(job: Job) -> list[CheckpointTold]:

@@ -44,9 +44,11 @@ class Curve(TypedDict):
     """A run by its steps, thinned, all lists of one length; null is what nobody told, or no number."""
 
     step: NotRequired[list[int]]
-    elapsed_s: NotRequired[Annotated[list[float | None], Field(description="since its first step began")]]
+    elapsed_s: NotRequired[Annotated[list[float | None], Field(description="Since the start of the first step.")]]
     tokens: NotRequired[
-        Annotated[list[int | None], Field(description="so far, those of a checkpoint's steps as its own")]
+        Annotated[
+            list[int | None], Field(description="Tokens so far, including the steps before a resumed checkpoint.")
+        ]
     ]
     loss: NotRequired[list[float | None]]
     step_s: NotRequired[list[float | None]]
@@ -67,7 +69,7 @@ class Foretold(TypedDict):
     """What was predicted of a run as it was submitted: the whole is in its job's estimate."""
 
     time: NotRequired[TimeEstimate]
-    peak_memory_bytes: NotRequired[Annotated[int, Field(description="of the fullest rank")]]
+    peak_memory_bytes: NotRequired[Annotated[int, Field(description="Rank with the most memory.")]]
     memory_interval: NotRequired[Interval]
 
 
@@ -77,12 +79,12 @@ class Compared(TypedDict):
     job: str
     name: str
     attempt: int
-    recorded: Annotated[bool, Field(description="whether a history of it is kept")]
+    recorded: Annotated[bool, Field(description="True if its history is stored.")]
     curve: Annotated[Columns, ReadBy(Curve)]
     validation: Annotated[Columns, ReadBy(Validation)]
     traffic: list[RunTraffic]
     parts: Parts | None
-    plan: Annotated[Foretold | Older, Field(description="empty where nothing was predicted")]
+    plan: Annotated[Foretold | Older, Field(description="Empty without a prediction.")]
 
 
 class Comparison(TypedDict):

@@ -21,7 +21,9 @@ _BY_AXIS = ("exposed", "hidden")
 class Parts(TypedDict):
     """Means over ranks and steps, seconds a step; without the checkpoints that a diagnosis adds."""
 
-    steps: Annotated[int, Field(description=f"the last {LATELY} after the first {FIRST_STEPS}, fewer of many ranks")]
+    steps: Annotated[
+        int, Field(description=f"The last {LATELY} steps after the first {FIRST_STEPS}. Fewer steps with many ranks.")
+    ]
     step_s: float
     data_s: float
     optimizer_s: float

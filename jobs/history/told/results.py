@@ -21,14 +21,24 @@ class Results(TypedDict):
     """Of one attempt, so far. Bytes."""
 
     attempt: int
-    ended: Annotated[bool, Field(description="nothing comes any more")]
-    verdicts: Annotated[dict[str, list[VerdictRow]], Field(description="predicted beside measured, by rank")]
-    off_bytes: Annotated[int | None, Field(description="measured off predicted, every row; null until every rank told")]
-    proof: Annotated[ProofItem | None, Field(description="copies bit for bit, the first steps beside one process")]
+    ended: Annotated[bool, Field(description="True if the data is final.")]
+    verdicts: Annotated[dict[str, list[VerdictRow]], Field(description="Predicted and measured traffic per rank.")]
+    off_bytes: Annotated[
+        int | None,
+        Field(
+            description=(
+                "Difference between measured and predicted traffic over all rows. null until all ranks reported."
+            )
+        ),
+    ]
+    proof: Annotated[
+        ProofItem | None,
+        Field(description="Verification: replicas, and first steps compared with the single-process reference."),
+    ]
     dry_runs: list[DryRunItem]
-    peak_bytes: Annotated[dict[str, int], Field(description="most that a rank held at once")]
-    memory: Annotated[dict[str, MemoryParts], Field(description="of a rank's last step, counted part by part")]
-    lab: Annotated[Annotated[dict[str, Any], ReadBy(LabResult)] | None, Field(description="what a lab found")]
+    peak_bytes: Annotated[dict[str, int], Field(description="Peak memory of a rank.")]
+    memory: Annotated[dict[str, MemoryParts], Field(description="Memory parts of the last step of a rank.")]
+    lab: Annotated[Annotated[dict[str, Any], ReadBy(LabResult)] | None, Field(description="Result of a benchmark.")]
 
 
 def results(job: Job, number: int) -> Results:
@@ -40,7 +50,7 @@ def results(job: Job, number: int) -> Results:
     """
     attempt = job.attempts.filter(number=number).first()
     if attempt is None:
-        raise GoneError(f"attempt {number} has not started")
+        raise GoneError(f"Attempt {number} has not started.")
     summary = (attempt.exit or {}).get("summary")
     if summary is None:
         state = ask(job.id, number, lambda tables: tables.state)

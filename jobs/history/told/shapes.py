@@ -27,16 +27,16 @@ AttemptKept = TypedDict(
     "AttemptKept",
     {
         "attempt": int,
-        "ended": Annotated[bool, Field(description="nothing comes any more")],
+        "ended": Annotated[bool, Field(description="True if the data is final.")],
         "from": float | None,
         "to": float | None,
         "bytes": int,
         "tables": dict[str, TableKept],
-        "merged_s": Annotated[int, Field(description="seconds that a row of the oldest traffic covers")],
-        "raw_dropped": Annotated[int, Field(description="steps whose calls and spans had to go")],
+        "merged_s": Annotated[int, Field(description="Seconds per row of the oldest traffic.")],
+        "raw_dropped": Annotated[int, Field(description="Traced steps deleted to save space.")],
     },
 )
-AttemptKept.__doc__ = "What is kept of an attempt."
+AttemptKept.__doc__ = "The stored history of an attempt."
 
 Rows = TypedDict(
     "Rows",
@@ -45,11 +45,13 @@ Rows = TypedDict(
         "attempt": int,
         "from": float | None,
         "to": float | None,
-        "width_s": Annotated[float | None, Field(description="of a bin; null where rows are told as they are")],
-        "columns": Annotated[Columns, Field(description="by name, all of one length; `time` of a bin is its start")],
+        "width_s": Annotated[float | None, Field(description="Width of a bin. null for raw rows.")],
+        "columns": Annotated[
+            Columns, Field(description="Columns by name, all of the same length. The `time` of a bin is its start.")
+        ],
     },
 )
-Rows.__doc__ = "Rows of a table, or bins of it."
+Rows.__doc__ = "Rows or time bins of a table."
 
 
 class History(TypedDict):
@@ -66,7 +68,7 @@ class Followed(TypedDict):
     after: str
     time: float | None
     host: str | None
-    lost: Annotated[bool, Field(description="a part of it was trimmed before it was read")]
+    lost: Annotated[bool, Field(description="True if a part was deleted before the recorder read it.")]
 
 
 class RankNow(TypedDict):
@@ -126,30 +128,27 @@ class Snapshot(TypedDict):
     followed: list[Followed]
     progress: Progress | None
     step_times: list[float]
-    stride: Annotated[int, Field(description="steps of the curve are multiples of it")]
+    stride: Annotated[int, Field(description="Steps of the curve are multiples of this number.")]
     curve: Annotated[Columns, Field(description="step, time, step_s, tokens, loss, grad_norm, learning_rate")]
-    last_loss: Annotated[LastLoss | None, Field(description="of the newest step whose loss is a number")]
+    last_loss: Annotated[LastLoss | None, Field(description="Latest step with a finite loss.")]
     parts: Annotated[
         Columns,
-        Field(
-            description="of each rank, means over the steps that its diagnosis measures: step_s, data_s, optimizer_s,"
-            " exposed, hidden"
-        ),
+        Field(description="Means per rank over the measured steps: step_s, data_s, optimizer_s, exposed, hidden."),
     ]
     marks: Annotated[Columns, Field(description="time, kind, rank, step, text, value")]
     ranks: list[RankNow]
     cells: Counters
-    exact: Annotated[Counters, Field(description='of phase "step", as step `ran` of each rank ended')]
+    exact: Annotated[Counters, Field(description="Traffic of phase step, up to step `ran` of each rank.")]
     verdicts: dict[str, list[VerdictRow]]
     peaks: dict[str, int]
-    memory: Annotated[dict[str, MemoryParts], Field(description="counted part by part, in the last step")]
+    memory: Annotated[dict[str, MemoryParts], Field(description="Memory parts of the last step.")]
     proof: ProofItem | None
     dry_runs: list[DryRunItem]
     checkpoints: list[CheckpointItem]
     starts: list[Started]
-    standing: Annotated[list[StandingItem], Field(description="of ranks that stood still")]
-    processes: Annotated[list[ProcessItem], Field(description="of ranks that did not speak")]
+    standing: Annotated[list[StandingItem], Field(description="Stalled ranks.")]
+    processes: Annotated[list[ProcessItem], Field(description="Ranks without contact.")]
     traffic: Traffic
-    recent: Annotated[Columns, Field(description="the last minute's: second, rank, axis, op, bytes")]
-    gauges: Annotated[Columns, Field(description="means by bin: node, rank, time and each gauge")]
-    logs: Annotated[Columns, Field(description="the last lines of each rank: node, rank, time, first, lines, skipped")]
+    recent: Annotated[Columns, Field(description="Traffic of the last minute: second, rank, axis, op, bytes.")]
+    gauges: Annotated[Columns, Field(description="Means per bin: node, rank, time, and each gauge.")]
+    logs: Annotated[Columns, Field(description="Last lines of each rank: node, rank, time, first, lines, skipped.")]

@@ -12,23 +12,23 @@ from typing_extensions import TypedDict
 
 from jobs.history.kept.query import Tables, ask, short
 from jobs.history.told.asked import MOST_ATTEMPTS, MOST_STEP, BadQueryError
-from jobs.text import whole_number
+from jobs.text import unknown_problem, whole_number
 from planner.facts.spec import Problem
 
 LEAST_SHARE = 0.02  # of a step: what differs by less is noise
 ALIKE = 0.7  # of the largest excess: ranks that have as much of it are alike
 MOST_FOUND = 8
-OTHER = "the rest: compute"
+OTHER = "compute (remainder)"
 
 
 class Finding(TypedDict):
     """A part of a step that took longer. Seconds are means over ranks and steps."""
 
-    part: Annotated[str, Field(description="exposed, data, optimizer, or the rest: compute")]
+    part: Annotated[str, Field(description="exposed, data, optimizer, or compute (remainder).")]
     axis: str | None
-    rank: Annotated[int | None, Field(description="on which it grew most; null where it grew on all alike")]
+    rank: Annotated[int | None, Field(description="Rank with the largest increase. null if all ranks are equal.")]
     host: str | None
-    ranks_alike: Annotated[int, Field(description="further ranks on which it grew nearly as much")]
+    ranks_alike: Annotated[int, Field(description="Other ranks with nearly the same increase.")]
     seconds: float
     usual_s: float
 
@@ -39,9 +39,9 @@ class SlowCall(TypedDict):
     op: str
     axis: str
     ranks: list[int]
-    ended_s: Annotated[float, Field(description="from who came first to its end, the median of these steps")]
-    usual_s: Annotated[float, Field(description="of the others; 0 where none was told")]
-    last: Annotated[int | None, Field(description="who came last to most of them; null for no one in particular")]
+    ended_s: Annotated[float, Field(description="Time from the first arrival to the end, median of these steps.")]
+    usual_s: Annotated[float, Field(description="Same for the other steps. 0 without any.")]
+    last: Annotated[int | None, Field(description="Rank that arrived last most often. null if it varies.")]
     host: str | None
 
 
@@ -67,14 +67,10 @@ def asked_steps(told: Mapping[str, Sequence[str]]) -> tuple[int | None, int, int
         BadQueryError: naming each parameter that makes no sense.
     """
     bounds = {"attempt": (1, MOST_ATTEMPTS), "from": (1, MOST_STEP), "to": (1, MOST_STEP)}
-    problems = [
-        Problem(name[:100], f"is no parameter of this; there are {', '.join(bounds)}")
-        for name in told
-        if name not in bounds
-    ]
+    problems = [Problem(name[:100], unknown_problem(name, bounds)) for name in told if name not in bounds]
     found = {name: whole_number(told[name][0], *bounds[name]) for name in bounds if len(told.get(name, ())) == 1}
     problems += [
-        Problem(name, f"must be one whole number from {least} to {most}")
+        Problem(name, f"`{name}` needs one whole number from {least} to {most}.")
         for name, (least, most) in bounds.items()
         if found.get(name) is None and (name in told or name != "attempt")
     ]
@@ -88,7 +84,7 @@ def slow(job: str, attempt: int, first: int, last: int) -> Slow:
     """Steps `first` to `last` beside the others.
 
     Raises:
-        NoStepsError: no step lies within, or none outside.
+        NoStepsError: The range has no steps., or none outside.
         GoneError: there is no history.
         BusyError: too much is asked at once.
     """
@@ -105,7 +101,9 @@ def _slow(tables: Tables, first: int, last: int) -> Slow:
         )
     }
     if True not in sides or False not in sides:
-        raise NoStepsError("no step lies within" if True not in sides else "there are no other steps to compare with")
+        raise NoStepsError(
+            "The range has no steps." if True not in sides else "The run has no other steps to compare with."
+        )
     hosts = _hosts(tables)
     found = _findings(_parts(tables, within, first, last), sides[False][1], hosts)
     return {

@@ -49,7 +49,7 @@ def step_kept(job: str, attempt: int, step: int) -> Trace | None:
 def why_never(job: Job, step: int) -> str:
     """Why no rank of the current attempt will tell a step; empty where one may. Raises BusyError."""
     if kind_of(job.spec).trains and job.engine != ELSEWHERE and step > (steps := job.spec["train"]["steps"]):
-        return f"the run has {counted(steps, 'step')} (train.steps), so there is no step {step}"
+        return f"`step` is {step}, but the run has {counted(steps, 'step')}. Use a step from 1 to {steps}."
     try:
         progress = ask(job.id, job.attempt, lambda tables: tables.state["progress"])
     except GoneError:
@@ -57,4 +57,7 @@ def why_never(job: Job, step: int) -> str:
     if progress is None or step >= (least := progress["step"] - HELD_BY_HOSTS + 1):
         return ""
     at = progress["step"]
-    return f"the run is at step {at} and hosts hold its last {HELD_BY_HOSTS}, so from step {least} on; {step} is gone"
+    return (
+        f"`step` is {step}, but hosts keep the last {HELD_BY_HOSTS} steps and the run is at step {at}. "
+        f"Use step {least} or later."
+    )

@@ -18,7 +18,7 @@ class Command(BaseCommand):
     help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("target", type=Path, help="a file that is not there yet, or a folder to make one in")
+        parser.add_argument("target", type=Path, help="new file, or an existing folder for it")
 
     def handle(self, *_args: Any, **options: Any) -> None:
         target: Path = options["target"].absolute()
@@ -31,4 +31,4 @@ class Command(BaseCommand):
         size = target.stat().st_size
         rows = sum(told["rows"].values())
         self.stdout.write(f"{target}: {rows:,} rows, {told['histories']:,} histories, {size:,} bytes")
-        self.stdout.write("Keep MESHBOARD_SECRET_KEY with it, elsewhere: without that key hosts have to join again.")
+        self.stdout.write("Store MESHBOARD_SECRET_KEY in another safe place. Without this key, hosts must join again.")

@@ -17,7 +17,7 @@ from jobs.hosts.checks import board
 class Command(BaseCommand):
     """Exit code 1 where something fails."""
 
-    help = "Look at Redis, database, controller, hosts, Slurm, names, clocks, disks and versions, and say what to do."
+    help = "Check Redis, database, controller, hosts, Slurm, names, clocks, disks, and versions, and print what to do."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--json", action="store_true", help="print JSON")

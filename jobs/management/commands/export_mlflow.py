@@ -19,14 +19,14 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("job", help="its id")
-        parser.add_argument("--attempt", type=int, help="by default the current one")
-        parser.add_argument("--to", required=True, help="MLflow's tracking URI: its server")
-        parser.add_argument("--experiment", default="", help="by default meshboard/PROJECT")
+        parser.add_argument("--attempt", type=int, help="default: the current attempt")
+        parser.add_argument("--to", required=True, help="tracking URI of the MLflow server")
+        parser.add_argument("--experiment", default="", help="default: meshboard/PROJECT")
 
     def handle(self, *_args: Any, **options: Any) -> None:
         job = Job.objects.select_related("owner").filter(id=options["job"]).first()
         if job is None:
-            raise CommandError(f"there is no job {options['job']}")
+            raise CommandError(f"Job {options['job']} does not exist.")
         experiment = options["experiment"] or f"meshboard/{job.project}"
         try:
             self.stdout.write(export(job, options["attempt"] or job.attempt, options["to"], experiment))

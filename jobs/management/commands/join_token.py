@@ -20,18 +20,18 @@ GIVEN = "MESHBOARD_JOIN_TOKEN"
 class Command(BaseCommand):
     """Prints the token, once."""
 
-    help = "Make a token with which a machine joins as a host: python -m workers.host.join URL --token TOKEN"
+    help = "Create a token for new hosts. Then run python -m workers.host.join URL --token TOKEN on the machine."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--hours", type=int, default=24, help="how long it lasts")
-        parser.add_argument("--uses", type=int, help="hosts that may join with it: 1, or with --given any number")
+        parser.add_argument("--hours", type=int, default=24, help="hours until the token expires")
+        parser.add_argument("--uses", type=int, help="maximum number of hosts, default 1, or unlimited with --given")
         parser.add_argument(
-            "--label", action="append", default=[], help="of hosts that join with it: pools ask for them"
+            "--label", action="append", default=[], help="labels of hosts that join with the token, for pools"
         )
-        parser.add_argument("--note", default="", help="what it is for")
+        parser.add_argument("--note", default="", help="purpose of the token")
         parser.add_argument("--json", action="store_true", help="print JSON")
         parser.add_argument(
-            "--given", action="store_true", help=f"keep the token in {GIVEN}, or its _FILE, instead of a new one"
+            "--given", action="store_true", help=f"use the token from {GIVEN} or {GIVEN}_FILE instead of a new one"
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -45,15 +45,15 @@ class Command(BaseCommand):
             else:
                 token, text = tokens.mint("manage.py", asked)
         except SpecError as error:
-            raise CommandError("; ".join(f"{p.field}: {p.message}" for p in error.problems)) from None
+            raise CommandError(" ".join(problem.sentence for problem in error.problems)) from None
         except SecretError as error:
             raise CommandError(str(error)) from None
         if options["json"]:
             self.stdout.write(json.dumps({"token": text, "expires": token.expires.isoformat()}))
         elif token.revoked is not None:
-            why = f"{tokens.why_not(token)}; hosts that joined need none, for others give it a new one"
-            self.stdout.write(f"the token in {GIVEN} lets nobody join: {why}")
+            why = f"{tokens.why_not(token)} Set a new token to add hosts. Hosts that joined do not need one."
+            self.stdout.write(f"The token in {GIVEN} is invalid. {why}")
         elif options["given"]:
-            self.stdout.write(f"the token in {GIVEN} lets hosts join until {token.expires:%Y-%m-%d %H:%M:%S} UTC")
+            self.stdout.write(f"The token in {GIVEN} is valid until {token.expires:%Y-%m-%d %H:%M:%S} UTC.")
         else:
             self.stdout.write(text)

@@ -15,12 +15,12 @@ PLACE = Path(__file__).resolve().parents[3] / "docs" / "openapi.json"
 
 
 class Command(BaseCommand):
-    help = "Write docs/openapi.json anew; refuses what takes something back that version 1 promised."
+    help = "Write docs/openapi.json. Fails if a change breaks version 1 of the API."
 
     def handle(self, *args: Any, **options: Any) -> None:
         made = document()
         if PLACE.exists() and (broken := shrunk(json.loads(PLACE.read_text()), made)):
-            raise CommandError("\n".join(["within version 1 the document only grows; this takes back:", *broken]))
+            raise CommandError("\n".join(["These changes break version 1 of the API:", *broken]))
         PLACE.write_text(written(made))
         self.stdout.write(f"{PLACE.name}: {len(made['paths'])} paths")
 

@@ -22,8 +22,8 @@ class Command(BaseCommand):
     help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--keep", type=Path, help="JSON of an earlier run whose password and token go on")
-        parser.add_argument("--host", type=Path, help="what the host of this machine keeps of having joined: NAME.json")
+        parser.add_argument("--keep", type=Path, help="JSON of an earlier run, to keep its password and token")
+        parser.add_argument("--host", type=Path, help="identity file of the host on this machine: NAME.json")
 
     def handle(self, *_args: Any, **options: Any) -> None:
         call_command("migrate", verbosity=0)

@@ -20,9 +20,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("source", type=Path)
-        parser.add_argument(
-            "--replace", action="store_true", help="also where there is a board already: what it has goes"
-        )
+        parser.add_argument("--replace", action="store_true", help="replace an existing board and delete its data")
 
     def handle(self, *_args: Any, **options: Any) -> None:
         before = os.umask(0o077)  # a database that is made here holds hashes of passwords, as the file does

@@ -197,7 +197,7 @@ def jobs_act(request: HttpRequest) -> HttpResponse:
 def _checked(data: dict[str, Any]) -> Several:
     asked = checked(Several, data)
     if asked.action in ("tag", "untag") and not asked.tags:
-        raise SpecError([Problem("tags", "are not written yet: write one beside the button")])
+        raise SpecError([Problem("tags", "`tags` is empty. Enter a tag next to the button.")])
     return asked
 
 
@@ -216,5 +216,5 @@ def _list_url(query: str) -> str:
 
 def _refusal(error: SpecError) -> str:
     if any(problem.field.startswith("jobs") for problem in error.problems):
-        return "Choose jobs first."
-    return "; ".join(f"{problem.field} {problem.message}" for problem in error.problems)
+        return "Select jobs first."
+    return " ".join(problem.sentence for problem in error.problems)

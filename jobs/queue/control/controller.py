@@ -88,12 +88,12 @@ class Controller:
             level = logging.WARNING if self._waits_for.startswith(WORDS) else logging.INFO
             log.log(level, "waiting: %s", self._waits_for)
         if before and not self._waits_for:
-            log.info("the other controller is gone: going on")
+            log.info("The other controller has ended. Starting")
 
     def _who_works(self) -> str:
         """Instead of us; empty where it is our turn."""
         if not self._lease.hold():
-            return f"another controller works ({self._lease.holder_now()})"
+            return f"another controller runs ({self._lease.holder_now()})"
         try:
             other = self._claim.hold(self._lease.holder, self._lease.taken_from)
         except RedisError:  # the stages that need it say so

@@ -59,6 +59,6 @@ def unhealthy(name: str = NAME) -> str:
     """Why the process is not well, empty when its last whole tick is at most `FRESH_S` old."""
     ticked = Lease.objects.filter(name=name).values_list("ticked", flat=True).first()
     if ticked is None:
-        return f"no {name} has made a whole tick yet"
+        return f"No {name} has completed a tick yet."
     age = (timezone.now() - ticked).total_seconds()
-    return "" if age <= FRESH_S else f"the last whole tick ended {age:.0f} s ago; at most {FRESH_S:.0f} s are well"
+    return "" if age <= FRESH_S else f"The last complete tick ended {age:.0f} s ago. The limit is {FRESH_S:.0f} s."

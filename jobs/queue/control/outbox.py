@@ -46,7 +46,7 @@ def deliver(client: redis.Redis) -> int:
         except (redis.RedisError, kombu.exceptions.OperationalError):
             raise
         except Exception:
-            log.exception("what cannot be sent is dropped: %s to %s", row.task, row.queue)
+            log.exception("Dropped a message that cannot be sent: %s to %s", row.task, row.queue)
         row.delete()
     return len(rows)
 
@@ -75,7 +75,7 @@ def _order(told: Any, expires: float) -> Any:
         handed = {"variables": sealed} if (sealed := sealed_for(member, member.attempt.job)) else {}
         return checked_order({**_with_loan(told, node), **handed, "expires": expires})
     except (BadMessageError, UnreadableError) as error:
-        fail_unsent(member, f"its order cannot be sent: {error}")
+        fail_unsent(member, f"the order to the host cannot be sent: {error}")
         return None
 
 

@@ -62,7 +62,7 @@ def prune(client: redis.Redis) -> dict[str, int]:
         "dead letters": deadletters.forget_oldest,
         "changes of status": _forget_changes,
         "deliveries": deliveries.forget_old,
-        "queues of silent hosts and words of removed ones": lambda: _forget_queues(client),
+        "queues of silent hosts and messages of removed hosts": lambda: _forget_queues(client),
         "imported traces": kept.forget_old,
         "streams of ended attempts left to expire": lambda: _let_streams_expire(client),
     }
@@ -72,10 +72,10 @@ def prune(client: redis.Redis) -> dict[str, int]:
         try:
             removed[what] = step()
         except Exception as error:  # one that fails holds up no other
-            error.add_note(f"while it forgot {what}")
+            error.add_note(f"while deleting {what}")
             failed.append(error)
     if failed:
-        raise ExceptionGroup("not everything that is old could be forgotten", failed)
+        raise ExceptionGroup("Some old data could not be deleted.", failed)
     return removed
 
 

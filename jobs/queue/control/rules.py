@@ -32,7 +32,7 @@ def end_what_comes_after_a_failure() -> int:
     for job in Job.objects.filter(id__in=list(failed)).only("id", "attempt", "spec") if failed else ():
         if job.spec.get("after_failed") == "start":
             continue
-        reason = f"job {failed[job.id][0]}, which it comes after, did not succeed"
+        reason = f"job {failed[job.id][0]}, a dependency, did not succeed"
         with transaction.atomic():
             if lifecycle.change(job.id, job.attempt, Status.CANCELLING, reason, only_from=(Status.QUEUED,)):
                 cancelled += lifecycle.change(job.id, job.attempt, Status.CANCELLED, reason)
@@ -47,7 +47,9 @@ def end_what_ran_too_long() -> int:
     ended = 0
     for id, attempt, limit_s, since in rows.values_list("id", "attempt", "time_limit_s", "began"):
         if limit_s is not None and timezone.now() - since >= timedelta(seconds=limit_s):
-            ended += stops.stop(id, attempt, "time limit", f"its time limit of {limit_s} s (run.time_limit_s) is over")
+            ended += stops.stop(
+                id, attempt, "time limit", f"the time limit of {limit_s} s (run.time_limit_s) is reached"
+            )
     return ended
 
 

@@ -41,7 +41,7 @@ def preempt(job_id: str, for_job: str, name: str) -> bool:
     text = "preempted by a job of higher priority"
     if Job.objects.filter(id=job_id, owner__jobs__id=for_job).exists():
         text += f", {name}"
-    return stop(job_id, attempt, "preempted", f"{text}; it is queued again and goes on from its newest checkpoint")
+    return stop(job_id, attempt, "preempted", f"{text}, queued again to resume from the latest checkpoint")
 
 
 def saving(now: datetime) -> dict[tuple[str, int], datetime]:
@@ -69,7 +69,7 @@ def end_as_asked(job_id: str, attempt: int, reason: str, *, did_all: bool = Fals
     if job.stop in ("time limit", "idle") and told is not None:
         return lifecycle.change(job_id, attempt, Status.FAILED, told.reason, only_from=(Status.CANCELLING,))
     if job.stop == "preempted" and disproved(job):
-        text = "it was told to give way and then disproved: its proof says what differs"
+        text = "preempted, and the verification failed"
         return lifecycle.change(job_id, attempt, Status.FAILED, text, only_from=(Status.CANCELLING,))
     return lifecycle.change(job_id, attempt, Status.CANCELLED, reason, only_from=(Status.CANCELLING,))
 

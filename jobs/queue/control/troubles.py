@@ -31,7 +31,7 @@ class Troubles:
         now = time.monotonic()
         if now - self._told.get(kind, -QUIET_S) < QUIET_S:
             return False
-        times = f", {self._since.pop(kind)} times since this was last told" if kind in self._told else ""
+        times = f" ({self._since.pop(kind)} times since the last report)" if kind in self._told else ""
         if len(self._told) >= MOST:
             self._told.clear()
             self._since.clear()

@@ -54,7 +54,7 @@ def _check_sequence(event: HostEvent, entry: str) -> None:
     most = HEARTBEATS_AT_ONCE + HEARTBEATS_PER_S * passed_s
     if event["sequence"] > most:
         raise BadMessageError(
-            f"sequence: {event['sequence']} is more than a host that began {passed_s:.0f} s ago can have sent: "
+            f"sequence: {event['sequence']} is higher than a host that started {passed_s:.0f} s ago can send: "
             f"{HEARTBEATS_AT_ONCE} and {HEARTBEATS_PER_S} a second, {most:.0f}"
         )
 
@@ -172,7 +172,7 @@ def _hear_end(report: AttemptReport, told: ExitReport, host: str, member: Member
         if member is None or passes(error):
             raise
         with transaction.atomic():
-            problem = f"it ended, and its exit report could not be taken in: {type(error).__name__}"
+            problem = f"the job ended, but its exit report is unreadable ({type(error).__name__})"
             ending.lose(member, problem)
             _acknowledge(report, host)
         raise

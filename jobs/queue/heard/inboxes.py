@@ -38,7 +38,7 @@ class Inbox(NamedTuple):
     def check_sender(self, named: str) -> None:
         """Raises BadMessageError where a message names a host that others than it write for."""
         if self.sender not in ("", named):
-            raise BadMessageError(f"host {self.sender} said it, and it names host {named}")
+            raise BadMessageError(f"host {self.sender} sent it, but it names host {named}")
 
     def at(self, client: redis.Redis, position: str) -> Inbox:
         """Read up to there: never to be read again, so it is trimmed. Of a stream's nodes the whole ones go."""
@@ -60,7 +60,8 @@ class Inbox(NamedTuple):
             kept //= 2
             client.xtrim(self.key, maxlen=kept, approximate=False)
         problem = (
-            f"more than {MOST_ENTRIES:,} events or {MOST_BYTES:,} bytes waited: the oldest {waiting - kept:,} went"
+            f"more than {MOST_ENTRIES:,} events or {MOST_BYTES:,} bytes waited, "
+            f"so the oldest {waiting - kept:,} were deleted"
         )
         bury(self.position, b"", BadMessageError(problem), self.sender)
 
@@ -118,7 +119,7 @@ def _standing(client: redis.Redis, inbox: Inbox, told: Any) -> Inbox | None:
         if kind == b"stream":
             return None  # there was none a moment ago
         if kind != b"none":
-            inbox.set_aside(client, NOTHING_READ, f"the key {inbox.key} holds no stream")
+            inbox.set_aside(client, NOTHING_READ, f"the key {inbox.key} is not a stream")
             return None
     elif isinstance(told, Exception):
         raise told

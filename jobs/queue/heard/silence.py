@@ -28,9 +28,9 @@ def tell_of_silence() -> None:
         if not words:
             continue
         if not member.claim and _others_ended(member, now):
-            ending.lose(member, f"{member.host_name} of this run never reported")
+            ending.lose(member, f"node {member.host_name} never joined the run")
         elif member.attempt.job.status == Status.CANCELLING:
-            _tell_the_cancelling(member.attempt.job, f"{words}: it is asked to end as soon as it speaks")
+            _tell_the_cancelling(member.attempt.job, f"{words}: the run ends at the next contact")
         else:
             job_id, number = member.attempt.job_id, member.attempt.number
             lifecycle.change(job_id, number, Status.UNREACHABLE, words, only_from=(Status.STARTING, Status.RUNNING))
@@ -40,10 +40,10 @@ def silence(member: Member, now: datetime) -> str:
     """Since when nothing was heard of it, in words; empty where it spoke lately."""
     if member.heard is None:
         late = now - member.attempt.created > JOIN_WITHIN
-        return f"{member.host_name} of this run has not joined within {JOIN_WITHIN.seconds // 60} min" if late else ""
+        return f"node {member.host_name} has not joined within {JOIN_WITHIN.seconds // 60} min" if late else ""
     if now - member.heard <= HOST_SILENT_AFTER:
         return ""
-    return f"{member.host_name} has been silent since {member.heard:%Y-%m-%d %H:%M:%S} UTC"
+    return f"no contact with {member.host_name} since {member.heard:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def heard_again(member: Member) -> None:
@@ -54,7 +54,7 @@ def heard_again(member: Member) -> None:
     others = member.attempt.members.filter(ended__isnull=True).exclude(pk=member.pk).select_related("attempt")
     if any(silence(other, now) for other in others):
         return
-    words = f"{member.host_name} is heard again"
+    words = f"contact with {member.host_name} is back"
     lifecycle.change(job.id, member.attempt.number, Status.RUNNING, words, only_from=(Status.UNREACHABLE,))
 
 
@@ -79,7 +79,7 @@ def give_up(job: Job, by: str) -> None:
             raise HeardError
         attempt = Attempt.objects.get(job=job, number=job.attempt)
         for member in attempt.members.filter(ended__isnull=True).select_related("attempt"):
-            ending.lose(member, f"given up by {by}")
+            ending.lose(member, f"marked as lost by {by}")
         record(by, "give up", "job", job.id)
 
 

@@ -42,15 +42,17 @@ def looked_through(source: Source) -> dict[str, str]:
             if event in ("start_map", "start_array"):
                 depth += 1
                 if depth > DEEPEST:
-                    raise ImportProblemError(source.name, key[:60] or "JSON", f"is nested deeper than {DEEPEST}")
+                    raise ImportProblemError(
+                        source.name, key[:60] or "JSON", f"The JSON is nested deeper than {DEEPEST} levels."
+                    )
             elif event in ("end_map", "end_array"):
                 depth -= 1
             if depth == 2 and key in LISTS:
                 values, listed = 0, listed + 1
                 if listed > MOST_LISTED:
-                    raise ImportProblemError(source.name, key, f"holds more than {MOST_LISTED:,} events")
+                    raise ImportProblemError(source.name, key, f"The file has more than {MOST_LISTED:,} events.")
             values += 1
             if values > MOST_VALUES:
-                words = f"holds more than {MOST_VALUES:,} values"
+                words = f"The file has more than {MOST_VALUES:,} values."
                 raise ImportProblemError(source.name, key[:60] or "JSON", words if key not in LISTS else f"one {words}")
     return found

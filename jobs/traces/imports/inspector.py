@@ -94,7 +94,9 @@ def _records(source: Source, most: int) -> Iterator[_Record]:
     with source.open() as file:
         for number, raw in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), start=1):
             if len(raw) > LONGEST_LINE:
-                raise ImportProblemError(source.name, f"line {number}", f"is longer than {LONGEST_LINE:,} bytes")
+                raise ImportProblemError(
+                    source.name, f"line {number}", f"The line is longer than {LONGEST_LINE:,} bytes."
+                )
             if not raw.strip():
                 continue
             line = _object(source.name, number, raw)
@@ -107,7 +109,9 @@ def _records(source: Source, most: int) -> Iterator[_Record]:
                 continue
             count += 1
             if count > most:
-                raise ImportProblemError(source.name, f"line {number}", f"more than {MOST_EVENTS:,} collectives")
+                raise ImportProblemError(
+                    source.name, f"line {number}", f"The file has more than {MOST_EVENTS:,} collectives."
+                )
             yield _record(source.name, number, whole_line, kind)
 
 
@@ -115,9 +119,9 @@ def _object(file: str, number: int, raw: bytes) -> dict[str, Any]:
     try:
         line = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise ImportProblemError(file, f"line {number}", f"is no JSON: {error}") from error
+        raise ImportProblemError(file, f"line {number}", f"The line is not JSON: {error}") from error
     if not isinstance(line, dict):
-        raise ImportProblemError(file, f"line {number}", "must be an object")
+        raise ImportProblemError(file, f"line {number}", "The line is not a JSON object.")
     return line
 
 

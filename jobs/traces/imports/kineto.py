@@ -73,7 +73,9 @@ def read(source: Source) -> Part:
     info: dict[str, Any] = told if isinstance(told, dict) else {}
     rank = whole(info["rank"], source.name, "distributedInfo.rank", 65_535) if "rank" in info else rank_in(source.name)
     if rank is None:
-        raise ImportProblemError(source.name, "distributedInfo.rank", "is missing: end the file's name with the rank")
+        raise ImportProblemError(
+            source.name, "distributedInfo.rank", "The trace has no rank. End the file name with the number of the rank."
+        )
     base_ns = head.get("baseTimeNanoseconds") or 0
     base = whole(base_ns, source.name, "baseTimeNanoseconds") / 1e9
     with source.open() as file:
@@ -83,9 +85,9 @@ def read(source: Source) -> Part:
     collectives = found.kernels or found.launched or found.annotated
     notes = []
     if collectives is found.annotated and collectives:
-        notes.append("the trace does not say of which group a collective is: all ranks are taken to be in each")
+        notes.append("the trace has no process groups, so every collective is assumed to include all ranks")
     if not collectives:
-        notes.append("the trace has no collective")
+        notes.append("the trace has no collectives")
     return Part(source.name, made.calls(collectives), made.spans(found), notes)
 
 
@@ -111,12 +113,12 @@ def _collect(file: str, opened: IO[bytes]) -> _Found:
     count = 0
     for place, event in enumerate(ijson.items(opened, "traceEvents.item", use_float=True)):
         if not isinstance(event, dict):
-            raise ImportProblemError(file, f"traceEvents[{place}]", "must be an object")
+            raise ImportProblemError(file, f"traceEvents[{place}]", "The event is not an object.")
         if event.get("ph") != "X":
             continue
         count += _sort_in(found, file, place, event)
         if count > MOST_EVENTS:
-            raise ImportProblemError(file, "traceEvents", f"more than {MOST_EVENTS:,} events")
+            raise ImportProblemError(file, "traceEvents", f"The file has more than {MOST_EVENTS:,} events.")
     return found
 
 
@@ -126,7 +128,7 @@ def _sort_in(found: _Found, file: str, place: int, event: dict[str, Any]) -> boo
     for field, value in (("ts", began), ("dur", took)):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e16:
             raise ImportProblemError(
-                file, f"traceEvents[{place}].{field}", f"must be microseconds, got {str(value)[:60]!r}"
+                file, f"traceEvents[{place}].{field}", f"The time is {str(value)[:60]!r}. Use microseconds."
             )
     assert isinstance(began, int | float)
     args = event.get("args")

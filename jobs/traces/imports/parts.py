@@ -97,7 +97,7 @@ def whole(value: object, file: str, field: str, most: int = 2**63 - 1) -> int:
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-        raise ImportProblemError(file, field, f"must be a whole number from 0 to {most}, got {_shown(value)}")
+        raise ImportProblemError(file, field, f"The value is {_shown(value)}. Use a whole number from 0 to {most}.")
     return value
 
 
@@ -106,9 +106,11 @@ def word(value: object, file: str, field: str) -> str:
     if value is None:
         return ""
     if isinstance(value, bool) or not isinstance(value, str | int) or len(told := str(value)) > LONGEST_WORD:
-        raise ImportProblemError(file, field, f"must be a text of at most {LONGEST_WORD} letters, got {_shown(value)}")
+        raise ImportProblemError(
+            file, field, f"The value is {_shown(value)}. Use a text of at most {LONGEST_WORD} characters."
+        )
     if not storable(told):
-        raise ImportProblemError(file, field, f"must be Unicode without NUL, got {told[:60]!r}")
+        raise ImportProblemError(file, field, f"The value is {told[:60]!r}. Use Unicode without NUL.")
     return told
 
 

@@ -43,10 +43,12 @@ class _Bounded(io.RawIOBase):
         try:
             part = self._inner.read(len(buffer))
         except (OSError, EOFError, zlib.error) as error:
-            raise ImportProblemError(self._name, "gzip", f"cannot be unpacked: {error}") from error
+            raise ImportProblemError(self._name, "gzip", f"The file cannot be decompressed: {error}") from error
         self._left -= len(part)
         if self._left < 0:
-            raise ImportProblemError(self._name, "gzip", f"unpacks to more than {MOST_UNPACKED:,} bytes")
+            raise ImportProblemError(
+                self._name, "gzip", f"The decompressed file has more than {MOST_UNPACKED:,} bytes."
+            )
         buffer[: len(part)] = part
         return len(part)
 
@@ -74,12 +76,16 @@ def read(sources: list[Source]) -> Read:
         ImportProblemError: naming file and field.
     """
     if not sources:
-        raise ImportProblemError("import", "files", "there is none")
+        raise ImportProblemError("import", "files", "The import has no files.")
     formats = {one.name: _format(one) for one in sources}
     first = formats[sources[0].name][0]
     for one in sources:
         if formats[one.name][0] != first:
-            raise ImportProblemError(one.name, "format", f"is {formats[one.name][0]}, and {sources[0].name} is {first}")
+            raise ImportProblemError(
+                one.name,
+                "format",
+                f"The format is {formats[one.name][0]}, but {sources[0].name} has {first}. Use one format.",
+            )
     parts = _parts(first, sources, formats)
     return Read(first, _together(parts), sorted({note for part in parts for note in part.notes}))
 
@@ -105,17 +111,17 @@ def _format(one: Source) -> tuple[Format, bool]:
     with one.open() as file:
         start = file.read(1)
     if start == b"":
-        raise ImportProblemError(one.name, "file", "is empty")
+        raise ImportProblemError(one.name, "file", "The file is empty.")
     if start == b"\x80":
         return "flight recorder", True
     first = first_key(one)
     for known, name in ((kineto.KEYS, "Kineto"), (flight.KEYS, "flight recorder"), (inspector.KEYS, "NCCL Inspector")):
         if first in known:
             return name, False  # type: ignore[return-value]
-    words = "no flight recorder dump (pickle or JSON), no NCCL Inspector log, no Kineto trace"
-    raise ImportProblemError(
-        one.name, "format", f"is {words}: it begins with {str(first)[:60]!r}" if first else f"is {words}"
+    words = (
+        "The format is unknown. Use a flight recorder dump (pickle or JSON), an NCCL Inspector log, or a Kineto trace."
     )
+    raise ImportProblemError(one.name, "format", f"{words} The first key is {str(first)[:60]!r}." if first else words)
 
 
 def _together(parts: list[Part]) -> Trace:
@@ -124,13 +130,17 @@ def _together(parts: list[Part]) -> Trace:
     for part in parts:
         for rank in {event.rank for event in part.calls} | {span.rank for span in part.spans}:
             if seen.setdefault(rank, part.file) != part.file:
-                raise ImportProblemError(part.file, "rank", f"is {rank}, as that of {seen[rank]}")
+                raise ImportProblemError(
+                    part.file, "rank", f"The rank is {rank}, the same as in {seen[rank]}. Use one file per rank."
+                )
     calls = [call for part in parts for call in part.calls]
     spans = [span for part in parts for span in part.spans]
     if len(calls) + len(spans) > MOST_EVENTS:
-        raise ImportProblemError("import", "events", f"{len(calls) + len(spans):,} are more than {MOST_EVENTS:,}")
+        raise ImportProblemError(
+            "import", "events", f"The import has {len(calls) + len(spans):,} events. The maximum is {MOST_EVENTS:,}."
+        )
     if not calls and not spans:
-        raise ImportProblemError(parts[0].file, "events", "there is no collective and no compute in it")
+        raise ImportProblemError(parts[0].file, "events", "The files contain no collective and no compute event.")
     for part in parts:
         _in_time(part)
     users: dict[tuple[str, int], set[int]] = defaultdict(set)
@@ -138,7 +148,9 @@ def _together(parts: list[Part]) -> Trace:
         users[call.axis, call.nth].add(call.rank)
     named = sum(len(call.ranks or users[call.axis, call.nth]) for call in calls)
     if named > MOST_NAMED:
-        raise ImportProblemError("import", "ranks", f"{named:,} in groups of {len(calls):,} collectives are too many")
+        raise ImportProblemError(
+            "import", "ranks", f"The groups of {len(calls):,} collectives list {named:,} ranks, which is too many."
+        )
     full = [call if call.ranks else _with(call, users[call.axis, call.nth]) for call in calls]
     return Trace(sorted(full, key=lambda call: call.issued), sorted(spans, key=lambda span: span.began))
 
@@ -147,7 +159,7 @@ def _in_time(part: Part) -> None:
     times = [(call.issued, call.ended) for call in part.calls] + [(span.began, span.ended) for span in part.spans]
     for began, ended in times:
         if not 0 <= began <= max(began, ended or 0) < LATEST:
-            words = f"an event at {began:.3g} s after 1970 begins before, or ends after, what can be told"
+            words = f"An event at Unix time {began:.3g} s is outside the supported range."
             raise ImportProblemError(part.file, "time", words)
 
 

@@ -32,10 +32,12 @@ class RefusedPickleError(ValueError):
 
 class _Plain(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise RefusedPickleError(f"it names {module}.{name}; only plain containers, texts and numbers are read")
+        raise RefusedPickleError(
+            f"The pickle contains {module}.{name}. Only plain containers, texts, and numbers are supported."
+        )
 
     def persistent_load(self, pid: Any) -> NoReturn:
-        raise RefusedPickleError("it points outside itself")
+        raise RefusedPickleError("The pickle refers to external data.")
 
 
 def load(data: bytes) -> Any:
@@ -45,7 +47,7 @@ def load(data: bytes) -> Any:
         RefusedPickleError: it is too large, broken, or more than plain data.
     """
     if len(data) > MOST_BYTES:
-        raise RefusedPickleError(f"{len(data):,} bytes are more than {MOST_BYTES:,}")
+        raise RefusedPickleError(f"The pickle has {len(data):,} bytes. The maximum is {MOST_BYTES:,}.")
     _check(data)
     found = _obeyed(data)
     _check_values(found)
@@ -58,9 +60,9 @@ def _obeyed(data: bytes) -> Any:
     except RefusedPickleError:
         raise
     except (pickle.UnpicklingError, ValueError, TypeError, IndexError, KeyError, EOFError, AttributeError) as error:
-        raise RefusedPickleError(f"it is broken: {error}") from error
+        raise RefusedPickleError(f"The pickle is damaged: {error}") from error
     except (OverflowError, MemoryError, RecursionError) as error:
-        raise RefusedPickleError(f"it is broken: {type(error).__name__}") from error
+        raise RefusedPickleError(f"The pickle is damaged: {type(error).__name__}") from error
 
 
 def _check(data: bytes) -> None:
@@ -72,19 +74,19 @@ def _check(data: bytes) -> None:
     except RefusedPickleError:
         raise
     except Exception as error:  # genops raises whatever a broken argument makes it raise
-        raise RefusedPickleError(f"it is broken: {error}") from error
+        raise RefusedPickleError(f"The pickle is damaged: {error}") from error
     if last != "STOP":
-        raise RefusedPickleError("it is broken: it has no end")
+        raise RefusedPickleError("The pickle is damaged: it has no end.")
 
 
 def _check_one(number: int, name: str, argument: Any, position: int | None) -> None:
     if name not in ALLOWED:
-        raise RefusedPickleError(f"byte {position} is {name}; only plain containers, texts and numbers are read")
+        raise RefusedPickleError(f"Byte {position} is {name}. Only plain containers, texts, and numbers are supported.")
     if number >= MOST_OPS:
-        raise RefusedPickleError(f"it has more than {MOST_OPS:,} operations")
+        raise RefusedPickleError(f"The pickle has more than {MOST_OPS:,} operations.")
     # The memo is a list as long as its largest number: one that runs ahead asks for memory alone.
     if name in REMEMBERS and int(argument) > number:
-        raise RefusedPickleError(f"byte {position} remembers place {argument} after {number} operations")
+        raise RefusedPickleError(f"Byte {position} stores place {argument} after {number} operations.")
 
 
 def _check_values(found: Any) -> None:
@@ -102,14 +104,14 @@ def _check_values(found: Any) -> None:
         elif key in begun:
             sizes[key] = size = 1 + sum(sizes[id(inside)] for inside in _inside(one))
             if size > MOST_VALUES:
-                words = "each counted as often as something points at it"
-                raise RefusedPickleError(f"it holds more than {MOST_VALUES:,} values, {words}")
+                words = "counted once per reference"
+                raise RefusedPickleError(f"The pickle holds more than {MOST_VALUES:,} values, {words}.")
             begun.remove(key)
         else:
             begun.add(key)
             more = [inside for inside in _inside(one) if id(inside) not in sizes]
             if any(id(inside) in begun for inside in more):
-                raise RefusedPickleError("it holds a list or dict that holds itself")
+                raise RefusedPickleError("The pickle has a list or dict that contains itself.")
             stack += more
 
 
@@ -120,5 +122,5 @@ def _inside(one: list[Any] | tuple[Any, ...] | dict[Any, Any]) -> Iterable[Any]:
 def _size(one: Any) -> int:
     """Of what holds nothing else."""
     if isinstance(one, int) and one.bit_length() > MOST_BITS:
-        raise RefusedPickleError(f"it has a number of {one.bit_length():,} bits; {MOST_BITS} are read")
+        raise RefusedPickleError(f"The pickle has a number of {one.bit_length():,} bits. The maximum is {MOST_BITS}.")
     return 1 + len(one) // LETTERS_A_VALUE if isinstance(one, str | bytes) else 1

@@ -82,7 +82,15 @@ def test_a_stranger_reads_of_no_job_in_lists_and_on_host_pages(
 ) -> None:
     host = make_host()
     calibration = actions.calibrate(staff, host)
-    pages = ["/", f"/hosts/{host.name}/", "/hosts/", "/collectives/", "/collectives/all-reduce/", "/api/v1/jobs", "/api/v1/hosts"]
+    pages = [
+        "/",
+        f"/hosts/{host.name}/",
+        "/hosts/",
+        "/collectives/",
+        "/collectives/all-reduce/",
+        "/api/v1/jobs",
+        "/api/v1/hosts",
+    ]
     for who, sees in ((staff, True), (stranger, False)):
         client.force_login(who)
         text = "".join(client.get(page).content.decode() for page in pages)

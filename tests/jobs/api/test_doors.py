@@ -54,7 +54,7 @@ def test_a_token_that_is_none_is_401(postgres_site: Site, token: str) -> None:
         "/api/v1/hosts/%00/profile",
         "/hosts/%00/",
         "/jobs/a%00b/",
-        "/lab/%00/",
+        "/collectives/%00/",
         "/jobs/new/?from=%00",
         "/admin/jobs/job/?owner__id__exact=%00",
         "/login/once/?sesame=%00",
@@ -234,7 +234,7 @@ def test_a_body_over_the_bound_is_413_with_or_without_a_login(postgres_site: Sit
     for headers in ({}, postgres_site.token("owner"), {"Transfer-Encoding": "chunked"}):
         answer = postgres_site.call("POST", "/api/v1/jobs", body, headers=headers)
         assert answer.status == 413
-        assert errors(answer)[0]["message"] == "the body is larger than 1 MB"
+        assert errors(answer)[0]["message"] == "The body is larger than 1 MB."
     assert postgres_site.call("POST", "/login/", body).status == 413
 
 

@@ -70,7 +70,10 @@ def test_parts_go_on_where_the_file_ends_and_no_further(owner: User, api: Api) -
     ):
         answer = put(client, key, place, offset, part)
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (status, field)
-    assert client.post(f"/api/v1/imports/{key}/read").json()["errors"][0]["message"] == "a: 0 of 10 bytes arrived"
+    assert (
+        client.post(f"/api/v1/imports/{key}/read").json()["errors"][0]["message"]
+        == "a: 0 of 10 bytes arrived. Send the rest."
+    )
 
 
 def test_on_a_full_disk_a_part_is_taken_whole_or_not_at_all(

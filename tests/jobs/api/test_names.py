@@ -19,7 +19,7 @@ from tests.planner.wrong_specs import GOOD
 
 Api = Callable[[User | None], APIClient]
 UNFIT = [
-    ("a\ufffe", "U+FFFE, which is no character"),
+    ("a\ufffe", "U+FFFE, which is not a character"),
     ("a\uffff", "no character"),
     ("a\U0001ffff", "no character"),
     ("a\x85b", "U+0085, a control character"),

@@ -69,7 +69,7 @@ def test_each_refusal_of_a_view_is_a_problem(owner: User, api: Api, settings: An
     problem(client.get("/api/v1/jobs/nosuchjob"), 404)
     problem(client.get("/api/v1/nowhere"), 404)
     assert problem(client.get("/api/v1/jobs?limit=x"), 400)["errors"] == [
-        {"field": "limit", "pointer": "", "in": "query", "message": "must be a whole number from 1 to 200"}
+        {"field": "limit", "pointer": "", "in": "query", "message": "`limit` is 'x'. Use a whole number from 1 to 200."}
     ]
     not_allowed = client.delete("/api/v1/presets")
     assert problem(not_allowed, 405)["errors"][0]["pointer"] == ""
@@ -153,8 +153,8 @@ def test_what_is_not_there_is_named_where_it_was_asked_for(owner: User, api: Api
     job = client.post("/api/v1/jobs", GOOD, format="json").json()["id"]
     for path, where in (
         (f"compare?jobs={job},nosuchjob", ("jobs", "query", "no such job: nosuchjob")),
-        (f"jobs/{job}/logs/0?attempt=7", ("attempt", "query", "this job has no attempt 7")),
-        (f"jobs/{job}/logs/zero", ("rank", "path", "this job has no rank 'zero'")),
+        (f"jobs/{job}/logs/0?attempt=7", ("attempt", "query", "The job has no attempt 7.")),
+        (f"jobs/{job}/logs/zero", ("rank", "path", "The job has no rank 'zero'.")),
     ):
         (error,) = problem(client.get(f"/api/v1/{path}"), 404)["errors"]
         assert (error["field"], error.get("in"), error["message"]) == where
@@ -207,9 +207,9 @@ def test_what_may_not_be_done_is_of_what_the_address_names(owner: User, viewer: 
     job = api(owner).post("/api/v1/jobs", GOOD, format="json").json()["id"]
     told = problem(api(viewer).post(f"/api/v1/jobs/{job}/cancel"), 403)
     assert told["errors"] == [
-        {"field": "job_id", "pointer": "", "in": "path", "message": "you may look at this job, not change it"}
+        {"field": "job_id", "pointer": "", "in": "path", "message": "You can view this job, but not change it."}
     ]
-    assert told["detail"] == "you may look at this job, not change it"
+    assert told["detail"] == "You can view this job, but not change it."
     (error,) = problem(api(owner).post("/api/v1/queue/pause"), 403)["errors"]
     assert (error["field"], "in" in error) == ("request", False), "its address names nothing"
 
@@ -251,8 +251,8 @@ def test_what_stands_in_the_path_is_said_to(staff: User, api: Api) -> None:
     [
         ('{"name": "a", "name": "b"}', 'the key "name" stands twice'),
         ('{"train": {"steps": 1, "steps": 2}}', 'the key "steps" stands twice'),
-        ('{"train": {"steps": ' + "1" * 5000 + "}}", "an integer of 5,000 digits; at most 4,300 are read"),
-        ('{"train": {"steps": -' + "1" * 5000 + "}}", "an integer of 5,000 digits; at most 4,300 are read"),
+        ('{"train": {"steps": ' + "1" * 5000 + "}}", "An integer has 5,000 digits. The maximum is 4,300."),
+        ('{"train": {"steps": -' + "1" * 5000 + "}}", "An integer has 5,000 digits. The maximum is 4,300."),
     ],
 )
 def test_json_that_readers_understand_differently_is_refused(owner: User, api: Api, body: str, words: str) -> None:

@@ -96,7 +96,7 @@ def test_a_mean_is_of_runs_that_ran_what_the_newest_ran(run: str, owner: User, a
     assert len(told["left_aside"]) == 1
     BaselineRun.objects.filter(job=run).update(spec=None)
     told = client.get(MAIN).json()
-    assert told["left_aside"][1]["why"] == "what it ran was not kept"
+    assert told["left_aside"][1]["why"] == "the spec of {'this job' if ran is None else 'the newest job'} is not stored"
     fill = importlib.import_module("jobs.migrations.0101_spec_of_baselines").fill
     fill(apps, None)
     assert [one["job"] for one in client.get(MAIN).json()["runs"]] == [again, run]
@@ -169,11 +169,11 @@ def test_what_names_a_branch_here_is_what_git_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("branch", "words"),
     [
-        ("a\u202eb", "has U+202E, which turns the direction of text"),
+        ("a\u202eb", "has U+202E, which changes the text direction"),
         ("a\x85b", "has U+0085, a control character"),
         ("a\u2028b", "has U+2028, which breaks the line"),
-        ("a b", "has ' ', which git allows in no branch"),
-        ("a..b", "has '..', which git allows in no branch"),
+        ("a b", "The branch name contains ' '. Use a valid Git branch name."),
+        ("a..b", "The branch name contains '..'. Use a valid Git branch name."),
     ],
 )
 def test_what_git_allows_or_not_and_nobody_could_read_is_told(
@@ -193,13 +193,13 @@ def test_what_names_no_branch_is_told(run: str, owner: User, api: Api, branch: s
 def test_only_what_succeeded_here_can_be_held_to(run: str, owner: User, stranger: User, api: Api) -> None:
     client = api(owner)
     failed = ended(owner, summary(0.3), "failed").job_id
-    assert messages(put(client, failed)) == {"job": "a job that failed has no figures to hold to"}
+    assert messages(put(client, failed)) == {"job": "The job failed. Use a job that succeeded."}
     silent = ended(owner, None).job_id
     assert (put(client, silent).status_code, messages(put(client, silent))) == (
         409,
-        {"job": "its ranks told nothing as it ended"},
+        {"job": "its ranks reported no summary"},
     )
-    assert messages(put(api(stranger), run)) == {"job": "no such job, or not yours"}
+    assert messages(put(api(stranger), run)) == {"job": "no such job, or it belongs to another user"}
     Job.objects.filter(id=run).update(project="vision")
     assert messages(put(client, run)) == {"job": "is of project vision, not of default"}
     assert put(client, [run]).status_code == client.put(MAIN, {}, format="json").status_code == 422
@@ -215,7 +215,10 @@ def test_a_branch_is_named_so_that_its_address_is_its_own(run: str, owner: User,
     """Clients and proxies go up where they read `..`, and then ask for, or delete, another thing."""
     answer = put(api(owner), run, MAIN.replace("main", branch.replace(".", "%2E")))
     assert (answer.status_code, BaselineRun.objects.count()) == (422, 0)
-    assert messages(answer)["branch"] == "has a part between slashes that is empty, begins with . or ends with .lock"
+    assert (
+        messages(answer)["branch"]
+        == "A part of the branch name is empty, starts with a period, or ends with .lock. Use a valid Git branch name."
+    )
     assert put(api(owner), run, MAIN.replace("main", "feature/a.b/c.d")).status_code == 200
 
 
@@ -247,7 +250,7 @@ def test_a_project_s_baselines_are_its_members(
     assert answer.status_code == sets
     if sets == 403:
         assert (
-            messages(answer)["project"] == f"setting a baseline of vision takes an operator; you are its {role.label}"
+            messages(answer)["project"] == f"You need the role operator in project vision. Your role is {role.label}."
         )  # type: ignore[union-attr]
     assert client.delete(theirs).status_code == {200: 204}.get(sets, sets)
     assert BaselineRun.objects.count() == (0 if sets == 200 else 1)
@@ -258,7 +261,7 @@ def test_a_project_is_bounded_in_branches(run: str, owner: User, api: Api, monke
     for branch in ("one", "two", "one"):
         assert put(api(owner), run, MAIN.replace("main", branch)).status_code == 200
     assert messages(put(api(owner), run, MAIN.replace("main", "three"))) == {
-        "branch": "there are 2 already, and at most 2: forget one"
+        "branch": "The project has 2 baselines, the maximum is 2. Delete one first."
     }
 
 
@@ -300,7 +303,7 @@ def test_what_is_kept_of_a_run_is_bounded() -> None:
     cells = [
         {"phase": "step", "axis": f"a{n}", "op": "x", "payload_bytes": 1, "count": 1} for n in range(MOST_SENT + 1)
     ]
-    with pytest.raises(NoFactsError, match="2,001 axes and collectives, of which at most 2,000"):
+    with pytest.raises(NoFactsError, match="2,001 axes and collectives, the maximum is 2,000"):
         facts({"summary": {"steps": 1, "cells": {"0": cells}}}, 1)
     with pytest.raises(NoFactsError, match="trained no step"):
         facts({"summary": {"steps": 0}}, 1)

@@ -134,17 +134,17 @@ def test_while_redis_is_away_no_host_is_called_silent_and_jobs_wait_for_redis(
     job.refresh_from_db()
     queued.refresh_from_db()
     assert job.status == Status.STARTING
-    assert "no cpu host is heard: Redis has not let the controller listen to hosts since" in queued.wait_reason
+    assert "no cpu host is heard: the controller has no connection to Redis since" in queued.wait_reason
     actions.cancel(job, "owner")
     made.tick()
     job.refresh_from_db()
-    assert job.wait_reason.startswith("Redis has not let the controller listen to hosts since")
+    assert job.wait_reason.startswith("the controller has no connection to Redis since")
     redis_service.start()
     made.tick()
     job.refresh_from_db()
     queued.refresh_from_db()
-    assert "no cpu host is heard: the controller listens to hosts again only since" in queued.wait_reason
-    assert job.wait_reason.startswith("the controller listens to hosts again only since")
+    assert "no cpu host is heard: the controller has been connected to Redis again only since" in queued.wait_reason
+    assert job.wait_reason.startswith("the controller has been connected to Redis again only since")
     monkeypatch.setattr(time, "monotonic", lambda: real_tick() + 75)
     monkeypatch.setattr(timezone, "now", lambda: real_now() + timedelta(seconds=75))
     made._listening._last, made._listening._last_tick = timezone.now(), time.monotonic()
@@ -152,7 +152,7 @@ def test_while_redis_is_away_no_host_is_called_silent_and_jobs_wait_for_redis(
     job.refresh_from_db()
     queued.refresh_from_db()
     assert queued.wait_reason == "no cpu host is connected"
-    assert "has been silent since" in job.wait_reason
+    assert "no contact with host" in job.wait_reason
 
 
 class Cause(Exception):  # noqa: N818
@@ -338,7 +338,7 @@ def test_the_process_checks_itself_waits_its_turn_survives_redis_and_ends_at_onc
     first = start("first")
     wait_until(lambda: manage(environment, "controller", "--check").returncode == 0, "a whole tick", STARTS_S, 0.2)
     second = start("second")
-    wait_until(lambda: "another controller works" in log("second"), "the second one waits", STARTS_S)
+    wait_until(lambda: "another controller runs" in log("second"), "the second one waits", STARTS_S)
     first.kill()
     wait_until(lambda: "going on" in log("second"), "the second one goes on", STARTS_S)
     redis_service.stop(signal.SIGKILL)

@@ -73,7 +73,7 @@ def test_a_host_silent_for_months_keeps_its_job_and_its_slots(job: Job, live_red
     assert not live_redis.exists(cancel_key(job.id, 1))
     reason = StateChange.objects.filter(job=job).last()
     assert reason is not None
-    assert reason.reason.startswith("host host-a has been silent since 20")
+    assert reason.reason.startswith("no contact with host host-a since 20")
     running(job, live_redis)
     history = [change.status for change in StateChange.objects.filter(job=job)]
     assert history == ["queued", "starting", "running", "unreachable", "running"]
@@ -94,8 +94,8 @@ def test_a_cancel_waits_for_a_silent_host_and_says_so(job: Job, live_redis: redi
     assert actions.cancel(job, "tester")
     reconcile(live_redis, LONG_AGO)
     assert status(job) == Status.CANCELLING
-    assert "silent since" in job.wait_reason
-    assert job.wait_reason.endswith("the job ends when the host is back, or when staff gives it up")
+    assert "no contact with host" in job.wait_reason
+    assert job.wait_reason.endswith("the job ends when the host is back, or when staff marks it as lost")
     assert live_redis.exists(cancel_key(job.id, 1))
     assert SlotAllocation.objects.count() == 4
     hear(live_redis, host_event(attempts=[report(job.id, 1, "running")]))
@@ -115,7 +115,7 @@ def test_a_host_given_up_loses_its_attempt_and_is_told_to_end_it_when_it_comes_b
     assert SlotAllocation.objects.count() == 0
     last = StateChange.objects.filter(job=job).last()
     assert last is not None
-    assert last.reason == "host host-a was given up by tester"
+    assert last.reason == "host host-a was marked as lost by tester"
     reconcile(live_redis, LONG_AGO)
     live_redis.delete(cancel_key(job.id, 1))
     hear(live_redis, host_event(attempts=[report(job.id, 1, "running")]))
@@ -211,7 +211,7 @@ def test_a_number_that_no_heartbeat_can_have_does_not_deafen(
     hear(live_redis, host_event(sequence=2**53, began=began), host_event(sequence=most + 500, began=began))
     reasons = list(DeadLetter.objects.values_list("reason", flat=True))
     assert len(reasons) == 2
-    assert all("is more than a host that began" in reason for reason in reasons)
+    assert all("is higher than a host that started" in reason for reason in reasons)
     hear(live_redis, host_event(sequence=2, began=began, slots=2))
     assert Host.objects.get().slots == 2
     hear(live_redis, host_event(sequence=most, began=began, slots=3))

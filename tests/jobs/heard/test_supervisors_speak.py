@@ -81,7 +81,7 @@ def test_what_it_said_before_redis_was_lost_is_no_word_of_now(job: Job, live_red
 
 def test_its_host_is_not_given_up_while_it_speaks(job: Job) -> None:
     host = Host.objects.get()
-    with pytest.raises(actions.HostConnectedError, match="a supervisor on host-a was heard of at"):
+    with pytest.raises(actions.HostConnectedError, match="A supervisor on host-a had contact at"):
         actions.give_up_host(host, "staff")
     supervisor_falls_silent()
     assert actions.give_up_host(host, "staff") == 1
@@ -124,7 +124,7 @@ def test_given_up_and_heard_again_it_is_told_to_end_and_no_second_one_starts(job
     drain(live_redis)
     reconcile(live_redis, LONG_AGO)
     assert live_redis.exists(cancel_key(job.id, 1))
-    assert held_back({job.id}) == {job.id: "a supervisor on host host-a still runs attempt 1 and was told to end it"}
+    assert held_back({job.id}) == {job.id: "waiting until the supervisor on host host-a ends attempt 1"}
     say(live_redis, attempt_event(job.id, 1, "exited", "cancelled"))
     drain(live_redis)
     assert held_back({job.id}) == {}

@@ -73,7 +73,7 @@ def test_a_full_disk_is_said_where_a_file_finds_no_room(
         answer = api(owner).get(f"/api/v1/jobs/{recorded}/{path}")
         left = [one.name for one in disk.iterdir()]
     assert (answer.status_code, answer["Content-Type"]) == (503, "application/problem+json")
-    assert "the disk of the board is full" in answer.json()["detail"]
+    assert "The disk of the board is full." in answer.json()["detail"]
     assert left == ["filling"]
 
 
@@ -153,9 +153,9 @@ def test_mlflow_keeps_an_attempt_once(recorded: str, tmp_path: Path, monkeypatch
     losses = client.get_metric_history(run.info.run_id, "train/loss")
     assert [(each.step, round(each.value, 5)) for each in losses] == [(n, 5 - n / 100) for n in range(1, 10)]
     assert len(client.get_metric_history(run.info.run_id, "step_seconds/rank_1")) == 10
-    with pytest.raises(CommandError, match="is there as run"):
+    with pytest.raises(CommandError, match="already exists as run"):
         call_command("export_mlflow", recorded, to=to)
-    with pytest.raises(CommandError, match="there is no job"):
+    with pytest.raises(CommandError, match="does not exist"):
         call_command("export_mlflow", "nobodys", to=to)
 
 
@@ -167,9 +167,9 @@ def test_what_mlflow_does_not_take_is_told_in_a_line_and_leaves_nothing(
     from mlflow.exceptions import MlflowException
 
     to = f"file://{tmp_path / 'mlruns'}"
-    with pytest.raises(CommandError, match=r"^http://127\.0\.0\.1:1 does not take it: .*Connection refused"):
+    with pytest.raises(CommandError, match=r"^http://127\.0\.0\.1:1 rejected the export: .*Connection refused"):
         call_command("export_mlflow", recorded, to="http://127.0.0.1:1")
-    with pytest.raises(CommandError, match=r"does not take it: .*maintenance mode"):
+    with pytest.raises(CommandError, match=r"rejected the export: .*maintenance mode"):
         call_command("export_mlflow", recorded, to=to)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     with monkeypatch.context() as broken:

@@ -41,7 +41,7 @@ def test_while_a_full_disk_takes_nothing_it_is_not_well_and_says_so_in_a_line(
         assert not is_well(), "what it tried to write"
         monkeypatch.setattr(recording, "COMMIT_S", 600.0)
         assert not is_well(), "nothing was due to be written, and what was heard is on no disk"
-        assert [one.exc_info for one in caplog.records if "the disk of the board is full" in one.message] == [None]
+        assert [one.exc_info for one in caplog.records if "The disk of the board is full." in one.message] == [None]
         monkeypatch.setattr(recording, "COMMIT_S", 0.0)
         (disk / "filling").unlink()
         assert is_well()

@@ -84,7 +84,7 @@ def test_a_rank_whose_loader_is_slow_is_named_with_who_waits_for_it(root: Path) 
 
 def test_a_slow_computation_is_what_no_part_is_told_of(root: Path) -> None:
     answer = told(root, run(late=0, part="compute"))
-    assert ("the rest: compute", None, 0, 0.67, 0.37) in found(answer)
+    assert ("compute (remainder)", None, 0, 0.67, 0.37) in found(answer)
     assert ("exposed", "dp", 1, 0.4, 0.1) in found(answer)
 
 

@@ -62,8 +62,8 @@ def test_a_host_speaks_for_itself_and_for_nobody_else(guests: tuple[Guest, Guest
     assert dict(Host.objects.values_list("name", "slots")) == {"host-a": 4, "host-b": 7}
     reasons = DeadLetter.objects.order_by("id").values_list("reason", flat=True)
     assert list(reasons) == [
-        "host host-b said it, and it names host host-a",
-        "host host-b's message was not signed by host host-b",
+        "host host-b sent it, but it names host host-a",
+        "The message of host host-b has an invalid signature.",
     ]
 
 
@@ -80,8 +80,8 @@ def test_on_the_stream_that_all_shared_a_signature_says_who_speaks(
     assert drain(live_redis) == 5
     assert dict(Host.objects.values_list("name", "slots")) == {"host-a": 6, "host-b": 7}
     assert list(DeadLetter.objects.order_by("id").values_list("reason", flat=True)) == [
-        "host host-a's message was not signed by host host-a",
-        "host host-a's message was not signed by host host-a",
+        "The message of host host-a has an invalid signature.",
+        "The message of host host-a has an invalid signature.",
         "no host nobody has joined",
     ]
 
@@ -295,7 +295,7 @@ def test_a_removed_host_loses_its_line_and_its_later_messages_become_dead_letter
     assert not live_redis.exists(events_stream("host-b"))
     live_redis.xadd(OLD_EVENTS_STREAM, late)
     drain(live_redis)
-    assert DeadLetter.objects.get().reason == "host host-b was removed"
+    assert DeadLetter.objects.get().reason == "Host host-b was removed."
     assert Host.objects.get(name="host-b").slots == 4
 
 

@@ -150,7 +150,7 @@ def test_a_database_behind_its_code_is_found(db: None, live_redis: redis.Redis) 
     with connection.cursor() as cursor:
         cursor.execute("delete from django_migrations where app = 'jobs' and name >= '0030'")
     [finding] = found("database")
-    assert (finding.level, finding.advice) == ("fail", "python manage.py migrate")
+    assert (finding.level, finding.advice) == ("fail", "Run python manage.py migrate.")
 
 
 def test_a_controller_that_no_longer_ticks_is_found(db: None, live_redis: redis.Redis) -> None:
@@ -207,6 +207,6 @@ def test_a_board_with_a_slurm_is_told_what_of_it_does_not_answer(
         call_command("doctor", json=True, stdout=out)
     words = [finding["words"] for finding in json.loads(out.getvalue()) if finding["subject"] == "Slurm"]
     assert words == [
-        "MESHBOARD_SLURM_BOARD: http://board is no address that nodes reach over HTTPS",
-        "squeue cannot be started: No such file or directory",
+        "MESHBOARD_SLURM_BOARD: http://board is not an HTTPS address that nodes can reach",
+        "squeue cannot start: No such file or directory",
     ]

@@ -88,7 +88,7 @@ def test_only_the_hash_of_a_token_is_stored(db: None) -> None:
     [
         ({"expires": timezone.now() - timedelta(seconds=1)}, "expired at"),
         ({"revoked": timezone.now()}, "was revoked at"),
-        ({"uses": 3}, "good for 3 uses, and all are taken"),
+        ({"uses": 3}, "has reached its maximum of 3 hosts."),
     ],
 )
 def test_a_token_that_is_no_longer_good_says_why(
@@ -319,7 +319,7 @@ def test_the_command_prints_a_token_or_keeps_one_that_it_was_given(
     assert JoinToken.objects.count() == 2, "it is the one that was there"
     tokens.revoke(JoinToken.objects.latest("id"))
     call_command("join_token", "--given", stdout=(told := StringIO()))
-    assert told.getvalue().startswith("the token in MESHBOARD_JOIN_TOKEN lets nobody join: this join token was revoked")
+    assert told.getvalue().startswith("The token in MESHBOARD_JOIN_TOKEN is invalid. This join token was revoked")
     assert asked(api, request("gpu-9", token=given)).status_code == 401
     monkeypatch.delenv("MESHBOARD_JOIN_TOKEN_FILE")
     monkeypatch.setenv("MESHBOARD_JOIN_TOKEN", "a" * 40)

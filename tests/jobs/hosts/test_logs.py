@@ -96,7 +96,7 @@ def test_an_order_that_nobody_waits_for_is_not_answered(
     answer = api(owner).get(f"/api/v1/jobs/{job}/logs/0")
     assert (answer.status_code, answer.json()["errors"][0]["message"]) == (
         503,
-        "host-a has the log, and did not answer within 0.2 s",
+        "host-a has the log, but did not answer within 0.2 s.",
     )
     assert answer["Retry-After"]
     assert live_redis.llen(host_queue("host-a")) == 1
@@ -109,17 +109,17 @@ def test_an_order_that_nobody_waits_for_is_not_answered(
 @pytest.mark.parametrize(
     ("change", "rank", "status", "words"),
     [
-        ({"engine": "elsewhere"}, "0", 409, "it was launched elsewhere, on host-a: its log stays there"),
+        ({"engine": "elsewhere"}, "0", 409, "The job runs outside Meshboard, on host-a."),
         ({"engine": "slurm"}, "0", 409, "slurm runs it: its job's files lie in the cluster's shared folder"),
-        ({"removed": True}, "0", 409, "host-a, which has the log, was removed from the board"),
-        ({"silent": True}, "0", 503, "host-a has the log, and was not heard of for 90 s"),
-        ({"queued": True}, "0", 409, "it has not started: nothing has logged yet"),
-        ({}, "4", 404, "rank 4: this attempt has ranks 0 to 3, and the launcher, -1"),
-        ({}, "-2", 404, "rank -2: this attempt has ranks 0 to 3"),
+        ({"removed": True}, "0", 409, "The log is on host-a, which was removed from the board."),
+        ({"silent": True}, "0", 503, "The log is on host-a, which has had no contact for 90 s."),
+        ({"queued": True}, "0", 409, "The job has not started, so it has no log."),
+        ({}, "4", 404, "Rank 4 does not exist. This attempt has ranks 0 to 3, and the launcher, -1."),
+        ({}, "-2", 404, "Rank -2 does not exist. This attempt has ranks 0 to 3"),
         ({}, "..%2f..%2fetc%2fpasswd", 404, ""),
-        ({}, "stdout.log", 404, "this job has no rank 'stdout.log'"),
-        ({}, "0?attempt=2", 404, "this job has no attempt 2"),
-        ({}, "0?attempt=x", 400, "must be a whole number from 1 to 2147483647"),
+        ({}, "stdout.log", 404, "The job has no rank 'stdout.log'."),
+        ({}, "0?attempt=2", 404, "The job has no attempt 2."),
+        ({}, "0?attempt=x", 400, "`attempt` is 'x'. Use a whole number from 1 to 2147483647."),
         ({}, "0?file=/etc/passwd", 400, "must be one of stdout, stderr"),
     ],
 )
@@ -170,7 +170,7 @@ def test_a_log_whose_host_falls_silent_breaks_off_and_says_so(
 
     with pytest.raises(Exception, match="did not answer"):
         async_to_sync(read)()
-    assert told == b"the start\n\n[the log breaks off here: host-a has the log, and did not answer within 0.2 s]\n"
+    assert told == b"the start\n\n[The log ends here: host-a has the log, but did not answer within 0.2 s.]\n"
 
 
 def test_only_so_many_parts_are_held_at_once(owner: User, guest: Guest, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +207,7 @@ def test_who_asks_a_silent_host_for_many_logs_waits_for_few(
         finally:
             answered.set()
         assert [one.result().status_code for one in waiting] == [503] * len(waiting)
-    words = "4 logs of yours are asked for at this moment; try again in a moment"
+    words = "You have 4 log downloads in progress. Try again later."
     assert (refused.status_code, refused.json()["errors"][0]["message"]) == (503, words)
     assert int(refused["Retry-After"]) > 0
     assert not whole._beginning, "nothing is remembered of who was answered"

@@ -44,7 +44,7 @@ def test_a_second_board_leaves_the_hosts_of_the_first_alone_and_says_why(
     for _ in range(3):
         second.turn()
     assert first[1].redis.ping(), "its user, and its connection, are still there"
-    said = "another board's controller works on this Redis"
+    said = "The controller of another board uses this Redis"
     assert [said in record.message for record in caplog.records] == [True], "once"
     assert Lease.objects.get().ticked is None, "readiness and doctor see that it does no work"
     assert [one.level for one in board() if one.words.startswith(said)] == ["fail"]

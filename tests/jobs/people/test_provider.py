@@ -133,7 +133,7 @@ def test_a_document_of_another_issuer_signs_nobody_on(
     other = f"{answers.url}/other"
     answers.discovery["issuer"] = answers.signed["iss"] = other
     assert refused(comes_back(client))
-    assert f"names the issuer {other}, and MESHBOARD_OIDC_URL is {answers.url}" in caplog.text
+    assert f"names the issuer {other}, but MESHBOARD_OIDC_URL is {answers.url}" in caplog.text
     assert not User.objects.exists()
 
 

@@ -47,7 +47,10 @@ def test_what_each_role_may_do_to_another_s_job(
 
 @pytest.mark.parametrize(
     ("role", "words"),
-    [("viewer", "Your role in `project` 'team' is viewer."), ("nobody", "`project` is 'team', but it does not exist or you are no member.")],
+    [
+        ("viewer", "Your role in `project` 'team' is viewer."),
+        ("nobody", "`project` is 'team', but it does not exist or you are no member."),
+    ],
 )
 def test_who_is_no_submitter_submits_nothing(role: str, words: str, members: Members, stranger: User) -> None:
     with pytest.raises(SpecError) as refused:
@@ -131,7 +134,7 @@ def test_operators_run_the_queue_for_their_project_s_jobs_alone(
     rest = api(members["operator"])
     told = rest.post("/api/v1/queue/actions", {"action": "release", "jobs": asked["job"]}, format="json").json()
     assert told["changed"] == [theirs.id]
-    assert {row["reason"] for row in told["unchanged"]} == {"there is no such job"}
+    assert {row["reason"] for row in told["unchanged"]} == {"The job does not exist."}
     first = {"action": "priority", "jobs": [theirs.id], "priority": 9}
     assert rest.post("/api/v1/queue/actions", first, format="json").status_code == 403
     assert (

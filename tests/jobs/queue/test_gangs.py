@@ -97,7 +97,10 @@ def test_how_far_it_came_is_told_of_one_member(gang: Job, live_redis: redis.Redi
 
 def test_the_first_to_fail_ends_the_others_and_says_why(gang: Job, live_redis: redis.Redis) -> None:
     job = ends(live_redis, gang, "host-b", "failed", reason="rank 2: it broke", failed_at=100.0, finished=900.0)
-    assert (job.status, job.wait_reason) == ("running", "rank 2: it broke: its other hosts are told to end")
+    assert (job.status, job.wait_reason) == (
+        "running",
+        "rank 2: it broke, so Meshboard ends the job on its other hosts",
+    )
     reconcile(live_redis, SINCE)
     assert live_redis.exists(cancel_key(gang.id, 1))
     job = ends(live_redis, gang, "host-a", "failed", reason="rank 0: lost a peer", failed_at=101.0, finished=800.0)
@@ -134,9 +137,9 @@ def test_a_lost_member_makes_the_job_lost_when_the_others_have_ended(gang: Job, 
     reconcile(live_redis, SINCE)
     assert live_redis.exists(cancel_key(gang.id, 1))
     job = ends(live_redis, gang, "host-a", "cancelled")
-    assert (job.status, job.history.last().reason) == ("lost", "host host-b was given up by staff")
+    assert (job.status, job.history.last().reason) == ("lost", "host host-b was marked as lost by staff")
     told = Attempt.objects.get().exit
-    assert (told["outcome"], told["reason"], told["rank"]) == ("lost", "host host-b was given up by staff", None)
+    assert (told["outcome"], told["reason"], told["rank"]) == ("lost", "host host-b was marked as lost by staff", None)
 
 
 def test_a_cancel_waits_for_all_of_it(gang: Job, live_redis: redis.Redis) -> None:
@@ -182,7 +185,7 @@ def given_up(gang: Job, live_redis: redis.Redis) -> Job:
 def test_a_new_attempt_waits_until_the_lease_of_the_silent_host_is_over(given_up: Job) -> None:
     now = timezone.now()
     reason = held_back({given_up.id}, now)[given_up.id]
-    assert reason.startswith("attempt 1 may live on silent host host-b until its lease is over, at ")
+    assert reason.startswith("attempt 1 may still run on silent host host-b until its lease ends at ")
     schedule()
     given_up.refresh_from_db()
     assert (given_up.status, given_up.wait_reason) == ("queued", reason)
@@ -193,7 +196,7 @@ def test_a_new_attempt_waits_until_the_lease_of_the_silent_host_is_over(given_up
 def test_a_new_attempt_waits_no_longer_than_until_the_host_is_heard(given_up: Job, live_redis: redis.Redis) -> None:
     say(live_redis, host_event("host-b", attempts=[report(given_up.id, 1, "running")]))
     drain(live_redis)
-    assert held_back({given_up.id})[given_up.id] == "host host-b still runs attempt 1 and was told to end it"
+    assert held_back({given_up.id})[given_up.id] == "waiting until host host-b ends attempt 1"
     reconcile(live_redis, SINCE)
     assert live_redis.exists(cancel_key(given_up.id, 1))
     say(live_redis, host_event("host-b"))

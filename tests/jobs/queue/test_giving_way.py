@@ -47,7 +47,7 @@ def flags(client: redis.Redis, job: Job) -> tuple[bool, bool]:
 def test_it_is_asked_to_save_and_only_later_told_to_end(each_database: str, live_redis: redis.Redis) -> None:
     job = preempted(live_redis)
     assert flags(live_redis, job) == (True, False)
-    assert job.wait_reason.startswith("it saves a checkpoint first, until ")
+    assert job.wait_reason.startswith("saving a checkpoint first, at most until ")
     StateChange.objects.filter(status=Status.CANCELLING).update(at=timezone.now() - timedelta(seconds=301))
     reconcile(live_redis, LONG_AGO)
     assert flags(live_redis, job) == (True, True)

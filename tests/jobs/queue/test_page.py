@@ -70,7 +70,7 @@ def test_the_page_shows_everything_to_staff_and_ones_own_to_others(
     assert "mine" in page
     assert theirs.id not in page
     assert "theirs" not in page
-    assert '<td class="place" data-label="Place">2</td>' in page, "its place in the whole queue"
+    assert '<td class="place" data-label="Position">2</td>' in page, "its place in the whole queue"
     client.force_login(staff)
     page = client.get("/queue/").content.decode()
     assert page.index(theirs.id) < page.index(mine.id)
@@ -89,7 +89,7 @@ def test_a_predicted_start_names_what_ends_only_to_who_may_see_it(
     waiting(owner, "mine")
     client.force_login(owner)
     page = client.get("/queue/?part=rows").content.decode()
-    assert "when another job ends; an estimate" in page
+    assert "when another job ends" in page
     assert "secret" not in page
     Job.objects.filter(id=attempt.job_id).update(owner=owner)
     assert "when secret ends; an estimate" in client.get("/queue/?part=rows").content.decode()
@@ -124,12 +124,12 @@ def test_bulk_actions_ask_first_then_act_and_are_written_down(owner: User, staff
 @pytest.mark.parametrize(
     ("posted", "told"),
     [
-        ({"action": "hold"}, "Choose jobs first."),
-        ({"action": "burn", "job": ["abc"]}, "action must be"),
-        ({"action": "priority", "job": ["abc"], "priority": "high"}, "priority must be a whole number"),
-        ({"action": "priority", "job": ["abc"], "priority": "5000"}, "priority must be at most 1000"),
-        ({"action": "priority", "job": ["abc"], "priority": ""}, "priority must be a whole number"),
-        ({"action": "hold", "job": ["<script>"]}, "Choose jobs first."),
+        ({"action": "hold"}, "Select jobs first."),
+        ({"action": "burn", "job": ["abc"]}, "`action` is"),
+        ({"action": "priority", "job": ["abc"], "priority": "high"}, "Use a whole number"),
+        ({"action": "priority", "job": ["abc"], "priority": "5000"}, "Use at most 1000."),
+        ({"action": "priority", "job": ["abc"], "priority": ""}, "Use a whole number"),
+        ({"action": "hold", "job": ["<script>"]}, "Select jobs first."),
     ],
 )
 def test_a_senseless_action_is_refused_in_words(posted: dict[str, Any], told: str, staff: User, client: Client) -> None:
@@ -205,10 +205,10 @@ def test_a_job_is_moved_over_the_page_and_rest(
     Job.objects.filter(id=raised.id).update(priority=2)
     Job.objects.filter(id=ran.id).update(status=Status.RUNNING)
     for asked, why in (
-        ({"to": "up"}, "it is there already"),
-        ({"before": "none"}, "there is no job none"),
+        ({"to": "up"}, "The job already has this place."),
+        ({"before": "none"}, "Job none does not exist."),
         ({"before": raised.id}, f"job {raised.id} has priority 2, and this one 0"),
-        ({"before": ran.id}, f"job {ran.id} is running, so it is not queued"),
+        ({"before": ran.id}, f"Job {ran.id} is running, so it has no place in the queue."),
     ):
         answer = rest.post(f"/api/v1/queue/jobs/{b.id}/move", asked, format="json")
         assert answer.json() == {"moved": False, "reason": why}
@@ -235,19 +235,19 @@ def test_rest_runs_the_queue(owner: User, staff: User, api: Callable[[User], API
     (ran,) = waiting(owner, "ran")
     Job.objects.filter(id=ran.id).update(status=Status.SUCCEEDED)
     for action, changed, whys in (
-        ({"action": "hold"}, [only.id], ["it succeeded, so it is not queued"]),
-        ({"action": "hold"}, [], ["it is held already", "it succeeded, so it is not queued"]),
+        ({"action": "hold"}, [only.id], ["The job succeeded, so it is not queued."]),
+        ({"action": "hold"}, [], ["The job is already held.", "The job succeeded, so it is not queued."]),
         (
             {"action": "priority", "priority": 0},
             [],
-            ["it is of that priority already", "it succeeded, so it is not queued"],
+            ["The job already has this priority.", "The job succeeded, so it is not queued."],
         ),
         ({"action": "cancel"}, None, ["it has ended: succeeded"]),
     ):
         named = [ran.id, "none"] if changed is None else [only.id, ran.id, "none"]
         told = rest.post("/api/v1/queue/actions", {**action, "jobs": named}, format="json").json()
         assert told["changed"] == (changed or [])
-        assert [each["reason"] for each in told["unchanged"]] == [*whys, "there is no such job"]
+        assert [each["reason"] for each in told["unchanged"]] == [*whys, "The job does not exist."]
     assert (
         rest.post("/api/v1/queue/actions", {"action": "priority", "jobs": [only.id]}, format="json").status_code == 422
     )
@@ -262,7 +262,7 @@ def test_rest_runs_the_queue(owner: User, staff: User, api: Callable[[User], API
 
 def test_an_empty_and_a_long_queue(owner: User, staff: User, client: Client, make_host: MakeHost) -> None:
     client.force_login(staff)
-    assert "Nothing waits" in client.get("/queue/").content.decode()
+    assert "Queue is empty" in client.get("/queue/").content.decode()
     busy(make_host(), owner, 0, 1, 2, 3)
     queued(owner, 4, count=1000, spec={**SPEC, "train": {"steps": 10}})
     page = client.get("/queue/?page=10").content.decode()

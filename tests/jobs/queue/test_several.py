@@ -171,8 +171,8 @@ def test_a_change_is_made_whole_or_not_at_all(owner: User, api: Api) -> None:
     job, _ = actions.submit(owner, GOOD)
     answer = api(owner).patch(f"/api/v1/jobs/{job.id}", {"tags": ["a"], "tag": "a"}, "json")
     told = {error["field"]: error["message"] for error in answer.json()["errors"]}
-    assert (answer.status_code, told["tags"]) == (422, "is changed by add_tags and remove_tags")
-    assert told["tag"] == 'is not a known field, got "a"; there are archived, add_tags and remove_tags'
+    assert (answer.status_code, told["tags"]) == (422, "`tags` is read-only. Use `add_tags` and `remove_tags`.")
+    assert told["tag"] == "`tag` is not a known field. Remove it. Fields: archived, add_tags, remove_tags."
     answer = api(owner).patch(f"/api/v1/jobs/{job.id}", {"add_tags": ["a"], "archived": True}, "json")
     assert answer.status_code == 409
     assert tags(job) == []
@@ -220,8 +220,8 @@ def test_rest_tells_which_jobs_stayed_as_they_were_and_why(
     assert told["changed"] == [ended.id]
     assert {row["job"]: row["reason"] for row in told["unchanged"]} == {
         live.id: "a job that is queued cannot be archived",
-        theirs.id: "no such job, or not yours to change",
-        "nobodys": "no such job, or not yours to change",
+        theirs.id: "no such job, or it belongs to another user to change",
+        "nobodys": "no such job, or it belongs to another user to change",
     }
     again = api(owner).post("/api/v1/jobs/actions", {"action": "archive", "jobs": [ended.id]}, format="json").json()
-    assert again["unchanged"] == [{"job": ended.id, "reason": "it was so already"}]
+    assert again["unchanged"] == [{"job": ended.id, "reason": "The job already has this state."}]

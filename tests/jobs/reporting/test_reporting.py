@@ -199,7 +199,7 @@ def test_a_run_that_has_ended_takes_no_more_and_says_how_it_ended(node: Node, li
     assert node.report("exited", "failed").status_code == 200, "the answer was lost: it is told again"
     for answer in (node.batch(), node.report(), node.join()):
         assert answer.status_code == 410
-        assert answer.json()["errors"][0]["message"] == "the run has ended: failed, it failed"
+        assert answer.json()["errors"][0]["message"] == "The run has ended: failed, it failed."
         assert answer.json()["cancel"] is False
     assert live_redis.exists(telemetry_stream(node.run, 1)) == 0
 
@@ -227,9 +227,9 @@ def test_silence_makes_it_unreachable_and_a_word_running_again(node: Node) -> No
     tell_of_silence()
     assert job_of(node).status == Status.UNREACHABLE
     assert [member["silent"] for member in job_detail(job_of(node))["members"]] == [True]
-    assert "gpu-7 has been silent since" in reasons(node)[-1][1]
+    assert "no contact with gpu-7 since" in reasons(node)[-1][1]
     assert node.batch().json()["status"] == "running"
-    assert reasons(node)[-1] == ("running", "gpu-7 is heard again")
+    assert reasons(node)[-1] == ("running", "contact with gpu-7 is back")
 
 
 def test_an_end_told_after_silence_is_an_end(node: Node) -> None:

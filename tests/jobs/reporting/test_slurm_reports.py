@@ -96,7 +96,7 @@ def test_an_end_that_its_supervisor_does_not_understand_waits_for_slurm_s_word(
     assert job.status == Status.FAILED
     told = Attempt.objects.get()
     assert told.exit is not None
-    assert told.exit["reason"] == "Slurm: its time limit has passed; job 17 on node[0-1], TIMEOUT"
+    assert told.exit["reason"] == "Slurm: the job reached its time limit; job 17 on node[0-1], TIMEOUT"
     assert told.engine_ended is not None
 
 
@@ -157,7 +157,7 @@ def test_what_slurm_preempts_is_queued_again_and_goes_on(nodes: list[Node], atte
     assert told == [
         ("cancelling", "it stopped after step 7 as Slurm preempts it"),
         ("cancelled", "it stopped after step 7 as Slurm preempts it"),
-        ("queued", "it gave way to a job of higher priority; it goes on from its newest checkpoint"),
+        ("queued", "preempted by a job of higher priority, resumes from the latest checkpoint"),
     ]
 
 
@@ -181,5 +181,5 @@ def test_what_its_time_limit_stopped_is_tried_again_as_often_as_it_says(nodes: l
     job = exits(nodes, attempt, "failed", reason="it stopped after step 7 as its time limit at Slurm is near")
     assert (job.status, job.attempt) == (Status.QUEUED, 2)
     assert job.history.values_list("reason", flat=True).last() == (
-        "try 2 of 2, after attempt 1 has failed; it goes on from its newest checkpoint"
+        "retry 2 of 2 after attempt 1 has failed, resumes from the latest checkpoint"
     )

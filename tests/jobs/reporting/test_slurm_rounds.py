@@ -106,7 +106,9 @@ def test_a_job_that_slurm_does_not_take_now_keeps_no_other_from_it(
     until(engine, lambda: not RunToken.objects.filter(attempt__job=limited).exists(), "nobody has a token of it")
     limited, other = Job.objects.get(id=limited.id), Job.objects.get(id=other.id)
     assert limited.status == Status.QUEUED
-    assert limited.wait_reason.startswith("Slurm does not take it now: sbatch: error: QOSMaxWallDurationPerJobLimit")
+    assert limited.wait_reason.startswith(
+        "Slurm does not accept the job now: sbatch: error: QOSMaxWallDurationPerJobLimit"
+    )
     assert "cannot be asked" not in other.wait_reason
 
 
@@ -158,11 +160,11 @@ def test_while_the_accounts_are_away_what_waits_in_slurm_keeps_slurm_s_reason(ow
         return dict(Job.objects.values_list("id", "wait_reason"))
 
     until(engine, lambda: "cannot be asked: sacct" in reasons()[new.id], "it is told")
-    assert reasons()[waiting.id] == "Slurm: waits for Priority: jobs of a higher priority are before it"
+    assert reasons()[waiting.id] == "Slurm: waiting for Priority: jobs with a higher priority are ahead"
     engine._hear_of_trouble("sacct: still", {waiting.id})
     assert reasons() == {
-        waiting.id: "Slurm: waits for Priority: jobs of a higher priority are before it",
-        new.id: "Slurm cannot be asked: sacct: still",
+        waiting.id: "Slurm: waiting for Priority: jobs with a higher priority are ahead",
+        new.id: "Cannot query Slurm: sacct: still",
     }
 
 

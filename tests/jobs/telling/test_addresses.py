@@ -47,20 +47,20 @@ def test_an_address_is_known_however_it_is_written(host: str) -> None:
 
 def test_a_name_is_no_address_and_one_that_leads_nowhere_is_refused() -> None:
     assert literal("hooks.example") == []
-    with pytest.raises(RefusedAddressError, match="has no address"):
+    with pytest.raises(RefusedAddressError, match="has no IP address"):
         resolve("nothing.invalid", 443, [])
-    with pytest.raises(RefusedAddressError, match=r"leads to an address which is inside"):
+    with pytest.raises(RefusedAddressError, match=r"resolves to an address which is private"):
         resolve("localhost", 443, [])
 
 
 def test_a_resolver_that_knows_a_name_and_no_address_leads_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: [])
-    with pytest.raises(RefusedAddressError, match="has no address"):
+    with pytest.raises(RefusedAddressError, match="has no IP address"):
         resolve("empty.example", 443, [])
 
 
 def test_one_address_inside_refuses_a_name_that_has_others(monkeypatch: pytest.MonkeyPatch) -> None:
     both = [(2, 1, 6, "", ("93.184.216.34", 443)), (2, 1, 6, "", ("10.0.0.1", 443))]
     monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: both)
-    with pytest.raises(RefusedAddressError, match=r"leads to an address which is inside"):
+    with pytest.raises(RefusedAddressError, match=r"resolves to an address which is private"):
         resolve("half.example", 443, [])

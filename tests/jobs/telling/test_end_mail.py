@@ -44,9 +44,7 @@ def test_one_mail_when_it_has_ended_and_none_of_what_comes_before_or_after(reach
     rest, at = api(reachable), f"/api/v1/jobs/{job.id}/end-mail"
     assert rest.get(at).json() == {"asked": False, "email": "owner@people.example", "sends": True}
     assert [rest.put(at).json()["asked"] for _ in range(2)] == [True, True]
-    assert [entry.what for entry in AuditEntry.objects.filter(kind="job", name=job.id)][:1] == [
-        "wish for mail of its end"
-    ]
+    assert [entry.what for entry in AuditEntry.objects.filter(kind="job", name=job.id)][:1] == ["request email at end"]
     lifecycle.change(job.id, 1, Status.STARTING, "placed")
     assert told() == []
     ends(other, Status.FAILED)
@@ -107,8 +105,8 @@ def test_a_wish_goes_with_its_job_and_a_person_s_two_wishes_are_one_mail(reachab
     ("case", "words"),
     [
         ("ended", "the job was cancelled: there is no end to wait for"),
-        ("no server", "this board sends no mail: it has no mail server"),
-        ("no address", "your account has no mail address"),
+        ("no server", "This board has no mail server."),
+        ("no address", "Your account has no mail address."),
     ],
 )
 def test_where_no_mail_can_come_it_is_said(

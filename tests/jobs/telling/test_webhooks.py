@@ -156,9 +156,9 @@ def test_bad_receivers_hold_up_nobody_and_nothing_inside_is_reached(
         assert words["broken"] == "answered 500"
         assert words["endless"] == "answered 200"
         assert "RemoteProtocolError" in words["babbling"] or "no answer" in words["babbling"]
-        assert words["moved"] == "answered 302: redirects are not followed"
+        assert words["moved"] == "answered 302, redirects are not followed"
         assert "ConnectError" in words["nobody"]
-        assert "leads to an address which is inside" in words["rebound"]
+        assert "resolves to an address which is private" in words["rebound"]
         assert trap.connections == 0
         assert endless.sent_bytes < 2**24, "10 GB were offered, and not taken"
         assert {name for name, each in by.items() if each.outcome == Outcome.DELIVERED} == {"good", "endless"}
@@ -286,7 +286,7 @@ def test_what_waits_is_not_told_to_whoever_lost_the_right_meanwhile(owner: User,
         assert there.heard == []
     told = Delivery.objects.get()
     assert (told.outcome, told.due) == (Outcome.GIVEN_UP, None)
-    assert told.tries[0]["words"] == "not sent: who it is for may no longer hear of it"
+    assert told.tries[0]["words"] == "not sent: the recipient can no longer see the job"
 
 
 def test_a_day_of_tries_with_longer_and_longer_pauses() -> None:

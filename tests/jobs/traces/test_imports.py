@@ -42,7 +42,7 @@ def test_a_real_flight_recorder_dump_is_read(recorded: Path, ending: str) -> Non
     assert {call.payload_bytes for call in found.trace.calls if call.op == "all_gather"} == {80}
     assert {call.ranks for call in found.trace.calls} == {(0, 1)}
     assert len(meetings(found.trace.calls)) == len(found.trace.calls), "every collective finds its other half"
-    assert found.notes == ["ends that the flight recorder did not see are drawn as moments"]
+    assert found.notes == ["collectives without a recorded end appear as points"]
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -179,11 +179,11 @@ def dumped(**changes: Any) -> bytes:
 
 
 BAD: list[tuple[str, bytes, str, str]] = [
-    ("a.json", b"", "file", "is empty"),
+    ("a.json", b"", "file", "The file is empty."),
     ("a.txt", b"hello", "format", "is no flight recorder dump"),
     ("a.json", b'{"what": 1}', "format", "begins with 'what'"),
     ("dump.json", b'{"entries": []}', "name", "end the file's name with its number"),
-    ("r0.json", b'{"entries": [7]}', "entries[0]", "must be an object"),
+    ("r0.json", b'{"entries": [7]}', "entries[0]", "The entry is not an object."),
     ("r0.json", json.dumps({"entries": [FR]}).encode(), "entries[0].time_created_ns", "whole number"),
     ("r0.json", json.dumps({"entries": [{**FR, "time_created_ns": -5}]}).encode(), "entries[0].time_created_ns", "-5"),
     ("r0.json", b'{"entries": [', "JSON", ""),
@@ -205,11 +205,11 @@ BAD: list[tuple[str, bytes, str, str]] = [
     ("r0", HOSTILE["global"].replace(b"c", b"\x80\x02c", 1), "pickle", "GLOBAL"),
     ("k.json", b'{"traceEvents": []}', "distributedInfo.rank", "is missing"),
     ("k0.json", b'{"traceEvents": []}', "events", "no collective and no compute"),
-    ("k0.json", b'{"traceEvents": [3]}', "traceEvents[0]", "must be an object"),
+    ("k0.json", b'{"traceEvents": [3]}', "traceEvents[0]", "The event is not an object."),
     ("k0.json", b'{"traceEvents": [{"ph": "X", "ts": "a"}]}', "traceEvents[0].ts", "microseconds"),
     ("k0.json", b'{"traceEvents": [{"ph": "X", "ts": 1, "dur": -1}]}', "traceEvents[0].dur", "microseconds"),
     ("k0.json", b'{"schemaVersion": 1, "traceEvents": [{"ph"', "JSON", ""),
-    ("k0.json.gz", gzip.compress(gpu_trace(0))[:-30], "gzip", "cannot be unpacked"),
+    ("k0.json.gz", gzip.compress(gpu_trace(0))[:-30], "gzip", "The file cannot be decompressed"),
     ("r0", dumped(time_created_ns=9 * 10**18), "time", "an event at 9e+09 s after 1970"),
     ("i.log", b'{"header": {}}\n{"coll_perf": 3}\n', "line 2: header", "is missing"),
     ("i.log", log(0, {"coll_sn": 1}), "line 1: coll_perf.coll_msg_size_bytes", "whole number"),
@@ -239,7 +239,7 @@ def test_a_bomb_is_read_no_further_than_its_bound(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(reading, "MOST_UNPACKED", 2**20)
     bomb = written(tmp_path, "k0.json.gz", gzip.compress(b'{"schemaVersion": 1, "traceEvents": [' + b" " * 2**24))
     assert bomb.stat().st_size < 2**16
-    with pytest.raises(ImportProblemError, match="unpacks to more than 1,048,576 bytes"):
+    with pytest.raises(ImportProblemError, match=r"The decompressed file has more than 1,048,576 bytes."):
         read_of(bomb)
 
 

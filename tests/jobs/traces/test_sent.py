@@ -162,12 +162,12 @@ def test_what_cannot_be_read_leaves_nothing_behind(people: dict[str, Client], tm
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ([], "must be an object"),
+        ([], "Use an object."),
         ({"files": []}, "must have at least 1 of them"),
-        ({"files": [7]}, "must be an object, got 7"),
+        ({"files": [7]}, "is 7. Use an object."),
         ({"files": [{"name": "a\x00", "size": 1}]}, "must not hold NUL"),
-        ({"files": [{"name": "a", "size": 0}]}, "must be at least 1, got 0"),
-        ({"files": [{"name": "a", "size": 2**26 + 1}]}, "must be at most 67108864"),
+        ({"files": [{"name": "a", "size": 0}]}, "is 0. Use at least 1."),
+        ({"files": [{"name": "a", "size": 2**26 + 1}]}, "Use at most 67108864."),
         ({"files": [{"name": "a", "size": 1}] * 2}, "same name"),
         ({"files": [{"name": str(n), "size": 2**26} for n in range(5)]}, "are more than 268,435,456"),
     ],
@@ -196,7 +196,10 @@ def test_parts_go_on_where_the_file_ends_and_no_further(people: dict[str, Client
     assert part("?offset=0", b"1", place=1).status_code == 409
     assert people["stranger"].post(f"{url}files/0/?offset=5", b"1", content_type="a/b").status_code == 404
     answer = client.post(f"{url}read/")
-    assert (answer.status_code, answer.json()["errors"][0]["message"]) == (422, "a_0: 5 of 10 bytes arrived")
+    assert (answer.status_code, answer.json()["errors"][0]["message"]) == (
+        422,
+        "a_0: 5 of 10 bytes arrived. Send the rest.",
+    )
 
 
 def test_imports_are_bounded_and_forgotten(

@@ -288,6 +288,6 @@ def test_a_step_that_no_rank_will_tell_is_refused_with_the_arithmetic(
         if answer.status_code == 422:
             (refused[step],) = answer.json()["errors"]
     assert {step: error["pointer"] for step, error in refused.items()} == {201: "/step", 36: "/step"}
-    assert refused[201]["message"] == "the run has 200 steps (train.steps), so there is no step 201"
-    assert "at step 100 and hosts hold its last 64, so from step 37 on" in refused[36]["message"]
+    assert refused[201]["message"] == "`step` is 201, but the run has 200 steps. Use a step from 1 to 200."
+    assert "hosts keep the last 64 steps and the run is at step 100. Use step 37 or later." in refused[36]["message"]
     assert HELD_BY_HOSTS == KEPT_STEPS

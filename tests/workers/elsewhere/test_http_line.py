@@ -203,7 +203,7 @@ def test_a_run_that_ended_takes_no_more_and_a_line_says_nothing_further(serving:
 
     asyncio.run(main())
     assert len(told) == 1
-    assert "the run has ended: succeeded" in told[0]
+    assert "The run has ended: succeeded" in told[0]
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_a_killed_wrapper_leaves_the_command_alone_and_its_run_is_unreachable_un
     ("changes", "words"),
     [
         ({"MESHBOARD_TOKEN": "x" * 64}, "refuses this run (Invalid token.): training goes on"),
-        ({"MESHBOARD_RUN": "abcdefghij:" + "x" * 43}, "refuses this run (no run has this token): training goes on"),
+        ({"MESHBOARD_RUN": "abcdefghij:" + "x" * 43}, "refuses this run (The run token is invalid.): training goes on"),
     ],
 )
 def test_a_board_that_refuses_harms_no_training(

@@ -204,7 +204,7 @@ def test_a_rank_of_which_single_cells_are_left_out_is_told_and_one_that_sent_not
     assert facts({"summary": whole}, 4)["sent"], "ranks 2 and 3 sent nothing"
     tally.add(TrafficItem(kind="traffic", rank=1, time=1.0, cells=[cell("dp"), cell("tp")], dropped=0))
     assert tally.summary()["cells_left_out"] == 1
-    assert facts({"summary": tally.summary()}, 4)["no_sent"] == "its summary holds cells of 3 of 4 ranks"
+    assert facts({"summary": tally.summary()}, 4)["no_sent"] == "its summary has the traffic of 3 of 4 ranks"
 
 
 def test_a_lab_result_too_large_is_left_out_and_the_rest_is_told(tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def test_a_script_s_figures_are_of_the_steps_that_its_cells_cover() -> None:
 def test_of_a_script_s_first_steps_nothing_can_be_held_to(steps: int) -> None:
     summary = of_script(steps).summary()
     assert not run_of({"name": "x", "status": "succeeded", "exit": {"summary": summary}}).sent
-    with pytest.raises(NoFactsError, match="trained no step after its first 2, which of a script are set-up"):
+    with pytest.raises(NoFactsError, match="completed no step after the 2 set-up steps of a script"):
         facts({"summary": summary}, 1)
 
 
