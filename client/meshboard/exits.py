@@ -19,14 +19,14 @@ class Exit(IntEnum):
 
 
 MEANING = {
-    Exit.OK: "all is well",
-    Exit.FAILED: "the job did not succeed, no layout fits, or a limit does not hold or cannot be told",
-    Exit.WRONG: "what was asked for makes no sense, or there is no such thing; every problem is named",
-    Exit.AWAY: "the board cannot be reached, or refuses the token",
-    Exit.LATE: "the time to wait was up; the job goes on",
-    Exit.BROKEN: "what is said cannot be written, or the command broke; the job goes on",
-    Exit.INTERRUPTED: "Ctrl-C; the job goes on",
-    Exit.TERMINATED: "SIGTERM, as of a build that is cancelled; the job goes on",
+    Exit.OK: "success",
+    Exit.FAILED: "the job failed, no layout fits, or a gate limit failed or has no result",
+    Exit.WRONG: "the request is invalid or the object does not exist",
+    Exit.AWAY: "the board is unreachable or refuses the token",
+    Exit.LATE: "the timeout expired; the job continues",
+    Exit.BROKEN: "the output cannot be written, or the command crashed; the job continues",
+    Exit.INTERRUPTED: "Ctrl-C; the job continues",
+    Exit.TERMINATED: "SIGTERM, for example from a cancelled build; the job continues",
 }
 
 

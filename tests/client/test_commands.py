@@ -213,7 +213,7 @@ def test_nothing_is_printed_as_the_plan_of_a_script(meshboard: Meshboard, server
     server.tells("plan", {"estimate": None, "problems": [], "not_runnable": [], "choices": {}})
     ran = meshboard("plan", str(tmp_path / "spec.json"), at=server)
     assert (ran.code, ran.err) == (0, "")
-    assert ran.out == "nothing is predicted of a job that trains nothing of Meshboard's\n"
+    assert ran.out == "This job kind has no estimate.\n"
 
 
 def test_what_is_said_of_an_ended_run_is_its_last_word(meshboard: Meshboard, server: Saying) -> None:

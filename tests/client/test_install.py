@@ -82,7 +82,7 @@ def test_a_build_keeps_the_python_that_it_had(environment: dict[str, str]) -> No
 
 
 def test_the_command_runs_and_is_completed(environment: dict[str, str]) -> None:
-    assert "Exit codes: 0 all is well" in " ".join(said(environment, "meshboard", "--help").split())
+    assert "Exit codes: 0 success" in " ".join(said(environment, "meshboard", "--help").split())
     asked = {"_MESHBOARD_COMPLETE": "complete_bash", "COMP_WORDS": "meshboard ba", "COMP_CWORD": "1"}
     assert said(environment, "meshboard", **asked).split() == ["baseline"]
     for shell in ("bash", "zsh", "fish"):

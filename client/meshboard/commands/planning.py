@@ -30,7 +30,7 @@ def plan(
     elif (estimate := told["estimate"]) is not None:
         print(*filter(None, (reasons.chosen(told), plans.plan(estimate))), sep="\n")
     elif not told["problems"]:
-        print("nothing is predicted of a job that trains nothing of Meshboard's")
+        print("This job kind has no estimate.")
     for problem in told["problems"]:
         print(clean(line_of(problem["field"], problem["message"])), file=sys.stderr)
     if told["problems"]:
