@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         else:
             command.add_argument("--out", type=Path, required=True, help="a folder that is not there yet")
         if name != "evaluate":
-            command.add_argument("--data-root", type=Path, help="where the job's train.tokenizer lies below")
+            command.add_argument("--data-root", type=Path, help="data root with the tokenizer of the job")
             command.add_argument("--tokenizer", type=Path, help="tokenizers JSON, instead of the job's own")
     return parser
 

@@ -92,13 +92,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--token-file", type=Path, help="with your API token in it; else MESHBOARD_TOKEN holds one")
     parser.add_argument("--ca-file", type=Path, help="certificates to trust, where the board's is a private one")
     parser.add_argument("--name", help="of the run; the script's by default")
-    parser.add_argument("--tag", action="append", default=[], help="a word beside the name; may be given again")
-    parser.add_argument("--spec", type=Path, help="JSON of a train job whose predictions are shown beside the run")
+    parser.add_argument("--tag", action="append", default=[], help="tag of the run; can be repeated")
+    parser.add_argument("--spec", type=Path, help="JSON spec of a train job for the predictions of the run")
     parser.add_argument("--key", help="of several nodes: a word of this run's own; under Slurm its job is taken")
     parser.add_argument("--run", help="ID:TOKEN of a run that is open already; MESHBOARD_RUN")
-    parser.add_argument("--node", type=int, help="which node this is, from 0; else the launcher or its ranks tell")
+    parser.add_argument("--node", type=int, help="node number from 0 (default: from the launcher or its ranks)")
     parser.add_argument("--node-name", help="of this machine on the page; its host name by default")
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="what the ranks use; by default what is here")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="device of the ranks (default: detected)")
     parser.add_argument("command", nargs="+", metavar="-- COMMAND", help="what to run, with its arguments")
     return parser
 

@@ -82,7 +82,7 @@ def _options(argv: list[str]) -> argparse.Namespace:
         "--token",
         help=f"join token; or {TOKEN}, which no list of processes shows, or {TOKEN}_FILE, a file that holds it",
     )
-    parser.add_argument("--name", help="what the host is called; or MESHBOARD_HOST_NAME; by default the machine's name")
+    parser.add_argument("--name", help="name of the host (default: MESHBOARD_HOST_NAME, or the machine name)")
     parser.add_argument(
         "--slots", help="ranks it runs at once; or MESHBOARD_SLOTS; by default its GPUs, or cores (4 at least)"
     )

@@ -38,7 +38,7 @@ def main() -> int:
         help="unix socket of the supervisor (MESHBOARD_TELEMETRY); without it rank 0 prints a table",
     )
     parser.add_argument("--spec", type=Path, help="JSON file with a job spec that names the script and its arguments")
-    parser.add_argument("--root", type=Path, help="directory that the spec's script must lie below")
+    parser.add_argument("--root", type=Path, help="root directory of scripts")
     parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is the name of a module")
     parser.add_argument("script", nargs="?")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)

@@ -45,7 +45,7 @@ def main() -> int:
     parser.add_argument("--expect-checkpoint", default="", help="job/attempt/step-n that there must be, or a later one")
     parser.add_argument("--checkpoint-host", default="", help="the host on which it was written")
     parser.add_argument("--loan", type=Path, help="where the supervisor of rank 0 leaves word of who lends it")
-    parser.add_argument("--host", default="", help="what this host is called; by default as the machine is")
+    parser.add_argument("--host", default="", help="name of this host (default: the machine name)")
     parser.add_argument("--job", default="local")
     parser.add_argument("--attempt", type=int, default=1)
     parser.add_argument("--telemetry", help="unix socket of the supervisor")

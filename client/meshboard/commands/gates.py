@@ -33,7 +33,7 @@ app.add_typer(baselines, name="baseline")
 @app.command("gate")
 def gate_command(
     jobs: Annotated[
-        list[str], typer.Argument(metavar="JOB...", help="finished runs; several of one spec tell the noise")
+        list[str], typer.Argument(metavar="JOB...", help="finished runs; several runs of one spec measure the noise")
     ],
     baseline: Annotated[
         list[str],

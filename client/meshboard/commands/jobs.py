@@ -40,7 +40,7 @@ def submit(
     changes: Sets = [],  # noqa: B006
     wait: Annotated[bool, typer.Option("--wait", help="until it has ended; exit code 1 unless it succeeded")] = False,
     follow: Annotated[bool, typer.Option("--follow", help="--wait, with its log on standard error")] = False,
-    runs: Annotated[int, typer.Option(min=1, max=20, help="so many jobs of it, for `gate` to tell the noise")] = 1,
+    runs: Annotated[int, typer.Option(min=1, max=20, help="number of jobs, so that `gate` can measure the noise")] = 1,
     key: Annotated[str | None, typer.Option(help="the same key and spec give the same job: a build's id")] = None,
     allow_unfit: Annotated[
         bool, typer.Option("--allow-unfit", help="Submit the job although its memory does not fit.")

@@ -34,7 +34,7 @@ def compared(told: Comparison) -> str:
     rows += [
         ["steps", *(_last(curve.get("step"), "") for curve in curves)],
         ["loss at the end", *(_last(curve.get("loss"), ".6g") for curve in curves)],
-        ["tokens a second, last step", *(_last(curve.get("tokens_s"), ",.0f") for curve in curves)],
+        ["tokens per second, last step", *(_last(curve.get("tokens_s"), ",.0f") for curve in curves)],
         ["step time, mean of all steps", *(_seconds(part.get("step_s") if part else None) for part in parts)],
         ["data, mean of all steps", *(_seconds(part.get("data_s") if part else None) for part in parts)],
         ["optimizer, mean of all steps", *(_seconds(part.get("optimizer_s") if part else None) for part in parts)],

@@ -87,8 +87,8 @@ def read_options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--node", type=int, default=0, help="this host's place among those of the gang")
     parser.add_argument("--nodes", type=int, default=1, help="hosts of the gang")
     parser.add_argument("--address", default=LOOPBACK, help="of this host, where the others reach it")
-    parser.add_argument("--name", required=True, help="what torchrun calls this run")
-    parser.add_argument("module", help="what `python -m` runs on every rank")
+    parser.add_argument("--name", required=True, help="torchrun id of this run")
+    parser.add_argument("module", help="module that `python -m` runs on each rank")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     return parser.parse_args(argv)
 
