@@ -32,13 +32,13 @@ class Said(NamedTuple):
     @property
     def known(self) -> str:
         """How much of the software its spec says."""
-        return "software told" if self.told else "its stack alone"
+        return "software in spec" if self.told else "only the stack"
 
     @property
     def waits(self) -> str:
         """Which of `HOST_WITHIN` the step falls under."""
         least = next((least for least, _ in HOST_WITHIN if self.host_share >= least), None)
-        return "waits for no host" if least is None else f"waits {least:.1%} or more of it for its host"
+        return "no wait for host" if least is None else f"waits {least:.1%} or more for host"
 
 
 class Speaker:

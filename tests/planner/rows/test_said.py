@@ -95,9 +95,9 @@ def test_both_are_printed_with_how_often_the_interval_holds_and_what_was_left_ou
     report(*answers_of(read_rows(_file(tmp_path / "rows.csv", *times, peak, adapted, mamba, mamba))))
     printed = [line.split() for line in capsys.readouterr().out.splitlines()]
     known, said = ([line for line in printed if line[:3] == ["stack", "scaling", "3"]][at] for at in (0, 1))
-    assert (known[-1], said[-1]) == ("-", "67%"), "99 s are in no interval, and of the first nobody is told any"
+    assert (known[-1], said[-1]) == ("-", "67%"), "99 s are in no interval, and known settings have no interval"
     assert ["2", "NVIDIA-NeMo/Megatron-Bridge", "megatron", "layers", "without", "attention", "(Mamba)"] in printed
-    reason = ["no", "spec", "says", "adapters", "beside", "frozen", "weights"]
+    reason = ["a", "spec", "has", "no", "adapters", "with", "frozen", "weights"]
     assert ["1", "NVIDIA-NeMo/Megatron-Bridge", "megatron", *reason] in printed
     assert any(line[:2] == [ROW["source_repo_path"].partition(":")[0], "3"] and len(line) == 7 for line in printed)
 
@@ -110,7 +110,7 @@ def test_a_row_in_fp4_is_none_of_its_stack_alone(tmp_path: Path) -> None:
 
 
 def test_what_a_spec_leaves_open_is_ranked_on_the_fit_half(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One row of two has a kernel for its norms, which closes what the stack alone leaves open and leaves nothing."""
+    """Every second row has a kernel for norms, which explains the whole error of a spec with only the stack."""
     kernel = {"note": "attention kernel flash_attention2 + rms kernel; sequence parallel off"}
     rows = [{"micro_batch": b, **note} for b in ("1", "2", "4", "8") for note in ({}, kernel)]
     answers, _ = answers_of(read_rows(_file(tmp_path / "rows.csv", *rows)))
@@ -118,7 +118,7 @@ def test_what_a_spec_leaves_open_is_ranked_on_the_fit_half(tmp_path: Path, capsy
     assert 0 < len(fit) < len(answers)
     timed = [a._replace(measured=a.predicted) for a in answers]
     print_gap(timed)
-    before, after = capsys.readouterr().out.split("what a spec says leaves open")
+    before, after = capsys.readouterr().out.split("error from settings that a spec lacks")
     (line,) = [line.split() for line in before.splitlines() if line.startswith("scaling, norms")]
     changed = [a for a in fit if "rms kernel" in a.row.text("note")]
     alone = [abs(a.alone.predicted / a.predicted - 1) for a in fit if isinstance(a.alone, Said)]
