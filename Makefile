@@ -21,7 +21,8 @@ $(BIN)/python:
 
 # The stamps keep a second run off the network.
 $(VENV)/.run: pyproject.toml $(LOCK) | $(BIN)/python
-	$(INSTALL) -e '.[web,worker,local,docs]'
+	@echo "Installing Python packages into $(VENV). The first installation takes a few minutes."
+	$(subst --quiet,--progress-bar on,$(INSTALL)) -e '.[web,worker,local,docs]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run client/pyproject.toml
@@ -59,7 +60,7 @@ release: docs ## sdists and wheels of server and client, the documentation insid
 	$(BIN)/python -m build --no-isolation --outdir dist .
 	$(BIN)/python -m build --no-isolation --outdir dist client
 
-lock: $(VENV)/.dev ## pin every package anew, at its newest allowed version
+lock: $(VENV)/.dev ## pin each package at its newest allowed version
 	$(BIN)/uv pip compile --quiet --upgrade --universal --all-extras --no-annotate \
 	  --custom-compile-command 'make lock' --output-file $(LOCK) pyproject.toml
 
@@ -67,22 +68,22 @@ format: $(VENV)/.dev ## let ruff rewrite the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-parity: $(VENV)/.dev ## every layout against one process; prints the table
+parity: $(VENV)/.dev ## compare each layout with a single-process reference; prints the table
 	$(BIN)/python -m tests.parity
 
-memory: $(VENV)/.dev ## predicted memory of random layouts beside dry runs, every stage; prints the table
+memory: $(VENV)/.dev ## compare predicted memory of random layouts with dry runs; prints the table
 	$(BIN)/python -W ignore -m tests.memory
 
-mutations: $(VENV)/.dev ## faults put into a copy of the trainer, and what of a run tells of each; prints the table
+mutations: $(VENV)/.dev ## inject faults into a copy of the trainer and list the checks that find them; prints the table
 	$(BIN)/python -m tests.mutations
 
-witness: $(VENV)/.dev ## the kernel's bytes beside the meter's, on network namespaces; prints the table; needs root
+witness: $(VENV)/.dev ## compare the meter's bytes with kernel counters, in network namespaces; prints the table; needs root
 	$(BIN)/python -m tests.witness
 
-schemathesis: $(VENV)/.dev tools ## thousands of requests drawn from the OpenAPI document; prints what failed
+schemathesis: $(VENV)/.dev tools ## send thousands of requests from the OpenAPI document; prints failures
 	$(BIN)/python -m tests.fuzz_api
 
-openapi: $(VENV)/.dev ## write docs/openapi.json and the client's types of it anew; refuses what takes back something that version 1 promised
+openapi: $(VENV)/.dev ## write docs/openapi.json and the client types; refuses incompatible changes of version 1
 	DJANGO_SETTINGS_MODULE=tests.settings $(BIN)/python manage.py openapi
 	$(BIN)/python -m manual.answers
 
@@ -92,19 +93,19 @@ security: $(VENV)/.dev ## bandit, pip-audit, licences and var/sbom.cdx.json; SEC
 faults: $(VENV)/.dev tools ## kill things and watch; prints the table
 	$(BIN)/python -m tests.faults
 
-screens: $(VENV)/.dev tools ## pictures of every page at two widths in both themes into var/screens, and what is wrong with any
+screens: $(VENV)/.dev tools ## save pictures of each page in var/screens, at two widths and in both themes, and report layout faults
 	$(BIN)/python -m tests.screens
 
 pictures: $(VENV)/.dev tools ## the pictures of the documentation, of real runs on a board of its own, into docs/pictures
 	$(BIN)/python -m tests.screens.pictures
 
-stand-in: $(VENV)/.dev ## the trainer's CUDA and NCCL path on a machine without a GPU, beside one process: CUDA_PYTHON=PATH, a Python with a CUDA build of torch
+stand-in: $(VENV)/.dev ## the trainer's CUDA and NCCL path on a machine without a GPU, with a single-process reference: CUDA_PYTHON=PATH, a Python with a CUDA build of torch
 	$(BIN)/python -m tests.stand_in --python $(CUDA_PYTHON) $(STAND_IN)
 
 cluster: $(VENV)/.dev tools ## gangs over hosts in network namespaces, and their faults; prints the table; needs root
 	$(BIN)/python -m tests.cluster
 
-diagnose: $(VENV)/.dev ## faults put into real runs, and what the diagnosis says of them; prints the table; DIAGNOSE="--seconds 360"
+diagnose: $(VENV)/.dev ## inject faults into real runs and list the verdicts; prints the table; DIAGNOSE="--seconds 360"
 	$(BIN)/python -m tests.diagnosis $(DIAGNOSE)
 
 slow: $(VENV)/.mlflow tools ## tests that wait for real deadlines, not part of the default suite
@@ -127,13 +128,13 @@ bench: bench-metering bench-launch bench-eager bench-latency bench-planner bench
 
 load: bench-load ## submits, lists and sockets at once on a served board of 10,000 jobs; fails where one is lost
 
-bench-rivals: $(VENV)/.dev ## against others' own train.py: RIVALS="--nanogpt PATH --picotron PATH", checkouts of theirs
+bench-rivals: $(VENV)/.dev ## compare with the train.py of other projects: RIVALS="--nanogpt PATH --picotron PATH", their checkouts
 	$(BIN)/python -m benchmarks.rivals $(RIVALS)
 
-bench-published: $(VENV)/.dev ## the planner against published measurements; ROWS=file.csv
+bench-published: $(VENV)/.dev ## compare the planner with published measurements; ROWS=file.csv
 	$(BIN)/python -m benchmarks.published --rows $(ROWS)
 
-gpu: $(VENV)/.dev ## a machine with GPUs: meter, parity, memory, rates and MFU beside the plan; GPU="--docs", "--small"
+gpu: $(VENV)/.dev ## a machine with GPUs: compare meter, parity, memory, rates, and MFU with the plan; GPU="--docs", "--small"
 	$(BIN)/python -m benchmarks.gpu $(GPU)
 
 bench-%: $(VENV)/.dev

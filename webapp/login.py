@@ -6,7 +6,9 @@ address tries with many names is bounded here.
 
 from __future__ import annotations
 
+import base64
 import logging
+import struct
 import time
 from collections.abc import Callable
 from functools import wraps
@@ -23,6 +25,10 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import render
 from django.utils.decorators import method_decorator
 from redis.exceptions import RedisError
+from sesame import packers
+from sesame import settings as link_settings
+from sesame.tokens_v2 import unpack_timestamp
+from sesame.views import LoginView as LinkView
 
 from jobs.api.http.origin import origin
 
@@ -65,8 +71,31 @@ class AdminLogin(Login):
     @method_decorator(login_not_required)
     def dispatch(self, request: HttpRequest, *arguments: Any, **named: Any) -> HttpResponseBase:
         if request.user.is_authenticated and not request.user.is_staff:
-            raise PermissionDenied("these pages are for staff, and your account is not")
+            raise PermissionDenied("Only staff can open the admin pages.")
         return super().dispatch(request, *arguments, **named)
+
+
+class LinkLogin(LinkView):  # type: ignore[misc]  # django-sesame is untyped
+    """Log in with a one-time link, or explain why the link does not work."""
+
+    def login_failed(self) -> HttpResponse:
+        why = explain_link(self.request.GET.get(link_settings.TOKEN_NAME, ""))
+        return render(self.request, "login_link.html", {"why": why}, status=403)
+
+
+def explain_link(token: str) -> str:
+    """Return why a login link does not work, from the age in its token alone."""
+    try:
+        data = base64.urlsafe_b64decode(token.encode() + b"=" * (-len(token) % 4))
+        _, rest = packers.packer.unpack_pk(data)
+        age_s, signature = unpack_timestamp(rest)
+    except (ValueError, struct.error, IndexError):
+        signature, age_s = b"", 0
+    if len(signature) != link_settings.SIGNATURE_SIZE:
+        return "The link is incomplete. Copy the whole link from the terminal."
+    if age_s >= settings.SESAME_MAX_AGE:
+        return f"The link expired. A login link is valid for {settings.SESAME_MAX_AGE // 60} minutes."
+    return "The link was already used, or it belongs to an earlier start of the board."
 
 
 def no_account(request: HttpRequest) -> HttpResponse:
@@ -96,7 +125,7 @@ def _tries(address: str) -> int:
         cache.add(key, 0, WINDOW_S)
         return int(cache.incr(key))
     except (RedisError, OSError, ValueError) as error:  # ValueError: it expired between the two
-        log.warning("logins are not counted: %s", error)
+        log.warning("Logins are not counted: %s", error)
         return 0
 
 

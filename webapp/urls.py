@@ -11,7 +11,6 @@ from django.shortcuts import redirect
 from django.templatetags.static import static
 from django.urls import include, path
 from django.views.generic import RedirectView
-from sesame.views import LoginView as OnceView
 
 from jobs.lab import pages as lab
 from jobs.lab import rest
@@ -34,7 +33,7 @@ from jobs.people import pages as people
 from jobs.traces import pages as traces
 from webapp import documentation
 from webapp.admin.theme import MARK
-from webapp.login import AdminLogin, Login, cancelled, closed, limited, no_account
+from webapp.login import AdminLogin, LinkLogin, Login, cancelled, closed, limited, no_account
 
 
 def icon(_request: HttpRequest) -> HttpResponse:
@@ -132,7 +131,7 @@ urlpatterns = [
     path("docs/", documentation.page, name="docs"),
     path("docs/<path:path>", documentation.page, name="docs-file"),
     path("login/", limited(login), name="login"),
-    path("login/once/", login_not_required(OnceView.as_view()), name="login-once"),
+    path("login/once/", login_not_required(LinkLogin.as_view()), name="login-once"),
     path("login/again/", limited(reauthenticate), name="account_reauthenticate"),
     path("login/oidc/<str:provider_id>/login/", limited(provider.begin, "GET"), name="openid_connect_login"),
     path("login/oidc/<str:provider_id>/login/callback/", provider.come_back, name="openid_connect_callback"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from typing import Any
 
 from django.contrib import messages
@@ -30,6 +31,7 @@ from planner.facts.spec import Problem, SpecError
 
 PAGE_SIZE = 100
 AUDIT_PAGE = 100
+SOON = timedelta(minutes=1)
 
 
 def _operators_only(request: HttpRequest) -> None:
@@ -53,8 +55,11 @@ def queue(request: HttpRequest) -> HttpResponse:
     page = Paginator([q for q in seen.queue if q.job.id in mine], PAGE_SIZE).get_page(request.GET.get("page"))
     shown = [queued.job.id for queued in page]
     operated = set(operated_jobs(request.user).filter(id__in=shown).values_list("id", flat=True))
+    lines = rows(seen, request.user, list(page))
+    for line in lines:  # a start within a minute is in the past by the time somebody reads it
+        line["starts_soon"] = line["starts"] is not None and line["starts"] < seen.now + SOON
     context = {
-        "rows": rows(seen, request.user, list(page)),
+        "rows": lines,
         "page": page,
         "total": len(seen.queue),
         "paused": seen.paused,

@@ -42,5 +42,5 @@ def test_a_form_without_its_token_is_told_so_on_a_page_of_ours(db: None) -> None
     answer = asker.post("/login/", {"username": "a", "password": "b"})
     assert answer.status_code == 403
     text = answer.content.decode()
-    assert "Nothing was changed" in text
+    assert "Nothing changed" in text
     assert "DEBUG" not in text

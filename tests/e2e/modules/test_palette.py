@@ -14,8 +14,8 @@ BODY = """<main id="main"></main><button id="theme-toggle">Theme</button>
 <button id="palette-open" data-find-url="/find"></button>
 <script type="application/json" id="job">{"id": "j"}</script>"""
 OPEN = "m.palette(document.getElementById('palette-open'))();"
-NOTHING, LOOKING = "Nothing by that name.", "Looking\u2026"
-CANNOT = "Jobs, hosts and projects cannot be looked up just now."
+NOTHING, LOOKING = "No results.", "Searching\u2026"
+CANNOT = "Search is unavailable. The board did not answer."
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_a_board_that_does_not_answer_is_no_empty_list(page: Page, status: int |
     call(page, "shell/palette.js", OPEN)
     page.fill(".palette input", "zzz")
     expect(page.locator("#palette-list li")).to_have_text([CANNOT])
-    expect(page.locator(".palette [role=status]")).to_have_text(f"0 listed. {CANNOT}")
+    expect(page.locator(".palette [role=status]")).to_have_text(f"0 results. {CANNOT}")
 
 
 def test_what_was_found_is_listed(page: Page) -> None:
@@ -58,7 +58,7 @@ def test_what_was_found_is_listed(page: Page) -> None:
     call(page, "shell/palette.js", OPEN)
     page.fill(".palette input", "zzz")
     expect(page.locator("#palette-list li")).to_have_text(["zzzzzzrunning"])
-    expect(page.locator(".palette [role=status]")).to_have_text("1 listed.")
+    expect(page.locator(".palette [role=status]")).to_have_text("1 result.")
 
 
 def test_a_job_that_could_not_be_fetched_is_no_browser_s_fault(page: Page) -> None:

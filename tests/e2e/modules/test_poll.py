@@ -15,7 +15,7 @@ def test_a_panel_that_cannot_be_refreshed_says_since_when_until_it_can(modules: 
     with paper(modules, PANEL) as page:
         rows = page.locator("#jobs")
         ask = "document.getElementById('jobs').dispatchEvent(new CustomEvent('refresh'))"
-        note = page.get_by_text("Not refreshed since")
+        note = page.get_by_text("No update since")
         page.evaluate("import('/js/shell/poll.js')")
         page.route("**/rows**", lambda route: route.fulfill(status=502, body="away"))
         page.evaluate(ask)

@@ -22,7 +22,7 @@ QUEUE = f"""<script src="/vendor/htmx/htmx.min.js"></script>
 
 
 def test_what_was_chosen_stays_chosen_when_a_job_is_moved(modules: Page) -> None:
-    """The rows came anew without a tick, beside "2 chosen"."""
+    """The rows came anew without a tick, beside "2 selected"."""
     with paper(modules, QUEUE) as page:
         page.route("**/move", lambda route: route.fulfill(body='{"moved": true}', content_type="application/json"))
         rest = ROWS.split("</tr>")[1] + "</tr>" + ROWS.split("</tr>")[0] + "</tr>"  # the third has begun meanwhile
@@ -30,9 +30,9 @@ def test_what_was_chosen_stays_chosen_when_a_job_is_moved(modules: Page) -> None
         call(page, "pages/queue.js", "")
         for job in ("a", "c"):
             page.check(f"[value={job}]")
-        expect(page.locator("#chosen")).to_have_text("2 chosen")
+        expect(page.locator("#chosen")).to_have_text("2 selected")
         page.press("tr[data-job=b] .handle", "ArrowUp")
-        expect(page.locator("#chosen")).to_have_text("1 chosen")
+        expect(page.locator("#chosen")).to_have_text("1 selected")
         assert page.is_checked("[value=a]")
         expect(page.locator("tr[data-job=b] .handle")).to_be_focused()
 

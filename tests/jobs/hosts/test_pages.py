@@ -137,10 +137,10 @@ def test_a_slot_is_free_only_where_the_queue_would_give_it_away_wherever_one_ask
     client.force_login(staff)
     page = client.get("/hosts/?part=grid").content.decode()
     assert "1 silent · 1 lost · 3 of 12 slots free" in page
-    assert dict(re.findall(r">([a-z-]+)</a></h2>.*? · (\d) of 2 free<", page, re.DOTALL)) == {
+    assert dict(re.findall(r">([a-z-]+)</a></h2>.*? · (\d) of 2 slots free<", page, re.DOTALL)) == {
         name: str(free) for name, free in expected.items()
     }
-    assert (page.count(': free" aria'), page.count(': takes no job now" aria')) == (3, 8)
+    assert (page.count(': free" aria'), page.count(': not accepting jobs" aria')) == (3, 8)
     for name, free in expected.items():
         assert f"{free} of 2 free" in client.get(f"/hosts/{name}/").content.decode()
     told = figures()[SLOTS]
@@ -245,7 +245,7 @@ def test_over_rest_a_host_is_drained_taken_back_and_removed(
 
 def test_a_token_is_shown_once_and_a_senseless_one_is_named(staff: User, client: Any) -> None:
     client.force_login(staff)
-    assert "No host yet" in client.get("/hosts/").content.decode()
+    assert "No hosts yet" in client.get("/hosts/").content.decode()
     answer = client.post("/join-tokens/", {"note": "rack 7", "hours": "2", "uses": "3"})
     page = answer.content.decode()
     [text] = re.findall(r"MESHBOARD_JOIN_TOKEN=(\S+) python -m workers.host.join http://testserver", page)

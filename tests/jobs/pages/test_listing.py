@@ -75,7 +75,7 @@ def test_the_list_is_narrowed_by_state_kind_words_and_owner(
     client.force_login(staff)
     assert names(client, "?owner=staff") == ["theirs"]
     assert names(client, "?q=needle&status=failed") == []
-    assert "No job matches" in client.get("/?q=absent").content.decode()
+    assert "No matching jobs" in client.get("/?q=absent").content.decode()
 
 
 def test_several_states_are_asked_for_at_once(make_jobs: Make, owner: User, client: Client) -> None:

@@ -1,4 +1,4 @@
-// A host's page: what its last calibration measured, drawn.
+// Draws the results of the last calibration on the page of a host.
 import { collectivesChart } from "../charts/collectives.js";
 import { el, embedded } from "../dom.js";
 import { bytes, duration, opName } from "../format.js";
@@ -22,8 +22,8 @@ if (profile) {
       cell(duration(p.seconds)),
     ),
   );
-  const head = [th("collective"), th("group size", true), th("ranks at work", true), th("payload", true), th("time", true)];
-  const all = el("details", {}, el("summary", {}, "Every point"), scrolling(head, rows));
+  const head = [th("collective"), th("group size", true), th("active ranks", true), th("payload", true), th("time", true)];
+  const all = el("details", {}, el("summary", {}, "All measurements"), scrolling(head, rows));
   document.getElementById("collectives-table").append(all);
   const layers = profile.layers.map((p) =>
     el(
@@ -37,6 +37,6 @@ if (profile) {
       cell(duration(p.backward_s)),
     ),
   );
-  const layerHead = [th("layer"), th("tp", true), th("micro-batch", true), th("ranks at work", true), th("forward", true), th("backward", true)];
-  document.getElementById("layers-table").append(el("details", {}, el("summary", {}, `${layers.length} points`), scrolling(layerHead, layers)));
+  const layerHead = [th("layer"), th("tp", true), th("micro-batch", true), th("active ranks", true), th("forward", true), th("backward", true)];
+  document.getElementById("layers-table").append(el("details", {}, el("summary", {}, `${layers.length} measurements`), scrolling(layerHead, layers)));
 }

@@ -1,4 +1,4 @@
-// Pages of hosts: dialogs that ask first, a button that copies, and how long ago each host was heard.
+// Handles the pages of hosts: dialogs, the copy button, and the age of each heartbeat.
 import { copyText } from "../dom.js";
 import { agoBy } from "../format.js";
 
@@ -13,11 +13,11 @@ for (const button of document.querySelectorAll("dialog [data-close]")) {
 for (const button of document.querySelectorAll("[data-copies]")) {
   button.addEventListener("click", async () => {
     const copied = await copyText(document.getElementById(button.dataset.copies).textContent);
-    button.textContent = copied ? "Copied" : "Select it and copy by hand";
+    button.textContent = copied ? "Copied" : "Copy failed";
   });
 }
 
-const begun = new WeakMap(); // element -> when it was, on the page's own clock: the reader's may be wrong
+const begun = new WeakMap(); // element -> time on the page's clock, because the reader's clock may be wrong
 
 function tellAges() {
   for (const node of document.querySelectorAll("[data-age]")) {

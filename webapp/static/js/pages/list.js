@@ -1,11 +1,11 @@
-// The list of jobs: chosen rows stay chosen while the table is drawn anew, and rows are walked by keys.
+// Handles the list of jobs. Selected rows stay selected after a refresh. Keys move between rows.
 import { addKeys } from "../shell/keys.js";
 
 const form = document.getElementById("several");
 const holder = document.getElementById("jobs");
 const told = document.getElementById("chosen");
 const chosen = new Set();
-let here = null; // the job of the row that the keys are at
+let here = null; // the job of the current row
 
 const rows = () => [...holder.querySelectorAll("tr[data-job]")];
 const boxOf = (row) => row.querySelector("input[name=job]");
@@ -23,11 +23,11 @@ function show() {
     all.checked = chosen.size > 0 && rows().every((row) => chosen.has(row.dataset.job));
   }
   if (!told) return;
-  told.textContent = chosen.size ? `${chosen.size} chosen` : "None chosen";
+  told.textContent = chosen.size ? `${chosen.size} selected` : "None selected";
   for (const button of form.querySelectorAll(".several button")) button.disabled = chosen.size === 0;
   const compare = form.querySelector("[value=compare]");
   compare.disabled = chosen.size < 2 || chosen.size > 6;
-  compare.title = compare.disabled ? "Choose 2 to 6 jobs" : "";
+  compare.title = compare.disabled ? "Select 2 to 6 jobs" : "";
 }
 
 function choose(job, wanted = !chosen.has(job)) {
@@ -56,7 +56,7 @@ holder.addEventListener("focusin", (event) => {
   here = event.target.closest("tr[data-job]")?.dataset.job ?? here;
 });
 
-// The table is about to be drawn anew: what has the focus keeps it.
+// Restore the focus after a refresh of the table.
 holder.addEventListener("htmx:beforeSwap", () => {
   const focused = holder.contains(document.activeElement) ? document.activeElement : null;
   const job = focused?.closest("tr[data-job]")?.dataset.job;
@@ -80,7 +80,7 @@ addKeys("Jobs", [
   { key: "k", words: "Previous job", run: () => go(-1) },
   {
     key: "x",
-    words: "Choose this job, or let it go",
+    words: "Select or clear this job",
     run: () => {
       if (!here) go(0);
       choose(here);
@@ -89,6 +89,6 @@ addKeys("Jobs", [
   },
   { key: "/", words: "Search jobs", run: () => document.querySelector(".filters [name=q]")?.select() },
 ]);
-// A browser that goes back shows boxes as they were left.
+// The browser restores checkboxes after a return to this page.
 for (const row of rows()) if (boxOf(row).checked) chosen.add(row.dataset.job);
 show();

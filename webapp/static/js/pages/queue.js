@@ -1,4 +1,4 @@
-// The queue: choosing rows, and moving one by drag or by keys. Without script, rows can be chosen all the same.
+// Handles the queue: select rows, and move a row by drag or keys. Selection also works without this script.
 import { refused } from "../refusal.js";
 
 const form = document.getElementById("bulk");
@@ -12,7 +12,7 @@ const boxes = () => [...holder.querySelectorAll("input[name=job]")];
 function count() {
   if (!chosen) return;
   const number = boxes().filter((box) => box.checked).length;
-  chosen.textContent = number ? `${number} chosen` : "None chosen";
+  chosen.textContent = number ? `${number} selected` : "None selected";
 }
 
 async function move(job, where) {
@@ -26,7 +26,7 @@ async function move(job, where) {
     });
     if (!answer.ok) tell(`Not moved: ${await refused(answer)}.`);
     else if ((await answer.json()).moved) refresh(job);
-    else tell("It stays where it is: jobs move among those of their priority.");
+    else tell("Not moved. A job can move only among jobs with its priority.");
   } catch (error) {
     tell(`Not moved: ${error.message}.`);
   } finally {

@@ -1,4 +1,4 @@
-// Keys of a page: what a module adds, what elements carry as data-key, and "g" with a letter for the pages.
+// Handles keyboard shortcuts: keys that modules add, keys in data-key, and "g" plus a letter for pages.
 import { el } from "../dom.js";
 
 const TYPING = "input:not([type=checkbox]):not([type=radio]):not([type=range]), textarea, select, [contenteditable]";
@@ -6,22 +6,22 @@ const GO_MS = 1500;
 const groups = [];
 let goingUntil = 0;
 
-/** keys: [{key, words, run}], told of under `title` in the sheet that "?" opens; without run, what has the focus takes them. */
+/** Adds keys [{key, words, run}] under `title` in the list that "?" opens. The focused element handles a key without run. */
 export function addKeys(title, keys) {
   groups.push({ title, keys });
 }
 
-/** Elements that do something, shown and enabled. */
+/** Returns the visible and enabled elements. */
 export function usable(selector) {
   return [...document.querySelectorAll(selector)].filter((node) => !node.disabled && node.checkVisibility());
 }
 
-/** What an element does, in words. */
+/** Returns the label of an element's action. */
 export function wordsOf(node) {
   return node.dataset.command ?? node.getAttribute("aria-label") ?? node.textContent.trim().replaceAll(/\s+/g, " ");
 }
 
-/** As a click does it; what is written in takes the focus. */
+/** Clicks the element, or focuses a text field. */
 export function use(node) {
   if (node.matches(TYPING)) node.focus();
   else node.click();
@@ -32,15 +32,15 @@ function sheet() {
   const onPage = usable("[data-key]").map((node) => ({ key: node.dataset.key, words: wordsOf(node) }));
   const pages = [...document.querySelectorAll("[data-go]")].map((node) => ({ key: `g ${node.dataset.go}`, words: wordsOf(node) }));
   const everywhere = [
-    ...(document.getElementById("palette-open") ? [{ key: "Ctrl+K", words: "Find a job, host, project, page or action" }] : []),
-    { key: "?", words: "This sheet" },
+    ...(document.getElementById("palette-open") ? [{ key: "Ctrl+K", words: "Find a job, host, project, page, or action" }] : []),
+    { key: "?", words: "Show keyboard shortcuts" },
   ];
   const all = [{ title: "Everywhere", keys: everywhere }, ...groups, { title: "On this page", keys: onPage }, { title: "Pages", keys: pages }];
   const close = el("button", { className: "button quiet small", type: "button" }, "Close");
   const dialog = el(
     "dialog",
-    { className: "keys", ariaLabel: "Keys" },
-    el("header", {}, el("h2", {}, "Keys"), close),
+    { className: "keys", ariaLabel: "Keyboard shortcuts" },
+    el("header", {}, el("h2", {}, "Keyboard shortcuts"), close),
     ...all.filter(({ keys }) => keys.length > 0).flatMap(({ title, keys }) => [el("h3", {}, title), el("dl", {}, ...lines(keys))]),
   );
   close.addEventListener("click", () => dialog.close());
@@ -48,7 +48,7 @@ function sheet() {
   return dialog;
 }
 
-/** Shows every key that does something here. */
+/** Shows the keyboard shortcuts of the page. */
 export function showKeys() {
   const dialog = sheet();
   document.body.append(dialog);

@@ -1,6 +1,6 @@
-// A form that starts something is sent once: its button rests until the answer comes. The server knows it again as well.
+// Sends a form once: disables its button until the answer arrives. The server also rejects duplicates.
 const FORMS = "form[data-once]";
-const GIVES_UP_MS = 15_000; // nothing came: the person may have stopped it
+const GIVES_UP_MS = 15_000; // the user may have stopped the request
 
 function free(form) {
   delete form.dataset.sent;
@@ -21,9 +21,9 @@ document.addEventListener("submit", (event) => {
   if (form.dataset.sent !== undefined) return event.preventDefault();
   form.dataset.sent = "";
   const button = event.submitter ?? form.querySelector("button[type=submit]");
-  if (button) setTimeout(() => rest(button)); // once it is sent: what is disabled sends no value of its own
+  if (button) setTimeout(() => rest(button)); // after the submit, because a disabled button sends no value
   setTimeout(() => free(form), GIVES_UP_MS);
 });
 
-// Back from the job, the browser may show the page as it was left.
+// The browser may restore the page after a return to it.
 addEventListener("pageshow", ({ persisted }) => persisted && document.querySelectorAll(FORMS).forEach(free));

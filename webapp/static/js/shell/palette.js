@@ -1,19 +1,19 @@
-// The palette: jobs, hosts and projects by name, pages, and the actions of the page at hand, all by keyboard.
+// The command palette finds jobs, hosts, projects, pages, and actions of the current page.
 import { copyText, el } from "../dom.js";
 import { showKeys, usable, use, wordsOf } from "./keys.js";
 
 const DELAY_MS = 120;
 
-/** Those of `items` ({words}) that hold every word of `query`; what begins with it comes first. */
+/** Returns the items whose words contain each word of `query`. Items that begin with `query` come first. */
 export function matching(items, query) {
   const asked = query.trim().toLowerCase();
   const parts = asked.split(/\s+/).filter(Boolean);
   const holds = items.filter(({ words }) => parts.every((part) => words.toLowerCase().includes(part)));
   const begins = ({ words }) => (asked && words.toLowerCase().startsWith(asked) ? 0 : 1);
-  return holds.sort((one, other) => begins(one) - begins(other)); // stable: else as given
+  return holds.sort((one, other) => begins(one) - begins(other)); // the sort is stable
 }
 
-/** Actions of the page at hand, then its pages. `copyJson`: copies the job at hand, where there is one. */
+/** Returns the actions of the current page, then the pages. */
 export function ofPage() {
   const seen = new Set();
   const found = usable(".page-head .actions :is(a, button), main [data-command]");
@@ -22,9 +22,9 @@ export function ofPage() {
     .filter(({ words }) => words && !seen.has(words) && seen.add(words));
   const job = document.getElementById("job");
   if (job) actions.push({ kind: "action", words: "Copy as JSON", key: "", run: () => copyJson(JSON.parse(job.textContent).id) });
-  actions.push({ kind: "action", words: "Show all keys", key: "?", run: showKeys });
+  actions.push({ kind: "action", words: "Show keyboard shortcuts", key: "?", run: showKeys });
   const toggle = document.getElementById("theme-toggle");
-  actions.push({ kind: "action", words: toggle.getAttribute("aria-label") ?? "Switch the theme", key: "", run: () => toggle.click() });
+  actions.push({ kind: "action", words: toggle.getAttribute("aria-label") ?? "Switch theme", key: "", run: () => toggle.click() });
   const pages = [...document.querySelectorAll("[data-go]")].map((link) => ({
     kind: "page",
     words: wordsOf(link),
@@ -37,8 +37,8 @@ export function ofPage() {
 async function copyJson(id) {
   const answer = await fetch(`/api/v1/jobs/${id}`, { headers: { Accept: "application/json" } }).catch(() => null);
   const copied = answer?.ok && (await copyText(JSON.stringify(await answer.json(), null, 2)));
-  const why = answer?.ok ? "The browser forbids copying" : "The board did not answer with the job";
-  const told = el("div", { className: "message", role: "status" }, copied ? "Copied the job as JSON." : `${why}: the JSON is at `);
+  const why = answer?.ok ? "The browser blocked the copy" : "The board did not return the job";
+  const told = el("div", { className: "message", role: "status" }, copied ? "Job copied as JSON." : `${why}. Open the JSON at `);
   told.dataset.tone = copied ? "info" : "warn";
   if (!copied) told.append(el("a", { href: `/api/v1/jobs/${id}` }, `/api/v1/jobs/${id}`));
   document.getElementById("main").prepend(told);
@@ -46,7 +46,7 @@ async function copyJson(id) {
 
 async function fetched(url, query, signal) {
   const answer = await fetch(`${url}?${new URLSearchParams({ q: query })}`, { headers: { Accept: "application/json" }, signal });
-  if (!answer.ok || answer.redirected) throw new Error("the board did not answer");
+  if (!answer.ok || answer.redirected) throw new Error("The board did not answer.");
   const { jobs, hosts, projects } = await answer.json();
   const goes = (path) => () => location.assign(path);
   return [
@@ -56,19 +56,19 @@ async function fetched(url, query, signal) {
   ];
 }
 
-/** The dialog, made once; `opener` has where to ask. */
+/** Creates the dialog. `opener` has the search address. */
 export function palette(opener) {
-  const input = el("input", { type: "text", autocomplete: "off", spellcheck: false, placeholder: "Find a job, host, project, page or action" });
-  for (const [name, value] of Object.entries({ role: "combobox", "aria-label": "Find a job, host, project, page or action", "aria-expanded": "true", "aria-controls": "palette-list", "aria-autocomplete": "list" })) input.setAttribute(name, value);
-  const list = el("ul", { id: "palette-list", role: "listbox", ariaLabel: "Found" });
+  const input = el("input", { type: "text", autocomplete: "off", spellcheck: false, placeholder: "Find a job, host, project, page, or action" });
+  for (const [name, value] of Object.entries({ role: "combobox", "aria-label": "Find a job, host, project, page, or action", "aria-expanded": "true", "aria-controls": "palette-list", "aria-autocomplete": "list" })) input.setAttribute(name, value);
+  const list = el("ul", { id: "palette-list", role: "listbox", ariaLabel: "Results" });
   const told = el("span", { role: "status", className: "visually-hidden" });
-  const hint = el("p", { className: "note" }, "↑ ↓ choose", el("span", {}, "Enter opens"), el("span", {}, "Esc closes"), told);
+  const hint = el("p", { className: "note" }, "↑ ↓ select", el("span", {}, "Enter opens"), el("span", {}, "Esc closes"), told);
   const dialog = el("dialog", { className: "palette", ariaLabel: "Find" }, input, list, hint);
   document.body.append(dialog);
   let items = [];
   let at = 0;
   let asking = null;
-  let elsewhere = ""; // how the board was asked, where it has not answered
+  let elsewhere = ""; // state of the request while the board has not answered
   let timer = null;
 
   function draw() {
@@ -85,8 +85,8 @@ export function palette(opener) {
     );
     if (items.length) input.setAttribute("aria-activedescendant", `palette-${at}`);
     else input.removeAttribute("aria-activedescendant");
-    told.textContent = `${items.length} listed. ${elsewhere}`;
-    const words = elsewhere || (items.length === 0 ? "Nothing by that name." : "");
+    told.textContent = `${items.length} result${items.length === 1 ? "" : "s"}. ${elsewhere}`;
+    const words = elsewhere || (items.length === 0 ? "No results." : "");
     if (words) list.append(el("li", { className: "note", role: "presentation" }, words));
   }
 
@@ -113,7 +113,7 @@ export function palette(opener) {
     const here = matching(ofPage(), query);
     items = here;
     at = 0;
-    elsewhere = "Looking…";
+    elsewhere = "Searching…";
     draw();
     try {
       const there = await fetched(opener.dataset.findUrl, query, mine.signal);
@@ -124,7 +124,7 @@ export function palette(opener) {
       elsewhere = "";
     } catch {
       if (mine !== asking) return;
-      elsewhere = "Jobs, hosts and projects cannot be looked up just now.";
+      elsewhere = "Search is unavailable. The board did not answer.";
     }
     draw();
   }
@@ -144,7 +144,7 @@ export function palette(opener) {
     event.preventDefault();
   });
 
-  /** Enter may be faster than the pause after a letter. */
+  /** Runs the selected item, after a pending search. */
   async function chooseNow() {
     if (timer !== null) {
       clearTimeout(timer);

@@ -1,5 +1,5 @@
-// Asks htmx to refresh the elements marked data-poll (seconds), only while the page is visible. One that cannot be refreshed
-// says since when, and once the session has ended the page asks who one is.
+// Refreshes elements with data-poll (seconds) while the page is visible. A note shows the time of the last refresh
+// after a failure. The page reloads to the login when the session has ended.
 import { el } from "../dom.js";
 
 const FAILURES = ["htmx:responseError", "htmx:sendError", "htmx:timeout"];
@@ -16,18 +16,18 @@ for (const node of document.querySelectorAll("[data-poll]")) {
   setInterval(refresh, 1000 * Number(node.dataset.poll));
   document.addEventListener("visibilitychange", refresh);
 
-  /** Of this panel's own requests: forms in it may send others. */
+  /** Handles only the requests of this panel, because forms inside it may send others. */
   const on = (name, then) => node.addEventListener(name, (event) => event.detail.requestConfig?.elt === node && then(event));
   for (const failure of FAILURES) {
     on(failure, () => {
-      const words = `Not refreshed since ${fresh.toISOString().slice(11, 19)} UTC`;
+      const words = `No update since ${fresh.toISOString().slice(11, 19)} UTC. Retrying.`;
       if (note.textContent !== words) note.textContent = words;
       if (!note.isConnected) node.before(note);
     });
   }
   on("htmx:beforeSwap", ({ detail }) => {
     if (pathOf(detail.xhr.responseURL) === pathOf(detail.requestConfig.path)) return;
-    detail.shouldSwap = false; // another page, as that of a login
+    detail.shouldSwap = false; // a redirect, such as to the login
     location.reload();
   });
   on("htmx:afterSwap", () => {

@@ -1,9 +1,9 @@
-// What scrolls sideways can be reached by keys: it takes the focus while there is something to scroll to.
+// Makes boxes that scroll sideways focusable, so keys can scroll them.
 const SELECTOR = ".scroll-x, .scrolls";
 
 const seen = new ResizeObserver((entries) => {
   for (const box of new Set(entries.map(({ target }) => target.closest(SELECTOR)))) {
-    if (!box || box.hasAttribute("role")) continue; // those that have a name are stops anyway
+    if (!box || box.hasAttribute("role")) continue; // boxes with a role are already focusable
     if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
     else box.removeAttribute("tabindex");
   }

@@ -1,4 +1,4 @@
-// What every page has: the menu of narrow screens, the palette on Ctrl-K, keys, what scrolls.
+// Starts the parts of every page: menu, command palette, keys, and scrolling boxes.
 import "./keys.js";
 import "./once.js";
 import { palette } from "./palette.js";
@@ -11,7 +11,7 @@ menu?.addEventListener("click", () => {
   menu.setAttribute("aria-expanded", String(open));
 });
 
-// What is open over the page closes when one goes on elsewhere.
+// Open menus close on a click outside or on Escape.
 for (const opened of document.querySelectorAll("details:is(.own, .columns)")) {
   document.addEventListener("click", (event) => opened.contains(event.target) || opened.removeAttribute("open"));
   opened.addEventListener("keydown", (event) => {

@@ -1,4 +1,4 @@
-// Shows every <time datetime> in the reader's own zone, named; the server wrote UTC. Pointed at, it says how long ago.
+// Shows each <time datetime> in the reader's time zone. The title on hover shows the age.
 import { ago, dateTime, exactTime } from "../format.js";
 
 function localise(root) {

@@ -1,0 +1,40 @@
+"""The page of a login link that does not work."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from sesame.utils import get_query_string
+
+LINK = "/login/once/"
+
+
+@pytest.fixture
+def query(db: None) -> str:
+    """A valid link for a user."""
+    return str(get_query_string(User.objects.create_user("owner")))
+
+
+def test_a_used_link_explains_itself(query: str) -> None:
+    assert Client().get(LINK + query).status_code == 302
+    answer = Client().get(LINK + query)
+    assert answer.status_code == 403
+    assert "The link was already used" in answer.content.decode()
+
+
+def test_an_expired_link_names_its_lifetime(query: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time()
+    monkeypatch.setattr("sesame.tokens_v2.time.time", lambda: now + 16 * 60)
+    answer = Client().get(LINK + query)
+    assert answer.status_code == 403
+    assert "valid for 15 minutes" in answer.content.decode()
+
+
+@pytest.mark.parametrize("query", ["", "?sesame=", "?sesame=abc", "?sesame=%C3%A9", "?sesame=x%00"])
+def test_an_incomplete_link_asks_for_the_whole_one(db: None, query: str) -> None:
+    answer = Client().get(LINK + query)
+    assert answer.status_code == 403
+    assert "The link is incomplete" in answer.content.decode()
