@@ -39,7 +39,7 @@ def calibration_problems(owner: Any, spec: JobSpec, there: Iterable[There]) -> l
         )
     if num_slots(spec) != host.slots:
         slots = counted(host.slots, "slot")
-        asked = product_words(spec.layout)
-        text = f"{asked}, but a calibration of {host.name} uses all {slots}. Set `layout.dp` to {host.slots}."
+        ranks = product_words(spec.layout)
+        text = f"{ranks}, but a calibration of {host.name} uses all {slots}. Set `layout.dp` to {host.slots}."
         found.append(Problem("layout", text))
     return found
