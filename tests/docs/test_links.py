@@ -15,6 +15,7 @@ from tests.support.processes import ROOT
 
 LINK = re.compile(r"\[(?:[^\]\[]|\[[^\]]*\])*\]\(([^)\s]+)\)")
 NAMED = re.compile(r"(?<![\w./-])docs/[\w/.-]+\.(?:md|png|svg)\b")
+FROM_PAGES = re.compile(r"{% url 'docs-file' '([^']*)/' %}(#[\w-]+)?")
 FENCE = re.compile(r"^```.*?^```", re.M | re.S)
 SOURCES = (".py", ".md", ".html", ".yml", ".toml", ".js", ".sh", "Makefile", "Dockerfile")
 
@@ -73,6 +74,17 @@ def test_every_page_that_the_code_names_is_there() -> None:
     assert len(named) > 40
     there = {f"docs/{page}" for page in PAGES}
     assert sorted((file, name) for file, name in named if name not in there and not (ROOT / name).exists()) == []
+
+
+def test_every_link_from_a_template_to_the_docs_leads_to_a_heading() -> None:
+    links = [
+        (str(file.relative_to(ROOT)), f"{page}.md{heading}")
+        for file in files()
+        if file.suffix == ".html"
+        for page, heading in FROM_PAGES.findall(file.read_text())
+    ]
+    assert len(links) >= 10
+    assert [(file, target) for file, target in links if not _leads(target, ROOT / "docs")] == []
 
 
 @pytest.mark.parametrize(
