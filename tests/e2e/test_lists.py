@@ -161,7 +161,7 @@ def test_steps_that_are_dragged_over_are_told_apart(page: Page, running_board: B
     page.mouse.up()
     told = page.locator(".slow-steps")
     expect(told).to_contain_text(re.compile(r"A: steps \d+ to \d+"))
-    expect(told.locator("p").first).to_contain_text("a step over")
+    expect(told.locator("p").first).to_contain_text("ms per step in")
 
 
 def test_the_palette_finds_jobs_hosts_pages_and_actions_by_keyboard_alone(

@@ -343,7 +343,7 @@ def test_the_button_of_an_empty_page_runs_everything(owner: User, client: Any, m
         ({"lab.ranks": "1, x"}, "lab.ranks", "whole number"),
         ({"lab.ranks": "1"}, "lab.ranks", "a group of 1 rank"),
         ({"lab.min_bytes": "much"}, "lab.min_bytes", "whole number"),
-        ({"lab.primitives": []}, "lab.primitives", "at least 1"),
+        ({"lab.primitives": []}, "lab.primitives", "1 or more"),
         ({"layout.dp": "5"}, "layout.dp", "the largest cpu host has 4 slots"),
         ({"layout.dp": ""}, "layout.dp", "whole number"),
         ({"lab.dtype": "fp4"}, "lab.dtype", "float32"),

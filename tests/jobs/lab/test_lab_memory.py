@@ -40,7 +40,10 @@ def test_a_machine_s_memory_is_shared_by_its_ranks(owner: User, make_host: MakeH
     """The host has 4 slots of 1 GiB each."""
     make_host()
     told = refused(owner, lab(2**29))
-    assert told == "4 ranks x 4 full buffers of all_to_all x 536,870,912 B = 8.0 GiB, and host-a has 4.0 GiB"
+    assert told == (
+        "4 ranks x 4 full buffers of all_to_all x 536,870,912 B = 8.0 GiB, but host-a has 4.0 GiB. "
+        "Use a smaller `lab.max_bytes`."
+    )
     actions.submit(owner, lab(2**28))
     actions.submit(owner, lab(2**29, ["all_gather"]))
     actions.submit(owner, lab(2**31, ["scatter"]))
@@ -53,7 +56,8 @@ def test_a_gpu_holds_the_buffers_of_its_rank(owner: User, make_host: MakeHost) -
     actions.submit(owner, lab(2**32, device="cuda"))
     Host.objects.update(memory_bytes=2**33)
     assert refused(owner, lab(2**32, ["all_to_all"], device="cuda")) == (
-        "4 full buffers of all_to_all x 4,294,967,296 B = 16.0 GiB, and a GPU of host-a has 8.0 GiB"
+        "4 full buffers of all_to_all x 4,294,967,296 B = 16.0 GiB, but a GPU of host-a has 8.0 GiB. "
+        "Use a smaller `lab.max_bytes`."
     )
 
 
@@ -62,6 +66,6 @@ def test_one_host_that_holds_it_is_enough_and_the_one_that_is_named_must(owner: 
     make_host("large", slots=32)
     make_host("wide-enough-for-none", slots=2)
     actions.submit(owner, lab(2**30))
-    assert "and host-a has" in refused(owner, lab(2**30, host="host-a"))
+    assert "but host-a has" in refused(owner, lab(2**30, host="host-a"))
     Host.objects.filter(name="large").update(memory_bytes=0)
     actions.submit(owner, lab(2**32))  # it tells no memory: nothing is known of it

@@ -70,10 +70,10 @@ def test_who_has_no_account_gets_one_with_the_link(team: Project, client: Client
 
 
 def test_a_viewer_is_told_of_no_jobs_that_they_cannot_submit(team: Project, client: Client) -> None:
-    submits = "Its members will see the jobs that you submit to it."
+    submits = "All members can see the jobs that you submit to the project."
     pages = {role: client.get(link(team, role=role)).content.decode() for role in ("viewer", "submitter")}
     assert (submits in pages["submitter"], submits in pages["viewer"]) == (True, False)
-    assert "You will see the jobs of its members, and submit none." in pages["viewer"]
+    assert "You can see the jobs of all members, but not submit jobs." in pages["viewer"]
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_a_board_that_gives_no_accounts_so_sends_to_the_login(team: Project, cli
     settings.INVITED_PEOPLE = False
     path = link(team)
     page = client.get(path).content.decode()
-    assert "You need an account of this board" in page
+    assert "Log in to your account to accept the invitation." in page
     assert "/login/?next=%2Finvitations%2F" in page
     assert "password1" not in page
     client.post(path, ANN)

@@ -299,7 +299,7 @@ def test_two_hundred_projects_and_members_come_in_pages_and_are_found_by_name(me
     shown = client.get("/projects/team/?q=person-15").content.decode()
     assert (shown.count('data-label="role"'), "person-150" in shown) == (10, True)
     assert client.get("/projects/team/").content.decode().count('data-label="role"') == 50
-    assert "Nobody of that name" in client.get("/projects/team/?q=absent").content.decode()
+    assert "No member matches." in client.get("/projects/team/?q=absent").content.decode()
 
 
 def test_the_queue_s_page_has_a_page_of_projects_those_that_wait_first(staff: User, client: Client) -> None:

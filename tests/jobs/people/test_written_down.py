@@ -42,6 +42,7 @@ UNWRITTEN = {
     "account/two-factor/reauthenticate/": LOGINS,
     **dict.fromkeys(("favicon.ico", "jobs/", "login/new/", "login/closed/", "login/cancelled/"), SHOWS),
     "account/two-factor/": SHOWS,
+    **dict.fromkeys(("what-if/", "learn/", "lab/", "lab/<slug:slug>/"), SHOWS),
     "login/oidc/<str:provider_id>/login/callback/": LOGINS,
     "account/two-factor/recovery-codes/download/": SHOWS,
     **dict.fromkeys(("import/begin/", "import/<str:key>/read/", "import/<str:key>/delete/"), IMPORTS),
@@ -119,7 +120,7 @@ def jobs(client: Client) -> None:
     post(client, "/jobs/new/", spec=json.dumps(GOOD))
     post(client, f"/jobs/{Job.objects.get(kind='train').id}/check/")
     post(client, "/jobs/script/", **SCRIPT)
-    post(client, "/lab/", **{"resources.host": "host-a", "layout.dp": "2"})
+    post(client, "/collectives/", **{"resources.host": "host-a", "layout.dp": "2"})
     job = Job.objects.get(kind="train", check_of=None)
     post(client, "/jobs/act/", action="tag", job=[job.id], tags="ci")
     post(client, f"/jobs/{job.id}/cancel/")

@@ -103,13 +103,17 @@ def test_who_left_before_the_mail_did_gets_none(
 
 
 @pytest.mark.usefixtures("inbox")
-def test_who_has_no_mail_address_is_told_who_gives_them_one(owner: User, client: Client) -> None:
+def test_who_has_no_mail_address_is_told_who_gives_them_one(owner: User, client: Client, settings: Any) -> None:
+    settings.EMAIL_HOST = "mail.example"
     admin = User.objects.create_superuser("admin", password="admin-password")
-    for user, way in ((owner, "Staff set it"), (admin, f'href="/admin/auth/user/{admin.pk}/change/"')):
+    for user, way in (
+        (owner, "Only staff can change the address"),
+        (admin, f'href="/admin/auth/user/{admin.pk}/change/"'),
+    ):
         client.force_login(user)
         for path in ("/account/", "/notifications/"):
             page = client.get(path).content.decode()
-            assert "Your account has no mail address" in page
+            assert "Your account has no email address" in page
             assert way in page
     User.objects.filter(pk=owner.pk).update(email="owner@people.example")
     client.force_login(owner)
@@ -181,7 +185,8 @@ def test_no_more_than_an_hour_s_mails_and_none_without_a_server_or_an_address(
     assert not Delivery.objects.exists()
 
 
-def test_the_page_keeps_what_was_chosen(owner: User, staff: User, client: Client) -> None:
+def test_the_page_keeps_what_was_chosen(owner: User, staff: User, client: Client, settings: Any) -> None:
+    settings.EMAIL_HOST = "mail.example"
     Project.objects.create(name="apollo")
     client.force_login(staff)
     shown = {"shown": ["", "default", "apollo"]}
@@ -199,6 +204,14 @@ def test_the_page_keeps_what_was_chosen(owner: User, staff: User, client: Client
     assert not MailWish.objects.filter(user=staff).exists()
     client.force_login(owner)
     assert "apollo" not in client.get("/notifications/").content.decode()
+
+
+def test_a_board_without_a_mail_server_shows_no_boxes(owner: User, client: Client, settings: Any) -> None:
+    client.force_login(owner)
+    for host, boxes in (("mail.example", True), ("", False)):
+        settings.EMAIL_HOST = host
+        page = client.get("/notifications/").content.decode()
+        assert ('type="checkbox"' in page, "this board has no mail server" in page) == (boxes, not boxes)
 
 
 def test_who_has_two_hundred_projects_chooses_of_each_and_finds_it_by_name(owner: User, client: Client) -> None:

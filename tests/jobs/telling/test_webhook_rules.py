@@ -179,5 +179,5 @@ def test_one_that_is_told_of_nothing_says_why(
     assert page.count("inactive</span>") == 2
     assert closed in page
     page = client.get(f"/projects/default/webhooks/{mine.id}/").content.decode()
-    assert f"Now of nothing: {closed}." in page
+    assert f"Inactive: {closed}." in page
     assert "goes out at once" not in page
