@@ -49,13 +49,13 @@ def test_a_run_that_was_not_verified_is_checked_by_a_button(running_board: Board
     check = page.url.rstrip("/").rpartition("/")[2]
     held = page.context.new_page()  # the run's page, open while its check runs
     held.goto(f"{running_board.url}/jobs/{job}/#proof")
-    expect(held.locator("#check")).to_contain_text("Reference check: check of unverified")
+    expect(held.locator("#check")).to_contain_text("Reference check: reference check of unverified")
     expect(held.locator("#check form")).to_be_hidden()
     running_board.wait_for(check, "succeeded", timeout_s=120)
     open_tab(page, "verification")
     expect(page.locator("#proof [data-verdict]")).to_contain_text("gradients match the reference within")
     expect(page.locator("#check")).to_be_hidden()
-    found = "Reference check: check of unverified: gradients match the reference within"
+    found = "Reference check: reference check of unverified: gradients match the reference within"
     expect(held.locator("#check")).to_contain_text(found)
     page.get_by_role("link", name="unverified", exact=True).click()
     expect(page.locator("#check")).to_contain_text(found)

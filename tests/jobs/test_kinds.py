@@ -127,7 +127,9 @@ def test_arguments_of_a_megabyte_do_not_fill_the_list(client: Client, owner: Use
 def test_a_part_of_one_kind_is_refused_to_the_others(kind: str, section: str, owner_kind: str) -> None:
     if kind == owner_kind:
         return
-    with pytest.raises(SpecError, match=f"{section}: is for jobs of kind {owner_kind}, and this one is {kind}"):
+    with pytest.raises(
+        SpecError, match=f"`{section}` is set, but the kind is {kind}. Omit it, or use kind {owner_kind}."
+    ):
         parse_spec({**spec_of(kind), section: SPECS[owner_kind][section]})
 
 

@@ -134,4 +134,4 @@ def test_an_ended_run_is_not_told_of_as_if_collectives_could_come(modules: Page)
     """
     with paper(modules, "") as page:
         told = call(page, "job/tables.js", body)
-    assert told == ["No collective seen so far.", "No collective was seen.", "No collective was seen in this phase."]
+    assert told == ["No collectives yet.", "No collectives.", "No collectives in this phase."]

@@ -42,10 +42,11 @@ def test_the_button_queues_one_short_copy_that_is_verified(owner: User, client: 
     first, again = pressed(client, job, page), pressed(client, job, page)
     made = Job.objects.exclude(id=job.id).get()
     assert first["Location"] == again["Location"] == f"/jobs/{made.id}/"
-    assert (made.check_of, made.name) == (job, "check of long")
+    assert (made.check_of, made.name) == (job, "reference check of long")
     train = {"steps": 3, "warmup_steps": 3, "verify": "on", "checkpoint_every": 0, "eval_every": 0}
     assert made.spec == {**job.spec, "name": made.name, "train": {**job.spec["train"], **train}}
-    assert f'<a href="/jobs/{made.id}/#proof">check of long</a>: <span data-said>queued</span>' in page_of(client, job)
+    link = f'<a href="/jobs/{made.id}/#proof">reference check of long</a>: <span data-said>queued</span>'
+    assert link in page_of(client, job)
     assert f'reference check of <a href="/jobs/{job.id}/#proof">long</a>' in page_of(client, made)
 
 
@@ -80,7 +81,7 @@ def test_a_check_of_somebody_else_s_is_not_told(owner: User, staff: User, client
 def test_a_check_tells_what_it_proved(owner: User) -> None:
     job = run(owner)
     made, _ = actions.submit(owner, check.spec_of(job), check_of=job)
-    told = {"id": made.id, "name": "check of long", "status": "queued", "finished": False, "proof": None}
+    told = {"id": made.id, "name": "reference check of long", "status": "queued", "finished": False, "proof": None}
     assert check.newest(owner, job) == told
     proof = {"one_process": {"state": "equal"}}
     Attempt.objects.create(job=made, number=1, exit={"summary": {"proof": proof}})
