@@ -24,7 +24,7 @@ def mail(invitation: Invitation, text: str) -> str | None:
     hour = timezone.now() - timedelta(hours=1)
     if project.invitations.filter(created__gt=hour).exclude(email="").count() > MOST_AN_HOUR:
         return (
-            f"Not Mailed to {address}.. "
+            f"Not mailed to {address}. "
             f"Project {project.name} has reached its limit of {MOST_AN_HOUR} invitations per hour."
         )
     lines = [
@@ -35,4 +35,4 @@ def mail(invitation: Invitation, text: str) -> str | None:
         f"The link is personal, works once, and expires at {invitation.expires:%Y-%m-%d %H:%M} UTC.",
     ]
     went = send(Mail(address, f"Invitation to project {project.name}", "\n".join(lines), new_delivery_key()))
-    return f"Mailed to {address}." if went.delivered else f"not Mailed to {address}.: {went.words}"
+    return f"Mailed to {address}." if went.delivered else f"Not mailed to {address}. {went.words}"

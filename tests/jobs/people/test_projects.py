@@ -210,7 +210,7 @@ def test_the_page_does_what_rest_does(members: Members, owner: User, client: Cli
     assert Project.objects.get(name="team").own_slots == 3
     assert access.role_in(members["viewer"], "team") == Role.OPERATOR
     assert access.role_in(members["colleague"], "team") is None
-    for posted, words in (({"own_slots": "many"}, "own_slots: "), ({"own_slots": "-1"}, "own_slots: ")):
+    for posted, words in (({"own_slots": "many"}, "`own_slots`"), ({"own_slots": "-1"}, "`own_slots`")):
         assert words in client.post("/projects/team/quota/", posted, follow=True).content.decode()
     client.force_login(owner)
     assert client.post(link[1], follow=True).redirect_chain == [("/projects/team/", 302)]
@@ -267,10 +267,10 @@ def test_a_name_that_jobs_of_a_deleted_project_bear_is_taken(
     Project.objects.filter(pk=team.pk).delete()
     answer = api(staff).post("/api/v1/projects", {"name": "team"}, format="json")
     assert answer.status_code == 422
-    assert "an earlier project of this name" in answer.json()["errors"][0]["message"]
+    assert "Jobs of a deleted project with this name exist." in answer.json()["errors"][0]["message"]
     client.force_login(User.objects.create_superuser("root"))
     page = client.post("/admin/jobs/project/add/", {"name": "team", "weight": "1"})
-    assert "an earlier project of this name" in page.content.decode()
+    assert "Jobs of a deleted project with this name exist." in page.content.decode()
     assert not Project.objects.filter(name="team").exists()
 
 

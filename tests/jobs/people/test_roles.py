@@ -233,7 +233,7 @@ def test_who_may_only_look_is_told_who_asks_a_run_for_a_step(
     for role, asks in (("viewer", False), ("operator", True)):
         client.force_login(members[role])
         shown = client.get(reverse(name, args=[job.id])).content.decode()
-        assert ("timeline-wanted" in shown, "may ask it for a step" in shown) == (asks, not asks)
+        assert ("timeline-wanted" in shown, "can trace more steps" in shown) == (asks, not asks)
 
 
 @pytest.mark.parametrize("path", ["variables", "invitations", "webhooks", "webhooks/abc", "webhooks/abc/deliveries"])

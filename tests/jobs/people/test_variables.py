@@ -115,12 +115,12 @@ def test_what_is_too_much_is_refused_with_its_size(team: Project) -> None:
         variables.put(team, "JOB_A", "é" * (MOST_BYTES // 2 + 1), "admin")
     for number in range(4):
         variables.put(team, f"JOB_{number}", "x" * MOST_BYTES, "admin")
-    with pytest.raises(SpecError, match="the others have 65,536"):
+    with pytest.raises(SpecError, match="the other variables 65,536"):
         variables.put(team, "JOB_MORE", "x", "admin")
     variables.put(team, "JOB_3", "", "admin")
     for number in range(MOST - 4):
         variables.put(team, f"AWS_{number}", "", "admin")
-    with pytest.raises(SpecError, match="at most 50"):
+    with pytest.raises(SpecError, match="has 50 variables, the maximum"):
         variables.put(team, "AWS_MORE", "", "admin")
 
 
@@ -199,7 +199,7 @@ def test_a_job_whose_variables_cannot_be_read_fails_and_says_so(
     deliver(live_redis)
     job.refresh_from_db()
     assert job.status == Status.FAILED
-    assert "set them again" in job.history.last().reason
+    assert "Set the variables again" in job.history.last().reason
 
 
 def test_under_another_secret_key_they_can_be_set_again_one_by_one(members: Members, settings: Any, api: Api) -> None:

@@ -104,7 +104,7 @@ def test_a_wish_goes_with_its_job_and_a_person_s_two_wishes_are_one_mail(reachab
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("ended", "the job was cancelled: there is no end to wait for"),
+        ("ended", "The job was cancelled, so it has already ended."),
         ("no server", "This board has no mail server."),
         ("no address", "Your account has no mail address."),
     ],

@@ -198,7 +198,7 @@ def test_the_page_keeps_what_was_chosen(owner: User, staff: User, client: Client
     }
     assert client.get("/notifications/").content.decode().count(" checked") == 3
     for senseless in ({"project:": ["burnt"]}, {"project:nobodys": ["failed"]}):
-        assert "there is no" in client.post("/notifications/", senseless, follow=True).content.decode()
+        assert "does not exist." in client.post("/notifications/", senseless, follow=True).content.decode()
     assert MailWish.objects.filter(user=staff).count() == 2
     client.post("/notifications/", shown)
     assert not MailWish.objects.filter(user=staff).exists()
