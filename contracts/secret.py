@@ -20,11 +20,13 @@ def in_file(name: str) -> str | None:
     if not path:
         return None
     if os.environ.get(name):
-        raise SecretError(f"{name} and {name}_FILE are both set; take one of them away")
+        raise SecretError(f"{name} and {name}_FILE are both set. Unset one of them.")
     try:
         text = Path(path).read_text("utf-8").strip()
     except (OSError, ValueError) as error:
-        raise SecretError(f"{name}_FILE: {path!r} cannot be read: {getattr(error, 'strerror', 'no text')}") from None
+        raise SecretError(
+            f"{name}_FILE is {path!r}, which cannot be read: {getattr(error, 'strerror', 'not UTF-8 text')}"
+        ) from None
     if not text:
-        raise SecretError(f"{name}_FILE: {path!r} is empty")
+        raise SecretError(f"{name}_FILE is {path!r}, which is empty.")
     return text

@@ -22,7 +22,7 @@ WHOSE = [("mine", "mine")]
 
 
 def _one_of(names: Iterable[str], words: str = "one of") -> dict[str, str]:
-    return {"invalid_choice": f"%(value)s is not available. Use {words} {', '.join(names)}."}
+    return {"invalid_choice": f"The value '%(value)s' is unknown. Use {words} {', '.join(names)}."}
 
 
 def _chosen(
@@ -52,9 +52,7 @@ class SeveralField(forms.MultipleChoiceField):
         told = {name for word in told for name in self._stands_for.get(word, [word])}
         unknown = sorted(told - set(self._names))
         if unknown:
-            raise ValidationError(
-                self.error_messages["invalid_choice"], "invalid_choice", {"value": unknown[0] or "nothing"}
-            )
+            raise ValidationError(self.error_messages["invalid_choice"], "invalid_choice", {"value": unknown[0]})
         return [name for name in self._names if name in told]
 
 
@@ -85,7 +83,7 @@ class JobFilter(django_filters.FilterSet):
     """
 
     q = django_filters.CharFilter(label="Search", method="search", max_length=100)
-    status = SeveralFilter("Status", STATES, [f"{ACTIVE} (all that have not ended)"], **{ACTIVE: LIVE})
+    status = SeveralFilter("Status", STATES, [f"{ACTIVE} (all jobs that have not ended)"], **{ACTIVE: LIVE})
     kind = SeveralFilter("Kind", TITLES)
     project = django_filters.CharFilter(label="Project", max_length=100)
     tag = django_filters.CharFilter(label="Tag", method="tagged", max_length=LONGEST_TAGS, widget=WordsInput)

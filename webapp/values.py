@@ -105,7 +105,7 @@ def _networks(text: str) -> list[str]:
 
 def _redis(url: SecretStr) -> SecretStr:
     if not _is_redis(url) and not url.get_secret_value().startswith("unix:///"):
-        raise ValueError(f"{REDIS_FORM}; {SOCKET_FORM}")
+        raise ValueError(f"{REDIS_FORM}, {SOCKET_FORM}")
     return url
 
 

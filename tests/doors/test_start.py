@@ -105,9 +105,9 @@ def test_a_secret_may_lie_in_a_file(only: pytest.MonkeyPatch, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("content", "more", "words"),
     [
-        (None, {}, "SECRET_KEY_FILE: '.*/key' cannot be read: No such file"),
-        (b"\n", {}, "SECRET_KEY_FILE: '.*/key' is empty"),
-        (b"\xff\xfe", {}, "SECRET_KEY_FILE: '.*/key' cannot be read: no text"),
+        (None, {}, "SECRET_KEY_FILE is '.*/key', which cannot be read: No such file"),
+        (b"\n", {}, "SECRET_KEY_FILE is '.*/key', which is empty"),
+        (b"\xff\xfe", {}, "SECRET_KEY_FILE is '.*/key', which cannot be read: not UTF-8 text"),
         (KEY.encode(), {"MESHBOARD_SECRET_KEY": KEY}, "SECRET_KEY and MESHBOARD_SECRET_KEY_FILE are both set"),
     ],
     ids=["none", "empty", "no text", "both"],

@@ -133,7 +133,7 @@ ARITHMETIC = [
     ),
     Wrong("model.num_kv_heads", 2, "model.num_kv_heads", "is 2, but gpt has one key/value head per query head. Use 4."),
     Wrong("train.seq_len", 513, "train.seq_len", "`train.seq_len` is 513. Use at most the model's max_seq_len 512."),
-    Wrong("train.warmup_steps", 21, "train.warmup_steps", "`train.warmup_steps` is 21. Use at most steps 20."),
+    Wrong("train.warmup_steps", 21, "train.warmup_steps", "but `train.steps` is 20. Use at most 20."),
     Wrong("train.micro_batches", 3, "train.global_batch", "Use 6 or 12."),
 ]
 

@@ -13,6 +13,7 @@ from django.urls import URLPattern, URLResolver, get_resolver, reverse
 EXEMPT = {
     "login-once": "its link logs in, once",
     "job-history-table": "data, in columns",
+    "docs-file": "a page of the built documentation",
     **dict.fromkeys(
         ("import", "import-data", "import-part", "import-read", "import-delete"),
         "of an uploaded trace: none is uploaded here",

@@ -91,7 +91,7 @@ def test_who_is_no_staff_is_told_so_and_not_sent_to_and_fro(people: None, client
     client.force_login(User.objects.get(username="ann"))
     answer = client.get("/admin/jobs/job/", follow=True)  # raises on a loop
     assert answer.status_code == 403
-    assert b"These pages are for staff" in answer.content
+    assert b"Only staff can open the admin pages." in answer.content
     User.objects.filter(username="ann").update(is_staff=True)
     answer = client.get("/admin/login/?next=/admin/")
     assert (answer.status_code, answer["Location"]) == (302, "/admin/")
@@ -133,7 +133,7 @@ def test_the_admin_has_no_other_page_that_changes_one_s_password(people: None, c
     ("change", "words"),
     [
         ({"secret_key": "short"}, "5 characters"),
-        ({"secret_key": "aaaaa" * 20}, "1 different ones"),
+        ({"secret_key": "aaaaa" * 20}, "1 of them different"),
         ({"allowed_hosts": ["*"]}, "ALLOWED_HOSTS"),
         ({"allowed_hosts": ["board.example", ""]}, "ALLOWED_HOSTS"),
         ({"debug": True}, "DEBUG=1"),

@@ -81,6 +81,6 @@ def test_a_hole_that_only_this_machine_reaches_is_not_warned_of() -> None:
     assert warning(old, "redis://:word@localhost:6379/0") is None
     told = warning(old, "redis://:word@redis.example:6379/0")
     assert told is not None
-    assert "Redis 6.2.14 at redis.example is older than the fix of CVE-2025-49844" in told
+    assert "Redis 6.2.14 at redis.example lacks the fix of CVE-2025-49844" in told
     assert "word@" not in told
     assert warning(redis_version({"redis_version": "7.2.4", "valkey_version": "9.1.2"}), "redis://10.0.0.7") is None

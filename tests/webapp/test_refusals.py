@@ -24,7 +24,7 @@ def test_what_somebody_may_not_do_leaves_no_traceback(client: Client, caplog: py
     with caplog.at_level(logging.WARNING, "django.request"):
         answer = client.post("/queue/pause/")
     assert answer.status_code == 403
-    assert "The queue is staff&#x27;s to change." in answer.content.decode()
+    assert "Only staff can change the queue." in answer.content.decode()
     (line,) = [record for record in caplog.records if record.name == "django.request"]
     assert "Forbidden" in line.getMessage()
     assert line.exc_info is None

@@ -139,5 +139,5 @@ def test_gpus_that_cuda_hides_are_not_given_to_jobs(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("webapp.runner.gpu_count", lambda: 8)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     _, host = environments(tmp_path)
-    with pytest.raises(StartError, match="CUDA_VISIBLE_DEVICES is '3', and jobs would run on GPUs 0 to 7"):
+    with pytest.raises(StartError, match="CUDA_VISIBLE_DEVICES is '3', but jobs use GPUs 0 to 7"):
         how_jobs_run(host)

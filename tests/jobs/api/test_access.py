@@ -293,10 +293,12 @@ def test_a_filter_that_makes_no_sense_is_named(owner: User, api: Api, query: str
 
 def test_an_unknown_state_lists_those_there_are(owner: User, api: Api) -> None:
     (error,) = api(owner).get("/api/v1/jobs?status=done").json()["errors"]
-    assert error["message"].startswith("must be one or more of queued, ")
-    assert error["message"].endswith("; got done")
+    assert error["message"].startswith("The value 'done' is unknown. Use one or more of queued, ")
+    assert error["message"].endswith("active (all jobs that have not ended).")
     (error,) = api(owner).get("/api/v1/jobs?kind=train,burnt").json()["errors"]
-    assert error["message"] == "must be one or more of train, script, dry_run, lab, calibrate; got burnt"
+    assert error["message"] == (
+        "The value 'burnt' is unknown. Use one or more of train, script, dry_run, lab, calibrate."
+    )
 
 
 def test_pages_of_a_list_follow_each_other_by_their_link(owner: User, api: Api) -> None:

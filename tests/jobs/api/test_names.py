@@ -20,17 +20,17 @@ from tests.planner.wrong_specs import GOOD
 Api = Callable[[User | None], APIClient]
 UNFIT = [
     ("a\ufffe", "U+FFFE, which is not a character"),
-    ("a\uffff", "no character"),
-    ("a\U0001ffff", "no character"),
+    ("a\uffff", "not a character"),
+    ("a\U0001ffff", "not a character"),
     ("a\x85b", "U+0085, a control character"),
     ("a\x9b31m", "a control character"),
     ("a\u2028b", "which breaks the line"),
     ("a\u2029b", "which breaks the line"),
-    ("a\u202eb", "turns the direction"),
-    ("a\u2066b", "turns the direction"),
-    (" ", "nothing that can be seen"),
-    ("\u200b\u200d\ufeff", "nothing that can be seen"),
-    ("\u3164", "nothing that can be seen"),
+    ("a\u202eb", "changes the text direction"),
+    ("a\u2066b", "changes the text direction"),
+    (" ", "no visible character"),
+    ("\u200b\u200d\ufeff", "no visible character"),
+    ("\u3164", "no visible character"),
 ]
 FIT = ["run 7", "Läufer", "名前", "שלום", "👩‍🚀", "-", "<b>", "=1+1"]
 

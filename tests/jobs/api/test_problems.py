@@ -152,7 +152,7 @@ def test_what_is_not_there_is_named_where_it_was_asked_for(owner: User, api: Api
     client = api(owner)
     job = client.post("/api/v1/jobs", GOOD, format="json").json()["id"]
     for path, where in (
-        (f"compare?jobs={job},nosuchjob", ("jobs", "query", "no such job: nosuchjob")),
+        (f"compare?jobs={job},nosuchjob", ("jobs", "query", "Job not found: nosuchjob.")),
         (f"jobs/{job}/logs/0?attempt=7", ("attempt", "query", "The job has no attempt 7.")),
         (f"jobs/{job}/logs/zero", ("rank", "path", "The job has no rank 'zero'.")),
     ):
@@ -230,7 +230,7 @@ def test_a_state_that_is_none_is_said_in_our_words(owner: User, api: Api, path: 
     ask = api(owner).put if path == "notifications" else api(owner).post
     told = problem(ask(f"/api/v1/{path}", body, format="json"), 422)["errors"]
     (error,) = [one for one in told if "states" in one["field"]]
-    assert error["message"].startswith("must be 'queued', 'starting', ")
+    assert "states.0` is \"gone\". Use 'queued', 'starting', " in error["message"]
 
 
 def test_what_stands_in_the_path_is_said_to(staff: User, api: Api) -> None:
@@ -249,8 +249,8 @@ def test_what_stands_in_the_path_is_said_to(staff: User, api: Api) -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ('{"name": "a", "name": "b"}', 'the key "name" stands twice'),
-        ('{"train": {"steps": 1, "steps": 2}}', 'the key "steps" stands twice'),
+        ('{"name": "a", "name": "b"}', 'The key "name" appears twice'),
+        ('{"train": {"steps": 1, "steps": 2}}', 'The key "steps" appears twice'),
         ('{"train": {"steps": ' + "1" * 5000 + "}}", "An integer has 5,000 digits. The maximum is 4,300."),
         ('{"train": {"steps": -' + "1" * 5000 + "}}", "An integer has 5,000 digits. The maximum is 4,300."),
     ],
@@ -267,7 +267,7 @@ def test_a_body_that_was_packed_is_refused(owner: User, api: Api) -> None:
         for encoding in ("gzip", "br", "GZIP", "gzip, identity"):
             headers = {"Content-Encoding": encoding}
             answer = api(owner).post("/api/v1/jobs", body, content_type="application/json", headers=headers)
-            assert "is not undone here" in problem(answer, 415)["detail"]
+            assert "Use identity." in problem(answer, 415)["detail"]
     plain = api(owner).post(
         "/api/v1/jobs", json.dumps(GOOD), content_type="application/json", headers={"Content-Encoding": "identity"}
     )
@@ -289,5 +289,5 @@ def test_whether_a_change_was_made_as_the_database_went_away_is_not_claimed(
     body = {"archived": False} if method == "patch" else None
     told = problem(getattr(api(owner), method)(path, body, format="json"), 503)
     assert "nothing was changed" not in told["detail"]
-    assert ("whether this was done is not known" in told["detail"]) is (method != "get")
+    assert ("The result is unknown." in told["detail"]) is (method != "get")
     assert ("Idempotency-Key" in told["detail"]) is (method != "get")

@@ -94,10 +94,8 @@ def test_several_states_are_asked_for_at_once(make_jobs: Make, owner: User, clie
     assert 'href="/?status=active"' in shown
     assert shown.count("checked> failed") == shown.count("checked> lost") == 1
     refused = client.get("/?status=failed,burnt").content.decode()
-    words = (
-        "must be one or more of queued, starting, running, unreachable, cancelling, succeeded, failed, lost, cancelled"
-    )
-    assert f"{words}, active (all that have not ended); got burnt" in refused
+    words = "Use one or more of queued, starting, running, unreachable, cancelling, succeeded, failed, lost, cancelled"
+    assert f"{words}, active (all jobs that have not ended)." in refused
 
 
 def test_several_kinds_are_any_and_several_tags_all_of_them(
