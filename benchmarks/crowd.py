@@ -123,9 +123,7 @@ def measure(board: Site, asked: Asked) -> None:
     print(f"{asked.ranks:,} ranks x {asked.hz:g} Hz, {asked.viewers} viewers{slow}, {asked.seconds:g} s (synthetic)")
     print(f"  to a viewer: p50 {1e3 * p50:.0f} ms, p99 {1e3 * p99:.0f} ms; {seen.missed} batches missed")
     rate = seen.num_bytes / asked.viewers / asked.seconds
-    print(
-        f"  {rate / 1e3:,.0f} kB/s each; web {memory / 1e6:.0f} MB ({memory / alone:.2f} of idle), {cpu:.1f} s CPU"
-    )
+    print(f"  {rate / 1e3:,.0f} kB/s each; web {memory / 1e6:.0f} MB ({memory / alone:.2f} of idle), {cpu:.1f} s CPU")
     if page is not None:
         tell_of_page(page, told, asked)
 

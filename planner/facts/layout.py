@@ -388,7 +388,8 @@ def _training(spec: JobSpec) -> list[Problem]:
         text = f"`train.document_end` is {train.document_end}, but vocab_size is {size}. Use at most {size - 1}."
         found.append(Problem("train.document_end", text))
     if train.warmup_steps > train.steps:
-        text = f"`train.warmup_steps` is {train.warmup_steps}, but `train.steps` is {train.steps}. Use at most {train.steps}."
+        steps = f"`train.steps` is {train.steps}. Use at most {train.steps}."
+        text = f"`train.warmup_steps` is {train.warmup_steps}, but {steps}"
         found.append(Problem("train.warmup_steps", text))
     found += path_problems("train.resume", train.resume, "checkpoint root", "job, job/attempt, or job/attempt/step")
     found += file_problems("train.tokenizer", train.tokenizer, "data root")

@@ -1,4 +1,7 @@
-"""Doors 12 to 17, 20 to 25, 33: what is sent. On the board as it is served; docs/explanation/security.md has the list."""
+"""Check doors 12 to 17, 20 to 25, and 33: what a client sends.
+
+The tests run against a served board. docs/explanation/security.md lists the doors.
+"""
 
 from __future__ import annotations
 

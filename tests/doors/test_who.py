@@ -1,4 +1,7 @@
-"""Doors 1 to 11, 27: who is let in, to what, how often. On the board as it is served; docs/explanation/security.md has the list."""
+"""Check doors 1 to 11 and 27: who gets access, to what, and how often.
+
+The tests run against a served board. docs/explanation/security.md lists the doors.
+"""
 
 from __future__ import annotations
 

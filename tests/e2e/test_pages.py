@@ -105,7 +105,9 @@ def test_the_form_works_without_script(browser: Browser, running_board: Board) -
     tab.fill("[data-field='name']", "no script")
     tab.fill("[data-field='train.steps']", "many")
     tab.click("#submit")
-    expect(tab.locator("[data-for='train.steps'] .problem")).to_have_text('`train.steps` is "many". Use a whole number.')
+    expect(tab.locator("[data-for='train.steps'] .problem")).to_have_text(
+        '`train.steps` is "many". Use a whole number.'
+    )
     expect(tab.locator("[data-field='name']")).to_have_value("no script")
     tab.fill("[data-field='train.steps']", "1000")
     tab.click("#submit")

@@ -47,7 +47,7 @@ def test_an_ended_run_s_speed_is_its_summary_s(modules: Page) -> None:
     for seen in (items(TIMES), []):
         assert call(modules, "job/figures.js", BODY, {"items": seen, "summary": summary}) == expected
     short = {**summary, "steps": 26, "ran_steps": 3}
-    assert call(modules, "job/figures.js", BODY, {"items": [], "summary": short})["note"]== "mean of the last 3 steps"
+    assert call(modules, "job/figures.js", BODY, {"items": [], "summary": short})["note"] == "mean of the last 3 steps"
     unknown = {**summary, "tokens_per_s": None}
     told = call(modules, "job/figures.js", BODY, {"items": [], "summary": unknown})
     assert told == {"rate": "\u2013", "note": ""}

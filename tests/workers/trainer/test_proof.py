@@ -325,7 +325,9 @@ def test_the_headline_says_of_what_its_figure_is_and_names_every_limit(tmp_path:
         "bf16 allows relative differences from a fp32 single-process reference of 0.1 in gradients (0.2 in vectors), "
         "0.4 in updates, 0.005 in losses plus 0.3 of the loss change, 0.05 in the first gradient norm"
     )
-    assert limits_words(bf16, end_limits(bf16), trained=True).startswith("bf16 allows relative differences from a bf16 ")
+    assert limits_words(bf16, end_limits(bf16), trained=True).startswith(
+        "bf16 allows relative differences from a bf16 "
+    )
     fp8 = make_spec("llama", {}, 2, train={"precision": "fp8"})
     told = limits_words(fp8, limits(fp8), trained=False)
     assert "of 0.3 in gradients (0.5 in vectors), 0.5 in updates" in told
@@ -345,13 +347,16 @@ def test_small_models_are_compared_unasked_and_others_say_why_not() -> None:
     large = partial(asked, "nanogpt", seq_len=256)
     assert why_not_compared(asked("gpt-tiny")) == ""
     assert why_not_compared(asked("gpt-tiny", verify="off")) == "`train.verify` is off"
-    assert "parameters = 3.0 GB. The limit with `train.verify` auto is 32,000,000 parameters." in why_not_compared(asked("gpt2"))
+    assert "parameters = 3.0 GB. The limit with `train.verify` auto is 32,000,000 parameters." in why_not_compared(
+        asked("gpt2")
+    )
     assert "about 11 s for 3 steps. The limit with `train.verify` auto is 5 s." in why_not_compared(large())
     assert why_not_compared(large(verify="on")) == ""
     with pytest.raises(SpecError, match=r"24 B x 6,738,415,616 parameters = 161.7 GB"):
         asked("llama2-7b", verify="on")
     with pytest.raises(
-        SpecError, match=r"`train.verify` is on, but .* about 351 s for 3 steps. The limit with `train.verify` on is 300 s"
+        SpecError,
+        match=r"`train.verify` is on, but .* about 351 s for 3 steps. The limit with `train.verify` on is 300 s",
     ):
         large(verify="on", global_batch=256)
     assert why_not_compared(large(device="cuda")) == "", "a GPU takes less"
