@@ -18,14 +18,14 @@ def main() -> None:
     with Client(os.environ["MESHBOARD_URL"], os.environ["MESHBOARD_TOKEN"]) as board:
         estimate = board.plan(SPEC)["estimate"]
         if estimate is not None:
-            print(f"predicted: {estimate['time']['step_s']:.3g} s a step, {estimate['peak_memory_bytes']:,} B")
+            print(f"predicted: {estimate['time']['step_s']:.3g} s per step, {estimate['peak_memory_bytes']:,} B")
         try:
             job = board.submit(SPEC, key=os.environ["BUILD"])  # the same build asked again has the same job
         except RefusedError as error:
             sys.exit("\n".join(f"{field}: {message}" for field, message in error.problems))
         job = board.wait(job.id, timeout_s=3600)
         results = board.results(job.id)
-        print(f"{job.id} has {job.status}, {results['off_bytes']} B off its plan")
+        print(f"{job.id} has {job.status}, traffic difference {results['off_bytes']} B")
         for rank, rows in results["verdicts"].items():
             for row in rows:
                 sent = f"{row['measured_bytes']:,} B, {row['predicted_bytes']:,} B predicted"

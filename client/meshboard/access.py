@@ -38,9 +38,9 @@ def address(url: str, told_by: str = "url") -> str:
     url = url.strip().rstrip("/")
     told = _split(url)
     if told is None:
-        raise WrongError(f"{told_by}: a board's address begins with https:// (or http://) and names its host", told_by)
+        raise WrongError(f"{told_by}: Use an address that begins with https:// or http:// and names a host.", told_by)
     if told.username is not None or told.query or told.fragment:
-        words = "a board's address has no user, password, ? or # in it: a token is kept apart"
+        words = "Use an address without user, password, ? and #."
         raise WrongError(f"{told_by}: {words}", told_by)
     return url
 
@@ -64,7 +64,7 @@ def token(text: str) -> str:
     """
     text = text.strip()
     if not TOKEN.fullmatch(text):
-        raise WrongError("this is no token: one word of visible ASCII characters", "token")
+        raise WrongError("The token is invalid. Use visible ASCII characters without spaces.", "token")
     return text
 
 
@@ -88,7 +88,7 @@ def find() -> Access:
     secret = os.environ.get("MESHBOARD_TOKEN") or (told.get("token", "") if url == told.get("url", "") else "")
     if not url or not secret:
         missing = "MESHBOARD_URL" if not url else "MESHBOARD_TOKEN"
-        raise NoAccessError(f"no board: run 'meshboard login URL', or set {missing}")
+        raise NoAccessError(f"No board is set. Run 'meshboard login URL', or set {missing}.")
     return Access(url, token(secret))
 
 
@@ -113,7 +113,7 @@ def keep(access: Access) -> Path:
     try:
         _write(file, access)
     except OSError as error:
-        raise NoAccessError(f"the login cannot be kept: {file}: {why(error)}") from None
+        raise NoAccessError(f"Cannot store the login in {file}: {why(error)}") from None
     return file
 
 
@@ -139,5 +139,5 @@ def _read(file: Path) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise NoAccessError(f"{file} cannot be read: {why(error)}; run 'meshboard login URL' again") from None
+        raise NoAccessError(f"Cannot read {file}: {why(error)}. Run 'meshboard login URL' again.") from None
     return {name: str(value) for name, value in told.items()} if isinstance(told, dict) else {}

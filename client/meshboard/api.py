@@ -82,7 +82,7 @@ class Client:
         for page in self._pages(("jobs",), filters):
             briefs = page.get("jobs") if isinstance(page, dict) else page
             if not isinstance(briefs, list):
-                raise AwayError(f"{self.url} answered with JSON that is no list of jobs: is it a board's address?")
+                raise AwayError(f"{self.url} did not return a list of jobs. Check the address of the board.")
             yield from briefs
 
     def audit(self, **asked: Any) -> Iterator[AuditRow]:
@@ -190,9 +190,11 @@ class Client:
             yield from response.iter_bytes()
 
     def events(self, job_id: str, *, live_s: int | None = None) -> Iterator[Event]:
-        """What happens to a job, from its submit until it has ended: state, step, verdict, log, gap, end (docs/reference/api.md).
-        `live_s`: from so many seconds back on, with `traffic` each second and no log. A line that breaks is taken up
-        again."""
+        """Yield the events of a job until it ends (docs/reference/api.md). Reconnects if the connection breaks.
+
+        Args:
+            live_s: Begin this many seconds back, with `traffic` each second and without logs.
+        """
         query = {} if live_s is None else {"live": live_s}
         return follow(self._door, ("jobs", job_id, "events"), **query)
 
@@ -247,7 +249,7 @@ class Client:
             except (AwayError, RefusedError) as error:
                 patience.bear(error)
             if time.monotonic() >= until:
-                state = f"still {job.status}" if job else "not heard of"
+                state = f"still {job.status}" if job else "unknown"
                 raise TimedOutError(f"job {job_id} is {state} after {timeout_s:,g} s")
 
     def _look(self, job_id: str, seconds: float, until: float) -> Job:
@@ -288,7 +290,7 @@ class Client:
 
     def _job_of(self, told: Any, *, was_there: bool = False) -> Job:
         if not isinstance(told, dict) or "id" not in told:
-            raise AwayError(f"{self.url} answered with JSON that is no job: is it a board's address?")
+            raise AwayError(f"{self.url} did not return a job. Check the address of the board.")
         return Job(cast(JobDetail, told), was_there)
 
 

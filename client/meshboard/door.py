@@ -21,7 +21,7 @@ BUSY_S = 1.0  # between two of them where the board names no time
 LONGEST_PAUSE_S = 60.0
 LEAST_S = 1.0  # for a try after which there is no time left
 LONGEST_QUOTE = 100  # of a page that is not the API's
-NO_BOARD = ", and nothing that a board says: is there one at this address? MESHBOARD_URL is it without a path behind"
+NO_BOARD = ", which is not an answer of a board. Check that MESHBOARD_URL is the address of a board, without a path."
 NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 SILENCE_S = 45.0  # of a stream, in which the board says something each 15 s, before it counts as broken
 
@@ -80,11 +80,11 @@ class Door:
                 response = self._http.request(method, where, timeout=waits_s, **how)
             except httpx.RequestError as error:
                 if last or not safe:
-                    raise AwayError(f"{self.url} cannot be reached: {why(error)}") from None
+                    raise AwayError(f"Cannot reach {self.url}: {why(error)}") from None
                 maybe_done = maybe_done or not isinstance(error, NOT_SENT)
                 time.sleep(min(backoff_s(attempt), left_s))
             except (httpx.InvalidURL, ValueError) as error:
-                raise WrongError(f"this cannot be sent: {error}") from None
+                raise WrongError(f"Cannot send the request: {error}") from None
             else:
                 undone = response.status_code == 429 or (
                     response.status_code == 503 and safe
@@ -116,9 +116,9 @@ class Door:
                 self.was_there = True
                 yield response
         except httpx.RequestError as error:
-            raise AwayError(f"{self.url} cannot be reached: {why(error)}") from None
+            raise AwayError(f"Cannot reach {self.url}: {why(error)}") from None
         except httpx.InvalidURL as error:
-            raise WrongError(f"this cannot be sent: {error}") from None
+            raise WrongError(f"Cannot send the request: {error}") from None
 
     def _told(self, response: httpx.Response) -> Answer:
         """Raises AwayError: it is a page, such as one that wants a login, or says that the board is being mended."""
@@ -155,7 +155,7 @@ def checked(response: httpx.Response, parts: Sequence[str]) -> httpx.Response:
         told = None
     problems = problems_of(told)
     if not problems and response.status_code not in (401, 403, 404):
-        raise AwayError(f"{response.url} answered {response.status_code} and nothing that a board says")
+        raise AwayError(f"{response.url} returned HTTP {response.status_code}, which is not an answer of a board.")
     fallback = [("request", f"HTTP {response.status_code}{NO_BOARD if response.status_code == 404 else ''}")]
     about = named(parts, response.status_code) if problems else {}
     raise RefusedError(response.status_code, problems or fallback, told if problems else None, about)
@@ -187,7 +187,7 @@ def is_gone(response: httpx.Response) -> bool:
 def page(response: httpx.Response) -> AwayError:
     """What to say of an answer that is none of the API's, with how it begins."""
     begins = " ".join(response.text.split())[:LONGEST_QUOTE]
-    return AwayError(f"the board's address answered with a page, not with the API: {response.url} said {begins!r}")
+    return AwayError(f"{response.url} returned a page instead of the REST API. The page begins with {begins!r}.")
 
 
 def problems_of(told: Any) -> list[tuple[str, str]]:

@@ -60,7 +60,7 @@ def follow(door: Door, parts: Sequence[str], **query: Any) -> Iterator[Event]:
             patience.bear(error)
             continue
         except ValueError as error:
-            raise AwayError(f"{door.url} sends events that are none: {error}") from None
+            raise AwayError(f"{door.url} sent an invalid event: {error}") from None
         patience.rest()
 
 

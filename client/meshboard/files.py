@@ -34,7 +34,7 @@ def spec(name: str, changes: Sequence[str] = ()) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise FileError(f"{name} is neither YAML nor JSON: {_one_line(error)}") from None
     if not isinstance(found, dict):
-        raise FileError(f"{name}: a spec is a mapping, this is {NO_MAPPING.get(type(found), 'a single value')}")
+        raise FileError(f"{name}: The spec is {NO_MAPPING.get(type(found), 'a single value')}. Use a mapping.")
     for change in changes:
         _set(found, change)
     return found
@@ -56,12 +56,12 @@ def read(name: str) -> bytes:
 def _set(found: dict[str, Any], change: str) -> None:
     path, equals, value = change.partition("=")
     if not equals or not all(path.split(".")):
-        raise FileError(f"--set {change!r}: expected FIELD=VALUE, such as layout.dp=2")
+        raise FileError(f"--set {change!r}: Use FIELD=VALUE, such as layout.dp=2.")
     *above, name = path.split(".")
     for part in above:
         found = found.setdefault(part, {})
         if not isinstance(found, dict):
-            raise FileError(f"--set {change!r}: {part!r} has no fields")
+            raise FileError(f"--set {change!r}: {part!r} is a value without fields.")
     try:
         found[name] = yaml12.read(value, path)
     except yaml.YAMLError as error:

@@ -19,8 +19,8 @@ def path(*parts: str) -> str:
 
 def _encoded(part: str) -> str:
     if part in ("", ".", "..") or "/" in part:
-        raise WrongError(f"{part!r} is no name: one is not empty, is neither . nor .., and has no / in it")
+        raise WrongError(f"The name is {part!r}. Use a name that is not empty, . or .., and that has no /.")
     try:
         return quote(part, safe="")
     except UnicodeEncodeError:
-        raise WrongError(f"{part!r} is no name: it is no text") from None
+        raise WrongError(f"The name is {part!r}. Use valid Unicode text.") from None

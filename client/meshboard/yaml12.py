@@ -50,7 +50,7 @@ def read(text: str | bytes, field: str = "") -> Any:
         node = yaml.compose(text, Loader)
         return None if node is None else _value(node, field)
     except RecursionError:
-        raise WrongError("it is nested too deep, or within itself") from None
+        raise WrongError("the document is nested too deeply, or contains itself") from None
 
 
 def _json(text: str | bytes) -> Any:
@@ -62,13 +62,13 @@ def _json(text: str | bytes) -> Any:
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found := dict(pairs)) < len(pairs):
-        raise ValueError("a field stands twice")
+        raise ValueError("a field appears twice")
     return found
 
 
 def _value(node: Node, field: str) -> Any:
     if node.tag.removeprefix(PREFIX) not in JSON:
-        raise _wrong(field, f"is tagged {node.tag}, which JSON does not have")
+        raise _wrong(field, f"has the tag {node.tag}, which JSON does not support")
     if isinstance(node, SequenceNode):
         return [_value(one, f"{field}.{place}".lstrip(".")) for place, one in enumerate(node.value)]
     if not isinstance(node, MappingNode):
@@ -77,11 +77,11 @@ def _value(node: Node, field: str) -> Any:
     for name, value in _own(node, field):
         inner = f"{field}.{name}".lstrip(".")
         if name in found:
-            raise _wrong(inner, f"stands twice, again in line {value.start_mark.line + 1}")
+            raise _wrong(inner, f"appears twice, again in line {value.start_mark.line + 1}")
         found[name] = _value(value, inner)
     for merged in _merged(node):
         if not isinstance(merged, MappingNode):
-            raise _wrong(field, "<< takes a mapping, or a list of them")
+            raise _wrong(field, "<< needs a mapping or a list of mappings")
         found = {**_value(merged, field), **found}
     return found
 
@@ -89,7 +89,7 @@ def _value(node: Node, field: str) -> Any:
 def _own(node: MappingNode, field: str) -> Iterator[tuple[str, Node]]:
     for key, value in node.value:
         if not isinstance(key, ScalarNode):
-            raise _wrong(field, "the name of a field is one word")
+            raise _wrong(field, "field names need to be single words")
         if key.tag != PREFIX + "merge":
             yield key.value, value
 

@@ -33,7 +33,9 @@ def test_runs_of_one_spec_may_differ_in_name_seed_and_place() -> None:
 
 def test_runs_of_different_specs_are_not_averaged() -> None:
     other = {**SPEC, "model": {**SPEC["model"], "moe": {"num_experts": 2}}, "layout": {"tp": 1, "dp": 2}}  # type: ignore[dict-item]
-    with pytest.raises(WrongError, match=r"jobs j and k are .*: model.moe: None and .*, layout.tp: 2 and 1, layout.dp"):
+    with pytest.raises(
+        WrongError, match=r"Jobs j and k have .*: model.moe: None and .*, layout.tp: 2 and 1, layout.dp"
+    ):
         check_same([{"id": "j", "spec": SPEC}, {"id": "i", "spec": SPEC}, {"id": "k", "spec": other}])
 
 
@@ -61,7 +63,7 @@ def test_runs_that_are_in_no_mean_are_told(meshboard: Any, server: Any, tmp_path
     xml, markdown = tmp_path / "gate.xml", tmp_path / "gate.md"
     asked = ("gate", "j", "--baseline", "main", "--max", "step_time=+1%")
     ran = meshboard(*asked, "--junit", str(xml), "--markdown", str(markdown), at=server)
-    words = "main: 2 of 3 runs left aside: layout.tp 1, not 2 (a, b)"
+    words = "main: 2 of 3 runs not used: layout.tp 1, not 2 (a, b)"
     assert (ran.code, ran.out.splitlines()[-1]) == (0, words)
     assert markdown.read_text().splitlines()[-1] == ElementTree.parse(xml).findtext(".//system-out") == words
     told = json.loads(meshboard(*asked, "--json", at=server).out)
@@ -76,7 +78,7 @@ def test_several_baselines_are_of_one_spec(meshboard: Any, server: Any, tmp_path
     server.tells("jobs/j", {"id": "j", "status": "succeeded", "finished": True, "name": "ci", "exit": {"summary": {}}})
     server.tells("projects/default/baselines/main", branch(SPEC))
     file = tmp_path / "kept.json"
-    for spec, words in (({**SPEC, "layout": {"tp": 1}}, "layout.tp: 2 and 1"), (None, "does not tell what it ran")):
+    for spec, words in (({**SPEC, "layout": {"tp": 1}}, "layout.tp: 2 and 1"), (None, "has no stored spec")):
         file.write_text(json.dumps(branch(spec)))
         ran = meshboard("gate", "j", "--baseline", "main", "--baseline", str(file), "--max", "loss=9", at=server)
         assert (ran.code, words in ran.err) == (2, True), ran.err

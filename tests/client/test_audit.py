@@ -45,4 +45,4 @@ def test_all_of_it_is_one_csv_file(meshboard: Meshboard, server: Saying) -> None
 def test_csv_is_all_of_it_and_no_json(meshboard: Meshboard, server: Saying) -> None:
     for option in (["--json"], ["--limit", "3"]):
         ran = meshboard("audit", "--csv", *option, at=server)
-        assert (ran.code, f"leave {option[0]} out" in ran.err, server.asked) == (2, True, [])
+        assert (ran.code, f"Omit {option[0]}." in ran.err, server.asked) == (2, True, [])

@@ -22,16 +22,16 @@ Meshboard = Callable[..., Ran]
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("train: {steps: [1, 2, !!set {}]}", "train.steps.2: is tagged tag:yaml.org,2002:set"),
-        ("name: !!timestamp 2026-11-23", "tagged tag:yaml.org,2002:timestamp"),
-        ("name: !!binary aGk=", "name: is tagged"),
-        ("layout: !Layout {tp: 2}", "layout: is tagged !Layout"),
+        ("train: {steps: [1, 2, !!set {}]}", "train.steps.2: has the tag tag:yaml.org,2002:set"),
+        ("name: !!timestamp 2026-11-23", "has the tag tag:yaml.org,2002:timestamp"),
+        ("name: !!binary aGk=", "name: has the tag"),
+        ("layout: !Layout {tp: 2}", "layout: has the tag !Layout"),
         ("layout: [", "is neither YAML nor JSON: while parsing"),
-        ("layout: {<<: tp}", "layout: << takes a mapping"),
-        ("name: a\ntrain:\n  steps: 1\n  steps: 2\n", "train.steps: stands twice, again in line 4"),
-        ("name: a\nname: b\n", "name: stands twice, again in line 2"),
-        ("? [a]\n: 1", "the name of a field is one word"),
-        ("model: &x [*x]", "within itself"),
+        ("layout: {<<: tp}", "layout: << needs a mapping"),
+        ("name: a\ntrain:\n  steps: 1\n  steps: 2\n", "train.steps: appears twice, again in line 4"),
+        ("name: a\nname: b\n", "name: appears twice, again in line 2"),
+        ("? [a]\n: 1", "field names need to be single words"),
+        ("model: &x [*x]", "contains itself"),
         ("name: " + "9" * 5000, "name: "),
         ('name: "\\ud800"', "name: "),
     ],
@@ -52,7 +52,8 @@ def test_what_is_no_finite_number_is_named_by_the_board_beside_all_else(tmp_path
     file.write_text("name: n\nmodel: {preset: gpt-tiny}\ntrain: {learning_rate: .inf, steps: off, weight_decay: -.NaN}")
     with pytest.raises(SpecError) as refused:
         parse_spec(files.spec(str(file), ["train.warmup_steps=1e400", "layout.dp=.nan"]))
-    assert {problem.field: problem.message.partition("got ")[2] for problem in refused.value.problems} == {
+    values = {one.field: one.message.partition(" is ")[2].partition(". Use")[0] for one in refused.value.problems}
+    assert values == {
         "layout.dp": '".nan"',
         "train.learning_rate": '".inf"',
         "train.steps": '"off"',
@@ -76,7 +77,7 @@ def test_a_spec_is_read_as_it_is_written(tmp_path: Path) -> None:
         "train": {"verify": "off", "steps": 1e3, "seed": 7},
         "empty": None,
     }
-    with pytest.raises(files.FileError, match=r"--set 'train.lr=!!set {}': train.lr: is tagged") as refused:
+    with pytest.raises(files.FileError, match=r"--set 'train.lr=!!set {}': train.lr: has the tag") as refused:
         files.spec(str(file), ["train.lr=!!set {}"])
     assert (refused.value.field, refused.value.pointer) == ("train.lr", "/train/lr")
 
@@ -118,7 +119,11 @@ def test_a_spec_is_text_by_itself_whatever_the_locale(tmp_path: Path, encoding: 
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(None, "No such file or directory"), ("", "a spec is a mapping, this is empty"), ("- 1", "this is a list")],
+    [
+        (None, "No such file or directory"),
+        ("", "The spec is empty. Use a mapping."),
+        ("- 1", "The spec is a list. Use a mapping."),
+    ],
 )
 def test_a_file_that_is_no_spec_is_said_in_words(
     meshboard: Meshboard, server: Saying, tmp_path: Path, content: str | None, words: str

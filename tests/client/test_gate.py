@@ -59,7 +59,7 @@ WRONG = (
 
 @pytest.mark.parametrize("text", WRONG)
 def test_what_is_no_limit_is_told_with_what_would_be_one(text: str) -> None:
-    with pytest.raises(LimitError, match=r"expected|say which way|neither|not parsecs"):
+    with pytest.raises(LimitError, match=r"Use MEASURE=LIMIT|Add a sign|Use a percentage|'parsecs'"):
         parse(text, "max")
 
 
@@ -115,9 +115,9 @@ def test_what_is_counted_has_no_noise() -> None:
 
 def test_an_axis_that_nobody_has_is_no_check_that_held() -> None:
     (row,) = held(BASE, parse("bytes.tpp=+0%", "max"))
-    assert (row.ok, row.why) == (False, "no run has tpp; there are dp, tp")
+    assert (row.ok, row.why) == (False, "No run has tpp. Use one of: dp, tp.")
     (row,) = held(BASE, parse("calls.tp.gather=+0%", "max"))
-    assert row.why == "no run has tp.gather; there are dp.all_reduce, tp.all_gather, tp.all_reduce"
+    assert row.why == "No run has tp.gather. Use one of: dp.all_reduce, tp.all_gather, tp.all_reduce."
 
 
 def test_exact_names_every_axis_and_collective_that_moved() -> None:
@@ -166,9 +166,9 @@ def test_what_some_ranks_alone_told_is_held_to_nothing(how: dict[str, bool]) -> 
         [run_of(told)], [BASE], [] if how else [parse("bytes=+0%", "max"), parse("peak_memory=1GiB", "max")], **how
     )
     assert [row.verdict for row in rows] == ["FAIL", "FAIL"]
-    assert rows[0].why == "job j tells no bytes: its summary holds cells of 1 of 4 ranks"
-    words = "calls: its summary holds cells" if how else "peak_memory: its summary holds peaks"
-    assert rows[1].why == f"job j tells no {words} of 1 of 4 ranks"
+    assert rows[0].why == "job j has no bytes: only 1 of 4 ranks have stored traffic"
+    measure, stored = ("calls", "stored traffic") if how else ("peak_memory", "a stored peak")
+    assert rows[1].why == f"job j has no {measure}: only 1 of 4 ranks have {stored}"
 
 
 def test_a_loss_that_became_no_number_is_not_that_of_the_steps_before() -> None:
@@ -176,7 +176,7 @@ def test_a_loss_that_became_no_number_is_not_that_of_the_steps_before() -> None:
     summary = {"steps": 12, "losses": [{"step": 6, "loss": 1.5, "time": 0.0}]}
     run = run_of({"id": "x", "status": "succeeded", "exit": {"summary": summary}})
     [row] = judge([run], [BASE], [parse("loss=9", "max")])
-    words = "job x tells no loss at step 12, its last; the nearest it tells is at 6"
+    words = "job x has no loss at its last step 12. The nearest stored loss is at step 6."
     assert (row.verdict, row.value, row.why) == ("FAIL", None, words)
     assert judge([run], [], [parse("loss@6=9", "max")])[0].ok
     assert judge([changed(losses={6: 1.5}, last_step=None)], [], [parse("loss=9", "max")])[0].ok
@@ -225,17 +225,17 @@ def test_every_report_tells_the_failure() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("step_time=5MiB", r"step_time is in seconds \(s, ms, us\), not MiB"),
-        ("loss=10GiB", "loss is a number without a unit, not GiB"),
-        ("loss@3=1s", "loss@3 is a number without a unit, not s"),
-        ("bytes=10s", r"bytes is in bytes \(B, kB, .*\), not s"),
-        ("bytes.tp.all_gather=1ms", "not ms"),
-        ("calls=2KiB", "not KiB"),
-        ("peak_memory=1s", "not s"),
-        ("tokens_per_s=1GiB", r"tokens_per_s is in tokens a second \(tokens/s\), not GiB"),
-        ("step_time=1e400s", "inf is more than 1e"),
-        ("step_time=+1e400%", "inf is more than 1e"),
-        ("step_time=1e300s", "is more than 1e"),
+        ("step_time=5MiB", r"The unit is 'MiB', but step_time is in seconds \(s, ms, us\)\."),
+        ("loss=10GiB", "The unit is 'GiB', but loss is a number without a unit"),
+        ("loss@3=1s", "The unit is 's', but loss@3 is a number without a unit"),
+        ("bytes=10s", r"The unit is 's', but bytes is in bytes \(B, kB, .*\)"),
+        ("bytes.tp.all_gather=1ms", "'ms'"),
+        ("calls=2KiB", "'KiB'"),
+        ("peak_memory=1s", "'s'"),
+        ("tokens_per_s=1GiB", r"The unit is 'GiB', but tokens_per_s is in tokens per second \(tokens/s\)"),
+        ("step_time=1e400s", "The limit is inf. Use at most 1e"),
+        ("step_time=+1e400%", "The limit is inf. Use at most 1e"),
+        ("step_time=1e300s", "Use at most 1e"),
     ],
 )
 def test_a_limit_is_in_the_unit_of_what_it_limits(text: str, words: str) -> None:
@@ -250,7 +250,7 @@ def test_a_limit_is_in_the_unit_of_what_it_limits(text: str, words: str) -> None
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 def test_a_figure_that_is_no_number_holds_nothing_and_is_no_json(field: str, value: float) -> None:
     rows = held(changed(**{field: value}), parse(f"{field}=+1%", "max"), parse("loss=+1%", "max"))
-    assert (rows[0].ok, "nothing can be held to" in rows[0].why) == (False, True)
+    assert (rows[0].ok, "not a finite number" in rows[0].why) == (False, True)
     rows = held(changed(sent={("tp", "all_gather"): value}), exact=True)
     told = words.as_json(report.as_json(rows))
     assert not all(row.ok for row in rows)
@@ -288,7 +288,7 @@ def test_what_xml_does_not_allow_is_replaced() -> None:
 def test_a_run_is_counted_once(meshboard: Any, server: Any, given: tuple[str, ...]) -> None:
     ran = meshboard("gate", *given, "--max", "loss=9", at=server)
     assert (ran.code, server.asked) == (2, [])
-    assert f"is named {given.count(given[-1])} times" in ran.err
+    assert f"is listed {given.count(given[-1])} times" in ran.err
 
 
 def of_board(job_id: str, **sent: int) -> Run:
@@ -360,4 +360,4 @@ def test_a_gate_that_comes_to_no_verdict_leaves_no_older_one(meshboard: Any, ser
     ran = meshboard("gate", "j", "--max", "step_time=9s", "--junit", str(file), at=server)
     assert ran.code == exits.Exit.WRONG
     (case,) = ElementTree.parse(file).getroot().iter("testcase")
-    assert [(told.tag, told.get("message")) for told in case] == [("error", "the gate came to no verdict")]
+    assert [(told.tag, told.get("message")) for told in case] == [("error", "The gate did not finish.")]

@@ -57,17 +57,17 @@ def test_the_mean_decides(runs: Any, baselines: Any, limit: str, verdict: str, s
 
 
 def test_a_row_says_where_noise_alone_may_have_put_it() -> None:
-    within, beyond = "tell it apart from it", "more runs would tell"
+    within, beyond = "Within the limit, but the margin is smaller than the noise of", "Add runs to decide."
     row = held((0.9, 1.0, 1.1), (0.9, 1.0, 1.1), "step_time=+10%")
-    assert row.why == f"within the limit, though 3 runs and 3 of the baseline do not {within}"
+    assert row.why == f"{within} 3 runs and 3 of the baseline."
     row = held((1.15,), (0.9, 1.0, 1.1), "step_time=+10%")
     assert (row.verdict, row.why) == (
         "FAIL",
-        f"beyond by no more than the noise of 1 run and 3 of the baseline: {beyond}",
+        f"Exceeds the limit by less than the noise of 1 run and 3 of the baseline. {beyond}",
     )
     assert held((9.0,), (0.9, 1.0, 1.1), "step_time=+10%").why == ""
     assert held((0.5,), (1.0,), "step_time=+10%", sure=True).why == (
-        "nothing tells the noise of 1 run and 1 of the baseline: --sure takes two on one side, all above 0"
+        "The noise of 1 run and 1 of the baseline is unknown. --sure needs two runs on one side, with values above 0."
     )
 
 

@@ -38,7 +38,7 @@ def test_a_disk_that_is_full_is_one_line(tmp_path: Path) -> None:
         ran = said("logout --json", {"MESHBOARD_URL": "", "MESHBOARD_TOKEN": ""}, stdout=full)
     assert (ran.returncode, ran.stderr.splitlines()[-1]) == (
         exits.Exit.BROKEN,
-        "meshboard: cannot be written: No space left on device",
+        "meshboard: Cannot write the output: No space left on device",
     )
     assert "Traceback" not in ran.stderr
     assert "Exception ignored" not in ran.stderr
@@ -66,7 +66,7 @@ def test_nobody_who_reads_is_no_job_that_failed(server: Saying) -> None:
     ran = said("status", environment, preexec_fn=lambda: os.close(1))
     assert (ran.returncode, ran.stderr) == (
         exits.Exit.BROKEN,
-        "meshboard: cannot be written: standard output is closed\n",
+        "meshboard: Cannot write the output: standard output is closed\n",
     )
 
 

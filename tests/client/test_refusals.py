@@ -54,7 +54,7 @@ def test_no_call_asks_for_another_thing_than_it_is_of(server: Saying, board: Cli
         called(board, method, arguments)
         assert all(".." not in unquote(urlsplit(one.split()[1]).path).split("/") for one in server.asked)
         return
-    with pytest.raises(WrongError, match="is no name"):
+    with pytest.raises(WrongError, match="Use a name that is not empty"):
         called(board, method, arguments)
     assert server.asked == []
 
@@ -78,7 +78,7 @@ def test_a_name_is_a_part_of_the_address_whatever_is_in_it(server: Saying, board
 )
 def test_a_name_that_is_none_asks_nothing(meshboard: Meshboard, server: Saying, words: tuple[str, ...]) -> None:
     ran = meshboard(*words, at=server)
-    assert (ran.code, server.asked, "is no name" in ran.err) == (exits.Exit.WRONG, [], True)
+    assert (ran.code, server.asked, "Use a name that is not empty" in ran.err) == (exits.Exit.WRONG, [], True)
 
 
 @pytest.mark.parametrize("words", [("status", "j"), ("logs", "j"), ("logs", "j", "-f"), ("watch", "j"), ("status",)])
@@ -86,7 +86,7 @@ def test_a_page_is_no_board(meshboard: Meshboard, server: Saying, words: tuple[s
     server.answers = [PAGE]
     ran = meshboard(*words, at=server)
     assert (ran.code, ran.out) == (exits.Exit.AWAY, "")
-    assert "answered with a page, not with the API" in ran.err
+    assert "returned a page instead of the REST API" in ran.err
     assert "Back at noon" in ran.err
     assert ran.err.count("\n") == 1
 
@@ -101,7 +101,7 @@ def test_json_of_another_service_is_no_job(meshboard: Meshboard, server: Saying)
     server.says((200, {"ok": True}))
     for words in (("status",), ("status", "j")):
         ran = meshboard(*words, at=server)
-        assert (ran.code, "is it a board's address?" in ran.err) == (exits.Exit.AWAY, True)
+        assert (ran.code, "Check the address of the board." in ran.err) == (exits.Exit.AWAY, True)
 
 
 def test_a_page_in_the_middle_of_a_wait_is_waited_out(meshboard: Meshboard, server: Saying, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_key_that_is_none_queues_nothing(
 
 @pytest.mark.parametrize("spec", [{"a": math.nan}, {"a": "\ud800"}])
 def test_what_no_request_carries_is_not_sent(server: Saying, board: Client, spec: dict[str, Any]) -> None:
-    with pytest.raises(WrongError, match="cannot be sent"):
+    with pytest.raises(WrongError, match="Cannot send"):
         board.submit(spec)
     assert server.asked == []
 
@@ -257,7 +257,7 @@ def test_a_token_that_goes_as_it_is_is_told_of(
     with opened():
         pass
     told = capsys.readouterr().err
-    assert told.count("is not https: whoever carries it can read the token") == warned
+    assert told.count("is not https. Others on the network can read the token.") == warned
     assert "secret" not in told
 
 

@@ -149,7 +149,7 @@ def test_a_key_that_was_sent_before_says_so(
 ) -> None:
     server.tells("jobs", RUNNING, status)
     ran = meshboard("submit", spec, "--key", "build-1", at=server)
-    assert (ran.code, ran.out, "was there already" in ran.err) == (0, "j\n", told)
+    assert (ran.code, ran.out, "already exists" in ran.err) == (0, "j\n", told)
 
 
 def test_the_whole_wait_is_told_of_a_job_that_was_waited_for_behind_others(

@@ -26,7 +26,7 @@ def main() -> None:
     """Exits with one of `meshboard.exits`."""
     stdout.has_document = False
     if sys.stdout is None:
-        say("cannot be written: standard output is closed")
+        say("Cannot write the output: standard output is closed")
         sys.exit(Exit.BROKEN)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # of a name that this terminal or log has no letters for
@@ -68,7 +68,7 @@ def _ran() -> int:
         raise
     except Exception as error:  # a build reads one line and a code, whatever broke
         words = " ".join(f"{type(error).__name__}: {error}".split())
-        say(f"{words}: a defect of this command, or an answer that no board gives")
+        say(f"{words}. This is an error in meshboard, or the board returned an invalid answer.")
         _document(error, words)
         return Exit.BROKEN
 
@@ -86,5 +86,5 @@ def _unwritten(error: OSError) -> Exit:
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if error.errno != errno.EPIPE:
-        say(f"cannot be written: {why(error)}")
+        say(f"Cannot write the output: {why(error)}")
     return Exit.BROKEN

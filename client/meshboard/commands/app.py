@@ -28,7 +28,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help=f"Plan, submit, follow and gate training runs on a board.\n\nExit codes: {exits.words()}.",
+    help=f"Plan, submit, follow, and gate training runs on a board.\n\nExit codes: {exits.words()}.",
 )
 
 
@@ -41,19 +41,21 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def options(
     _told: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_version, help="say which this is, and end")
+        bool, typer.Option("--version", is_eager=True, callback=_version, help="print the version and exit")
     ] = False,
 ) -> None:
     pass
 
 
-AsJson = Annotated[bool, typer.Option("--json", help="the whole answer as JSON on standard output")]
+AsJson = Annotated[bool, typer.Option("--json", help="print the complete answer as JSON")]
 Spec = Annotated[str, typer.Argument(metavar="SPEC", help="YAML or JSON file of a spec; - reads standard input")]
 Sets = Annotated[list[str], typer.Option("--set", metavar="FIELD=VALUE", help="change a field, such as layout.dp=2")]
-Cluster = Annotated[str | None, typer.Option(help="hardware to plan for, by its name on the board")]
-Timeout = Annotated[float | None, typer.Option("--timeout", metavar="SECONDS", min=0, help="wait no longer than this")]
-JobId = Annotated[str, typer.Argument(metavar="JOB", help="the job's id")]
-JobIds = Annotated[list[str], typer.Argument(metavar="JOB...", help="ids of jobs")]
+Cluster = Annotated[str | None, typer.Option(help="cluster to plan for, by its name on the board")]
+Timeout = Annotated[
+    float | None, typer.Option("--timeout", metavar="SECONDS", min=0, help="stop waiting after this time")
+]
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="job id")]
+JobIds = Annotated[list[str], typer.Argument(metavar="JOB...", help="job ids")]
 
 
 def board() -> AbstractContextManager[Client]:
@@ -76,7 +78,7 @@ def opened(found: access.Access) -> Iterator[Client]:
 def warn_of(found: access.Access) -> None:
     """Says so where the token goes over the wire as it is, wherever the address was told."""
     if access.is_readable_on_the_way(found.url):
-        print(f"meshboard: {found.url} is not https: whoever carries it can read the token", file=sys.stderr)
+        print(f"meshboard: {found.url} is not https. Others on the network can read the token.", file=sys.stderr)
 
 
 def print_json(told: Any) -> None:

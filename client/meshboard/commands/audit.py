@@ -20,14 +20,14 @@ USUAL = 20
 
 @app.command()
 def audit(
-    limit: Annotated[int | None, typer.Option(min=1, help=f"so many of the newest; {USUAL} by default")] = None,
-    after: Annotated[int | None, typer.Option(metavar="ID", min=1, help="only what came after this entry")] = None,
-    as_csv: Annotated[bool, typer.Option("--csv", help="all of it as CSV on standard output")] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help=f"number of newest entries; default {USUAL}")] = None,
+    after: Annotated[int | None, typer.Option(metavar="ID", min=1, help="only entries after this entry")] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="print all entries as CSV")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Who did what, the newest first; for staff alone."""
+    """Show the audit log, newest first. Only for staff."""
     if as_csv and (as_json or limit is not None):
-        raise WrongError(f"--csv has all of it: leave {'--json' if as_json else '--limit'} out", "--csv")
+        raise WrongError(f"--csv prints all entries. Omit {'--json' if as_json else '--limit'}.", "--csv")
     with board() as client:
         if as_csv:
             for text in client.audit_csv(after=after):

@@ -13,37 +13,35 @@ from meshboard.commands.app import AsJson, app, opened, print_json
 from meshboard.errors import why
 
 NOT_HERE = (
-    "a token is not given on the command line, where everybody on this machine can read it: it is asked for, or read"
-    " from --token-file FILE, or from standard input with --token-file -"
+    "Remove the token from the command line, because other users can read it."
+    " Enter it when asked, or use --token-file FILE."
 )
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def login(
     context: typer.Context,
-    url: Annotated[str, typer.Argument(help="the board's address, such as https://board.example")],
-    token_file: Annotated[
-        Path | None, typer.Option(help="read the token from a file, - from standard input, instead of asking")
-    ] = None,
+    url: Annotated[str, typer.Argument(help="address of the board, such as https://board.example")],
+    token_file: Annotated[Path | None, typer.Option(help="read the token from a file; - reads standard input")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Keep a board's address and a REST token for the next commands, in a file that only you can read."""
+    """Store the address of a board and a REST token in a file that only you can read."""
     if context.args:
         raise files.FileError(NOT_HERE)
     wanted = access.Access(access.address(url, "URL"), access.token(_token(token_file)))
     with opened(wanted) as client:
         next(client.jobs(limit=1), None)
     kept = access.keep(wanted)
-    print(f"logged in; kept in {kept}", file=sys.stderr)
+    print(f"Logged in. The login is stored in {kept}.", file=sys.stderr)
     if as_json:
         print_json({"url": wanted.url, "kept": str(kept)})
 
 
 @app.command()
 def logout(as_json: AsJson = False) -> None:
-    """Forget what `login` kept."""
+    """Remove the stored login."""
     forgotten = access.forget()
-    print("forgotten" if forgotten else "nothing was kept", file=sys.stderr)
+    print("Login removed." if forgotten else "No login is stored.", file=sys.stderr)
     if as_json:
         print_json({"forgotten": forgotten})
 

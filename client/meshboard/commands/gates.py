@@ -22,10 +22,10 @@ from meshboard.gate import Baseline, Run, report
 from meshboard.show.words import clean, table
 
 JOB_ID = re.compile(r"[a-z2-7]{10}")
-Project = Annotated[str, typer.Option(help="whose branches are meant")]
-Branch = Annotated[str, typer.Argument(metavar="BRANCH", help="as git names it")]
+Project = Annotated[str, typer.Option(help="project of the branches")]
+Branch = Annotated[str, typer.Argument(metavar="BRANCH", help="git branch")]
 baselines = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Runs that `gate --baseline BRANCH` holds to."
+    no_args_is_help=True, rich_markup_mode=None, help="Set, show, list, and remove the baselines of branches."
 )
 app.add_typer(baselines, name="baseline")
 
@@ -37,32 +37,35 @@ def gate_command(
     ],
     baseline: Annotated[
         list[str],
-        typer.Option(metavar="BRANCH|JOB|FILE", help="a branch's, a job, or a file of --json; may be repeated"),
+        typer.Option(metavar="BRANCH|JOB|FILE", help="branch, job id, or file written with --json; can be repeated"),
     ] = [],  # noqa: B006
     project: Project = "default",
     most: Annotated[list[str], typer.Option("--max", metavar="LIMIT", help="step_time=+10%, bytes.tp=+0%, ...")] = [],  # noqa: B006
     least: Annotated[list[str], typer.Option("--min", metavar="LIMIT", help="tokens_per_s=-5%, ...")] = [],  # noqa: B006
     exact: Annotated[
-        bool, typer.Option("--exact", help="bytes and calls of each axis and collective are the baseline's")
+        bool,
+        typer.Option("--exact", help="require the same bytes and calls as the baseline for each axis and collective"),
     ] = False,
-    as_planned: Annotated[bool, typer.Option("--as-planned", help="0 B and 0 calls from the prediction")] = False,
-    sure: Annotated[
-        bool, typer.Option("--sure", help="fail also what is within its limit by no more than the noise")
+    as_planned: Annotated[
+        bool, typer.Option("--as-planned", help="require a traffic difference of 0 B and 0 calls")
     ] = False,
+    sure: Annotated[bool, typer.Option("--sure", help="fail also if the noise could hide an exceeded limit")] = False,
     junit: Annotated[Path | None, typer.Option(help="write JUnit XML here")] = None,
     markdown: Annotated[Path | None, typer.Option(help="append a Markdown summary here")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Hold runs to limits; exit code 1 where one does not hold, or cannot be told.
+    """Check runs against limits. Exit code 1 if a limit fails or has no result.
 
-    Measures: bytes, bytes.AXIS, bytes.AXIS.OP, calls (likewise), step_time, tokens_per_s, peak_memory, loss, loss@STEP.
-    A limit is a share of the baseline's (+10%, -5%) or a figure (0.5s, 2GiB). The mean of several runs decides.
+    Measures: bytes, bytes.AXIS, bytes.AXIS.OP, calls, calls.AXIS, calls.AXIS.OP, step_time, tokens_per_s, peak_memory,
+    loss, loss@STEP.
+    A limit is relative to the baseline (+10%, -5%) or a value (0.5s, 2GiB).
+    For several runs, the gate checks their mean.
     """
     title = f"gate {' '.join(jobs)}"
     writable = _written("--junit", junit, report.junit_without_verdict(title))
     limits = [gate.parse(text, "max") for text in most] + [gate.parse(text, "min") for text in least]
     if not limits and not exact and not as_planned:
-        raise gate.LimitError("nothing to hold to: give --max, --min, --exact or --as-planned")
+        raise gate.LimitError("No limit is set. Use --max, --min, --exact, or --as-planned.")
     _once("job", jobs)
     _once("--baseline", baseline)
     began = time.monotonic()
@@ -89,7 +92,7 @@ def _once(what: str, names: list[str]) -> None:
     """Raises gate.LimitError: one run counted twice makes the noise look smaller than it is."""
     for name, times in Counter(names).items():
         if times > 1:
-            raise gate.LimitError(f"{what} {name} is named {times} times: it is one run, not {times}")
+            raise gate.LimitError(f"{what} {name} is listed {times} times. List each run once.")
 
 
 def _baseline(client: Client, project: str, name: str) -> Baseline:
@@ -111,8 +114,8 @@ def _baseline(client: Client, project: str, name: str) -> Baseline:
     except RefusedError as error:
         if error.status != 404:
             raise
-    words = f"is no file, no job that you may see, and no branch of project {project} that has a baseline"
-    raise files.FileError(f"--baseline {name}: {words}; `meshboard baseline set {name} JOB` makes it one")
+    words = f"No file, visible job, or branch of project {project} with a baseline has this name."
+    raise files.FileError(f"--baseline {name}: {words} Use `meshboard baseline set {name} JOB` to set a baseline.")
 
 
 def _of_file(name: str) -> Baseline:
@@ -120,8 +123,8 @@ def _of_file(name: str) -> Baseline:
         found = json.loads(Path(name).read_bytes())
         return gate.of_branch(name, found) if "runs" in found else gate.of_job(name, found)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        words = "not what `meshboard status JOB --json` or `meshboard baseline show BRANCH --json` writes"
-        raise files.FileError(f"--baseline {name}: {words} ({why(error)})") from None
+        words = "Use a file from `meshboard status JOB --json` or `meshboard baseline show BRANCH --json`."
+        raise files.FileError(f"--baseline {name}: {why(error)}. {words}") from None
 
 
 def _written(option: str, file: Path | None, text: str, *, append: bool = False) -> bool:
@@ -139,9 +142,9 @@ def _written(option: str, file: Path | None, text: str, *, append: bool = False)
 
 @baselines.command("set")
 def set_baseline(branch: Branch, job_ids: JobIds, project: Project = "default", as_json: AsJson = False) -> None:
-    """Hold builds to these runs too: the board keeps what they measured. The newest 20 of a branch tell its noise.
+    """Add runs to the baseline of a branch. The newest 20 runs measure the noise.
 
-    One that is refused keeps no other from it.
+    If the board refuses one run, it still adds the others.
     """
     with board() as client:
         found, worst = each(job_ids, lambda job_id: client.set_baseline(project, branch, job_id))
@@ -160,7 +163,7 @@ def set_baseline(branch: Branch, job_ids: JobIds, project: Project = "default", 
 
 @baselines.command()
 def show(branch: Branch, project: Project = "default", as_json: AsJson = False) -> None:
-    """What the runs of a branch measured, the newest first."""
+    """Show the measurements of the runs of a branch, newest first."""
     with board() as client:
         told = client.baseline(project, branch)
     if as_json:
@@ -186,7 +189,7 @@ def _figure(run: Run, measure: str) -> str:
 
 @baselines.command("list")
 def list_baselines(project: Project = "default", as_json: AsJson = False) -> None:
-    """Branches that have a baseline, each with its newest run."""
+    """List the branches with a baseline, each with its newest run."""
     with board() as client:
         told = client.baselines(project)
     if as_json:
@@ -198,9 +201,9 @@ def list_baselines(project: Project = "default", as_json: AsJson = False) -> Non
 
 @baselines.command()
 def rm(branch: Branch, project: Project = "default", as_json: AsJson = False) -> None:
-    """Forget all runs of a branch."""
+    """Remove the baseline of a branch."""
     with board() as client:
         client.forget_baseline(project, branch)
-    print(f"{clean(branch)}: forgotten", file=sys.stderr)
+    print(f"{clean(branch)}: baseline removed", file=sys.stderr)
     if as_json:
         print_json({"project": project, "branch": branch})

@@ -27,10 +27,10 @@ from meshboard.show.live import Waiting, say_log, stderr
 from meshboard.show.words import clean
 
 LEAST_COMPARED, MOST_COMPARED = 2, 6  # as the board has it
-SEVERAL = "several with commas between, or given again"
-OF_STATES = f"only jobs in this state; {SEVERAL}; active: that have not ended"
+SEVERAL = "separate several with commas, or repeat the option"
+OF_STATES = f"only jobs with this status, or active for all that have not ended; {SEVERAL}"
 OF_KINDS = f"only jobs of this kind: train, script, dry_run, lab, calibrate; {SEVERAL}"
-WITH_TAGS = f"only jobs with this tag; {SEVERAL}: with all of them"
+WITH_TAGS = f"only jobs with all of these tags; {SEVERAL}"
 LAST_WORDS_S = 10.0  # for the end of a log, once its job has ended
 
 
@@ -38,19 +38,23 @@ LAST_WORDS_S = 10.0  # for the end of a log, once its job has ended
 def submit(
     spec: Spec,
     changes: Sets = [],  # noqa: B006
-    wait: Annotated[bool, typer.Option("--wait", help="until it has ended; exit code 1 unless it succeeded")] = False,
-    follow: Annotated[bool, typer.Option("--follow", help="--wait, with its log on standard error")] = False,
-    runs: Annotated[int, typer.Option(min=1, max=20, help="number of jobs, so that `gate` can measure the noise")] = 1,
-    key: Annotated[str | None, typer.Option(help="the same key and spec give the same job: a build's id")] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="wait until the job ends; exit code 1 unless it succeeded")
+    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="wait, and print the log to standard error")] = False,
+    runs: Annotated[
+        int, typer.Option(min=1, max=20, help="number of jobs with this spec, for `gate` to measure the noise")
+    ] = 1,
+    key: Annotated[str | None, typer.Option(help="id of the build; the same key and spec return the same job")] = None,
     allow_unfit: Annotated[
-        bool, typer.Option("--allow-unfit", help="Submit the job although its memory does not fit.")
+        bool, typer.Option("--allow-unfit", help="submit the job although its memory does not fit")
     ] = False,
     timeout: Timeout = None,
     as_json: AsJson = False,
 ) -> None:
-    """Queue a job; its id is all that goes to standard output, a line for each of several."""
+    """Submit a job and print its id. For several jobs, print one id per line."""
     if timeout is not None and not (wait or follow):
-        raise WrongError("--timeout says how long to wait: give --wait or --follow beside it", "--timeout")
+        raise WrongError("--timeout needs --wait or --follow.", "--timeout")
     told, keys = files.spec(spec, changes), _keys(key, runs)
     seen: dict[str, Job] = {}
     with board() as client, _told(seen, as_json, several=runs > 1):
@@ -59,7 +63,7 @@ def submit(
             seen[job.id] = job
             if not as_json:
                 print(job.id, flush=True)  # a build that is cut off while it waits knows what it started
-            before = " was there already: this key and spec were sent before" if job.was_there else ""
+            before = " already exists: this key and spec were sent before" if job.was_there else ""
             print(f"{clean(job.name)}: {client.url}/jobs/{job.id}/{before}", file=sys.stderr)
             if why := reasons.chosen(job.told):
                 print(why, file=sys.stderr)
@@ -96,7 +100,7 @@ def _told(seen: dict[str, Job], as_json: bool, *, several: bool = False) -> Iter
 
 @app.command()
 def wait(job_id: JobId, timeout: Timeout = None, as_json: AsJson = False) -> None:
-    """Wait until a job has ended; exit code 1 unless it succeeded."""
+    """Wait until a job ends. Exit code 1 unless it succeeded."""
     seen: dict[str, Job] = {}
     with board() as client, _told(seen, as_json):
         _wait(client, job_id, seen, Waiting(), timeout, time.monotonic())
@@ -139,29 +143,29 @@ def _say_log(client: Client, job_id: str, label: str, console: Console) -> None:
     try:
         say_log(console, label, following.lines(client, job_id, rank=0))
     except (RefusedError, AwayError) as error:
-        say_log(console, label, [f"[its log cannot be followed: {error}]"])
+        say_log(console, label, [f"[cannot follow the log: {error}]"])
     except RuntimeError:
         return  # the wait has ended, and with it the client
 
 
 @app.command()
 def status(
-    job_id: Annotated[str | None, typer.Argument(metavar="[JOB]", help="a job's id; without one, the newest")] = None,
+    job_id: Annotated[str | None, typer.Argument(metavar="[JOB]", help="job id; default the newest jobs")] = None,
     state: Annotated[list[str] | None, typer.Option(help=OF_STATES)] = None,
     kind: Annotated[list[str] | None, typer.Option(help=OF_KINDS)] = None,
     project: Annotated[str | None, typer.Option(help="only jobs of this project")] = None,
     tag: Annotated[list[str] | None, typer.Option(help=WITH_TAGS)] = None,
     owner: Annotated[str | None, typer.Option(help="only jobs of this user")] = None,
-    mine: Annotated[bool, typer.Option("--mine", help="only your own")] = False,
+    mine: Annotated[bool, typer.Option("--mine", help="only your jobs")] = False,
     limit: Annotated[int, typer.Option(min=1, max=200)] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """One job with its verdict, or the newest ones."""
+    """Show a job with its verdict, or list the newest jobs."""
     asked = {"status": state or None, "kind": kind or None, "project": project, "tag": tag or None, "owner": owner}
     asked["whose"] = "mine" if mine else None
     if job_id is not None and any(value is not None for value in asked.values()):
         named = "--state, --kind, --project, --tag, --owner and --mine"
-        raise WrongError(f"{named} choose of many jobs, and {job_id} is one")
+        raise WrongError(f"{named} filter a list of jobs. Omit them, or omit {job_id}.")
     with board() as client:
         if job_id is not None:
             job = client.job(job_id)
@@ -173,14 +177,14 @@ def status(
 
 @app.command()
 def cancel(job_ids: JobIds, as_json: AsJson = False) -> None:
-    """End jobs; one that cannot be ended keeps no other from it."""
+    """Cancel jobs. If one job cannot be cancelled, the others still are."""
     with board() as client:
         _act(job_ids, client.cancel, as_json)
 
 
 @app.command()
 def retry(job_ids: JobIds, as_json: AsJson = False) -> None:
-    """Queue jobs that have ended again, each as a new attempt of the same spec."""
+    """Retry ended jobs. Each gets a new attempt with the same spec."""
     with board() as client:
         _act(job_ids, client.requeue, as_json)
 
@@ -199,10 +203,10 @@ def _act(job_ids: list[str], act: Callable[[str], Job], as_json: bool) -> None:
 
 @app.command()
 def compare(job_ids: JobIds, as_json: AsJson = False) -> None:
-    """Two to six runs side by side: where their specs differ, and what each measured."""
+    """Compare the specs and measurements of two to six jobs."""
     if not LEAST_COMPARED <= len(set(job_ids)) <= MOST_COMPARED or len(set(job_ids)) < len(job_ids):
-        words = f"{LEAST_COMPARED} to {MOST_COMPARED} different jobs are compared, with spaces between"
-        raise WrongError(f"{words}; got {' '.join(job_ids)}", "jobs")
+        words = f"Use {LEAST_COMPARED} to {MOST_COMPARED} different job ids, separated by spaces"
+        raise WrongError(f"{words}, not {' '.join(job_ids)}.", "jobs")
     with board() as client:
         told = client.compare(job_ids)
     print_json(told) if as_json else print(shown.compared(told))

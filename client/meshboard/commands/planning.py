@@ -22,7 +22,7 @@ def plan(
     cluster: Cluster = None,
     as_json: AsJson = False,
 ) -> None:
-    """What a spec would cost, without running it."""
+    """Predict the memory, traffic, and step time of a spec."""
     with board() as client:
         told = client.plan(files.spec(spec, changes), cluster)
     if as_json:
@@ -40,22 +40,20 @@ def plan(
 @app.command()
 def search(
     spec: Spec,
-    ranks: Annotated[int, typer.Option(min=1, help="how many ranks there are")],
+    ranks: Annotated[int, typer.Option(min=1, help="number of ranks")],
     changes: Sets = [],  # noqa: B006
     cluster: Cluster = None,
     limit: Annotated[int, typer.Option(min=1, max=100)] = 10,
     as_json: AsJson = False,
 ) -> None:
-    """The fastest layouts that fit: every layout of a model and batch on so many ranks is tried; exit code 1 where none
-    fits.
-    """
+    """List the fastest layouts of a model that fit a number of ranks. Exit code 1 if none fits."""
     query: dict[str, Any] = {"spec": files.spec(spec, changes), "ranks": ranks, "limit": limit}
     with board() as client:
         told = client.search({**query, "cluster": cluster} if cluster else query)
     if as_json:
         print_json(told)
     else:
-        print(plans.found(told) if told["best"] else "nothing fits")
+        print(plans.found(told) if told["best"] else "No layout fits.")
         print(plans.tried(told), file=sys.stderr)
     if not told["best"]:
         raise typer.Exit(Exit.FAILED)
@@ -63,7 +61,7 @@ def search(
 
 @app.command()
 def advise(job_id: JobId, as_json: AsJson = False) -> None:
-    """What would have been faster where a finished run ran, and because of which part of its step."""
+    """List faster layouts for a finished run, with the part of the step that each improves."""
     with board() as client:
         told = client.advice(job_id)
     print_json(told) if as_json else print(reasons.advised(told))

@@ -26,12 +26,14 @@ SLACK_S = 0.2  # a second is told of a little sooner or later
 @app.command()
 def logs(
     job_id: JobId,
-    rank: Annotated[int, typer.Option(min=-65535, max=65535, help="-1: the launcher of the first host")] = 0,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="until the job has ended")] = False,
-    attempt: Annotated[int | None, typer.Option(min=1, help="by default the current one")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help='a JSON object a line: {"rank": 0, "line": "..."}')] = False,
+    rank: Annotated[int, typer.Option(min=-65535, max=65535, help="rank; -1 for the launcher of the first host")] = 0,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="follow the log until the job ends")] = False,
+    attempt: Annotated[int | None, typer.Option(min=1, help="attempt number; default the current attempt")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help='print one JSON object per line: {"rank": 0, "line": "..."}')
+    ] = False,
 ) -> None:
-    """A rank's log: the whole of it from its host, or as it comes."""
+    """Print the complete log of a rank, or follow it."""
     with board() as client:
         if follow:
             for line in _followed(client, job_id, rank, attempt):
@@ -65,10 +67,10 @@ def _print_line(line: str, rank: int, as_json: bool) -> None:
 @app.command()
 def watch(
     job_id: JobId,
-    every: Annotated[float, typer.Option(metavar="SECONDS", min=0.5, max=3600, help="between two looks")] = 1.0,
-    as_json: Annotated[bool, typer.Option("--json", help="a JSON object a look, one a line")] = False,
+    every: Annotated[float, typer.Option(metavar="SECONDS", min=0.5, max=3600, help="time between two updates")] = 1.0,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object per update")] = False,
 ) -> None:
-    """How a job goes: step, loss, each axis' traffic, verdict; until it has ended; exit code 1 unless it succeeded."""
+    """Show step, loss, traffic per axis, and verdict until the job ends. Exit code 1 unless it succeeded."""
     with board() as client:
         succeeded = _watch(client, job_id, every, as_json)
     if not succeeded:

@@ -27,11 +27,11 @@ class AsTheyStand(TyperCommand):
 
 @app.command(cls=AsTheyStand, add_help_option=False)
 def meter(context: typer.Context) -> None:
-    """Report a run launched here: `meshboard meter -- torchrun ...` hands over to meshboard-meter, which hosts have."""
+    """Report a run that you launch here. Example: `meshboard meter -- torchrun ...`. Needs the worker packages."""
     program = _program()
     if program is None:
-        words = "it comes with a host's packages, pip install 'meshboard[worker]' (docs/howto/elsewhere.md)"
-        raise files.FileError(f"meshboard-meter is neither on the PATH nor beside this command: {words}")
+        words = "Install it with pip install 'meshboard[worker]'. See docs/howto/elsewhere.md."
+        raise files.FileError(f"meshboard-meter is not installed. {words}")
     if HELP & set(itertools.takewhile(lambda word: word != "--", context.args)):
         os.execve(program, [program, *context.args], dict(os.environ))  # noqa: S606
     found = access.find()

@@ -94,7 +94,7 @@ def _row(runs: Sequence[Run], baselines: Sequence[Run], limit: Limit, sure: bool
         return Row(what, "FAIL", None, None, None, unit, str(error))
     value = mean(values)
     if limit.relative and not told:
-        return Row(what, "FAIL", value, None, None, unit, "a share of a baseline, and no baseline was given")
+        return Row(what, "FAIL", value, None, None, unit, "The limit is relative, but no baseline is set.")
     usual = mean(told) if told else None
     held_to = told if limit.relative else ()
     row = Row(what, "FAIL", value, usual, limit.bound(usual or 0.0), unit)
@@ -104,7 +104,11 @@ def _row(runs: Sequence[Run], baselines: Sequence[Run], limit: Limit, sure: bool
 def _decided(row: Row, held: bool, sure: bool, noise: tuple[float, float] | None, runs: str) -> Row:
     """The row with its verdict, and what noise has to do with it."""
     if noise is None:
-        words = f"nothing tells the noise of {runs}: --sure takes two on one side, all above 0" if held and sure else ""
+        words = (
+            f"The noise of {runs} is unknown. --sure needs two runs on one side, with values above 0."
+            if held and sure
+            else ""
+        )
         return row._replace(verdict="ok" if held and not sure else "FAIL", why=words)
     assert row.bound is not None, "it was held to one"
     low, high = noise
@@ -113,8 +117,8 @@ def _decided(row: Row, held: bool, sure: bool, noise: tuple[float, float] | None
     if is_clear:
         return row._replace(verdict="ok" if held else "FAIL")
     if not held:
-        return row._replace(why=f"beyond by no more than the noise of {runs}: more runs would tell")
-    words = f"within the limit, though {runs} do not tell it apart from it"
+        return row._replace(why=f"Exceeds the limit by less than the noise of {runs}. Add runs to decide.")
+    words = f"Within the limit, but the margin is smaller than the noise of {runs}."
     return row._replace(verdict="FAIL" if sure else "unsure", why=words)
 
 
@@ -130,11 +134,11 @@ def _counted(what: str, runs: Sequence[Run], newest: Sequence[Run], limit: Limit
     worst = (max if limit.side == "max" else min)(runs, key=lambda run: run.value(limit.measure))
     value = worst.value(limit.measure)
     if limit.relative and not newest:
-        return Row(what, "FAIL", value, None, None, unit, "a share of a baseline, and no baseline was given")
+        return Row(what, "FAIL", value, None, None, unit, "The limit is relative, but no baseline is set.")
     known = {key for run in (*runs, *newest) for key in run.table(kind)}
     if not any(list(key)[: len(wanted)] == wanted for key in known):
         there = ", ".join(sorted({".".join(key[: len(wanted)]) for key in known})) or "none"
-        return Row(what, "FAIL", None, None, None, unit, f"no run has {'.'.join(wanted)}; there are {there}")
+        return Row(what, "FAIL", None, None, None, unit, f"No run has {'.'.join(wanted)}. Use one of: {there}.")
     was = newest[0].value(limit.measure) if newest else None
     held = limit.holds(value, was or 0.0)
     why = "" if held or not newest else _moved(kind, wanted, worst, newest[0])
@@ -159,7 +163,7 @@ def _moved_by(value: float, kind: str) -> str:
 
 def _exactly(runs: Sequence[Run], baselines: Sequence[Run]) -> list[Row]:
     if not baselines:
-        return [Row("exact", "FAIL", None, None, None, "", "no baseline was given")]
+        return [Row("exact", "FAIL", None, None, None, "", "No baseline is set.")]
     rows = []
     for run in runs:
         for kind in ("bytes", "calls"):
@@ -191,8 +195,8 @@ def _planned(run: Run, whose: str) -> Row:
             None,
             None,
             "B",
-            f"{run.name} did not compare all its ranks with its plan",
+            f"Some ranks of {run.name} have no traffic check.",
         )
     apart, calls = run.planned
     verdict: Verdict = "ok" if run.planned == (0, 0) else "FAIL"
-    return Row(f"as planned{whose}", verdict, apart, None, 0.0, "B", f"{calls} calls apart" if calls else "")
+    return Row(f"as planned{whose}", verdict, apart, None, 0.0, "B", f"{calls} calls differ" if calls else "")

@@ -50,12 +50,12 @@ class Run:
         if found is None:
             raise UnknownError(self.silence(measure, self.no_peak if measure == "peak_memory" else ""))
         if not math.isfinite(found):
-            raise UnknownError(f"{self.name} tells a {measure} of {found}, which nothing can be held to")
+            raise UnknownError(f"{measure} of {self.name} is {found}, which is not a finite number.")
         return found
 
     def silence(self, what: str, why: str) -> str:
         """That it does not tell something."""
-        return f"{self.name} tells no {what}" + (f": {why}" if why else "")
+        return f"{self.name} has no {what}" + (f": {why}" if why else "")
 
     def _told(self, measure: str) -> float | None:
         if TRAFFIC.fullmatch(measure):
@@ -76,19 +76,19 @@ class Run:
         kind, *wanted = measure.split(".")
         table = self.table(kind)
         if not table:
-            raise UnknownError(self.silence(kind, self.no_sent or "its ranks counted no step"))
+            raise UnknownError(self.silence(kind, self.no_sent or "no step was metered"))
         # fsum: the same in whatever order it was told
         return math.fsum(value for key, value in table.items() if list(key)[: len(wanted)] == wanted)
 
     def _loss(self, measure: str) -> float:
         if not self.losses:
-            raise UnknownError(f"{self.name} tells no loss")
+            raise UnknownError(f"{self.name} has no loss")
         last = self.last_step if self.last_step is not None else max(self.losses)
         step = last if measure == "loss" else int(measure.removeprefix("loss@"))
         if step not in self.losses:  # one that was no number is not told
             near = min(self.losses, key=lambda told: abs(told - step))
-            which = f"step {step}, its last" if measure == "loss" else f"step {step}"
-            raise UnknownError(f"{self.name} tells no loss at {which}; the nearest it tells is at {near}")
+            which = f"its last step {step}" if measure == "loss" else f"step {step}"
+            raise UnknownError(f"{self.name} has no loss at {which}. The nearest stored loss is at step {near}.")
         return self.losses[step]
 
 
@@ -104,7 +104,7 @@ def run_of(told: JobDetail) -> Run:
     """
     name = f"job {told.get('id') or told.get('name')}"  # several of one spec share their name
     if told.get("status") != "succeeded":
-        raise UnknownError(f"{name} is {told.get('status')}: only a run that succeeded has figures to hold to")
+        raise UnknownError(f"{name} is {told.get('status')}. Use a run that succeeded.")
     summary = (told.get("exit") or {}).get("summary") or {}
     steps = summary.get("ran_steps", summary.get("steps", 0))
     ranks, left_out = told.get("world_size", 1), summary.get("cells_left_out", 0)
@@ -126,8 +126,8 @@ def run_of(told: JobDetail) -> Run:
         sent={key: value / steps for key, value in sent.items()} if steps else {},
         calls={key: value / steps for key, value in calls.items()} if steps else {},
         planned=_apart(summary.get("verdict") or {}, ranks),
-        no_sent=f"its summary holds cells of {max(0, ranks - left_out)} of {ranks} ranks" if left_out else "",
-        no_peak=f"its summary holds peaks of {len(peaks)} of {ranks} ranks" if some_peaks else "",
+        no_sent=f"only {max(0, ranks - left_out)} of {ranks} ranks have stored traffic" if left_out else "",
+        no_peak=f"only {len(peaks)} of {ranks} ranks have a stored peak" if some_peaks else "",
     )
 
 

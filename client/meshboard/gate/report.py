@@ -42,7 +42,7 @@ def summary(rows: Sequence[Row]) -> str:
     """Says of intervals what they are, where there are any."""
     failed, unsure = (sum(row.verdict == verdict for row in rows) for verdict in ("FAIL", "unsure"))
     told = f"{len(rows) - failed} passed, {failed} failed"
-    told += f", {unsure} of those passed within the noise" if unsure else ""
+    told += f", {unsure} of the passed within the noise" if unsure else ""
     return told + (f"; {INTERVAL}" if any(row.low is not None for row in rows) else "")
 
 
@@ -67,7 +67,7 @@ def junit(rows: Sequence[Row], title: str, took_s: float, held_to: Sequence[Base
         if row.verdict == "ok":
             continue
         verdict, _, value, baseline, change, bound, why = cells(row)
-        told = why if row.value is None else f"{value}, the baseline {baseline}, the limit {bound}, changed by {change}"
+        told = why if row.value is None else f"{value}, baseline {baseline}, limit {bound}, change {change}"
         told += f": {why}" if why and why != told else ""
         if row.ok:
             ElementTree.SubElement(case, "system-out").text = f"{verdict} {row.what}: {told}"
@@ -81,7 +81,7 @@ def junit(rows: Sequence[Row], title: str, took_s: float, held_to: Sequence[Base
 def junit_without_verdict(title: str) -> str:
     """What lies there until there is one: a build whose gate was refused or killed finds no older run's."""
     whole, suite = _suites(title, 1, errors=1)
-    ElementTree.SubElement(_case(suite, "verdict"), "error", message="the gate came to no verdict")
+    ElementTree.SubElement(_case(suite, "verdict"), "error", message="The gate did not finish.")
     return _written(whole)
 
 

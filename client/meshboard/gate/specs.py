@@ -26,7 +26,9 @@ def check_same(runs: Sequence[Mapping[str, Any]], what: str = "jobs") -> None:
         fields = [f"{field}: {ours!r} and {theirs!r}" for field, ours, theirs in apart]
         if fields:
             more = f" and {len(fields) - MOST_NAMED} more" if len(fields) > MOST_NAMED else ""
-            words = f"{what} {first['id']} and {run['id']} are of different specs, and no mean of them means anything"
+            words = (
+                f"{what.capitalize()} {first['id']} and {run['id']} have different specs, so they have no common mean"
+            )
             raise WrongError(f"{words}: {', '.join(fields[:MOST_NAMED])}{more}")
 
 

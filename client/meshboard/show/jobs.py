@@ -33,7 +33,7 @@ def compared(told: Comparison) -> str:
     curves, parts = [run["curve"] for run in runs], [run["parts"] for run in runs]
     rows += [
         ["steps", *(_last(curve.get("step"), "") for curve in curves)],
-        ["loss at the end", *(_last(curve.get("loss"), ".6g") for curve in curves)],
+        ["final loss", *(_last(curve.get("loss"), ".6g") for curve in curves)],
         ["tokens per second, last step", *(_last(curve.get("tokens_s"), ",.0f") for curve in curves)],
         ["step time, mean of all steps", *(_seconds(part.get("step_s") if part else None) for part in parts)],
         ["data, mean of all steps", *(_seconds(part.get("data_s") if part else None) for part in parts)],
@@ -51,7 +51,7 @@ def compared(told: Comparison) -> str:
     sent = [{(row["axis"], row["op"]): row["payload_bytes"] for row in run["traffic"]} for run in runs]
     for axis, op in sorted({key for one in sent for key in one}):
         rows.append(
-            [f"bytes.{axis}.{op}, all of it", *(_bytes(one.get((axis, op)), bool(one)) for one in sent)],
+            [f"bytes.{axis}.{op}, total", *(_bytes(one.get((axis, op)), bool(one)) for one in sent)],
         )
     return table(["", *(run["name"] for run in runs)], rows)
 

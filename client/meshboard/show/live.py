@@ -128,7 +128,7 @@ def picture(seen: Look) -> Group:
     where = "   ".join(part for part in (_steps(seen), _loss(seen), _step_s(seen)) if part)
     lines = [Text(jobs.line(seen.job)), Text(where), axes if seen.rates else Text("no traffic yet"), Text()]
     lines.append(Text(verdict(seen.job)))
-    lines.append(Text(f"payload bytes of all ranks, mean of the last {RATE_S} s known", style="dim"))
+    lines.append(Text(f"payload bytes of all ranks, mean of the last {RATE_S} s", style="dim"))
     return Group(*lines)
 
 
@@ -160,4 +160,4 @@ def _loss(seen: Look) -> str:
 
 
 def _step_s(seen: Look) -> str:
-    return "" if seen.step_s is None else f"{seconds(seen.step_s)} the last step"
+    return "" if seen.step_s is None else f"last step {seconds(seen.step_s)}"

@@ -24,11 +24,11 @@ def plan(estimate: Estimate) -> str:
     traffic = ", ".join(f"{clean(axis)} {num_bytes:,} B" for axis, num_bytes in sent.items() if num_bytes)
     return "\n".join(
         [
-            f"step    {seconds(time['step_s'])}, an estimate: {parts}",
+            f"step    {seconds(time['step_s'])} (estimate): {parts}",
             *_sure(seconds, time["step_s"], time.get("interval")),
             f"memory  {size(estimate['peak_memory_bytes'])} on the fullest rank: {fits} {cluster}",
             *_sure(size, estimate["peak_memory_bytes"], estimate.get("memory_interval")),
-            f"sends   {traffic or 'nothing'} (payload of a step, the fullest rank)",
+            f"sends   {traffic or '0 B'} (payload bytes per step, fullest rank)",
         ]
     )
 
@@ -53,7 +53,7 @@ def _sure(shown: Callable[[float], str], value: float, sure: Interval | None) ->
 
 def tried(told: SearchResult) -> str:
     """How many layouts a search looked at, and why it left out those that it did."""
-    cut = "" if told["complete"] else " (the time allowed ended it: not all)"
+    cut = "" if told["complete"] else " (stopped by the time limit)"
     counted = f"{told['considered']:,} layouts{cut}, {told['fitting']:,} fit {clean(told['cluster']['name'])}"
     return "\n".join([counted, *(f"refused {count:,}: {clean(why)}" for why, count in sorted(told["refused"].items()))])
 
@@ -78,7 +78,7 @@ def advice(told: Advice) -> str:
     """The sentence, and each choice that would have been faster, those last that the estimate is not sure of."""
     lines = [clean(told["text"])]
     options = [(option, "") for option in told["options"]]
-    options += [(option, "within what the estimate may be off") for option in told["unsure"]]
+    options += [(option, "within the error of the estimate") for option in told["unsure"]]
     if options:
         rows = [
             [one["change"], seconds(one["step_s"]), f"{one['faster']:.1%}", size(one["memory_bytes"]), unsure]

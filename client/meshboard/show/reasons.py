@@ -21,7 +21,7 @@ def advised(told: Advice) -> str:
     rows = [_because(option, parts) for option in (*told["options"], *told["unsure"]) if option.get("because")]
     if not rows:
         return plans.advice(told)
-    head = ["change", "because of", "of the step", "would take", "that part was"]
+    head = ["change", "because of", "now", "with the change", "basis"]
     return "\n".join([plans.advice(told), "", table(head, rows)])
 
 
@@ -36,7 +36,7 @@ def _known(part: Part | None) -> str:
         return f"measured: {seconds(measured_s)}"
     if part and (at_most_s := part.get("measured_at_most_s")) is not None:
         return f"measured: {seconds(at_most_s)} at most"
-    return "not measured: an estimate divides the step"
+    return "estimate, not measured"
 
 
 def _ranks(count: int) -> str:
