@@ -15,7 +15,8 @@ LONGEST_STEP_US: Final = 10**13  # 115 days
 MOST_CHECKPOINTS: Final = 100  # of an attempt that are remembered, the newest
 FIRST_STEPS: Final = 3  # of a run, no measure of the others: buckets regroup, caches fill, kernels are compiled
 SCRIPT_SETUP_STEPS: Final = 2  # of a script, the first: DDP regroups its buckets as the second begins, once
-TIMED_STEPS: Final = 500  # the last, whose median a run's end tells
+TIMED_STEPS: Final = 500  # last steps whose median is the step time of a run that ended
+LIVE_STEPS: Final = 50  # last steps whose median is the step time of a running run
 SPEED_STEPS: Final = 20  # the last, whose speed it tells: their tokens over their time
 
 Phase = Literal["setup", "step", "eval", "checkpoint", "proof", "teardown"]

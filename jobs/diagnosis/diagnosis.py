@@ -127,5 +127,8 @@ class Diagnosis:
     def _measured(self) -> StepParts | None:
         window = self._window
         return self._steps.measured(
-            window.mean(lambda step: step.waiting), window.mean(lambda step: step.inferred), window.bubble_s()
+            window.mean(lambda step: step.waiting),
+            window.mean(lambda step: step.inferred),
+            window.bubble_s(),
+            ended=self._ending.outcome is not None,
         )

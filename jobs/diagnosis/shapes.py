@@ -62,7 +62,9 @@ class StepPart(TypedDict):
 
 
 class StepParts(TypedDict):
-    """A step and its parts. Measured parts are means over `steps` steps and all ranks.
+    """A step and its parts.
+
+    Measured: `step_s` is the median over the last `steps` steps of rank 0. Parts are means, scaled to it.
 
     The bubble is separate if steps were traced. `sure`: relative margin of error of a predicted step, 0 if measured.
     """

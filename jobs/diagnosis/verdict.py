@@ -114,9 +114,9 @@ def _compared_with_plan(measured: StepParts, planned: StepParts, ending: Ending,
 
 
 def _pace(measured: StepParts) -> str:
-    """Return '0.3 s per step (mean of the last 64)'."""
+    """Return '0.3 s per step (median of the last 64)'."""
     steps = measured["steps"]
-    over = "one step" if steps == 1 else f"mean of the last {steps}"
+    over = "one step" if steps == 1 else f"median of the last {steps}"
     return f"{seconds(measured['step_s'])} per step ({over})"
 
 

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from contracts.telemetry.steps import CheckpointItem, StepItem
 from contracts.telemetry.steps import StepParts as Timed
-from contracts.telemetry.words import FIRST_STEPS
+from contracts.telemetry.words import FIRST_STEPS, LIVE_STEPS, TIMED_STEPS
 from jobs.diagnosis.run import Run
 from jobs.diagnosis.shapes import StepPart, StepParts
 
@@ -38,6 +38,7 @@ class Steps:
         self._most = steps_measured(run.world_size)
         self._paces: deque[float] = deque(maxlen=LATELY)
         self._of_rank: dict[int, int] = {}
+        self._step_times: deque[float] = deque(maxlen=TIMED_STEPS)  # of rank 0
         self._checkpoints: deque[CheckpointItem] = deque(maxlen=LATELY)
         self.last = 0  # steps completed by anyone
         self.ran = 0  # of these, in this run
@@ -49,6 +50,8 @@ class Steps:
         self._of_rank[item["rank"]] = step
         if item["ran"] <= FIRST_STEPS:
             return
+        if item["rank"] == 0:
+            self._step_times.append(item["step_s"])
         row = self._rows.get(step)
         if row is None:
             row = self._rows[step] = {}
@@ -98,22 +101,33 @@ class Steps:
         return sum(item["stall_s"] for item in others) / max(1, others[-1]["step"] - first["step"])
 
     def measured(
-        self, waiting: Mapping[str, float], inferred: Mapping[str, float], bubble_s: float | None
+        self, waiting: Mapping[str, float], inferred: Mapping[str, float], bubble_s: float | None, *, ended: bool
     ) -> StepParts | None:
-        """Means over the last steps and all ranks. `waiting`: what of each axis' exposed time ranks waited for one that
-        came late; `inferred`: by axis what they stood still for unseen by the meter, which has it as compute with
-        something hidden behind; `bubble_s`: what of pp's the schedule makes them idle, None where it is not known."""
+        """Return the step time of the job page with its parts: means over ranks, scaled to that step time.
+
+        The step time is the median of rank 0, over the last LIVE_STEPS steps, or TIMED_STEPS if the run has `ended`.
+
+        Args:
+            waiting: Exposed time by axis in which ranks waited for a late rank, seconds per step.
+            inferred: Exposed time by axis that the meter counted as compute, seconds per step.
+            bubble_s: Idle time of the pipeline schedule in seconds per step, None if unknown.
+        """
         timed = list(self.parts())
         if not timed:
             return None
-        step_s, saving = fmean(one.step_s for one in timed), self.checkpoint_s()
+        mean_s, saving = fmean(one.step_s for one in timed), self.checkpoint_s()
+        times = [*self._step_times][0 if ended else -LIVE_STEPS :]
+        step_s, steps = (median(times), len(times)) if times and mean_s else (mean_s, len(self._rows))
         told = [one.parts for one in timed if one.parts is not None]
         found = (
-            _mean_parts(told, step_s, waiting, inferred, bubble_s) if told else [_part("compute", "compute", step_s)]
+            _mean_parts(told, mean_s, waiting, inferred, bubble_s) if told else [_part("compute", "compute", mean_s)]
         )
+        for part in found:
+            part["seconds"] *= step_s / (mean_s or 1.0)
+            part["waiting_s"] *= step_s / (mean_s or 1.0)
         if saving > 0:
             found.append(_part("checkpoint", "checkpoint", saving))
-        return {"step_s": step_s + saving, "sure": 0.0, "steps": len(self._rows), "parts": found}
+        return {"step_s": step_s + saving, "sure": 0.0, "steps": steps, "parts": found}
 
 
 def _mean_parts(

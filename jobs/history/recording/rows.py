@@ -24,13 +24,12 @@ from contracts.telemetry.steps import (
     TrafficItem,
 )
 from contracts.telemetry.timeline import TimelineItem
-from contracts.telemetry.words import LATEST, MOST_CHECKPOINTS, SCRIPT_SETUP_STEPS, SPEED_STEPS
+from contracts.telemetry.words import LATEST, LIVE_STEPS, MOST_CHECKPOINTS, SCRIPT_SETUP_STEPS, SPEED_STEPS
 from jobs.history.kept.state import RankState, Started, State, new_state
 from jobs.history.kept.tables import GAUGES, TABLES
 from jobs.history.recording.counters import Counters
 
 LARGEST_SHORT = 3.4e38  # of 32 bits
-MOST_STEP_TIMES = 50
 MOST_STARTS = 10_000
 MOST_STANDING = 64  # ranks of which it is kept where they stand
 MOST_FRAMES = 20  # innermost, of their stacks
@@ -172,7 +171,7 @@ class Rows:
             hidden=_by_axis(parts["hidden"]) if parts else None,
         )
         if item["rank"] == 0:
-            self.state["step_times"] = [*self.state["step_times"], item["step_s"]][-MOST_STEP_TIMES:]
+            self.state["step_times"] = [*self.state["step_times"], item["step_s"]][-LIVE_STEPS:]
             if not self.state["resumed"] and item["ran"] < item["step"]:
                 began = item["step"] - item["ran"]
                 self.state["resumed"] = True

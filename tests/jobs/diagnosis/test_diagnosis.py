@@ -55,6 +55,23 @@ def test_parts_of_a_step_add_up_to_it_and_the_verdict_names_what_grew() -> None:
     assert (told["next"], told["action"]) == ("Calibrate the host for a more accurate prediction.", "calibrate")
 
 
+def test_the_step_time_is_the_median_that_the_page_shows() -> None:
+    found = diagnosis({"dp": 2})
+    parts = {"data": 0.0, "optimizer": 0.0, "exposed": {"dp": 0.05}, "hidden": {}}
+    for number in range(1, 65):
+        for rank in (0, 1):
+            found.add(step(rank, number, 9.0 if number == 60 else 0.1, parts), 0)
+    live = look(found)["measured"]
+    assert live is not None
+    assert (live["step_s"], live["steps"]) == (0.1, 50)
+    assert sum(part["seconds"] for part in live["parts"] if part["kind"] != "hidden") == pytest.approx(0.1)
+    found.ended("succeeded")
+    ended = look(found)
+    assert ended["measured"] is not None
+    assert (ended["measured"]["step_s"], ended["measured"]["steps"]) == (0.1, 61)
+    assert "100 ms per step (median of the last 61)" in ended["sentence"]
+
+
 def test_a_plan_that_may_be_off_by_more_than_itself_judges_no_speed() -> None:
     found = diagnosis({"dp": 2})
     took = look(found)["planned"]["step_s"] * 3  # type: ignore[index]
@@ -66,8 +83,8 @@ def test_a_plan_that_may_be_off_by_more_than_itself_judges_no_speed() -> None:
     told = look(found)
     assert told["state"] == "well"
     assert told["sentence"].startswith("Not checked: ")
-    assert told["sentence"].endswith(" per step (mean of the last 5), 40% of it exposed dp.")
-    assert "per step (mean of the last 5), " in told["evidence"][0]["text"]
+    assert told["sentence"].endswith(" per step (median of the last 5), 40% of it exposed dp.")
+    assert "per step (median of the last 5), " in told["evidence"][0]["text"]
     assert "margin of error of the prediction is a factor of 4.3" in told["reason"]
     assert (told["next"], told["action"], told["action_rank"]) == ("Calibrate the host.", "calibrate", -1)
 
@@ -98,7 +115,7 @@ def test_a_run_that_is_faster_than_its_plan_can_be_off_is_not_as_planned() -> No
     told = look(found)
     assert told["state"] == "notice"
     assert told["sentence"].startswith("Faster than planned: ")
-    assert told["sentence"].endswith(" per step (mean of the last 5), 80% less than predicted.")
+    assert told["sentence"].endswith(" per step (median of the last 5), 80% less than predicted.")
     assert told["reason"].endswith(" per step has a margin of error of 15%.")
 
 
