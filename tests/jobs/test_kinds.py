@@ -97,7 +97,7 @@ def test_a_script_lists_the_steps_it_was_seen_to_take(client: Client, owner: Use
     Attempt.objects.create(job=job, number=1, exit={"summary": {**SUMMARY, "steps": 1200}})
     Job.objects.update(status=Status.SUCCEEDED)
     client.force_login(owner)
-    assert "1,200 seen" in client.get("/").content.decode()
+    assert ">1,200</span>" in client.get("/?col=steps").content.decode()
 
 
 def test_a_script_that_runs_lists_those_it_was_seen_to_take_so_far(
@@ -111,7 +111,7 @@ def test_a_script_that_runs_lists_those_it_was_seen_to_take_so_far(
         said = [began, {**began, "steps": steps}]
         live_redis.xadd(telemetry_stream(job.id, 1), {"b": msgpack.packb({"items": said})})
     client.force_login(owner)
-    assert "12 seen" in client.get("/").content.decode()
+    assert ">12</span>" in client.get("/?col=steps").content.decode()
 
 
 def test_arguments_of_a_megabyte_do_not_fill_the_list(client: Client, owner: User) -> None:
