@@ -54,7 +54,7 @@ class Turn:
         """
         lock, _ = Cursor.objects.select_for_update().get_or_create(name=LOCK, defaults={"position": ""})
         if lock.position != self._seen:
-            raise StaleError("another scheduler wrote meanwhile")
+            raise StaleError("another scheduler wrote first")
         self._seen = uuid.uuid4().hex  # another one each time: who read between two writes must notice the second
         Cursor.objects.filter(name=LOCK).update(position=self._seen)
 
@@ -137,7 +137,7 @@ def _start(placements: list[Placement], queue: dict[str, Queued], keys: dict[str
     """Start what is still queued and whose owner still may, all of it or nothing; returns how many jobs started.
 
     Raises:
-        StaleError: another scheduler wrote meanwhile.
+        StaleError: another scheduler wrote first.
         IntegrityError: a slot or an attempt is there already, or a host is gone.
     """
     now = timezone.now()
