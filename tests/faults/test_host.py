@@ -162,7 +162,7 @@ def test_a_wrong_data_file_is_told_in_one_line(machine: Host) -> None:
         machine.order("dataless", spec=spec)
         report = machine.exit_of("dataless")
         assert report["exit_code"] == 2
-        assert report["reason"].endswith(": train.data: there is no 'nowhere.txt' under the data root")
+        assert report["reason"].endswith("`train.data` is 'nowhere.txt', which does not exist below the data root.")
 
 
 @pytest.mark.slow

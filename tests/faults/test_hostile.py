@@ -52,7 +52,7 @@ def test_a_job_that_breaks_files_logs_and_telemetry_harms_itself_alone(
         wait_until(lambda: len(machine.events("host")) > heard, "the host's heart goes on", 10)
         (attempt.work / "go").touch()
         report = machine.exit_of("hostile")
-        assert (report["outcome"], report["reason"]) == ("succeeded", "finished; this attempt told of no step")
+        assert (report["outcome"], report["reason"]) == ("succeeded", "finished; this attempt reported no steps")
         everything: Any = redis_service.client().xrange(events_stream("testhost"))
         assert all(decode_event(fields[b"b"]) for _, fields in everything)
         assert machine.processes("hostile") == []

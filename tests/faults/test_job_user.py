@@ -157,7 +157,7 @@ def lines_of(machine: Host, job: str) -> list[str]:
 
 @needs_root
 @pytest.mark.parametrize(
-    ("name", "why"), [("root", "must not be root"), ("no-such-user", "has no user 'no-such-user'")]
+    ("name", "why"), [("root", "is root. Use another user"), ("no-such-user", "this machine has no such user")]
 )
 def test_a_user_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, why: str) -> None:
     monkeypatch.setenv("MESHBOARD_REDIS_URL", "redis://127.0.0.1:1/0")
@@ -172,5 +172,5 @@ def test_a_worker_that_is_not_root_cannot_promise_another_user(monkeypatch: pyte
     monkeypatch.setenv("MESHBOARD_HOST_KEY", "00")
     monkeypatch.setenv("MESHBOARD_JOB_USER", USER)
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    with pytest.raises(SettingError, match="only a host worker that is root"):
+    with pytest.raises(SettingError, match="only a worker that runs as root"):
         host_settings()

@@ -97,7 +97,7 @@ def test_what_is_stopped_is_told_and_ends_within_15_s_of_a_cancel(machines: dict
     assert time.monotonic() - asked < WITHIN_S
     ends = {(machine, job): machine.exit_of(job, 10) for machine, job in each}
     assert {end["outcome"] for end in ends.values()} == {"cancelled"}
-    unanswered = {job for (_, job), end in ends.items() if end["reason"].endswith("; its supervisor did not answer")}
+    unanswered = {job for (_, job), end in ends.items() if end["reason"].endswith("; the supervisor did not answer")}
     assert unanswered == {"supervisor", "both"}
 
 
@@ -107,7 +107,9 @@ def test_an_order_that_is_stale_or_none_at_all_starts_nothing(redis_service: Red
     with host(redis_service, tmp_path) as machine, machine.worker():
         stale = machine.order("stale", spec=ONE_RANK, expires_in_s=-1)
         machine.send({"v": 1, "job": "nonsense"})
-        wait_until(lambda: "refused the order of stale/1: it expired " in log.read_text(), "the stale one is refused")
+        wait_until(
+            lambda: "refused the order of stale/1: the order expired " in log.read_text(), "the stale one is refused"
+        )
         wait_until(lambda: "refused an order: attempt: Field required" in log.read_text(), "the nonsense is refused")
         assert not stale.own.exists()
         assert not stale.given.exists()

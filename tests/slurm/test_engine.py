@@ -115,7 +115,7 @@ def test_what_slurm_refuses_fails_in_its_words(site: Site) -> None:
     owner = User.objects.create_user("owner")
     spec = {**SPEC, "resources": {"engine": "slurm", "slurm": {"partition": "nowhere"}}}
     job = until(SlurmEngine(site), actions.submit(owner, spec)[0], Status.FAILED)
-    assert last_word(job).lower() == "slurm refused it: invalid partition name specified"
+    assert last_word(job).lower() == "slurm rejected the job: invalid partition name specified"
 
 
 def test_cancelled_while_slurm_was_never_asked_it_is_cancelled_here(site: Site, job: Job) -> None:

@@ -59,7 +59,7 @@ def test_what_runs_by_the_accounts_alone_is_gone_where_it_was_noted(asked: Calla
 def test_without_accounts_it_is_absent_and_that_is_said(asked: Callable[..., News]) -> None:
     news = asked(NO_ACCOUNTS)
     assert (news.trouble, news.absent, news.accounts) == ("", {NAME}, False)
-    assert "keeps no accounts" in forgotten("17", accounts=news.accounts)
+    assert "accounting (sacct) is off" in forgotten("17", accounts=news.accounts)
 
 
 def test_while_the_accounts_are_away_nothing_is_absent(asked: Callable[..., News]) -> None:

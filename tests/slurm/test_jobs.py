@@ -161,7 +161,10 @@ def test_what_fails_before_a_supervisor_speaks_is_told_from_the_script_s_output(
 def test_the_doctor_finds_what_keeps_jobs_from_running(slurm: Cluster, installed: Installation) -> None:
     site = Site(str(installed.folder), str(installed.python), installed.front.url)
     (accounts,) = findings(site)
-    assert (accounts.level, accounts.words.partition(":")[0]) == ("warn", "it keeps no accounts")
+    assert (accounts.level, accounts.words.partition(":")[0]) == (
+        "warn",
+        "Slurm accounting (sacct) is off. Meshboard may miss how a job ended",
+    )
     wrong = site._replace(python="/usr/bin/true", board="http://localhost", ca_file="/nonexistent")
     failed = [found.words.partition(":")[0] for found in findings(wrong) if found.level == "fail"]
     assert failed == ["MESHBOARD_SLURM_CA_FILE", "MESHBOARD_SLURM_BOARD"]
