@@ -1,4 +1,4 @@
-"""Plans a layout, runs it, and reads what was sent of it beside what was predicted."""
+"""Plan a layout, run it, and compare measured with predicted traffic."""
 
 import os
 import sys
@@ -20,7 +20,7 @@ def main() -> None:
         if estimate is not None:
             print(f"predicted: {estimate['time']['step_s']:.3g} s per step, {estimate['peak_memory_bytes']:,} B")
         try:
-            job = board.submit(SPEC, key=os.environ["BUILD"])  # the same build asked again has the same job
+            job = board.submit(SPEC, key=os.environ["BUILD"])  # A repeated build gets the existing job.
         except RefusedError as error:
             sys.exit("\n".join(f"{field}: {message}" for field, message in error.problems))
         job = board.wait(job.id, timeout_s=3600)
