@@ -152,7 +152,7 @@ def test_an_order_carries_them_sealed_for_its_host_and_attempt(
     order = launched(live_redis)
     own, other = (bytes.fromhex(signing_keys(name, 1)[0]) for name in ("host-a", "host-b"))
     assert unseal(own, job.id, 1, order["variables"]) == {"HF_TOKEN": SECRET}
-    with pytest.raises(SealError, match="this host's key"):
+    with pytest.raises(SealError, match="the key of this host"):
         unseal(other, job.id, 1, order["variables"])
     with pytest.raises(SealError, match="another attempt"):
         unseal(own, job.id, 2, order["variables"])
