@@ -43,19 +43,19 @@ up: $(VENV)/.run docs/site/index.html ## start everything on this machine; Ctrl-
 tools: # what the tests drive from outside Python
 	@sh tests/install_tools.sh
 
-test: $(VENV)/.dev tools ## the default test suite, in four processes
+test: $(VENV)/.dev tools ## run the default tests in four processes
 	$(BIN)/python -m pytest tests -n 4 --dist loadscope --no-loadscope-reorder --durations 40
 
-lint: $(VENV)/.dev ## lint, format, types, and who imports whom
+lint: $(VENV)/.dev ## check lint, format, types, and imports between packages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --no-fast-exit
 	$(BIN)/python -m pytest -q tests/test_floors.py tests/test_imports.py
 
-docs: $(VENV)/.dev ## the documentation as a site in docs/site, which a board serves under /docs; a warning fails
+docs: $(VENV)/.dev ## build the documentation in docs/site, which the board serves at /docs; fails on warnings
 	@$(BIN)/python -m manual
 
-release: docs ## sdists and wheels of server and client, the documentation inside, into dist/
+release: docs ## build sdists and wheels of server and client in dist/, with the documentation
 	rm -rf dist build
 	$(BIN)/python -m build --no-isolation --outdir dist .
 	$(BIN)/python -m build --no-isolation --outdir dist client
@@ -64,7 +64,7 @@ lock: $(VENV)/.dev ## pin each package at its newest allowed version
 	$(BIN)/uv pip compile --quiet --upgrade --universal --all-extras --no-annotate \
 	  --custom-compile-command 'make lock' --output-file $(LOCK) pyproject.toml
 
-format: $(VENV)/.dev ## let ruff rewrite the code
+format: $(VENV)/.dev ## format the code with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -87,46 +87,46 @@ openapi: $(VENV)/.dev ## write docs/openapi.json and the client types; refuses i
 	DJANGO_SETTINGS_MODULE=tests.settings $(BIN)/python manage.py openapi
 	$(BIN)/python -m manual.answers
 
-security: $(VENV)/.dev ## bandit, pip-audit, licences and var/sbom.cdx.json; SECURITY="--advisories FOLDER" needs no network
+security: $(VENV)/.dev ## run bandit and pip-audit, check licenses, and write var/sbom.cdx.json; SECURITY="--advisories FOLDER" runs offline
 	$(BIN)/python -m tests.security $(SECURITY)
 
-faults: $(VENV)/.dev tools ## kill things and watch; prints the table
+faults: $(VENV)/.dev tools ## kill processes and check the recovery; prints the table
 	$(BIN)/python -m tests.faults
 
 screens: $(VENV)/.dev tools ## save pictures of each page in var/screens, at two widths and in both themes, and report layout faults
 	$(BIN)/python -m tests.screens
 
-pictures: $(VENV)/.dev tools ## the pictures of the documentation, of real runs on a board of its own, into docs/pictures
+pictures: $(VENV)/.dev tools ## take the pictures of the documentation from real runs, in docs/pictures
 	$(BIN)/python -m tests.screens.pictures
 
-stand-in: $(VENV)/.dev ## the trainer's CUDA and NCCL path on a machine without a GPU, with a single-process reference: CUDA_PYTHON=PATH, a Python with a CUDA build of torch
+stand-in: $(VENV)/.dev ## test the CUDA and NCCL path of the trainer without a GPU; CUDA_PYTHON=PATH is a Python with a CUDA build of torch
 	$(BIN)/python -m tests.stand_in --python $(CUDA_PYTHON) $(STAND_IN)
 
-cluster: $(VENV)/.dev tools ## gangs over hosts in network namespaces, and their faults; prints the table; needs root
+cluster: $(VENV)/.dev tools ## test multi-host jobs and their faults in network namespaces; prints the table; needs root
 	$(BIN)/python -m tests.cluster
 
 diagnose: $(VENV)/.dev ## inject faults into real runs and list the verdicts; prints the table; DIAGNOSE="--seconds 360"
 	$(BIN)/python -m tests.diagnosis $(DIAGNOSE)
 
-slow: $(VENV)/.mlflow tools ## tests that wait for real deadlines, not part of the default suite
+slow: $(VENV)/.mlflow tools ## run the tests that wait for real deadlines
 	MESHBOARD_PATIENCE=1 $(BIN)/python -m pytest tests -m slow --ignore tests/cluster --ignore tests/slurm
 
-postgres: $(VENV)/.dev tools ## the board's tests on PostgreSQL, which the default suite has on SQLite
+postgres: $(VENV)/.dev tools ## run the tests of the board on PostgreSQL instead of SQLite
 	$(BIN)/python -m tests.on_postgres
 
-mix: $(VENV)/.dev ## ten minutes of small jobs while everything is killed at random; MIX="--seconds 60 --seed 7"
+mix: $(VENV)/.dev ## run small jobs for ten minutes while processes are killed at random; MIX="--seconds 60 --seed 7"
 	$(BIN)/python -m tests.faults.mix $(MIX)
 
-slurm: $(VENV)/.dev ## the Slurm engine on a real Slurm of this machine's own; installs it by apt; needs root
+slurm: $(VENV)/.dev ## test the Slurm engine on a local Slurm, installed with apt; needs root
 	@sh tests/slurm/install_tools.sh
 	$(BIN)/python -m tests.slurm
 
-image-test: $(VENV)/.dev ## the Dockerfile's own steps, run on a copy of this machine's files; needs root
+image-test: $(VENV)/.dev ## run the steps of the Dockerfile on a copy of the files of this machine; needs root
 	$(BIN)/python -m tests.image
 
-bench: bench-metering bench-launch bench-eager bench-latency bench-planner bench-giants bench-calibration bench-training bench-dry_run bench-scheduling bench-fleet bench-listing bench-pages bench-history bench-viewer bench-pictures bench-long_context ## every benchmark, as ratios
+bench: bench-metering bench-launch bench-eager bench-latency bench-planner bench-giants bench-calibration bench-training bench-dry_run bench-scheduling bench-fleet bench-listing bench-pages bench-history bench-viewer bench-pictures bench-long_context ## run all benchmarks
 
-load: bench-load ## submits, lists and sockets at once on a served board of 10,000 jobs; fails where one is lost
+load: bench-load ## load a board of 10,000 jobs with submits, lists, and sockets at the same time; fails if a job is lost
 
 bench-rivals: $(VENV)/.dev ## compare with the train.py of other projects: RIVALS="--nanogpt PATH --picotron PATH", their checkouts
 	$(BIN)/python -m benchmarks.rivals $(RIVALS)
@@ -134,11 +134,11 @@ bench-rivals: $(VENV)/.dev ## compare with the train.py of other projects: RIVAL
 bench-published: $(VENV)/.dev ## compare the planner with published measurements; ROWS=file.csv
 	$(BIN)/python -m benchmarks.published --rows $(ROWS)
 
-gpu: $(VENV)/.dev ## a machine with GPUs: compare meter, parity, memory, rates, and MFU with the plan; GPU="--docs", "--small"
+gpu: $(VENV)/.dev ## compare meter, parity, memory, rates, and MFU with the plan on GPUs; GPU="--docs", "--small"
 	$(BIN)/python -m benchmarks.gpu $(GPU)
 
 bench-%: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.$*
 
-clean: ## remove the environment and all state (asks nothing: jobs and logs under var/ go too)
+clean: ## remove the environment and all state, including jobs and logs in var/, without confirmation
 	rm -rf $(VENV) var build dist docs/site *.egg-info .mypy_cache .ruff_cache .pytest_cache
