@@ -126,9 +126,11 @@ def checked_order(told: object) -> LaunchOrder:
     if "gang" in order:
         node, nodes = order["gang"]["node"], order["gang"]["nodes"]
         if node >= len(nodes):
-            raise BadMessageError(f"gang.node: {node}, and the gang has {len(nodes)} hosts")
+            raise BadMessageError(f"gang.node is {node}, but the gang has {len(nodes)} hosts")
         if nodes[node]["ranks"] != len(order["slots"]):
-            raise BadMessageError(f"slots: {len(order['slots'])}, and the gang wants {nodes[node]['ranks']} ranks here")
+            raise BadMessageError(
+                f"slots has {len(order['slots'])} entries, but the gang needs {nodes[node]['ranks']} ranks here"
+            )
     return order
 
 
@@ -145,7 +147,7 @@ def checked_allocation(told: object) -> AllocationOrder:
 def _encode(adapter: TypeAdapter[Any], message: object, most: int) -> bytes:
     packed: bytes = msgpack.packb(_checked(adapter, message))
     if len(packed) > most:
-        raise BadMessageError(f"{len(packed):,} bytes; at most {most:,} are sent")
+        raise BadMessageError(f"{len(packed):,} bytes, more than the limit of {most:,}")
     return packed
 
 
@@ -172,7 +174,7 @@ def _salvaged(adapter: TypeAdapter[Any], told: Any) -> tuple[Any, list[str]]:
 
 def _unpacked(body: bytes, most: int) -> Any:
     if len(body) > most:
-        raise BadMessageError(f"{len(body):,} bytes; at most {most:,} are read")
+        raise BadMessageError(f"{len(body):,} bytes, more than the limit of {most:,}")
     try:
         return msgpack.unpackb(body)
     except (ValueError, msgpack.UnpackException) as error:

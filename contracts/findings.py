@@ -46,12 +46,15 @@ def exit_code(findings: Iterable[Finding]) -> int:
 
 def of_clock(whose: str, offset_s: float, known_to_s: float) -> Finding:
     """Our clock less another's, known to so many seconds either way."""
-    words = f"{offset_s:+.3f} s from that of {whose}, known to {known_to_s * 1000:.1f} ms"
+    words = f"{offset_s:+.3f} s from the clock of {whose}, accurate to {known_to_s * 1000:.1f} ms"
     if abs(offset_s) - known_to_s < CLOCK_WARN_S:
         return Finding("ok", "clock", words)
     level: Level = "fail" if abs(offset_s) - known_to_s >= CLOCK_FAIL_S else "warn"
     return Finding(
-        level, "clock", words, "let both follow NTP (chronyc tracking, timedatectl); times on pages lie by it"
+        level,
+        "clock",
+        words,
+        "synchronize both clocks with NTP (chronyc tracking, timedatectl); times on pages are wrong by this offset",
     )
 
 
@@ -61,13 +64,13 @@ def of_disk(what: str, folder: Path) -> Finding:
     try:
         usage = shutil.disk_usage(there)
     except OSError as error:
-        return Finding("fail", "disk", f"{what}, {folder}: {error}", "mount it, or name another folder")
+        return Finding("fail", "disk", f"{what}, {folder}: {error}", "mount the folder, or set another folder")
     share = usage.free / usage.total if usage.total else 0.0
     words = f"{what}, {folder}: {usage.free / 2**30:.1f} of {usage.total / 2**30:.1f} GiB free"
     if share >= DISK_WARN:
         return Finding("ok", "disk", words)
     return Finding(
-        "warn" if share >= DISK_FAIL else "fail", "disk", words, "make room, or name a folder on another disk"
+        "warn" if share >= DISK_FAIL else "fail", "disk", words, "free disk space, or set a folder on another disk"
     )
 
 
@@ -77,12 +80,14 @@ def of_names(name: str | None = None) -> Finding:
     try:
         found = sorted({str(entry[4][0]).partition("%")[0] for entry in socket.getaddrinfo(name, None)})
     except (OSError, UnicodeError) as error:
-        return Finding("warn", "names", f"{name!r} resolves to nothing ({error})", _mend(name))
+        return Finding("warn", "names", f"{name!r} does not resolve ({error})", _mend(name))
     words = f"{name!r} resolves to {', '.join(found)}"
     if all(address.startswith("127.") or address == "::1" for address in found):
-        return Finding("warn", "names", f"{words}: others that are told so reach themselves", _mend(name))
+        return Finding("warn", "names", f"{words}, so other hosts would connect to themselves", _mend(name))
     if strangers := [address for address in found if not _is_ours(address)]:
-        return Finding("warn", "names", f"{words}: no address of this machine is {', '.join(strangers)}", _mend(name))
+        return Finding(
+            "warn", "names", f"{words}, but this machine does not have the address {', '.join(strangers)}", _mend(name)
+        )
     return Finding("ok", "names", words)
 
 
@@ -92,7 +97,7 @@ def is_loopback(url: str) -> bool:
 
 
 def _mend(name: str) -> str:
-    return f"jobs go by address and do not mind; for other programs, give {name!r} its address in /etc/hosts or DNS"
+    return f"jobs use addresses and are not affected; for other programs, add {name!r} to /etc/hosts or DNS"
 
 
 def _is_ours(address: str) -> bool:

@@ -55,12 +55,12 @@ def unseal(key: bytes, job: str, attempt: int, sealed: Iterable[str]) -> dict[st
         except InvalidToken:
             continue
         if (told["job"], told["attempt"]) != (job, attempt):
-            raise SealError("they were sealed for another attempt")
+            raise SealError("the variables were encrypted for another attempt")
         values: dict[str, str] = told["values"]
         if refused := sorted(name for name in values if not is_allowed(name)):
-            raise SealError(f"this host hands no job {refused[0]}")
+            raise SealError(f"this host does not pass {refused[0]} to jobs")
         return values
-    raise SealError("none was sealed with this host's key")
+    raise SealError("no variable was encrypted with the key of this host")
 
 
 def _fernet(key: bytes) -> Fernet:

@@ -14,15 +14,15 @@ from manual.build import SITE, build
 
 def main() -> int:
     asked = argparse.ArgumentParser(prog="python -m manual", description=__doc__)
-    asked.add_argument("--into", type=Path, default=SITE, help="the folder that is replaced (docs/site)")
+    asked.add_argument("--into", type=Path, default=SITE, help="output folder, which is replaced (default: docs/site)")
     into = asked.parse_args().into.resolve()
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
     try:
         pages = build(into)
     except Abort as error:
-        print(f"docs: {error}; {into} is as it was", file=sys.stderr)
+        print(f"docs: {error}. {into} is unchanged.", file=sys.stderr)
         return 1
-    print(f"{pages} pages in {into}; a board serves them under /docs")
+    print(f"{pages} pages in {into}. The board serves them at /docs.")
     return 0
 
 

@@ -68,12 +68,12 @@ def sensible(item: TimelineItem) -> TimelineItem:
             raise ValueError("columns differ in length")
     calls, spans = item["calls"], item["spans"]
     if any(place >= len(item["groups"]) for place in calls["group"]):
-        raise ValueError("calls.group: there is no such group")
+        raise ValueError("calls.group: unknown group")
     if not 0 <= item["began"] < LATEST:
-        raise ValueError("began: is no time")
+        raise ValueError("began: not a time")
     times = (calls["issued_us"], calls["blocked_us"], calls["ended_us"], spans["from_us"], spans["to_us"])
     if any(abs(time) > LONGEST_STEP_US for column in times for time in column):
-        raise ValueError("a time is further from its step than any step takes")
+        raise ValueError("a time is outside its step")
     return item
 
 

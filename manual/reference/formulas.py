@@ -20,8 +20,10 @@ EXAMPLE = {
 }
 HEAD = """# Formulas
 
-First the terms of every figure of one layout, as “Explain” shows them for any; then each function that computes one,
-by the module it stands in, in its own words.
+This page lists the formulas of the planner.
+The first part shows the terms of each predicted figure for an example layout. The form shows them for any layout
+under “Explain”.
+The second part lists the functions that compute these figures, by module.
 """
 LAYOUT = (
     "llama3-8b over dp 4, pp 2, tp 4 with sequence parallel, cp 2, ZeRO-1; "

@@ -9,8 +9,9 @@ from manual.reference.words import code, default, kind, plain, shape, table
 
 HEAD = """# REST
 
-Every operation and shape, from the OpenAPI document, which a board gives at `/api/v1/schema`. All of it asks for
-`Authorization: Token ...`, or a login.
+This page lists every operation and object of the REST interface.
+A board serves the same content as an OpenAPI document at `/api/v1/schema`.
+Each request needs the header `Authorization: Token ...` or a login.
 """
 
 

@@ -11,8 +11,8 @@ from planner.search.auto import AutoSpec
 
 HEAD = """# The spec
 
-What a job asks for, as JSON or YAML: the form, REST, the command and the trainer all read this. A field that is not
-here is refused by its name. Written from `planner/facts/spec.py` and `resources.py`.
+A spec describes a job, in JSON or YAML. The form, the REST interface, the command, and the trainer all use it.
+Meshboard refuses unknown fields.
 
 A job needs `model` (all sizes, or a `preset` and the sizes that differ) unless it is a script or a lab. `layout` may be
 `"auto"`, or `{"auto": {..}}` with constraints ([AutoSpec](#autospec)).

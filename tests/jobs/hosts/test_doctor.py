@@ -112,7 +112,7 @@ def test_a_redis_that_forgets_or_fills_is_found(
 ) -> None:
     assert levels("Redis") == ["ok", "ok", "warn"], "hosts are sent to loopback"
     live_redis.config_set("maxmemory-policy", "allkeys-lru")
-    assert "it forgets orders" in found("Redis")[1].words
+    assert "deletes orders" in found("Redis")[1].words
     live_redis.config_set("maxmemory-policy", "noeviction")
     live_redis.config_set("maxmemory", "1100000")
     live_redis.config_set("maxmemory", str(int(live_redis.info()["used_memory"] * 1.02)))
@@ -175,9 +175,9 @@ def test_hosts_that_are_silent_apart_or_five_minutes_off_are_found(joined: Host,
 
 
 def test_names_that_lead_astray_are_found_by_the_resolver_itself() -> None:
-    assert "reach themselves" in of_names("localhost").words
-    assert "resolves to nothing" in of_names("no-such-host.invalid").words
-    assert "no address of this machine" in of_names("192.0.2.1").words
+    assert "connect to themselves" in of_names("localhost").words
+    assert "does not resolve" in of_names("no-such-host.invalid").words
+    assert "this machine does not have the address" in of_names("192.0.2.1").words
     ours = address_towards("redis://192.0.2.1:6379")
     assert of_names(ours).level == ("warn" if ours.startswith("127.") else "ok")
     assert of_names("x" * 300).level == "warn"
