@@ -147,7 +147,7 @@ def test_people_sign_on(page: Page, provider: str, shoot: Shoot, screen: str) ->
     page.get_by_text(f"Connected to Acme as ann-{screen} (subject {screen}) since ").wait_for()
     shoot("account-signed-on")
     page.goto("/login/oidc/board/login/callback/?error=access_denied")
-    heading(page, "Sign-on canceled")
+    heading(page, "Sign-on failed")
     shoot("not-signed-on")
     page.goto("/login/cancelled/")
     heading(page, "Sign-on canceled")
