@@ -89,9 +89,9 @@ def facts(exit_report: Mapping[str, Any] | None, ranks: int) -> Facts:
         "apart": _apart(summary.get("verdict") or {}, ranks),
     }
     if left_out:
-        found["no_sent"] = f"its summary has the traffic of {max(0, ranks - left_out)} of {ranks} ranks"
+        found["no_sent"] = f"only {max(0, ranks - left_out)} of {ranks} ranks have stored traffic"
     if some_peaks:
-        found["no_peak"] = f"its summary has the memory peaks of {len(peaks)} of {ranks} ranks"
+        found["no_peak"] = f"only {len(peaks)} of {ranks} ranks have a stored peak"
     return found
 
 

@@ -259,7 +259,7 @@ def test_a_board_that_is_not_empty_is_left_alone(saved: Path) -> None:
 
 def test_so_is_one_at_which_a_controller_works(saved: Path) -> None:
     Lease.objects.create(name="controller", holder="somebody", beats=1, ticked=timezone.now())
-    with pytest.raises(CommandError, match="a controller works on this board: stop web, controller and recorder"):
+    with pytest.raises(CommandError, match="A controller uses this board. Stop web, controller, and recorder first."):
         call_command("restore", str(saved), replace=True)
 
 
@@ -273,8 +273,8 @@ def test_what_is_no_whole_backup_changes_nothing(saved: Path, tmp_path: Path) ->
     for path, words in (
         (tmp_path / "none.tar", "^[^\\[]*none.tar does not exist.$"),
         (half, "is not a complete backup"),
-        (older, "made by another version"),
-        (newer, "a backup of version 2; 1 is read"),
+        (older, "The backup is from another version of Meshboard"),
+        (newer, "has backup version 2. This version of Meshboard reads version 1"),
         (fewer, "The restored rows differ from the backup"),
         (slip, "is not a complete backup: .*is not a file of a backup"),
     ):
@@ -293,9 +293,21 @@ def test_what_is_no_whole_backup_changes_nothing(saved: Path, tmp_path: Path) ->
         (backup.ROWS, gzip.compress(b"rows")[:-9], "Cannot read the rows of the backup"),
         (backup.ROWS, gzip.compress(b"{nonsense"), "Cannot read the rows of the backup"),
         (backup.ROWS, gzip.compress(b"\xff\xfe"), "Cannot read the rows of the backup"),
-        (backup.ROWS, gzip.compress(b'{"model": "jobs.nowhere", "pk": 1, "fields": {}}'), "its rows .*jobs.nowhere"),
-        (backup.ROWS, gzip.compress(b'{"model": "jobs.attempt", "pk": 1, "fields": {"job": "gone"}}'), "its rows"),
-        (backup.ROWS, gzip.compress(b'{"model": "jobs.attempt", "pk": "x", "fields": {"number": []}}'), "its rows"),
+        (
+            backup.ROWS,
+            gzip.compress(b'{"model": "jobs.nowhere", "pk": 1, "fields": {}}'),
+            "Cannot read the rows of the backup: .*jobs.nowhere",
+        ),
+        (
+            backup.ROWS,
+            gzip.compress(b'{"model": "jobs.attempt", "pk": 1, "fields": {"job": "gone"}}'),
+            "Cannot read the rows of the backup",
+        ),
+        (
+            backup.ROWS,
+            gzip.compress(b'{"model": "jobs.attempt", "pk": "x", "fields": {"number": []}}'),
+            "Cannot read the rows of the backup",
+        ),
     ],
     ids=[
         *("no object", "hardly any", "no number", "not packed", "cut off", "no JSON"),
@@ -316,7 +328,7 @@ def test_another_secret_key_is_told_and_what_was_there_is_moved_aside(
     settings.SECRET_KEY = "another-key-0123456789-0123456789-0123456789-0123456789"
     call_command("restore", str(saved), replace=True)
     told = capsys.readouterr().out
-    assert "the secret key is another" in told
+    assert "The secret key differs from the key of the backup." in told
     [aside] = state.glob("imports-before-*")
     assert (aside / "key" / "0").read_bytes() == (state / "imports" / "key" / "0").read_bytes() == b"a trace"
     for path in sorted(aside.rglob("*"), reverse=True):

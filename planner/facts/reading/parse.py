@@ -134,7 +134,7 @@ def _shown(value: object, *, quote: bool = True) -> str:
     if isinstance(value, Mapping):
         return "an object"
     if isinstance(value, list):
-        return "a list"
+        return "a list" if value else "an empty list"
     if isinstance(value, int) and value.bit_length() > 1000:  # Python refuses to write the longest ones out
         return f"a number of {value.bit_length()} bits"
     text = json.dumps(value) if isinstance(value, str | float) else str(value)

@@ -96,7 +96,7 @@ def test_a_mean_is_of_runs_that_ran_what_the_newest_ran(run: str, owner: User, a
     assert len(told["left_aside"]) == 1
     BaselineRun.objects.filter(job=run).update(spec=None)
     told = client.get(MAIN).json()
-    assert told["left_aside"][1]["why"] == "the spec of {'this job' if ran is None else 'the newest job'} is not stored"
+    assert told["left_aside"][1]["why"] == "the spec of this job is not stored"
     fill = importlib.import_module("jobs.migrations.0101_spec_of_baselines").fill
     fill(apps, None)
     assert [one["job"] for one in client.get(MAIN).json()["runs"]] == [again, run]
@@ -169,9 +169,9 @@ def test_what_names_a_branch_here_is_what_git_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("branch", "words"),
     [
-        ("a\u202eb", "has U+202E, which changes the text direction"),
-        ("a\x85b", "has U+0085, a control character"),
-        ("a\u2028b", "has U+2028, which breaks the line"),
+        ("a\u202eb", "The name contains U+202E, which changes the text direction. Remove the character."),
+        ("a\x85b", "The name contains U+0085, a control character. Remove the character."),
+        ("a\u2028b", "The name contains U+2028, which breaks the line. Remove the character."),
         ("a b", "The branch name contains ' '. Use a valid Git branch name."),
         ("a..b", "The branch name contains '..'. Use a valid Git branch name."),
     ],
@@ -199,9 +199,9 @@ def test_only_what_succeeded_here_can_be_held_to(run: str, owner: User, stranger
         409,
         {"job": "its ranks reported no summary"},
     )
-    assert messages(put(api(stranger), run)) == {"job": "no such job, or it belongs to another user"}
+    assert messages(put(api(stranger), run)) == {"job": "The job does not exist, or you cannot see it."}
     Job.objects.filter(id=run).update(project="vision")
-    assert messages(put(client, run)) == {"job": "is of project vision, not of default"}
+    assert messages(put(client, run)) == {"job": "The job is in project vision, not in default."}
     assert put(client, [run]).status_code == client.put(MAIN, {}, format="json").status_code == 422
     assert (
         messages(client.put(MAIN, {"job": run, "colour": 1}, format="json")) == {"colour": "is no field of this"}
@@ -305,7 +305,7 @@ def test_what_is_kept_of_a_run_is_bounded() -> None:
     ]
     with pytest.raises(NoFactsError, match="2,001 axes and collectives, the maximum is 2,000"):
         facts({"summary": {"steps": 1, "cells": {"0": cells}}}, 1)
-    with pytest.raises(NoFactsError, match="trained no step"):
+    with pytest.raises(NoFactsError, match="completed no step"):
         facts({"summary": {"steps": 0}}, 1)
 
 

@@ -250,7 +250,7 @@ def test_a_silent_run_is_given_up_by_its_owner_or_staff_and_by_nobody_else(
     assert api(stranger).post(path).status_code == 404
     assert api(viewer).post(path).status_code == 403
     assert api(owner).post(path).json()["status"] == "lost"
-    assert reasons(node)[-1] == ("lost", "given up by owner")
+    assert reasons(node)[-1] == ("lost", "marked as lost by owner")
     answer = node.report()
     assert (answer.status_code, answer.json()["cancel"]) == (410, False), "what lives on is not harmed"
 

@@ -109,7 +109,7 @@ def test_a_job_that_slurm_does_not_take_now_keeps_no_other_from_it(
     assert limited.wait_reason.startswith(
         "Slurm does not accept the job now: sbatch: error: QOSMaxWallDurationPerJobLimit"
     )
-    assert "cannot be asked" not in other.wait_reason
+    assert "Cannot query" not in other.wait_reason
 
 
 def test_zero_bytes_that_a_script_printed_are_left_out() -> None:
@@ -159,7 +159,7 @@ def test_while_the_accounts_are_away_what_waits_in_slurm_keeps_slurm_s_reason(ow
     def reasons() -> dict[str, str]:
         return dict(Job.objects.values_list("id", "wait_reason"))
 
-    until(engine, lambda: "cannot be asked: sacct" in reasons()[new.id], "it is told")
+    until(engine, lambda: "Cannot query Slurm: sacct" in reasons()[new.id], "it is told")
     assert reasons()[waiting.id] == "Slurm: waiting for Priority: jobs with a higher priority are ahead"
     engine._hear_of_trouble("sacct: still", {waiting.id})
     assert reasons() == {

@@ -17,7 +17,7 @@ from tests.support.inspected import collective, header, log, metadata
 
 DEEP = "is nested deeper than 32"
 HEAVY: list[tuple[str, bytes, str, str]] = [
-    ("a0.json", b"[" * 200_000, "format", "is no flight recorder dump"),
+    ("a0.json", b"[" * 200_000, "format", "The format is unknown."),
     ("k0.json", b'{"schemaVersion":' + b"[" * 200_000, "schemaVersion", DEEP),
     ("k0.json", b'{"traceEvents":[{"args":' + b'{"a":' * 200_000, "traceEvents", DEEP),
     ("k0.json", b'{"traceEvents":[' + b"[" * 200_000, "traceEvents", DEEP),
@@ -83,7 +83,7 @@ def test_an_inspector_s_collectives_are_counted_over_all_files(tmp_path: Path, m
     monkeypatch.setattr(inspector, "MOST_EVENTS", 3)
     told = [collective(number, 0, 5) for number in (1, 2)]
     paths = [written(tmp_path, f"{rank}.log", log(rank, *told)) for rank in (0, 1)]
-    with pytest.raises(ImportProblemError, match=r"1\.log: line 2: more than 3 collectives"):
+    with pytest.raises(ImportProblemError, match=r"1\.log: line 2: The file has more than 3 collectives"):
         read_of(*paths)
 
 

@@ -68,7 +68,7 @@ def test_an_import_is_sent_in_parts_kept_and_drawn_for_who_may_see_it(
     assert people["viewer"].post(f"{url}delete/").status_code == 404, "and not delete"
     assert url in people["owner"].get("/import/").content.decode()
     assert "/import/i" not in people["stranger"].get("/import/").content.decode()
-    assert b"Delete a run?" in people["owner"].get(f"{url}delete/").content
+    assert b"Delete import " in people["owner"].get(f"{url}delete/").content
     assert ImportedTrace.objects.exists(), "asking deletes nothing"
     people["owner"].post(f"{url}delete/")
     assert not ImportedTrace.objects.exists()
@@ -154,7 +154,7 @@ def test_what_cannot_be_read_leaves_nothing_behind(people: dict[str, Client], tm
     assert answer.status_code == 422
     (error,) = answer.json()["errors"]
     assert error["field"] == "pickle"
-    assert error["message"].startswith("fr_0: byte 14 is STACK_GLOBAL")
+    assert error["message"].startswith("fr_0: Byte 14 is STACK_GLOBAL")
     assert not ImportedTrace.objects.exists()
     assert list((settings.STATE_DIR / "imports").iterdir()) == []
 
@@ -162,14 +162,14 @@ def test_what_cannot_be_read_leaves_nothing_behind(people: dict[str, Client], tm
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ([], "Use an object."),
-        ({"files": []}, "must have at least 1 of them"),
+        ([], "Send an object."),
+        ({"files": []}, "is an empty list. Use a list of 1 or more."),
         ({"files": [7]}, "is 7. Use an object."),
-        ({"files": [{"name": "a\x00", "size": 1}]}, "must not hold NUL"),
+        ({"files": [{"name": "a\x00", "size": 1}]}, "Remove NUL and other control characters."),
         ({"files": [{"name": "a", "size": 0}]}, "is 0. Use at least 1."),
         ({"files": [{"name": "a", "size": 2**26 + 1}]}, "Use at most 67108864."),
         ({"files": [{"name": "a", "size": 1}] * 2}, "same name"),
-        ({"files": [{"name": str(n), "size": 2**26} for n in range(5)]}, "are more than 268,435,456"),
+        ({"files": [{"name": str(n), "size": 2**26} for n in range(5)]}, "The maximum is 268,435,456."),
     ],
 )
 def test_a_senseless_upload_is_refused(people: dict[str, Client], body: Any, words: str) -> None:
