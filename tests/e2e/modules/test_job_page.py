@@ -108,6 +108,13 @@ def test_a_time_axis_has_at_least_three_ticks(modules: Page, span: float, count:
     assert len(call(modules, "charts/ticks.js", "return m.clockSplits(1e9, 1e9 + x, 2)", span)) >= count
 
 
+@pytest.mark.parametrize("span", [0.5, 1.7, 9.4, 100])
+def test_every_tick_of_a_time_axis_is_inside_its_range(modules: Page, span: float) -> None:
+    start = 1.8e9 + 0.13  # seconds since 1970
+    ticks = call(modules, "charts/ticks.js", "return m.clockSplits(...x)", [start, start + span, 8])
+    assert [tick for tick in ticks if not start <= tick <= start + span] == []
+
+
 def test_the_widths_of_a_bar_are_its_figures_on_the_scale_of_the_longer_step(modules: Page) -> None:
     planned = {**TOLD, "step_s": 0.1, "parts": [{**TOLD["parts"][0], "seconds": 0.1}]}
     above, below = call(modules, "job/parts.js", "return m.bars(x[0], x[1])", [planned, TOLD])
@@ -418,6 +425,25 @@ def test_a_verdict_offers_the_action_of_its_payload(modules: Page) -> None:
         ["Find faster layouts", "#advice"],
     ]
     assert asked == [3, -1]
+
+
+def test_a_verdict_that_checked_nothing_has_a_neutral_color(modules: Page) -> None:
+    body = """
+    <section id="health"><p data-sentence></p>
+    <dl><div><dd data-reason></dd></div><div><dd><i data-next></i><i data-action></i></dd></div></dl>
+    <details data-evidence><summary></summary><ul></ul></details></section>"""
+    show = """
+    const section = document.getElementById('health');
+    const view = m.healthView(section, {});
+    return x.map(([state, sentence]) => {
+      const diagnosis = { sentence, state, reason: '', next: '', evidence: [], over: true };
+      view({ finished: true, status: 'succeeded', diagnosis, members: [] }, '');
+      return section.dataset.tone;
+    });
+    """
+    told = [["well", "On plan: 4 ms per step."], ["well", "Not checked: 4 ms per step."], ["notice", "Not checked: x."]]
+    with paper(modules, body) as page:
+        assert call(page, "job/health.js", show, told) == ["good", "", "warn"]
 
 
 def test_the_phase_of_a_start_is_shown_with_its_seconds(modules: Page) -> None:

@@ -65,7 +65,7 @@ const DIVISORS = [1, 2, 2.5, 5];
 /** Multiples of `gap` between two values. */
 function multiples(gap, min, max) {
   const found = [];
-  const slack = 1e-9 * Math.max(1, Math.abs(max / gap));
+  const slack = Math.min(1e-3, 1e-9 * Math.max(1, Math.abs(max / gap))); // the quotient of a clock time exceeds 1e9
   for (let n = Math.ceil(min / gap - slack); n * gap <= max + slack * gap; n += 1) found.push(Number((n * gap).toPrecision(12)));
   return found;
 }

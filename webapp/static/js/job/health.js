@@ -4,6 +4,7 @@ import { el, write } from "../dom.js";
 import { BAD, endingWords } from "./ending.js";
 
 const TONES = { starting: "info", well: "good", notice: "warn", slow: "warn", hung: "bad", failed: "bad" };
+const UNCHECKED = /^Not checked\b/; // neutral: the run is neither good nor bad
 const NONE = { state: "", reason: "", next: "", evidence: [], action: "", action_rank: -1 };
 
 /** {state, sentence, reason, next, evidence, action, action_rank}. Pure. Stored payloads of older versions have no action. */
@@ -73,7 +74,7 @@ export function healthView(section, page) {
     const key = JSON.stringify([said.state, said.sentence, said.reason, said.next, said.evidence, offered?.label, offered?.href]);
     if (key === drawn) return;
     drawn = key;
-    section.dataset.tone = TONES[said.state] ?? "";
+    section.dataset.tone = said.state === "well" && UNCHECKED.test(said.sentence) ? "" : (TONES[said.state] ?? "");
     write(sentence, said.sentence);
     say(reason, said.reason);
     say(next, said.next);
