@@ -97,20 +97,30 @@ def grouped(number: int) -> str:
 
 @register.filter
 def seconds(value: float) -> str:
-    """0.0123 -> "12.30 ms"."""
-    return duration(value)
+    """Format a duration in the unit that suits, for example 0.0123 as "12.30 ms"."""
+    return duration(value).replace(" us", " µs")
 
 
 @register.filter
 def half_seconds(value: float) -> str:
-    """Half of so many seconds: 0.0004 -> "200.0 µs"."""
-    return duration(value / 2)
+    """Format half of a duration, for example 0.0004 as "200.0 µs"."""
+    return seconds(value / 2)
 
 
 @register.filter
 def binary(num_bytes: int) -> str:
     """1610612736 -> "1.5 GiB"."""
     return size(num_bytes)
+
+
+@register.filter
+def decimal(num_bytes: float) -> str:
+    """Format traffic in powers of 1000, the unit of link rates, for example 14660000 as "14.66 MB"."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(num_bytes) < 1000:
+            return f"{num_bytes:.4g} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.4g} PB"
 
 
 @register.filter
@@ -206,9 +216,11 @@ def lasting(seconds: float) -> str:
 
 @register.filter
 def in_unit(value: float, unit: str) -> str:
-    """A figure in its unit: "bytes", "seconds", "loss", or a "count"."""
+    """Format a value by its unit, which is "bytes" (of memory), "traffic", "seconds", "loss", or "count"."""
     if unit == "bytes":
         return size(int(value))
+    if unit == "traffic":
+        return decimal(value)
     if unit == "seconds":
-        return duration(value)
+        return seconds(value)
     return f"{value:.4f}" if unit == "loss" else f"{value:,.0f}"

@@ -176,7 +176,7 @@ def axis_figures(jobs: list[Job], exits: Mapping[str, Mapping[str, Any]]) -> lis
     return [
         Figure(
             f"{axis} payload per step, all ranks",
-            "bytes",
+            "traffic",
             [one[axis][0] if axis in one else None for one in sums],
             [one[axis][1] if axis in one else None for one in sums],
         )

@@ -14,7 +14,7 @@ from django.urls import reverse
 from jobs.models import Attempt, Job
 from jobs.pages.jobs.compare import axis_figures, figures
 from jobs.queue import actions
-from jobs.templatetags.meshboard import instant, moment
+from jobs.templatetags.meshboard import in_unit, instant, moment
 from tests.planner.wrong_specs import GOOD
 from webapp.admin.theme import colors, tokens
 
@@ -101,6 +101,8 @@ def test_compare_tells_traffic_of_a_step_of_runs_of_unlike_length(job: Job) -> N
     }
     [figure] = axis_figures([Job(id=place, spec=ONE_RANK) for place in exits], exits)
     assert (figure.title, figure.planned, figure.measured) == ("dp payload per step, all ranks", [7, 7], [7, 7])
+    assert [in_unit(value, figure.unit) for value in (64, 15_368_192)] == ["64 B", "15.37 MB"]  # as on the job page
+    assert in_unit(0.0004, "seconds") == "400.0 µs"
 
 
 def test_compare_tells_no_sum_and_no_fullest_rank_of_some_ranks(job: Job) -> None:
