@@ -135,13 +135,14 @@ def _margin(share: float) -> str:
 
 
 def _mostly(measured: StepParts) -> str:
-    """Return ', 48% of it exposed tp' for the largest part except compute, if it is large."""
+    """Return the words for the largest part except compute, or an empty text if that part is small."""
     apart = [part for part in measured["parts"] if part["kind"] not in ("compute", "hidden")]
     most = max(apart, key=lambda part: part["seconds"], default=None)
     if most is None or most["seconds"] < LARGE * measured["step_s"]:
         return ""
-    what = f"exposed {most['name']}" if most["kind"] == "exposed" else most["name"]
-    return f", {percent(most['seconds'] / measured['step_s'])} of it {what}"
+    name = most["name"]
+    what = f"Exposed {name} communication" if most["kind"] == "exposed" else f"{name[:1].upper()}{name[1:]}"
+    return f". {what} takes {percent(most['seconds'] / measured['step_s'])} of each step"
 
 
 def _excess(measured: StepParts, planned: StepParts) -> str:
