@@ -106,9 +106,9 @@ export function duration(seconds) {
   return `${Math.floor(whole / 3600)} h ${two(Math.floor((whole % 3600) / 60))} min`;
 }
 
-/** Format the margin of error: "± 19 %", or above 100 % "up to 5 times off". */
+/** Format the margin of error: "± 19 %", or above 100 % "error up to 5 times". */
 export function sureness(share) {
-  return share > 1 ? `up to ${Number((1 + share).toPrecision(2))} times off` : `± ${Math.round(100 * share)} %`;
+  return share > 1 ? `error up to ${Number((1 + share).toPrecision(2))} times` : `± ${Math.round(100 * share)} %`;
 }
 
 /** Format the interval of an estimate, with `shown` for each end: "0.8 s to 1.2 s". */

@@ -34,7 +34,7 @@ export function timePicture(estimate) {
     isTiny ? null : figure(`for ${count(TOKENS)} tokens`, days >= 2 ? `${days < 100 ? days.toFixed(1) : integer(Math.round(days))} days` : duration(days * 86400)),
   );
   const said = [basis(time, cluster), ...aligned(estimate), `Peak for ${isTiny ? "MFU" : "MFU and HFU"}: ${peak(estimate)} per rank.`, ...beyond(estimate)];
-  return [figures, bar, scrolling([th("part"), th("seconds", true), th("share", true)], rows), el("p", { className: "note" }, said.join(" "))];
+  return [figures, bar, scrolling([th("part"), th("time", true), th("share", true)], rows), el("p", { className: "note" }, said.join(" "))];
 }
 
 /** Describe the cost of a vocabulary whose rows are not aligned to 16 bytes. */

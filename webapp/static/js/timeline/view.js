@@ -191,7 +191,7 @@ export function timelineView(container) {
     const micro = rows.some((row) => row.name === COMPUTE && row.events.some(byMicro));
     legend.replaceChildren(
       ...[...entries].flatMap(([name, token]) => [legendEntry(token, name), " "]),
-      micro ? "Forward and backward (paler): one color per micro-batch. " : "",
+      micro ? "F0 (forward) and B0 (backward, paler) belong to micro-batch 0. " : "",
       "Collectives: pale is waiting for the last rank, solid is transfer.",
       calls.some((call) => waited(call) === null) ? " Medium: unknown, because events of some ranks are missing." : "",
     );
