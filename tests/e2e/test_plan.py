@@ -44,6 +44,9 @@ def test_experts_of_a_copied_model_are_told_and_stay_until_another_model_is_take
     expect(parameters).to_have_text("23.5B")
 
 
+UNITS = {"memory": re.compile(r" [KMGT]iB, "), "traffic": re.compile(r" [kMGT]?B, ")}
+
+
 def test_every_figure_is_explained_one_click_away(page: Page, running_board: Board) -> None:
     page.goto(f"{running_board.url}/jobs/new/")
     expect(page.locator("#plan-status")).to_have_attribute("data-tone", re.compile("good|warn"))
@@ -54,6 +57,8 @@ def test_every_figure_is_explained_one_click_away(page: Page, running_board: Boa
         expect(dialog.locator("h2")).to_contain_text(f"{figure} = ")
         assert dialog.locator("tbody tr").count() >= 2
         expect(dialog.locator("tbody .source").first).not_to_be_empty()
+        if figure in UNITS:
+            expect(dialog.locator("h2")).to_have_text(UNITS[figure])
         dialog.locator("button").click()
         expect(page.locator("#explain")).to_be_hidden()
 
@@ -268,8 +273,9 @@ def test_a_host_is_calibrated_by_a_click_and_the_click_can_be_taken_back(page: P
     page.locator("main a[href^='/hosts/']").first.click()
     expect(page.locator("main")).to_contain_text("Not calibrated")
     host = page.url
-    page.wait_for_load_state()  # until then no script listens to the button
-    page.click("#calibrate")
+    page.goto(f"{host}#calibrate")  # the address of the action of a verdict
+    page.reload()
+    expect(page.locator("#calibrate-dialog")).to_be_visible()
     page.click("#calibrate-dialog button.primary")
     expect(page.locator("main h1")).to_contain_text("calibrate")
     job = page.url

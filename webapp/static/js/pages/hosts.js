@@ -5,7 +5,7 @@ import { agoBy } from "../format.js";
 for (const button of document.querySelectorAll("[data-opens]")) {
   const open = () => document.getElementById(button.dataset.opens).showModal();
   button.addEventListener("click", open);
-  if (button.dataset.now !== undefined) open();
+  if (button.dataset.now !== undefined || (button.id && location.hash === `#${button.id}`)) open();
 }
 for (const button of document.querySelectorAll("dialog [data-close]")) {
   button.addEventListener("click", () => button.closest("dialog").close());

@@ -1,11 +1,11 @@
 // “Explain” opens a dialog with the formula, numbers and source of each term of a figure.
 import { el } from "../dom.js";
-import { bytes, count, duration, exactBytes, integer } from "../format.js";
+import { bytes, count, decimalBytes, duration, exactBytes, integer } from "../format.js";
 import { rowHead, scrolling, th } from "../pictures/table.js";
 import { fetchPatiently, words } from "../refusal.js";
 
-function value(number, unit) {
-  if (unit === "B") return bytes(number);
+function value(number, unit, figure) {
+  if (unit === "B") return (figure === "traffic" ? decimalBytes : bytes)(number);
   if (unit === "s") return duration(number);
   if (unit === "") return `${(100 * number).toFixed(1)} %`;
   return `${unit === "parameters" ? integer(number) : count(number)} ${unit}`;
@@ -13,9 +13,9 @@ function value(number, unit) {
 
 const exact = (number, unit) => (unit === "B" ? exactBytes(number) : undefined);
 
-function line(term) {
+function line(term, figure) {
   const formula = el("td", {}, el("code", {}, term.formula), term.numbers ? el("br") : null, term.numbers ? `= ${term.numbers}` : null);
-  const amount = el("td", { className: "number", title: exact(term.value, term.unit) }, value(term.value, term.unit));
+  const amount = el("td", { className: "number", title: exact(term.value, term.unit) }, value(term.value, term.unit, figure));
   return el("tr", {}, rowHead(null, term.name), amount, formula, el("td", { className: "source" }, term.source));
 }
 
@@ -39,9 +39,9 @@ export function explainButtons(root, dialog, url, ask) {
       if (made.errors) throw new Error(words(made.errors));
       const figure = made.find((f) => f.figure === button.dataset.explain);
       const whose = figure.stage === null ? "" : ` of a rank of stage ${figure.stage}`;
-      title.textContent = `${figure.figure}${whose} = ${value(figure.value, figure.unit)}, ${figure.kind}`;
+      title.textContent = `${figure.figure}${whose} = ${value(figure.value, figure.unit, figure.figure)}, ${figure.kind}`;
       const head = [th("term"), th("value", true), th("formula and numbers"), th("source")];
-      place.replaceChildren(scrolling(head, figure.terms.map(line)));
+      place.replaceChildren(scrolling(head, figure.terms.map((term) => line(term, figure.figure))));
     } catch (error) {
       place.replaceChildren(el("p", { className: "problem" }, `No explanation: ${error.message.replace(/\.$/, "")}.`));
     }
