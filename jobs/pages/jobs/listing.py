@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 from urllib.parse import urlencode
 
@@ -20,6 +21,7 @@ from jobs.filters import JobFilter
 from jobs.kinds import kind_of, layout_words
 from jobs.models import DEFAULT_PROJECT, LIVE, TERMINAL, Attempt, Job, Status
 from jobs.pages.jobs.progress import steps_of
+from jobs.pages.jobs.sample import build_sample
 from jobs.planning.queries import checked
 from jobs.queue.several import UNDONE_BY, Several, carry_out
 from planner.facts.spec import Problem, SpecError
@@ -73,6 +75,7 @@ def job_list(request: HttpRequest) -> HttpResponse:
         "asked": filters.form.cleaned_data,
         "narrows": filters.narrows,
         "columns": columns,
+        "sample": None if counts or filters.narrows else build_sample(),
     }
     if request.GET.get("part") == "rows":
         return render(request, "jobs/rows.html", context)
@@ -94,6 +97,7 @@ def job_list(request: HttpRequest) -> HttpResponse:
         "all_columns": COLUMNS,
         "several": [(filters.form[name], filters.form.cleaned_data.get(name, [])) for name in ("kind", "status")],
         "undo": request.session.pop("undo", None),
+        "sample_json": json.dumps(context["sample"].spec) if context["sample"] else "",
     }
     return render(request, "jobs/list.html", context)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from html import unescape
 from typing import Any
 
 import msgpack
@@ -181,8 +182,29 @@ def test_a_filter_that_makes_no_sense_says_so(make_jobs: Make, owner: User, clie
 def test_an_empty_list_invites_and_has_nothing_to_narrow(owner: User, client: Client) -> None:
     client.force_login(owner)
     page = client.get("/").content.decode()
-    assert "No job yet" in page
+    assert "No jobs yet" in page
     assert 'class="filters"' not in page
+
+
+@pytest.mark.parametrize(
+    ("slots", "layout"), [(4, {"dp": 2, "tp": 2, "zero": 1}), (2, {"dp": 2, "tp": 1, "zero": 1})], ids=["four", "two"]
+)
+def test_an_empty_list_submits_a_sample_run_that_fits(
+    slots: int, layout: dict[str, int], owner: User, make_host: Any, client: Client
+) -> None:
+    make_host(slots=slots)
+    client.force_login(owner)
+    page = client.get("/").content.decode()
+    assert 'form="sample"' in page
+    (fields,) = re.findall(r'<form id="sample".*?</form>', page, re.DOTALL)
+    sent = {name: unescape(value) for name, value in re.findall(r'name="(\w+)" value="([^"]*)"', fields)}
+    assert client.post("/jobs/new/", sent).status_code == 302
+    assert client.post("/jobs/new/", sent).status_code == 302
+    job = Job.objects.get()
+    assert layout.items() <= job.spec["layout"].items()
+    train = job.spec["train"]
+    assert (train["steps"], train["global_batch"], train["micro_batches"], train["seq_len"]) == (80, 16, 2, 128)
+    assert 'form="sample"' not in client.get("/").content.decode()
 
 
 def test_a_page_asks_the_database_as_often_for_fifty_jobs_as_for_one(
