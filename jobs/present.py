@@ -91,7 +91,7 @@ class JobDetail(JobBrief):
         dict[str, str],
         Field(description="Last state from the engine: state, partition, nodes. `held` if held by Meshboard."),
     ]
-    host: Annotated[str | None, Field(description="Hosts Hosts of the current attempt, in rank order..")]
+    host: Annotated[str | None, Field(description="Host of the current attempt, or all its hosts in rank order.")]
     members: Annotated[list[MemberBrief], Field(description="Hosts of the current attempt, in rank order.")]
     exit: Annotated[ExitReport | Older | None, Field(description="Exit report of the current attempt.")]
     diagnosis: Annotated[Told | Older | None, Field(description="Verdict of the current attempt, and the next step.")]

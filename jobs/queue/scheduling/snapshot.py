@@ -38,7 +38,7 @@ from jobs.queue.scheduling.policy.standing import Rates, Standing, standing
 from jobs.queue.scheduling.states import Booking, HostState, Occupant, Quota, Waiting
 
 PAUSED = "the queue is paused: nothing is started"
-HELD = "held by staff until it is released"
+HELD = "Held by staff until released."
 AHEAD = timedelta(days=366)  # of reservations: none further away can matter to a job (its limit is a year at most)
 
 
@@ -99,7 +99,7 @@ def queue_now(now: datetime) -> list[Queued]:
         elif id in waits and waits[id].unended:
             bar = _after_words(waits[id].unended)
         if placed_before:
-            bar = f"attempt {attempt} has been on a host already: cancel the job, then queue it again"
+            bar = f"Attempt {attempt} already started on a host. Cancel the job, then queue it again."
         found.append(Queued(waiting, attempt, reason, bar, stands))
     return found
 
@@ -143,10 +143,10 @@ def bars(jobs: Iterable[Job]) -> dict[str, str]:
 
 def _after_words(jobs: list[str]) -> str:
     if len(jobs) == 1:
-        return f"comes after job {jobs[0]}, which has not ended"
+        return f"Waits for the end of job {jobs[0]}."
     named = ", ".join(sorted(jobs)[:3])
     more = f" and {len(jobs) - 3} more" if len(jobs) > 3 else ""
-    return f"comes after jobs {named}{more}, which have not ended"
+    return f"Waits for the end of jobs {named}{more}."
 
 
 def hosts_now(now: datetime) -> dict[int, HostState]:

@@ -1,6 +1,7 @@
-"""Why a job waits, in words that are true, that stay the same while nothing that matters changes, and that name no job
-but those of its own owner in its own project: whoever sees this job sees those. Hosts are open to a job if they take
-jobs and are not kept for another.
+"""Write the reason that a job waits.
+
+A reason changes only if its facts change. It names another job only if that job has the same owner and project,
+because users who see one of them see both. A host is available if it takes jobs and is not kept for another job.
 """
 
 from __future__ import annotations
@@ -14,70 +15,82 @@ NAMED = 2  # hosts of a set; the others are counted
 
 
 def reason(job: Waiting, pool: Pool, ahead: int, first: Waiting | None) -> str:
-    """Why it was not placed. `ahead` jobs of its device go before it and fit hosts; `first` of them."""
+    """Return why the job was not placed.
+
+    Args:
+        job: The waiting job.
+        pool: Hosts of its device.
+        ahead: Number of jobs of its device that are ahead and fit hosts.
+        first: First of the jobs ahead.
+    """
     text = _never(job, pool) or (_pinned(job, pool) if job.wanted_host else _anywhere(job, pool, ahead, first))
     return text[:LONGEST]
 
 
 def _never(job: Waiting, pool: Pool) -> str:
-    """Why no hosts that are there could take it, or nothing."""
+    """Return why no connected host could ever take the job, or an empty text."""
     if pool.fits(job):
         return ""
     if job.wanted_host:
         return _never_there(job, pool)
-    device, which = pool.device, _which(job)
+    which = _which(job)
     asked = [host for host in pool.hosts.values() if host.is_asked_for_by(job)]
     heard = [host for host in asked if host.live]
     if not heard:
-        none = f"no {device} host{which} is"
-        return f"{none} heard: {pool.trouble}" if pool.trouble and asked else f"{none} connected"
+        return _not_connected(f"No {_device(pool)} host{which}", pool.trouble if asked else "", "is")
     taking = [host for host in heard if host.takes_jobs]
     if not taking:
         why = {_closed(host) for host in heard}
-        return f"every {device} host{which} {' or '.join(sorted(why))} and takes no new jobs"
+        return f"Every {_device(pool)} host{which} is {' or '.join(sorted(why))}."
     may = pool.ground(job).hosts
     if not may:
-        return f"every {device} host{which} that takes jobs is reserved for another project"
+        return f"Every available {_device(pool)} host{which} is reserved for another project."
     unit = min(job.units)
     largest = max(pool.taking[name].slots for name in may)
-    is_all = len(may) == len([host for host in pool.hosts.values() if host.is_asked_for_by(job)])
-    now = "" if is_all else " that takes jobs now"
+    is_all = len(may) == len(asked)
+    largest_has = f"The largest {'' if is_all else 'available '}host has {_slots(largest)}."
     if _on_one(job, pool):
-        return f"{_needs(job, pool)}; the largest{now} has {largest}"
+        return f"{_needs(job, pool)} {largest_has}"
     if unit > largest:
-        group = f"but its tensor-parallel group of {unit} stays on one"
-        return f"{_needs(job, pool)}, {group}; the largest{now} has {largest}"
+        return f"{_needs(job, pool)} Each tensor-parallel group of {unit} ranks needs one host. {largest_has}"
     models = [[pool.taking[name].slots for name in names] for names in pool.ground(job).by_model]
     most = max(job.demand.most(sizes, unit) for sizes in models)
-    return f"{_needs(job, pool)}; those of one model{now.replace('takes', 'take')} have {most} so"
+    return f"{_needs(job, pool)} {'Hosts' if is_all else 'Available hosts'} of one model have {most} usable slots."
 
 
 def _never_there(job: Waiting, pool: Pool) -> str:
-    wanted = f"{job.wanted_host}, the one host it asks for,"
+    wanted = f"The required host {job.wanted_host}"
     if not any(host.live for host in pool.hosts.values()):
-        device = pool.device
-        none = f"no {device} host is"
-        return f"{none} heard: {pool.trouble}" if pool.trouble and pool.hosts else f"{none} connected"
+        return _not_connected(f"No {_device(pool)} host", pool.trouble if pool.hosts else "", "is")
     host = pool.hosts.get(job.wanted_host)
     if host is None:
-        return f"{wanted} is no {pool.device} host that has joined"
+        return f"{wanted} is not a {_device(pool)} host of this board."
     if not host.live:
-        return f"{wanted} is not heard: {pool.trouble}" if pool.trouble else f"{wanted} is not connected"
+        return _not_connected(wanted, pool.trouble, "is not")
     if not host.takes_jobs:
-        return f"{wanted} {_closed(host)} and takes no new jobs"
+        return f"{wanted} is {_closed(host)}."
     if not host.is_asked_for_by(job):
-        return f"{wanted} is no host{_which(job)}"
+        return f"{wanted} is not a host{_which(job)}."
     if host.is_reserved_from(job):
-        return f"{wanted} is reserved for another project"
-    return f"needs {_slots(job.num_slots)}; {wanted} has {host.slots}"
+        return f"{wanted} is reserved for another project."
+    return f"Needs {_slots(job.num_slots, pool)}. {wanted} has {host.slots}."
+
+
+def _not_connected(subject: str, trouble: str, verb: str) -> str:
+    """Return that the hosts have no contact. `trouble` is the cause if the board itself has a problem."""
+    return f"{subject} {verb} in contact, because {trouble}." if trouble else f"{subject} {verb} connected."
 
 
 def _closed(host: HostState) -> str:
-    return "is drained" if host.drained else f"is in pool {host.paused}, which is paused,"
+    return "drained" if host.drained else f"in the paused pool {host.paused}"
+
+
+def _device(pool: Pool) -> str:
+    return pool.device.upper()
 
 
 def _which(job: Waiting) -> str:
-    """' of pool big with labels a, b', or nothing."""
+    """Return the pool and labels of the job, such as " of pool big with labels a, b", or an empty text."""
     pool = f" of pool {job.pool}" if job.pool else ""
     if not job.labels:
         return pool
@@ -85,62 +98,72 @@ def _which(job: Waiting) -> str:
 
 
 def _on_one(job: Waiting, pool: Pool) -> bool:
-    """Whether it can only be on one host: it asks for that, or there are no two of a model."""
+    """Return whether the job needs one host: by its spec, or because no two hosts have the same model."""
     return job.max_hosts == 1 or all(len(names) < 2 for names in pool.ground(job).by_model)
 
 
 def _needs(job: Waiting, pool: Pool) -> str:
+    slots = _slots(job.num_slots, pool)
     if _on_one(job, pool):
-        return f"needs {_slots(job.num_slots)} on one {pool.device} host{_which(job)}"
+        return f"Needs {slots} on one host{_which(job)}."
     least = min(job.units)
-    parts = f", {least} or a multiple of it on each" if least > 1 else ""
+    parts = f", in multiples of {least} per host" if least > 1 else ""
     most = f"at most {job.max_hosts} " if job.max_hosts else ""
-    return f"needs {_slots(job.num_slots)} on {most}{pool.device} hosts{_which(job)}{parts}"
+    return f"Needs {slots} on {most}hosts{_which(job)}{parts}."
 
 
 def _pinned(job: Waiting, pool: Pool) -> str:
     name = job.wanted_host
-    needs = f"needs {_slots(job.num_slots)} on {name}, the one host it asks for; {_free(pool, (name,))}"
+    needs = f"Needs {_slots(job.num_slots, pool)} on the required host. {_free(pool, (name,))}"
     holder = pool.holders[name]
-    return f"{needs} and is kept for {'it' if holder is job else f'a job ahead that needs {_slots(holder.num_slots)}'}"
+    return needs if holder is job else f"{needs} A job ahead needs {_slots(holder.num_slots)} there."
 
 
 def _anywhere(job: Waiting, pool: Pool, ahead: int, first: Waiting | None) -> str:
     needs = _needs(job, pool)
     if names := pool.kept.get(job.id):
-        return f"{needs}; {_free(pool, names)} and {'is' if len(names) == 1 else 'are'} kept for it"
+        return f"{needs} {_free(pool, names)}"
     if ahead >= NEAR:
-        none = "none open to it has as many free" if _on_one(job, pool) else "those open to it have fewer free"
-        return f"{needs}; {none}; at least {_about(ahead)} jobs are ahead"
+        one = "No available host has enough free slots."
+        none = one if _on_one(job, pool) else "Available hosts have too few free slots."
+        return f"{needs} {none} At least {_about(ahead)} jobs are ahead."
     if first is None:
-        return f"{needs}; {_most_free(job, pool)}"
-    name = f" ({first.name})" if (first.owner, first.project) == (job.owner, job.project) else ""
-    before = f"1 job{name} is ahead and" if ahead == 1 else f"{ahead} jobs are ahead, the first{name}"
-    return f"{needs}; {_most_free(job, pool)}; {before} needs {_slots(first.num_slots)}"
+        return f"{needs} {_most_free(job, pool)}"
+    named = (first.owner, first.project) == (job.owner, job.project)
+    first_needs = f"needs {_slots(first.num_slots)}."
+    if ahead == 1:
+        before = f'Job "{first.name}" is ahead and {first_needs}' if named else f"1 job is ahead and {first_needs}"
+    else:
+        name = f', "{first.name}",' if named else ""
+        before = f"{ahead} jobs are ahead. The first{name} {first_needs}"
+    return f"{needs} {_most_free(job, pool)} {before}"
 
 
 def _most_free(job: Waiting, pool: Pool) -> str:
     most = pool.most_open(job)
     if most is None:
-        return "none is open to it now"
+        return "No host is available now."
     if _on_one(job, pool):
-        return f"of those open to it {_free(pool, (most,))}, the most"
+        return f"Host {most} has the most free slots, {len(pool.free[most])} of {pool.taking[most].slots}."
     unit = pool.unit(job)
-    assert unit is not None, "what no hosts could hold has another reason"
-    return f"those of one model open to it have {pool.open_slots(job, unit)} free so"
+    assert unit is not None, "_never() reports jobs that fit no hosts"
+    return f"Available hosts of one model have {_slots(pool.open_slots(job, unit))} free."
 
 
 def _free(pool: Pool, names: tuple[str, ...]) -> str:
     free = sum(len(pool.free[name]) for name in names)
     slots = sum(pool.taking[name].slots for name in names)
-    told = ", ".join(names[:NAMED])
+    listed = ", ".join(names[:NAMED])
     if len(names) > NAMED:
-        told += f" and {len(names) - NAMED} more"
-    return f"{told} {'has' if len(names) == 1 else 'have'} {free} of {slots} free"
+        listed += f" and {len(names) - NAMED} more"
+    subject = f"Host {listed} has" if len(names) == 1 else f"Hosts {listed} have"
+    return f"{subject} {free} of {slots} free."
 
 
-def _slots(count: int) -> str:
-    return "1 slot" if count == 1 else f"{count} slots"
+def _slots(count: int, pool: Pool | None = None) -> str:
+    """Return the count with its unit, such as "4 slots", or "4 CPU slots" with a pool."""
+    device = f"{_device(pool)} " if pool else ""
+    return f"{count} {device}{'slot' if count == 1 else 'slots'}"
 
 
 def _about(count: int) -> int:

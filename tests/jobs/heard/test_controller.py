@@ -134,7 +134,7 @@ def test_while_redis_is_away_no_host_is_called_silent_and_jobs_wait_for_redis(
     job.refresh_from_db()
     queued.refresh_from_db()
     assert job.status == Status.STARTING
-    assert "no cpu host is heard: the controller has no connection to Redis since" in queued.wait_reason
+    assert "No CPU host is in contact, because the controller has no connection to Redis since" in queued.wait_reason
     actions.cancel(job, "owner")
     made.tick()
     job.refresh_from_db()
@@ -143,7 +143,7 @@ def test_while_redis_is_away_no_host_is_called_silent_and_jobs_wait_for_redis(
     made.tick()
     job.refresh_from_db()
     queued.refresh_from_db()
-    assert "no cpu host is heard: the controller has been connected to Redis again only since" in queued.wait_reason
+    assert "No CPU host is in contact, because the controller has been connected to Redis again only since" in queued.wait_reason
     assert job.wait_reason.startswith("the controller has been connected to Redis again only since")
     monkeypatch.setattr(time, "monotonic", lambda: real_tick() + 75)
     monkeypatch.setattr(timezone, "now", lambda: real_now() + timedelta(seconds=75))
@@ -151,7 +151,7 @@ def test_while_redis_is_away_no_host_is_called_silent_and_jobs_wait_for_redis(
     made.tick()
     job.refresh_from_db()
     queued.refresh_from_db()
-    assert queued.wait_reason == "no cpu host is connected"
+    assert queued.wait_reason == "No CPU host is connected."
     assert "no contact with host" in job.wait_reason
 
 

@@ -118,7 +118,7 @@ def test_a_redis_that_forgets_or_fills_is_found(
     live_redis.config_set("maxmemory", str(int(live_redis.info()["used_memory"] * 1.02)))
     assert found("Redis")[1].level == "fail"
     live_redis.config_set("maxmemory", "0")
-    assert "no maxmemory" in found("Redis")[1].words
+    assert "without maxmemory" in found("Redis")[1].words
 
 
 def test_a_redis_that_lets_nobody_make_users_is_found_and_a_probe_leaves_none(

@@ -34,10 +34,10 @@ def test_the_slots_are_those_of_the_hosts_lines(make_host: Any, make_jobs: Any, 
     member = member_of(Attempt.objects.create(job=job, number=1), silent)
     SlotAllocation.objects.bulk_create([SlotAllocation(host=silent, slot=n, member=member) for n in range(2)])
     client.force_login(owner)
-    assert "silent hosts" not in words(client)
+    assert "without contact" not in words(client)
     Host.objects.filter(pk=silent.pk).update(last_seen=timezone.now() - timedelta(minutes=5))
     told = words(client)
-    assert "Slots in use 2 of 6 2 of 6 2 of them on silent hosts" in told
+    assert "Slots in use 2 of 6 2 of 6 2 on hosts without contact" in told
     assert "2 of 2 slots in use" in told
     assert "0 of 4 slots in use" in told
 
@@ -51,7 +51,7 @@ def test_the_oldest_of_the_queue_has_waited_since_it_was_queued_again(make_jobs:
     assert "10 min" in words(client)
     assert "3 d" not in words(client)
     Job.objects.update(held=True)
-    assert "all of them held" in words(client)
+    assert "all jobs are held" in words(client)
 
 
 @pytest.fixture
@@ -66,20 +66,20 @@ def retried(make_jobs: Callable[..., list[Job]]) -> Job:
 def test_an_attempt_that_failed_is_told_though_its_job_was_retried(retried: Job, owner: User, client: Any) -> None:
     client.force_login(owner)
     told = words(client)
-    assert "1 attempt failed or lost, of 1 job " in told
-    assert "failed attempt 1; the job is queued in its attempt 2" in told
+    assert "1 attempt failed or lost, in 1 job " in told
+    assert "failed attempt 1, now queued in attempt 2" in told
     assert "rank 1 ran out of memory" in told
     retried.refresh_from_db()
     fail(retried, "again")
     told = words(client)
-    assert "2 attempts failed or lost, of 1 job " in told
+    assert "2 attempts failed or lost, in 1 job " in told
     assert "failed attempt 2 " in told
 
 
 def test_failures_of_others_of_old_and_of_what_was_put_away_are_not_counted(
     retried: Job, owner: User, stranger: User, client: Any
 ) -> None:
-    none = "No attempt failed or was lost in the last 24 hours."
+    none = "No failures in the last 24 hours."
     client.force_login(stranger)
     assert none in words(client)
     client.force_login(owner)

@@ -163,10 +163,10 @@ def test_a_job_for_one_host_waits_for_that_host_and_says_so(staff: User, api: Ap
     job = api(staff).post("/api/v1/hosts/host-b/calibrate").json()["id"]
     Host.objects.filter(pk=other.pk).update(drained=True)
     scheduler.schedule()
-    assert Job.objects.get(id=job).wait_reason == "host-b, the one host it asks for, is drained and takes no new jobs"
+    assert Job.objects.get(id=job).wait_reason == "The required host host-b is drained."
     Host.objects.filter(pk=other.pk).update(drained=False, last_seen=timezone.now() - timedelta(minutes=5))
     scheduler.schedule()
-    assert Job.objects.get(id=job).wait_reason == "host-b, the one host it asks for, is not connected"
+    assert Job.objects.get(id=job).wait_reason == "The required host host-b is not connected."
     Host.objects.filter(pk=other.pk).update(last_seen=timezone.now())
     scheduler.schedule()
     assert Attempt.objects.get(job_id=job).where() == "host-b"

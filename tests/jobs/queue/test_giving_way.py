@@ -74,7 +74,7 @@ def test_what_was_disproved_as_it_gave_way_has_failed(each_database: str, live_r
     drain(live_redis)
     job.refresh_from_db()
     assert (job.status, job.attempt) == (Status.FAILED, 1)
-    assert StateChange.objects.filter(job=job).latest("id").reason.endswith("disproved: its proof says what differs")
+    assert StateChange.objects.filter(job=job).latest("id").reason.endswith("preempted, and the verification failed")
 
 
 def test_what_had_done_all_before_it_gave_way_is_not_run_again(each_database: str, live_redis: redis.Redis) -> None:

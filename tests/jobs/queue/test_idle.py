@@ -29,4 +29,4 @@ def test_a_step_that_is_told_between_two_looks_is_one(
     assert looking.end(live_redis) == 0
     now += 10
     assert looking.end(live_redis) == 1
-    assert "3 were done" in StateChange.objects.filter(job=job).latest("id").reason
+    assert "after step 3" in StateChange.objects.filter(job=job).latest("id").reason

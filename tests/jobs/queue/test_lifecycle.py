@@ -99,15 +99,15 @@ def test_the_queue_goes_by_priority_then_age_and_says_why_each_waits(
     first = submitted(owner, name="first")
     schedule()
     first.refresh_from_db()
-    assert first.wait_reason == "no cpu host is connected"
+    assert first.wait_reason == "No CPU host is connected."
     make_host()
     later, urgent = submitted(owner, name="later"), submitted(owner, name="urgent")
     Job.objects.filter(id=urgent.id).update(priority=5)
     assert schedule() == 1
     assert [status(job) for job in (first, later, urgent)] == ["queued", "queued", "starting"]
-    assert first.wait_reason == "needs 4 slots on one cpu host; host-a has 0 of 4 free and is kept for it"
-    told = "none is open to it now; 1 job (first) is ahead and needs 4 slots"
-    assert later.wait_reason == f"needs 4 slots on one cpu host; {told}"
+    assert first.wait_reason == "Needs 4 CPU slots on one host. Host host-a has 0 of 4 free."
+    told = 'No host is available now. Job "first" is ahead and needs 4 slots.'
+    assert later.wait_reason == f"Needs 4 CPU slots on one host. {told}"
 
 
 def test_a_job_that_fits_no_host_does_not_hold_up_those_that_do(owner: User, make_host: Callable[..., Host]) -> None:
@@ -116,7 +116,7 @@ def test_a_job_that_fits_no_host_does_not_hold_up_those_that_do(owner: User, mak
     small = submitted(owner, name="small")
     schedule()
     assert [status(large), status(small)] == ["queued", "starting"]
-    assert large.wait_reason == "needs 8 slots on one cpu host; the largest has 4"
+    assert large.wait_reason == "Needs 8 CPU slots on one host. The largest host has 4 slots."
 
 
 def test_a_drained_host_takes_nothing_new(owner: User, make_host: Callable[..., Host]) -> None:
@@ -125,7 +125,7 @@ def test_a_drained_host_takes_nothing_new(owner: User, make_host: Callable[..., 
     job = submitted(owner)
     schedule()
     job.refresh_from_db()
-    assert job.wait_reason == "every cpu host is drained and takes no new jobs"
+    assert job.wait_reason == "Every CPU host is drained."
 
 
 def test_cancelling_raises_the_flag_again_after_redis_was_emptied(
@@ -209,7 +209,7 @@ def test_a_run_that_was_disproved_is_not_gone_on_with(
     assert form.endswith("hidden>")
     for way in ("requeue", "smaller"):
         page = client.post(f"/jobs/{job.id}/{way}/", follow=True).content.decode()
-        assert "Its run was disproved" in page
+        assert "The verification of this run failed" in page
     client.force_login(User.objects.create_superuser("root"))
     client.post("/admin/jobs/job/", {"action": "requeue", "_selected_action": [job.id]})
     job.refresh_from_db()

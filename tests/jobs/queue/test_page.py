@@ -74,7 +74,7 @@ def test_the_page_shows_everything_to_staff_and_ones_own_to_others(
     client.force_login(staff)
     page = client.get("/queue/").content.decode()
     assert page.index(theirs.id) < page.index(mine.id)
-    assert "host-a has 0 of 4 free and is kept for it" in page
+    assert "Host host-a has 0 of 4 free." in page
 
 
 def test_a_predicted_start_names_what_ends_only_to_who_may_see_it(
@@ -92,9 +92,9 @@ def test_a_predicted_start_names_what_ends_only_to_who_may_see_it(
     assert "when another job ends" in page
     assert "secret" not in page
     Job.objects.filter(id=attempt.job_id).update(owner=owner)
-    assert "when secret ends; an estimate" in client.get("/queue/?part=rows").content.decode()
+    assert "when job &quot;secret&quot; ends" in client.get("/queue/?part=rows").content.decode()
     Job.objects.filter(id=attempt.job_id).update(status=Status.UNREACHABLE)
-    assert "an estimate" not in client.get("/queue/?part=rows").content.decode(), "who knows when it ends"
+    assert "secret" not in client.get("/queue/?part=rows").content.decode(), "who knows when it ends"
 
 
 def test_bulk_actions_ask_first_then_act_and_are_written_down(owner: User, staff: User, client: Client) -> None:
@@ -207,7 +207,7 @@ def test_a_job_is_moved_over_the_page_and_rest(
     for asked, why in (
         ({"to": "up"}, "The job already has this place."),
         ({"before": "none"}, "Job none does not exist."),
-        ({"before": raised.id}, f"job {raised.id} has priority 2, and this one 0"),
+        ({"before": raised.id}, f"Job {raised.id} has priority 2, this job has 0. Use a job of equal priority."),
         ({"before": ran.id}, f"Job {ran.id} is running, so it has no place in the queue."),
     ):
         answer = rest.post(f"/api/v1/queue/jobs/{b.id}/move", asked, format="json")
@@ -242,7 +242,7 @@ def test_rest_runs_the_queue(owner: User, staff: User, api: Callable[[User], API
             [],
             ["The job already has this priority.", "The job succeeded, so it is not queued."],
         ),
-        ({"action": "cancel"}, None, ["it has ended: succeeded"]),
+        ({"action": "cancel"}, None, ["The job has ended: succeeded."]),
     ):
         named = [ran.id, "none"] if changed is None else [only.id, ran.id, "none"]
         told = rest.post("/api/v1/queue/actions", {**action, "jobs": named}, format="json").json()
@@ -252,7 +252,7 @@ def test_rest_runs_the_queue(owner: User, staff: User, api: Callable[[User], API
         rest.post("/api/v1/queue/actions", {"action": "priority", "jobs": [only.id]}, format="json").status_code == 422
     )
     (row,) = api(owner).get("/api/v1/queue").json()["jobs"]
-    assert (row["place"], row["held"], row["reason"]) == (1, True, "held by staff until it is released")
+    assert (row["place"], row["held"], row["reason"]) == (1, True, "Held by staff until released.")
     assert [entry["what"] for entry in rest.get("/api/v1/audit").json()] == ["hold", "pause", "resume", "pause"]
     assert rest.get("/api/v1/audit?before=0").status_code == 400
     for path in ("queue/pause", "queue/resume", "queue/actions", f"queue/jobs/{only.id}/move", "pools/big/pause"):

@@ -180,9 +180,9 @@ def test_a_pinned_job_overtakes_no_job_of_a_higher_priority() -> None:
     plan = place([job("urgent", 4, priority=100), job("pinned", 2, "host-a")], hosts)
     assert plan.placements == []
     assert plan.reasons == {
-        "urgent": "needs 4 slots on one cpu host; host-a has 2 of 4 free and is kept for it",
-        "pinned": "needs 2 slots on host-a, the one host it asks for; "
-        "host-a has 2 of 4 free and is kept for a job ahead that needs 4 slots",
+        "urgent": "Needs 4 CPU slots on one host. Host host-a has 2 of 4 free.",
+        "pinned": "Needs 2 CPU slots on the required host. "
+        "Host host-a has 2 of 4 free. A job ahead needs 4 slots there.",
     }
 
 
@@ -208,40 +208,40 @@ BUSY = [host("host-a", 4, free=1), host("host-b", 2, free=0), host("host-c", 4, 
 @pytest.mark.parametrize(
     ("queue", "hosts", "told"),
     [
-        ([job("j")], [], "no cpu host is connected"),
-        ([job("j")], [host("host-a", 4, live=False)], "no cpu host is connected"),
-        ([job("j")], [host("host-a", 4, drained=True)], "every cpu host is drained and takes no new jobs"),
-        ([job("j", 5)], [host("host-a", 4)], "needs 5 slots on one cpu host; the largest has 4"),
+        ([job("j")], [], "No CPU host is connected."),
+        ([job("j")], [host("host-a", 4, live=False)], "No CPU host is connected."),
+        ([job("j")], [host("host-a", 4, drained=True)], "Every CPU host is drained."),
+        ([job("j", 5)], [host("host-a", 4)], "Needs 5 CPU slots on one host. The largest host has 4 slots."),
         (
             [job("j", 5)],
             [host("host-a", 4), host("host-b", 8, drained=True)],
-            "needs 5 slots on one cpu host; the largest that takes jobs now has 4",
+            "Needs 5 CPU slots on one host. The largest available host has 4 slots.",
         ),
-        ([job("j", 5, "host-a")], [host("host-a", 4)], "needs 5 slots; host-a, the one host it asks for, has 4"),
-        ([job("j", 1, "host-z")], BUSY, "host-z, the one host it asks for, is no cpu host that has joined"),
-        ([job("j", 1, "host-c")], BUSY, "host-c, the one host it asks for, is drained and takes no new jobs"),
+        ([job("j", 5, "host-a")], [host("host-a", 4)], "Needs 5 CPU slots. The required host host-a has 4."),
+        ([job("j", 1, "host-z")], BUSY, "The required host host-z is not a CPU host of this board."),
+        ([job("j", 1, "host-c")], BUSY, "The required host host-c is drained."),
         (
             [job("j", 1, "host-b")],
             BUSY,
-            "needs 1 slot on host-b, the one host it asks for; host-b has 0 of 2 free and is kept for it",
+            "Needs 1 CPU slot on the required host. Host host-b has 0 of 2 free.",
         ),
-        ([job("j", 3)], BUSY, "needs 3 slots on one cpu host; host-a has 1 of 4 free and is kept for it"),
+        ([job("j", 3)], BUSY, "Needs 3 CPU slots on one host. Host host-a has 1 of 4 free."),
         (
             [job("j", 2), job("ahead", 4, age=1, owner=2)],
             BUSY,
-            "needs 2 slots on one cpu host; of those open to it host-b has 0 of 2 free, the most; "
-            "1 job is ahead and needs 4 slots",
+            "Needs 2 CPU slots on one host. Host host-b has the most free slots, 0 of 2. "
+            "1 job is ahead and needs 4 slots.",
         ),
         (
             [job("j", 2), job("first", 4, age=3), job("second", 2, age=2, owner=2)],
             BUSY,
-            "needs 2 slots on one cpu host; of those open to it host-b has 0 of 2 free, the most; "
-            "2 jobs are ahead, the first (name-of-first) needs 4 slots",
+            "Needs 2 CPU slots on one host. Host host-b has the most free slots, 0 of 2. "
+            '2 jobs are ahead. The first, "name-of-first", needs 4 slots.',
         ),
         (
             [job("j", 2), *(job(f"ahead-{number}", 4, age=1) for number in range(47))],
             BUSY,
-            "needs 2 slots on one cpu host; none open to it has as many free; at least 20 jobs are ahead",
+            "Needs 2 CPU slots on one host. No available host has enough free slots. At least 20 jobs are ahead.",
         ),
     ],
 )
@@ -280,13 +280,13 @@ def test_one_start_far_ahead_changes_few_texts() -> None:
 def test_a_paused_pool_and_a_reservation_are_said() -> None:
     paused = host("host-a", 4, pools=frozenset({"big"}), paused="big")
     assert place([job("j", pool="big")], [paused]).reasons["j"] == (
-        "every cpu host of pool big is in pool big, which is paused, and takes no new jobs"
+        "Every CPU host of pool big is in the paused pool big."
     )
     booked = host("host-a", 4, bookings=(Booking("other", 100.0),))
     assert places(place([job("short", limit_s=100)], [booked])) == {"short": "host-a"}
     assert place([job("long")], [booked]).reasons["long"] == (
-        "every cpu host that takes jobs is reserved for another project"
+        "Every available CPU host is reserved for another project."
     )
     assert place([job("j", labels=frozenset({"ib"}))], [booked]).reasons["j"] == (
-        "no cpu host with label ib is connected"
+        "No CPU host with label ib is connected."
     )

@@ -145,11 +145,11 @@ def test_a_held_job_waits_and_holds_up_nobody(owner: User, make_host: MakeHost) 
     assert staff.hold([held.id, "absent"], "boss") == [held.id]
     assert staff.hold([held.id], "boss") == []
     assert schedule() == 1
-    assert reason(held) == "held by staff until it is released"
+    assert reason(held) == "Held by staff until released."
     assert status(free) == Status.STARTING
     assert staff.release([held.id], "boss") == [held.id]
     schedule()
-    assert "host-a has 3 of 4 free and is kept for it" in reason(held)
+    assert "Host host-a has 3 of 4 free." in reason(held)
     assert list(AuditEntry.objects.values_list("what", "before", "after")) == [
         ("release", True, False),
         ("hold", False, True),
@@ -171,7 +171,7 @@ def test_a_paused_queue_starts_nothing_and_a_paused_pool_nothing_on_its_hosts(ow
     staff.pause_queue(False, "boss")
     staff.pause_pool(pool, True, "boss")
     assert schedule() == 1
-    assert reason(pooled) == "every cpu host of pool large is in pool large, which is paused, and takes no new jobs"
+    assert reason(pooled) == "Every CPU host of pool large is in the paused pool large."
     staff.pause_pool(pool, False, "boss")
     assert schedule() == 1
     assert AuditEntry.objects.count() == 4
@@ -190,7 +190,7 @@ def test_a_reservation_keeps_others_away(owner: User, make_host: MakeHost) -> No
     )
     assert schedule() == 2
     assert (status(short), status(theirs)) == (Status.STARTING, Status.STARTING)
-    assert reason(long) == "every cpu host that takes jobs is reserved for another project"
+    assert reason(long) == "Every available CPU host is reserved for another project."
 
 
 def test_a_quota_counts_what_is_held(owner: User, make_host: MakeHost) -> None:
@@ -199,7 +199,8 @@ def test_a_quota_counts_what_is_held(owner: User, make_host: MakeHost) -> None:
     busy(host, owner, 0)
     job = queued(owner, 2)[0]
     assert schedule() == 0
-    assert reason(job) == "needs 2 slots; project default may hold 2, and 1 are held or kept for jobs of its ahead"
+    told = "Needs 2 slots. Project default has a limit of 2 slots. Other jobs of the project use or reserve 1."
+    assert reason(job) == told
     with pytest.raises(
         SpecError, match=r"layout`?: dp 2 x pp 1 x tp 2 = 4 ranks, but project default has a limit of 2 slots"
     ):
@@ -249,7 +250,7 @@ def test_what_comes_after_waits_then_starts_or_is_cancelled(
     anyway, _ = actions.submit(owner, {**SMALL, "after": [first.id], "after_failed": "start"})
     chained, _ = actions.submit(owner, {**SMALL, "after": [then.id]})
     assert schedule() == 1
-    assert reason(then) == f"comes after job {first.id}, which has not ended"
+    assert reason(then) == f"Waits for the end of job {first.id}."
     ends(live_redis, first, "failed")
     apply_rules()
     apply_rules()
@@ -314,7 +315,7 @@ def test_a_preemptible_job_gives_way_and_goes_on_later(
     urgent = queued(owner, 1, priority=5, name="urgent")[0]
     assert schedule() == 0
     assert (status(job), job.stop) == (Status.CANCELLING, "preempted")
-    assert "preemptible jobs of lower priority are ending for it" in reason(urgent)
+    assert "Preemptible jobs with lower priority are ending." in reason(urgent)
     schedule()
     assert StateChange.objects.filter(job=job, status=Status.CANCELLING).count() == 1
     ends(live_redis, job, "cancelled")

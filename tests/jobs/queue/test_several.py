@@ -70,7 +70,7 @@ def test_archived_jobs_are_left_out_until_they_are_asked_for_or_run_again(
     assert names(client, "") == ["stays"]
     assert names(client, "?archived=only") == ["gone"]
     assert set(names(client, "?archived=too")) == {"gone", "stays"}
-    assert "Look in the archive too" in client.get("/?q=gone").content.decode()
+    assert "Include archived jobs" in client.get("/?q=gone").content.decode()
     assert [job["id"] for job in api(owner).get("/api/v1/jobs").json()] == [stays.id]
     assert [job["id"] for job in api(owner).get("/api/v1/jobs?archived=only").json()] == [gone.id]
     assert lifecycle.requeue(gone.id, "again")
@@ -181,7 +181,7 @@ def test_a_change_is_made_whole_or_not_at_all(owner: User, api: Api) -> None:
     assert api(owner).patch(f"/api/v1/jobs/{job.id}", swapped, "json").status_code == 200
     refused = api(owner).patch(f"/api/v1/jobs/{job.id}", {"add_tags": ["too many"]}, "json")
     assert refused.status_code == 422
-    assert "20 tags; 1 more make 21 > 20" in refused.content.decode()
+    assert "20 tags, and 1 more exceed the maximum of 20" in refused.content.decode()
 
 
 @pytest.mark.django_db(transaction=True)
@@ -219,9 +219,9 @@ def test_rest_tells_which_jobs_stayed_as_they_were_and_why(
     told = api(owner).post("/api/v1/jobs/actions", {"action": "archive", "jobs": ids}, format="json").json()
     assert told["changed"] == [ended.id]
     assert {row["job"]: row["reason"] for row in told["unchanged"]} == {
-        live.id: "a job that is queued cannot be archived",
-        theirs.id: "no such job, or it belongs to another user to change",
-        "nobodys": "no such job, or it belongs to another user to change",
+        live.id: "The job is queued, so it cannot be archived.",
+        theirs.id: "The job does not exist, or you cannot change it.",
+        "nobodys": "The job does not exist, or you cannot change it.",
     }
     again = api(owner).post("/api/v1/jobs/actions", {"action": "archive", "jobs": [ended.id]}, format="json").json()
     assert again["unchanged"] == [{"job": ended.id, "reason": "The job already has this state."}]

@@ -96,8 +96,8 @@ def test_what_the_queue_bars_is_no_attempt_of_slurm_s(owner: User, stranger: Use
     assert list(Attempt.objects.values_list("job", flat=True)) == [first.id]
     reasons = dict(Job.objects.values_list("id", "wait_reason"))
     assert reasons[theirs.id] == DISABLED
-    assert reasons[held.id] == "held by staff until it is released"
-    assert reasons[after.id] == f"comes after job {first.id}, which has not ended"
+    assert reasons[held.id] == "Held by staff until released."
+    assert reasons[after.id] == f"Waits for the end of job {first.id}."
     QueueState.objects.update_or_create(defaults={"paused": True})
     Job.objects.filter(id=held.id).update(held=False)
     SlurmEngine(site).place()
@@ -138,7 +138,7 @@ def test_a_quota_bounds_what_is_handed_to_slurm(owner: User, site: Site, make_ho
     engine = SlurmEngine(site)
     engine.place()
     assert list(Attempt.objects.values_list("job", flat=True)) == [first.id]
-    text = "needs 4 slots; project default may hold 4, and 4 are held or kept for jobs of its ahead"
+    text = "Needs 4 slots. Project default has a limit of 4 slots. Other jobs of the project use or reserve 4."
     assert Job.objects.get(id=second.id).wait_reason == text
     assert schedule() == 0
     assert Job.objects.get(id=here.id).wait_reason == text

@@ -21,15 +21,16 @@ class Quotas:
         quota = self._quotas.get(project)
         if quota is None or quota.slots is None:
             return ""
-        needs = f"needs {counted(slots, 'slot')}; project {project}"
+        limit = f"Project {project} has a limit of {counted(quota.slots, 'slot')}."
+        needs = f"Needs {counted(slots, 'slot')}. {limit}"
         if slots > quota.slots:
-            return f"{needs} may hold {quota.slots}"
+            return needs
         if project in self._full:
-            return f"{needs} may hold {quota.slots}, and a job of its ahead waits for them"
+            return f"{needs} Another job of the project is ahead."
         if self._used[project] + slots <= quota.slots:
             return ""
         self._full.add(project)
-        return f"{needs} may hold {quota.slots}, and {self._used[project]} are held or kept for jobs of its ahead"
+        return f"{needs} Other jobs of the project use or reserve {self._used[project]}."
 
     def take(self, project: str, slots: int) -> None:
         """A job of the project holds so many, or they are kept for it."""
