@@ -26,7 +26,7 @@ def full_disk(error: BaseException | None) -> OSError | None:
 
 def no_room(host: str, full: OSError, folder: Path, needs: str = "") -> str:
     """In words; `folder`: where a write was, which names no file. `needs`: what is known of it."""
-    return f"no room on {host}: {full.strerror}: {full.filename or folder}{needs}{free_words(folder)}"
+    return f"No disk space on {host}: {full.strerror}: {full.filename or folder}{needs}{free_words(folder)}"
 
 
 def not_started(host: str, error: Exception, folder: Path) -> str:
@@ -35,7 +35,7 @@ def not_started(host: str, error: Exception, folder: Path) -> str:
         needed = error.needed if isinstance(error, FullError) else 0
         return no_room(host, error, folder, f" needs {needed:,} bytes" if needed else "")
     text = f"{error}: '{folder}'" if isinstance(error, OSError) and error.filename is None else str(error)
-    return f"not started on {host}: {text}"
+    return f"Not started on {host}: {text}"
 
 
 def free_words(folder: Path) -> str:

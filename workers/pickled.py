@@ -52,14 +52,14 @@ def read(data: bytes, admitted: frozenset[Name]) -> Read:
         RefusedPickleError: it is broken, too large, or names something else than `admitted`.
     """
     if len(data) > MOST_BYTES:
-        raise RefusedPickleError(f"it has more than {MOST_BYTES:,} bytes")
+        raise RefusedPickleError(f"more than {MOST_BYTES:,} bytes")
     machine = _Machine(data, admitted)
     try:
         return machine.run()
     except IndexError:  # of the data, the stack, the marks or the memo
-        raise RefusedPickleError(f"it is broken at byte {machine.at}") from None
+        raise RefusedPickleError(f"damaged at byte {machine.at}") from None
     except UnicodeDecodeError:
-        raise RefusedPickleError(f"it is broken at byte {machine.at}: a text is no UTF-8") from None
+        raise RefusedPickleError(f"damaged at byte {machine.at}: a text is not UTF-8") from None
 
 
 class _Machine:
@@ -79,13 +79,13 @@ class _Machine:
                 return Read(self._end(), count)
             work = OPERATIONS.get(code)
             if work is None:
-                raise RefusedPickleError(f"byte {self.at - 1} is {code:#04x}, an operation that is not obeyed")
+                raise RefusedPickleError(f"byte {self.at - 1} is {code:#04x}, an operation that is not allowed")
             work(self)
-        raise RefusedPickleError(f"it has more than {MOST_OPERATIONS:,} operations")
+        raise RefusedPickleError(f"more than {MOST_OPERATIONS:,} operations")
 
     def _end(self) -> Any:
         if self._below or len(self.stack) != 1 or self.at != len(self._data):
-            raise RefusedPickleError(f"it is broken: it ends at byte {self.at} of {len(self._data):,}")
+            raise RefusedPickleError(f"damaged: the pickle ends at byte {self.at} of {len(self._data):,}")
         return self.stack.pop()
 
     def number(self, size: int) -> int:
@@ -95,7 +95,7 @@ class _Machine:
         begin = self.at
         self.at = begin + size
         if self.at > len(self._data):
-            raise RefusedPickleError(f"it is broken: {size:,} bytes are to follow byte {begin}, and do not")
+            raise RefusedPickleError(f"damaged: {size:,} bytes after byte {begin} are missing")
         return self._data[begin : self.at]
 
     def top(self, kind: type[Any]) -> Any:
@@ -128,7 +128,7 @@ class _Machine:
         name = self.pop(str)
         found = Name(self.pop(str), name)
         if found not in self._admitted:
-            raise RefusedPickleError(f"it names {found.module[:100]}.{found.name[:100]}, which is not admitted")
+            raise RefusedPickleError(f"{found.module[:100]}.{found.name[:100]} is not allowed")
         self.stack.append(found)
 
     def call(self) -> None:
@@ -138,7 +138,7 @@ class _Machine:
     def build(self) -> None:
         state, made = self.stack.pop(), self.top(Made)
         if made.state is not None:
-            raise RefusedPickleError(f"it is broken at byte {self.at}: it sets a state twice")
+            raise RefusedPickleError(f"damaged at byte {self.at}: a state is set twice")
         made.state = state
 
     def pair(self, given: list[Any]) -> None:
@@ -147,7 +147,7 @@ class _Machine:
         self.top(Pairs).extend(zip(given[::2], given[1::2], strict=True))
 
     def wrong(self, found: Any) -> RefusedPickleError:
-        return RefusedPickleError(f"it is broken at byte {self.at}: a {type(found).__name__} has no place there")
+        return RefusedPickleError(f"damaged at byte {self.at}: unexpected {type(found).__name__}")
 
 
 def _push(value: Callable[[_Machine], Any]) -> Callable[[_Machine], None]:
@@ -210,7 +210,7 @@ def _nothing(_: bytes) -> None:
 
 def _protocol(number: int) -> None:
     if number not in (4, 5):
-        raise RefusedPickleError(f"it is of protocol {number}; 4 and 5 are read")
+        raise RefusedPickleError(f"protocol {number}, expected 4 or 5")
 
 
 def _extend(m: _Machine, given: list[Any]) -> None:

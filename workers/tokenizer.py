@@ -22,10 +22,10 @@ MOST = 4_194_304  # no model has more, and the trainer makes room for all of the
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m workers.tokenizer", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    trained = commands.add_parser("train", help="a byte-level BPE, as tokenizers JSON")
+    trained = commands.add_parser("train", help="train a byte-level BPE tokenizer and write tokenizers JSON")
     trained.add_argument("inputs", nargs="+", type=Path, help="text, JSONL or parquet files, or folders of text")
     trained.add_argument("--vocab-size", type=int, required=True)
-    encoded = commands.add_parser("encode", help="text to a .bin of uint16 tokens")
+    encoded = commands.add_parser("encode", help="encode text as a .bin file of uint16 tokens")
     encoded.add_argument("inputs", nargs=1, type=Path)
     encoded.add_argument("--tokenizer", type=Path, required=True)
     for command in (trained, encoded):
@@ -39,7 +39,10 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"error: --out: cannot write {str(options.out)!r}: {error.strerror or error}", file=sys.stderr)
+        print(
+            f"error: `--out` is {str(options.out)!r}, which cannot be written: {error.strerror or error}",
+            file=sys.stderr,
+        )
         return 2
     return 0
 
@@ -50,19 +53,19 @@ def _check(paths: list[Path]) -> None:
             usable = path.is_file() or path.is_dir()  # a FIFO would be waited for for ever
             there = usable or path.exists()
         except OSError as error:
-            raise UserError(f"inputs: cannot read {brief(str(path))}: {error.strerror}") from None
+            raise UserError(f"`inputs` has {brief(str(path))}, which cannot be read: {error.strerror}") from None
         if not there:
-            raise UserError(f"inputs: there is no {brief(str(path))}")
+            raise UserError(f"`inputs` has {brief(str(path))}, which does not exist.")
         if not usable:
-            raise UserError(f"inputs: {str(path)!r} is neither a regular file nor a directory")
+            raise UserError(f"`inputs` has {str(path)!r}. Use regular files or folders.")
 
 
 def _train(options: argparse.Namespace) -> str:
     if options.vocab_size < LEAST:
-        text = f"must be at least {LEAST}, every byte and {END_OF_TEXT}, got {options.vocab_size}"
-        raise UserError(f"--vocab-size: {text}")
+        text = f"Use at least {LEAST}, for every byte and {END_OF_TEXT}."
+        raise UserError(f"`--vocab-size` is {options.vocab_size}. {text}")
     if options.vocab_size > MOST:
-        raise UserError(f"--vocab-size: must be at most {MOST:,}, got {options.vocab_size:,}")
+        raise UserError(f"`--vocab-size` is {options.vocab_size:,}. Use at most {MOST:,}.")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -79,9 +82,9 @@ def _train(options: argparse.Namespace) -> str:
 
 
 def _encode(options: argparse.Namespace) -> str:
-    encoder = load_tokenizer(options.tokenizer, f"--tokenizer: {str(options.tokenizer)!r}")
+    encoder = load_tokenizer(options.tokenizer, f"`--tokenizer` {str(options.tokenizer)!r}")
     if encoder.dtype != np.dtype(np.uint16):
-        raise UserError("--tokenizer: has token numbers beyond 65,535, which do not fit into uint16")
+        raise UserError("`--tokenizer` has token ids above 65,535, which do not fit into uint16.")
     with draft_of(options.out) as draft, draft.open("wb") as out:
         write_tokens(options.inputs[0], encoder, options.column, out)
         count = out.tell() // encoder.dtype.itemsize

@@ -157,7 +157,7 @@ def test_a_gang_that_gives_way_saves_on_all_hosts_after_the_same_step(hosts: Clu
     hosts.wait_for(job, "running", timeout_s=180)
     told = [change for change in hosts.job(job)["history"] if change["status"] == "cancelled"]
     assert len(told) == 1
-    assert "to give way; its newest checkpoint is" in told[0]["reason"]
+    assert "to make room for a job with higher priority; newest checkpoint" in told[0]["reason"]
     stopped = int(told[0]["reason"].rpartition("step-")[2])
     wait_until(lambda: hosts.step(job, 2) > stopped, "it goes on from there", 90, 0.3)
     hosts.cancel(job)

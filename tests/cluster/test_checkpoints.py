@@ -120,7 +120,7 @@ def test_where_that_host_is_down_the_retry_fails_and_says_where_the_files_are(ho
         first.power_on()
         first.start_worker()
     reason = job["history"][-1]["reason"]
-    assert f"checkpoint {name} was written by an earlier attempt, on host {first.name}" in reason
+    assert f"Checkpoint {name} of an earlier attempt on host {first.name} is missing" in reason
     assert first.name not in {member["host"] for member in job["members"]}
     # Once it is back it goes on, on whichever hosts.
     wait_until(lambda: hosts.hosts()[first.name]["state"] == "connected", "it is back", 60, 0.3)

@@ -28,7 +28,7 @@ def test_a_script_runs_unchanged_and_its_groups_are_counted(page: Page, running_
         re.compile("^(no optimizer step|optimizer steps|[0-9]+ .*) seen$")
     )
     expect(page.locator("main")).not_to_contain_text("gpt-tiny")
-    expect(page.locator("main")).not_to_contain_text("Waiting")
+    expect(page.locator("main")).not_to_contain_text("Waiting", use_inner_text=True)
     open_tab(page, "traffic")
     page.select_option("#phase", "setup")
     rows = page.locator("#collectives tr")
@@ -55,7 +55,8 @@ def test_a_script_that_failed_before_a_collective_shows_what_was_measured_and_no
     (running_board.state / "scripts" / "waiting.py").write_text(WAITING)
     script = {"path": "waiting.py", "args": [str(go)]}
     job = running_board.submit({"kind": "script", "layout": {"dp": 2}, "script": script})
-    page.goto(f"{running_board.url}/jobs/{job}/#memory")
+    page.goto(f"{running_board.url}/jobs/{job}/")
+    page.locator("#tab-memory").click()  # it appears with the first gauge
     page.wait_for_selector("#memory-chart[data-points]")
     go.touch()
     page.wait_for_selector("#status[data-status=failed]")
@@ -75,4 +76,4 @@ def test_a_script_that_failed_before_a_collective_shows_what_was_measured_and_no
 def test_a_script_that_is_not_there_says_so(running_board: Board) -> None:
     missing = running_board.submit({"kind": "script", "layout": {"dp": 2}, "script": {"path": "none.py"}})
     found = running_board.wait_for(missing, "failed")
-    assert "there is no 'none.py' below the script root" in found["exit"]["reason"]
+    assert "is 'none.py', which does not exist below the script root" in found["exit"]["reason"]

@@ -21,9 +21,9 @@ from workers.host.attempts import attempt_dir
 ONE_RANK: dict[str, Any] = {"model": {"preset": "gpt-tiny"}, "train": {"steps": 100_000}}
 STOPPED = ("supervisor", "guardian", "both", "torchrun", "rank")  # each job is named after what is stopped of it
 TOLD = {
-    "supervisor": "its supervisor is stopped (state T) since ",
-    "guardian": "its guardian is stopped (state T) since ",
-    "both": "its supervisor is stopped (state T) since ",
+    "supervisor": "the supervisor is stopped (state T) since ",
+    "guardian": "the guardian is stopped (state T) since ",
+    "both": "the supervisor is stopped (state T) since ",
     "torchrun": "torchrun is stopped (state T) since ",
     "rank": "rank 0 is stopped (state T) since ",
 }

@@ -88,7 +88,7 @@ def test_killing_the_supervisor_makes_the_job_lost(installation: Board, running_
     os.kill(read_json(attempt.supervisor)["pid"], signal.SIGKILL)
     wait_until(lambda: all(gone(pid) for pid in pids), "nothing is left", 1)
     job = installation.wait_for(running_job, "lost", timeout_s=40)
-    assert "supervisor died" in job["exit"]["reason"]
+    assert "supervisor ended" in job["exit"]["reason"]
 
 
 def test_killing_a_rank_fails_the_job_with_rank_signal_and_last_lines(installation: Board, running_job: str) -> None:

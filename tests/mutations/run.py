@@ -44,9 +44,9 @@ class Told(NamedTuple):
             seen.append("bytes and calls")
         if self.replicas.startswith("replicas differ"):
             seen.append("replicas")
-        if self.one_process.startswith("NOT equal"):
+        if self.one_process.startswith("differs from"):
             seen.append("one process")
-        if "; one step more NOT equal" in self.one_process:
+        if "; extra final step differs" in self.one_process:
             seen.append("one step more")
         if self.ended:
             seen.append("the run ends")
@@ -138,8 +138,10 @@ def told(work: Path, world: int, ended: str) -> Told:
     out = "".join((work / f"out-{rank}").read_text() for rank in range(world))
     errors = [(work / f"err-{rank}").read_text() for rank in range(world)]
     found = FIDELITY.findall(out)
-    proofs = re.findall(r"^proof: (.*); ((?:NOT |not |gradients ).*)$", out, re.MULTILINE)
-    failed = next((m[1] for e in errors if (m := re.search(r"^error: proof failed: (.*)$", e, re.MULTILINE))), "")
+    proofs = re.findall(r"^verification: (.*); ((?:differs |not |single-process |gradients ).*)$", out, re.MULTILINE)
+    failed = next(
+        (m[1] for e in errors if (m := re.search(r"^error: verification failed: (.*)$", e, re.MULTILINE))), ""
+    )
     if not ended and not failed and not all(e == "" for e in errors):
         ended = next(lines[-1] for e in errors if (lines := e.strip().splitlines()))
     replicas, one_process = proofs[-1] if proofs else ("", "")

@@ -39,5 +39,5 @@ def test_a_fault_shows_in_what_the_run_says(name: str, tmp_path: Path) -> None:
 def test_without_a_fault_the_same_run_is_proven(tmp_path: Path) -> None:
     told = run(FAULTS["gradients averaged over dp"].spec, copied_tree(tmp_path / "tree"), tmp_path)
     assert told == Told(0, 0, told.replicas, told.one_process, "", "")
-    assert told.replicas.startswith("replicas agree (68 of 68 parts have copies")
-    assert told.one_process.startswith("gradients equal to one process to ")
+    assert told.replicas.startswith("replicas match (68 of 68 tensor parts have replicas")
+    assert told.one_process.startswith("gradients match the single-process reference to ")

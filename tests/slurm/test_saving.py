@@ -51,8 +51,8 @@ def test_before_its_time_limit_a_run_saves_and_run_again_it_goes_on(slurm: Clust
     stopped = told["exit"]["summary"]["steps"]
     name = f"{job}/1/step-{stopped:08d}"
     assert told["history"][-1]["reason"] == (
-        f"it stopped after step {stopped} as its time limit at Slurm is near; its newest checkpoint is {name}; "
-        "run again, it goes on from there"
+        f"stopped after step {stopped} because the Slurm time limit is near; newest checkpoint {name}; "
+        "a retry resumes from it"
     )
     assert told["status"] == "failed"
     board.call("POST", f"jobs/{job}/requeue")
@@ -71,7 +71,7 @@ def test_preempted_a_run_over_two_nodes_saves_is_queued_again_and_goes_on(
     assert again
     ends = [reason for status, reason in reasons(again) if status == "cancelled"]
     assert len(ends) == 1
-    assert " as Slurm preempts it; its newest checkpoint is " in ends[0]
+    assert " because Slurm preempted the job; newest checkpoint " in ends[0]
     stopped = stopped_after(ends[0])
     wait_until(lambda: slurm.state_of(urgent) == "RUNNING", "the urgent job has the nodes", 60)
     slurm.command("scancel", urgent)
@@ -91,7 +91,7 @@ def test_cancelled_at_slurm_a_run_saves_within_its_killwait_and_run_again_it_goe
     stopped = told["exit"]["summary"]["steps"]
     assert told["history"][-1]["reason"] == (
         f"it stopped after step {stopped} as it was told to end at Slurm; "
-        f"its newest checkpoint is {job}/1/step-{stopped:08d}; run again, it goes on from there"
+        f"newest checkpoint {job}/1/step-{stopped:08d}; a retry resumes from it"
     )
     assert told["status"] == "failed"
     board.call("POST", f"jobs/{job}/requeue")
@@ -110,7 +110,7 @@ def test_preempted_by_a_bare_sigterm_a_run_saves_and_goes_on(slurm: Cluster, ins
         again = wait_until(lambda: (told := board.job(job))["attempt"] == 2 and told, "it is queued again", 90)
         assert again
         (reason,) = [reason for status, reason in reasons(again) if status == "cancelled"]
-        assert " as Slurm preempts it; its newest checkpoint is " in reason
+        assert " because Slurm preempted the job; newest checkpoint " in reason
         slurm.command("scancel", urgent)
         board.wait_for(job, "running", timeout_s=START_S)
         assert steps_before(board, job) == stopped_after(reason)

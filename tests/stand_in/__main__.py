@@ -24,10 +24,10 @@ from tests.stand_in.build import NoStandInError, build
 
 ROOT = Path(__file__).parents[2]
 EAGER = [name for name, tried in LAYOUTS.items() if not tried.train.get("compile")]  # a compiler writes kernels
-EQUAL = re.compile(r"equal to one process to (\S+)")
+EQUAL = re.compile(r"match(?:es)? the (?:single-process )?reference to (\S+)")
 EXACT = "predicted minus measured 0 B, 0 calls"
 RESUMED, SAVES, MORE = "zero3 dp2", 3, 3  # goes on from a checkpoint for so many steps more
-NOT_CHECKED = re.compile(r"proof: .*not checked[^;]*")
+NOT_CHECKED = re.compile(r"verification: .*(?:not compared with|final step not compared)[^;]*")
 SCRIPT, SCRIPT_RANKS = "a script's groups, split and bound", 4
 COUNTED = re.compile(r"^setup +(\S+) +all_reduce +(\d+) +(\d+) ", re.MULTILINE)
 SENT = {("dp", "1", "4"), ("tp", "1", "8"), ("part", "1", "12"), ("world", "1", "16")}  # group, calls, bytes
@@ -126,7 +126,7 @@ def verdict_of(done: subprocess.CompletedProcess[str]) -> str:
         return f"FAILED: {why[1] if why else 'see --show'}"
     if unchecked := NOT_CHECKED.findall(done.stdout):
         return f"FAILED: {unchecked[-1]}"
-    equal, lines = EQUAL.findall(done.stdout), [line for line in done.stdout.splitlines() if "fidelity:" in line]
+    equal, lines = EQUAL.findall(done.stdout), [line for line in done.stdout.splitlines() if "traffic check:" in line]
     if not equal or not lines:
         return "FAILED: the run told nothing of itself"
     off = [line for line in lines if EXACT not in line]

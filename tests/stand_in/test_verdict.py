@@ -10,12 +10,13 @@ import pytest
 from tests.stand_in.__main__ import verdict_of
 from tests.stand_in.build import NoStandInError, build
 
-PROOF = "proof: replicas agree (1 of 1); gradients equal to one process to 8e-08 (gradients ...)\n"
-EXACT = "fidelity: measured 10 B, predicted minus measured 0 B, 0 calls\n"
+PROOF = "verification: replicas match (1 of 1); gradients match the single-process reference to 8e-08 (...)\n"
+EXACT = "traffic check: measured 10 B, predicted minus measured 0 B, 0 calls\n"
 UNCHECKED = (
-    "proof: gradients equal to one process to 8e-08 (of 60 tensors); one step more not checked: one device; equal"
+    "verification: gradients match the single-process reference to 8e-08 (...); "
+    "extra final step not compared: one device; equal"
 )
-OFF = "fidelity: measured 10 B, predicted minus measured 4 B, 0 calls\n"
+OFF = "traffic check: measured 10 B, predicted minus measured 4 B, 0 calls\n"
 
 
 @pytest.mark.parametrize(

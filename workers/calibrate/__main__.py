@@ -28,11 +28,11 @@ from workers.trainer.allocator import forget_shapes, return_large_tensors, reuse
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m workers.calibrate", description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--window", type=float, default=WINDOW_S, help="seconds of each measurement of compute")
+    parser.add_argument("--window", type=float, default=WINDOW_S, help="seconds per compute measurement")
     parser.add_argument("--out", type=Path, help="file to write the profile to")
     parser.add_argument("--job", default="local")
     parser.add_argument("--attempt", type=int, default=1)
-    parser.add_argument("--telemetry", help="unix socket of the supervisor")
+    parser.add_argument("--telemetry", help="Unix socket of the supervisor")
     options = parser.parse_args()
     rank = int(os.environ.get("RANK", "0"))
     exporter = Exporter(Recorder(rank), options.telemetry, options.job, options.attempt) if options.telemetry else None
@@ -83,7 +83,7 @@ def _measure(device: torch.device, window_s: float) -> HostProfile | None:
     for place, ranks in enumerate(counts, start=1):
         crew = make_crew(ranks, device, window_s)
         for name, measure in kinds:
-            say(f"{place}/{len(counts)}: {name} with {ranks} of {world} ranks at work, {_elapsed(started)}")
+            say(f"{place}/{len(counts)}: {name} with {ranks} of {world} ranks active, {_elapsed(started)}")
             found[name] += list(measure(crew))
         collectives += list(collective_points(crew, say))
     say(f"measured in {_elapsed(started)}")

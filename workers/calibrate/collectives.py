@@ -20,7 +20,7 @@ Call = Callable[[], object]
 def collective_points(crew: Crew, say: Callable[[str], None]) -> Iterator[CollectivePoint]:
     """Points of every op; on rank 0 alone."""
     for size in crew.sizes:
-        say(f"collectives over groups of {size}, {crew.ranks} ranks at work")
+        say(f"collectives over groups of {size}, {crew.ranks} ranks active")
         if dist.get_rank() < crew.ranks:
             yield from _points(crew.neighbours[size], crew)
         dist.barrier()

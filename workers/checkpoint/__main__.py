@@ -32,13 +32,19 @@ def main() -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m workers.checkpoint", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    listed = commands.add_parser("list", help="complete checkpoints below a folder")
+    listed = commands.add_parser("list", help="list the complete checkpoints below a folder")
     listed.add_argument("root", type=Path)
-    for name, words in (("evaluate", "mean loss"), ("sample", "text"), ("export", "safetensors for transformers")):
+    for name, words in (
+        ("evaluate", "compute the mean loss on held-out data"),
+        ("sample", "text"),
+        ("export", "write safetensors for transformers"),
+    ):
         command = commands.add_parser(name, help=words)
-        command.add_argument("checkpoint", type=Path, help="a checkpoint's folder, or one with several: the newest")
+        command.add_argument(
+            "checkpoint", type=Path, help="checkpoint folder; of a folder with several checkpoints, the newest"
+        )
         if name == "evaluate":
-            command.add_argument("--data", help="as train.data; the job's own by default")
+            command.add_argument("--data", help="data in the form of train.data; default the data of the job")
             command.add_argument("--data-root", type=Path, required=True)
             command.add_argument("--sequences", type=int, default=16)
         elif name == "sample":
@@ -47,10 +53,10 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--temperature", type=float, default=0.8)
             command.add_argument("--seed", type=int, default=0)
         else:
-            command.add_argument("--out", type=Path, required=True, help="a folder that is not there yet")
+            command.add_argument("--out", type=Path, required=True, help="new folder")
         if name != "evaluate":
             command.add_argument("--data-root", type=Path, help="data root with the tokenizer of the job")
-            command.add_argument("--tokenizer", type=Path, help="tokenizers JSON, instead of the job's own")
+            command.add_argument("--tokenizer", type=Path, help="tokenizers JSON; default the tokenizer of the job")
     return parser
 
 
@@ -73,19 +79,19 @@ def _words(spec: JobSpec) -> str:
 
 def _evaluate(whole: Whole, options: argparse.Namespace) -> str:
     if options.sequences < 1:
-        raise UserError(f"--sequences: must be at least 1, got {options.sequences}")
+        raise UserError(f"`--sequences` is {options.sequences}. Use at least 1.")
     data = options.data or whole.spec.train.data
     loss = evaluate(whole, data, options.data_root, options.sequences)
-    return f"step {whole.step}: {loss:.6f} nats a token on {options.sequences} held-out sequences of {data}"
+    return f"step {whole.step}: {loss:.6f} nats per token on {options.sequences} held-out sequences of {data}"
 
 
 def _sample(whole: Whole, options: argparse.Namespace) -> str:
     if not options.temperature >= 0:  # NaN is not
-        raise UserError(f"--temperature: must be at least 0, got {options.temperature}")
+        raise UserError(f"`--temperature` is {options.temperature}. Use at least 0.")
     if options.tokens < 0:
-        raise UserError(f"--tokens: must be at least 0, got {options.tokens}")
+        raise UserError(f"`--tokens` is {options.tokens}. Use at least 0.")
     if not 0 <= options.seed < 2**63:
-        raise UserError(f"--seed: must be at least 0 and below 2**63, got {options.seed}")
+        raise UserError(f"`--seed` is {options.seed}. Use at least 0 and less than 2**63.")
     encoder = text_encoder(whole.spec, options.tokenizer, options.data_root)
     prompt = encode_prompt(encoder, options.prompt)
     return decode(encoder, prompt + sample(whole, prompt, options.tokens, options.temperature, options.seed))
@@ -95,7 +101,7 @@ def _export(whole: Whole, options: argparse.Namespace) -> str:
     encoder = find_tokenizer(whole.spec, options.tokenizer, options.data_root)
     if encoder is None and whole.spec.train.tokenizer is not None:
         name = whole.spec.train.tokenizer
-        _warn(f"no tokenizer.json: the job's is {name!r}; --data-root, which it lies below, or --tokenizer adds it")
+        _warn(f"tokenizer.json is missing. To add the tokenizer {name!r} of the job, use --data-root or --tokenizer.")
     folder = export(whole, options.out, encoder)
     return f"{folder}: step {whole.step}, {', '.join(sorted(path.name for path in folder.iterdir()))}"
 

@@ -233,7 +233,7 @@ class _End:
         if self._file is not None:
             self._try(self._close)
         if self._mode == "rb" and crc is not None and crc != self._crc:
-            return self._trouble or f"{self._path.name} has other content than was written"
+            return self._trouble or f"{self._path.name} changed after it was written"
         return self._trouble
 
     def _open(self) -> None:
@@ -276,7 +276,7 @@ def _owner(name: str) -> int:
 
 def _must_be_well(trouble: str) -> None:
     if trouble:
-        raise UserError(f"the checkpoint cannot be brought to this host: {trouble}")
+        raise UserError(f"Cannot copy the checkpoint to this host: {trouble}")
 
 
 def _words(error: OSError, path: Path) -> str:

@@ -35,7 +35,7 @@ def export(whole: Whole, out: Path, encoder: Encoder | None = None) -> Path:
     draft = out.with_name(f".{out.name}.draft")
     try:
         if out.exists():
-            raise UserError(f"--out: {str(out)!r} exists already")
+            raise UserError(f"`--out` is {str(out)!r}, which exists. Use a new folder.")
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
         save_file({name: t.contiguous().clone() for name, t in named}, draft / "model.safetensors", {"format": "pt"})
@@ -43,7 +43,9 @@ def export(whole: Whole, out: Path, encoder: Encoder | None = None) -> Path:
             (draft / name).write_text(text, encoding="utf-8")
         draft.rename(out)
     except (OSError, SafetensorError) as error:
-        raise UserError(f"--out: cannot write {brief(str(out))}: {getattr(error, 'strerror', None) or error}") from None
+        raise UserError(
+            f"`--out` is {brief(str(out))}, which cannot be written: {getattr(error, 'strerror', None) or error}"
+        ) from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return out
@@ -72,7 +74,7 @@ def _tokenizer_config(model: ModelSpec, has_end: bool) -> dict[str, Any]:
 
 def _gpt2(model: ModelSpec, tensors: Tensors) -> tuple[list[tuple[str, torch.Tensor]], dict[str, Any]]:
     if not model.tied_embeddings:
-        raise UserError("model.tied_embeddings: GPT-2's head is its embedding table; an untied one has no place there")
+        raise UserError("`model.tied_embeddings` is false, but the GPT-2 format needs tied embeddings.")
     config = {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -132,8 +134,8 @@ def _llama(model: ModelSpec, tensors: Tensors) -> tuple[list[tuple[str, torch.Te
     }
     if moe:
         if moe.shared_experts or moe.dense_layers or moe.capacity_factor is not None or moe.experts_per_token < 2:
-            text = "Mixtral has experts in every layer, two or more a token, none shared, and drops nothing"
-            raise UserError(f"model.moe: {text}")
+            text = "experts in every layer, at least 2 experts per token, no shared experts, and no capacity factor"
+            raise UserError(f"`model.moe` does not fit the Mixtral format. It needs {text}.")
         config |= {"num_local_experts": moe.num_experts, "num_experts_per_tok": moe.experts_per_token}
     return list(_llama_tensors(model, tensors)), config
 

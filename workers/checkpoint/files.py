@@ -20,7 +20,7 @@ def regular(path: str, flags: int) -> int:
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(f"{path} is no file")
+        raise OSError(f"{path} is not a file")
     return descriptor
 
 
@@ -33,7 +33,7 @@ def read_at_most(path: Path, most: int) -> bytes:
     with open(path, "rb", opener=regular) as file:
         data = file.read(most + 1)
     if len(data) > most:
-        raise ValueError(f"it has more than {most:,} bytes")
+        raise ValueError(f"the file has more than {most:,} bytes")
     return data
 
 

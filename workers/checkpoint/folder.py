@@ -59,15 +59,17 @@ def candidates(root: Path, wanted: str) -> list[Checkpoint]:
     """
     base, path = root.resolve(), (root / wanted).resolve()
     if not path.is_relative_to(base) or path == base:
-        raise UserError(f"train.resume: {wanted!r} is outside the checkpoint root")
+        raise UserError(f"`train.resume` is {wanted!r}, which is outside the checkpoint root.")
     if not STEP.fullmatch(path.name):
         found = complete_below(path)
         if not found:
-            raise UserError(f"train.resume: there is no complete checkpoint in {wanted!r}")
+            raise UserError(f"`train.resume` is {wanted!r}, which has no complete checkpoint.")
         return found[::-1]
     if not (path / MANIFEST).is_file():
         have = ", ".join(c.path.name for c in complete_below(path.parent)) or "none"
-        raise UserError(f"train.resume: {wanted!r} is no complete checkpoint; complete ones beside it: {have}")
+        raise UserError(
+            f"`train.resume` is {wanted!r}, which is not a complete checkpoint. Complete checkpoints: {have}."
+        )
     step = int(path.name.removeprefix("step-"))
     return [c for c in complete_below(path.parent)[::-1] if c.step <= step]
 
@@ -98,13 +100,13 @@ def must_have(found: list[Checkpoint], expected: str, host: str, trouble: str = 
     """
     if found and (_attempt(found[0].path), found[0].step) >= number(expected):
         return
-    have = f"the newest here is {found[0].path.parent.name}/{found[0].path.name}" if found else "there is none here"
-    where = f", on host {host}" if host else ""
-    if trouble:
-        have += f"; {trouble}"
+    newest = f"{found[0].path.parent.name}/{found[0].path.name}" if found else "none"
+    where = f" on host {host}" if host else ""
     raise UserError(
-        f"checkpoint {expected} was written by an earlier attempt{where}, and no host of this attempt has it; {have}. "
-        "Let the hosts share their checkpoint root, or run the job where it lies"
+        f"Checkpoint {expected} of an earlier attempt{where} is missing on the hosts of this attempt. "
+        f"Newest checkpoint here: {newest}. "
+        + (f"{trouble.rstrip('.')}. " if trouble else "")
+        + "Share the checkpoint root between the hosts, or run the job on the host that has the checkpoint."
     )
 
 
@@ -115,11 +117,11 @@ def damage(checkpoint: Path, files: Files) -> str | None:
         try:
             found = path.stat().st_size
             if found != size:
-                return f"{name} has {found:,} bytes, {size:,} were written"
+                return f"{name} has {found:,} of {size:,} bytes"
             if checksum(path) != crc:
-                return f"{name} has other content than was written (CRC-32 differs)"
+                return f"{name} changed after it was written (CRC-32 differs)"
         except OSError as error:
-            return f"{name} cannot be read: {error.strerror or error}"
+            return f"cannot read {name}: {error.strerror or error}"
     return None
 
 

@@ -51,7 +51,7 @@ class JobCheckpoints:
         trouble = self._borrow()
         damaged = across.bring(self._place.root / self._place.job, self._group, self._spec.train.keep_checkpoints)
         for attempt, step in damaged:
-            self._say(f"checkpoint {attempt}/step-{step:08d} is damaged where it lies; trying the one before")
+            self._say(f"checkpoint {attempt}/step-{step:08d} is damaged. Trying the previous checkpoint.")
         # All ranks try the same ones, whatever comes and goes on disk, each below its own host's root.
         names = on_first_rank(lambda: self._names(trouble, damaged), self._group)
         if not names:
@@ -139,8 +139,8 @@ class JobCheckpoints:
         )
         self._send(item)
         if name is None:
-            then = "training goes on" if saved.step < self._spec.train.steps else "it was the last step's"
-            self._say(f"checkpoint after step {saved.step} could not be written: {saved.problem}; {then}")
+            then = " Training continues." if saved.step < self._spec.train.steps else ""
+            self._say(f"Cannot write the checkpoint after step {saved.step}: {saved.problem}.{then}")
             return
-        took = f"{saved.num_bytes / 1e6:,.1f} MB in {saved.save_s:.2f} s, training waited {saved.stall_s * 1e3:.1f} ms"
+        took = f"{saved.num_bytes / 1e6:,.1f} MB in {saved.save_s:.2f} s, training stalled {saved.stall_s * 1e3:.1f} ms"
         self._say(f"checkpoint {name}: {took}")

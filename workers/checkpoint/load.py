@@ -62,10 +62,10 @@ def restore(
     checkpoint, manifest, _ = whole
     differs = model_difference(spec.model, manifest.spec.model)
     if differs:
-        raise UserError(f"train.resume: the checkpoint holds another model: {differs}")
+        raise UserError(f"The checkpoint of `train.resume` has a different model: {differs}.")
     if manifest.step + least_left > spec.train.steps:
-        text = f"the checkpoint has done {manifest.step} steps of the {spec.train.steps} asked for; raise train.steps"
-        raise UserError(f"train.resume: {text}")
+        text = f"`train.steps` is {spec.train.steps}, but the checkpoint already has {manifest.step} steps."
+        raise UserError(f"{text} Increase `train.steps`.")
     state = model_state(spec, place, part) | optimizer_state(spec, place, part, optimizer)
     read(state, whole)
     set_steps(part, optimizer, manifest.step)
@@ -73,7 +73,7 @@ def restore(
     part.follow_masters()
     _must_be_saved(state, spec, whole, group)
     torch.set_rng_state(_rng_state(manifest))
-    left = "" if manifest.step < spec.train.steps else ", none is left but what comes after them"
+    left = "" if manifest.step < spec.train.steps else ", no steps left"
     moved = _moved(spec, manifest.spec, manifest.step)
     say(f"resumed from {checkpoint.path.name}: {manifest.step} steps done{left}{moved}")
     return manifest.step
@@ -88,8 +88,8 @@ def _must_be_saved(state: State, spec: JobSpec, whole: Found, group: dist.Proces
     found = sums_of(state, spec.model, group)
     others = [name for name, told in found.items() if saved.get(name) != told]
     if others:
-        told = f"{others[0]} and {len(others) - 1} more are" if others[1:] else f"{others[0]} is"
-        raise UserError(f"train.resume: {told} not what {whole.checkpoint.path.name} was saved with")
+        told = f"{others[0]} and {len(others) - 1} more differ" if others[1:] else f"{others[0]} differs"
+        raise UserError(f"`train.resume`: After loading, {told} from checkpoint {whole.checkpoint.path.name}.")
 
 
 def read(state: State, found: Found) -> None:
@@ -103,7 +103,7 @@ def read(state: State, found: Found) -> None:
         with torch.no_grad():
             dcp_load(dict(state), storage_reader=reader, planner=BoxLoadPlanner(), no_dist=True)
     except (CheckpointException, OSError) as error:
-        raise UserError(f"checkpoint {found.checkpoint.path.name} cannot be read: {words_of(error)}") from None
+        raise UserError(f"Cannot read checkpoint {found.checkpoint.path.name}: {words_of(error)}") from None
 
 
 def first_whole(found: list[Checkpoint], group: dist.ProcessGroup | None, say: Callable[[str], None]) -> Found:
@@ -118,8 +118,8 @@ def first_whole(found: list[Checkpoint], group: dist.ProcessGroup | None, say: C
         if isinstance(problem, Found):
             return problem
         problems.append(f"{checkpoint.path.name}: {problem}")
-        say(f"checkpoint {checkpoint.path.name} is damaged: {problem}; trying the one before")
-    raise UserError(f"train.resume: no whole checkpoint. {'; '.join(problems)}")
+        say(f"checkpoint {checkpoint.path.name} is damaged: {problem}. Trying the previous checkpoint.")
+    raise UserError(f"`train.resume` has no undamaged checkpoint. {'; '.join(problems)}")
 
 
 def model_difference(wanted: ModelSpec, held: ModelSpec) -> str:
@@ -131,7 +131,11 @@ def model_difference(wanted: ModelSpec, held: ModelSpec) -> str:
         theirs |= {f"moe.{key}": getattr(held.moe, key) for key in keys}
     elif wanted.moe or held.moe:
         ours["moe"], theirs["moe"] = bool(wanted.moe), bool(held.moe)
-    return ", ".join(f"{key} {theirs[key]} is not {value}" for key, value in ours.items() if theirs[key] != value)
+    return ", ".join(
+        f"{key} is {theirs[key]} in the checkpoint and {value} in the job"
+        for key, value in ours.items()
+        if theirs[key] != value
+    )
 
 
 def _looked_at(checkpoint: Checkpoint, group: dist.ProcessGroup | None) -> Found | str:
@@ -170,7 +174,7 @@ def _rng_state(manifest: Manifest) -> torch.Tensor:
     try:
         torch.Generator().set_state(state)
     except RuntimeError:
-        raise UserError(f"{manifests.MANIFEST}: its rng is no state of torch's generator") from None
+        raise UserError(f"{manifests.MANIFEST}: the random generator state is invalid") from None
     return state
 
 
@@ -179,9 +183,9 @@ def _moved(spec: JobSpec, before: JobSpec, done: int) -> str:
     differing = [(name, getattr(before.train, name), getattr(spec.train, name)) for name in OF_THE_CURVE]
     if spec.model.moe and before.model.moe:
         differing += [(f"moe.{n}", getattr(before.model.moe, n), getattr(spec.model.moe, n)) for n in OF_ROUTING]
-    changed = [f"{name} {then} is {now} now" for name, then, now in differing if then != now]
+    changed = [f"{name} changed from {then} to {now}" for name, then, now in differing if then != now]
     changed += _of_the_epoch(spec, before, done)
-    layout = "" if before.layout == spec.layout else ", in another layout"
+    layout = "" if before.layout == spec.layout else ", with a different layout"
     return layout + (f" ({'; '.join(changed)})" if changed else "")
 
 
@@ -191,5 +195,5 @@ def _of_the_epoch(spec: JobSpec, before: JobSpec, done: int) -> list[str]:
     if now.sampling != "epochs" or then.sampling != "epochs" or then.global_batch == now.global_batch:
         return []
     apart = counted(done * abs(now.global_batch - then.global_batch), "sequence")
-    left = "left out" if now.global_batch > then.global_batch else "read again"
-    return [f"sequences go on at step {done} x {now.global_batch}: {apart} of the order of epochs {left}"]
+    left = "skipped" if now.global_batch > then.global_batch else "repeated"
+    return [f"data continues at sequence {done} x {now.global_batch}: {apart} of the epoch order {left}"]

@@ -39,10 +39,10 @@ def read_manifest(checkpoint: Path) -> Manifest:
     """
     try:
         content = json.loads(read_at_most(checkpoint / MANIFEST, MOST_BYTES))
-        _must(type(content) is dict, "it is no object")
+        _must(type(content) is dict, "it is not an object")
         _must(
             content["version"] == VERSION,
-            f"it is of version {str(content['version'])[:40]}, this program reads {VERSION}",
+            f"the version is {str(content['version'])[:40]}, expected {VERSION}",
         )
         return Manifest(
             _spec(content["spec"]),
@@ -52,46 +52,46 @@ def read_manifest(checkpoint: Path) -> Manifest:
             _sums(content.get("sums", {})),
         )
     except KeyError as error:
-        problem = f"it has no {error}"
+        problem = f"{error} is missing"
     except RecursionError:
-        problem = "it is nested too deep"
+        problem = "it is nested too deeply"
     except OSError as error:
         problem = error.strerror or str(error)
     except (ValueError, SpecError) as error:
         problem = str(error)
-    raise UserError(f"{MANIFEST} cannot be read: {problem}")
+    raise UserError(f"cannot read {MANIFEST}: {problem}")
 
 
 def _spec(told: Any) -> JobSpec:
-    _must(type(told) is dict and type(told.get("model")) is dict, "its spec has no model")
+    _must(type(told) is dict and type(told.get("model")) is dict, "the spec has no model")
     told["model"].setdefault("rope_base", ROPE_BASE)  # which all had when it was no field
     return parse_spec(told)
 
 
 def _step(told: Any, checkpoint: Path) -> int:
-    _must(_is_number(told, LARGEST), f"its step is {str(told)[:40]}")
+    _must(_is_number(told, LARGEST), f"the step is {str(told)[:40]}")
     named = STEP.fullmatch(checkpoint.name)
-    _must(named is None or int(named[1]) == told, f"it is of step {told}")
+    _must(named is None or int(named[1]) == told, f"the step is {told}")
     return int(told)
 
 
 def _files(told: Any) -> Files:
-    _must(type(told) is dict and bool(told), "it names no files")
+    _must(type(told) is dict and bool(told), "the list of files is missing")
     for name, entry in told.items():
-        _must(is_plain(name), f"{name[:100]!r} is no file's name")
-        _must(type(entry) is list and len(entry) == 2, f"it says no size and CRC-32 of {name}")
-        _must(_is_number(entry[0], LARGEST) and _is_number(entry[1], 2**32 - 1), f"size or CRC-32 of {name} is none")
+        _must(is_plain(name), f"{name[:100]!r} is not a file name")
+        _must(type(entry) is list and len(entry) == 2, f"size and CRC-32 of {name} are missing")
+        _must(_is_number(entry[0], LARGEST) and _is_number(entry[1], 2**32 - 1), f"size or CRC-32 of {name} is invalid")
     return {name: (size, crc) for name, (size, crc) in told.items()}
 
 
 def _rng(told: Any) -> list[int]:
-    _must(type(told) is list and all(_is_number(byte, 255) for byte in told), "its rng holds no bytes")
+    _must(type(told) is list and all(_is_number(byte, 255) for byte in told), "the random generator state is not bytes")
     return list(told)
 
 
 def _sums(told: Any) -> dict[str, int]:
     whole = type(told) is dict and all(type(value) is int and abs(value) <= LARGEST + 1 for value in told.values())
-    _must(whole, "its sums are no numbers by name")
+    _must(whole, "the sums are not numbers by name")
     return dict(told)
 
 

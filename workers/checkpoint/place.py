@@ -44,5 +44,5 @@ def place_of(
         return None
     if root is None:
         field = "checkpoint_every" if spec.train.checkpoint_every else "resume"
-        raise UserError(f"train.{field}: needs --checkpoint-root, the directory that checkpoints lie below")
+        raise UserError(f"`train.{field}` needs --checkpoint-root, the directory of the checkpoints.")
     return Place(root, job, attempt, expected, expected_on, loan, host)

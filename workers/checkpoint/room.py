@@ -64,4 +64,4 @@ def _needs(draft: Path, needed: int, own: str) -> str:
     there = 0
     with suppress(OSError):
         there = sum(path.stat().st_size for path in draft.glob(f"{own}*"))
-    return f" needs at least {needed:,} bytes and has {there:,}"
+    return f" needs at least {needed:,} bytes, but has {there:,}"

@@ -43,9 +43,9 @@ def read_metadata(checkpoint: Path, manifest: Manifest) -> Metadata:
     try:
         metadata = metadata_of(read_at_most(checkpoint / METADATA, MOST_BYTES))
     except OSError as error:
-        raise UserError(f"{METADATA} cannot be read: {error.strerror or error}") from None
+        raise UserError(f"cannot read {METADATA}: {error.strerror or error}") from None
     except ValueError as error:
-        raise UserError(f"{METADATA} is not read: {error}") from None
+        raise UserError(f"{METADATA} is refused: {error}") from None
     problem = _lost(metadata, manifest.files) or _scattered(metadata) or _missing(metadata, manifest.spec.model)
     if problem:
         raise UserError(f"{METADATA} is wrong: {problem}")
@@ -56,7 +56,9 @@ def _lost(metadata: Metadata, files: Files) -> str:
     """What lies elsewhere than in the checkpoint's files."""
     for index, info in metadata.storage_data.items():
         if info.relative_path not in files:
-            return f"{index.fqn[:100]!r} lies in {info.relative_path[:100]!r}, which is no file of the checkpoint"
+            return (
+                f"{index.fqn[:100]!r} is stored in {info.relative_path[:100]!r}, which is not a file of the checkpoint"
+            )
         end, (size, _) = info.offset + info.length, files[info.relative_path]
         if end > size:
             return f"{index.fqn[:100]!r} ends at byte {end:,} of {info.relative_path}, which has {size:,}"
@@ -72,9 +74,9 @@ def _scattered(metadata: Metadata) -> str:
                 offset + size > whole
                 for offset, size, whole in zip(chunk.offsets, chunk.sizes, tensor.size, strict=True)
             ):
-                return f"{name[:100]!r} of shape {list(tensor.size)} has a part outside of it"
+                return f"{name[:100]!r} of shape {list(tensor.size)} has a part outside the tensor"
             if MetadataIndex(name, chunk.offsets) not in metadata.storage_data:
-                return f"{name[:100]!r} has a part at {list(chunk.offsets)} that lies nowhere"
+                return f"{name[:100]!r} has a part at {list(chunk.offsets)} that no file stores"
     return ""
 
 
@@ -86,10 +88,10 @@ def _missing(metadata: Metadata, model: ModelSpec) -> str:
                 name = f"{kept}.{full_name(unit, parameter)}"
                 tensor = metadata.state_dict_metadata.get(name)
                 if not isinstance(tensor, TensorStorageMetadata):
-                    return f"{name!r} is not there"
+                    return f"{name!r} is missing"
                 if tuple(tensor.size) != parameter.shape:
-                    return f"{name!r} has shape {list(tensor.size)}; the model's is {list(parameter.shape)}"
+                    return f"{name!r} has shape {list(tensor.size)}, but the model needs {list(parameter.shape)}"
                 there = sum(chunk.sizes.numel() for chunk in tensor.chunks)
                 if there < parameter.numel:
-                    return f"{name!r} has {there:,} of its {parameter.numel:,} elements"
+                    return f"{name!r} has {there:,} of {parameter.numel:,} elements"
     return ""

@@ -21,7 +21,7 @@ def find_tokenizer(spec: JobSpec, given: Path | None, data_root: Path | None) ->
         UserError: missing, no tokenizer, or of more tokens than the model has.
     """
     if given is not None:
-        encoder = load_tokenizer(given, f"--tokenizer: {str(given)!r}")
+        encoder = load_tokenizer(given, f"`--tokenizer` {str(given)!r}")
     elif spec.train.tokenizer is not None and data_root is not None:
         encoder = tokenizer_of(data_root, spec.train.tokenizer)
     else:
@@ -40,11 +40,11 @@ def text_encoder(spec: JobSpec, given: Path | None, data_root: Path | None) -> E
         return found
     train, size = spec.train, spec.model.vocab_size
     if train.tokenizer is not None:
-        text = f"the job's text was encoded by {train.tokenizer!r} (train.tokenizer)"
-        raise UserError(f"--data-root: {text}; give the data root that it lies below, or --tokenizer PATH")
+        text = f"`--tokenizer` is missing, but the job uses the tokenizer {train.tokenizer!r} (`train.tokenizer`)."
+        raise UserError(f"{text} Use --tokenizer PATH, or --data-root with the folder above the tokenizer.")
     if kind_of(Path(train.data)) == TOKENS and size != BYTES:
-        text = f"the job read tokens from {train.data!r}, and a vocabulary of {size} is no bytes"
-        raise UserError(f"--tokenizer: {text}; give the tokenizer that made them")
+        text = f"`--tokenizer` is missing, but the job reads tokens from {train.data!r} with a vocabulary of {size}."
+        raise UserError(f"{text} Use the tokenizer that made the tokens.")
     return byte_encoder()
 
 
@@ -57,10 +57,10 @@ def encode_prompt(encoder: Encoder, prompt: str) -> list[int]:
     try:
         prompt.encode()
     except UnicodeEncodeError:
-        raise UserError("--prompt: is not UTF-8") from None
+        raise UserError("`--prompt` is not UTF-8.") from None
     (tokens,) = encoder.encode([prompt])
     if not tokens:
-        raise UserError("--prompt: has no tokens; the model goes on from at least one")
+        raise UserError("`--prompt` has no tokens. Use at least one token.")
     return tokens
 
 

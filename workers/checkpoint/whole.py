@@ -79,7 +79,7 @@ def sample(whole: Whole, prompt: list[int], count: int, temperature: float, seed
     """`count` tokens after `prompt`, each drawn from softmax(logits / temperature); the likeliest at 0."""
     model = whole.spec.model
     if not prompt or max(prompt) >= model.vocab_size:
-        raise UserError(f"--prompt: needs tokens below the model's vocab_size {model.vocab_size}")
+        raise UserError(f"`--prompt` has a token outside the vocabulary. Use tokens below {model.vocab_size}.")
     generator = torch.Generator().manual_seed(seed)
     tokens = list(prompt)
     for _ in range(count):

@@ -26,11 +26,11 @@ from workers.trainer.verdict import step_verdict
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m workers.dry_run", description=__doc__)
     parser.add_argument("--spec", type=Path, required=True, help="JSON file with the job spec")
-    parser.add_argument("--ranks", help="comma-separated; those of the spec's dry_ranks by default")
-    parser.add_argument("--json", action="store_true", help="one JSON object a rank")
+    parser.add_argument("--ranks", help="comma-separated ranks; default dry_ranks of the spec")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per rank")
     parser.add_argument("--job", default="local")
     parser.add_argument("--attempt", type=int, default=1)
-    parser.add_argument("--telemetry", help="unix socket of the supervisor")
+    parser.add_argument("--telemetry", help="Unix socket of the supervisor")
     options = parser.parse_args()
     try:
         spec = _spec(options.spec, options.ranks)
@@ -51,7 +51,7 @@ def main() -> int:
     finally:
         if exporter is not None:
             exporter.close()
-    return fail(f"{wrong} of the collectives above are not as predicted", 1) if wrong else 0
+    return fail(f"{wrong} of the collectives above differ from the prediction", 1) if wrong else 0
 
 
 def _tried(spec: JobSpec, step: DryStep) -> tuple[DryRunItem, list[VerdictRow]]:
@@ -80,7 +80,7 @@ def _print(spec: JobSpec, item: DryRunItem, rows: list[VerdictRow], *, as_json: 
         print(json.dumps({**item, "collectives": rows}), flush=True)
         return
     where = " ".join(f"{axis} {index}" for axis, index in coordinates(item["rank"], spec.layout)._asdict().items())
-    print(f"rank {item['rank']} of {spec.layout.world_size} ({where}), found in {item['seconds']:.1f} s")
+    print(f"rank {item['rank']} of {spec.layout.world_size} ({where}), computed in {item['seconds']:.1f} s")
     print(f"  {'keeps':<30}{item['parameters']:>24,} parameters")
     print(f"  {'most at once, with moments':<30}{item['peak_bytes'] + item['optimizer_bytes']:>24,} B")
     print(f"  {'the planner estimates':<30}{item['predicted_bytes']:>24,} B")
@@ -99,17 +99,17 @@ def _memory(spec: JobSpec, item: DryRunItem) -> Iterator[tuple[str, int, int]]:
     stage, told = coordinates(item["rank"], spec.layout).pp, item["memory"]
     planned = memory(spec, stage)
     yield "of these weights", told["parameters"], planned["parameters"]
-    yield "moments, fp32 weights apart", told["optimizer"], planned["optimizer"]
-    yield "gradients once complete", told["gradients"], gradient_bytes(spec, stage)
+    yield "moments, without fp32 weights", told["optimizer"], planned["optimizer"]
+    yield "complete gradients", told["gradients"], gradient_bytes(spec, stage)
 
 
 def _spec(path: Path, ranks: str | None) -> JobSpec:
     try:
         content = json.loads(path.read_text())
     except OSError as error:
-        raise UserError(f"--spec: cannot read {str(path)!r}: {error.strerror or error}") from None
+        raise UserError(f"`--spec` is {str(path)!r}, which cannot be read: {error.strerror or error}.") from None
     except ValueError as error:
-        raise UserError(f"--spec: {str(path)!r} is not JSON: {error}") from None
+        raise UserError(f"`--spec` is {str(path)!r}, which is not JSON: {error}.") from None
     if isinstance(content, dict):
         content["kind"] = "dry_run"
         if ranks is not None:

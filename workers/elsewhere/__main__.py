@@ -11,7 +11,7 @@ def main() -> int:
     try:
         from workers.elsewhere import wrapper
     except ModuleNotFoundError as error:
-        words = f"{error.name} is not here, which comes with a host's packages: pip install 'meshboard[worker]'"
+        words = f"The package {error.name} is missing. Install it with pip install 'meshboard[worker]'."
         sys.stderr.write(f"meshboard-meter: {words}\n")
         return NOT_STARTED
     return wrapper.main()

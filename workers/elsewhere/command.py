@@ -146,11 +146,9 @@ def _torchrun(
 def _nodes(told: str) -> int:
     least, _, most = told.partition(":")
     if not least.isdigit() or (most and not most.isdigit()) or int(least) < 1:
-        raise CommandError(f"--nnodes {told}: no number of nodes")
+        raise CommandError(f"`--nnodes` is {told}. Use a number of nodes.")
     if most and most != least:
-        raise CommandError(
-            f"--nnodes {told}: how many ranks there will be is not known before they start; name one number"
-        )
+        raise CommandError(f"`--nnodes` is {told}, but Meshboard needs a fixed number of nodes. Use one number.")
     return int(least)
 
 
@@ -159,7 +157,7 @@ def _ranks(told: str, count_devices: Callable[[], int]) -> int:
         return int(told)
     if told in ("gpu", "auto", "cpu", "xpu"):
         return count_devices()
-    raise CommandError(f"--nproc-per-node {told}: neither a number nor gpu, cpu or auto")
+    raise CommandError(f"`--nproc-per-node` is {told}. Use a number, gpu, cpu, or auto.")
 
 
 def _script_of_python(argv: list[str]) -> int | None:

@@ -55,7 +55,7 @@ class Joining:
         try:
             return Run(str(told["run"]), int(told["attempt"]), str(told["token"]), str(told["url"]))
         except (KeyError, TypeError, ValueError):
-            raise RefusedError("what answered is no Meshboard") from None
+            raise RefusedError("the address is not a Meshboard board") from None
 
     async def join(self, run: Run, node: int, name: str) -> Membership:
         """
@@ -78,7 +78,7 @@ class Joining:
             else:
                 if answer.status in (200, 201):
                     if self._away:
-                        self._tell("the board answers")
+                        self._tell("The board answers.")
                     return answer.told
                 await asyncio.sleep(self._pause_or_refuse(answer, pause_s))
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
@@ -87,10 +87,10 @@ class Joining:
         """Seconds until the next try. Raises RefusedError where there is to be none."""
         if answer.status != 429 and answer.status < 500:
             raise RefusedError(answer.problem)
-        self._wait_for(f"cannot take the run now ({answer.problem})")
+        self._wait_for(f"cannot accept the run now ({answer.problem})")
         return (answer.retry_after_s or pause_s) * random.uniform(1.0, 1.5)
 
     def _wait_for(self, why: str) -> None:
         if not self._away:
-            self._tell(f"the board {why}: training goes on, and the board is told once it answers")
+            self._tell(f"The board {why}. Training continues. The run is reported when the board answers.")
         self._away = True

@@ -172,11 +172,11 @@ class Watch:
         """Until the board knows this node, or will not."""
         try:
             self._run = await self._joining.open()
-            say(f"the board shows this run: {self._run.url}" if self._run.url else f"joining run {self._run.id}")
+            say(f"Run on the board: {self._run.url}" if self._run.url else f"Joining run {self._run.id}.")
             node = await asyncio.shield(self._node)
             who = await self._joining.join(self._run, node, self._place.name)
         except RefusedError as error:
-            say(f"the board refuses this run ({error}): training goes on, and nobody is told of it")
+            say(f"The board refused this run ({error}). Training continues without reports to the board.")
             return
         self._line = HttpLine(self._board, who, say)
         self._publisher = Publisher(who.run, who.attempt, self._waiting, self._line, self._place.name, self._clock)
@@ -248,7 +248,7 @@ class Watch:
             return
         with contextlib.suppress(LineError):
             if await self._line.cancelled():
-                say("cancelled on the board: the command is asked to end")
+                say("Cancelled on the board. Stopping the command.")
                 self._ended_by = "cancelled"
                 self._stopping = asyncio.create_task(self._stop())
 
@@ -266,7 +266,10 @@ class Watch:
         assert tail is not None, "the node was decided"
         ended_by, reason = self._ended_by, "cancelled on request"
         if ended_by is None and self._signalled is not None and code != 0:
-            ended_by, reason = "cancelled", f"ended by {signal.Signals(self._signalled).name} where it was launched"
+            ended_by, reason = (
+                "cancelled",
+                f"ended by {signal.Signals(self._signalled).name} on the machine that launched it",
+            )
         first = self._node.result() * self._launch.ranks
         ranks = range(first, first + self._launch.ranks)
         failure = None if ended_by else first_failure(self._command.failure, self._logs, ranks)
@@ -285,10 +288,10 @@ class Watch:
         stop = asyncio.create_task(_wait(enough))
         await asyncio.wait([saying, stop], timeout=QUIET_S, return_when=asyncio.FIRST_COMPLETED)
         if not saying.done() and not stop.done():
-            say(f"telling the board how this ended, for {FAREWELL_S:.0f} s at most; Ctrl-C ends the wait")
+            say(f"Reporting the end of the run to the board, for at most {FAREWELL_S:.0f} s. Ctrl-C stops the wait.")
             await asyncio.wait([saying, stop], timeout=FAREWELL_S, return_when=asyncio.FIRST_COMPLETED)
         if not saying.done():
-            say("the board did not hear how this ended")
+            say("The board did not receive the end of the run.")
         await cancelled([task for task in (saying, stop, connecting) if not task.done()])
 
     async def _say_all(self, connecting: asyncio.Task[None], told: ExitReport) -> None:

@@ -73,7 +73,7 @@ def main() -> int:
 
 def _unmetered(command: list[str], why: Exception) -> int:
     """The command in our place: whatever keeps us from watching a training must not keep it from running."""
-    say(f"this run is not metered, and the board hears nothing of it: {why}")
+    say(f"This run is not metered or reported: {why}")
     try:
         os.execvpe(command[0], command, without_secrets())  # noqa: S606  # as its user would have started it
     except OSError as error:
@@ -88,18 +88,20 @@ async def _watch(plan: Plan, folder: Path) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="meshboard-meter", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--url", help="of the board; MESHBOARD_URL")
-    parser.add_argument("--token-file", type=Path, help="with your API token in it; else MESHBOARD_TOKEN holds one")
-    parser.add_argument("--ca-file", type=Path, help="certificates to trust, where the board's is a private one")
-    parser.add_argument("--name", help="of the run; the script's by default")
+    parser.add_argument("--url", help="address of the board (default: MESHBOARD_URL)")
+    parser.add_argument(
+        "--token-file", type=Path, help="file with your REST token (default: the token in MESHBOARD_TOKEN)"
+    )
+    parser.add_argument("--ca-file", type=Path, help="CA certificates of the board, if they are private")
+    parser.add_argument("--name", help="name of the run (default: name of the script)")
     parser.add_argument("--tag", action="append", default=[], help="tag of the run; can be repeated")
     parser.add_argument("--spec", type=Path, help="JSON spec of a train job for the predictions of the run")
-    parser.add_argument("--key", help="of several nodes: a word of this run's own; under Slurm its job is taken")
-    parser.add_argument("--run", help="ID:TOKEN of a run that is open already; MESHBOARD_RUN")
+    parser.add_argument("--key", help="word that all nodes of this run share (default: the Slurm job)")
+    parser.add_argument("--run", help="ID:TOKEN of an open run (default: MESHBOARD_RUN)")
     parser.add_argument("--node", type=int, help="node number from 0 (default: from the launcher or its ranks)")
-    parser.add_argument("--node-name", help="of this machine on the page; its host name by default")
+    parser.add_argument("--node-name", help="name of this machine on the job page (default: its host name)")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="device of the ranks (default: detected)")
-    parser.add_argument("command", nargs="+", metavar="-- COMMAND", help="what to run, with its arguments")
+    parser.add_argument("command", nargs="+", metavar="-- COMMAND", help="command to run, with its arguments")
     return parser
 
 
@@ -113,10 +115,10 @@ def _plan(options: argparse.Namespace, environment: Mapping[str, str], folder: P
     except OSError as error:
         raise WrongUseError(f"--ca-file {options.ca_file}: {error.strerror or error}") from None
     if not launch.metered:
-        say("these ranks are not metered: put `-m workers.meter` before the script to count what they send")
+        say("These ranks are not metered. To count their traffic, put `-m workers.meter` before the script.")
     node = options.node if options.node is not None else launch.node
     if node is not None and not 0 <= node < launch.nodes:
-        raise WrongUseError(f"--node {node}: the command has {launch.nodes} nodes, from 0")
+        raise WrongUseError(f"`--node` is {node}. Use 0 to {launch.nodes - 1}.")
     name = options.node_name or _node_name(environment, launch, node)
     request = _request(options, environment, launch)
     return Plan(launch, Place(node, name), board, _asked(options, environment, request), _told(request))
@@ -125,7 +127,9 @@ def _plan(options: argparse.Namespace, environment: Mapping[str, str], folder: P
 def _request(options: argparse.Namespace, environment: Mapping[str, str], launch: Launch) -> dict[str, Any]:
     key = options.key or _key_of_slurm(environment)
     if launch.nodes > 1 and key is None and not (options.run or environment.get("MESHBOARD_RUN")):
-        raise WrongUseError(f"{launch.nodes} nodes: give each of them the same --key, a word of this run's own")
+        raise WrongUseError(
+            f"The run has {launch.nodes} nodes. Use the same --key on each node, and a new one for each run."
+        )
     request: dict[str, Any] = {
         "name": (options.name or _script_name(options.command))[:100],
         "world_size": launch.nodes * launch.ranks,
@@ -144,7 +148,7 @@ def _request(options: argparse.Namespace, environment: Mapping[str, str], launch
     elif key is not None:
         request["key"] = key
     if options.key and launch.nodes == 1:
-        say("--key is left out: it is for the nodes of one run to find each other, and this run has one node")
+        say("--key is ignored, because this run has one node.")
     return request
 
 
@@ -152,7 +156,7 @@ def _asked(options: argparse.Namespace, environment: Mapping[str, str], request:
     if named := options.run or environment.get("MESHBOARD_RUN"):
         found = RUN.fullmatch(named)
         if found is None:
-            raise WrongUseError("--run: ID:TOKEN as the board told them")
+            raise WrongUseError("`--run` is invalid. Use ID:TOKEN from the board.")
         return Asked(Run(found[1], 1, found[2], ""), "", request)
     if options.token_file is None:
         return Asked(None, _needed(environment, "MESHBOARD_TOKEN", "--token-file"), request)
@@ -166,7 +170,7 @@ def _asked(options: argparse.Namespace, environment: Mapping[str, str], request:
 def _needed(environment: Mapping[str, str], variable: str, option: str) -> str:
     found = environment.get(variable, "").strip()
     if not found or not found.isascii() or not found.isprintable():
-        raise WrongUseError(f"{option} or {variable} is needed")
+        raise WrongUseError(f"Set {option} or {variable}.")
     return found
 
 
@@ -210,5 +214,5 @@ def _count_devices() -> int:
     """Raises CommandError."""
     told = subprocess.run([sys.executable, "-c", COUNT], capture_output=True, text=True, check=False)
     if told.returncode != 0 or not told.stdout.strip().isdigit() or int(told.stdout) < 1:
-        raise CommandError("--nproc-per-node: torch could not be asked how many there are; give a number")
+        raise CommandError("`--nproc-per-node` needs a number, because torch could not count the devices.")
     return int(told.stdout)

@@ -75,7 +75,7 @@ def launch(told: object) -> None:
     name = f"{order['job']}/{order['attempt']}"
     late_s = reporter.now() - order["expires"]
     if late_s > 0:
-        log.warning("refused the order of %s: it expired %.1f s ago", name, late_s)
+        log.warning("refused the order of %s: the order expired %.1f s ago", name, late_s)
         return
     starter.start(order)
     reporter.wake()
@@ -103,7 +103,7 @@ def read_log(told: object) -> None:
     try:
         order = checked_log_order(told)
     except BadMessageError as error:
-        log.warning("refused a question about a log: %s", error)
+        log.warning("refused a log request: %s", error)
         return
     if reporter.now() > order["expires"]:
         return
@@ -116,10 +116,10 @@ def lend(told: object) -> None:
     try:
         order = checked_lend_order(told)
     except BadMessageError as error:
-        log.warning("refused an order to lend: %s", error)
+        log.warning("refused an order to send a checkpoint: %s", error)
         return
     if reporter.now() > order["expires"]:
-        log.warning("refused to lend to %s/%d: the order has expired", order["job"], order["attempt"])
+        log.warning("refused to send a checkpoint to %s/%d: the order has expired", order["job"], order["attempt"])
         return
     lender.lend(order)
 

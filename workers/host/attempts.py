@@ -135,7 +135,7 @@ class AttemptDir(NamedTuple):
         except BadMessageError as error:
             raise BadFileError(f"exit.json: {error}") from None
         if (report["job"], report["attempt"]) != (self.job, self.attempt):
-            raise BadFileError(f"exit.json is of {report['job']}/{report['attempt']}")
+            raise BadFileError(f"exit.json belongs to {report['job']}/{report['attempt']}")
         return report
 
     def read_note(self) -> str:

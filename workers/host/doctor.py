@@ -63,7 +63,7 @@ def findings() -> Iterator[Finding]:
 def _joined(settings: HostSettings) -> Generator[Finding, None, str]:
     """Returns the URL of Redis, empty where none is known."""
     path = kept_file(settings.state_dir, settings.name)
-    advice = "python -m workers.host.join URL, with a join token"
+    advice = "run python -m workers.host.join URL with a join token"
     if not path.exists():
         yield Finding("fail", "joined", f"this machine has not joined as {settings.name}: no {path}", advice)
         return settings.redis_url
@@ -73,9 +73,9 @@ def _joined(settings: HostSettings) -> Generator[Finding, None, str]:
         yield Finding("fail", "joined", str(error), advice)
         return settings.redis_url
     if not kept.key:
-        yield Finding("fail", "joined", f"{path} is there, and the board has not answered yet", advice)
+        yield Finding("fail", "joined", f"{path} exists, but the board has not answered", advice)
         return settings.redis_url
-    yield Finding("ok", "joined", f"as {settings.name}, kept in {path}")
+    yield Finding("ok", "joined", f"joined as {settings.name}, stored in {path}")
     return kept.redis_url
 
 
@@ -89,14 +89,14 @@ def _redis(url: str, name: str) -> Iterator[Finding]:
                 asked: Any = client.time()
                 return float(asked[0] + asked[1] / 1e6)
 
-            yield Finding("ok", "Redis", f"{place} answers; {client.llen(host_queue(name))} orders wait")
+            yield Finding("ok", "Redis", f"{place} answers; {client.llen(host_queue(name))} orders in the queue")
             offset_s, took_s = clock_offset(now)
             yield of_clock("Redis", offset_s, took_s / 2)
     except redis.AuthenticationError as error:
-        advice = "the host was removed, or Redis has just been emptied; else start workers.host.join with a new token"
+        advice = "if the host was removed or Redis was emptied, join again with workers.host.join and a new token"
         yield Finding("fail", "Redis", f"{place} does not know this host: {error}", advice)
     except (redis.RedisError, OSError) as error:
-        advice = "can this machine reach it? A firewall, or MESHBOARD_REDIS_FOR_HOSTS on the board"
+        advice = "check firewalls, and MESHBOARD_REDIS_FOR_HOSTS on the board"
         yield Finding("fail", "Redis", f"{place} does not answer: {error}", advice)
 
 
@@ -106,24 +106,24 @@ def _address(settings: HostSettings, redis_url: str) -> Iterator[Finding]:
         with listening(address) as door:
             port = door.getsockname()[1]
     except OSError as error:
-        advice = "set MESHBOARD_ADDRESS to an address of this machine that other hosts reach"
+        advice = "set MESHBOARD_ADDRESS to an address of this machine that other hosts can reach"
         yield Finding("fail", "ports", f"cannot listen on {address}: {error}", advice)
         return
     place = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-    yield Finding("ok", "ports", f"listens on {place}, any free port; between hosts all must be open")
+    yield Finding("ok", "ports", f"can listen on {place}; open all ports between hosts")
 
 
 def _board(url: str) -> Finding:
     if not url.startswith(("http://", "https://")):
-        return Finding("fail", "board", f"MESHBOARD_URL is no address: {url[:100]!r}", "https://HOST")
+        return Finding("fail", "board", f"MESHBOARD_URL is {url[:100]!r}, which is not an address", "use https://HOST")
     try:
         with urllib.request.urlopen(f"{url.rstrip('/')}/healthz", timeout=PATIENCE_S):  # noqa: S310 - looked at above
-            return Finding("ok", "board", f"{url} is well")
+            return Finding("ok", "board", f"{url} is healthy")
     except urllib.error.HTTPError as error:
-        advice = "the board's own doctor says more (docs/howto/deploy.md)"
-        return Finding("warn", "board", f"{url} answers {error.code}", advice)
+        advice = "run the doctor of the board (docs/howto/deploy.md)"
+        return Finding("warn", "board", f"{url} returned HTTP {error.code}", advice)
     except (OSError, ValueError) as error:
-        advice = "jobs run on without it; joining needs it"
+        advice = "running jobs continue; a host needs the board to join"
         return Finding("warn", "board", f"{url} does not answer: {error}", advice)
 
 
@@ -133,8 +133,8 @@ def _folders(settings: HostSettings) -> Iterator[Finding]:
         yield of_disk(what, folder)
         there = next((path for path in (folder, *folder.parents) if path.exists()), Path("/"))
         if not os.access(there, os.W_OK):
-            words = f"{what}, {folder}: the host worker may not write there"
-            yield Finding("fail", "disk", words, f"chown it to uid {os.geteuid()}, or name another folder")
+            words = f"{what}, {folder}: the host worker has no write permission"
+            yield Finding("fail", "disk", words, f"chown the folder to uid {os.geteuid()}, or set another folder")
 
 
 def _isolation(settings: HostSettings) -> Finding:
@@ -157,18 +157,18 @@ def _gpus(settings: HostSettings) -> Iterator[Finding]:
     for number, gpu in enumerate(gpus.facts()):
         yield Finding("ok", "GPU", f"{number}: {gpu['model']}, {gpu['memory_bytes'] / 2**30:.0f} GiB, {gpu['uuid']}")
     if settings.device == "cuda" and len(gpus) < settings.slots:
-        words = f"{settings.slots} slots, and the driver tells of {len(gpus)} GPUs"
-        yield Finding("fail", "GPU", words, "see nvidia-smi; or set MESHBOARD_SLOTS, or MESHBOARD_DEVICE=cpu")
+        words = f"{settings.slots} slots, but the driver reports {len(gpus)} GPUs"
+        yield Finding("fail", "GPU", words, "check nvidia-smi, or set MESHBOARD_SLOTS or MESHBOARD_DEVICE=cpu")
     if settings.device == "cpu" and len(gpus):
-        words = f"{len(gpus)} GPUs, and the slots are of the CPU"
-        yield Finding("warn", "GPU", words, f"MESHBOARD_DEVICE=cuda MESHBOARD_SLOTS={len(gpus)} uses them")
+        words = f"{len(gpus)} GPUs, but the slots use the CPU"
+        yield Finding("warn", "GPU", words, f"to use the GPUs, set MESHBOARD_DEVICE=cuda MESHBOARD_SLOTS={len(gpus)}")
 
 
 def _heap() -> Finding:
     if library := jemalloc():
-        return Finding("ok", "heap", f"ranks put their tensors into {library}")
-    words = "no jemalloc: ranks put their tensors into the C library's heap, which can hold half as much again"
-    return Finding("warn", "heap", words, "apt-get install libjemalloc2, and start the worker anew")
+        return Finding("ok", "heap", f"ranks allocate tensors with {library}")
+    words = "jemalloc is missing, so the memory of CPU ranks can be up to 50% larger"
+    return Finding("warn", "heap", words, "apt-get install libjemalloc2, and restart the worker")
 
 
 def _torch(settings: HostSettings) -> Finding:
@@ -179,14 +179,14 @@ def _torch(settings: HostSettings) -> Finding:
             [sys.executable, "-c", TORCH], capture_output=True, text=True, timeout=TORCH_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Finding("fail", "torch", f"cannot be tried: {error}", advice)
+        return Finding("fail", "torch", f"cannot be tested: {error}", advice)
     if ran.returncode != 0:
         last = (ran.stderr.strip().splitlines() or [f"exit code {ran.returncode}"])[-1]
         return Finding("fail", "torch", f"does not load: {last[:300]}", advice)
     version, gpus, gloo, nccl = ran.stdout.split()
     words = f"{version}, {gpus} GPUs, gloo {gloo}, NCCL {nccl}"
     if settings.device == "cuda" and (int(gpus) < settings.slots or nccl != "True"):
-        return Finding("fail", "torch", words, "torch without CUDA, or a driver too old for it: see nvidia-smi")
+        return Finding("fail", "torch", words, "torch has no CUDA, or the driver is too old; check nvidia-smi")
     return Finding("ok", "torch", words)
 
 

@@ -61,7 +61,7 @@ def read_json(path: Path) -> Any:
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise BadFileError(f"{path.name} is no regular file")
+        raise BadFileError(f"{path.name} is not a regular file")
     with open(descriptor, "rb") as file:
         body = file.read(MOST_BYTES + 1)
     if len(body) > MOST_BYTES:
@@ -69,7 +69,7 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise BadFileError(f"{path.name} is no JSON: {error}") from None
+        raise BadFileError(f"{path.name} is not JSON: {error}") from None
 
 
 def discard(path: Path) -> None:

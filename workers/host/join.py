@@ -77,19 +77,21 @@ def worker_command(name: str) -> list[str]:
 def _options(argv: list[str]) -> argparse.Namespace:
     env = os.environ
     parser = argparse.ArgumentParser(prog="python -m workers.host.join", description=__doc__.partition("\n")[0])
-    parser.add_argument("url", nargs="?", default=env.get("MESHBOARD_URL", ""), help="of the board; or MESHBOARD_URL")
+    parser.add_argument(
+        "url", nargs="?", default=env.get("MESHBOARD_URL", ""), help="address of the board (default: MESHBOARD_URL)"
+    )
     parser.add_argument(
         "--token",
-        help=f"join token; or {TOKEN}, which no list of processes shows, or {TOKEN}_FILE, a file that holds it",
+        help=f"join token, visible in the process list (default: {TOKEN}, or the file in {TOKEN}_FILE)",
     )
     parser.add_argument("--name", help="name of the host (default: MESHBOARD_HOST_NAME, or the machine name)")
     parser.add_argument(
-        "--slots", help="ranks it runs at once; or MESHBOARD_SLOTS; by default its GPUs, or cores (4 at least)"
+        "--slots", help="number of slots (default: MESHBOARD_SLOTS, the number of GPUs, or of cores with at least 4)"
     )
     parser.add_argument(
         "--insecure",
         action="store_true",
-        help="send the token over plain http:// to another machine; or MESHBOARD_JOIN_INSECURE=1",
+        help="send the token over plain http:// to another machine (default: MESHBOARD_JOIN_INSECURE=1)",
     )
     return parser.parse_args(argv)
 
@@ -98,10 +100,10 @@ def _board(url: str, insecure: bool) -> str:
     """The board's address. Raises SettingError."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise SettingError(f"the board's URL must be https://HOST, got {url[:100]!r}; see --help")
+        raise SettingError(f"The address of the board is {url[:100]!r}. Use https://HOST.")
     if parts.scheme == "http" and parts.hostname not in LOOPBACK and not insecure:
         raise SettingError(
-            f"{url[:100]} would show the token and the host's key to the network: https://, or --insecure"
+            f"{url[:100]} would send the token and the host key unencrypted. Use https://, or --insecure."
         )
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
 
@@ -130,11 +132,11 @@ def _join(url: str, settings: HostSettings, token: str) -> Kept:
             joined = _ask(url, request)
         except AwayError as error:
             if kept.key and time.monotonic() - began > PATIENCE_S:
-                log.warning("%s: going on with what was kept in %s", error, path)
+                log.warning("%s: continuing with the settings stored in %s", error, path)
                 return kept
             if str(error) != told:
                 told = str(error)
-                log.info("%s: asking again", told)
+                log.info("%s: retrying", told)
             time.sleep(pause_s)
             pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
             continue
@@ -173,18 +175,20 @@ def _ask(url: str, request: JoinRequest) -> Joined:
     except urllib.error.HTTPError as error:
         words = _words(error)
         if error.code in (429, 502, 503, 504):
-            raise AwayError(f"{url} answered {error.code}: {words}") from None
-        raise RefusedError(f"{url} answered {error.code}: {words}") from None
+            raise AwayError(f"{url} returned HTTP {error.code}: {words}") from None
+        raise RefusedError(f"{url} returned HTTP {error.code}: {words}") from None
     except (ssl.SSLCertVerificationError, ssl.CertificateError) as error:
-        raise RefusedError(f"{url} is not who it says: {error}") from None
+        raise RefusedError(f"The certificate of {url} is invalid: {error}") from None
     except urllib.error.URLError as error:
         if isinstance(error.reason, ssl.SSLCertVerificationError):
-            raise RefusedError(f"{url} is not who it says: {error.reason}; see SSL_CERT_FILE") from None
-        raise AwayError(f"{url} cannot be reached ({error.reason})") from None
+            raise RefusedError(
+                f"The certificate of {url} is invalid: {error.reason}. Set SSL_CERT_FILE to its CA certificates."
+            ) from None
+        raise AwayError(f"Cannot reach {url}: {error.reason}") from None
     except (OSError, HTTPException) as error:
-        raise AwayError(f"{url} cannot be reached ({error})") from None
+        raise AwayError(f"Cannot reach {url}: {error}") from None
     except (ValueError, KeyError, TypeError):
-        raise RefusedError(f"{url} does not answer as a board does") from None
+        raise RefusedError(f"{url} is not a Meshboard board") from None
 
 
 def _words(error: urllib.error.HTTPError) -> str:

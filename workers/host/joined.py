@@ -39,9 +39,11 @@ def read_or_make(path: Path) -> Kept:
         write(path, kept)
         return kept
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SettingError(f"{path} cannot be read ({error}): remove it, and join with a token") from None
+        raise SettingError(f"Cannot read {path}: {error}. Remove it, and join again with a token.") from None
     if stat.S_IMODE(mode) & 0o077:
-        raise SettingError(f"{path} can be read by others (mode {stat.S_IMODE(mode):03o}): chmod 600 it, or join anew")
+        raise SettingError(
+            f"Other users can read {path} (mode {stat.S_IMODE(mode):03o}). Run chmod 600 on it, or join again."
+        )
     return kept
 
 
@@ -55,4 +57,4 @@ def write(path: Path, kept: Kept) -> None:
             json.dump(kept._asdict(), out)
         draft.replace(path)
     except OSError as error:
-        raise SettingError(f"{path} cannot be written: {error}; see MESHBOARD_STATE_DIR") from None
+        raise SettingError(f"Cannot write {path}: {error}. Check MESHBOARD_STATE_DIR.") from None

@@ -71,23 +71,23 @@ def _open(order: LogOrder, settings: HostSettings) -> int:
     try:
         launched = attempt.read_order()
     except (BadFileError, OSError):
-        raise NoLogError("this host keeps nothing of that attempt, or no longer") from None
+        raise NoLogError("This host no longer stores the log of this attempt.") from None
     user = user_of(launched, settings)
     owners = frozenset({os.geteuid()} if user is None else {os.geteuid(), user.uid})
     path = _path(order, attempt, ranks_here(launched))
     descriptor = open_log(attempt.logs, path, owners) if path else None
     if descriptor is None:
-        raise NoLogError(f"there is no {order['file']} log of it on this host, or what lies there is no log")
+        raise NoLogError(f"This host has no readable {order['file']} log of this attempt.")
     return descriptor
 
 
 def _path(order: LogOrder, attempt: AttemptDir, ranks: range) -> tuple[str, ...] | None:
     """Below the attempt's logs; None where torchrun has made none yet."""
     if (order["rank"] == LAUNCHER) != (order["file"] == "launcher"):
-        raise NoLogError(f"rank {order['rank']} has no {order['file']} log")
+        raise NoLogError(f"Rank {order['rank']} has no {order['file']} log.")
     if order["rank"] == LAUNCHER:
         return ("launcher.log",)
     if order["rank"] not in ranks:
-        raise NoLogError(f"rank {order['rank']} was not on this host")
+        raise NoLogError(f"Rank {order['rank']} did not run on this host.")
     run = run_folder(attempt.logs)
     return (run, "attempt_0", str(order["rank"] - ranks.start), f"{order['file']}.log") if run else None

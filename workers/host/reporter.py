@@ -34,8 +34,8 @@ HEARTBEAT_S = 5.0
 SCAN_S = 1.0
 SAY_AGAIN_S = 60.0
 REMOVED = (
-    "the board's Redis does not know this host: it was removed, or Redis has just been emptied. "
-    "What runs here goes on; where it was removed, stop this worker, or join again with a new token"
+    "The board does not know this host. The host was removed, or Redis was emptied. Running jobs continue. "
+    "If the host was removed, stop this worker, or join again with a new token."
 )
 ALIVE = "alive"  # touched in the run directory at each scan: a container's health check looks at its age
 EVENTS_KEPT = 20_000  # entries of this host's events
@@ -104,7 +104,7 @@ class Reporter:
                 self._wake.wait(SCAN_S)
         finally:
             if not self._stopped.is_set():
-                log.critical("the reporter has ended: so does this worker")
+                log.critical("the reporter ended, so this worker stops")
                 os._exit(1)
 
     def _alive(self) -> None:
@@ -117,7 +117,7 @@ class Reporter:
         try:
             changed = self._watch.look()
         except Exception:
-            log.exception("cannot look after the attempts")
+            log.exception("cannot check the attempts")
         if not (changed or self._wake.is_set() or time.monotonic() >= due):
             return due
         try:

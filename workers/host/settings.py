@@ -79,14 +79,14 @@ def host_settings(*, joined: bool = True) -> HostSettings:
     signing_key = _key(given("MESHBOARD_HOST_KEY"))
     if joined and not (redis_url and signing_key):
         missing = "MESHBOARD_HOST_KEY" if redis_url else "MESHBOARD_REDIS_URL"
-        raise SettingError(f"{missing} is not set: python -m workers.host.join starts a host worker with it")
+        raise SettingError(f"{missing} is not set. Start the host worker with python -m workers.host.join.")
     device, gpus = _device()
     slots = _whole("MESHBOARD_SLOTS", gpus or max(4, os.cpu_count() or 1), 1)
     if device == "cuda":
         _are_seen(slots)
     sandbox = given("MESHBOARD_SANDBOX", "auto")
     if sandbox not in ("auto", "bwrap", "off"):
-        raise SettingError(f"MESHBOARD_SANDBOX must be auto, bwrap or off, got {sandbox[:40]!r}")
+        raise SettingError(f"MESHBOARD_SANDBOX is {sandbox[:40]!r}. Use auto, bwrap, or off.")
     job_user = given("MESHBOARD_JOB_USER", "auto")
     return HostSettings(
         redis_url=redis_url,
@@ -122,7 +122,7 @@ def is_on(variable: str) -> bool:
     """Raises SettingError: it is neither 1 nor 0."""
     told = given(variable, "0")
     if told not in ("0", "1"):
-        raise SettingError(f"{variable} must be 1 or 0, got {told[:40]!r}")
+        raise SettingError(f"{variable} is {told[:40]!r}. Use 1 or 0.")
     return told == "1"
 
 
@@ -144,12 +144,12 @@ def _device() -> tuple[Literal["cpu", "cuda"], int]:
     """What a slot is, and how many GPUs there are for that."""
     told = given("MESHBOARD_DEVICE")
     if told not in ("", "cpu", "cuda"):
-        raise SettingError(f"MESHBOARD_DEVICE must be cpu or cuda, got {told[:40]!r}")
+        raise SettingError(f"MESHBOARD_DEVICE is {told[:40]!r}. Use cpu or cuda.")
     is_known = told == "cpu" or bool(told and given("MESHBOARD_SLOTS"))
     gpus = 0 if is_known else len(Gpus())
     if told == "cuda" and not (is_known or gpus):
         raise SettingError(
-            "MESHBOARD_DEVICE is cuda, and the driver tells of no GPU: see nvidia-smi, or set MESHBOARD_SLOTS"
+            "MESHBOARD_DEVICE is cuda, but the driver reports no GPU. Check nvidia-smi, or set MESHBOARD_SLOTS."
         )
     return ("cuda", gpus) if told == "cuda" or gpus else ("cpu", 0)
 
@@ -159,8 +159,8 @@ def _are_seen(slots: int) -> None:
     told = given("CUDA_VISIBLE_DEVICES")
     if told and told.replace(" ", "").split(",")[:slots] != [str(slot) for slot in range(slots)]:
         raise SettingError(
-            f"CUDA_VISIBLE_DEVICES is {told[:100]!r}, and jobs would run on GPUs 0 to {slots - 1} by their bus: unset "
-            "it, or set MESHBOARD_SLOTS to how many of the first ones are for jobs"
+            f"CUDA_VISIBLE_DEVICES is {told[:100]!r}, but jobs use GPUs 0 to {slots - 1} in bus order. "
+            "Unset CUDA_VISIBLE_DEVICES, or set MESHBOARD_SLOTS to the number of first GPUs for jobs."
         )
 
 
@@ -171,7 +171,7 @@ def _address(told: str, redis_url: str) -> str:
     try:
         return str(ip_address(told))
     except ValueError:
-        raise SettingError(f"MESHBOARD_ADDRESS must be an IP address of this host, got {told[:40]!r}") from None
+        raise SettingError(f"MESHBOARD_ADDRESS is {told[:40]!r}. Use an IP address of this host.") from None
 
 
 def _joined_as(state: Path) -> str:
@@ -192,7 +192,7 @@ def _has_joined(file: Path) -> bool:
 def _host_name(name: str) -> str:
     if not re.fullmatch(HOST_NAME, name):
         raise SettingError(
-            f"MESHBOARD_HOST_NAME must be 1 to 100 of A-Z a-z 0-9 _ . - and not begin with . or -, got {name!r}"
+            f"MESHBOARD_HOST_NAME is {name!r}. Use 1 to 100 of A-Z a-z 0-9 _ . -, not beginning with . or -."
         )
     return name
 
@@ -201,13 +201,13 @@ def _key(text: str) -> bytes:
     try:
         return bytes.fromhex(text)
     except ValueError:
-        raise SettingError("MESHBOARD_HOST_KEY is not hexadecimal") from None
+        raise SettingError("MESHBOARD_HOST_KEY is not hexadecimal.") from None
 
 
 def _whole(variable: str, default: int, least: int) -> int:
     text = given(variable, str(default))
     if not text.isascii() or not text.isdigit() or len(text) > 18 or int(text) < least:
-        raise SettingError(f"{variable} must be a whole number of at least {least}, got {text[:40]!r}")
+        raise SettingError(f"{variable} is {text[:40]!r}. Use a whole number of at least {least}.")
     return int(text)
 
 
@@ -217,16 +217,16 @@ def _job_user(told: str) -> JobUser | None:
         return None
     user = OWNERS if told == "owners" else _by_ids(told) if ":" in told else _by_name(told)
     if user.uid == 0:
-        raise SettingError(f"MESHBOARD_JOB_USER must not be root, and {told!r} is")
+        raise SettingError(f"MESHBOARD_JOB_USER is {told!r}, which is root. Use another user.")
     if os.geteuid() != 0:
-        raise SettingError(f"MESHBOARD_JOB_USER is {told!r}: only a host worker that is root may change user")
+        raise SettingError(f"MESHBOARD_JOB_USER is {told!r}, but only a worker that runs as root can change the user.")
     return user
 
 
 def _by_ids(told: str) -> JobUser:
     uid, _, gid = told.partition(":")
     if not all(text.isascii() and text.isdigit() and len(text) < 11 and int(text) < 2**32 - 1 for text in (uid, gid)):
-        raise SettingError(f"MESHBOARD_JOB_USER: {told[:40]!r} is no UID:GID")
+        raise SettingError(f"MESHBOARD_JOB_USER is {told[:40]!r}. Use owners, a user name, or UID:GID.")
     return JobUser(CHOSEN_USER.name, int(uid), int(gid))
 
 
@@ -234,5 +234,5 @@ def _by_name(name: str) -> JobUser:
     try:
         found = pwd.getpwnam(name)
     except KeyError:
-        raise SettingError(f"MESHBOARD_JOB_USER: this machine has no user {name!r}") from None
+        raise SettingError(f"MESHBOARD_JOB_USER is {name!r}, but this machine has no such user.") from None
     return JobUser(name, found.pw_uid, found.pw_gid)

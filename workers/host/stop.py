@@ -22,7 +22,7 @@ def main() -> int:
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="MESHBOARD_RUN_DIR of the host worker")
     run_dir: Path = parser.parse_args().run_dir.resolve()
     if not run_dir.is_dir():
-        parser.error(f"{run_dir} is no folder: nothing was ended")
+        parser.error(f"{run_dir} is not a folder. No process was stopped.")
     live = [attempt for attempt in attempts(run_dir) if attempt.supervisor_id() is not None]
     for attempt in live:
         supervisor = attempt.supervisor_id()
@@ -37,7 +37,7 @@ def main() -> int:
         kill_supervisor(attempt)
     survivors = [pid for attempt in attempts(run_dir) for pid in sweep(attempt.job, attempt.attempt, runs=run_dir)]
     if survivors:
-        print(f"could not end processes {survivors}", file=sys.stderr)
+        print(f"cannot stop processes {survivors}", file=sys.stderr)
     return 1 if survivors else 0
 
 

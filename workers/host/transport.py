@@ -66,7 +66,7 @@ class Channel(redis.Channel):
         except Exception as error:
             if _redis_fails(error) or isinstance(error, Empty):
                 raise
-            log.warning("dropped a message that cannot be read: %r", error)
+            log.warning("dropped an unreadable message: %r", error)
             return True
 
     def basic_consume(
@@ -79,7 +79,7 @@ class Channel(redis.Channel):
             except Exception as error:
                 if _redis_fails(error):
                     raise
-                log.warning("dropped a message that cannot be taken: %r", error)
+                log.warning("dropped an invalid message: %r", error)
                 if not message.acknowledged:
                     message.reject()
 

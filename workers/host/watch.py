@@ -52,28 +52,28 @@ class Watch:
                 if not (ended or attempt.exit.exists() or self._ends.keeps(attempt)):
                     living.append(attempt)
             except Exception:
-                log.exception("cannot look after %s/%s", attempt.job, attempt.attempt)
+                log.exception("cannot check %s/%s", attempt.job, attempt.attempt)
         self._see_flags(living)
         notes = self._notes(living)
         for attempt in living:
             try:
                 changed = self._end_unanswered(attempt) or self._note(attempt, notes.get(attempt, "")) or changed
             except Exception:
-                log.exception("cannot look after %s/%s", attempt.job, attempt.attempt)
+                log.exception("cannot check %s/%s", attempt.job, attempt.attempt)
         return changed
 
     def _bury(self, attempt: AttemptDir) -> bool:
         """Write the exit report of an attempt whose supervisor is gone without a sound one. True if it was missing."""
         # In this order: a supervisor found dead has already written its report, if it ever will.
         alive = attempt.supervisor_id() is not None or not _had_time(attempt)
-        reason = "the supervisor died without an exit report; its ranks were ended with it"
+        reason = "the supervisor ended without an exit report; its ranks were stopped"
         try:
             if attempt.read_exit() is not None:
                 return False
         except BadFileError as error:
             log.warning("%s/%s: %s", attempt.job, attempt.attempt, error)
             discard(attempt.exit)
-            reason = f"the supervisor died and its report cannot be read: {error}"
+            reason = f"the supervisor ended, and its report cannot be read: {error}"
         return not alive and self._conclude(attempt, "lost", reason)
 
     def _see_flags(self, living: list[AttemptDir]) -> None:
@@ -91,9 +91,9 @@ class Watch:
         asked = self._asked.get(attempt)
         if asked is None or time.monotonic() - asked < ANSWER_S or attempt.exit.exists():
             return False
-        log.warning("%s/%s: cancelled, and its supervisor did not answer", attempt.job, attempt.attempt)
+        log.warning("%s/%s: cancelled, but the supervisor did not answer", attempt.job, attempt.attempt)
         kill_supervisor(attempt)
-        return self._conclude(attempt, "cancelled", "cancelled on request; its supervisor did not answer")
+        return self._conclude(attempt, "cancelled", "cancelled on request; the supervisor did not answer")
 
     def _notes(self, living: Iterable[AttemptDir]) -> dict[AttemptDir, str]:
         """A sentence for each attempt of which something is stopped."""
@@ -109,7 +109,7 @@ class Watch:
             if attempt is None:
                 continue
             seen[identity] = self._still.get(identity, time.time())
-            who = "its supervisor" if process.pid in supervisors else _role(process)
+            who = "the supervisor" if process.pid in supervisors else _role(process)
             since = datetime.fromtimestamp(seen[identity], UTC).strftime("%H:%M:%S")
             parts.setdefault(attempt, []).append(f"{who} is stopped (state {state}) since {since} UTC")
         self._still = seen
@@ -129,7 +129,7 @@ class Watch:
         """Sweep, and say how it ended once nothing is left; until then its slots are not free. True when it is news."""
         survivors = sweep(attempt.job, attempt.attempt, SWEEP_S, attempt.run_dir)
         if survivors:
-            write_json(attempt.note, f"processes {survivors} cannot be ended: look at this host"[:1000])
+            write_json(attempt.note, f"cannot stop processes {survivors}; check this host"[:1000])
             return False
         if (folder := attempt.socket_folder()) is not None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -146,8 +146,8 @@ def told_of(attempt: AttemptDir) -> AttemptReport:
         return attempt.report()
     except Exception as error:
         if not isinstance(error, BadFileError):
-            log.exception("cannot tell of %s/%s", attempt.job, attempt.attempt)
-        note = f"its host cannot read its files: {error}"[:1000].replace("\0", "\ufffd")
+            log.exception("cannot report %s/%s", attempt.job, attempt.attempt)
+        note = f"the host cannot read the files of the attempt: {error}"[:1000].replace("\0", "\ufffd")
         return AttemptReport(job=attempt.job, attempt=attempt.attempt, state="running", slots=[], note=note)
 
 
@@ -180,8 +180,8 @@ def _role(process: psutil.Process) -> str:
     except (psutil.Error, OSError):
         words = []
     if "workers.host.guardian" in words:
-        return "its guardian"
-    return "torchrun" if "workers.host.start.launch" in words else f"its process {process.pid}"
+        return "the guardian"
+    return "torchrun" if "workers.host.start.launch" in words else f"process {process.pid}"
 
 
 def _sentence(said: list[str]) -> str:

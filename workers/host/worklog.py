@@ -20,7 +20,7 @@ def log_format() -> LogFormat:
     """
     told = os.environ.get(NAME) or "text"
     if told not in ("text", "json"):
-        raise SettingError(f"{NAME} must be text or json, got {told[:40]!r}")
+        raise SettingError(f"{NAME} is {told[:40]!r}. Use text or json.")
     return cast(LogFormat, told)
 
 

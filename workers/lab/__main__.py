@@ -36,16 +36,16 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="file to write the result to")
     parser.add_argument("--job", default="local")
     parser.add_argument("--attempt", type=int, default=1)
-    parser.add_argument("--telemetry", help="unix socket of the supervisor")
+    parser.add_argument("--telemetry", help="Unix socket of the supervisor")
     options = parser.parse_args()
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     try:
         spec = parse_spec(json.loads(options.spec.read_text()))
     except (OSError, ValueError, SpecError) as error:
-        return fail(f"--spec: {error}", 1)
+        return fail(f"`--spec` is invalid: {error}", 1)
     if spec.kind != "lab" or spec.layout.world_size != world:
         given = f"a {spec.kind} of {spec.layout.world_size} ranks"
-        return fail(f"--spec: {given}, and torchrun started a lab of {world}", 1)
+        return fail(f"`--spec` is {given}, but torchrun started a benchmark of {world} ranks.", 1)
     recorder = Recorder(rank)
     exporter = Exporter(recorder, options.telemetry, options.job, options.attempt) if options.telemetry else None
     try:

@@ -49,7 +49,7 @@ def points(team: Team, setting: Setting, lab: LabSpec, say: Callable[[str], None
     """Every point; on the first rank of the group alone."""
     item = torch.empty(0, dtype=setting.dtype).element_size()
     for place, primitive in enumerate(lab.primitives, start=1):
-        say(f"{place}/{len(lab.primitives)}: {primitive} among {setting.size} ranks")
+        say(f"{place}/{len(lab.primitives)}: {primitive} over {setting.size} ranks")
         for num_bytes in [0] if primitive == "barrier" else lab_sizes(lab, setting.size):
             told = _shared(team, _measured(team, setting, lab, primitive, num_bytes // item))
             if setting.me == 0:

@@ -25,7 +25,7 @@ from workers.meter.recorder import Recorder
 from workers.meter.script import NoScriptError, from_command_line, from_spec, run
 from workers.meter.start import Start
 
-NOTHING = "no collective passed in this process; those that a script starts by itself are not metered"
+NOTHING = "No collective ran in this process. Processes that the script starts are not metered."
 
 
 def main() -> int:
@@ -35,16 +35,16 @@ def main() -> int:
     parser.add_argument(
         "--telemetry",
         default=os.environ.get("MESHBOARD_TELEMETRY"),
-        help="unix socket of the supervisor (MESHBOARD_TELEMETRY); without it rank 0 prints a table",
+        help="Unix socket of the supervisor (default: MESHBOARD_TELEMETRY); without a socket, rank 0 prints a table",
     )
     parser.add_argument("--spec", type=Path, help="JSON file with a job spec that names the script and its arguments")
     parser.add_argument("--root", type=Path, help="root directory of scripts")
-    parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is the name of a module")
+    parser.add_argument("-m", dest="is_module", action="store_true", help="run SCRIPT as a module")
     parser.add_argument("script", nargs="?")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     if (options.script is None) != (options.spec is not None and options.root is not None):
-        parser.error("give a script, or --spec and --root")
+        parser.error("Use a script, or --spec and --root.")
     try:
         if options.spec is not None:
             script = from_spec(options.spec, options.root)
@@ -138,7 +138,9 @@ def say(recorder: Recorder, process: int) -> None:
 
 def table(cells: list[Cell], steps: int) -> str:
     """What this rank sent, as text."""
-    lines = [f"rank 0 after {steps} optimiser steps; payload is what it handed over, algorithmic what it had to send"]
+    lines = [
+        f"Rank 0 after {steps} optimizer steps. Payload is the bytes in its buffers, algorithmic the bytes to send."
+    ]
     names = f"{'phase':<8}{'group':<24}{'collective':<16}{'calls':>9}"
     lines.append(f"{names}{'payload B':>20}{'algorithmic B':>20}{'s':>9}")
     for c in cells:

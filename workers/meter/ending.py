@@ -83,7 +83,7 @@ def tell(message: str, trace: str = "") -> None:
     try:
         Path(path).write_text(json.dumps({"message": {"message": message[:MAX_MESSAGE], "extraInfo": extra}}))
     except OSError as error:  # a full disk must not hide what was to be told: it is in the log
-        sys.stderr.write(f"error: {path!r} cannot be written: {error.strerror or error}\n")
+        sys.stderr.write(f"error: cannot write {path!r}: {error.strerror or error}\n")
 
 
 def tell_exception(error: BaseException) -> None:

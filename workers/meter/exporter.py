@@ -119,7 +119,7 @@ class Exporter:
         except Exception:
             if not self._failed:
                 self._failed = True
-                log.exception("the meter leaves out what it could not see or say just now")
+                log.exception("the meter skips a report after an error")
             return None
 
     def _send_what_is_new(self) -> bool:

@@ -78,9 +78,9 @@ def metered_backend(recorder: Recorder, device: str) -> str:
     for a named axis is labelled with it; a mesh axis as large as the world IS the default group, so label that.
     """
     if device not in NATIVE:
-        raise ValueError(f"device must be one of {sorted(NATIVE)}, got {device!r}")
+        raise ValueError(f"device is {device!r}, expected one of {sorted(NATIVE)}")
     if device == "cuda" and not dist.is_nccl_available():
-        raise RuntimeError(f"GPUs are joined by NCCL, and torch {torch.__version__} is a build without it")
+        raise RuntimeError(f"GPUs need NCCL, but torch {torch.__version__} is a build without NCCL.")
     name = f"metered_{NATIVE[device]}"
     if name in dist.Backend.backend_list:  # a second recorder in this process: groups keep the one they have
         name += f"_{len(dist.Backend.backend_list)}"

@@ -37,7 +37,7 @@ def meter_every_group(
             return group
         for backend in backends_of(group) - told - SAID_NOTHING_OF:
             told.add(backend)
-            print(f"meshboard: what passes over {backend} is not counted, only gloo and NCCL are", file=sys.stderr)
+            print(f"meshboard: traffic over {backend} is not counted. Only gloo and NCCL are counted.", file=sys.stderr)
         devices = devices_over(group, METERED_BACKENDS)
         if not devices:
             return group

@@ -30,7 +30,10 @@ class Sturdy(io.RawIOBase):
 
     def write(self, data: Buffer, /) -> int:
         told = bytes(data)
-        if self._lost and self._put(f"\n[{self._lost:,} bytes of output were lost: the disk was full]\n".encode()) == 0:
+        if (
+            self._lost
+            and self._put(f"\n[{self._lost:,} bytes of output are missing: the disk was full]\n".encode()) == 0
+        ):
             self._lost = 0
         self._lost += self._put(told)
         return len(told)

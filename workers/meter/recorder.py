@@ -46,7 +46,7 @@ class Recorder:
 
     def __init__(self, rank: int, capacity: int = 65536) -> None:
         if capacity < 1:
-            raise ValueError(f"capacity must be at least 1 record, got {capacity}")
+            raise ValueError(f"capacity is {capacity}, expected at least 1 record")
         self.rank = rank
         self.step = 0
         self._phase: Phase = "setup"
@@ -80,7 +80,7 @@ class Recorder:
     def set_phase(self, phase: Phase) -> None:
         """Count what is issued from now on in `phase`; what is on its way stays where it was issued."""
         if phase not in PHASES:
-            raise ValueError(f"phase must be one of {sorted(PHASES)}, got {phase!r}")
+            raise ValueError(f"phase is {phase!r}, expected one of {sorted(PHASES)}")
         self._phase = phase
         self.moved_s = time.perf_counter()
 
@@ -144,7 +144,7 @@ class Recorder:
         With a `phase`, always in that one: a group whose work goes on beside training.
         """
         if axis not in AXES:
-            raise ValueError(f"axis must be one of {sorted(AXES)}, got {axis!r}")
+            raise ValueError(f"axis is {axis!r}, expected one of {sorted(AXES)}")
         self._axes[group_name] = axis
         if phase is not None:
             self._phases[group_name] = phase

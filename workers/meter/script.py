@@ -54,9 +54,9 @@ def from_command_line(name: str, arguments: list[str], *, is_module: bool) -> Sc
         return Script(None, name, name, arguments, here, None)
     file = Path(name).absolute()
     if file.is_dir():
-        raise NoScriptError(f"script.path: {name!r} is a folder; name the file in it")
+        raise NoScriptError(f"`script.path` is {name!r}, which is a folder. Use a file.")
     if not file.is_file():
-        raise NoScriptError(f"script.path: there is no {name!r}")
+        raise NoScriptError(f"`script.path` is {name!r}, which does not exist.")
     return Script(file, None, name, arguments, file.resolve().parent, None)
 
 
@@ -75,7 +75,7 @@ def from_spec(spec_file: Path, root: Path) -> Script:
     cwd = search if wanted.cwd is None else _below(root, wanted.cwd, Path.is_dir, "script.cwd")
     if wanted.module is None and not cwd.is_relative_to(search):  # by a link: the spec's own rule sees none
         own = str(search.relative_to(root))
-        raise NoScriptError(f"script.cwd: {wanted.cwd!r} leads out of {own!r}, the folder that the script is in")
+        raise NoScriptError(f"`script.cwd` is {wanted.cwd!r}, which is outside the script folder {own!r}.")
     return Script(file, wanted.module, str(file), wanted.args, search, cwd)
 
 
@@ -137,14 +137,16 @@ def _code_of_module(name: str, file: Path | None, main: ModuleType) -> CodeType:
     found = _find(name, is_package=None if file is None else file.name == "__main__.py")
     where = found.origin if found else None
     if file is not None and not (where and file.samefile(where)):
-        raise NoScriptError(f"script.module: {name!r} is {str(file)!r}, but Python finds it in {where or 'nowhere'}")
+        raise NoScriptError(
+            f"`script.module` is {name!r} in {str(file)!r}, but Python finds {where or 'no such module'}."
+        )
     if found is None or where is None or not isinstance(found.loader, InspectLoader):
-        raise NoScriptError(f"script.module: Python finds no {name!r} that it could run")
+        raise NoScriptError(f"`script.module` is {name!r}, but Python finds no such module that it can run.")
     sys.argv[0] = where
     main.__dict__.update(__spec__=found, __loader__=found.loader, __package__=found.parent, __file__=where)
     main.__dict__.update(__cached__=found.cached)
     code: CodeType | None = found.loader.get_code(found.name)
-    assert code is not None, "it is no package"
+    assert code is not None, "it is not a package"
     return code
 
 
@@ -173,24 +175,24 @@ def _ordered(spec_file: Path) -> ScriptSpec:
     try:
         wanted = parse_spec(json.loads(spec_file.read_text())).script
     except (OSError, ValueError, SpecError) as error:
-        raise NoScriptError(f"--spec: {error}") from None
+        raise NoScriptError(f"`--spec` is invalid: {error}") from None
     if wanted is None:
-        raise NoScriptError("script: the spec names none")
+        raise NoScriptError("`script` is missing in the spec.")
     return wanted
 
 
 def _below(root: Path, name: str, is_there: Callable[[Path], bool], field: str) -> Path:
     found = _inside(root, root / name, is_there)
     if found is None and _inside(root, root / name, Path.exists):
-        raise NoScriptError(f"{field}: {name!r} is {_OTHERWISE[is_there]}")
+        raise NoScriptError(f"`{field}` is {name!r}, which is {_OTHERWISE[is_there]}")
     if found is None:
-        raise NoScriptError(f"{field}: there is no {name!r} below the script root")
+        raise NoScriptError(f"`{field}` is {name!r}, which does not exist below the script root.")
     return found
 
 
 _OTHERWISE: dict[Callable[[Path], bool], str] = {
-    Path.is_file: "a folder; name the file in it",
-    Path.is_dir: "a file; name the folder that it is in",
+    Path.is_file: "a folder. Use a file.",
+    Path.is_dir: "a file. Use a folder.",
 }
 
 
@@ -200,7 +202,7 @@ def _module_file(module: str, root: Path) -> Path:
     for file in (place / "__main__.py", place.with_name(f"{place.name}.py")):
         if _inside(root, file, Path.is_file):
             return file
-    raise NoScriptError(f"script.module: there is no {module!r} below the script root")
+    raise NoScriptError(f"`script.module` is {module!r}, which does not exist below the script root.")
 
 
 def _inside(root: Path, path: Path, is_there: Callable[[Path], bool]) -> Path | None:

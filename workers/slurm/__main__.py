@@ -65,13 +65,13 @@ class Allocated(Supervisor):
         told = await asyncio.to_thread(why_ended, self._slurm_job)
         self.preempted = told == "preempted"
         if self.preempted:
-            why = "as Slurm preempts it"
+            why = "because Slurm preempted the job"
         elif told == "time limit" or self._warned.exists():
-            why = "as its time limit at Slurm is near"
+            why = "because the Slurm time limit is near"
         else:
-            why = "as it was told to end at Slurm"
+            why = "because Slurm requested it"
         self.ended_by = "cancelled" if self.preempted else "failed"
-        self.reason = f"{saved_words(self.tally, why)}; run again, it goes on from there"
+        self.reason = f"{saved_words(self.tally, why)}; a retry resumes from it"
 
 
 def say(words: str) -> None:
@@ -85,11 +85,11 @@ async def supervise(order: AllocationOrder, node: Node, settings: HostSettings, 
     try:
         who = await Joining(board, Asked(run, "", {}), say).join(run, node.place, node.name)
     except RefusedError as error:
-        say(f"the board refuses this attempt: {error}")
+        say(f"The board refused this attempt: {error}")
         return 1
     attempt = claim(settings.run_dir, launch_order(order, node))
     if attempt is None:
-        say("this attempt was begun here before")
+        say("This attempt was already started here.")
         return 1
     folder = socket_root() / f"{SOCKET_FOLDER}{secrets.token_hex(6)}"
     outcome = await Allocated(attempt, settings, folder, HttpLine(board, who, say), node).run()

@@ -91,20 +91,20 @@ class _Maker:
     def _storage(self, value: Any) -> _StorageInfo:
         fields = _fields(value, FILES, "_StorageInfo")
         if fields.get("transform_descriptors"):
-            raise RefusedPickleError("it names transforms of what a file holds, and none are admitted")
+            raise RefusedPickleError("storage transforms are not allowed")
         path, (offset, length) = fields.get("relative_path"), (fields.get(key) for key in ("offset", "length"))
         return _StorageInfo(_of(str, path, "relative_path"), _count(offset, "offset"), _count(length, "length"))
 
     def _size(self, value: Any) -> torch.Size:
         (sizes,) = _arguments(value, SIZE, 1)
         if len(_of(tuple, sizes, "a torch.Size")) > MOST_DIMS:
-            raise RefusedPickleError(f"it has a torch.Size of {len(sizes)} dims; {MOST_DIMS} are read")
+            raise RefusedPickleError(f"a torch.Size has {len(sizes)} dims, more than {MOST_DIMS}")
         return torch.Size(_count(one, "a torch.Size") for one in self._each(sizes))
 
     def _each(self, values: list[Any] | tuple[Any, ...]) -> Iterator[Any]:
         self._left -= len(values)
         if self._left < 0:
-            raise RefusedPickleError("it points at the same values more often than it has operations")
+            raise RefusedPickleError("more references to values than operations")
         return iter(values)
 
 
@@ -113,7 +113,7 @@ def _properties(value: Any) -> TensorProperties:
     _must_be(value, Name(METADATA, "TensorProperties"))
     state = value.state
     if type(state) is not tuple or len(state) != 5 or type(state[0]) is not Name or state[0] not in DTYPES:
-        raise RefusedPickleError("it is broken: TensorProperties say no dtype")
+        raise RefusedPickleError("damaged: TensorProperties without dtype")
     return TensorProperties(dtype=DTYPES[state[0]])
 
 
@@ -121,7 +121,7 @@ def _fields(value: Any, module: str, name: str) -> dict[str, Any]:
     """Of a dataclass."""
     _must_be(value, Name(module, name))
     if len(_of(Pairs, value.state, f"a {name}'s state")) > MOST_FIELDS:
-        raise RefusedPickleError(f"it is broken: a {name} has {len(value.state):,} fields")
+        raise RefusedPickleError(f"damaged: a {name} has {len(value.state):,} fields")
     return {_of(str, key, f"a field of {name}"): found for key, found in value.state}
 
 
@@ -130,24 +130,24 @@ def _arguments(value: Any, name: Name, count: int) -> tuple[Any, ...]:
     _must_be(value, name)
     arguments: tuple[Any, ...] = value.arguments
     if len(arguments) != count:
-        raise RefusedPickleError(f"it is broken: it gives {name.name} {len(arguments)} arguments")
+        raise RefusedPickleError(f"damaged: {name.name} has {len(arguments)} arguments")
     return arguments
 
 
 def _must_be(value: Any, name: Name) -> None:
     if type(value) is not Made or value.of != name:
-        raise RefusedPickleError(f"it is broken: {_words(value)} is where a {name.name} is to be")
+        raise RefusedPickleError(f"damaged: {_words(value)} instead of a {name.name}")
 
 
 def _of(kind: Callable[..., T], value: Any, what: str) -> T:
     if type(value) is not kind:
-        raise RefusedPickleError(f"it is broken: {what} is {_words(value)}")
+        raise RefusedPickleError(f"damaged: {what} is {_words(value)}")
     return value  # type: ignore[no-any-return]  # it is of that kind
 
 
 def _count(value: Any, what: str) -> int:
     if not 0 <= _of(int, value, what) < 2**63:
-        raise RefusedPickleError(f"it is broken: {what} has {str(value)[:40]}")
+        raise RefusedPickleError(f"damaged: {what} has {str(value)[:40]}")
     return int(value)
 
 

@@ -40,15 +40,19 @@ def main() -> int:
     shield.heed_parent()
     parser = argparse.ArgumentParser(prog="python -m workers.trainer", description=__doc__)
     parser.add_argument("--spec", type=Path, required=True, help="JSON file with the job spec")
-    parser.add_argument("--data-root", type=Path, required=True, help="directory that training data is read below")
-    parser.add_argument("--checkpoint-root", type=Path, help="directory that checkpoints are kept below")
-    parser.add_argument("--expect-checkpoint", default="", help="job/attempt/step-n that there must be, or a later one")
-    parser.add_argument("--checkpoint-host", default="", help="the host on which it was written")
-    parser.add_argument("--loan", type=Path, help="where the supervisor of rank 0 leaves word of who lends it")
+    parser.add_argument("--data-root", type=Path, required=True, help="directory of training data")
+    parser.add_argument("--checkpoint-root", type=Path, help="directory of checkpoints")
+    parser.add_argument(
+        "--expect-checkpoint", default="", help="checkpoint job/attempt/step-n that needs to exist, or a later one"
+    )
+    parser.add_argument("--checkpoint-host", default="", help="host that wrote the expected checkpoint")
+    parser.add_argument(
+        "--loan", type=Path, help="file in which the supervisor of rank 0 names the host that sends the checkpoint"
+    )
     parser.add_argument("--host", default="", help="name of this host (default: the machine name)")
     parser.add_argument("--job", default="local")
     parser.add_argument("--attempt", type=int, default=1)
-    parser.add_argument("--telemetry", help="unix socket of the supervisor")
+    parser.add_argument("--telemetry", help="Unix socket of the supervisor")
     options = parser.parse_args()
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     try:
@@ -146,28 +150,28 @@ def spec_of(path: Path, world: int) -> JobSpec:
     try:
         content = json.loads(path.read_text())
     except OSError as error:
-        raise UserError(f"--spec: cannot read {str(path)!r}: {error.strerror or error}") from None
+        raise UserError(f"`--spec` is {str(path)!r}, which cannot be read: {error.strerror or error}.") from None
     except ValueError as error:
-        raise UserError(f"--spec: {str(path)!r} is not JSON: {error}") from None
+        raise UserError(f"`--spec` is {str(path)!r}, which is not JSON: {error}.") from None
     spec = parse_spec(content)
     if refused := not_runnable(spec):
         raise SpecError(refused)
     if spec.layout.world_size != world:
-        raise UserError(f"layout: needs {spec.layout.world_size} ranks, torchrun started {world}")
+        raise UserError(f"`layout` needs {spec.layout.world_size} ranks, but torchrun started {world}.")
     return spec
 
 
 def _device(spec: JobSpec) -> torch.device:
     if spec.resources.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("resources.device: cuda was asked for, but this host has no usable GPU")
+        raise UserError("`resources.device` is cuda, but this host has no usable GPU.")
     device = own_device(spec.resources.device)
     if device.type == "cuda" and mix_of(spec.train.precision).gemm == "fp8":
         found = torch.cuda.get_device_capability(device)
         if found < FP8_CAPABILITY:
-            needed, here = _dotted(FP8_CAPABILITY), f"{device_name(device)}) has {_dotted(found)}"
+            needed, here = _dotted(FP8_CAPABILITY), f"{device_name(device)} has {_dotted(found)}"
             raise UserError(
-                f"train.precision: {spec.train.precision} needs a GPU of compute capability {needed} or more, for "
-                f"products in fp8; this one ({here}"
+                f"`train.precision` is {spec.train.precision}, but fp8 matmuls need compute capability {needed} or "
+                f"more, and {here}."
             )
     return device
 

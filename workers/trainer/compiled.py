@@ -45,5 +45,5 @@ def compiled(function: F) -> F:
         held[0] = torch.compiler.disable(held[0])
     wanted = (os.environ["CXX"],) if os.environ.get("CXX") else COMPILERS
     if not any(map(shutil.which, wanted)):
-        raise UserError(f"train.compile: torch.compile needs a C++ compiler; this host has no {', '.join(wanted)}")
+        raise UserError(f"`train.compile` needs a C++ compiler, but this host has no {' or '.join(wanted)}.")
     return cast(F, torch.compile(function))

@@ -81,7 +81,7 @@ def test_a_rank_s_whole_log_comes_from_its_host_with_a_host_s_rights(
         missing = api(owner).get(f"/api/v1/jobs/{job}/logs/-1")
         assert (missing.status_code, missing.json()["errors"][0]["message"]) == (
             404,
-            "host-a says: there is no launcher log of it on this host, or what lies there is no log",
+            "host-a reports: This host has no readable launcher log of this attempt.",
         )
     assert [key for key in live_redis.scan_iter() if b":log:" in key] == []
     assert api(stranger).get(f"/api/v1/jobs/{job}/logs/3").status_code == 404
@@ -110,7 +110,7 @@ def test_an_order_that_nobody_waits_for_is_not_answered(
     ("change", "rank", "status", "words"),
     [
         ({"engine": "elsewhere"}, "0", 409, "The job runs outside Meshboard, on host-a."),
-        ({"engine": "slurm"}, "0", 409, "slurm runs it: its job's files lie in the cluster's shared folder"),
+        ({"engine": "slurm"}, "0", 409, "The full log of this job is in the shared folder of the slurm cluster"),
         ({"removed": True}, "0", 409, "The log is on host-a, which was removed from the board."),
         ({"silent": True}, "0", 503, "The log is on host-a, which has had no contact for 90 s."),
         ({"queued": True}, "0", 409, "The job has not started, so it has no log."),
@@ -120,7 +120,7 @@ def test_an_order_that_nobody_waits_for_is_not_answered(
         ({}, "stdout.log", 404, "The job has no rank 'stdout.log'."),
         ({}, "0?attempt=2", 404, "The job has no attempt 2."),
         ({}, "0?attempt=x", 400, "`attempt` is 'x'. Use a whole number from 1 to 2147483647."),
-        ({}, "0?file=/etc/passwd", 400, "must be one of stdout, stderr"),
+        ({}, "0?file=/etc/passwd", 400, "Use one of stdout, stderr."),
     ],
 )
 def test_where_no_log_can_be_had_it_says_why(
@@ -179,7 +179,7 @@ def test_only_so_many_parts_are_held_at_once(owner: User, guest: Guest, monkeypa
     for _ in range(whole.AT_ONCE):
         whole._slots.acquire()
     try:
-        with pytest.raises(whole.BusyError, match="8 logs are fetched at once"):
+        with pytest.raises(whole.BusyError, match="8 log downloads are in progress"):
             whole.begin(place, ("stdout",), owner.pk)
     finally:
         for _ in range(whole.AT_ONCE):

@@ -68,7 +68,9 @@ def test_a_retry_goes_on_from_what_was_told_or_later_and_never_from_less(tmp_pat
     def must_have(expected: str) -> None:
         folder.must_have(folder.complete_below(job)[::-1], expected, "anna")
 
-    with pytest.raises(UserError, match=r"job/1/step-00000020 was written .* on host anna, .*; there is none here\."):
+    with pytest.raises(
+        UserError, match=r"Checkpoint job/1/step-00000020 .* on host anna is missing .* Newest checkpoint here: none\."
+    ):
         must_have("job/1/step-00000020")
     publish(job, 1, 10)
     with pytest.raises(UserError, match=r"the newest here is 1/step-00000010\."):

@@ -46,8 +46,8 @@ def test_a_truncated_file_is_named_and_the_checkpoint_before_is_loaded(root: Pat
     with file.open("r+b") as opened:
         opened.truncate(size - 7)
     ran = resumed(root)
-    told = f"checkpoint step-00000006 is damaged: {file.name} has {size - 7:,} bytes, {size:,} were written"
-    assert f"{told}; trying the one before" in ran.output
+    told = f"checkpoint step-00000006 is damaged: {file.name} has {size - 7:,} of {size:,} bytes"
+    assert f"{told}. Trying the previous checkpoint." in ran.output
     assert sorted(ran.losses) == [5, 6, 7, 8]
 
 
@@ -60,7 +60,7 @@ def test_a_changed_byte_is_seen(root: Path) -> None:
         opened.seek(-1, 1)
         opened.write(bytes([byte[0] ^ 1]))
     ran = resumed(root)
-    assert f"{file.name} has other content than was written (CRC-32 differs); trying the one before" in ran.output
+    assert f"{file.name} changed after it was written (CRC-32 differs). Trying the previous checkpoint." in ran.output
     assert sorted(ran.losses) == [5, 6, 7, 8]
 
 
@@ -76,23 +76,23 @@ def test_when_none_is_whole_every_reason_is_told(root: Path) -> None:
         (checkpoint.path / ".metadata").unlink()
     problem = resumed(root).problem
     assert problem is not None
-    assert problem.startswith("train.resume: no whole checkpoint. step-00000006: .metadata cannot be read")
-    assert "step-00000002: .metadata cannot be read" in problem
+    assert problem.startswith("`train.resume` has no undamaged checkpoint. step-00000006: cannot read .metadata")
+    assert "step-00000002: cannot read .metadata" in problem
 
 
 @pytest.mark.slow
 def test_an_unknown_or_outside_name_is_refused_with_what_there_is(root: Path) -> None:
     have = "complete ones beside it: step-00000002, step-00000004, step-00000006"
     assert have in str(resumed(root, "job/1/step-00000005").problem)
-    assert "there is no complete checkpoint in 'jobless'" in str(resumed(root, "jobless").problem)
+    assert "`train.resume` is 'jobless', which has no complete checkpoint." in str(resumed(root, "jobless").problem)
 
 
 @pytest.mark.slow
 def test_another_model_or_no_step_left_is_refused_with_the_numbers(root: Path) -> None:
     other = run(make_spec({}, "llama", resume="job"), root, job="other")
-    assert "the checkpoint holds another model: arch gpt is not llama" in str(other.problem)
+    assert "has a different model: arch is gpt in the checkpoint and llama in the job" in str(other.problem)
     done = run(make_spec({}, resume="job"), root, job="other")
-    assert "has done 6 steps of the 6 asked for; raise train.steps" in str(done.problem)
+    assert "`train.steps` is 6, but the checkpoint already has 6 steps. Increase `train.steps`." in str(done.problem)
 
 
 @pytest.mark.slow
@@ -125,7 +125,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_no_training(tmp_path: Path) ->
     failed = ran.of_kind("checkpoint")
     assert [item["name"] for item in failed] == [None, None]
     assert all("Not a directory" in item["problem"] for item in failed)
-    assert "checkpoint after step 3 could not be written" in ran.output
+    assert "Cannot write the checkpoint after step 3" in ran.output
 
 
 def rewritten(checkpoint: Path, text: Callable[[dict[str, Any]], str]) -> None:
@@ -186,36 +186,36 @@ def cut(checkpoint: Path) -> None:
 
 WEIGHT = "model.embedding.weight"
 ODD: dict[str, tuple[Callable[[Path], None], str]] = {
-    "a step below none": (with_fields(step=-5), "manifest.json cannot be read: its step is -5"),
-    "a step that is a float": (with_fields(step=1e308), "its step is 1e+308"),
-    "a step that is no number": (with_fields(step=float("nan")), "its step is nan"),
-    "a step without end": (with_fields(step=float("inf")), "its step is inf"),
-    "a step that is true": (with_fields(step=True), "its step is True"),
+    "a step below none": (with_fields(step=-5), "cannot read manifest.json: the step is -5"),
+    "a step that is a float": (with_fields(step=1e308), "the step is 1e+308"),
+    "a step that is no number": (with_fields(step=float("nan")), "the step is nan"),
+    "a step without end": (with_fields(step=float("inf")), "the step is inf"),
+    "a step that is true": (with_fields(step=True), "the step is True"),
     "another's step": (with_fields(step=4), "it is of step 4"),
     "no files": (with_fields(files={}), "it names no files"),
     "files in a list": (with_fields(files=[]), "it names no files"),
     "files that are none": (with_fields(files=None), "it names no files"),
-    "a file elsewhere": (with_file("../step-00000004/.metadata", [1, 1]), "is no file's name"),
+    "a file elsewhere": (with_file("../step-00000004/.metadata", [1, 1]), "is not a file name"),
     "a file without a size": (with_file("one", [1]), "it says no size and CRC-32 of one"),
     "a file of less than nothing": (with_file("one", [-1, 1]), "size or CRC-32 of one is none"),
-    "a short rng": (with_fields(rng=[1]), "its rng is no state of torch's generator"),
-    "an rng of zeros": (with_fields(rng=[0] * 5056), "its rng is no state of torch's generator"),
+    "a short rng": (with_fields(rng=[1]), "the random generator state is invalid"),
+    "an rng of zeros": (with_fields(rng=[0] * 5056), "the random generator state is invalid"),
     "an rng of text": (with_fields(rng="x"), "its rng holds no bytes"),
     "an rng of no bytes": (with_fields(rng=[300] * 5056), "its rng holds no bytes"),
     "a spec of text": (with_fields(spec="x"), "its spec has no model"),
     "a model in a list": (with_fields(spec={"model": []}), "its spec has no model"),
     "a version to come": (with_fields(version=2), "it is of version 2, this program reads 1"),
-    "a list": (with_text("[]"), "it is no object"),
+    "a list": (with_text("[]"), "it is not an object"),
     "nothing": (with_text("{}"), "it has no 'version'"),
-    "no JSON": (with_text("{"), "manifest.json cannot be read: "),
+    "no JSON": (with_text("{"), "cannot read manifest.json: "),
     "too deep": (with_text("[" * 100_000), "it is nested too deep"),
-    "too long": (with_text(" " * (16 * 2**20 + 1)), "it has more than 16,777,216 bytes"),
-    "a number of 5,000 digits": (with_text('{"step": ' + "9" * 5000 + "}"), "manifest.json cannot be read: "),
-    "files that nobody names": (without_a_file, "which is no file of the checkpoint"),
-    "a link": (linked, "__0_0.distcp cannot be read: "),
+    "too long": (with_text(" " * (16 * 2**20 + 1)), "more than 16,777,216 bytes"),
+    "a number of 5,000 digits": (with_text('{"step": ' + "9" * 5000 + "}"), "cannot read manifest.json: "),
+    "files that nobody names": (without_a_file, "which is not a file of the checkpoint"),
+    "a link": (linked, "cannot read __0_0.distcp: "),
     "a file cut off before its checksum was taken": (truncated_as_written, "of __0_0.distcp, which has 1,000"),
-    "metadata cut off": (cut, ".metadata is not read: it is broken"),
-    "metadata of other things": (lambda c: plant(c, pickle.dumps({"a": 1})), ".metadata is not read: it is broken"),
+    "metadata cut off": (cut, ".metadata is refused: damaged"),
+    "metadata of other things": (lambda c: plant(c, pickle.dumps({"a": 1})), ".metadata is refused: damaged"),
     "metadata that is text": (lambda c: plant(c, b"garbage"), ".metadata is not read: byte 0"),
     "no weight": (with_metadata(lambda told: told.pop(WEIGHT)), f".metadata is wrong: '{WEIGHT}' is not there"),
     "no parts": (with_metadata(lambda told: told[WEIGHT].chunks.clear()), f"'{WEIGHT}' has 0 of its "),
@@ -241,14 +241,14 @@ def test_what_makes_no_sense_is_named_and_the_checkpoint_before_is_taken(root: P
     assert line.startswith("checkpoint step-00000006 is damaged: ")
     assert says in line
     assert line.count("step-00000006") == 1, "it is named once"
-    assert line.endswith("; trying the one before")
+    assert line.endswith(". Trying the previous checkpoint.")
     assert (found.checkpoint.step, found.manifest.step) == (4, 4)
 
 
 def test_a_run_of_several_ranks_agrees_on_the_one_before(root: Path) -> None:
     cut(newest(root))
     ran = run(make_spec({"dp": 2}, resume="job", steps=8), root, job="other")
-    assert "checkpoint step-00000006 is damaged: .metadata is not read: it is broken" in ran.output
+    assert "checkpoint step-00000006 is damaged: .metadata is refused: damaged" in ran.output
     assert sorted(ran.losses) == [5, 6, 7, 8]
 
 
@@ -258,4 +258,4 @@ def test_a_list_names_what_is_damaged_among_what_is_not(root: Path) -> None:
     assert listed.returncode == 0
     lines = listed.stdout.splitlines()
     assert ["damaged" in line for line in lines] == [False, False, True]
-    assert "its step is -5" in lines[2]
+    assert "the step is -5" in lines[2]

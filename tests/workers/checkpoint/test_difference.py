@@ -15,7 +15,9 @@ def test_a_head_is_as_wide_whether_its_size_is_said_or_follows() -> None:
     said = TINY.model_copy(update={"head_dim": TINY.head_size})
     assert model_difference(said, TINY) == model_difference(TINY, said) == ""
     wide = TINY.model_copy(update={"head_dim": 2 * TINY.head_size})
-    assert model_difference(wide, TINY) == f"head_dim {TINY.head_size} is not {2 * TINY.head_size}"
+    assert model_difference(wide, TINY) == (
+        f"head_dim is {TINY.head_size} in the checkpoint and {2 * TINY.head_size} in the job"
+    )
 
 
 def test_all_that_makes_the_curve_another_is_told() -> None:
@@ -33,18 +35,22 @@ def test_all_that_makes_the_curve_another_is_told() -> None:
         update={"model": after.model.model_copy(update={"moe": routed.model_copy(update={"balance_loss": 0.5})})}
     )
     told = _moved(after, before, 3)
-    for words in ("tokenizer bytes is other.json now", "weight_decay 0.1 is 0.2 now", "grad_clip 1.0 is 0.5 now"):
+    for words in (
+        "tokenizer changed from bytes to other.json",
+        "weight_decay changed from 0.1 to 0.2",
+        "grad_clip changed from 1.0 to 0.5",
+    ):
         assert words in told
-    assert "moe.balance_loss 0.01 is 0.5 now" in told
+    assert "moe.balance_loss changed from 0.01 to 0.5" in told
 
 
 @pytest.mark.parametrize(
     ("sampling", "batch", "told"),
     [
-        ("epochs", 16, "sequences go on at step 100 x 16: 800 sequences of the order of epochs left out"),
-        ("epochs", 4, "sequences go on at step 100 x 4: 400 sequences of the order of epochs read again"),
+        ("epochs", 16, "data continues at sequence 100 x 16: 800 sequences of the epoch order skipped"),
+        ("epochs", 4, "data continues at sequence 100 x 4: 400 sequences of the epoch order repeated"),
         ("epochs", 8, ""),
-        ("random", 16, "(global_batch 8 is 16 now)"),
+        ("random", 16, "(global_batch changed from 8 to 16)"),
     ],
 )
 def test_an_epoch_that_is_not_all_of_the_data_once_is_told(sampling: str, batch: int, told: str) -> None:

@@ -42,7 +42,7 @@ def test_training_goes_on_and_each_problem_names_its_rank(saved: Ran, root: Path
     assert sorted(told) == sorted(saved.losses)
     for at, (stage, rank) in enumerate(STAGES.items()):
         name, problem = told[2 + at]
-        on_disk = "" if stage == "plan" else f"no room on {socket.gethostname()}: "  # a plan is made without one
+        on_disk = "" if stage == "plan" else f"No disk space on {socket.gethostname()}: "  # a plan is made without one
         assert (name, problem.split(", ")[0].partition(" needs ")[0]) == (
             None,
             f"rank {rank}: {on_disk}No space left on device: /{stage}",

@@ -34,4 +34,6 @@ def test_a_layout_loads_what_another_saved_and_equals_one_process_from_there(tmp
     content["sums"]["exp_avg.embedding.weight"] += 1
     manifest.write_text(json.dumps(content))
     refused = resumed(root, {"tp": 2}, "wrong")
-    assert refused.problem == "train.resume: exp_avg.embedding.weight is not what step-00000002 was saved with"
+    assert refused.problem == (
+        "`train.resume`: After loading, exp_avg.embedding.weight differs from checkpoint step-00000002."
+    )

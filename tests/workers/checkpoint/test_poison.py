@@ -20,7 +20,7 @@ from workers.checkpoint.loans.borrow import borrow
 from workers.checkpoint.manifests import read_manifest
 from workers.checkpoint.stored import METADATA
 
-REFUSED = ".metadata is not read: it names builtins.eval, which is not admitted"
+REFUSED = ".metadata is refused: builtins.eval is not allowed"
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_torch_s_own_reader_runs_what_is_planted_here(root: Path, mark: Path) ->
 def test_a_run_that_goes_on_takes_the_one_before(root: Path, mark: Path) -> None:
     poison(newest(root), mark)
     ran = run(make_spec({"dp": 2}, resume="job", steps=8), root, job="other")
-    assert f"checkpoint step-00000006 is damaged: {REFUSED}; trying the one before" in ran.output
+    assert f"checkpoint step-00000006 is damaged: {REFUSED}. Trying the previous checkpoint." in ran.output
     assert sorted(ran.losses) == [4, 5, 6, 7, 8]
     assert not mark.exists()
 
@@ -82,7 +82,7 @@ def test_a_command_runs_nothing_and_says_why(
     done = command(name, str(root / "job"), *options[name])
     assert not mark.exists()
     assert done.returncode == 2
-    assert done.stderr.count("step-00000003: .metadata is not read: ") == 1, done.stderr
+    assert done.stderr.count("step-00000003: .metadata is refused: ") == 1, done.stderr
     assert (REFUSED in done.stderr) == (planted is poison)
 
 
@@ -117,7 +117,7 @@ def _nowhere(metadata: Any, other: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (_elsewhere, "other', which is no file of the checkpoint"),
+        (_elsewhere, "other', which is not a file of the checkpoint"),
         (_beyond, "which has"),
         (_outside, "has a part outside of it"),
         (_nowhere, "that lies nowhere"),
@@ -132,7 +132,7 @@ def test_one_that_describes_other_files_than_there_are_is_damaged(
     change(metadata, other)
     plant(newest(root), pickle.dumps(metadata))
     done = command("sample", str(root / "job"), "--tokens", "1")
-    (line,) = [line for line in done.stderr.splitlines() if line.endswith("trying the one before")]
+    (line,) = [line for line in done.stderr.splitlines() if line.endswith("Trying the previous checkpoint.")]
     assert line.startswith("checkpoint step-00000006 is damaged: .metadata is wrong: ")
     assert says in line
     assert done.returncode == 0

@@ -71,7 +71,7 @@ def test_an_attempt_after_the_last_step_s_checkpoint_comes_to_its_end(tmp_path: 
     assert (again.problem, again.losses) == (None, {})
     (proof,) = again.of_kind("proof")
     assert proof["end"]["state"] == "equal"
-    assert proof["one_process"]["why"] == "no step was left to train"
+    assert proof["one_process"]["why"] == "no steps left to train"
     verdicts = again.of_kind("verdict")
     assert len(verdicts) == 2
     assert all("peak_bytes" not in verdict for verdict in verdicts), "nothing was trained"
@@ -82,7 +82,9 @@ def test_an_attempt_after_the_last_step_s_checkpoint_comes_to_its_end(tmp_path: 
 def test_a_new_attempt_goes_on_from_its_jobs_newest_checkpoint_without_being_told(first: Ran, root: Path) -> None:
     longer = run(make_spec({"dp": 2}, variant=ODD, checkpoint_every=3, steps=7), root, attempt=2)
     assert sorted(longer.losses) == [7]
-    assert "resumed from step-00000006: 6 steps done, in another layout (steps 6 is 7 now)" in longer.output
+    assert (
+        "resumed from step-00000006: 6 steps done, with a different layout (steps changed from 6 to 7)" in longer.output
+    )
 
 
 @pytest.mark.parametrize(

@@ -47,8 +47,8 @@ def test_what_a_full_disk_cuts_is_told_with_bytes_and_the_one_before_loads(
     for step in (4, 6):
         draft = re.escape(str(root / "job" / "1" / f".step-{step:08d}.draft"))
         found = re.fullmatch(
-            rf"rank \d: no room on {re.escape(socket.gethostname())}: No space left on device: {draft} "
-            r"needs at least ([\d,]+) bytes and has ([\d,]+), ([\d,]+) bytes are free",
+            rf"rank \d: No disk space on {re.escape(socket.gethostname())}: No space left on device: {draft} "
+            r"needs at least ([\d,]+) bytes, but has ([\d,]+), ([\d,]+) bytes are free",
             told[step],
         )
         assert found, told[step]
@@ -76,9 +76,9 @@ def test_words_reach_other_ranks_and_name_the_host_that_has_the_disk(tmp_path: P
     with pytest.raises(NoRoomError) as raised, told_of("h", tmp_path / "gone" / "draft"):
         raise OSError(122, "Disk quota exceeded")
     told = words_of(pickle.loads(pickle.dumps(raised.value)))
-    assert re.fullmatch(rf"no room on h: Disk quota exceeded: {tmp_path}/gone/draft, [\d,]+ bytes are free", told)
+    assert re.fullmatch(rf"No disk space on h: Disk quota exceeded: {tmp_path}/gone/draft, [\d,]+ bytes are free", told)
     with (
-        pytest.raises(NoRoomError, match=r"needs at least 1,000 bytes and has 2, "),
+        pytest.raises(NoRoomError, match=r"needs at least 1,000 bytes, but has 2, "),
         told_of("h", tmp_path, 1000, "__1_"),
     ):
         raise OSError(28, "No space left on device")

@@ -106,12 +106,12 @@ def test_transformers_loads_the_tokenizer_beside_the_model(
 
     monkeypatch.setattr(sys, "argv", ["checkpoint", "export", str(saved), "--out", str(tmp_path / "without")])
     assert main() == 0
-    assert "no tokenizer.json: the job's is 'bpe.json'" in capsys.readouterr().err
+    assert "tokenizer.json is missing. To add the tokenizer 'bpe.json' of the job" in capsys.readouterr().err
     assert not (tmp_path / "without" / "tokenizer.json").exists()
     (tmp_path / "file").touch()
     monkeypatch.setattr(sys, "argv", ["checkpoint", "export", str(saved), "--out", str(tmp_path / "file" / "out")])
     assert main() == 2
-    assert "error: --out: cannot write " in capsys.readouterr().err
+    assert "error: `--out` is " in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "out", "without"]
 
 
@@ -123,11 +123,11 @@ def test_a_tokenizer_that_is_missing_or_has_grown_is_told(root: Path, tmp_path: 
     grown.save(str(tmp_path / "bpe.json"))
     (tmp_path / "empty").mkdir()
     wrong: list[tuple[Path | None, Path | None, str]] = [
-        (None, None, r"--data-root: the job's text was encoded by 'bpe.json' \(train.tokenizer\); give"),
-        (None, tmp_path / "empty", "train.tokenizer: there is no 'bpe.json' under the data root"),
-        (None, tmp_path, "train.tokenizer: 'bpe.json' has 301 tokens, more than the model's vocab_size 300"),
-        (tmp_path / "bpe.json", None, "--tokenizer: '.*bpe.json' has 301 tokens"),
-        (tmp_path / "none.json", None, "--tokenizer: '.*none.json' cannot be read: No such file or directory"),
+        (None, None, r"the job uses the tokenizer 'bpe.json' \(`train.tokenizer`\). Use"),
+        (None, tmp_path / "empty", "`train.tokenizer` is 'bpe.json', which does not exist below the data root"),
+        (None, tmp_path, "`train.tokenizer` 'bpe.json' has 301 tokens, more than the vocab_size 300"),
+        (tmp_path / "bpe.json", None, "`--tokenizer` '.*bpe.json' has 301 tokens"),
+        (tmp_path / "none.json", None, "`--tokenizer` '.*none.json' cannot be read: No such file or directory"),
     ]
     for given, data_root, words in wrong:
         with pytest.raises(UserError, match=words):
@@ -140,18 +140,18 @@ def test_without_a_tokenizer_text_is_bytes_unless_tokens_were_read() -> None:
     assert text_encoder(wide, None, None).encode(["\u00e9"]) == [[0xC3, 0xA9]]
     tokens = wide.model_copy(update={"train": wide.train.model_copy(update={"data": "x.BIN"})})
     assert find_tokenizer(tokens, None, None) is None
-    with pytest.raises(UserError, match=r"--tokenizer: the job read tokens from 'x\.BIN'"):
+    with pytest.raises(UserError, match=r"the job reads tokens from 'x\.BIN'"):
         text_encoder(tokens, None, None)
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--temperature", "nan"), "--temperature: must be at least 0, got nan"),
-        (("--tokens", "-1"), "--tokens: must be at least 0"),
-        (("--seed", "99999999999999999999"), "--seed: must be at least 0 and below"),
-        (("--prompt", ""), "--prompt: has no tokens"),
-        (("--prompt", os.fsdecode(b"\xff")), "--prompt: is not UTF-8"),
+        (("--temperature", "nan"), "`--temperature` is nan. Use at least 0."),
+        (("--tokens", "-1"), "`--tokens` is -1. Use at least 0."),
+        (("--seed", "99999999999999999999"), "`--seed` is 99999999999999999999. Use at least 0"),
+        (("--prompt", ""), "`--prompt` has no tokens"),
+        (("--prompt", os.fsdecode(b"\xff")), "`--prompt` is not UTF-8"),
     ],
 )
 def test_a_senseless_argument_is_told(

@@ -57,7 +57,7 @@ def test_transformers_loads_the_export_and_computes_the_same(
     with torch.no_grad():
         torch.testing.assert_close(whole.decoder(tokens), theirs(tokens).logits, rtol=1e-4, atol=1e-5)
     refused = command("export", str(root / arch), "--out", str(folder))
-    assert (refused.returncode, "exists already" in refused.stderr) == (2, True)
+    assert (refused.returncode, "Use a new folder" in refused.stderr) == (2, True)
 
 
 def test_evaluating_gives_the_runs_own_validation_loss(trained: tuple[Path, dict[str, Ran]]) -> None:
@@ -83,11 +83,11 @@ def test_the_command_lists_evaluates_samples_and_refuses(trained: tuple[Path, di
     assert "moe/1/step-00000006" in listed
     assert "dp2 pp1 tp1 cp1 ep2 zero3" in listed
     told = command("evaluate", str(root / "gpt"), "--data-root", str(root.parent / "data"), "--sequences", "2")
-    assert "nats a token on 2 held-out sequences of stdlib" in told.stdout, told.stderr
+    assert "nats per token on 2 held-out sequences of stdlib" in told.stdout, told.stderr
     asked = ["sample", str(root / "gpt/1/step-00000006"), "--prompt", "import ", "--tokens", "5"]
     argv = [sys.executable, "-m", "workers.checkpoint", *asked]
     text = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
     assert text.stdout.startswith("import ")
     none = command("sample", str(tmp_path))
     assert (none.returncode, none.stderr.count("\n")) == (2, 1)
-    assert "there is no complete checkpoint" in none.stderr
+    assert "no complete checkpoint" in none.stderr

@@ -30,7 +30,7 @@ def test_a_run_by_hand_is_on_the_board_whole_though_the_board_was_restarted(boar
             job = board.wait_for("by hand", "running")
             wait_until(lambda: lines(board, job["id"], 1), "its log is on the board")
         before = len(items(board, job["id"], "log"))
-        wait_until(lambda: "what it says is kept" in run.terminal, "the meter notices that the board is away")
+        wait_until(lambda: "reports are buffered" in run.terminal, "the meter notices that the board is away")
         seen = run.terminal.count("rank 0 step")
         wait_until(lambda: run.terminal.count("rank 0 step") > seen + 20, "training goes on without the board")
         assert len(items(board, job["id"], "log")) == before
@@ -52,7 +52,7 @@ def test_a_run_by_hand_is_on_the_board_whole_though_the_board_was_restarted(boar
     assert [int(fields[b"n"]) for _, fields in entries] == list(range(len(entries))), "each batch once, none missing"
     assert items(board, job["id"], "gap") == []
     assert run.terminal.count("does not answer") == 2, "each absence is told once"
-    assert run.terminal.count("the board answers again") == 1
+    assert run.terminal.count("The board answers again") == 1
 
 
 @pytest.mark.slow

@@ -82,7 +82,7 @@ def test_a_batch_whose_answer_was_lost_is_said_again_and_taken_once(serving: Tls
         run = asyncio.run(main(way.port, way.deaf.set, way.deaf.clear))
         assert way.lost >= 1, "the board took what it was asked"
     assert numbers(serving, run) == [0, 1, 2]
-    assert [words.split(" (")[0] for words in told] == ["the board does not answer", "the board answers again"]
+    assert [words.split(" (")[0] for words in told] == ["The board does not answer", "The board answers again."]
 
 
 class Refusing(Board):

@@ -99,7 +99,7 @@ def test_a_broken_exit_report_is_a_fact_about_its_attempt_alone(
     watch.look()
     report = told_of(broken)
     assert (report["state"], report["slots"], report["exit"]["outcome"]) == ("exited", [0], "lost")
-    assert report["exit"]["reason"].startswith("the supervisor died and its report cannot be read: exit.json")
+    assert report["exit"]["reason"].startswith("the supervisor ended, and its report cannot be read: exit.json")
     assert told_of(sound)["state"] == "starting"
     assert watch.look() is False
 

@@ -99,8 +99,8 @@ def test_where_bubblewrap_may_make_no_network_that_is_told(
     chosen, note = isolated(settings)
     assert (chosen.sandbox, chosen.job_user) == ("bwrap", OWNERS)
     assert note == (
-        "jobs run as a user for each owner, in bubblewrap: "
-        "they share this machine's loopback, as bubblewrap may make no network here"
+        "jobs run as one user per owner, in bubblewrap: "
+        "jobs share the loopback network of this machine, because bubblewrap cannot create a network"
     )
 
 
@@ -142,9 +142,9 @@ def test_what_was_asked_for_by_name_must_work(
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [
-        ("SANDBOX", "docker", "must be auto, bwrap or off, got 'docker'"),
-        ("JOB_USER", "1000:staff", "'1000:staff' is no UID:GID"),
-        ("JOB_USER", "0:0", "must not be root"),
+        ("SANDBOX", "docker", "is 'docker'. Use auto, bwrap, or off."),
+        ("JOB_USER", "1000:staff", "is '1000:staff'. Use owners, a user name, or UID:GID."),
+        ("JOB_USER", "0:0", "which is root"),
     ],
 )
 def test_a_senseless_setting_is_named(
@@ -157,7 +157,9 @@ def test_a_senseless_setting_is_named(
 
 def test_a_run_directory_that_cannot_be_is_named(settings: HostSettings, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(SettingError, match=r"^MESHBOARD_RUN_DIR: .*/file/runs cannot be made: Not a directory$"):
+    with pytest.raises(
+        SettingError, match=r"^MESHBOARD_RUN_DIR is .*/file/runs, which cannot be created: Not a directory$"
+    ):
         isolated(replace(settings, run_dir=tmp_path / "file" / "runs"))
 
 

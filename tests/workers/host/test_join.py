@@ -98,13 +98,13 @@ def test_it_comes_back_while_the_board_is_away_and_its_doctor_finds_that(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "must be https://HOST"),
-        (["ftp://board"], "must be https://HOST"),
-        (["http://192.0.2.1:8000"], "would show the token"),
-        (["http://127.0.0.1:1", "--name", "a:b"], "MESHBOARD_HOST_NAME must be"),
-        (["http://127.0.0.1:1", "--slots", "0"], "MESHBOARD_SLOTS must be"),
-        (["http://192.0.2.1:8000", "MESHBOARD_JOIN_INSECURE=yes"], "MESHBOARD_JOIN_INSECURE must be 1 or 0, got 'yes'"),
-        (["http://127.0.0.1:1", "MESHBOARD_DEVICE=gpu"], "MESHBOARD_DEVICE must be cpu or cuda, got 'gpu'"),
+        ([], "Use https://HOST"),
+        (["ftp://board"], "Use https://HOST"),
+        (["http://192.0.2.1:8000"], "would send the token"),
+        (["http://127.0.0.1:1", "--name", "a:b"], "MESHBOARD_HOST_NAME is 'a:b'."),
+        (["http://127.0.0.1:1", "--slots", "0"], "MESHBOARD_SLOTS is '0'."),
+        (["http://192.0.2.1:8000", "MESHBOARD_JOIN_INSECURE=yes"], "MESHBOARD_JOIN_INSECURE is 'yes'. Use 1 or 0."),
+        (["http://127.0.0.1:1", "MESHBOARD_DEVICE=gpu"], "MESHBOARD_DEVICE is 'gpu'. Use cpu or cuda."),
     ],
 )
 def test_what_it_will_not_do_is_told_before_anything_is_sent(tmp_path: Path, arguments: list[str], words: str) -> None:
@@ -120,7 +120,7 @@ def test_what_it_will_not_do_is_told_before_anything_is_sent(tmp_path: Path, arg
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [([], "arguments are required: RUN_DIR"), (["/none"], "/none is no folder: nothing was ended")],
+    [([], "arguments are required: RUN_DIR"), (["/none"], "/none is not a folder. No process was stopped.")],
 )
 def test_who_ends_all_of_a_host_names_a_folder_that_is_there(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
@@ -171,14 +171,14 @@ REFUSAL = json.dumps({"errors": [{"field": "name", "message": "another machine"}
 @pytest.mark.parametrize(
     ("status", "body", "kind", "words"),
     [
-        (409, REFUSAL, RefusedError, "answered 409: name: another machine"),
-        (401, b"<html>", RefusedError, "answered 401"),
-        (404, b"\xff\xfe", RefusedError, "answered 404"),
-        (200, b"welcome", RefusedError, "does not answer as a board does"),
-        (200, b'{"name": 1}', RefusedError, "does not answer as a board does"),
-        (200, b"[]", RefusedError, "does not answer as a board does"),
-        (503, REFUSAL, AwayError, "answered 503: name: another machine"),
-        (429, b"", AwayError, "answered 429"),
+        (409, REFUSAL, RefusedError, "returned HTTP 409: name: another machine"),
+        (401, b"<html>", RefusedError, "returned HTTP 401"),
+        (404, b"\xff\xfe", RefusedError, "returned HTTP 404"),
+        (200, b"welcome", RefusedError, "is not a Meshboard board"),
+        (200, b'{"name": 1}', RefusedError, "is not a Meshboard board"),
+        (200, b"[]", RefusedError, "is not a Meshboard board"),
+        (503, REFUSAL, AwayError, "returned HTTP 503: name: another machine"),
+        (429, b"", AwayError, "returned HTTP 429"),
     ],
 )
 def test_what_the_board_says_is_told_and_only_what_passes_is_asked_again(
@@ -198,7 +198,7 @@ def test_a_token_goes_nowhere_that_nobody_named() -> None:
 
 
 def test_nobody_there_is_waited_for() -> None:
-    with pytest.raises(AwayError, match="cannot be reached"):
+    with pytest.raises(AwayError, match="Cannot reach"):
         _ask("http://127.0.0.1:1", {"name": "gpu-7"})  # type: ignore[typeddict-item]
 
 
@@ -210,7 +210,7 @@ def test_an_identity_is_made_once_and_read_by_its_owner_alone(tmp_path: Path) ->
     write(path, Kept(made.identity, "redis://x", "00"))
     assert read_or_make(path).key == "00"
     path.chmod(0o640)
-    with pytest.raises(SettingError, match="can be read by others"):
+    with pytest.raises(SettingError, match="Other users can read"):
         read_or_make(path)
 
 
@@ -295,7 +295,7 @@ def test_gpus_that_cuda_is_not_to_see_are_no_slots(
     if right:
         assert host_settings(joined=False).slots == slots
         return
-    with pytest.raises(SettingError, match=f"CUDA_VISIBLE_DEVICES is '{seen}', and jobs would run on GPUs 0 to 1"):
+    with pytest.raises(SettingError, match=f"CUDA_VISIBLE_DEVICES is '{seen}', but jobs use GPUs 0 to 1"):
         host_settings(joined=False)
 
 
@@ -303,7 +303,7 @@ def test_a_device_that_the_driver_does_not_tell_of_has_no_slots(monkeypatch: pyt
     monkeypatch.delenv("MESHBOARD_SLOTS", raising=False)
     monkeypatch.setenv("MESHBOARD_DEVICE", "cuda")
     monkeypatch.setattr(host, "Gpus", list)
-    with pytest.raises(SettingError, match="the driver tells of no GPU"):
+    with pytest.raises(SettingError, match="the driver reports no GPU"):
         host_settings(joined=False)
 
 
@@ -312,7 +312,7 @@ def test_the_doctor_listens_where_the_host_would(address: str, place: str, monke
     monkeypatch.setenv("MESHBOARD_ADDRESS", address)
     [told] = doctor._address(host_settings(joined=False), "")
     assert told.level == "ok", told.words
-    assert re.match(f"listens on {place}", told.words)
+    assert re.match(f"can listen on {place}", told.words)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")

@@ -70,7 +70,7 @@ def test_a_hole_is_passed_over_and_only_the_line_about_it_is_told(attempt: Attem
     os.close(descriptor)
     text = whole(attempt)
     assert b"\0" not in text
-    assert b"bytes from here were cut: a log keeps 1,048,576 on disk]" in text
+    assert b"bytes were removed here: the limit of a log is 1,048,576 bytes]" in text
     assert text.startswith(b"0000000\n")
     assert text.endswith(b"%07d\n" % (4 * MEBI // 8 - 1))
     part = asked(attempt)
@@ -100,17 +100,17 @@ def test_what_is_no_log_of_the_job_is_not_told(attempt: AttemptDir, tmp_path: Pa
     secret.write_text("secret\n")
     make(rank_log(attempt.logs, 0), secret)
     part = asked(attempt)
-    assert part["problem"] == "there is no stdout log of it on this host, or what lies there is no log"
+    assert part["problem"] == "This host has no readable stdout log of this attempt."
     assert part["data"] == b""
 
 
 @pytest.mark.parametrize(
     ("which", "words"),
     [
-        ({"rank": 0}, "rank 0 was not on this host"),
-        ({"rank": 2, "file": "launcher"}, "rank 2 has no launcher log"),
-        ({"rank": -1}, "rank -1 has no stdout log"),
-        ({"rank": 2}, "there is no stdout log of it on this host, or what lies there is no log"),
+        ({"rank": 0}, "Rank 0 did not run on this host."),
+        ({"rank": 2, "file": "launcher"}, "Rank 2 has no launcher log."),
+        ({"rank": -1}, "Rank -1 has no stdout log."),
+        ({"rank": 2}, "This host has no readable stdout log of this attempt."),
     ],
 )
 def test_what_there_is_not_says_so(attempt: AttemptDir, which: dict[str, Any], words: str) -> None:
@@ -119,7 +119,7 @@ def test_what_there_is_not_says_so(attempt: AttemptDir, which: dict[str, Any], w
 
 def test_an_attempt_that_was_pruned_says_so(attempt: AttemptDir) -> None:
     attempt.order.unlink()
-    assert asked(attempt)["problem"] == "this host keeps nothing of that attempt, or no longer"
+    assert asked(attempt)["problem"] == "This host no longer stores the log of this attempt."
 
 
 @pytest.mark.parametrize("job", ["../../etc", "a/b", "", "A", "x\0"])

@@ -62,7 +62,7 @@ def test_the_heart_beats_on_after_errors_and_a_worker_whose_heart_stopped_ends(
     )
     assert ran.returncode == 1, ran.stderr
     assert ran.stderr.count("on purpose") >= 3
-    assert "the reporter has ended: so does this worker" in ran.stderr
+    assert "the reporter ended, so this worker stops" in ran.stderr
     assert len(heartbeats(redis_service)) >= 1
 
 
@@ -93,7 +93,7 @@ def test_a_host_that_was_removed_says_so_once_and_not_each_second(
         for _ in range(3):
             assert made._turn(0.0) == 0.0, "it goes on asking"
     [said] = caplog.messages
-    assert said.startswith("cannot report to the controller: the board's Redis does not know this host: it was removed")
+    assert said.startswith("cannot report to the controller: The board does not know this host. The host was removed")
 
 
 def test_a_host_that_is_away_is_heard_again_when_redis_is_back(redis_service: RedisServer, tmp_path: Path) -> None:

@@ -37,5 +37,5 @@ def test_each_line_of_the_worker_is_an_object(tmp_path: Path, monkeypatch: pytes
 
 def test_another_form_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(NAME, "xml")
-    with pytest.raises(SettingError, match="MESHBOARD_LOG_FORMAT must be text or json, got 'xml'"):
+    with pytest.raises(SettingError, match=r"MESHBOARD_LOG_FORMAT is 'xml'\. Use text or json\."):
         log_format()

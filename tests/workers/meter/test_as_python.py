@@ -61,7 +61,7 @@ def test_a_script_finds_its_own_and_ends_as_python_ends_it(tmp_path: Path) -> No
     told = (tmp_path / "losses.csv").read_text().splitlines()
     assert told == ["child 3", "7 planner", "['--lr', '1'] <stdout> 1 None None", "Net"]
     assert "said" in ran.stdout
-    assert ran.stderr.count("rank 0 after") == 1, "what the script forked tells no table"
+    assert ran.stderr.count("Rank 0 after") == 1, "what the script forked tells no table"
 
 
 def test_an_interrupted_script_tells_where_and_what_it_had_sent(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_what_passes_over_another_backend_is_said_to_be_uncounted_once(tmp_path:
     (tmp_path / "train.py").write_text(OF_ITS_OWN_BACKEND)
     ran = forked(1, MODULE, str(tmp_path / "train.py"), limit_s=20)
     assert ran.returncode == 0, ran.stderr
-    assert ran.stderr.count("what passes over mine is not counted") == 1
+    assert ran.stderr.count("traffic over mine is not counted") == 1
 
 
 def test_a_module_is_found_where_python_finds_it(tmp_path: Path) -> None:
@@ -88,4 +88,4 @@ def test_a_module_is_found_where_python_finds_it(tmp_path: Path) -> None:
     assert (ran.returncode, ran.stdout) == (0, '{"x":1}\n'), ran.stderr
     ran = forked(1, MODULE, "-m", "json.absent", limit_s=20)
     assert ran.returncode == 2
-    assert "error: script.module: Python finds no 'json.absent' that it could run" in ran.stderr
+    assert "error: `script.module` is 'json.absent', but Python finds no such module that it can run." in ran.stderr

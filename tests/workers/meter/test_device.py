@@ -170,5 +170,5 @@ def test_a_rank_tells_what_it_holds_on_whichever_gpu_it_computes(monkeypatch):
 
 def test_a_torch_without_nccl_is_told(monkeypatch):
     monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
-    with pytest.raises(RuntimeError, match=r"NCCL, and torch 2\..* is a build without it"):
+    with pytest.raises(RuntimeError, match=r"NCCL, but torch 2\..* is a build without NCCL"):
         metered_backend(Recorder(rank=0), "cuda")

@@ -62,21 +62,21 @@ def find(root: Path, **script: Any) -> Script:
     ],
 )
 def test_a_way_out_of_the_root_is_as_good_as_none(root: Path, script: dict[str, str], field: str) -> None:
-    with pytest.raises(NoScriptError, match=f"^{re.escape(field)}: there is no '"):
+    with pytest.raises(NoScriptError, match=f"^`{re.escape(field)}` is '.*', which does not exist"):
         find(root, **script)
 
 
 @pytest.mark.parametrize(
     ("script", "told"),
     [
-        ({"path": "good"}, "script.path: 'good' is a folder; name the file in it"),
+        ({"path": "good"}, "`script.path` is 'good', which is a folder. Use a file."),
         (
             {"path": "good/train.py", "cwd": "good/train.py"},
-            "script.cwd: 'good/train.py' is a file; name the folder that it is in",
+            "`script.cwd` is 'good/train.py', which is a file. Use a folder.",
         ),
         (
             {"path": "good/train.py", "cwd": "good/other"},
-            "script.cwd: 'good/other' leads out of 'good', the folder that the script is in",
+            "`script.cwd` is 'good/other', which is outside the script folder 'good'.",
         ),
     ],
 )
@@ -105,6 +105,6 @@ def test_a_module_that_python_finds_elsewhere_is_not_run(
     monkeypatch.chdir(root)
     assert run(script) == 2
     said = capsys.readouterr()
-    assert "error: script.module: 'json' is " in said.err
-    assert "but Python finds it in" in said.err
+    assert "error: `script.module` is 'json' in " in said.err
+    assert "but Python finds" in said.err
     assert said.out == ""

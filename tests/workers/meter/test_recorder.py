@@ -249,8 +249,8 @@ def test_records_keep_their_order_though_the_thread_stands_still_between_two_clo
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (lambda r: r.set_phase("warmup"), "phase must be one of"),
-        (lambda r: r.label("0", "xp"), "axis must be one of"),
+        (lambda r: r.set_phase("warmup"), "expected one of"),
+        (lambda r: r.label("0", "xp"), "expected one of"),
         (lambda r: Recorder(0, capacity=0), "at least 1"),
     ],
 )

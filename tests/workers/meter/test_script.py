@@ -35,7 +35,7 @@ def launch(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
 def counted(said: str) -> dict[tuple[str, str, str], tuple[int, int]]:
     """(phase, group, op) -> (calls, payload bytes), read from rank 0's table."""
     found = {}
-    lines = said[said.index("rank 0 after") :].splitlines()[2:]
+    lines = said[said.index("Rank 0 after") :].splitlines()[2:]
     for line in lines:
         if not line.startswith(("setup", "step")):
             break
@@ -49,7 +49,7 @@ def test_a_ddp_script_sends_its_gradients_every_step() -> None:
     ran = launch(2, str(HERE / "scripts/ddp.py"), "5", "--flag")
     assert ran.returncode == 0, ran.stderr
     assert "argv ['5', '--flag'] __main__" in ran.stdout
-    assert "rank 0 after 5 optimiser steps" in ran.stderr
+    assert "Rank 0 after 5 optimizer steps" in ran.stderr
     gradients = (32 * 32 + 32) * 4
     told = counted(ran.stderr)
     assert told["step", "world", "all_reduce"] == (3, 3 * gradients)
@@ -179,7 +179,7 @@ def test_a_script_without_groups_just_runs(tmp_path: Path) -> None:
     assert f"here {tmp_path / 'plain.py'} {tmp_path}" in ran.stdout
     assert "no collective passed" in ran.stderr
     missing = launch(1, str(tmp_path / "none.py"))
-    assert f"script.path: there is no '{tmp_path / 'none.py'}'" in missing.stderr
+    assert f"`script.path` is '{tmp_path / 'none.py'}', which does not exist." in missing.stderr
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from tests.support.ranks import forked
 @pytest.mark.parametrize(
     ("rate", "told"),
     [
-        pytest.param(5e-3, "one step more equal to one process to ", id="a loss of 1e-4"),
-        pytest.param(3e-2, "one step more not checked: step 61 is not compared: of a loss of ", id="of 1e-6"),
+        pytest.param(5e-3, "extra final step matches the reference to ", id="a loss of 1e-4"),
+        pytest.param(3e-2, "extra final step not compared: step 61 is not compared: the loss ", id="of 1e-6"),
     ],
 )
 def test_a_run_that_has_learnt_its_data_by_heart_is_not_told_to_be_wrong(

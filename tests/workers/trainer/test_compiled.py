@@ -43,7 +43,7 @@ def test_all_layers_share_one_graph_and_lose_as_much(
 def test_a_host_without_a_compiler_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_data(tmp_path)
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(UserError, match=r"train\.compile: .* this host has no no-such-compiler"):
+    with pytest.raises(UserError, match=r"train\.compile` .* this host has no no-such-compiler"):
         losses(tmp_path, arch="gpt", recompute="none", compiled=True)
 
 

@@ -140,7 +140,7 @@ def test_what_goes_wrong_once_the_first_steps_are_over_ends_the_run(
             trainer.part.tensors[5].gradient.mul_(1.01)
 
     monkeypatch.setattr(trainer, "backward", forgets)
-    with pytest.raises(ProofError, match=rf"gradient of {trainer.part.tensors[5].name} differs from one process by"):
+    with pytest.raises(ProofError, match=rf"gradient of {trainer.part.tensors[5].name} differs from the reference by"):
         proven(trainer)
 
 
@@ -149,7 +149,7 @@ def test_a_rate_that_does_not_fall_is_told_of_by_the_update_at_the_end(
 ) -> None:
     trainer = one_rank(tmp_path, warmup_steps=0)
     monkeypatch.setattr(trainer, "update", partial(_update_at_full_rate, trainer))
-    with pytest.raises(ProofError, match=r"update of .* differs from one process by 9.0e\+00"):
+    with pytest.raises(ProofError, match=r"update of .* differs from the reference by 9.0e\+00"):
         proven(trainer)
 
 
@@ -168,7 +168,7 @@ def test_a_validation_loss_is_compared_with_one_process_at_the_end(
         return trainer.validation
 
     monkeypatch.setattr(trainer, "evaluate", halved)
-    with pytest.raises(ProofError, match=r"loss of validation after step 4 differs from one process by 5.0e-01"):
+    with pytest.raises(ProofError, match=r"loss of validation after step 4 differs from the reference by 5.0e-01"):
         proven(trainer)
 
 
@@ -221,7 +221,7 @@ def test_gradients_twice_too_large_end_the_run_though_adam_hardly_sees_them(
                 held.gradient.mul_(1 + 2e-5)
 
     monkeypatch.setattr(trainer, "backward", doubled)
-    with pytest.raises(ProofError, match=r"gradient of layers.2.mlp.up.weight differs from one process by 2.0e-05"):
+    with pytest.raises(ProofError, match=r"gradient of layers.2.mlp.up.weight differs from the reference by 2.0e-05"):
         proven(trainer)
 
 
@@ -229,7 +229,7 @@ def test_an_update_that_does_not_come_ends_the_run(tmp_path: Path, monkeypatch: 
     trainer = one_rank(tmp_path)
     name = next(h.name for h in trainer.part.tensors if h.master is trainer.optimizer.param_groups[0]["params"][3])
     trainer.optimizer.param_groups[0]["params"].pop(3)
-    with pytest.raises(ProofError, match=rf"update of {name} differs from one process by 1.0e\+00"):
+    with pytest.raises(ProofError, match=rf"update of {name} differs from the reference by 1.0e\+00"):
         proven(trainer)
 
 
@@ -246,7 +246,7 @@ def test_steps_after_a_loss_ran_away_are_told_as_not_compared(tmp_path: Path) ->
     wild = {"learning_rate": 3.0, "weight_decay": 0.0, "grad_clip": 0.0, "warmup_steps": 0}
     one = proven(one_rank(tmp_path, **wild))[-1]["one_process"]
     assert (one["state"], one["steps"]) == ("equal", 1)
-    assert "step 2 and later are not compared: the loss ran away (one process' own loss went from " in one["why"]
+    assert "step 2 and later are not compared: the reference loss grew from " in one["why"]
     assert "of 1 step, in" in one_process_words(one)
 
 
@@ -255,7 +255,7 @@ def test_in_16_bits_a_norm_after_an_update_at_a_high_rate_is_not_held_against_on
     wild = {"precision": "bf16", "learning_rate": 0.01, "warmup_steps": 0, "grad_clip": 0.1, "steps": 3, "seq_len": 16}
     one = proven(one_rank(tmp_path, **wild))[-1]["one_process"]
     assert (one["state"], one["steps"]) == ("equal", 3)
-    assert "0.05 of the first norm" in one["why"]
+    assert "0.05 in the first gradient norm" in one["why"]
 
 
 def test_an_update_whose_gradient_is_rounding_is_not_held_against_one_process(tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_a_run_whose_one_process_finds_no_room_at_its_end_has_not_failed(
     last = proven(one_rank(tmp_path))[-1]
     assert last["one_process"]["state"] == "equal"
     assert (last["end"]["state"], last["wrong"]) == ("not checked", [])
-    assert last["end"]["why"] == "one process could not compute it: out of memory"
+    assert last["end"]["why"] == "Single-process reference unavailable: out of memory"
 
 
 def test_in_16_bits_what_a_run_has_come_to_is_held_against_one_process_as_narrow(tmp_path: Path) -> None:
@@ -301,12 +301,12 @@ def test_of_batches_after_the_end_one_must_be_within_the_limits_in_16_bits(
 
     monkeypatch.setattr(trainer, "backward", rounds)
     if fails:
-        with pytest.raises(ProofError, match=f"gradient of {name} differs from one process"):
+        with pytest.raises(ProofError, match=f"gradient of {name} differs from the reference"):
             proven(trainer)
         return
     last = proven(trainer)[-1]
     assert (last["end"]["state"], last["end"]["gradient"], last["wrong"]) == ("equal", 0.0, [])
-    assert f"of step 6 gradient of {name} differs from one process by " in last["end"]["why"]
+    assert f"because in step 6 gradient of {name} differs from the reference by " in last["end"]["why"]
 
 
 def test_the_headline_says_of_what_its_figure_is_and_names_every_limit(tmp_path: Path) -> None:
@@ -315,11 +315,12 @@ def test_the_headline_says_of_what_its_figure_is_and_names_every_limit(tmp_path:
     equal = ProcessProof(state="equal", why="rounding allows ...", gradient=6e-7, limit=limit, **figures)  # type: ignore[typeddict-item]
     told = one_process_words(equal)
     assert told.startswith(
-        "gradients equal to one process to 6e-07 (gradients of 60 tensors 6e-07, their updates 2e-04"
+        "gradients match the single-process reference to 6e-07 (largest differences: gradients of 60 tensors 6e-07, "
+        "updates 2e-04"
     )
     assert told.endswith("; rounding allows ...)")
     rounded = one_process_words({**equal, "gradient": 0.059, "limit": 0.1})
-    assert rounded.startswith("gradients within their limits of one process, 0.059 apart (")
+    assert rounded.startswith("gradients match the single-process reference within limits, difference 0.059 (")
     bf16 = make_spec("llama", {}, 2, train={"precision": "bf16"})
     assert limits_words(bf16, limits(bf16), trained=False) == (
         "bf16 allows relative differences from a fp32 single-process reference of 0.1 in gradients (0.2 in vectors), "
@@ -376,9 +377,9 @@ def test_the_worst_is_told_first_and_a_copy_by_its_axis_and_ranks() -> None:
     lost = Mismatch(what="gradient", name="layers.0.mlp.up.weight", axis="", ranks=[2], apart=None, limit=1e-5)
     others = [Mismatch(what="loss", name=f"step {i}", axis="", ranks=[0], apart=2e-4, limit=1e-4) for i in (1, 2, 3)]
     assert wrong_words([*others, copy, lost]).split("; ") == [
-        "proof failed: gradient of layers.0.mlp.up.weight differs from one process by what is no number on rank 2 "
-        "(limit 1e-05)",
+        "verification failed: gradient of layers.0.mlp.up.weight differs from the reference with NaN or infinite "
+        "values on rank 2 (limit 1e-05)",
         "weight of head.weight on rank 1 differs from rank 0 (over tp) by 1.0e-03 (limit 1e-06)",
-        "loss of step 1 differs from one process by 2.0e-04 (limit 1e-04)",
+        "loss of step 1 differs from the reference by 2.0e-04 (limit 1e-04)",
         "and 2 more",
     ]

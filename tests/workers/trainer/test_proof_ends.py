@@ -38,7 +38,9 @@ def test_weights_that_the_last_update_made_no_numbers_end_the_run_as_any_would(
 
     monkeypatch.setattr(trainer, "update", breaks)
     if policy == "stop":
-        with pytest.raises(DivergedError, match="loss is nan and gradient norm is nan in one step more at step 5"):
+        with pytest.raises(
+            DivergedError, match="loss is nan and gradient norm is nan in the extra final step at step 5"
+        ):
             proven(trainer)
         return
     end = proven(trainer)[-1]["end"]
@@ -55,7 +57,7 @@ def test_one_process_that_finds_no_number_where_the_run_did_is_apart(
         return found._replace(results=[StepResult(math.nan, math.nan), *found.results[1:]])
 
     monkeypatch.setattr(proof, "compute", wrong)
-    with pytest.raises(ProofError, match="loss of step 1 differs from one process"):
+    with pytest.raises(ProofError, match="loss of step 1 differs from the reference"):
         proven(one_rank(tmp_path))
 
 
@@ -122,6 +124,6 @@ def test_one_process_is_not_asked_where_the_others_would_not_wait_for_it(
     wide = spec.model_copy(update={"layout": Layout(dp=2)})
     assert proof._too_long(wide) == ""
     monkeypatch.setenv(VARIABLE, "120")
-    words = "one process would take about 200 s, and ranks wait for each other 120 s on this host"
+    words = "the reference would take about 200 s, and ranks wait at most 120 s on this host"
     assert proof._too_long(wide) == words
     assert proof._too_long(spec) == "", "nobody waits"

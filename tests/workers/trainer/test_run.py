@@ -58,7 +58,9 @@ def test_the_loss_falls_on_the_standard_library_and_every_byte_was_predicted(tmp
     assert validation[1] < 3.25
     assert validation[1] < validation[0] < losses[0]
     reports = re.findall(
-        r"^fidelity: measured ([\d,]+) B, predicted minus measured (\d+) B, (\d+) calls$", done.stdout, re.MULTILINE
+        r"^traffic check: measured ([\d,]+) B, predicted minus measured (\d+) B, (\d+) calls$",
+        done.stdout,
+        re.MULTILINE,
     )
     assert len(reports) == 2
     assert all(int(measured.replace(",", "")) > 0 for measured, _, _ in reports)
@@ -72,9 +74,13 @@ ALONE = {**LEARNS, "layout": {}}
     ("spec", "message"),
     [
         pytest.param({**ALONE, "train": {"data": "../secret.txt"}}, "train.data", id="outside the data root"),
-        pytest.param({**ALONE, "train": {"data": "absent.txt"}}, "there is no 'absent.txt'", id="missing data"),
+        pytest.param(
+            {**ALONE, "train": {"data": "absent.txt"}},
+            "`train.data` is 'absent.txt', which does not exist",
+            id="missing data",
+        ),
         pytest.param({**ALONE, "train": {"data": "short.txt"}}, "'short.txt' has 5 tokens", id="too little data"),
-        pytest.param(LEARNS, "layout: needs 2 ranks, torchrun started 1", id="another world size"),
+        pytest.param(LEARNS, "`layout` needs 2 ranks, but torchrun started 1.", id="another world size"),
         pytest.param({**ALONE, "layout": {"dp": 0}}, "`layout.dp` is 0. Use at least 1.", id="a spec that cannot run"),
         pytest.param(None, "`spec` is null. Use an object.", id="not a spec"),
     ],
@@ -97,7 +103,7 @@ def test_a_token_that_one_rank_draws_ends_the_run_on_all(tmp_path: Path) -> None
     assert done.returncode == 1
     told = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert told
-    assert all("train.data: 'x.bin' holds token 999 at position 1" in line for line in told)
+    assert all("`train.data` is 'x.bin', which has token 999 at position 1" in line for line in told)
 
 
 def test_an_unreadable_spec_file_is_one_line_and_exit_code_2(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ class _Line:
     def open(self, loan: Path | None, job: Path, least: folder.Number) -> Offer:
         """Raises UserError, OSError."""
         if loan is None:
-            raise UserError("the board did not say who could send it")
+            raise UserError("The board did not name a host that can send the checkpoint")
         told = _told(loan)
         self._host = told["host"]
         try:
@@ -90,9 +90,9 @@ class _Line:
         except (OSError, BadOfferError) as error:
             raise self._failed(error) from None
         if offer.problem:
-            raise UserError(f"host {self._host} says: {offer.problem[:300]}")
+            raise UserError(f"Host {self._host} reports: {offer.problem[:300]}")
         if folder.number(offer.name) < least:
-            raise UserError(f"the newest that host {self._host} has is {offer.name}")
+            raise UserError(f"The newest checkpoint on host {self._host} is {offer.name}")
         self._path = job / offer.name
         self._draft = folder.draft_of(self._path)
         shutil.rmtree(self._draft, ignore_errors=True)
@@ -110,7 +110,9 @@ class _Line:
                 except OSError as error:
                     raise self._failed(error) from None
                 if not part:
-                    raise UserError(f"host {self._host} hung up with {after + size:,} bytes of {name} left")
+                    raise UserError(
+                        f"Host {self._host} closed the connection with {after + size:,} bytes of {name} left"
+                    )
                 size -= len(part)
                 file.write(part)
             file.flush()
@@ -124,7 +126,7 @@ class _Line:
             UserError: it is damaged.
         """
         if damage := folder.damage(self._draft, read_manifest(self._draft).files):
-            raise UserError(f"what host {self._host} has is damaged: {damage}")
+            raise UserError(f"The checkpoint from host {self._host} is damaged: {damage}")
         shutil.rmtree(self._path, ignore_errors=True)  # half deleted, or it would not have been asked for
         self._draft.rename(self._path)
         folder.retain(self._path.parents[1], most, self._path)
@@ -135,12 +137,12 @@ class _Line:
         self._socket.sendall(ours)
         theirs, shown = self._read(NONCE_BYTES), self._read(PROOF_BYTES)
         if not hmac.compare_digest(shown, proof(secret, "lender", theirs, ours)):
-            raise BadOfferError("what answers there is not that host")
+            raise BadOfferError("a different host answered")
         self._socket.sendall(proof(secret, "borrower", theirs, ours))
         self._socket.settimeout(IDLE_S)
         (length,) = LENGTH.unpack(self._read(LENGTH.size))
         if length > OFFER_BYTES:
-            raise BadOfferError(f"{length:,} bytes of names; at most {OFFER_BYTES:,} are read")
+            raise BadOfferError(f"the list of names has {length:,} bytes, more than {OFFER_BYTES:,}")
         return decode(self._read(length))
 
     def _read(self, size: int) -> bytes:
@@ -148,12 +150,12 @@ class _Line:
         while len(read) < size:
             part = self._socket.recv(size - len(read))
             if not part:
-                raise OSError("it hung up")
+                raise OSError("the connection was closed")
             read += part
         return read
 
     def _failed(self, error: Exception) -> UserError:
-        return UserError(f"host {self._host} could not send it: {words_of(error)}")
+        return UserError(f"Host {self._host} could not send the checkpoint: {words_of(error)}")
 
 
 def _told(path: Path) -> Loan:
@@ -165,9 +167,9 @@ def _told(path: Path) -> Loan:
     until = time.monotonic() + PATIENCE_S
     while not path.exists():
         if time.monotonic() > until:
-            raise UserError(f"it did not say within {PATIENCE_S:.0f} s where it lends")
+            raise UserError(f"The host with the checkpoint did not answer within {PATIENCE_S:.0f} s")
         time.sleep(LOOK_S)
     try:
         return checked_loan(json.loads(path.read_text()))
     except (ValueError, BadMessageError) as error:
-        raise UserError(f"what the host's supervisor said of the loan makes no sense: {error}") from None
+        raise UserError(f"The supervisor sent an invalid checkpoint offer: {error}") from None

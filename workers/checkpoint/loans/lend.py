@@ -91,7 +91,7 @@ def offer_of(job: Path) -> Offer:
     """The newest that is complete."""
     found = folder.complete_below(job)
     if not found:
-        return Offer("", {}, "it has no complete checkpoint of the job")
+        return Offer("", {}, "this host has no complete checkpoint of the job")
     path = found[-1].path
     try:
         return Offer(str(path.relative_to(job)), folder.sizes(path))
@@ -105,7 +105,7 @@ async def _send_file(path: Path, size: int, writer: asyncio.StreamWriter) -> Non
         while size:
             part = file.read(min(CHUNK_BYTES, size))
             if not part:
-                raise OSError(f"{path.name} is {size:,} bytes shorter than it was written")
+                raise OSError(f"{size:,} bytes of {path.name} are missing")
             size -= len(part)
             writer.write(part)
             async with asyncio.timeout(IDLE_S):

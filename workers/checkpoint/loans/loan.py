@@ -56,14 +56,14 @@ def decode(body: bytes) -> Offer:
         told = json.loads(body)
         offer = Offer(str(told["name"]), dict(told["sizes"]), str(told["problem"]))
     except (ValueError, TypeError, KeyError) as error:
-        raise BadOfferError(f"it makes no sense: {error}") from None
+        raise BadOfferError(f"the checkpoint offer is invalid: {error}") from None
     if offer.problem:
         return offer
     if not NAME.fullmatch(offer.name):
-        raise BadOfferError(f"{offer.name[:100]!r} is no checkpoint's name")
+        raise BadOfferError(f"{offer.name[:100]!r} is not a checkpoint name")
     for name, size in offer.sizes.items():
         if not is_plain(name):
-            raise BadOfferError(f"{name[:100]!r} is no file's name")
+            raise BadOfferError(f"{name[:100]!r} is not a file name")
         if type(size) is not int or size < 0:
-            raise BadOfferError(f"{name} has {size!r} bytes")
+            raise BadOfferError(f"the size of {name} is {size!r}")
     return offer

@@ -42,7 +42,9 @@ def isolated(settings: HostSettings) -> tuple[HostSettings, str]:
     try:
         settings.run_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
     except OSError as error:
-        raise SettingError(f"MESHBOARD_RUN_DIR: {settings.run_dir} cannot be made: {error.strerror}") from None
+        raise SettingError(
+            f"MESHBOARD_RUN_DIR is {settings.run_dir}, which cannot be created: {error.strerror}"
+        ) from None
     problems: dict[Sandbox, str] = {}  # of a user who is tried after another, the last
     for sandbox, user in _wanted(settings):
         problem = "" if (sandbox, user) == ("off", None) else _trial(settings, sandbox, user)
@@ -112,12 +114,12 @@ def _shared(settings: HostSettings) -> list[str]:
     """What jobs share though they run in bubblewrap."""
     if settings.sandbox != "bwrap" or has_own_network():
         return []
-    return ["they share this machine's loopback, as bubblewrap may make no network here"]
+    return ["jobs share the loopback network of this machine, because bubblewrap cannot create a network"]
 
 
 def _words(settings: HostSettings) -> str:
     user, ourselves = settings.job_user, "root" if os.geteuid() == 0 else f"the host worker, uid {os.geteuid()}"
-    who = ourselves if user is None else "a user for each owner" if user == OWNERS else f"uid {user.uid}"
+    who = ourselves if user is None else "one user per owner" if user == OWNERS else f"uid {user.uid}"
     return f"jobs run as {who}, {'in' if settings.sandbox == 'bwrap' else 'without'} bubblewrap"
 
 

@@ -73,5 +73,5 @@ class Gauge:
             try:
                 self.look()
             except Exception:
-                log.exception("cannot look at the machine")
+                log.exception("cannot measure the machine")
             self._stopped.wait(LOOK_S)

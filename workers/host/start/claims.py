@@ -74,7 +74,7 @@ def _slot_in_use(run_dir: Path, order: LaunchOrder) -> str:
             shared = sorted(set(order["slots"]) & set(other.read_order()["slots"]))
             if shared and other.read_exit() is None:
                 slots = ", ".join(map(str, shared))
-                return f"not started: attempt {other.attempt} of job {other.job} still holds slot {slots} of this host"
+                return f"not started: attempt {other.attempt} of job {other.job} still uses slot {slots} of this host"
     return ""
 
 

@@ -81,13 +81,13 @@ def read_options(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m workers.host.start.launch", description=__doc__, allow_abbrev=False
     )
-    parser.add_argument("--failure", type=Path, required=True, help="file to write who failed first to")
-    parser.add_argument("--logs", required=True, help="directory of the ranks' logs")
-    parser.add_argument("--ranks", type=int, required=True, help="of this host")
-    parser.add_argument("--node", type=int, default=0, help="this host's place among those of the gang")
-    parser.add_argument("--nodes", type=int, default=1, help="hosts of the gang")
-    parser.add_argument("--address", default=LOOPBACK, help="of this host, where the others reach it")
-    parser.add_argument("--name", required=True, help="torchrun id of this run")
+    parser.add_argument("--failure", type=Path, required=True, help="file for the report of the first failed rank")
+    parser.add_argument("--logs", required=True, help="directory of rank logs")
+    parser.add_argument("--ranks", type=int, required=True, help="first rank of this host")
+    parser.add_argument("--node", type=int, default=0, help="number of this host in the gang, from 0")
+    parser.add_argument("--nodes", type=int, default=1, help="number of hosts of the gang")
+    parser.add_argument("--address", default=LOOPBACK, help="address of this host for the other hosts")
+    parser.add_argument("--name", required=True, help="torchrun id of the run")
     parser.add_argument("module", help="module that `python -m` runs on each rank")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     return parser.parse_args(argv)
@@ -117,7 +117,7 @@ def main() -> int:
         try:
             write_json(options.failure, _report(first_of(deaths)))
         except OSError as trouble:  # a full disk: the supervisor goes by what the ranks printed
-            print(f"who failed first cannot be written down: {trouble}", file=sys.stderr)
+            print(f"Cannot write the report of the first failed rank: {trouble}", file=sys.stderr)
         return 1
     return 0
 
@@ -167,7 +167,7 @@ def _read(path: Path) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(f"{path} is no file")
+            raise OSError(f"{path} is not a file")
         return file.read(MAX_TOLD_BYTES)
 
 

@@ -53,12 +53,14 @@ class Lender:
     def _lend(self, order: LendOrder) -> None:
         name = f"{order['job']}/{order['attempt']}"
         if not self._free.acquire(timeout=TURN_S):
-            log.warning("cannot lend to %s: %d others have been lent to for %.0f s", name, AT_ONCE, TURN_S)
+            log.warning(
+                "cannot send a checkpoint to %s: still sending to %d other hosts after %.0f s", name, AT_ONCE, TURN_S
+            )
             return
         try:
-            log.info("lending to %s ended with %s", name, _lent(order, self._settings))
+            log.info("sending a checkpoint to %s ended with %s", name, _lent(order, self._settings))
         except (RedisError, OSError) as error:
-            log.warning("cannot lend to %s: %s", name, error)
+            log.warning("cannot send a checkpoint to %s: %s", name, error)
         finally:
             self._free.release()
 

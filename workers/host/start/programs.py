@@ -96,22 +96,22 @@ PROGRAMS: dict[JobKind, Program] = {
     "script": Program(
         _named("workers.meter"),
         lambda settings, spec: {"spec": str(spec), "root": str(settings.script_root)},
-        "the script ended well",
+        "the script finished",
         _of_script,
         network=True,
     ),
     "dry_run": Program(
-        _named("workers.dry_run"), lambda _settings, spec: {"spec": str(spec)}, "tried a step of {tried}"
+        _named("workers.dry_run"), lambda _settings, spec: {"spec": str(spec)}, "ran one step of {tried}"
     ),
     "lab": Program(
         _named("workers.lab"),
         lambda _settings, spec: {"spec": str(spec)},
-        "ran the lab: every element is as it should be",
+        "ran the benchmark: all elements are correct",
     ),
     "calibrate": Program(
         _named("workers.calibrate"),
         lambda settings, _spec: {"device": settings.device},
-        "measured the host",
+        "calibrated the host",
         own_heap=True,
     ),
 }

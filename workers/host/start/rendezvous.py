@@ -113,7 +113,7 @@ def meet(node: int, address: str, supervisor: socket.socket) -> Meeting:
     with supervisor.makefile("rb") as told:
         line = told.readline(WORD_BYTES)
     if not line.endswith(b"\n"):
-        raise NotMetError("the supervisor did not say that all hosts are ready")
+        raise NotMetError("the supervisor did not report that all hosts are ready")
     said = json.loads(line)
     met = own or follow(said["address"], said["port"])
     with contextlib.suppress(OSError):  # an older supervisor has hung up: it waits for nothing more

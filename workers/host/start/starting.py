@@ -36,7 +36,7 @@ class Starter:
                 claimed = claim(self._settings.run_dir, order)
             except OSError as error:
                 if os.path.lexists(attempt.own):
-                    log.warning("%s/%s was claimed before: %s", attempt.job, attempt.attempt, error)
+                    log.warning("%s/%s was already claimed: %s", attempt.job, attempt.attempt, error)
                 else:
                     self._fail(attempt, error)
                 return

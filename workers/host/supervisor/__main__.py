@@ -98,7 +98,7 @@ class Supervisor:
         try:
             write_json(self.attempt.exit, self._exit)
         except OSError:  # a full disk: the controller hears of it all the same
-            log.exception("the exit report is not on disk")
+            log.exception("cannot write the exit report")
         await self._say_goodbye()
         return self._exit["outcome"]
 
@@ -118,7 +118,7 @@ class Supervisor:
             self.training = Training(self.attempt, self.order, self.settings, str(address))
         except SealError as error:
             server.close()
-            self._end("failed", f"not started: its project's variables cannot be opened: {error}")
+            self._end("failed", f"not started: cannot decrypt the variables of the project: {error}")
             return 1
         try:
             await self.training.start()
@@ -189,7 +189,10 @@ class Supervisor:
         The first member of a gang alone does: its rank 0 wrote the checkpoint, and may still when the others are done.
         """
         if node_of(self.order) == 0:
-            self.ended_by, self.reason = "cancelled", saved_words(self.tally, "to give way")
+            self.ended_by, self.reason = (
+                "cancelled",
+                saved_words(self.tally, "to make room for a job with higher priority"),
+            )
 
     def _end(self, outcome: Outcome, reason: str) -> None:
         if self.ended_by is None:
@@ -213,7 +216,7 @@ class Supervisor:
             try:
                 self.attempt.running.touch()
             except OSError:  # a full disk: the controller hears of it all the same
-                log.exception("that it trains is not on disk")
+                log.exception("cannot store that training started")
             await self._report_if_heard()
         elif any(item["kind"] == "checkpoint" for item in items):  # what a later attempt must go on from
             await self._report_if_heard()
@@ -229,7 +232,7 @@ class Supervisor:
         try:
             self._add(checked_item(item))
         except BadMessageError as error:
-            log.warning("a %s item of our own is left out: %s", item["kind"], error)
+            log.warning("dropped a %s item of the supervisor: %s", item["kind"], error)
             self.board.lose(1)
 
     def _tell_all(self, items: list[GaugeItem]) -> None:

@@ -40,7 +40,7 @@ def read_failure(attempt: AttemptDir, ranks: range) -> Failure | None:
     try:
         told = read_json(attempt.failure)
     except (BadFileError, OSError) as error:
-        log.warning("the launcher's word is ignored: %s", error)
+        log.warning("ignored the failure report of the launcher: %s", error)
         return None
     if not isinstance(told, dict):
         return None
@@ -99,9 +99,9 @@ def exit_report(attempt: AttemptDir, order: LaunchOrder, ended: Ended, tally: Ta
         report["preempted"] = True
     trouble = _trouble(report)
     if trouble:
-        log.error("an exit report without its summary: %s", trouble)
+        log.error("exit report without summary: %s", trouble)
         report["summary"], report["log_tail"] = None, []
-        report["reason"] = f"{report['reason'][:600]} (what its ranks said cannot be told: {trouble[:300]})"
+        report["reason"] = f"{report['reason'][:600]} (the summary of the ranks is missing: {trouble[:300]})"
     return report
 
 
@@ -112,8 +112,8 @@ def steps_of(order: LaunchOrder) -> int:
 
 def saved_words(tally: Tally, why: str) -> str:
     """Of a run that saved and stopped because it was asked to."""
-    newest = f"its newest checkpoint is {tally.checkpoint}" if tally.checkpoint else "no checkpoint could be written"
-    return f"it stopped after step {tally.steps} {why}; {newest}"
+    newest = f"newest checkpoint {tally.checkpoint}" if tally.checkpoint else "no checkpoint was written"
+    return f"stopped after step {tally.steps} {why}; {newest}"
 
 
 def _trouble(report: ExitReport) -> str:
@@ -123,7 +123,7 @@ def _trouble(report: ExitReport) -> str:
     except BadMessageError as error:
         return str(error)
     size = len(json.dumps(report))
-    return f"{size:,} bytes; at most {EXIT_BYTES:,} are read" if size > EXIT_BYTES else ""
+    return f"{size:,} bytes, more than the limit of {EXIT_BYTES:,}" if size > EXIT_BYTES else ""
 
 
 def _verdict(order: LaunchOrder, ended: Ended, tally: Tally, tail: LogTail) -> tuple[Outcome, str]:
@@ -132,7 +132,7 @@ def _verdict(order: LaunchOrder, ended: Ended, tally: Tally, tail: LogTail) -> t
     if ended.code == 0:
         good_end = program_of(order).good_end
         if "{steps}" in good_end and not tally.steps:
-            return "succeeded", "finished; this attempt told of no step"  # the one before did them all
+            return "succeeded", "finished; this attempt reported no steps"  # the one before did them all
         return "succeeded", good_end.format(steps=tally.steps, tried=counted(tally.tried, "rank"))
     failure = ended.failure
     if failure is None:

@@ -54,7 +54,7 @@ async def gathered(line: GangLine, order: LaunchOrder, own: Ready, start_s: floa
                 await line.say_ready(gang["node"], own)
             seen = await line.who_is_ready()
         except LineError as error:
-            trouble = f"the board could not be reached within {start_s:.0f} s: {error}"
+            trouble = f"cannot reach the board within {start_s:.0f} s: {error}"
         missing = [node["host"] for index, node in enumerate(gang["nodes"]) if index not in seen]
         if not missing and not trouble:
             return seen[0]

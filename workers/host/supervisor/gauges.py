@@ -46,7 +46,7 @@ class HostGauge:
             except RuntimeError:  # the loop is closed
                 return
             except Exception:
-                log.exception("cannot look at the machine")
+                log.exception("cannot measure the machine")
             time.sleep(EVERY_S)
 
     def look(self) -> list[GaugeItem]:

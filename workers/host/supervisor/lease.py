@@ -25,7 +25,9 @@ class Lease:
         return self._lasts_s is not None and _passed() - self._heard > self._lasts_s
 
     def words(self) -> str:
-        return f"the board could not be reached for {self._lasts_s:.0f} s, the lease of a gang: its ranks were ended"
+        return (
+            f"no contact with the board for {self._lasts_s:.0f} s, the limit of multi-host jobs; the ranks were stopped"
+        )
 
 
 def _passed() -> float:

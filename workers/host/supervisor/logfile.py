@@ -61,5 +61,5 @@ def cap(descriptor: int, most: int) -> None:
     if _libc.fallocate(descriptor, PUNCH_HOLE, ctypes.c_int64(start), ctypes.c_int64(end - start)) != 0:
         os.ftruncate(descriptor, 0)  # a file system without holes: what comes next is all there is
         start, end = 0, found.st_size
-    notice = f"\n[{end - start:,} bytes from here were cut: a log keeps {most:,} on disk]\n"
+    notice = f"\n[{end - start:,} bytes were removed here: the limit of a log is {most:,} bytes]\n"
     os.pwrite(descriptor, notice.encode(), start)

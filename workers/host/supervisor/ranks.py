@@ -146,7 +146,7 @@ class Ranks:
         try:
             rank.stack = await stack_of(rank.identity.pid)
         except CannotReadError as error:
-            log.info("the stack of process %d cannot be read: %s", rank.identity.pid, error)
+            log.info("cannot read the stack of process %d: %s", rank.identity.pid, error)
             self._refused_until = now + REFUSED_S
 
 
@@ -176,7 +176,7 @@ async def stack_of(pid: int) -> list[str]:
             while len(told) < DUMP_BYTES and (more := await process.stdout.read(DUMP_BYTES - len(told))):
                 told += more
     except TimeoutError:
-        raise CannotReadError(f"it took longer than {DUMP_S:.0f} s") from None
+        raise CannotReadError(f"py-spy took longer than {DUMP_S:.0f} s") from None
     finally:
         if not process.stdout.at_eof():  # to kill one that is ending collects it before asyncio can, which complains
             with contextlib.suppress(ProcessLookupError):
@@ -192,7 +192,7 @@ def main_stack(told: bytes) -> list[str]:
         main = next((one for one in threads if one["thread_name"] == "MainThread"), threads[0])
         frames = [f"{one['filename'][-300:]}:{one['line']} in {one['name'][:300]}" for one in main["frames"]]
     except (ValueError, TypeError, KeyError, IndexError):
-        raise CannotReadError("py-spy said nothing that is a stack") from None
+        raise CannotReadError("py-spy returned no stack") from None
     return [frame.replace("\0", "") for frame in frames[:MOST_FRAMES]][::-1]
 
 

@@ -61,7 +61,7 @@ class Telemetry:
         except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
             pass  # the sender went, or stopped in the middle of a frame
         except BadMessageError as error:
-            self._refuse("a rank was cut off", str(error), 1)
+            self._refuse("a rank was disconnected", str(error), 1)
             await asyncio.sleep(PENANCE_S)
         finally:
             self._open -= 1
@@ -71,7 +71,7 @@ class Telemetry:
         while True:
             (size,) = struct.unpack(">I", await reader.readexactly(4))
             if size > FRAME_BYTES:
-                raise BadMessageError(f"a frame of {size:,} bytes; at most {FRAME_BYTES:,} are read")
+                raise BadMessageError(f"a frame of {size:,} bytes, more than the limit of {FRAME_BYTES:,}")
             async with self._large if size > SMALL_FRAME else contextlib.nullcontext():
                 async with asyncio.timeout(BODY_S):
                     body = await reader.readexactly(size)
@@ -96,12 +96,12 @@ class Telemetry:
         if (frame["job"], frame["attempt"]) != (order["job"], order["attempt"]):
             raise BadMessageError(f"a frame of {frame['job']}/{frame['attempt']}")
         if frame["rank"] not in ranks_here(order):
-            raise BadMessageError(f"there is no rank {frame['rank']} on this host")
+            raise BadMessageError(f"this host has no rank {frame['rank']}")
         # A dry run speaks for ranks that are not there.
         told = {frame["rank"], *order["spec"].get("dry_ranks", [])}
         for item in frame["items"]:
             if item["kind"] == "gap" or item["kind"] == "log" or item["rank"] not in told:
-                raise BadMessageError(f"rank {frame['rank']} sent a {item['kind']} that is not its own to send")
+                raise BadMessageError(f"rank {frame['rank']} sent a {item['kind']} that it is not allowed to send")
         return frame
 
 

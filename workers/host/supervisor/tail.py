@@ -97,7 +97,7 @@ class LogTail:
         skipped = counted = 0
         unseen = size - BITE_BYTES - offset - max(0, countable)
         if unseen > 0:
-            lines.append(f"[{unseen:,} bytes of this log are not shown, nor are their lines counted]")
+            lines.append(f"[{unseen:,} bytes of this log are not shown, and their lines are not counted]")
             offset += unseen
         while size - offset > BITE_BYTES:
             left_out = os.pread(descriptor, min(BITE_BYTES, size - BITE_BYTES - offset), offset)

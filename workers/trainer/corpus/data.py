@@ -48,8 +48,8 @@ class Corpus:
         if held_out < seq_len + 1:
             need = int((seq_len + 1) / HELD_OUT_SHARE) + 1
             raise UserError(
-                f"train.data: {name!r} has {len(tokens)} tokens; its held-out 5% must hold one sequence of "
-                f"{seq_len} + 1, so about {need} are needed"
+                f"`train.data` is {name!r} with {len(tokens)} tokens, but about {need} are needed. "
+                f"The held-out 5% needs one sequence of {seq_len} + 1 tokens."
             )
 
     def train_batch(self, seed: int, step: int, global_batch: int, rows: slice, seq_len: int) -> Tokens:
@@ -72,8 +72,8 @@ class Corpus:
         largest = int(batch.max())
         if largest >= self._vocab_size:
             row, column = np.argwhere(batch == largest)[0]
-            place = f"{self._name!r} holds token {largest} at position {first + starts[row] + column:,} (from 0)"
-            raise UserError(f"train.data: {place}, outside the model's vocab_size {self._vocab_size}")
+            place = f"{self._name!r}, which has token {largest} at position {first + starts[row] + column:,}"
+            raise UserError(f"`train.data` is {place}. Use tokens below the vocab_size {self._vocab_size}.")
         return batch
 
 
@@ -126,7 +126,7 @@ def load_corpus(
     try:
         tokens = _open(path, data, root, encoder, column)
     except OSError as error:
-        raise UserError(f"train.data: cannot read {data!r}: {error.strerror or error}") from None
+        raise UserError(f"`train.data` is {data!r}, which cannot be read: {error.strerror or error}") from None
     return Corpus(tokens, vocab_size, seq_len, data, sampling)
 
 
@@ -136,13 +136,13 @@ def tokenizer_of(root: Path, tokenizer: str) -> Encoder:
     Raises:
         UserError: outside the root, missing, or none.
     """
-    return load_tokenizer(inside(root, tokenizer, "train.tokenizer"), f"train.tokenizer: {tokenizer!r}")
+    return load_tokenizer(inside(root, tokenizer, "train.tokenizer"), f"`train.tokenizer` {tokenizer!r}")
 
 
 def _open(path: Path, data: str, root: Path, encoder: Encoder, column: str) -> Tokens:
     # Opening a FIFO would wait for a writer for ever, and a device is nobody's training data.
     if not path.is_dir() and not path.is_file():
-        raise UserError(f"train.data: {data!r} is neither a regular file nor a directory")
+        raise UserError(f"`train.data` is {data!r}. Use a regular file or a folder.")
     if path.is_file() and kind_of(path) == TOKENS:
         return _mapped(path, data, np.dtype(np.uint16))
     if path.is_file() and encoder.tokenizer is None and not has_rows(path):
@@ -154,7 +154,7 @@ def _open(path: Path, data: str, root: Path, encoder: Encoder, column: str) -> T
 def _mapped(path: Path, data: str, kind: np.dtype[Any]) -> Tokens:
     size = path.stat().st_size
     if size % kind.itemsize:
-        raise UserError(f"train.data: {data!r} has {size} bytes, not a whole number of uint16")
+        raise UserError(f"`train.data` is {data!r} with {size} bytes, which is not a multiple of 2 (uint16).")
     return np.memmap(path, dtype=kind, mode="r") if size else np.empty(0, kind)
 
 
@@ -169,13 +169,13 @@ def inside(root: Path, name: str, field: str) -> Path:
         path = (base / name).resolve()
         there = path.exists()
     except OSError as error:
-        raise UserError(f"{field}: cannot look for {brief(name)}: {error.strerror}") from None
+        raise UserError(f"`{field}` is {brief(name)}, which cannot be read: {error.strerror}") from None
     except (ValueError, RuntimeError):  # a NUL, half a character, links in a circle
-        raise UserError(f"{field}: {brief(name)} cannot be the name of a file") from None
+        raise UserError(f"`{field}` is {brief(name)}, which is not a valid file name.") from None
     if not path.is_relative_to(base):
-        raise UserError(f"{field}: {brief(name)} is outside the data root")
+        raise UserError(f"`{field}` is {brief(name)}, which is outside the data root.")
     if not there:
-        raise UserError(f"{field}: there is no {brief(name)} under the data root")
+        raise UserError(f"`{field}` is {brief(name)}, which does not exist below the data root.")
     return path
 
 
@@ -224,7 +224,7 @@ def _cached(root: Path, name: str, dtype: np.dtype[Any], write: Callable[[IO[byt
     except OSError as error:
         if not target.exists():
             raise UserError(
-                f"train.data: cannot keep {name} in the data root's .cache/{folder.name} ({error.strerror or error}); "
-                "make the data root writable for one run, or put the file there"
+                f"Cannot write {name} for `train.data` to .cache/{folder.name} ({error.strerror or error}). "
+                "Make the data root writable for one run, or copy the file there."
             ) from None
     return np.memmap(target, dtype=dtype, mode="r") if target.stat().st_size else np.empty(0, dtype)

@@ -65,7 +65,7 @@ def load_tokenizer(path: Path, name: str) -> Encoder:
     try:
         tokenizer = Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises plain Exceptions
-        raise UserError(f"{name} is no tokenizer's JSON: {reason(error)}") from None
+        raise UserError(f"{name} is not tokenizers JSON: {reason(error)}") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if getattr(tokenizer.model, "dropout", None):
@@ -81,7 +81,7 @@ def load_tokenizer(path: Path, name: str) -> Encoder:
 def check_size(encoder: Encoder, vocab_size: int) -> None:
     """Refuse a tokenizer whose tokens the model has no place for."""
     if encoder.tokenizer is not None and encoder.size > vocab_size:
-        raise UserError(f"{encoder.name} has {encoder.size} tokens, more than the model's vocab_size {vocab_size}")
+        raise UserError(f"{encoder.name} has {encoder.size} tokens, more than the vocab_size {vocab_size} of the model")
 
 
 def write_tokens(path: Path, encoder: Encoder, column: str, out: IO[bytes]) -> None:
@@ -147,9 +147,9 @@ def _content(path: Path, name: str) -> bytes:
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):  # opening a FIFO would wait for a writer for ever
-            raise UserError(f"{name} is no regular file")
+            raise UserError(f"{name} is not a regular file")
         if found.st_size > TOKENIZER_BYTES:
-            raise UserError(f"{name} is no tokenizer's JSON: it has {found.st_size:,} bytes")
+            raise UserError(f"{name} has {found.st_size:,} bytes. Use at most {TOKENIZER_BYTES:,} bytes")
         return path.read_bytes()
     except OSError as error:
         raise UserError(f"{name} cannot be read: {error.strerror or error}") from None

@@ -93,7 +93,9 @@ def plain(path: Path) -> Iterator[Piece]:
 def refuse_tokens(path: Path) -> None:
     """Tokens among text, or to be encoded again, are a mistake that nothing would show."""
     if kind_of(path) == TOKENS:
-        raise UserError(f"train.data: {path.name} holds tokens, not text; give it alone, as train.data itself")
+        raise UserError(
+            f"`train.data` has a folder with {path.name}, which has tokens instead of text. Use this file alone."
+        )
 
 
 @contextmanager
@@ -102,12 +104,12 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"train.data: cannot read {path.name}: {error.strerror or error}") from None
+        raise UserError(f"`train.data`: cannot read {path.name}: {error.strerror or error}") from None
 
 
 def _unreadable_folder(error: OSError) -> NoReturn:
     name = Path(os.fsdecode(error.filename)).name
-    raise UserError(f"train.data: cannot list the folder {name}: {error.strerror or error}")
+    raise UserError(f"`train.data`: cannot list the folder {name}: {error.strerror or error}")
 
 
 def _decoded(path: Path) -> Iterator[str]:
@@ -119,7 +121,7 @@ def _decoded(path: Path) -> Iterator[str]:
                 text = decoder.decode(block, final=not block)
             except UnicodeDecodeError as error:
                 line += error.object.count(b"\n", 0, error.start)
-                raise UserError(f"train.data: {path.name} line {line} is not UTF-8: {error.reason}") from None
+                raise UserError(f"`train.data`: {path.name} line {line} is not UTF-8: {error.reason}") from None
             line += block.count(b"\n")
             yield text
 
@@ -128,7 +130,7 @@ def _json_lines(path: Path, column: str) -> Iterator[str]:
     with path.open("rb") as file:
         for number, line in enumerate(iter(partial(file.readline, LINE_BYTES + 1), b""), 1):
             if len(line) > LINE_BYTES:
-                raise UserError(f"train.data: {path.name} line {number} is longer than {LINE_BYTES:,} bytes")
+                raise UserError(f"`train.data`: {path.name} line {number} is longer than {LINE_BYTES:,} bytes")
             if line.strip():
                 yield _text_of(line, column, f"{path.name} line {number}")
 
@@ -137,23 +139,23 @@ def _text_of(line: bytes, column: str, place: str) -> str:
     try:
         entry = json.loads(line)
     except json.JSONDecodeError as error:
-        raise UserError(f"train.data: {place} is not JSON: {error.msg} at column {error.colno}") from None
+        raise UserError(f"`train.data`: {place} is not JSON: {error.msg} at column {error.colno}") from None
     except ValueError as error:
-        raise UserError(f"train.data: {place} is not JSON: {error}") from None
+        raise UserError(f"`train.data`: {place} is not JSON: {error}") from None
     except RecursionError:
-        raise UserError(f"train.data: {place} is JSON nested too deeply to read") from None
+        raise UserError(f"`train.data`: {place} is JSON that is nested too deeply") from None
     if not isinstance(entry, dict):
-        raise UserError(f"train.column: {place} has no text {column!r}; it is no JSON object but a {_kind(entry)}")
+        raise UserError(f"`train.column` is {column!r}, but {place} is a {_kind(entry)} instead of a JSON object.")
     if column not in entry:
-        raise UserError(f"train.column: {place} has no text {column!r}; it has {_listed(entry)}")
+        raise UserError(f"`train.column` is {column!r}, but {place} has {_listed(entry)}.")
     text = entry[column]
     if not isinstance(text, str):
-        raise UserError(f"train.column: {place} has no text {column!r}: it is a {_kind(text)}")
+        raise UserError(f"`train.column` is {column!r}, but {place} has a {_kind(text)} there instead of text.")
     try:
         text.encode()
     except UnicodeEncodeError as error:
         half = f"\\u{ord(text[error.start]):04x}"
-        raise UserError(f"train.data: {place} has {half} in {column!r}, half a character without the other") from None
+        raise UserError(f"`train.data`: {place} has {half} in {column!r}, which is an incomplete character.") from None
     return text
 
 
@@ -182,14 +184,16 @@ def _column(source: IO[bytes], column: str, path: Path) -> Iterator[str]:
             schema = file.schema_arrow
             if schema.names.count(column) != 1:
                 have = "several columns" if column in schema.names else "no column"
-                raise UserError(f"train.column: {path.name} has {have} {column!r}; it has {_listed(schema.names)}")
+                raise UserError(
+                    f"`train.column` is {column!r}, but {path.name} has {have} of that name: {_listed(schema.names)}."
+                )
             _check_type(schema.field(column).type, column, path)
             first = 1
             for batch in file.iter_batches(batch_size=ROWS, columns=[column]):
                 yield from _texts_of(batch.column(0), column, path, first)
                 first += batch.num_rows
     except (pyarrow.ArrowException, OSError) as error:
-        raise UserError(f"train.data: {path.name} cannot be read as parquet: {reason(error)}") from None
+        raise UserError(f"`train.data`: {path.name} cannot be read as parquet: {reason(error)}") from None
 
 
 def _check_type(kind: Any, column: str, path: Path) -> None:
@@ -197,7 +201,7 @@ def _check_type(kind: Any, column: str, path: Path) -> None:
 
     value = kind.value_type if types.is_dictionary(kind) else kind
     if not (types.is_string(value) or types.is_large_string(value) or types.is_string_view(value)):
-        raise UserError(f"train.column: {path.name}'s {column!r} is no text but {str(kind)[:100]}")
+        raise UserError(f"`train.column` is {column!r}, which is {str(kind)[:100]} instead of text in {path.name}.")
 
 
 def _texts_of(values: Any, column: str, path: Path, first: int) -> Iterator[str]:
@@ -205,7 +209,7 @@ def _texts_of(values: Any, column: str, path: Path, first: int) -> Iterator[str]
         try:
             text = value.as_py()
         except UnicodeDecodeError as error:
-            raise UserError(f"train.data: {path.name} row {row} is not UTF-8 in {column!r}: {error.reason}") from None
+            raise UserError(f"`train.data`: {path.name} row {row} is not UTF-8 in {column!r}: {error.reason}") from None
         if text is None:
-            raise UserError(f"train.column: {path.name} row {row} has no text {column!r}: it is null")
+            raise UserError(f"`train.column` is {column!r}, which is null in {path.name} row {row}.")
         yield text

@@ -123,7 +123,7 @@ class Boundary:
     def flush(self) -> None:
         """Wait until everything sent has left."""
         self._sends.flush()
-        assert not self._here, "a message nobody took"
+        assert not self._here, "an unreceived message"
         assert not self._to_send
         assert not self._arriving
 

@@ -116,7 +116,7 @@ def compare_with_one(
         *_beyond("choice", routers, choices.gaps, [0] * len(routers), [limits.choice] * len(routers)),
     ]
     if rounding > limits.gradient / 10:
-        noted = "; ".join(filter(None, (f"{rounding:.2g} more where a loss is {scalars[0]:.2g}", noted)))
+        noted = "; ".join(filter(None, (f"limits {rounding:.2g} higher for a loss of {scalars[0]:.2g}", noted)))
     gradient, update, loss, norm = map(_largest, (gradients, updates, losses, norms))
     return Beside(len(results), len(names), gradient, update, loss, norm, wrong, noted=noted, choices=choices)
 
@@ -128,10 +128,10 @@ def on_rank_0(mesh: Mesh, work: Callable[[], T], device: torch.device) -> tuple[
         try:
             given = work()
         except (RuntimeError, MemoryError, UserError) as error:  # out of memory, most likely: no judgement on the run
-            failed = f"one process could not compute it: {str(error)[:300]}"
+            failed = f"Single-process reference unavailable: {str(error)[:300]}"
     if _shown(mesh, [float(not failed)], 1, device)[0]:
         return given, ""
-    return None, failed or "one process could not compute it on rank 0"
+    return None, failed or "Single-process reference unavailable on rank 0"
 
 
 def _gradient_limit(limits: Limits, name: str, shape: tuple[int, ...]) -> float:
@@ -164,11 +164,11 @@ def _comparable(results: list[StepResult], losses: list[float], done: int) -> tu
     for index, loss in enumerate(losses):
         step = f"step {done + index + 1}{' and later are' if index else ' is'} not compared"
         if not loss <= RUNAWAY * losses[0]:
-            grew = f"one process' own loss went from {losses[0]:.3g} to {loss:.3g}, more than {RUNAWAY:g} times"
-            return f"{step}: the loss ran away ({grew})", results[:index]
+            grew = f"the reference loss grew from {losses[0]:.3g} to {loss:.3g}, more than {RUNAWAY:g} times"
+            return f"{step}: {grew}", results[:index]
         if _rounding(loss) > MOST_ROUNDING:
             least = ROUNDING / MOST_ROUNDING
-            return f"{step}: of a loss of {loss:.3g} fp32 tells too little (less than {least:.3g})", results[:index]
+            return f"{step}: the loss {loss:.3g} is too small for fp32 (less than {least:.3g})", results[:index]
     return "", results
 
 

@@ -45,7 +45,7 @@ from workers.trainer.proof.words import (
 from workers.trainer.result import StepResult, stop_if
 
 MOST_WRONG = 20
-NO_STEP = "no step was left to train"
+NO_STEP = "no steps left to train"
 
 
 class Proof:
@@ -210,7 +210,7 @@ class Proof:
         self._chosen.end_step()
         chosen = self._chosen.take()
         if result.not_finite:
-            self._not_finite = f"{result.not_finite} in one step more"
+            self._not_finite = f"{result.not_finite} in the extra final step"
             return _not_yet(self._not_finite, 1, most), []
         validation = trainer.validation if done == self._last + 1 else None
 
@@ -233,7 +233,7 @@ class Proof:
         parts = [replica_words(self._replicas, self._wrong), one_process_words(self._one)]
         if self._end is not None and self._end["state"] != "due":
             parts.append(end_words(self._end))
-        self._say(f"proof: {'; '.join(parts)}")
+        self._say(f"verification: {'; '.join(parts)}")
         if mesh.rank == 0:
             wrong = sorted(self._wrong, key=gravity, reverse=True)[:MOST_WRONG]
             replicas = ReplicaProof(**{**self._replicas, "steps": [*self._replicas["steps"]]})
@@ -250,7 +250,7 @@ def _too_long(spec: JobSpec) -> str:
     seconds, waits_s = seconds_alone(spec), group_timeout().total_seconds()
     if spec.layout.world_size == 1 or seconds <= waits_s / 2:
         return ""
-    return f"one process would take about {seconds:,.0f} s, and ranks wait for each other {waits_s:g} s on this host"
+    return f"the reference would take about {seconds:,.0f} s, and ranks wait at most {waits_s:g} s on this host"
 
 
 def _not_yet(why: str, steps: int, most: Limits) -> ProcessProof:

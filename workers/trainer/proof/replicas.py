@@ -147,7 +147,7 @@ def _axes(a: Coordinates, b: Coordinates) -> str:
 
 
 def _share(held: int, all_elements: int) -> Mismatch:
-    name = f"{held:,} elements are held, the model has {all_elements:,}"
+    name = f"the ranks hold {held:,} elements, but the model has {all_elements:,}"
     return Mismatch(
         what="share", name=name, axis="", ranks=[], apart=abs(held - all_elements) / all_elements, limit=0.0
     )

@@ -20,21 +20,21 @@ def gravity(apart: Mismatch) -> float:
 
 
 def apart_words(apart: Mismatch) -> str:
-    """'gradient of head.weight differs from one process by 6.1e-01 on rank 1 (limit 1e-04)'"""
+    """'gradient of head.weight differs from the reference by 6.1e-01 on rank 1 (limit 1e-04)'"""
     if apart["what"] == "share":
         return apart["name"]
-    by = "by what is no number" if apart["apart"] is None else f"by {apart['apart']:.1e}"
+    by = "with NaN or infinite values" if apart["apart"] is None else f"by {apart['apart']:.1e}"
     if apart["what"] == "rows":
-        whose = f"rank {apart['ranks'][0]}'s rows of {apart['name']}"
-        return f"{apart['apart']:.0%} of {whose} are not those of rank 0's data"
+        rows = f"rows of {apart['name']} on rank {apart['ranks'][0]}"
+        return f"{apart['apart']:.0%} of the {rows} differ from the data on rank 0"
     subject = f"{apart['what']} of {apart['name']}"
     if len(apart["ranks"]) == 2:
         rank, other = apart["ranks"]
         where = f"on rank {rank} differs from rank {other} (over {apart['axis']}) {by}"
     elif apart["what"] in ("loss", "gradient norm", "choice"):
-        where = f"differs from one process {by}"
+        where = f"differs from the reference {by}"
     else:
-        where = f"differs from one process {by} on rank {apart['ranks'][0]}"
+        where = f"differs from the reference {by} on rank {apart['ranks'][0]}"
     return f"{subject} {where} (limit {apart['limit']:.0e})"
 
 
@@ -43,7 +43,7 @@ def wrong_words(wrong: Sequence[Mismatch]) -> str:
     worst = sorted(wrong, key=gravity, reverse=True)
     told = "; ".join(apart_words(apart) for apart in worst[:MOST_TOLD])
     rest = len(wrong) - MOST_TOLD
-    return f"proof failed: {told}" + (f"; and {rest} more" if rest > 0 else "")
+    return f"verification failed: {told}" + (f"; and {rest} more" if rest > 0 else "")
 
 
 def may_be_its_batch(wrong: Sequence[Mismatch]) -> bool:
@@ -53,61 +53,62 @@ def may_be_its_batch(wrong: Sequence[Mismatch]) -> bool:
 
 def batch_words(step: int, wrong: Sequence[Mismatch]) -> str:
     """Of a step (from 1) that was beyond its limits, and was followed by another."""
-    return f"of step {step} {apart_words(max(wrong, key=gravity))}, which may be its batch: this is the next"
+    return f"a later step was compared, because in step {step} {apart_words(max(wrong, key=gravity))}"
 
 
 def replica_words(replicas: ReplicaProof, wrong: Sequence[Mismatch]) -> str:
-    """'replicas agree (34 of 60 parts have copies, after steps 1, 50)'"""
+    """'replicas match (34 of 60 tensor parts have replicas, after steps 1, 50)'"""
     if not replicas["steps"]:
-        return "replicas not compared: no step was left to train"
+        return "replicas not compared: no steps left to train"
     found = [apart for apart in wrong if len(apart["ranks"]) == 2 or apart["what"] in ("share", "rows")]
     steps = ", ".join(map(str, replicas["steps"]))
-    about = f"{replicas['copied']} of {replicas['parts']} parts have copies, after steps {steps}"
+    about = f"{replicas['copied']} of {replicas['parts']} tensor parts have replicas, after steps {steps}"
     if found:
         return f"replicas differ: {apart_words(max(found, key=gravity))} ({about})"
     if not replicas["copied"]:
-        return f"no rank holds what another does ({about})"
+        return f"no replicas to compare ({about})"
     near = f" to {replicas['apart']:.0e}" if replicas["apart"] else ""
-    return f"replicas agree{near} ({about})"
+    return f"replicas match{near} ({about})"
 
 
 def one_process_words(one: ProcessProof) -> str:
-    """'gradients equal to one process to 3e-07 (of 60 tensors; updates 2e-04, ...)'"""
+    """'gradients match the reference to 3e-07 (largest differences: gradients of 60 tensors 3e-07, ...)'"""
     if one["state"] == "due":
-        return f"not yet compared with one process: that comes after step {one['steps']}"
+        return f"single-process reference due after step {one['steps']}"
     if one["state"] == "not checked":
-        return f"not checked against one process: {one['why']}"
+        return f"not compared with the single-process reference: {one['why']}"
     figures = _figures(one)
     if one["state"] == "apart":
-        return f"NOT equal to one process ({figures})"
+        return f"differs from the single-process reference ({figures})"
     if one["gradient"] <= ROUNDING:
-        return f"gradients equal to one process to {one['gradient']:.0e} ({figures})"
-    return f"gradients within their limits of one process, {one['gradient']:.2g} apart ({figures})"
+        return f"gradients match the single-process reference to {one['gradient']:.0e} ({figures})"
+    return f"gradients match the single-process reference within limits, difference {one['gradient']:.2g} ({figures})"
 
 
 def end_words(end: ProcessProof) -> str:
-    """'one step more equal to one process to 3e-07 (gradients of 60 tensors 3e-07, ...)'"""
+    """'extra final step matches the reference to 3e-07 (largest differences: gradients of 60 tensors 3e-07, ...)'"""
     if end["state"] == "not checked":
-        return f"one step more not checked: {end['why']}"
+        return f"extra final step not compared: {end['why']}"
     if end["state"] == "apart":
-        return f"one step more NOT equal to one process ({_figures(end)})"
-    return f"one step more equal to one process to {end['gradient']:.0e} ({_figures(end)})"
+        return f"extra final step differs from the reference ({_figures(end)})"
+    return f"extra final step matches the reference to {end['gradient']:.0e} ({_figures(end)})"
 
 
 def _figures(one: ProcessProof) -> str:
     return (
-        f"gradients of {one['tensors']} tensors {one['gradient']:.0e}, their updates {one['update']:.0e}, "
-        f"norms {one['norm']:.0e}, losses {one['loss']:.0e} of {_steps(one['steps'])}, in {one['seconds']:.1f} s; "
+        f"largest differences: gradients of {one['tensors']} tensors {one['gradient']:.0e}, updates "
+        f"{one['update']:.0e}, norms {one['norm']:.0e}, losses of {_steps(one['steps'])} {one['loss']:.0e}; "
+        f"computed in {one['seconds']:.1f} s; "
         f"{_choice_words(one['choices']) if 'choices' in one else ''}{one['why']}"
     )
 
 
 def _choice_words(choices: Choices) -> str:
-    """'it took the experts that routers chose for 768 tokens, 5 of them not its own, by 4e-03; '"""
-    told = f"it took the experts that routers chose for {choices['tokens']} tokens of all layers"
+    """'the reference used the expert choices of the run for 768 tokens, 5 of them ...; '"""
+    told = f"the reference used the expert choices of the run for {choices['tokens']} tokens of all layers"
     if not choices["turned"]:
-        return f"{told}, all as its own; "
-    return f"{told}, {choices['turned']} of them not its own, by {choices['gap']:.0e} at most; "
+        return f"{told}, which equal its own choices; "
+    return f"{told}, {choices['turned']} of which differ from its own choices by at most {choices['gap']:.0e}; "
 
 
 def _steps(count: int) -> str:

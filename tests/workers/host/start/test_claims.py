@@ -50,6 +50,6 @@ def test_an_order_for_a_slot_in_use_is_not_started_and_says_whose_it_is(tmp_path
     refused = next(attempt for attempt in attempts(tmp_path) if attempt.job == "late")
     report = told_of(refused)
     assert (report["state"], report["exit"]["outcome"]) == ("exited", "failed")
-    assert report["exit"]["reason"] == "not started: attempt 2 of job holder still holds slot 1 of this host"
+    assert report["exit"]["reason"] == "not started: attempt 2 of job holder still uses slot 1 of this host"
     write_json(holder.exit, report_of_host(holder, "succeeded", "well"))
     assert claim(tmp_path, order("later", slots=[1])) is not None

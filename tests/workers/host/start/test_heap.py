@@ -48,7 +48,7 @@ def test_the_doctor_says_what_a_host_lacks(monkeypatch: pytest.MonkeyPatch) -> N
     assert doctor._heap().level == "ok"
     monkeypatch.setattr(doctor, "jemalloc", lambda: None)
     found = doctor._heap()
-    assert (found.level, found.advice) == ("warn", "apt-get install libjemalloc2, and start the worker anew")
+    assert (found.level, found.advice) == ("warn", "apt-get install libjemalloc2, and restart the worker")
 
 
 KEPT = """

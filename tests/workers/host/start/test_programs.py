@@ -91,7 +91,7 @@ def test_each_kind_has_its_program_and_a_job_without_one_trains() -> None:
     assert set(PROGRAMS) == set(get_args(JobKind))
     told = {kind: program.good_end.format(steps=7, tried="1 rank") for kind, program in PROGRAMS.items()}
     assert told["train"] == "finished after step 7"
-    assert told["dry_run"] == "tried a step of 1 rank"
+    assert told["dry_run"] == "ran one step of 1 rank"
     assert len(set(told.values())) == len(PROGRAMS)
     plain = LaunchOrder(v=VERSION, job="job", attempt=1, spec={}, slots=[0])
     assert program_of(plain) is PROGRAMS["train"]

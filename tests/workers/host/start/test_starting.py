@@ -53,7 +53,7 @@ def test_a_job_on_a_full_disk_fails_with_the_reason(redis_service: RedisServer, 
         machine.order("crowded", spec=ONE_RANK, times=3)
         report = machine.exit_of("crowded", 10)
         assert report["outcome"] == "failed"
-        assert report["reason"].startswith(f"no room on {NAME}: No space left on device: {folder}")
+        assert report["reason"].startswith(f"No disk space on {NAME}: No space left on device: {folder}")
         assert report["reason"].endswith(", 0 bytes are free")
         machine._sender.send_task(TASK_ACKNOWLEDGE, args=["crowded", 1], queue=host_queue(NAME))
         wait_until(lambda: machine.events("host")[-1]["attempts"] == [], "it is not told any more")
@@ -79,7 +79,7 @@ def test_a_disk_that_takes_the_claim_and_not_the_supervisor_s_own_file_is_told_i
         claimed = attempt_dir(folder, "crowded", 1)
         assert claimed.order.exists()
         assert report["outcome"] == "failed"
-        told = re.escape(f"no room on {NAME}: No space left on device: {claimed.supervisor} needs ")
+        told = re.escape(f"No disk space on {NAME}: No space left on device: {claimed.supervisor} needs ")
         assert re.fullmatch(rf"{told}\d+ bytes, 0 bytes are free", report["reason"])
         assert [path.name for path in claimed.own.glob(".*")] == [], "no draft of it is left"
 
@@ -97,7 +97,7 @@ def test_any_error_of_the_disk_is_told(tmp_path: Path, started: list[AttemptDir]
     ends = Ends()
     Starter(settings("redis://nobody", tmp_path), ends).start(order())
     (told,) = ends.told().values()
-    assert told["exit"]["reason"] == f"not started on testhost: [Errno 17] File exists: '{tmp_path}/job'"
+    assert told["exit"]["reason"] == f"Not started on testhost: [Errno 17] File exists: '{tmp_path}/job'"
     assert started == []
 
 
@@ -114,7 +114,7 @@ def test_a_disk_that_is_read_only_now_refuses_what_is_new_and_knows_what_was_sta
     assert [attempt.job for attempt in started] == ["before"]
     (told,) = ends.told().values()
     assert told["job"] == "after"
-    assert told["exit"]["reason"].startswith("not started on testhost: [Errno 30] Read-only file system")
+    assert told["exit"]["reason"].startswith("Not started on testhost: [Errno 30] Read-only file system")
 
 
 def test_a_start_that_was_told_as_failed_is_none_when_there_is_room_again(
@@ -166,7 +166,7 @@ def test_a_supervisor_that_cannot_be_started_is_told(tmp_path: Path, monkeypatch
     report = attempt_dir(tmp_path, "job", 1).read_exit()
     assert report is not None
     assert report["outcome"] == "failed"
-    assert report["reason"].startswith("not started on testhost: [Errno 11] Resource temporarily unavailable")
+    assert report["reason"].startswith("Not started on testhost: [Errno 11] Resource temporarily unavailable")
     assert ends.told() == {}, "it is told from disk"
 
 

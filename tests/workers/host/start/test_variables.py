@@ -61,4 +61,7 @@ def test_a_job_sees_its_project_s_variables_and_its_host_s_files_do_not(running_
     assert [path for path in own if SECRET.encode() in path.read_bytes()] == []
     broken = ordered(running_host, "another", seal([KEY], "sees", 1, names))
     assert broken["outcome"] == "failed"
-    assert "its project's variables cannot be opened: they were sealed for another attempt" in broken["reason"]
+    assert (
+        "cannot decrypt the variables of the project: the variables were encrypted for another attempt"
+        in broken["reason"]
+    )

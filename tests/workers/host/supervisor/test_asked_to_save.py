@@ -34,7 +34,9 @@ def test_it_saves_stops_and_goes_on_from_there(redis_service: RedisServer, tmp_p
         stopped = report["summary"]["steps"]
         assert 3 <= stopped < 50_000
         name = f"gives-way/1/step-{stopped:08d}"
-        assert report["reason"] == f"it stopped after step {stopped} to give way; its newest checkpoint is {name}"
+        assert report["reason"] == (
+            f"stopped after step {stopped} to make room for a job with higher priority; newest checkpoint {name}"
+        )
         assert [one["name"] for one in report["summary"]["checkpoints"]] == [name]
         last = dict.fromkeys(range(4), 0)
         for item in machine.items("gives-way", "step"):

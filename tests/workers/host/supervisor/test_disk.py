@@ -61,7 +61,7 @@ def test_an_attempt_whose_socket_cannot_be_made_is_told_with_the_reason(
         return await supervised(redis_service, attempt).run()
 
     assert asyncio.run(main()) == "failed"
-    assert "no room on testhost: No space left on device" in reports(redis_service)[-1]["exit"]["reason"]
+    assert "No disk space on testhost: No space left on device" in reports(redis_service)[-1]["exit"]["reason"]
     assert not (attempt.run_dir / "socket").exists()
 
 

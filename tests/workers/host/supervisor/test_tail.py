@@ -66,7 +66,7 @@ def test_a_sparse_log_of_terabytes_is_passed_over_and_its_bytes_are_told(tmp_pat
     (item,) = tail.read()
     assert time.monotonic() - started < 20, "4 TB take hours"
     unseen = path.stat().st_size - len("before\n") - BITE_BYTES - COUNTED_BYTES
-    assert item["lines"][0] == f"[{unseen:,} bytes of this log are not shown, nor are their lines counted]"
+    assert item["lines"][0] == f"[{unseen:,} bytes of this log are not shown, and their lines are not counted]"
     assert item["lines"][-1] == "after"
 
 
@@ -144,7 +144,7 @@ def test_a_log_on_disk_keeps_its_start_and_its_end_while_it_is_written(tmp_path:
     body = path.read_bytes()
     assert body.startswith(b"0000000\n0000001\n")
     assert body.endswith(b"%07d\n" % (written - 1))
-    assert b" bytes from here were cut: a log keeps 4,194,304 on disk]" in body[: 2 * MEBI]
+    assert b" bytes were removed here: the limit of a log is 4,194,304 bytes]" in body[: 2 * MEBI]
     assert sum(len(item["lines"]) + item.get("skipped", 0) for item in told) == written
 
 
@@ -164,4 +164,4 @@ def test_a_file_system_without_holes_loses_what_was_written_and_goes_on(
         cap(descriptor, MEBI)
     finally:
         os.close(descriptor)
-    assert path.read_bytes() == b"\n[3,145,728 bytes from here were cut: a log keeps 1,048,576 on disk]\n"
+    assert path.read_bytes() == b"\n[3,145,728 bytes were removed here: the limit of a log is 1,048,576bytes]\n"

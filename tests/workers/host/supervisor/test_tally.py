@@ -60,7 +60,7 @@ def step(number: int, step_s: float, tokens: int = 100, loss: float | None = 1.0
 def test_an_attempt_that_had_no_step_left_is_not_told_as_one_of_no_step(tmp_path: Path) -> None:
     tally = Tally()
     report: dict[str, Any] = ending(tmp_path, tally)  # type: ignore[assignment]  # checked_exit let it pass
-    assert (report["outcome"], report["reason"]) == ("succeeded", "finished; this attempt told of no step")
+    assert (report["outcome"], report["reason"]) == ("succeeded", "finished; this attempt reported no steps")
     tally.add(step(7, 1.0))
     report = ending(tmp_path, tally)  # type: ignore[assignment]
     assert report["reason"] == "finished after step 7"
@@ -183,7 +183,7 @@ def test_a_summary_keeps_what_fits_and_leaves_out_the_last_ranks_cells(tmp_path:
     assert kept == list(range(len(kept)))
     assert report["summary"]["cells_left_out"] == 64 - len(kept)
     run = run_of({"name": "x", "status": "succeeded", "world_size": 64, "exit": report})  # type: ignore[typeddict-item]
-    with pytest.raises(UnknownError, match=f"tells no bytes: its summary holds cells of {len(kept)} of 64 ranks"):
+    with pytest.raises(UnknownError, match=f"has no bytes: only {len(kept)} of 64 ranks have stored traffic"):
         run.value("bytes")
     told = facts(report, 64)
     assert (told["sent"], told["no_sent"]) == ([], run.no_sent)
@@ -204,7 +204,7 @@ def test_a_rank_of_which_single_cells_are_left_out_is_told_and_one_that_sent_not
     assert facts({"summary": whole}, 4)["sent"], "ranks 2 and 3 sent nothing"
     tally.add(TrafficItem(kind="traffic", rank=1, time=1.0, cells=[cell("dp"), cell("tp")], dropped=0))
     assert tally.summary()["cells_left_out"] == 1
-    assert facts({"summary": tally.summary()}, 4)["no_sent"] == "its summary has the traffic of 3 of 4 ranks"
+    assert facts({"summary": tally.summary()}, 4)["no_sent"] == "only 3 of 4 ranks have stored traffic"
 
 
 def test_a_lab_result_too_large_is_left_out_and_the_rest_is_told(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_a_path_that_leaves_the_data_root_is_refused(tmp_path: Path, data: str) 
     (tmp_path / "outside.txt").write_bytes(b"x" * 5000)
     (root / "link.txt").symlink_to(tmp_path / "outside.txt")
     (root / "linked").symlink_to(tmp_path, target_is_directory=True)
-    with pytest.raises(UserError, match=r"train\.data: .* is outside the data root"):
+    with pytest.raises(UserError, match=r"`train\.data` is .*, which is outside the data root"):
         load_corpus(data, root, 256, SEQ_LEN)
 
 
@@ -142,13 +142,13 @@ def test_bad_data_says_what_is_wrong_with_it(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
     wrong = {
-        "missing.txt": "there is no 'missing.txt' under the data root",
-        "empty.txt": "'empty.txt' has 0 tokens",
-        "empty.bin": "'empty.bin' has 0 tokens",
-        "short.txt": r"has 339 tokens; its held-out 5% must hold one sequence of 16 \+ 1, so about 34. are needed",
-        "odd.bin": "has 4001 bytes, not a whole number of uint16",
-        "folder": "'folder' has 0 tokens",
-        "pipe": "neither a regular file nor a directory",
+        "missing.txt": "`train.data` is 'missing.txt', which does not exist below the data root",
+        "empty.txt": "'empty.txt' with 0 tokens",
+        "empty.bin": "'empty.bin' with 0 tokens",
+        "short.txt": r"with 339 tokens, but about 34. are needed. The held-out 5% needs one sequence of 16 \+ 1 tokens",
+        "odd.bin": "with 4001 bytes, which is not a multiple of 2",
+        "folder": "'folder' with 0 tokens",
+        "pipe": "Use a regular file or a folder",
     }
     for data, message in wrong.items():
         with pytest.raises(UserError, match=message):
@@ -161,7 +161,7 @@ def test_a_token_outside_the_vocabulary_is_named(tmp_path: Path) -> None:
     tokens[[70, 4999]] = 300, 301
     tokens.tofile(tmp_path / "large.bin")
     corpus = load_corpus("large.bin", tmp_path, 256, SEQ_LEN)
-    where = r"'large.bin' holds token {} at position {} \(from 0\), outside the model's vocab_size 256"
+    where = r"'large.bin', which has token {} at position {}. Use tokens below the vocab_size 256"
     with pytest.raises(UserError, match=where.format(300, "70")):
         corpus.train_batch(1, 0, 5000, slice(0, 5000), SEQ_LEN)
     with pytest.raises(UserError, match=where.format(301, "4,999")):
@@ -170,5 +170,5 @@ def test_a_token_outside_the_vocabulary_is_named(tmp_path: Path) -> None:
 
 def test_a_data_root_that_cannot_keep_the_cache_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / ".cache").touch()
-    with pytest.raises(UserError, match=r"cannot keep stdlib-.* in the data root's \.cache"):
+    with pytest.raises(UserError, match=r"Cannot write stdlib-.* for `train.data` to \.cache"):
         load_corpus("stdlib", tmp_path, 256, SEQ_LEN)

@@ -51,15 +51,15 @@ def told(root: Path, data: str, **more: Any) -> str:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        (b'{"text": "a\\ud800"}', "train.data: x.jsonl line 2 has \\ud800 in 'text', half a character"),
-        (b"[" * 200_000, "train.data: x.jsonl line 2 is JSON nested too deeply to read"),
-        (b'{"text": "\xff"}', "train.data: x.jsonl line 2 is not JSON"),
-        (b'{"text": ' + b"9" * 5000 + b"}", "train.data: x.jsonl line 2 is not JSON"),
-        (b'["text"]', "train.column: x.jsonl line 2 has no text 'text'; it is no JSON object but a list"),
-        (b'{"text": null}', "train.column: x.jsonl line 2 has no text 'text': it is a null"),
-        (b"{}", "train.column: x.jsonl line 2 has no text 'text'; it has nothing"),
-        (b'{"\\ud800": 1}', "line 2 has no text 'text'; it has \\ud800"),
-        (json.dumps({f"key{i:05}": i for i in range(10_000)}).encode(), "it has key00000, key00001"),
+        (b'{"text": "a\\ud800"}', "`train.data`: x.jsonl line 2 has \\ud800 in 'text', which is an incomplete"),
+        (b"[" * 200_000, "`train.data`: x.jsonl line 2 is JSON that is nested too deeply"),
+        (b'{"text": "\xff"}', "`train.data`: x.jsonl line 2 is not JSON"),
+        (b'{"text": ' + b"9" * 5000 + b"}", "`train.data`: x.jsonl line 2 is not JSON"),
+        (b'["text"]', "`train.column` is 'text', but x.jsonl line 2 is a list instead of a JSON object."),
+        (b'{"text": null}', "`train.column` is 'text', but x.jsonl line 2 has a null there instead of text."),
+        (b"{}", "`train.column` is 'text', but x.jsonl line 2 has nothing."),
+        (b'{"\\ud800": 1}', "line 2 has \\ud800."),
+        (json.dumps({f"key{i:05}": i for i in range(10_000)}).encode(), "has key00000, key00001"),
     ],
 )
 def test_a_broken_line_is_told_by_its_number(tmp_path: Path, line: bytes, words: str) -> None:
@@ -73,9 +73,9 @@ def test_a_broken_line_is_told_by_its_number(tmp_path: Path, line: bytes, words:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        (TOO_LONG, "cannot look for 'xxx"),
-        ("a\0b", "'a\\x00b' cannot be the name of a file"),
-        ("a\ud800b", "'a\\ud800b' cannot be the name of a file"),
+        (TOO_LONG, "'xxx"),
+        ("a\0b", "'a\\x00b', which is not a valid file name"),
+        ("a\ud800b", "'a\\ud800b', which is not a valid file name"),
         ("loop", "'loop'"),
         ("a/../../b", "is outside the data root"),
     ],
@@ -85,7 +85,7 @@ def test_a_name_that_is_none_is_told_by_its_field(tmp_path: Path, field: str, na
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "x.txt").write_text("".join(LINES))
     message = told(tmp_path, **{"data": "x.txt", field: name})
-    assert message.startswith(f"train.{field}: ")
+    assert message.startswith(f"`train.{field}` is ")
     assert words in message
     assert len(message) < 300
 
@@ -95,16 +95,21 @@ def test_a_tokenizer_that_is_no_regular_file_is_refused_at_once(tmp_path: Path, 
     (tmp_path / "x.txt").write_text("".join(LINES))
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
-    assert told(tmp_path, "x.txt", tokenizer=name) == f"train.tokenizer: '{name}' is no regular file"
+    assert told(tmp_path, "x.txt", tokenizer=name) == f"`train.tokenizer` '{name}' is not a regular file"
 
 
 @pytest.mark.parametrize(
     ("inputs", "tokenizer", "out", "words"),
     [
-        ("pipe", "t.json", "x.bin", "inputs: '{}/pipe' is neither a regular file nor a directory"),
-        ("x.txt", "/dev/zero", "x.bin", "--tokenizer: '/dev/zero' is no regular file"),
-        ("x.txt", "t.json", "none/x.bin", "--out: cannot write '{}/none/x.bin': No such file or directory"),
-        ("bad.txt", "t.json", "x.bin", "train.data: bad.txt line 2 is not UTF-8: invalid start byte"),
+        ("pipe", "t.json", "x.bin", "`inputs` has '{}/pipe'. Use regular files or folders."),
+        ("x.txt", "/dev/zero", "x.bin", "`--tokenizer` '/dev/zero' is not a regular file"),
+        (
+            "x.txt",
+            "t.json",
+            "none/x.bin",
+            "`--out` is '{}/none/x.bin', which cannot be written: No such file or directory",
+        ),
+        ("bad.txt", "t.json", "x.bin", "`train.data`: bad.txt line 2 is not UTF-8: invalid start byte"),
         (TOO_LONG, "t.json", "x.bin", "characters): File name too long"),
     ],
 )
@@ -129,7 +134,7 @@ def test_the_command_tells_the_same_and_leaves_nothing(
 def test_what_is_no_tokenizer_is_told(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.txt").write_text("".join(LINES))
     (tmp_path / "t.json").write_bytes(content)
-    assert "train.tokenizer: 't.json' is no tokenizer's JSON: " in told(tmp_path, "x.txt", tokenizer="t.json")
+    assert "`train.tokenizer` 't.json' is not tokenizers JSON: " in told(tmp_path, "x.txt", tokenizer="t.json")
 
 
 def test_a_text_that_a_tokenizer_has_no_token_for_is_told(tmp_path: Path) -> None:
@@ -137,16 +142,14 @@ def test_a_text_that_a_tokenizer_has_no_token_for_is_told(tmp_path: Path) -> Non
     made = Tokenizer(models.WordLevel({"line": 0}))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     made.save(str(tmp_path / "t.json"))
-    assert "train.tokenizer: 't.json' cannot encode a text: WordLevel" in told(tmp_path, "x.txt", tokenizer="t.json")
+    assert "`train.tokenizer` 't.json' cannot encode a text: WordLevel" in told(tmp_path, "x.txt", tokenizer="t.json")
 
 
 def test_a_tokenizer_whose_numbers_have_gaps_is_measured_by_its_largest(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("".join(LINES))
     made = Tokenizer(models.WordLevel({"line": 0, "[UNK]": 5000}, unk_token="[UNK]"))
     made.save(str(tmp_path / "t.json"))
-    assert "'t.json' has 5001 tokens, more than the model's vocab_size 300" in told(
-        tmp_path, "x.txt", tokenizer="t.json"
-    )
+    assert "'t.json' has 5001 tokens, more than the vocab_size 300" in told(tmp_path, "x.txt", tokenizer="t.json")
 
 
 def test_truncation_padding_and_dropout_of_a_tokenizer_lose_and_add_nothing(tmp_path: Path) -> None:
@@ -187,7 +190,7 @@ def test_bytes_are_taken_as_they_stand_from_a_folder_as_from_a_file(tmp_path: Pa
     assert bytes(tokens(tmp_path, "latin.bin")) == raw + b"\n" + raw + b"\n"
     byte_tokenizer().save(str(tmp_path / "t.json"))
     message = told(tmp_path, "latin.bin", tokenizer="t.json")
-    assert message == "train.data: a.txt line 1 is not UTF-8: invalid continuation byte"
+    assert message == "`train.data`: a.txt line 1 is not UTF-8: invalid continuation byte"
 
 
 def test_the_line_that_is_not_utf_8_is_told_wherever_it_is(tmp_path: Path) -> None:
@@ -212,18 +215,19 @@ def test_tokens_among_text_are_a_mistake(tmp_path: Path, tokenizer: str | None) 
     byte_tokenizer().save(str(tmp_path / "t.json"))
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "x.bin").write_bytes(b"ab" * 100)
-    assert "train.data: x.bin holds tokens, not text" in told(tmp_path, "texts", tokenizer=tokenizer)
+    message = told(tmp_path, "texts", tokenizer=tokenizer)
+    assert "`train.data` has a folder with x.bin, which has tokens instead of text" in message
 
 
 @pytest.mark.parametrize(
     ("column", "words"),
     [
-        (pyarrow.array(["a"] * 50 + [None]), "x.parquet row 51 has no text 'text': it is null"),
-        (pyarrow.array([b"a"] * 50), "x.parquet's 'text' is no text but binary"),
-        (pyarrow.array([["a"]] * 50), "x.parquet's 'text' is no text but list<"),
-        (pyarrow.array([{"a": 1}] * 50), "x.parquet's 'text' is no text but struct<"),
+        (pyarrow.array(["a"] * 50 + [None]), "`train.column` is 'text', which is null in x.parquet row 51."),
+        (pyarrow.array([b"a"] * 50), "`train.column` is 'text', which is binary instead of text in x.parquet."),
+        (pyarrow.array([["a"]] * 50), "`train.column` is 'text', which is list<"),
+        (pyarrow.array([{"a": 1}] * 50), "`train.column` is 'text', which is struct<"),
         (pyarrow.array([b"a"] * 40 + [b"\xff"]).view(pyarrow.string()), "x.parquet row 41 is not UTF-8 in 'text'"),
-        (pyarrow.array([None] * 50), "x.parquet's 'text' is no text but null"),
+        (pyarrow.array([None] * 50), "`train.column` is 'text', which is null instead of text"),
     ],
 )
 def test_a_column_of_something_else_is_told_by_its_row_or_type(tmp_path: Path, column: Any, words: str) -> None:
@@ -236,7 +240,7 @@ def test_a_damaged_file_is_told_in_one_line(tmp_path: Path) -> None:
     raw = bytearray((tmp_path / "x.parquet").read_bytes())
     raw[5:13] = b"\xff" * 8
     (tmp_path / "x.parquet").write_bytes(raw)
-    assert "train.data: x.parquet cannot be read as parquet: " in told(tmp_path, "x.parquet")
+    assert "`train.data`: x.parquet cannot be read as parquet: " in told(tmp_path, "x.parquet")
 
 
 def test_columns_of_categories_and_with_dots_are_text_too(tmp_path: Path) -> None:
@@ -274,7 +278,7 @@ def test_a_file_that_cannot_be_read_is_named_and_not_the_cache(
         return opened(path, *arguments, **more)
 
     monkeypatch.setattr(Path, "open", refused)
-    assert told(tmp_path, "texts") == f"train.data: cannot read secret.{suffix}: Permission denied"
+    assert told(tmp_path, "texts") == f"`train.data`: cannot read secret.{suffix}: Permission denied"
 
 
 def test_much_text_is_encoded_in_little_memory(tmp_path: Path) -> None:

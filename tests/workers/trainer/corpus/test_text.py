@@ -91,19 +91,29 @@ def test_encode_writes_the_bin_that_training_maps(root: Path, tokenizer: Tokeniz
 @pytest.mark.parametrize(
     ("name", "content", "more", "words"),
     [
-        ("x.jsonl", b'{"text": "a"}\n{"text": \n', {}, "train.data: x.jsonl line 2 is not JSON"),
+        ("x.jsonl", b'{"text": "a"}\n{"text": \n', {}, "`train.data`: x.jsonl line 2 is not JSON"),
         (
             "x.jsonl",
             b'{"body": "a", "id": 1}\n',
             {},
-            "train.column: x.jsonl line 1 has no text 'text'; it has body, id",
+            "`train.column` is 'text', but x.jsonl line 1 has body, id.",
         ),
-        ("x.jsonl", b'{"text": 3}\n', {}, "line 1 has no text 'text': it is a number"),
-        ("x.parquet", b"PAR1 and no more", {}, "train.data: x.parquet cannot be read as parquet"),
-        ("x.txt", b"\xff\xfe", {"tokenizer": "bpe.json"}, "train.data: x.txt line 1 is not UTF-8"),
-        ("bad.json", b"{}", {"tokenizer": "bad.json"}, "train.tokenizer: 'bad.json' is no tokenizer's JSON"),
-        ("x.txt", b"a", {"tokenizer": "none.json"}, "train.tokenizer: there is no 'none.json' under the data root"),
-        ("x.txt", b"a", {"tokenizer": "../bpe.json"}, "train.tokenizer: '../bpe.json' is outside the data root"),
+        ("x.jsonl", b'{"text": 3}\n', {}, "line 1 has a number there instead of text."),
+        ("x.parquet", b"PAR1 and no more", {}, "`train.data`: x.parquet cannot be read as parquet"),
+        ("x.txt", b"\xff\xfe", {"tokenizer": "bpe.json"}, "`train.data`: x.txt line 1 is not UTF-8"),
+        ("bad.json", b"{}", {"tokenizer": "bad.json"}, "`train.tokenizer` 'bad.json' is not tokenizers JSON"),
+        (
+            "x.txt",
+            b"a",
+            {"tokenizer": "none.json"},
+            "`train.tokenizer` is 'none.json', which does not exist below the data root",
+        ),
+        (
+            "x.txt",
+            b"a",
+            {"tokenizer": "../bpe.json"},
+            "`train.tokenizer` is '../bpe.json', which is outside the data root",
+        ),
     ],
 )
 def test_what_is_wrong_is_told_by_its_place(
@@ -117,18 +127,20 @@ def test_what_is_wrong_is_told_by_its_place(
 
 
 def test_a_column_and_a_vocabulary_that_do_not_fit_are_told_with_the_numbers(root: Path, tokenizer: Tokenizer) -> None:
-    with pytest.raises(UserError, match=r"train.column: d.parquet has no column 'body'; it has id, text"):
+    with pytest.raises(
+        UserError, match=r"`train.column` is 'body', but d.parquet has no column of that name: id, text"
+    ):
         load_corpus("d.parquet", root, 256, SEQ_LEN, column="body")
-    with pytest.raises(UserError, match=r"'bpe.json' has 300 tokens, more than the model's vocab_size 256"):
+    with pytest.raises(UserError, match=r"'bpe.json' has 300 tokens, more than the vocab_size 256"):
         load_corpus("d.jsonl", root, 256, SEQ_LEN, tokenizer="bpe.json")
 
 
 def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
     small = command("train", str(ROOT / "README.md"), "--vocab-size", "10", "--out", str(tmp_path / "t.json"))
     assert (small.returncode, small.stderr.count("\n")) == (2, 1)
-    assert "--vocab-size: must be at least 257" in small.stderr
+    assert "Use at least 257" in small.stderr
     large = command("train", str(ROOT / "README.md"), "--vocab-size", "9" * 12, "--out", str(tmp_path / "t.json"))
-    assert "--vocab-size: must be at most 4,194,304, got 999,999,999,999" in large.stderr
+    assert "`--vocab-size` is 999,999,999,999. Use at most 4,194,304." in large.stderr
     none = command("encode", str(tmp_path / "none"), "--tokenizer", "t.json", "--out", str(tmp_path / "x.bin"))
-    assert "error: inputs: there is no" in none.stderr
+    assert "error: `inputs` has" in none.stderr
     assert not list(tmp_path.iterdir())

@@ -69,7 +69,7 @@ def test_keys_of_which_a_query_sees_none_weigh_nothing() -> None:
 
 def test_a_token_outside_the_vocabulary_and_compiled_blocks_are_refused() -> None:
     fields = {"model": SIZES["llama"], "train": {"seq_len": 32, "document_end": 256}}
-    with pytest.raises(SpecError, match=r"train\.document_end: token 256 is outside the model's vocab_size 256"):
+    with pytest.raises(SpecError, match=r"`train\.document_end` is 256, but vocab_size is 256\. Use at most 255\."):
         parse_spec(fields)
     compiled = {"seq_len": 32, "document_end": 255, "compile": True}
     (problem,) = not_runnable(parse_spec({**fields, "train": compiled}))

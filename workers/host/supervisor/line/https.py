@@ -39,7 +39,7 @@ class Answer(NamedTuple):
     @property
     def problem(self) -> str:
         """What a refusal says, in one line."""
-        words = " ".join(str(self._error.get("message", ""))[:500].split()) or f"it answered {self.status}"
+        words = " ".join(str(self._error.get("message", ""))[:500].split()) or f"HTTP {self.status}"
         return words if self.field == "request" or self._error.get("in") == "path" else f"{self.field}: {words}"
 
     @property
@@ -129,15 +129,13 @@ def _checked(url: str) -> SplitResult:
         host = parts.hostname
         _ = parts.port
     except ValueError as error:
-        raise BadUrlError(f"{url[:200]!r} is no address: {error}") from None
+        raise BadUrlError(f"{url[:200]!r} is not an address: {error}") from None
     if parts.scheme not in ("https", "http") or not host or parts.query or parts.fragment:
-        raise BadUrlError(f"{url[:200]!r} is no address such as https://board.example.org")
+        raise BadUrlError(f"The address is {url[:200]!r}. Use an address such as https://board.example.org.")
     if parts.username is not None or parts.password is not None:
-        raise BadUrlError("an address with a name or a password in it is not used: the token goes in a header")
+        raise BadUrlError("Remove the user name and password from the address. Meshboard sends the token in a header.")
     if parts.scheme == "http" and not _is_loopback(host):
-        raise BadUrlError(
-            f"{url[:200]!r} is plain HTTP, and a token would travel readable: use https:// (http:// is for loopback)"
-        )
+        raise BadUrlError(f"{url[:200]!r} would send the token unencrypted. Use https://, or http:// on loopback.")
     return parts
 
 
@@ -158,7 +156,7 @@ def _proxy(url: SplitResult) -> SplitResult | None:
         return None
     proxy = urlsplit(told if "//" in told else f"http://{told}")
     if proxy.scheme != "http" or not proxy.hostname:
-        raise OSError(f"the proxy of the environment must be http://HOST:PORT, got {proxy.scheme}://{proxy.hostname}")
+        raise OSError(f"The proxy of the environment is {proxy.scheme}://{proxy.hostname}. Use http://HOST:PORT.")
     return proxy._replace(netloc=proxy.netloc if proxy.port else f"{proxy.netloc}:80")
 
 
@@ -183,5 +181,5 @@ def _seconds(told: str | None) -> float | None:
 
 def _words(error: Exception) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted: {error.verify_message}"
+        return f"the certificate is not trusted: {error.verify_message}"
     return str(error) or type(error).__name__

@@ -77,7 +77,7 @@ class HttpLine:
     async def cancelled(self) -> bool:
         """As the last answer told it: reports and batches ask often enough."""
         if not self._over and time.monotonic() - self._heard > FRESH_S:
-            raise LineError("the board has not answered lately")
+            raise LineError("the board did not answer recently")
         return self._cancel
 
     async def asked_to_save(self) -> bool:
@@ -122,15 +122,15 @@ class HttpLine:
             LineError: nobody answered, the board could not take it now, or it is too early to try again.
         """
         if self._over:
-            raise RefusedError("the run is over for the board")
+            raise RefusedError("the run has ended on the board")
         left = self._not_before - time.monotonic()
         if left > 0:
-            raise LineError(f"the next try is in {left:.1f} s")
+            raise LineError(f"next retry in {left:.1f} s")
         try:
             answer = await asyncio.to_thread(self._board.post, path, body, {**self._who.headers, **headers})
         except AwayError as error:
             self._wait(None)
-            self._tell_once(f"the board does not answer ({error}): training goes on, and what it says is kept")
+            self._tell_once(f"The board does not answer ({error}). Training continues, and reports are buffered.")
             raise LineError(str(error)) from None
         self._take_in(answer)
         return answer.told
@@ -141,7 +141,9 @@ class HttpLine:
         if answer.status == 429 or answer.status >= 500:
             self._wait(answer.retry_after_s)
             if answer.status != 429:
-                self._tell_once(f"the board fails ({answer.problem}): training goes on, and what it says is kept")
+                self._tell_once(
+                    f"The board returned an error ({answer.problem}). Training continues, and reports are buffered."
+                )
             raise LineError(answer.problem)
         self._failures = 0
         if answer.status in (200, ENDED):
@@ -149,13 +151,13 @@ class HttpLine:
         if answer.status == 200:
             if self._away:
                 self._away = False
-                self._tell("the board answers again")
+                self._tell("The board answers again.")
             return
         self._over = answer.status in (401, 403, 404, ENDED) and answer.field != "message"
         if self._over:
-            self._tell(f"the board takes no more of this run ({answer.problem}): training goes on")
+            self._tell(f"The board accepts no more reports of this run ({answer.problem}). Training continues.")
         elif not self._refused:
-            self._tell(f"the board refused something ({answer.problem}): it is left out")
+            self._tell(f"The board refused a report ({answer.problem}). The report is dropped.")
             self._refused = True
         raise RefusedError(answer.problem)
 
@@ -177,4 +179,4 @@ def _understood() -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, ValueError) as error:
-        raise LineError(f"the board's answer is not understood: {error!r}") from None
+        raise LineError(f"the board sent an invalid answer: {error!r}") from None
