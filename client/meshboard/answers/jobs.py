@@ -202,7 +202,7 @@ class JobDetail(TypedDict):
     engine_told: dict[str, str]
     """Last state from the engine: state, partition, nodes. `held` if held by Meshboard."""
     host: str | None
-    """Hosts Hosts of the current attempt, in rank order.."""
+    """Host of the current attempt, or all its hosts in rank order."""
     members: list[MemberBrief]
     """Hosts of the current attempt, in rank order."""
     exit: ExitReport | dict[str, Any] | None
