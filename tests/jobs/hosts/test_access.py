@@ -82,7 +82,7 @@ def test_on_the_stream_that_all_shared_a_signature_says_who_speaks(
     assert list(DeadLetter.objects.order_by("id").values_list("reason", flat=True)) == [
         "The message of host host-a has an invalid signature.",
         "The message of host host-a has an invalid signature.",
-        "no host nobody has joined",
+        "No host nobody has joined.",
     ]
 
 

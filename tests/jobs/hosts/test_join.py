@@ -115,7 +115,7 @@ def test_another_machine_does_not_take_a_name_and_that_costs_no_use(
     assert asked(api, request(token=told)).status_code == 201
     status, field, message = refusal(asked(api, request(token=told, identity=IDENTITIES[1])))
     assert (status, field) == (409, "name")
-    assert "have staff remove gpu-7" in message
+    assert "ask staff to remove gpu-7" in message
     assert JoinToken.objects.get().uses == 1
 
 
@@ -293,7 +293,7 @@ def test_one_machine_joins_with_a_token_of_which_no_more_was_asked(
     for number, text in enumerate((made["token"], out.getvalue().strip())):
         assert asked(api, request(f"first-{number}", token=text)).status_code == 201
         refused = asked(api, request(f"second-{number}", token=text))
-        assert "good for 1 uses" in refused.json()["errors"][0]["message"], refused.json()
+        assert "maximum of 1 hosts" in refused.json()["errors"][0]["message"], refused.json()
     every = api(staff).post("/api/v1/join-tokens", {"uses": None}, format="json").json()["token"]
     assert [asked(api, request(f"any-{n}", token=every)).status_code for n in range(2)] == [201, 201]
 
@@ -323,7 +323,7 @@ def test_the_command_prints_a_token_or_keeps_one_that_it_was_given(
     assert asked(api, request("gpu-9", token=given)).status_code == 401
     monkeypatch.delenv("MESHBOARD_JOIN_TOKEN_FILE")
     monkeypatch.setenv("MESHBOARD_JOIN_TOKEN", "a" * 40)
-    with pytest.raises(CommandError, match="1 different ones"):
+    with pytest.raises(CommandError, match="1 of them different"):
         call_command("join_token", "--given")
     with pytest.raises(CommandError, match="hours"):
         call_command("join_token", "--hours", "0")

@@ -54,7 +54,7 @@ def test_no_host_joins_a_second_board_in_place_of_one_of_the_first(
     first: tuple[Controller, Guest], second: Controller
 ) -> None:
     second.turn()
-    with pytest.raises(NoRightsError, match="another board's controller"):
+    with pytest.raises(NoRightsError, match="The controller of another board"):
         admitted("host-a")
     staff.remove(Host.objects.get(name="host-a"), "staff")
     assert first[1].redis.ping()
