@@ -90,7 +90,7 @@ class JobFilter(django_filters.FilterSet):
     whose = _chosen("Whose", WHOSE, "all", method="of_whom")
     owner = django_filters.CharFilter(label="Owner", field_name="owner__username", max_length=150)
     archived = _chosen(
-        "Archive", ARCHIVED, "left out", ("only (archived jobs alone)", "too (all jobs)"), method="from_archive"
+        "Archive", ARCHIVED, "not archived", ("only (archived jobs alone)", "too (all jobs)"), method="from_archive"
     )
 
     class Meta:

@@ -62,9 +62,9 @@ export function within(time) {
 /** Describe the source and the margin of error of an estimate. */
 function basis(time, cluster) {
   const { words, basis: said } = time.interval;
-  if (said === "runs") return `${cluster.name}: ${words}. The interval covers nine of ten runs at the same load of the host.`;
-  const why = time.basis === "calibrated" ? "A few runs narrow the interval." : "Calibrate a host, or run a job on it, for better estimates.";
-  return `${cluster.name}: ${words}. ${why}`;
+  if (said === "runs") return `Estimated for ${cluster.name}: ${words}. The interval covers nine of ten runs at the same load of the host.`;
+  const why = time.basis === "calibrated" ? "A few runs narrow the interval." : "Calibrate a host or run jobs on it to improve the estimate.";
+  return `Estimated for ${cluster.name}: ${words}. ${why}`;
 }
 
 function figure(name, value, title, explained) {
