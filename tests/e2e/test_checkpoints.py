@@ -40,7 +40,7 @@ def test_a_checkpoint_is_resumed_in_another_layout_from_its_row(page: Page, runn
     page.click("#submit")
     page.wait_for_selector("#status[data-status=succeeded]")
     open_tab(page, "logs")
-    expect(page.locator("#log")).to_contain_text("resumed from step-00000006: 6 steps done, in another layout")
+    expect(page.locator("#log")).to_contain_text("resumed from step-00000006: 6 steps done, with a different layout")
     expect(page.locator("#fidelity")).to_contain_text("3 steps on each of 2 ranks")
     assert page.get_attribute("#fidelity", "data-difference") == "0"
     before, after = (running_board.job(job)["exit"]["summary"]["losses"] for job in (saved, page.url.rsplit("/", 2)[1]))
