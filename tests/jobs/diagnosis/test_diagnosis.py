@@ -83,7 +83,9 @@ def test_a_plan_that_may_be_off_by_more_than_itself_judges_no_speed() -> None:
     told = look(found)
     assert told["state"] == "well"
     assert told["sentence"].startswith("Not checked: ")
-    assert told["sentence"].endswith(" per step (median of the last 5). Exposed dp communication takes 40% of each step.")
+    assert told["sentence"].endswith(
+        " per step (median of the last 5). Exposed dp communication takes 40% of each step."
+    )
     assert "per step (median of the last 5), " in told["evidence"][0]["text"]
     assert "margin of error of the prediction is a factor of 4.3" in told["reason"]
     assert (told["next"], told["action"], told["action_rank"]) == ("Calibrate the host.", "calibrate", -1)

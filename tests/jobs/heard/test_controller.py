@@ -143,7 +143,10 @@ def test_while_redis_is_away_no_host_is_called_silent_and_jobs_wait_for_redis(
     made.tick()
     job.refresh_from_db()
     queued.refresh_from_db()
-    assert "No CPU host is in contact, because the controller has been connected to Redis again only since" in queued.wait_reason
+    assert (
+        "No CPU host is in contact, because the controller has been connected to Redis again only since"
+        in queued.wait_reason
+    )
     assert job.wait_reason.startswith("the controller has been connected to Redis again only since")
     monkeypatch.setattr(time, "monotonic", lambda: real_tick() + 75)
     monkeypatch.setattr(timezone, "now", lambda: real_now() + timedelta(seconds=75))
