@@ -55,15 +55,13 @@ def test_a_script_that_failed_before_a_collective_shows_what_was_measured_and_no
     (running_board.state / "scripts" / "waiting.py").write_text(WAITING)
     script = {"path": "waiting.py", "args": [str(go)]}
     job = running_board.submit({"kind": "script", "layout": {"dp": 2}, "script": script})
-    page.goto(f"{running_board.url}/jobs/{job}/")
-    page.locator("#tab-memory").click()  # it appears with the first gauge
-    page.wait_for_selector("#memory-chart[data-points]")
+    page.goto(f"{running_board.url}/jobs/{job}/#memory")
+    page.wait_for_selector("#memory-chart[data-points]")  # the tab appears with the first gauge and opens by itself
     go.touch()
     page.wait_for_selector("#status[data-status=failed]")
     page.reload()
     expect(page.locator("#nothing")).to_be_hidden()  # the verdict states the failure
-    for tab in ("traffic", "time"):
-        expect(page.locator(f"#tab-{tab}")).to_be_hidden()
+    expect(page.locator("#tab-traffic")).to_be_hidden()
     for panel in ("traffic", "timeline-panel", "heat-pairs", "heat-time", "collectives-panel"):
         expect(page.locator(f"#{panel}")).to_be_hidden()
     page.wait_for_selector("#memory-chart[data-window]")

@@ -11,6 +11,7 @@ export function jobTabs(bar, opened) {
   const shown = () => tabs.filter((tab) => !tab.hidden);
   const named = (name) => tabs.find((tab) => tab.dataset.tab === name);
   let target = null; // a panel to scroll to, until the reader scrolls
+  let wanted = null; // the tab of the address, which can be hidden until its data arrives
 
   function select(tab) {
     for (const [one, panel] of panels) {
@@ -24,7 +25,7 @@ export function jobTabs(bar, opened) {
 
   /** Open a tab at its beginning, and write its name to the address. */
   function choose(tab) {
-    target = null;
+    target = wanted = null;
     const { pathname, search } = location;
     history.replaceState(null, "", `${pathname}${search}${tab === tabs[0] ? "" : `#${tab.dataset.tab}`}`);
     select(tab);
@@ -41,6 +42,7 @@ export function jobTabs(bar, opened) {
     const panel = document.getElementById(LOG_LINE.test(name) ? "logs" : name)?.closest("section");
     const tab = named(name) ?? tabs.find((one) => panel && panels.get(one).contains(panel));
     if (!tab) return;
+    wanted = tab;
     target = named(name) || LOG_LINE.test(name) ? null : panel;
     select(tab);
     if (target) toTarget();
@@ -74,7 +76,9 @@ export function jobTabs(bar, opened) {
       tab.hidden = tab !== tabs[0] && [...panel.children].every((child) => getComputedStyle(child).display === "none");
     }
     bar.hidden = shown().length < 2;
-    if (tabs.find((tab) => tab.tabIndex === 0).hidden) select(tabs[0]);
+    const open = tabs.find((tab) => tab.tabIndex === 0);
+    if (wanted && !wanted.hidden && wanted !== open) select(wanted);
+    else if (open.hidden) select(tabs[0]);
     toTarget();
   };
 }
