@@ -7,7 +7,7 @@ from typing import Any
 
 from manual.reference.words import code, default, kind, plain, shape, table
 
-HEAD = """# REST
+HEAD = """# REST routes
 
 This page lists every operation and object of the REST interface.
 A board serves the same content as an OpenAPI document at `/api/v1/schema`.
