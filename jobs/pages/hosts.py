@@ -140,7 +140,7 @@ def remove(request: HttpRequest, name: str) -> HttpResponse:
     try:
         staff.remove(_find(name), by(request))
     except staff.BusyHostError as error:
-        messages.error(request, f"{error}.")
+        messages.error(request, str(error))
         return redirect("host", name)
     messages.success(request, f"Host {name} is removed, with its key and its Redis user.")
     return redirect("hosts")

@@ -56,11 +56,11 @@ def test_a_lab_that_cannot_run_names_the_field_and_shows_the_arithmetic(
 def test_a_lab_is_plain_ranks_and_no_other_kind_has_one() -> None:
     with pytest.raises(SpecError, match="has more than dp, but a lab job uses dp only"):
         parse_spec({"kind": "lab", "layout": {"dp": 2, "tp": 2}})
-    with pytest.raises(SpecError, match=r"layout\.dp: a collective needs 2 ranks"):
+    with pytest.raises(SpecError, match=r"`layout\.dp` gives a group of 1 rank"):
         parse_spec({"kind": "lab"})
-    with pytest.raises(SpecError, match="lab: is for jobs of kind lab, and this one is train"):
+    with pytest.raises(SpecError, match="`lab` is set, but the kind is train. Omit it, or use kind lab."):
         parse_spec({"model": {"preset": "gpt-tiny"}, "lab": {}})
-    with pytest.raises(SpecError, match="bfloat16 counts to 256 exactly, and a sum over 257 ranks"):
+    with pytest.raises(SpecError, match="`lab.dtype` is bfloat16, whose sums are exact only up to 256 ranks."):
         lab({"dtype": "bfloat16", "min_bytes": 2**16}, dp=257)
 
 

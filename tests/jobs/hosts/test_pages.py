@@ -215,13 +215,13 @@ def test_staff_drains_takes_back_gives_up_and_removes(
     def does(deed: str) -> str:
         return client.post(f"/hosts/host-a/{deed}/", follow=True).content.decode()
 
-    assert "takes no new jobs" in does("drain")
-    assert "takes jobs again" in does("undrain")
-    assert "just been heard of" in does("give-up")
+    assert "is drained" in does("drain")
+    assert "is undrained" in does("undrain")
+    assert "has contact again" in does("give-up")
     assert "host-a has an attempt that did not end" in does("remove")
     silent(host)
-    assert "1 attempt lost" in does("give-up")
-    assert "was removed" in does("remove")
+    assert "is marked as lost, with 1 attempt." in does("give-up")
+    assert "is removed, with its key" in does("remove")
     assert client.get("/hosts/host-a/").status_code == 404
     assert "host-a" not in re.sub(r"role=\"status\">.*?<", "", client.get("/hosts/").content.decode())
 
@@ -257,9 +257,9 @@ def test_a_token_is_shown_once_and_a_senseless_one_is_named(staff: User, client:
     assert "rack 7" in listed
     assert text not in listed
     for wrong, field in (({"hours": "0"}, "hours"), ({"hours": "x"}, "hours"), ({"hours": "1", "uses": "-1"}, "uses")):
-        assert f"{field}: " in client.post("/join-tokens/", wrong, follow=True).content.decode()
+        assert f"<code>{field}</code> is " in client.post("/join-tokens/", wrong, follow=True).content.decode()
     assert JoinToken.objects.count() == 1
-    assert "hosts that did stay" in client.post(f"/join-tokens/{token.pk}/revoke/", follow=True).content.decode()
+    assert "Hosts that joined with it stay." in client.post(f"/join-tokens/{token.pk}/revoke/", follow=True).content.decode()
     assert client.post("/join-tokens/999999999999999999999/revoke/").status_code == 404
 
 

@@ -20,7 +20,7 @@ def drawn(client: Any, path: str) -> dict[str, Any]:
     return {**(SCRIPT if "script" in path else page.context["values"]), "form_key": key}
 
 
-@pytest.mark.parametrize("path", ["/jobs/new/", "/jobs/script/", "/lab/"])
+@pytest.mark.parametrize("path", ["/jobs/new/", "/jobs/script/", "/collectives/"])
 def test_a_form_sent_twice_starts_one_job_and_says_so(path: str, owner: User, make_host: Any, client: Any) -> None:
     make_host()
     client.force_login(owner)

@@ -81,7 +81,7 @@ def test_what_is_wrong_stands_beside_its_field(
     form = {**FORM, **changed}
     answer = client.post("/jobs/script/", form)
     assert answer.status_code == 422
-    assert words in answer.content.decode().replace("&#x27;", "'")
+    assert words in answer.content.decode().replace("&#x27;", "'").replace("<code>", "`").replace("</code>", "`")
     assert not Job.objects.exists()
 
 
@@ -94,7 +94,7 @@ def test_rest_takes_one_too_and_refuses_axes_it_cannot_have(owner: User, api: Ap
     )
     with pytest.raises(SpecError, match="A script job needs"):
         parse_spec({"kind": "script"})
-    with pytest.raises(SpecError, match=r"script\.args\.0: "):
+    with pytest.raises(SpecError, match=r"`script\.args\.0` is "):
         parse_spec({"kind": "script", "script": {"path": "x.py", "args": ["a\x00b"]}})
 
 
@@ -116,9 +116,9 @@ def test_a_module_stands_on_its_pages_as_one_would_type_it(client: Client, owner
     ("script", "message"),
     [
         ({}, "`script` has neither path nor module. Set one of them."),
-        ({"path": "a.py", "module": "a"}, "script: takes a path or a module below the script root; got both"),
-        ({"module": "-m"}, "script.module: '-m' is no module's name"),
-        ({"module": "a..b"}, "script.module: 'a..b' is no module's name"),
+        ({"path": "a.py", "module": "a"}, "`script` has both path and module. Set one of them."),
+        ({"module": "-m"}, "`script.module` is '-m', which is not a module name."),
+        ({"module": "a..b"}, "`script.module` is 'a..b', which is not a module name."),
         ({"path": "."}, "`script.path` is '.', which is a folder. Name a file in it."),
         ({"path": "a/."}, "`script.path` is 'a/.', which is a folder"),
         ({"path": "a.py/"}, "`script.path` is 'a.py/', which is a folder"),
@@ -135,9 +135,9 @@ def test_a_module_stands_on_its_pages_as_one_would_type_it(client: Client, owner
             {"path": "mine/a.py", "cwd": "yours"},
             "`script.cwd` is 'yours'. Use 'mine', the folder of 'mine/a.py', or a folder below it.",
         ),
-        ({"path": "mine/a.py", "cwd": "."}, "script.cwd: '.' is not 'mine', the folder of 'mine/a.py', or below it"),
-        ({"path": "mine/a.py", "cwd": "mine2"}, "script.cwd: 'mine2' is not 'mine'"),
-        ({"module": "package.train", "cwd": "./"}, "script.cwd: './' is the script root, which holds everybody's"),
+        ({"path": "mine/a.py", "cwd": "."}, "`script.cwd` is '.'. Use 'mine', the folder of 'mine/a.py'"),
+        ({"path": "mine/a.py", "cwd": "mine2"}, "`script.cwd` is 'mine2'. Use 'mine'"),
+        ({"module": "package.train", "cwd": "./"}, "`script.cwd` is './', the script root that all users share."),
     ],
 )
 def test_a_script_is_one_file_or_one_module_and_all_of_it_lies_below_the_root(

@@ -234,7 +234,7 @@ def test_a_search_that_time_ended_does_not_say_that_nothing_can_be() -> None:
         (
             {"dp": [1, 2, 4, 8], "tp": [1, 2, 4, 8], "pp": [1, 2, 4, 8], "zero": [0, 1]},
             "layout.auto",
-            "dp 4 x pp 4 x tp 4 x zero 2 = 128 combinations; at most 64 are searched",
+            "has dp 4 x pp 4 x tp 4 x zero 2 = 128 combinations. Use at most 64.",
         ),
     ],
     ids=lambda value: str(value)[:30],
@@ -263,7 +263,7 @@ def test_the_command_prints_a_spec_that_can_be_submitted(capsys: pytest.CaptureF
     assert main(["auto", *flags]) == 0
     assert "runners-up" in capsys.readouterr().out
     assert main(["auto", "--model", "gpt-tiny", "--balance", "cost"]) == 2
-    assert "layout.auto.balance: is not a known field" in capsys.readouterr().err
+    assert "`layout.auto.balance` is not a known field" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "0", "-1", "much"])
@@ -286,10 +286,10 @@ def test_every_number_of_ranks_is_tried_that_the_words_tell_of() -> None:
     tiny = {"model": {"preset": "gpt-tiny"}, "train": {"global_batch": 12}, "resources": {}}
     choice = chosen({"dp": 3}, Room(4, 8 * GIB), cluster=CLUSTERS["cpu"], **tiny)
     assert choice.spec.layout.dp == 3
-    assert "layouts on 1 to 4 ranks" in choice.told["why"]
+    assert "with this margin on 1 to 4 ranks" in choice.told["why"]
 
 
 def test_numbers_of_ranks_that_were_skipped_are_not_said_to_be_searched() -> None:
     tiny = {"model": {"preset": "gpt-tiny"}, "train": {}, "resources": {}}
     told = chosen({"tp": 1, "pp": 1}, Room(40, 8 * GIB), cluster=CLUSTERS["cpu"], **tiny).told
-    assert "layouts on 1 to 16, 32 and 40 ranks" in told["why"]
+    assert "on 1 to 16, 32 and 40 ranks" in told["why"]
