@@ -259,7 +259,10 @@ def test_a_token_is_shown_once_and_a_senseless_one_is_named(staff: User, client:
     for wrong, field in (({"hours": "0"}, "hours"), ({"hours": "x"}, "hours"), ({"hours": "1", "uses": "-1"}, "uses")):
         assert f"<code>{field}</code> is " in client.post("/join-tokens/", wrong, follow=True).content.decode()
     assert JoinToken.objects.count() == 1
-    assert "Hosts that joined with it stay." in client.post(f"/join-tokens/{token.pk}/revoke/", follow=True).content.decode()
+    assert (
+        "Hosts that joined with it stay."
+        in client.post(f"/join-tokens/{token.pk}/revoke/", follow=True).content.decode()
+    )
     assert client.post("/join-tokens/999999999999999999999/revoke/").status_code == 404
 
 
