@@ -127,7 +127,7 @@ def job_run_smaller(request: HttpRequest, job_id: str) -> HttpResponse:
     except NoOfferError as error:
         messages.info(request, str(error))
     except actions.DisprovedError as error:
-        messages.info(request, f"{error}.".capitalize())
+        messages.info(request, str(error))
     except SpecError as error:
         messages.info(request, "; ".join(problem.message for problem in error.problems))
     return redirect("job-detail", job_id)
@@ -160,5 +160,5 @@ def job_requeue(request: HttpRequest, job_id: str) -> HttpResponse:
         if not actions.requeue(job, request.user.get_username()):
             messages.info(request, f"The job is {job.status}. Only failed, lost or cancelled jobs can be queued again.")
     except actions.DisprovedError as error:
-        messages.info(request, f"{error}.".capitalize())
+        messages.info(request, str(error))
     return redirect("job-detail", job_id)
