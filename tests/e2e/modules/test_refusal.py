@@ -38,3 +38,13 @@ def test_a_busy_server_is_asked_again_when_it_said(
 ) -> None:
     told = call(modules, "refusal.js", ASKED, answers)
     assert (told["status"], told["waits"]) == (status, waits)
+
+
+def test_a_refusal_names_each_field_once_and_ends_with_one_period(modules: Page) -> None:
+    errors = [
+        {"field": "layout.tp", "message": "`layout.tp` is 3. Use 1, 2 or 4."},
+        {"field": "train.steps", "message": "Use at least 1."},
+        {"field": "request", "message": "Try again."},
+    ]
+    told = call(modules, "refusal.js", "return m.failed('No estimate', m.words(x));", errors)
+    assert told == ("No estimate: `layout.tp` is 3. Use 1, 2 or 4. train.steps: Use at least 1. Try again.")

@@ -1,18 +1,21 @@
-// What a refused request was refused for, in the server's own words; and asking again where it only was too busy.
+// The messages of refused requests, and requests to a busy server.
 
-/** `errors` as every refusal has them; one of the request as a whole, or of what the page is about, names no field. */
+/** Return the messages of a refusal. A field is added to the messages that do not name it. */
 export function words(errors) {
-  const whole = ({ field, in: place }) => field === "request" || place === "path";
-  return errors.map((error) => (whole(error) ? error.message : `${error.field}: ${error.message}`)).join("; ");
+  const whole = ({ field, in: place, message }) => field === "request" || place === "path" || message.includes(`\`${field}\``);
+  return errors.map((error) => (whole(error) ? error.message : `${error.field}: ${error.message}`)).join(" ");
 }
 
-/** The words of an answer that is none; its status where a proxy answered for the server. */
+/** Return a sentence such as "No result: the server answered 502." with one period at its end. */
+export const failed = (what, message) => `${what}: ${message.replace(/\.$/, "")}.`;
+
+/** Return the messages of a failed answer, or its status if a proxy answered for the server. */
 export async function refused(answer) {
   const told = await answer.json().catch(() => null);
   return told?.errors ? words(told.errors) : `the server answered ${answer.status}`;
 }
 
-/** As fetch, and asks again where the server is busy and says when. */
+/** Fetch, and repeat the request if the server is busy and names a time. */
 export async function fetchPatiently(url, options, tries = 4) {
   const answer = await fetch(url, options);
   const after = Number(answer.headers.get("Retry-After"));

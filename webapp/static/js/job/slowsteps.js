@@ -1,6 +1,7 @@
 // The differences between selected steps and the other steps, by part, axis, rank and host.
 import { el } from "../dom.js";
 import { duration, integer } from "../format.js";
+import { failed } from "../refusal.js";
 
 const MOST = 4; // findings
 const percent = (share) => `${share >= 0 ? "+" : "−"}${Math.abs(100 * share).toFixed(0)} %`;
@@ -58,10 +59,10 @@ async function ask(job, from, to) {
     const query = new URLSearchParams({ from, to, attempt: job.attempt });
     const answer = await fetch(`/jobs/${job.id}/history/steps/slow/?${query}`, { headers: { Accept: "application/json" } });
     const made = await answer.json();
-    if (!answer.ok) throw new Error(made.errors.map(({ message }) => message).join("; "));
+    if (!answer.ok) throw new Error(made.errors.map(({ message }) => message).join(" "));
     return lines(made);
   } catch (error) {
-    return el("p", { className: "note", role: "status" }, `No comparison: ${error.message}.`);
+    return el("p", { className: "note", role: "status" }, failed("No comparison", error.message));
   }
 }
 

@@ -1,5 +1,5 @@
 // Handles the queue: select rows, and move a row by drag or keys. Selection also works without this script.
-import { refused } from "../refusal.js";
+import { failed, refused } from "../refusal.js";
 
 const form = document.getElementById("bulk");
 const holder = document.getElementById("queue");
@@ -24,11 +24,11 @@ async function move(job, where) {
       headers: { "Content-Type": "application/json", "X-CSRFToken": form.elements.csrfmiddlewaretoken.value },
       body: JSON.stringify({ job, ...where }),
     });
-    if (!answer.ok) tell(`Not moved: ${await refused(answer)}.`);
+    if (!answer.ok) tell(failed("Not moved", await refused(answer)));
     else if ((await answer.json()).moved) refresh(job);
     else tell("Not moved. A job can move only among jobs with its priority.");
   } catch (error) {
-    tell(`Not moved: ${error.message}.`);
+    tell(failed("Not moved", error.message));
   } finally {
     busy = false;
   }

@@ -2,7 +2,7 @@
 import { el } from "../dom.js";
 import { bytes, counted, duration } from "../format.js";
 import { cell, rowHead, scrolling, th } from "../pictures/table.js";
-import { fetchPatiently } from "../refusal.js";
+import { failed, fetchPatiently } from "../refusal.js";
 
 const panel = document.getElementById("advice");
 const place = document.getElementById("advice-answer");
@@ -16,7 +16,7 @@ button.addEventListener("click", async () => {
     const told = await answer.json();
     place.replaceChildren(...(answer.ok ? shown(told) : told.errors.map(({ message }) => el("p", {}, message))));
   } catch (error) {
-    place.replaceChildren(el("p", {}, `No result: ${error.message}.`));
+    place.replaceChildren(el("p", {}, failed("No result", error.message)));
   } finally {
     button.disabled = false;
   }

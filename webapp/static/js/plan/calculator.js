@@ -2,6 +2,7 @@
 import { growthChart } from "../charts/growth.js";
 import { copyText, el, embedded, withCode } from "../dom.js";
 import { decimalBytes } from "../format.js";
+import { failed } from "../refusal.js";
 
 const DELAY_MS = 100;
 const form = document.getElementById("sliders");
@@ -63,7 +64,7 @@ async function ask() {
     showProblems(answer.errors ?? []);
     if (!answer.errors) show(answer);
   } catch (error) {
-    document.getElementById("verdict").textContent = `Could not compute the numbers: ${error.message}.`;
+    document.getElementById("verdict").textContent = failed("Could not compute the numbers", error.message);
   }
 }
 

@@ -2,7 +2,7 @@
 import { el } from "../dom.js";
 import { bytes, count, decimalBytes, duration, exactBytes, integer } from "../format.js";
 import { rowHead, scrolling, th } from "../pictures/table.js";
-import { fetchPatiently, words } from "../refusal.js";
+import { failed, fetchPatiently, words } from "../refusal.js";
 
 function value(number, unit, figure) {
   if (unit === "B") return (figure === "traffic" ? decimalBytes : bytes)(number);
@@ -43,7 +43,7 @@ export function explainButtons(root, dialog, url, ask) {
       const head = [th("term"), th("value", true), th("formula and numbers"), th("source")];
       place.replaceChildren(scrolling(head, figure.terms.map((term) => line(term, figure.figure))));
     } catch (error) {
-      place.replaceChildren(el("p", { className: "problem" }, `No explanation: ${error.message.replace(/\.$/, "")}.`));
+      place.replaceChildren(el("p", { className: "problem" }, failed("No explanation", error.message)));
     }
   });
 }

@@ -2,7 +2,7 @@
 import { copyText, el, embedded, withCode } from "../dom.js";
 import { parameters } from "../format.js";
 import { readRanks } from "../pictures/ranks.js";
-import { refused } from "../refusal.js";
+import { failed, refused } from "../refusal.js";
 import { best, filled, query, why } from "./best.js";
 import { showEstimate } from "./estimate.js";
 import { explainButtons } from "./explain.js";
@@ -166,7 +166,7 @@ async function ask(triesLeft = 3) {
     showStatus(plan);
   } catch (error) {
     if (error.name === "AbortError") return;
-    badge(`No estimate: ${error.message.replace(/\.$/, "")}.`, "bad");
+    badge(failed("No estimate", error.message), "bad");
   }
   delete panel.querySelector(".estimate-body").dataset.reading;
 }
@@ -284,7 +284,7 @@ async function fillBest() {
       button.focus();
     };
   } catch (error) {
-    words.textContent = `No layout was filled in: ${error.message.replace(/\.$/, "")}.`;
+    words.textContent = failed("No layout was filled in", error.message);
   } finally {
     button.disabled = false;
   }

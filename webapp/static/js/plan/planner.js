@@ -4,7 +4,7 @@ import { copyText, el, stackedBar, withCode } from "../dom.js";
 import { between, bytes, counted, decimalBytes, duration, integer, sureness, tokenRate } from "../format.js";
 import { cell, scrolling, th } from "../pictures/table.js";
 import { within } from "../pictures/time.js";
-import { fetchPatiently, words } from "../refusal.js";
+import { failed, fetchPatiently, words } from "../refusal.js";
 import { putSoftware, showSoftware, softwareOf } from "./software.js";
 
 const MAX_LANES = 4;
@@ -256,7 +256,7 @@ async function search() {
     const body = { ...searchQuery(12), fixed: fixedFields(document.getElementById("s-fixed").value), runnable: document.getElementById("s-runnable").checked };
     showResults(await post(base.dataset.searchUrl, body));
   } catch (error) {
-    searchStatus.textContent = `Search failed: ${error.message.replace(/\.$/, "")}.`;
+    searchStatus.textContent = failed("Search failed", error.message);
   } finally {
     button.disabled = false;
   }

@@ -1,7 +1,7 @@
 // Finds a smaller layout that fits the connected hosts, and offers to run it.
 import { el } from "../dom.js";
 import { counted, duration } from "../format.js";
-import { fetchPatiently } from "../refusal.js";
+import { failed, fetchPatiently } from "../refusal.js";
 
 const panel = document.getElementById("smaller");
 const place = document.getElementById("smaller-answer");
@@ -29,7 +29,7 @@ button.addEventListener("click", async () => {
     place.replaceChildren(...lines.map((line) => el("p", {}, line)));
     form.hidden = !answer.ok || !mayChange;
   } catch (error) {
-    place.replaceChildren(el("p", {}, `No layout found: ${error.message}.`));
+    place.replaceChildren(el("p", {}, failed("No layout found", error.message)));
   } finally {
     button.disabled = false;
   }

@@ -5,6 +5,7 @@ import { MOST_STEPS, stepsAtHand } from "./fold.js";
 import { stepOfItems, stepOfTables } from "./step.js";
 import { bubbleWords, showCollectiveTimes, showGroups, showOverlap } from "./tables.js";
 import { timelineView } from "./view.js";
+import { failed } from "../refusal.js";
 
 const NEWEST = "";
 const ASK_AGAIN_MS = 10_000; // after a failed request
@@ -158,7 +159,7 @@ export function timelinePanel(panel, links, again) {
       const told = await response.json();
       answer.textContent = response.ok ? `Tracing ${told.steps.length === 1 ? "step" : "steps"} ${told.steps.map(integer).join(", ")}. The timeline appears after the step.` : told.errors.map(({ message }) => message).join("; ");
     } catch (error) {
-      answer.textContent = `Not traced: ${error.message}.`;
+      answer.textContent = failed("Not traced", error.message);
     }
   });
 
