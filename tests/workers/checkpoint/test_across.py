@@ -73,7 +73,7 @@ def test_a_retry_goes_on_from_what_was_told_or_later_and_never_from_less(tmp_pat
     ):
         must_have("job/1/step-00000020")
     publish(job, 1, 10)
-    with pytest.raises(UserError, match=r"the newest here is 1/step-00000010\."):
+    with pytest.raises(UserError, match=r"Newest checkpoint here: 1/step-00000010\."):
         must_have("job/1/step-00000020")
     must_have("job/1/step-00000010")
     publish(job, 2, 5)

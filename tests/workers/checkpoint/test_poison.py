@@ -119,8 +119,8 @@ def _nowhere(metadata: Any, other: Path) -> None:
     [
         (_elsewhere, "other', which is not a file of the checkpoint"),
         (_beyond, "which has"),
-        (_outside, "has a part outside of it"),
-        (_nowhere, "that lies nowhere"),
+        (_outside, "has a part outside the tensor"),
+        (_nowhere, "that no file stores"),
     ],
 )
 def test_one_that_describes_other_files_than_there_are_is_damaged(

@@ -91,7 +91,8 @@ def test_a_killed_wrapper_leaves_the_command_alone_and_its_run_is_unreachable_un
             path = f"/api/v1/jobs/{job['id']}/give-up"
             assert serving.call("POST", path).status == 409
             serving.python(GROWN_SILENT)
-            assert serving.wait_for("killed", "unreachable")["history"][-1]["reason"].startswith(job["host"])
+            reason = serving.wait_for("killed", "unreachable")["history"][-1]["reason"]
+            assert reason.startswith(f"no contact with {job['host']} ")
             assert serving.call("POST", path, "stranger").status == 404
             assert serving.call("POST", path, "staff").status == 200
             assert serving.wait_for("killed", "lost")["history"][-1]["reason"] == "given up by staff"
@@ -123,7 +124,7 @@ def test_a_board_whose_certificate_is_not_trusted_gets_no_token(serving: TlsBoar
     with metered(serving, tmp_path, "--name", "untrusted", "--ca-file", str(other), command=SLEEP) as run:
         wait_until(lambda: "the certificate is not trusted" in run.terminal, "it says so")
         run.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: "Ctrl-C ends the wait" in run.terminal, "it waits for the board")
+        wait_until(lambda: "Ctrl-C stops the wait" in run.terminal, "it waits for the board")
         run.process.send_signal(signal.SIGINT)
         assert run.process.wait(patient(60)) == 128 + 15
     assert serving.job("untrusted") is None
@@ -134,8 +135,8 @@ WRONG_USE = [
     (["--url", "ftp://x"], SLEEP, "Use an address such as"),
     (["--url", "https://me:secret@board"], SLEEP, "Remove the user name and password"),
     (["--ca-file", "/no/such/file"], SLEEP, "No such file"),
-    (["--node", "1"], SLEEP, "--node 1"),
-    (["--run", "nonsense"], SLEEP, "--run: ID:TOKEN"),
+    (["--node", "1"], SLEEP, "`--node` is 1. Use 0 to 0."),
+    (["--run", "nonsense"], SLEEP, "Use ID:TOKEN from the board"),
     (["--spec", "/no/such/file"], SLEEP, "--spec"),
     ([], ["torchrun", "--nnodes", "2", "train.py"], "the same --key"),
     ([], ["torchrun", "--nnodes", "1:2", "train.py"], "Use one number"),

@@ -40,4 +40,4 @@ def test_what_was_lost_is_told_where_there_is_room_again(tmp_path: Path) -> None
     output.write(b"step 4\n")
     os.close(descriptor)
     told = (tmp_path / "log").read_bytes()
-    assert told == b"\n[27 bytes of output were lost: the disk was full]\nstep 3\nstep 4\n"
+    assert told == b"\n[27 bytes of output are missing: the disk was full]\nstep 3\nstep 4\n"

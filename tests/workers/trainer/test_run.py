@@ -79,7 +79,7 @@ ALONE = {**LEARNS, "layout": {}}
             "`train.data` is 'absent.txt', which does not exist",
             id="missing data",
         ),
-        pytest.param({**ALONE, "train": {"data": "short.txt"}}, "'short.txt' has 5 tokens", id="too little data"),
+        pytest.param({**ALONE, "train": {"data": "short.txt"}}, "'short.txt' with 5 tokens", id="too little data"),
         pytest.param(LEARNS, "`layout` needs 2 ranks, but torchrun started 1.", id="another world size"),
         pytest.param({**ALONE, "layout": {"dp": 0}}, "`layout.dp` is 0. Use at least 1.", id="a spec that cannot run"),
         pytest.param(None, "`spec` is null. Use an object.", id="not a spec"),
@@ -109,4 +109,4 @@ def test_a_token_that_one_rank_draws_ends_the_run_on_all(tmp_path: Path) -> None
 def test_an_unreadable_spec_file_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     done = run(spec=tmp_path / "absent.json", data_root=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert done.stderr.startswith("error: --spec: cannot read")
+    assert done.stderr.startswith("error: `--spec` is ")

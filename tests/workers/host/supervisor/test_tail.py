@@ -164,4 +164,4 @@ def test_a_file_system_without_holes_loses_what_was_written_and_goes_on(
         cap(descriptor, MEBI)
     finally:
         os.close(descriptor)
-    assert path.read_bytes() == b"\n[3,145,728 bytes were removed here: the limit of a log is 1,048,576bytes]\n"
+    assert path.read_bytes() == b"\n[3,145,728 bytes were removed here: the limit of a log is 1,048,576 bytes]\n"

@@ -110,7 +110,7 @@ def test_a_tokenizer_that_is_no_regular_file_is_refused_at_once(tmp_path: Path, 
             "`--out` is '{}/none/x.bin', which cannot be written: No such file or directory",
         ),
         ("bad.txt", "t.json", "x.bin", "`train.data`: bad.txt line 2 is not UTF-8: invalid start byte"),
-        (TOO_LONG, "t.json", "x.bin", "characters): File name too long"),
+        (TOO_LONG, "t.json", "x.bin", "characters), which cannot be read: File name too long"),
     ],
 )
 def test_the_command_tells_the_same_and_leaves_nothing(

@@ -103,8 +103,8 @@ def test_sides_that_no_kernel_takes_are_told_with_their_arithmetic() -> None:
     told = not_runnable(parse_spec({"model": odd, "layout": {"tp": 2}, "train": train}))
     assert {problem.field for problem in told} == {"train.precision"}
     words = json.dumps([problem.message for problem in told])
-    assert "an MLP with 240 / tp 2 = 120 columns on a rank, no multiple of 16" in words
-    assert "a micro-batch with 40 tokens on a rank" in words
+    assert "240 / tp 2 = 120 columns per rank in an MLP" in words
+    assert "40 tokens per rank in a micro-batch" in words
     assert len(told) == 2
     even = {"model": {**odd, "ffn_hidden_size": 256}, "layout": {"tp": 2}, "train": {**train, "seq_len": 24}}
     assert not_runnable(parse_spec(even)) == []
