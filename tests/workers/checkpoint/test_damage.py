@@ -217,7 +217,7 @@ ODD: dict[str, tuple[Callable[[Path], None], str]] = {
     "metadata cut off": (cut, ".metadata is refused: damaged"),
     "metadata of other things": (lambda c: plant(c, pickle.dumps({"a": 1})), ".metadata is refused: damaged"),
     "metadata that is text": (lambda c: plant(c, b"garbage"), ".metadata is refused: byte 0"),
-    "no weight": (with_metadata(lambda told: told.pop(WEIGHT)), f".metadata is wrong: '{WEIGHT}' is not there"),
+    "no weight": (with_metadata(lambda told: told.pop(WEIGHT)), f".metadata is wrong: '{WEIGHT}' is missing"),
     "no parts": (with_metadata(lambda told: told[WEIGHT].chunks.clear()), f"'{WEIGHT}' has 0 of "),
     "half of it": (with_metadata(lambda told: told[WEIGHT].chunks.pop()), f"'{WEIGHT}' has "),
     "another shape": (
