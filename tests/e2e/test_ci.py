@@ -105,7 +105,7 @@ def test_a_build_on_github_fails_by_axis_and_bytes(
     assert f"FAIL bytes.tp.all_gather (exact) 0 B {gathered:,} B -100.00% {gathered:,} B" in rows
     cases = ElementTree.parse(folder / "meshboard-gate.xml").getroot().iter("testcase")
     failed = {case.get("name"): case[0].get("message") for case in cases if case.find("failure") is not None}
-    assert failed["bytes.tp.all_gather (exact)"].startswith(f"0 B, the baseline {gathered:,} B")  # type: ignore[union-attr]
+    assert failed["bytes.tp.all_gather (exact)"].startswith(f"0 B, baseline {gathered:,} B")  # type: ignore[union-attr]
     assert "calls.tp.all_reduce (exact)" in failed
     summary = (folder / "github_step_summary").read_text()
     assert f"| FAIL | bytes.tp.all_gather (exact) | 0 B | {gathered:,} B |" in summary

@@ -218,7 +218,7 @@ def test_the_menu_of_a_narrow_screen_holds_every_page(page: Page, running_board:
     for name in ("Overview", "Queue", "Import"):
         assert inside(page, page.locator("#nav a", has_text=re.compile(f"^{name}$"))), name
     page.locator(".own summary").click()
-    for name in ("Account", "Projects", "Notifications", "Documentation", "API document", "Admin", "Log out"):
+    for name in ("Account", "Projects", "Notifications", "Documentation", "REST API schema", "Admin", "Log out"):
         assert inside(page, page.locator(".own").get_by_text(name, exact=True)), name
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 

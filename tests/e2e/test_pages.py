@@ -105,9 +105,7 @@ def test_the_form_works_without_script(browser: Browser, running_board: Board) -
     tab.fill("[data-field='name']", "no script")
     tab.fill("[data-field='train.steps']", "many")
     tab.click("#submit")
-    expect(tab.locator("[data-for='train.steps'] .problem")).to_have_text(
-        '`train.steps` is "many". Use a whole number.'
-    )
+    expect(tab.locator("[data-for='train.steps'] .problem")).to_have_text('train.steps is "many". Use a whole number.')
     expect(tab.locator("[data-field='name']")).to_have_value("no script")
     tab.fill("[data-field='train.steps']", "1000")
     tab.click("#submit")
@@ -229,7 +227,7 @@ def test_custom_sizes_start_from_the_preset_and_run_as_asked(page: Page, running
     page.locator("label", has=page.locator("[name='layout.dp'][value='1']")).click()
     page.locator("label", has=page.locator("[name='layout.tp'][value='1']")).click()
     expect(page.locator("#figures")).to_contain_text("dp 1 × pp 1 × tp 1")  # noqa: RUF001
-    expect(page.locator("[data-show=traffic]")).to_contain_text("nothing to send")
+    expect(page.locator("[data-show=traffic]")).to_contain_text("A single rank sends no traffic.")
     page.fill("[data-field='train.steps']", "1000")
     page.click("#submit")
     page.wait_for_url("**/jobs/*/")

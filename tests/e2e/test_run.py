@@ -69,7 +69,7 @@ def test_submit_through_the_form_watch_it_move_and_the_difference_read_0(page: P
     expect(log).to_contain_text("step 120/120 loss")
     open_tab(page, "traffic")
     expect(page.locator("#collectives")).to_contain_text("all-reduce")
-    job = running_board.job(page.url.rstrip("/").rsplit("/", 1)[1])
+    job = running_board.job(page.url.partition("#")[0].rstrip("/").rsplit("/", 1)[1])
     losses = [point["loss"] for point in job["exit"]["summary"]["losses"]]
     assert len(losses) == 120
     assert sum(losses[-10:]) < 0.75 * sum(losses[:10])

@@ -94,7 +94,7 @@ def test_senseless_values_are_refused_by_name(values: dict[str, object], field: 
 
 
 def test_an_unknown_variable_is_refused() -> None:
-    with pytest.raises(SpecError, match="over: must be one of b, s, h, l, k, n"):
+    with pytest.raises(SpecError, match="`over`: must be one of b, s, h, l, k, n"):
         curves(Setting(), "q")
 
 

@@ -214,7 +214,7 @@ def test_numbers_of_an_explanation_come_to_its_value(data: dict[str, Any], preci
         return
     told = {(e["figure"], term["name"]): term for e in explain(spec, CLUSTERS["h100"]) for term in e["terms"]}
     for name in ("parameters", "optimizer", "copies"):
-        numbers = re.sub(r" a rank of \d+", "", told["memory", name]["numbers"].replace(",", ""))
+        numbers = re.sub(r" per rank of \d+", "", told["memory", name]["numbers"].replace(",", ""))
         value = sum(math.prod(map(int, product.split(" x "))) for product in numbers.split(" + "))
         assert value == told["memory", name]["value"], (name, numbers)
     for name in ("compute", "recompute"):
@@ -241,7 +241,7 @@ def test_an_explanation_has_the_rates_that_were_planned_with() -> None:
     for stack in ("ours", "megatron_2021"):
         numbers, chip = told(on(stack, few), H100), Timer(H100).accelerator(on(stack))
         assert f"at 989.4 TFLOP/s x {chip.gemm_efficiency:.3g}" in numbers["compute"]
-        assert f"{chip.launch_s * 1e6:g} us a launch" in numbers["launch"]
+        assert f"{chip.launch_s * 1e6:g} us per launch" in numbers["launch"]
     assert "0.05 TFLOP/s" in told(SPEC, CLUSTERS["cpu"])["MFU"]
     here = told(SPEC, cluster_of("here", measured()))
     assert "FLOP" not in here["compute"]

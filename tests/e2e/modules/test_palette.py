@@ -67,7 +67,7 @@ def test_a_job_that_could_not_be_fetched_is_no_browser_s_fault(page: Page) -> No
     call(page, "shell/palette.js", OPEN)
     page.get_by_role("option", name="Copy as JSON").click()
     expect(page.locator("#main .message")).to_have_text(
-        "The board did not answer with the job: the JSON is at /api/v1/jobs/j"
+        "The board did not return the job. Open the JSON at /api/v1/jobs/j"
     )
 
 

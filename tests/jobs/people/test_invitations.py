@@ -148,7 +148,7 @@ def test_what_is_no_mail_address_is_refused(address: str, members: Members, api:
     assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "email")
     client.force_login(members["admin"])
     posted = {"role": "viewer", "days": "7", "email": address}
-    assert "`email`" in client.post("/projects/team/invitations/", posted, follow=True).content.decode()
+    assert "<code>email</code>" in client.post("/projects/team/invitations/", posted, follow=True).content.decode()
     assert not Invitation.objects.exists()
 
 

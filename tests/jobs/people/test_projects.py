@@ -210,7 +210,10 @@ def test_the_page_does_what_rest_does(members: Members, owner: User, client: Cli
     assert Project.objects.get(name="team").own_slots == 3
     assert access.role_in(members["viewer"], "team") == Role.OPERATOR
     assert access.role_in(members["colleague"], "team") is None
-    for posted, words in (({"own_slots": "many"}, "`own_slots`"), ({"own_slots": "-1"}, "`own_slots`")):
+    for posted, words in (
+        ({"own_slots": "many"}, "<code>own_slots</code>"),
+        ({"own_slots": "-1"}, "<code>own_slots</code>"),
+    ):
         assert words in client.post("/projects/team/quota/", posted, follow=True).content.decode()
     client.force_login(owner)
     assert client.post(link[1], follow=True).redirect_chain == [("/projects/team/", 302)]

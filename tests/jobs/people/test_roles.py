@@ -172,7 +172,7 @@ def test_why_a_job_waits_names_no_job_that_a_member_may_not_see(
     assert running.id not in reason(behind)
     Job.objects.filter(id__in=[private.id, running.id]).update(project="team", name="an open one")
     schedule()
-    assert "(an open one)" in reason(behind)
+    assert 'Job "an open one"' in reason(behind)
 
 
 def test_members_read_whose_a_job_is(members: Members, make_job: MakeJob, client: Client) -> None:

@@ -294,17 +294,17 @@ def test_the_page_makes_one_shows_it_once_and_revokes_it(owner: User, client: Cl
 @pytest.mark.parametrize(
     ("posted", "words"),
     [
-        ({"name": "ci"}, "`scopes`"),
-        ({"name": "ci", "scopes": "read", "days": "x"}, "`days`"),
+        ({"name": "ci"}, "<code>scopes</code>"),
+        ({"name": "ci", "scopes": "read", "days": "x"}, "<code>days</code>"),
         (
             {"name": "ci", "scopes": "read", "days": "-1"},
-            "`days`",
+            "<code>days</code>",
         ),
         (
             {"name": "ci", "scopes": "read", "days": "91"},
-            "`days`",
+            "<code>days</code>",
         ),
-        ({"scopes": "read"}, "`name`"),
+        ({"scopes": "read"}, "<code>name</code>"),
     ],
 )
 def test_the_page_refuses_a_senseless_one_in_words(

@@ -125,7 +125,7 @@ def test_bulk_actions_ask_first_then_act_and_are_written_down(owner: User, staff
     ("posted", "told"),
     [
         ({"action": "hold"}, "Select jobs first."),
-        ({"action": "burn", "job": ["abc"]}, "`action` is"),
+        ({"action": "burn", "job": ["abc"]}, "<code>action</code> is"),
         ({"action": "priority", "job": ["abc"], "priority": "high"}, "Use a whole number"),
         ({"action": "priority", "job": ["abc"], "priority": "5000"}, "Use at most 1000."),
         ({"action": "priority", "job": ["abc"], "priority": ""}, "Use a whole number"),

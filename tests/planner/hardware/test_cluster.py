@@ -76,7 +76,7 @@ def test_an_odd_number_of_tokens_leaves_rows_aligned() -> None:
 def test_fp8_where_a_device_has_none_is_told_to_be_planned_in_16_bits() -> None:
     spec = SPEC.model_copy(update={"train": SPEC.train.model_copy(update={"precision": "fp8"})})
     told = {name: estimate(spec, CLUSTERS[name])["time"]["interval"]["words"] for name in ("a100-80gb", "h100")}
-    assert "products in 16 bits as A100 80GB has none in fp8" in told["a100-80gb"]
+    assert "16-bit matmuls because A100 80GB lacks fp8" in told["a100-80gb"]
     assert "16 bits" not in told["h100"]
 
 

@@ -25,7 +25,7 @@ def lines(board: TlsBoard, run: str, rank: int) -> list[str]:
 
 def test_a_run_by_hand_is_on_the_board_whole_though_the_board_was_restarted(board: TlsBoard, tmp_path: Path) -> None:
     with metered(board, tmp_path, "--name", "by hand", "--tag", "night", "--node-name", "laptop") as run:
-        wait_until(lambda: "the board is told once it answers" in run.terminal, "the meter finds nobody")
+        wait_until(lambda: "The run is reported when the board answers." in run.terminal, "the meter finds nobody")
         with board.serving():
             job = board.wait_for("by hand", "running")
             wait_until(lambda: lines(board, job["id"], 1), "its log is on the board")

@@ -95,7 +95,7 @@ def test_a_killed_wrapper_leaves_the_command_alone_and_its_run_is_unreachable_un
             assert reason.startswith(f"no contact with {job['host']} ")
             assert serving.call("POST", path, "stranger").status == 404
             assert serving.call("POST", path, "staff").status == 200
-            assert serving.wait_for("killed", "lost")["history"][-1]["reason"] == "given up by staff"
+            assert serving.wait_for("killed", "lost")["history"][-1]["reason"] == "marked as lost by staff"
         finally:
             os.kill(pid, signal.SIGKILL)
 
