@@ -112,7 +112,7 @@ def test_copy_as_curl_is_a_call_that_works(page: Page, running_board: Board) -> 
     page.fill("[data-field='train.steps']", "1000")
     page.wait_for_selector("#figures dd")
     page.click("#copy-curl")
-    expect(page.locator("#copied")).to_contain_text("copied")
+    expect(page.locator("#copied")).to_contain_text("Copied.")
     command = page.evaluate("navigator.clipboard.readText()")
     environment = {**os.environ, "MESHBOARD_TOKEN": running_board.up["api_token"]}
     answer = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, check=True).stdout

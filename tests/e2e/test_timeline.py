@@ -204,7 +204,7 @@ def test_a_hostile_file_is_refused_by_name(browser: Browser, here: Site, tmp_pat
     path = _written(tmp_path, "nice_rank_0", HOSTILE["stack global"])
     page.set_input_files("#files", str(path))
     page.click("#upload button")
-    expect(page.locator("#upload-told")).to_contain_text("nice_rank_0: byte 14 is STACK_GLOBAL")
+    expect(page.locator("#upload-told")).to_contain_text("nice_rank_0: Byte 14 is STACK_GLOBAL")
     expect(page.locator("#upload-told")).to_contain_text("pickle: ")
     page.context.close()
 
