@@ -6,9 +6,10 @@ What waits for a reader is bounded: one chunk of each stream, and of each `Watch
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, NamedTuple
 
 from channels.db import database_sync_to_async
@@ -65,7 +66,7 @@ class Following:
         self._standing: Standing | None = None
         self._last_news = time.monotonic()
 
-    async def events(self) -> AsyncIterator[bytes]:
+    async def events(self) -> AsyncGenerator[bytes]:
         watching = self._begun(self._watch_job())
         yield sse.RETRY
         try:
@@ -221,8 +222,9 @@ class Following:
             first = None
         if first is not None:
             await self._queue.put(Part(node, [], after, first))
-        async for chunk in watch.chunks():
-            await self._queue.put(Part(node, chunk, after))
+        async with contextlib.aclosing(watch.chunks()) as chunks:
+            async for chunk in chunks:
+                await self._queue.put(Part(node, chunk, after))
 
 
 def _turn(job: str, after: int) -> Turn:

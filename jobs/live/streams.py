@@ -11,7 +11,7 @@ import asyncio
 import enum
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 from redis.exceptions import RedisError
@@ -217,7 +217,7 @@ class Watch:
         self._behind = True
         self._news.set()
 
-    async def chunks(self) -> AsyncIterator[Chunk]:
+    async def chunks(self) -> AsyncGenerator[Chunk]:
         """Entries for one frame at a time, for ever, and in between when Redis went away and came back."""
         self._hub.add(self)
         try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -44,8 +45,10 @@ MAY_BECOME: dict[Status, tuple[Status, ...]] = {
 NEVER_RAN = ~Exists(
     StateChange.objects.filter(job=OuterRef("attempt__job"), attempt=OuterRef("attempt__number"), status=Status.RUNNING)
 )
-ANNOUNCE_S = 1.0  # at most, however many jobs there are to announce
+MAX_ANNOUNCE_S = 1.0  # per call, however many jobs it announces
+ANNOUNCE_PAUSE_S = 5.0  # without another try after a failed one, so that 1,000 canceled jobs wait once
 MOST_ANNOUNCED = 50  # at once; who watches the others looks by himself
+_announce_after = 0.0  # monotonic seconds
 RETRYABLE = (Status.FAILED, Status.LOST, Status.CANCELLED)
 
 
@@ -146,17 +149,22 @@ def group_name(job_id: str) -> str:
 
 
 def announce(*job_ids: str) -> None:
-    """Wake who watches the first of these jobs. Sockets also look by themselves, so a lost wake-up only delays."""
+    """Wake the pages that show the first of these jobs.
+
+    A failed call pauses later ones. Each page also polls, so a lost wake-up only delays it.
+    """
+    global _announce_after
     layer = get_channel_layer()
-    if layer is None or not job_ids:
+    if layer is None or not job_ids or time.monotonic() < _announce_after:
         return
     try:
         async_to_sync(_wake)(layer, job_ids[:MOST_ANNOUNCED])
     except Exception as error:
+        _announce_after = time.monotonic() + ANNOUNCE_PAUSE_S
         log.warning("Could not announce %d jobs, the first is %s: %r", len(job_ids), job_ids[0], error)
 
 
 async def _wake(layer: Any, job_ids: Iterable[str]) -> None:
-    async with asyncio.timeout(ANNOUNCE_S):
+    async with asyncio.timeout(MAX_ANNOUNCE_S):
         for job_id in job_ids:
             await layer.group_send(group_name(job_id), {"type": "job.changed"})

@@ -7,6 +7,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import aclosing
 from typing import Any
 
 from jobs.api.http.problems import CONTENT_TYPE, WHOLE, details
@@ -154,8 +155,10 @@ class Patient:
 
 
 async def _pass_on(wish: Follow, send: Send) -> None:
-    async for part in Following(wish).events():
-        await _send_part(send, part)
+    # A canceled send leaves the generator suspended: close it here, so its streams are dropped at once.
+    async with aclosing(Following(wish).events()) as events:
+        async for part in events:
+            await _send_part(send, part)
 
 
 async def _send_part(send: Send, part: bytes) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import kombu.exceptions
 import redis
 from celery import Celery
+from django import db
 from django.conf import settings
 from django.db.models import QuerySet
 
@@ -24,6 +25,7 @@ from jobs.queue.ending import fail_unsent
 log = logging.getLogger(__name__)
 
 BATCH = 500
+TRANSIENT = (redis.RedisError, kombu.exceptions.OperationalError, db.OperationalError, db.InterfaceError)
 ORDER_LASTS = timedelta(seconds=60)  # a host carries no older order out
 
 
@@ -32,6 +34,7 @@ def deliver(client: redis.Redis) -> int:
 
     Raises:
         redis.RedisError, kombu.exceptions.OperationalError: Redis is away or full.
+        django.db.OperationalError, django.db.InterfaceError: The database is away or locked.
     """
     rows = list(Outbox.objects.order_by("id")[:BATCH])
     if not rows:
@@ -43,8 +46,8 @@ def deliver(client: redis.Redis) -> int:
             arguments = [COMPLETED[row.task](row.arguments[0], expires)] if row.task in COMPLETED else row.arguments
             if arguments != [None]:
                 producer(settings.REDIS_URL).send_task(row.task, args=arguments, queue=row.queue)
-        except (redis.RedisError, kombu.exceptions.OperationalError):
-            raise
+        except TRANSIENT:
+            raise  # the row stays for the next call
         except Exception:
             log.exception("Dropped a message that cannot be sent: %s to %s", row.task, row.queue)
         row.delete()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psycopg
 import pytest
@@ -26,7 +27,7 @@ from contracts.names import OLD_EVENTS_STREAM, TASK_ACKNOWLEDGE, TASK_LAUNCH, ev
 from jobs.engines import hosts
 from jobs.models import Attempt, DeadLetter, Host, Job, Lease, Member, Outbox, SlotAllocation, Status
 from jobs.queue import actions
-from jobs.queue.control import controller
+from jobs.queue.control import controller, outbox
 from jobs.queue.control.controller import Controller
 from jobs.queue.control.outbox import ORDER_LASTS, deliver
 from jobs.queue.heard import deadletters
@@ -268,6 +269,19 @@ def test_what_redis_does_not_take_stays_in_order(job: Job, live_redis: redis.Red
     live_redis.config_set("maxmemory", 0)
     assert deliver(live_redis) == 3
     assert [live_redis.llen(host_queue(f"host-{n}")) for n in range(1, 4)] == [1, 1, 1]
+
+
+def test_an_order_is_kept_while_the_database_is_away(
+    job: Job, live_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule()
+    with monkeypatch.context() as broken:
+        broken.setattr(outbox, "sealed_for", Mock(side_effect=OperationalError("database is locked")))
+        with pytest.raises(OperationalError):
+            deliver(live_redis)
+    assert Outbox.objects.filter(task=TASK_LAUNCH).count() == 1
+    assert deliver(live_redis) == 1
+    assert live_redis.llen(host_queue("host-a")) == 1
 
 
 def test_an_order_that_no_host_could_read_fails_its_job_and_holds_up_nothing(job: Job, live_redis: redis.Redis) -> None:

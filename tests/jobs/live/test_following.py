@@ -9,11 +9,12 @@ import msgpack
 import pytest
 
 from contracts.names import telemetry_stream
+from jobs.api.http import patient
 from jobs.live import changes, following
 from jobs.live.following import Following, Turn
 from jobs.live.held import Follow, OneLog, Position, Standing
 from jobs.live.streams import hub
-from tests.support.patience import patient
+from tests.support import patience
 from tests.support.processes import RedisServer
 
 LINES = 40
@@ -38,7 +39,7 @@ def put(redis_service: RedisServer, number: int, rank: int = 0) -> None:
 async def told(wish: Follow, redis_service: RedisServer, back: bool = False) -> list[str]:
     """The names of all events; Redis comes back once it was said to be away."""
     found: list[str] = []
-    async with asyncio.timeout(patient(60)):
+    async with asyncio.timeout(patience.patient(60)):
         events = Following(wish).events()
         async for event in events:
             if event.startswith(b": telemetry") and back:
@@ -63,3 +64,27 @@ def test_the_end_waits_for_a_stream_that_cannot_be_read_just_now(redis_service: 
     redis_service.stop()
     wish = Follow("over", ENDED, Position(attempt=1), OneLog(1, 0, 0))
     assert asyncio.run(told(wish, redis_service, back=True)) == ["log", "end"]
+
+
+def test_a_client_that_leaves_while_it_is_sent_to_leaves_no_reader_behind(redis_service: RedisServer) -> None:
+    put(redis_service, 0)
+
+    async def leave() -> int:
+        sending = asyncio.Event()
+
+        async def send(message: Any) -> None:
+            if b"event: log" in message["body"]:
+                sending.set()
+                await asyncio.Event().wait()
+
+        wish = Follow("over", ENDED, Position(attempt=1), OneLog(1, 0, 0))
+        passing = asyncio.create_task(patient._pass_on(wish, send))
+        async with asyncio.timeout(patience.patient(60)):
+            await sending.wait()
+        passing.cancel()
+        await asyncio.wait([passing])
+        left = len(hub()._listeners)
+        await hub().redis.aclose()
+        return left
+
+    assert asyncio.run(leave()) == 0

@@ -215,3 +215,23 @@ def test_a_run_that_was_disproved_is_not_gone_on_with(
     job.refresh_from_db()
     assert job.status == Status.FAILED
     assert api(owner).post(f"/api/v1/jobs/{job.id}/copy", {}, format="json").status_code == 201
+
+
+def test_many_changes_wait_once_for_a_channel_layer_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[str] = []
+
+    class Layer:
+        async def group_send(self, group: str, message: dict[str, Any]) -> None:
+            sent.append(group)
+            raise redis.ConnectionError("away")
+
+    now = 100.0
+    monkeypatch.setattr(lifecycle, "get_channel_layer", Layer)
+    monkeypatch.setattr(lifecycle, "_announce_after", 0.0)
+    monkeypatch.setattr(lifecycle.time, "monotonic", lambda: now)
+    for number in range(1000):
+        lifecycle.announce(f"job-{number}")
+    assert sent == ["job.job-0"]
+    now += lifecycle.ANNOUNCE_PAUSE_S
+    lifecycle.announce("job-1000")
+    assert sent == ["job.job-0", "job.job-1000"]
