@@ -42,7 +42,7 @@ def try_layout(name: str, spec: JobSpec, recorder: Recorder, device: torch.devic
     if from_cpu > limits(spec).loss:
         wrong.append(f"losses differ from the CPU's by {from_cpu:.1e} (limit {limits(spec).loss:.0e})")
     if bytes_off or calls_off:
-        wrong.append(f"predicted minus measured {bytes_off:,} B, {calls_off} calls")
+        wrong.append(f"absolute difference {bytes_off:,} B, {calls_off} calls")
     return Told(
         name=name,
         wrong=wrong,

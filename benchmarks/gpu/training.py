@@ -84,7 +84,7 @@ def bytes_as_planned(ran: Ran, found: Found) -> None:
     """Of all ranks together; they call this together."""
     wrong_bytes, wrong_calls = everyone_off(ran)
     if wrong_bytes or wrong_calls:
-        found["wrong"].append(f"predicted minus measured {wrong_bytes:,} B, {wrong_calls} calls")
+        found["wrong"].append(f"absolute difference {wrong_bytes:,} B, {wrong_calls} calls")
 
 
 def parity(spec: JobSpec, ran: Ran, data: Path) -> Found:

@@ -20,7 +20,7 @@ from webapp.runner import free_port
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("contracts", "planner", "workers")
 LONGEST_S = 120.0
-FIDELITY = re.compile(r"predicted minus measured ([\d,]+) B, (\d+) calls")
+FIDELITY = re.compile(r"absolute difference ([\d,]+) B, (\d+) calls")
 
 
 class Told(NamedTuple):

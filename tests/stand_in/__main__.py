@@ -25,7 +25,7 @@ from tests.stand_in.build import NoStandInError, build
 ROOT = Path(__file__).parents[2]
 EAGER = [name for name, tried in LAYOUTS.items() if not tried.train.get("compile")]  # a compiler writes kernels
 EQUAL = re.compile(r"match(?:es)? the (?:single-process )?reference to (\S+)")
-EXACT = "predicted minus measured 0 B, 0 calls"
+EXACT = "absolute difference 0 B, 0 calls"
 RESUMED, SAVES, MORE = "zero3 dp2", 3, 3  # goes on from a checkpoint for so many steps more
 NOT_CHECKED = re.compile(r"verification: .*(?:not compared with|final step not compared)[^;]*")
 SCRIPT, SCRIPT_RANKS = "a script's groups, split and bound", 4

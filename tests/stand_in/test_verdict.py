@@ -11,12 +11,12 @@ from tests.stand_in.__main__ import verdict_of
 from tests.stand_in.build import NoStandInError, build
 
 PROOF = "verification: replicas match (1 of 1); gradients match the single-process reference to 8e-08 (...)\n"
-EXACT = "traffic check: measured 10 B, predicted minus measured 0 B, 0 calls\n"
+EXACT = "traffic check: measured 10 B, absolute difference 0 B, 0 calls\n"
 UNCHECKED = (
     "verification: gradients match the single-process reference to 8e-08 (...); "
     "extra final step not compared: one device; equal"
 )
-OFF = "traffic check: measured 10 B, predicted minus measured 4 B, 0 calls\n"
+OFF = "traffic check: measured 10 B, absolute difference 4 B, 0 calls\n"
 
 
 @pytest.mark.parametrize(

@@ -349,7 +349,7 @@ def train(
     wrong_bytes = sum(abs(row["measured_bytes"] - row["predicted_bytes"]) for row in rows)
     wrong_calls = sum(abs(row["measured_count"] - row["predicted_count"]) for row in rows)
     total = sum(row["measured_bytes"] for row in rows)
-    say(f"traffic check: measured {total:,} B, predicted minus measured {wrong_bytes:,} B, {wrong_calls} calls")
+    say(f"traffic check: measured {total:,} B, absolute difference {wrong_bytes:,} B, {wrong_calls} calls")
     if watch is not None and watch.failed:
         raise ProofError(watch.failed)
 
