@@ -118,7 +118,7 @@ def _of_gpus(use: dict[str, Any], facts: dict[str, Any]) -> list[Gauge]:
     gpus, found = use["gpus"], []
     busy = [gpu["busy_percent"] for gpu in gpus if "busy_percent" in gpu]
     if busy:
-        found.append(Gauge("GPU", sum(busy) / len(busy), 100, f"{sum(busy) / len(busy):.0f} %"))
+        found.append(Gauge("GPU", sum(busy) / len(busy), 100, f"{sum(busy) / len(busy):.0f}%"))
     total = sum(gpu["memory_bytes"] for gpu in facts.get("gpus", []))
     used = sum(gpu.get("memory_bytes", 0) for gpu in gpus)
     if total:
@@ -133,7 +133,7 @@ def _of_gpus(use: dict[str, Any], facts: dict[str, Any]) -> list[Gauge]:
 def _of_cores(use: dict[str, Any], facts: dict[str, Any]) -> list[Gauge]:
     found = []
     if "busy_percent" in use:
-        words = f"{use['busy_percent']:.0f} % of {facts['cores']} cores" if facts else f"{use['busy_percent']:.0f} %"
+        words = f"{use['busy_percent']:.0f}% of {facts['cores']} cores" if facts else f"{use['busy_percent']:.0f}%"
         found.append(Gauge("CPU", use["busy_percent"], 100, words))
     if "memory_bytes" in use and facts.get("memory_bytes"):
         used, total = use["memory_bytes"], facts["memory_bytes"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import shlex
 from collections.abc import Mapping
@@ -17,7 +18,9 @@ from jobs.kinds import command_words
 from planner.cost.learning import LEAST_TENSORS
 from planner.report import duration, size
 
-MIN_SIGNED_SHARE = 5e-4  # a smaller share would show as "-0.0 %"
+MIN_SIGNED_SHARE = 5e-4  # a smaller share would show as "-0.0%"
+MISSING = "\N{EN DASH}"
+SPAN_UNITS = (("µs", 1e6, 999.5e-6), ("ms", 1e3, 0.9995), ("s", 1.0, 60.0))  # unit, factor, limit in seconds
 register = template.Library()
 
 
@@ -125,10 +128,10 @@ def decimal(num_bytes: float) -> str:
 
 @register.filter
 def signed_share(value: float) -> str:
-    """Format a share as a signed percentage, for example 0.041 as "+4.1 %" and -0.0001 as "0.0 %"."""
+    """Format a share as a signed percentage, for example 0.041 as "+4.1%" and -0.0001 as "0.0%"."""
     if abs(value) < MIN_SIGNED_SHARE:
-        return "0.0 %"
-    return f"{value:+.1%}".replace("%", " %").replace("-", "\N{MINUS SIGN}")
+        return "0.0%"
+    return f"{value:+.1%}".replace("-", "\N{MINUS SIGN}")
 
 
 @register.filter
@@ -212,6 +215,34 @@ def lasting(seconds: float) -> str:
         if seconds >= 2 * length or (unit != "days" and seconds >= length):
             return f"{seconds / length:.0f} {unit}"
     return f"{seconds:.0f} s"
+
+
+@register.filter
+def span(seconds: float | None) -> str:
+    """Format a duration like `duration` in js/format.js, for example 0.0123 as "12.3 ms" and 65 as "1 min 05 s"."""
+    if seconds is None or seconds < 0:
+        return MISSING
+    if seconds < 60:
+        unit, value = next((u, seconds * by) for u, by, most in SPAN_UNITS if seconds < most)
+        return f"{_three_digits(value)} {unit}"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.{0 if value >= 99.95 or not value else 1 if value >= 9.995 else 2}f}"
+
+
+@register.filter
+def loss_value(value: float | None) -> str:
+    """Format a loss like `loss` in js/format.js, for example "2.4931"."""
+    if value is None:
+        return MISSING
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "infinite"
+    return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.2e}"
 
 
 @register.filter

@@ -1,4 +1,4 @@
-"""The page of a dry run: whether the layout fits, the progress per rank, and errors without "-0.0 %"."""
+"""The page of a dry run: whether the layout fits, the progress per rank, and errors without "-0.0%"."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_dry_run_that_failed_has_no_fit(modules: Page) -> None:
 
 
 @pytest.mark.parametrize(
-    ("planned", "words"), [(10_000, "0 %"), (9_999, "< 0.1 %"), (10_001, "< 0.1 %"), (9_900, "\u22121.0 %")]
+    ("planned", "words"), [(10_000, "0%"), (9_999, "< 0.1%"), (10_001, "< 0.1%"), (9_900, "\u22121.0%")]
 )
 def test_an_error_is_never_minus_zero(modules: Page, planned: int, words: str) -> None:
     assert call(modules, "format.js", "return m.relativeError(x, 10000)", planned) == words

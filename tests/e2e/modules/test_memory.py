@@ -36,12 +36,12 @@ REST_WITH_GRADIENTS = "other (activations, working tensors, buffers, gradients)"
 def test_memory_is_told_part_by_part_beside_the_plan_of_the_rank_s_own_stage(modules: Page) -> None:
     parts = {**COUNTED, "optimizer": 160 * MIB, "gradients_then": 100 * MIB, "beside": 125 * MIB}
     assert memory_lines(modules, parts) == {
-        "total": ["500 MiB", "550 MiB", "\u22129.1 %"],
-        "stage 0 (most planned memory)": ["510 MiB", "300 MiB", "+70 %"],
-        "parameters": ["100 MiB", "100 MiB", "0 %"],
-        "optimizer state": ["200 MiB", "160 MiB", "+25 %"],
-        "gradients": ["100 MiB", "100 MiB", "0 %"],
-        REST: ["100 MiB", "125 MiB", "\u221220 %"],
+        "total": ["500 MiB", "550 MiB", "\u22129.1%"],
+        "stage 0 (most planned memory)": ["510 MiB", "300 MiB", "+70%"],
+        "parameters": ["100 MiB", "100 MiB", "0%"],
+        "optimizer state": ["200 MiB", "160 MiB", "+25%"],
+        "gradients": ["100 MiB", "100 MiB", "0%"],
+        REST: ["100 MiB", "125 MiB", "\u221220%"],
         "other: activations": ["80.0 MiB", None, None],
         "other: buffers": ["20.0 MiB", None, None],
     }
@@ -49,13 +49,13 @@ def test_memory_is_told_part_by_part_beside_the_plan_of_the_rank_s_own_stage(mod
 
 def test_gradients_that_nobody_can_tell_apart_are_held_against_the_plan_with_the_rest(modules: Page) -> None:
     told = memory_lines(modules, {**COUNTED, "gradients_then": None, "beside": 200 * MIB})
-    assert told["gradients after backward"] == ["100 MiB", "100 MiB", "0 %"]
-    assert told[REST_WITH_GRADIENTS] == ["200 MiB", "200 MiB", "0 %"]
+    assert told["gradients after backward"] == ["100 MiB", "100 MiB", "0%"]
+    assert told[REST_WITH_GRADIENTS] == ["200 MiB", "200 MiB", "0%"]
     assert told["other: gradients"] == ["100 MiB", None, None]
     told = memory_lines(modules, {**COUNTED, "gradients_then": 50 * MIB, "beside": 150 * MIB})
-    assert told[REST_WITH_GRADIENTS] == ["200 MiB", "200 MiB", "0 %"], "the plan's may be on their way"
+    assert told[REST_WITH_GRADIENTS] == ["200 MiB", "200 MiB", "0%"], "the plan's may be on their way"
     told = memory_lines(modules, {**COUNTED, "gradients_then": 125 * MIB, "beside": None})
-    assert told["gradients at the peak"] == ["100 MiB", "125 MiB", "\u221220 %"]
+    assert told["gradients at the peak"] == ["100 MiB", "125 MiB", "\u221220%"]
     assert told[REST] == ["100 MiB", None, None]
 
 
@@ -76,15 +76,15 @@ def test_a_dry_run_is_held_against_tensors_alone_and_an_older_host_s_told_no_par
     body = "return m.dryLines(...x).map((line) => [line.group, line.name, line.planned, line.measured, line.off])"
     parts = {**COUNTED, "gradients_then": 100 * MIB, "beside": 80 * MIB}
     assert call(modules, "job/memory.js", body, [estimate, {**item, "memory": parts}]) == [
-        ["rank 3, stage 1", "total", "480 MiB", "480 MiB", "0 %"],
-        ["rank 3, stage 1", "parameters", "100 MiB", "100 MiB", "0 %"],
-        ["rank 3, stage 1", "optimizer state", "200 MiB", "200 MiB", "0 %"],
-        ["rank 3, stage 1", "gradients", "100 MiB", "100 MiB", "0 %"],
-        ["rank 3, stage 1", "other (activations, working tensors, buffers)", "80.0 MiB", "80.0 MiB", "0 %"],
+        ["rank 3, stage 1", "total", "480 MiB", "480 MiB", "0%"],
+        ["rank 3, stage 1", "parameters", "100 MiB", "100 MiB", "0%"],
+        ["rank 3, stage 1", "optimizer state", "200 MiB", "200 MiB", "0%"],
+        ["rank 3, stage 1", "gradients", "100 MiB", "100 MiB", "0%"],
+        ["rank 3, stage 1", "other (activations, working tensors, buffers)", "80.0 MiB", "80.0 MiB", "0%"],
         ["rank 3, stage 1", "other: logits", "80.0 MiB", None, None],
     ]
     together, *others = call(modules, "job/memory.js", body, [estimate, item])
-    assert together[3:] == ["480 MiB", "0 %"]
+    assert together[3:] == ["480 MiB", "0%"]
     assert {(measured, off) for *_, measured, off in others} == {(None, None)}
 
 

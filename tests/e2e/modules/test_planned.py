@@ -28,8 +28,8 @@ def test_a_small_rank_s_memory_is_not_held_against_what_libraries_take(modules: 
         return str(next(line["off"] for line in planned(modules, tensors, device, None) if "memory" in line["group"]))
 
     assert off(2**28 - 1, "cpu") == "too small"
-    assert off(2**28, "cpu").endswith(" %")
-    assert off(2**20, "cuda").endswith(" %")
+    assert off(2**28, "cpu").endswith("%")
+    assert off(2**20, "cuda").endswith("%")
     groups = {line["group"] for line in planned(modules, 2**20, "cpu", None)}
     assert "memory of the fullest rank, without 310 MiB of process overhead" in groups
 
@@ -68,7 +68,7 @@ def test_a_step_s_bytes_are_the_plan_s_where_ranks_were_cut_off_at_different_ste
     const payload = lines.filter((line) => line.group.startsWith("traffic"));
     return payload.map((line) => [line.planned, line.measured, line.off]);
     """
-    assert call(modules, "job/planned.js", body) == [["200 B", "200 B", "0 %"]]
+    assert call(modules, "job/planned.js", body) == [["200 B", "200 B", "0%"]]
 
 
 def test_the_median_of_an_even_number_of_steps_lies_between_the_middle_two(modules: Page) -> None:
@@ -151,8 +151,8 @@ def test_parts_of_a_step_stand_beside_the_plan_each_with_its_error(modules: Page
     lines = call(modules, "job/planned.js", body, job)
     assert [[line[key] for key in ("name", "planned", "measured", "off")] for line in lines] == [
         ["total", "50.0 ms", None, None],
-        ["compute", "20.0 ms", "40.0 ms", "\u221250 %"],
-        ["dp, exposed", "10.0 ms", "under 0.1 %", None],
-        ["tp, exposed", "20.0 ms", "50.0 ms", "\u221260 %"],
+        ["compute", "20.0 ms", "40.0 ms", "\u221250%"],
+        ["dp, exposed", "10.0 ms", "under 0.1%", None],
+        ["tp, exposed", "20.0 ms", "50.0 ms", "\u221260%"],
         ["tp, overlapped", None, "10.0 ms", None],
     ]

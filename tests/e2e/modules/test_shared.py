@@ -273,8 +273,8 @@ def test_telemetry_of_another_version_or_attempt_is_refused(modules: Page) -> No
 
 def test_an_estimate_says_how_far_off_it_may_be_either_way(modules: Page) -> None:
     assert [call(modules, "format.js", "return m.sureness(x)", share) for share in (0.19, 1, 2.3, 9)] == [
-        "± 19 %",
-        "± 100 %",
+        "±19%",
+        "±100%",
         "error up to 3.3 times",
         "error up to 10 times",
     ]
@@ -324,12 +324,12 @@ def test_a_plan_s_headline_and_its_panel_leave_the_same_memory_free(modules: Pag
     return [headline(x).fits.text, m.memoryPicture(x)[0].textContent, m.memoryPicture(x).at(-1).textContent];
     """
     head, panel, note = call(modules, "pictures/memory.js", body, estimate)
-    assert (head, panel.endswith("fits, 95 % free")) == ("± 10 %, fits 8.00 GiB, 95 % free", True)
+    assert (head, panel.endswith("fits, 95% free")) == ("±10%, fits 8.00 GiB, 95% free", True)
     assert note == "Fullest rank: 297 MiB to 363 MiB, counted."
     tight = {**estimate, "cluster": {**cluster, "memory_bytes": 350 * 2**20}, "tight": True}
     head, panel, _ = call(modules, "pictures/memory.js", body, tight)
-    assert head == "± 10 %, fits 350 MiB, 5 % free (less than the margin of error)"
-    assert panel.endswith("fits, 5 % free (less than the margin of error)")
+    assert head == "±10%, fits 350 MiB, 5% free (less than the margin of error)"
+    assert panel.endswith("fits, 5% free (less than the margin of error)")
 
 
 @pytest.mark.parametrize(("stack", "runnable"), [(None, True), ("ours", True), ("megatron", False)])

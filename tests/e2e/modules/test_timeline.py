@@ -318,7 +318,7 @@ def test_one_is_told_as_one(modules: Page) -> None:
     body = """const parts = m.drawSchedule(x);
     return [parts[0].querySelector("svg").getAttribute("aria-label"), parts[2].textContent];"""
     label, words = call(modules, "pictures/schedule.js", body, timeline)
-    assert label == "Pipeline schedule of 1 stage and 1 micro-batch, 0.0 % idle"
+    assert label == "Pipeline schedule of 1 stage and 1 micro-batch, 0.0% idle"
     assert words.startswith("Shows the first 1 stage and 1 micro-batch. ")
 
 
@@ -326,9 +326,9 @@ def test_a_link_that_did_more_than_was_told_has_no_share(modules: Page) -> None:
     body = """const cell = m.ofLink(x, x === null ? null : { speed: 8e6, words: "inside a host, from 1 run of h" });
     return [cell.textContent, cell.title];"""
     told = [call(modules, "timeline/tables.js", body, busbw) for busbw in (4e6, 8e6, 14.8e6)]
-    assert told[:2] == [["50 %", ""], ["100 %", ""]]
+    assert told[:2] == [["50%", ""], ["100%", ""]]
     assert told[2] == [
-        "above 100 %",
+        "above 100%",
         "The link is faster than its known bandwidth: 8.00 MB/s inside a host, from 1 run of h",
     ]
 

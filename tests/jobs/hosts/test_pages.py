@@ -220,7 +220,7 @@ def test_staff_drains_takes_back_gives_up_and_removes(
     assert "has contact again" in does("give-up")
     assert "host-a has an attempt that did not end" in does("remove")
     silent(host)
-    assert "is marked as lost, with 1 attempt." in does("give-up")
+    assert "and 1 attempt as lost." in does("give-up")
     assert "is removed, with its key" in does("remove")
     assert client.get("/hosts/host-a/").status_code == 404
     assert "host-a" not in re.sub(r"role=\"status\">.*?<", "", client.get("/hosts/").content.decode())
@@ -291,7 +291,7 @@ def test_what_a_host_tells_of_itself_is_shown_as_told(
     client.force_login(staff)
     page = client.get("/hosts/host-a/").content.decode()
     for words in (
-        "73 %",
+        "73%",
         "40 GiB",
         "61 \N{DEGREE SIGN}C",
         "100,000",
@@ -312,7 +312,7 @@ def test_what_a_host_tells_of_itself_is_shown_as_told(
     say(live_redis, host_event(slots=1, use=USE, device="cuda"))
     drain(live_redis)
     silent(host)
-    assert "73 %" not in client.get("/hosts/host-a/").content.decode(), "a silent host's use is old"
+    assert "73%" not in client.get("/hosts/host-a/").content.decode(), "a silent host's use is old"
 
 
 def test_addresses_paths_and_serial_numbers_are_staff_s_to_see(

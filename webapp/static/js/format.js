@@ -106,9 +106,16 @@ export function duration(seconds) {
   return `${Math.floor(whole / 3600)} h ${two(Math.floor((whole % 3600) / 60))} min`;
 }
 
-/** Format the margin of error: "± 19 %", or above 100 % "error up to 5 times". */
+/** Format the margin of error: "±19%", or above 100% "error up to 5 times". */
 export function sureness(share) {
-  return share > 1 ? `error up to ${Number((1 + share).toPrecision(2))} times` : `± ${Math.round(100 * share)} %`;
+  return share > 1 ? `error up to ${Number((1 + share).toPrecision(2))} times` : `±${Math.round(100 * share)}%`;
+}
+
+/** Shorten a text in the middle: "pretrain-llama…-seed-42". */
+export function shortened(text, most) {
+  const letters = [...text];
+  const head = Math.ceil((most - 1) / 2);
+  return letters.length > most ? [...letters.slice(0, head), "…", ...letters.slice(head + 1 - most)].join("") : text;
 }
 
 /** Format the interval of an estimate, with `shown` for each end: "0.8 s to 1.2 s". */
@@ -184,13 +191,13 @@ export function opName(op) {
   return OP_NAMES[op] ?? op;
 }
 
-/** Format planned minus measured as a signed percentage of measured. Only equal values give "0 %". */
+/** Format planned minus measured as a signed percentage of measured. Only equal values give "0%". */
 export function relativeError(planned, measured) {
-  if (planned === measured) return "0 %";
+  if (planned === measured) return "0%";
   if (!(planned > 0)) return "–";
   const share = (100 * (planned - measured)) / measured;
   if (!Number.isFinite(share)) return "–";
   const size = Math.abs(share);
-  if (size < 0.05) return "< 0.1 %";
-  return `${share > 0 ? "+" : "−"}${size < 10 ? size.toFixed(1) : size.toFixed(0)} %`;
+  if (size < 0.05) return "< 0.1%";
+  return `${share > 0 ? "+" : "−"}${size < 10 ? size.toFixed(1) : size.toFixed(0)}%`;
 }

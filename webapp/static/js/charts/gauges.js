@@ -4,7 +4,7 @@ import { byteRate, bytes } from "../format.js";
 import { plot } from "./plot.js";
 import { MOST_LINES } from "./traffic.js";
 
-const percent = (value) => `${value.toFixed(0)} %`;
+const percent = (value) => `${value.toFixed(0)}%`;
 const cores = (value) => (value < 10 ? value.toFixed(1) : value.toFixed(0));
 
 /** Charts by id of the container. `fields` are the gauges and their labels. `of` is ranks, hosts or both. */

@@ -4,7 +4,7 @@ import { count, duration, loss, tokenRate } from "../format.js";
 import { plot } from "./plot.js";
 import { smooth } from "./smooth.js";
 
-const percent = (value) => `${(100 * value).toFixed(value < 0.1 ? 2 : 1)} %`;
+const percent = (value) => `${(100 * value).toFixed(value < 0.1 ? 2 : 1)}%`;
 const small = (value) => (value === 0 ? "0" : Math.abs(value) >= 0.01 && Math.abs(value) < 1e4 ? value.toPrecision(3) : value.toExponential(1));
 
 /** Curves by id of the container. `value` formats the legend, `ticks` the axis. */

@@ -6,7 +6,7 @@ import { hostBorders, fill } from "./pairs.js";
 import { heatMap, legend } from "./map.js";
 import { multiples } from "./multiples.js";
 
-const share = (value) => (Number.isNaN(value) ? "unknown" : `${(100 * value).toFixed(1)} %`);
+const share = (value) => (Number.isNaN(value) ? "unknown" : `${(100 * value).toFixed(1)}%`);
 const FIGURES = {
   bytes: { words: (value) => (Number.isNaN(value) ? "unknown" : byteRate(value)), token: "--axis-dp", note: "Payload bytes per second" },
   still: { words: share, token: "--axis-tp", note: "Share of time in which the training thread waits for collectives" },

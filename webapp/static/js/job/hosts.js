@@ -92,11 +92,11 @@ function partOf(member, jobStatus) {
   return member.reason ? `${member.outcome}: ${member.reason}` : member.outcome;
 }
 
-/** Describe a clock: "+12.0 ms ± 0.1 ms" is fast. */
+/** Describe a clock: "+12.0 ms ±0.1 ms" is fast. */
 export function clockWords(clock) {
   if (!clock) return "not measured";
   const off = clock.offset_s === 0 ? 0 : -clock.offset_s; // `offset_s` is the correction of the host's clock
-  return `${off < 0 ? "−" : "+"}${span(Math.abs(off))} ± ${milliseconds(clock.within_s)}`;
+  return `${off < 0 ? "−" : "+"}${span(Math.abs(off))} ±${milliseconds(clock.within_s)}`;
 }
 
 const span = (seconds) => (seconds < 1 ? milliseconds(seconds) : `${seconds.toFixed(2)} s`);

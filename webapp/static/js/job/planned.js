@@ -50,7 +50,7 @@ function timeLines(estimate, state, { measured, apart }) {
       off: step === null ? null : relativeError(time.step_s, step),
     },
   ];
-  const little = apart.measured?.parts.length > 0 ? "under 0.1 %" : null;
+  const little = apart.measured?.parts.length > 0 ? "under 0.1%" : null;
   for (const part of partRows(apart.planned, apart.measured)) {
     lines.push({
       group,

@@ -4,7 +4,7 @@ import { duration, integer } from "../format.js";
 import { failed } from "../refusal.js";
 
 const MOST = 4; // findings
-const percent = (share) => `${share >= 0 ? "+" : "−"}${Math.abs(100 * share).toFixed(0)} %`;
+const percent = (share) => `${share >= 0 ? "+" : "−"}${Math.abs(100 * share).toFixed(0)}%`;
 
 /** Describe a finding. */
 export function words({ part, axis, rank, host, seconds, usual_s, ranks_alike }) {
@@ -69,6 +69,6 @@ async function ask(job, from, to) {
 function lines({ steps, others, step_s, usual_s, findings, calls }) {
   const head = `${duration(step_s)} per step in ${integer(steps)} selected steps, ${duration(usual_s)} in ${integer(others)} other steps (${percent(step_s / usual_s - 1)}).`;
   const found = [...findings.slice(0, MOST).map(words), ...calls.slice(0, MOST).map(callWords)];
-  const body = found.length ? el("ul", {}, ...found.map((line) => el("li", {}, line))) : el("p", {}, "No part differs by more than 10 %.");
+  const body = found.length ? el("ul", {}, ...found.map((line) => el("li", {}, line))) : el("p", {}, "No part differs by more than 10%.");
   return el("div", { role: "status" }, el("p", {}, head), body);
 }

@@ -3,7 +3,7 @@ import { el } from "../dom.js";
 import { bytes, duration } from "../format.js";
 import { cell, rowHead, scrolling, th } from "./table.js";
 
-const signed = (share) => (Math.abs(share) < 5e-4 ? "0.0 %" : `${share < 0 ? "−" : "+"}${(100 * Math.abs(share)).toFixed(1)} %`);
+const signed = (share) => (Math.abs(share) < 5e-4 ? "0.0%" : `${share < 0 ? "−" : "+"}${(100 * Math.abs(share)).toFixed(1)}%`);
 
 export function chosenLayout(chosen) {
   const first = el("tr", {}, rowHead(null, chosen.words), cell(duration(chosen.step_s)), cell(""), cell(bytes(chosen.memory_bytes)), cell(""));

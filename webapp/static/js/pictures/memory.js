@@ -52,7 +52,7 @@ function bar(stage, names, cluster, most) {
 
 /** Return the free share of the device memory, rounded down. */
 export function freeShare({ cluster, peak_memory_bytes: peak }) {
-  return `${Math.floor(100 * (1 - peak / cluster.memory_bytes))} %`;
+  return `${Math.floor(100 * (1 - peak / cluster.memory_bytes))}%`;
 }
 
 /** Describe the fit: {text, tone}. */

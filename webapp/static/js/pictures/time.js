@@ -10,7 +10,7 @@ const OWN_PEAK = /^(?!.*no data sheet).*\b(?:(?:[ABHV]|G[BH])\d00|MI300X)\b/; //
 
 const token = (name) => (AXES.includes(name) ? `--axis-${name}` : `--part-${name}`);
 const label = (name) => (AXES.includes(name) ? `${name} exposed` : name);
-const percent = (share) => `${(100 * share).toFixed(1)} %`;
+const percent = (share) => `${(100 * share).toFixed(1)}%`;
 
 export function timePicture(estimate) {
   const { time, cluster } = estimate;
@@ -43,13 +43,13 @@ function aligned({ aligned_vocabulary: found, vocab_size: size }) {
   return [`A vocabulary of ${integer(found.vocab_size)} saves ${duration(found.spares_s)}, because ${integer(size)} is not aligned for matmuls.`];
 }
 
-/** Explain an HFU above 100 % on a device with a data sheet. */
+/** Explain an HFU above 100% on a device with a data sheet. */
 function beyond({ time: { hfu }, cluster: { accelerator } }) {
   if (hfu <= 1 || !OWN_PEAK.test(accelerator)) return [];
   return ["MFU counts full attention scores. Kernels compute only the unmasked half."];
 }
 
-/** Return the peak of a rank, which is 100 % of MFU. */
+/** Return the peak of a rank, which is 100% of MFU. */
 function peak({ time, world_size: ranks }) {
   return `${operations(time.model_flops / (time.mfu * time.step_s * ranks))}/s`;
 }

@@ -7,7 +7,7 @@ import { failed, fetchPatiently } from "../refusal.js";
 const panel = document.getElementById("advice");
 const place = document.getElementById("advice-answer");
 const button = panel.querySelector("button");
-const percent = (share) => `${(100 * share).toFixed(1)} %`;
+const percent = (share) => `${(100 * share).toFixed(1)}%`;
 
 button.addEventListener("click", async () => {
   button.disabled = true;

@@ -7,7 +7,7 @@ import { failed, fetchPatiently, words } from "../refusal.js";
 function value(number, unit, figure) {
   if (unit === "B") return (figure === "traffic" ? decimalBytes : bytes)(number);
   if (unit === "s") return duration(number);
-  if (unit === "") return `${(100 * number).toFixed(1)} %`;
+  if (unit === "") return `${(100 * number).toFixed(1)}%`;
   return `${unit === "parameters" ? integer(number) : count(number)} ${unit}`;
 }
 

@@ -26,7 +26,7 @@ const FIRST = [
 let removeChart = () => {}; // of the last search
 let custom = null; // the model and training of a linked spec without a preset
 let untouched = false; // whether the layouts are the page's own, which follow the base
-const percent = (share) => `${(100 * share).toFixed(1)} %`;
+const percent = (share) => `${(100 * share).toFixed(1)}%`;
 const whole = (text) => (/^\d+$/.test(text.trim()) ? Number(text) : text);
 const csrf = () => base.elements.csrfmiddlewaretoken.value;
 

@@ -7,7 +7,7 @@ import { bubble, collectiveTimes, groupBandwidths, overlap } from "./stats.js";
 const MOST_OF_AXIS = 6;
 const number = (text, title) => el("td", { className: "number", title }, text);
 const head = (axis) => el("th", { scope: "row" }, swatch(axisToken(axis)), axis);
-const percent = (share) => (share === null || !Number.isFinite(share) ? "–" : `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} %`);
+const percent = (share) => (share === null || !Number.isFinite(share) ? "–" : `${(100 * share).toFixed(share < 0.1 ? 1 : 0)}%`);
 
 /** Format ranks in few characters: "0–7", "0, 4, 8". */
 export function rankWords(ranks) {
@@ -62,7 +62,7 @@ function slowest(rows) {
 export function ofLink(busbw, link) {
   if (!link) return number("–");
   if (busbw <= link.speed) return number(percent(busbw / link.speed));
-  return number("above 100 %", `The link is faster than its known bandwidth: ${byteRate(link.speed)} ${link.words}`);
+  return number("above 100%", `The link is faster than its known bandwidth: ${byteRate(link.speed)} ${link.words}`);
 }
 
 export function showGroups(body, steps, links, members) {
