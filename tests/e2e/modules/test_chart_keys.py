@@ -129,15 +129,15 @@ def test_charts_with_a_cursor_of_their_own_have_the_same_keys(modules: Page) -> 
       const xs = Array.from({ length: 100 }, (_, i) => i + 1);
       window.asked = [];
       const select = (from, to) => window.asked.push(from, to);
-      const line = { letter: 'A', place: 0, xs, ys: xs.map((x) => x / 1000) };
+      const line = { letter: 'A', name: 'one', place: 0, xs, ys: xs.map((x) => x / 1000) };
       runsChart(document.getElementById('runs'), [line], { along: 'step', values: (y) => `${y} s`, select });
     }"""
     place = '<main><section><h2>Runs</h2><div id="runs" class="chart"></div></section></main>'
     with paper(modules, place, *SHEETS) as page:
         page.evaluate(body)
         page.keyboard.press("Tab")
-        assert press(page, "ArrowRight", "ArrowRight")["said"] == "step 2: A 0.002 s"
+        assert press(page, "ArrowRight", "ArrowRight")["said"] == "step 2: A one 0.002 s"
         assert press(page, "+", "Enter")["said"] == "2 to 51"
         assert page.evaluate("asked") == [1.5, 51]
         assert press(page, "Escape")["said"] == "1 to 100"
-        assert press(page, "End")["said"] == "step 100: A 0.1 s"
+        assert press(page, "End")["said"] == "step 100: A one 0.1 s"

@@ -36,7 +36,7 @@ document.removeEventListener = (name, ...more) => {
 globalThis.ResizeObserver = class { observe() { left += 1; } disconnect() { left -= 1; } };
 """
 RUNS = """
-const line = { letter: "A", place: 0, xs: [1, 2, 3, 4], ys: [1, 2, 3, 4] };
+const line = { letter: "A", name: x ?? "run", place: 0, xs: [1, 2, 3, 4], ys: [1, 2, 3, 4] };
 const chart = m.runsChart(document.getElementById("chart"), [line], { along: "step", values: String });
 """
 
@@ -44,12 +44,13 @@ const chart = m.runsChart(document.getElementById("chart"), [line], { along: "st
 @pytest.mark.parametrize(
     ("hours", "told"),
     [
-        ((0, 1, 14), ["12:00:00 24 Oct 2026 CEST", "13:00:00", "02:00:00 25 Oct 2026"]),
-        ((14, 15, 16), ["02:00:00 25 Oct 2026 CEST", "02:00:00 25 Oct 2026 CET", "03:00:00"]),
+        ((0, 1, 14), ["12:00 24 Oct 2026 CEST", "13:00", "02:00 25 Oct 2026"]),
+        ((14, 15, 15.0125), ["02:00:00 25 Oct 2026 CEST", "02:00:00 25 Oct 2026 CET", "02:00:45"]),
+        ((14, 15, 16), ["02:00 25 Oct 2026 CEST", "02:00 25 Oct 2026 CET", "03:00"]),
     ],
 )
 def test_a_time_axis_names_its_zone_once_and_again_where_it_changes(
-    modules: Page, hours: tuple[int, ...], told: list[str]
+    modules: Page, hours: tuple[float, ...], told: list[str]
 ) -> None:
     """Two readers in two zones compared pictures; as winter time began two ticks were alike."""
     assert modules.context.browser
@@ -128,6 +129,19 @@ def test_what_another_is_drawn_in_the_stead_of_leaves_nothing_behind(modules: Pa
     with paper(modules, '<main><section><h2>One</h2><div id="chart"></div></section></main>') as page:
         call(page, module, "")
         assert call(page, module, f"{COUNTED} {made} return left;") == 0
+
+
+def test_a_long_name_of_a_run_is_shortened_in_the_legend(modules: Page) -> None:
+    name = "pretrain-llama-tiny-with-a-very-long-experiment-name-and-seed-42"
+    with paper(modules, '<main><section><h2>One</h2><div id="chart"></div></section></main>') as page:
+        call(page, "charts/runs.js", RUNS, name)
+        label = page.locator(".u-legend .u-label").nth(1)
+        expect(label).to_have_text("A pretrain-llama\u2026e-and-seed-42")
+        expect(label).to_have_attribute("title", name)
+    assert call(modules, "format.js", "return [m.shortened('demo-1', 6), m.shortened('demo-10', 6)]") == [
+        "demo-1",
+        "dem\u202610",
+    ]
 
 
 def test_a_change_of_theme_keeps_the_zoom_of_a_compared_chart(modules: Page) -> None:

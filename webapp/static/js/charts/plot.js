@@ -5,11 +5,10 @@ import { exactTime, integer } from "../format.js";
 import { chartKeys, legendWords } from "./keys.js";
 import { KINDS, drawMarks } from "./marks.js";
 import { momentWords } from "./moment.js";
-import { MARKERS, axis, color, keepFitting } from "./theme.js";
+import { MARKERS, axis, color, keepFitting, xSplits } from "./theme.js";
 import { binarySplits, clockSplits, clockTicks, stepOf, stepSplits, tickWords, timeOf, valueSplits } from "./ticks.js";
 
 const CLICK_PX = 4;
-const TICK_PX = 72; // least distance between ticks of the x axis
 const VALUE_TICK_PX = 26; // least distance between ticks of the y axis
 const MAX_LOOK = 40; // points to each side, when a line has no value at the cursor
 const UNSEEN_MS = 5000;
@@ -225,9 +224,8 @@ const ySplits = (isBinary) => (chart, _, min, max) =>
   (isBinary ? binarySplits : valueSplits)(min, max, chart.bbox.height / (devicePixelRatio || 1) / VALUE_TICK_PX);
 
 function xAxis(steps) {
-  const splits = (chart, _, min, max) => (steps ? stepSplits : clockSplits)(min, max, chart.width / TICK_PX);
   const words = steps ? (_, ticks) => ticks.map(integer) : clockTicks;
-  return { ...axis(steps ? "step" : null, words, steps ? 24 : 42), splits };
+  return { ...axis(steps ? "step" : null, words, steps ? 24 : 42), splits: xSplits(steps ? stepSplits : clockSplits) };
 }
 
 function translucent(rgb, share) {

@@ -1,18 +1,19 @@
 // One quantity of several runs over steps, time or tokens. Each run has a line in its color.
 import uPlot from "../../vendor/uplot/uPlot.esm.js";
-import { count, duration, integer } from "../format.js";
+import { count, duration, integer, shortened } from "../format.js";
 import { ownKeys } from "./keys.js";
-import { MARKERS, axis, color, keepFitting } from "./theme.js";
-import { tickWords } from "./ticks.js";
+import { MARKERS, axis, color, keepFitting, xSplits } from "./theme.js";
+import { clockSplits, stepSplits, tickWords, valueSplits } from "./ticks.js";
 
 const HEIGHT = 220;
 export const TOKENS = ["--run-0", "--run-1", "--run-2", "--run-3", "--run-4", "--run-5"];
-/** The x axes: column, label and number format. */
+/** The x axes: column, label, number format and places of ticks. */
 export const ALONG = {
-  step: { column: "step", label: "step", words: integer },
-  time: { column: "elapsed_s", label: "time since the first step began", words: duration },
-  tokens: { column: "tokens", label: "tokens", words: count },
+  step: { column: "step", label: "step", words: integer, splits: stepSplits },
+  time: { column: "elapsed_s", label: "time since the first step began", words: (seconds) => (seconds === 0 ? "0" : duration(seconds)), splits: clockSplits },
+  tokens: { column: "tokens", label: "tokens", words: count, splits: valueSplits },
 };
+const MAX_NAME = 28; // characters of a run in a legend
 
 /** Return [xs, ys] of the points that have numbers, sorted by x. uPlot requires sorted points. */
 export function told(xs, ys) {
@@ -23,7 +24,7 @@ export function told(xs, ys) {
 }
 
 /**
- * Draw `lines`, [{letter, place, xs, ys}]. Destroy the returned chart before you draw another one. With `select(from, to)`,
+ * Draw `lines`, [{letter, name, place, xs, ys}]. Destroy the returned chart before you draw another one. With `select(from, to)`,
  * a drag calls `select` and does not zoom.
  */
 export function runsChart(container, lines, { along, values, select }) {
@@ -41,11 +42,11 @@ export function runsChart(container, lines, { along, values, select }) {
         cursor: { drag: { x: true, y: false, setScale: !select } },
         legend: { markers: MARKERS },
         scales: { x: { time: false } },
-        axes: [axis(ALONG[along].label, (_, ticks) => ticks.map(ALONG[along].words), 36), axis(null, tickWords(values), 70)],
+        axes: [xAxis(ALONG[along]), axis(null, tickWords(values), 70)],
         series: [
           { label: ALONG[along].label, value: (_, x) => (x === null ? "last" : ALONG[along].words(x)) },
-          ...lines.map(({ letter, place }, index) => ({
-            label: letter,
+          ...lines.map(({ letter, name, place }, index) => ({
+            label: `${letter} ${shortened(name, MAX_NAME)}`,
             stroke: color(TOKENS[place]),
             width: 1.5,
             spanGaps: true,
@@ -57,6 +58,7 @@ export function runsChart(container, lines, { along, values, select }) {
       data,
       container,
     );
+    chart.root.querySelectorAll(".u-legend .u-label").forEach((label, index) => (label.title = index > 0 ? lines[index - 1].name : ""));
     if (range) chart.setScale("x", range);
   };
   build();
@@ -69,6 +71,8 @@ export function runsChart(container, lines, { along, values, select }) {
     },
   };
 }
+
+const xAxis = ({ label, words, splits }) => ({ ...axis(label, (_, ticks) => ticks.map(words), 36), splits: xSplits(splits) });
 
 function dragged(chart, select) {
   const { left, width } = chart.select;

@@ -35,6 +35,11 @@ export function axis(label, values, size) {
   };
 }
 
+const TICK_PX = 72; // least distance between ticks of the x axis
+
+/** The `splits` of an x axis: as many ticks as the width of the plot allows. */
+export const xSplits = (splits) => (chart, _, min, max) => splits(min, max, chart.bbox.width / (devicePixelRatio || 1) / TICK_PX);
+
 /** Format the value at the cursor for the legend. Without a cursor, format the last value of the line. */
 export const legendValue = (format) => (chart, value, line, index) => {
   const shown = index === null || index === undefined ? chart.data[line].findLast((one) => one !== null && one !== undefined) : value;

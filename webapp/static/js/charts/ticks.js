@@ -2,14 +2,19 @@
 
 const DAYS = [1, 2, 5, 10, 20, 50, 100].map((days) => 86_400 * days);
 const CLOCK_GAPS_S = [0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 43_200, ...DAYS];
-const timeFormat = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const secondFormat = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const minuteFormat = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
 const dayFormat = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year: "numeric" });
 const zoneFormat = new Intl.DateTimeFormat("en-GB", { timeZoneName: "short" });
 const zoneOf = (date) => zoneFormat.formatToParts(date).find(({ type }) => type === "timeZoneName").value;
 
-/** Times of day. The first tick of a day adds the date. The first tick of all, and of another time zone, adds the zone. */
+/**
+ * Times of day, without seconds if all ticks are whole minutes. The first tick of a day adds the date. The first tick of all,
+ * and of another time zone, adds the zone.
+ */
 export function clockTicks(_, ticks) {
   let [day, zone] = ["", ""];
+  const timeFormat = ticks.every((tick) => tick % 60 === 0) ? minuteFormat : secondFormat;
   return ticks.map((tick) => {
     const date = new Date(tick * 1000);
     const before = [day, zone];
@@ -70,13 +75,19 @@ function multiples(gap, min, max) {
   return found;
 }
 
-/** Round values between two others: at most `most` of them, but at least three. */
+/** Round values between two others: at least three, and about `most` if that is more. */
 export function valueSplits(min, max, most, gaps = roundGaps(max - min)) {
   if (!(max > min)) return [min];
   const fits = gaps.find((gap) => (max - min) / gap <= Math.max(MIN_TICKS, most)) ?? gaps.at(-1);
   let place = gaps.indexOf(fits);
   while (place > 0 && multiples(gaps[place], min, max).length < MIN_TICKS) place -= 1;
-  return multiples(gaps[place], min, max);
+  return thinned(multiples(gaps[place], min, max), most);
+}
+
+/** Leave out every second tick while the ticks are too close and at least three remain. */
+function thinned(ticks, most) {
+  const isCrowded = ticks.length > most + 1 && ticks.length > 2 * (MIN_TICKS - 1);
+  return isCrowded ? thinned(ticks.filter((_, index) => index % 2 === 0), most) : ticks;
 }
 
 /** Round gaps from a hundredth of a span to all of the span, ascending. */

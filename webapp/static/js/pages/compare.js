@@ -40,7 +40,7 @@ function drawCurves(runs, along) {
   for (const chart of drawn) chart.destroy();
   drawn = [];
   const placed = ALONG[along].column;
-  const line = (run, at, name) => ({ letter: `${letter(at)} ${jobs[at].name}`, place: at, xs: run.curve[placed], ys: run.curve[name] });
+  const line = (run, at, name) => ({ letter: letter(at), name: jobs[at].name, place: at, xs: run.curve[placed], ys: run.curve[name] });
   const linesOf = (name) => runs.flatMap((run, at) => (tells(run, name) && tells(run, placed) ? [line(run, at, name)] : []));
   const shown = CURVES.map((curve) => ({ ...curve, lines: linesOf(curve.name) })).filter(({ lines }) => lines.length > 0);
   const apart = ({ drag }) => drag && along === "step";
