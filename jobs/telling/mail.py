@@ -1,10 +1,11 @@
-"""Mails of what became of jobs. Nothing that a user named gets into a header but as its text."""
+"""Mails about jobs. Text of users becomes a header only as the text of the subject."""
 
 from __future__ import annotations
 
 import json
 import time
 from dataclasses import dataclass
+from datetime import datetime
 
 from django.conf import settings
 from django.core.mail import EmailMessage, get_connection
@@ -28,26 +29,38 @@ class Mail:
 
 
 def mail_of(delivery: Delivery) -> Mail:
-    """Of a delivery to a person."""
+    """Return the mail of a delivery to a person."""
     assert delivery.person is not None, "a mail has a recipient"
     told: Told = json.loads(delivery.body)
     job = told["job"]
     assert job is not None, "a mail is about a job"
     lines = [
         f"{job['name']} ({job['id']}) {stands(job['status'])}.",
-        told["reason"],
+        *_why(told),
         "",
-        f"project  {job['project']}",
-        f"owner    {job['owner']}",
-        f"attempt  {job['attempt']}",
-        f"at       {told['created']}",
+        f"Job page: {job['url']}",
         "",
-        job["url"],
+        f"Project: {job['project']}",
+        f"Owner: {job['owner']}",
+        f"Attempt: {job['attempt']}",
+        f"Time: {datetime.fromisoformat(told['created']):%Y-%m-%d %H:%M:%S} UTC",
         "",
         "You requested this email under Notifications or on the job page.",
     ]
     subject = f"{_one_line(job['name'])} {stands(job['status'])}"
     return Mail(delivery.person.email, subject, "\n".join(lines), delivery.key)
+
+
+def _why(told: Told) -> list[str]:
+    """Return the verdict, its reason, and the next step, or the reason of the status if the verdict lacks it."""
+    verdict = told.get("verdict")
+    if not verdict:
+        return ["", f"Reason: {told['reason']}"] if told["reason"] else []
+    lines = ["", verdict["sentence"]]
+    lines += [f"{label}: {text}" for label, text in (("Why", verdict["reason"]), ("Next", verdict["next"])) if text]
+    if verdict["state"] != "failed" and told["reason"].rstrip(".") not in " ".join(lines):
+        lines += ["", f"Reason: {told['reason']}"]
+    return lines
 
 
 def send(mail: Mail) -> Sent:

@@ -17,9 +17,10 @@ from jobs.models import TERMINAL, Delivery, Job, MailWish, StateChange, Webhook
 from jobs.models.telling import new_delivery_key
 from jobs.telling.ends import spend
 from jobs.telling.shapes import Told, ToldJob
+from jobs.telling.verdicts import STATE, get_due
 
 MOST_MAILS_AN_HOUR = 200  # to a person
-STATE, PING = "job.state", "ping"
+PING = "ping"
 
 
 def write(changes: Sequence[StateChange]) -> None:
@@ -48,12 +49,11 @@ def tell(changes: Sequence[StateChange]) -> None:
     made = []
     for change in changes:
         job = jobs[change.job_id]
-        made += [
-            Delivery(**_message(STATE, change, job), webhook=hook) for hook in told_hooks if _wants(hook, job, change)
-        ]
-        made += [
-            Delivery(**_message(STATE, change, job), person_id=person) for person in _readers(wishes, ends, job, change)
-        ]
+        to_hooks = [hook for hook in told_hooks if _wants(hook, job, change)]
+        readers = _readers(wishes, ends, job, change)
+        due = get_due(change, job, timezone.now()) if to_hooks or readers else None
+        made += [Delivery(**_message(STATE, change, job), due=due, webhook=hook) for hook in to_hooks]
+        made += [Delivery(**_message(STATE, change, job), due=due, person_id=person) for person in readers]
     Delivery.objects.bulk_create(made)
 
 
@@ -61,7 +61,9 @@ def ping(hook: Webhook) -> Delivery:
     """A message that tells of nothing, to see whether it arrives."""
     key = new_delivery_key()
     delivery = Delivery(key=key, webhook=hook, event=PING)
-    delivery.body = _body({"id": key, "event": PING, "created": _at(delivery.created), "reason": "", "job": None})
+    delivery.body = _body(
+        {"id": key, "event": PING, "created": _at(delivery.created), "reason": "", "job": None, "verdict": None}
+    )
     delivery.save()
     return delivery
 
@@ -129,7 +131,7 @@ def _message(event: str, change: StateChange, job: Job) -> dict[str, str]:
         "url": settings.BOARD_URL + reverse("job-detail", args=[job.id]),
     }
     created = _at(change.at)
-    body = _body({"id": key, "event": event, "created": created, "reason": change.reason, "job": told})
+    body = _body({"id": key, "event": event, "created": created, "reason": change.reason, "job": told, "verdict": None})
     return {"key": key, "event": event, "job": job.id, "body": body}
 
 

@@ -25,6 +25,7 @@ from jobs.telling.outbox import may_read, why_silent
 from jobs.telling.post import Sent
 from jobs.telling.routes import HookRoute, MailRoute, Route, Wires
 from jobs.telling.shapes import Try
+from jobs.telling.verdicts import add_verdicts
 
 log = logging.getLogger(__name__)
 
@@ -150,6 +151,7 @@ def _claim(deliveries: list[Delivery], now: datetime) -> list[Delivery]:
         if taken != len(keys):
             transaction.set_rollback(True)
             return []
+        add_verdicts(deliveries)
     return deliveries
 
 

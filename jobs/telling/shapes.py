@@ -18,14 +18,27 @@ class ToldJob(TypedDict):
     url: str
 
 
+class VerdictTold(TypedDict):
+    """The verdict of an attempt that has ended, with the names and texts of the field `diagnosis` in REST."""
+
+    state: str
+    sentence: str
+    reason: str
+    next: str
+
+
 class Told(TypedDict):
-    """The body of a webhook. `job` and `reason` are of event "job.state" alone."""
+    """The body of a webhook. `job` and `reason` are of event "job.state" alone.
+
+    `verdict` is null until an attempt has ended, and for jobs without a verdict.
+    """
 
     id: str
     event: str
     created: str
     reason: str
     job: ToldJob | None
+    verdict: VerdictTold | None
 
 
 class Try(TypedDict):

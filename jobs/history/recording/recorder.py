@@ -26,6 +26,7 @@ from jobs.history.recording.streams import Heard, Stream, new_entries, set_back
 from jobs.models import Attempt, Job, StateChange, Status
 from jobs.queue.control.lease import WorkLease
 from jobs.queue.control.troubles import Troubles, away, of_database
+from jobs.telling.verdicts import release
 
 log = logging.getLogger(__name__)
 
@@ -210,6 +211,7 @@ class Recorder:
         self._diagnoses.forget(key)
         recording.finish(outcome, report.get("reason", ""), due.ended.timestamp())
         Attempt.objects.filter(pk=due.key).update(recorded=timezone.now())
+        release(*key)
         del self._open[key], self._due[key]
 
     def _forget(self) -> None:

@@ -1,0 +1,159 @@
+"""A webhook and a mail about an ended run carry the verdict that the recorder stores after the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import timedelta
+from email.message import EmailMessage
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import User
+from django.utils import timezone
+
+from jobs.history.recording import recorder as recorder_module
+from jobs.history.recording.recorder import Recorder
+from jobs.models import Attempt, Delivery, MailWish, Status
+from jobs.queue import actions, lifecycle
+from jobs.telling import verdicts
+from jobs.telling.postman import Postman
+from tests.jobs.history.conftest import end
+from tests.jobs.history.told import Sender, run
+from tests.jobs.telling.receivers import Receiver, answering, hook_of, receiver
+from tests.planner.wrong_specs import GOOD
+from tests.support.processes import wait_until
+
+
+@pytest.fixture
+def there(owner: User, attempt: Attempt, inbox: list[EmailMessage], settings: Any) -> Iterator[Receiver]:
+    """A webhook and a mail for each end of the owner's jobs."""
+    settings.WEBHOOK_NETWORKS = [ip_network("127.0.0.1/32")]
+    User.objects.filter(pk=owner.pk).update(email="owner@people.example")
+    MailWish.objects.create(user=owner, states=["failed"])
+    with receiver(answering("204 No Content")) as made:
+        hook_of(owner, made, states=["failed", "queued"])
+        yield made
+
+
+@pytest.fixture
+def postman() -> Iterator[Postman]:
+    made = Postman()
+    yield made
+    made.close()
+
+
+def send(postman: Postman) -> None:
+    def none_is_due() -> bool:
+        postman.turn()
+        return not Delivery.objects.filter(due__lte=timezone.now() + timedelta(minutes=6), outcome="waiting").exists()
+
+    wait_until(none_is_due, "every message was sent", 20)
+
+
+def test_the_verdict_of_a_run_arrives_by_webhook_and_mail(
+    attempt: Attempt,
+    there: Receiver,
+    inbox: list[EmailMessage],
+    postman: Postman,
+    recorder: Recorder,
+    live_redis: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recorder_module, "DIAGNOSED_EVERY_S", 0.0)
+    sender = Sender(live_redis, attempt.job_id)
+    for some in run(2, 12):
+        sender.send(some)
+    lifecycle.change(attempt.job_id, 1, Status.FAILED, "it failed")
+    end(attempt, "failed")
+    postman.turn()
+    assert set(Delivery.objects.values_list("outcome", flat=True)) == {"waiting"}
+    assert not there.heard, "a message about an end waits for the verdict"
+    wait_until(lambda: recorder.turn() or Attempt.objects.get(pk=attempt.pk).recorded, "the history is whole", 20)
+    assert not Delivery.objects.filter(due__gt=timezone.now()).exists(), "the verdict is there"
+    send(postman)
+    attempt.refresh_from_db()
+    told = json.loads(there.heard[0].body)
+    assert told["job"]["status"] == "failed"
+    assert told["verdict"] == {name: attempt.diagnosis[name] for name in ("state", "sentence", "reason", "next")}
+    assert told["verdict"]["sentence"].startswith("Failed: ")
+    (mail,) = inbox
+    lines = mail.get_content().splitlines()
+    assert lines[2] == attempt.diagnosis["sentence"]
+    assert f"Job page: https://board.example/jobs/{attempt.job_id}/" in lines
+
+
+def test_a_mail_lists_verdict_why_and_next(
+    attempt: Attempt, there: Receiver, inbox: list[EmailMessage], postman: Postman
+) -> None:
+    final = {"over": True, "state": "failed", "sentence": "Failed: rank 1, ValueError: bad shape (train.py:12)."}
+    final |= {"reason": "The rank ended with exit code 3.", "next": "Read the log of rank 1."}
+    Attempt.objects.filter(pk=attempt.pk).update(diagnosis=final)
+    lifecycle.change(attempt.job_id, 1, Status.FAILED, "rank 1 ended with exit code 3: ValueError: bad shape")
+    verdicts.release(attempt.job_id, 1)
+    send(postman)
+    (mail,) = inbox
+    assert mail.get_content().splitlines()[:7] == [
+        f"{attempt.job.name} ({attempt.job_id}) failed.",
+        "",
+        "Failed: rank 1, ValueError: bad shape (train.py:12).",
+        "Why: The rank ended with exit code 3.",
+        "Next: Read the log of rank 1.",
+        "",
+        f"Job page: https://board.example/jobs/{attempt.job_id}/",
+    ]
+
+
+def test_without_a_recorder_the_message_waits_a_bounded_time_and_later_ones_wait_behind_it(
+    attempt: Attempt, there: Receiver, inbox: list[EmailMessage], postman: Postman, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert timedelta(seconds=10) <= verdicts.MAX_WAIT <= timedelta(seconds=30)
+    monkeypatch.setattr(verdicts, "MAX_WAIT", timedelta(seconds=2))
+    lifecycle.change(attempt.job_id, 1, Status.FAILED, "it failed")
+    lifecycle.requeue(attempt.job_id, "again")
+    postman.turn()
+    assert not there.heard
+    send(postman)
+    assert [json.loads(heard.body)["job"]["status"] for heard in there.heard] == ["failed", "queued"]
+    assert [json.loads(heard.body)["verdict"] for heard in there.heard] == [None, None]
+    (mail,) = inbox
+    assert mail.get_content().splitlines()[1:3] == ["", "Reason: it failed"]
+
+
+def test_a_retry_sends_equal_bytes_and_a_verdict_before_the_end_is_left_out(
+    attempt: Attempt, there: Receiver, postman: Postman
+) -> None:
+    early = {"over": False, "state": "slow", "sentence": "Straggler: rank 1.", "reason": "It is slow.", "next": ""}
+    Attempt.objects.filter(pk=attempt.pk).update(diagnosis=early)
+    lifecycle.change(attempt.job_id, 1, Status.FAILED, "it failed")
+    waiting = Delivery.objects.get(webhook__isnull=False)
+    verdicts.add_verdicts([waiting])
+    assert json.loads(waiting.body)["verdict"] is None
+    Attempt.objects.filter(pk=attempt.pk).update(diagnosis={**early, "over": True})
+    verdicts.add_verdicts([waiting])
+    assert json.loads(Delivery.objects.get(pk=waiting.pk).body)["verdict"]["sentence"] == "Straggler: rank 1."
+    sent = waiting.body
+    Attempt.objects.filter(pk=attempt.pk).update(diagnosis={**early, "over": True, "sentence": "Failed: rank 1."})
+    waiting.tries = [{"at": timezone.now().isoformat(), "seconds": 1.0, "status": 500, "words": "answered 500"}]
+    verdicts.add_verdicts([waiting])
+    assert waiting.body == sent
+
+
+def test_the_end_of_one_attempt_does_not_send_the_message_about_the_next(attempt: Attempt, there: Receiver) -> None:
+    lifecycle.change(attempt.job_id, 1, Status.FAILED, "it failed")
+    lifecycle.requeue(attempt.job_id, "again")
+    Attempt.objects.create(job=attempt.job, number=2)
+    lifecycle.change(attempt.job_id, 2, Status.STARTING, "placed")
+    lifecycle.change(attempt.job_id, 2, Status.FAILED, "it failed again")
+    assert verdicts.release(attempt.job_id, 1) == 3, "webhook and mail of attempt 1, and its queued attempt"
+    left = Delivery.objects.filter(due__gt=timezone.now())
+    assert {json.loads(each.body)["job"]["attempt"] for each in left} == {2}
+
+
+def test_a_job_that_never_started_has_no_verdict_to_wait_for(owner: User, there: Receiver, root: Path) -> None:
+    job, _ = actions.submit(owner, GOOD)
+    actions.cancel(job, "owner")
+    assert not Delivery.objects.filter(due__gt=timezone.now()).exists()
