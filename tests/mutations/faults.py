@@ -57,7 +57,7 @@ NO_EMBEDDING = Edit(
     " and p is not getattr(decoders[0].embedding, 'weight', None)}",
 )
 
-# "Also in the prediction" means that the planner makes the same mistake, so bytes match.
+# If trainer and planner share a fault, the bytes match the plan, so traffic checks cannot find it.
 NO_INPUT_SUM = (
     Edit(
         TENSOR,
@@ -68,12 +68,12 @@ NO_INPUT_SUM = (
 )
 FAULTS: dict[str, Fault] = {
     # Missing sums.
-    "no gradient sum over tp with sequence parallelism": Fault((NO_SP_SUM,), "gpt", SP),
-    "no gradient sum over tp with sequence parallelism, also in the prediction": Fault(
+    "Gradients are not summed over tp with sequence parallelism": Fault((NO_SP_SUM,), "gpt", SP),
+    "Trainer and planner omit the gradient sum over tp with sequence parallelism": Fault(
         (NO_SP_SUM, Edit(TRAFFIC, "layout.sequence_parallel or is_router", "is_router")), "gpt", SP
     ),
-    "no reduction of the embedding gradient over dp": Fault((NO_EMBEDDING,), "llama", {"dp": 2}),
-    "no reduction of the embedding gradient over dp, also in the prediction": Fault(
+    "The embedding gradient is not reduced over dp": Fault((NO_EMBEDDING,), "llama", {"dp": 2}),
+    "Trainer and planner omit the reduction of the embedding gradient over dp": Fault(
         (
             NO_EMBEDDING,
             Edit(
@@ -87,34 +87,36 @@ FAULTS: dict[str, Fault] = {
         "llama",
         {"dp": 2},
     ),
-    "no gradient sum of shared key/value heads": Fault((NO_SHARED_SUM,), "llama", {"tp": 2}, 2, "one kv head"),
-    "no gradient sum of shared key/value heads, also in the prediction": Fault(
+    "Gradients of shared key/value heads are not summed": Fault((NO_SHARED_SUM,), "llama", {"tp": 2}, 2, "one kv head"),
+    "Trainer and planner omit the gradient sum of shared key/value heads": Fault(
         (NO_SHARED_SUM, Edit(TRAFFIC, "(sharing, [(p, n) for p, n in parameters if is_key_or_value(p)]),", "")),
         "llama",
         {"tp": 2},
         2,
         "one kv head",
     ),
-    "no sum of input gradients over tp": Fault(NO_INPUT_SUM, "llama", {"tp": 2}),
-    "no sum of input gradients over tp, fp8": Fault(NO_INPUT_SUM, "llama", {"tp": 2}, 2, "", {"precision": "fp8"}),
-    "tied embedding keeps only the local gradient": Fault(
+    "Input gradients are not summed over tp": Fault(NO_INPUT_SUM, "llama", {"tp": 2}),
+    "With fp8, input gradients are not summed over tp": Fault(
+        NO_INPUT_SUM, "llama", {"tp": 2}, 2, "", {"precision": "fp8"}
+    ),
+    "Each stage uses only its own gradient of the tied embedding": Fault(
         (Edit(OPTIMIZER, "dist.all_reduce(tied[0], group=mesh.embedding)", "pass"),), "gpt", {"pp": 2}
     ),
-    "tied embedding with ZBV keeps one of two gradients": Fault(
+    "With ZBV, the tied embedding uses only one of two gradients": Fault(
         (Edit(OPTIMIZER, "tied[0].copy_(tied[1].add_(tied[0]))", "tied[0].copy_(tied[1])"),), "gpt", ZBV, 4
     ),
-    "no gradient reduction over HSDP replicas": Fault(
+    "Gradients are not reduced across HSDP replicas": Fault(
         (Edit(ZERO, "root.set_requires_all_reduce(last)", "root.set_requires_all_reduce(False)"),),
         "llama",
         {"dp": 4, "zero": 2, "dp_replicas": 2},
     ),
-    "ring attention keeps only local key/value gradients": Fault(
+    "Ring attention uses only local key/value gradients": Fault(
         (Edit(CONTEXT, "return self._mine + self._travelling", "return self._mine"),), "llama", {"cp": 2}
     ),
-    "gradient buckets reduced before the last micro-batch": Fault(
+    "Gradient buckets are reduced before the last micro-batch": Fault(
         (Edit(DATA, "len(bucket) * self._backwards for", "len(bucket) for"),), "llama", {"dp": 2}
     ),
-    "fp32 gradient sum keeps only the first micro-batch": Fault(
+    "The fp32 gradient contains only the first micro-batch": Fault(
         (Edit("workers/trainer/masters.py", "master.grad.add_(gradient)", "pass"),),
         "llama",
         {"tp": 2},
@@ -123,13 +125,13 @@ FAULTS: dict[str, Fault] = {
         {"precision": "bf16"},
     ),
     # Wrong scales.
-    "gradients averaged over dp": Fault(
+    "Gradients are averaged instead of summed over dp": Fault(
         (Edit(DATA, "work.wait()", "work.wait()\n            flat.div_(2)"),), "gpt", {"dp": 2}
     ),
-    "ZeRO divides gradients by its ranks": Fault(
+    "ZeRO divides gradients by the number of ranks": Fault(
         (Edit(ZERO, "    module.set_gradient_divide_factor(1.0)\n", ""),), "llama", {"dp": 2, "zero": 3}
     ),
-    "bias added before the sum over tp": Fault(
+    "Each tp rank adds the bias before the sum over tp": Fault(
         (
             Edit(
                 "workers/trainer/model/layers.py",
@@ -140,9 +142,9 @@ FAULTS: dict[str, Fault] = {
         "gpt",
         {"tp": 2},
     ),
-    "gradient norm counts replicas twice": Fault((Edit(OPTIMIZER, " / copies", ""),), "gpt", {"dp": 2}),
+    "The gradient norm counts replicas twice": Fault((Edit(OPTIMIZER, " / copies", ""),), "gpt", {"dp": 2}),
     # Old or missing values.
-    "ZeRO-1 keeps old weights after a validation": Fault(
+    "ZeRO-1 uses old weights after a validation": Fault(
         (Edit(ZERO, "        for root in self._roots:\n            _free(root)", "        pass"),),
         "llama",
         {"dp": 2, "zero": 1},
@@ -150,15 +152,15 @@ FAULTS: dict[str, Fault] = {
         "",
         {"eval_every": 1},
     ),
-    "bf16 weights not updated from master weights": Fault(
+    "The bf16 weights are not updated from the master weights": Fault(
         (Edit(PARALLELIZE, "held.tensor.copy_(held.master)", "pass"),), "llama", {"dp": 2}, 2, "", {"precision": "bf16"}
     ),
-    "pipeline stage does not wait for its message": Fault(
+    "A pipeline stage does not wait for the message it needs": Fault(
         (Edit(PIPELINE, "        work.wait()\n        return self._tp", "        return self._tp"),),
         "llama",
         {"pp": 2},
     ),
-    "ring attention does not wait for the next block": Fault(
+    "Ring attention does not wait for the next key/value block": Fault(
         (
             Edit(
                 CONTEXT,
@@ -169,7 +171,7 @@ FAULTS: dict[str, Fault] = {
         "llama",
         {"cp": 2},
     ),
-    "weight gradient keeps only one micro-batch": Fault(
+    "The weight gradient contains only one micro-batch": Fault(
         (
             Edit(
                 "workers/trainer/parallel/weight_gradients.py",
@@ -182,22 +184,22 @@ FAULTS: dict[str, Fault] = {
         4,
     ),
     # Wrong shards and data.
-    "all replicas read the same sequences": Fault(
+    "All replicas read the same sequences": Fault(
         (Edit(LOOP, "slice(self.mesh.place.dp * share, (self.mesh.place.dp + 1) * share)", "slice(0, share)"),),
         "gpt",
         {"dp": 2},
     ),
-    "initial weights differ between replicas": Fault(
+    "Replicas start with different weights": Fault(
         (Edit("workers/trainer/model/initial.py", "= whole[", "= (1 + 1e-3 * place.dp) * whole["),),
         "gpt",
         {"dp": 2},
     ),
-    "all tp ranks hold the first shard": Fault(
+    "All tp ranks use the first weight shard": Fault(
         (Edit("planner/facts/tensors/placements.py", "return experts, place.tp, shard", "return experts, 0, shard"),),
         "llama",
         {"tp": 2},
     ),
-    "value projection not treated as key/value heads": Fault(
+    "The value projection is not recognized as key/value heads": Fault(
         (
             Edit(
                 "planner/facts/models/shapes.py",
@@ -210,7 +212,7 @@ FAULTS: dict[str, Fault] = {
         2,
         "one kv head",
     ),
-    "pipeline stage also holds the first layer of the next stage": Fault(
+    "A pipeline stage also contains the first layer of the next stage": Fault(
         (
             Edit(
                 "planner/facts/stages.py",
@@ -221,7 +223,7 @@ FAULTS: dict[str, Fault] = {
         "llama",
         {"pp": 2},
     ),
-    "both ZBV chunks placed in the same direction": Fault(
+    "The second ZBV chunks are assigned to the wrong stages": Fault(
         (
             Edit(
                 "planner/facts/layout.py",
@@ -234,7 +236,7 @@ FAULTS: dict[str, Fault] = {
         4,
     ),
     # Wrong positions.
-    "positions counted from the start of the local sequence part": Fault(
+    "Each cp rank counts positions from its own first token": Fault(
         (
             Edit(
                 CONTEXT,
@@ -245,18 +247,18 @@ FAULTS: dict[str, Fault] = {
         "llama",
         {"cp": 2},
     ),
-    "loss counts targets of other vocabulary shards": Fault(
+    "The loss includes targets of other vocabulary shards": Fault(
         (Edit(TENSOR, ".squeeze(-1).masked_fill(~mine, 0)", ".squeeze(-1)"),), "gpt", {"tp": 2}
     ),
-    "embedding lookup counts rows of other shards": Fault(
+    "The embedding lookup includes rows of other vocabulary shards": Fault(
         (Edit(TENSOR, ", table) * mine.unsqueeze(-1)", ", table)"),), "gpt", {"tp": 2}
     ),
-    "tokens sent to the wrong expert": Fault(
+    "Tokens are sent to the wrong expert": Fault(
         (Edit("workers/trainer/model/experts.py", "if ep.degree == 1:", "if True:"),),
         "moe",
         {"dp": 2, "ep": 2},
     ),
-    "router takes the next best experts": Fault(
+    "The router skips the best expert of each token": Fault(
         (
             Edit(
                 "workers/trainer/model/experts.py",
@@ -270,7 +272,7 @@ FAULTS: dict[str, Fault] = {
         "moe",
         {"dp": 2, "ep": 2},
     ),
-    "last token received by an expert rank lost": Fault(
+    "Each expert rank loses the last token that it receives": Fault(
         (
             Edit(
                 "workers/trainer/parallel/expert_parallel.py",
@@ -282,7 +284,7 @@ FAULTS: dict[str, Fault] = {
         {"dp": 2, "ep": 2},
     ),
     # Faults after the first steps.
-    "key gradients halved from step 4": Fault(
+    "Key gradients are halved from step 4": Fault(
         (
             Edit(
                 LOOP,
@@ -296,7 +298,7 @@ FAULTS: dict[str, Fault] = {
         {"dp": 2},
         train={"steps": 6},
     ),
-    "learning rate decays only for some weights": Fault(
+    "The learning rate decays only for some weights": Fault(
         (
             Edit(
                 LOOP,
@@ -308,7 +310,7 @@ FAULTS: dict[str, Fault] = {
         {"dp": 2},
         train={"steps": 100, "warmup_steps": 0},
     ),
-    "validation loss averaged over dp": Fault(
+    "The validation loss is averaged instead of summed over dp": Fault(
         (
             Edit(
                 LOOP,
@@ -321,14 +323,14 @@ FAULTS: dict[str, Fault] = {
         train={"steps": 6, "eval_every": 3},
     ),
     # Faults without verification.
-    "replica reads with another seed, verification off": Fault(
+    "With verification off, each replica uses a different data seed": Fault(
         (Edit(LOOP, "train_batch(train.seed,", "train_batch(train.seed + self.mesh.place.dp,"),),
         "gpt",
         {"dp": 2},
         train={"verify": "off"},
     ),
     # Faults at a resume.
-    "optimizer moments of a shard not loaded": Fault(
+    "The optimizer moments of one shard are not loaded": Fault(
         (
             Edit(
                 LOAD,
@@ -341,7 +343,7 @@ FAULTS: dict[str, Fault] = {
         train={"steps": 6, "verify": "off"},
         resumed=3,
     ),
-    "Adam step count restarts at a resume": Fault(
+    "The Adam step count restarts when a run resumes": Fault(
         (
             Edit(
                 LOAD,
@@ -354,7 +356,7 @@ FAULTS: dict[str, Fault] = {
         train={"steps": 6},
         resumed=3,
     ),
-    "bf16 weights differ from the loaded master weights": Fault(
+    "The bf16 weights differ from the loaded master weights": Fault(
         (Edit(LOAD, "    part.follow_masters()\n", ""),),
         "llama",
         {"dp": 2},

@@ -11,8 +11,8 @@ from tests.mutations.run import ROOT, Told, copied_tree, run, try_fault
 
 # What only replicas and one process can tell, what only one process can, and what only later steps show.
 QUICK = {
-    "no reduction of the embedding gradient over dp, also in the prediction": ["replicas", "one process"],
-    "bf16 weights not updated from master weights": ["one process"],
+    "Trainer and planner omit the reduction of the embedding gradient over dp": ["replicas", "one process"],
+    "The bf16 weights are not updated from the master weights": ["one process"],
 }
 
 
@@ -37,7 +37,9 @@ def test_a_fault_shows_in_what_the_run_says(name: str, tmp_path: Path) -> None:
 
 
 def test_without_a_fault_the_same_run_is_proven(tmp_path: Path) -> None:
-    told = run(FAULTS["gradients averaged over dp"].spec, copied_tree(tmp_path / "tree"), tmp_path)
+    told = run(
+        FAULTS["Gradients are averaged instead of summed over dp"].spec, copied_tree(tmp_path / "tree"), tmp_path
+    )
     assert told == Told(0, 0, told.replicas, told.one_process, "", "")
     assert told.replicas.startswith("replicas match (68 of 68 tensor parts have replicas")
     assert told.one_process.startswith("gradients match the single-process reference to ")
