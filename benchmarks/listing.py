@@ -19,6 +19,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+COLUMNS = (
+    *("owner", "workload", "layout", "status", "steps", "duration", "step_time", "loss", "reason"),
+    *("created", "ended", "speed", "project"),
+)
 JOBS = 10_000
 REQUESTS = 40
 RUNNING = 30
@@ -31,7 +35,7 @@ PAGES = {
     "page, words": "/?q=nowhere",
     "page, tag": "/?tag=nightly",
     "page, archive": "/?archived=only",
-    "page, all columns": "/?col=owner&col=layout&col=status&col=steps&col=created&col=ended&col=speed&col=project",
+    "page, all columns": "/?" + "&".join(f"col={name}" for name in COLUMNS),
     "overview": "/overview/",
     "overview, owner": "/overview/",
     "palette": "/find/?q=run+9",
@@ -97,7 +101,7 @@ def fill(count: int, redis: Any) -> tuple[Any, Any, dict[str, str]]:
     from django.utils import timezone
 
     from contracts.names import telemetry_stream
-    from jobs.models import TERMINAL, Attempt, Host, Job, JobTag, Member, Status
+    from jobs.models import TERMINAL, Attempt, Host, Job, JobTag, Member, StateChange, Status
     from planner.cost.estimate import estimate
     from planner.facts.kinds import num_slots
     from planner.facts.reading.parse import parse_spec
@@ -117,6 +121,7 @@ def fill(count: int, redis: Any) -> tuple[Any, Any, dict[str, str]]:
     made = [(spec, spec.model_dump(), estimate(spec)) for spec in specs]
     losses = [{"step": step, "loss": 2.5, "time": 1e9} for step in range(1, 51)]
     summary = {"steps": 50, "tokens_per_s": 1e4, "losses": losses, "eval_losses": [], "cells": {}, "verdict": {}}
+    summary["measured"] = {"steps": 47, "step_s": 0.05}
     jobs = []
     Job._meta.get_field("created").auto_now_add = False  # theirs are spread over days
     for index in range(count):
@@ -139,8 +144,15 @@ def fill(count: int, redis: Any) -> tuple[Any, Any, dict[str, str]]:
         )
     Job.objects.bulk_create(jobs, batch_size=500)
     exit_report = {"outcome": "succeeded", "reason": "ended", "log_tail": [], "summary": summary}
-    attempts = [Attempt(job=job, number=1, exit=exit_report if job.status in TERMINAL else None) for job in jobs]
+    verdict = {"state": "well", "sentence": "On plan.", "over": True, "measured": {"steps": 47, "step_s": 0.05}}
+    attempts = [
+        Attempt(job=job, number=1, exit=exit_report if job.status in TERMINAL else None, diagnosis=verdict)
+        for job in jobs
+    ]
     Attempt.objects.bulk_create(attempts, batch_size=500)
+    states = (Status.QUEUED, Status.STARTING, Status.RUNNING)
+    changes = (StateChange(job=job, attempt=1, status=state) for job in jobs for state in (*states, job.status))
+    StateChange.objects.bulk_create(changes, batch_size=500)
     tagged = (JobTag(job=job, name=name) for job in jobs[::10] for name in ("nightly", f"of {job.kind}"))
     JobTag.objects.bulk_create(tagged, batch_size=500)
     Job.objects.filter(id__in=[job.id for job in jobs[: count - RUNNING : 20]]).update(archived=True)

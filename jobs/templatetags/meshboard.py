@@ -242,7 +242,7 @@ def loss_value(value: float | None) -> str:
         return MISSING
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "infinite"
-    return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.2e}"
+    return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.2e}".replace("e+0", "e+")
 
 
 @register.filter

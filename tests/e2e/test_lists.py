@@ -128,7 +128,7 @@ def test_an_archived_job_comes_back_by_a_key(page: Page, running_board: Board, r
     expect(page.locator(".undo")).to_contain_text("1 of 1 jobs archived.")
     expect(row).to_have_count(0)
     page.keyboard.press("u")
-    expect(page.locator(".undo")).to_contain_text("1 of 1 jobs brought back.")
+    expect(page.locator(".undo")).to_contain_text("1 of 1 jobs restored.")
     expect(row).to_have_count(1)
 
 

@@ -1,4 +1,4 @@
-"""The list of jobs: a page of it, narrowed and in the columns asked for; and what is done to several at once."""
+"""Show the list of jobs with filters and columns, and act on several jobs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from django.views.decorators.http import require_GET, require_POST
 from jobs.access import changeable_jobs, listed_jobs, sees_others, visible_projects
 from jobs.filters import JobFilter
 from jobs.kinds import kind_of, layout_words
-from jobs.models import DEFAULT_PROJECT, LIVE, TERMINAL, Attempt, Job, Status
-from jobs.pages.jobs.progress import steps_of
+from jobs.models import DEFAULT_PROJECT, LIVE, TERMINAL, Job, Status
+from jobs.pages.jobs.measures import NO_RUN, NOT_MEASURED, read_measured, read_runs, show_measures
+from jobs.pages.jobs.progress import newest_of
 from jobs.pages.jobs.sample import build_sample
 from jobs.planning.queries import checked
 from jobs.queue.several import UNDONE_BY, Several, carry_out
@@ -28,10 +29,15 @@ from planner.facts.spec import Problem, SpecError
 
 PAGE_SIZE = 50
 COLUMNS = {
-    "owner": "Owner",
-    "layout": "Layout",
     "status": "Status",
+    "workload": "Workload",
+    "layout": "Layout",
     "steps": "Steps",
+    "duration": "Duration",
+    "step_time": "Step time",
+    "loss": "Loss",
+    "reason": "Reason",
+    "owner": "Owner",
     "created": "Created",
     "ended": "Ended",
     "speed": "Tokens/s",
@@ -40,14 +46,14 @@ COLUMNS = {
     "slots": "Slots",
     "attempt": "Attempt",
 }
-USUAL = ("owner", "layout", "status", "steps", "created")
+OPTIONAL = {"ended", "speed", "project", "priority", "slots", "attempt"}
+USUAL = tuple(name for name in COLUMNS if name not in OPTIONAL)
 MOST_CHOICES = 20  # projects; of more, one types a part of the name
-OF_ATTEMPTS = {"ended", "speed"}
 BY_THEMSELVES = {"status", "kind", "whose"}  # drawn in a place of their own
 DONE = {
-    "cancel": "asked to end",
+    "cancel": "asked to stop",
     "archive": "archived",
-    "restore": "brought back",
+    "restore": "restored",
     "tag": "tagged",
     "untag": "untagged",
 }
@@ -137,9 +143,9 @@ class _CountedPages(Paginator):  # type: ignore[type-arg]  # Django 5.2's cannot
 
 
 def list_rows(jobs: list[Job], columns: list[str]) -> list[dict[str, Any]]:
-    """What the table shows. `step` is None where nothing is known, `steps` where none were asked for."""
-    done = steps_of(jobs)
-    attempts = _attempts(jobs) if OF_ATTEMPTS.intersection(columns) else {}
+    """Return the rows of the table. `step` is None if it is not known, `steps` if the job has no number of steps."""
+    live = newest_of(jobs)
+    measured, runs = read_measured(jobs, columns), read_runs(jobs, columns)
     return [
         {
             "id": job.id,
@@ -150,7 +156,7 @@ def list_rows(jobs: list[Job], columns: list[str]) -> list[dict[str, Any]]:
             "layout": layout_words(job.spec),
             "status": job.status,
             "wait_reason": job.wait_reason,
-            "step": done.get(job.id),
+            "step": live[job.id].step if job.id in live else measured.get(job.id, NOT_MEASURED).steps,
             "steps": kind_of(job.spec).steps_asked(job.spec),
             "created": job.created,
             "project": job.project,
@@ -159,17 +165,10 @@ def list_rows(jobs: list[Job], columns: list[str]) -> list[dict[str, Any]]:
             "attempt": job.attempt,
             "archived": job.archived,
             "tags": [tag.name for tag in job.tags.all()],
-            **attempts.get(job.id, {}),
+            **show_measures(job, measured.get(job.id, NOT_MEASURED), runs.get(job.id, NO_RUN), live.get(job.id)),
         }
         for job in jobs
     ]
-
-
-def _attempts(jobs: list[Job]) -> dict[str, dict[str, Any]]:
-    current = {(job.id, job.attempt) for job in jobs if job.status in TERMINAL}
-    found = Attempt.objects.filter(job__in=[job for job, _ in current])
-    told = found.values_list("job_id", "number", "ended", "exit__summary__tokens_per_s")
-    return {job: {"ended": at, "speed": speed} for job, number, at, speed in told if (job, number) in current}
 
 
 @require_POST

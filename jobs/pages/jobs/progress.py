@@ -1,18 +1,19 @@
-"""Count the steps of runs, from the database after the end and from telemetry before."""
+"""Read the newest step and loss of running jobs from their telemetry."""
 
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from redis.exceptions import RedisError
 
 from contracts.names import telemetry_stream
 from jobs.connection import connect
-from jobs.models import ON_A_HOST, TERMINAL, Attempt, Job
+from jobs.models import ON_A_HOST, Job
 from jobs.newest import newest_steps, step_of
 
 log = logging.getLogger(__name__)
@@ -21,6 +22,14 @@ WINDOW_S = 120  # seconds, older steps do not count
 FRESH_S = 2.0
 
 Key = tuple[str, int]  # job, attempt
+LOSS_FAULT = re.compile(r"loss is (\S+)")  # as in the item of a step whose loss is NaN or infinite
+
+
+class Newest(NamedTuple):
+    """The progress of a running job. `loss` is None if no rank reported a loss."""
+
+    step: int
+    loss: float | None
 
 
 Told = TypeVar("Told")
@@ -45,37 +54,42 @@ class OfRunning(Generic[Told]):
         return {key: told for key, told in found.items() if told is not None}
 
 
-class RunningSteps(OfRunning[int]):
-    """The steps of running jobs."""
+class RunningSteps(OfRunning[Newest]):
+    """The newest steps of running jobs."""
 
     def __init__(self) -> None:
         super().__init__(_read)
 
 
-def _read(keys: list[Key]) -> dict[Key, int | None]:
+def _read(keys: list[Key]) -> dict[Key, Newest | None]:
     try:
         with connect() as client:
             told = newest_steps(client, {telemetry_stream(*key): 1 for key in keys}, WINDOW_S)
     except (RedisError, OSError) as error:
         log.warning("the list goes without progress: %s", error)
         return dict.fromkeys(keys)
-    steps = {key: max(map(step_of, told[telemetry_stream(*key)]), default=-1) for key in keys}
-    return {key: step if step >= 0 else None for key, step in steps.items()}
+    return {key: newest(told[telemetry_stream(*key)]) for key in keys}
+
+
+def newest(items: list[dict[str, Any]]) -> Newest | None:
+    """Return the newest step of the items, and the newest loss. None if no item counts steps."""
+    step = max(map(step_of, items), default=-1)
+    losses = [(step_of(item), loss) for item in items if (loss := _loss(item)) is not None]
+    return Newest(step, max(losses, key=lambda one: one[0])[1] if losses else None) if step >= 0 else None
+
+
+def _loss(item: dict[str, Any]) -> float | None:
+    """Return the loss of an item. NaN and infinite losses are words in the item."""
+    if (loss := item.get("loss")) is not None:
+        return float(loss)
+    fault = LOSS_FAULT.match(item.get("not_finite", ""))
+    return float(fault[1]) if fault and fault[1] in ("nan", "inf", "-inf") else None
 
 
 _running = RunningSteps()
 
 
-def steps_of(jobs: list[Job]) -> dict[str, int]:
-    """Return the steps by job, for jobs with known steps."""
+def newest_of(jobs: list[Job]) -> dict[str, Newest]:
+    """Return the progress by job, for running jobs with recent telemetry."""
     running = [(job.id, job.attempt) for job in jobs if job.status in ON_A_HOST]
-    live = _running.of(running) if running else {}
-    return {**_ended(jobs), **{job: step for (job, _), step in live.items()}}
-
-
-def _ended(jobs: list[Job]) -> dict[str, int]:
-    current = {(job.id, job.attempt) for job in jobs if job.status in TERMINAL}
-    found = Attempt.objects.filter(job__in=[job for job, _ in current]).values_list(
-        "job_id", "number", "exit__summary__steps"
-    )
-    return {job: steps for job, number, steps in found if (job, number) in current and steps is not None}
+    return {job: told for (job, _), told in _running.of(running).items()} if running else {}

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from django.template.loader import render_to_string
-from django.utils import timezone
-from playwright.sync_api import Page
+from typing import Any
 
+import pytest
+from django.template.loader import render_to_string
+from django.test import RequestFactory
+from django.utils import timezone
+from playwright.sync_api import Page, expect
+
+from jobs.pages.jobs.listing import COLUMNS, OPTIONAL
 from tests.support.modules import call, paper
 
 OF_A_JOB = (
@@ -94,19 +99,58 @@ def test_on_a_narrow_page_each_figure_of_the_queue_has_its_words(modules: Page) 
     assert wide == ["none"] * len(names)
 
 
-def test_why_a_job_waits_has_room_in_the_list_of_a_wide_page(modules: Page) -> None:
-    reason = "it needs 4 slots of one host with cpu slots, and the largest that is free has 2 of its 8"
-    row = {"id": "a", "name": "a run", "kind": "training run", "subject": "gpt-tiny", "owner": "owner"}
-    row |= {"layout": "pp2 x dp2 x tp2 · zero-1 · sp · 1F1B", "steps": 50, "step": 50, "speed": 6919.0}
-    row |= {"created": timezone.now(), "ended": timezone.now(), "status": "succeeded"}
-    long = {**row, "subject": "train.py " + "--option value " * 8}
-    waits = {**row, "status": "queued", "wait_reason": reason, "step": None, "ended": None, "speed": None}
-    told = {"rows": [long, waits], "columns": ["owner", "layout", "status", "steps", "created", "ended", "speed"]}
-    count = """
-    const why = document.querySelector('.why');
-    return Math.round(why.clientHeight / parseFloat(getComputedStyle(why).lineHeight));
-    """
-    with paper(modules, render_to_string("jobs/rows.html", told), *OF_LISTS, "css/list.css") as page:
-        page.set_viewport_size({"width": 1440, "height": 800})
-        assert call(page, "format.js", count) <= 2
-        assert page.evaluate("document.documentElement.scrollWidth") <= 1440
+FAILED = "Rank 1 on gpu-host-12 raised ValueError: shapes (3, 4) and (5, 6) do not fit (train.py, line 12)."
+ONE_ROW: dict[str, Any] = {
+    "kind": "training run",
+    "subject": "gpt-tiny",
+    "owner": "owner",
+    "layout": "dp2",
+    "status": "running",
+}
+ONE_ROW |= {"steps": 100_000, "step": 99_999, "duration_s": 65.2, "step_s": 0.0283, "loss": 2.4931, "reason": ""}
+LISTED = [
+    {"id": "a", "name": "w" * 64, "tags": ["ci", "nightly", "t" * 50], "archived": True},
+    {"id": "b", "name": "waits", "status": "queued", "reason": "Needs 4 CPU slots on one host. " * 8, "step": None},
+    {"id": "c", "name": "failed", "status": "failed", "reason": FAILED, "subject": "train.py " + "--option value " * 8},
+    {"id": "d", "name": "lost", "status": "unreachable", "layout": "pp2 x dp2 x cp2 x ep2 x tp2 · zero-1 · sp · 1F1B"},
+    {"id": "e", "name": "of another", "owner": "o" * 64, "loss": None, "step_s": None, "duration_s": None},
+]
+LINES = """() => [...document.querySelectorAll('tbody tr')].map((row) => row.clientHeight)"""
+CLIPPED = """() => [...document.querySelectorAll('tbody tr *')]
+  .filter((one) => one.clientWidth && one.scrollWidth > one.clientWidth + 1)
+  .filter((one) => !one.closest('[title]') || getComputedStyle(one).textOverflow !== 'ellipsis')
+  .map((one) => `${one.className}: ${one.textContent.trim()}`)"""
+
+
+def list_of_jobs() -> str:
+    columns = [name for name in COLUMNS if name not in OPTIONAL]
+    rows = [{**ONE_ROW, "created": timezone.now(), **row} for row in LISTED]
+    return render_to_string("jobs/rows.html", {"rows": rows, "columns": columns}, RequestFactory().get("/"))
+
+
+@pytest.mark.parametrize("width", [1024, 1440])
+def test_each_job_has_one_line_on_a_wide_page(modules: Page, width: int) -> None:
+    with paper(modules, f"<main>{list_of_jobs()}</main>", *OF_LISTS, "css/list.css") as page:
+        page.set_viewport_size({"width": width, "height": 800})
+        heights = page.evaluate(LINES)
+        assert max(heights) < 42, heights  # two lines have at least 50 px
+        assert max(heights) - min(heights) <= 1, heights
+        assert page.evaluate(CLIPPED) == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.locator("[data-job=c] .reason").get_attribute("title") == FAILED
+        if width == 1440:
+            hidden = page.locator(".scroll-x").evaluate("(box) => box.scrollWidth - box.clientWidth")
+            assert hidden <= 0, "all columns are visible"
+
+
+def test_each_job_is_a_card_with_whole_texts_on_a_phone(modules: Page) -> None:
+    with paper(modules, f"<main>{list_of_jobs()}</main>", *OF_LISTS, "css/list.css") as page:
+        page.set_viewport_size({"width": 390, "height": 800})
+        cut = (
+            "() => [...document.querySelectorAll('tbody tr *')].filter((one) => one.scrollWidth > one.clientWidth + 1)"
+        )
+        assert page.evaluate(f"({cut})().filter((one) => one.clientWidth).map((one) => one.className)") == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        names = "(one) => getComputedStyle(one, '::before').content"
+        assert page.locator("[data-job=c] .reason").evaluate(names) == '"Reason "'
+        expect(page.locator("[data-job=e] [data-label=Loss]")).to_be_hidden()

@@ -178,7 +178,7 @@ def test_why_a_job_waits_names_no_job_that_a_member_may_not_see(
 def test_members_read_whose_a_job_is(members: Members, make_job: MakeJob, client: Client) -> None:
     make_job(members["colleague"])
     client.force_login(members["viewer"])
-    assert '<td class="who">colleague</td>' in client.get("/?col=owner").content.decode()
+    assert 'title="colleague">colleague</td>' in client.get("/?col=owner").content.decode()
 
 
 @pytest.mark.parametrize(

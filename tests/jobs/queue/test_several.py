@@ -109,11 +109,13 @@ def test_more_columns_ask_the_database_once_more_and_not_once_a_row(
     made = make_jobs(30, status=Status.SUCCEEDED)
     JobTag.objects.bulk_create(JobTag(job=job, name=name) for job in made for name in ("a", "b"))
     client.force_login(owner)
-    # Session, user, its projects three times, those by name, counts, page, its tags, its attempts.
-    with django_assert_num_queries(10):
-        client.get("/")
+    # Session, user, its projects three times, those by name, counts, page, its tags, its attempts, their changes.
     with django_assert_num_queries(11):
+        client.get("/")
+    with django_assert_num_queries(10):
         client.get("/?col=speed&col=ended&col=status&tag=a")
+    with django_assert_num_queries(9):
+        client.get("/?col=owner&col=layout")
 
 
 def test_several_jobs_are_cancelled_once_it_was_confirmed(owner: User, staff: User, client: Client) -> None:

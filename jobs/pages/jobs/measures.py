@@ -1,0 +1,131 @@
+"""Read duration, step time, loss, and reason of listed jobs, with two queries for all jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from django.db.models import F, Func, JSONField
+from django.db.models.fields.json import KT
+from django.utils import timezone
+
+from jobs.models import ON_A_HOST, TERMINAL, Attempt, Job, StateChange, Status
+from jobs.pages.jobs.progress import Newest
+
+# Columns that need each query.
+OF_ATTEMPTS = {"steps", "step_time", "loss", "reason", "ended", "speed"}
+OF_CHANGES = {"duration", "reason"}
+BEGUN = (Status.STARTING, Status.RUNNING)
+UNHEALTHY = ("slow", "hung")  # states of a verdict that the list shows while a job runs
+NOT_EVALUATED = "not evaluated yet"
+
+
+class LastLoss(Func):
+    """Select the last point of the loss curve of an exit report."""
+
+    output_field = JSONField()
+
+    def __init__(self) -> None:
+        super().__init__(F("exit"))
+
+    def as_postgresql(self, compiler: Any, connection: Any, **extra: Any) -> tuple[str, Any]:
+        return self.as_sql(compiler, connection, template="(%(expressions)s #> '{summary,losses,-1}')", **extra)
+
+    def as_sqlite(self, compiler: Any, connection: Any, **extra: Any) -> tuple[str, Any]:
+        return self.as_sql(
+            compiler, connection, template="json_extract(%(expressions)s, '$.summary.losses[#-1]')", **extra
+        )
+
+
+class Measured(NamedTuple):
+    """Stored results of the current attempt of a job."""
+
+    ended: datetime | None
+    steps: int | None
+    speed: float | None  # tokens per second
+    step_s: float | None
+    last_loss: Mapping[str, Any] | None  # contracts.control.LossPoint
+    live_step_s: float | None  # of the diagnosis
+    verdict: Mapping[str, Any]
+
+
+class Run(NamedTuple):
+    """The changes of the current attempt of a job."""
+
+    began: datetime | None
+    last: datetime | None
+    reason: str
+
+
+NOT_MEASURED = Measured(None, None, None, None, None, None, {})
+NO_RUN = Run(None, None, "")
+
+
+def read_measured(jobs: list[Job], columns: Collection[str]) -> dict[str, Measured]:
+    """Return the stored results by job, if a column needs them."""
+    if not OF_ATTEMPTS.intersection(columns):
+        return {}
+    current = Attempt.objects.filter(job__in=[job.id for job in jobs], number=F("job__attempt"))
+    rows = current.values_list(
+        *("job_id", "ended", "exit__summary__steps", "exit__summary__tokens_per_s", "exit__summary__measured__step_s"),
+        *(LastLoss(), "diagnosis__measured__step_s"),
+        *(KT("diagnosis__state"), KT("diagnosis__sentence"), "diagnosis__over"),
+    )
+    return {
+        job: Measured(*told, {"state": state, "sentence": sentence or "", "over": over is True})
+        for job, *told, state, sentence, over in rows
+    }
+
+
+def read_runs(jobs: list[Job], columns: Collection[str]) -> dict[str, Run]:
+    """Return the changes by job, if a column needs them."""
+    if not OF_CHANGES.intersection(columns):
+        return {}
+    found: dict[str, Run] = {}
+    changes = StateChange.objects.filter(job__in=[job.id for job in jobs], attempt=F("job__attempt"))
+    for job, status, reason, at in changes.order_by("id").values_list("job_id", "status", "reason", "at"):
+        began = found.get(job, NO_RUN).began
+        found[job] = Run(began or (at if status in BEGUN else None), at, reason)
+    return found
+
+
+def show_measures(job: Job, measured: Measured, run: Run, live: Newest | None) -> dict[str, Any]:
+    """Return the values of a row. A value that is not known is None."""
+    return {
+        "ended": measured.ended if job.status in TERMINAL else None,
+        "speed": measured.speed,
+        "step_s": measured.step_s or measured.live_step_s,
+        "loss": live.loss if live else _final_loss(measured),
+        "duration_s": _duration(job, run),
+        "reason": _reason(job, measured.verdict, run.reason),
+    }
+
+
+def _final_loss(measured: Measured) -> float | None:
+    """Return the loss of the last step. The curve ends earlier if the loss became NaN or infinite."""
+    last = measured.last_loss
+    return last["loss"] if last and last["step"] == measured.steps else None
+
+
+def _duration(job: Job, run: Run) -> float | None:
+    if run.began is None or run.last is None:
+        return None
+    end = timezone.now() if job.status in ON_A_HOST else run.last
+    return (end - run.began).total_seconds()
+
+
+def _reason(job: Job, verdict: Mapping[str, Any], told: str) -> str:
+    """Return why a job waits, does not run as planned, or did not succeed."""
+    if job.status == Status.QUEUED:
+        return job.wait_reason or NOT_EVALUATED
+    if job.status == Status.SUCCEEDED:
+        return ""
+    if job.status not in TERMINAL:
+        if verdict.get("state") in UNHEALTHY:
+            return str(verdict["sentence"])
+        return told if job.status in (Status.UNREACHABLE, Status.CANCELLING) else ""
+    if verdict.get("over") and verdict.get("state") == "failed":
+        sentence = verdict["sentence"].removeprefix(f"{job.status.capitalize()}: ")
+        return sentence[:1].upper() + sentence[1:]
+    return told

@@ -1,0 +1,157 @@
+"""Duration, step time, loss, and reason in the list of jobs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from html import unescape
+from typing import Any
+
+import msgpack
+import pytest
+import redis
+from django.contrib.auth.models import User
+from django.test import Client
+from django.utils import timezone
+
+from contracts.names import telemetry_stream
+from jobs.models import Attempt, Job, StateChange, Status
+from jobs.pages.jobs import progress
+from jobs.pages.jobs.progress import Newest, newest
+from jobs.templatetags.meshboard import loss_value, span
+from tests.jobs.api.following import step
+
+Make = Callable[..., list[Job]]
+LOSSES = [{"step": at, "loss": 5.0 - at / 10, "time": float(at)} for at in (1, 2, 3)]
+SUMMARY = {"steps": 3, "tokens_per_s": 1e3, "losses": LOSSES, "measured": {"steps": 2, "step_s": 0.01234}}
+FAILED = {"over": True, "state": "failed", "sentence": "Failed: rank 1 on a, ValueError: no (x.py, line 3)."}
+NOTHING = "\N{EN DASH}"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_read_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_running", progress.RunningSteps())
+
+
+def changes(job: Job, begin: datetime, **after_s: float) -> None:
+    """Record the changes of the current attempt: the status, and its seconds after `begin`."""
+    for status, seconds in after_s.items():
+        reason = f"{status} for a reason"
+        change = StateChange.objects.create(job=job, attempt=job.attempt, status=status, reason=reason)
+        StateChange.objects.filter(pk=change.pk).update(at=begin + timedelta(seconds=seconds))
+
+
+def shown(client: Client, owner: User, query: str = "") -> dict[str, str]:
+    """Return the cells of the only row, by the name of their columns."""
+    client.force_login(owner)
+    page = client.get(f"/{query}").content.decode()
+    (row,) = re.findall(r"<tr data-job.*?</tr>", page, re.DOTALL)
+    cells = re.findall(r'data-label="([^"]+)"[^>]*>(.*?)</td>', row, re.DOTALL)
+    return {name: " ".join(unescape(re.sub("<[^>]+>", " ", cell)).split()) for name, cell in cells}
+
+
+def test_a_run_that_ended_shows_its_duration_step_time_and_last_loss(
+    make_jobs: Make, owner: User, client: Client
+) -> None:
+    (job,) = make_jobs(1, status=Status.SUCCEEDED)
+    Attempt.objects.create(job=job, number=1, exit={"summary": SUMMARY}, ended=timezone.now())
+    changes(job, timezone.now() - timedelta(days=1), queued=0, starting=100, running=110, succeeded=165)
+    row = shown(client, owner)
+    assert row["Steps"].startswith("3 of 20")
+    assert (row["Duration"], row["Step time"], row["Loss"]) == ("1 min 05 s", "12.3 ms", "4.7000")
+    assert row["Reason"] == NOTHING
+
+
+def test_only_the_current_attempt_counts(make_jobs: Make, owner: User, client: Client) -> None:
+    (job,) = make_jobs(1, status=Status.SUCCEEDED, attempt=2)
+    now = timezone.now()
+    for number, step_s in ((1, 9.0), (2, 0.5)):
+        exit = {"summary": {**SUMMARY, "measured": {"steps": 2, "step_s": step_s}}}
+        Attempt.objects.create(job=job, number=number, exit=exit, ended=now)
+    changes(job, now - timedelta(days=1), starting=100, succeeded=110)
+    job.attempt = 1
+    changes(job, now - timedelta(days=2), starting=0, failed=3000)
+    row = shown(client, owner)
+    assert (row["Duration"], row["Step time"]) == ("10.0 s", "500 ms")
+
+
+def test_a_loss_that_became_nan_is_not_replaced_by_an_older_loss(make_jobs: Make, owner: User, client: Client) -> None:
+    (job,) = make_jobs(1, status=Status.SUCCEEDED)
+    Attempt.objects.create(job=job, number=1, exit={"summary": {**SUMMARY, "steps": 4}})
+    assert shown(client, owner)["Loss"] == NOTHING
+
+
+def test_a_running_job_shows_its_live_loss_step_time_and_duration(
+    make_jobs: Make, owner: User, live_redis: redis.Redis, client: Client
+) -> None:
+    (job,) = make_jobs(1, status=Status.RUNNING)
+    diagnosis = {"over": False, "state": "well", "sentence": "On plan.", "measured": {"step_s": 0.25, "steps": 9}}
+    Attempt.objects.create(job=job, number=1, diagnosis=diagnosis)
+    changes(job, timezone.now() - timedelta(hours=2, minutes=3), starting=0, running=5)
+    items = [step(7, 3.5), step(8, 3.25), step(8, None, rank=1)]
+    live_redis.xadd(telemetry_stream(job.id, 1), {"b": msgpack.packb({"items": items})})
+    row = shown(client, owner)
+    assert (row["Duration"], row["Step time"], row["Loss"]) == ("2 h 03 min", "250 ms", "3.2500")
+    assert row["Reason"] == NOTHING
+
+
+@pytest.mark.parametrize(
+    ("status", "diagnosis", "reason"),
+    [
+        ("queued", None, "Needs 4 slots."),
+        ("failed", FAILED, "Rank 1 on a, ValueError: no (x.py, line 3)."),
+        ("failed", {**FAILED, "over": False}, "failed for a reason"),
+        ("lost", None, "lost for a reason"),
+        ("cancelled", {"over": True, "state": "well", "sentence": "On plan."}, "cancelled for a reason"),
+        ("unreachable", None, "unreachable for a reason"),
+        ("running", {"over": False, "state": "hung", "sentence": "Stalled: rank 3."}, "Stalled: rank 3."),
+        ("running", {"over": False, "state": "well", "sentence": "On plan."}, NOTHING),
+        ("succeeded", {"over": True, "state": "slow", "sentence": "Slower than planned."}, NOTHING),
+    ],
+)
+def test_the_reason_says_why_a_job_waits_failed_or_stalls(
+    make_jobs: Make, owner: User, client: Client, status: str, diagnosis: dict[str, Any] | None, reason: str
+) -> None:
+    (job,) = make_jobs(1, status=status, wait_reason="Needs 4 slots.")
+    Attempt.objects.create(job=job, number=1, diagnosis=diagnosis)
+    changes(job, timezone.now(), **{status: 0})
+    assert shown(client, owner)["Reason"] == reason
+    title = f'title="{reason}"' if reason != NOTHING else "data-none"
+    assert title in client.get("/").content.decode()
+
+
+def test_a_job_that_never_began_has_no_measures(make_jobs: Make, owner: User, client: Client) -> None:
+    (job,) = make_jobs(1, status=Status.CANCELLED)
+    changes(job, timezone.now(), queued=0, cancelled=50)
+    row = shown(client, owner)
+    assert [row[name] for name in ("Duration", "Step time", "Loss")] == [NOTHING] * 3
+    assert "Loss" not in shown(client, owner, "?col=status&col=duration")
+
+
+def test_the_newest_loss_is_of_the_newest_step() -> None:
+    assert newest([]) is None
+    assert newest([step(3, 2.0), step(5, None), step(4, 1.5)]) == Newest(5, 1.5)
+    assert newest([step(3, None)]) == Newest(3, None)
+    told = newest([step(3, 2.0), {**step(4, None), "not_finite": "loss is nan and gradient norm is nan"}])
+    assert told is not None
+    assert loss_value(told.loss) == "NaN"
+    assert newest([step(3, 2.0), {**step(4, 1.0), "not_finite": "gradient norm is inf"}]) == Newest(4, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        *((None, NOTHING), (-1, NOTHING), (0, "0 µs"), (12.3e-6, "12.3 µs"), (0.0123, "12.3 ms"), (0.9996, "1.00 s")),
+        *((59.96, "60.0 s"), (65, "1 min 05 s"), (3599.6, "1 h 00 min"), (7443, "2 h 04 min")),
+    ],
+)
+def test_a_duration_reads_as_on_the_job_page(seconds: float | None, words: str) -> None:
+    assert span(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"), [(None, NOTHING), (2.49312, "2.4931"), (12345.0, "1.23e+4"), (float("inf"), "infinite")]
+)
+def test_a_loss_reads_as_on_the_job_page(loss: float | None, words: str) -> None:
+    assert loss_value(loss) == words
