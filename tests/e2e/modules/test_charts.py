@@ -205,3 +205,30 @@ def test_parts_that_a_form_keeps_are_told_as_far_as_they_are_known(
     modules: Page, parts: dict[str, str], told: str
 ) -> None:
     assert call(modules, "plan/kept.js", "return m.withParts((part) => x[part] ?? '')", parts) == told
+
+
+def test_a_long_legend_scrolls_and_its_plot_stays(modules: Page) -> None:
+    """The wheel moved the plot out of its box, and half of the plot was left."""
+    body = """
+    const { createView } = await import('/js/charts/view.js');
+    const view = createView(() => '', () => {});
+    view.extend(0, 9);
+    const options = { height: 158, values: String, value: String };
+    const draw = m.plot(document.getElementById('chart'), { view, marks: [] }, options);
+    const lines = Array.from({ length: 16 }, (_, rank) => ({ label: `rank ${rank}`, token: '--ink' }));
+    draw({ columns: [[0, 9], ...lines.map(() => [1, 2])], lines });
+    """
+    made = '<main><section class="charts"><figure><div class="chart" id="chart"></div></figure></section></main>'
+    sheets = ("vendor/uplot/uPlot.min.css", "css/tokens.css", "css/base.css", "css/pages.css", "css/job/charts.css")
+    with paper(modules, made, *sheets) as page:
+        page.set_viewport_size({"width": 390, "height": 800})
+        call(page, "charts/plot.js", body)
+        chart = page.locator("#chart")
+        expect(chart.locator(".u-series")).to_have_count(17)
+        chart.evaluate("(one) => one.scrollTo(0, 1000)")
+        scrolled, chart_top, plot_top = page.evaluate(
+            """() => [document.getElementById('chart').scrollTop,
+              ...['#chart', '.u-wrap'].map((one) => document.querySelector(one).getBoundingClientRect().top)]"""
+        )
+        assert scrolled > 0
+        assert plot_top == chart_top

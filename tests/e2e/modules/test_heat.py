@@ -118,3 +118,24 @@ def test_a_map_has_labels_on_both_axes_and_names_its_color_scale(
         assert frame.locator(".heat-columns span").count() >= 3
         expect(page.locator(".heat-legend .note")).to_have_text(f"Color scale: {scale}")
         expect(page.locator(".heat-ends span")).to_have_count(3)
+
+
+OVERLAPS = """(labels) => labels.map((one) => one.getBoundingClientRect())
+  .filter((box, at, all) => at > 0 && all[at - 1].right > box.left).length"""
+
+
+@pytest.mark.parametrize("width", [310, 390, 1440])
+def test_times_below_a_heatmap_do_not_overlap(modules: Page, width: int) -> None:
+    made = """const { heatMap } = await import('/js/heat/map.js');
+      const place = section.querySelector('#heat-time-map');
+      place.hidden = false;
+      const map = heatMap(place, { label: '', told: String, onTell() {}, tall: true });
+      const axes = { rows: { title: 'rank', words: String }, columns: { title: 'time', words: () => '01:27:54' } };
+      const show = () => map.show(new Float64Array(64 * 50), { rows: 64, columns: 50, most: 1, axes });"""
+    with panel(modules, "heat-time", made, "[]", None) as page:
+        page.set_viewport_size({"width": width, "height": 800})
+        page.evaluate("draw()")
+        labels = page.locator(".heat-columns span")
+        assert 2 <= labels.count() <= 8
+        assert labels.evaluate_all(OVERLAPS) == 0
+        assert page.locator(".heat-rows span").all_text_contents() == [str(rank) for rank in range(0, 64, 8)]

@@ -9,7 +9,9 @@ from playwright.sync_api import Page
 
 from contracts.telemetry.words import FIRST_STEPS
 from jobs.diagnosis.course.steps import LATELY
-from tests.support.modules import call
+from tests.support.modules import call, paper
+
+WAITING = "Hatched: waiting for the slowest rank."
 
 TOLD: dict[str, Any] = {
     "step_s": 0.2,
@@ -164,3 +166,33 @@ def test_the_step_time_is_the_median_of_the_last_steps_with_its_spread(modules: 
     curve = [[step, {"step_s": 0.2 if step > 100 else 9}] for step in range(1, 201)]
     step, words = found([0.1] * 50, 200, {"step_s": 0.21, "steps": 100}, curve)
     assert (step["step_s"], words) == (0.21, "median of the last 100 steps, 200 to 200 ms"), "as REST returns it"
+
+
+@pytest.mark.parametrize(
+    ("share", "total", "note"),
+    [(0, "200 ms", ""), (0.45, "200 ms ±45%", ""), (9, "200 ms", "Planned: error up to 10 times. ")],
+)
+def test_a_planned_step_time_has_its_margin_of_error(modules: Page, share: float, total: str, note: str) -> None:
+    body = """
+    const section = document.querySelector('section');
+    m.stepBar(section)({ diagnosis: { planned: x }, estimate: {} }, { ranks: new Map(), stepTimes: [] });
+    return [section.querySelector('.total').textContent, section.querySelector('[data-note]').textContent];
+    """
+    made = "<section><div data-bars></div><dl data-figures></dl><p data-note></p></section>"
+    with paper(modules, made) as page:
+        shown, told = call(page, "job/stepbar.js", body, {**TOLD, "sure": share})
+    assert shown == total
+    assert told == f"{note}Solid: exposed communication. {WAITING} Striped: overlapped with compute."
+
+
+def test_the_figures_name_the_current_work(modules: Page) -> None:
+    """Phases have names of their own in streams, and "now: step" says nothing."""
+    ids = ("phase", "left-name", "left")
+    body = """
+    const state = { ranks: new Map(x.map((phase, rank) => [rank, { phase }])), evals: new Map(), progress: null };
+    m.showProgress({ status: 'running', finished: false, members: [], history: [] }, state);
+    return document.getElementById('figure-phase').textContent;
+    """
+    with paper(modules, "".join(f'<b id="figure-{name}"></b>' for name in ids)) as page:
+        assert call(page, "job/figures.js", body, ["step", "step"]) == "now training"
+        assert call(page, "job/figures.js", body, ["step", "eval"]) == "now training, validating"

@@ -7,7 +7,7 @@ import { atShare, channels, shadeOf, shades } from "./scale.js";
 
 const LEAST_BETWEEN = 8; // px from one line to the next
 const MAX_LABELS = 8; // per axis, short labels
-const MAX_WIDE_LABELS = 5;
+const WIDE_LABEL_PX = 72; // least distance between times
 
 /** Return the number of cells that the screen can show, or all cells while the size is unknown. */
 const roomFor = (cells, size) => (size > 0 ? Math.min(cells, Math.ceil(size * devicePixelRatio)) : cells);
@@ -61,6 +61,13 @@ export function heatMap(container, { label, told, onTell, token = "--axis-dp", t
     for (const column of far(shown.borders?.columns, width)) drawn.fillRect(Math.round((column * width) / shown.columns), 0, 1, height);
   }
 
+  function writeAxes() {
+    const { rows, columns, axes } = shown;
+    writeLabels(rowLabels, rows, axes?.rows.words, "top", MAX_LABELS);
+    writeLabels(columnLabels, columns, axes?.columns.words, "left", tall ? wideLabels(box.clientWidth) : MAX_LABELS);
+    titles.forEach((title, i) => (title.textContent = axes?.[i === 0 ? "rows" : "columns"].title ?? ""));
+  }
+
   function choose(next) {
     at = next && shown ? { row: Math.max(0, Math.min(shown.rows - 1, next.row)), column: Math.max(0, Math.min(shown.columns - 1, next.column)) } : null;
     mark.hidden = !at;
@@ -96,16 +103,17 @@ export function heatMap(container, { label, told, onTell, token = "--axis-dp", t
     paint();
   };
   document.addEventListener("themechange", recolor);
-  const observer = new ResizeObserver(paint);
+  const observer = new ResizeObserver(() => {
+    if (shown) writeAxes();
+    paint();
+  });
   observer.observe(box);
   return {
     show(cells, size) {
       shown = { cells, ...size };
       box.style.setProperty("--rows", String(size.rows));
       box.style.setProperty("--columns", String(size.columns));
-      writeLabels(rowLabels, size.rows, size.axes?.rows.words, "top", MAX_LABELS);
-      writeLabels(columnLabels, size.columns, size.axes?.columns.words, "left", tall ? MAX_WIDE_LABELS : MAX_LABELS);
-      titles.forEach((title, i) => (title.textContent = size.axes?.[i === 0 ? "rows" : "columns"].title ?? ""));
+      writeAxes();
       paint();
       if (at) choose(at);
     },
@@ -116,6 +124,9 @@ export function heatMap(container, { label, told, onTell, token = "--axis-dp", t
     },
   };
 }
+
+/** Return how many times fit below a map. */
+const wideLabels = (width) => Math.max(2, Math.min(MAX_LABELS, Math.floor(width / WIDE_LABEL_PX)));
 
 /** Return at most `most` cells at equal distances among `count` cells. */
 export function labelPlaces(count, most) {

@@ -2,6 +2,7 @@
 import { counted, decimalBytes, duration, exactBytes, integer, loss, tokenRate } from "../format.js";
 import { SPEEDS } from "../fold/steps.js";
 import { secondsLeft } from "../store.js";
+import { PHASE_WORDS } from "./places.js";
 import { stepTimeOf, stepTimeWords } from "./steptime.js";
 
 const $ = (id) => document.getElementById(id);
@@ -39,7 +40,7 @@ function phaseWords(job, state) {
     return `no contact with ${silent.length > 2 ? counted(silent.length, "host") : silent.join(", ") || "the host"}`;
   }
   const phases = new Set([...state.ranks.values()].map((rank) => rank.phase).filter(Boolean));
-  return phases.size > 0 && !job.finished ? `now: ${[...phases].join(", ")}` : "";
+  return phases.size > 0 && !job.finished ? `now ${[...phases].map((phase) => PHASE_WORDS[phase] ?? phase).join(", ")}` : "";
 }
 
 export function showProgress(job, state) {

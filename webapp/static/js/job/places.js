@@ -3,7 +3,8 @@ import { el } from "../dom.js";
 import { upright } from "../upright.js";
 import { duration, integer } from "../format.js";
 
-const DOES = { setup: "setting up", step: "training", eval: "validating", checkpoint: "saving", proof: "verifying", teardown: "ending" };
+/** The work of a rank in each phase. */
+export const PHASE_WORDS = { setup: "setting up", step: "training", eval: "validating", checkpoint: "saving", proof: "verifying", teardown: "ending" };
 const GONE = new Set(["stopped", "zombie", "gone"]);
 const STILL_S = 5; // seconds, longer than collectives of a healthy run take
 const MANY = 96; // ranks, more do not fit with their numbers
@@ -35,10 +36,10 @@ function doing(rank, member, job, state) {
   const process = state.processes.get(rank);
   if (process && GONE.has(process.state)) return plain("stopped", ` (process ${process.state})`);
   const phase = state.ranks.get(rank)?.phase;
-  if (member.silent) return plain("no contact", phase ? `, last ${DOES[phase] ?? phase}` : "");
+  if (member.silent) return plain("no contact", phase ? `, last ${PHASE_WORDS[phase] ?? phase}` : "");
   const still = state.standing.get(rank);
   if (still && still.still >= STILL_S) return plain("stalled", ` for ${duration(still.still)}`);
-  if (phase) return plain(DOES[phase] ?? phase);
+  if (phase) return plain(PHASE_WORDS[phase] ?? phase);
   return plain(job.status === "queued" ? "queued" : "starting");
 }
 

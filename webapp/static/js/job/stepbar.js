@@ -1,6 +1,6 @@
 // The step time breakdown: a planned and a measured bar on one scale, with figures.
 import { el, swatch } from "../dom.js";
-import { duration, integer, sureness } from "../format.js";
+import { duration, sureness } from "../format.js";
 import { bars, nameOf, partRows, stepsOf, tokenOf } from "./parts.js";
 
 const LETTER = 1.7; // percent of the bar per letter, to leave out words that do not fit
@@ -19,6 +19,7 @@ export function stepBar(section) {
     figures.replaceChildren(...partRows(planned, measured).slice(0, MOST_FIGURES).map((row) => figure(row, planned, measured)));
     const told = [...(planned?.parts ?? []), ...(measured?.parts ?? [])];
     note.textContent = [
+      planned?.sure > 1 ? `Planned: ${sureness(planned.sure)}.` : "",
       measured?.parts.length > 0 ? "Measured: the median step, split as the mean of the last steps." : "",
       told.some((part) => part.kind === "exposed") ? "Solid: exposed communication." : "",
       told.some((part) => part.waiting_s > 0) ? "Hatched: waiting for the slowest rank." : "",
@@ -29,8 +30,7 @@ export function stepBar(section) {
 
 function plannedWords(told) {
   if (!told) return "no plan";
-  if (!told.sure) return duration(told.step_s);
-  return `${duration(told.step_s)} ${told.sure > 1 ? `×/÷ ${integer(1 + told.sure)}` : sureness(told.sure)}`;
+  return told.sure > 0 && told.sure <= 1 ? `${duration(told.step_s)} ${sureness(told.sure)}` : duration(told.step_s);
 }
 
 function measuredWords(told, finished) {
