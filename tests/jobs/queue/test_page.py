@@ -118,7 +118,7 @@ def test_bulk_actions_ask_first_then_act_and_are_written_down(owner: User, staff
     client.post("/queue/act/", {"action": "cancel", "job": [second.id], "confirmed": "1"})
     assert Job.objects.get(id=second.id).status == Status.CANCELLED
     page = client.get("/queue/audit/").content.decode()
-    assert page.index("cancel job") < page.index("priority job") < page.index("hold job")
+    assert page.index("Canceled job") < page.index("Changed the priority of job") < page.index("Held job")
 
 
 @pytest.mark.parametrize(
