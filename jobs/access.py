@@ -141,7 +141,7 @@ def find_job_to_run(user: Any, job_id: str) -> Job:
     """The job, to be started again; as `find_job_to_change`, and 403 where the user may not submit to its project."""
     job = find_job_to_change(user, job_id)
     if not may_submit_to(user, job.project):
-        raise PermissionDenied(f"You need the role submitter in project {job.project}.")
+        raise PermissionDenied(f"You need the `submitter` role in project {job.project}.")
     return job
 
 
@@ -174,7 +174,7 @@ def find_project_to_administer(user: Any, name: str) -> Project:
     """The project; 404 as `find_project` says it, and 403 where the user may only look."""
     project = find_project(user, name)
     if not may_administer(user, project.name):
-        raise PermissionDenied(f"You need the role admin in project {project.name}.")
+        raise PermissionDenied(f"You need the `admin` role in project {project.name}.")
     return project
 
 

@@ -76,7 +76,7 @@ def backup(target: Path) -> Meta:
         BackupError: the target is there already, or its folder is not, or takes no file.
     """
     if target.exists():
-        raise BackupError(f"{target} exists already. Use another file name.")
+        raise BackupError(f"{target} already exists. Use another file name.")
     if not target.parent.is_dir():
         raise BackupError(f"{target.parent} is not a folder. Use an existing folder.")
     draft = target.with_name(target.name + ".part")
@@ -118,7 +118,7 @@ def restore(source: Path, *, replace: bool = False) -> tuple[Meta, list[str]]:
         if told["migrations"] != _migrations():
             raise BackupError(
                 "The backup is from another version of Meshboard. Restore it with that version, then upgrade. "
-                f"Its migrations differ: {_apart(told['migrations'], _migrations())}."
+                f"The database migrations differ: {_apart(told['migrations'], _migrations())}."
             )
         call_command("migrate", verbosity=0)
         _refuse_to_overwrite(replace)
@@ -134,8 +134,8 @@ def restore(source: Path, *, replace: bool = False) -> tuple[Meta, list[str]]:
             notes += put.enter_context(_put(made / IMPORTS, settings.STATE_DIR / IMPORTS))
     if told["key"] != fingerprint(settings.SECRET_KEY):
         notes.append(
-            "The secret key differs from the key of the backup. Users log in again, hosts join again, and project "
-            "variables are unreadable. To avoid this, add the old key to MESHBOARD_SECRET_KEY_FALLBACKS."
+            "The secret key differs from the key of the backup. Users need to log in again, hosts need to join again, "
+            "and project variables are unreadable. To avoid this, add the old key to MESHBOARD_SECRET_KEY_FALLBACKS."
         )
     return told, notes
 
@@ -207,7 +207,7 @@ def _load(rows: Path) -> None:
     try:
         call_command("loaddata", str(rows), verbosity=0)
     except UNREADABLE as error:
-        raise BackupError(f"Cannot read the rows of the backup: {error}") from None
+        raise BackupError(f"Cannot read the database rows in the backup: {error}") from None
 
 
 def _counts() -> dict[str, int]:
@@ -241,7 +241,7 @@ def _add_history(tar: tarfile.TarFile, job: str, attempt: int) -> bool:
                 _add_open(tar, f"{HISTORY}/{job}/{attempt}/{name}", file)
             _add(tar, f"{HISTORY}/{job}/{attempt}/{MANIFEST}", json.dumps(manifest).encode())
             return True
-    raise BackupError(f"the history of {job}/{attempt} changed {TRIES} times while it was read")
+    raise BackupError(f"The history of job {job}, attempt {attempt}, changed during the backup. Try again.")
 
 
 def _add_files(tar: tarfile.TarFile, folder: Path, name: str) -> None:
@@ -282,7 +282,7 @@ def _unpack(tar: tarfile.TarFile, folder: Path) -> None:
         name = Path(member.name)
         content = tar.extractfile(member) if member.isfile() else None
         if content is None or name.is_absolute() or ".." in name.parts:
-            raise tarfile.TarError(f"{member.name!r} is not a file of a backup")
+            raise tarfile.TarError(f"{member.name!r} does not belong in a backup")
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         with content, (folder / name).open("wb") as out:
             shutil.copyfileobj(content, out)
@@ -295,7 +295,7 @@ def _meta(tar: tarfile.TarFile, source: Path) -> Meta:
         version = VERSIONED.validate_json(content)["v"]
         if version != VERSION:
             raise BackupError(
-                f"{source} has backup version {version}. This version of Meshboard reads version {VERSION}."
+                f"{source} has backup format {version}. This version of Meshboard reads format {VERSION}."
             )
         return WHOLE.validate_json(content)
     except KeyError as error:
@@ -307,12 +307,12 @@ def _meta(tar: tarfile.TarFile, source: Path) -> Meta:
 
 def _refuse_to_overwrite(replace: bool) -> None:
     if not unhealthy() and Lease.objects.filter(name=CONTROLLER).exclude(holder="").exists():
-        raise BackupError("A controller uses this board. Stop web, controller, and recorder first.")
+        raise BackupError("A controller is running on this board. Stop the web server, controller, and recorder first.")
     there: dict[str, type[models.Model]] = {"users": get_user_model(), "jobs": Job, "hosts": Host}
     counts = {name: model._base_manager.count() for name, model in there.items()}
     if any(counts.values()) and not replace:
         told = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-        raise BackupError(f"This board is not empty ({told}). Use --replace to delete its data.")
+        raise BackupError(f"This board is not empty ({told}). To delete its data, use --replace.")
 
 
 @contextmanager
@@ -325,7 +325,7 @@ def _put(made: Path, folder: Path) -> Iterator[list[str]]:
     try:
         if made.exists():
             _copy(made, folder)
-        yield [f"The old content of {folder} is now in {aside}."] if moved else []
+        yield [f"The previous files of {folder} are now in {aside}."] if moved else []
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         if moved:
@@ -337,7 +337,7 @@ def _copy(made: Path, folder: Path) -> None:
     try:
         shutil.copytree(made, folder, dirs_exist_ok=True)
     except shutil.Error as error:  # a list of what went wrong, file by file
-        raise BackupError(f"Cannot move the files into place: {error.args[0][0][2]}") from None
+        raise BackupError(f"Cannot copy the restored files to their folder: {error.args[0][0][2]}") from None
 
 
 def _lines(counts: dict[str, int]) -> list[str]:
@@ -346,4 +346,4 @@ def _lines(counts: dict[str, int]) -> list[str]:
 
 def _apart(one: list[str], other: list[str]) -> str:
     """What one list has and the other has not."""
-    return f"{sorted(set(one) - set(other))}, and here there is {sorted(set(other) - set(one))}"
+    return f"only the backup has {sorted(set(one) - set(other))}, only the board has {sorted(set(other) - set(one))}"

@@ -41,7 +41,7 @@ class _Heard:
 
     async def send_packed_command(self, *args: Any, **options: Any) -> None:
         task = asyncio.current_task()
-        assert task is not None, "Redis is asked from a task"
+        assert task is not None, "commands to Redis are sent from an asyncio task"
         before = task.cancelling()
         await super().send_packed_command(*args, **options)  # type: ignore[misc]
         if task.cancelling() > before:

@@ -6,8 +6,8 @@ from django.http import Http404
 
 
 class MissingError(Http404):
-    """`what`: the thing, in a word, by which a refusal over REST finds the parameter of the address that names it."""
+    """`what`: one word, by which REST finds the parameter of the address. `text`: a message other than the default."""
 
-    def __init__(self, what: str, more: str = "") -> None:
-        super().__init__(f"no such {what}{more}")
+    def __init__(self, what: str, text: str = "") -> None:
+        super().__init__(text or f"no such {what}")
         self.what = what

@@ -77,7 +77,7 @@ class HostAdmin(OwnColumn):
             except actions.HostConnectedError as error:
                 self.message_user(request, str(error), messages.ERROR)
             else:
-                told = f"{host.name} is marked as lost, with {counted(lost, 'attempt')}"
+                told = f"Marked host {host.name} and {counted(lost, 'attempt')} as lost"
                 self.message_user(request, told, messages.SUCCESS)
         return None
 

@@ -50,7 +50,7 @@ class JoinThrottle(SimpleRateThrottle):
         try:
             return super().allow_request(request, view)
         except (RedisError, OSError) as error:  # Redis only counts here; the token is what keeps people out
-            log.warning("Redis is unavailable, so the join limit is not applied: %s", error)
+            log.warning("Redis is unavailable, so joins are not rate-limited: %s", error)
             return True
 
 
@@ -90,8 +90,8 @@ class Join(APIView):
         auth=[],
         request=schema.JOIN,
         responses={
-            201: schema.of("Joined", "The machine joined as this host."),
-            200: schema.of("Joined", "The machine has already joined as this host."),
+            201: schema.of("Joined", "The machine joined under the requested host name."),
+            200: schema.of("Joined", "The machine had already joined under the requested host name."),
             **refusals(409, 415, 422, 429),
         },
     )

@@ -14,7 +14,9 @@ from jobs.planning import answers
 from planner.facts.spec import JobSpec
 
 CLUSTER = OpenApiParameter(
-    "cluster", str, description="Name from /clusters. Default: the cluster for the device of the spec."
+    "cluster",
+    str,
+    description="Cluster name from /clusters. Default: the hosts that the job would use, or a cluster of its device.",
 )
 INSIDE = {name: f"/spec/{name}" for name in JobSpec.model_fields}  # of a body that has a spec in it
 

@@ -79,10 +79,10 @@ class WouldStart(StaffView):
             OpenApiParameter(
                 "slots",
                 {"type": "integer", "minimum": 0, "maximum": MOST_SLOTS},
-                description="Slots of an additional host per device model.",
+                description="Number of slots of the simulated additional hosts. Each device model gets one such host.",
             ),
             OpenApiParameter("pool", {"type": "string"}, description="Paused pool to resume."),
-            OpenApiParameter("job", {"type": "string"}, description="Queued job whose priority changes."),
+            OpenApiParameter("job", {"type": "string"}, description="Id of the queued job whose priority changes."),
             OpenApiParameter("priority", {"type": "integer", "minimum": LOWEST, "maximum": HIGHEST}),
         ],
         responses={200: schema.of("WhatIf"), **refusals(403)},
@@ -91,7 +91,7 @@ class WouldStart(StaffView):
         """Simulate the scheduler and return the jobs that would start now. Staff only."""
         given = request.query_params
         problems = [
-            Problem(name, f"`{name}` is empty. Give a value, or omit it.")
+            Problem(name, f"`{name}` is empty. Give a value, or omit the parameter.")
             for name in NAMES
             if name in given and not given[name].strip()
         ]
@@ -143,7 +143,7 @@ class Move(StaffView):
         """Move a queued job among those of its priority: up, down, to the top, or before another. Staff only."""
         asked = checked(MoveTo, request.data)
         if (asked.to is None) == (asked.before is None):
-            raise SpecError([Problem("to", "Set either `to` or `before`.")])
+            raise SpecError([Problem("to", "Set either `to` or `before`, not both.")])
         if not storable(job_id) or not Job.objects.filter(id=job_id).exists():
             raise MissingError("job")
         if not Job.objects.filter(id=job_id, status=Status.QUEUED).exists():
@@ -152,7 +152,7 @@ class Move(StaffView):
         if asked.before is not None:
             moved = staff.move_before(job_id, asked.before, by)
         else:
-            assert asked.to is not None, "one of them was given"
+            assert asked.to is not None, "either `to` or `before` is set"
             moved = staff.move(job_id, asked.to, by)
         return Response({"moved": moved, "reason": "" if moved else why_unmoved(job_id, asked.before)})
 
@@ -222,8 +222,8 @@ class Audit(StaffView):
         operation_id="listAudit",
         parameters=[
             *parameters(MOST_ROWS),
-            _entry("before", "Only entries older than this id."),
-            _entry("after", "Only entries newer than this id."),
+            _entry("before", "Return only entries older than the entry with this id."),
+            _entry("after", "Return only entries newer than the entry with this id."),
             OpenApiParameter("format", {"type": "string", "enum": list(AUDIT_FORMATS), "default": "json"}),
         ],
         responses={

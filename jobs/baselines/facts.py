@@ -46,17 +46,23 @@ class Facts(TypedDict):
     """A run's figures; null what it did not tell."""
 
     steps: Annotated[
-        int, Field(description="Steps in the means of bytes and calls. The first two steps of a script are set-up.")
+        int,
+        Field(description="Number of steps in the means of bytes and calls, without the first two steps of a script."),
     ]
-    step_s: Annotated[float | None, Field(description="Median of the steps of rank 0, without the first three.")]
+    step_s: Annotated[float | None, Field(description="Median step time of rank 0, without the first three steps.")]
     tokens_per_s: float | None
-    peak_bytes: Annotated[int | None, Field(description="Rank with the most memory.")]
+    peak_bytes: Annotated[int | None, Field(description="Peak memory of the rank with the highest peak.")]
     losses: list[LossAt]
-    last_step: NotRequired[Annotated[int, Field(description="Last step. null for runs of older versions.")]]
+    last_step: NotRequired[
+        Annotated[int, Field(description="Number of the last step. Absent for runs of older versions.")]
+    ]
     sent: list[Sent]
-    no_sent: NotRequired[Annotated[str, Field(description="Reason for an empty `sent`.")]]
-    no_peak: NotRequired[Annotated[str, Field(description="Reason for an empty `peak_bytes`.")]]
-    apart: Annotated[Apart | None, Field(description="null if a rank did not compare its traffic with a plan.")]
+    no_sent: NotRequired[Annotated[str, Field(description="Reason why `sent` is empty.")]]
+    no_peak: NotRequired[Annotated[str, Field(description="Reason why `peak_bytes` is null.")]]
+    apart: Annotated[
+        Apart | None,
+        Field(description="Difference between measured and predicted traffic. null if a rank did not compare them."),
+    ]
 
 
 def facts(exit_report: Mapping[str, Any] | None, ranks: int) -> Facts:
@@ -67,15 +73,18 @@ def facts(exit_report: Mapping[str, Any] | None, ranks: int) -> Facts:
     """
     summary = (exit_report or {}).get("summary")
     if not summary:
-        raise NoFactsError("its ranks reported no summary")
+        raise NoFactsError("The ranks of the job reported no summary.")
     steps = summary.get("ran_steps", summary.get("steps", 0))
     if not steps:
-        first = f" after the {SCRIPT_SETUP_STEPS} set-up steps of a script" if summary.get("steps") else ""
-        raise NoFactsError(f"it completed no step{first}")
+        if summary.get("steps"):
+            raise NoFactsError(f"The script completed no step after its {SCRIPT_SETUP_STEPS} set-up steps.")
+        raise NoFactsError("The job completed no step.")
     left_out = summary.get("cells_left_out", 0)
     sent = [] if left_out else _sent(summary.get("cells") or {}, steps)
     if len(sent) > MOST_SENT:
-        raise NoFactsError(f"it has {len(sent):,} axes and collectives, the maximum is {MOST_SENT:,}")
+        raise NoFactsError(
+            f"The job has {len(sent):,} combinations of axis and collective. The maximum is {MOST_SENT:,}."
+        )
     peaks = summary.get("peak_bytes") or {}
     some_peaks = 0 < len(peaks) < ranks
     found: Facts = {

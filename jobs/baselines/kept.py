@@ -50,7 +50,7 @@ class KeptRun(SetRun):
 class LeftAside(SetRun):
     """A run of the branch that has no mean with its newest."""
 
-    why: Annotated[str, Field(description="Fields in which its spec differs from the newest job.")]
+    why: Annotated[str, Field(description="Spec fields in which this job differs from the newest job.")]
 
 
 class Baseline(TypedDict):
@@ -60,10 +60,12 @@ class Baseline(TypedDict):
     branch: str
     spec: Annotated[
         SpecDict | None,
-        Field(description="Spec fields of the newest job that affect its results. null if not stored."),
+        Field(description="Spec fields of the newest job that affect the results. null if they are not stored."),
     ]
     runs: list[KeptRun]
-    left_aside: Annotated[list[LeftAside], Field(description="Stored, but not part of the mean of `runs`.")]
+    left_aside: Annotated[
+        list[LeftAside], Field(description="Runs with a different spec, which the mean of `runs` excludes.")
+    ]
 
 
 class BranchBrief(TypedDict):
@@ -144,7 +146,7 @@ def add(user: User, project: str, branch: str, job_id: str) -> Baseline:
                 [
                     Problem(
                         "branch",
-                        f"The project has {others} baselines, the maximum is {MOST_BRANCHES}. Delete one first.",
+                        f"The project has {others} baselines, and the maximum is {MOST_BRANCHES}. Delete one first.",
                     )
                 ]
             )
@@ -196,4 +198,4 @@ def _check_may_set(user: User, project: str) -> None:
     if role is None:
         raise MissingError("project")
     if project != DEFAULT_PROJECT and role < Role.OPERATOR:
-        raise PermissionDenied(f"You need the role operator in project {project}. Your role is {role.label}.")
+        raise PermissionDenied(f"You need the `operator` role in project {project}. Your role is {role.label}.")

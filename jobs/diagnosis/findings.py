@@ -48,7 +48,7 @@ def fitted(told: Told) -> Told:
         groups, waits, facts, hang = told["groups"], told["waits"], told["evidence"], told["hang"]
         stack = hang["stack"] if hang is not None else []
         if not (groups or waits or facts or stack):
-            raise AssertionError("what is left is bounded well below")
+            raise AssertionError("the remaining fields are smaller than MOST_BYTES")
         told["groups"], told["waits"] = groups[: len(groups) // 2], waits[: len(waits) // 2]
         told["evidence"] = facts[: len(facts) // 2]
         if hang is not None:
@@ -61,7 +61,7 @@ def cut(text: str) -> str:
 
 
 def ranks_words(ranks: Iterable[int]) -> str:
-    """Name ranks: 'rank 3', 'ranks 0, 1 and 5', 'ranks 0 to 7', '61 ranks from rank 2 on'."""
+    """Name ranks: 'rank 3', 'ranks 0, 1 and 5', 'ranks 0 to 7', '61 ranks, starting with rank 2'."""
     known = sorted(set(ranks))
     if not known:
         return "no rank"
@@ -70,7 +70,7 @@ def ranks_words(ranks: Iterable[int]) -> str:
     if len(known) > 2 and known[-1] - known[0] == len(known) - 1:
         return f"ranks {known[0]} to {known[-1]}"
     if len(known) > 8:
-        return f"{len(known)} ranks from rank {known[0]} on"
+        return f"{len(known)} ranks, starting with rank {known[0]}"
     return f"ranks {', '.join(map(str, known[:-1]))} and {known[-1]}"
 
 

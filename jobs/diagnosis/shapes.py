@@ -55,7 +55,9 @@ class StepPart(TypedDict):
     All parts except `hidden` add up to the step. `hidden` is communication that overlaps with compute.
     """
 
-    name: Annotated[str, Field(description="compute, bubble, data, optimizer, checkpoint, or an axis.")]
+    name: Annotated[
+        str, Field(description="Name of the part: compute, bubble, data, optimizer, checkpoint, or an axis.")
+    ]
     kind: Kind
     seconds: float
     waiting_s: float
@@ -182,16 +184,20 @@ class Told(TypedDict):
 
     v: Literal[1]
     time: float
-    over: Annotated[bool, Field(description="True after the attempt ended. The verdict is final.")]
+    over: Annotated[bool, Field(description="True if the attempt has ended, so the verdict is final.")]
     state: State
     sentence: str
     reason: str
     next: str
-    action: Annotated[Action, Field(description="Next step that the job page offers as a button. Empty for none.")]
-    action_rank: Annotated[int, Field(description="Rank whose log `open_log` opens. -1 for none.")]
+    action: Annotated[
+        Action, Field(description="Suggested action that the job page offers as a button. Empty if there is none.")
+    ]
+    action_rank: Annotated[
+        int, Field(description="Rank whose log the action `open_log` opens. -1 if there is no such rank.")
+    ]
     evidence: list[Evidence]
     step: Annotated[int, Field(description="Steps completed.")]
-    sampled: Annotated[int, Field(description="Traced steps that the verdict uses.")]
+    sampled: Annotated[int, Field(description="Number of traced steps that the verdict uses.")]
     planned: StepParts | None
     measured: StepParts | None
     waits: list[Wait]

@@ -17,7 +17,7 @@ LEAST = 0.01  # relative difference of the step above which the verdict names th
 NO_DIFFERENCE = 0.0005  # relative difference of the step that counts as none
 LARGE = 0.1  # fraction of a step from which the verdict names a part
 UNCALIBRATED = 0.5  # weight of a difference from a data-sheet prediction
-NO_REASON = "A user or a limit ended the run."
+NO_REASON = "A user, a time limit, or an idle limit ended the run."
 PHASES = {
     "": "waiting for the host",
     "claimed": "accepted by the host",
@@ -59,7 +59,7 @@ def healthy(
 
 def unheard(silence: str, before: Finding) -> Finding:
     """Return the finding of a run whose host has no contact. `before`: the finding without this problem."""
-    following = "Check the host and its network. Training may still continue there."
+    following = "Check the host and its network. Training may still continue on the host."
     reason = f"Last verdict: {before.sentence}"
     return Finding("notice", 0.0, full_sentence(f"Not checked: {silence}"), reason, following, before.evidence)
 
@@ -84,21 +84,21 @@ def _compared_with_plan(measured: StepParts, planned: StepParts, ending: Ending,
     margin = planned["sure"]
     off = measured["step_s"] / planned["step_s"] - 1
     pace, traffic = _pace(measured), f" Traffic difference: {ending.apart_words}." if ending.apart_words else ""
-    predicted = f"The predicted {seconds(planned['step_s'])} per step has a margin of error of {_margin(margin)}."
+    predicted = f"The predicted step time of {seconds(planned['step_s'])} has a margin of error of {_margin(margin)}."
     facts = (
         evidence(f"{pace}, {seconds(planned['step_s'])} predicted"),
         evidence(f"margin of error of the prediction: {_margin(margin)}"),
     )
     if off > margin:
-        sentence = f"Slower than planned: {pace}, {_difference(off)}.{_excess(measured, planned)}{traffic}"
-        following = "Compare each part with the plan under Step time breakdown."
+        sentence = f"Slower than planned: {pace}, {_difference(off)}." + _excess(measured, planned) + traffic
+        following = "Compare each part of the step with its prediction under Step time breakdown."
         action: Action = "find_faster"
         if not calibrated:
             following, action = "Calibrate the host for a more accurate prediction.", "calibrate"
         weight = (1.0 if calibrated else UNCALIBRATED) * off / (1 + off)
         return Finding("notice", weight, sentence, predicted, following, facts, action)
     if not holds(margin, measured["step_s"], planned["step_s"]):
-        sentence = f"Faster than planned: {pace}, {_difference(off)}.{traffic}"
+        sentence = f"Faster than planned: {pace}, {_difference(off)}." + traffic
         following = "Check under Step time breakdown that the run computes every part of the step."
         return Finding("notice", 0.0, sentence, predicted, following, facts)
     if margin > 1:
@@ -110,7 +110,7 @@ def _compared_with_plan(measured: StepParts, planned: StepParts, ending: Ending,
             )
         return Finding("well", 0.0, sentence, reason, "Calibrate the host.", facts, "calibrate")
     excess = _excess(measured, planned) if off > LEAST else ""
-    return Finding("well", 0.0, f"On plan: {pace}, {_difference(off)}.{excess}{traffic}", predicted, "", facts)
+    return Finding("well", 0.0, f"On plan: {pace}, {_difference(off)}." + excess + traffic, predicted, "", facts)
 
 
 def _pace(measured: StepParts) -> str:
@@ -146,7 +146,7 @@ def _mostly(measured: StepParts) -> str:
 
 
 def _excess(measured: StepParts, planned: StepParts) -> str:
-    """Return ' Exposed dp is 80% of the excess.' for the part that grew most compared with the plan."""
+    """Return ' Exposed dp is 80% of the extra time.' for the part that grew most compared with the plan."""
     had = {part["name"]: part["seconds"] for part in planned["parts"] if part["kind"] != "hidden"}
     took = {part["name"]: part["seconds"] for part in measured["parts"] if part["kind"] != "hidden"}
     if len(took) < 2:
@@ -157,4 +157,4 @@ def _excess(measured: StepParts, planned: StepParts) -> str:
     exposed = any(part["name"] == name and part["kind"] == "exposed" for part in measured["parts"])
     if share <= 0:
         return ""
-    return f" {f'Exposed {name}' if exposed else capital(name)} is {percent(min(1.0, share))} of the excess."
+    return f" {f'Exposed {name}' if exposed else capital(name)} is {percent(min(1.0, share))} of the extra time."

@@ -130,7 +130,7 @@ def give_up(request: HttpRequest, name: str) -> HttpResponse:
     except actions.HostConnectedError:
         messages.error(request, f"Host {name} has contact again. Cancel its jobs instead.")
         return redirect("host", name)
-    messages.success(request, f"Host {name} is marked as lost, with {lost} attempt{'' if lost == 1 else 's'}.")
+    messages.success(request, f"Marked host {name} and {lost} attempt{'' if lost == 1 else 's'} as lost.")
     return redirect("host", name)
 
 

@@ -70,7 +70,7 @@ def begin(request: HttpRequest) -> HttpResponse:
         first = error.problems[0]
         return _refused(422, first.field, first.message)
     except ValueError as error:
-        return _refused(400, "request", f"The body is not JSON: {error}")
+        return _refused(400, "request", f"The request body is not JSON: {error}")
     try:
         made = kept.begin(request.user, name, files)
     except kept.TooManyError as error:
@@ -146,7 +146,7 @@ def data(request: HttpRequest, key: str) -> HttpResponse:
     made = _find(request, key)
     step = whole_number(request.GET.get("step", "0"), 0, LARGEST_STEP)
     if step is None or step not in made.steps:
-        return _refused(404, "step", "The import has no such step.")
+        return _refused(404, "step", "The import does not have the requested step.")
     try:
         trace = kept.trace_of(made, step)
     except kept.TakenError:

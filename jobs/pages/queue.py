@@ -56,8 +56,11 @@ def queue(request: HttpRequest) -> HttpResponse:
     shown = [queued.job.id for queued in page]
     operated = set(operated_jobs(request.user).filter(id__in=shown).values_list("id", flat=True))
     lines = rows(seen, request.user, list(page))
-    for line in lines:  # a start within a minute is in the past by the time somebody reads it
-        line["starts_soon"] = line["starts"] is not None and line["starts"] < seen.now + SOON
+    for line in lines:
+        left = line["starts"] - seen.now if line["starts"] else None
+        line["starts_in_s"] = left.total_seconds() if left is not None else None
+        # The page shows minutes, so a start within a minute would soon be in the past.
+        line["starts_soon"] = left is not None and left < SOON
     context = {
         "rows": lines,
         "page": page,
@@ -146,7 +149,9 @@ def move(request: HttpRequest) -> HttpResponse:
         asked = checked(MoveTo, data)
     except ValueError as error:
         problems = (
-            error.problems if isinstance(error, SpecError) else [Problem("request", f"The body is not JSON: {error}")]
+            error.problems
+            if isinstance(error, SpecError)
+            else [Problem("request", f"The request body is not JSON: {error}")]
         )
         return refused_page(details(400, problems, "body"))
     if not storable(job):

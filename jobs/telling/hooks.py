@@ -80,7 +80,7 @@ def find(user: Any, project: str, key: str) -> Webhook:
     hooks = visible_to(user, find_project(user, project))
     found = hooks.filter(pk=key).first() if storable(key) else None
     if found is None:
-        raise MissingError("webhook", ", or it belongs to another user")
+        raise MissingError("webhook", "no such webhook, or it belongs to another user")
     return found
 
 

@@ -253,13 +253,13 @@ def saved(transactional_db: None, state: Path, owner: User, tmp_path: Path) -> I
 
 
 def test_a_board_that_is_not_empty_is_left_alone(saved: Path) -> None:
-    with pytest.raises(CommandError, match=r"not empty \(1 users, 1 jobs\). Use --replace to delete its data"):
+    with pytest.raises(CommandError, match=r"not empty \(1 users, 1 jobs\)\. To delete its data, use --replace"):
         call_command("restore", str(saved))
 
 
 def test_so_is_one_at_which_a_controller_works(saved: Path) -> None:
     Lease.objects.create(name="controller", holder="somebody", beats=1, ticked=timezone.now())
-    with pytest.raises(CommandError, match=r"A controller uses this board\. Stop web, controller"):
+    with pytest.raises(CommandError, match=r"A controller is running on this board\. Stop the web server"):
         call_command("restore", str(saved), replace=True)
 
 
@@ -274,9 +274,9 @@ def test_what_is_no_whole_backup_changes_nothing(saved: Path, tmp_path: Path) ->
         (tmp_path / "none.tar", "^[^\\[]*none.tar does not exist.$"),
         (half, "is not a complete backup"),
         (older, "The backup is from another version of Meshboard"),
-        (newer, "has backup version 2. This version of Meshboard reads version 1"),
+        (newer, "has backup format 2. This version of Meshboard reads format 1"),
         (fewer, "The restored rows differ from the backup"),
-        (slip, "is not a complete backup: .*is not a file of a backup"),
+        (slip, "is not a complete backup: .*does not belong in a backup"),
     ):
         with pytest.raises(CommandError, match=words):
             call_command("restore", str(path), replace=True)
@@ -289,24 +289,24 @@ def test_what_is_no_whole_backup_changes_nothing(saved: Path, tmp_path: Path) ->
         (backup.META, b"[]", "is not a complete backup"),
         (backup.META, b'{"v": 1}', "is not a complete backup: .*migrations"),
         (backup.META, b'{"v": 1, "rows": 1e999}', "is not a complete backup"),
-        (backup.ROWS, b"not packed", "Cannot read the rows of the backup: .*gzip"),
-        (backup.ROWS, gzip.compress(b"rows")[:-9], "Cannot read the rows of the backup"),
-        (backup.ROWS, gzip.compress(b"{nonsense"), "Cannot read the rows of the backup"),
-        (backup.ROWS, gzip.compress(b"\xff\xfe"), "Cannot read the rows of the backup"),
+        (backup.ROWS, b"not packed", "Cannot read the database rows in the backup: .*gzip"),
+        (backup.ROWS, gzip.compress(b"rows")[:-9], "Cannot read the database rows in the backup"),
+        (backup.ROWS, gzip.compress(b"{nonsense"), "Cannot read the database rows in the backup"),
+        (backup.ROWS, gzip.compress(b"\xff\xfe"), "Cannot read the database rows in the backup"),
         (
             backup.ROWS,
             gzip.compress(b'{"model": "jobs.nowhere", "pk": 1, "fields": {}}'),
-            "Cannot read the rows of the backup: .*jobs.nowhere",
+            "Cannot read the database rows in the backup: .*jobs.nowhere",
         ),
         (
             backup.ROWS,
             gzip.compress(b'{"model": "jobs.attempt", "pk": 1, "fields": {"job": "gone"}}'),
-            "Cannot read the rows of the backup",
+            "Cannot read the database rows in the backup",
         ),
         (
             backup.ROWS,
             gzip.compress(b'{"model": "jobs.attempt", "pk": "x", "fields": {"number": []}}'),
-            "Cannot read the rows of the backup",
+            "Cannot read the database rows in the backup",
         ),
     ],
     ids=[
@@ -352,7 +352,7 @@ def test_a_new_board_is_its_owners_alone(saved: Path, tmp_path: Path) -> None:
 
 
 def test_a_file_is_not_written_over_and_a_folder_gets_one(saved: Path, tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match="exists already"):
+    with pytest.raises(CommandError, match="already exists"):
         call_command("backup", str(saved))
     with pytest.raises(
         CommandError, match=re.escape(f"{tmp_path}/none is not a folder. Use an existing folder.") + "$"

@@ -46,7 +46,7 @@ def test_where_files_find_no_room_everything_is_as_it_was(saved: Path, tmp_path:
         settings.STATE_DIR, settings.HISTORY_DIR = disk, disk / "history"
         (disk / "imports").mkdir()
         (disk / "imports" / "other").write_bytes(b"another trace")
-        with pytest.raises(CommandError, match=f"^Cannot move the files into place: .*{FULL}"):
+        with pytest.raises(CommandError, match=f"^Cannot copy the restored files to their folder: .*{FULL}"):
             call_command("restore", str(saved), replace=True)
         assert [path.name for path in disk.rglob("*")] == ["imports", "other"]
     assert (Job.objects.count(), User.objects.count()) == (1, 2)

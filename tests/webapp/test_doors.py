@@ -32,7 +32,7 @@ def test_what_is_whole_and_small_passes(behind: Behind) -> None:
 def test_a_body_declared_too_large_is_refused_before_it_is_sent(behind: Behind) -> None:
     answer = behind.answer(HEAD + b"Content-Length: 1048577\r\nExpect: 100-continue\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 413")
-    assert answer.endswith(b"The body is larger than 1 MB.")
+    assert answer.endswith(b"The request body is larger than 1 MB.")
     assert behind.bodies == []
 
 
@@ -131,7 +131,7 @@ def test_a_head_without_end_is_refused(behind: Behind) -> None:
 def test_a_program_is_refused_in_json_however_it_writes_the_path(behind: Behind, path: bytes) -> None:
     answer = behind.answer(b"POST " + path + b" HTTP/1.1\r\nHost: x\r\nContent-Length: 9999999\r\nExpect: y\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 413")
-    assert json.loads(answer.partition(b"\r\n\r\n")[2]) == refusal(413, "The body is larger than 1 MB.")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2]) == refusal(413, "The request body is larger than 1 MB.")
     assert b"content-type: application/problem+json" in answer
 
 

@@ -83,7 +83,7 @@ class Doors:
         except DisconnectedError:
             return
         except TimeoutError:
-            await _refuse(scope, receive, send, 408, f"The body did not arrive within {limits.BODY_S:.0f} s.")
+            await _refuse(scope, receive, send, 408, f"The request body did not arrive within {limits.BODY_S:.0f} s.")
             return
         except RefusedError as error:
             await _refuse(scope, receive, send, error.status, str(error))
@@ -108,12 +108,12 @@ def _told(scope: MutableMapping[str, Any], send: Send, known: str) -> Send:
 def _malformed(scope: MutableMapping[str, Any]) -> str | None:
     """What no honest client sends, and what comes after us would raise on."""
     if "\x00" in scope["path"] or b"%00" in scope["query_string"]:
-        return "The address contains a NUL character."
+        return "The URL contains a NUL character."
     for name, value in scope["headers"]:
         if name == b"cookie" and b"\\000" in value:  # a quoted cookie's way to write NUL
             return "A cookie contains a NUL character."
         if name == b"origin" and not _is_address(value.decode("latin-1")):
-            return "The Origin header is not an address."
+            return "The Origin header is not a valid URL."
     return None
 
 
@@ -153,7 +153,7 @@ def _check_head(scope: MutableMapping[str, Any]) -> None:
     if not declared.isdigit():
         raise RefusedError(400, "Content-Length is not a number.")
     if len(declared) > 18 or int(declared) > limits.BODY_BYTES:
-        raise RefusedError(413, f"The body is larger than {limits.BODY_BYTES // 2**20} MB.")
+        raise RefusedError(413, f"The request body is larger than {limits.BODY_BYTES // 2**20} MB.")
 
 
 async def _whole_body(receive: Receive) -> bytes:
@@ -166,7 +166,7 @@ async def _whole_body(receive: Receive) -> bytes:
         part = message.get("body", b"")
         size += len(part)
         if size > limits.BODY_BYTES:
-            raise RefusedError(413, f"The body is larger than {limits.BODY_BYTES // 2**20} MB.")
+            raise RefusedError(413, f"The request body is larger than {limits.BODY_BYTES // 2**20} MB.")
         parts.append(part)
         if not message.get("more_body", False):
             return b"".join(parts)

@@ -15,7 +15,7 @@ class LeftAside(TypedDict):
     by: str
     at: str
     why: str
-    """Fields in which its spec differs from the newest job."""
+    """Spec fields in which this job differs from the newest job."""
 
 
 class Apart(TypedDict):
@@ -45,22 +45,22 @@ class Facts(TypedDict):
     """A run's figures; null what it did not tell."""
 
     steps: int
-    """Steps in the means of bytes and calls. The first two steps of a script are set-up."""
+    """Number of steps in the means of bytes and calls, without the first two steps of a script."""
     step_s: float | None
-    """Median of the steps of rank 0, without the first three."""
+    """Median step time of rank 0, without the first three steps."""
     tokens_per_s: float | None
     peak_bytes: int | None
-    """Rank with the most memory."""
+    """Peak memory of the rank with the highest peak."""
     losses: list[LossAt]
     sent: list[Sent]
     apart: Apart | None
-    """null if a rank did not compare its traffic with a plan."""
+    """Difference between measured and predicted traffic. null if a rank did not compare them."""
     last_step: NotRequired[int]
-    """Last step. null for runs of older versions."""
+    """Number of the last step. Absent for runs of older versions."""
     no_peak: NotRequired[str]
-    """Reason for an empty `peak_bytes`."""
+    """Reason why `peak_bytes` is null."""
     no_sent: NotRequired[str]
-    """Reason for an empty `sent`."""
+    """Reason why `sent` is empty."""
 
 
 class KeptRun(TypedDict):
@@ -79,10 +79,10 @@ class Baseline(TypedDict):
     project: str
     branch: str
     spec: StoredSpec | None
-    """Spec fields of the newest job that affect its results. null if not stored."""
+    """Spec fields of the newest job that affect the results. null if they are not stored."""
     runs: list[KeptRun]
     left_aside: list[LeftAside]
-    """Stored, but not part of the mean of `runs`."""
+    """Runs with a different spec, which the mean of `runs` excludes."""
 
 
 class BranchBrief(TypedDict):

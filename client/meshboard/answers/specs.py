@@ -230,7 +230,7 @@ class JobSpec(TypedDict):
     lab: NotRequired[LabSpec | None]
     """settings of a collective benchmark; defaults if missing"""
     layout: NotRequired[Layout | Literal["auto"] | JobSpecLayout]
-    """Degrees and options. "auto" chooses them, {"auto": {...}} with constraints."""
+    """Parallel layout. With "auto", Meshboard chooses a layout. {"auto": {...}} also sets constraints."""
     model: NotRequired[ModelSpec]
     name: NotRequired[str]
     """name of the job"""
@@ -246,7 +246,7 @@ class JobSpec(TypedDict):
 
 
 class StoredSpec(TypedDict):
-    """The stored spec. It holds the chosen layout, and the sizes of a preset."""
+    """The stored spec, with the chosen layout and the sizes of the model preset."""
 
     after: NotRequired[list[str]]
     """jobs that this job waits for"""
@@ -291,7 +291,7 @@ class SearchSpec(TypedDict):
     lab: NotRequired[LabSpec | None]
     """settings of a collective benchmark; defaults if missing"""
     layout: NotRequired[Any]
-    """Ignored. Use `fixed` to keep values."""
+    """Ignored. To keep layout values, use `fixed`."""
     model: NotRequired[ModelSpec]
     name: NotRequired[str]
     """name of the job"""

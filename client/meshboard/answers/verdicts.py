@@ -85,7 +85,7 @@ class StepPart(TypedDict):
     """
 
     name: str
-    """compute, bubble, data, optimizer, checkpoint, or an axis."""
+    """Name of the part: compute, bubble, data, optimizer, checkpoint, or an axis."""
     kind: Literal["compute", "exposed", "hidden", "bubble", "data", "checkpoint", "optimizer"]
     seconds: float
     waiting_s: float
@@ -176,20 +176,20 @@ class Told(TypedDict):
     v: Literal[1]
     time: float
     over: bool
-    """True after the attempt ended. The verdict is final."""
+    """True if the attempt has ended, so the verdict is final."""
     state: Literal["starting", "well", "notice", "slow", "hung", "failed"]
     sentence: str
     reason: str
     next: str
     action: Literal["", "calibrate", "retry", "resume_smaller", "open_log", "find_faster"]
-    """Next step that the job page offers as a button. Empty for none."""
+    """Suggested action that the job page offers as a button. Empty if there is none."""
     action_rank: int
-    """Rank whose log `open_log` opens. -1 for none."""
+    """Rank whose log the action `open_log` opens. -1 if there is no such rank."""
     evidence: list[Evidence]
     step: int
     """Steps completed."""
     sampled: int
-    """Traced steps that the verdict uses."""
+    """Number of traced steps that the verdict uses."""
     planned: StepParts | None
     measured: StepParts | None
     waits: list[Wait]

@@ -39,7 +39,7 @@ class _Promises:
 
     def _operation(self, where: str, old: Schema, new: Schema) -> Iterator[str]:
         if old["operationId"] != new["operationId"]:
-            yield f"{where}: operationId {old['operationId']} is now {new['operationId']}"
+            yield f"{where}: operationId changed from {old['operationId']} to {new['operationId']}"
         yield from self._parameters(where, old.get("parameters", []), new.get("parameters", []))
         yield from self._body(where, old.get("requestBody"), new.get("requestBody"))
         for code, answer in old["responses"].items():
@@ -56,32 +56,32 @@ class _Promises:
                 yield f"{name}: is gone"
                 continue
             if after.get("required") and not before.get("required"):
-                yield f"{name}: is required now"
+                yield f"{name}: the parameter is now required"
             yield from self._taken(name, before.get("schema", {}), after.get("schema", {}))
         for place in found.keys() - known.keys():
             if found[place].get("required"):
-                yield f"{where} {place[0]} {place[1]}: is new, and required"
+                yield f"{where} {place[0]} {place[1]}: the new parameter is required"
 
     def _body(self, where: str, old: Schema | None, new: Schema | None) -> Iterator[str]:
         if new is not None and new.get("required") and not (old or {}).get("required"):
-            yield f"{where} body: is required now"
+            yield f"{where} body: the body is now required"
         if old is None:
             return
         for kind, content in old["content"].items():
             found = (new or {"content": {}})["content"].get(kind)
             if found is None:
-                yield f"{where} body: {kind} is no longer read"
+                yield f"{where} body: media type {kind} is no longer accepted"
             else:
                 yield from self._taken(f"{where} body", content["schema"], found["schema"])
 
     def _answer(self, where: str, old: Schema, new: Schema | None) -> Iterator[str]:
         if new is None:
-            yield f"{where}: is no longer answered"
+            yield f"{where}: this response was removed"
             return
         for kind, content in old.get("content", {}).items():
             found = new.get("content", {}).get(kind)
             if found is None:
-                yield f"{where}: {kind} is no longer written"
+                yield f"{where}: media type {kind} is no longer returned"
             else:
                 yield from self._told(where, content["schema"], found["schema"])
 
@@ -93,7 +93,7 @@ class _Promises:
         yield from _values(where, old, new)
         yield from _bounds(where, old, new)
         for name in sorted(set(new.get("required", ())) - set(old.get("required", ()))):
-            yield f"{where}.{name}: is required now"
+            yield f"{where}.{name}: the field is now required"
         closed = new.get("additionalProperties") is False
         for name, inner in old.get("properties", {}).items():
             found = new.get("properties", {}).get(name)
@@ -102,7 +102,7 @@ class _Promises:
             elif closed or old.get("additionalProperties") is False:
                 yield f"{where}.{name}: is gone"
         if closed and old.get("additionalProperties", True) is not False:
-            yield f"{where}: takes no further fields now"
+            yield f"{where}: additional fields are no longer accepted"
         yield from self._inside(where, old, new, self._taken)
         yield from self._choices(where, old, new)
 
@@ -112,10 +112,10 @@ class _Promises:
             return
         old, new = _resolved(self._old, old), _resolved(self._new, new)
         if "type" in old and _types(new) - _types(old):
-            yield f"{where}: was {_words(old)} and is {_words(new)}"
+            yield f"{where}: the type changed from {_words(old)} to {_words(new)}"
         for name in sorted(set(old.get("required", ())) - set(new.get("required", ()))):
             if name in new.get("properties", {}):
-                yield f"{where}.{name}: may be missing now"
+                yield f"{where}.{name}: the field is now optional"
         for name, inner in old.get("properties", {}).items():
             found = new.get("properties", {}).get(name)
             if found is None:
@@ -142,7 +142,7 @@ class _Promises:
             after = new.get(choices) or ([new] if narrowed else ())
             for each in old.get(choices, ()):
                 if after and not any(_alike(each, other) for other in after):
-                    yield f"{where}: {_words(each)} is no longer one of its choices"
+                    yield f"{where}: choice {_words(each)} is no longer accepted"
 
     def _met(self, old: Schema, new: Schema, sent: bool) -> bool:
         """Whether two named schemas were compared before: they may hold themselves."""
@@ -166,13 +166,13 @@ def _values(where: str, old: Schema, new: Schema) -> Iterator[str]:
         left = new.get("enum", [new["const"]] if "const" in new else [])
         known = old.get("enum", [old["const"]] if "const" in old else None)
         if known is None:
-            yield f"{where}: takes some values alone now"
+            yield f"{where}: only listed values are now accepted"
             return
         for value in known:
             if value not in left:
-                yield f"{where}: {value!r} is no longer taken"
+                yield f"{where}: value {value!r} is no longer accepted"
     if "type" in new and "type" in old and (gone := _types(old) - _types(new)):
-        yield f"{where}: {', '.join(sorted(gone))} is no longer taken"
+        yield f"{where}: type {', '.join(sorted(gone))} is no longer accepted"
 
 
 def _bounds(where: str, old: Schema, new: Schema) -> Iterator[str]:
@@ -180,9 +180,9 @@ def _bounds(where: str, old: Schema, new: Schema) -> Iterator[str]:
         before, after = old.get(name), new.get(name)
         tighter = after is not None and (before is None or (after > before if name in LOWER else after < before))
         if tighter and (before, after) != (None, 0):
-            yield f"{where}: {name} was {before} and is {after}"
+            yield f"{where}: limit {name} changed from {before} to {after}"
     if new.get("pattern") not in (None, old.get("pattern")):
-        yield f"{where}: pattern was {old.get('pattern')} and is {new['pattern']}"
+        yield f"{where}: the pattern changed from {old.get('pattern')} to {new['pattern']}"
 
 
 def _types(schema: Schema) -> set[str]:

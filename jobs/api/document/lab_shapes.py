@@ -29,7 +29,7 @@ class LabFailed(TypedDict):
     """A run that failed because elements of the collective were not what they must be."""
 
     job: str
-    wrong: Annotated[int, Field(description="Wrong elements over all sizes, ranks, and calls.")]
+    wrong: Annotated[int, Field(description="Number of wrong elements over all sizes, ranks, and calls.")]
     checked: int
 
 
@@ -39,9 +39,9 @@ class PrimitiveShown(PrimitiveTold):
     job: str | None
     points: Annotated[
         list[Annotated[dict[str, Any], ReadBy(LabPoint)]],
-        Field(description="Time, bandwidths, and wrong elements per size."),
+        Field(description="Time, bandwidths, and number of wrong elements for each message size."),
     ]
-    failed: Annotated[LabFailed | None, Field(description="Latest run with a wrong result, if it is newer.")]
+    failed: Annotated[LabFailed | None, Field(description="Latest run with a wrong result, if it is newer than `job`.")]
 
 
 class LabQuery(Strict):
@@ -50,5 +50,10 @@ class LabQuery(Strict):
     host: str | None = Field(
         default=None, min_length=1, max_length=100, pattern=NO_NUL, description="Default: a connected host."
     )
-    ranks: int | None = Field(default=None, ge=1, le=65536, description="Default: 4, or all slots of a smaller host.")
-    lab: LabSpec = Field(default=LabSpec(), description="Sizes, calls, and data type. Its primitives are ignored.")
+    ranks: int | None = Field(
+        default=None, ge=1, le=65536, description="Default: 4 ranks, or all slots if the host has fewer than 4."
+    )
+    lab: LabSpec = Field(
+        default=LabSpec(),
+        description="Message sizes, number of calls, and data type. The field `primitives` is ignored.",
+    )

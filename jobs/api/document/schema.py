@@ -214,12 +214,12 @@ def _layout_or_auto() -> dict[str, Any]:
         "required": ["auto"],
         "additionalProperties": False,
     }
-    words = 'Degrees and options. "auto" chooses them, {"auto": {...}} with constraints.'
+    words = 'Parallel layout. With "auto", Meshboard chooses a layout. {"auto": {...}} also sets constraints.'
     return {"anyOf": [ref("Layout"), {"const": "auto"}, constrained], "default": {}, "description": words}
 
 
 def _stored(spec: dict[str, Any]) -> dict[str, Any]:
-    words = "The stored spec. It holds the chosen layout, and the sizes of a preset."
+    words = "The stored spec, with the chosen layout and the sizes of the model preset."
     properties = {**spec["properties"], "layout": ref("Layout"), "model": ref("SizedModel")}
     return {**spec, "description": words, "properties": properties}
 
@@ -227,18 +227,18 @@ def _stored(spec: dict[str, Any]) -> dict[str, Any]:
 def _submission(spec: dict[str, Any]) -> dict[str, Any]:
     """Return the body of a submit: the spec, and `allow_unfit`."""
     words = (
-        "Queue the job although its memory does not fit. Without it, the answer is 422 if even the lower bound of the "
-        "memory estimate exceeds the memory of the device."
+        "With true, Meshboard queues the job even if the lower bound of its memory estimate exceeds the memory of the "
+        "device. With false, the answer is 422 in this case."
     )
     allow = {"type": "boolean", "default": False, "description": words}
     return {**spec, "properties": {**spec["properties"], "allow_unfit": allow}}
 
 
 def _without_layout(spec: dict[str, Any]) -> dict[str, Any]:
-    properties = {**spec["properties"], "layout": {"description": "Ignored. Use `fixed` to keep values."}}
+    properties = {**spec["properties"], "layout": {"description": "Ignored. To keep layout values, use `fixed`."}}
     return {**spec, "properties": properties}
 
 
 def _named(cluster: dict[str, Any]) -> dict[str, Any]:
-    properties = {"id": {"type": "string", "description": "Name for `cluster`."}, **cluster["properties"]}
+    properties = {"id": {"type": "string", "description": "Value to send as `cluster`."}, **cluster["properties"]}
     return {**cluster, "properties": properties, "required": ["id", *cluster["required"]]}

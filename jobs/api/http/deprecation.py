@@ -26,7 +26,7 @@ class Deprecated(NamedTuple):
         return f"Deprecated. Removed after {self.sunset.isoformat()}. {self.instead}"
 
 
-OFFSET = Deprecated(date(2026, 11, 22), date(2027, 11, 22), "Follow the Link header, whose pages are stable.")
+OFFSET = Deprecated(date(2026, 11, 22), date(2027, 11, 22), "To read the next page, use the Link header instead.")
 
 
 def mark(answer: Response, what: Deprecated) -> None:

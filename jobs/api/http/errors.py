@@ -30,7 +30,7 @@ RETRY_AFTER_S = 5
 LATER: Mapping[str, str] = {"Retry-After": str(RETRY_AFTER_S)}
 READS = ("GET", "HEAD")  # what they ask is in the address
 AWAY = "The database does not answer."
-NOT_KNOWN = f"{AWAY} The result is unknown. Check it, or repeat the request with the same Idempotency-Key."
+NOT_KNOWN = f"{AWAY} The change may have been made. Check it, or repeat the request with the same Idempotency-Key."
 
 
 class RunEnded(ProblemDetails):
@@ -99,7 +99,7 @@ def handle(error: Exception, context: dict[str, Any]) -> Response:
         return refused(of_request(503, NOT_KNOWN if changes else AWAY), LATER)
     if isinstance(error, OSError) and is_full(error):
         log.error("%s: %s for %s", WORDS, error, request.path)
-        return refused(of_request(503, f"{WORDS} Free disk space, then try again."), LATER)
+        return refused(of_request(503, f"{WORDS} Free disk space on the board, then try again."), LATER)
     if isinstance(error, SuspiciousOperation):  # more fields than are read, say
         return refused(of_request(400, str(error)))
     response = exception_handler(error, context)

@@ -16,7 +16,7 @@ KEY = OpenApiParameter(
     "Idempotency-Key",
     {"type": "string", "pattern": f"^{KEY_PATTERN}$"},
     OpenApiParameter.HEADER,
-    description="A repeated key and body return the first job.",
+    description="A request with a repeated key and body returns the job of the first request.",
 )
 
 
@@ -24,6 +24,6 @@ def key_of(request: Request) -> str | None:
     """Raises BadParameterError."""
     key = request.headers.get("Idempotency-Key")
     if key is not None and not re.fullmatch(KEY_PATTERN, key):
-        words = f"`{KEY.name}` has other characters. Use 1 to {LONGEST_KEY} visible ASCII characters."
+        words = f"`{KEY.name}` has invalid characters or length. Use 1 to {LONGEST_KEY} visible ASCII characters."
         raise BadParameterError([Problem(KEY.name, words)], "header")
     return key

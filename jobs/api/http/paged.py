@@ -28,7 +28,7 @@ def parameters(usual: int | None = PAGE) -> list[OpenApiParameter]:
         OpenApiParameter(
             "cursor",
             {"type": "string", "pattern": f"^{CURSOR.pattern}$"},
-            description='Start of a page. Use the cursor of the Link header, rel="next", of the previous page.',
+            description='Position in the list. Use the cursor in the Link header (rel="next") of the previous page.',
         ),
     ]
 
@@ -49,7 +49,7 @@ def paged(request: Request, rows: QuerySet[Any], *order: str, usual: int | None 
     """
     given = Parameters(request)
     limit = given.number("limit", usual, 1, PAGE)
-    words = "`cursor` is invalid. Use the cursor of the Link header of the previous page."
+    words = "`cursor` is invalid. Use the cursor in the Link header of the previous page."
     left = given.read("cursor", rows, words, lambda cursor: _behind(rows, order, cursor)).order_by(*order)
     given.check()
     if limit is None:

@@ -15,7 +15,7 @@ from jobs.text import parse_json
 
 class TooLargeError(APIException):
     status_code = status.HTTP_413_REQUEST_ENTITY_TOO_LARGE
-    default_detail = "The body is larger than 1 MB. Send less."
+    default_detail = "The request body is larger than 1 MB. Send less."
 
 
 class StrictJSONParser(BaseParser):
@@ -33,4 +33,4 @@ class StrictJSONParser(BaseParser):
         try:
             return parse_json(raw)
         except ValueError as error:
-            raise ParseError(f"The body is not JSON: {error}") from None
+            raise ParseError(f"The request body is not JSON: {error}") from None

@@ -91,9 +91,9 @@ class Patient:
     def _full(self, user: int) -> str:
         """Why no more are held; empty where one more is."""
         if self._held.total() >= MOST:
-            return f"{MOST} requests are waiting. Try again later."
+            return f"The board already has {MOST} waiting requests, the maximum. Try again later."
         if self._held[user] >= MOST_OF_USER:
-            return f"You have {MOST_OF_USER} waiting requests. Try again later."
+            return f"You already have {MOST_OF_USER} waiting requests, the maximum. Try again later."
         return ""
 
     async def _wait(self, scope: MutableMapping[str, Any], wish: UntilReached, send: Send) -> None:

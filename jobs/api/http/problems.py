@@ -33,22 +33,32 @@ KINDS: Final[Mapping[int, Kind]] = {
     401: Kind("not-logged-in", "Not logged in", "The token is missing or invalid."),
     403: Kind("forbidden", "Forbidden", "The CSRF token is missing, or the user lacks the permission."),
     404: Kind("not-found", "Not found", "The object does not exist, or you cannot see it."),
-    405: Kind("method", "Method not allowed", "The path supports other methods. See the Allow header."),
+    405: Kind(
+        "method",
+        "Method not allowed",
+        "The path does not support this HTTP method. The Allow header lists the supported methods.",
+    ),
     406: Kind("not-acceptable", "Not acceptable", "Only JSON is available."),
-    408: Kind("too-slow", "Request too slow", "The body did not arrive in time."),
-    409: Kind("conflict", "Wrong state", "The state of the job does not allow this."),
+    408: Kind("too-slow", "Request too slow", "The request body did not arrive in time."),
+    409: Kind("conflict", "Wrong state", "The current state of the object does not allow this request."),
     410: Kind("ended", "The run has ended", "The run has ended."),
-    413: Kind("too-large", "Body too large", "The body is larger than 1 MB."),
-    415: Kind("media-type", "Unsupported media type", "The body is not application/json."),
+    413: Kind("too-large", "Body too large", "The request body is larger than 1 MB."),
+    415: Kind("media-type", "Unsupported media type", "The content type of the request is not application/json."),
     422: Kind(
         "senseless",
         "Invalid request",
         "The spec cannot run, or a field is invalid. Each error names its field and shows the arithmetic.",
     ),
-    429: Kind("too-many", "Too many requests", "Too many requests. See the Retry-After header."),
-    500: Kind("ours", "Internal error", "Internal error. The answer quotes an id that is also in the log."),
+    429: Kind(
+        "too-many", "Too many requests", "Too many requests. The Retry-After header has the number of seconds to wait."
+    ),
+    500: Kind(
+        "ours", "Internal error", "Internal error. The answer contains an id that also appears in the server log."
+    ),
     503: Kind(
-        "away", "Unavailable", "The database is unavailable, or too many requests run. See the Retry-After header."
+        "away",
+        "Unavailable",
+        "A service is unavailable, or too many requests are running. The Retry-After header has the seconds to wait.",
     ),
 }
 
@@ -56,22 +66,30 @@ FieldProblem = TypedDict(
     "FieldProblem",
     {
         "field": Annotated[
-            str, Field(description="Dotted field, parameter, or header. 'request' is the whole request.")
+            str,
+            Field(description="Name of the field (dotted), parameter, or header. 'request' means the whole request."),
         ],
         "pointer": Annotated[
-            str, Field(description="JSON pointer into the body, or '' if the body has no such place.")
+            str, Field(description="JSON pointer to the field in the body. '' if the problem is not in the body.")
         ],
-        "in": NotRequired[Annotated[Where, Field(description="Absent if the problem has no place in the request.")]],
+        "in": NotRequired[
+            Annotated[
+                Where,
+                Field(description="Part of the request with the problem. Absent if no single part causes the problem."),
+            ]
+        ],
         "message": str,
     },
 )
-FieldProblem.__doc__ = "One problem and its place."
+FieldProblem.__doc__ = "One problem and its location in the request."
 
 
 class ProblemDetails(TypedDict):
     """Why a request was refused or failed, as RFC 9457 has it; `errors` is our own member of it."""
 
-    type: Annotated[str, Field(description="Address of the explanation, relative to the board.")]
+    type: Annotated[
+        str, Field(description="Address of the page that explains the problem, relative to the address of the board.")
+    ]
     title: str
     status: int
     detail: Annotated[str, Field(description="All messages, for people.")]

@@ -15,7 +15,7 @@ IF_NONE_MATCH = OpenApiParameter(
     "If-None-Match",
     str,
     OpenApiParameter.HEADER,
-    description="ETags of earlier answers. Without a change, the answer is 304 without a body.",
+    description="ETags of earlier answers. If nothing changed, the answer is 304 without a body.",
 )
 UNCHANGED = {304: OpenApiResponse(description="Unchanged.")}
 

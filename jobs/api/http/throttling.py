@@ -73,7 +73,7 @@ def counted(scope: str, whose: str) -> int | None:
     try:
         return _one_more(key)
     except (RedisError, OSError, ValueError) as error:  # ValueError: it went between the two
-        log.warning("Requests are not counted: %s", error)
+        log.warning("Cannot count requests for the rate limits: %s", error)
         _away_until = time.monotonic() + AWAY_S
         return None
 

@@ -24,7 +24,7 @@ from jobs.queue import actions, again
 
 MADE: dict[Any, Any] = {
     201: schema.of("JobDetail"),
-    200: schema.of("JobDetail", "This key and body were sent before."),
+    200: schema.of("JobDetail", "The job of the first request with this key and body."),
     **refusals(403, 404, 409, 415, 422, 429),
 }
 
@@ -92,9 +92,13 @@ def _made(request: Request, job_id: str, change_of: Callable[[Job], Any]) -> Res
         job = find_job(user, job_id)
         made, queued = again.copy(user, job, change_of(job), key=key, told=told)
     except _NoCheckpointError:
-        return refuse(409, "checkpoint", "No attempt of this job saved a checkpoint. Use retry to start from step 0.")
+        return refuse(
+            409, "checkpoint", "No attempt of this job saved a checkpoint. Retry the job to start from step 0."
+        )
     except again.NotAgainError as error:
         return refuse(409, "engine", str(error))
     except actions.KeyReusedError:
-        return refuse(422, KEY.name, f"`{KEY.name}` was used before with another body. Use a new key.", "header")
+        return refuse(
+            422, KEY.name, f"`{KEY.name}` was used before with another body. Use a new idempotency key.", "header"
+        )
     return Response(job_detail(made, queued), status=201 if queued else 200)

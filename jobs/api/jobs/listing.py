@@ -26,14 +26,14 @@ PAGE, PAGE_LIMIT = 50, 200
 MOST_SKIPPED = 1_000_000
 CURSOR = re.compile(r"[A-Za-z0-9_-]{1,200}")
 HELP = {
-    "q": "Words in the name, or a complete id.",
-    "status": "Statuses, separated by commas. active: every status of a job that has not ended.",
+    "q": "Text in the job name, or a complete job id.",
+    "status": "Statuses, separated by commas. `active` stands for all statuses of jobs that have not ended.",
     "kind": "Kinds, separated by commas.",
     "project": "Project.",
-    "tag": "Tags that a job has, separated by commas. Or one tag that contains these commas.",
-    "whose": "mine: only your own jobs.",
+    "tag": "Tags, separated by commas. The jobs have all of these tags, or one tag that contains the commas.",
+    "whose": "`mine` returns only your own jobs.",
     "owner": "User name of the owner.",
-    "archived": "only: archived jobs. too: all jobs. Default: jobs that are not archived.",
+    "archived": "`only` returns archived jobs, and `too` returns all jobs. Default: jobs that are not archived.",
 }
 
 
@@ -61,12 +61,12 @@ def narrowed(request: Request) -> Listed:
     after = _place(asked["cursor"]) if "cursor" in asked else None
     if "cursor" in asked and after is None:
         problems.append(
-            Problem("cursor", "`cursor` is invalid. Use the cursor of the Link header of the previous page.")
+            Problem("cursor", "`cursor` is invalid. Use the cursor in the Link header of the previous page.")
         )
     if "cursor" in asked and "offset" in asked:
-        problems.append(Problem("offset", "`offset` and `cursor` exclude each other. Use one of them."))
+        problems.append(Problem("offset", "`offset` and `cursor` cannot be used together. Use only one of them."))
     problems += [
-        Problem(name, f"`{name}` is empty. Give a value, or omit it.")
+        Problem(name, f"`{name}` is empty. Give a value, or omit the parameter.")
         for name in HELP
         if name in asked and not asked[name].strip()
     ]
@@ -126,7 +126,7 @@ PARAMETERS = [
     OpenApiParameter(
         "limit",
         {"type": "integer", "minimum": 1, "maximum": PAGE_LIMIT, "default": PAGE},
-        description="Number of jobs, the newest first.",
+        description="Maximum number of jobs to return, newest first.",
     ),
     OpenApiParameter(
         "offset",
@@ -137,7 +137,7 @@ PARAMETERS = [
     OpenApiParameter(
         "cursor",
         {"type": "string", "pattern": f"^{CURSOR.pattern}$"},
-        description='Start of a page. Use the cursor of the Link header, rel="next", of the previous page.',
+        description='Position in the list. Use the cursor in the Link header (rel="next") of the previous page.',
     ),
     *(OpenApiParameter(name, _schema(known), description=HELP[name]) for name, known in JobFilter.base_filters.items()),
 ]

@@ -50,7 +50,7 @@ class Jobs(APIView):
         parameters=[KEY],
         responses={
             201: schema.of("JobDetail"),
-            200: schema.of("JobDetail", "This key and body were submitted before."),
+            200: schema.of("JobDetail", "The job of the first request with this key and body."),
             **refusals(403, 415, 422, 429),
         },
     )
@@ -60,7 +60,9 @@ class Jobs(APIView):
         try:
             job, queued = actions.submit(user_of(request), request.data, key=key)
         except actions.KeyReusedError:
-            return refuse(422, KEY.name, f"`{KEY.name}` was used before with another body. Use a new key.", "header")
+            return refuse(
+                422, KEY.name, f"`{KEY.name}` was used before with another body. Use a new idempotency key.", "header"
+            )
         return Response(job_detail(job, queued), status=201 if queued else 200)
 
 
@@ -89,7 +91,7 @@ class JobView(APIView):
         try:
             several.change(asked, job.id, request.user.get_username())
         except several.NotEndedError:
-            return refuse(409, "archived", f"The job {stands(job.status)}. Wait until it has ended, or cancel it.")
+            return refuse(409, "archived", f"The job {stands(job.status)}. Wait until the job has ended, or cancel it.")
         return Response(job_detail(find_job(request.user, job_id)))
 
 
@@ -123,7 +125,7 @@ class Cancel(APIView):
         refuse_body(request)
         if not actions.cancel(job, request.user.get_username()):
             job.refresh_from_db()
-            return refuse(409, "status", f"The job {stands(job.status)}, so it cannot be cancelled.")
+            return refuse(409, "status", f"The job cannot be cancelled because it {stands(job.status)}.")
         return Response(job_detail(find_job(request.user, job_id)))
 
 
@@ -177,7 +179,7 @@ class SmallerLayout(APIView):
         refuse_body(request)
         try:
             if not actions.run_smaller(job, request.user.get_username()):
-                return refuse(409, "status", f"The job {stands(job.status)}, so it cannot be retried.")
+                return refuse(409, "status", f"The job cannot be retried because it {stands(job.status)}.")
         except NoOfferError as error:
             return refuse(409, error.field, str(error))
         except actions.DisprovedError as error:
@@ -199,7 +201,7 @@ class Requeue(APIView):
         refuse_body(request)
         try:
             if not actions.requeue(job, request.user.get_username()):
-                return refuse(409, "status", f"The job {stands(job.status)}, so it cannot be retried.")
+                return refuse(409, "status", f"The job cannot be retried because it {stands(job.status)}.")
         except actions.DisprovedError as error:
             return refuse(409, "proof", str(error))
         return Response(job_detail(find_job(request.user, job_id)))

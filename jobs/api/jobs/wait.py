@@ -30,7 +30,7 @@ RESUME = OpenApiParameter(
     OpenApiParameter.HEADER,
     description="Id of the last event received. The stream continues after it.",
 )
-STREAM = OpenApiResponse({"type": "string"}, "Server-sent events, with a comment every 15 s while idle.")
+STREAM = OpenApiResponse({"type": "string"}, "Server-sent events. An idle stream sends a comment every 15 s.")
 
 
 class Wait(APIView):
@@ -43,7 +43,7 @@ class Wait(APIView):
                 "for",
                 {"type": "string", "enum": list(WANTED), "default": FINISHED},
                 description=(
-                    "finished: the job has ended. started: the job has hosts. Otherwise the status to wait for."
+                    "`finished` waits until the job has ended, `started` until it has hosts. Other values are statuses."
                 ),
             ),
             OpenApiParameter(
@@ -90,7 +90,7 @@ class Events(APIView):
             OpenApiParameter(
                 "live",
                 {"type": "integer", "minimum": 1, "maximum": LONGEST_LIVE_S},
-                description="Live events of the last N seconds: `traffic` every second, without `log`.",
+                description="Start N seconds ago. The stream sends `traffic` every second, and no `log` events.",
             ),
         ],
         responses={(200, "text/event-stream"): STREAM, **refusals(404, 429)},
@@ -115,7 +115,7 @@ def followed(request: Request, job: Job, **only: Any) -> Response | HttpResponse
         return refuse(
             400,
             RESUME.name,
-            f"`{RESUME.name}` is not an event id of this stream. Use the id of the last event.",
+            f"`{RESUME.name}` is not an event id of this stream. Use the id of the last event received.",
             "header",
         )
     held = held_by(request)

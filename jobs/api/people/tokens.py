@@ -63,5 +63,5 @@ class Token(APIView):
         """End one of your tokens."""
         refuse_body(request)
         if not storable(key) or not tokens.revoke(user_of(request), key):
-            raise MissingError("token", ", or it belongs to another user")
+            raise MissingError("token", "no such token, or it belongs to another user")
         return Response(status=204)

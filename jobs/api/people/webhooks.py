@@ -21,7 +21,7 @@ MOST_ROWS = 100
 BEFORE = OpenApiParameter(
     "before",
     {"type": "string", "pattern": "^d[a-z2-7]{19}$"},
-    description="Only deliveries older than this id.",
+    description="Return only deliveries older than the delivery with this id.",
 )
 
 
@@ -36,7 +36,10 @@ class Webhooks(APIView):
     @extend_schema(
         operation_id="makeWebhook",
         request=schema.WEBHOOK,
-        responses={201: schema.of("NewWebhook", "The secret is shown once."), **refusals(403, 404, 415, 422)},
+        responses={
+            201: schema.of("NewWebhook", "The webhook with its secret, which is shown only once."),
+            **refusals(403, 404, 415, 422),
+        },
     )
     def post(self, request: Request, project: str) -> Response:
         """Have a URL told of what becomes of jobs: of your own, or as `everybody` of all in the project."""
@@ -79,7 +82,10 @@ class Rotate(APIView):
     @extend_schema(
         operation_id="rotateWebhook",
         request=None,
-        responses={200: schema.of("NewWebhook", "The secret is shown once."), **refusals(403, 404, 415, 422)},
+        responses={
+            200: schema.of("NewWebhook", "The webhook with its secret, which is shown only once."),
+            **refusals(403, 404, 415, 422),
+        },
     )
     def post(self, request: Request, project: str, key: str) -> Response:
         """Make a new secret. For a day each message is signed with the one before as well."""
@@ -103,7 +109,7 @@ class Ping(APIView):
         refuse_body(request)
         made = hooks.send_ping(user_of(request), hook)
         if made is None:
-            return refuse(409, "key", "A ping is already being sent. Wait for its result.", "path")
+            return refuse(409, "key", "A ping is already being sent. Wait for the result of the ping.", "path")
         return Response(hooks.delivery_told(made), status=202)
 
 
@@ -123,7 +129,12 @@ class Deliveries(APIView):
             last = theirs.filter(key=before).first() if storable(before) else None
             if last is None:
                 raise BadParameterError(
-                    [Problem("before", "`before` is not a delivery of this webhook. Use an id of this list.")]
+                    [
+                        Problem(
+                            "before",
+                            "`before` is not a delivery of this webhook. Use the id of a delivery in this list.",
+                        )
+                    ]
                 )
             theirs = theirs.filter(pk__lt=last.pk)
         return Response([hooks.delivery_told(delivery) for delivery in theirs[:MOST_ROWS]])

@@ -18,7 +18,7 @@ from jobs.history.exports.tensorboard import event_file, file_name
 from jobs.history.kept.folder import GoneError
 from jobs.history.kept.tables import TABLES
 from jobs.history.told import answers
-from jobs.history.told.asked import BY, FORMATS, MOST_ATTEMPTS, MOST_BINS, MOST_STEP, Asked, NoTableError, asked
+from jobs.history.told.asked import FORMATS, MOST_ATTEMPTS, MOST_BINS, MOST_STEP, Asked, NoTableError, asked
 from jobs.history.told.compare import LEAST, MOST, comparison
 from jobs.history.told.slow import NoStepsError, asked_steps, slow
 from jobs.history.told.snapshot import snapshot
@@ -36,16 +36,16 @@ PARAMETERS = [
     ATTEMPT,
     OpenApiParameter("from", TIME, description="unix seconds"),
     OpenApiParameter("to", TIME, description="unix seconds"),
-    OpenApiParameter("steps", RANGES, description='Ranges such as "0,3,8-15", for tables with steps.'),
-    OpenApiParameter("ranks", RANGES, description='as "0,3,8-15"'),
+    OpenApiParameter("steps", RANGES, description='Ranges of steps, such as "0,3,8-15". Only for tables with steps.'),
+    OpenApiParameter("ranks", RANGES, description='Ranges of ranks, such as "0,3,8-15".'),
     OpenApiParameter(
         "bins",
         {"type": "integer", "minimum": 1, "maximum": MOST_BINS},
         description=(
-            f"Number of time bins instead of rows: sums of traffic, or minimum, mean, and maximum of {', '.join(BY)}."
+            "Number of time bins. Traffic bins are sums. Other bins have minimum, mean, and maximum. Default: no bins."
         ),
     ),
-    OpenApiParameter("by", str, description="Columns that split bins, separated by commas."),
+    OpenApiParameter("by", str, description="Columns that split each time bin into groups, separated by commas."),
     OpenApiParameter("format", str, enum=list(FORMATS), default="json"),
 ]
 ID = "[a-z0-9-]{1,64}"
@@ -147,7 +147,9 @@ class TensorBoard(APIView):
         operation_id="getEventFile",
         parameters=[ATTEMPT],
         responses={
-            (200, EVENT_FILE): OpenApiResponse({"type": "string", "format": "binary"}, "Extract it into a new folder."),
+            (200, EVENT_FILE): OpenApiResponse(
+                {"type": "string", "format": "binary"}, "TensorBoard event file. Save it in a new folder."
+            ),
             **refusals(404),
         },
     )
@@ -171,7 +173,7 @@ class Compare(APIView):
                 "jobs",
                 {"type": "string", "pattern": f"^{IDS}$"},
                 required=True,
-                description=f"{LEAST} to {MOST} different ids, separated by commas.",
+                description=f"{LEAST} to {MOST} different job ids, separated by commas.",
             )
         ],
         responses={200: schema.of("Comparison"), **refusals(404, 422)},
@@ -179,7 +181,7 @@ class Compare(APIView):
     def get(self, request: Request) -> Response:
         """Where their specs differ; curves by step, time and tokens; traffic, step parts and plan of each."""
         text = request.query_params.get("jobs", "")
-        ids, words = text.split(","), f"`ids` needs {LEAST} to {MOST} different ids, separated by commas."
+        ids, words = text.split(","), f"`jobs` needs {LEAST} to {MOST} different job ids, separated by commas."
         if not re.fullmatch(IDS, text):
             raise BadParameterError([Problem("jobs", words)])
         if len(set(ids)) < len(ids):

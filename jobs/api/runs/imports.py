@@ -35,14 +35,14 @@ OFFSET = OpenApiParameter(
     "offset",
     {"type": "integer", "minimum": 0, "maximum": kept.FILE_BYTES},
     required=True,
-    description="Start of the part, equal to the bytes received so far.",
+    description="Offset of this part in the file. It equals the number of bytes received so far.",
 )
 STEP = OpenApiParameter("step", {"type": "integer", "minimum": 0, "maximum": LARGEST_STEP, "default": 0})
 PLACE = OpenApiParameter(
     "place",
     {"type": "string", "pattern": "^[0-9]{1,2}$"},
     OpenApiParameter.PATH,
-    description="Number of the file, from 0.",
+    description="Number of the file in the import, starting at 0.",
 )
 
 
@@ -56,7 +56,7 @@ class PartParser(BaseParser):
     ) -> Any:
         raw: bytes = stream.read(kept.PART_BYTES + 1)
         if len(raw) > kept.PART_BYTES:
-            raise TooLargeError(f"The part is larger than {kept.PART_BYTES:,} bytes. Send smaller parts.")
+            raise TooLargeError(f"The uploaded part is larger than {kept.PART_BYTES:,} bytes. Send smaller parts.")
         return raw
 
 
@@ -175,7 +175,8 @@ class Trace(APIView):
         responses={
             (200, "application/octet-stream"): OpenApiResponse({"type": "string", "format": "binary"}, "for Perfetto"),
             (200, "application/json"): OpenApiResponse(
-                {"anyOf": [schema.ref("ChromeTrace"), schema.ref("StepColumns")]}, "Chrome trace JSON, or columns."
+                {"anyOf": [schema.ref("ChromeTrace"), schema.ref("StepColumns")]},
+                "Chrome trace JSON, or the events as columns.",
             ),
             **refusals(404),
         },
@@ -188,7 +189,7 @@ class Trace(APIView):
         given.check()
         made = _find(request, key)
         if step not in made.steps:
-            return refuse(404, STEP.name, "The import has no such step.", "query")
+            return refuse(404, STEP.name, f"The import has no step {step}.", "query")
         try:
             trace = kept.trace_of(made, step)
         except kept.TakenError:

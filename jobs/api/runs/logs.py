@@ -33,7 +33,7 @@ MOST_RANKS = 65535
 MOST_ATTEMPTS = 2**31 - 1
 LAST_BYTE = 2**53 - 1
 FILES = ("stdout", "stderr")
-FOLLOWED_WHOLE = "`{name}` is for a stored log. A followed log has both files. Omit it, or set `follow` to 0."
+FOLLOWED_WHOLE = "`{name}` cannot be used with `follow`, which sends both files. Omit `{name}`, or set `follow` to 0."
 SIZE_HEADER = "Meshboard-Log-Bytes"
 ATTEMPT = OpenApiParameter(
     "attempt", {"type": "integer", "minimum": 1, "maximum": MOST_ATTEMPTS}, description="Default: the current attempt."
@@ -41,7 +41,7 @@ ATTEMPT = OpenApiParameter(
 FILE = OpenApiParameter(
     "file",
     {"type": "string", "enum": list(FILES)},
-    description="stdout or stderr of a rank. Default: both, one after the other.",
+    description="`stdout` or `stderr` of the rank. Default: both files, `stdout` first.",
 )
 FROM = OpenApiParameter(
     "from", {"type": "integer", "minimum": 0, "maximum": LAST_BYTE, "default": 0}, description="First byte to return."
@@ -49,15 +49,16 @@ FROM = OpenApiParameter(
 BYTES = OpenApiParameter(
     "bytes",
     {"type": "integer", "minimum": 1, "maximum": LAST_BYTE},
-    description="Maximum number of bytes. Default: all.",
+    description="Maximum number of bytes to return. Default: all.",
 )
 FOLLOW = OpenApiParameter(
     "follow",
     {"type": "string", "enum": ["0", "1"], "default": "0"},
-    description="1: follow the log as it grows, both files in one stream, without file or range.",
+    description="`1` follows the log as it grows, with both files in one stream. Omit `file`, `from`, and `bytes`.",
 )
 TEXT = OpenApiResponse(
-    OpenApiTypes.STR, description=f"The log as stored on its host. {SIZE_HEADER} holds the approximate size in bytes."
+    OpenApiTypes.STR,
+    description=f"The log as stored on the host. The header {SIZE_HEADER} has the approximate size in bytes.",
 )
 
 
@@ -130,7 +131,7 @@ def _asked(request: Request, rank: str) -> Asked:
         for name in (name for name, told in ranged.items() if told):
             given.clash(name, FOLLOWED_WHOLE.format(name=name))
     elif is_range and asked.file is None and asked.rank is not None and asked.rank > LAUNCHER:
-        given.clash("file", "`file` is missing. A range needs stdout or stderr.")
+        given.clash("file", "`file` is missing. To read a range of bytes, set `file` to `stdout` or `stderr`.")
     given.check()
     return asked
 
@@ -157,7 +158,7 @@ async def _until_it_breaks(parts: AsyncIterator[bytes], name: str) -> AsyncItera
             yield part
     except Exception as error:
         log.warning("Log %s ends early: %s", name, error)
-        yield f"\n[The log ends here: {error}]\n".encode()
+        yield f"\n[The rest of the log could not be read: {error}]\n".encode()
         raise
 
 

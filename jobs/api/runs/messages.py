@@ -37,7 +37,7 @@ def _inflated(raw: bytes) -> bytes:
     try:
         found = reader.decompress(raw, REPORT_BYTES + 1)
     except zlib.error as error:
-        raise ParseError(f"The message is not deflate data: {error}") from None
+        raise ParseError(f"The message cannot be decompressed with deflate: {error}") from None
     if reader.unconsumed_tail:
         raise TooLargeError(f"The message is larger than {REPORT_BYTES:,} bytes. Send smaller messages.")
     return found

@@ -35,7 +35,7 @@ def parameters(table: str) -> list[OpenApiParameter]:
         OpenApiParameter(
             "points",
             {"type": "integer", "minimum": 1, "maximum": MOST_BINS, "default": USUAL_POINTS},
-            description="Number of equal time bins. Empty bins are omitted. 1: one bin for all rows.",
+            description="Number of equal time bins. Empty bins are omitted. With 1, one bin has all rows.",
         ),
         OpenApiParameter("format", {"type": "string", "enum": list(FORMATS), "default": "json"}),
     ]
@@ -64,7 +64,7 @@ class Binned(APIView):
         points = given.number("points", USUAL_POINTS, 1, MOST_BINS)
         form = given.one_of("format", "json", FORMATS)
         if since is not None and until is not None and since > until:
-            given.clash("from", f"`from` is {since:g}, after `to` = {until:g}. Use an earlier time.")
+            given.clash("from", f"`from` is {since:g}, which is later than `to` ({until:g}). Use an earlier `from`.")
         given.check()
         job = find_job(request.user, job_id)
         number = attempt or job.attempt

@@ -49,14 +49,14 @@ NUMBER = OpenApiParameter(
     "n",
     {"type": "integer", "minimum": 0, "maximum": LARGEST_NUMBER},
     required=True,
-    description="Number of the batch, from 0. A repeated batch is ignored.",
+    description="Number of the batch, starting at 0. A batch with a repeated number is ignored.",
 )
 CLAIM = OpenApiParameter(
     "Meshboard-Claim",
     {"type": "string", "minLength": 20, "maxLength": 200},
     OpenApiParameter.HEADER,
     required=True,
-    description="Secret from the join of this node.",
+    description="The `claim` that this process sent when its node joined the run.",
 )
 OPEN = request_body({"allOf": [ref("RunRequest")]}, {"name": "by hand", "world_size": 8, "nodes": 2})
 JOIN = request_body({"allOf": [ref("NodeRequest")]}, {"node": 0, "name": "gpu-7", "claim": "a-secret-of-this-process"})
@@ -75,7 +75,7 @@ class Runs(APIView):
         request=OPEN,
         responses={
             201: of("OpenedRun"),
-            200: of("OpenedRun", "The run of this key, with a new token."),
+            200: of("OpenedRun", "The existing run with this key, and a new run token."),
             **refusals(403, 415, 422, 429),
         },
     )
@@ -111,12 +111,15 @@ class OfRun(APIView):
         if isinstance(exc, BadMessageError):
             return refuse(422, "message", str(exc))
         if isinstance(exc, TooFastError):
-            words = f"The node sends too much. Wait {exc.wait_s:.1f} s."
+            words = f"The node sends data too fast. Wait {exc.wait_s:.1f} s."
             return refused(of_request(429, words), {"Retry-After": str(math.ceil(exc.wait_s))})
         if isinstance(exc, RedisError):
             log.warning("Cannot store telemetry: %s", exc)
             return refused(
-                of_request(503, "Redis does not answer, so the result is unknown. Send the batch again."), LATER
+                of_request(
+                    503, "Redis does not answer, so Meshboard may not have stored the data. Send the data again."
+                ),
+                LATER,
             )
         return super().handle_exception(exc)
 
@@ -132,7 +135,7 @@ class OfRun(APIView):
         """The member that the request's claim speaks for. Raises MissingError, TakenError."""
         found = self.run(run, attempt).attempt.members.select_related("attempt__job").filter(node=node).first()
         if found is None or not found.claim:
-            raise MissingError("node", f": {node} has not joined this run.")
+            raise MissingError("node", f"no such node: node {node} has not joined this run")
         claim = self.request.headers.get("Meshboard-Claim", "")
         if not (claim.isascii() and hmac.compare_digest(digest(claim), found.claim)):
             self.permission_denied(self.request, message=f"Another process reports for node {node} of this run.")
@@ -178,7 +181,7 @@ class Batches(OfRun):
         number = _number(request)
         raw = _raw(request)
         if len(raw) > BATCH_BYTES:
-            return refuse(413, "message", f"The batch has {len(raw):,} bytes. Use at most {BATCH_BYTES:,}.")
+            return refuse(413, "message", f"The batch has {len(raw):,} bytes. Send at most {BATCH_BYTES:,} bytes.")
         if problem := foreign(decode_batch(raw), member):
             return refuse(403, "message", problem)
         put(Place(run, attempt, node), number, raw, member.attempt.members.count())
@@ -204,7 +207,9 @@ class Report(OfRun):
             {(told["exit"]["job"], told["exit"]["attempt"])} if "exit" in told else set()
         )
         if named != {(run, attempt)}:
-            return refuse(403, "message", "The message belongs to another run or attempt than its address.")
+            return refuse(
+                403, "message", "The run or attempt in the message differs from the run or attempt in the URL."
+            )
         runs.take_report(member, told)
         return _heard(member)
 
@@ -240,14 +245,18 @@ class GiveUp(APIView):
         try:
             silence.give_up(job, request.user.get_username())
         except silence.HeardError:
-            return refuse(409, "status", f"The run {stands(job.status)} and has contact. Cancel it instead.")
+            return refuse(
+                409,
+                "status",
+                f"The run {stands(job.status)}, and its host still sends reports. Cancel the run instead.",
+            )
         return Response(job_detail(find_job(request.user, job_id)))
 
 
 def foreign(batch: Batch, member: Member) -> str:
     """Why a batch is not this member's to send; empty where it is."""
     if (batch["job"], batch["attempt"]) != (member.attempt.job_id, member.attempt.number):
-        return f"The batch belongs to {batch['job']}/{batch['attempt']}."
+        return f"The batch belongs to another attempt: attempt {batch['attempt']} of run {batch['job']}."
     own = range(member.first_rank, member.first_rank + member.num_ranks)
     for item in batch["items"]:
         if item["kind"] == "gap" or (item["kind"] in OF_NODES and item["rank"] == -1):
@@ -268,7 +277,7 @@ def _number(request: Request) -> int:
     told = request.query_params.get("n", "")
     number = whole_number(told, 0, LARGEST_NUMBER)
     if number is None:
-        words = f"The batch number is missing. Use a whole number from 0 to {LARGEST_NUMBER}."
+        words = f"The batch number `n` is missing or invalid. Use a whole number from 0 to {LARGEST_NUMBER}."
         raise BadParameterError([Problem("n", words)])
     return number
 

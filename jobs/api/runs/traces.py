@@ -33,7 +33,11 @@ ATTEMPT = OpenApiParameter(
     "attempt", {"type": "integer", "minimum": 1, "maximum": MOST_ATTEMPTS}, description="Default: the current attempt."
 )
 FORMAT = OpenApiParameter(
-    "format", str, enum=[*FORMATS, COLUMNS], default="perfetto", description="columns: as in the history tables."
+    "format",
+    str,
+    enum=[*FORMATS, COLUMNS],
+    default="perfetto",
+    description="`columns` returns the events as columns, as in the history tables.",
 )
 
 
@@ -68,7 +72,8 @@ class StepTrace(APIView):
         responses={
             (200, "application/octet-stream"): OpenApiResponse({"type": "string", "format": "binary"}, "for Perfetto"),
             (200, "application/json"): OpenApiResponse(
-                {"anyOf": [schema.ref("ChromeTrace"), schema.ref("StepColumns")]}, "Chrome trace JSON, or columns."
+                {"anyOf": [schema.ref("ChromeTrace"), schema.ref("StepColumns")]},
+                "Chrome trace JSON, or the events as columns.",
             ),
             **refusals(404),
         },
@@ -87,8 +92,10 @@ class StepTrace(APIView):
         except AwayError:
             return _away()
         if found is None:
-            words = "no step was traced" if step is None else f"step {step} was not traced"
-            return refuse(404, "step", f"In attempt {attempt}, {words}. Request a step while the job runs.", "query")
+            words = "No step was traced" if step is None else f"Step {step} was not traced"
+            return refuse(
+                404, "step", f"{words} in attempt {attempt}. Request a trace of a step while the job runs.", "query"
+            )
         told, trace = found
         if chosen == COLUMNS:
             return JsonResponse({"step": told, **tables(trace)})
@@ -108,7 +115,7 @@ class StepTrace(APIView):
         job = find_job_to_change(request.user, job_id)
         step = wanted_step(request.data)
         if job.status in TERMINAL:
-            return refuse(409, "status", f"The job {stands(job.status)}, so no further step can be traced.")
+            return refuse(409, "status", f"No more steps can be traced because the job {stands(job.status)}.")
         if words := why_never(job, step):
             return refuse(422, "step", words, "body")
         try:

@@ -107,14 +107,18 @@ class Ending:
         """Return the next step as a sentence and as an action."""
         if rank is None:
             if STOPPED in reason:  # the log of a rank may hold these words too
-                saved = "" if self._saved is None else f", to resume after step {self._saved}"
-                return f"Retry the job when its host is back{saved}.", "retry"
+                if self._saved is None:
+                    return "Retry the job when its host is back.", "retry"
+                return f"Retry the job when its host is back, to resume after step {self._saved}.", "retry"
             if self._log_lines() or self._report.get("exit_code") is not None:
                 return "Read the log of the launcher.", "open_log"
             return "", ""
         if self._report.get("signal") == "SIGKILL":
             host = self._run.host_of(rank) or "the host"
-            return f"Check the free memory of {host}: the kernel kills processes when memory runs out.", "open_log"
+            return (
+                f"Check the free memory of {host}, because the kernel kills processes when memory runs out.",
+                "open_log",
+            )
         if OUT_OF_MEMORY.search(reason):
             return "Use a smaller micro-batch, or a layout that needs less memory per rank.", "open_log"
         return f"Read the log of rank {rank}.", "open_log"
@@ -125,7 +129,7 @@ class Ending:
         where = f"{len(ranks)} of {counted(len(self._apart), 'rank')}"
         sentence = f"Traffic mismatch: {apart_words(*self.apart)} on {where}."
         reason = "The measured collectives differ from the predicted collectives."
-        facts = (evidence(f"difference of {apart_words(*self.apart)} in total", ranks),)
+        facts = (evidence(f"total traffic difference: {apart_words(*self.apart)}", ranks),)
         return Finding(
             "notice", 0.5, sentence, reason, "Compare predicted and measured calls under Traffic check.", facts
         )

@@ -41,7 +41,8 @@ class Training:
             usual = median(self._norms) if len(self._norms) >= FEWEST else None
             if usual and norm > SPIKE * usual:
                 text = (
-                    f"gradient norm {norm:.3g} at step {item['step']}: {norm / usual:.0f} times the recent {usual:.3g}"
+                    f"gradient norm {norm:.3g} at step {item['step']} is {norm / usual:.0f} times "
+                    f"the recent median of {usual:.3g}"
                 )
                 self._add("spike", item["step"], text)
             self._norms.append(norm)
@@ -67,15 +68,20 @@ class Training:
     def proof(self, item: ProofItem) -> None:
         for apart in item["wrong"][:1]:
             ranks = f" on {ranks_words(apart['ranks'])}" if apart["ranks"] else ""
-            other = f"between replicas over {apart['axis']}" if apart["axis"] else "from the single-process reference"
-            text = f"{apart['what']} of {apart['name']} differs {other}{ranks}"
-            self._add("replicas apart", 0, text)
+            text = f"{apart['what']} of {apart['name']} differs from the single-process reference"
+            if apart["axis"]:
+                text = f"{apart['what']} of {apart['name']} differs between replicas over {apart['axis']}"
+            self._add("replicas apart", 0, f"{text}{ranks}")
 
     def checkpoint(self, item: CheckpointItem) -> None:
         if item["name"] is not None:
             self._saved = max(self._saved, item["step"])
         if item["problem"]:
-            self._add("checkpoint failed", item["step"], f"checkpoint after step {item['step']}: {item['problem']}")
+            self._add(
+                "checkpoint failed",
+                item["step"],
+                f"could not write the checkpoint after step {item['step']}: {item['problem']}",
+            )
 
     def _add(self, kind: str, step: int, text: str) -> None:
         """The latest of each kind."""

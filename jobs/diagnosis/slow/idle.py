@@ -50,18 +50,20 @@ class Idle:
         if share < NOTABLE:
             return
         layout, m = self._run.spec.layout, self._run.spec.train.micro_batches
-        sentence = f"Pipeline bubble: {percent(share)} of each step, with {_micro_batches(m)} on {layout.pp} stages."
+        sentence = (
+            f"Pipeline bubble: {percent(share)} of each step, with {_micro_batches(m)} on {layout.pp} pipeline stages."
+        )
         bubble_s = median(pipe.bubble_s for pipe, _ in told)
         facts = (evidence(f"each rank idles {seconds(bubble_s)} per step in the {layout.schedule} schedule"),)
-        reason = "Stages idle while the pipeline fills and drains once per step."
+        reason = "Stages are idle while the pipeline fills and drains in each step."
         better = self._better
         if better is None:
-            following = "Try another schedule, or fewer pipeline stages."
+            following = "Try another pipeline schedule, or fewer pipeline stages."
             yield Finding("notice", share, sentence, reason, following, facts, "find_faster")
             return
         sentence += (
-            f" With {_micro_batches(better.micro_batches)} the planner predicts {percent(better.bubble)} "
-            f"and steps {better.times:.2f} times as fast."
+            f" With {_micro_batches(better.micro_batches)}, the planner predicts a bubble of {percent(better.bubble)} "
+            f"and steps that are {better.times:.2f} times as fast."
         )
         following = f"Set `train.micro_batches` to {better.micro_batches}."
         yield Finding("notice", share, sentence, reason, following, facts, "find_faster")

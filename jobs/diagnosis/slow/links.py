@@ -41,16 +41,16 @@ def slow_links(run: Run, window: Window) -> Iterator[Finding]:
     share, times, way = max(found)
     hosts = dict.fromkeys(run.host_of(rank) for rank in way.ranks)
     between = " and ".join(hosts) if len(hosts) > 1 else ranks_words(way.ranks)
-    slower = f"{times:.0f} times as long as" if times < 1000 else "far longer than"
+    slower = f"{times:.0f} times as long" if times < 1000 else "far longer"
     facts = [
-        evidence(f"{other.op} on {other.group.axis}: extra time of {percent(cost)} of the step", other.ranks)
+        evidence(f"{other.op} on {other.group.axis} takes an extra {percent(cost)} of the step", other.ranks)
         for cost, _, other in sorted(found, reverse=True)
     ]
     yield Finding(
         "slow",
         share,
-        f"Slow link: between {between}. Extra time in {way.op} on {way.group.axis} is {percent(share)} of each step.",
-        f"Transfers take {slower} at the start of the run, after all ranks have arrived.",
+        f"Slow link: between {between}. The slower {way.op} on {way.group.axis} adds {percent(share)} to each step.",
+        f"Compared with the start of the run, transfers take {slower}, without the wait for late ranks.",
         f"Check the network of {' and '.join(hosts)}." if run.members else "Check the network of the hosts.",
         tuple(facts),
     )

@@ -33,7 +33,7 @@ from jobs.diagnosis.events.charging import Charge
 from jobs.diagnosis.events.links import between_hosts
 from jobs.diagnosis.events.step import OTHER
 from jobs.diagnosis.events.window import KEPT, Found
-from jobs.diagnosis.findings import Finding, cut, evidence, percent, seconds
+from jobs.diagnosis.findings import Finding, capital, cut, evidence, percent, seconds
 from jobs.diagnosis.run import Run
 from jobs.diagnosis.shapes import MOST_STRAGGLERS, Cause, Straggler
 from jobs.diagnosis.stuck.processes import Processes
@@ -53,15 +53,15 @@ LENGTHS = (KEPT, 48, 32, 24, 16, 12, 8, FEWEST)
 UNEVEN = 1.25  # times the others' bytes of all-to-alls: the router sends it more tokens
 COMPUTE = ("forward", "backward", "weights", "eval", OTHER)
 NEXT: dict[str, str] = {
-    "compute": "Check {host} for other processes, low clocks, and high temperature.",
-    "data": "Check the storage that {host} reads its data from.",
+    "compute": "Check {host} for other processes, low clock rates, and high temperature.",
+    "data": "Check the storage from which {host} reads training data.",
     "checkpoint": "Check the disk that {host} saves checkpoints to.",
     "optimizer": "Check {host} for other processes.",
     "link": "Check the network of {host}.",
     "quota": "Raise the CPU quota of the job's cgroup on {host}, or run fewer ranks there.",
     "stopped": "Find the process or user on {host} that stops the rank.",
-    "contention": "Run fewer ranks or other processes on {host}.",
-    "experts": "Raise the weight of the balance loss, or set a capacity factor.",
+    "contention": "Run fewer ranks, or fewer other processes, on {host}.",
+    "experts": "Raise the weight of the load-balancing loss of the experts, or set a capacity factor.",
     "unknown": "Check {host} for other processes.",
 }
 
@@ -166,27 +166,31 @@ def why(run: Run, late: Late, processes: Processes, now: float) -> Why:
     }
     name = max(over, key=lambda part: over[part])
     if over[name] < 0.3 * late.wait_s:
-        text = "The measured parts of its step do not explain the delay."
+        text = f"The measured step parts of rank {late.rank} do not explain the delay."
         return Why("unknown" if hint is None else _cause(hint.cause), text if hint is None else hint.text)
-    more = f"{seconds(over[name])} more per step than its peers"
+    more = f"{seconds(over[name])} longer per step than on its peers"
     share = over[name] / median(step.step_s for step in late.steps)
     hint = hint or processes.crowded(late.rank, peers, now, share)
     inside = name == "link" and not _has_links(run, late.rank, peers)
     if hint is not None and (inside or name in ("compute", "optimizer")):
-        return Why(_cause(hint.cause), f"its {'transfers' if inside else name}, {more}: {hint.text}")
+        slow = f"Transfers on rank {late.rank} take" if inside else f"{capital(name)} on rank {late.rank} takes"
+        return Why(_cause(hint.cause), f"{slow} {more}. {hint.text}")
     if name == "compute":
         tokens = _experts(late, peers)
         if tokens > UNEVEN:
-            return Why("experts", f"Its experts get {tokens:.1f} times the tokens of other ranks, which takes {more}.")
-        return Why("compute", f"Its compute, not its link, takes {more}.")
+            return Why(
+                "experts",
+                f"The experts on rank {late.rank} get {tokens:.1f} times the usual tokens, so compute takes {more}.",
+            )
+        return Why("compute", f"Compute on rank {late.rank} takes {more}.")
     if inside:
-        starved = "Other processes, a CPU quota, or repeated stops may hold it up"
-        return Why("unknown", f"{starved}: transfers inside its host take {more}.")
+        starved = "perhaps because of other processes, a CPU quota, or repeated stops"
+        return Why("unknown", f"Transfers inside the host of rank {late.rank} take {more}, {starved}.")
     words = {
-        "data": "Waiting for training data takes",
-        "checkpoint": "Saving checkpoints takes",
-        "optimizer": "Its optimizer, not its link, takes",
-        "link": "Its link, not its compute, takes",
+        "data": f"The wait for training data on rank {late.rank} takes",
+        "checkpoint": f"Saving checkpoints on rank {late.rank} takes",
+        "optimizer": f"The optimizer on rank {late.rank} takes",
+        "link": f"Communication on rank {late.rank} takes",
     }
     return Why("compute" if name == "optimizer" else _cause(name), f"{words[name]} {more}.")
 
@@ -236,7 +240,8 @@ def told(run: Run, late: Late, processes: Processes, now: float) -> tuple[Stragg
     first, last = late.steps[0].number, late.steps[-1].number
     where = run.where(late.rank)
     average, of = ("mean", "the time") if late.held else ("median", "each step")
-    sentence = f"Straggler: {where}. Other ranks wait for it in {percent(late.share)} of {of} since step {first}."
+    waits = f"Other ranks wait for rank {late.rank} in {percent(late.share)} of {of} since step {first}."
+    sentence = f"Straggler: {where}. {waits}"
     host = run.host_of(late.rank) or "its host"
     straggler: Straggler = {
         "rank": late.rank,
@@ -250,11 +255,19 @@ def told(run: Run, late: Late, processes: Processes, now: float) -> tuple[Stragg
         "text": cut(f"{sentence} {found.reason}"),
     }
     facts = (
-        evidence(f"other ranks wait {seconds(late.wait_s)} per step for it ({average})", [late.rank], (first, last)),
         evidence(
-            f"other ranks wait longest for it in {late.times} of {len(late.steps)} steps", [late.rank], (first, last)
+            f"other ranks wait {seconds(late.wait_s)} per step for rank {late.rank} ({average})",
+            [late.rank],
+            (first, last),
         ),
-        evidence(f"it arrives last in {percent(last_in)} of its {axis} collectives", [late.rank], (first, last)),
+        evidence(
+            f"other ranks wait longest for rank {late.rank} in {late.times} of {len(late.steps)} steps",
+            [late.rank],
+            (first, last),
+        ),
+        evidence(
+            f"rank {late.rank} arrives last in {percent(last_in)} of its {axis} collectives", [late.rank], (first, last)
+        ),
         evidence(found.reason, [late.rank], (first, last)),
     )
     following = NEXT[found.cause].format(host=host)

@@ -31,12 +31,12 @@ LOADING = ("dataload", "corpus", "dataset", "next_batch", "tokenize", "fetch")
 SAVING = ("workers/checkpoint", "distributed/checkpoint", "torch/serialization", "save_checkpoint")
 EVALUATING = ("evaluate", "validate")
 NEXT: dict[str, str] = {
-    "stopped": "Run `kill -CONT` on {host} for its process, and find what stopped it.",
-    "dead": "Read its log, and check {host}. Other ranks end at the collective timeout.",
-    "skipped call": "Find the branch on rank or data that skips the call.",
-    "mismatch": "Print shapes and dtypes before the call on every rank.",
+    "stopped": "Run `kill -CONT` for the stopped process on {host}, and find what stopped the process.",
+    "dead": "Read the log of the rank, and check {host}. Other ranks end at the collective timeout.",
+    "skipped call": "Find the code branch that depends on rank or data and skips the collective.",
+    "mismatch": "Print tensor shapes and dtypes before the collective on every rank.",
     "link": "Check the cables, routes, and firewalls of {host}.",
-    "data": "Check the storage that {host} reads its data from.",
+    "data": "Check the storage from which {host} reads training data.",
     "quota": "Raise the CPU quota of the job's cgroup on {host}.",
     "checkpoint": "Check the disk that {host} saves checkpoints to.",
     "compute": "Read the Python stack of the rank.",
@@ -118,28 +118,31 @@ class Hangs:
         if knot.kind == "missing":
             return self._silent(knot.roots, now) or self._own_code(knot.roots, now)
         if knot.kind == "skipped":
-            reason = "It skipped a collective or made an extra one, and waits in another collective than its peers."
+            who = capital(ranks_words(knot.roots))
+            reason = f"{who} skipped a collective or called an extra one, so the ranks wait in different collectives."
             return Blame("skipped call", knot.roots, reason)
         if knot.kind == "mismatch":
-            return Blame("mismatch", knot.roots, "The op or size of this collective differs between ranks.")
-        return Blame("link", (), "All its ranks have entered it, but the transfer does not complete.")
+            return Blame("mismatch", knot.roots, "The operation or size of the collective differs between ranks.")
+        return Blame(
+            "link", (), "All ranks of the group have entered the collective, but the transfer does not complete."
+        )
 
     def _by_process(self, knot: Knot | None, now: float) -> Blame | None:
         """A process that is stopped or gone explains everything, whoever it makes wait."""
         found = {rank: self._seen(rank, now) for rank in range(self._run.world_size)}
         for states, cause, words in (
-            (("stopped",), "stopped", "Its process is stopped."),
-            (("zombie", "gone"), "dead", "Its process has ended."),
+            (("stopped",), "stopped", "is stopped"),
+            (("zombie", "gone"), "dead", "has ended"),
         ):
             ranks = tuple(rank for rank, item in found.items() if item is not None and item["state"] in states)
             if ranks:
-                return Blame(cause, ranks, words)  # type: ignore[arg-type]
+                return Blame(cause, ranks, f"The process {words} on {ranks_words(ranks)}.")  # type: ignore[arg-type]
         roots = knot.roots if knot is not None and knot.kind == "missing" else ()
         held = [rank for rank in roots if (item := found[rank]) is not None and item["throttled"] >= THROTTLED]
         if held:
             item = found[held[0]]
             assert item is not None
-            kept = f"A CPU quota throttles its process for {seconds(item['throttled'])} of each second."
+            kept = f"A CPU quota throttles rank {held[0]} for {seconds(item['throttled'])} of each second."
             return Blame("quota", tuple(held), kept)
         return None
 
@@ -159,17 +162,19 @@ class Hangs:
         stack = self._stack(ranks[:1], now)
         item = self._seen(ranks[0], now) if ranks else None
         if _stands_in(stack, SAVING):
-            return Blame("checkpoint", ranks, "It is saving a checkpoint.")
+            return Blame("checkpoint", ranks, f"A checkpoint is being saved on {ranks_words(ranks)}.")
         if _stands_in(stack, LOADING):
-            return Blame("data", ranks, "It waits for training data.")
+            return Blame("data", ranks, f"Training data is being loaded on {ranks_words(ranks)}.")
         if not any(rank in self._progress.standing or self._seen(rank, now) for rank in ranks):
             return Blame(
                 "unknown",
                 ranks,
-                "These ranks report no current operation." if ranks else "The ranks report no current operation.",
+                f"No current operation is known for {ranks_words(ranks)}."
+                if ranks
+                else "No current operation is known.",
             )
         busy = f", using {item['cpu']:.2g} CPU cores" if item is not None else ""
-        return Blame("compute", ranks, f"It runs code outside of collectives{busy}.")
+        return Blame("compute", ranks, f"Code outside of collectives runs on {ranks_words(ranks)}{busy}.")
 
     def _saves(self, knot: Knot | None) -> Blame:
         items = self._progress.standing.values()
@@ -228,7 +233,7 @@ class Hangs:
         if waiting:
             facts.append(evidence(f"{ranks_words(waiting)} {'wait' if len(waiting) > 1 else 'waits'}", waiting))
         if stack:
-            facts.append(evidence(f"its innermost frame is {stack[-1]}", blame.ranks[:1]))
+            facts.append(evidence(f"the innermost Python frame is {stack[-1]}", blame.ranks[:1]))
         following = NEXT[blame.cause].format(host=host or "its host")
         state = "notice" if blame.cause == "checkpoint" and still < CHECKPOINT_S else "hung"
         log_rank = min(blame.ranks, default=-1)
@@ -258,5 +263,7 @@ def _stuck(blame: Blame, call: str, run: Run) -> str:
     if not call:
         return f"{who} {'is' if len(blame.ranks) == 1 else 'are'} stuck"
     return (
-        f"{who} entered {call} with another op or size" if blame.cause == "mismatch" else f"{who} did not enter {call}"
+        f"{who} entered {call} with another operation or size"
+        if blame.cause == "mismatch"
+        else f"{who} did not enter {call}"
     )

@@ -59,12 +59,16 @@ class Processes:
         held = self._held[rank][-1] if rank in self._held else None
         if held is not None and now - held["time"] <= FRESH_S:
             if held["state"] == "stopped":
-                return Hint("stopped", "Its process was stopped recently.")
-            return Hint("quota", f"A CPU quota throttles its process for {seconds(held['throttled'])} of each second.")
+                return Hint("stopped", f"The process of rank {rank} was stopped recently.")
+            throttled = seconds(held["throttled"])
+            return Hint("quota", f"A CPU quota throttles rank {rank} for {throttled} of each second.")
         own = self._clock_mhz(rank)
         clocks = [clock for other in others if (clock := self._clock_mhz(other))]
         if own and clocks and own < SLOW_CLOCK * median(clocks):
-            return Hint("compute", f"Its GPU runs at {own:.0f} MHz, other GPUs at {median(clocks):.0f} MHz.")
+            return Hint(
+                "compute",
+                f"The GPU of rank {rank} runs at {own:.0f} MHz, but other GPUs run at {median(clocks):.0f} MHz.",
+            )
         return None
 
     def crowded(self, rank: int, others: Sequence[int], now: float, more: float) -> Hint | None:
@@ -76,7 +80,7 @@ class Processes:
             return None
         return Hint(
             "contention",
-            f"Other processes took its processor for {seconds(own)} of each second while it was ready to run.",
+            f"Rank {rank} waits {seconds(own)} of each second for a CPU core that other processes use.",
         )
 
     def _crowded(self, rank: int, now: float) -> float:

@@ -102,7 +102,7 @@ def _together(table: str, found: Asked) -> list[Problem]:
     problems = []
     if found.since is not None and found.until is not None and found.since > found.until:
         problems.append(
-            Problem("from", f"`from` is {found.since:g}, after `to` = {found.until:g}. Use an earlier time.")
+            Problem("from", f"`from` is {found.since:g}, after `to` = {found.until:g}. Use an earlier `from`.")
         )
     groups = BY.get(table, ())
     if not set(found.by) <= set(groups) or len(set(found.by)) < len(found.by):

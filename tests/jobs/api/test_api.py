@@ -43,7 +43,7 @@ def test_submit_read_list_and_cancel(owner: User, api: Api) -> None:
     assert client.post(f"/api/v1/jobs/{job['id']}/cancel").json()["status"] == "cancelled"
     again = client.post(f"/api/v1/jobs/{job['id']}/cancel")
     assert again.status_code == 409
-    assert again.json()["errors"][0]["message"] == "The job was cancelled, so it cannot be cancelled."
+    assert again.json()["errors"][0]["message"] == "The job cannot be cancelled because it was cancelled."
     assert client.post(f"/api/v1/jobs/{job['id']}/requeue").json()["attempt"] == 2
 
 

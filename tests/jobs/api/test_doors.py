@@ -234,7 +234,7 @@ def test_a_body_over_the_bound_is_413_with_or_without_a_login(postgres_site: Sit
     for headers in ({}, postgres_site.token("owner"), {"Transfer-Encoding": "chunked"}):
         answer = postgres_site.call("POST", "/api/v1/jobs", body, headers=headers)
         assert answer.status == 413
-        assert errors(answer)[0]["message"] == "The body is larger than 1 MB."
+        assert errors(answer)[0]["message"] == "The request body is larger than 1 MB."
     assert postgres_site.call("POST", "/login/", body).status == 413
 
 

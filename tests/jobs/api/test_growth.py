@@ -58,48 +58,51 @@ def close_plan(told: Any) -> None:
 BREAKS: dict[str, tuple[Change, str]] = {
     "a path": (lambda told: told["paths"].pop(f"{JOBS}/{{job_id}}/wait"), "wait: is gone"),
     "an operation": (lambda told: told["paths"][JOBS].pop("post"), "POST /api/v1/jobs: is gone"),
-    "an operation's name": (lambda told: told["paths"][JOBS]["get"].update(operationId="jobs"), "is now jobs"),
+    "an operation's name": (lambda told: told["paths"][JOBS]["get"].update(operationId="jobs"), "to jobs"),
     "a parameter": (forget_parameter, "query tag: is gone"),
-    "a parameter that must be given": (new_parameter, "why: is new, and required"),
+    "a parameter that must be given": (new_parameter, "why: the new parameter is required"),
     "a parameter's value": (
         lambda told: parameter(told, "archived")["schema"]["enum"].remove("too"),
-        "query archived: 'too' is no longer taken",
+        "query archived: value 'too' is no longer accepted",
     ),
-    "a bound": (lambda told: parameter(told, "limit")["schema"].update(maximum=100), "maximum was 200 and is 100"),
-    "a pattern": (lambda told: parameter(told, "q")["schema"].update(pattern="^a$"), "pattern was"),
+    "a bound": (
+        lambda told: parameter(told, "limit")["schema"].update(maximum=100),
+        "limit maximum changed from 200 to 100",
+    ),
+    "a pattern": (lambda told: parameter(told, "q")["schema"].update(pattern="^a$"), "pattern changed from"),
     "a field of a request": (lambda told: schemas(told)["TrainSpec"]["properties"].pop("steps"), "steps: is gone"),
     "a value of a request": (
         lambda told: schemas(told)["JobSpec"]["properties"]["kind"]["enum"].remove("lab"),
-        "'lab' is no longer taken",
+        "value 'lab' is no longer accepted",
     ),
     "a type of a request": (
         lambda told: schemas(told)["TrainSpec"]["properties"]["steps"].update(type="string"),
-        "integer is no longer taken",
+        "type integer is no longer accepted",
     ),
     "a choice of a request": (
         lambda told: schemas(told)["JobSpec"]["properties"]["layout"]["anyOf"].pop(1),
-        "auto is no longer one of its choices",
+        "choice auto is no longer accepted",
     ),
     "a field that must be sent": (
         lambda told: schemas(told)["TrainSpec"].setdefault("required", []).append("steps"),
-        "steps: is required now",
+        "steps: the field is now required",
     ),
     "a body that must be sent": (
         lambda told: told["paths"]["/api/v1/plan"]["post"]["requestBody"].update(required=True),
-        "body: is required now",
+        "body: the body is now required",
     ),
-    "further fields": (close_plan, "takes no further fields now"),
+    "further fields": (close_plan, "additional fields are no longer accepted"),
     "a field of an answer": (lambda told: schemas(told)["JobBrief"]["properties"].pop("tags"), "tags: is gone"),
     "a field that is always told": (
         lambda told: schemas(told)["JobDetail"]["required"].remove("status"),
-        "status: may be missing now",
+        "status: the field is now optional",
     ),
     "a type of an answer": (
         lambda told: schemas(told)["JobBrief"]["properties"]["priority"].update(type="string"),
-        "was integer and is string",
+        "type changed from integer to string",
     ),
-    "an answer": (lambda told: told["paths"][JOBS]["post"]["responses"].pop("200"), "200: is no longer answered"),
-    "a media type": (forget_media_type, "text/csv is no longer written"),
+    "an answer": (lambda told: told["paths"][JOBS]["post"]["responses"].pop("200"), "200: this response was removed"),
+    "a media type": (forget_media_type, "media type text/csv is no longer returned"),
 }
 
 

@@ -107,7 +107,9 @@ def test_two_hundred_wait_beside_fewer_threads_one_more_is_429_until_one_leaves(
     assert (of_another.status_code, after.status_code) == (200, 200)
     assert (refused.status_code, refused.headers["Content-Type"]) == (429, "application/problem+json")
     assert int(refused.headers["Retry-After"]) > 0
-    assert refused.json()["errors"][0]["message"] == "You have 200 waiting requests. Try again later."
+    assert (
+        refused.json()["errors"][0]["message"] == "You already have 200 waiting requests, the maximum. Try again later."
+    )
 
 
 def test_events_tell_what_happened_then_what_happens_until_the_end(postgres_site: Site, job: str) -> None:

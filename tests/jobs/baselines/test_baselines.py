@@ -197,7 +197,7 @@ def test_only_what_succeeded_here_can_be_held_to(run: str, owner: User, stranger
     silent = ended(owner, None).job_id
     assert (put(client, silent).status_code, messages(put(client, silent))) == (
         409,
-        {"job": "its ranks reported no summary"},
+        {"job": "The ranks of the job reported no summary."},
     )
     assert messages(put(api(stranger), run)) == {"job": "The job does not exist, or you cannot see it."}
     Job.objects.filter(id=run).update(project="vision")
@@ -250,7 +250,7 @@ def test_a_project_s_baselines_are_its_members(
     assert answer.status_code == sets
     if sets == 403:
         assert (
-            messages(answer)["project"] == f"You need the role operator in project vision. Your role is {role.label}."
+            messages(answer)["project"] == f"You need the `operator` role in project vision. Your role is {role.label}."
         )  # type: ignore[union-attr]
     assert client.delete(theirs).status_code == {200: 204}.get(sets, sets)
     assert BaselineRun.objects.count() == (0 if sets == 200 else 1)
@@ -261,7 +261,7 @@ def test_a_project_is_bounded_in_branches(run: str, owner: User, api: Api, monke
     for branch in ("one", "two", "one"):
         assert put(api(owner), run, MAIN.replace("main", branch)).status_code == 200
     assert messages(put(api(owner), run, MAIN.replace("main", "three"))) == {
-        "branch": "The project has 2 baselines, the maximum is 2. Delete one first."
+        "branch": "The project has 2 baselines, and the maximum is 2. Delete one first."
     }
 
 
@@ -303,7 +303,7 @@ def test_what_is_kept_of_a_run_is_bounded() -> None:
     cells = [
         {"phase": "step", "axis": f"a{n}", "op": "x", "payload_bytes": 1, "count": 1} for n in range(MOST_SENT + 1)
     ]
-    with pytest.raises(NoFactsError, match="2,001 axes and collectives, the maximum is 2,000"):
+    with pytest.raises(NoFactsError, match=r"2,001 combinations of axis and collective\. The maximum is 2,000"):
         facts({"summary": {"steps": 1, "cells": {"0": cells}}}, 1)
     with pytest.raises(NoFactsError, match="completed no step"):
         facts({"summary": {"steps": 0}}, 1)

@@ -51,7 +51,7 @@ def test_parts_of_a_step_add_up_to_it_and_the_verdict_names_what_grew() -> None:
     assert told["state"] == "notice"
     assert told["sentence"].startswith("Slower than planned: ")
     assert "3.0 times the prediction" in told["sentence"]
-    assert " Exposed dp is 100% of the excess." in told["sentence"]
+    assert " Exposed dp is 100% of the extra time." in told["sentence"]
     assert (told["next"], told["action"]) == ("Calibrate the host for a more accurate prediction.", "calibrate")
 
 
@@ -118,7 +118,7 @@ def test_a_run_that_is_faster_than_its_plan_can_be_off_is_not_as_planned() -> No
     assert told["state"] == "notice"
     assert told["sentence"].startswith("Faster than planned: ")
     assert told["sentence"].endswith(" per step (median of the last 5), 80% less than predicted.")
-    assert told["reason"].endswith(" per step has a margin of error of 15%.")
+    assert told["reason"].endswith(" has a margin of error of 15%.")
 
 
 def test_an_equal_step_is_as_fast_and_ranks_that_told_nothing_are_not_called_exact() -> None:

@@ -79,7 +79,7 @@ def test_of_ranks_that_did_not_tell_where_they_stand_nothing_is_said_but_that() 
     hang = look(found, STOPPED_AT + 15.5)["hang"]
     assert hang is not None
     assert (hang["cause"], hang["ranks"]) == ("unknown", [2, 3])
-    assert "These ranks report no current operation." in hang["text"]
+    assert "No current operation is known for rank" in hang["text"]
 
 
 @pytest.mark.parametrize(

@@ -57,10 +57,10 @@ def test_waiting_is_charged_to_who_came_last_also_through_another_group() -> Non
     assert by["dp", 3] > 0.05, "rank 0 waits for rank 2 there, and that waits for rank 3"
     assert by.get(("dp", 2), 0.0) < 0.01, "who is late only because it waited is charged with nothing"
     assert told["state"] == "slow"
-    assert told["sentence"].startswith("Straggler: rank 3. Other ranks wait for it in 1")
+    assert told["sentence"].startswith("Straggler: rank 3. Other ranks wait for rank 3 in 1")
     assert told["sentence"].endswith("% of each step since step 4.")
-    assert told["reason"].startswith("Its compute, not its link")
-    assert "it arrives last in 100% of its dp collectives" in [fact["text"] for fact in told["evidence"]]
+    assert told["reason"].startswith("Compute on rank 3 takes")
+    assert "rank 3 arrives last in 100% of its dp collectives" in [fact["text"] for fact in told["evidence"]]
     assert (told["action"], told["action_rank"]) == ("open_log", 3)
 
 
@@ -87,7 +87,7 @@ def test_a_rank_that_its_host_saw_stopped_is_named_so_also_where_its_transfers_s
     found.add(process(2, NOW + player.now, state="stopped"), 0)
     told = look(found, NOW + player.now)
     assert [(late["rank"], late["cause"]) for late in told["stragglers"]] == [(2, "stopped")]
-    assert "Its process was stopped recently." in told["reason"]
+    assert "The process of rank 2 was stopped recently." in told["reason"]
 
 
 @pytest.mark.parametrize(("times", "named"), [(0, []), (1, []), (2, [(2, "stopped")])])
@@ -270,7 +270,7 @@ def test_a_pipeline_s_bubble_is_nobody_s_fault_and_the_planner_says_what_would_i
         feed(found, player, [pipe(rank, 0.05, 4, 4) for rank in range(4)])
     told = look(found, NOW + player.now)
     assert told["stragglers"] == []
-    bubble = "Pipeline bubble: 43% of each step, with 4 micro-batches on 4 stages. "
+    bubble = "Pipeline bubble: 43% of each step, with 4 micro-batches on 4 pipeline stages. "
     assert told["sentence"].startswith(bubble), "(4-1) / (4+4-1)"
     assert " times as fast." in told["sentence"]
     assert told["next"].startswith("Set `train.micro_batches` to ")
@@ -298,7 +298,7 @@ def test_what_a_rank_validates_after_its_step_is_none_of_it() -> None:
             found.add(step(rank, player.step, player.now - before), 0)
     told = look(found, NOW + player.now)
     assert told["stragglers"] == []
-    assert told["sentence"].startswith("Pipeline bubble: 43% of each step, with 4 micro-batches on 4 stages. ")
+    assert told["sentence"].startswith("Pipeline bubble: 43% of each step, with 4 micro-batches on 4 pipeline stages. ")
 
 
 def test_a_slow_stage_is_named_and_the_bubble_stays_the_schedule_s() -> None:

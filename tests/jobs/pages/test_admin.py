@@ -128,7 +128,7 @@ def test_a_host_is_given_up_only_when_it_is_silent_and_after_a_second_thought(
     confirmed = {"action": "give_up", "_selected_action": [host.pk], "confirmed": "yes"}
     assert "had contact at" in admin.post(HOSTS, confirmed, follow=True).content.decode()
     Host.objects.update(last_seen=timezone.now() - timedelta(minutes=1))
-    assert "is marked as lost, with 1 attempt" in admin.post(HOSTS, confirmed, follow=True).content.decode()
+    assert "and 1 attempt as lost" in admin.post(HOSTS, confirmed, follow=True).content.decode()
     job.refresh_from_db()
     assert job.status == Status.LOST
 

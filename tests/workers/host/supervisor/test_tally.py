@@ -296,7 +296,7 @@ def test_a_script_s_figures_are_of_the_steps_that_its_cells_cover() -> None:
 def test_of_a_script_s_first_steps_nothing_can_be_held_to(steps: int) -> None:
     summary = of_script(steps).summary()
     assert not run_of({"name": "x", "status": "succeeded", "exit": {"summary": summary}}).sent
-    with pytest.raises(NoFactsError, match="completed no step after the 2 set-up steps of a script"):
+    with pytest.raises(NoFactsError, match="completed no step after its 2 set-up steps"):
         facts({"summary": summary}, 1)
 
 
