@@ -46,7 +46,7 @@ def fill(redis: Any, history: Path) -> World:
     from django.contrib.auth.models import User
     from django.utils import timezone
 
-    from jobs.models import TERMINAL, Attempt, Host, Job, Member, SlotAllocation, Status
+    from jobs.models import TERMINAL, Attempt, Host, Job, Member, SlotAllocation, StateChange, Status
     from planner.cost.estimate import estimate
     from planner.facts.kinds import num_slots
     from planner.facts.reading.parse import parse_spec
@@ -82,7 +82,7 @@ def fill(redis: Any, history: Path) -> World:
         Job(**kept[big.name], name=f"{NAMES[n % 3][:90]} {n}", priority=pick.choice((0, 0, 5)), wait_reason=why)
         for n in range(QUEUED)
     ]
-    ended = Job(**kept[big.name], name="synthetic: 1,024 ranks, ended", status=Status.SUCCEEDED)
+    ended = Job(**kept[big.name], name=f"synthetic: {RANKS:,} ranks, ended", status=Status.SUCCEEDED)
     running = Job(**kept[big.name], name=big.name, status=Status.RUNNING)
     Job.objects.bulk_create([*earlier, *waiting, ended, running], batch_size=200)
     summary = {"steps": STEPS, "tokens_per_s": 1e6, "losses": [], "eval_losses": [], "cells": {}, "verdict": {}}
@@ -97,6 +97,8 @@ def fill(redis: Any, history: Path) -> World:
             for node in range(RANKS // SLOTS)
         ]  # fmt: skip
         Member.objects.bulk_create(members)
+        went = (Status.QUEUED, Status.STARTING, Status.RUNNING, *([Status.SUCCEEDED] if exit else []))
+        StateChange.objects.bulk_create(StateChange(job=job, status=status, attempt=1) for status in went)
         if exit is None:
             SlotAllocation.objects.bulk_create(
                 SlotAllocation(host=hosts[member.node], slot=slot, member=member)
