@@ -19,17 +19,17 @@ class Exit(IntEnum):
 
 
 MEANING = {
-    Exit.OK: "success",
-    Exit.FAILED: "the job failed, no layout fits, or a gate limit failed or has no result",
-    Exit.WRONG: "the request is invalid or the object does not exist",
-    Exit.AWAY: "the board is unreachable or refuses the token",
-    Exit.LATE: "the timeout expired; the job continues",
-    Exit.BROKEN: "the output cannot be written, or the command crashed; the job continues",
-    Exit.INTERRUPTED: "Ctrl-C; the job continues",
-    Exit.TERMINATED: "SIGTERM, for example from a cancelled build; the job continues",
+    Exit.OK: "The command succeeded",
+    Exit.FAILED: "The job failed, no layout fits in memory, or a gate limit failed or has no result",
+    Exit.WRONG: "The request is invalid, or the object does not exist",
+    Exit.AWAY: "The board is unreachable or rejects the REST token",
+    Exit.LATE: "The timeout expired. The job continues",
+    Exit.BROKEN: "The command could not write its output, or it crashed. The job continues",
+    Exit.INTERRUPTED: "You pressed Ctrl-C. The job continues",
+    Exit.TERMINATED: "The command received SIGTERM, for example from a cancelled build. The job continues",
 }
 
 
 def words() -> str:
     """For `--help`."""
-    return "; ".join(f"{code.value} {meaning.split(';')[0]}" for code, meaning in MEANING.items())
+    return "; ".join(f"{code.value} {meaning.split('. ')[0]}" for code, meaning in MEANING.items())

@@ -105,7 +105,7 @@ def test_the_exit_codes_have_one_table() -> None:
     for code in exits.Exit:
         assert f"| {code.value} | {exits.MEANING[code]} |" in text
     told = " ".join(typer.main.get_command(app).help.split())  # type: ignore[union-attr]
-    assert all(f"{code.value} {exits.MEANING[code].split(';')[0]}" in told for code in exits.Exit)
+    assert all(f"{code.value} {exits.MEANING[code].split('. ')[0]}" in told for code in exits.Exit)
 
 
 def test_the_version_is_told_without_a_board(meshboard: Meshboard, server: Saying) -> None:

@@ -34,7 +34,7 @@ def document(error: Exception, words: str) -> dict[str, Any]:
         return error.document
     field, pointer = (error.field, error.pointer) if isinstance(error, WrongError) else ("request", "")
     return {
-        "title": MEANING[code_of(error)].split(";")[0],
+        "title": MEANING[code_of(error)].split(". ")[0],
         "status": error.status if isinstance(error, RefusedError) else None,
         "detail": words,
         "errors": [{"field": field, "pointer": pointer, "message": words}],
