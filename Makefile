@@ -35,6 +35,7 @@ $(VENV)/.mlflow: $(VENV)/.dev
 
 # A board without them says so: what is wrong in a page keeps nobody from starting one.
 docs/site/index.html: $(VENV)/.run $(shell find docs manual client/meshboard jobs planner webapp -name site -prune -o -name '*.md' -print -o -name '*.py' -print)
+	@echo "Building the documentation."
 	-@$(BIN)/python -m manual
 
 up: $(VENV)/.run docs/site/index.html ## start everything on this machine; Ctrl-C stops it

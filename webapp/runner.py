@@ -1,7 +1,7 @@
-"""`make up`: the whole of Meshboard on one machine, in the foreground, state under var/.
+"""`make up`: run all of Meshboard on one machine, in the foreground, with its state below var/.
 
-Starts Redis, migrates, then runs web, controller, recorder and one host worker on loopback; restarts what dies;
-on Ctrl-C stops them, the running jobs' supervisors included, and leaves no process.
+Starts Redis and migrates the database. Then runs web, controller, recorder, and a host worker on loopback.
+Restarts a service that ends. On Ctrl-C it stops all services and the supervisors of running jobs.
 """
 
 from __future__ import annotations
@@ -33,20 +33,21 @@ from workers.host.joined import kept_file
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_PORT = 8000
+LOGIN_LINK_MINUTES = 15
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SERVICES = ["web", "controller", "recorder", "host"]
-# Below those that Linux hands to outgoing connections, one of which might otherwise sit on it while we are down.
+# Linux uses higher ports for outgoing connections, which could take the port while Redis is down.
 PORTS = range(20_000, 32_768)
-# The host worker refuses to start where its slots are GPUs that the last one hides.
+# The host worker does not start if CUDA_VISIBLE_DEVICES hides GPUs that are slots.
 PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV", "SLURM_CONF", "CUDA_VISIBLE_DEVICES")
 
 
 class StartError(RuntimeError):
-    """Something a person has to mend before Meshboard can start."""
+    """A problem that a person needs to fix before Meshboard can start."""
 
 
 def main() -> int:
-    # SIGINT too: a shell that starts us in the background has it ignored.
+    # A shell that starts this process in the background makes it ignore SIGINT.
     for number in ENDS:
         signal.signal(number, _interrupt)
     try:
@@ -62,19 +63,20 @@ def main() -> int:
 
 
 def run(settings: RunnerSettings) -> None:
-    """Start everything, wait for Ctrl-C, stop everything."""
+    """Start all services, wait for Ctrl-C, and stop all services."""
     started = time.monotonic()
     state = settings.state_dir
     find_redis_server()
     fleet = Fleet(log_dir=state / "log")
     for name, pids in fleet.end_leftovers([*SERVICES, "redis"]).items():
-        say(f"Ended what an earlier run, killed outright, had left of {name}: {', '.join(map(str, pids))}.")
+        say(f"Stopped {name} of an earlier run (PID {', '.join(map(str, pids))}).")
     port = web_port(settings.port)
     environment = web_environment(state)
     host_env = host_environment(state, environment)
     isolation = how_jobs_run(host_env)
     up_file = state / "up.json"
     try:
+        say("Starting Redis…" if keeps_redis() else "Connecting to Redis…")
         if keeps_redis():
             fleet.start(embedded_redis(state, environment, settings.redis_maxmemory))
         redis_url = redis_of(environment)
@@ -83,40 +85,44 @@ def run(settings: RunnerSettings) -> None:
             print(f"WARNING: {told}", file=sys.stderr)
         if not version.gives_rights and "MESHBOARD_REDIS_ACCESS" not in environment:
             environment["MESHBOARD_REDIS_ACCESS"] = "shared"
-            say(f"{version} has no rights to give: the host uses the board's own credentials (docs/howto/deploy.md).")
+            say(f"{version} has no access rights for hosts, so hosts use the credentials of the board.")
+            say("See docs/howto/deploy.md.")
+        say("Preparing the database…")
         kept = kept_file(Path(host_env["MESHBOARD_STATE_DIR"]), host_env["MESHBOARD_HOST_NAME"])
         made = json.loads(manage(environment, "prepare", "--host", str(kept), *known_credentials(up_file)))
         login = made["login"]
+        say("Starting web, controller, recorder, and host worker…")
         for child in services(environment, {**host_env, "MESHBOARD_JOIN_TOKEN": made["join_token"]}, port):
             fleet.start(child)
         wait_for_web(port, fleet)
         url = f"http://127.0.0.1:{port}"
         once = url + login.pop("one_time_url_path")
         write_private(up_file, json.dumps({"url": url, **login, "pids": fleet.pids()}, indent=2))
-        say(f"\nMeshboard is up after {time.monotonic() - started:.1f} s: {url}")
-        say(f"  log in once:  {once}")
-        password = f"password in {os.path.relpath(up_file)}" if login["password"] else "with the password set since"
-        say(f"  or as {login['username']}, {password}")
-        say(f"  on            {version}")
-        say(f"  isolation     {isolation}")
-        say(f"  logs:         {os.path.relpath(state / 'log')}/")
-        say("  Ctrl-C stops everything, running jobs too.\n")
+        password = f"password in {os.path.relpath(up_file)}" if login["password"] else "your own password"
+        say(f"\nMeshboard is ready after {time.monotonic() - started:.1f} s: {url}\n")
+        say(f"To log in, open this link within {LOGIN_LINK_MINUTES} minutes. It works once:\n")
+        say(f"  {once}\n")
+        say(f"  User       {login['username']}, {password}")
+        say(f"  Logs       {os.path.relpath(state / 'log')}/")
+        say(f"  Broker     {version}")
+        say(f"  Isolation  {isolation}\n")
+        say("Press Ctrl-C to stop Meshboard and all running jobs.\n")
         fleet.watch(on_restart=lambda: refresh_pids(up_file, fleet))
     finally:
         for number in ENDS:
             signal.signal(number, signal.SIG_IGN)
-        say("Stopping ...")
+        say("Stopping Meshboard and its jobs…")
         fleet.stop(SERVICES)
         if os.path.isdir(host_env["MESHBOARD_RUN_DIR"]):
             stop_jobs = [sys.executable, "-m", "workers.host.stop", host_env["MESHBOARD_RUN_DIR"]]
             subprocess.run(stop_jobs, env=host_env, cwd=ROOT, check=False)
         fleet.stop(["redis"])
         forget_pids(up_file)
-        say("Everything has stopped.")
+        say("Meshboard has stopped.")
 
 
 def services(environment: dict[str, str], host_env: dict[str, str], port: int) -> list[Child]:
-    """The long-lived services; docker-compose.yml starts the same ones on their own machines."""
+    """Return the long-lived services. docker-compose.yml starts equal services on their own machines."""
     web = f"webapp.serve --port {port}"
     host = f"workers.host.join http://127.0.0.1:{port}"
     return [
@@ -128,7 +134,7 @@ def services(environment: dict[str, str], host_env: dict[str, str], port: int) -
 
 
 def web_environment(state: Path) -> dict[str, str]:
-    """Settings of web, controller and recorder: what the caller set, and defaults for the rest."""
+    """Return the settings of web, controller, and recorder: environment variables, and defaults for the rest."""
     for name in ("redis_password", "secret_key"):
         secret(state / name)
     redis_port(state)
@@ -141,18 +147,18 @@ def web_environment(state: Path) -> dict[str, str]:
 
 
 def keeps_redis() -> bool:
-    """Whether nobody named another."""
+    """Return whether Meshboard runs its own Redis, because no other Redis is set."""
     name = "MESHBOARD_REDIS_URL"
     return not (os.environ.get(name) or os.environ.get(f"{name}_FILE"))
 
 
 def redis_of(environment: dict[str, str]) -> str:
-    """Its URL. Raises SecretError."""
+    """Return the URL of Redis. Raises SecretError."""
     return in_file("MESHBOARD_REDIS_URL") or environment["MESHBOARD_REDIS_URL"]
 
 
 def host_environment(state: Path, environment: dict[str, str]) -> dict[str, str]:
-    """Settings of the host worker: its own directories, no database, no secret key; Redis once it has joined."""
+    """Return the settings of the host worker, without the database, the secret key, and Redis."""
     gpus = gpu_count()
     keep = {k: v for k, v in environment.items() if k in (*PASSED_ON, "PYTHONUNBUFFERED")}
     roots = ("CHECKPOINT_ROOT", "DATA_ROOT", "SCRIPT_ROOT")
@@ -184,7 +190,7 @@ def host_environment(state: Path, environment: dict[str, str]) -> dict[str, str]
 
 
 def gpu_count() -> int:
-    """Number of NVIDIA GPUs the driver lists, 0 without a driver."""
+    """Return the number of NVIDIA GPUs that the driver lists, or 0 without a driver."""
     try:
         listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -207,7 +213,7 @@ def wait_for_redis(url: str, state: Path, timeout_s: float = 20.0) -> RedisVersi
                 return redis_version(client.info("server"))
         except redis.RedisError as error:
             if time.monotonic() > deadline:
-                raise StartError(f"Redis did not answer within {timeout_s:.0f} s ({error}); see {state}/log/") from None
+                raise StartError(f"Redis did not answer in {timeout_s:.0f} s: {error}. Read {state}/log/.") from None
             time.sleep(0.05)
 
 
@@ -219,28 +225,28 @@ def wait_for_web(port: int, fleet: Fleet, timeout_s: float = 60.0) -> None:
         if not fleet.alive("web"):
             break
         time.sleep(0.05)
-    raise StartError(f"the web server did not start; the end of its log:\n{fleet.log_tail('web')}")
+    raise StartError(f"The web server did not start. Its log ends with:\n{fleet.log_tail('web')}")
 
 
 def web_port(asked: int | None) -> int:
-    """The port asked for, or 8000, or any free one when 8000 is taken.
+    """Return the requested port, else 8000, else any free port.
 
     Raises:
-        StartError: when the port asked for is taken.
+        StartError: another program uses the requested port.
     """
     if asked is None:
         if is_free(DEFAULT_PORT):
             return DEFAULT_PORT
         port = free_port()
-        say(f"Port {DEFAULT_PORT} is taken, using {port}. Set MESHBOARD_PORT to choose one.")
+        say(f"Another program uses port {DEFAULT_PORT}, so Meshboard uses {port}. Set MESHBOARD_PORT to choose.")
         return port
     if not is_free(asked):
-        raise StartError(f"MESHBOARD_PORT={asked} is taken by another program; choose another or leave it unset")
+        raise StartError(f"Another program uses port {asked}. Set MESHBOARD_PORT to another port, or unset it.")
     return asked
 
 
 def redis_port(state: Path) -> int:
-    """The embedded Redis' port, the same at every start: supervisors that outlived the last one know no other."""
+    """Return the port of the embedded Redis. It stays equal, because supervisors of an earlier run know only this."""
     kept = state / "redis_port"
     known = int(kept.read_text()) if kept.exists() else None
     if known is not None and is_free(known):
@@ -248,9 +254,9 @@ def redis_port(state: Path) -> int:
     port = free_port()
     if known is not None:
         say(
-            f"Port {known}, where Redis was, is taken by another program; it moves to {port}. Jobs that still run from "
-            "before know only the old one: they train on, but show nothing new and hear no cancel. "
-            "To end them: python -m workers.host.stop " + os.environ.get("MESHBOARD_RUN_DIR", str(state / "runs"))
+            f"Another program uses port {known} of Redis, so Redis uses {port}. Jobs of an earlier run continue, but "
+            "they send no data and you cannot cancel them. To stop these jobs, run: python -m workers.host.stop "
+            + os.environ.get("MESHBOARD_RUN_DIR", str(state / "runs"))
         )
     write_private(kept, str(port))
     return port
@@ -267,13 +273,13 @@ def is_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    """One that stays ours while what listens there is started again."""
+    """Return a free port outside the range of outgoing connections, so a restarted service gets it again."""
     return next(p for p in random.SystemRandom().sample(PORTS, len(PORTS)) if is_free(p))
 
 
 @contextlib.contextmanager
 def single_instance(state: Path) -> Iterator[None]:
-    """Hold the state directory's lock; two runners on one database would fight over it."""
+    """Hold the lock of the state directory, because two runners must not share a database."""
     import fcntl
 
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -281,7 +287,7 @@ def single_instance(state: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise StartError(f"Meshboard already runs on {state}; stop it first, or set MESHBOARD_STATE_DIR") from None
+            raise StartError(f"Meshboard already runs on {state}. Stop it first, or set MESHBOARD_STATE_DIR.") from None
         yield
 
 
@@ -289,44 +295,44 @@ def manage(environment: dict[str, str], *arguments: str) -> str:
     """Run a management command and return its standard output.
 
     Raises:
-        StartError: with the command's own last words.
+        StartError: the command failed. Has the end of its error output.
     """
     argv = [sys.executable, "-m", "webapp.manage", *arguments]
     done = subprocess.run(argv, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise StartError(f"manage.py {arguments[0]} failed:\n{done.stderr.strip()[-2000:]}")
+        raise StartError(f"The command manage.py {arguments[0]} failed:\n{done.stderr.strip()[-2000:]}")
     return done.stdout
 
 
 def how_jobs_run(host_env: dict[str, str]) -> str:
-    """What the host worker would say of it, in words.
+    """Return the isolation of jobs in words.
 
     Raises:
-        StartError: with its reason not to start.
+        StartError: the host worker cannot start. Has its reason.
     """
     argv = [sys.executable, "-m", "workers.host.apart.isolation"]
     done = subprocess.run(argv, env=host_env, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise StartError(f"the host worker cannot start: {done.stderr.strip()[-2000:]}")
+        raise StartError(f"The host worker cannot start: {done.stderr.strip()[-2000:]}")
     return done.stdout.strip()
 
 
 def known_credentials(up_file: Path) -> list[str]:
-    """Arguments that keep the password and token of an earlier run on the same data."""
+    """Return the arguments that keep the password and token of an earlier run with this data."""
     if not up_file.exists():
         return []
     return ["--keep", str(up_file)]
 
 
 def secret(path: Path) -> str:
-    """A random secret kept in a 0600 file, made on first use."""
+    """Return the random secret in a 0600 file. The first call creates the file."""
     if not path.exists():
         write_private(path, secrets.token_urlsafe(48))
     return path.read_text().strip()
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a 0600 file by rename, so that nobody reads half of it."""
+    """Write a 0600 file by rename, because a reader must not see half of it."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_name(path.name + ".new")
     draft.unlink(missing_ok=True)

@@ -110,7 +110,7 @@ def up(installed: Path, tmp_path: Path) -> Iterator[Board]:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
     assert [name for name, pid in services.items() if not gone(pid)] == []
-    assert b"Everything has stopped" in output.read_bytes()
+    assert b"Meshboard has stopped" in output.read_bytes()
 
 
 def test_the_demo_runs_from_wheels_alone_and_its_job_is_0_B_off(up: Board, installed: Path, tmp_path: Path) -> None:

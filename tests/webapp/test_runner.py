@@ -8,12 +8,14 @@ import sys
 import tomllib
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.patience import patient
 from tests.support.processes import ROOT, base_environment
 from webapp.runner import (
+    LOGIN_LINK_MINUTES,
     StartError,
     host_environment,
     how_jobs_run,
@@ -40,7 +42,7 @@ def test_a_taken_port_is_told_and_nothing_is_started(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         ended = up(tmp_path / "var", MESHBOARD_PORT=str(port))
     assert ended.returncode == 1
-    assert f"MESHBOARD_PORT={port} is taken by another program" in ended.stderr
+    assert f"Another program uses port {port}. Set MESHBOARD_PORT to another port" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
@@ -51,7 +53,7 @@ def test_a_wrong_setting_is_told_without_a_traceback(tmp_path: Path) -> None:
 
 
 def test_a_redis_that_does_not_answer_is_told(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match="Redis did not answer within 0 s"):
+    with pytest.raises(StartError, match="Redis did not answer in 0 s"):
         wait_for_redis("redis://127.0.0.1:1/0", tmp_path, timeout_s=0.1)
 
 
@@ -65,8 +67,12 @@ def test_redis_keeps_its_port_and_says_so_when_it_cannot(tmp_path: Path, capsys:
         stranger.listen()
         moved = redis_port(tmp_path)
     said = capsys.readouterr().out
-    assert f"Port {port}, where Redis was, is taken by another program; it moves to {moved}" in said
+    assert f"Another program uses port {port} of Redis, so Redis uses {moved}." in said
     assert redis_port(tmp_path) == moved != port
+
+
+def test_the_login_link_lasts_as_long_as_the_runner_prints(settings: Any) -> None:
+    assert LOGIN_LINK_MINUTES * 60 == settings.SESAME_MAX_AGE
 
 
 def test_the_deployment_checks_are_clean(tmp_path: Path) -> None:
