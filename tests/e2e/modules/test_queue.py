@@ -61,6 +61,53 @@ def test_why_a_job_was_not_moved_is_told(modules: Page, answer: dict[str, Any] |
         expect(page.locator("#chosen")).to_contain_text(words)
 
 
+STARTS = """<script src="/vendor/htmx/htmx.min.js"></script><form id="bulk"><span id="chosen"></span>
+<div id="queue" hx-get="/rows" hx-trigger="refresh" hx-target="#queue"><table><tbody>
+<tr data-job="a"><td><span data-in-s="90">09:30</span></td></tr>
+<tr data-job="b"><td><span data-in-s="3600">10:30</span></td></tr></tbody></table></div></form>"""
+
+
+def test_an_estimated_start_that_passes_reads_any_moment(modules: Page) -> None:
+    """The reader's clock may be wrong, so only the time since the page was loaded counts."""
+    with paper(modules, STARTS) as page:
+        page.clock.install()
+        call(page, "pages/queue.js", "")
+        starts = page.locator("[data-in-s]")
+        page.clock.run_for(20_000)
+        expect(starts).to_have_text(["09:30", "10:30"])
+        page.clock.run_for(20_000)
+        expect(starts).to_have_text(["any moment", "10:30"])
+        rows = '<table><tr data-job="b"><td><span data-in-s="7200">11:30</span></td></tr></table>'
+        page.route("**/rows", lambda route: route.fulfill(body=rows))
+        page.evaluate("document.getElementById('queue').dispatchEvent(new CustomEvent('refresh'))")
+        expect(starts).to_have_text(["11:30"])
+
+
+def test_a_refresh_of_the_queue_keeps_the_selection_the_focus_and_a_message(modules: Page) -> None:
+    with paper(modules, QUEUE) as page:
+        page.route("**/rows", lambda route: route.fulfill(body=f"<table><tbody>{ROWS}</tbody></table>"))
+        call(page, "pages/queue.js", "")
+        page.check("[value=c]")
+        page.evaluate("document.getElementById('chosen').textContent = 'Not moved.'")
+        page.focus("[value=b]")
+        page.evaluate("for (const row of document.querySelectorAll('tr')) row.dataset.old = ''")
+        ask = "document.getElementById('queue').dispatchEvent(new CustomEvent('refresh'))"
+        old = page.locator("tr[data-old]")
+        page.evaluate(
+            """() => document.querySelector('tr[data-job=a]').dispatchEvent(
+              new DragEvent('dragstart', { bubbles: true, dataTransfer: new DataTransfer() }))"""
+        )
+        page.evaluate(ask)
+        page.wait_for_timeout(200)
+        expect(old, "a drag is not interrupted").to_have_count(3)
+        page.evaluate("document.getElementById('queue').dispatchEvent(new DragEvent('dragend'))")
+        page.evaluate(ask)
+        expect(old).to_have_count(0)
+        assert page.is_checked("[value=c]")
+        expect(page.locator("[value=b]")).to_be_focused()
+        expect(page.locator("#chosen")).to_have_text("Not moved.")
+
+
 def test_how_long_ago_a_host_was_heard_is_not_counted_by_the_reader_s_clock(modules: Page) -> None:
     """A computer three minutes fast called every host silent, one three minutes slow a dead one just heard."""
     with paper(modules, '<span data-age="7200.5"></span>') as page:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -95,6 +96,23 @@ def test_a_predicted_start_names_what_ends_only_to_who_may_see_it(
     assert "when job &quot;secret&quot; ends" in client.get("/queue/?part=rows").content.decode()
     Job.objects.filter(id=attempt.job_id).update(status=Status.UNREACHABLE)
     assert "secret" not in client.get("/queue/?part=rows").content.decode(), "who knows when it ends"
+
+
+@pytest.mark.parametrize(("step_s", "words"), [(5.0, "any moment"), (60.0, "<time")])
+def test_an_estimated_start_within_a_minute_is_any_moment(
+    owner: User, client: Client, make_host: MakeHost, step_s: float, words: str
+) -> None:
+    """The page shows minutes, so the time would soon be in the past."""
+    attempt = busy(make_host(), owner, 0, 1, 2, 3)
+    estimate = {"time": {"step_s": step_s}}
+    Job.objects.filter(id=attempt.job_id).update(spec={**SPEC, "train": {"steps": 10}}, estimate=estimate)
+    StateChange.objects.create(job_id=attempt.job_id, attempt=1, status=Status.RUNNING)
+    waiting(owner, "mine")
+    client.force_login(owner)
+    page = client.get("/queue/?part=rows").content.decode()
+    left_s, start = re.findall(r'data-in-s="([^"]+)">(.*?)</span>', page)[0]
+    assert 0 < float(left_s) <= 10 * step_s
+    assert words in start
 
 
 def test_bulk_actions_ask_first_then_act_and_are_written_down(owner: User, staff: User, client: Client) -> None:
@@ -207,8 +225,8 @@ def test_a_job_is_moved_over_the_page_and_rest(
     for asked, why in (
         ({"to": "up"}, "The job already has this place."),
         ({"before": "none"}, "Job none does not exist."),
-        ({"before": raised.id}, f"Job {raised.id} has priority 2, this job has 0. Use a job of equal priority."),
-        ({"before": ran.id}, f"Job {ran.id} is running, so it has no place in the queue."),
+        ({"before": raised.id}, f"Job {raised.id} has priority 2, but this job has 0. Use a job of equal priority."),
+        ({"before": ran.id}, f"Job {ran.id} has no place in the queue because it is running."),
     ):
         answer = rest.post(f"/api/v1/queue/jobs/{b.id}/move", asked, format="json")
         assert answer.json() == {"moved": False, "reason": why}
@@ -235,14 +253,14 @@ def test_rest_runs_the_queue(owner: User, staff: User, api: Callable[[User], API
     (ran,) = waiting(owner, "ran")
     Job.objects.filter(id=ran.id).update(status=Status.SUCCEEDED)
     for action, changed, whys in (
-        ({"action": "hold"}, [only.id], ["The job succeeded, so it is not queued."]),
-        ({"action": "hold"}, [], ["The job is already held.", "The job succeeded, so it is not queued."]),
+        ({"action": "hold"}, [only.id], ["The job is not queued because it succeeded."]),
+        ({"action": "hold"}, [], ["The job is already held.", "The job is not queued because it succeeded."]),
         (
             {"action": "priority", "priority": 0},
             [],
-            ["The job already has this priority.", "The job succeeded, so it is not queued."],
+            ["The job already has this priority.", "The job is not queued because it succeeded."],
         ),
-        ({"action": "cancel"}, None, ["The job has ended: succeeded."]),
+        ({"action": "cancel"}, None, ["The job has already ended as succeeded."]),
     ):
         named = [ran.id, "none"] if changed is None else [only.id, ran.id, "none"]
         told = rest.post("/api/v1/queue/actions", {**action, "jobs": named}, format="json").json()

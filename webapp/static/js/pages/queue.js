@@ -7,6 +7,7 @@ const chosen = document.getElementById("chosen");
 let dragged = null;
 let busy = false;
 
+const rowOf = (job) => holder.querySelector(`tr[data-job="${job}"]`);
 const boxes = () => [...holder.querySelectorAll("input[name=job]")];
 
 function count() {
@@ -38,17 +39,47 @@ function tell(words) {
   if (chosen) chosen.textContent = words;
 }
 
-/** The rows anew, chosen as they are, and where one was among them. */
+/** Refresh the rows, then focus the handle of the job. */
 function refresh(job) {
-  const settled = () => {
-    holder.querySelector(`tr[data-job="${job}"] .handle`)?.focus();
-    for (const box of boxes()) box.checked = ticked.has(box.value);
-    count();
-  };
-  const ticked = new Set(boxes().filter((box) => box.checked).map((box) => box.value));
-  holder.addEventListener("htmx:afterSettle", settled, { once: true });
+  count();
+  holder.addEventListener("htmx:afterSettle", () => rowOf(job)?.querySelector(".handle")?.focus(), { once: true });
   holder.dispatchEvent(new CustomEvent("refresh"));
 }
+
+// A refresh keeps the selected rows and the focus. During a drag the rows stay.
+holder.addEventListener("refresh", (event) => dragged && event.stopImmediatePropagation(), { capture: true });
+holder.addEventListener("htmx:beforeSwap", ({ detail }) => {
+  if (dragged) {
+    detail.shouldSwap = false;
+    return;
+  }
+  const ticked = new Set(boxes().filter((box) => box.checked).map((box) => box.value));
+  const focused = holder.contains(document.activeElement) ? document.activeElement : null;
+  const job = focused?.closest("tr[data-job]")?.dataset.job;
+  const inRow = [".handle", "input[name=job]", ".job-name"].find((one) => focused?.matches(one));
+  const settled = () => {
+    for (const box of boxes()) box.checked = ticked.has(box.value);
+    if (job && inRow) rowOf(job)?.querySelector(inRow)?.focus({ preventScroll: true });
+    if (boxes().filter((box) => box.checked).length < ticked.size) count(); // otherwise a message stays
+    showStarts();
+  };
+  holder.addEventListener("htmx:afterSettle", settled, { once: true });
+});
+
+const SOON_S = 60; // the page shows minutes
+const loaded = new WeakMap(); // element -> time on the page's clock, because the reader's clock may be wrong
+
+/** Replace an estimated start that is less than a minute away, or in the past. */
+function showStarts() {
+  const now = performance.now();
+  for (const node of holder.querySelectorAll("[data-in-s]")) {
+    if (!loaded.has(node)) loaded.set(node, now);
+    const left = Number(node.dataset.inS) - (now - loaded.get(node)) / 1000;
+    if (left < SOON_S && node.textContent !== "any moment") node.textContent = "any moment";
+  }
+}
+showStarts();
+setInterval(showStarts, 1000);
 
 holder.addEventListener("change", (event) => {
   if (event.target.id === "all") for (const box of boxes()) box.checked = event.target.checked;
