@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 PROJECTS, MEMBERS, TOKENS, WEBHOOKS, INVITATIONS, VARIABLES = 200, 200, 200, 50, 50, 50
+AUDIT = 1000  # entries
 LONGEST = 100  # characters of a project's name
 WORDS = "synthetic-project.of-a-department-whose-name-goes-on.and-of-its-team"
 
@@ -70,6 +71,7 @@ def fill(owner: Any, staff: Any) -> Company:
         JoinToken(hash=f"j{n}", note=f"synthetic rack {n}", created_by="staff", expires=until) for n in range(TOKENS)
     )
     _tokens(staff)
+    _audit(crowded.name, [one.username for one in people])
     return Company(crowded.name, [one.name for one in projects])
 
 
@@ -81,4 +83,28 @@ def _tokens(person: Any) -> None:
     made = [AuthToken.objects.create(person)[0] for _ in range(TOKENS)]
     TokenGrant.objects.bulk_create(
         TokenGrant(token=token, name=f"synthetic token {n}", scopes=list(Scope.values)) for n, token in enumerate(made)
+    )
+
+
+def _audit(project: str, people: list[str]) -> None:
+    from jobs.models import AuditEntry
+
+    expires = "2027-01-31T10:00:00+00:00"
+    token = {"name": "synthetic ci", "scopes": ["jobs:read", "jobs:write", "queue:read"], "expires": expires}
+    kinds: list[tuple[str, str, str, Any, Any]] = [
+        ("submit", "job", "abcdefghij", None, {"name": "synthetic run", "project": project}),
+        ("hold", "job", "abcdefghij", False, True),
+        ("priority", "job", "abcdefghij", 0, 5),
+        ("make", "token", "3f2a9c1b", None, token),
+        ("edit", "project", project, {"slots": 8, "weight": 1.0}, {"slots": 64, "weight": 2.5}),
+        ("wish for mail", "user", people[0], {}, {"": ["failed", "lost"], project: ["succeeded"]}),
+        ("pause", "queue", "queue", False, True),
+        ("revoke all", "token", "the password was changed", ["3f2a9c1b", "77aa01de"], None),
+    ]
+    AuditEntry.objects.bulk_create(
+        AuditEntry(
+            who=people[n % len(people)], address="2001:db8::1", what=what, kind=kind, name=name, before=old, after=new
+        )
+        for n in range(AUDIT)
+        for what, kind, name, old, new in [kinds[n % len(kinds)]]
     )
