@@ -24,8 +24,8 @@ def attacks() -> set[int]:
 
 
 def tests() -> list[tuple[int, str]]:
-    """Return number and test of each row in the table of tests."""
-    found = re.findall(r"^\| (\d+) \| `(tests/\S+)` \|$", page(), re.MULTILINE)
+    """Return number and test of each item in the list of tests."""
+    found = re.findall(r"^- (\d+): `(tests/\S+)`$", page(), re.MULTILINE)
     return [(int(number), test) for number, test in found]
 
 
