@@ -103,7 +103,7 @@ def _add_spec(command: argparse.ArgumentParser) -> None:
         "--cluster", choices=sorted(CLUSTERS), help="cluster (default: cpu or h100, by the device of the spec)"
     )
     command.add_argument(
-        "--stack", choices=sorted(STACKS), help="software stack of the time estimate (default: from the spec, or ours)"
+        "--stack", choices=sorted(STACKS), help="software stack of the time estimate (default: the stack of the spec)"
     )
     for name in SOFTWARE_FLAGS:
         words = f"option of the stack: {SoftwareSpec.model_fields[name].description}"

@@ -78,7 +78,7 @@ class Resources(Strict):
         default="ours", description="software stack of the time estimate; jobs always run Meshboard's trainer"
     )
     software: SoftwareSpec | None = Field(
-        default=None, description="options of the software stack, for estimates only; none for ours"
+        default=None, description="options of the software stack, for estimates only. Meshboard's trainer has no options."
     )
     host: str | None = Field(
         default=None, min_length=1, max_length=100, pattern=NO_NUL, description="required host; any host by default"

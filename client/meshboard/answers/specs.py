@@ -115,7 +115,7 @@ class Resources(TypedDict):
     slurm: NotRequired[SlurmSpec | None]
     """Slurm options, for engine slurm"""
     software: NotRequired[SoftwareSpec | None]
-    """options of the software stack, for estimates only; none for ours"""
+    """options of the software stack, for estimates only. Meshboard's trainer has no options."""
     stack: NotRequired[
         Literal["ours", "megatron", "megatron_2021", "fsdp2", "fsdp2_eager", "fsdp1", "deepspeed", "scaling"]
     ]
@@ -325,5 +325,5 @@ class JobChange(TypedDict):
 
     add_tags: NotRequired[list[str]]
     archived: NotRequired[bool | None]
-    """true: archive the job. The job needs to have ended."""
+    """With true, the job is archived if it has ended. With false, it is restored."""
     remove_tags: NotRequired[list[str]]

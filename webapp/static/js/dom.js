@@ -1,4 +1,4 @@
-// Building DOM from text: nothing here ever parses HTML.
+// Builds DOM nodes from text, without an HTML parser.
 import { upright } from "./upright.js";
 
 const WORDS = new Set(["title", "textContent", "ariaLabel", "placeholder", "label", "alt"]); // properties that are read

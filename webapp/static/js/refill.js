@@ -1,7 +1,6 @@
-// Tables that are drawn anew many times a second: what says the same stays the same node, so that a click that has begun,
-// the focus and a selection outlive it.
+// Updates tables several times per second. Unchanged nodes stay, because clicks, focus, and selections depend on them.
 
-/** `place` comes to hold what `nodes` say. A node with a `data-key` goes on from the one that had it, others from their place's. */
+/** Replace the content of `place` by `nodes`. A node with a `data-key` reuses the old node with this key, others by position. */
 export function refill(place, ...nodes) {
   const keys = new Set(nodes.map(keyOf));
   for (const child of [...place.children]) if (keyOf(child) !== undefined && !keys.has(keyOf(child))) child.remove();

@@ -81,7 +81,7 @@ export function connect(path, { resume, onJob, onGap, onBatch, onState }) {
       try {
         onBatch(id, decode(packed), node);
       } catch (error) {
-        console.info(`entry ${id} of node ${node} is no batch:`, error.message);
+        console.info(`entry ${id} of node ${node} is not a batch:`, error.message);
         onGap(node, false);
       }
     }

@@ -1,4 +1,4 @@
-// What the page knows of an attempt, folded from telemetry batches (contracts/telemetry/batches.py). Pure: no DOM, no clock.
+// State of an attempt on the page, folded from telemetry batches (contracts/telemetry/batches.py). Pure: no DOM, no clock.
 import { foldGauge, foldProcess, foldStanding, foldStart } from "./fold/gauges.js";
 import { foldCheckpoint, foldEval, foldStep } from "./fold/steps.js";
 import { forgetCounters } from "./fold/summary.js";

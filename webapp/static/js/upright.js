@@ -1,5 +1,5 @@
-// Other people's words on a page: what turns the direction of the text after it stands there as it is written (as
-// contracts/plain.py has it). Marks of direction, and what joins letters and emoji, stay: languages need them.
+// Shows characters that reverse the direction of later text as escapes, like contracts/plain.py.
+// Direction marks and joiners of letters and emoji stay, because languages need them.
 
 const TURNS = /[\u202a-\u202e\u2066-\u2069]/g;
 
