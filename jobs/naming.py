@@ -24,7 +24,7 @@ def unfit(name: str) -> str:
     """Why a name may not be given; empty where it may."""
     for character in name:
         if words := _unfit(character):
-            return f"The name contains U+{ord(character):04X}, {words}. Remove the character."
+            return f"The name contains the character U+{ord(character):04X}, {words}. Remove the character."
     if not any(unicodedata.category(one)[0] in SHOWN and ord(one) not in BLANK for one in name):
         return "The name has no visible character."
     return ""
@@ -39,9 +39,9 @@ def name_problems(field: str, name: str) -> list[Problem]:
 def _unfit(character: str) -> str:
     code = ord(character)
     if code & 0xFFFE == 0xFFFE or 0xFDD0 <= code <= 0xFDEF:
-        return "which is not a character"
+        return "which is not a valid Unicode character"
     if code in TURNING:
-        return "which changes the text direction"
+        return "which changes the direction of the text"
     kind = unicodedata.category(character)
     if kind == "Cs":
         return "an incomplete character"

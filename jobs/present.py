@@ -42,14 +42,16 @@ class JobBrief(TypedDict):
     id: str
     name: str
     project: str
-    kind: Annotated[str, Field(description="Kind of the spec, such as train or script.")]
+    kind: Annotated[str, Field(description="Kind of the job, such as `train` or `script`.")]
     owner: str
     status: State
     attempt: int
     priority: int
-    wait_reason: Annotated[str, Field(description="Reason that a queued job waits.")]
+    wait_reason: Annotated[str, Field(description="Reason why the queued job waits.")]
     tags: list[str]
-    archived: Annotated[bool, Field(description="Archived jobs appear in lists only on request.")]
+    archived: Annotated[
+        bool, Field(description="True if the job is archived. Lists show archived jobs only on request.")
+    ]
     layout: LayoutDict
     world_size: int
     created: Moment
@@ -85,24 +87,35 @@ class JobDetail(JobBrief):
     """A job in full. Bytes are payload bytes."""
 
     finished: bool
-    engine: Annotated[str, Field(description="Launcher: hosts, slurm, or elsewhere for an external run.")]
-    engine_id: Annotated[str, Field(description="Id of the current attempt in its engine, such as the Slurm job id.")]
+    engine: Annotated[
+        str, Field(description="Launcher of the job: `hosts`, `slurm`, or `elsewhere` for an external run.")
+    ]
+    engine_id: Annotated[str, Field(description="Id of the current attempt in its launcher, such as the Slurm job id.")]
     engine_told: Annotated[
         dict[str, str],
-        Field(description="Last state from the engine: state, partition, nodes. `held` if held by Meshboard."),
+        Field(
+            description="Last `state`, `partition`, and `nodes` from the launcher. `held` if Meshboard holds the job."
+        ),
     ]
-    host: Annotated[str | None, Field(description="Host of the current attempt, or all its hosts in rank order.")]
+    host: Annotated[
+        str | None, Field(description="Host of the current attempt. Several hosts are listed in rank order.")
+    ]
     members: Annotated[list[MemberBrief], Field(description="Hosts of the current attempt, in rank order.")]
     exit: Annotated[ExitReport | Older | None, Field(description="Exit report of the current attempt.")]
-    diagnosis: Annotated[Told | Older | None, Field(description="Verdict of the current attempt, and the next step.")]
-    note: Annotated[str, Field(description="Notice of the host about the job, such as a stopped rank.")]
+    diagnosis: Annotated[
+        Told | Older | None, Field(description="Verdict of the current attempt, and the recommended next action.")
+    ]
+    note: Annotated[str, Field(description="Warning from the host about the job, for example about a stopped rank.")]
     history: list[StateChange]
     spec: SpecDict
-    estimate: Annotated[Estimate | Unforetold | Older, Field(description="Estimate at submit.")]
+    estimate: Annotated[Estimate | Unforetold | Older, Field(description="Estimate at the time of submit.")]
     chosen: Annotated[
-        Chosen | Older | None, Field(description='Reason for the chosen layout. null if the layout was not "auto".')
+        Chosen | Older | None,
+        Field(description='Why Meshboard chose this layout. null if the requested layout was not "auto".'),
     ]
-    reported: Annotated[Reported | None, Field(description="Reporting data of an external run. null for other jobs.")]
+    reported: Annotated[
+        Reported | None, Field(description="Command and tags that an external run reported. null for other jobs.")
+    ]
 
 
 class Waited(TypedDict):

@@ -37,13 +37,13 @@ def choice_problem(name: str, value: str, choices: Iterable[str]) -> str:
 def unknown_problem(name: str, known: Iterable[str]) -> str:
     """Return the message for a parameter that the address does not have."""
     names = ", ".join(known)
-    advice = f"Use one of {names}." if names else "This address has no parameters."
-    return f"`{name[:100]}` is not a parameter of this address. {advice}"
+    advice = f"Use one of {names}." if names else "This URL accepts no parameters."
+    return f"`{name[:100]}` is not a parameter of this URL. {advice}"
 
 
 def repeated_problem(name: str) -> str:
     """Return the message for a parameter that a request has several times."""
-    return f"`{name}` is given several times. Give it once."
+    return f"`{name}` appears several times in the URL. Send this parameter once."
 
 
 def storable(text: object) -> bool:
@@ -64,7 +64,7 @@ def parse_json(raw: bytes | str) -> Any:
     try:
         found = json.loads(text, object_pairs_hook=_unique, parse_int=_integer)
     except RecursionError:
-        raise ValueError("The JSON has too many nested brackets.") from None
+        raise ValueError("The JSON is nested too deeply.") from None
     level = [found]
     for _ in range(DEEPEST):
         level = [inner for outer in level for inner in _inside(outer)]
@@ -77,13 +77,15 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ValueError(f"The key {json.dumps(twice)[:100]} appears twice in an object.")
+        raise ValueError(f"The key {json.dumps(twice)[:100]} appears twice in one JSON object.")
     return found
 
 
 def _integer(digits: str) -> int:
     if len(digits) > MOST_DIGITS:
-        raise ValueError(f"An integer has {len(digits.lstrip('-')):,} digits. The maximum is {MOST_DIGITS:,}.")
+        raise ValueError(
+            f"An integer has {len(digits.lstrip('-')):,} digits, and the maximum is {MOST_DIGITS:,} digits."
+        )
     return int(digits)
 
 

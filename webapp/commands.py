@@ -34,6 +34,7 @@ def _told(command: str, lacking: list[str]) -> int:
     packages = " and ".join(BROUGHT[extra] for extra in lacking)
     are = "are" if len(lacking) > 1 else "is"
     print(
-        f"{command}: {packages} {are} not installed. Run pip install 'meshboard[{','.join(lacking)}]'.", file=sys.stderr
+        f"{command}: the package {packages} {are} not installed. Run pip install 'meshboard[{','.join(lacking)}]'.",
+        file=sys.stderr,
     )
     return NOT_INSTALLED

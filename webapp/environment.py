@@ -81,12 +81,14 @@ class RunnerSettings(BaseSettings):
     model_config = CONFIG
 
     state_dir: Folder = Field(places.state(), description="Folder for the database, static files, and secrets.")
-    port: int | None = Field(None, ge=1, le=65535, description="Port of the web server. Default: 8000, or a free port.")
+    port: int | None = Field(
+        None, ge=1, le=65535, description="Port of the web server. Default: 8000, or any free port if 8000 is taken."
+    )
     redis_maxmemory: Annotated[
-        str, formed(r"(?i)[1-9][0-9]*(b|kb?|mb?|gb?)?", "expected bytes, or a size such as 512mb or 2gb")
+        str, formed(r"(?i)[1-9][0-9]*(b|kb?|mb?|gb?)?", "expected a number of bytes, or a size such as 512mb or 2gb")
     ] = Field(
         "1gb",
-        description="Maximum memory of the embedded Redis. Redis rejects writes when it is full.",
+        description="Maximum memory of the embedded Redis. Redis rejects writes when this memory is full.",
     )
 
 
@@ -109,150 +111,171 @@ class WebSettings(BaseSettings):
 
     state_dir: Folder = Field(places.state(), description="Folder for the database, static files, and secrets.")
     static_root: Folder | None = Field(
-        None, description="Folder of the served static files. Default: `STATE_DIR/static`."
+        None, description="Folder of the static files that the web server sends. Default: `STATE_DIR/static`."
     )
     secret_key: SecretStr = Field(description="Key that signs sessions and tokens.")
     secret_key_fallbacks: SecretNames | None = Field(
-        None, description="Earlier secret keys, separated by commas. Their sessions and hosts stay valid until renewed."
+        None, description="Earlier secret keys, separated by commas. Sessions and hosts that use these keys stay valid."
     )
-    debug: bool = Field(False, description="Show the debug pages of Django. Never use it on a reachable host.")
+    debug: bool = Field(
+        False, description="Show the debug pages of Django. Never set this on a board that others can reach."
+    )
     allowed_hosts: Hosts = Field(
         ["127.0.0.1", "localhost"],
-        description="Host names of the board, separated by commas. WebSocket origins need one of them.",
+        description="Host names of the board, separated by commas. WebSocket requests need an origin with such a name.",
     )
-    https: bool = Field(True, description="Use secure cookies and HSTS. `make up` sets 0 on loopback.")
+    https: bool = Field(
+        True, description="Use secure cookies and HSTS. `make up` sets 0, because it serves HTTP on loopback."
+    )
     database_url: DatabaseUrl | None = Field(
         None,
         description=(
-            "Database, such as `postgres://user:password@host:port/name?sslmode=require`. "
+            "Address of the database, such as `postgres://user:password@host:port/name?sslmode=require`. "
             "Default: SQLite in `STATE_DIR`."
         ),
     )
-    redis_url: RedisUrl = Field(description="Redis for the broker, events, and telemetry.")
+    redis_url: RedisUrl = Field(description="Address of the Redis server for the broker, events, and telemetry.")
     redis_for_hosts: HostsRedis | None = Field(
-        None, description="Address of this Redis for hosts, `redis://name:port/0`. Default: `MESHBOARD_REDIS_URL`."
+        None,
+        description="Address at which hosts reach Redis, `redis://name:port/0`. Default: `MESHBOARD_REDIS_URL`.",
     )
     redis_access: Literal["hosts", "shared"] = Field(
-        "hosts", description="`hosts`: one Redis user per host. `shared`: all hosts use the credentials of the board."
+        "hosts",
+        description="`hosts`: each host has its own Redis user. `shared`: all hosts use the credentials of the board.",
     )
     oidc_url: HttpsUrl | None = Field(
         None,
         description="Address of an OpenID Connect provider for single sign-on. Use `https://`.",
     )
-    oidc_client_id: str | None = Field(None, description="Client id of this board at the provider.")
-    oidc_client_secret: SecretStr | None = Field(None, description="Client secret of this board at the provider.")
-    oidc_name: str = Field("your organization", description="Name of the provider on the login page.")
-    oidc_new_people: bool = Field(True, description="Create an account at first sign-on.")
+    oidc_client_id: str | None = Field(None, description="Client id of this board at the single sign-on provider.")
+    oidc_client_secret: SecretStr | None = Field(
+        None, description="Client secret of this board at the single sign-on provider."
+    )
+    oidc_name: str = Field("your organization", description="Name of the single sign-on provider on the login page.")
+    oidc_new_people: bool = Field(True, description="Create an account when a person signs on for the first time.")
     invited_people: bool = Field(True, description="Allow invited people to create an account.")
     submits_per_minute: int = Field(
         60,
         ge=1,
-        description="REST requests per user and minute that create jobs, copies, resumes, runs, searches, tokens, "
-        "projects, or invitations.",
+        description="Maximum number of REST requests per user and minute that create objects, such as jobs or tokens.",
     )
-    web_processes: int = Field(1, ge=1, le=64, description="Number of web processes. Each uses at most one core.")
+    web_processes: int = Field(
+        1, ge=1, le=64, description="Number of web processes. Each process uses at most one CPU core."
+    )
     requests_per_minute: int = Field(
-        6000, ge=1, description="Other REST requests per minute and token, or per session user."
+        6000, ge=1, description="Maximum number of other REST requests per minute, for each token or logged-in user."
     )
 
-    ageing_per_hour: float = Field(0.1, ge=0, le=1000, description="Points that a queued job gains per hour.")
+    ageing_per_hour: float = Field(
+        0.1, ge=0, le=1000, description="Scheduling points that a queued job gains per hour of waiting."
+    )
     share_points: float = Field(
         1.0,
         ge=0,
         le=1000,
-        description="Points of a job whose project has no recent use. Half of them at the fair share.",
+        description="Scheduling points of a job if its project used no slots recently. It gets half at its fair share.",
     )
     share_half_life_h: float = Field(
-        24.0, gt=0, le=8760, description="Half-life of the recorded use of a project, in hours."
+        24.0, gt=0, le=8760, description="Half-life of the recorded slot use of a project, in hours."
     )
     log_format: Literal["text", "json"] = Field(
-        "text", description="`json`: one JSON object per line with the request id, and one line per request."
+        "text",
+        description="With `json`, each log line is a JSON object with the request id, and each request has a line.",
     )
-    logins_per_minute: int = Field(30, ge=1, description="Login attempts per minute and address.")
+    logins_per_minute: int = Field(
+        30, ge=1, description="Maximum number of login attempts per minute from one network address."
+    )
     lease_s: int = Field(
         3600,
         ge=10,
         le=LONGEST_S,
-        description="Seconds without contact to the board until the ranks of a multi-host job end.",
+        description="Seconds without contact to the board after which the ranks of a multi-host job end.",
     )
     save_s: int = Field(
         300,
         ge=0,
         le=LONGEST_S,
         description=(
-            "Seconds for a preempted training job to save a checkpoint. "
-            "On Slurm, seconds between the warning and the end."
+            "Seconds that a preempted training job has to save a checkpoint. "
+            "On Slurm, this is the time between the warning signal and the end of the job."
         ),
     )
     token_days: int = Field(90, ge=1, le=36500, description="Maximum lifetime of a REST token, in days.")
     trusted_proxies: Networks | None = Field(
-        None, description="Addresses and networks of proxies with a trusted `X-Forwarded-For`, separated by commas."
+        None,
+        description="Addresses or networks of proxies whose `X-Forwarded-For` is trusted, separated by commas.",
     )
     board_url: Url | None = Field(
         None, description="Public address of the board, used for links in mails and webhooks."
     )
-    email_host: MailServer | None = Field(None, description="Mail server. Without it, the board sends no mail.")
+    email_host: MailServer | None = Field(
+        None, description="Host name of the mail server. Without a mail server, the board sends no mail."
+    )
     email_port: int = Field(587, ge=1, le=65535, description="Port of the mail server.")
     email_security: Literal["starttls", "tls", "none"] = Field(
-        "starttls", description="`starttls`, `tls` (as on port 465), or `none` for no encryption."
+        "starttls",
+        description="Encryption of the connection to the mail server: `starttls`, `tls` (as on port 465), or `none`.",
     )
-    email_user: str | None = Field(None, description="User at the mail server. Default: no login.")
-    email_password: SecretStr | None = Field(None, description="Password of this user.")
+    email_user: str | None = Field(None, description="User name for the mail server. Default: no login.")
+    email_password: SecretStr | None = Field(None, description="Password of `MESHBOARD_EMAIL_USER`.")
     email_from: MailAddress = Field("meshboard@localhost", description="Sender address of mails.")
     metrics_token: MetricsToken | None = Field(
-        None, description="Bearer token for `/metrics`. Without it, `/metrics` is off."
+        None, description="Bearer token for `/metrics`. Without this token, `/metrics` is off."
     )
     otlp_endpoint: Collector | None = Field(
         None,
         description=("OTLP collector for metrics over HTTP, such as `http://collector:4318`. Default: off."),
     )
     otlp_headers: Headers | None = Field(
-        None, description="Headers for the collector, such as a token. Use `name=value`, separated by commas."
+        None, description="Headers for the OTLP collector, such as a token. Use `name=value`, separated by commas."
     )
     otlp_every_s: int = Field(30, ge=1, le=3600, description="Seconds between two OTLP exports.")
     webhook_networks: Networks | None = Field(
         None,
-        description="Private networks allowed for webhooks, also over plain HTTP. Default: public internet only.",
+        description="Private networks to which webhooks can send, also over plain HTTP. Default: public internet only.",
     )
     slurm_folder: Annotated[str, formed(r"/[^\x00-\x1f\x7f%]*", "expected an absolute path without %")] | None = Field(
         None,
-        description="Folder shared by all nodes of the Slurm cluster. It turns on the Slurm engine.",
+        description="Folder that all nodes of the Slurm cluster share. This setting turns on Slurm jobs.",
     )
     slurm_python: Annotated[str, formed(r"/[^\x00-\x1f\x7f]*", "expected an absolute path")] | None = Field(
         None,
-        description="Python with Meshboard on the Slurm nodes. Default: the Python of the board.",
+        description="Path of a Python with Meshboard on the Slurm nodes. Default: the Python of the board.",
     )
-    slurm_board: Url = Field("https://localhost", description="HTTPS address of the board for Slurm nodes.")
+    slurm_board: Url = Field("https://localhost", description="HTTPS address at which Slurm nodes reach the board.")
     slurm_ca_file: Place | None = Field(
-        None, description="CA certificates with which Slurm nodes verify the board. Default: certificates of the node."
+        None,
+        description="File of CA certificates with which Slurm nodes verify the board. Default: those of the node.",
     )
     slurm_ssh: Annotated[str, formed(LOGIN, "expected user@host")] | None = Field(
         None, description="`user@host` of a login node with `sbatch`. Default: this machine."
     )
     slurm_ssh_config: Place | None = Field(
-        None, description="`ssh` configuration file for the login node. Default: the file of the user."
+        None, description="`ssh` configuration file for the Slurm login node. Default: the file of the user."
     )
 
     history_dir: Folder | None = Field(None, description="Folder of the job histories. Default: `STATE_DIR/history`.")
     history_bytes: int = Field(
         20 * 2**30,
         ge=2**20,
-        description="Maximum size of all histories, in bytes. Meshboard deletes the oldest beyond it.",
+        description="Maximum size of all job histories, in bytes. Above it, Meshboard deletes the oldest histories.",
     )
     history_attempt_bytes: int = Field(
         2**28,
         ge=2**20,
-        description="Maximum size of the roll-ups of an attempt, in bytes. Meshboard merges the oldest beyond it.",
+        description="Maximum size of the time bins of an attempt, in bytes. Above it, Meshboard merges old bins.",
     )
     history_raw_bytes: int = Field(
         2**28,
         ge=2**20,
         description=(
             "Maximum size of the traced steps of an attempt, in bytes. "
-            "Beyond it, Meshboard deletes every second old step."
+            "Above this size, Meshboard deletes every second old step."
         ),
     )
-    history_days: int = Field(90, ge=1, le=36500, description="Days to keep a history after its attempt ended.")
+    history_days: int = Field(
+        90, ge=1, le=36500, description="Number of days that a job history is kept after the attempt ended."
+    )
 
     @model_validator(mode="after")
     def _together(self) -> Self:

@@ -92,10 +92,10 @@ def explain_link(token: str) -> str:
     except (ValueError, struct.error, IndexError):
         signature, age_s = b"", 0
     if len(signature) != link_settings.SIGNATURE_SIZE:
-        return "The link is incomplete. Copy the whole link from the terminal."
+        return "The login link is incomplete. Copy the whole link from the terminal."
     if age_s >= settings.SESAME_MAX_AGE:
-        return f"The link expired. A login link is valid for {settings.SESAME_MAX_AGE // 60} minutes."
-    return "The link was already used, or it belongs to an earlier start of the board."
+        return f"The login link expired. A login link is valid for {settings.SESAME_MAX_AGE // 60} minutes."
+    return "The login link was already used, or the board was restarted after it printed the link."
 
 
 def no_account(request: HttpRequest) -> HttpResponse:
@@ -125,7 +125,7 @@ def _tries(address: str) -> int:
         cache.add(key, 0, WINDOW_S)
         return int(cache.incr(key))
     except (RedisError, OSError, ValueError) as error:  # ValueError: it expired between the two
-        log.warning("Logins are not counted: %s", error)
+        log.warning("Cannot count login attempts: %s", error)
         return 0
 
 

@@ -30,16 +30,18 @@ def unsafe(*, secret_key: str, allowed_hosts: list[str], debug: bool, redis_url:
     found = []
     if len(secret_key) < SHORTEST_KEY or len(set(secret_key)) < FEWEST_CHARACTERS:
         found.append(
-            f"MESHBOARD_SECRET_KEY has {len(secret_key)} characters, {len(set(secret_key))} of them different. "
-            f"It signs sessions. Use {SHORTEST_KEY} random characters."
+            f"MESHBOARD_SECRET_KEY has {len(secret_key)} characters, of which {len(set(secret_key))} are different. "
+            f"The key signs sessions. Use {SHORTEST_KEY} random characters."
         )
     if any(host in ("", "*") for host in allowed_hosts):
         found.append(
             "MESHBOARD_ALLOWED_HOSTS contains '*', "
-            "so any website can act for its visitors. List the host names of the board."
+            "so any website can send requests as a visitor. List the host names of the board."
         )
     if debug and not set(allowed_hosts) <= LOOPBACK:
-        found.append("MESHBOARD_DEBUG=1 shows settings and source code on error pages. Use it only on loopback.")
+        found.append(
+            "MESHBOARD_DEBUG=1 shows settings and source code on error pages. Use this setting only on loopback."
+        )
     redis = urlsplit(redis_url)
     if redis.scheme != "unix" and redis.hostname not in LOOPBACK and not redis.password:
         found.append(
@@ -62,7 +64,7 @@ def exposed(app_configs: Any, **_: Any) -> list[CheckMessage]:
     if database["ENGINE"].endswith("postgresql") and _is_open(database):
         words = (
             f"MESHBOARD_DATABASE_URL has no password for {database['HOST']}, "
-            "so anyone who reaches it can change all data."
+            "so anyone who reaches the database can change all data."
         )
         found.append(Error(words, hint="Set a password, sslcert=, or passfile=.", id="meshboard.E002"))
     if settings.HTTPS and not settings.TRUSTED_PROXIES:

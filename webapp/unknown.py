@@ -29,7 +29,7 @@ def _is_unknown(name: str) -> bool:
 
 
 def _told(own: str) -> str:
-    words = f"{PREFIX}{own} is not a setting and is ignored."
+    words = f"{PREFIX}{own} is not a setting, so Meshboard ignores it."
     if own.removesuffix("_FILE") in KNOWN:
         return f"{words} {PREFIX}{own.removesuffix('_FILE')} is not a secret, so it cannot be read from a file."
     alike = difflib.get_close_matches(own, sorted(KNOWN), 1)

@@ -14,14 +14,14 @@ from pydantic import AfterValidator, BeforeValidator, SecretStr
 from pydantic_settings import NoDecode
 
 DATABASE_FORM = (
-    "expected postgres://user:password@host:port/name (such as with ?sslmode=require), or sqlite:////path, "
-    "with special characters of the password percent-encoded"
+    "expected postgres://user:password@host:port/name (with options such as ?sslmode=require), or sqlite:////path. "
+    "Percent-encode special characters of the password"
 )
 REDIS_FORM = "expected redis://user:password@host:port/0, or rediss:// for TLS, with a percent-encoded password"
-SOCKET_FORM = "or unix:///path of a socket"
+SOCKET_FORM = "or unix:///path for a socket file"
 HOST_FORM = (
-    "expected a host name such as board.example, without https://, port, or path, "
-    "or .board.example to include subdomains"
+    "expected a host name without https://, port, or path, such as board.example. "
+    "Use .board.example to include subdomains"
 )
 
 
@@ -160,10 +160,10 @@ HttpsUrl = Annotated[
     str,
     formed(
         rf"(https://[^\s?#@/]|{LOOPBACK})[^\s?#@]*",
-        "expected https://HOST, or http:// on this machine only",
+        "expected https://HOST, or http://localhost for this machine only",
     ),
 ]
-Collector = Annotated[str, formed(r"https?://[^\s?#]+", "expected http://HOST:PORT, or https://")]
+Collector = Annotated[str, formed(r"https?://[^\s?#]+", "expected http://HOST:PORT or https://HOST:PORT")]
 MailServer = Annotated[
     str,
     formed(

@@ -138,5 +138,5 @@ def _command(client: redis.Redis, *words: str) -> Any:
     except redis.exceptions.NoPermissionError as error:
         problem = f"Redis does not let Meshboard create users: {error}"
     except redis.ResponseError as error:
-        problem = f"Redis rejected the permissions of a host. They need Redis 7 or later: {error}"
+        problem = f"Redis rejected the permissions of a host, which need Redis 7 or later: {error}"
     raise NoRightsError(f"{problem}. See MESHBOARD_REDIS_ACCESS in docs/explanation/host-security.md")

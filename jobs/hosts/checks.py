@@ -75,7 +75,7 @@ def _redis() -> Iterator[Finding]:
     yield of_clock("Redis", before + took / 2 - (seconds[0] + seconds[1] / 1e6), took / 2)
     given = settings.REDIS_FOR_HOSTS or settings.REDIS_URL
     if is_loopback(given):
-        advice = "For hosts on other machines, set MESHBOARD_REDIS_FOR_HOSTS to an address that they can reach."
+        advice = "For hosts on other machines, set MESHBOARD_REDIS_FOR_HOSTS to an address that these hosts can reach."
         yield Finding("warn", "Redis", "hosts get a loopback address, so only this machine can connect", advice)
 
 
@@ -88,22 +88,31 @@ def _another_board() -> Iterator[Finding]:
 def _memory(info: Any) -> Iterator[Finding]:
     most, used, policy = info["maxmemory"], info["used_memory"], info["maxmemory_policy"]
     if policy != "noeviction":
-        advice = "Run CONFIG SET maxmemory-policy noeviction, so Redis keeps queues and streams."
-        yield Finding("warn", "Redis", f"maxmemory-policy is {policy}, so a full Redis deletes orders", advice)
+        advice = "Run CONFIG SET maxmemory-policy noeviction, so that Redis never deletes queues and streams."
+        yield Finding(
+            "warn",
+            "Redis",
+            f"maxmemory-policy is {policy}, so Redis deletes orders to hosts when its memory is full",
+            advice,
+        )
     if not most:
-        words = f"{used / 2**20:.0f} MiB used, without maxmemory"
-        yield Finding("warn", "Redis", words, "Set maxmemory, or the machine can run out of memory.")
+        words = f"Redis uses {used / 2**20:.0f} MiB, and maxmemory is not set"
+        yield Finding("warn", "Redis", words, "Set maxmemory in Redis. Otherwise, the machine can run out of memory.")
     elif used > FULL * most:
-        words = f"{used / 2**20:.0f} of {most / 2**20:.0f} MiB used, so Redis will soon reject messages of hosts"
+        words = f"Redis uses {used / 2**20:.0f} of {most / 2**20:.0f} MiB, so it will soon reject messages from hosts"
         yield Finding("fail", "Redis", words, "Raise maxmemory, or find large keys with redis-cli --bigkeys.")
     else:
-        yield Finding("ok", "Redis", f"{used / 2**20:.0f} of {most / 2**20:.0f} MiB used, {policy}")
+        yield Finding(
+            "ok", "Redis", f"Redis uses {used / 2**20:.0f} of {most / 2**20:.0f} MiB with maxmemory-policy {policy}"
+        )
 
 
 def _rights(client: redis.Redis) -> Finding:
     if settings.REDIS_ACCESS == "shared":
-        words = "MESHBOARD_REDIS_ACCESS is shared, so every host has the Redis credentials of the board"
-        return Finding("warn", "rights", words, "root on one host can control all hosts. Use a Redis with ACLs.")
+        words = "MESHBOARD_REDIS_ACCESS is `shared`, so every host has the Redis credentials of the board"
+        return Finding(
+            "warn", "rights", words, "The root user of one host can control all hosts. Use a Redis server with ACLs."
+        )
     try:
         probe(client)
     except NoRightsError as error:
@@ -111,7 +120,7 @@ def _rights(client: redis.Redis) -> Finding:
             "fail",
             "rights",
             str(error),
-            "Hosts cannot join. Use a Redis with ACLs, or set MESHBOARD_REDIS_ACCESS=shared.",
+            "Hosts cannot join. Use a Redis server with ACLs, or set MESHBOARD_REDIS_ACCESS=shared.",
         )
     return Finding("ok", "rights", "each host has its own Redis user")
 
@@ -125,12 +134,12 @@ def _database() -> Iterator[Finding]:
     executor = MigrationExecutor(connection)
     if missing := executor.migration_plan(executor.loader.graph.leaf_nodes()):
         advice = "Run python manage.py migrate."
-        yield Finding("fail", "database", f"{words}: {len(missing)} migrations are not applied", advice)
+        yield Finding("fail", "database", f"{words}: {len(missing)} database migrations are not applied", advice)
     elif sqlite:
         yield Finding(
             "ok",
             "database",
-            f"{words}, for a single machine. Use PostgreSQL if web and controller run on different machines",
+            f"{words} works only on a single machine. Use PostgreSQL if web and controller run on different machines",
         )
     else:
         yield Finding("ok", "database", words)
@@ -142,8 +151,8 @@ def _pages() -> Finding:
     files = [path.relative_to(own) for path in own.rglob("*") if path.is_file()]
     older = [name for name in files if not _same(own / name, root / name)]
     if not older:
-        return Finding("ok", "static", f"files in {root} match this version")
-    words = f"{len(older)} of {len(files)} files in {root} are missing or from another version"
+        return Finding("ok", "static", f"static files in {root} match this version of Meshboard")
+    words = f"{len(older)} of {len(files)} static files in {root} are missing or from another version"
     return Finding("fail", "static", words, "Run python manage.py collectstatic --no-input, then restart web.")
 
 
@@ -159,18 +168,18 @@ def _controller() -> Iterator[Finding]:
 
 
 def _recorder() -> Iterator[Finding]:
-    yield from _worker("recorder", "data of a run is deleted one day after its end")
+    yield from _worker("recorder", "the data of each run is deleted one day after the run ends")
 
 
 def _worker(name: str, without: str) -> Iterator[Finding]:
     """A process of which one works at a time."""
     lease = Lease.objects.filter(name=name).exclude(ticked=None).first()
-    advice = f"Start it with python manage.py {name}. Its log shows why it waits."
+    advice = f"Start the {name} with python manage.py {name}. The log of the {name} shows why it waits."
     if lease is None or lease.ticked is None:
         yield Finding("fail", name, f"never started, so {without}", advice)
         return
     ago = (timezone.now() - lease.ticked).total_seconds()
-    words = f"last tick {ago:.0f} s ago, by {lease.holder or 'a process that has ended'}"
+    words = f"the last tick ended {ago:.0f} s ago in {lease.holder or 'a process that has ended'}"
     yield Finding("fail", name, words, advice) if ago > LATE_S else Finding("ok", name, words)
 
 
@@ -178,25 +187,32 @@ def _hosts() -> Iterator[Finding]:
     hosts = list(Host.objects.present().order_by("name"))
     if not hosts:
         tokens = JoinToken.objects.filter(revoked=None, expires__gt=timezone.now()).count()
-        words = f"no host has joined, {tokens} valid join tokens"
+        words = f"no host has joined, and the number of valid join tokens is {tokens}"
         yield Finding(
             "warn", "hosts", words, "Run python manage.py join_token, then python -m workers.host.join on a machine."
         )
     for host in hosts:
         state = state_of(host)
         if state in ("silent", "lost"):
-            advice = "Run python -m workers.host.doctor there. Or mark the host as lost, or remove it."
-            yield Finding("warn", "host", f"{host.name}: {state} since {host.last_seen:%Y-%m-%d %H:%M:%S} UTC", advice)
+            advice = "Run python -m workers.host.doctor on the host. Or mark the host as lost, or remove the host."
+            yield Finding(
+                "warn", "host", f"host {host.name} is {state} since {host.last_seen:%Y-%m-%d %H:%M:%S} UTC", advice
+            )
         else:
             yield Finding("ok", "host", f"{host.name}: {state}, {counted(host.slots, 'slot')}, {host.device_name}")
         if host.generation == 0:
-            advice = "Run python -m workers.host.join there with a token."
-            yield Finding("fail", "host", f"{host.name} has not joined, so Meshboard rejects its messages", advice)
+            advice = "Run python -m workers.host.join with a token on the host."
+            yield Finding(
+                "fail", "host", f"host {host.name} has not joined, so Meshboard rejects messages from the host", advice
+            )
         for version in versions_of(host.facts):
             if version.differs:
-                words = f"{host.name}: {version.name} {version.told}, expected {version.expected}"
+                words = f"host {host.name} has {version.name} {version.told}, but the board expects {version.expected}"
                 yield Finding(
-                    "warn", "host", words, "Install the same version: pip install -c requirements.lock '.[worker]'"
+                    "warn",
+                    "host",
+                    words,
+                    "Install the versions of the board on the host: pip install -c requirements.lock '.[worker]'",
                 )
         use = host.use or {}
         if "clock_offset_s" in use:

@@ -41,7 +41,7 @@ def check_sender(name: str, body: bytes, signed: bytes) -> None:
     """Raises BadMessageError where the host that a message names did not write it."""
     host = Host.objects.filter(name=name).only("name", "generation", "removed").first()
     if host is None or host.generation == 0:
-        raise BadMessageError(f"No host {name} has joined.")
+        raise BadMessageError(f"Host {name} has not joined.")
     if host.removed is not None:
         raise BadMessageError(f"Host {name} was removed.")
     if not signed_by(host, body, signed):

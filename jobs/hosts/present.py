@@ -21,36 +21,41 @@ class HostBrief(TypedDict):
     name: str
     state: Annotated[
         HostState,
-        Field(description="drained: no new jobs. silent: no contact for 30 s. lost: silent, and marked as lost."),
+        Field(description="`drained`: accepts no new jobs. `silent`: no contact for 30 s. `lost`: marked as lost."),
     ]
     device: str
     device_name: str
     slots: int
-    free_slots: Annotated[int, Field(description="Slots that the queue can use now. 0 for a drained host.")]
+    free_slots: Annotated[int, Field(description="Number of slots that the queue can use now. 0 for a drained host.")]
     drained: bool
-    note: Annotated[str, Field(description="Notice of the host, such as jobs that run as root.")]
+    note: Annotated[str, Field(description="Warning from the host, for example that jobs run as root.")]
     last_seen: Moment
-    joined: Annotated[Moment | None, Field(description="Time of the join.")]
-    calibrated: Annotated[Moment | None, Field(description="Time of the last calibration.")]
+    joined: Annotated[Moment | None, Field(description="Time when the host joined.")]
+    calibrated: Annotated[Moment | None, Field(description="Time of the last calibration of the host.")]
 
 
 class HeldSlot(TypedDict):
     """A slot that is not free."""
 
     slot: int
-    job: Annotated[str | None, Field(description="null if you cannot see the job.")]
+    job: Annotated[str | None, Field(description="Id of the job that uses the slot. null if you cannot see the job.")]
 
 
 class HostDetail(HostBrief):
     """A host in full."""
 
-    address: Annotated[str, Field(description="Address for other hosts. Empty if unknown, or if you are not staff.")]
+    address: Annotated[
+        str,
+        Field(description="Address at which other hosts reach this host. Empty if unknown, or if you are not staff."),
+    ]
     held: list[HeldSlot]
     facts: Annotated[
         HostFacts | Older | None,
-        Field(description="Hardware as reported by the host. Only staff see addresses and serial numbers."),
+        Field(description="Hardware that the host reported. Only staff see addresses and serial numbers."),
     ]
-    use: Annotated[Use | Older | None, Field(description="Load at the last heartbeat. Only staff see paths.")]
+    use: Annotated[
+        Use | Older | None, Field(description="Load of the host at the last heartbeat. Only staff see file paths.")
+    ]
 
 
 class GivenUp(TypedDict):
@@ -67,9 +72,11 @@ class Token(TypedDict):
     created: Moment
     created_by: str
     expires: Moment
-    most_uses: Annotated[int | None, Field(description="Maximum number of hosts. null: unlimited.")]
+    most_uses: Annotated[
+        int | None, Field(description="Maximum number of hosts that can join with the token. null: unlimited.")
+    ]
     uses: int
-    labels: Annotated[list[str], Field(description="Labels of hosts that join with the token.")]
+    labels: Annotated[list[str], Field(description="Labels that a host gets when it joins with the token.")]
     last_used: Moment | None
     last_host: Annotated[str, Field(description="Last host that joined.")]
     problem: Annotated[str, Field(description="Reason why the token is invalid. Empty for a valid token.")]
@@ -78,7 +85,9 @@ class Token(TypedDict):
 class NewToken(Token):
     """A join token just made."""
 
-    token: Annotated[str, Field(description="Shown once. Meshboard stores only its hash.")]
+    token: Annotated[
+        str, Field(description="Text of the token, shown only once. Meshboard stores only a hash of the token.")
+    ]
 
 
 def host_brief(host: Host, free: int) -> HostBrief:

@@ -32,11 +32,16 @@ class TokenQuery(Strict):
     """What a join token may be asked to be."""
 
     hours: int = Field(default=24, ge=1, le=365 * 24, description="Hours until the token expires.")
-    uses: int | None = Field(default=1, ge=1, le=MOST_USES, description="Maximum number of hosts. null: unlimited.")
+    uses: int | None = Field(
+        default=1,
+        ge=1,
+        le=MOST_USES,
+        description="Maximum number of hosts that can join with the token. null: unlimited.",
+    )
     labels: list[Label] = Field(
         default=[],
         max_length=MOST_LABELS,
-        description="Labels of hosts that join with the token. Pools select hosts by label.",
+        description="Labels that a host gets when it joins with the token. Pools select hosts by label.",
     )
     note: Note = Field(default="", description="Purpose of the token.")
 
@@ -60,7 +65,7 @@ def keep(text: str, by: str, asked: TokenQuery) -> JoinToken:
     if len(text) < SHORTEST_GIVEN or len(set(text)) < FEWEST_CHARACTERS:
         words = (
             f"The token has {len(text)} characters, "
-            f"{len(set(text))} of them different. Use {SHORTEST_GIVEN} random characters."
+            f"of which {len(set(text))} are different. Use {SHORTEST_GIVEN} random characters."
         )
         raise SpecError([Problem("token", words)])
     told = {

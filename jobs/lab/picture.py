@@ -164,7 +164,7 @@ def _moments(step: LabStep, timed: bool) -> dict[str, Any]:
     stages, inside = [], 0
     for at, comes, rank in sorted(moments, key=lambda moment: (moment[0], not moment[1])):
         inside += 1 if comes else -1
-        waiting = f"{inside} of {len(known)} ranks wait." if inside else "All ranks have left."
+        waiting = f"{inside} of {len(known)} ranks wait at the barrier." if inside else "All ranks have left."
         when = f" at {at:.1f} µs" if timed else ""
         stages.append({"words": f"Rank {rank} {'arrives' if comes else 'leaves'}{when}. {waiting}", "at": at})
     return {"spans": [[span.came_us, span.left_us] for span in known], "stages": stages}

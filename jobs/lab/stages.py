@@ -129,7 +129,9 @@ def _broadcast(before: Rows, after: Rows, root: int, combine: Combine) -> Made:
     length = len(before[root])
     for pairs in _tree(n):
         moves = [Move((a + root) % n, (b + root) % n, i, i, False) for a, b in pairs for i in range(length)]
-        group.send("Every rank with the tensor of the root sends it to a rank without it.", moves)
+        group.send(
+            "Every rank that has the tensor of the root sends the tensor to a rank that does not have it.", moves
+        )
     return "a binomial tree", _copy(before), group.stages
 
 
@@ -202,7 +204,7 @@ def _combine_on(group: _Group, parts: list[range], owner: Callable[[int], int]) 
         for part, indices in enumerate(parts):
             source = (of[part] + 1 + turn) % n  # the neighbor of the rank where the part ends
             moves += [Move(source, (source + 1) % n, i, i, True) for i in indices]
-        words = f"Every rank combines the received shard with its own (reduce round {turn + 1} of {n - 1})."
+        words = f"Every rank combines the received shard with its own shard (reduce round {turn + 1} of {n - 1})."
         group.send(words, moves)
 
 
@@ -228,7 +230,11 @@ def _all_to_all(before: Rows, after: Rows, root: int, combine: Combine) -> Made:
             for place in range(n)
             for i in range(share)
         ]
-        words = f"Every rank sends a shard {turn} ranks ahead." if turn else "Every rank keeps its own shard."
+        words = (
+            f"Every rank sends one shard to the rank {turn} positions ahead."
+            if turn
+            else "Every rank keeps its own shard."
+        )
         group.send(words, moves, before)
     return "n − 1 pairwise exchanges", start, group.stages  # noqa: RUF001
 

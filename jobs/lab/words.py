@@ -79,7 +79,7 @@ PRIMITIVES: tuple[Words, ...] = (
         "dist.gather(part, parts if rank == root else None, dst=root)",
         _SHARE_TIME,
         f"{_SHARE} to the root",
-        (Use(BOOKKEEPING, "One rank collects results to write or show them. Training steps do not use it."),),
+        (Use(BOOKKEEPING, "One rank collects results to write or show them. Training steps do not use a gather."),),
     ),
     Words(
         "all_gather",
@@ -89,10 +89,10 @@ PRIMITIVES: tuple[Words, ...] = (
         _SHARE_TIME,
         _SHARE,
         (
-            Use("ZeRO-3", "Gathers the parameters of each layer before its forward and backward."),
+            Use("ZeRO-3", "Gathers the parameters of each layer before the forward and backward of the layer."),
             Use("ZeRO-1, ZeRO-2", "Gathers the updated parameters once per step."),
             Use("SP", "Gathers the sequence shards before a tensor-parallel matmul."),
-            Use("CP", "Gathers all keys and values, unless ring attention is used."),
+            Use("CP", "Gathers all keys and values of the sequence, unless ring attention is used."),
         ),
     ),
     Words(
@@ -105,14 +105,14 @@ PRIMITIVES: tuple[Words, ...] = (
         (
             Use(
                 "ZeRO-1, ZeRO-2",
-                "Could reduce each gradient shard to its owner. One reduce-scatter does all of them at once.",
+                "Could send each gradient shard to the rank that owns it. One reduce-scatter replaces these calls.",
             ),
         ),
     ),
     Words(
         "all_reduce",
         "All-reduce",
-        "Sums the tensors of all ranks on every rank. It equals a reduce-scatter and an all-gather.",
+        "Sums the tensors of all ranks on every rank. An all-reduce equals a reduce-scatter and an all-gather.",
         "dist.all_reduce(tensor, op=dist.ReduceOp.SUM)",
         "2 (n − 1) α + 2 (n − 1)/n · S / B",
         "2 (n − 1)/n · S",
@@ -146,7 +146,7 @@ PRIMITIVES: tuple[Words, ...] = (
     Words(
         "send_recv",
         "Send and receive",
-        "Sends a tensor to the next rank, then waits for one from the previous rank.",
+        "Sends a tensor to the next rank, then waits for a tensor from the previous rank.",
         "dist.send(tensor, dst=after)\ndist.recv(received, src=before)",
         "α + S / B",
         "S",
@@ -155,7 +155,7 @@ PRIMITIVES: tuple[Words, ...] = (
     Words(
         "isend_irecv",
         "Isend and irecv",
-        "Exchanges tensors with both neighbors without blocking. Compute continues until the data is needed.",
+        "Exchanges tensors with both neighbor ranks without blocking. Compute continues until it needs the data.",
         "works = dist.batch_isend_irecv([\n"
         "    dist.P2POp(dist.isend, tensor, after),\n"
         "    dist.P2POp(dist.irecv, received, before),\n"
@@ -165,7 +165,7 @@ PRIMITIVES: tuple[Words, ...] = (
         "α + S / B",
         "S",
         (
-            Use("CP", "Passes keys and values around the ring while attention computes the current block."),
+            Use("CP", "Passes keys and values around the ring of ranks while attention computes the current block."),
             Use("PP", "Interleaved schedules exchange tensors while another micro-batch computes."),
         ),
     ),
@@ -179,7 +179,7 @@ PRIMITIVES: tuple[Words, ...] = (
         (
             Use(
                 BOOKKEEPING,
-                "Ranks wait until a file is written or a clock starts. Training steps do not use it.",
+                "Ranks wait until a file is written or a timer starts. Training steps do not use a barrier.",
             ),
         ),
     ),

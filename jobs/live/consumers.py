@@ -102,7 +102,7 @@ class JobConsumer(AsyncWebsocketConsumer):
         try:
             await work
         except Exception as error:
-            log.warning("closing a socket of job %s: %s", self.job_id, error)
+            log.warning("Closing a WebSocket of job %s after an error: %s", self.job_id, error)
             with contextlib.suppress(Exception):  # the browser may be gone, which may have been the error
                 await self.close(TRY_AGAIN)
 

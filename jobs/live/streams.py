@@ -54,8 +54,8 @@ class Oversize(NamedTuple):
 class Redis(enum.Enum):
     """What became of it since the chunk before."""
 
-    AWAY = "could not be reached just now"
-    BACK = "answers again, though it may have nothing new"
+    AWAY = "Redis could not be reached"
+    BACK = "Redis answers again, but may have no new entries"
 
 
 Chunk = list[Entry] | Oversize | Redis

@@ -59,20 +59,20 @@ def _answer(client: redis.Redis, place: Place, question: str) -> LogPart:
         try:
             part = _checked(place, question, found[1])
         except BadMessageError as error:
-            log.warning("Dropped an answer about a log of %s: %s", host.name, error)
+            log.warning("Dropped an invalid answer to a log request from host %s: %s", host.name, error)
             continue
         if part["problem"]:
-            raise NoLogError(404, f"{host.name} reports: {part['problem']}")
+            raise NoLogError(404, f"Host {host.name} reports: {part['problem']}")
         return part
-    raise NoLogError(503, f"{host.name} has the log, but did not answer within {PATIENCE_S:g} s.")
+    raise NoLogError(503, f"Host {host.name} has the log, but did not answer within {PATIENCE_S:g} s.")
 
 
 def _checked(place: Place, question: str, sealed: bytes) -> LogPart:
     """Raises BadMessageError where another wrote it, or it answers something else."""
     signed, body = sealed[:SIGNATURE_BYTES], sealed[SIGNATURE_BYTES:]
     if not signed_by(place.host, body, signed):
-        raise BadMessageError(f"not signed by host {place.host.name}")
+        raise BadMessageError(f"the answer is not signed by host {place.host.name}")
     part = decode_log_part(body)
     if part["question"] != question:
-        raise BadMessageError("it answers another request")
+        raise BadMessageError("the answer is for another request")
     return part

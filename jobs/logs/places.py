@@ -43,10 +43,10 @@ def place_of(attempt: Attempt, rank: int) -> Place:
     member = member_of(attempt, rank)
     host = member.host
     if host is None or host.removed is not None:
-        raise NoLogError(409, f"The log is on {member.host_name}, which was removed from the board.")
+        raise NoLogError(409, f"The log is on host {member.host_name}, which was removed from the board.")
     if host.last_seen < timezone.now() - HOST_SILENT_AFTER:
         seconds = (timezone.now() - host.last_seen).total_seconds()
-        raise NoLogError(503, f"The log is on {host.name}, which has had no contact for {seconds:,.0f} s.")
+        raise NoLogError(503, f"The log is on host {host.name}, which has had no contact for {seconds:,.0f} s.")
     files: tuple[LogFile, ...] = ("launcher",) if rank <= LAUNCHER else ("stdout", "stderr")
     return Place(attempt.job_id, attempt.number, host, max(rank, LAUNCHER), files)
 
@@ -65,7 +65,7 @@ def member_of(attempt: Attempt, rank: int) -> Member:
         last = max(member.first_rank + member.num_ranks for member in members) - 1
         ranks = "rank 0" if last == 0 else f"ranks 0 to {last}"
         launchers = "the launcher, -1" if len(members) == 1 else f"launchers -1 to {-len(members)}"
-        raise NoLogError(404, f"Rank {rank} does not exist. This attempt has {ranks}, and {launchers}.")
+        raise NoLogError(404, f"Rank {rank} does not exist. This attempt has {ranks} and {launchers}.")
     return member
 
 
@@ -78,7 +78,7 @@ def _has(member: Member, rank: int) -> bool:
 def _kept_by_others(attempt: Attempt) -> str:
     if attempt.job.engine == ELSEWHERE:
         where = attempt.where() or "another machine"
-        return f"The job runs outside Meshboard, on {where}. Its full log is stored there."
+        return f"The job runs outside Meshboard, on {where}. The full log is stored on this machine."
     named = f"job {attempt.engine_id}" if attempt.engine_id else "this job"
     return (
         f"The full log of {named} is in the shared folder of the {attempt.job.engine} cluster, "

@@ -84,7 +84,9 @@ def _part(place: Place, file: LogFile, offset: int, patience_s: float = PATIENCE
 def _turn(person: int) -> Iterator[None]:
     with _counting:
         if _beginning[person] >= OF_ONE_PERSON:
-            raise BusyError(f"You have {OF_ONE_PERSON} log downloads in progress. Try again later.")
+            raise BusyError(
+                f"You already have {OF_ONE_PERSON} log downloads in progress, the maximum. Try again later."
+            )
         _beginning[person] += 1
     try:
         yield
@@ -98,7 +100,7 @@ def _turn(person: int) -> Iterator[None]:
 @contextmanager
 def _slot(patience_s: float) -> Iterator[None]:
     if not _slots.acquire(timeout=patience_s):
-        raise BusyError(f"{AT_ONCE} log downloads are in progress. Try again later.")
+        raise BusyError(f"The board already has {AT_ONCE} log downloads in progress, the maximum. Try again later.")
     try:
         yield
     finally:

@@ -30,7 +30,7 @@ class Foreground(BaseCommand):
         parser.add_argument(
             "--check",
             action="store_true",
-            help=f"exit with 0 if the last complete tick of the {self.name} is recent, otherwise with 1",
+            help=f"check the {self.name}: exit with 0 if its last complete tick is recent, otherwise with 1",
         )
 
     def check(self, *positional: Any, **named: Any) -> None:

@@ -18,7 +18,7 @@ NO_PART = re.compile(r"\..*|.*\.lock|")
 def branch_problem(name: str) -> str:
     """Why no baseline may be of it, empty where one may: git names no branch so, or nobody could read it."""
     if len(name) > LONGEST_BRANCH:
-        return f"The branch name has {len(name)} characters. Use at most {LONGEST_BRANCH}."
+        return f"The branch name has {len(name)} characters. Use at most {LONGEST_BRANCH} characters."
     if any(NO_PART.fullmatch(part) for part in name.split("/")):
         return (
             "A part of the branch name is empty, starts with a period, or ends with .lock. Use a valid Git branch name."
@@ -37,12 +37,12 @@ class BaselineRun(models.Model):
     project = models.CharField(max_length=100)
     branch = models.CharField(max_length=LONGEST_BRANCH)
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, null=True, related_name="baselines")
-    job = models.CharField(max_length=16, help_text="its id; there may be no such job any more")
-    name = models.CharField(max_length=100, help_text="the job's")
+    job = models.CharField(max_length=16, help_text="id of the job, which may have been deleted")
+    name = models.CharField(max_length=100, help_text="name of the job")
     facts = models.JSONField(help_text="jobs.baselines.facts.Facts")
-    spec = models.JSONField(null=True, help_text="spec fields that affect the results, or null if not stored")
-    by = models.CharField(max_length=150, help_text="who said that it is one")
-    at = models.DateTimeField(auto_now=True, help_text="when")
+    spec = models.JSONField(null=True, help_text="spec fields that affect the results; null if they are not stored")
+    by = models.CharField(max_length=150, help_text="name of the user who set the baseline")
+    at = models.DateTimeField(auto_now=True, help_text="time when the baseline was set")
 
     class Meta:
         ordering = ["-at", "-id"]

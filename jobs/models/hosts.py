@@ -33,33 +33,52 @@ class Host(models.Model):
     slots = models.PositiveIntegerField()
     device = models.CharField(max_length=8)
     device_name = models.CharField(max_length=200)
-    memory_bytes = models.BigIntegerField(help_text="per slot")
+    memory_bytes = models.BigIntegerField(help_text="memory per slot, in bytes")
     boot_id = models.CharField(max_length=200)
-    address = models.CharField(max_length=45, default="", blank=True, help_text="address for other hosts")
+    address = models.CharField(
+        max_length=45, default="", blank=True, help_text="address at which other hosts reach this host"
+    )
     last_seen = models.DateTimeField()
-    drained = models.BooleanField(default=False, help_text="takes no new jobs")
+    drained = models.BooleanField(default=False, help_text="the host accepts no new jobs")
     labels = models.JSONField(default=list, blank=True, validators=[checked_labels], help_text='["a100", "zone=eu"]')
     # What orders its heartbeats: one is believed only if it is newer than the last one believed.
     incarnation = models.CharField(max_length=200, default="", editable=False)
-    began = models.FloatField(default=0, editable=False, help_text="when the incarnation started, unix seconds")
+    began = models.FloatField(
+        default=0, editable=False, help_text="Unix time at which this process of the host worker started"
+    )
     sequence = models.BigIntegerField(default=0, editable=False)
     holding = models.JSONField(
-        default=list, editable=False, help_text="slots that live attempts use by its last report: [job, attempt, slots]"
+        default=list,
+        editable=False,
+        help_text="slots of running attempts in the last report of the host: [job, attempt, slots]",
     )
-    note = models.CharField(max_length=1000, default="", blank=True, editable=False, help_text="notice from the host")
-    profile = models.JSONField(null=True, editable=False, help_text="result of the last calibration")
+    note = models.CharField(
+        max_length=1000, default="", blank=True, editable=False, help_text="latest warning from the host"
+    )
+    profile = models.JSONField(null=True, editable=False, help_text="result of the last calibration of the host")
     profiled = models.DateTimeField(null=True, editable=False)
     # Who may speak as this host: `jobs.hosts.keys` makes its key and its password of the generation.
     generation = models.PositiveIntegerField(
-        default=0, editable=False, help_text="number of joins as this host, 0 before the first"
+        default=0, editable=False, help_text="number of times that a machine joined under this host name"
     )
-    identity_hash = models.CharField(max_length=64, default="", editable=False, help_text="SHA-256 of what it showed")
+    identity_hash = models.CharField(
+        max_length=64,
+        default="",
+        editable=False,
+        help_text="SHA-256 hash of the identity that the machine sent when it joined",
+    )
     joined = models.DateTimeField(null=True, editable=False)
-    joined_from = models.CharField(max_length=45, default="", editable=False, help_text="address of who joined")
-    removed = models.DateTimeField(null=True, editable=False, help_text="time of the removal by staff")
-    given_up = models.DateTimeField(null=True, editable=False, help_text="when staff last did")
-    facts = models.JSONField(null=True, editable=False, help_text="last reported contracts.facts.HostFacts")
-    use = models.JSONField(null=True, editable=False, help_text="last reported contracts.facts.Use")
+    joined_from = models.CharField(
+        max_length=45, default="", editable=False, help_text="network address of the machine when it joined"
+    )
+    removed = models.DateTimeField(null=True, editable=False, help_text="time when staff removed the host")
+    given_up = models.DateTimeField(null=True, editable=False, help_text="time when staff last marked the host as lost")
+    facts = models.JSONField(
+        null=True, editable=False, help_text="hardware that the host last reported (contracts.facts.HostFacts)"
+    )
+    use = models.JSONField(
+        null=True, editable=False, help_text="load that the host last reported (contracts.facts.Use)"
+    )
 
     objects = HostQuerySet.as_manager()
 
@@ -75,11 +94,15 @@ class JoinToken(models.Model):
     created = models.DateTimeField(auto_now_add=True)
     created_by = models.CharField(max_length=150, editable=False)
     expires = models.DateTimeField()
-    most_uses = models.PositiveIntegerField(null=True, help_text="maximum number of hosts, empty for unlimited")
+    most_uses = models.PositiveIntegerField(
+        null=True, help_text="maximum number of hosts that can join with the token; empty: unlimited"
+    )
     uses = models.PositiveIntegerField(default=0, editable=False)
     last_used = models.DateTimeField(null=True, editable=False)
     last_host = models.CharField(max_length=100, blank=True, default="", editable=False)
-    labels = models.JSONField(default=list, editable=False, help_text="labels of hosts that join with the token")
+    labels = models.JSONField(
+        default=list, editable=False, help_text="labels that a host gets when it joins with the token"
+    )
     revoked = models.DateTimeField(null=True, editable=False)
 
     class Meta:

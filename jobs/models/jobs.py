@@ -82,13 +82,17 @@ class Job(models.Model):
     device = models.CharField(max_length=8, editable=False)
     num_slots = models.PositiveIntegerField(editable=False)
     wanted_host = models.CharField(max_length=100, blank=True, default="", editable=False)
-    engine = models.CharField(max_length=16, default="hosts", editable=False, help_text="who places and starts it")
+    engine = models.CharField(
+        max_length=16, default="hosts", editable=False, help_text="launcher that places and starts the job"
+    )
     estimate = models.JSONField(editable=False)
     hardware = models.JSONField(
-        null=True, editable=False, help_text="the cluster that it was planned for, without the runs that corrected it"
+        null=True,
+        editable=False,
+        help_text="cluster for which the job was planned, without corrections from earlier runs",
     )
     chosen = models.JSONField(
-        null=True, editable=False, help_text="where the layout was to be chosen: what was asked, and why this one"
+        null=True, editable=False, help_text="request and reason of an automatic layout choice; null for other jobs"
     )
     check_of = models.ForeignKey(
         "self",
@@ -96,28 +100,41 @@ class Job(models.Model):
         null=True,
         editable=False,
         related_name="checks",
-        help_text="original run of a reference check",
+        help_text="original job that this reference check repeats",
     )
-    unit = models.PositiveIntegerField(default=1, editable=False, help_text="slots that must share a host")
-    wide_unit = models.PositiveIntegerField(default=1, editable=False, help_text="slots that should where they fit")
-    max_hosts = models.PositiveIntegerField(default=1, editable=False, help_text="0: any number")
+    unit = models.PositiveIntegerField(
+        default=1, editable=False, help_text="number of slots that need to be on one host"
+    )
+    wide_unit = models.PositiveIntegerField(
+        default=1, editable=False, help_text="number of slots that are placed on one host if possible"
+    )
+    max_hosts = models.PositiveIntegerField(
+        default=1, editable=False, help_text="maximum number of hosts; 0: any number"
+    )
     pool = models.CharField(max_length=100, blank=True, default="", editable=False)
-    labels = models.JSONField(default=list, editable=False, help_text="that its hosts have")
+    labels = models.JSONField(default=list, editable=False, help_text="labels that the hosts of the job need")
     project = models.CharField(max_length=100, default=DEFAULT_PROJECT, editable=False, db_index=True)
     time_limit_s = models.PositiveIntegerField(null=True, editable=False)
     idle_limit_s = models.PositiveIntegerField(null=True, editable=False)
     preemptible = models.BooleanField(default=False, editable=False)
     # What staff say of its turn.
-    priority = models.SmallIntegerField(default=0, help_text="higher first")
-    moved = models.FloatField(default=0.0, editable=False, help_text="points that staff gave it by moving it")
-    held = models.BooleanField(default=False, editable=False, help_text="does not start until it is released")
+    priority = models.SmallIntegerField(default=0, help_text="queue priority; jobs with a higher priority start first")
+    moved = models.FloatField(
+        default=0.0, editable=False, help_text="extra points in the queue after staff moved the job"
+    )
+    held = models.BooleanField(default=False, editable=False, help_text="the job does not start until staff release it")
     stop = models.CharField(
-        max_length=16, default="", editable=False, help_text="why the board ends the current attempt: see queue.stops"
+        max_length=16,
+        default="",
+        editable=False,
+        help_text="reason why the board ends the current attempt (see queue.stops)",
     )
     status = models.CharField(max_length=16, choices=Status, default=Status.QUEUED, editable=False, db_index=True)
     attempt = models.PositiveIntegerField(default=1, editable=False)
     wait_reason = models.CharField(max_length=500, blank=True, editable=False)
-    archived = models.BooleanField(default=False, editable=False, help_text="has ended, and lists leave it out")
+    archived = models.BooleanField(
+        default=False, editable=False, help_text="the job has ended, and lists hide it by default"
+    )
     created = models.DateTimeField(auto_now_add=True)
     changed = models.DateTimeField(auto_now=True)
 
@@ -161,27 +178,35 @@ class Attempt(models.Model):
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="attempts")
     number = models.PositiveIntegerField()
     created = models.DateTimeField(auto_now_add=True)
-    exit = models.JSONField(null=True, editable=False, help_text="of the whole gang, once all its members have ended")
-    ended = models.DateTimeField(null=True, editable=False, help_text="when the last of its members had")
+    exit = models.JSONField(
+        null=True, editable=False, help_text="exit report of the attempt, after the job has ended on all hosts"
+    )
+    ended = models.DateTimeField(null=True, editable=False, help_text="time when the job had ended on all hosts")
     checkpoint = models.CharField(
         max_length=100,
         default="",
         blank=True,
         editable=False,
-        help_text=("latest reported checkpoint, from which a retry resumes"),
+        help_text="latest checkpoint of the attempt, from which a retry resumes",
     )
     engine_id = models.CharField(
-        max_length=100, default="", blank=True, editable=False, help_text="id in the engine, such as the Slurm job id"
+        max_length=100,
+        default="",
+        blank=True,
+        editable=False,
+        help_text="id of the attempt in its launcher, such as the Slurm job id",
     )
-    engine_told = models.JSONField(default=dict, editable=False, help_text="last state from the engine, for display")
+    engine_told = models.JSONField(
+        default=dict, editable=False, help_text="last state that the launcher reported, for display"
+    )
     engine_ended = models.DateTimeField(
-        null=True, editable=False, help_text="end in the engine. Hosts report ends per member"
+        null=True, editable=False, help_text="time when the attempt ended in its launcher"
     )
     recorded = models.DateTimeField(
-        null=True, editable=False, help_text="when its history was whole; the recorder reads its streams until then"
+        null=True, editable=False, help_text="time when the recorder had stored the complete history of the attempt"
     )
 
-    diagnosis = models.JSONField(null=True, editable=False, help_text="last verdict")
+    diagnosis = models.JSONField(null=True, editable=False, help_text="last verdict of the attempt")
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["job", "number"], name="one_attempt_per_number")]
@@ -199,38 +224,46 @@ class Member(models.Model):
     """An attempt's share of one host: its slots, and ranks that follow each other."""
 
     attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="members")
-    node = models.PositiveIntegerField(help_text="its place in the gang; rank 0 is on node 0")
+    node = models.PositiveIntegerField(help_text="number of the host within the attempt; rank 0 is on node 0")
     # None where the machine is not ours to give: an engine's, or a user's own.
     host = models.ForeignKey(Host, on_delete=models.PROTECT, null=True, related_name="members")
     host_name = models.CharField(max_length=100)
     first_rank = models.PositiveIntegerField()
     num_ranks = models.PositiveIntegerField()
-    ordered = models.DateTimeField(help_text="when the launch order was last sent")
+    ordered = models.DateTimeField(help_text="time when the launch order was last sent to the host")
     exit = models.JSONField(
-        null=True, editable=False, help_text=("exit report of its supervisor, until the gang has its own")
+        null=True, editable=False, help_text="exit report of this host, until the attempt has an exit report"
     )
     outcome = models.CharField(
         max_length=16,
         default="",
         blank=True,
         editable=False,
-        help_text=("contracts.control.Outcome, lost without a report"),
+        help_text="outcome on this host (contracts.control.Outcome); lost without a report",
     )
-    reason = models.CharField(max_length=1000, default="", blank=True, editable=False, help_text="of its outcome")
+    reason = models.CharField(
+        max_length=1000, default="", blank=True, editable=False, help_text="reason of the outcome"
+    )
     ended = models.DateTimeField(
         null=True,
         editable=False,
-        help_text="its host said so, it rebooted, or staff gave it up; until then it holds slots",
+        help_text="time when the attempt ended on this host and released its slots",
     )
     missed = models.PositiveIntegerField(
-        default=0, editable=False, help_text="heartbeats in a row of its host that did not name it"
+        default=0,
+        editable=False,
+        help_text="number of consecutive heartbeats in which the host did not list the attempt",
     )
     note = models.CharField(max_length=1000, blank=True, default="", editable=False)
     # Of one that reports over HTTPS; "" and None until it does.
     claim = models.CharField(
-        max_length=64, blank=True, default="", editable=False, help_text="who speaks for it: a hash"
+        max_length=64,
+        blank=True,
+        default="",
+        editable=False,
+        help_text="hash of the secret of the process that reports for this node",
     )
-    heard = models.DateTimeField(null=True, editable=False, help_text="when it last spoke")
+    heard = models.DateTimeField(null=True, editable=False, help_text="time of the last report from this node")
 
     class Meta:
         ordering = ["node"]
@@ -260,7 +293,10 @@ class ReportedRun(models.Model):
     attempt = models.OneToOneField(Attempt, on_delete=models.CASCADE, related_name="reported")
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE)
     key = models.CharField(
-        max_length=200, blank=True, default="", help_text="every node that opens a run with it gets this one"
+        max_length=200,
+        blank=True,
+        default="",
+        help_text="key of the run; each node that opens a run with this key gets this run",
     )
     tags = models.JSONField(default=list)
     command = models.JSONField(default=list)
@@ -293,7 +329,7 @@ class HostRun(models.Model):
 
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="runs")
     attempt = models.OneToOneField(Attempt, on_delete=models.SET_NULL, null=True, related_name="measured")
-    device_name = models.CharField(max_length=200, help_text="of the host then: what another device did says nothing")
+    device_name = models.CharField(max_length=200, help_text="device of the host at the time of the run")
     run = models.JSONField()
 
     class Meta:

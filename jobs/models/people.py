@@ -35,9 +35,9 @@ def checked_scopes(scopes: Any) -> None:
         ValidationError: it is nothing of the kind.
     """
     if not isinstance(scopes, list) or not scopes or len(set(scopes)) != len(scopes):
-        raise ValidationError("one or more of read, submit and operate, each once")
+        raise ValidationError("Use one or more of `read`, `submit`, and `operate`, each at most once.")
     if unknown := [scope for scope in scopes if scope not in Scope.values]:
-        raise ValidationError(f"{unknown[0]!r} is none of {', '.join(Scope.values)}")
+        raise ValidationError(f"The scope {unknown[0]!r} is unknown. Use {', '.join(Scope.values)}.")
 
 
 class Membership(models.Model):
@@ -73,8 +73,13 @@ class Invitation(models.Model):
     project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="invitations")
     role = models.PositiveSmallIntegerField(choices=Role)
     hash = models.CharField(max_length=64, unique=True, editable=False, help_text="SHA-256")
-    note = models.CharField(max_length=200, blank=True, default="", help_text="whom it is for")
-    email = models.EmailField(blank=True, default="", db_default="", help_text="of the one account that may accept it")
+    note = models.CharField(max_length=200, blank=True, default="", help_text="note about the invited person")
+    email = models.EmailField(
+        blank=True,
+        default="",
+        db_default="",
+        help_text="mail address of the only account that can accept the invitation",
+    )
     created = models.DateTimeField(auto_now_add=True)
     created_by = models.CharField(max_length=150, editable=False)
     expires = models.DateTimeField()

@@ -33,7 +33,7 @@ class Cursor(models.Model):
     name = models.CharField(max_length=150, primary_key=True)
     position = models.CharField(max_length=50, default=NOTHING_READ)
     again_to = models.CharField(
-        max_length=50, default=NOTHING_READ, help_text="up to where what is read may have been heard before"
+        max_length=50, default=NOTHING_READ, help_text="entries up to this position may be repetitions"
     )
 
     def __str__(self) -> str:
@@ -46,7 +46,7 @@ class Lease(models.Model):
     name = models.CharField(max_length=50, primary_key=True)
     holder = models.CharField(max_length=200, blank=True)
     beats = models.BigIntegerField(default=0)
-    ticked = models.DateTimeField(null=True, help_text="end of the last tick of which every stage went well")
+    ticked = models.DateTimeField(null=True, help_text="end of the last tick in which every stage succeeded")
     pruned = models.DateTimeField(null=True)
 
     def __str__(self) -> str:
@@ -72,10 +72,10 @@ class IdempotentRequest(models.Model):
 class DeadLetter(models.Model):
     """An event that could not be taken in: kept for staff, so that the ones behind it are."""
 
-    entry = models.CharField(max_length=50, help_text="its id in its host's stream of events")
-    sender = models.CharField(max_length=100, blank=True, help_text="the host that said it")
+    entry = models.CharField(max_length=50, help_text="id of the event in the event stream of the host")
+    sender = models.CharField(max_length=100, blank=True, help_text="name of the host that sent the event")
     reason = models.CharField(max_length=1000)
-    body = models.TextField(help_text="the message as text, cut at 4,000 characters")
+    body = models.TextField(help_text="text of the event, truncated to 4,000 characters")
     num_bytes = models.PositiveBigIntegerField()
     created = models.DateTimeField(auto_now_add=True)
 

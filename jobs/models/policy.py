@@ -11,7 +11,9 @@ from django.utils import timezone
 
 DEFAULT_PROJECT = "default"
 LEAST_WEIGHT, MOST_WEIGHT = 0.001, 1000.0
-NAME = RegexValidator(r"\A[A-Za-z0-9][A-Za-z0-9._=-]*\Z", "letters, digits and . _ = -, a letter or digit first")
+NAME = RegexValidator(
+    r"\A[A-Za-z0-9][A-Za-z0-9._=-]*\Z", "Use letters, digits, and . _ = -, with a letter or digit first."
+)
 
 
 def checked_labels(labels: Any) -> None:
@@ -21,7 +23,7 @@ def checked_labels(labels: Any) -> None:
         ValidationError: it is none.
     """
     if not isinstance(labels, list) or not all(isinstance(label, str) and len(label) <= 63 for label in labels):
-        raise ValidationError("a list of words of at most 63 characters each")
+        raise ValidationError("Use a list of labels of at most 63 characters each.")
     for label in labels:
         NAME(label)
 
@@ -30,18 +32,24 @@ class Project(models.Model):
     """Whose jobs share a quota and a fair part. Every job belongs to one."""
 
     name = models.CharField(max_length=100, unique=True, validators=[NAME])
-    slots = models.PositiveIntegerField(null=True, blank=True, help_text="that its jobs may hold at once; empty: any")
+    slots = models.PositiveIntegerField(
+        null=True,
+        blank=True,
+        help_text="maximum number of slots that jobs of the project use at once; empty: unlimited",
+    )
     own_slots = models.PositiveIntegerField(
-        null=True, editable=False, help_text="limit from its admins, if it is lower than `slots`"
+        null=True, editable=False, help_text="slot limit from the project admins, if it is lower than `slots`"
     )
     weight = models.FloatField(
         default=1.0,
         validators=[MinValueValidator(LEAST_WEIGHT), MaxValueValidator(MOST_WEIGHT)],
-        help_text="its fair part over that of a project of weight 1",
+        help_text="fair share of the project, relative to a project with weight 1",
     )
     # Slot-seconds, of which half are forgotten in each half-life (`jobs.queue.scheduling.policy.share`).
     used = models.FloatField(default=0.0, editable=False)
-    counted = models.DateTimeField(default=timezone.now, editable=False, help_text="up to when use was counted")
+    counted = models.DateTimeField(
+        default=timezone.now, editable=False, help_text="time up to which the use of slots was counted"
+    )
 
     class Meta:
         ordering = ["name"]
@@ -65,7 +73,7 @@ class Pool(models.Model):
 
     name = models.CharField(max_length=100, unique=True, validators=[NAME])
     labels = models.JSONField(default=list, blank=True, validators=[checked_labels], help_text='["a100", "zone=eu"]')
-    paused = models.BooleanField(default=False, help_text="its hosts take no new jobs")
+    paused = models.BooleanField(default=False, help_text="hosts of the pool accept no new jobs")
 
     class Meta:
         ordering = ["name"]
@@ -75,14 +83,14 @@ class Pool(models.Model):
 
     def clean(self) -> None:
         if self.labels is None:  # which counts as left blank, and no validator is asked
-            raise ValidationError({"labels": "a list of words, [] for none"})
+            raise ValidationError({"labels": "Use a list of labels, or [] for no labels."})
 
 
 class QueueState(models.Model):
     """What is set for the queue as a whole: one row."""
 
     name = models.CharField(max_length=20, primary_key=True, default="queue")
-    paused = models.BooleanField(default=False, help_text="nothing is started")
+    paused = models.BooleanField(default=False, help_text="no jobs are started while the queue is paused")
 
     def __str__(self) -> str:
         return f"{self.name}{' (paused)' if self.paused else ''}"
@@ -103,12 +111,12 @@ class Reservation(models.Model):
             models.CheckConstraint(
                 condition=models.Q(pool__isnull=True) ^ models.Q(host__isnull=True),
                 name="reserves_a_pool_or_a_host",
-                violation_error_message="A reservation is of a pool or of a host: one of them, not both.",
+                violation_error_message="Set either a pool or a host for the reservation, not both.",
             ),
             models.CheckConstraint(
                 condition=models.Q(ends__gt=models.F("starts")),
                 name="reservation_ends_later",
-                violation_error_message="A reservation ends after it starts.",
+                violation_error_message="The end of the reservation needs to be later than its start.",
             ),
         ]
 
@@ -130,7 +138,7 @@ class Dependency(models.Model):
     """A job waits for another to end."""
 
     job = models.ForeignKey("jobs.Job", on_delete=models.CASCADE, related_name="dependencies")
-    needs = models.CharField(max_length=16, help_text="a job's id; the job may have been deleted since")
+    needs = models.CharField(max_length=16, help_text="id of the awaited job, which may have been deleted")
 
     def __str__(self) -> str:
         return f"{self.job_id} after {self.needs}"
@@ -140,21 +148,21 @@ class AuditQuerySet(models.QuerySet["AuditEntry"]):
     """Entries are written once: nothing here changes or deletes one."""
 
     def update(self, **_values: Any) -> NoReturn:
-        raise TypeError("audit entries are not changed")
+        raise TypeError("Audit entries cannot be changed.")
 
     def delete(self) -> NoReturn:
-        raise TypeError("audit entries are not deleted")
+        raise TypeError("Audit entries cannot be deleted.")
 
 
 class AuditEntry(models.Model):
     """What a person did: written in the transaction that did it, and never changed."""
 
     at = models.DateTimeField(auto_now_add=True, db_index=True)
-    who = models.CharField(max_length=150, help_text="the user's name then")
-    address = models.CharField(max_length=45, blank=True, help_text="where the request came from")
+    who = models.CharField(max_length=150, help_text="name of the user at that time")
+    address = models.CharField(max_length=45, blank=True, help_text="network address of the request")
     what = models.CharField(max_length=50)
-    kind = models.CharField(max_length=20, help_text="kind of the object: job, host, pool, project, queue")
-    name = models.CharField(max_length=100, help_text="its id or name")
+    kind = models.CharField(max_length=20, help_text="kind of the changed object: job, host, pool, project, or queue")
+    name = models.CharField(max_length=100, help_text="id or name of the object")
     before = models.JSONField(null=True)
     after = models.JSONField(null=True)
 
@@ -170,8 +178,8 @@ class AuditEntry(models.Model):
     def save(self, *args: Any, **kwargs: Any) -> None:
         """Once."""
         if not self._state.adding:
-            raise TypeError("audit entries are not changed")
+            raise TypeError("Audit entries cannot be changed.")
         super().save(*args, **kwargs)
 
     def delete(self, *_args: Any, **_kwargs: Any) -> NoReturn:
-        raise TypeError("audit entries are not deleted")
+        raise TypeError("Audit entries cannot be deleted.")

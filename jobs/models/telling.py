@@ -33,12 +33,18 @@ class Webhook(models.Model):
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="webhooks")
     name = models.CharField(max_length=100)
     url = models.CharField(max_length=2000)
-    states = models.JSONField(default=list, help_text="statuses that send a message, none for all")
-    job = models.CharField(max_length=16, blank=True, default="", help_text="only job, empty for all")
-    everybody = models.BooleanField(default=False, help_text="all jobs of the project instead of the jobs of its owner")
+    states = models.JSONField(
+        default=list, help_text="statuses for which the webhook sends a message; empty: all statuses"
+    )
+    job = models.CharField(
+        max_length=16, blank=True, default="", help_text="id of the only job that the webhook reports; empty: all jobs"
+    )
+    everybody = models.BooleanField(
+        default=False, help_text="report all jobs of the project, not only jobs of the webhook owner"
+    )
     active = models.BooleanField(default=True)
-    generation = models.PositiveIntegerField(default=1, editable=False, help_text="of its secret")
-    rotated = models.DateTimeField(null=True, editable=False, help_text="when the secret was last replaced")
+    generation = models.PositiveIntegerField(default=1, editable=False, help_text="number of the current secret")
+    rotated = models.DateTimeField(null=True, editable=False, help_text="time when the secret was last replaced")
     created = models.DateTimeField(auto_now_add=True)
 
     class Meta:
@@ -52,7 +58,9 @@ class MailWish(models.Model):
     """Of which states somebody wants mail: of one's own jobs, or of those of a project that one may see."""
 
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="mail_wishes")
-    project = models.CharField(max_length=100, blank=True, default="", help_text="empty: one's own jobs, anywhere")
+    project = models.CharField(
+        max_length=100, blank=True, default="", help_text="name of the project; empty: own jobs in all projects"
+    )
     states = models.JSONField(default=list)
 
     class Meta:
@@ -91,13 +99,15 @@ class Delivery(models.Model):
     webhook = models.ForeignKey(Webhook, on_delete=models.CASCADE, null=True, related_name="deliveries")
     person = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, null=True, related_name="mails")
     event = models.CharField(max_length=16)
-    job = models.CharField(max_length=16, blank=True, default="", help_text="its id; the job may have been deleted")
-    body = models.TextField(help_text="JSON, to the byte as it is signed and sent")
+    job = models.CharField(
+        max_length=16, blank=True, default="", help_text="id of the job, which may have been deleted"
+    )
+    body = models.TextField(help_text="exact JSON text that is signed and sent")
     created = models.DateTimeField(default=timezone.now)
-    since = models.DateTimeField(default=timezone.now, help_text="from when a day of tries is counted")
-    due = models.DateTimeField(null=True, default=timezone.now, help_text="when it is tried next; null: never")
+    since = models.DateTimeField(default=timezone.now, help_text="time of the first try; retries stop one day later")
+    due = models.DateTimeField(null=True, default=timezone.now, help_text="time of the next try; null: no further try")
     outcome = models.CharField(max_length=16, choices=Outcome, default=Outcome.WAITING)
-    tries = models.JSONField(default=list, help_text="jobs.telling.shapes.Try, the newest last")
+    tries = models.JSONField(default=list, help_text="all tries (jobs.telling.shapes.Try), newest last")
 
     class Meta:
         ordering = ["-id"]

@@ -31,13 +31,15 @@ class ImportedTrace(models.Model):
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="imports")
     name = models.CharField(max_length=100)
     created = models.DateTimeField(auto_now_add=True)
-    size = models.BigIntegerField(help_text="bytes as sent")
-    files = models.JSONField(default=list, editable=False, help_text="their names and sizes: [[name, bytes], ...]")
+    size = models.BigIntegerField(help_text="total size of the sent files, in bytes")
+    files = models.JSONField(
+        default=list, editable=False, help_text="names and sizes of the files: [[name, bytes], ...]"
+    )
     format = models.CharField(max_length=32, blank=True, default="", editable=False)
     ranks = models.PositiveIntegerField(default=0, editable=False)
     events = models.PositiveIntegerField(default=0, editable=False)
     steps = models.JSONField(default=list, editable=False)
-    notes = models.JSONField(default=list, editable=False, help_text="what is to be known of it, in words")
+    notes = models.JSONField(default=list, editable=False, help_text="notes about the import, as sentences")
 
     objects = ImportQuerySet.as_manager()
 

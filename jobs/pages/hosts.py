@@ -128,7 +128,7 @@ def give_up(request: HttpRequest, name: str) -> HttpResponse:
     try:
         lost = actions.give_up_host(_find(name), by(request))
     except actions.HostConnectedError:
-        messages.error(request, f"Host {name} has contact again. Cancel its jobs instead.")
+        messages.error(request, f"Host {name} has contact again. Cancel the jobs on the host instead.")
         return redirect("host", name)
     messages.success(request, f"Marked host {name} and {lost} attempt{'' if lost == 1 else 's'} as lost.")
     return redirect("host", name)
@@ -142,7 +142,7 @@ def remove(request: HttpRequest, name: str) -> HttpResponse:
     except staff.BusyHostError as error:
         messages.error(request, str(error))
         return redirect("host", name)
-    messages.success(request, f"Host {name} is removed, with its key and its Redis user.")
+    messages.success(request, f"Removed host {name}, and the key and Redis user of the host.")
     return redirect("hosts")
 
 
@@ -164,7 +164,7 @@ def make_token(request: HttpRequest) -> HttpResponse:
 def revoke_token(request: HttpRequest, key: str) -> HttpResponse:
     number = whole_number(key, 1, 2**63 - 1)
     if staff.revoke_token(get_object_or_404(JoinToken, pk=number or 0), by(request)):
-        messages.success(request, "The join token is revoked. Hosts that joined with it stay.")
+        messages.success(request, "The join token is revoked. Hosts that joined with the token stay on the board.")
     return redirect("hosts")
 
 

@@ -84,13 +84,13 @@ def part(request: HttpRequest, key: str, place: int) -> HttpResponse:
     """Store the next bytes of a file, from `?offset=`."""
     made = _find(request, key, change=True)
     if made.format or place >= len(made.files):
-        return _refused(409, "file", "The import does not expect this file.")
+        return _refused(409, "file", "The import is already complete, or did not announce this file.")
     offset = whole_number(request.GET.get("offset", ""), 0, kept.FILE_BYTES)
     if offset is None:
-        return _refused(400, "offset", "`offset` needs a whole number.")
+        return _refused(400, "offset", "`offset` is not a valid number. Use a whole number.")
     if not 1 <= len(request.body) <= kept.PART_BYTES:
         return _refused(
-            413, "request", f"The part has {len(request.body):,} bytes. Use 1 to {kept.PART_BYTES:,} bytes."
+            413, "request", f"The uploaded part has {len(request.body):,} bytes. Send 1 to {kept.PART_BYTES:,} bytes."
         )
     try:
         return JsonResponse({"size": kept.add(made, place, offset, request.body)})

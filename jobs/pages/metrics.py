@@ -21,7 +21,10 @@ def metrics(request: HttpRequest) -> HttpResponse:
         raise Http404("MESHBOARD_METRICS_TOKEN is not set.")
     given = request.headers.get("Authorization", "").encode()
     if not hmac.compare_digest(given, f"Bearer {settings.METRICS_TOKEN}".encode()):
-        answer = HttpResponse("Authorization: Bearer TOKEN, with the board's MESHBOARD_METRICS_TOKEN\n", status=401)
+        answer = HttpResponse(
+            "Send the header Authorization: Bearer TOKEN, where TOKEN is MESHBOARD_METRICS_TOKEN of the board.\n",
+            status=401,
+        )
         answer["WWW-Authenticate"] = 'Bearer realm="metrics"'
     else:
         answer = HttpResponse(text(), content_type=CONTENT_TYPE_PLAIN_0_0_4)

@@ -181,7 +181,11 @@ def audit_export(request: HttpRequest) -> HttpResponse:
     _staff_only(request)
     form, after = request.GET.get("format", "csv"), whole_number(request.GET.get("after", "0"), 0, 2**63 - 1)
     if form not in FORMATS or after is None:
-        return HttpResponse("Use format csv or jsonl, and the id of an entry.", status=400, content_type="text/plain")
+        return HttpResponse(
+            "Set `format` to csv or jsonl, and `after` to the id of an audit entry.",
+            status=400,
+            content_type="text/plain",
+        )
     text, content_type = FORMATS[form]
     answer = HttpResponse(text(from_where(after)), content_type=content_type)
     answer["Content-Disposition"] = f'attachment; filename="audit.{form}"'

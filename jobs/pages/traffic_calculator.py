@@ -20,7 +20,7 @@ LABELS = {
     "h": "hidden size",
     "l": "layers",
     "k": "layers per stage",
-    "n": "ranks per dp or tp group",
+    "n": "ranks per data-parallel or tensor-parallel group",
 }
 
 

@@ -24,15 +24,17 @@ def mail(invitation: Invitation, text: str) -> str | None:
     hour = timezone.now() - timedelta(hours=1)
     if project.invitations.filter(created__gt=hour).exclude(email="").count() > MOST_AN_HOUR:
         return (
-            f"Not mailed to {address}. "
-            f"Project {project.name} has reached its limit of {MOST_AN_HOUR} invitations per hour."
+            f"The invitation was not mailed to {address}. "
+            f"Project {project.name} has reached the limit of {MOST_AN_HOUR} invitations per hour."
         )
     lines = [
-        f"{invitation.created_by} invites you to project {project.name} with the role {invitation.get_role_display()}.",
+        f"{invitation.created_by} invites you to project {project.name} as {invitation.get_role_display()}.",
         "",
         settings.BOARD_URL + path_of(text),
         "",
-        f"The link is personal, works once, and expires at {invitation.expires:%Y-%m-%d %H:%M} UTC.",
+        f"The link is only for you, works once, and expires at {invitation.expires:%Y-%m-%d %H:%M} UTC.",
     ]
     went = send(Mail(address, f"Invitation to project {project.name}", "\n".join(lines), new_delivery_key()))
-    return f"Mailed to {address}." if went.delivered else f"Not mailed to {address}. {went.words}"
+    if went.delivered:
+        return f"The invitation was mailed to {address}."
+    return f"The invitation was not mailed to {address}. {went.words}"

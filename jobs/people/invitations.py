@@ -50,11 +50,11 @@ class InvitationWish(Strict):
     """Whom a link makes what."""
 
     role: RoleName
-    days: int = Field(default=7, ge=1, le=90, description="Hours until the invitation expires.")
-    note: Note = Field(default="", description="Note about the invited person.")
+    days: int = Field(default=7, ge=1, le=90, description="Days until the invitation expires.")
+    note: Note = Field(default="", description="Note about the invited person, for other admins.")
     email: MailAddress | None = Field(
         default=None,
-        description="Mail address of the only account that can use the link. null: any account.",
+        description="Mail address of the only account that can use the invitation. null: any account.",
     )
 
 
@@ -78,12 +78,15 @@ class NewInvitation(InvitationTold):
 
     token: str
     url: str
-    mailed: Annotated[str | None, Field(description="Result of the mail. null if the board sends no mail.")]
+    mailed: Annotated[
+        str | None,
+        Field(description="Result of the invitation mail, as a sentence. null if no mail was sent."),
+    ]
 
 
 # Of new accounts: no letter of another script that looks like one of these, and nothing that a spreadsheet carries out.
 USERNAME = r"\A[A-Za-z0-9][A-Za-z0-9_.-]*\Z"
-USERNAME_WORDS = "Use letters a to z, digits, and _ . -, with a letter or digit first."
+USERNAME_WORDS = "Use only letters (a to z), digits, and _ . - characters. Start with a letter or digit."
 
 
 class NotInvitedError(Exception):
@@ -106,7 +109,7 @@ class AccountForm(UserCreationForm):  # type: ignore[type-arg]  # Django's forms
     def clean(self) -> dict[str, Any] | None:
         email = self.instance.email
         if email and User.objects.filter(email__iexact=email).exists():
-            raise ValidationError(f"An account with the mail address {email} exists. Log in to it.")
+            raise ValidationError(f"An account with the mail address {email} already exists. Log in to this account.")
         return super().clean()
 
 
@@ -174,7 +177,7 @@ def find(text: str) -> Invitation:
     """
     found = Invitation.objects.filter(hash=_digest(text)).select_related("project").first()
     if found is None:
-        raise NotInvitedError("The invitation does not exist. Check that the link is complete.")
+        raise NotInvitedError("The invitation does not exist. Check that you opened the complete link.")
     if found.accepted:
         raise NotInvitedError("This invitation was used. Ask for a new invitation.")
     if found.revoked:
@@ -186,7 +189,7 @@ def find(text: str) -> Invitation:
     maker = User.objects.filter(username=found.created_by).first()
     if maker is None or role_in(maker, found.project.name) != Role.ADMIN:
         raise NotInvitedError(
-            "The author of this invitation is no longer a project admin. Ask another admin for an invitation."
+            "The user who sent this invitation is no longer a project admin. Ask another admin for an invitation."
         )
     return found
 
@@ -198,7 +201,7 @@ def check_whose(invitation: Invitation, user: User) -> None:
     """
     if invitation.email and invitation.email.casefold() != user.email.casefold():
         raise NotInvitedError(
-            f"This invitation is for another mail address than that of {user.get_username()}. "
+            f"This invitation is not for the mail address of user {user.get_username()}. "
             "Log in with the invited account."
         )
 

@@ -89,7 +89,7 @@ def change_password(request: HttpRequest) -> HttpResponse:
     record(_user(request).get_username(), "change password", "user", _user(request).get_username())
     update_session_auth_hash(request, form.user)
     note_session(request)
-    messages.success(request, "The password is changed. Your tokens and other sessions are revoked.")
+    messages.success(request, "Your password was changed. Your tokens and other sessions were revoked.")
     return redirect("account")
 
 
@@ -102,10 +102,10 @@ def remove_sign_on(request: HttpRequest, key: int) -> HttpResponse:
     if found is None:
         return redirect("account")
     if not _user(request).has_usable_password():
-        messages.error(request, "This sign-on is your only login. Ask staff for a password first.")
+        messages.error(request, "You can log in only with this sign-on. Ask staff for a password before you remove it.")
         return redirect("account")
     found.delete()
-    messages.success(request, "The sign-on is removed from your account.")
+    messages.success(request, "The single sign-on identity was removed from your account.")
     return redirect("account")
 
 

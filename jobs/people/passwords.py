@@ -14,7 +14,7 @@ from jobs.people.tokens import drop_all
 
 
 def connect() -> None:
-    pre_save.connect(_drop_tokens, sender=User, dispatch_uid="drop tokens at a password change")
+    pre_save.connect(_drop_tokens, sender=User, dispatch_uid="revoke tokens after a password change")
 
 
 def _drop_tokens(instance: User, raw: bool, update_fields: Any, **_named: Any) -> None:

@@ -103,7 +103,7 @@ def set_role(request: HttpRequest, found: Project) -> None:
 def remove_member(request: HttpRequest, found: Project) -> None:
     user = request.POST.get("user", "")
     if storable(user) and projects.remove_member(found, user, _by(request)):
-        messages.success(request, f"{user} is removed from project {found.name}.")
+        messages.success(request, f"User {user} was removed from project {found.name}.")
 
 
 @_changing
@@ -125,7 +125,7 @@ def invite(request: HttpRequest, found: Project) -> HttpResponse:
 def revoke_invitation(request: HttpRequest, found: Project) -> None:
     number = whole_number(request.POST.get("id", ""), 1, 2**63 - 1)
     if number is not None and invitations.revoke(found, number, _by(request).get_username()):
-        messages.success(request, "The invitation is revoked.")
+        messages.success(request, "The invitation was revoked.")
 
 
 @_changing
@@ -133,14 +133,14 @@ def set_variable(request: HttpRequest, found: Project) -> None:
     asked = checked(variables.VariableWish, {"value": request.POST.get("value", "")})
     name = request.POST.get("name", "").strip()
     variables.put(found, name, asked.value, _by(request).get_username())
-    messages.success(request, f"New jobs of project {found.name} get the variable {name}.")
+    messages.success(request, f"New jobs of project {found.name} get the environment variable {name}.")
 
 
 @_changing
 def remove_variable(request: HttpRequest, found: Project) -> None:
     name = request.POST.get("name", "")
     if storable(name) and variables.remove(found, name, _by(request).get_username()):
-        messages.success(request, f"The variable {name} is removed.")
+        messages.success(request, f"The environment variable {name} was removed.")
 
 
 def _by(request: HttpRequest) -> User:

@@ -19,7 +19,7 @@ from planner.facts.spec import Problem, SpecError
 
 RoleName = Literal["viewer", "submitter", "operator", "admin"]
 MOST_SLOTS = 2**31 - 1
-OF_JOBS = "Jobs of a deleted project with this name exist. Use another name."
+OF_JOBS = "Jobs of a deleted project with the same name still exist. Use another name."
 
 
 class ProjectWish(Strict):
@@ -37,7 +37,7 @@ class ProjectChange(Strict):
     own_slots: int | None = Field(
         ge=0,
         le=MOST_SLOTS,
-        description="Slot limit, at most the quota from staff. null: the quota.",
+        description="Slot limit of the project, at most the quota that staff set. null: no limit except the quota.",
     )
 
 
@@ -97,7 +97,7 @@ def make(asked: ProjectWish, by: str) -> Project:
     with transaction.atomic():
         project, is_new = Project.objects.get_or_create(name=asked.name, defaults={"slots": asked.slots})
         if not is_new:
-            raise SpecError([Problem("name", f"Project {asked.name!r} exists already. Use another name.")])
+            raise SpecError([Problem("name", f"Project {asked.name!r} already exists. Use another name.")])
         if has_jobs(asked.name):
             raise SpecError([Problem("name", OF_JOBS)])
         forget(asked.name)
@@ -123,7 +123,7 @@ def keep_to(project: Project, own_slots: int | None, by: str) -> None:
                 Problem(
                     "own_slots",
                     f"`own_slots` is {own_slots}, "
-                    f"but the quota from staff is {project.slots}. Use {project.slots} or less.",
+                    f"but the quota that staff set is {project.slots}. Use {project.slots} or less.",
                 )
             ]
         )
@@ -180,7 +180,7 @@ def _no_member(project: Project, username: str, by: User) -> str:
     """Only staff, who could make anybody a member, learn whether there is an account of that name."""
     if by.is_staff:
         return f"No active account is named {username!r}. Check the spelling, or invite the person."
-    return f"{username!r} is not a member of project {project.name}. Invite them."
+    return f"User {username!r} is not a member of project {project.name}. Invite this user."
 
 
 def remove_member(project: Project, username: str, by: User) -> bool:
@@ -208,7 +208,7 @@ def _check_admins(project: Project, without: str, by: User, field: str) -> None:
     # All of them, in one order: of two who remove each other at once, the second finds the first gone.
     admins = project.memberships.select_for_update(of=("self",)).filter(role=Role.ADMIN).select_related("user")
     if [one.user.get_username() for one in admins.order_by("pk") if one.user.is_active] == [without]:
-        words = f"{without} is the only admin of project {project.name}. Make another member an admin first."
+        words = f"User {without} is the only admin of project {project.name}. Make another member an admin first."
         raise SpecError([Problem(field, words)])
 
 
@@ -218,4 +218,4 @@ def check_members(project: Project) -> None:
         SpecError: it has none, nor can it.
     """
     if project.name == DEFAULT_PROJECT:
-        raise SpecError([Problem("project", f"Project {DEFAULT_PROJECT} is open to all users and has no member list.")])
+        raise SpecError([Problem("project", f"Project {DEFAULT_PROJECT} is open to all users, so it has no members.")])

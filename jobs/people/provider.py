@@ -141,11 +141,13 @@ class Asked(OpenIDConnectOAuth2Adapter):  # type: ignore[misc]  # allauth has no
     def complete_login(self, request: HttpRequest, app: Any, token: Any, **named: Any) -> Any:
         """Raises ProviderException where what it signed and what it tells are of two people: Core 1.0, 5.3.2."""
         if not named["response"].get("id_token"):
-            raise ProviderException("The provider sent no id_token.")
+            raise ProviderException("The sign-on provider sent no `id_token`.")
         login = super().complete_login(request, app, token, **named)
         told = login.account.extra_data
         if told["id_token"]["sub"] != told["userinfo"]["sub"]:
-            raise ProviderException("The userinfo and the id_token of the provider name different subjects.")
+            raise ProviderException(
+                "The `userinfo` and the `id_token` of the sign-on provider name different subjects."
+            )
         return login
 
     def _fetch_user_info(self, access_token: str) -> dict[str, Any]:
@@ -162,7 +164,9 @@ def _check_issuer(issuer: str, url: str) -> None:
         ProviderException: it is another than that whose document was asked for.
     """
     if issuer.rstrip("/") != _issuer_of(url):
-        raise ProviderException(f"{url} names the issuer {issuer}, but MESHBOARD_OIDC_URL is {_issuer_of(url)}.")
+        raise ProviderException(
+            f"The document {url} names the issuer {issuer}, but MESHBOARD_OIDC_URL is {_issuer_of(url)}."
+        )
 
 
 _known: dict[str, tuple[float, dict[str, Any]]] = {}
@@ -179,7 +183,7 @@ def begin(request: HttpRequest, provider_id: str) -> HttpResponseBase:
         asked["next"] = address
     if request.GET.get("process") == AuthProcess.CONNECT:
         if not _is_meant(request):
-            raise PermissionDenied("Connect a sign-on on your account page.")
+            raise PermissionDenied("To connect a single sign-on identity, use your account page.")
         asked["process"] = AuthProcess.CONNECT
     request.GET = asked  # type: ignore[assignment]  # Django's own are immutable
     answer = _answered(request, provider_id, OAuth2LoginView)
@@ -224,13 +228,15 @@ def _answered(request: HttpRequest, provider_id: str, view: Any) -> HttpResponse
         page: HttpResponse = render_authentication_error(request, adapter.get_provider(), exception=error)
         return page
     except IntegrityError:  # in this moment somebody, maybe the same browser, has signed on as well
-        messages.error(request, "The sign-on arrived several times. Try again.")
+        messages.error(request, "The sign-on provider answered several times. Try again.")
         return redirect("account")
     finally:
         _room.release()
 
 
 def _busy(request: HttpRequest) -> HttpResponse:
-    answer = render(request, "503.html", {"words": "Too many users are signing on. Try again later."}, status=503)
+    answer = render(
+        request, "503.html", {"words": "Too many users are signing on at the moment. Try again later."}, status=503
+    )
     answer["Retry-After"] = "5"
     return answer

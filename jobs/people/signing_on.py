@@ -74,7 +74,7 @@ class SignOn(DefaultSocialAccountAdapter):  # type: ignore[misc]  # allauth has 
         if sociallogin.state.get("process") != AuthProcess.CONNECT:
             return
         if SocialAccount.objects.filter(user=request.user).exclude(pk=sociallogin.account.pk).exists():
-            messages.error(request, "Your account has another sign-on. Remove it first.")
+            messages.error(request, "Your account already has a single sign-on identity. Remove this identity first.")
             raise ImmediateHttpResponse(redirect("account"))
 
     def on_authentication_error(self, _request: HttpRequest, provider: Any, **named: Any) -> None:
@@ -109,8 +109,8 @@ class SignOn(DefaultSocialAccountAdapter):  # type: ignore[misc]  # allauth has 
 def connect() -> None:
     user_logged_in.connect(_note_session, dispatch_uid="note a session")
     for kind in (Authenticator, SocialAccount):
-        post_save.connect(_write_added, sender=kind, dispatch_uid=f"write down a new {kind.__name__}")
-        post_delete.connect(_write_removed, sender=kind, dispatch_uid=f"write down that a {kind.__name__} goes")
+        post_save.connect(_write_added, sender=kind, dispatch_uid=f"record a new {kind.__name__}")
+        post_delete.connect(_write_removed, sender=kind, dispatch_uid=f"record a removed {kind.__name__}")
 
 
 def note_session(request: HttpRequest) -> None:

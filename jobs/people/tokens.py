@@ -35,11 +35,16 @@ class TokenWish(Strict):
     scopes: Annotated[
         list[Literal["read", "submit", "operate"]],
         Field(
-            min_length=1, max_length=len(SCOPES), description="Allowed actions, within the permissions of the owner."
+            min_length=1,
+            max_length=len(SCOPES),
+            description="Actions that the token allows, within the permissions of its owner.",
         ),
     ]
     days: int | None = Field(
-        default=None, ge=1, le=36500, description="Days until the token expires. null: the maximum of this board."
+        default=None,
+        ge=1,
+        le=36500,
+        description="Days until the token expires. null: the maximum that the board allows.",
     )
 
 
@@ -100,7 +105,7 @@ def _problems(user: User, asked: TokenWish, by: AuthToken | None) -> list[Proble
     if by is not None and (more := [scope for scope in asked.scopes if scope not in scopes_of(by)]):
         found.append(Problem("scopes", f"The token of this request lacks the scope {more[0]}. Use another token."))
     if known(user).count() >= MOST:
-        found.append(Problem("name", f"You have {MOST} tokens, the maximum. Revoke one first."))
+        found.append(Problem("name", f"You already have {MOST} tokens, the maximum. Revoke a token first."))
     return found
 
 

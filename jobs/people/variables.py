@@ -60,19 +60,25 @@ def put(project: Project, name: str, value: str, by: str) -> Variable:
     if not is_allowed(name):
         words = (
             f"{name[:100]!r} is not a valid variable name. Use capitals, "
-            f"digits, and _ after one of {', '.join(PREFIXES)}."
+            f"digits, and _ after the prefix {' or '.join(PREFIXES)}."
         )
         raise SpecError([Problem("variable", words)])
     with transaction.atomic():
         Project.objects.select_for_update(no_key=True).get(pk=project.pk)
         others = {one.name: one.sealed for one in project.variables.exclude(name=name)}
         if len(others) >= MOST:
-            raise SpecError([Problem("variable", f"The project has {MOST} variables, the maximum. Delete one first.")])
+            raise SpecError(
+                [
+                    Problem(
+                        "variable", f"The project already has {MOST} variables, the maximum. Delete a variable first."
+                    )
+                ]
+            )
         size, rest = len(value.encode()), sum(map(_size, others.values()))
         if size > MOST_BYTES or size + rest > ALL_BYTES:
             words = (
-                f"The value has {size:,} bytes, the other variables {rest:,}. "
-                f"Use at most {MOST_BYTES:,} per value, and {ALL_BYTES:,} in total."
+                f"The value has {size:,} bytes, and the other variables have {rest:,}. "
+                f"Use at most {MOST_BYTES:,} bytes per value, and {ALL_BYTES:,} in total."
             )
             raise SpecError([Problem("value", words)])
         made, _ = ProjectVariable.objects.update_or_create(
@@ -120,4 +126,6 @@ def _open(sealed: str) -> str:
     try:
         return board(PURPOSE).decrypt(sealed).decode()
     except InvalidToken:
-        raise UnreadableError("the variables of its project use an old secret key. Set the variables again") from None
+        raise UnreadableError(
+            "the project variables were encrypted with an old secret key. Set the variables again"
+        ) from None

@@ -51,9 +51,7 @@ def _where(draft: JobSpec, asked: AutoSpec, cluster_name: object) -> tuple[Clust
         slots = max(cluster.per_node, asked.ranks or asked.max_ranks or 0)
         return cluster, Rooms([Room(slots, cluster.accelerator.memory_bytes)])
     if draft.resources.engine != "hosts":
-        text = (
-            "`layout.auto` needs known hosts, but Slurm nodes are unknown. Set `layout.auto.cluster`, or set a layout."
-        )
+        text = "`layout.auto` needs known hosts, but Slurm nodes are unknown. Set `layout.auto.cluster` or `layout`."
         raise SpecError([Problem(FIELD, text)])
     device, wanted = draft.resources.device, draft.resources.host
     hosts = Host.objects.taking().filter(device=device).order_by("-slots", "name")
@@ -66,7 +64,7 @@ def _where(draft: JobSpec, asked: AutoSpec, cluster_name: object) -> tuple[Clust
             raise SpecError(unknown)
         who = f"Host {wanted}" if wanted is not None else f"A {device.upper()} host"
         who += f" with the labels {', '.join(sorted(labels))}" if labels else ""
-        text = f"{who} is not connected, so no layout can be chosen. Set `layout.auto.cluster`, or set a layout."
+        text = f"{who} is not connected, so no layout can be chosen. Set `layout.auto.cluster` or `layout`."
         raise SpecError([Problem(FIELD, text)])
     rooms, gangs = rooms_of(there, draft.resources.max_hosts)
     largest = max(gangs, key=lambda gang: sum(host.slots for host in gang), default=[])

@@ -27,14 +27,15 @@ class LevelTraffic(TypedDict):
 
     axis: LevelAxis
     level: Annotated[
-        LevelName, Field(description="Level of dp: shards and replicas with HSDP, shared and experts with ep.")
+        LevelName,
+        Field(description="Level of the axis dp. With HSDP: `shards` or `replicas`. With ep: `shared` or `experts`."),
     ]
     groups: int
-    groups_across: Annotated[int, Field(description="Groups with members on several hosts.")]
-    predicted_step: Annotated[Passed, Field(description="Traffic of one step.")]
+    groups_across: Annotated[int, Field(description="Number of groups with members on several hosts.")]
+    predicted_step: Annotated[Passed, Field(description="Predicted traffic of one step.")]
     measured: Annotated[
         Passed | None,
-        Field(description="Traffic of all steps. Null until the run has ended, or without a measurement."),
+        Field(description="Measured traffic of all steps. Null until the run has ended, or if it was not measured."),
     ]
     predicted: Annotated[
         Passed | None, Field(description="Predicted traffic of the same number of steps. Null if `measured` is null.")
@@ -47,7 +48,8 @@ class Between(TypedDict):
     hosts: list[str]
     steps: int
     left_out: Annotated[
-        int, Field(description="Ranks without complete measurements. If there are any, `measured` is null.")
+        int,
+        Field(description="Number of ranks without complete measurements. `measured` is null if this number is not 0."),
     ]
     levels: list[LevelTraffic]
 

@@ -23,7 +23,7 @@ def calibration_problems(owner: Any, spec: JobSpec, there: Iterable[There]) -> l
         return [
             Problem(
                 "kind",
-                "`kind` is calibrate, but only staff who can change hosts start calibrations. Ask an administrator.",
+                "`kind` is calibrate, but only staff who can change hosts can start a calibration. Ask staff.",
             )
         ]
     asked = spec.resources.host, spec.resources.device
@@ -32,14 +32,18 @@ def calibration_problems(owner: Any, spec: JobSpec, there: Iterable[There]) -> l
         return []
     found = []
     if host.drained:
-        found.append(Problem("resources.host", f"`resources.host` is {host.name}, which is drained. Undrain it first."))
+        found.append(
+            Problem("resources.host", f"`resources.host` is {host.name}, which is drained. Undrain the host first.")
+        )
     if Job.objects.filter(kind=spec.kind, wanted_host=host.name, status__in=LIVE).exists():
         found.append(
-            Problem("resources.host", f"A calibration of {host.name} is already queued or running. Wait for it.")
+            Problem(
+                "resources.host", f"A calibration of host {host.name} is already queued or running. Wait until it ends."
+            )
         )
     if num_slots(spec) != host.slots:
         slots = counted(host.slots, "slot")
         ranks = product_words(spec.layout)
-        text = f"{ranks}, but a calibration of {host.name} uses all {slots}. Set `layout.dp` to {host.slots}."
+        text = f"{ranks}, but a calibration of host {host.name} uses all {slots}. Set `layout.dp` to {host.slots}."
         found.append(Problem("layout", text))
     return found

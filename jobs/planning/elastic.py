@@ -50,18 +50,18 @@ def smaller(job: Job) -> Smaller:
     if spec.resources.engine != "hosts":
         raise NoOfferError(
             "resources.engine",
-            "`resources.engine` is slurm, whose free nodes are unknown. Submit a new job with another layout.",
+            "`resources.engine` is slurm, and the free Slurm nodes are unknown. Submit a new job with another layout.",
         )
     labels = labels_asked(spec.resources)
     there = [host for host in hosts_there(spec) if labels <= host.labels]
     hosts = _left(spec, there)
     if not hosts:
         having = f" with the labels {', '.join(sorted(labels))}" if labels else ""
-        text = f"No {spec.resources.device.upper()} host{having} accepts jobs now. Add or undrain a host."
+        text = f"No {spec.resources.device.upper()} host{having} accepts jobs now. Add a host, or undrain a host."
         raise NoOfferError("layout", text)
     problems = room_problems(spec, there, now=True)
     if not problems:
-        raise NoOfferError("layout", "The current layout fits the available hosts. Retry the job.")
+        raise NoOfferError("layout", "The current layout already fits the available hosts. Retry the job.")
     fitting = _fitting(spec, hosts, there)
     newest = job.attempts.exclude(checkpoint="").order_by("-number").values_list("checkpoint", flat=True).first()
     return Smaller(
@@ -114,5 +114,5 @@ def _fitting(spec: JobSpec, hosts: Sequence[There], there: Sequence[There]) -> A
         if not room_problems(layout, there, now=True):
             return found
     raise NoOfferError(
-        "layout", f"No layout fits {counted(total, 'slot')} on {counted(len(hosts), 'host')}. Add a host."
+        "layout", f"No layout fits the available {counted(total, 'slot')} on {counted(len(hosts), 'host')}. Add a host."
     )

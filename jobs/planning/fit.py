@@ -86,10 +86,10 @@ def require_fit(spec: JobSpec, estimate: Mapping[str, Any] | None, there: Sequen
     if fit.state != "unfit":
         return
     needs = (
-        f"`layout` needs {format_bytes(fit.peak_bytes)} of memory per rank, at least {format_bytes(fit.least_bytes)}"
+        f"`layout` needs {format_bytes(fit.peak_bytes)} of memory per rank (at least {format_bytes(fit.least_bytes)})"
     )
     has = f"but {fit.device} has {format_bytes(fit.device_bytes)}"
-    do = f"Use more ranks, a higher ZeRO stage, or recompute. To submit it anyway, set `{ALLOW_UNFIT}` to true."
+    do = f"Use more ranks, a higher ZeRO stage, or recompute. To submit the job anyway, set `{ALLOW_UNFIT}` to true."
     raise UnfitError([Problem("layout", f"{needs}, {has}. {do}")])
 
 

@@ -35,16 +35,23 @@ def cluster_for(name: object, spec: JobSpec) -> Cluster:
     if name is None or name == "":
         return own_cluster(spec, hosts_there(spec))
     if not isinstance(name, str) or not storable(name):
-        raise SpecError([Problem("cluster", "`cluster` is not text. Use a name of /clusters.")])
+        raise SpecError([Problem("cluster", "`cluster` is not a text. Use a cluster name from /clusters.")])
     if name.startswith(HOST):
         host = known_hosts().filter(name=name.removeprefix(HOST)).first()
         if host is None:
-            text = f"`cluster` is {name[:60]!r}, but this host has no calibration and no runs. Calibrate the host."
+            text = (
+                f"`cluster` is {name[:60]!r}, but this host has no calibration and no runs. Calibrate the host first."
+            )
             raise SpecError([Problem("cluster", text)])
         return host_cluster(host)
     if name not in CLUSTERS:
         raise SpecError(
-            [Problem("cluster", f"`cluster` is {name[:60]!r}, which is unknown. Use one of {', '.join(CLUSTERS)}.")]
+            [
+                Problem(
+                    "cluster",
+                    f"`cluster` is {name[:60]!r}, which is an unknown cluster. Use one of {', '.join(CLUSTERS)}.",
+                )
+            ]
         )
     return CLUSTERS[name]
 

@@ -38,7 +38,7 @@ def advice(job: Job) -> Advice:
     """
     kind = kind_of(job.spec)
     if not kind.trains or kind.one_slot:
-        raise NoAdviceError("kind", f"`kind` is {job.kind}, but only training jobs have faster layouts.")
+        raise NoAdviceError("kind", f"`kind` is {job.kind}, but faster layouts are available only for training jobs.")
     if job.status not in TERMINAL:
         raise NoAdviceError(
             "status", f"`status` is {job.status}. Faster layouts are available after the run has ended."
@@ -49,7 +49,8 @@ def advice(job: Job) -> Advice:
     steps = measured["steps"] if measured else 0
     if attempt is None or summary is None or measured is None or steps < FEWEST_STEPS or measured["step_s"] <= 0:
         text = (
-            f"The run has {counted(steps, 'timed step')} after the first {FIRST_STEPS}, but {FEWEST_STEPS} are needed. "
+            f"The run has {counted(steps, 'timed step')} after the first {FIRST_STEPS} steps, "
+            f"but {FEWEST_STEPS} timed steps are needed. "
             "Use a higher `train.steps`."
         )
         raise NoAdviceError("train.steps", text)
@@ -61,7 +62,9 @@ def advice(job: Job) -> Advice:
         ) from None
     time = job.estimate.get("time", {})
     if "interval" not in time:
-        raise NoAdviceError("spec", "The estimate is from an older version without margins of error. Submit a new job.")
+        raise NoAdviceError(
+            "spec", "The estimate of the job is from an older version and has no margin of error. Submit a new job."
+        )
     asked = {
         "step_s": measured["step_s"],
         "busy_s": busy_seconds(summary),

@@ -30,7 +30,10 @@ def lab_memory_problems(spec: JobSpec, there: Sequence[There]) -> list[Problem]:
     memory, where = largest
     shared = "" if each else f"{counted(many[fullest], 'rank')} x "
     held = f"{shared}{counted(FULL_BUFFERS[fullest], 'full buffer')} of {fullest} x {size:,} B"
-    text = f"{held} = {needed / GIB:,.1f} GiB, but {where} has {memory / GIB:,.1f} GiB. Use a smaller `lab.max_bytes`."
+    text = (
+        f"The benchmark needs {needed / GIB:,.1f} GiB ({held}), "
+        f"but {where} has {memory / GIB:,.1f} GiB. Use a smaller `lab.max_bytes`."
+    )
     return [Problem("lab.max_bytes", text)]
 
 

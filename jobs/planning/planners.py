@@ -56,9 +56,9 @@ class Planner:
             while not parts or not parts[-1].endswith(b"\n"):
                 of_processor, of_clock = most_s - self._used_s, deadline - time.monotonic()
                 if of_processor <= 0:
-                    raise TimeoutError(f"it used more than {LONGEST_S:.0f} s of CPU time")
+                    raise TimeoutError(f"the planner used more than {LONGEST_S:.0f} s of CPU time")
                 if of_clock <= 0:
-                    raise TimeoutError(f"it took more than {HELD_S:.0f} s")
+                    raise TimeoutError(f"the planner took more than {HELD_S:.0f} s")
                 if not ready.select(max(SHORTEST_LOOK_S, min(of_processor, of_clock))):
                     continue
                 part = os.read(self._process.stdout.fileno(), 2**20)
@@ -108,7 +108,9 @@ def ask(work: str, spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> An
         told = planner.ask(question)
         kept = planner
     except TimeoutError as error:
-        raise BusyError(f"The plan was stopped because {error}. Use a smaller layout or fewer micro-batches.") from None
+        raise BusyError(
+            f"The plan was not computed because {error}. Use a smaller layout or fewer micro-batches."
+        ) from None
     finally:
         if kept is None and planner is not None:
             planner.end()

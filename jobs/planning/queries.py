@@ -24,7 +24,9 @@ class SearchQuery(Strict):
     spec: Draft
     ranks: int = Field(ge=1, le=MAX_RANKS)
     cluster: ClusterName | None = None
-    fixed: dict[str, Any] = Field(default={}, description="Layout fields with fixed values.")
+    fixed: dict[str, Any] = Field(
+        default={}, description="Layout fields and their values, which the search does not change."
+    )
     max_micro_batch: int = Field(default=16, ge=1, le=1024)
     max_memory_bytes: int | None = Field(default=None, ge=1, le=2**60)
     runnable: bool = Field(default=False, description="Return only layouts that the trainer can run.")
@@ -42,7 +44,7 @@ class ExplainQuery(Strict):
 def checked(kind: type[Query], data: object) -> Query:
     """Validate a request. Raises SpecError with every field that is missing, unknown or invalid."""
     if not isinstance(data, Mapping):
-        raise SpecError([Problem("request", "The body is not a JSON object. Send an object.")])
+        raise SpecError([Problem("request", "The request body is not a JSON object. Send a JSON object.")])
     try:
         return kind.model_validate(data)
     except ValidationError as error:

@@ -52,11 +52,11 @@ def _queue_problems(owner: Any, spec: JobSpec) -> list[Problem]:
         found.append(
             Problem(
                 "project",
-                f"`project` is {spec.project!r}, but it does not exist or you are no member. Use one of your projects.",
+                f"`project` is {spec.project!r}, but you are not a member of such a project. Use one of your projects.",
             )
         )
     elif role < Role.SUBMITTER:
-        text = f"Your role in `project` {spec.project!r} is {role.label}. Ask a project admin for the role submitter."
+        text = f"Your role in `project` {spec.project!r} is {role.label}. Ask a project admin for the `submitter` role."
         found.append(Problem("project", text))
     elif project is not None and spec.resources.engine == "slurm" and project.variables.exists():
         found.append(
@@ -67,19 +67,19 @@ def _queue_problems(owner: Any, spec: JobSpec) -> list[Problem]:
         )
     elif project is not None and project.most_slots is not None and num_slots(spec) > project.most_slots:
         limit = counted(project.most_slots, "slot")
-        text = f"{product_words(spec.layout)}, but project {project.name} has a limit of {limit}. Use fewer ranks."
+        text = f"{product_words(spec.layout)}, but project {project.name} is limited to {limit}. Use fewer ranks."
         found.append(Problem("layout", text))
     pool = spec.resources.pool
     if pool is not None and not Pool.objects.filter(name=pool).exists():
         found.append(
             Problem(
                 "resources.pool",
-                f"`resources.pool` is {pool!r}, but that pool does not exist. Leave it empty for any pool.",
+                f"`resources.pool` is {pool!r}, but this pool does not exist. Omit the field to use any host.",
             )
         )
     theirs = visible_jobs(owner).filter(id__in=spec.after).values_list("id", flat=True) if spec.after else ()
     found += [
-        Problem("after", f"`after` names job {job!r}, but it does not exist or you cannot see it.")
+        Problem("after", f"`after` names job {job!r}, but this job does not exist, or you cannot see it.")
         for job in sorted({*spec.after} - {*theirs})
     ]
     return found

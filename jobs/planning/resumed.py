@@ -25,11 +25,11 @@ def checkpoint_problems(user: Any, spec: JobSpec) -> list[Problem]:
     words = "the job does not exist, or you cannot see it" if job is None else why_missing(job, resume)
     if words:
         return [Problem("train.resume", f"`train.resume` is {resume!r}, but {words}.")]
-    assert job is not None, "which would have been said"
+    assert job is not None, "a missing job is reported above"
     done, asked = _steps_done(job, resume), spec.train.steps
     if done is None or done < asked:
         return []
-    already = f"checkpoint {resume!r} has {counted(done, 'step')} already"
+    already = f"checkpoint {resume!r} already has {counted(done, 'step')}"
     text = f"`train.steps` is {asked}, but {already}. Use {done + 1} or more."
     return [Problem("train.steps", text)]
 
@@ -43,7 +43,7 @@ def why_missing(job: Job, name: str) -> str:
         return ""
     named = NAME.fullmatch(name)
     if named is None:
-        return "checkpoint names are job, job/attempt or job/attempt/step-00000100"
+        return "a checkpoint name has the form JOB, JOB/ATTEMPT, or JOB/ATTEMPT/step-00000100"
     wanted, step = named["attempt"], named["step"]
     attempts = job.attempts.order_by("number")
     saves = [saves_of(attempt) for attempt in (attempts.filter(number=int(wanted)) if wanted else attempts)]
@@ -58,7 +58,7 @@ def why_missing(job: Job, name: str) -> str:
     if step is not None:
         return _why_no_step(saves[0], int(step), most_kept(job))
     none = all(one.final and one.complete_after(-1) == 0 for one in saves)
-    return "no checkpoint was saved there" if over and none else ""
+    return "the job saved no such checkpoint" if over and none else ""
 
 
 def _steps_done(job: Job, name: str) -> int | None:
@@ -76,7 +76,7 @@ def _steps_done(job: Job, name: str) -> int | None:
 def _why_no_step(saves: Saves, step: int, most: int) -> str:
     newer = saves.complete_after(step)
     if newer >= most:
-        return f"the attempt has {newer} newer checkpoints and keeps {most} (`train.keep_checkpoints`)"
+        return f"the attempt has {newer} newer checkpoints and keeps only {most} (`train.keep_checkpoints`)"
     told = next((item for item in saves.items if item["step"] == step), None)
     if told is not None:
         return "" if told["name"] else f"writing it failed: {told['problem']}"
@@ -84,4 +84,4 @@ def _why_no_step(saves: Saves, step: int, most: int) -> str:
     if forgotten or not (saves.final or (saves.whole and newer)):
         return ""
     steps = ", ".join(str(item["step"]) for item in saves.items[-10:] if item["name"]) or "none"
-    return f"the attempt saved no step {step}. Its latest checkpoints are at steps {steps}"
+    return f"the attempt saved no checkpoint at step {step}. The latest checkpoints are at steps {steps}"

@@ -46,7 +46,7 @@ def host_problems(spec: JobSpec, there: Sequence[There]) -> list[Problem]:
         return [
             Problem(
                 "resources.host",
-                f"`resources.host` is {wanted}, which has {found.device} slots, but the job needs {device} slots.",
+                f"`resources.host` is {wanted}, which has only {found.device} slots, but the job needs {device} slots.",
             )
         ]
     if not others and KINDS[spec.kind].brings != "profile":
@@ -72,7 +72,7 @@ def _there(asked: Demand, device: str, models: dict[str, list[int]]) -> str:
     if not several:
         return whole
     if unit > largest:
-        return f"a tensor-parallel group of {unit} must be on one host, and {whole}"
+        return f"a tensor-parallel group of {unit} ranks needs to be on one host, and {whole}"
     hosts = f"at most {counted(asked.max_hosts, f'{device} host')}" if asked.max_hosts else f"{device} hosts"
     parts = f" in multiples of {unit}" if unit > 1 else ""
-    return f"{hosts} of one model have {counted(most, 'slot')} in total{parts}"
+    return f"{hosts} of the same hardware model have {counted(most, 'slot')} in total{parts}"

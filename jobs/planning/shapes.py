@@ -18,7 +18,7 @@ from planner.search.hindsight import Hindsight
 class Error(TypedDict):
     """A problem and its field."""
 
-    field: Annotated[str, Field(description="Dotted field of the spec, or 'request'.")]
+    field: Annotated[str, Field(description="Dotted name of a spec field, or 'request' for the whole request.")]
     message: str
 
 
@@ -45,7 +45,7 @@ class Timeline(TypedDict):
     in_flight: list[int]
     cells: Annotated[
         list[tuple[int, str, int, int, float, float]],
-        Field(description="Rank, kind, micro-batch, chunk, start (s), end (s)."),
+        Field(description="Each cell has rank, kind, micro-batch, chunk, start (s), and end (s)."),
     ]
 
 
@@ -54,19 +54,23 @@ class Plan(TypedDict):
 
     estimate: Estimate | None
     problems: list[Error]
-    not_runnable: Annotated[list[Error], Field(description="Fields that the planner supports, but not the trainer.")]
+    not_runnable: Annotated[
+        list[Error], Field(description="Spec fields with values that the planner supports, but the trainer does not.")
+    ]
     choices: Annotated[
-        dict[str, dict[str, str]], Field(description="{field: {option: reason}} for unavailable options.")
+        dict[str, dict[str, str]], Field(description="Reasons why options are unavailable: {field: {option: reason}}.")
     ]
     suggestions: NotRequired[
-        Annotated[list[Suggestion], Field(description="Similar layouts that fit, if this layout does not fit.")]
+        Annotated[
+            list[Suggestion], Field(description="Similar layouts that fit in memory, if this layout does not fit.")
+        ]
     ]
     chosen: NotRequired[Chosen | None]
     timeline: NotRequired[Timeline | None]
     matrix: NotRequired[
         Annotated[
             list[list[int]] | None,
-            Field(description="[sender][receiver] algorithmic bytes per step, for up to 64 ranks."),
+            Field(description="Algorithmic bytes per step by [sender][receiver], for up to 64 ranks."),
         ]
     ]
 
@@ -102,7 +106,7 @@ class SearchResult(TypedDict):
     neighbours: list[Suggestion]
     considered: int
     fitting: int
-    refused: Annotated[dict[str, int], Field(description="Number of layouts, by reason.")]
+    refused: Annotated[dict[str, int], Field(description="Number of rejected layouts, by reason.")]
     seconds: float
     complete: Annotated[bool, Field(description="False if the time limit stopped the search.")]
     cluster: SearchedCluster

@@ -109,7 +109,7 @@ def explained(spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> list[Ex
         raise SpecError(found)
     if asked["stage"] >= spec.layout.pp:
         raise SpecError(
-            [Problem("stage", f"`stage` is {asked['stage']}. Use a whole number from 0 to {spec.layout.pp - 1}.")]
+            [Problem("stage", f"`stage` is {asked['stage']}, but stages are numbered from 0 to {spec.layout.pp - 1}.")]
         )
     return explain(spec, cluster, stage=asked["stage"])
 
@@ -142,7 +142,7 @@ def searched(spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> SearchRe
 def _of_no_training(spec: JobSpec) -> list[Problem]:
     if KINDS[spec.kind].trains:
         return []
-    return [Problem("kind", f"`kind` is {spec.kind}, which has no estimate. Use train or dry_run.")]
+    return [Problem("kind", f"`kind` is {spec.kind}, which has no estimate. Use `train` or `dry_run`.")]
 
 
 def chosen(spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> dict[str, Any]:

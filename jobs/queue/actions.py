@@ -247,7 +247,7 @@ def run_smaller(job: Job, by: str) -> bool:
             return False
         # One that waits has not begun its attempt: it waits on, in another layout.
         if job.status != Status.QUEUED and not lifecycle.requeue(job.id, reason):
-            raise AssertionError("the job is locked, and was one that may be queued again")
+            raise AssertionError("the locked job can be queued again")
         record(by, "run smaller", "job", job.id, after={"layout": offer["words"], "ranks": offer["ranks"]})
     return True
 
@@ -260,8 +260,8 @@ class HostConnectedError(Exception):
     """A host that speaks, or a supervisor on it, is not given up: its jobs can be cancelled."""
 
     def __init__(self, host: Host, heard: datetime) -> None:
-        who = host.name if heard == host.last_seen else f"A supervisor on {host.name}"
-        super().__init__(f"{who} had contact at {heard.isoformat()}. Cancel its jobs instead.")
+        who = f"Host {host.name}" if heard == host.last_seen else f"A supervisor on host {host.name}"
+        super().__init__(f"{who} had contact at {heard.isoformat()}. Cancel the jobs on the host instead.")
 
 
 def give_up_host(host: Host, by: str) -> int:

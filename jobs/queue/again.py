@@ -22,9 +22,9 @@ class ResumeQuery(Strict):
         min_length=1,
         max_length=100,
         pattern=NO_NUL,
-        description="Name of a checkpoint. Default: the latest.",
+        description="Name of the checkpoint to resume from. Default: the latest checkpoint.",
     )
-    change: dict[str, Any] = Field(default={}, description="Merge patch (RFC 7396) of the spec.")
+    change: dict[str, Any] = Field(default={}, description="Changes to the spec, as a JSON merge patch (RFC 7396).")
 
 
 class NotAgainError(Exception):
@@ -41,10 +41,14 @@ def copy(
         SpecError, BusyError, KeyReusedError: as `actions.submit`.
     """
     if job.engine == ELSEWHERE:
-        raise NotAgainError("The job runs outside Meshboard. Start it again there.")
+        raise NotAgainError("The job runs outside Meshboard. Start the job again where it ran.")
     if not isinstance(change, Mapping):
         raise SpecError(
-            [Problem("request", "The body is not an object. Send the changed spec fields as a JSON object.")]
+            [
+                Problem(
+                    "request", "The request body is not a JSON object. Send the changed spec fields as a JSON object."
+                )
+            ]
         )
     return actions.submit(user, changed(job.spec, change), key=key, told=told)
 
@@ -63,7 +67,7 @@ def changed(spec: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any
         # The sizes of the job's own model beside another preset would win over it.
         spec = {**spec, "model": {}}
     merged = _merged(spec, change)
-    assert isinstance(merged, dict), "a mapping was merged into a mapping"
+    assert isinstance(merged, dict), "the merge of two mappings is a mapping"
     if _outlasts_unchosen(spec.get("train"), change.get("train")):
         del merged["train"]["warmup_steps"]
     return merged

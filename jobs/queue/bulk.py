@@ -23,7 +23,7 @@ class Bulk(Strict):
     action: Action
     jobs: list[JobId] = Field(min_length=1, max_length=MOST)
     priority: Annotated[int, Field(ge=staff.LOWEST, le=staff.HIGHEST)] | None = Field(
-        default=None, description="New priority, for action priority."
+        default=None, description="New priority of the jobs. Only for the action `priority`."
     )
 
 
@@ -71,18 +71,20 @@ def why_unmoved(job: str, before: str | None) -> str:
             return f"Job {before} does not exist."
         status, priority = known[before]
         if status != Status.QUEUED:
-            return f"Job {before} {stands(str(status))}, so it has no place in the queue."
+            return f"Job {before} has no place in the queue because it {stands(str(status))}."
         if priority != known[job][1]:
-            return f"Job {before} has priority {priority}, this job has {known[job][1]}. Use a job of equal priority."
-    return "The job already has this place."
+            return (
+                f"Job {before} has priority {priority}, but this job has {known[job][1]}. Use a job of equal priority."
+            )
+    return "The job already has this place in the queue."
 
 
 def _why(asked: Bulk, status: str | None) -> str:
     if status is None:
         return "The job does not exist."
     if asked.action == "cancel":
-        return f"The job has ended: {status}." if status in TERMINAL else f"The job is already {status}."
+        return f"The job has already ended as {status}." if status in TERMINAL else f"The job is already {status}."
     if status != Status.QUEUED:
-        return f"The job {stands(status)}, so it is not queued."
+        return f"The job is not queued because it {stands(status)}."
     already = {"hold": "is already held", "release": "is not held", "priority": "already has this priority"}
     return f"The job {already[asked.action]}."

@@ -83,4 +83,4 @@ def _why_not(job: Job) -> str:
     try:
         return why_not_asked(JobSpec.model_validate(spec_of(job)))
     except ValidationError:
-        return "The spec is from another version of Meshboard and cannot run here."
+        return "The spec is from another version of Meshboard, so this version cannot run the check."

@@ -23,7 +23,7 @@ class BusyHostError(Exception):
 
     def __init__(self, name: str, attempts: int) -> None:
         some = "an attempt" if attempts == 1 else f"{attempts} attempts"
-        super().__init__(f"Host {name} has {some} that did not end. Cancel them, or mark the silent host as lost.")
+        super().__init__(f"Host {name} has {some} not ended yet. Cancel the jobs, or mark the silent host as lost.")
 
 
 def join(told: JoinRequest, address: str) -> tuple[Joined, bool]:
@@ -66,7 +66,7 @@ def remove(host: Host, by: str) -> None:
         with connect() as client:
             dismiss(client, held)
     except (redis.RedisError, NoRightsError) as error:  # the controller does it, as soon as it can
-        log.warning("The Redis user of %s is not deleted yet: %s", held.name, error)
+        log.warning("Cannot delete the Redis user of host %s yet: %s", held.name, error)
 
 
 def make_token(by: str, asked: tokens.TokenQuery) -> tuple[JoinToken, str]:

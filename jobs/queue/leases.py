@@ -45,7 +45,7 @@ def _still_heard(queued: set[str], now: datetime) -> list[tuple[str, str]]:
     speak = Member.objects.filter(attempt__job_id__in=queued, outcome="lost", heard__gt=F("ended"))
     rows = speak.filter(heard__gte=now - HOST_SILENT_AFTER).order_by()
     return [
-        (job, f"waiting until the supervisor on host {name} ends attempt {number}")
+        (job, f"waiting until the supervisor process on host {name} ends attempt {number}")
         for job, number, name in rows.values_list("attempt__job_id", "attempt__number", "host_name")
     ]
 

@@ -45,7 +45,7 @@ def finish(spec: Mapping[str, Any], told: ExitReport) -> Ending:
     summary: Any = dict(told["summary"]) if told["summary"] else None
     status, reason = OUTCOMES[told["outcome"]], told["reason"]
     if told["outcome"] == "cancelled":  # who may write to Redis can raise its flag
-        reason = f"ended by a cancel request on the host, not from Meshboard: {reason}"
+        reason = f"canceled by a request in Redis that did not come from Meshboard: {reason}"
     profile, unusable = checked_profile(summary.pop("profile", None) if summary else None)
     lab = checked_result(summary.pop("lab", None)) if summary else None
     if summary and lab:
@@ -108,7 +108,7 @@ def checked_profile(told: object) -> tuple[HostProfile | None, str]:
     try:
         return HostProfile.model_validate_json(json.dumps(told)), ""
     except (ValueError, TypeError) as error:  # msgpack may bring what JSON has no word for
-        return None, f"the host sent no usable profile: {str(error)[:300]}"
+        return None, f"the host sent no valid calibration profile: {str(error)[:300]}"
 
 
 def checked_result(told: object) -> LabResult | None:
@@ -122,5 +122,5 @@ def checked_result(told: object) -> LabResult | None:
 def failure(result: LabResult | None) -> str:
     """Why a lab that ended well has failed all the same; empty when it has not."""
     if result is None:
-        return "the host sent no usable result"
+        return "the host sent no valid benchmark result"
     return f"{result.wrong} elements are wrong" if result.wrong else ""

@@ -27,14 +27,18 @@ class Several(Strict):
     action: Action
     jobs: list[JobId] = Field(min_length=1, max_length=MOST)
     tags: list[shelf.Tag] = Field(
-        default=[], max_length=shelf.MOST_TAGS, description="Tags, for actions tag and untag."
+        default=[],
+        max_length=shelf.MOST_TAGS,
+        description="Tags to add or remove. Only for the actions `tag` and `untag`.",
     )
 
 
 class JobChange(Strict):
     """What is to be changed about one job; what is left out stays."""
 
-    archived: bool | None = Field(default=None, description="true: archive the job. The job needs to have ended.")
+    archived: bool | None = Field(
+        default=None, description="With true, the job is archived if it has ended. With false, it is restored."
+    )
     add_tags: list[shelf.NewTag] = Field(default=[], max_length=shelf.MOST_TAGS)
     remove_tags: list[shelf.Tag] = Field(default=[], max_length=shelf.MOST_TAGS)
 
@@ -78,8 +82,8 @@ def _why(action: Action, status: str | None) -> str:
     if status is None:
         return "The job does not exist, or you cannot change it."
     if action == "cancel" or (action == "archive" and status not in TERMINAL):
-        return f"The job {stands(status)}, so it cannot be {'cancelled' if action == 'cancel' else 'archived'}."
-    return "The job already has this state."
+        return f"The job cannot be {'cancelled' if action == 'cancel' else 'archived'} because it {stands(status)}."
+    return "The action changes nothing, because the job already has the requested state."
 
 
 class NotEndedError(Exception):

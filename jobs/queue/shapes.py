@@ -23,19 +23,19 @@ class QueuedRow(TypedDict):
     """A job that waits."""
 
     id: str
-    place: Annotated[int, Field(description="Position in the whole queue, from 1.")]
+    place: Annotated[int, Field(description="Position of the job in the whole queue, starting at 1.")]
     name: str
     owner: str
     project: str
     layout: str
     num_slots: int
     priority: int
-    points: Annotated[float, Field(description="Points. A job with more points starts first.")]
+    points: Annotated[float, Field(description="Scheduling points. Jobs with more points start first.")]
     parts: PointParts
     held: bool
-    reason: Annotated[str, Field(description="Reason that the job waits.")]
-    starts: Annotated[Moment | None, Field(description="Estimated start. null if unknown.")]
-    starts_when: Annotated[str, Field(description="Event that the start waits for.")]
+    reason: Annotated[str, Field(description="Reason why the job waits.")]
+    starts: Annotated[Moment | None, Field(description="Estimated start time. null if it is unknown.")]
+    starts_when: Annotated[str, Field(description="Event that needs to happen before the job starts.")]
     created: Moment
 
 

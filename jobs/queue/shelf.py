@@ -36,7 +36,7 @@ def tag(jobs: Iterable[str], names: Iterable[str], by: str) -> list[str]:
             if len(has) + len(new) > MOST_TAGS:
                 text = (
                     f"Job {job.id} has {len(has)} tags, "
-                    f"and {len(new)} more exceed the maximum of {MOST_TAGS}. Remove tags first."
+                    f"and {len(new)} more tags would exceed the maximum of {MOST_TAGS}. Remove tags first."
                 )
                 raise SpecError([Problem("tags", text)])
             JobTag.objects.bulk_create(JobTag(job=job, name=name) for name in new)

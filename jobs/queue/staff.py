@@ -31,7 +31,7 @@ def release(jobs: Iterable[str], by: str) -> list[str]:
 
 def prioritise(jobs: Iterable[str], priority: int, by: str) -> list[str]:
     """Set the priority of queued jobs, and forget where they were moved; returns those whose priority this changed."""
-    assert LOWEST <= priority <= HIGHEST, "checked where it came in"
+    assert LOWEST <= priority <= HIGHEST, "callers check the range of the priority"
     return _set(jobs, by, "priority", priority=priority, moved=0.0)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from jobs.models import Attempt, Job, StateChange, Status
 
 DISPROVED = (
-    "The verification of this run failed, so its latest checkpoint is not safe. "
-    "Copy the job, or resume from an earlier checkpoint as a new job."
+    "The verification of this run failed, so the latest checkpoint may be wrong. "
+    "Copy the job, or start a new job from an earlier checkpoint."
 )
 
 
@@ -22,7 +22,7 @@ def why_again(job: Job) -> str | None:
     if disproved(job):
         return None
     if job.stop == "preempted" and job.status == Status.CANCELLED:
-        return "preempted by a job of higher priority, resumes from the latest checkpoint"
+        return "preempted by a job with higher priority, and resumes from the latest checkpoint"
     most = int(job.spec.get("retry", {}).get("max_attempts", 1))
     if job.status not in (Status.FAILED, Status.LOST) or job.stop == "time limit" or most == 1:
         return None
@@ -30,4 +30,4 @@ def why_again(job: Job) -> str | None:
     if failed >= most:
         return None
     ended = f"{'was' if job.status == Status.LOST else 'has'} {job.status}"
-    return f"retry {failed + 1} of {most} after attempt {job.attempt} {ended}, resumes from the latest checkpoint"
+    return f"retry {failed + 1} of {most} from the latest checkpoint, because attempt {job.attempt} {ended}"

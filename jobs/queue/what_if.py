@@ -39,18 +39,20 @@ def asked(given: Mapping[str, str], seen: View) -> Question:
     pool, job = told.get("pool", ""), told.get("job", "")
     problems = []
     if slots is None:
-        problems.append(Problem("slots", f"`slots` needs a whole number from 0 to {MOST_SLOTS}."))
+        problems.append(Problem("slots", f"`slots` is invalid. Use a whole number from 0 to {MOST_SLOTS}."))
     if priority is None:
-        problems.append(Problem("priority", f"`priority` needs a whole number from {LOWEST} to {HIGHEST}."))
+        problems.append(Problem("priority", f"`priority` is invalid. Use a whole number from {LOWEST} to {HIGHEST}."))
     if pool and not (storable(pool) and Pool.objects.filter(name=pool).exists()):
         problems.append(Problem("pool", "The pool does not exist."))
     if job and job not in {queued.job.id for queued in seen.queue}:
         problems.append(Problem("job", "The job does not exist, or it is not queued."))
     if ("job" in told) != ("priority" in told):
         missing, other = ("priority", "job") if "job" in told else ("job", "priority")
-        problems.append(Problem(missing, f"`{missing}` is missing. `{other}` needs it."))
+        problems.append(Problem(missing, f"`{missing}` is missing. Set `{missing}` and `{other}` together."))
     if not told:
-        problems.append(Problem("slots", "Set `slots`, `pool`, or `job` with `priority`."))
+        problems.append(
+            Problem("slots", "The request changes nothing. Set `slots`, `pool`, or `job` together with `priority`.")
+        )
     if problems or slots is None or priority is None:
         raise SpecError(problems)
     return Question(slots, pool, job, priority)

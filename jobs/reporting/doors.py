@@ -24,13 +24,13 @@ class RunTokenAuthentication(BaseAuthentication):
         """Raises AuthenticationFailed."""
         scheme, _, token = get_authorization_header(request).decode("latin-1").partition(" ")
         if scheme != SCHEME:
-            raise AuthenticationFailed("The token of the run is missing. Send the header Authorization: Run TOKEN.")
+            raise AuthenticationFailed("The run token is missing. Send the header Authorization: Run TOKEN.")
         found = find(token.strip())
         if found is None:
             raise AuthenticationFailed("The run token is invalid.")
         owner = found.attempt.job.owner
         if not owner.is_active:
-            raise AuthenticationFailed("The account of the run's owner is disabled.")
+            raise AuthenticationFailed("The account of the owner of the run is disabled.")
         return owner, found
 
     def authenticate_header(self, request: Request) -> str:
@@ -40,7 +40,7 @@ class RunTokenAuthentication(BaseAuthentication):
 class OverHttps(BasePermission):
     """What carries a run's token, or is answered with one, does not travel readable."""
 
-    message = "The request sends a token over plain HTTP. Use HTTPS."
+    message = "The request sends a token over unencrypted HTTP. Use HTTPS."
 
     def has_permission(self, request: Request, view: Any) -> bool:
         return request.is_secure() or _from_this_machine(request)

@@ -71,29 +71,37 @@ class RunRequest(Strict):
 
     name: Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$"), Named] = "untitled"
     world_size: int = Field(ge=1, le=65536, description="ranks")
-    nodes: int = Field(default=1, ge=1, le=MOST_NODES, description="Number of machines. Each machine joins by itself.")
+    nodes: int = Field(
+        default=1,
+        ge=1,
+        le=MOST_NODES,
+        description="Number of machines. Each machine joins the run with its own request.",
+    )
     device: Device = "cpu"
     command: list[Argument] = Field(default=[], max_length=202, description="Command line, for display.")
     tags: list[NewTag] = Field(default=[], max_length=MOST_TAGS)
     spec: dict[str, Any] | None = Field(
-        default=None, description="Spec of a train job, for predictions next to the measurements."
+        default=None, description="Spec of a training job. Meshboard then shows predictions next to the measurements."
     )
     key: str | None = Field(
         default=None,
         min_length=1,
         max_length=200,
         pattern=NO_NUL,
-        description="A repeated key returns the same run, so every node can send it.",
+        description="Key of the run. Requests with the same key return the same run, so every node can send one.",
     )
 
 
 class NodeRequest(Strict):
     """A node of a run speaks up."""
 
-    node: int = Field(ge=0, lt=MOST_NODES, description="Number of the node, from 0. Node 0 has rank 0.")
+    node: int = Field(ge=0, lt=MOST_NODES, description="Number of the node, starting at 0. Node 0 has rank 0.")
     name: NodeName = Field(description="Name of the machine.")
     claim: str = Field(
-        min_length=20, max_length=200, pattern=r"^[!-~]+$", description="Secret of the reporting process."
+        min_length=20,
+        max_length=200,
+        pattern=r"^[!-~]+$",
+        description="Random secret by which the board recognizes the reporting process.",
     )
 
 
@@ -101,7 +109,9 @@ class MeetRequest(Strict):
     """A node of a gang is ready, and where; with neither it only asks."""
 
     address: Address | None = None
-    port: int = Field(default=0, ge=0, le=65535, description="Port of the store on the lead node. 0 on other nodes.")
+    port: int = Field(
+        default=0, ge=0, le=65535, description="Port of the rendezvous store on the lead node. Send 0 from other nodes."
+    )
 
 
 def read(model: type[Asked], data: object) -> Asked:

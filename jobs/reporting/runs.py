@@ -61,8 +61,8 @@ def open_run(owner: User, asked: RunRequest) -> Opened:
         left = asked.world_size % asked.nodes
         each = asked.world_size // asked.nodes
         text = (
-            f"{counted(asked.world_size, 'rank')} are not divisible by {asked.nodes} nodes: "
-            f"{each} per node, {left} left over."
+            f"{counted(asked.world_size, 'rank')} are not divisible by {asked.nodes} nodes. "
+            f"With {each} per node, {left} would be left over."
         )
         raise SpecError([Problem("nodes", text)])
     if asked.key is not None and (found := _of_key(owner, asked)):
@@ -95,7 +95,7 @@ def _of_key(owner: User, asked: RunRequest) -> Attempt | None:
         ranks, nodes = counted(size[0], "rank"), counted(size[1], "node")
         text = (
             f"The run has {ranks} on {nodes}, "
-            f"but the request has {asked.world_size} on {asked.nodes}. Use equal numbers."
+            f"but the request has {asked.world_size} on {asked.nodes}. Use the numbers of the run."
         )
         raise SpecError([Problem("key", text)])
     return found.attempt
@@ -111,13 +111,13 @@ def _spec(asked: RunRequest) -> JobSpec:
         found.append(
             Problem(
                 "spec.kind",
-                f"`spec.kind` is {spec.kind}, but only kind train has a prediction. Use train, or omit the spec.",
+                f"`spec.kind` is {spec.kind}, but only `train` has a prediction. Use `train`, or omit `spec`.",
             )
         )
     if spec.layout.world_size != asked.world_size:
         text = (
             f"`spec.layout` has {counted(spec.layout.world_size, 'rank')}, "
-            f"but the run has {asked.world_size}. Use equal numbers."
+            f"but `world_size` is {asked.world_size}. Use equal numbers of ranks."
         )
         found.append(Problem("spec.layout", text))
     if found:
@@ -181,9 +181,9 @@ def join(run: RunToken, asked: NodeRequest) -> Member:
         lifecycle.lock(run.attempt.job_id)
         member = run.attempt.members.filter(node=asked.node).first()
         if member is None:
-            raise SpecError(
-                [Problem("node", f"The run has {counted(run.attempt.members.count(), 'node')}, numbered from 0.")]
-            )
+            nodes = run.attempt.members.count()
+            text = f"`node` is {asked.node}, but the run has only {counted(nodes, 'node')}. Use 0 to {nodes - 1}."
+            raise SpecError([Problem("node", text)])
         claim = digest(asked.claim)
         if member.claim not in ("", claim):
             raise TakenError(f"Another process reports for node {asked.node} of this run.")

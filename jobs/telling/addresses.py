@@ -79,8 +79,8 @@ def checked(host: str, addresses: list[Address], allowed: Iterable[Network]) -> 
     networks = tuple(allowed)
     if not all(may_reach(address, networks) for address in addresses):
         # Which address is not told: it would be the board's own resolver that anybody asks about names inside.
-        words = "which is private and not allowed by MESHBOARD_WEBHOOK_NETWORKS"
-        raise RefusedAddressError(f"{host} resolves to an address {words}")
+        words = "and MESHBOARD_WEBHOOK_NETWORKS does not allow this address"
+        raise RefusedAddressError(f"{host} resolves to a private address, {words}")
     return addresses
 
 

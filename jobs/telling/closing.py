@@ -17,7 +17,7 @@ from jobs.telling.deliveries import give_up
 
 
 def connect() -> None:
-    pre_save.connect(_end_webhooks, sender=User, dispatch_uid="end webhooks with their account")
+    pre_save.connect(_end_webhooks, sender=User, dispatch_uid="deactivate webhooks of a disabled account")
 
 
 def _end_webhooks(instance: User, raw: bool, update_fields: Any, **_named: Any) -> None:

@@ -35,16 +35,18 @@ def ask(user: User, job: Job) -> None:
         NoMailError: it has, this board sends no mail, the account has no address, or has asked of too many jobs.
     """
     if not settings.EMAIL_HOST:
-        raise NoMailError("This board has no mail server.")
+        raise NoMailError("This board cannot send emails, because it has no mail server.")
     if not user.email:
         raise NoMailError("Your account has no mail address.")
     with transaction.atomic():
         status = Job.objects.select_for_update(no_key=True).values_list("status", flat=True).get(pk=job.pk)
         if status in TERMINAL:  # asked where it cannot end meanwhile, for then nobody would ever be mailed
-            raise NoMailError(f"The job {stands(status)}, so it has already ended.")
+            raise NoMailError(f"The job has already ended: it {stands(status)}.")
         User.objects.select_for_update(no_key=True).get(pk=user.pk)  # of several at once each counts those before
         if EndWish.objects.filter(user=user).count() >= MOST:
-            raise NoMailError(f"You have email requests for {MOST:,} jobs, the maximum. Cancel one first.")
+            raise NoMailError(
+                f"You already requested emails for {MOST:,} jobs, the maximum. Cancel one of these requests first."
+            )
         _, new = EndWish.objects.get_or_create(user=user, job=job)
         if new:
             record(user.get_username(), "request email at end", "job", job.id)

@@ -41,12 +41,22 @@ class WebhookQuery(Strict):
     """What a webhook may be asked to be."""
 
     name: Name
-    url: Url = Field(description="An https:// address on the public internet.")
+    url: Url = Field(description="Receiver of the messages: an https:// address on the public internet.")
     states: list[State] = Field(
-        default=[], max_length=len(Status), description="Statuses that send a message. Empty: all."
+        default=[],
+        max_length=len(Status),
+        description="Job statuses for which the webhook sends a message. Empty: all statuses.",
     )
-    job: str = Field(default="", max_length=16, pattern=JOB_ID, description="Id of the only job. Empty: all jobs.")
-    everybody: bool = Field(default=False, description="All jobs of the project. Only project admins can set it.")
+    job: str = Field(
+        default="",
+        max_length=16,
+        pattern=JOB_ID,
+        description="Id of the only job that the webhook reports. Empty: all jobs.",
+    )
+    everybody: bool = Field(
+        default=False,
+        description="With true, the webhook reports all jobs of the project. Only project admins can set this.",
+    )
 
 
 class WebhookChange(Strict):
@@ -57,7 +67,10 @@ class WebhookChange(Strict):
     states: list[State] | None = Field(default=None, max_length=len(Status))
     job: str | None = Field(default=None, max_length=16, pattern=JOB_ID)
     everybody: bool | None = None
-    active: bool | None = Field(default=None, description="false: the webhook is inactive. Waiting messages are kept.")
+    active: bool | None = Field(
+        default=None,
+        description="With false, the webhook sends nothing until it is active again. Waiting messages are kept.",
+    )
 
 
 def find_project(user: Any, name: str) -> str:
@@ -66,7 +79,7 @@ def find_project(user: Any, name: str) -> str:
         access.find_project(user, name)
     if may_submit_to(user, name) or may_administer(user, name):
         return name
-    raise PermissionDenied(f"You need the role submitter, operator, or admin in project {name} to create webhooks.")
+    raise PermissionDenied(f"You need the `submitter`, `operator`, or `admin` role in project {name} to use webhooks.")
 
 
 def visible_to(user: Any, project: str) -> QuerySet[Webhook]:
@@ -99,7 +112,7 @@ def make(user: User, project: str, asked: WebhookQuery) -> Webhook:
         ):
             if there >= most:
                 raise SpecError(
-                    [Problem("name", f"{words} {there} webhooks, the maximum is {most}. Delete one first.")]
+                    [Problem("name", f"{words} {there} webhooks, and the maximum is {most}. Delete a webhook first.")]
                 )
         hook = Webhook.objects.create(project=project, owner=user, **asked.model_dump(mode="json"))
         record(user.get_username(), "make", "webhook", hook.id, after=_kept(hook))
@@ -207,7 +220,7 @@ def _kept(hook: Webhook) -> dict[str, Any]:
 def _everybody(user: User, project: str, wanted: bool) -> list[Problem]:
     if not wanted or may_administer(user, project):
         return []
-    return [Problem("everybody", f"`everybody` needs the role admin in project {project}. Omit it.")]
+    return [Problem("everybody", f"`everybody` requires the `admin` role in project {project}. Omit `everybody`.")]
 
 
 def _port(url: str) -> str:
@@ -220,15 +233,17 @@ def _url_problems(url: str) -> list[Problem]:
     try:
         parsed = httpx.URL(url)
         if parsed.scheme not in ("http", "https") or not parsed.host:
-            return [Problem("url", "`url` needs https:// and a host name.")]
+            return [
+                Problem("url", "`url` has no https:// scheme or no host name. Use a form such as https://HOST/PATH.")
+            ]
         if parsed.port is not None and not 1 <= parsed.port <= 65535:
-            return [Problem("url", f"`url` has port {parsed.port}. Use 1 to 65535.")]
+            return [Problem("url", f"`url` has the invalid port {parsed.port}. Use a port from 1 to 65535.")]
         if not _port(url).isascii():
             return [Problem("url", "The port of `url` is not a number. Use digits 0 to 9.")]
         if "%" in parsed.host:
-            return [Problem("url", "`url` names a network interface. Remove % and the text after it.")]
+            return [Problem("url", "`url` names a network interface after %. Remove % and the interface name.")]
         if parsed.userinfo or parsed.fragment:
-            return [Problem("url", "`url` has a user, password, or fragment. Remove it.")]
+            return [Problem("url", "`url` contains a user, password, or fragment. Remove this part.")]
         found = checked(name_of(parsed), literal(name_of(parsed)), settings.WEBHOOK_NETWORKS)
     except (httpx.InvalidURL, ValueError) as error:
         return [Problem("url", f"`url` is invalid: {error}.")]
@@ -237,6 +252,8 @@ def _url_problems(url: str) -> list[Problem]:
     inside = bool(settings.WEBHOOK_NETWORKS) and all(is_inside(each, settings.WEBHOOK_NETWORKS) for each in found)
     if parsed.scheme == "http" and not inside:
         return [
-            Problem("url", "`url` uses plain http://. Use https://, or add its network to MESHBOARD_WEBHOOK_NETWORKS.")
+            Problem(
+                "url", "`url` uses unencrypted http://. Use https://, or add the network to MESHBOARD_WEBHOOK_NETWORKS."
+            )
         ]
     return []

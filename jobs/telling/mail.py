@@ -30,10 +30,10 @@ class Mail:
 
 def mail_of(delivery: Delivery) -> Mail:
     """Return the mail of a delivery to a person."""
-    assert delivery.person is not None, "a mail has a recipient"
+    assert delivery.person is not None, "an email has a recipient"
     told: Told = json.loads(delivery.body)
     job = told["job"]
-    assert job is not None, "a mail is about a job"
+    assert job is not None, "an email reports on a job"
     lines = [
         f"{job['name']} ({job['id']}) {stands(job['status'])}.",
         *_why(told),
@@ -45,7 +45,7 @@ def mail_of(delivery: Delivery) -> Mail:
         f"Attempt: {job['attempt']}",
         f"Time: {datetime.fromisoformat(told['created']):%Y-%m-%d %H:%M:%S} UTC",
         "",
-        "You requested this email under Notifications or on the job page.",
+        "You receive this email because you requested it under Notifications or on the job page.",
     ]
     subject = f"{_one_line(job['name'])} {stands(job['status'])}"
     return Mail(delivery.person.email, subject, "\n".join(lines), delivery.key)

@@ -72,16 +72,16 @@ def why_silent(hook: Webhook) -> str:
     """Why it is told of nothing though it is active; "" where it is told. Its owner's rights are looked at each time:
     they may have gone since it was made."""
     if not hook.owner.is_active:
-        return f"the account of {hook.owner.get_username()} is closed"
+        return f"the account of user {hook.owner.get_username()} is disabled"
     if hook.everybody and not may_administer(hook.owner, hook.project):
-        return f"{hook.owner.get_username()} is no longer an admin of project {hook.project}"
+        return f"user {hook.owner.get_username()} is no longer an admin of project {hook.project}"
     return ""
 
 
 def may_read(delivery: Delivery) -> bool:
     """Whether the person whom a mail is for may hear of its job now; of their own also where it is gone."""
     person = delivery.person
-    assert person is not None, "a mail is for somebody"
+    assert person is not None, "an email has a recipient"
     if not person.is_active:
         return False
     owner = json.loads(delivery.body)["job"]["owner"]

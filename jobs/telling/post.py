@@ -57,7 +57,7 @@ async def post(
         if 300 <= status < 400:
             words += ", redirects are not followed"
     except TimeoutError:
-        words = f"no answer within {PATIENCE_S:g} s"
+        words = f"the receiver did not answer within {PATIENCE_S:g} s"
     except RefusedAddressError as error:
         words = str(error)
     except Exception as error:
@@ -78,7 +78,7 @@ async def _answer(
     port = url.port or (443 if url.scheme == "https" else 80)
     found = await asyncio.get_running_loop().run_in_executor(resolvers, resolve, name_of(url), port, allowed)
     if url.scheme != "https" and not all(is_inside(address, allowed) for address in found):
-        raise RefusedAddressError("plain http:// is allowed only for MESHBOARD_WEBHOOK_NETWORKS")
+        raise RefusedAddressError("unencrypted http:// is allowed only for addresses in MESHBOARD_WEBHOOK_NETWORKS")
     seconds = int(time.time())
     headers = {
         "Host": url.netloc.decode("ascii"),

@@ -27,7 +27,7 @@ class WishGiven(Strict):
     """States to be mailed of: of a project's jobs, or of one's own."""
 
     project: Annotated[str, Field(min_length=1, max_length=100, pattern=NO_NUL)] | None = Field(
-        description="Project. null: your own jobs in every project."
+        description="Name of the project. null: your own jobs in every project."
     )
     states: list[Annotated[Status, Field(strict=False)]] = Field(max_length=len(Status))
 
@@ -77,7 +77,7 @@ def by_project(asked: MailsWish) -> dict[str, list[str]]:
     """Raises SpecError where a project stands there twice."""
     names = [given.project or OWN for given in asked.wishes]
     twice = [
-        Problem(f"wishes.{number}.project", "The project appears twice. List each project once.")
+        Problem(f"wishes.{number}.project", "The project is listed twice. List each project only once.")
         for number, name in enumerate(names)
         if name in names[:number]
     ]
@@ -95,7 +95,9 @@ def wish(user: User, wanted: Mapping[str, list[str]], *, of: Iterable[str] | Non
     known = _seen(user, filter(storable, wanted))
     problems = [Problem("project", f"Project {name[:100]!r} does not exist.") for name in wanted if name not in known]
     states = {state for given in wanted.values() for state in given}
-    problems += [Problem("states", f"Status {state[:100]!r} does not exist.") for state in states - set(Status.values)]
+    problems += [
+        Problem("states", f"The job status {state[:100]!r} does not exist.") for state in states - set(Status.values)
+    ]
     if problems:
         raise SpecError(problems)
     after = {name: [state for state in Status.values if state in given] for name, given in wanted.items() if given}

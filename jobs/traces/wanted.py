@@ -31,7 +31,9 @@ def ask(job: Job, step: int) -> list[int]:
         with closing(connect()) as client:
             found = {int(member) for member in client.smembers(key)}
             if len(found | {step}) > MOST:
-                raise FullError(f"{MOST} steps are requested, the maximum. Requests expire after one hour.")
+                raise FullError(
+                    f"Traces of {MOST} steps are already requested, the maximum. Requests expire after one hour."
+                )
             pipe = client.pipeline()
             pipe.sadd(key, step)
             pipe.expire(key, LASTS_S)

@@ -80,7 +80,7 @@ def test_cancel_from_the_page_ends_every_process(page: Page, running_board: Boar
     second = running_board.submit({**LONG, "name": "behind"})
     page.goto(f"{running_board.url}/jobs/{second}/")
     waiting = page.locator("#waiting")
-    expect(waiting).to_contain_text("Needs 4 CPU slots on one host. Host here has 0 of 4 free.")
+    expect(waiting).to_contain_text("The job needs 4 CPU slots on one host. Host here has 0 of 4 slots free.")
     expect(waiting.locator("[data-place]")).to_have_text("1 of 1 in the queue")
     expect(waiting.locator("[data-starts]")).not_to_be_empty()
     expect(waiting.locator("[data-next]")).not_to_be_empty()

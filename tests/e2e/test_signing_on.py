@@ -182,7 +182,7 @@ def test_an_account_of_the_board_s_own_is_connected(page: Page, provider: str, s
     heading(page, "Confirm password")
     page.fill("#id_password", f"{who}-password")
     send(page, "Continue")
-    page.get_by_text("The sign-on is removed from your account.").wait_for()
+    page.get_by_text("The single sign-on identity was removed from your account.").wait_for()
     page.get_by_role("link", name="Connect").wait_for()
     shoot("account-disconnected")
 

@@ -157,7 +157,7 @@ def told(outcome: str = "succeeded", **summary: Any) -> Any:
         ("calibrate", {**told(), "summary": None}, Status.FAILED, "the host sent no usable profile"),
         ("lab", told(lab=RESULT), Status.SUCCEEDED, "it succeeded"),
         ("lab", told(lab={**RESULT, "points": [{**POINT, "wrong": 3}]}), Status.FAILED, "3 elements are wrong"),
-        ("lab", told(), Status.FAILED, "the host sent no usable result"),
+        ("lab", told(), Status.FAILED, "the host sent no valid benchmark result"),
         ("script", told(profile=PROFILE, lab=RESULT), Status.SUCCEEDED, "it succeeded"),
     ],
 )

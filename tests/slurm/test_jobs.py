@@ -163,13 +163,13 @@ def test_the_doctor_finds_what_keeps_jobs_from_running(slurm: Cluster, installed
     (accounts,) = findings(site)
     assert (accounts.level, accounts.words.partition(":")[0]) == (
         "warn",
-        "Slurm accounting (sacct) is off. Meshboard may miss how a job ended",
+        "Slurm accounting (sacct) is off, so Meshboard may not learn why a Slurm job ended",
     )
     wrong = site._replace(python="/usr/bin/true", board="http://localhost", ca_file="/nonexistent")
     failed = [found.words.partition(":")[0] for found in findings(wrong) if found.level == "fail"]
     assert failed == ["MESHBOARD_SLURM_CA_FILE", "MESHBOARD_SLURM_BOARD"]
     told, _ = findings(site._replace(python="/usr/bin/false"))
-    assert told.words == "MESHBOARD_SLURM_PYTHON: /usr/bin/false lacks Meshboard: exit code 1"
+    assert told.words == "MESHBOARD_SLURM_PYTHON is /usr/bin/false, which cannot import Meshboard: exit code 1"
 
 
 def test_slurmctld_restarted_in_the_middle_changes_nothing(slurm: Cluster, installed: Installation) -> None:

@@ -75,7 +75,7 @@ def test_without_a_url_the_database_is_a_file_whose_writers_queue(monkeypatch: p
         ("REDIS_FOR_HOSTS", "redis://h:port/0", "expected redis://"),
         ("ALLOWED_HOSTS", "https://board.example", "without https://"),
         ("ALLOWED_HOSTS", "127.0.0.1,board.example:443", "without https://"),
-        ("ALLOWED_HOSTS", "*.board.example", "or .board.example to include subdomains"),
+        ("ALLOWED_HOSTS", "*.board.example", "Use .board.example to include subdomains"),
         ("ALLOWED_HOSTS", "böard.example", "expected a host name"),
         ("TRUSTED_PROXIES", "0.0.0.0/0", "includes every address"),
         ("WEBHOOK_NETWORKS", "10.0.0.0/8,::/0", "includes every address"),
@@ -175,10 +175,10 @@ def test_a_command_names_every_missing_setting_and_shows_no_traceback_of_ours(tm
 def test_a_name_that_nothing_reads_is_told_with_the_one_that_looks_like_it() -> None:
     told = unknown(["MESHBOARD_TRUSTED_PROXY", "MESHBOARD_BOARD_URL_FILE", "MESHBOARD_XYZ", "MESHBOARD_HTTPS", "HOME"])
     assert told == [
-        "MESHBOARD_BOARD_URL_FILE is not a setting and is ignored. "
+        "MESHBOARD_BOARD_URL_FILE is not a setting, so Meshboard ignores it. "
         "MESHBOARD_BOARD_URL is not a secret, so it cannot be read from a file.",
-        "MESHBOARD_TRUSTED_PROXY is not a setting and is ignored. Did you mean MESHBOARD_TRUSTED_PROXIES?",
-        "MESHBOARD_XYZ is not a setting and is ignored.",
+        "MESHBOARD_TRUSTED_PROXY is not a setting, so Meshboard ignores it. Did you mean MESHBOARD_TRUSTED_PROXIES?",
+        "MESHBOARD_XYZ is not a setting, so Meshboard ignores it.",
     ]
 
 

@@ -31,7 +31,7 @@ def command(state: Path, *argv: str, **given: str) -> subprocess.CompletedProces
 def test_its_key_and_its_redis_are_found(state: Path) -> None:
     done = command(state, "shell", "--no-imports", "-c", PRINT)
     assert (done.returncode, done.stdout.split()) == (0, ["redis://:word@127.0.0.1:20001/0", str(state)]), done.stderr
-    assert done.stderr.splitlines()[0] == f"meshboard: using the board of `make up` in {state}"
+    assert done.stderr.splitlines()[0] == f"meshboard: using the settings of the board that `make up` stored in {state}"
 
 
 def test_what_was_given_is_not_mixed_with_them(state: Path) -> None:

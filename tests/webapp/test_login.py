@@ -133,7 +133,7 @@ def test_the_admin_has_no_other_page_that_changes_one_s_password(people: None, c
     ("change", "words"),
     [
         ({"secret_key": "short"}, "5 characters"),
-        ({"secret_key": "aaaaa" * 20}, "1 of them different"),
+        ({"secret_key": "aaaaa" * 20}, "of which 1 are different"),
         ({"allowed_hosts": ["*"]}, "ALLOWED_HOSTS"),
         ({"allowed_hosts": ["board.example", ""]}, "ALLOWED_HOSTS"),
         ({"debug": True}, "DEBUG=1"),

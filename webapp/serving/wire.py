@@ -11,8 +11,8 @@ from jobs.api.http.problems import CONTENT_TYPE
 from webapp.serving import limits
 from webapp.serving.doors import problem
 
-TOO_LONG = f"The request's line and headers are longer than {limits.HEAD_BYTES:,} bytes."
-WITH_BODY = "A request that becomes a socket is a GET without a body."
+TOO_LONG = f"The request line and headers are longer than {limits.HEAD_BYTES:,} bytes."
+WITH_BODY = "To open a WebSocket, send a GET request without a body."
 POLICY = 1008  # why a socket was closed, RFC 6455 section 7.4.1
 
 

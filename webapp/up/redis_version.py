@@ -49,8 +49,8 @@ def warning(version: RedisVersion, url: str) -> str | None:
     if not version.has_hole or _is_loopback(urlsplit(url).hostname or "localhost"):
         return None
     return (
-        f"{version} at {urlsplit(url).hostname} lacks the fix of CVE-2025-49844, so anyone with its password "
-        "can run code there. Update it, unless your distribution has backported the fix."
+        f"{version} at {urlsplit(url).hostname} lacks the fix of CVE-2025-49844, so anyone with the Redis password "
+        "can run code on the server. Update Redis, unless your distribution has backported the fix."
     )
 
 

@@ -18,7 +18,7 @@ class JobBrief(TypedDict):
     name: str
     project: str
     kind: str
-    """Kind of the spec, such as train or script."""
+    """Kind of the job, such as `train` or `script`."""
     owner: str
     status: Literal[
         "queued", "starting", "running", "unreachable", "cancelling", "succeeded", "failed", "lost", "cancelled"
@@ -26,10 +26,10 @@ class JobBrief(TypedDict):
     attempt: int
     priority: int
     wait_reason: str
-    """Reason that a queued job waits."""
+    """Reason why the queued job waits."""
     tags: list[str]
     archived: bool
-    """Archived jobs appear in lists only on request."""
+    """True if the job is archived. Lists show archived jobs only on request."""
     layout: Layout
     world_size: int
     created: str
@@ -178,7 +178,7 @@ class JobDetail(TypedDict):
     name: str
     project: str
     kind: str
-    """Kind of the spec, such as train or script."""
+    """Kind of the job, such as `train` or `script`."""
     owner: str
     status: Literal[
         "queued", "starting", "running", "unreachable", "cancelling", "succeeded", "failed", "lost", "cancelled"
@@ -186,39 +186,39 @@ class JobDetail(TypedDict):
     attempt: int
     priority: int
     wait_reason: str
-    """Reason that a queued job waits."""
+    """Reason why the queued job waits."""
     tags: list[str]
     archived: bool
-    """Archived jobs appear in lists only on request."""
+    """True if the job is archived. Lists show archived jobs only on request."""
     layout: Layout
     world_size: int
     created: str
     changed: str
     finished: bool
     engine: str
-    """Launcher: hosts, slurm, or elsewhere for an external run."""
+    """Launcher of the job: `hosts`, `slurm`, or `elsewhere` for an external run."""
     engine_id: str
-    """Id of the current attempt in its engine, such as the Slurm job id."""
+    """Id of the current attempt in its launcher, such as the Slurm job id."""
     engine_told: dict[str, str]
-    """Last state from the engine: state, partition, nodes. `held` if held by Meshboard."""
+    """Last `state`, `partition`, and `nodes` from the launcher. `held` if Meshboard holds the job."""
     host: str | None
-    """Host of the current attempt, or all its hosts in rank order."""
+    """Host of the current attempt. Several hosts are listed in rank order."""
     members: list[MemberBrief]
     """Hosts of the current attempt, in rank order."""
     exit: ExitReport | dict[str, Any] | None
     """Exit report of the current attempt."""
     diagnosis: Told | dict[str, Any] | None
-    """Verdict of the current attempt, and the next step."""
+    """Verdict of the current attempt, and the recommended next action."""
     note: str
-    """Notice of the host about the job, such as a stopped rank."""
+    """Warning from the host about the job, for example about a stopped rank."""
     history: list[StateChange]
     spec: StoredSpec
     estimate: Estimate | dict[str, Any]
-    """Estimate at submit."""
+    """Estimate at the time of submit."""
     chosen: Chosen | dict[str, Any] | None
-    """Reason for the chosen layout. null if the layout was not "auto"."""
+    """Why Meshboard chose this layout. null if the requested layout was not "auto"."""
     reported: Reported | None
-    """Reporting data of an external run. null for other jobs."""
+    """Command and tags that an external run reported. null for other jobs."""
 
 
 class Waited(TypedDict):

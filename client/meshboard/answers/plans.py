@@ -179,7 +179,7 @@ class Error(TypedDict):
     """A problem and its field."""
 
     field: str
-    """Dotted field of the spec, or 'request'."""
+    """Dotted name of a spec field, or 'request' for the whole request."""
     message: str
 
 
@@ -205,7 +205,7 @@ class Timeline(TypedDict):
     bubble: float
     in_flight: list[int]
     cells: list[list[int | str | float]]
-    """Rank, kind, micro-batch, chunk, start (s), end (s)."""
+    """Each cell has rank, kind, micro-batch, chunk, start (s), and end (s)."""
 
 
 class Plan(TypedDict):
@@ -214,14 +214,14 @@ class Plan(TypedDict):
     estimate: Estimate | None
     problems: list[Error]
     not_runnable: list[Error]
-    """Fields that the planner supports, but not the trainer."""
+    """Spec fields with values that the planner supports, but the trainer does not."""
     choices: dict[str, dict[str, str]]
-    """{field: {option: reason}} for unavailable options."""
+    """Reasons why options are unavailable: {field: {option: reason}}."""
     chosen: NotRequired[Chosen | None]
     matrix: NotRequired[list[list[int]] | None]
-    """[sender][receiver] algorithmic bytes per step, for up to 64 ranks."""
+    """Algorithmic bytes per step by [sender][receiver], for up to 64 ranks."""
     suggestions: NotRequired[list[Suggestion]]
-    """Similar layouts that fit, if this layout does not fit."""
+    """Similar layouts that fit in memory, if this layout does not fit."""
     timeline: NotRequired[Timeline | None]
 
 
@@ -257,7 +257,7 @@ class SearchResult(TypedDict):
     considered: int
     fitting: int
     refused: dict[str, int]
-    """Number of layouts, by reason."""
+    """Number of rejected layouts, by reason."""
     seconds: float
     complete: bool
     """False if the time limit stopped the search."""

@@ -219,18 +219,18 @@ class Results(TypedDict):
 
     attempt: int
     ended: bool
-    """True if the data is final."""
+    """True if the attempt has ended, so the data is final."""
     verdicts: dict[str, list[VerdictRow]]
     """Predicted and measured traffic per rank."""
     off_bytes: int | None
-    """Difference between measured and predicted traffic over all rows. null until all ranks reported."""
+    """Total difference between measured and predicted traffic, in bytes. null until all ranks have reported."""
     proof: ProofItem | None
-    """Verification: replicas, and first steps compared with the single-process reference."""
+    """Verification results: replica consistency, and a comparison with the single-process reference."""
     dry_runs: list[DryRunItem]
     peak_bytes: dict[str, int]
-    """Peak memory of a rank."""
+    """Peak memory of each rank."""
     memory: dict[str, MemoryParts]
-    """Memory parts of the last step of a rank."""
+    """Memory breakdown of each rank in its last step."""
     lab: LabResult | None
     """Result of a benchmark."""
 
@@ -240,16 +240,16 @@ class CheckpointTold(TypedDict):
 
     attempt: int
     name: str | None
-    """Name for `resume`. null if the checkpoint could not be written."""
+    """Checkpoint name to use in `train.resume`. null if the checkpoint could not be written."""
     step: int | None
     time: float | None
     num_bytes: int | None
     stall_s: float | None
-    """Time that training waited."""
+    """Seconds that training waited for the checkpoint."""
     save_s: float | None
     problem: str
     kept: bool
-    """Kept on disk: one of the newest `train.keep_checkpoints` of its attempt."""
+    """True if the checkpoint is on disk. An attempt keeps its newest `train.keep_checkpoints`."""
 
 
 class Difference(TypedDict):
@@ -263,14 +263,14 @@ class Curve(TypedDict):
     """A run by its steps, thinned, all lists of one length; null is what nobody told, or no number."""
 
     elapsed_s: NotRequired[list[float | None]]
-    """Since the start of the first step."""
+    """Seconds since the start of the first step."""
     grad_norm: NotRequired[list[float | None]]
     learning_rate: NotRequired[list[float | None]]
     loss: NotRequired[list[float | None]]
     step: NotRequired[list[int]]
     step_s: NotRequired[list[float | None]]
     tokens: NotRequired[list[int | None]]
-    """Tokens so far, including the steps before a resumed checkpoint."""
+    """Number of tokens up to each step, including steps before a resumed checkpoint."""
     tokens_s: NotRequired[list[float | None]]
 
 
@@ -278,7 +278,7 @@ class Parts(TypedDict):
     """Means over ranks and steps, seconds a step; without the checkpoints that a diagnosis adds."""
 
     steps: int
-    """The last 64 steps after the first 3. Fewer steps with many ranks."""
+    """Number of averaged steps. At most the last 64, and never the first 3."""
     step_s: float
     data_s: float
     optimizer_s: float
@@ -291,7 +291,7 @@ class Foretold(TypedDict):
 
     memory_interval: NotRequired[Interval]
     peak_memory_bytes: NotRequired[int]
-    """Rank with the most memory."""
+    """Predicted peak memory of the rank with the highest peak."""
     time: NotRequired[TimeEstimate]
 
 
@@ -320,13 +320,13 @@ class Compared(TypedDict):
     name: str
     attempt: int
     recorded: bool
-    """True if its history is stored."""
+    """True if the history of the run is stored."""
     curve: Curve
     validation: Validation
     traffic: list[RunTraffic]
     parts: Parts | None
     plan: Foretold | dict[str, Any]
-    """Empty without a prediction."""
+    """Prediction for the run. Empty if there is none."""
 
 
 class Comparison(TypedDict):
@@ -347,13 +347,13 @@ AttemptKept = TypedDict(
     "AttemptKept",
     {
         "attempt": int,
-        "ended": bool,  # True if the data is final.
+        "ended": bool,  # True if the attempt has ended, so the data is final.
         "from": float | None,
         "to": float | None,
         "bytes": int,
         "tables": dict[str, TableKept],
-        "merged_s": int,  # Seconds per row of the oldest traffic.
-        "raw_dropped": int,  # Traced steps deleted to save space.
+        "merged_s": int,  # Number of seconds that each row of the oldest traffic covers.
+        "raw_dropped": int,  # Number of traced steps that were deleted to save space.
     },
 )
 """The stored history of an attempt."""
@@ -373,8 +373,10 @@ Rows = TypedDict(
         "attempt": int,
         "from": float | None,
         "to": float | None,
-        "width_s": float | None,  # Width of a bin. null for raw rows.
-        "columns": dict[str, list[Any]],  # Columns by name, all of the same length. The `time` of a bin is its start.
+        "width_s": float | None,  # Width of a time bin in seconds. null for raw rows.
+        "columns": dict[
+            str, list[Any]
+        ],  # Columns by name, all of the same length. The `time` of a bin is the start of the bin.
     },
 )
-"""Rows or time bins of a table."""
+"""Rows or time bins of a history table."""

@@ -23,29 +23,31 @@ def findings(site: Site) -> Iterator[Finding]:
         yield Finding(
             "fail",
             SUBJECT,
-            f"MESHBOARD_SLURM_CA_FILE: {error}",
+            f"Cannot read MESHBOARD_SLURM_CA_FILE: {error}",
             "Set MESHBOARD_SLURM_CA_FILE to a file of certificates, or unset it.",
         )
     if site.board.startswith("http:") or "//localhost" in site.board:
-        words = f"MESHBOARD_SLURM_BOARD: {site.board} is not an HTTPS address that nodes can reach"
+        words = f"MESHBOARD_SLURM_BOARD is {site.board}, which is not an HTTPS address that nodes can reach"
         yield Finding(
-            "fail", SUBJECT, words, "Set MESHBOARD_SLURM_BOARD to the https:// address of the board for nodes."
+            "fail", SUBJECT, words, "Set MESHBOARD_SLURM_BOARD to the https:// address at which nodes reach the board."
         )
     try:
         slurm.jobs()
         slurm.make(logs(site.folder))
         python = slurm.door.run([site.python, "-c", "import torch, workers.slurm"], deadline_s=ASK_S)
         if python.code:
-            words = f"MESHBOARD_SLURM_PYTHON: {site.python} lacks Meshboard: {python.complaint}"
-            yield Finding("fail", SUBJECT, words, "Install it there: pip install '.[worker]'")
+            words = f"MESHBOARD_SLURM_PYTHON is {site.python}, which cannot import Meshboard: {python.complaint}"
+            yield Finding("fail", SUBJECT, words, "Install Meshboard for this Python: pip install '.[worker]'")
         yield _accounts(slurm)
     except AwayError as error:
-        yield Finding("fail", SUBJECT, str(error), "Run it by hand as the user of the board. See docs/howto/slurm.md.")
+        yield Finding(
+            "fail", SUBJECT, str(error), "Run the command by hand as the user of the board. See docs/howto/slurm.md."
+        )
 
 
 def _accounts(slurm: Slurm) -> Finding:
     """Raises AwayError."""
     if slurm.remembered([name_of("doctor", 1)]) is not None:
         return Finding("ok", SUBJECT, "Slurm accounting (sacct) is on")
-    words = "Slurm accounting (sacct) is off. Meshboard may miss how a job ended"
+    words = "Slurm accounting (sacct) is off, so Meshboard may not learn why a Slurm job ended"
     return Finding("warn", SUBJECT, words, "Set AccountingStorageType=accounting_storage/slurmdbd in slurm.conf.")

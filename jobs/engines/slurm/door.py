@@ -60,14 +60,14 @@ class Door(NamedTuple):
                 start_new_session=True,  # a Ctrl-C is for the controller
             )
         except subprocess.TimeoutExpired:
-            raise AwayError(f"{argv[0]}{where} did not answer within {deadline_s:.0f} s") from None
+            raise AwayError(f"The command {argv[0]}{where} did not answer within {deadline_s:.0f} s") from None
         except OSError as error:
-            raise AwayError(f"{argv[0]}{where} cannot start: {error.strerror or error}") from None
+            raise AwayError(f"The command {argv[0]}{where} cannot start: {error.strerror or error}") from None
         said = Said(done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace"))
         if self.login and said.code == SSH_FAILED:
             raise AwayError(f"Cannot reach the login node {self.login}: {said.complaint}")
         if said.code in (126, 127):  # what env and a shell say of a command that they cannot start
-            raise AwayError(f"{argv[0]}{where} cannot start: {said.complaint}")
+            raise AwayError(f"The command {argv[0]}{where} cannot start: {said.complaint}")
         return said
 
     def _ssh(self) -> list[str]:
@@ -95,5 +95,5 @@ def _sockets() -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if found.st_uid != os.geteuid() or found.st_mode & 0o170077 != 0o040000:
-        raise AwayError(f"Other users can read {folder}. Run chmod 700 on it.")
+        raise AwayError(f"Other users can access the folder {folder}. Run chmod 700 on this folder.")
     return folder

@@ -25,7 +25,7 @@ def finish(attempt: Attempt, job: SlurmJob, printed: str) -> None:
     if attempt.job.status == Status.CANCELLING:
         outcome, reason = "cancelled", f"Slurm ended job {job.id}"
     with transaction.atomic():
-        lifecycle.start({attempt.job_id: (attempt.number, "Slurm had started the job")})
+        lifecycle.start({attempt.job_id: (attempt.number, "Slurm had already started the job")})
         if job.state == PREEMPTED and attempt.ended is None:
             stops.stop(attempt.job_id, attempt.number, "preempted", f"Slurm preempted job {job.id}")
         for member in _unended(attempt):
@@ -48,7 +48,7 @@ def refuse(attempt: Attempt, why: str) -> None:
 def lose(attempt: Attempt, reason: str) -> None:
     """Nothing of it is with Slurm."""
     with transaction.atomic():
-        lifecycle.start({attempt.job_id: (attempt.number, "Slurm had started the job")})
+        lifecycle.start({attempt.job_id: (attempt.number, "Slurm had already started the job")})
         for member in _unended(attempt):
             endings.lose(member, reason)
         _over(attempt)

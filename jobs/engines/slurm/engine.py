@@ -99,7 +99,7 @@ class SlurmEngine:
         try:
             certificates = self._site.certificates()
         except OSError as error:
-            self._hear_of_trouble(f"MESHBOARD_SLURM_CA_FILE: {error}")
+            self._hear_of_trouble(f"Cannot read MESHBOARD_SLURM_CA_FILE: {error}")
             return
         self._begin(
             followed, tuple(attempts.submit(attempt, self._site, certificates) for attempt in new[:MOST_SUBMITTED])
@@ -176,7 +176,7 @@ class SlurmEngine:
         elif name in news.put_off:
             self._put_off[name] = time.monotonic()
             attempts.not_taken(attempt)
-            _wait(attempt.job, f"Slurm does not accept the job now: {news.put_off[name]}", Status.QUEUED)
+            _wait(attempt.job, f"Slurm does not accept the job at the moment: {news.put_off[name]}", Status.QUEUED)
         elif name in news.jobs:
             self._missed.pop(name, None)
             self._follow(attempt, news.jobs[name], news.logs.get(name, ""), bar)

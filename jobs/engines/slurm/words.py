@@ -16,7 +16,7 @@ REASONS = {
     "Resources": "not enough free nodes with the requested resources",
     "Priority": "jobs with a higher priority are ahead",
     "Dependency": "an earlier submission of this job has not ended",
-    "BeginTime": "its begin time is in the future",
+    "BeginTime": "the begin time of the job is in the future",
     "JobHeldUser": "held by its user",
     "JobHeldAdmin": "held by an administrator",
     "Licenses": "a required license is in use",
@@ -31,7 +31,7 @@ REASONS = {
     "BadConstraints": "no node has the requested features",
     "InvalidAccount": "the account is not valid",
     "InvalidQOS": "the QOS is not valid",
-    "launch_failed_requeued_held": "the start failed on a node, so Slurm holds the job",
+    "launch_failed_requeued_held": "the job could not start on a node, so Slurm holds the job",
     "Cleaning": "Slurm cleans up after an earlier attempt",
 }
 

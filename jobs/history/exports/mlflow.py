@@ -47,12 +47,14 @@ def export(job: Job, attempt: int, to: str, experiment: str) -> str:
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
     except ImportError:
-        raise NotInstalledError("MLflow is not installed: pip install 'meshboard[mlflow]'") from None
+        raise NotInstalledError("MLflow is not installed. Run pip install 'meshboard[mlflow]'") from None
     points = ask(job.id, attempt, lambda tables: list(scalars(tables)))
     try:
         return _write(MlflowClient(tracking_uri=to), job, attempt, points, experiment)
     except MlflowException as error:
-        raise NotTakenError(f"{to} rejected the export: {str(error).strip().splitlines()[0][:1000]}") from None
+        raise NotTakenError(
+            f"The MLflow server {to} rejected the export: {str(error).strip().splitlines()[0][:1000]}"
+        ) from None
 
 
 def _write(client: Any, job: Job, attempt: int, points: Sequence[Point], experiment: str) -> str:
@@ -60,7 +62,9 @@ def _write(client: Any, job: Job, attempt: int, points: Sequence[Point], experim
     where = found.experiment_id if found else client.create_experiment(experiment)
     same = f"tags.`{JOB}` = '{job.id}' AND tags.`{ATTEMPT}` = '{attempt}'"
     if there := client.search_runs([where], same):
-        raise ExportedError(f"Attempt {attempt} of job {job.id} already exists as run {there[0].info.run_id}.")
+        raise ExportedError(
+            f"Attempt {attempt} of job {job.id} was already exported as MLflow run {there[0].info.run_id}."
+        )
     began = int(1000 * min((point.time for point in points), default=job.created.timestamp()))
     tags = {JOB: job.id, ATTEMPT: str(attempt), "meshboard.project": job.project, "mlflow.user": job.owner.username}
     run: str = client.create_run(where, start_time=began, tags=tags, run_name=job.name).info.run_id

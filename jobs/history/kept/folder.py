@@ -106,9 +106,9 @@ class Folder:
         try:
             found: Manifest = json.loads((self.path / MANIFEST).read_bytes())
         except FileNotFoundError:
-            raise GoneError(f"no history of {self._job}/{self._attempt}") from None
+            raise GoneError(f"There is no history of job {self._job}, attempt {self._attempt}.") from None
         if found["v"] != VERSION:
-            raise GoneError(f"The history has version {found['v']}. This version of Meshboard reads version {VERSION}.")
+            raise GoneError(f"The history has format {found['v']}. This version of Meshboard reads format {VERSION}.")
         return found
 
     def open(self) -> Manifest:
@@ -258,7 +258,7 @@ class Folder:
             generation = 0
         if generation != manifest["generation"]:
             raise OvertakenError(
-                f"{self.path} is at generation {generation}, this process is at {manifest['generation']}."
+                f"Another recorder changed {self.path}: generation {generation} instead of {manifest['generation']}."
             )
 
     def _tell(self, manifest: Manifest) -> None:

@@ -85,7 +85,7 @@ def ask(job: str, attempt: int, work: Callable[[Tables], Answer]) -> Answer:
             with _cursor() as cursor:
                 return work(Tables(cursor, folder, folder.manifest()))
         except duckdb.OutOfMemoryException:  # also of a disk that takes no more of what does not fit in memory
-            raise BusyError("The query needs more memory than available. Request less data, or try again.") from None
+            raise BusyError("The query needs more memory than is available. Request less data, or try again.") from None
         except (duckdb.IOException, duckdb.InvalidInputException, GoneError) as error:
             if is_full(error):
                 raise OSError(errno.ENOSPC, WORDS) from error
@@ -147,7 +147,7 @@ def _quoted(text: str) -> str:
 @contextlib.contextmanager
 def _cursor() -> Iterator[duckdb.DuckDBPyConnection]:
     if not _room.acquire(timeout=PATIENCE_S):
-        raise BusyError("Too many queries run at the same time. Try again in a few seconds.")
+        raise BusyError("Too many queries are running. Try again in a few seconds.")
     try:
         with engine().cursor() as cursor:
             yield cursor

@@ -63,7 +63,7 @@ class Recording:
             until = batch["time"] if batch is not None else order(entry.id)[0] / 1000  # Redis has the board's clock
             since = where["time"] if where["time"] is not None else until
             self.rows.mark_gap(
-                node, since, until, f"{entry.missing:,} entries were deleted before the recorder read them"
+                node, since, until, f"{entry.missing:,} telemetry entries were deleted before the recorder read them"
             )
         if batch is None:
             return
@@ -83,7 +83,7 @@ class Recording:
             batch, problems = salvage_batch(entry.batch)
         except BadMessageError as error:
             self.rows.state["refused"] += 1
-            log.warning("Skipped an entry of %s/%d: %s", self.job, self.attempt, error)
+            log.warning("Skipped a telemetry entry of job %s, attempt %d: %s", self.job, self.attempt, error)
             return None
         self.rows.state["refused"] += len(problems)
         return batch

@@ -112,7 +112,7 @@ class Recorder:
     def _take_lease(self) -> None:
         waiting = not self._lease.hold()
         if waiting and not self._waiting:
-            log.info("Another recorder runs (%s). Waiting for it to end", self._lease.holder_now())
+            log.info("Another recorder runs (%s). Waiting for this recorder to end", self._lease.holder_now())
             self._open.clear()  # it goes on from the folders, and so shall we
         if self._waiting and not waiting:
             log.info("The other recorder has ended. Starting")
@@ -166,7 +166,10 @@ class Recorder:
                 self._read_again(stream)
 
     def _read_again(self, stream: Stream) -> None:
-        log.warning("The stream of %s/%d, node %d, has restarted. Reading from its start", *stream)
+        log.warning(
+            "The telemetry stream of job %s, attempt %d, node %d restarted. Reading from the start of the stream",
+            *stream,
+        )
         if recording := self._open.get((stream.job, stream.attempt)):
             recording.read_again(stream.node)
 
@@ -233,7 +236,7 @@ class Recorder:
         except Exception as error:
             self._open.pop(key, None)
             if isinstance(error, OvertakenError | GoneError):
-                log.info("Restarting the %s of %s/%d: %s", what, *key, error)
+                log.info("Restarting the step %r for job %s, attempt %d: %s", what, *key, error)
                 return
             self._failing.add(key)
             self._tell(f"{what} of an attempt", error)

@@ -322,7 +322,7 @@ class Rows:
             known[item["rank"]] = {**item, "stack": item["stack"][-MOST_FRAMES:]}
 
     def _add_gap(self, item: GapItem) -> None:
-        words = f"{item['items']:,} items were lost without a connection to the board"
+        words = f"{item['items']:,} telemetry items were lost while the host had no connection to the board"
         self.mark_gap(self._node, min(self._before, item["time"]), item["time"], words)
 
 

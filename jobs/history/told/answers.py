@@ -88,10 +88,10 @@ def _rows(tables: Tables, table: str, asked: Asked) -> Rows:
     if count > MOST_ROWS:
         [(all_rows,)] = tables.rows(f"SELECT count(*) FROM ({question.sql})", *question.values)
         words = (
-            f"The answer has {all_rows:,} rows, the maximum for JSON is {MOST_ROWS:,}. "
-            "Use bins, fewer ranks, or a shorter time"
+            f"The answer has {all_rows:,} rows, but the maximum for JSON is {MOST_ROWS:,}. "
+            "Use bins, fewer ranks, a shorter time range, or format csv or parquet."
         )
-        raise SpecError([Problem("format", f"{words}, or format csv or parquet.")])
+        raise SpecError([Problem("format", words)])
     return {
         "table": table,
         "attempt": tables.manifest["attempt"],

@@ -21,7 +21,7 @@ MOST_STEP = 2**53 - 1
 MOST_RANGES = 64
 HIGHEST_RANK = 65535
 TIME_WORDS = "`{name}` is not a time. Use Unix seconds."
-RANGES_WORDS = f'`{{name}}` is invalid. Use at most {MOST_RANGES} ranges such as "0,3,8-15", each from 0 to '
+RANGES_WORDS = f'`{{name}}` is invalid. Use at most {MOST_RANGES} ranges such as "0,3,8-15", with a maximum of '
 
 T = TypeVar("T")
 Range = tuple[int, int]
@@ -102,17 +102,24 @@ def _together(table: str, found: Asked) -> list[Problem]:
     problems = []
     if found.since is not None and found.until is not None and found.since > found.until:
         problems.append(
-            Problem("from", f"`from` is {found.since:g}, after `to` = {found.until:g}. Use an earlier `from`.")
+            Problem(
+                "from", f"`from` is {found.since:g}, which is later than `to` ({found.until:g}). Use an earlier `from`."
+            )
         )
     groups = BY.get(table, ())
     if not set(found.by) <= set(groups) or len(set(found.by)) < len(found.by):
         problems.append(
-            Problem("by", f"`by` is {','.join(found.by)[:60]!r}. Use some of {', '.join(groups)}, separated by commas.")
+            Problem(
+                "by",
+                f"`by` is {','.join(found.by)[:60]!r}. Use one or more of {', '.join(groups)}, separated by commas.",
+            )
         )
     if found.bins is not None and table not in BY:
-        problems.append(Problem("bins", f"`bins` is for {', '.join(BY)}, not for {table}. Omit it."))
+        problems.append(Problem("bins", f"`bins` works only with {', '.join(BY)}, not with {table}. Omit `bins`."))
     if found.steps is not None and "step" not in TABLES[table].names:
-        problems.append(Problem("steps", f"`steps` is for tables with steps, not for {table}. Omit it."))
+        problems.append(
+            Problem("steps", f"`steps` works only with tables that have steps, not with {table}. Omit `steps`.")
+        )
     return problems
 
 

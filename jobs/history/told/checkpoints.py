@@ -19,14 +19,20 @@ class CheckpointTold(TypedDict):
     """Of one: null is what is not known of it any more. Bytes, seconds, unix seconds."""
 
     attempt: int
-    name: Annotated[str | None, Field(description="Name for `resume`. null if the checkpoint could not be written.")]
+    name: Annotated[
+        str | None,
+        Field(description="Checkpoint name to use in `train.resume`. null if the checkpoint could not be written."),
+    ]
     step: int | None
     time: float | None
     num_bytes: int | None
-    stall_s: Annotated[float | None, Field(description="Time that training waited.")]
+    stall_s: Annotated[float | None, Field(description="Seconds that training waited for the checkpoint.")]
     save_s: float | None
     problem: str
-    kept: Annotated[bool, Field(description="Kept on disk: one of the newest `train.keep_checkpoints` of its attempt.")]
+    kept: Annotated[
+        bool,
+        Field(description="True if the checkpoint is on disk. An attempt keeps its newest `train.keep_checkpoints`."),
+    ]
 
 
 def checkpoints(job: Job) -> list[CheckpointTold]:

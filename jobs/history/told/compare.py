@@ -44,10 +44,13 @@ class Curve(TypedDict):
     """A run by its steps, thinned, all lists of one length; null is what nobody told, or no number."""
 
     step: NotRequired[list[int]]
-    elapsed_s: NotRequired[Annotated[list[float | None], Field(description="Since the start of the first step.")]]
+    elapsed_s: NotRequired[
+        Annotated[list[float | None], Field(description="Seconds since the start of the first step.")]
+    ]
     tokens: NotRequired[
         Annotated[
-            list[int | None], Field(description="Tokens so far, including the steps before a resumed checkpoint.")
+            list[int | None],
+            Field(description="Number of tokens up to each step, including steps before a resumed checkpoint."),
         ]
     ]
     loss: NotRequired[list[float | None]]
@@ -69,7 +72,9 @@ class Foretold(TypedDict):
     """What was predicted of a run as it was submitted: the whole is in its job's estimate."""
 
     time: NotRequired[TimeEstimate]
-    peak_memory_bytes: NotRequired[Annotated[int, Field(description="Rank with the most memory.")]]
+    peak_memory_bytes: NotRequired[
+        Annotated[int, Field(description="Predicted peak memory of the rank with the highest peak.")]
+    ]
     memory_interval: NotRequired[Interval]
 
 
@@ -79,12 +84,12 @@ class Compared(TypedDict):
     job: str
     name: str
     attempt: int
-    recorded: Annotated[bool, Field(description="True if its history is stored.")]
+    recorded: Annotated[bool, Field(description="True if the history of the run is stored.")]
     curve: Annotated[Columns, ReadBy(Curve)]
     validation: Annotated[Columns, ReadBy(Validation)]
     traffic: list[RunTraffic]
     parts: Parts | None
-    plan: Annotated[Foretold | Older, Field(description="Empty without a prediction.")]
+    plan: Annotated[Foretold | Older, Field(description="Prediction for the run. Empty if there is none.")]
 
 
 class Comparison(TypedDict):

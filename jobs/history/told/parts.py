@@ -22,7 +22,8 @@ class Parts(TypedDict):
     """Means over ranks and steps, seconds a step; without the checkpoints that a diagnosis adds."""
 
     steps: Annotated[
-        int, Field(description=f"The last {LATELY} steps after the first {FIRST_STEPS}. Fewer steps with many ranks.")
+        int,
+        Field(description=f"Number of averaged steps. At most the last {LATELY}, and never the first {FIRST_STEPS}."),
     ]
     step_s: float
     data_s: float

@@ -21,23 +21,25 @@ class Results(TypedDict):
     """Of one attempt, so far. Bytes."""
 
     attempt: int
-    ended: Annotated[bool, Field(description="True if the data is final.")]
+    ended: Annotated[bool, Field(description="True if the attempt has ended, so the data is final.")]
     verdicts: Annotated[dict[str, list[VerdictRow]], Field(description="Predicted and measured traffic per rank.")]
     off_bytes: Annotated[
         int | None,
         Field(
             description=(
-                "Difference between measured and predicted traffic over all rows. null until all ranks reported."
+                "Total difference between measured and predicted traffic, in bytes. null until all ranks have reported."
             )
         ),
     ]
     proof: Annotated[
         ProofItem | None,
-        Field(description="Verification: replicas, and first steps compared with the single-process reference."),
+        Field(
+            description="Verification results: replica consistency, and a comparison with the single-process reference."
+        ),
     ]
     dry_runs: list[DryRunItem]
-    peak_bytes: Annotated[dict[str, int], Field(description="Peak memory of a rank.")]
-    memory: Annotated[dict[str, MemoryParts], Field(description="Memory parts of the last step of a rank.")]
+    peak_bytes: Annotated[dict[str, int], Field(description="Peak memory of each rank.")]
+    memory: Annotated[dict[str, MemoryParts], Field(description="Memory breakdown of each rank in its last step.")]
     lab: Annotated[Annotated[dict[str, Any], ReadBy(LabResult)] | None, Field(description="Result of a benchmark.")]
 
 

@@ -27,13 +27,13 @@ AttemptKept = TypedDict(
     "AttemptKept",
     {
         "attempt": int,
-        "ended": Annotated[bool, Field(description="True if the data is final.")],
+        "ended": Annotated[bool, Field(description="True if the attempt has ended, so the data is final.")],
         "from": float | None,
         "to": float | None,
         "bytes": int,
         "tables": dict[str, TableKept],
-        "merged_s": Annotated[int, Field(description="Seconds per row of the oldest traffic.")],
-        "raw_dropped": Annotated[int, Field(description="Traced steps deleted to save space.")],
+        "merged_s": Annotated[int, Field(description="Number of seconds that each row of the oldest traffic covers.")],
+        "raw_dropped": Annotated[int, Field(description="Number of traced steps that were deleted to save space.")],
     },
 )
 AttemptKept.__doc__ = "The stored history of an attempt."
@@ -45,13 +45,14 @@ Rows = TypedDict(
         "attempt": int,
         "from": float | None,
         "to": float | None,
-        "width_s": Annotated[float | None, Field(description="Width of a bin. null for raw rows.")],
+        "width_s": Annotated[float | None, Field(description="Width of a time bin in seconds. null for raw rows.")],
         "columns": Annotated[
-            Columns, Field(description="Columns by name, all of the same length. The `time` of a bin is its start.")
+            Columns,
+            Field(description="Columns by name, all of the same length. The `time` of a bin is the start of the bin."),
         ],
     },
 )
-Rows.__doc__ = "Rows or time bins of a table."
+Rows.__doc__ = "Rows or time bins of a history table."
 
 
 class History(TypedDict):
@@ -68,7 +69,7 @@ class Followed(TypedDict):
     after: str
     time: float | None
     host: str | None
-    lost: Annotated[bool, Field(description="True if a part was deleted before the recorder read it.")]
+    lost: Annotated[bool, Field(description="True if some telemetry was deleted before the recorder read it.")]
 
 
 class RankNow(TypedDict):
@@ -129,26 +130,38 @@ class Snapshot(TypedDict):
     progress: Progress | None
     step_times: list[float]
     stride: Annotated[int, Field(description="Steps of the curve are multiples of this number.")]
-    curve: Annotated[Columns, Field(description="step, time, step_s, tokens, loss, grad_norm, learning_rate")]
+    curve: Annotated[
+        Columns, Field(description="Columns of the curve: step, time, step_s, tokens, loss, grad_norm, learning_rate.")
+    ]
     last_loss: Annotated[LastLoss | None, Field(description="Latest step with a finite loss.")]
     parts: Annotated[
         Columns,
-        Field(description="Means per rank over the measured steps: step_s, data_s, optimizer_s, exposed, hidden."),
+        Field(
+            description="Means per rank over the measured steps. Columns: step_s, data_s, optimizer_s, exposed, hidden."
+        ),
     ]
-    marks: Annotated[Columns, Field(description="time, kind, rank, step, text, value")]
+    marks: Annotated[Columns, Field(description="Events of the run. Columns: time, kind, rank, step, text, value.")]
     ranks: list[RankNow]
     cells: Counters
-    exact: Annotated[Counters, Field(description="Traffic of phase step, up to step `ran` of each rank.")]
+    exact: Annotated[
+        Counters, Field(description="Traffic counters of the phase `step`, up to the step `ran` of each rank.")
+    ]
     verdicts: dict[str, list[VerdictRow]]
     peaks: dict[str, int]
-    memory: Annotated[dict[str, MemoryParts], Field(description="Memory parts of the last step.")]
+    memory: Annotated[dict[str, MemoryParts], Field(description="Memory breakdown of each rank in its last step.")]
     proof: ProofItem | None
     dry_runs: list[DryRunItem]
     checkpoints: list[CheckpointItem]
     starts: list[Started]
     standing: Annotated[list[StandingItem], Field(description="Stalled ranks.")]
-    processes: Annotated[list[ProcessItem], Field(description="Ranks without contact.")]
+    processes: Annotated[
+        list[ProcessItem], Field(description="Process state of ranks that are stalled, silent, stopped, or throttled.")
+    ]
     traffic: Traffic
-    recent: Annotated[Columns, Field(description="Traffic of the last minute: second, rank, axis, op, bytes.")]
-    gauges: Annotated[Columns, Field(description="Means per bin: node, rank, time, and each gauge.")]
-    logs: Annotated[Columns, Field(description="Last lines of each rank: node, rank, time, first, lines, skipped.")]
+    recent: Annotated[Columns, Field(description="Traffic of the last minute. Columns: second, rank, axis, op, bytes.")]
+    gauges: Annotated[
+        Columns, Field(description="Mean of each gauge per time bin. Columns: node, rank, time, and each gauge.")
+    ]
+    logs: Annotated[
+        Columns, Field(description="Last log lines of each rank. Columns: node, rank, time, first, lines, skipped.")
+    ]

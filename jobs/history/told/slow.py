@@ -24,11 +24,11 @@ OTHER = "compute (remainder)"
 class Finding(TypedDict):
     """A part of a step that took longer. Seconds are means over ranks and steps."""
 
-    part: Annotated[str, Field(description="exposed, data, optimizer, or compute (remainder).")]
+    part: Annotated[str, Field(description="Part of the step: exposed, data, optimizer, or compute (remainder).")]
     axis: str | None
     rank: Annotated[int | None, Field(description="Rank with the largest increase. null if all ranks are equal.")]
     host: str | None
-    ranks_alike: Annotated[int, Field(description="Other ranks with nearly the same increase.")]
+    ranks_alike: Annotated[int, Field(description="Number of other ranks with nearly the same increase.")]
     seconds: float
     usual_s: float
 
@@ -39,8 +39,14 @@ class SlowCall(TypedDict):
     op: str
     axis: str
     ranks: list[int]
-    ended_s: Annotated[float, Field(description="Time from the first arrival to the end, median of these steps.")]
-    usual_s: Annotated[float, Field(description="Same for the other steps. 0 without any.")]
+    ended_s: Annotated[
+        float,
+        Field(description="Median time from the first arrival of a rank to the end of the call, in the chosen steps."),
+    ]
+    usual_s: Annotated[
+        float,
+        Field(description="Median time of the same collective in all other steps. 0 if there are no other steps."),
+    ]
     last: Annotated[int | None, Field(description="Rank that arrived last most often. null if it varies.")]
     host: str | None
 
@@ -84,7 +90,7 @@ def slow(job: str, attempt: int, first: int, last: int) -> Slow:
     """Steps `first` to `last` beside the others.
 
     Raises:
-        NoStepsError: The range has no steps., or none outside.
+        NoStepsError: the range, or the rest of the run, has no steps.
         GoneError: there is no history.
         BusyError: too much is asked at once.
     """
@@ -102,7 +108,7 @@ def _slow(tables: Tables, first: int, last: int) -> Slow:
     }
     if True not in sides or False not in sides:
         raise NoStepsError(
-            "The range has no steps." if True not in sides else "The run has no other steps to compare with."
+            "The requested range has no steps." if True not in sides else "The run has no other steps to compare with."
         )
     hosts = _hosts(tables)
     found = _findings(_parts(tables, within, first, last), sides[False][1], hosts)

@@ -18,7 +18,7 @@ class Command(BaseCommand):
     help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("target", type=Path, help="new file, or an existing folder for it")
+        parser.add_argument("target", type=Path, help="path of the new backup file, or an existing folder for the file")
 
     def handle(self, *_args: Any, **options: Any) -> None:
         target: Path = options["target"].absolute()
@@ -30,5 +30,9 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from None
         size = target.stat().st_size
         rows = sum(told["rows"].values())
-        self.stdout.write(f"{target}: {rows:,} rows, {told['histories']:,} histories, {size:,} bytes")
-        self.stdout.write("Store MESHBOARD_SECRET_KEY in another safe place. Without this key, hosts must join again.")
+        self.stdout.write(
+            f"Wrote {target} with {rows:,} database rows, {told['histories']:,} job histories, and {size:,} bytes"
+        )
+        self.stdout.write(
+            "Store MESHBOARD_SECRET_KEY in another safe place. Without this key, all hosts need to join again."
+        )

@@ -17,7 +17,9 @@ from jobs.hosts.checks import board
 class Command(BaseCommand):
     """Exit code 1 where something fails."""
 
-    help = "Check Redis, database, controller, hosts, Slurm, names, clocks, disks, and versions, and print what to do."
+    help = (
+        "Check all parts of the board, such as Redis, database, controller, and hosts, and print how to fix problems."
+    )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--json", action="store_true", help="print JSON")

@@ -20,18 +20,25 @@ GIVEN = "MESHBOARD_JOIN_TOKEN"
 class Command(BaseCommand):
     """Prints the token, once."""
 
-    help = "Create a token for new hosts. Then run python -m workers.host.join URL --token TOKEN on the machine."
+    help = "Create a join token for new hosts. Then run python -m workers.host.join URL --token TOKEN on each new host."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--hours", type=int, default=24, help="hours until the token expires")
-        parser.add_argument("--uses", type=int, help="maximum number of hosts, default 1, or unlimited with --given")
+        parser.add_argument("--hours", type=int, default=24, help="number of hours until the token expires")
         parser.add_argument(
-            "--label", action="append", default=[], help="labels of hosts that join with the token, for pools"
+            "--uses",
+            type=int,
+            help="maximum number of hosts that can use the token (default: 1, or unlimited with --given)",
+        )
+        parser.add_argument(
+            "--label",
+            action="append",
+            default=[],
+            help="label for each host that joins with the token; pools select hosts by label",
         )
         parser.add_argument("--note", default="", help="purpose of the token")
         parser.add_argument("--json", action="store_true", help="print JSON")
         parser.add_argument(
-            "--given", action="store_true", help=f"use the token from {GIVEN} or {GIVEN}_FILE instead of a new one"
+            "--given", action="store_true", help=f"use the token from {GIVEN} or {GIVEN}_FILE instead of a new token"
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -51,7 +58,7 @@ class Command(BaseCommand):
         if options["json"]:
             self.stdout.write(json.dumps({"token": text, "expires": token.expires.isoformat()}))
         elif token.revoked is not None:
-            why = f"{tokens.why_not(token)} Set a new token to add hosts. Hosts that joined do not need one."
+            why = f"{tokens.why_not(token)} Set a new token to add hosts. Hosts that have joined do not need a token."
             self.stdout.write(f"The token in {GIVEN} is invalid. {why}")
         elif options["given"]:
             self.stdout.write(f"The token in {GIVEN} is valid until {token.expires:%Y-%m-%d %H:%M:%S} UTC.")

@@ -27,7 +27,9 @@ class Command(BaseCommand):
     help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--keep", type=Path, help="JSON of an earlier run, to keep its password and token")
+        parser.add_argument(
+            "--keep", type=Path, help="JSON output of an earlier run, to keep the password and token of that run"
+        )
 
     def handle(self, *_args: Any, **options: Any) -> None:
         user, is_new = get_user_model().objects.get_or_create(

@@ -22,8 +22,10 @@ class Command(BaseCommand):
     help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--keep", type=Path, help="JSON of an earlier run, to keep its password and token")
-        parser.add_argument("--host", type=Path, help="identity file of the host on this machine: NAME.json")
+        parser.add_argument(
+            "--keep", type=Path, help="JSON output of an earlier run, to keep the password and token of that run"
+        )
+        parser.add_argument("--host", type=Path, help="identity file (NAME.json) of the host on this machine")
 
     def handle(self, *_args: Any, **options: Any) -> None:
         call_command("migrate", verbosity=0)

@@ -20,7 +20,9 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("source", type=Path)
-        parser.add_argument("--replace", action="store_true", help="replace an existing board and delete its data")
+        parser.add_argument(
+            "--replace", action="store_true", help="replace an existing board and delete the data of that board"
+        )
 
     def handle(self, *_args: Any, **options: Any) -> None:
         before = os.umask(0o077)  # a database that is made here holds hashes of passwords, as the file does
@@ -32,6 +34,8 @@ class Command(BaseCommand):
         finally:
             os.umask(before)
         rows = sum(told["rows"].values())
-        self.stdout.write(f"{rows:,} rows and {told['histories']:,} histories of {told['made']}")
+        self.stdout.write(
+            f"Restored {rows:,} database rows and {told['histories']:,} job histories from {told['made']}"
+        )
         for note in notes:
             self.stdout.write(note)

@@ -29,7 +29,7 @@ def submitted(request: HttpRequest, data: Any, *, check_of: Job | None = None) -
     """
     job, queued = actions.submit(cast(User, request.user), data, key=_key(request, data), check_of=check_of)
     if queued is None:
-        messages.info(request, "The form was sent more than once. It started only this job.")
+        messages.info(request, "The form was sent more than once, but only this job was created.")
     return redirect("job-detail", job.id)
 
 

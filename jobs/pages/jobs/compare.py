@@ -146,13 +146,13 @@ def figures(jobs: list[Job], exits: Mapping[str, Mapping[str, Any]]) -> list[Fig
         Figure("ranks", "count", nothing, [float(job.world_size) for job in jobs]),
         Figure("steps done", "count", nothing, [summary.get("steps") for summary in summaries]),
         Figure(
-            f"step time, median of up to {TIMED_STEPS} last steps",
+            f"median step time of the last {TIMED_STEPS} steps (or fewer)",
             "seconds",
             [(plan.get("time") or {}).get("step_s") for plan in plans],
             [told.get("step_s") for told in measured],
         ),
         Figure(
-            f"tokens per second, last {SPEED_STEPS} steps",
+            f"tokens per second over the last {SPEED_STEPS} steps",
             "count",
             [(plan.get("time") or {}).get("tokens_per_s") for plan in plans],
             [summary.get("tokens_per_s") for summary in summaries],
@@ -160,7 +160,7 @@ def figures(jobs: list[Job], exits: Mapping[str, Mapping[str, Any]]) -> list[Fig
         Figure("last loss", "loss", nothing, [_loss_at_the_end(summary) for summary in summaries]),
         Figure("last validation loss", "loss", nothing, [_last(summary.get("eval_losses")) for summary in summaries]),
         Figure(
-            "peak memory of the fullest rank",
+            "peak memory of the rank with the highest peak",
             "bytes",
             [_tensors(job.estimate, job.device) for job in jobs],
             [_peak(summary, job.world_size) for summary, job in zip(summaries, jobs, strict=True)],
@@ -175,7 +175,7 @@ def axis_figures(jobs: list[Job], exits: Mapping[str, Mapping[str, Any]]) -> lis
     axes = list(dict.fromkeys(axis for one in sums for axis in one))
     return [
         Figure(
-            f"{axis} payload per step, all ranks",
+            f"{axis} payload bytes per step, sum of all ranks",
             "traffic",
             [one[axis][0] if axis in one else None for one in sums],
             [one[axis][1] if axis in one else None for one in sums],

@@ -110,7 +110,7 @@ def _cause(fast: Run, slow: Run) -> str:
     if part is None or gains[part] < MIN_CAUSE * (slow.step_s - fast.step_s):
         return ""
     before, after = slow.parts[part], fast.parts.get(part, 0.0)
-    return f"{_title(*part)} fell from {short(before)} to {short(after)} per step"
+    return f"{_title(*part)} takes {short(after)} instead of {short(before)} per step"
 
 
 def _title(kind: str, name: str) -> str:

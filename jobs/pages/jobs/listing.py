@@ -200,7 +200,7 @@ def jobs_act(request: HttpRequest) -> HttpResponse:
 def _checked(data: dict[str, Any]) -> Several:
     asked = checked(Several, data)
     if asked.action in ("tag", "untag") and not asked.tags:
-        raise SpecError([Problem("tags", "`tags` is empty. Enter a tag next to the button.")])
+        raise SpecError([Problem("tags", "`tags` is empty. Enter a tag in the field next to the button.")])
     return asked
 
 

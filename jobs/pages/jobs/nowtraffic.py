@@ -54,7 +54,7 @@ def _read(keys: list[Key]) -> dict[Key, float | None]:
                 pipe.xrevrange(telemetry_stream(job, attempt, node), min=oldest, count=MOST_ENTRIES)
             answers = pipe.execute()
     except (RedisError, OSError) as error:
-        log.warning("the overview goes without traffic: %s", error)
+        log.warning("Cannot read live traffic for the overview: %s", error)
         return rates
     for (job, attempt, _), entries in zip(streams, answers, strict=True):
         found = rate(picked_of(reversed(entries), ["traffic", "step"]))

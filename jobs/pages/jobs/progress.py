@@ -66,7 +66,7 @@ def _read(keys: list[Key]) -> dict[Key, Newest | None]:
         with connect() as client:
             told = newest_steps(client, {telemetry_stream(*key): 1 for key in keys}, WINDOW_S)
     except (RedisError, OSError) as error:
-        log.warning("the list goes without progress: %s", error)
+        log.warning("Cannot read progress for the job list: %s", error)
         return dict.fromkeys(keys)
     return {key: newest(told[telemetry_stream(*key)]) for key in keys}
 

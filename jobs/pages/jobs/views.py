@@ -123,7 +123,10 @@ def job_run_smaller(request: HttpRequest, job_id: str) -> HttpResponse:
     job = find_job_to_run(request.user, job_id)
     try:
         if not actions.run_smaller(job, request.user.get_username()):
-            messages.info(request, f"The job is {job.status}. Only failed, lost or cancelled jobs can be queued again.")
+            messages.info(
+                request,
+                f"The job is {job.status}. Only jobs that failed, were lost, or were cancelled can be queued again.",
+            )
     except NoOfferError as error:
         messages.info(request, str(error))
     except actions.DisprovedError as error:
@@ -141,9 +144,9 @@ def job_check(request: HttpRequest, job_id: str) -> HttpResponse:
     job = find_job(request.user, job_id)
     offered = check.offer(request.user, job)
     if offered is None:
-        raise Http404("The job has nothing to check.")
+        raise Http404("This job has no results that a reference check can compare.")
     if not offered["may"]:
-        raise PermissionDenied(f"You have no right to submit jobs to project {job.project}.")
+        raise PermissionDenied(f"You are not allowed to submit jobs to project {job.project}.")
     try:
         return once.submitted(request, check.spec_of(job), check_of=job)
     except SpecError as error:
@@ -158,7 +161,10 @@ def job_requeue(request: HttpRequest, job_id: str) -> HttpResponse:
     job = find_job_to_run(request.user, job_id)
     try:
         if not actions.requeue(job, request.user.get_username()):
-            messages.info(request, f"The job is {job.status}. Only failed, lost or cancelled jobs can be queued again.")
+            messages.info(
+                request,
+                f"The job is {job.status}. Only jobs that failed, were lost, or were cancelled can be queued again.",
+            )
     except actions.DisprovedError as error:
         messages.info(request, str(error))
     return redirect("job-detail", job_id)

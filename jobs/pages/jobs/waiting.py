@@ -46,7 +46,7 @@ def _next_action(job: Job, *, paused: bool, held: bool, starts: bool) -> str:
     if held:
         return "Ask an operator of the project to release the job."
     if is_stranded(job):
-        return "Add a host that can hold the job, or find a smaller layout."
+        return "Add a host with enough slots for the job, or find a smaller layout."
     if starts:
-        return "No action is needed. The job starts by itself."
-    return "Open the queue to see the jobs ahead of it."
+        return "You do not need to do anything. The job starts by itself."
+    return "Open the queue to see the jobs ahead of this job."

@@ -86,7 +86,7 @@ class Controller:
         before, self._waits_for = self._waits_for, self._who_works()
         if self._waits_for not in ("", before):
             level = logging.WARNING if self._waits_for.startswith(WORDS) else logging.INFO
-            log.log(level, "waiting: %s", self._waits_for)
+            log.log(level, "Waiting: %s", self._waits_for)
         if before and not self._waits_for:
             log.info("The other controller has ended. Starting")
 

@@ -41,7 +41,9 @@ class Idle:
                 step, since = steps[key], now
             self._stood[key] = step, since
             if now - since >= limit_s:
-                reason = f"no step for {limit_s} s (run.idle_limit_s) after step {max(step, 0)}"
+                reason = (
+                    f"no step ended within the idle limit of {limit_s} s (run.idle_limit_s) after step {max(step, 0)}"
+                )
                 ended += stops.stop(*key, "idle", reason)
         return ended
 

@@ -64,7 +64,7 @@ def prune(client: redis.Redis) -> dict[str, int]:
         "deliveries": deliveries.forget_old,
         "queues of silent hosts and messages of removed hosts": lambda: _forget_queues(client),
         "imported traces": kept.forget_old,
-        "streams of ended attempts left to expire": lambda: _let_streams_expire(client),
+        "telemetry streams of ended attempts, which now expire": lambda: _let_streams_expire(client),
     }
     call_command("clearsessions")
     removed, failed = {}, list[Exception]()
@@ -72,7 +72,7 @@ def prune(client: redis.Redis) -> dict[str, int]:
         try:
             removed[what] = step()
         except Exception as error:  # one that fails holds up no other
-            error.add_note(f"while deleting {what}")
+            error.add_note(f"The error occurred while deleting {what}.")
             failed.append(error)
     if failed:
         raise ExceptionGroup("Some old data could not be deleted.", failed)

@@ -38,10 +38,10 @@ def preempt(job_id: str, for_job: str, name: str) -> bool:
     attempt = Job.objects.values_list("attempt", flat=True).filter(id=job_id, preemptible=True).first()
     if attempt is None:
         return False
-    text = "preempted by a job of higher priority"
+    text = "preempted by a job with higher priority"
     if Job.objects.filter(id=job_id, owner__jobs__id=for_job).exists():
         text += f", {name}"
-    return stop(job_id, attempt, "preempted", f"{text}, queued again to resume from the latest checkpoint")
+    return stop(job_id, attempt, "preempted", f"{text}, and queued again to resume from the latest checkpoint")
 
 
 def saving(now: datetime) -> dict[tuple[str, int], datetime]:
@@ -69,7 +69,7 @@ def end_as_asked(job_id: str, attempt: int, reason: str, *, did_all: bool = Fals
     if job.stop in ("time limit", "idle") and told is not None:
         return lifecycle.change(job_id, attempt, Status.FAILED, told.reason, only_from=(Status.CANCELLING,))
     if job.stop == "preempted" and disproved(job):
-        text = "preempted, and the verification failed"
+        text = "the job was preempted, and the verification of the run failed"
         return lifecycle.change(job_id, attempt, Status.FAILED, text, only_from=(Status.CANCELLING,))
     return lifecycle.change(job_id, attempt, Status.CANCELLED, reason, only_from=(Status.CANCELLING,))
 

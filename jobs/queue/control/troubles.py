@@ -31,18 +31,18 @@ class Troubles:
         now = time.monotonic()
         if now - self._told.get(kind, -QUIET_S) < QUIET_S:
             return False
-        times = f" ({self._since.pop(kind)} times since the last report)" if kind in self._told else ""
+        times = f" ({self._since.pop(kind)} times since the last log line)" if kind in self._told else ""
         if len(self._told) >= MOST:
             self._told.clear()
             self._since.clear()
         self._told[kind] = now
         self._since.pop(kind, None)
         if away(error):
-            log.warning("%s waits%s: %s", stage, times, error)
+            log.warning("Stage %s cannot continue%s: %s", stage, times, error)
         elif is_full(error):
-            log.warning("%s waits%s: %s: %s", stage, times, WORDS, error)
+            log.warning("Stage %s cannot continue%s: %s: %s", stage, times, WORDS, error)
         else:
-            log.error("%s failed%s", stage, times, exc_info=error)
+            log.error("Stage %s failed%s", stage, times, exc_info=error)
         return True
 
 

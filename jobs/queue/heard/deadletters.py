@@ -44,7 +44,7 @@ def bury(entry: str, body: object, error: Exception, sender: str = "") -> None:
     )
     _keep_newest(DeadLetter.objects.filter(sender=letter.sender), MOST_OF_A_SENDER)
     forget_oldest()
-    log.warning("Event %s failed and is kept as a dead letter: %s", entry, _plain(reason, 300))
+    log.warning("Event %s could not be processed and is stored as a dead letter: %s", entry, _plain(reason, 300))
 
 
 def forget_oldest() -> int:

@@ -54,8 +54,8 @@ def _check_sequence(event: HostEvent, entry: str) -> None:
     most = HEARTBEATS_AT_ONCE + HEARTBEATS_PER_S * passed_s
     if event["sequence"] > most:
         raise BadMessageError(
-            f"sequence: {event['sequence']} is higher than a host that started {passed_s:.0f} s ago can send: "
-            f"{HEARTBEATS_AT_ONCE} and {HEARTBEATS_PER_S} a second, {most:.0f}"
+            f"sequence: {event['sequence']} is higher than {most:.0f}, "
+            f"the highest number of a host that started {passed_s:.0f} s ago"
         )
 
 
@@ -138,7 +138,9 @@ def _hear_report(report: AttemptReport, host: str, member: Member | None, *, bel
         if told is None:
             return  # a later heartbeat brings it
         if (told["job"], told["attempt"]) != _key(report):
-            raise BadMessageError(f"exit: of attempt {told['job']}/{told['attempt']}, not of its report's")
+            raise BadMessageError(
+                f"exit: the exit report is for attempt {told['job']}/{told['attempt']}, unlike the message"
+            )
         _hear_end(report, told, host, member)
         return
     if member is None or member.ended is not None or not believed:
@@ -156,7 +158,7 @@ def _hear_report(report: AttemptReport, host: str, member: Member | None, *, bel
 def hear_checkpoint(name: str, attempt: Attempt) -> None:
     """The newest stays: names of one attempt compare as their steps do. Raises BadMessageError."""
     if not name.startswith(f"{attempt.job_id}/{attempt.number}/"):
-        raise BadMessageError(f"checkpoint: {name} is not of attempt {attempt.job_id}/{attempt.number}")
+        raise BadMessageError(f"checkpoint: {name} does not belong to attempt {attempt.job_id}/{attempt.number}")
     if name > attempt.checkpoint:
         Attempt.objects.filter(pk=attempt.pk, checkpoint__lt=name).update(checkpoint=name)
 

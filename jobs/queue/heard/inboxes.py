@@ -38,7 +38,7 @@ class Inbox(NamedTuple):
     def check_sender(self, named: str) -> None:
         """Raises BadMessageError where a message names a host that others than it write for."""
         if self.sender not in ("", named):
-            raise BadMessageError(f"host {self.sender} sent it, but it names host {named}")
+            raise BadMessageError(f"the message names host {named}, but host {self.sender} sent it")
 
     def at(self, client: redis.Redis, position: str) -> Inbox:
         """Read up to there: never to be read again, so it is trimmed. Of a stream's nodes the whole ones go."""
@@ -60,8 +60,8 @@ class Inbox(NamedTuple):
             kept //= 2
             client.xtrim(self.key, maxlen=kept, approximate=False)
         problem = (
-            f"more than {MOST_ENTRIES:,} events or {MOST_BYTES:,} bytes waited, "
-            f"so the oldest {waiting - kept:,} were deleted"
+            f"more than {MOST_ENTRIES:,} events or {MOST_BYTES:,} bytes were waiting, "
+            f"so the oldest {waiting - kept:,} events were deleted"
         )
         bury(self.position, b"", BadMessageError(problem), self.sender)
 
@@ -72,7 +72,12 @@ class Inbox(NamedTuple):
             pipe.expire(f"{self.key}{SET_ASIDE}", SET_ASIDE_S)
             pipe.execute()
         Cursor.objects.filter(name=self.cursor).update(position=NOTHING_READ, again_to=NOTHING_READ)
-        bury(entry, b"", BadMessageError(f"{problem}: set aside as {self.key}{SET_ASIDE} for a day"), self.sender)
+        bury(
+            entry,
+            b"",
+            BadMessageError(f"{problem}, so the stream was moved to {self.key}{SET_ASIDE} for one day"),
+            self.sender,
+        )
 
 
 def order_of(entry: str) -> tuple[int, int]:
@@ -119,7 +124,7 @@ def _standing(client: redis.Redis, inbox: Inbox, told: Any) -> Inbox | None:
         if kind == b"stream":
             return None  # there was none a moment ago
         if kind != b"none":
-            inbox.set_aside(client, NOTHING_READ, f"the key {inbox.key} is not a stream")
+            inbox.set_aside(client, NOTHING_READ, f"the Redis key {inbox.key} is not a stream")
             return None
     elif isinstance(told, Exception):
         raise told

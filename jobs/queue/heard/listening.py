@@ -33,9 +33,9 @@ class Listening:
     def trouble(self) -> str:
         """Why a host may be well and yet not heard of; empty where there is no such reason."""
         if self._deaf():
-            return f"the controller has no connection to Redis since {self._last:%Y-%m-%d %H:%M:%S} UTC"
+            return f"the controller has had no connection to Redis since {self._last:%Y-%m-%d %H:%M:%S} UTC"
         if timezone.now() - self._since <= HOST_SILENT_AFTER:
-            return f"the controller has been connected to Redis again only since {self._since:%Y-%m-%d %H:%M:%S} UTC"
+            return f"the controller reconnected to Redis only at {self._since:%Y-%m-%d %H:%M:%S} UTC"
         return ""
 
     def _deaf(self) -> bool:

@@ -47,7 +47,11 @@ def reconcile(client: redis.Redis, listening_since: datetime, trouble: str = "")
             _tell_of_silence(job, member, host)
             continue
         if job.status == Status.CANCELLING:
-            until = f"saving a checkpoint first, at most until {saving[key]:%H:%M:%S} UTC" if key in saving else ""
+            until = (
+                f"saving a checkpoint before the end, until {saving[key]:%H:%M:%S} UTC at the latest"
+                if key in saving
+                else ""
+            )
             _tell_the_cancelling(job, until if host.last_seen >= now - HOST_SILENT_AFTER else until or trouble)
         if speaks:
             continue  # its supervisor lives, whatever its host's worker knows or whether there is one
@@ -92,7 +96,9 @@ def _given_up_and_heard(now: datetime) -> list[tuple[str, int]]:
 def _tell_of_silence(job: Job, member: Member, host: Host) -> None:
     since = f"no contact with host {host.name} since {host.last_seen:%Y-%m-%d %H:%M:%S} UTC"
     if job.status == Status.CANCELLING:
-        _tell_the_cancelling(job, f"{since}: the job ends when the host is back, or when staff marks it as lost")
+        _tell_the_cancelling(
+            job, f"{since}: the job ends when the host has contact again, or when staff mark the host as lost"
+        )
         return
     number = member.attempt.number
     lifecycle.change(job.id, number, Status.UNREACHABLE, since, only_from=(Status.STARTING, Status.RUNNING))

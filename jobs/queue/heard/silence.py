@@ -30,7 +30,7 @@ def tell_of_silence() -> None:
         if not member.claim and _others_ended(member, now):
             ending.lose(member, f"node {member.host_name} never joined the run")
         elif member.attempt.job.status == Status.CANCELLING:
-            _tell_the_cancelling(member.attempt.job, f"{words}: the run ends at the next contact")
+            _tell_the_cancelling(member.attempt.job, f"{words}: the run ends when it has contact again")
         else:
             job_id, number = member.attempt.job_id, member.attempt.number
             lifecycle.change(job_id, number, Status.UNREACHABLE, words, only_from=(Status.STARTING, Status.RUNNING))
@@ -54,7 +54,7 @@ def heard_again(member: Member) -> None:
     others = member.attempt.members.filter(ended__isnull=True).exclude(pk=member.pk).select_related("attempt")
     if any(silence(other, now) for other in others):
         return
-    words = f"contact with {member.host_name} is back"
+    words = f"{member.host_name} has contact again"
     lifecycle.change(job.id, member.attempt.number, Status.RUNNING, words, only_from=(Status.UNREACHABLE,))
 
 

@@ -9,8 +9,8 @@ from django.contrib.auth.models import User
 from jobs.access import may_submit_to
 from jobs.models import DEFAULT_PROJECT, Job, Membership, Role
 
-DISABLED = "its owner's account is disabled: nothing of theirs starts until staff enable it"
-NO_SUBMITTER = "its owner may not submit to project {} any more: nothing of theirs starts there until they may again"
+DISABLED = "The account of the owner is disabled. The job can start after staff enable the account."
+NO_SUBMITTER = "The owner is no longer allowed to submit jobs to project {}, so the job does not start."
 STANDS = ("owner__is_active", "owner__is_staff")  # of a job's owner, read with the job
 
 

@@ -125,7 +125,7 @@ def _reasons(blocked: list[Waiting], pools: dict[str, Pool], giving_way: set[str
         pool = pools[job.device]
         reasons[job.id] = reason(job, pool, ahead[job.device], first.get(job.device))
         if job.id in giving_way:
-            reasons[job.id] += " Preemptible jobs with lower priority are ending."
+            reasons[job.id] += " Preemptible jobs with lower priority are ending to free slots."
         if pool.fits(job):
             ahead[job.device] += 1
             first.setdefault(job.device, job)

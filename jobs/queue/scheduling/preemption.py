@@ -45,7 +45,7 @@ def _for(job: Waiting, pool: Pool) -> list[Preemption]:
 
 def _starts(job: Waiting, pool: Pool, free: dict[str, int]) -> bool:
     unit = pool.unit(job)
-    assert unit is not None, "a head fits its hosts"
+    assert unit is not None, "the first job of the queue fits its hosts"
     if job.num_slots <= max(free.values()):
         return True
     return job.max_hosts != 1 and spread(job.demand, unit, free) is not None

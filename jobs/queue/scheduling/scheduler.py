@@ -100,7 +100,7 @@ def schedule(trouble: str = "") -> int:
         for begin in range(0, len(found.placements), CHUNK):
             placed += _start(found.placements[begin : begin + CHUNK], by_id, keys, turn)
     except (IntegrityError, StaleError) as error:
-        log.warning("this pass ended early, the next one goes on: %s", error)
+        log.warning("This scheduling pass ended early, and the next pass continues: %s", error)
         return placed
     if placed >= MANY:
         return placed

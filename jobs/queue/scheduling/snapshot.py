@@ -37,8 +37,8 @@ from jobs.queue.scheduling.policy.share import Use, factors
 from jobs.queue.scheduling.policy.standing import Rates, Standing, standing
 from jobs.queue.scheduling.states import Booking, HostState, Occupant, Quota, Waiting
 
-PAUSED = "the queue is paused: nothing is started"
-HELD = "Held by staff until released."
+PAUSED = "The queue is paused, so no job starts."
+HELD = "Staff hold the job until they release it."
 AHEAD = timedelta(days=366)  # of reservations: none further away can matter to a job (its limit is a year at most)
 
 
@@ -143,10 +143,10 @@ def bars(jobs: Iterable[Job]) -> dict[str, str]:
 
 def _after_words(jobs: list[str]) -> str:
     if len(jobs) == 1:
-        return f"Waits for the end of job {jobs[0]}."
+        return f"The job waits until job {jobs[0]} has ended."
     named = ", ".join(sorted(jobs)[:3])
     more = f" and {len(jobs) - 3} more" if len(jobs) > 3 else ""
-    return f"Waits for the end of jobs {named}{more}."
+    return f"The job waits until jobs {named}{more} have ended."
 
 
 def hosts_now(now: datetime) -> dict[int, HostState]:

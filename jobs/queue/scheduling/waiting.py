@@ -55,7 +55,8 @@ def _never(job: Waiting, pool: Pool) -> str:
         return f"{_needs(job, pool)} Each tensor-parallel group of {unit} ranks needs one host. {largest_has}"
     models = [[pool.taking[name].slots for name in names] for names in pool.ground(job).by_model]
     most = max(job.demand.most(sizes, unit) for sizes in models)
-    return f"{_needs(job, pool)} {'Hosts' if is_all else 'Available hosts'} of one model have {most} usable slots."
+    which = "Hosts" if is_all else "Available hosts"
+    return f"{_needs(job, pool)} {which} of the same hardware model have {most} usable slots."
 
 
 def _never_there(job: Waiting, pool: Pool) -> str:
@@ -70,15 +71,17 @@ def _never_there(job: Waiting, pool: Pool) -> str:
     if not host.takes_jobs:
         return f"{wanted} is {_closed(host)}."
     if not host.is_asked_for_by(job):
-        return f"{wanted} is not a host{_which(job)}."
+        return f"{wanted} does not belong to the requested hosts{_which(job)}."
     if host.is_reserved_from(job):
         return f"{wanted} is reserved for another project."
-    return f"Needs {_slots(job.num_slots, pool)}. {wanted} has {host.slots}."
+    return f"The job needs {_slots(job.num_slots, pool)}. {wanted} has {_slots(host.slots)}."
 
 
 def _not_connected(subject: str, trouble: str, verb: str) -> str:
     """Return that the hosts have no contact. `trouble` is the cause if the board itself has a problem."""
-    return f"{subject} {verb} in contact, because {trouble}." if trouble else f"{subject} {verb} connected."
+    return (
+        f"{subject} {verb} in contact with the board, because {trouble}." if trouble else f"{subject} {verb} connected."
+    )
 
 
 def _closed(host: HostState) -> str:
@@ -105,18 +108,18 @@ def _on_one(job: Waiting, pool: Pool) -> bool:
 def _needs(job: Waiting, pool: Pool) -> str:
     slots = _slots(job.num_slots, pool)
     if _on_one(job, pool):
-        return f"Needs {slots} on one host{_which(job)}."
+        return f"The job needs {slots} on one host{_which(job)}."
     least = min(job.units)
     parts = f", in multiples of {least} per host" if least > 1 else ""
     most = f"at most {job.max_hosts} " if job.max_hosts else ""
-    return f"Needs {slots} on {most}hosts{_which(job)}{parts}."
+    return f"The job needs {slots} on {most}hosts{_which(job)}{parts}."
 
 
 def _pinned(job: Waiting, pool: Pool) -> str:
     name = job.wanted_host
-    needs = f"Needs {_slots(job.num_slots, pool)} on the required host. {_free(pool, (name,))}"
+    needs = f"The job needs {_slots(job.num_slots, pool)} on the required host. {_free(pool, (name,))}"
     holder = pool.holders[name]
-    return needs if holder is job else f"{needs} A job ahead needs {_slots(holder.num_slots)} there."
+    return needs if holder is job else f"{needs} A job ahead needs {_slots(holder.num_slots)} on this host."
 
 
 def _anywhere(job: Waiting, pool: Pool, ahead: int, first: Waiting | None) -> str:
@@ -132,7 +135,8 @@ def _anywhere(job: Waiting, pool: Pool, ahead: int, first: Waiting | None) -> st
     named = (first.owner, first.project) == (job.owner, job.project)
     first_needs = f"needs {_slots(first.num_slots)}."
     if ahead == 1:
-        before = f'Job "{first.name}" is ahead and {first_needs}' if named else f"1 job is ahead and {first_needs}"
+        one = f'Job "{first.name}"' if named else "1 job"
+        before = f"{one} is ahead and {first_needs}"
     else:
         name = f', "{first.name}",' if named else ""
         before = f"{ahead} jobs are ahead. The first{name} {first_needs}"
@@ -144,10 +148,10 @@ def _most_free(job: Waiting, pool: Pool) -> str:
     if most is None:
         return "No host is available now."
     if _on_one(job, pool):
-        return f"Host {most} has the most free slots, {len(pool.free[most])} of {pool.taking[most].slots}."
+        return f"Host {most} has the most free slots: {len(pool.free[most])} of {pool.taking[most].slots}."
     unit = pool.unit(job)
-    assert unit is not None, "_never() reports jobs that fit no hosts"
-    return f"Available hosts of one model have {_slots(pool.open_slots(job, unit))} free."
+    assert unit is not None, "_never() already reported jobs that fit no hosts"
+    return f"Available hosts of the same hardware model have {_slots(pool.open_slots(job, unit))} free."
 
 
 def _free(pool: Pool, names: tuple[str, ...]) -> str:
@@ -157,7 +161,7 @@ def _free(pool: Pool, names: tuple[str, ...]) -> str:
     if len(names) > NAMED:
         listed += f" and {len(names) - NAMED} more"
     subject = f"Host {listed} has" if len(names) == 1 else f"Hosts {listed} have"
-    return f"{subject} {free} of {slots} free."
+    return f"{subject} {free} of {slots} slots free."
 
 
 def _slots(count: int, pool: Pool | None = None) -> str:

@@ -53,6 +53,6 @@ def looked_through(source: Source) -> dict[str, str]:
                     raise ImportProblemError(source.name, key, f"The file has more than {MOST_LISTED:,} events.")
             values += 1
             if values > MOST_VALUES:
-                words = f"The file has more than {MOST_VALUES:,} values."
-                raise ImportProblemError(source.name, key[:60] or "JSON", words if key not in LISTS else f"one {words}")
+                words = f"The JSON has more than {MOST_VALUES:,} values."
+                raise ImportProblemError(source.name, key[:60] or "JSON", words)
     return found

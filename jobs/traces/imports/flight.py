@@ -30,7 +30,7 @@ from jobs.traces.imports.parts import (
 from jobs.traces.shapes import Call
 
 KEYS = frozenset({"version", "entries", "pg_config", "pg_status", "comm_lib_version", "nccl_version", "rank"})
-NO_ENTRIES = "The flight recorder dump has no list of entries."
+NO_ENTRIES = "The flight recorder dump has no list `entries`."
 PEER = re.compile(r"(?:send|recv) ([0-9]{1,5})(?:->|<-)([0-9]{1,5})")
 
 
@@ -59,13 +59,15 @@ def read_json(source: Source, begins: dict[str, str]) -> Part:
 def _read(file: str, entries: Iterable[Any], groups: Any) -> Part:
     rank = rank_in(file)
     if rank is None:
-        raise ImportProblemError(file, "name", "The dump has no rank. End the file name with the number of the rank.")
+        raise ImportProblemError(
+            file, "name", "The rank of this dump is unknown. End the file name with the rank number."
+        )
     calls = list(islice(_calls(file, rank, entries, groups if isinstance(groups, dict) else {}), MOST_EVENTS + 1))
     if len(calls) > MOST_EVENTS:
         raise ImportProblemError(file, "entries", f"The file has more than {MOST_EVENTS:,} events.")
     notes = []
     if any(call.ended is None for call in calls):
-        notes.append("collectives without a recorded end appear as points")
+        notes.append("collectives without a recorded end time are shown as points")
     return Part(file, calls, [], notes)
 
 
@@ -74,7 +76,7 @@ def _calls(file: str, rank: int, entries: Iterable[Any], groups: Any) -> Iterato
     for place, entry in enumerate(entries):
         field = f"entries[{place}]"
         if not isinstance(entry, dict):
-            raise ImportProblemError(file, field, "The entry is not an object.")
+            raise ImportProblemError(file, field, "The entry of the dump is not a JSON object.")
         name = word(entry.get("profiling_name"), file, f"{field}.profiling_name")
         op = op_of(name)
         pair = entry.get("process_group")

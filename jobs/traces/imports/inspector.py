@@ -46,8 +46,8 @@ def read(sources: list[Source]) -> list[Part]:
         notes = []
         if not all(record.timed for record in found):
             notes.append(
-                "without NCCL_INSPECTOR_DUMP_VERBOSE=1 the log does not say when a collective ran: "
-                "each ends where its line was written"
+                "the log has no times of collectives, so each collective ends at the time of its log line "
+                "(to log times, set NCCL_INSPECTOR_DUMP_VERBOSE=1)"
             )
         calls = [
             record.call._replace(
@@ -95,7 +95,7 @@ def _records(source: Source, most: int) -> Iterator[_Record]:
         for number, raw in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), start=1):
             if len(raw) > LONGEST_LINE:
                 raise ImportProblemError(
-                    source.name, f"line {number}", f"The line is longer than {LONGEST_LINE:,} bytes."
+                    source.name, f"line {number}", f"The log line is longer than {LONGEST_LINE:,} bytes."
                 )
             if not raw.strip():
                 continue
@@ -119,9 +119,9 @@ def _object(file: str, number: int, raw: bytes) -> dict[str, Any]:
     try:
         line = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise ImportProblemError(file, f"line {number}", f"The line is not JSON: {error}") from error
+        raise ImportProblemError(file, f"line {number}", f"The log line is not JSON: {error}") from error
     if not isinstance(line, dict):
-        raise ImportProblemError(file, f"line {number}", "The line is not a JSON object.")
+        raise ImportProblemError(file, f"line {number}", "The log line is not a JSON object.")
     return line
 
 

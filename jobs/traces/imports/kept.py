@@ -73,7 +73,7 @@ class TakenError(RuntimeError):
     """It is being read, or deleted, by another request just now."""
 
     def __init__(self) -> None:
-        super().__init__("The import is being read or was deleted. Try again.")
+        super().__init__("Another request is reading this import, or has deleted it. Try again.")
 
 
 def folder(made: ImportedTrace) -> Path:
@@ -92,7 +92,7 @@ def begin(owner: Any, name: str, files: list[tuple[str, int]]) -> ImportedTrace:
     with transaction.atomic():
         User.objects.select_for_update(no_key=True).get(pk=owner.pk)  # of several at once each counts the one before
         if ImportedTrace.objects.filter(owner=owner).count() >= MOST_IMPORTS:
-            raise TooManyError(f"You have {MOST_IMPORTS} imports, the maximum. Delete one first.")
+            raise TooManyError(f"You already have {MOST_IMPORTS} imports, the maximum. Delete an import first.")
         made = ImportedTrace.objects.create(owner=owner, name=name, files=files, size=sum(size for _, size in files))
         (folder(made) / "sent").mkdir(parents=True, mode=0o700)  # where there is no room for it, no row is left
     return made
@@ -116,11 +116,13 @@ def add(made: ImportedTrace, place: int, offset: int, part: bytes) -> int:
         fcntl.flock(file, fcntl.LOCK_EX)  # the same part may be sent again while it is written
         if file.seek(0, os.SEEK_END) != offset:
             raise ImportProblemError(
-                name, "offset", f"`offset` is {offset}, but the file has {file.tell()} bytes so far. Continue there."
+                name, "offset", f"`offset` is {offset}, but the file has {file.tell()} bytes so far. Use this number."
             )
         if offset + len(part) > size:
             raise ImportProblemError(
-                name, "size", f"The file has {offset + len(part)} bytes, but {size} were announced. Start a new import."
+                name,
+                "size",
+                f"The file has {offset + len(part)} bytes, but its announced size is {size} bytes. Start a new import.",
             )
         if file.write(part) < len(part):  # what found room
             file.truncate(offset)
@@ -137,7 +139,7 @@ def finish(made: ImportedTrace) -> None:
         BusyError: too many are read at once; nothing was changed.
     """
     if not _room.acquire(timeout=PATIENCE_S):
-        raise BusyError(f"{READ_AT_ONCE} imports are being read. Try again later.")
+        raise BusyError(f"The board is already reading {READ_AT_ONCE} imports, the maximum. Try again later.")
     try:
         sent = folder(made) / "reading"
         try:
@@ -169,7 +171,9 @@ def _sent(made: ImportedTrace, sent: Path, place: int) -> Source:
     path = sent / str(place)
     there = path.stat().st_size if path.exists() else 0
     if there != size:
-        raise ImportProblemError(name, "size", f"{there} of {size} bytes arrived. Send the rest.")
+        raise ImportProblemError(
+            name, "size", f"Only {there} of {size} bytes of the file arrived. Send the rest of the file."
+        )
     return source(name, path)
 
 
@@ -225,7 +229,7 @@ def forget_old() -> int:
     for made in gone:
         delete(made)
     for left in _orphans():
-        log.info("The folder of an import could not be deleted: %s", left.name)
+        log.info("Deleting the leftover folder of an import: %s", left.name)
         shutil.rmtree(left, ignore_errors=True)
     return len(gone)
 

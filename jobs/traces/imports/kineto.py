@@ -74,7 +74,9 @@ def read(source: Source) -> Part:
     rank = whole(info["rank"], source.name, "distributedInfo.rank", 65_535) if "rank" in info else rank_in(source.name)
     if rank is None:
         raise ImportProblemError(
-            source.name, "distributedInfo.rank", "The trace has no rank. End the file name with the number of the rank."
+            source.name,
+            "distributedInfo.rank",
+            "The rank of this trace is unknown. End the file name with the rank number.",
         )
     base_ns = head.get("baseTimeNanoseconds") or 0
     base = whole(base_ns, source.name, "baseTimeNanoseconds") / 1e9
@@ -85,7 +87,7 @@ def read(source: Source) -> Part:
     collectives = found.kernels or found.launched or found.annotated
     notes = []
     if collectives is found.annotated and collectives:
-        notes.append("the trace has no process groups, so every collective is assumed to include all ranks")
+        notes.append("the trace has no process groups, so Meshboard assumes that every collective includes all ranks")
     if not collectives:
         notes.append("the trace has no collectives")
     return Part(source.name, made.calls(collectives), made.spans(found), notes)
@@ -113,7 +115,7 @@ def _collect(file: str, opened: IO[bytes]) -> _Found:
     count = 0
     for place, event in enumerate(ijson.items(opened, "traceEvents.item", use_float=True)):
         if not isinstance(event, dict):
-            raise ImportProblemError(file, f"traceEvents[{place}]", "The event is not an object.")
+            raise ImportProblemError(file, f"traceEvents[{place}]", "The event in the trace is not a JSON object.")
         if event.get("ph") != "X":
             continue
         count += _sort_in(found, file, place, event)
@@ -128,7 +130,9 @@ def _sort_in(found: _Found, file: str, place: int, event: dict[str, Any]) -> boo
     for field, value in (("ts", began), ("dur", took)):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e16:
             raise ImportProblemError(
-                file, f"traceEvents[{place}].{field}", f"The time is {str(value)[:60]!r}. Use microseconds."
+                file,
+                f"traceEvents[{place}].{field}",
+                f"The time is {str(value)[:60]!r}, which is not a number of microseconds.",
             )
     assert isinstance(began, int | float)
     args = event.get("args")

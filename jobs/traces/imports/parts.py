@@ -97,7 +97,9 @@ def whole(value: object, file: str, field: str, most: int = 2**63 - 1) -> int:
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-        raise ImportProblemError(file, field, f"The value is {_shown(value)}. Use a whole number from 0 to {most}.")
+        raise ImportProblemError(
+            file, field, f"The value is {_shown(value)}, but a whole number from 0 to {most} is expected."
+        )
     return value
 
 
@@ -107,10 +109,12 @@ def word(value: object, file: str, field: str) -> str:
         return ""
     if isinstance(value, bool) or not isinstance(value, str | int) or len(told := str(value)) > LONGEST_WORD:
         raise ImportProblemError(
-            file, field, f"The value is {_shown(value)}. Use a text of at most {LONGEST_WORD} characters."
+            file, field, f"The value is {_shown(value)}, but a text of at most {LONGEST_WORD} characters is expected."
         )
     if not storable(told):
-        raise ImportProblemError(file, field, f"The value is {told[:60]!r}. Use Unicode without NUL.")
+        raise ImportProblemError(
+            file, field, f"The value is {told[:60]!r}, but Unicode text without NUL characters is expected."
+        )
     return told
 
 

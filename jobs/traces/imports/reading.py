@@ -76,7 +76,7 @@ def read(sources: list[Source]) -> Read:
         ImportProblemError: naming file and field.
     """
     if not sources:
-        raise ImportProblemError("import", "files", "The import has no files.")
+        raise ImportProblemError("import", "files", "The import contains no files.")
     formats = {one.name: _format(one) for one in sources}
     first = formats[sources[0].name][0]
     for one in sources:
@@ -84,7 +84,7 @@ def read(sources: list[Source]) -> Read:
             raise ImportProblemError(
                 one.name,
                 "format",
-                f"The format is {formats[one.name][0]}, but {sources[0].name} has {first}. Use one format.",
+                f"The format is {formats[one.name][0]}, but {sources[0].name} has the format {first}. Use one format.",
             )
     parts = _parts(first, sources, formats)
     return Read(first, _together(parts), sorted({note for part in parts for note in part.notes}))
@@ -119,9 +119,11 @@ def _format(one: Source) -> tuple[Format, bool]:
         if first in known:
             return name, False  # type: ignore[return-value]
     words = (
-        "The format is unknown. Use a flight recorder dump (pickle or JSON), an NCCL Inspector log, or a Kineto trace."
+        "The file format is unknown. Use a flight recorder dump (pickle or JSON), NCCL Inspector log, or Kineto trace."
     )
-    raise ImportProblemError(one.name, "format", f"{words} The first key is {str(first)[:60]!r}." if first else words)
+    raise ImportProblemError(
+        one.name, "format", f"{words} The first key in the file is {str(first)[:60]!r}." if first else words
+    )
 
 
 def _together(parts: list[Part]) -> Trace:
@@ -131,16 +133,20 @@ def _together(parts: list[Part]) -> Trace:
         for rank in {event.rank for event in part.calls} | {span.rank for span in part.spans}:
             if seen.setdefault(rank, part.file) != part.file:
                 raise ImportProblemError(
-                    part.file, "rank", f"The rank is {rank}, the same as in {seen[rank]}. Use one file per rank."
+                    part.file,
+                    "rank",
+                    f"This file is from rank {rank}, like the file {seen[rank]}. Use one file per rank.",
                 )
     calls = [call for part in parts for call in part.calls]
     spans = [span for part in parts for span in part.spans]
     if len(calls) + len(spans) > MOST_EVENTS:
         raise ImportProblemError(
-            "import", "events", f"The import has {len(calls) + len(spans):,} events. The maximum is {MOST_EVENTS:,}."
+            "import",
+            "events",
+            f"The import has {len(calls) + len(spans):,} events, and the maximum is {MOST_EVENTS:,}.",
         )
     if not calls and not spans:
-        raise ImportProblemError(parts[0].file, "events", "The files contain no collective and no compute event.")
+        raise ImportProblemError(parts[0].file, "events", "The files contain no events of collectives or compute.")
     for part in parts:
         _in_time(part)
     users: dict[tuple[str, int], set[int]] = defaultdict(set)
@@ -149,7 +155,9 @@ def _together(parts: list[Part]) -> Trace:
     named = sum(len(call.ranks or users[call.axis, call.nth]) for call in calls)
     if named > MOST_NAMED:
         raise ImportProblemError(
-            "import", "ranks", f"The groups of {len(calls):,} collectives list {named:,} ranks, which is too many."
+            "import",
+            "ranks",
+            f"The process groups of {len(calls):,} collectives list {named:,} ranks. The maximum is {MOST_NAMED:,}.",
         )
     full = [call if call.ranks else _with(call, users[call.axis, call.nth]) for call in calls]
     return Trace(sorted(full, key=lambda call: call.issued), sorted(spans, key=lambda span: span.began))

@@ -25,7 +25,7 @@ class FileQuery(Strict):
 class ImportQuery(Strict):
     """An import to be opened."""
 
-    name: Title | None = Field(default=None, description="Default: name of the first file.")
+    name: Title | None = Field(default=None, description="Name of the import. Default: name of the first file.")
     files: list[FileQuery] = Field(min_length=1, max_length=kept.MOST_FILES)
 
 
@@ -42,7 +42,7 @@ class ImportTold(TypedDict):
     name: str
     files: list[FileQuery]
     created: Annotated[str, Field(json_schema_extra={"format": "date-time"})]
-    format: Annotated[str, Field(description="Empty before the import is read.")]
+    format: Annotated[str, Field(description="Format of the files. Empty before Meshboard has read the import.")]
     steps: list[int]
 
 

@@ -33,11 +33,11 @@ class RefusedPickleError(ValueError):
 class _Plain(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> NoReturn:
         raise RefusedPickleError(
-            f"The pickle contains {module}.{name}. Only plain containers, texts, and numbers are supported."
+            f"The pickle contains a {module}.{name}. Only lists, dicts, tuples, texts, and numbers are supported."
         )
 
     def persistent_load(self, pid: Any) -> NoReturn:
-        raise RefusedPickleError("The pickle refers to external data.")
+        raise RefusedPickleError("The pickle refers to data outside the file.")
 
 
 def load(data: bytes) -> Any:
@@ -47,7 +47,7 @@ def load(data: bytes) -> Any:
         RefusedPickleError: it is too large, broken, or more than plain data.
     """
     if len(data) > MOST_BYTES:
-        raise RefusedPickleError(f"The pickle has {len(data):,} bytes. The maximum is {MOST_BYTES:,}.")
+        raise RefusedPickleError(f"The pickle has {len(data):,} bytes, and the maximum is {MOST_BYTES:,}.")
     _check(data)
     found = _obeyed(data)
     _check_values(found)
@@ -76,17 +76,21 @@ def _check(data: bytes) -> None:
     except Exception as error:  # genops raises whatever a broken argument makes it raise
         raise RefusedPickleError(f"The pickle is damaged: {error}") from error
     if last != "STOP":
-        raise RefusedPickleError("The pickle is damaged: it has no end.")
+        raise RefusedPickleError("The pickle is damaged, because its end is missing.")
 
 
 def _check_one(number: int, name: str, argument: Any, position: int | None) -> None:
     if name not in ALLOWED:
-        raise RefusedPickleError(f"Byte {position} is {name}. Only plain containers, texts, and numbers are supported.")
+        raise RefusedPickleError(
+            f"Byte {position} is the opcode {name}. Only lists, dicts, tuples, texts, and numbers are supported."
+        )
     if number >= MOST_OPS:
         raise RefusedPickleError(f"The pickle has more than {MOST_OPS:,} operations.")
     # The memo is a list as long as its largest number: one that runs ahead asks for memory alone.
     if name in REMEMBERS and int(argument) > number:
-        raise RefusedPickleError(f"Byte {position} stores place {argument} after {number} operations.")
+        raise RefusedPickleError(
+            f"Byte {position} of the pickle uses memo index {argument} after only {number} operations."
+        )
 
 
 def _check_values(found: Any) -> None:
@@ -104,8 +108,8 @@ def _check_values(found: Any) -> None:
         elif key in begun:
             sizes[key] = size = 1 + sum(sizes[id(inside)] for inside in _inside(one))
             if size > MOST_VALUES:
-                words = "counted once per reference"
-                raise RefusedPickleError(f"The pickle holds more than {MOST_VALUES:,} values, {words}.")
+                words = "if each reference counts as a value"
+                raise RefusedPickleError(f"The pickle contains more than {MOST_VALUES:,} values, {words}.")
             begun.remove(key)
         else:
             begun.add(key)
@@ -122,5 +126,7 @@ def _inside(one: list[Any] | tuple[Any, ...] | dict[Any, Any]) -> Iterable[Any]:
 def _size(one: Any) -> int:
     """Of what holds nothing else."""
     if isinstance(one, int) and one.bit_length() > MOST_BITS:
-        raise RefusedPickleError(f"The pickle has a number of {one.bit_length():,} bits. The maximum is {MOST_BITS}.")
+        raise RefusedPickleError(
+            f"The pickle has a number of {one.bit_length():,} bits, and the maximum is {MOST_BITS} bits."
+        )
     return 1 + len(one) // LETTERS_A_VALUE if isinstance(one, str | bytes) else 1

@@ -21,11 +21,11 @@ def wanted(asked: ImportQuery) -> tuple[str, list[tuple[str, int]]]:
     if problems:
         raise SpecError(problems)
     if len({name for name, _ in files}) < len(files):
-        raise SpecError([Problem("files", "Two files have the same name. Rename one.")])
+        raise SpecError([Problem("files", "Two files have the same name. Rename one of the files.")])
     total = sum(size for _, size in files)
     if total > kept.IMPORT_BYTES:
         raise SpecError(
-            [Problem("files", f"The files have {total:,} bytes in total. The maximum is {kept.IMPORT_BYTES:,}.")]
+            [Problem("files", f"The files have {total:,} bytes in total, and the maximum is {kept.IMPORT_BYTES:,}.")]
         )
     title = (asked.name or "").strip()
     return (title or files[0][0])[:LONGEST_NAME], files

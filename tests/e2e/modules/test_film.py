@@ -69,7 +69,7 @@ def test_a_stage_on_and_back_show_what_ranks_hold_then(cinema: Callable[..., Pag
     expect(page.locator("[data-film=back]")).to_be_disabled()
     page.click("[data-film=on]")
     expect(words).to_have_text(
-        "Stage 1 of 6. Every rank combines the received shard with its own (reduce round 1 of 3)."
+        "Stage 1 of 6. Every rank combines the received shard with its own shard (reduce round 1 of 3)."
     )
     assert len(set(own) - set(rows(page))) == 4, "one part of each rank is a sum now"
     page.keyboard.press("ArrowLeft")

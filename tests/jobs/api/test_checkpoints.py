@@ -77,7 +77,7 @@ def test_the_newest_that_a_dead_attempt_told_of_is_kept(owner: User, api: Api) -
     [
         (5, "has 2 newer checkpoints and keeps 2"),
         (7, "has 2 newer checkpoints and keeps 2"),
-        (12, "saved no step 12. Its latest checkpoints are at steps 5, 10, 20"),
+        (12, "saved no checkpoint at step 12. The latest checkpoints are at steps 5, 10, 20"),
         (15, "writing it failed: disk full"),
         (21, "has 20 steps"),
     ],
@@ -143,10 +143,10 @@ def test_a_job_that_saved_none_has_none(owner: User, api: Api) -> None:
     assert "`train.checkpoint_every` is 0" in resumed(api(owner), none, none).json()["errors"][0]["message"]
     saving = leave(placed(owner, **SAVING))
     for checkpoint, words in (
-        (saving, "no checkpoint was saved there"),
-        (f"{saving}/1", "no checkpoint was saved there"),
+        (saving, "the job saved no such checkpoint"),
+        (f"{saving}/1", "the job saved no such checkpoint"),
         (f"{saving}/2", "has no attempt 2"),
-        (f"{saving}/1/step-5", "checkpoint names are job, job/attempt or job/attempt/step-00000100"),
+        (f"{saving}/1/step-5", "a checkpoint name has the form JOB, JOB/ATTEMPT, or JOB/ATTEMPT/step-00000100"),
         (f"{saving}/./1/step-00000005", "checkpoint names are"),
     ):
         assert words in resumed(api(owner), saving, checkpoint).json()["errors"][0]["message"]

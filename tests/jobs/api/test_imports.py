@@ -72,7 +72,7 @@ def test_parts_go_on_where_the_file_ends_and_no_further(owner: User, api: Api) -
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (status, field)
     assert (
         client.post(f"/api/v1/imports/{key}/read").json()["errors"][0]["message"]
-        == "a: 0 of 10 bytes arrived. Send the rest."
+        == "a: Only 0 of 10 bytes of the file arrived. Send the rest of the file."
     )
 
 

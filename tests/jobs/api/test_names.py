@@ -19,7 +19,7 @@ from tests.planner.wrong_specs import GOOD
 
 Api = Callable[[User | None], APIClient]
 UNFIT = [
-    ("a\ufffe", "U+FFFE, which is not a character"),
+    ("a\ufffe", "U+FFFE, which is not a valid Unicode character"),
     ("a\uffff", "not a character"),
     ("a\U0001ffff", "not a character"),
     ("a\x85b", "U+0085, a control character"),

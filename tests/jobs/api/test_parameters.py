@@ -47,7 +47,7 @@ def test_every_address_refuses_what_is_no_parameter_of_it(admin_user: User, api:
         for name in known:
             twice = getattr(client, method)(f"{address}?{name}=1&{name}=1", format="json")
             (error,) = twice.json()["errors"]
-            words = f"`{name}` is given several times. Give it once."
+            words = f"`{name}` appears several times in the URL. Send this parameter once."
             assert (twice.status_code, error["field"], error["message"]) == (400, name, words)
         walked += 1
     assert walked > 90

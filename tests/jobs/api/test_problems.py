@@ -251,8 +251,8 @@ def test_what_stands_in_the_path_is_said_to(staff: User, api: Api) -> None:
     [
         ('{"name": "a", "name": "b"}', 'The key "name" appears twice'),
         ('{"train": {"steps": 1, "steps": 2}}', 'The key "steps" appears twice'),
-        ('{"train": {"steps": ' + "1" * 5000 + "}}", "An integer has 5,000 digits. The maximum is 4,300."),
-        ('{"train": {"steps": -' + "1" * 5000 + "}}", "An integer has 5,000 digits. The maximum is 4,300."),
+        ('{"train": {"steps": ' + "1" * 5000 + "}}", "An integer has 5,000 digits, and the maximum is 4,300 digits."),
+        ('{"train": {"steps": -' + "1" * 5000 + "}}", "An integer has 5,000 digits, and the maximum is 4,300 digits."),
     ],
 )
 def test_json_that_readers_understand_differently_is_refused(owner: User, api: Api, body: str, words: str) -> None:

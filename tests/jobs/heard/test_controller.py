@@ -135,20 +135,23 @@ def test_while_redis_is_away_no_host_is_called_silent_and_jobs_wait_for_redis(
     job.refresh_from_db()
     queued.refresh_from_db()
     assert job.status == Status.STARTING
-    assert "No CPU host is in contact, because the controller has no connection to Redis since" in queued.wait_reason
+    assert (
+        "No CPU host is in contact with the board, because the controller has had no connection to Redis since"
+        in queued.wait_reason
+    )
     actions.cancel(job, "owner")
     made.tick()
     job.refresh_from_db()
-    assert job.wait_reason.startswith("the controller has no connection to Redis since")
+    assert job.wait_reason.startswith("the controller has had no connection to Redis since")
     redis_service.start()
     made.tick()
     job.refresh_from_db()
     queued.refresh_from_db()
     assert (
-        "No CPU host is in contact, because the controller has been connected to Redis again only since"
+        "No CPU host is in contact with the board, because the controller reconnected to Redis only at"
         in queued.wait_reason
     )
-    assert job.wait_reason.startswith("the controller has been connected to Redis again only since")
+    assert job.wait_reason.startswith("the controller reconnected to Redis only at")
     monkeypatch.setattr(time, "monotonic", lambda: real_tick() + 75)
     monkeypatch.setattr(timezone, "now", lambda: real_now() + timedelta(seconds=75))
     made._listening._last, made._listening._last_tick = timezone.now(), time.monotonic()
@@ -223,7 +226,7 @@ def test_one_bad_report_spoils_no_other(job: Job, live_redis: redis.Redis) -> No
     drain(live_redis)
     job.refresh_from_db()
     assert job.status == Status.RUNNING
-    assert DeadLetter.objects.get().reason.startswith("exit: of attempt another/7")
+    assert DeadLetter.objects.get().reason.startswith("exit: the exit report is for attempt another/7")
 
 
 def test_an_end_whose_report_cannot_be_taken_in_is_an_end(job: Job, live_redis: redis.Redis) -> None:

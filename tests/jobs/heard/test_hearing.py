@@ -211,7 +211,7 @@ def test_a_number_that_no_heartbeat_can_have_does_not_deafen(
     hear(live_redis, host_event(sequence=2**53, began=began), host_event(sequence=most + 500, began=began))
     reasons = list(DeadLetter.objects.values_list("reason", flat=True))
     assert len(reasons) == 2
-    assert all("is higher than a host that started" in reason for reason in reasons)
+    assert all("the highest number of a host that started" in reason for reason in reasons)
     hear(live_redis, host_event(sequence=2, began=began, slots=2))
     assert Host.objects.get().slots == 2
     hear(live_redis, host_event(sequence=most, began=began, slots=3))

@@ -124,7 +124,7 @@ def test_given_up_and_heard_again_it_is_told_to_end_and_no_second_one_starts(job
     drain(live_redis)
     reconcile(live_redis, LONG_AGO)
     assert live_redis.exists(cancel_key(job.id, 1))
-    assert held_back({job.id}) == {job.id: "waiting until the supervisor on host host-a ends attempt 1"}
+    assert held_back({job.id}) == {job.id: "waiting until the supervisor process on host host-a ends attempt 1"}
     say(live_redis, attempt_event(job.id, 1, "exited", "cancelled"))
     drain(live_redis)
     assert held_back({job.id}) == {}

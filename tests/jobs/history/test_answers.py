@@ -121,7 +121,7 @@ def test_too_many_rows_for_json_are_refused_with_how_many(
     assert answer.status_code == 422
     [error] = answer.json()["errors"]
     assert error["field"] == "format"
-    assert error["message"].startswith("The answer has 80 rows, the maximum for JSON is 79.")
+    assert error["message"].startswith("The answer has 80 rows, but the maximum for JSON is 79.")
     assert api(owner).get(f"/api/v1/jobs/{told}/history/steps?ranks=0").status_code == 200
 
 

@@ -153,7 +153,7 @@ def test_mlflow_keeps_an_attempt_once(recorded: str, tmp_path: Path, monkeypatch
     losses = client.get_metric_history(run.info.run_id, "train/loss")
     assert [(each.step, round(each.value, 5)) for each in losses] == [(n, 5 - n / 100) for n in range(1, 10)]
     assert len(client.get_metric_history(run.info.run_id, "step_seconds/rank_1")) == 10
-    with pytest.raises(CommandError, match="already exists as run"):
+    with pytest.raises(CommandError, match="was already exported as MLflow run"):
         call_command("export_mlflow", recorded, to=to)
     with pytest.raises(CommandError, match="does not exist"):
         call_command("export_mlflow", "nobodys", to=to)

@@ -212,7 +212,7 @@ def test_what_was_trimmed_is_a_gap_and_the_totals_stay_exact(
     assert totals(root, attempt.job_id) == expected(1, 20)
     [gap] = rows(root, attempt.job_id, "marks")
     assert (gap["kind"], gap["time"] - BEGAN, gap["value"] - BEGAN) == ("gap", 2.0, 8.0)
-    assert gap["text"] == "11 entries were deleted before the recorder read them"
+    assert gap["text"] == "11 telemetry entries were deleted before the recorder read them"
     in_gap = [row for row in rows(root, attempt.job_id, "traffic") if row["second"] == BEGAN + 2]
     assert sum(row["calls"] for row in in_gap if row["op"] == "all_reduce" and row["phase"] == "step") == 10 + 120
 
@@ -228,7 +228,7 @@ def test_what_was_trimmed_before_an_entry_without_sense_is_a_gap_too(
     recorder.turn()
     [gap] = rows(root, attempt.job_id, "marks")
     assert (gap["kind"], gap["time"] - BEGAN) == ("gap", 1.0)
-    assert gap["text"] == "7 entries were deleted before the recorder read them"
+    assert gap["text"] == "7 telemetry entries were deleted before the recorder read them"
     folder = Folder(root, attempt.job_id, 1)
     assert folder.state(folder.manifest())["lost"]
 

@@ -62,7 +62,7 @@ def test_a_host_speaks_for_itself_and_for_nobody_else(guests: tuple[Guest, Guest
     assert dict(Host.objects.values_list("name", "slots")) == {"host-a": 4, "host-b": 7}
     reasons = DeadLetter.objects.order_by("id").values_list("reason", flat=True)
     assert list(reasons) == [
-        "host host-b sent it, but it names host host-a",
+        "the message names host host-a, but host host-b sent it",
         "The message of host host-b has an invalid signature.",
     ]
 
@@ -82,7 +82,7 @@ def test_on_the_stream_that_all_shared_a_signature_says_who_speaks(
     assert list(DeadLetter.objects.order_by("id").values_list("reason", flat=True)) == [
         "The message of host host-a has an invalid signature.",
         "The message of host host-a has an invalid signature.",
-        "No host nobody has joined.",
+        "Host nobody has not joined.",
     ]
 
 

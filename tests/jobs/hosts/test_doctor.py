@@ -118,7 +118,7 @@ def test_a_redis_that_forgets_or_fills_is_found(
     live_redis.config_set("maxmemory", str(int(live_redis.info()["used_memory"] * 1.02)))
     assert found("Redis")[1].level == "fail"
     live_redis.config_set("maxmemory", "0")
-    assert "without maxmemory" in found("Redis")[1].words
+    assert "maxmemory is not set" in found("Redis")[1].words
 
 
 def test_a_redis_that_lets_nobody_make_users_is_found_and_a_probe_leaves_none(
@@ -158,7 +158,7 @@ def test_a_controller_that_no_longer_ticks_is_found(db: None, live_redis: redis.
     assert levels("controller") == ["ok"]
     Lease.objects.update(ticked=timezone.now() - timedelta(minutes=5))
     [finding] = found("controller")
-    assert (finding.level, "last tick 300 s ago" in finding.words) == ("fail", True)
+    assert (finding.level, "last tick ended 300 s ago" in finding.words) == ("fail", True)
 
 
 def test_hosts_that_are_silent_apart_or_five_minutes_off_are_found(joined: Host, live_redis: redis.Redis) -> None:
@@ -207,6 +207,6 @@ def test_a_board_with_a_slurm_is_told_what_of_it_does_not_answer(
         call_command("doctor", json=True, stdout=out)
     words = [finding["words"] for finding in json.loads(out.getvalue()) if finding["subject"] == "Slurm"]
     assert words == [
-        "MESHBOARD_SLURM_BOARD: http://board is not an HTTPS address that nodes can reach",
+        "MESHBOARD_SLURM_BOARD is http://board, which is not an HTTPS address that nodes can reach",
         "squeue cannot start: No such file or directory",
     ]

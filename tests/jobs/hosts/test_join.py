@@ -323,7 +323,7 @@ def test_the_command_prints_a_token_or_keeps_one_that_it_was_given(
     assert asked(api, request("gpu-9", token=given)).status_code == 401
     monkeypatch.delenv("MESHBOARD_JOIN_TOKEN_FILE")
     monkeypatch.setenv("MESHBOARD_JOIN_TOKEN", "a" * 40)
-    with pytest.raises(CommandError, match="1 of them different"):
+    with pytest.raises(CommandError, match="of which 1 are different"):
         call_command("join_token", "--given")
     with pytest.raises(CommandError, match="hours"):
         call_command("join_token", "--hours", "0")

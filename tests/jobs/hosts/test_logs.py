@@ -96,7 +96,7 @@ def test_an_order_that_nobody_waits_for_is_not_answered(
     answer = api(owner).get(f"/api/v1/jobs/{job}/logs/0")
     assert (answer.status_code, answer.json()["errors"][0]["message"]) == (
         503,
-        "host-a has the log, but did not answer within 0.2 s.",
+        "Host host-a has the log, but did not answer within 0.2 s.",
     )
     assert answer["Retry-After"]
     assert live_redis.llen(host_queue("host-a")) == 1
@@ -111,8 +111,8 @@ def test_an_order_that_nobody_waits_for_is_not_answered(
     [
         ({"engine": "elsewhere"}, "0", 409, "The job runs outside Meshboard, on host-a."),
         ({"engine": "slurm"}, "0", 409, "The full log of this job is in the shared folder of the slurm cluster"),
-        ({"removed": True}, "0", 409, "The log is on host-a, which was removed from the board."),
-        ({"silent": True}, "0", 503, "The log is on host-a, which has had no contact for 90 s."),
+        ({"removed": True}, "0", 409, "The log is on host host-a, which was removed from the board."),
+        ({"silent": True}, "0", 503, "The log is on host host-a, which has had no contact for 90 s."),
         ({"queued": True}, "0", 409, "The job has not started, so it has no log."),
         ({}, "4", 404, "Rank 4 does not exist. This attempt has ranks 0 to 3, and the launcher, -1."),
         ({}, "-2", 404, "Rank -2 does not exist. This attempt has ranks 0 to 3"),
@@ -170,7 +170,7 @@ def test_a_log_whose_host_falls_silent_breaks_off_and_says_so(
 
     with pytest.raises(Exception, match="did not answer"):
         async_to_sync(read)()
-    reason = b"host-a has the log, but did not answer within 0.2 s."
+    reason = b"Host host-a has the log, but did not answer within 0.2 s."
     assert told == b"the start\n\n[The rest of the log could not be read: " + reason + b"]\n"
 
 
@@ -208,7 +208,7 @@ def test_who_asks_a_silent_host_for_many_logs_waits_for_few(
         finally:
             answered.set()
         assert [one.result().status_code for one in waiting] == [503] * len(waiting)
-    words = "You have 4 log downloads in progress. Try again later."
+    words = "You already have 4 log downloads in progress, the maximum. Try again later."
     assert (refused.status_code, refused.json()["errors"][0]["message"]) == (503, words)
     assert int(refused["Retry-After"]) > 0
     assert not whole._beginning, "nothing is remembered of who was answered"

@@ -133,7 +133,7 @@ def test_rest_refuses_a_senseless_lab_by_its_field(owner: User, api: Api) -> Non
 def test_a_senseless_result_fails_the_job_and_is_not_kept(running: Attempt, result: object) -> None:
     job = ended(running, result)
     assert job.status == Status.FAILED
-    assert job.history.get(status=Status.FAILED).reason == "the host sent no usable result"
+    assert job.history.get(status=Status.FAILED).reason == "the host sent no valid benchmark result"
     assert "lab" not in Attempt.objects.get(pk=running.pk).exit["summary"]
 
 

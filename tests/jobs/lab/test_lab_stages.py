@@ -140,11 +140,11 @@ def test_a_barrier_is_played_in_the_order_of_time() -> None:
     film = picture.film(result(3, 0, "sum"), LabStep(primitive="barrier", holdings=holdings))
     assert film is not None
     assert [stage["words"] for stage in film["stages"]] == [
-        "Rank 0 arrives at 0.0 µs. 1 of 3 ranks wait.",
-        "Rank 2 arrives at 3.0 µs. 2 of 3 ranks wait.",
-        "Rank 1 arrives at 12.5 µs. 3 of 3 ranks wait.",
-        "Rank 2 leaves at 40.0 µs. 2 of 3 ranks wait.",
-        "Rank 0 leaves at 41.0 µs. 1 of 3 ranks wait.",
+        "Rank 0 arrives at 0.0 µs. 1 of 3 ranks wait at the barrier.",
+        "Rank 2 arrives at 3.0 µs. 2 of 3 ranks wait at the barrier.",
+        "Rank 1 arrives at 12.5 µs. 3 of 3 ranks wait at the barrier.",
+        "Rank 2 leaves at 40.0 µs. 2 of 3 ranks wait at the barrier.",
+        "Rank 0 leaves at 41.0 µs. 1 of 3 ranks wait at the barrier.",
         "Rank 1 leaves at 42.0 µs. All ranks have left.",
     ]
 

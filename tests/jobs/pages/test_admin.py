@@ -202,9 +202,10 @@ def test_projects_pools_and_reservations_are_made_here_and_written_down(admin: A
     when = {"starts_0": "2026-12-01", "starts_1": "08:00", "ends_0": "2026-12-02", "ends_1": "08:00"}
     both = {"project": project.pk, "pool": pool.pk, "host": "", **when}
     wrong = {**both, "ends_0": "2026-11-30"}
-    assert "A reservation ends after it starts." in admin.post("/admin/jobs/reservation/add/", wrong).content.decode()
+    refused = admin.post("/admin/jobs/reservation/add/", wrong).content.decode()
+    assert "The end of the reservation needs to be later than its start." in refused
     neither = admin.post("/admin/jobs/reservation/add/", {**both, "pool": ""}).content.decode()
-    assert "A reservation is of a pool or of a host" in neither
+    assert "Set either a pool or a host for the reservation" in neither
     admin.post("/admin/jobs/reservation/add/", both, follow=True)
     assert Reservation.objects.get().pool == pool
     admin.post(f"/admin/jobs/pool/{pool.pk}/delete/", {"post": "yes"}, follow=True)
@@ -250,8 +251,11 @@ def test_what_stands_under_an_older_name_is_edited_all_the_same(admin: Any) -> N
     joined = {"date_joined_0": "2026-11-01", "date_joined_1": "08:00:00"}
     form = {"username": "ann", "first_name": "", "last_name": "a\u202eb", "email": "", "is_active": "on", **joined}
     turned = admin.post(page, {**form, "first_name": "b\u2066"}).content.decode()
-    assert turned.count("changes the text direction") == 1
-    assert "The name contains U+2066, which changes the text direction. Remove the character." in turned
+    assert turned.count("changes the direction of the text") == 1
+    assert (
+        "The name contains the character U+2066, which changes the direction of the text. Remove the character."
+        in turned
+    )
     assert admin.post(page, {**form, "first_name": "Läufer"}).status_code == 302
     made.refresh_from_db()
     assert (made.first_name, made.last_name) == ("Läufer", "a\u202eb")
@@ -260,5 +264,5 @@ def test_what_stands_under_an_older_name_is_edited_all_the_same(admin: Any) -> N
 def test_a_project_s_name_is_a_word(admin: Any) -> None:
     for name in ("a\u202eb", "\u3164", "n\u0430me"):
         told = admin.post("/admin/jobs/project/add/", {"name": name, "weight": "1"}).content.decode()
-        assert "letters, digits and . _ = -, a letter or digit first" in told
+        assert "Use letters, digits, and . _ = -, with a letter or digit first." in told
     assert not Project.objects.filter(name__in=("a\u202eb", "\u3164", "n\u0430me")).exists()

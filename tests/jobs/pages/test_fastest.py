@@ -16,7 +16,7 @@ def text(*runs: Run | None, baseline: int = 0) -> str:
 
 
 def test_the_faster_run_and_the_part_that_fell_most_are_named() -> None:
-    words = "demo-2 is 25% faster than demo-1: exposed tp communication fell from 30.0 ms to 8.00 ms per step."
+    words = "demo-2 is 25% faster than demo-1: exposed tp communication takes 8.00 ms instead of 30.0 ms per step."
     assert text(SLOW, FAST) == words
     assert text(SLOW, FAST, baseline=1) == words, "the baseline is the fast run"
     found = answer([SLOW, FAST], 0)

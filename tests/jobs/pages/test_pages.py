@@ -84,8 +84,8 @@ def test_compare_has_of_a_step_what_the_job_s_page_has(job: Job, client: Any, ow
     shown = [one["diagnosis"]["measured"] for one in json.loads(embedded)["jobs"]]
     assert [(one["step_s"], one["steps"], one["parts"][0]["seconds"]) for one in shown] == [(0.4, 500, 0.2)] * 2
     assert "are equally fast." in page
-    assert "step time, median of up to 500 last steps" in page
-    assert "tokens per second, last 20 steps" in page
+    assert "median step time of the last 500 steps (or fewer)" in page
+    assert "tokens per second over the last 20 steps" in page
 
 
 ONE_RANK = {"layout": {"dp": 1, "tp": 1, "pp": 1}}
@@ -100,7 +100,7 @@ def test_compare_tells_traffic_of_a_step_of_runs_of_unlike_length(job: Job) -> N
         for place, (ran, told) in enumerate(runs)
     }
     [figure] = axis_figures([Job(id=place, spec=ONE_RANK) for place in exits], exits)
-    assert (figure.title, figure.planned, figure.measured) == ("dp payload per step, all ranks", [7, 7], [7, 7])
+    assert (figure.title, figure.planned, figure.measured) == ("dp payload bytes per step, sum of all ranks", [7, 7], [7, 7])
     assert [in_unit(value, figure.unit) for value in (64, 15_368_192)] == ["64 B", "15.37 MB"]  # as on the job page
     assert in_unit(0.0004, "seconds") == "400.0 µs"
 

@@ -31,7 +31,7 @@ def test_a_queued_job_shows_its_position_its_reason_and_what_to_do(
     assert (shown["place"], shown["total"]) == (2, 2)
     assert shown["reason"]
     assert shown["starts"] is None
-    assert shown["next"] == "Open the queue to see the jobs ahead of it."
+    assert shown["next"] == "Open the queue to see the jobs ahead of this job."
     page = client.get(f"/jobs/{second.id}/").content.decode()
     assert "2 of 2 in the queue" in page
     assert 'data-nothing="queued"' in page
@@ -44,6 +44,6 @@ def test_a_queued_job_shows_its_position_its_reason_and_what_to_do(
 def test_a_job_that_no_host_can_hold_asks_for_a_host_or_a_smaller_layout(owner: User, client: Client) -> None:
     job, _ = actions.submit(owner, SPEC)
     client.force_login(owner)
-    assert wait_of(client, job)["next"] == "Add a host that can hold the job, or find a smaller layout."
+    assert wait_of(client, job)["next"] == "Add a host with enough slots for the job, or find a smaller layout."
     Job.objects.filter(id=job.id).update(held=True)
     assert wait_of(client, job)["next"] == "Ask an operator of the project to release the job."

@@ -130,7 +130,7 @@ def test_a_link_for_a_mail_address_is_nobody_else_s(team: Project, owner: User, 
     path = link(team, email="Owner@acme.example")
     client.force_login(owner)
     for answer in (client.get(path), client.post(path)):
-        assert (answer.status_code, "another mail address" in answer.content.decode()) == (404, True)
+        assert (answer.status_code, "is not for the mail address of user" in answer.content.decode()) == (404, True)
     rest = api(owner)
     token = {"token": path.partition("=")[2]}
     assert rest.post("/api/v1/invitations/accept", token, format="json").status_code == 409
@@ -210,15 +210,18 @@ def test_one_with_a_mail_address_is_mailed_there_and_said_so(
 
     assert told_of()["mailed"] is None, "to nobody"
     told = told_of(email="ann@acme.example")
-    assert told["mailed"] == "Mailed to ann@acme.example."
+    assert told["mailed"] == "The invitation was mailed to ann@acme.example."
     (mail,) = inbox
     assert (mail["To"], mail["Subject"]) == ("ann@acme.example", "Invitation to project team")
     assert f"https://board.example/invitations/?token={told['token']}" in mail.get_content().splitlines()
     monkeypatch.setattr(invitation_mail, "MOST_AN_HOUR", 1)
-    assert "has reached its limit of 1 invitations per hour" in told_of(email="bob@acme.example")["mailed"]
+    assert "has reached the limit of 1 invitations per hour" in told_of(email="bob@acme.example")["mailed"]
     monkeypatch.undo()
     settings.EMAIL_PORT = free_port()
-    assert "Not mailed to bob@acme.example. ConnectionRefusedError" in told_of(email="bob@acme.example")["mailed"]
+    assert (
+        "The invitation was not mailed to bob@acme.example. ConnectionRefusedError"
+        in told_of(email="bob@acme.example")["mailed"]
+    )
     assert len(inbox) == 1
 
 

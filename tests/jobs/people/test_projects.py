@@ -134,7 +134,7 @@ def test_that_there_is_no_such_account_only_staff_learn(
         words = f"No active account is named '{name}'. Check the spelling, or invite the person."
         assert told(staff, name) == words
     for name in ("nobody", "stranger", "owner"):
-        assert told(members["admin"], name) == f"'{name}' is not a member of project team. Invite them."
+        assert told(members["admin"], name) == f"User '{name}' is not a member of project team. Invite this user."
 
 
 def test_anybody_leaves(members: Members, api: Api) -> None:
@@ -145,7 +145,7 @@ def test_anybody_leaves(members: Members, api: Api) -> None:
 def test_the_only_admin_stays_one_until_somebody_else_is(members: Members, staff: User, api: Api) -> None:
     admin = api(members["admin"])
     address = "/api/v1/projects/team/members/admin"
-    words = "admin is the only admin of project team. Make another member an admin first."
+    words = "User admin is the only admin of project team. Make another member an admin first."
     for answer, field in (
         (admin.delete(address), "user"),
         (admin.put(address, {"role": "operator"}, format="json"), "role"),
@@ -167,7 +167,7 @@ def test_nor_does_the_page_leave_a_project_without_an_admin(members: Members, cl
     client.force_login(members["admin"])
     for path, body in (("members/remove", {}), ("members", {"role": "viewer"})):
         shown = client.post(f"/projects/team/{path}/", {"user": "admin", **body}, follow=True).content.decode()
-        assert "admin is the only admin of project team. Make another member an admin first." in shown
+        assert "User admin is the only admin of project team. Make another member an admin first." in shown
     assert access.role_in(members["admin"], "team") == Role.ADMIN
 
 
@@ -185,7 +185,7 @@ def test_admins_keep_a_project_within_what_staff_gave(members: Members, api: Api
     refused = rest.patch("/api/v1/projects/team", {"own_slots": 9}, format="json")
     assert (refused.status_code, refused.json()["errors"][0]["message"]) == (
         422,
-        "`own_slots` is 9, but the quota from staff is 8. Use 8 or less.",
+        "`own_slots` is 9, but the quota that staff set is 8. Use 8 or less.",
     )
     assert rest.patch("/api/v1/projects/team", {"own_slots": 4}, format="json").json()["own_slots"] == 4
     assert Project.objects.get(name="team").most_slots == 4
@@ -300,8 +300,8 @@ def test_two_hundred_projects_and_members_come_in_pages_and_are_found_by_name(me
     assert [row["project"].name for row in found] == [f"mission-{n}" for n in range(150, 160)]
     assert "No project matches" in client.get("/projects/?q=absent%00").content.decode()
     shown = client.get("/projects/team/?q=person-15").content.decode()
-    assert (shown.count('data-label="role"'), "person-150" in shown) == (10, True)
-    assert client.get("/projects/team/").content.decode().count('data-label="role"') == 50
+    assert (shown.count('data-label="Role"'), "person-150" in shown) == (10, True)
+    assert client.get("/projects/team/").content.decode().count('data-label="Role"') == 50
     assert "No member matches." in client.get("/projects/team/?q=absent").content.decode()
 
 

@@ -89,7 +89,9 @@ def test_the_document_says_of_each_route_that_a_scope_may_lack() -> None:
 def test_a_token_says_which_scope_it_lacks(owner: User, make_job: Callable[..., Job]) -> None:
     job = make_job(owner, "default")
     answer = with_scopes(owner, "read").post(f"/api/v1/jobs/{job.id}/cancel")
-    words = f"POST /api/v1/jobs/{job.id}/cancel needs a token with the scope submit. This token has read."
+    words = (
+        f"POST /api/v1/jobs/{job.id}/cancel needs a token with the scope submit. The token of this request has read."
+    )
     assert (answer.status_code, answer.json()["errors"][0]["message"]) == (403, words)
 
 

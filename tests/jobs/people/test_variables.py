@@ -120,7 +120,7 @@ def test_what_is_too_much_is_refused_with_its_size(team: Project) -> None:
     variables.put(team, "JOB_3", "", "admin")
     for number in range(MOST - 4):
         variables.put(team, f"AWS_{number}", "", "admin")
-    with pytest.raises(SpecError, match="has 50 variables, the maximum"):
+    with pytest.raises(SpecError, match="already has 50 variables, the maximum"):
         variables.put(team, "AWS_MORE", "", "admin")
 
 

@@ -66,7 +66,7 @@ def test_rest_refuses_what_cannot_fit_with_the_arithmetic(owner: User, api: Api)
     assert answer.status_code == 422
     (error,) = answer.json()["errors"]
     assert error["field"] == "layout"
-    assert "GiB of memory per rank, at least" in error["message"]
+    assert "GiB of memory per rank (at least" in error["message"]
     assert "H100 SXM has 79.1 GiB" in error["message"]
     assert "`allow_unfit`" in error["message"]
     assert Job.objects.count() == 0

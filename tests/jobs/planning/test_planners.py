@@ -70,7 +70,7 @@ def test_a_plan_that_takes_too_long_is_ended_and_the_next_one_is_answered(
         answer = plan(client, HEAVY)
     assert answer.status_code == 503
     assert int(answer.headers["Retry-After"]) > 0
-    assert answer.json()["errors"][0]["message"].startswith(f"The plan was stopped because it {words}.")
+    assert answer.json()["errors"][0]["message"].startswith(f"The plan was not computed because the planner {words}.")
     assert plan(client, GOOD).json()["problems"] == []
 
 

@@ -120,8 +120,10 @@ def test_the_first_that_a_quota_holds_back_holds_back_its_project() -> None:
     plan = place(queue, [host("host-a", 8)], quotas={"p": Quota(4, 1)})
     assert places(plan) == {"other": "host-a"}
     assert plan.reasons == {
-        "large": "Needs 4 slots. Project p has a limit of 4 slots. Other jobs of the project use or reserve 1.",
-        "small": "Needs 1 slot. Project p has a limit of 4 slots. Another job of the project is ahead.",
+        "large": "The job needs 4 slots. Project p is limited to 4 slots. "
+        "Other jobs of the project use or reserve 1 slot.",
+        "small": "The job needs 1 slot. Project p is limited to 4 slots. "
+        "Another job of the project is ahead in the queue.",
     }
 
 
@@ -136,7 +138,7 @@ def test_tensor_parallel_groups_stay_inside_a_host() -> None:
     plan = place([gang("g", 8, 4)], [host("host-a", 6), host("host-b", 7)])
     assert shares_of(plan) == {"g": {"host-a": 4, "host-b": 4}}
     assert place([gang("g", 8, 8)], [host("host-a", 6), host("host-b", 7)]).reasons["g"] == (
-        "Needs 8 CPU slots on hosts, in multiples of 8 per host. "
+        "The job needs 8 CPU slots on hosts, in multiples of 8 per host. "
         "Each tensor-parallel group of 8 ranks needs one host. The largest host has 7 slots."
     )
 
@@ -152,9 +154,11 @@ def test_context_parallel_groups_stay_inside_a_host_where_they_fit_one() -> None
 
 def test_a_gang_takes_one_model_of_device() -> None:
     hosts = [host("host-a", 4, device_name="a100"), host("host-b", 4, device_name="h100")]
-    assert place([gang("g", 8)], hosts).reasons == {"g": "Needs 8 CPU slots on one host. The largest host has 4 slots."}
+    assert place([gang("g", 8)], hosts).reasons == {
+        "g": "The job needs 8 CPU slots on one host. The largest host has 4 slots."
+    }
     hosts.append(host("host-c", 3, device_name="h100"))
-    told = "Needs 8 CPU slots on hosts. Hosts of one model have 7 usable slots."
+    told = "The job needs 8 CPU slots on hosts. Hosts of the same hardware model have 7 usable slots."
     assert place([gang("g", 8)], hosts).reasons == {"g": told}
 
 
@@ -164,7 +168,7 @@ def test_a_gangs_hosts_are_kept_and_said() -> None:
     assert plan.kept == {"head": ("host-a", "host-b")}
     assert plan.placements == []
     assert plan.reasons["head"] == (
-        "Needs 8 CPU slots on hosts, in multiples of 2 per host. Hosts host-a, host-b have 4 of 8 free."
+        "The job needs 8 CPU slots on hosts, in multiples of 2 per host. Hosts host-a, host-b have 4 of 8 slots free."
     )
 
 

@@ -213,7 +213,7 @@ def test_a_retry_is_told_of_the_newest_checkpoint_and_where_it_was_written(gang:
     foreign["report"]["checkpoint"] = "others/1/step-00000099"
     say(live_redis, foreign)
     drain(live_redis)
-    assert DeadLetter.objects.get().reason.startswith("checkpoint: others/1/step-00000099 is not of attempt")
+    assert DeadLetter.objects.get().reason.startswith("checkpoint: others/1/step-00000099 does not belong to attempt")
     for host in ("host-b", "host-a"):
         ends(live_redis, gang, host, "failed")
     assert actions.requeue(gang, "owner")

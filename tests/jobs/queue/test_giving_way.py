@@ -47,7 +47,7 @@ def flags(client: redis.Redis, job: Job) -> tuple[bool, bool]:
 def test_it_is_asked_to_save_and_only_later_told_to_end(each_database: str, live_redis: redis.Redis) -> None:
     job = preempted(live_redis)
     assert flags(live_redis, job) == (True, False)
-    assert job.wait_reason.startswith("saving a checkpoint first, at most until ")
+    assert job.wait_reason.startswith("saving a checkpoint before the end, until ")
     StateChange.objects.filter(status=Status.CANCELLING).update(at=timezone.now() - timedelta(seconds=301))
     reconcile(live_redis, LONG_AGO)
     assert flags(live_redis, job) == (True, True)
@@ -74,7 +74,11 @@ def test_what_was_disproved_as_it_gave_way_has_failed(each_database: str, live_r
     drain(live_redis)
     job.refresh_from_db()
     assert (job.status, job.attempt) == (Status.FAILED, 1)
-    assert StateChange.objects.filter(job=job).latest("id").reason.endswith("preempted, and the verification failed")
+    assert (
+        StateChange.objects.filter(job=job)
+        .latest("id")
+        .reason.endswith("the job was preempted, and the verification of the run failed")
+    )
 
 
 def test_what_had_done_all_before_it_gave_way_is_not_run_again(each_database: str, live_redis: redis.Redis) -> None:

@@ -105,9 +105,9 @@ def test_the_queue_goes_by_priority_then_age_and_says_why_each_waits(
     Job.objects.filter(id=urgent.id).update(priority=5)
     assert schedule() == 1
     assert [status(job) for job in (first, later, urgent)] == ["queued", "queued", "starting"]
-    assert first.wait_reason == "Needs 4 CPU slots on one host. Host host-a has 0 of 4 free."
+    assert first.wait_reason == "The job needs 4 CPU slots on one host. Host host-a has 0 of 4 slots free."
     told = 'No host is available now. Job "first" is ahead and needs 4 slots.'
-    assert later.wait_reason == f"Needs 4 CPU slots on one host. {told}"
+    assert later.wait_reason == f"The job needs 4 CPU slots on one host. {told}"
 
 
 def test_a_job_that_fits_no_host_does_not_hold_up_those_that_do(owner: User, make_host: Callable[..., Host]) -> None:
@@ -116,7 +116,7 @@ def test_a_job_that_fits_no_host_does_not_hold_up_those_that_do(owner: User, mak
     small = submitted(owner, name="small")
     schedule()
     assert [status(large), status(small)] == ["queued", "starting"]
-    assert large.wait_reason == "Needs 8 CPU slots on one host. The largest host has 4 slots."
+    assert large.wait_reason == "The job needs 8 CPU slots on one host. The largest host has 4 slots."
 
 
 def test_a_drained_host_takes_nothing_new(owner: User, make_host: Callable[..., Host]) -> None:

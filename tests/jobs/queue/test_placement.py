@@ -180,9 +180,9 @@ def test_a_pinned_job_overtakes_no_job_of_a_higher_priority() -> None:
     plan = place([job("urgent", 4, priority=100), job("pinned", 2, "host-a")], hosts)
     assert plan.placements == []
     assert plan.reasons == {
-        "urgent": "Needs 4 CPU slots on one host. Host host-a has 2 of 4 free.",
-        "pinned": "Needs 2 CPU slots on the required host. "
-        "Host host-a has 2 of 4 free. A job ahead needs 4 slots there.",
+        "urgent": "The job needs 4 CPU slots on one host. Host host-a has 2 of 4 slots free.",
+        "pinned": "The job needs 2 CPU slots on the required host. "
+        "Host host-a has 2 of 4 slots free. A job ahead needs 4 slots on this host.",
     }
 
 
@@ -211,37 +211,42 @@ BUSY = [host("host-a", 4, free=1), host("host-b", 2, free=0), host("host-c", 4, 
         ([job("j")], [], "No CPU host is connected."),
         ([job("j")], [host("host-a", 4, live=False)], "No CPU host is connected."),
         ([job("j")], [host("host-a", 4, drained=True)], "Every CPU host is drained."),
-        ([job("j", 5)], [host("host-a", 4)], "Needs 5 CPU slots on one host. The largest host has 4 slots."),
+        ([job("j", 5)], [host("host-a", 4)], "The job needs 5 CPU slots on one host. The largest host has 4 slots."),
         (
             [job("j", 5)],
             [host("host-a", 4), host("host-b", 8, drained=True)],
-            "Needs 5 CPU slots on one host. The largest available host has 4 slots.",
+            "The job needs 5 CPU slots on one host. The largest available host has 4 slots.",
         ),
-        ([job("j", 5, "host-a")], [host("host-a", 4)], "Needs 5 CPU slots. The required host host-a has 4."),
+        (
+            [job("j", 5, "host-a")],
+            [host("host-a", 4)],
+            "The job needs 5 CPU slots. The required host host-a has 4 slots.",
+        ),
         ([job("j", 1, "host-z")], BUSY, "The required host host-z is not a CPU host of this board."),
         ([job("j", 1, "host-c")], BUSY, "The required host host-c is drained."),
         (
             [job("j", 1, "host-b")],
             BUSY,
-            "Needs 1 CPU slot on the required host. Host host-b has 0 of 2 free.",
+            "The job needs 1 CPU slot on the required host. Host host-b has 0 of 2 slots free.",
         ),
-        ([job("j", 3)], BUSY, "Needs 3 CPU slots on one host. Host host-a has 1 of 4 free."),
+        ([job("j", 3)], BUSY, "The job needs 3 CPU slots on one host. Host host-a has 1 of 4 slots free."),
         (
             [job("j", 2), job("ahead", 4, age=1, owner=2)],
             BUSY,
-            "Needs 2 CPU slots on one host. Host host-b has the most free slots, 0 of 2. "
+            "The job needs 2 CPU slots on one host. Host host-b has the most free slots: 0 of 2. "
             "1 job is ahead and needs 4 slots.",
         ),
         (
             [job("j", 2), job("first", 4, age=3), job("second", 2, age=2, owner=2)],
             BUSY,
-            "Needs 2 CPU slots on one host. Host host-b has the most free slots, 0 of 2. "
+            "The job needs 2 CPU slots on one host. Host host-b has the most free slots: 0 of 2. "
             '2 jobs are ahead. The first, "name-of-first", needs 4 slots.',
         ),
         (
             [job("j", 2), *(job(f"ahead-{number}", 4, age=1) for number in range(47))],
             BUSY,
-            "Needs 2 CPU slots on one host. No available host has enough free slots. At least 20 jobs are ahead.",
+            "The job needs 2 CPU slots on one host. No available host has enough free slots. "
+            "At least 20 jobs are ahead.",
         ),
     ],
 )

@@ -145,11 +145,11 @@ def test_a_held_job_waits_and_holds_up_nobody(owner: User, make_host: MakeHost) 
     assert staff.hold([held.id, "absent"], "boss") == [held.id]
     assert staff.hold([held.id], "boss") == []
     assert schedule() == 1
-    assert reason(held) == "Held by staff until released."
+    assert reason(held) == "Staff hold the job until they release it."
     assert status(free) == Status.STARTING
     assert staff.release([held.id], "boss") == [held.id]
     schedule()
-    assert "Host host-a has 3 of 4 free." in reason(held)
+    assert "Host host-a has 3 of 4 slots free." in reason(held)
     assert list(AuditEntry.objects.values_list("what", "before", "after")) == [
         ("release", True, False),
         ("hold", False, True),
@@ -167,7 +167,7 @@ def test_a_paused_queue_starts_nothing_and_a_paused_pool_nothing_on_its_hosts(ow
     assert staff.pause_queue(True, "boss")
     assert not staff.pause_queue(True, "boss")
     assert schedule() == 0
-    assert reason(job) == "the queue is paused: nothing is started"
+    assert reason(job) == "The queue is paused, so no job starts."
     staff.pause_queue(False, "boss")
     staff.pause_pool(pool, True, "boss")
     assert schedule() == 1
@@ -199,10 +199,12 @@ def test_a_quota_counts_what_is_held(owner: User, make_host: MakeHost) -> None:
     busy(host, owner, 0)
     job = queued(owner, 2)[0]
     assert schedule() == 0
-    told = "Needs 2 slots. Project default has a limit of 2 slots. Other jobs of the project use or reserve 1."
+    told = (
+        "The job needs 2 slots. Project default is limited to 2 slots. Other jobs of the project use or reserve 1 slot."
+    )
     assert reason(job) == told
     with pytest.raises(
-        SpecError, match=r"layout`?: dp 2 x pp 1 x tp 2 = 4 ranks, but project default has a limit of 2 slots"
+        SpecError, match=r"layout`?: dp 2 x pp 1 x tp 2 = 4 ranks, but project default is limited to 2 slots"
     ):
         actions.submit(owner, GOOD)
 
@@ -213,10 +215,10 @@ def test_what_a_spec_says_of_its_turn_is_checked(owner: User, stranger: User) ->
     with pytest.raises(SpecError) as told:
         actions.submit(owner, wrong)
     assert [(p.field, p.message) for p in told.value.problems] == [
-        ("project", "`project` is 'none', but it does not exist or you are no member. Use one of your projects."),
-        ("resources.pool", "`resources.pool` is 'none', but that pool does not exist. Leave it empty for any pool."),
+        ("project", "`project` is 'none', but you are not a member of such a project. Use one of your projects."),
+        ("resources.pool", "`resources.pool` is 'none', but this pool does not exist. Omit the field to use any host."),
         *(
-            ("after", f"`after` names job {job!r}, but it does not exist or you cannot see it.")
+            ("after", f"`after` names job {job!r}, but this job does not exist, or you cannot see it.")
             for job in sorted(["absent", theirs.id])
         ),
     ]
@@ -235,9 +237,9 @@ def test_submit_takes_what_fits_the_hosts_together(owner: User, make_host: MakeH
     assert (job.unit, job.wide_unit, job.max_hosts, job.num_slots) == (2, 2, 0, 4)
     assert schedule() == 1
     assert job.attempts.get().where() == "host-0, host-1"
-    with pytest.raises(SpecError, match=r"= 8 ranks, but cpu hosts of one model have 6 slots in total"):
+    with pytest.raises(SpecError, match=r"= 8 ranks, but cpu hosts of the same hardware model have 6 slots in total"):
         actions.submit(owner, {**GOOD, "layout": {"dp": 4, "tp": 2}})
-    with pytest.raises(SpecError, match=r"a tensor-parallel group of 4 must be on one host, and the largest"):
+    with pytest.raises(SpecError, match=r"a tensor-parallel group of 4 ranks needs to be on one host, and the largest"):
         actions.submit(owner, {**GOOD, "layout": {"tp": 4}})
 
 
@@ -250,7 +252,7 @@ def test_what_comes_after_waits_then_starts_or_is_cancelled(
     anyway, _ = actions.submit(owner, {**SMALL, "after": [first.id], "after_failed": "start"})
     chained, _ = actions.submit(owner, {**SMALL, "after": [then.id]})
     assert schedule() == 1
-    assert reason(then) == f"Waits for the end of job {first.id}."
+    assert reason(then) == f"The job waits until job {first.id} has ended."
     ends(live_redis, first, "failed")
     apply_rules()
     apply_rules()
@@ -315,7 +317,7 @@ def test_a_preemptible_job_gives_way_and_goes_on_later(
     urgent = queued(owner, 1, priority=5, name="urgent")[0]
     assert schedule() == 0
     assert (status(job), job.stop) == (Status.CANCELLING, "preempted")
-    assert "Preemptible jobs with lower priority are ending." in reason(urgent)
+    assert "Preemptible jobs with lower priority are ending to free slots." in reason(urgent)
     schedule()
     assert StateChange.objects.filter(job=job, status=Status.CANCELLING).count() == 1
     ends(live_redis, job, "cancelled")
@@ -369,5 +371,5 @@ def test_no_weight_that_is_stored_stops_the_queue() -> None:
 def test_staff_is_told_of_a_weight_and_of_labels_that_cannot_be(db: None) -> None:
     with pytest.raises(ValidationError, match="weight"):
         Project(name="heavy", weight=1e308).full_clean()
-    with pytest.raises(ValidationError, match="a list of words"):
+    with pytest.raises(ValidationError, match="Use a list of labels"):
         Pool(name="p", labels=None).full_clean()

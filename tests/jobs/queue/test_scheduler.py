@@ -107,7 +107,7 @@ def test_a_pass_that_starts_many_leaves_reasons_to_the_next(
     make_host()
     queued(owner, 1, count=2)
     waits = queued(owner, 4)[0]
-    for placed, told in ((2, ""), (0, "Needs 4 CPU slots on one host. Host host-a has 2 of 4 free.")):
+    for placed, told in ((2, ""), (0, "The job needs 4 CPU slots on one host. Host host-a has 2 of 4 slots free.")):
         assert (schedule(), reason(waits)) == (placed, told)
 
 
@@ -117,7 +117,7 @@ def test_slots_of_which_the_host_says_that_they_live_are_not_given_away(owner: U
     Host.objects.filter(pk=host.pk).update(holding=[["given-up", 1, [0, 1, 2]]])
     large, small = queued(owner, 2)[0], queued(owner, 1)[0]
     assert schedule() == 0, "the large one is the head and the host is kept for it"
-    assert reason(large) == "Needs 2 CPU slots on one host. Host host-a has 1 of 4 free."
+    assert reason(large) == "The job needs 2 CPU slots on one host. Host host-a has 1 of 4 slots free."
     Job.objects.filter(id=large.id).delete()
     assert schedule() == 1
     assert SlotAllocation.objects.get(member__attempt__job=small).slot == 3
@@ -130,7 +130,7 @@ def test_a_host_once_kept_for_a_head_stays_kept_though_another_draws_ahead(owner
         busy(second, owner, slot)
     head = queued(owner, 4)[0]
     assert schedule() == 0
-    assert reason(head) == "Needs 4 CPU slots on one host. Host host-a has 2 of 4 free."
+    assert reason(head) == "The job needs 4 CPU slots on one host. Host host-a has 2 of 4 slots free."
     SlotAllocation.objects.filter(host=second, slot=0).delete()
     late = queued(owner, 2)[0]
     assert schedule() == 1

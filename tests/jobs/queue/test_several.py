@@ -183,7 +183,7 @@ def test_a_change_is_made_whole_or_not_at_all(owner: User, api: Api) -> None:
     assert api(owner).patch(f"/api/v1/jobs/{job.id}", swapped, "json").status_code == 200
     refused = api(owner).patch(f"/api/v1/jobs/{job.id}", {"add_tags": ["too many"]}, "json")
     assert refused.status_code == 422
-    assert "20 tags, and 1 more exceed the maximum of 20" in refused.content.decode()
+    assert "20 tags, and 1 more tags would exceed the maximum of 20" in refused.content.decode()
 
 
 @pytest.mark.django_db(transaction=True)
@@ -221,9 +221,11 @@ def test_rest_tells_which_jobs_stayed_as_they_were_and_why(
     told = api(owner).post("/api/v1/jobs/actions", {"action": "archive", "jobs": ids}, format="json").json()
     assert told["changed"] == [ended.id]
     assert {row["job"]: row["reason"] for row in told["unchanged"]} == {
-        live.id: "The job is queued, so it cannot be archived.",
+        live.id: "The job cannot be archived because it is queued.",
         theirs.id: "The job does not exist, or you cannot change it.",
         "nobodys": "The job does not exist, or you cannot change it.",
     }
     again = api(owner).post("/api/v1/jobs/actions", {"action": "archive", "jobs": [ended.id]}, format="json").json()
-    assert again["unchanged"] == [{"job": ended.id, "reason": "The job already has this state."}]
+    assert again["unchanged"] == [
+        {"job": ended.id, "reason": "The action changes nothing, because the job already has the requested state."}
+    ]

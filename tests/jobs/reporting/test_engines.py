@@ -96,13 +96,13 @@ def test_what_the_queue_bars_is_no_attempt_of_slurm_s(owner: User, stranger: Use
     assert list(Attempt.objects.values_list("job", flat=True)) == [first.id]
     reasons = dict(Job.objects.values_list("id", "wait_reason"))
     assert reasons[theirs.id] == DISABLED
-    assert reasons[held.id] == "Held by staff until released."
-    assert reasons[after.id] == f"Waits for the end of job {first.id}."
+    assert reasons[held.id] == "Staff hold the job until they release it."
+    assert reasons[after.id] == f"The job waits until job {first.id} has ended."
     QueueState.objects.update_or_create(defaults={"paused": True})
     Job.objects.filter(id=held.id).update(held=False)
     SlurmEngine(site).place()
     assert Attempt.objects.count() == 1
-    assert Job.objects.get(id=held.id).wait_reason == "the queue is paused: nothing is started"
+    assert Job.objects.get(id=held.id).wait_reason == "The queue is paused, so no job starts."
 
 
 def test_what_the_queue_bars_by_now_is_not_submitted_to_slurm(owner: User, site: Site) -> None:
@@ -138,7 +138,10 @@ def test_a_quota_bounds_what_is_handed_to_slurm(owner: User, site: Site, make_ho
     engine = SlurmEngine(site)
     engine.place()
     assert list(Attempt.objects.values_list("job", flat=True)) == [first.id]
-    text = "Needs 4 slots. Project default has a limit of 4 slots. Other jobs of the project use or reserve 4."
+    text = (
+        "The job needs 4 slots. Project default is limited to 4 slots. "
+        "Other jobs of the project use or reserve 4 slots."
+    )
     assert Job.objects.get(id=second.id).wait_reason == text
     assert schedule() == 0
     assert Job.objects.get(id=here.id).wait_reason == text

@@ -157,7 +157,7 @@ def test_what_slurm_preempts_is_queued_again_and_goes_on(nodes: list[Node], atte
     assert told == [
         ("cancelling", "it stopped after step 7 as Slurm preempts it"),
         ("cancelled", "it stopped after step 7 as Slurm preempts it"),
-        ("queued", "preempted by a job of higher priority, resumes from the latest checkpoint"),
+        ("queued", "preempted by a job with higher priority, and resumes from the latest checkpoint"),
     ]
 
 
@@ -181,5 +181,5 @@ def test_what_its_time_limit_stopped_is_tried_again_as_often_as_it_says(nodes: l
     job = exits(nodes, attempt, "failed", reason="it stopped after step 7 as its time limit at Slurm is near")
     assert (job.status, job.attempt) == (Status.QUEUED, 2)
     assert job.history.values_list("reason", flat=True).last() == (
-        "retry 2 of 2 after attempt 1 has failed, resumes from the latest checkpoint"
+        "retry 2 of 2 from the latest checkpoint, because attempt 1 has failed"
     )

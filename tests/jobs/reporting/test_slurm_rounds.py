@@ -107,7 +107,7 @@ def test_a_job_that_slurm_does_not_take_now_keeps_no_other_from_it(
     limited, other = Job.objects.get(id=limited.id), Job.objects.get(id=other.id)
     assert limited.status == Status.QUEUED
     assert limited.wait_reason.startswith(
-        "Slurm does not accept the job now: sbatch: error: QOSMaxWallDurationPerJobLimit"
+        "Slurm does not accept the job at the moment: sbatch: error: QOSMaxWallDurationPerJobLimit"
     )
     assert "Cannot query" not in other.wait_reason
 

@@ -104,8 +104,8 @@ def test_a_wish_goes_with_its_job_and_a_person_s_two_wishes_are_one_mail(reachab
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("ended", "The job was cancelled, so it has already ended."),
-        ("no server", "This board has no mail server."),
+        ("ended", "The job has already ended: it was cancelled."),
+        ("no server", "This board cannot send emails, because it has no mail server."),
         ("no address", "Your account has no mail address."),
     ],
 )

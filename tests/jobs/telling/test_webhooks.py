@@ -152,7 +152,7 @@ def test_bad_receivers_hold_up_nobody_and_nothing_inside_is_reached(
         carried(postman, *sent)
         by = {name: Delivery.objects.get(pk=each.pk) for name, each in made.items() if each is not None}
         words = {name: delivery.tries[0]["words"] for name, delivery in by.items()}
-        assert words["silent"] == "no answer within 4 s"
+        assert words["silent"] == "the receiver did not answer within 4 s"
         assert words["broken"] == "answered 500"
         assert words["endless"] == "answered 200"
         assert "RemoteProtocolError" in words["babbling"] or "no answer" in words["babbling"]

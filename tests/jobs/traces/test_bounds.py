@@ -27,7 +27,7 @@ HEAVY: list[tuple[str, bytes, str, str]] = [
         "k0.json",
         b'{"traceEvents":[{"args":[' + b"0," * 10**6,
         "traceEvents",
-        "one The file has more than 100,000 values.",
+        "The JSON has more than 100,000 values.",
     ),
     ("k0.json", b'{"schemaVersion":' + b"9" * 5000 + b"}", "JSON", "overflow"),
 ]
@@ -92,5 +92,5 @@ def test_ranks_in_groups_of_collectives_are_bounded(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(reading, "MOST_NAMED", 7)
     told = [collective(number, 0, 5) for number in (1, 2)]
     paths = [written(tmp_path, f"{rank}.log", log(rank, *told)) for rank in (0, 1)]
-    with pytest.raises(ImportProblemError, match=r"The groups of 4 collectives list 8 ranks, which is too many."):
+    with pytest.raises(ImportProblemError, match=r"The process groups of 4 collectives list 8 ranks\. The maximum is"):
         read_of(*paths)

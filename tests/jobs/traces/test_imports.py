@@ -42,7 +42,7 @@ def test_a_real_flight_recorder_dump_is_read(recorded: Path, ending: str) -> Non
     assert {call.payload_bytes for call in found.trace.calls if call.op == "all_gather"} == {80}
     assert {call.ranks for call in found.trace.calls} == {(0, 1)}
     assert len(meetings(found.trace.calls)) == len(found.trace.calls), "every collective finds its other half"
-    assert found.notes == ["collectives without a recorded end appear as points"]
+    assert found.notes == ["collectives without a recorded end time are shown as points"]
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -181,9 +181,9 @@ def dumped(**changes: Any) -> bytes:
 BAD: list[tuple[str, bytes, str, str]] = [
     ("a.json", b"", "file", "The file is empty."),
     ("a.txt", b"hello", "format", "The format is unknown."),
-    ("a.json", b'{"what": 1}', "format", "The first key is 'what'."),
+    ("a.json", b'{"what": 1}', "format", "The first key in the file is 'what'."),
     ("dump.json", b'{"entries": []}', "name", "End the file name with the number of the rank."),
-    ("r0.json", b'{"entries": [7]}', "entries[0]", "The entry is not an object."),
+    ("r0.json", b'{"entries": [7]}', "entries[0]", "The entry of the dump is not a JSON object."),
     ("r0.json", json.dumps({"entries": [FR]}).encode(), "entries[0].time_created_ns", "whole number"),
     ("r0.json", json.dumps({"entries": [{**FR, "time_created_ns": -5}]}).encode(), "entries[0].time_created_ns", "-5"),
     ("r0.json", b'{"entries": [', "JSON", ""),
@@ -195,17 +195,27 @@ BAD: list[tuple[str, bytes, str, str]] = [
     ),
     ("r0", dumped(profiling_name=shared(20)), "entries[0].profiling_name", "The value is a tuple."),
     ("r0", dumped(process_group=(shared(20), "x")), "entries[0].process_group", "The value is a tuple."),
-    ("r0", dumped(process_group=("0", "\ud800x")), "entries[0].process_group", "Use Unicode without NUL."),
-    ("r0", dumped(profiling_name="nccl:\ud800"), "entries[0].profiling_name", "Use Unicode without NUL."),
+    (
+        "r0",
+        dumped(process_group=("0", "\ud800x")),
+        "entries[0].process_group",
+        "Unicode text without NUL characters is expected.",
+    ),
+    (
+        "r0",
+        dumped(profiling_name="nccl:\ud800"),
+        "entries[0].profiling_name",
+        "Unicode text without NUL characters is expected.",
+    ),
     ("r0", dumped(profiling_name="x" * 1001), "entries[0].profiling_name", "at most 1000 characters"),
     ("r0", dumped(collective_seq_id=10**5000), "pickle", "a number of 16,610 bits"),
     ("r0", dumped(collective_seq_id=shared(60)), "pickle", "more than 4,000,000 values"),
     ("k0.json", b'{"schemaVersion": 1, "traceEvents": [{"name": "\\udfff"}]}', "JSON", ""),
     ("k0.json", b'{"\\udfff": 1}', "format", "The format is unknown."),
     ("r0", HOSTILE["global"].replace(b"c", b"\x80\x02c", 1), "pickle", "GLOBAL"),
-    ("k.json", b'{"traceEvents": []}', "distributedInfo.rank", "The trace has no rank."),
+    ("k.json", b'{"traceEvents": []}', "distributedInfo.rank", "The rank of this trace is unknown."),
     ("k0.json", b'{"traceEvents": []}', "events", "no collective and no compute"),
-    ("k0.json", b'{"traceEvents": [3]}', "traceEvents[0]", "The event is not an object."),
+    ("k0.json", b'{"traceEvents": [3]}', "traceEvents[0]", "The event in the trace is not a JSON object."),
     ("k0.json", b'{"traceEvents": [{"ph": "X", "ts": "a"}]}', "traceEvents[0].ts", "microseconds"),
     ("k0.json", b'{"traceEvents": [{"ph": "X", "ts": 1, "dur": -1}]}', "traceEvents[0].dur", "microseconds"),
     ("k0.json", b'{"schemaVersion": 1, "traceEvents": [{"ph"', "JSON", ""),
@@ -229,7 +239,9 @@ def test_what_cannot_be_read_is_told_with_file_and_field(
 
 def test_two_files_of_one_rank_or_of_two_formats_are_refused(recorded: Path, tmp_path: Path) -> None:
     again = written(tmp_path, "copy_rank_0", (recorded / "fr_rank_0").read_bytes())
-    with pytest.raises(ImportProblemError, match=r"copy_rank_0: rank: The rank is 0, the same as in fr_rank_0"):
+    with pytest.raises(
+        ImportProblemError, match=r"copy_rank_0: rank: This file is from rank 0, like the file fr_rank_0"
+    ):
         read_of(recorded / "fr_rank_0", again)
     with pytest.raises(ImportProblemError, match="format: The format is Kineto, but fr_rank_0 has flight recorder"):
         read_of(recorded / "fr_rank_0", recorded / "kineto_1.json")

@@ -198,7 +198,7 @@ def test_parts_go_on_where_the_file_ends_and_no_further(people: dict[str, Client
     answer = client.post(f"{url}read/")
     assert (answer.status_code, answer.json()["errors"][0]["message"]) == (
         422,
-        "a_0: 5 of 10 bytes arrived. Send the rest.",
+        "a_0: Only 5 of 10 bytes of the file arrived. Send the rest of the file.",
     )
 
 

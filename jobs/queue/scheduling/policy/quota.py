@@ -21,16 +21,16 @@ class Quotas:
         quota = self._quotas.get(project)
         if quota is None or quota.slots is None:
             return ""
-        limit = f"Project {project} has a limit of {counted(quota.slots, 'slot')}."
-        needs = f"Needs {counted(slots, 'slot')}. {limit}"
+        limit = f"Project {project} is limited to {counted(quota.slots, 'slot')}."
+        needs = f"The job needs {counted(slots, 'slot')}. {limit}"
         if slots > quota.slots:
             return needs
         if project in self._full:
-            return f"{needs} Another job of the project is ahead."
+            return f"{needs} Another job of the project is ahead in the queue."
         if self._used[project] + slots <= quota.slots:
             return ""
         self._full.add(project)
-        return f"{needs} Other jobs of the project use or reserve {self._used[project]}."
+        return f"{needs} Other jobs of the project use or reserve {counted(self._used[project], 'slot')}."
 
     def take(self, project: str, slots: int) -> None:
         """A job of the project holds so many, or they are kept for it."""
