@@ -110,7 +110,7 @@ def gauges(host: Host) -> list[Gauge]:
     for disk in use.get("disks", []):
         free, total = disk["free_bytes"], disk["total_bytes"]
         if total:
-            found.append(Gauge(f"disk, {disk['use']}", total - free, total, f"{_gib(free)} free", free < total / 20))
+            found.append(Gauge(f"Disk ({disk['use']})", total - free, total, f"{_gib(free)} free", free < total / 20))
     return found
 
 
@@ -124,9 +124,9 @@ def _of_gpus(use: dict[str, Any], facts: dict[str, Any]) -> list[Gauge]:
     if total:
         found.append(Gauge("GPU memory", used, total, f"{_gib(used)} of {_gib(total)}"))
     if hot := [gpu["celsius"] for gpu in gpus if "celsius" in gpu]:
-        found.append(Gauge("hottest", max(hot), 100, f"{max(hot):.0f} \N{DEGREE SIGN}C", max(hot) >= 90))
+        found.append(Gauge("Hottest GPU", max(hot), 100, f"{max(hot):.0f} \N{DEGREE SIGN}C", max(hot) >= 90))
     if watts := [gpu["watts"] for gpu in gpus if "watts" in gpu]:
-        found.append(Gauge("power", 0, 0, f"{sum(watts):,.0f} W"))
+        found.append(Gauge("Power", 0, 0, f"{sum(watts):,.0f} W"))
     return found
 
 
@@ -137,7 +137,7 @@ def _of_cores(use: dict[str, Any], facts: dict[str, Any]) -> list[Gauge]:
         found.append(Gauge("CPU", use["busy_percent"], 100, words))
     if "memory_bytes" in use and facts.get("memory_bytes"):
         used, total = use["memory_bytes"], facts["memory_bytes"]
-        found.append(Gauge("memory", used, total, f"{_gib(used)} of {_gib(total)}", used > total * 0.95))
+        found.append(Gauge("Memory", used, total, f"{_gib(used)} of {_gib(total)}", used > total * 0.95))
     return found
 
 

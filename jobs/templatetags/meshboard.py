@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from django import template
+from django.conf import settings
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
@@ -58,6 +59,12 @@ def turned(context: Mapping[str, Any], number: int, parameter: str) -> str:
 def form_key() -> str:
     """What tells this form, as it is drawn now, from every other."""
     return secrets.token_urlsafe(16)
+
+
+@register.simple_tag
+def sends_mail() -> bool:
+    """Return whether the board has a mail server."""
+    return bool(settings.EMAIL_HOST)
 
 
 @register.simple_tag
