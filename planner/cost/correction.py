@@ -71,8 +71,8 @@ def holds(share: float, measured: float, told: float) -> bool:
 
 
 def sureness(share: float) -> str:
-    """How far off an estimate may be, in words."""
-    return f"error up to {1 + share:.2g} times" if share > 1 else f"±{share:.0%}"
+    """Return the margin of error in words: "±19%", or above 100% "within a factor of 5"."""
+    return f"within a factor of {1 + share:.2g}" if share > 1 else f"±{share:.0%}"
 
 
 def correction_of(ratios: Sequence[float]) -> Correction | None:

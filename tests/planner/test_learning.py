@@ -242,9 +242,9 @@ def words(cluster: Cluster, spec: JobSpec) -> str:
 def test_words_tell_of_links_that_one_or_two_runs_left() -> None:
     two, unlike = spec_of(dp=2), spec_of(dp=4)
     one = learned(CPU, [linked(CALL)])
-    assert words(one, two) == "an uncalibrated CPU, links from 1 run here, error up to 10 times"
+    assert words(one, two) == "an uncalibrated CPU, links from 1 run here, within a factor of 10"
     assert words(learned(CPU, [linked(CALL)] * 2), two).split(", ")[1] == "links from 2 runs here"
-    sheet = "Meshboard's trainer, 40% of the step waits for the host, error up to 3.3 times"
+    sheet = "Meshboard's trainer, 40% of the step waits for the host, within a factor of 3.3"
     assert words(learned(H100, [linked(CALL)]), two) == f"data sheet, links from 1 run here, {sheet}"
     assert "links from 1 run here" in estimate_text(two, estimate(two, one), [])
     # Three correct runs of as many ranks; to all others they leave their links alone.

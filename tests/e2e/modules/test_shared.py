@@ -275,8 +275,8 @@ def test_an_estimate_says_how_far_off_it_may_be_either_way(modules: Page) -> Non
     assert [call(modules, "format.js", "return m.sureness(x)", share) for share in (0.19, 1, 2.3, 9)] == [
         "±19%",
         "±100%",
-        "error up to 3.3 times",
-        "error up to 10 times",
+        "within a factor of 3.3",
+        "within a factor of 10",
     ]
     body = "return m.within({step_s: 0.1, interval: {share: x}})"
     assert call(modules, "pictures/time.js", body, 0.5) == "50.0 ms to 150 ms"

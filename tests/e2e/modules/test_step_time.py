@@ -170,7 +170,7 @@ def test_the_step_time_is_the_median_of_the_last_steps_with_its_spread(modules: 
 
 @pytest.mark.parametrize(
     ("share", "total", "note"),
-    [(0, "200 ms", ""), (0.45, "200 ms ±45%", ""), (9, "200 ms", "Planned: error up to 10 times. ")],
+    [(0, "200 ms", ""), (0.45, "200 ms ±45%", ""), (9, "200 ms", "Planned: within a factor of 10. ")],
 )
 def test_a_planned_step_time_has_its_margin_of_error(modules: Page, share: float, total: str, note: str) -> None:
     body = """

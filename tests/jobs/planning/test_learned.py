@@ -102,7 +102,7 @@ def test_three_runs_correct_the_next_plan_on_their_host_and_say_how_surely(owner
     few = planned(client)
     assert few["cluster"]["name"] == host.name
     assert (few["time"]["interval"]["basis"], few["time"]["interval"]["runs"]) == ("data sheet", 0)
-    assert few["time"]["interval"]["words"] == "an uncalibrated CPU, links from 2 runs here, error up to 10 times"
+    assert few["time"]["interval"]["words"] == "an uncalibrated CPU, links from 2 runs here, within a factor of 10"
     ended(owner, summary(2.05))
     made = planned(client)
     assert made["time"]["step_s"] == pytest.approx(2.05)
@@ -261,7 +261,7 @@ def test_runs_that_end_at_once_are_each_kept_once(
 def test_a_plan_for_a_calibrated_host_is_corrected_on_top_of_it(owner: User, host: Host, api: Api) -> None:
     Host.objects.update(profile=PROFILE, profiled=timezone.now())
     raw = planned(api(owner))["time"]
-    assert raw["interval"]["words"] == "no fp32 calibration, error up to 10 times"
+    assert raw["interval"]["words"] == "no fp32 calibration, within a factor of 10"
     for _ in range(3):
         ended(owner, summary(3 * raw["step_s"]))
     made = planned(api(owner))["time"]

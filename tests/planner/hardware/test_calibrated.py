@@ -39,8 +39,8 @@ def points(**rates: float) -> tuple[GemmPoint, ...]:
     ("precision", "words"),
     [
         ("fp32", "calibrated, ±31%"),
-        ("bf16_state", "no bf16 calibration, error up to 10 times"),
-        ("fp8", "no fp8 calibration, error up to 10 times"),
+        ("bf16_state", "no bf16 calibration, within a factor of 10"),
+        ("fp8", "no fp8 calibration, within a factor of 10"),
     ],
 )
 def test_a_type_that_no_layer_was_timed_in_is_not_told_as_calibrated(precision: str, words: str) -> None:
@@ -108,5 +108,5 @@ def test_what_attention_was_not_timed_in_is_not_as_sure(change: dict[str, Any]) 
     told = estimate(parse_spec({"model": model, "layout": change.get("layout", {}), "train": train}), cluster)["time"]
     assert (
         told["interval"]["words"]
-        == "calibrated with shorter sequences, one rank, and fused attention, error up to 3 times"
+        == "calibrated with shorter sequences, one rank, and fused attention, within a factor of 3"
     )

@@ -34,7 +34,7 @@ def test_a_step_that_waits_for_its_host_is_told_less_surely_than_one_that_does_n
     small = SPEC.model_copy(update={"model": PRESETS["gpt-tiny"].model, "layout": Layout(), "train": train})
     told = estimate(on("megatron", small), H100)["time"]["interval"]
     assert told["share"] == HOST_WITHIN[0][1]
-    assert re.search(r", \d\d% of the step waits for the host, error up to 3.3 times$", told["words"])
+    assert re.search(r", \d\d% of the step waits for the host, within a factor of 3.3$", told["words"])
 
 
 def test_a_peak_is_told_with_how_far_it_may_be_off() -> None:

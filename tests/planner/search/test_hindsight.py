@@ -54,7 +54,7 @@ def test_steps_told_apart_divide_the_median_one_and_what_no_layout_changes_stays
 def test_beside_a_run_of_a_cpu_that_nobody_measured_another_layout_is_as_sure_as_its_stack() -> None:
     apart = {"compute": 0.05, "tp": 0.25}
     told = interval(CPU, SPEC, None, 0.0)
-    assert (told["share"], told["words"]) == (9.0, "an uncalibrated CPU, error up to 10 times")
+    assert (told["share"], told["words"]) == (9.0, "an uncalibrated CPU, within a factor of 10")
     found = hindsight(SPEC, CPU, measure(0.3, 0.0, apart)._replace(sure=told))
     assert found["options"][0]["change"] == "tp 1, dp 4"
     assert found["options"][0]["faster"] > STACKS["ours"].within

@@ -106,9 +106,9 @@ export function duration(seconds) {
   return `${Math.floor(whole / 3600)} h ${two(Math.floor((whole % 3600) / 60))} min`;
 }
 
-/** Format the margin of error: "±19%", or above 100% "error up to 5 times". */
+/** Format the margin of error: "±19%", or above 100% "within a factor of 5". */
 export function sureness(share) {
-  return share > 1 ? `error up to ${Number((1 + share).toPrecision(2))} times` : `±${Math.round(100 * share)}%`;
+  return share > 1 ? `within a factor of ${Number((1 + share).toPrecision(2))}` : `±${Math.round(100 * share)}%`;
 }
 
 /** Shorten a text in the middle: "pretrain-llama…-seed-42". */
