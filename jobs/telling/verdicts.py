@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from jobs.models import TERMINAL, Attempt, Delivery, Job, StateChange
 from jobs.telling.shapes import Told, VerdictTold
-from planner.facts.kinds import KINDS
+from planner.facts.kinds import kind_of
 
 MAX_WAIT = timedelta(seconds=20)  # for a verdict, after the end of an attempt
 STATE = "job.state"
@@ -50,8 +50,8 @@ def add_verdicts(deliveries: Sequence[Delivery]) -> None:
 
 def _has_verdict(job: Job) -> bool:
     """Return whether the diagnosis judges jobs of this kind."""
-    kind = KINDS.get(job.kind)
-    return kind is not None and not kind.one_slot and not kind.of_a_host
+    kind = kind_of({"kind": job.kind})
+    return not kind.one_slot and not kind.of_a_host
 
 
 def _waiting(job_id: str, now: datetime) -> QuerySet[Delivery]:
@@ -66,7 +66,7 @@ def _ended(told: Told) -> Key | None:
 
 
 def _get_verdicts(ends: Iterable[Key]) -> dict[Key, VerdictTold]:
-    """Return the final verdicts of these attempts. An attempt without a final verdict is left out."""
+    """Return the final verdict of each attempt that has one."""
     wanted = Q(pk__in=[])
     for job, number in ends:
         wanted |= Q(job=job, number=number)
@@ -79,5 +79,5 @@ def _get_verdicts(ends: Iterable[Key]) -> dict[Key, VerdictTold]:
             "next": told.get("next", ""),
         }
         for job, number, told in rows
-        if told.get("sentence")
+        if told and told.get("sentence")
     }

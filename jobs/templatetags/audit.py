@@ -156,8 +156,9 @@ def changes(entry: AuditEntry) -> list[Change]:
     if before is None and after is None:
         return []
     field = FIELDS.get(entry.what, entry.what if entry.what in ("priority", "drained") else "value")
-    if _is_message(after):
-        return [Change("changed fields", None, _value(_fields_of(after)))] if _fields_of(after) else []
+    if isinstance(after, list) and all(isinstance(each, dict) for each in after):
+        fields = _fields_of(after)
+        return [Change("changed fields", None, _value(fields))] if fields else []
     nullable = entry.what == "own slots"
     if before is None and not nullable:
         return [Change(field, None, _value(after))]
@@ -192,11 +193,6 @@ def _is_time(value: object) -> bool:
         return datetime.fromisoformat(value).tzinfo is not None
     except ValueError:
         return False
-
-
-def _is_message(told: object) -> bool:
-    """Return whether this is the change message of the Django admin."""
-    return isinstance(told, list) and all(isinstance(each, dict) for each in told)
 
 
 def _fields_of(message: list[dict[str, Any]]) -> list[str]:
