@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from planner.cost.estimate import stage_estimates
+from planner.facts.kinds import KINDS
 from planner.facts.layout import SCHEDULE_NAMES
 from planner.facts.reading.parse import parse_spec
 from planner.facts.spec import JobSpec, Problem, SpecError
@@ -26,7 +27,12 @@ def parse_plannable(data: object, *, slots: int | None = None) -> JobSpec:
 
 
 def oversize(spec: JobSpec) -> list[Problem]:
-    """Sizes, each allowed by itself, whose product is too long to plan or no message between processes can carry."""
+    """Return problems of a spec whose plan takes too long or whose messages are too large.
+
+    Kinds without a planned step, such as scripts, have no such problem: their batch is not read.
+    """
+    if not KINDS[spec.kind].trains:
+        return []
     pp, m, v = spec.layout.pp, spec.train.micro_batches, spec.layout.virtual_stages
     rises = pp > 1 and spec.layout.schedule in RISING
     most, of = (MOST_RISING, f" of {SCHEDULE_NAMES[spec.layout.schedule]}") if rises else (MOST_CHUNKS, "")

@@ -12,6 +12,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.core.cache import cache
 from django.db import OperationalError
+from django.test import Client
 from rest_framework.test import APIClient
 
 from jobs.api.http import throttling
@@ -63,6 +64,15 @@ def test_more_ranks_than_the_largest_host_is_refused(owner: User, api: Api, make
     assert answer.json()["errors"][0]["message"].endswith(
         "= 4 ranks, but the largest cpu host has 2 slots. Use fewer ranks."
     )
+
+
+def test_a_script_takes_every_slot_of_a_large_host(owner: User, api: Api, make_host: Callable[..., Host]) -> None:
+    make_host(slots=16)
+    answer = submit(api(owner), {"kind": "script", "script": {"path": "train.py"}, "layout": {"dp": 16}})
+    assert (answer.status_code, answer.json().get("world_size")) == (201, 16), answer.json()
+    client = Client()
+    client.force_login(owner)
+    assert client.get(f"/jobs/{answer.json()['id']}/").status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,13 @@ def test_sizes_whose_product_no_message_can_carry_are_refused() -> None:
         parse_plannable({"model": model, "train": train})
 
 
+@pytest.mark.parametrize("kind", ["script", "lab"])
+@pytest.mark.parametrize("dp", [9, 16, 100])
+def test_a_kind_without_a_plan_takes_more_ranks_than_its_unread_batch_has_sequences(kind: str, dp: int) -> None:
+    own = {"script": {"path": "train.py"}} if kind == "script" else {}
+    assert parse_plannable({"kind": kind, "layout": {"dp": dp}, **own}).layout.world_size == dp
+
+
 @pytest.mark.parametrize(("schedule", "chunks"), [("gpipe", 1), ("looped_bfs", 2)])
 def test_a_schedule_that_never_repeats_itself_is_planned_less_far(schedule: str, chunks: int) -> None:
     m = 2**16 // chunks
