@@ -23,6 +23,8 @@ $(BIN)/python:
 $(VENV)/.run: pyproject.toml $(LOCK) | $(BIN)/python
 	@echo "Installing Python packages into $(VENV). The first installation takes a few minutes."
 	$(subst --quiet,--progress-bar on,$(INSTALL)) -e '.[web,worker,local,docs]'
+	@# Ranks of other users cannot write here: without this, each rank compiles torch again.
+	@$(BIN)/python -c 'import workers.trainer.__main__'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run client/pyproject.toml
