@@ -40,7 +40,7 @@ def address(url: str, told_by: str = "url") -> str:
     if told is None:
         raise WrongError(f"{told_by}: Use an address that begins with https:// or http:// and names a host.", told_by)
     if told.username is not None or told.query or told.fragment:
-        words = "Use an address without user, password, ? and #."
+        words = "Use an address without a user name, password, query (?), and fragment (#)."
         raise WrongError(f"{told_by}: {words}", told_by)
     return url
 
@@ -64,7 +64,7 @@ def token(text: str) -> str:
     """
     text = text.strip()
     if not TOKEN.fullmatch(text):
-        raise WrongError("The token is invalid. Use visible ASCII characters without spaces.", "token")
+        raise WrongError("The REST token is invalid. A token has only visible ASCII characters and no spaces.", "token")
     return text
 
 
@@ -88,7 +88,9 @@ def find() -> Access:
     secret = os.environ.get("MESHBOARD_TOKEN") or (told.get("token", "") if url == told.get("url", "") else "")
     if not url or not secret:
         missing = "MESHBOARD_URL" if not url else "MESHBOARD_TOKEN"
-        raise NoAccessError(f"No board is set. Run 'meshboard login URL', or set {missing}.")
+        raise NoAccessError(
+            f"The address or the token of the board is missing. Run 'meshboard login URL', or set {missing}."
+        )
     return Access(url, token(secret))
 
 

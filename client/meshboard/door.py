@@ -21,7 +21,7 @@ BUSY_S = 1.0  # between two of them where the board names no time
 LONGEST_PAUSE_S = 60.0
 LEAST_S = 1.0  # for a try after which there is no time left
 LONGEST_QUOTE = 100  # of a page that is not the API's
-NO_BOARD = ", which is not an answer of a board. Check that MESHBOARD_URL is the address of a board, without a path."
+NO_BOARD = ", but not the response of a board. Check that MESHBOARD_URL is the address of a board, without a path."
 NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 SILENCE_S = 45.0  # of a stream, in which the board says something each 15 s, before it counts as broken
 
@@ -155,7 +155,7 @@ def checked(response: httpx.Response, parts: Sequence[str]) -> httpx.Response:
         told = None
     problems = problems_of(told)
     if not problems and response.status_code not in (401, 403, 404):
-        raise AwayError(f"{response.url} returned HTTP {response.status_code}, which is not an answer of a board.")
+        raise AwayError(f"{response.url} returned HTTP {response.status_code}, but not the response of a board.")
     fallback = [("request", f"HTTP {response.status_code}{NO_BOARD if response.status_code == 404 else ''}")]
     about = named(parts, response.status_code) if problems else {}
     raise RefusedError(response.status_code, problems or fallback, told if problems else None, about)

@@ -61,7 +61,7 @@ def _set(found: dict[str, Any], change: str) -> None:
     for part in above:
         found = found.setdefault(part, {})
         if not isinstance(found, dict):
-            raise FileError(f"--set {change!r}: {part!r} is a value without fields.")
+            raise FileError(f"--set {change!r}: {part!r} is a single value, so it has no fields.")
     try:
         found[name] = yaml12.read(value, path)
     except yaml.YAMLError as error:

@@ -8,7 +8,7 @@ from meshboard.api import Client
 from meshboard.errors import RefusedError
 from meshboard.job import Job
 
-GAP = "[lines are missing here: the board dropped them]"
+GAP = "[log lines are missing here, because the board dropped them]"
 
 
 def lines(board: Client, job_id: str, rank: int) -> Iterator[str]:
@@ -36,7 +36,7 @@ def attempt_lines(board: Client, job_id: str, rank: int, attempt: int) -> Iterat
             continue
         first, told = event.data["first"], event.data["lines"]
         if event.data["skipped"] and first > following:
-            yield f"[{event.data['skipped']} lines are not stored here]"
+            yield f"[{event.data['skipped']} log lines are missing here, because they are not stored]"
         yield from told[max(0, following - first) :]
         following = max(following, first + len(told))
 

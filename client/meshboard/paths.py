@@ -19,7 +19,7 @@ def path(*parts: str) -> str:
 
 def _encoded(part: str) -> str:
     if part in ("", ".", "..") or "/" in part:
-        raise WrongError(f"The name is {part!r}. Use a name that is not empty, . or .., and that has no /.")
+        raise WrongError(f"The name is {part!r}. A name cannot be empty, '.', or '..', and cannot contain '/'.")
     try:
         return quote(part, safe="")
     except UnicodeEncodeError:

@@ -77,7 +77,7 @@ def _value(node: Node, field: str) -> Any:
     for name, value in _own(node, field):
         inner = f"{field}.{name}".lstrip(".")
         if name in found:
-            raise _wrong(inner, f"appears twice, again in line {value.start_mark.line + 1}")
+            raise _wrong(inner, f"appears twice (the second time in line {value.start_mark.line + 1})")
         found[name] = _value(value, inner)
     for merged in _merged(node):
         if not isinstance(merged, MappingNode):

@@ -63,7 +63,7 @@ def test_runs_that_are_in_no_mean_are_told(meshboard: Any, server: Any, tmp_path
     xml, markdown = tmp_path / "gate.xml", tmp_path / "gate.md"
     asked = ("gate", "j", "--baseline", "main", "--max", "step_time=+1%")
     ran = meshboard(*asked, "--junit", str(xml), "--markdown", str(markdown), at=server)
-    words = "main: 2 of 3 runs not used: layout.tp 1, not 2 (a, b)"
+    words = "Baseline main excludes 2 of 3 runs: layout.tp 1, not 2 (a, b)"
     assert (ran.code, ran.out.splitlines()[-1]) == (0, words)
     assert markdown.read_text().splitlines()[-1] == ElementTree.parse(xml).findtext(".//system-out") == words
     told = json.loads(meshboard(*asked, "--json", at=server).out)

@@ -81,7 +81,7 @@ def test_a_refusal_names_every_field(server: Saying, board: Client) -> None:
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"errors": 3}'])
 def test_what_is_no_board_is_told(server: Saying, board: Client, body: bytes) -> None:
     server.answers = [answer(500, body)]
-    with pytest.raises(AwayError, match="not an answer of a board"):
+    with pytest.raises(AwayError, match="not the response of a board"):
         board.job("j")
 
 

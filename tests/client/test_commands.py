@@ -71,7 +71,7 @@ def test_the_newest_are_narrowed_as_on_the_page_and_one_job_is_not(server: Sayin
         ["--mine"],
     ):
         ran = meshboard("status", "j", *option, at=server)
-        assert (ran.code, ran.out, "filter a list of jobs. Omit them, or omit j." in ran.err) == (
+        assert (ran.code, ran.out, "work only without a job id. Omit these options, or omit j." in ran.err) == (
             exits.Exit.WRONG,
             "",
             True,
@@ -217,7 +217,7 @@ def test_nothing_is_printed_as_the_plan_of_a_script(meshboard: Meshboard, server
     server.tells("plan", {"estimate": None, "problems": [], "not_runnable": [], "choices": {}})
     ran = meshboard("plan", str(tmp_path / "spec.json"), at=server)
     assert (ran.code, ran.err) == (0, "")
-    assert ran.out == "This job kind has no estimate.\n"
+    assert ran.out == "Meshboard has no estimate for jobs of this kind.\n"
 
 
 def test_what_is_said_of_an_ended_run_is_its_last_word(meshboard: Meshboard, server: Saying) -> None:
@@ -307,10 +307,10 @@ def test_a_search_that_finds_nothing_says_why(meshboard: Meshboard, server: Sayi
     counted = {"considered": 120, "fitting": 0, "complete": False, "refused": {"memory: model state alone": 120}}
     server.tells("plan/search", {"best": [], "cluster": {"name": "vm"}, **counted})
     ran = meshboard("search", str(tmp_path / "spec.json"), "--ranks", "2", at=server)
-    assert (ran.code, ran.out) == (exits.Exit.FAILED, "No layout fits.\n")
+    assert (ran.code, ran.out) == (exits.Exit.FAILED, "No layout fits in memory.\n")
     assert ran.err.splitlines() == [
-        "120 layouts (stopped by the time limit), 0 fit vm",
-        "refused 120: memory: model state alone",
+        "checked 120 layouts (stopped by the time limit); 0 fit in memory on vm",
+        "rejected 120: memory: model state alone",
     ]
     ran = meshboard("search", str(tmp_path / "spec.json"), "--ranks", "2", "--json", at=server)
     assert (ran.code, json.loads(ran.out)["refused"]) == (exits.Exit.FAILED, counted["refused"])
@@ -384,7 +384,16 @@ def test_a_log_is_followed_without_a_line_twice_or_lost(meshboard: Meshboard, se
         answer(200, ended),
     ]
     ran = meshboard("logs", "j", "-f", at=server)
-    assert ran.out.splitlines() == ["a", "b", "c", "d", "[5 lines are not stored here]", "e", following.GAP, "f"]
+    assert ran.out.splitlines() == [
+        "a",
+        "b",
+        "c",
+        "d",
+        "[5 log lines are missing here, because they are not stored]",
+        "e",
+        following.GAP,
+        "f",
+    ]
     assert (ran.code, server.resumed) == (0, ["1.1.0.0:1-0", "1.1.0.0:1-0"])
 
 
@@ -407,8 +416,8 @@ def test_runs_are_compared_side_by_side(meshboard: Meshboard, server: Saying) ->
     rows = [line.split("  ") for line in meshboard("compare", "a", "b", at=server).out.splitlines()]
     told = {row[0]: [cell.strip() for cell in row[1:] if cell.strip()] for row in rows}
     assert told["layout.sequence_parallel"] == ["True", "False"]
-    assert told["step time, mean of all steps"] == ["500 ms", "-"]
-    assert told["tp exposed, mean of all steps"] == ["200 ms", "-"]
+    assert told["mean step time"] == ["500 ms", "-"]
+    assert told["mean time per step for tp, exposed"] == ["200 ms", "-"]
     assert told["bytes.tp.all_gather, total"] == ["2,048 B (2 KiB)", "-"]
     assert told["final loss"] == ["2", "-"], "whatever it was before it was no number"
     assert server.asked[-1] == "GET /api/v1/compare?jobs=a%2Cb"

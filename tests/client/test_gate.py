@@ -96,7 +96,7 @@ def test_a_minimum() -> None:
 def test_a_share_needs_a_baseline() -> None:
     (row,) = judge([BASE], [], [parse("step_time=+10%", "max")])
     assert not row.ok
-    assert "no baseline" in row.why
+    assert "needs a baseline" in row.why
     (row,) = judge([BASE], [], [parse("step_time=2s", "max")])
     assert row.ok
 
@@ -115,9 +115,9 @@ def test_what_is_counted_has_no_noise() -> None:
 
 def test_an_axis_that_nobody_has_is_no_check_that_held() -> None:
     (row,) = held(BASE, parse("bytes.tpp=+0%", "max"))
-    assert (row.ok, row.why) == (False, "No run has tpp. Use one of: dp, tp.")
+    assert (row.ok, row.why) == (False, "No run has traffic of tpp. Use one of: dp, tp.")
     (row,) = held(BASE, parse("calls.tp.gather=+0%", "max"))
-    assert row.why == "No run has tp.gather. Use one of: dp.all_reduce, tp.all_gather, tp.all_reduce."
+    assert row.why == "No run has traffic of tp.gather. Use one of: dp.all_reduce, tp.all_gather, tp.all_reduce."
 
 
 def test_exact_names_every_axis_and_collective_that_moved() -> None:
@@ -153,7 +153,7 @@ def test_figures_of_a_job_are_those_of_its_ranks() -> None:
     run = run_of({"name": "x", "status": "succeeded", "exit": {"summary": summary}})
     assert (run.value("bytes.dp"), run.value("calls"), run.value("peak_memory")) == (20.0, 0.4, 9)
     assert (run.value("step_time"), run.value("loss"), run.planned) == (0.5, 1.5, (6, 0))
-    with pytest.raises(UnknownError, match="is failed"):
+    with pytest.raises(UnknownError, match="has the status failed"):
         run_of({"name": "x", "status": "failed", "exit": {"summary": summary}})
 
 

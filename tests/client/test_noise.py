@@ -57,17 +57,21 @@ def test_the_mean_decides(runs: Any, baselines: Any, limit: str, verdict: str, s
 
 
 def test_a_row_says_where_noise_alone_may_have_put_it() -> None:
-    within, beyond = "Within the limit, but the margin is smaller than the noise of", "Add runs to decide."
+    within, beyond = (
+        "The mean is within the limit, but the margin is smaller than the noise of",
+        "Submit more runs to decide.",
+    )
     row = held((0.9, 1.0, 1.1), (0.9, 1.0, 1.1), "step_time=+10%")
-    assert row.why == f"{within} 3 runs and 3 of the baseline."
+    assert row.why == f"{within} 3 runs and 3 baseline runs."
     row = held((1.15,), (0.9, 1.0, 1.1), "step_time=+10%")
     assert (row.verdict, row.why) == (
         "FAIL",
-        f"Exceeds the limit by less than the noise of 1 run and 3 of the baseline. {beyond}",
+        f"The mean exceeds the limit by less than the noise of 1 run and 3 baseline runs. {beyond}",
     )
     assert held((9.0,), (0.9, 1.0, 1.1), "step_time=+10%").why == ""
     assert held((0.5,), (1.0,), "step_time=+10%", sure=True).why == (
-        "The noise of 1 run and 1 of the baseline is unknown. --sure needs two runs on one side, with values above 0."
+        "The noise of 1 run and 1 baseline run is unknown."
+        " --sure needs two runs or two baseline runs, with values above 0."
     )
 
 

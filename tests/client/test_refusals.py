@@ -54,7 +54,7 @@ def test_no_call_asks_for_another_thing_than_it_is_of(server: Saying, board: Cli
         called(board, method, arguments)
         assert all(".." not in unquote(urlsplit(one.split()[1]).path).split("/") for one in server.asked)
         return
-    with pytest.raises(WrongError, match="Use a name that is not empty"):
+    with pytest.raises(WrongError, match="A name cannot be empty"):
         called(board, method, arguments)
     assert server.asked == []
 
@@ -78,7 +78,7 @@ def test_a_name_is_a_part_of_the_address_whatever_is_in_it(server: Saying, board
 )
 def test_a_name_that_is_none_asks_nothing(meshboard: Meshboard, server: Saying, words: tuple[str, ...]) -> None:
     ran = meshboard(*words, at=server)
-    assert (ran.code, server.asked, "Use a name that is not empty" in ran.err) == (exits.Exit.WRONG, [], True)
+    assert (ran.code, server.asked, "A name cannot be empty" in ran.err) == (exits.Exit.WRONG, [], True)
 
 
 @pytest.mark.parametrize("words", [("status", "j"), ("logs", "j"), ("logs", "j", "-f"), ("watch", "j"), ("status",)])
@@ -257,7 +257,7 @@ def test_a_token_that_goes_as_it_is_is_told_of(
     with opened():
         pass
     told = capsys.readouterr().err
-    assert told.count("is not https. Others on the network can read the token.") == warned
+    assert told.count("does not use HTTPS. Others on the network can read the REST token.") == warned
     assert "secret" not in told
 
 

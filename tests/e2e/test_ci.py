@@ -147,8 +147,8 @@ def test_a_token_may_what_it_was_given_for(
         return ran.stderr
 
     spec = str(folder / "spec.yaml")
-    assert "the scope submit. This token has read" in refused(("read",), "submit", spec)
-    assert "the scope operate. This token has read, submit" in refused(("read", "submit"), "baseline", "rm", "main")
+    assert "needs a token with the scope submit." in refused(("read",), "submit", spec)
+    assert "needs a token with the scope operate." in refused(("read", "submit"), "baseline", "rm", "main")
     assert meshboard("baseline", "show", "main").returncode == 0
 
 

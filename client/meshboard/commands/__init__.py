@@ -68,7 +68,7 @@ def _ran() -> int:
         raise
     except Exception as error:  # a build reads one line and a code, whatever broke
         words = " ".join(f"{type(error).__name__}: {error}".split())
-        say(f"{words}. This is an error in meshboard, or the board returned an invalid answer.")
+        say(f"{words}. This is an error in meshboard, or the board returned an invalid response.")
         _document(error, words)
         return Exit.BROKEN
 

@@ -47,12 +47,16 @@ def options(
     pass
 
 
-AsJson = Annotated[bool, typer.Option("--json", help="print the complete answer as JSON")]
-Spec = Annotated[str, typer.Argument(metavar="SPEC", help="YAML or JSON file of a spec; - reads standard input")]
-Sets = Annotated[list[str], typer.Option("--set", metavar="FIELD=VALUE", help="change a field, such as layout.dp=2")]
-Cluster = Annotated[str | None, typer.Option(help="cluster to plan for, by its name on the board")]
+AsJson = Annotated[bool, typer.Option("--json", help="print the complete response of the board as JSON")]
+Spec = Annotated[
+    str, typer.Argument(metavar="SPEC", help="YAML or JSON file with the job spec, or - for standard input")
+]
+Sets = Annotated[
+    list[str], typer.Option("--set", metavar="FIELD=VALUE", help="change a field of the spec, such as layout.dp=2")
+]
+Cluster = Annotated[str | None, typer.Option(help="name of a cluster on the board to plan for")]
 Timeout = Annotated[
-    float | None, typer.Option("--timeout", metavar="SECONDS", min=0, help="stop waiting after this time")
+    float | None, typer.Option("--timeout", metavar="SECONDS", min=0, help="stop waiting after this number of seconds")
 ]
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="job id")]
 JobIds = Annotated[list[str], typer.Argument(metavar="JOB...", help="job ids")]
@@ -78,7 +82,10 @@ def opened(found: access.Access) -> Iterator[Client]:
 def warn_of(found: access.Access) -> None:
     """Says so where the token goes over the wire as it is, wherever the address was told."""
     if access.is_readable_on_the_way(found.url):
-        print(f"meshboard: {found.url} is not https. Others on the network can read the token.", file=sys.stderr)
+        print(
+            f"meshboard: {found.url} does not use HTTPS. Others on the network can read the REST token.",
+            file=sys.stderr,
+        )
 
 
 def print_json(told: Any) -> None:

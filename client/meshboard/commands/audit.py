@@ -20,8 +20,12 @@ USUAL = 20
 
 @app.command()
 def audit(
-    limit: Annotated[int | None, typer.Option(min=1, help=f"number of newest entries; default {USUAL}")] = None,
-    after: Annotated[int | None, typer.Option(metavar="ID", min=1, help="only entries after this entry")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help=f"maximum number of entries to show; default {USUAL}")
+    ] = None,
+    after: Annotated[
+        int | None, typer.Option(metavar="ID", min=1, help="show only entries after the entry with this id")
+    ] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="print all entries as CSV")] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -13,8 +13,8 @@ from meshboard.commands.app import AsJson, app, opened, print_json
 from meshboard.errors import why
 
 NOT_HERE = (
-    "Remove the token from the command line, because other users can read it."
-    " Enter it when asked, or use --token-file FILE."
+    "Remove the token from the command line, because other users of this machine can read it."
+    " Enter the token when asked, or use --token-file FILE."
 )
 
 
@@ -22,7 +22,7 @@ NOT_HERE = (
 def login(
     context: typer.Context,
     url: Annotated[str, typer.Argument(help="address of the board, such as https://board.example")],
-    token_file: Annotated[Path | None, typer.Option(help="read the token from a file; - reads standard input")] = None,
+    token_file: Annotated[Path | None, typer.Option(help="file with the REST token, or - for standard input")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Store the address of a board and a REST token in a file that only you can read."""

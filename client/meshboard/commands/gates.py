@@ -22,8 +22,8 @@ from meshboard.gate import Baseline, Run, report
 from meshboard.show.words import clean, table
 
 JOB_ID = re.compile(r"[a-z2-7]{10}")
-Project = Annotated[str, typer.Option(help="project of the branches")]
-Branch = Annotated[str, typer.Argument(metavar="BRANCH", help="git branch")]
+Project = Annotated[str, typer.Option(help="project that stores the baselines")]
+Branch = Annotated[str, typer.Argument(metavar="BRANCH", help="name of the git branch")]
 baselines = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Set, show, list, and remove the baselines of branches."
 )
@@ -33,28 +33,36 @@ app.add_typer(baselines, name="baseline")
 @app.command("gate")
 def gate_command(
     jobs: Annotated[
-        list[str], typer.Argument(metavar="JOB...", help="finished runs; several runs of one spec measure the noise")
+        list[str],
+        typer.Argument(
+            metavar="JOB...", help="finished jobs to check; several jobs of one spec also measure the noise"
+        ),
     ],
     baseline: Annotated[
         list[str],
-        typer.Option(metavar="BRANCH|JOB|FILE", help="branch, job id, or file written with --json; can be repeated"),
+        typer.Option(
+            metavar="BRANCH|JOB|FILE", help="branch, job id, or file with the output of --json; can be repeated"
+        ),
     ] = [],  # noqa: B006
     project: Project = "default",
     most: Annotated[list[str], typer.Option("--max", metavar="LIMIT", help="step_time=+10%, bytes.tp=+0%, ...")] = [],  # noqa: B006
     least: Annotated[list[str], typer.Option("--min", metavar="LIMIT", help="tokens_per_s=-5%, ...")] = [],  # noqa: B006
     exact: Annotated[
         bool,
-        typer.Option("--exact", help="require the same bytes and calls as the baseline for each axis and collective"),
+        typer.Option("--exact", help="fail unless the bytes and calls of each axis and collective equal the baseline"),
     ] = False,
     as_planned: Annotated[
-        bool, typer.Option("--as-planned", help="require a traffic difference of 0 B and 0 calls")
+        bool, typer.Option("--as-planned", help="fail unless the measured traffic equals the predicted traffic")
     ] = False,
-    sure: Annotated[bool, typer.Option("--sure", help="fail also if the noise could hide an exceeded limit")] = False,
-    junit: Annotated[Path | None, typer.Option(help="write JUnit XML here")] = None,
-    markdown: Annotated[Path | None, typer.Option(help="append a Markdown summary here")] = None,
+    sure: Annotated[
+        bool,
+        typer.Option("--sure", help="fail also if only the mean, but not its confidence interval, is within a limit"),
+    ] = False,
+    junit: Annotated[Path | None, typer.Option(help="write the result as JUnit XML to this file")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="append the result as a Markdown table to this file")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check runs against limits. Exit code 1 if a limit fails or has no result.
+    """Compare finished jobs with limits. The exit code is 1 if a limit fails or has no result.
 
     Measures: bytes, bytes.AXIS, bytes.AXIS.OP, calls, calls.AXIS, calls.AXIS.OP, step_time, tokens_per_s, peak_memory,
     loss, loss@STEP.
@@ -123,7 +131,9 @@ def _of_file(name: str) -> Baseline:
         found = json.loads(Path(name).read_bytes())
         return gate.of_branch(name, found) if "runs" in found else gate.of_job(name, found)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        words = "Use a file from `meshboard status JOB --json` or `meshboard baseline show BRANCH --json`."
+        words = (
+            "Use a file with the output of `meshboard status JOB --json` or `meshboard baseline show BRANCH --json`."
+        )
         raise files.FileError(f"--baseline {name}: {why(error)}. {words}") from None
 
 
@@ -144,7 +154,7 @@ def _written(option: str, file: Path | None, text: str, *, append: bool = False)
 def set_baseline(branch: Branch, job_ids: JobIds, project: Project = "default", as_json: AsJson = False) -> None:
     """Add runs to the baseline of a branch. The newest 20 runs measure the noise.
 
-    If the board refuses one run, it still adds the others.
+    If the board rejects a run, it still adds the other runs.
     """
     with board() as client:
         found, worst = each(job_ids, lambda job_id: client.set_baseline(project, branch, job_id))

@@ -27,10 +27,10 @@ from meshboard.show.live import Waiting, say_log, stderr
 from meshboard.show.words import clean
 
 LEAST_COMPARED, MOST_COMPARED = 2, 6  # as the board has it
-SEVERAL = "separate several with commas, or repeat the option"
-OF_STATES = f"only jobs with this status, or active for all that have not ended; {SEVERAL}"
-OF_KINDS = f"only jobs of this kind: train, script, dry_run, lab, calibrate; {SEVERAL}"
-WITH_TAGS = f"only jobs with all of these tags; {SEVERAL}"
+SEVERAL = "separate values with commas, or repeat the option"
+OF_STATES = f"list only jobs with this status, or all jobs that have not ended (active); {SEVERAL}"
+OF_KINDS = f"list only jobs of this kind: train, script, dry_run, lab, calibrate; {SEVERAL}"
+WITH_TAGS = f"list only jobs that have all these tags; {SEVERAL}"
 LAST_WORDS_S = 10.0  # for the end of a log, once its job has ended
 
 
@@ -39,15 +39,22 @@ def submit(
     spec: Spec,
     changes: Sets = [],  # noqa: B006
     wait: Annotated[
-        bool, typer.Option("--wait", help="wait until the job ends; exit code 1 unless it succeeded")
+        bool, typer.Option("--wait", help="wait until the job ends; the exit code is 1 unless the job succeeded")
     ] = False,
-    follow: Annotated[bool, typer.Option("--follow", help="wait, and print the log to standard error")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="wait, and print the log of rank 0 to standard error")
+    ] = False,
     runs: Annotated[
-        int, typer.Option(min=1, max=20, help="number of jobs with this spec, for `gate` to measure the noise")
+        int,
+        typer.Option(
+            min=1, max=20, help="number of jobs to submit with this spec, so that `gate` can measure the noise"
+        ),
     ] = 1,
-    key: Annotated[str | None, typer.Option(help="id of the build; the same key and spec return the same job")] = None,
+    key: Annotated[
+        str | None, typer.Option(help="id of the build; submitting this spec with this key again returns the same job")
+    ] = None,
     allow_unfit: Annotated[
-        bool, typer.Option("--allow-unfit", help="submit the job although its memory does not fit")
+        bool, typer.Option("--allow-unfit", help="submit the job even if it cannot fit in memory")
     ] = False,
     timeout: Timeout = None,
     as_json: AsJson = False,
@@ -63,7 +70,7 @@ def submit(
             seen[job.id] = job
             if not as_json:
                 print(job.id, flush=True)  # a build that is cut off while it waits knows what it started
-            before = " already exists: this key and spec were sent before" if job.was_there else ""
+            before = " already exists, because this spec was submitted with this key before" if job.was_there else ""
             print(f"{clean(job.name)}: {client.url}/jobs/{job.id}/{before}", file=sys.stderr)
             if why := reasons.chosen(job.told):
                 print(why, file=sys.stderr)
@@ -150,13 +157,15 @@ def _say_log(client: Client, job_id: str, label: str, console: Console) -> None:
 
 @app.command()
 def status(
-    job_id: Annotated[str | None, typer.Argument(metavar="[JOB]", help="job id; default the newest jobs")] = None,
+    job_id: Annotated[
+        str | None, typer.Argument(metavar="[JOB]", help="job id; without it, list the newest jobs")
+    ] = None,
     state: Annotated[list[str] | None, typer.Option(help=OF_STATES)] = None,
     kind: Annotated[list[str] | None, typer.Option(help=OF_KINDS)] = None,
-    project: Annotated[str | None, typer.Option(help="only jobs of this project")] = None,
+    project: Annotated[str | None, typer.Option(help="list only jobs of this project")] = None,
     tag: Annotated[list[str] | None, typer.Option(help=WITH_TAGS)] = None,
-    owner: Annotated[str | None, typer.Option(help="only jobs of this user")] = None,
-    mine: Annotated[bool, typer.Option("--mine", help="only your jobs")] = False,
+    owner: Annotated[str | None, typer.Option(help="list only jobs of this user")] = None,
+    mine: Annotated[bool, typer.Option("--mine", help="list only your jobs")] = False,
     limit: Annotated[int, typer.Option(min=1, max=200)] = 20,
     as_json: AsJson = False,
 ) -> None:
@@ -165,7 +174,7 @@ def status(
     asked["whose"] = "mine" if mine else None
     if job_id is not None and any(value is not None for value in asked.values()):
         named = "--state, --kind, --project, --tag, --owner and --mine"
-        raise WrongError(f"{named} filter a list of jobs. Omit them, or omit {job_id}.")
+        raise WrongError(f"{named} work only without a job id. Omit these options, or omit {job_id}.")
     with board() as client:
         if job_id is not None:
             job = client.job(job_id)

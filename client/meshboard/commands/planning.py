@@ -30,7 +30,7 @@ def plan(
     elif (estimate := told["estimate"]) is not None:
         print(*filter(None, (reasons.chosen(told), plans.plan(estimate))), sep="\n")
     elif not told["problems"]:
-        print("This job kind has no estimate.")
+        print("Meshboard has no estimate for jobs of this kind.")
     for problem in told["problems"]:
         print(clean(line_of(problem["field"], problem["message"])), file=sys.stderr)
     if told["problems"]:
@@ -46,14 +46,14 @@ def search(
     limit: Annotated[int, typer.Option(min=1, max=100)] = 10,
     as_json: AsJson = False,
 ) -> None:
-    """List the fastest layouts of a model that fit a number of ranks. Exit code 1 if none fits."""
+    """List the fastest layouts of a model that fit in memory. The exit code is 1 if no layout fits."""
     query: dict[str, Any] = {"spec": files.spec(spec, changes), "ranks": ranks, "limit": limit}
     with board() as client:
         told = client.search({**query, "cluster": cluster} if cluster else query)
     if as_json:
         print_json(told)
     else:
-        print(plans.found(told) if told["best"] else "No layout fits.")
+        print(plans.found(told) if told["best"] else "No layout fits in memory.")
         print(plans.tried(told), file=sys.stderr)
     if not told["best"]:
         raise typer.Exit(Exit.FAILED)
@@ -61,7 +61,7 @@ def search(
 
 @app.command()
 def advise(job_id: JobId, as_json: AsJson = False) -> None:
-    """List faster layouts for a finished run, with the part of the step that each improves."""
+    """List faster layouts for a finished job, and the part of the step that each layout improves."""
     with board() as client:
         told = client.advice(job_id)
     print_json(told) if as_json else print(reasons.advised(told))

@@ -26,11 +26,15 @@ SLACK_S = 0.2  # a second is told of a little sooner or later
 @app.command()
 def logs(
     job_id: JobId,
-    rank: Annotated[int, typer.Option(min=-65535, max=65535, help="rank; -1 for the launcher of the first host")] = 0,
+    rank: Annotated[
+        int, typer.Option(min=-65535, max=65535, help="number of the rank, or -1 for the launcher on the first host")
+    ] = 0,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="follow the log until the job ends")] = False,
-    attempt: Annotated[int | None, typer.Option(min=1, help="attempt number; default the current attempt")] = None,
+    attempt: Annotated[
+        int | None, typer.Option(min=1, help="number of the attempt; default is the current attempt")
+    ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help='print one JSON object per line: {"rank": 0, "line": "..."}')
+        bool, typer.Option("--json", help='print one JSON object per log line: {"rank": 0, "line": "..."}')
     ] = False,
 ) -> None:
     """Print the complete log of a rank, or follow it."""
@@ -70,7 +74,7 @@ def watch(
     every: Annotated[float, typer.Option(metavar="SECONDS", min=0.5, max=3600, help="time between two updates")] = 1.0,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object per update")] = False,
 ) -> None:
-    """Show step, loss, traffic per axis, and verdict until the job ends. Exit code 1 unless it succeeded."""
+    """Show step, loss, traffic per axis, and verdict until the job ends. The exit code is 1 unless it succeeded."""
     with board() as client:
         succeeded = _watch(client, job_id, every, as_json)
     if not succeeded:

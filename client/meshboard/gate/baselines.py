@@ -39,7 +39,9 @@ def why_aside(name: str, told: answers.Baseline) -> list[str]:
     for run in aside:
         jobs.setdefault(run["why"], []).append(run["job"])
     total = len(told["runs"]) + len(aside)
-    return [f"{name}: {len(ids)} of {total} runs not used: {why} ({', '.join(ids)})" for why, ids in jobs.items()]
+    return [
+        f"Baseline {name} excludes {len(ids)} of {total} runs: {why} ({', '.join(ids)})" for why, ids in jobs.items()
+    ]
 
 
 def check_alike(found: Sequence[Baseline]) -> None:
@@ -49,6 +51,7 @@ def check_alike(found: Sequence[Baseline]) -> None:
     for one in found:
         if one.spec is None:
             raise WrongError(
-                f"Baseline {one.name} has no stored spec, so it cannot be combined with others. Use one baseline."
+                f"Baseline {one.name} has no stored spec, so the gate cannot combine it with other baselines."
+                " Use one baseline."
             )
     check_same([{"id": one.name, "spec": one.spec} for one in found], "baselines")

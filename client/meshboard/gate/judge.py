@@ -94,7 +94,7 @@ def _row(runs: Sequence[Run], baselines: Sequence[Run], limit: Limit, sure: bool
         return Row(what, "FAIL", None, None, None, unit, str(error))
     value = mean(values)
     if limit.relative and not told:
-        return Row(what, "FAIL", value, None, None, unit, "The limit is relative, but no baseline is set.")
+        return Row(what, "FAIL", value, None, None, unit, "A relative limit needs a baseline. Set --baseline.")
     usual = mean(told) if told else None
     held_to = told if limit.relative else ()
     row = Row(what, "FAIL", value, usual, limit.bound(usual or 0.0), unit)
@@ -105,7 +105,7 @@ def _decided(row: Row, held: bool, sure: bool, noise: tuple[float, float] | None
     """The row with its verdict, and what noise has to do with it."""
     if noise is None:
         words = (
-            f"The noise of {runs} is unknown. --sure needs two runs on one side, with values above 0."
+            f"The noise of {runs} is unknown. --sure needs two runs or two baseline runs, with values above 0."
             if held and sure
             else ""
         )
@@ -117,14 +117,17 @@ def _decided(row: Row, held: bool, sure: bool, noise: tuple[float, float] | None
     if is_clear:
         return row._replace(verdict="ok" if held else "FAIL")
     if not held:
-        return row._replace(why=f"Exceeds the limit by less than the noise of {runs}. Add runs to decide.")
-    words = f"Within the limit, but the margin is smaller than the noise of {runs}."
+        return row._replace(
+            why=f"The mean exceeds the limit by less than the noise of {runs}. Submit more runs to decide."
+        )
+    words = f"The mean is within the limit, but the margin is smaller than the noise of {runs}."
     return row._replace(verdict="FAIL" if sure else "unsure", why=words)
 
 
 def _runs(values: Sequence[float], told: Sequence[float]) -> str:
     runs = f"{len(values)} run{'s' if len(values) > 1 else ''}"
-    return f"{runs} and {len(told)} of the baseline" if told else runs
+    baselines = f"{len(told)} baseline run{'s' if len(told) > 1 else ''}"
+    return f"{runs} and {baselines}" if told else runs
 
 
 def _counted(what: str, runs: Sequence[Run], newest: Sequence[Run], limit: Limit) -> Row:
@@ -134,11 +137,13 @@ def _counted(what: str, runs: Sequence[Run], newest: Sequence[Run], limit: Limit
     worst = (max if limit.side == "max" else min)(runs, key=lambda run: run.value(limit.measure))
     value = worst.value(limit.measure)
     if limit.relative and not newest:
-        return Row(what, "FAIL", value, None, None, unit, "The limit is relative, but no baseline is set.")
+        return Row(what, "FAIL", value, None, None, unit, "A relative limit needs a baseline. Set --baseline.")
     known = {key for run in (*runs, *newest) for key in run.table(kind)}
     if not any(list(key)[: len(wanted)] == wanted for key in known):
         there = ", ".join(sorted({".".join(key[: len(wanted)]) for key in known})) or "none"
-        return Row(what, "FAIL", None, None, None, unit, f"No run has {'.'.join(wanted)}. Use one of: {there}.")
+        return Row(
+            what, "FAIL", None, None, None, unit, f"No run has traffic of {'.'.join(wanted)}. Use one of: {there}."
+        )
     was = newest[0].value(limit.measure) if newest else None
     held = limit.holds(value, was or 0.0)
     why = "" if held or not newest else _moved(kind, wanted, worst, newest[0])
@@ -163,7 +168,7 @@ def _moved_by(value: float, kind: str) -> str:
 
 def _exactly(runs: Sequence[Run], baselines: Sequence[Run]) -> list[Row]:
     if not baselines:
-        return [Row("exact", "FAIL", None, None, None, "", "No baseline is set.")]
+        return [Row("exact", "FAIL", None, None, None, "", "--exact needs a baseline. Set --baseline.")]
     rows = []
     for run in runs:
         for kind in ("bytes", "calls"):

@@ -104,7 +104,7 @@ def run_of(told: JobDetail) -> Run:
     """
     name = f"job {told.get('id') or told.get('name')}"  # several of one spec share their name
     if told.get("status") != "succeeded":
-        raise UnknownError(f"{name} is {told.get('status')}. Use a run that succeeded.")
+        raise UnknownError(f"{name} has the status {told.get('status')}. Use a job that succeeded.")
     summary = (told.get("exit") or {}).get("summary") or {}
     steps = summary.get("ran_steps", summary.get("steps", 0))
     ranks, left_out = told.get("world_size", 1), summary.get("cells_left_out", 0)

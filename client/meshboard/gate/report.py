@@ -13,7 +13,7 @@ from meshboard.gate.judge import Row
 from meshboard.show import words
 
 ORDER = ("FAIL", "unsure", "ok")
-INTERVAL = "[a to b]: 95% interval (Welch 1947)"
+INTERVAL = "[a to b] is the 95% confidence interval (Welch 1947)"
 # Of https://www.w3.org/TR/xml/#charsets; what is not of it no reader takes, in references neither.
 NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 HEAD = ("", "check", "measured", "baseline", "change", "limit", "")
@@ -42,7 +42,7 @@ def summary(rows: Sequence[Row]) -> str:
     """Says of intervals what they are, where there are any."""
     failed, unsure = (sum(row.verdict == verdict for row in rows) for verdict in ("FAIL", "unsure"))
     told = f"{len(rows) - failed} passed, {failed} failed"
-    told += f", {unsure} of the passed within the noise" if unsure else ""
+    told += f" ({unsure} of the passed limits unsure because of noise)" if unsure else ""
     return told + (f"; {INTERVAL}" if any(row.low is not None for row in rows) else "")
 
 

@@ -27,7 +27,7 @@ def check_same(runs: Sequence[Mapping[str, Any]], what: str = "jobs") -> None:
         if fields:
             more = f" and {len(fields) - MOST_NAMED} more" if len(fields) > MOST_NAMED else ""
             words = (
-                f"{what.capitalize()} {first['id']} and {run['id']} have different specs, so they have no common mean"
+                f"{what.capitalize()} {first['id']} and {run['id']} have different specs, so they cannot be averaged"
             )
             raise WrongError(f"{words}: {', '.join(fields[:MOST_NAMED])}{more}")
 

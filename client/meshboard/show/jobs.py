@@ -34,10 +34,10 @@ def compared(told: Comparison) -> str:
     rows += [
         ["steps", *(_last(curve.get("step"), "") for curve in curves)],
         ["final loss", *(_last(curve.get("loss"), ".6g") for curve in curves)],
-        ["tokens per second, last step", *(_last(curve.get("tokens_s"), ",.0f") for curve in curves)],
-        ["step time, mean of all steps", *(_seconds(part.get("step_s") if part else None) for part in parts)],
-        ["data, mean of all steps", *(_seconds(part.get("data_s") if part else None) for part in parts)],
-        ["optimizer, mean of all steps", *(_seconds(part.get("optimizer_s") if part else None) for part in parts)],
+        ["tokens per second in the last step", *(_last(curve.get("tokens_s"), ",.0f") for curve in curves)],
+        ["mean step time", *(_seconds(part.get("step_s") if part else None) for part in parts)],
+        ["mean time per step for data", *(_seconds(part.get("data_s") if part else None) for part in parts)],
+        ["mean time per step for optimizer", *(_seconds(part.get("optimizer_s") if part else None) for part in parts)],
     ]
     waits = {
         "exposed": [part.get("exposed", {}) if part else {} for part in parts],
@@ -45,7 +45,7 @@ def compared(told: Comparison) -> str:
     }
     for kind, by_run in waits.items():
         rows += [
-            [f"{axis} {kind}, mean of all steps", *(_seconds(by_axis.get(axis)) for by_axis in by_run)]
+            [f"mean time per step for {axis}, {kind}", *(_seconds(by_axis.get(axis)) for by_axis in by_run)]
             for axis in sorted({axis for by_axis in by_run for axis in by_axis})
         ]
     sent = [{(row["axis"], row["op"]): row["payload_bytes"] for row in run["traffic"]} for run in runs]

@@ -128,7 +128,7 @@ def picture(seen: Look) -> Group:
     where = "   ".join(part for part in (_steps(seen), _loss(seen), _step_s(seen)) if part)
     lines = [Text(jobs.line(seen.job)), Text(where), axes if seen.rates else Text("no traffic yet"), Text()]
     lines.append(Text(verdict(seen.job)))
-    lines.append(Text(f"payload bytes of all ranks, mean of the last {RATE_S} s", style="dim"))
+    lines.append(Text(f"payload bytes per second of all ranks, mean of the last {RATE_S} s", style="dim"))
     return Group(*lines)
 
 

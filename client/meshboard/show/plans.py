@@ -26,9 +26,9 @@ def plan(estimate: Estimate) -> str:
         [
             f"step    {seconds(time['step_s'])} (estimate): {parts}",
             *_sure(seconds, time["step_s"], time.get("interval")),
-            f"memory  {size(estimate['peak_memory_bytes'])} on the fullest rank: {fits} {cluster}",
+            f"memory  {size(estimate['peak_memory_bytes'])} on the rank with the most memory: {fits} {cluster}",
             *_sure(size, estimate["peak_memory_bytes"], estimate.get("memory_interval")),
-            f"sends   {traffic or '0 B'} (payload bytes per step, fullest rank)",
+            f"sends   {traffic or '0 B'} (payload bytes per step of the rank that sends most)",
         ]
     )
 
@@ -54,8 +54,11 @@ def _sure(shown: Callable[[float], str], value: float, sure: Interval | None) ->
 def tried(told: SearchResult) -> str:
     """How many layouts a search looked at, and why it left out those that it did."""
     cut = "" if told["complete"] else " (stopped by the time limit)"
-    counted = f"{told['considered']:,} layouts{cut}, {told['fitting']:,} fit {clean(told['cluster']['name'])}"
-    return "\n".join([counted, *(f"refused {count:,}: {clean(why)}" for why, count in sorted(told["refused"].items()))])
+    on = clean(told["cluster"]["name"])
+    counted = f"checked {told['considered']:,} layouts{cut}; {told['fitting']:,} fit in memory on {on}"
+    return "\n".join(
+        [counted, *(f"rejected {count:,}: {clean(why)}" for why, count in sorted(told["refused"].items()))]
+    )
 
 
 def _layout(found: FoundLayout) -> list[object]:
