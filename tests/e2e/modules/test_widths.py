@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from django.utils import timezone
 from playwright.sync_api import Page, expect
 
 from jobs.pages.jobs.listing import COLUMNS, OPTIONAL
+from tests.screens.look import FAULTS
 from tests.support.modules import call, paper
 
 OF_A_JOB = (
@@ -154,3 +156,36 @@ def test_each_job_is_a_card_with_whole_texts_on_a_phone(modules: Page) -> None:
         names = "(one) => getComputedStyle(one, '::before').content"
         assert page.locator("[data-job=c] .reason").evaluate(names) == '"Reason "'
         expect(page.locator("[data-job=e] [data-label=Loss]")).to_be_hidden()
+
+
+LONG = "w" * 64
+
+
+def host_cards() -> str:
+    host = {"name": LONG, "device_name": "8 x " + LONG, "slots": 8, "last_seen": timezone.now(), "note": "m" * 200}
+    gauge = {"label": "Disk (checkpoints)", "value": 9, "most": 10, "words": "75 GiB free", "bad": True}
+    card = {"host": host, "state": "draining", "tone": "warn", "free": 8, "gauges": [gauge]}
+    legend = {"colour": "slot-1", "job": {"id": "a", "name": LONG}, "slots": 8}
+    told = {"grid": {"hosts": [card], "legend": [legend]}, "listed": {"slots": 8}, "free": 8}
+    return render_to_string("hosts/grid.html", told)
+
+
+def overview() -> str:
+    running = {**ONE_ROW, "id": "a", "name": LONG, "rate": 1e9, "layout": "pp2 x dp2 x cp2 x ep2 x tp2 · zero-1 · 1F1B"}
+    job = {"name": LONG, "status": "queued", "attempt": 3}
+    change = {"job": job, "job_id": "a", "attempt": 2, "status": "failed", "at": timezone.now(), "reason": LONG * 2}
+    host = {"host": {"name": LONG, "device_name": "8 x " + LONG, "slots": 8}, "held": 2, "state": "draining"}
+    counts = dict.fromkeys(("num_hosts", "held", "slots", "num_running", "num_told", "num_waiting", "num_failed"), 1)
+    counts |= {"connected": 1, "failed_jobs": 1}
+    lists = {"running": [running], "waiting": [{**running, "wait_reason": LONG * 2}], "failed": [change]}
+    told = {**counts, **lists, "hosts": [host], "any_job": True, "rate": 1e9, "waited_s": 5.0}
+    return render_to_string("overview/live.html", told)
+
+
+@pytest.mark.parametrize("page_of", [host_cards, overview])
+def test_no_long_name_runs_out_of_its_panel(modules: Page, page_of: Callable[[], str]) -> None:
+    styles = (*OF_LISTS, "css/hosts.css", "css/overview.css")
+    with paper(modules, f"<main>{page_of()}</main>", *styles) as page:
+        for width in (390, 1440):
+            page.set_viewport_size({"width": width, "height": 800})
+            assert page.evaluate(f"({FAULTS})()") == [], width
