@@ -142,18 +142,6 @@ def signed_share(value: float) -> str:
 
 
 @register.filter
-def facts(told: object) -> str:
-    """What an audit entry keeps: "priority: 5; held: yes"."""
-    if isinstance(told, dict):
-        return "; ".join(f"{name}: {facts(value)}" for name, value in told.items()) or "nothing"
-    if isinstance(told, list):
-        return ", ".join(map(facts, told)) or "none"
-    if isinstance(told, bool):
-        return "yes" if told else "no"
-    return "none" if told in (None, "") else str(told)
-
-
-@register.filter
 def moment(when: datetime | str | None) -> SafeString | str:
     """A <time>, "22 Nov 2026 03:04 UTC"; js/shell/times.js shows it in the reader's own zone."""
     return _time(when, '<time datetime="{}">{} UTC</time>', "%H:%M")
