@@ -116,8 +116,16 @@ def test_a_map_has_labels_on_both_axes_and_names_its_color_scale(
         expect(frame.locator(".heat-row-title, .heat-column-title")).to_have_text(titles)
         expect(frame.locator(".heat-rows span")).to_have_text(rows)
         assert frame.locator(".heat-columns span").count() >= 3
-        expect(page.locator(".heat-legend .note")).to_have_text(f"Color scale: {scale}")
+        expect(page.locator(".heat-legend .note")).to_have_text(f"Color scale: {scale}, square-root scale")
         expect(page.locator(".heat-ends span")).to_have_count(3)
+
+
+def test_a_matrix_of_few_ranks_shows_the_value_of_each_cell(modules: Page) -> None:
+    with pairs(modules) as page:
+        page.evaluate("draw(2)")
+        expect(page.locator("#pairs-measured .heat-lines")).to_have_attribute("data-values", "1")
+        page.locator("#pairs-measured").evaluate("(box) => (box.style.width = '9rem')")
+        expect(page.locator("#pairs-measured .heat-lines")).to_have_attribute("data-values", "0")
 
 
 OVERLAPS = """(labels) => labels.map((one) => one.getBoundingClientRect())

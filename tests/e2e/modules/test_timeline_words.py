@@ -67,8 +67,13 @@ def test_the_same_step_told_again_keeps_what_was_chosen(modules: Page) -> None:
 @pytest.mark.parametrize(
     ("ranks", "spans", "told", "untold"),
     [
-        (2, [("weights", 0, 3, 0, 9)], ["weights", "solid is transfer."], ["paler", "some ranks"]),
-        (1, [("forward", 0, 3, 0, 9)], ["paler", "unknown, because events of some ranks are missing."], ["forward "]),
+        (2, [("weights", 0, 3, 0, 9)], ["weights", "solid is transfer."], ["backward", "because"]),
+        (
+            1,
+            [("forward", 0, 3, 0, 9)],
+            ["forward (F)", "backward (B)", "because events of rank 1 are missing."],
+            ["no matching"],
+        ),
     ],
 )
 def test_a_legend_names_the_colours_that_are_drawn(
@@ -86,6 +91,56 @@ def test_a_legend_names_the_colours_that_are_drawn(
         )
     assert [one for one in told if one not in words] == []
     assert [one for one in untold if one in words] == []
+
+
+def test_a_legend_explains_unknown_waiting_times_if_every_rank_sent_events(modules: Page) -> None:
+    calls = [(0, "all_reduce", 1, 10, 0, 20, 4000, -1)]
+    items = [item(0, calls=calls), item(1, calls=[(0, "all_reduce", 2, 10, 0, 20, 4000, -1)])]
+    with paper(modules, '<main><div id="place"></div></main>', *SHEETS) as page:
+        made = f"{STEPS} view.show(made(x)); return place.querySelector('.legend').textContent"
+        words = call(page, "timeline/view.js", made, items)
+    assert "unknown, because the other ranks recorded no matching event." in words
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_names_of_events_are_readable_on_every_shade(modules: Page, theme: str) -> None:
+    """Names in the color of the surface were unreadable on pale boxes."""
+    tokens = ["--part-compute", "--part-compute-odd", "--part-optimizer", "--series-11"]
+    tokens += [f"--axis-{axis}" for axis in ("dp", "tp", "pp", "cp", "ep", "world")]
+    body = """
+    document.documentElement.dataset.theme = x.theme;
+    const { color } = await import('/js/charts/theme.js');
+    const { BACKWARD_ALPHA, UNKNOWN_ALPHA, WAITING_ALPHA } = await import('/js/timeline/colors.js');
+    const surface = m.channels(color('--surface'));
+    return x.tokens.flatMap((token) => [1, BACKWARD_ALPHA, UNKNOWN_ALPHA, WAITING_ALPHA].map((alpha) => {
+      const box = m.blend(m.channels(color(token)), surface, alpha);
+      return m.contrast(m.textOn(box) === '#000000' ? [0, 0, 0] : [255, 255, 255], box);
+    }));
+    """
+    with paper(modules, '<main><div id="place"></div></main>', *SHEETS) as page:
+        ratios = call(page, "charts/contrast.js", body, {"theme": theme, "tokens": tokens})
+    assert len(ratios) == 40
+    assert min(ratios) >= 4.5
+
+
+def test_names_of_events_take_the_color_of_their_own_box(modules: Page) -> None:
+    calls = [[(0, "all_reduce", 1, start, 0, 100_000, 4000, -1)] for start in (0, 90_000)]
+    items = [item(rank, calls=own) for rank, own in enumerate(calls)]
+    body = f"""{STEPS}
+    const drawn = [];
+    const pen = {{ measureText: () => ({{ width: 20 }}), fillText(text) {{ drawn.push([text, this.fillStyle]); }} }};
+    const context = new Proxy(pen, {{ get: (own, name) => own[name] ?? (() => {{}}) }});
+    const {{ rowsOf }} = await import('/js/timeline/lanes.js');
+    const {{ paint }} = await import('/js/timeline/paint.js');
+    const step = made(x);
+    const frame = {{ width: 1064, height: 200, left: 64, top: 0, rowHeight: 16, gap: 4 }};
+    const ink = (token) => (token === '--surface' ? 'rgb(255, 255, 255)' : 'rgb(10, 20, 120)');
+    paint(context, rowsOf(step), step, {{ from: 0, to: step.seconds }}, frame, ink, () => '--axis-dp');
+    return drawn.filter(([text]) => text === 'all_reduce').map(([, ink]) => ink);
+    """
+    with paper(modules, '<main><div id="place"></div></main>', *SHEETS) as page:
+        waiting, transfer = call(page, "timeline/view.js", body, items)
+    assert (waiting, transfer) == ("#000000", "#ffffff")
 
 
 def test_pictures_and_tables_give_a_group_of_a_script_one_colour(modules: Page) -> None:

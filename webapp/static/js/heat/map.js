@@ -1,20 +1,24 @@
 // A heat map on one canvas, with one pixel per cell. If the screen has fewer pixels than cells, a pixel shows the maximum
 // of its cells. The mouse and the arrow keys choose a cell, and `onTell` receives its description.
+import { channels, textOn } from "../charts/contrast.js";
 import { color } from "../charts/theme.js";
 import { el } from "../dom.js";
 import { fewer } from "./cells.js";
-import { atShare, channels, shadeOf, shades } from "./scale.js";
+import { atShare, shadeOf, shades } from "./scale.js";
 
 const LEAST_BETWEEN = 8; // px from one line to the next
 const MAX_LABELS = 8; // per axis, short labels
 const WIDE_LABEL_PX = 72; // least distance between times
+const MAX_VALUE_CELLS = 8; // rows and columns of a map with values in its cells
+const VALUE_MARGIN_PX = 4; // free space in a cell next to its value
 
 /** Return the number of cells that the screen can show, or all cells while the size is unknown. */
 const roomFor = (cells, size) => (size > 0 ? Math.min(cells, Math.ceil(size * devicePixelRatio)) : cells);
 
 /**
- * Return {show(cells, {rows, columns, most, borders, axes}), pointed, destroy}. `cells` are row by row, NaN if unknown.
+ * Return {show(cells, {rows, columns, most, borders, axes, values}), pointed, destroy}. `cells` are row by row, NaN if unknown.
  * `borders` are the rows and columns at which a host begins. `axes` are {rows, columns}, each {title, words(cell)}.
+ * A small map shows `values(cell)` in its cells.
  * `told(row, column)` describes a cell; `onTell` receives the description of the chosen cell, again after each show.
  * Call `destroy()` before you draw another map in the container.
  */
@@ -53,12 +57,30 @@ export function heatMap(container, { label, told, onTell, token = "--axis-dp", t
   function paintLines() {
     const [width, height] = [box.clientWidth, box.clientHeight];
     if (width === 0) return;
-    [lines.width, lines.height] = [width, height];
+    [lines.width, lines.height] = [width, height].map((size) => Math.round(size * devicePixelRatio));
     const drawn = lines.getContext("2d");
+    drawn.scale(devicePixelRatio, devicePixelRatio);
     drawn.fillStyle = color("--line-strong");
     const far = (borders, size) => (borders && size / (borders.length + 1) >= LEAST_BETWEEN ? borders : []);
     for (const row of far(shown.borders?.rows, height)) drawn.fillRect(0, Math.round((row * height) / shown.rows), width, 1);
     for (const column of far(shown.borders?.columns, width)) drawn.fillRect(Math.round((column * width) / shown.columns), 0, 1, height);
+    lines.dataset.values = String(paintValues(drawn, width, height));
+  }
+
+  /** Draw the value of each cell above 0, and return their number. Draw no value if one does not fit. */
+  function paintValues(drawn, width, height) {
+    const { rows, columns, cells, most, values } = shown;
+    if (!values || Math.max(rows, columns) > MAX_VALUE_CELLS) return 0;
+    drawn.font = "11px system-ui, sans-serif";
+    [drawn.textAlign, drawn.textBaseline] = ["center", "middle"];
+    const texts = [...cells].map((value) => (value > 0 ? values(value) : ""));
+    if (texts.some((text) => drawn.measureText(text).width > width / columns - VALUE_MARGIN_PX)) return 0;
+    texts.forEach((text, i) => {
+      const shade = colors().shades[shadeOf(cells[i], most)];
+      drawn.fillStyle = textOn([shade & 255, (shade >> 8) & 255, (shade >> 16) & 255]);
+      drawn.fillText(text, ((i % columns) + 0.5) * (width / columns), (Math.floor(i / columns) + 0.5) * (height / rows));
+    });
+    return texts.filter(Boolean).length;
   }
 
   function writeAxes() {
@@ -145,11 +167,11 @@ function writeLabels(place, count, words, side, most) {
   place.replaceChildren(...labels);
 }
 
-/** Show the color scale: its quantity, and the values at the start, the middle and the end. */
+/** Show the color scale: its quantity, and the values at the start, the middle and the end. Colors follow the square root. */
 export function legend(place, most, words, token = "--axis-dp", quantity = "") {
   const bar = el("span", { className: "heat-scale", ariaHidden: "true" });
   bar.style.setProperty("--swatch", `var(${token})`);
   const ends = [0, atShare(0.5, most), most].map((value) => el("span", {}, words(value)));
-  const title = quantity ? el("p", { className: "note" }, `Color scale: ${quantity}`) : null;
+  const title = quantity ? el("p", { className: "note" }, `Color scale: ${quantity}, square-root scale`) : null;
   place.replaceChildren(el("div", { className: "heat-legend" }, title, bar, el("div", { className: "heat-ends" }, ...ends)));
 }

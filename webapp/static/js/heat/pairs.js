@@ -60,7 +60,7 @@ export function pairsPanel(panel) {
     const borders = hostBorders(job.members);
     for (const [name, map] of Object.entries(maps)) {
       panel.querySelector(`#pairs-${name}`).parentElement.hidden = !squares[name];
-      if (squares[name]) map.show(squares[name].bytes, { rows: world, columns: world, most, borders: { rows: borders, columns: borders }, axes: AXES });
+      if (squares[name]) map.show(squares[name].bytes, { rows: world, columns: world, most, borders: { rows: borders, columns: borders }, axes: AXES, values: (bytes) => decimalBytes(Math.round(bytes)) });
     }
     const mean = steps > 0 ? `Measured: mean of ${counted(steps, "step")}.` : "No step is measured yet.";
     const source = planned ? mean : `Measured: events of step ${integer(step.step)}.`;

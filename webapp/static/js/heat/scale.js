@@ -3,12 +3,6 @@
 export const SHADES = 256;
 const FAINTEST = 0.12; // share of the scale at which the smallest value above 0 starts, to stay visible
 
-/** Parse a CSS color, for example "rgb(1, 2, 3)", into [r, g, b]. */
-export function channels(text) {
-  const numbers = text.match(/[\d.]+/g).map(Number);
-  return text.startsWith("color(") ? numbers.slice(0, 3).map((part) => Math.round(255 * part)) : numbers.slice(0, 3);
-}
-
 /** Return packed pixels from `low` to `high`. Shade 0 is the value 0. */
 export function shades(low, high) {
   const pixels = new Uint32Array(SHADES);

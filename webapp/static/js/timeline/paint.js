@@ -1,6 +1,8 @@
 // Draws the rows of a step on a canvas. Events narrower than a pixel are merged, so the drawing time depends on the pixels
 // and not on the number of events.
+import { blend, channels, textOn } from "../charts/contrast.js";
 import { upright } from "../upright.js";
+import { BACKWARD_ALPHA, UNKNOWN_ALPHA, WAITING_ALPHA } from "./colors.js";
 import { COMPUTE, within } from "./lanes.js";
 import { waited } from "./step.js";
 
@@ -78,33 +80,39 @@ function paintRow(context, row, view, place, ink, tokens) {
   for (let i = first; i < beyond; i += 1) {
     const event = row.events[i];
     const token = tokens(event);
-    if (row.name === COMPUTE) box(event.from, event.to, token, event.work === "backward" ? 0.65 : 1);
-    else {
-      const wait = waited(event);
-      const whole = wait === null ? event.from : event.from + wait;
-      if (wait > 0) box(event.from, whole, token, 0.28);
-      box(whole, event.to, token, wait === null ? 0.65 : 1);
-    }
+    for (const part of shadesOf(row, event)) box(part.from, part.to, token, part.alpha);
   }
   flush();
   context.globalAlpha = 1;
-  if (rowHeight >= 12) count += label(context, row, view, place, first, beyond, ink);
+  if (rowHeight >= 12) count += label(context, row, view, place, first, beyond, ink, tokens);
   return count;
 }
 
-/** Names of the events that have room for them; of two that run at once, the first one's stands over the second. */
-function label(context, row, view, { y, left, scale, rowHeight, beyond: width }, first, beyond, ink) {
+/** Return the differently shaded boxes of an event, {from, to, alpha}: waiting and transfer of a call, or one box. */
+function shadesOf(row, event) {
+  if (row.name === COMPUTE) return [{ from: event.from, to: event.to, alpha: event.work === "backward" ? BACKWARD_ALPHA : 1 }];
+  const wait = waited(event);
+  const whole = event.from + (wait ?? 0);
+  const transfer = { from: whole, to: event.to, alpha: wait === null ? UNKNOWN_ALPHA : 1 };
+  return wait > 0 ? [{ from: event.from, to: whole, alpha: WAITING_ALPHA }, transfer] : [transfer];
+}
+
+/** Draw the names of events in their widest box, where they fit. Names of parallel events do not overlap. */
+function label(context, row, view, { y, left, scale, rowHeight, beyond: width }, first, beyond, ink, tokens) {
   if (beyond - first > 400) return 0;
-  context.fillStyle = ink("--surface");
+  const surface = channels(ink("--surface"));
   let free = left;
   for (let i = first; i < beyond; i += 1) {
     const event = row.events[i];
-    const x = Math.max(free, left + (event.from - view.from) * scale);
-    const end = Math.min(width, left + (event.to - view.from) * scale);
+    const boxes = shadesOf(row, event).map(({ from, to, alpha }) => {
+      return { x: Math.max(free, left + (from - view.from) * scale), end: Math.min(width, left + (to - view.from) * scale), alpha };
+    });
+    const { x, end, alpha } = boxes.reduce((widest, box) => (box.end - box.x > widest.end - widest.x ? box : widest));
     if (end - x < NAMED_WIDTH) continue;
     const text = event.work === undefined ? upright(String(event.op)) : event.micro < 0 ? event.work : `${event.work[0].toUpperCase()}${event.micro}`;
     const wide = context.measureText(text).width;
     if (wide >= end - x - 6) continue;
+    context.fillStyle = textOn(blend(channels(ink(tokens(event))), surface, alpha));
     context.fillText(text, x + 3, y + rowHeight - 4);
     free = x + 3 + wide;
   }

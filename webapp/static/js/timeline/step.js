@@ -143,6 +143,12 @@ function meet(made) {
   }
 }
 
+/** Return the ranks that share a group with a rank of the step, but sent no events. */
+export function missingRanks(step) {
+  const members = new Set(step.groups.flatMap((group) => group.ranks));
+  return [...members].filter((rank) => !step.ranks.has(rank)).sort((a, b) => a - b);
+}
+
 /** Return the seconds that a call waited for the last rank, or null if unknown. */
 export const waited = (call) => (call.whole === null ? null : Math.max(0, (call.open ? call.whole : Math.min(call.whole, call.to)) - call.from));
 

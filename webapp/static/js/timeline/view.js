@@ -1,10 +1,10 @@
 // The picture of a step timeline, with zoom, pan and selection by mouse, touch and keys.
 import { eachFrame, el, legendEntry } from "../dom.js";
-import { counted } from "../format.js";
-import { axisToken, byMicro, palette, workToken } from "./colors.js";
+import { counted, integer } from "../format.js";
+import { axisToken, BACKWARD_ALPHA, byMicro, palette, workToken } from "./colors.js";
 import { COMPUTE, eventAt, rowsOf } from "./lanes.js";
 import { AXIS_HEIGHT, contentHeight, paint, placesInSight } from "./paint.js";
-import { waited } from "./step.js";
+import { missingRanks, waited } from "./step.js";
 import { moved, whole, zoomed } from "./window.js";
 import { told } from "./words.js";
 
@@ -19,6 +19,16 @@ export function heights(rows) {
   if (ranks <= 8) return { rowHeight: 16, gap: 6 };
   if (ranks <= 64) return { rowHeight: 7, gap: 4 };
   return { rowHeight: 4, gap: 2 };
+}
+
+const MAX_NAMED_RANKS = 8;
+
+/** Describe why the waiting time of a call is unknown. */
+function unknownWords(step) {
+  const missing = missingRanks(step);
+  if (missing.length === 0) return "the other ranks recorded no matching event";
+  if (missing.length > MAX_NAMED_RANKS) return `events of ${integer(missing.length)} ranks are missing`;
+  return `events of ${missing.length === 1 ? "rank" : "ranks"} ${missing.join(", ")} are missing`;
 }
 
 /** Return {show(step)}. A null step hides the picture. */
@@ -189,11 +199,14 @@ export function timelineView(container) {
       else for (const span of row.events) if (!byMicro(span)) entries.set(span.work, workToken(span));
     }
     const micro = rows.some((row) => row.name === COMPUTE && row.events.some(byMicro));
+    const backward = legendEntry("--part-compute", "backward (B)");
+    backward.firstChild.style.opacity = String(BACKWARD_ALPHA);
     legend.replaceChildren(
+      ...(micro ? [legendEntry("--part-compute", "forward (F)"), " ", backward, " "] : []),
       ...[...entries].flatMap(([name, token]) => [legendEntry(token, name), " "]),
-      micro ? "F0 (forward) and B0 (backward, paler) belong to micro-batch 0. " : "",
+      micro ? "F0 and B0 belong to micro-batch 0. " : "",
       "Collectives: pale is waiting for the last rank, solid is transfer.",
-      calls.some((call) => waited(call) === null) ? " Medium: unknown, because events of some ranks are missing." : "",
+      calls.some((call) => waited(call) === null) ? ` Medium: waiting time unknown, because ${unknownWords(step)}.` : "",
     );
   }
 
