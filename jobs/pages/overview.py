@@ -1,4 +1,4 @@
-"""The first page: what runs, waits and failed, what the hosts do, and the next step of a new installation."""
+"""Show running, waiting, and failed jobs, the hosts, and the next step of a new installation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TROUBLED = (Status.FAILED, Status.LOST)
 @require_GET
 @login_required
 def overview(request: HttpRequest) -> HttpResponse:
-    """`?part=live` is what follows it live."""
+    """Show the overview. `?part=live` returns the part that refreshes."""
     now, user = timezone.now(), request.user
     jobs = listed_jobs(user)
     hosts = _hosts()
@@ -80,7 +80,7 @@ def _waiting(jobs: QuerySet[Job], now: datetime) -> dict[str, Any]:
 
 
 def _failed(jobs: QuerySet[Job], now: datetime) -> dict[str, Any]:
-    """Attempts that ended in trouble, whatever became of their jobs: most are queued again by themselves."""
+    """Return failed and lost attempts, also of jobs that run again."""
     lately = jobs.filter(archived=False, changed__gte=now - LATELY).order_by().values("id")
     changes = StateChange.objects.filter(job__in=lately, status__in=TROUBLED, at__gte=now - LATELY)
     told = changes.order_by().aggregate(number=Count("id"), jobs=Count("job", distinct=True))
@@ -91,7 +91,7 @@ def _failed(jobs: QuerySet[Job], now: datetime) -> dict[str, Any]:
 
 
 def _hosts() -> list[dict[str, Any]]:
-    """Every host with its state and how many of its slots are held; those in trouble first."""
+    """Return each host with its state and its slots in use. Connected hosts come last."""
     held = dict(SlotAllocation.objects.order_by().values_list("host").annotate(Count("id")))
     states = [(host, state_of(host)) for host in Host.objects.present().order_by("name")]
     states.sort(key=lambda each: each[1] == "connected")
@@ -101,7 +101,7 @@ def _hosts() -> list[dict[str, Any]]:
 
 
 def _slots(hosts: list[dict[str, Any]]) -> dict[str, int]:
-    """Of all hosts, as their own lines say it; those of silent ones take nothing, so they are told besides."""
+    """Count the slots of all hosts, and of hosts without contact, which accept no jobs."""
     heard = [line for line in hosts if speaks(line["host"])]
     slots, reached = (sum(line["host"].slots for line in some) for some in (hosts, heard))
     held = sum(line["held"] for line in hosts)

@@ -48,8 +48,8 @@ COLUMNS = {
 }
 OPTIONAL = {"ended", "speed", "project", "priority", "slots", "attempt"}
 USUAL = tuple(name for name in COLUMNS if name not in OPTIONAL)
-MOST_CHOICES = 20  # projects; of more, one types a part of the name
-BY_THEMSELVES = {"status", "kind", "whose"}  # drawn in a place of their own
+MOST_CHOICES = 20  # projects in a select box; more projects are a text field with suggestions
+BY_THEMSELVES = {"status", "kind", "whose"}  # filters that the template shows outside the common fields
 DONE = {
     "cancel": "asked to stop",
     "archive": "archived",
@@ -62,9 +62,9 @@ DONE = {
 @require_GET
 @login_required
 def job_list(request: HttpRequest) -> HttpResponse:
-    """Jobs of the user, or everybody's for staff, a page at a time, narrowed by `jobs.filters`.
+    """Show a page of the jobs that the user can see, with the filters of `jobs.filters`.
 
-    `?part=rows` gives the table alone, for refreshing. `col` may be given several times: the columns to show.
+    `?part=rows` returns only the table. Each parameter `col` adds a column.
     """
     filters = JobFilter(request.GET, user=request.user, queryset=listed_jobs(request.user))
     counts = _counts(filters)
@@ -109,7 +109,7 @@ def job_list(request: HttpRequest) -> HttpResponse:
 
 
 def _projects(filters: JobFilter, user: Any) -> list[str]:
-    """Those that the user may look into, and the one that is asked for: who left it still has jobs in it."""
+    """Return the projects of the user, and the requested project, where a former member may still own jobs."""
     asked = filters.form.cleaned_data.get("project")
     return sorted(
         {DEFAULT_PROJECT, *visible_projects(user).values_list("name", flat=True), *([asked] if asked else [])}
@@ -117,20 +117,21 @@ def _projects(filters: JobFilter, user: Any) -> list[str]:
 
 
 def columns_of(request: HttpRequest, others: bool) -> list[str]:
-    """Those asked for that there are, the usual ones where none is; in the order of COLUMNS. Whose a job is only where
-    there may be jobs of others.
+    """Return the requested columns in the order of COLUMNS, or the usual columns.
+
+    Users who see only their own jobs get no owner column.
     """
     asked = [name for name in request.GET.getlist("col") if name in COLUMNS] or list(USUAL)
     return [name for name in COLUMNS if name in asked and (others or name != "owner")]
 
 
 def _counts(filters: JobFilter) -> dict[str, int]:
-    """Jobs by status, whichever of them is asked for."""
+    """Count jobs by status, without the filter by status."""
     return dict(filters.of_any_status.order_by().values_list("status").annotate(Count("id")))
 
 
 class _CountedPages(Paginator):  # type: ignore[type-arg]  # Django 5.2's cannot be subscripted
-    """Pages of jobs that are counted already."""
+    """Pages of jobs whose number is known, so that no query counts the jobs again."""
 
     def __init__(self, filters: JobFilter, counts: dict[str, int]) -> None:
         super().__init__(filters.qs.prefetch_related("tags"), PAGE_SIZE)
@@ -174,7 +175,7 @@ def list_rows(jobs: list[Job], columns: list[str]) -> list[dict[str, Any]]:
 @require_POST
 @login_required
 def jobs_act(request: HttpRequest) -> HttpResponse:
-    """One action on the chosen jobs, then back to the list as it was; a cancel is asked about first."""
+    """Act on the selected jobs, then return to the list. A cancel asks for confirmation first."""
     back = _list_url(request.POST.get("back", ""))
     ids, action = request.POST.getlist("job"), request.POST.get("action", "")
     if action == "compare":
@@ -211,7 +212,7 @@ def _confirm(request: HttpRequest, asked: Several) -> HttpResponse:
 
 
 def _list_url(query: str) -> str:
-    """The list with the parameters it was asked with."""
+    """Return the address of the list with its parameters."""
     asked = QueryDict(query[:2000], mutable=True)
     asked.pop("part", None)
     return f"{reverse('job-list')}?{asked.urlencode()}" if asked else reverse("job-list")
