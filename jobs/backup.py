@@ -117,7 +117,7 @@ def restore(source: Path, *, replace: bool = False) -> tuple[Meta, list[str]]:
         told = _meta(tar, source)
         if told["migrations"] != _migrations():
             raise BackupError(
-                "The backup is from another version of Meshboard. Restore it with that version, then upgrade. "
+                "The backup is from another version of Meshboard. Restore the backup with that version, then upgrade. "
                 f"The database migrations differ: {_apart(told['migrations'], _migrations())}."
             )
         call_command("migrate", verbosity=0)
@@ -312,7 +312,7 @@ def _refuse_to_overwrite(replace: bool) -> None:
     counts = {name: model._base_manager.count() for name, model in there.items()}
     if any(counts.values()) and not replace:
         told = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-        raise BackupError(f"This board is not empty ({told}). To delete its data, use --replace.")
+        raise BackupError(f"This board is not empty ({told}). To delete the data of this board, use --replace.")
 
 
 @contextmanager

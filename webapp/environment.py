@@ -122,7 +122,10 @@ class WebSettings(BaseSettings):
     )
     allowed_hosts: Hosts = Field(
         ["127.0.0.1", "localhost"],
-        description="Host names of the board, separated by commas. WebSocket requests need an origin with such a name.",
+        description=(
+            "Host names of the board, separated by commas. "
+            "The origin of a WebSocket request needs to be one of these names."
+        ),
     )
     https: bool = Field(
         True, description="Use secure cookies and HSTS. `make up` sets 0, because it serves HTTP on loopback."
@@ -173,7 +176,10 @@ class WebSettings(BaseSettings):
         1.0,
         ge=0,
         le=1000,
-        description="Scheduling points of a job if its project used no slots recently. It gets half at its fair share.",
+        description=(
+            "Scheduling points of a job if its project used no slots recently. "
+            "A job gets half of these points if its project uses its fair share."
+        ),
     )
     share_half_life_h: float = Field(
         24.0, gt=0, le=8760, description="Half-life of the recorded slot use of a project, in hours."
@@ -245,7 +251,8 @@ class WebSettings(BaseSettings):
     slurm_board: Url = Field("https://localhost", description="HTTPS address at which Slurm nodes reach the board.")
     slurm_ca_file: Place | None = Field(
         None,
-        description="File of CA certificates with which Slurm nodes verify the board. Default: those of the node.",
+        description="File of CA certificates with which Slurm nodes verify the board. "
+        "Default: the certificates of the node.",
     )
     slurm_ssh: Annotated[str, formed(LOGIN, "expected user@host")] | None = Field(
         None, description="`user@host` of a login node with `sbatch`. Default: this machine."
@@ -258,12 +265,14 @@ class WebSettings(BaseSettings):
     history_bytes: int = Field(
         20 * 2**30,
         ge=2**20,
-        description="Maximum size of all job histories, in bytes. Above it, Meshboard deletes the oldest histories.",
+        description="Maximum size of all job histories, in bytes. Above this size, Meshboard deletes the oldest "
+        "histories.",
     )
     history_attempt_bytes: int = Field(
         2**28,
         ge=2**20,
-        description="Maximum size of the time bins of an attempt, in bytes. Above it, Meshboard merges old bins.",
+        description="Maximum size of the time bins of an attempt, in bytes. Above this size, Meshboard merges the "
+        "oldest bins.",
     )
     history_raw_bytes: int = Field(
         2**28,

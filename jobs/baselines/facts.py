@@ -61,7 +61,9 @@ class Facts(TypedDict):
     no_peak: NotRequired[Annotated[str, Field(description="Reason why `peak_bytes` is null.")]]
     apart: Annotated[
         Apart | None,
-        Field(description="Difference between measured and predicted traffic. null if a rank did not compare them."),
+        Field(
+            description="Difference between measured and predicted traffic. null if a rank did not compare the traffic."
+        ),
     ]
 
 

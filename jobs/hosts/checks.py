@@ -99,7 +99,7 @@ def _memory(info: Any) -> Iterator[Finding]:
         words = f"Redis uses {used / 2**20:.0f} MiB, and maxmemory is not set"
         yield Finding("warn", "Redis", words, "Set maxmemory in Redis. Otherwise, the machine can run out of memory.")
     elif used > FULL * most:
-        words = f"Redis uses {used / 2**20:.0f} of {most / 2**20:.0f} MiB, so it will soon reject messages from hosts"
+        words = f"Redis uses {used / 2**20:.0f} of {most / 2**20:.0f} MiB and will soon reject messages from hosts"
         yield Finding("fail", "Redis", words, "Raise maxmemory, or find large keys with redis-cli --bigkeys.")
     else:
         yield Finding(
@@ -153,7 +153,9 @@ def _pages() -> Finding:
     if not older:
         return Finding("ok", "static", f"static files in {root} match this version of Meshboard")
     words = f"{len(older)} of {len(files)} static files in {root} are missing or from another version"
-    return Finding("fail", "static", words, "Run python manage.py collectstatic --no-input, then restart web.")
+    return Finding(
+        "fail", "static", words, "Run python manage.py collectstatic --no-input, then restart the web server."
+    )
 
 
 def _same(one: Path, other: Path) -> bool:
@@ -194,9 +196,12 @@ def _hosts() -> Iterator[Finding]:
     for host in hosts:
         state = state_of(host)
         if state in ("silent", "lost"):
-            advice = "Run python -m workers.host.doctor on the host. Or mark the host as lost, or remove the host."
+            advice = "Run python -m workers.host.doctor on the host, mark the host as lost, or remove the host."
             yield Finding(
-                "warn", "host", f"host {host.name} is {state} since {host.last_seen:%Y-%m-%d %H:%M:%S} UTC", advice
+                "warn",
+                "host",
+                f"host {host.name} has been {state} since {host.last_seen:%Y-%m-%d %H:%M:%S} UTC",
+                advice,
             )
         else:
             yield Finding("ok", "host", f"{host.name}: {state}, {counted(host.slots, 'slot')}, {host.device_name}")

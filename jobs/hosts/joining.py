@@ -88,12 +88,12 @@ def _admit(host: Host, told: JoinRequest, address: str) -> None:
     """Raises TokenError, NameTakenError."""
     if "token" not in told:
         was_it = host.removed is not None and host.identity_hash == _hash(told["identity"])  # nobody else is told
-        words = f"Host {host.name} was removed" if was_it else f"This machine has not joined as {host.name}"
+        words = f"Host {host.name} was removed" if was_it else f"This machine has not joined as host {host.name}"
         raise tokens.TokenError(f"{words}. Join with a join token.")
     token = tokens.spend(told["token"], host.name)
     if host.generation > 0 and host.removed is None:
         raise NameTakenError(
-            f"Another machine has joined as {host.name}. Use another name, or ask staff to remove {host.name}."
+            f"Another machine has joined as host {host.name}. Use another name, or ask staff to remove the host."
         )
     now = timezone.now()
     changes: dict[str, Any] = {

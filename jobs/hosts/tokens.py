@@ -31,7 +31,7 @@ Label = Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9._=-
 class TokenQuery(Strict):
     """What a join token may be asked to be."""
 
-    hours: int = Field(default=24, ge=1, le=365 * 24, description="Hours until the token expires.")
+    hours: int = Field(default=24, ge=1, le=365 * 24, description="Number of hours until the token expires.")
     uses: int | None = Field(
         default=1,
         ge=1,

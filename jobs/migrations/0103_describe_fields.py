@@ -419,7 +419,7 @@ class Migration(migrations.Migration):
             model_name="jointoken",
             name="labels",
             field=models.JSONField(
-                default=list, editable=False, help_text="labels that a host gets when it joins with the token"
+                default=list, editable=False, help_text="labels of each host that joins with the token"
             ),
         ),
         migrations.AlterField(

@@ -100,9 +100,7 @@ class JoinToken(models.Model):
     uses = models.PositiveIntegerField(default=0, editable=False)
     last_used = models.DateTimeField(null=True, editable=False)
     last_host = models.CharField(max_length=100, blank=True, default="", editable=False)
-    labels = models.JSONField(
-        default=list, editable=False, help_text="labels that a host gets when it joins with the token"
-    )
+    labels = models.JSONField(default=list, editable=False, help_text="labels of each host that joins with the token")
     revoked = models.DateTimeField(null=True, editable=False)
 
     class Meta:

@@ -155,7 +155,7 @@ def move(request: HttpRequest) -> HttpResponse:
         )
         return refused_page(details(400, problems, "body"))
     if not storable(job):
-        return refused_page(details(400, [Problem("job", "is not a job id")], "body"))
+        return refused_page(details(400, [Problem("job", "`job` is not a job id.")], "body"))
     if asked.before is not None:
         return JsonResponse({"moved": staff.move_before(job, asked.before, by)})
     return JsonResponse({"moved": staff.move(job, asked.to or "top", by)})

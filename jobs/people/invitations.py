@@ -37,7 +37,7 @@ def _mail_address(text: str) -> str:
     try:
         validate_email(text)
     except ValidationError:
-        raise ValueError("`email` is not a mail address. Use a form such as ann@example.com.") from None
+        raise ValueError("`email` is not a mail address. Use an address such as ann@example.com.") from None
     return text
 
 

@@ -102,7 +102,9 @@ def remove_sign_on(request: HttpRequest, key: int) -> HttpResponse:
     if found is None:
         return redirect("account")
     if not _user(request).has_usable_password():
-        messages.error(request, "You can log in only with this sign-on. Ask staff for a password before you remove it.")
+        messages.error(
+            request, "You can log in only with this sign-on. Ask staff for a password before you remove the sign-on."
+        )
         return redirect("account")
     found.delete()
     messages.success(request, "The single sign-on identity was removed from your account.")

@@ -218,4 +218,6 @@ def check_members(project: Project) -> None:
         SpecError: it has none, nor can it.
     """
     if project.name == DEFAULT_PROJECT:
-        raise SpecError([Problem("project", f"Project {DEFAULT_PROJECT} is open to all users, so it has no members.")])
+        raise SpecError(
+            [Problem("project", f"Project {DEFAULT_PROJECT} is open to all users, so no members can be added.")]
+        )

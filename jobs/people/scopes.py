@@ -28,4 +28,4 @@ def enough(method: str, route: str) -> tuple[Scope, ...]:
 def refusal(needed: Collection[Scope], has: Collection[str], what: str) -> str:
     """In words."""
     given = ", ".join(scope for scope in Scope if scope in has)
-    return f"{what} needs a token with the scope {' or '.join(needed)}. The token of this request has {given}."
+    return f"{what} needs a token with the scope {' or '.join(needed)}. The scopes of this token are: {given}."

@@ -35,7 +35,7 @@ class LevelTraffic(TypedDict):
     predicted_step: Annotated[Passed, Field(description="Predicted traffic of one step.")]
     measured: Annotated[
         Passed | None,
-        Field(description="Measured traffic of all steps. Null until the run has ended, or if it was not measured."),
+        Field(description="Measured traffic of all steps. Null until the run has ended, or without a measurement."),
     ]
     predicted: Annotated[
         Passed | None, Field(description="Predicted traffic of the same number of steps. Null if `measured` is null.")

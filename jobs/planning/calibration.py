@@ -38,7 +38,8 @@ def calibration_problems(owner: Any, spec: JobSpec, there: Iterable[There]) -> l
     if Job.objects.filter(kind=spec.kind, wanted_host=host.name, status__in=LIVE).exists():
         found.append(
             Problem(
-                "resources.host", f"A calibration of host {host.name} is already queued or running. Wait until it ends."
+                "resources.host",
+                f"A calibration of host {host.name} is already queued or running. Wait until the calibration ends.",
             )
         )
     if num_slots(spec) != host.slots:

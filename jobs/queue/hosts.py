@@ -22,8 +22,8 @@ class BusyHostError(Exception):
     """It has attempts that have not ended."""
 
     def __init__(self, name: str, attempts: int) -> None:
-        some = "an attempt" if attempts == 1 else f"{attempts} attempts"
-        super().__init__(f"Host {name} has {some} not ended yet. Cancel the jobs, or mark the silent host as lost.")
+        some = "an unfinished attempt" if attempts == 1 else f"{attempts} unfinished attempts"
+        super().__init__(f"Host {name} still has {some}. Cancel the jobs, or mark the silent host as lost.")
 
 
 def join(told: JoinRequest, address: str) -> tuple[Joined, bool]:

@@ -161,7 +161,9 @@ def announce(*job_ids: str) -> None:
         async_to_sync(_wake)(layer, job_ids[:MOST_ANNOUNCED])
     except Exception as error:
         _announce_after = time.monotonic() + ANNOUNCE_PAUSE_S
-        log.warning("Could not announce %d jobs, the first is %s: %r", len(job_ids), job_ids[0], error)
+        log.warning(
+            "Cannot send changes of %d jobs (the first is %s) to open pages: %r", len(job_ids), job_ids[0], error
+        )
 
 
 async def _wake(layer: Any, job_ids: Iterable[str]) -> None:

@@ -37,7 +37,7 @@ class JobChange(Strict):
     """What is to be changed about one job; what is left out stays."""
 
     archived: bool | None = Field(
-        default=None, description="With true, the job is archived if it has ended. With false, it is restored."
+        default=None, description="With true, an ended job is archived. With false, an archived job is restored."
     )
     add_tags: list[shelf.NewTag] = Field(default=[], max_length=shelf.MOST_TAGS)
     remove_tags: list[shelf.Tag] = Field(default=[], max_length=shelf.MOST_TAGS)

@@ -45,7 +45,7 @@ def asked(given: Mapping[str, str], seen: View) -> Question:
     if pool and not (storable(pool) and Pool.objects.filter(name=pool).exists()):
         problems.append(Problem("pool", "The pool does not exist."))
     if job and job not in {queued.job.id for queued in seen.queue}:
-        problems.append(Problem("job", "The job does not exist, or it is not queued."))
+        problems.append(Problem("job", "The job does not exist, or is not queued."))
     if ("job" in told) != ("priority" in told):
         missing, other = ("priority", "job") if "job" in told else ("job", "priority")
         problems.append(Problem(missing, f"`{missing}` is missing. Set `{missing}` and `{other}` together."))

@@ -95,7 +95,7 @@ def _of_key(owner: User, asked: RunRequest) -> Attempt | None:
         ranks, nodes = counted(size[0], "rank"), counted(size[1], "node")
         text = (
             f"The run has {ranks} on {nodes}, "
-            f"but the request has {asked.world_size} on {asked.nodes}. Use the numbers of the run."
+            f"but the request has {asked.world_size} on {asked.nodes}. Use the same numbers as the run."
         )
         raise SpecError([Problem("key", text)])
     return found.attempt

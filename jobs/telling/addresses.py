@@ -79,8 +79,9 @@ def checked(host: str, addresses: list[Address], allowed: Iterable[Network]) -> 
     networks = tuple(allowed)
     if not all(may_reach(address, networks) for address in addresses):
         # Which address is not told: it would be the board's own resolver that anybody asks about names inside.
-        words = "and MESHBOARD_WEBHOOK_NETWORKS does not allow this address"
-        raise RefusedAddressError(f"{host} resolves to a private address, {words}")
+        raise RefusedAddressError(
+            f"{host} resolves to a private address, and MESHBOARD_WEBHOOK_NETWORKS does not allow this address"
+        )
     return addresses
 
 

@@ -69,7 +69,7 @@ class WebhookChange(Strict):
     everybody: bool | None = None
     active: bool | None = Field(
         default=None,
-        description="With false, the webhook sends nothing until it is active again. Waiting messages are kept.",
+        description="With false, the webhook sends nothing. With true, the webhook also sends waiting messages.",
     )
 
 
@@ -234,7 +234,7 @@ def _url_problems(url: str) -> list[Problem]:
         parsed = httpx.URL(url)
         if parsed.scheme not in ("http", "https") or not parsed.host:
             return [
-                Problem("url", "`url` has no https:// scheme or no host name. Use a form such as https://HOST/PATH.")
+                Problem("url", "`url` has no https:// scheme or no host name. Use a URL such as https://HOST/PATH.")
             ]
         if parsed.port is not None and not 1 <= parsed.port <= 65535:
             return [Problem("url", f"`url` has the invalid port {parsed.port}. Use a port from 1 to 65535.")]

@@ -45,7 +45,7 @@ def mail_of(delivery: Delivery) -> Mail:
         f"Attempt: {job['attempt']}",
         f"Time: {datetime.fromisoformat(told['created']):%Y-%m-%d %H:%M:%S} UTC",
         "",
-        "You receive this email because you requested it under Notifications or on the job page.",
+        "You requested this email on the page Notifications or on the job page.",
     ]
     subject = f"{_one_line(job['name'])} {stands(job['status'])}"
     return Mail(delivery.person.email, subject, "\n".join(lines), delivery.key)

@@ -22,7 +22,7 @@ def test_a_used_link_explains_itself(query: str) -> None:
     assert Client().get(LINK + query).status_code == 302
     answer = Client().get(LINK + query)
     assert answer.status_code == 403
-    assert "The link was already used" in answer.content.decode()
+    assert "The login link was already used" in answer.content.decode()
 
 
 def test_an_expired_link_names_its_lifetime(query: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,4 +37,4 @@ def test_an_expired_link_names_its_lifetime(query: str, monkeypatch: pytest.Monk
 def test_an_incomplete_link_asks_for_the_whole_one(db: None, query: str) -> None:
     answer = Client().get(LINK + query)
     assert answer.status_code == 403
-    assert "The link is incomplete" in answer.content.decode()
+    assert "The login link is incomplete" in answer.content.decode()

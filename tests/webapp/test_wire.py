@@ -61,7 +61,7 @@ def test_a_socket_begins_with_a_get_without_a_body(behind: Behind, method: bytes
     """Else neither a request nor a socket began, and the connection was kept for ever."""
     answer = behind.answer(UPGRADE % (method, b"/") + rest)
     assert answer.startswith(b"HTTP/1.1 400")
-    assert b"a GET without a body" in answer
+    assert b"a GET request without a body" in answer
 
 
 @pytest.mark.parametrize("path", [b"/", b"/refused"])

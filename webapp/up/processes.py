@@ -69,9 +69,7 @@ class Fleet:
                     self._deaths[name] = self._deaths.get(name, 0) + 1
                     pause = min(LONGEST_PAUSE_S, 0.5 * 2 ** min(self._deaths[name] - 1, 6))
                     due[name] = now + pause
-                    say(
-                        f"The process {name} ended with exit code {process.returncode}. Restarting it in {pause:.1f} s."
-                    )
+                    say(f"The process {name} ended with exit code {process.returncode}. It restarts in {pause:.1f} s.")
                 elif now >= due[name]:
                     del due[name]
                     self.start(child)

@@ -54,7 +54,7 @@ class Facts(TypedDict):
     losses: list[LossAt]
     sent: list[Sent]
     apart: Apart | None
-    """Difference between measured and predicted traffic. null if a rank did not compare them."""
+    """Difference between measured and predicted traffic. null if a rank did not compare the traffic."""
     last_step: NotRequired[int]
     """Number of the last step. Absent for runs of older versions."""
     no_peak: NotRequired[str]

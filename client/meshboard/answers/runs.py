@@ -326,7 +326,7 @@ class Compared(TypedDict):
     traffic: list[RunTraffic]
     parts: Parts | None
     plan: Foretold | dict[str, Any]
-    """Prediction for the run. Empty if there is none."""
+    """Prediction for the run. Empty if the run has no prediction."""
 
 
 class Comparison(TypedDict):

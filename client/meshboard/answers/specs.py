@@ -325,5 +325,5 @@ class JobChange(TypedDict):
 
     add_tags: NotRequired[list[str]]
     archived: NotRequired[bool | None]
-    """With true, the job is archived if it has ended. With false, it is restored."""
+    """With true, an ended job is archived. With false, an archived job is restored."""
     remove_tags: NotRequired[list[str]]

@@ -181,8 +181,8 @@ class Told(TypedDict):
     sentence: str
     reason: str
     next: str
-    action: Literal["", "calibrate", "retry", "resume_smaller", "open_log", "find_faster"]
-    """Suggested action that the job page offers as a button. Empty if there is none."""
+    action: Literal["", "calibrate", "retry", "resume_smaller", "open_log", "find_faster", "copy_job", "open_breakdown"]
+    """Suggested action that the job page offers as a button. Empty if no action is suggested."""
     action_rank: int
     """Rank whose log the action `open_log` opens. -1 if there is no such rank."""
     evidence: list[Evidence]

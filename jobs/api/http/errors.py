@@ -30,7 +30,9 @@ RETRY_AFTER_S = 5
 LATER: Mapping[str, str] = {"Retry-After": str(RETRY_AFTER_S)}
 READS = ("GET", "HEAD")  # what they ask is in the address
 AWAY = "The database does not answer."
-NOT_KNOWN = f"{AWAY} The change may have been made. Check it, or repeat the request with the same Idempotency-Key."
+NOT_KNOWN = (
+    f"{AWAY} The change may have been made. Check the object, or repeat the request with the same Idempotency-Key."
+)
 
 
 class RunEnded(ProblemDetails):

@@ -28,7 +28,7 @@ def parameters(usual: int | None = PAGE) -> list[OpenApiParameter]:
         OpenApiParameter(
             "cursor",
             {"type": "string", "pattern": f"^{CURSOR.pattern}$"},
-            description='Position in the list. Use the cursor in the Link header (rel="next") of the previous page.',
+            description='Start of the page. Use the cursor in the Link header (rel="next") of the previous page.',
         ),
     ]
 

@@ -64,7 +64,9 @@ def narrowed(request: Request) -> Listed:
             Problem("cursor", "`cursor` is invalid. Use the cursor in the Link header of the previous page.")
         )
     if "cursor" in asked and "offset" in asked:
-        problems.append(Problem("offset", "`offset` and `cursor` cannot be used together. Use only one of them."))
+        problems.append(
+            Problem("offset", "`offset` and `cursor` cannot be used together. Use only one of these parameters.")
+        )
     problems += [
         Problem(name, f"`{name}` is empty. Give a value, or omit the parameter.")
         for name in HELP
@@ -137,7 +139,7 @@ PARAMETERS = [
     OpenApiParameter(
         "cursor",
         {"type": "string", "pattern": f"^{CURSOR.pattern}$"},
-        description='Position in the list. Use the cursor in the Link header (rel="next") of the previous page.',
+        description='Start of the page. Use the cursor in the Link header (rel="next") of the previous page.',
     ),
     *(OpenApiParameter(name, _schema(known), description=HELP[name]) for name, known in JobFilter.base_filters.items()),
 ]

@@ -28,7 +28,7 @@ RESUME = OpenApiParameter(
     "Last-Event-ID",
     {"type": "string", "pattern": sse.ID_PATTERN},
     OpenApiParameter.HEADER,
-    description="Id of the last event received. The stream continues after it.",
+    description="Id of the last event received. The stream continues after this event.",
 )
 STREAM = OpenApiResponse({"type": "string"}, "Server-sent events. An idle stream sends a comment every 15 s.")
 
@@ -43,7 +43,8 @@ class Wait(APIView):
                 "for",
                 {"type": "string", "enum": list(WANTED), "default": FINISHED},
                 description=(
-                    "`finished` waits until the job has ended, `started` until it has hosts. Other values are statuses."
+                    "`finished` waits until the job has ended, `started` until it has hosts. "
+                    "Any other value is a status to wait for."
                 ),
             ),
             OpenApiParameter(
@@ -90,7 +91,7 @@ class Events(APIView):
             OpenApiParameter(
                 "live",
                 {"type": "integer", "minimum": 1, "maximum": LONGEST_LIVE_S},
-                description="Start N seconds ago. The stream sends `traffic` every second, and no `log` events.",
+                description="Start the stream N seconds ago. It sends `traffic` every second, and no `log` events.",
             ),
         ],
         responses={(200, "text/event-stream"): STREAM, **refusals(404, 429)},

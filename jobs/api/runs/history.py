@@ -42,7 +42,7 @@ PARAMETERS = [
         "bins",
         {"type": "integer", "minimum": 1, "maximum": MOST_BINS},
         description=(
-            "Number of time bins. Traffic bins are sums. Other bins have minimum, mean, and maximum. Default: no bins."
+            "Number of time bins. Default: raw rows. Traffic bins contain sums, and other bins contain means."
         ),
     ),
     OpenApiParameter("by", str, description="Columns that split each time bin into groups, separated by commas."),
@@ -148,7 +148,7 @@ class TensorBoard(APIView):
         parameters=[ATTEMPT],
         responses={
             (200, EVENT_FILE): OpenApiResponse(
-                {"type": "string", "format": "binary"}, "TensorBoard event file. Save it in a new folder."
+                {"type": "string", "format": "binary"}, "TensorBoard event file. Save the file in a new folder."
             ),
             **refusals(404),
         },

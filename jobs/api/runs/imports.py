@@ -35,7 +35,7 @@ OFFSET = OpenApiParameter(
     "offset",
     {"type": "integer", "minimum": 0, "maximum": kept.FILE_BYTES},
     required=True,
-    description="Offset of this part in the file. It equals the number of bytes received so far.",
+    description="Byte offset of this part in the file, equal to the number of bytes received so far.",
 )
 STEP = OpenApiParameter("step", {"type": "integer", "minimum": 0, "maximum": LARGEST_STEP, "default": 0})
 PLACE = OpenApiParameter(
@@ -126,7 +126,7 @@ class Part(APIView):
             raise MissingError("file")
         if offset is None:
             return refuse(
-                400, OFFSET.name, f"`{OFFSET.name}` is missing. Use the number of bytes sent so far.", "query"
+                400, OFFSET.name, f"`{OFFSET.name}` is missing. Set it to the number of bytes sent so far.", "query"
             )
         if made.format:
             return refuse(409, "import", "The import is complete. Start a new import.")

@@ -59,8 +59,8 @@ class Binned(APIView):
         given = Parameters(request)
         by = given.one_of("by", "job", tuple(GROUPS[self.table]))
         attempt = given.number("attempt", None, 1, MOST_ATTEMPTS)
-        since = given.read("from", None, "`from` is not a time. Use Unix seconds.", a_time)
-        until = given.read("to", None, "`to` is not a time. Use Unix seconds.", a_time)
+        since = given.read("from", None, "`from` is not a valid time. Use Unix seconds.", a_time)
+        until = given.read("to", None, "`to` is not a valid time. Use Unix seconds.", a_time)
         points = given.number("points", USUAL_POINTS, 1, MOST_BINS)
         form = given.one_of("format", "json", FORMATS)
         if since is not None and until is not None and since > until:

@@ -92,10 +92,10 @@ class StepTrace(APIView):
         except AwayError:
             return _away()
         if found is None:
-            words = "No step was traced" if step is None else f"Step {step} was not traced"
-            return refuse(
-                404, "step", f"{words} in attempt {attempt}. Request a trace of a step while the job runs.", "query"
-            )
+            words = f"No step was traced in attempt {attempt}."
+            if step is not None:
+                words = f"Step {step} was not traced in attempt {attempt}."
+            return refuse(404, "step", f"{words} Request a trace of a step while the job runs.", "query")
         told, trace = found
         if chosen == COLUMNS:
             return JsonResponse({"step": told, **tables(trace)})

@@ -55,10 +55,10 @@ COMPUTE = ("forward", "backward", "weights", "eval", OTHER)
 NEXT: dict[str, str] = {
     "compute": "Check {host} for other processes, low clock rates, and high temperature.",
     "data": "Check the storage from which {host} reads training data.",
-    "checkpoint": "Check the disk that {host} saves checkpoints to.",
+    "checkpoint": "Check the disk on which {host} saves checkpoints.",
     "optimizer": "Check {host} for other processes.",
     "link": "Check the network of {host}.",
-    "quota": "Raise the CPU quota of the job's cgroup on {host}, or run fewer ranks there.",
+    "quota": "Raise the CPU quota of the job's cgroup on {host}, or run fewer ranks on this host.",
     "stopped": "Find the process or user on {host} that stops the rank.",
     "contention": "Run fewer ranks, or fewer other processes, on {host}.",
     "experts": "Raise the weight of the load-balancing loss of the experts, or set a capacity factor.",
@@ -173,8 +173,10 @@ def why(run: Run, late: Late, processes: Processes, now: float) -> Why:
     hint = hint or processes.crowded(late.rank, peers, now, share)
     inside = name == "link" and not _has_links(run, late.rank, peers)
     if hint is not None and (inside or name in ("compute", "optimizer")):
-        slow = f"Transfers on rank {late.rank} take" if inside else f"{capital(name)} on rank {late.rank} takes"
-        return Why(_cause(hint.cause), f"{slow} {more}. {hint.text}")
+        slow = f"{capital(name)} on rank {late.rank} takes {more}."
+        if inside:
+            slow = f"Transfers inside the host of rank {late.rank} take {more}."
+        return Why(_cause(hint.cause), f"{slow} {hint.text}")
     if name == "compute":
         tokens = _experts(late, peers)
         if tokens > UNEVEN:
@@ -187,12 +189,12 @@ def why(run: Run, late: Late, processes: Processes, now: float) -> Why:
         starved = "perhaps because of other processes, a CPU quota, or repeated stops"
         return Why("unknown", f"Transfers inside the host of rank {late.rank} take {more}, {starved}.")
     words = {
-        "data": f"The wait for training data on rank {late.rank} takes",
-        "checkpoint": f"Saving checkpoints on rank {late.rank} takes",
-        "optimizer": f"The optimizer on rank {late.rank} takes",
-        "link": f"Communication on rank {late.rank} takes",
+        "data": f"The wait for training data on rank {late.rank} takes {more}.",
+        "checkpoint": f"Saving checkpoints on rank {late.rank} takes {more}.",
+        "optimizer": f"The optimizer on rank {late.rank} takes {more}.",
+        "link": f"Communication on rank {late.rank} takes {more}.",
     }
-    return Why("compute" if name == "optimizer" else _cause(name), f"{words[name]} {more}.")
+    return Why("compute" if name == "optimizer" else _cause(name), words[name])
 
 
 def _has_links(run: Run, rank: int, peers: Sequence[int]) -> bool:

@@ -24,7 +24,7 @@ def findings(site: Site) -> Iterator[Finding]:
             "fail",
             SUBJECT,
             f"Cannot read MESHBOARD_SLURM_CA_FILE: {error}",
-            "Set MESHBOARD_SLURM_CA_FILE to a file of certificates, or unset it.",
+            "Set MESHBOARD_SLURM_CA_FILE to a file of certificates, or unset MESHBOARD_SLURM_CA_FILE.",
         )
     if site.board.startswith("http:") or "//localhost" in site.board:
         words = f"MESHBOARD_SLURM_BOARD is {site.board}, which is not an HTTPS address that nodes can reach"

@@ -32,7 +32,7 @@ REASONS = {
     "InvalidAccount": "the account is not valid",
     "InvalidQOS": "the QOS is not valid",
     "launch_failed_requeued_held": "the job could not start on a node, so Slurm holds the job",
-    "Cleaning": "Slurm cleans up after an earlier attempt",
+    "Cleaning": "Slurm is still cleaning up after an earlier attempt",
 }
 
 

@@ -112,7 +112,7 @@ class Recorder:
     def _take_lease(self) -> None:
         waiting = not self._lease.hold()
         if waiting and not self._waiting:
-            log.info("Another recorder runs (%s). Waiting for this recorder to end", self._lease.holder_now())
+            log.info("Another recorder runs (%s). Waiting until the other recorder ends", self._lease.holder_now())
             self._open.clear()  # it goes on from the folders, and so shall we
         if self._waiting and not waiting:
             log.info("The other recorder has ended. Starting")

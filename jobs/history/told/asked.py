@@ -20,7 +20,7 @@ MOST_ATTEMPTS = 2**31 - 1
 MOST_STEP = 2**53 - 1
 MOST_RANGES = 64
 HIGHEST_RANK = 65535
-TIME_WORDS = "`{name}` is not a time. Use Unix seconds."
+TIME_WORDS = "`{name}` is not a valid time. Use Unix seconds."
 RANGES_WORDS = f'`{{name}}` is invalid. Use at most {MOST_RANGES} ranges such as "0,3,8-15", with a maximum of '
 
 T = TypeVar("T")

@@ -89,7 +89,7 @@ class Compared(TypedDict):
     validation: Annotated[Columns, ReadBy(Validation)]
     traffic: list[RunTraffic]
     parts: Parts | None
-    plan: Annotated[Foretold | Older, Field(description="Prediction for the run. Empty if there is none.")]
+    plan: Annotated[Foretold | Older, Field(description="Prediction for the run. Empty if the run has no prediction.")]
 
 
 class Comparison(TypedDict):

@@ -114,7 +114,7 @@ def _limits(schema: Mapping[str, Any]) -> str:
     low, above, high = (schema.get(key) for key in ("minimum", "exclusiveMinimum", "maximum"))
     if high is None:
         return ""
-    return f"more than {above:,} and at most {high:,}" if low is None else f"{low:,} to {high:,}"
+    return f"above {above:,}, at most {high:,}" if low is None else f"{low:,} to {high:,}"
 
 
 def spec_from(fields: Fields, form: MultiValueDict[str, str]) -> dict[str, Any]:

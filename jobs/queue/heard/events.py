@@ -61,7 +61,7 @@ def _hear_some(client: redis.Redis, inbox: Inbox) -> tuple[int, Inbox | None]:
     if len(entries) == inboxes.CHUNK:
         return len(entries), inbox
     if not inbox.is_usable():  # only now: what was added before the id that spoils the stream has been heard
-        problem = f"the last id {inbox.last} of the stream is larger than {inboxes.LAST_MILLISECONDS} milliseconds"
+        problem = f"the last entry id {inbox.last} of the Redis stream is too large"
         inbox.set_aside(client, inbox.last, problem)
     return len(entries), None
 

@@ -139,7 +139,7 @@ def _hear_report(report: AttemptReport, host: str, member: Member | None, *, bel
             return  # a later heartbeat brings it
         if (told["job"], told["attempt"]) != _key(report):
             raise BadMessageError(
-                f"exit: the exit report is for attempt {told['job']}/{told['attempt']}, unlike the message"
+                f"exit: the exit report names attempt {told['job']}/{told['attempt']}, but the message names another"
             )
         _hear_end(report, told, host, member)
         return

@@ -30,7 +30,7 @@ def tell_of_silence() -> None:
         if not member.claim and _others_ended(member, now):
             ending.lose(member, f"node {member.host_name} never joined the run")
         elif member.attempt.job.status == Status.CANCELLING:
-            _tell_the_cancelling(member.attempt.job, f"{words}: the run ends when it has contact again")
+            _tell_the_cancelling(member.attempt.job, f"{words}: the run ends when the node has contact again")
         else:
             job_id, number = member.attempt.job_id, member.attempt.number
             lifecycle.change(job_id, number, Status.UNREACHABLE, words, only_from=(Status.STARTING, Status.RUNNING))

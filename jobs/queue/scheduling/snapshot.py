@@ -38,7 +38,7 @@ from jobs.queue.scheduling.policy.standing import Rates, Standing, standing
 from jobs.queue.scheduling.states import Booking, HostState, Occupant, Quota, Waiting
 
 PAUSED = "The queue is paused, so no job starts."
-HELD = "Staff hold the job until they release it."
+HELD = "The job is held until staff release it."
 AHEAD = timedelta(days=366)  # of reservations: none further away can matter to a job (its limit is a year at most)
 
 

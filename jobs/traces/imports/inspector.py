@@ -46,8 +46,8 @@ def read(sources: list[Source]) -> list[Part]:
         notes = []
         if not all(record.timed for record in found):
             notes.append(
-                "the log has no times of collectives, so each collective ends at the time of its log line "
-                "(to log times, set NCCL_INSPECTOR_DUMP_VERBOSE=1)"
+                "without NCCL_INSPECTOR_DUMP_VERBOSE=1, the log has no times of collectives, "
+                "so each collective ends at the time of its log line"
             )
         calls = [
             record.call._replace(

@@ -108,8 +108,9 @@ def _check_values(found: Any) -> None:
         elif key in begun:
             sizes[key] = size = 1 + sum(sizes[id(inside)] for inside in _inside(one))
             if size > MOST_VALUES:
-                words = "if each reference counts as a value"
-                raise RefusedPickleError(f"The pickle contains more than {MOST_VALUES:,} values, {words}.")
+                raise RefusedPickleError(
+                    f"The pickle contains more than {MOST_VALUES:,} values, counted at each reference."
+                )
             begun.remove(key)
         else:
             begun.add(key)

@@ -147,7 +147,7 @@ def test_a_job_that_saved_none_has_none(owner: User, api: Api) -> None:
         (f"{saving}/1", "the job saved no such checkpoint"),
         (f"{saving}/2", "has no attempt 2"),
         (f"{saving}/1/step-5", "a checkpoint name has the form JOB, JOB/ATTEMPT, or JOB/ATTEMPT/step-00000100"),
-        (f"{saving}/./1/step-00000005", "checkpoint names are"),
+        (f"{saving}/./1/step-00000005", "a checkpoint name has the form"),
     ):
         assert words in resumed(api(owner), saving, checkpoint).json()["errors"][0]["message"]
     waiting, _ = actions.submit(owner, {**GOOD, **SAVING})

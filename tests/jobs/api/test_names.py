@@ -20,14 +20,14 @@ from tests.planner.wrong_specs import GOOD
 Api = Callable[[User | None], APIClient]
 UNFIT = [
     ("a\ufffe", "U+FFFE, which is not a valid Unicode character"),
-    ("a\uffff", "not a character"),
-    ("a\U0001ffff", "not a character"),
+    ("a\uffff", "not a valid Unicode character"),
+    ("a\U0001ffff", "not a valid Unicode character"),
     ("a\x85b", "U+0085, a control character"),
     ("a\x9b31m", "a control character"),
     ("a\u2028b", "which breaks the line"),
     ("a\u2029b", "which breaks the line"),
-    ("a\u202eb", "changes the text direction"),
-    ("a\u2066b", "changes the text direction"),
+    ("a\u202eb", "changes the direction of the text"),
+    ("a\u2066b", "changes the direction of the text"),
     (" ", "no visible character"),
     ("\u200b\u200d\ufeff", "no visible character"),
     ("\u3164", "no visible character"),

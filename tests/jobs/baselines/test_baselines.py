@@ -169,7 +169,10 @@ def test_what_names_a_branch_here_is_what_git_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("branch", "words"),
     [
-        ("a\u202eb", "The name contains the character U+202E, which changes the direction of the text. Remove the character."),
+        (
+            "a\u202eb",
+            "The name contains the character U+202E, which changes the direction of the text. Remove the character.",
+        ),
         ("a\x85b", "The name contains the character U+0085, a control character. Remove the character."),
         ("a\u2028b", "The name contains the character U+2028, which breaks the line. Remove the character."),
         ("a b", "The branch name contains ' '. Use a valid Git branch name."),

@@ -226,7 +226,7 @@ def test_one_bad_report_spoils_no_other(job: Job, live_redis: redis.Redis) -> No
     drain(live_redis)
     job.refresh_from_db()
     assert job.status == Status.RUNNING
-    assert DeadLetter.objects.get().reason.startswith("exit: the exit report is for attempt another/7")
+    assert DeadLetter.objects.get().reason.startswith("exit: the exit report names attempt another/7")
 
 
 def test_an_end_whose_report_cannot_be_taken_in_is_an_end(job: Job, live_redis: redis.Redis) -> None:

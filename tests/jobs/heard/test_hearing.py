@@ -95,7 +95,7 @@ def test_a_cancel_waits_for_a_silent_host_and_says_so(job: Job, live_redis: redi
     reconcile(live_redis, LONG_AGO)
     assert status(job) == Status.CANCELLING
     assert "no contact with host" in job.wait_reason
-    assert job.wait_reason.endswith("the job ends when the host is back, or when staff marks it as lost")
+    assert job.wait_reason.endswith("the job ends when the host has contact again, or when staff mark the host as lost")
     assert live_redis.exists(cancel_key(job.id, 1))
     assert SlotAllocation.objects.count() == 4
     hear(live_redis, host_event(attempts=[report(job.id, 1, "running")]))

@@ -130,7 +130,7 @@ def test_what_waits_of_one_host_is_bounded_in_bytes(
         b.redis.xadd(events_stream("host-b"), {"b": b"\0" * 2**16})
     assert drain(live_redis) == inboxes.CHUNK
     assert live_redis.memory_usage(events_stream("host-b")) <= 2**20
-    letter = DeadLetter.objects.filter(reason__contains="bytes waited").get()
+    letter = DeadLetter.objects.filter(reason__contains="bytes were waiting").get()
     assert letter.sender == "host-b"
     assert 0 < drain(live_redis) < 68 - inboxes.CHUNK
     assert drain(live_redis) == 0
@@ -284,7 +284,7 @@ def test_a_removed_host_loses_its_line_and_its_later_messages_become_dead_letter
 ) -> None:
     _, b = guests
     running_job(owner, "host-a")
-    with pytest.raises(staff.BusyHostError, match="host-a has an attempt that did not end"):
+    with pytest.raises(staff.BusyHostError, match="host-a still has an unfinished attempt"):
         staff.remove(Host.objects.get(name="host-a"), "staff")
     late = b.signed(host_event("host-b", slots=99))
     b.redis.xadd(events_stream("host-b"), {"b": "not heard yet"})

@@ -180,7 +180,7 @@ def test_only_so_many_parts_are_held_at_once(owner: User, guest: Guest, monkeypa
     for _ in range(whole.AT_ONCE):
         whole._slots.acquire()
     try:
-        with pytest.raises(whole.BusyError, match="8 log downloads are in progress"):
+        with pytest.raises(whole.BusyError, match="already has 8 log downloads in progress"):
             whole.begin(place, ("stdout",), owner.pk)
     finally:
         for _ in range(whole.AT_ONCE):

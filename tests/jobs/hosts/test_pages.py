@@ -218,7 +218,7 @@ def test_staff_drains_takes_back_gives_up_and_removes(
     assert "is drained" in does("drain")
     assert "is undrained" in does("undrain")
     assert "has contact again" in does("give-up")
-    assert "host-a has an attempt that did not end" in does("remove")
+    assert "host-a still has an unfinished attempt" in does("remove")
     silent(host)
     assert "and 1 attempt as lost." in does("give-up")
     assert "Removed host" in does("remove")
@@ -260,7 +260,7 @@ def test_a_token_is_shown_once_and_a_senseless_one_is_named(staff: User, client:
         assert f"<code>{field}</code> is " in client.post("/join-tokens/", wrong, follow=True).content.decode()
     assert JoinToken.objects.count() == 1
     assert (
-        "Hosts that joined with it stay."
+        "Hosts that joined with the token stay on the board."
         in client.post(f"/join-tokens/{token.pk}/revoke/", follow=True).content.decode()
     )
     assert client.post("/join-tokens/999999999999999999999/revoke/").status_code == 404

@@ -288,4 +288,4 @@ def test_without_redis_the_list_goes_without_progress_and_asks_once(
     client.force_login(owner)
     for _ in range(3):
         assert "of 20" in client.get("/").content.decode()
-    assert sum("without progress" in record.message for record in caplog.records) == 1
+    assert sum("Cannot read progress" in record.message for record in caplog.records) == 1

@@ -100,7 +100,11 @@ def test_compare_tells_traffic_of_a_step_of_runs_of_unlike_length(job: Job) -> N
         for place, (ran, told) in enumerate(runs)
     }
     [figure] = axis_figures([Job(id=place, spec=ONE_RANK) for place in exits], exits)
-    assert (figure.title, figure.planned, figure.measured) == ("dp payload bytes per step, sum of all ranks", [7, 7], [7, 7])
+    assert (figure.title, figure.planned, figure.measured) == (
+        "dp payload bytes per step, sum of all ranks",
+        [7, 7],
+        [7, 7],
+    )
     assert [in_unit(value, figure.unit) for value in (64, 15_368_192)] == ["64 B", "15.37 MB"]  # as on the job page
     assert in_unit(0.0004, "seconds") == "400.0 µs"
 
@@ -113,7 +117,7 @@ def test_compare_tells_no_sum_and_no_fullest_rank_of_some_ranks(job: Job) -> Non
     exits = {"1": told, "2": told}
     [sent] = axis_figures(jobs, exits)
     assert sent.measured == [7, None]
-    assert next(one for one in figures(jobs, exits) if "fullest rank" in one.title).measured == [5, None]
+    assert next(one for one in figures(jobs, exits) if "highest peak" in one.title).measured == [5, None]
 
 
 def test_a_last_loss_that_was_no_number_is_not_that_of_a_step_before(job: Job, client: Any, owner: User) -> None:

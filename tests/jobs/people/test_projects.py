@@ -270,10 +270,10 @@ def test_a_name_that_jobs_of_a_deleted_project_bear_is_taken(
     Project.objects.filter(pk=team.pk).delete()
     answer = api(staff).post("/api/v1/projects", {"name": "team"}, format="json")
     assert answer.status_code == 422
-    assert "Jobs of a deleted project with this name exist." in answer.json()["errors"][0]["message"]
+    assert "Jobs of a deleted project with the same name still exist." in answer.json()["errors"][0]["message"]
     client.force_login(User.objects.create_superuser("root"))
     page = client.post("/admin/jobs/project/add/", {"name": "team", "weight": "1"})
-    assert "Jobs of a deleted project with this name exist." in page.content.decode()
+    assert "Jobs of a deleted project with the same name still exist." in page.content.decode()
     assert not Project.objects.filter(name="team").exists()
 
 

@@ -49,7 +49,7 @@ def test_what_each_role_may_do_to_another_s_job(
     ("role", "words"),
     [
         ("viewer", "Your role in `project` 'team' is viewer."),
-        ("nobody", "`project` is 'team', but it does not exist or you are no member."),
+        ("nobody", "`project` is 'team', but you are not a member of such a project."),
     ],
 )
 def test_who_is_no_submitter_submits_nothing(role: str, words: str, members: Members, stranger: User) -> None:

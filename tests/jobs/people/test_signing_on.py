@@ -187,7 +187,7 @@ def test_of_two_sign_ons_the_second_is_not_connected(owner: User, provider: str,
     connect(client, provider, "42", link)
     connect(client, provider, "43", link)
     assert [one.uid for one in SocialAccount.objects.all()] == ["42"]
-    assert "Remove it first." in client.get("/account/").content.decode()
+    assert "Remove this identity first." in client.get("/account/").content.decode()
 
 
 def test_a_sign_on_is_removed_by_who_knows_the_password(owner: User, provider: str, client: Client) -> None:
@@ -208,7 +208,7 @@ def test_the_only_way_to_log_in_is_not_removed(db: None, provider: str, client: 
     signed_on(client, provider, "42")
     client.post(f"/account/sign-on/{SocialAccount.objects.get().pk}/remove/")
     assert SocialAccount.objects.exists()
-    assert "your only login" in client.get("/account/").content.decode()
+    assert "You can log in only with this sign-on" in client.get("/account/").content.decode()
 
 
 def test_whose_account_is_closed_is_told_so(db: None, provider: str, client: Client) -> None:

@@ -59,7 +59,7 @@ def test_every_route_of_the_document_asks_for_its_scope(staff: User) -> None:
         address = re.sub(r"{\w+}", "1", path)
         refused = others[needs].generic(method, address, "{}", content_type="application/json")
         assert refused.status_code == 403, (method, path, refused.content)
-        assert f"with the scope {needs}. This token has" in refused.content.decode(), (method, path)
+        assert f"with the scope {needs}. The scopes of this token are" in refused.content.decode(), (method, path)
         let_in = clients[needs].generic(method, address, "{}", content_type="application/json")
         assert "with the scope" not in let_in.content.decode(errors="replace"), (method, path)
     assert walked["read"] > 20
@@ -90,7 +90,7 @@ def test_a_token_says_which_scope_it_lacks(owner: User, make_job: Callable[..., 
     job = make_job(owner, "default")
     answer = with_scopes(owner, "read").post(f"/api/v1/jobs/{job.id}/cancel")
     words = (
-        f"POST /api/v1/jobs/{job.id}/cancel needs a token with the scope submit. The token of this request has read."
+        f"POST /api/v1/jobs/{job.id}/cancel needs a token with the scope submit. The scopes of this token are: read."
     )
     assert (answer.status_code, answer.json()["errors"][0]["message"]) == (403, words)
 

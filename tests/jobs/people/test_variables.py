@@ -115,7 +115,7 @@ def test_what_is_too_much_is_refused_with_its_size(team: Project) -> None:
         variables.put(team, "JOB_A", "é" * (MOST_BYTES // 2 + 1), "admin")
     for number in range(4):
         variables.put(team, f"JOB_{number}", "x" * MOST_BYTES, "admin")
-    with pytest.raises(SpecError, match="the other variables 65,536"):
+    with pytest.raises(SpecError, match="the other variables have 65,536"):
         variables.put(team, "JOB_MORE", "x", "admin")
     variables.put(team, "JOB_3", "", "admin")
     for number in range(MOST - 4):

@@ -147,7 +147,7 @@ def test_its_profile_becomes_the_hosts_and_the_planner_uses_it(running: Attempt,
 def test_a_senseless_profile_fails_the_job_and_changes_nothing(running: Attempt, profile: object) -> None:
     job = ended(running, profile)
     assert job.status == Status.FAILED
-    assert job.history.get(status=Status.FAILED).reason.startswith("the host sent no usable profile")
+    assert job.history.get(status=Status.FAILED).reason.startswith("the host sent no valid calibration profile")
     assert Host.objects.get().profile is None
 
 

@@ -64,7 +64,7 @@ def test_the_form_s_plan_tells_it_too_and_a_plan_is_for_who_asks(
     draft = {**GOOD, "project": "ours"}
     own, foreign = (api(who).post("/api/v1/plan", draft, format="json").json()["problems"] for who in (owner, stranger))
     assert own == []
-    assert "`project` is 'ours', but it does not exist or you are no member." in foreign[0]["message"]
+    assert "`project` is 'ours', but you are not a member of such a project." in foreign[0]["message"]
 
 
 def host_errors(client: APIClient, host: str, device: str = "cpu") -> list[str]:

@@ -55,7 +55,7 @@ def test_one_request_queues_a_new_attempt_in_it(stranded: Job) -> None:
     assert stranded.spec["train"] == {**before["train"], "micro_batches": offer["micro_batches"]}
     assert stranded.estimate["axes"]["dp"] == offer["layout"]["dp"]
     assert offer["words"] in stranded.history.last().reason
-    with pytest.raises(NoOfferError, match="The current layout fits"):
+    with pytest.raises(NoOfferError, match="The current layout already fits"):
         smaller(stranded)
 
 
@@ -90,7 +90,7 @@ def test_a_page_says_that_too_much_is_planned_at_once(
 
 def test_nothing_is_offered_while_it_fits_or_runs(stranded: Job) -> None:
     Host.objects.update(last_seen=timezone.now())
-    with pytest.raises(NoOfferError, match="The current layout fits the available hosts"):
+    with pytest.raises(NoOfferError, match="The current layout already fits the available hosts"):
         smaller(stranded)
     assert actions.requeue(stranded, "owner")
     stranded.refresh_from_db()
@@ -129,7 +129,7 @@ def test_the_page_and_rest_offer_it_and_only_who_may_change_it_runs_it(stranded:
 def test_what_another_engine_has_left_is_not_known_here(stranded: Job) -> None:
     Job.objects.update(spec={**stranded.spec, "resources": {**stranded.spec["resources"], "engine": "slurm"}})
     stranded.refresh_from_db()
-    with pytest.raises(NoOfferError, match="slurm, whose free nodes are unknown") as refused:
+    with pytest.raises(NoOfferError, match="slurm, and the free Slurm nodes are unknown") as refused:
         smaller(stranded)
     assert refused.value.field == "resources.engine"
 

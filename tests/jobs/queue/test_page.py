@@ -270,7 +270,7 @@ def test_rest_runs_the_queue(owner: User, staff: User, api: Callable[[User], API
         rest.post("/api/v1/queue/actions", {"action": "priority", "jobs": [only.id]}, format="json").status_code == 422
     )
     (row,) = api(owner).get("/api/v1/queue").json()["jobs"]
-    assert (row["place"], row["held"], row["reason"]) == (1, True, "Staff hold the job until they release it.")
+    assert (row["place"], row["held"], row["reason"]) == (1, True, "The job is held until staff release it.")
     assert [entry["what"] for entry in rest.get("/api/v1/audit").json()] == ["hold", "pause", "resume", "pause"]
     assert rest.get("/api/v1/audit?before=0").status_code == 400
     for path in ("queue/pause", "queue/resume", "queue/actions", f"queue/jobs/{only.id}/move", "pools/big/pause"):

@@ -145,7 +145,7 @@ def test_a_held_job_waits_and_holds_up_nobody(owner: User, make_host: MakeHost) 
     assert staff.hold([held.id, "absent"], "boss") == [held.id]
     assert staff.hold([held.id], "boss") == []
     assert schedule() == 1
-    assert reason(held) == "Staff hold the job until they release it."
+    assert reason(held) == "The job is held until staff release it."
     assert status(free) == Status.STARTING
     assert staff.release([held.id], "boss") == [held.id]
     schedule()

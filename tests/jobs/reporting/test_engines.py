@@ -50,7 +50,7 @@ def test_a_board_without_slurm_refuses_and_does_not_offer_it(owner: User, client
 
 
 def test_a_layout_is_not_chosen_for_machines_that_nobody_knows(owner: User, site: Site) -> None:
-    text = "`layout.auto` needs known hosts, but Slurm nodes are unknown. Set `layout.auto.cluster`, or set a layout."
+    text = "`layout.auto` needs known hosts, but Slurm nodes are unknown. Set `layout.auto.cluster` or `layout`."
     assert problems(owner, {**SPEC, "layout": "auto", "resources": {"engine": "slurm"}}) == [("layout.auto", text)]
 
 
@@ -96,7 +96,7 @@ def test_what_the_queue_bars_is_no_attempt_of_slurm_s(owner: User, stranger: Use
     assert list(Attempt.objects.values_list("job", flat=True)) == [first.id]
     reasons = dict(Job.objects.values_list("id", "wait_reason"))
     assert reasons[theirs.id] == DISABLED
-    assert reasons[held.id] == "Staff hold the job until they release it."
+    assert reasons[held.id] == "The job is held until staff release it."
     assert reasons[after.id] == f"The job waits until job {first.id} has ended."
     QueueState.objects.update_or_create(defaults={"paused": True})
     Job.objects.filter(id=held.id).update(held=False)

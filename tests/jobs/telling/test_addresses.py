@@ -41,7 +41,7 @@ def test_settings_open_what_they_name_and_nothing_beside() -> None:
 def test_an_address_is_known_however_it_is_written(host: str) -> None:
     (found,) = literal(host)
     assert not may_reach(found, [])
-    with pytest.raises(RefusedAddressError, match="which is private"):
+    with pytest.raises(RefusedAddressError, match="resolves to a private address"):
         resolve(host, 443, [])
 
 

@@ -124,7 +124,7 @@ def test_the_pages_make_show_and_change(owner: User, client: Client) -> None:
     client.post(f"{path}change/", {"active": "false"})
     assert Webhook.objects.get().active is False
     told = client.post(f"{path}change/", {"name": "x", "url": "https://10.0.0.1/"}, follow=True).content.decode()
-    assert "which is private" in told
+    assert "resolves to a private address" in told
     assert client.post(f"{path}delete/").status_code == 302
     assert not Webhook.objects.exists()
     assert Job.objects.count() == 0

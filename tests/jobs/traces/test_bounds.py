@@ -17,7 +17,7 @@ from tests.support.inspected import collective, header, log, metadata
 
 DEEP = "is nested deeper than 32"
 HEAVY: list[tuple[str, bytes, str, str]] = [
-    ("a0.json", b"[" * 200_000, "format", "The format is unknown."),
+    ("a0.json", b"[" * 200_000, "format", "The file format is unknown."),
     ("k0.json", b'{"schemaVersion":' + b"[" * 200_000, "schemaVersion", DEEP),
     ("k0.json", b'{"traceEvents":[{"args":' + b'{"a":' * 200_000, "traceEvents", DEEP),
     ("k0.json", b'{"traceEvents":[' + b"[" * 200_000, "traceEvents", DEEP),

@@ -162,7 +162,7 @@ def test_what_cannot_be_read_leaves_nothing_behind(people: dict[str, Client], tm
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ([], "Send an object."),
+        ([], "Send a JSON object."),
         ({"files": []}, "is an empty list. Use a list of 1 or more."),
         ({"files": [7]}, "is 7. Use an object."),
         ({"files": [{"name": "a\x00", "size": 1}]}, "Remove NUL and other control characters."),
