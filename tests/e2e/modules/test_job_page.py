@@ -132,7 +132,7 @@ def test_a_verdict_offers_the_action_of_its_payload(modules: Page) -> None:
     body = """
     <div id="advice"></div><div id="smaller"></div><form id="requeue-form"></form><section id="health">
     <p data-sentence></p>
-    <dl><div><dd data-reason></dd></div><div><dd><i data-next></i><i data-action></i></dd></div></dl>
+    <dl><div><dd data-reason></dd></div><div><dd><i data-next></i><i data-action></i></dd></div><div><dd data-log></dd></div></dl>
     <details data-evidence><summary></summary><ul></ul></details></section>"""
     show = """
     const asked = [];
@@ -177,7 +177,7 @@ def test_a_verdict_offers_the_action_of_its_payload(modules: Page) -> None:
 def test_a_verdict_that_checked_nothing_has_a_neutral_color(modules: Page) -> None:
     body = """
     <section id="health"><p data-sentence></p>
-    <dl><div><dd data-reason></dd></div><div><dd><i data-next></i><i data-action></i></dd></div></dl>
+    <dl><div><dd data-reason></dd></div><div><dd><i data-next></i><i data-action></i></dd></div><div><dd data-log></dd></div></dl>
     <details data-evidence><summary></summary><ul></ul></details></section>"""
     show = """
     const section = document.getElementById('health');
@@ -204,3 +204,35 @@ def test_a_run_that_goes_on_without_a_number_is_marked_where_it_begins(modules: 
     return [faults, s.marks.size, [...s.marks.values()].at(-1).step];
     """
     assert call(modules, "fold/steps.js", body, 2100) == [[5, 20], 2000, 2100]
+
+
+def test_the_tabs_of_a_job_follow_keys_addresses_and_data(modules: Page) -> None:
+    tab = '<button id="tab-{0}" role="tab" aria-controls="panel-{0}" data-tab="{0}"></button>'
+    panel = '<div id="panel-{0}" role="tabpanel"><section id="in-{0}" data-needs="{0}"><p>words</p></section></div>'
+    names = ("overview", "traffic", "time", "logs")
+    body = "".join(tab.format(name) for name in names)
+    made = f"<style>.empty {{ display: none }}</style><div id='tabs'>{body}</div>{''.join(map(panel.format, names))}"
+    start = """
+    document.getElementById('in-time').className = 'empty';
+    window.show = m.jobTabs(document.getElementById('tabs'), () => {});
+    show();
+    """
+    opened = """() => [document.querySelector('[aria-selected=true]').dataset.tab, location.hash,
+      ...[...document.querySelectorAll('[role=tabpanel]:not([hidden])')].map((one) => one.id)]"""
+    with paper(modules, made) as page:
+        page.evaluate("location.hash = 'in-time'")
+        call(page, "job/tabs.js", start)
+        assert page.evaluate(opened)[0] == "overview", "the tab of the address has no data yet"
+        page.evaluate("document.getElementById('in-time').className = ''; show()")
+        assert page.evaluate(opened) == ["time", "#in-time", "panel-time"]
+        page.evaluate("document.getElementById('in-time').className = 'empty'; show()")
+        assert page.evaluate(opened)[0] == "overview"
+        page.locator("#tab-overview").press("ArrowRight")
+        assert page.evaluate(opened) == ["traffic", "#traffic", "panel-traffic"]
+        page.keyboard.press("ArrowRight")
+        assert page.evaluate(opened) == ["logs", "#logs", "panel-logs"], "the hidden tab is left out"
+        page.keyboard.press("ArrowRight")
+        assert page.evaluate(opened) == ["overview", "", "panel-overview"]
+        page.evaluate("document.getElementById('in-logs').id = 'logs'")
+        page.evaluate("location.hash = 'log-0-1'")
+        page.wait_for_function("document.querySelector('[aria-selected=true]').dataset.tab === 'logs'")

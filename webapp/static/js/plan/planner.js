@@ -101,7 +101,7 @@ function drawLane(lane, index) {
     ask(lane);
   });
   fields.append(check);
-  lane.body = el("div", {});
+  lane.body = el("div", {}, el("p", { className: "note" }, "Loading…"));
   panel.append(el("header", {}, title, remove), fields, lane.body);
   lane.panel = panel;
   if (lane.plan) showPlan(lane);
@@ -134,8 +134,10 @@ function select(lane, text, name, values, read, className = "") {
   return el("label", { className }, text, box);
 }
 
+/** Ask for the plan of a lane after a pause. An old plan is faint until the new plan arrives. */
 function ask(lane) {
   clearTimeout(lane.timer);
+  lane.body.dataset.reading = "";
   lane.timer = setTimeout(() => cost(lane), DELAY_MS);
 }
 
@@ -168,6 +170,7 @@ function problemText({ field, message }) {
 
 function showPlan(lane) {
   const { estimate, problems } = lane.plan;
+  delete lane.body.dataset.reading;
   if (!estimate) {
     for (const input of lane.panel.querySelectorAll("[data-name]")) {
       const isWrong = problems.some((p) => p.field.split(".").at(-1) === input.dataset.name);

@@ -1,0 +1,80 @@
+"""Fields of the job form, and the layouts of the Planner, at their narrowest."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from django.template.loader import render_to_string
+from playwright.sync_api import Page, Route, expect
+
+from tests.support.modules import call, paper
+
+SHEETS = tuple(f"css/{name}.css" for name in ("tokens", "base", "components", "fields", "plan", "form"))
+TOUCHES = """() => {
+  const why = document.querySelector('.why-not').getBoundingClientRect();
+  return [...document.querySelectorAll('.segmented label, .other-degree, legend')]
+    .map((one) => [one.textContent || 'other', one.getBoundingClientRect()])
+    .filter(([, box]) => box.right > why.left && box.left < why.right)
+    .filter(([, box]) => box.bottom > why.top + 1 && box.top < why.bottom - 1)
+    .map(([name]) => name);
+}"""
+CUT = """(words) => {
+  const box = document.querySelector('.other-degree');
+  const { font, paddingLeft, paddingRight } = getComputedStyle(box);
+  const pen = document.createElement('canvas').getContext('2d');
+  pen.font = font;
+  const width = box.clientWidth - parseFloat(paddingLeft) - parseFloat(paddingRight);
+  return words.filter((word) => pen.measureText(word).width > width);
+}"""
+BASE = """<form id="base" data-plan-url="/plan" data-search-url="/search" data-new-url="/new">
+<input name="csrfmiddlewaretoken" value="t"><input name="preset" value="gpt-tiny"><input name="ranks" value="64">
+<input name="global_batch" value="8"><input name="seq_len" value="64"><input name="precision" value="bf16">
+<select name="cluster"><option value="h100" data-device="cuda"></option></select>
+<select name="resources.stack"><option value="ours"></option></select></form>
+<div id="lanes"></div><button id="add"></button><button id="link"></button><p id="linked"></p>
+<button id="search"></button><p id="search-status"></p><div id="results"></div>"""
+
+
+@pytest.mark.parametrize("width", [328, 337, 700])  # in a page of 390, 1440, and 900 px
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_reasons_of_a_field_touch_no_choice(modules: Page, width: int, theme: str) -> None:
+    name = "layout.ep"
+    told = {
+        "name": name,
+        "label": "Expert parallel (ep)",
+        "hint": "Shards experts over dp and cp. Default 1.",
+        "other": True,
+        "options": {name: [(value, value) for value in ("1", "2", "4", "8", "4096")]},
+        "values": {name: "4096"},
+        "unavailable": {name: ["8"]},
+        "reasons": {name: [("not divisible", ["8"])]},
+        "errors": {name: "`layout.ep` is 4096."},
+    }
+    field = render_to_string("jobs/fields/segmented.html", told)
+    made = f'<main class="bench"><div style="width: {width}px">{field}</div></main>'
+    with paper(modules, made, *SHEETS) as page:
+        page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
+        expect(page.locator(".why-not")).to_be_visible()
+        assert page.evaluate(TOUCHES) == []
+        assert page.evaluate(CUT, ["other", "4096", "65536"]) == []
+        assert page.locator(".segmented").evaluate("(one) => one.scrollWidth <= one.clientWidth")
+
+
+def test_the_layouts_of_the_planner_are_loading_until_they_are_planned(modules: Page) -> None:
+    """The two lanes of a fresh page are valid, and are planned without a click."""
+    held: list[Route] = []
+    refused = {"estimate": None, "problems": [{"field": "layout.dp", "message": "`layout.dp` is 64."}]}
+    with paper(modules, f"<main>{BASE}</main>") as page:
+        page.route("**/plan?cluster=h100", lambda route: held.append(route))
+        call(page, "plan/planner.js", "")
+        bodies = page.locator(".lane > div:last-child")
+        expect(bodies).to_have_text(["Loading…", "Loading…"])
+        page.wait_for_timeout(400)
+        sent: list[Any] = [json.loads(route.request.post_data or "") for route in held]
+        assert [spec["layout"].get("tp", 1) for spec in sent] == [1, 4]
+        for route in held:
+            route.fulfill(json=refused)
+        expect(bodies).to_have_text(["layout.dp is 64.", "layout.dp is 64."])
+        expect(page.locator("[data-reading]")).to_have_count(0)
