@@ -48,6 +48,7 @@ class ProcessItem(TypedDict):
 
     kind: Literal["process"]
     rank: Rank
+    pid: NotRequired[Count]  # process ID on the host
     time: Number
     state: Literal["running", "sleeping", "disk", "stopped", "zombie", "gone"]  # stopped: at a glance of late too
     cpu: Seconds  # seconds of processor time it took in each second of late

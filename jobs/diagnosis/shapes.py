@@ -22,7 +22,7 @@ MOST_LINE = 300  # characters of one, its end
 MOST_TROUBLE = 12
 MOST_TEXT = 600  # characters of a sentence
 
-Action = Literal["", "calibrate", "retry", "resume_smaller", "open_log", "find_faster"]
+Action = Literal["", "calibrate", "retry", "resume_smaller", "open_log", "find_faster", "copy_job", "open_breakdown"]
 State = Literal["starting", "well", "notice", "slow", "hung", "failed"]
 Kind = Literal["compute", "exposed", "hidden", "bubble", "data", "checkpoint", "optimizer"]
 Cause = Literal[
@@ -190,7 +190,8 @@ class Told(TypedDict):
     reason: str
     next: str
     action: Annotated[
-        Action, Field(description="Suggested action that the job page offers as a button. Empty if there is none.")
+        Action,
+        Field(description="Suggested action that the job page offers as a button. Empty if no action is suggested."),
     ]
     action_rank: Annotated[
         int, Field(description="Rank whose log the action `open_log` opens. -1 if there is no such rank.")

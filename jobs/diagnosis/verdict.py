@@ -9,8 +9,8 @@ from jobs.diagnosis.course.start import Start
 from jobs.diagnosis.course.steps import Steps
 from jobs.diagnosis.findings import Finding, capital, evidence, full_sentence, percent, seconds
 from jobs.diagnosis.run import Run
-from jobs.diagnosis.shapes import Action, StepParts
-from planner.cost.correction import holds
+from jobs.diagnosis.shapes import Action, Evidence, StepParts
+from planner.cost.correction import holds, sureness
 from planner.facts.words import counted
 
 LEAST = 0.01  # relative difference of the step above which the verdict names the part that grew
@@ -52,14 +52,15 @@ def healthy(
         return _unmeasured(steps, start, ending)
     if planned is None or not planned["step_s"]:
         reason = "This run has no predicted step time."
-        return Finding("well", 0.0, f"Not checked: {_pace(measured)}.", reason, "")
+        sentence = _sentence("Not checked", measured, "", ending, ending.traffic_words)
+        return Finding("well", 0.0, sentence, reason, "", (_measured_fact(measured, steps),))
     calibrated = run.estimate["time"].get("basis") == "calibrated"
-    return _compared_with_plan(measured, planned, ending, calibrated=calibrated)
+    return _compared_with_plan(measured, planned, steps, ending, calibrated=calibrated)
 
 
 def unheard(silence: str, before: Finding) -> Finding:
     """Return the finding of a run whose host has no contact. `before`: the finding without this problem."""
-    following = "Check the host and its network. Training may still continue on the host."
+    following = "Check the host and the network of the host. Training may still continue on the host."
     reason = f"Last verdict: {before.sentence}"
     return Finding("notice", 0.0, full_sentence(f"Not checked: {silence}"), reason, following, before.evidence)
 
@@ -80,73 +81,84 @@ def _unmeasured(steps: Steps, start: Start, ending: Ending) -> Finding:
     return Finding("well", 0.0, sentence, reason, "")
 
 
-def _compared_with_plan(measured: StepParts, planned: StepParts, ending: Ending, *, calibrated: bool) -> Finding:
-    margin = planned["sure"]
+def _compared_with_plan(
+    measured: StepParts, planned: StepParts, steps: Steps, ending: Ending, *, calibrated: bool
+) -> Finding:
+    margin, over = planned["sure"], ending.outcome is not None
     off = measured["step_s"] / planned["step_s"] - 1
-    pace, traffic = _pace(measured), f" Traffic difference: {ending.apart_words}." if ending.apart_words else ""
-    predicted = f"The predicted step time of {seconds(planned['step_s'])} has a margin of error of {_margin(margin)}."
-    facts = (
-        evidence(f"{pace}, {seconds(planned['step_s'])} predicted"),
-        evidence(f"margin of error of the prediction: {_margin(margin)}"),
-    )
+    traffic, difference = ending.traffic_words, _difference(off)
+    predicted = f"{seconds(planned['step_s'])} ({sureness(margin)})"
+    reason = f"The predicted step time is {predicted}."
+    facts = (evidence(f"predicted step time: {predicted}"), _measured_fact(measured, steps))
     if off > margin:
-        sentence = f"Slower than planned: {pace}, {_difference(off)}." + _excess(measured, planned) + traffic
-        following = "Compare each part of the step with its prediction under Step time breakdown."
-        action: Action = "find_faster"
-        if not calibrated:
-            following, action = "Calibrate the host for a more accurate prediction.", "calibrate"
+        sentence = _sentence("Slower than planned", measured, difference, ending, _excess(measured, planned), traffic)
+        following, action = _after_slow(calibrated=calibrated, over=over)
         weight = (1.0 if calibrated else UNCALIBRATED) * off / (1 + off)
-        return Finding("notice", weight, sentence, predicted, following, facts, action)
+        return Finding("notice", weight, sentence, reason, following, facts, action)
     if not holds(margin, measured["step_s"], planned["step_s"]):
-        sentence = f"Faster than planned: {pace}, {_difference(off)}." + traffic
+        sentence = _sentence("Faster than planned", measured, difference, ending, traffic)
         following = "Check under Step time breakdown that the run computes every part of the step."
-        return Finding("notice", 0.0, sentence, predicted, following, facts)
+        return Finding("notice", 0.0, sentence, reason, following, facts, "open_breakdown")
     if margin > 1:
-        sentence = f"Not checked: {pace}{_mostly(measured)}.{traffic}"
-        reason = f"The margin of error of the prediction is {_margin(margin)}, too large to judge the step time."
+        largest = _largest(measured)
+        if largest and traffic:
+            facts = (*facts, evidence(largest))
+        sentence = _sentence("Not checked", measured, "", ending, traffic or largest)
+        reason = f"The predicted step time, {predicted}, is too inaccurate for a check."
         if calibrated:
-            return Finding(
-                "well", 0.0, sentence, reason, "Run more jobs on the host to improve its predictions.", facts
-            )
+            following = "Run more jobs on the host to improve its predictions."
+            return Finding("well", 0.0, sentence, reason, following, facts)
         return Finding("well", 0.0, sentence, reason, "Calibrate the host.", facts, "calibrate")
     excess = _excess(measured, planned) if off > LEAST else ""
-    return Finding("well", 0.0, f"On plan: {pace}, {_difference(off)}." + excess + traffic, predicted, "", facts)
+    return Finding("well", 0.0, _sentence("On plan", measured, difference, ending, excess, traffic), reason, "", facts)
 
 
-def _pace(measured: StepParts) -> str:
-    """Return '0.3 s per step (median of the last 64)'."""
-    steps = measured["steps"]
-    over = "one step" if steps == 1 else f"median of the last {steps}"
-    return f"{seconds(measured['step_s'])} per step ({over})"
+def _after_slow(*, calibrated: bool, over: bool) -> tuple[str, Action]:
+    """Return the next step after a slow run as a sentence and as an action."""
+    if not calibrated:
+        return "Calibrate the host for a more accurate prediction.", "calibrate"
+    if over:
+        return "Find layouts that are faster than the layout of this run.", "find_faster"
+    return "Compare each part of the step with its prediction under Step time breakdown.", "open_breakdown"
+
+
+def _sentence(state: str, measured: StepParts, compared: str, ending: Ending, *more: str) -> str:
+    """Return 'On plan: the step time of 0.3 s is 4% above the prediction.', followed by more sentences.
+
+    A running job's step time changes with each step, and the page shows it live. The sentence has it after the end.
+    """
+    of = f" of {seconds(measured['step_s'])}" if ending.outcome is not None else ""
+    return " ".join((f"{state}: the step time{of}{compared and ' '}{compared}.", *filter(None, more)))
+
+
+def _measured_fact(measured: StepParts, steps: Steps) -> Evidence:
+    number = measured["steps"]
+    over = "one step" if number == 1 else f"median of the last {number:,} steps"
+    return evidence(f"measured step time after step {steps.last:,}: {seconds(measured['step_s'])} ({over})")
 
 
 def _difference(off: float) -> str:
-    """Return '12% slower than predicted' for a relative difference from the prediction."""
+    """Return 'is 12% above the prediction' for a relative difference from the prediction."""
     if abs(off) < NO_DIFFERENCE:
-        return "as fast as predicted"
+        return "matches the prediction"
     if off > 1:
-        return f"{1 + off:.1f} times the prediction"
-    return f"{percent(abs(off))} {'more' if off > 0 else 'less'} than predicted"
+        return f"is {1 + off:.1f} times the prediction"
+    return f"is {percent(abs(off))} {'above' if off > 0 else 'below'} the prediction"
 
 
-def _margin(share: float) -> str:
-    """Return '15%', or 'a factor of 4.3' for a margin above 100%."""
-    return f"a factor of {1 + share:.2g}" if share > 1 else percent(share)
-
-
-def _mostly(measured: StepParts) -> str:
-    """Return the words for the largest part except compute, or an empty text if that part is small."""
+def _largest(measured: StepParts) -> str:
+    """Return a sentence about the largest part except compute, or an empty text if that part is small."""
     apart = [part for part in measured["parts"] if part["kind"] not in ("compute", "hidden")]
     most = max(apart, key=lambda part: part["seconds"], default=None)
     if most is None or most["seconds"] < LARGE * measured["step_s"]:
         return ""
     name = most["name"]
     what = f"Exposed {name} communication" if most["kind"] == "exposed" else f"{name[:1].upper()}{name[1:]}"
-    return f". {what} takes {percent(most['seconds'] / measured['step_s'])} of each step"
+    return f"{what} takes {percent(most['seconds'] / measured['step_s'])} of each step."
 
 
 def _excess(measured: StepParts, planned: StepParts) -> str:
-    """Return ' Exposed dp is 80% of the extra time.' for the part that grew most compared with the plan."""
+    """Return 'Exposed dp is 80% of the extra step time.' for the part that grew most compared with the plan."""
     had = {part["name"]: part["seconds"] for part in planned["parts"] if part["kind"] != "hidden"}
     took = {part["name"]: part["seconds"] for part in measured["parts"] if part["kind"] != "hidden"}
     if len(took) < 2:
@@ -157,4 +169,4 @@ def _excess(measured: StepParts, planned: StepParts) -> str:
     exposed = any(part["name"] == name and part["kind"] == "exposed" for part in measured["parts"])
     if share <= 0:
         return ""
-    return f" {f'Exposed {name}' if exposed else capital(name)} is {percent(min(1.0, share))} of the extra time."
+    return f"{f'Exposed {name}' if exposed else capital(name)} is {percent(min(1.0, share))} of the extra step time."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
@@ -11,9 +12,10 @@ from contracts.control import STOPPED
 from contracts.plain import plain_line
 from contracts.telemetry.results import VerdictItem
 from contracts.telemetry.steps import CheckpointItem
+from jobs.diagnosis.course.training import LOWER_RATE, not_finite_words
 from jobs.diagnosis.findings import Finding, apart_words, evidence, full_sentence
 from jobs.diagnosis.run import Run
-from jobs.diagnosis.shapes import Action
+from jobs.diagnosis.shapes import Action, Evidence
 from planner.facts.words import counted
 
 LINES = 3  # of the log, that are evidence
@@ -23,6 +25,15 @@ FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 LIBRARIES = ("site-packages/", "dist-packages/", "/lib/python3", "<frozen")
 OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|out of memory", re.IGNORECASE)
 MARKS = frozenset("^~ \t")  # what Python writes below a line of code
+NOT_FINITE = re.compile(  # the error of a run that ended at a NaN or an infinite value, see workers/trainer/result.py
+    r"(?P<what>(?:validation )?(?:loss|gradient norm) is [^;]+) at step (?P<step>\d+); "
+    r"learning rate \S+ \((?P<rate>\S+) at this step\), gradient clip (?P<clip>\S+), precision (?P<precision>\S+)$"
+)
+CAUSES = {
+    "SIGKILL": "The usual cause is the kernel's out-of-memory killer, or a user who killed the process.",
+    "SIGSEGV": "The process accessed invalid memory, often in native code.",
+    "SIGABRT": "The process aborted itself, often after an error in native code.",
+}
 
 
 class Ending:
@@ -60,12 +71,15 @@ class Ending:
         return sum(size for size, _ in self._apart.values()), sum(calls for _, calls in self._apart.values())
 
     @property
-    def apart_words(self) -> str:
-        """Return '0 B, 0 calls', with the number of ranks if some have not reported; empty before any report."""
+    def traffic_words(self) -> str:
+        """Return 'Traffic matches the plan.' or the difference. Empty before the first report of a rank."""
         if self.apart is None:
             return ""
-        told, ranks = len(self._apart), self._run.world_size
-        return apart_words(*self.apart) + (f" ({told} of {ranks} ranks reported)" if told < ranks else "")
+        num_reported, num_ranks = len(self._apart), self._run.world_size
+        ranks = f" on {num_reported} of {num_ranks} ranks" if num_reported < num_ranks else ""
+        if self.apart == (0, 0):
+            return f"Traffic{ranks} matches the plan."
+        return f"Traffic{ranks} differs by {apart_words(*self.apart)}."
 
     def findings(self) -> Iterator[Finding]:
         if self.outcome == "lost":
@@ -82,7 +96,7 @@ class Ending:
         following = f"Check {where}, then retry the job."
         action: Action = "retry"
         if self._saved is not None and len(self._run.members) > 1:
-            following = "Resume the job on a smaller layout, or retry it when its hosts are back."
+            following = "Resume the job on a smaller layout, or retry the job when its hosts are back."
             action = "resume_smaller"
         facts = tuple(evidence(line) for line in self._log_lines())
         return Finding("failed", 2.0, full_sentence(sentence), full_sentence(more), following, facts, action)
@@ -92,12 +106,17 @@ class Ending:
         facts = tuple(evidence(line, [rank] if rank is not None else []) for line in self._log_lines())
         if len(reason) > MAX_REASON:
             facts = (evidence(reason), *facts)
+        if rank is not None and (found := NOT_FINITE.search(reason)):
+            return _diverged(found, (evidence(reason, [rank]), *facts))
         following, action = self._after_failure(rank, reason)
         message, why = _message(reason)
-        place = _source_line(self._report.get("log_tail") or ()) if rank is not None and why else ""
+        if name := self._report.get("signal"):
+            message = message.replace(name, _signal_words(name), 1).removesuffix(" after step 0")
+            why = CAUSES.get(name, "")
+        place = _source_line(self._report.get("log_tail") or ()) if rank is not None and why and not name else ""
         if rank is not None:
             message = message.removeprefix(f"rank {rank} ")
-            message = f"{self._run.where(rank)}{', ' if why else ' '}{message}"
+            message = f"{self._run.where(rank)}{' ' if name or not why else ', '}{message}"
         elif not message:
             message = "the host reported no reason"
         sentence = full_sentence(f"Failed: {_shortened(message).rstrip('.')}{f' ({place})' if place else ''}")
@@ -116,7 +135,7 @@ class Ending:
         if self._report.get("signal") == "SIGKILL":
             host = self._run.host_of(rank) or "the host"
             return (
-                f"Check the free memory of {host}, because the kernel kills processes when memory runs out.",
+                f"Read the log of rank {rank}, and check the kernel log of {host} for out-of-memory kills.",
                 "open_log",
             )
         if OUT_OF_MEMORY.search(reason):
@@ -138,6 +157,22 @@ class Ending:
         """Return the last log lines that hold more than marks."""
         lines = map(plain_line, self._report.get("log_tail") or ())
         return [line for line in lines if not MARKS.issuperset(line)][-LINES:]
+
+
+def _diverged(found: re.Match[str], facts: tuple[Evidence, ...]) -> Finding:
+    """Return the finding of a run that ended itself, because the loss or the gradient norm was not finite."""
+    clipped = found["clip"] != "off"
+    clip = f"gradients are clipped to {found['clip']}" if clipped else "gradient clipping is off"
+    reason = f"At this step, the learning rate is {found['rate']}, {clip}, and the precision is {found['precision']}."
+    following = LOWER_RATE if clipped else "Lower the learning rate, or set gradient clipping."
+    sentence = f"Diverged: {not_finite_words(found['what'])} at step {found['step']}."
+    return Finding("failed", 2.0, sentence, reason, following, facts, "copy_job")
+
+
+def _signal_words(name: str) -> str:
+    """Return 'signal 9 (SIGKILL)' for 'SIGKILL'."""
+    known = signal.Signals.__members__.get(name)
+    return f"signal {known.value} ({name})" if known is not None else name
 
 
 def _message(reason: str) -> tuple[str, str]:

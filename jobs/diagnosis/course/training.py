@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterator
 from statistics import median
@@ -18,6 +19,10 @@ SPIKE = 10.0  # times the median norm
 MAD = 1.4826  # a deviation of normal noise over the median of absolute ones
 
 
+LOWER_RATE = "Lower the learning rate, or check the training data."
+VALUES = {"nan": "NaN", "inf": "infinite", "-inf": "negative infinity"}
+
+
 class Training:
     """Loss and norm of rank 0's steps, and what else was told of the training."""
 
@@ -31,7 +36,7 @@ class Training:
 
     def step(self, item: StepItem) -> None:
         if "not_finite" in item:
-            self._add("not finite", item["step"], f"{item['not_finite']} at step {item['step']}")
+            self._add("not finite", item["step"], f"{not_finite_words(item['not_finite'])} at step {item['step']}")
         loss, norm = item["loss"], item["grad_norm"]
         if loss is not None:
             self._loss(loss, item["step"])
@@ -102,15 +107,18 @@ class Training:
                 yield _finding(trouble)
 
 
+def not_finite_words(told: str) -> str:
+    """Return 'the gradient norm is NaN' for 'gradient norm is nan'."""
+    values = re.sub(r"\bis (nan|-?inf)\b", lambda found: f"is {VALUES[found[1]]}", told)
+    return " and ".join(f"the {part}" for part in values.split(" and "))
+
+
 def _finding(trouble: Trouble) -> Finding:
     text, step = trouble["text"], trouble["step"]
     facts = (evidence(text, (), (step,) if step else ()),)
     match trouble["kind"]:
         case "not finite":
-            following = "Lower the learning rate, or check the training data."
-            return Finding(
-                "failed", 1.0, f"Diverged: {text}.", "The loss or gradient is NaN or infinite.", following, facts
-            )
+            return Finding("failed", 1.0, f"Diverged: {text}.", "", LOWER_RATE, facts, "copy_job")
         case "diverged":
             reason = "The loss has stayed far above its recent median."
             following = "Resume from an earlier checkpoint with a lower learning rate."

@@ -59,14 +59,14 @@ class Idle:
         better = self._better
         if better is None:
             following = "Try another pipeline schedule, or fewer pipeline stages."
-            yield Finding("notice", share, sentence, reason, following, facts, "find_faster")
+            yield Finding("notice", share, sentence, reason, following, facts, "copy_job")
             return
         sentence += (
             f" With {_micro_batches(better.micro_batches)}, the planner predicts a bubble of {percent(better.bubble)} "
             f"and steps that are {better.times:.2f} times as fast."
         )
-        following = f"Set `train.micro_batches` to {better.micro_batches}."
-        yield Finding("notice", share, sentence, reason, following, facts, "find_faster")
+        following = f"Set `train.micro_batches` to {better.micro_batches} in a copy of the job."
+        yield Finding("notice", share, sentence, reason, following, facts, "copy_job")
 
 
 def _micro_batches(number: int) -> str:

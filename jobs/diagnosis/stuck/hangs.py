@@ -31,14 +31,14 @@ LOADING = ("dataload", "corpus", "dataset", "next_batch", "tokenize", "fetch")
 SAVING = ("workers/checkpoint", "distributed/checkpoint", "torch/serialization", "save_checkpoint")
 EVALUATING = ("evaluate", "validate")
 NEXT: dict[str, str] = {
-    "stopped": "Run `kill -CONT` for the stopped process on {host}, and find what stopped the process.",
+    "stopped": "Run `kill -CONT {pid}` on {host}, and find what stopped the process.",
     "dead": "Read the log of the rank, and check {host}. Other ranks end at the collective timeout.",
     "skipped call": "Find the code branch that depends on rank or data and skips the collective.",
     "mismatch": "Print tensor shapes and dtypes before the collective on every rank.",
     "link": "Check the cables, routes, and firewalls of {host}.",
     "data": "Check the storage from which {host} reads training data.",
     "quota": "Raise the CPU quota of the job's cgroup on {host}.",
-    "checkpoint": "Check the disk that {host} saves checkpoints to.",
+    "checkpoint": "Check the disk on which {host} saves checkpoints.",
     "compute": "Read the Python stack of the rank.",
     "unknown": "Read the logs of the ranks.",
 }
@@ -131,12 +131,12 @@ class Hangs:
         """A process that is stopped or gone explains everything, whoever it makes wait."""
         found = {rank: self._seen(rank, now) for rank in range(self._run.world_size)}
         for states, cause, words in (
-            (("stopped",), "stopped", "is stopped"),
-            (("zombie", "gone"), "dead", "has ended"),
+            (("stopped",), "stopped", "The process is stopped on {}."),
+            (("zombie", "gone"), "dead", "The process has ended on {}."),
         ):
             ranks = tuple(rank for rank, item in found.items() if item is not None and item["state"] in states)
             if ranks:
-                return Blame(cause, ranks, f"The process {words} on {ranks_words(ranks)}.")  # type: ignore[arg-type]
+                return Blame(cause, ranks, words.format(ranks_words(ranks)))  # type: ignore[arg-type]
         roots = knot.roots if knot is not None and knot.kind == "missing" else ()
         held = [rank for rank in roots if (item := found[rank]) is not None and item["throttled"] >= THROTTLED]
         if held:
@@ -234,7 +234,9 @@ class Hangs:
             facts.append(evidence(f"{ranks_words(waiting)} {'wait' if len(waiting) > 1 else 'waits'}", waiting))
         if stack:
             facts.append(evidence(f"the innermost Python frame is {stack[-1]}", blame.ranks[:1]))
-        following = NEXT[blame.cause].format(host=host or "its host")
+        item = self._seen(blame.ranks[0], now) if blame.ranks else None
+        pid = item.get("pid", "PID") if item is not None else "PID"
+        following = NEXT[blame.cause].format(host=host or "the host", pid=pid)
         state = "notice" if blame.cause == "checkpoint" and still < CHECKPOINT_S else "hung"
         log_rank = min(blame.ranks, default=-1)
         return hang, Finding(state, 1.0, sentence, blame.reason, following, tuple(facts), "open_log", log_rank)  # type: ignore[arg-type]

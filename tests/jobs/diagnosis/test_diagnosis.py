@@ -51,7 +51,7 @@ def test_parts_of_a_step_add_up_to_it_and_the_verdict_names_what_grew() -> None:
     assert told["state"] == "notice"
     assert told["sentence"].startswith("Slower than planned: ")
     assert "3.0 times the prediction" in told["sentence"]
-    assert " Exposed dp is 100% of the extra time." in told["sentence"]
+    assert " Exposed dp is 100% of the extra step time." in told["sentence"]
     assert (told["next"], told["action"]) == ("Calibrate the host for a more accurate prediction.", "calibrate")
 
 
@@ -61,15 +61,19 @@ def test_the_step_time_is_the_median_that_the_page_shows() -> None:
     for number in range(1, 65):
         for rank in (0, 1):
             found.add(step(rank, number, 9.0 if number == 60 else 0.1, parts), 0)
-    live = look(found)["measured"]
+    running = look(found)
+    live = running["measured"]
     assert live is not None
+    sentence = "Not checked: the step time. Exposed dp communication takes 20% of each step."
+    assert running["sentence"] == sentence, "the page shows the step time of a running job, live"
     assert (live["step_s"], live["steps"]) == (0.1, 50)
     assert sum(part["seconds"] for part in live["parts"] if part["kind"] != "hidden") == pytest.approx(0.1)
     found.ended("succeeded")
     ended = look(found)
     assert ended["measured"] is not None
     assert (ended["measured"]["step_s"], ended["measured"]["steps"]) == (0.1, 61)
-    assert "100 ms per step (median of the last 61)" in ended["sentence"]
+    assert ended["sentence"] == sentence.replace("time.", "time of 100 ms.")
+    assert ended["evidence"][1]["text"] == "measured step time after step 64: 100 ms (median of the last 61 steps)"
 
 
 def test_a_plan_that_may_be_off_by_more_than_itself_judges_no_speed() -> None:
@@ -82,12 +86,12 @@ def test_a_plan_that_may_be_off_by_more_than_itself_judges_no_speed() -> None:
             found.add(step(rank, number, took, parts), 0)  # type: ignore[arg-type]
     told = look(found)
     assert told["state"] == "well"
-    assert told["sentence"].startswith("Not checked: ")
-    assert told["sentence"].endswith(
-        " per step (median of the last 5). Exposed dp communication takes 40% of each step."
-    )
-    assert "per step (median of the last 5), " in told["evidence"][0]["text"]
-    assert "margin of error of the prediction is a factor of 4.3" in told["reason"]
+    assert told["sentence"] == "Not checked: the step time. Exposed dp communication takes 40% of each step."
+    assert told["evidence"][0]["text"].startswith("predicted step time: ")
+    assert told["evidence"][0]["text"].endswith(" (within a factor of 4.3)")
+    assert told["evidence"][1]["text"].endswith(" (median of the last 5 steps)")
+    assert told["reason"].startswith("The predicted step time, ")
+    assert told["reason"].endswith(" (within a factor of 4.3), is too inaccurate for a check.")
     assert (told["next"], told["action"], told["action_rank"]) == ("Calibrate the host.", "calibrate", -1)
 
 
@@ -105,7 +109,48 @@ def test_a_run_as_planned_says_so_with_its_traffic() -> None:
     told = look(found)
     assert (told["state"], told["over"]) == ("well", True)
     assert told["sentence"].startswith("On plan: ")
-    assert told["sentence"].endswith(" Traffic difference: 0 B, 0 calls.")
+    assert told["sentence"].endswith(" matches the prediction. Traffic matches the plan.")
+
+
+def test_a_run_without_a_judged_step_time_says_that_its_traffic_matches() -> None:
+    found = diagnosis({"dp": 2})
+    found._planned["sure"] = 9.0  # type: ignore[index]
+    parts = {"data": 0.0, "optimizer": 0.0, "exposed": {"dp": 0.4}, "hidden": {}}
+    for rank in (0, 1):
+        for number in range(1, 9):
+            found.add(step(rank, number, 0.725, parts), 0)  # type: ignore[arg-type]
+        found.add(ITEM.validate_python({"kind": "verdict", "rank": rank, "time": NOW, "rows": []}), 0)
+    found.ended("succeeded")
+    told = look(found)
+    assert told["sentence"] == "Not checked: the step time of 725 ms. Traffic matches the plan."
+    assert told["reason"].endswith(" (within a factor of 10), is too inaccurate for a check.")
+    assert told["evidence"][-1]["text"] == "Exposed dp communication takes 55% of each step."
+
+
+@pytest.mark.parametrize(
+    ("basis", "outcome", "action", "following"),
+    [
+        ("data sheet", None, "calibrate", "Calibrate the host"),
+        ("calibrated", None, "open_breakdown", "Step time breakdown"),
+        ("calibrated", "succeeded", "find_faster", "Find layouts that are faster"),
+    ],
+)
+def test_a_slow_run_names_the_next_step_that_its_button_takes(
+    basis: str, outcome: str | None, action: str, following: str
+) -> None:
+    found = diagnosis({"dp": 2})
+    found._run.estimate["time"]["basis"] = basis
+    took = look(found)["planned"]["step_s"] * 3  # type: ignore[index]
+    found._planned["sure"] = 0.31  # type: ignore[index]
+    for number in range(1, 9):
+        for rank in (0, 1):
+            found.add(step(rank, number, took), 0)
+    if outcome is not None:
+        found.ended(outcome)
+    told = look(found)
+    assert told["sentence"].startswith("Slower than planned: the step time")
+    assert told["action"] == action
+    assert following in told["next"]
 
 
 def test_a_run_that_is_faster_than_its_plan_can_be_off_is_not_as_planned() -> None:
@@ -117,8 +162,9 @@ def test_a_run_that_is_faster_than_its_plan_can_be_off_is_not_as_planned() -> No
     told = look(found)
     assert told["state"] == "notice"
     assert told["sentence"].startswith("Faster than planned: ")
-    assert told["sentence"].endswith(" per step (median of the last 5), 80% less than predicted.")
-    assert told["reason"].endswith(" has a margin of error of 15%.")
+    assert told["sentence"] == "Faster than planned: the step time is 80% below the prediction."
+    assert told["reason"].endswith(" (±15%).")
+    assert told["action"] == "open_breakdown"
 
 
 def test_an_equal_step_is_as_fast_and_ranks_that_told_nothing_are_not_called_exact() -> None:
@@ -130,7 +176,7 @@ def test_an_equal_step_is_as_fast_and_ranks_that_told_nothing_are_not_called_exa
             found.add(step(rank, number, took), 0)
     found.add(ITEM.validate_python({"kind": "verdict", "rank": 1, "time": NOW, "rows": []}), 0)
     found.ended("succeeded")
-    ending = "as fast as predicted. Traffic difference: 0 B, 0 calls (1 of 2 ranks reported)."
+    ending = " matches the prediction. Traffic on 1 of 2 ranks matches the plan."
     assert look(found)["sentence"].endswith(ending)
 
 
@@ -149,11 +195,50 @@ def test_a_failed_run_tells_its_root_cause() -> None:
     report = {"outcome": "failed", "reason": "rank 1 was killed by SIGKILL", "rank": 1, "signal": "SIGKILL"}
     found.ended("failed", {**report, "log_tail": ["Traceback", "", "boom"]})
     told = look(found)
-    assert (told["state"], told["reason"]) == ("failed", "")
-    assert told["sentence"] == "Failed: rank 1 was killed by SIGKILL."
-    assert told["next"].startswith("Check the free memory of the host")
+    assert told["state"] == "failed"
+    assert told["sentence"] == "Failed: rank 1 was killed by signal 9 (SIGKILL)."
+    assert told["reason"].startswith("The usual cause is the kernel's out-of-memory killer")
+    assert told["next"] == "Read the log of rank 1, and check the kernel log of the host for out-of-memory kills."
     assert (told["action"], told["action_rank"]) == ("open_log", 1)
     assert [fact["text"] for fact in told["evidence"]] == ["Traceback", "boom"]
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "words"),
+    [("SIGKILL", 0, "signal 9 (SIGKILL)"), ("SIGSEGV", 7, "signal 11 (SIGSEGV) after step 7"), ("signal 40", 0, "")],
+)
+def test_a_killed_rank_names_its_signal_and_no_step_before_the_first(name: str, step: int, words: str) -> None:
+    found, reason = diagnosis({"dp": 2}), f"rank 1 was killed by {name} after step {step}"
+    found.ended("failed", {"outcome": "failed", "reason": reason, "rank": 1, "signal": name, "log_tail": []})
+    assert look(found)["sentence"] == f"Failed: rank 1 was killed by {words or name}."
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence", "why", "following"),
+    [
+        (
+            "gradient norm is nan at step 3; learning rate 10 (9.5 at this step), gradient clip off, precision fp32",
+            "Diverged: the gradient norm is NaN at step 3.",
+            "At this step, the learning rate is 9.5, gradient clipping is off, and the precision is fp32.",
+            "Lower the learning rate, or set gradient clipping.",
+        ),
+        (
+            "loss is nan and gradient norm is inf at step 9; learning rate 1 (1 at this step), gradient clip 0.5, "
+            "precision bf16",
+            "Diverged: the loss is NaN and the gradient norm is infinite at step 9.",
+            "At this step, the learning rate is 1, gradients are clipped to 0.5, and the precision is bf16.",
+            "Lower the learning rate, or check the training data.",
+        ),
+    ],
+)
+def test_a_run_that_ended_itself_at_a_nan_diverged(error: str, sentence: str, why: str, following: str) -> None:
+    found = diagnosis({"dp": 2})
+    report = {"outcome": "failed", "reason": f"rank 1 ended with exit code 1: {error}", "rank": 1, "exit_code": 1}
+    found.ended("failed", {**report, "log_tail": ["boom"]})
+    told = look(found)
+    assert (told["state"], told["sentence"], told["reason"]) == ("failed", sentence, why)
+    assert (told["next"], told["action"]) == (following, "copy_job")
+    assert [fact["text"] for fact in told["evidence"]] == [report["reason"], "boom"]
 
 
 def test_evidence_of_a_failure_is_lines_that_say_something_and_no_control_characters() -> None:
@@ -357,7 +442,7 @@ def test_trouble_that_has_passed_is_told_but_is_no_verdict() -> None:
     for number in range(1, 31):
         found.add(step(0, number, loss=3.0), 0)
     found.add(step(0, 31, loss=3.0, grad_norm=None, not_finite="gradient norm is inf"), 0)
-    assert look(found)["sentence"] == "Diverged: gradient norm is inf at step 31."
+    assert look(found)["sentence"] == "Diverged: the gradient norm is infinite at step 31."
     for number in range(32, 42):
         found.add(step(0, number, loss=9.0), 0)
     found.add(ITEM.validate_python({**checkpoint, "step": 41, **full}), 0)

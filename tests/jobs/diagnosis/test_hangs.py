@@ -131,10 +131,11 @@ def test_a_process_that_is_stopped_or_gone_is_named_though_it_says_nothing(state
     for rank in (0, 1, 3):
         axis, ranks = ("dp", DP[rank]) if rank == 0 else ("tp", TP[rank])
         found.add(stands(rank, now, [in_call(axis, ranks, 41)]), 0)
-    found.add(process(2, now, state, stack=["loop.py:12 in step"]), 1)
+    found.add(process(2, now, state, pid=4711, stack=["loop.py:12 in step"]), 1)
     told = look(found, now)
     assert told["hang"] is not None
     assert (told["hang"]["cause"], told["hang"]["ranks"], told["hang"]["host"]) == (cause, [2], "host-b")
+    assert ("`kill -CONT 4711` on host-b" in told["next"]) == (state == "stopped")
     assert told["hang"]["stack"] == ["loop.py:12 in step"]
 
 

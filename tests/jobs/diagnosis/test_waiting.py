@@ -274,7 +274,7 @@ def test_a_pipeline_s_bubble_is_nobody_s_fault_and_the_planner_says_what_would_i
     assert told["sentence"].startswith(bubble), "(4-1) / (4+4-1)"
     assert " times as fast." in told["sentence"]
     assert told["next"].startswith("Set `train.micro_batches` to ")
-    assert told["action"] == "find_faster"
+    assert told["action"] == "copy_job"
 
 
 def test_what_a_rank_validates_after_its_step_is_none_of_it() -> None:

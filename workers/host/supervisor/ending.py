@@ -138,11 +138,16 @@ def _verdict(order: LaunchOrder, ended: Ended, tally: Tally, tail: LogTail) -> t
     if failure is None:
         killed_by = _signal_name(ended.code)
         how = f"was killed by {killed_by}" if killed_by else f"ended with exit code {ended.code}"
-        return "failed", f"torchrun {how} after step {tally.steps}"
+        return "failed", f"torchrun {how}{_after_step(tally)}"
     if failure.signal:
-        return "failed", f"rank {failure.rank} was killed by {failure.signal} after step {tally.steps}"
+        return "failed", f"rank {failure.rank} was killed by {failure.signal}{_after_step(tally)}"
     said = failure.message or plain(tail.last_error(failure.rank))[:300]
     return "failed", f"rank {failure.rank} ended with exit code {failure.exit_code}: {said}"
+
+
+def _after_step(tally: Tally) -> str:
+    """Return ' after step 7', or an empty text before the first step and for a script without counted steps."""
+    return f" after step {tally.steps}" if tally.steps else ""
 
 
 def _signal_name(code: int) -> str | None:

@@ -125,6 +125,7 @@ class Ranks:
                 ProcessItem(
                     kind="process",
                     rank=number,
+                    pid=rank.identity.pid,
                     time=time.time(),
                     state=state,
                     cpu=cpu,

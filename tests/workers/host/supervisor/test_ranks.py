@@ -82,7 +82,7 @@ def test_a_process_that_is_stopped_between_two_words_is_told() -> None:
             os.kill(process.pid, signal.SIGSTOP)
             os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
             looks(ranks, process.pid)
-            assert [(item["rank"], item["state"]) for item in told] == [(3, "stopped")]
+            assert [(item["rank"], item["state"], item["pid"]) for item in told] == [(3, "stopped", process.pid)]
         finally:
             process.kill()
 

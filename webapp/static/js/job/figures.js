@@ -43,6 +43,11 @@ function phaseWords(job, state) {
   return phases.size > 0 && !job.finished ? `now ${[...phases].map((phase) => PHASE_WORDS[phase] ?? phase).join(", ")}` : "";
 }
 
+/** Whether the live verdict is a stall: no rank makes progress. */
+function isStalled({ diagnosis, finished }) {
+  return !finished && diagnosis?.state === "hung" && !diagnosis.over;
+}
+
 export function showProgress(job, state) {
   const { progress } = state;
   if (state.lastLoss) put("figure-loss", state.lastLoss.words ?? loss(state.lastLoss.loss));
@@ -51,7 +56,8 @@ export function showProgress(job, state) {
     put("figure-eval", `validation ${loss(last.loss)}, step ${integer(last.step)}`);
   }
   const phase = phaseWords(job, state);
-  put("figure-phase", job.finished ? "start to end" : phase);
+  const stalled = isStalled(job);
+  put("figure-phase", job.finished ? "including start-up" : stalled ? "stalled" : phase);
   put("figure-left-name", job.finished ? "Duration" : "Time left");
   if (job.finished) put("figure-left", duration(secondsRun(job)));
   if (!progress) return;
@@ -59,13 +65,13 @@ export function showProgress(job, state) {
   put("figure-step", `${integer(progress.step)} of ${integer(steps)}`);
   $("progress").value = progress.step;
   $("progress").max = steps;
-  const speed = speedOf(job, state);
+  const speed = stalled ? { rate: "–", note: "stalled" } : speedOf(job, state);
   put("figure-rate", speed.rate);
   put("figure-rate-note", speed.note);
   const step = stepTimeOf(job, state);
   put("figure-step-time", duration(step?.step_s ?? null));
   put("figure-spread", step ? stepTimeWords(step) : "");
-  if (!job.finished) put("figure-left", phase.startsWith("no contact") ? "–" : duration(secondsLeft(progress)));
+  if (!job.finished) put("figure-left", stalled || phase.startsWith("no contact") ? "–" : duration(secondsLeft(progress)));
 }
 
 /** `off` is {bytesOff, callsOff}, or null before the first comparison. */

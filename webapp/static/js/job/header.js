@@ -5,6 +5,7 @@ import { BAD, endingWords } from "./ending.js";
 import { wasPlaced } from "./nothing.js";
 
 const $ = (id) => document.getElementById(id);
+const DIVERGED = /^Diverged\b/; // another layout does not change the training
 const AGAIN = new Set(["failed", "lost", "cancelled"]);
 
 function time(at, before) {
@@ -69,7 +70,8 @@ export function showHeader(job) {
   const disproved = job.exit?.summary?.proof?.wrong.length > 0; // another attempt would resume from a wrong checkpoint
   show("requeue-form", AGAIN.has(job.status) && !disproved);
   for (const id of ["end-mail", "no-end-mail"]) if ($(id)) $(id).hidden = job.finished;
-  if ($("smaller")) $("smaller").hidden = disproved || (!BAD.has(job.status) && !(job.status === "queued" && $("smaller").dataset.stranded !== undefined));
+  const diverged = DIVERGED.test(job.diagnosis?.sentence ?? "");
+  if ($("smaller")) $("smaller").hidden = disproved || diverged || (!BAD.has(job.status) && !(job.status === "queued" && $("smaller").dataset.stranded !== undefined));
   if (job.engine === "elsewhere") {
     write($("where"), job.host);
     const silent = job.status === "unreachable" || (job.status === "cancelling" && job.wait_reason);

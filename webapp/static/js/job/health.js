@@ -1,10 +1,13 @@
 // The verdict panel: state, reason, next action, and folded evidence (jobs/diagnosis/shapes.py).
 import { counted } from "../format.js";
-import { el, write } from "../dom.js";
+import { el, withCode, write } from "../dom.js";
+import { tracebackOf } from "../logs/rootcause.js";
+import { upright } from "../upright.js";
 import { BAD, endingWords } from "./ending.js";
 
 const TONES = { starting: "info", well: "good", notice: "warn", slow: "warn", hung: "bad", failed: "bad" };
 const UNCHECKED = /^Not checked\b/; // neutral: the run is neither good nor bad
+const MAX_LOG_LINES = 8;
 const NONE = { state: "", reason: "", next: "", evidence: [], action: "", action_rank: -1 };
 
 /** {state, sentence, reason, next, evidence, action, action_rank}. Pure. Stored payloads of older versions have no action. */
@@ -17,6 +20,12 @@ export function verdictOf(job) {
   if (job.status === "queued") return { ...NONE, sentence: "Not checked: the job has not started." };
   if (job.finished) return { ...NONE, sentence: "Not checked: the run ended before its first step." };
   return { ...NONE, sentence: "Not checked: no step has finished yet." };
+}
+
+/** The last log lines of the rank that failed, or none. Pure. */
+export function lastLines(job, { sentence }) {
+  if (!BAD.has(job.status) || !/^(Failed|Lost)\b/.test(sentence)) return [];
+  return tracebackOf(job.exit?.log_tail ?? []).lines.filter((text) => text.trim()).slice(-MAX_LOG_LINES);
 }
 
 /** The log has more than the reason, if a host ran the job. */
@@ -32,7 +41,9 @@ function actionOf({ action, action_rank: rank }, job, { mayRetry, openLog }) {
   if (action === "calibrate" && job.members.length > 0) return { label: "Calibrate host", href: `/hosts/${encodeURIComponent(job.members[0].host)}/#calibrate` };
   if (action === "retry" && mayRetry()) return { label: "Retry", press: () => document.getElementById("requeue-form").requestSubmit() };
   if (action === "resume_smaller" && there("smaller")) return { label: "Find smaller layout", href: "#smaller" };
-  if (action === "find_faster" && there("advice")) return { label: "Find faster layouts", href: "#advice" };
+  if (action === "copy_job" && there("copy-job")) return { label: "Copy job", href: document.getElementById("copy-job").getAttribute("href") };
+  if (action === "open_breakdown" && there("parts")) return { label: "Open breakdown", href: "#parts" };
+  if (action === "find_faster" && job.finished && there("advice")) return { label: "Find faster layouts", href: "#advice" };
   if (action === "open_log") return { label: rank >= 0 ? `Open log of rank ${rank}` : "Open log", press: () => openLog(rank) };
   return null;
 }
@@ -40,11 +51,11 @@ function actionOf({ action, action_rank: rank }, job, { mayRetry, openLog }) {
 /** `page`: {showSteps(first, last), mayRetry(), openLog(rank)}. */
 export function healthView(section, page) {
   const part = (name) => section.querySelector(`[data-${name}]`);
-  const [sentence, reason, next, action, evidence] = ["sentence", "reason", "next", "action", "evidence"].map(part);
+  const [sentence, reason, next, action, log, evidence] = ["sentence", "reason", "next", "action", "log", "evidence"].map(part);
   let drawn = "";
 
   function say(node, text) {
-    write(node, text);
+    node.replaceChildren(...withCode(upright(text)));
     node.closest("div").hidden = !text;
   }
 
@@ -71,7 +82,9 @@ export function healthView(section, page) {
     const told = verdictOf(job);
     const offered = actionOf(told, job, page);
     const said = phase && ["starting", ""].includes(told.state) ? { ...told, sentence: phase, reason: "" } : told;
-    const key = JSON.stringify([said.state, said.sentence, said.reason, said.next, said.evidence, offered?.label, offered?.href]);
+    const lines = lastLines(job, said);
+    const facts = said.evidence.filter(({ text }) => !lines.some((line) => line.trim() === text.trim()));
+    const key = JSON.stringify([said.state, said.sentence, said.reason, said.next, facts, lines, offered?.label, offered?.href]);
     if (key === drawn) return;
     drawn = key;
     section.dataset.tone = said.state === "well" && UNCHECKED.test(said.sentence) ? "" : (TONES[said.state] ?? "");
@@ -80,8 +93,10 @@ export function healthView(section, page) {
     say(next, said.next);
     action.replaceChildren(...(offered ? [buttonOf(offered)] : []));
     if (offered) action.closest("div").hidden = false;
-    evidence.hidden = said.evidence.length === 0;
-    evidence.querySelector("summary").textContent = `Evidence (${counted(said.evidence.length, "fact")})`;
-    evidence.querySelector("ul").replaceChildren(...said.evidence.map(line));
+    write(log, lines.join("\n"));
+    log.closest("div").hidden = lines.length === 0;
+    evidence.hidden = facts.length === 0;
+    evidence.querySelector("summary").textContent = `Evidence (${counted(facts.length, "fact")})`;
+    evidence.querySelector("ul").replaceChildren(...facts.map(line));
   };
 }

@@ -1,0 +1,110 @@
+"""The verdict of the job page: actions, log lines, and the figures of a stalled run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.template.loader import render_to_string
+from playwright.sync_api import Page
+
+from tests.support.modules import call, paper
+
+HOSTS = [{"node": 0, "host": "anna", "first_rank": 0, "num_ranks": 2}]
+DASH = "\N{EN DASH}"
+TRACEBACK = ["Traceback (most recent call last):", '  File "boom.py", line 8, in <module>', "ValueError: no `x`"]
+
+
+def verdict(sentence: str, **other: Any) -> dict[str, Any]:
+    told = {"state": "failed", "sentence": sentence, "reason": "", "next": "", "evidence": [], "over": True}
+    return {**told, "action": "", "action_rank": -1, **other}
+
+
+def job(diagnosis: dict[str, Any], **other: Any) -> dict[str, Any]:
+    return {"status": "failed", "finished": True, "exit": None, "members": HOSTS, "diagnosis": diagnosis, **other}
+
+
+def shown(modules: Page, *jobs: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what the panel shows of each job."""
+    panel = render_to_string("jobs/panels/first/health.html", {"data": {}})
+    around = '<a id="copy-job" href="/new/?from=x">Copy job…</a><div id="advice"></div><div id="parts"></div>'
+    body = """
+    const section = document.getElementById('health');
+    const view = m.healthView(section, { mayRetry: () => false, openLog() {} });
+    const text = (name) => section.querySelector(`[data-${name}]`);
+    return x.map((job) => {
+      view(job, '');
+      const button = text('action').firstElementChild;
+      const facts = [...section.querySelectorAll('li')].map((one) => one.textContent);
+      const log = text('log').closest('div').hidden ? null : text('log').textContent.split('\\n');
+      const offered = button && [button.textContent, button.getAttribute('href')];
+      return { next: text('next').innerHTML, button: offered, log, facts };
+    });
+    """
+    with paper(modules, f"{panel}{around}") as page:
+        found: list[dict[str, Any]] = call(page, "job/health.js", body, list(jobs))
+    return found
+
+
+def test_a_failed_run_shows_the_last_lines_of_its_traceback_once(modules: Page) -> None:
+    facts = [{"text": text, "ranks": [1], "steps": []} for text in (*TRACEBACK[1:], "another fact")]
+    exit = {"rank": 1, "log_tail": ["epoch 1", *TRACEBACK]}
+    failed = job(verdict("Failed: rank 1, ValueError.", evidence=facts), exit=exit)
+    diverged = job(verdict("Diverged: the loss is NaN at step 3."), exit=exit)
+    running = job(verdict("Failed: the checkpoint after step 4 could not be written."), status="running", exit=None)
+    long = job(verdict("Failed: boom."), exit={"rank": 1, "log_tail": [f"line {number}" for number in range(30)]})
+    told = shown(modules, failed, diverged, running, long)
+    assert told[0]["log"] == TRACEBACK
+    assert told[0]["facts"] == ["another fact (rank 1)"]
+    assert [one["log"] for one in told[1:3]] == [None, None]
+    assert told[3]["log"] == [f"line {number}" for number in range(22, 30)]
+
+
+def test_a_button_takes_the_next_step_and_works(modules: Page) -> None:
+    """The search of faster layouts refuses a run that has not ended."""
+    actions = ("copy_job", "open_breakdown", "find_faster")
+    told = {action: verdict("Slower than planned: x.", action=action) for action in actions}
+    ended = shown(modules, *(job(told[action]) for action in actions))
+    assert [one["button"] for one in ended] == [
+        ["Copy job", "/new/?from=x"],
+        ["Open breakdown", "#parts"],
+        ["Find faster layouts", "#advice"],
+    ]
+    running = job({**told["find_faster"], "over": False}, status="running", finished=False)
+    assert shown(modules, running)[0]["button"] is None
+
+
+def test_commands_of_a_next_step_are_code(modules: Page) -> None:
+    told = shown(modules, job(verdict("Stalled: x.", next="Run `kill -CONT 4711` on <anna>.")))
+    assert told[0]["next"] == "Run <code>kill -CONT 4711</code> on &lt;anna&gt;."
+
+
+@pytest.mark.parametrize(("state", "words"), [("hung", [DASH, "stalled", DASH, "stalled"]), ("slow", None)])
+def test_a_stalled_run_has_no_time_left_and_no_speed(modules: Page, state: str, words: list[str] | None) -> None:
+    panel = render_to_string("jobs/panels/first/progress.html", {"job": {}})
+    body = """
+    const state = (await import('/js/store.js')).createState();
+    state.stepTimes = Array(20).fill(0.3);
+    state.progress = { step: 130, steps: 3000, rate: 1370, tokens: 53_000 };
+    state.ranks.set(0, { phase: 'step' });
+    const job = { status: 'running', finished: false, history: [], members: [], spec: { train: {} }, diagnosis: x };
+    m.showProgress(job, state);
+    return ['left', 'phase', 'rate', 'rate-note'].map((name) => document.getElementById(`figure-${name}`).textContent);
+    """
+    with paper(modules, panel) as page:
+        told = call(page, "job/figures.js", body, {"state": state, "over": False, "sentence": "x"})
+    if words is not None:
+        assert told == words
+    else:
+        assert told[1:] == ["now training", "1.37k tokens/s", "mean of last 20 steps"]
+        assert told[0] not in ("", DASH)
+
+
+def test_a_diverged_run_is_not_offered_a_smaller_layout(modules: Page) -> None:
+    ids = ("states", "status", "cancel-form", "requeue-form", "notice", "smaller")
+    body = "return x.map((job) => { m.showHeader(job); return document.getElementById('smaller').hidden; })"
+    change = {"status": "failed", "attempt": 1, "reason": "", "at": "2026-01-01T00:00:00Z"}
+    sentences = ("Failed: rank 1, OutOfMemoryError.", "Diverged: the loss is NaN at step 3.")
+    jobs = [job(verdict(sentence), attempt=1, history=[change]) for sentence in sentences]
+    with paper(modules, "".join(f'<div id="{name}"></div>' for name in ids)) as page:
+        assert call(page, "job/header.js", body, jobs) == [False, True]
