@@ -72,10 +72,11 @@ def read_measured(jobs: list[Job], columns: Collection[str]) -> dict[str, Measur
         *(LastLoss(), "diagnosis__measured__step_s"),
         *(KT("diagnosis__state"), KT("diagnosis__sentence"), "diagnosis__over"),
     )
-    return {
-        job: Measured(*told, {"state": state, "sentence": sentence or "", "over": over is True})
-        for job, *told, state, sentence, over in rows
-    }
+    found: dict[str, Measured] = {}
+    for job, ended, steps, speed, step_s, last_loss, live_step_s, state, sentence, over in rows:
+        verdict = {"state": state, "sentence": sentence or "", "over": over is True}
+        found[job] = Measured(ended, steps, speed, step_s, last_loss, live_step_s, verdict)
+    return found
 
 
 def read_runs(jobs: list[Job], columns: Collection[str]) -> dict[str, Run]:
@@ -126,6 +127,6 @@ def _reason(job: Job, verdict: Mapping[str, Any], told: str) -> str:
             return str(verdict["sentence"])
         return told if job.status in (Status.UNREACHABLE, Status.CANCELLING) else ""
     if verdict.get("over") and verdict.get("state") == "failed":
-        sentence = verdict["sentence"].removeprefix(f"{job.status.capitalize()}: ")
+        sentence = str(verdict["sentence"]).removeprefix(f"{job.status.capitalize()}: ")
         return sentence[:1].upper() + sentence[1:]
     return told
