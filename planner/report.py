@@ -124,15 +124,15 @@ def search_text(result: SearchResult, near: Sequence[Neighbour], cluster: Cluste
 
 
 def auto_text(told: Mapping[str, Any]) -> str:
-    """A layout that was chosen, why, and the runners-up."""
+    """Return the chosen layout, the reason, and the runners-up as text."""
     lines = [told["why"], ""]
     lines += [
-        f"  {other['words']:<64} {duration(other['step_s']):>10}  {other['slower']:+.1%}"
-        f"  {size(other['memory_bytes']):>10}  {other['heavier']:+.1%}"
+        f"  {other['words']:<64} {duration(other['step_s']):>10}  {other['slower']:>+10.1%}"
+        f"  {size(other['memory_bytes']):>10}  {other['heavier']:>+12.1%}"
         for other in told["runners_up"]
     ]
     if told["runners_up"]:
-        lines.insert(2, f"  {'runners-up':<64} {'step time':>10}  slower  {'memory':>10}  heavier")
+        lines.insert(2, f"  {'runners-up':<64} {'step time':>10}  extra time  {'memory':>10}  extra memory")
     return "\n".join(lines)
 
 

@@ -51,7 +51,10 @@ class Correction(NamedTuple):
 
 
 class Interval(TypedDict):
-    """How far off a figure may be: `share` of it either way (above 1 by a factor of 1 + `share`), and what says so."""
+    """Margin of error of a figure. `words`: the basis of the figure, and the margin.
+
+    `share`: relative margin. Above 1, the figure is correct within a factor of 1 + `share`.
+    """
 
     share: float
     basis: str

@@ -1,4 +1,4 @@
-"""What would have been faster than a run that has ended: its step, apportioned to its parts, carried over."""
+"""Estimate layouts that are faster than an ended run, from the measured step of the run."""
 
 from __future__ import annotations
 
@@ -23,26 +23,25 @@ from planner.search.advice import BARELY, Neighbour, neighbours
 from planner.search.layouts import needed_bytes, surely_fitting_bytes
 
 MOST = 5
-LEAST_GAIN = 0.01  # of the step: less is not worth a change
-LEAST_REST = 0.1  # of the step: with less left beside collectives they ran beside compute, and are no part of it
+LEAST_GAIN = 0.01  # fraction of the step time that a change saves at least
+LEAST_REST = 0.1  # fraction of the step time outside of collectives, below which collectives overlap with compute
 COMPUTE = "compute"
-OF = {
-    **dict.fromkeys(("recompute", "launch", "optimizer"), COMPUTE),
-    "bubble": "pp",
-}  # a part of an estimate, and whose
-BESIDE = ("data", "checkpoint")  # parts of a measured step that no layout changes
-WORDS = {
-    COMPUTE: "computing",
-    "pp": "waiting for other stages",
-    **{axis: f"{axis} collectives" for axis in ("dp", "tp", "cp", "ep", "world")},
+# Parts of an estimate that count as another part.
+OF = {**dict.fromkeys(("recompute", "launch", "optimizer"), COMPUTE), "bubble": "pp"}
+WORDS = {  # a part as the subject of a sentence, with its verb
+    COMPUTE: "Compute takes",
+    "pp": "Waiting for other pipeline stages takes",
+    **{axis: f"Communication on {axis} takes" for axis in ("dp", "tp", "cp", "ep", "world")},
 }
 
 
 class Measure(NamedTuple):
-    """Of a run: the median step, what its ranks were busy with collectives of each axis in a step, and peak memory
-    above that of the process before. `parts_s`: steps told apart, of an axis what nothing hid, by the names in a
-    diagnosis; empty where none was. `predicted_s`: parts of the step as predicted at its submit, by their names in
-    an estimate; `sure`: the interval told then."""
+    """Measurements of an ended run. Times are in seconds per step.
+
+    `step_s`: the median step. `busy_s`: time in collectives by axis, mean over ranks. `parts_s`: parts of the step from
+    traced steps, with exposed communication by axis; empty if no step was traced. `peak_bytes`: peak memory beyond the
+    memory before training. `predicted_s` and `sure`: parts and interval of the estimate at submission.
+    """
 
     step_s: float
     busy_s: Mapping[str, float]
@@ -53,9 +52,11 @@ class Measure(NamedTuple):
 
 
 class Part(TypedDict):
-    """A part of the step: as predicted at submit; as measured where steps were told apart, the mean of those; else the
-    most that it can have taken, None where nothing was measured; and what of the median step it is apportioned: by the
-    steps told apart, or else an estimate."""
+    """A part of the step, in seconds.
+
+    `measured_s`: mean of the traced steps, or null. `measured_at_most_s`: upper limit if no step was traced, or null.
+    `apportioned_s`: share of the median step, split as in the traced steps. Without traced steps, it is an estimate.
+    """
 
     part: str
     predicted_s: float
@@ -65,7 +66,7 @@ class Part(TypedDict):
 
 
 class Because(TypedDict):
-    """The part that gains the most: what it is apportioned, and what it would take."""
+    """The part of the step that saves the most time, in this run and with the change."""
 
     part: str
     apportioned_s: float
@@ -73,7 +74,7 @@ class Because(TypedDict):
 
 
 class Option(TypedDict):
-    """Another choice, its step and its memory. `faster`: by which share of the measured step."""
+    """A layout that differs in one setting. `faster`: time saved as a fraction of the measured step."""
 
     change: str
     layout: LayoutDict
@@ -86,11 +87,10 @@ class Option(TypedDict):
 
 
 class Hindsight(TypedDict):
-    """What one other choice would have made of a run. Times in seconds of a step.
+    """Layouts that are faster than the layout of an ended run. Times are in seconds per step.
 
-    `text`: the first option and its reason in a sentence, or that there is none. `predicted_s` and `interval`: as told
-    at submit. `options`: the best first; those in `unsure` are no advice, for they gain less than the estimate is sure
-    of.
+    `text`: the best option in words, or why there is none. `predicted_s` and `interval`: the estimate at submission.
+    `options`: the fastest first. `unsure`: layouts that save less time than the margin of error.
     """
 
     text: str
@@ -104,14 +104,14 @@ class Hindsight(TypedDict):
 
 
 def hindsight(spec: JobSpec, cluster: Cluster, measured: Measure) -> Hindsight:
-    """What one other choice would have made of the run, the fastest first.
+    """Return layouts that differ in one setting and are faster than the run, the fastest first.
 
-    `cluster`: the hardware that the run was planned for. The measured step is apportioned to its parts; each part of a
-    neighbour's predicted step is scaled by what the run's own was apportioned over what it was predicted at. Of an axis
-    that the plan hides whole, or that the run hid, there is no such scale: what it took stays wherever the axis is, and
-    what a neighbour's plan has more of it is scaled as the whole step. Neighbours that gain no more than the estimate
-    may be off are `unsure`, no advice. Of a CPU that nobody measured the speed is known by then: left are the errors of
-    its stack.
+    The measured step is split into parts. Each part of a neighbor's predicted step is scaled by the measured time of
+    that part over its predicted time. A part that the plan or the run overlaps completely has no such scale: it keeps
+    its measured time in every layout with that axis. Additional predicted time is scaled like the whole step.
+
+    Args:
+        cluster: The hardware of the estimate at submission.
     """
     between = _between(spec, cluster, measured.sure)
     timer = Timer(cluster)
@@ -165,24 +165,24 @@ def hindsight(spec: JobSpec, cluster: Cluster, measured: Measure) -> Hindsight:
 
 
 def _carried(took: float, here: float, there: float, whole: float) -> float:
-    """What a part takes in another layout, of what it took in this one and was predicted at here and there."""
+    """Return the time of a part in another layout, from its measured and its two predicted times."""
     if took > 0 and here > 0:
         return there * took / here
     return took + max(0.0, there - here) * whole
 
 
 def _has(layout: Layout, part: str) -> bool:
-    """False for an axis of one rank, on which nothing waits."""
+    """Return whether the layout has the part: an axis of one rank has no communication."""
     return all(axis != part or axis_group(layout, axis).size > 1 for axis in AXES)
 
 
 def _between(spec: JobSpec, cluster: Cluster, told: Interval) -> Interval:
-    """How sure another layout's time is, beside a run whose own is known."""
+    """Return the interval of another layout's time, if the time of one layout is measured."""
     if told["basis"] != "data sheet":
         return told
     stack = spec.resources.stack
-    share = within(stack, cluster.accelerator.name, host_share=0.0)  # how fast the host is, the run has shown
-    words = f"from this run's own step, {STACKS[stack].title}, {sureness(share)}"
+    share = within(stack, cluster.accelerator.name, host_share=0.0)  # the run shows the speed of the host
+    words = f"from the measured step of this run, {STACKS[stack].title}, {sureness(share)}"
     return Interval(share=share, basis="run", runs=1, words=words)
 
 
@@ -207,14 +207,19 @@ def _option(
         "faster": gain,
         "memory_bytes": needed,
         "because": {"part": part, "apportioned_s": took[part], "there_s": then},
-        "text": f"{near.change}: {gain:.0%} less time a step; of {measured.step_s:.3g} s, {took[part]:.3g} s are "
-        f"apportioned to {WORDS.get(part, part)}, which would take {then:.3g} s"
-        + (f"; its memory {BARELY}" if barely else ""),
+        "text": f"{near.change}: an estimated {_duration(step)} per step, {gain:.0%} less than the measured "
+        f"{_duration(measured.step_s)}. {WORDS.get(part, f'The part {part} takes')} {_duration(took[part])} in this "
+        f"run, and {_duration(then) if then else 'no time'} with this change."
+        + (f" The memory {BARELY}." if barely else ""),
     }
 
 
+def _duration(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+
+
 def parts_of(timing: Timing) -> dict[str, float]:
-    """Seconds by what a rank of the run could have told apart: it waits for a stage as it waits for a message."""
+    """Return seconds by the parts that a rank can measure. The bubble counts as pp, like messages between stages."""
     compute = timing.compute_s + timing.recompute_s + timing.launch_s + timing.optimizer_s
     return grouped(
         {COMPUTE: compute, **{str(axis): s for axis, s in timing.exposed_s.items()}, "bubble": timing.bubble_s}
@@ -222,7 +227,7 @@ def parts_of(timing: Timing) -> dict[str, float]:
 
 
 def grouped(parts: Mapping[str, float]) -> dict[str, float]:
-    """The parts of an estimate as `parts_of` has them."""
+    """Return the parts of an estimate, grouped as in `parts_of`."""
     told: dict[str, float] = defaultdict(float)
     for name, seconds in parts.items():
         if seconds > 0:
@@ -231,11 +236,10 @@ def grouped(parts: Mapping[str, float]) -> dict[str, float]:
 
 
 def apportioned(here: Mapping[str, float], measured: Measure) -> dict[str, float]:
-    """The measured step by part, no axis above what its ranks were busy with it.
+    """Split the median step into parts, no axis above the time that ranks spent in its collectives.
 
-    Where steps were told apart, the median one is divided as those were. Else, where collectives took their turns with
-    compute, they took all they were busy; where they ran beside it, the step is divided as predicted, and what an axis
-    cannot have taken goes to the others.
+    With traced steps, the split is that of the traced steps. Without, collectives take all of their time if they did
+    not overlap with compute. If they did, the split is the predicted one, within the limits of each axis.
     """
     if told := grouped(measured.parts_s):
         whole = sum(told.values())
@@ -255,7 +259,7 @@ def apportioned(here: Mapping[str, float], measured: Measure) -> dict[str, float
 
 
 def _heavier(spec: JobSpec, cluster: Cluster, measured: Measure) -> float:
-    """Measured memory over what was predicted, where it was more."""
+    """Return measured over predicted memory, at least 1."""
     if measured.peak_bytes is None:
         return 1.0
     return max(1.0, (measured.peak_bytes + cluster.accelerator.reserved_bytes) / needed_bytes(spec, cluster))
@@ -263,17 +267,17 @@ def _heavier(spec: JobSpec, cluster: Cluster, measured: Measure) -> float:
 
 def _text(sure: list[Option], unsure: list[Option], slower: list[tuple[float, str]], step_s: float, words: str) -> str:
     if sure:
-        return f"{sure[0]['text']} (estimate: {words})."
+        return f"{sure[0]['text']} Basis of the estimate: {words}."
     if unsure:
         first = unsure[0]
         return (
-            f"No change is faster beyond the margin of error. The best change, {first['change']}, is an estimated "
-            f"{first['faster']:.0%} faster per step ({words})."
+            f"No change is faster beyond the margin of error. The best change, {first['change']}, saves an estimated "
+            f"{first['faster']:.0%} of the step time ({words})."
         )
     if not slower:
         return "No layout with one change fits."
     step, change = min(slower)
     return (
-        f"No single change is {LEAST_GAIN:.0%} faster or more. The nearest change, {change}, takes an estimated "
-        f"{step:.3g} s per step, compared with {step_s:.3g} s ({words})."
+        f"No single change saves {LEAST_GAIN:.0%} of the step time. The nearest change, {change}, takes an estimated "
+        f"{_duration(step)} per step, compared with {_duration(step_s)} ({words})."
     )

@@ -43,7 +43,7 @@ def test_advice_names_the_part_of_each_choice_and_how_it_is_known(meshboard: Mes
     shown = meshboard("advise", "j", at=server).out.splitlines()
     assert shown[0] == "tp 1: 30%."
     assert [" ".join(line.split()) for line in shown[-4:]] == [
-        "change because of now with the change basis",
+        "change largest gain in this run with the change basis",
         "tp 1 tp 40 ms 10 ms measured: 41 ms",
         "dp 1 dp 40 ms 10 ms measured: 50 ms at most",
         "pp 1 bubble 40 ms 10 ms estimate, not measured",

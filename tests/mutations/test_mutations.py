@@ -41,5 +41,5 @@ def test_without_a_fault_the_same_run_is_proven(tmp_path: Path) -> None:
         FAULTS["Gradients are averaged instead of summed over dp"].spec, copied_tree(tmp_path / "tree"), tmp_path
     )
     assert told == Told(0, 0, told.replicas, told.one_process, "", "")
-    assert told.replicas.startswith("replicas match (68 of 68 tensor parts have replicas")
+    assert told.replicas.startswith("replicas match (68 of 68 shards have replicas")
     assert told.one_process.startswith("gradients match the single-process reference to ")

@@ -62,7 +62,10 @@ class ClusterEstimate(TypedDict):
 
 
 class Interval(TypedDict):
-    """How far off a figure may be: `share` of it either way (above 1 by a factor of 1 + `share`), and what says so."""
+    """Margin of error of a figure. `words`: the basis of the figure, and the margin.
+
+    `share`: relative margin. Above 1, the figure is correct within a factor of 1 + `share`.
+    """
 
     share: float
     basis: str
@@ -265,7 +268,7 @@ class SearchResult(TypedDict):
 
 
 class Because(TypedDict):
-    """The part that gains the most: what it is apportioned, and what it would take."""
+    """The part of the step that saves the most time, in this run and with the change."""
 
     part: str
     apportioned_s: float
@@ -273,7 +276,7 @@ class Because(TypedDict):
 
 
 class Option(TypedDict):
-    """Another choice, its step and its memory. `faster`: by which share of the measured step."""
+    """A layout that differs in one setting. `faster`: time saved as a fraction of the measured step."""
 
     change: str
     layout: Layout
@@ -286,9 +289,11 @@ class Option(TypedDict):
 
 
 class Part(TypedDict):
-    """A part of the step: as predicted at submit; as measured where steps were told apart, the mean of those; else the
-    most that it can have taken, None where nothing was measured; and what of the median step it is apportioned: by
-    the steps told apart, or else an estimate.
+    """A part of the step, in seconds.
+
+    `measured_s`: mean of the traced steps, or null. `measured_at_most_s`: upper limit if no step was traced, or
+    null. `apportioned_s`: share of the median step, split as in the traced steps. Without traced steps, it is an
+    estimate.
     """
 
     part: str

@@ -16,12 +16,12 @@ def chosen(told: Plan | JobDetail) -> str:
 
 
 def advised(told: Advice) -> str:
-    """What is advised, and below it for each choice the part of the step that it gains most on."""
+    """Return the advice, and for each option the part of the step with the largest gain."""
     parts = {part["part"]: part for part in told["parts"]}
     rows = [_because(option, parts) for option in (*told["options"], *told["unsure"]) if option.get("because")]
     if not rows:
         return plans.advice(told)
-    head = ["change", "because of", "now", "with the change", "basis"]
+    head = ["change", "largest gain", "in this run", "with the change", "basis"]
     return "\n".join([plans.advice(told), "", table(head, rows)])
 
 

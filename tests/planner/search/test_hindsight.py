@@ -58,7 +58,7 @@ def test_beside_a_run_of_a_cpu_that_nobody_measured_another_layout_is_as_sure_as
     found = hindsight(SPEC, CPU, measure(0.3, 0.0, apart)._replace(sure=told))
     assert found["options"][0]["change"] == "tp 1, dp 4"
     assert found["options"][0]["faster"] > STACKS["ours"].within
-    assert "from this run's own step, Meshboard's trainer, ±45%" in found["text"]
+    assert "from the measured step of this run, Meshboard's trainer, ±45%" in found["text"]
     assert found["interval"] == told, "as told at submit"
     runs = hindsight(SPEC, CPU, measure(0.3, 4.0, apart))
     assert runs["options"] == [], "runs that lay so far apart are no measure"
@@ -97,7 +97,18 @@ def test_a_gain_within_the_interval_is_said_to_be_no_advice() -> None:
     assert unsure["options"] == []
     assert unsure["unsure"][0]["change"] == sure["options"][0]["change"]
     assert "No change is faster beyond the margin of error" in unsure["text"]
-    assert "faster per step (so surely)" in unsure["text"]
+    assert "of the step time (so surely)" in unsure["text"]
+
+
+def test_advice_names_the_step_the_saved_time_and_the_part_that_gains_most() -> None:
+    first = hindsight(SPEC, CPU, measure(0.311, 0.01, {"compute": 0.16, "tp": 0.15}))["options"][0]
+    assert first["change"] == "tp 1, dp 4"
+    now, then = 1e3 * first["because"]["apportioned_s"], first["because"]["there_s"]
+    saved = f"an estimated {1e3 * first['step_s']:.3g} ms per step, {first['faster']:.0%} less than the measured 311 ms"
+    assert then == 0.0
+    assert first["text"] == (
+        f"tp 1, dp 4: {saved}. Communication on tp takes {now:.3g} ms in this run, and no time with this change."
+    )
 
 
 def test_advice_whose_memory_barely_fits_says_so() -> None:

@@ -57,12 +57,12 @@ def batch_words(step: int, wrong: Sequence[Mismatch]) -> str:
 
 
 def replica_words(replicas: ReplicaProof, wrong: Sequence[Mismatch]) -> str:
-    """'replicas match (34 of 60 tensor parts have replicas, after steps 1, 50)'"""
+    """'replicas match (34 of 60 shards have replicas, after steps 1, 50)'"""
     if not replicas["steps"]:
         return "replicas not compared: no steps left to train"
     found = [apart for apart in wrong if len(apart["ranks"]) == 2 or apart["what"] in ("share", "rows")]
     steps = ", ".join(map(str, replicas["steps"]))
-    about = f"{replicas['copied']} of {replicas['parts']} tensor parts have replicas, after steps {steps}"
+    about = f"{replicas['copied']} of {replicas['parts']} shards have replicas, after steps {steps}"
     if found:
         return f"replicas differ: {apart_words(max(found, key=gravity))} ({about})"
     if not replicas["copied"]:

@@ -34,14 +34,15 @@ function shown(told) {
     ),
   );
   const note = `Measured on ${told.host}: median ${duration(told.step_s)} of ${counted(told.steps, "step")}. Predicted at submission: ${duration(told.predicted_s)}.`;
-  const columns = [th("part"), th("predicted at submission", true), th("measured", true), th("breakdown", true)];
+  const columns = [th("part"), th("predicted at submission", true), th("measured", true), th("used for estimates", true)];
   return [
     el("p", {}, told.text),
-    ...(told.options.length ? [options(told.options)] : []),
-    ...(told.unsure.length ? [el("p", { className: "note" }, "Within the margin of error:"), options(told.unsure)] : []),
-    el("p", { className: "note" }, note),
+    ...(told.options.length ? [el("h3", {}, "Faster layouts"), options(told.options)] : []),
+    ...(told.unsure.length ? [el("h3", {}, "Layouts within the margin of error"), options(told.unsure)] : []),
+    el("h3", {}, "Step time of this run"),
     scrolling(columns, parts),
-    el("p", { className: "note" }, "Breakdown: the median step, split as in the traced steps (estimated if none was traced)."),
+    el("p", { className: "note" }, note),
+    el("p", { className: "note" }, "Estimates use the median step, split as in the traced steps. Without traced steps, the split is an estimate."),
   ];
 }
 
@@ -51,7 +52,7 @@ function measured(part) {
 }
 
 function options(found) {
-  const head = [th("change"), th("step time", true), th("time saved", true), th("memory", true), th("largest gain", true), th("part now", true), th("part then", true)];
+  const head = [th("change"), th("step time", true), th("time saved", true), th("memory", true), th("part with the largest gain"), th("its time in this run", true), th("its time with the change", true)];
   const rows = found.map((option) =>
     el(
       "tr",
@@ -60,7 +61,7 @@ function options(found) {
       cell(duration(option.step_s)),
       cell(percent(option.faster)),
       cell(bytes(option.memory_bytes)),
-      cell(option.because.part),
+      el("td", {}, option.because.part),
       cell(duration(option.because.apportioned_s)),
       cell(duration(option.because.there_s)),
     ),
