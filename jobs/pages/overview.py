@@ -55,7 +55,7 @@ def _running(jobs: QuerySet[Job]) -> dict[str, Any]:
     found = list(jobs.filter(status__in=ON_A_HOST)[: MOST_READ + 1])
     read = found[:MOST_READ]
     rates = rates_of([(job.id, job.attempt) for job in read])
-    lines = list_rows(found[:SHOWN], [])
+    lines = list_rows(found[:SHOWN], ["status"])
     for line, job in zip(lines, found, strict=False):
         line["rate"] = rates.get((job.id, job.attempt))
     number = len(found) if len(found) <= MOST_READ else jobs.filter(status__in=ON_A_HOST).count()

@@ -14,7 +14,7 @@ from jobs.models import ON_A_HOST, TERMINAL, Attempt, Job, StateChange, Status
 from jobs.pages.jobs.progress import Newest
 
 # Columns that need each query.
-OF_ATTEMPTS = {"steps", "step_time", "loss", "reason", "ended", "speed"}
+OF_ATTEMPTS = {"status", "steps", "step_time", "loss", "reason", "ended", "speed"}
 OF_CHANGES = {"duration", "reason"}
 BEGUN = (Status.STARTING, Status.RUNNING)
 UNHEALTHY = ("slow", "hung")  # states of a verdict that the list shows while a job runs
@@ -100,7 +100,13 @@ def show_measures(job: Job, measured: Measured, run: Run, live: Newest | None) -
         "loss": live.loss if live else _final_loss(measured),
         "duration_s": _duration(job, run),
         "reason": _reason(job, measured.verdict, run.reason),
+        "stalled": job.status == Status.RUNNING and _is_stalled(measured.verdict),
     }
+
+
+def _is_stalled(verdict: Mapping[str, Any]) -> bool:
+    """Return whether the stored verdict of a running attempt is a stall."""
+    return verdict.get("state") == "hung" and not verdict.get("over")
 
 
 def _final_loss(measured: Measured) -> float | None:

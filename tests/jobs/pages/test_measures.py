@@ -121,6 +121,25 @@ def test_the_reason_says_why_a_job_waits_failed_or_stalls(
     assert title in client.get("/").content.decode()
 
 
+@pytest.mark.parametrize(
+    ("status", "state", "over", "stalled"),
+    [
+        ("running", "hung", False, True),
+        ("running", "slow", False, False),
+        ("unreachable", "hung", False, False),
+        ("failed", "hung", True, False),
+    ],
+)
+@pytest.mark.parametrize("path", ["/?columns=status", "/overview/"])
+def test_a_running_job_that_makes_no_progress_is_marked_as_stalled(
+    make_jobs: Make, owner: User, client: Client, path: str, status: str, state: str, over: bool, stalled: bool
+) -> None:
+    (job,) = make_jobs(1, status=status)
+    Attempt.objects.create(job=job, number=1, diagnosis={"over": over, "state": state, "sentence": "Stalled: x."})
+    client.force_login(owner)
+    assert (">stalled</span>" in client.get(path).content.decode()) == stalled
+
+
 def test_a_job_that_never_began_has_no_measures(make_jobs: Make, owner: User, client: Client) -> None:
     (job,) = make_jobs(1, status=Status.CANCELLED)
     changes(job, timezone.now(), queued=0, cancelled=50)
