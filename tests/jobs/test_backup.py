@@ -253,7 +253,9 @@ def saved(transactional_db: None, state: Path, owner: User, tmp_path: Path) -> I
 
 
 def test_a_board_that_is_not_empty_is_left_alone(saved: Path) -> None:
-    with pytest.raises(CommandError, match=r"not empty \(1 users, 1 jobs\)\. To delete its data, use --replace"):
+    with pytest.raises(
+        CommandError, match=r"not empty \(1 users, 1 jobs\)\. To delete the data of this board, use --replace"
+    ):
         call_command("restore", str(saved))
 
 

@@ -60,14 +60,14 @@ class Door(NamedTuple):
                 start_new_session=True,  # a Ctrl-C is for the controller
             )
         except subprocess.TimeoutExpired:
-            raise AwayError(f"The command {argv[0]}{where} did not answer within {deadline_s:.0f} s") from None
+            raise AwayError(f"the command {argv[0]}{where} did not answer within {deadline_s:.0f} s") from None
         except OSError as error:
-            raise AwayError(f"The command {argv[0]}{where} cannot start: {error.strerror or error}") from None
+            raise AwayError(f"the command {argv[0]}{where} cannot start: {error.strerror or error}") from None
         said = Said(done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace"))
         if self.login and said.code == SSH_FAILED:
             raise AwayError(f"Cannot reach the login node {self.login}: {said.complaint}")
         if said.code in (126, 127):  # what env and a shell say of a command that they cannot start
-            raise AwayError(f"The command {argv[0]}{where} cannot start: {said.complaint}")
+            raise AwayError(f"the command {argv[0]}{where} cannot start: {said.complaint}")
         return said
 
     def _ssh(self) -> list[str]:

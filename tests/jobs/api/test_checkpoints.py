@@ -75,8 +75,8 @@ def test_the_newest_that_a_dead_attempt_told_of_is_kept(owner: User, api: Api) -
 @pytest.mark.parametrize(
     ("step", "words"),
     [
-        (5, "has 2 newer checkpoints and keeps 2"),
-        (7, "has 2 newer checkpoints and keeps 2"),
+        (5, "has 2 newer checkpoints and keeps only 2"),
+        (7, "has 2 newer checkpoints and keeps only 2"),
         (12, "saved no checkpoint at step 12. The latest checkpoints are at steps 5, 10, 20"),
         (15, "writing it failed: disk full"),
         (21, "has 20 steps"),
@@ -106,7 +106,7 @@ def test_what_may_be_there_is_gone_on_from(owner: User, api: Api) -> None:
 
 def test_a_checkpoint_that_has_done_all_that_is_asked_for_is_not_gone_on_from(owner: User, api: Api) -> None:
     job = leave(placed(owner, **SAVING), 5, 10, outcome="failed")
-    newest, words = name(job, 10), "has 10 steps already. Use 11 or more."
+    newest, words = name(job, 10), "already has 10 steps. Use 11 or more."
     client, few = api(owner), {"train": {"steps": 9, "warmup_steps": 1}}
     for checkpoint in ({"checkpoint": newest}, {"checkpoint": job}, {"checkpoint": f"{job}/1"}):
         refused = client.post(f"/api/v1/jobs/{job}/resume", {**checkpoint, "change": few}, format="json")

@@ -97,7 +97,7 @@ def test_a_database_that_cut_the_connection_is_found_again(
     assert first is not None
     assert last is not None
     assert last > first
-    assert "lease waits" in caplog.text
+    assert "Stage lease cannot continue" in caplog.text
     assert "Traceback" not in caplog.text
 
 

@@ -81,7 +81,7 @@ def test_what_it_said_before_redis_was_lost_is_no_word_of_now(job: Job, live_red
 
 def test_its_host_is_not_given_up_while_it_speaks(job: Job) -> None:
     host = Host.objects.get()
-    with pytest.raises(actions.HostConnectedError, match="A supervisor on host-a had contact at"):
+    with pytest.raises(actions.HostConnectedError, match="A supervisor on host host-a had contact at"):
         actions.give_up_host(host, "staff")
     supervisor_falls_silent()
     assert actions.give_up_host(host, "staff") == 1

@@ -167,7 +167,7 @@ def test_hosts_that_are_silent_apart_or_five_minutes_off_are_found(joined: Host,
     of_host.update(use={"gpus": [], "disks": [], "clock_offset_s": 300.0, "round_trip_s": 0.001})
     assert any("host-a: +300.000 s" in finding.words and finding.level == "fail" for finding in found("clock"))
     of_host.update(facts={"versions": {"python": "3.9.1"}})
-    assert "host-a: Python 3.9.1" in found("host")[1].words
+    assert "host host-a has Python 3.9.1" in found("host")[1].words
     of_host.update(last_seen=timezone.now() - timedelta(minutes=5), generation=0)
     told = found("host")
     assert "silent since" in told[0].words
@@ -208,5 +208,5 @@ def test_a_board_with_a_slurm_is_told_what_of_it_does_not_answer(
     words = [finding["words"] for finding in json.loads(out.getvalue()) if finding["subject"] == "Slurm"]
     assert words == [
         "MESHBOARD_SLURM_BOARD is http://board, which is not an HTTPS address that nodes can reach",
-        "squeue cannot start: No such file or directory",
+        "the command squeue cannot start: No such file or directory",
     ]

@@ -115,7 +115,7 @@ def test_another_machine_does_not_take_a_name_and_that_costs_no_use(
     assert asked(api, request(token=told)).status_code == 201
     status, field, message = refusal(asked(api, request(token=told, identity=IDENTITIES[1])))
     assert (status, field) == (409, "name")
-    assert "ask staff to remove gpu-7" in message
+    assert "ask staff to remove the host" in message
     assert JoinToken.objects.get().uses == 1
 
 

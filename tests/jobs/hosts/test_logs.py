@@ -81,7 +81,7 @@ def test_a_rank_s_whole_log_comes_from_its_host_with_a_host_s_rights(
         missing = api(owner).get(f"/api/v1/jobs/{job}/logs/-1")
         assert (missing.status_code, missing.json()["errors"][0]["message"]) == (
             404,
-            "host-a reports: This host has no readable launcher log of this attempt.",
+            "Host host-a reports: This host has no readable launcher log of this attempt.",
         )
     assert [key for key in live_redis.scan_iter() if b":log:" in key] == []
     assert api(stranger).get(f"/api/v1/jobs/{job}/logs/3").status_code == 404
@@ -114,7 +114,7 @@ def test_an_order_that_nobody_waits_for_is_not_answered(
         ({"removed": True}, "0", 409, "The log is on host host-a, which was removed from the board."),
         ({"silent": True}, "0", 503, "The log is on host host-a, which has had no contact for 90 s."),
         ({"queued": True}, "0", 409, "The job has not started, so it has no log."),
-        ({}, "4", 404, "Rank 4 does not exist. This attempt has ranks 0 to 3, and the launcher, -1."),
+        ({}, "4", 404, "Rank 4 does not exist. This attempt has ranks 0 to 3 and the launcher, -1."),
         ({}, "-2", 404, "Rank -2 does not exist. This attempt has ranks 0 to 3"),
         ({}, "..%2f..%2fetc%2fpasswd", 404, ""),
         ({}, "stdout.log", 404, "The job has no rank 'stdout.log'."),

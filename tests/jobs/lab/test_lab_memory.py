@@ -41,8 +41,8 @@ def test_a_machine_s_memory_is_shared_by_its_ranks(owner: User, make_host: MakeH
     make_host()
     told = refused(owner, lab(2**29))
     assert told == (
-        "4 ranks x 4 full buffers of all_to_all x 536,870,912 B = 8.0 GiB, but host-a has 4.0 GiB. "
-        "Use a smaller `lab.max_bytes`."
+        "The benchmark needs 8.0 GiB (4 ranks x 4 full buffers of all_to_all x 536,870,912 B), "
+        "but host-a has 4.0 GiB. Use a smaller `lab.max_bytes`."
     )
     actions.submit(owner, lab(2**28))
     actions.submit(owner, lab(2**29, ["all_gather"]))
@@ -56,8 +56,8 @@ def test_a_gpu_holds_the_buffers_of_its_rank(owner: User, make_host: MakeHost) -
     actions.submit(owner, lab(2**32, device="cuda"))
     Host.objects.update(memory_bytes=2**33)
     assert refused(owner, lab(2**32, ["all_to_all"], device="cuda")) == (
-        "4 full buffers of all_to_all x 4,294,967,296 B = 16.0 GiB, but a GPU of host-a has 8.0 GiB. "
-        "Use a smaller `lab.max_bytes`."
+        "The benchmark needs 16.0 GiB (4 full buffers of all_to_all x 4,294,967,296 B), "
+        "but a GPU of host-a has 8.0 GiB. Use a smaller `lab.max_bytes`."
     )
 
 

@@ -111,7 +111,12 @@ def test_the_same_key_gives_the_same_layout_whatever_is_there_by_then(
             "layout.auto.ranks",
             "`layout.auto.ranks` is 8, but the largest host has 4 slots",
         ),
-        ({"layout": {"auto": {"cluster": "nowhere"}}}, {}, "cluster", "`cluster` is 'nowhere', which is unknown"),
+        (
+            {"layout": {"auto": {"cluster": "nowhere"}}},
+            {},
+            "cluster",
+            "`cluster` is 'nowhere', which is an unknown cluster",
+        ),
         ({"layout": {"auto": None}}, {}, "layout.auto", "`layout.auto` is null. Use an object."),
         ({"layout": "automatic"}, {}, "layout", "Use an object."),
         ({"train": 5}, {}, "train", "`train` is 5. Use an object."),

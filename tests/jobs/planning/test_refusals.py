@@ -80,7 +80,9 @@ def test_a_host_that_nobody_knows_is_waited_for_only_while_none_of_its_device_is
     assert host_errors(client, "host-z") == [], "a board that is just starting"
     Host.objects.create(**host_row("gpu"), device="cuda")
     assert host_errors(client, "host-z") == []
-    assert host_errors(client, "gpu") == ["`resources.host` is gpu, which has cuda slots, but the job needs cpu slots."]
+    assert host_errors(client, "gpu") == [
+        "`resources.host` is gpu, which has only cuda slots, but the job needs cpu slots."
+    ]
     Host.objects.create(**host_row("silent"), device="cpu")
     assert host_errors(client, "silent") == []
     assert host_errors(client, "host-z") == ["`resources.host` is 'host-z', but no such cpu host exists. Use silent."]

@@ -75,7 +75,7 @@ def test_the_page_shows_everything_to_staff_and_ones_own_to_others(
     client.force_login(staff)
     page = client.get("/queue/").content.decode()
     assert page.index(theirs.id) < page.index(mine.id)
-    assert "Host host-a has 0 of 4 free." in page
+    assert "Host host-a has 0 of 4 slots free." in page
 
 
 def test_a_predicted_start_names_what_ends_only_to_who_may_see_it(
@@ -223,7 +223,7 @@ def test_a_job_is_moved_over_the_page_and_rest(
     Job.objects.filter(id=raised.id).update(priority=2)
     Job.objects.filter(id=ran.id).update(status=Status.RUNNING)
     for asked, why in (
-        ({"to": "up"}, "The job already has this place."),
+        ({"to": "up"}, "The job already has this place in the queue."),
         ({"before": "none"}, "Job none does not exist."),
         ({"before": raised.id}, f"Job {raised.id} has priority 2, but this job has 0. Use a job of equal priority."),
         ({"before": ran.id}, f"Job {ran.id} has no place in the queue because it is running."),

@@ -43,7 +43,7 @@ def test_a_gang_that_gives_way_frees_all_its_hosts() -> None:
     hosts = [occupied("host-a", 4, occupant("g", 4)), occupied("host-b", 4, occupant("g", 4))]
     plan = place([gang("urgent", 8, 4, priority=1)], hosts)
     assert plan.preempted == [Preemption("g", "urgent")]
-    assert plan.reasons["urgent"].endswith(" Preemptible jobs with lower priority are ending.")
+    assert plan.reasons["urgent"].endswith(" Preemptible jobs with lower priority are ending to free slots.")
 
 
 @given(some_gangs(), some_labelled_hosts(), st.data())

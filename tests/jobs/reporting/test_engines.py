@@ -74,7 +74,7 @@ def test_while_slurm_is_not_there_jobs_wait_and_say_so(
         for step in (engine.place, engine.observe, engine.cancel, engine.start):
             step()
         job.refresh_from_db()
-        return job.wait_reason.startswith("Cannot query Slurm: squeue cannot start")
+        return job.wait_reason.startswith("Cannot query Slurm: the command squeue cannot start")
 
     wait_until(told, "the reason is told", 20)
     assert job.status == Status.QUEUED

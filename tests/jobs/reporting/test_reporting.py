@@ -229,7 +229,7 @@ def test_silence_makes_it_unreachable_and_a_word_running_again(node: Node) -> No
     assert [member["silent"] for member in job_detail(job_of(node))["members"]] == [True]
     assert "no contact with gpu-7 since" in reasons(node)[-1][1]
     assert node.batch().json()["status"] == "running"
-    assert reasons(node)[-1] == ("running", "contact with gpu-7 is back")
+    assert reasons(node)[-1] == ("running", "gpu-7 has contact again")
 
 
 def test_an_end_told_after_silence_is_an_end(node: Node) -> None:

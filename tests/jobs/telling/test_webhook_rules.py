@@ -170,8 +170,8 @@ def test_one_that_is_told_of_nothing_says_why(
     root = User.objects.create_superuser("root")
     User.objects.filter(pk=owner.pk).update(is_active=False)
     User.objects.filter(pk=staff.pk).update(is_staff=False)
-    closed = f"the account of {owner.username} is closed"
-    lost = f"{staff.username} is no longer an admin of project default"
+    closed = f"the account of user {owner.username} is disabled"
+    lost = f"user {staff.username} is no longer an admin of project default"
     heard = {hook["id"]: hook["silent"] for hook in api(root).get("/api/v1/projects/default/webhooks").json()}
     assert heard == {mine.id: closed, everybodys.id: lost}
     client.force_login(root)

@@ -154,7 +154,7 @@ def test_what_cannot_be_read_leaves_nothing_behind(people: dict[str, Client], tm
     assert answer.status_code == 422
     (error,) = answer.json()["errors"]
     assert error["field"] == "pickle"
-    assert error["message"].startswith("fr_0: Byte 14 is STACK_GLOBAL")
+    assert error["message"].startswith("fr_0: Byte 14 is the opcode STACK_GLOBAL")
     assert not ImportedTrace.objects.exists()
     assert list((settings.STATE_DIR / "imports").iterdir()) == []
 
@@ -169,7 +169,7 @@ def test_what_cannot_be_read_leaves_nothing_behind(people: dict[str, Client], tm
         ({"files": [{"name": "a", "size": 0}]}, "is 0. Use at least 1."),
         ({"files": [{"name": "a", "size": 2**26 + 1}]}, "Use at most 67108864."),
         ({"files": [{"name": "a", "size": 1}] * 2}, "same name"),
-        ({"files": [{"name": str(n), "size": 2**26} for n in range(5)]}, "The maximum is 268,435,456."),
+        ({"files": [{"name": str(n), "size": 2**26} for n in range(5)]}, "the maximum is 268,435,456."),
     ],
 )
 def test_a_senseless_upload_is_refused(people: dict[str, Client], body: Any, words: str) -> None:

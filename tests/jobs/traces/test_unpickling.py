@@ -50,7 +50,7 @@ def test_too_many_operations_are_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(unpickle.RefusedPickleError, match="more than 1,000 operations"):
         unpickle.load(pickle.dumps(list(range(2000))))
     monkeypatch.setattr(unpickle, "MOST_BYTES", 10)
-    with pytest.raises(unpickle.RefusedPickleError, match=r"bytes\. The maximum is 10"):
+    with pytest.raises(unpickle.RefusedPickleError, match=r"bytes, and the maximum is 10"):
         unpickle.load(b"x" * 11)
 
 
