@@ -1,4 +1,4 @@
-"""Estimates, searches and explanations as text for a terminal."""
+"""Format estimates, searches, and explanations for a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GIB = 2**30
 
 
 def size(num_bytes: float) -> str:
-    """Bytes with a binary unit, three digits."""
+    """Format bytes with a binary unit."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(num_bytes) < 1024:
             return f"{num_bytes:.4g} {unit}"
@@ -27,14 +27,14 @@ def size(num_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds with a unit that suits."""
+    """Format seconds as s, ms, or us."""
     if seconds >= 1:
         return f"{seconds:.3f} s"
     return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
 
 
 def estimate_text(spec: JobSpec, made: Estimate, advice: Sequence[Neighbour]) -> str:
-    """What one layout costs."""
+    """Return memory, traffic, and step time of a layout as text."""
     where, timed = made["cluster"], made["time"]
     axes = " x ".join(f"{axis} {degree}" for axis, degree in made["axes"].items() if axis != "ep")
     ranks = "1 rank" if made["world_size"] == 1 else f"{made['world_size']:,} ranks"
@@ -86,13 +86,13 @@ def _padded(made: Estimate) -> str:
 
 
 def _padded_by(vocab: int, degrees: Sequence[int]) -> list[str]:
-    """Which tensor parallel degrees pad the vocabulary, and to what."""
+    """Return a line about the tensor parallel degrees that pad the vocabulary."""
     to = [f"{padded:,} for tp {tp}" for tp in degrees if (padded := padded_vocab(vocab, tp)) != vocab]
     return [f"vocabulary {vocab:,} is padded to {', '.join(to)}"] if to else []
 
 
 def search_text(result: SearchResult, near: Sequence[Neighbour], cluster: Cluster) -> str:
-    """The best layouts, and why the neighbours of the first were not taken."""
+    """Return the best layouts, and the layouts with one change from the first, as text."""
     lines = [
         f"{result.considered:,} layouts considered in {result.seconds:.2f} s, {result.fitting:,} fit {cluster.name}",
         *(f"  refused {count:,}: {reason}" for reason, count in sorted(result.refused.items())),
@@ -137,7 +137,7 @@ def auto_text(told: Mapping[str, Any]) -> str:
 
 
 def explain_text(explanations: Sequence[Explanation]) -> str:
-    """Every term with its formula, its numbers and its source."""
+    """Return each term with its formula, its numbers, and its source."""
     lines: list[str] = []
     for e in explanations:
         whose = "" if e["stage"] is None else f" of a rank of stage {e['stage']}"

@@ -125,7 +125,8 @@ def _after_slow(*, calibrated: bool, over: bool) -> tuple[str, Action]:
 def _sentence(state: str, measured: StepParts, compared: str, ending: Ending, *more: str) -> str:
     """Return 'On plan: the step time of 0.3 s is 4% above the prediction.', followed by more sentences.
 
-    A running job's step time changes with each step, and the page shows it live. The sentence has it after the end.
+    The step time of a running job changes with each step, and the page shows it live. So the sentence includes the step
+    time only after the end.
     """
     of = f" of {seconds(measured['step_s'])}" if ending.outcome is not None else ""
     return " ".join((f"{state}: the step time{of}{compared and ' '}{compared}.", *filter(None, more)))

@@ -1,4 +1,4 @@
-"""How a run ended: its traffic beside the plan, as its ranks compared it, and why it failed."""
+"""Findings about the end of a run: the reason of a failure, and the traffic compared with the plan."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from jobs.diagnosis.run import Run
 from jobs.diagnosis.shapes import Action, Evidence
 from planner.facts.words import counted
 
-LINES = 3  # of the log, that are evidence
+LINES = 3  # log lines in the evidence
 MAX_REASON = 200  # characters in the verdict: the evidence holds the full text
 EXIT_CODE = re.compile(r"rank \d+ ended with exit code (?P<code>-?\d+): ?(?P<message>.*)", re.IGNORECASE)
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 LIBRARIES = ("site-packages/", "dist-packages/", "/lib/python3", "<frozen")
 OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|out of memory", re.IGNORECASE)
-MARKS = frozenset("^~ \t")  # what Python writes below a line of code
+MARKS = frozenset("^~ \t")  # Python marks the failing part of a line of code with these
 NOT_FINITE = re.compile(  # the error of a run that ended at a NaN or an infinite value, see workers/trainer/result.py
     r"(?P<what>(?:validation )?(?:loss|gradient norm) is [^;]+) at step (?P<step>\d+); "
     r"learning rate \S+ \((?P<rate>\S+) at this step\), gradient clip (?P<clip>\S+), precision (?P<precision>\S+)$"
@@ -37,7 +37,7 @@ CAUSES = {
 
 
 class Ending:
-    """What verdicts and the exit report say."""
+    """Collects the traffic comparison of each rank, and the exit report."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -60,12 +60,12 @@ class Ending:
 
     @property
     def reason(self) -> str:
-        """Of its end, as it was told; empty where nobody did."""
+        """Return the reason in the exit report, or an empty text."""
         return plain_line(str(self._report.get("reason") or ""))
 
     @property
     def apart(self) -> tuple[int, int] | None:
-        """Bytes and calls that all ranks together differ by from the plan; None until one told."""
+        """Return the traffic difference of all ranks in bytes and calls, None before the first report of a rank."""
         if not self._apart:
             return None
         return sum(size for size, _ in self._apart.values()), sum(calls for _, calls in self._apart.values())

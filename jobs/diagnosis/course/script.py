@@ -1,4 +1,4 @@
-"""What is known of a script's steps: its meter counts them and what was sent, and times none."""
+"""Findings about the steps of a script. The meter counts the steps and the traffic, but does not time steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COUNTED = "Meshboard counts the steps of a script, but does not time or predict 
 
 
 class Script:
-    """Of a run that trains nothing of ours; nothing is said of any other."""
+    """Counts the optimizer steps of a script. Ignores runs of Meshboard's trainer."""
 
     def __init__(self, *, is_script: bool) -> None:
         self._is_script = is_script
@@ -26,7 +26,7 @@ class Script:
             self._has_sent = self._has_sent or any(cell["count"] for cell in item["cells"])
 
     def ended(self, report: Mapping[str, Any] | None) -> None:
-        """Its launcher counted to the end."""
+        """Take the number of steps from the summary of the exit report."""
         summary = (report or {}).get("summary") or {}
         self._steps = max(self._steps, summary.get("steps") or 0)
 

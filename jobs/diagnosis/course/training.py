@@ -1,4 +1,4 @@
-"""What is wrong with the training itself: its loss, its norm, its copies, its checkpoints."""
+"""Findings about the training: loss, gradient norm, replicas, and checkpoints."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from contracts.telemetry.steps import CheckpointItem, StepItem
 from jobs.diagnosis.findings import Finding, cut, evidence, full_sentence, ranks_words
 from jobs.diagnosis.shapes import MOST_TROUBLE, Trouble
 
-WINDOW = 50  # steps that a loss is compared with
+WINDOW = 50  # steps in the recent median
 FEWEST = 20
-DIVERGED = 3.0  # deviations of the window above its median, and above the first loss: it learns nothing any more
-SPIKE = 10.0  # times the median norm
-MAD = 1.4826  # a deviation of normal noise over the median of absolute ones
+DIVERGED = 3.0  # deviations above the recent median, for a loss that is also above the first loss
+SPIKE = 10.0  # gradient norm over the recent median
+MAD = 1.4826  # standard deviation over median absolute deviation, for normal noise
 
 
 LOWER_RATE = "Lower the learning rate, or check the training data."
@@ -24,14 +24,14 @@ VALUES = {"nan": "NaN", "inf": "infinite", "-inf": "negative infinity"}
 
 
 class Training:
-    """Loss and norm of rank 0's steps, and what else was told of the training."""
+    """Collects loss and gradient norm of rank 0, verification results, and checkpoints."""
 
     def __init__(self) -> None:
         self._losses: deque[float] = deque(maxlen=WINDOW)
         self._norms: deque[float] = deque(maxlen=WINDOW)
         self._first: float | None = None
-        self._high = 0  # steps in a row whose loss is far above what it was
-        self._well, self._saved = 0, 0  # the newest step that was as it should be, and that is in a checkpoint
+        self._high = 0  # consecutive steps with a loss far above the recent median
+        self._well, self._saved = 0, 0  # latest step with a normal loss, and latest step in a checkpoint
         self._trouble: dict[str, Trouble] = {}
 
     def step(self, item: StepItem) -> None:
@@ -66,7 +66,7 @@ class Training:
                         f"and the recent median ({usual:.3g})"
                     )
                     self._add("diverged", step, text)
-                return  # it does not become the usual
+                return  # a high loss does not change the recent median
             self._high = 0
         self._losses.append(loss)
 
@@ -89,11 +89,11 @@ class Training:
             )
 
     def _add(self, kind: str, step: int, text: str) -> None:
-        """The latest of each kind."""
+        """Keep the latest problem of each kind."""
         self._trouble[kind] = {"kind": kind, "step": step, "text": cut(text)}  # type: ignore[typeddict-item]
 
     def _past(self, trouble: Trouble) -> bool:
-        """Whether it came, and all has been well again since."""
+        """Return whether the problem is over: later steps or checkpoints are normal."""
         if trouble["kind"] == "checkpoint failed":
             return self._saved > trouble["step"]
         return trouble["kind"] != "replicas apart" and self._well - trouble["step"] >= FEWEST

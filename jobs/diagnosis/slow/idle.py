@@ -1,4 +1,4 @@
-"""What a pipeline idles, and what other numbers of micro-batches would make of it, by the planner."""
+"""Findings about the pipeline bubble, with a better number of micro-batches from the planner."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Idle:
         return fewer_idle(spec, cluster) if spec is not None and cluster is not None else None
 
     def findings(self, steps: Sequence[Found]) -> Iterator[Finding]:
-        """Where the schedule makes ranks idle for NOTABLE of the step or more."""
+        """Yield a finding if the schedule leaves ranks idle for at least NOTABLE of the step."""
         told = [(step.pipe, step.step_s) for step in steps if step.pipe is not None]
         if self._run.spec is None or not told:
             return
@@ -74,8 +74,10 @@ def _micro_batches(number: int) -> str:
 
 
 def fewer_idle(spec: JobSpec, cluster: Cluster) -> Better | None:
-    """The fastest of 2, 4, .. MOST_TIMES times as many micro-batches that the rules allow and that fits; None where
-    none is LEAST_FASTER times as fast."""
+    """Return the fastest valid number of micro-batches that fits, or None if it is not LEAST_FASTER times as fast.
+
+    Candidates are 2, 4, .. MOST_TIMES times the number of micro-batches of the run.
+    """
     timer = Timer(cluster)
     here = timer.over_ranks(spec)
     found = []
