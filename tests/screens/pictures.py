@@ -71,7 +71,7 @@ def shots(jobs: dict[str, str]) -> Iterator[Shot]:
     """All of them, for the ids of JOBS."""
     yield Shot("new-job", f"/jobs/new/?from={jobs['first']}", before=_planned, height=900)
     yield Shot("job-ended", f"/jobs/{jobs['first']}/", before=_drawn, height=1000)
-    yield Shot("zero-bytes-off", f"/jobs/{jobs['first']}/", "#fidelity", _drawn)
+    yield Shot("zero-bytes-off", f"/jobs/{jobs['first']}/#traffic", "#fidelity", _drawn)
     yield Shot("compare", f"/compare/?jobs={jobs['first']},{jobs['second']}", before=_drawn, height=1000)
     figures = "section[aria-labelledby='figures-title']"
     yield Shot("compare-figures", f"/compare/?jobs={jobs['first']},{jobs['second']}", figures, _drawn)
@@ -163,6 +163,7 @@ def live(page: Page, made: Board) -> int:
 def take(page: Page, url: str, shot: Shot) -> int:
     """The picture's bytes."""
     page.set_viewport_size({"width": WIDTH, "height": shot.height})
+    page.goto("about:blank")  # an address that differs only in its hash does not load the page again
     page.goto(url + shot.path)
     if shot.before:
         shot.before(page)
