@@ -183,7 +183,7 @@ def test_a_pixel_has_one_line_however_much_happened_there(modules: Page) -> None
     body = """
     const lines = [];
     const ctx = { canvas: { width: 100 }, save() {}, restore() {}, setLineDash() {}, beginPath() {}, stroke() {},
-      lineTo() {}, moveTo: (at) => lines.push([at, ctx.strokeStyle]), fillText() {} };
+      lineTo() {}, moveTo: (at) => lines.push([at, ctx.strokeStyle]), fillRect() {}, fillText() {} };
     const chart = { ctx, bbox: { top: 0, height: 9 }, scales: { x: { min: 0, max: 100 } }, valToPos: (at) => at };
     const marks = [10, 10.2, 10.3, 40].map((time, step) => ({ kind: "fault", time, step, text: "" }));
     m.drawMarks(chart, marks, { fault: "red" });

@@ -102,8 +102,8 @@ def test_a_note_is_new_though_the_pointer_rests_beside_the_cells(modules: Page, 
 @pytest.mark.parametrize(
     ("name", "titles", "rows", "scale"),
     [
-        ("pairs", ["sending rank", "receiving rank"], ["0", "1", "2", "3"], "algorithmic bytes per step"),
-        ("time", ["rank", "time since start"], ["0", "1"], "payload bytes per second"),
+        ("pairs", ["Sending rank", "Receiving rank"], ["0", "1", "2", "3"], "algorithmic bytes per step"),
+        ("time", ["Rank", "Time since start"], ["0", "1"], "payload bytes per second"),
     ],
 )
 def test_a_map_has_labels_on_both_axes_and_names_its_color_scale(

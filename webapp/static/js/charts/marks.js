@@ -8,7 +8,7 @@ export const KINDS = {
   fault: { letter: "!", token: "--bad" },
 };
 const MOST_LINES = 48;
-const LETTER_PX = 10;
+const LETTER_PX = 13; // the side of the square around a letter
 
 /** Return the marks within a range, without validations if there are too many marks. */
 export function marksIn(marks, from, to) {
@@ -40,7 +40,7 @@ export function letterPlaces(marks, gap, last) {
   return places;
 }
 
-/** Draw marks on a uPlot chart, with `colors` by kind. */
+/** Draw marks on a uPlot chart. `colors` are the colors of the squares by kind, and the color `letter`. */
 export function drawMarks(chart, marks, colors) {
   const { ctx, bbox } = chart;
   const { min, max } = chart.scales.x;
@@ -49,6 +49,7 @@ export function drawMarks(chart, marks, colors) {
   const ratio = devicePixelRatio || 1;
   ctx.save();
   ctx.textAlign = "center";
+  ctx.textBaseline = "middle";
   ctx.font = `600 ${10 * ratio}px system-ui, sans-serif`;
   const places = shown.map(({ kind, time }) => ({ kind, x: Math.round(chart.valToPos(time, "x", true)) }));
   for (const [x, kind] of new Map(places.map((place) => [place.x, place.kind]))) {
@@ -62,8 +63,11 @@ export function drawMarks(chart, marks, colors) {
   }
   const gap = LETTER_PX * ratio;
   for (const { kind, x } of letterPlaces(places, gap, ctx.canvas.width - gap / 2)) {
+    const middle = bbox.top - (gap + ratio) / 2;
     ctx.fillStyle = colors[kind];
-    ctx.fillText(KINDS[kind].letter, x, bbox.top - 2 * ratio);
+    ctx.fillRect(x - gap / 2, middle - gap / 2, gap, gap);
+    ctx.fillStyle = colors.letter;
+    ctx.fillText(KINDS[kind].letter, x, middle);
   }
   ctx.restore();
 }

@@ -12,12 +12,14 @@ const CLICK_PX = 4;
 const VALUE_TICK_PX = 26; // least distance between ticks of the y axis
 const MAX_LOOK = 40; // points to each side, when a line has no value at the cursor
 const UNSEEN_MS = 5000;
+const LEGEND_PX = 50;
+const MIN_GROWING_PX = 400;
 
 /**
  * Return update({columns, lines, steps}). `columns` are [xs, ...values]; xs are steps if `steps` is true, else unix seconds.
  * `lines` are [{label, token, dash, faint, dots, fill, own}]; `own` has the values for the legend of a stacked line.
  * `options` are {height, label, values (formats ticks), value (formats the legend), size (of the y axis), range, unit,
- * isBinary (ticks at powers of two)}.
+ * isBinary (ticks at powers of two), grows (uses the height of the container)}.
  * `page` is {view, curve, marks}. Charts outside the viewport are drawn less often.
  */
 export function plot(container, page, options) {
@@ -35,15 +37,22 @@ export function plot(container, page, options) {
     return to > from ? [from, to] : [from - 0.5, from + 0.5];
   }
 
+  /** Leave space for two lines of the legend. A narrow page needs more lines, so its plot does not grow. */
+  function height() {
+    const grown = options.grows && container.clientWidth >= MIN_GROWING_PX ? container.clientHeight - LEGEND_PX : 0;
+    return Math.max(options.height, grown);
+  }
+
   function build() {
     chart?.destroy();
     drawn = signature(shown);
     const colors = Object.fromEntries(Object.entries(KINDS).map(([kind, { token }]) => [kind, color(token)]));
+    colors.letter = color("--surface");
     const pin = color("--accent");
     chart = new uPlot(
       {
         width: Math.max(160, Math.floor(container.clientWidth)),
-        height: options.height,
+        height: height(),
         padding: [14, 28, 0, 0], // space for the letters of marks, and for half of the last tick label
         cursor: {
           sync: { key: uPlot.sync(shown.steps ? "steps" : "times").key, filters: { pub: moves } },
@@ -190,7 +199,7 @@ export function plot(container, page, options) {
     seen = entry.isIntersecting;
     if (seen) draw();
   }, { rootMargin: "100px" }).observe(container);
-  keepFitting(container, () => chart && build(), () => chart);
+  keepFitting(container, () => chart && build(), () => chart, height);
   return (next) => {
     if (next.columns[0].length === 0) return;
     shown = next;

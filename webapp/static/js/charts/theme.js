@@ -18,11 +18,12 @@ function resolve(token) {
   return value;
 }
 
+const sentenceCase = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 const FONT = "12px system-ui, sans-serif";
 
 export function axis(label, values, size) {
   return {
-    label: label ?? undefined,
+    label: label ? sentenceCase(label) : undefined,
     values,
     size,
     labelSize: label ? 18 : 0,
@@ -50,12 +51,14 @@ export const legendValue = (format) => (chart, value, line, index) => {
 export const MARKERS = { width: 0, fill: (chart, index) => chart.series[index].stroke(chart, index) };
 
 /** Rebuild a chart when the theme changes, and fit the chart to the container. Call the returned function to stop. */
-export function keepFitting(container, rebuild, current) {
+export function keepFitting(container, rebuild, current, heightOf = (chart) => chart.height) {
   document.addEventListener("themechange", rebuild);
   const observer = new ResizeObserver(() => {
     const width = Math.floor(container.clientWidth);
     const chart = current();
-    if (chart && width > 0 && chart.width !== width) chart.setSize({ width, height: chart.height });
+    if (!chart || width === 0) return;
+    const height = heightOf(chart);
+    if (chart.width !== width || chart.height !== height) chart.setSize({ width, height });
   });
   observer.observe(container);
   return () => {

@@ -6,7 +6,7 @@ import { plot } from "./plot.js";
 export const MOST_LINES = 16;
 
 export function trafficChart(container, page) {
-  const options = { height: 158, label: "payload bytes/s", values: byteRate, value: byteRate, size: 80 };
+  const options = { height: 158, label: "payload bytes/s", values: byteRate, value: byteRate, size: 80, grows: true };
   return plot(container, page, options);
 }
 

@@ -45,7 +45,7 @@ const isOverTime = () => document.querySelector("[name=curve-axis]:checked")?.va
 
 export function curveChart(container, page) {
   const { name, label, value, ticks, range, height = 158, plain, unit } = CURVES[container.id];
-  const update = plot(container, page, { height, label, value, values: ticks, size: 68, range, unit });
+  const update = plot(container, page, { height, label, value, values: ticks, size: 68, range, unit, grows: name === "train" });
   let newest = null;
   for (const choice of document.querySelectorAll("[name=curve-axis]")) choice.addEventListener("change", () => newest && draw(...newest));
 
@@ -57,7 +57,7 @@ export function curveChart(container, page) {
     const columns = [steps ? curve.step : curve.time, curve[name]];
     if (smoothed) {
       columns.push(smooth(curve[name], weight));
-      lines.push({ label: nameOf(name), token: "--series-0" });
+      lines.push({ label: "smoothed", token: "--series-0" });
     }
     if (name !== "train" || evals.size === 0) return update({ columns, lines, steps });
     lines.push({ label: "validation", token: "--series-1", dots: true });

@@ -7,7 +7,7 @@ import { measured, ofStep, predicted, strides } from "./spread.js";
 
 export const MOST_RANKS = 1024; // a million cells
 
-const AXES = { rows: { title: "sending rank", words: integer }, columns: { title: "receiving rank", words: integer } };
+const AXES = { rows: { title: "Sending rank", words: integer }, columns: { title: "Receiving rank", words: integer } };
 
 /** Return the first ranks of all hosts except the first host. */
 export const hostBorders = (members) => (members ?? []).map((member) => member.first_rank).filter((rank) => rank > 0);

@@ -20,9 +20,9 @@ function nothing(job, state) {
 const SHORT_S = 10; // a shorter span is labeled by the time since its start
 
 function timeAxis(times) {
-  if (times.at(-1) - times[0] < SHORT_S) return { title: "time since start", words: (column) => duration(times[column] - times[0]) };
+  if (times.at(-1) - times[0] < SHORT_S) return { title: "Time since start", words: (column) => duration(times[column] - times[0]) };
   const clock = clockTicks(null, times.map(Math.round));
-  return { title: "time", words: (column) => clock[column].split("\n")[0] };
+  return { title: "Time", words: (column) => clock[column].split("\n")[0] };
 }
 
 /** Return show(job, state, range). `range` is {from, to} in unix seconds, nulls for the whole run. */
@@ -65,7 +65,7 @@ export function timePanel(panel) {
     if (drawn.columns === 0) return;
     const most = what === "still" ? Math.max(drawn.most, 0.01) : drawn.most;
     const borders = hostBorders(job.members).map((rank) => ranks.findIndex((one) => one >= rank)).filter((row) => row > 0);
-    const axes = { rows: { title: "rank", words: (row) => integer(ranks[row]) }, columns: timeAxis(drawn.times) };
+    const axes = { rows: { title: "Rank", words: (row) => integer(ranks[row]) }, columns: timeAxis(drawn.times) };
     map.show(drawn.cells, { rows: ranks.length, columns: drawn.columns, most, borders: { rows: borders, columns: [] }, axes });
     note = `${figure.note}, mean over ${duration(bins.width)}. From ${exactTime(new Date(1000 * drawn.times[0]))} to ${exactTime(new Date(1000 * drawn.times.at(-1)))}.`;
     if (!map.pointed()) told.textContent = note;

@@ -50,7 +50,8 @@ function bar(name, told, words) {
     if (told.rest > 0) lane.append(restOf(told));
     under.append(...told.hidden.map(segment));
   }
-  const row = el("div", { className: "step-row" }, el("span", { className: "side" }, name), lane, el("span", { className: "total" }, words), under);
+  const row = el("div", { className: "step-row" }, el("span", { className: "side" }, name), lane, el("span", { className: "total" }, words));
+  if (told?.hidden.length > 0) row.append(el("span", { className: "side", ariaHidden: "true" }, "overlapped"), under);
   row.dataset.side = name;
   return row;
 }
@@ -58,7 +59,7 @@ function bar(name, told, words) {
 function segment(part) {
   const words = `${nameOf(part)}: ${duration(part.seconds)}`;
   const waited = part.waiting > 0 ? `, including ${duration(part.waiting_s)} of waiting for the slowest rank` : "";
-  const span = el("span", { title: words + waited }, part.share >= LETTER * (part.name.length + 1) && part.kind !== "hidden" ? part.name : null);
+  const span = el("span", { title: words + waited }, part.share >= LETTER * (part.name.length + 1) && part.kind !== "hidden" ? el("b", {}, part.name) : null);
   span.dataset.part = part.name;
   span.dataset.kind = part.kind;
   span.style.width = `${part.share}%`;
