@@ -79,6 +79,12 @@ def test_commands_of_a_next_step_are_code(modules: Page) -> None:
     assert told[0]["next"] == "Run <code>kill -CONT 4711</code> on &lt;anna&gt;."
 
 
+def test_commands_are_code_before_the_script_of_the_page_runs() -> None:
+    told = verdict("Stalled: x.", next="Run `kill -CONT 4711` on <anna>.")
+    panel = render_to_string("jobs/panels/first/health.html", {"data": {"diagnosis": told}})
+    assert "Run <code>kill -CONT 4711</code> on &lt;anna&gt;." in panel
+
+
 @pytest.mark.parametrize(("state", "words"), [("hung", [DASH, "stalled", DASH, "stalled"]), ("slow", None)])
 def test_a_stalled_run_has_no_time_left_and_no_speed(modules: Page, state: str, words: list[str] | None) -> None:
     panel = render_to_string("jobs/panels/first/progress.html", {"job": {}})
