@@ -103,7 +103,7 @@ def test_a_refresh_of_the_queue_keeps_the_selection_the_focus_and_a_message(modu
         page.evaluate("document.getElementById('queue').dispatchEvent(new DragEvent('dragend'))")
         page.evaluate(ask)
         expect(old).to_have_count(0)
-        assert page.is_checked("[value=c]")
+        expect(page.locator("[value=c]")).to_be_checked()
         expect(page.locator("[value=b]")).to_be_focused()
         expect(page.locator("#chosen")).to_have_text("Not moved.")
 
