@@ -249,7 +249,7 @@ class CheckpointTold(TypedDict):
     save_s: float | None
     problem: str
     kept: bool
-    """True if the checkpoint is on disk. An attempt keeps its newest `train.keep_checkpoints`."""
+    """True if the checkpoint is on disk. An attempt keeps the newest `train.keep_checkpoints` checkpoints."""
 
 
 class Difference(TypedDict):

@@ -31,7 +31,11 @@ class CheckpointTold(TypedDict):
     problem: str
     kept: Annotated[
         bool,
-        Field(description="True if the checkpoint is on disk. An attempt keeps its newest `train.keep_checkpoints`."),
+        Field(
+            description=(
+                "True if the checkpoint is on disk. An attempt keeps the newest `train.keep_checkpoints` checkpoints."
+            )
+        ),
     ]
 
 
