@@ -9,6 +9,7 @@ from typing import Any
 
 import msgpack
 import pytest
+from django.template.loader import render_to_string
 from playwright.sync_api import Page, Route, WebSocketRoute, expect
 
 from tests.support.batches import batch
@@ -178,6 +179,21 @@ def test_a_page_older_than_what_it_is_told_asks_to_be_reloaded(modules: Page, mo
         expect(badge).to_have_attribute("data-tone", "bad")
         page.evaluate("dispatchEvent(new Event('online'))")
         assert len(board.sockets) == 1, "it would be told the same again"
+
+
+def test_a_heatmap_loads_until_the_history_is_read(modules: Page) -> None:
+    """A panel out of sight said that the run ended without a collective, until the reader scrolled to it."""
+    held: list[Route] = []
+    panel = render_to_string("jobs/panels/heat-time.html")
+    ended = {**JOB, "status": "succeeded", "finished": True}
+    with paper(modules, PAGE.replace("JOB", json.dumps(ended)) + panel) as page:
+        page.route("**/history/snapshot/**", lambda route: held.append(route))
+        page.evaluate("void import('/js/job/page.js')")
+        empty = page.locator("#heat-time [data-empty]")
+        page.wait_for_timeout(1000)
+        expect(empty).to_have_text("Loading\u2026")
+        held[0].fulfill(status=204)
+        expect(empty).to_have_text("The run ended without a collective.")
 
 
 def test_a_line_that_says_nothing_is_called_lost(modules: Page) -> None:

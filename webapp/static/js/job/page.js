@@ -100,7 +100,8 @@ function draw() {
   if (isOpen($("collectives"))) showCollectives($("collectives"), state, $("phase").value ? [$("phase").value] : null, job.finished);
   showLogs(state, job);
   showLogOfRank();
-  if (["timeline-panel", "heat-pairs", "heat-time"].some((id) => isOpen($(id)))) showTraces(job, state, shownRange());
+  const hasTraces = ["timeline-panel", "heat-pairs", "heat-time"].some((id) => isOpen($(id)));
+  if (replayed && hasTraces) showTraces(job, state, shownRange());
   if ($("verdict-panel")) drawVerdicts();
   $("gap").hidden = !state.lost;
   if (state.lost) {
