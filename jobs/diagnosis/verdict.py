@@ -89,7 +89,10 @@ def _compared_with_plan(
     traffic, difference = ending.traffic_words, _difference(off)
     predicted = f"{seconds(planned['step_s'])} ({sureness(margin)})"
     reason = f"The predicted step time is {predicted}."
-    facts = (evidence(f"predicted step time: {predicted}"), _measured_fact(measured, steps))
+    facts: tuple[Evidence, ...] = (
+        evidence(f"predicted step time: {predicted}"),
+        _measured_fact(measured, steps),
+    )
     if off > margin:
         sentence = _sentence("Slower than planned", measured, difference, ending, _excess(measured, planned), traffic)
         following, action = _after_slow(calibrated=calibrated, over=over)
