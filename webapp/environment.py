@@ -118,13 +118,13 @@ class WebSettings(BaseSettings):
         None, description="Earlier secret keys, separated by commas. Sessions and hosts that use these keys stay valid."
     )
     debug: bool = Field(
-        False, description="Show the debug pages of Django. Never set this on a board that others can reach."
+        False, description="Show the debug pages of Django. Never turn this on if other people can open the board."
     )
     allowed_hosts: Hosts = Field(
         ["127.0.0.1", "localhost"],
         description=(
             "Host names of the board, separated by commas. "
-            "The origin of a WebSocket request needs to be one of these names."
+            "A browser page can open a WebSocket only if its host name is in this list."
         ),
     )
     https: bool = Field(
@@ -140,11 +140,11 @@ class WebSettings(BaseSettings):
     redis_url: RedisUrl = Field(description="Address of the Redis server for the broker, events, and telemetry.")
     redis_for_hosts: HostsRedis | None = Field(
         None,
-        description="Address at which hosts reach Redis, `redis://name:port/0`. Default: `MESHBOARD_REDIS_URL`.",
+        description="Redis address that hosts use, in the form `redis://name:port/0`. Default: `MESHBOARD_REDIS_URL`.",
     )
     redis_access: Literal["hosts", "shared"] = Field(
         "hosts",
-        description="`hosts`: each host has its own Redis user. `shared`: all hosts use the credentials of the board.",
+        description="With `hosts`, each host has its own Redis user. With `shared`, hosts use the board's Redis user.",
     )
     oidc_url: HttpsUrl | None = Field(
         None,
@@ -238,7 +238,7 @@ class WebSettings(BaseSettings):
     otlp_every_s: int = Field(30, ge=1, le=3600, description="Seconds between two OTLP exports.")
     webhook_networks: Networks | None = Field(
         None,
-        description="Private networks to which webhooks can send, also over plain HTTP. Default: public internet only.",
+        description="Private networks to which the board can send webhook events. Default: public addresses only.",
     )
     slurm_folder: Annotated[str, formed(r"/[^\x00-\x1f\x7f%]*", "expected an absolute path without %")] | None = Field(
         None,
@@ -248,14 +248,14 @@ class WebSettings(BaseSettings):
         None,
         description="Path of a Python with Meshboard on the Slurm nodes. Default: the Python of the board.",
     )
-    slurm_board: Url = Field("https://localhost", description="HTTPS address at which Slurm nodes reach the board.")
+    slurm_board: Url = Field("https://localhost", description="HTTPS address that Slurm nodes use for the board.")
     slurm_ca_file: Place | None = Field(
         None,
-        description="File of CA certificates with which Slurm nodes verify the board. "
+        description="CA certificates that Slurm nodes use to verify the board. "
         "Default: the certificates of the node.",
     )
     slurm_ssh: Annotated[str, formed(LOGIN, "expected user@host")] | None = Field(
-        None, description="`user@host` of a login node with `sbatch`. Default: this machine."
+        None, description="`user@host` of a login node with `sbatch`. Default: the machine of the board."
     )
     slurm_ssh_config: Place | None = Field(
         None, description="`ssh` configuration file for the Slurm login node. Default: the file of the user."

@@ -13,10 +13,10 @@ from webapp.places import CHECKOUT
 
 HEAD = """# Settings
 
-Environment variables that web, controller, recorder, and `make up` read.
+This page lists the environment variables that web, controller, recorder, and `make up` read.
 The variables of host workers and of Docker Compose are in [Host settings](host-settings.md).
 An empty variable counts as not set.
-An invalid variable stops the start with an error that names the variable.
+If a variable is invalid, the process does not start, and the error message names the variable.
 """
 TABLES: dict[str, type[BaseSettings]] = {"Web, controller, recorder": WebSettings, "make up": RunnerSettings}
 
