@@ -11,11 +11,11 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.http import require_GET
 
-from contracts.telemetry.words import SPEED_STEPS, TIMED_STEPS
+from contracts.telemetry.words import TIMED_STEPS
 from jobs.access import visible_jobs
 from jobs.kinds import kind_of, layout_words
 from jobs.models import Attempt, Job
-from jobs.pages.jobs.fastest import answer, measured_step, missing_names, runs_of
+from jobs.pages.jobs.fastest import Run, answer, measured_step, missing_names, runs_of, times_as_fast, tokens_per_s
 from jobs.text import storable
 from planner.cost.learning import LEAST_TENSORS
 from planner.facts.kinds import fields_read
@@ -25,12 +25,21 @@ IGNORED_FIELDS = ("name",)  # every job has its own
 
 
 class Figure(NamedTuple):
-    """A row of the table, with a planned and a measured value per run. `unit` selects the number format."""
+    """A row of the table, with a planned and a measured value per run.
+
+    Args:
+        title: The quantity.
+        unit: Number format.
+        planned: Value of the plan of each run.
+        measured: Measured value of each run.
+        against: How the row compares runs with the baseline: "share", "speed" or "" for not at all.
+    """
 
     title: str
     unit: str
     planned: list[float | None]
     measured: list[float | None]
+    against: str = "share"
 
 
 @require_GET
@@ -70,8 +79,8 @@ def compare(request: HttpRequest) -> HttpResponse:
             "not_measured": missing_names(jobs, runs),
             "differ": differ,
             "same": same,
-            "figures": [_told(figure, at) for figure in figures(jobs, exits)],
-            "axes": [_told(figure, at) for figure in axis_figures(jobs, exits)],
+            "figures": [_told(figure, at, runs) for figure in figures(jobs, exits, runs)],
+            "axes": [_told(figure, at, runs) for figure in axis_figures(jobs, exits)],
             "data": {
                 "url": f"{reverse('api-compare')}?jobs={','.join(job.id for job in jobs)}",
                 "jobs": [_data(job, exits.get(job.id, {}), diagnoses.get(job.id, {})) for job in jobs],
@@ -136,29 +145,31 @@ def _flat(value: Any, path: str = "") -> list[tuple[str, str]]:
     return [(path, "\N{EN DASH}" if value in (None, "") else str(value))]
 
 
-def figures(jobs: list[Job], exits: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
-    """Return the rows for the whole run."""
+def figures(jobs: list[Job], exits: Mapping[str, Mapping[str, Any]], runs: list[Run | None]) -> list[Figure]:
+    """Return the rows for the whole run. All rows about speed use the step time of `runs`."""
     summaries = [exits.get(job.id, {}) for job in jobs]
     plans = [job.estimate for job in jobs]
-    measured = [summary.get("measured") or {} for summary in summaries]
     nothing: list[float | None] = [None] * len(jobs)
+    batches = {run.tokens for run in runs if run is not None}
     rows = [
-        Figure("ranks", "count", nothing, [float(job.world_size) for job in jobs]),
-        Figure("steps done", "count", nothing, [summary.get("steps") for summary in summaries]),
+        Figure("ranks", "count", nothing, [float(job.world_size) for job in jobs], ""),
+        Figure("steps done", "count", nothing, [summary.get("steps") for summary in summaries], ""),
         Figure(
             f"median step time of the last {TIMED_STEPS} steps (or fewer)",
             "seconds",
             [(plan.get("time") or {}).get("step_s") for plan in plans],
-            [told.get("step_s") for told in measured],
+            [run and run.step_s for run in runs],
+            "speed" if len(batches) == 1 else "",
         ),
         Figure(
-            f"tokens per second over the last {SPEED_STEPS} steps",
+            "tokens per second at the median step time",
             "count",
             [(plan.get("time") or {}).get("tokens_per_s") for plan in plans],
-            [summary.get("tokens_per_s") for summary in summaries],
+            [tokens_per_s(run) for run in runs],
+            "speed",
         ),
-        Figure("last loss", "loss", nothing, [_loss_at_the_end(summary) for summary in summaries]),
-        Figure("last validation loss", "loss", nothing, [_last(summary.get("eval_losses")) for summary in summaries]),
+        _losses("loss", "losses", summaries),
+        _losses("validation loss", "eval_losses", summaries),
         Figure(
             "peak memory of the rank with the highest peak",
             "bytes",
@@ -225,24 +236,34 @@ def _tensors(plan: Mapping[str, Any], device: str) -> float | None:
     return float(fullest["memory_bytes"] - own)
 
 
-def _last(points: list[dict[str, Any]] | None) -> float | None:
-    return points[-1]["loss"] if points else None
+def _losses(title: str, name: str, summaries: list[Mapping[str, Any]]) -> Figure:
+    """Return the losses at the last step that all runs with losses have. Runs without such a step are not compared."""
+    curves = [{point["step"]: point["loss"] for point in summary.get(name) or []} for summary in summaries]
+    steps = [set(curve) for curve in curves if curve]
+    common = set.intersection(*steps) if steps else set()
+    nothing: list[float | None] = [None] * len(curves)
+    if common:
+        at = max(common)
+        ends = {max(curve) for curve in curves if curve}
+        which = "" if ends == {at} else ", the last common step"
+        return Figure(f"{title} at step {at:,}{which}", "loss", nothing, [curve.get(at) for curve in curves])
+    last = [curve[max(curve)] if curve else None for curve in curves]
+    return Figure(f"{title} at the last step of each run", "loss", nothing, last, "")
 
 
-def _loss_at_the_end(summary: Mapping[str, Any]) -> float | None:
-    """Return the loss of the last step, or None if it is not a number."""
-    points = [point for point in summary.get("losses") or [] if point["step"] == summary["steps"]]
-    return _last(points)
-
-
-def _told(figure: Figure, baseline: int) -> dict[str, Any]:
-    """Return a row with relative differences to the baseline. 0.1 means 10% more."""
+def _told(figure: Figure, baseline: int, runs: list[Run | None]) -> dict[str, Any]:
+    """Return a row, compared with the baseline. `apart` 0.1 means 10% more, `times` 1.1 means 1.1 times as fast."""
     base = figure.measured[baseline]
     cells = [
         {
             "planned": planned,
             "measured": measured,
-            "apart": measured / base - 1 if place != baseline and measured is not None and base else None,
+            "apart": measured / base - 1
+            if figure.against == "share" and place != baseline and measured is not None and base
+            else None,
+            "times": times_as_fast(runs[place], runs[baseline])
+            if figure.against == "speed" and place != baseline
+            else None,
             "same": measured == base,
         }
         for place, (planned, measured) in enumerate(zip(figure.planned, figure.measured, strict=True))

@@ -21,12 +21,16 @@ TITLES = {
 
 
 class Run(NamedTuple):
-    """The measured speed of a run. `parts`: seconds per step by (kind, name), empty if not measured."""
+    """The measured speed of a run. `parts`: seconds per step by (kind, name), empty if not measured.
+
+    `work`: the settings that decide what a token costs, by the name that the page shows.
+    """
 
     name: str
     step_s: float
     tokens: int | None
     parts: dict[tuple[str, str], float]
+    work: dict[str, Any] = {}
 
 
 class Answer(NamedTuple):
@@ -61,8 +65,35 @@ def runs_of(jobs: list[Job], exits: Mapping[str, Any], diagnoses: Mapping[str, A
         train = fields_read(job.spec).get("train")
         tokens = train["global_batch"] * train["seq_len"] if isinstance(train, Mapping) and _sized(train) else None
         seconds = {(part["kind"], part["name"]): part["seconds"] for part in (parts or {"parts": []})["parts"]}
-        found.append(Run(job.name if usable else f"run {letter}", step_s, tokens, seconds) if step_s else None)
+        name = job.name if usable else f"run {letter}"
+        found.append(Run(name, step_s, tokens, seconds, _work(job)) if step_s else None)
     return found
+
+
+def _work(job: Job) -> dict[str, Any]:
+    spec = fields_read(job.spec)
+    train = spec.get("train")
+    return {
+        "model": spec.get("model"),
+        "sequence length": train.get("seq_len") if isinstance(train, Mapping) else None,
+    }
+
+
+def tokens_per_s(run: Run | None) -> float | None:
+    """Return the tokens per second at the step time of the run."""
+    return run.tokens / run.step_s if run is not None and run.tokens else None
+
+
+def differences(one: Run, other: Run) -> list[str]:
+    """Return the settings that make the cost of a token different, such as "model"."""
+    return [name for name, value in one.work.items() if value != other.work.get(name, value)]
+
+
+def times_as_fast(run: Run | None, base: Run | None) -> float | None:
+    """Return how many times as fast the run is per token, or None if the two runs do different work."""
+    if run is None or base is None or differences(run, base) or (run.tokens is None) != (base.tokens is None):
+        return None
+    return _cost(base, run.tokens == base.tokens) / _cost(run, run.tokens == base.tokens)
 
 
 def _sized(train: Mapping[str, Any]) -> bool:
@@ -70,24 +101,47 @@ def _sized(train: Mapping[str, Any]) -> bool:
 
 
 def answer(runs: list[Run | None], baseline: int) -> Answer | None:
-    """Return the sentence about the fastest run. None if fewer than two runs can be compared."""
-    base = runs[baseline]
-    known = [run for run in runs if run is not None]
-    if len(known) < 2 or len({run.tokens is None for run in known}) > 1:
+    """Return the sentence about the fastest run. None if fewer than two runs can be compared.
+
+    Only runs that do the work of the baseline are ranked.
+    """
+    measured = [run for run in runs if run is not None]
+    base = runs[baseline] or next(iter(measured), None)
+    if base is None or len(measured) < 2:
         return None
+    known = [run for run in measured if times_as_fast(run, base) is not None]
+    if len(known) < 2:
+        return _not_ranked(base, [run for run in measured if run is not base])
     same_work = len({run.tokens for run in known}) == 1
     ranked = sorted(known, key=lambda run: _cost(run, same_work))
     fast = ranked[0]
-    slow = base if base is not None and base is not fast else ranked[1]
-    gain = _cost(slow, same_work) / _cost(fast, same_work) - 1
-    times = f"{short(fast.step_s)} and {short(slow.step_s)} per step"
-    if gain < EQUAL:
-        return Answer(_capital(f"{fast.name} and {slow.name} are equally fast."), _note(fast, slow, same_work))
-    who = f"{fast.name} is {gain:.0%} faster than {slow.name}"
+    slow = base if base is not fast else ranked[1]
+    ratio = _cost(slow, same_work) / _cost(fast, same_work)
+    note = _note(fast, slow, same_work) + _left_out(base, [run for run in measured if run not in known])
+    if ratio - 1 < EQUAL:
+        return Answer(_capital(f"{fast.name} and {slow.name} are equally fast."), note)
+    who = f"{fast.name} is {ratio:.2f} times as fast as {slow.name}"
     if not same_work:
-        return Answer(_capital(f"{who} per token."), _note(fast, slow, same_work))
+        return Answer(_capital(f"{who} in tokens per second."), note)
     cause = _cause(fast, slow)
-    return Answer(_capital(f"{who}: {cause or times}."), _note(fast, slow, same_work))
+    return Answer(_capital(f"{who}: {cause}." if cause else f"{who}."), note)
+
+
+def _not_ranked(base: Run, others: list[Run]) -> Answer | None:
+    """Return why the speeds are not compared. None if the jobs are of different kinds."""
+    if any((run.tokens is None) != (base.tokens is None) for run in others):
+        return None
+    names = list(dict.fromkeys(name for run in others for name in differences(base, run)))
+    return Answer(f"The speed is not compared, because the runs differ in {' and '.join(names)}.", "")
+
+
+def _left_out(base: Run, others: list[Run]) -> str:
+    """Return a sentence for each run that is not ranked."""
+    said = [(run.name, " and ".join(differences(base, run)) or "kind of job") for run in others]
+    return "".join(
+        f" {_capital(name)} is not ranked, because its {what} {'differ' if ' and ' in what else 'differs'}."
+        for name, what in said
+    )
 
 
 def _cost(run: Run, same_work: bool) -> float:
@@ -97,7 +151,7 @@ def _cost(run: Run, same_work: bool) -> float:
 def _note(fast: Run, slow: Run, same_work: bool) -> str:
     if same_work:
         return f"Step time: {short(fast.step_s)} compared with {short(slow.step_s)}."
-    rates = [f"{(run.tokens or 0) / run.step_s:,.0f}" for run in (fast, slow)]
+    rates = [f"{tokens_per_s(run) or 0:,.0f}" for run in (fast, slow)]
     return f"Tokens per second: {rates[0]} compared with {rates[1]}. The runs have different batch sizes."
 
 

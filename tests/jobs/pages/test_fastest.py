@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.pages.jobs.fastest import Run, answer, short
+from jobs.pages.jobs.fastest import Run, answer, short, times_as_fast
 
 SLOW = Run("demo-1", 0.1, 512, {("compute", "compute"): 0.07, ("exposed", "tp"): 0.03, ("hidden", "dp"): 0.5})
 FAST = Run("demo-2", 0.08, 512, {("compute", "compute"): 0.072, ("exposed", "tp"): 0.008})
@@ -16,7 +16,9 @@ def text(*runs: Run | None, baseline: int = 0) -> str:
 
 
 def test_the_faster_run_and_the_part_that_fell_most_are_named() -> None:
-    words = "demo-2 is 25% faster than demo-1: exposed tp communication takes 8.00 ms instead of 30.0 ms per step."
+    words = (
+        "demo-2 is 1.25 times as fast as demo-1: exposed tp communication takes 8.00 ms instead of 30.0 ms per step."
+    )
     assert text(SLOW, FAST) == words
     assert text(SLOW, FAST, baseline=1) == words, "the baseline is the fast run"
     found = answer([SLOW, FAST], 0)
@@ -26,21 +28,21 @@ def test_the_faster_run_and_the_part_that_fell_most_are_named() -> None:
 
 def test_the_fastest_of_several_is_compared_with_the_baseline() -> None:
     middle = Run("demo-3", 0.09, 512, {})
-    assert text(SLOW, middle, FAST).startswith("demo-2 is 25% faster than demo-1: ")
-    assert text(SLOW, middle, FAST, baseline=2).startswith("demo-2 is 12% faster than demo-3: ")
-    assert text(None, middle, FAST).startswith("demo-2 is 12% faster than demo-3: "), "the baseline has no step"
+    assert text(SLOW, middle, FAST).startswith("demo-2 is 1.25 times as fast as demo-1: ")
+    assert text(SLOW, middle, FAST, baseline=2).startswith("demo-2 is 1.12 times as fast as demo-3")
+    assert text(None, middle, FAST).startswith("demo-2 is 1.12 times as fast as demo-3"), "the baseline has no step"
 
 
 @pytest.mark.parametrize(
     ("fast", "words"),
     [
-        (FAST._replace(parts={}), "demo-2 is 25% faster than demo-1: 80.0 ms and 100 ms per step."),
+        (FAST._replace(parts={}), "demo-2 is 1.25 times as fast as demo-1."),
         (
             FAST._replace(parts={("compute", "compute"): 0.068, ("exposed", "tp"): 0.028}),
-            "demo-2 is 25% faster than demo-1: 80.0 ms and 100 ms per step.",
+            "demo-2 is 1.25 times as fast as demo-1.",
         ),
         (FAST._replace(step_s=0.0995), "demo-2 and demo-1 are equally fast."),
-        (FAST._replace(step_s=0.11, tokens=1024), "demo-2 is 82% faster than demo-1 per token."),
+        (FAST._replace(step_s=0.11, tokens=1024), "demo-2 is 1.82 times as fast as demo-1 in tokens per second."),
         (FAST._replace(tokens=None), ""),
         (None, ""),
     ],
@@ -48,6 +50,19 @@ def test_the_fastest_of_several_is_compared_with_the_baseline() -> None:
 )
 def test_what_is_not_known_is_not_named(fast: Run | None, words: str) -> None:
     assert text(SLOW, fast) == words
+
+
+def test_only_runs_that_do_the_work_of_the_baseline_are_ranked() -> None:
+    gpt, llama = {"model": "gpt", "sequence length": 128}, {"model": "llama", "sequence length": 64}
+    slow, fast, other = SLOW._replace(work=gpt), FAST._replace(work=gpt), FAST._replace(name="demo-3", work=llama)
+    differs = "The speed is not compared, because the runs differ in model and sequence length."
+    assert text(slow, other) == differs
+    found = answer([slow, other, fast], 0)
+    assert found is not None
+    assert found.text.startswith("demo-2 is 1.25 times as fast as demo-1: ")
+    assert found.note.endswith(" demo-3 is not ranked, because its model and sequence length differ.")
+    assert times_as_fast(other, slow) is None
+    assert times_as_fast(fast, slow) == pytest.approx(1.25)
 
 
 def test_times_have_three_digits() -> None:
