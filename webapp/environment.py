@@ -251,8 +251,7 @@ class WebSettings(BaseSettings):
     slurm_board: Url = Field("https://localhost", description="HTTPS address that Slurm nodes use for the board.")
     slurm_ca_file: Place | None = Field(
         None,
-        description="CA certificates that Slurm nodes use to verify the board. "
-        "Default: the certificates of the node.",
+        description="CA certificates that Slurm nodes use to verify the board. Default: the certificates of the node.",
     )
     slurm_ssh: Annotated[str, formed(LOGIN, "expected user@host")] | None = Field(
         None, description="`user@host` of a login node with `sbatch`. Default: the machine of the board."
