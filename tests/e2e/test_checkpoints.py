@@ -60,7 +60,7 @@ def test_a_layout_no_host_can_hold_is_tried_dry_from_the_form(page: Page, runnin
     page.get_by_role("button", name="Dry run").click()
     page.wait_for_selector("#status[data-status=succeeded]")
     expect(page.locator("#dry-rows tr")).to_have_count(2)
-    expect(page.locator("#dry-fit")).to_contain_text("on the fullest rank, rank")
+    expect(page.locator("#dry-fit")).to_contain_text("on the rank with the most memory, rank")
     expect(page.locator("#dry-rows")).to_contain_text("rank 15")
     expect(page.locator("#dry-memory-rows tr.group")).to_have_text(["rank 0", "rank 15"])
     weights = page.locator("#dry-memory-rows tr", has_text="parameters")

@@ -44,7 +44,7 @@ BARS = """(parts) => ({
 DRAWN = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 LONGEST = """(wrap) => {
   for (const cell of wrap.querySelectorAll("tbody td.number")) cell.textContent = "12,616,778,240 B";
-  for (const cell of wrap.querySelectorAll("tbody td.number:last-child")) cell.textContent = "too small";
+  for (const cell of wrap.querySelectorAll("tbody td.number:last-child")) cell.textContent = "not compared";
   return wrap.scrollWidth;
 }"""
 

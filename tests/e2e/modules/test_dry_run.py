@@ -27,18 +27,18 @@ def fit(modules: Page, counted: dict[int, int], **job: Any) -> dict[str, str]:
         ({}, "Counting rank 0.", ""),
         (
             {0: 3},
-            "Does not fit: 120 GiB of 80.0 GiB on the fullest rank, stage 1 (planned, not counted). "
+            "Does not fit: 120 GiB of 80.0 GiB on the rank with the most memory, stage 1 (planned, not counted). "
             "Counted 1 of 2 ranks.",
             "bad",
         ),
         (
             {0: 3, 1: 8},
-            "Fits: 10.0 GiB of 80.0 GiB on the fullest rank, rank 1. Includes 1.00 GiB of planned overhead.",
+            "Fits: 10.0 GiB of 80.0 GiB on the rank with the most memory, rank 1. Includes 1.00 GiB of planned overhead.",
             "good",
         ),
         (
             {0: 90, 1: 8},
-            "Does not fit: 92.0 GiB of 80.0 GiB on the fullest rank, rank 0. Includes 1.00 GiB of planned overhead.",
+            "Does not fit: 92.0 GiB of 80.0 GiB on the rank with the most memory, rank 0. Includes 1.00 GiB of planned overhead.",
             "bad",
         ),
     ],

@@ -29,8 +29,8 @@ def memory_lines(modules: Page, parts: dict[str, Any] | None, **stage: Any) -> d
     return {name: figures for name, *figures in call(modules, "job/memory.js", body, [estimate, parts])}
 
 
-REST = "other (activations, working tensors, buffers)"
-REST_WITH_GRADIENTS = "other (activations, working tensors, buffers, gradients)"
+REST = "other (activations, temporary tensors, buffers)"
+REST_WITH_GRADIENTS = "other (activations, temporary tensors, buffers, gradients)"
 
 
 def test_memory_is_told_part_by_part_beside_the_plan_of_the_rank_s_own_stage(modules: Page) -> None:
@@ -43,7 +43,7 @@ def test_memory_is_told_part_by_part_beside_the_plan_of_the_rank_s_own_stage(mod
         "gradients": ["100 MiB", "100 MiB", "0%"],
         REST: ["100 MiB", "125 MiB", "\u221220%"],
         "other: activations": ["80.0 MiB", None, None],
-        "other: buffers": ["20.0 MiB", None, None],
+        "other: communication buffers": ["20.0 MiB", None, None],
     }
 
 
@@ -80,7 +80,7 @@ def test_a_dry_run_is_held_against_tensors_alone_and_an_older_host_s_told_no_par
         ["rank 3, stage 1", "parameters", "100 MiB", "100 MiB", "0%"],
         ["rank 3, stage 1", "optimizer state", "200 MiB", "200 MiB", "0%"],
         ["rank 3, stage 1", "gradients", "100 MiB", "100 MiB", "0%"],
-        ["rank 3, stage 1", "other (activations, working tensors, buffers)", "80.0 MiB", "80.0 MiB", "0%"],
+        ["rank 3, stage 1", "other (activations, temporary tensors, buffers)", "80.0 MiB", "80.0 MiB", "0%"],
         ["rank 3, stage 1", "other: logits", "80.0 MiB", None, None],
     ]
     together, *others = call(modules, "job/memory.js", body, [estimate, item])

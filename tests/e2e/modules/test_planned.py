@@ -27,11 +27,30 @@ def test_a_small_rank_s_memory_is_not_held_against_what_libraries_take(modules: 
     def off(tensors: int, device: str) -> str:
         return str(next(line["off"] for line in planned(modules, tensors, device, None) if "memory" in line["group"]))
 
-    assert off(2**28 - 1, "cpu") == "too small"
+    assert off(2**28 - 1, "cpu") == "not compared"
     assert off(2**28, "cpu").endswith("%")
     assert off(2**20, "cuda").endswith("%")
     groups = {line["group"] for line in planned(modules, 2**20, "cpu", None)}
-    assert "memory of the fullest rank, without 310 MiB of process overhead" in groups
+    assert "memory of the rank with the most memory, without 310 MiB of process overhead" in groups
+
+
+def test_memory_is_first_and_each_group_has_its_own_badge(modules: Page) -> None:
+    """Exact traffic had the badge "estimate", and opened the tab Memory."""
+    body = """
+    const s = (await import('/js/store.js')).createState();
+    s.ranks.set(0, {exactStep: 2});
+    const stage = {memory: {parameters: 8}, memory_bytes: 8};
+    const estimate = {stages: [stage], cluster: {}, time: {step_s: 1, parts: []}};
+    const rows = [{axis: 'dp', ranks: [{rank: 0, predicted: 8, measured: 8}]}];
+    const apart = {planned: null, measured: null};
+    const body = document.createElement('tbody');
+    m.showPlanned(body, estimate, s, rows, {device: 'cpu', least: 0, measured: null, apart, isExact: x});
+    return [...body.querySelectorAll('.group')].map((row) => row.textContent);
+    """
+    memory, step = "memory of the rank with the most memoryestimate", "step timeestimate"
+    traffic = "traffic per step (payload bytes, all ranks)"
+    assert call(modules, "job/planned.js", body, True) == [memory, step, f"{traffic}exact"]
+    assert call(modules, "job/planned.js", body, False) == [memory, step, f"{traffic}estimate"]
 
 
 def test_a_step_s_time_is_the_summary_s_once_there_is_one(modules: Page) -> None:
@@ -79,7 +98,7 @@ def test_the_median_of_an_even_number_of_steps_lies_between_the_middle_two(modul
     const estimate = {time: {step_s: 0.6, parts: []}, axes: {pp: 1, dp: 1, tp: 1}};
     const stages = [{stage: 0, memory: {}, memory_bytes: 0}];
     const lines = m.plannedLines({...estimate, stages}, s, [], {device: "cpu", least: 0, measured: null, apart});
-    return lines.find((line) => line.name === "total").measured;
+    return lines.find((line) => line.group === "step time").measured;
     """
     assert call(modules, "job/planned.js", body) == "600 ms"
 

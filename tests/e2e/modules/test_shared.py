@@ -306,7 +306,14 @@ def test_the_parts_of_the_memory_add_up_to_what_they_are_together(modules: Page)
     state = "const s = (await import('/js/store.js')).createState();"
     body = f"{state} return m.plannedLines(x[0], s, [], x[1]).map((line) => [line.name, line.planned])"
     (name, together), *parts = call(modules, "job/planned.js", body, [estimate, run])
-    labels = {"optimizer": "optimizer state", "copies": "checkpoint copies"}
+    labels = {
+        "optimizer": "optimizer state",
+        "copies": "checkpoint copies",
+        "gathered": "gathered parameters",
+        "working": "temporary tensors",
+        "buffers": "communication buffers",
+        "allowance": "allocator reserve",
+    }
     assert (name, {name for name, _ in parts}) == ("total", {labels.get(name, name) for name in memory})
     assert sum(float(size.removesuffix(" MiB")) for _, size in parts) == float(together.removesuffix(" MiB"))
     names = call(modules, "pictures/memory.js", "return m.memoryNames([x])", memory)

@@ -25,7 +25,7 @@ export function curvesView(page, redraw) {
     for (const [id, draw] of gauges) {
       const told = id === "memory-chart" ? memory(job, state, page) : gaugeLines(GAUGE_CHARTS[id], state.gauges, hosts);
       draw(told);
-      tellLeft($(id), told.left, id === "memory-chart" ? "the fullest" : "the first");
+      tellLeft($(id), told.left, id === "memory-chart" ? "the highest" : "the first");
     }
   };
 }

@@ -45,7 +45,7 @@ export function fitWords({ spec, estimate, finished, status }, runs) {
   const planned = stages.filter((stage) => !known.has(stage)).map((stage) => ({ where: `stage ${stage.stage} (planned, not counted)`, size: stage.memory_bytes }));
   const most = [...needs, ...planned].reduce((best, one) => (one.size > best.size ? one : best));
   const fits = most.size <= cluster.memory_bytes;
-  const text = `${fits ? "Fits" : "Does not fit"}: ${bytes(most.size)} of ${bytes(cluster.memory_bytes)} on the fullest rank, ${most.where}.`;
+  const text = `${fits ? "Fits" : "Does not fit"}: ${bytes(most.size)} of ${bytes(cluster.memory_bytes)} on the rank with the most memory, ${most.where}.`;
   const overhead = most.overhead > 0 ? ` Includes ${bytes(most.overhead)} of planned overhead.` : "";
   const progress = finished || counted.length === spec.dry_ranks.length ? "" : ` Counted ${integer(counted.length)} of ${integer(spec.dry_ranks.length)} ranks.`;
   return { text: `${text}${overhead}${progress}`, tone: fits ? "good" : "bad" };

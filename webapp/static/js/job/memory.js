@@ -4,10 +4,17 @@ import { bytes, relativeError } from "../format.js";
 import { memoryNames } from "../pictures/memory.js";
 
 const COUNTED = ["parameters", "optimizer", "copies"];
-const NAMES = { optimizer: "optimizer state", copies: "checkpoint copies" };
-const SMALL = "too small"; // buffers of libraries outweigh the tensors
-const REST = "other (activations, working tensors, buffers)";
-const REST_WITH_GRADIENTS = "other (activations, working tensors, buffers, gradients)";
+const NAMES = {
+  optimizer: "optimizer state",
+  copies: "checkpoint copies",
+  gathered: "gathered parameters",
+  working: "temporary tensors",
+  buffers: "communication buffers",
+  allowance: "allocator reserve",
+};
+const SMALL = "not compared"; // buffers of libraries outweigh the tensors
+const REST = "other (activations, temporary tensors, buffers)";
+const REST_WITH_GRADIENTS = "other (activations, temporary tensors, buffers, gradients)";
 
 const fuller = (sizeOf) => (best, one) => (sizeOf(one) > sizeOf(best) ? one : best);
 
@@ -33,7 +40,7 @@ export function memoryLines(estimate, state, { device, least }) {
   const reserved = Math.min(estimate.cluster?.reserved_bytes ?? 0, stage.memory.allowance ?? 0);
   const own = reserved > 0 ? `, without ${bytes(reserved)} of process overhead` : "";
   const where = estimate.stages.length > 1 && rank !== null ? ` (rank ${rank}, stage ${stage.stage})` : "";
-  const group = `memory of the fullest rank${where}${own}`;
+  const group = `memory of the rank with the most memory${where}${own}`;
   const small = device === "cpu" && stage.memory_bytes - (stage.memory.allowance ?? 0) < least;
   const elsewhere = stage === planned ? [] : [fullestPlanned(estimate, state, reserved)];
   const measured = { peak, parts: state.memory.get(rank), small };
@@ -76,7 +83,7 @@ function rankLines(group, stage, without, { peak, parts, small }, others) {
     ...counted,
     ...gradientLines(stage, parts, apart, line),
     { ...noisy(apart ? REST : REST_WITH_GRADIENTS, sum, beside), unmeasured: "unknown" },
-    ...rest.map((name) => ({ ...line(`other: ${name}`, of(name), null), unmeasured: "part of other" })),
+    ...rest.map((name) => ({ ...line(`other: ${NAMES[name] ?? name}`, of(name), null), unmeasured: "part of other" })),
   ];
 }
 

@@ -176,15 +176,15 @@ function drawComparison() {
   if (off === null) delete $("fidelity").dataset.difference;
   else $("fidelity").dataset.difference = String(exact ? off.bytesOff : off.net);
   showOff(off, exact);
-  if (isOpen($("planned"))) showPlan(rows);
+  if (isOpen($("planned"))) showPlan(rows, exact);
   const proven = off === null || exact ? off : { bytesOff: off.net, callsOff: off.callsOff };
   if (job.engine === "elsewhere" || !isOpen($("proof"))) return; // Meshboard does not verify external runs
   showProof($("proof"), state, proven, job.finished, exact, job.spec.train.precision, telling());
 }
 
-function showPlan(rows) {
+function showPlan(rows, isExact) {
   const measured = job.exit?.summary?.measured ?? null;
-  const run = { device: job.spec.resources.device, measured, apart: stepsOf(job, state), least: Number($("planned").dataset.least) };
+  const run = { device: job.spec.resources.device, measured, apart: stepsOf(job, state), least: Number($("planned").dataset.least), isExact };
   showPlanned($("planned-rows"), job.estimate, state, rows, run);
 }
 

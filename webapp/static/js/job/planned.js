@@ -1,4 +1,4 @@
-// Traffic, step time and memory: planned, measured, and the error.
+// Memory, step time and traffic per step: planned, measured, and the error.
 import { el, swatch } from "../dom.js";
 import { duration, exactBytes, relativeError } from "../format.js";
 import { refill } from "../refill.js";
@@ -9,13 +9,17 @@ import { stepTimeOf } from "./steptime.js";
 const WORDS = { exposed: (axis) => `${axis}, exposed`, hidden: (axis) => `${axis}, overlapped` };
 
 /**
- * Return the lines of the table: {group, name, token, planned, measured, off, unmeasured}, texts or null.
- * `run` is {device, measured, apart, least}. `measured` is the step time of the summary ({steps, step_s}, null before the
+ * Return the lines of the table: {group, name, token, planned, measured, off, unmeasured, kind}, texts or null.
+ * `kind` is the kind of the planned values: exact or estimate. `run` is {device, measured, apart, least, isExact}. `measured` is the step time of the summary ({steps, step_s}, null before the
  * end). `apart` has the parts of a step ({planned, measured}). `least` is the size of tensors below which a CPU run has no
- * error.
+ * error. `isExact` is false if a router decides the traffic.
  */
 export function plannedLines(estimate, state, rows, run) {
-  return [...byteLines(rows, state), ...timeLines(estimate, state, run), ...memoryLines(estimate, state, run)];
+  return [
+    ...memoryLines(estimate, state, run).map((line) => ({ ...line, kind: "estimate" })),
+    ...timeLines(estimate, state, run).map((line) => ({ ...line, kind: "estimate" })),
+    ...byteLines(rows, state).map((line) => ({ ...line, kind: run.isExact ? "exact" : "estimate" })),
+  ];
 }
 
 /** Divide the traffic of each rank by its own number of steps, because ranks of an interrupted run differ. */
@@ -69,13 +73,19 @@ export function showPlanned(body, estimate, state, rows, run) {
   showLines(body, plannedLines(estimate, state, rows, run));
 }
 
+const kindBadge = (kind) => {
+  const badge = el("span", { className: "badge plain" }, kind);
+  badge.dataset.tone = kind === "exact" ? "good" : "warn";
+  return badge;
+};
+
 export function showLines(body, all) {
   const lines = [];
   let group = "";
   for (const line of all) {
     if (line.group !== group) {
       group = line.group;
-      lines.push(el("tr", { className: "group" }, el("th", { scope: "rowgroup", colSpan: 4 }, group)));
+      lines.push(el("tr", { className: "group" }, el("th", { scope: "rowgroup", colSpan: 4 }, group, line.kind ? kindBadge(line.kind) : null)));
     }
     const cell = (text, missing) => el("td", { className: text === null ? "number note" : "number" }, text ?? missing);
     lines.push(
