@@ -133,7 +133,8 @@ class Ending:
                 return "Read the log of the launcher.", "open_log"
             return "", ""
         if self._report.get("signal") == "SIGKILL":
-            host = self._run.host_of(rank) or "the host"
+            name = self._run.host_of(rank)
+            host = f"host {name}" if name else "the host"
             return (
                 f"Read the log of rank {rank}, and check the kernel log of {host} for out-of-memory kills.",
                 "open_log",

@@ -31,7 +31,7 @@ LOADING = ("dataload", "corpus", "dataset", "next_batch", "tokenize", "fetch")
 SAVING = ("workers/checkpoint", "distributed/checkpoint", "torch/serialization", "save_checkpoint")
 EVALUATING = ("evaluate", "validate")
 NEXT: dict[str, str] = {
-    "stopped": "Run `kill -CONT {pid}` on {host}, and find what stopped the process.",
+    "stopped": "Run `kill -CONT {pid}` on {named}, and find what stopped the process.",
     "dead": "Read the log of the rank, and check {host}. Other ranks end at the collective timeout.",
     "skipped call": "Find the code branch that depends on rank or data and skips the collective.",
     "mismatch": "Print tensor shapes and dtypes before the collective on every rank.",
@@ -131,12 +131,12 @@ class Hangs:
         """A process that is stopped or gone explains everything, whoever it makes wait."""
         found = {rank: self._seen(rank, now) for rank in range(self._run.world_size)}
         for states, cause, words in (
-            (("stopped",), "stopped", "The process is stopped on {}."),
-            (("zombie", "gone"), "dead", "The process has ended on {}."),
+            (("stopped",), "stopped", ("The process of {} is stopped.", "The processes of {} are stopped.")),
+            (("zombie", "gone"), "dead", ("The process of {} has ended.", "The processes of {} have ended.")),
         ):
             ranks = tuple(rank for rank, item in found.items() if item is not None and item["state"] in states)
             if ranks:
-                return Blame(cause, ranks, words.format(ranks_words(ranks)))  # type: ignore[arg-type]
+                return Blame(cause, ranks, words[len(ranks) > 1].format(ranks_words(ranks)))  # type: ignore[arg-type]
         roots = knot.roots if knot is not None and knot.kind == "missing" else ()
         held = [rank for rank in roots if (item := found[rank]) is not None and item["throttled"] >= THROTTLED]
         if held:
@@ -236,7 +236,9 @@ class Hangs:
             facts.append(evidence(f"the innermost Python frame is {stack[-1]}", blame.ranks[:1]))
         item = self._seen(blame.ranks[0], now) if blame.ranks else None
         pid = item.get("pid", "PID") if item is not None else "PID"
-        following = NEXT[blame.cause].format(host=host or "the host", pid=pid)
+        following = NEXT[blame.cause].format(
+            host=host or "the host", named=f"host {host}" if host else "the host", pid=pid
+        )
         state = "notice" if blame.cause == "checkpoint" and still < CHECKPOINT_S else "hung"
         log_rank = min(blame.ranks, default=-1)
         return hang, Finding(state, 1.0, sentence, blame.reason, following, tuple(facts), "open_log", log_rank)  # type: ignore[arg-type]

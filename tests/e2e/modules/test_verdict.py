@@ -48,13 +48,15 @@ def shown(modules: Page, *jobs: dict[str, Any]) -> list[dict[str, Any]]:
 
 def test_a_failed_run_shows_the_last_lines_of_its_traceback_once(modules: Page) -> None:
     facts = [{"text": text, "ranks": [1], "steps": []} for text in (*TRACEBACK[1:], "another fact")]
-    exit = {"rank": 1, "log_tail": ["epoch 1", *TRACEBACK]}
+    exit = {"rank": 1, "log_tail": ["epoch 1", *TRACEBACK, "epoch 2", "epoch 3"]}  # standard output comes late
     failed = job(verdict("Failed: rank 1, ValueError.", evidence=facts), exit=exit)
     diverged = job(verdict("Diverged: the loss is NaN at step 3."), exit=exit)
     running = job(verdict("Failed: the checkpoint after step 4 could not be written."), status="running", exit=None)
     long = job(verdict("Failed: boom."), exit={"rank": 1, "log_tail": [f"line {number}" for number in range(30)]})
     told = shown(modules, failed, diverged, running, long)
     assert told[0]["log"] == TRACEBACK
+    prefixed = {"rank": 1, "log_tail": [f"[rank1]: {line}" for line in TRACEBACK] + ["epoch 2"]}
+    assert shown(modules, {**failed, "exit": prefixed})[0]["log"] == prefixed["log_tail"][:-1]
     assert told[0]["facts"] == ["another fact (rank 1)"]
     assert [one["log"] for one in told[1:3]] == [None, None]
     assert told[3]["log"] == [f"line {number}" for number in range(22, 30)]

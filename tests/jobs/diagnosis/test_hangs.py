@@ -135,8 +135,9 @@ def test_a_process_that_is_stopped_or_gone_is_named_though_it_says_nothing(state
     told = look(found, now)
     assert told["hang"] is not None
     assert (told["hang"]["cause"], told["hang"]["ranks"], told["hang"]["host"]) == (cause, [2], "host-b")
-    assert ("`kill -CONT 4711` on host-b" in told["next"]) == (state == "stopped")
+    assert ("`kill -CONT 4711` on host host-b" in told["next"]) == (state == "stopped")
     assert told["hang"]["stack"] == ["loop.py:12 in step"]
+    assert told["reason"] == f"The process of rank 2 {'is stopped' if state == 'stopped' else 'has ended'}."
 
 
 def test_what_was_seen_of_a_process_before_all_stood_still_says_nothing() -> None:

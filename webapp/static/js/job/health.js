@@ -8,6 +8,8 @@ import { BAD, endingWords } from "./ending.js";
 const TONES = { starting: "info", well: "good", notice: "warn", slow: "warn", hung: "bad", failed: "bad" };
 const UNCHECKED = /^Not checked\b/; // neutral: the run is neither good nor bad
 const MAX_LOG_LINES = 8;
+const RANK = /^\[[^\]]{0,40}\]:? ?/; // prefix of torchrun
+const FRAME = /^(\s|$|Traceback )/; // a line of a traceback above the exception
 const NONE = { state: "", reason: "", next: "", evidence: [], action: "", action_rank: -1 };
 
 /** {state, sentence, reason, next, evidence, action, action_rank}. Pure. Stored payloads of older versions have no action. */
@@ -22,10 +24,13 @@ export function verdictOf(job) {
   return { ...NONE, sentence: "Not checked: no step has finished yet." };
 }
 
-/** The last log lines of the rank that failed, or none. Pure. */
+/** The end of the traceback of the rank that failed, or else its last log lines. Pure. */
 export function lastLines(job, { sentence }) {
   if (!BAD.has(job.status) || !/^(Failed|Lost)\b/.test(sentence)) return [];
-  return tracebackOf(job.exit?.log_tail ?? []).lines.filter((text) => text.trim()).slice(-MAX_LOG_LINES);
+  const { found, lines } = tracebackOf(job.exit?.log_tail ?? []);
+  const exception = found ? lines.findIndex((text) => !FRAME.test(text.replace(RANK, ""))) : -1; // lines below are of other output
+  const own = exception < 0 ? lines : lines.slice(0, exception + 1);
+  return own.filter((text) => text.trim()).slice(-MAX_LOG_LINES);
 }
 
 /** The log has more than the reason, if a host ran the job. */

@@ -52,7 +52,7 @@ function measured(part) {
 }
 
 function options(found) {
-  const head = [th("change"), th("step time", true), th("time saved", true), th("memory", true), th("part with the largest gain"), th("its time in this run", true), th("its time with the change", true)];
+  const head = [th("change"), th("step time", true), th("time saved", true), th("memory", true), th("part with the largest gain"), th("part in this run", true), th("part with the change", true)];
   const rows = found.map((option) =>
     el(
       "tr",
