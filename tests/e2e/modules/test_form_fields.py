@@ -62,6 +62,19 @@ def test_the_reasons_of_a_field_touch_no_choice(modules: Page, width: int, theme
         assert page.locator(".segmented").evaluate("(one) => one.scrollWidth <= one.clientWidth")
 
 
+def test_a_search_that_reached_its_time_limit_names_the_next_step(modules: Page) -> None:
+    found = {"complete": False, "seconds": 5, "considered": 90, "fitting": 0, "best": [], "refused": {}}
+    with paper(modules, f"<main>{BASE}</main>") as page:
+        page.route("**/plan?cluster=h100", lambda route: route.fulfill(status=400, json={"problems": []}))
+        page.route("**/search", lambda route: route.fulfill(json=found))
+        fields = '<input id="s-micro" value="16"><input id="s-fixed"><input id="s-runnable" type="checkbox">'
+        page.evaluate("(fields) => document.querySelector('main').insertAdjacentHTML('beforeend', fields)", fields)
+        call(page, "plan/planner.js", "")
+        page.click("#search", force=True)
+        expect(page.locator("#search-status")).to_contain_text("faster layouts can be missing")
+        expect(page.locator("#search-status code")).to_have_text("python -m planner search")
+
+
 def test_the_layouts_of_the_planner_are_loading_until_they_are_planned(modules: Page) -> None:
     """The two lanes of a fresh page are valid, and are planned without a click."""
     held: list[Route] = []
