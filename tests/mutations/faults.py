@@ -199,7 +199,7 @@ FAULTS: dict[str, Fault] = {
         "llama",
         {"tp": 2},
     ),
-    "The value projection is not recognized as key/value heads": Fault(
+    "The tp split does not treat the value projection as key/value heads": Fault(
         (
             Edit(
                 "planner/facts/models/shapes.py",
@@ -223,7 +223,7 @@ FAULTS: dict[str, Fault] = {
         "llama",
         {"pp": 2},
     ),
-    "The second ZBV chunks are assigned to the wrong stages": Fault(
+    "With ZBV, the second chunk of each rank is on the wrong stage": Fault(
         (
             Edit(
                 "planner/facts/layout.py",
