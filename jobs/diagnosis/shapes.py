@@ -193,9 +193,7 @@ class Told(TypedDict):
         Action,
         Field(description="Suggested action that the job page offers as a button. Empty if no action is suggested."),
     ]
-    action_rank: Annotated[
-        int, Field(description="Rank whose log the action `open_log` opens. -1 if there is no such rank.")
-    ]
+    action_rank: Annotated[int, Field(description="Rank whose log the action `open_log` opens, or -1.")]
     evidence: list[Evidence]
     step: Annotated[int, Field(description="Steps completed.")]
     sampled: Annotated[int, Field(description="Number of traced steps that the verdict uses.")]

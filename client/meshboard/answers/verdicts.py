@@ -184,7 +184,7 @@ class Told(TypedDict):
     action: Literal["", "calibrate", "retry", "resume_smaller", "open_log", "find_faster", "copy_job", "open_breakdown"]
     """Suggested action that the job page offers as a button. Empty if no action is suggested."""
     action_rank: int
-    """Rank whose log the action `open_log` opens. -1 if there is no such rank."""
+    """Rank whose log the action `open_log` opens, or -1."""
     evidence: list[Evidence]
     step: int
     """Steps completed."""
