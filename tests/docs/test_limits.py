@@ -7,7 +7,7 @@ import re
 from tests.support.processes import ROOT
 
 PAGE = ROOT / "docs" / "reference" / "bounds.md"
-BASE = re.compile(r"Code paths are in `([^`]+)`")
+BASE = re.compile(r"The column Code lists paths in `([^`]+)`")
 
 
 def named_paths() -> list[tuple[str, str]]:
