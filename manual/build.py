@@ -12,6 +12,8 @@ import django
 from mkdocs.commands.build import build as mkdocs_build
 from mkdocs.config import load_config
 
+from manual.terms import PAGE, add_to_search
+
 ROOT = Path(__file__).resolve().parents[1]
 SITE = ROOT / "docs" / "site"
 CONFIG = ROOT / "manual" / "mkdocs.yml"
@@ -37,6 +39,7 @@ def build(into: Path = SITE) -> int:
     with tempfile.TemporaryDirectory(prefix="meshboard-docs-") as folder:
         made = Path(folder) / "site"
         mkdocs_build(load_config(str(CONFIG), site_dir=str(made), strict=True))
+        add_to_search(made / "search", (ROOT / "docs" / PAGE).read_text())
         for unserved in (made / "sitemap.xml.gz", made / "sitemap.xml"):
             unserved.unlink(missing_ok=True)  # sitemaps need the board's address
         replace(into, made)

@@ -12,6 +12,7 @@ from mkdocs.structure.pages import Page
 from manual.nav import nav
 from manual.nested import indent_nested_blocks
 from manual.reference import generated
+from manual.terms import PAGE, add_anchors
 
 STATIC = Path(__file__).resolve().parents[1] / "webapp" / "static"
 OF_THE_BOARD = ("css/tokens.css", "css/base.css", "js/theme.js", "img/mark.svg")
@@ -37,4 +38,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         outside = "://" not in target and not (here / target).resolve().is_relative_to(docs)
         return words if outside else match[0]
 
+    if page.file.src_uri == PAGE:
+        markdown = add_anchors(markdown)
     return LINK.sub(kept, indent_nested_blocks(markdown))

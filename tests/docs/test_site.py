@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mkdocs.exceptions import Abort
+from playwright.sync_api import expect
 
 from manual import build
 from tests.support.browser import chromium, context_of
@@ -51,6 +53,15 @@ def test_no_page_holds_what_the_csp_forbids_or_comes_from_elsewhere(site: Path) 
 def test_the_notebook_is_not_in_the_site(site: Path) -> None:
     assert list((ROOT / "docs" / "notebook").glob("*.md"))
     assert not (site / "notebook").exists()
+
+
+def test_the_search_index_has_an_entry_with_an_anchor_for_each_term(site: Path) -> None:
+    entries = json.loads((site / "search" / "search_index.json").read_text())["docs"]
+    terms = {entry["title"]: entry for entry in entries if "#term-" in entry["location"]}
+    assert len(terms) > 80
+    assert terms["micro-batch"]["text"].startswith("The sequences that a rank processes")
+    page = (site / "reference" / "glossary" / "index.html").read_text()
+    assert [one for one in terms.values() if f'id="{one["location"].split("#")[1]}"' not in page] == []
 
 
 def test_a_page_is_served_with_the_board_s_csp(reader: Any) -> None:
@@ -174,3 +185,15 @@ def test_a_browser_shows_it_and_searches_it_under_the_csp(csp_server: str) -> No
         found.click()
         page.wait_for_url(f"{csp_server}/reference/spec/**")
     assert said == []
+
+
+@pytest.mark.parametrize(("term", "anchor"), [("micro-batch", "term-micro-batch"), ("gloo", "term-gloo")])
+def test_a_search_for_a_term_lists_its_meaning_first(csp_server: str, term: str, anchor: str) -> None:
+    with chromium() as browser:
+        page = context_of(browser).new_page()
+        page.goto(f"{csp_server}/reference/spec/")
+        page.press("body", "/")
+        page.keyboard.type(term)
+        page.keyboard.press("Enter")
+        first = page.locator("#mkdocs-search-results a").first
+        expect(first).to_have_attribute("href", re.compile(f"/reference/glossary/#{anchor}$"))
