@@ -72,9 +72,9 @@ def shots(jobs: dict[str, str]) -> Iterator[Shot]:
     yield Shot("new-job", f"/jobs/new/?from={jobs['first']}", before=_planned, height=900)
     yield Shot("job-ended", f"/jobs/{jobs['first']}/", before=_drawn, height=1000)
     yield Shot("zero-bytes-off", f"/jobs/{jobs['first']}/#traffic", "#fidelity", _drawn)
-    yield Shot("compare", f"/compare/?jobs={jobs['first']},{jobs['second']}", before=_drawn, height=1000)
+    yield Shot("compare", f"/compare/?jobs={jobs['second']},{jobs['first']}", before=_drawn, height=1000)
     figures = "section[aria-labelledby='figures-title']"
-    yield Shot("compare-figures", f"/compare/?jobs={jobs['first']},{jobs['second']}", figures, _drawn)
+    yield Shot("compare-figures", f"/compare/?jobs={jobs['second']},{jobs['first']}", figures, _drawn)
     yield Shot("planner", "/planner/", before=_searched, height=1000)
     for name in ("dp", "zero", "tp", "sp", "pp", "cp", "ep"):
         yield Shot(f"step-{name}", f"/jobs/{jobs[name]}/timeline/", "#step-timeline", _drawn)
