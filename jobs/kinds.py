@@ -80,14 +80,14 @@ def _lab_words(spec: Spec) -> str:
 
 
 def layout_words(spec: Spec) -> str:
-    """Describe a layout, for example 'pp2 x dp2 x tp2 · zero-1 · sp · 1F1B' or '2 ranks'."""
+    """Describe a layout, for example 'pp 2 x dp 2 x tp 2 · ZeRO-1 · sp · 1F1B' or '2 ranks'."""
     layout = spec["layout"]
     if asked.kind_of(spec).plain:
         return counted(layout["dp"], "rank")
-    axes = [f"{axis}{layout[axis]}" for axis in ("pp", "dp", "cp", "ep", "tp") if layout.get(axis, 1) > 1]
+    axes = [f"{axis} {layout[axis]}" for axis in ("pp", "dp", "cp", "ep", "tp") if layout.get(axis, 1) > 1]
     words = [" x ".join(axes) or "1 rank"]
     if layout["zero"]:
-        words.append(f"zero-{layout['zero']}")
+        words.append(f"ZeRO-{layout['zero']}")
     if layout["sequence_parallel"]:
         words.append("sp")
     if layout["pp"] > 1:

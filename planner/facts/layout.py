@@ -183,39 +183,40 @@ def _model(spec: JobSpec) -> list[Problem]:
 def _tensor(spec: JobSpec) -> list[Problem]:
     model, layout = spec.model, spec.layout
     if layout.sequence_parallel and layout.tp == 1:
-        text = "`layout.sequence_parallel` is on, but tp is 1. Use tp of 2 or more, or turn it off."
+        text = "`layout.sequence_parallel` needs tp of 2 or more, but tp is 1. Use tp of 2 or more, or turn it off."
         return [Problem("layout.sequence_parallel", text)]
     found = []
     if layout.regather and not layout.sequence_parallel:
-        text = "`layout.regather` is on, but sequence_parallel is off. Turn both on, or turn regather off."
+        text = "`layout.regather` needs sequence_parallel, which is off. Turn both on, or turn regather off."
         found.append(Problem("layout.regather", text))
     if layout.scatter_gather and (layout.sequence_parallel or layout.pp == 1 or layout.tp == 1):
         given = f"pp is {layout.pp} and tp is {layout.tp}" + (
             " with sequence_parallel" if layout.sequence_parallel else ""
         )
-        text = f"`layout.scatter_gather` is on, but {given}. Use pp and tp of 2 or more without sequence_parallel."
+        text = "`layout.scatter_gather` needs pp and tp of 2 or more without sequence_parallel"
+        text += f", but {given}. Change the layout, or turn scatter_gather off."
         found.append(Problem("layout.scatter_gather", text))
     inner = model.moe.expert_ffn_hidden_size if model.moe else 0
-    messages = _tp_messages(layout.tp, model.num_heads, model.num_kv_heads, model.ffn_hidden_size, inner)
-    found += [Problem("layout.tp", text) for text in messages]
+    message = _tp_message(layout.tp, model.num_heads, model.num_kv_heads, model.ffn_hidden_size, inner)
+    found += [Problem("layout.tp", message)] if message else []
     if layout.sequence_parallel:
-        by = f"tp {layout.tp} x cp {layout.cp} = " if layout.cp > 1 else "tp "
-        parts, field = layout.tp * layout.cp, "layout.sequence_parallel"
-        seq_len = spec.train.seq_len
-        found += _indivisible(
-            field, "on", "seq_len", seq_len, by, parts, lambda: f"seq_len {nearest_multiples(parts, seq_len)}"
-        )
+        parts, seq_len = layout.tp * layout.cp, spec.train.seq_len
+        by = f"tp {layout.tp} x cp {layout.cp} = {parts}" if layout.cp > 1 else f"tp {layout.tp}"
+        if seq_len % parts:
+            text = f"`layout.sequence_parallel` needs a seq_len divisible by {by}, but seq_len is {seq_len}. "
+            text += f"Use seq_len {nearest_multiples(parts, seq_len)}."
+            found.append(Problem("layout.sequence_parallel", text))
     return found
 
 
 @lru_cache(maxsize=1024)  # a search checks thousands of layouts of one model
-def _tp_messages(tp: int, heads: int, kv_heads: int, ffn: int, expert_ffn: int) -> tuple[str, ...]:
-    reasons = list(_sizes_not_split(tp, heads, kv_heads, ffn, expert_ffn))
-    if not reasons:
-        return ()
+def _tp_message(tp: int, heads: int, kv_heads: int, ffn: int, expert_ffn: int) -> str:
+    """Return the first size that `tp` ranks cannot split, with the degrees that split all sizes, or an empty text."""
+    reason = next(_sizes_not_split(tp, heads, kv_heads, ffn, expert_ffn), "")
+    if not reason:
+        return ""
     valid = (n for n in divisors(heads) if not any(_sizes_not_split(n, heads, kv_heads, ffn, expert_ffn)))
-    use = nearest(valid, tp)
-    return tuple(f"`layout.tp` is {tp}, but {reason}. Use {use}." for reason in reasons)
+    return f"`layout.tp` is {tp}, but {reason}. Use {nearest(valid, tp)}."
 
 
 def _sizes_not_split(tp: int, heads: int, kv_heads: int, ffn: int, expert_ffn: int) -> Iterator[str]:

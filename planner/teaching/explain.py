@@ -15,6 +15,7 @@ from planner.cost.timed import Timing
 from planner.cost.timing import Timer
 from planner.cost.traffic import step_traffic
 from planner.facts.collectives import bus_factor
+from planner.facts.layout import SCHEDULE_NAMES
 from planner.facts.models.flops import model_flops
 from planner.facts.models.shapes import embedding_parameters, head_parameters, layer_parameters, parameter_count
 from planner.facts.precision import FP8_BYTES, GemmType, mix_of
@@ -217,7 +218,7 @@ def _step(spec: JobSpec, timer: Timer, timing: Timing, kind: str) -> Explanation
             f"{m} x ({timing.forward_s:.3g} + {backward:.3g}) s{at}",
             timing.compute_s,
             "s",
-            MEASURED if measured else "kernels of planner.hardware.kernels on the accelerator",
+            MEASURED if measured else "matmuls, attention and memory-bound kernels at the rates of the device",
         )
     ]
     if timing.recompute_s:
@@ -225,17 +226,19 @@ def _step(spec: JobSpec, timer: Timer, timing: Timing, kind: str) -> Explanation
         terms.append(
             _term("recompute", words, f"{m} x {repeated:.3g} s", timing.recompute_s, "s", "2205.05198 section 5")
         )
+    is_gpu = spec.resources.device == "cuda"
     for axis, seconds in timing.exposed_s.items():
         crossing = f"node {cluster.node.bytes_per_s / 1e9:g} GB/s, network {cluster.network.bytes_per_s / 1e9:g} GB/s"
         formula = "base + hops x latency + bytes / bandwidth - overlap with compute"
-        source = "alpha-beta model; nccl src/graph/tuning.cc"
+        source = "alpha-beta model" + ("; constants from NCCL src/graph/tuning.cc" if is_gpu else "")
         if measured:
             formula, crossing, source = "calls x seconds per call - overlap with compute", "", MEASURED
         if axis == "pp":
             formula += " + wait for the slowest stage"
         terms.append(_term(f"{axis} exposed", formula, crossing, seconds, "s", source))
     layout, batches = spec.layout, counted(m, "micro-batch", "micro-batches")
-    pipe = f"{layout.schedule}, pp {layout.pp}, {counted(layout.virtual_stages, 'chunk')} per stage, {batches}"
+    chunks = counted(layout.virtual_stages, "chunk")
+    pipe = f"{SCHEDULE_NAMES[layout.schedule]}, pp {layout.pp}, {chunks} per stage, {batches}"
     if timing.launch_s:
         words = "micro-batches x (kernels x launch time - device time), if the host is slower"
         numbers = f"{batches}, {a.launch_s * 1e6:g} us per launch"

@@ -227,7 +227,8 @@ def curves(x: Setting, variable: str) -> Curves:
     if variable == "l":
         least = x.k
     steps = POINTS - 1
-    values = sorted({round(least * (most / least) ** (i / steps)) for i in range(POINTS)})
+    grid = {round(least * (most / least) ** (i / steps)) for i in range(POINTS)}
+    values = sorted(grid | {getattr(x, variable)})
     settings = [x._replace(**{variable: value}) for value in values]
     series = {axis: [line(setting) or None for setting in settings] for axis, line in _LINES.items()}
     return Curves(variable=variable, x=[float(value) for value in values], series=series)

@@ -74,7 +74,7 @@ def _zero(stage: int) -> dict[str, Any]:
 # Gradients whole and summed once: its time comes nearer so (2407.21783 section 3.3.2 shards them, as ZeRO-2 does).
 _LLAMA_SOURCE = "Llama 3, 2407.21783 table 4; it sharded gradients as well, so its memory is up to 6 GiB less"
 _MEGATRON_SOURCE = "Megatron-LM, 2104.04473 table 1"
-_PLAIN = "planned by plain 1F1B, where it interleaved chunks"
+_PLAIN = "planned with plain 1F1B, but the run used interleaved chunks"
 _ZERO_SOURCE = "ZeRO, 1910.02054 table 1"
 _PIPE = {"pp": 2, "tp": 2}
 

@@ -58,9 +58,9 @@ def test_every_kind_stands_in_both_tables() -> None:
 @pytest.mark.parametrize(
     ("kind", "slots", "head"),
     [
-        ("train", 4, "training run · llama-tiny · dp2 x tp2"),
+        ("train", 4, "training run · llama-tiny · dp 2 x tp 2"),
         ("script", 2, "script · a/train.py --name &#x27;two words&#x27; · 2 ranks"),
-        ("dry_run", 1, "dry run · gpt-tiny · dp8"),
+        ("dry_run", 1, "dry run · gpt-tiny · dp 8"),
         ("lab", 2, "benchmark · 2 collectives · 2 ranks"),
         ("calibrate", 4, "calibration · host-a · 4 ranks"),
     ],

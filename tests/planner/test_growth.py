@@ -107,3 +107,8 @@ def test_what_sends_alike_is_told_as_equal() -> None:
 
 def test_there_is_no_part_of_a_boundary() -> None:
     assert pipeline_bytes(Setting(l=32, k=20)) == pipeline_bytes(Setting(l=32, k=16)) == 2 * 8 * 2048 * 4096 * 2
+
+
+def test_curves_contain_the_current_setting() -> None:
+    """The legend without a cursor then has the numbers of the table."""
+    assert 11.0 in curves(Setting(b=11), "b")["x"]

@@ -9,11 +9,13 @@ from pydantic import AfterValidator, BaseModel, Discriminator, ValidationError
 
 from planner.cost.estimate import estimate
 from planner.facts.kinds import product_words
-from planner.facts.reading.parse import parse_spec, problem_of
+from planner.facts.layout import problems
+from planner.facts.reading.parse import parse_fields, parse_spec, problem_of
 from planner.facts.spec import Layout, SpecError
 from planner.facts.words import counted
 from planner.hardware.clusters import CLUSTERS
 from planner.report import estimate_text
+from planner.search.choices import choices
 from planner.teaching.explain import explain
 from tests.planner.wrong_specs import GOOD
 
@@ -86,3 +88,18 @@ def test_what_a_validator_says_and_quotes_is_told_as_it_is(given: Any, words: st
         Drawn.model_validate(given)
     (error,) = refused.value.errors(include_url=False)
     assert problem_of(error, Drawn).message.startswith(words)
+
+
+def test_a_degree_that_splits_no_size_is_one_problem() -> None:
+    """gpt-tiny's heads, key/value heads and ffn_hidden_size are not divisible by 3."""
+    spec = parse_fields({**GOOD, "layout": {"tp": 3}})
+    assert [one.message for one in problems(spec) if one.field == "layout.tp"] == [
+        "`layout.tp` is 3, but 4 heads are not divisible by 3. Use 1, 2 or 4."
+    ]
+
+
+def test_the_reason_of_a_choice_does_not_claim_that_it_is_on() -> None:
+    spec = parse_fields({**GOOD, "layout": {"tp": 2}, "train": {**GOOD["train"], "seq_len": 127}})
+    assert choices(spec)["sequence_parallel"]["true"] == (
+        "`layout.sequence_parallel` needs a seq_len divisible by tp 2, but seq_len is 127. Use seq_len 126 or 128."
+    )

@@ -29,6 +29,9 @@ FIRST_RUN = {
 }
 
 
+PREFILLED = ("train.steps",)  # the form starts with another value, so the page does not name the default
+
+
 @require_http_methods(["GET", "POST"])
 @login_required
 def job_new(request: HttpRequest) -> HttpResponse:
@@ -107,7 +110,7 @@ def _form(
         "parts": spec_form.HIDDEN,
         "constraints": spec_form.constraints(values),
         "limits": spec_form.limits(),
-        "defaults": spec_form.defaults(),
+        "defaults": {name: text for name, text in spec_form.defaults().items() if name not in PREFILLED},
         "unavailable": unavailable,
         "reasons": reasons,
         "errors": errors,

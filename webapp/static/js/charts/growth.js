@@ -1,8 +1,8 @@
 // Traffic of each axis over one variable, with the current value marked. Both axes are logarithmic.
 import uPlot from "../../vendor/uplot/uPlot.esm.js";
 import { decimalBytes, integer } from "../format.js";
-import { ownKeys } from "./keys.js";
-import { MARKERS, axis, color, keepFitting, legendValue } from "./theme.js";
+import { nearest, ownKeys } from "./keys.js";
+import { MARKERS, axis, color, keepFitting } from "./theme.js";
 import { roundTicks } from "./ticks.js";
 
 const HEIGHT = 320;
@@ -31,6 +31,12 @@ export function growthChart(container) {
     ctx.restore();
   }
 
+  /** Format the value at the cursor. Without a cursor, format the value at the current setting, as in the table. */
+  const atSetting = (format) => (plot, value, line, index) => {
+    const kept = index === null || index === undefined ? plot.data[line][nearest(shown.x, here)] : value;
+    return kept === null || kept === undefined ? "–" : format(kept);
+  };
+
   function build() {
     if (!shown) return;
     chart?.destroy();
@@ -46,8 +52,8 @@ export function growthChart(container) {
         axis("traffic per step", (_, ticks) => ticks.map((tick) => (tick ? decimalBytes(tick) : "")), 80),
       ],
       series: [
-        { label: shown.variable, value: legendValue(integer) },
-        ...LINES.map(([, label, token]) => ({ label, stroke: color(token), width: 2, points: { show: false }, value: legendValue(decimalBytes) })),
+        { label: shown.variable, value: atSetting(integer) },
+        ...LINES.map(([, label, token]) => ({ label, stroke: color(token), width: 2, points: { show: false }, value: atSetting(decimalBytes) })),
       ],
     };
     chart = new uPlot(options, [shown.x, ...LINES.map(([name]) => shown.series[name])], container);

@@ -14,10 +14,10 @@ export function showEstimate(panel, plan) {
   const place = (name) => panel.querySelector(`[data-show="${name}"]`);
   const { dp, pp, cp, tp } = estimate.axes;
   place("world").textContent = `${integer(estimate.world_size)} ${estimate.world_size === 1 ? "rank" : "ranks"}`;
-  const product = cp > 1 ? `dp ${dp} × pp ${pp} × cp ${cp} × tp ${tp}` : `dp ${dp} × pp ${pp} × tp ${tp}`;
+  const product = cp > 1 ? `dp ${dp} x pp ${pp} x cp ${cp} x tp ${tp}` : `dp ${dp} x pp ${pp} x tp ${tp}`;
   const { nodes, per_node: perNode, accelerator } = estimate.cluster;
   const where = nodes === 1 ? "one node" : `${integer(nodes)} nodes of ${perNode}`;
-  place("product").textContent = `${product}, ${where} · ${accelerator}`;
+  place("product").textContent = `${product}, ${where}, ${accelerator}`;
   place("parameters").textContent = parameters(estimate.model_parameters);
   place("parameters").title = integer(estimate.model_parameters);
   const isMixture = estimate.active_parameters !== estimate.model_parameters;

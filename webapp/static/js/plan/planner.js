@@ -17,6 +17,15 @@ const searchStatus = document.getElementById("search-status");
 const DEGREES = ["dp", "pp", "tp", "cp", "ep"];
 const SCHEDULES = ["1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv", "dualpipev", "looped_bfs", "gpipe", "naive"];
 const CHUNKS = { interleaved_1f1b: 2, looped_bfs: 2, zbv: 2, dualpipev: 2 };
+const SCHEDULE_NAMES = {
+  "1f1b": "1F1B",
+  interleaved_1f1b: "interleaved 1F1B",
+  interleaved_zero_bubble: "zero bubble",
+  zbv: "ZBV",
+  dualpipev: "DualPipeV",
+  looped_bfs: "looped BFS",
+  gpipe: "GPipe",
+};
 const RECOMPUTES = ["none", "selective", "full"];
 const FIRST = [
   { layout: { dp: 64, zero: 3 }, micro_batches: 8 },
@@ -102,7 +111,10 @@ function drawLane(lane, index) {
   });
   fields.append(check);
   lane.body = el("div", {}, el("p", { className: "note" }, "Loading…"));
-  panel.append(el("header", {}, title, remove), fields, lane.body);
+  const best = el("span", { className: "badge plain", hidden: true }, "most tokens/s per rank");
+  best.dataset.tone = "good";
+  best.dataset.most = "";
+  panel.append(el("header", {}, title, best, remove), fields, lane.body);
   lane.panel = panel;
   if (lane.plan) showPlan(lane);
   return panel;
@@ -120,7 +132,7 @@ function numberField(lane, text, target, name, usual) {
 }
 
 function select(lane, text, name, values, read, className = "") {
-  const options = values.map((v) => el("option", { value: String(v), selected: String(lane.layout[name] ?? values[0]) === String(v) }, String(v).replaceAll("_", " ")));
+  const options = values.map((v) => el("option", { value: String(v), selected: String(lane.layout[name] ?? values[0]) === String(v) }, SCHEDULE_NAMES[v] ?? String(v)));
   const box = el("select", {}, ...options);
   box.addEventListener("change", () => {
     lane.layout[name] = read(box.value);
@@ -157,6 +169,7 @@ async function cost(lane) {
     lane.plan = { problems: [{ field: "request", message: error.message }], estimate: null };
   }
   showPlan(lane);
+  for (const other of state) if (other !== lane && other.plan?.estimate) showFigures(other);
   markBest();
 }
 
@@ -183,6 +196,15 @@ function showPlan(lane) {
     return;
   }
   for (const input of lane.panel.querySelectorAll("[aria-invalid]")) input.removeAttribute("aria-invalid");
+  showFigures(lane);
+}
+
+/** Show the figures of a lane. All lanes have the same rows, so that values of one quantity are on one line. */
+function showFigures(lane) {
+  const { estimate } = lane.plan;
+  const all = state.flatMap((one) => one.plan?.estimate ?? []);
+  const isShown = (name) => all.some((one) => one.time.parts.some((part) => part.name === name && part.seconds > 0));
+  const names = [...new Set(all.flatMap((one) => one.time.parts.map((part) => part.name)))].filter(isShown);
   const { time, cluster, vocab_size: vocabulary, padded_vocab_size: padded, aligned_vocabulary: aligned } = estimate;
   const parts = time.parts.map((p) => ({ token: token(p.name), value: p.seconds, title: `${p.name}: ${duration(p.seconds)}` }));
   const memory = `${bytes(estimate.peak_memory_bytes)} of ${bytes(cluster.memory_bytes)}`;
@@ -198,10 +220,10 @@ function showPlan(lane) {
     line("speed", tokenRate(time.tokens_per_s)),
     line("peak memory per rank", memory, "estimate"),
     line("memory range", between(bytes, estimate.peak_memory_bytes, estimate.memory_interval.share), estimate.memory_interval.words),
-    line("traffic per rank", decimalBytes(sent), "payload bytes per step of the busiest rank"),
-    ...(padded > vocabulary ? [line("padded vocabulary", integer(padded), `from ${integer(vocabulary)}`)] : []),
-    ...(aligned ? [line("cost of unaligned vocabulary", duration(aligned.spares_s), `per step. A vocabulary of ${integer(aligned.vocab_size)} avoids it.`)] : []),
-    ...time.parts.filter((p) => p.seconds > 0).map((p) => line(AXES.includes(p.name) ? `exposed ${p.name}` : p.name, duration(p.seconds))),
+    line("traffic per rank and step", decimalBytes(sent), "payload bytes per step of the busiest rank"),
+    ...(all.some((one) => one.padded_vocab_size > one.vocab_size) ? [line("padded vocabulary", integer(padded), `from ${integer(vocabulary)}`)] : []),
+    ...(all.some((one) => one.aligned_vocabulary) ? [unaligned(aligned, line)] : []),
+    ...names.map((name) => line(AXES.includes(name) ? `${name} exposed` : name, partTime(time, name))),
   ];
   const use = el("a", { className: "button small", href: formAddress(lane) }, "Use this layout");
   const advice = (lane.plan.suggestions ?? []).map((n) => el("li", {}, el("b", {}, n.change), `: ${n.reason}`));
@@ -217,12 +239,24 @@ function showPlan(lane) {
   );
 }
 
+function unaligned(found, line) {
+  const name = "cost of unaligned vocabulary";
+  return found ? line(name, duration(found.spares_s), `per step. A vocabulary of ${integer(found.vocab_size)} avoids it.`) : line(name, "–");
+}
+
+function partTime({ parts }, name) {
+  const seconds = parts.find((part) => part.name === name)?.seconds ?? 0;
+  return seconds > 0 ? duration(seconds) : "–";
+}
+
 function markBest() {
   const timed = state.filter((lane) => lane.plan?.estimate?.fits);
   const best = timed.length > 1 ? Math.max(...timed.map((lane) => lane.plan.estimate.time.tokens_per_s / lane.plan.estimate.world_size)) : null;
   for (const lane of state) {
     const made = lane.plan?.estimate;
-    lane.panel.dataset.best = String(Boolean(made?.fits) && made.time.tokens_per_s / made.world_size === best);
+    const isBest = Boolean(made?.fits) && made.time.tokens_per_s / made.world_size === best;
+    lane.panel.dataset.best = String(isBest);
+    lane.panel.querySelector("[data-most]").hidden = !isBest;
   }
 }
 
@@ -267,21 +301,21 @@ async function search() {
 
 function showResults(found) {
   const cut = found.complete ? "" : " The search stopped at its time limit, so faster layouts can be missing. Enter fixed values, for example tp=8, or search with the command `python -m planner search`.";
-  searchStatus.replaceChildren(...withCode(`${integer(found.fitting)} of ${integer(found.considered)} layouts fit. Searched for ${duration(found.seconds)}.${cut}`));
+  searchStatus.replaceChildren(...withCode(`${integer(found.fitting)} of ${integer(found.considered)} layouts fit. The search took ${duration(found.seconds)}.${cut}`));
   const refused = Object.entries(found.refused).map(([reason, number]) => el("li", {}, `${integer(number)} layouts: ${reason}`));
   if (found.best.length === 0) {
     const hint = "Use more ranks, a smaller micro-batch, or hardware with more memory.";
     results.replaceChildren(el("div", { className: "empty" }, el("h2", {}, "No layout fits"), el("p", {}, hint)), el("ul", { className: "note" }, ...refused));
     return;
   }
-  const head = [th("step time", true), th("MFU", true), th("memory", true), ...DEGREES.map((axis) => th(axis, true)), th("ZeRO", true), th("micro-batch", true), th("schedule"), th("recompute"), th("")];
+  const head = [th("step time", true), th("MFU", true), th("memory", true), ...DEGREES.map((axis) => th(axis, true)), th("ZeRO", true), th("micro-batches", true), th("schedule"), th("recompute"), th("")];
   const table = scrolling(head, found.best.map(resultRow));
   table.classList.add("search-results");
   const near = found.neighbours.map((n) => el("tr", {}, el("th", { scope: "row" }, n.change), el("td", {}, n.reason)));
   const chart = el("div", { className: "pareto" });
   results.replaceChildren(
     table,
-    el("p", { className: "note" }, "The search ranks by the middle of each estimate. Layouts within each other's range may swap places."),
+    el("p", { className: "note" }, "The search sorts layouts by the middle of the estimated step time range. If the ranges of two layouts overlap, the true order may be different."),
     el("details", {}, el("summary", {}, "Similar layouts"), scrolling([th("change to the first layout"), th("effect")], near)),
     ...(refused.length ? [el("details", {}, el("summary", {}, "Rejected layouts"), el("ul", { className: "note" }, ...refused))] : []),
     el("h3", {}, `Step time and memory: ${counted(found.pareto.length, "layout")} on the Pareto front`),
@@ -301,7 +335,7 @@ function resultRow(found) {
     else searchStatus.textContent = `At most ${MAX_LANES} layouts can be compared. Remove one first.`;
   });
   const use = el("a", { className: "button small", href: formAddress(lane) }, "Use this layout");
-  const schedule = layout.pp > 1 ? `${layout.schedule.replaceAll("_", " ")}${layout.virtual_stages > 1 ? ` × ${layout.virtual_stages}` : ""}` : "–";
+  const schedule = layout.pp > 1 ? `${SCHEDULE_NAMES[layout.schedule] ?? layout.schedule}${layout.virtual_stages > 1 ? `, ${layout.virtual_stages} chunks` : ""}` : "–";
   return el(
     "tr",
     {},
@@ -310,7 +344,7 @@ function resultRow(found) {
     cell(`${bytes(found.memory_bytes)} ${sureness(found.memory_interval.share)}`, between(bytes, found.memory_bytes, found.memory_interval.share)),
     ...DEGREES.map((axis) => cell(integer(layout[axis]))),
     cell(String(layout.zero)),
-    cell(`${found.micro_batch_size} × ${integer(microBatches)}`),
+    cell(`${integer(microBatches)} of ${counted(found.micro_batch_size, "sequence")}`),
     el("td", {}, schedule),
     el("td", {}, layout.recompute),
     el("td", { className: "row-actions" }, use, " ", compare),
