@@ -283,7 +283,7 @@ def test_a_host_is_calibrated_by_a_click_and_the_click_can_be_taken_back(page: P
     expect(page.locator(".page-head .actions a")).to_contain_text("Calibration")
     page.goto(job)
     page.click("#cancel")
-    page.click("#cancel-dialog button.primary")
+    page.click("#cancel-dialog button.danger")
     page.wait_for_selector("#status[data-status=cancelled]")
     page.goto(host)
     expect(page.locator("#calibrate")).to_be_visible()

@@ -67,5 +67,5 @@ def test_slurm_is_chosen_in_the_form_and_told_on_the_page(slurm: Cluster, instal
     expect(page.locator("#status")).to_have_text("running")
     shot(page, "running")
     page.click("#cancel")
-    page.click("#cancel-dialog button.primary")
+    page.click("#cancel-dialog button.danger")
     expect(page.locator("#status")).to_have_text("cancelled")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from django.template.loader import render_to_string
 from playwright.sync_api import Page, expect
 
 from tests.e2e.modules.test_chart_keys import DRAWN, SHEETS
-from tests.support.modules import paper
+from tests.support.modules import call, paper
+from tests.support.timelines import item
 
 FIRST = (*SHEETS, "css/components.css", "css/tables.css", "css/job/first.css", "css/job/parts.css")
 CHARTS = """<main><div class="first"><section id="loss"><div id="loss-chart" class="chart"></div></section></div>
@@ -65,3 +67,46 @@ def test_rows_of_scrolling_tables_have_one_line_on_a_phone(modules: Page) -> Non
     with paper(modules, ROWS, *FIRST) as page:
         page.set_viewport_size({"width": 390, "height": 844})
         assert page.locator("tr").evaluate("(row) => row.offsetHeight") < 40
+
+
+def test_a_traceback_ends_at_its_exception(modules: Page) -> None:
+    """Lines of standard output after the traceback were shown as its part."""
+    trace = ["Traceback (most recent call last):", '  File "a.py", line 3, in <module>', "    f()"]
+    error = ["RuntimeError: Error(s) in loading state_dict:", "  size mismatch for a"]
+    body = "return m.tracebackOf(x).lines"
+    assert call(modules, "logs/rootcause.js", body, ["step 1", *trace, *error, "step 2", "step 3"]) == [*trace, *error]
+    prefixed = [f"[rank1]: {line}" for line in (*trace, *error)]
+    assert call(modules, "logs/rootcause.js", body, [*prefixed, "[rank1]: bye"]) == prefixed
+    assert call(modules, "logs/rootcause.js", body, trace) == trace
+
+
+def test_groups_that_send_in_one_direction_show_the_direction(modules: Page) -> None:
+    groups = [{"axis": "pp", "ranks": [0, 1], "nth": nth} for nth in (0, 1)]
+    sends = [[(0, "send", 1, 0, 0, 10, 4000, 1), (1, "recv", 1, 0, 0, 12, 4000, 1)]]
+    sends += [[(0, "recv", 1, 0, 0, 12, 4000, 0), (1, "send", 1, 0, 0, 10, 4000, 0)]]
+    items = [item(rank, groups=groups, calls=calls) for rank, calls in enumerate(sends)]
+    body = """
+    const { stepOfItems } = await import('/js/timeline/step.js');
+    const step = stepOfItems(1, new Map(x.map((item) => [item.rank, { item, node: 0 }])), () => 0);
+    const rows = document.createElement('tbody');
+    m.showGroups(rows, [step], [], []);
+    return [...rows.rows].map((row) => row.cells[1].textContent);
+    """
+    assert sorted(call(modules, "timeline/tables.js", body, items)) == ["0 → 1", "1 → 0"]
+
+
+def test_numbers_of_the_verification_do_not_break_and_have_one_form(modules: Page) -> None:
+    html = render_to_string("jobs/panels/proof.html")
+    body = """
+    const one = { state: 'equal', steps: 3, tensors: 68, gradient: 4e-7, update: 6e-5, norm: 1e-8, loss: 5e-8,
+      seconds: 1, limit: 1e-5, why: 'rounding allows relative differences of 1e-05 in gradients' };
+    const replicas = { steps: [1, 3], copied: 5, parts: 9, apart: 0 };
+    const state = { verdicts: new Map([[0, []]]), proof: { replicas, wrong: [], one_process: one, end: null } };
+    m.showProof(document.querySelector('section'), state, null, true, true, 'fp32', 1);
+    return [...document.querySelectorAll('#proof [data-verdict], #proof .unbroken')].map((node) => node.textContent);
+    """
+    with paper(modules, html, *FIRST) as page:
+        badge, *numbers = call(page, "job/proof.js", body)
+        assert page.locator(".unbroken").first.evaluate("(node) => getComputedStyle(node).whiteSpace") == "nowrap"
+    assert badge == "all checks passed"
+    assert numbers == ["4e-7", "6e-5", "1e-8", "5e-8", "1e-5"]

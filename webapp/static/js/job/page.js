@@ -225,7 +225,7 @@ function listen() {
     dialog.showModal();
   });
   $("keep").addEventListener("click", () => dialog.close());
-  dialog.querySelector("button.primary").addEventListener("click", () => $("cancel-form").submit());
+  dialog.querySelector("button.danger").addEventListener("click", () => $("cancel-form").submit());
 }
 
 listen();

@@ -134,11 +134,19 @@ function apartLine({ what, name, axis, ranks, apart, limit }) {
 /** Reasons of the trainer have no capital letter and no period. */
 const sentence = (line) => `${line.charAt(0).toUpperCase()}${line.slice(1)}${/[.:)]$/.test(line) || line === "" ? "" : "."}`;
 
+const NUMBER = /(\d[\d.]*e[+-]?\d+)/; // "4e-7", which must not break after the hyphen
+
+/** Return the line as nodes. Numbers of older hosts lose the zero of "1e-05". */
+function numbered(line) {
+  const text = line.replace(/(\de[+-])0(?=\d)/g, "$1");
+  return text.split(new RegExp(NUMBER, "g")).map((part) => (NUMBER.test(part) ? el("span", { className: "unbroken" }, part) : part));
+}
+
 function fill(place, { tone, words, more }) {
   const figure = place.querySelector("dd");
   figure.textContent = words;
   figure.dataset.tone = tone;
-  place.querySelector("small").replaceChildren(...more.split("\n").map((line) => el("span", {}, sentence(line))));
+  place.querySelector("small").replaceChildren(...more.split("\n").map((line) => el("span", {}, ...numbered(sentence(line)))));
 }
 
 /** Fill the panel: three results, the badge, and the table of differences. */
@@ -155,7 +163,7 @@ export function showProof(panel, state, comparison, finished, exact, precision, 
   const tones = parts.map((part) => part.tone);
   const proven = tones.every((tone) => tone === "good");
   badge.dataset.tone = tones.includes("bad") ? "bad" : proven ? "good" : "warn";
-  badge.textContent = parts.map((part) => part.words).join("; ");
+  badge.textContent = tones.includes("bad") ? "difference found" : proven ? "all checks passed" : "not fully checked";
   const wrong = state.proof?.wrong ?? [];
   panel.querySelector("[data-wrong]").hidden = wrong.length === 0;
   refill(panel.querySelector("tbody"), ...wrong.map(apartLine));

@@ -5,12 +5,24 @@ import { lastCollective } from "./places.js";
 
 const TRACEBACK = /^(?:\[[^\]]{0,40}\]:? ?)?Traceback \(most recent call last\)/;
 
+const PREFIX = /^\[[^\]]{0,40}\]:? ?/; // of torchrun, for example "[rank1]: "
+
+/** Return the number of lines of a traceback: up to the exception, and indented lines of its message. */
+function lengthOf(texts) {
+  const isIndented = (text) => /^\s/.test(text.replace(PREFIX, ""));
+  const last = texts.findIndex((text, i) => i > 0 && text.trim() !== "" && !isIndented(text));
+  if (last < 0) return texts.length;
+  const beyond = texts.findIndex((text, i) => i > last && !isIndented(text));
+  return beyond < 0 ? texts.length : beyond;
+}
+
 /** Return the last traceback of some lines, or else the last lines. */
 export function tracebackOf(lines, few = 12) {
   const texts = lines.map(plain);
   const begin = texts.findLastIndex((text) => TRACEBACK.test(text));
   if (begin < 0) return { found: false, lines: texts.filter((text) => text.trim()).slice(-few) };
-  return { found: true, lines: texts.slice(begin) };
+  const rest = texts.slice(begin);
+  return { found: true, lines: rest.slice(0, lengthOf(rest)) };
 }
 
 /** Return {title, reason, collective, lines, found} of a failed or lost job, else null. */

@@ -55,12 +55,13 @@ export function groupBandwidths(steps) {
         const factor = busFactor(call.op, call.op === "send" ? 2 : group.ranks.length);
         if (took === null || took <= 0 || factor === 0) continue;
         const key = `${group.axis} ${group.nth} ${group.ranks.join()}`;
-        if (!groups.has(key)) groups.set(key, { axis: group.axis, ranks: group.ranks, bytes: 0, seconds: 0, ops: new Set(), calls: 0, best: 0 });
+        if (!groups.has(key)) groups.set(key, { axis: group.axis, ranks: group.ranks, bytes: 0, seconds: 0, ops: new Set(), ways: new Set(), calls: 0, best: 0 });
         const row = groups.get(key);
         row.bytes += factor * call.bytes;
         row.seconds += took;
         row.calls += 1;
         row.ops.add(call.op);
+        row.ways.add(call.op === "send" ? `${call.rank} → ${call.peer}` : "");
         row.best = Math.max(row.best, (factor * call.bytes) / took);
       }
     }

@@ -65,6 +65,9 @@ export function ofLink(busbw, link) {
   return number("above 100%", `The link is faster than its known bandwidth: ${byteRate(link.speed)} ${link.words}`);
 }
 
+/** "0 → 2" for a group that sends in one direction, else its ranks. */
+const wayWords = ({ ways, ranks }) => (ways.size === 1 && !ways.has("") ? [...ways][0] : rankWords(ranks));
+
 export function showGroups(body, steps, links, members) {
   const rows = groupBandwidths(steps);
   const shown = slowest(rows);
@@ -75,7 +78,7 @@ export function showGroups(body, steps, links, members) {
         "tr",
         {},
         head(row.axis),
-        el("td", {}, rankWords(row.ranks)),
+        el("td", {}, wayWords(row)),
         el("td", {}, [...row.ops].map(opName).join(", ")),
         number(integer(row.calls)),
         number(byteRate(row.busbw)),
