@@ -240,7 +240,9 @@ def test_a_link_leads_to_its_line_and_says_when_the_line_is_gone(panel: Callable
     expect(page.locator("#log [data-marked] .log-text")).to_have_text("step 4001 loss 0.0012 of rank 1")
     say(page, log(2, 3, 50, "later", skipped=50))
     page.evaluate("location.hash = '#log-2-3'")
-    expect(page.locator("[data-log=told]")).to_have_text("Line 3 of rank 2 is not in this page. Download the full log.")
+    expect(page.locator("[data-log=told]")).to_have_text(
+        "Line 3 of rank 2 is not in the log on this page. Download the full log."
+    )
 
 
 def test_what_is_kept_is_bounded_over_all_ranks_and_says_nothing_wrong(panel: Callable[..., Page]) -> None:
@@ -318,7 +320,7 @@ def timeline() -> dict[str, Any]:
         ),
         (
             [TRAFFIC],
-            "Unfinished at the last contact: all-gather over tp, 2 ranks, call number 9.",
+            "Unfinished collectives at the last contact: all-gather over tp, 2 ranks, call number 9.",
         ),
         (
             [timeline()],
@@ -327,7 +329,7 @@ def timeline() -> dict[str, Any]:
         ),
         (
             [{**TRAFFIC, "cells": [{**TRAFFIC["cells"][0], "completed": 9}]}],
-            "Not in a collective at the last contact. 9 calls completed.",
+            "The rank was not in a collective at the last contact. 9 calls completed.",
         ),
         ([], "Last collective unknown."),
     ],

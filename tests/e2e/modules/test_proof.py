@@ -75,9 +75,15 @@ def test_what_one_step_more_showed_is_told_with_the_first(
 @pytest.mark.parametrize(
     ("turned", "words"),
     [
-        (0, "for 9,216 tokens, summed over layers. Its own router makes the same choices."),
-        (1, "summed over layers. Its own router differs in 1, by at most 4e-3 of the spread between experts."),
-        (44, "summed over layers. Its own router differs in 44, by at most 4e-3 of the spread between experts."),
+        (0, "for 9,216 tokens, summed over layers. The router of the reference makes the same choices."),
+        (
+            1,
+            "summed over layers. The router of the reference differs for 1 token, by at most 4e-3 of the spread between experts.",
+        ),
+        (
+            44,
+            "summed over layers. The router of the reference differs for 44 tokens, by at most 4e-3 of the spread between experts.",
+        ),
     ],
 )
 def test_choices_that_one_process_took_over_are_told(modules: Page, turned: int, words: str) -> None:
@@ -118,9 +124,12 @@ def test_a_verdict_of_nothing_says_so(modules: Page) -> None:
     row = {"predicted_bytes": 0, "measured_bytes": 0, "predicted_count": 0, "measured_count": 0}
     script = "return m.trafficProof({verdicts: new Map([[0, x]])}, null, true, true, 1)"
     nothing = call(modules, "job/proof.js", script, [row])
-    assert nothing["more"] == "Total difference over all phases of 1 rank (no traffic expected, none measured)."
+    assert nothing["more"] == "Total traffic difference over all phases of 1 rank (no traffic expected, none measured)."
     barrier = {**row, "predicted_count": 1, "measured_count": 1}
-    assert call(modules, "job/proof.js", script, [barrier])["more"] == "Total difference over all phases of 1 rank."
+    assert (
+        call(modules, "job/proof.js", script, [barrier])["more"]
+        == "Total traffic difference over all phases of 1 rank."
+    )
 
 
 def test_verdicts_of_some_ranks_are_no_verdict_of_all(modules: Page) -> None:
@@ -131,11 +140,11 @@ def test_verdicts_of_some_ranks_are_no_verdict_of_all(modules: Page) -> None:
     return [told.tone, told.words, told.more];
     """
     some = call(modules, "job/proof.js", script, [row, row])
-    assert some == ["", "0 B, 0 calls", "Total difference over all phases of 2 of 8 ranks."]
+    assert some == ["", "0 B, 0 calls", "Total traffic difference over all phases of 2 of 8 ranks."]
     assert call(modules, "job/proof.js", script, [row] * 8) == [
         "good",
         "0 B, 0 calls",
-        "Total difference over all phases of 8 ranks.",
+        "Total traffic difference over all phases of 8 ranks.",
     ]
     table = """
     const [body, summary] = [document.createElement("tbody"), document.createElement("p")];

@@ -43,7 +43,7 @@ def test_what_was_chosen_stays_chosen_when_a_job_is_moved(modules: Page) -> None
         ({"status": 400, "body": {"errors": [{"field": "job", "message": "is no job's id"}]}}, "job: is no job's id"),
         ({"status": 502, "body": "away"}, "the server answered 502"),
         (None, "Failed to fetch"),
-        ({"status": 200, "body": {"moved": False}}, "A job can move only among jobs with its priority"),
+        ({"status": 200, "body": {"moved": False}}, "A job can move only among jobs with the same priority"),
     ],
 )
 def test_why_a_job_was_not_moved_is_told(modules: Page, answer: dict[str, Any] | None, words: str) -> None:

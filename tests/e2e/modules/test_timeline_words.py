@@ -42,7 +42,7 @@ def test_words_of_an_event_go_with_its_step(modules: Page) -> None:
         page.locator("canvas").press(".")
         expect(told).to_contain_text("rank 0")
         page.evaluate("see", late(step=9))
-        expect(told).to_contain_text("Wheel, +")
+        expect(told).to_contain_text("The wheel, +")
 
 
 def test_a_whole_step_stays_whole_as_more_ranks_tell_of_it(modules: Page) -> None:
@@ -67,7 +67,7 @@ def test_the_same_step_told_again_keeps_what_was_chosen(modules: Page) -> None:
 @pytest.mark.parametrize(
     ("ranks", "spans", "told", "untold"),
     [
-        (2, [("weights", 0, 3, 0, 9)], ["weights", "solid is transfer."], ["backward", "because"]),
+        (2, [("weights", 0, 3, 0, 9)], ["weights", "the solid part is transfer."], ["backward", "because"]),
         (
             1,
             [("forward", 0, 3, 0, 9)],
@@ -168,8 +168,8 @@ def test_pictures_and_tables_give_a_group_of_a_script_one_colour(modules: Page) 
     ("within", "told"),
     [
         ([0.001], ""),
-        ([0.001, 0.003, 0.002], " Clocks of hosts differ by at most 5.00 ms."),
-        ([0.001, None], " The clock error of 1 host is unknown."),
+        ([0.001, 0.003, 0.002], " The clocks of the hosts differ by at most 5.00 ms."),
+        ([0.001, None], " The clock offset of 1 host is unknown."),
     ],
 )
 def test_a_step_says_of_how_many_ranks_it_is_and_how_far_clocks_agree(
@@ -199,4 +199,4 @@ def test_a_small_chart_of_a_rank_that_told_nothing_says_so(modules: Page) -> Non
     with paper(modules, '<main><details open></details><div id="place"></div></main>', *SHEETS) as page:
         notes = call(page, "heat/multiples.js", body)
     assert notes[1:3] == ["not known", "\u2264 1"]
-    assert notes[-1] == "The first 128 of 130 ranks. The map above shows all ranks."
+    assert notes[-1] == "These charts show the first 128 of 130 ranks. The rank heatmap shows all ranks."

@@ -5,7 +5,7 @@ import { placeOf } from "./ticks.js";
 
 const FAR = 10; // Shift moves by a tenth of the range
 const ZOOM = 2;
-const HELP = "Left and Right move the cursor, Shift moves it further, Home and End move it to the ends.";
+const HELP = "The Left and Right keys move the cursor, also in larger moves with Shift. The Home and End keys move the cursor to the ends of the chart.";
 
 addKeys("On a focused chart", [
   { key: "← →", words: "Move the cursor" },
@@ -108,7 +108,7 @@ export function chartKeys(container, cursor) {
   container.tabIndex = 0;
   container.setAttribute("role", "application");
   container.setAttribute("aria-roledescription", "chart");
-  const zooms = cursor.zoom ? "+ and − zoom, Escape resets." : "Escape removes the cursor.";
+  const zooms = cursor.zoom ? "The + and − keys zoom, and Escape resets the zoom." : "The Escape key removes the cursor.";
   container.setAttribute("aria-label", [`${nameOf(container)}.`, HELP, zooms, cursor.help].filter(Boolean).join(" "));
 }
 

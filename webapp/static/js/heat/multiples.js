@@ -30,7 +30,7 @@ export function multiples(place, details) {
     });
     const most = charts.reduce((top, { values }) => values.reduce((high, value) => (value > high ? value : high), top), 0);
     place.replaceChildren(...charts.map((chart) => tiny(chart, most, figure)));
-    if (ranks.length > MOST) place.append(el("p", { className: "note" }, `The first ${MOST} of ${integer(ranks.length)} ranks. The map above shows all ranks.`));
+    if (ranks.length > MOST) place.append(el("p", { className: "note" }, `These charts show the first ${MOST} of ${integer(ranks.length)} ranks. The rank heatmap shows all ranks.`));
   }
   return draw;
 }

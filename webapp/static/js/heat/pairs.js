@@ -38,7 +38,7 @@ export function pairsPanel(panel) {
     const layout = { ...job.spec.layout };
     const world = job.estimate?.world_size ?? Math.max(0, ...(step ? step.ranks.keys() : [])) + 1;
     if (world > MOST_RANKS) {
-      panel.querySelector("[data-empty]").textContent = `The traffic matrix shows at most ${integer(MOST_RANKS)} ranks. This run has ${integer(world)}.`;
+      panel.querySelector("[data-empty]").textContent = `The traffic matrix shows at most ${integer(MOST_RANKS)} ranks. This run has ${integer(world)} ranks.`;
       return;
     }
     squares.predicted = planned ? predicted(job.estimate, layout, accepts) : null;
@@ -62,9 +62,9 @@ export function pairsPanel(panel) {
       panel.querySelector(`#pairs-${name}`).parentElement.hidden = !squares[name];
       if (squares[name]) map.show(squares[name].bytes, { rows: world, columns: world, most, borders: { rows: borders, columns: borders }, axes: AXES, values: (bytes) => decimalBytes(Math.round(bytes)) });
     }
-    const mean = steps > 0 ? `Measured: mean of ${counted(steps, "step")}.` : "No step is measured yet.";
-    const source = planned ? mean : `Measured: events of step ${integer(step.step)}.`;
-    note = `Rows send, columns receive. Algorithmic bytes per step. ${source}${borders.length > 0 ? " Lines mark host boundaries." : ""}`;
+    const mean = steps > 0 ? `Measured values are means of ${counted(steps, "step")}.` : "No step is measured yet.";
+    const source = planned ? mean : `Measured values come from the traced events of step ${integer(step.step)}.`;
+    note = `Rows are sending ranks, and columns are receiving ranks. Values are algorithmic bytes per step. ${source}${borders.length > 0 ? " Lines mark host boundaries." : ""}`;
     if (!Object.values(maps).some((map) => map.pointed())) tell(null);
     legend($("pairs-legend"), most, (value) => decimalBytes(Math.round(value)), undefined, "algorithmic bytes per step");
   };

@@ -14,7 +14,7 @@ const FIGURES = {
 
 function nothing(job, state) {
   if (!job.finished) return "Waiting for the first collective.";
-  return state.fromSummary ? "Traffic over time was deleted." : "The run ended without a collective.";
+  return state.fromSummary ? "The stored traffic history of this run was deleted." : "The run ended without a collective.";
 }
 
 const SHORT_S = 10; // a shorter span is labeled by the time since its start
@@ -56,7 +56,7 @@ export function timePanel(panel) {
     const empty = panel.querySelector("[data-empty]");
     empty.hidden = known;
     if (!known) {
-      empty.textContent = what === "still" ? "No stall times are known yet." : nothing(job, state);
+      empty.textContent = what === "still" ? "No rank has reported stall times yet." : nothing(job, state);
       return;
     }
     ranks = [...bins.rows.keys()].sort((a, b) => a - b);
@@ -67,7 +67,7 @@ export function timePanel(panel) {
     const borders = hostBorders(job.members).map((rank) => ranks.findIndex((one) => one >= rank)).filter((row) => row > 0);
     const axes = { rows: { title: "Rank", words: (row) => integer(ranks[row]) }, columns: timeAxis(drawn.times) };
     map.show(drawn.cells, { rows: ranks.length, columns: drawn.columns, most, borders: { rows: borders, columns: [] }, axes });
-    note = `${figure.note}, mean over ${duration(bins.width)}. From ${exactTime(new Date(1000 * drawn.times[0]))} to ${exactTime(new Date(1000 * drawn.times.at(-1)))}.`;
+    note = `${figure.note}, mean over ${duration(bins.width)}, from ${exactTime(new Date(1000 * drawn.times[0]))} to ${exactTime(new Date(1000 * drawn.times.at(-1)))}.`;
     if (!map.pointed()) told.textContent = note;
     legend($("heat-time-legend"), most, figure.words, figure.token, figure.note.toLowerCase());
     small(bins, drawn, ranks, figure);

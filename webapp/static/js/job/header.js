@@ -28,7 +28,7 @@ const capital = (word) => word[0].toUpperCase() + word.slice(1);
 /** [tone, words] of states that the verdict does not show. */
 function noticeOf(job, hasVerdict) {
   if (job.status === "cancelling" && job.wait_reason) return ["info", `Canceling: ${job.wait_reason}`];
-  if (job.status === "unreachable") return ["warn", `${capital(job.history.at(-1).reason)}. Training may continue. The page updates when contact returns.`];
+  if (job.status === "unreachable") return ["warn", `${capital(job.history.at(-1).reason)}. Training may continue. The page updates when the host reconnects.`];
   if (job.status === "cancelled") return ["warn", endingWords(job)];
   if (BAD.has(job.status) && !(hasVerdict && wasPlaced(job))) return ["bad", endingWords(job)];
   return ["", ""];

@@ -30,7 +30,7 @@ export function trafficProof(state, comparison, finished, exact, ranks) {
     return {
       tone: off ? "bad" : told < ranks ? "" : "good",
       words: `${exactBytes(bytesOff)}, ${integer(callsOff)} ${callsOff === 1 ? "call" : "calls"}`,
-      more: `Total difference over all phases of ${of}${sent ? `${routing}.` : " (no traffic expected, none measured)."}`,
+      more: `Total traffic difference over all phases of ${of}${sent ? `${routing}.` : " (no traffic expected, none measured)."}`,
     };
   }
   if (!comparison) return { tone: "", words: "not checked", more: finished ? "No step was measured." : "Waiting for the first step." };
@@ -38,21 +38,21 @@ export function trafficProof(state, comparison, finished, exact, ranks) {
   return {
     tone: good ? "" : "bad",
     words: `${exactBytes(comparison.bytesOff)}, ${integer(comparison.callsOff)} ${comparison.callsOff === 1 ? "call" : "calls"}`,
-    more: finished ? "Total difference of the measured steps. The end of the run was not checked." : "Total difference so far.",
+    more: finished ? "Total traffic difference of the measured steps. The end of the run was not checked." : "Total traffic difference so far.",
   };
 }
 
 /** Return {tone, words, more} of replicas. */
 export function replicaProof(proof) {
-  if (!proof || proof.replicas.steps.length === 0) return { tone: "", words: "not checked", more: "No step was checked." };
+  if (!proof || proof.replicas.steps.length === 0) return { tone: "", words: "not checked", more: "Replicas were not compared in any step." };
   const { replicas, wrong } = proof;
   const differing = wrong.filter((apart) => apart.ranks.length === 2 || apart.what === "share");
   const others = new Set(wrong.filter((apart) => apart.what === "rows").map((apart) => apart.ranks[0]));
   const after = `after ${replicas.steps.length === 1 ? "step" : "steps"} ${replicas.steps.map(integer).join(" and ")}`;
-  const more = `${integer(replicas.copied)} of ${integer(replicas.parts)} shards have replicas. Checked ${after}: gradients, weights and training data.`;
+  const more = `${integer(replicas.copied)} of ${integer(replicas.parts)} shards have replicas. Gradients, weights, and training data were compared ${after}.`;
   if (others.size > 0) return { tone: "bad", words: `${counted(others.size, "rank")} trained on other data`, more };
   if (differing.length > 0) return { tone: "bad", words: "replicas differ", more };
-  if (replicas.copied === 0) return { tone: "good", words: "no replicas", more: `Each shard is on one rank. Checked ${after}.` };
+  if (replicas.copied === 0) return { tone: "good", words: "no replicas", more: `Each shard is on one rank only. Compared ${after}.` };
   const words = replicas.apart === 0 ? "replicas match" : `replicas match within ${apartWords(replicas.apart)}`;
   return { tone: "good", words, more };
 }
@@ -70,8 +70,8 @@ function nearWords({ gradient, limit }, precision) {
 function choiceWords({ choices }) {
   if (!choices) return "";
   const followed = `\nThe reference uses the run's expert choices for ${counted(choices.tokens, "token")}, summed over layers.`;
-  if (choices.turned === 0) return `${followed} Its own router makes the same choices.`;
-  return `${followed} Its own router differs in ${integer(choices.turned)}, by at most ${apartWords(choices.gap)} of the spread between experts.`;
+  if (choices.turned === 0) return `${followed} The router of the reference makes the same choices.`;
+  return `${followed} The router of the reference differs for ${counted(choices.turned, "token")}, by at most ${apartWords(choices.gap)} of the spread between experts.`;
 }
 
 function figures(one) {

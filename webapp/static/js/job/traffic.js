@@ -49,6 +49,6 @@ function notes(bins, by, state) {
   if (by !== "axis" && bins.rows.size > MOST_LINES) told.push(`Ranks ${rankWords(ranksDrawn(bins))}, the first ${MOST_LINES} of ${integer(bins.rows.size)}. Tables include all ranks.`);
   if (dropped > 0) told.push(`${integer(dropped)} timing records were dropped. Byte counters are exact.`);
   if (state.fromSummary) told.push("Totals come from the stored summary of the run.");
-  if (state.cellsLeftOut > 0) told.push(`${leftOut(state)}. Sums leave out these counters.`);
+  if (state.cellsLeftOut > 0) told.push(`${leftOut(state)}. Sums exclude the omitted counters.`);
   return told.join(" ");
 }

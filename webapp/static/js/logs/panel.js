@@ -127,7 +127,7 @@ export function logView(root) {
     if (!log || log.next <= number) return;
     wanted = null;
     const there = goTo(rank, number);
-    tell(there ? "" : `Line ${integer(number + 1)} of ${nameOf(rank, log, state.members)} is not in this page. Download the full log.`, !there);
+    tell(there ? "" : `Line ${integer(number + 1)} of ${nameOf(rank, log, state.members)} is not in the log on this page. Download the full log.`, !there);
     root.scrollIntoView({ block: "nearest" });
   }
 
@@ -226,7 +226,7 @@ export function logView(root) {
       const log = state.logs.get(rank);
       const line = log?.lines.findLast((one) => one.text !== undefined && textOf(one) === cause.lines[0]);
       if (line) goTo(rank, line.number);
-      else tell("These lines are not in this page. Download the full log.", true);
+      else tell("The lines of the root cause are not in the log on this page. Download the full log.", true);
     });
     if (other) ranks.dataset.names = "";
     if (other) [view, picked] = [null, false];

@@ -63,7 +63,7 @@ function drawCurves(runs, along) {
 function tell(place, runs, from, to) {
   const asked = jobs.flatMap((job, index) => (runs[index].whole ? [{ ...job, letter: letter(index) }] : []));
   place.replaceChildren(...asked.map((job) => slowSteps(job, Math.ceil(from), Math.floor(to))));
-  if (asked.length === 0) place.replaceChildren(el("p", { className: "note" }, "These runs have no history."));
+  if (asked.length === 0) place.replaceChildren(el("p", { className: "note" }, "These runs have no stored step history."));
 }
 
 function drawParts(runs) {

@@ -27,7 +27,7 @@ async function move(job, where) {
     });
     if (!answer.ok) tell(failed("Not moved", await refused(answer)));
     else if ((await answer.json()).moved) refresh(job);
-    else tell("Not moved. A job can move only among jobs with its priority.");
+    else tell("Not moved. A job can move only among jobs with the same priority.");
   } catch (error) {
     tell(failed("Not moved", error.message));
   } finally {

@@ -26,8 +26,8 @@ export function memoryPicture(estimate, suggestions) {
     verdict(estimate, suggestions),
     ...bars,
     scrolling([th("component"), ...stageHead(shown, stages)], rows),
-    el("p", { className: "note" }, "Memory at the peak of a step. The allowance is the device context and fragmentation."),
-    el("p", { className: "note" }, `Fullest rank: ${between(bytes, estimate.peak_memory_bytes, sure.share)}, ${sure.words}.`),
+    el("p", { className: "note" }, "The table shows the memory at the peak of a step. The allowance is memory for the device context and for fragmentation."),
+    el("p", { className: "note" }, `Range for the rank with the most memory: ${between(bytes, estimate.peak_memory_bytes, sure.share)}, ${sure.words}.`),
   ];
 }
 
@@ -67,7 +67,7 @@ function verdict(estimate, suggestions) {
   const { cluster, peak_memory_bytes: peak } = estimate;
   const has = `${bytes(peak)} of ${bytes(cluster.memory_bytes)}`;
   if (estimate.fits) {
-    return el("p", { className: "verdict" }, el("b", {}, has), ` on the fullest rank: ${fitting(estimate).text}`);
+    return el("p", { className: "verdict" }, el("b", {}, has), ` on the rank with the most memory: ${fitting(estimate).text}`);
   }
   const box = el("div", { className: "message", role: "status" }, el("p", {}, el("b", {}, `Needs ${has}.`)));
   box.dataset.tone = "bad";

@@ -52,8 +52,8 @@ function squares(estimate) {
 function note(estimate) {
   const hidden = estimate.world_size - MOST_SQUARES;
   const rest = hidden > 0 ? ` ${hidden === 1 ? "1 more rank repeats" : `${integer(hidden)} more ranks repeat`} the pattern.` : "";
-  const stages = estimate.axes.pp > 1 ? "Colors are pipeline stages. " : "";
-  return el("p", { className: "note", ariaLive: "polite" }, `${stages}Adjacent squares are one tp group.${rest}`);
+  const stages = estimate.axes.pp > 1 ? "Colors show pipeline stages. " : "";
+  return el("p", { className: "note", ariaLive: "polite" }, `${stages}Adjacent squares form one tp group.${rest}`);
 }
 
 /** Describe the focused or hovered rank below the grid. Arrow keys move the focus. */

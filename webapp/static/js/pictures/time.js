@@ -40,13 +40,13 @@ export function timePicture(estimate) {
 /** Describe the cost of a vocabulary whose rows are not aligned to 16 bytes. */
 function aligned({ aligned_vocabulary: found, vocab_size: size }) {
   if (!found) return [];
-  return [`A vocabulary of ${integer(found.vocab_size)} saves ${duration(found.spares_s)}, because ${integer(size)} is not aligned for matmuls.`];
+  return [`A vocabulary size of ${integer(found.vocab_size)} saves ${duration(found.spares_s)} per step, because a size of ${integer(size)} is not aligned for matmuls.`];
 }
 
 /** Explain an HFU above 100% on a device with a data sheet. */
 function beyond({ time: { hfu }, cluster: { accelerator } }) {
   if (hfu <= 1 || !OWN_PEAK.test(accelerator)) return [];
-  return ["MFU counts full attention scores. Kernels compute only the unmasked half."];
+  return ["MFU counts the full attention matrix, but kernels compute only its unmasked half."];
 }
 
 /** Return the peak of a rank, which is 100% of MFU. */
@@ -63,7 +63,7 @@ export function within(time) {
 function basis(time, cluster) {
   const { words, basis: said } = time.interval;
   if (said === "runs") return `Estimated for ${cluster.name}: ${words}. The interval covers nine of ten runs at the same load of the host.`;
-  const why = time.basis === "calibrated" ? "A few runs narrow the interval." : "Calibrate a host or run jobs on it to improve the estimate.";
+  const why = time.basis === "calibrated" ? "A few runs on the host narrow the interval." : "Calibrate a host, or run jobs on the host, to improve the estimate.";
   return `Estimated for ${cluster.name}: ${words}. ${why}`;
 }
 

@@ -42,7 +42,7 @@ function shown(told) {
     el("h3", {}, "Step time of this run"),
     scrolling(columns, parts),
     el("p", { className: "note" }, note),
-    el("p", { className: "note" }, "Estimates use the median step, split as in the traced steps. Without traced steps, the split is an estimate."),
+    el("p", { className: "note" }, "The estimates divide the median step time into parts, in the proportions of the traced steps. Without traced steps, the proportions are estimates."),
   ];
 }
 

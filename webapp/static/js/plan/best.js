@@ -15,8 +15,8 @@ export function query(spec, cluster) {
 
 /** Compare with the layout of the form, which may be faster if it does not fit. */
 function compared(ratio) {
-  if (ratio > 1.005) return ` ${ratio.toFixed(2)} times faster than the form's layout.`;
-  return ratio > 1 / 1.005 ? " As fast as the form's layout." : ` ${(1 / ratio).toFixed(2)} times slower than the form's layout.`;
+  if (ratio > 1.005) return ` This layout is ${ratio.toFixed(2)} times as fast as the layout in the form.`;
+  return ratio > 1 / 1.005 ? " This layout is as fast as the layout in the form." : ` The layout in the form is ${(1 / ratio).toFixed(2)} times as fast as this layout.`;
 }
 
 /** Explain the fastest layout. `before` is the step time of the form's layout, or null. */

@@ -329,7 +329,7 @@ function showAuto() {
   const hint = document.getElementById("h-train.micro_batches");
   hint.dataset.own ??= hint.textContent;
   micro.disabled = chosen;
-  hint.textContent = chosen ? "Chosen with the layout." : hint.dataset.own;
+  hint.textContent = chosen ? "Meshboard chooses the micro-batches with the layout." : hint.dataset.own;
 }
 
 /** Asks for confirmation before it submits a job that does not fit. */
@@ -382,7 +382,7 @@ document.getElementById("copy-curl").addEventListener("click", async () => {
   document.querySelector(".curl").open = true;
   const copied = await copyText(curl());
   document.getElementById("copied").textContent = copied
-    ? "Copied. The command reads your API token from $MESHBOARD_TOKEN."
+    ? "Copied. The command reads your REST token from $MESHBOARD_TOKEN."
     : "The browser does not allow copying. Select the text below.";
 });
 document.getElementById("best").addEventListener("click", fillBest);

@@ -13,9 +13,9 @@ const ASK_AGAIN_MS = 10_000; // after a failed request
 /** Describe the clock error between hosts. Each clock is compared with the board, so two errors can add up. */
 export function clockWords(clocks) {
   const unknown = clocks.filter((clock) => !clock).length;
-  if (unknown > 0) return `The clock error of ${counted(unknown, "host")} is unknown.`;
+  if (unknown > 0) return `The clock offset of ${counted(unknown, "host")} is unknown.`;
   const [most, next] = clocks.map((clock) => clock.within_s).sort((a, b) => b - a);
-  return `Clocks of hosts differ by at most ${milliseconds(most + next)}.`;
+  return `The clocks of the hosts differ by at most ${milliseconds(most + next)}.`;
 }
 
 /**
@@ -142,7 +142,7 @@ export function timelinePanel(panel, links, again) {
 
   function notes(step) {
     const said = [`Step ${integer(step.step)}, ${integer(step.ranks.size)} of ${counted(job.world_size, "rank")}.`];
-    if (step.leftOut > 0) said.push(`${counted(step.leftOut, "event")} above the limit ${step.leftOut === 1 ? "is" : "are"} missing.`);
+    if (step.leftOut > 0) said.push(`${counted(step.leftOut, "event")} ${step.leftOut === 1 ? "is" : "are"} missing, because the step has more events than the limit.`);
     if (state.members.size > 1) said.push(clockWords([...state.members.values()].map((member) => member.clock)));
     return said;
   }

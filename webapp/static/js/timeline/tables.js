@@ -62,7 +62,7 @@ function slowest(rows) {
 export function ofLink(busbw, link) {
   if (!link) return number("–");
   if (busbw <= link.speed) return number(percent(busbw / link.speed));
-  return number("above 100%", `The link is faster than its known bandwidth: ${byteRate(link.speed)} ${link.words}`);
+  return number("above 100%", `The measured bandwidth is above the known bandwidth of the link: ${byteRate(link.speed)} ${link.words}`);
 }
 
 /** "0 → 2" for a group that sends in one direction, else its ranks. */
@@ -89,7 +89,7 @@ export function showGroups(body, steps, links, members) {
     }),
   );
   if (rows.length > shown.length) {
-    body.append(el("tr", {}, el("td", { className: "note", colSpan: 8 }, `The slowest ${MOST_OF_AXIS} groups of each axis. ${rows.length - shown.length === 1 ? "1 faster group is" : `${integer(rows.length - shown.length)} faster groups are`} not shown.`)));
+    body.append(el("tr", {}, el("td", { className: "note", colSpan: 8 }, `The table shows the slowest ${MOST_OF_AXIS} groups of each axis. ${rows.length - shown.length === 1 ? "1 faster group is" : `${integer(rows.length - shown.length)} faster groups are`} not shown.`)));
   }
 }
 
@@ -124,7 +124,7 @@ export function bubbleWords(step, job) {
   const micro = job?.estimate?.micro_batches;
   if (pp > 1 && micro > 0 && FILLS.has(schedule)) {
     const ideal = (pp - 1) / (micro * rounds + pp - 1);
-    words.push(`Ideal for equal stages: ${percent(ideal)}.`);
+    words.push(`The ideal bubble for equal stages is ${percent(ideal)}.`);
   }
   return words.join(" ");
 }

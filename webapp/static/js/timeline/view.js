@@ -11,7 +11,7 @@ import { told } from "./words.js";
 const LEFT = 64;
 const TALLEST = 620;
 const SMALLEST = 120;
-const HELP = "Wheel, + and − zoom. Drag, ← and → move. Home shows the whole step. ↑ and ↓ choose a row. Comma and period choose an event.";
+const HELP = "The wheel, +, and − zoom. Dragging, ←, and → move the timeline. The Home key shows the whole step. ↑ and ↓ choose a row. The comma and period keys choose an event.";
 
 /** Return row heights. Rows of small runs are high enough for names. */
 export function heights(rows) {
@@ -205,8 +205,8 @@ export function timelineView(container) {
       ...(micro ? [legendEntry("--part-compute", "forward (F)"), " ", backward, " "] : []),
       ...[...entries].flatMap(([name, token]) => [legendEntry(token, name), " "]),
       micro ? "F0 and B0 belong to micro-batch 0. " : "",
-      "Collectives: pale is waiting for the last rank, solid is transfer.",
-      calls.some((call) => waited(call) === null) ? ` Medium: waiting time unknown, because ${unknownWords(step)}.` : "",
+      "In a collective, the pale part is waiting for the last rank, and the solid part is transfer.",
+      calls.some((call) => waited(call) === null) ? ` A medium shade means that the waiting time is unknown, because ${unknownWords(step)}.` : "",
     );
   }
 
