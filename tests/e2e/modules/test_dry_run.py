@@ -54,7 +54,8 @@ def test_a_dry_run_that_failed_has_no_fit(modules: Page) -> None:
 
 
 @pytest.mark.parametrize(
-    ("planned", "words"), [(10_000, "0%"), (9_999, "< 0.1%"), (10_001, "< 0.1%"), (9_900, "\u22121.0%")]
+    ("planned", "words"),
+    [(10_000, "0%"), (9_999, "< 0.1%"), (10_001, "< 0.1%"), (9_900, "+1.0%"), (12_500, "\u221220%")],
 )
-def test_an_error_is_never_minus_zero(modules: Page, planned: int, words: str) -> None:
-    assert call(modules, "format.js", "return m.relativeError(x, 10000)", planned) == words
+def test_a_difference_compares_the_measurement_with_the_plan(modules: Page, planned: int, words: str) -> None:
+    assert call(modules, "format.js", "return m.relativeDifference(x, 10000)", planned) == words

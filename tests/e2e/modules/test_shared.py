@@ -57,6 +57,8 @@ def test_bytes_are_in_powers_of_1024(modules: Page, value: int, text: str) -> No
         ("m.duration(59.99)", "60.0 s"),
         ("m.duration(185)", "3 min 05 s"),
         ("m.duration(7440)", "2 h 04 min"),
+        ("m.duration(172799)", "47 h 59 min"),
+        ("m.duration(1998720)", "23 d 3 h"),
         ("m.count(124439808)", "124M"),
         ("m.count(999999)", "1.00M"),
         ("m.operations(679477248)", "679 MFLOP"),
@@ -332,7 +334,7 @@ def test_a_plan_s_headline_and_its_panel_leave_the_same_memory_free(modules: Pag
     """
     head, panel, note = call(modules, "pictures/memory.js", body, estimate)
     assert (head, panel.endswith("fits, 95% free")) == ("±10%, fits 8.00 GiB, 95% free", True)
-    assert note == "Fullest rank: 297 MiB to 363 MiB, counted."
+    assert note == "Range for the rank with the most memory: 297 MiB to 363 MiB, counted."
     tight = {**estimate, "cluster": {**cluster, "memory_bytes": 350 * 2**20}, "tight": True}
     head, panel, _ = call(modules, "pictures/memory.js", body, tight)
     assert head == "±10%, fits 350 MiB, 5% free (less than the margin of error)"

@@ -3,6 +3,7 @@
 const IEC = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
 const SI = ["", "k", "M", "G", "T", "P", "E"];
 const MISSING = "–";
+const MIN_DAYS = 2; // shorter durations are in hours
 const group = new Intl.NumberFormat("en-US");
 
 function scaled(value, base) {
@@ -103,7 +104,8 @@ export function duration(seconds) {
   const whole = Math.round(seconds);
   const two = (part) => String(part).padStart(2, "0");
   if (whole < 3600) return `${Math.floor(whole / 60)} min ${two(whole % 60)} s`;
-  return `${Math.floor(whole / 3600)} h ${two(Math.floor((whole % 3600) / 60))} min`;
+  if (whole < MIN_DAYS * 86400) return `${Math.floor(whole / 3600)} h ${two(Math.floor((whole % 3600) / 60))} min`;
+  return `${Math.floor(whole / 86400)} d ${Math.floor((whole % 86400) / 3600)} h`;
 }
 
 /** Format the margin of error: "±19%", or above 100% "within a factor of 5". */
@@ -191,11 +193,11 @@ export function opName(op) {
   return OP_NAMES[op] ?? op;
 }
 
-/** Format planned minus measured as a signed percentage of measured. Only equal values give "0%". */
-export function relativeError(planned, measured) {
+/** Format measured minus planned as a signed percentage of planned. Only equal values give "0%". */
+export function relativeDifference(planned, measured) {
   if (planned === measured) return "0%";
   if (!(planned > 0)) return "–";
-  const share = (100 * (planned - measured)) / measured;
+  const share = (100 * (measured - planned)) / planned;
   if (!Number.isFinite(share)) return "–";
   const size = Math.abs(share);
   if (size < 0.05) return "< 0.1%";

@@ -1,7 +1,7 @@
 // The job page of a dry run: whether the layout fits, and one counted step of each rank.
 import { coordinates } from "../collectives.js";
 import { el } from "../dom.js";
-import { bytes, decimalBytes, duration, exactBytes, integer, operations, relativeError } from "../format.js";
+import { bytes, decimalBytes, duration, exactBytes, integer, operations, relativeDifference } from "../format.js";
 import { refill } from "../refill.js";
 import { dryLines } from "./memory.js";
 import { showLines } from "./planned.js";
@@ -74,7 +74,7 @@ function row(item, collectives) {
     number(decimalBytes(payload), exactBytes(payload)),
     number(bytes(kept), exactBytes(kept)),
     number(bytes(item.predicted_bytes), exactBytes(item.predicted_bytes)),
-    number(relativeError(item.predicted_bytes, kept)),
+    number(relativeDifference(item.predicted_bytes, kept)),
     number(operations(item.flops), integer(item.flops)),
     number(duration(item.seconds)),
   );

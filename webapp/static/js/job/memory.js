@@ -1,6 +1,6 @@
 // Memory of a rank, planned and measured. Some parts are counted, and "other" is the remainder.
 import { coordinates } from "../collectives.js";
-import { bytes, relativeError } from "../format.js";
+import { bytes, relativeDifference } from "../format.js";
 import { memoryNames } from "../pictures/memory.js";
 
 const COUNTED = ["parameters", "optimizer", "copies"];
@@ -64,7 +64,7 @@ function rankLines(group, stage, without, { peak, parts, small }, others) {
     name,
     planned: size === null ? null : bytes(size),
     measured: measured === null ? null : bytes(measured),
-    off: measured === null || size === null ? null : (words ?? relativeError(size, measured)),
+    off: measured === null || size === null ? null : (words ?? relativeDifference(size, measured)),
   });
   const noisy = (name, size, measured) => line(name, size, measured, small ? SMALL : null);
   const together = noisy("total", stage.memory_bytes - without, peak);

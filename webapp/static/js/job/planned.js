@@ -1,6 +1,6 @@
-// Memory, step time and traffic per step: planned, measured, and the error.
+// Memory, step time and traffic per step: planned, measured, and the difference.
 import { el, swatch } from "../dom.js";
-import { duration, exactBytes, relativeError } from "../format.js";
+import { duration, exactBytes, relativeDifference } from "../format.js";
 import { refill } from "../refill.js";
 import { memoryLines } from "./memory.js";
 import { partRows, tokenOf } from "./parts.js";
@@ -33,7 +33,7 @@ function byteLines(rows, state) {
       token: `--axis-${row.axis}`,
       planned: exactBytes(planned),
       measured: exactBytes(measured),
-      off: relativeError(planned, measured),
+      off: relativeDifference(planned, measured),
     };
   });
 }
@@ -51,7 +51,7 @@ function timeLines(estimate, state, { measured, apart }) {
       name: "total",
       planned: duration(time.step_s),
       measured: step === null ? null : duration(step),
-      off: step === null ? null : relativeError(time.step_s, step),
+      off: step === null ? null : relativeDifference(time.step_s, step),
     },
   ];
   const little = apart.measured?.parts.length > 0 ? "under 0.1%" : null;
@@ -62,7 +62,7 @@ function timeLines(estimate, state, { measured, apart }) {
       token: tokenOf(part),
       planned: part.planned === null ? null : duration(part.planned),
       measured: part.measured === null ? little : duration(part.measured),
-      off: part.planned === null || part.measured === null ? null : relativeError(part.planned, part.measured),
+      off: part.planned === null || part.measured === null ? null : relativeDifference(part.planned, part.measured),
     });
   }
   return lines;
