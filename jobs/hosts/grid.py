@@ -110,7 +110,9 @@ def gauges(host: Host) -> list[Gauge]:
     for disk in use.get("disks", []):
         free, total = disk["free_bytes"], disk["total_bytes"]
         if total:
-            found.append(Gauge(f"Disk ({disk['use']})", total - free, total, f"{_gib(free)} free", free < total / 20))
+            used = total - free
+            words = f"{_gib(used)} of {_gib(total)}"
+            found.append(Gauge(f"Disk ({disk['use']})", used, total, words, free < total / 20))
     return found
 
 

@@ -23,6 +23,7 @@ from jobs.planning.queries import checked
 from jobs.queue import staff
 from jobs.queue.bulk import Bulk, MoveTo, carry_out
 from jobs.queue.export import FORMATS, from_where
+from jobs.queue.scheduling.waiting import with_fact_first
 from jobs.queue.view import View, rows, view
 from jobs.queue.what_if import NAMES, would_start
 from jobs.queue.what_if import asked as question
@@ -45,6 +46,13 @@ def _staff_only(request: HttpRequest) -> str:
     return request.user.get_username()
 
 
+def _why_unknown(*, paused: bool, held: bool) -> str:
+    """Return why the start of a job is not estimated."""
+    if paused:
+        return "The queue is paused."
+    return "The job is held." if held else "The time of enough free slots is not predictable."
+
+
 @require_GET
 @login_required
 def queue(request: HttpRequest) -> HttpResponse:
@@ -61,6 +69,9 @@ def queue(request: HttpRequest) -> HttpResponse:
         line["starts_in_s"] = left.total_seconds() if left is not None else None
         # The page shows minutes, so a start within a minute would soon be in the past.
         line["starts_soon"] = left is not None and left < SOON
+        line["short_reason"] = with_fact_first(line["reason"])
+        line["bonus"] = line["points"] - line["priority"]
+        line["unknown_why"] = _why_unknown(paused=seen.paused, held=line["held"])
     context = {
         "rows": lines,
         "page": page,

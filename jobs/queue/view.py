@@ -81,7 +81,7 @@ def _when(told: Forecast | None, names: dict[str, str]) -> str:
         return ""
     if not told.ends:
         return "in the next scheduling pass"
-    return f'when job "{names[told.ends]}" ends' if told.ends in names else "when another job ends"
+    return f'after job "{names[told.ends]}" ends' if told.ends in names else "after another job ends"
 
 
 def _forecasts(seen: View) -> dict[str, Forecast]:

@@ -71,7 +71,7 @@ ACTIONS = {
     "untag": "Removed tags of {}",
     "wish for mail": "Changed the email notifications of {}",
 }
-JOINED = "{} joined the board"  # a host writes this entry itself
+JOINED = "Host {} joined the board"  # a host writes this entry itself
 FIELDS = {  # of entries whose value has no name
     "drain": "drained",
     "forget baseline": "runs",
@@ -119,9 +119,9 @@ def audit_rows(entries: Iterable[AuditEntry]) -> list[Row]:
 
 
 def _action(entry: AuditEntry, jobs: Mapping[str, str]) -> SafeString:
-    action = ACTIONS.get(entry.what, entry.what.capitalize() + " {}")
     if (entry.what, entry.kind) == ("join", "host"):
-        action = JOINED
+        return format_html(JOINED, entry.name)
+    action = ACTIONS.get(entry.what, entry.what.capitalize() + " {}")
     return format_html(action, _object(entry, jobs))
 
 

@@ -21,6 +21,7 @@ from planner.report import duration, size
 
 MIN_SIGNED_SHARE = 5e-4  # a smaller share would show as "-0.0%"
 MISSING = "\N{EN DASH}"
+MIN_DAYS = 2  # shorter durations are in hours
 SPAN_UNITS = (("µs", 1e6, 999.5e-6), ("ms", 1e3, 0.9995), ("s", 1.0, 60.0))  # unit, factor, limit in seconds
 register = template.Library()
 
@@ -112,9 +113,12 @@ def seconds(value: float) -> str:
 
 
 @register.filter
-def half_seconds(value: float) -> str:
-    """Format half of a duration, for example 0.0004 as "200.0 µs"."""
-    return seconds(value / 2)
+def clock_offset(use: Mapping[str, float]) -> str:
+    """Format the clock offset of a host and its margin of error in one unit, for example "1.2 ms ± 0.9 ms"."""
+    offset, margin = use["clock_offset_s"], use["round_trip_s"] / 2
+    if max(abs(offset), margin) >= 1:
+        return f"{offset:.3f} s ± {margin:.3f} s"
+    return f"{1e3 * offset:.1f} ms ± {1e3 * margin:.1f} ms"
 
 
 @register.filter
@@ -223,7 +227,9 @@ def span(seconds: float | None) -> str:
     whole = round(seconds)
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+    if whole < MIN_DAYS * 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
 
 
 def _three_digits(value: float) -> str:

@@ -12,6 +12,7 @@ from django.utils import timezone
 
 from jobs.models import ON_A_HOST, TERMINAL, Attempt, Job, StateChange, Status
 from jobs.pages.jobs.progress import Newest
+from jobs.queue.scheduling.waiting import with_fact_first
 
 # Columns that need each query.
 OF_ATTEMPTS = {"status", "steps", "step_time", "loss", "reason", "ended", "speed"}
@@ -125,7 +126,7 @@ def _duration(job: Job, run: Run) -> float | None:
 def _reason(job: Job, verdict: Mapping[str, Any], told: str) -> str:
     """Return why a job waits, does not run as planned, or did not succeed."""
     if job.status == Status.QUEUED:
-        return job.wait_reason or NOT_EVALUATED
+        return with_fact_first(job.wait_reason) or NOT_EVALUATED
     if job.status == Status.SUCCEEDED:
         return ""
     if job.status not in TERMINAL:

@@ -27,6 +27,15 @@ def reason(job: Waiting, pool: Pool, ahead: int, first: Waiting | None) -> str:
     return text[:LONGEST]
 
 
+def with_fact_first(text: str) -> str:
+    """Return a reason with its first sentence last, if that sentence only repeats what the job needs.
+
+    A narrow column of a table shows only the first words.
+    """
+    needs, end, facts = text.partition(". ")
+    return f"{facts} {needs}." if end and needs.startswith("The job needs ") else text
+
+
 def _never(job: Waiting, pool: Pool) -> str:
     """Return why no connected host could ever take the job, or an empty text."""
     if pool.fits(job):
@@ -146,7 +155,7 @@ def _anywhere(job: Waiting, pool: Pool, ahead: int, first: Waiting | None) -> st
 def _most_free(job: Waiting, pool: Pool) -> str:
     most = pool.most_open(job)
     if most is None:
-        return "No host is available now."
+        return "Each matching host is kept for a job ahead."
     if _on_one(job, pool):
         return f"Host {most} has the most free slots: {len(pool.free[most])} of {pool.taking[most].slots}."
     unit = pool.unit(job)

@@ -162,7 +162,7 @@ def test_the_newest_loss_is_of_the_newest_step() -> None:
     ("seconds", "words"),
     [
         *((None, NOTHING), (-1, NOTHING), (0, "0 µs"), (12.3e-6, "12.3 µs"), (0.0123, "12.3 ms"), (0.9996, "1.00 s")),
-        *((59.96, "60.0 s"), (65, "1 min 05 s"), (3599.6, "1 h 00 min"), (7443, "2 h 04 min")),
+        *((59.96, "60.0 s"), (65, "1 min 05 s"), (3599.6, "1 h 00 min"), (7443, "2 h 04 min"), (1998720, "23 d 3 h")),
     ],
 )
 def test_a_duration_reads_as_on_the_job_page(seconds: float | None, words: str) -> None:

@@ -48,7 +48,7 @@ def test_each_action_has_a_verb() -> None:
         (("priority", "job", "abc", 0, 7), "Changed the priority of job abc", ["priority: 0 → 7"]),
         (("move", "job", "abc", 0.0, 1795363200.5), "Moved job abc in the queue", ["direction: up"]),
         (("pause", "queue", "queue", False, True), "Paused the queue", ["paused: no → yes"]),
-        (("join", "host", "a1", None, {"labels": ["x", "y"]}), "host a1 joined the board", ["labels: x, y"]),
+        (("join", "host", "a1", None, {"labels": ["x", "y"]}), "Host a1 joined the board", ["labels: x, y"]),
         (("own slots", "project", "p", None, 4), "Changed the slot limit of project p", ["slot limit: none → 4"]),
         (
             ("edit", "project", "p", {"slots": 4, "weight": 1.0}, {"slots": 8, "weight": 1.0}),

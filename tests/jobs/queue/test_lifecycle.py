@@ -106,7 +106,7 @@ def test_the_queue_goes_by_priority_then_age_and_says_why_each_waits(
     assert schedule() == 1
     assert [status(job) for job in (first, later, urgent)] == ["queued", "queued", "starting"]
     assert first.wait_reason == "The job needs 4 CPU slots on one host. Host host-a has 0 of 4 slots free."
-    told = 'No host is available now. Job "first" is ahead and needs 4 slots.'
+    told = 'Each matching host is kept for a job ahead. Job "first" is ahead and needs 4 slots.'
     assert later.wait_reason == f"The job needs 4 CPU slots on one host. {told}"
 
 

@@ -18,6 +18,7 @@ from jobs.queue.scheduling.forecast import MOST_JOBS, Running, forecast, started
 from jobs.queue.scheduling.placement import decide, place
 from jobs.queue.scheduling.scheduler import schedule
 from jobs.queue.scheduling.states import Quota, Share
+from jobs.queue.scheduling.waiting import with_fact_first
 from tests.jobs.queue.placing import host, job
 from tests.jobs.queue.test_scheduler import busy, queued
 
@@ -90,10 +91,10 @@ def test_a_predicted_start_names_what_ends_only_to_who_may_see_it(
     waiting(owner, "mine")
     client.force_login(owner)
     page = client.get("/queue/?part=rows").content.decode()
-    assert "when another job ends" in page
+    assert "after another job ends" in page
     assert "secret" not in page
     Job.objects.filter(id=attempt.job_id).update(owner=owner)
-    assert "when job &quot;secret&quot; ends" in client.get("/queue/?part=rows").content.decode()
+    assert "after job &quot;secret&quot; ends" in client.get("/queue/?part=rows").content.decode()
     Job.objects.filter(id=attempt.job_id).update(status=Status.UNREACHABLE)
     assert "secret" not in client.get("/queue/?part=rows").content.decode(), "who knows when it ends"
 
@@ -287,3 +288,20 @@ def test_an_empty_and_a_long_queue(owner: User, staff: User, client: Client, mak
     assert page.count("data-job=") == 100
     assert "901 to 1,000 of 1,000" in page
     assert MOST_JOBS < 1000
+
+
+def test_a_narrow_column_starts_with_the_fact() -> None:
+    needs = "The job needs 4 CPU slots on one host."
+    fact = "Host host-a has 0 of 4 slots free."
+    assert with_fact_first(f"{needs} {fact}") == f"{fact} {needs}"
+    assert with_fact_first(fact) == fact
+    assert with_fact_first(needs) == needs
+    assert with_fact_first("") == ""
+
+
+def test_a_start_that_is_not_estimated_has_a_reason(owner: User, client: Client, make_host: MakeHost) -> None:
+    job = waiting(owner, "mine")[0]
+    client.force_login(owner)
+    assert "The time of enough free slots is not predictable." in client.get("/queue/?part=rows").content.decode()
+    Job.objects.filter(id=job.id).update(held=True)
+    assert "The job is held." in client.get("/queue/?part=rows").content.decode()
