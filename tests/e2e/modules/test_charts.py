@@ -165,7 +165,9 @@ def test_a_run_without_history_says_from_when_its_time_counts(modules: Page) -> 
     with paper(modules, COMPARE.replace("DATA", json.dumps(data))) as page:
         page.route("**/compared", lambda route: route.fulfill(status=503))
         call(page, "pages/compare.js", "")
-        note = "No history of A. Its loss is from the exit report, and its time starts at the first point."
+        note = (
+            "No history is stored for A. The loss comes from the exit report, and the time starts at the first point."
+        )
         expect(page.locator("#curves-note")).to_have_text(note)
 
 

@@ -78,11 +78,13 @@ def test_what_one_step_more_showed_is_told_with_the_first(
         (0, "for 9,216 tokens, summed over layers. The router of the reference makes the same choices."),
         (
             1,
-            "summed over layers. The router of the reference differs for 1 token, by at most 4e-3 of the spread between experts.",
+            "summed over layers. The router of the reference differs for 1 token, "
+            "by at most 4e-3 of the spread between experts.",
         ),
         (
             44,
-            "summed over layers. The router of the reference differs for 44 tokens, by at most 4e-3 of the spread between experts.",
+            "summed over layers. The router of the reference differs for 44 tokens, "
+            "by at most 4e-3 of the spread between experts.",
         ),
     ],
 )

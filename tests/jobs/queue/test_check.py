@@ -38,7 +38,7 @@ def test_the_button_queues_one_short_copy_that_is_verified(owner: User, client: 
     job = run(owner, steps=500, warmup_steps=50, checkpoint_every=100, eval_every=10, verify="off", seed=7)
     client.force_login(owner)
     page = page_of(client, job)
-    assert "Submits this run again with 3 steps" in page
+    assert "Meshboard submits this run again with 3 steps" in page
     first, again = pressed(client, job, page), pressed(client, job, page)
     made = Job.objects.exclude(id=job.id).get()
     assert first["Location"] == again["Location"] == f"/jobs/{made.id}/"

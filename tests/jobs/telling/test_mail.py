@@ -107,7 +107,7 @@ def test_who_has_no_mail_address_is_told_who_gives_them_one(owner: User, client:
     settings.EMAIL_HOST = "mail.example"
     admin = User.objects.create_superuser("admin", password="admin-password")
     for user, way in (
-        (owner, "Only staff can change the address"),
+        (owner, "Only staff can change your email address"),
         (admin, f'href="/admin/auth/user/{admin.pk}/change/"'),
     ):
         client.force_login(user)

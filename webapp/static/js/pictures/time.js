@@ -62,7 +62,7 @@ export function within(time) {
 /** Describe the source and the margin of error of an estimate. */
 function basis(time, cluster) {
   const { words, basis: said } = time.interval;
-  if (said === "runs") return `Estimated for ${cluster.name}: ${words}. The interval covers nine of ten runs at the same load of the host.`;
+  if (said === "runs") return `Estimated for ${cluster.name}: ${words}. The interval covers nine of ten runs on a host with the same load.`;
   const why = time.basis === "calibrated" ? "A few runs on the host narrow the interval." : "Calibrate a host, or run jobs on the host, to improve the estimate.";
   return `Estimated for ${cluster.name}: ${words}. ${why}`;
 }

@@ -33,7 +33,7 @@ function shown(told) {
       cell(duration(part.apportioned_s)),
     ),
   );
-  const note = `Measured on ${told.host}: median ${duration(told.step_s)} of ${counted(told.steps, "step")}. Predicted at submission: ${duration(told.predicted_s)}.`;
+  const note = `The step time measured on ${told.host} is ${duration(told.step_s)}, the median of ${counted(told.steps, "step")}. The step time predicted at submission is ${duration(told.predicted_s)}.`;
   const columns = [th("part"), th("predicted at submission", true), th("measured", true), th("used for estimates", true)];
   return [
     el("p", {}, told.text),

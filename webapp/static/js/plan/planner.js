@@ -241,7 +241,7 @@ function showFigures(lane) {
 
 function unaligned(found, line) {
   const name = "cost of unaligned vocabulary";
-  return found ? line(name, duration(found.spares_s), `per step. A vocabulary of ${integer(found.vocab_size)} avoids it.`) : line(name, "–");
+  return found ? line(name, duration(found.spares_s), `per step. A vocabulary of ${integer(found.vocab_size)} avoids this cost.`) : line(name, "–");
 }
 
 function partTime({ parts }, name) {
