@@ -5,6 +5,8 @@ from __future__ import annotations
 from django.template.loader import render_to_string
 from playwright.sync_api import Page, expect
 
+from planner.cost.estimate import estimate
+from planner.facts.reading.parse import parse_spec
 from tests.e2e.modules.test_chart_keys import DRAWN, SHEETS
 from tests.support.modules import call, paper
 from tests.support.timelines import item
@@ -110,3 +112,13 @@ def test_numbers_of_the_verification_do_not_break_and_have_one_form(modules: Pag
         assert page.locator(".unbroken").first.evaluate("(node) => getComputedStyle(node).whiteSpace") == "nowrap"
     assert badge == "all checks passed"
     assert numbers == ["4e-7", "6e-5", "1e-8", "5e-8", "1e-5"]
+
+
+def test_a_queued_job_has_its_plan_in_words(modules: Page) -> None:
+    made = estimate(parse_spec({"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2, "tp": 2}}))
+    words = call(modules, "job/waiting.js", "return m.planWords(x)", made)
+    assert sorted(words) == ["memory", "time", "traffic"]
+    assert "within a factor of" in words["time"]
+    assert " per rank (" in words["memory"]
+    assert " per rank and step (tp " in words["traffic"] or " per rank and step (dp " in words["traffic"]
+    assert call(modules, "job/waiting.js", "return m.planWords(x)", None) is None

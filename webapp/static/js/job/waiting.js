@@ -1,6 +1,7 @@
 // The wait of a queued job: position, reason, estimated start, and next action.
 import { write } from "../dom.js";
 import { dateTime, integer } from "../format.js";
+import { headline } from "../plan/headline.js";
 
 const ASK_MS = 10_000;
 
@@ -11,6 +12,17 @@ export function waitingWords({ place, total, reason, starts, starts_when: when, 
     reason: reason || "not evaluated yet",
     starts: starts === null ? "unknown" : `about ${dateTime(new Date(starts))}, ${when}`,
     next,
+  };
+}
+
+/** The plan of a job in words, or null without a plan. Pure. */
+export function planWords(estimate) {
+  if (!estimate?.time?.interval || !estimate.memory_interval || !(estimate.stages?.length > 0)) return null;
+  const { time, speed, memory, fits, traffic, axes } = headline(estimate);
+  return {
+    time: `${time.text} (${speed.text})`,
+    memory: `${memory.text} per rank (${fits.text})`,
+    traffic: `${traffic.text} per rank and step (${axes.text})`,
   };
 }
 
@@ -34,9 +46,17 @@ export function waitingView(section, jobOf) {
     }
   }
 
+  function showPlan(words) {
+    for (const place of section.querySelectorAll("[data-plan]")) {
+      place.parentElement.hidden = !words;
+      if (words) write(place, words[place.dataset.plan]);
+    }
+  }
+
   setInterval(ask, ASK_MS);
   return (job) => {
     section.hidden = job.status !== "queued";
+    if (!section.hidden) showPlan(planWords(job.estimate));
     if (!section.hidden && job.wait_reason) write(section.querySelector("[data-reason]"), job.wait_reason);
   };
 }
