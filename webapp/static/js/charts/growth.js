@@ -48,7 +48,7 @@ export function growthChart(container) {
       scales: { x: { time: false, distr: 3 }, y: { distr: 3 } },
       hooks: { draw: [mark] },
       axes: [
-        axis(`${shown.variable} (logarithmic)`, roundTicks((tick) => Math.log10(tick) % 1 === 0, integer), 36),
+        axis(`value of ${shown.variable} (logarithmic)`, roundTicks((tick) => Math.log10(tick) % 1 === 0, integer), 36),
         axis("traffic per step", (_, ticks) => ticks.map((tick) => (tick ? decimalBytes(tick) : "")), 80),
       ],
       series: [
