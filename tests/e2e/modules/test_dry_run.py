@@ -50,7 +50,7 @@ def test_the_page_says_first_whether_the_layout_fits(
 
 
 def test_a_dry_run_that_failed_has_no_fit(modules: Page) -> None:
-    assert fit(modules, {}, finished=True, status="failed")["text"] == "No rank was counted."
+    assert fit(modules, {}, finished=True, status="failed")["text"] == "The dry run finished no rank."
 
 
 @pytest.mark.parametrize(

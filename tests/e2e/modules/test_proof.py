@@ -12,9 +12,9 @@ from tests.support.modules import call
     ("gradient", "limit", "precision", "words"),
     [
         (6e-7, 1e-5, "fp32", "gradients match the reference within 6e-7"),
-        (0.059, 0.1, "bf16", "gradients within the bf16 limit of 0.1 (0.059)"),
-        (0.26, 0.1, "bf16", "gradients within the bf16 limits (0.26)"),
-        (0.02, 0.1, "fp32", "gradients within the limit of 0.1 (0.02)"),
+        (0.059, 0.1, "bf16", "gradients differ by at most 0.059, within the bf16 limit of 0.1"),
+        (0.26, 0.1, "bf16", "gradients differ by at most 0.26, within the bf16 limits"),
+        (0.02, 0.1, "fp32", "gradients differ by at most 0.02, within the limit of 0.1"),
     ],
 )
 def test_what_is_beside_one_process_is_called_equal_only_where_rounding_alone_is_between(

@@ -291,11 +291,11 @@ def test_the_peak_that_a_share_is_of_has_its_unit_apart_and_days_their_commas(mo
     estimate = {"time": time, "world_size": 2, "cluster": {"name": "vm"}}
     body = "return m.timePicture(x).map((part) => part.textContent).join(' ')"
     told = call(modules, "pictures/time.js", body, estimate)
-    assert "Peak for MFU and HFU: 50.0 GFLOP/s per rank." in told
+    assert "MFU and HFU are relative to a peak of 50.0 GFLOP/s per rank." in told
     assert "5,646 days" in told
     assert "The interval covers nine of ten runs on a host with the same load." in told
     tiny = call(modules, "pictures/time.js", body, {**estimate, "model_parameters": 10**6})
-    assert "Peak for MFU: 50.0 GFLOP/s per rank." in tiny
+    assert "MFU is relative to a peak of 50.0 GFLOP/s per rank." in tiny
     assert "HFU" not in tiny
     assert "tokens 5" not in tiny
 

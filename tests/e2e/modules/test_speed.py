@@ -36,18 +36,18 @@ def test_the_speed_of_a_run_is_tokens_over_time_as_its_summary_will_have_it(modu
     rate = TOKENS * len(last) / sum(last)
     told = call(modules, "job/figures.js", BODY, {"items": items(TIMES), "summary": None})
     assert told["rate"] == f"{rate:.0f} tokens/s"
-    assert told["note"] == f"mean of last {SPEED_STEPS} steps"
+    assert told["note"] == f"mean of the last {SPEED_STEPS} steps"
     told = call(modules, "job/figures.js", BODY, {"items": items([0.5]), "summary": None})
     assert told == {"rate": "128 tokens/s", "note": "one step"}
 
 
 def test_an_ended_run_s_speed_is_its_summary_s(modules: Page) -> None:
     summary = {"steps": 26, "tokens_per_s": 3588.1, "losses": [], "eval_losses": [], "cells": {}, "verdict": {}}
-    expected = {"rate": "3.59k tokens/s", "note": f"mean of last {SPEED_STEPS} steps"}
+    expected = {"rate": "3.59k tokens/s", "note": f"mean of the last {SPEED_STEPS} steps"}
     for seen in (items(TIMES), []):
         assert call(modules, "job/figures.js", BODY, {"items": seen, "summary": summary}) == expected
     short = {**summary, "steps": 26, "ran_steps": 3}
-    assert call(modules, "job/figures.js", BODY, {"items": [], "summary": short})["note"] == "mean of last 3 steps"
+    assert call(modules, "job/figures.js", BODY, {"items": [], "summary": short})["note"] == "mean of the last 3 steps"
     unknown = {**summary, "tokens_per_s": None}
     told = call(modules, "job/figures.js", BODY, {"items": [], "summary": unknown})
     assert told == {"rate": "\u2013", "note": ""}

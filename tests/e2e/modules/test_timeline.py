@@ -319,7 +319,7 @@ def test_one_is_told_as_one(modules: Page) -> None:
     return [parts[0].querySelector("svg").getAttribute("aria-label"), parts[2].textContent];"""
     label, words = call(modules, "pictures/schedule.js", body, timeline)
     assert label == "Pipeline schedule of 1 stage and 1 micro-batch, 0.0% idle"
-    assert words.startswith("Shows the first 1 stage and 1 micro-batch. ")
+    assert words.startswith("The picture shows the first 1 stage and 1 micro-batch. ")
 
 
 def test_a_link_that_did_more_than_was_told_has_no_share(modules: Page) -> None:

@@ -42,7 +42,7 @@ def test_words_of_an_event_go_with_its_step(modules: Page) -> None:
         page.locator("canvas").press(".")
         expect(told).to_contain_text("rank 0")
         page.evaluate("see", late(step=9))
-        expect(told).to_contain_text("The wheel, +")
+        expect(told).to_contain_text("To zoom, use the wheel, +")
 
 
 def test_a_whole_step_stays_whole_as_more_ranks_tell_of_it(modules: Page) -> None:

@@ -133,7 +133,7 @@ def test_the_job_form_keeps_the_software_of_its_link_without_a_field_for_it(owne
     resources = {"device": "cuda", "stack": "megatron", "software": {"cuda_graphs": "whole", "deterministic": True}}
     client.force_login(owner)
     page = client.get("/jobs/new/", {"spec": json.dumps({"resources": resources})})
-    assert "Estimates are for " in page.content.decode()
+    assert "The estimates assume the software stack " in page.content.decode()
     assert 'data-for="resources.stack"' not in page.content.decode()
     back = spec_form.spec_from_form(filled_in(page))["resources"]
     assert {name: back[name] for name in resources} == resources

@@ -37,7 +37,7 @@ def test_the_slots_are_those_of_the_hosts_lines(make_host: Any, make_jobs: Any, 
     assert "without contact" not in words(client)
     Host.objects.filter(pk=silent.pk).update(last_seen=timezone.now() - timedelta(minutes=5))
     told = words(client)
-    assert "Slots in use 2 of 6 2 of 6 2 on hosts without contact" in told
+    assert "Slots in use 2 of 6 2 of 6 2 slots on hosts without contact" in told
     assert "2 of 2 slots in use" in told
     assert "0 of 4 slots in use" in told
 

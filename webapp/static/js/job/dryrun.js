@@ -31,7 +31,7 @@ export function showDryRuns(body, job, runs, verdicts) {
 export function fitWords({ spec, estimate, finished, status }, runs) {
   const counted = spec.dry_ranks.filter((rank) => runs.has(rank));
   if (counted.length === 0) {
-    if (finished) return { text: "No rank was counted.", tone: "warn" };
+    if (finished) return { text: "The dry run finished no rank.", tone: "warn" };
     return { text: status === "running" ? `Counting rank ${spec.dry_ranks[0]}.` : "Waiting for the first rank.", tone: "" };
   }
   const { stages, axes, cluster } = estimate;
@@ -59,7 +59,7 @@ export function showDryMemory(panel, body, job, runs) {
 }
 
 function missing(rank, { finished, status }, isCurrent) {
-  const words = finished ? "Not counted." : isCurrent && status === "running" ? "Counting…" : "Waiting.";
+  const words = finished ? "No result." : isCurrent && status === "running" ? "Counting…" : "Waiting.";
   return el("tr", {}, el("th", { scope: "row" }, `rank ${rank}`), el("td", { colSpan: 7, className: "note" }, words));
 }
 

@@ -62,8 +62,8 @@ const MAX_ROUNDING = 1e-5; // fp32 rounding; a larger difference only counts as 
 function nearWords({ gradient, limit }, precision) {
   if (gradient <= MAX_ROUNDING) return `gradients match the reference within ${apartWords(gradient)}`;
   const whose = precision === "fp32" ? "the" : `the ${precision}`;
-  if (gradient > limit) return `gradients within ${whose} limits (${apartWords(gradient)})`; // vectors have a wider limit
-  return `gradients within ${whose} limit of ${apartWords(limit)} (${apartWords(gradient)})`;
+  if (gradient > limit) return `gradients differ by at most ${apartWords(gradient)}, within ${whose} limits`; // vectors have a wider limit
+  return `gradients differ by at most ${apartWords(gradient)}, within ${whose} limit of ${apartWords(limit)}`;
 }
 
 /** Describe the expert choices. The reference uses those of the run and counts where its own router differs. */

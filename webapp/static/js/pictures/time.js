@@ -29,11 +29,11 @@ export function timePicture(estimate) {
     { className: "figures small" },
     figure("step time", duration(time.step_s), within(time)),
     figure("MFU", percent(time.mfu), "Model FLOPs, without recomputation, over the peak of all ranks", "MFU"),
-    isTiny ? null : figure("HFU", percent(time.hfu), "Like MFU, with recomputation"),
+    isTiny ? null : figure("HFU", percent(time.hfu), "Model FLOPs, with recomputation, over the peak of all ranks"),
     figure("speed", tokenRate(time.tokens_per_s)),
     isTiny ? null : figure(`for ${count(TOKENS)} tokens`, days >= 2 ? `${days < 100 ? days.toFixed(1) : integer(Math.round(days))} days` : duration(days * 86400)),
   );
-  const said = [basis(time, cluster), ...aligned(estimate), `Peak for ${isTiny ? "MFU" : "MFU and HFU"}: ${peak(estimate)} per rank.`, ...beyond(estimate)];
+  const said = [basis(time, cluster), ...aligned(estimate), `${isTiny ? "MFU is" : "MFU and HFU are"} relative to a peak of ${peak(estimate)} per rank.`, ...beyond(estimate)];
   return [figures, bar, scrolling([th("part"), th("time", true), th("share", true)], rows), el("p", { className: "note" }, said.join(" "))];
 }
 

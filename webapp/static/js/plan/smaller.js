@@ -12,7 +12,7 @@ const mayChange = document.getElementById("requeue-form").dataset.mayNot === und
 /** Describe the offer. */
 export function words(offer) {
   const before = offer.was_step_s ? ` The old layout had a planned step time of ${duration(offer.was_step_s)}.` : "";
-  const from = offer.checkpoint ? `The run resumes from ${offer.checkpoint} with a new layout.` : "No checkpoint. The run starts at step 0.";
+  const from = offer.checkpoint ? `The run resumes from ${offer.checkpoint} with a new layout.` : "No checkpoint exists, so the run starts at step 0.";
   return [
     `${offer.why}.`,
     `${offer.words} on ${counted(offer.ranks, "rank")}: predicted step time ${duration(offer.step_s)}.${before}`,

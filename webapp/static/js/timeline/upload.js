@@ -19,13 +19,13 @@ function say(text, bad = false) {
 /** Return the problem with the chosen files, or "". */
 export function problemWith(files, { files: most, file_bytes: largest, import_bytes: together }) {
   if (files.length === 0) return "Choose a file.";
-  if (files.length > most) return `${integer(files.length)} files chosen. At most ${integer(most)} are allowed.`;
+  if (files.length > most) return `${integer(files.length)} files are chosen. At most ${integer(most)} files are allowed per import.`;
   const large = files.find((file) => file.size > largest);
-  if (large) return `${large.name} has ${bytes(large.size)}. At most ${bytes(largest)} are allowed.`;
+  if (large) return `${large.name} has ${bytes(large.size)}. A file can have at most ${bytes(largest)}.`;
   const empty = files.find((file) => file.size === 0);
   if (empty) return `${empty.name} is empty.`;
   const total = files.reduce((sum, file) => sum + file.size, 0);
-  return total > together ? `The files have ${bytes(total)}. At most ${bytes(together)} are allowed.` : "";
+  return total > together ? `The files have ${bytes(total)} in total. An import can have at most ${bytes(together)}.` : "";
 }
 
 async function post(url, body, type) {

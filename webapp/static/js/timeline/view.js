@@ -11,7 +11,7 @@ import { told } from "./words.js";
 const LEFT = 64;
 const TALLEST = 620;
 const SMALLEST = 120;
-const HELP = "The wheel, +, and − zoom. Dragging, ←, and → move the timeline. The Home key shows the whole step. ↑ and ↓ choose a row. The comma and period keys choose an event.";
+const HELP = "To zoom, use the wheel, +, or −. To move the timeline, drag it or use ← and →. The Home key shows the whole step. The ↑ and ↓ keys choose a row. The comma and period keys choose an event.";
 
 /** Return row heights. Rows of small runs are high enough for names. */
 export function heights(rows) {
