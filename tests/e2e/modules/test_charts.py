@@ -175,8 +175,8 @@ def test_a_run_without_history_says_from_when_its_time_counts(modules: Page) -> 
     ("ranks", "told"),
     [
         ([*range(16)], ""),
-        ([*range(20)], "Ranks 0\u201315, the first 16 of 20. Tables include all ranks."),
-        ([*range(40, 60)], "Ranks 40\u201355, the first 16 of 20. Tables include all ranks."),
+        ([*range(20)], "The chart shows ranks 0\u201315, the first 16 of 20. The tables include all ranks."),
+        ([*range(40, 60)], "The chart shows ranks 40\u201355, the first 16 of 20. The tables include all ranks."),
     ],
 )
 def test_a_traffic_chart_says_which_ranks_it_shows(modules: Page, ranks: list[int], told: str) -> None:

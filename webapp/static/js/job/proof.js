@@ -103,8 +103,8 @@ export function processProof(proof, finished, precision) {
   const one = proof.one_process;
   if (one.state === "not checked") return endAlone(proof.end, one.why, finished, precision);
   if (one.state === "due") {
-    if (finished) return { tone: "", words: "not checked", more: `The run ended before step ${integer(one.steps)} was compared.` };
-    return { tone: "", words: "in progress", more: `The reference is compared after step ${integer(one.steps)}.` };
+    if (finished) return { tone: "", words: "not checked", more: `The run ended before step ${integer(one.steps)} was compared with the reference.` };
+    return { tone: "", words: "in progress", more: `The run is compared with the reference after step ${integer(one.steps)}.` };
   }
   const more = `${figures(one)}${one.why && `\n${one.why}`}${endWords(proof.end, finished)}`;
   if (one.state === "apart") return { tone: "bad", words: "differs from reference", more };
