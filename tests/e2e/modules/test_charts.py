@@ -191,7 +191,8 @@ def test_a_traffic_chart_says_which_ranks_it_shows(modules: Page, ranks: list[in
     return document.getElementById('traffic-note').textContent;
     """
     with paper(modules, TRAFFIC) as page:
-        assert call(page, "job/traffic.js", body, ranks) == f"Payload bytes issued, mean over 500 ms. {told}".strip()
+        words = f"The chart shows issued payload bytes, averaged over 500 ms. {told}".strip()
+        assert call(page, "job/traffic.js", body, ranks) == words
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ function drawParts(runs) {
   });
   section.querySelector("tbody").replaceChildren(...[...rows].map(([title, cells]) => el("tr", {}, el("th", { scope: "row" }, mark(cells), title), ...cells.map(partCell))));
   const kinds = new Set([...rows.values()].flat().map((row) => row?.kind));
-  section.querySelector("[data-note]").textContent = kinds.has("hidden") ? "Overlapped communication runs during compute, so it adds no time." : "";
+  section.querySelector("[data-note]").textContent = kinds.has("hidden") ? "Overlapped communication runs during compute, and adds no time to the step." : "";
 }
 
 /** Parts are means. Scaled, their sum is the median step time, as on the job page. */
