@@ -129,7 +129,7 @@ def checked_order(told: object) -> LaunchOrder:
             raise BadMessageError(f"gang.node is {node}, but the gang has {len(nodes)} hosts")
         if nodes[node]["ranks"] != len(order["slots"]):
             raise BadMessageError(
-                f"slots has {len(order['slots'])} entries, but the gang needs {nodes[node]['ranks']} ranks here"
+                f"slots has {len(order['slots'])} entries, but this host runs {nodes[node]['ranks']} ranks of the gang"
             )
     return order
 
@@ -147,7 +147,7 @@ def checked_allocation(told: object) -> AllocationOrder:
 def _encode(adapter: TypeAdapter[Any], message: object, most: int) -> bytes:
     packed: bytes = msgpack.packb(_checked(adapter, message))
     if len(packed) > most:
-        raise BadMessageError(f"{len(packed):,} bytes, more than the limit of {most:,}")
+        raise BadMessageError(f"the message has {len(packed):,} bytes, more than the limit of {most:,}")
     return packed
 
 
@@ -174,7 +174,7 @@ def _salvaged(adapter: TypeAdapter[Any], told: Any) -> tuple[Any, list[str]]:
 
 def _unpacked(body: bytes, most: int) -> Any:
     if len(body) > most:
-        raise BadMessageError(f"{len(body):,} bytes, more than the limit of {most:,}")
+        raise BadMessageError(f"the message has {len(body):,} bytes, more than the limit of {most:,}")
     try:
         return msgpack.unpackb(body)
     except (ValueError, msgpack.UnpackException) as error:

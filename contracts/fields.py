@@ -38,7 +38,7 @@ def _plain(value: Any, depth: int = 0) -> Any:
         return _without_nul(value)
     if isinstance(value, int):
         if abs(value) > LARGEST:
-            raise ValueError(f"{value.bit_length()} bits are more than 63")
+            raise ValueError(f"is an integer of {value.bit_length()} bits, more than the limit of 63")
         return value
     if isinstance(value, float):
         if not math.isfinite(value):

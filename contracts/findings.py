@@ -83,7 +83,7 @@ def of_names(name: str | None = None) -> Finding:
         return Finding("warn", "names", f"{name!r} does not resolve ({error})", _mend(name))
     words = f"{name!r} resolves to {', '.join(found)}"
     if all(address.startswith("127.") or address == "::1" for address in found):
-        return Finding("warn", "names", f"{words}, so other hosts would connect to themselves", _mend(name))
+        return Finding("warn", "names", f"{words}, so a host that uses this name would connect to itself", _mend(name))
     if strangers := [address for address in found if not _is_ours(address)]:
         return Finding(
             "warn", "names", f"{words}, but this machine does not have the address {', '.join(strangers)}", _mend(name)
@@ -97,7 +97,7 @@ def is_loopback(url: str) -> bool:
 
 
 def _mend(name: str) -> str:
-    return f"jobs use addresses and are not affected; for other programs, add {name!r} to /etc/hosts or DNS"
+    return f"jobs use IP addresses, so they still work; for other programs, add {name!r} to /etc/hosts or DNS"
 
 
 def _is_ours(address: str) -> bool:

@@ -58,7 +58,7 @@ def unseal(key: bytes, job: str, attempt: int, sealed: Iterable[str]) -> dict[st
             raise SealError("the variables were encrypted for another attempt")
         values: dict[str, str] = told["values"]
         if refused := sorted(name for name in values if not is_allowed(name)):
-            raise SealError(f"this host does not pass {refused[0]} to jobs")
+            raise SealError(f"this host does not pass the variable {refused[0]} to jobs")
         return values
     raise SealError("no variable was encrypted with the key of this host")
 

@@ -50,21 +50,25 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, run, words in (
         ("estimate", _estimate, "predict memory, traffic, and step time of one layout"),
-        ("search", _search, "rank all layouts of a number of ranks"),
+        ("search", _search, "compare all layouts for a number of ranks and list the fastest"),
         (
             "auto",
             _auto,
-            "choose the fastest layout that fits; a flag takes one value or several: 1,3",
+            "choose the fastest layout that fits; a layout flag accepts one value or a list such as 1,3",
         ),
-        ("explain", _explain, "show each term with its formula and source"),
+        ("explain", _explain, "show the formula and source of each term of the estimate"),
     ):
         command = commands.add_parser(name, help=words, description=words)
         command.set_defaults(run=run)
         _add_spec(command)
         command.add_argument("--json", action="store_true", help="JSON instead of text")
         if name == "auto":
-            command.add_argument("--ranks", type=int, help="number of ranks (default: as many as make the step faster)")
-            command.add_argument("--max-ranks", type=int, help="most ranks (default: one node of the cluster)")
+            command.add_argument(
+                "--ranks", type=int, help="number of ranks (default: the number with the fastest step)"
+            )
+            command.add_argument(
+                "--max-ranks", type=int, help="maximum number of ranks (default: one node of the cluster)"
+            )
         if name == "search":
             command.add_argument("--ranks", type=int, required=True, help="number of ranks")
         if name in ("search", "auto"):
@@ -77,7 +81,9 @@ def _parser() -> argparse.ArgumentParser:
         if name == "search":
             command.add_argument("--limit", type=int, default=10, help="layouts to print (default 10)")
         if name == "explain":
-            command.add_argument("--stage", type=int, help="pipeline stage (default: the stage with the most memory)")
+            command.add_argument(
+                "--stage", type=int, help="pipeline stage to explain (default: the stage with the most memory)"
+            )
     return parser
 
 
@@ -97,16 +103,22 @@ def _add_spec(command: argparse.ArgumentParser) -> None:
     source.add_argument(
         "--model", choices=sorted(PRESETS), metavar="PRESET", help="model preset: " + ", ".join(PRESETS)
     )
-    source.add_argument("--spec", type=Path, metavar="FILE", help="job spec in JSON; - reads standard input")
+    source.add_argument(
+        "--spec", type=Path, metavar="FILE", help="JSON file with the job spec; use - for standard input"
+    )
     source.add_argument("--template", choices=sorted(TEMPLATES), help="published layout")
     command.add_argument(
-        "--cluster", choices=sorted(CLUSTERS), help="cluster (default: cpu or h100, by the device of the spec)"
+        "--cluster",
+        choices=sorted(CLUSTERS),
+        help="name of the cluster (default: cpu or h100, depending on resources.device)",
     )
     command.add_argument(
-        "--stack", choices=sorted(STACKS), help="software stack of the time estimate (default: the stack of the spec)"
+        "--stack",
+        choices=sorted(STACKS),
+        help="software stack whose step time is estimated (default: resources.stack of the spec)",
     )
     for name in SOFTWARE_FLAGS:
-        words = f"option of the stack: {SoftwareSpec.model_fields[name].description}"
+        words = f"option of the software stack: {SoftwareSpec.model_fields[name].description}"
         command.add_argument(f"--{name.replace('_', '-')}", help=words)
     for name in LAYOUT_FLAGS:
         command.add_argument(f"--{name.replace('_', '-')}", help=Layout.model_fields[name].description)

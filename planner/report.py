@@ -63,7 +63,7 @@ def estimate_text(spec: JobSpec, made: Estimate, advice: Sequence[Neighbour]) ->
     lines += [f"  {part['name']:<12} {duration(part['seconds']):>12}" for part in timed["parts"]]
     if aligned := made.get("aligned_vocabulary"):
         lines.append(
-            f"  a vocabulary of {aligned['vocab_size']:,} would save {duration(aligned['spares_s'])} (aligned)"
+            f"  a vocabulary of {aligned['vocab_size']:,} tokens would save {duration(aligned['spares_s'])} per step"
         )
     lines.append(
         f"  MFU {timed['mfu']:.1%}  HFU {timed['hfu']:.1%}  {timed['tokens_per_s']:,.0f} tokens/s"
@@ -112,7 +112,7 @@ def search_text(result: SearchResult, near: Sequence[Neighbour], cluster: Cluste
     if sure:
         lines += [
             "",
-            f"estimates; for the first layout: time {sure[0].time['words']}; memory {sure[0].memory['words']}",
+            f"margin of error of the first layout: time {sure[0].time['words']}; memory {sure[0].memory['words']}",
         ]
         lines += _padded_by(result.best[0].spec.model.vocab_size, sorted({f.spec.layout.tp for f in result.best}))
     else:

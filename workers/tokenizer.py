@@ -22,14 +22,14 @@ MOST = 4_194_304  # no model has more, and the trainer makes room for all of the
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m workers.tokenizer", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    trained = commands.add_parser("train", help="train a byte-level BPE tokenizer and write tokenizers JSON")
+    trained = commands.add_parser("train", help="train a byte-level BPE tokenizer and write a tokenizers JSON file")
     trained.add_argument("inputs", nargs="+", type=Path, help="text, JSONL or parquet files, or folders of text")
     trained.add_argument("--vocab-size", type=int, required=True)
-    encoded = commands.add_parser("encode", help="encode text as a .bin file of uint16 tokens")
+    encoded = commands.add_parser("encode", help="encode a text file or folder as a .bin file of uint16 tokens")
     encoded.add_argument("inputs", nargs=1, type=Path)
     encoded.add_argument("--tokenizer", type=Path, required=True)
     for command in (trained, encoded):
-        command.add_argument("--column", default="text", help="text column of JSONL and parquet")
+        command.add_argument("--column", default="text", help="name of the text column in JSONL or parquet files")
         command.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     try:
@@ -62,7 +62,7 @@ def _check(paths: list[Path]) -> None:
 
 def _train(options: argparse.Namespace) -> str:
     if options.vocab_size < LEAST:
-        text = f"Use at least {LEAST}, for every byte and {END_OF_TEXT}."
+        text = f"Use at least {LEAST}, one token for each byte and one for {END_OF_TEXT}."
         raise UserError(f"`--vocab-size` is {options.vocab_size}. {text}")
     if options.vocab_size > MOST:
         raise UserError(f"`--vocab-size` is {options.vocab_size:,}. Use at most {MOST:,}.")

@@ -73,7 +73,7 @@ def sensible(item: TimelineItem) -> TimelineItem:
         raise ValueError("began: not a time")
     times = (calls["issued_us"], calls["blocked_us"], calls["ended_us"], spans["from_us"], spans["to_us"])
     if any(abs(time) > LONGEST_STEP_US for column in times for time in column):
-        raise ValueError("a time is outside its step")
+        raise ValueError("a call or a span is outside its step")
     return item
 
 

@@ -101,7 +101,7 @@ class LabPoint(Strict):
     primitive: LabPrimitive
     num_bytes: Count
     seconds: Annotated[float, Field(gt=0)]
-    algbw: float | None = Field(description="bytes per second; null for a barrier")
+    algbw: float | None = Field(description="algorithm bandwidth (bytes per second); null for a barrier")
     busbw: float | None
     checked: Count
     wrong: Count
@@ -164,7 +164,7 @@ def _group(spec: JobSpec, lab: LabSpec) -> list[Problem]:
     where = "layout.dp" if lab.ranks is None else "lab.ranks"
     found = []
     if len(ranks) < 2:
-        found.append(Problem(where, f"`{where}` gives a group of {counted(len(ranks), 'rank')}. Use 2 or more."))
+        found.append(Problem(where, f"`{where}` gives a group of {counted(len(ranks), 'rank')}. Use 2 or more ranks."))
     if repeated := _repeated(ranks):
         found.append(Problem("lab.ranks", f"`lab.ranks` repeats {repeated}. Use each rank once."))
     if beyond := [rank for rank in ranks if rank >= world]:

@@ -98,12 +98,14 @@ def chunk_indices(layout: Layout, stage: int) -> tuple[int, ...]:
 
 
 def problems(spec: JobSpec, *, slots: int | None = None) -> list[Problem]:
-    """Every rule across fields that the spec breaks, each with its arithmetic. Empty means it can be planned.
+    """Return all rules across fields that the spec breaks. A spec without problems can be planned.
 
-    `slots`: slots of the largest host, when known. What can be planned but not run yet:
-    `planner.facts.reading.runnable`.
+    `planner.facts.reading.runnable` checks if a valid spec can also run.
+
+    Args:
+        slots: Slots of the largest host, if known.
     """
-    if not KINDS[spec.kind].trains:  # what the batch says does not matter
+    if not KINDS[spec.kind].trains:  # the batch has no effect
         return [*kind_problems(spec), *engine_problems(spec), *_model(spec), *_world(spec, slots)]
     return [
         *kind_problems(spec),
@@ -163,7 +165,7 @@ def _model(spec: JobSpec) -> list[Problem]:
     if model.arch == "gpt" and (model.rope_scaling or model.rope_base != ROPE_BASE):
         field = "model.rope_scaling" if model.rope_scaling else "model.rope_base"
         given = "set" if model.rope_scaling else f"{model.rope_base:g}"
-        text = f"`{field}` is {given}, but gpt has learned positions instead of RoPE. Omit it, or use llama."
+        text = f"`{field}` is {given}, but gpt has learned positions instead of RoPE. Omit it, or set arch to llama."
         found.append(Problem(field, text))
     scaling = model.rope_scaling
     if scaling and scaling.high_freq_factor <= scaling.low_freq_factor:
@@ -183,11 +185,11 @@ def _model(spec: JobSpec) -> list[Problem]:
 def _tensor(spec: JobSpec) -> list[Problem]:
     model, layout = spec.model, spec.layout
     if layout.sequence_parallel and layout.tp == 1:
-        text = "`layout.sequence_parallel` needs tp of 2 or more, but tp is 1. Use tp of 2 or more, or turn it off."
+        text = "`layout.sequence_parallel` needs tp of 2 or more, but tp is 1. Set tp to 2 or more, or turn it off."
         return [Problem("layout.sequence_parallel", text)]
     found = []
     if layout.regather and not layout.sequence_parallel:
-        text = "`layout.regather` needs sequence_parallel, which is off. Turn both on, or turn regather off."
+        text = "`layout.regather` needs sequence_parallel, which is off. Turn it on, or turn regather off."
         found.append(Problem("layout.regather", text))
     if layout.scatter_gather and (layout.sequence_parallel or layout.pp == 1 or layout.tp == 1):
         given = f"pp is {layout.pp} and tp is {layout.tp}" + (
@@ -237,13 +239,13 @@ CHUNKED = ("interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", *V_SCHED
 
 
 def pipeline_problems(spec: JobSpec) -> list[Problem]:
-    """What the schedule asks of stages and micro-batches."""
+    """Return the problems of stages and micro-batches with the pipeline schedule."""
     layout, m = spec.layout, spec.train.micro_batches
     v, pp = layout.virtual_stages, layout.pp
     if pp == 1:
         if v == 1:
             return []
-        text = f"`layout.virtual_stages` is {v}, but pp is 1. Use 1, or pp of 2 or more."
+        text = f"`layout.virtual_stages` is {v}, but pp is 1. Use 1, or set pp to 2 or more."
         return [Problem("layout.virtual_stages", text)]
     found = []
     layers, name = spec.model.num_layers, SCHEDULE_NAMES[layout.schedule]
@@ -290,7 +292,7 @@ def _context(spec: JobSpec) -> list[Problem]:
         return []
     found = []
     if spec.train.attention == "unfused" and spec.resources.stack == "ours":
-        text = f"`train.attention` is unfused, but cp {layout.cp} needs fused attention. Use fused, or cp 1."
+        text = f"`train.attention` is unfused, but cp {layout.cp} needs fused attention. Use fused, or set cp to 1."
         found.append(Problem("train.attention", text))
     parts, seq_len = 2 * layout.cp, spec.train.seq_len  # one part from each end balances causal work
 
@@ -315,7 +317,7 @@ def _experts(spec: JobSpec) -> list[Problem]:
         found.append(Problem("model.moe", text))
     if moe.capacity_factor is not None and layout.cp > 1:
         text = f"`model.moe.capacity_factor` is {moe.capacity_factor:g}, but cp {layout.cp} splits the sequence. "
-        found.append(Problem("model.moe.capacity_factor", text + "Omit it, or use cp 1."))
+        found.append(Problem("model.moe.capacity_factor", text + "Omit the capacity factor, or set cp to 1."))
     if moe.dense_layers >= model.num_layers:
         text = f"`model.moe.dense_layers` is {moe.dense_layers}, so no layer has experts. "
         found.append(Problem("model.moe.dense_layers", text + f"Use at most {model.num_layers - 1}."))
@@ -338,12 +340,12 @@ def _data(spec: JobSpec) -> list[Problem]:
     layout, train = spec.layout, spec.train
     found = []
     if layout.zero and layout.replica_ranks == 1:
-        text = f"`layout.zero` is {layout.zero}, but dp is 1. Use 0, or dp of 2 or more."
+        text = f"`layout.zero` is {layout.zero}, but dp is 1. Use 0, or set dp to 2 or more."
         found.append(Problem("layout.zero", text))
     found += kept_problems(layout)
     if layout.dp_replicas > 1:
         if not layout.zero:
-            text = f"`layout.dp_replicas` is {layout.dp_replicas}, but ZeRO is 0. Use 1, or ZeRO 1 or more."
+            text = f"`layout.dp_replicas` is {layout.dp_replicas}, but ZeRO is 0. Use 1 replica, or ZeRO 1 or more."
             found.append(Problem("layout.dp_replicas", text))
         replicas, dp = layout.dp_replicas, layout.dp
         fitting = [n for n in divisors(dp) if n == 1 or n < dp or layout.cp > 1]
@@ -364,17 +366,17 @@ def _data(spec: JobSpec) -> list[Problem]:
 
 
 def kept_problems(layout: Layout) -> list[Problem]:
-    """What a gather that outlasts a micro-batch asks for."""
+    """Return the problems of `keep_gathered`, which keeps gathered weights across micro-batches."""
     if not layout.keep_gathered:
         return []
     text = ""
     if layout.zero != 3:
-        text = f"ZeRO is {layout.zero}. Use ZeRO 3, or turn it off."
+        text = f"ZeRO is {layout.zero}. Use ZeRO 3, or turn keep_gathered off."
     elif layout.pp == 1:
-        text = "pp is 1, which equals ZeRO 2. Use ZeRO 2, or pp of 2 or more."
+        text = "with pp 1 it has the same effect as ZeRO 2. Use ZeRO 2, or set pp to 2 or more."
     elif layout.virtual_stages > 1 and layout.schedule != "looped_bfs":
         label, v = SCHEDULE_NAMES[layout.schedule], layout.virtual_stages
-        text = f"{label} alternates between {v} chunks per stage. Use 1 chunk, or Looped BFS."
+        text = f"{label} alternates between {v} chunks per stage. Use 1 chunk per stage, or the Looped BFS schedule."
     return [Problem("layout.keep_gathered", f"`layout.keep_gathered` is on, but {text}")] if text else []
 
 
@@ -408,5 +410,5 @@ def _world(spec: JobSpec, slots: int | None) -> list[Problem]:
         return [Problem(f"layout.{largest}", text)]
     if slots is None or spec.resources.engine != "hosts" or num_slots(spec) <= slots:
         return []
-    has = f"the largest {spec.resources.device} host has {counted(slots, 'slot')}"
+    has = f"the largest {spec.resources.device.upper()} host has {counted(slots, 'slot')}"
     return [Problem("layout", f"`layout` has {product}, but {has}. Use at most {counted(slots, 'rank')}.")]

@@ -26,17 +26,19 @@ class SlurmSpec(Strict):
     """Slurm options. The cluster decides the options that are missing."""
 
     partition: str | None = Field(
-        default=None, pattern=SLURM_NAMES, description="Slurm partition, or several with commas between"
+        default=None, pattern=SLURM_NAMES, description="Slurm partition, or a comma-separated list of partitions"
     )
     account: str | None = Field(default=None, pattern=SLURM_NAME, description="Slurm account")
     qos: str | None = Field(default=None, pattern=SLURM_NAME, description="Slurm quality of service")
     time_limit: str | None = Field(
-        default=None, pattern=SLURM_TIME, description="time limit as [days-]hours:minutes:seconds"
+        default=None, pattern=SLURM_TIME, description="Slurm time limit as [days-]hours:minutes:seconds"
     )
-    nodes: int = Field(default=1, ge=1, le=65536, description="nodes; each runs the same number of ranks")
+    nodes: int = Field(
+        default=1, ge=1, le=65536, description="number of Slurm nodes; each node runs the same number of ranks"
+    )
     cpus_per_rank: int = Field(default=1, ge=1, le=1024, description="CPU cores per rank")
-    constraint: str | None = Field(default=None, pattern=SLURM_FEATURES, description="required node features")
-    exclude: str | None = Field(default=None, pattern=SLURM_NODES, description="excluded nodes")
+    constraint: str | None = Field(default=None, pattern=SLURM_FEATURES, description="required Slurm node features")
+    exclude: str | None = Field(default=None, pattern=SLURM_NODES, description="Slurm nodes to exclude")
 
 
 class SoftwareSpec(Strict):
@@ -47,10 +49,11 @@ class SoftwareSpec(Strict):
     """
 
     cuda_graphs: CudaGraphs = Field(
-        default="none", description="parts of a layer in CUDA graphs (Megatron's --cuda-graph-modules)"
+        default="none", description="parts of a layer that run in CUDA graphs (Megatron's --cuda-graph-modules)"
     )
     deterministic: bool = Field(
-        default=False, description="deterministic kernels, which launch more slowly (Megatron's --deterministic-mode)"
+        default=False,
+        description="use deterministic kernels, which take longer to launch (Megatron's --deterministic-mode)",
     )
     dispatcher: Dispatcher = Field(
         default="flex",
@@ -62,30 +65,37 @@ class SoftwareSpec(Strict):
     )
     attention_kernel: SoftwareKernel = Field(
         default="own",
-        description="own (the stack's default), flash_2 (megatron), flash_1 or eager (scaling)",
+        description="attention kernel: own (the stack's default), flash_2 (megatron), flash_1 or eager (scaling)",
     )
-    fused_norms: bool = Field(default=False, description="fused norms, one kernel each (scaling)")
-    nvfp4: bool = Field(default=False, description="NVFP4 matmuls instead of fp8 (--fp4-recipe nvfp4)")
+    fused_norms: bool = Field(default=False, description="compute each norm in one fused kernel (scaling)")
+    nvfp4: bool = Field(default=False, description="use NVFP4 matmuls instead of fp8 matmuls (--fp4-recipe nvfp4)")
 
 
 class Resources(Strict):
     """Hosts and slots of the job. Each rank needs one slot."""
 
-    engine: EngineName = Field(default="hosts", description="hosts (the board's hosts) or slurm")
+    engine: EngineName = Field(
+        default="hosts", description="engine that runs the job: hosts (the board's hosts) or slurm"
+    )
 
     device: Device = Field(default="cpu", description="device of each slot")
     stack: StackName = Field(
-        default="ours", description="software stack of the time estimate; jobs always run Meshboard's trainer"
+        default="ours", description="software stack whose step time is estimated; jobs always run Meshboard's trainer"
     )
     software: SoftwareSpec | None = Field(
-        default=None, description="options of the software stack, for estimates only. Meshboard's trainer has no options."
+        default=None,
+        description="options of the software stack, for estimates only. Meshboard's trainer has no options.",
     )
     host: str | None = Field(
-        default=None, min_length=1, max_length=100, pattern=NO_NUL, description="required host; any host by default"
+        default=None,
+        min_length=1,
+        max_length=100,
+        pattern=NO_NUL,
+        description="name of the host that runs the job; any host by default",
     )
-    slurm: SlurmSpec | None = Field(default=None, description="Slurm options, for engine slurm")
+    slurm: SlurmSpec | None = Field(default=None, description="Slurm options; used only with engine slurm")
     max_hosts: int | None = Field(
-        default=None, ge=1, le=65536, description="most hosts for the ranks; no limit by default"
+        default=None, ge=1, le=65536, description="maximum number of hosts for the job; no limit by default"
     )
-    pool: Word | None = Field(default=None, description="required pool")
-    labels: list[Word] = Field(default=[], max_length=16, description="required host labels")
+    pool: Word | None = Field(default=None, description="pool whose hosts run the job")
+    labels: list[Word] = Field(default=[], max_length=16, description="labels that each host of the job needs")

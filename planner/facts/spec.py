@@ -83,18 +83,20 @@ class MoeSpec(Strict):
     """Mixture of experts: a router and several MLPs per layer, except in the first `dense_layers`."""
 
     num_experts: int = Field(ge=2, le=4096, description="routed experts per layer")
-    experts_per_token: int = Field(ge=1, le=256, description="experts that process each token (top-k)")
+    experts_per_token: int = Field(ge=1, le=256, description="number of experts that process each token (top-k)")
     expert_ffn_hidden_size: int = Field(ge=1, le=4_194_304, description="hidden size of each expert's MLP")
     shared_experts: int = Field(default=0, ge=0, le=64, description="shared experts, which process every token")
-    dense_layers: int = Field(default=0, ge=0, le=1024, description="number of first layers with a dense MLP")
+    dense_layers: int = Field(
+        default=0, ge=0, le=1024, description="number of layers at the start of the model with a dense MLP"
+    )
     capacity_factor: float | None = Field(
         default=None,
         gt=0,
         le=1024,
-        description="most tokens per expert, relative to an even split; no limit by default",
+        description="maximum tokens per expert, as a multiple of an even split; no limit by default",
     )
     balance_loss: float = Field(default=0.01, ge=0, le=10, description="weight of the load-balancing loss")
-    router_bias: bool = Field(default=False, description="router bias per expert (DeepSeek-V3)")
+    router_bias: bool = Field(default=False, description="add a bias per expert to the router scores (DeepSeek-V3)")
     expert_bias: bool = Field(default=False, description="biases in the linear layers of experts (gpt-oss)")
     swiglu_limit: float | None = Field(
         default=None, gt=0, le=1e6, description="clamp limit of the expert's gate and up outputs (gpt-oss: 7)"
@@ -106,9 +108,11 @@ class MlaSpec(Strict):
 
     q_rank: int = Field(ge=1, le=65536, description="rank of compressed queries")
     kv_rank: int = Field(ge=1, le=65536, description="rank of compressed keys and values")
-    nope_head_dim: int = Field(ge=1, le=4096, description="query and key size per head without RoPE")
+    nope_head_dim: int = Field(ge=1, le=4096, description="dimensions of each query and key head without RoPE")
     rope_head_dim: int = Field(
-        ge=2, le=4096, description="query and key size per head with RoPE; all heads share the key"
+        ge=2,
+        le=4096,
+        description="dimensions of each query and key head with RoPE; all heads share these key dimensions",
     )
     value_head_dim: int = Field(ge=1, le=4096, description="value size per head")
 
@@ -120,14 +124,16 @@ class RopeScaling(Strict):
     Wavelengths below `original_max_seq_len / high_freq_factor` tokens are unchanged.
     """
 
-    factor: float = Field(gt=0, le=1e6, description="factor that stretches low frequencies")
+    factor: float = Field(gt=0, le=1e6, description="factor by which long RoPE wavelengths are stretched")
     low_freq_factor: float = Field(
         default=1.0, gt=0, le=1e6, description="wavelengths above original_max_seq_len / low_freq_factor are stretched"
     )
     high_freq_factor: float = Field(
         default=4.0, gt=0, le=1e6, description="wavelengths below original_max_seq_len / high_freq_factor are unchanged"
     )
-    original_max_seq_len: int = Field(ge=1, le=16_777_216, description="sequence length before the extension (tokens)")
+    original_max_seq_len: int = Field(
+        ge=1, le=16_777_216, description="maximum sequence length before RoPE scaling (tokens)"
+    )
 
 
 class ModelSpec(Strict):
@@ -137,20 +143,20 @@ class ModelSpec(Strict):
     """
 
     preset: str | None = Field(
-        default=None, max_length=64, pattern=NO_NUL, description="model preset with default sizes"
+        default=None, max_length=64, pattern=NO_NUL, description="model preset that sets the default sizes"
     )
     arch: Arch = Field(description="block type: gpt or llama")
     num_layers: int = Field(ge=1, le=1024, description="transformer layers")
     hidden_size: int = Field(ge=1, le=1_048_576, description="hidden size")
     num_heads: int = Field(ge=1, le=4096, description="attention heads per layer")
-    num_kv_heads: int = Field(ge=1, le=4096, description="key and value heads per layer; num_heads without GQA")
+    num_kv_heads: int = Field(ge=1, le=4096, description="key/value heads per layer; equal to num_heads without GQA")
     ffn_hidden_size: int = Field(ge=1, le=4_194_304, description="hidden size of the MLP")
     vocab_size: int = Field(ge=256, le=4_194_304, description="vocabulary size; byte-level data needs 256")
     head_dim: int | None = Field(
-        default=None, ge=1, le=65536, description="size per head; default hidden_size / num_heads"
+        default=None, ge=1, le=65536, description="size of each attention head; default hidden_size / num_heads"
     )
     max_seq_len: int = Field(ge=1, le=16_777_216, description="longest sequence (tokens)")
-    tied_embeddings: bool = Field(description="output layer shares the embedding weights")
+    tied_embeddings: bool = Field(description="the output layer shares the weights of the embedding")
     rope_base: float = Field(default=ROPE_BASE, gt=1, le=1e12, description="RoPE base (llama)")
     rope_scaling: RopeScaling | None = Field(default=None, description="RoPE scaling as in Llama 3.1")
     sliding_window: int | None = Field(
@@ -176,24 +182,30 @@ class Layout(Strict):
     dp: Degree = Field(default=1, description="data parallel degree")
     pp: Degree = Field(default=1, description="pipeline parallel degree (stages)")
     tp: Degree = Field(default=1, description="tensor parallel degree")
-    cp: Degree = Field(default=1, description="context parallel degree; splits each sequence")
-    ep: Degree = Field(default=1, description="expert parallel degree; splits experts over dp x cp ranks")
+    cp: Degree = Field(default=1, description="context parallel degree; each sequence is split over cp ranks")
+    ep: Degree = Field(default=1, description="expert parallel degree; experts are split over dp x cp ranks")
     zero: int = Field(default=0, ge=0, le=3, description="ZeRO stage; 0 is DDP")
-    dp_replicas: Degree = Field(default=1, description="HSDP replicas; ZeRO shards inside each replica")
-    keep_gathered: bool = Field(
-        default=False, description="with ZeRO-3 and pp > 1, keep gathered parameters until the rank changes chunk"
+    dp_replicas: Degree = Field(
+        default=1, description="number of HSDP replicas; ZeRO shards model state inside each replica"
     )
-    sequence_parallel: bool = Field(default=False, description="shard norms and residuals over tp along the sequence")
+    keep_gathered: bool = Field(
+        default=False,
+        description="with ZeRO-3 and pp > 1, keep gathered parameters until the rank starts another chunk",
+    )
+    sequence_parallel: bool = Field(
+        default=False, description="shard norms and residuals along the sequence over tp ranks"
+    )
     regather: bool = Field(
-        default=False, description="with sequence_parallel, keep inputs sharded and regather them in backward"
+        default=False, description="with sequence_parallel, store sharded inputs and all-gather them again in backward"
     )
     scatter_gather: bool = Field(default=False, description="each tp rank sends only its shard between pipeline stages")
     schedule: Schedule = Field(default="1f1b", description="pipeline schedule, used when pp > 1")
     balance: Balance = Field(
-        default="layers", description="balance stages by layers, or by cost including the output layer"
+        default="layers",
+        description="split layers over stages evenly (layers), or by cost including the output layer (cost)",
     )
-    virtual_stages: int = Field(default=1, ge=1, le=64, description="chunks of layers per stage")
-    cp_method: ContextMethod = Field(default="ring", description="exchange of keys and values between cp ranks")
+    virtual_stages: int = Field(default=1, ge=1, le=64, description="number of layer chunks per pipeline stage")
+    cp_method: ContextMethod = Field(default="ring", description="how cp ranks exchange keys and values")
     recompute: Recompute = Field(default="none", description="recompute activations during backward")
 
     @property
@@ -220,7 +232,9 @@ class TrainSpec(Strict):
     """Training data, batch sizes, optimizer, and run length."""
 
     global_batch: int = Field(default=8, ge=1, le=1_000_000, description="sequences per optimizer step")
-    micro_batches: int = Field(default=1, ge=1, le=100_000, description="micro-batches per step and dp replica")
+    micro_batches: int = Field(
+        default=1, ge=1, le=100_000, description="number of micro-batches per step in each dp replica"
+    )
     seq_len: int = Field(default=128, ge=1, le=16_777_216, description="tokens per sequence")
     steps: int = Field(default=50, ge=1, le=100_000_000, description="optimizer steps")
     learning_rate: float = Field(default=1e-3, gt=0, le=10, description="peak learning rate, after warm-up")
@@ -236,7 +250,7 @@ class TrainSpec(Strict):
         default="fp32", description="number types of weights, gradients, optimizer state, and matmuls"
     )
     attention: AttentionKernel = Field(
-        default="fused", description="fused, or unfused, which stores all attention scores"
+        default="fused", description="attention kernel: fused, or unfused, which stores all attention scores"
     )
     overlap: bool = Field(default=True, description="reduce gradients during backward")
     compile: bool = Field(default=False, description="compile each block with torch.compile")
@@ -247,31 +261,38 @@ class TrainSpec(Strict):
         min_length=1,
         max_length=4096,
         pattern=NO_NUL,
-        description="stdlib, or a path below the data root: text, JSONL, parquet, or .bin with uint16 tokens",
+        description="stdlib, or the path of text, JSONL, parquet, or .bin (uint16 tokens) data below the data root",
     )
     column: str = Field(
-        default="text", min_length=1, max_length=200, pattern=NO_NUL, description="text column of JSONL or parquet"
+        default="text",
+        min_length=1,
+        max_length=200,
+        pattern=NO_NUL,
+        description="name of the text column in JSONL or parquet data",
     )
     tokenizer: str | None = Field(
         default=None,
         min_length=1,
         max_length=4096,
         pattern=NO_NUL,
-        description="tokenizers JSON below the data root; bytes by default",
+        description="path of a tokenizers JSON file below the data root; by default, each byte is a token",
     )
     sampling: Sampling = Field(
-        default="random", description="random positions, or epochs, which read all data once per epoch"
+        default="random",
+        description="order of the data: random positions, or epochs, which read all data once per epoch",
     )
     document_end: int | None = Field(
         default=None,
         ge=0,
         le=4_194_303,
-        description="token id that ends a document; attention stays inside documents; off by default",
+        description="token id that ends a document and limits attention to that document; off by default",
     )
     checkpoint_every: int = Field(
         default=0, ge=0, le=100_000_000, description="steps between checkpoints; 0 disables checkpoints"
     )
-    keep_checkpoints: int = Field(default=2, ge=1, le=1000, description="newest checkpoints that each attempt keeps")
+    keep_checkpoints: int = Field(
+        default=2, ge=1, le=1000, description="number of newest checkpoints that each attempt keeps"
+    )
     resume: str | None = Field(
         default=None,
         min_length=1,
@@ -283,12 +304,12 @@ class TrainSpec(Strict):
         default=25, ge=0, le=100_000_000, description="steps between validations; 0 disables validation"
     )
     on_not_finite: OnNotFinite = Field(
-        default="stop", description="stop or continue when the loss or gradient norm is NaN or infinite"
+        default="stop", description="whether to stop or continue when the loss or gradient norm is NaN or infinite"
     )
     verify: Verify = Field(
         default="auto",
         description="compare the first 3 steps and one final step with a single-process reference; "
-        "auto compares if this takes seconds",
+        "auto skips the comparison if the reference needs too much memory or time",
     )
 
     @model_validator(mode="before")
@@ -311,24 +332,25 @@ class ScriptSpec(Strict):
         min_length=1,
         max_length=1000,
         pattern=r"^[^\x00]+$",
-        description="path below the host's script root",
+        description="path of the script below the host's script root",
     )
     module: str | None = Field(
         default=None,
         min_length=1,
         max_length=200,
         pattern=r"^[^\x00]+$",
-        description="instead of path, a module below the script root, as for python -m",
+        description="module below the script root that `python -m` runs, instead of path",
     )
     args: list[Argument] = Field(
-        default=[], max_length=200, description="arguments of the script; no shell expands them"
+        default=[], max_length=200, description="arguments of the script, passed without shell expansion"
     )
     cwd: str | None = Field(
         default=None,
         min_length=1,
         max_length=1000,
         pattern=r"^[^\x00]+$",
-        description="working directory; default the script's folder, or below it; for a module, below the root",
+        description="working directory: the script's folder (default) or a folder below it; "
+        "for a module, a folder below the script root",
     )
 
 
@@ -343,7 +365,7 @@ class RunSpec(Strict):
     )
     preemptible: bool = Field(
         default=False,
-        description="pause for a waiting job of higher priority, and resume later from the newest checkpoint",
+        description="pause the job if a job of higher priority waits, and resume it later from the newest checkpoint",
     )
 
 
@@ -351,7 +373,7 @@ class RetrySpec(Strict):
     """Retries after a failed or lost attempt, from the newest checkpoint."""
 
     max_attempts: int = Field(
-        default=1, ge=1, le=100, description="most attempts that may fail or be lost, including the first"
+        default=1, ge=1, le=100, description="maximum number of failed or lost attempts, including the first attempt"
     )
 
 
@@ -367,19 +389,26 @@ class LabSpec(Strict):
 
     primitives: Annotated[
         list[LabPrimitive],
-        Field(min_length=1, max_length=len(LAB_PRIMITIVES), description="list of primitives, or all"),
+        Field(min_length=1, max_length=len(LAB_PRIMITIVES), description="list of collectives to benchmark, or all"),
         BeforeValidator(_every_primitive, json_schema_input_type=list[LabPrimitive] | Literal["all"]),
     ] = list(LAB_PRIMITIVES)
     min_bytes: int = Field(default=2**10, ge=2, le=2**32, description="smallest buffer (bytes)")
     max_bytes: int = Field(default=2**20, ge=2, le=2**32, description="largest buffer (bytes)")
-    factor: int = Field(default=4, ge=2, le=1024, description="ratio of each size to the previous size")
-    iterations: int = Field(default=20, ge=1, le=10_000, description="timed and checked calls per size")
-    warmup: int = Field(default=5, ge=0, le=1000, description="untimed calls per size before the timed calls")
+    factor: int = Field(default=4, ge=2, le=1024, description="ratio of each buffer size to the previous buffer size")
+    iterations: int = Field(
+        default=20, ge=1, le=10_000, description="number of timed and checked calls per buffer size"
+    )
+    warmup: int = Field(default=5, ge=0, le=1000, description="number of untimed warm-up calls per buffer size")
     dtype: LabDtype = Field(default="float32", description="element type")
     ranks: list[DryRank] | None = Field(
-        default=None, min_length=1, max_length=1024, description="ranks of the group, in order; all ranks by default"
+        default=None,
+        min_length=1,
+        max_length=1024,
+        description="ranks of the benchmarked group, in order; all ranks by default",
     )
-    root: DryRank | None = Field(default=None, description="root rank; default the first rank of the group")
+    root: DryRank | None = Field(
+        default=None, description="root rank of rooted collectives; default the first rank of the group"
+    )
     reduce_op: Literal["sum", "max"] = Field(default="sum", description="reduction operator")
 
 
@@ -389,8 +418,8 @@ class JobSpec(Strict):
     version: Literal[1] = Field(default=SPEC_VERSION, description="version of the spec format")
     kind: JobKind = Field(
         default="train",
-        description="train, script (own script), calibrate (measure a host), dry_run (one step without peers), "
-        "or lab (time collectives)",
+        description="kind of job: train, script (own script), calibrate (measure a host), "
+        "dry_run (one step without peers), or lab (time collectives)",
     )
     name: str = Field(
         default="untitled",
@@ -406,13 +435,19 @@ class JobSpec(Strict):
     project: Word = Field(default="default", description="project whose quota and fair share the job uses")
     run: RunSpec = RunSpec()
     retry: RetrySpec = RetrySpec()
-    after: list[JobId] = Field(default=[], max_length=32, description="jobs that this job waits for")
+    after: list[JobId] = Field(
+        default=[], max_length=32, description="ids of the jobs that need to end before this job starts"
+    )
     after_failed: AfterFailed = Field(
-        default="cancel", description="cancel or start this job if a job in after does not succeed"
+        default="cancel", description="whether to cancel or start this job if a job listed in after does not succeed"
     )
     script: ScriptSpec | None = None
-    dry_ranks: list[DryRank] = Field(default=[0], min_length=1, max_length=64, description="ranks of the dry run")
-    lab: LabSpec | None = Field(default=None, description="settings of a collective benchmark; defaults if missing")
+    dry_ranks: list[DryRank] = Field(
+        default=[0], min_length=1, max_length=64, description="ranks whose step the dry run computes"
+    )
+    lab: LabSpec | None = Field(
+        default=None, description="settings of a collective benchmark; each missing setting has its default"
+    )
 
     @property
     def micro_batch_size(self) -> int:

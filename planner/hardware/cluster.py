@@ -35,22 +35,34 @@ class Accelerator(Strict):
 
     name: str = Field(min_length=1, max_length=100)
     memory_bytes: int = Field(ge=1)
-    fp32_flops: Positive = Field(description="peak of fp32 products as torch runs them by default")
-    bf16_flops: Positive = Field(description="dense peak of bf16 and fp16 products")
-    fp8_flops: Positive | None = Field(default=None, description="dense peak of fp8 matmuls; null without support")
-    fp4_flops: Positive | None = Field(default=None, description="dense peak of fp4 matmuls; null without support")
+    fp32_flops: Positive = Field(description="peak FLOP/s of fp32 matmuls with the default settings of torch")
+    bf16_flops: Positive = Field(description="peak dense FLOP/s of bf16 and fp16 matmuls")
+    fp8_flops: Positive | None = Field(
+        default=None, description="peak dense FLOP/s of fp8 matmuls; null if the device does not support fp8"
+    )
+    fp4_flops: Positive | None = Field(
+        default=None, description="peak dense FLOP/s of fp4 matmuls; null if the device does not support fp4"
+    )
     bytes_per_s: Positive = Field(description="peak memory bandwidth")
-    host_bytes_per_s: Positive = Field(default=64e9, description="peak bandwidth to host memory, one direction")
+    host_bytes_per_s: Positive = Field(
+        default=64e9, description="peak bandwidth between device and host memory in one direction"
+    )
     num_sms: int = Field(ge=1, description="streaming multiprocessors")
-    gemm_efficiency: Share = Field(default=0.78, description="fraction of peak that a large matmul reaches")
-    fp8_efficiency: Share = Field(default=0.7, description="fraction of peak that a large fp8 matmul reaches")
-    attention_efficiency: Share = Field(default=0.55, description="fraction of peak that fused attention reaches")
+    gemm_efficiency: Share = Field(default=0.78, description="fraction of peak FLOP/s that a large matmul reaches")
+    fp8_efficiency: Share = Field(default=0.7, description="fraction of peak FLOP/s that a large fp8 matmul reaches")
+    attention_efficiency: Share = Field(
+        default=0.55, description="fraction of peak FLOP/s that fused attention reaches"
+    )
     memory_efficiency: Share = Field(
         default=0.7, description="fraction of peak bandwidth that memory-bound kernels reach"
     )
     kernel_s: Positive = Field(default=3e-6, description="minimum kernel time on the device")
-    launch_s: Positive = Field(default=LAUNCH_S, description="host time per kernel launch, including autograd")
-    reserved_bytes: int = Field(default=0, ge=0, description="memory for context, libraries, and communication buffers")
+    launch_s: Positive = Field(
+        default=LAUNCH_S, description="time that the host needs to launch one kernel, including autograd"
+    )
+    reserved_bytes: int = Field(
+        default=0, ge=0, description="device memory for the device context, libraries, and communication buffers"
+    )
     fragmentation: Positive = Field(default=0.05, description="allocator overhead as a fraction of tensor memory")
 
     def allowance(self, tensor_bytes: int) -> int:
@@ -68,7 +80,7 @@ class Link(Strict):
     """A rank's way to its neighbours, one direction."""
 
     bytes_per_s: Positive = Field(description="peak send rate per rank")
-    efficiency: Share = Field(default=0.8, description="fraction of peak that a large collective reaches")
+    efficiency: Share = Field(default=0.8, description="fraction of the peak send rate that a large collective reaches")
     latency_s: Positive = Field(description="latency per ring hop")
 
 
@@ -84,12 +96,18 @@ class Cluster(Strict):
     )
     node: Link
     network: Link
-    base_s: Positive = Field(default=8.4e-6, description="start time of a collective (nccl src/graph/tuning.cc)")
+    base_s: Positive = Field(
+        default=8.4e-6, description="fixed startup time of each collective (from NCCL src/graph/tuning.cc)"
+    )
     basis: Basis = "data sheet"
     profile: HostProfile | None = Field(default=None, description="results of the calibration")
-    link_runs: int = Field(default=0, ge=0, description="number of runs that measured `node`")
-    latency_alone: bool = Field(default=False, description="true if these runs measured only the latency of `node`")
-    runs: tuple[Run, ...] = Field(default=(), description="comparable finished runs, newest first")
+    link_runs: int = Field(default=0, ge=0, description="number of runs that measured the link inside a node (`node`)")
+    latency_alone: bool = Field(
+        default=False, description="true if runs measured only the latency, not the bandwidth, of `node`"
+    )
+    runs: tuple[Run, ...] = Field(
+        default=(), description="finished runs on this cluster that are compared with predictions, newest first"
+    )
 
     @property
     def rate_runs(self) -> int:

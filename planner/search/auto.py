@@ -39,14 +39,14 @@ class AutoSpec(Strict):
     """Constraints of an automatic layout. Each option has one value or a list of allowed values."""
 
     ranks: int | None = Field(
-        default=None, ge=1, le=MAX_RANKS, description="number of ranks; default as many as make the step faster"
+        default=None, ge=1, le=MAX_RANKS, description="number of ranks; default the number with the fastest step"
     )
-    max_ranks: int | None = Field(default=None, ge=1, le=MAX_RANKS, description="most ranks")
+    max_ranks: int | None = Field(default=None, ge=1, le=MAX_RANKS, description="maximum number of ranks")
     cluster: str | None = Field(
         default=None,
         max_length=200,
         pattern=NO_NUL,
-        description="cluster name from /clusters; default the connected hosts",
+        description="name of a cluster that GET /clusters lists; default the connected hosts",
     )
     max_micro_batch: int = Field(default=16, ge=1, le=1024, description="largest micro-batch (sequences)")
     max_memory_bytes: int | None = Field(default=None, ge=1, le=2**60, description="memory limit per rank (bytes)")
@@ -123,7 +123,7 @@ def asked_of(data: object) -> AutoSpec | None:
 
 
 def _next_to_auto(name: object) -> str:
-    return f"`layout.{name}` is next to `{FIELD}`. Move it into `{FIELD}`."
+    return f"`layout.{name}` is set outside `{FIELD}`. Move it into `{FIELD}`."
 
 
 def _inside(error: ValidationError) -> list[Problem]:
@@ -177,7 +177,8 @@ def choose(
     deadline = time.monotonic() + max_seconds
     tries = [(world, inside) for world in worlds for fixed in combinations for inside in rooms.inside(world, fixed)]
     if not tries:
-        text = f"`{FIELD}.tp` leaves no host for {_ranks(worlds)}, because tp stays inside a host: {rooms.words()}."
+        why = f"a tp group stays inside one host: {rooms.words()}"
+        text = f"`{FIELD}.tp` is too large for {_ranks(worlds)}, because {why}."
         raise SpecError([Problem(f"{FIELD}.tp", text)])
     found, surely, refused, counts, complete = [], [], Counter[str](), 0, True
     for index, (world, fixed) in enumerate(tries):
@@ -195,7 +196,7 @@ def choose(
         complete &= result.complete
     if not found and not complete:
         tried = f"{counts:,} layouts on {_ranks(worlds)} of {cluster.name}"
-        text = f"`{FIELD}` reached its time limit after {tried}. None fits. Set more of the layout."
+        text = f"`{FIELD}` reached its time limit after {tried}. None fits. Set more layout fields."
         raise SpecError([Problem(FIELD, text)])
     if not found:
         raise SpecError([Problem(FIELD, _nothing(spec, cluster, asked, rooms, worlds, refused, deadline))])

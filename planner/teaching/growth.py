@@ -184,15 +184,15 @@ def dp_equals_pp(x: Setting) -> float | None:
 def _verdict(x: Setting) -> str:
     tokens, low, high = x.b * x.s, tp_equals_dp(x), dp_equals_pp(x)
     if tokens == low:
-        return f"TP = DP: b s = {tokens:,} tokens is 3 h, so both send alike."
+        return f"TP = DP: b s = {tokens:,} tokens equals 3 h, so TP and DP send the same bytes."
     if high is not None and math.isclose(tokens, high):
-        return f"DP = PP: b s = {tokens:,} tokens is 12 l h (n-1)/n over the boundaries, so both send alike."
+        return f"DP = PP: b s = {tokens:,} tokens equals 12 l h (n-1)/n / boundaries, so DP and PP send the same bytes."
     if tokens < low:
         return (
-            f"TP > DP has turned round: b s = {tokens:,} tokens is less than 3 h = {low:,.0f}, too few to outweigh h²."
+            f"TP > DP does not hold: b s = {tokens:,} tokens is below 3 h = {low:,.0f}, so DP sends more bytes than TP."
         )
     if high is not None and tokens >= high:
-        return f"DP > PP has turned round: b s = {tokens:,} tokens is above {high:,.0f}, so activations outweigh h²."
+        return f"DP > PP does not hold: b s = {tokens:,} tokens is above {high:,.0f}, so PP sends more bytes than DP."
     upper = "" if high is None else f" and below {high:,.0f}"
     return f"TP > DP > PP holds: b s = {tokens:,} tokens is above 3 h = {low:,.0f}{upper}."
 

@@ -26,7 +26,7 @@ def test_a_lab_needs_nothing_but_its_ranks() -> None:
 @pytest.mark.parametrize(
     ("change", "field", "words"),
     [
-        ({"ranks": [1]}, "lab.ranks", "gives a group of 1 rank. Use 2 or more."),
+        ({"ranks": [1]}, "lab.ranks", "gives a group of 1 rank. Use 2 or more ranks."),
         ({"ranks": []}, "lab.ranks", "Use a list of 1 or more."),
         ({"ranks": [1, 3, 1]}, "lab.ranks", "`lab.ranks` repeats 1. Use each rank once."),
         ({"ranks": [1, 7]}, "lab.ranks", "`lab.ranks` contains 7, but dp is 4. Use ranks from 0 to 3."),

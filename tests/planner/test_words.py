@@ -39,7 +39,7 @@ def test_so_it_is_in_refusals() -> None:
     assert product_words(Layout()) == "dp 1 x pp 1 x tp 1 = 1 rank"
     with pytest.raises(SpecError, match=r"`train.micro_batches` is 1, but 1F1B on pp 2 needs 2"):
         parse_spec({**ONE, "layout": {"pp": 2}})
-    with pytest.raises(SpecError, match=r"= 2 ranks, but the largest cpu host has 1 slot\. Use at most 1 rank\.$"):
+    with pytest.raises(SpecError, match=r"= 2 ranks, but the largest CPU host has 1 slot\. Use at most 1 rank\.$"):
         parse_spec({**ONE, "layout": {"tp": 2}}, slots=1)
     slurm = {"engine": "slurm", "slurm": {"nodes": 2}}
     with pytest.raises(SpecError, match=r"1 slot is not divisible by 2\. Use 1\."):

@@ -92,10 +92,10 @@ FIELDS = [
     Wrong("train.data", "a/../../b", "train.data", "outside the data root. Use a path below it"),
     Wrong("train.data", "a\x00b", "train.data", "NUL"),
     Wrong("train.data", "a.txt\n", "train.data", "'a.txt\\n', which contains a control character"),
-    Wrong("train.data", "-c", "train.data", "starts with '-' like an option"),
+    Wrong("train.data", "-c", "train.data", "starts with '-', like a command-line option"),
     Wrong("train.tokenizer", "/a.json", "train.tokenizer", "outside the data root. Use a path below it"),
     Wrong("train.tokenizer", "a.json\x1b", "train.tokenizer", "contains a control character"),
-    Wrong("train.tokenizer", "a/", "train.tokenizer", "'a/', which is a folder. Name a file in it."),
+    Wrong("train.tokenizer", "a/", "train.tokenizer", "'a/', which is a folder. Use a file in it."),
     Wrong("train.tokenizer", ".", "train.tokenizer", "which is a folder"),
     Wrong("train.resume", "../x", "train.resume", "outside the checkpoint root. Use job, job/attempt, or"),
     Wrong("train.resume", "abc\n", "train.resume", "contains a control character"),
@@ -117,8 +117,8 @@ ARITHMETIC = [
     Wrong(
         "layout.dp", 3, "train.global_batch", "is 8, which is not divisible by dp 3 x micro_batches 2 = 6. Use 6 or 12."
     ),
-    Wrong("layout", {"dp": 1, "zero": 2}, "layout.zero", "dp is 1. Use 0, or dp of 2 or more."),
-    Wrong("layout", {"sequence_parallel": True}, "layout.sequence_parallel", "tp is 1. Use tp of 2 or more"),
+    Wrong("layout", {"dp": 1, "zero": 2}, "layout.zero", "dp is 1. Use 0, or set dp to 2 or more."),
+    Wrong("layout", {"sequence_parallel": True}, "layout.sequence_parallel", "tp is 1. Set tp to 2 or more"),
     Wrong(
         "model.hidden_size",
         130,

@@ -41,22 +41,24 @@ def _parser() -> argparse.ArgumentParser:
     ):
         command = commands.add_parser(name, help=words)
         command.add_argument(
-            "checkpoint", type=Path, help="checkpoint folder; of a folder with several checkpoints, the newest"
+            "checkpoint", type=Path, help="checkpoint folder; if it contains several checkpoints, the newest is used"
         )
         if name == "evaluate":
-            command.add_argument("--data", help="data in the form of train.data; default the data of the job")
+            command.add_argument("--data", help="data to evaluate, as in train.data (default: the data of the job)")
             command.add_argument("--data-root", type=Path, required=True)
             command.add_argument("--sequences", type=int, default=16)
         elif name == "sample":
-            command.add_argument("--prompt", default="def ", help="text")
+            command.add_argument("--prompt", default="def ", help="text that the model continues")
             command.add_argument("--tokens", type=int, default=200)
             command.add_argument("--temperature", type=float, default=0.8)
             command.add_argument("--seed", type=int, default=0)
         else:
             command.add_argument("--out", type=Path, required=True, help="new folder")
         if name != "evaluate":
-            command.add_argument("--data-root", type=Path, help="data root with the tokenizer of the job")
-            command.add_argument("--tokenizer", type=Path, help="tokenizers JSON; default the tokenizer of the job")
+            command.add_argument("--data-root", type=Path, help="data root that contains the tokenizer of the job")
+            command.add_argument(
+                "--tokenizer", type=Path, help="tokenizers JSON file (default: the tokenizer of the job)"
+            )
     return parser
 
 

@@ -89,7 +89,7 @@ def _must_be_saved(state: State, spec: JobSpec, whole: Found, group: dist.Proces
     others = [name for name, told in found.items() if saved.get(name) != told]
     if others:
         told = f"{others[0]} and {len(others) - 1} more differ" if others[1:] else f"{others[0]} differs"
-        raise UserError(f"`train.resume`: After loading, {told} from checkpoint {whole.checkpoint.path.name}.")
+        raise UserError(f"`train.resume`: {told} from checkpoint {whole.checkpoint.path.name} after loading.")
 
 
 def read(state: State, found: Found) -> None:

@@ -39,7 +39,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
     """
     try:
         content = json.loads(read_at_most(checkpoint / MANIFEST, MOST_BYTES))
-        _must(type(content) is dict, "it is not an object")
+        _must(type(content) is dict, "the JSON is not an object")
         _must(
             content["version"] == VERSION,
             f"the version is {str(content['version'])[:40]}, expected {VERSION}",
@@ -54,7 +54,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
     except KeyError as error:
         problem = f"{error} is missing"
     except RecursionError:
-        problem = "it is nested too deeply"
+        problem = "the JSON is nested too deeply"
     except OSError as error:
         problem = error.strerror or str(error)
     except (ValueError, SpecError) as error:
@@ -91,7 +91,7 @@ def _rng(told: Any) -> list[int]:
 
 def _sums(told: Any) -> dict[str, int]:
     whole = type(told) is dict and all(type(value) is int and abs(value) <= LARGEST + 1 for value in told.values())
-    _must(whole, "the sums are not numbers by name")
+    _must(whole, "the checksums are not an object of names and integers")
     return dict(told)
 
 

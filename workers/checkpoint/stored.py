@@ -74,9 +74,9 @@ def _scattered(metadata: Metadata) -> str:
                 offset + size > whole
                 for offset, size, whole in zip(chunk.offsets, chunk.sizes, tensor.size, strict=True)
             ):
-                return f"{name[:100]!r} of shape {list(tensor.size)} has a part outside the tensor"
+                return f"{name[:100]!r} of shape {list(tensor.size)} has a shard outside the tensor"
             if MetadataIndex(name, chunk.offsets) not in metadata.storage_data:
-                return f"{name[:100]!r} has a part at {list(chunk.offsets)} that no file stores"
+                return f"{name[:100]!r} has a shard at offset {list(chunk.offsets)} that no file stores"
     return ""
 
 

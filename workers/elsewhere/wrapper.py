@@ -90,15 +90,19 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="meshboard-meter", description=__doc__, allow_abbrev=False)
     parser.add_argument("--url", help="address of the board (default: MESHBOARD_URL)")
     parser.add_argument(
-        "--token-file", type=Path, help="file with your REST token (default: the token in MESHBOARD_TOKEN)"
+        "--token-file", type=Path, help="file that contains your REST token (default: the token in MESHBOARD_TOKEN)"
     )
-    parser.add_argument("--ca-file", type=Path, help="CA certificates of the board, if they are private")
+    parser.add_argument("--ca-file", type=Path, help="file with the CA certificates of the board, if its CA is private")
     parser.add_argument("--name", help="name of the run (default: name of the script)")
     parser.add_argument("--tag", action="append", default=[], help="tag of the run; can be repeated")
-    parser.add_argument("--spec", type=Path, help="JSON spec of a train job for the predictions of the run")
-    parser.add_argument("--key", help="word that all nodes of this run share (default: the Slurm job)")
+    parser.add_argument(
+        "--spec", type=Path, help="JSON file with the spec of a train job, from which the run is predicted"
+    )
+    parser.add_argument("--key", help="key of this run; use the same key on all nodes (default: the Slurm job)")
     parser.add_argument("--run", help="ID:TOKEN of an open run (default: MESHBOARD_RUN)")
-    parser.add_argument("--node", type=int, help="node number from 0 (default: from the launcher or its ranks)")
+    parser.add_argument(
+        "--node", type=int, help="number of this node, from 0 (default: detected from the launcher or the ranks)"
+    )
     parser.add_argument("--node-name", help="name of this machine on the job page (default: its host name)")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="device of the ranks (default: detected)")
     parser.add_argument("command", nargs="+", metavar="-- COMMAND", help="command to run, with its arguments")
@@ -128,7 +132,7 @@ def _request(options: argparse.Namespace, environment: Mapping[str, str], launch
     key = options.key or _key_of_slurm(environment)
     if launch.nodes > 1 and key is None and not (options.run or environment.get("MESHBOARD_RUN")):
         raise WrongUseError(
-            f"The run has {launch.nodes} nodes. Use the same --key on each node, and a new one for each run."
+            f"The run has {launch.nodes} nodes. Use the same --key on each node, and a new key for each run."
         )
     request: dict[str, Any] = {
         "name": (options.name or _script_name(options.command))[:100],

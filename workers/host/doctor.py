@@ -42,7 +42,7 @@ def findings() -> Iterator[Finding]:
     except SettingError as error:
         yield Finding("fail", "settings", str(error), "see docs/reference/host-settings.md")
         return
-    unless = "" if given("MESHBOARD_SLOTS") else ", unless it was started with --slots"
+    unless = "" if given("MESHBOARD_SLOTS") else ", unless the worker was started with --slots"
     yield Finding("ok", "settings", f"{settings.name}: {settings.slots} slots of {settings.device}{unless}")
     redis_url = yield from _joined(settings)
     if redis_url:
@@ -96,7 +96,7 @@ def _redis(url: str, name: str) -> Iterator[Finding]:
         advice = "if the host was removed or Redis was emptied, join again with workers.host.join and a new token"
         yield Finding("fail", "Redis", f"{place} does not know this host: {error}", advice)
     except (redis.RedisError, OSError) as error:
-        advice = "check firewalls, and MESHBOARD_REDIS_FOR_HOSTS on the board"
+        advice = "check firewalls, and the setting MESHBOARD_REDIS_FOR_HOSTS of the board"
         yield Finding("fail", "Redis", f"{place} does not answer: {error}", advice)
 
 
@@ -110,7 +110,7 @@ def _address(settings: HostSettings, redis_url: str) -> Iterator[Finding]:
         yield Finding("fail", "ports", f"cannot listen on {address}: {error}", advice)
         return
     place = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-    yield Finding("ok", "ports", f"can listen on {place}; open all ports between hosts")
+    yield Finding("ok", "ports", f"can listen on {place}; allow all ports between hosts in the firewall")
 
 
 def _board(url: str) -> Finding:

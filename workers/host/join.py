@@ -86,7 +86,8 @@ def _options(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--name", help="name of the host (default: MESHBOARD_HOST_NAME, or the machine name)")
     parser.add_argument(
-        "--slots", help="number of slots (default: MESHBOARD_SLOTS, the number of GPUs, or of cores with at least 4)"
+        "--slots",
+        help="number of slots (default: MESHBOARD_SLOTS, else the number of GPUs, else CPU cores, at least 4)",
     )
     parser.add_argument(
         "--insecure",

@@ -160,7 +160,7 @@ def _are_seen(slots: int) -> None:
     if told and told.replace(" ", "").split(",")[:slots] != [str(slot) for slot in range(slots)]:
         raise SettingError(
             f"CUDA_VISIBLE_DEVICES is {told[:100]!r}, but jobs use GPUs 0 to {slots - 1} in bus order. "
-            "Unset CUDA_VISIBLE_DEVICES, or set MESHBOARD_SLOTS to the number of first GPUs for jobs."
+            "Unset CUDA_VISIBLE_DEVICES, or set MESHBOARD_SLOTS to N to use only the first N GPUs."
         )
 
 

@@ -139,7 +139,8 @@ def say(recorder: Recorder, process: int) -> None:
 def table(cells: list[Cell], steps: int) -> str:
     """What this rank sent, as text."""
     lines = [
-        f"Rank 0 after {steps} optimizer steps. Payload is the bytes in its buffers, algorithmic the bytes to send."
+        f"Rank 0 after {steps} optimizer steps. Payload is the bytes in the buffers of its collectives. "
+        "Algorithmic is the bytes that rank 0 needs to send."
     ]
     names = f"{'phase':<8}{'group':<24}{'collective':<16}{'calls':>9}"
     lines.append(f"{names}{'payload B':>20}{'algorithmic B':>20}{'s':>9}")

@@ -89,7 +89,7 @@ async def supervise(order: AllocationOrder, node: Node, settings: HostSettings, 
         return 1
     attempt = claim(settings.run_dir, launch_order(order, node))
     if attempt is None:
-        say("This attempt was already started here.")
+        say("This attempt was already started on this node.")
         return 1
     folder = socket_root() / f"{SOCKET_FOLDER}{secrets.token_hex(6)}"
     outcome = await Allocated(attempt, settings, folder, HttpLine(board, who, say), node).run()

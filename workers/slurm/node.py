@@ -50,7 +50,7 @@ def read_order(file: BinaryIO) -> AllocationOrder:
     try:
         told = json.loads(base64.b64decode(file.read(ORDER_BYTES), validate=False))
     except (ValueError, binascii.Error, RecursionError) as error:
-        raise BadMessageError(f"cannot read the order on standard input: {error}") from None
+        raise BadMessageError(f"cannot read the launch order on standard input: {error}") from None
     return checked_allocation(told)
 
 
@@ -66,7 +66,7 @@ def this_node(order: AllocationOrder) -> Node:
         raise NoNodeError(f"not started by srun: {error}") from None
     names = _names(listed)
     if len(names) != order["nodes"] or not 0 <= place < len(names):
-        raise NoNodeError(f"the order is for {order['nodes']} nodes, but this is node {place} of {len(names)}")
+        raise NoNodeError(f"the launch order is for {order['nodes']} nodes, but this is node {place} of {len(names)}")
     # The node that srun was started on, as the others reach it: our end of the way to it is in the same network.
     address = address_towards(f"//{env.get('SLURM_LAUNCH_NODE_IPADDR', '127.0.0.1')}:1")
     return Node(place, names, job, address, _gpus(order))
@@ -139,5 +139,5 @@ def _gpus(order: AllocationOrder) -> tuple[int, ...]:
     given = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     if len(given) != order["slots"] or not all(gpu.isascii() and gpu.isdigit() for gpu in given):
         shown = os.environ.get("CUDA_VISIBLE_DEVICES", "none")[:200]
-        raise NoNodeError(f"the order is for {order['slots']} GPUs, but CUDA_VISIBLE_DEVICES is {shown}")
+        raise NoNodeError(f"the launch order is for {order['slots']} GPUs, but CUDA_VISIBLE_DEVICES is {shown}")
     return tuple(int(gpu) for gpu in given)

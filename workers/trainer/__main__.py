@@ -43,11 +43,13 @@ def main() -> int:
     parser.add_argument("--data-root", type=Path, required=True, help="directory of training data")
     parser.add_argument("--checkpoint-root", type=Path, help="directory of checkpoints")
     parser.add_argument(
-        "--expect-checkpoint", default="", help="checkpoint job/attempt/step-n that needs to exist, or a later one"
+        "--expect-checkpoint",
+        default="",
+        help="required checkpoint (job/attempt/step-n); a later checkpoint is also accepted",
     )
     parser.add_argument("--checkpoint-host", default="", help="host that wrote the expected checkpoint")
     parser.add_argument(
-        "--loan", type=Path, help="file in which the supervisor of rank 0 names the host that sends the checkpoint"
+        "--loan", type=Path, help="file into which the supervisor of rank 0 writes the host that sends the checkpoint"
     )
     parser.add_argument("--host", default="", help="name of this host (default: the machine name)")
     parser.add_argument("--job", default="local")

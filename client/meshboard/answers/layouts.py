@@ -12,25 +12,25 @@ class Layout(TypedDict):
     """
 
     balance: NotRequired[Literal["layers", "cost"]]
-    """balance stages by layers, or by cost including the output layer"""
+    """split layers over stages evenly (layers), or by cost including the output layer (cost)"""
     cp: NotRequired[int]
-    """context parallel degree; splits each sequence"""
+    """context parallel degree; each sequence is split over cp ranks"""
     cp_method: NotRequired[Literal["ring", "all_gather"]]
-    """exchange of keys and values between cp ranks"""
+    """how cp ranks exchange keys and values"""
     dp: NotRequired[int]
     """data parallel degree"""
     dp_replicas: NotRequired[int]
-    """HSDP replicas; ZeRO shards inside each replica"""
+    """number of HSDP replicas; ZeRO shards model state inside each replica"""
     ep: NotRequired[int]
-    """expert parallel degree; splits experts over dp x cp ranks"""
+    """expert parallel degree; experts are split over dp x cp ranks"""
     keep_gathered: NotRequired[bool]
-    """with ZeRO-3 and pp > 1, keep gathered parameters until the rank changes chunk"""
+    """with ZeRO-3 and pp > 1, keep gathered parameters until the rank starts another chunk"""
     pp: NotRequired[int]
     """pipeline parallel degree (stages)"""
     recompute: NotRequired[Literal["none", "selective", "full"]]
     """recompute activations during backward"""
     regather: NotRequired[bool]
-    """with sequence_parallel, keep inputs sharded and regather them in backward"""
+    """with sequence_parallel, store sharded inputs and all-gather them again in backward"""
     scatter_gather: NotRequired[bool]
     """each tp rank sends only its shard between pipeline stages"""
     schedule: NotRequired[
@@ -40,11 +40,11 @@ class Layout(TypedDict):
     ]
     """pipeline schedule, used when pp > 1"""
     sequence_parallel: NotRequired[bool]
-    """shard norms and residuals over tp along the sequence"""
+    """shard norms and residuals along the sequence over tp ranks"""
     tp: NotRequired[int]
     """tensor parallel degree"""
     virtual_stages: NotRequired[int]
-    """chunks of layers per stage"""
+    """number of layer chunks per pipeline stage"""
     zero: NotRequired[int]
     """ZeRO stage; 0 is DDP"""
 
@@ -53,7 +53,7 @@ class AutoSpec(TypedDict):
     """Constraints of an automatic layout. Each option has one value or a list of allowed values."""
 
     cluster: NotRequired[str | None]
-    """cluster name from /clusters; default the connected hosts"""
+    """name of a cluster that GET /clusters lists; default the connected hosts"""
     cp: NotRequired[int | list[int] | None]
     dp: NotRequired[int | list[int] | None]
     ep: NotRequired[int | list[int] | None]
@@ -62,10 +62,10 @@ class AutoSpec(TypedDict):
     max_micro_batch: NotRequired[int]
     """largest micro-batch (sequences)"""
     max_ranks: NotRequired[int | None]
-    """most ranks"""
+    """maximum number of ranks"""
     pp: NotRequired[int | list[int] | None]
     ranks: NotRequired[int | None]
-    """number of ranks; default as many as make the step faster"""
+    """number of ranks; default the number with the fastest step"""
     recompute: NotRequired[Literal["none", "selective", "full"] | list[Literal["none", "selective", "full"]] | None]
     schedule: NotRequired[
         Literal[

@@ -13,9 +13,9 @@ class MlaSpec(TypedDict):
     kv_rank: int
     """rank of compressed keys and values"""
     nope_head_dim: int
-    """query and key size per head without RoPE"""
+    """dimensions of each query and key head without RoPE"""
     rope_head_dim: int
-    """query and key size per head with RoPE; all heads share the key"""
+    """dimensions of each query and key head with RoPE; all heads share these key dimensions"""
     value_head_dim: int
     """value size per head"""
 
@@ -26,19 +26,19 @@ class MoeSpec(TypedDict):
     num_experts: int
     """routed experts per layer"""
     experts_per_token: int
-    """experts that process each token (top-k)"""
+    """number of experts that process each token (top-k)"""
     expert_ffn_hidden_size: int
     """hidden size of each expert's MLP"""
     balance_loss: NotRequired[float]
     """weight of the load-balancing loss"""
     capacity_factor: NotRequired[float | None]
-    """most tokens per expert, relative to an even split; no limit by default"""
+    """maximum tokens per expert, as a multiple of an even split; no limit by default"""
     dense_layers: NotRequired[int]
-    """number of first layers with a dense MLP"""
+    """number of layers at the start of the model with a dense MLP"""
     expert_bias: NotRequired[bool]
     """biases in the linear layers of experts (gpt-oss)"""
     router_bias: NotRequired[bool]
-    """router bias per expert (DeepSeek-V3)"""
+    """add a bias per expert to the router scores (DeepSeek-V3)"""
     shared_experts: NotRequired[int]
     """shared experts, which process every token"""
     swiglu_limit: NotRequired[float | None]
@@ -53,9 +53,9 @@ class RopeScaling(TypedDict):
     """
 
     factor: float
-    """factor that stretches low frequencies"""
+    """factor by which long RoPE wavelengths are stretched"""
     original_max_seq_len: int
-    """sequence length before the extension (tokens)"""
+    """maximum sequence length before RoPE scaling (tokens)"""
     high_freq_factor: NotRequired[float]
     """wavelengths below original_max_seq_len / high_freq_factor are unchanged"""
     low_freq_factor: NotRequired[float]
@@ -73,7 +73,7 @@ class ModelSpec(TypedDict):
     ffn_hidden_size: NotRequired[int]
     """hidden size of the MLP"""
     head_dim: NotRequired[int | None]
-    """size per head; default hidden_size / num_heads"""
+    """size of each attention head; default hidden_size / num_heads"""
     hidden_size: NotRequired[int]
     """hidden size"""
     max_seq_len: NotRequired[int]
@@ -83,7 +83,7 @@ class ModelSpec(TypedDict):
     num_heads: NotRequired[int]
     """attention heads per layer"""
     num_kv_heads: NotRequired[int]
-    """key and value heads per layer; num_heads without GQA"""
+    """key/value heads per layer; equal to num_heads without GQA"""
     num_layers: NotRequired[int]
     """transformer layers"""
     preset: NotRequired[
@@ -139,7 +139,7 @@ class ModelSpec(TypedDict):
     sliding_window: NotRequired[int | None]
     """attention window of every second layer (tokens); full attention by default"""
     tied_embeddings: NotRequired[bool]
-    """output layer shares the embedding weights"""
+    """the output layer shares the weights of the embedding"""
     vocab_size: NotRequired[int]
     """vocabulary size; byte-level data needs 256"""
 
@@ -159,7 +159,7 @@ class SizedModel(TypedDict):
     num_heads: int
     """attention heads per layer"""
     num_kv_heads: int
-    """key and value heads per layer; num_heads without GQA"""
+    """key/value heads per layer; equal to num_heads without GQA"""
     ffn_hidden_size: int
     """hidden size of the MLP"""
     vocab_size: int
@@ -167,13 +167,13 @@ class SizedModel(TypedDict):
     max_seq_len: int
     """longest sequence (tokens)"""
     tied_embeddings: bool
-    """output layer shares the embedding weights"""
+    """the output layer shares the weights of the embedding"""
     head_dim: NotRequired[int | None]
-    """size per head; default hidden_size / num_heads"""
+    """size of each attention head; default hidden_size / num_heads"""
     mla: NotRequired[MlaSpec | None]
     moe: NotRequired[MoeSpec | None]
     preset: NotRequired[str | None]
-    """model preset with default sizes"""
+    """model preset that sets the default sizes"""
     rope_base: NotRequired[float]
     """RoPE base (llama)"""
     rope_scaling: NotRequired[RopeScaling | None]

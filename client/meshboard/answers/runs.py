@@ -67,7 +67,7 @@ class LabPoint(TypedDict):
     num_bytes: int
     seconds: float
     algbw: float | None
-    """bytes per second; null for a barrier"""
+    """algorithm bandwidth (bytes per second); null for a barrier"""
     busbw: float | None
     checked: int
     wrong: int

@@ -17,9 +17,9 @@ class LabSpec(TypedDict):
     dtype: NotRequired[Literal["float32", "float64", "float16", "bfloat16", "int32", "int64"]]
     """element type"""
     factor: NotRequired[int]
-    """ratio of each size to the previous size"""
+    """ratio of each buffer size to the previous buffer size"""
     iterations: NotRequired[int]
-    """timed and checked calls per size"""
+    """number of timed and checked calls per buffer size"""
     max_bytes: NotRequired[int]
     """largest buffer (bytes)"""
     min_bytes: NotRequired[int]
@@ -42,15 +42,15 @@ class LabSpec(TypedDict):
         ]
         | Literal["all"]
     ]
-    """list of primitives, or all"""
+    """list of collectives to benchmark, or all"""
     ranks: NotRequired[list[int] | None]
-    """ranks of the group, in order; all ranks by default"""
+    """ranks of the benchmarked group, in order; all ranks by default"""
     reduce_op: NotRequired[Literal["sum", "max"]]
     """reduction operator"""
     root: NotRequired[int | None]
-    """root rank; default the first rank of the group"""
+    """root rank of rooted collectives; default the first rank of the group"""
     warmup: NotRequired[int]
-    """untimed calls per size before the timed calls"""
+    """number of untimed warm-up calls per buffer size"""
 
 
 class SlurmSpec(TypedDict):
@@ -59,19 +59,19 @@ class SlurmSpec(TypedDict):
     account: NotRequired[str | None]
     """Slurm account"""
     constraint: NotRequired[str | None]
-    """required node features"""
+    """required Slurm node features"""
     cpus_per_rank: NotRequired[int]
     """CPU cores per rank"""
     exclude: NotRequired[str | None]
-    """excluded nodes"""
+    """Slurm nodes to exclude"""
     nodes: NotRequired[int]
-    """nodes; each runs the same number of ranks"""
+    """number of Slurm nodes; each node runs the same number of ranks"""
     partition: NotRequired[str | None]
-    """Slurm partition, or several with commas between"""
+    """Slurm partition, or a comma-separated list of partitions"""
     qos: NotRequired[str | None]
     """Slurm quality of service"""
     time_limit: NotRequired[str | None]
-    """time limit as [days-]hours:minutes:seconds"""
+    """Slurm time limit as [days-]hours:minutes:seconds"""
 
 
 class SoftwareSpec(TypedDict):
@@ -82,17 +82,17 @@ class SoftwareSpec(TypedDict):
     """
 
     attention_kernel: NotRequired[Literal["own", "flash_1", "flash_2", "eager"]]
-    """own (the stack's default), flash_2 (megatron), flash_1 or eager (scaling)"""
+    """attention kernel: own (the stack's default), flash_2 (megatron), flash_1 or eager (scaling)"""
     cuda_graphs: NotRequired[Literal["none", "router", "attention", "attention_and_router", "whole"]]
-    """parts of a layer in CUDA graphs (Megatron's --cuda-graph-modules)"""
+    """parts of a layer that run in CUDA graphs (Megatron's --cuda-graph-modules)"""
     deterministic: NotRequired[bool]
-    """deterministic kernels, which launch more slowly (Megatron's --deterministic-mode)"""
+    """use deterministic kernels, which take longer to launch (Megatron's --deterministic-mode)"""
     dispatcher: NotRequired[Literal["flex", "alltoall"]]
     """token dispatcher: flex (DeepEP, HybridEP) or alltoall (--moe-token-dispatcher-type)"""
     fused_norms: NotRequired[bool]
-    """fused norms, one kernel each (scaling)"""
+    """compute each norm in one fused kernel (scaling)"""
     nvfp4: NotRequired[bool]
-    """NVFP4 matmuls instead of fp8 (--fp4-recipe nvfp4)"""
+    """use NVFP4 matmuls instead of fp8 matmuls (--fp4-recipe nvfp4)"""
     overlap_experts: NotRequired[bool]
     """overlap expert communication with computation (--overlap-moe-expert-parallel-comm)"""
 
@@ -103,30 +103,30 @@ class Resources(TypedDict):
     device: NotRequired[Literal["cpu", "cuda"]]
     """device of each slot"""
     engine: NotRequired[Literal["hosts", "slurm"]]
-    """hosts (the board's hosts) or slurm"""
+    """engine that runs the job: hosts (the board's hosts) or slurm"""
     host: NotRequired[str | None]
-    """required host; any host by default"""
+    """name of the host that runs the job; any host by default"""
     labels: NotRequired[list[str]]
-    """required host labels"""
+    """labels that each host of the job needs"""
     max_hosts: NotRequired[int | None]
-    """most hosts for the ranks; no limit by default"""
+    """maximum number of hosts for the job; no limit by default"""
     pool: NotRequired[str | None]
-    """required pool"""
+    """pool whose hosts run the job"""
     slurm: NotRequired[SlurmSpec | None]
-    """Slurm options, for engine slurm"""
+    """Slurm options; used only with engine slurm"""
     software: NotRequired[SoftwareSpec | None]
     """options of the software stack, for estimates only. Meshboard's trainer has no options."""
     stack: NotRequired[
         Literal["ours", "megatron", "megatron_2021", "fsdp2", "fsdp2_eager", "fsdp1", "deepspeed", "scaling"]
     ]
-    """software stack of the time estimate; jobs always run Meshboard's trainer"""
+    """software stack whose step time is estimated; jobs always run Meshboard's trainer"""
 
 
 class RetrySpec(TypedDict):
     """Retries after a failed or lost attempt, from the newest checkpoint."""
 
     max_attempts: NotRequired[int]
-    """most attempts that may fail or be lost, including the first"""
+    """maximum number of failed or lost attempts, including the first attempt"""
 
 
 class RunSpec(TypedDict):
@@ -135,7 +135,7 @@ class RunSpec(TypedDict):
     idle_limit_s: NotRequired[int | None]
     """time limit without a step (seconds); the attempt then fails"""
     preemptible: NotRequired[bool]
-    """pause for a waiting job of higher priority, and resume later from the newest checkpoint"""
+    """pause the job if a job of higher priority waits, and resume it later from the newest checkpoint"""
     time_limit_s: NotRequired[int | None]
     """run time limit per attempt (seconds); the attempt then fails"""
 
@@ -144,30 +144,32 @@ class ScriptSpec(TypedDict):
     """The user's own training script. torchrun starts it on each of `layout.dp` ranks."""
 
     args: NotRequired[list[str]]
-    """arguments of the script; no shell expands them"""
+    """arguments of the script, passed without shell expansion"""
     cwd: NotRequired[str | None]
-    """working directory; default the script's folder, or below it; for a module, below the root"""
+    """working directory: the script's folder (default) or a folder below it; for a module, a folder below the script
+    root
+    """
     module: NotRequired[str | None]
-    """instead of path, a module below the script root, as for python -m"""
+    """module below the script root that `python -m` runs, instead of path"""
     path: NotRequired[str | None]
-    """path below the host's script root"""
+    """path of the script below the host's script root"""
 
 
 class TrainSpec(TypedDict):
     """Training data, batch sizes, optimizer, and run length."""
 
     attention: NotRequired[Literal["fused", "unfused"]]
-    """fused, or unfused, which stores all attention scores"""
+    """attention kernel: fused, or unfused, which stores all attention scores"""
     checkpoint_every: NotRequired[int]
     """steps between checkpoints; 0 disables checkpoints"""
     column: NotRequired[str]
-    """text column of JSONL or parquet"""
+    """name of the text column in JSONL or parquet data"""
     compile: NotRequired[bool]
     """compile each block with torch.compile"""
     data: NotRequired[str]
-    """stdlib, or a path below the data root: text, JSONL, parquet, or .bin with uint16 tokens"""
+    """stdlib, or the path of text, JSONL, parquet, or .bin (uint16 tokens) data below the data root"""
     document_end: NotRequired[int | None]
-    """token id that ends a document; attention stays inside documents; off by default"""
+    """token id that ends a document and limits attention to that document; off by default"""
     dropout: NotRequired[bool]
     """use dropout and keep its masks for backward"""
     eval_every: NotRequired[int]
@@ -177,13 +179,13 @@ class TrainSpec(TypedDict):
     grad_clip: NotRequired[float]
     """gradient norm limit; 0 disables clipping"""
     keep_checkpoints: NotRequired[int]
-    """newest checkpoints that each attempt keeps"""
+    """number of newest checkpoints that each attempt keeps"""
     learning_rate: NotRequired[float]
     """peak learning rate, after warm-up"""
     micro_batches: NotRequired[int]
-    """micro-batches per step and dp replica"""
+    """number of micro-batches per step in each dp replica"""
     on_not_finite: NotRequired[Literal["stop", "continue"]]
-    """stop or continue when the loss or gradient norm is NaN or infinite"""
+    """whether to stop or continue when the loss or gradient norm is NaN or infinite"""
     overlap: NotRequired[bool]
     """reduce gradients during backward"""
     precision: NotRequired[Literal["fp32", "bf16", "bf16_gradients", "bf16_state", "fp8", "fp8_gradients"]]
@@ -191,7 +193,7 @@ class TrainSpec(TypedDict):
     resume: NotRequired[str | None]
     """checkpoint to resume from: job, job/attempt, or job/attempt/step"""
     sampling: NotRequired[Literal["random", "epochs"]]
-    """random positions, or epochs, which read all data once per epoch"""
+    """order of the data: random positions, or epochs, which read all data once per epoch"""
     seed: NotRequired[int]
     """random seed of weights, batches, and dropout"""
     seq_len: NotRequired[int]
@@ -199,10 +201,10 @@ class TrainSpec(TypedDict):
     steps: NotRequired[int]
     """optimizer steps"""
     tokenizer: NotRequired[str | None]
-    """tokenizers JSON below the data root; bytes by default"""
+    """path of a tokenizers JSON file below the data root; by default, each byte is a token"""
     verify: NotRequired[Literal["auto", "on", "off"]]
-    """compare the first 3 steps and one final step with a single-process reference; auto compares if this takes
-    seconds
+    """compare the first 3 steps and one final step with a single-process reference; auto skips the comparison if the
+    reference needs too much memory or time
     """
     warmup_steps: NotRequired[int]
     """learning rate warm-up (steps); default 10, at most steps"""
@@ -218,17 +220,17 @@ class JobSpec(TypedDict):
     """Job specification. Frozen, and stored as JSON with the job."""
 
     after: NotRequired[list[str]]
-    """jobs that this job waits for"""
+    """ids of the jobs that need to end before this job starts"""
     after_failed: NotRequired[Literal["cancel", "start"]]
-    """cancel or start this job if a job in after does not succeed"""
+    """whether to cancel or start this job if a job listed in after does not succeed"""
     dry_ranks: NotRequired[list[int]]
-    """ranks of the dry run"""
+    """ranks whose step the dry run computes"""
     kind: NotRequired[Literal["train", "calibrate", "dry_run", "script", "lab"]]
-    """train, script (own script), calibrate (measure a host), dry_run (one step without peers), or lab (time
-    collectives)
+    """kind of job: train, script (own script), calibrate (measure a host), dry_run (one step without peers), or lab
+    (time collectives)
     """
     lab: NotRequired[LabSpec | None]
-    """settings of a collective benchmark; defaults if missing"""
+    """settings of a collective benchmark; each missing setting has its default"""
     layout: NotRequired[Layout | Literal["auto"] | JobSpecLayout]
     """Parallel layout. With "auto", Meshboard chooses a layout. {"auto": {...}} also sets constraints."""
     model: NotRequired[ModelSpec]
@@ -249,17 +251,17 @@ class StoredSpec(TypedDict):
     """The stored spec, with the chosen layout and the sizes of the model preset."""
 
     after: NotRequired[list[str]]
-    """jobs that this job waits for"""
+    """ids of the jobs that need to end before this job starts"""
     after_failed: NotRequired[Literal["cancel", "start"]]
-    """cancel or start this job if a job in after does not succeed"""
+    """whether to cancel or start this job if a job listed in after does not succeed"""
     dry_ranks: NotRequired[list[int]]
-    """ranks of the dry run"""
+    """ranks whose step the dry run computes"""
     kind: NotRequired[Literal["train", "calibrate", "dry_run", "script", "lab"]]
-    """train, script (own script), calibrate (measure a host), dry_run (one step without peers), or lab (time
-    collectives)
+    """kind of job: train, script (own script), calibrate (measure a host), dry_run (one step without peers), or lab
+    (time collectives)
     """
     lab: NotRequired[LabSpec | None]
-    """settings of a collective benchmark; defaults if missing"""
+    """settings of a collective benchmark; each missing setting has its default"""
     layout: NotRequired[Layout]
     model: NotRequired[SizedModel]
     name: NotRequired[str]
@@ -279,17 +281,17 @@ class SearchSpec(TypedDict):
     """Job specification. Frozen, and stored as JSON with the job."""
 
     after: NotRequired[list[str]]
-    """jobs that this job waits for"""
+    """ids of the jobs that need to end before this job starts"""
     after_failed: NotRequired[Literal["cancel", "start"]]
-    """cancel or start this job if a job in after does not succeed"""
+    """whether to cancel or start this job if a job listed in after does not succeed"""
     dry_ranks: NotRequired[list[int]]
-    """ranks of the dry run"""
+    """ranks whose step the dry run computes"""
     kind: NotRequired[Literal["train", "calibrate", "dry_run", "script", "lab"]]
-    """train, script (own script), calibrate (measure a host), dry_run (one step without peers), or lab (time
-    collectives)
+    """kind of job: train, script (own script), calibrate (measure a host), dry_run (one step without peers), or lab
+    (time collectives)
     """
     lab: NotRequired[LabSpec | None]
-    """settings of a collective benchmark; defaults if missing"""
+    """settings of a collective benchmark; each missing setting has its default"""
     layout: NotRequired[Any]
     """Ignored. To keep layout values, use `fixed`."""
     model: NotRequired[ModelSpec]

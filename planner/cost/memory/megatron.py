@@ -31,7 +31,7 @@ from planner.facts.precision import FP8_BYTES, FP32_BYTES, mix_of
 from planner.facts.spec import JobSpec
 from planner.facts.tensors.placements import kv_heads_held
 
-WHEN = "as the first backward begins"
+WHEN = "when the first backward begins"
 MASK_BYTES = 1  # of a dropout, an element
 SOFTMAX_BYTES, DROPPED_BYTES = 2, 3  # of unfused attention: a score's softmax; with dropout its copy and the mask
 FP8_COPIES = 2  # of a weight, which stay beside it: for forward, and transposed for backward (TE's module/base.py)

@@ -48,7 +48,7 @@ class Moment(NamedTuple):
     def words(self) -> str:
         name = {"F": "a forward", "B": "a backward", "W": "a backward of weights"}[self.species.kind]
         which = "the step's first" if self.species.first else "the step's last" if self.species.last else "a later one"
-        waiting = f", {sum(self.waiting)} with weight gradients to come" if any(self.waiting) else ""
+        waiting = f", {sum(self.waiting)} whose weight gradients are not computed yet" if any(self.waiting) else ""
         return f"in {name} ({which}) with {counted(sum(self.flight), 'chunk')} in flight{waiting}"
 
 

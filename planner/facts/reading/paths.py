@@ -20,7 +20,7 @@ def file_problems(field: str, value: str | None, root: str) -> list[Problem]:
     if found := path_problems(field, value, root):
         return found
     is_folder = value is not None and value.rpartition("/")[2] in ("", ".")
-    return [Problem(field, f"`{field}` is {value!r}, which is a folder. Name a file in it.")] if is_folder else []
+    return [Problem(field, f"`{field}` is {value!r}, which is a folder. Use a file in it.")] if is_folder else []
 
 
 def _why_no_path(value: str, root: str, give: str) -> str:
@@ -28,4 +28,4 @@ def _why_no_path(value: str, root: str, give: str) -> str:
         return "contains a control character or a line break. Remove it."
     if value.startswith("/") or ".." in value.split("/"):
         return f"is outside the {root}. Use {give}, without '..'."
-    return "starts with '-' like an option. Use another name." if value.startswith("-") else ""
+    return "starts with '-', like a command-line option. Use another name." if value.startswith("-") else ""

@@ -19,7 +19,8 @@ def not_runnable(spec: JobSpec) -> list[Problem]:
     found = []
 
     def refuse(field: str, what: str) -> None:
-        found.append(Problem(field, f"`{field}`: the trainer does not support {what}. Plan it only, or change it."))
+        text = f"`{field}`: the trainer does not support {what}. Change this field, or only plan the layout."
+        found.append(Problem(field, text))
 
     if model.mla:
         refuse("model.mla", "latent attention")

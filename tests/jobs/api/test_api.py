@@ -62,7 +62,7 @@ def test_more_ranks_than_the_largest_host_is_refused(owner: User, api: Api, make
     answer = submit(api(owner))
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["message"].endswith(
-        "= 4 ranks, but the largest cpu host has 2 slots. Use fewer ranks."
+        "= 4 ranks, but the largest CPU host has 2 slots. Use fewer ranks."
     )
 
 

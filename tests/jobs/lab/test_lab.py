@@ -173,7 +173,7 @@ def test_every_collective_has_a_page_with_an_example_before_any_run(owner: User,
         page = client.get(f"/collectives/{words.slug}/").content.decode()
         assert "No run has captured this collective yet." in page
         assert '<svg class="boxes"' in page
-        assert "add a host with two or more slots" in page
+        assert "A benchmark needs a host with two or more slots" in page
         assert ('"agrees": true' in page) == (words.name != "barrier")
     assert index.count('<svg class="mini"') == len(PRIMITIVES)
     assert client.get("/collectives/shout/").status_code == client.get("/collectives/all_reduce/").status_code == 404
@@ -344,7 +344,7 @@ def test_the_button_of_an_empty_page_runs_everything(owner: User, client: Any, m
         ({"lab.ranks": "1"}, "lab.ranks", "a group of 1 rank"),
         ({"lab.min_bytes": "much"}, "lab.min_bytes", "whole number"),
         ({"lab.primitives": []}, "lab.primitives", "1 or more"),
-        ({"layout.dp": "5"}, "layout.dp", "the largest cpu host has 4 slots"),
+        ({"layout.dp": "5"}, "layout.dp", "the largest CPU host has 4 slots"),
         ({"layout.dp": ""}, "layout.dp", "whole number"),
         ({"lab.dtype": "fp4"}, "lab.dtype", "float32"),
         ({"resources.host": "nowhere"}, "resources.host", "connected host"),

@@ -83,7 +83,9 @@ def test_what_can_only_be_planned_is_refused_at_submit_with_the_reason(owner: Us
     assert answer.status_code == 422
     (error,) = answer.json()["errors"]
     assert (error["field"], error["pointer"]) == ("train.dropout", "/train/dropout")
-    assert error["message"] == ("`train.dropout`: the trainer does not support dropout. Plan it only, or change it.")
+    assert error["message"] == (
+        "`train.dropout`: the trainer does not support dropout. Change this field, or only plan the layout."
+    )
     assert Job.objects.count() == 0
 
 

@@ -84,7 +84,7 @@ def test_a_schedule_that_never_repeats_itself_is_planned_less_far(schedule: str,
 
 
 def test_more_ranks_than_slots_shows_the_product() -> None:
-    with pytest.raises(SpecError, match=r"dp 2 x pp 1 x tp 2 = 4 ranks, but the largest cpu host has 2 slots"):
+    with pytest.raises(SpecError, match=r"dp 2 x pp 1 x tp 2 = 4 ranks, but the largest CPU host has 2 slots"):
         parse_plannable(GOOD, slots=2)
     assert parse_plannable(GOOD, slots=4).layout.world_size == 4
 
@@ -298,6 +298,6 @@ def test_a_field_that_there_is_not_is_told_with_those_there_are(spec: Any, field
 def test_our_context_parallelism_keeps_no_scores_to_plan_for() -> None:
     """It was planned with a ring's memory, and without a ring's kernels twice as fast as fused."""
     wrong = {**GOOD, "layout": {"cp": 2}, "train": {**GOOD["train"], "attention": "unfused"}}
-    text = "`train.attention` is unfused, but cp 2 needs fused attention. Use fused, or cp 1."
+    text = "`train.attention` is unfused, but cp 2 needs fused attention. Use fused, or set cp to 1."
     assert problems(parse_fields(wrong)) == [("train.attention", text)]
     assert problems(parse_fields({**wrong, "resources": {"stack": "megatron"}})) == []

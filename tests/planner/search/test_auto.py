@@ -157,7 +157,7 @@ def test_hosts_that_tp_does_not_fill_hold_fewer_ranks() -> None:
         (
             {"ranks": 8, "tp": 8},
             "layout.auto.tp",
-            "`layout.auto.tp` leaves no host for 8 ranks, because tp stays inside a host: "
+            "`layout.auto.tp` is too large for 8 ranks, because a tp group stays inside one host: "
             "the largest host has 4 slots, and 2 hosts of one model have 8 in total.",
         ),
     ],
@@ -216,7 +216,7 @@ def test_a_search_that_time_ended_does_not_say_that_nothing_can_be() -> None:
     """1 x 8 x 8 is 64: nothing had been looked at."""
     told = refused({"ranks": 64, "tp": [1, 2, 4, 8], "zero": [0, 1]}, Room(64, 40 * GIB), max_seconds=0)
     tried = f"0 layouts on 64 ranks of {H100.name}"
-    text = f"`layout.auto` reached its time limit after {tried}. None fits. Set more of the layout."
+    text = f"`layout.auto` reached its time limit after {tried}. None fits. Set more layout fields."
     assert told == [("layout.auto", text)]
 
 
@@ -250,7 +250,7 @@ def test_what_no_layout_makes_good_is_refused_as_itself() -> None:
     assert refused(None, train={"steps": 0})[0][0] == "train.steps"
     told = refused(None, kind="dry_run")
     assert told == [("layout.auto", "`kind` is dry_run, but `layout.auto` needs train. Set a layout.")]
-    with pytest.raises(SpecError, match=r"is next to `layout\.auto`"):
+    with pytest.raises(SpecError, match=r"is set outside `layout\.auto`"):
         asked_of({"layout": {"auto": {}, "dp": 2}})
 
 

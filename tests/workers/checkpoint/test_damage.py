@@ -205,7 +205,7 @@ ODD: dict[str, tuple[Callable[[Path], None], str]] = {
     "a spec of text": (with_fields(spec="x"), "the spec has no model"),
     "a model in a list": (with_fields(spec={"model": []}), "the spec has no model"),
     "a version to come": (with_fields(version=2), "the version is 2, expected 1"),
-    "a list": (with_text("[]"), "it is not an object"),
+    "a list": (with_text("[]"), "the JSON is not an object"),
     "nothing": (with_text("{}"), "'version' is missing"),
     "no JSON": (with_text("{"), "cannot read manifest.json: "),
     "too deep": (with_text("[" * 100_000), "it is nested too deep"),

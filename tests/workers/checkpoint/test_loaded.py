@@ -35,5 +35,5 @@ def test_a_layout_loads_what_another_saved_and_equals_one_process_from_there(tmp
     manifest.write_text(json.dumps(content))
     refused = resumed(root, {"tp": 2}, "wrong")
     assert refused.problem == (
-        "`train.resume`: After loading, exp_avg.embedding.weight differs from checkpoint step-00000002."
+        "`train.resume`: exp_avg.embedding.weight differs from checkpoint step-00000002 after loading."
     )

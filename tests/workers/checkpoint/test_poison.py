@@ -119,7 +119,7 @@ def _nowhere(metadata: Any, other: Path) -> None:
     [
         (_elsewhere, "other', which is not a file of the checkpoint"),
         (_beyond, "which has"),
-        (_outside, "has a part outside the tensor"),
+        (_outside, "has a shard outside the tensor"),
         (_nowhere, "that no file stores"),
     ],
 )

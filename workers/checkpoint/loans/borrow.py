@@ -142,7 +142,9 @@ class _Line:
         self._socket.settimeout(IDLE_S)
         (length,) = LENGTH.unpack(self._read(LENGTH.size))
         if length > OFFER_BYTES:
-            raise BadOfferError(f"the list of names has {length:,} bytes, more than {OFFER_BYTES:,}")
+            raise BadOfferError(
+                f"the list of checkpoint files has {length:,} bytes, more than the limit of {OFFER_BYTES:,}"
+            )
         return decode(self._read(length))
 
     def _read(self, size: int) -> bytes:

@@ -60,7 +60,7 @@ class Gauge:
         try:
             told["clock_offset_s"], told["round_trip_s"] = usage.clock_offset(self._now)
         except RedisError:
-            log.debug("no clock to compare with")
+            log.debug("cannot compare the clock of this host with Redis")
         self._use = (time.monotonic(), told)
         if time.monotonic() >= self._facts_due:
             if self._links is None:

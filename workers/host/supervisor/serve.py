@@ -71,7 +71,7 @@ class Telemetry:
         while True:
             (size,) = struct.unpack(">I", await reader.readexactly(4))
             if size > FRAME_BYTES:
-                raise BadMessageError(f"a frame of {size:,} bytes, more than the limit of {FRAME_BYTES:,}")
+                raise BadMessageError(f"a frame has {size:,} bytes, more than the limit of {FRAME_BYTES:,}")
             async with self._large if size > SMALL_FRAME else contextlib.nullcontext():
                 async with asyncio.timeout(BODY_S):
                     body = await reader.readexactly(size)
@@ -94,7 +94,7 @@ class Telemetry:
         """Whoever speaks for another job, attempt or rank is cut off."""
         order = self._order
         if (frame["job"], frame["attempt"]) != (order["job"], order["attempt"]):
-            raise BadMessageError(f"a frame of {frame['job']}/{frame['attempt']}")
+            raise BadMessageError(f"a frame belongs to another attempt, {frame['job']}/{frame['attempt']}")
         if frame["rank"] not in ranks_here(order):
             raise BadMessageError(f"this host has no rank {frame['rank']}")
         # A dry run speaks for ranks that are not there.

@@ -116,7 +116,9 @@ def compare_with_one(
         *_beyond("choice", routers, choices.gaps, [0] * len(routers), [limits.choice] * len(routers)),
     ]
     if rounding > limits.gradient / 10:
-        noted = "; ".join(filter(None, (f"limits {rounding:.2g} higher for a loss of {scalars[0]:.2g}", noted)))
+        noted = "; ".join(
+            filter(None, (f"the limits are {rounding:.2g} higher because the loss is only {scalars[0]:.2g}", noted))
+        )
     gradient, update, loss, norm = map(_largest, (gradients, updates, losses, norms))
     return Beside(len(results), len(names), gradient, update, loss, norm, wrong, noted=noted, choices=choices)
 

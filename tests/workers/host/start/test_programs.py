@@ -115,7 +115,7 @@ def test_a_path_that_looks_like_an_option_is_none(tmp_path: Path) -> None:
     ran = start(tmp_path, [str(tmp_path / "outside.py"), "outside.py"], path="--root=/")
     assert ran.returncode == 2
     assert "I RAN" not in ran.stdout
-    assert "`script.path` is '--root=/', which starts with '-' like an option" in ran.stderr
+    assert "`script.path` is '--root=/', which starts with '-', like a command-line option" in ran.stderr
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,9 @@ def _proxy(url: SplitResult) -> SplitResult | None:
         return None
     proxy = urlsplit(told if "//" in told else f"http://{told}")
     if proxy.scheme != "http" or not proxy.hostname:
-        raise OSError(f"The proxy of the environment is {proxy.scheme}://{proxy.hostname}. Use http://HOST:PORT.")
+        raise OSError(
+            f"The proxy in the environment variables is {proxy.scheme}://{proxy.hostname}. Use http://HOST:PORT."
+        )
     return proxy._replace(netloc=proxy.netloc if proxy.port else f"{proxy.netloc}:80")
 
 
