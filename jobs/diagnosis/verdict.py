@@ -106,7 +106,8 @@ def _compared_with_plan(
         largest = _largest(measured)
         if largest and traffic:
             facts = (*facts, evidence(largest))
-        sentence = _sentence("Not checked", measured, "", ending, traffic or largest)
+        number = f" ({seconds(measured['step_s'])})" if over else ""
+        sentence = " ".join(filter(None, (f"Not checked: step time{number}.", traffic or largest)))
         reason = f"The predicted step time, {predicted}, is too inaccurate for a check."
         if calibrated:
             following = "Run more jobs on the host to improve its predictions."
@@ -132,7 +133,7 @@ def _sentence(state: str, measured: StepParts, compared: str, ending: Ending, *m
     time only after the end.
     """
     of = f" of {seconds(measured['step_s'])}" if ending.outcome is not None else ""
-    return " ".join((f"{state}: the step time{of}{compared and ' '}{compared}.", *filter(None, more)))
+    return " ".join((f"{state}: the step time{of} {compared}.", *filter(None, more)))
 
 
 def _measured_fact(measured: StepParts, steps: Steps) -> Evidence:

@@ -122,7 +122,7 @@ def test_a_run_without_a_judged_step_time_says_that_its_traffic_matches() -> Non
         found.add(ITEM.validate_python({"kind": "verdict", "rank": rank, "time": NOW, "rows": []}), 0)
     found.ended("succeeded")
     told = look(found)
-    assert told["sentence"] == "Not checked: the step time of 725 ms. Traffic matches the plan."
+    assert told["sentence"] == "Not checked: step time (725 ms). Traffic matches the plan."
     assert told["reason"].endswith(" (within a factor of 10), is too inaccurate for a check.")
     assert told["evidence"][-1]["text"] == "Exposed dp communication takes 55% of each step."
 
