@@ -98,7 +98,7 @@ def test_a_script_that_succeeds_without_a_collective_says_so_and_a_calibration_n
     body = '<main id="main"><p id="nothing"></p><div id="panels"></div></main>'
     with paper(modules, body, "css/base.css", "css/job/first.css") as page:
         script, calibration = call(page, "job/nothing.js", show)
-    assert script == "Succeeded without a collective or a step. See Memory."
+    assert script == "The job succeeded without a collective or a step. See Memory."
     assert calibration == ""
 
 

@@ -29,7 +29,7 @@ function hasSent(job, state) {
 export function nothingWords(never, status, lines) {
   const ended = status[0].toUpperCase() + status.slice(1);
   if (never === "ran") return `${ended} before it started. Nothing to show.`;
-  const what = status === "succeeded" ? "Succeeded without a collective or a step." : `${ended} before the first collective or step.`;
+  const what = status === "succeeded" ? "The job succeeded without a collective or a step." : `${ended} before the first collective or step.`;
   if (never === "sent") return `${what} See ${lines > 0 ? "Memory and Logs" : "Memory"}.`;
   return `${what} ${lines > 0 ? "See Logs." : "Nothing to show."}`;
 }

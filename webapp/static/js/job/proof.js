@@ -38,7 +38,7 @@ export function trafficProof(state, comparison, finished, exact, ranks) {
   return {
     tone: good ? "" : "bad",
     words: `${exactBytes(comparison.bytesOff)}, ${integer(comparison.callsOff)} ${comparison.callsOff === 1 ? "call" : "calls"}`,
-    more: finished ? "Total traffic difference of the measured steps. The end of the run was not checked." : "Total traffic difference so far.",
+    more: finished ? "Total traffic difference of the measured steps. The traffic at the end of the run was not checked." : "Total traffic difference so far.",
   };
 }
 
