@@ -64,7 +64,7 @@ def test_the_step_time_is_the_median_that_the_page_shows() -> None:
     running = look(found)
     live = running["measured"]
     assert live is not None
-    sentence = "Not checked: the step time. Exposed dp communication takes 20% of each step."
+    sentence = "Not checked: step time. Exposed dp communication takes 20% of each step."
     assert running["sentence"] == sentence, "the page shows the step time of a running job, live"
     assert (live["step_s"], live["steps"]) == (0.1, 50)
     assert sum(part["seconds"] for part in live["parts"] if part["kind"] != "hidden") == pytest.approx(0.1)
@@ -86,7 +86,7 @@ def test_a_plan_that_may_be_off_by_more_than_itself_judges_no_speed() -> None:
             found.add(step(rank, number, took, parts), 0)  # type: ignore[arg-type]
     told = look(found)
     assert told["state"] == "well"
-    assert told["sentence"] == "Not checked: the step time. Exposed dp communication takes 40% of each step."
+    assert told["sentence"] == "Not checked: step time. Exposed dp communication takes 40% of each step."
     assert told["evidence"][0]["text"].startswith("predicted step time: ")
     assert told["evidence"][0]["text"].endswith(" (within a factor of 4.3)")
     assert told["evidence"][1]["text"].endswith(" (median of the last 5 steps)")
