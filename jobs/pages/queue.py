@@ -1,4 +1,4 @@
-"""The queue: its order, why each job waits, when it should start; and what staff do to it."""
+"""The page Queue: the order, reasons, and estimated starts of waiting jobs, and the actions of staff."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _projects(seen: View) -> list[dict[str, Any]]:
 
 
 def _what_if(request: HttpRequest, seen: View) -> dict[str, Any]:
-    """What was asked and its answer; nothing where nothing was asked, or by who may not see everybody's jobs."""
+    """Return the scheduler simulation of the request, without an answer if the user may not run the queue."""
     asked = {name: request.GET.get(name, "").strip() for name in NAMES}
     if not may_run_queue(request.user) or not any(asked.values()):
         return {"asked": asked}
@@ -175,7 +175,7 @@ def move(request: HttpRequest) -> HttpResponse:
 @require_POST
 @login_required
 def pause(request: HttpRequest) -> HttpResponse:
-    """The whole queue, or one pool: paused with `on`, else going on."""
+    """Pause the whole queue or one pool if `on` is "true", else resume the queue or pool."""
     by, on = _staff_only(request), request.POST.get("on") == "true"
     name = request.POST.get("pool", "")
     if not name:

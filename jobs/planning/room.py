@@ -68,7 +68,7 @@ def _there(asked: Demand, device: str, models: dict[str, list[int]]) -> str:
     unit = min(asked.units)
     most = max(asked.most(sizes, unit) for sizes in models.values())
     several = max(len(sizes) for sizes in models.values()) > 1 and asked.max_hosts != 1
-    whole = f"the largest {device} host has {counted(largest, 'slot')}"
+    whole = f"the largest {device.upper()} host has {counted(largest, 'slot')}"
     if not several:
         return whole
     if unit > largest:

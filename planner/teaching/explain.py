@@ -195,7 +195,7 @@ def _time(spec: JobSpec, cluster: Cluster) -> list[Explanation]:
     timing, found = timer.step(spec), timer.correction(spec)
     kind = f"estimated: {interval(cluster, spec, found, timing.host_share)['words']}"
     if found is not None:
-        kind += f"; all parts scaled by {found.ratio:.3g} from comparable runs"
+        kind += f", all parts scaled by {found.ratio:.3g} because of comparable runs"
     return [_step(spec, timer, timer.over_ranks(spec), kind), _utilisation(spec, timer, timing, kind)]
 
 

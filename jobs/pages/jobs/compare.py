@@ -25,21 +25,13 @@ IGNORED_FIELDS = ("name",)  # every job has its own
 
 
 class Figure(NamedTuple):
-    """A row of the table, with a planned and a measured value per run.
-
-    Args:
-        title: The quantity.
-        unit: Number format.
-        planned: Value of the plan of each run.
-        measured: Measured value of each run.
-        against: How the row compares runs with the baseline: "share", "speed" or "" for not at all.
-    """
+    """A row of the table, with a planned and a measured value per run."""
 
     title: str
-    unit: str
+    unit: str  # selects the number format
     planned: list[float | None]
     measured: list[float | None]
-    against: str = "share"
+    against: str = "share"  # comparison with the baseline: "share", "speed", or "" for none
 
 
 @require_GET
