@@ -72,7 +72,7 @@ def test_the_step_time_is_the_median_that_the_page_shows() -> None:
     ended = look(found)
     assert ended["measured"] is not None
     assert (ended["measured"]["step_s"], ended["measured"]["steps"]) == (0.1, 61)
-    assert ended["sentence"] == sentence.replace("time.", "time of 100 ms.")
+    assert ended["sentence"] == sentence.replace("time.", "time (100 ms).")
     assert ended["evidence"][1]["text"] == "measured step time after step 64: 100 ms (median of the last 61 steps)"
 
 
