@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--json", action="store_true", help="JSON instead of text")
         if name == "auto":
             command.add_argument(
-                "--ranks", type=int, help="number of ranks (default: the number with the fastest step)"
+                "--ranks", type=int, help="number of ranks (default: the number that gives the fastest step)"
             )
             command.add_argument(
                 "--max-ranks", type=int, help="maximum number of ranks (default: one node of the cluster)"

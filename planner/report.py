@@ -118,7 +118,7 @@ def search_text(result: SearchResult, near: Sequence[Neighbour], cluster: Cluste
     else:
         lines.append("no layout fits")
     if near:
-        lines += ["", "layouts with one change from the first:"]
+        lines += ["", "layouts with one change from the first layout:"]
         lines += [f"  {n.change:<24} {n.reason}" for n in near]
     return "\n".join(lines)
 

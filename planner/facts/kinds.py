@@ -134,7 +134,8 @@ def kind_problems(spec: JobSpec) -> list[Problem]:
                 )
             )
     if kind.plain and spec.layout != Layout(dp=spec.layout.dp):
-        found.append(Problem("layout", f"`layout` has more than dp, but a {spec.kind} job uses dp only. Set only dp."))
+        text = f"`layout` sets fields other than dp, but a {spec.kind} job uses dp only. Set only dp."
+        found.append(Problem("layout", text))
     if kind.one_host and (spec.resources.max_hosts or 1) > 1:
         text = f"`resources.max_hosts` is {spec.resources.max_hosts}, but a {spec.kind} job runs on one host. Use 1."
         found.append(Problem("resources.max_hosts", text))

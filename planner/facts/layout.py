@@ -189,7 +189,8 @@ def _tensor(spec: JobSpec) -> list[Problem]:
         return [Problem("layout.sequence_parallel", text)]
     found = []
     if layout.regather and not layout.sequence_parallel:
-        text = "`layout.regather` needs sequence_parallel, which is off. Turn it on, or turn regather off."
+        text = "`layout.regather` needs sequence_parallel, which is off. "
+        text += "Turn sequence_parallel on, or turn regather off."
         found.append(Problem("layout.regather", text))
     if layout.scatter_gather and (layout.sequence_parallel or layout.pp == 1 or layout.tp == 1):
         given = f"pp is {layout.pp} and tp is {layout.tp}" + (
@@ -373,7 +374,7 @@ def kept_problems(layout: Layout) -> list[Problem]:
     if layout.zero != 3:
         text = f"ZeRO is {layout.zero}. Use ZeRO 3, or turn keep_gathered off."
     elif layout.pp == 1:
-        text = "with pp 1 it has the same effect as ZeRO 2. Use ZeRO 2, or set pp to 2 or more."
+        text = "with pp 1 keep_gathered has the same effect as ZeRO 2. Use ZeRO 2, or set pp to 2 or more."
     elif layout.virtual_stages > 1 and layout.schedule != "looped_bfs":
         label, v = SCHEDULE_NAMES[layout.schedule], layout.virtual_stages
         text = f"{label} alternates between {v} chunks per stage. Use 1 chunk per stage, or the Looped BFS schedule."

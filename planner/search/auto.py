@@ -39,7 +39,10 @@ class AutoSpec(Strict):
     """Constraints of an automatic layout. Each option has one value or a list of allowed values."""
 
     ranks: int | None = Field(
-        default=None, ge=1, le=MAX_RANKS, description="number of ranks; default the number with the fastest step"
+        default=None,
+        ge=1,
+        le=MAX_RANKS,
+        description="number of ranks; by default, the number that gives the fastest step",
     )
     max_ranks: int | None = Field(default=None, ge=1, le=MAX_RANKS, description="maximum number of ranks")
     cluster: str | None = Field(

@@ -64,4 +64,4 @@ class Rooms(NamedTuple):
         if not self.gangs:
             return text
         sizes = max((gang.sizes for gang in self.gangs), key=sum)
-        return f"{text}, and {len(sizes)} hosts of one model have {sum(sizes)} in total"
+        return f"{text}, and {len(sizes)} hosts of the same hardware model have {sum(sizes)} slots in total"

@@ -94,13 +94,13 @@ def test_search_ranks_and_explains_its_refusals(capsys: pytest.CaptureFixture[st
     assert main(["search", "--model", "llama3-8b", "--ranks", "16", "--global-batch", "64", "--zero", "1"]) == 0
     text = capsys.readouterr().out
     assert "layouts considered" in text
-    assert "layouts with one change from the first:" in text
+    assert "layouts with one change from the first layout:" in text
 
 
 def test_a_search_offers_nothing_beside_the_first_that_it_was_asked_not_to(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["--zero", "3", "--tp", "1", "--max-memory-gib", "24"]
     assert main(["search", "--model", "llama3-8b", "--ranks", "16", "--global-batch", "64", *asked]) == 0
-    _, near = capsys.readouterr().out.split("layouts with one change from the first:\n")
+    _, near = capsys.readouterr().out.split("layouts with one change from the first layout:\n")
     assert "GiB of 24.0" in near
     assert not any(change in near for change in ("ZeRO", "tp "))
 

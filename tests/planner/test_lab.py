@@ -27,7 +27,7 @@ def test_a_lab_needs_nothing_but_its_ranks() -> None:
     ("change", "field", "words"),
     [
         ({"ranks": [1]}, "lab.ranks", "gives a group of 1 rank. Use 2 or more ranks."),
-        ({"ranks": []}, "lab.ranks", "Use a list of 1 or more."),
+        ({"ranks": []}, "lab.ranks", "Use a list of 1 or more entries."),
         ({"ranks": [1, 3, 1]}, "lab.ranks", "`lab.ranks` repeats 1. Use each rank once."),
         ({"ranks": [1, 7]}, "lab.ranks", "`lab.ranks` contains 7, but dp is 4. Use ranks from 0 to 3."),
         ({"ranks": "1,3"}, "lab.ranks", 'is "1,3". Use a list.'),
@@ -37,7 +37,7 @@ def test_a_lab_needs_nothing_but_its_ranks() -> None:
         ({"max_bytes": 2**33}, "lab.max_bytes", "at most 4294967296"),
         ({"factor": 1}, "lab.factor", "is 1. Use at least 2."),
         ({"iterations": 0}, "lab.iterations", "is 0. Use at least 1."),
-        ({"primitives": []}, "lab.primitives", "Use a list of 1 or more."),
+        ({"primitives": []}, "lab.primitives", "Use a list of 1 or more entries."),
         ({"primitives": ["barrier", "barrier"]}, "lab.primitives", "`lab.primitives` repeats barrier. Use each once."),
         ({"primitives": ["shout"]}, "lab.primitives.0", "'broadcast', 'scatter', "),
         ({"dtype": "fp4"}, "lab.dtype", "'float32', 'float64', "),
@@ -54,7 +54,7 @@ def test_a_lab_that_cannot_run_names_the_field_and_shows_the_arithmetic(
 
 
 def test_a_lab_is_plain_ranks_and_no_other_kind_has_one() -> None:
-    with pytest.raises(SpecError, match="has more than dp, but a lab job uses dp only"):
+    with pytest.raises(SpecError, match="sets fields other than dp, but a lab job uses dp only"):
         parse_spec({"kind": "lab", "layout": {"dp": 2, "tp": 2}})
     with pytest.raises(SpecError, match=r"`layout\.dp` gives a group of 1 rank"):
         parse_spec({"kind": "lab"})

@@ -73,7 +73,7 @@ def main() -> int:
 
 def _unmetered(command: list[str], why: Exception) -> int:
     """The command in our place: whatever keeps us from watching a training must not keep it from running."""
-    say(f"This run is not metered or reported: {why}")
+    say(f"Meshboard does not meter or report this run: {why}")
     try:
         os.execvpe(command[0], command, without_secrets())  # noqa: S606  # as its user would have started it
     except OSError as error:

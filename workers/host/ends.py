@@ -42,7 +42,8 @@ class Ends:
             except OSError as error:
                 if kept is not None:
                     return False
-                log.warning("%s/%s: the exit report is kept in memory: %s", attempt.job, attempt.attempt, error)
+                problem = "%s/%s: cannot store the exit report on disk, so it stays in memory: %s"
+                log.warning(problem, attempt.job, attempt.attempt, error)
                 told = AttemptReport(job=attempt.job, attempt=attempt.attempt, state="exited", slots=[], exit=report)
                 self._unwritten[attempt] = _Unwritten(told)
                 return True

@@ -192,7 +192,7 @@ def _has_joined(file: Path) -> bool:
 def _host_name(name: str) -> str:
     if not re.fullmatch(HOST_NAME, name):
         raise SettingError(
-            f"MESHBOARD_HOST_NAME is {name!r}. Use 1 to 100 of A-Z a-z 0-9 _ . -, not beginning with . or -."
+            f"MESHBOARD_HOST_NAME is {name!r}. Use 1 to 100 characters from A-Z a-z 0-9 _ . -, but not . or - first."
         )
     return name
 

@@ -19,7 +19,9 @@ TIMEOUT_S = 20.0
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m workers.host.stop", description=(__doc__ or "").partition(": ")[2])
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="MESHBOARD_RUN_DIR of the host worker")
+    parser.add_argument(
+        "run_dir", type=Path, metavar="RUN_DIR", help="run directory of the host worker (MESHBOARD_RUN_DIR)"
+    )
     run_dir: Path = parser.parse_args().run_dir.resolve()
     if not run_dir.is_dir():
         parser.error(f"{run_dir} is not a folder. No process was stopped.")

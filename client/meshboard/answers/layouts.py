@@ -65,7 +65,7 @@ class AutoSpec(TypedDict):
     """maximum number of ranks"""
     pp: NotRequired[int | list[int] | None]
     ranks: NotRequired[int | None]
-    """number of ranks; default the number with the fastest step"""
+    """number of ranks; by default, the number that gives the fastest step"""
     recompute: NotRequired[Literal["none", "selective", "full"] | list[Literal["none", "selective", "full"]] | None]
     schedule: NotRequired[
         Literal[

@@ -74,10 +74,10 @@ _ROPE3, _MIXTRAL_ROPE = 500_000.0, 1_000_000.0
 PRESETS: dict[str, Preset] = dict(
     [
         # sizes for a CPU
-        _gpt("gpt-tiny", 4, 128, 4, 256, 512, "Byte-level GPT, several steps per second on one CPU core per rank"),
+        _gpt("gpt-tiny", 4, 128, 4, 256, 512, "Byte-level GPT that is fast with one CPU core per rank"),
         _gpt("gpt-mini", 8, 256, 8, 256, 1024, "Small GPT for CPU training"),
         _gpt("nanogpt", 6, 384, 6, 256, 256, "Byte-level model with the size of nanoGPT's character model"),
-        _llama("llama-tiny", 4, 128, 8, 4, 352, 256, 2048, "Llama architecture at CPU size"),
+        _llama("llama-tiny", 4, 128, 8, 4, 352, 256, 2048, "Tiny Llama for CPU training"),
         _llama("llama-mini", 8, 256, 8, 4, 704, 256, 2048, "Small Llama for CPU training"),
         # GPT-2 (Radford et al. 2019)
         _gpt("gpt2", 12, 768, 12, _GPT3, 1024, "GPT-2 small"),
@@ -163,7 +163,7 @@ PRESETS: dict[str, Preset] = dict(
             352,
             256,
             2048,
-            "The Mixtral block at CPU size",
+            "Small Mixtral for CPU training",
             moe=MoeSpec(num_experts=4, experts_per_token=2, expert_ffn_hidden_size=352),
         ),
         _llama(

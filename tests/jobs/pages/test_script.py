@@ -90,7 +90,7 @@ def test_rest_takes_one_too_and_refuses_axes_it_cannot_have(owner: User, api: Ap
     refused = api(owner).post("/api/v1/jobs", {**GOOD, "layout": {"dp": 2, "tp": 2}}, format="json")
     assert refused.status_code == 422
     assert refused.json()["errors"][0]["message"] == (
-        "`layout` has more than dp, but a script job uses dp only. Set only dp."
+        "`layout` sets fields other than dp, but a script job uses dp only. Set only dp."
     )
     with pytest.raises(SpecError, match="A script job needs"):
         parse_spec({"kind": "script"})

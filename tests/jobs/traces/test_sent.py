@@ -163,7 +163,7 @@ def test_what_cannot_be_read_leaves_nothing_behind(people: dict[str, Client], tm
     ("body", "words"),
     [
         ([], "Send a JSON object."),
-        ({"files": []}, "is an empty list. Use a list of 1 or more."),
+        ({"files": []}, "is an empty list. Use a list of 1 or more entries."),
         ({"files": [7]}, "is 7. Use an object."),
         ({"files": [{"name": "a\x00", "size": 1}]}, "Remove NUL and other control characters."),
         ({"files": [{"name": "a", "size": 0}]}, "is 0. Use at least 1."),

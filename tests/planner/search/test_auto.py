@@ -151,14 +151,15 @@ def test_hosts_that_tp_does_not_fill_hold_fewer_ranks() -> None:
         (
             {"ranks": 9},
             "layout.auto.ranks",
-            "`layout.auto.ranks` is 9, but the largest host has 4 slots, and 2 hosts of one model have 8 in total. "
+            "`layout.auto.ranks` is 9, but the largest host has 4 slots, "
+            "and 2 hosts of the same hardware model have 8 slots in total. "
             "Use at most 8.",
         ),
         (
             {"ranks": 8, "tp": 8},
             "layout.auto.tp",
             "`layout.auto.tp` is too large for 8 ranks, because a tp group stays inside one host: "
-            "the largest host has 4 slots, and 2 hosts of one model have 8 in total.",
+            "the largest host has 4 slots, and 2 hosts of the same hardware model have 8 slots in total.",
         ),
     ],
     ids=["too many", "tp across hosts"],

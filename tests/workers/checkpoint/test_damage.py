@@ -208,7 +208,7 @@ ODD: dict[str, tuple[Callable[[Path], None], str]] = {
     "a list": (with_text("[]"), "the JSON is not an object"),
     "nothing": (with_text("{}"), "'version' is missing"),
     "no JSON": (with_text("{"), "cannot read manifest.json: "),
-    "too deep": (with_text("[" * 100_000), "it is nested too deep"),
+    "too deep": (with_text("[" * 100_000), "the JSON is nested too deep"),
     "too long": (with_text(" " * (16 * 2**20 + 1)), "more than 16,777,216 bytes"),
     "a number of 5,000 digits": (with_text('{"step": ' + "9" * 5000 + "}"), "cannot read manifest.json: "),
     "files that nobody names": (without_a_file, "which is not a file of the checkpoint"),

@@ -88,7 +88,7 @@ async def meet(
         writer.write(json.dumps(lead._asdict()).encode() + b"\n")
         await writer.drain()
         if gang["node"]:
-            alive = await _heard(reader, patience.follows, f"host {own} did not reach host {first}")
+            alive = await _heard(reader, patience.follows, f"host {own} could not connect to host {first}")
         else:
             alive = await _heard(reader, patience.answers, f"host {own} did not answer")
         until = time.monotonic() + START_S

@@ -79,7 +79,7 @@ def test_an_order_with_a_place_that_is_none_is_refused(wrong: dict[str, Any], fi
     with pytest.raises(BadMessageError, match=field):
         checked_order(order)
     more = {**order_of(0), "slots": [0, 1]}
-    with pytest.raises(BadMessageError, match="slots has 2 entries, but the gang needs 1"):
+    with pytest.raises(BadMessageError, match="slots has 2 entries, but the number of ranks on this host is 1"):
         checked_order(more)
 
 
@@ -132,7 +132,7 @@ def test_a_launcher_that_talks_nonsense_starts_nothing(said: bytes) -> None:
     ("node", "said", "says"),
     [
         (0, b"", "host host-0 did not answer within 0 s"),
-        (1, b"", "host host-1 did not reach host host-0 within 0 s"),
+        (1, b"", "host host-1 could not connect to host host-0 within 0 s"),
         (1, b'{"met": true}\n', "host host-1 did not answer within 0 s"),
     ],
     ids=["it leads", "it follows", "it met them"],
