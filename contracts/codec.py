@@ -129,7 +129,7 @@ def checked_order(told: object) -> LaunchOrder:
             raise BadMessageError(f"gang.node is {node}, but the gang has {len(nodes)} hosts")
         if nodes[node]["ranks"] != len(order["slots"]):
             raise BadMessageError(
-                f"slots has {len(order['slots'])} entries, but the number of ranks on this host is {nodes[node]['ranks']}"
+                f"slots has {len(order['slots'])} entries, but the number of local ranks is {nodes[node]['ranks']}"
             )
     return order
 

@@ -79,7 +79,7 @@ def test_an_order_with_a_place_that_is_none_is_refused(wrong: dict[str, Any], fi
     with pytest.raises(BadMessageError, match=field):
         checked_order(order)
     more = {**order_of(0), "slots": [0, 1]}
-    with pytest.raises(BadMessageError, match="slots has 2 entries, but the number of ranks on this host is 1"):
+    with pytest.raises(BadMessageError, match="slots has 2 entries, but the number of local ranks is 1"):
         checked_order(more)
 
 
