@@ -105,6 +105,10 @@ def test_layouts_stand_side_by_side_and_a_search_adds_one(page: Page, running_bo
     expect(lanes).to_have_count(2)
     expect(lanes.nth(0)).to_contain_text("of 79.1 GiB")
     expect(page.locator('.lane[data-best="true"]')).to_have_count(1)
+    expect(page.locator('.lane[data-best="true"] header')).to_contain_text("most tokens/s per rank")
+    rows = [lanes.nth(place).locator("tbody th").all_text_contents() for place in range(2)]
+    assert rows[0] == rows[1], "values of one quantity are on one line"
+    assert "tp exposed" in rows[0]
     opened = lanes.nth(0).get_by_text("Use this layout")
     expect(opened).to_have_attribute("href", re.compile("device%22%3A%22cuda"))
     page.select_option("[name=cluster]", "cpu")
@@ -295,8 +299,21 @@ def test_a_layout_is_chosen_as_one_asks_for_it(page: Page, running_board: Board)
     page.fill("[name='layout.auto.ranks']", "2")
     expect(page.locator('[data-show="chosen"]')).to_contain_text("on 2 ranks of")
     expect(page.locator('[data-show="world"]')).to_have_text("2 ranks")
-    expect(page.locator('[data-show="time"] .note')).to_contain_text(re.compile("±|times"))
+    expect(page.locator('[data-show="time"] .note')).to_contain_text(re.compile("±|factor"))
     expect(page.locator("#own-layout")).to_be_hidden()
     page.fill("[name='layout.auto.ranks']", "999")
     problem = page.locator("[data-for='layout.auto.ranks'] .problem")
     expect(problem).to_contain_text("layout.auto.ranks is 999, but the largest host has")
+
+
+def test_a_phone_shows_published_layouts_and_the_command_within_its_width(page: Page, running_board: Board) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(f"{running_board.url}/jobs/new/")
+    page.click(".templates > summary")
+    sheet = page.locator(".templates > .sheet").bounding_box()
+    assert sheet
+    assert 0 <= sheet["x"] <= sheet["x"] + sheet["width"] <= 390
+    page.click(".templates > summary")
+    page.click("#copy-curl")
+    expect(page.locator(".curl > pre")).to_contain_text("curl --fail-with-body")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
