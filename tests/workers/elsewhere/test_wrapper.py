@@ -192,7 +192,7 @@ def test_a_machine_on_which_nothing_can_be_watched_harms_no_training(tmp_path: P
     command = ["sh", "-c", "echo trained $MESHBOARD_TOKEN; exit 7"]
     ran = subprocess.run([*argv, *command], env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout) == (7, "trained\n")
-    assert "This run is not metered" in ran.stderr
+    assert "Meshboard does not meter or report this run" in ran.stderr
     assert "No space left on device" in ran.stderr
     assert not list(tmp_path.iterdir())
     ran = subprocess.run([*argv, "/no/such"], env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
