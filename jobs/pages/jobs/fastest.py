@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from jobs.models import Job
 from planner.facts.kinds import fields_read
 
-EQUAL = 0.01  # relative difference below which two runs count as equally fast
+EQUAL = 0.03  # relative difference below which two runs count as equally fast
 MIN_CAUSE = 0.2  # share of the time difference that a part needs to be named as the cause
 MAX_NAME = 40  # characters, a longer name is replaced by its letter
 TITLES = {

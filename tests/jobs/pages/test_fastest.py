@@ -41,7 +41,7 @@ def test_the_fastest_of_several_is_compared_with_the_baseline() -> None:
             FAST._replace(parts={("compute", "compute"): 0.068, ("exposed", "tp"): 0.028}),
             "demo-2 is 1.25 times as fast as demo-1.",
         ),
-        (FAST._replace(step_s=0.0995), "demo-2 and demo-1 are equally fast."),
+        (FAST._replace(step_s=0.0975), "demo-2 and demo-1 are equally fast."),
         (FAST._replace(step_s=0.11, tokens=1024), "demo-2 is 1.82 times as fast as demo-1 in tokens per second."),
         (FAST._replace(tokens=None), ""),
         (None, ""),
