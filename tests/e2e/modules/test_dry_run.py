@@ -33,12 +33,14 @@ def fit(modules: Page, counted: dict[int, int], **job: Any) -> dict[str, str]:
         ),
         (
             {0: 3, 1: 8},
-            "Fits: 10.0 GiB of 80.0 GiB on the rank with the most memory, rank 1. Includes 1.00 GiB of planned overhead.",
+            "Fits: 10.0 GiB of 80.0 GiB on the rank with the most memory, rank 1. "
+            "Includes 1.00 GiB of planned overhead.",
             "good",
         ),
         (
             {0: 90, 1: 8},
-            "Does not fit: 92.0 GiB of 80.0 GiB on the rank with the most memory, rank 0. Includes 1.00 GiB of planned overhead.",
+            "Does not fit: 92.0 GiB of 80.0 GiB on the rank with the most memory, rank 0. "
+            "Includes 1.00 GiB of planned overhead.",
             "bad",
         ),
     ],

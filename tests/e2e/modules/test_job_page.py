@@ -132,7 +132,8 @@ def test_a_verdict_offers_the_action_of_its_payload(modules: Page) -> None:
     body = """
     <div id="advice"></div><div id="smaller"></div><form id="requeue-form"></form><section id="health">
     <p data-sentence></p>
-    <dl><div><dd data-reason></dd></div><div><dd><i data-next></i><i data-action></i></dd></div><div><dd data-log></dd></div></dl>
+    <dl><div><dd data-reason></dd></div><div><dd><i data-next></i><i data-action></i></dd></div>
+    <div><dd data-log></dd></div></dl>
     <details data-evidence><summary></summary><ul></ul></details></section>"""
     show = """
     const asked = [];
@@ -177,7 +178,8 @@ def test_a_verdict_offers_the_action_of_its_payload(modules: Page) -> None:
 def test_a_verdict_that_checked_nothing_has_a_neutral_color(modules: Page) -> None:
     body = """
     <section id="health"><p data-sentence></p>
-    <dl><div><dd data-reason></dd></div><div><dd><i data-next></i><i data-action></i></dd></div><div><dd data-log></dd></div></dl>
+    <dl><div><dd data-reason></dd></div><div><dd><i data-next></i><i data-action></i></dd></div>
+    <div><dd data-log></dd></div></dl>
     <details data-evidence><summary></summary><ul></ul></details></section>"""
     show = """
     const section = document.getElementById('health');
