@@ -6,7 +6,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.contrib.auth.decorators import login_required
-from django.db.models import Count, Min, Q, QuerySet
+from django.db.models import Count, Min, OuterRef, Q, QuerySet, Subquery
+from django.db.models.fields.json import KT
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
@@ -15,8 +16,9 @@ from django.views.decorators.http import require_GET
 from jobs.access import listed_jobs, may_change_hosts, sees_others, visible_jobs
 from jobs.hosts.grid import TONES
 from jobs.hosts.state import speaks, state_of
-from jobs.models import ON_A_HOST, Host, Job, SlotAllocation, StateChange, Status
+from jobs.models import ON_A_HOST, Attempt, Host, Job, SlotAllocation, StateChange, Status
 from jobs.pages.jobs.listing import list_rows
+from jobs.pages.jobs.measures import without_status
 from jobs.pages.jobs.nowtraffic import rates_of
 from jobs.queue.scheduling.snapshot import free_slots, queue_paused
 
@@ -87,7 +89,14 @@ def _failed(jobs: QuerySet[Job], now: datetime) -> dict[str, Any]:
     named = changes.select_related("job").only(
         *("attempt", "status", "reason", "at"), *("job__name", "job__status", "job__attempt")
     )
-    return {"failed": list(named.order_by("-id")[:SHOWN]), "num_failed": told["number"], "failed_jobs": told["jobs"]}
+    ended = Attempt.objects.filter(
+        job=OuterRef("job"), number=OuterRef("attempt"), diagnosis__over=True, diagnosis__state="failed"
+    )
+    verdict = Subquery(ended.annotate(sentence=KT("diagnosis__sentence")).values("sentence")[:1])
+    failed = list(named.annotate(verdict=verdict).order_by("-id")[:SHOWN])
+    for change in failed:
+        change.reason = without_status(change.verdict, change.status) if change.verdict else change.reason
+    return {"failed": failed, "num_failed": told["number"], "failed_jobs": told["jobs"]}
 
 
 def _hosts() -> list[dict[str, Any]]:

@@ -134,6 +134,11 @@ def _reason(job: Job, verdict: Mapping[str, Any], told: str) -> str:
             return str(verdict["sentence"])
         return told if job.status in (Status.UNREACHABLE, Status.CANCELLING) else ""
     if verdict.get("over") and verdict.get("state") == "failed":
-        sentence = str(verdict["sentence"]).removeprefix(f"{job.status.capitalize()}: ")
-        return sentence[:1].upper() + sentence[1:]
+        return without_status(str(verdict["sentence"]), job.status)
     return told
+
+
+def without_status(sentence: str, status: str) -> str:
+    """Return a verdict without the status that a badge shows next to the verdict."""
+    rest = sentence.removeprefix(f"{status.capitalize()}: ")
+    return rest[:1].upper() + rest[1:]

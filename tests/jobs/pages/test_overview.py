@@ -76,6 +76,18 @@ def test_an_attempt_that_failed_is_told_though_its_job_was_retried(retried: Job,
     assert "failed attempt 2 " in told
 
 
+def test_a_failure_shows_its_verdict_instead_of_the_raw_exit_reason(retried: Job, owner: User, client: Any) -> None:
+    Attempt.objects.create(
+        job=retried,
+        number=1,
+        diagnosis={"over": True, "state": "failed", "sentence": "Failed: rank 1, ValueError: bad shape (train.py:8)."},
+    )
+    client.force_login(owner)
+    told = words(client)
+    assert "Rank 1, ValueError: bad shape (train.py:8)." in told
+    assert "rank 1 ran out of memory" not in told
+
+
 def test_failures_of_others_of_old_and_of_what_was_put_away_are_not_counted(
     retried: Job, owner: User, stranger: User, client: Any
 ) -> None:
