@@ -6,7 +6,7 @@ import json
 import re
 from urllib.parse import quote
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Request, expect
 
 from tests.support.board import Board
 
@@ -163,6 +163,28 @@ def test_the_planner_has_one_select_of_software_and_keeps_what_the_form_came_wit
     expect(use).not_to_have_attribute("href", re.compile("megatron"))
     stack.select_option("ours")
     expect(graphs).to_be_hidden()
+
+
+def test_the_planner_plans_the_sizes_of_a_linked_job_until_a_model_is_chosen(page: Page, running_board: Board) -> None:
+    spec = {"model": {"preset": "gpt-tiny", "num_layers": 2}, "train": {"learning_rate": 0.5}}
+    linked = quote(json.dumps({"spec": spec, "cluster": "cpu"}))
+
+    def plans(request: Request) -> bool:
+        return request.method == "POST" and "/plan" in request.url
+
+    with page.expect_request(plans) as first:
+        page.goto(f"{running_board.url}/planner/#{linked}")
+    asked = first.value.post_data_json
+    assert asked["model"] == {"preset": "gpt-tiny", "num_layers": 2}
+    hint = page.locator("#linked-settings")
+    text = "From the linked job: num_layers, learning_rate. Choose a model to drop these settings."
+    expect(hint).to_have_text(text)
+    expect(page.locator("[name=preset] option:checked")).to_have_text("gpt-tiny with other sizes")
+    with page.expect_request(plans) as second:
+        page.locator("[name=preset]").select_option("llama3-8b")
+    asked = second.value.post_data_json
+    assert (asked["model"], "learning_rate" in asked["train"]) == ({"preset": "llama3-8b"}, False)
+    expect(hint).to_be_hidden()
 
 
 def test_the_planners_own_layouts_are_valid_and_follow_its_base(page: Page, running_board: Board) -> None:

@@ -33,7 +33,7 @@ const FIRST = [
 ];
 
 let removeChart = () => {}; // of the last search
-let custom = null; // the model and training of a linked spec without a preset
+let custom = null; // the model and the hidden training settings of a linked spec
 let untouched = false; // whether the layouts are the page's own, which follow the base
 const percent = (share) => `${(100 * share).toFixed(1)}%`;
 const whole = (text) => (/^\d+$/.test(text.trim()) ? Number(text) : text);
@@ -376,20 +376,34 @@ function recall() {
   custom = kept.custom ?? null;
   putSoftware(base, kept.resources);
   for (const [name, value] of Object.entries(kept.base)) if (base.elements[name]) base.elements[name].value = value;
+  showLinked();
   return kept.lanes.forEach(addLane);
 }
 
 function fromSpec(spec, cluster) {
   const { layout = {}, train = {}, model = {} } = spec;
-  const { micro_batches: microBatches, ...rest } = train;
-  custom = { model, train: rest };
+  const { micro_batches: microBatches, global_batch: _batch, seq_len: _length, precision: _precision, ...hidden } = train;
+  const { preset, ...sizes } = model;
+  custom = { model, train: hidden };
   const field = base.elements;
-  field.preset.value = model.preset ?? "";
+  field.preset.value = Object.keys(sizes).length > 0 ? "" : (preset ?? "");
   putSoftware(base, spec.resources);
   field.cluster.value = cluster || (spec.resources?.device === "cuda" ? "h100" : "cpu");
   for (const name of ["global_batch", "seq_len", "precision"]) if (train[name] !== undefined) field[name].value = train[name];
   field.ranks.value = String(["dp", "pp", "tp", "cp"].reduce((product, axis) => product * (layout[axis] ?? 1), 1));
+  showLinked();
   addLane({ layout, micro_batches: microBatches });
+}
+
+/** Names the settings of a linked spec that have no field on this page. Choosing a model drops them. */
+function showLinked() {
+  const { preset, ...sizes } = custom?.model ?? {};
+  const own = base.elements.preset.value === "";
+  if (own && preset) base.elements.preset.selectedOptions[0].textContent = `${preset} with other sizes`;
+  const names = [...(own ? Object.keys(sizes) : []), ...Object.keys(custom?.train ?? {})];
+  const hint = document.getElementById("linked-settings");
+  hint.hidden = names.length === 0;
+  hint.textContent = `From the linked job: ${names.join(", ")}. Choose a model to drop these settings.`;
 }
 
 /** Replaces the page's own layouts by the fastest two for the base, so that they stay valid. */
@@ -405,6 +419,10 @@ async function followBase() {
 }
 
 let baseTimer = null;
+base.elements.preset.addEventListener("input", () => {
+  custom = null;
+  showLinked();
+});
 base.addEventListener("input", () => {
   showSoftware(base);
   askAll();
