@@ -46,7 +46,7 @@ def test_run_the_lab_read_its_points_and_see_who_held_what(page: Page, running_b
     after = page.locator(".held tbody tr td:last-child")
     expect(after).to_have_text(["200, 201, 400, 401", "202, 203, 402, 403"])
     film = page.locator("#film")
-    expect(film).to_contain_text("The last stage equals the captured tensors.")
+    expect(film).to_contain_text("The tensors of the last stage equal the captured tensors.")
     film.locator("[data-film=place]").fill("2")
     played = [
         "200",

@@ -166,7 +166,8 @@ def test_a_run_without_history_says_from_when_its_time_counts(modules: Page) -> 
         page.route("**/compared", lambda route: route.fulfill(status=503))
         call(page, "pages/compare.js", "")
         note = (
-            "No history is stored for A. The loss comes from the exit report, and the time starts at the first point."
+            "No step history is stored for A. The loss comes from the exit report of the run, "
+            "and the time axis starts at the first point."
         )
         expect(page.locator("#curves-note")).to_have_text(note)
 
@@ -191,7 +192,7 @@ def test_a_traffic_chart_says_which_ranks_it_shows(modules: Page, ranks: list[in
     return document.getElementById('traffic-note').textContent;
     """
     with paper(modules, TRAFFIC) as page:
-        words = f"The chart shows issued payload bytes, averaged over 500 ms. {told}".strip()
+        words = f"The chart shows the payload bytes of issued collectives, averaged over 500 ms. {told}".strip()
         assert call(page, "job/traffic.js", body, ranks) == words
 
 

@@ -34,13 +34,13 @@ def fit(modules: Page, counted: dict[int, int], **job: Any) -> dict[str, str]:
         (
             {0: 3, 1: 8},
             "Fits: 10.0 GiB of 80.0 GiB on the rank with the most memory, rank 1. "
-            "Includes 1.00 GiB of planned overhead.",
+            "This memory includes 1.00 GiB of planned overhead.",
             "good",
         ),
         (
             {0: 90, 1: 8},
             "Does not fit: 92.0 GiB of 80.0 GiB on the rank with the most memory, rank 0. "
-            "Includes 1.00 GiB of planned overhead.",
+            "This memory includes 1.00 GiB of planned overhead.",
             "bad",
         ),
     ],
@@ -52,7 +52,7 @@ def test_the_page_says_first_whether_the_layout_fits(
 
 
 def test_a_dry_run_that_failed_has_no_fit(modules: Page) -> None:
-    assert fit(modules, {}, finished=True, status="failed")["text"] == "The dry run finished no rank."
+    assert fit(modules, {}, finished=True, status="failed")["text"] == "The dry run ended before it finished a rank."
 
 
 @pytest.mark.parametrize(

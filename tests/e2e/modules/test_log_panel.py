@@ -320,7 +320,8 @@ def timeline() -> dict[str, Any]:
         ),
         (
             [TRAFFIC],
-            "Unfinished collectives at the last contact: all-gather over tp, 2 ranks, call number 9.",
+            "Unfinished collectives when Meshboard last received data from the rank: "
+            "all-gather over tp, 2 ranks, call number 9.",
         ),
         (
             [timeline()],
@@ -329,7 +330,7 @@ def timeline() -> dict[str, Any]:
         ),
         (
             [{**TRAFFIC, "cells": [{**TRAFFIC["cells"][0], "completed": 9}]}],
-            "The rank was not in a collective at the last contact. 9 calls completed.",
+            "The rank was not in a collective when Meshboard last received its data. 9 calls completed.",
         ),
         ([], "Last collective unknown."),
     ],

@@ -75,16 +75,16 @@ def test_what_one_step_more_showed_is_told_with_the_first(
 @pytest.mark.parametrize(
     ("turned", "words"),
     [
-        (0, "for 9,216 tokens, summed over layers. The router of the reference makes the same choices."),
+        (0, "for 9,216 tokens, summed over layers. The router of the reference chooses the same experts as the run."),
         (
             1,
-            "summed over layers. The router of the reference differs for 1 token, "
-            "by at most 4e-3 of the spread between experts.",
+            "summed over layers. The router of the reference prefers another expert for 1 token, "
+            "by at most 4e-3 of the spread of log-probabilities.",
         ),
         (
             44,
-            "summed over layers. The router of the reference differs for 44 tokens, "
-            "by at most 4e-3 of the spread between experts.",
+            "summed over layers. The router of the reference prefers another expert for 44 tokens, "
+            "by at most 4e-3 of the spread of log-probabilities.",
         ),
     ],
 )

@@ -293,7 +293,7 @@ def test_the_peak_that_a_share_is_of_has_its_unit_apart_and_days_their_commas(mo
     told = call(modules, "pictures/time.js", body, estimate)
     assert "MFU and HFU are relative to a peak of 50.0 GFLOP/s per rank." in told
     assert "5,646 days" in told
-    assert "The interval covers nine of ten runs on a host with the same load." in told
+    assert "The step time range covers nine of ten runs on a host with the same load." in told
     tiny = call(modules, "pictures/time.js", body, {**estimate, "model_parameters": 10**6})
     assert "MFU is relative to a peak of 50.0 GFLOP/s per rank." in tiny
     assert "HFU" not in tiny
@@ -334,7 +334,7 @@ def test_a_plan_s_headline_and_its_panel_leave_the_same_memory_free(modules: Pag
     """
     head, panel, note = call(modules, "pictures/memory.js", body, estimate)
     assert (head, panel.endswith("fits, 95% free")) == ("±10%, fits 8.00 GiB, 95% free", True)
-    assert note == "Range for the rank with the most memory: 297 MiB to 363 MiB, counted."
+    assert note == "Range of the predicted memory on the rank with the most memory: 297 MiB to 363 MiB, counted."
     tight = {**estimate, "cluster": {**cluster, "memory_bytes": 350 * 2**20}, "tight": True}
     head, panel, _ = call(modules, "pictures/memory.js", body, tight)
     assert head == "±10%, fits 350 MiB, 5% free (less than the margin of error)"

@@ -182,7 +182,7 @@ def test_a_planned_step_time_has_its_margin_of_error(modules: Page, share: float
     with paper(modules, made) as page:
         shown, told = call(page, "job/stepbar.js", body, {**TOLD, "sure": share})
     assert shown == total
-    assert told == f"{note}Solid: exposed communication. {WAITING} Striped: overlapped with compute."
+    assert told == f"{note}Solid: exposed communication. {WAITING} Striped: communication overlapped with compute."
 
 
 def test_the_figures_name_the_current_work(modules: Page) -> None:

@@ -67,7 +67,7 @@ def test_the_same_step_told_again_keeps_what_was_chosen(modules: Page) -> None:
 @pytest.mark.parametrize(
     ("ranks", "spans", "told", "untold"),
     [
-        (2, [("weights", 0, 3, 0, 9)], ["weights", "the solid part is transfer."], ["backward", "because"]),
+        (2, [("weights", 0, 3, 0, 9)], ["weights", "the solid part is data transfer."], ["backward", "because"]),
         (
             1,
             [("forward", 0, 3, 0, 9)],

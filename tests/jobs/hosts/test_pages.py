@@ -145,7 +145,7 @@ def test_a_slot_is_free_only_where_the_queue_would_give_it_away_wherever_one_ask
         assert f"{free} of 2 free" in client.get(f"/hosts/{name}/").content.decode()
     told = figures()[SLOTS]
     assert (told["cpu", "free"], told["cpu", "unusable"]) == (3, 9)
-    assert "3 slots are ready" in client.get("/overview/?part=live").content.decode()
+    assert "3 GPU or CPU slots are ready" in client.get("/overview/?part=live").content.decode()
     told_by_admin = client.get("/admin/jobs/host/").content.decode()
     assert [int(free) for free in re.findall(r"field-free[^>]*>\s*(\d)", told_by_admin)] == [
         expected[name] for name in re.findall(r"host/\d+/change/[^>]*>\s*([a-z-]+)\s*</a>", told_by_admin)

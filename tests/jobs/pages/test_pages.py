@@ -66,7 +66,7 @@ def test_bus_bandwidth_of_what_a_router_divides_is_said_to_take_equal_parts(
     job, _ = actions.submit(owner, {**GOOD, "model": model, "layout": {"dp": 2, "ep": 2}})
     client.force_login(owner)
     page = client.get(reverse("job-detail", args=[job.id])).content.decode()
-    assert ("The busbw of an all-to-all assumes messages of equal size" in page) is told
+    assert ("The bus bandwidth (busbw) of an all-to-all assumes messages of equal size" in page) is told
 
 
 def test_compare_has_of_a_step_what_the_job_s_page_has(job: Job, client: Any, owner: User) -> None:

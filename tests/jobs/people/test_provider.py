@@ -16,7 +16,7 @@ from tests.jobs.people.conftest import signing_on_by
 from tests.jobs.people.providers import Answers, comes_back, logged_in
 
 DEEP = "[" * 100_000
-PAGE = "The provider did not confirm your identity."
+PAGE = "The single sign-on provider did not confirm your identity."
 
 
 @pytest.mark.parametrize(

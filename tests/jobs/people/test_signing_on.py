@@ -223,7 +223,8 @@ def test_whose_account_is_closed_is_told_so(db: None, provider: str, client: Cli
 def test_who_stops_at_the_provider_is_told_so(db: None, provider: str, client: Client) -> None:
     state = parse_qs(urlsplit(client.get("/login/oidc/board/login/").headers["Location"]).query)["state"][0]
     answer = client.get(f"/login/oidc/board/login/callback/?state={state}&error=access_denied", follow=True)
-    assert (answer.status_code, "The sign-on was canceled at the provider." in answer.content.decode()) == (200, True)
+    told = "The login was canceled at the single sign-on provider."
+    assert (answer.status_code, told in answer.content.decode()) == (200, True)
 
 
 def test_a_sign_on_that_nobody_ends_is_kept_for_minutes(db: None, provider: str, client: Client) -> None:

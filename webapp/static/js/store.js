@@ -85,7 +85,7 @@ const FOLD = {
 
 /** One entry of a member's stream. A batch of another attempt is refused: false. */
 export function foldBatch(state, id, batch, node = 0) {
-  if (batch.v !== VERSION) throw new Error(`telemetry version ${batch.v}; this page reads ${VERSION}. Reload it.`);
+  if (batch.v !== VERSION) throw new Error(`The telemetry has version ${batch.v}, but this page reads version ${VERSION}. Reload the page.`);
   if (state.attempt !== null && batch.attempt !== state.attempt) return false;
   state.attempt = batch.attempt;
   if (state.fromSummary) forgetCounters(state);

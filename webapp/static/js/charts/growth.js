@@ -9,7 +9,7 @@ const HEIGHT = 320;
 const LINES = [
   ["tp", "tensor parallel", "--axis-tp"],
   ["zero3", "ZeRO-3", "--axis-world"],
-  ["dp", "data parallel, ZeRO-1 and 2", "--axis-dp"],
+  ["dp", "data parallel, ZeRO-1, and ZeRO-2", "--axis-dp"],
   ["pp", "pipeline, all boundaries", "--axis-pp"],
 ];
 

@@ -5,15 +5,15 @@ import { placeOf } from "./ticks.js";
 
 const FAR = 10; // Shift moves by a tenth of the range
 const ZOOM = 2;
-const HELP = "The Left and Right keys move the cursor, also in larger moves with Shift. The Home and End keys move the cursor to the ends of the chart.";
+const HELP = "The Left and Right keys move the cursor. With Shift, these keys move the cursor by a tenth of the chart range. The Home and End keys move the cursor to the start or the end of the chart.";
 
 addKeys("On a focused chart", [
   { key: "← →", words: "Move the cursor" },
-  { key: "Shift ← →", words: "Move the cursor by a tenth of the range" },
-  { key: "Home End", words: "Move the cursor to the ends" },
+  { key: "Shift ← →", words: "Move the cursor by a tenth of the chart range" },
+  { key: "Home End", words: "Move the cursor to the start or end of the chart" },
   { key: "+ −", words: "Zoom at the cursor" },
   { key: "Enter", words: "Pin the cursor, or compare the selected steps" },
-  { key: "Escape", words: "Reset the range and the cursor" },
+  { key: "Escape", words: "Reset the chart range and the cursor" },
 ]);
 
 /** Return the index of the value nearest to `at` in ascending `xs`. */

@@ -180,7 +180,7 @@ export function plot(container, page, options) {
       enter: () => view.cursor !== null && view.pin(view.now.at === view.cursor ? null : view.cursor),
       words: () => `${momentWords(view.cursor, page)}: ${legendWords(chart, options.unit)}`,
       rangeWords: () => view.window().map((time) => exactTime(new Date(time * 1000))).join(" to "),
-      help: "Enter pins the cursor. All charts of the page share the cursor and the range.",
+      help: "Enter pins the cursor. All charts of the page share the cursor and the time range.",
     });
   }
 

@@ -62,7 +62,7 @@ export function runsChart(container, lines, { along, values, select }) {
     if (range) chart.setScale("x", range);
   };
   build();
-  ownKeys(container, () => chart, { zooms: true, enter: select, help: select && "Enter compares the visible steps with the other steps." });
+  ownKeys(container, () => chart, { zooms: true, enter: select, help: select && "The Enter key compares the visible steps with the other steps of each run." });
   const letGo = keepFitting(container, build, () => chart);
   return {
     destroy() {

@@ -23,7 +23,7 @@ export function multiples(place, details) {
       const { cells, columns } = cellsOf(bins, ranks, (key) => key.split("/")[0] === axis, window);
       const mean = new Float64Array(columns);
       for (let i = 0; i < cells.length; i += 1) mean[i % columns] += cells[i] / ranks.length;
-      return { name: `${axis}, mean of ranks`, token: axisToken(axis), values: mean };
+      return { name: `${axis}, mean over ranks`, token: axisToken(axis), values: mean };
     });
     ranks.slice(0, MOST).forEach((rank, row) => {
       charts.push({ name: `rank ${rank}`, token: "--part-compute", values: drawn.cells.subarray(row * drawn.columns, (row + 1) * drawn.columns) });

@@ -31,7 +31,7 @@ export function showDryRuns(body, job, runs, verdicts) {
 export function fitWords({ spec, estimate, finished, status }, runs) {
   const counted = spec.dry_ranks.filter((rank) => runs.has(rank));
   if (counted.length === 0) {
-    if (finished) return { text: "The dry run finished no rank.", tone: "warn" };
+    if (finished) return { text: "The dry run ended before it finished a rank.", tone: "warn" };
     return { text: status === "running" ? `Counting rank ${spec.dry_ranks[0]}.` : "Waiting for the first rank.", tone: "" };
   }
   const { stages, axes, cluster } = estimate;
@@ -46,7 +46,7 @@ export function fitWords({ spec, estimate, finished, status }, runs) {
   const most = [...needs, ...planned].reduce((best, one) => (one.size > best.size ? one : best));
   const fits = most.size <= cluster.memory_bytes;
   const text = `${fits ? "Fits" : "Does not fit"}: ${bytes(most.size)} of ${bytes(cluster.memory_bytes)} on the rank with the most memory, ${most.where}.`;
-  const overhead = most.overhead > 0 ? ` Includes ${bytes(most.overhead)} of planned overhead.` : "";
+  const overhead = most.overhead > 0 ? ` This memory includes ${bytes(most.overhead)} of planned overhead.` : "";
   const progress = finished || counted.length === spec.dry_ranks.length ? "" : ` Counted ${integer(counted.length)} of ${integer(spec.dry_ranks.length)} ranks.`;
   return { text: `${text}${overhead}${progress}`, tone: fits ? "good" : "bad" };
 }

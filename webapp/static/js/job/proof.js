@@ -16,7 +16,7 @@ export function apartWords(value) {
  * is false if a router decides the traffic. `ranks` is the number of ranks that send a verdict.
  */
 export function trafficProof(state, comparison, finished, exact, ranks) {
-  const routing = exact ? "" : ", with the routing that the run chose";
+  const routing = exact ? "" : ", for the expert routing that the run chose";
   if (state.verdicts.size > 0) {
     let [bytesOff, callsOff, sent] = [0, 0, 0];
     for (const row of [...state.verdicts.values()].flat()) {
@@ -49,7 +49,7 @@ export function replicaProof(proof) {
   const differing = wrong.filter((apart) => apart.ranks.length === 2 || apart.what === "share");
   const others = new Set(wrong.filter((apart) => apart.what === "rows").map((apart) => apart.ranks[0]));
   const after = `after ${replicas.steps.length === 1 ? "step" : "steps"} ${replicas.steps.map(integer).join(" and ")}`;
-  const more = `${integer(replicas.copied)} of ${integer(replicas.parts)} shards have replicas. Gradients, weights, and training data were compared ${after}.`;
+  const more = `${integer(replicas.copied)} of ${integer(replicas.parts)} shards have replicas. Gradients, weights, and training data of the replicas were compared ${after}.`;
   if (others.size > 0) return { tone: "bad", words: `${counted(others.size, "rank")} trained on other data`, more };
   if (differing.length > 0) return { tone: "bad", words: "replicas differ", more };
   if (replicas.copied === 0) return { tone: "good", words: "no replicas", more: `Each shard is on one rank only. Compared ${after}.` };
@@ -70,8 +70,8 @@ function nearWords({ gradient, limit }, precision) {
 function choiceWords({ choices }) {
   if (!choices) return "";
   const followed = `\nThe reference uses the run's expert choices for ${counted(choices.tokens, "token")}, summed over layers.`;
-  if (choices.turned === 0) return `${followed} The router of the reference makes the same choices.`;
-  return `${followed} The router of the reference differs for ${counted(choices.turned, "token")}, by at most ${apartWords(choices.gap)} of the spread between experts.`;
+  if (choices.turned === 0) return `${followed} The router of the reference chooses the same experts as the run.`;
+  return `${followed} The router of the reference prefers another expert for ${counted(choices.turned, "token")}, by at most ${apartWords(choices.gap)} of the spread of log-probabilities.`;
 }
 
 function figures(one) {
@@ -103,8 +103,8 @@ export function processProof(proof, finished, precision) {
   const one = proof.one_process;
   if (one.state === "not checked") return endAlone(proof.end, one.why, finished, precision);
   if (one.state === "due") {
-    if (finished) return { tone: "", words: "not checked", more: `The run ended before step ${integer(one.steps)} was compared with the reference.` };
-    return { tone: "", words: "in progress", more: `The run is compared with the reference after step ${integer(one.steps)}.` };
+    if (finished) return { tone: "", words: "not checked", more: `The run ended before step ${integer(one.steps)} was compared with the single-process reference.` };
+    return { tone: "", words: "in progress", more: `The run is compared with the single-process reference after step ${integer(one.steps)}.` };
   }
   const more = `${figures(one)}${one.why && `\n${one.why}`}${endWords(proof.end, finished)}`;
   if (one.state === "apart") return { tone: "bad", words: "differs from reference", more };

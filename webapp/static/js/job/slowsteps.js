@@ -69,6 +69,6 @@ async function ask(job, from, to) {
 function lines({ steps, others, step_s, usual_s, findings, calls }) {
   const head = `${duration(step_s)} per step in ${integer(steps)} selected steps, ${duration(usual_s)} in ${integer(others)} other steps (${percent(step_s / usual_s - 1)}).`;
   const found = [...findings.slice(0, MOST).map(words), ...calls.slice(0, MOST).map(callWords)];
-  const body = found.length ? el("ul", {}, ...found.map((line) => el("li", {}, line))) : el("p", {}, "No part of the step time differs by more than 10%.");
+  const body = found.length ? el("ul", {}, ...found.map((line) => el("li", {}, line))) : el("p", {}, "No part of the step time differs by more than 10% between the selected steps and the other steps.");
   return el("div", { role: "status" }, el("p", {}, head), body);
 }

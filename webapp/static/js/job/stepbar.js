@@ -20,10 +20,10 @@ export function stepBar(section) {
     const told = [...(planned?.parts ?? []), ...(measured?.parts ?? [])];
     note.textContent = [
       planned?.sure > 1 ? `Planned: ${sureness(planned.sure)}.` : "",
-      measured?.parts.length > 0 ? "The measured bar is the median step time, divided into the mean proportions of the last steps." : "",
+      measured?.parts.length > 0 ? "The measured bar shows the median step time, divided in the mean proportions of the last steps." : "",
       told.some((part) => part.kind === "exposed") ? "Solid: exposed communication." : "",
       told.some((part) => part.waiting_s > 0) ? "Hatched: waiting for the slowest rank." : "",
-      told.some((part) => part.kind === "hidden") ? "Striped: overlapped with compute." : "",
+      told.some((part) => part.kind === "hidden") ? "Striped: communication overlapped with compute." : "",
     ].filter(Boolean).join(" ");
   };
 }

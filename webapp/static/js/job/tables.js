@@ -12,7 +12,7 @@ function axisCell(axis) {
 }
 
 /** Describe a summary that was too small for all counters. */
-export const leftOut = (state) => `The stored summary omits some counters of ${counted(state.cellsLeftOut, "rank")}`;
+export const leftOut = (state) => `The stored summary of the run omits some counters of ${counted(state.cellsLeftOut, "rank")}`;
 
 /** Fill the table of collectives. */
 export function showCollectives(body, state, phases, finished) {

@@ -36,7 +36,7 @@ export async function fetchLog(address, signal, told) {
       if (done) break;
       parts.push(value);
       got += value.length;
-      told({ text: `${bytes(got)} of about ${bytes(most)}`, share: most > 0 ? Math.min(1, got / most) : null });
+      told({ text: `Downloaded ${bytes(got)} of about ${bytes(most)}`, share: most > 0 ? Math.min(1, got / most) : null });
     }
     if (got === 0) return { text: "The log is empty.", bad: false };
     save(name, parts);

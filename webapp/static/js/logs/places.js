@@ -38,8 +38,8 @@ export function lastCollective(rank, places, cells) {
   }
   if (under.length === 0) {
     const ended = cells.reduce((sum, cell) => sum + cell.count, 0);
-    return ended > 0 ? `The rank was not in a collective at the last contact. ${counted(ended, "call")} completed.` : "";
+    return ended > 0 ? `The rank was not in a collective when Meshboard last received its data. ${counted(ended, "call")} completed.` : "";
   }
   const words = under.map((cell) => `${opName(cell.op)} over ${cell.axis}, ${integer(cell.group_size)} ranks, call number ${integer(cell.count)}`);
-  return `Unfinished collectives at the last contact: ${words.join("; ")}.`;
+  return `Unfinished collectives when Meshboard last received data from the rank: ${words.join("; ")}.`;
 }

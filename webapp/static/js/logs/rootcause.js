@@ -36,7 +36,7 @@ export function causeOf(job, state) {
   const several = job.members.length > 1;
   const on = several && member ? ` on ${member.host}` : "";
   const first = state.ranks.size > 1 || several ? " first" : "";
-  const title = known === null ? "Last lines of the launcher" : `Rank ${known}${on} failed${first}`;
+  const title = known === null ? "Last log lines of the launcher" : `Rank ${known}${on} failed${first}`;
   const cells = known === null ? [] : [...(state.ranks.get(known)?.cells.values() ?? [])];
   const log = known === null ? state.logs.get(-1) : state.logs.get(known);
   const held = log ? tracebackOf(log.lines.filter((line) => line.text !== undefined).map((line) => line.text)) : { found: false };

@@ -134,6 +134,6 @@ if (!section.hidden) {
   drawCurves(runs, along());
   document.getElementById("along").addEventListener("change", () => drawCurves(runs, along()));
   const short = runs.flatMap((run, place) => (run.whole || run.curve.step.length === 0 ? [] : [letter(place)]));
-  note.textContent = short.length ? `No history is stored for ${short.join(", ")}. The loss comes from the exit report, and the time starts at the first point.` : "";
+  note.textContent = short.length ? `No step history is stored for ${short.join(", ")}. The loss comes from the exit report of the run, and the time axis starts at the first point.` : "";
 }
 drawParts(runs);

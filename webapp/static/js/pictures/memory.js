@@ -27,7 +27,7 @@ export function memoryPicture(estimate, suggestions) {
     ...bars,
     scrolling([th("component"), ...stageHead(shown, stages)], rows),
     el("p", { className: "note" }, "The table shows the memory at the peak of a step. The allowance is memory for the device context and for fragmentation."),
-    el("p", { className: "note" }, `Range for the rank with the most memory: ${between(bytes, estimate.peak_memory_bytes, sure.share)}, ${sure.words}.`),
+    el("p", { className: "note" }, `Range of the predicted memory on the rank with the most memory: ${between(bytes, estimate.peak_memory_bytes, sure.share)}, ${sure.words}.`),
   ];
 }
 
@@ -73,7 +73,7 @@ function verdict(estimate, suggestions) {
   box.dataset.tone = "bad";
   const fits = suggestions ?? [];
   if (fits.length === 0) {
-    box.append(el("p", {}, "No layout with one changed setting fits. Search in the Planner."));
+    box.append(el("p", {}, "No layout that differs in one setting fits. Search for other layouts in the Planner."));
     return box;
   }
   box.append(el("p", {}, "These changes fit:"));

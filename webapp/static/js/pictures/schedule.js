@@ -44,6 +44,6 @@ export function drawSchedule(timeline) {
   const part = timeline.whole ? "" : `The picture shows the first ${counted(stages, "stage")} and ${counted(timeline.micro_batches, "micro-batch", "micro-batches")}. `;
   const words = `${part}Idle time: ${(100 * timeline.bubble).toFixed(1)}%, mean over ${part ? "these" : "all"} stages. The part “bubble” of the step time is the idle time of the busiest stage.`;
   const rows = timeline.in_flight.slice(0, READABLE).map((most, stage) => el("tr", {}, rowHead(null, String(stage)), cell(String(most))));
-  const table = el("details", {}, el("summary", {}, "Stored activations by stage"), scrolling([th("stage"), th("most chunks in flight", true)], rows));
+  const table = el("details", {}, el("summary", {}, "Stored activations by stage"), scrolling([th("stage"), th("maximum number of chunks in flight", true)], rows));
   return [el("div", { className: "schedule-frame" }, labels, picture), legend, el("p", { className: "note" }, words), table];
 }

@@ -28,8 +28,8 @@ export function timePicture(estimate) {
     "dl",
     { className: "figures small" },
     figure("step time", duration(time.step_s), within(time)),
-    figure("MFU", percent(time.mfu), "Model FLOPs, without recomputation, over the peak of all ranks", "MFU"),
-    isTiny ? null : figure("HFU", percent(time.hfu), "Model FLOPs, with recomputation, over the peak of all ranks"),
+    figure("MFU", percent(time.mfu), "Model FLOP/s without recomputation, divided by the peak FLOP/s of all ranks", "MFU"),
+    isTiny ? null : figure("HFU", percent(time.hfu), "Model FLOP/s with recomputation, divided by the peak FLOP/s of all ranks"),
     figure("speed", tokenRate(time.tokens_per_s)),
     isTiny ? null : figure(`for ${count(TOKENS)} tokens`, days >= 2 ? `${days < 100 ? days.toFixed(1) : integer(Math.round(days))} days` : duration(days * 86400)),
   );
@@ -62,8 +62,8 @@ export function within(time) {
 /** Describe the source and the margin of error of an estimate. */
 function basis(time, cluster) {
   const { words, basis: said } = time.interval;
-  if (said === "runs") return `Estimated for ${cluster.name}: ${words}. The interval covers nine of ten runs on a host with the same load.`;
-  const why = time.basis === "calibrated" ? "A few runs on the host narrow the interval." : "Calibrate a host, or run jobs on the host, to improve the estimate.";
+  if (said === "runs") return `Estimated for ${cluster.name}: ${words}. The step time range covers nine of ten runs on a host with the same load.`;
+  const why = time.basis === "calibrated" ? "A few runs on the host narrow the step time range." : "Calibrate a host, or run jobs on the host, to improve the estimate.";
   return `Estimated for ${cluster.name}: ${words}. ${why}`;
 }
 

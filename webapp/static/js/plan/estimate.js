@@ -21,7 +21,7 @@ export function showEstimate(panel, plan) {
   place("parameters").textContent = parameters(estimate.model_parameters);
   place("parameters").title = integer(estimate.model_parameters);
   const isMixture = estimate.active_parameters !== estimate.model_parameters;
-  const notes = isMixture ? [`${parameters(estimate.active_parameters)} active per token`] : [];
+  const notes = isMixture ? [`${parameters(estimate.active_parameters)} parameters active per token`] : [];
   if (estimate.padded_vocab_size > estimate.vocab_size) {
     notes.push(`vocabulary of ${integer(estimate.vocab_size)} padded to ${integer(estimate.padded_vocab_size)}`);
   }

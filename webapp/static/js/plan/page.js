@@ -329,7 +329,7 @@ function showAuto() {
   const hint = document.getElementById("h-train.micro_batches");
   hint.dataset.own ??= hint.textContent;
   micro.disabled = chosen;
-  hint.textContent = chosen ? "Meshboard chooses the micro-batches with the layout." : hint.dataset.own;
+  hint.textContent = chosen ? "Meshboard chooses the number of micro-batches together with the layout." : hint.dataset.own;
 }
 
 /** Asks for confirmation before it submits a job that does not fit. */

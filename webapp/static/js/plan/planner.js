@@ -216,7 +216,7 @@ function showFigures(lane) {
     line("ranks", integer(estimate.world_size)),
     line("step time", duration(time.step_s), "estimate"),
     line("step time range", within(time), time.interval.words),
-    line("MFU", percent(time.mfu), "model FLOPs over the peak of all ranks"),
+    line("MFU", percent(time.mfu), "model FLOP/s divided by the peak FLOP/s of all ranks"),
     line("speed", tokenRate(time.tokens_per_s)),
     line("peak memory per rank", memory, "estimate"),
     line("memory range", between(bytes, estimate.peak_memory_bytes, estimate.memory_interval.share), estimate.memory_interval.words),
@@ -403,7 +403,7 @@ function showLinked() {
   const names = [...(own ? Object.keys(sizes) : []), ...Object.keys(custom?.train ?? {})];
   const hint = document.getElementById("linked-settings");
   hint.hidden = names.length === 0;
-  hint.textContent = `From the linked job: ${names.join(", ")}. Choose a model to drop these settings.`;
+  hint.textContent = `Settings of the linked job: ${names.join(", ")}. Choose a model to drop these settings.`;
 }
 
 /** Replaces the page's own layouts by the fastest two for the base, so that they stay valid. */

@@ -124,7 +124,7 @@ export function bubbleWords(step, job) {
   const micro = job?.estimate?.micro_batches;
   if (pp > 1 && micro > 0 && FILLS.has(schedule)) {
     const ideal = (pp - 1) / (micro * rounds + pp - 1);
-    words.push(`The ideal bubble for equal stages is ${percent(ideal)}.`);
+    words.push(`The ideal bubble of a pipeline with equal stages is ${percent(ideal)}.`);
   }
   return words.join(" ");
 }

@@ -205,7 +205,7 @@ export function timelineView(container) {
       ...(micro ? [legendEntry("--part-compute", "forward (F)"), " ", backward, " "] : []),
       ...[...entries].flatMap(([name, token]) => [legendEntry(token, name), " "]),
       micro ? "F0 and B0 belong to micro-batch 0. " : "",
-      "In a collective, the pale part is waiting for the last rank, and the solid part is transfer.",
+      "In the bar of a collective, the pale part is waiting for the last rank, and the solid part is data transfer.",
       calls.some((call) => waited(call) === null) ? ` A medium shade means that the waiting time is unknown, because ${unknownWords(step)}.` : "",
     );
   }
