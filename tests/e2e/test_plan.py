@@ -116,7 +116,7 @@ def test_layouts_stand_side_by_side_and_a_search_adds_one(page: Page, running_bo
     page.select_option("[name=cluster]", "h100")
     page.fill("#s-fixed", "tp=2 zero=1")
     page.click("#search")
-    expect(page.locator("#search-status")).to_contain_text("layouts fit.")
+    expect(page.locator("#search-status")).to_contain_text("layouts fit in memory.")
     first = page.locator(".search-results tbody tr").first
     first.get_by_text("Compare").click()
     expect(lanes).to_have_count(3)

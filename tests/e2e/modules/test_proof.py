@@ -12,9 +12,9 @@ from tests.support.modules import call
     ("gradient", "limit", "precision", "words"),
     [
         (6e-7, 1e-5, "fp32", "gradients match the reference within 6e-7"),
-        (0.059, 0.1, "bf16", "gradients differ by at most 0.059, within the bf16 limit of 0.1"),
-        (0.26, 0.1, "bf16", "gradients differ by at most 0.26, within the bf16 limits"),
-        (0.02, 0.1, "fp32", "gradients differ by at most 0.02, within the limit of 0.1"),
+        (0.059, 0.1, "bf16", "gradients differ from the reference by at most 0.059, within the bf16 limit of 0.1"),
+        (0.26, 0.1, "bf16", "gradients differ from the reference by at most 0.26, within the bf16 limits"),
+        (0.02, 0.1, "fp32", "gradients differ from the reference by at most 0.02, within the limit of 0.1"),
     ],
 )
 def test_what_is_beside_one_process_is_called_equal_only_where_rounding_alone_is_between(
@@ -43,7 +43,7 @@ def test_what_is_beside_one_process_is_called_equal_only_where_rounding_alone_is
             "apart",
             True,
             "bad",
-            "differs from reference at the end",
+            "differs from the reference in the final check",
             "Final check (one extra step",
         ),
         ("not checked", True, "good", "gradients match the reference within 6e-7", "No final check: nan"),
@@ -108,7 +108,7 @@ def test_a_rank_that_trained_on_other_rows_is_told_where_replicas_are(modules: P
     [
         ("due", "", "not checked"),
         ("equal", "good", "gradients match the reference within 6e-7"),
-        ("apart", "bad", "differs from reference at the end"),
+        ("apart", "bad", "differs from the reference in the final check"),
     ],
 )
 def test_an_attempt_without_a_step_of_its_own_is_told_by_its_one_step_more(

@@ -329,7 +329,7 @@ def test_a_link_that_did_more_than_was_told_has_no_share(modules: Page) -> None:
     assert told[:2] == [["50%", ""], ["100%", ""]]
     assert told[2] == [
         "above 100%",
-        "The measured bandwidth is above the known bandwidth of the link: 8.00 MB/s inside a host, from 1 run of h",
+        "The measured bandwidth is above the known bandwidth of the link: 8.00 MB/s (inside a host, from 1 run of h)",
     ]
 
 

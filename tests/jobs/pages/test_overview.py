@@ -67,7 +67,7 @@ def test_an_attempt_that_failed_is_told_though_its_job_was_retried(retried: Job,
     client.force_login(owner)
     told = words(client)
     assert "1 attempt failed or lost, in 1 job " in told
-    assert "failed attempt 1, now queued in attempt 2" in told
+    assert "failed attempt 1, job now queued in attempt 2" in told
     assert "rank 1 ran out of memory" in told
     retried.refresh_from_db()
     fail(retried, "again")

@@ -62,8 +62,8 @@ const MAX_ROUNDING = 1e-5; // fp32 rounding; a larger difference only counts as 
 function nearWords({ gradient, limit }, precision) {
   if (gradient <= MAX_ROUNDING) return `gradients match the reference within ${apartWords(gradient)}`;
   const whose = precision === "fp32" ? "the" : `the ${precision}`;
-  if (gradient > limit) return `gradients differ by at most ${apartWords(gradient)}, within ${whose} limits`; // vectors have a wider limit
-  return `gradients differ by at most ${apartWords(gradient)}, within ${whose} limit of ${apartWords(limit)}`;
+  if (gradient > limit) return `gradients differ from the reference by at most ${apartWords(gradient)}, within ${whose} limits`; // vectors have a wider limit
+  return `gradients differ from the reference by at most ${apartWords(gradient)}, within ${whose} limit of ${apartWords(limit)}`;
 }
 
 /** Describe the expert choices. The reference uses those of the run and counts where its own router differs. */
@@ -76,8 +76,8 @@ function choiceWords({ choices }) {
 
 function figures(one) {
   return (
-    `Largest relative differences over ${counted(one.steps, "step")}: ${integer(one.tensors)} gradients ${apartWords(one.gradient)}, ` +
-    `updates ${apartWords(one.update)}, norms ${apartWords(one.norm)}, losses ${apartWords(one.loss)}. Took ${duration(one.seconds)}.${choiceWords(one)}`
+    `Largest relative differences from the reference over ${counted(one.steps, "step")}: ` +
+    `gradients ${apartWords(one.gradient)} (${counted(one.tensors, "tensor")}), updates ${apartWords(one.update)}, norms ${apartWords(one.norm)}, losses ${apartWords(one.loss)}. Took ${duration(one.seconds)}.${choiceWords(one)}`
   );
 }
 
@@ -92,7 +92,7 @@ function endWords(end, finished) {
 /** Return the result of the final check alone, if no first step was compared. */
 function endAlone(end, why, finished, precision) {
   const more = `${why}${endWords(end, finished)}`;
-  if (end?.state === "apart") return { tone: "bad", words: "differs from reference at the end", more };
+  if (end?.state === "apart") return { tone: "bad", words: "differs from the reference in the final check", more };
   if (end?.state === "equal") return { tone: "good", words: nearWords(end, precision), more };
   return { tone: "", words: "not checked", more };
 }
@@ -108,7 +108,7 @@ export function processProof(proof, finished, precision) {
   }
   const more = `${figures(one)}${one.why && `\n${one.why}`}${endWords(proof.end, finished)}`;
   if (one.state === "apart") return { tone: "bad", words: "differs from reference", more };
-  if (proof.end?.state === "apart") return { tone: "bad", words: "differs from reference at the end", more };
+  if (proof.end?.state === "apart") return { tone: "bad", words: "differs from the reference in the final check", more };
   return { tone: "good", words: nearWords(one, precision), more };
 }
 

@@ -10,7 +10,7 @@ export function drawMatrix(matrix) {
   const ranks = matrix.length;
   const most = Math.max(1, ...matrix.flat());
   const canvas = el("canvas", { className: "matrix", width: ranks, height: ranks, role: "img", ariaLabel: `Bytes per step from each of ${ranks} ranks to each other rank` });
-  const told = el("p", { className: "note", ariaLive: "polite" }, `Rows are sending ranks, and columns are receiving ranks. The darkest cell is ${decimalBytes(most)} per step.`);
+  const told = el("p", { className: "note", ariaLive: "polite" }, `Rows are sending ranks, and columns are receiving ranks. The darkest cell means ${decimalBytes(most)} per step.`);
   paint(canvas, matrix, most);
   canvas.addEventListener("mousemove", (event) => {
     const box = canvas.getBoundingClientRect();

@@ -38,7 +38,7 @@ function shown(told) {
   return [
     el("p", {}, told.text),
     ...(told.options.length ? [el("h3", {}, "Faster layouts"), options(told.options)] : []),
-    ...(told.unsure.length ? [el("h3", {}, "Layouts within the margin of error"), options(told.unsure)] : []),
+    ...(told.unsure.length ? [el("h3", {}, "Layouts with gains within the margin of error"), options(told.unsure)] : []),
     el("h3", {}, "Step time of this run"),
     scrolling(columns, parts),
     el("p", { className: "note" }, note),

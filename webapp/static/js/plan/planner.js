@@ -240,7 +240,7 @@ function showFigures(lane) {
 }
 
 function unaligned(found, line) {
-  const name = "cost of unaligned vocabulary";
+  const name = "time lost to an unaligned vocabulary size";
   return found ? line(name, duration(found.spares_s), `per step. A vocabulary of ${integer(found.vocab_size)} avoids this cost.`) : line(name, "–");
 }
 
@@ -301,7 +301,7 @@ async function search() {
 
 function showResults(found) {
   const cut = found.complete ? "" : " The search stopped at its time limit, so faster layouts can be missing. Enter fixed values, for example tp=8, or search with the command `python -m planner search`.";
-  searchStatus.replaceChildren(...withCode(`${integer(found.fitting)} of ${integer(found.considered)} layouts fit. The search took ${duration(found.seconds)}.${cut}`));
+  searchStatus.replaceChildren(...withCode(`${integer(found.fitting)} of ${integer(found.considered)} layouts fit in memory. The search took ${duration(found.seconds)}.${cut}`));
   const refused = Object.entries(found.refused).map(([reason, number]) => el("li", {}, `${integer(number)} layouts: ${reason}`));
   if (found.best.length === 0) {
     const hint = "Use more ranks, a smaller micro-batch, or hardware with more memory.";

@@ -62,7 +62,7 @@ function slowest(rows) {
 export function ofLink(busbw, link) {
   if (!link) return number("–");
   if (busbw <= link.speed) return number(percent(busbw / link.speed));
-  return number("above 100%", `The measured bandwidth is above the known bandwidth of the link: ${byteRate(link.speed)} ${link.words}`);
+  return number("above 100%", `The measured bandwidth is above the known bandwidth of the link: ${byteRate(link.speed)} (${link.words})`);
 }
 
 /** "0 → 2" for a group that sends in one direction, else its ranks. */
