@@ -24,7 +24,7 @@ def test_what_is_beside_one_process_is_called_equal_only_where_rounding_alone_is
     one = {"state": "equal", "why": "the loss ran away", "gradient": gradient, "limit": limit, **figures}
     told = call(modules, "job/proof.js", "return m.processProof({one_process: x[0]}, true, x[1])", [one, precision])
     assert (told["tone"], told["words"]) == ("good", words)
-    assert told["more"].endswith("Took 300 ms.\nthe loss ran away")
+    assert told["more"].endswith("The check took 300 ms.\nthe loss ran away")
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,8 @@ function choiceWords({ choices }) {
 function figures(one) {
   return (
     `Largest relative differences from the reference over ${counted(one.steps, "step")}: ` +
-    `gradients ${apartWords(one.gradient)} (${counted(one.tensors, "tensor")}), updates ${apartWords(one.update)}, norms ${apartWords(one.norm)}, losses ${apartWords(one.loss)}. Took ${duration(one.seconds)}.${choiceWords(one)}`
+    `gradients ${apartWords(one.gradient)} (${counted(one.tensors, "tensor")}), updates ${apartWords(one.update)}, norms ${apartWords(one.norm)}, ` +
+    `losses ${apartWords(one.loss)}. The check took ${duration(one.seconds)}.${choiceWords(one)}`
   );
 }
 
