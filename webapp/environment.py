@@ -80,15 +80,20 @@ class RunnerSettings(BaseSettings):
 
     model_config = CONFIG
 
-    state_dir: Folder = Field(places.state(), description="Folder for the database, static files, and secrets.")
+    state_dir: Folder = Field(
+        places.state(), description="State folder, which contains the database, static files, and secrets."
+    )
     port: int | None = Field(
-        None, ge=1, le=65535, description="Port of the web server. Default: 8000, or any free port if 8000 is taken."
+        None,
+        ge=1,
+        le=65535,
+        description="Port of the web server. Default: 8000, or another free port if 8000 is in use.",
     )
     redis_maxmemory: Annotated[
         str, formed(r"(?i)[1-9][0-9]*(b|kb?|mb?|gb?)?", "expected a number of bytes, or a size such as 512mb or 2gb")
     ] = Field(
         "1gb",
-        description="Maximum memory of the embedded Redis. Redis rejects writes when this memory is full.",
+        description="Maximum memory of the Redis server that `make up` starts. Redis rejects writes above this limit.",
     )
 
 
@@ -109,84 +114,105 @@ class WebSettings(BaseSettings):
         """The environment, and files for what is secret."""
         return env_settings, SecretFiles(settings_cls)
 
-    state_dir: Folder = Field(places.state(), description="Folder for the database, static files, and secrets.")
+    state_dir: Folder = Field(
+        places.state(), description="State folder, which contains the database, static files, and secrets."
+    )
     static_root: Folder | None = Field(
         None, description="Folder of the static files that the web server sends. Default: `STATE_DIR/static`."
     )
-    secret_key: SecretStr = Field(description="Key that signs sessions and tokens.")
+    secret_key: SecretStr = Field(description="Secret key that signs login sessions and tokens.")
     secret_key_fallbacks: SecretNames | None = Field(
-        None, description="Earlier secret keys, separated by commas. Sessions and hosts that use these keys stay valid."
+        None,
+        description="Earlier secret keys, separated by commas. Sessions and hosts that use an earlier key stay valid.",
     )
     debug: bool = Field(
-        False, description="Show the debug pages of Django. Never turn this on if other people can open the board."
+        False, description="Show the debug pages of Django. Keep debug pages off if other people can open the board."
     )
     allowed_hosts: Hosts = Field(
         ["127.0.0.1", "localhost"],
         description=(
             "Host names of the board, separated by commas. "
-            "A browser page can open a WebSocket only if its host name is in this list."
+            "A web page can open a WebSocket to the board only if the host name of the page is in this list."
         ),
     )
     https: bool = Field(
-        True, description="Use secure cookies and HSTS. `make up` sets 0, because it serves HTTP on loopback."
+        True, description="Use secure cookies and HSTS. `make up` sets the value 0, because it serves HTTP on loopback."
     )
     database_url: DatabaseUrl | None = Field(
         None,
         description=(
             "Address of the database, such as `postgres://user:password@host:port/name?sslmode=require`. "
-            "Default: SQLite in `STATE_DIR`."
+            "Default: an SQLite database in `STATE_DIR`."
         ),
     )
-    redis_url: RedisUrl = Field(description="Address of the Redis server for the broker, events, and telemetry.")
+    redis_url: RedisUrl = Field(description="Address of the Redis server for messages to hosts, events, and telemetry.")
     redis_for_hosts: HostsRedis | None = Field(
         None,
-        description="Redis address that hosts use, in the form `redis://name:port/0`. Default: `MESHBOARD_REDIS_URL`.",
+        description=(
+            "Redis address that hosts use, as `redis://name:port/0`. Default: the value of `MESHBOARD_REDIS_URL`."
+        ),
     )
     redis_access: Literal["hosts", "shared"] = Field(
         "hosts",
-        description="With `hosts`, each host has its own Redis user. With `shared`, hosts use the board's Redis user.",
+        description=(
+            "With `hosts`, each host has its own Redis user. With `shared`, all hosts use the board's Redis user."
+        ),
     )
     oidc_url: HttpsUrl | None = Field(
         None,
-        description="Address of an OpenID Connect provider for single sign-on. Use `https://`.",
+        description="Address of the OpenID Connect provider for single sign-on. The address starts with `https://`.",
     )
-    oidc_client_id: str | None = Field(None, description="Client id of this board at the single sign-on provider.")
+    oidc_client_id: str | None = Field(None, description="Client ID of the board at the single sign-on provider.")
     oidc_client_secret: SecretStr | None = Field(
-        None, description="Client secret of this board at the single sign-on provider."
+        None, description="Client secret of the board at the single sign-on provider."
     )
-    oidc_name: str = Field("your organization", description="Name of the single sign-on provider on the login page.")
-    oidc_new_people: bool = Field(True, description="Create an account when a person signs on for the first time.")
+    oidc_name: str = Field(
+        "your organization", description="Name that the login page shows for the single sign-on provider."
+    )
+    oidc_new_people: bool = Field(
+        True, description="Create an account when a person first logs in with the single sign-on provider."
+    )
     invited_people: bool = Field(True, description="Allow invited people to create an account.")
     submits_per_minute: int = Field(
         60,
         ge=1,
-        description="Maximum number of REST requests per user and minute that create objects, such as jobs or tokens.",
+        description="Maximum number of REST requests per user and minute that create an object, such as a job.",
     )
     web_processes: int = Field(
-        1, ge=1, le=64, description="Number of web processes. Each process uses at most one CPU core."
+        1, ge=1, le=64, description="Number of web processes. Each web process uses at most one CPU core."
     )
     requests_per_minute: int = Field(
-        6000, ge=1, description="Maximum number of other REST requests per minute, for each token or logged-in user."
+        6000,
+        ge=1,
+        description=(
+            "Maximum number of REST requests per minute for each token or logged-in user. "
+            "Requests that create an object have a separate limit."
+        ),
     )
 
     ageing_per_hour: float = Field(
-        0.1, ge=0, le=1000, description="Scheduling points that a queued job gains per hour of waiting."
+        0.1, ge=0, le=1000, description="Scheduling points that a queued job gains for each hour of waiting."
     )
     share_points: float = Field(
         1.0,
         ge=0,
         le=1000,
         description=(
-            "Scheduling points of a job if its project used no slots recently. "
+            "Scheduling points that a job gets if its project recently used no slots. "
             "A job gets half of these points if its project uses its fair share."
         ),
     )
     share_half_life_h: float = Field(
-        24.0, gt=0, le=8760, description="Half-life of the recorded slot use of a project, in hours."
+        24.0,
+        gt=0,
+        le=8760,
+        description="Half-life of a project's recorded slot use, in hours. Older use counts less for scheduling.",
     )
     log_format: Literal["text", "json"] = Field(
         "text",
-        description="With `json`, each log line is a JSON object with the request id, and each request has a line.",
+        description=(
+            "With `json`, each log line is a JSON object. Each HTTP request gets a log line with its request ID."
+        ),
     )
     logins_per_minute: int = Field(
         30, ge=1, description="Maximum number of login attempts per minute from one network address."
@@ -195,7 +221,7 @@ class WebSettings(BaseSettings):
         3600,
         ge=10,
         le=LONGEST_S,
-        description="Seconds without contact to the board after which the ranks of a multi-host job end.",
+        description="Seconds after which ranks of a multi-host job end if their host has no contact with the board.",
     )
     save_s: int = Field(
         300,
@@ -203,16 +229,16 @@ class WebSettings(BaseSettings):
         le=LONGEST_S,
         description=(
             "Seconds that a preempted training job has to save a checkpoint. "
-            "On Slurm, this is the time between the warning signal and the end of the job."
+            "On Slurm, this setting is the time from the warning signal to the end of the job."
         ),
     )
     token_days: int = Field(90, ge=1, le=36500, description="Maximum lifetime of a REST token, in days.")
     trusted_proxies: Networks | None = Field(
         None,
-        description="Addresses or networks of proxies whose `X-Forwarded-For` is trusted, separated by commas.",
+        description="Addresses or networks of proxies whose `X-Forwarded-For` header is trusted, separated by commas.",
     )
     board_url: Url | None = Field(
-        None, description="Public address of the board, used for links in mails and webhooks."
+        None, description="Public address of the board. Links in mails and webhooks start with this address."
     )
     email_host: MailServer | None = Field(
         None, description="Host name of the mail server. Without a mail server, the board sends no mail."
@@ -222,45 +248,62 @@ class WebSettings(BaseSettings):
         "starttls",
         description="Encryption of the connection to the mail server: `starttls`, `tls` (as on port 465), or `none`.",
     )
-    email_user: str | None = Field(None, description="User name for the mail server. Default: no login.")
-    email_password: SecretStr | None = Field(None, description="Password of `MESHBOARD_EMAIL_USER`.")
-    email_from: MailAddress = Field("meshboard@localhost", description="Sender address of mails.")
+    email_user: str | None = Field(
+        None, description="User name for the mail server. By default, the board does not log in to the mail server."
+    )
+    email_password: SecretStr | None = Field(
+        None, description="Password of the mail server user `MESHBOARD_EMAIL_USER`."
+    )
+    email_from: MailAddress = Field("meshboard@localhost", description="Sender address of mails from the board.")
     metrics_token: MetricsToken | None = Field(
-        None, description="Bearer token for `/metrics`. Without this token, `/metrics` is off."
+        None, description="Bearer token for the address `/metrics`. Without a metrics token, `/metrics` is off."
     )
     otlp_endpoint: Collector | None = Field(
         None,
-        description=("OTLP collector for metrics over HTTP, such as `http://collector:4318`. Default: off."),
+        description="Address of an OTLP collector for metrics, such as `http://collector:4318`. Default: no export.",
     )
     otlp_headers: Headers | None = Field(
-        None, description="Headers for the OTLP collector, such as a token. Use `name=value`, separated by commas."
+        None, description="HTTP headers for the OTLP collector, as `name=value`, separated by commas."
     )
-    otlp_every_s: int = Field(30, ge=1, le=3600, description="Seconds between two OTLP exports.")
+    otlp_every_s: int = Field(
+        30, ge=1, le=3600, description="Seconds between two exports of metrics to the OTLP collector."
+    )
     webhook_networks: Networks | None = Field(
         None,
-        description="Private networks to which the board can send webhook events. Default: public addresses only.",
+        description="Private networks to which the board can send webhook events. Default: only public IP addresses.",
     )
     slurm_folder: Annotated[str, formed(r"/[^\x00-\x1f\x7f%]*", "expected an absolute path without %")] | None = Field(
         None,
-        description="Folder that all nodes of the Slurm cluster share. This setting turns on Slurm jobs.",
+        description="Folder that all nodes of the Slurm cluster share. If this folder is set, jobs can run on Slurm.",
     )
     slurm_python: Annotated[str, formed(r"/[^\x00-\x1f\x7f]*", "expected an absolute path")] | None = Field(
         None,
-        description="Path of a Python with Meshboard on the Slurm nodes. Default: the Python of the board.",
+        description=(
+            "Path of a Python interpreter with Meshboard on each Slurm node. Default: the server's interpreter."
+        ),
     )
-    slurm_board: Url = Field("https://localhost", description="HTTPS address that Slurm nodes use for the board.")
+    slurm_board: Url = Field(
+        "https://localhost", description="HTTPS address at which Slurm nodes connect to the board."
+    )
     slurm_ca_file: Place | None = Field(
         None,
-        description="CA certificates that Slurm nodes use to verify the board. Default: the certificates of the node.",
+        description=(
+            "File of CA certificates with which Slurm nodes verify the board. Default: CA certificates of the node."
+        ),
     )
     slurm_ssh: Annotated[str, formed(LOGIN, "expected user@host")] | None = Field(
-        None, description="`user@host` of a login node with `sbatch`. Default: the machine of the board."
+        None, description="Slurm login node with `sbatch`, as `user@host`. Default: the machine that runs the board."
     )
     slurm_ssh_config: Place | None = Field(
-        None, description="`ssh` configuration file for the Slurm login node. Default: the file of the user."
+        None,
+        description=(
+            "`ssh` configuration file for the Slurm login node. Default: the server user's `ssh` configuration."
+        ),
     )
 
-    history_dir: Folder | None = Field(None, description="Folder of the job histories. Default: `STATE_DIR/history`.")
+    history_dir: Folder | None = Field(
+        None, description="Folder that stores job histories. Default: `STATE_DIR/history`."
+    )
     history_bytes: int = Field(
         20 * 2**30,
         ge=2**20,
@@ -270,19 +313,22 @@ class WebSettings(BaseSettings):
     history_attempt_bytes: int = Field(
         2**28,
         ge=2**20,
-        description="Maximum size of the time bins of an attempt, in bytes. Above this size, Meshboard merges the "
-        "oldest bins.",
+        description="Maximum size of the time bins in the history of a job attempt, in bytes. "
+        "Above this size, Meshboard merges the oldest time bins.",
     )
     history_raw_bytes: int = Field(
         2**28,
         ge=2**20,
         description=(
-            "Maximum size of the traced steps of an attempt, in bytes. "
-            "Above this size, Meshboard deletes every second old step."
+            "Maximum size of the traced steps in the history of a job attempt, in bytes. "
+            "Above this size, Meshboard deletes every second one of the older traced steps."
         ),
     )
     history_days: int = Field(
-        90, ge=1, le=36500, description="Number of days that a job history is kept after the attempt ended."
+        90,
+        ge=1,
+        le=36500,
+        description="Number of days for which Meshboard keeps a job history after the attempt ended.",
     )
 
     @model_validator(mode="after")

@@ -75,7 +75,7 @@ TRIMMED = _gauge(
 TICKED = _gauge("process_last_tick_timestamp_seconds", "Unix time when the process last completed a tick.", "process")
 DELIVERIES = _gauge("deliveries", "Number of stored webhook messages and emails, by outcome.", "way", "outcome")
 DEAD_LETTERS = _gauge("dead_letters", "Number of events that failed and need the attention of staff.")
-ORDERS = _gauge("orders_waiting", "Number of orders that wait to be sent to hosts.")
+ORDERS = _gauge("orders_waiting", "Number of commands to hosts that wait to be sent.")
 
 FAMILIES = tuple(value for value in list(globals().values()) if isinstance(value, Family))
 OF_GPUS = tuple(family.name for family in FAMILIES if "gpu" in family.labels)
