@@ -177,7 +177,7 @@ def test_the_planner_plans_the_sizes_of_a_linked_job_until_a_model_is_chosen(pag
     asked = first.value.post_data_json
     assert asked["model"] == {"preset": "gpt-tiny", "num_layers": 2}
     hint = page.locator("#linked-settings")
-    text = "Settings of the linked job: num_layers, learning_rate. Choose a model to drop these settings."
+    text = "Settings of the linked job: num_layers, learning_rate. To remove these settings, choose a model."
     expect(hint).to_have_text(text)
     expect(page.locator("[name=preset] option:checked")).to_have_text("gpt-tiny with other sizes")
     with page.expect_request(plans) as second:

@@ -79,12 +79,12 @@ def test_what_one_step_more_showed_is_told_with_the_first(
         (
             1,
             "summed over layers. The router of the reference prefers another expert for 1 token, "
-            "by at most 4e-3 of the spread of log-probabilities.",
+            "by at most 4e-3 of the spread of expert log-probabilities.",
         ),
         (
             44,
             "summed over layers. The router of the reference prefers another expert for 44 tokens, "
-            "by at most 4e-3 of the spread of log-probabilities.",
+            "by at most 4e-3 of the spread of expert log-probabilities.",
         ),
     ],
 )

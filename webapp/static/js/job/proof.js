@@ -71,7 +71,7 @@ function choiceWords({ choices }) {
   if (!choices) return "";
   const followed = `\nThe reference uses the run's expert choices for ${counted(choices.tokens, "token")}, summed over layers.`;
   if (choices.turned === 0) return `${followed} The router of the reference chooses the same experts as the run.`;
-  return `${followed} The router of the reference prefers another expert for ${counted(choices.turned, "token")}, by at most ${apartWords(choices.gap)} of the spread of log-probabilities.`;
+  return `${followed} The router of the reference prefers another expert for ${counted(choices.turned, "token")}, by at most ${apartWords(choices.gap)} of the spread of expert log-probabilities.`;
 }
 
 function figures(one) {

@@ -25,7 +25,7 @@ export function slowSteps(job, from, to) {
   const title = `${job.letter ? `${job.letter}: ` : ""}steps ${integer(from)} to ${integer(to)}`;
   const told = el("p", { className: "note", role: "status" }, "Loading…");
   const box = el("div", {}, el("b", {}, title), told);
-  if (to < from) told.textContent = "The selection contains no whole step.";
+  if (to < from) told.textContent = "The selected time range contains no complete step.";
   else ask(job, from, to).then((lines) => told.replaceWith(lines));
   return box;
 }

@@ -45,7 +45,7 @@ function drawCurves(runs, along) {
   const shown = CURVES.map((curve) => ({ ...curve, lines: linesOf(curve.name) })).filter(({ lines }) => lines.length > 0);
   const apart = ({ drag }) => drag && along === "step";
   const figures = shown.map((curve) => {
-    const hint = apart(curve) ? el("span", {}, "Drag over slow steps to compare them.") : null;
+    const hint = apart(curve) ? el("span", {}, "Drag over slow steps to compare them with the other steps.") : null;
     return el("figure", {}, el("figcaption", {}, el("b", {}, curve.title), hint), el("div", { className: "chart" }));
   });
   holder.replaceChildren(...figures);

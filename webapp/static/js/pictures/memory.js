@@ -76,7 +76,7 @@ function verdict(estimate, suggestions) {
     box.append(el("p", {}, "No layout that differs in one setting fits. Search for other layouts in the Planner."));
     return box;
   }
-  box.append(el("p", {}, "These changes fit:"));
+  box.append(el("p", {}, "With one of these changes, the layout fits in memory:"));
   box.append(el("ul", {}, ...fits.map((n) => el("li", {}, el("b", {}, n.change), `: ${n.reason}`))));
   return box;
 }

@@ -52,7 +52,7 @@ function measured(part) {
 }
 
 function options(found) {
-  const head = [th("change"), th("step time", true), th("time saved", true), th("memory", true), th("part with the largest gain"), th("time of this part in this run", true), th("time of this part after the change", true)];
+  const head = [th("change"), th("step time", true), th("time saved", true), th("memory", true), th("part of the step with the largest gain"), th("time of this part in this run", true), th("time of this part after the change", true)];
   const rows = found.map((option) =>
     el(
       "tr",

@@ -234,7 +234,7 @@ function showFigures(lane) {
     stackedBar(parts, "Step time breakdown"),
     el("table", { className: "compact" }, el("tbody", {}, ...rows)),
     el("p", { className: "note" }, `Time: ${time.interval.words}. Memory: ${estimate.memory_interval.words}.`),
-    ...(advice.length ? [el("p", { className: "note" }, "Similar layouts that fit:"), el("ul", {}, ...advice)] : []),
+    ...(advice.length ? [el("p", { className: "note" }, "Similar layouts that fit in memory:"), el("ul", {}, ...advice)] : []),
     el("p", {}, use),
   );
 }
@@ -403,7 +403,7 @@ function showLinked() {
   const names = [...(own ? Object.keys(sizes) : []), ...Object.keys(custom?.train ?? {})];
   const hint = document.getElementById("linked-settings");
   hint.hidden = names.length === 0;
-  hint.textContent = `Settings of the linked job: ${names.join(", ")}. Choose a model to drop these settings.`;
+  hint.textContent = `Settings of the linked job: ${names.join(", ")}. To remove these settings, choose a model.`;
 }
 
 /** Replaces the page's own layouts by the fastest two for the base, so that they stay valid. */

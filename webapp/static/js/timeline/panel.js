@@ -157,7 +157,7 @@ export function timelinePanel(panel, links, again) {
       const headers = { "Content-Type": "application/json", "X-CSRFToken": form.elements.csrfmiddlewaretoken.value };
       const response = await fetch(panel.dataset.trace, { method: "POST", headers, body: JSON.stringify({ step }) });
       const told = await response.json();
-      answer.textContent = response.ok ? `Tracing ${told.steps.length === 1 ? "step" : "steps"} ${told.steps.map(integer).join(", ")}. The timeline appears after the step.` : told.errors.map(({ message }) => message).join("; ");
+      answer.textContent = response.ok ? `Tracing ${told.steps.length === 1 ? "step" : "steps"} ${told.steps.map(integer).join(", ")}. The timeline appears after the traced step ends.` : told.errors.map(({ message }) => message).join("; ");
     } catch (error) {
       answer.textContent = failed("Not traced", error.message);
     }
