@@ -100,6 +100,7 @@ def _compared_with_plan(
         return Finding("notice", weight, sentence, reason, following, facts, action)
     if not holds(margin, measured["step_s"], planned["step_s"]):
         sentence = _sentence("Faster than planned", measured, difference, ending, traffic)
+        reason = f"The predicted step time is {predicted}, so the run may skip a part of the step."
         following = "Check under Step time breakdown that the run computes every part of the step."
         return Finding("notice", 0.0, sentence, reason, following, facts, "open_breakdown")
     if margin > 1:

@@ -23,6 +23,7 @@ MAX_REASON = 200  # characters in the verdict: the evidence holds the full text
 EXIT_CODE = re.compile(r"rank \d+ ended with exit code (?P<code>-?\d+): ?(?P<message>.*)", re.IGNORECASE)
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 LIBRARIES = ("site-packages/", "dist-packages/", "/lib/python3", "<frozen")
+EXCEPTION = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b")
 OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|out of memory", re.IGNORECASE)
 MARKS = frozenset("^~ \t")  # Python marks the failing part of a line of code with these
 NOT_FINITE = re.compile(  # the error of a run that ended at a NaN or an infinite value, see workers/trainer/result.py
@@ -140,7 +141,9 @@ class Ending:
                 "open_log",
             )
         if OUT_OF_MEMORY.search(reason):
-            return "Use a smaller micro-batch, or a layout that needs less memory per rank.", "open_log"
+            if self._run.is_script:
+                return "Reduce the batch size in the script, or run the script on more ranks.", "copy_job"
+            return "Use a smaller micro-batch, or a layout that needs less memory per rank.", "copy_job"
         return f"Read the log of rank {rank}.", "open_log"
 
     def _mismatch(self) -> Finding:
@@ -181,7 +184,8 @@ def _message(reason: str) -> tuple[str, str]:
     match = EXIT_CODE.match(reason)
     if match is None or not match["message"]:
         return reason, ""
-    return match["message"], f"The rank ended with exit code {match['code']}."
+    cause = "An uncaught exception ended the rank" if EXCEPTION.match(match["message"]) else "The rank ended"
+    return match["message"], f"{cause} with exit code {match['code']}."
 
 
 def _source_line(tail: Iterable[str]) -> str:

@@ -227,7 +227,7 @@ class Hangs:
             }
             number = f" {at.sequence:,}" if at.sequence is not None else ""
             call = f"{at.op}{number} on {at.group.axis} ({ranks_words(ranks)})"
-        sentence = _sentence(blame, call, still, self._run)
+        sentence = _sentence(blame, call, still, self._run, waiting)
         hang["text"] = cut(f"{sentence} {blame.reason}")
         facts = [evidence(f"no progress on any rank for {seconds(still)}, in step {step + 1}", named)]
         if waiting:
@@ -253,21 +253,21 @@ def _stands_in(stack: Sequence[str], words: Sequence[str]) -> bool:
     return any(word in line.lower() for line in stack for word in words)
 
 
-def _sentence(blame: Blame, call: str, still: float, run: Run) -> str:
+def _sentence(blame: Blame, call: str, still: float, run: Run, waiting: Sequence[int]) -> str:
     if blame.cause == "checkpoint":
         where = f" on {ranks_words(blame.ranks)}" if blame.ranks else ""
         return f"Stalled: training has waited {seconds(still)} for a checkpoint{where}."
-    return f"Stalled: no progress for {seconds(still)}. {capital(_stuck(blame, call, run))}."
+    return f"Stalled: no progress for {seconds(still)}. {capital(_stuck(blame, call, run, waiting))}."
 
 
-def _stuck(blame: Blame, call: str, run: Run) -> str:
+def _stuck(blame: Blame, call: str, run: Run, waiting: Sequence[int]) -> str:
     if not blame.ranks:
         return f"the collective {call} does not complete" if call else "all ranks are stuck"
     who = run.where(blame.ranks[0]) if len(blame.ranks) == 1 else ranks_words(blame.ranks)
     if not call:
         return f"{who} {'is' if len(blame.ranks) == 1 else 'are'} stuck"
-    return (
-        f"{who} entered {call} with another operation or size"
-        if blame.cause == "mismatch"
-        else f"{who} did not enter {call}"
-    )
+    if blame.cause == "mismatch":
+        return f"{who} entered {call} with another operation or size"
+    if waiting:
+        return f"{ranks_words(waiting)} {'wait' if len(waiting) > 1 else 'waits'} for {who}, which did not enter {call}"
+    return f"{who} did not enter {call}"

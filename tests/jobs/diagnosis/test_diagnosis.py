@@ -163,7 +163,7 @@ def test_a_run_that_is_faster_than_its_plan_can_be_off_is_not_as_planned() -> No
     assert told["state"] == "notice"
     assert told["sentence"].startswith("Faster than planned: ")
     assert told["sentence"] == "Faster than planned: the step time is 80% below the prediction."
-    assert told["reason"].endswith(" (±15%).")
+    assert told["reason"].endswith(" (±15%), so the run may skip a part of the step.")
     assert told["action"] == "open_breakdown"
 
 
@@ -263,13 +263,16 @@ def test_a_failure_names_rank_host_exception_and_the_line_of_the_user_s_code() -
     found.ended("failed", {"outcome": "failed", "reason": reason, "rank": 1, "exit_code": 1, "log_tail": tail})
     told = look(found)
     assert told["sentence"] == "Failed: rank 1 on host-b, ValueError: boom (train.py:12)."
+    assert told["reason"] == "An uncaught exception ended the rank with exit code 1."
     assert (told["next"], told["action"], told["action_rank"]) == ("Read the log of rank 1.", "open_log", 1)
 
 
 def test_a_rank_out_of_memory_needs_a_smaller_batch_or_another_layout() -> None:
     found, reason = diagnosis({"dp": 2}), "rank 0 ended with exit code 1: torch.OutOfMemoryError: CUDA out of memory."
     found.ended("failed", {"outcome": "failed", "reason": reason, "rank": 0, "exit_code": 1, "log_tail": []})
-    assert look(found)["next"] == "Use a smaller micro-batch, or a layout that needs less memory per rank."
+    told = look(found)
+    assert told["next"] == "Use a smaller micro-batch, or a layout that needs less memory per rank."
+    assert told["action"] == "copy_job"
 
 
 def test_a_long_reason_is_shortened_and_stands_whole_in_the_evidence() -> None:

@@ -103,7 +103,8 @@ def test_a_rank_in_its_own_code_is_named_with_where_it_stands(stack: list[str], 
     assert told["state"] == ("notice" if cause == "checkpoint" else "hung")
     if cause == "compute":
         assert told["sentence"] == (
-            "Stalled: no progress for 12 s. Rank 2 did not enter all_reduce 41 on dp (ranks 0 and 2)."
+            "Stalled: no progress for 12 s. "
+            "Ranks 0, 1 and 3 wait for rank 2, which did not enter all_reduce 41 on dp (ranks 0 and 2)."
         )
         assert (told["action"], told["action_rank"]) == ("open_log", 2)
 
