@@ -226,7 +226,7 @@ def _step(spec: JobSpec, timer: Timer, timing: Timing, kind: str) -> Explanation
         terms.append(
             _term("recompute", words, f"{m} x {repeated:.3g} s", timing.recompute_s, "s", "2205.05198 section 5")
         )
-    is_gpu = spec.resources.device == "cuda"
+    is_gpu = cluster.device == "cuda"
     for axis, seconds in timing.exposed_s.items():
         crossing = f"node {cluster.node.bytes_per_s / 1e9:g} GB/s, network {cluster.network.bytes_per_s / 1e9:g} GB/s"
         formula = "base + hops x latency + bytes / bandwidth - overlap with compute"

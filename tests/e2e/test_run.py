@@ -28,7 +28,7 @@ def picture(page: Page) -> str:
 def test_submit_through_the_form_watch_it_move_and_the_difference_read_0(page: Page, running_board: Board) -> None:
     expect(page.get_by_role("heading", name="Jobs")).to_be_visible()
     page.goto(f"{running_board.url}/jobs/new/")
-    expect(page.locator("#figures")).to_contain_text("dp 2 \u00d7 pp 1 \u00d7 tp 2")
+    expect(page.locator("#figures")).to_contain_text("dp 2 x pp 1 x tp 2")
     expect(page.locator("label", has=page.locator("[name='layout.tp'][value='8']"))).to_have_attribute(
         "title", re.compile("4 heads are not divisible by 8")
     )

@@ -135,7 +135,7 @@ def test_a_heat_map_tells_both_ranks_bytes_and_units(browser: Browser, here: Sit
     expect(page.locator("#pairs-legend")).to_contain_text("MB")
     told = page.locator("#pairs-told")
     expect(page.locator(".timeline-canvas")).to_have_attribute("aria-label", re.compile("Timeline of step"))
-    expect(told).to_contain_text("mean of 30 steps")  # and with that all has come that moves the map
+    expect(told).to_contain_text("means of 30 steps")  # and with that all has come that moves the map
     box = cells.bounding_box()
     assert box
     cells.hover(position={"x": box["width"] * 0.6, "y": box["height"] * 0.1})
@@ -204,7 +204,7 @@ def test_a_hostile_file_is_refused_by_name(browser: Browser, here: Site, tmp_pat
     path = _written(tmp_path, "nice_rank_0", HOSTILE["stack global"])
     page.set_input_files("#files", str(path))
     page.click("#upload button")
-    expect(page.locator("#upload-told")).to_contain_text("nice_rank_0: Byte 14 is STACK_GLOBAL")
+    expect(page.locator("#upload-told")).to_contain_text("nice_rank_0: Byte 14 is the opcode STACK_GLOBAL")
     expect(page.locator("#upload-told")).to_contain_text("pickle: ")
     page.context.close()
 

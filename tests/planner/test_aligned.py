@@ -32,7 +32,7 @@ def test_the_next_aligned_size_is_told_with_what_it_spares(vocab_size: int, tp: 
     assert told["vocab_size"] == larger
     faster = step_time(spec_of(larger, tp=tp), H200).step_s
     assert told["spares_s"] == pytest.approx(made["time"]["step_s"] - faster)
-    assert f"vocabulary of {larger:,} would save" in estimate_text(spec, made, [])
+    assert f"vocabulary of {larger:,} tokens would save" in estimate_text(spec, made, [])
 
 
 @pytest.mark.parametrize(("vocab_size", "tp"), [(50_304, 1), (50_256, 1), (50_257, 4), (50_257, 5)])

@@ -96,7 +96,7 @@ def test_breadth_first_holds_one_chunk_and_not_all() -> None:
     ("layout", "words"),
     [
         ({"dp": 2, "pp": 2, "zero": 2}, "ZeRO is 2. Use ZeRO 3"),
-        ({"dp": 2, "zero": 3}, "pp is 1, which equals ZeRO 2. Use ZeRO 2, or pp of 2"),
+        ({"dp": 2, "zero": 3}, "pp 1 keep_gathered has the same effect as ZeRO 2. Use ZeRO 2, or set pp to 2"),
         ({"dp": 2, "pp": 2, "zero": 3, "schedule": "zbv", "virtual_stages": 2}, "ZBV alternates between 2 chunks"),
         ({"dp": 2, "pp": 2, "zero": 3, "schedule": "interleaved_1f1b", "virtual_stages": 4}, "between 4 chunks"),
     ],

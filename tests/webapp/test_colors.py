@@ -49,7 +49,7 @@ def test_runs_axes_and_parts_of_a_step_have_different_colors(theme: int) -> None
     colors = tokens(theme)
     runs = [name for name in colors if name.startswith("run-")]
     others = [name for name in colors if name.startswith(("axis-", "part-"))]
-    assert (len(runs), len(others)) == (6, 13)
+    assert (len(runs), len(others)) == (6, 14)
     pairs = [*combinations(runs, 2), *product(runs, others)]
     near = [(a, b) for a, b in pairs if math.dist(oklab(colors[a]), oklab(colors[b])) < MIN_DISTANCE]
     assert near == []

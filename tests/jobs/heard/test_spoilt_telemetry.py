@@ -47,7 +47,7 @@ def test_a_spoilt_entry_is_left_out_and_the_rest_is_told(
     idle = Idle()
     idle.end(live_redis)
     assert [idle._stood[key][0] for key in keys] == [-1, 6]
-    assert progress._read(keys) == {keys[0]: None, keys[1]: 6}
+    assert progress._read(keys) == {keys[0]: None, keys[1]: progress.Newest(6, 4.0)}
     assert nowtraffic._read(keys) == {keys[0]: None, keys[1]: 0.0}
     assert [told and told[0].step for told in of_streams({(*key, 0): 1 for key in keys}).values()] == [{}, 6]
 

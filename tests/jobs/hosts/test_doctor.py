@@ -175,7 +175,7 @@ def test_hosts_that_are_silent_apart_or_five_minutes_off_are_found(joined: Host,
 
 
 def test_names_that_lead_astray_are_found_by_the_resolver_itself() -> None:
-    assert "connect to themselves" in of_names("localhost").words
+    assert "connect to itself" in of_names("localhost").words
     assert "does not resolve" in of_names("no-such-host.invalid").words
     assert "this machine does not have the address" in of_names("192.0.2.1").words
     ours = address_towards("redis://192.0.2.1:6379")
