@@ -104,7 +104,7 @@ def test_the_x_axis_is_linear_in_steps_and_a_switch_shows_time(modules: Page) ->
         drawn(page)
         labels = "[...document.querySelectorAll('.u-series:first-child th')].map((one) => one.textContent)"
         assert page.evaluate(labels) == ["step", "step"]
-        page.get_by_label("Time").check()
+        page.get_by_label("Time", exact=True).check()
         assert page.evaluate(labels) == ["time", "time"]
         values = page.locator(".u-series:nth-child(2) .u-value")
         expect(values).to_have_text(["4.0000", "100"]), "the last value without a cursor"
