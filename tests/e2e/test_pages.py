@@ -79,6 +79,8 @@ def test_a_dropped_socket_comes_back_and_loses_nothing(page: Page, running_board
     assert "after=0-0" not in lines[2]
     assert page.get_attribute("#fidelity", "data-difference") == "0"
     open_tab(page, "logs")
+    # The state and the log arrive on different streams.
+    expect(page.locator("#log")).to_contain_text("step 80/80")
     text = copied(page, lambda: page.click("[data-log=copy]"))
     steps = [line.split()[1] for line in text.splitlines() if line.startswith("step ")]
     assert steps == [f"{step}/80" for step in range(1, 81)]

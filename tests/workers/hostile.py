@@ -80,7 +80,8 @@ def main() -> None:
     }
     told = {what: say(sent) for what, sent in nonsense.items()}
     told |= {what: say(sent, 0.5) for what, sent in {**wrong, "a frame of its own": frame()}.items()}
-    Path("told.json").write_text(json.dumps(told))
+    Path("told.part").write_text(json.dumps(told))
+    Path("told.part").rename("told.json")
     line = b"x" * 99 + b"\n"
     for _ in range(FLOOD_BYTES // 100 // 1000):
         os.write(1, line * 1000)
