@@ -58,9 +58,9 @@ def prepare(folder: Path) -> None:
 
 def report(folder: Path, ranks: int, steps: int) -> bool:
     """Print; whether the page has its history in time."""
-    from jobs.history.kept.folder import num_bytes
-    from jobs.history.recording.attempt import Recording
-    from jobs.history.recording.streams import Heard
+    from jobs.runs.history.recording.attempt import Recording
+    from jobs.runs.history.recording.streams import Heard
+    from jobs.runs.history.store.folder import num_bytes
 
     recording = Recording(folder, "synthetic", 1)
     recording.positions(1)
@@ -151,9 +151,9 @@ def gauge_item(rank: int, at_s: float) -> dict[str, Any]:
 
 def questions() -> Iterator[tuple[str, int, float, float]]:
     """What, bytes of the answer, median seconds until it is there, and of processors for it."""
-    from jobs.history.told.answers import index, rows
-    from jobs.history.told.asked import asked
-    from jobs.history.told.snapshot import snapshot
+    from jobs.runs.history.queries.answers import index, rows
+    from jobs.runs.history.queries.asked import asked
+    from jobs.runs.history.queries.snapshot import snapshot
 
     def table(name: str, **told: str) -> Callable[[], Any]:
         return lambda: rows("synthetic", 1, name, asked(name, {key.strip("_"): [value] for key, value in told.items()}))

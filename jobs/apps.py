@@ -6,10 +6,10 @@ class JobsConfig(AppConfig):
     verbose_name = "Meshboard"
 
     def ready(self) -> None:
-        from jobs.history.told import checkpoints
         from jobs.people import passwords, signing_on
+        from jobs.people.notifications import closing
         from jobs.planning import saves
-        from jobs.telling import closing
+        from jobs.runs.history.queries import checkpoints
 
         passwords.connect()
         signing_on.connect()

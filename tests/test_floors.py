@@ -29,39 +29,7 @@ FORBIDDEN: dict[str, set[str]] = {
 # Rooms of a floor, lowest first: a room imports only from those before it; two in one entry know each other.
 ROOMS = {
     "planner": ["facts", "hardware", "cost", "search", "teaching", "report", "__main__"],
-    "jobs": [
-        "diagnosis",
-        "reference",
-        "full",
-        "missing",
-        "text",
-        "naming",
-        "models",
-        "connection",
-        "newest",
-        "text",
-        "kinds",
-        "filters",
-        "lists",
-        "access",
-        "present",
-        "hosts",
-        "planning",
-        "traces",
-        # The controller works the engines; the hosts' is the queue's own code, and what Slurm runs reports itself. What
-        # changes a state tells of it in the same transaction, and the controller sends it. People's changes stand in
-        # the queue's audit, and the queue hands a job what its project says.
-        "queue engines reporting telling people metrics",
-        "history",
-        "baselines",
-        "backup",
-        "logs",
-        "live",
-        "api",
-        "pages",
-        "lab",
-        "admin",
-    ],
+    "jobs": ["models", "core", "planning", "people", "queue", "runs", "operations", "api", "pages", "admin"],
     # The trainer saves through checkpoint, whose export builds the trainer's model: one room with two doors.
     "workers": [
         "timeouts",
@@ -82,19 +50,15 @@ ROOMS = {
         "elsewhere",
         "slurm",
     ],
-    "jobs.pages": [
-        *("busy", "forms", "jobs", "hosts", "queue", "overview", "find", "planner", "traffic_calculator"),
-        *("imports", "metrics", "notifications", "webhooks"),
-    ],
-    "jobs.history": ["kept", "recording", "told", "exports"],
-    "jobs.diagnosis": [
-        *("shapes", "run", "findings", "plan"),
+    "jobs.runs.history": ["store", "recording", "queries", "exports"],
+    "jobs.runs.diagnosis": [
+        *("run", "findings", "plan"),
         *("events", "course", "stuck", "slow", "verdict", "diagnosis"),
     ],
-    "jobs.api": ["http", "document", "shared", "plans", "hosts", "queue", "jobs people runs", "urls"],
+    "jobs.api": ["http", "document", "shared", "plans", "hosts", "queue", "collectives jobs people runs", "urls"],
 }
 # Where a kind of job is told from another: by looking it up in one of the tables, never by comparing its name.
-KIND_TABLES = {"planner/facts/kinds.py", "jobs/kinds.py", "workers/host/start/programs.py"}
+KIND_TABLES = {"planner/facts/kinds.py", "jobs/core/kinds.py", "workers/host/start/programs.py"}
 OWN_KIND = {"workers/lab/__main__.py"}  # a program that refuses a spec which is not for it
 KIND_FLOORS = ("planner", "jobs", "workers", "webapp")
 KIND_NAMES: set[object] = set(KINDS)

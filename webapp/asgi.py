@@ -16,7 +16,7 @@ from channels.sessions import SessionMiddlewareStack  # noqa: E402
 from django.urls import path, re_path  # noqa: E402
 
 from jobs.api.http.patient import Patient  # noqa: E402
-from jobs.live.consumers import JobConsumer, no_such_socket  # noqa: E402
+from jobs.runs.live.consumers import JobConsumer, no_such_socket  # noqa: E402
 from webapp.safety import refuse_exposed  # noqa: E402
 from webapp.serving.doors import Doors  # noqa: E402
 from webapp.serving.one_thread import OneThreadHandler  # noqa: E402

@@ -12,7 +12,7 @@ from django.views import csrf, defaults
 from redis.exceptions import RedisError
 
 from jobs.api.http.errors import LATER, failed, failure, of_request, refused_page
-from jobs.full import WORDS, is_full
+from jobs.core.errors import WORDS, is_full
 from webapp.serving.doors import is_api
 
 log = logging.getLogger(__name__)

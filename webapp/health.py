@@ -15,7 +15,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.utils.deprecation import MiddlewareMixin
 from redis.exceptions import RedisError
 
-from jobs.connection import connect_once
+from jobs.core.redis_connection import connect_once
 from jobs.queue.control.lease import unhealthy
 
 PATHS = ("/healthz", "/readyz")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from contracts.loglines import json_formatter
-from jobs.reference import current
+from jobs.core.request_id import current
 
 LOG_BYTES = 5_000_000
 REQUESTS = "meshboard.requests"

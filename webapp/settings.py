@@ -92,7 +92,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.LoginRequiredMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
-    "jobs.queue.audit.AddressMiddleware",
+    "jobs.core.audit.AddressMiddleware",
     "allauth.account.middleware.AccountMiddleware",
     "axes.middleware.AxesMiddleware",
     "webapp.admin.unreadable.UnreadableMiddleware",
@@ -171,7 +171,7 @@ CACHES = {
 }
 CHANNEL_LAYERS = {
     "default": {
-        "BACKEND": "jobs.live.layer.Layer",
+        "BACKEND": "jobs.runs.live.layer.Layer",
         # The 5 s default socket timeout of redis-py would end every idle websocket.
         "CONFIG": {
             "hosts": [

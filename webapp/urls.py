@@ -12,25 +12,27 @@ from django.templatetags.static import static
 from django.urls import include, path
 from django.views.generic import RedirectView
 
-from jobs.lab import pages as lab
-from jobs.lab import rest
+from jobs.api import collectives
+from jobs.pages import account as people
+from jobs.pages import collectives as lab
 from jobs.pages import (
     find,
     hosts,
     imports,
+    invitations,
     metrics,
     notifications,
     overview,
     planner,
+    projects,
     queue,
     traffic_calculator,
     webhooks,
 )
 from jobs.pages.jobs import compare, history, listing, new, script
 from jobs.pages.jobs import views as jobs
-from jobs.people import invitation_page, project_pages, provider
-from jobs.people import pages as people
-from jobs.traces import pages as traces
+from jobs.people import provider
+from jobs.runs.traces import pages as traces
 from webapp import documentation
 from webapp.admin.theme import MARK
 from webapp.login import AdminLogin, LinkLogin, Login, cancelled, closed, limited, no_account
@@ -113,16 +115,16 @@ urlpatterns = [
     path("account/tokens/", people.make_token, name="account-token-new"),
     path("account/tokens/<str:key>/revoke/", people.revoke_token, name="account-token-revoke"),
     path("account/password/", limited(people.change_password), name="account-password"),
-    path("projects/", project_pages.index, name="projects"),
-    path("projects/<str:name>/", project_pages.project, name="project"),
-    path("projects/<str:name>/quota/", project_pages.keep_to, name="project-keep-to"),
-    path("projects/<str:name>/members/", project_pages.set_role, name="project-set-role"),
-    path("projects/<str:name>/members/remove/", project_pages.remove_member, name="project-remove-member"),
-    path("projects/<str:name>/invitations/", project_pages.invite, name="project-invite"),
-    path("projects/<str:name>/invitations/revoke/", project_pages.revoke_invitation, name="project-revoke-invitation"),
-    path("projects/<str:name>/variables/", project_pages.set_variable, name="project-set-variable"),
-    path("projects/<str:name>/variables/remove/", project_pages.remove_variable, name="project-remove-variable"),
-    path("invitations/", limited(invitation_page.invitation), name="invitation"),
+    path("projects/", projects.index, name="projects"),
+    path("projects/<str:name>/", projects.project, name="project"),
+    path("projects/<str:name>/quota/", projects.keep_to, name="project-keep-to"),
+    path("projects/<str:name>/members/", projects.set_role, name="project-set-role"),
+    path("projects/<str:name>/members/remove/", projects.remove_member, name="project-remove-member"),
+    path("projects/<str:name>/invitations/", projects.invite, name="project-invite"),
+    path("projects/<str:name>/invitations/revoke/", projects.revoke_invitation, name="project-revoke-invitation"),
+    path("projects/<str:name>/variables/", projects.set_variable, name="project-set-variable"),
+    path("projects/<str:name>/variables/remove/", projects.remove_variable, name="project-remove-variable"),
+    path("invitations/", limited(invitations.invitation), name="invitation"),
     # Addresses of earlier versions, which links and bookmarks still have.
     path("what-if/", RedirectView.as_view(pattern_name="planner", permanent=True, query_string=True)),
     path("lab/", RedirectView.as_view(pattern_name="collectives", permanent=True, query_string=True)),
@@ -147,8 +149,8 @@ urlpatterns = [
     path("account/two-factor/", include("allauth.mfa.urls")),
     path("account/sign-on/<int:key>/remove/", people.remove_sign_on, name="account-sign-on-remove"),
     path("account/sessions/<int:key>/end/", people.end_session, name="account-session-end"),
-    path("api/v1/lab/primitives", rest.Primitives.as_view(), name="api-primitives"),
-    path("api/v1/lab/primitives/<str:name>", rest.Primitive.as_view(), name="api-primitive"),
+    path("api/v1/lab/primitives", collectives.Primitives.as_view(), name="api-primitives"),
+    path("api/v1/lab/primitives/<str:name>", collectives.Primitive.as_view(), name="api-primitive"),
     path("api/v1/", include("jobs.api.urls")),
     path("admin/login/", limited(AdminLogin.as_view())),
     # One place where a password is changed: it is counted there, written down, and its session stays in the list.

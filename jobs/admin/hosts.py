@@ -14,8 +14,8 @@ from unfold.decorators import display
 from jobs.admin.written import Audited, OwnColumn
 from jobs.models import DeadLetter, Host, Member, Pool, Reservation
 from jobs.queue import actions
-from jobs.queue.heard import deadletters
-from jobs.queue.hosts import drain
+from jobs.queue.host_changes import drain
+from jobs.queue.inbound import deadletters
 from jobs.queue.scheduling.snapshot import free_slots
 from planner.facts.words import counted
 

@@ -14,7 +14,7 @@ from unfold.decorators import display
 
 from jobs.admin.owners import OwnerFilter
 from jobs.admin.written import OwnColumn
-from jobs.kinds import layout_words
+from jobs.core.kinds import layout_words
 from jobs.models import Attempt, Job, StateChange, Status
 from jobs.queue import actions
 

@@ -12,8 +12,8 @@ from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.http import HttpRequest
 
-from jobs.naming import PERSON_NAMES, unfit
-from jobs.queue.audit import record
+from jobs.core.audit import record
+from jobs.models.names import PERSON_NAMES, unfit
 
 RIGHTS = ("is_staff", "is_superuser", "groups", "user_permissions")  # fields of an account
 

@@ -8,7 +8,7 @@ from django.db import transaction
 from django.http import HttpRequest
 from unfold.admin import ModelAdmin
 
-from jobs.queue.audit import record
+from jobs.core.audit import record
 
 
 class Deleted(ModelAdmin):

@@ -20,17 +20,17 @@ from jobs.api.http.origin import origin
 from jobs.api.http.paged import paged, parameters
 from jobs.api.http.views import APIView
 from jobs.api.shared import MayChangeHosts, refusals, refuse, refuse_body, user_of
-from jobs.hosts import joining, tokens
-from jobs.hosts.access import NoRightsError
-from jobs.hosts.present import host_brief, host_detail, token_told
-from jobs.missing import MissingError
+from jobs.core.errors import MissingError
+from jobs.core.job_details import job_detail
+from jobs.core.text import storable, whole_number
 from jobs.models import Host, JoinToken
 from jobs.planning.queries import checked
-from jobs.present import job_detail
 from jobs.queue import actions
-from jobs.queue import hosts as staff
+from jobs.queue import host_changes as staff
+from jobs.queue.hosts import joining, tokens
+from jobs.queue.hosts.access import NoRightsError
+from jobs.queue.hosts.present import host_brief, host_detail, token_told
 from jobs.queue.scheduling.snapshot import free_slots
-from jobs.text import storable, whole_number
 
 log = logging.getLogger(__name__)
 

@@ -11,14 +11,15 @@ from rest_framework.permissions import BasePermission, IsAuthenticated
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from jobs.access import may_operate, may_run_queue, visible_jobs
 from jobs.api.document import schema
 from jobs.api.http.negotiation import WhateverIsAccepted
 from jobs.api.http.paged import paged, parameters
 from jobs.api.http.parameters import BadParameterError, Parameters
 from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse, refuse_body
-from jobs.missing import MissingError
+from jobs.core.access import may_operate, may_run_queue, visible_jobs
+from jobs.core.errors import MissingError
+from jobs.core.text import storable
 from jobs.models import AuditEntry, Job, Pool, Status
 from jobs.planning.queries import checked
 from jobs.queue import staff
@@ -27,7 +28,6 @@ from jobs.queue.export import CSV, as_csv, rows_of
 from jobs.queue.staff import HIGHEST, LOWEST
 from jobs.queue.view import rows, view
 from jobs.queue.what_if import MOST_SLOTS, NAMES, asked, would_start
-from jobs.text import storable
 from planner.facts.spec import Problem, SpecError
 
 MOST_ROWS = 200

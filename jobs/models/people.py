@@ -41,7 +41,7 @@ def checked_scopes(scopes: Any) -> None:
 
 
 class Membership(models.Model):
-    """A person's role in a project. `jobs.access` is what reads it."""
+    """A person's role in a project. `jobs.core.access` is what reads it."""
 
     project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="memberships")
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="memberships")

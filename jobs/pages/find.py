@@ -8,10 +8,10 @@ from django.http import HttpRequest, JsonResponse
 from django.urls import reverse
 from django.views.decorators.http import require_GET
 
-from jobs.access import visible_jobs, visible_projects
-from jobs.hosts.state import state_of
+from jobs.core.access import visible_jobs, visible_projects
+from jobs.core.text import storable
 from jobs.models import Host
-from jobs.text import storable
+from jobs.queue.hosts.state import state_of
 
 MOST = 8  # of each
 LONGEST = 100  # characters

@@ -14,20 +14,20 @@ from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_GET, require_POST
 
-from jobs.access import may_change_hosts, visible_jobs
-from jobs.hosts import tokens
-from jobs.hosts.grid import TONES, SlotShown, grid
-from jobs.hosts.listing import listed
-from jobs.hosts.present import sees_inside
-from jobs.hosts.state import STATES, state_of
-from jobs.hosts.versions import versions_of
-from jobs.lists import page_of
+from jobs.core.access import may_change_hosts, visible_jobs
+from jobs.core.pagination import page_of
+from jobs.core.text import storable, whole_number
 from jobs.models import LIVE, Host, Job, JoinToken
 from jobs.planning.queries import checked
 from jobs.queue import actions
-from jobs.queue import hosts as staff
+from jobs.queue import host_changes as staff
+from jobs.queue.hosts import tokens
+from jobs.queue.hosts.grid import TONES, SlotShown, grid
+from jobs.queue.hosts.listing import listed
+from jobs.queue.hosts.present import sees_inside
+from jobs.queue.hosts.state import STATES, state_of
+from jobs.queue.hosts.versions import versions_of
 from jobs.queue.scheduling.snapshot import free_slots
-from jobs.text import storable, whole_number
 from planner.facts.spec import SpecError
 
 View = Callable[..., HttpResponse]

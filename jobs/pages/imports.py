@@ -13,18 +13,18 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 
 from jobs.api.http.errors import LATER, of_request, refused_page
 from jobs.api.http.problems import details
-from jobs.missing import MissingError
+from jobs.core.errors import MissingError
+from jobs.core.text import parse_json, storable, whole_number
 from jobs.models import ImportedTrace
 from jobs.planning.planners import BusyError
 from jobs.planning.queries import checked
-from jobs.text import parse_json, storable, whole_number
-from jobs.traces import chrome, perfetto
-from jobs.traces.imports import kept
-from jobs.traces.imports.parts import ImportProblemError
-from jobs.traces.imports.shapes import ImportQuery
-from jobs.traces.imports.wanted import wanted
-from jobs.traces.requests import LARGEST_STEP
-from jobs.traces.shapes import tables
+from jobs.runs.traces import chrome, perfetto
+from jobs.runs.traces.imports import kept
+from jobs.runs.traces.imports.parts import ImportProblemError
+from jobs.runs.traces.imports.shapes import ImportQuery
+from jobs.runs.traces.imports.wanted import wanted
+from jobs.runs.traces.requests import LARGEST_STEP
+from jobs.runs.traces.shapes import tables
 from planner.facts.spec import Problem, SpecError
 
 WRITERS = {"perfetto": perfetto, "chrome": chrome}

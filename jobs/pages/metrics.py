@@ -10,7 +10,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.views.decorators.http import require_safe
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from jobs.metrics.exposition import text
+from jobs.operations.metrics.exposition import text
 
 
 @require_safe

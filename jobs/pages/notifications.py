@@ -13,11 +13,11 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST
 
-from jobs.access import find_job
-from jobs.lists import listed
+from jobs.core.access import find_job
+from jobs.core.pagination import listed
 from jobs.models import Status
-from jobs.telling import ends
-from jobs.telling.wishes import OWN, projects_of, wish, wishes_for
+from jobs.people.notifications import ends
+from jobs.people.notifications.wishes import OWN, projects_of, wish, wishes_for
 from planner.facts.spec import SpecError
 
 PAGE_SIZE = 20  # projects per page

@@ -13,13 +13,13 @@ from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_GET
 
-from jobs.access import listed_jobs, may_change_hosts, sees_others, visible_jobs
-from jobs.hosts.grid import TONES
-from jobs.hosts.state import speaks, state_of
+from jobs.core.access import listed_jobs, may_change_hosts, sees_others, visible_jobs
 from jobs.models import ON_A_HOST, Attempt, Host, Job, SlotAllocation, StateChange, Status
 from jobs.pages.jobs.listing import list_rows
 from jobs.pages.jobs.measures import without_status
 from jobs.pages.jobs.nowtraffic import rates_of
+from jobs.queue.hosts.grid import TONES
+from jobs.queue.hosts.state import speaks, state_of
 from jobs.queue.scheduling.snapshot import free_slots, queue_paused
 
 SHOWN = 6  # lines of each list

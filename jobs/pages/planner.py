@@ -11,13 +11,13 @@ from django.shortcuts import render
 from django.views.decorators.http import require_GET, require_POST
 
 from jobs.api.http.errors import of_request, refused_page
+from jobs.core.text import parse_json
 from jobs.pages.busy import busy_as_503
 from jobs.pages.forms import software, spec_form
 from jobs.planning import answers
 from jobs.planning.hardware import hardware
 from jobs.planning.work import told
 from jobs.queue.readiness import Readiness, describe_readiness
-from jobs.text import parse_json
 from planner.facts.spec import SpecError
 
 

@@ -14,10 +14,11 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_POST
 
-from jobs.access import may_operate, may_run_queue, operated_jobs, sees_others, visible_jobs
 from jobs.api.http.errors import refused_page
 from jobs.api.http.problems import details
-from jobs.lists import page_of
+from jobs.core.access import may_operate, may_run_queue, operated_jobs, sees_others, visible_jobs
+from jobs.core.pagination import page_of
+from jobs.core.text import parse_json, storable, whole_number
 from jobs.models import AuditEntry, Pool, Project
 from jobs.planning.queries import checked
 from jobs.queue import staff
@@ -27,7 +28,6 @@ from jobs.queue.scheduling.waiting import with_fact_first
 from jobs.queue.view import View, rows, view
 from jobs.queue.what_if import NAMES, would_start
 from jobs.queue.what_if import asked as question
-from jobs.text import parse_json, storable, whole_number
 from planner.facts.spec import Problem, SpecError
 
 PAGE_SIZE = 100

@@ -9,8 +9,8 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
+from jobs.core.text import whole_number
 from jobs.planning.work import told
-from jobs.text import whole_number
 from planner.facts.spec import SpecError
 from planner.teaching.growth import RANGES, Setting, check, curves, lesson
 

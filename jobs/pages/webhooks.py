@@ -13,14 +13,14 @@ from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from jobs.access import may_administer
-from jobs.missing import MissingError
+from jobs.core.access import may_administer
+from jobs.core.errors import MissingError
+from jobs.core.text import storable
 from jobs.models import TERMINAL, Delivery, Outcome, Status, Webhook
+from jobs.people.notifications import hooks
+from jobs.people.notifications.outbox import why_silent
+from jobs.people.notifications.signing import secret_of
 from jobs.planning.queries import checked
-from jobs.telling import hooks
-from jobs.telling.outbox import why_silent
-from jobs.telling.signing import secret_of
-from jobs.text import storable
 from planner.facts.spec import SpecError
 
 PAGE_SIZE = 50

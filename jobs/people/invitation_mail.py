@@ -5,12 +5,14 @@ from __future__ import annotations
 from datetime import timedelta
 
 from django.conf import settings
+from django.http import HttpRequest
+from django.urls import reverse
 from django.utils import timezone
+from django.utils.http import urlencode
 
 from jobs.models import Invitation
 from jobs.models.telling import new_delivery_key
-from jobs.people.invitation_page import path_of
-from jobs.telling.mail import Mail, send
+from jobs.people.notifications.mail import Mail, send
 
 MOST_AN_HOUR = 50  # of a project: whoever may invite shall not write to strangers through the board
 
@@ -30,7 +32,7 @@ def mail(invitation: Invitation, text: str) -> str | None:
     lines = [
         f"{invitation.created_by} invites you to project {project.name} as {invitation.get_role_display()}.",
         "",
-        settings.BOARD_URL + path_of(text),
+        settings.BOARD_URL + get_invitation_path(text),
         "",
         f"The link is only for you, works once, and expires at {invitation.expires:%Y-%m-%d %H:%M} UTC.",
     ]
@@ -38,3 +40,13 @@ def mail(invitation: Invitation, text: str) -> str | None:
     if went.delivered:
         return f"The invitation was mailed to {address}."
     return f"The invitation was not mailed to {address}. {went.words}"
+
+
+def get_invitation_path(text: str) -> str:
+    """Return the address of the page that accepts the invitation with this token."""
+    return f"{reverse('invitation')}?{urlencode({'token': text})}"
+
+
+def get_invitation_url(request: HttpRequest, text: str) -> str:
+    """Return the full address. The token is in the query, because no log contains queries."""
+    return request.build_absolute_uri(get_invitation_path(text))

@@ -17,11 +17,11 @@ from django.utils import timezone
 from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict
 
-from jobs.access import role_in
+from jobs.core.access import role_in
+from jobs.core.audit import record
 from jobs.models import Invitation, Membership, Project, Role
-from jobs.naming import Note
+from jobs.models.names import Note
 from jobs.people.projects import RoleName, check_members
-from jobs.queue.audit import record
 from planner.facts.fields import NO_NUL, Strict
 from planner.facts.spec import Problem, SpecError
 

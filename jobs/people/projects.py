@@ -11,9 +11,9 @@ from django.db.models import QuerySet
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from jobs.access import administers_all, roles_in
+from jobs.core.access import administers_all, roles_in
+from jobs.core.audit import record
 from jobs.models import DEFAULT_PROJECT, BaselineRun, Job, MailWish, Membership, Project, Role, Webhook
-from jobs.queue.audit import record
 from planner.facts.fields import Strict
 from planner.facts.spec import Problem, SpecError
 

@@ -30,7 +30,7 @@ from django.views.decorators.http import require_GET
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
 from requests import RequestException
 
-from jobs.text import storable
+from jobs.core.text import storable
 
 AT_ONCE = 8  # requests of a process that wait for the provider, of the threads that all requests share
 KNOWN_S = 300.0  # what it says of itself

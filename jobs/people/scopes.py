@@ -9,8 +9,7 @@ from jobs.models import Scope
 READS = ("GET", "HEAD", "OPTIONS")
 # The first word of a route behind `/api/v1/`, of what changes nothing and is POST for a body's sake.
 ASKS = ("plan",)
-# Of what submits jobs and changes one's own; to change those of others takes `operate` besides, which `jobs.access`
-# asks for.
+# Routes that submit jobs and change the user's own jobs. `jobs.core.access` also requires `operate` for other jobs.
 SUBMITS = ("jobs", "runs", "lab", "imports")
 ALL = frozenset(Scope)
 

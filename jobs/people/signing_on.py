@@ -21,11 +21,11 @@ from django.db.models.signals import post_delete, post_save
 from django.http import HttpRequest
 from django.shortcuts import redirect
 
-from jobs.naming import PERSON_NAMES, unfit
+from jobs.core.audit import record, who_asks
+from jobs.core.text import storable
+from jobs.models.names import PERSON_NAMES, unfit
 from jobs.people.provider import Asked
 from jobs.people.sealing import board
-from jobs.queue.audit import record, who_asks
-from jobs.text import storable
 
 log = logging.getLogger(__name__)
 

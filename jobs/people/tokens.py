@@ -14,10 +14,10 @@ from knox.models import AuthToken
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from jobs.core.audit import record, who_asks
 from jobs.models import Scope, TokenGrant
-from jobs.naming import Named
+from jobs.models.names import Named
 from jobs.people.scopes import ALL
-from jobs.queue.audit import record, who_asks
 from planner.facts.fields import NO_NUL, Strict
 from planner.facts.spec import Problem, SpecError
 

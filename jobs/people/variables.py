@@ -15,11 +15,11 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from contracts.variables import ALL_BYTES, MOST, MOST_BYTES, PREFIXES, is_allowed, seal
-from jobs.access import may_submit_to
-from jobs.hosts.keys import signing_keys
+from jobs.core.access import may_submit_to
+from jobs.core.audit import record
+from jobs.core.sealed_values import signing_keys
 from jobs.models import Job, Member, Project, ProjectVariable
 from jobs.people.sealing import board
-from jobs.queue.audit import record
 from planner.facts.fields import NO_NUL, Strict
 from planner.facts.spec import Problem, SpecError
 

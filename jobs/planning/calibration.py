@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from jobs.access import may_change_hosts
-from jobs.kinds import KINDS
+from jobs.core.access import may_change_hosts
+from jobs.core.kinds import KINDS
 from jobs.models import LIVE, Job
 from jobs.planning.there import There
 from planner.facts.kinds import num_slots, product_words

@@ -8,10 +8,10 @@ from typing import NamedTuple, TypeVar
 from django.db.models import QuerySet
 from pydantic import ValidationError
 
+from jobs.core.text import storable
 from jobs.models import Host
 from jobs.planning.learned import runs_of
 from jobs.planning.there import There, hosts_there, labels_asked, was_measured
-from jobs.text import storable
 from planner.cost.estimate import default_cluster
 from planner.cost.learning import learned
 from planner.facts.gang import Demand, demand

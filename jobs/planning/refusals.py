@@ -7,9 +7,9 @@ from typing import Any
 
 from django.conf import settings
 
-from jobs.access import role_in, visible_jobs
+from jobs.core.access import role_in, visible_jobs
 from jobs.models import DEFAULT_PROJECT, Pool, Project, Role
-from jobs.naming import name_problems
+from jobs.models.names import name_problems
 from jobs.planning.calibration import calibration_problems
 from jobs.planning.lab_memory import lab_memory_problems
 from jobs.planning.room import host_problems, room_problems

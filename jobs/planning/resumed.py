@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from contracts.telemetry.words import MOST_CHECKPOINTS
-from jobs.access import visible_job
+from jobs.core.access import visible_job
 from jobs.models import ELSEWHERE, TERMINAL, Job
 from jobs.planning.saves import Saves, most_kept, saves_of
 from planner.facts.spec import JobSpec, Problem

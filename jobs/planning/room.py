@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jobs.kinds import KINDS
+from jobs.core.kinds import KINDS
 from jobs.planning.there import There, slot_device
 from planner.facts.gang import Demand, demand
 from planner.facts.kinds import product_words

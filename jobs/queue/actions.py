@@ -12,6 +12,8 @@ from django.db import IntegrityError, transaction
 from django.db.models import Max
 from django.utils import timezone
 
+from jobs.core.audit import record
+from jobs.core.retries import DISPROVED, disproved
 from jobs.models import (
     HOST_SILENT_AFTER,
     Attempt,
@@ -23,6 +25,7 @@ from jobs.models import (
     StateChange,
     Status,
 )
+from jobs.people.notifications.outbox import write
 from jobs.planning.auto import resolved
 from jobs.planning.elastic import changed_spec, smaller
 from jobs.planning.fit import require_fit, split_allow_unfit
@@ -32,9 +35,6 @@ from jobs.planning.refusals import refusals
 from jobs.planning.resumed import checkpoint_problems
 from jobs.planning.there import There, hosts_there, slot_device
 from jobs.queue import ending, lifecycle
-from jobs.queue.audit import record
-from jobs.queue.tries import DISPROVED, disproved
-from jobs.telling.outbox import write
 from planner.cost.oversize import parse_plannable
 from planner.facts.gang import demand
 from planner.facts.reading.runnable import not_runnable

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from django.core.exceptions import PermissionDenied
 from pydantic import Field
 
-from jobs.access import may_run_queue, operated_jobs
+from jobs.core.access import may_run_queue, operated_jobs
 from jobs.models import TERMINAL, Job, Status, stands
 from jobs.queue import actions, staff
 from jobs.queue.shapes import Unchanged

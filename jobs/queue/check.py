@@ -7,8 +7,8 @@ from typing import Any
 from pydantic import ValidationError
 from typing_extensions import TypedDict
 
-from jobs.access import may_submit_to, visible_jobs
-from jobs.kinds import kind_of
+from jobs.core.access import may_submit_to, visible_jobs
+from jobs.core.kinds import kind_of
 from jobs.models import ELSEWHERE, TERMINAL, Job
 from jobs.queue.again import changed
 from planner.facts.proof import STEPS, why_not_asked

@@ -18,7 +18,7 @@ from django.db.models import Exists, F, OuterRef, QuerySet
 from django.utils import timezone
 
 from jobs.models import ELSEWHERE, LIVE, Attempt, Job, Member, SlotAllocation, StateChange, Status
-from jobs.telling.outbox import write
+from jobs.people.notifications.outbox import write
 
 log = logging.getLogger(__name__)
 

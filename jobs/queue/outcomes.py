@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
 from contracts.control import ExitReport, Outcome, Summary
-from jobs.kinds import kind_of
+from jobs.core.kinds import kind_of
 from jobs.models import Status
 from planner.facts.lab import LabResult
 from planner.hardware.profile import HostProfile

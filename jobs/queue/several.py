@@ -7,9 +7,9 @@ from typing import Any, Literal
 from django.db import transaction
 from pydantic import Field
 
-from jobs.access import changeable_jobs
+from jobs.core.access import changeable_jobs
 from jobs.models import TERMINAL, stands
-from jobs.naming import name_problems
+from jobs.models.names import name_problems
 from jobs.planning.queries import checked
 from jobs.queue import actions, shelf
 from jobs.queue.bulk import MOST

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from jobs.present import Moment
+from jobs.core.job_details import Moment
 
 
 class PointParts(TypedDict):

@@ -8,9 +8,9 @@ from typing import Annotated
 from django.db import transaction
 from pydantic import Field
 
+from jobs.core.audit import record
 from jobs.models import TERMINAL, Job, JobTag
-from jobs.naming import Named
-from jobs.queue.audit import record
+from jobs.models.names import Named
 from planner.facts.spec import Problem, SpecError
 
 MOST_TAGS = 20  # of a job

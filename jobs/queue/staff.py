@@ -8,9 +8,9 @@ from typing import Any, Literal
 from django.db import transaction
 from django.utils import timezone
 
+from jobs.core.audit import record
 from jobs.models import Job, Pool, QueueState
 from jobs.queue import lifecycle
-from jobs.queue.audit import record
 from jobs.queue.scheduling.placement import in_order
 from jobs.queue.scheduling.snapshot import Queued, queue_now
 

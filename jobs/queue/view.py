@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, cast
 from django.db.models import OuterRef, Subquery
 from django.utils import timezone
 
-from jobs.access import visible_jobs
-from jobs.hosts.state import speaks
-from jobs.kinds import KINDS, layout_words
+from jobs.core.access import visible_jobs
+from jobs.core.kinds import KINDS, layout_words
 from jobs.models import Attempt, Job, StateChange, Status
+from jobs.queue.hosts.state import speaks
 from jobs.queue.scheduling.forecast import MOST_JOBS, Forecast, Running, forecast
 from jobs.queue.scheduling.placement import in_order
 from jobs.queue.scheduling.snapshot import Queued, hosts_now, queue_now, queue_paused, quotas_now

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from jobs.core.text import storable, whole_number
 from jobs.models import Pool
 from jobs.queue.scheduling.forecast import started_if
 from jobs.queue.scheduling.placement import decide
 from jobs.queue.scheduling.states import HostState
 from jobs.queue.staff import HIGHEST, LOWEST
 from jobs.queue.view import View
-from jobs.text import storable, whole_number
 from planner.facts.spec import Problem, SpecError
 
 NAMES = ("slots", "pool", "job", "priority")

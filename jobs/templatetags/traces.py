@@ -5,12 +5,12 @@ from __future__ import annotations
 from django import template
 
 from jobs.models import Job
-from jobs.traces.links import Links, links
+from jobs.runs.traces.links import Links, links
 
 register = template.Library()
 
 
 @register.filter
 def link_speeds(job: Job) -> Links | None:
-    """`jobs.traces.links`, for json_script."""
+    """`jobs.runs.traces.links`, for json_script."""
     return links(job)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.lab.words import EXAMPLE_BYTES, PRIMITIVES, Words
+from jobs.runs.collectives.words import EXAMPLE_BYTES, PRIMITIVES, Words
 from manual.reference.words import code, plain, table
 
 HEAD = f"""# The collectives

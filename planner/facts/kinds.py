@@ -1,7 +1,6 @@
-"""The kinds of job, as far as the planner knows them: what each asks of a spec, and the slots it takes.
+"""Define the kinds of job: the spec fields and the slots of each kind.
 
-One of three tables: `jobs.kinds` has what the pages show of a kind, `workers.host.start.programs` what a host starts
-for it.
+`jobs.core.kinds` defines the page of each kind, and `workers.host.start.programs` the program of each kind.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any, Literal, NamedTuple
 
-from jobs.diagnosis.shapes import Cause
+from jobs.core.verdict_schema import Cause
 
 SQUARE = {"dp": 2, "tp": 2}
 TRAIN: dict[str, Any] = {"steps": 100_000, "global_batch": 4, "seq_len": 64, "eval_every": 0, "verify": "off"}

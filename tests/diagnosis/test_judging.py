@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from jobs.diagnosis import Told
+from jobs.runs.diagnosis import Told
 from tests.diagnosis import __main__ as command
 from tests.diagnosis.cases import CASES
 from tests.diagnosis.trying import HANG_S, SLOW_S, Tried, judge

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jobs.diagnosis import Member, Told
+from jobs.runs.diagnosis import Member, Told
 from tests.cluster.cluster import cluster, why_not
 from tests.cluster.jobs import endless
 from tests.diagnosis import hands

@@ -10,7 +10,7 @@ import msgpack
 
 from contracts.names import telemetry_stream
 from contracts.telemetry.batches import Batch
-from jobs.diagnosis import Diagnosis, Member, Run, Told
+from jobs.runs.diagnosis import Diagnosis, Member, Run, Told
 from planner.cost.estimate import estimate
 from planner.facts.reading.parse import parse_spec
 from planner.hardware.clusters import CLUSTERS, DEFAULT_CLUSTER

@@ -14,7 +14,7 @@ from tests.support.processes import ROOT
 DOORS = 33
 UNPICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
 CHECKPOINT_READERS = {"FileSystemReader", "FsspecReader"}  # torch's, whose read_metadata unpickles
-THE_ONE = ROOT / "jobs/traces/imports/unpickle.py"  # reads a pickle's operations itself, and obeys few
+THE_ONE = ROOT / "jobs/runs/traces/imports/unpickle.py"  # reads a pickle's operations itself, and obeys few
 WRITES = ROOT / "benchmarks/rivals/__main__.py"  # a rival's own file, which it reads itself
 
 

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page, WebSocketRoute, expect
 
 from benchmarks.pages import PAGE_BYTES, visit
 from contracts.names import telemetry_stream
-from jobs.history.kept.folder import MANIFEST
+from jobs.runs.history.store.folder import MANIFEST
 from tests.support.board import Board
 from tests.support.browser import context_of, copied, open_tab
 from tests.support.processes import wait_until

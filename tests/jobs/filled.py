@@ -14,8 +14,8 @@ from django.contrib.contenttypes.models import ContentType
 from django.db import models
 from django.utils import timezone
 
-from jobs import backup
 from jobs.models import Delivery, Reservation
+from jobs.operations import backup
 
 Made = dict[type[models.Model], Any]
 

@@ -28,11 +28,11 @@ from django.db.models.signals import post_save, pre_save
 from django.utils import timezone
 from knox.models import AuthToken
 
-from jobs import backup
-from jobs.history.kept.folder import Folder
-from jobs.history.kept.tables import TABLES
 from jobs.models import Attempt, Host, Job, Lease
+from jobs.operations import backup
 from jobs.queue import actions
+from jobs.runs.history.store.folder import Folder
+from jobs.runs.history.store.tables import TABLES
 from tests.jobs.filled import fill
 from tests.planner.wrong_specs import GOOD
 from tests.support.patience import patient

@@ -12,8 +12,8 @@ import pytest
 from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 
-from jobs import backup
 from jobs.models import Job
+from jobs.operations import backup
 from jobs.queue import actions
 from tests.planner.wrong_specs import GOOD
 from tests.support.disks import small_disk

@@ -15,7 +15,7 @@ from django.test import Client
 from django.urls import reverse
 
 from contracts.names import telemetry_stream
-from jobs import kinds
+from jobs.core import kinds
 from jobs.models import Attempt, Host, Job, Status
 from jobs.queue import actions
 from jobs.queue.outcomes import finish

@@ -28,11 +28,11 @@ from jobs.models import (
     Status,
     TokenGrant,
 )
+from jobs.operations import prune
+from jobs.operations.prune import prune_if_due
 from jobs.people import tokens
 from jobs.queue import actions, ending
-from jobs.queue.control import prune
 from jobs.queue.control.lease import WorkLease
-from jobs.queue.control.prune import prune_if_due
 from jobs.queue.scheduling.scheduler import schedule
 from tests.planner.wrong_specs import GOOD
 

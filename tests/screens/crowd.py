@@ -124,8 +124,8 @@ def tell(redis: Any, job: str) -> None:
 
 def keep(root: Path, job: str) -> None:
     """As the recorder would."""
-    from jobs.history.recording.attempt import Recording
-    from jobs.history.recording.streams import Heard
+    from jobs.runs.history.recording.attempt import Recording
+    from jobs.runs.history.recording.streams import Heard
 
     recording = Recording(root, job, 1)
     recording.positions(RANKS // SLOTS)

@@ -27,7 +27,7 @@ SHIPPED = ("web", "worker", "local", "docs")  # extras; tools of development run
 
 # What bandit finds and we keep: (rule, files below, why). Rules that are off altogether stand in pyproject.toml.
 KEPT = [
-    ("B608", "jobs/history/", "SQL is put together from names of ours; what was asked is bound to a ?"),
+    ("B608", "jobs/runs/history/", "SQL is put together from names of ours; what was asked is bound to a ?"),
     ("B108", "workers/host/apart/sandbox.py", "in bubblewrap a job has a /tmp and a /dev/shm of its own"),
     ("B310", "workers/host/doctor.py", "the address begins with http:// or https://, the line before says so"),
     ("B104", "webapp/serving/peers.py", "the address of nobody, which is written and never bound"),
@@ -37,13 +37,13 @@ KEPT = [
     ("B405", "client/meshboard/gate/report.py", "writes XML and reads none"),
     (
         "B403",
-        "jobs/traces/imports/unpickle.py",
+        "jobs/runs/traces/imports/unpickle.py",
         "reads a pickle's operations and obeys few: door 26 in docs/explanation/security.md",
     ),
     ("B105", "webapp/settings.py", "the name of a model"),
     ("B105", "jobs/api/document/schema.py", "an example of how a token begins"),
     ("B105", "jobs/api/people/projects.py", "an example of how an invitation begins"),
-    ("B105", "jobs/people/invitation_page.py", "the name of a class"),
+    ("B105", "jobs/pages/invitations.py", "the name of a class"),
 ]
 LICENCES = {
     *("MIT", "MIT License", "MIT-0", "MIT-CMU", "0BSD", "ISC", "ISC License (ISCL)", "Zlib", "CC0-1.0", "PSF-2.0"),

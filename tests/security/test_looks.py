@@ -72,7 +72,7 @@ def test_what_is_shipped_is_looked_at_with_what_it_needs() -> None:
 
 def test_every_finding_that_is_kept_is_still_there_and_a_new_one_is_told(tmp_path: Path) -> None:
     assert [row for row in KEPT if not (ROOT / row[1]).exists()] == []
-    assert kept("B608", "jobs/history/kept/query.py")
+    assert kept("B608", "jobs/runs/history/store/query.py")
     assert kept("B608", "jobs/people/tokens.py") is None
     (tmp_path / "new.py").write_text("import subprocess\nsubprocess.run('ls', shell=True)\n")
     inside = ROOT / "contracts"  # one small room beside it, so that the run is quick

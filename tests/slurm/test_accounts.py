@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from django.contrib.auth.models import User
 
-from jobs.engines.slurm.commands import Slurm
-from jobs.engines.slurm.doctor import findings
-from jobs.engines.slurm.door import Door
-from jobs.engines.slurm.engine import SlurmEngine
-from jobs.engines.slurm.rows import SlurmJob, name_of
-from jobs.engines.slurm.site import Site
 from jobs.models import Attempt, Job, Status
 from jobs.queue import actions
+from jobs.queue.engines.slurm.commands import Slurm
+from jobs.queue.engines.slurm.doctor import findings
+from jobs.queue.engines.slurm.door import Door
+from jobs.queue.engines.slurm.engine import SlurmEngine
+from jobs.queue.engines.slurm.rows import SlurmJob, name_of
+from jobs.queue.engines.slurm.site import Site
 from tests.slurm.cluster import Cluster
 from tests.slurm.test_engine import SPEC, last_word, until
 from tests.support.processes import wait_until

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from jobs.engines.slurm.commands import RefusedError, Slurm
-from jobs.engines.slurm.door import AwayError, Door
-from jobs.engines.slurm.rows import SlurmJob, name_of
-from jobs.engines.slurm.script import logs, submission
-from jobs.engines.slurm.site import Site
-from jobs.engines.slurm.words import ending, waits
+from jobs.queue.engines.slurm.commands import RefusedError, Slurm
+from jobs.queue.engines.slurm.door import AwayError, Door
+from jobs.queue.engines.slurm.rows import SlurmJob, name_of
+from jobs.queue.engines.slurm.script import logs, submission
+from jobs.queue.engines.slurm.site import Site
+from jobs.queue.engines.slurm.words import ending, waits
 from planner.facts.reading.parse import parse_spec
 from planner.facts.spec import JobSpec
 from tests.slurm.cluster import CPUS, Cluster

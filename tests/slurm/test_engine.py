@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 
-from jobs.engines.slurm.commands import Slurm
-from jobs.engines.slurm.door import Door
-from jobs.engines.slurm.engine import SlurmEngine
-from jobs.engines.slurm.rows import SlurmJob, name_of
-from jobs.engines.slurm.site import Site
 from jobs.models import Attempt, Job, RunToken, Status
 from jobs.queue import actions, staff
+from jobs.queue.engines.slurm.commands import Slurm
+from jobs.queue.engines.slurm.door import Door
+from jobs.queue.engines.slurm.engine import SlurmEngine
+from jobs.queue.engines.slurm.rows import SlurmJob, name_of
+from jobs.queue.engines.slurm.site import Site
 from tests.slurm.cluster import Cluster
 from tests.slurm.login import Login
 from tests.support.processes import wait_until

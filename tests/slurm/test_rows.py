@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from jobs.engines.slurm.rows import SlurmJob, rows
-from jobs.engines.slurm.words import ended, ending, waits
+from jobs.queue.engines.slurm.rows import SlurmJob, rows
+from jobs.queue.engines.slurm.words import ended, ending, waits
 
 PENDING = "17|PENDING|gpu||2026-11-22T14:05:00|meshboard-abc-2|Resources"
 

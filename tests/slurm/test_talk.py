@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from jobs.engines.slurm.commands import Slurm
-from jobs.engines.slurm.door import Door
-from jobs.engines.slurm.rows import name_of
-from jobs.engines.slurm.script import Submission
-from jobs.engines.slurm.talk import News, Wants, talk
+from jobs.queue.engines.slurm.commands import Slurm
+from jobs.queue.engines.slurm.door import Door
+from jobs.queue.engines.slurm.rows import name_of
+from jobs.queue.engines.slurm.script import Submission
+from jobs.queue.engines.slurm.talk import News, Wants, talk
 from tests.slurm.cluster import Cluster
 from tests.support.processes import wait_until
 

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 from django.conf import settings
 
-from jobs import reference
 from jobs.api.http.problems import CONTENT_TYPE, WHOLE, details
+from jobs.core import request_id
 from planner.facts.spec import Problem
 from webapp.logs import REQUESTS
 from webapp.serving import limits
@@ -63,7 +63,7 @@ class Doors:
         if scope["type"] not in ("http", "websocket"):
             await self._application(scope, receive, send)
             return
-        known = reference.begin(next((value for name, value in scope["headers"] if name == reference.HEADER), None))
+        known = request_id.begin(next((value for name, value in scope["headers"] if name == request_id.HEADER), None))
         if scope["type"] == "websocket":
             await self._socket(scope, receive, send)
         else:
@@ -97,7 +97,7 @@ def _told(scope: MutableMapping[str, Any], send: Send, known: str) -> Send:
 
     async def telling(message: Message) -> None:
         if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", []), (reference.HEADER, known.encode())]}
+            message = {**message, "headers": [*message.get("headers", []), (request_id.HEADER, known.encode())]}
             answered = {"method": scope["method"], "path": scope["path"], "status": message["status"]}
             log.info("answered", extra={**answered, "seconds": round(time.monotonic() - began, 4)})
         await send(message)

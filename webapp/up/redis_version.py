@@ -24,7 +24,7 @@ class RedisVersion(NamedTuple):
 
     @property
     def gives_rights(self) -> bool:
-        """Whether it can give users rights to single keys (jobs/hosts/rights.py): from 7.0 on, and every Valkey."""
+        """Return whether users can have rights to single keys (jobs/queue/hosts/rights.py): Redis 7.0 or Valkey."""
         return int(self.version.split(".")[0]) >= 7
 
     @property

@@ -15,34 +15,34 @@ from contracts.join import Joined, JoinRequest
 from jobs.api.document.lab_shapes import LabQuery, PrimitiveShown, PrimitiveTold
 from jobs.api.http.errors import RunEnded
 from jobs.api.http.problems import ProblemDetails
-from jobs.baselines.kept import Baseline, BaselineWish, BranchBrief
-from jobs.history.told.checkpoints import CheckpointTold
-from jobs.history.told.compare import Comparison
-from jobs.history.told.results import Results
-from jobs.history.told.shapes import History, Rows, Snapshot
-from jobs.history.told.slow import Slow
-from jobs.hosts.present import GivenUp, HostBrief, HostDetail, NewToken, Token
-from jobs.hosts.tokens import TokenQuery
+from jobs.core.job_details import JobBrief, JobDetail, Waited
 from jobs.people.invitations import AcceptWish, InvitationTold, InvitationWish, NewInvitation
+from jobs.people.notifications.hooks import WebhookChange, WebhookQuery
+from jobs.people.notifications.shapes import DeliveryTold, EndTold, MailsTold, NewWebhook, WebhookTold
+from jobs.people.notifications.wishes import MailsWish
 from jobs.people.projects import MemberTold, ProjectChange, ProjectTold, ProjectWish, RoleWish
 from jobs.people.tokens import ApiToken, NewApiToken, TokenWish
 from jobs.people.variables import Variable, VariableWish
 from jobs.planning.between import Between
 from jobs.planning.queries import ExplainQuery, SearchQuery
 from jobs.planning.shapes import Advice, Plan, Preset, SearchResult, Smaller, Template
-from jobs.present import JobBrief, JobDetail, Waited
 from jobs.queue.again import ResumeQuery
 from jobs.queue.bulk import Bulk, MoveTo
+from jobs.queue.hosts.present import GivenUp, HostBrief, HostDetail, NewToken, Token
+from jobs.queue.hosts.tokens import TokenQuery
 from jobs.queue.several import JobChange, Several
 from jobs.queue.shapes import AuditRow, Changed, Moved, Paused, QueueTold, WhatIf
-from jobs.reporting.requests import Heard, MeetRequest, Met, NodeJoined, NodeRequest, OpenedRun, RunRequest
-from jobs.telling.hooks import WebhookChange, WebhookQuery
-from jobs.telling.shapes import DeliveryTold, EndTold, MailsTold, NewWebhook, WebhookTold
-from jobs.telling.wishes import MailsWish
-from jobs.traces.chrome import ChromeTrace
-from jobs.traces.imports.shapes import FileSoFar, ImportQuery, ImportTold
-from jobs.traces.requests import WantedStep, WantedSteps
-from jobs.traces.shapes import StepColumns, TracedSteps
+from jobs.runs.baselines.kept import Baseline, BaselineWish, BranchBrief
+from jobs.runs.history.queries.checkpoints import CheckpointTold
+from jobs.runs.history.queries.compare import Comparison
+from jobs.runs.history.queries.results import Results
+from jobs.runs.history.queries.shapes import History, Rows, Snapshot
+from jobs.runs.history.queries.slow import Slow
+from jobs.runs.reporting.requests import Heard, MeetRequest, Met, NodeJoined, NodeRequest, OpenedRun, RunRequest
+from jobs.runs.traces.chrome import ChromeTrace
+from jobs.runs.traces.imports.shapes import FileSoFar, ImportQuery, ImportTold
+from jobs.runs.traces.requests import WantedStep, WantedSteps
+from jobs.runs.traces.shapes import StepColumns, TracedSteps
 from planner.facts.models.presets import PRESETS
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster
@@ -130,7 +130,7 @@ class TokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-ca
 class RunTokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
     """How a run's own token is sent."""
 
-    target_class = "jobs.reporting.doors.RunTokenAuthentication"
+    target_class = "jobs.runs.reporting.doors.RunTokenAuthentication"
     name = "runToken"
 
     def get_security_definition(self, auto_schema: Any) -> dict[str, str]:

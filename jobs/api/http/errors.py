@@ -17,11 +17,10 @@ from rest_framework.views import exception_handler, set_rollback
 from jobs.api.http.addressed import parameter_of
 from jobs.api.http.parameters import BadParameterError
 from jobs.api.http.problems import CONTENT_TYPE, WHOLE, ProblemDetails, Where, details
-from jobs.full import WORDS, is_full
-from jobs.history.told.asked import BadQueryError
-from jobs.missing import MissingError
+from jobs.core.errors import WORDS, MissingError, is_full
+from jobs.core.request_id import current
 from jobs.planning.planners import BusyError
-from jobs.reference import current
+from jobs.runs.history.queries.asked import BadQueryError
 from planner.facts.spec import Problem, SpecError
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from drf_spectacular.utils import OpenApiParameter
 from rest_framework.request import Request
 
 from jobs.api.http.parameters import Parameters
-from jobs.text import parse_json, storable
+from jobs.core.text import parse_json, storable
 
 PAGE = 1000  # by itself too: these lists came whole once, and nobody has more tokens
 CURSOR = re.compile(r"[A-Za-z0-9_-]{1,1000}")

@@ -8,7 +8,7 @@ from typing import TypeVar
 from rest_framework.request import Request
 
 from jobs.api.http.problems import Where
-from jobs.text import choice_problem, number_problem, whole_number
+from jobs.core.text import choice_problem, number_problem, whole_number
 from planner.facts.spec import Problem, SpecError
 
 T = TypeVar("T")

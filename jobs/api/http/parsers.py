@@ -10,7 +10,7 @@ from rest_framework import status
 from rest_framework.exceptions import APIException, ParseError
 from rest_framework.parsers import BaseParser
 
-from jobs.text import parse_json
+from jobs.core.text import parse_json
 
 
 class TooLargeError(APIException):

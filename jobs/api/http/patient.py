@@ -11,10 +11,10 @@ from contextlib import aclosing
 from typing import Any
 
 from jobs.api.http.problems import CONTENT_TYPE, WHOLE, details
-from jobs.live import sse
-from jobs.live.changes import changes
-from jobs.live.following import Following
-from jobs.live.held import KEY, Follow, Held, UntilReached
+from jobs.runs.live import sse
+from jobs.runs.live.changes import changes
+from jobs.runs.live.following import Following
+from jobs.runs.live.held import KEY, Follow, Held, UntilReached
 from planner.facts.spec import Problem
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 from rest_framework.request import Request
 from rest_framework.throttling import BaseThrottle
 
-from jobs.live.held import held_by
+from jobs.runs.live.held import held_by
 
 log = logging.getLogger(__name__)
 

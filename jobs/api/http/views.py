@@ -13,7 +13,7 @@ from rest_framework.exceptions import UnsupportedMediaType
 from rest_framework.request import Request
 
 from jobs.api.http.parameters import BadParameterError
-from jobs.text import repeated_problem, unknown_problem
+from jobs.core.text import repeated_problem, unknown_problem
 from planner.facts.spec import Problem
 
 

@@ -9,18 +9,18 @@ from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from jobs.access import find_job
 from jobs.api.document import schema
 from jobs.api.http.keys import KEY, key_of
 from jobs.api.http.throttling import SubmitThrottle
 from jobs.api.http.views import APIView
 from jobs.api.plans import INSIDE
 from jobs.api.shared import refusals, refuse, user_of
-from jobs.history.told.checkpoints import checkpoints
+from jobs.core.access import find_job
+from jobs.core.job_details import job_detail
 from jobs.models import Job
 from jobs.planning.queries import checked
-from jobs.present import job_detail
 from jobs.queue import actions, again
+from jobs.runs.history.queries.checkpoints import checkpoints
 
 MADE: dict[Any, Any] = {
     201: schema.of("JobDetail"),

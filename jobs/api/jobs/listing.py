@@ -13,13 +13,13 @@ from django.http import QueryDict
 from drf_spectacular.utils import OpenApiParameter
 from rest_framework.request import Request
 
-from jobs.access import visible_jobs
 from jobs.api.http.deprecation import OFFSET
 from jobs.api.http.parameters import BadParameterError
-from jobs.filters import JobFilter, SeveralFilter
+from jobs.core.access import visible_jobs
+from jobs.core.job_details import JobBrief, job_briefs
+from jobs.core.job_filters import JobFilter, SeveralFilter
+from jobs.core.text import number_problem, storable, whole_number
 from jobs.models import Job
-from jobs.present import JobBrief, job_briefs
-from jobs.text import number_problem, storable, whole_number
 from planner.facts.spec import Problem
 
 PAGE, PAGE_LIMIT = 50, 200

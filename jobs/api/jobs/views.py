@@ -6,7 +6,6 @@ from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from jobs.access import find_job, find_job_to_change, find_job_to_run
 from jobs.api.document import schema
 from jobs.api.http.deprecation import OFFSET, mark
 from jobs.api.http.keys import KEY, key_of
@@ -15,12 +14,13 @@ from jobs.api.http.throttling import SubmitThrottle
 from jobs.api.http.views import APIView
 from jobs.api.jobs.listing import PARAMETERS, narrowed
 from jobs.api.shared import refusals, refuse, refuse_body, user_of
+from jobs.core.access import find_job, find_job_to_change, find_job_to_run
+from jobs.core.job_details import job_detail
 from jobs.models import stands
 from jobs.planning.between import between
 from jobs.planning.elastic import NoOfferError, smaller
 from jobs.planning.hindsight import NoAdviceError, advice
 from jobs.planning.queries import checked
-from jobs.present import job_detail
 from jobs.queue import actions, several
 
 

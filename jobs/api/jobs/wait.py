@@ -9,16 +9,16 @@ from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_sche
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from jobs.access import find_job
 from jobs.api.document import schema
 from jobs.api.http.negotiation import WhateverIsAccepted
 from jobs.api.http.parameters import Parameters
 from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse, user_of
-from jobs.live import sse
-from jobs.live.held import Follow, Position, Standing, UntilReached, held_by
+from jobs.core.access import find_job
+from jobs.core.job_details import job_detail
 from jobs.models import TERMINAL, Job, StateChange, Status
-from jobs.present import job_detail
+from jobs.runs.live import sse
+from jobs.runs.live.held import Follow, Position, Standing, UntilReached, held_by
 
 FINISHED, STARTED = "finished", "started"
 WANTED = (FINISHED, STARTED, *Status.values)

@@ -6,12 +6,12 @@ from drf_spectacular.utils import OpenApiResponse, extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from jobs.access import find_job
 from jobs.api.document import schema
 from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse, refuse_body, user_of
+from jobs.core.access import find_job
+from jobs.people.notifications import ends, wishes
 from jobs.planning.queries import checked
-from jobs.telling import ends, wishes
 
 EXAMPLE = {"wishes": [{"project": None, "states": ["failed", "lost"]}]}
 

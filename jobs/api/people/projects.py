@@ -7,19 +7,18 @@ from drf_spectacular.utils import OpenApiResponse, extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from jobs.access import find_project, find_project_to_administer, visible_projects
 from jobs.api.document import schema
 from jobs.api.http.paged import paged, parameters
 from jobs.api.http.throttling import SubmitThrottle
 from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse, refuse_body, user_of
-from jobs.missing import MissingError
+from jobs.core.access import find_project, find_project_to_administer, visible_projects
+from jobs.core.errors import MissingError
+from jobs.core.text import storable, whole_number
 from jobs.models import Role
 from jobs.people import invitations, projects, variables
-from jobs.people.invitation_mail import mail
-from jobs.people.invitation_page import link_of
+from jobs.people.invitation_mail import get_invitation_url, mail
 from jobs.planning.queries import checked
-from jobs.text import storable, whole_number
 
 GONE = OpenApiResponse(description="Deleted.")
 
@@ -151,7 +150,7 @@ class Invitations(APIView):
         answer: invitations.NewInvitation = {
             **invitations.told(made),
             "token": text,
-            "url": link_of(request, text),
+            "url": get_invitation_url(request, text),
             "mailed": mail(made, text),
         }
         return Response(answer, status=201, headers={"Cache-Control": "no-store"})

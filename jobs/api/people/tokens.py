@@ -12,10 +12,10 @@ from jobs.api.http.paged import paged, parameters
 from jobs.api.http.throttling import SubmitThrottle
 from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse_body, user_of
-from jobs.missing import MissingError
+from jobs.core.errors import MissingError
+from jobs.core.text import storable
 from jobs.people import tokens
 from jobs.planning.queries import checked
-from jobs.text import storable
 
 WISH = schema.request_body({"allOf": [schema.ref("TokenWish")]}, {"name": "ci", "scopes": ["read", "submit"]})
 

@@ -10,11 +10,11 @@ from jobs.api.document import schema
 from jobs.api.http.parameters import BadParameterError
 from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse, refuse_body, user_of
-from jobs.missing import MissingError
+from jobs.core.errors import MissingError
+from jobs.core.text import storable
 from jobs.models import Delivery, Webhook
+from jobs.people.notifications import hooks
 from jobs.planning.queries import checked
-from jobs.telling import hooks
-from jobs.text import storable
 from planner.facts.spec import Problem
 
 MOST_ROWS = 100

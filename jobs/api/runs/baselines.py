@@ -9,11 +9,11 @@ from rest_framework.response import Response
 from jobs.api.document import schema
 from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse, refuse_body, user_of
-from jobs.baselines import kept
-from jobs.missing import MissingError
+from jobs.core.errors import MissingError
+from jobs.core.text import storable
 from jobs.models.baselines import LONGEST_BRANCH, branch_problem
 from jobs.planning.queries import checked
-from jobs.text import storable
+from jobs.runs.baselines import kept
 
 PROJECT = OpenApiParameter("project", {"type": "string", "minLength": 1, "maxLength": 100}, OpenApiParameter.PATH)
 BRANCH = OpenApiParameter(

@@ -9,20 +9,20 @@ from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_sche
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from jobs.access import find_job, visible_job
 from jobs.api.document import schema
 from jobs.api.http.parameters import BadParameterError
 from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse
-from jobs.history.exports.tensorboard import event_file, file_name
-from jobs.history.kept.folder import GoneError
-from jobs.history.kept.tables import TABLES
-from jobs.history.told import answers
-from jobs.history.told.asked import FORMATS, MOST_ATTEMPTS, MOST_BINS, MOST_STEP, Asked, NoTableError, asked
-from jobs.history.told.compare import LEAST, MOST, comparison
-from jobs.history.told.slow import NoStepsError, asked_steps, slow
-from jobs.history.told.snapshot import snapshot
+from jobs.core.access import find_job, visible_job
 from jobs.models import Job
+from jobs.runs.history.exports.tensorboard import event_file, file_name
+from jobs.runs.history.queries import answers
+from jobs.runs.history.queries.asked import FORMATS, MOST_ATTEMPTS, MOST_BINS, MOST_STEP, Asked, NoTableError, asked
+from jobs.runs.history.queries.compare import LEAST, MOST, comparison
+from jobs.runs.history.queries.slow import NoStepsError, asked_steps, slow
+from jobs.runs.history.queries.snapshot import snapshot
+from jobs.runs.history.store.folder import GoneError
+from jobs.runs.history.store.tables import TABLES
 from planner.facts.spec import Problem, SpecError
 
 RANGES = {"type": "string", "pattern": "^[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*$"}

@@ -18,16 +18,16 @@ from jobs.api.http.parsers import TooLargeError
 from jobs.api.http.views import APIView
 from jobs.api.runs.traces import COLUMNS, FORMAT, FORMATS
 from jobs.api.shared import refusals, refuse, refuse_body, user_of
-from jobs.missing import MissingError
+from jobs.core.errors import MissingError
+from jobs.core.text import storable, whole_number
 from jobs.models import ImportedTrace
 from jobs.planning.queries import checked
-from jobs.text import storable, whole_number
-from jobs.traces.imports import kept
-from jobs.traces.imports.parts import ImportProblemError
-from jobs.traces.imports.shapes import ImportQuery, import_told
-from jobs.traces.imports.wanted import wanted
-from jobs.traces.requests import LARGEST_STEP
-from jobs.traces.shapes import tables
+from jobs.runs.traces.imports import kept
+from jobs.runs.traces.imports.parts import ImportProblemError
+from jobs.runs.traces.imports.shapes import ImportQuery, import_told
+from jobs.runs.traces.imports.wanted import wanted
+from jobs.runs.traces.requests import LARGEST_STEP
+from jobs.runs.traces.shapes import tables
 
 PART = {"application/octet-stream": {"type": "string", "format": "binary", "maxLength": kept.PART_BYTES}}
 EXAMPLE = {"name": "a run", "files": [{"name": "trace_rank0.json", "size": 120000}]}

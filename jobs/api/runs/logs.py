@@ -15,17 +15,17 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 from rest_framework.request import Request
 
-from jobs.access import find_job
 from jobs.api.http.errors import LATER
 from jobs.api.http.negotiation import WhateverIsAccepted
 from jobs.api.http.parameters import Parameters
 from jobs.api.http.views import APIView
 from jobs.api.jobs.wait import RESUME, STREAM, followed
 from jobs.api.shared import refusals, refuse
-from jobs.live.held import OneLog
-from jobs.logs import whole
-from jobs.logs.places import LAUNCHER, NOT_STARTED, NoLogError, Place, member_of, place_of
-from jobs.text import whole_number
+from jobs.core.access import find_job
+from jobs.core.text import whole_number
+from jobs.runs.live.held import OneLog
+from jobs.runs.logs import whole
+from jobs.runs.logs.places import LAUNCHER, NOT_STARTED, NoLogError, Place, member_of, place_of
 
 log = logging.getLogger(__name__)
 

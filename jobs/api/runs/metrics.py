@@ -7,17 +7,17 @@ from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_sche
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from jobs.access import find_job
 from jobs.api.document import schema
 from jobs.api.http.negotiation import WhateverIsAccepted
 from jobs.api.http.parameters import Parameters
 from jobs.api.http.views import APIView
 from jobs.api.runs.history import ATTEMPT, FILES, TIME, as_file
 from jobs.api.shared import refusals, refuse
-from jobs.history.kept.folder import GoneError
-from jobs.history.told import answers
-from jobs.history.told.asked import FORMATS, MOST_ATTEMPTS, MOST_BINS, Asked, a_time
-from jobs.history.told.results import results
+from jobs.core.access import find_job
+from jobs.runs.history.queries import answers
+from jobs.runs.history.queries.asked import FORMATS, MOST_ATTEMPTS, MOST_BINS, Asked, a_time
+from jobs.runs.history.queries.results import results
+from jobs.runs.history.store.folder import GoneError
 
 USUAL_POINTS = 200
 GROUPS: dict[str, dict[str, tuple[str, ...]]] = {

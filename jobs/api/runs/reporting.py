@@ -19,7 +19,6 @@ from rest_framework.response import Response
 
 from contracts.codec import BATCH_BYTES, BadMessageError, decode_batch, decode_report
 from contracts.telemetry.batches import Batch
-from jobs.access import find_job, find_job_to_change
 from jobs.api.document.schema import of, ref, request_body
 from jobs.api.http.errors import LATER, RunEnded, of_request, refused
 from jobs.api.http.parameters import BadParameterError
@@ -28,17 +27,18 @@ from jobs.api.http.throttling import SubmitThrottle
 from jobs.api.http.views import APIView
 from jobs.api.runs import messages
 from jobs.api.shared import refusals, refuse, refuse_body, user_of
-from jobs.missing import MissingError
+from jobs.core.access import find_job, find_job_to_change
+from jobs.core.errors import MissingError
+from jobs.core.job_details import job_detail
+from jobs.core.run_tokens import digest
+from jobs.core.text import whole_number
 from jobs.models import Member, RunToken, stands
-from jobs.present import job_detail
-from jobs.queue.heard import silence
-from jobs.reporting import runs
-from jobs.reporting.doors import OverHttps, RunTokenAuthentication
-from jobs.reporting.inflow import Place, TooFastError, put
-from jobs.reporting.meeting import meet
-from jobs.reporting.requests import Heard, MeetRequest, NodeJoined, NodeRequest, OpenedRun, RunRequest, read
-from jobs.reporting.tokens import digest
-from jobs.text import whole_number
+from jobs.queue.inbound import silence
+from jobs.runs.reporting import runs
+from jobs.runs.reporting.doors import OverHttps, RunTokenAuthentication
+from jobs.runs.reporting.inflow import Place, TooFastError, put
+from jobs.runs.reporting.meeting import meet
+from jobs.runs.reporting.requests import Heard, MeetRequest, NodeJoined, NodeRequest, OpenedRun, RunRequest, read
 from planner.facts.spec import Problem
 
 log = logging.getLogger(__name__)

@@ -7,20 +7,20 @@ from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_sche
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from jobs.access import find_job, find_job_to_change
 from jobs.api.document import schema
 from jobs.api.http.errors import LATER, of_request, refused
 from jobs.api.http.parameters import Parameters
 from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse
-from jobs.history.told.asked import MOST_ATTEMPTS
-from jobs.history.told.steps import step_kept, steps_kept, why_never
+from jobs.core.access import find_job, find_job_to_change
 from jobs.models import TERMINAL, Job, stands
-from jobs.traces import chrome, perfetto, stream
-from jobs.traces.requests import LARGEST_STEP, wanted_step
-from jobs.traces.shapes import Trace, tables
-from jobs.traces.stream import AwayError
-from jobs.traces.wanted import FullError, ask
+from jobs.runs.history.queries.asked import MOST_ATTEMPTS
+from jobs.runs.history.queries.steps import step_kept, steps_kept, why_never
+from jobs.runs.traces import chrome, perfetto, stream
+from jobs.runs.traces.requests import LARGEST_STEP, wanted_step
+from jobs.runs.traces.shapes import Trace, tables
+from jobs.runs.traces.stream import AwayError
+from jobs.runs.traces.wanted import FullError, ask
 
 FORMATS = {"perfetto": perfetto, "chrome": chrome}
 COLUMNS = "columns"

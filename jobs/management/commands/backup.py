@@ -9,7 +9,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
 
-from jobs.backup import BackupError, backup
+from jobs.operations.backup import BackupError, backup
 
 
 class Command(BaseCommand):

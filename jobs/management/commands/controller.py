@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from jobs.management.foreground import Foreground
-from jobs.queue.control.controller import Controller
+from jobs.operations.controller import Controller
 from jobs.queue.control.lease import NAME
 
 

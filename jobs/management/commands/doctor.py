@@ -9,9 +9,9 @@ from typing import Any
 from django.core.management.base import BaseCommand
 
 from contracts.findings import as_json, exit_code, told
-from jobs.engines.slurm import doctor as slurm
-from jobs.engines.slurm.site import configured
-from jobs.hosts.checks import board
+from jobs.queue.engines.slurm import doctor as slurm
+from jobs.queue.engines.slurm.site import configured
+from jobs.queue.hosts.checks import board
 
 
 class Command(BaseCommand):

@@ -6,10 +6,10 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from jobs.history.exports.mlflow import ExportedError, NotInstalledError, NotTakenError, export
-from jobs.history.kept.folder import GoneError
 from jobs.models import Job
 from jobs.planning.planners import BusyError
+from jobs.runs.history.exports.mlflow import ExportedError, NotInstalledError, NotTakenError, export
+from jobs.runs.history.store.folder import GoneError
 
 
 class Command(BaseCommand):

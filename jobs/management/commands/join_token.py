@@ -10,8 +10,8 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from contracts.secret import SecretError, in_file
-from jobs.hosts import tokens
 from jobs.planning.queries import checked
+from jobs.queue.hosts import tokens
 from planner.facts.spec import SpecError
 
 GIVEN = "MESHBOARD_JOIN_TOKEN"

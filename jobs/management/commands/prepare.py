@@ -10,8 +10,8 @@ from typing import Any
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandParser
 
-from jobs.hosts.joining import has_joined
 from jobs.models import JoinToken
+from jobs.queue.hosts.joining import has_joined
 
 NOTE = "make up"
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from jobs.connection import connect
-from jobs.history.kept.forgetting import forget_old
-from jobs.queue.control.prune import prune
+from jobs.core.redis_connection import connect
+from jobs.operations.prune import prune
+from jobs.runs.history.store.forgetting import forget_old
 
 
 class Command(BaseCommand):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from jobs.history.recording.recorder import NAME, Recorder
 from jobs.management.foreground import Foreground
+from jobs.runs.history.recording.recorder import NAME, Recorder
 
 
 class Command(Foreground):

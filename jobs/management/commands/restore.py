@@ -10,7 +10,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
 
-from jobs.backup import BackupError, restore
+from jobs.operations.backup import BackupError, restore
 
 
 class Command(BaseCommand):

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from django.utils.datastructures import MultiValueDict
 from pydantic import BaseModel
 
-from jobs.text import parse_json
+from jobs.core.text import parse_json
 from planner.facts.spec import Problem, SpecError
 
 ONE_TEXT = {"integer": "int", "number": "float", "boolean": "bool", "string": "text"}

@@ -12,11 +12,11 @@ from django.urls import reverse
 from django.views.decorators.http import require_GET
 
 from contracts.telemetry.words import TIMED_STEPS
-from jobs.access import visible_jobs
-from jobs.kinds import kind_of, layout_words
+from jobs.core.access import visible_jobs
+from jobs.core.kinds import kind_of, layout_words
+from jobs.core.text import storable
 from jobs.models import Attempt, Job
 from jobs.pages.jobs.fastest import Run, answer, measured_step, missing_names, runs_of, times_as_fast, tokens_per_s
-from jobs.text import storable
 from planner.cost.learning import LEAST_TENSORS
 from planner.facts.kinds import fields_read
 

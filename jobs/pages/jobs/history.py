@@ -9,16 +9,16 @@ from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.views.decorators.http import require_GET
 
-from jobs.access import find_job
 from jobs.api.http.errors import LATER, of_request, refused_page
 from jobs.api.http.problems import details
 from jobs.api.runs.history import as_event_file, as_file
-from jobs.history.kept.folder import GoneError
-from jobs.history.told import answers
-from jobs.history.told.asked import BadQueryError, NoTableError, asked
-from jobs.history.told.slow import NoStepsError, asked_steps, slow
-from jobs.history.told.snapshot import snapshot as snapshot_of
+from jobs.core.access import find_job
 from jobs.planning.planners import BusyError
+from jobs.runs.history.queries import answers
+from jobs.runs.history.queries.asked import BadQueryError, NoTableError, asked
+from jobs.runs.history.queries.slow import NoStepsError, asked_steps, slow
+from jobs.runs.history.queries.snapshot import snapshot as snapshot_of
+from jobs.runs.history.store.folder import GoneError
 from planner.facts.spec import Problem, SpecError
 
 Door = Callable[..., HttpResponseBase]

@@ -16,9 +16,9 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_GET, require_POST
 
-from jobs.access import changeable_jobs, listed_jobs, sees_others, visible_projects
-from jobs.filters import JobFilter
-from jobs.kinds import kind_of, layout_words
+from jobs.core.access import changeable_jobs, listed_jobs, sees_others, visible_projects
+from jobs.core.job_filters import JobFilter
+from jobs.core.kinds import kind_of, layout_words
 from jobs.models import DEFAULT_PROJECT, LIVE, TERMINAL, Job, Status
 from jobs.pages.jobs.measures import NO_RUN, NOT_MEASURED, read_measured, read_runs, show_measures
 from jobs.pages.jobs.progress import newest_of
@@ -62,7 +62,7 @@ DONE = {
 @require_GET
 @login_required
 def job_list(request: HttpRequest) -> HttpResponse:
-    """Show a page of the jobs that the user can see, with the filters of `jobs.filters`.
+    """Show a page of the jobs that the user can see, with the filters of `jobs.core.job_filters`.
 
     `?part=rows` returns only the table. Each parameter `col` adds a column.
     """

@@ -10,14 +10,14 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_http_methods
 
-from jobs.access import find_job, projects_to_submit_to
-from jobs.missing import MissingError
+from jobs.core.access import find_job, projects_to_submit_to
+from jobs.core.errors import MissingError
+from jobs.core.text import parse_json
 from jobs.models import Job
 from jobs.pages.forms import once, spec_form
 from jobs.planning.fit import UnfitError
 from jobs.planning.hardware import hardware
 from jobs.planning.planners import BusyError
-from jobs.text import parse_json
 from planner.facts.spec import Problem, SpecError
 from planner.hardware.stacks import STACKS
 from planner.teaching.templates import TEMPLATES

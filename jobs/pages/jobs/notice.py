@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from jobs.core.job_details import JobDetail
 from jobs.models import Status
-from jobs.present import JobDetail
 
 MAX_REASON = 160  # characters
 

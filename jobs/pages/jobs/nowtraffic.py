@@ -10,7 +10,7 @@ from redis.exceptions import RedisError
 
 from contracts.names import telemetry_stream
 from contracts.telemetry.picked import picked_of
-from jobs.connection import connect
+from jobs.core.redis_connection import connect
 from jobs.models import Member
 from jobs.pages.jobs.progress import Key, OfRunning
 

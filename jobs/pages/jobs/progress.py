@@ -12,9 +12,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from redis.exceptions import RedisError
 
 from contracts.names import telemetry_stream
-from jobs.connection import connect
+from jobs.core.latest_steps import newest_steps, step_of
+from jobs.core.redis_connection import connect
 from jobs.models import ON_A_HOST, Job
-from jobs.newest import newest_steps, step_of
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_http_methods
 
-from jobs.access import find_job, projects_to_submit_to
+from jobs.core.access import find_job, projects_to_submit_to
 from jobs.pages.forms import derived, engines, once, turn_form
 from planner.facts.resources import Resources, SlurmSpec
 from planner.facts.spec import JobSpec, Layout, Problem, ScriptSpec, SpecError

@@ -12,26 +12,19 @@ from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_POST
 
-from jobs.access import (
-    find_job,
-    find_job_to_change,
-    find_job_to_run,
-    may_change,
-    may_submit_to,
-    visible_job,
-)
-from jobs.kinds import TABS, Tabs, external_tabs, kind_of, layout_words
+from jobs.core.access import find_job, find_job_to_change, find_job_to_run, may_change, may_submit_to, visible_job
+from jobs.core.job_details import JobDetail, job_detail
+from jobs.core.kinds import TABS, Tabs, external_tabs, kind_of, layout_words
+from jobs.core.retries import disproved
 from jobs.models import ELSEWHERE, TERMINAL, Job, Status
 from jobs.pages.busy import busy_as_503
 from jobs.pages.forms import once
 from jobs.pages.jobs.notice import notice_of
 from jobs.pages.jobs.waiting import describe_wait
+from jobs.people.notifications import ends
 from jobs.planning.elastic import NoOfferError, is_stranded
-from jobs.present import JobDetail, job_detail
 from jobs.queue import actions, check
-from jobs.queue.heard.silence import HeardError, give_up
-from jobs.queue.tries import disproved
-from jobs.telling import ends
+from jobs.queue.inbound.silence import HeardError, give_up
 from planner.facts.spec import SpecError
 
 AGAIN = (Status.FAILED, Status.LOST, Status.CANCELLED)

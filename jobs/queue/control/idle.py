@@ -7,8 +7,8 @@ import time
 import redis
 
 from contracts.names import telemetry_stream
+from jobs.core.latest_steps import newest_steps, step_of
 from jobs.models import Job, Status
-from jobs.newest import newest_steps, step_of
 from jobs.queue.control import stops
 
 LOOKED_EVERY_S = 5.0

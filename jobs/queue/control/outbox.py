@@ -17,7 +17,7 @@ from django.db.models import QuerySet
 
 from contracts.codec import BadMessageError, checked_lend_order, checked_order
 from contracts.names import TASK_LAUNCH, TASK_LEND
-from jobs.hosts.keys import loan_secret
+from jobs.core.sealed_values import loan_secret
 from jobs.models import Loan, Member, Outbox
 from jobs.people.variables import UnreadableError, sealed_for
 from jobs.queue.ending import fail_unsent

@@ -13,9 +13,9 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models import Exists, OuterRef, Subquery
 
+from jobs.core.retries import disproved, why_again
 from jobs.models import Job, StateChange, Status
 from jobs.queue import lifecycle
-from jobs.queue.tries import disproved, why_again
 from planner.facts.kinds import KINDS
 
 Why = Literal["preempted", "time limit", "idle"]

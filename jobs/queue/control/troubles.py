@@ -8,8 +8,8 @@ import time
 import kombu.exceptions
 from django.db import Error
 
-from jobs.full import WORDS, is_full
-from jobs.queue.heard.deadletters import passes
+from jobs.core.errors import WORDS, is_full
+from jobs.queue.inbound.deadletters import passes
 
 log = logging.getLogger(__name__)
 

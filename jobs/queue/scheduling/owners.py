@@ -1,4 +1,4 @@
-"""Whose queued jobs may start: those of who could submit them now, by the rule of `jobs.access.may_submit_to`."""
+"""Whose queued jobs may start: those of who could submit them now, by the rule of `jobs.core.access.may_submit_to`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from django.contrib.auth.models import User
 
-from jobs.access import may_submit_to
+from jobs.core.access import may_submit_to
 from jobs.models import DEFAULT_PROJECT, Job, Membership, Role
 
 DISABLED = "The account of the owner is disabled. The job can start after staff enable the account."

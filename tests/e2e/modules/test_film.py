@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from jobs.lab import picture
+from jobs.runs.collectives import picture
 from planner.facts.lab import LabHolding, LabStep
 from planner.facts.spec import LabPrimitive
 from tests.jobs.lab.test_lab_stages import captured, result

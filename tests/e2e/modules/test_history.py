@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page
 
-from jobs.history.told import snapshot as snapshots
-from jobs.history.told.snapshot import snapshot
+from jobs.runs.history.queries import snapshot as snapshots
+from jobs.runs.history.queries.snapshot import snapshot
 from tests.jobs.history import told
 from tests.support.modules import call, paper
 

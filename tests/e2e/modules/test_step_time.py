@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page
 
 from contracts.telemetry.words import FIRST_STEPS
-from jobs.diagnosis.course.steps import LATELY
+from jobs.runs.diagnosis.course.steps import LATELY
 from tests.support.modules import call, paper
 
 WAITING = "Hatched: waiting for the slowest rank."

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page
 
-from jobs.traces.arrivals import arrival_of, meetings
-from jobs.traces.shapes import tables
-from jobs.traces.stream import trace
+from jobs.runs.traces.arrivals import arrival_of, meetings
+from jobs.runs.traces.shapes import tables
+from jobs.runs.traces.stream import trace
 from planner.cost.estimate import estimate
 from planner.cost.matrix import traffic_matrix
 from planner.facts.reading.parse import parse_spec

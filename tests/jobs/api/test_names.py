@@ -13,7 +13,7 @@ from django.test import Client
 from rest_framework.test import APIClient
 
 from jobs.models import Job, JobTag, Project
-from jobs.naming import unfit
+from jobs.models.names import unfit
 from jobs.queue import actions
 from tests.planner.wrong_specs import GOOD
 

@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rest_framework.test import APIClient
 
-from jobs.baselines import kept
-from jobs.baselines.alike import measured_of, why_unlike
-from jobs.baselines.facts import MOST_SENT, NoFactsError, facts
 from jobs.models import AuditEntry, BaselineRun, Host, Job, Membership, Project, Role
 from jobs.models.baselines import branch_problem
+from jobs.runs.baselines import kept
+from jobs.runs.baselines.alike import measured_of, why_unlike
+from jobs.runs.baselines.facts import MOST_SENT, NoFactsError, facts
 from meshboard.errors import WrongError
 from meshboard.gate import check_same, of_branch, run_of, run_of_facts
 from planner.facts.reading.parse import parse_spec

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from contracts.telemetry.batches import Item
-from jobs.diagnosis import Diagnosis, Member
+from jobs.runs.diagnosis import Diagnosis, Member
 from tests.jobs.diagnosis.played import Act, Does, Meets, Player
 from tests.jobs.diagnosis.told import ITEM, NOW, diagnosis, look, step
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from jobs.diagnosis import Member, Run
-from jobs.diagnosis.events.links import Moved, Way, link_speed, speeds
-from jobs.diagnosis.events.step import Group
+from jobs.runs.diagnosis import Member, Run
+from jobs.runs.diagnosis.events.links import Moved, Way, link_speed, speeds
+from jobs.runs.diagnosis.events.step import Group
 from tests.jobs.diagnosis.told import CPU
 
 INSIDE, OUT = CPU.node.bytes_per_s, CPU.network.bytes_per_s

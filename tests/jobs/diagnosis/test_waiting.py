@@ -9,11 +9,11 @@ import pytest
 
 from contracts.telemetry.batches import Clock, Item
 from contracts.telemetry.timeline import TimelineItem
-from jobs.diagnosis import Diagnosis, Member, Told
-from jobs.diagnosis.events.clocks import Clocks
-from jobs.diagnosis.events.meetings import meetings
-from jobs.diagnosis.events.step import Gathering, Step
-from jobs.diagnosis.slow.stragglers import chance
+from jobs.runs.diagnosis import Diagnosis, Member, Told
+from jobs.runs.diagnosis.events.clocks import Clocks
+from jobs.runs.diagnosis.events.meetings import meetings
+from jobs.runs.diagnosis.events.step import Gathering, Step
+from jobs.runs.diagnosis.slow.stragglers import chance
 from tests.jobs.diagnosis.played import Act, Does, Meets, Passes, Player
 from tests.jobs.diagnosis.told import ITEM, NOW, diagnosis, look, step
 

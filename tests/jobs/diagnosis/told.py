@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 
 from contracts.telemetry.batches import Item
 from contracts.telemetry.steps import StepItem, StepParts
-from jobs.diagnosis import Diagnosis, Member, Run, Told
+from jobs.runs.diagnosis import Diagnosis, Member, Run, Told
 from planner.cost.estimate import estimate
 from planner.facts.reading.parse import parse_spec
 from planner.hardware.cluster import Cluster

@@ -24,15 +24,16 @@ from django.db import DataError, OperationalError
 from django.utils import timezone
 
 from contracts.names import OLD_EVENTS_STREAM, TASK_ACKNOWLEDGE, TASK_LAUNCH, events_stream, host_queue
-from jobs.engines import hosts
 from jobs.models import Attempt, DeadLetter, Host, Job, Lease, Member, Outbox, SlotAllocation, Status
+from jobs.operations import controller
+from jobs.operations.controller import Controller
 from jobs.queue import actions
-from jobs.queue.control import controller, outbox
-from jobs.queue.control.controller import Controller
+from jobs.queue.control import outbox
 from jobs.queue.control.outbox import ORDER_LASTS, deliver
-from jobs.queue.heard import deadletters
-from jobs.queue.heard.events import drain
-from jobs.queue.heard.listening import Listening
+from jobs.queue.engines import hosts
+from jobs.queue.inbound import deadletters
+from jobs.queue.inbound.events import drain
+from jobs.queue.inbound.listening import Listening
 from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.conftest import attempt_event, host_event, say
 from tests.planner.wrong_specs import GOOD

@@ -13,12 +13,12 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, TASK_TELL_AGAIN, cancel_key, events_stream, host_queue
+from jobs.core.job_details import job_detail
 from jobs.models import Attempt, Cursor, DeadLetter, Host, Job, Member, Outbox, SlotAllocation, StateChange, Status
-from jobs.present import job_detail
 from jobs.queue import actions
-from jobs.queue.heard import inboxes
-from jobs.queue.heard.events import drain
-from jobs.queue.heard.reconcile import reconcile
+from jobs.queue.inbound import inboxes
+from jobs.queue.inbound.events import drain
+from jobs.queue.inbound.reconcile import reconcile
 from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.conftest import attempt_event, host_event, report, say, signed
 from tests.planner.wrong_specs import GOOD

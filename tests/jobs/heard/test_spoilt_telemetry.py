@@ -12,8 +12,8 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from contracts.names import telemetry_stream
-from jobs.metrics.ranks import of_streams
 from jobs.models import Attempt, Host, Job, Member, Status
+from jobs.operations.metrics.ranks import of_streams
 from jobs.pages.jobs import nowtraffic, progress
 from jobs.queue.control.idle import Idle
 from tests.jobs.api.following import step

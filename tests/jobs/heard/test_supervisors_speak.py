@@ -10,11 +10,11 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from contracts.names import TASK_LAUNCH, cancel_key
+from jobs.core.job_details import job_detail
 from jobs.models import Attempt, Cursor, Host, Job, Member, Outbox, SlotAllocation, StateChange, Status
-from jobs.present import job_detail
 from jobs.queue import actions, ending
-from jobs.queue.heard.events import drain
-from jobs.queue.heard.reconcile import reconcile
+from jobs.queue.inbound.events import drain
+from jobs.queue.inbound.reconcile import reconcile
 from jobs.queue.leases import held_back
 from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.conftest import attempt_event, host_event, report, say

@@ -11,11 +11,11 @@ import redis
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from jobs.history.recording import attempt as recording
-from jobs.history.recording import recorder as recorder_module
-from jobs.history.recording.recorder import Recorder
 from jobs.models import Attempt, Host, Job
 from jobs.queue import actions
+from jobs.runs.history.recording import attempt as recording
+from jobs.runs.history.recording import recorder as recorder_module
+from jobs.runs.history.recording.recorder import Recorder
 from tests.jobs.conftest import member_of
 from tests.planner.wrong_specs import GOOD
 
@@ -49,7 +49,7 @@ def recorder(
     root: Path, live_redis: redis.Redis, impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Recorder]:
     """One that reads all there is in a turn, however slow the machine."""
-    monkeypatch.setattr("jobs.history.recording.recorder.READ_FOR_S", 600.0)
+    monkeypatch.setattr("jobs.runs.history.recording.recorder.READ_FOR_S", 600.0)
     made = Recorder()
     yield made
     made.close()

@@ -19,11 +19,11 @@ from django.test import Client
 from rest_framework.test import APIClient
 
 from contracts.names import telemetry_stream
-from jobs.history.kept import bounds, folder
-from jobs.history.recording.recorder import Recorder
-from jobs.history.told import answers
 from jobs.models import Attempt
 from jobs.queue import actions
+from jobs.runs.history.queries import answers
+from jobs.runs.history.recording.recorder import Recorder
+from jobs.runs.history.store import bounds, folder
 from tests.jobs.history.conftest import end
 from tests.jobs.history.told import BEGAN, Sender, batch, cell, keep, run, step
 from tests.planner.wrong_specs import GOOD

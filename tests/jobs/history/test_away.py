@@ -10,11 +10,11 @@ import pytest
 import redis
 from django.utils import timezone
 
-from jobs.history.recording import diagnosing
-from jobs.history.recording import recorder as recorder_module
-from jobs.history.recording.diagnosing import Diagnoses
-from jobs.history.recording.recorder import Recorder
 from jobs.models import Attempt, Member
+from jobs.runs.history.recording import diagnosing
+from jobs.runs.history.recording import recorder as recorder_module
+from jobs.runs.history.recording.diagnosing import Diagnoses
+from jobs.runs.history.recording.recorder import Recorder
 from tests.jobs.history.conftest import end
 from tests.jobs.history.test_recorder import expected, totals
 from tests.jobs.history.told import Sender, run

@@ -11,13 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from jobs.history.exports.scalars import scalars
-from jobs.history.kept import bounds, query
-from jobs.history.kept.folder import Folder, OvertakenError, num_bytes
-from jobs.history.kept.forgetting import forget_old
-from jobs.history.recording.attempt import Recording
-from jobs.history.told.snapshot import snapshot
 from jobs.models import Attempt, Job
+from jobs.runs.history.exports.scalars import scalars
+from jobs.runs.history.queries.snapshot import snapshot
+from jobs.runs.history.recording.attempt import Recording
+from jobs.runs.history.store import bounds, query
+from jobs.runs.history.store.folder import Folder, OvertakenError, num_bytes
+from jobs.runs.history.store.forgetting import forget_old
 from tests.jobs.history.test_recorder import expected, totals
 from tests.jobs.history.told import BEGAN, batch, cell, keep, rows, run, step, traffic
 

@@ -10,11 +10,11 @@ from django.contrib.auth.models import User
 from rest_framework.test import APIClient
 
 from contracts.telemetry.words import FIRST_STEPS
-from jobs.diagnosis.course.steps import steps_measured
-from jobs.history.kept import bounds
-from jobs.history.told.compare import comparison
-from jobs.history.told.snapshot import snapshot
 from jobs.models import Attempt, Job
+from jobs.runs.diagnosis.course.steps import steps_measured
+from jobs.runs.history.queries.compare import comparison
+from jobs.runs.history.queries.snapshot import snapshot
+from jobs.runs.history.store import bounds
 from tests.jobs.diagnosis.told import ITEM, diagnosis, look
 from tests.jobs.history.told import batch, cell, keep, step
 

@@ -9,13 +9,13 @@ import pytest
 import redis
 from django.contrib.auth.models import User
 
-from jobs.diagnosis import Diagnosis
-from jobs.history.recording import diagnosing
-from jobs.history.recording import recorder as recorder_module
-from jobs.history.recording.recorder import Recorder
+from jobs.core.job_details import job_detail
 from jobs.models import Attempt, StateChange, Status
-from jobs.present import job_detail
 from jobs.queue import lifecycle
+from jobs.runs.diagnosis import Diagnosis
+from jobs.runs.history.recording import diagnosing
+from jobs.runs.history.recording import recorder as recorder_module
+from jobs.runs.history.recording.recorder import Recorder
 from tests.jobs.history.conftest import end
 from tests.jobs.history.test_recorder import expected, totals
 from tests.jobs.history.told import Sender, rows, run

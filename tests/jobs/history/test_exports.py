@@ -15,10 +15,10 @@ from django.test import Client
 from rest_framework.test import APIClient
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from jobs.history.exports import mlflow, scalars
-from jobs.history.kept import query
 from jobs.models import Attempt, Job
 from jobs.queue import actions
+from jobs.runs.history.exports import mlflow, scalars
+from jobs.runs.history.store import query
 from tests.jobs.history.told import BEGAN, batch, keep, run, step
 from tests.planner.wrong_specs import GOOD
 from tests.support.disks import full_disk

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import redis
 
-from jobs.history.recording import attempt as recording
-from jobs.history.recording.recorder import NAME, Recorder
 from jobs.models import Attempt, Lease
+from jobs.runs.history.recording import attempt as recording
+from jobs.runs.history.recording.recorder import NAME, Recorder
 from tests.jobs.history.test_recorder import expected, totals
 from tests.jobs.history.told import Sender, run
 from tests.support.disks import fill, small_disk

@@ -14,10 +14,10 @@ import pytest
 import redis
 from django.utils import timezone
 
-from jobs.history.kept import folder as folder_module
-from jobs.history.kept.folder import Folder, GoneError
-from jobs.history.recording.recorder import NAME, Recorder
 from jobs.models import Attempt, Job, Lease, Member
+from jobs.runs.history.recording.recorder import NAME, Recorder
+from jobs.runs.history.store import folder as folder_module
+from jobs.runs.history.store.folder import Folder, GoneError
 from tests.jobs.history.conftest import end
 from tests.jobs.history.told import BEGAN, Sender, batch, cell, rows, run, step, traffic
 from tests.support.patience import patient

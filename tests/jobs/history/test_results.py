@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 
-from jobs.history.told.results import results
 from jobs.models import Host
+from jobs.runs.history.queries.results import results
 from tests.jobs.planning.test_learned import placed
 
 pytestmark = pytest.mark.django_db

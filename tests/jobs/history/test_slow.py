@@ -11,8 +11,8 @@ from django.contrib.auth.models import User
 from django.test import Client
 from rest_framework.test import APIClient
 
-from jobs.history.told.slow import NoStepsError, Slow, slow
 from jobs.models import Attempt
+from jobs.runs.history.queries.slow import NoStepsError, Slow, slow
 from tests.jobs.history.told import BEGAN, batch, keep, step
 
 Api = Callable[[User | None], APIClient]

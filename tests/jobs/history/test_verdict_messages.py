@@ -15,12 +15,12 @@ import redis
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from jobs.history.recording import recorder as recorder_module
-from jobs.history.recording.recorder import Recorder
 from jobs.models import Attempt, Delivery, MailWish, Status
+from jobs.people.notifications import verdicts
+from jobs.people.notifications.postman import Postman
 from jobs.queue import actions, lifecycle
-from jobs.telling import verdicts
-from jobs.telling.postman import Postman
+from jobs.runs.history.recording import recorder as recorder_module
+from jobs.runs.history.recording.recorder import Recorder
 from tests.jobs.history.conftest import end
 from tests.jobs.history.told import Sender, run
 from tests.jobs.telling.receivers import Receiver, answering, hook_of, receiver

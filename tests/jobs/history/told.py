@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import redis
 
 from contracts.names import telemetry_stream
-from jobs.history.kept.folder import Folder
-from jobs.history.recording.attempt import Recording
-from jobs.history.recording.streams import Heard
+from jobs.runs.history.recording.attempt import Recording
+from jobs.runs.history.recording.streams import Heard
+from jobs.runs.history.store.folder import Folder
 
 BEGAN = 1_760_000_000.0
 

@@ -15,10 +15,10 @@ from django.contrib.auth.models import User
 from contracts.codec import checked_join
 from contracts.join import Joined
 from contracts.signing import entry
-from jobs.hosts import tokens
 from jobs.models import Member
 from jobs.queue import actions
-from jobs.queue import hosts as staff
+from jobs.queue import host_changes as staff
+from jobs.queue.hosts import tokens
 from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.hosts.test_join import IDENTITIES, request
 from tests.planner.wrong_specs import GOOD

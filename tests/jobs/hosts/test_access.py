@@ -29,14 +29,14 @@ from contracts.names import (
     telemetry_stream,
     wanted_key,
 )
-from jobs.hosts.access import FAREWELL, Access
-from jobs.hosts.rights import user_of
 from jobs.models import DeadLetter, Host, Loan, Member, Outbox
-from jobs.queue import hosts as staff
+from jobs.queue import host_changes as staff
 from jobs.queue.control.outbox import deliver
-from jobs.queue.heard import events, inboxes
-from jobs.queue.heard.events import drain
-from jobs.queue.heard.inboxes import MOST_ENTRIES
+from jobs.queue.hosts.access import FAREWELL, Access
+from jobs.queue.hosts.rights import user_of
+from jobs.queue.inbound import events, inboxes
+from jobs.queue.inbound.events import drain
+from jobs.queue.inbound.inboxes import MOST_ENTRIES
 from tests.jobs.conftest import host_event
 from tests.jobs.hosts.guests import Guest, admitted, running_job, worker
 from tests.jobs.hosts.test_join import IDENTITIES

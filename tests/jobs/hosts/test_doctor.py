@@ -17,10 +17,10 @@ from django.db import connection
 from django.utils import timezone
 
 from contracts.findings import Finding, exit_code, of_clock, of_names
-from jobs.history.recording.recorder import Recorder
-from jobs.hosts.checks import board
 from jobs.models import Host, Lease
-from jobs.queue.control.controller import Controller
+from jobs.operations.controller import Controller
+from jobs.queue.hosts.checks import board
+from jobs.runs.history.recording.recorder import Recorder
 from tests.support.disks import full_disk
 from tests.support.postgres import as_default_database
 from tests.support.processes import RedisServer

@@ -20,11 +20,11 @@ from django.utils import timezone
 from rest_framework.test import APIClient
 
 from contracts.codec import checked_join
-from jobs.hosts import joining, tokens
-from jobs.hosts.access import Access
-from jobs.hosts.rights import user_of
 from jobs.models import AuditEntry, Host, JoinToken
-from jobs.queue import hosts as staff
+from jobs.queue import host_changes as staff
+from jobs.queue.hosts import joining, tokens
+from jobs.queue.hosts.access import Access
+from jobs.queue.hosts.rights import user_of
 from tests.jobs.conftest import run_together
 
 Api = Callable[[User | None], APIClient]

@@ -21,11 +21,11 @@ from contracts.codec import encode_log_part
 from contracts.logs import VERSION, LogPart
 from contracts.names import host_queue, log_key
 from contracts.signing import sealed
-from jobs.hosts.keys import signing_keys
-from jobs.logs import ask as asking
-from jobs.logs import whole
-from jobs.logs.places import NoLogError, place_of
+from jobs.core.sealed_values import signing_keys
 from jobs.models import Host, Job, Member
+from jobs.runs.logs import ask as asking
+from jobs.runs.logs import whole
+from jobs.runs.logs.places import NoLogError, place_of
 from tests.jobs.hosts.guests import Guest, admitted, running_job, worker
 from tests.jobs.hosts.test_join import IDENTITIES
 from tests.support.orders import order

@@ -13,15 +13,15 @@ from django.contrib.auth.models import User
 from django.forms import model_to_dict
 from django.utils import timezone
 
-from jobs.hosts.grid import MOST_IN_LEGEND, grid
-from jobs.hosts.state import state_of
-from jobs.hosts.versions import differs, versions_of
-from jobs.metrics.catalogue import SLOTS
-from jobs.metrics.figures import figures
 from jobs.models import Host, JoinToken, Member, Pool, SlotAllocation
+from jobs.operations.metrics.catalogue import SLOTS
+from jobs.operations.metrics.figures import figures
 from jobs.planning.hardware import known_hosts
 from jobs.queue import actions
-from jobs.queue.heard.events import drain
+from jobs.queue.hosts.grid import MOST_IN_LEGEND, grid
+from jobs.queue.hosts.state import state_of
+from jobs.queue.hosts.versions import differs, versions_of
+from jobs.queue.inbound.events import drain
 from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.conftest import host_event, say
 from tests.planner.wrong_specs import GOOD

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import redis
 
-from jobs.hosts.access import NoRightsError
-from jobs.hosts.checks import board
-from jobs.hosts.rights import user_of
 from jobs.models import Host, Lease
-from jobs.queue import hosts as staff
+from jobs.operations.controller import Controller
+from jobs.queue import host_changes as staff
 from jobs.queue.control import lease
-from jobs.queue.control.controller import Controller
+from jobs.queue.hosts.access import NoRightsError
+from jobs.queue.hosts.checks import board
+from jobs.queue.hosts.rights import user_of
 from tests.jobs.hosts.guests import Guest, admitted
 
 

@@ -14,11 +14,11 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from rest_framework.test import APIClient
 
-from jobs.lab import picture
-from jobs.lab.words import PRIMITIVES
 from jobs.models import Attempt, Host, Job, Status
-from jobs.queue.heard.hearing import hear
+from jobs.queue.inbound.hearing import hear
 from jobs.queue.scheduling import scheduler
+from jobs.runs.collectives import picture
+from jobs.runs.collectives.words import PRIMITIVES
 from planner.facts.lab import LabResult
 from planner.facts.spec import LAB_PRIMITIVES
 from tests.jobs.conftest import attempt_event

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from jobs.lab import picture
-from jobs.lab.example import ARRIVALS, BARRIER_END, example
-from jobs.lab.stages import Moving, moving
+from jobs.runs.collectives import picture
+from jobs.runs.collectives.example import ARRIVALS, BARRIER_END, example
+from jobs.runs.collectives.stages import Moving, moving
 from planner.facts.collectives import algorithmic_bytes
 from planner.facts.lab import LabHolding, LabResult, LabStep, metered_op
 from planner.facts.spec import LAB_PRIMITIVES, LabPrimitive

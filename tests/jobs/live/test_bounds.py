@@ -13,7 +13,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from contracts.names import telemetry_stream
-from jobs.live.streams import CHUNK_BYTES, CHUNK_ENTRIES, QUEUE_BYTES, READS_AT_ONCE, Entry, Hub, Redis, Watch
+from jobs.runs.live.streams import CHUNK_BYTES, CHUNK_ENTRIES, QUEUE_BYTES, READS_AT_ONCE, Entry, Hub, Redis, Watch
 from tests.planner.wrong_specs import GOOD
 from tests.support.frames import messages
 from tests.support.patience import patient

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from jobs.connection import connect_async
-from jobs.live.layer import Layer
+from jobs.core.redis_connection import connect_async
+from jobs.runs.live.layer import Layer
 from tests.support.patience import patient
 from tests.support.processes import RedisServer
 
@@ -77,6 +77,6 @@ def test_after_a_cancellation_an_answer_is_the_question_s_own(redis_service: Red
 
 @pytest.mark.skipif("sys.version_info >= (3, 12)", reason="asyncio.wait_for hears it from 3.12 on")
 def test_redis_py_alone_does_not_hear_it(redis_service: RedisServer) -> None:
-    """When it does, `jobs.connection.heard` can go."""
+    """When it does, `jobs.core.redis_connection.heard` can go."""
     plain: Any = redis.asyncio.Redis.from_url(redis_service.url, socket_timeout=30)
     assert of_client(plain) is not None

@@ -8,9 +8,9 @@ import pytest
 from django.contrib.auth.models import User
 from pytest_django import DjangoAssertNumQueries
 
-from jobs.live.details import FRESH_S, shared_detail
 from jobs.models import Job
 from jobs.queue import actions
+from jobs.runs.live.details import FRESH_S, shared_detail
 from tests.planner.wrong_specs import GOOD
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from contracts.names import telemetry_stream
 from jobs.api.http import patient
-from jobs.live import changes, following
-from jobs.live.following import Following, Turn
-from jobs.live.held import Follow, OneLog, Position, Standing
-from jobs.live.streams import hub
+from jobs.runs.live import changes, following
+from jobs.runs.live.following import Following, Turn
+from jobs.runs.live.held import Follow, OneLog, Position, Standing
+from jobs.runs.live.streams import hub
 from tests.support import patience
 from tests.support.processes import RedisServer
 

@@ -13,10 +13,10 @@ from django.db import DatabaseError
 from django.test import Client
 from pytest_django import DjangoAssertNumQueries
 
-from jobs.live import details, looks
-from jobs.live.looks import Looks, Wish, looked_up
 from jobs.models import Job
 from jobs.queue import actions
+from jobs.runs.live import details, looks
+from jobs.runs.live.looks import Looks, Wish, looked_up
 from tests.planner.wrong_specs import GOOD
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from jobs.live.per_loop import PerLoop
+from jobs.runs.live.per_loop import PerLoop
 
 LOOPS = 20  # a new one mostly gets the place, and so the id(), of the one before
 

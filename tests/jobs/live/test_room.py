@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from contracts.names import telemetry_stream
-from jobs.live import room
-from jobs.live.room import Rooms, Viewer
-from jobs.live.streams import Hub
+from jobs.runs.live import room
+from jobs.runs.live.room import Rooms, Viewer
+from jobs.runs.live.streams import Hub
 from tests.support.frames import messages
 from tests.support.patience import patient
 from tests.support.processes import RedisServer

@@ -20,9 +20,9 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from contracts.names import telemetry_stream
-from jobs.live.consumers import MOST_OF_SESSION, TRY_AGAIN, positions
 from jobs.models import Attempt, Job, Member, Status
 from jobs.queue import actions, lifecycle
+from jobs.runs.live.consumers import MOST_OF_SESSION, TRY_AGAIN, positions
 from tests.planner.wrong_specs import GOOD
 from tests.support.frames import messages
 from tests.support.patience import patient

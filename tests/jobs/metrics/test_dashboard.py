@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from jobs.metrics.catalogue import OF_GPUS
+from jobs.operations.metrics.catalogue import OF_GPUS
 from tests.support.patience import patient
 from tests.support.processes import ROOT, RedisServer, running, wait_until
 from tests.support.web import site

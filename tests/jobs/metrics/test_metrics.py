@@ -22,11 +22,11 @@ from django.utils import timezone
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from prometheus_client.parser import text_string_to_metric_families
 
-from jobs.metrics import figures as looked
-from jobs.metrics.catalogue import FAMILIES, OF_GPUS, RANK_BYTES, RANK_STEP
-from jobs.metrics.figures import figures
-from jobs.metrics.otlp import Otlp
 from jobs.models import Attempt, Job, Member
+from jobs.operations.metrics import figures as looked
+from jobs.operations.metrics.catalogue import FAMILIES, OF_GPUS, RANK_BYTES, RANK_STEP
+from jobs.operations.metrics.figures import figures
+from jobs.operations.metrics.otlp import Otlp
 from tests.jobs.metrics.board import USE, board, go_on, host, running, tell
 from tests.support.processes import ROOT, wait_until
 

@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from jobs.models import DEFAULT_PROJECT, AuditEntry, DeadLetter, Host, Job, Pool, Project, Reservation, Status
 from jobs.queue import actions
-from jobs.queue.heard import deadletters
+from jobs.queue.inbound import deadletters
 from jobs.queue.scheduling.scheduler import schedule
 from tests.planner.wrong_specs import GOOD
 

@@ -12,7 +12,7 @@ from django.contrib.auth.models import User
 from django.http import QueryDict
 from django.test import Client
 
-from jobs.lab import form as lab_form
+from jobs.pages import collectives_form as lab_form
 from jobs.pages.forms import derived, spec_form
 from jobs.pages.jobs import script
 from planner.facts.reading.parse import parse_fields, parse_spec

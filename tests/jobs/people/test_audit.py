@@ -15,8 +15,8 @@ from django.db import DatabaseError, connection, transaction
 from django.test import Client
 from rest_framework.test import APIClient
 
+from jobs.core.audit import record
 from jobs.models import AuditEntry
-from jobs.queue.audit import record
 
 
 def test_the_database_itself_refuses_to_change_an_entry(each_database: str) -> None:

@@ -13,9 +13,9 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
+from jobs.core.audit import record
 from jobs.models import AuditEntry
 from jobs.queue import actions
-from jobs.queue.audit import record
 from jobs.templatetags.audit import ACTIONS, audit_rows
 from tests.planner.wrong_specs import GOOD
 

@@ -16,7 +16,7 @@ from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
 from rest_framework.test import APIClient
 
-from jobs import access
+from jobs.core import access
 from jobs.models import AuditEntry, Invitation, Membership, Project, Role
 from jobs.people import invitation_mail
 from jobs.people.invitations import AccountForm, InvitationWish, find, invite, make_account

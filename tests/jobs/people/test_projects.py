@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from rest_framework.test import APIClient
 
-from jobs import access
+from jobs.core import access
 from jobs.models import AuditEntry, BaselineRun, Invitation, Job, MailWish, Membership, Project, Role, Webhook
 from jobs.queue import actions
 from tests.planner.wrong_specs import GOOD

@@ -11,8 +11,8 @@ from django.test import Client
 from django.urls import URLPattern, reverse
 from rest_framework.test import APIClient
 
-from jobs import access
 from jobs.api.urls import urlpatterns
+from jobs.core import access
 from jobs.models import Attempt, Host, Job, Membership, Project, Role, Status
 from jobs.queue import actions
 from jobs.queue.scheduling.scheduler import schedule

@@ -17,7 +17,7 @@ from rest_framework.test import APIClient
 
 from contracts.names import host_queue
 from contracts.variables import MOST, MOST_BYTES, SealError, unseal
-from jobs.hosts.keys import signing_keys
+from jobs.core.sealed_values import signing_keys
 from jobs.models import Attempt, Host, Job, Member, Membership, Project, Status
 from jobs.people import variables
 from jobs.queue import actions

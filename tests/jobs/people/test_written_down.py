@@ -24,7 +24,7 @@ from jobs.admin.written import Audited, OwnColumn
 from jobs.models import Attempt, AuditEntry, Delivery, Host, Invitation, Job, JoinToken, Project, Status, Webhook
 from jobs.people.invitations import InvitationWish, invite
 from jobs.queue import actions, lifecycle
-from jobs.queue.heard.silence import tell_of_silence
+from jobs.queue.inbound.silence import tell_of_silence
 from tests.jobs.pages.test_script import FORM as SCRIPT
 from tests.jobs.people.test_signing_on import with_second_factor
 from tests.jobs.reporting.nodes import Node, fall_silent

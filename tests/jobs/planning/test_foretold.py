@@ -12,10 +12,10 @@ from django.db.migrations.loader import MigrationLoader
 from django.test import Client
 from rest_framework.test import APIClient
 
-from jobs.history.exports.mlflow import flat
-from jobs.history.told.compare import comparison
 from jobs.models import Attempt, Host, Job
 from jobs.queue import actions
+from jobs.runs.history.exports.mlflow import flat
+from jobs.runs.history.queries.compare import comparison
 from planner.facts.kinds import fields_read
 from tests.planner.wrong_specs import GOOD
 

@@ -19,10 +19,10 @@ from rest_framework.test import APIClient
 from jobs.models import Attempt, DeadLetter, Host, HostRun, Job, Status
 from jobs.planning import learned
 from jobs.queue import actions
-from jobs.queue.heard.events import drain
-from jobs.queue.heard.hearing import hear
+from jobs.queue.inbound.events import drain
+from jobs.queue.inbound.hearing import hear
 from jobs.queue.scheduling.scheduler import schedule
-from jobs.traces.links import links
+from jobs.runs.traces.links import links
 from planner.cost.timing import step_time
 from planner.facts.reading.parse import parse_spec
 from planner.hardware.clusters import CLUSTERS

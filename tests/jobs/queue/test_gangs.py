@@ -15,8 +15,8 @@ from contracts.codec import checked_order
 from contracts.names import TASK_LAUNCH, cancel_key
 from jobs.models import Attempt, DeadLetter, Host, Job, Member, Outbox, SlotAllocation, Status
 from jobs.queue import actions, ending
-from jobs.queue.heard.events import drain
-from jobs.queue.heard.reconcile import reconcile
+from jobs.queue.inbound.events import drain
+from jobs.queue.inbound.reconcile import reconcile
 from jobs.queue.leases import held_back
 from jobs.queue.lifecycle import start
 from jobs.queue.scheduling.scheduler import order_launch, schedule

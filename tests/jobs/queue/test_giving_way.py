@@ -14,8 +14,8 @@ from contracts.names import cancel_key, save_key
 from jobs.models import Host, Job, StateChange, Status
 from jobs.queue import actions
 from jobs.queue.control import stops
-from jobs.queue.heard.events import drain
-from jobs.queue.heard.reconcile import reconcile
+from jobs.queue.inbound.events import drain
+from jobs.queue.inbound.reconcile import reconcile
 from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.conftest import attempt_event, host_event, report, say
 from tests.jobs.planning.test_learned import disproved, exit_event, summary

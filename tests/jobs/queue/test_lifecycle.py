@@ -15,13 +15,13 @@ from django.utils import timezone
 from rest_framework.test import APIClient
 
 from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, cancel_key, host_queue
+from jobs.core.retries import why_again
 from jobs.models import TERMINAL, Attempt, Host, Job, Member, Outbox, SlotAllocation, StateChange, Status
 from jobs.queue import actions, ending, lifecycle
-from jobs.queue.heard.events import drain
-from jobs.queue.heard.reconcile import reconcile
+from jobs.queue.inbound.events import drain
+from jobs.queue.inbound.reconcile import reconcile
 from jobs.queue.lifecycle import MAY_BECOME
 from jobs.queue.scheduling.scheduler import schedule
-from jobs.queue.tries import why_again
 from tests.jobs.conftest import attempt_event, run_together, say
 from tests.jobs.planning.test_learned import disproved, exit_event, placed, summary
 from tests.planner.wrong_specs import GOOD

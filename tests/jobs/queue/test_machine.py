@@ -45,8 +45,8 @@ from jobs.models import (
 )
 from jobs.queue import actions, staff
 from jobs.queue.control.rules import apply_rules
-from jobs.queue.heard.events import drain
-from jobs.queue.heard.reconcile import reconcile
+from jobs.queue.inbound.events import drain
+from jobs.queue.inbound.reconcile import reconcile
 from jobs.queue.lifecycle import MAY_BECOME
 from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.conftest import attempt_event, host_event, report, run_together, say

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from contracts.control import ExitReport
-from jobs.baselines.facts import facts
 from jobs.queue.outcomes import merged
+from jobs.runs.baselines.facts import facts
 
 
 def report(**summary: Any) -> ExitReport:

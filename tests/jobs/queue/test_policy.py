@@ -31,7 +31,7 @@ from jobs.models import (
 from jobs.queue import actions, lifecycle, staff
 from jobs.queue.control import stops
 from jobs.queue.control.rules import apply_rules
-from jobs.queue.heard.events import drain
+from jobs.queue.inbound.events import drain
 from jobs.queue.scheduling.placement import in_order
 from jobs.queue.scheduling.policy.share import Use, decayed, factors
 from jobs.queue.scheduling.policy.standing import Rates, standing

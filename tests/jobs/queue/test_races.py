@@ -15,7 +15,7 @@ from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH
 from jobs.models import TERMINAL, Attempt, Host, Job, Outbox, SlotAllocation, StateChange, Status
 from jobs.queue import actions
 from jobs.queue.control.lease import WorkLease
-from jobs.queue.heard.events import drain
+from jobs.queue.inbound.events import drain
 from jobs.queue.lifecycle import MAY_BECOME
 from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.conftest import attempt_event, host_event, report, run_together, say

@@ -11,11 +11,11 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from jobs.engines.slurm.engine import SlurmEngine
-from jobs.engines.slurm.rows import name_of
-from jobs.engines.slurm.site import Site
 from jobs.models import Attempt, Host, Job, Member, Project, QueueState, Status
 from jobs.queue import actions
+from jobs.queue.engines.slurm.engine import SlurmEngine
+from jobs.queue.engines.slurm.rows import name_of
+from jobs.queue.engines.slurm.site import Site
 from jobs.queue.scheduling.owners import DISABLED
 from jobs.queue.scheduling.scheduler import schedule
 from jobs.queue.scheduling.snapshot import held_slots

@@ -14,7 +14,7 @@ from rest_framework.test import APIClient
 
 from contracts.names import telemetry_stream
 from jobs.models import Job, Member, Status
-from jobs.queue.heard.silence import tell_of_silence
+from jobs.queue.inbound.silence import tell_of_silence
 from tests.jobs.reporting.nodes import CLAIM, Api, Node, fall_silent, job_of, reasons
 
 

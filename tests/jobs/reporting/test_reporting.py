@@ -13,12 +13,12 @@ from django.contrib.auth.models import User
 
 from contracts.codec import BATCH_BYTES, REPORT_BYTES, decode_batch
 from contracts.names import telemetry_stream
+from jobs.core.job_details import job_detail
 from jobs.models import RunToken, Status
-from jobs.present import job_detail
 from jobs.queue import actions
-from jobs.queue.heard.silence import tell_of_silence
+from jobs.queue.inbound.silence import tell_of_silence
 from jobs.queue.scheduling.scheduler import schedule
-from jobs.reporting import inflow
+from jobs.runs.reporting import inflow
 from tests.jobs.conftest import report
 from tests.jobs.reporting.nodes import Api, Node, fall_silent, job_of, reasons, said
 from tests.planner.wrong_specs import GOOD

@@ -11,12 +11,12 @@ import redis
 from django.contrib.auth.models import User
 
 from contracts.codec import checked_allocation
-from jobs.engines.slurm import attempts, ends
-from jobs.engines.slurm.rows import SlurmJob, name_of
-from jobs.engines.slurm.site import Site
+from jobs.core.run_tokens import issue
 from jobs.models import Attempt, Job, Status
 from jobs.queue import actions, lifecycle
-from jobs.reporting.tokens import issue
+from jobs.queue.engines.slurm import attempts, ends
+from jobs.queue.engines.slurm.rows import SlurmJob, name_of
+from jobs.queue.engines.slurm.site import Site
 from tests.jobs.conftest import report
 from tests.jobs.reporting.nodes import Node
 

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 
-from jobs.engines.slurm import attempts, ends
-from jobs.engines.slurm import engine as engines
-from jobs.engines.slurm.commands import NotNowError, RefusedError, Slurm
-from jobs.engines.slurm.door import AwayError, Said
-from jobs.engines.slurm.engine import SlurmEngine
-from jobs.engines.slurm.rows import name_of
-from jobs.engines.slurm.script import Submission
-from jobs.engines.slurm.site import Site
-from jobs.engines.slurm.talk import News, Wants, talk
 from jobs.models import Attempt, Job, RunToken, Status
 from jobs.queue import actions
+from jobs.queue.engines.slurm import attempts, ends
+from jobs.queue.engines.slurm import engine as engines
+from jobs.queue.engines.slurm.commands import NotNowError, RefusedError, Slurm
+from jobs.queue.engines.slurm.door import AwayError, Said
+from jobs.queue.engines.slurm.engine import SlurmEngine
+from jobs.queue.engines.slurm.rows import name_of
+from jobs.queue.engines.slurm.script import Submission
+from jobs.queue.engines.slurm.site import Site
+from jobs.queue.engines.slurm.talk import News, Wants, talk
 from tests.support.processes import wait_until
 
 SPEC: dict[str, Any] = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 1}, "resources": {"engine": "slurm"}}

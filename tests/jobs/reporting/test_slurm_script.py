@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from jobs.engines.slurm.script import submission
-from jobs.engines.slurm.site import Site
+from jobs.queue.engines.slurm.script import submission
+from jobs.queue.engines.slurm.site import Site
 from planner.facts.reading.parse import parse_spec
 from tests.support.patience import patient
 from tests.support.processes import wait_until

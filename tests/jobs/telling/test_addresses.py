@@ -6,7 +6,7 @@ from ipaddress import ip_address, ip_network
 
 import pytest
 
-from jobs.telling.addresses import RefusedAddressError, is_inside, literal, may_reach, resolve
+from jobs.people.notifications.addresses import RefusedAddressError, is_inside, literal, may_reach, resolve
 
 INSIDE = (
     *("127.0.0.1", "127.8.9.10", "0.0.0.0", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1"),

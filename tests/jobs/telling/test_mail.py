@@ -24,9 +24,9 @@ from jobs.models import (
     Status,
     stands,
 )
+from jobs.people.notifications import outbox
+from jobs.people.notifications.postman import Postman
 from jobs.queue import actions, lifecycle
-from jobs.telling import outbox
-from jobs.telling.postman import Postman
 from tests.planner.wrong_specs import GOOD
 from tests.support.processes import wait_until
 from webapp.runner import free_port

@@ -10,9 +10,9 @@ import redis
 from django.contrib.auth.models import User
 
 from jobs.models import Delivery, Lease, Outcome
+from jobs.operations.controller import Controller
 from jobs.queue import actions
 from jobs.queue.control import lease
-from jobs.queue.control.controller import Controller
 from tests.jobs.telling.receivers import Receiver, answering, hook_of, receiver
 from tests.planner.wrong_specs import GOOD
 from tests.support.processes import wait_until

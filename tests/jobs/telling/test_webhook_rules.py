@@ -13,10 +13,10 @@ from django.utils import timezone
 from rest_framework.test import APIClient
 
 from jobs.models import AuditEntry, Delivery, Job, Outcome, Webhook
+from jobs.people.notifications import deliveries, hooks
+from jobs.people.notifications.postman import Postman
+from jobs.people.notifications.signing import secret_of
 from jobs.queue import actions
-from jobs.telling import deliveries, hooks
-from jobs.telling.postman import Postman
-from jobs.telling.signing import secret_of
 from tests.jobs.telling.receivers import hook_of
 from tests.planner.wrong_specs import GOOD
 

@@ -24,10 +24,10 @@ from django.utils import timezone
 from rest_framework.test import APIClient
 
 from jobs.models import AuditEntry, Delivery, Outcome, StateChange, Status, Webhook
+from jobs.people.notifications import hooks, post
+from jobs.people.notifications.postman import BATCH, TRIED_FOR, Postman, next_try
+from jobs.people.notifications.signing import secret_of, secrets_of, signature
 from jobs.queue import actions, lifecycle
-from jobs.telling import hooks, post
-from jobs.telling.postman import BATCH, TRIED_FOR, Postman, next_try
-from jobs.telling.signing import secret_of, secrets_of, signature
 from tests.jobs.telling.receivers import ENDLESS, answering, hook_of, receiver
 from tests.planner.wrong_specs import GOOD
 from tests.support.processes import ROOT, wait_until
@@ -249,7 +249,7 @@ def test_changes_of_status_are_written_in_one_place() -> None:
         for path in (ROOT / "jobs").rglob("*.py")
         if "StateChange.objects.create" in path.read_text() or "StateChange.objects.bulk_create" in path.read_text()
     ]
-    assert written == ["jobs/telling/outbox.py"], "beside it, nobody would be told"
+    assert written == ["jobs/people/notifications/outbox.py"], "beside it, nobody would be told"
 
 
 def test_who_is_told_of_what(owner: User, stranger: User, staff: User) -> None:

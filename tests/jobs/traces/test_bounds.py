@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from jobs.traces.imports import bounds, inspector, reading
-from jobs.traces.imports.parts import ImportProblemError
+from jobs.runs.traces.imports import bounds, inspector, reading
+from jobs.runs.traces.imports.parts import ImportProblemError
 from tests.jobs.traces.test_imports import read_of, written
 from tests.support.inspected import collective, header, log, metadata
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from jobs.traces.arrivals import meetings
-from jobs.traces.imports import reading
-from jobs.traces.imports.parts import ImportProblemError, axis_of, op_of, rank_in
-from jobs.traces.imports.reading import Read, read, source
+from jobs.runs.traces.arrivals import meetings
+from jobs.runs.traces.imports import reading
+from jobs.runs.traces.imports.parts import ImportProblemError, axis_of, op_of, rank_in
+from jobs.runs.traces.imports.reading import Read, read, source
 from tests.jobs.traces.hostile import HOSTILE, shared
 from tests.support.inspected import collective, header, log, log_of_dumps, metadata
 

@@ -15,8 +15,8 @@ from django.test import Client
 from django.utils import timezone
 
 from jobs.models import ImportedTrace
-from jobs.traces.imports import kept
-from jobs.traces.imports.reading import Read, read
+from jobs.runs.traces.imports import kept
+from jobs.runs.traces.imports.reading import Read, read
 from tests.jobs.traces.hostile import HOSTILE
 
 

@@ -19,14 +19,14 @@ from rest_framework.test import APIClient
 
 from contracts.names import telemetry_stream, wanted_key
 from contracts.telemetry.timeline import TimelineItem
-from jobs.history.told.steps import HELD_BY_HOSTS
 from jobs.models import Attempt, Host, Job, Status
 from jobs.queue import actions
-from jobs.traces import chrome, perfetto
-from jobs.traces.arrivals import arrival_of, meetings
-from jobs.traces.lanes import lanes
-from jobs.traces.shapes import Call, Trace
-from jobs.traces.stream import _items_in, trace
+from jobs.runs.history.queries.steps import HELD_BY_HOSTS
+from jobs.runs.traces import chrome, perfetto
+from jobs.runs.traces.arrivals import arrival_of, meetings
+from jobs.runs.traces.lanes import lanes
+from jobs.runs.traces.shapes import Call, Trace
+from jobs.runs.traces.stream import _items_in, trace
 from tests.jobs.conftest import member_of
 from tests.jobs.history.told import keep, run
 from tests.support.timelines import batch, item, late

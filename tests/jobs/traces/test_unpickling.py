@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jobs.traces.imports import unpickle
+from jobs.runs.traces.imports import unpickle
 from tests.jobs.traces.hostile import HOSTILE
 
 

@@ -17,7 +17,7 @@ from contracts.control import AttemptReport
 from contracts.names import telemetry_stream, wanted_key
 from contracts.telemetry.batches import Item
 from contracts.telemetry.steps import CheckpointItem, LogItem, PhaseItem
-from jobs.history.recording.streams import Stream, new_entries
+from jobs.runs.history.recording.streams import Stream, new_entries
 from tests.support.processes import RedisServer
 from workers.host.attempts import AttemptDir
 from workers.host.settings import HostSettings

@@ -17,7 +17,7 @@ from contracts.telemetry.proof import ProcessProof, ProofItem, ReplicaProof
 from contracts.telemetry.results import LabItem, MemoryParts, VerdictItem, VerdictRow
 from contracts.telemetry.steps import Cell, EvalItem, PhaseItem, StepItem, TrafficItem
 from contracts.telemetry.words import SCRIPT_SETUP_STEPS
-from jobs.baselines.facts import NoFactsError, facts
+from jobs.runs.baselines.facts import NoFactsError, facts
 from meshboard.gate import UnknownError, judge, run_of
 from tests.support.orders import order
 from workers.host.attempts import AttemptDir

@@ -1,4 +1,4 @@
-// Folds the stored history of an attempt (Snapshot in jobs/history) into a new state of store.js. The socket continues
+// Folds the stored history of an attempt (Snapshot in jobs/runs/history) into a new state of store.js. The socket continues
 // from the positions of the history. Pure: no DOM, no clock.
 import { foldLog } from "../logs/lines.js";
 import { foldPlace } from "../logs/places.js";

@@ -1,4 +1,4 @@
-// The verdict panel: state, reason, next action, and folded evidence (jobs/diagnosis/shapes.py).
+// The verdict panel: state, reason, next action, and folded evidence (jobs/core/verdict_schema.py).
 import { counted } from "../format.js";
 import { el, withCode, write } from "../dom.js";
 import { tracebackOf } from "../logs/rootcause.js";

@@ -64,7 +64,7 @@ const showRange = whereItIs("ranges", (bar) => rangeBar(bar, page));
 const showTraces = tracePanels();
 const predictedOf = predictionOf(job.estimate);
 
-/** The page of a kind of job has some of the panels (jobs/kinds.py). A widget draws while its tab is open. */
+/** The page of a kind of job has some of the panels (jobs/core/kinds.py). A widget draws while its tab is open. */
 function whereItIs(id, make) {
   if (!$(id)) return () => {};
   const show = make($(id));

@@ -1,4 +1,4 @@
-// The parts of a step, planned and measured (StepParts in jobs/diagnosis/shapes.py). Pure.
+// The parts of a step, planned and measured (StepParts in jobs/core/verdict_schema.py). Pure.
 import { byAxis } from "../collectives.js";
 import { stepTimeOf } from "./steptime.js";
 

@@ -1,0 +1,106 @@
+"""What is handed to sbatch. Every value a user wrote follows a "=" in one argument and was held against its pattern."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from contracts.allocations import WARNED
+from jobs.queue.engines.slurm.rows import name_of
+from jobs.queue.engines.slurm.site import Site
+from planner.facts.engines import slurm_of
+from planner.facts.kinds import num_slots, saves
+from planner.facts.spec import JobSpec
+
+END_OF_ORDER = "END_OF_ORDER"  # base64 has no underscore
+LINE_WIDTH = 120
+MOST_WARNING_S = 65535  # that sbatch takes
+SHARE_TO_SAVE = 4  # a fourth of a time limit is kept for saving at most
+
+
+class Submission(NamedTuple):
+    """One attempt as sbatch takes it."""
+
+    name: str
+    options: tuple[str, ...]
+    script: str
+
+
+def submission(
+    spec: JobSpec, job: str, attempt: int, order: Mapping[str, Any], site: Site, save_s: float
+) -> Submission:
+    """The batch job of an attempt; `order` is what the supervisor on each node reads. `save_s`: how long before Slurm
+    ends it the run is told to save, where it saves."""
+    asked = slurm_of(spec)
+    name = name_of(job, attempt)
+    slots = num_slots(spec) // asked.nodes
+    cpus = slots * asked.cpus_per_rank
+    options = {
+        "job-name": name,
+        "comment": f"{job}/{attempt}",
+        "nodes": str(asked.nodes),
+        "ntasks-per-node": "1",
+        "cpus-per-task": str(cpus),
+        "gres": f"gpu:{slots}" if spec.resources.device == "cuda" else None,
+        "partition": asked.partition,
+        "account": asked.account,
+        "qos": asked.qos,
+        "time": asked.time_limit,
+        "constraint": asked.constraint,
+        "exclude": asked.exclude,
+        "signal": f"B:USR1@{_warning_s(asked.time_limit, save_s)}" if saves(spec) else None,
+        "dependency": "singleton",  # Slurm runs no two of this name at once, should it ever have been sent twice
+        "output": log_of(name, site.folder),
+        "chdir": site.folder,
+    }
+    given = tuple(f"--{option}={value}" for option, value in options.items() if value is not None)
+    return Submission(name, ("--no-requeue", *given), _script(cpus, order, site))
+
+
+def logs(folder: str) -> str:
+    """Where Slurm puts what batch scripts print; it must be there before one is submitted."""
+    return f"{folder}/slurm"
+
+
+def log_of(name: str, folder: str) -> str:
+    """The batch script's own output: what went wrong before a supervisor could tell."""
+    return f"{logs(folder)}/{name}.out"
+
+
+def _script(cpus: int, order: Mapping[str, Any], site: Site) -> str:
+    """A supervisor on every node, told its order on standard input: neither argv nor environment shows a token.
+
+    srun takes --cpus-per-task from no variable since Slurm 22.05. The script's code is what sbatch's job ends with.
+    Slurm's warning comes to the shell alone, as it would end the ranks; a shell hears it where it waits, and only then.
+    Its SIGTERM comes to all: the supervisors have their run save, and the script waits for them.
+    """
+    text = base64.b64encode(json.dumps(order).encode()).decode()
+    told = "\n".join(text[begin : begin + LINE_WIDTH] for begin in range(0, len(text), LINE_WIDTH))
+    srun = f"srun --ntasks-per-node=1 --cpus-per-task={cpus} --kill-on-bad-exit=0 {shlex.quote(site.python)}"
+    warned = f'{shlex.quote(f"{site.folder}/runs")}/"$SLURM_JOB_ID.{WARNED}"'
+    return f"""#!/bin/sh
+warned={warned}
+trap 'touch "$warned"' USR1
+trap : TERM
+{srun} -m workers.slurm <<'{END_OF_ORDER}' &
+{told}
+{END_OF_ORDER}
+while wait $!; code=$?; kill -0 $! 2>/dev/null; do :; done
+wait $!; last=$?  # where the warning came as it ended; 127: its code is known
+[ $last -eq 127 ] || code=$last
+exit $code
+"""
+
+
+def _warning_s(time_limit: str | None, save_s: float) -> int:
+    """How long before its end a run is warned."""
+    most = min(MOST_WARNING_S, max(1, round(save_s)))
+    if time_limit is None:
+        return most
+    days, _, clock = time_limit.rpartition("-")
+    hours, minutes, seconds = map(int, clock.split(":"))
+    limit_s = ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+    return max(1, min(most, limit_s // SHARE_TO_SAVE))

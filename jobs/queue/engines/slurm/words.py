@@ -1,0 +1,112 @@
+"""What Slurm's words mean for a job of ours, and the same for people."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import NamedTuple
+
+from contracts.control import Outcome
+from jobs.queue.engines.slurm.rows import SlurmJob
+
+WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
+ON_NODES = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT"}
+
+# https://slurm.schedmd.com/job_reason_codes.html; what is not here is told as Slurm has it
+REASONS = {
+    "Resources": "not enough free nodes with the requested resources",
+    "Priority": "jobs with a higher priority are ahead",
+    "Dependency": "an earlier submission of this job has not ended",
+    "BeginTime": "the begin time of the job is in the future",
+    "JobHeldUser": "held by its user",
+    "JobHeldAdmin": "held by an administrator",
+    "Licenses": "a required license is in use",
+    "PartitionDown": "the partition is down",
+    "PartitionInactive": "the partition is inactive",
+    "PartitionNodeLimit": "the job requests more nodes than the partition allows",
+    "PartitionTimeLimit": "the time limit exceeds the limit of the partition",
+    "PartitionConfig": "the partition lacks the requested resources",
+    "ReqNodeNotAvail": "required nodes are down, drained, or reserved",
+    "Reservation": "the reservation has not started",
+    "NodeDown": "a required node is down",
+    "BadConstraints": "no node has the requested features",
+    "InvalidAccount": "the account is not valid",
+    "InvalidQOS": "the QOS is not valid",
+    "launch_failed_requeued_held": "the job could not start on a node, so Slurm holds the job",
+    "Cleaning": "Slurm is still cleaning up after an earlier attempt",
+}
+
+
+class SlurmEnding(NamedTuple):
+    """How an ended job stands with us where its own report does not say it better."""
+
+    outcome: Outcome
+    reason: str
+
+
+PREEMPTED = "PREEMPTED"
+# Here ranks and supervisors were told to end, and know no more.
+ENDED_BY_SLURM: dict[str, tuple[Outcome, str]] = {
+    "TIMEOUT": ("failed", "the job reached its time limit"),
+    "DEADLINE": ("failed", "the job reached its deadline"),
+    "NODE_FAIL": ("lost", "a node failed"),
+    PREEMPTED: ("lost", "the job was preempted"),
+    "OUT_OF_MEMORY": ("failed", "the job used more memory than allocated"),
+    "BOOT_FAIL": ("lost", "a node did not boot"),
+    "REVOKED": ("lost", "the job was moved to another cluster"),
+    "CANCELLED": ("failed", "the job was cancelled in Slurm, not in Meshboard"),
+}
+ENDED_BY_ITSELF: dict[str, tuple[Outcome, str]] = {
+    "COMPLETED": ("succeeded", "the job completed without an exit report"),
+    "FAILED": ("failed", "the batch script failed"),
+}
+
+
+def ended(job: SlurmJob) -> bool:
+    """Whether nothing of it runs or will; a state that is new to us is waited out."""
+    return job.state in ENDED_BY_SLURM or job.state in ENDED_BY_ITSELF
+
+
+def ending(job: SlurmJob) -> SlurmEnding:
+    """How it ended, in Slurm's words; of one that has."""
+    outcome, said = {**ENDED_BY_ITSELF, **ENDED_BY_SLURM}[job.state]
+    nodes = f" on {job.nodes}" if job.nodes else ""
+    why = "" if job.reason in ("", "NonZeroExitCode", "TimeLimit") else f" ({job.reason})"
+    return SlurmEnding(outcome, f"Slurm: {said}{why}; job {job.id}{nodes}, {job.state}{_accounted(job)}")
+
+
+def _accounted(job: SlurmJob) -> str:
+    """What accounts alone know: how its script ended, and when."""
+    code, _, number = job.exit.partition(":")
+    how = f", signal {number}" if number not in ("", "0") else f", exit code {code}" if code not in ("", "0") else ""
+    return how if job.elapsed_s is None else f"{how}, after {timedelta(seconds=job.elapsed_s)}"
+
+
+def forgotten(job: str, *, accounts: bool) -> str:
+    """Of a job that Slurm once took and cannot tell of."""
+    if accounts:
+        return f"Slurm has no record of how job {job} ended"
+    return f"Slurm no longer knows job {job}, and Slurm accounting (sacct) is off"
+
+
+def waits(job: SlurmJob) -> str:
+    """Why it waits, and until when."""
+    code, _, rest = job.reason.partition(",")
+    said = REASONS.get(code, "")
+    if not code:  # what it says of a start is when it was handed in
+        return "Slurm: waiting for the first scheduling pass"
+    if said:
+        text = f"Slurm: waiting for {code}: {said}{f' ({rest.strip()})' if rest.strip() else ''}"
+    else:
+        text = f"Slurm: waiting for {job.reason}"
+    return f"{text}, expected start {job.start:%Y-%m-%d %H:%M} UTC" if job.start else text
+
+
+def where(job: SlurmJob) -> str:
+    """Where it runs."""
+    return f"Running on {job.nodes or 'Slurm nodes'}: Slurm job {job.id}, partition {job.partition}"
+
+
+def told(job: SlurmJob) -> dict[str, str]:
+    """What a page shows of it."""
+    shown = {"state": job.state, "partition": job.partition, "nodes": job.nodes}
+    return {what: text for what, text in shown.items() if text}

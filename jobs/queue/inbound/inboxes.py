@@ -1,0 +1,155 @@
+"""One stream of events: how far it was read, what is new in it, and what is done where it is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import redis
+
+from contracts.codec import BadMessageError
+from contracts.names import OLD_EVENTS_STREAM, events_stream
+from jobs.models import NOTHING_READ, Cursor, Host, cursor_of
+from jobs.queue.inbound.deadletters import bury
+
+OF_ALL = "events"  # cursor of the stream that all hosts once shared
+CHUNK = 32  # messages read at once: at most 8 MiB each
+MOST_ENTRIES = 20_000  # that wait: as many as a host itself keeps
+MOST_BYTES = 128 * 2**20
+SET_ASIDE = ":unusable"
+SET_ASIDE_S = 24 * 3600
+LAST_MILLISECONDS = 2**53  # of an id: no clock says so, and the very last id leaves none to add or to read from
+
+
+class Inbox(NamedTuple):
+    """What `sender` says; "" of the stream that all hosts shared. `last` is the newest id that was ever in it."""
+
+    sender: str
+    key: str
+    cursor: str
+    position: str
+    again_to: str  # what is read up to there may have been heard before
+    last: str = NOTHING_READ
+
+    def read(self, client: redis.Redis) -> list[Any]:
+        """The next chunk of entries."""
+        return list(client.xrange(self.key, min=f"({self.position}", count=CHUNK))  # type: ignore[arg-type]
+
+    def check_sender(self, named: str) -> None:
+        """Raises BadMessageError where a message names a host that others than it write for."""
+        if self.sender not in ("", named):
+            raise BadMessageError(f"the message names host {named}, but host {self.sender} sent it")
+
+    def at(self, client: redis.Redis, position: str) -> Inbox:
+        """Read up to there: never to be read again, so it is trimmed. Of a stream's nodes the whole ones go."""
+        Cursor.objects.filter(name=self.cursor).update(position=position)
+        client.xtrim(self.key, minid=position, approximate=True)
+        return self._replace(position=position)
+
+    def is_usable(self) -> bool:
+        return usable(self.position) and usable(self.last)
+
+    def cut(self, client: redis.Redis) -> None:
+        """Keep what waits within bounds, which a host does itself where nobody tampered with it: the oldest goes."""
+        waiting, size = client.xlen(self.key), _bytes(client, self.key)
+        if waiting <= MOST_ENTRIES and size <= MOST_BYTES:
+            return
+        kept = min(MOST_ENTRIES, waiting)
+        client.xtrim(self.key, maxlen=kept, approximate=False)
+        while kept and _bytes(client, self.key) > MOST_BYTES:
+            kept //= 2
+            client.xtrim(self.key, maxlen=kept, approximate=False)
+        problem = (
+            f"more than {MOST_ENTRIES:,} events or {MOST_BYTES:,} bytes were waiting, "
+            f"so the oldest {waiting - kept:,} events were deleted"
+        )
+        bury(self.position, b"", BadMessageError(problem), self.sender)
+
+    def set_aside(self, client: redis.Redis, entry: str, problem: str) -> None:
+        """Put what nobody can add to out of the way, for staff to look at; the next event starts a new stream."""
+        with client.pipeline(transaction=True) as pipe:
+            pipe.rename(self.key, f"{self.key}{SET_ASIDE}")
+            pipe.expire(f"{self.key}{SET_ASIDE}", SET_ASIDE_S)
+            pipe.execute()
+        Cursor.objects.filter(name=self.cursor).update(position=NOTHING_READ, again_to=NOTHING_READ)
+        bury(
+            entry,
+            b"",
+            BadMessageError(f"{problem}, so the stream was moved to {self.key}{SET_ASIDE} for one day"),
+            self.sender,
+        )
+
+
+def order_of(entry: str) -> tuple[int, int]:
+    """A stream id as numbers that compare as the stream does."""
+    milliseconds, _, sequence = entry.partition("-")
+    return int(milliseconds), int(sequence or 0)
+
+
+def usable(entry: str) -> bool:
+    return order_of(entry)[0] < LAST_MILLISECONDS
+
+
+def known() -> list[Inbox]:
+    """Of every host, as far as it was read; and what older versions say."""
+    hosts = Host.objects.present().filter(generation__gt=0).order_by("id").values_list("name", flat=True)
+    named = [("", OLD_EVENTS_STREAM, OF_ALL), *((host, events_stream(host), cursor_of(host)) for host in hosts)]
+    read = {
+        name: (position, again_to)
+        for name, position, again_to in Cursor.objects.values_list("name", "position", "again_to")
+    }
+    return [Inbox(sender, key, name, *read.get(name, (NOTHING_READ, NOTHING_READ))) for sender, key, name in named]
+
+
+def with_news(client: redis.Redis) -> list[Inbox]:
+    """Those in which something waits that was not read, and spoilt ones; what is no stream is set aside.
+
+    A stream that ends before our position is another one: Redis was emptied, restored from an older dump, or its clock
+    was set back. All of it is read again.
+    """
+    inboxes = known()
+    with client.pipeline(transaction=False) as pipe:
+        for inbox in inboxes:
+            pipe.xinfo_stream(inbox.key)
+        told = pipe.execute(raise_on_error=False)
+    return [
+        found for inbox, standing in zip(inboxes, told, strict=True) if (found := _standing(client, inbox, standing))
+    ]
+
+
+def _standing(client: redis.Redis, inbox: Inbox, told: Any) -> Inbox | None:
+    last = NOTHING_READ
+    if isinstance(told, redis.ResponseError):
+        kind = client.type(inbox.key)
+        if kind == b"stream":
+            return None  # there was none a moment ago
+        if kind != b"none":
+            inbox.set_aside(client, NOTHING_READ, f"the Redis key {inbox.key} is not a stream")
+            return None
+    elif isinstance(told, Exception):
+        raise told
+    else:
+        last = told["last-generated-id"].decode()
+    if order_of(last) < order_of(inbox.position):
+        inbox = inbox._replace(position=NOTHING_READ, again_to=last)
+        _remember(inbox)
+    if last == inbox.position and usable(last):
+        return None
+    if inbox.position == NOTHING_READ:
+        _remember(inbox)
+    return inbox._replace(last=last)
+
+
+def _remember(inbox: Inbox) -> None:
+    told = {"position": inbox.position, "again_to": inbox.again_to}
+    Cursor.objects.update_or_create(name=inbox.cursor, defaults=told)
+
+
+def _bytes(client: redis.Redis, key: str) -> int:
+    told: Any = client.memory_usage(key)
+    return int(told or 0)
+
+
+def holds_no_stream(client: redis.Redis, keys: Iterable[str]) -> bool:
+    """Whether one of these keys is there and no stream."""
+    return any(client.type(key) not in (b"stream", b"none") for key in keys)

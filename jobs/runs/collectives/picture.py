@@ -1,0 +1,206 @@
+"""Pictures of a collective: the tensors of each rank before and after, colored by the rank of each value."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from jobs.runs.collectives.stages import Rows, Setting, moving
+from planner.facts.lab import LabHolding, LabStep
+
+BOX, HEIGHT, ROW = 46, 30, 42  # units of the viewBox
+LABEL, ARROW, TOP = 64, 72, 26
+TRACK = 420  # width of the time axis of a barrier
+COLOURS = 16
+COMBINED = "combined"
+REDUCING = ("reduce", "all_reduce", "reduce_scatter")
+
+
+class Box(NamedTuple):
+    """One element. `origin`: index in the group of the rank that sent the value, or COMBINED."""
+
+    x: int
+    text: str
+    title: str
+    origin: str
+
+
+class Row(NamedTuple):
+    """One rank in the picture and in its table."""
+
+    rank: int
+    y: int
+    before: list[Box]
+    after: list[Box]
+    before_text: str
+    after_text: str
+
+
+class Picture(NamedTuple):
+    width: int
+    height: int
+    after_x: int
+    rows: list[Row]
+    legend: list[tuple[str, str]]  # (origin, words)
+
+
+class Span(NamedTuple):
+    """The time of a rank in a barrier, in microseconds and in the picture."""
+
+    rank: int
+    y: int
+    x: float
+    width: float
+    came_us: float
+    left_us: float
+
+
+class MiniBox(NamedTuple):
+    """A box of a small picture without text."""
+
+    x: int
+    y: int
+    width: int
+    origin: str
+
+
+class Mini(NamedTuple):
+    """A small picture of a collective for lists."""
+
+    width: int
+    height: int
+    boxes: list[MiniBox]
+
+
+MINI_BOX, MINI_PITCH, MINI_ROW, MINI_GAP = 10, 12, 13, 18
+MINI_TRACK = 100  # width of the time axis of a barrier
+
+
+def mini(result: Setting, step: LabStep) -> Mini:
+    """Return the small picture of a collective: boxes before at the left, boxes after at the right."""
+    height = len(step.holdings) * MINI_ROW - (MINI_ROW - MINI_BOX)
+    if step.primitive == "barrier":
+        scale = MINI_TRACK / TRACK
+        bars = [
+            MiniBox(round((span.x - LABEL) * scale), place * MINI_ROW, round(span.width * scale), str(place))
+            for place, span in enumerate(spans(step))
+        ]
+        return Mini(MINI_TRACK, height, bars)
+    rows = tensors(result, step).rows
+    after_x = max(len(row.before) for row in rows) * MINI_PITCH + MINI_GAP
+    boxes = [
+        MiniBox(start + i * MINI_PITCH, place * MINI_ROW, MINI_BOX, box.origin)
+        for place, row in enumerate(rows)
+        for start, held in ((0, row.before), (after_x, row.after))
+        for i, box in enumerate(held)
+    ]
+    return Mini(after_x + max(len(row.after) for row in rows) * MINI_PITCH, height, boxes)
+
+
+def tensors(result: Setting, step: LabStep) -> Picture:
+    """Return the picture of the tensors of each rank before and after."""
+    longest = max((len(h.before or ()) for h in step.holdings), default=0)
+    after_x = LABEL + max(1, longest) * BOX + ARROW
+    rows = []
+    for place, holding in enumerate(step.holdings):
+        before = _boxes(LABEL, holding.before, [str(place % COLOURS)] * len(holding.before or ()), holding.rank)
+        origins = [_origin(result, step, holding, i) for i in range(len(holding.after or ()))]
+        after = _boxes(after_x, holding.after, origins, holding.rank)
+        texts = _text(holding.before), _text(holding.after)
+        rows.append(Row(holding.rank, TOP + place * ROW, before, after, *texts))
+    widest = max((len(row.after) for row in rows), default=0)
+    legend = [(str(place % COLOURS), f"from rank {h.rank}") for place, h in enumerate(step.holdings)]
+    if any(box.origin == COMBINED for row in rows for box in row.after):
+        legend.append((COMBINED, "combined from several ranks"))
+    return Picture(after_x + max(1, widest) * BOX + 2, TOP + len(rows) * ROW, after_x, rows, legend)
+
+
+def film(result: Setting, step: LabStep, *, timed: bool = True) -> dict[str, Any] | None:
+    """Return the stages that js/lab/film.js plays, or None if no element moves. `timed`: show times of a barrier."""
+    told = _moments(step, timed) if step.primitive == "barrier" else _stages(result, step)
+    return told and {"kind": step.primitive, "ranks": [holding.rank for holding in step.holdings], **told}
+
+
+def _stages(result: Setting, step: LabStep) -> dict[str, Any] | None:
+    found = moving(result, step)
+    if found is None:
+        return None
+
+    def drawn(rows: Rows) -> list[list[list[str] | None]]:
+        return [
+            [None if value is None else [_value(value), _whose(result, step, place, value)] for value in row]
+            for place, row in enumerate(rows)
+        ]
+
+    given = any(stage.given for stage in found.stages)
+    return {
+        "algorithm": found.algorithm,
+        "agrees": found.agrees,
+        "given": drawn([list(holding.before or ()) for holding in step.holdings]) if given else None,
+        "start": drawn(found.start),
+        "stages": [
+            {
+                "words": stage.words,
+                "given": stage.given,
+                "moves": [[m.source, m.target, m.source_index, m.target_index] for m in stage.moves],
+                "rows": drawn(stage.rows),
+            }
+            for stage in found.stages
+        ],
+    }
+
+
+def _whose(result: Setting, step: LabStep, place: int, value: float) -> str:
+    """Return the index of the rank that a value came from, or COMBINED for a partial or full sum."""
+    if step.primitive in REDUCING and result.reduce_op == "sum":
+        return str(place % COLOURS) if value in (step.holdings[place].before or ()) else COMBINED
+    holders = [other for other in step.holdings if value in (other.before or ())]
+    return str(step.holdings.index(holders[0]) % COLOURS) if holders else COMBINED
+
+
+def _moments(step: LabStep, timed: bool) -> dict[str, Any]:
+    """Return the arrivals at a barrier and the departures, by time."""
+    known = spans(step)
+    moments = [(span.came_us, True, span.rank) for span in known] + [(span.left_us, False, span.rank) for span in known]
+    stages, inside = [], 0
+    for at, comes, rank in sorted(moments, key=lambda moment: (moment[0], not moment[1])):
+        inside += 1 if comes else -1
+        waiting = f"{inside} of {len(known)} ranks wait at the barrier." if inside else "All ranks have left."
+        when = f" at {at:.1f} µs" if timed else ""
+        stages.append({"words": f"Rank {rank} {'arrives' if comes else 'leaves'}{when}. {waiting}", "at": at})
+    return {"spans": [[span.came_us, span.left_us] for span in known], "stages": stages}
+
+
+def spans(step: LabStep) -> list[Span]:
+    """Return the time of each rank in a barrier. The axis starts when the first rank arrives."""
+    known = [(h.rank, (h.before or (0.0,))[0], (h.after or (0.0,))[0]) for h in step.holdings]
+    scale = TRACK / (max(left for _, _, left in known) or 1)  # a host may report no time at all
+    return [
+        Span(rank, place * ROW, LABEL + came * scale, max(1.0, (left - came) * scale), came, left)
+        for place, (rank, came, left) in enumerate(known)
+    ]
+
+
+def _boxes(x: int, values: tuple[float, ...] | None, origins: list[str], rank: int) -> list[Box]:
+    return [
+        Box(x + i * BOX, _value(value), f"element {i} on rank {rank}: {_value(value)}", origin)
+        for i, (value, origin) in enumerate(zip(values or (), origins, strict=True))
+    ]
+
+
+def _origin(result: Setting, step: LabStep, holding: LabHolding, index: int) -> str:
+    """Return the origin of a value. In a sum, a value that did not change is from its own rank."""
+    assert holding.after is not None
+    value, before = holding.after[index], holding.before or ()
+    if step.primitive in REDUCING and result.reduce_op == "sum":
+        holders = [holding] if index < len(before) and before[index] == value else []
+    else:
+        holders = [other for other in step.holdings if value in (other.before or ())]
+    return str(step.holdings.index(holders[0]) % COLOURS) if holders else COMBINED
+
+
+def _text(values: tuple[float, ...] | None) -> str:
+    return "nothing" if values is None else ", ".join(map(_value, values))
+
+
+def _value(value: float) -> str:
+    return str(int(value)) if value.is_integer() else f"{value:g}"

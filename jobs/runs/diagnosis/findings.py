@@ -1,0 +1,103 @@
+"""What the parts of a diagnosis hand to its verdict."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from jobs.core.verdict_schema import MOST_BYTES, MOST_EVIDENCE, MOST_RANKS, MOST_TEXT, Action, Evidence, State, Told
+
+WORSE: tuple[State, ...] = ("starting", "well", "notice", "slow", "hung", "failed")  # the worst last
+
+
+class Finding(NamedTuple):
+    """A candidate for the verdict of a run.
+
+    `sentence` starts with the name of its state and a colon. `reason` is one sentence, `next` one imperative sentence.
+    `weight` orders findings of one state by their cost, as a share of a step. `action` is the next step that the pages
+    offer as a button, `action_rank` its rank or -1.
+    """
+
+    state: State
+    weight: float
+    sentence: str
+    reason: str
+    next: str
+    evidence: tuple[Evidence, ...] = ()
+    action: Action = ""
+    action_rank: int = -1
+
+
+def worst(findings: Iterable[Finding]) -> list[Finding]:
+    """The worst first."""
+    return sorted(findings, key=lambda f: (-WORSE.index(f.state), -f.weight))
+
+
+def evidence(text: str, ranks: Iterable[int] = (), steps: tuple[int, ...] = ()) -> Evidence:
+    return {"text": cut(text), "ranks": sorted(ranks)[:MOST_RANKS], "steps": list(steps)}
+
+
+def evidences(found: Iterable[Evidence]) -> list[Evidence]:
+    return list(found)[:MOST_EVIDENCE]
+
+
+def fitted(told: Told) -> Told:
+    """Below MOST_BYTES: groups, waits and facts are cut to their worst halves until it is, a stack to its innermost."""
+    while len(json.dumps(told)) > MOST_BYTES:
+        groups, waits, facts, hang = told["groups"], told["waits"], told["evidence"], told["hang"]
+        stack = hang["stack"] if hang is not None else []
+        if not (groups or waits or facts or stack):
+            raise AssertionError("the remaining fields are smaller than MOST_BYTES")
+        told["groups"], told["waits"] = groups[: len(groups) // 2], waits[: len(waits) // 2]
+        told["evidence"] = facts[: len(facts) // 2]
+        if hang is not None:
+            told["hang"] = {**hang, "stack": stack[(len(stack) + 1) // 2 :]}
+    return told
+
+
+def cut(text: str) -> str:
+    return text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 1] + "…"
+
+
+def ranks_words(ranks: Iterable[int]) -> str:
+    """Name ranks: 'rank 3', 'ranks 0, 1 and 5', 'ranks 0 to 7', '61 ranks, starting with rank 2'."""
+    known = sorted(set(ranks))
+    if not known:
+        return "no rank"
+    if len(known) == 1:
+        return f"rank {known[0]}"
+    if len(known) > 2 and known[-1] - known[0] == len(known) - 1:
+        return f"ranks {known[0]} to {known[-1]}"
+    if len(known) > 8:
+        return f"{len(known)} ranks, starting with rank {known[0]}"
+    return f"ranks {', '.join(map(str, known[:-1]))} and {known[-1]}"
+
+
+def apart_words(size: int, calls: int) -> str:
+    """'0 B, 0 calls'."""
+    return f"{size:,} B, {calls:,} {'call' if calls == 1 else 'calls'}"
+
+
+def capital(text: str) -> str:
+    """Return the text with its first letter in upper case."""
+    return text[:1].upper() + text[1:]
+
+
+def full_sentence(text: str) -> str:
+    """Return the text with a capital letter and a period, or an empty text as it is."""
+    text = capital(text.strip())
+    return text if not text or text[-1] in ".!?…" else f"{text}."
+
+
+def seconds(value: float) -> str:
+    """'12.3 s', '4.56 ms', '89.0 us': three digits."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if value >= size or unit == "us":
+            return f"{value / size:.3g} {unit}" if value / size < 1000 else f"{value / size:.0f} {unit}"
+    raise AssertionError
+
+
+def percent(share: float) -> str:
+    """'18%', '0.4%'."""
+    return f"{share:.0%}" if abs(share) >= 0.0995 or share == 0 else f"{share:.1%}"
