@@ -29,10 +29,10 @@ from workers.dry_run.watch import Watch
 from workers.meter import Recorder, metered_backend
 from workers.meter.ending import end_as
 from workers.torch_private.fsdp import storage_changes
-from workers.trainer.corpus.data import corpus_of
-from workers.trainer.loop import Trainer
+from workers.trainer.dataset import corpus_of
 from workers.trainer.parallel.mesh import make_mesh
 from workers.trainer.parallel.parallelize import parallelize
+from workers.trainer.trainer import Trainer
 
 MEMORY_GOAL, GRADIENT_GOAL = 0.025, 1e-5
 

@@ -33,12 +33,12 @@ from workers.checkpoint.save import Saved, Saver
 from workers.meter import Recorder, metered_backend
 from workers.meter.ending import end_as
 from workers.trainer.__main__ import checkpoint_group
-from workers.trainer.corpus.data import corpus_of
-from workers.trainer.loop import Trainer
+from workers.trainer.dataset import corpus_of
 from workers.trainer.model import Decoder, Strategy, initialise
 from workers.trainer.optimizer import BETAS
 from workers.trainer.parallel.mesh import make_mesh
 from workers.trainer.parallel.parallelize import parallelize
+from workers.trainer.trainer import Trainer
 
 WORLD = 2
 STEPS_PER_TURN = 4

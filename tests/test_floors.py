@@ -66,7 +66,7 @@ KIND_NAMES: set[object] = set(KINDS)
 # prediction is for what compares it with what was measured; a profile is what a calibration writes.
 PREDICTIONS = ("planner.cost", "planner.hardware", "planner.search", "planner.teaching", "planner.report")
 READS_PREDICTIONS = {
-    "workers/trainer/verdict.py": ("planner.cost",),
+    "workers/trainer/traffic_check.py": ("planner.cost",),
     "workers/dry_run/": ("planner.cost",),
     "workers/calibrate/": ("planner.hardware.profile",),
 }
@@ -160,14 +160,14 @@ def test_what_sends_knows_no_prediction() -> None:
         ("workers/trainer/optimizer.py", "from planner.cost.traffic import step_traffic"),
         ("workers/trainer/optimizer.py", "def f():\n    import planner.cost.traffic as t"),
         ("workers/trainer/optimizer.py", "from planner import cost"),
-        ("workers/trainer/verdict.py", "from planner.search.layouts import search"),
+        ("workers/trainer/traffic_check.py", "from planner.search.layouts import search"),
         ("workers/calibrate/clock.py", "from planner.hardware.cluster import Cluster"),
         ("workers/lab/measure.py", "from planner.report import size"),
     ],
 )
 def test_the_reader_of_predictions_sees_a_wrong_import(name: str, source: str) -> None:
     assert predictions_read(name, source)
-    assert not predictions_read("workers/trainer/verdict.py", "from planner.cost.traffic import step_traffic")
+    assert not predictions_read("workers/trainer/traffic_check.py", "from planner.cost.traffic import step_traffic")
     assert not predictions_read(name, "from planner.facts.tensors.placements import placement")
 
 

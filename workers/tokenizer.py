@@ -11,9 +11,9 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from workers.drafts import draft_of
-from workers.trainer.corpus.encode import END_OF_TEXT, load_tokenizer, write_tokens
-from workers.trainer.corpus.text import documents
+from workers.trainer.documents import documents
 from workers.trainer.errors import UserError, brief
+from workers.trainer.tokenizer import END_OF_TEXT, load_tokenizer, write_tokens
 
 LEAST = 257  # every byte, and the end of a text
 MOST = 4_194_304  # no model has more, and the trainer makes room for all of them at its start

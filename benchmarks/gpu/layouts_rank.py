@@ -20,8 +20,8 @@ from planner.facts.spec import JobSpec
 from tests.parity.cases import LAYOUTS, reference_spec
 from workers.meter import Recorder, metered_backend
 from workers.meter.ending import end_as
-from workers.trainer.corpus.data import corpus_of
-from workers.trainer.proof.reference import compute
+from workers.trainer.dataset import corpus_of
+from workers.trainer.verification.reference import compute
 
 TIMEOUT = timedelta(seconds=40)  # of a collective: then torch ends the rank
 

@@ -22,7 +22,7 @@ from planner.hardware.cluster import Accelerator, gemm_seconds, kernel_seconds
 from planner.hardware.kernels import Flash, Gemm, Pass
 from planner.hardware.stacks import STACKS
 from workers.meter.ending import end_as
-from workers.trainer.parallel.products import E4M3
+from workers.trainer.parallel.matmul import E4M3
 
 ROUNDS, WARM_UP = 20, 5
 LAUNCHES = 1000

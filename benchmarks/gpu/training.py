@@ -31,13 +31,13 @@ from planner.facts.spec import JobSpec
 from workers.meter import Recorder
 from workers.meter.ending import end_as
 from workers.trainer.allocator import return_large_tensors
-from workers.trainer.corpus.data import corpus_of
-from workers.trainer.loop import Trainer, train
+from workers.trainer.dataset import corpus_of
+from workers.trainer.memory import Peak
 from workers.trainer.parallel.mesh import make_mesh
 from workers.trainer.parallel.parallelize import parallelize
-from workers.trainer.peak import Peak
-from workers.trainer.proof import Proof
-from workers.trainer.proof.reference import compute
+from workers.trainer.trainer import Trainer, train
+from workers.trainer.verification import Proof
+from workers.trainer.verification.reference import compute
 
 
 class Ran(NamedTuple):

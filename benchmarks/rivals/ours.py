@@ -15,10 +15,10 @@ from contracts.telemetry.batches import Item
 from planner.facts.reading.parse import parse_fields
 from workers.meter import Recorder, metered_backend
 from workers.trainer.allocator import forget_shapes, return_large_tensors, reuse_what_is_freed
-from workers.trainer.corpus.data import corpus_of
-from workers.trainer.loop import Trainer, train
+from workers.trainer.dataset import corpus_of
 from workers.trainer.parallel.mesh import make_mesh
 from workers.trainer.parallel.parallelize import parallelize
+from workers.trainer.trainer import Trainer, train
 
 
 def main() -> None:

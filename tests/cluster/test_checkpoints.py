@@ -32,7 +32,7 @@ def saved(hosts: Cluster, job: str, machine: str) -> list[str]:
 
 def lenders(machine: Machine) -> int:
     """Processes of it that send a checkpoint, or wait to."""
-    return int(machine.run("sh", "-c", "pgrep -fc '[w]orkers.checkpoint.loans.lend' || true"))
+    return int(machine.run("sh", "-c", "pgrep -fc '[w]orkers.checkpoint.lend' || true"))
 
 
 def break_one(hosts: Cluster, job: str, rank: int = 3) -> None:

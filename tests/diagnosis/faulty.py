@@ -19,10 +19,10 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from workers.meter.ending import end_as
-from workers.trainer import loop
+from workers.trainer import trainer
 from workers.trainer.__main__ import main
-from workers.trainer.corpus.data import Corpus
-from workers.trainer.model.experts import Router, Routing
+from workers.trainer.dataset import Corpus
+from workers.trainer.model.moe import Router, Routing
 
 FOREVER_S = 600.0
 
@@ -44,7 +44,7 @@ class Now:
 
 def slow_compute(fault: Fault) -> None:
     """Each forward takes longer."""
-    _before(loop.StageChunks, "_forward", lambda: time.sleep(fault["seconds"]), fault)
+    _before(trainer.StageChunks, "_forward", lambda: time.sleep(fault["seconds"]), fault)
 
 
 def slow_loader(fault: Fault) -> None:
@@ -65,33 +65,33 @@ def stuck_code(fault: Fault) -> None:
         while time.monotonic() - began < FOREVER_S:
             sum(range(10_000))
 
-    _before(loop.StageChunks, "_forward", never_ends, fault)
+    _before(trainer.StageChunks, "_forward", never_ends, fault)
 
 
 def skipped_call(fault: Fault) -> None:
     """It leaves the sum of norms and losses out, once."""
-    original = loop.Trainer.reduce_statistics
+    original = trainer.Trainer.reduce_statistics
 
-    def reduce_statistics(self: loop.Trainer) -> torch.Tensor:
+    def reduce_statistics(self: trainer.Trainer) -> torch.Tensor:
         if Now.step != fault["after"] + 1:
             return original(self)
         return torch.ones(2, dtype=torch.float64)
 
-    loop.Trainer.reduce_statistics = reduce_statistics  # type: ignore[method-assign]
+    trainer.Trainer.reduce_statistics = reduce_statistics  # type: ignore[method-assign]
 
 
 def other_call(fault: Fault) -> None:
     """Where the others sum norms and losses, it gathers them."""
-    original = loop.Trainer.reduce_statistics
+    original = trainer.Trainer.reduce_statistics
 
-    def reduce_statistics(self: loop.Trainer) -> torch.Tensor:
+    def reduce_statistics(self: trainer.Trainer) -> torch.Tensor:
         if Now.step != fault["after"] + 1:
             return original(self)
         every = [torch.zeros(3) for _ in range(dist.get_world_size())]
         dist.all_gather(every, torch.zeros(3))
         return torch.ones(2, dtype=torch.float64)
 
-    loop.Trainer.reduce_statistics = reduce_statistics  # type: ignore[method-assign]
+    trainer.Trainer.reduce_statistics = reduce_statistics  # type: ignore[method-assign]
 
 
 def slow_disk(fault: Fault) -> None:
@@ -141,13 +141,13 @@ def _before(owner: Any, name: str, first: Callable[[], None], fault: Fault) -> N
 
 
 def _count_steps() -> None:
-    original = loop.Trainer.backward
+    original = trainer.Trainer.backward
 
-    def backward(self: loop.Trainer, index: int) -> None:
+    def backward(self: trainer.Trainer, index: int) -> None:
         Now.step = index + 1
         original(self, index)
 
-    loop.Trainer.backward = backward  # type: ignore[method-assign]
+    trainer.Trainer.backward = backward  # type: ignore[method-assign]
 
 
 def start() -> int:

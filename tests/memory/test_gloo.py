@@ -15,7 +15,7 @@ from planner.facts.reading.parse import parse_fields
 from tests.memory.compare import found
 from tests.memory.test_memory import MODEL
 from workers.meter.dry import STAGED
-from workers.trainer.peak import Peak
+from workers.trainer.memory import Peak
 
 ELEMENTS = 2**24
 WHOLE = 4 * ELEMENTS

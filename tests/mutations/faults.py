@@ -44,7 +44,7 @@ TENSOR = "workers/trainer/parallel/tensor_parallel.py"
 CONTEXT = "workers/trainer/parallel/context_parallel.py"
 DATA = "workers/trainer/parallel/data_parallel.py"
 ZERO = "workers/trainer/parallel/zero.py"
-LOOP = "workers/trainer/loop.py"
+LOOP = "workers/trainer/trainer.py"
 LOAD = "workers/checkpoint/load.py"
 TRAFFIC = "planner/cost/traffic/__init__.py"
 
@@ -117,7 +117,7 @@ FAULTS: dict[str, Fault] = {
         (Edit(DATA, "len(bucket) * self._backwards for", "len(bucket) for"),), "llama", {"dp": 2}
     ),
     "The fp32 gradient contains only the first micro-batch": Fault(
-        (Edit("workers/trainer/masters.py", "master.grad.add_(gradient)", "pass"),),
+        (Edit("workers/trainer/parallel/data_parallel.py", "master.grad.add_(gradient)", "pass"),),
         "llama",
         {"tp": 2},
         2,
@@ -174,7 +174,7 @@ FAULTS: dict[str, Fault] = {
     "The weight gradient contains only one micro-batch": Fault(
         (
             Edit(
-                "workers/trainer/parallel/weight_gradients.py",
+                "workers/trainer/parallel/matmul.py",
                 "parameter.grad = summed(parameter.grad)",
                 "parameter.grad = summed(None)",
             ),
@@ -190,7 +190,7 @@ FAULTS: dict[str, Fault] = {
         {"dp": 2},
     ),
     "Replicas start with different weights": Fault(
-        (Edit("workers/trainer/model/initial.py", "= whole[", "= (1 + 1e-3 * place.dp) * whole["),),
+        (Edit("workers/trainer/model/decoder.py", "= whole[", "= (1 + 1e-3 * place.dp) * whole["),),
         "gpt",
         {"dp": 2},
     ),
@@ -254,14 +254,14 @@ FAULTS: dict[str, Fault] = {
         (Edit(TENSOR, ", table) * mine.unsqueeze(-1)", ", table)"),), "gpt", {"tp": 2}
     ),
     "Tokens are sent to the wrong expert": Fault(
-        (Edit("workers/trainer/model/experts.py", "if ep.degree == 1:", "if True:"),),
+        (Edit("workers/trainer/model/moe.py", "if ep.degree == 1:", "if True:"),),
         "moe",
         {"dp": 2, "ep": 2},
     ),
     "The router skips the best expert of each token": Fault(
         (
             Edit(
-                "workers/trainer/model/experts.py",
+                "workers/trainer/model/moe.py",
                 "gates, experts = probabilities.topk(self.experts_per_token, dim=-1)",
                 "worse = self.strategy.ep.degree > 1\n"
                 "        gates, experts = (\n"

@@ -19,7 +19,7 @@ from planner.facts.tensors.shards import held_units
 from tests.parity.cases import Case, reference_spec, write_data
 from tests.parity.standing import wrong_memory
 from tests.support.ranks import forked
-from workers.trainer.model.initial import full_name
+from workers.trainer.model.decoder import full_name
 
 FP32_BYTES = 4
 TOLERANCE = 1e-5

@@ -16,13 +16,13 @@ import torch.distributed as dist
 from planner.facts.reading.parse import parse_spec
 from planner.facts.spec import JobSpec
 from workers.meter import Recorder, metered_backend
-from workers.trainer.corpus.data import corpus_of
-from workers.trainer.loop import Trainer, train
+from workers.trainer.dataset import corpus_of
+from workers.trainer.memory import Peak
 from workers.trainer.parallel.expert_parallel import ExpertParallel, Plan
 from workers.trainer.parallel.mesh import make_mesh
 from workers.trainer.parallel.parallelize import parallelize
-from workers.trainer.peak import Peak
-from workers.trainer.proof import Proof
+from workers.trainer.trainer import Trainer, train
+from workers.trainer.verification import Proof
 
 
 def make_trainer(spec: JobSpec, data_root: Path, recorder: Recorder) -> Trainer:

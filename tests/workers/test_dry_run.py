@@ -21,7 +21,7 @@ from tests.parity.compare import run_specs
 from workers.dry_run.__main__ import main
 from workers.dry_run.rank import DryStep, dry_step
 from workers.trainer.model import Decoder, Strategy
-from workers.trainer.verdict import step_verdict
+from workers.trainer.traffic_check import step_verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 

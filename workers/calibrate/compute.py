@@ -19,8 +19,8 @@ from workers.calibrate.clock import Crew, added_seconds, seconds, together
 from workers.trainer.model import Decoder, Strategy
 from workers.trainer.optimizer import clip_gradients, gradient_square_sum, make_optimizer, update
 from workers.trainer.parallel.data_parallel import NoDataParallel
+from workers.trainer.parallel.matmul import WIDE, Fp8
 from workers.trainer.parallel.parallelize import Held, Part
-from workers.trainer.parallel.products import WIDE, Fp8
 from workers.trainer.parallel.tensor_parallel import TensorParallel
 
 SEQ_LEN = 128

@@ -10,9 +10,17 @@ from pathlib import Path
 from planner.facts.spec import JobSpec
 from workers.checkpoint.export import export
 from workers.checkpoint.folder import complete_below
-from workers.checkpoint.manifests import read_manifest
-from workers.checkpoint.text import decode, encode_prompt, find_tokenizer, text_encoder
-from workers.checkpoint.whole import Whole, evaluate, load_whole, sample
+from workers.checkpoint.inference import (
+    Whole,
+    decode,
+    encode_prompt,
+    evaluate,
+    find_tokenizer,
+    load_whole,
+    sample,
+    text_encoder,
+)
+from workers.checkpoint.manifest import read_manifest
 from workers.trainer.errors import UserError
 
 

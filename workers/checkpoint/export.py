@@ -14,10 +14,10 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from planner.facts.spec import ModelSpec
-from workers.checkpoint.whole import Whole, named_tensors
-from workers.trainer.corpus.encode import END_OF_TEXT, Encoder
+from workers.checkpoint.inference import Whole, named_tensors
 from workers.trainer.errors import UserError, brief
 from workers.trainer.model.layers import NORM_EPS
+from workers.trainer.tokenizer import END_OF_TEXT, Encoder
 
 Tensors = dict[str, torch.Tensor]
 

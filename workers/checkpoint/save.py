@@ -18,13 +18,11 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from planner.facts.layout import Coordinates
 from planner.facts.spec import JobSpec
-from workers.checkpoint import across, folder
-from workers.checkpoint.agree import on_every_rank, on_first_rank, words_of
-from workers.checkpoint.boxes import Boxed, BoxSavePlanner, State
-from workers.checkpoint.manifests import Files
-from workers.checkpoint.room import Writer, told_of
-from workers.checkpoint.state import model_state, optimizer_state
-from workers.checkpoint.sums import Sums, sums_of
+from workers.checkpoint import folder, transfer
+from workers.checkpoint.coordination import Writer, on_every_rank, on_first_rank, told_of, words_of
+from workers.checkpoint.manifest import Files
+from workers.checkpoint.state import Boxed, BoxSavePlanner, State, model_state, optimizer_state
+from workers.checkpoint.tensor_checksums import Sums, sums_of
 from workers.trainer.errors import UserError
 from workers.trainer.parallel.parallelize import Part
 
@@ -114,7 +112,7 @@ class Saver:
             path = target
         except (CheckpointException, Exception) as error:  # must not end the training that a checkpoint is to protect
             problem = words_of(error)
-            across.discard(draft)
+            transfer.discard(draft)
         self._told(Saved(step, path, num_bytes, stall_s, time.perf_counter() - started, problem))
 
     def _write_all(self, step: int, rng: list[int], draft: Path) -> int:
@@ -125,10 +123,10 @@ class Saver:
         dcp_save(self._copies, storage_writer=writer, planner=planner, process_group=self._group, no_dist=alone)
         described = on_every_rank(lambda: self._own_files(draft), self._group)
         files = {name: entry for part in described for name, entry in part.items()}
-        across.collect(draft, files, self._group)
+        transfer.collect(draft, files, self._group)
         sums = sums_of(self._copies, self._spec.model, self._group)
         on_first_rank(lambda: self._publish(draft, step, files, rng, sums), self._group)
-        across.discard(draft)
+        transfer.discard(draft)
         return sum(size for size, _ in files.values())
 
     def _empty(self, draft: Path) -> None:

@@ -20,7 +20,7 @@ from workers.dry_run.rank import DryStep, dry_step
 from workers.meter import Exporter, Recorder
 from workers.meter.ending import end_as, fail
 from workers.trainer.errors import UserError
-from workers.trainer.verdict import step_verdict
+from workers.trainer.traffic_check import step_verdict
 
 
 def main() -> int:

@@ -19,11 +19,11 @@ from workers.meter.dry import dry_world
 from workers.meter.recorder import Recorder
 from workers.torch_private.fsdp import storage_changes
 from workers.torch_private.tensors import FakeTensorMode
-from workers.trainer.corpus.data import Corpus, Tokens
-from workers.trainer.loop import Trainer
+from workers.trainer.dataset import Corpus, Tokens
+from workers.trainer.memory import Standing, storage_bytes
 from workers.trainer.parallel.mesh import make_mesh
 from workers.trainer.parallel.parallelize import assemble, build, local
-from workers.trainer.standing import Standing, storage_bytes
+from workers.trainer.trainer import Trainer
 
 SOON = 50  # objects: what only a cycle holds goes at once, whatever ran here before; else it may lie in the peak
 

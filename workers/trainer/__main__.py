@@ -17,21 +17,21 @@ from planner.facts.reading.parse import parse_spec
 from planner.facts.reading.runnable import not_runnable
 from planner.facts.spec import JobSpec, SpecError
 from workers import shield
-from workers.checkpoint.place import Place, place_of
+from workers.checkpoint.folder import Place, place_of
 from workers.device import device_name, own_device
 from workers.meter import Exporter, Recorder, metered_backend
 from workers.meter.ending import end_as, fail
 from workers.meter.start import Start
 from workers.timeouts import group_timeout
 from workers.trainer.allocator import forget_shapes, give_back, return_large_tensors, reuse_what_is_freed
-from workers.trainer.asked import Asked
-from workers.trainer.corpus.data import corpus_of
+from workers.trainer.dataset import corpus_of
 from workers.trainer.errors import DivergedError, ProofError, UserError
-from workers.trainer.loop import Send, Stop, Trainer, train
+from workers.trainer.memory import Peak, load_libraries
 from workers.trainer.parallel.mesh import make_mesh
 from workers.trainer.parallel.parallelize import parallelize
-from workers.trainer.peak import Peak, load_libraries
-from workers.trainer.proof import Proof
+from workers.trainer.stop_request import Asked
+from workers.trainer.trainer import Send, Stop, Trainer, train
+from workers.trainer.verification import Proof
 
 FP8_CAPABILITY = (8, 9)  # Ada, Hopper and later
 
@@ -107,7 +107,7 @@ def run(
         if place is None:
             train(trainer, send, _say, watch=Proof(trainer, send, _say), peak=peak, start=start)
             return
-        from workers.checkpoint.job import JobCheckpoints  # takes most of a second, which other runs need not wait
+        from workers.checkpoint.manager import JobCheckpoints  # takes most of a second, which other runs need not wait
 
         checkpoints = JobCheckpoints(spec, trainer, place, checkpoint_group(recorder), send, _say)
         try:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from planner.facts.spec import JobSpec, Layout, TrainSpec
-from workers.torch_private.optimizers import AdamW
+from workers.torch_private.compiler import AdamW
 from workers.trainer.parallel.mesh import Mesh
 from workers.trainer.parallel.parallelize import Held, Part, is_sharded, is_tied
 

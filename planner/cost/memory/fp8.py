@@ -1,4 +1,4 @@
-"""What a product in fp8 holds for a moment: its operands in 8 bits, as `workers/trainer/parallel/products.py` casts."""
+"""What a product in fp8 holds for a moment: its operands in 8 bits, as `workers/trainer/parallel/matmul.py` casts."""
 
 from __future__ import annotations
 

@@ -85,8 +85,8 @@ def test_of_ranks_that_did_not_tell_where_they_stand_nothing_is_said_but_that() 
 @pytest.mark.parametrize(
     ("stack", "cause"),
     [
-        (["loop.py:88 in train", "workers/trainer/corpus/data.py:40 in batch"], "data"),
-        (["loop.py:90 in train", "workers/checkpoint/job.py:30 in save"], "checkpoint"),
+        (["loop.py:88 in train", "workers/trainer/dataset.py:40 in batch"], "data"),
+        (["loop.py:90 in train", "workers/checkpoint/manager.py:30 in save"], "checkpoint"),
         (["train.py:12 in step", "train.py:77 in sleepy"], "compute"),
     ],
 )

@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from planner.facts.reading.parse import parse_spec
-from workers.checkpoint import across, folder, load
+from workers.checkpoint import folder, load, transfer
 from workers.trainer.errors import UserError
 
 SPEC = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}}
@@ -21,7 +21,7 @@ SPEC = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}}
 def main() -> None:
     base = Path(sys.argv[1])
     os.environ["LOCAL_RANK"] = "0"  # each is the first of its host
-    across.MEETING = 1
+    transfer.MEETING = 1
     dist.init_process_group("gloo")
     rank, group = dist.get_rank(), dist.group.WORLD
     assert isinstance(group, dist.ProcessGroup)
@@ -30,19 +30,19 @@ def main() -> None:
     draft = folder.draft_of(path)
     draft.mkdir(parents=True)
     own = draft / f"__{rank}_0.distcp"
-    own.write_bytes(bytes([rank]) * (across.CHUNK_BYTES + 5 if rank else 3))  # more than one chunk travels
+    own.write_bytes(bytes([rank]) * (transfer.CHUNK_BYTES + 5 if rank else 3))  # more than one chunk travels
     told: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(told, folder.describe(draft, [own.name]))
     files = {name: entry for part in told for name, entry in part.items()}
-    across.collect(draft, files, group)
+    transfer.collect(draft, files, group)
     if rank == 0:
         folder.publish(draft, parse_spec(SPEC), 7, files, [1], {})
     dist.barrier()
     cut_off = draft.with_name(".step-00000003.draft")
     cut_off.mkdir()
-    across.discard(draft)
+    transfer.discard(draft)
     left = draft.exists() or cut_off.exists()
-    across.bring(job, group, 2)
+    transfer.bring(job, group, 2)
     damage = folder.damage(path, files)
     if rank == 2:
         first = path / "__0_0.distcp"  # which rank 0 would read, of its own
@@ -60,7 +60,7 @@ def main() -> None:
     dist.barrier()
     problem = ""
     try:
-        across.bring(job, group, 2)
+        transfer.bring(job, group, 2)
     except UserError as error:
         problem = str(error)
     other = base / str(rank) / "other"
@@ -71,7 +71,7 @@ def main() -> None:
             (draft / "__1_0.distcp").write_bytes(b"whole")
             path = folder.publish(draft, parse_spec(SPEC), step, folder.describe(draft, ["__1_0.distcp"]), [1], {})
         (path / "__1_0.distcp").write_bytes(b"WHOLE")
-    passed_over = across.bring(other, group, 2)
+    passed_over = transfer.bring(other, group, 2)
     # All have one, and no other; one host's is cut short.
     third = base / str(rank) / "third"
     draft = folder.draft_of(folder.step_folder(third / "1", 5))
@@ -80,11 +80,11 @@ def main() -> None:
     path = folder.publish(draft, parse_spec(SPEC), 5, folder.describe(draft, ["__0_0.distcp"]), [1], {})
     if rank == 0:
         (path / "__0_0.distcp").write_bytes(b"wh")
-    across.bring(third, group, 2)
+    transfer.bring(third, group, 2)
     mended = (path / "__0_0.distcp").read_bytes().decode()
     (other / "1.bak").mkdir(parents=True)
     (other / "1").rename(other / "1.bak" / "1")
-    nothing = across.bring(other, group, 2)
+    nothing = transfer.bring(other, group, 2)
     (other / "1.bak" / "1").rename(other / "1")
     brought = [found.step for found in folder.complete_below(other)]
     have = [str(found.path.relative_to(job)) for found in folder.complete_below(job)]

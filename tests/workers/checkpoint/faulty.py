@@ -10,8 +10,8 @@ from typing import Any
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from tests.workers.checkpoint.rank import main as main
-from workers.checkpoint import folder, manifests, save
-from workers.checkpoint.boxes import BoxSavePlanner
+from workers.checkpoint import folder, manifest, save
+from workers.checkpoint.state import BoxSavePlanner
 
 FAULTS: dict[str, tuple[int, int]] = json.loads(os.environ["FAULTS"])
 PLACES: dict[str, tuple[Any, str]] = {
@@ -22,7 +22,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "metadata": (FileSystemWriter, "finish"),
     "describe": (folder, "describe"),
     "rename": (folder, "publish"),
-    "manifest": (manifests, "read_manifest"),
+    "manifest": (manifest, "read_manifest"),
     "check": (folder, "damage"),
 }
 now = {"step": 0}

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from workers.checkpoint import folder
-from workers.checkpoint.manifests import MANIFEST
-from workers.checkpoint.stored import METADATA
+from workers.checkpoint.load import METADATA
+from workers.checkpoint.manifest import MANIFEST
 
 
 class Runs:

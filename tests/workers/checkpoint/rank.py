@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from planner.facts.reading.parse import parse_spec
-from workers.checkpoint.place import place_of
+from workers.checkpoint.folder import place_of
 from workers.meter import Recorder
 from workers.trainer.__main__ import run
 from workers.trainer.errors import DivergedError, ProofError, UserError

@@ -17,7 +17,7 @@ from tests.workers.checkpoint.runs import Ran, make_spec, run
 from tests.workers.checkpoint.test_whole import command
 from workers.checkpoint.folder import complete_below
 from workers.checkpoint.load import first_whole
-from workers.checkpoint.manifests import MANIFEST
+from workers.checkpoint.manifest import MANIFEST
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 from torch.distributed.checkpoint.api import CheckpointException
 
 from tests.workers.checkpoint.runs import Ran, make_spec, run
-from workers.checkpoint.agree import on_every_rank, on_first_rank, words_of
+from workers.checkpoint.coordination import on_every_rank, on_first_rank, words_of
 from workers.checkpoint.folder import complete_below
 from workers.trainer.errors import UserError
 

@@ -15,15 +15,15 @@ import pytest
 
 from planner.facts.reading.parse import parse_spec
 from tests.support.patience import patient
+from workers.checkpoint import borrow as borrowing
 from workers.checkpoint import folder
-from workers.checkpoint.loans import borrow as borrowing
-from workers.checkpoint.loans.borrow import borrow
-from workers.checkpoint.loans.lend import Lending
-from workers.checkpoint.loans.loan import (
+from workers.checkpoint.borrow import borrow
+from workers.checkpoint.lend import (
     CHUNK_BYTES,
     NONCE_BYTES,
     PROOF_BYTES,
     BadOfferError,
+    Lending,
     Offer,
     decode,
     encode,

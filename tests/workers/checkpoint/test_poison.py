@@ -15,10 +15,10 @@ from tests.workers.checkpoint.poison import Runs, plant, poison
 from tests.workers.checkpoint.runs import make_spec, run
 from tests.workers.checkpoint.test_loan import lent, told
 from tests.workers.checkpoint.test_whole import command
+from workers.checkpoint.borrow import borrow
 from workers.checkpoint.folder import complete_below, damage
-from workers.checkpoint.loans.borrow import borrow
-from workers.checkpoint.manifests import read_manifest
-from workers.checkpoint.stored import METADATA
+from workers.checkpoint.load import METADATA
+from workers.checkpoint.manifest import read_manifest
 
 REFUSED = ".metadata is refused: builtins.eval is not allowed"
 

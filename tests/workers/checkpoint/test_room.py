@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.workers.checkpoint.runs import make_spec, run
-from workers.checkpoint.agree import words_of
+from workers.checkpoint.coordination import NoRoomError, told_of, words_of
 from workers.checkpoint.folder import complete_below
-from workers.checkpoint.room import NoRoomError, told_of
 
 ONE_AND_A_HALF = "size=4400k"  # checkpoints of the model below
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from planner.facts.tensors.boxes import Box
-from workers.checkpoint.boxes import Boxed
-from workers.checkpoint.sums import BLOCK, box_sum
+from workers.checkpoint.state import Boxed
+from workers.checkpoint.tensor_checksums import BLOCK, box_sum
 
 
 def part(whole: torch.Tensor, *spans: tuple[int, int]) -> Boxed:

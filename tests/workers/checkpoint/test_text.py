@@ -17,8 +17,7 @@ from tests.support.processes import ROOT
 from tests.workers.checkpoint.runs import make_spec
 from webapp.runner import free_port
 from workers.checkpoint.__main__ import main
-from workers.checkpoint.text import find_tokenizer, text_encoder
-from workers.checkpoint.whole import evaluate, load_whole, sample
+from workers.checkpoint.inference import evaluate, find_tokenizer, load_whole, sample, text_encoder
 from workers.trainer.errors import UserError
 
 VOCAB = 300

@@ -5,6 +5,6 @@ from __future__ import annotations
 import math
 
 from tests.workers.checkpoint.rank import main as main
-from workers.trainer.loop import Trainer
+from workers.trainer.trainer import Trainer
 
 Trainer.evaluate = lambda _self: math.nan  # type: ignore[method-assign]

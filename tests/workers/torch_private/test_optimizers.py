@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from workers.torch_private.optimizers import AdamW
+from workers.torch_private.compiler import AdamW
 
 
 def test_it_computes_keeps_and_loads_what_torch_s_own_does() -> None:

@@ -32,7 +32,7 @@ from workers.host.settings import HostSettings
 
 log = logging.getLogger(__name__)
 
-PROGRAM = "workers.checkpoint.loans.lend"
+PROGRAM = "workers.checkpoint.lend"
 WAIT_S = 900.0  # for the borrower, which waits for all its hosts and reads its corpus first
 AT_ONCE = 16
 TURN_S = 60.0  # so long an order waits for its turn, of which the borrower knows nothing

@@ -4,11 +4,9 @@ Parameter names and shapes are those of `planner.facts.models`: the planner's ar
 Hidden states are (batch, seq[/cp][/tp], hidden) in the compute type; norms, routers and the loss run in fp32.
 """
 
-from workers.trainer.model.attention import Attention
-from workers.trainer.model.decoder import Block, Decoder
-from workers.trainer.model.initial import initialise, unit_modules, unit_parameter
+from workers.trainer.model.attention import Attention, rotary, rotate
+from workers.trainer.model.decoder import Block, Decoder, initialise, unit_modules, unit_parameter
 from workers.trainer.model.layers import Linear, Mlp, Norm, Strategy, Table
-from workers.trainer.model.rotary import rotary, rotate
 
 __all__ = [
     "Attention",

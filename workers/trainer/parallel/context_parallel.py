@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 from planner.facts.spec import ContextMethod
 from workers.torch_private.attention import attend, attend_backward
-from workers.trainer.compiled import not_compiled
-from workers.trainer.parallel.documents import Places, attend_within, attend_within_backward
+from workers.trainer.compile import not_compiled
+from workers.trainer.parallel.document_mask import Places, attend_within, attend_within_backward
 
 
 @dataclass(frozen=True)

@@ -16,16 +16,20 @@ from planner.facts.schedules import splits
 from planner.facts.spec import JobSpec
 from planner.facts.stages import stage_of
 from planner.facts.tensors.placements import Placement, expert_index, local_parameter, placement
-from workers.trainer.masters import MasterGradients, make_master
 from workers.trainer.model import Decoder, Strategy, initialise, unit_modules, unit_parameter
-from workers.trainer.model.initial import draws_at_once, full_name
+from workers.trainer.model.decoder import draws_at_once, full_name
 from workers.trainer.parallel.context_parallel import ContextParallel
-from workers.trainer.parallel.data_parallel import BucketedAllReduce, DataParallel, Together
+from workers.trainer.parallel.data_parallel import (
+    BucketedAllReduce,
+    DataParallel,
+    MasterGradients,
+    Together,
+    make_master,
+)
 from workers.trainer.parallel.expert_parallel import EvenExpertParallel, ExpertParallel
+from workers.trainer.parallel.matmul import WIDE, Fp8, WeightGradients
 from workers.trainer.parallel.mesh import Mesh
-from workers.trainer.parallel.products import WIDE, Fp8
 from workers.trainer.parallel.tensor_parallel import TensorParallel
-from workers.trainer.parallel.weight_gradients import WeightGradients
 
 # What ZeRO needs of torch takes most of a second to import: only a rank that shards does.
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from workers.torch_private.kernels import look_up
-from workers.trainer.compiled import not_compiled
-from workers.trainer.parallel.products import WIDE, Products, halves
+from workers.trainer.compile import not_compiled
+from workers.trainer.parallel.matmul import WIDE, Products, halves
 
 SEQ_DIM = 1
 

@@ -26,7 +26,7 @@ LIBRARIES = ("site-packages/", "dist-packages/", "/lib/python3", "<frozen")
 EXCEPTION = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b")
 OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|out of memory", re.IGNORECASE)
 MARKS = frozenset("^~ \t")  # Python marks the failing part of a line of code with these
-NOT_FINITE = re.compile(  # the error of a run that ended at a NaN or an infinite value, see workers/trainer/result.py
+NOT_FINITE = re.compile(  # the error of a run that ended at a NaN or an infinite value, see workers/trainer/trainer.py
     r"(?P<what>(?:validation )?(?:loss|gradient norm) is [^;]+) at step (?P<step>\d+); "
     r"learning rate \S+ \((?P<rate>\S+) at this step\), gradient clip (?P<clip>\S+), precision (?P<precision>\S+)$"
 )

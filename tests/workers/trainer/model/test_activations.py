@@ -12,8 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from planner.cost.memory import layer_bytes
 from planner.facts.reading.parse import parse_fields
 from planner.facts.spec import JobSpec
-from workers.trainer.model import Block, Strategy, rotary
-from workers.trainer.model.rotary import turns
+from workers.trainer.model import Block, Strategy
+from workers.trainer.model import attention as rotary
+from workers.trainer.model.attention import turns
 
 
 def spec_of(preset: str, batch: int, seq_len: int, recompute: str = "none", **train: str) -> JobSpec:

@@ -1,0 +1,261 @@
+"""What a rank imports before it trains, and what it refuses.
+
+The command as torchrun starts it: it learns, its traffic is as predicted, and mistakes are told in one line.
+
+A loss that is no number any more ends the run on every rank and says what was asked for, or goes on if told to.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+
+from contracts.codec import decode_frame
+from planner.facts.spec import SpecError, TrainSpec
+from tests.support.processes import base_environment
+from tests.support.ranks import forked, run_to_end, torchrun
+from tests.workers.checkpoint.runs import Ran, make_spec, run
+from webapp.runner import free_port
+from workers.trainer.__main__ import spec_of
+from workers.trainer.errors import DivergedError
+from workers.trainer.trainer import StepResult, stop_if
+
+HEAVY = (
+    "torch._dynamo",
+    "torch._inductor",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+    "sympy",
+)
+TRAINS = f"""
+import sys
+from workers.trainer.__main__ import main
+sys.argv[1:] = ["--spec", sys.argv[1], "--data-root", sys.argv[2]]
+code = main()
+print([name for name in {HEAVY} if name in sys.modules])
+sys.exit(code)
+"""
+
+
+def test_a_rank_imports_what_it_needs(tmp_path: Path) -> None:
+    """The rest is as much again as all of a rank's start; ZeRO, checkpoints and compiling ask for it."""
+    spec = tmp_path / "spec.json"
+    spec.write_text('{"model": {"preset": "gpt-tiny"}, "train": {"steps": 2, "global_batch": 2, "seq_len": 32}}')
+    argv = [sys.executable, "-c", TRAINS, str(spec), str(tmp_path)]
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    done = run_to_end(argv, {**base_environment(), **alone})
+    assert done.returncode == 0, done.stderr
+    assert "step 2/2" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"model": {"preset": "gpt-tiny", "sliding_window": 8}}, "model.sliding_window"),
+        ({"model": {"preset": "gpt-tiny", "head_dim": 8}}, "model.head_dim"),
+        ({"resources": {"device": "cuda", "stack": "megatron"}}, "resources.stack"),
+    ],
+)
+def test_a_rank_refuses_what_it_would_train_otherwise_than_it_was_asked(
+    tmp_path: Path, change: dict[str, Any], field: str
+) -> None:
+    """Whoever starts it: a board refuses the same before it sends it."""
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps({"model": {"preset": "gpt-tiny"}, **change}))
+    with pytest.raises(SpecError, match=rf"`{field}`: the trainer does not support"):
+        spec_of(path, 1)
+
+
+LEARNS: dict[str, Any] = {
+    "model": {"preset": "gpt-tiny", "hidden_size": 64, "ffn_hidden_size": 256},
+    "layout": {"dp": 2, "zero": 3},
+    "train": {
+        "steps": 150,
+        "global_batch": 16,
+        "micro_batches": 2,
+        "seq_len": 64,
+        "learning_rate": 5e-3,
+        "warmup_steps": 5,
+        "eval_every": 75,
+    },
+}
+
+
+def run_command(spec: Path, data_root: Path, *, ranks: int = 1) -> subprocess.CompletedProcess[str]:
+    options = ["--spec", str(spec), "--data-root", str(data_root)]
+    if ranks == 1:
+        return forked(1, "workers.trainer.__main__", *options)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    return run_to_end(torchrun(ranks, "-m", "workers.trainer", *options), environment, limit_s=240)
+
+
+def written(folder: Path, spec: object) -> Path:
+    path = folder / "spec.json"
+    path.write_text(json.dumps(spec))
+    return path
+
+
+@pytest.mark.slow
+def test_the_loss_falls_on_the_standard_library_and_every_byte_was_predicted(tmp_path: Path) -> None:
+    done = run_command(written(tmp_path, LEARNS), tmp_path, ranks=2)
+    assert done.returncode == 0, done.stderr[-3000:]
+    losses = [float(x) for x in re.findall(r"^step \d+/150 loss ([\d.]+)", done.stdout, re.MULTILINE)]
+    validation = [float(x) for x in re.findall(r"validation loss ([\d.]+)", done.stdout)]
+    assert len(losses) == 150
+    assert len(validation) == 2
+    # Knowing nothing of 256 bytes costs ln 256 = 5.55; a tied table starts a little better, as spaces repeat.
+    # The corpus' bytes by their frequency alone cost 3.25: below that, the model has learned from context.
+    assert 5.2 < losses[0] < 5.7
+    assert sum(losses[-10:]) / 10 < 3.2
+    assert validation[1] < 3.25
+    assert validation[1] < validation[0] < losses[0]
+    reports = re.findall(
+        r"^traffic check: measured ([\d,]+) B, absolute difference (\d+) B, (\d+) calls$",
+        done.stdout,
+        re.MULTILINE,
+    )
+    assert len(reports) == 2
+    assert all(int(measured.replace(",", "")) > 0 for measured, _, _ in reports)
+    assert {(wrong_bytes, wrong_calls) for _, wrong_bytes, wrong_calls in reports} == {("0", "0")}
+
+
+ALONE = {**LEARNS, "layout": {}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        pytest.param({**ALONE, "train": {"data": "../secret.txt"}}, "train.data", id="outside the data root"),
+        pytest.param(
+            {**ALONE, "train": {"data": "absent.txt"}},
+            "`train.data` is 'absent.txt', which does not exist",
+            id="missing data",
+        ),
+        pytest.param({**ALONE, "train": {"data": "short.txt"}}, "'short.txt' with 5 tokens", id="too little data"),
+        pytest.param(LEARNS, "`layout` needs 2 ranks, but torchrun started 1.", id="another world size"),
+        pytest.param({**ALONE, "layout": {"dp": 0}}, "`layout.dp` is 0. Use at least 1.", id="a spec that cannot run"),
+        pytest.param(None, "`spec` is null. Use an object.", id="not a spec"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path, spec: object, message: str) -> None:
+    (tmp_path / "short.txt").write_text("short")
+    done = run_command(spec=written(tmp_path, spec), data_root=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+def test_a_token_that_one_rank_draws_ends_the_run_on_all(tmp_path: Path) -> None:
+    train = {"steps": 100_000, "global_batch": 2, "seq_len": 8, "eval_every": 0, "data": "x.bin"}
+    spec = written(tmp_path, {**LEARNS, "layout": {"dp": 2}, "train": train})
+    np.repeat(np.array([0, 999], dtype=np.uint16), [10_000, 2_000]).tofile(tmp_path / "x.bin")
+    done = run_command(spec, tmp_path, ranks=2)
+    assert done.returncode == 1
+    told = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert told
+    assert all("`train.data` is 'x.bin', which has token 999 at position 1" in line for line in told)
+
+
+def test_an_unreadable_spec_file_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    done = run_command(spec=tmp_path / "absent.json", data_root=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("error: `--spec` is ")
+
+
+# Each step multiplies the matrices by 1 - 10 x 10.
+WILD: dict[str, Any] = {
+    "steps": 24,
+    "learning_rate": 10.0,
+    "weight_decay": 10.0,
+    "grad_clip": 0.0,
+    "warmup_steps": 0,
+    "eval_every": 1,
+    "seq_len": 16,
+    "global_batch": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Two stages, of which only the last computes a loss."""
+    return run(make_spec({"pp": 2}, **WILD, checkpoint_every=1), tmp_path_factory.mktemp("stopped") / "checkpoints")
+
+
+@pytest.fixture(scope="module")
+def went_on(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    return run(make_spec({}, **WILD, on_not_finite="continue"), tmp_path_factory.mktemp("went-on") / "checkpoints")
+
+
+def test_every_rank_ends_at_the_same_step_and_says_with_what_it_diverged(stopped: Ran) -> None:
+    assert stopped.problem is not None
+    said = re.fullmatch(r"(?:loss|gradient norm).* is (?:nan|inf) at step (\d+); (.*)", stopped.problem)
+    assert said is not None, stopped.problem
+    assert "learning rate 10 (" in said[2]
+    assert "gradient clip off" in said[2]
+    last = [max(item["step"] for item in items if item["kind"] == "step") for items in stopped.items]
+    assert last == [int(said[1])] * 2
+    assert last[0] < WILD["steps"]
+    assert stopped.of_kind("verdict") == []
+    saved = [item["step"] for item in stopped.of_kind("checkpoint")]
+    assert saved == list(range(1, last[0])), "nothing of the step that diverged is kept"
+
+
+def test_one_that_is_told_to_goes_on(went_on: Ran) -> None:
+    assert went_on.problem is None
+    assert len(went_on.of_kind("step")) == WILD["steps"]
+    assert len(went_on.of_kind("verdict")) == 1
+    assert 0 < len(went_on.of_kind("eval")) < WILD["steps"], "a validation that is no number is not sent"
+
+
+def test_a_validation_that_is_no_number_ends_the_run_too(tmp_path: Path) -> None:
+    spec = make_spec({}, **{**WILD, "steps": 3, "learning_rate": 0.001, "weight_decay": 0.0})
+    ran = run(spec, tmp_path / "checkpoints", module="tests.workers.checkpoint.unsure")
+    assert ran.problem is not None
+    assert ran.problem.startswith("validation loss is nan at step 1; learning rate 0.001 (")
+    assert len(ran.of_kind("step")) == 1
+
+
+def test_no_item_carries_what_is_no_number(stopped: Ran, went_on: Ran) -> None:
+    items = [*stopped.items[0], *stopped.items[1], *went_on.items[0]]
+    frame = {"v": 1, "job": "job", "attempt": 1, "rank": 0, "items": items}
+    assert len(decode_frame(msgpack.packb(frame))["items"]) == len(items)
+    told = [item for item in items if "not_finite" in item]
+    assert all("is nan" in item["not_finite"] or "is inf" in item["not_finite"] for item in told)
+    assert all(None in (item["loss"], item["grad_norm"]) for item in told)
+    assert len(told) > 2
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm", "words"),
+    [
+        (1.0, 2.0, ""),
+        (math.nan, 2.0, "loss is nan"),
+        (1.0, math.inf, "gradient norm is inf"),
+        (-math.inf, math.nan, "loss is -inf and gradient norm is nan"),
+    ],
+)
+def test_what_is_not_finite_is_named(loss: float, norm: float, words: str) -> None:
+    assert StepResult(loss, norm).not_finite == words
+    train = TrainSpec(learning_rate=0.5, warmup_steps=4)
+    stop_if(words, 0, train.model_copy(update={"on_not_finite": "continue"}))
+    if not words:
+        stop_if(words, 0, train)
+        return
+    with pytest.raises(DivergedError) as told:
+        stop_if(words, 0, train)
+    rates = "learning rate 0.5 (0.125 at this step), gradient clip 1, precision fp32"
+    assert str(told.value) == f"{words} at step 1; {rates}"

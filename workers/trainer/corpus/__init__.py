@@ -1,1 +1,0 @@
-"""Text as tokens, and tokens as batches."""

@@ -1,8 +1,0 @@
-"""Each run proves itself: copies agree bit for bit, and the first steps are those of one process.
-
-`checksum` and `replicas` compare what several ranks hold, `one_process` computes the steps again, `proof` says when.
-"""
-
-from workers.trainer.proof.proof import Proof
-
-__all__ = ["Proof"]
