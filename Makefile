@@ -43,16 +43,30 @@ docs/site/index.html: $(VENV)/.run $(shell find docs manual client/meshboard job
 up: $(VENV)/.run docs/site/index.html ## start everything on this machine; Ctrl-C stops it
 	@exec $(BIN)/python -m webapp.runner
 
+# Tools that check the JavaScript of the pages. Nothing of it is needed to run Meshboard.
+node_modules/.installed: package.json package-lock.json
+	@sh tests/install_tools.sh node
+	@npm ci --silent
+	@touch $@
+
+# Types of the REST answers, for the type checker.
+webapp/types/api.d.ts: docs/openapi.json node_modules/.installed
+	@node_modules/.bin/openapi-typescript docs/openapi.json --output $@ >/dev/null
+	@touch $@
+
 tools: # what the tests drive from outside Python
 	@sh tests/install_tools.sh
 
 test: $(VENV)/.dev tools ## run the default tests in four processes
+	node --test tests/js/*.test.js
 	$(BIN)/python -m pytest tests -n 4 --dist loadscope --no-loadscope-reorder --durations 40
 
-lint: $(VENV)/.dev ## check lint, format, types, and imports between packages
+lint: $(VENV)/.dev webapp/types/api.d.ts ## check lint, format, types, and imports between packages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --no-fast-exit
+	node_modules/.bin/eslint
+	node_modules/.bin/tsc
 	$(BIN)/python -m pytest -q tests/test_floors.py tests/test_imports.py
 
 docs: $(VENV)/.dev ## build the documentation in docs/site, which the board serves at /docs; fails on warnings
@@ -144,4 +158,4 @@ bench-%: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.$*
 
 clean: ## remove the environment and all state, including jobs and logs in var/, without confirmation
-	rm -rf $(VENV) var build dist docs/site *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) node_modules webapp/types/api.d.ts var build dist docs/site *.egg-info .mypy_cache .ruff_cache .pytest_cache

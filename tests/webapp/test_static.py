@@ -23,7 +23,8 @@ VENDOR = STATIC / "vendor"
 def test_every_vendored_file_has_the_hash_its_readme_gives() -> None:
     readme = (VENDOR / "README.md").read_text()
     stated = dict(re.findall(r"\| `([^`]+)` \| `([0-9a-f]{64})` \|", readme))
-    files = {str(f.relative_to(VENDOR)): f for f in VENDOR.rglob("*") if f.is_file() and f.name != "README.md"}
+    own = {"README.md", "uPlot.esm.d.ts", "decode.d.mts"}
+    files = {str(f.relative_to(VENDOR)): f for f in VENDOR.rglob("*") if f.is_file() and f.name not in own}
     assert set(stated) == set(files)
     assert {name: hashlib.sha256(f.read_bytes()).hexdigest() for name, f in files.items()} == stated
 

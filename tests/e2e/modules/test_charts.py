@@ -81,21 +81,6 @@ def test_a_legend_tells_the_day_and_the_zone_of_a_time(modules: Page) -> None:
         expect(page.locator(".u-series .u-value").first).to_have_text(told)
 
 
-@pytest.mark.parametrize(
-    ("ticks", "told"),
-    [
-        ([128 * KIB, 256 * KIB, 512 * KIB], ["128 KiB", "256 KiB", "512 KiB"]),
-        ([32 * KIB, 64 * KIB, 128 * KIB, None], ["32.0 KiB", "64.0 KiB", "128 KiB", ""]),
-        ([None, 256 * KIB], ["", "256 KiB"]),
-    ],
-)
-def test_a_logarithmic_axis_says_something(modules: Page, ticks: list[int | None], told: list[str]) -> None:
-    """Of a lab of one size that was no power of 16 it said nothing."""
-    body = """const { bytes } = await import('/js/format.js');
-    return m.roundTicks((tick) => Math.log2(tick) % 4 === 0, bytes)(null, x)"""
-    assert call(modules, "charts/ticks.js", body, ticks) == told
-
-
 def test_a_chart_of_collectives_of_one_size_has_words_on_its_axis(modules: Page) -> None:
     body = """
     const words = [];
@@ -138,10 +123,6 @@ def test_a_long_name_of_a_run_is_shortened_in_the_legend(modules: Page) -> None:
         label = page.locator(".u-legend .u-label").nth(1)
         expect(label).to_have_text("A pretrain-llama\u2026e-and-seed-42")
         expect(label).to_have_attribute("title", name)
-    assert call(modules, "format.js", "return [m.shortened('demo-1', 6), m.shortened('demo-10', 6)]") == [
-        "demo-1",
-        "dem\u202610",
-    ]
 
 
 def test_a_change_of_theme_keeps_the_zoom_of_a_compared_chart(modules: Page) -> None:
@@ -194,21 +175,6 @@ def test_a_traffic_chart_says_which_ranks_it_shows(modules: Page, ranks: list[in
     with paper(modules, TRAFFIC) as page:
         words = f"The chart shows the payload bytes of issued collectives, averaged over 500 ms. {told}".strip()
         assert call(page, "job/traffic.js", body, ranks) == words
-
-
-@pytest.mark.parametrize(
-    ("parts", "told"),
-    [
-        ({"moe": '{"num_experts": 1024}'}, ", and kept from the copied model: a mixture of 1,024 experts"),
-        ({"moe": "{}", "mla": "{}"}, ", and kept from the copied model: a mixture of experts, latent attention"),
-        ({"rope_scaling": '{"factor": 8}'}, ", and kept from the copied model: RoPE scaling by 8"),
-        ({"moe": "{broken", "mla": "null", "rope_scaling": "7"}, ""),
-    ],
-)
-def test_parts_that_a_form_keeps_are_told_as_far_as_they_are_known(
-    modules: Page, parts: dict[str, str], told: str
-) -> None:
-    assert call(modules, "plan/kept.js", "return m.withParts((part) => x[part] ?? '')", parts) == told
 
 
 def test_a_long_legend_scrolls_and_its_plot_stays(modules: Page) -> None:

@@ -18,77 +18,6 @@ def job(**other: Any) -> dict[str, Any]:
     return {**base, "diagnosis": None, **other}
 
 
-def test_every_rank_is_shown_on_its_host_with_what_it_does(modules: Page) -> None:
-    body = """
-    const s = (await import('/js/store.js')).createState();
-    s.ranks.set(0, {phase: 'step'}).set(1, {phase: 'step'}).set(2, {phase: 'checkpoint'});
-    s.standing.set(1, {still: 12});
-    s.processes.set(2, {state: 'stopped'});
-    const blamed = (ranks) => ranks.filter((one) => one.blamed).map((one) => one.rank);
-    const told = ({host, ranks}) => [host, ranks.map((one) => one.does), blamed(ranks)];
-    return x.map((job) => m.placesOf(job, s).map(told));
-    """
-    hang = {"ranks": [2], "text": "it never entered all-reduce 17 of dp"}
-    told = {"hang": hang, "stragglers": []}
-    failed = {"status": "failed", "finished": True, "exit": {"rank": 3}}
-    anna, bert = job()["members"]
-    apart = job(status="unreachable", members=[{**anna, "silent": True}, {**bert, "ended": "x", "outcome": "lost"}])
-    jobs = [job(), job(diagnosis=told), job(**failed), job(status="queued", members=[]), apart]
-    running, blamed, ended, queued, parts = call(modules, "job/places.js", body, jobs)
-    assert running == [["anna", ["training", "stalled"], []], ["bert", ["stopped", "starting"], []]]
-    assert blamed[1] == ["bert", ["stopped", "starting"], [2]]
-    assert ended == [["anna", ["ended", "ended"], []], ["bert", ["ended", "failed"], []]]
-    assert parts == [["anna", ["no contact", "no contact"], []], ["bert", ["ended", "ended"], []]]
-    assert [place[0] for place in queued] == [None]
-    assert len(queued[0][1]) == 4
-
-
-def test_where_there_is_no_verdict_the_page_says_so_and_why(modules: Page) -> None:
-    told = {"sentence": "As planned.", "state": "well", "reason": "", "next": "", "evidence": []}
-    jobs = [job(), job(status="queued"), job(finished=True, status="succeeded"), job(diagnosis=told)]
-    words = call(modules, "job/health.js", "return x.map((job) => m.verdictOf(job).sentence)", jobs)
-    assert words == [
-        "Not checked: no step has finished yet.",
-        "Not checked: the job has not started.",
-        "Not checked: the run ended before its first step.",
-        "As planned.",
-    ]
-    stale = job(finished=True, status="failed", exit={"reason": "boom", "rank": 1}, diagnosis={**told, "over": False})
-    ended = job(finished=True, status="cancelled", diagnosis={**told, "over": True})
-    body = "return x.map((job) => { const told = m.verdictOf(job); return [told.state, told.sentence]; })"
-    assert call(modules, "job/health.js", body, [stale, ended]) == [
-        ["failed", "Failed: boom (rank 1)."],
-        ["", "As planned."],
-    ]
-
-
-def test_a_run_that_ended_as_it_started_is_neither_starting_nor_healthy(modules: Page) -> None:
-    told = {"sentence": "Nothing was measured", "state": "starting", "reason": "", "next": "", "evidence": []}
-    jobs = [job(diagnosis={**told, "over": over}) for over in (False, True)]
-    states = call(modules, "job/health.js", "return x.map((job) => m.verdictOf(job).state)", jobs)
-    assert states == ["starting", ""]
-
-
-def test_a_cancelled_job_has_no_root_cause_of_a_failure(modules: Page) -> None:
-    exit = {"outcome": "failed", "reason": "rank 0 was killed", "rank": None, "log_tail": ["boom"]}
-    jobs = [job(finished=True, status=status, exit=exit, members=[]) for status in ("failed", "cancelled")]
-    body = "return x.map((job) => m.causeOf(job, { ranks: new Map(), logs: new Map(), places: new Map() }) !== null)"
-    assert call(modules, "logs/rootcause.js", body, jobs) == [True, False]
-
-
-def test_a_long_run_keeps_steps_evenly_and_its_newest_loss(modules: Page) -> None:
-    body = """
-    const s = (await import('/js/store.js')).createState();
-    for (let step = 1; step <= x; step += 1) m.keepStep(s, step, { time: step, loss: step === x ? null : -step });
-    const kept = [...s.steps.keys()];
-    const even = kept.every((step) => step % s.stride === 0);
-    return [s.stride, kept.length <= m.MOST_STEPS, even, kept.at(-1), s.lastLoss];
-    """
-    stride, bounded, even, last, newest = call(modules, "fold/steps.js", body, 50_001)
-    assert (stride, bounded, even, last) == (4, True, True, 50_000)
-    assert newest == {"step": 50_000, "loss": -50_000}
-
-
 def test_a_job_whose_run_was_disproved_is_not_offered_another_try(modules: Page) -> None:
     body = "".join(f'<div id="{name}"></div>' for name in ("states", "status", "cancel-form", "requeue-form", "notice"))
     shown = "return x.map((job) => { m.showHeader(job); return !document.getElementById('requeue-form').hidden; })"
@@ -193,19 +122,6 @@ def test_a_verdict_that_checked_nothing_has_a_neutral_color(modules: Page) -> No
     told = [["well", "On plan: 4 ms per step."], ["well", "Not checked: 4 ms per step."], ["notice", "Not checked: x."]]
     with paper(modules, body) as page:
         assert call(page, "job/health.js", show, told) == ["good", "", "warn"]
-
-
-def test_a_run_that_goes_on_without_a_number_is_marked_where_it_begins(modules: Page) -> None:
-    """Each of its steps was a line on every chart, without bound."""
-    body = """
-    const s = (await import('/js/store.js')).createState();
-    const fault = (step) => m.mark(s, { kind: "fault", time: step, step, text: "loss is nan" });
-    for (const step of [5, 5, 6, 7, 6, 8, 20, 21]) fault(step);
-    const faults = [...s.marks.values()].map((one) => one.step);
-    for (let step = 1; step <= x; step += 1) m.mark(s, { kind: "checkpoint", time: step, step, text: "" });
-    return [faults, s.marks.size, [...s.marks.values()].at(-1).step];
-    """
-    assert call(modules, "fold/steps.js", body, 2100) == [[5, 20], 2000, 2100]
 
 
 def test_the_tabs_of_a_job_follow_keys_addresses_and_data(modules: Page) -> None:

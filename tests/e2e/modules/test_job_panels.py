@@ -71,17 +71,6 @@ def test_rows_of_scrolling_tables_have_one_line_on_a_phone(modules: Page) -> Non
         assert page.locator("tr").evaluate("(row) => row.offsetHeight") < 40
 
 
-def test_a_traceback_ends_at_its_exception(modules: Page) -> None:
-    """Lines of standard output after the traceback were shown as its part."""
-    trace = ["Traceback (most recent call last):", '  File "a.py", line 3, in <module>', "    f()"]
-    error = ["RuntimeError: Error(s) in loading state_dict:", "  size mismatch for a"]
-    body = "return m.tracebackOf(x).lines"
-    assert call(modules, "logs/rootcause.js", body, ["step 1", *trace, *error, "step 2", "step 3"]) == [*trace, *error]
-    prefixed = [f"[rank1]: {line}" for line in (*trace, *error)]
-    assert call(modules, "logs/rootcause.js", body, [*prefixed, "[rank1]: bye"]) == prefixed
-    assert call(modules, "logs/rootcause.js", body, trace) == trace
-
-
 def test_groups_that_send_in_one_direction_show_the_direction(modules: Page) -> None:
     groups = [{"axis": "pp", "ranks": [0, 1], "nth": nth} for nth in (0, 1)]
     sends = [[(0, "send", 1, 0, 0, 10, 4000, 1), (1, "recv", 1, 0, 0, 12, 4000, 1)]]

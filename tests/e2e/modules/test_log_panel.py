@@ -383,16 +383,3 @@ def test_what_is_selected_stays_selected_while_lines_come(panel: Callable[..., P
     say(page, log(0, 2, 5, "line 5"))
     expect(page.locator("#log")).to_contain_text("line 5")
     assert page.evaluate("String(getSelection())").endswith("line 2")
-
-
-def test_new_lines_of_a_log_are_counted_without_those_they_came_between(modules: Page) -> None:
-    body = """
-    const line = (time) => ({time, level: 'info', text: ''});
-    const logs = new Map([[0, {start: 0, lines: [1, 2, 3, 4].map(line)}]]);
-    const view = new m.View(null);
-    view.pull(logs);
-    logs.set(1, {start: 0, lines: [line(1.5)]});
-    const { from, fresh } = view.pull(logs);
-    return [from, fresh];
-    """
-    assert call(modules, "logs/lines.js", body) == [1, 1]

@@ -17,6 +17,8 @@ export const byAxis = (a, b) => AXES.indexOf(a) - AXES.indexOf(b);
 /**
  * One row for each (op, axis, group size), summed over ranks and the phases asked for.
  * mean_s, algbw and busbw are averages over completed calls; null before the first completion.
+ * @param {Iterable<any[]>} cellsOfRanks
+ * @param {string[] | null} phases
  */
 export function collectiveRows(cellsOfRanks, phases = null) {
   const rows = new Map();
@@ -44,6 +46,7 @@ export function collectiveRows(cellsOfRanks, phases = null) {
 
 /** An axis and its level ("" where it has one alone) as a key, and back. */
 const keyOf = (axis, level) => (level ? `${axis} ${level}` : axis);
+/** @type {(row: any) => string} */
 const whole = () => "";
 
 /**
@@ -91,7 +94,9 @@ export function sum(rows) {
 }
 
 /** The planner's bytes and calls of one step by axis; ranks of a stage are alike but for those in `rank_bytes`. None of
- * a job of which nothing was predicted. */
+ * a job of which nothing was predicted.
+ * @param {Estimate} estimate
+ */
 export function predictionOf(estimate) {
   if (!estimate.stages) return () => ({});
   const perStage = estimate.axes.dp * (estimate.axes.cp ?? 1) * estimate.axes.tp; // cp: not in the oldest jobs

@@ -70,8 +70,9 @@ export async function copyText(text) {
 
 /** Selects it where nobody sees, and leaves focus and selection as they were. */
 function copiedSelected(text) {
+  /** @type {any} */
   const focused = document.activeElement;
-  const selection = getSelection();
+  const selection = /** @type {Selection} */ (getSelection()); // only a hidden frame has none
   const ranges = Array.from({ length: selection.rangeCount }, (_, at) => selection.getRangeAt(at));
   const field = el("textarea", { className: "visually-hidden", readOnly: true, value: text });
   document.body.append(field);

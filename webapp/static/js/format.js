@@ -146,6 +146,7 @@ export function ratio(measured, predicted) {
   return measured > predicted ? "> 1" : "< 1";
 }
 
+/** @type {Intl.DateTimeFormatOptions} */
 const MINUTES = { year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", timeZoneName: "short" };
 const minuteFormat = new Intl.DateTimeFormat("en-GB", MINUTES);
 const secondFormat = new Intl.DateTimeFormat("en-GB", { ...MINUTES, second: "2-digit" });
@@ -169,7 +170,7 @@ export function timeAfter(before, date) {
 }
 
 /** Format the age of a Date: "12 s ago", "2 h 04 min ago", "3 days ago". */
-export const ago = (date, now = new Date()) => agoBy((now - date) / 1000);
+export const ago = (date, now = new Date()) => agoBy((now.getTime() - date.getTime()) / 1000);
 
 /** Format an age in seconds: "12 s ago". */
 export function agoBy(seconds) {

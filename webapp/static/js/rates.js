@@ -10,6 +10,7 @@ export class Bins {
     this.width = width;
     this.capacity = capacity;
     this.mode = mode;
+    /** @type {any} */
     this.start = null; // index of bin 0 in units of width
     this.length = 0;
     this.rows = new Map(); // rank -> key -> number[]

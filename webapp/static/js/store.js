@@ -71,8 +71,8 @@ const FOLD = {
   checkpoint: foldCheckpoint,
   gauge: foldGauge,
   start: foldStart,
-  standing(state, item, node) {
-    foldStanding(state, item, node);
+  standing(state, item) {
+    foldStanding(state, item);
     foldPlace(state.places, item);
   },
   timeline(state, item, node) {

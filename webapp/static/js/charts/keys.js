@@ -118,7 +118,12 @@ function nameOf(container) {
   return named?.textContent.trim() ?? "Chart";
 }
 
-/** Add keys to a chart with its own cursor. `current()` returns the uPlot chart. */
+/**
+ * Add keys to a chart with its own cursor. `current()` returns the uPlot chart.
+ * @param {Element & Record<string, any>} container
+ * @param {() => any} current
+ * @param {{zooms?: boolean, enter?: ((from: number, to: number) => void) | null, help?: string | null}} [settings]
+ */
 export function ownKeys(container, current, { zooms = false, enter, help } = {}) {
   let at = null;
   const xs = () => current().data[0];
@@ -155,7 +160,7 @@ export function ownKeys(container, current, { zooms = false, enter, help } = {})
       const seen = xs().filter((x) => x >= from && x <= to);
       return seen.length > 0 ? `${moment(seen[0])} to ${moment(seen.at(-1))}` : "no point";
     },
-    enter: enter && (() => enter(...range())),
+    enter: enter && (() => enter(range()[0], range()[1])),
     help,
   });
 }

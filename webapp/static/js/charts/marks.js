@@ -30,7 +30,7 @@ export function letterPlaces(marks, gap, last) {
   const places = [];
   let near = new Set(); // kinds of the current group of letters
   for (const { kind, x } of [...marks].sort((a, b) => a.x - b.x)) {
-    const free = places.length > 0 ? places.at(-1).x + gap : -Infinity;
+    const free = (places.at(-1)?.x ?? -Infinity) + gap;
     if (x >= free) near = new Set();
     else if (near.has(kind)) continue;
     near.add(kind);

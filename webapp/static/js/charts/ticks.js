@@ -6,7 +6,7 @@ const secondFormat = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute:
 const minuteFormat = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
 const dayFormat = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year: "numeric" });
 const zoneFormat = new Intl.DateTimeFormat("en-GB", { timeZoneName: "short" });
-const zoneOf = (date) => zoneFormat.formatToParts(date).find(({ type }) => type === "timeZoneName").value;
+const zoneOf = (date) => zoneFormat.formatToParts(date).find(({ type }) => type === "timeZoneName")?.value ?? "";
 
 /**
  * Times of day, without seconds if all ticks are whole minutes. The first tick of a day adds the date. The first tick of all,
@@ -78,7 +78,7 @@ function multiples(gap, min, max) {
 /** Round values between two others: at least three, and about `most` if that is more. */
 export function valueSplits(min, max, most, gaps = roundGaps(max - min)) {
   if (!(max > min)) return [min];
-  const fits = gaps.find((gap) => (max - min) / gap <= Math.max(MIN_TICKS, most)) ?? gaps.at(-1);
+  const fits = gaps.find((gap) => (max - min) / gap <= Math.max(MIN_TICKS, most)) ?? gaps[gaps.length - 1];
   let place = gaps.indexOf(fits);
   while (place > 0 && multiples(gaps[place], min, max).length < MIN_TICKS) place -= 1;
   return thinned(multiples(gaps[place], min, max), most);

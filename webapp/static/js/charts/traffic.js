@@ -15,7 +15,7 @@ export function trafficLines(bins, by, accepts, filling) {
   const found = by === "axis" ? stacked(bins, accepts) : ofRanks(bins, accepts);
   if (filling) {
     for (const column of found.columns) column.pop();
-    for (const line of found.lines) line.own?.pop();
+    for (const line of found.lines) if ("own" in line) line.own.pop();
   }
   return found;
 }

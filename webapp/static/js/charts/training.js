@@ -17,7 +17,11 @@ export const CURVES = {
   "mfu-chart": { name: "mfu", label: "MFU", value: percent, ticks: percent },
 };
 
-/** Return the columns of steps, sorted, with derived columns. `mfuOf(step_s)` is null without a plan. */
+/**
+ * Return the columns of steps, sorted, with derived columns. `mfuOf(step_s)` is null without a plan.
+ * @param {Map<number, any>} steps
+ * @param {(step_s: number) => number | null} mfuOf
+ */
 export function curveColumns(steps, mfuOf = () => null) {
   const rows = [...steps].sort((a, b) => a[0] - b[0]);
   const of = (value) => rows.map(([step, row]) => value(row, step));
@@ -53,6 +57,7 @@ export function curveChart(container, page) {
     newest = [curve, evals, weight];
     const steps = !isOverTime();
     const smoothed = weight > 0 && !plain;
+    /** @type {{label: string, token: string, faint?: boolean, dots?: boolean}[]} */
     const lines = [{ label: smoothed ? "raw" : nameOf(name), token: "--series-0", faint: smoothed }];
     const columns = [steps ? curve.step : curve.time, curve[name]];
     if (smoothed) {

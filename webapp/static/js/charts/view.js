@@ -9,9 +9,10 @@ const number = (text) => (text !== null && text.trim() !== "" && Number.isFinite
 /** Read the view from an address: `from` and `to`, or the `last` seconds, or neither, and the time of the pin (`at`). */
 export function readView(search) {
   const query = new URLSearchParams(search);
+  /** @type {Record<string, number | null>} */
   const told = Object.fromEntries(NAMES.map((name) => [name, number(query.get(name))]));
   if (told.from === null || told.to === null || told.to - told.from < LEAST_S) [told.from, told.to] = [null, null];
-  if (told.from !== null || !(told.last > 0)) told.last = null;
+  if (told.from !== null || !(told.last !== null && told.last > 0)) told.last = null;
   return told;
 }
 

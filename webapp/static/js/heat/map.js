@@ -31,7 +31,13 @@ export function heatMap(container, { label, told, onTell, token = "--axis-dp", t
   const titles = ["heat-row-title", "heat-column-title"].map((className) => el("span", { className, ariaHidden: "true" }));
   container.replaceChildren(el("div", { className: tall ? "heat-frame tall" : "heat-frame" }, titles[0], rowLabels, box, columnLabels, titles[1]));
   const context = canvas.getContext("2d", { willReadFrequently: false });
-  let [shown, inks, image] = [null, null, null];
+  /** @type {any} */
+  let shown = null;
+  /** @type {{shades: Uint32Array, missing: number} | null} */
+  let inks = null;
+  /** @type {any} */
+  let image = null;
+  /** @type {any} */
   let at = null;
 
   function colors() {
@@ -154,7 +160,7 @@ const wideLabels = (width) => Math.max(2, Math.min(MAX_LABELS, Math.floor(width 
 export function labelPlaces(count, most) {
   const wanted = Math.max(1, Math.ceil(count / most));
   const power = 10 ** Math.floor(Math.log10(wanted));
-  const gap = [1, 2, 4, 5, 8, 10].map((factor) => factor * power).find((one) => one >= wanted);
+  const gap = [1, 2, 4, 5, 8, 10].map((factor) => factor * power).find((one) => one >= wanted) ?? wanted;
   return Array.from({ length: Math.ceil(count / gap) }, (_, i) => i * gap);
 }
 

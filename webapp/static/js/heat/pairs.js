@@ -16,7 +16,8 @@ export const hostBorders = (members) => (members ?? []).map((member) => member.f
 export function pairsPanel(panel) {
   const $ = (id) => panel.querySelector(`#${id}`);
   const told = $("pairs-told");
-  let squares = { measured: null, predicted: null };
+  /** @type {Record<string, {ranks: number, bytes: Float64Array} | null>} */
+  const squares = { measured: null, predicted: null };
   const words = (from, to) => {
     const parts = ["measured", "predicted"].map((name) => squares[name] && `${exactBytes(Math.round(squares[name].bytes[from * squares[name].ranks + to]))} ${name}`);
     return `rank ${from} to rank ${to}, per step: ${parts.filter(Boolean).join(", ")}`;

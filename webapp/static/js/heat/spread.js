@@ -57,7 +57,12 @@ export function spread(into, rank, row, layout) {
   add(members[(members.indexOf(rank) + 1) % members.length], row.algorithmic_bytes);
 }
 
-/** Return the predicted matrix of one step, for axes that `accepts(axis)` selects. */
+/**
+ * Return the predicted matrix of one step, for axes that `accepts(axis)` selects.
+ * @param {Estimate} estimate
+ * @param {Layout} layout
+ * @param {(axis: string) => boolean} accepts
+ */
 export function predicted(estimate, layout, accepts) {
   const made = square(estimate.world_size);
   const perStage = estimate.world_size / estimate.stages.length;
@@ -89,7 +94,11 @@ export function measured(ranks, layout, world, strideOf, accepts) {
   return any ? made : null;
 }
 
-/** Return a function that finds the stride of a measured cell, from the plan or from the layout. */
+/**
+ * Return a function that finds the stride of a measured cell, from the plan or from the layout.
+ * @param {Estimate} estimate
+ * @param {Layout} layout
+ */
 export function strides(estimate, layout) {
   const known = new Map();
   for (const stage of estimate?.stages ?? []) {

@@ -28,7 +28,11 @@ function timeAxis(times) {
 /** Return show(job, state, range). `range` is {from, to} in unix seconds, nulls for the whole run. */
 export function timePanel(panel) {
   const $ = (id) => panel.querySelector(`#${id}`);
-  let [ranks, drawn, what, figure] = [[], null, "", FIGURES.bytes];
+  /** @type {number[]} */
+  let ranks = [];
+  /** @type {any} */
+  let drawn = null;
+  let [what, figure] = ["", FIGURES.bytes];
   let note = "";
   const told = $("heat-time-told");
   const words = (row, column) => {

@@ -32,7 +32,7 @@ function show(place) {
 async function follow(place) {
   while (!told.finished) {
     const answer = await fetch(`/api/v1/jobs/${told.id}/wait?for=finished&timeout=${LOOK_S}`).catch(() => null);
-    if (GONE.includes(answer?.status)) return;
+    if (answer && GONE.includes(answer.status)) return;
     if (!answer?.ok) {
       await new Promise((resolve) => setTimeout(resolve, AWAY_MS));
       continue;

@@ -27,11 +27,14 @@ export function speedOf(job, state) {
   return { rate: tokenRate(rate), note: steps === 1 ? "one step" : `mean of the last ${integer(steps)} steps` };
 }
 
-/** Seconds from the start of the current attempt to its end, or null. */
+/**
+ * Seconds from the start of the current attempt to its end, or null.
+ * @param {Job} job
+ */
 export function secondsRun({ history, attempt, finished }) {
   const own = history.filter((change) => change.attempt === attempt);
   const start = own.find((change) => change.status === "starting");
-  return finished && start ? (Date.parse(own.at(-1).at) - Date.parse(start.at)) / 1000 : null;
+  return finished && start ? (Date.parse(own[own.length - 1].at) - Date.parse(start.at)) / 1000 : null;
 }
 
 function phaseWords(job, state) {

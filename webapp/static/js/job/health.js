@@ -40,7 +40,10 @@ function logAction(job) {
   return { next: "Read the log.", action: "open_log", action_rank: rank };
 }
 
-/** {label, href} or {label, press}: `press` is a call of the page. Null if the reader cannot take the action here. */
+/**
+ * Return the link or the button of an action, or null if the reader cannot take the action here. `press` is a call of the page.
+ * @returns {{label: string, href?: string, press?: () => void} | null}
+ */
 function actionOf({ action, action_rank: rank }, job, { mayRetry, openLog }) {
   const there = (id) => document.getElementById(id)?.hidden === false;
   if (action === "calibrate" && job.members.length > 0) return { label: "Calibrate host", href: `/hosts/${encodeURIComponent(job.members[0].host)}/#calibrate` };
@@ -75,6 +78,7 @@ export function healthView(section, page) {
     return item;
   }
 
+  /** @param {{label: string, href?: string, press?: () => void}} action */
   function buttonOf({ label, href, press }) {
     if (href) return el("a", { className: "button small", href }, label);
     const button = el("button", { type: "button", className: "button small" }, label);

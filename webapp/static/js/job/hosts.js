@@ -7,7 +7,11 @@ import { refill } from "../refill.js";
 const NOTHING = { predicted: 0, measured: 0 };
 const number = (text, extra = "") => el("td", { className: `number ${extra}`.trim() }, text);
 
-/** Return size and stride of the groups of an axis. Mirrors planner.facts.layout.axis_group (a test compares both). */
+/**
+ * Return size and stride of the groups of an axis. Mirrors planner.facts.layout.axis_group (a test compares both).
+ * @param {Layout} layout
+ * @param {string} axis
+ */
 export function axisGroup(layout, axis) {
   const { dp = 1, pp = 1, tp = 1, cp = 1, ep = 1 } = layout;
   const replicas = dp * cp;
@@ -39,7 +43,10 @@ export function crossing({ size, stride }, members) {
   return { groups, across, ranks };
 }
 
-/** Return the groups of a layout, {axis, level, size, stride}. Mirrors planner.facts.levels.levels (a test compares both). */
+/**
+ * Return the groups of a layout, {axis, level, size, stride}. Mirrors planner.facts.levels.levels (a test compares both).
+ * @param {Layout} layout
+ */
 export function levels(layout) {
   const { ep = 1, tp = 1, dp_replicas: copies = 1 } = layout;
   const dp = axisGroup(layout, "dp");
@@ -54,7 +61,10 @@ export function levels(layout) {
   return [...split.map((one) => ({ axis: "dp", ...one })), ...others].filter(({ size }) => size > 1);
 }
 
-/** Return a function that finds the level of a row or cell. Mirrors planner.facts.levels.level_of. */
+/**
+ * Return a function that finds the level of a row or cell. Mirrors planner.facts.levels.level_of.
+ * @param {Layout} layout
+ */
 export function levelIn(layout) {
   const { ep = 1, dp_replicas: copies = 1 } = layout;
   return ({ axis, op, group_size: size }) => {

@@ -34,7 +34,10 @@ function fullestPlanned({ stages, axes }, { peaks }, reserved) {
   return { name: `stage ${stage} (most planned memory)`, size: size - reserved, held: held.length > 0 ? Math.max(...held) : null };
 }
 
-/** Return the lines of the table, see planned.js. Only the plan includes process overhead, so the lines exclude it. */
+/**
+ * Return the lines of the table, see planned.js. Only the plan includes process overhead, so the lines exclude it.
+ * @param {Estimate} estimate
+ */
 export function memoryLines(estimate, state, { device, least }) {
   const { planned, stage, rank, peak } = fullestOf(estimate, state);
   const reserved = Math.min(estimate.cluster?.reserved_bytes ?? 0, stage.memory.allowance ?? 0);
@@ -47,7 +50,11 @@ export function memoryLines(estimate, state, { device, least }) {
   return rankLines(group, stage, reserved, measured, elsewhere);
 }
 
-/** Return the lines of a dry run, without the planned allowance. `item` is a contracts.telemetry.results.DryRunItem. */
+/**
+ * Return the lines of a dry run, without the planned allowance. `item` is a contracts.telemetry.results.DryRunItem.
+ * @param {Estimate} estimate
+ * @param {DryRunItem} item
+ */
 export function dryLines({ stages, axes }, item) {
   const index = stages.length === 1 ? 0 : coordinates(item.rank, axes).pp;
   const stage = stages.find((one) => one.stage === index) ?? stages[0];
@@ -59,6 +66,7 @@ export function dryLines({ stages, axes }, item) {
 /** Return the lines of a rank. `without` is the part of the allowance that no measurement has. `others` are more stages. */
 function rankLines(group, stage, without, { peak, parts, small }, others) {
   const of = (name) => (stage.memory[name] ?? 0) - (name === "allowance" ? without : 0);
+  /** @type {(name: string, size: number | null, measured: number | null, words?: string | null) => any} */
   const line = (name, size, measured, words = null) => ({
     group,
     name,

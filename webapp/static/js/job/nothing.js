@@ -5,6 +5,9 @@ import { BAD } from "./ending.js";
  * The stage that an attempt did not reach: "queued" while the job waits, "ran" if no host got the job, "measured" if no
  * rank sent data, "sent" if no rank ran a collective or a step, else "". `kept` is whether the server has data of the
  * attempt, or null if that is unknown. Pure.
+ * @param {Job} job
+ * @param {any} state
+ * @param {boolean | null} kept
  */
 export function neverDid(job, state, kept) {
   if (job.status === "queued") return "queued";
@@ -14,7 +17,10 @@ export function neverDid(job, state, kept) {
   return [...state.gauges.keys()].some((rank) => rank >= 0) ? "sent" : "measured"; // keys of hosts are negative
 }
 
-/** Whether a host got the current attempt. */
+/**
+ * Whether a host got the current attempt.
+ * @param {Job} job
+ */
 export function wasPlaced({ history, attempt }) {
   return history.some((change) => change.attempt === attempt && change.status === "starting");
 }

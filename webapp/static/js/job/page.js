@@ -44,6 +44,7 @@ let verdictsTold = "";
 let logRank = null; // rank whose log opens next
 const openAxes = new Set();
 const view = createView(() => location.search, (search) => history.replaceState(null, "", location.pathname + search + location.hash));
+/** @type {{view: any, curve: any, marks: any[]}} */
 const page = { view, curve: { time: [], step: [] }, marks: [] }; // shared by all charts
 if ($("slow-steps")) slowStretch($("slow-steps"), page, () => job);
 const redraw = eachFrame(draw);

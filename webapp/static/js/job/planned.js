@@ -13,6 +13,7 @@ const WORDS = { exposed: (axis) => `${axis}, exposed`, hidden: (axis) => `${axis
  * `kind` is the kind of the planned values: exact or estimate. `run` is {device, measured, apart, least, isExact}. `measured` is the step time of the summary ({steps, step_s}, null before the
  * end). `apart` has the parts of a step ({planned, measured}). `least` is the size of tensors below which a CPU run has no
  * error. `isExact` is false if a router decides the traffic.
+ * @param {Estimate} estimate
  */
 export function plannedLines(estimate, state, rows, run) {
   return [
@@ -45,6 +46,7 @@ function timeLines(estimate, state, { measured, apart }) {
   const known = stepTimeOf({ finished: measured !== null && measured !== undefined, exit: { summary: { measured } } }, state);
   const step = known?.step_s ?? (rate ? estimate.tokens_per_step / rate : null);
   const group = "step time";
+  /** @type {any[]} */
   const lines = [
     {
       group,

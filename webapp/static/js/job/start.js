@@ -27,12 +27,17 @@ const ONLY_QUEUE = 1; // parts
 
 /** Seconds of the board's clock since 1970. The page was rendered at `data-now`. */
 export function boardClock(place) {
-  const [navigation] = performance.getEntriesByType("navigation");
+  const [navigation] = /** @type {PerformanceNavigationTiming[]} */ (performance.getEntriesByType("navigation"));
   const rendered = Number(place.dataset.now);
   return () => (rendered > 0 ? rendered + (performance.now() - (navigation?.responseStart ?? 0)) / 1000 : Date.now() / 1000);
 }
 
-/** "Importing PyTorch, 45 s", or "" if no start is in progress. `now`: the time on the board's clock, seconds. Pure. */
+/**
+ * "Importing PyTorch, 45 s", or "" if no start is in progress. `now`: the time on the board's clock, seconds. Pure.
+ * @param {Job} job
+ * @param {any} state
+ * @param {number} now
+ */
 export function startPhase(job, state, now) {
   if (!["starting", "running"].includes(job.status) || state.progress) return "";
   const placed = job.history.find((change) => change.attempt === job.attempt && change.status === "starting");
@@ -47,7 +52,7 @@ export function startPhase(job, state, now) {
     const all = HOST_STAGES.has(stage) ? Math.max(1, job.members.length) : job.world_size;
     const ended = [...state.starts.values()].filter((stages) => stages[stage] !== undefined);
     if (ended.length < all) return `${words}, ${integer(Math.max(0, Math.round(now - since)))} s`;
-    since = Math.max(since, latest(state.starts, stage).time);
+    since = Math.max(since, /** @type {{time: number}} */ (latest(state.starts, stage)).time);
     if (!trains && stage === LAST_OF_A_SCRIPT) return "";
   }
   return "";

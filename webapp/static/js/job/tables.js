@@ -132,6 +132,7 @@ function stepsWords(state) {
 /** Fill the traffic check by rank: all phases and collectives, ranks with differences first. */
 export function showVerdicts(body, summary, state, telling) {
   const ranks = [...state.verdicts.entries()].sort((a, b) => a[0] - b[0]);
+  /** @type {Element[][]} */
   const [lines, linesOff] = [[], []];
   for (const [rank, rows] of ranks) {
     let [predicted, measured, countsOff] = [0, 0, 0];

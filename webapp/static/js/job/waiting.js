@@ -15,7 +15,10 @@ export function waitingWords({ place, total, reason, starts, starts_when: when, 
   };
 }
 
-/** The plan of a job in words, or null without a plan. Pure. */
+/**
+ * The plan of a job in words, or null without a plan. Pure.
+ * @param {Estimate} estimate
+ */
 export function planWords(estimate) {
   if (!estimate?.time?.interval || !estimate.memory_interval || !(estimate.stages?.length > 0)) return null;
   const { time, speed, memory, fits, traffic, axes } = headline(estimate);

@@ -98,7 +98,11 @@ function styled(before, told) {
   return style;
 }
 
-/** Map an indexed or RGB color to the nearest of the eight theme colors. Return the color and the number of codes read. */
+/**
+ * Map an indexed or RGB color to the nearest of the eight theme colors. Return the color and the number of codes read.
+ * @param {number[]} codes
+ * @returns {[number | null, number]}
+ */
 function extended(codes) {
   if (codes[0] === 5) return [indexed(codes[1]), 2];
   if (codes[0] === 2) return [nearest(codes.slice(1, 4)), 4];

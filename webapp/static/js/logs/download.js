@@ -31,7 +31,7 @@ export async function fetchLog(address, signal, told) {
     const most = Number(answer.headers.get("Meshboard-Log-Bytes"));
     const name = /filename="([^"]+)"/.exec(answer.headers.get("Content-Disposition") ?? "")?.[1] ?? "log.txt";
     const parts = [];
-    for (const reader = answer.body.getReader(); ; ) {
+    for (const reader = /** @type {ReadableStream<Uint8Array>} */ (answer.body).getReader(); ; ) {
       const { done, value } = await reader.read();
       if (done) break;
       parts.push(value);

@@ -207,7 +207,7 @@ export function logView(root) {
   part("download")?.addEventListener("click", download);
   part("copy").addEventListener("click", async () => {
     const selected = getSelection();
-    const inside = !selected.isCollapsed && list.box.contains(selected.anchorNode);
+    const inside = selected && !selected.isCollapsed && list.box.contains(selected.anchorNode);
     const text = inside ? String(selected) : (view?.lines ?? []).map((line) => `${textOf(line)}\n`).join("");
     part("copy").textContent = (await copyText(text)) ? "Copied" : "Copy failed";
     setTimeout(() => (part("copy").textContent = "Copy"), SAID_MS);

@@ -22,6 +22,7 @@ export class Search {
     this.told = told;
     this.problem = "";
     this.source = "";
+    this.flags = "";
     this.#forget();
   }
 

@@ -43,6 +43,7 @@ function drawCurves(runs, along) {
   const line = (run, at, name) => ({ letter: letter(at), name: jobs[at].name, place: at, xs: run.curve[placed], ys: run.curve[name] });
   const linesOf = (name) => runs.flatMap((run, at) => (tells(run, name) && tells(run, placed) ? [line(run, at, name)] : []));
   const shown = CURVES.map((curve) => ({ ...curve, lines: linesOf(curve.name) })).filter(({ lines }) => lines.length > 0);
+  /** @param {{drag?: boolean}} curve */
   const apart = ({ drag }) => drag && along === "step";
   const figures = shown.map((curve) => {
     const hint = apart(curve) ? el("span", {}, "Drag over slow steps to compare them with the other steps.") : null;

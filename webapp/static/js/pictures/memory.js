@@ -12,6 +12,9 @@ export function memoryNames(memories) {
 
 const token = (name) => `--series-${ORDER.indexOf(name)}`;
 
+/**
+ * @param {Estimate} estimate
+ */
 export function memoryPicture(estimate, suggestions) {
   const { stages, cluster, memory_interval: sure } = estimate;
   const shown = columns(stages);
@@ -55,7 +58,10 @@ export function freeShare({ cluster, peak_memory_bytes: peak }) {
   return `${Math.floor(100 * (1 - peak / cluster.memory_bytes))}%`;
 }
 
-/** Describe the fit: {text, tone}. */
+/**
+ * Describe the fit: {text, tone}.
+ * @param {Estimate} estimate
+ */
 export function fitting(estimate, room = "") {
   const [fits, free] = [`fits${room && ` ${room}`}`, `${freeShare(estimate)} free`];
   return estimate.tight

@@ -7,6 +7,9 @@ const MOST_SQUARES = 512;
 const NUMBERED = 64;
 const SERIES = 16;
 
+/**
+ * @param {Estimate} estimate
+ */
 export function rankGrid(estimate) {
   const grid = squares(estimate);
   const { nodes } = estimate.cluster;

@@ -12,6 +12,9 @@ const token = (name) => (AXES.includes(name) ? `--axis-${name}` : `--part-${name
 const label = (name) => (AXES.includes(name) ? `${name} exposed` : name);
 const percent = (share) => `${(100 * share).toFixed(1)}%`;
 
+/**
+ * @param {Estimate} estimate
+ */
 export function timePicture(estimate) {
   const { time, cluster } = estimate;
   const parts = time.parts.filter((part) => part.seconds > 0);
@@ -37,7 +40,10 @@ export function timePicture(estimate) {
   return [figures, bar, scrolling([th("part"), th("time", true), th("share", true)], rows), el("p", { className: "note" }, said.join(" "))];
 }
 
-/** Describe the cost of a vocabulary whose rows are not aligned to 16 bytes. */
+/**
+ * Describe the cost of a vocabulary whose rows are not aligned to 16 bytes.
+ * @param {Estimate} estimate
+ */
 function aligned({ aligned_vocabulary: found, vocab_size: size }) {
   if (!found) return [];
   return [`A vocabulary size of ${integer(found.vocab_size)} saves ${duration(found.spares_s)} per step, because a size of ${integer(size)} is not aligned for matmuls.`];

@@ -4,6 +4,9 @@ import { el, stackedBar } from "../dom.js";
 import { decimalBytes, exactBytes } from "../format.js";
 import { cell, columns, rowHead, scrolling, stageHead, th } from "./table.js";
 
+/**
+ * @param {Estimate} estimate
+ */
 export function trafficPicture(estimate) {
   const { stages, cluster } = estimate;
   const total = (stage) => Object.values(stage.step_bytes).reduce((sum, value) => sum + value, 0);

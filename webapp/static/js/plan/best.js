@@ -19,12 +19,15 @@ function compared(ratio) {
   return ratio > 1 / 1.005 ? " This layout is as fast as the layout in the form." : ` The layout in the form is ${(1 / ratio).toFixed(2)} times as fast as this layout.`;
 }
 
-/** Explain the fastest layout. `before` is the step time of the form's layout, or null. */
+/**
+ * Explain the fastest layout. `before` is the step time of the form's layout, or null.
+ * @param {SearchResult} found
+ * @param {number | null} before
+ */
 export function why(found, before) {
   const [best] = found.best;
   const rank = `Fastest of ${integer(found.fitting)} layouts that fit (${integer(found.considered)} searched${found.complete ? "" : ", time limit reached"}).`;
-  const ratio = before / best.step_s;
-  const gain = before === null ? "" : compared(ratio);
+  const gain = before === null ? "" : compared(before / best.step_s);
   const [next] = found.neighbours;
   return `Predicted step time ${duration(best.step_s)}. ${rank}${gain}${next ? ` Next best, ${next.change}: ${next.reason}.` : ""}`;
 }

@@ -9,7 +9,11 @@ const most = (stages, of) => stages.reduce((first, other) => (of(other) > of(fir
 /** The stages that the figures are for: the one with the most memory, and the one with the most traffic. */
 export const told = ({ stages }) => ({ memory: most(stages, (stage) => stage.memory_bytes), traffic: most(stages, total) });
 
-/** {name: {text, tone}} of the figures of an estimate. */
+/**
+ * Return the figures of an estimate by name.
+ * @returns {Record<string, {text: string, tone?: string}>}
+ * @param {Estimate} estimate
+ */
 export function headline(estimate) {
   const { time, cluster, peak_memory_bytes: peak, memory_interval: sure } = estimate;
   const { traffic: busiest } = told(estimate);

@@ -2,6 +2,7 @@
 import { integer } from "../format.js";
 
 const known = (value) => typeof value === "number";
+/** @type {Record<string, (part: any) => string>} */
 const WORDS = {
   moe: ({ num_experts: experts }) => (known(experts) ? `a mixture of ${integer(experts)} experts` : "a mixture of experts"),
   mla: () => "latent attention",

@@ -71,7 +71,8 @@ function found(key) {
 
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
-  if (event.target.closest?.(TYPING) || document.querySelector("dialog[open]")) return;
+  const { target } = event;
+  if ((target instanceof Element && target.closest(TYPING)) || document.querySelector("dialog[open]")) return;
   const run = found(event.key);
   if (!run) return;
   event.preventDefault();

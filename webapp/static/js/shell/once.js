@@ -16,7 +16,7 @@ function rest(button) {
 }
 
 document.addEventListener("submit", (event) => {
-  const form = event.target;
+  const form = /** @type {HTMLFormElement} */ (event.target);
   if (!form.matches(FORMS) || event.defaultPrevented) return;
   if (form.dataset.sent !== undefined) return event.preventDefault();
   form.dataset.sent = "";

@@ -19,9 +19,9 @@ watch(document.body);
 new MutationObserver((changes) => {
   for (const { addedNodes, target } of changes) {
     for (const node of addedNodes) {
-      if (node.nodeType !== Node.ELEMENT_NODE) continue;
+      if (!(node instanceof Element)) continue;
       watch(node);
-      if (target.matches?.(SELECTOR)) seen.observe(node);
+      if (target instanceof Element && target.matches(SELECTOR)) seen.observe(node);
     }
   }
 }).observe(document.body, { childList: true, subtree: true });

@@ -11,8 +11,8 @@ function localise(root) {
 }
 
 localise(document);
-document.addEventListener("htmx:afterSwap", (event) => localise(event.target.parentElement ?? document));
+document.addEventListener("htmx:afterSwap", (event) => localise(/** @type {Node} */ (event.target).parentElement ?? document));
 document.addEventListener("mouseover", (event) => {
-  const node = event.target.closest?.("time[datetime]");
+  const node = event.target instanceof Element && event.target.closest("time[datetime]");
   if (node) node.title = `${ago(new Date(node.dateTime))} · ${exactTime(new Date(node.dateTime))}`;
 });

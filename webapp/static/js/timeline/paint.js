@@ -57,7 +57,9 @@ function paintRow(context, row, view, place, ink, tokens) {
   const [first, beyond] = within(row, view.from, view.to);
   const { y, left, scale, rowHeight } = place;
   const tall = Math.max(1, rowHeight - 1);
-  let [pending, count, painted] = [null, 0, 0];
+  /** @type {any} */
+  let pending = null;
+  let [count, painted] = [0, 0];
   const flush = () => {
     if (!pending) return;
     context.globalAlpha = pending.alpha;
@@ -94,7 +96,7 @@ function shadesOf(row, event) {
   const wait = waited(event);
   const whole = event.from + (wait ?? 0);
   const transfer = { from: whole, to: event.to, alpha: wait === null ? UNKNOWN_ALPHA : 1 };
-  return wait > 0 ? [{ from: event.from, to: whole, alpha: WAITING_ALPHA }, transfer] : [transfer];
+  return wait !== null && wait > 0 ? [{ from: event.from, to: whole, alpha: WAITING_ALPHA }, transfer] : [transfer];
 }
 
 /** Draw the names of events in their widest box, where they fit. Names of parallel events do not overlap. */

@@ -26,9 +26,12 @@ export function timelinePanel(panel, links, again) {
   const $ = (id) => panel.querySelector(`#${id}`);
   const select = $("timeline-step");
   const view = timelineView($("step-timeline"));
-  let [shown, job, state] = ["", null, null];
+  let shown = "";
+  /** @type {any} */
+  let [job, state] = [null, null];
   const made = new Map(); // step -> {told, ranks, step}, built once per number of ranks
 
+  /** @type {{attempt: number | null, finished: boolean | null, steps: any[] | null}} */
   const kept = { attempt: null, finished: false, steps: null }; // steps of the history
   const fetched = new Map(); // number -> step, undefined while it loads, null for a while after a failure
 

@@ -15,9 +15,11 @@ export function tracePanels(drawn = () => {}) {
   const timeline = place("timeline-panel", (panel) => timelinePanel(panel, embedded("links"), () => soon(0)));
   const pairs = place("heat-pairs", pairsPanel);
   const time = place("heat-time", timePanel);
-  const all = [timeline, pairs, time].filter(Boolean);
+  const all = [timeline, pairs, time].filter((one) => one !== null);
   const inSight = new Set();
-  let [newest, last, waiting] = [null, -Infinity, false];
+  /** @type {any} */
+  let newest = null;
+  let [last, waiting] = [-Infinity, false];
   const observer = new IntersectionObserver((entries) => {
     for (const { target, isIntersecting } of entries) inSight[isIntersecting ? "add" : "delete"](target);
     if (newest) soon(0);

@@ -43,7 +43,15 @@ export function timelineView(container) {
   };
   const context = canvas.getContext("2d");
   const ink = palette();
-  let [step, rows, view, top, chosen, frame] = [null, [], { from: 0, to: 1 }, 0, null, null];
+  /** @type {any} */
+  let step = null;
+  /** @type {any[]} */
+  let rows = [];
+  /** @type {any} */
+  let chosen = null;
+  /** @type {any} */
+  let frame = null;
+  let [view, top] = [{ from: 0, to: 1 }, 0];
 
   const tokens = (event) => (event.work === undefined ? axisToken(step.groups[event.group].axis) : workToken(event));
   const redraw = eachFrame(draw);

@@ -20,7 +20,7 @@ export function told(event, step) {
   else if (event.last === event.rank) parts.push("last to arrive");
   else parts.push(`waited ${duration(wait)} for rank ${event.last}`);
   const took = transferred(event);
-  if (took > 0) {
+  if (took !== null && took > 0) {
     const factor = busFactor(event.op, event.op === "send" ? 2 : ranks.length);
     parts.push(`transfer ${duration(took)}${factor > 0 ? ` at ${byteRate((factor * event.bytes) / took)} bus bandwidth` : ""}`);
   }

@@ -1,0 +1,77 @@
+import assert from "node:assert/strict";
+import test from "node:test";
+
+import { query, why } from "../../webapp/static/js/plan/best.js";
+import { withParts } from "../../webapp/static/js/plan/kept.js";
+import { within } from "../../webapp/static/js/pictures/time.js";
+import { failed, fetchPatiently, words } from "../../webapp/static/js/refusal.js";
+
+test("searches only runnable layouts if Meshboard can run the software", () => {
+  const cases = [[null, true], ["ours", true], ["megatron", false]];
+  for (const [stack, runnable] of cases) {
+    const resources = stack ? { stack } : {};
+    const found = query({ layout: { dp: 4 }, train: { micro_batches: 2 }, resources }, "");
+    assert.deepEqual([found.runnable, found.ranks, found.spec.resources], [runnable, 4, resources]);
+  }
+});
+
+test("compares the best layout with a faster layout in the form", () => {
+  const found = { best: [{ step_s: 0.1 }], fitting: 1, considered: 2, complete: true, neighbours: [] };
+  const start = "Predicted step time 100 ms. Fastest of 1 layouts that fit (2 searched).";
+  assert.equal(why(found, 0.2), `${start} This layout is 2.00 times as fast as the layout in the form.`);
+  assert.equal(why(found, 0.1), `${start} This layout is as fast as the layout in the form.`);
+  assert.equal(why(found, 0.05), `${start} The layout in the form is 2.00 times as fast as this layout.`);
+  assert.equal(why(found, null), start);
+});
+
+test("names the parts that a form keeps from the copied model", () => {
+  const start = ", and kept from the copied model:";
+  const cases = [
+    [{ moe: '{"num_experts": 1024}' }, `${start} a mixture of 1,024 experts`],
+    [{ moe: "{}", mla: "{}" }, `${start} a mixture of experts, latent attention`],
+    [{ rope_scaling: '{"factor": 8}' }, `${start} RoPE scaling by 8`],
+    [{ moe: "{broken", mla: "null", rope_scaling: "7" }, ""],
+  ];
+  for (const [parts, expected] of cases) assert.equal(withParts((part) => parts[part] ?? ""), expected);
+});
+
+test("shows the range of a predicted step time", () => {
+  assert.equal(within({ step_s: 0.1, interval: { share: 0.5 } }), "50.0 ms to 150 ms");
+  assert.equal(within({ step_s: 0.1, interval: { share: 4 } }), "20.0 ms to 500 ms");
+});
+
+test("repeats a request after the time that a busy server names", async (context) => {
+  const busy = [503, "5"];
+  const cases = [
+    [[[200]], 200, []],
+    [[busy, [503, "2"], [200]], 200, [5000, 2000]],
+    [[[503], [200]], 503, []], // the server names no time
+    [[[429, "5"], [200]], 429, []], // the user sent too many requests
+    [[busy, busy, busy, busy, [200]], 503, [5000, 5000, 5000]],
+  ];
+  for (const [answers, status, expected] of cases) {
+    const responses = answers.map(([code, after]) => {
+      const headers = after ? { "Retry-After": after } : {};
+      return new Response("", { status: code, headers });
+    });
+    const waits = [];
+    context.mock.method(globalThis, "fetch", async () => responses.shift());
+    context.mock.method(globalThis, "setTimeout", (done, ms) => {
+      waits.push(ms);
+      done();
+    });
+    const response = await fetchPatiently("/plan/");
+    context.mock.restoreAll();
+    assert.deepEqual([response.status, waits], [status, expected]);
+  }
+});
+
+test("names each refused field once and ends with one period", () => {
+  const errors = [
+    { field: "layout.tp", message: "`layout.tp` is 3. Use 1, 2 or 4." },
+    { field: "train.steps", message: "Use at least 1." },
+    { field: "request", message: "Try again." },
+  ];
+  const expected = "No estimate: `layout.tp` is 3. Use 1, 2 or 4. train.steps: Use at least 1. Try again.";
+  assert.equal(failed("No estimate", words(errors)), expected);
+});
