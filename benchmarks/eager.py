@@ -11,7 +11,7 @@ import time
 
 import torch
 
-from planner.facts.reading.parse import parse_fields
+from planner.facts.parse_spec import parse_fields
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import LAUNCH_S
 from planner.hardware.kernels import layer_work

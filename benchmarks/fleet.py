@@ -28,7 +28,7 @@ from jobs.queue.scheduling.placement import in_order, place
 from jobs.queue.scheduling.policy.share import Use, decayed, factors
 from jobs.queue.scheduling.policy.standing import Rates, standing
 from jobs.queue.scheduling.states import HostState, Placement, Share, Waiting
-from planner.facts.gang import Demand
+from planner.facts.kinds import Demand
 
 SLOTS = 8
 BEGIN = datetime(2026, 11, 16, tzinfo=UTC)

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 from planner.cost.timed import Timing
 from planner.cost.timing import Timer
-from planner.facts.models.presets import PRESETS
+from planner.facts.presets import PRESETS
 from planner.facts.resources import Resources, StackName
 from planner.facts.spec import AttentionKernel, JobSpec, Layout, ModelSpec, Precision, TrainSpec
-from planner.hardware.clusters import CLUSTERS
-from planner.search.layouts import Constraints, Found, needed_bytes, search
+from planner.hardware.catalog import CLUSTERS
+from planner.search.layout_search import Constraints, Found, needed_bytes, search
 
 TOP = 10
 BLOOM = PRESETS["gpt3-175b"].model.model_copy(

@@ -104,7 +104,7 @@ def fill(count: int, redis: Any) -> tuple[Any, Any, dict[str, str]]:
     from jobs.models import TERMINAL, Attempt, Host, Job, JobTag, Member, StateChange, Status
     from planner.cost.estimate import estimate
     from planner.facts.kinds import num_slots
-    from planner.facts.reading.parse import parse_spec
+    from planner.facts.parse_spec import parse_spec
 
     staff = User.objects.create_superuser("root", password="root-password")
     owner = User.objects.create_user("owner", password="owner-password")

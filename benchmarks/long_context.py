@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from planner.cost.memory import memory
-from planner.facts.reading.parse import parse_fields
+from planner.facts.parse_spec import parse_fields
 from planner.facts.spec import JobSpec
 from tests.parity.compare import gradient_difference, whole_gradients
 from workers.dry_run.rank import dry_step

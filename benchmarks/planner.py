@@ -18,11 +18,11 @@ from pathlib import Path
 from statistics import mean, median
 
 from planner.cost.timing import Timer
-from planner.facts.models.presets import PRESETS
+from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec, TrainSpec
+from planner.hardware.catalog import ACCELERATORS, CLUSTERS
 from planner.hardware.cluster import Cluster
-from planner.hardware.clusters import ACCELERATORS, CLUSTERS
-from planner.search.layouts import Constraints, search
+from planner.search.layout_search import Constraints, search
 from tests.planner.rows.published import Row, korthikanti_table_5, megatron_table_1, vtrain_multi_rows, vtrain_rows
 
 GRID = {

@@ -42,7 +42,7 @@ from jobs.models import (  # noqa: E402
 )
 from jobs.queue import actions, lifecycle  # noqa: E402
 from jobs.queue.scheduling.scheduler import schedule  # noqa: E402
-from planner.facts.reading.parse import parse_spec  # noqa: E402
+from planner.facts.parse_spec import parse_spec  # noqa: E402
 from tests.planner.wrong_specs import GOOD  # noqa: E402
 from tests.support.postgres import as_default_database, postgres_server  # noqa: E402
 from tests.support.processes import redis_server  # noqa: E402

@@ -26,8 +26,8 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from planner.facts.layout import Coordinates
-from planner.facts.models.shapes import stage_units
-from planner.facts.reading.parse import parse_fields
+from planner.facts.model_shapes import stage_units
+from planner.facts.parse_spec import parse_fields
 from planner.facts.spec import JobSpec
 from workers.checkpoint.save import Saved, Saver
 from workers.meter import Recorder, metered_backend

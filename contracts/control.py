@@ -115,7 +115,7 @@ class Summary(TypedDict):
     peak_bytes: NotRequired[dict[RankText, Count]]  # by rank, as its verdict told it
     memory: NotRequired[dict[RankText, MemoryParts]]  # the same
     proof: NotRequired[ProofItem]  # the last; of a run that ended before it, none
-    lab: NotRequired[Plain]  # of a lab: `planner.facts.lab.LabResult` as JSON
+    lab: NotRequired[Plain]  # of a lab: `planner.facts.collectives.LabResult` as JSON
 
 
 class ExitReport(TypedDict):

@@ -13,20 +13,19 @@ from typing import Any
 
 from planner.cost.estimate import Estimate, estimate, rank_memory
 from planner.cost.oversize import parse_plannable
+from planner.explain import explain
 from planner.facts.kinds import of_any_world
-from planner.facts.models.presets import PRESETS
-from planner.facts.reading.parse import parse_fields
+from planner.facts.parse_spec import parse_fields
+from planner.facts.presets import PRESETS, TEMPLATES
 from planner.facts.resources import SoftwareSpec
-from planner.facts.spec import JobSpec, Layout, Problem, SpecError, TrainSpec
-from planner.hardware.clusters import CLUSTERS
+from planner.facts.spec import JobSpec, Layout, TrainSpec
+from planner.facts.validation import Problem, SpecError
+from planner.hardware.catalog import CLUSTERS
 from planner.hardware.stacks import STACKS
 from planner.report import auto_text, estimate_text, explain_text, search_text
-from planner.search.advice import neighbours_within, suggestions
-from planner.search.auto import asked_of, choose, draft_of
-from planner.search.layouts import Constraints, check, search
-from planner.search.rooms import Room, Rooms
-from planner.teaching.explain import explain
-from planner.teaching.templates import TEMPLATES
+from planner.search.auto_layout import Room, Rooms, asked_of, choose, draft_of
+from planner.search.layout_search import Constraints, check, search
+from planner.search.neighbors import neighbours_within, suggestions
 
 LAYOUT_FLAGS = tuple(name for name in Layout.model_fields)
 TRAIN_FLAGS = ("global_batch", "micro_batches", "seq_len", "precision", "attention")

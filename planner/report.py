@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from planner.cost.estimate import Estimate, traffic_kind
+from planner.explain import Explanation
+from planner.facts.placements import padded_vocab
 from planner.facts.spec import JobSpec
-from planner.facts.tensors.placements import padded_vocab
-from planner.facts.words import counted
+from planner.facts.validation import counted
 from planner.hardware.cluster import Cluster
-from planner.search.advice import Neighbour
-from planner.search.layouts import SearchResult, sureness_of
-from planner.teaching.explain import Explanation
+from planner.search.layout_search import SearchResult, sureness_of
+from planner.search.neighbors import Neighbour
 
 GIB = 2**30
 

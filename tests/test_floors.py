@@ -28,7 +28,7 @@ FORBIDDEN: dict[str, set[str]] = {
 }
 # Rooms of a floor, lowest first: a room imports only from those before it; two in one entry know each other.
 ROOMS = {
-    "planner": ["facts", "hardware", "cost", "search", "teaching", "report", "__main__"],
+    "planner": ["facts", "hardware", "cost", "search", "explain", "traffic_growth", "report", "__main__"],
     "jobs": ["models", "core", "planning", "people", "queue", "runs", "operations", "api", "pages", "admin"],
     # The trainer saves through checkpoint, whose export builds the trainer's model: one room with two doors.
     "workers": [
@@ -64,7 +64,10 @@ KIND_FLOORS = ("planner", "jobs", "workers", "webapp")
 KIND_NAMES: set[object] = set(KINDS)
 # What issues collectives knows the facts alone: from a list of collectives "0 B" could not tell that it is wrong. A
 # prediction is for what compares it with what was measured; a profile is what a calibration writes.
-PREDICTIONS = ("planner.cost", "planner.hardware", "planner.search", "planner.teaching", "planner.report")
+PREDICTIONS = (
+    *("planner.cost", "planner.hardware", "planner.search"),
+    *("planner.explain", "planner.traffic_growth", "planner.report"),
+)
 READS_PREDICTIONS = {
     "workers/trainer/traffic_check.py": ("planner.cost",),
     "workers/dry_run/": ("planner.cost",),
@@ -160,7 +163,7 @@ def test_what_sends_knows_no_prediction() -> None:
         ("workers/trainer/optimizer.py", "from planner.cost.traffic import step_traffic"),
         ("workers/trainer/optimizer.py", "def f():\n    import planner.cost.traffic as t"),
         ("workers/trainer/optimizer.py", "from planner import cost"),
-        ("workers/trainer/traffic_check.py", "from planner.search.layouts import search"),
+        ("workers/trainer/traffic_check.py", "from planner.search.layout_search import search"),
         ("workers/calibrate/clock.py", "from planner.hardware.cluster import Cluster"),
         ("workers/lab/measure.py", "from planner.report import size"),
     ],
@@ -168,7 +171,7 @@ def test_what_sends_knows_no_prediction() -> None:
 def test_the_reader_of_predictions_sees_a_wrong_import(name: str, source: str) -> None:
     assert predictions_read(name, source)
     assert not predictions_read("workers/trainer/traffic_check.py", "from planner.cost.traffic import step_traffic")
-    assert not predictions_read(name, "from planner.facts.tensors.placements import placement")
+    assert not predictions_read(name, "from planner.facts.placements import placement")
 
 
 def modules() -> dict[str, set[str]]:

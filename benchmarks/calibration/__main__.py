@@ -24,10 +24,10 @@ import torch
 
 from planner.cost.memory import memory
 from planner.cost.timing import Timer
-from planner.facts.reading.parse import parse_spec
+from planner.facts.parse_spec import parse_spec
 from planner.facts.spec import JobSpec
 from planner.hardware.calibration import cluster_of
-from planner.hardware.clusters import CLUSTERS
+from planner.hardware.catalog import CLUSTERS
 from planner.hardware.profile import HostProfile
 from tests.support.processes import ROOT
 

@@ -15,7 +15,7 @@ from benchmarks.gpu.layouts import Told, spec_of, tell_piece
 from benchmarks.gpu.running import now
 from benchmarks.gpu.sharing import own_gpu
 from benchmarks.gpu.training import everyone_off, run
-from planner.facts.proof import STEPS, limits
+from planner.facts.single_process_reference import STEPS, limits
 from planner.facts.spec import JobSpec
 from tests.parity.cases import LAYOUTS, reference_spec
 from workers.meter import Recorder, metered_backend

@@ -11,8 +11,8 @@ from typing import NamedTuple, TypedDict
 import torch
 import torch.distributed as dist
 
+from planner.hardware.catalog import CLUSTERS, as_card, is_another
 from planner.hardware.cluster import Cluster
-from planner.hardware.clusters import CLUSTERS, as_card, is_another
 from workers.host.facts.gpus import Gpus
 
 ROOT = Path(__file__).resolve().parents[2]

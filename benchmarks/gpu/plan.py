@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.running import Part, torchrun
 from planner.cost.estimate import estimate
-from planner.facts.models.shapes import parameter_count
+from planner.facts.model_shapes import parameter_count
+from planner.facts.parse_spec import parse_spec
 from planner.facts.precision import mix_of
-from planner.facts.reading.parse import parse_spec
-from planner.facts.reading.runnable import not_runnable
-from planner.facts.spec import JobSpec, SpecError
+from planner.facts.spec import JobSpec
+from planner.facts.spec_rules import not_runnable
+from planner.facts.validation import SpecError
+from planner.hardware.catalog import CLUSTERS
 from planner.hardware.cluster import Cluster
-from planner.hardware.clusters import CLUSTERS
 
 NO_GPU = "no GPU"
 GIB = 2**30

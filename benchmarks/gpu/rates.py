@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from benchmarks.gpu.rank import arguments, begin, nothing_found, tell, wait
 from benchmarks.gpu.results import Found
 from planner.cost.compute import attention_law, tuned
-from planner.hardware.cluster import Accelerator, gemm_seconds, kernel_seconds
+from planner.hardware.cluster import Accelerator
+from planner.hardware.kernel_time import gemm_seconds, kernel_seconds
 from planner.hardware.kernels import Flash, Gemm, Pass
 from planner.hardware.stacks import STACKS
 from workers.meter.ending import end_as

@@ -24,9 +24,9 @@ from contracts.telemetry.proof import ProofItem
 from contracts.telemetry.results import VerdictItem
 from contracts.telemetry.steps import StepItem
 from contracts.telemetry.words import FIRST_STEPS
-from planner.facts.models.flops import model_flops
-from planner.facts.proof import STEPS, limits
-from planner.facts.reading.parse import parse_spec
+from planner.facts.model_shapes import model_flops
+from planner.facts.parse_spec import parse_spec
+from planner.facts.single_process_reference import STEPS, limits
 from planner.facts.spec import JobSpec
 from workers.meter import Recorder
 from workers.meter.ending import end_as

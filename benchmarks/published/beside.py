@@ -10,12 +10,13 @@ from benchmarks.published.mapping import Planned
 from planner.cost.memory import layer_bytes, memory
 from planner.cost.memory.stage import rank_of_stage
 from planner.cost.pipes import chunks_in_flight
+from planner.facts.placements import padded_vocab, vocab_rows
 from planner.facts.precision import ADAM_MOMENT_BYTES, FP32_BYTES, mix_of
 from planner.facts.spec import JobSpec
-from planner.facts.tensors.placements import padded_vocab, vocab_rows
-from planner.facts.tensors.shards import local_units
+from planner.facts.stages import local_units
 from planner.hardware.kernels import Gemm, layer_work
-from planner.hardware.stacks import EAGER_NORMS, EAGER_SCORES
+from planner.hardware.stack_options import EAGER_SCORES
+from planner.hardware.stacks import EAGER_NORMS
 
 WORKSPACE_BYTES = 32 * 2**20
 EAGER_NORM_BYTES = 8

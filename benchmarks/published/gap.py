@@ -15,7 +15,7 @@ from planner.cost.timing import Timer
 from planner.facts.resources import StackName
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster
-from planner.hardware.software import Stacks
+from planner.hardware.stack_options import Stacks
 from planner.hardware.stacks import STACKS, Stack
 
 LEAST = 5e-4  # of the mean error of a stack's rows: what closes less is not printed

@@ -31,8 +31,8 @@ from benchmarks.published.sizes import sized
 from benchmarks.published.software import kernels_of
 from planner.facts.resources import Resources, StackName
 from planner.facts.spec import AttentionKernel, JobSpec, Layout, ModelSpec, Precision, Recompute, TrainSpec
+from planner.hardware.catalog import CLUSTERS, GB
 from planner.hardware.cluster import Cluster
-from planner.hardware.clusters import CLUSTERS, GB
 from planner.hardware.stacks import (
     Stack,
 )

@@ -13,7 +13,7 @@ from planner.cost.memory import held_parameters
 from planner.facts.precision import FP32_BYTES
 from planner.facts.resources import CudaGraphs
 from planner.facts.spec import JobSpec, ModelSpec
-from planner.facts.tensors.shards import held
+from planner.facts.stages import held
 from planner.hardware.cluster import LAUNCH_S
 from planner.hardware.kernels import Module
 

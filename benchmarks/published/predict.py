@@ -12,7 +12,7 @@ from planner.cost.alike import alike_stages
 from planner.cost.beside import allowance
 from planner.cost.memory import memory, most_bytes
 from planner.cost.timing import Timer
-from planner.facts.models.flops import model_flops
+from planner.facts.model_shapes import model_flops
 from planner.facts.spec import JobSpec, Recompute
 
 UNASKED = "neither a step nor a peak"

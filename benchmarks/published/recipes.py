@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from benchmarks.published.own_tests import COUNTS_ENDS
 from benchmarks.published.rows import PublishedRow
 from planner.facts.resources import CudaGraphs
-from planner.hardware.attention import CUDNN_HOPPER, EARLY_CUDNN_BLACKWELL, FLASH_2, FP8_LATENT, FP8_WINDOWED
 from planner.hardware.cluster import LAUNCH_S
-from planner.hardware.stacks import (
+from planner.hardware.kernel_time import CUDNN_HOPPER, EARLY_CUDNN_BLACKWELL, FLASH_2, FP8_LATENT, FP8_WINDOWED
+from planner.hardware.stack_options import (
     ALL_TO_ALL,
     CURRENT_CASTS,
     EARLY_BLACKWELL_FP8,
@@ -27,9 +27,9 @@ from planner.hardware.stacks import (
     JOINED_LOSS,
     OVERLAPPED_EXPERTS,
     SLOW_BIAS_SUMS,
-    STACKS,
     WHOLE_GRAPH,
 )
+from planner.hardware.stacks import STACKS
 
 
 class Recipes(NamedTuple):

@@ -17,7 +17,7 @@ from planner.cost.learning import memory_interval
 from planner.cost.timing import Timer
 from planner.facts.resources import SoftwareSpec
 from planner.facts.spec import JobSpec
-from planner.hardware.within import HOST_WITHIN
+from planner.hardware.stack_options import HOST_WITHIN
 
 
 class Said(NamedTuple):

@@ -26,22 +26,19 @@ from benchmarks.published.repeated import repeated_by
 from benchmarks.published.rows import PublishedRow, has_whole_ends, of_kempner
 from planner.facts.resources import StackName
 from planner.facts.spec import Layout, ModelSpec
-from planner.hardware.stacks import (
+from planner.hardware.stack_options import (
     ALL_TO_ALL,
     ASYNC_TP,
     DETERMINISTIC_EXPERT_S,
     DETERMINISTIC_LAUNCH_S,
-    EAGER_NORMS,
     EAGER_SCORES,
     FLASH_1,
     FP4_CASTS,
-    FUSED_NORMS,
     GRAPHED,
     JOINED_LOSS,
     LOCAL_LAUNCH_S,
-    STACKS,
-    Stack,
 )
+from planner.hardware.stacks import EAGER_NORMS, FUSED_NORMS, STACKS, Stack
 
 
 def kernels_of(row: PublishedRow, text: str, stack: StackName, model: ModelSpec, layout: Layout) -> Stack:

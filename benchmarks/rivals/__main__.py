@@ -28,7 +28,7 @@ import numpy as np
 import torch.distributed as dist
 
 from benchmarks.rivals.turns import Gang, Step
-from planner.facts.reading.parse import parse_fields
+from planner.facts.parse_spec import parse_fields
 from planner.facts.spec import JobSpec
 from workers.host.start.heap import heap_variables
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from benchmarks.rivals.turns import Turns
 from contracts.telemetry.batches import Item
-from planner.facts.reading.parse import parse_fields
+from planner.facts.parse_spec import parse_fields
 from workers.meter import Recorder, metered_backend
 from workers.trainer.allocator import forget_shapes, return_large_tensors, reuse_what_is_freed
 from workers.trainer.dataset import corpus_of

@@ -59,7 +59,7 @@ class ProfileItem(TypedDict):
 
 
 class LabItem(TypedDict):
-    """What a lab found, as `planner.facts.lab.LabResult` in JSON; the first rank of its group sends it once."""
+    """What a lab found, as `planner.facts.collectives.LabResult` in JSON; the first rank of its group sends it once."""
 
     kind: Literal["lab"]
     rank: Rank

@@ -17,7 +17,7 @@ from jobs.queue import actions
 from jobs.queue.host_changes import drain
 from jobs.queue.inbound import deadletters
 from jobs.queue.scheduling.snapshot import free_slots
-from planner.facts.words import counted
+from planner.facts.validation import counted
 
 
 @admin.register(Host)

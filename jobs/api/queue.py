@@ -28,7 +28,7 @@ from jobs.queue.export import CSV, as_csv, rows_of
 from jobs.queue.staff import HIGHEST, LOWEST
 from jobs.queue.view import rows, view
 from jobs.queue.what_if import MOST_SLOTS, NAMES, asked, would_start
-from planner.facts.spec import Problem, SpecError
+from planner.facts.validation import Problem, SpecError
 
 MOST_ROWS = 200
 LAST_ID = 2**63 - 1

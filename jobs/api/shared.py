@@ -16,7 +16,7 @@ from jobs.api.http.errors import refused
 from jobs.api.http.problems import CONTENT_TYPE, KINDS, WHOLE, Where, details
 from jobs.api.http.views import APIView
 from jobs.core.access import may_change_hosts
-from planner.facts.spec import Problem, SpecError
+from planner.facts.validation import Problem, SpecError
 
 ANYWHERE = (400, 401, 403, 406, 408, 413, 429, 500, 503)
 

@@ -17,8 +17,8 @@ from jobs.models import ELSEWHERE, HOST_SILENT_AFTER, TERMINAL, Attempt, Job, Jo
 from jobs.models import StateChange as History
 from jobs.models.jobs import num_ranks
 from planner.cost.estimate import Estimate
-from planner.facts.reading.dumped import LayoutDict, SpecDict
-from planner.search.auto import Chosen
+from planner.facts.parse_spec import LayoutDict, SpecDict
+from planner.search.auto_layout import Chosen
 
 Moment = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]  # ISO 8601 with its zone
 State = Annotated[str, WithJsonSchema({"type": "string", "enum": Status.values})]

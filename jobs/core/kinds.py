@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from planner.facts import kinds as asked
 from planner.facts.layout import SCHEDULE_NAMES
 from planner.facts.spec import JobKind, LabSpec
-from planner.facts.words import counted
+from planner.facts.validation import counted
 
 Spec = Mapping[str, Any]
 Tabs = Mapping[str, tuple[str, ...]]  # templates in templates/jobs/panels, by tab

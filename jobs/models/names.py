@@ -11,8 +11,7 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from planner.facts.fields import NO_NUL
-from planner.facts.spec import Problem
+from planner.facts.validation import NO_NUL, Problem
 
 TURNING: Final = {*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C}
 BLANK: Final = {0x115F, 0x1160, 0x2800, 0x3164, 0xFFA0}  # letters and signs that show nothing

@@ -28,7 +28,7 @@ from jobs.people.provider import meant
 from jobs.people.sealing import board
 from jobs.people.signing_on import note_session
 from jobs.planning.queries import checked
-from planner.facts.spec import Problem, SpecError
+from planner.facts.validation import Problem, SpecError
 
 SHOWN_ONCE = "new token"  # in the session, encrypted, from when it is made until it was shown
 

@@ -19,8 +19,8 @@ from jobs.runs.collectives.example import SETTING, example
 from jobs.runs.collectives.results import list_hosts, newest, pick_host
 from jobs.runs.collectives.stages import Setting
 from jobs.runs.collectives.words import BOOKKEEPING, BY_NAME, PRIMITIVES
-from planner.facts.lab import MAX_STEP_RANKS, LabStep
-from planner.facts.spec import Problem, SpecError
+from planner.facts.collectives import MAX_STEP_RANKS, LabStep
+from planner.facts.validation import Problem, SpecError
 
 NEWEST_JOBS = 5
 

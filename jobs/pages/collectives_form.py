@@ -10,7 +10,8 @@ from jobs.models import Host
 from jobs.pages.forms import derived
 from jobs.runs.collectives.results import DEFAULT_RANKS
 from planner.facts.resources import Resources
-from planner.facts.spec import LabSpec, Layout, Problem
+from planner.facts.spec import LabSpec, Layout
+from planner.facts.validation import Problem
 
 FIELDS = (
     derived.fields_of("resources", Resources, only=["host"])

@@ -28,7 +28,7 @@ from jobs.queue.hosts.present import sees_inside
 from jobs.queue.hosts.state import STATES, state_of
 from jobs.queue.hosts.versions import versions_of
 from jobs.queue.scheduling.snapshot import free_slots
-from planner.facts.spec import SpecError
+from planner.facts.validation import SpecError
 
 View = Callable[..., HttpResponse]
 

@@ -25,7 +25,7 @@ from jobs.runs.traces.imports.shapes import ImportQuery
 from jobs.runs.traces.imports.wanted import wanted
 from jobs.runs.traces.requests import LARGEST_STEP
 from jobs.runs.traces.shapes import tables
-from planner.facts.spec import Problem, SpecError
+from planner.facts.validation import Problem, SpecError
 
 WRITERS = {"perfetto": perfetto, "chrome": chrome}
 

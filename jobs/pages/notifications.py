@@ -18,7 +18,7 @@ from jobs.core.pagination import listed
 from jobs.models import Status
 from jobs.people.notifications import ends
 from jobs.people.notifications.wishes import OWN, projects_of, wish, wishes_for
-from planner.facts.spec import SpecError
+from planner.facts.validation import SpecError
 
 PAGE_SIZE = 20  # projects per page
 FIELD = "project:"  # prefix of the project name, empty name for own jobs

@@ -18,7 +18,7 @@ from jobs.planning import answers
 from jobs.planning.hardware import hardware
 from jobs.planning.work import told
 from jobs.queue.readiness import Readiness, describe_readiness
-from planner.facts.spec import SpecError
+from planner.facts.validation import SpecError
 
 
 @require_GET

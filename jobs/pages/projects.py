@@ -23,7 +23,7 @@ from jobs.pages.account import refusal
 from jobs.people import invitations, projects, variables
 from jobs.people.invitation_mail import get_invitation_url, mail
 from jobs.planning.queries import checked
-from planner.facts.spec import SpecError
+from planner.facts.validation import SpecError
 
 
 @require_GET

@@ -28,7 +28,7 @@ from jobs.queue.scheduling.waiting import with_fact_first
 from jobs.queue.view import View, rows, view
 from jobs.queue.what_if import NAMES, would_start
 from jobs.queue.what_if import asked as question
-from planner.facts.spec import Problem, SpecError
+from planner.facts.validation import Problem, SpecError
 
 PAGE_SIZE = 100
 AUDIT_PAGE = 100

@@ -11,8 +11,8 @@ from django.views.decorators.http import require_GET
 
 from jobs.core.text import whole_number
 from jobs.planning.work import told
-from planner.facts.spec import SpecError
-from planner.teaching.growth import RANGES, Setting, check, curves, lesson
+from planner.facts.validation import SpecError
+from planner.traffic_growth import RANGES, Setting, check, curves, lesson
 
 LABELS = {
     "b": "batch (sequences)",

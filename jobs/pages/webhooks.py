@@ -21,7 +21,7 @@ from jobs.people.notifications import hooks
 from jobs.people.notifications.outbox import why_silent
 from jobs.people.notifications.signing import secret_of
 from jobs.planning.queries import checked
-from planner.facts.spec import SpecError
+from planner.facts.validation import SpecError
 
 PAGE_SIZE = 50
 TONES = {Outcome.WAITING: "info", Outcome.DELIVERED: "good", Outcome.GIVEN_UP: "bad"}

@@ -22,8 +22,7 @@ from jobs.core.audit import record
 from jobs.models import Invitation, Membership, Project, Role
 from jobs.models.names import Note
 from jobs.people.projects import RoleName, check_members
-from planner.facts.fields import NO_NUL, Strict
-from planner.facts.spec import Problem, SpecError
+from planner.facts.validation import NO_NUL, Problem, SpecError, Strict
 
 PREFIX = "mbi_"
 MOST_INVITATIONS = 200  # of a project, that may still be accepted

@@ -14,8 +14,7 @@ from typing_extensions import TypedDict
 from jobs.core.access import administers_all, roles_in
 from jobs.core.audit import record
 from jobs.models import DEFAULT_PROJECT, BaselineRun, Job, MailWish, Membership, Project, Role, Webhook
-from planner.facts.fields import Strict
-from planner.facts.spec import Problem, SpecError
+from planner.facts.validation import Problem, SpecError, Strict
 
 RoleName = Literal["viewer", "submitter", "operator", "admin"]
 MOST_SLOTS = 2**31 - 1

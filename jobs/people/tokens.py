@@ -18,8 +18,7 @@ from jobs.core.audit import record, who_asks
 from jobs.models import Scope, TokenGrant
 from jobs.models.names import Named
 from jobs.people.scopes import ALL
-from planner.facts.fields import NO_NUL, Strict
-from planner.facts.spec import Problem, SpecError
+from planner.facts.validation import NO_NUL, Problem, SpecError, Strict
 
 MOST = 1000  # that a person may have
 USE_NOTED_EVERY = timedelta(minutes=1)

@@ -20,8 +20,7 @@ from jobs.core.audit import record
 from jobs.core.sealed_values import signing_keys
 from jobs.models import Job, Member, Project, ProjectVariable
 from jobs.people.sealing import board
-from planner.facts.fields import NO_NUL, Strict
-from planner.facts.spec import Problem, SpecError
+from planner.facts.validation import NO_NUL, Problem, SpecError, Strict
 
 PURPOSE = "variables"
 

@@ -15,17 +15,17 @@ from jobs.planning.resumed import checkpoint_problems
 from jobs.planning.shapes import Plan, Preset, SearchResult, Template
 from jobs.planning.there import There, hosts_there
 from jobs.planning.work import told
+from planner.explain import Explanation
 from planner.facts.kinds import of_any_world
-from planner.facts.models.presets import PRESETS
-from planner.facts.models.shapes import parameter_count
+from planner.facts.model_shapes import parameter_count
+from planner.facts.parse_spec import parse_fields
 from planner.facts.precision import MIXES
-from planner.facts.reading.parse import parse_fields
-from planner.facts.spec import JobSpec, SpecError
+from planner.facts.presets import PRESETS, TEMPLATES
+from planner.facts.spec import JobSpec
+from planner.facts.validation import SpecError
+from planner.hardware.catalog import CLUSTERS
 from planner.hardware.cluster import Cluster
-from planner.hardware.clusters import CLUSTERS
-from planner.search.auto import Chosen
-from planner.teaching.explain import Explanation
-from planner.teaching.templates import TEMPLATES
+from planner.search.auto_layout import Chosen
 
 
 def plan(data: object, cluster_name: object = None, *, user: Any) -> Plan:

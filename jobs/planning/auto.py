@@ -10,11 +10,11 @@ from jobs.planning.hardware import OfModel, by_model, cluster_for, host_cluster,
 from jobs.planning.planners import ask
 from jobs.planning.room import host_problems
 from jobs.planning.there import hosts_there, labels_asked
-from planner.facts.reading.runnable import not_runnable
-from planner.facts.spec import JobSpec, Problem, SpecError
+from planner.facts.spec import JobSpec
+from planner.facts.spec_rules import not_runnable
+from planner.facts.validation import Problem, SpecError
 from planner.hardware.cluster import Cluster
-from planner.search.auto import FIELD, AutoSpec, Chosen, asked_of, draft_of
-from planner.search.rooms import Gang, Room, Rooms
+from planner.search.auto_layout import FIELD, AutoSpec, Chosen, Gang, Room, Rooms, asked_of, draft_of
 
 
 def resolved(data: Any, cluster_name: object = None, *, to_run: bool = True) -> tuple[Any, Chosen | None]:

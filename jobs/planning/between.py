@@ -10,8 +10,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from jobs.models import Job
-from planner.facts.layout import Group, members
-from planner.facts.levels import LevelAxis, LevelName, level_of, levels
+from planner.facts.layout import Group, LevelAxis, LevelName, level_of, levels, members
 from planner.facts.spec import Layout
 
 

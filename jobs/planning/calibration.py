@@ -10,8 +10,8 @@ from jobs.core.kinds import KINDS
 from jobs.models import LIVE, Job
 from jobs.planning.there import There
 from planner.facts.kinds import num_slots, product_words
-from planner.facts.spec import JobSpec, Problem
-from planner.facts.words import counted
+from planner.facts.spec import JobSpec
+from planner.facts.validation import Problem, counted
 
 
 def calibration_problems(owner: Any, spec: JobSpec, there: Iterable[There]) -> list[Problem]:

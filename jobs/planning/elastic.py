@@ -15,9 +15,9 @@ from jobs.planning.room import room_problems
 from jobs.planning.shapes import Smaller
 from jobs.planning.there import There, hosts_there, labels_asked
 from planner.facts.kinds import kind_of
-from planner.facts.spec import JobSpec, SpecError
-from planner.facts.words import counted
-from planner.search.auto import draft_of
+from planner.facts.spec import JobSpec
+from planner.facts.validation import SpecError, counted
+from planner.search.auto_layout import draft_of
 
 MAY_CHANGE = (Status.FAILED, Status.LOST, Status.CANCELLED, Status.QUEUED)
 

@@ -8,7 +8,8 @@ from typing import Any, Literal, NamedTuple
 
 from jobs.planning.there import There
 from planner.facts.kinds import KINDS
-from planner.facts.spec import JobSpec, Problem, SpecError
+from planner.facts.spec import JobSpec
+from planner.facts.validation import Problem, SpecError
 
 ALLOW_UNFIT = "allow_unfit"  # next to the fields of a spec in the body of a submit
 MIN_DEVICE_BYTES = 2**20  # Hosts that report less do not know their memory.

@@ -14,11 +14,12 @@ from jobs.planning.learned import runs_of
 from jobs.planning.there import There, hosts_there, labels_asked, was_measured
 from planner.cost.estimate import default_cluster
 from planner.cost.learning import learned
-from planner.facts.gang import Demand, demand
-from planner.facts.spec import JobSpec, Problem, SpecError
+from planner.facts.kinds import Demand, demand
+from planner.facts.spec import JobSpec
+from planner.facts.validation import Problem, SpecError
 from planner.hardware.calibration import cluster_of
+from planner.hardware.catalog import CLUSTERS, DEFAULT_CLUSTER, described, on_cores
 from planner.hardware.cluster import Cluster
-from planner.hardware.clusters import CLUSTERS, DEFAULT_CLUSTER, described, on_cores
 from planner.hardware.profile import HostProfile
 
 HOST = "host:"

@@ -16,9 +16,9 @@ from jobs.planning.shapes import Advice
 from planner.cost.estimate import default_cluster
 from planner.facts.kinds import kind_of
 from planner.facts.spec import JobSpec
-from planner.facts.words import counted
+from planner.facts.validation import counted
 from planner.hardware.cluster import Cluster
-from planner.search.hindsight import Hindsight
+from planner.search.post_run_advice import Hindsight
 
 
 class NoAdviceError(Exception):
@@ -30,7 +30,7 @@ class NoAdviceError(Exception):
 
 
 def advice(job: Job) -> Advice:
-    """What one other choice would have made of the job's last attempt: `planner.search.hindsight`.
+    """What one other choice would have made of the job's last attempt: `planner.search.post_run_advice`.
 
     Raises:
         NoAdviceError: it has not ended, was no training run, or was not measured for long enough.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jobs.planning.there import There
-from planner.facts.lab import FULL_BUFFERS, holders, lab_ranks, lab_sizes
-from planner.facts.spec import JobSpec, Problem
-from planner.facts.words import counted
+from planner.facts.collectives import FULL_BUFFERS, holders, lab_ranks, lab_sizes
+from planner.facts.spec import JobSpec
+from planner.facts.validation import Problem, counted
 
 GIB = 2**30
 

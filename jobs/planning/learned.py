@@ -12,7 +12,7 @@ from contracts.control import ExitReport
 from jobs.models import Host, HostRun, Member
 from planner.facts.kinds import kind_of
 from planner.facts.spec import JobSpec
-from planner.hardware.runs import LinkPoint, Run, stripped
+from planner.hardware.profile import LinkPoint, Run, stripped
 
 FEWEST_STEPS = 5  # timed, after the first ones: fewer are no measure of a step
 KEPT = 128  # runs of a host, the newest

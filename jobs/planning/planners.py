@@ -15,7 +15,8 @@ from typing import Any
 
 import psutil
 
-from planner.facts.spec import JobSpec, Problem, SpecError
+from planner.facts.spec import JobSpec
+from planner.facts.validation import Problem, SpecError
 from planner.hardware.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]

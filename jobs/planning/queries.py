@@ -7,10 +7,9 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
-from planner.facts.fields import NO_NUL, Strict
 from planner.facts.layout import MAX_RANKS
-from planner.facts.reading.parse import problem_of
-from planner.facts.spec import Problem, SpecError
+from planner.facts.parse_spec import problem_of
+from planner.facts.validation import NO_NUL, Problem, SpecError, Strict
 
 Query = TypeVar("Query", bound=BaseModel)
 

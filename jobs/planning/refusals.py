@@ -15,8 +15,8 @@ from jobs.planning.lab_memory import lab_memory_problems
 from jobs.planning.room import host_problems, room_problems
 from jobs.planning.there import There
 from planner.facts.kinds import num_slots, product_words
-from planner.facts.spec import JobSpec, Problem
-from planner.facts.words import counted
+from planner.facts.spec import JobSpec
+from planner.facts.validation import Problem, counted
 
 
 def refusals(owner: Any, spec: JobSpec, there: Sequence[There]) -> list[Problem]:

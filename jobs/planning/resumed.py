@@ -10,8 +10,8 @@ from contracts.telemetry.words import MOST_CHECKPOINTS
 from jobs.core.access import visible_job
 from jobs.models import ELSEWHERE, TERMINAL, Job
 from jobs.planning.saves import Saves, most_kept, saves_of
-from planner.facts.spec import JobSpec, Problem
-from planner.facts.words import counted
+from planner.facts.spec import JobSpec
+from planner.facts.validation import Problem, counted
 
 NAME = re.compile(r"[^/]+(?:/(?P<attempt>[1-9][0-9]{0,9})(?:/step-(?P<step>[0-9]{8,18}))?)?")
 

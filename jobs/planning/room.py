@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from jobs.core.kinds import KINDS
 from jobs.planning.there import There, slot_device
-from planner.facts.gang import Demand, demand
-from planner.facts.kinds import product_words
-from planner.facts.spec import JobSpec, Problem
-from planner.facts.words import counted
+from planner.facts.kinds import Demand, demand, product_words
+from planner.facts.spec import JobSpec
+from planner.facts.validation import Problem, counted
 
 MOST_NAMED = 5
 

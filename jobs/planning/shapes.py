@@ -9,10 +9,10 @@ from typing_extensions import TypedDict
 
 from planner.cost.correction import Interval
 from planner.cost.estimate import Estimate
-from planner.facts.reading.dumped import LayoutDict, ModelDict
+from planner.facts.parse_spec import LayoutDict, ModelDict
 from planner.hardware.cluster import Basis
-from planner.search.auto import Chosen
-from planner.search.hindsight import Hindsight
+from planner.search.auto_layout import Chosen
+from planner.search.post_run_advice import Hindsight
 
 
 class Error(TypedDict):

@@ -18,18 +18,16 @@ from planner.cost.matrix import traffic_matrix
 from planner.cost.oversize import oversize
 from planner.cost.pipes import simulate
 from planner.cost.timing import Timer
+from planner.explain import Explanation, explain
 from planner.facts.kinds import KINDS
-from planner.facts.layout import problems
-from planner.facts.reading.runnable import not_runnable
-from planner.facts.spec import JobSpec, Problem, SpecError
+from planner.facts.spec import JobSpec
+from planner.facts.spec_rules import not_runnable, problems
+from planner.facts.validation import Problem, SpecError
 from planner.hardware.cluster import Cluster
-from planner.search.advice import Neighbour, neighbours_within, suggestions
-from planner.search.auto import AutoSpec, choose
-from planner.search.choices import choices
-from planner.search.hindsight import Hindsight, Measure, hindsight
-from planner.search.layouts import Constraints, Found, Sure, search, sureness_of
-from planner.search.rooms import Gang, Room, Rooms
-from planner.teaching.explain import Explanation, explain
+from planner.search.auto_layout import AutoSpec, Gang, Room, Rooms, choose
+from planner.search.layout_search import Constraints, Found, Sure, search, sureness_of
+from planner.search.neighbors import Neighbour, choices, neighbours_within, suggestions
+from planner.search.post_run_advice import Hindsight, Measure, hindsight
 
 SEARCH_SECONDS = 5.0
 MOST_STAGES = 16

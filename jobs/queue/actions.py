@@ -36,11 +36,11 @@ from jobs.planning.resumed import checkpoint_problems
 from jobs.planning.there import There, hosts_there, slot_device
 from jobs.queue import ending, lifecycle
 from planner.cost.oversize import parse_plannable
-from planner.facts.gang import demand
-from planner.facts.reading.runnable import not_runnable
-from planner.facts.spec import JobSpec, SpecError
-from planner.facts.words import counted
-from planner.search.auto import Chosen
+from planner.facts.kinds import demand
+from planner.facts.spec import JobSpec
+from planner.facts.spec_rules import not_runnable
+from planner.facts.validation import SpecError, counted
+from planner.search.auto_layout import Chosen
 
 
 class KeyReusedError(Exception):

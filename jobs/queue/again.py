@@ -10,8 +10,8 @@ from pydantic import Field
 
 from jobs.models import ELSEWHERE, Attempt, Job, StateChange
 from jobs.queue import actions
-from planner.facts.fields import NO_NUL, Strict
-from planner.facts.spec import Problem, SpecError, usual_warmup
+from planner.facts.spec import usual_warmup
+from planner.facts.validation import NO_NUL, Problem, SpecError, Strict
 
 
 class ResumeQuery(Strict):

@@ -11,7 +11,7 @@ from jobs.core.access import may_run_queue, operated_jobs
 from jobs.models import TERMINAL, Job, Status, stands
 from jobs.queue import actions, staff
 from jobs.queue.shapes import Unchanged
-from planner.facts.fields import JobId, Strict
+from planner.facts.validation import JobId, Strict
 
 Action = Literal["hold", "release", "cancel", "priority"]
 MOST = 1000  # jobs at once

@@ -11,7 +11,7 @@ from jobs.core.access import may_submit_to, visible_jobs
 from jobs.core.kinds import kind_of
 from jobs.models import ELSEWHERE, TERMINAL, Job
 from jobs.queue.again import changed
-from planner.facts.proof import STEPS, why_not_asked
+from planner.facts.single_process_reference import STEPS, why_not_asked
 from planner.facts.spec import JobSpec
 
 LONGEST_NAME = 100  # characters, as a spec has it

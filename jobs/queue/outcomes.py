@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 from contracts.control import ExitReport, Outcome, Summary
 from jobs.core.kinds import kind_of
 from jobs.models import Status
-from planner.facts.lab import LabResult
+from planner.facts.collectives import LabResult
 from planner.hardware.profile import HostProfile
 
 OUTCOMES = {

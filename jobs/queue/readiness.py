@@ -18,9 +18,9 @@ from jobs.queue.scheduling.policy.share import Use, factors
 from jobs.queue.scheduling.policy.standing import Rates, standing
 from jobs.queue.scheduling.states import Waiting
 from jobs.queue.view import View, lasting, running, view
-from planner.facts.gang import demand
+from planner.facts.kinds import demand
 from planner.facts.spec import JobSpec
-from planner.facts.words import counted
+from planner.facts.validation import counted
 
 DRAFT = ""  # the id of the draft among the queued jobs
 WAITS = "The job would wait."

@@ -14,8 +14,7 @@ from jobs.planning.queries import checked
 from jobs.queue import actions, shelf
 from jobs.queue.bulk import MOST
 from jobs.queue.shapes import Unchanged
-from planner.facts.fields import JobId, Strict
-from planner.facts.spec import Problem, SpecError
+from planner.facts.validation import JobId, Problem, SpecError, Strict
 
 Action = Literal["cancel", "archive", "restore", "tag", "untag"]
 UNDONE_BY: dict[str, Action] = {"archive": "restore", "restore": "archive", "tag": "untag", "untag": "tag"}

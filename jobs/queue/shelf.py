@@ -11,7 +11,7 @@ from pydantic import Field
 from jobs.core.audit import record
 from jobs.models import TERMINAL, Job, JobTag
 from jobs.models.names import Named
-from planner.facts.spec import Problem, SpecError
+from planner.facts.validation import Problem, SpecError
 
 MOST_TAGS = 20  # of a job
 Tag = Annotated[str, Field(min_length=1, max_length=50, pattern=r"^[^\x00-\x1f\x7f]+$")]

@@ -12,7 +12,7 @@ from jobs.queue.scheduling.placement import decide
 from jobs.queue.scheduling.states import HostState
 from jobs.queue.staff import HIGHEST, LOWEST
 from jobs.queue.view import View
-from planner.facts.spec import Problem, SpecError
+from planner.facts.validation import Problem, SpecError
 
 NAMES = ("slots", "pool", "job", "priority")
 MOST_SLOTS = 65536

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from manual.reference.words import code, plain, table
-from planner.facts.reading.parse import parse_spec
-from planner.teaching.explain import explain
+from planner.explain import explain
+from planner.facts.parse_spec import parse_spec
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("planner/cost", "planner/teaching", "planner/search")
+PATHS = ("planner/cost/**/*.py", "planner/explain.py", "planner/search/*.py", "planner/traffic_growth.py")
 EXAMPLE = {
     "model": {"preset": "llama3-8b"},
     "layout": {"dp": 4, "pp": 2, "tp": 4, "cp": 2, "zero": 1, "sequence_parallel": True},
@@ -53,7 +53,7 @@ def page() -> str:
 
 
 def modules() -> list[Path]:
-    return [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
+    return [path for pattern in PATHS for path in sorted(ROOT.glob(pattern))]
 
 
 def public(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.ClassDef]:

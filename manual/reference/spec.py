@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from manual.reference.words import kind, plain, shape
-from planner.facts.models.presets import PRESETS
+from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec, Layout
-from planner.search.auto import AutoSpec
+from planner.search.auto_layout import AutoSpec
 
 HEAD = """# The spec
 

@@ -6,10 +6,10 @@ from contracts.telemetry.words import Op
 from planner.cost.traffic.expert import dispatched_rows, row_bytes
 from planner.cost.traffic.tally import Collective
 from planner.facts.layout import axis_group
+from planner.facts.placements import vocab_rows
 from planner.facts.precision import mix_of
 from planner.facts.spec import JobSpec
-from planner.facts.tensors.placements import vocab_rows
-from planner.facts.tensors.shards import hidden_bytes, micro_batch_tokens
+from planner.facts.stages import hidden_bytes, micro_batch_tokens
 
 PRODUCTS_APART = 3  # beyond two: of queries, keys and values, and of gate and up, each but the first of its input
 

@@ -8,12 +8,12 @@ from typing import NamedTuple
 from planner.cost.memory import megatron
 from planner.facts.precision import FP32_BYTES, mix_of
 from planner.facts.spec import JobSpec
-from planner.facts.tensors.shards import Held, micro_batch_tokens
-from planner.hardware.attention import Attention
+from planner.facts.stages import Held, micro_batch_tokens
 from planner.hardware.calibration import Calibration, Measured
-from planner.hardware.cluster import LAUNCH_S, Accelerator, kernel_seconds
+from planner.hardware.cluster import LAUNCH_S, Accelerator
+from planner.hardware.kernel_time import Attention, kernel_seconds
 from planner.hardware.kernels import Flash, Gemm, Kernel, Pass, Work, embedding_work, head_work, layer_work
-from planner.hardware.software import Said, Stacks
+from planner.hardware.stack_options import Said, Stacks
 from planner.hardware.stacks import Stack
 
 AMPERE, HOPPER = ("A100",), ("H100", "H200")  # of their names

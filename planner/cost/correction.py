@@ -11,13 +11,12 @@ from typing import NamedTuple
 from typing_extensions import TypedDict
 
 from planner.facts.precision import mix_of
-from planner.facts.software import software_words
+from planner.facts.resources import software_words
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster
-from planner.hardware.profile import HostProfile
-from planner.hardware.runs import Run
+from planner.hardware.profile import HostProfile, Run
+from planner.hardware.stack_options import HOST_WITHIN, was_measured, within
 from planner.hardware.stacks import STACKS
-from planner.hardware.within import HOST_WITHIN, was_measured, within
 
 FEWEST = 3  # runs: fewer do not show how far runs lie apart
 MOST = 32  # of the newest: what a host was long ago says little

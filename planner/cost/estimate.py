@@ -18,13 +18,13 @@ from planner.cost.traffic import Collective, depends_on_router, step_traffic
 from planner.cost.traffic.data import padded_share
 from planner.facts.collectives import algorithmic_bytes
 from planner.facts.layout import Coordinates, axis_group, is_turn, rank_of
-from planner.facts.models.shapes import active_parameter_count, parameter_count
-from planner.facts.reading.runnable import not_runnable
+from planner.facts.model_shapes import active_parameter_count, parameter_count
+from planner.facts.placements import VOCABULARY_MULTIPLE, padded_vocab, zero_shard
 from planner.facts.spec import JobSpec
-from planner.facts.tensors.placements import VOCABULARY_MULTIPLE, padded_vocab, zero_shard
-from planner.facts.tensors.shards import held, local_units
+from planner.facts.spec_rules import not_runnable
+from planner.facts.stages import held, local_units
+from planner.hardware.catalog import CLUSTERS, DEFAULT_CLUSTER
 from planner.hardware.cluster import Basis, Cluster, filled, span
-from planner.hardware.clusters import CLUSTERS, DEFAULT_CLUSTER
 
 EXACT = "exact"
 

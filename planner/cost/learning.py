@@ -12,10 +12,11 @@ from planner.cost.correction import Correction, Interval, correction_of, surenes
 from planner.cost.memory import memory
 from planner.facts.collectives import bus_factor
 from planner.facts.spec import JobSpec
-from planner.hardware.cluster import Cluster, Link, Span, collective_seconds
-from planner.hardware.runs import LinkPoint, Run
+from planner.hardware.cluster import Cluster, Link, Span
+from planner.hardware.kernel_time import collective_seconds
+from planner.hardware.profile import LinkPoint, Run
+from planner.hardware.stack_options import UNTOLD_BYTES
 from planner.hardware.stacks import STACKS
-from planner.hardware.within import UNTOLD_BYTES
 
 LEAST_TENSORS = 2**28  # bytes of a rank: below, what a process takes anyway hides what the allocator adds
 LARGE_CALL = 2**16  # bytes on the wire: below, a call shows its latency and not the link
@@ -106,7 +107,7 @@ class LearnedLink(NamedTuple):
 
 
 def link_of(runs: Sequence[Run], cluster: Cluster) -> LearnedLink | None:
-    """The link between ranks that comes nearest to their calls as `planner.hardware.cluster.collective_seconds` tells
+    """The link between ranks that comes nearest to their calls as `collective_seconds` tells
     them; None without a large one, for then nothing tells its rate.
 
     Of the same call in several runs the median counts. Latency takes no less than nothing, so a link's rate is at least

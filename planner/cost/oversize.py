@@ -5,8 +5,9 @@ from __future__ import annotations
 from planner.cost.estimate import stage_estimates
 from planner.facts.kinds import KINDS
 from planner.facts.layout import SCHEDULE_NAMES
-from planner.facts.reading.parse import parse_spec
-from planner.facts.spec import JobSpec, Problem, SpecError
+from planner.facts.parse_spec import parse_spec
+from planner.facts.spec import JobSpec
+from planner.facts.validation import Problem, SpecError
 
 MOST_CHUNKS = 2**21  # whose times a schedule is made of: seconds of work at most, hundreds of times the published ones
 # Of schedules that run all forwards first and never repeat themselves: each moment is walked for memory, 7 s of a core.

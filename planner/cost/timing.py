@@ -22,17 +22,17 @@ from planner.cost.pipes import simulate, stretched
 from planner.cost.timed import Parts, Timing, corrected, crowded, mean_parts
 from planner.cost.traffic import Collective, micro_batch_traffic, step_end_traffic
 from planner.facts.layout import V_SCHEDULES, axis_group
-from planner.facts.models.flops import model_flops
+from planner.facts.model_shapes import model_flops
 from planner.facts.precision import FP8_BYTES, FP32_BYTES, mix_of
 from planner.facts.resources import StackName
 from planner.facts.spec import JobSpec, Layout
-from planner.facts.tensors.shards import held, num_tensors
+from planner.facts.stages import held, num_tensors
 from planner.hardware.calibration import Calibration, line
-from planner.hardware.cluster import Accelerator, Cluster, Span, collective_seconds, filled, kernel_seconds, span
-from planner.hardware.flops import hardware_flops
+from planner.hardware.cluster import Accelerator, Cluster, Span, filled, span
+from planner.hardware.kernel_time import collective_seconds, kernel_seconds
 from planner.hardware.kernels import Pass
-from planner.hardware.software import Stacks
-from planner.hardware.stacks import OURS_ON_CPU, STACKS, Stack
+from planner.hardware.stack_options import Stacks
+from planner.hardware.stacks import OURS_ON_CPU, STACKS, Stack, hardware_flops
 
 MOST_WAITING = 0.9  # of a measured layer: what its collectives were measured at elsewhere may exceed it
 

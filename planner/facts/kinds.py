@@ -5,14 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from planner.facts.lab import lab_problems
-from planner.facts.reading.paths import file_problems, path_problems
-from planner.facts.spec import JobKind, JobSpec, Layout, Problem, ScriptSpec
-from planner.facts.words import counted
+from planner.facts.collectives import lab_problems
+from planner.facts.resources import SlurmSpec
+from planner.facts.spec import JobKind, JobSpec, Layout, ScriptSpec
+from planner.facts.validation import Problem, counted, divisors, file_problems, nearest, path_problems
 
 DEFAULT: JobKind = "train"
 OF_TRAINING = ("model", "train", "dry_ranks")  # of a spec: what a kind that is plain does not read
@@ -156,3 +157,88 @@ def product_words(layout: Layout) -> str:
     """'dp 2 x pp 1 x tp 2 = 4 ranks'."""
     cp = f" x cp {layout.cp}" if layout.cp > 1 else ""
     return f"dp {layout.dp} x pp {layout.pp}{cp} x tp {layout.tp} = {counted(layout.world_size, 'rank')}"
+
+
+class Demand(NamedTuple):
+    """Slots of a gang. `units`: what a host's share is a multiple of, the best first. `max_hosts` 0 is any number.
+
+    The unit is what must stay inside a host: a tensor-parallel group, together with its context-parallel ones where
+    hosts are large enough.
+    """
+
+    num_slots: int
+    units: tuple[int, ...] = (1,)
+    max_hosts: int = 1
+
+    def unit_on(self, sizes: Iterable[int]) -> int | None:
+        """The best unit with which hosts of so many slots could hold the gang, were they empty; None without one."""
+        sizes = sorted(sizes, reverse=True)
+        if not sizes:
+            return None
+        if self.num_slots <= sizes[0]:
+            return self.units[0]
+        return next((unit for unit in self.units if self.most(sizes, unit) >= self.num_slots), None)
+
+    def most(self, sizes: Sequence[int], unit: int) -> int:
+        """Slots that hosts of these sizes have together in multiples of the unit, the largest first."""
+        largest = sorted((whole(size, unit) for size in sizes), reverse=True)
+        return sum(largest[: self.max_hosts or None])
+
+
+def whole(slots: int, unit: int) -> int:
+    """The largest multiple of the unit that is not above so many slots."""
+    return slots - slots % unit
+
+
+def demand(spec: JobSpec) -> Demand:
+    """What a spec asks for."""
+    kind, layout, asked = KINDS[spec.kind], spec.layout, spec.resources
+    units = (1,) if kind.one_slot else tuple(dict.fromkeys((layout.tp * layout.cp, layout.tp)))
+    pinned = kind.one_host or asked.host is not None
+    return Demand(num_slots(spec), units, 1 if pinned else asked.max_hosts or 0)
+
+
+# What the board's scheduler alone heeds, and what to say of it instead.
+OF_HOSTS = {
+    "resources.host": "Slurm chooses the nodes. Omit it",
+    "resources.pool": "Slurm has no pools. Use `resources.slurm.partition`",
+    "resources.labels": "Slurm has no labels. Use `resources.slurm.constraint`",
+    "resources.max_hosts": "Slurm counts nodes. Use `resources.slurm.nodes`",
+    "run.preemptible": "Slurm decides preemption. Use `resources.slurm.qos` or `resources.slurm.partition`",
+}
+
+
+def engine_problems(spec: JobSpec) -> list[Problem]:
+    """Every field that does not go with the engine that the spec names."""
+    resources = spec.resources
+    if resources.engine == "hosts":
+        text = "`resources.slurm` is set, but `resources.engine` is hosts. Omit it, or use engine slurm."
+        return [Problem("resources.slurm", text)] if resources.slurm is not None else []
+    given = ((field, attrgetter(field)(spec), words) for field, words in OF_HOSTS.items())
+    found = [Problem(field, f"`{field}` is {_shown(value)}, but {words}.") for field, value, words in given if value]
+    if KINDS[spec.kind].of_a_host:
+        found.append(
+            Problem("resources.engine", f"`resources.engine` is slurm, but a {spec.kind} job needs hosts. Use hosts.")
+        )
+    limit = slurm_of(spec).time_limit
+    if limit is not None and not limit.strip("0:-"):
+        found.append(
+            Problem("resources.slurm.time_limit", f"`resources.slurm.time_limit` is {limit}. Use a time above zero.")
+        )
+    nodes, slots = slurm_of(spec).nodes, num_slots(spec)
+    if slots % nodes:
+        has = f"{counted(slots, 'slot')} {'is' if slots == 1 else 'are'} not divisible by {nodes}"
+        text = f"`resources.slurm.nodes` is {nodes}, but {has}. Use {nearest(divisors(slots), nodes)}."
+        found.append(Problem("resources.slurm.nodes", text))
+    return found
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "on"
+    return ", ".join(value) if isinstance(value, list) else str(value)
+
+
+def slurm_of(spec: JobSpec) -> SlurmSpec:
+    """What it asks of Slurm; the defaults where it says nothing."""
+    return spec.resources.slurm or SlurmSpec()

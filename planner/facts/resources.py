@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
-from planner.facts.fields import NO_NUL, Strict, Word
+from planner.facts.validation import NO_NUL, Strict, Word
 
 Device = Literal["cpu", "cuda"]
 StackName = Literal["ours", "megatron", "megatron_2021", "fsdp2", "fsdp2_eager", "fsdp1", "deepspeed", "scaling"]
@@ -99,3 +99,55 @@ class Resources(Strict):
     )
     pool: Word | None = Field(default=None, description="pool whose hosts run the job")
     labels: list[Word] = Field(default=[], max_length=16, description="labels that each host of the job needs")
+
+
+# Values beside a field's default that published rows of the stack have shown to matter.
+ANY: tuple[Any, ...] = ()
+
+
+OPEN: dict[StackName, dict[str, tuple[Any, ...]]] = {
+    "megatron": {
+        "cuda_graphs": ANY,
+        "deterministic": ANY,
+        "dispatcher": ANY,
+        "overlap_experts": ANY,
+        "attention_kernel": ("flash_2",),
+        "nvfp4": ANY,
+    },
+    "scaling": {"attention_kernel": ("flash_1", "eager"), "fused_norms": ANY},
+}
+
+
+def said(software: SoftwareSpec | None) -> dict[str, Any]:
+    """What differs from what the stack is planned with anyway."""
+    return {} if software is None else software.model_dump(exclude_defaults=True)
+
+
+def open_to(stack: StackName) -> tuple[str, ...]:
+    """Fields that a spec may say of the stack."""
+    return tuple(OPEN.get(stack, {}))
+
+
+_WORDS: dict[str, dict[Any, str]] = {
+    "cuda_graphs": {
+        "router": "CUDA graphs of the router",
+        "attention": "CUDA graphs of attention",
+        "attention_and_router": "CUDA graphs of attention and router",
+        "whole": "CUDA graphs of whole layers or steps",
+    },
+    "deterministic": {True: "deterministic kernels"},
+    "dispatcher": {"alltoall": "all-to-all token dispatch"},
+    "overlap_experts": {True: "overlapped expert communication"},
+    "attention_kernel": {
+        "flash_1": "FlashAttention 1",
+        "flash_2": "FlashAttention 2",
+        "eager": "unfused attention",
+    },
+    "fused_norms": {True: "fused norms"},
+    "nvfp4": {True: "NVFP4 matmuls"},
+}
+
+
+def software_words(software: SoftwareSpec | None) -> str:
+    """Return ', CUDA graphs of attention, all-to-all token dispatch'. Empty without options."""
+    return "".join(f", {_WORDS[name][value]}" for name, value in said(software).items())

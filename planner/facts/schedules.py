@@ -24,7 +24,7 @@ class Action(NamedTuple):
 
 
 def actions(layout: Layout, rank: int, micro_batches: int) -> list[Action]:
-    """The order of pipeline rank `rank`. The layout must keep its rules (`planner.facts.layout.problems`)."""
+    """The order of pipeline rank `rank`. The layout must keep its rules (`planner.facts.spec_rules.problems`)."""
     if layout.pp == 1:
         return [Action(kind, i, 0) for i in range(micro_batches) for kind in ("F", "B")]
     order = _Order(chunk_indices(layout, rank))

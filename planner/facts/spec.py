@@ -1,18 +1,18 @@
 """The one job specification: the form, REST, the command line and the trainer all read this.
 
 Types and ranges of single fields are stated here for pydantic; what needs two fields is checked by
-`planner.facts.layout.problems`. `planner.facts.reading.parse` does both and reports every problem at once.
+`planner.facts.spec_rules.problems`. `planner.facts.parse_spec` does both and reports every problem at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from planner.facts.fields import NO_NUL, JobId, Strict, Word
 from planner.facts.resources import Resources
+from planner.facts.validation import NO_NUL, JobId, Strict, Word
 
 SPEC_VERSION: Literal[1] = 1
 
@@ -57,26 +57,6 @@ DryRank = Annotated[int, Field(ge=0, le=65535)]
 Degree = Annotated[int, Field(ge=1, le=65536)]
 WARMUP_STEPS = 10
 ROPE_BASE = 10_000.0  # RoFormer's (2104.09864)
-
-
-class Problem(NamedTuple):
-    """One error of a spec: the dotted field that it belongs to, and a sentence for the user."""
-
-    field: str
-    message: str
-
-    @property
-    def sentence(self) -> str:
-        """Return the message, with the field before it if the message does not name the field."""
-        return self.message if f"`{self.field}" in self.message else f"`{self.field}`: {self.message}"
-
-
-class SpecError(ValueError):
-    """A spec that cannot run. Carries every problem, not just the first."""
-
-    def __init__(self, problems: list[Problem]) -> None:
-        super().__init__(" ".join(problem.sentence for problem in problems))
-        self.problems = problems
 
 
 class MoeSpec(Strict):

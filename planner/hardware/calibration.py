@@ -13,9 +13,9 @@ from typing import NamedTuple
 from contracts.telemetry.words import Op
 from planner.facts.precision import mix_of
 from planner.facts.spec import JobSpec
-from planner.facts.tensors.shards import micro_batch_tokens
+from planner.facts.stages import micro_batch_tokens
+from planner.hardware.catalog import ACCELERATORS
 from planner.hardware.cluster import Accelerator, Cluster, Link
-from planner.hardware.clusters import ACCELERATORS
 from planner.hardware.profile import EndsPoint, HostProfile, LayerPoint
 
 

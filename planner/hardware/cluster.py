@@ -12,14 +12,10 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
-from contracts.telemetry.words import Op
-from planner.facts.collectives import bus_factor
-from planner.facts.fields import Strict
 from planner.facts.precision import GemmType
 from planner.facts.resources import Device
-from planner.hardware.kernels import Flash, Gemm, Kernel, Pass
-from planner.hardware.profile import HostProfile
-from planner.hardware.runs import Run
+from planner.facts.validation import Strict
+from planner.hardware.profile import HostProfile, Run
 
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -146,74 +142,3 @@ def span(degree: int, stride: int, per_node: int, world: int) -> Span:
     unlike = {first % per_node: first for first in firsts if first + whole - stride < world}
     nodes = max(len({r // per_node for r in range(first, first + whole, stride)}) for first in unlike.values())
     return Span(-(-degree // nodes), nodes)
-
-
-# Tiles of a product and what each reaches of the best: a smaller tile reuses less of what it loads.
-UNALIGNED = 0.1  # of the rate, where rows of a half-precision operand do not begin at multiples of 16 bytes
-TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.94), (128, 64, 0.8), (64, 128, 0.8), (64, 64, 0.62))
-
-
-def gemm_seconds(gemm: Gemm, accelerator: Accelerator, kind: GemmType, element_bytes: int) -> float:
-    """The best tile's waves over the multiprocessors, or the memory's time where that is longer."""
-    return _gemm_seconds(gemm, accelerator, kind, element_bytes)
-
-
-@cache
-def _gemm_seconds(gemm: Gemm, accelerator: Accelerator, kind: GemmType, element_bytes: int) -> float:
-    m, n, k, batch, wide, _, over_rows = gemm
-    kind = "bf16" if kind == "fp8" and (wide or not accelerator.fp8_flops) else kind
-    share = accelerator.fp8_efficiency if kind == "fp8" else accelerator.gemm_efficiency
-    aligned = kind == "fp32" or not (n % 8 or (k % 8 and not over_rows))
-    per_sm = accelerator.peak(kind) * share * (1 if aligned else UNALIGNED) / accelerator.num_sms
-
-    def tiled(rows: int, columns: int, reach: float) -> float:
-        waves = -(-(-(-m // rows) * -(-n // columns) * batch) // accelerator.num_sms)
-        return waves * 2 * rows * columns * k / (per_sm * reach)
-
-    products = min(tiled(*tile) for tile in TILES)
-    moved = batch * (m * k + k * n + m * n) * element_bytes
-    return max(products, moved / (accelerator.bytes_per_s * accelerator.memory_efficiency)) + accelerator.kernel_s
-
-
-def kernel_seconds(
-    kernel: Kernel, accelerator: Accelerator, kind: GemmType, element_bytes: int, *, attention: float = 1.0
-) -> float:
-    """Time of one kernel on the device. `attention`: how many times as long its products take as at their best rate."""
-    if isinstance(kernel, Gemm):
-        return _gemm_seconds(kernel, accelerator, kind, element_bytes)
-    moved = kernel.num_bytes / (accelerator.bytes_per_s * accelerator.memory_efficiency)
-    if isinstance(kernel, Pass):
-        return moved + accelerator.kernel_s
-    assert isinstance(kernel, Flash)
-    peak = accelerator.peak("fp32" if kind == "fp32" else "bf16")
-    products = attention * kernel.flops / (peak * accelerator.attention_efficiency)
-    return max(products, moved) + accelerator.kernel_s
-
-
-def collective_seconds(op: Op, payload_bytes: float, group: Span, cluster: Cluster) -> float:
-    """Alpha-beta time of one collective: the latency of a tree of nodes, the bytes of rings over the slowest link
-    (nccl src/graph/tuning.cc, shape of its model).
-
-    Every rank has its own way out of its node: as many rings leave it as a group has ranks there, while in an
-    all-to-all each rank sends its own share to the other nodes.
-    """
-    n = group.per_node * group.nodes
-    if n <= 1:
-        return 0.0
-    if op == "barrier":
-        return cluster.base_s
-    inside = cluster.node.bytes_per_s * cluster.node.efficiency
-    out = cluster.network.bytes_per_s * cluster.network.efficiency
-    if op in ("send", "recv"):
-        link, bandwidth = (cluster.node, inside) if group.nodes == 1 else (cluster.network, out)
-        return cluster.base_s + link.latency_s + payload_bytes / bandwidth
-    hops = (group.per_node - 1) * cluster.node.latency_s
-    if group.nodes > 1:
-        hops += (group.nodes - 1).bit_length() * cluster.network.latency_s
-    latency = cluster.base_s + (2 if op == "all_reduce" else 1) * hops
-    if group.nodes == 1:
-        return latency + bus_factor(op, n) * payload_bytes / inside
-    if op == "all_to_all":
-        near, far = (group.per_node - 1) / n, (group.nodes - 1) / group.nodes
-        return latency + payload_bytes * max(near / inside, far / out)
-    return latency + bus_factor(op, n) * payload_bytes / min(inside, group.per_node * out)

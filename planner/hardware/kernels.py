@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from planner.facts.models.shapes import expert_rows
+from planner.facts.model_shapes import expert_rows
+from planner.facts.placements import vocab_rows
 from planner.facts.precision import FP32_BYTES, mix_of
 from planner.facts.spec import JobSpec, ModelSpec
-from planner.facts.tensors.placements import vocab_rows
-from planner.facts.tensors.shards import micro_batch_tokens
+from planner.facts.stages import micro_batch_tokens
 
 
 class Gemm(NamedTuple):

@@ -1,11 +1,14 @@
 """Software stacks to plan for: what a training framework makes of the same kernels and links.
 
-A spec names its stack, and may say of it what `planner.facts.software` has: what a run's own release, recipe and
+A spec names its stack, and may say of it what `planner.facts.spec_rules` has: what a run's own release, recipe and
 kernels change besides is not known then, and `within` is how far off step times are without it.
 
 Constants stand on top of those of the accelerator. Each was chosen on the fit half of the published rows of its stack
 (2026-11-25; `python -m benchmarks.published` prints both halves) and rounded. Which effects there are was settled with
 all open rows in sight for stacks other than Megatron, so that the report half is not blind to that.
+
+Floating point operations that a step carries out: with what its stack computes twice (2205.05198 equations 7 and 8),
+and with all rows of experts' buffers. HFU is these over the peak.
 """
 
 from __future__ import annotations
@@ -13,8 +16,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from contracts.telemetry.words import Axis
-from planner.facts.resources import CudaGraphs, StackName
-from planner.hardware.attention import (
+from planner.facts.model_shapes import is_moe_layer, layer_flops, score_flops, single_flops
+from planner.facts.resources import StackName
+from planner.facts.spec import JobSpec, Layout
+from planner.hardware.cluster import LAUNCH_S
+from planner.hardware.kernel_time import (
     BLACKWELL_WIDTHS,
     CUDNN_BLACKWELL,
     CUDNN_HOPPER,
@@ -23,8 +29,7 @@ from planner.hardware.attention import (
     SDPA_HOPPER,
     Attention,
 )
-from planner.hardware.cluster import LAUNCH_S
-from planner.hardware.kernels import Module, PassKind
+from planner.hardware.kernels import Gemm, Module, PassKind, layer_work
 
 
 class Stack(NamedTuple):
@@ -350,41 +355,32 @@ STACKS: dict[StackName, Stack] = {
 # The same on a CPU, of which no step told these: what it launches, it computes itself.
 OURS_ON_CPU = _EAGER._replace(title=STACKS["ours"].title, cast_s=15 * LAUNCH_S, casts_each=True)
 
-# Kernels that a run may have taken instead of its stack's own, on the same rows.
-EAGER_SCORES = 5.8  # scale, mask and softmax in fp32, each a kernel
-OVERLAPPED_EXPERTS: dict[Axis, float] = {"ep": 0.8}  # Megatron's 1F1B of experts' tokens beside other products
-# Megatron's all-to-all in place of DeepEP and HybridEP (token_dispatcher.py, `MoEAlltoAllTokenDispatcher`).
-ALL_TO_ALL = {"shares_dispatch": False, "sorts_dispatch": True}
-# Of a layer's host time, what is left where the named modules are one CUDA graph: its kernels outside it, of 17.
-GRAPHED: dict[CudaGraphs, float] = {
-    "none": 1.0,
-    "router": 0.75,
-    "attention": 0.6,
-    "attention_and_router": 0.35,
-    "whole": 0.0,
-}
-WHOLE_GRAPH: dict[str, float] = {"launch_s": 0.0, "expert_s": 0.0, "expert_cast_s": 0.0}
-# Megatron's host with --deterministic-mode: its own tests; without Transformer Engine's modules: both such tests of the
-# fit half; for an expert, whose weights' gradients are added up one by one (--no-gradient-accumulation-fusion): all
-# three of the fit half that compute experts together.
-DETERMINISTIC_LAUNCH_S, LOCAL_LAUNCH_S, DETERMINISTIC_EXPERT_S = 1.45e-4, 1e-4, 1.6e-4
-# Transformer Engine's loss (triton/cross_entropy.py) reads 16-bit logits twice, writes their gradient in their place
-# and scales it in backward: 10 bytes an element for 32.
-FUSED_LOSS = 10 / 32
-# Megatron's own (fusions/fused_cross_entropy.py): logits become fp32, then exponentials, shares and their gradient, in
-# 28 to 36 bytes an element for 32; unfused more.
-JOINED_LOSS = 1.0
-# Where a tensor's scale is found before it is cast: 16 bits are read twice, and 8 written in rows and in columns, for
-# 2 + 1 + 1 bytes where the scale is of the steps before (Transformer Engine's quantizer.cpp, `quantize_impl` of
-# Float8CurrentScalingQuantizer). On Hopper; Blackwell's products spare it the columns.
-CURRENT_CASTS = 6 / 4
-FP4_CASTS = 1.75  # over fp8's: a pass for the tensor's own scale, and one rotated by Hadamard's matrix (2509.25149)
-# Of cudnn-frontend 1.24 and 1.25, an expert's fused backward with its bias' gradient: 1,362.8 us for 155.6 (its pull
-# request 322).
-SLOW_BIAS_SUMS = 1362.768 / 155.632
-# Transformer Engine's host for each product in fp8, until 25.02, beside eager torch's for any kernel: layers of GPT-3
-# 175B and 20B and of Llama 70B with two context ranks take 7.6 to 8.5 ms then, whatever their sizes.
-EARLY_CAST_S = 5.25e-4
-EARLY_BLACKWELL_FP8 = 0.8  # of later software's rate, in spring 2025: Nemotron, Grok and MLPerf v5.0 agree
-FLASH_1 = 0.5  # FlashAttention 1, over `scaling`'s 2
-ASYNC_TP: dict[Axis, float] = {"tp": 0.25}  # torch's asynchronous tensor parallelism, by two pairs of torchtitan's rows
+
+def hardware_flops(spec: JobSpec) -> int:
+    """Of one step of the whole model."""
+    model, train, stack = spec.model, spec.train, STACKS[spec.resources.stack]
+    once = single_flops(spec)
+    if spec.layout.recompute == "full":
+        again = layer_flops(model, train.seq_len, empty_rows=True)
+        if stack.repeats_needed:  # not a dense layer's last product
+            dense = sum(not is_moe_layer(model, i) for i in range(model.num_layers))
+            again -= 2 * train.seq_len * dense * model.ffn_hidden_size * model.hidden_size
+        return once + train.global_batch * again
+    if spec.layout.recompute == "selective" and stack.repeats_operations:
+        return once + _operations(spec, stack)
+    if spec.layout.recompute == "selective" and train.attention == "unfused":
+        return once + train.global_batch * train.seq_len * score_flops(model, train.seq_len)
+    return once
+
+
+def _operations(spec: JobSpec, stack: Stack) -> int:
+    """Of the products that are repeated where every second one's output is kept."""
+    train = spec.train.model_copy(update={"micro_batches": 1})
+    whole = spec.model_copy(update={"layout": Layout(), "train": train})  # undivided, all of a step at once
+    moe_layers = sum(is_moe_layer(spec.model, i) for i in range(spec.model.num_layers))
+    total = 0
+    for moe, number in ((False, spec.model.num_layers - moe_layers), (True, moe_layers)):
+        if number:
+            work = layer_work(whole, moe=moe, joined=stack.joins_products, apart=stack.experts_apart)
+            total += number * sum(kernel.flops for kernel in work.operations if isinstance(kernel, Gemm))
+    return total

@@ -27,10 +27,10 @@ from benchmarks.gpu.rates import IN_FP8, above_peak, measure, predictions
 from benchmarks.gpu.results import Result
 from benchmarks.gpu.running import Part, run_parts
 from benchmarks.gpu.table import count, lines, page
-from planner.facts.reading.parse import parse_spec
-from planner.facts.reading.runnable import not_runnable
-from planner.hardware.cluster import gemm_seconds
-from planner.hardware.clusters import ACCELERATORS, CLUSTERS
+from planner.facts.parse_spec import parse_spec
+from planner.facts.spec_rules import not_runnable
+from planner.hardware.catalog import ACCELERATORS, CLUSTERS
+from planner.hardware.kernel_time import gemm_seconds
 from planner.hardware.kernels import Gemm
 from planner.hardware.stacks import STACKS
 from tests.parity.cases import LAYOUTS

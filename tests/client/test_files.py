@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from meshboard import exits, files
-from planner.facts.reading.parse import parse_spec
-from planner.facts.spec import SpecError
+from planner.facts.parse_spec import parse_spec
+from planner.facts.validation import SpecError
 from tests.client.conftest import Ran, Saying
 
 Meshboard = Callable[..., Ran]

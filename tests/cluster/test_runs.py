@@ -9,7 +9,7 @@ import pytest
 
 from planner.cost.wire import gloo_bytes
 from planner.facts.layout import axis_group, axis_ranks, members
-from planner.facts.reading.parse import parse_spec
+from planner.facts.parse_spec import parse_spec
 from tests.cluster.cluster import NAMES, Cluster, cluster
 from tests.cluster.jobs import check_true, training
 

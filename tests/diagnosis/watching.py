@@ -12,8 +12,8 @@ from contracts.names import telemetry_stream
 from contracts.telemetry.batches import Batch
 from jobs.runs.diagnosis import Diagnosis, Member, Run, Told
 from planner.cost.estimate import estimate
-from planner.facts.reading.parse import parse_spec
-from planner.hardware.clusters import CLUSTERS, DEFAULT_CLUSTER
+from planner.facts.parse_spec import parse_spec
+from planner.hardware.catalog import CLUSTERS, DEFAULT_CLUSTER
 
 EVERY_S = 1.0
 

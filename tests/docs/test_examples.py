@@ -8,7 +8,7 @@ import sys
 
 import yaml
 
-from planner.facts.reading.parse import parse_spec
+from planner.facts.parse_spec import parse_spec
 from tests.support.patience import patient
 from tests.support.processes import ROOT
 

@@ -17,8 +17,8 @@ from manual.nav import PARTS, nav
 from manual.reference import PAGES, command, formulas, words
 from planner.cost.traffic import step_traffic
 from planner.facts import spec
-from planner.facts.reading.parse import parse_spec
-from planner.search.auto import AutoSpec
+from planner.facts.parse_spec import parse_spec
+from planner.search.auto_layout import AutoSpec
 from tests.screens.pictures import JOBS
 from tests.support.processes import ROOT
 from webapp.environment import RunnerSettings, WebSettings

@@ -20,8 +20,9 @@ from jobs.models import Attempt, Host, Job, Status
 from jobs.queue import actions
 from jobs.queue.outcomes import finish
 from planner.facts.kinds import KINDS
-from planner.facts.reading.parse import parse_spec
-from planner.facts.spec import JobKind, SpecError
+from planner.facts.parse_spec import parse_spec
+from planner.facts.spec import JobKind
+from planner.facts.validation import SpecError
 from tests.jobs.lab.test_lab import POINT, RESULT
 from tests.jobs.planning.test_calibration import PROFILE
 

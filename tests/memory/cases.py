@@ -6,10 +6,11 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from planner.facts.reading.parse import parse_spec
-from planner.facts.reading.runnable import not_runnable
+from planner.facts.parse_spec import parse_spec
 from planner.facts.resources import Device
-from planner.facts.spec import JobSpec, SpecError
+from planner.facts.spec import JobSpec
+from planner.facts.spec_rules import not_runnable
+from planner.facts.validation import SpecError
 
 VOCABULARIES = (32_000, 50_257, 50_304, 128_256)
 SCHEDULES = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.facts.reading.parse import parse_spec
+from planner.facts.parse_spec import parse_spec
 from tests.memory.compare import found
 from tests.memory.test_memory import MODEL
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from planner.facts.reading.parse import parse_fields
+from planner.facts.parse_spec import parse_fields
 from tests.memory.compare import found
 from tests.memory.test_memory import MODEL
 from workers.meter.dry import STAGED

@@ -14,7 +14,7 @@ from planner.cost.memory.moments import Pipe, _moments, moments
 from planner.cost.memory.stage import fullest
 from planner.cost.memory.tape import BUFFERS
 from planner.cost.memory.zero import Unit, changes
-from planner.facts.reading.parse import parse_fields
+from planner.facts.parse_spec import parse_fields
 from planner.facts.spec import Schedule
 from tests.memory.__main__ import USUALLY
 from tests.memory.compare import found

@@ -195,14 +195,14 @@ FAULTS: dict[str, Fault] = {
         {"dp": 2},
     ),
     "All tp ranks use the first weight shard": Fault(
-        (Edit("planner/facts/tensors/placements.py", "return experts, place.tp, shard", "return experts, 0, shard"),),
+        (Edit("planner/facts/placements.py", "return experts, place.tp, shard", "return experts, 0, shard"),),
         "llama",
         {"tp": 2},
     ),
     "The tp split does not treat the value projection as key/value heads": Fault(
         (
             Edit(
-                "planner/facts/models/shapes.py",
+                "planner/facts/model_shapes.py",
                 '.startswith(("attention.k.", "attention.v."))',
                 '.startswith("attention.k.")',
             ),

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from planner.facts.reading.parse import parse_spec
+from planner.facts.parse_spec import parse_spec
 from planner.facts.spec import JobSpec
 
 STEPS = 5

@@ -11,11 +11,10 @@ import torch
 
 from contracts.telemetry.steps import Cell
 from planner.facts.layout import Coordinates, rank_of
-from planner.facts.models.shapes import Parameter, is_key_or_value, is_vocabulary, parameter_count
+from planner.facts.model_shapes import Parameter, is_key_or_value, is_vocabulary, parameter_count
+from planner.facts.placements import placement
 from planner.facts.spec import JobSpec
-from planner.facts.stages import stage_of
-from planner.facts.tensors.placements import placement
-from planner.facts.tensors.shards import held_units
+from planner.facts.stages import held_units, stage_of
 from tests.parity.cases import Case, reference_spec, write_data
 from tests.parity.standing import wrong_memory
 from tests.support.ranks import forked

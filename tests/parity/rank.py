@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from planner.facts.reading.parse import parse_spec
+from planner.facts.parse_spec import parse_spec
 from planner.facts.spec import JobSpec
 from workers.meter import Recorder, metered_backend
 from workers.trainer.dataset import corpus_of

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from planner.cost.traffic import step_traffic
-from planner.facts.proof import reference_precision
-from planner.facts.reading.parse import parse_spec
+from planner.facts.parse_spec import parse_spec
+from planner.facts.single_process_reference import reference_precision
 from planner.facts.spec import JobSpec
 from tests.parity.cases import SIZES
 from tests.parity.compare import Run, gradient_difference, run_specs

@@ -8,9 +8,9 @@ import pytest
 
 from planner.cost.estimate import estimate
 from planner.cost.timing import step_time
-from planner.facts.reading.parse import parse_spec
+from planner.facts.parse_spec import parse_spec
 from planner.facts.spec import JobSpec
-from planner.hardware.clusters import CLUSTERS
+from planner.hardware.catalog import CLUSTERS
 from planner.report import estimate_text
 
 H200 = CLUSTERS["h200"]

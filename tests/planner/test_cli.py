@@ -12,9 +12,9 @@ import pytest
 
 from planner.__main__ import main
 from planner.cost.estimate import estimate
-from planner.facts.reading.parse import parse_fields
-from planner.hardware.clusters import CLUSTERS
-from planner.teaching.templates import TEMPLATES
+from planner.facts.parse_spec import parse_fields
+from planner.facts.presets import TEMPLATES
+from planner.hardware.catalog import CLUSTERS
 from tests.support.patience import patient
 
 

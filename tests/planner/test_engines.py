@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from planner.facts.reading.parse import parse_spec
-from planner.facts.spec import SpecError
+from planner.facts.parse_spec import parse_spec
+from planner.facts.validation import SpecError
 
 BASE: dict[str, Any] = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 4}}
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.facts.spec import SpecError
-from planner.teaching.growth import (
+from planner.facts.validation import SpecError
+from planner.traffic_growth import (
     RANGES,
     Setting,
     check,

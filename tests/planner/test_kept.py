@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from planner.cost.memory import memory
 from planner.cost.timing import step_time
 from planner.cost.traffic import step_traffic
-from planner.facts.reading.parse import parse_spec
+from planner.facts.parse_spec import parse_spec
 from planner.facts.schedules import actions
-from planner.facts.spec import JobSpec, SpecError
-from planner.hardware.clusters import CLUSTERS
+from planner.facts.spec import JobSpec
+from planner.facts.validation import SpecError
+from planner.hardware.catalog import CLUSTERS
 
 KEPT = {"zero": 3, "keep_gathered": True}
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from planner.facts.collectives import LARGEST_EXACT, MAX_SIZES, bandwidths, lab_ranks, lab_sizes
 from planner.facts.kinds import num_slots
-from planner.facts.lab import LARGEST_EXACT, MAX_SIZES, bandwidths, lab_ranks, lab_sizes
-from planner.facts.reading.parse import parse_spec
-from planner.facts.spec import LAB_PRIMITIVES, LabPrimitive, LabSpec, SpecError
+from planner.facts.parse_spec import parse_spec
+from planner.facts.spec import LAB_PRIMITIVES, LabPrimitive, LabSpec
+from planner.facts.validation import SpecError
 
 
 def lab(change: dict[str, Any], dp: int = 4, **more: Any) -> Any:

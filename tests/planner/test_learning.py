@@ -12,11 +12,12 @@ from planner.cost.correction import comparable, correction_of, holds
 from planner.cost.estimate import estimate
 from planner.cost.learning import learned, memory_correction, surely_fitting, tensor_bytes
 from planner.cost.timing import Timer
-from planner.facts.reading.parse import parse_spec
+from planner.facts.parse_spec import parse_spec
 from planner.facts.spec import JobSpec
-from planner.hardware.cluster import Cluster, Span, collective_seconds
-from planner.hardware.clusters import CLUSTERS
-from planner.hardware.runs import LinkPoint, Run, stripped
+from planner.hardware.catalog import CLUSTERS
+from planner.hardware.cluster import Cluster, Span
+from planner.hardware.kernel_time import collective_seconds
+from planner.hardware.profile import LinkPoint, Run, stripped
 from planner.report import estimate_text
 
 CPU, H100 = CLUSTERS["cpu"], CLUSTERS["h100"]

@@ -6,7 +6,7 @@ import pytest
 
 from planner.cost.memory import memory
 from planner.cost.memory.stage import fullest, rank_of_stage
-from planner.facts.reading.parse import parse_fields
+from planner.facts.parse_spec import parse_fields
 
 
 def test_a_gradient_is_let_go_when_its_copy_in_the_wider_type_is_there() -> None:

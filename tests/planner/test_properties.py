@@ -17,16 +17,18 @@ from planner.cost.memory import memory
 from planner.cost.memory.pieces import layer_bytes
 from planner.cost.timing import Timer, step_time
 from planner.cost.traffic import step_traffic
-from planner.facts.layout import Group, coordinates, members, problems, rank_of
-from planner.facts.reading.parse import parse_fields, parse_spec
-from planner.facts.spec import JobSpec, Problem, SpecError
+from planner.explain import explain
+from planner.facts.layout import Group, coordinates, members, rank_of
+from planner.facts.parse_spec import parse_fields, parse_spec
+from planner.facts.spec import JobSpec
+from planner.facts.spec_rules import problems
 from planner.facts.stages import stage_of
+from planner.facts.validation import Problem, SpecError
 from planner.hardware.calibration import cluster_of
+from planner.hardware.catalog import CLUSTERS
 from planner.hardware.cluster import Cluster
-from planner.hardware.clusters import CLUSTERS
 from planner.hardware.stacks import STACKS
-from planner.search.layouts import needed_bytes
-from planner.teaching.explain import explain
+from planner.search.layout_search import needed_bytes
 from tests.planner.hardware.stacked import H100, SPEC, TRAIN, measured, on
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=200)

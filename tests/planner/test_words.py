@@ -8,15 +8,15 @@ import pytest
 from pydantic import AfterValidator, BaseModel, Discriminator, ValidationError
 
 from planner.cost.estimate import estimate
+from planner.explain import explain
 from planner.facts.kinds import product_words
-from planner.facts.layout import problems
-from planner.facts.reading.parse import parse_fields, parse_spec, problem_of
-from planner.facts.spec import Layout, SpecError
-from planner.facts.words import counted
-from planner.hardware.clusters import CLUSTERS
+from planner.facts.parse_spec import parse_fields, parse_spec, problem_of
+from planner.facts.spec import Layout
+from planner.facts.spec_rules import problems
+from planner.facts.validation import SpecError, counted
+from planner.hardware.catalog import CLUSTERS
 from planner.report import estimate_text
-from planner.search.choices import choices
-from planner.teaching.explain import explain
+from planner.search.neighbors import choices
 from tests.planner.wrong_specs import GOOD
 
 ONE = {**GOOD, "layout": {"dp": 1}, "train": {"global_batch": 1, "micro_batches": 1, "seq_len": 128, "steps": 20}}

@@ -49,7 +49,7 @@ def fill(redis: Any, history: Path) -> World:
     from jobs.models import TERMINAL, Attempt, Host, Job, Member, SlotAllocation, StateChange, Status
     from planner.cost.estimate import estimate
     from planner.facts.kinds import num_slots
-    from planner.facts.reading.parse import parse_spec
+    from planner.facts.parse_spec import parse_spec
 
     [owner, staff] = [User.objects.get(username=name) for name in ("owner", "staff")]
     now, pick = timezone.now(), random.Random(1)

@@ -15,7 +15,7 @@ from jobs.queue.engines.slurm.rows import SlurmJob, name_of
 from jobs.queue.engines.slurm.script import logs, submission
 from jobs.queue.engines.slurm.site import Site
 from jobs.queue.engines.slurm.words import ending, waits
-from planner.facts.reading.parse import parse_spec
+from planner.facts.parse_spec import parse_spec
 from planner.facts.spec import JobSpec
 from tests.slurm.cluster import CPUS, Cluster
 from tests.slurm.login import Login

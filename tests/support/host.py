@@ -16,7 +16,7 @@ from celery import Celery
 from contracts.control import VERSION, AttemptReport, ExitReport, LaunchOrder
 from contracts.names import TASK_LAUNCH, events_stream, host_queue, telemetry_stream
 from contracts.telemetry.batches import Item
-from planner.facts.reading.parse import parse_spec
+from planner.facts.parse_spec import parse_spec
 from tests.support.processes import ROOT, RedisServer, base_environment, running, wait_until
 from tests.support.told import ended
 from workers.host.attempts import AttemptDir, attempt_dir

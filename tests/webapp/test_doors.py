@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jobs.api.http.problems import ProblemDetails, details
-from planner.facts.spec import Problem
+from planner.facts.validation import Problem
 from tests.webapp.behind import LONGEST_S, PATIENCE_S, Behind, until_closed
 from webapp import serve
 from webapp.serving import limits

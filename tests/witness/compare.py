@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from planner.cost.wire import gloo_bytes
-from planner.facts.reading.parse import parse_spec
+from planner.facts.parse_spec import parse_spec
 from tests.parity.cases import DATA, SIZES, write_data
 from tests.support.processes import wait_until
 from tests.witness.network import NetHost, hosts

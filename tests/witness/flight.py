@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _dump_fr_trace
 
-from planner.facts.reading.parse import parse_spec
+from planner.facts.parse_spec import parse_spec
 from tests.parity.rank import make_trainer
 from workers.meter import Recorder, metered_backend
 

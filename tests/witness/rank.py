@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from planner.facts.reading.parse import parse_spec
+from planner.facts.parse_spec import parse_spec
 from tests.parity.rank import make_trainer
 from tests.witness.connections import Served, sent, watched_groups
 from workers.meter import Recorder, metered_backend

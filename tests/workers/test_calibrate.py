@@ -7,7 +7,7 @@ import os
 import pytest
 
 from planner.cost.timing import step_time
-from planner.facts.reading.parse import parse_fields
+from planner.facts.parse_spec import parse_fields
 from planner.hardware.calibration import Calibration, cluster_of
 from planner.hardware.profile import HostProfile
 from tests.support.ranks import run_to_end, torchrun

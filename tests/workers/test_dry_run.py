@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from planner.cost.memory import gradient_bytes, memory
-from planner.facts.models.flops import model_flops
-from planner.facts.reading.parse import parse_fields
+from planner.facts.model_shapes import model_flops
+from planner.facts.parse_spec import parse_fields
 from planner.facts.spec import JobSpec
-from planner.hardware.flops import hardware_flops
+from planner.hardware.stacks import hardware_flops
 from tests.parity.cases import Case, core_cases
 from tests.parity.compare import run_specs
 from workers.dry_run.__main__ import main

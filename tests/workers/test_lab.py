@@ -9,8 +9,7 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from planner.facts.collectives import algorithmic_bytes
-from planner.facts.lab import LabResult, LabStep, bandwidths, metered_op
+from planner.facts.collectives import LabResult, LabStep, algorithmic_bytes, bandwidths, metered_op
 from planner.facts.spec import LAB_PRIMITIVES, LabDtype, LabPrimitive
 from tests.support.ranks import forked
 from workers.lab import values

@@ -17,7 +17,7 @@ from django.conf import settings
 
 from jobs.api.http.problems import CONTENT_TYPE, WHOLE, details
 from jobs.core import request_id
-from planner.facts.spec import Problem
+from planner.facts.validation import Problem
 from webapp.logs import REQUESTS
 from webapp.serving import limits
 

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from planner.facts.models.presets import PRESETS
-from planner.facts.models.shapes import Parameter, layer_parameters
+from planner.facts.model_shapes import Parameter, layer_parameters
+from planner.facts.placements import Placement
 from planner.facts.precision import GemmType
+from planner.facts.presets import PRESETS
 from planner.facts.spec import ModelSpec, TrainSpec
-from planner.facts.tensors.placements import Placement
 from planner.hardware.profile import EndsPoint, GemmPoint, LayerPoint, MeasuredPrecision, OptimizerPoint, StreamPoint
 from workers.calibrate.clock import Crew, added_seconds, seconds, together
 from workers.trainer.model import Decoder, Strategy

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import torch
 
-from planner.facts.models.shapes import stage_units
+from planner.facts.model_shapes import stage_units
+from planner.facts.placements import Box
 from planner.facts.spec import JobSpec
-from planner.facts.tensors.boxes import Box
 from workers.checkpoint.folder import candidates
 from workers.checkpoint.load import first_whole, read
 from workers.checkpoint.manifest import STEP

@@ -19,10 +19,10 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Tenso
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from planner.facts.layout import Coordinates
-from planner.facts.models.shapes import stage_units
+from planner.facts.model_shapes import stage_units
 from planner.facts.precision import mix_of
 from planner.facts.spec import JobSpec, ModelSpec
-from planner.facts.words import counted
+from planner.facts.validation import counted
 from workers.checkpoint import folder
 from workers.checkpoint import manifest as manifests
 from workers.checkpoint.coordination import on_every_rank, words_of

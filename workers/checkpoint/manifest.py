@@ -13,8 +13,9 @@ import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from planner.facts.reading.parse import parse_spec
-from planner.facts.spec import ROPE_BASE, JobSpec, SpecError
+from planner.facts.parse_spec import parse_spec
+from planner.facts.spec import ROPE_BASE, JobSpec
+from planner.facts.validation import SpecError
 from workers.trainer.errors import UserError
 
 READ_BYTES = 2**20

@@ -23,8 +23,8 @@ from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, TensorWrite
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from planner.facts.layout import Coordinates
+from planner.facts.placements import Box, held_box
 from planner.facts.spec import JobSpec
-from planner.facts.tensors.boxes import Box, held_box
 from workers.trainer.optimizer import updates_made
 from workers.trainer.parallel.parallelize import Held, Part, local
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
-from planner.facts.models.shapes import stage_units
+from planner.facts.model_shapes import stage_units
 from planner.facts.spec import ModelSpec
 from workers.checkpoint.state import MOMENTS, Boxed, State
 from workers.trainer.model.decoder import full_name

@@ -13,9 +13,10 @@ from contracts.telemetry.results import DryRunItem, VerdictItem, VerdictRow
 from contracts.telemetry.steps import PhaseItem
 from planner.cost.memory import gradient_bytes, memory
 from planner.facts.layout import coordinates
-from planner.facts.reading.parse import parse_spec
-from planner.facts.reading.runnable import not_runnable
-from planner.facts.spec import JobSpec, SpecError
+from planner.facts.parse_spec import parse_spec
+from planner.facts.spec import JobSpec
+from planner.facts.spec_rules import not_runnable
+from planner.facts.validation import SpecError
 from workers.dry_run.rank import DryStep, dry_step
 from workers.meter import Exporter, Recorder
 from workers.meter.ending import end_as, fail

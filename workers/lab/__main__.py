@@ -16,9 +16,10 @@ import torch.distributed as dist
 
 from contracts.telemetry.results import LabItem
 from contracts.telemetry.steps import PhaseItem
-from planner.facts.lab import LabPoint, LabResult, lab_of, lab_ranks
-from planner.facts.reading.parse import parse_spec
-from planner.facts.spec import JobSpec, SpecError
+from planner.facts.collectives import LabPoint, LabResult, lab_of, lab_ranks
+from planner.facts.parse_spec import parse_spec
+from planner.facts.spec import JobSpec
+from planner.facts.validation import SpecError
 from workers.device import device_name, own_device
 from workers.lab.measure import Team, points, steps
 from workers.lab.values import Setting, pattern

@@ -10,15 +10,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from planner.facts.lab import (
-    MAX_STEP_RANKS,
-    LabHolding,
-    LabPoint,
-    LabStep,
-    bandwidths,
-    lab_sizes,
-    metered_op,
-)
+from planner.facts.collectives import MAX_STEP_RANKS, LabHolding, LabPoint, LabStep, bandwidths, lab_sizes, metered_op
 from planner.facts.spec import LabPrimitive, LabSpec
 from workers.lab.primitives import Call, make_call
 from workers.lab.values import Setting, count_wrong, expected, readable

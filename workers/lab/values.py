@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from planner.facts.lab import LARGEST_EXACT
+from planner.facts.collectives import LARGEST_EXACT
 from planner.facts.spec import LabDtype, LabPrimitive
 
 Fill = Callable[[int, torch.Tensor], torch.Tensor]  # rank of the job, indices -> whole numbers

@@ -17,8 +17,9 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import NamedTuple
 
-from planner.facts.reading.parse import parse_spec
-from planner.facts.spec import ScriptSpec, SpecError
+from planner.facts.parse_spec import parse_spec
+from planner.facts.spec import ScriptSpec
+from planner.facts.validation import SpecError
 from workers.meter.ending import fail, tell, tell_exception
 
 OURS = ("contracts", "planner", "workers")

@@ -17,7 +17,7 @@ from contracts.control import VERSION, Gang, LaunchOrder
 from contracts.control import Node as GangNode
 from contracts.fields import HOST_NAME
 from planner.facts.kinds import saves
-from planner.facts.reading.parse import parse_spec
+from planner.facts.parse_spec import parse_spec
 from workers.host.address import address_towards
 from workers.host.settings import HostSettings
 

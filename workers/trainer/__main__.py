@@ -12,10 +12,11 @@ import torch
 import torch.distributed as dist
 
 from contracts.names import SAVE_FILE
+from planner.facts.parse_spec import parse_spec
 from planner.facts.precision import mix_of
-from planner.facts.reading.parse import parse_spec
-from planner.facts.reading.runnable import not_runnable
-from planner.facts.spec import JobSpec, SpecError
+from planner.facts.spec import JobSpec
+from planner.facts.spec_rules import not_runnable
+from planner.facts.validation import SpecError
 from workers import shield
 from workers.checkpoint.folder import Place, place_of
 from workers.device import device_name, own_device

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from planner.facts.fields import NO_NUL, Strict
-from planner.facts.lab import LabPoint
-from planner.facts.reading.dumped import ReadBy
+from planner.facts.collectives import LabPoint
+from planner.facts.parse_spec import ReadBy
 from planner.facts.spec import LabPrimitive, LabSpec
+from planner.facts.validation import NO_NUL, Strict
 
 
 class PrimitiveTold(TypedDict):

@@ -43,12 +43,12 @@ from jobs.runs.traces.chrome import ChromeTrace
 from jobs.runs.traces.imports.shapes import FileSoFar, ImportQuery, ImportTold
 from jobs.runs.traces.requests import WantedStep, WantedSteps
 from jobs.runs.traces.shapes import StepColumns, TracedSteps
-from planner.facts.models.presets import PRESETS
+from planner.explain import Explanation
+from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster
 from planner.hardware.profile import HostProfile
-from planner.search.auto import AutoSpec
-from planner.teaching.explain import Explanation
+from planner.search.auto_layout import AutoSpec
 
 READ = (
     *(JobSpec, AutoSpec, Cluster, HostProfile, SearchQuery, ExplainQuery),

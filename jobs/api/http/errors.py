@@ -21,7 +21,7 @@ from jobs.core.errors import WORDS, MissingError, is_full
 from jobs.core.request_id import current
 from jobs.planning.planners import BusyError
 from jobs.runs.history.queries.asked import BadQueryError
-from planner.facts.spec import Problem, SpecError
+from planner.facts.validation import Problem, SpecError
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from drf_spectacular.utils import OpenApiParameter
 from rest_framework.request import Request
 
 from jobs.api.http.parameters import BadParameterError
-from planner.facts.spec import Problem
+from planner.facts.validation import Problem
 
 LONGEST_KEY = 200
 KEY_PATTERN = f"[!-~]{{1,{LONGEST_KEY}}}"

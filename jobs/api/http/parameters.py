@@ -9,7 +9,7 @@ from rest_framework.request import Request
 
 from jobs.api.http.problems import Where
 from jobs.core.text import choice_problem, number_problem, whole_number
-from planner.facts.spec import Problem, SpecError
+from planner.facts.validation import Problem, SpecError
 
 T = TypeVar("T")
 D = TypeVar("D")

@@ -15,7 +15,7 @@ from jobs.runs.live import sse
 from jobs.runs.live.changes import changes
 from jobs.runs.live.following import Following
 from jobs.runs.live.held import KEY, Follow, Held, UntilReached
-from planner.facts.spec import Problem
+from planner.facts.validation import Problem
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal, NamedTuple, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from planner.facts.spec import Problem
+from planner.facts.validation import Problem
 
 CONTENT_TYPE: Final = "application/problem+json"
 TYPE: Final = "/docs/errors/#{slug}"

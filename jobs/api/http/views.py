@@ -14,7 +14,7 @@ from rest_framework.request import Request
 
 from jobs.api.http.parameters import BadParameterError
 from jobs.core.text import repeated_problem, unknown_problem
-from planner.facts.spec import Problem
+from planner.facts.validation import Problem
 
 
 class APIView(views.APIView):

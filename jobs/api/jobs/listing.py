@@ -20,7 +20,7 @@ from jobs.core.job_details import JobBrief, job_briefs
 from jobs.core.job_filters import JobFilter, SeveralFilter
 from jobs.core.text import number_problem, storable, whole_number
 from jobs.models import Job
-from planner.facts.spec import Problem
+from planner.facts.validation import Problem
 
 PAGE, PAGE_LIMIT = 50, 200
 MOST_SKIPPED = 1_000_000

@@ -15,7 +15,7 @@ from jobs.core.text import storable
 from jobs.models import Delivery, Webhook
 from jobs.people.notifications import hooks
 from jobs.planning.queries import checked
-from planner.facts.spec import Problem
+from planner.facts.validation import Problem
 
 MOST_ROWS = 100
 BEFORE = OpenApiParameter(

@@ -23,7 +23,7 @@ from jobs.runs.history.queries.slow import NoStepsError, asked_steps, slow
 from jobs.runs.history.queries.snapshot import snapshot
 from jobs.runs.history.store.folder import GoneError
 from jobs.runs.history.store.tables import TABLES
-from planner.facts.spec import Problem, SpecError
+from planner.facts.validation import Problem, SpecError
 
 RANGES = {"type": "string", "pattern": "^[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*$"}
 TIME = {"type": "number", "minimum": 0, "exclusiveMaximum": 2**40}

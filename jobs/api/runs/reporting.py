@@ -39,7 +39,7 @@ from jobs.runs.reporting.doors import OverHttps, RunTokenAuthentication
 from jobs.runs.reporting.inflow import Place, TooFastError, put
 from jobs.runs.reporting.meeting import meet
 from jobs.runs.reporting.requests import Heard, MeetRequest, NodeJoined, NodeRequest, OpenedRun, RunRequest, read
-from planner.facts.spec import Problem
+from planner.facts.validation import Problem
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from django.core.management.base import BaseCommand, CommandError
 from contracts.secret import SecretError, in_file
 from jobs.planning.queries import checked
 from jobs.queue.hosts import tokens
-from planner.facts.spec import SpecError
+from planner.facts.validation import SpecError
 
 GIVEN = "MESHBOARD_JOIN_TOKEN"
 

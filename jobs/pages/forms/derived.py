@@ -1,6 +1,6 @@
 """HTML forms derived from the pydantic models of a spec.
 
-The model gives the type, limits and default of a field. `planner.facts.reading.parse` alone checks its meaning. Names
+The model gives the type, limits and default of a field. `planner.facts.parse_spec` alone checks its meaning. Names
 are dotted, as in a `Problem`: "train.steps".
 """
 
@@ -17,7 +17,7 @@ from django.utils.datastructures import MultiValueDict
 from pydantic import BaseModel
 
 from jobs.core.text import parse_json
-from planner.facts.spec import Problem, SpecError
+from planner.facts.validation import Problem, SpecError
 
 ONE_TEXT = {"integer": "int", "number": "float", "boolean": "bool", "string": "text"}
 YES = ("true", "on")

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jobs.pages.forms import derived
-from planner.facts.resources import SoftwareSpec
-from planner.facts.software import OPEN, open_to
+from planner.facts.resources import OPEN, SoftwareSpec, open_to
 
 SECTION = "resources.software"
 FIELDS = derived.fields_of(SECTION, SoftwareSpec)

@@ -13,14 +13,15 @@ from jobs.pages.forms import derived, engines, software, turn_form
 from jobs.planning.fit import ALLOW_UNFIT
 from planner.facts.kinds import KINDS
 from planner.facts.layout import SCHEDULE_NAMES
-from planner.facts.models.presets import PRESETS, expand_preset
-from planner.facts.models.shapes import parameter_count
-from planner.facts.reading.parse import parse_fields
+from planner.facts.model_shapes import parameter_count
+from planner.facts.parse_spec import parse_fields
+from planner.facts.presets import PRESETS, expand_preset
 from planner.facts.resources import Resources, SlurmSpec
-from planner.facts.spec import JobSpec, Layout, ModelSpec, Problem, SpecError, TrainSpec
+from planner.facts.spec import JobSpec, Layout, ModelSpec, TrainSpec
+from planner.facts.validation import Problem, SpecError
 from planner.hardware.stacks import STACKS
-from planner.search.auto import AutoSpec
-from planner.search.choices import DEGREES, choices
+from planner.search.auto_layout import AutoSpec
+from planner.search.neighbors import DEGREES, choices
 
 DEFAULT_PRESET = "gpt-tiny"
 _DRY = derived.fields_of("", JobSpec, only=["dry_ranks"])

@@ -19,7 +19,7 @@ from jobs.runs.history.queries.asked import BadQueryError, NoTableError, asked
 from jobs.runs.history.queries.slow import NoStepsError, asked_steps, slow
 from jobs.runs.history.queries.snapshot import snapshot as snapshot_of
 from jobs.runs.history.store.folder import GoneError
-from planner.facts.spec import Problem, SpecError
+from planner.facts.validation import Problem, SpecError
 
 Door = Callable[..., HttpResponseBase]
 

@@ -25,7 +25,7 @@ from jobs.pages.jobs.progress import newest_of
 from jobs.pages.jobs.sample import build_sample
 from jobs.planning.queries import checked
 from jobs.queue.several import UNDONE_BY, Several, carry_out
-from planner.facts.spec import Problem, SpecError
+from planner.facts.validation import Problem, SpecError
 
 PAGE_SIZE = 50
 COLUMNS = {

@@ -18,9 +18,9 @@ from jobs.pages.forms import once, spec_form
 from jobs.planning.fit import UnfitError
 from jobs.planning.hardware import hardware
 from jobs.planning.planners import BusyError
-from planner.facts.spec import Problem, SpecError
+from planner.facts.presets import TEMPLATES
+from planner.facts.validation import Problem, SpecError
 from planner.hardware.stacks import STACKS
-from planner.teaching.templates import TEMPLATES
 
 FIRST_RUN = {
     "name": "my first run",

@@ -13,7 +13,8 @@ from django.views.decorators.http import require_http_methods
 from jobs.core.access import find_job, projects_to_submit_to
 from jobs.pages.forms import derived, engines, once, turn_form
 from planner.facts.resources import Resources, SlurmSpec
-from planner.facts.spec import JobSpec, Layout, Problem, ScriptSpec, SpecError
+from planner.facts.spec import JobSpec, Layout, ScriptSpec
+from planner.facts.validation import Problem, SpecError
 
 EMPTY: dict[str, Any] = {"name": "my script", "layout": {"dp": 2}}
 FIELDS = (

@@ -25,7 +25,7 @@ from jobs.people.notifications import ends
 from jobs.planning.elastic import NoOfferError, is_stranded
 from jobs.queue import actions, check
 from jobs.queue.inbound.silence import HeardError, give_up
-from planner.facts.spec import SpecError
+from planner.facts.validation import SpecError
 
 AGAIN = (Status.FAILED, Status.LOST, Status.CANCELLED)
 

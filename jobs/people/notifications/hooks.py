@@ -25,8 +25,7 @@ from jobs.people.notifications.addresses import RefusedAddressError, checked, is
 from jobs.people.notifications.outbox import PING, ping, why_silent
 from jobs.people.notifications.shapes import DeliveryTold, NewWebhook, WebhookTold
 from jobs.people.notifications.signing import secret_of
-from planner.facts.fields import NO_NUL, Strict
-from planner.facts.spec import Problem, SpecError
+from planner.facts.validation import NO_NUL, Problem, SpecError, Strict
 
 MOST_IN_PROJECT = 50
 MOST_OF_OWNER = 20

@@ -16,8 +16,7 @@ from jobs.core.audit import record
 from jobs.core.text import storable
 from jobs.models import MailWish, Project, Status
 from jobs.people.notifications.shapes import MailsTold
-from planner.facts.fields import NO_NUL, Strict
-from planner.facts.spec import Problem, SpecError
+from planner.facts.validation import NO_NUL, Problem, SpecError, Strict
 
 OWN = ""  # where a project's name would stand: one's own jobs, in any project
 MOST_PROJECTS = 1000

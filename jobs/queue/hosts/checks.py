@@ -23,7 +23,7 @@ from jobs.queue.hosts.access import NoRightsError, probe
 from jobs.queue.hosts.claim import ADVICE, WORDS, another_board
 from jobs.queue.hosts.state import state_of
 from jobs.queue.hosts.versions import ours, versions_of
-from planner.facts.words import counted
+from planner.facts.validation import counted
 
 PATIENCE_S = 3.0
 LATE_S = 30.0

@@ -13,8 +13,7 @@ from pydantic import Field
 
 from jobs.models import JoinToken
 from jobs.models.names import Note
-from planner.facts.fields import Strict
-from planner.facts.spec import Problem, SpecError
+from planner.facts.validation import Problem, SpecError, Strict
 
 PREFIX = "mbj_"
 MOST_USES = 10_000

@@ -1,6 +1,6 @@
 """How a gang lies on hosts: whole or not at all, over as few as possible, each host with a multiple of one unit.
 
-Ranks fill node after node with tp innermost, so a share that is a multiple of the unit (`planner.facts.gang`) never
+Ranks fill node after node with tp innermost, so a share that is a multiple of the unit (`planner.facts.kinds`) never
 divides a group that must stay inside a host.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from planner.facts.gang import Demand, whole
+from planner.facts.kinds import Demand, whole
 
 
 def spread(demand: Demand, unit: int, free: Mapping[str, int], liked: str = "") -> dict[str, int] | None:

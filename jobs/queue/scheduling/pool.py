@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from jobs.queue.scheduling.gang import Candidate, spread, to_keep
 from jobs.queue.scheduling.states import HostState, Placement, Share, Waiting
-from planner.facts.gang import Demand
+from planner.facts.kinds import Demand
 
 
 class Ground(NamedTuple):

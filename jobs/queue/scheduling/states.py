@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import NamedTuple
 
-from planner.facts.gang import Demand
+from planner.facts.kinds import Demand
 
 RESERVED_AHEAD_S = 24 * 3600.0  # so long before a reservation a job without a time limit starts there no more
 

@@ -18,9 +18,8 @@ from jobs.core.job_details import Moment
 from jobs.models import DEFAULT_PROJECT, BaselineRun, Project, Role, Status, stands
 from jobs.runs.baselines.alike import measured_of, why_unlike
 from jobs.runs.baselines.facts import Facts, NoFactsError, facts
-from planner.facts.fields import JobId, Strict
-from planner.facts.reading.dumped import SpecDict
-from planner.facts.spec import Problem, SpecError
+from planner.facts.parse_spec import SpecDict
+from planner.facts.validation import JobId, Problem, SpecError, Strict
 
 MOST_RUNS = 20  # of a branch, the newest
 MOST_BRANCHES = 200  # of a project

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from planner.facts.lab import LabHolding, LabStep
+from planner.facts.collectives import LabHolding, LabStep
 from planner.facts.spec import LabPrimitive
 
 RANKS = 4

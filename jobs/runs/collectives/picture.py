@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from jobs.runs.collectives.stages import Rows, Setting, moving
-from planner.facts.lab import LabHolding, LabStep
+from planner.facts.collectives import LabHolding, LabStep
 
 BOX, HEIGHT, ROW = 46, 30, 42  # units of the viewBox
 LABEL, ARROW, TOP = 64, 72, 26

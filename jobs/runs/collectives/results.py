@@ -9,7 +9,7 @@ from django.db.models import F, Q, QuerySet
 
 from jobs.models import Attempt, Host, Job, Status
 from jobs.queue.outcomes import checked_result
-from planner.facts.lab import LabPoint, LabResult, LabStep
+from planner.facts.collectives import LabPoint, LabResult, LabStep
 from planner.facts.spec import LabPrimitive
 
 DEFAULT_RANKS = 4

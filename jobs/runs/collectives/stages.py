@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
-from planner.facts.lab import LabStep
+from planner.facts.collectives import LabStep
 
 Row = list[float | None]  # elements of one rank, None for an empty place
 Rows = list[Row]

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from planner.facts.collectives import algorithmic_bytes
-from planner.facts.lab import metered_op
+from planner.facts.collectives import algorithmic_bytes, metered_op
 from planner.facts.spec import LabPrimitive
 
 EXAMPLE_BYTES = 2**20  # 1 MiB on the page

@@ -12,7 +12,8 @@ from planner.cost.alike import alike_stages
 from planner.cost.traffic import step_traffic
 from planner.facts.layout import Coordinates, rank_of
 from planner.facts.spec import JobSpec
-from planner.hardware.cluster import Cluster, collective_seconds, span
+from planner.hardware.cluster import Cluster, span
+from planner.hardware.kernel_time import collective_seconds
 
 COMPUTE = {"compute", "recompute", "launch"}  # of an estimate's parts: what a rank cannot tell apart
 AXES = frozenset(get_args(Axis))

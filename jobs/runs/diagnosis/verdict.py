@@ -11,7 +11,7 @@ from jobs.runs.diagnosis.course.steps import Steps
 from jobs.runs.diagnosis.findings import Finding, capital, evidence, full_sentence, percent, seconds
 from jobs.runs.diagnosis.run import Run
 from planner.cost.correction import holds, sureness
-from planner.facts.words import counted
+from planner.facts.validation import counted
 
 LEAST = 0.01  # relative difference of the step above which the verdict names the part that grew
 NO_DIFFERENCE = 0.0005  # relative difference of the step that counts as none

@@ -10,10 +10,10 @@ from typing_extensions import TypedDict
 from contracts.fields import HOST_NAME, Address
 from jobs.models.names import Named
 from jobs.queue.shelf import MOST_TAGS, NewTag
-from planner.facts.fields import NO_NUL, Strict
-from planner.facts.reading.parse import problem_of
+from planner.facts.parse_spec import problem_of
 from planner.facts.resources import Device
-from planner.facts.spec import Argument, SpecError
+from planner.facts.spec import Argument
+from planner.facts.validation import NO_NUL, SpecError, Strict
 
 MOST_NODES = 4096
 

@@ -24,9 +24,9 @@ from jobs.queue.inbound.hearing import hear_checkpoint
 from jobs.runs.reporting.requests import NodeRequest, RunRequest
 from planner.cost.oversize import parse_plannable
 from planner.facts.kinds import KINDS
-from planner.facts.models.presets import PRESETS
-from planner.facts.spec import JobSpec, Problem, SpecError
-from planner.facts.words import counted
+from planner.facts.presets import PRESETS
+from planner.facts.spec import JobSpec
+from planner.facts.validation import Problem, SpecError, counted
 
 STAND_IN = "gpt-tiny"  # a spec names a model, also where nobody knows what is trained
 

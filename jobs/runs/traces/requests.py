@@ -7,9 +7,8 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, ValidationError
 from typing_extensions import TypedDict
 
-from planner.facts.fields import Strict
-from planner.facts.reading.parse import problem_of
-from planner.facts.spec import SpecError
+from planner.facts.parse_spec import problem_of
+from planner.facts.validation import SpecError, Strict
 
 LARGEST_STEP = 2**53 - 1  # what JavaScript counts exactly
 

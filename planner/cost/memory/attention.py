@@ -8,8 +8,8 @@ from planner.cost.memory.graph import Graph, Variable
 from planner.cost.memory.shape import Shape
 from planner.cost.memory.tape import BUFFERS, WORKING
 from planner.cost.memory.ways import Entered, Product, columns, entered
+from planner.facts.placements import kv_heads_held
 from planner.facts.precision import FP32_BYTES
-from planner.facts.tensors.placements import kv_heads_held
 
 
 def attention(g: Graph, s: Shape, x: Entered) -> Variable:

@@ -11,7 +11,7 @@ from planner.cost.memory.pieces import Piece, embedding_piece, head_piece, layer
 from planner.cost.memory.shape import Shape
 from planner.cost.memory.tape import BUFFERS, Stretch, joined
 from planner.cost.memory.zero import NO_UNIT, Sharding, Unit, changes
-from planner.facts.tensors.shards import BUCKET_BYTES
+from planner.facts.stages import BUCKET_BYTES
 
 Layers = tuple[tuple[bool, int], ...]
 

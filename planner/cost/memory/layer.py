@@ -10,8 +10,8 @@ from planner.cost.memory.graph import Graph, Variable
 from planner.cost.memory.mlp import mixture, mlp
 from planner.cost.memory.shape import Shape
 from planner.cost.memory.ways import Entered, enter, leave, norm, regathered
+from planner.facts.placements import kv_heads_held
 from planner.facts.precision import FP32_BYTES
-from planner.facts.tensors.placements import kv_heads_held
 
 
 def layer(g: Graph, s: Shape, x: Variable, *, moe: bool = False) -> Variable:

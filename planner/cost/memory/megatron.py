@@ -26,10 +26,10 @@ from planner.cost.memory.tape import (
     Levels,
 )
 from planner.cost.pipes import chunks_in_flight
-from planner.facts.models.shapes import expert_rows
+from planner.facts.model_shapes import expert_rows
+from planner.facts.placements import kv_heads_held
 from planner.facts.precision import FP8_BYTES, FP32_BYTES, mix_of
 from planner.facts.spec import JobSpec
-from planner.facts.tensors.placements import kv_heads_held
 
 WHEN = "when the first backward begins"
 MASK_BYTES = 1  # of a dropout, an element

@@ -5,7 +5,7 @@ from __future__ import annotations
 from planner.cost.memory.graph import Graph, Remake, Variable
 from planner.cost.memory.shape import Shape
 from planner.cost.memory.ways import Entered, Product, columns, entered
-from planner.facts.models.shapes import expert_rows
+from planner.facts.model_shapes import expert_rows
 from planner.facts.precision import FP32_BYTES
 from planner.facts.spec import MoeSpec
 

@@ -13,10 +13,10 @@ from operator import ge
 from typing import NamedTuple
 
 from planner.facts.layout import chunk_indices
-from planner.facts.messages import Message, exchanges, owners
+from planner.facts.pipeline_messages import Message, exchanges, owners
 from planner.facts.schedules import Action, actions, splits
 from planner.facts.spec import Layout, Schedule
-from planner.facts.words import counted
+from planner.facts.validation import counted
 
 
 class Species(NamedTuple):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from planner.facts.placements import vocab_rows
 from planner.facts.precision import FP8_BYTES, mix_of
 from planner.facts.spec import AttentionKernel, JobSpec, ModelSpec, Recompute
-from planner.facts.tensors.placements import vocab_rows
-from planner.facts.tensors.shards import micro_batch_tokens
+from planner.facts.stages import micro_batch_tokens
 from planner.hardware.stacks import STACKS
 
 

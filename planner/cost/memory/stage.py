@@ -28,14 +28,14 @@ from planner.cost.memory.tape import (
 )
 from planner.cost.memory.update import turned
 from planner.cost.memory.zero import NO_UNIT, Sharding, Unit
-from planner.facts.models.shapes import Unit as Tensors
-from planner.facts.models.shapes import is_moe_layer
+from planner.facts.layout import shard_group
+from planner.facts.model_shapes import Unit as Tensors
+from planner.facts.model_shapes import is_moe_layer
+from planner.facts.placements import shard_numel, zero_shard
 from planner.facts.precision import FP32_BYTES, Mix, mix_of
 from planner.facts.schedules import splits
 from planner.facts.spec import JobSpec, ModelSpec
-from planner.facts.stages import Stage
-from planner.facts.tensors.placements import shard_group, shard_numel, zero_shard
-from planner.facts.tensors.shards import divided_units, held, is_expert_unit
+from planner.facts.stages import Stage, divided_units, held, is_expert_unit
 from planner.hardware.stacks import STACKS
 
 

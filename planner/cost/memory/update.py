@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from planner.facts.models.shapes import Unit
+from planner.facts.model_shapes import Unit
 from planner.facts.precision import FP32_BYTES
-from planner.facts.tensors.shards import BUCKET_BYTES, is_expert_unit
+from planner.facts.stages import BUCKET_BYTES, is_expert_unit
 
 TURNED_ELEMENTS = 2**24  # at a time, or one tensor that has more
 

@@ -1,7 +1,7 @@
 """The exact collectives one rank issues, from the layout and the parameter shapes alone.
 
 This mirrors `workers/trainer`, module by module; `make parity` holds the two against each other and against
-what the meter counts, to the byte. What the trainer does not run yet (`planner.facts.reading.runnable`) follows the
+what the meter counts, to the byte. What the trainer does not run yet (`planner.facts.spec_rules`) follows the
 papers named in each module. Bytes are payload bytes: what is handed to the library.
 """
 
@@ -14,11 +14,11 @@ from planner.cost.traffic.pipeline import pipeline
 from planner.cost.traffic.tally import Collective, Tally
 from planner.cost.traffic.tensor import tensor_backward, tensor_forward
 from planner.facts.layout import Coordinates, Group, axis_group, coordinates
-from planner.facts.models.shapes import Parameter, is_key_or_value, is_router
+from planner.facts.model_shapes import Parameter, is_key_or_value, is_router
+from planner.facts.placements import shared_heads
 from planner.facts.precision import mix_of
 from planner.facts.spec import JobSpec, Layout
-from planner.facts.tensors.placements import shared_heads
-from planner.facts.tensors.shards import alike_parameters, held, local_units
+from planner.facts.stages import alike_parameters, held, local_units
 
 __all__ = [
     "Collective",

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from planner.cost.traffic.tally import Tally
 from planner.facts.layout import axis_group
+from planner.facts.placements import kv_heads_held
 from planner.facts.precision import mix_of
 from planner.facts.spec import JobSpec
-from planner.facts.tensors.placements import kv_heads_held
-from planner.facts.tensors.shards import Held, micro_batch_tokens
+from planner.facts.stages import Held, micro_batch_tokens
 
 
 def key_value_bytes(spec: JobSpec) -> int:

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from functools import cache
 
 from planner.cost.traffic.tally import Tally
-from planner.facts.layout import Coordinates, Group
-from planner.facts.models.shapes import Parameter, Unit
+from planner.facts.layout import Coordinates, Group, shard_group
+from planner.facts.model_shapes import Parameter, Unit
+from planner.facts.placements import gathered_numel, places, shard_numel
 from planner.facts.precision import mix_of
 from planner.facts.spec import JobSpec
-from planner.facts.tensors.placements import gathered_numel, places, shard_group, shard_numel
-from planner.facts.tensors.shards import BUCKET_BYTES, divided_units, held, is_expert_unit, local_units
+from planner.facts.stages import BUCKET_BYTES, divided_units, held, is_expert_unit, local_units
 
 
 def data_step(tally: Tally, spec: JobSpec, pp: int) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from planner.cost.traffic.tally import Tally
 from planner.facts.layout import axis_group
-from planner.facts.models.shapes import expert_rows
+from planner.facts.model_shapes import expert_rows
 from planner.facts.precision import FP32_BYTES, mix_of
 from planner.facts.spec import JobSpec
-from planner.facts.tensors.shards import Held, held, micro_batch_tokens
+from planner.facts.stages import Held, held, micro_batch_tokens
 
 COUNT_BYTES = 8  # how many tokens go to an expert travels as int64
 

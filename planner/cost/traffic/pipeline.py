@@ -5,7 +5,7 @@ from __future__ import annotations
 from planner.cost.traffic.tally import Tally
 from planner.facts.layout import axis_group, chunk_indices, num_chunks
 from planner.facts.spec import JobSpec
-from planner.facts.tensors.shards import hidden_bytes
+from planner.facts.stages import hidden_bytes
 
 
 def boundary_bytes(spec: JobSpec) -> int:

@@ -6,7 +6,7 @@ from planner.cost.traffic.tally import Tally
 from planner.facts.layout import axis_group
 from planner.facts.precision import FP32_BYTES, mix_of
 from planner.facts.spec import JobSpec
-from planner.facts.tensors.shards import Held, hidden_bytes, micro_batch_tokens
+from planner.facts.stages import Held, hidden_bytes, micro_batch_tokens
 from planner.hardware.stacks import STACKS
 
 

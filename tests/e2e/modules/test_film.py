@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from jobs.runs.collectives import picture
-from planner.facts.lab import LabHolding, LabStep
+from planner.facts.collectives import LabHolding, LabStep
 from planner.facts.spec import LabPrimitive
 from tests.jobs.lab.test_lab_stages import captured, result
 from tests.support.browser import context_of

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page
 
-from planner.facts.layout import axis_group, members
-from planner.facts.levels import level_of, levels
+from planner.facts.layout import axis_group, level_of, levels, members
 from planner.facts.spec import Layout
 from tests.support.browser import context_of
 from tests.support.modules import STATIC, call

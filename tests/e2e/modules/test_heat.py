@@ -10,7 +10,7 @@ from django.template.loader import render_to_string
 from playwright.sync_api import Page, expect
 
 from planner.cost.estimate import estimate
-from planner.facts.reading.parse import parse_spec
+from planner.facts.parse_spec import parse_spec
 from tests.support.modules import paper
 
 STYLES = ("css/tokens.css", "css/base.css", "css/job/heat.css")

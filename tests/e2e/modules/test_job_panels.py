@@ -6,7 +6,7 @@ from django.template.loader import render_to_string
 from playwright.sync_api import Page, expect
 
 from planner.cost.estimate import estimate
-from planner.facts.reading.parse import parse_spec
+from planner.facts.parse_spec import parse_spec
 from tests.e2e.modules.test_chart_keys import DRAWN, SHEETS
 from tests.support.modules import call, paper
 from tests.support.timelines import item

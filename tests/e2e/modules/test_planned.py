@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page
 
-from planner.hardware.clusters import CLUSTERS
+from planner.hardware.catalog import CLUSTERS
 from tests.support.modules import call
 
 

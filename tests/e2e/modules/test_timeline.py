@@ -12,7 +12,7 @@ from jobs.runs.traces.shapes import tables
 from jobs.runs.traces.stream import trace
 from planner.cost.estimate import estimate
 from planner.cost.matrix import traffic_matrix
-from planner.facts.reading.parse import parse_spec
+from planner.facts.parse_spec import parse_spec
 from tests.support.modules import call, paper
 from tests.support.timelines import late, pipelined
 

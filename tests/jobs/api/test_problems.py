@@ -19,7 +19,7 @@ from rest_framework.test import APIClient
 from jobs.api.document.schema import document
 from jobs.api.http.problems import CONTENT_TYPE, KINDS, details
 from jobs.models import Membership, Project, Role
-from planner.facts.spec import Problem
+from planner.facts.validation import Problem
 from tests.planner.wrong_specs import GOOD, WRONG_SPECS
 from tests.support.processes import ROOT
 from webapp.errors import forbidden, forged

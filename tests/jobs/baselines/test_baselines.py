@@ -23,7 +23,7 @@ from jobs.runs.baselines.alike import measured_of, why_unlike
 from jobs.runs.baselines.facts import MOST_SENT, NoFactsError, facts
 from meshboard.errors import WrongError
 from meshboard.gate import check_same, of_branch, run_of, run_of_facts
-from planner.facts.reading.parse import parse_spec
+from planner.facts.parse_spec import parse_spec
 from planner.facts.resources import SoftwareSpec
 from tests.jobs.planning.test_learned import ended, summary
 from tests.planner.wrong_specs import GOOD

@@ -11,7 +11,7 @@ from jobs.core.verdict_schema import MOST_BYTES
 from jobs.runs.diagnosis import Diagnosis, Member, Run
 from jobs.runs.diagnosis.course.script import COUNTED
 from jobs.runs.diagnosis.course.steps import Steps
-from planner.facts.reading.parse import parse_spec
+from planner.facts.parse_spec import parse_spec
 from tests.jobs.diagnosis.played import Act, Does, Meets, Player
 from tests.jobs.diagnosis.told import ITEM, NOW, diagnosis, look, step
 

@@ -10,9 +10,9 @@ from contracts.telemetry.batches import Item
 from contracts.telemetry.steps import StepItem, StepParts
 from jobs.runs.diagnosis import Diagnosis, Member, Run, Told
 from planner.cost.estimate import estimate
-from planner.facts.reading.parse import parse_spec
+from planner.facts.parse_spec import parse_spec
+from planner.hardware.catalog import CLUSTERS, DEFAULT_CLUSTER
 from planner.hardware.cluster import Cluster
-from planner.hardware.clusters import CLUSTERS, DEFAULT_CLUSTER
 
 ITEM: TypeAdapter[Item] = TypeAdapter(Item)
 TOLD: TypeAdapter[Told] = TypeAdapter(Told)

@@ -19,7 +19,7 @@ from jobs.queue.inbound.hearing import hear
 from jobs.queue.scheduling import scheduler
 from jobs.runs.collectives import picture
 from jobs.runs.collectives.words import PRIMITIVES
-from planner.facts.lab import LabResult
+from planner.facts.collectives import LabResult
 from planner.facts.spec import LAB_PRIMITIVES
 from tests.jobs.conftest import attempt_event
 

@@ -10,7 +10,7 @@ from django.contrib.auth.models import User
 
 from jobs.models import Host
 from jobs.queue import actions
-from planner.facts.spec import SpecError
+from planner.facts.validation import SpecError
 
 MakeHost = Callable[..., Host]
 

@@ -11,8 +11,7 @@ import pytest
 from jobs.runs.collectives import picture
 from jobs.runs.collectives.example import ARRIVALS, BARRIER_END, example
 from jobs.runs.collectives.stages import Moving, moving
-from planner.facts.collectives import algorithmic_bytes
-from planner.facts.lab import LabHolding, LabResult, LabStep, metered_op
+from planner.facts.collectives import LabHolding, LabResult, LabStep, algorithmic_bytes, metered_op
 from planner.facts.spec import LAB_PRIMITIVES, LabPrimitive
 from tests.jobs.lab.test_lab import RESULT
 

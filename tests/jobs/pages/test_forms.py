@@ -15,11 +15,11 @@ from django.test import Client
 from jobs.pages import collectives_form as lab_form
 from jobs.pages.forms import derived, spec_form
 from jobs.pages.jobs import script
-from planner.facts.reading.parse import parse_fields, parse_spec
-from planner.facts.resources import SoftwareSpec
-from planner.facts.software import OPEN
-from planner.facts.spec import LabSpec, SpecError
-from planner.teaching.templates import TEMPLATES
+from planner.facts.parse_spec import parse_fields, parse_spec
+from planner.facts.presets import TEMPLATES
+from planner.facts.resources import OPEN, SoftwareSpec
+from planner.facts.spec import LabSpec
+from planner.facts.validation import SpecError
 
 PAGES = {"/jobs/new/": spec_form.FIELDS, "/jobs/script/": script.FIELDS, "/collectives/": lab_form.FIELDS}
 

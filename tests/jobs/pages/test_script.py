@@ -13,8 +13,8 @@ from django.utils import timezone
 from rest_framework.test import APIClient
 
 from jobs.models import Host, Job
-from planner.facts.reading.parse import parse_spec
-from planner.facts.spec import SpecError
+from planner.facts.parse_spec import parse_spec
+from planner.facts.validation import SpecError
 
 pytestmark = pytest.mark.django_db
 Api = Callable[[User], APIClient]

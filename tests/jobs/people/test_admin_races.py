@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 
 from jobs.models import Membership, Project, Role
 from jobs.people import projects
-from planner.facts.spec import SpecError
+from planner.facts.validation import SpecError
 from tests.jobs.conftest import run_together
 from tests.support.postgres import as_default_database, postgres_server
 

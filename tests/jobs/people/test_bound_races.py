@@ -15,7 +15,7 @@ from jobs.models import Delivery, ImportedTrace, Invitation, Project, Webhook
 from jobs.people import invitations, tokens
 from jobs.people.notifications import hooks
 from jobs.runs.traces.imports import kept
-from planner.facts.spec import SpecError
+from planner.facts.validation import SpecError
 from tests.jobs.conftest import run_together
 from tests.support.postgres import as_default_database, postgres_server
 

@@ -17,7 +17,7 @@ from jobs.models import Attempt, Host, Job, Membership, Project, Role, Status
 from jobs.queue import actions
 from jobs.queue.scheduling.scheduler import schedule
 from jobs.queue.scheduling.snapshot import held_slots, quotas_now
-from planner.facts.spec import SpecError
+from planner.facts.validation import SpecError
 from tests.jobs.queue.test_scheduler import reason
 from tests.planner.wrong_specs import GOOD
 

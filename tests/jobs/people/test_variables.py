@@ -23,7 +23,7 @@ from jobs.people import variables
 from jobs.queue import actions
 from jobs.queue.control.outbox import deliver
 from jobs.queue.scheduling.scheduler import schedule
-from planner.facts.spec import SpecError
+from planner.facts.validation import SpecError
 from tests.jobs.people.plaintext import tables_that_tell
 from tests.planner.wrong_specs import GOOD
 

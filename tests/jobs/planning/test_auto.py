@@ -14,7 +14,7 @@ from django.utils import timezone
 from rest_framework.test import APIClient
 
 from jobs.models import Host, Job
-from planner.facts.reading.parse import parse_spec
+from planner.facts.parse_spec import parse_spec
 from tests.planner.wrong_specs import GOOD
 
 Api = Callable[[User | None], APIClient]

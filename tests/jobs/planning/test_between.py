@@ -14,7 +14,7 @@ from jobs.models import Attempt, Host, Member
 from jobs.planning.between import Between, between
 from jobs.queue import actions
 from planner.cost.traffic import step_traffic
-from planner.facts.reading.parse import parse_spec
+from planner.facts.parse_spec import parse_spec
 
 STEPS = 3
 SPEC: dict[str, Any] = {

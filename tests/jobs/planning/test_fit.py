@@ -13,7 +13,7 @@ from rest_framework.test import APIClient
 from jobs.models import Host, Job
 from jobs.pages.forms import spec_form
 from jobs.planning.fit import compute_fit, format_bytes
-from planner.facts.reading.parse import parse_spec
+from planner.facts.parse_spec import parse_spec
 
 Api = Callable[[User | None], APIClient]
 

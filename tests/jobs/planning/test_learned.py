@@ -24,8 +24,8 @@ from jobs.queue.inbound.hearing import hear
 from jobs.queue.scheduling.scheduler import schedule
 from jobs.runs.traces.links import links
 from planner.cost.timing import step_time
-from planner.facts.reading.parse import parse_spec
-from planner.hardware.clusters import CLUSTERS
+from planner.facts.parse_spec import parse_spec
+from planner.hardware.catalog import CLUSTERS
 from tests.jobs.conftest import attempt_event, run_together, say
 from tests.jobs.planning.test_calibration import PROFILE
 from tests.planner.wrong_specs import GOOD

@@ -11,9 +11,9 @@ from django.core.cache import cache
 from rest_framework.test import APIClient
 
 from jobs.models import Job
-from planner.facts.reading.parse import parse_spec
-from planner.hardware.clusters import CLUSTERS
-from planner.teaching.templates import TEMPLATES
+from planner.facts.parse_spec import parse_spec
+from planner.facts.presets import TEMPLATES
+from planner.hardware.catalog import CLUSTERS
 from tests.planner.wrong_specs import GOOD
 
 Api = Callable[[User | None], APIClient]

@@ -16,9 +16,9 @@ from jobs.planning.there import There, hosts_there
 from jobs.queue.actions import submit
 from planner.cost.estimate import default_cluster
 from planner.cost.timing import step_time
-from planner.facts.reading.parse import parse_spec
-from planner.facts.spec import SpecError
-from planner.hardware.clusters import CLUSTERS
+from planner.facts.parse_spec import parse_spec
+from planner.facts.validation import SpecError
+from planner.hardware.catalog import CLUSTERS
 from tests.planner.wrong_specs import GOOD
 
 # The token with its owner and grant, hosts, project, a savepoint and its end, the job, its state, who wants to be told,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from jobs.planning.work import MOST_STAGES, searched, timeline
-from planner.facts.reading.parse import parse_fields, parse_spec
+from planner.facts.parse_spec import parse_fields, parse_spec
 from planner.facts.spec import Schedule
-from planner.hardware.clusters import CLUSTERS
+from planner.hardware.catalog import CLUSTERS
 
 SCHEDULES: list[tuple[Schedule, int]] = [
     ("naive", 1),

@@ -37,7 +37,7 @@ from jobs.queue.scheduling.policy.share import Use, decayed, factors
 from jobs.queue.scheduling.policy.standing import Rates, standing
 from jobs.queue.scheduling.scheduler import schedule
 from jobs.queue.scheduling.snapshot import queue_now
-from planner.facts.spec import SpecError
+from planner.facts.validation import SpecError
 from tests.jobs.conftest import attempt_event, say
 from tests.jobs.queue.test_scheduler import busy, queued, reason
 from tests.planner.wrong_specs import GOOD

@@ -14,7 +14,7 @@ from rest_framework.test import APIClient
 
 from jobs.models import AuditEntry, Job, JobTag, Status
 from jobs.queue import actions, lifecycle, shelf
-from planner.facts.spec import SpecError
+from planner.facts.validation import SpecError
 from tests.jobs.pages.test_listing import names
 from tests.planner.wrong_specs import GOOD
 

@@ -19,7 +19,7 @@ from jobs.queue.engines.slurm.site import Site
 from jobs.queue.scheduling.owners import DISABLED
 from jobs.queue.scheduling.scheduler import schedule
 from jobs.queue.scheduling.snapshot import held_slots
-from planner.facts.spec import SpecError
+from planner.facts.validation import SpecError
 from tests.support.processes import wait_until
 
 SPEC: dict[str, Any] = {

@@ -12,7 +12,7 @@ import pytest
 
 from jobs.queue.engines.slurm.script import submission
 from jobs.queue.engines.slurm.site import Site
-from planner.facts.reading.parse import parse_spec
+from planner.facts.parse_spec import parse_spec
 from tests.support.patience import patient
 from tests.support.processes import wait_until
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from planner.facts.messages import Exchange, Slots, exchanges, given_by, links, needed_by, owners
+from planner.facts.pipeline_messages import Exchange, Slots, exchanges, given_by, links, needed_by, owners
 from planner.facts.schedules import Action, actions
 from planner.facts.spec import Layout, Schedule
 from tests.planner.facts.test_schedules import CASES, keeps_the_rules, layout_of

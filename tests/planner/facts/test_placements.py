@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from planner.facts.layout import coordinates
-from planner.facts.models.shapes import Parameter, layer_parameters, stage_units
-from planner.facts.reading.parse import parse_spec
-from planner.facts.spec import JobSpec
-from planner.facts.tensors.boxes import held_box
-from planner.facts.tensors.placements import (
+from planner.facts.model_shapes import Parameter, layer_parameters, stage_units
+from planner.facts.parse_spec import parse_spec
+from planner.facts.placements import (
     gathered_numel,
+    held_box,
     local_parameter,
     local_shape,
     padded_vocab,
@@ -22,6 +21,7 @@ from planner.facts.tensors.placements import (
     shard_numel,
     zero_shard,
 )
+from planner.facts.spec import JobSpec
 
 MIXTURE = {
     "arch": "llama",

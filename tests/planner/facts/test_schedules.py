@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from planner.cost.pipes import bubble_ratio, chunks_in_flight, simulate, stretched
-from planner.facts.layout import pipeline_problems
-from planner.facts.reading.parse import parse_fields
+from planner.facts.parse_spec import parse_fields
 from planner.facts.schedules import Action, actions
 from planner.facts.spec import Layout, Schedule
+from planner.facts.spec_rules import pipeline_problems
 
 CASES: list[tuple[Schedule, int]] = [
     ("naive", 1),

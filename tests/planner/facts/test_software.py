@@ -6,11 +6,11 @@ from typing import Any, get_args
 
 import pytest
 
-from planner.facts.reading.parse import parse_spec
-from planner.facts.reading.runnable import not_runnable
-from planner.facts.resources import SoftwareSpec, StackName
-from planner.facts.software import OPEN, open_to, software_words
-from planner.facts.spec import JobSpec, SpecError
+from planner.facts.parse_spec import parse_spec
+from planner.facts.resources import OPEN, SoftwareSpec, StackName, open_to, software_words
+from planner.facts.spec import JobSpec
+from planner.facts.spec_rules import not_runnable
+from planner.facts.validation import SpecError
 
 DENSE: dict[str, Any] = {"preset": "gpt-tiny"}
 MIXED: dict[str, Any] = {"preset": "mixtral-tiny"}

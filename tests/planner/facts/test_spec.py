@@ -13,12 +13,14 @@ from planner.cost.estimate import estimate
 from planner.cost.memory import least_bytes, memory
 from planner.cost.oversize import parse_plannable
 from planner.cost.traffic import Collective, gradient_buckets, step_traffic
-from planner.facts.layout import Coordinates, axis_ranks, coordinates, problems, rank_of
-from planner.facts.models.presets import PRESETS
-from planner.facts.models.shapes import parameter_count
-from planner.facts.reading.parse import parse_fields, parse_spec
-from planner.facts.spec import JobSpec, Layout, SpecError
-from planner.search.choices import OPTIONS, choices
+from planner.facts.layout import Coordinates, axis_ranks, coordinates, rank_of
+from planner.facts.model_shapes import parameter_count
+from planner.facts.parse_spec import parse_fields, parse_spec
+from planner.facts.presets import PRESETS
+from planner.facts.spec import JobSpec, Layout
+from planner.facts.spec_rules import problems
+from planner.facts.validation import SpecError
+from planner.search.neighbors import OPTIONS, choices
 from tests.planner.wrong_specs import GOOD, WRONG_SPECS, Wrong
 
 

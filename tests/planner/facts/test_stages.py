@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from planner.cost.estimate import estimate
-from planner.facts.models.shapes import layer_parameters
-from planner.facts.reading.parse import parse_fields
+from planner.facts.model_shapes import layer_parameters
+from planner.facts.parse_spec import parse_fields
 from planner.facts.resources import Resources, StackName
 from planner.facts.spec import JobSpec, Layout, ModelSpec, Schedule, TrainSpec
 from planner.facts.stages import head_layers, stage_of
-from planner.hardware.clusters import CLUSTERS
+from planner.hardware.catalog import CLUSTERS
 
 
 def shares(model: ModelSpec, layout: Layout, stack: StackName = "ours") -> list[int]:

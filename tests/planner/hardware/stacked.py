@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from planner.facts.models.presets import PRESETS
+from planner.facts.presets import PRESETS
 from planner.facts.resources import Resources, StackName
 from planner.facts.spec import JobSpec, Layout, TrainSpec
-from planner.hardware.clusters import CLUSTERS
+from planner.hardware.catalog import CLUSTERS
 from planner.hardware.profile import CollectivePoint, GemmPoint, HostProfile, StreamPoint
 
 H100 = CLUSTERS["h100"]

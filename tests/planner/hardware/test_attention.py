@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from planner.cost.timing import Timer
-from planner.facts.models.presets import PRESETS
+from planner.facts.presets import PRESETS
 from planner.facts.resources import Resources, StackName
 from planner.facts.spec import JobSpec, Layout, TrainSpec
-from planner.hardware.attention import CUDNN_BLACKWELL, CUDNN_HOPPER, NARROW_ROWS, Attention
-from planner.hardware.clusters import ACCELERATORS, CLUSTERS
+from planner.hardware.catalog import ACCELERATORS, CLUSTERS
+from planner.hardware.kernel_time import CUDNN_BLACKWELL, CUDNN_HOPPER, NARROW_ROWS, Attention
 from planner.hardware.kernels import Flash, Pass, layer_work
 from planner.hardware.stacks import STACKS
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from planner.cost.estimate import estimate
-from planner.facts.reading.parse import parse_spec
+from planner.facts.parse_spec import parse_spec
 from planner.facts.spec import JobSpec
 from planner.hardware.calibration import Calibration, cluster_of
 from planner.hardware.cluster import Cluster

@@ -10,9 +10,10 @@ from contracts.telemetry.words import Op
 from planner.cost.estimate import estimate
 from planner.cost.timing import step_time
 from planner.facts.collectives import bus_factor
-from planner.facts.reading.parse import parse_fields
-from planner.hardware.cluster import Span, collective_seconds, gemm_seconds, span
-from planner.hardware.clusters import CLUSTERS, described
+from planner.facts.parse_spec import parse_fields
+from planner.hardware.catalog import CLUSTERS, described
+from planner.hardware.cluster import Span, span
+from planner.hardware.kernel_time import collective_seconds, gemm_seconds
 from planner.hardware.kernels import Gemm
 from tests.planner.hardware.stacked import SPEC
 

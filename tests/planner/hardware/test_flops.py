@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from planner.cost.timing import Timer
-from planner.facts.models.flops import single_flops
-from planner.facts.reading.parse import parse_spec
+from planner.explain import explain
+from planner.facts.model_shapes import single_flops
+from planner.facts.parse_spec import parse_spec
 from planner.facts.spec import JobSpec
-from planner.hardware.clusters import CLUSTERS
-from planner.hardware.flops import hardware_flops
-from planner.teaching.explain import explain
+from planner.hardware.catalog import CLUSTERS
+from planner.hardware.stacks import hardware_flops
 
 
 def spec_of(preset: str, stack: str, recompute: str, **train: Any) -> JobSpec:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from planner.cost.compute import Compute
-from planner.facts.models.presets import PRESETS
+from planner.facts.presets import PRESETS
 from planner.facts.resources import Resources
 from planner.facts.spec import JobSpec, Layout, TrainSpec
-from planner.facts.tensors.shards import held
-from planner.hardware.clusters import CLUSTERS
-from planner.hardware.software import Stacks
+from planner.facts.stages import held
+from planner.hardware.catalog import CLUSTERS
+from planner.hardware.stack_options import Stacks
 from planner.hardware.stacks import STACKS
 
 H100 = CLUSTERS["h100"].accelerator

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from planner.cost.memory import layer_bytes, memory
-from planner.facts.models.presets import PRESETS
-from planner.facts.reading.parse import parse_spec
+from planner.facts.parse_spec import parse_spec
+from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec
 from planner.hardware.kernels import Flash, Gemm, layer_work
 

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from planner.cost.timing import Timer, step_time
-from planner.facts.reading.parse import parse_spec
+from planner.facts.parse_spec import parse_spec
 from planner.facts.resources import StackName
 from planner.facts.spec import JobSpec
-from planner.facts.tensors.shards import num_tensors
-from planner.hardware.clusters import CLUSTERS
+from planner.facts.stages import num_tensors
+from planner.hardware.catalog import CLUSTERS
 from planner.hardware.kernels import Flash, Kernel, layer_work
 from planner.hardware.stacks import OURS_ON_CPU, STACKS, TENSOR_S
 from tests.planner.hardware.stacked import H100, SPEC, TRAIN, on

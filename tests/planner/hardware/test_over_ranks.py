@@ -9,9 +9,9 @@ import pytest
 from planner.cost.estimate import estimate
 from planner.cost.timed import Timing
 from planner.cost.timing import Timer
-from planner.facts.reading.parse import parse_fields
+from planner.facts.parse_spec import parse_fields
 from planner.facts.spec import JobSpec
-from planner.hardware.clusters import CLUSTERS, on_cores
+from planner.hardware.catalog import CLUSTERS, on_cores
 
 H100 = CLUSTERS["h100"]
 

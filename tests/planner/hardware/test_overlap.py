@@ -7,11 +7,11 @@ import pytest
 from planner.cost.pace import in_turns
 from planner.cost.timed import Timing
 from planner.cost.timing import Timer
-from planner.facts.models.presets import PRESETS
+from planner.facts.presets import PRESETS
 from planner.facts.resources import Resources
 from planner.facts.spec import JobSpec, Layout, MoeSpec, TrainSpec
-from planner.hardware.cluster import kernel_seconds
-from planner.hardware.clusters import CLUSTERS
+from planner.hardware.catalog import CLUSTERS
+from planner.hardware.kernel_time import kernel_seconds
 from planner.hardware.kernels import Gemm, layer_work
 from planner.hardware.stacks import STACKS
 

@@ -9,17 +9,25 @@ import pytest
 from planner.cost.estimate import estimate
 from planner.cost.timed import Timing
 from planner.cost.timing import Timer
-from planner.facts.models.flops import model_flops
-from planner.facts.models.presets import PRESETS
-from planner.facts.models.shapes import parameter_count
+from planner.explain import explain
+from planner.facts.model_shapes import model_flops, parameter_count
+from planner.facts.presets import PRESETS
 from planner.facts.resources import SoftwareSpec, StackName
 from planner.facts.spec import JobSpec, Layout, MoeSpec
 from planner.hardware.calibration import cluster_of
-from planner.hardware.clusters import CLUSTERS
-from planner.hardware.stacks import EAGER_SCORES, FP4_CASTS, FUSED_NORMS, GRAPHED, OVERLAPPED_EXPERTS, STACKS
-from planner.hardware.within import HOST_TOLD_WITHIN, HOST_WITHIN, TOLD_WITHIN, within
-from planner.search.layouts import Constraints, search
-from planner.teaching.explain import explain
+from planner.hardware.catalog import CLUSTERS
+from planner.hardware.stack_options import (
+    EAGER_SCORES,
+    FP4_CASTS,
+    GRAPHED,
+    HOST_TOLD_WITHIN,
+    HOST_WITHIN,
+    OVERLAPPED_EXPERTS,
+    TOLD_WITHIN,
+    within,
+)
+from planner.hardware.stacks import FUSED_NORMS, STACKS
+from planner.search.layout_search import Constraints, search
 from tests.planner.hardware.stacked import H100, SPEC, TRAIN, measured, on
 
 MOE = MoeSpec(num_experts=64, experts_per_token=4, expert_ffn_hidden_size=1024)

@@ -19,17 +19,17 @@ from planner.cost.memory.tape import LOGITS
 from planner.cost.pace import unhidden
 from planner.cost.timing import Timer, step_time
 from planner.cost.traffic import micro_batch_traffic
-from planner.facts.models.presets import PRESETS
 from planner.facts.precision import MIXES
-from planner.facts.reading.runnable import not_runnable
+from planner.facts.presets import PRESETS
 from planner.facts.resources import Resources, StackName
 from planner.facts.spec import JobSpec, Layout, MlaSpec, MoeSpec
+from planner.facts.spec_rules import not_runnable
 from planner.hardware.calibration import cluster_of
-from planner.hardware.cluster import Span, collective_seconds, gemm_seconds
-from planner.hardware.clusters import CLUSTERS
+from planner.hardware.catalog import CLUSTERS
+from planner.hardware.cluster import Span
+from planner.hardware.kernel_time import collective_seconds, gemm_seconds
 from planner.hardware.kernels import Gemm, Pass, head_work, layer_work
-from planner.hardware.profile import CollectivePoint
-from planner.hardware.runs import Run, stripped
+from planner.hardware.profile import CollectivePoint, Run, stripped
 from planner.hardware.stacks import STACKS, Stack
 from tests.planner.hardware.stacked import H100, SPEC, TRAIN, measured, on
 

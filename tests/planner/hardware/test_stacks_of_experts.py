@@ -7,10 +7,11 @@ import pytest
 from planner.cost.compute import Compute
 from planner.cost.timing import Timer, step_time
 from planner.facts.spec import JobSpec, Layout, MoeSpec
-from planner.facts.tensors.shards import held
-from planner.hardware.cluster import Span, collective_seconds
+from planner.facts.stages import held
+from planner.hardware.cluster import Span
+from planner.hardware.kernel_time import collective_seconds
 from planner.hardware.kernels import Gemm, Pass, Work, layer_work
-from planner.hardware.software import Stacks
+from planner.hardware.stack_options import Stacks
 from planner.hardware.stacks import STACKS
 from tests.planner.hardware.stacked import H100, SPEC, TRAIN, on
 

@@ -8,12 +8,12 @@ import pytest
 
 from planner.cost.correction import sureness
 from planner.cost.estimate import estimate
-from planner.facts.models.presets import PRESETS
+from planner.facts.presets import PRESETS
 from planner.facts.resources import StackName
 from planner.facts.spec import Layout
-from planner.hardware.clusters import CLUSTERS
+from planner.hardware.catalog import CLUSTERS
+from planner.hardware.stack_options import HOST_WITHIN, UNTOLD_BYTES, within
 from planner.hardware.stacks import STACKS
-from planner.hardware.within import HOST_WITHIN, UNTOLD_BYTES, within
 from tests.planner.hardware.stacked import H100, SPEC, TRAIN, on
 
 

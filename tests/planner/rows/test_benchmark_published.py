@@ -13,18 +13,12 @@ from benchmarks.published.own_tests import KEEPS_SCORES
 from benchmarks.published.recipes import switched_on
 from benchmarks.published.recorded import IN_MAY, IN_OCTOBER
 from benchmarks.published.rows import SkipError, read_rows
+from planner.facts.placements import vocab_rows
 from planner.facts.spec import JobSpec, Layout, TrainSpec
-from planner.facts.tensors.placements import vocab_rows
-from planner.facts.tensors.shards import local_units
+from planner.facts.stages import local_units
 from planner.hardware.kernels import Flash, layer_work
-from planner.hardware.stacks import (
-    ASYNC_TP,
-    DETERMINISTIC_EXPERT_S,
-    DETERMINISTIC_LAUNCH_S,
-    EAGER_NORMS,
-    GRAPHED,
-    STACKS,
-)
+from planner.hardware.stack_options import ASYNC_TP, DETERMINISTIC_EXPERT_S, DETERMINISTIC_LAUNCH_S, GRAPHED
+from planner.hardware.stacks import EAGER_NORMS, STACKS
 
 ROW = {
     "source_repo_path": "Aleph-Alpha/layouts:runs.xlsx",

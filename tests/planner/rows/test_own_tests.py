@@ -14,7 +14,8 @@ from benchmarks.published.recorded import IN_MAY
 from benchmarks.published.rows import SkipError, read_rows
 from planner.cost.timing import Timer
 from planner.hardware.cluster import LAUNCH_S
-from planner.hardware.stacks import DETERMINISTIC_LAUNCH_S, GRAPHED, STACKS
+from planner.hardware.stack_options import DETERMINISTIC_LAUNCH_S, GRAPHED
+from planner.hardware.stacks import STACKS
 from tests.planner.rows.test_benchmark_published import OWN, SECOND_TOKEN, _file
 
 EXPERTS = {"precision": "bf16", "note": "num-experts=8; moe-router-topk=2; sequence-parallel=True"}

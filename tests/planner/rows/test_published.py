@@ -10,13 +10,12 @@ import pytest
 from planner.cost.memory import layer_bytes, memory
 from planner.cost.pipes import chunks_in_flight
 from planner.cost.timing import Timer
-from planner.facts.models.flops import model_flops
-from planner.facts.models.presets import PRESETS
-from planner.facts.models.shapes import active_parameter_count, parameter_count
+from planner.facts.model_shapes import active_parameter_count, model_flops, parameter_count
 from planner.facts.precision import mix_of
+from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec
-from planner.hardware.clusters import CLUSTERS
-from planner.hardware.flops import hardware_flops
+from planner.hardware.catalog import CLUSTERS
+from planner.hardware.stacks import hardware_flops
 from tests.planner.rows.published import Row, gpt, korthikanti_table_5, megatron_run, megatron_table_1
 
 GIB = 2**30

@@ -12,7 +12,8 @@ from benchmarks.published.recipes import runs_flash_2, switched_on
 from benchmarks.published.repeated import Repeated, repeated_by
 from benchmarks.published.rows import SkipError
 from benchmarks.published.sizes import sized
-from planner.hardware.stacks import FUSED_LOSS, GRAPHED, JOINED_LOSS, STACKS
+from planner.hardware.stack_options import FUSED_LOSS, GRAPHED, JOINED_LOSS
+from planner.hardware.stacks import STACKS
 from tests.planner.rows.test_benchmark_published import ROW
 from tests.planner.rows.test_recipes import _of_bridge, _row
 

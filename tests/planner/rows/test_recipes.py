@@ -15,15 +15,16 @@ from benchmarks.published.rows import PublishedRow, SkipError, read_rows
 from planner.cost.memory import held_parameters, megatron
 from planner.cost.timed import Timing
 from planner.cost.timing import Timer
-from planner.facts.models.presets import PRESETS
+from planner.facts.presets import PRESETS
 from planner.facts.resources import Resources
 from planner.facts.spec import JobSpec, Layout, MlaSpec, Recompute, TrainSpec
 from planner.facts.stages import stage_of
-from planner.hardware.attention import CUDNN_HOPPER, EARLY_CUDNN_BLACKWELL, FLASH_2, FP8_LATENT, FP8_WINDOWED
+from planner.hardware.catalog import CLUSTERS
 from planner.hardware.cluster import LAUNCH_S
-from planner.hardware.clusters import CLUSTERS
+from planner.hardware.kernel_time import CUDNN_HOPPER, EARLY_CUDNN_BLACKWELL, FLASH_2, FP8_LATENT, FP8_WINDOWED
 from planner.hardware.kernels import Gemm, Pass, head_work, layer_work
-from planner.hardware.stacks import FUSED_LOSS, SLOW_BIAS_SUMS, STACKS
+from planner.hardware.stack_options import FUSED_LOSS, SLOW_BIAS_SUMS
+from planner.hardware.stacks import STACKS
 from tests.planner.rows.test_benchmark_published import DGXC, OWN, ROW, _file
 
 BRIDGE = {**ROW, "source_repo_path": "NVIDIA-NeMo/Megatron-Bridge:docs.md", "recompute": "see recipe"}

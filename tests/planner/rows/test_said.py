@@ -15,10 +15,9 @@ from benchmarks.published.said import Said, software_of
 from benchmarks.published.scores import sure
 from planner.cost.estimate import estimate
 from planner.facts.resources import Resources, SoftwareSpec
-from planner.facts.software import software_problems
-from planner.hardware.software import Stacks
+from planner.facts.spec_rules import software_problems
+from planner.hardware.stack_options import TOLD_WITHIN, Stacks
 from planner.hardware.stacks import STACKS
-from planner.hardware.within import TOLD_WITHIN
 from tests.planner.rows.test_benchmark_published import ROW, _file
 
 MANY = {"pp": "8", "ep": "32", "gpus": "512"}

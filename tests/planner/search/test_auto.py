@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from planner.__main__ import main
-from planner.facts.layout import problems
-from planner.facts.spec import JobSpec, SpecError
+from planner.facts.spec import JobSpec
+from planner.facts.spec_rules import problems
+from planner.facts.validation import SpecError
+from planner.hardware.catalog import CLUSTERS
 from planner.hardware.cluster import Cluster
-from planner.hardware.clusters import CLUSTERS
-from planner.search.advice import neighbours
-from planner.search.auto import Choice, asked_of, choose, draft_of
-from planner.search.layouts import Constraints, SearchResult, search
-from planner.search.rooms import Gang, Room, Rooms
+from planner.search.auto_layout import Choice, Gang, Room, Rooms, asked_of, choose, draft_of
+from planner.search.layout_search import Constraints, SearchResult, search
+from planner.search.neighbors import neighbours
 
 GIB = 2**30
 H100 = CLUSTERS["h100"]
@@ -186,8 +186,8 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.searches = 0.0, 0
-        monkeypatch.setattr("planner.search.auto.time", self)
-        monkeypatch.setattr("planner.search.auto.search", self._search)
+        monkeypatch.setattr("planner.search.auto_layout.time", self)
+        monkeypatch.setattr("planner.search.auto_layout.search", self._search)
 
     def monotonic(self) -> float:
         return self.now

@@ -10,10 +10,10 @@ from benchmarks.giants import GIANTS, TOP, Giant, parts, reasons
 from planner.cost.estimate import estimate
 from planner.cost.oversize import parse_plannable
 from planner.cost.timing import step_time
-from planner.facts.layout import problems
-from planner.hardware.clusters import CLUSTERS
-from planner.search.layouts import Constraints, _Finder, search
-from planner.teaching.templates import TEMPLATES
+from planner.facts.presets import TEMPLATES
+from planner.facts.spec_rules import problems
+from planner.hardware.catalog import CLUSTERS
+from planner.search.layout_search import Constraints, _Finder, search
 
 
 @pytest.mark.parametrize(

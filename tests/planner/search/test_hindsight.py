@@ -9,11 +9,11 @@ import pytest
 from planner.cost.correction import Interval, interval
 from planner.cost.estimate import estimate
 from planner.cost.timing import Timer
-from planner.facts.reading.parse import parse_spec
-from planner.hardware.clusters import CLUSTERS
+from planner.facts.parse_spec import parse_spec
+from planner.hardware.catalog import CLUSTERS
 from planner.hardware.stacks import STACKS
-from planner.search.advice import BARELY, neighbours
-from planner.search.hindsight import Measure, apportioned, hindsight, parts_of
+from planner.search.neighbors import BARELY, neighbours
+from planner.search.post_run_advice import Measure, apportioned, hindsight, parts_of
 from tests.planner.wrong_specs import GOOD
 
 CPU = CLUSTERS["cpu"]

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from planner.cost.estimate import estimate
 from planner.cost.learning import surely_fitting
 from planner.cost.timing import step_time
-from planner.facts.layout import problems
-from planner.facts.models.presets import PRESETS
-from planner.facts.reading.parse import parse_fields
-from planner.facts.reading.runnable import not_runnable
-from planner.facts.spec import JobSpec, Layout, SpecError, TrainSpec
-from planner.hardware.clusters import CLUSTERS
-from planner.search.advice import BARELY, neighbours, suggestions
-from planner.search.layouts import Constraints, needed_bytes, search
+from planner.facts.parse_spec import parse_fields
+from planner.facts.presets import PRESETS
+from planner.facts.spec import JobSpec, Layout, TrainSpec
+from planner.facts.spec_rules import not_runnable, problems
+from planner.facts.validation import SpecError
+from planner.hardware.catalog import CLUSTERS
+from planner.search.layout_search import Constraints, needed_bytes, search
+from planner.search.neighbors import BARELY, neighbours, suggestions
 
 H100 = CLUSTERS["h100"]
 

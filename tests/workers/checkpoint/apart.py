@@ -11,7 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from planner.facts.reading.parse import parse_spec
+from planner.facts.parse_spec import parse_spec
 from workers.checkpoint import folder, load, transfer
 from workers.trainer.errors import UserError
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from planner.facts.reading.parse import parse_spec
+from planner.facts.parse_spec import parse_spec
 from workers.checkpoint.folder import place_of
 from workers.meter import Recorder
 from workers.trainer.__main__ import run

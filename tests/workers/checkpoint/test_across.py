@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from planner.facts.reading.parse import parse_spec
+from planner.facts.parse_spec import parse_spec
 from tests.support.ranks import forked
 from workers.checkpoint import folder
 from workers.trainer.errors import UserError

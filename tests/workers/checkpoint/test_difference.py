@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from planner.facts.models.presets import PRESETS
-from planner.facts.reading.parse import parse_spec
+from planner.facts.parse_spec import parse_spec
+from planner.facts.presets import PRESETS
 from workers.checkpoint.load import _moved, model_difference
 
 TINY = PRESETS["gpt-tiny"].model

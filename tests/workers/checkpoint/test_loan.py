@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.facts.reading.parse import parse_spec
+from planner.facts.parse_spec import parse_spec
 from tests.support.patience import patient
 from workers.checkpoint import borrow as borrowing
 from workers.checkpoint import folder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from planner.facts.tensors.boxes import Box
+from planner.facts.placements import Box
 from workers.checkpoint.state import Boxed
 from workers.checkpoint.tensor_checksums import BLOCK, box_sum
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from planner.facts.reading.parse import parse_fields, parse_spec
-from planner.facts.reading.runnable import not_runnable
+from planner.facts.parse_spec import parse_fields, parse_spec
+from planner.facts.spec_rules import not_runnable
 from tests.parity.cases import SIZES, write_data
 from tests.parity.rank import make_trainer
 from workers.meter import Recorder

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from contracts.telemetry.proof import ProofItem
-from planner.facts.proof import limits, limits_words
+from planner.facts.single_process_reference import limits, limits_words
 from tests.parity.cases import make_spec, write_data
 from tests.parity.rank import make_trainer
 from tests.support.ranks import forked

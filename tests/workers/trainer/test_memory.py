@@ -17,7 +17,7 @@ import torch
 from contracts.telemetry.batches import Item
 from contracts.telemetry.results import MemoryParts
 from planner.cost.memory import gradient_bytes, memory
-from planner.facts.reading.parse import parse_spec
+from planner.facts.parse_spec import parse_spec
 from tests.parity.cases import SIZES, write_data
 from tests.parity.rank import make_trainer
 from tests.support.processes import ROOT

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from planner.facts.reading.parse import parse_spec
+from planner.facts.parse_spec import parse_spec
 from planner.facts.spec import JobSpec, TrainSpec
 from tests.parity.cases import SIZES, make_spec, write_data
 from tests.parity.rank import make_trainer

@@ -9,7 +9,7 @@ import pytest
 from contracts.telemetry.results import VerdictRow
 from contracts.telemetry.words import Phase
 from planner.cost.traffic import eval_traffic, num_evals, setup_traffic, step_traffic
-from planner.facts.reading.parse import parse_spec
+from planner.facts.parse_spec import parse_spec
 from workers.meter import Recorder
 from workers.trainer.traffic_check import verdict
 

@@ -21,7 +21,8 @@ import numpy as np
 import pytest
 
 from contracts.codec import decode_frame
-from planner.facts.spec import SpecError, TrainSpec
+from planner.facts.spec import TrainSpec
+from planner.facts.validation import SpecError
 from tests.support.processes import base_environment
 from tests.support.ranks import forked, run_to_end, torchrun
 from tests.workers.checkpoint.runs import Ran, make_spec, run

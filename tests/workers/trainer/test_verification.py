@@ -15,9 +15,18 @@ import pytest
 import torch
 
 from contracts.telemetry.proof import Mismatch, ProcessProof, ProofItem
-from planner.facts.proof import ROUNDED, STEPS, alone, end_limits, limits, limits_words, why_not_compared
-from planner.facts.reading.parse import parse_spec
-from planner.facts.spec import JobSpec, Layout, SpecError
+from planner.facts.parse_spec import parse_spec
+from planner.facts.single_process_reference import (
+    ROUNDED,
+    STEPS,
+    alone,
+    end_limits,
+    limits,
+    limits_words,
+    why_not_compared,
+)
+from planner.facts.spec import JobSpec, Layout
+from planner.facts.validation import SpecError
 from tests.parity.cases import make_spec, write_data
 from tests.parity.rank import make_trainer
 from tests.support.ranks import forked

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from planner.facts.proof import limits, resumed_limits
+from planner.facts.single_process_reference import limits, resumed_limits
 from planner.facts.spec import Layout
 from tests.workers.trainer.test_verification import one_rank, proven
 from workers.timeouts import VARIABLE

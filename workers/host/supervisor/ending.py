@@ -12,7 +12,7 @@ from typing import NamedTuple
 from contracts.codec import EXIT_BYTES, BadMessageError, checked_exit
 from contracts.control import VERSION, ExitReport, LaunchOrder, Outcome
 from contracts.plain import ESCAPES, plain_line
-from planner.facts.words import counted
+from planner.facts.validation import counted
 from workers.host.attempts import AttemptDir
 from workers.host.files import BadFileError, read_json
 from workers.host.start.programs import program_of

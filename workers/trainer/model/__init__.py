@@ -1,6 +1,6 @@
 """GPT, Llama and Mixtral decoders, as much of them as one chunk of one rank holds.
 
-Parameter names and shapes are those of `planner.facts.models`: the planner's arithmetic is about these very tensors.
+Parameter names and shapes match `planner.facts.model_shapes`.
 Hidden states are (batch, seq[/cp][/tp], hidden) in the compute type; norms, routers and the loss run in fp32.
 """
 

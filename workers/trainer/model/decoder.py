@@ -16,10 +16,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from planner.facts.layout import Coordinates
-from planner.facts.models.shapes import Parameter, Unit, is_moe_layer
+from planner.facts.model_shapes import Parameter, Unit, is_moe_layer
+from planner.facts.placements import divided_box, padded_vocab
 from planner.facts.spec import JobSpec, ModelSpec
-from planner.facts.tensors.boxes import divided_box
-from planner.facts.tensors.placements import padded_vocab
 from workers.torch_private.kernels import look_up
 from workers.trainer.compile import compiled
 from workers.trainer.model.attention import Attention, Rotary, rotary, turns

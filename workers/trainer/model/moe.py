@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import register_flop_formula
 
-from planner.facts.models.shapes import expert_capacity
+from planner.facts.model_shapes import expert_capacity
 from planner.facts.spec import ModelSpec, MoeSpec
 from workers.trainer.model.layers import Linear, Mlp, Strategy, activate, use
 from workers.trainer.parallel.tensor_parallel import Entered

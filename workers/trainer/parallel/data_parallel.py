@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from planner.facts.tensors.shards import BUCKET_BYTES
+from planner.facts.stages import BUCKET_BYTES
 
 
 class DataParallel(Protocol):

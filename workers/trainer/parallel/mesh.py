@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from contracts.telemetry.words import Axis
-from planner.facts.layout import Coordinates, Group, axis_group, axis_ranks, coordinates, members
+from planner.facts.layout import Coordinates, Group, axis_group, axis_ranks, coordinates, members, shard_group
+from planner.facts.placements import shared_heads
 from planner.facts.spec import JobSpec, Layout
-from planner.facts.tensors.placements import shard_group, shared_heads
 from workers.timeouts import group_timeout
 from workers.torch_private.groups import connect
 

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from planner.facts.layout import chunk_indices, num_chunks
-from planner.facts.models.shapes import Parameter, Unit, stage_units
+from planner.facts.model_shapes import Parameter, Unit, stage_units
+from planner.facts.placements import Placement, expert_index, local_parameter, placement
 from planner.facts.precision import FP32_BYTES, mix_of
 from planner.facts.schedules import splits
 from planner.facts.spec import JobSpec
 from planner.facts.stages import stage_of
-from planner.facts.tensors.placements import Placement, expert_index, local_parameter, placement
 from workers.trainer.model import Decoder, Strategy, initialise, unit_modules, unit_parameter
 from workers.trainer.model.decoder import draws_at_once, full_name
 from workers.trainer.parallel.context_parallel import ContextParallel

@@ -1,4 +1,4 @@
-"""The engine that runs a rank's actions (`planner.facts.schedules`) and its messages (`planner.facts.messages`).
+"""Run the actions of a rank (`planner.facts.schedules`) and its messages (`planner.facts.pipeline_messages`).
 
 A message travels between two ranks in the order in which the sender's list produces it, whatever order the receiver
 needs it in: both know every rank's list. So no message needs a tag, which NCCL has not.
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from planner.facts.layout import num_chunks
-from planner.facts.messages import Exchange, Message, exchanges, given_by, links, owners
+from planner.facts.pipeline_messages import Exchange, Message, exchanges, given_by, links, owners
 from planner.facts.schedules import Action, actions, splits
 from planner.facts.spec import Layout
 from workers.device import Aside

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
-from planner.facts.tensors.placements import zero_shard
+from planner.facts.placements import zero_shard
 from workers.torch_private.fsdp import finish_backward
 from workers.trainer.parallel.data_parallel import NoDataParallel
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from contracts.telemetry.proof import Mismatch
-from planner.facts.proof import Limits
+from planner.facts.single_process_reference import Limits
 from planner.facts.spec import JobSpec
 from workers.trainer.errors import UserError
 from workers.trainer.parallel.mesh import Mesh

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from planner.facts.models.shapes import stage_units
-from planner.facts.proof import alone
+from planner.facts.model_shapes import stage_units
+from planner.facts.single_process_reference import alone
 from planner.facts.spec import JobSpec
 from workers.meter.recorder import Recorder
 from workers.trainer.dataset import Corpus

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from contracts.telemetry.proof import Mismatch
 from planner.facts.layout import MESH_AXES, Coordinates, coordinates
-from planner.facts.models.shapes import parameter_count
+from planner.facts.model_shapes import parameter_count
 from planner.facts.spec import JobSpec
 from workers.trainer.dataset import Corpus, Tokens
 from workers.trainer.parallel.mesh import Mesh

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from planner.facts.models.shapes import is_moe_layer
+from planner.facts.model_shapes import is_moe_layer
 from planner.facts.spec import ModelSpec
 from workers.trainer.compile import not_compiled
 from workers.trainer.model.moe import Router, Routing, routed

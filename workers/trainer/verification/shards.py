@@ -13,10 +13,9 @@ from typing import NamedTuple
 import torch
 
 from planner.facts.layout import Coordinates
+from planner.facts.placements import Box, held_box
 from planner.facts.spec import JobSpec, ModelSpec
-from planner.facts.stages import stage_of
-from planner.facts.tensors.boxes import Box, held_box
-from planner.facts.tensors.shards import held_units
+from planner.facts.stages import held_units, stage_of
 from workers.trainer.model.decoder import full_name
 from workers.trainer.parallel.parallelize import Held, Part, local
 

@@ -11,7 +11,7 @@ import torch
 
 from contracts.telemetry.batches import Item
 from contracts.telemetry.proof import Choices, Mismatch, ProcessProof, ProofItem, ReplicaProof
-from planner.facts.proof import (
+from planner.facts.single_process_reference import (
     STEPS,
     Limits,
     end_batches,

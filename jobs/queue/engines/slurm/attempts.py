@@ -14,8 +14,7 @@ from jobs.queue.engines.slurm.script import Submission, submission
 from jobs.queue.engines.slurm.site import Site
 from jobs.queue.scheduling.checkpoints import kept_checkpoint
 from jobs.queue.sent import spec_for_hosts
-from planner.facts.engines import slurm_of
-from planner.facts.kinds import num_slots
+from planner.facts.kinds import num_slots, slurm_of
 from planner.facts.spec import JobSpec
 
 

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from contracts.allocations import WARNED
 from jobs.queue.engines.slurm.rows import name_of
 from jobs.queue.engines.slurm.site import Site
-from planner.facts.engines import slurm_of
-from planner.facts.kinds import num_slots, saves
+from planner.facts.kinds import num_slots, saves, slurm_of
 from planner.facts.spec import JobSpec
 
 END_OF_ORDER = "END_OF_ORDER"  # base64 has no underscore

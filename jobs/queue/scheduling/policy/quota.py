@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from jobs.queue.scheduling.states import Quota
-from planner.facts.words import counted
+from planner.facts.validation import counted
 
 
 class Quotas:

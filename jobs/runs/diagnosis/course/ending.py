@@ -16,7 +16,7 @@ from jobs.core.verdict_schema import Action, Evidence
 from jobs.runs.diagnosis.course.training import LOWER_RATE, not_finite_words
 from jobs.runs.diagnosis.findings import Finding, apart_words, evidence, full_sentence
 from jobs.runs.diagnosis.run import Run
-from planner.facts.words import counted
+from planner.facts.validation import counted
 
 LINES = 3  # log lines in the evidence
 MAX_REASON = 200  # characters in the verdict: the evidence holds the full text

@@ -7,7 +7,7 @@ from typing import Any
 
 from contracts.telemetry.batches import Item
 from jobs.runs.diagnosis.findings import Finding
-from planner.facts.words import counted
+from planner.facts.validation import counted
 
 COUNTED = "Meshboard counts the steps of a script, but does not time or predict them."
 

@@ -11,11 +11,11 @@ from jobs.runs.diagnosis.events.window import Found
 from jobs.runs.diagnosis.findings import Finding, evidence, percent, seconds
 from jobs.runs.diagnosis.run import Run
 from planner.cost.timing import Timer
-from planner.facts.layout import problems
 from planner.facts.spec import JobSpec
-from planner.facts.words import counted
+from planner.facts.spec_rules import problems
+from planner.facts.validation import counted
 from planner.hardware.cluster import Cluster
-from planner.search.layouts import needed_bytes
+from planner.search.layout_search import needed_bytes
 
 NOTABLE = 0.15  # of the step, that is idle
 LEAST_FASTER = 1.05

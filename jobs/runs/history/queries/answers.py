@@ -13,7 +13,7 @@ from jobs.runs.history.queries.shapes import AttemptKept, Rows
 from jobs.runs.history.store.folder import Folder, GoneError, Manifest, num_bytes
 from jobs.runs.history.store.query import Tables, ask, filed
 from jobs.runs.history.store.tables import GAUGES
-from planner.facts.spec import Problem, SpecError
+from planner.facts.validation import Problem, SpecError
 
 MOST_ROWS = 100_000  # of an answer in JSON; files have no bound but the table's
 TIMES = {

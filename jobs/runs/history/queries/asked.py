@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 
 from jobs.core.text import choice_problem, repeated_problem, unknown_problem, whole_number
 from jobs.runs.history.store.tables import TABLES
-from planner.facts.spec import Problem, SpecError
+from planner.facts.validation import Problem, SpecError
 
 LATEST_ASKED = float(2**40)  # unix seconds: later than all that is told, and promised to be understood
 

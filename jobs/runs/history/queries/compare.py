@@ -17,7 +17,7 @@ from jobs.runs.history.store.query import Tables, ask
 from planner.cost.correction import Interval
 from planner.cost.estimate import TimeEstimate
 from planner.facts.kinds import fields_read
-from planner.facts.reading.dumped import ReadBy
+from planner.facts.parse_spec import ReadBy
 
 LEAST, MOST = 2, 6
 MOST_POINTS = 1000  # of each curve

@@ -13,8 +13,8 @@ from contracts.telemetry.results import DryRunItem, MemoryParts, VerdictRow
 from jobs.models import Job
 from jobs.runs.history.store.folder import GoneError
 from jobs.runs.history.store.query import ask
-from planner.facts.lab import LabResult
-from planner.facts.reading.dumped import ReadBy
+from planner.facts.collectives import LabResult
+from planner.facts.parse_spec import ReadBy
 
 
 class Results(TypedDict):

@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 from jobs.core.text import unknown_problem, whole_number
 from jobs.runs.history.queries.asked import MOST_ATTEMPTS, MOST_STEP, BadQueryError
 from jobs.runs.history.store.query import Tables, ask, short
-from planner.facts.spec import Problem
+from planner.facts.validation import Problem
 
 LEAST_SHARE = 0.02  # of a step: what differs by less is noise
 ALIKE = 0.7  # of the largest excess: ranks that have as much of it are alike

@@ -7,7 +7,7 @@ from jobs.runs.history.store.folder import GoneError
 from jobs.runs.history.store.query import Tables, ask
 from jobs.runs.traces.shapes import Trace, of_tables
 from planner.facts.kinds import kind_of
-from planner.facts.words import counted
+from planner.facts.validation import counted
 
 MOST_STEPS = 1000  # told of, the newest
 HELD_BY_HOSTS = 64  # the last ones, to be told when somebody asks; fewer where they are large

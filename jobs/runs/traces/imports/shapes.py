@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 from jobs.models import ImportedTrace
 from jobs.models.names import Noted
 from jobs.runs.traces.imports import kept
-from planner.facts.fields import NO_NUL, Strict
+from planner.facts.validation import NO_NUL, Strict
 
 Title = Annotated[str, Noted]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jobs.models.names import name_problems
 from jobs.runs.traces.imports import kept
 from jobs.runs.traces.imports.shapes import ImportQuery
-from planner.facts.spec import Problem, SpecError
+from planner.facts.validation import Problem, SpecError
 
 LONGEST_NAME = 100
 

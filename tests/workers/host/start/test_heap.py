@@ -10,7 +10,7 @@ import pytest
 
 from contracts.control import VERSION, LaunchOrder
 from planner.cost.estimate import default_cluster, rank_memory
-from planner.facts.reading.parse import parse_spec
+from planner.facts.parse_spec import parse_spec
 from tests.support.host import host
 from tests.support.processes import ROOT, RedisServer, base_environment
 from workers.host import doctor

@@ -11,7 +11,7 @@ import pytest
 
 from contracts.control import VERSION, LaunchOrder
 from contracts.variables import seal
-from planner.facts.reading.parse import parse_spec
+from planner.facts.parse_spec import parse_spec
 from tests.support.host import Host, host
 from tests.support.processes import RedisServer
 

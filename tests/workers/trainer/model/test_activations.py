@@ -10,7 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.cost.memory import layer_bytes
-from planner.facts.reading.parse import parse_fields
+from planner.facts.parse_spec import parse_fields
 from planner.facts.spec import JobSpec
 from workers.trainer.model import Block, Strategy
 from workers.trainer.model import attention as rotary

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from planner.facts.layout import Coordinates
-from planner.facts.models.presets import PRESETS
-from planner.facts.models.shapes import Parameter, Unit, parameter_count, stage_units
+from planner.facts.model_shapes import Parameter, Unit, parameter_count, stage_units
+from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec, Layout, ModelSpec, TrainSpec
 from tests.support.patience import patient
 from workers.checkpoint.export import _rope

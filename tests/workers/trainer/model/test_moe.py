@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from planner.facts.reading.parse import parse_fields
+from planner.facts.parse_spec import parse_fields
 from planner.facts.spec import ModelSpec
 from workers.dry_run.rank import dry_step
 from workers.trainer.model import moe as grouped

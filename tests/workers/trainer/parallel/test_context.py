@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from planner.facts.reading.parse import parse_fields
+from planner.facts.parse_spec import parse_fields
 from workers.dry_run.rank import dry_step
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from planner.facts.messages import Exchange, exchanges
+from planner.facts.pipeline_messages import Exchange, exchanges
 from planner.facts.spec import JobSpec, Layout
 from tests.parity.cases import LAYOUTS, Case, make_spec
 from tests.workers.trainer.parallel.device_order import Call, Connect, Played, Trace, Wait, traces

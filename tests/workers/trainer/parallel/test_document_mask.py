@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from planner.facts.reading.parse import parse_fields, parse_spec
-from planner.facts.reading.runnable import not_runnable
-from planner.facts.spec import SpecError
+from planner.facts.parse_spec import parse_fields, parse_spec
+from planner.facts.spec_rules import not_runnable
+from planner.facts.validation import SpecError
 from tests.memory.compare import found
 from tests.parity.cases import SIZES
 from workers.torch_private.attention import attend

@@ -7,8 +7,8 @@ import json
 import pytest
 import torch
 
-from planner.facts.reading.parse import parse_spec
-from planner.facts.reading.runnable import not_runnable
+from planner.facts.parse_spec import parse_spec
+from planner.facts.spec_rules import not_runnable
 from tests.parity.cases import SIZES
 from workers.trainer import __main__ as trainer
 from workers.trainer.errors import UserError

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from planner.facts.tensors.shards import BUCKET_BYTES
+from planner.facts.stages import BUCKET_BYTES
 from tests.support.patience import patient
 from tests.support.processes import wait_until
 from workers.meter import Recorder, metered_backend

@@ -44,7 +44,7 @@ export function crossing({ size, stride }, members) {
 }
 
 /**
- * Return the groups of a layout, {axis, level, size, stride}. Mirrors planner.facts.levels.levels (a test compares both).
+ * Return the groups of a layout, {axis, level, size, stride}. Mirrors planner.facts.layout.levels (a test compares both).
  * @param {Layout} layout
  */
 export function levels(layout) {
@@ -62,7 +62,7 @@ export function levels(layout) {
 }
 
 /**
- * Return a function that finds the level of a row or cell. Mirrors planner.facts.levels.level_of.
+ * Return a function that finds the level of a row or cell. Mirrors planner.facts.layout.level_of.
  * @param {Layout} layout
  */
 export function levelIn(layout) {

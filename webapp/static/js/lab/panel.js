@@ -29,7 +29,7 @@ function row(p) {
   );
 }
 
-/** Return a function that shows a result (LabResult in planner/facts/lab.py). */
+/** Return a function that shows a result (LabResult in planner/facts/collectives.py). */
 export function labView(section) {
   const find = (id) => section.querySelector(`#${id}`);
   const draw = collectivesChart(find("lab-chart"));

@@ -22,9 +22,9 @@ from planner.cost.learning import memory_correction, memory_interval, surely_fit
 from planner.cost.memory import least_bytes, most_bytes
 from planner.cost.timed import Timing
 from planner.cost.timing import Timer
-from planner.facts.layout import pipeline_problems, problems
-from planner.facts.reading.runnable import not_runnable
-from planner.facts.spec import JobSpec, Layout, Problem, Recompute, Schedule, SpecError
+from planner.facts.spec import JobSpec, Layout, Recompute, Schedule
+from planner.facts.spec_rules import not_runnable, pipeline_problems, problems
+from planner.facts.validation import Problem, SpecError
 from planner.hardware.cluster import Cluster
 
 MAX_CP = 64

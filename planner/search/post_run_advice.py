@@ -11,16 +11,15 @@ from typing_extensions import TypedDict
 from planner.cost.correction import Interval, sureness
 from planner.cost.timed import Timing
 from planner.cost.timing import Timer
-from planner.facts.layout import axis_group
-from planner.facts.levels import AXES
-from planner.facts.reading.dumped import LayoutDict
-from planner.facts.reading.runnable import not_runnable
+from planner.facts.layout import AXES, axis_group
+from planner.facts.parse_spec import LayoutDict
 from planner.facts.spec import JobSpec, Layout
+from planner.facts.spec_rules import not_runnable
 from planner.hardware.cluster import Cluster
+from planner.hardware.stack_options import within
 from planner.hardware.stacks import STACKS
-from planner.hardware.within import within
-from planner.search.advice import BARELY, Neighbour, neighbours
-from planner.search.layouts import needed_bytes, surely_fitting_bytes
+from planner.search.layout_search import needed_bytes, surely_fitting_bytes
+from planner.search.neighbors import BARELY, Neighbour, neighbours
 
 MOST = 5
 LEAST_GAIN = 0.01  # fraction of the step time that a change saves at least

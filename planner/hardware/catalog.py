@@ -24,7 +24,7 @@ _CPU_FRAGMENTATION = 0.13  # glibc's heap keeps what is too small to be given ba
 _HOPPER = 0.72  # power keeps a large product at about 720 of 989 TFLOP/s
 _BLACKWELL = 0.54  # as above, about 1,300 of 2,400
 _FUSED = 0.375  # attention on Blackwell; on its Ultra exponentials are twice as fast, and cuDNN's own runs take 0.90
-_ULTRA_FUSED = _FUSED / 0.9  # (planner/hardware/attention.py)
+_ULTRA_FUSED = _FUSED / 0.9  # (planner/hardware/kernel_time.py)
 
 ACCELERATORS = {
     a.name: a

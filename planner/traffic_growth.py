@@ -12,7 +12,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple, TypedDict
 
-from planner.facts.spec import Problem, SpecError
+from planner.facts.validation import Problem, SpecError
 
 ELEMENT_BYTES = 2
 POINTS = 41

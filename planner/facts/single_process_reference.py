@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from planner.facts.models.flops import single_flops
-from planner.facts.models.shapes import parameter_count
+from planner.facts.model_shapes import parameter_count, single_flops
 from planner.facts.precision import mix_of
 from planner.facts.spec import JobSpec, Layout, Precision
-from planner.facts.words import counted
+from planner.facts.validation import counted
 
 STEPS = 3  # the first ones of a run; and one more at its end
 BYTES_A_PARAMETER = 24  # in one process: fp32 weight, gradient, two moments, and the two tensors that are compared

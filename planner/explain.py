@@ -16,15 +16,20 @@ from planner.cost.timing import Timer
 from planner.cost.traffic import step_traffic
 from planner.facts.collectives import bus_factor
 from planner.facts.layout import SCHEDULE_NAMES
-from planner.facts.models.flops import model_flops
-from planner.facts.models.shapes import embedding_parameters, head_parameters, layer_parameters, parameter_count
+from planner.facts.model_shapes import (
+    embedding_parameters,
+    head_parameters,
+    layer_parameters,
+    model_flops,
+    parameter_count,
+)
+from planner.facts.placements import vocab_rows
 from planner.facts.precision import FP8_BYTES, GemmType, mix_of
 from planner.facts.spec import JobSpec
-from planner.facts.tensors.placements import vocab_rows
-from planner.facts.tensors.shards import held, micro_batch_tokens, num_tensors
-from planner.facts.words import counted
+from planner.facts.stages import held, micro_batch_tokens, num_tensors
+from planner.facts.validation import counted
 from planner.hardware.cluster import Cluster
-from planner.hardware.flops import hardware_flops
+from planner.hardware.stacks import hardware_flops
 
 
 class Term(TypedDict):
@@ -73,7 +78,7 @@ def _of_a_pipe(spec: JobSpec, stage: int) -> int | None:
 
 def _parameters(spec: JobSpec) -> Explanation:
     model = spec.model
-    source = "shapes of planner.facts.models; Megatron 2104.04473 equation 2 leaves out the final norm"
+    source = "shapes of planner.facts.model_shapes; Megatron 2104.04473 equation 2 leaves out the final norm"
     ends = [*embedding_parameters(model), *head_parameters(model, own_head=not model.tied_embeddings)]
     terms = [_term(p.name, " x ".join(map(str, p.shape)), "", p.numel, "parameters", source) for p in ends]
     moe_layers = model.num_layers - model.moe.dense_layers if model.moe else 0

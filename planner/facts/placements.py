@@ -2,15 +2,18 @@
 
 The trainer, checkpoints, memory and traffic all read it. It says nothing of what is sent: that the trainer decides and
 the planner predicts, each by itself, so that comparing them can show a fault of either.
+
+Where the part of a tensor that a rank holds lies in the whole tensor: what a checkpoint needs to know.
 """
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import NamedTuple
 
-from planner.facts.layout import Coordinates, Group
-from planner.facts.models.shapes import Parameter, is_key_or_value, is_vocabulary
+from planner.facts.layout import Coordinates, shard_group
+from planner.facts.model_shapes import Parameter, is_key_or_value, is_vocabulary
 from planner.facts.spec import JobSpec, Layout, ModelSpec
 
 Shape = tuple[int, ...]
@@ -91,12 +94,6 @@ def expert_index(layout: Layout, place: Coordinates) -> int:
     return (place.dp * layout.cp + place.cp) % layout.ep
 
 
-def shard_group(layout: Layout, *, experts: bool) -> Group:
-    """Ranks that ZeRO divides a tensor over: dp x cp of one HSDP replica; for experts those of the same ep index."""
-    ep = layout.ep if experts else 1
-    return Group(layout.shard_ranks // ep, layout.tp * ep)
-
-
 def padded_vocab(vocab_size: int, tp: int) -> int:
     """Rows of the embedding, and of the head, over all tp ranks: beyond `vocab_size` they stay zero and count nothing.
 
@@ -164,3 +161,43 @@ def _divided(parameter: Parameter, num_kv_heads: int, tp: int, ep: int) -> tuple
     size, parts = parameter.shape[parameter.tp_dim], tp // copies
     whole = padded_vocab(size, tp) if is_vocabulary(parameter) else size
     return experts, Shard(parameter.tp_dim, parts, whole // parts, copies)
+
+
+class Box(NamedTuple):
+    """Offset and size by dim, in the whole tensor. Padding of the vocabulary lies in no box."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.sizes)
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        return tuple(slice(start, start + size) for start, size in zip(self.offsets, self.sizes, strict=True))
+
+    @property
+    def filled(self) -> tuple[slice, ...]:
+        """Where the box lies in the rank's own tensor, whose padding comes last."""
+        return tuple(slice(size) for size in self.sizes)
+
+
+def divided_box(spec: JobSpec, place: Coordinates, parameter: Parameter) -> Box:
+    """What tp and ep leave to a rank, before ZeRO. Ranks that share key/value heads have the same."""
+    return _box(spec, place, parameter, placement(spec.model, spec.layout, parameter)._replace(zero=None))
+
+
+def held_box(spec: JobSpec, place: Coordinates, parameter: Parameter) -> Box:
+    """What a rank keeps between steps: ZeRO leaves it a part of what tp and ep do. May be empty."""
+    return _box(spec, place, parameter, placement(spec.model, spec.layout, parameter))
+
+
+def _box(spec: JobSpec, place: Coordinates, parameter: Parameter, placed: Placement) -> Box:
+    offsets, sizes = [0] * len(parameter.shape), list(parameter.shape)
+    for shard, index in zip(placed, places(spec.layout, place, parameter), strict=True):
+        if shard:
+            held = shard.held(sizes[shard.dim], index)
+            offsets[shard.dim] += held.start
+            sizes[shard.dim] = len(held)
+    return Box(tuple(offsets), tuple(sizes))

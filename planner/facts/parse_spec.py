@@ -1,22 +1,26 @@
-"""Untrusted JSON into a spec that can run, or every reason why not."""
+"""Untrusted JSON into a spec that can run, or every reason why not.
+
+Which fields there are where somebody named one that there is not.
+
+Parts of a spec as the JSON that an answer has of them: dicts, described as the models that read them are.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import Annotated, Any, NamedTuple, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, GetCoreSchemaHandler, ValidationError
+from pydantic_core import CoreSchema
 
-from planner.facts.fields import JOB_ID, WORD
 from planner.facts.kinds import KINDS
-from planner.facts.layout import problems
-from planner.facts.models.presets import PRESETS, expand_preset
-from planner.facts.reading.known import known_words
+from planner.facts.presets import PRESETS, expand_preset
 from planner.facts.resources import SLURM_FEATURES, SLURM_NAME, SLURM_NAMES, SLURM_NODES, SLURM_TIME
-from planner.facts.spec import JobSpec, Problem, SpecError
-from planner.facts.words import alternatives
+from planner.facts.spec import JobSpec, Layout, ModelSpec
+from planner.facts.spec_rules import problems
+from planner.facts.validation import JOB_ID, WORD, Problem, SpecError, alternatives
 
 PATTERN_WORDS = {
     JOB_ID: "Use a job id of at most 16 characters from a-z, 0-9, and -",
@@ -141,3 +145,45 @@ def _shown(value: object, *, quote: bool = True) -> str:
     if isinstance(value, str) and not quote:
         text = text[1:-1]
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+MANY = 12  # of more fields those alone are named that look like the one that was given, if any do
+
+
+def known_words(model: type[BaseModel], place: Sequence[object]) -> str:
+    """What may stand at a place of a model instead of its last part, in words; empty where that cannot be told."""
+    *outer, given = place
+    found: type[BaseModel] | None = model
+    for part in outer:
+        if isinstance(part, int) or found is None:
+            continue
+        field = found.model_fields.get(str(part))
+        found = next(_models(field.annotation), None) if field else None
+    if found is None or not found.model_fields:
+        return ""
+    names = list(found.model_fields)
+    like = get_close_matches(str(given)[:100], names) if len(names) > MANY else []
+    *others, last = like or names
+    return f"{'Similar fields' if like else 'Fields'}: {', '.join([*others, last])}."
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Those within a type: of a union, a list, what may be absent."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _models(inner)
+
+
+class ReadBy(NamedTuple):
+    """Marks a dict that `model` reads, or a TypedDict has the fields of."""
+
+    model: type
+
+    def __get_pydantic_core_schema__(self, _source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return handler.generate_schema(self.model)
+
+
+SpecDict = Annotated[dict[str, Any], ReadBy(JobSpec)]
+LayoutDict = Annotated[dict[str, Any], ReadBy(Layout)]
+ModelDict = Annotated[dict[str, Any], ReadBy(ModelSpec)]

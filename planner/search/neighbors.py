@@ -1,4 +1,7 @@
-"""What lies one choice away from a layout: what it would cost, or why it cannot be."""
+"""What lies one choice away from a layout: what it would cost, or why it cannot be.
+
+Which options of the form are possible given the rest, and the reason for each that is not.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,11 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from planner.cost.timing import Timer
-from planner.facts.layout import SCHEDULE_NAMES, kept_problems, problems
-from planner.facts.reading.runnable import not_runnable
+from planner.facts.layout import SCHEDULE_NAMES, V_SCHEDULES
 from planner.facts.spec import JobSpec
+from planner.facts.spec_rules import kept_problems, not_runnable, problems
 from planner.hardware.cluster import Cluster
-from planner.search.layouts import RECOMPUTES, Constraints, needed_bytes, surely_fitting_bytes
+from planner.search.layout_search import RECOMPUTES, Constraints, needed_bytes, surely_fitting_bytes
 
 GIB = 2**30
 BARELY = "fits only within the margin of error"
@@ -137,3 +140,41 @@ def _with(spec: JobSpec, words: str, layout: dict[str, Any], micro_batches: int 
     if micro_batches is not None:
         train = train.model_copy(update={"micro_batches": micro_batches})
     return words, spec.model_copy(update={"layout": spec.layout.model_copy(update=fields), "train": train})
+
+
+DEGREES = (1, 2, 4, 8)
+
+OPTIONS: dict[str, tuple[Any, ...]] = {
+    "dp": DEGREES,
+    "pp": DEGREES,
+    "tp": DEGREES,
+    "cp": DEGREES,
+    "ep": DEGREES,
+    "zero": (0, 1, 2, 3),
+    "sequence_parallel": (False, True),
+    "schedule": tuple(SCHEDULE_NAMES),
+    "recompute": ("none", "selective", "full"),
+}
+CHUNKS = {"interleaved_1f1b": 2, "looped_bfs": 2, **dict.fromkeys(V_SCHEDULES, 2)}  # a stage, when a schedule is chosen
+
+
+def choices(spec: JobSpec) -> dict[str, dict[str, str]]:
+    """{field: {option: reason}} for every option of the layout that would bring a problem to a field that has none.
+
+    The option already chosen is never listed: what is wrong with it stands among the problems. Nor is one that only
+    lacks slots: it can be planned, and tried dry. Keys are text.
+    """
+    already = {p.field for p in problems(spec)}
+    impossible: dict[str, dict[str, str]] = {}
+    for field, options in OPTIONS.items():
+        for option in options:
+            if option == getattr(spec.layout, field):
+                continue
+            update = {field: option}
+            if field == "schedule" and spec.layout.pp > 1:
+                update["virtual_stages"] = CHUNKS.get(option, 1)
+            changed = spec.model_copy(update={"layout": spec.layout.model_copy(update=update)})
+            added = [p for p in problems(changed) if p.field not in already]
+            if added:
+                impossible.setdefault(field, {})[str(option).lower()] = " ".join(p.message for p in added)
+    return impossible

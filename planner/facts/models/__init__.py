@@ -1,1 +1,0 @@
-"""Transformers: their shapes, those of published ones, and how many operations they take."""

@@ -1,1 +1,0 @@
-"""Where figures come from and how they grow, for a reader; and layouts that were published."""
