@@ -6,13 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.apps import apps
 from django.contrib.auth.models import User
-from django.db.migrations.loader import MigrationLoader
 from django.test import Client
 from rest_framework.test import APIClient
 
-from jobs.models import Attempt, Host, Job
+from jobs.models import Attempt, Host
 from jobs.queue import actions
 from jobs.runs.history.exports.mlflow import flat
 from jobs.runs.history.queries.compare import comparison
@@ -71,17 +69,3 @@ def test_compared_scripts_show_neither_a_plan_nor_what_they_never_read(client: C
     names = {name for name, _ in flat(fields_read(first.spec))}
     assert "script.path" in names
     assert not {name for name in names if name.startswith(("train.", "model."))}
-
-
-def test_jobs_of_before_forget_what_was_invented_for_them(owner: User) -> None:
-    trains, _ = actions.submit(owner, GOOD)
-    script, _ = actions.submit(owner, SCRIPT)
-    Job.objects.filter(id=script.id).update(estimate=trains.estimate)
-    loader = MigrationLoader(None)
-    name = next(name for app, name in loader.disk_migrations if app == "jobs" and name.endswith("nothing_foretold"))
-    [forget] = loader.disk_migrations["jobs", name].operations
-    forget.code(apps, None)  # type: ignore[union-attr]
-    script.refresh_from_db()
-    trains.refresh_from_db()
-    assert script.estimate == {}
-    assert trains.estimate["stages"]
