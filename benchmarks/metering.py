@@ -35,7 +35,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from contracts.telemetry.batches import Item
 from contracts.telemetry.steps import StepItem
-from contracts.telemetry.words import Work
+from contracts.telemetry.vocabulary import Work
 from workers.meter import Exporter, Recorder, metered_backend
 from workers.meter.ending import end_as
 from workers.meter.group import MeteredGroup

@@ -17,7 +17,7 @@ import msgpack
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from contracts.codec import BATCH_BYTES
+from contracts.codec import MAX_BATCH_BYTES
 from contracts.names import telemetry_stream
 from tests.planner.wrong_specs import GOOD
 from tests.support.processes import redis_server
@@ -55,7 +55,7 @@ async def measure(made: Site) -> None:
 
 def write(made: Site, job: str) -> None:
     client = made.redis.client()
-    lines = ["x" * 1000] * (BATCH_BYTES // 1000 - 2)
+    lines = ["x" * 1000] * (MAX_BATCH_BYTES // 1000 - 2)
     item = {"kind": "log", "rank": 0, "time": 0.0, "first": 0, "lines": lines}
     batch: bytes = msgpack.packb({"v": 1, "job": job, "attempt": 1, "time": 0.0, "items": [item]})
 

@@ -1,128 +1,126 @@
-"""Messages to bytes and back, checked both ways: what does not fit its type is refused, never half understood.
+"""Encode and decode messages between processes, and validate them in both directions.
 
-A reader ignores fields it does not know, so a newer writer may add some; another `v` is refused.
+A message that does not match its type is refused as a whole. A reader ignores unknown fields, so a newer writer can
+add fields. A reader refuses another version `v`.
 """
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, Generic, TypeVar, cast
 
 import msgpack
 from pydantic import TypeAdapter, ValidationError
 
-from contracts.allocations import AllocationOrder
-from contracts.control import AttemptReport, Event, ExitReport, LaunchOrder
-from contracts.join import JoinRequest
-from contracts.loans import LendOrder, Loan
-from contracts.logs import PART_BYTES, LogOrder, LogPart
+from contracts.control import AllocationOrder, AttemptReport, Event, ExitReport, LaunchOrder, LendOrder, Loan
+from contracts.hosts import JoinRequest
+from contracts.logs import MAX_LOG_PART_BYTES, LogOrder, LogPart
 from contracts.telemetry.batches import Batch, Frame, Item
 
-EVENT_BYTES = 8 * 2**20
-EXIT_BYTES = 2 * 2**20
-REPORT_BYTES = 2 * EXIT_BYTES
-FRAME_BYTES = 8 * 2**20
-BATCH_BYTES = 256 * 2**10
-LOG_PART_BYTES = PART_BYTES + 4096
+MAX_EVENT_BYTES = 8 * 2**20
+MAX_EXIT_REPORT_BYTES = 2 * 2**20
+MAX_REPORT_BYTES = 2 * MAX_EXIT_REPORT_BYTES
+MAX_FRAME_BYTES = 8 * 2**20
+MAX_BATCH_BYTES = 256 * 2**10
+MAX_LOG_PART_MESSAGE_BYTES = MAX_LOG_PART_BYTES + 4096
+
+T = TypeVar("T")
 
 
 class BadMessageError(ValueError):
-    """Bytes that are no message of the type asked for; says which field is wrong and how."""
+    """A message does not match its type. The text names the first wrong field and its problem."""
 
 
-def encode_event(event: Event) -> bytes:
-    """Raises BadMessageError."""
-    return _encode(_EVENT, event, EVENT_BYTES)
+class _Codec(Generic[T]):
+    """Validate one type of message. Each method raises BadMessageError."""
+
+    def __init__(self, message_type: Any, max_bytes: int = 0) -> None:
+        self._adapter: TypeAdapter[Any] = TypeAdapter(message_type)
+        self._max_bytes = max_bytes
+
+    def validate(self, message: object) -> T:
+        """Return `message` if it matches the type."""
+        try:
+            return cast(T, self._adapter.validate_python(message, strict=True))
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            field = ".".join(str(part) for part in first["loc"]) or "message"
+            raise BadMessageError(f"{field[:200]}: {first['msg'].removeprefix('Value error, ')[:300]}") from None
+
+    def encode(self, message: T) -> bytes:
+        """Return the msgpack bytes of `message`."""
+        body: bytes = msgpack.packb(self.validate(message))
+        self._check_size(body)
+        return body
+
+    def decode(self, body: bytes) -> T:
+        """Return the message in msgpack bytes."""
+        return self.validate(self._unpack(body))
+
+    def salvage(self, body: bytes) -> tuple[T, list[str]]:
+        """Return a frame or batch with its valid items, and the problems of the others.
+
+        A newer host may send items that this version does not know.
+        """
+        message = self._unpack(body)
+        try:
+            return self.validate(message), []
+        except BadMessageError:
+            if not isinstance(message, dict) or not isinstance(message.get("items"), list):
+                raise
+        salvaged: Any = self.validate({**message, "items": []})
+        problems: list[str] = []
+        for item in message["items"]:
+            try:
+                salvaged["items"].append(validate_item(item))
+            except BadMessageError as error:
+                problems.append(str(error))
+        return salvaged, problems
+
+    def _unpack(self, body: bytes) -> Any:
+        self._check_size(body)
+        try:
+            return msgpack.unpackb(body)
+        except (ValueError, msgpack.UnpackException) as error:
+            raise BadMessageError(f"not msgpack: {error}") from None
+
+    def _check_size(self, body: bytes) -> None:
+        if len(body) > self._max_bytes:
+            raise BadMessageError(f"the message has {len(body):,} bytes, more than the limit of {self._max_bytes:,}")
 
 
-def decode_event(body: bytes) -> Event:
-    """Raises BadMessageError."""
-    return cast(Event, _decode(_EVENT, body, EVENT_BYTES))
+_EVENT = _Codec[Event](Event, MAX_EVENT_BYTES)
+_FRAME = _Codec[Frame](Frame, MAX_FRAME_BYTES)
+_BATCH = _Codec[Batch](Batch, MAX_FRAME_BYTES)
+_REPORT = _Codec[AttemptReport](AttemptReport, MAX_REPORT_BYTES)
+_LOG_PART = _Codec[LogPart](LogPart, MAX_LOG_PART_MESSAGE_BYTES)
+_LAUNCH_ORDER = _Codec[LaunchOrder](LaunchOrder)
 
-
-def decode_frame(body: bytes) -> Frame:
-    """Raises BadMessageError."""
-    return cast(Frame, _decode(_FRAME, body, FRAME_BYTES))
-
-
-def salvage_frame(body: bytes) -> tuple[Frame, list[str]]:
-    """A frame with those of its items that fit, and why the others do not.
-
-    Raises:
-        BadMessageError: it is no frame.
-    """
-    frame, problems = _salvaged(_FRAME, _unpacked(body, FRAME_BYTES))
-    return cast(Frame, frame), problems
-
-
-def checked_item(told: object) -> Item:
-    """One item of a frame or a batch. Raises BadMessageError."""
-    return cast(Item, _checked(_ITEM, told))
+encode_event, decode_event = _EVENT.encode, _EVENT.decode
+decode_frame, salvage_frame = _FRAME.decode, _FRAME.salvage
+decode_batch, salvage_batch = _BATCH.decode, _BATCH.salvage
+encode_report, decode_report = _REPORT.encode, _REPORT.decode
+encode_log_part, decode_log_part = _LOG_PART.encode, _LOG_PART.decode
+validate_item = _Codec[Item](Item).validate
+validate_log_order = _Codec[LogOrder](LogOrder).validate
+validate_lend_order = _Codec[LendOrder](LendOrder).validate
+validate_loan = _Codec[Loan](Loan).validate
+validate_exit_report = _Codec[ExitReport](ExitReport).validate
+validate_join_request = _Codec[JoinRequest](JoinRequest).validate
+validate_allocation_order = _Codec[AllocationOrder](AllocationOrder).validate
 
 
 def encode_batch(batch: Batch) -> bytes:
-    """A batch of checked items. Its size is the caller's to keep: one over BATCH_BYTES is split before."""
-    packed: bytes = msgpack.packb(batch)
-    return packed
+    """Return the msgpack bytes of a batch whose items are valid.
 
-
-def decode_batch(body: bytes) -> Batch:
-    """Raises BadMessageError."""
-    return cast(Batch, _decode(_BATCH, body, FRAME_BYTES))
-
-
-def salvage_batch(body: bytes) -> tuple[Batch, list[str]]:
-    """A batch with those of its items that fit, and why the others do not: a newer host may tell what we do not know.
-
-    Raises:
-        BadMessageError: it is no batch.
+    The caller splits batches of more than MAX_BATCH_BYTES.
     """
-    batch, problems = _salvaged(_BATCH, _unpacked(body, FRAME_BYTES))
-    return cast(Batch, batch), problems
+    body: bytes = msgpack.packb(batch)
+    return body
 
 
-def encode_report(report: AttemptReport) -> bytes:
-    """Raises BadMessageError."""
-    return _encode(_REPORT, report, REPORT_BYTES)
-
-
-def decode_report(body: bytes) -> AttemptReport:
-    """Raises BadMessageError."""
-    return cast(AttemptReport, _decode(_REPORT, body, REPORT_BYTES))
-
-
-def checked_log_order(told: object) -> LogOrder:
-    """An order as Celery brought it. Raises BadMessageError."""
-    return cast(LogOrder, _checked(_LOG_ORDER, told))
-
-
-def encode_log_part(part: LogPart) -> bytes:
-    """Raises BadMessageError."""
-    return _encode(_LOG_PART, part, LOG_PART_BYTES)
-
-
-def decode_log_part(body: bytes) -> LogPart:
-    """Raises BadMessageError."""
-    return cast(LogPart, _decode(_LOG_PART, body, LOG_PART_BYTES))
-
-
-def checked_lend_order(told: object) -> LendOrder:
-    """An order as Celery brought it. Raises BadMessageError."""
-    return cast(LendOrder, _checked(_LEND_ORDER, told))
-
-
-def checked_loan(told: object) -> Loan:
-    """What a supervisor left for rank 0. Raises BadMessageError."""
-    return cast(Loan, _checked(_LOAN, told))
-
-
-def checked_exit(told: object) -> ExitReport:
-    """An exit report read back from JSON. Raises BadMessageError."""
-    return cast(ExitReport, _checked(_EXIT, told))
-
-
-def checked_order(told: object) -> LaunchOrder:
-    """An order as Celery brought it. Raises BadMessageError."""
-    order = cast(LaunchOrder, _checked(_ORDER, told))
+def validate_launch_order(message: object) -> LaunchOrder:
+    """Return `message` if it is a valid launch order. Raises BadMessageError."""
+    order = _LAUNCH_ORDER.validate(message)
     if "gang" in order:
         node, nodes = order["gang"]["node"], order["gang"]["nodes"]
         if node >= len(nodes):
@@ -132,74 +130,3 @@ def checked_order(told: object) -> LaunchOrder:
                 f"slots has {len(order['slots'])} entries, but the number of local ranks is {nodes[node]['ranks']}"
             )
     return order
-
-
-def checked_join(told: object) -> JoinRequest:
-    """What a machine asked for over REST. Raises BadMessageError."""
-    return cast(JoinRequest, _checked(_JOIN, told))
-
-
-def checked_allocation(told: object) -> AllocationOrder:
-    """An order as a node of an allocation read it. Raises BadMessageError."""
-    return cast(AllocationOrder, _checked(_ALLOCATION, told))
-
-
-def _encode(adapter: TypeAdapter[Any], message: object, most: int) -> bytes:
-    packed: bytes = msgpack.packb(_checked(adapter, message))
-    if len(packed) > most:
-        raise BadMessageError(f"the message has {len(packed):,} bytes, more than the limit of {most:,}")
-    return packed
-
-
-def _decode(adapter: TypeAdapter[Any], body: bytes, most: int) -> Any:
-    return _checked(adapter, _unpacked(body, most))
-
-
-def _salvaged(adapter: TypeAdapter[Any], told: Any) -> tuple[Any, list[str]]:
-    """What holds `items`, with those that fit."""
-    try:
-        return _checked(adapter, told), []
-    except BadMessageError:
-        if not isinstance(told, dict) or not isinstance(told.get("items"), list):
-            raise
-    whole = _checked(adapter, {**told, "items": []})
-    problems: list[str] = []
-    for item in told["items"]:
-        try:
-            whole["items"].append(_checked(_ITEM, item))
-        except BadMessageError as error:
-            problems.append(str(error))
-    return whole, problems
-
-
-def _unpacked(body: bytes, most: int) -> Any:
-    if len(body) > most:
-        raise BadMessageError(f"the message has {len(body):,} bytes, more than the limit of {most:,}")
-    try:
-        return msgpack.unpackb(body)
-    except (ValueError, msgpack.UnpackException) as error:
-        raise BadMessageError(f"not msgpack: {error}") from None
-
-
-def _checked(adapter: TypeAdapter[Any], told: object) -> Any:
-    try:
-        return adapter.validate_python(told, strict=True)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        field = ".".join(str(part) for part in first["loc"]) or "message"
-        raise BadMessageError(f"{field[:200]}: {first['msg'].removeprefix('Value error, ')[:300]}") from None
-
-
-_EVENT: TypeAdapter[Any] = TypeAdapter(Event)
-_FRAME: TypeAdapter[Any] = TypeAdapter(Frame)
-_ITEM: TypeAdapter[Any] = TypeAdapter(Item)
-_BATCH: TypeAdapter[Any] = TypeAdapter(Batch)
-_REPORT: TypeAdapter[Any] = TypeAdapter(AttemptReport)
-_EXIT: TypeAdapter[Any] = TypeAdapter(ExitReport)
-_ORDER: TypeAdapter[Any] = TypeAdapter(LaunchOrder)
-_LOG_ORDER: TypeAdapter[Any] = TypeAdapter(LogOrder)
-_LEND_ORDER: TypeAdapter[Any] = TypeAdapter(LendOrder)
-_LOAN: TypeAdapter[Any] = TypeAdapter(Loan)
-_LOG_PART: TypeAdapter[Any] = TypeAdapter(LogPart)
-_JOIN: TypeAdapter[Any] = TypeAdapter(JoinRequest)
-_ALLOCATION: TypeAdapter[Any] = TypeAdapter(AllocationOrder)

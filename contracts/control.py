@@ -1,18 +1,17 @@
-"""What the controller asks of a host, and what a host answers.
+"""Orders of the controller to hosts, and reports of hosts to the controller.
 
-Orders travel as JSON Celery arguments on the host's own queue; answers as msgpack `Event`s on
-`names.events_stream`. The pair (job, attempt) is the identity everywhere and the attempt number is the
-fencing token: a message about a lower attempt than the current one is refused.
+Orders travel as JSON Celery arguments on the queue of the host. Reports travel as msgpack `Event`s on
+`names.events_stream`. The pair (job, attempt) identifies an attempt everywhere. The attempt number is the fencing
+token: a message with a lower number than the current attempt is refused.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Final, Literal, NotRequired
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 from typing_extensions import TypedDict
 
-from contracts.facts import HostFacts, Use
 from contracts.fields import (
     Address,
     AttemptNumber,
@@ -20,66 +19,116 @@ from contracts.fields import (
     Count,
     HostName,
     JobId,
+    JsonObject,
     LogLine,
     Number,
-    Plain,
     Rank,
     Seconds,
-    Sentence,
+    ShortText,
     Slot,
-    Word,
+    Text,
 )
-from contracts.loans import Secret
-from contracts.telemetry.proof import ProofItem
-from contracts.telemetry.results import DryRunItem, MemoryParts, VerdictRow
+from contracts.hosts import HostFacts, HostUsage
+from contracts.telemetry.results import DryRunItem, MemoryParts, ProofItem, VerdictRow
 from contracts.telemetry.steps import Cell, CheckpointItem
 
 VERSION: Final = 1
-STOPPED: Final = "the host was stopped"  # why an attempt failed that nothing ailed
+ALLOCATION_ORDER_VERSION: Final = 1
+HOST_STOPPED_REASON: Final = "the host was stopped"  # the reason of an attempt that failed without an error
+# FOLDER/runs/ID.warned exists if Slurm warned the batch script of job ID that the job ends soon.
+END_WARNING_SUFFIX: Final = "warned"
 
 Outcome = Literal["succeeded", "failed", "cancelled", "lost"]
 Slots = Annotated[list[Slot], Field(max_length=65536)]
-RankText = Annotated[str, Field(pattern=r"^[0-9]{1,5}$")]
+RankText = Annotated[str, Field(pattern=r"^[0-9]{1,5}$")]  # a rank as a JSON key
 ExitCode = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
+LoanSecret = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Node(TypedDict):
     """A host of a gang, in rank order."""
 
     host: HostName
-    address: Address | Literal[""]  # where the others reach it; "" where the board does not know
+    address: Address | Literal[""]  # address for the other hosts, or "" if the board does not know it
     ranks: Annotated[int, Field(ge=1, le=65536)]
 
 
 class Gang(TypedDict):
-    """An attempt on several hosts. Ranks fill node after node."""
+    """The hosts of an attempt on several hosts. Ranks fill one node after another."""
 
-    node: Annotated[int, Field(ge=0, le=65535)]  # which one this order is for
+    node: Annotated[int, Field(ge=0, le=65535)]  # index of the node that receives this order
     nodes: Annotated[list[Node], Field(min_length=2, max_length=65536)]
-    lease_s: Seconds  # ranks end themselves when nothing was heard of the board for so long
+    lease_s: Seconds  # ranks exit when the board is silent for this time
 
 
-class KeptCheckpoint(TypedDict):
-    """The newest checkpoint that an earlier attempt told of, and where it was written."""
+class ResumeCheckpoint(TypedDict):
+    """The newest checkpoint that an earlier attempt reported, and its host.
+
+    The run resumes from this or a later checkpoint. The run fails if it has neither.
+    """
 
     name: CheckpointName
     host: HostName
-    lent: NotRequired[Secret]  # for node 0: that host, none of this attempt's, sends it to whoever shows this
+    lent: NotRequired[LoanSecret]  # for node 0: the host of another attempt sends the checkpoint for this secret
 
 
 class LaunchOrder(TypedDict):
-    """Start this attempt, or a gang's share of it. Delivering it twice starts it once."""
+    """Start this attempt, or the ranks of one host of a gang. A second delivery has no effect."""
 
     v: Literal[1]
     job: JobId
     attempt: AttemptNumber
-    spec: Plain  # planner.facts.spec.JobSpec as JSON
-    slots: Slots  # slot (GPU or CPU rank slot) indices of this host
-    expires: Number  # unix seconds by Redis' clock; later the order is not carried out
+    spec: JsonObject  # planner.facts.spec.JobSpec as JSON
+    slots: Slots  # indices of GPUs or CPU rank slots of this host
+    expires: Number  # unix seconds of the Redis clock, after which the host ignores the order
     gang: NotRequired[Gang]  # of an attempt on several hosts
-    checkpoint: NotRequired[KeptCheckpoint]  # the run goes on from it or a later one, or fails: never anew
-    owner: NotRequired[Count]  # whose job it is, by number
-    variables: NotRequired[list[str]]  # that its project hands it, sealed for this host: `contracts.variables`
+    checkpoint: NotRequired[ResumeCheckpoint]
+    owner: NotRequired[Count]  # user ID of the owner
+    variables: NotRequired[list[str]]  # variables of the project, encrypted for this host (`contracts.security`)
+
+
+class AllocationOrder(TypedDict):
+    """Start this attempt in an allocation of Slurm, and report to the board over HTTPS.
+
+    The supervisors on all nodes read the same order from standard input.
+    """
+
+    v: Literal[1]
+    job: JobId
+    attempt: AttemptNumber
+    spec: JsonObject  # planner.facts.spec.JobSpec as JSON
+    nodes: Annotated[int, Field(ge=1, le=65536)]
+    slots: Annotated[int, Field(ge=1, le=65536)]  # per node
+    board: Annotated[str, Field(max_length=2000)]  # URL
+    certificates: Annotated[str, Field(max_length=2**20)]  # PEM, or empty to use the certificates of the node
+    token: Annotated[str, Field(max_length=200)]  # API token of the run of this attempt
+    folder: Annotated[str, Field(max_length=4096)]  # shared by all nodes
+    lease_s: Seconds  # ranks on several nodes exit when the board is silent for this time
+    checkpoint: NotRequired[ResumeCheckpoint]
+
+
+class LendOrder(TypedDict):
+    """Send the newest checkpoint of a job once to the client that presents the secret.
+
+    The board gives the secret to the lending host and to the first host of the attempt. The lending host publishes its
+    address at `names.loan_key`. The supervisor of the first host then passes a `Loan` to rank 0.
+    """
+
+    v: Literal[1]
+    job: JobId
+    attempt: AttemptNumber  # the attempt that resumes from the checkpoint
+    secret: LoanSecret
+    expires: Number  # unix seconds of the Redis clock, after which the host ignores the order
+    owner: NotRequired[Count]  # user ID of the owner
+
+
+class Loan(TypedDict):
+    """Address from which rank 0 downloads a checkpoint."""
+
+    host: HostName
+    address: Address
+    port: Annotated[int, Field(ge=1, le=65535)]
+    secret: LoanSecret
 
 
 class LossPoint(TypedDict):
@@ -90,94 +139,94 @@ class LossPoint(TypedDict):
     time: Number
 
 
-class Measured(TypedDict):
-    """Steps of a run as rank 0 timed them, without its first ones."""
+class StepTiming(TypedDict):
+    """Step time that rank 0 measured after the warm-up steps."""
 
     steps: Count
-    step_s: Seconds  # the median
+    step_s: Seconds  # median
 
 
 class Summary(TypedDict):
-    """What stays of an attempt's telemetry when its stream is gone. Cells are each rank's last."""
+    """Summary of the telemetry of an attempt, which remains after its stream is deleted."""
 
     steps: Count
     tokens_per_s: Seconds | None
-    losses: list[LossPoint]  # thinned to 500 points at most
+    losses: list[LossPoint]  # thinned to at most 500 points
     eval_losses: list[LossPoint]
-    cells: dict[RankText, list[Cell]]  # by rank, as text: JSON keys
-    cells_left_out: NotRequired[Count]  # ranks of whose cells some or all found no room: sums of `cells` are not of all
-    verdict: dict[RankText, list[VerdictRow]]  # by rank
-    measured: NotRequired[Measured]  # of a run that trained on after its first steps
-    ran_steps: NotRequired[Count]  # that cells of phase "step" are of, where not all: of a resumed run, of a script
-    checkpoints: NotRequired[list[CheckpointItem]]  # the newest last, at most 100
-    dry_runs: NotRequired[list[DryRunItem]]  # by rank, of a dry run
-    profile: NotRequired[Plain]  # of a calibration: `planner.hardware.profile.HostProfile` as JSON
-    peak_bytes: NotRequired[dict[RankText, Count]]  # by rank, as its verdict told it
-    memory: NotRequired[dict[RankText, MemoryParts]]  # the same
-    proof: NotRequired[ProofItem]  # the last; of a run that ended before it, none
-    lab: NotRequired[Plain]  # of a lab: `planner.facts.collectives.LabResult` as JSON
+    cells: dict[RankText, list[Cell]]  # last cells of each rank
+    cells_left_out: NotRequired[Count]  # ranks with missing cells, so that sums of `cells` are incomplete
+    verdict: dict[RankText, list[VerdictRow]]
+    measured: NotRequired[StepTiming]  # of a run with more steps than the warm-up
+    ran_steps: NotRequired[Count]  # steps of the "step" cells, if fewer than `steps`: of a resumed run or a script
+    checkpoints: NotRequired[list[CheckpointItem]]  # at most 100, the newest last
+    dry_runs: NotRequired[list[DryRunItem]]  # of a dry run, by rank
+    profile: NotRequired[JsonObject]  # of a calibration: `planner.hardware.profile.HostProfile` as JSON
+    peak_bytes: NotRequired[dict[RankText, Count]]  # from the verdict of each rank
+    memory: NotRequired[dict[RankText, MemoryParts]]  # from the verdict of each rank
+    proof: NotRequired[ProofItem]  # the last, if the run sent one
+    lab: NotRequired[JsonObject]  # of a lab: `planner.facts.collectives.LabResult` as JSON
 
 
 class ExitReport(TypedDict):
-    """How an attempt ended: the supervisor's exit.json."""
+    """End of an attempt, which the supervisor writes to exit.json."""
 
     v: Literal[1]
     job: JobId
     attempt: AttemptNumber
     outcome: Outcome
-    reason: Sentence  # one sentence for people
+    reason: Text  # one sentence for people
     exit_code: ExitCode | None
     rank: Rank | None  # the first rank that failed
-    signal: Word | None  # SIGKILL, SIGSEGV, ...
-    log_tail: list[LogLine]  # the last lines that rank (or the launcher) wrote
+    signal: ShortText | None  # SIGKILL, SIGSEGV, ...
+    log_tail: list[LogLine]  # last lines of this rank, or of the launcher
     started: Number
     finished: Number
-    failed_at: NotRequired[Number]  # when that rank failed, unix seconds by Redis' clock
+    failed_at: NotRequired[Number]  # time when this rank failed, unix seconds of the Redis clock
     summary: Summary | None
-    lost_peer: NotRequired[bool]  # it only noticed that another rank was gone: the cause is elsewhere
-    preempted: NotRequired[bool]  # its machines were taken from it, by an engine that is not ours
+    lost_peer: NotRequired[bool]  # the rank only lost another rank, so the cause is elsewhere
+    preempted: NotRequired[bool]  # another scheduler took the machines away
 
 
 class AttemptReport(TypedDict):
-    """What a host knows of one attempt."""
+    """State of one attempt on a host."""
 
     job: JobId
     attempt: AttemptNumber
     state: Literal["starting", "running", "exited"]
-    slots: Slots  # what it holds until it has exited
-    exit: NotRequired[ExitReport]  # with "exited"; in a heartbeat left for a later one when there are many
-    note: NotRequired[Sentence]  # what a person should know: "rank 1 is stopped"
-    checkpoint: NotRequired[CheckpointName]  # the newest that is complete
+    slots: Slots  # occupied until the attempt exits
+    exit: NotRequired[ExitReport]  # with "exited"; a heartbeat with many attempts defers some of them
+    note: NotRequired[Text]  # hint for people: "rank 1 is stopped"
+    checkpoint: NotRequired[CheckpointName]  # the newest complete one
 
 
 class HostEvent(TypedDict):
-    """Heartbeat of a host worker, every 5 s and at start. `attempts`: all not yet acknowledged.
+    """Heartbeat of a host worker, sent every 5 s and at start, with all attempts not yet acknowledged.
 
-    `sequence` grows by one with each heartbeat of an incarnation, a start of the worker: a lower number, or an
-    incarnation that began earlier, is old news.
+    Each start of the worker is an incarnation. `sequence` increases by one with each heartbeat of an incarnation. The
+    controller ignores lower numbers and earlier incarnations.
     """
 
     kind: Literal["host"]
     v: Literal[1]
     host: HostName
-    boot_id: Word
-    incarnation: Word
-    began: Number  # when this incarnation started, unix seconds by Redis' clock
+    boot_id: ShortText
+    incarnation: ShortText
+    began: Number  # start of this incarnation, unix seconds of the Redis clock
     sequence: Count
     time: Number
     slots: Annotated[int, Field(ge=1, le=65536)]
     device: Literal["cpu", "cuda"]
-    device_name: Word
-    memory_bytes: Count  # per slot: GPU memory, or the machine's memory divided by its slots
+    device_name: ShortText
+    memory_bytes: Count  # per slot: GPU memory, or the memory of the machine divided by its slots
     attempts: list[AttemptReport]
-    note: NotRequired[Sentence]  # what a person should know of this host: "jobs run as root: ..."
-    address: NotRequired[Address]  # where other hosts reach it
-    facts: NotRequired[HostFacts]  # with the first heartbeat, and when they are a minute old
-    use: NotRequired[Use]
+    note: NotRequired[Text]  # hint for people: "jobs run as root: ..."
+    address: NotRequired[Address]  # address for the other hosts
+    facts: NotRequired[HostFacts]  # with the first heartbeat, then about once per minute
+    use: NotRequired[HostUsage]
 
 
 class AttemptEvent(TypedDict):
-    """Sent by the supervisor: a change of state, and a heartbeat every 5 s."""
+    """Report of a supervisor, sent at each change of state and every 5 s."""
 
     kind: Literal["attempt"]
     v: Literal[1]
@@ -187,3 +236,23 @@ class AttemptEvent(TypedDict):
 
 
 Event = Annotated[HostEvent | AttemptEvent, Field(discriminator="kind")]
+
+
+def get_node_index(order: LaunchOrder) -> int:
+    """Return the index of this host in the gang, or 0 without a gang."""
+    return order["gang"]["node"] if "gang" in order else 0
+
+
+def get_local_ranks(order: LaunchOrder) -> range:
+    """Return the global ranks of this host."""
+    first = 0
+    if "gang" in order:
+        first = sum(node["ranks"] for node in order["gang"]["nodes"][: order["gang"]["node"]])
+    return range(first, first + len(order["slots"]))
+
+
+def get_world_size(order: LaunchOrder) -> int:
+    """Return the number of ranks on all hosts."""
+    if "gang" not in order:
+        return len(order["slots"])
+    return sum(node["ranks"] for node in order["gang"]["nodes"])

@@ -1,46 +1,64 @@
-"""How the board reads a log that lies on a host: part after part, each one an order and one answer.
+"""Messages that read a log on a host part by part, and the JSON format of log lines.
 
-A `LogOrder` travels as a JSON Celery argument on the host's own queue. Its answer is one element of the Redis list
-`names.log_key`, `signing.signature` and then a msgpack `LogPart`, and is gone when nobody takes it.
+A `LogOrder` travels as a JSON Celery argument on the queue of the host. The answer is one element of the Redis list
+`names.log_key`: a signature, then a msgpack `LogPart`. The answer expires if no process takes it.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, StringConstraints
 from typing_extensions import TypedDict
 
-from contracts.fields import AttemptNumber, Count, JobId, LogRank, Number, Sentence
+from contracts.fields import AttemptNumber, Count, JobId, LogRank, Number, Text
 
 VERSION: Final = 1
-PART_BYTES: Final = 512 * 2**10  # of a log in one answer
-ANSWER_S: Final = 30.0  # how long an answer waits to be taken
+MAX_LOG_PART_BYTES: Final = 512 * 2**10  # per answer
+LOG_ANSWER_TTL_S: Final = 30.0
 
 LogFile = Literal["launcher", "stdout", "stderr"]
-Question = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+LogFormat = Literal["text", "json"]
+LogRequestId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 
 
 class LogOrder(TypedDict):
-    """Tell what a log holds from `offset` on. It names no path: the host knows where an attempt's logs lie."""
+    """Order to return the content of a log from `offset` on.
+
+    The order contains no path, because the host knows where the logs of an attempt are.
+    """
 
     v: Literal[1]
     job: JobId
     attempt: AttemptNumber
-    rank: LogRank  # a rank of this host; -1: its launcher, whose only file is "launcher"
+    rank: LogRank  # a rank of this host, or -1 for the launcher, whose only file is "launcher"
     file: LogFile
     offset: Count
-    question: Question
-    expires: Number  # unix seconds by Redis' clock; later nobody waits for the answer
+    question: LogRequestId
+    expires: Number  # unix seconds of the Redis clock, after which no process reads the answer
 
 
 class LogPart(TypedDict):
-    """At most PART_BYTES of a log. Of a hole, which the host gave back to the disk, nothing is told."""
+    """At most MAX_LOG_PART_BYTES of a log, without the ranges that the host gave back to the disk."""
 
     v: Literal[1]
-    question: Question
-    problem: Sentence  # why there is nothing to tell; else ""
-    data: Annotated[bytes, Field(max_length=PART_BYTES)]
-    next: Count  # where to go on
-    size: Count  # of the file, its holes counted
-    kept: Count  # of this on disk
+    question: LogRequestId
+    problem: Text  # the reason for missing data, or ""
+    data: Annotated[bytes, Field(max_length=MAX_LOG_PART_BYTES)]
+    next: Count  # offset of the next part
+    size: Count  # bytes of the file, with its holes
+    kept: Count  # bytes of the file that are on disk
+
+
+def build_json_formatter(*extra_fields: str) -> dict[str, Any]:
+    """Build a `logging.config` formatter that writes one JSON object per line.
+
+    Args:
+        extra_fields: Further attributes of a log record to write.
+    """
+    return {
+        "()": "pythonjsonlogger.json.JsonFormatter",
+        "fmt": ("levelname", "name", "message", *extra_fields),
+        "rename_fields": {"levelname": "level", "name": "logger"},
+        "timestamp": True,
+    }

@@ -13,7 +13,7 @@ from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from contracts.secret import SecretError, in_file
+from contracts.security import SecretError, read_secret_file
 from webapp import places
 from webapp.values import (
     LOGIN,
@@ -66,7 +66,7 @@ class SecretFiles(PydanticBaseSettingsSource):
         if not is_secret(field):
             return None, field_name, False
         try:
-            return in_file(name), field_name, False
+            return read_secret_file(name), field_name, False
         except SecretError as error:
             raise SettingError(str(error)) from None
 

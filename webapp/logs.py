@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from contracts.loglines import json_formatter
+from contracts.logs import build_json_formatter
 from jobs.core.request_id import current
 
 LOG_BYTES = 5_000_000
@@ -49,7 +49,7 @@ def bound(log: Path, limit_bytes: int = LOG_BYTES) -> None:
 def logging_settings(form: str) -> dict[str, Any]:
     """Django's LOGGING: lines to read, or "json": an object each, and one of each request answered."""
     text = {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"}
-    formatters = {"text": text, "json": json_formatter("request_id")}
+    formatters = {"text": text, "json": build_json_formatter("request_id")}
     return {
         "version": 1,
         "disable_existing_loggers": False,

@@ -22,7 +22,7 @@ from types import FrameType
 
 import redis
 
-from contracts.secret import SecretError, in_file
+from contracts.security import SecretError, read_secret_file
 from webapp.environment import RunnerSettings, SettingError, read
 from webapp.up.embedded_redis import RedisNotFoundError, find_redis_server, redis_command
 from webapp.up.kept import kept_settings
@@ -154,7 +154,7 @@ def keeps_redis() -> bool:
 
 def redis_of(environment: dict[str, str]) -> str:
     """Return the URL of Redis. Raises SecretError."""
-    return in_file("MESHBOARD_REDIS_URL") or environment["MESHBOARD_REDIS_URL"]
+    return read_secret_file("MESHBOARD_REDIS_URL") or environment["MESHBOARD_REDIS_URL"]
 
 
 def host_environment(state: Path, environment: dict[str, str]) -> dict[str, str]:

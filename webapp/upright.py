@@ -8,7 +8,7 @@ from collections.abc import Callable
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
-from contracts.plain import upright
+from contracts.fields import escape_direction_overrides
 
 TURNS = re.compile(rb"\xe2\x80[\xaa-\xae]|\xe2\x81[\xa6-\xa9]")  # `upright`'s, in UTF-8
 
@@ -30,4 +30,4 @@ def upright_pages(
 
 
 def _written(found: re.Match[bytes]) -> bytes:
-    return upright(found[0].decode()).encode()
+    return escape_direction_overrides(found[0].decode()).encode()

@@ -24,7 +24,7 @@ from benchmarks.gpu.plan import (
     unknown,
 )
 from benchmarks.gpu.running import Part
-from contracts.telemetry.words import FIRST_STEPS
+from contracts.telemetry.vocabulary import WARMUP_STEPS
 from planner.cost.estimate import estimate
 from planner.facts.precision import mix_of
 from planner.facts.spec import JobSpec
@@ -38,7 +38,7 @@ STATES = {  # the most telling first
     "fp8": "fp8 products, fp32 gradients and masters",
 }
 MICRO_BATCHES = 4
-STEPS = FIRST_STEPS + 5  # whose median is told
+STEPS = WARMUP_STEPS + 5  # whose median is told
 UNKNOWN_STEP_S = 2.0  # where the planner does not know the accelerator
 
 

@@ -20,10 +20,9 @@ from benchmarks.gpu.metering import profiled
 from benchmarks.gpu.rank import arguments, begin, meet, nothing_found, tell
 from benchmarks.gpu.results import Found
 from contracts.telemetry.batches import Item
-from contracts.telemetry.proof import ProofItem
-from contracts.telemetry.results import VerdictItem
+from contracts.telemetry.results import ProofItem, VerdictItem
 from contracts.telemetry.steps import StepItem
-from contracts.telemetry.words import FIRST_STEPS
+from contracts.telemetry.vocabulary import WARMUP_STEPS
 from planner.facts.model_shapes import model_flops
 from planner.facts.parse_spec import parse_spec
 from planner.facts.single_process_reference import STEPS, limits
@@ -128,7 +127,7 @@ def memory(ran: Ran, device: torch.device) -> Found:
 def speed(spec: JobSpec, ran: Ran, peak_flops: float | None) -> Found:
     """Rank 0's: of the steps after the first few, which compile and fill caches."""
     found = nothing_found()
-    seconds = statistics.median(step["step_s"] for step in ran.steps[FIRST_STEPS:])
+    seconds = statistics.median(step["step_s"] for step in ran.steps[WARMUP_STEPS:])
     each = model_flops(spec) / seconds / spec.layout.world_size
     tokens = spec.train.global_batch * spec.train.seq_len
     found["measured"] = {

@@ -1,9 +1,8 @@
-"""What a rank says while it runs, and how it travels.
+"""Telemetry of running ranks.
 
-A rank sends `Frame`s (4-byte big-endian length, then msgpack) over its supervisor's unix socket. The
-supervisor merges the items of all ranks every 100 ms into one `Batch`, one Redis Stream entry.
-Browsers get the same `Batch`. Counters are cumulative since the rank started, so a lost or thinned
-item loses no byte: the next one carries the truth.
+A rank sends `Frame`s (4-byte big-endian length, then msgpack) over the unix socket of its supervisor. Every 100 ms, the
+supervisor merges the items of all ranks into one `Batch`, which is one entry of a Redis Stream. Browsers receive the
+same `Batch`. Counters are cumulative since the start of the rank, so a lost or thinned item loses no byte.
 
-Units: bytes, seconds, unix seconds for `time`. Version 1; a reader refuses another version.
+Units: bytes, seconds, unix seconds for `time`. Version 1. A reader refuses another version.
 """

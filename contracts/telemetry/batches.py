@@ -1,22 +1,23 @@
-"""All items there are, and how they travel."""
+"""All telemetry items, and the frames and batches that carry them."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NotRequired
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import Field
+import msgpack
+from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from contracts.fields import AttemptNumber, Count, HostName, JobId, Number, Rank, Seconds
-from contracts.telemetry.health import GaugeItem, ProcessItem, StandingItem
-from contracts.telemetry.proof import ProofItem
-from contracts.telemetry.results import DryRunItem, LabItem, ProfileItem, VerdictItem
+from contracts.telemetry.health import GaugeItem, ProcessItem, StallItem
+from contracts.telemetry.results import DryRunItem, LabItem, ProfileItem, ProofItem, VerdictItem
 from contracts.telemetry.steps import CheckpointItem, EvalItem, LogItem, PhaseItem, StartItem, StepItem, TrafficItem
-from contracts.telemetry.timeline import Timeline
+from contracts.telemetry.timeline import ValidTimelineItem
 
 
 class GapItem(TypedDict):
-    """The supervisor had to drop `items` items (Redis away for long) before this one."""
+    """The supervisor dropped `items` items before this item, because Redis was unreachable for too long."""
 
     kind: Literal["gap"]
     time: Number
@@ -35,8 +36,8 @@ Item = Annotated[
     | DryRunItem
     | CheckpointItem
     | ProofItem
-    | Timeline
-    | StandingItem
+    | ValidTimelineItem
+    | StallItem
     | ProcessItem
     | GaugeItem
     | StartItem
@@ -46,7 +47,7 @@ Item = Annotated[
 
 
 class Frame(TypedDict):
-    """Rank -> supervisor."""
+    """Items from a rank to its supervisor."""
 
     v: Literal[1]
     job: JobId
@@ -55,15 +56,15 @@ class Frame(TypedDict):
     items: list[Item]
 
 
-class Clock(TypedDict):
-    """How far a host's clock was off the board's (to be added to the host's), measured to `within_s` either way."""
+class ClockOffset(TypedDict):
+    """Offset to add to the clock of a host to get the clock of the board, accurate to `within_s`."""
 
     offset_s: Number
     within_s: Seconds
 
 
 class Batch(TypedDict):
-    """Supervisor -> Redis Stream -> browser. Times are the board's where `clock` is told."""
+    """Items from a supervisor to a Redis Stream and browsers. With `clock`, times are those of the board."""
 
     v: Literal[1]
     job: JobId
@@ -71,4 +72,38 @@ class Batch(TypedDict):
     time: Number
     items: list[Item]
     host: NotRequired[HostName]
-    clock: NotRequired[Clock]
+    clock: NotRequired[ClockOffset]
+
+
+_LIVE_ITEMS: dict[str, TypeAdapter[Any]] = {
+    "log": TypeAdapter(LogItem),
+    "phase": TypeAdapter(PhaseItem),
+    "step": TypeAdapter(StepItem),
+    "traffic": TypeAdapter(TrafficItem),
+}
+
+
+def select_items(batch: bytes, kinds: Iterable[str]) -> Iterator[Any]:
+    """Yield the valid items of some kinds ("log", "phase", "step", "traffic") from a msgpack batch.
+
+    Invalid items are skipped, because a host of another version, or a faulty one, can write anything to its stream.
+    """
+    try:
+        content = msgpack.unpackb(batch)
+        items = content["items"] if isinstance(content, dict) else []
+    except (ValueError, KeyError, msgpack.UnpackException):
+        return
+    for item in items if isinstance(items, list) else []:
+        kind: Any = item.get("kind") if isinstance(item, dict) else None
+        if kind not in kinds:
+            continue
+        try:
+            yield _LIVE_ITEMS[kind].validate_python(item)
+        except ValidationError:
+            continue
+
+
+def select_stream_items(entries: Iterable[tuple[Any, Mapping[bytes, bytes]]], kinds: Iterable[str]) -> Iterator[Any]:
+    """Yield the valid items of some kinds from the entries of a stream, in order."""
+    for _, fields in entries:
+        yield from select_items(fields.get(b"b", b""), kinds)

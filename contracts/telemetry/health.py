@@ -1,4 +1,4 @@
-"""Where ranks stand, and what they and their hosts use."""
+"""Telemetry of stalled ranks, processes and resource usage."""
 
 from __future__ import annotations
 
@@ -7,68 +7,68 @@ from typing import Annotated, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from contracts.fields import Count, LogRank, Number, Rank, Seconds, Sentence
+from contracts.fields import Count, LogRank, Number, Rank, Seconds, Text
 from contracts.telemetry.timeline import GroupRanks
-from contracts.telemetry.words import Op, Phase
+from contracts.telemetry.vocabulary import Op, Phase
 
 
-class Standing(TypedDict):
-    """Where a rank is in one group. `issued` and `ended` count its collectives there, without sends and receives, which
-    are not the same on all; they differ while one is on its way. The oldest of all began `since` (unix seconds by the
-    host's clock)."""
+class GroupProgress(TypedDict):
+    """Progress of a rank in one process group.
+
+    `issued` and `ended` count collectives without sends and receives, whose numbers differ between ranks. The fields
+    from `op` on describe the oldest operation in flight.
+    """
 
     group: GroupRanks
     issued: Count
     ended: Count
-    op: NotRequired[Op]  # of the oldest on its way, with its bytes and the time
+    op: NotRequired[Op]
     payload_bytes: NotRequired[Count]
-    peer: NotRequired[Rank]  # of a send or receive, the other's rank
-    since: NotRequired[Number]
-    sequence: NotRequired[Count]  # as in `Calls`
-    blocking: NotRequired[bool]  # whether the training thread waits, for it or for one behind it
+    peer: NotRequired[Rank]  # rank at the other end of a send or receive
+    since: NotRequired[Number]  # start, unix seconds of the clock of the host
+    sequence: NotRequired[Count]  # as in `CollectiveCalls`
+    blocking: NotRequired[bool]  # True if the training thread waits for an operation of this group
 
 
-class StandingItem(TypedDict):
-    """Nothing ended on this rank for a while: where it stands. Told again and again until something does, then once
-    more with `still` 0."""
+class StallItem(TypedDict):
+    """A rank makes no progress. Repeated during the stall, then sent once more with `still` 0 when it ends."""
 
     kind: Literal["standing"]
     rank: Rank
     time: Number
-    step: Count  # steps completed
+    step: Count  # completed steps
     phase: Phase
-    still: Seconds  # since its last collective was issued or ended, or its phase or step changed
-    groups: Annotated[list[Standing], Field(max_length=256)]
-    stack: Annotated[list[Sentence], Field(max_length=60)]  # of the training thread, outermost first: "file:line in f"
+    still: Seconds  # since a collective was issued or ended, or the phase or step changed
+    groups: Annotated[list[GroupProgress], Field(max_length=256)]
+    stack: Annotated[list[Text], Field(max_length=60)]  # training thread, outermost frame first: "file:line in f"
 
 
 class ProcessItem(TypedDict):
-    """A rank's process as its host sees it, while it stands still, says nothing, is stopped, or is
-    kept waiting by a quota or for a processor."""
+    """Process of a rank that is stalled, silent, stopped, or delayed by a CPU quota or a busy CPU."""
 
     kind: Literal["process"]
     rank: Rank
     pid: NotRequired[Count]  # process ID on the host
     time: Number
-    state: Literal["running", "sleeping", "disk", "stopped", "zombie", "gone"]  # stopped: at a glance of late too
-    cpu: Seconds  # seconds of processor time it took in each second of late
-    throttled: Seconds  # seconds in each second that a CPU quota kept it waiting
-    crowded: NotRequired[Seconds]  # that its main thread was ready and got no processor, a quota's included
-    stack: Annotated[list[Sentence], Field(max_length=60)]  # read from outside, where the rank itself does not speak
-    silent_s: Seconds  # since its meter last said anything
+    state: Literal["running", "sleeping", "disk", "stopped", "zombie", "gone"]  # also "stopped" if it recently was
+    cpu: Seconds  # recent CPU seconds per second
+    throttled: Seconds  # recent seconds per second that a CPU quota delayed it
+    crowded: NotRequired[Seconds]  # recent seconds per second that its main thread waited for a CPU, quota included
+    stack: Annotated[list[Text], Field(max_length=60)]  # read from outside if the rank itself is silent
+    silent_s: Seconds  # since the last message of its meter
 
 
 class GaugeItem(TypedDict):
-    """What a rank holds and its host uses, every few seconds. `rank` -1: the host. Bytes are now, rates of late."""
+    """Resource usage of a rank, or of its host if `rank` is -1. Bytes are current values, rates are recent."""
 
     kind: Literal["gauge"]
     rank: LogRank
     time: Number
     resident_bytes: NotRequired[Count]
-    allocated_bytes: NotRequired[Count]  # by torch's allocator on a GPU
+    allocated_bytes: NotRequired[Count]  # torch's allocator on a GPU
     reserved_bytes: NotRequired[Count]
-    cpu: NotRequired[Seconds]  # processors in use
-    sent_bytes_s: NotRequired[Seconds]  # on all its network interfaces but loopback
+    cpu: NotRequired[Seconds]  # CPUs in use
+    sent_bytes_s: NotRequired[Seconds]  # all network interfaces except loopback
     received_bytes_s: NotRequired[Seconds]
     gpu_percent: NotRequired[Seconds]
     gpu_clock_mhz: NotRequired[Seconds]

@@ -1,4 +1,4 @@
-"""What a rank says of its steps: traffic, phases, logs, checkpoints."""
+"""Telemetry of steps: traffic, phases, losses, logs and checkpoints."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from contracts.fields import Count, LogLine, LogRank, Number, Rank, Seconds, Sentence, Word
-from contracts.telemetry.words import Label, Op, Phase
+from contracts.fields import Count, LogLine, LogRank, Number, Rank, Seconds, ShortText, Text
+from contracts.telemetry.vocabulary import Label, Op, Phase
 
 
 class Cell(TypedDict):
     """Cumulative counters of one (phase, op, axis, group size) on one rank.
 
-    `payload_bytes` counts what the caller handed over: the FULL (gathered) buffer for all_gather,
-    reduce_scatter, gather and scatter. `algorithmic_bytes` is what a bandwidth-optimal algorithm makes
-    this rank send; of an all-to-all with splits, what they send elsewhere. Both are counted when the
-    collective is issued; `busy_s` sums the durations of the
-    `completed` ones.
+    `payload_bytes` counts the buffers of the caller: the full (gathered) buffer for all_gather, reduce_scatter, gather
+    and scatter. `algorithmic_bytes` counts what a bandwidth-optimal algorithm makes this rank send. For an all-to-all
+    with splits, it counts the bytes to other ranks. Both are counted when the collective is issued. `busy_s` sums the
+    durations of the `completed` collectives.
     """
 
     phase: Phase
@@ -32,20 +31,22 @@ class Cell(TypedDict):
 
 
 class TrafficItem(TypedDict):
-    """Cells that changed since this rank's previous traffic item."""
+    """Cells that changed since the previous traffic item of this rank."""
 
     kind: Literal["traffic"]
     rank: Rank
     time: Number
     cells: list[Cell]
-    dropped: Count  # records the bounded buffer had to let go so far; the counters above stay exact
+    dropped: Count  # records that the bounded buffer dropped so far; the cells remain exact
 
 
-class StepParts(TypedDict):
-    """What one rank's training thread spent a step on, seconds. `exposed` is by axis what it stood still for a
-    collective, a receive's wait for a late stage included; `hidden` what collectives ran while it computed, without
-    receives, of which nobody knows when they began to travel. With `data`, `exposed` adds up to no more than the step;
-    the rest of it is compute."""
+class StepBreakdown(TypedDict):
+    """Seconds of one step on the training thread of one rank.
+
+    `exposed` is the time that the thread waited for collectives, by axis. It includes receives that wait for a late
+    pipeline stage. `hidden` is the time of collectives that overlapped compute. It excludes receives, because their
+    start is unknown. The step minus `data` and `exposed` is compute.
+    """
 
     data: Seconds
     optimizer: Seconds
@@ -54,22 +55,22 @@ class StepParts(TypedDict):
 
 
 class StepItem(TypedDict):
-    """An optimiser step just ended on this rank. `cells` holds every cell of phase "step", exact."""
+    """An optimizer step ended on this rank. `cells` holds every cell of phase "step", exact."""
 
     kind: Literal["step"]
     rank: Rank
     time: Number
-    step: Count  # steps completed, from 1
-    ran: Count  # of these, steps of this run: fewer when it resumed
-    steps: Count  # steps asked for
+    step: Count  # completed steps, from 1
+    ran: Count  # steps of this run, fewer than `step` after a resume
+    steps: Count  # requested steps
     step_s: Seconds
-    tokens: Count  # tokens of the global batch
-    loss: Number | None  # global mean loss of this step; None on ranks that do not know it
-    not_finite: NotRequired[Word]  # "loss is nan": what could not be told as a number, and is None above
+    tokens: Count  # tokens per global batch
+    loss: Number | None  # global mean loss of this step, or None on ranks that do not know it
+    not_finite: NotRequired[ShortText]  # "loss is nan": a value that is None above because it is not finite
     grad_norm: Number | None
     learning_rate: Number
     cells: list[Cell]
-    parts: NotRequired[StepParts]
+    parts: NotRequired[StepBreakdown]
 
 
 class EvalItem(TypedDict):
@@ -83,43 +84,43 @@ class EvalItem(TypedDict):
 
 
 class PhaseItem(TypedDict):
-    """The rank entered a phase (page: what is it doing now)."""
+    """A rank entered a phase."""
 
     kind: Literal["phase"]
     rank: Rank
     time: Number
     phase: Phase
-    steps: NotRequired[Count]  # of a script: optimiser steps that have ended
-    cells: NotRequired[list[Cell]]  # of one that is compared: every cell of phase "step" as this step ended, exact
+    steps: NotRequired[Count]  # completed optimizer steps of a script
+    cells: NotRequired[list[Cell]]  # of a script with a prediction: exact cells of phase "step" at this step
 
 
 class LogItem(TypedDict):
-    """Complete log lines of a rank; rank -1 is the launcher. `first` numbers lines from 0."""
+    """Complete log lines of a rank, or of the launcher if `rank` is -1. `first` numbers lines from 0."""
 
     kind: Literal["log"]
     rank: LogRank
     time: Number
     first: Count
     lines: list[LogLine]
-    skipped: NotRequired[Count]  # lines dropped just before `first` because the log outran its bound
+    skipped: NotRequired[Count]  # lines dropped just before `first` because the log exceeded its bound
 
 
 class CheckpointItem(TypedDict):
-    """Rank 0: a checkpoint is complete, or could not be written. `name` is job/attempt/step, None where it failed."""
+    """A checkpoint is complete or failed, sent by rank 0. `name` is job/attempt/step, or None if it failed."""
 
     kind: Literal["checkpoint"]
     rank: Rank
     time: Number
     step: Count
-    name: Word | None
+    name: ShortText | None
     num_bytes: Count
-    stall_s: Seconds  # what training waited
+    stall_s: Seconds  # time that training waited
     save_s: Seconds
-    problem: Sentence
+    problem: Text
 
 
 class StartItem(TypedDict):
-    """How a member came to its first step: when each stage of its start was over, unix seconds by the host's clock."""
+    """Time at which a rank or a host completed a stage of its start, unix seconds of the clock of the host."""
 
     kind: Literal["start"]
     rank: LogRank

@@ -1,4 +1,4 @@
-"""A step event by event."""
+"""Telemetry of traced steps: each collective and compute span of one step."""
 
 from __future__ import annotations
 
@@ -7,74 +7,89 @@ from typing import Annotated, Literal, cast
 from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict
 
-from contracts.fields import LARGEST, Count, LogRank, Number, Rank, Seconds
-from contracts.telemetry.words import LATEST, LONGEST_STEP_US, MOST_EVENTS, Column, Label, Op, Ranks, Times, Work
+from contracts.fields import MAX_INT64, Count, LogRank, Number, Rank, Seconds
+from contracts.telemetry.vocabulary import (
+    MAX_EVENTS_PER_STEP,
+    MAX_STEP_US,
+    MAX_UNIX_S,
+    Column,
+    Label,
+    Op,
+    Ranks,
+    Times,
+    Work,
+)
 
 
 class GroupRanks(TypedDict):
-    """A group as all its ranks know it: the same `axis`, `ranks` and `nth` on each. `nth` tells several with the same
-    ranks under one axis apart, from 0 in the order they were made."""
+    """Identity of a process group, equal on all its ranks.
+
+    `nth` numbers the groups with the same ranks and axis from 0, in the order of their creation.
+    """
 
     axis: Label
     ranks: Ranks
     nth: Count
 
 
-class Calls(TypedDict):
-    """Collectives that one rank issued, in columns of one length. Times are microseconds since the item's `began`."""
+class CollectiveCalls(TypedDict):
+    """Collectives of one rank, in columns of equal length. Times are microseconds since `began` of the item."""
 
-    group: Column  # places in the item's `groups`
-    op: Annotated[list[Op], Field(max_length=MOST_EVENTS)]
-    # The how manieth collective of its group on this rank, from 1: equal on all its ranks. Of a send or receive, the
-    # how manieth that way between the two ranks of the group: equal on both.
+    group: Column  # indices into `groups` of the item
+    op: Annotated[list[Op], Field(max_length=MAX_EVENTS_PER_STEP)]
+    # Sequence number of the collective in its group from 1, equal on all ranks. For a send or receive, the sequence
+    # number between the two ranks in this direction, equal on both.
     sequence: Column
     issued_us: Times
-    blocked_us: Times  # of the time to its end, what the training thread stood still for it
+    blocked_us: Times  # time until the end that the training thread waited
     ended_us: Times
     payload_bytes: Column
-    peer: Annotated[list[LogRank], Field(max_length=MOST_EVENTS)]  # of a send or receive, the other's rank; else -1
+    peer: Annotated[list[LogRank], Field(max_length=MAX_EVENTS_PER_STEP)]  # rank at the other end of p2p, else -1
 
 
-class Spans(TypedDict):
-    """What the training thread did, in columns of one length. Microseconds since `began`; -1 where none applies."""
+class ComputeSpans(TypedDict):
+    """Work of the training thread, in columns of equal length. Microseconds since `began`; -1 if not applicable."""
 
-    work: Annotated[list[Work], Field(max_length=MOST_EVENTS)]
-    chunk: Annotated[list[LogRank], Field(max_length=MOST_EVENTS)]
-    micro_batch: Annotated[list[Annotated[int, Field(ge=-1, le=LARGEST)]], Field(max_length=MOST_EVENTS)]
+    work: Annotated[list[Work], Field(max_length=MAX_EVENTS_PER_STEP)]
+    chunk: Annotated[list[LogRank], Field(max_length=MAX_EVENTS_PER_STEP)]
+    micro_batch: Annotated[list[Annotated[int, Field(ge=-1, le=MAX_INT64)]], Field(max_length=MAX_EVENTS_PER_STEP)]
     from_us: Times
     to_us: Times
 
 
 class TimelineItem(TypedDict):
-    """One step of one rank, event by event. Told of steps that are a multiple of a power of two, the smallest that
-    keeps within the bytes there are for it: of any two ranks the one that tells fewer tells none the other does not."""
+    """Trace of one step of one rank.
+
+    Ranks trace the multiples of a power of two, the smallest that stays within their byte rate. The traced steps of a
+    slower-tracing rank are therefore a subset of those of each other rank.
+    """
 
     kind: Literal["timeline"]
     rank: Rank
     time: Number
     step: Count
-    began: Number  # unix seconds by the host's clock
+    began: Number  # unix seconds of the clock of the host
     step_s: Seconds
     groups: Annotated[list[GroupRanks], Field(max_length=256)]
-    calls: Calls
-    spans: Spans
-    left_out: Count  # events that did not fit
+    calls: CollectiveCalls
+    spans: ComputeSpans
+    left_out: Count  # events beyond the bounds
 
 
-def sensible(item: TimelineItem) -> TimelineItem:
-    """Columns of one length, groups that there are, and times that can be told. Raises ValueError."""
+def validate_timeline(item: TimelineItem) -> TimelineItem:
+    """Check column lengths, group indices and times. Raises ValueError."""
     for columns in cast(list[dict[str, list[object]]], [item["calls"], item["spans"]]):
         if len({len(column) for column in columns.values()}) != 1:
             raise ValueError("columns differ in length")
     calls, spans = item["calls"], item["spans"]
-    if any(place >= len(item["groups"]) for place in calls["group"]):
+    if any(index >= len(item["groups"]) for index in calls["group"]):
         raise ValueError("calls.group: unknown group")
-    if not 0 <= item["began"] < LATEST:
+    if not 0 <= item["began"] < MAX_UNIX_S:
         raise ValueError("began: not a time")
     times = (calls["issued_us"], calls["blocked_us"], calls["ended_us"], spans["from_us"], spans["to_us"])
-    if any(abs(time) > LONGEST_STEP_US for column in times for time in column):
+    if any(abs(time) > MAX_STEP_US for column in times for time in column):
         raise ValueError("a call or a span is outside its step")
     return item
 
 
-Timeline = Annotated[TimelineItem, AfterValidator(sensible)]
+ValidTimelineItem = Annotated[TimelineItem, AfterValidator(validate_timeline)]

@@ -13,7 +13,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.throttling import SimpleRateThrottle
 
-from contracts.codec import BadMessageError, checked_join
+from contracts.codec import BadMessageError, validate_join_request
 from jobs.api.document import schema
 from jobs.api.http.errors import LATER
 from jobs.api.http.origin import origin
@@ -90,8 +90,8 @@ class Join(APIView):
         auth=[],
         request=schema.JOIN,
         responses={
-            201: schema.of("Joined", "The machine joined under the requested host name."),
-            200: schema.of("Joined", "The machine had already joined under the requested host name."),
+            201: schema.of("JoinResponse", "The machine joined under the requested host name."),
+            200: schema.of("JoinResponse", "The machine had already joined under the requested host name."),
             **refusals(409, 415, 422, 429),
         },
     )
@@ -99,7 +99,7 @@ class Join(APIView):
         """A machine joins with a token, or shows by its identity that it still is the host. 409: the name is another
         machine's, or the board knows no address of Redis that this one reaches."""
         try:
-            told = checked_join(request.data)
+            told = validate_join_request(request.data)
         except BadMessageError as error:
             field, _, message = str(error).partition(": ")
             return refuse(422, field, message, "body")

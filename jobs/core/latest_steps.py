@@ -11,7 +11,7 @@ from typing import Any
 
 import redis
 
-from contracts.telemetry.picked import picked
+from contracts.telemetry.batches import select_items
 
 MARKS = (b"\xa4kind\xa4step", b"\xa4kind\xa5phase")  # in what msgpack makes of an item that tells of a step
 FIRST_ENTRIES = 40  # that are read at once, and then ever more
@@ -37,7 +37,7 @@ class Back:
             batch = fields.get(b"b", b"")
             self._bytes += len(batch)
             if any(mark in batch for mark in MARKS):
-                items = [item for item in picked(batch, ("step", "phase")) if tells_steps(item)]
+                items = [item for item in select_items(batch, ("step", "phase")) if tells_steps(item)]
                 self._found.append(items)
                 self._ranks |= {item["rank"] for item in items}
         self._entries += len(entries)

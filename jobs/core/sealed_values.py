@@ -13,7 +13,7 @@ from django.conf import settings
 from django.utils.crypto import salted_hmac
 
 from contracts.codec import BadMessageError
-from contracts.signing import signature
+from contracts.security import sign
 from jobs.models import Host
 
 
@@ -51,7 +51,7 @@ def check_sender(name: str, body: bytes, signed: bytes) -> None:
 def signed_by(host: Host, body: bytes, signed: bytes) -> bool:
     """Whether a message is the host's own."""
     known = signing_keys(host.name, host.generation)
-    return any(hmac.compare_digest(signature(bytes.fromhex(key), body), signed) for key in known)
+    return any(hmac.compare_digest(sign(bytes.fromhex(key), body), signed) for key in known)
 
 
 def _derived(purpose: str, name: str, generation: int) -> list[str]:

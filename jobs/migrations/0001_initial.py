@@ -117,8 +117,8 @@ class Migration(migrations.Migration):
                 ('joined_from', models.CharField(default='', editable=False, help_text='network address of the machine when it joined', max_length=45)),
                 ('removed', models.DateTimeField(editable=False, help_text='time when staff removed the host', null=True)),
                 ('given_up', models.DateTimeField(editable=False, help_text='time when staff last marked the host as lost', null=True)),
-                ('facts', models.JSONField(editable=False, help_text='hardware that the host last reported (contracts.facts.HostFacts)', null=True)),
-                ('use', models.JSONField(editable=False, help_text='load that the host last reported (contracts.facts.Use)', null=True)),
+                ('facts', models.JSONField(editable=False, help_text='hardware that the host last reported (contracts.hosts.HostFacts)', null=True)),
+                ('use', models.JSONField(editable=False, help_text='load that the host last reported (contracts.hosts.HostUsage)', null=True)),
             ],
         ),
         migrations.CreateModel(

@@ -74,10 +74,10 @@ class Host(models.Model):
     removed = models.DateTimeField(null=True, editable=False, help_text="time when staff removed the host")
     given_up = models.DateTimeField(null=True, editable=False, help_text="time when staff last marked the host as lost")
     facts = models.JSONField(
-        null=True, editable=False, help_text="hardware that the host last reported (contracts.facts.HostFacts)"
+        null=True, editable=False, help_text="hardware that the host last reported (contracts.hosts.HostFacts)"
     )
     use = models.JSONField(
-        null=True, editable=False, help_text="load that the host last reported (contracts.facts.Use)"
+        null=True, editable=False, help_text="load that the host last reported (contracts.hosts.HostUsage)"
     )
 
     objects = HostQuerySet.as_manager()

@@ -14,7 +14,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_GET, require_POST
 
-from contracts.variables import PREFIXES
+from contracts.security import VARIABLE_NAME_PREFIXES
 from jobs.core.access import find_project, find_project_to_administer, may_administer, visible_projects
 from jobs.core.pagination import listed, page_of
 from jobs.core.text import storable, whole_number
@@ -60,7 +60,7 @@ def project(request: HttpRequest, name: str) -> HttpResponse:
             "open": (opened := page_of(request, invitations.still_open(found), "invitations")),
             "invitations": [invitations.told(one) for one in opened],
             "variables": variables.known(found),
-            "prefixes": PREFIXES,
+            "prefixes": VARIABLE_NAME_PREFIXES,
         }
     return render(request, "people/project.html", context)
 

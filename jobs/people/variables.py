@@ -1,7 +1,7 @@
 """Variables that a project hands its jobs: written, never read back.
 
 The database holds them encrypted with a key made of the board's secret key. They are opened in the controller as an
-order leaves, sealed for its host (`contracts.variables`), and opened there by the supervisor, which hands them to the
+order leaves, sealed for its host (`contracts.security`), and opened there by the supervisor, which hands them to the
 processes of the job and to nobody else.
 """
 
@@ -14,7 +14,14 @@ from django.db import transaction
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from contracts.variables import ALL_BYTES, MOST, MOST_BYTES, PREFIXES, is_allowed, seal
+from contracts.security import (
+    MAX_VARIABLE_BYTES,
+    MAX_VARIABLES,
+    MAX_VARIABLES_TOTAL_BYTES,
+    VARIABLE_NAME_PREFIXES,
+    encrypt_variables,
+    is_allowed_variable,
+)
 from jobs.core.access import may_submit_to
 from jobs.core.audit import record
 from jobs.core.sealed_values import signing_keys
@@ -28,7 +35,7 @@ PURPOSE = "variables"
 class VariableWish(Strict):
     """A value to hand to jobs. Nobody is told it again."""
 
-    value: Annotated[str, Field(max_length=MOST_BYTES, pattern=NO_NUL)]
+    value: Annotated[str, Field(max_length=MAX_VARIABLE_BYTES, pattern=NO_NUL)]
 
 
 class Variable(TypedDict):
@@ -56,28 +63,29 @@ def put(project: Project, name: str, value: str, by: str) -> Variable:
     Raises:
         SpecError: jobs are handed none of this name, or it is too large, or one too many.
     """
-    if not is_allowed(name):
+    if not is_allowed_variable(name):
         words = (
             f"{name[:100]!r} is not a valid variable name. Use capitals, "
-            f"digits, and _ after the prefix {' or '.join(PREFIXES)}."
+            f"digits, and _ after the prefix {' or '.join(VARIABLE_NAME_PREFIXES)}."
         )
         raise SpecError([Problem("variable", words)])
     with transaction.atomic():
         Project.objects.select_for_update(no_key=True).get(pk=project.pk)
         others = {one.name: one.sealed for one in project.variables.exclude(name=name)}
-        if len(others) >= MOST:
+        if len(others) >= MAX_VARIABLES:
             raise SpecError(
                 [
                     Problem(
-                        "variable", f"The project already has {MOST} variables, the maximum. Delete a variable first."
+                        "variable",
+                        f"The project already has {MAX_VARIABLES} variables, the maximum. Delete a variable first.",
                     )
                 ]
             )
         size, rest = len(value.encode()), sum(map(_size, others.values()))
-        if size > MOST_BYTES or size + rest > ALL_BYTES:
+        if size > MAX_VARIABLE_BYTES or size + rest > MAX_VARIABLES_TOTAL_BYTES:
             words = (
                 f"The value has {size:,} bytes, and the other variables have {rest:,}. "
-                f"Use at most {MOST_BYTES:,} bytes per value, and {ALL_BYTES:,} in total."
+                f"Use at most {MAX_VARIABLE_BYTES:,} bytes per value, and {MAX_VARIABLES_TOTAL_BYTES:,} in total."
             )
             raise SpecError([Problem("value", words)])
         made, _ = ProjectVariable.objects.update_or_create(
@@ -110,7 +118,7 @@ def sealed_for(member: Member, job: Job) -> list[str]:
         return []
     values = {name: _open(sealed) for name, sealed in found}
     keys = [bytes.fromhex(key) for key in signing_keys(member.host.name, member.host.generation)]
-    return seal(keys, job.id, job.attempt, values)
+    return encrypt_variables(keys, job.id, job.attempt, values)
 
 
 def _size(sealed: str) -> int:

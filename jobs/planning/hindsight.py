@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from contracts.telemetry.words import FIRST_STEPS
+from contracts.telemetry.vocabulary import WARMUP_STEPS
 from jobs.models import TERMINAL, Attempt, Job
 from jobs.planning.learned import FEWEST_STEPS
 from jobs.planning.planners import ask
@@ -49,7 +49,7 @@ def advice(job: Job) -> Advice:
     steps = measured["steps"] if measured else 0
     if attempt is None or summary is None or measured is None or steps < FEWEST_STEPS or measured["step_s"] <= 0:
         text = (
-            f"The run has {counted(steps, 'timed step')} after the first {FIRST_STEPS} steps, "
+            f"The run has {counted(steps, 'timed step')} after the first {WARMUP_STEPS} steps, "
             f"but {FEWEST_STEPS} timed steps are needed. "
             "Use a higher `train.steps`."
         )

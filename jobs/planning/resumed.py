@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from contracts.telemetry.words import MOST_CHECKPOINTS
+from contracts.telemetry.vocabulary import MAX_CHECKPOINTS
 from jobs.core.access import visible_job
 from jobs.models import ELSEWHERE, TERMINAL, Job
 from jobs.planning.saves import Saves, most_kept, saves_of
@@ -80,7 +80,7 @@ def _why_no_step(saves: Saves, step: int, most: int) -> str:
     told = next((item for item in saves.items if item["step"] == step), None)
     if told is not None:
         return "" if told["name"] else f"writing it failed: {told['problem']}"
-    forgotten = len(saves.items) >= MOST_CHECKPOINTS and step < saves.items[0]["step"]
+    forgotten = len(saves.items) >= MAX_CHECKPOINTS and step < saves.items[0]["step"]
     if forgotten or not (saves.final or (saves.whole and newer)):
         return ""
     steps = ", ".join(str(item["step"]) for item in saves.items[-10:] if item["name"]) or "none"

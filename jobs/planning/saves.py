@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from contracts.telemetry.steps import CheckpointItem
-from contracts.telemetry.words import MOST_CHECKPOINTS
+from contracts.telemetry.vocabulary import MAX_CHECKPOINTS
 from jobs.models import Attempt, Job
 
 # Of an attempt: what its streams told, and whether nothing of them was lost.
@@ -46,7 +46,7 @@ def read_with(reader: Reader) -> None:
 
 def most_kept(job: Job) -> int:
     """How many of an attempt stay, as far as is known."""
-    most: int = job.spec.get("train", {}).get("keep_checkpoints", MOST_CHECKPOINTS)
+    most: int = job.spec.get("train", {}).get("keep_checkpoints", MAX_CHECKPOINTS)
     return most
 
 

@@ -8,7 +8,7 @@ import redis
 from django.db import transaction
 from django.utils import timezone
 
-from contracts.join import Joined, JoinRequest
+from contracts.hosts import JoinRequest, JoinResponse
 from jobs.core.audit import record
 from jobs.core.redis_connection import connect
 from jobs.models import Host, JoinToken, Member
@@ -26,7 +26,7 @@ class BusyHostError(Exception):
         super().__init__(f"Host {name} still has {some}. Cancel the jobs, or mark the silent host as lost.")
 
 
-def join(told: JoinRequest, address: str) -> tuple[Joined, bool]:
+def join(told: JoinRequest, address: str) -> tuple[JoinResponse, bool]:
     """What the machine needs, and whether it became the host just now rather than being it already.
 
     Raises:

@@ -14,7 +14,7 @@ from django.conf import settings
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from contracts.telemetry.words import TIMED_STEPS
+from contracts.telemetry.vocabulary import TIMED_STEPS
 from jobs.core.kinds import command_words
 from planner.cost.learning import LEAST_TENSORS
 from planner.report import duration, size

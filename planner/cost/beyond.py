@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contracts.telemetry.words import Op
+from contracts.telemetry.vocabulary import Op
 from planner.cost.traffic.expert import dispatched_rows, row_bytes
 from planner.cost.traffic.tally import Collective
 from planner.facts.layout import axis_group

@@ -8,7 +8,7 @@ from typing import NotRequired
 
 from typing_extensions import TypedDict
 
-from contracts.telemetry.words import Axis, Op
+from contracts.telemetry.vocabulary import Axis, Op
 from planner.cost.beside import allowance, on
 from planner.cost.correction import Interval, interval
 from planner.cost.learning import memory_correction, memory_interval

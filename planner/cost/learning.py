@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-from contracts.telemetry.words import Op
+from contracts.telemetry.vocabulary import Op
 from planner.cost.correction import Correction, Interval, correction_of, sureness
 from planner.cost.memory import memory
 from planner.facts.collectives import bus_factor

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from contracts.telemetry.words import Axis
+from contracts.telemetry.vocabulary import Axis
 from planner.cost.compute import Halves
 from planner.cost.pipes import bubble_ratio
 from planner.facts.spec import JobSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from contracts.telemetry.words import Axis
+from contracts.telemetry.vocabulary import Axis
 
 
 class Parts(NamedTuple):

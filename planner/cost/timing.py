@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
-from contracts.telemetry.words import Axis
+from contracts.telemetry.vocabulary import Axis
 from planner.cost import beyond
 from planner.cost.alike import unlike_stages
 from planner.cost.compute import Compute, Halves

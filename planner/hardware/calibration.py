@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from contracts.telemetry.words import Op
+from contracts.telemetry.vocabulary import Op
 from planner.facts.precision import mix_of
 from planner.facts.spec import JobSpec
 from planner.facts.stages import micro_batch_tokens

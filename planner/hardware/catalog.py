@@ -298,7 +298,7 @@ def _words(device_name: str) -> set[str]:
 
 def on_cores(sheet: Cluster, cores: int | None, bf16: str | None) -> Cluster:
     """A CPU's data sheet with what a machine tells of its cores: how many, and how they compute bf16
-    (`contracts.facts.HostFacts`; None is not told)."""
+    (`contracts.hosts.HostFacts`; None is not told)."""
     accelerator = sheet.accelerator
     if bf16 == "scalar":
         accelerator = accelerator.model_copy(update={"bf16_flops": _SCALAR_BF16 * accelerator.fp32_flops})

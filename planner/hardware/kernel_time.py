@@ -16,7 +16,7 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-from contracts.telemetry.words import Op
+from contracts.telemetry.vocabulary import Op
 from planner.facts.collectives import bus_factor
 from planner.facts.precision import GemmType
 from planner.hardware.cluster import Accelerator, Cluster, Span

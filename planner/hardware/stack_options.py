@@ -11,7 +11,7 @@ import re
 from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
-from contracts.telemetry.words import Axis
+from contracts.telemetry.vocabulary import Axis
 from planner.facts.layout import axis_group
 from planner.facts.resources import CudaGraphs, SoftwareSpec, StackName
 from planner.facts.spec import JobSpec

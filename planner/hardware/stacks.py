@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from contracts.telemetry.words import Axis
+from contracts.telemetry.vocabulary import Axis
 from planner.facts.model_shapes import is_moe_layer, layer_flops, score_flops, single_flops
 from planner.facts.resources import StackName
 from planner.facts.spec import JobSpec, Layout

@@ -1,4 +1,4 @@
-"""What crosses a process boundary: what fits comes back unchanged, anything else is refused in one way only."""
+"""Codecs return valid messages unchanged, and refuse all others with BadMessageError."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.codec import (
-    EVENT_BYTES,
+    MAX_EVENT_BYTES,
     BadMessageError,
-    checked_exit,
-    checked_order,
     decode_batch,
     decode_event,
     decode_frame,
     encode_batch,
     encode_event,
     salvage_frame,
+    validate_exit_report,
+    validate_launch_order,
 )
 from contracts.control import Event
 from tests.support.timelines import item as timeline
 
-TURNED, UPRIGHT = "deli\u202eaf \u2066x", r"deli\u202eaf \u2066x"
+REVERSED, ESCAPED = "deli\u202eaf \u2066x", r"deli\u202eaf \u2066x"
 
 CELL = {
     "phase": "step",
@@ -112,27 +112,27 @@ ORDER: dict[str, Any] = {
 
 
 def changed(message: dict[str, Any], path: str, value: object) -> dict[str, Any]:
-    """A deep copy with one value replaced."""
+    """Return a deep copy with one value replaced."""
     copy: Any = json.loads(json.dumps(message))
-    *way, last = path.split("/")
+    *parents, last = path.split("/")
     inner = copy
-    for part in way:
+    for part in parents:
         inner = inner[int(part) if isinstance(inner, list) else part]
     inner[int(last) if isinstance(inner, list) else last] = value
     return dict(copy)
 
 
-def test_what_fits_comes_back_as_it_was() -> None:
+def test_valid_messages_survive_a_round_trip() -> None:
     event: Any = HOST
     assert decode_event(encode_event(event)) == HOST
     assert decode_frame(msgpack.packb(FRAME)) == FRAME
     batch: Any = {"v": 1, "job": "abc", "attempt": 1, "time": 1.0, "items": [STEP]}
     assert decode_batch(encode_batch(batch)) == batch
-    assert checked_exit(EXIT) == EXIT
-    assert checked_order(ORDER) == ORDER
+    assert validate_exit_report(EXIT) == EXIT
+    assert validate_launch_order(ORDER) == ORDER
 
 
-def test_a_newer_writers_field_is_passed_over() -> None:
+def test_ignores_unknown_field_of_newer_writer() -> None:
     assert decode_event(msgpack.packb({**HOST, "temperature": [40, 41]})) == HOST
 
 
@@ -166,7 +166,7 @@ WRONG = [
 @pytest.mark.parametrize(
     ("path", "value", "field"), WRONG, ids=[f"{path}={str(value)[:20]!r}" for path, value, _ in WRONG]
 )
-def test_what_does_not_fit_is_refused_by_name_on_both_ways(path: str, value: object, field: str) -> None:
+def test_refuses_invalid_field_on_encode_and_decode(path: str, value: object, field: str) -> None:
     wrong: Any = changed(HOST, path, value)
     with pytest.raises(BadMessageError, match=field):
         decode_event(msgpack.packb(wrong))
@@ -175,13 +175,13 @@ def test_what_does_not_fit_is_refused_by_name_on_both_ways(path: str, value: obj
 
 
 @pytest.mark.parametrize("body", [b"", b"\xc1", b"\x91" * 5000, b"\xdf\xff\xff\xff\xff", msgpack.packb([]), b"{}"])
-def test_bytes_that_are_no_message_are_refused_alike(body: bytes) -> None:
+def test_refuses_bytes_that_are_no_message(body: bytes) -> None:
     for decode in (decode_event, decode_frame, decode_batch):
         with pytest.raises(BadMessageError):
             decode(body)
 
 
-def test_of_a_frame_with_wrong_items_the_others_stay() -> None:
+def test_salvages_valid_items_of_a_frame() -> None:
     wrong = [{**STEP, "loss": math.nan}, {"kind": "nothing"}, [], None]
     frame, problems = salvage_frame(msgpack.packb({**FRAME, "items": [STEP, *wrong, STEP]}))
     assert frame == {**FRAME, "items": [STEP, STEP]}
@@ -191,22 +191,22 @@ def test_of_a_frame_with_wrong_items_the_others_stay() -> None:
 
 
 @pytest.mark.parametrize("change", [{"items": "none"}, {"items": [{}], "v": 2}, {"items": [{}], "job": "../x"}])
-def test_what_is_no_frame_is_not_salvaged(change: dict[str, Any]) -> None:
+def test_salvage_refuses_a_frame_with_invalid_fields(change: dict[str, Any]) -> None:
     with pytest.raises(BadMessageError):
         salvage_frame(msgpack.packb({**FRAME, **change}))
 
 
-def test_a_message_over_its_bound_is_not_even_read() -> None:
+def test_refuses_message_above_its_size_limit() -> None:
     with pytest.raises(BadMessageError, match="8,388,609 bytes, more than the limit of 8,388,608"):
-        decode_event(b"\0" * (EVENT_BYTES + 1))
+        decode_event(b"\0" * (MAX_EVENT_BYTES + 1))
 
 
-def test_what_is_nested_too_deep_is_refused() -> None:
+def test_refuses_deeply_nested_json() -> None:
     deep: Any = {}
     for _ in range(100):
         deep = {"in": deep}
     with pytest.raises(BadMessageError, match="deeper"):
-        checked_order({**ORDER, "spec": deep})
+        validate_launch_order({**ORDER, "spec": deep})
 
 
 ANYTHING = st.recursive(
@@ -216,36 +216,36 @@ ANYTHING = st.recursive(
 )
 
 
-def places(message: object, so_far: str = "") -> list[str]:
-    """The path of every value inside a message."""
-    found = [so_far] if so_far else []
+def get_paths(message: object, prefix: str = "") -> list[str]:
+    """Return the path of every value in a message."""
+    found = [prefix] if prefix else []
     pairs: Any = (
         message.items() if isinstance(message, dict) else enumerate(message) if isinstance(message, list) else ()
     )
     for key, value in pairs:
-        found += places(value, f"{so_far}/{key}" if so_far else str(key))
+        found += get_paths(value, f"{prefix}/{key}" if prefix else str(key))
     return found
 
 
 @settings(max_examples=400, deadline=None)
-@given(st.sampled_from(places(HOST)), ANYTHING)
-def test_any_value_in_any_place_is_taken_or_refused_never_worse(path: str, value: object) -> None:
+@given(st.sampled_from(get_paths(HOST)), ANYTHING)
+def test_accepts_or_refuses_any_value_in_any_field(path: str, value: object) -> None:
     wrong = changed(HOST, path, value)
     try:
         body = msgpack.packb(wrong)
     except (ValueError, OverflowError, UnicodeEncodeError):
         return
     try:
-        taken: Event = decode_event(body)
+        decoded: Event = decode_event(body)
     except BadMessageError:
         return
-    json.dumps(taken, allow_nan=False)  # what was taken, a database takes
-    assert "\\u0000" not in json.dumps(taken)
+    json.dumps(decoded, allow_nan=False)  # a database can store it
+    assert "\\u0000" not in json.dumps(decoded)
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=200) | ANYTHING.map(lambda value: repr(value).encode()))
-def test_any_bytes_are_refused_never_worse(body: bytes) -> None:
+def test_refuses_random_bytes(body: bytes) -> None:
     for decode in (decode_event, decode_frame, decode_batch):
         with pytest.raises(BadMessageError):
             decode(body)
@@ -255,7 +255,7 @@ SENT: tuple[Any, ...] = (0, "all_reduce", 1, 0, 0, 10, 4000, -1)
 
 
 @pytest.mark.parametrize(
-    ("nonsense", "words"),
+    ("invalid_item", "problem"),
     [
         (timeline(0, calls=[(1, *SENT[1:])]), "unknown group"),
         (timeline(0, calls=[(*SENT[:5], 2**62, *SENT[6:])]), "outside its step"),
@@ -265,39 +265,39 @@ SENT: tuple[Any, ...] = (0, "all_reduce", 1, 0, 0, 10, 4000, -1)
         ({**timeline(0, calls=[SENT]), "spans": {**timeline(0)["spans"], "chunk": [0]}}, "differ in length"),
     ],
 )
-def test_a_step_that_cannot_be_told_is_left_out_by_itself(nonsense: Any, words: str) -> None:
-    """As a file for Perfetto or Chrome it was a 500, and a run's diagnosis ended with it."""
-    frame = {"v": 1, "job": "abc", "attempt": 1, "rank": 0, "items": [nonsense, timeline(0, calls=[SENT])]}
-    found, problems = salvage_frame(msgpack.packb(frame))
-    assert [item["kind"] for item in found["items"]] == ["timeline"]
+def test_salvage_drops_inconsistent_timelines(invalid_item: Any, problem: str) -> None:
+    """Prevent an HTTP 500 of the trace export and of the diagnosis."""
+    frame = {"v": 1, "job": "abc", "attempt": 1, "rank": 0, "items": [invalid_item, timeline(0, calls=[SENT])]}
+    salvaged, problems = salvage_frame(msgpack.packb(frame))
+    assert [item["kind"] for item in salvaged["items"]] == ["timeline"]
     assert len(problems) == 1
-    assert words in problems[0]
+    assert problem in problems[0]
 
 
 @pytest.mark.parametrize("number", [1e101, -1e101, 1e308])
-def test_a_number_whose_sums_are_none_is_refused(number: float) -> None:
-    """Each is finite, and their sum was not: pages and REST of the run were a 500, its diagnosis none."""
-    told = {"kind": "eval", "rank": 0, "time": 1.0, "step": 1, "loss": number}
-    frame = {"v": 1, "job": "abc", "attempt": 1, "rank": 0, "items": [told, {**told, "loss": 3.4e38}]}
-    found, problems = salvage_frame(msgpack.packb(frame))
-    assert [item["loss"] for item in found["items"]] == [3.4e38]
+def test_refuses_numbers_whose_sum_can_overflow(number: float) -> None:
+    """Prevent an HTTP 500 of the pages of the run, because the sum of such numbers is infinite."""
+    item = {"kind": "eval", "rank": 0, "time": 1.0, "step": 1, "loss": number}
+    frame = {"v": 1, "job": "abc", "attempt": 1, "rank": 0, "items": [item, {**item, "loss": 3.4e38}]}
+    salvaged, problems = salvage_frame(msgpack.packb(frame))
+    assert [valid["loss"] for valid in salvaged["items"]] == [3.4e38]
     assert len(problems) == 1
 
 
-def test_seconds_whose_sums_are_none_are_refused() -> None:
-    told = {"kind": "traffic", "rank": 0, "time": 1.0, "cells": [{**CELL, "busy_s": 1e308}], "dropped": 0}
-    frame = {"v": 1, "job": "abc", "attempt": 1, "rank": 0, "items": [told]}
-    found, problems = salvage_frame(msgpack.packb(frame))
-    assert (found["items"], len(problems)) == ([], 1)
+def test_refuses_seconds_whose_sum_can_overflow() -> None:
+    item = {"kind": "traffic", "rank": 0, "time": 1.0, "cells": [{**CELL, "busy_s": 1e308}], "dropped": 0}
+    frame = {"v": 1, "job": "abc", "attempt": 1, "rank": 0, "items": [item]}
+    salvaged, problems = salvage_frame(msgpack.packb(frame))
+    assert (salvaged["items"], len(problems)) == ([], 1)
 
 
-def test_words_for_people_turn_no_line_round_and_lines_of_logs_stay_what_they_are() -> None:
-    told = checked_exit({**EXIT, "reason": TURNED, "signal": TURNED, "log_tail": [TURNED]})
-    assert (told["reason"], told["signal"], told["log_tail"]) == (UPRIGHT, UPRIGHT, [TURNED])
-    assert len(checked_exit({**EXIT, "reason": "\u202e" * 1000})["reason"]) == 1000, "as long as is kept of one"
+def test_escapes_direction_overrides_in_texts_but_not_in_log_lines() -> None:
+    report = validate_exit_report({**EXIT, "reason": REVERSED, "signal": REVERSED, "log_tail": [REVERSED]})
+    assert (report["reason"], report["signal"], report["log_tail"]) == (ESCAPED, ESCAPED, [REVERSED])
+    assert len(validate_exit_report({**EXIT, "reason": "\u202e" * 1000})["reason"]) == 1000
     for legitimate in (
         "\u0645\u0631\u062d\u0628\u0627\u200f!",
         "\U0001f469\u200d\U0001f4bb",
         "\u05e9\u05dc\u05d5\u05dd",
     ):
-        assert checked_exit({**EXIT, "reason": legitimate})["reason"] == legitimate
+        assert validate_exit_report({**EXIT, "reason": legitimate})["reason"] == legitimate

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from contracts.names import wanted_key
+from contracts.names import requested_timelines_key
 from tests.jobs.traces.hostile import HOSTILE
 from tests.jobs.traces.test_imports import gpu_trace
 from tests.support.browser import context_of
@@ -124,7 +124,7 @@ def test_a_step_is_asked_for_from_the_page(browser: Browser, here: Site, job: st
     page.fill("#timeline-wanted", "77")
     page.click("#timeline-ask button")
     expect(page.locator("#timeline-ask output")).to_contain_text("Tracing step 77.")
-    assert here.redis.client().smembers(wanted_key(job, 1)) == {b"77"}
+    assert here.redis.client().smembers(requested_timelines_key(job, 1)) == {b"77"}
     page.context.close()
 
 

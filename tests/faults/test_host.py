@@ -18,7 +18,7 @@ import pytest
 from celery import Celery
 
 from contracts.names import TASK_LAUNCH, cancel_key, host_queue
-from contracts.telemetry.words import VERSION
+from contracts.telemetry.vocabulary import VERSION
 from tests.support.host import NAME, Host, host
 from tests.support.processes import ROOT, RedisServer, gone, wait_until
 from workers.host.attempts import attempt_dir

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from contracts.codec import BATCH_BYTES, decode_event
+from contracts.codec import MAX_BATCH_BYTES, decode_event
 from contracts.names import events_stream, telemetry_stream
 from tests.support.host import host
 from tests.support.processes import RedisServer, wait_until
@@ -42,7 +42,7 @@ def test_a_job_that_breaks_files_logs_and_telemetry_harms_itself_alone(
 
         entries: Any = redis_service.client().xrange(telemetry_stream("hostile", 1))
         sizes = [len(fields[b"b"]) for _, fields in entries]
-        assert max(sizes) <= BATCH_BYTES
+        assert max(sizes) <= MAX_BATCH_BYTES
         assert sum(sizes) < LOG_BURST + AT_MOST_S * LOG_BYTES_PER_S + 2**20
         assert sum(item["items"] for item in machine.items("hostile", "gap")) == len(told) - 1
 

@@ -21,7 +21,7 @@ from rest_framework.test import APIClient
 
 from contracts.control import VERSION
 from contracts.names import events_stream
-from contracts.signing import entry
+from contracts.security import build_signed_entry
 from jobs.core.sealed_values import signing_keys
 from jobs.models import Attempt, Host, Job, Member
 from jobs.queue import actions
@@ -133,7 +133,7 @@ def signed(event: dict[str, Any]) -> Any:
     host, _ = Host.objects.get_or_create(name=name, defaults={**told, "last_seen": timezone.now()})
     if host.generation == 0:
         Host.objects.filter(pk=host.pk).update(generation=1)
-    return entry(bytes.fromhex(signing_keys(name, max(1, host.generation))[0]), msgpack.packb(event))
+    return build_signed_entry(bytes.fromhex(signing_keys(name, max(1, host.generation))[0]), msgpack.packb(event))
 
 
 _sequence = itertools.count(1)

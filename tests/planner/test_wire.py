@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from contracts.telemetry.words import Op
+from contracts.telemetry.vocabulary import Op
 from planner.cost.wire import gloo_bytes
 
 MIB = 2**20

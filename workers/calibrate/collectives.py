@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 import torch.distributed as dist
 
-from contracts.telemetry.words import Op
+from contracts.telemetry.vocabulary import Op
 from planner.hardware.profile import CollectivePoint
 from workers.calibrate.clock import Crew, added_seconds
 from workers.calibrate.compute import some_layers

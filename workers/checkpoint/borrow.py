@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
-from contracts.codec import BadMessageError, checked_loan
-from contracts.loans import Loan
+from contracts.codec import BadMessageError, validate_loan
+from contracts.control import Loan
 from workers.checkpoint import folder
 from workers.checkpoint.coordination import on_first_rank, words_of
 from workers.checkpoint.lend import (
@@ -172,6 +172,6 @@ def _told(path: Path) -> Loan:
             raise UserError(f"The host with the checkpoint did not answer within {PATIENCE_S:.0f} s")
         time.sleep(LOOK_S)
     try:
-        return checked_loan(json.loads(path.read_text()))
+        return validate_loan(json.loads(path.read_text()))
     except (ValueError, BadMessageError) as error:
         raise UserError(f"The supervisor sent an invalid checkpoint offer: {error}") from None

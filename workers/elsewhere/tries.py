@@ -10,7 +10,7 @@ from typing import cast
 
 from contracts.telemetry.batches import Item
 from contracts.telemetry.steps import Cell
-from contracts.telemetry.words import SCRIPT_SETUP_STEPS
+from contracts.telemetry.vocabulary import SCRIPT_SETUP_STEPS
 from workers.host.supervisor.tally import CellKey, cell_key
 
 Cells = dict[CellKey, Cell]

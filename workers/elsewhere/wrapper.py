@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
-from contracts.fields import HOST_NAME
+from contracts.fields import HOST_NAME_PATTERN
 from workers.elsewhere.command import CommandError, Launch, understand
 from workers.elsewhere.joining import Asked, Joining, Run
 from workers.elsewhere.terminal import say, shell_code
@@ -201,7 +201,7 @@ def _node_name(environment: Mapping[str, str], launch: Launch, node: int | None)
     name = re.sub(r"[^A-Za-z0-9._-]", "-", environment.get("SLURMD_NODENAME") or socket.gethostname())[:80]
     if launch.ranks == 1 and launch.nodes > 1 and node is not None:
         name = f"{name}-{node}"
-    return name if re.fullmatch(HOST_NAME, name) else f"node-{name}".strip("-")
+    return name if re.fullmatch(HOST_NAME_PATTERN, name) else f"node-{name}".strip("-")
 
 
 def _script_name(command: list[str]) -> str:

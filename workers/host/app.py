@@ -10,14 +10,14 @@ import logging
 from celery import Celery
 from celery.signals import setup_logging, worker_ready, worker_shutdown
 
-from contracts.codec import BadMessageError, checked_lend_order, checked_log_order, checked_order
+from contracts.codec import BadMessageError, validate_launch_order, validate_lend_order, validate_log_order
 from contracts.names import (
     TASK_ACKNOWLEDGE,
     TASK_LAUNCH,
     TASK_LEND,
     TASK_READ_LOG,
-    TASK_TELL_AGAIN,
-    host_keys,
+    TASK_RESEND_REPORT,
+    host_key_prefix,
     host_queue,
 )
 from workers.host.apart.isolation import isolated
@@ -56,7 +56,7 @@ app.conf.update(
     broker_transport_options={
         "visibility_timeout": 60,
         "socket_keepalive": True,
-        **keys_below(host_keys(settings.name)),
+        **keys_below(host_key_prefix(settings.name)),
     },
 )
 
@@ -68,7 +68,7 @@ starter = Starter(settings, reporter.ends)
 def launch(told: object) -> None:
     """Start the supervisor of an attempt, once however often the order is delivered, and not when it is stale."""
     try:
-        order = checked_order(told)
+        order = validate_launch_order(told)
     except BadMessageError as error:
         log.warning("refused an order: %s", error)
         return
@@ -90,7 +90,7 @@ def acknowledge(job: str, attempt: int) -> None:
         target.acknowledged.touch()
 
 
-@app.task(name=TASK_TELL_AGAIN)
+@app.task(name=TASK_RESEND_REPORT)
 def tell_again(job: str, attempt: int) -> None:
     """The controller asks after an attempt that it was told the end of: its database is a copy from before."""
     attempt_dir(settings.run_dir, job, attempt).acknowledged.unlink(missing_ok=True)
@@ -101,7 +101,7 @@ def tell_again(job: str, attempt: int) -> None:
 def read_log(told: object) -> None:
     """Answer with a part of a log, unless nobody waits for it any more."""
     try:
-        order = checked_log_order(told)
+        order = validate_log_order(told)
     except BadMessageError as error:
         log.warning("refused a log request: %s", error)
         return
@@ -114,7 +114,7 @@ def read_log(told: object) -> None:
 def lend(told: object) -> None:
     """Have a checkpoint of this host sent to an attempt that runs on others, unless the order is stale."""
     try:
-        order = checked_lend_order(told)
+        order = validate_lend_order(told)
     except BadMessageError as error:
         log.warning("refused an order to send a checkpoint: %s", error)
         return

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from contracts.codec import BadMessageError, checked_exit, checked_order
+from contracts.codec import BadMessageError, validate_exit_report, validate_launch_order
 from contracts.control import VERSION, AttemptReport, ExitReport, LaunchOrder, Outcome
 from workers.host.files import BadFileError, read_json
 from workers.host.processes import ProcessId, process_id
@@ -121,7 +121,7 @@ class AttemptDir(NamedTuple):
     def read_order(self) -> LaunchOrder:
         """Raises BadFileError."""
         try:
-            return checked_order(read_json(self.order))
+            return validate_launch_order(read_json(self.order))
         except BadMessageError as error:
             raise BadFileError(f"order.json: {error}") from None
 
@@ -131,7 +131,7 @@ class AttemptDir(NamedTuple):
         if told is None:
             return None
         try:
-            report = checked_exit(told)
+            report = validate_exit_report(told)
         except BadMessageError as error:
             raise BadFileError(f"exit.json: {error}") from None
         if (report["job"], report["attempt"]) != (self.job, self.attempt):

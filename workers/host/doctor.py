@@ -17,7 +17,15 @@ from typing import Any
 
 import redis
 
-from contracts.findings import Finding, as_json, exit_code, of_clock, of_disk, of_names, told
+from contracts.doctor import (
+    Finding,
+    check_clock,
+    check_disk,
+    check_host_name,
+    format_findings,
+    format_findings_as_json,
+    get_exit_code,
+)
 from contracts.names import host_queue
 from workers.host.address import address_towards, listening
 from workers.host.apart.isolation import isolated
@@ -50,7 +58,7 @@ def findings() -> Iterator[Finding]:
         yield from _address(settings, redis_url)
     if url := os.environ.get("MESHBOARD_URL"):
         yield _board(url)
-    yield of_names()
+    yield check_host_name()
     yield from _folders(settings)
     yield _isolation(settings)
     yield from _gpus(settings)
@@ -91,7 +99,7 @@ def _redis(url: str, name: str) -> Iterator[Finding]:
 
             yield Finding("ok", "Redis", f"{place} answers; {client.llen(host_queue(name))} orders in the queue")
             offset_s, took_s = clock_offset(now)
-            yield of_clock("Redis", offset_s, took_s / 2)
+            yield check_clock("Redis", offset_s, took_s / 2)
     except redis.AuthenticationError as error:
         advice = "if the host was removed or Redis was emptied, join again with workers.host.join and a new token"
         yield Finding("fail", "Redis", f"{place} does not know this host: {error}", advice)
@@ -130,7 +138,7 @@ def _board(url: str) -> Finding:
 def _folders(settings: HostSettings) -> Iterator[Finding]:
     named: list[tuple[str, Path]] = [("runs", settings.run_dir), ("checkpoints", settings.checkpoint_root)]
     for what, folder in named:
-        yield of_disk(what, folder)
+        yield check_disk(what, folder)
         there = next((path for path in (folder, *folder.parents) if path.exists()), Path("/"))
         if not os.access(there, os.W_OK):
             words = f"{what}, {folder}: the host worker has no write permission"
@@ -195,8 +203,8 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
     found = list(findings())
-    print(as_json(found) if options.json else told(found))
-    return exit_code(found)
+    print(format_findings_as_json(found) if options.json else format_findings(found))
+    return get_exit_code(found)
 
 
 if __name__ == "__main__":

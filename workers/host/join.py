@@ -20,9 +20,9 @@ from http.client import HTTPException
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
-from contracts.join import JOIN_PATH, Joined, JoinRequest
+from contracts.hosts import JOIN_PATH, JoinRequest, JoinResponse
 from contracts.names import host_queue
-from contracts.secret import SecretError, in_file
+from contracts.security import SecretError, read_secret_file
 from workers.host.facts import machine
 from workers.host.facts.gpus import Gpus
 from workers.host.joined import Kept, kept_file, read_or_make, write
@@ -57,7 +57,7 @@ def main() -> int:
             logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
         url = _board(options.url, options.insecure or is_on("MESHBOARD_JOIN_INSECURE"))
         settings = _settings(options)
-        token = options.token or in_file(TOKEN) or os.environ.get(TOKEN, "")
+        token = options.token or read_secret_file(TOKEN) or os.environ.get(TOKEN, "")
         kept = _join(url, settings, token)
     except (SettingError, SecretError, RefusedError) as error:
         print(f"meshboard: {error}", file=sys.stderr)
@@ -164,15 +164,15 @@ def _request(settings: HostSettings, identity: str, token: str) -> JoinRequest:
     return request
 
 
-def _ask(url: str, request: JoinRequest) -> Joined:
+def _ask(url: str, request: JoinRequest) -> JoinResponse:
     """Raises AwayError, RefusedError."""
     headers = {"Content-Type": "application/json"}
     asked = urllib.request.Request(url + JOIN_PATH, json.dumps(request).encode(), headers)  # noqa: S310 - `_board` looked
     opener = urllib.request.build_opener(_NoRedirect)
     try:
         with opener.open(asked, timeout=TIMEOUT_S) as answer:
-            told: Joined = json.loads(answer.read(ANSWER_BYTES))
-            return Joined(name=told["name"], redis_url=told["redis_url"], key=told["key"])
+            told: JoinResponse = json.loads(answer.read(ANSWER_BYTES))
+            return JoinResponse(name=told["name"], redis_url=told["redis_url"], key=told["key"])
     except urllib.error.HTTPError as error:
         words = _words(error)
         if error.code in (429, 502, 503, 504):

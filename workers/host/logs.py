@@ -7,8 +7,8 @@ import os
 from typing import NamedTuple
 
 from contracts.codec import encode_log_part
-from contracts.gangs import ranks_here
-from contracts.logs import PART_BYTES, VERSION, LogOrder, LogPart
+from contracts.control import get_local_ranks
+from contracts.logs import MAX_LOG_PART_BYTES, VERSION, LogOrder, LogPart
 from workers.host.apart.identity import user_of
 from workers.host.attempts import AttemptDir, attempt_dir
 from workers.host.files import BadFileError
@@ -59,7 +59,7 @@ def read_part(descriptor: int, offset: int, size: int) -> Part:
     if start >= size:
         return Part(b"", size)
     end = min(os.lseek(descriptor, start, os.SEEK_HOLE), size)
-    data = os.pread(descriptor, min(PART_BYTES, end - start), start)
+    data = os.pread(descriptor, min(MAX_LOG_PART_BYTES, end - start), start)
     if start + len(data) == end < size:
         return Part(data.rstrip(b"\0"), end)
     return Part(data, start + len(data) if data else size)
@@ -74,7 +74,7 @@ def _open(order: LogOrder, settings: HostSettings) -> int:
         raise NoLogError("This host no longer stores the log of this attempt.") from None
     user = user_of(launched, settings)
     owners = frozenset({os.geteuid()} if user is None else {os.geteuid(), user.uid})
-    path = _path(order, attempt, ranks_here(launched))
+    path = _path(order, attempt, get_local_ranks(launched))
     descriptor = open_log(attempt.logs, path, owners) if path else None
     if descriptor is None:
         raise NoLogError(f"This host has no readable {order['file']} log of this attempt.")

@@ -19,9 +19,9 @@ from redis.exceptions import RedisError
 
 from contracts.codec import encode_event
 from contracts.control import VERSION, AttemptReport, HostEvent
-from contracts.logs import ANSWER_S
+from contracts.logs import LOG_ANSWER_TTL_S
 from contracts.names import events_stream, log_key
-from contracts.signing import entry, sealed
+from contracts.security import build_signed_entry, prepend_signature
 from workers.host.attempts import attempts
 from workers.host.ends import Ends
 from workers.host.facts.gauge import Gauge
@@ -91,8 +91,8 @@ class Reporter:
         """Put an answer where the board waits for it, for a while. Raises RedisError."""
         key = log_key(self._settings.name, question)
         sent = self._redis.pipeline()
-        sent.rpush(key, sealed(self._settings.signing_key, body))
-        sent.pexpire(key, int(ANSWER_S * 1000))
+        sent.rpush(key, prepend_signature(self._settings.signing_key, body))
+        sent.pexpire(key, int(LOG_ANSWER_TTL_S * 1000))
         sent.execute()
 
     def _run(self) -> None:
@@ -167,7 +167,7 @@ class Reporter:
             event["use"] = use
         if (facts := self._gauge.facts()) is not None:
             event["facts"] = facts
-        signed: Any = entry(self._settings.signing_key, encode_event(event))
+        signed: Any = build_signed_entry(self._settings.signing_key, encode_event(event))
         self._redis.xadd(self._events, signed, maxlen=EVENTS_KEPT, approximate=True)
 
     def _attempts(self) -> list[AttemptReport]:

@@ -12,7 +12,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal, NamedTuple, cast
 
-from contracts.fields import HOST_NAME
+from contracts.fields import HOST_NAME_PATTERN
 from workers.host.address import LOOPBACK, address_towards
 from workers.host.facts.gpus import Gpus
 from workers.timeouts import DEFAULT_S
@@ -190,7 +190,7 @@ def _has_joined(file: Path) -> bool:
 
 
 def _host_name(name: str) -> str:
-    if not re.fullmatch(HOST_NAME, name):
+    if not re.fullmatch(HOST_NAME_PATTERN, name):
         raise SettingError(
             f"MESHBOARD_HOST_NAME is {name!r}. Use 1 to 100 characters from A-Z a-z 0-9 _ . -, but not . or - first."
         )

@@ -7,7 +7,7 @@ import logging.config
 import os
 from typing import cast
 
-from contracts.loglines import LogFormat, json_formatter
+from contracts.logs import LogFormat, build_json_formatter
 from workers.host.settings import SettingError
 
 NAME = "MESHBOARD_LOG_FORMAT"
@@ -31,7 +31,7 @@ def write_json(**_named: object) -> None:
         {
             "version": 1,
             "disable_existing_loggers": False,
-            "formatters": {"json": json_formatter()},
+            "formatters": {"json": build_json_formatter()},
             "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "json"}},
             "root": {"handlers": ["console"], "level": "INFO"},
         }

@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from contracts.telemetry.steps import Cell, PhaseItem
-from contracts.telemetry.words import SCRIPT_SETUP_STEPS
+from contracts.telemetry.vocabulary import SCRIPT_SETUP_STEPS
 from workers.meter.ending import end_as, fail, wind_up
 from workers.meter.exporter import Exporter
 from workers.meter.intercept import meter_every_group

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from contracts.telemetry.words import Op
+from contracts.telemetry.vocabulary import Op
 from planner.facts.resources import Device
 from workers.meter.group import Carried, MeteredGroup
 from workers.meter.recorder import Recorder

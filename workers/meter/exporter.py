@@ -22,7 +22,7 @@ import msgpack
 from contracts.telemetry.batches import Frame, Item
 from contracts.telemetry.steps import Cell, TrafficItem
 from contracts.telemetry.timeline import TimelineItem
-from contracts.telemetry.words import VERSION
+from contracts.telemetry.vocabulary import VERSION
 from workers.meter.gauges import Gauge
 from workers.meter.recorder import Recorder
 from workers.meter.standing import Watch

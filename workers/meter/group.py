@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from contracts.telemetry.words import Axis, Op
+from contracts.telemetry.vocabulary import Axis, Op
 from workers.meter.completion import (
     DevicePoller,
     WaitedFor,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from contracts.telemetry.timeline import GroupRanks
-from contracts.telemetry.words import Label, Op, Phase
+from contracts.telemetry.vocabulary import Label, Op, Phase
 from workers.meter.shares import Share
 
 MAX_GROUPS = 4096  # with the same ranks; those made later cannot be told from the last of them

@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, get_args
 
-from contracts.telemetry.steps import Cell, StepParts
+from contracts.telemetry.steps import Cell, StepBreakdown
 from contracts.telemetry.timeline import GroupRanks
-from contracts.telemetry.words import Axis, Label, Op, Phase, Work
+from contracts.telemetry.vocabulary import Axis, Label, Op, Phase, Work
 from planner.facts.collectives import algorithmic_bytes
 from workers.meter.groups import Counters, Group, Groups, Key, Pending
 from workers.meter.shares import Shares
@@ -97,7 +97,7 @@ class Recorder:
             self._log = StepLog(step)
         self.moved_s = time.perf_counter()
 
-    def end_step(self, step: int) -> StepParts:
+    def end_step(self, step: int) -> StepBreakdown:
         """The step is over; what comes before the next is kept with it. Records of it are let go."""
         for poll in self._pollers:
             poll()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from contracts.telemetry.steps import StepParts
-from contracts.telemetry.words import Label, Work
+from contracts.telemetry.steps import StepBreakdown
+from contracts.telemetry.vocabulary import Label, Work
 
 
 class Share:
@@ -59,12 +59,12 @@ class Shares:
         for share in self._by_axis.values():
             share.begin(now_s)
 
-    def end(self) -> StepParts:
+    def end(self) -> StepBreakdown:
         now_s = time.perf_counter()
         for share in self._by_axis.values():
             share.end(now_s)
         told = sorted(self._by_axis.items())
-        return StepParts(
+        return StepBreakdown(
             data=self.work_s.get("data", 0.0),
             optimizer=self.work_s.get("optimizer", 0.0),
             exposed={axis: share.exposed_s for axis, share in told if share.exposed_s},

@@ -7,7 +7,7 @@ import sys
 import time
 from types import FrameType
 
-from contracts.telemetry.health import Standing, StandingItem
+from contracts.telemetry.health import GroupProgress, StallItem
 from workers.meter.completion import MAIN_THREAD
 from workers.meter.groups import Group
 from workers.meter.recorder import Recorder
@@ -26,7 +26,7 @@ class Watch:
         self._told_s = 0.0
         self._stood = False
 
-    def look(self) -> StandingItem | None:
+    def look(self) -> StallItem | None:
         """What is to be told now, if anything: again and again while it stands, and once when it moves again."""
         now_s = time.perf_counter()
         still_s = now_s - self._recorder.moved_s
@@ -39,11 +39,11 @@ class Watch:
         return standing(self._recorder, still_s)
 
 
-def standing(recorder: Recorder, still_s: float) -> StandingItem:
+def standing(recorder: Recorder, still_s: float) -> StallItem:
     groups = [group for group in recorder.groups.all() if group.issued or group.passed]
     groups.sort(key=lambda group: not group.flying)  # those that something is on its way on are told in any case
     frame = sys._current_frames().get(MAIN_THREAD or 0)
-    return StandingItem(
+    return StallItem(
         kind="standing",
         rank=recorder.rank,
         time=time.time(),
@@ -55,9 +55,9 @@ def standing(recorder: Recorder, still_s: float) -> StandingItem:
     )
 
 
-def _of(recorder: Recorder, group: Group) -> Standing:
+def _of(recorder: Recorder, group: Group) -> GroupProgress:
     issued, ended, oldest = recorder.stands(group)
-    told = Standing(group=recorder.identity(group), issued=issued, ended=ended)
+    told = GroupProgress(group=recorder.identity(group), issued=issued, ended=ended)
     if oldest is not None:
         waits_for = recorder.waits_for
         told["op"], told["payload_bytes"] = oldest.key[1], oldest.payload_bytes

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import NamedTuple
 
-from contracts.telemetry.words import Work
+from contracts.telemetry.vocabulary import Work
 from workers.meter.groups import Pending
 from workers.meter.shares import Shares
 

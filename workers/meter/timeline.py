@@ -7,7 +7,7 @@ from collections import deque
 
 import msgpack
 
-from contracts.telemetry.timeline import Calls, GroupRanks, Spans, TimelineItem
+from contracts.telemetry.timeline import CollectiveCalls, ComputeSpans, GroupRanks, TimelineItem
 from workers.meter.groups import Group
 from workers.meter.recorder import Recorder
 from workers.meter.steps import StepLog
@@ -65,7 +65,9 @@ def timeline(recorder: Recorder, log: StepLog, most: int = 2**30) -> TimelineIte
     """One step, of which `most` calls and spans are told. What has not ended ends with the step, as far as is known."""
     began_s = log.began_s
     places: dict[Group, int] = {}
-    calls = Calls(group=[], op=[], sequence=[], issued_us=[], blocked_us=[], ended_us=[], payload_bytes=[], peer=[])
+    calls = CollectiveCalls(
+        group=[], op=[], sequence=[], issued_us=[], blocked_us=[], ended_us=[], payload_bytes=[], peer=[]
+    )
     for call in log.calls[:most]:
         place = places.setdefault(call.group, len(places))
         if place >= MOST_GROUPS:
@@ -81,7 +83,7 @@ def timeline(recorder: Recorder, log: StepLog, most: int = 2**30) -> TimelineIte
         calls["payload_bytes"].append(call.payload_bytes)
         calls["peer"].append(call.peer)
     shown = log.spans[:most]
-    spans = Spans(
+    spans = ComputeSpans(
         work=[span.work for span in shown],
         chunk=[span.chunk for span in shown],
         micro_batch=[span.micro_batch for span in shown],

@@ -13,9 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from contracts.allocations import WARNED, AllocationOrder
 from contracts.codec import BadMessageError
-from contracts.gangs import node_of
+from contracts.control import END_WARNING_SUFFIX, AllocationOrder, get_node_index
 from workers.elsewhere.joining import Asked, Joining, RefusedError, Run
 from workers.host.attempts import SOCKET_FOLDER, AttemptDir, socket_root
 from workers.host.settings import HostSettings
@@ -35,7 +34,7 @@ class Allocated(Supervisor):
     def __init__(self, attempt: AttemptDir, settings: HostSettings, folder: Path, line: GangLine, node: Node) -> None:
         super().__init__(attempt, settings, folder, line)
         self._slurm_job = node.slurm_job
-        self._warned = settings.run_dir.parents[1] / f"{node.slurm_job}.{WARNED}"
+        self._warned = settings.run_dir.parents[1] / f"{node.slurm_job}.{END_WARNING_SUFFIX}"
 
     def _shut_down(self) -> None:
         """Slurm's SIGTERM: it is cancelled, preempted, or its time is over. SIGKILL follows KillWait later, or when the
@@ -60,7 +59,7 @@ class Allocated(Supervisor):
         await super()._report()
 
     async def _tell_of_stop(self) -> None:
-        if node_of(self.order) != 0:
+        if get_node_index(self.order) != 0:
             return
         told = await asyncio.to_thread(why_ended, self._slurm_job)
         self.preempted = told == "preempted"

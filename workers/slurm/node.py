@@ -11,11 +11,10 @@ import subprocess
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 
-from contracts.allocations import AllocationOrder
-from contracts.codec import BadMessageError, checked_allocation
-from contracts.control import VERSION, Gang, LaunchOrder
+from contracts.codec import BadMessageError, validate_allocation_order
+from contracts.control import VERSION, AllocationOrder, Gang, LaunchOrder
 from contracts.control import Node as GangNode
-from contracts.fields import HOST_NAME
+from contracts.fields import HOST_NAME_PATTERN
 from planner.facts.kinds import saves
 from planner.facts.parse_spec import parse_spec
 from workers.host.address import address_towards
@@ -51,7 +50,7 @@ def read_order(file: BinaryIO) -> AllocationOrder:
         told = json.loads(base64.b64decode(file.read(ORDER_BYTES), validate=False))
     except (ValueError, binascii.Error, RecursionError) as error:
         raise BadMessageError(f"cannot read the launch order on standard input: {error}") from None
-    return checked_allocation(told)
+    return validate_allocation_order(told)
 
 
 def this_node(order: AllocationOrder) -> Node:
@@ -128,7 +127,7 @@ def _names(listed: str) -> tuple[str, ...]:
     except (OSError, subprocess.SubprocessError) as error:
         raise NoNodeError(f"scontrol cannot list the nodes of {listed[:200]}: {error}") from None
     names = tuple(said.split())
-    if wrong := [name for name in names if not re.fullmatch(HOST_NAME, name)]:
+    if wrong := [name for name in names if not re.fullmatch(HOST_NAME_PATTERN, name)]:
         raise NoNodeError(f"{wrong[0][:100]!r} is not a node name")
     return names
 

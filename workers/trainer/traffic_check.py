@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from contracts.telemetry.results import VerdictRow
 from contracts.telemetry.steps import Cell
-from contracts.telemetry.words import Label, Op, Phase
+from contracts.telemetry.vocabulary import Label, Op, Phase
 from planner.cost.traffic import Collective, eval_traffic, num_evals, routed_bytes, setup_traffic, step_traffic
 from planner.facts.layout import coordinates
 from planner.facts.spec import JobSpec

@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 from contracts.telemetry.batches import Item
 from contracts.telemetry.results import VerdictItem
-from contracts.telemetry.steps import EvalItem, PhaseItem, StepItem, StepParts
-from contracts.telemetry.words import Phase, Work
+from contracts.telemetry.steps import EvalItem, PhaseItem, StepBreakdown, StepItem
+from contracts.telemetry.vocabulary import Phase, Work
 from planner.facts.schedules import Action
 from planner.facts.spec import JobSpec, TrainSpec
 from workers.device import meet
@@ -362,7 +362,7 @@ def _is_due(step: int, every: int, steps: int) -> bool:
 
 
 def _step_item(
-    trainer: Trainer, index: int, ran: int, result: StepResult, elapsed: float, parts: StepParts
+    trainer: Trainer, index: int, ran: int, result: StepResult, elapsed: float, parts: StepBreakdown
 ) -> StepItem:
     spec = trainer.spec
     item = StepItem(

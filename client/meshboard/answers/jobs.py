@@ -39,10 +39,10 @@ class JobBrief(TypedDict):
 class Cell(TypedDict):
     """Cumulative counters of one (phase, op, axis, group size) on one rank.
 
-    `payload_bytes` counts what the caller handed over: the FULL (gathered) buffer for all_gather, reduce_scatter,
-    gather and scatter. `algorithmic_bytes` is what a bandwidth-optimal algorithm makes this rank send; of an
-    all-to-all with splits, what they send elsewhere. Both are counted when the collective is issued; `busy_s` sums
-    the durations of the `completed` ones.
+    `payload_bytes` counts the buffers of the caller: the full (gathered) buffer for all_gather, reduce_scatter,
+    gather and scatter. `algorithmic_bytes` counts what a bandwidth-optimal algorithm makes this rank send. For an
+    all-to-all with splits, it counts the bytes to other ranks. Both are counted when the collective is issued.
+    `busy_s` sums the durations of the `completed` collectives.
     """
 
     phase: Literal["setup", "step", "eval", "checkpoint", "proof", "teardown"]
@@ -69,7 +69,7 @@ class Cell(TypedDict):
 
 
 class CheckpointItem(TypedDict):
-    """Rank 0: a checkpoint is complete, or could not be written. `name` is job/attempt/step, None where it failed."""
+    """A checkpoint is complete or failed, sent by rank 0. `name` is job/attempt/step, or None if it failed."""
 
     kind: Literal["checkpoint"]
     rank: int
@@ -90,15 +90,15 @@ class LossPoint(TypedDict):
     time: float
 
 
-class Measured(TypedDict):
-    """Steps of a run as rank 0 timed them, without its first ones."""
+class StepTiming(TypedDict):
+    """Step time that rank 0 measured after the warm-up steps."""
 
     steps: int
     step_s: float
 
 
 class Summary(TypedDict):
-    """What stays of an attempt's telemetry when its stream is gone. Cells are each rank's last."""
+    """Summary of the telemetry of an attempt, which remains after its stream is deleted."""
 
     steps: int
     tokens_per_s: float | None
@@ -110,7 +110,7 @@ class Summary(TypedDict):
     checkpoints: NotRequired[list[CheckpointItem]]
     dry_runs: NotRequired[list[DryRunItem]]
     lab: NotRequired[dict[str, Any]]
-    measured: NotRequired[Measured]
+    measured: NotRequired[StepTiming]
     memory: NotRequired[dict[str, MemoryParts]]
     peak_bytes: NotRequired[dict[str, int]]
     profile: NotRequired[dict[str, Any]]
@@ -119,7 +119,7 @@ class Summary(TypedDict):
 
 
 class ExitReport(TypedDict):
-    """How an attempt ended: the supervisor's exit.json."""
+    """End of an attempt, which the supervisor writes to exit.json."""
 
     v: Literal[1]
     job: str

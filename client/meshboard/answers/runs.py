@@ -8,12 +8,11 @@ from meshboard.answers.plans import Interval, TimeEstimate
 
 
 class MemoryParts(TypedDict):
-    """Bytes of a rank's storages in a step, its run's last or one that is walked dry, counted part by part.
+    """Bytes of the storages of a rank by purpose, in the last step of a run or in a dry run.
 
-    `gradients`: once complete. `optimizer`: fp32 weights that are held apart, and moments. `copies`: of
-    checkpoints, where training computes. `gradients_then`: at the step's fullest moment, None where they came or
-    went as it passed. `beside`: what was held then beside all of these, so with such gradients in it; None where it
-    is not known.
+    `gradients` are complete gradients. `optimizer` contains separate fp32 weights and moments. `copies` are
+    checkpoint copies on the compute device. `gradients_then` are the gradients at the peak of the step, or None if
+    they changed during it. `beside` is the rest of the memory at the peak, or None if it is unknown.
     """
 
     parameters: int
@@ -25,10 +24,10 @@ class MemoryParts(TypedDict):
 
 
 class DryRunItem(TypedDict):
-    """What one step of `rank` would be, found without its peers; its collectives come as a verdict.
+    """Result of a dry step of one rank. Its collectives follow as a verdict.
 
-    `parameters` are what the rank keeps. `peak_bytes` is of tensors alive at once beside the optimiser's moments;
-    `optimizer_bytes`, those moments, come on top. `memory` has both by part. `flops` are those of products.
+    `parameters` are those that the rank stores. `peak_bytes` is the peak of live tensors without the optimizer
+    moments, whose bytes are `optimizer_bytes`. `memory` divides both by purpose. `flops` counts matmuls.
     """
 
     kind: Literal["dry_run"]
@@ -123,11 +122,11 @@ class LabResult(TypedDict):
     version: NotRequired[Literal[1]]
 
 
-class Choices(TypedDict):
-    """What routers chose for `tokens`, of all layers, in the first step compared; one process took the same.
+class RouterChoices(TypedDict):
+    """Router choices for `tokens` in all layers of the first compared step, which the reference replays.
 
-    Of `turned` it would have chosen another expert, more probable by at most `gap`: a difference of logarithms over
-    the rms of all experts' from their mean.
+    The reference would have chosen another expert for `turned` of them. `gap` is the largest difference of the
+    logarithms, divided by the rms over all experts.
     """
 
     tokens: int
@@ -135,8 +134,11 @@ class Choices(TypedDict):
     gap: float
 
 
-class ProcessProof(TypedDict):
-    """Steps, computed again by one process. Largest relative differences; `limit` is that of gradients."""
+class ReferenceProof(TypedDict):
+    """Steps that a single process computed again, with the largest relative differences.
+
+    `limit` is the limit for gradients.
+    """
 
     state: Literal["due", "equal", "apart", "not checked"]
     why: str
@@ -148,11 +150,11 @@ class ProcessProof(TypedDict):
     norm: float
     limit: float
     seconds: float
-    choices: NotRequired[Choices]
+    choices: NotRequired[RouterChoices]
 
 
 class ReplicaProof(TypedDict):
-    """Checksums of gradients and weights, compared over all ranks that hold the same part of a tensor."""
+    """Comparison of checksums of gradients and weights between all ranks with the same shard."""
 
     steps: list[int]
     parts: int
@@ -161,13 +163,14 @@ class ReplicaProof(TypedDict):
 
 
 class Mismatch(TypedDict):
-    """Something that is not what it must be.
+    """A value that differs from its expected value.
 
-    `apart` is the rms of the difference over the rms of what it must be, None where that is no number; beyond
-    `limit` it is more than rounding. `share` is a part of the model that nobody holds, or several do; `rows` are
-    sequences that a rank trained on in place of its own, and `apart` how many of its share. A router's `choice` is
-    apart by how much more probable what one process would have chosen was: a difference of logarithms over the rms
-    of all experts'.
+    For most kinds, `apart` is the rms of the difference divided by the rms of the expected value, or None if that
+    is not a number. Above `limit` it exceeds rounding. Exceptions:
+
+    - "share": no rank holds a part of the model, or several ranks hold it. - "rows": a rank trained on foreign
+    sequences. `apart` is their fraction of its sequences. - "choice": a router chose an expert that the reference
+    finds less probable. `apart` is the difference of the   logarithms divided by the rms over all experts.
     """
 
     what: Literal["gradient", "weight", "share", "rows", "update", "loss", "gradient norm", "choice"]
@@ -179,19 +182,19 @@ class Mismatch(TypedDict):
 
 
 class ProofItem(TypedDict):
-    """Rank 0: what is proven of this run so far; a later item replaces an earlier one."""
+    """Verification of the run so far, sent by rank 0. A later item replaces an earlier one."""
 
     kind: Literal["proof"]
     rank: int
     time: float
     replicas: ReplicaProof
-    one_process: ProcessProof
+    one_process: ReferenceProof
     wrong: list[Mismatch]
-    end: NotRequired[ProcessProof]
+    end: NotRequired[ReferenceProof]
 
 
 class VerdictRow(TypedDict):
-    """Predicted against measured for one (phase, op, axis); payload bytes."""
+    """Predicted and measured calls and payload bytes of one (phase, op, axis)."""
 
     phase: Literal["setup", "step", "eval", "checkpoint", "proof", "teardown"]
     op: Literal[

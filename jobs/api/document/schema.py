@@ -11,7 +11,7 @@ from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.utils import OpenApiResponse
 from pydantic import TypeAdapter
 
-from contracts.join import Joined, JoinRequest
+from contracts.hosts import JoinRequest, JoinResponse
 from jobs.api.document.lab_shapes import LabQuery, PrimitiveShown, PrimitiveTold
 from jobs.api.http.errors import RunEnded
 from jobs.api.http.problems import ProblemDetails
@@ -58,7 +58,7 @@ READ = (
 )
 TOLD = (
     *(ProjectTold, MemberTold, InvitationTold, NewInvitation, Variable, ApiToken, NewApiToken),
-    *(JobBrief, JobDetail, Waited, HostBrief, HostDetail, GivenUp, Joined, Token, NewToken),
+    *(JobBrief, JobDetail, Waited, HostBrief, HostDetail, GivenUp, JoinResponse, Token, NewToken),
     *(OpenedRun, NodeJoined, Heard, Met),
     *(History, Rows, Snapshot, Slow, Comparison, CheckpointTold, Results, PrimitiveTold, PrimitiveShown),
     *(ImportTold, FileSoFar, WebhookTold, NewWebhook, DeliveryTold, EndTold, MailsTold),

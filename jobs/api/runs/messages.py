@@ -9,7 +9,7 @@ from typing import IO, Any
 from rest_framework.exceptions import ParseError
 from rest_framework.parsers import BaseParser
 
-from contracts.codec import BATCH_BYTES, REPORT_BYTES
+from contracts.codec import MAX_BATCH_BYTES, MAX_REPORT_BYTES
 from jobs.api.http.parsers import TooLargeError
 
 
@@ -24,24 +24,24 @@ class MsgpackParser(BaseParser):
     ) -> Any:
         """Raises TooLargeError, ParseError."""
         request = (parser_context or {})["request"]
-        raw: bytes = stream.read(REPORT_BYTES + 1)
+        raw: bytes = stream.read(MAX_REPORT_BYTES + 1)
         if request.headers.get("Content-Encoding", "").strip().lower() == "deflate":
             raw = _inflated(raw)
-        if len(raw) > REPORT_BYTES:
-            raise TooLargeError(f"The message is larger than {REPORT_BYTES:,} bytes. Send smaller messages.")
+        if len(raw) > MAX_REPORT_BYTES:
+            raise TooLargeError(f"The message is larger than {MAX_REPORT_BYTES:,} bytes. Send smaller messages.")
         return raw
 
 
 def _inflated(raw: bytes) -> bytes:
     reader = zlib.decompressobj()
     try:
-        found = reader.decompress(raw, REPORT_BYTES + 1)
+        found = reader.decompress(raw, MAX_REPORT_BYTES + 1)
     except zlib.error as error:
         raise ParseError(f"The message cannot be decompressed with deflate: {error}") from None
     if reader.unconsumed_tail:
-        raise TooLargeError(f"The message is larger than {REPORT_BYTES:,} bytes. Send smaller messages.")
+        raise TooLargeError(f"The message is larger than {MAX_REPORT_BYTES:,} bytes. Send smaller messages.")
     return found
 
 
-BATCH_BODY = {"application/msgpack": {"type": "string", "format": "binary", "maxLength": BATCH_BYTES}}
-REPORT_BODY = {"application/msgpack": {"type": "string", "format": "binary", "maxLength": REPORT_BYTES}}
+BATCH_BODY = {"application/msgpack": {"type": "string", "format": "binary", "maxLength": MAX_BATCH_BYTES}}
+REPORT_BODY = {"application/msgpack": {"type": "string", "format": "binary", "maxLength": MAX_REPORT_BYTES}}

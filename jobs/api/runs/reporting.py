@@ -17,7 +17,7 @@ from rest_framework.permissions import IsAuthenticated
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from contracts.codec import BATCH_BYTES, BadMessageError, decode_batch, decode_report
+from contracts.codec import MAX_BATCH_BYTES, BadMessageError, decode_batch, decode_report
 from contracts.telemetry.batches import Batch
 from jobs.api.document.schema import of, ref, request_body
 from jobs.api.http.errors import LATER, RunEnded, of_request, refused
@@ -180,8 +180,8 @@ class Batches(OfRun):
         runs.refuse_ended(member.attempt)
         number = _number(request)
         raw = _raw(request)
-        if len(raw) > BATCH_BYTES:
-            return refuse(413, "message", f"The batch has {len(raw):,} bytes. Send at most {BATCH_BYTES:,} bytes.")
+        if len(raw) > MAX_BATCH_BYTES:
+            return refuse(413, "message", f"The batch has {len(raw):,} bytes. Send at most {MAX_BATCH_BYTES:,} bytes.")
         if problem := foreign(decode_batch(raw), member):
             return refuse(403, "message", problem)
         put(Place(run, attempt, node), number, raw, member.attempt.members.count())

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from contracts.findings import as_json, exit_code, told
+from contracts.doctor import format_findings, format_findings_as_json, get_exit_code
 from jobs.queue.engines.slurm import doctor as slurm
 from jobs.queue.engines.slurm.site import configured
 from jobs.queue.hosts.checks import board
@@ -28,6 +28,6 @@ class Command(BaseCommand):
         findings = list(board())
         if (site := configured()) is not None:
             findings += slurm.findings(site)
-        self.stdout.write(as_json(findings) if options["json"] else told(findings))
-        if code := exit_code(findings):
+        self.stdout.write(format_findings_as_json(findings) if options["json"] else format_findings(findings))
+        if code := get_exit_code(findings):
             sys.exit(code)

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from contracts.secret import SecretError, in_file
+from contracts.security import SecretError, read_secret_file
 from jobs.planning.queries import checked
 from jobs.queue.hosts import tokens
 from planner.facts.validation import SpecError
@@ -47,7 +47,7 @@ class Command(BaseCommand):
         try:
             asked = checked(tokens.TokenQuery, told)
             if options["given"]:
-                text = in_file(GIVEN) or os.environ.get(GIVEN, "")
+                text = read_secret_file(GIVEN) or os.environ.get(GIVEN, "")
                 token = tokens.keep(text, "manage.py", asked)
             else:
                 token, text = tokens.mint("manage.py", asked)

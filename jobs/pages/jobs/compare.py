@@ -11,7 +11,7 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.http import require_GET
 
-from contracts.telemetry.words import TIMED_STEPS
+from contracts.telemetry.vocabulary import TIMED_STEPS
 from jobs.core.access import visible_jobs
 from jobs.core.kinds import kind_of, layout_words
 from jobs.core.text import storable

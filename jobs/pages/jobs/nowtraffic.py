@@ -9,7 +9,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from contracts.names import telemetry_stream
-from contracts.telemetry.picked import picked_of
+from contracts.telemetry.batches import select_stream_items
 from jobs.core.redis_connection import connect
 from jobs.models import Member
 from jobs.pages.jobs.progress import Key, OfRunning
@@ -57,7 +57,7 @@ def _read(keys: list[Key]) -> dict[Key, float | None]:
         log.warning("Cannot read live traffic for the overview: %s", error)
         return rates
     for (job, attempt, _), entries in zip(streams, answers, strict=True):
-        found = rate(picked_of(reversed(entries), ["traffic", "step"]))
+        found = rate(select_stream_items(reversed(entries), ["traffic", "step"]))
         if found is not None:
             rates[job, attempt] = (rates[job, attempt] or 0.0) + found
     return rates

@@ -15,7 +15,7 @@ from django import db
 from django.conf import settings
 from django.db.models import QuerySet
 
-from contracts.codec import BadMessageError, checked_lend_order, checked_order
+from contracts.codec import BadMessageError, validate_launch_order, validate_lend_order
 from contracts.names import TASK_LAUNCH, TASK_LEND
 from jobs.core.sealed_values import loan_secret
 from jobs.models import Loan, Member, Outbox
@@ -76,7 +76,7 @@ def _order(told: Any, expires: float) -> Any:
         return None
     try:
         handed = {"variables": sealed} if (sealed := sealed_for(member, member.attempt.job)) else {}
-        return checked_order({**_with_loan(told, node), **handed, "expires": expires})
+        return validate_launch_order({**_with_loan(told, node), **handed, "expires": expires})
     except (BadMessageError, UnreadableError) as error:
         fail_unsent(member, f"the order to the host cannot be sent: {error}")
         return None
@@ -94,7 +94,7 @@ def _lend_order(told: Any, expires: float) -> Any:
     """The order as it leaves, None where the attempt has ended meanwhile."""
     if not _lent(told["job"], told["attempt"]).filter(attempt__ended__isnull=True).exists():
         return None
-    return checked_lend_order({**told, "secret": loan_secret(told["job"], told["attempt"]), "expires": expires})
+    return validate_lend_order({**told, "secret": loan_secret(told["job"], told["attempt"]), "expires": expires})
 
 
 def _lent(job: str, attempt: int) -> QuerySet[Loan]:

@@ -16,7 +16,7 @@ from django.db import Error, connection
 from django.db.migrations.executor import MigrationExecutor
 from django.utils import timezone
 
-from contracts.findings import Finding, is_loopback, of_clock, of_disk, of_names
+from contracts.doctor import Finding, check_clock, check_disk, check_host_name, is_loopback
 from jobs.core.redis_connection import connect_once
 from jobs.models import Host, JoinToken, Lease
 from jobs.queue.hosts.access import NoRightsError, probe
@@ -35,9 +35,9 @@ def board() -> Iterator[Finding]:
     yield from _guarded(_redis)
     yield from _guarded(_kept)
     yield _pages()
-    yield of_names()
-    yield of_disk("state", settings.STATE_DIR)
-    yield of_disk("histories", settings.HISTORY_DIR)
+    yield check_host_name()
+    yield check_disk("state", settings.STATE_DIR)
+    yield check_disk("histories", settings.HISTORY_DIR)
     versions = ", ".join(f"{name} {version}" for name, version in {**ours(), "django": django.__version__}.items())
     yield Finding("ok", "versions", f"{versions}, on {platform.platform()}")
 
@@ -72,7 +72,7 @@ def _redis() -> Iterator[Finding]:
         yield Finding("ok", "Redis", f"{kind} {version} at {_place()}")
         yield from _memory(info)
         yield _rights(client)
-    yield of_clock("Redis", before + took / 2 - (seconds[0] + seconds[1] / 1e6), took / 2)
+    yield check_clock("Redis", before + took / 2 - (seconds[0] + seconds[1] / 1e6), took / 2)
     given = settings.REDIS_FOR_HOSTS or settings.REDIS_URL
     if is_loopback(given):
         advice = "For hosts on other machines, set MESHBOARD_REDIS_FOR_HOSTS to an address that these hosts can reach."
@@ -221,7 +221,7 @@ def _hosts() -> Iterator[Finding]:
                 )
         use = host.use or {}
         if "clock_offset_s" in use:
-            clock = of_clock("Redis", use["clock_offset_s"], use["round_trip_s"] / 2)
+            clock = check_clock("Redis", use["clock_offset_s"], use["round_trip_s"] / 2)
             if clock.level != "ok":
                 yield clock._replace(words=f"{host.name}: {clock.words}")
 

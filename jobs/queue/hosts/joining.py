@@ -11,7 +11,7 @@ from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
-from contracts.join import Joined, JoinRequest
+from contracts.hosts import JoinRequest, JoinResponse
 from jobs.core.redis_connection import connect
 from jobs.core.sealed_values import redis_passwords, signing_keys
 from jobs.models import Host
@@ -56,12 +56,12 @@ def has_joined(name: str, identity: str) -> bool:
     return host is not None and _is_still(host, identity)
 
 
-def equip(host: Host, address: str) -> Joined:
+def equip(host: Host, address: str) -> JoinResponse:
     """What a host works with, its Redis user made. Raises access.NoRightsError, redis.RedisError."""
     with connect() as client:
         admit(client, host)
     key = signing_keys(host.name, host.generation)[0]
-    return Joined(name=host.name, redis_url=_url(redis_location(address), host), key=key)
+    return JoinResponse(name=host.name, redis_url=_url(redis_location(address), host), key=key)
 
 
 def redis_location(address: str) -> str:

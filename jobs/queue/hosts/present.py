@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from contracts.facts import HostFacts, Use
+from contracts.hosts import HostFacts, HostUsage
 from jobs.core.job_details import Moment, Older
 from jobs.models import Host, JoinToken
 from jobs.queue.hosts import tokens
@@ -54,7 +54,8 @@ class HostDetail(HostBrief):
         Field(description="Hardware that the host reported. Only staff see addresses and serial numbers."),
     ]
     use: Annotated[
-        Use | Older | None, Field(description="Load of the host at the last heartbeat. Only staff see file paths.")
+        HostUsage | Older | None,
+        Field(description="Load of the host at the last heartbeat. Only staff see file paths."),
     ]
 
 

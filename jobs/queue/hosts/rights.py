@@ -11,14 +11,14 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from contracts.names import (
-    CANCEL_KEYS,
-    OLD_EVENTS_STREAM,
+    CANCEL_KEY_PREFIX,
+    LEGACY_EVENTS_STREAM,
     events_stream,
     gang_key,
-    host_keys,
+    host_key_prefix,
     loan_key,
+    requested_timelines_key,
     telemetry_stream,
-    wanted_key,
 )
 
 USER_PREFIX = "meshboard-host-"
@@ -56,13 +56,13 @@ def rules(host: str, password_hashes: Iterable[str], shares: Iterable[Share], *,
     """
     shares = sorted(shares)
     streams = [telemetry_stream(share.job, share.attempt, share.node) for share in shares]
-    wanted = sorted({wanted_key(share.job, share.attempt) for share in shares})
+    wanted = sorted({requested_timelines_key(share.job, share.attempt) for share in shares})
     gangs = [gang_key(share.job, share.attempt) for share in shares if share.in_a_gang]
     loans = [loan_key(share.lender, share.job, share.attempt) for share in shares if share.lender]
     told = ["reset", "on", *(f"#{one}" for one in password_hashes)]
     told += [f"+{command}" for command in OF_A_QUEUE]
-    told += [f"~{host_keys(host)}*", f"%R~{CANCEL_KEYS}*"]
-    told.append(_apart(TO_SAY, [events_stream(host), *([OLD_EVENTS_STREAM] if older else [])]))
+    told += [f"~{host_key_prefix(host)}*", f"%R~{CANCEL_KEY_PREFIX}*"]
+    told.append(_apart(TO_SAY, [events_stream(host), *([LEGACY_EVENTS_STREAM] if older else [])]))
     told += [_apart(OF_A_STREAM, streams)] if streams else []
     told += [_apart(("smembers",), wanted, "%R~")] if wanted else []
     told += [_apart(OF_A_GANG, gangs)] if gangs else []

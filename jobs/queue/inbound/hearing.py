@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from contracts.codec import BadMessageError
 from contracts.control import AttemptReport, Event, ExitReport, HostEvent
-from contracts.names import TASK_ACKNOWLEDGE, TASK_TELL_AGAIN, host_queue
+from contracts.names import TASK_ACKNOWLEDGE, TASK_RESEND_REPORT, host_queue
 from jobs.models import HOST_SILENT_AFTER, Attempt, Host, Member, Outbox, Status
 from jobs.queue import ending, lifecycle
 from jobs.queue.control.outbox import ORDER_LASTS
@@ -98,7 +98,7 @@ def _believe(event: HostEvent, *, replayed: bool) -> bool:
         Member.objects.filter(pk__in=missed).update(missed=F("missed") + 1)
         for pk, job, number, ordered in rows:
             if pk in missed and now - ordered > ORDER_LASTS:
-                _send(TASK_TELL_AGAIN, host.name, (job, number))
+                _send(TASK_RESEND_REPORT, host.name, (job, number))
         seen = [pk for key, pk in known.items() if key in named]
         Member.objects.filter(pk__in=seen, missed__gt=0).update(missed=0)
     if host.boot_id != event["boot_id"]:

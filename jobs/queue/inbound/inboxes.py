@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import redis
 
 from contracts.codec import BadMessageError
-from contracts.names import OLD_EVENTS_STREAM, events_stream
+from contracts.names import LEGACY_EVENTS_STREAM, events_stream
 from jobs.models import NOTHING_READ, Cursor, Host, cursor_of
 from jobs.queue.inbound.deadletters import bury
 
@@ -93,7 +93,7 @@ def usable(entry: str) -> bool:
 def known() -> list[Inbox]:
     """Of every host, as far as it was read; and what older versions say."""
     hosts = Host.objects.present().filter(generation__gt=0).order_by("id").values_list("name", flat=True)
-    named = [("", OLD_EVENTS_STREAM, OF_ALL), *((host, events_stream(host), cursor_of(host)) for host in hosts)]
+    named = [("", LEGACY_EVENTS_STREAM, OF_ALL), *((host, events_stream(host), cursor_of(host)) for host in hosts)]
     read = {
         name: (position, again_to)
         for name, position, again_to in Cursor.objects.values_list("name", "position", "again_to")

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from contracts.control import VERSION, KeptCheckpoint
+from contracts.control import VERSION, ResumeCheckpoint
 from contracts.names import TASK_LEND, host_queue
 from jobs.models import Attempt, Host, Job, Loan, Outbox, Status
 
 
-def kept_checkpoint(job: Job) -> KeptCheckpoint | None:
+def kept_checkpoint(job: Job) -> ResumeCheckpoint | None:
     """The newest checkpoint that an earlier attempt told of: rank 0 writes it, on the first host."""
     told = Attempt.objects.filter(job=job, number__lt=job.attempt).exclude(checkpoint="").order_by("-number")
     found = told.filter(members__node=0).values_list("checkpoint", "members__host_name").first()
-    return KeptCheckpoint(name=found[0], host=found[1]) if found else None
+    return ResumeCheckpoint(name=found[0], host=found[1]) if found else None
 
 
 def holders() -> dict[str, str]:

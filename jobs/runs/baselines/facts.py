@@ -10,7 +10,7 @@ from typing import Annotated, Any, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from contracts.telemetry.words import SCRIPT_SETUP_STEPS
+from contracts.telemetry.vocabulary import SCRIPT_SETUP_STEPS
 
 MOST_SENT = 2000  # axes and collectives of one run: a script names its own groups
 

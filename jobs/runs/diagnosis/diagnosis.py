@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from contracts.telemetry.batches import Clock, Item
+from contracts.telemetry.batches import ClockOffset, Item
 from jobs.core.verdict_schema import StepParts, Told
 from jobs.runs.diagnosis.course.ending import Ending
 from jobs.runs.diagnosis.course.script import Script
@@ -44,7 +44,7 @@ class Diagnosis:
         """Whether there is anything to say of a job of this kind."""
         return self._run.has_steps
 
-    def add(self, item: Item, node: int, clock: Clock | None = None) -> None:
+    def add(self, item: Item, node: int, clock: ClockOffset | None = None) -> None:
         """Take in what a member told. `node`: its place in the gang; `clock`: as its batch has it."""
         self._clocks.told(node, clock)
         self._progress.add(item, node)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any, get_args
 
-from contracts.telemetry.words import Axis
+from contracts.telemetry.vocabulary import Axis
 from jobs.core.verdict_schema import StepPart, StepParts
 from jobs.runs.diagnosis.run import Run
 from planner.cost.alike import alike_stages

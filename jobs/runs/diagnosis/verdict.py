@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contracts.telemetry.words import FIRST_STEPS
+from contracts.telemetry.vocabulary import WARMUP_STEPS
 from jobs.core.verdict_schema import Action, Evidence, StepParts
 from jobs.runs.diagnosis.course.ending import Ending
 from jobs.runs.diagnosis.course.script import Script
@@ -77,7 +77,7 @@ def _unmeasured(steps: Steps, start: Start, ending: Ending) -> Finding:
     sentence = "Not checked: only warm-up steps have ended so far."
     if ending.outcome is not None:
         sentence = f"Not checked: the run ended after {counted(steps.ran, 'step')}."
-    reason = f"The first {FIRST_STEPS} steps are warm-up and are not compared with the plan."
+    reason = f"The first {WARMUP_STEPS} steps are warm-up and are not compared with the plan."
     return Finding("well", 0.0, sentence, reason, "")
 
 

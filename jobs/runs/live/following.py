@@ -16,7 +16,7 @@ from channels.db import database_sync_to_async
 from django.db import Error
 
 from contracts.names import telemetry_stream
-from contracts.telemetry.picked import picked
+from contracts.telemetry.batches import select_items
 from jobs.models import TERMINAL, Member, StateChange
 from jobs.runs.live import sse
 from jobs.runs.live.changes import changes, standings
@@ -165,7 +165,7 @@ class Following:
         steps = []
         for entry in part.chunk:
             second = int(entry.id.partition("-")[0]) // 1000
-            for item in picked(entry.batch, sse.EVENTS if self._live_s is None else sse.LIVE):
+            for item in select_items(entry.batch, sse.EVENTS if self._live_s is None else sse.LIVE):
                 if item["kind"] != "log" and self._live_s is not None:
                     self._sent.add(item, second)
                 if item["kind"] == "step":

@@ -2,7 +2,7 @@
 
 A `Watch` first replays what the stream holds, then gets what the reader sees. If its bounded queue overflows it reads
 on from Redis itself, so a slow browser costs memory for QUEUE_BYTES and one chunk, and loses nothing the stream still
-has. Nothing is read from Redis by a count alone: entries are small or `contracts.codec.BATCH_BYTES` large.
+has. Nothing is read from Redis by a count alone: entries are small or `contracts.codec.MAX_BATCH_BYTES` large.
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ from typing import Any
 import redis
 from django.conf import settings
 
-from contracts.codec import BadMessageError, checked_log_order, decode_log_part
+from contracts.codec import BadMessageError, decode_log_part, validate_log_order
 from contracts.logs import VERSION, LogFile, LogOrder, LogPart
 from contracts.names import TASK_READ_LOG, host_queue, log_key
-from contracts.signing import SIGNATURE_BYTES
+from contracts.security import SIGNATURE_BYTES
 from jobs.core.redis_connection import connect
 from jobs.core.sealed_values import signed_by
 from jobs.queue.control.outbox import producer
@@ -45,7 +45,7 @@ def ask(place: Place, file: LogFile, offset: int) -> LogPart:
             expires=now + PATIENCE_S,
         )
         queue = host_queue(place.host.name)
-        producer(settings.REDIS_URL).send_task(TASK_READ_LOG, args=[checked_log_order(order)], queue=queue)
+        producer(settings.REDIS_URL).send_task(TASK_READ_LOG, args=[validate_log_order(order)], queue=queue)
         return _answer(client, place, order["question"])
 
 

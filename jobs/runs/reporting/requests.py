@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field, ValidationError
 from typing_extensions import TypedDict
 
-from contracts.fields import HOST_NAME, Address
+from contracts.fields import HOST_NAME_PATTERN, Address
 from jobs.models.names import Named
 from jobs.queue.shelf import MOST_TAGS, NewTag
 from planner.facts.parse_spec import problem_of
@@ -63,7 +63,7 @@ class Met(TypedDict):
 
 
 Asked = TypeVar("Asked", bound=Strict)
-NodeName = Annotated[str, Field(pattern=HOST_NAME)]
+NodeName = Annotated[str, Field(pattern=HOST_NAME_PATTERN)]
 
 
 class RunRequest(Strict):

@@ -13,8 +13,8 @@ from pydantic import TypeAdapter
 from redis.exceptions import RedisError
 
 from contracts.names import telemetry_stream
-from contracts.telemetry.timeline import TimelineItem, sensible
-from contracts.telemetry.words import LATEST
+from contracts.telemetry.timeline import TimelineItem, validate_timeline
+from contracts.telemetry.vocabulary import MAX_UNIX_S
 from jobs.core.redis_connection import connect
 from jobs.models import Job
 from jobs.runs.traces.shapes import Call, Span, Trace
@@ -130,8 +130,8 @@ def _items_in(packed: bytes) -> Iterator[tuple[TimelineItem, float]]:
 
 def _can_be_told(item: TimelineItem, offset_s: float) -> bool:
     try:
-        sensible(item)
+        validate_timeline(item)
     except ValueError as error:
         log.warning("Skipped an invalid traced step: %s", error)
         return False
-    return 0 <= item["began"] + offset_s < LATEST
+    return 0 <= item["began"] + offset_s < MAX_UNIX_S

@@ -6,7 +6,7 @@ from contextlib import closing
 
 from redis.exceptions import RedisError
 
-from contracts.names import wanted_key
+from contracts.names import requested_timelines_key
 from jobs.core.redis_connection import connect
 from jobs.models import Job
 from jobs.runs.traces.stream import AwayError
@@ -26,7 +26,7 @@ def ask(job: Job, step: int) -> list[int]:
         AwayError: Redis could not be reached.
         FullError: MOST steps stand on it.
     """
-    key = wanted_key(job.id, job.attempt)
+    key = requested_timelines_key(job.id, job.attempt)
     try:
         with closing(connect()) as client:
             found = {int(member) for member in client.smembers(key)}

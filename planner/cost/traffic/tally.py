@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-from contracts.telemetry.words import Axis, Op
+from contracts.telemetry.vocabulary import Axis, Op
 from planner.facts.layout import Group
 
 

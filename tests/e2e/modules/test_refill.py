@@ -6,7 +6,7 @@ from typing import Any
 
 from playwright.sync_api import Page
 
-from contracts.telemetry.words import MOST_CHECKPOINTS
+from contracts.telemetry.vocabulary import MAX_CHECKPOINTS
 from tests.support.modules import call, paper
 
 TABLE = "<table><tbody id='rows'></tbody></table><p id='note'></p><section id='section'></section>"
@@ -93,5 +93,5 @@ def test_a_page_remembers_as_many_checkpoints_as_the_server(modules: Page) -> No
     for (const item of x) m.foldCheckpoint(s, item);
     return [...s.checkpoints.keys()];
     """
-    told = [checkpoint(step) for step in range(1, MOST_CHECKPOINTS + 11)]
-    assert call(modules, "fold/steps.js", body, told) == list(range(11, MOST_CHECKPOINTS + 11))
+    told = [checkpoint(step) for step in range(1, MAX_CHECKPOINTS + 11)]
+    assert call(modules, "fold/steps.js", body, told) == list(range(11, MAX_CHECKPOINTS + 11))

@@ -8,7 +8,7 @@ import msgpack
 import pytest
 from playwright.sync_api import Page
 
-from contracts.telemetry.words import Op
+from contracts.telemetry.vocabulary import Op
 from jobs.templatetags.meshboard import ago
 from planner.cost.memory import PARTS
 from planner.facts.collectives import bus_factor

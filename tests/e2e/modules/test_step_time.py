@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page
 
-from contracts.telemetry.words import FIRST_STEPS
+from contracts.telemetry.vocabulary import WARMUP_STEPS
 from jobs.runs.diagnosis.course.steps import LATELY
 from tests.support.modules import call, paper
 
@@ -38,11 +38,13 @@ def test_the_page_tells_a_step_apart_over_the_steps_that_a_diagnosis_measures(mo
     step |= {"learning_rate": 0.1, "cells": [], "parts": parts}
 
     def measured(last: int) -> Any:
-        items = [{**step, "step": at, "ran": at, "step_s": 9 if at <= FIRST_STEPS else at} for at in range(1, last + 1)]
+        items = [
+            {**step, "step": at, "ran": at, "step_s": 9 if at <= WARMUP_STEPS else at} for at in range(1, last + 1)
+        ]
         return call(modules, "store.js", body, {"v": 1, "job": "j", "attempt": 1, "time": 1.0, "items": items})
 
-    assert measured(FIRST_STEPS) is None
-    assert measured(FIRST_STEPS + 2)["step_s"] == FIRST_STEPS + 1.5
+    assert measured(WARMUP_STEPS) is None
+    assert measured(WARMUP_STEPS + 2)["step_s"] == WARMUP_STEPS + 1.5
     long = measured(LATELY + 100)
     assert (long["steps"], long["step_s"]) == (LATELY, 100 + (LATELY + 1) / 2)
 

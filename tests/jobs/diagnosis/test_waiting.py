@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from contracts.telemetry.batches import Clock, Item
+from contracts.telemetry.batches import ClockOffset, Item
 from contracts.telemetry.timeline import TimelineItem
 from jobs.runs.diagnosis import Diagnosis, Member, Told
 from jobs.runs.diagnosis.events.clocks import Clocks
@@ -214,8 +214,8 @@ def test_a_difference_below_what_clocks_allow_charges_nobody() -> None:
     """Two hosts, one clock 40 ms ahead, known to 5 ms: a rank 4 ms late is not named, one 50 ms late is."""
     for late_s, named in ((0.004, False), (0.05, True)):
         clocks = Clocks()
-        clocks.told(0, Clock(offset_s=0.0, within_s=0.001))
-        clocks.told(1, Clock(offset_s=-0.04, within_s=0.005))
+        clocks.told(0, ClockOffset(offset_s=0.0, within_s=0.001))
+        clocks.told(1, ClockOffset(offset_s=-0.04, within_s=0.005))
         meeting = meetings(_step(clocks, late_s), clocks)[0]
         assert meeting.last == (1 if named else None)
         assert bool(meeting.waits) == named

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from contracts.telemetry.batches import Item
-from contracts.telemetry.steps import StepItem, StepParts
+from contracts.telemetry.steps import StepBreakdown, StepItem
 from jobs.runs.diagnosis import Diagnosis, Member, Run, Told
 from planner.cost.estimate import estimate
 from planner.facts.parse_spec import parse_spec
@@ -36,7 +36,7 @@ def look(found: Diagnosis, now: float = NOW) -> Told:
     return TOLD.validate_python(found.look(now), strict=True)
 
 
-def step(rank: int, number: int, step_s: float = 0.1, parts: StepParts | None = None, **more: Any) -> StepItem:
+def step(rank: int, number: int, step_s: float = 0.1, parts: StepBreakdown | None = None, **more: Any) -> StepItem:
     item: dict[str, Any] = {
         "kind": "step",
         "rank": rank,

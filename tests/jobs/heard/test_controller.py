@@ -23,7 +23,7 @@ from django.contrib.auth.models import User
 from django.db import DataError, OperationalError
 from django.utils import timezone
 
-from contracts.names import OLD_EVENTS_STREAM, TASK_ACKNOWLEDGE, TASK_LAUNCH, events_stream, host_queue
+from contracts.names import LEGACY_EVENTS_STREAM, TASK_ACKNOWLEDGE, TASK_LAUNCH, events_stream, host_queue
 from jobs.models import Attempt, DeadLetter, Host, Job, Lease, Member, Outbox, SlotAllocation, Status
 from jobs.operations import controller
 from jobs.operations.controller import Controller
@@ -208,11 +208,11 @@ def test_a_sender_of_many_bad_events_pushes_out_nobody_elses(
     say(live_redis, host_event("host-a", slots=-1))
     for _ in range(20):
         say(live_redis, host_event("host-x", slots=-1))
-        live_redis.xadd(OLD_EVENTS_STREAM, {"b": b"\xc1 names no host"})
+        live_redis.xadd(LEGACY_EVENTS_STREAM, {"b": b"\xc1 names no host"})
     assert drain(live_redis) == 41
     senders = list(DeadLetter.objects.values_list("sender", flat=True))
     assert sorted(senders) == [""] * 3 + ["host-a"] + ["host-x"] * 3
-    for stream, sender in ((OLD_EVENTS_STREAM, ""), (events_stream("host-x"), "host-x")):
+    for stream, sender in ((LEGACY_EVENTS_STREAM, ""), (events_stream("host-x"), "host-x")):
         told: Any = live_redis.xinfo_stream(stream)
         newest = told["last-generated-id"].decode()
         assert DeadLetter.objects.filter(entry=newest, sender=sender).exists(), "the newest are kept"

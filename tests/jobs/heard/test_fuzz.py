@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from contracts.names import events_stream
-from contracts.signing import entry
+from contracts.security import build_signed_entry
 from jobs.core.sealed_values import signing_keys
 from jobs.models import Attempt, Cursor, DeadLetter, Job, SlotAllocation, Status, cursor_of
 from jobs.queue import actions
@@ -105,7 +105,9 @@ def test_an_innocent_job_runs_whatever_is_said_around_it(live_redis: redis.Redis
         with live_redis.pipeline(transaction=False) as pipe:
             for body in told:
                 # Same length: what was packed stays well formed.
-                pipe.xadd(events_stream(OTHER), entry(key, body.replace(packed(VICTIM), packed(victim.id))))
+                pipe.xadd(
+                    events_stream(OTHER), build_signed_entry(key, body.replace(packed(VICTIM), packed(victim.id)))
+                )
             pipe.execute()
 
     @settings(

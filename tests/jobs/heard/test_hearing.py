@@ -12,7 +12,7 @@ import redis
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, TASK_TELL_AGAIN, cancel_key, events_stream, host_queue
+from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, TASK_RESEND_REPORT, cancel_key, events_stream, host_queue
 from jobs.core.job_details import job_detail
 from jobs.models import Attempt, Cursor, DeadLetter, Host, Job, Member, Outbox, SlotAllocation, StateChange, Status
 from jobs.queue import actions
@@ -146,7 +146,7 @@ def test_a_host_that_does_not_name_an_attempt_is_asked_how_it_ended_before_it_is
     job: Job, live_redis: redis.Redis
 ) -> None:
     """As where this database was restored: the host was told before that its end is stored."""
-    asked = Outbox.objects.filter(task=TASK_TELL_AGAIN)
+    asked = Outbox.objects.filter(task=TASK_RESEND_REPORT)
     hear(live_redis, host_event())
     assert not asked.exists(), "its order may be on the way"
     running(job, live_redis)

@@ -9,7 +9,7 @@ import pytest
 from django.contrib.auth.models import User
 from rest_framework.test import APIClient
 
-from contracts.telemetry.words import FIRST_STEPS
+from contracts.telemetry.vocabulary import WARMUP_STEPS
 from jobs.models import Attempt, Job
 from jobs.runs.diagnosis.course.steps import steps_measured
 from jobs.runs.history.queries.compare import comparison
@@ -136,7 +136,7 @@ def test_a_step_s_parts_are_of_the_steps_that_its_diagnosis_measures(
     step_s, seconds = measured["step_s"], {part["name"]: part["seconds"] for part in measured["parts"]}
     compared = comparison([attempt.job, other])["jobs"][0]["parts"]
     assert compared is not None
-    assert compared["steps"] == min(steps_measured(2), steps - FIRST_STEPS)
+    assert compared["steps"] == min(steps_measured(2), steps - WARMUP_STEPS)
     scale = compared["step_s"] / step_s  # The step of a diagnosis is a median.
     assert (compared["data_s"], compared["exposed"]["dp"]) == pytest.approx(
         (scale * seconds["data"], scale * seconds["dp"])

@@ -12,9 +12,9 @@ import msgpack
 import redis
 from django.contrib.auth.models import User
 
-from contracts.codec import checked_join
-from contracts.join import Joined
-from contracts.signing import entry
+from contracts.codec import validate_join_request
+from contracts.hosts import JoinResponse
+from contracts.security import build_signed_entry
 from jobs.models import Member
 from jobs.queue import actions
 from jobs.queue import host_changes as staff
@@ -30,16 +30,16 @@ class Guest(NamedTuple):
     """A host with what it was given, and its own line to Redis."""
 
     name: str
-    joined: Joined
+    joined: JoinResponse
     redis: redis.Redis
 
     def signed(self, event: dict[str, Any]) -> Any:
-        return entry(bytes.fromhex(self.joined["key"]), msgpack.packb(event))
+        return build_signed_entry(bytes.fromhex(self.joined["key"]), msgpack.packb(event))
 
 
 def admitted(name: str, identity: str = IDENTITIES[0]) -> Guest:
     token = tokens.mint("staff", tokens.TokenQuery())[1]
-    joined, _ = staff.join(checked_join(request(name, identity, token=token)), "127.0.0.1")
+    joined, _ = staff.join(validate_join_request(request(name, identity, token=token)), "127.0.0.1")
     return Guest(name, joined, redis.Redis.from_url(joined["redis_url"], socket_timeout=5))
 
 

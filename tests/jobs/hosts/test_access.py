@@ -18,16 +18,16 @@ from django.utils import timezone
 from kombu import Connection, Consumer, Exchange, Queue
 
 from contracts.names import (
-    OLD_EVENTS_STREAM,
+    LEGACY_EVENTS_STREAM,
     TASK_ACKNOWLEDGE,
     cancel_key,
     events_stream,
     gang_key,
-    host_keys,
+    host_key_prefix,
     host_queue,
     loan_key,
+    requested_timelines_key,
     telemetry_stream,
-    wanted_key,
 )
 from jobs.models import DeadLetter, Host, Loan, Member, Outbox
 from jobs.queue import host_changes as staff
@@ -72,11 +72,11 @@ def test_on_the_stream_that_all_shared_a_signature_says_who_speaks(
 ) -> None:
     a, b = guests
     Access().keep(live_redis)
-    b.redis.xadd(OLD_EVENTS_STREAM, b.signed(host_event("host-b", slots=7)))
-    b.redis.xadd(OLD_EVENTS_STREAM, b.signed(host_event("host-a", slots=64)))
-    b.redis.xadd(OLD_EVENTS_STREAM, {"b": msgpack.packb(host_event("host-a", slots=65))})
-    b.redis.xadd(OLD_EVENTS_STREAM, b.signed(host_event("nobody")))
-    a.redis.xadd(OLD_EVENTS_STREAM, a.signed(host_event("host-a", slots=6)))
+    b.redis.xadd(LEGACY_EVENTS_STREAM, b.signed(host_event("host-b", slots=7)))
+    b.redis.xadd(LEGACY_EVENTS_STREAM, b.signed(host_event("host-a", slots=64)))
+    b.redis.xadd(LEGACY_EVENTS_STREAM, {"b": msgpack.packb(host_event("host-a", slots=65))})
+    b.redis.xadd(LEGACY_EVENTS_STREAM, b.signed(host_event("nobody")))
+    a.redis.xadd(LEGACY_EVENTS_STREAM, a.signed(host_event("host-a", slots=6)))
     assert drain(live_redis) == 5
     assert dict(Host.objects.values_list("name", "slots")) == {"host-a": 6, "host-b": 7}
     assert list(DeadLetter.objects.order_by("id").values_list("reason", flat=True)) == [
@@ -95,9 +95,9 @@ def test_who_speaks_on_a_stream_of_its_own_has_no_right_to_the_shared_one(
     b.redis.xadd(events_stream("host-b"), b.signed(host_event("host-b")))
     drain(live_redis)
     access.keep(live_redis)
-    a.redis.xadd(OLD_EVENTS_STREAM, a.signed(host_event("host-a")))
+    a.redis.xadd(LEGACY_EVENTS_STREAM, a.signed(host_event("host-a")))
     with pytest.raises(redis.exceptions.NoPermissionError):
-        b.redis.xadd(OLD_EVENTS_STREAM, b.signed(host_event("host-b")))
+        b.redis.xadd(LEGACY_EVENTS_STREAM, b.signed(host_event("host-b")))
 
 
 def test_a_host_that_floods_delays_nobody_and_trims_nothing_of_others(
@@ -152,9 +152,9 @@ def test_a_host_reads_no_other_s_orders_and_not_what_hosts_say(
         lambda r: r.xtrim(events_stream("host-a"), maxlen=0),
         lambda r: r.delete(events_stream("host-a")),
         lambda r: r.memory_usage(events_stream("host-a")),
-        lambda r: r.xread({OLD_EVENTS_STREAM: "0"}),
-        lambda r: r.xtrim(OLD_EVENTS_STREAM, maxlen=0),
-        lambda r: r.delete(OLD_EVENTS_STREAM),
+        lambda r: r.xread({LEGACY_EVENTS_STREAM: "0"}),
+        lambda r: r.xtrim(LEGACY_EVENTS_STREAM, maxlen=0),
+        lambda r: r.delete(LEGACY_EVENTS_STREAM),
         lambda r: r.set(cancel_key("somejob", 1), "1"),
         lambda r: r.delete(cancel_key("somejob", 1)),
     ]
@@ -223,13 +223,13 @@ def test_a_host_writes_to_the_streams_of_what_runs_on_it_while_it_does(
         with pytest.raises(redis.exceptions.NoPermissionError):
             command()
     assert live_redis.xlen(stream) == 1
-    live_redis.sadd(wanted_key(job, 1), 7)
-    assert a.redis.smembers(wanted_key(job, 1)) == {b"7"}
+    live_redis.sadd(requested_timelines_key(job, 1), 7)
+    assert a.redis.smembers(requested_timelines_key(job, 1)) == {b"7"}
     for command in (
-        lambda: b.redis.smembers(wanted_key(job, 1)),
-        lambda: a.redis.smembers(wanted_key(job, 2)),
-        lambda: a.redis.sadd(wanted_key(job, 1), 8),
-        lambda: a.redis.delete(wanted_key(job, 1)),
+        lambda: b.redis.smembers(requested_timelines_key(job, 1)),
+        lambda: a.redis.smembers(requested_timelines_key(job, 2)),
+        lambda: a.redis.sadd(requested_timelines_key(job, 1), 8),
+        lambda: a.redis.delete(requested_timelines_key(job, 1)),
     ):
         with pytest.raises(redis.exceptions.NoPermissionError):
             command()
@@ -293,7 +293,7 @@ def test_a_removed_host_loses_its_line_and_its_later_messages_become_dead_letter
     with pytest.raises((redis.AuthenticationError, redis.ConnectionError)):
         b.redis.ping()
     assert not live_redis.exists(events_stream("host-b"))
-    live_redis.xadd(OLD_EVENTS_STREAM, late)
+    live_redis.xadd(LEGACY_EVENTS_STREAM, late)
     drain(live_redis)
     assert DeadLetter.objects.get().reason == "Host host-b was removed."
     assert Host.objects.get(name="host-b").slots == 4
@@ -318,7 +318,7 @@ def test_an_order_that_was_taken_and_not_finished_is_given_back_with_the_host_s_
     a, _ = guests
     Outbox.objects.create(task=TASK_ACKNOWLEDGE, queue=host_queue("host-a"), arguments=["somejob", 1])
     deliver(live_redis)
-    options = {**keys_below(host_keys("host-a")), "visibility_timeout": -1}
+    options = {**keys_below(host_key_prefix("host-a")), "visibility_timeout": -1}
     taken: list[Any] = []
     with Connection(
         a.joined["redis_url"], transport="workers.host.transport:Transport", transport_options=options
@@ -332,8 +332,8 @@ def test_an_order_that_was_taken_and_not_finished_is_given_back_with_the_host_s_
             line.drain_events(timeout=10)
         assert [message.headers["task"] for message in taken] == [TASK_ACKNOWLEDGE] * 2
         taken[1].ack()
-    assert {key.decode() for key in live_redis.keys("*unacked*")} <= {f"{host_keys('host-a')}unacked_index"}
-    own = {key for key in live_redis.keys("*") if not key.startswith(host_keys("host-a").encode())}
+    assert {key.decode() for key in live_redis.keys("*unacked*")} <= {f"{host_key_prefix('host-a')}unacked_index"}
+    own = {key for key in live_redis.keys("*") if not key.startswith(host_key_prefix("host-a").encode())}
     assert own <= {
         b"_kombu.binding." + host_queue("host-a").encode(),
         b"_kombu.binding_permanent." + host_queue("host-a").encode(),

@@ -16,7 +16,7 @@ from django.core.management import call_command
 from django.db import connection
 from django.utils import timezone
 
-from contracts.findings import Finding, exit_code, of_clock, of_names
+from contracts.doctor import Finding, check_clock, check_host_name, get_exit_code
 from jobs.models import Host, Lease
 from jobs.operations.controller import Controller
 from jobs.queue.hosts.checks import board
@@ -175,12 +175,12 @@ def test_hosts_that_are_silent_apart_or_five_minutes_off_are_found(joined: Host,
 
 
 def test_names_that_lead_astray_are_found_by_the_resolver_itself() -> None:
-    assert "connect to itself" in of_names("localhost").words
-    assert "does not resolve" in of_names("no-such-host.invalid").words
-    assert "this machine does not have the address" in of_names("192.0.2.1").words
+    assert "connect to itself" in check_host_name("localhost").words
+    assert "does not resolve" in check_host_name("no-such-host.invalid").words
+    assert "this machine does not have the address" in check_host_name("192.0.2.1").words
     ours = address_towards("redis://192.0.2.1:6379")
-    assert of_names(ours).level == ("warn" if ours.startswith("127.") else "ok")
-    assert of_names("x" * 300).level == "warn"
+    assert check_host_name(ours).level == ("warn" if ours.startswith("127.") else "ok")
+    assert check_host_name("x" * 300).level == "warn"
 
 
 @pytest.mark.parametrize(
@@ -188,12 +188,12 @@ def test_names_that_lead_astray_are_found_by_the_resolver_itself() -> None:
     [(0.4, 0.001, "ok"), (-2.0, 0.001, "warn"), (-300.0, 0.001, "fail"), (1.5, 1.0, "ok"), (31.0, 2.0, "warn")],
 )
 def test_a_clock_is_blamed_only_for_what_is_known(offset_s: float, known_to_s: float, level: str) -> None:
-    assert of_clock("Redis", offset_s, known_to_s).level == level
+    assert check_clock("Redis", offset_s, known_to_s).level == level
 
 
 def test_a_warning_fails_nothing() -> None:
-    assert exit_code([Finding("warn", "x", "y", "z"), Finding("ok", "x", "y")]) == 0
-    assert exit_code([Finding("ok", "x", "y"), Finding("fail", "x", "y", "z")]) == 1
+    assert get_exit_code([Finding("warn", "x", "y", "z"), Finding("ok", "x", "y")]) == 0
+    assert get_exit_code([Finding("ok", "x", "y"), Finding("fail", "x", "y", "z")]) == 1
 
 
 @pytest.mark.usefixtures("db")

@@ -19,7 +19,7 @@ from django.core.management import CommandError, call_command
 from django.utils import timezone
 from rest_framework.test import APIClient
 
-from contracts.codec import checked_join
+from contracts.codec import validate_join_request
 from jobs.models import AuditEntry, Host, JoinToken
 from jobs.queue import host_changes as staff
 from jobs.queue.hosts import joining, tokens
@@ -156,7 +156,7 @@ def test_of_machines_that_ask_for_one_name_at_once_one_gets_it(each_database: st
 
     def ask(identity: str) -> None:
         try:
-            staff.join(checked_join(request(token=told, identity=identity)), "127.0.0.1")
+            staff.join(validate_join_request(request(token=told, identity=identity)), "127.0.0.1")
             outcome = "joined"
         except joining.NameTakenError:
             outcome = "taken"
@@ -175,7 +175,7 @@ def test_a_token_for_two_lets_two_in_however_many_ask(each_database: str, live_r
 
     def ask(number: int) -> None:
         try:
-            staff.join(checked_join(request(f"gpu-{number}", token=told)), "127.0.0.1")
+            staff.join(validate_join_request(request(f"gpu-{number}", token=told)), "127.0.0.1")
         except tokens.TokenError as error:
             refused.append(str(error))
 

@@ -20,7 +20,7 @@ from rest_framework.test import APIClient
 from contracts.codec import encode_log_part
 from contracts.logs import VERSION, LogPart
 from contracts.names import host_queue, log_key
-from contracts.signing import sealed
+from contracts.security import prepend_signature
 from jobs.core.sealed_values import signing_keys
 from jobs.models import Host, Job, Member
 from jobs.runs.logs import ask as asking
@@ -53,7 +53,7 @@ def put(live_redis: redis.Redis, host: Host, question: str, **told: Any) -> None
     """An answer of a host's, as if it had heard the question."""
     part = LogPart(v=VERSION, question=question, problem="", data=b"", next=0, size=0, kept=0)
     key = bytes.fromhex(signing_keys(host.name, host.generation)[0])
-    live_redis.rpush(log_key(host.name, question), sealed(key, encode_log_part({**part, **told})))  # type: ignore[typeddict-item]
+    live_redis.rpush(log_key(host.name, question), prepend_signature(key, encode_log_part({**part, **told})))  # type: ignore[typeddict-item]
 
 
 @pytest.mark.django_db(transaction=True)
@@ -147,7 +147,7 @@ def test_an_answer_that_another_wrote_is_none(
     host = Host.objects.get()
     place = asking.Place(running_job(owner, "host-a"), 1, host, 0, ("stdout",))
     forged = encode_log_part(LogPart(v=VERSION, question="1" * 32, problem="", data=b"forged", next=6, size=6, kept=6))
-    live_redis.rpush(log_key("host-a", "1" * 32), sealed(b"another", forged), b"short")
+    live_redis.rpush(log_key("host-a", "1" * 32), prepend_signature(b"another", forged), b"short")
     put(live_redis, host, "1" * 32, data=b"true", next=4, size=4, kept=4)
     assert asking.ask(place, "stdout", 0)["data"] == b"true"
 

@@ -16,7 +16,7 @@ from django.test import Client
 from rest_framework.test import APIClient
 
 from contracts.names import host_queue
-from contracts.variables import MOST, MOST_BYTES, SealError, unseal
+from contracts.security import MAX_VARIABLE_BYTES, MAX_VARIABLES, DecryptionError, decrypt_variables
 from jobs.core.sealed_values import signing_keys
 from jobs.models import Attempt, Host, Job, Member, Membership, Project, Status
 from jobs.people import variables
@@ -112,13 +112,13 @@ def test_a_name_outside_the_list_is_refused(name: str, team: Project) -> None:
 
 def test_what_is_too_much_is_refused_with_its_size(team: Project) -> None:
     with pytest.raises(SpecError, match="16,386 bytes"):
-        variables.put(team, "JOB_A", "é" * (MOST_BYTES // 2 + 1), "admin")
+        variables.put(team, "JOB_A", "é" * (MAX_VARIABLE_BYTES // 2 + 1), "admin")
     for number in range(4):
-        variables.put(team, f"JOB_{number}", "x" * MOST_BYTES, "admin")
+        variables.put(team, f"JOB_{number}", "x" * MAX_VARIABLE_BYTES, "admin")
     with pytest.raises(SpecError, match="the other variables have 65,536"):
         variables.put(team, "JOB_MORE", "x", "admin")
     variables.put(team, "JOB_3", "", "admin")
-    for number in range(MOST - 4):
+    for number in range(MAX_VARIABLES - 4):
         variables.put(team, f"AWS_{number}", "", "admin")
     with pytest.raises(SpecError, match="already has 50 variables, the maximum"):
         variables.put(team, "AWS_MORE", "", "admin")
@@ -151,11 +151,11 @@ def test_an_order_carries_them_sealed_for_its_host_and_attempt(
     job = started(members, make_host)
     order = launched(live_redis)
     own, other = (bytes.fromhex(signing_keys(name, 1)[0]) for name in ("host-a", "host-b"))
-    assert unseal(own, job.id, 1, order["variables"]) == {"HF_TOKEN": SECRET}
-    with pytest.raises(SealError, match="the key of this host"):
-        unseal(other, job.id, 1, order["variables"])
-    with pytest.raises(SealError, match="another attempt"):
-        unseal(own, job.id, 2, order["variables"])
+    assert decrypt_variables(own, job.id, 1, order["variables"]) == {"HF_TOKEN": SECRET}
+    with pytest.raises(DecryptionError, match="the key of this host"):
+        decrypt_variables(other, job.id, 1, order["variables"])
+    with pytest.raises(DecryptionError, match="another attempt"):
+        decrypt_variables(own, job.id, 2, order["variables"])
 
 
 def test_who_left_the_project_is_handed_nothing(
@@ -187,7 +187,11 @@ def test_a_new_secret_key_reads_what_the_one_before_wrote(members: Members, sett
     member = Member(attempt=attempt, host=host)
     sealed = variables.sealed_for(member, job)
     old_host, new_host = (bytes.fromhex(key) for key in reversed(signing_keys("host-a", 1)))
-    assert unseal(old_host, job.id, 1, sealed) == unseal(new_host, job.id, 1, sealed) == {"HF_TOKEN": SECRET}
+    assert (
+        decrypt_variables(old_host, job.id, 1, sealed)
+        == decrypt_variables(new_host, job.id, 1, sealed)
+        == {"HF_TOKEN": SECRET}
+    )
 
 
 def test_a_job_whose_variables_cannot_be_read_fails_and_says_so(

@@ -11,7 +11,7 @@ import redis
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from contracts.codec import checked_order
+from contracts.codec import validate_launch_order
 from contracts.names import TASK_LAUNCH, cancel_key
 from jobs.models import Attempt, DeadLetter, Host, Job, Member, Outbox, SlotAllocation, Status
 from jobs.queue import actions, ending
@@ -221,4 +221,4 @@ def test_a_retry_is_told_of_the_newest_checkpoint_and_where_it_was_written(gang:
     schedule()
     order = Outbox.objects.get().arguments[0]
     assert order["checkpoint"] == {"name": f"{gang.id}/1/step-00000020", "host": "host-a"}
-    checked_order({**order, "expires": 1.0})
+    validate_launch_order({**order, "expires": 1.0})

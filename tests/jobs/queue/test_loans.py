@@ -10,9 +10,8 @@ import pytest
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from contracts.codec import checked_lend_order
-from contracts.control import LaunchOrder
-from contracts.loans import LendOrder
+from contracts.codec import validate_lend_order
+from contracts.control import LaunchOrder, LendOrder
 from contracts.names import TASK_LAUNCH, TASK_LEND, host_queue, loan_key
 from jobs.models import Attempt, Host, Job, Loan, Member, Outbox, Status
 from jobs.queue import actions
@@ -50,7 +49,7 @@ def test_the_host_that_has_it_and_the_one_that_needs_it_hear_one_secret(retried:
     assert {row.task for row in Outbox.objects.all()} == {TASK_LAUNCH, TASK_LEND}
     assert "secret" not in str([row.arguments for row in Outbox.objects.all()]), "the database holds none"
     told = orders()
-    lend: LendOrder = checked_lend_order(told[host_queue("host-a")])
+    lend: LendOrder = validate_lend_order(told[host_queue("host-a")])
     launch: LaunchOrder = told[host_queue("host-b")]
     assert (lend["job"], lend["attempt"], lend["owner"]) == (retried.id, 2, retried.owner_id)
     assert launch["checkpoint"] == {

@@ -11,7 +11,7 @@ import pytest
 import redis
 from django.contrib.auth.models import User
 
-from contracts.codec import BATCH_BYTES, REPORT_BYTES, decode_batch
+from contracts.codec import MAX_BATCH_BYTES, MAX_REPORT_BYTES, decode_batch
 from contracts.names import telemetry_stream
 from jobs.core.job_details import job_detail
 from jobs.models import RunToken, Status
@@ -75,7 +75,7 @@ def test_members_of_a_run_share_what_it_may_keep() -> None:
     place = inflow.Place("a", 1, 0)
     assert place.most_bytes(1) == place.most_bytes(8) == inflow.STREAM_BYTES
     assert place.most_bytes(64) == inflow.RUN_BYTES // 64
-    assert place.most_bytes(4096) == inflow.FEWEST_BYTES >= 2 * BATCH_BYTES
+    assert place.most_bytes(4096) == inflow.FEWEST_BYTES >= 2 * MAX_BATCH_BYTES
 
 
 def test_while_redis_is_nearly_full_a_batch_waits_and_comes_later(node: Node, live_redis: redis.Redis) -> None:
@@ -112,7 +112,7 @@ WRONG_BATCHES: list[tuple[dict[str, Any], int]] = [
     ({"items": [{"kind": "phase", "rank": "0", "time": 1.0, "phase": "step"}]}, 422),
     ({"told": b"\xc1"}, 422),
     ({"told": b"\x91" * 5000}, 422),
-    ({"told": b"x" * (BATCH_BYTES + 1)}, 413),
+    ({"told": b"x" * (MAX_BATCH_BYTES + 1)}, 413),
 ]
 
 
@@ -158,7 +158,7 @@ def test_a_report_may_be_deflated_within_its_bound(node: Node) -> None:
     assert node.raw_report(zlib.compress(whole), **deflated).json()["status"] == "running"
     assert node.raw_report(whole, **deflated).status_code == 400
     assert node.raw_report(whole, HTTP_CONTENT_ENCODING="br").status_code == 415
-    assert node.raw_report(zlib.compress(b"\0" * (50 * REPORT_BYTES)), **deflated).status_code == 413
+    assert node.raw_report(zlib.compress(b"\0" * (50 * MAX_REPORT_BYTES)), **deflated).status_code == 413
 
 
 def test_only_the_runs_own_token_reports_it(node: Node, open_run: Callable[..., Any], owner: User, api: Api) -> None:

@@ -10,7 +10,7 @@ import pytest
 import redis
 from django.contrib.auth.models import User
 
-from contracts.codec import checked_allocation
+from contracts.codec import validate_allocation_order
 from jobs.core.run_tokens import issue
 from jobs.models import Attempt, Job, Status
 from jobs.queue import actions, lifecycle
@@ -135,7 +135,7 @@ def test_an_attempt_after_another_goes_on_from_its_checkpoint(nodes: list[Node],
     attempts.begin(Job.objects.get())
     script = attempts.submit(Attempt.objects.get(number=2), SITE, "").script
     order = json.loads(base64.b64decode(script.partition("'END_OF_ORDER' &\n")[2].partition("END_OF_ORDER")[0]))
-    assert checked_allocation(order)["checkpoint"] == {"name": name, "host": "node0"}
+    assert validate_allocation_order(order)["checkpoint"] == {"name": name, "host": "node0"}
 
 
 def exits(nodes: list[Node], attempt: Attempt, outcome: str, **told: Any) -> Job:

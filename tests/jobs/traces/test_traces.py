@@ -17,7 +17,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace as Proto
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackEvent
 from rest_framework.test import APIClient
 
-from contracts.names import telemetry_stream, wanted_key
+from contracts.names import requested_timelines_key, telemetry_stream
 from contracts.telemetry.timeline import TimelineItem
 from jobs.models import Attempt, Host, Job, Status
 from jobs.queue import actions
@@ -263,13 +263,13 @@ def test_a_step_can_be_asked_for_while_the_run_lasts(
     assert client.post(path, {"step": 7.0}, format="json").json() == {"steps": [7, 120]}, (
         "7.0 is a whole number of JSON"
     )
-    assert live_redis.smembers(wanted_key(told.id, 1)) == {b"7", b"120"}
-    assert 0 < live_redis.ttl(wanted_key(told.id, 1)) <= 3600
+    assert live_redis.smembers(requested_timelines_key(told.id, 1)) == {b"7", b"120"}
+    assert 0 < live_redis.ttl(requested_timelines_key(told.id, 1)) <= 3600
     for body in ({"step": -1}, {"step": "7"}, {"step": True}, {"step": 7.5}, {}, {"step": 1, "more": 1}, [], 7):
         answer = client.post(path, body, format="json")
         assert answer.status_code == 422, body
     assert api(stranger).post(path, {"step": 1}, format="json").status_code == 404
-    live_redis.sadd(wanted_key(told.id, 1), *range(1000, 1062))
+    live_redis.sadd(requested_timelines_key(told.id, 1), *range(1000, 1062))
     assert client.post(path, {"step": 120}, format="json").status_code == 202, "it is on the list already"
     assert client.post(path, {"step": 121}, format="json").status_code == 409
     Job.objects.filter(id=told.id).update(status=Status.SUCCEEDED)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contracts.telemetry.words import Op
+from contracts.telemetry.vocabulary import Op
 from planner.cost.estimate import estimate
 from planner.cost.timing import step_time
 from planner.facts.collectives import bus_factor

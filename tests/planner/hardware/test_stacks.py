@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from contracts.telemetry.words import Op
+from contracts.telemetry.vocabulary import Op
 from planner.cost.beside import allowance
 from planner.cost.compute import Halves
 from planner.cost.estimate import estimate, rank_memory

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contracts.telemetry.steps import Cell, PhaseItem, TrafficItem
-from contracts.telemetry.words import SCRIPT_SETUP_STEPS
+from contracts.telemetry.vocabulary import SCRIPT_SETUP_STEPS
 from workers.elsewhere.tries import Tries
 from workers.meter.recorder import Recorder
 from workers.meter.start import Start

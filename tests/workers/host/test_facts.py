@@ -11,7 +11,7 @@ import pytest
 from pydantic import TypeAdapter
 from redis.exceptions import RedisError
 
-from contracts.facts import HostFacts, Use
+from contracts.hosts import HostFacts, HostUsage
 from tests.support.patience import patient
 from tests.support.processes import wait_until
 from workers.host.facts import gauge as gauges
@@ -155,7 +155,7 @@ def test_this_machine_fits_the_contract(tmp_path: Path) -> None:
     assert told["versions"]["torch"].startswith("2.")
     assert all(nic["name"] != "lo" for nic in told["nics"])
     fares = use.use(Gpus(FakeNvml(), tmp_path), settings(tmp_path))
-    assert TypeAdapter(Use).validate_python(fares, strict=True) == fares
+    assert TypeAdapter(HostUsage).validate_python(fares, strict=True) == fares
     assert {disk["use"] for disk in fares["disks"]} == {"runs", "checkpoints"}
     assert 0 < fares["memory_bytes"] < told["memory_bytes"]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from contracts.join import JOIN_PATH
+from contracts.hosts import JOIN_PATH
 from contracts.names import events_stream
 from tests.support.processes import ROOT, RedisServer, base_environment, running, wait_until
 from tests.support.web import Site, site

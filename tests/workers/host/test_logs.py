@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from contracts.codec import BadMessageError, checked_log_order, decode_log_part
-from contracts.logs import PART_BYTES, VERSION, LogPart
+from contracts.codec import BadMessageError, decode_log_part, validate_log_order
+from contracts.logs import MAX_LOG_PART_BYTES, VERSION, LogPart
 from tests.support.orders import order as launch
 from tests.workers.host.supervisor.test_tail import fifo, hard_link, link, linked_folder, linked_run, rank_log
 from workers.host.attempts import AttemptDir, attempt_dir
@@ -38,7 +38,7 @@ def attempt(tmp_path: Path) -> AttemptDir:
 
 def asked(attempt: AttemptDir, rank: int = 2, file: str = "stdout", offset: int = 0) -> LogPart:
     told: dict[str, Any] = {"job": attempt.job, "attempt": attempt.attempt, "rank": rank, "file": file}
-    order = checked_log_order({"v": VERSION, **told, "offset": offset, "question": "0" * 32, "expires": 1.0})
+    order = validate_log_order({"v": VERSION, **told, "offset": offset, "question": "0" * 32, "expires": 1.0})
     return decode_log_part(answer(order, settings(attempt.run_dir)))
 
 
@@ -53,7 +53,7 @@ def whole(attempt: AttemptDir, **which: Any) -> bytes:
 
 
 def test_a_log_is_told_part_by_part_to_the_byte(attempt: AttemptDir) -> None:
-    text = b"".join(b"%07d\n" % number for number in range(3 * PART_BYTES // 8 + 100))
+    text = b"".join(b"%07d\n" % number for number in range(3 * MAX_LOG_PART_BYTES // 8 + 100))
     rank_log(attempt.logs, 0).write_bytes(text)
     rank_log(attempt.logs, 1, "stderr.log").write_bytes(b"of rank 3")
     (attempt.logs / "launcher.log").write_bytes(b"of the launcher")
@@ -126,6 +126,6 @@ def test_an_attempt_that_was_pruned_says_so(attempt: AttemptDir) -> None:
 def test_an_order_names_no_path(job: str) -> None:
     order = {"v": 1, "job": job, "attempt": 1, "rank": 0, "file": "stdout", "offset": 0, "question": "0" * 32}
     with pytest.raises(BadMessageError, match="job"):
-        checked_log_order({**order, "expires": 1.0})
+        validate_log_order({**order, "expires": 1.0})
     with pytest.raises(BadMessageError, match="question"):
-        checked_log_order({**order, "job": "job", "question": "../x", "expires": 1.0})
+        validate_log_order({**order, "job": "job", "question": "../x", "expires": 1.0})

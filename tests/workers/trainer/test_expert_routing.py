@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from contracts.telemetry.proof import ProofItem
+from contracts.telemetry.results import ProofItem
 from planner.facts.single_process_reference import limits, limits_words
 from tests.parity.cases import make_spec, write_data
 from tests.parity.rank import make_trainer

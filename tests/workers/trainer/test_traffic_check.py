@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from contracts.telemetry.results import VerdictRow
-from contracts.telemetry.words import Phase
+from contracts.telemetry.vocabulary import Phase
 from planner.cost.traffic import eval_traffic, num_evals, setup_traffic, step_traffic
 from planner.facts.parse_spec import parse_spec
 from workers.meter import Recorder

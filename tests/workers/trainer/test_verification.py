@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from contracts.telemetry.proof import Mismatch, ProcessProof, ProofItem
+from contracts.telemetry.results import Mismatch, ProofItem, ReferenceProof
 from planner.facts.parse_spec import parse_spec
 from planner.facts.single_process_reference import (
     ROUNDED,
@@ -325,7 +325,7 @@ def test_of_batches_after_the_end_one_must_be_within_the_limits_in_16_bits(
 def test_the_headline_says_of_what_its_figure_is_and_names_every_limit(tmp_path: Path) -> None:
     limit = proven(one_rank(tmp_path))[0]["one_process"]["limit"]
     figures = {"steps": 3, "tensors": 60, "update": 2e-4, "loss": 2e-7, "norm": 7e-7, "seconds": 0.3}
-    equal = ProcessProof(state="equal", why="rounding allows ...", gradient=6e-7, limit=limit, **figures)  # type: ignore[typeddict-item]
+    equal = ReferenceProof(state="equal", why="rounding allows ...", gradient=6e-7, limit=limit, **figures)  # type: ignore[typeddict-item]
     told = one_process_words(equal)
     assert told.startswith(
         "gradients match the single-process reference to 6e-07 (largest differences: gradients of 60 tensors 6e-07, "

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 
-from contracts.control import LaunchOrder
-from contracts.loans import LendOrder
+from contracts.control import LaunchOrder, LendOrder
 from workers.host.settings import CHOSEN_USER, MOST_OWNERS, OWNERS, HostSettings, JobUser
 
 

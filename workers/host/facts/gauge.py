@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from redis.exceptions import RedisError
 
-from contracts.facts import GpuLink, HostFacts, Use
+from contracts.hosts import GpuLink, HostFacts, HostUsage
 from workers.host.facts import machine, topology
 from workers.host.facts import use as usage
 from workers.host.facts.gpus import Gpus
@@ -31,7 +31,7 @@ class Gauge:
         self._links: list[GpuLink] | None = None
         self._facts: HostFacts | None = None
         self._facts_due = 0.0
-        self._use: tuple[float, Use] | None = None
+        self._use: tuple[float, HostUsage] | None = None
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="host-gauge", daemon=True)
 
@@ -47,7 +47,7 @@ class Gauge:
         told, self._facts = self._facts, None
         return told
 
-    def use(self) -> Use | None:
+    def use(self) -> HostUsage | None:
         """None where the last look is too old."""
         if self._use is None or time.monotonic() - self._use[0] > STALE_S:
             return None

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from contracts.facts import GpuUse, SlotFacts
+from contracts.hosts import GpuFacts, GpuUsage
 
 log = logging.getLogger(__name__)
 
@@ -34,10 +34,10 @@ class Gpus:
     def __len__(self) -> int:
         return len(self._handles)
 
-    def facts(self) -> list[SlotFacts]:
+    def facts(self) -> list[GpuFacts]:
         return [self._facts_of(handle) for handle in self._handles]
 
-    def use(self) -> list[GpuUse]:
+    def use(self) -> list[GpuUsage]:
         return [self._use_of(handle) for handle in self._handles]
 
     def clocks(self) -> list[float | None]:
@@ -60,9 +60,9 @@ class Gpus:
             told["cuda"] = f"{cuda // CUDA_VERSION_UNIT}.{cuda % CUDA_VERSION_UNIT // 10}"
         return told
 
-    def _facts_of(self, handle: Any) -> SlotFacts:
+    def _facts_of(self, handle: Any) -> GpuFacts:
         memory = self._asked(lambda: self._nvml.nvmlDeviceGetMemoryInfo(handle).total)
-        facts = SlotFacts(
+        facts = GpuFacts(
             model=_text(self._asked(lambda: self._nvml.nvmlDeviceGetName(handle)) or "unknown"),
             memory_bytes=int(memory or 0),
             uuid=_text(self._asked(lambda: self._nvml.nvmlDeviceGetUUID(handle)) or ""),
@@ -73,9 +73,9 @@ class Gpus:
             facts["numa"] = node
         return facts
 
-    def _use_of(self, handle: Any) -> GpuUse:
+    def _use_of(self, handle: Any) -> GpuUsage:
         """What this GPU tells; some tell no power, and some no use."""
-        nvml, use = self._nvml, GpuUse()
+        nvml, use = self._nvml, GpuUsage()
         if (busy := self._asked(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)) is not None:
             use["busy_percent"] = float(busy)
         if (memory := self._asked(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used)) is not None:

@@ -12,7 +12,7 @@ from typing import cast
 
 import psutil
 
-from contracts.facts import CoreBf16, GpuLink, HostFacts, Nic, Versions
+from contracts.hosts import CoreBf16, GpuLink, HostFacts, NetworkInterface, SoftwareVersions
 from workers.host.facts.gpus import Gpus
 
 MOST_NICS, MOST_ADDRESSES, MOST_GPUS = 32, 8, 64
@@ -56,7 +56,7 @@ def core_bf16(cpuinfo: Path) -> CoreBf16 | None:
     return "widened" if features >= WIDENS_BF16 else "scalar"
 
 
-def nics() -> list[Nic]:
+def nics() -> list[NetworkInterface]:
     """Those that are up and have an address others could use."""
     states, found = psutil.net_if_stats(), []
     for name, told in sorted(psutil.net_if_addrs().items()):
@@ -66,20 +66,20 @@ def nics() -> list[Nic]:
         state = states.get(name)
         if state is None or not state.isup or not addresses or name == "lo":
             continue
-        nic = Nic(name=name[:200], addresses=addresses[:MOST_ADDRESSES])
+        nic = NetworkInterface(name=name[:200], addresses=addresses[:MOST_ADDRESSES])
         if state.speed > 0:
             nic["megabits_per_s"] = state.speed
         found.append(nic)
     return found[:MOST_NICS]
 
 
-def versions(gpus: Gpus) -> Versions:
+def versions(gpus: Gpus) -> SoftwareVersions:
     """Of packages as they are installed: nothing is imported for it."""
     told = {"python": platform.python_version()}
     for name, packages in PACKAGES.items():
         if (known := _installed(packages)) is not None:
             told[name] = known[:200]
-    return cast(Versions, told | gpus.versions())
+    return cast(SoftwareVersions, told | gpus.versions())
 
 
 def _installed(packages: tuple[str, ...]) -> str | None:

@@ -6,7 +6,7 @@ import logging
 import re
 import subprocess
 
-from contracts.facts import GpuLink
+from contracts.hosts import GpuLink
 
 log = logging.getLogger(__name__)
 

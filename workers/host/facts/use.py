@@ -11,17 +11,17 @@ from typing import Literal
 
 import psutil
 
-from contracts.facts import Disk, Use
+from contracts.hosts import DiskUsage, HostUsage
 from workers.host.facts.gpus import Gpus
 from workers.host.settings import HostSettings
 
 MOST_GPUS = 64
 
 
-def use(gpus: Gpus, settings: HostSettings) -> Use:
+def use(gpus: Gpus, settings: HostSettings) -> HostUsage:
     """Without the clock. Cores' use is since the call before; the first tells none."""
     memory = psutil.virtual_memory()
-    told = Use(
+    told = HostUsage(
         load=os.getloadavg()[0],
         memory_bytes=memory.total - memory.available,
         gpus=gpus.use()[:MOST_GPUS],
@@ -32,14 +32,14 @@ def use(gpus: Gpus, settings: HostSettings) -> Use:
     return told
 
 
-def disk(kind: Literal["runs", "checkpoints"], folder: Path) -> list[Disk]:
+def disk(kind: Literal["runs", "checkpoints"], folder: Path) -> list[DiskUsage]:
     """Of a folder, or of the nearest above that is there; none where that cannot be told."""
     there = next((path for path in (folder, *folder.parents) if path.exists()), Path("/"))
     try:
         told = shutil.disk_usage(there)
     except OSError:
         return []
-    return [Disk(use=kind, path=str(folder)[:200], free_bytes=told.free, total_bytes=told.total)]
+    return [DiskUsage(use=kind, path=str(folder)[:200], free_bytes=told.free, total_bytes=told.total)]
 
 
 def clock_offset(now: Callable[[], float]) -> tuple[float, float]:

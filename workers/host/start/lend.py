@@ -21,7 +21,7 @@ from pathlib import Path
 import redis
 from redis.exceptions import RedisError
 
-from contracts.loans import LendOrder
+from contracts.control import LendOrder
 from contracts.names import cancel_key, loan_key
 from workers.host.address import listening
 from workers.host.apart.identity import as_user, user_of

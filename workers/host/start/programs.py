@@ -12,8 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from contracts.control import LaunchOrder
-from contracts.gangs import node_of
+from contracts.control import LaunchOrder, get_node_index
 from contracts.names import LOAN_FILE
 from planner.facts.kinds import DEFAULT
 from planner.facts.spec import JobKind
@@ -155,7 +154,7 @@ def launch_command(
     }
     if "gang" in order:
         nodes = len(order["gang"]["nodes"])
-        options |= {"node": str(node_of(order)), "nodes": str(nodes), "address": settings.address}
+        options |= {"node": str(get_node_index(order)), "nodes": str(nodes), "address": settings.address}
     ranks = rank_command(order, attempt, settings, telemetry_socket)
     return [sys.executable, "-m", "workers.host.start.launch", *_options(options), *ranks]
 

@@ -15,14 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from contracts.codec import BadMessageError, checked_item
-from contracts.control import STOPPED, AttemptReport, ExitReport, Outcome
-from contracts.gangs import node_of, ranks_here
+from contracts.codec import BadMessageError, validate_item
+from contracts.control import HOST_STOPPED_REASON, AttemptReport, ExitReport, Outcome, get_local_ranks, get_node_index
 from contracts.names import SAVE_FILE
+from contracts.security import DecryptionError
 from contracts.telemetry.batches import Item
 from contracts.telemetry.health import GaugeItem
 from contracts.telemetry.steps import StartItem
-from contracts.variables import SealError
 from workers.full import not_started
 from workers.host.apart.identity import user_of
 from workers.host.attempts import SOCKET_FOLDER, AttemptDir, attempt_dir, report_of_host, socket_root
@@ -67,9 +66,9 @@ class Supervisor:
         self.folder = folder  # of the telemetry's socket
         user = self.settings.job_user
         owners = frozenset({os.geteuid()} if user is None else {os.geteuid(), user.uid})
-        self.tail = LogTail(attempt.logs, ranks_here(self.order), settings.log_bytes, owners)
-        self.board, self.tally, self.clock = Board(), Tally(ranks_here(self.order)[0]), BoardClock()
-        self.timelines = Timelines(ranks_here(self.order), self.board.add_step)
+        self.tail = LogTail(attempt.logs, get_local_ranks(self.order), settings.log_bytes, owners)
+        self.board, self.tally, self.clock = Board(), Tally(get_local_ranks(self.order)[0]), BoardClock()
+        self.timelines = Timelines(get_local_ranks(self.order), self.board.add_step)
         self.ranks = Ranks(self._tell)
         self.line = line
         self.publisher = Publisher(attempt.job, attempt.attempt, self.board, self.line, settings.name, self.clock)
@@ -92,7 +91,7 @@ class Supervisor:
             shutil.rmtree(self.folder, ignore_errors=True)
         if code == 0 and self._save_first and self.ended_by is None and self.tally.stopped_early(steps_of(self.order)):
             await self._tell_of_stop()
-        failure = read_failure(self.attempt, ranks_here(self.order))
+        failure = read_failure(self.attempt, get_local_ranks(self.order))
         ended = Ended(code, failure, self.ended_by, self.reason, started, self.clock.offset_s, self.preempted)
         self._exit = exit_report(self.attempt, self.order, ended, self.tally, self.tail)
         try:
@@ -116,7 +115,7 @@ class Supervisor:
             return 1
         try:
             self.training = Training(self.attempt, self.order, self.settings, str(address))
-        except SealError as error:
+        except DecryptionError as error:
             server.close()
             self._end("failed", f"not started: cannot decrypt the variables of the project: {error}")
             return 1
@@ -134,7 +133,7 @@ class Supervisor:
         await self._set_clock()  # before anything is told
         self._tell(StartItem(kind="start", rank=-1, time=self._claimed, stage="claimed"))
         self._tell(StartItem(kind="start", rank=-1, time=spawned, stage="spawned"))
-        slots = slots_of(ranks_here(self.order), self.order["slots"])
+        slots = slots_of(get_local_ranks(self.order), self.order["slots"])
         HostGauge(slots, with_gpus=self.settings.device == "cuda").start(self._tell_all)
         regular = (
             (self.publisher.send, BATCH_S),
@@ -176,7 +175,7 @@ class Supervisor:
             await self.clock.measure(self.line.now)
 
     def _shut_down(self) -> None:
-        self._end("failed", STOPPED)
+        self._end("failed", HOST_STOPPED_REASON)
 
     def _ask_to_save(self) -> None:
         """Its ranks look for the file between steps; whoever saves nothing is ended when the board's patience is."""
@@ -188,7 +187,7 @@ class Supervisor:
 
         The first member of a gang alone does: its rank 0 wrote the checkpoint, and may still when the others are done.
         """
-        if node_of(self.order) == 0:
+        if get_node_index(self.order) == 0:
             self.ended_by, self.reason = (
                 "cancelled",
                 saved_words(self.tally, "to make room for a job with higher priority"),
@@ -230,7 +229,7 @@ class Supervisor:
     def _tell(self, item: Item) -> None:
         """Take an item of our own: a board refuses whole batches for what one of their items breaks."""
         try:
-            self._add(checked_item(item))
+            self._add(validate_item(item))
         except BadMessageError as error:
             log.warning("dropped a %s item of the supervisor: %s", item["kind"], error)
             self.board.lose(1)
@@ -311,7 +310,7 @@ async def _tell_of(attempt: AttemptDir, settings: HostSettings, error: OSError) 
     """An attempt that cannot begin, from memory: the host worker would only find that its supervisor is not there."""
     order = attempt.read_order()
     exit_told = report_of_host(attempt, "failed", not_started(settings.name, error, attempt.own))
-    line = RedisLine(attempt, settings, node_of(order))
+    line = RedisLine(attempt, settings, get_node_index(order))
     report = AttemptReport(
         job=attempt.job, attempt=attempt.attempt, state="exited", slots=order["slots"], exit=exit_told
     )
@@ -325,7 +324,7 @@ async def _tell_of(attempt: AttemptDir, settings: HostSettings, error: OSError) 
 
 
 async def _supervise(attempt: AttemptDir, settings: HostSettings, folder: Path) -> None:
-    line = RedisLine(attempt, settings, node_of(attempt.read_order()))
+    line = RedisLine(attempt, settings, get_node_index(attempt.read_order()))
     await Supervisor(attempt, settings, folder, line).run()
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgpack
 
-from contracts.codec import BATCH_BYTES
+from contracts.codec import MAX_BATCH_BYTES
 from contracts.telemetry.batches import GapItem, Item
 from contracts.telemetry.steps import Cell, LogItem, TrafficItem
 from contracts.telemetry.timeline import TimelineItem
@@ -23,7 +23,7 @@ LATE_LOG_BYTES = 256 * 2**10  # of these, once they come faster than they may be
 STEPS_BYTES = 4 * 2**20  # of steps told event by event
 SEGMENT_BYTES = 32 * 2**10  # of log lines in one item
 ENVELOPE_BYTES = 1024  # of a batch around its items, with a gap
-MOST_BYTES = BATCH_BYTES - ENVELOPE_BYTES  # of one item
+MOST_BYTES = MAX_BATCH_BYTES - ENVELOPE_BYTES  # of one item
 
 NOT_SHOWN = ("profile", "lab")  # for the exit report, not for the page
 

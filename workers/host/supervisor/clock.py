@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 
-from contracts.telemetry.batches import Clock
+from contracts.telemetry.batches import ClockOffset
 
 EXCHANGES = 8
 
@@ -35,6 +35,6 @@ class BoardClock:
         """Unix seconds by the board's clock."""
         return time.time() + self.offset_s
 
-    def told(self) -> Clock | None:
+    def told(self) -> ClockOffset | None:
         """None until it was measured."""
-        return None if self.within_s is None else Clock(offset_s=self.offset_s, within_s=self.within_s)
+        return None if self.within_s is None else ClockOffset(offset_s=self.offset_s, within_s=self.within_s)

@@ -9,9 +9,9 @@ import signal
 import time
 from typing import NamedTuple
 
-from contracts.codec import EXIT_BYTES, BadMessageError, checked_exit
+from contracts.codec import MAX_EXIT_REPORT_BYTES, BadMessageError, validate_exit_report
 from contracts.control import VERSION, ExitReport, LaunchOrder, Outcome
-from contracts.plain import ESCAPES, plain_line
+from contracts.fields import ESCAPES, strip_control_characters
 from planner.facts.validation import counted
 from workers.host.attempts import AttemptDir
 from workers.host.files import BadFileError, read_json
@@ -57,7 +57,7 @@ def read_failure(attempt: AttemptDir, ranks: range) -> Failure | None:
 def plain(text: str) -> str:
     """One line that any reader can hold: no colours, no NUL, no half characters, at most 500 long."""
     whole = " ".join(ESCAPES.sub("", text).replace("\0", "\ufffd").encode("utf-8", "replace").decode().split())
-    return plain_line(whole)[:500]
+    return strip_control_characters(whole)[:500]
 
 
 class Ended(NamedTuple):
@@ -119,11 +119,11 @@ def saved_words(tally: Tally, why: str) -> str:
 def _trouble(report: ExitReport) -> str:
     """Why a reader would refuse it; empty when none would."""
     try:
-        checked_exit(report)
+        validate_exit_report(report)
     except BadMessageError as error:
         return str(error)
     size = len(json.dumps(report))
-    return f"{size:,} bytes, more than the limit of {EXIT_BYTES:,}" if size > EXIT_BYTES else ""
+    return f"{size:,} bytes, more than the limit of {MAX_EXIT_REPORT_BYTES:,}" if size > MAX_EXIT_REPORT_BYTES else ""
 
 
 def _verdict(order: LaunchOrder, ended: Ended, tally: Tally, tail: LogTail) -> tuple[Outcome, str]:

@@ -7,8 +7,7 @@ import json
 import os
 from pathlib import Path
 
-from contracts.control import KeptCheckpoint
-from contracts.loans import Loan
+from contracts.control import Loan, ResumeCheckpoint
 from contracts.names import LOAN_FILE
 from workers.host.settings import JobUser
 from workers.host.supervisor.line import GangLine, LineError, Ready
@@ -16,7 +15,7 @@ from workers.host.supervisor.line import GangLine, LineError, Ready
 LOOK_S = 0.5
 
 
-async def hand_over(line: GangLine, kept: KeptCheckpoint, folder: Path, user: JobUser | None) -> None:
+async def hand_over(line: GangLine, kept: ResumeCheckpoint, folder: Path, user: JobUser | None) -> None:
     """Once its host has said where it lends."""
     while (at := await _asked(line, kept["host"])) is None:
         await asyncio.sleep(LOOK_S)

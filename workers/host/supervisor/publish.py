@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from contracts.codec import BATCH_BYTES, encode_batch
+from contracts.codec import MAX_BATCH_BYTES, encode_batch
 from contracts.telemetry.batches import Batch, Item
-from contracts.telemetry.words import VERSION
+from contracts.telemetry.vocabulary import VERSION
 from workers.host.supervisor.board import Board, Load
 from workers.host.supervisor.bucket import Bucket
 from workers.host.supervisor.clock import BoardClock
@@ -56,7 +56,7 @@ class Publisher:
         return await self.send() and (late or self._board.is_empty())
 
     def _next(self) -> tuple[Load, bytes] | None:
-        load = self._board.take(min(self._all.level(), BATCH_BYTES), self._logs.level())
+        load = self._board.take(min(self._all.level(), MAX_BATCH_BYTES), self._logs.level())
         return None if load is None else (load, encode_batch(self._batch(load.items)))
 
     def _batch(self, items: list[Item]) -> Batch:

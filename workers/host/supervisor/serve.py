@@ -11,9 +11,8 @@ import struct
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from contracts.codec import FRAME_BYTES, BadMessageError, salvage_frame
-from contracts.control import LaunchOrder
-from contracts.gangs import ranks_here
+from contracts.codec import MAX_FRAME_BYTES, BadMessageError, salvage_frame
+from contracts.control import LaunchOrder, get_local_ranks
 from contracts.telemetry.batches import Frame, Item
 from workers.host.supervisor.bucket import Bucket
 
@@ -70,8 +69,8 @@ class Telemetry:
     async def _listen(self, reader: asyncio.StreamReader, pid: int) -> None:
         while True:
             (size,) = struct.unpack(">I", await reader.readexactly(4))
-            if size > FRAME_BYTES:
-                raise BadMessageError(f"a frame has {size:,} bytes, more than the limit of {FRAME_BYTES:,}")
+            if size > MAX_FRAME_BYTES:
+                raise BadMessageError(f"a frame has {size:,} bytes, more than the limit of {MAX_FRAME_BYTES:,}")
             async with self._large if size > SMALL_FRAME else contextlib.nullcontext():
                 async with asyncio.timeout(BODY_S):
                     body = await reader.readexactly(size)
@@ -95,7 +94,7 @@ class Telemetry:
         order = self._order
         if (frame["job"], frame["attempt"]) != (order["job"], order["attempt"]):
             raise BadMessageError(f"a frame belongs to another attempt, {frame['job']}/{frame['attempt']}")
-        if frame["rank"] not in ranks_here(order):
+        if frame["rank"] not in get_local_ranks(order):
             raise BadMessageError(f"this host has no rank {frame['rank']}")
         # A dry run speaks for ranks that are not there.
         told = {frame["rank"], *order["spec"].get("dry_ranks", [])}

@@ -8,13 +8,12 @@ from collections import deque
 from statistics import median
 from typing import Any
 
-from contracts.control import LossPoint, Measured, Summary
-from contracts.fields import CHECKPOINT_NAME, LARGEST_NUMBER
+from contracts.control import LossPoint, StepTiming, Summary
+from contracts.fields import CHECKPOINT_NAME_PATTERN, MAX_ABS_NUMBER
 from contracts.telemetry.batches import Item
-from contracts.telemetry.proof import ProofItem
-from contracts.telemetry.results import DryRunItem, MemoryParts, VerdictRow
+from contracts.telemetry.results import DryRunItem, MemoryParts, ProofItem, VerdictRow
 from contracts.telemetry.steps import Cell, CheckpointItem, EvalItem, StepItem, TrafficItem
-from contracts.telemetry.words import FIRST_STEPS, SCRIPT_SETUP_STEPS, SPEED_STEPS, TIMED_STEPS
+from contracts.telemetry.vocabulary import SCRIPT_SETUP_STEPS, SPEED_STEPS, TIMED_STEPS, WARMUP_STEPS
 
 MAX_POINTS = 500
 MAX_CHECKPOINTS = 100
@@ -92,7 +91,7 @@ class Tally:
     def checkpoint(self) -> str | None:
         """The newest that is complete, by its name."""
         names = (item["name"] or "" for item in reversed(self._checkpoints))
-        return next((name for name in names if re.fullmatch(CHECKPOINT_NAME, name)), None)
+        return next((name for name in names if re.fullmatch(CHECKPOINT_NAME_PATTERN, name)), None)
 
     def add(self, item: Item) -> None:
         """Take one checked item from a rank."""
@@ -138,7 +137,7 @@ class Tally:
     def _add_step(self, item: StepItem) -> None:
         if item["rank"] != self._first_rank:
             return
-        if item["ran"] > FIRST_STEPS:
+        if item["ran"] > WARMUP_STEPS:
             self._step_s.append(item["step_s"])
         self.steps, self._ran = item["step"], item["ran"]
         self._speeds.append((item["tokens"], item["step_s"]))
@@ -151,7 +150,7 @@ class Tally:
     def _speed(self) -> float | None:
         """Tokens a second of the last steps together; a mean of their speeds would weigh the quick ones more."""
         tokens, seconds = sum(tokens for tokens, _ in self._speeds), sum(took for _, took in self._speeds)
-        return tokens / seconds if seconds > tokens / LARGEST_NUMBER else None
+        return tokens / seconds if seconds > tokens / MAX_ABS_NUMBER else None
 
     def summary(self) -> Summary:
         """What stays with the job when the stream is gone. What does not fit into SUMMARY_BYTES is left out, the
@@ -165,7 +164,7 @@ class Tally:
             verdict={},
         )
         if self._step_s:
-            summary["measured"] = Measured(steps=len(self._step_s), step_s=median(self._step_s))
+            summary["measured"] = StepTiming(steps=len(self._step_s), step_s=median(self._step_s))
         if self._ran != self.steps:
             summary["ran_steps"] = self._ran
         if self._checkpoints:

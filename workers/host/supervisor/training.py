@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from contracts.control import LaunchOrder
-from contracts.variables import unseal
+from contracts.security import decrypt_variables
 from workers import shield, timeouts
 from workers.host.address import interface_of
 from workers.host.apart.identity import as_user
@@ -42,7 +42,9 @@ class Training:
         self._user = settings.job_user
         self._variables: dict[str, str] = {}
         if "variables" in order:
-            self._variables = unseal(settings.signing_key, order["job"], order["attempt"], order["variables"])
+            self._variables = decrypt_variables(
+                settings.signing_key, order["job"], order["attempt"], order["variables"]
+            )
         self._lifeline, self._guardians_end = socket.socketpair()
         self.launcher, self._launchers_end = socket.socketpair()  # of a gang: what its launcher has as stdin
 

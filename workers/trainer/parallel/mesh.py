@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from contracts.telemetry.words import Axis
+from contracts.telemetry.vocabulary import Axis
 from planner.facts.layout import Coordinates, Group, axis_group, axis_ranks, coordinates, members, shard_group
 from planner.facts.placements import shared_heads
 from planner.facts.spec import JobSpec, Layout

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 
-from contracts.telemetry.proof import Mismatch
+from contracts.telemetry.results import Mismatch
 from planner.facts.single_process_reference import Limits
 from planner.facts.spec import JobSpec
 from workers.trainer.errors import UserError

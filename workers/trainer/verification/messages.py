@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from contracts.telemetry.proof import Choices, Mismatch, ProcessProof, ReplicaProof
+from contracts.telemetry.results import Mismatch, ReferenceProof, ReplicaProof, RouterChoices
 
 MOST_TOLD = 3
 OF_A_BATCH = ("gradient", "gradient norm", "update")
@@ -71,7 +71,7 @@ def replica_words(replicas: ReplicaProof, wrong: Sequence[Mismatch]) -> str:
     return f"replicas match{near} ({about})"
 
 
-def one_process_words(one: ProcessProof) -> str:
+def one_process_words(one: ReferenceProof) -> str:
     """'gradients match the reference to 3e-07 (largest differences: gradients of 60 tensors 3e-07, ...)'"""
     if one["state"] == "due":
         return f"single-process reference due after step {one['steps']}"
@@ -85,7 +85,7 @@ def one_process_words(one: ProcessProof) -> str:
     return f"gradients match the single-process reference within limits, difference {one['gradient']:.2g} ({figures})"
 
 
-def end_words(end: ProcessProof) -> str:
+def end_words(end: ReferenceProof) -> str:
     """'extra final step matches the reference to 3e-07 (largest differences: gradients of 60 tensors 3e-07, ...)'"""
     if end["state"] == "not checked":
         return f"extra final step not compared: {end['why']}"
@@ -94,7 +94,7 @@ def end_words(end: ProcessProof) -> str:
     return f"extra final step matches the reference to {end['gradient']:.0e} ({_figures(end)})"
 
 
-def _figures(one: ProcessProof) -> str:
+def _figures(one: ReferenceProof) -> str:
     return (
         f"largest differences: gradients of {one['tensors']} tensors {one['gradient']:.0e}, updates "
         f"{one['update']:.0e}, norms {one['norm']:.0e}, losses of {_steps(one['steps'])} {one['loss']:.0e}; "
@@ -103,7 +103,7 @@ def _figures(one: ProcessProof) -> str:
     )
 
 
-def _choice_words(choices: Choices) -> str:
+def _choice_words(choices: RouterChoices) -> str:
     """'the reference used the expert choices of the run for 768 tokens, 5 of them ...; '"""
     told = f"the reference used the expert choices of the run for {choices['tokens']} tokens of all layers"
     if not choices["turned"]:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from contracts.telemetry.proof import Mismatch
+from contracts.telemetry.results import Mismatch
 from planner.facts.layout import MESH_AXES, Coordinates, coordinates
 from planner.facts.model_shapes import parameter_count
 from planner.facts.spec import JobSpec

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from contracts.telemetry.batches import Item
-from contracts.telemetry.proof import Choices, Mismatch, ProcessProof, ProofItem, ReplicaProof
+from contracts.telemetry.results import Mismatch, ProofItem, ReferenceProof, ReplicaProof, RouterChoices
 from planner.facts.single_process_reference import (
     STEPS,
     Limits,
@@ -185,7 +185,7 @@ class Proof:
         self._one, wrong = self._beside(ran, computed, self._limits)
         self._wrong += wrong
 
-    def _one_more(self, done: int) -> tuple[ProcessProof, Sequence[Mismatch]]:
+    def _one_more(self, done: int) -> tuple[ReferenceProof, Sequence[Mismatch]]:
         """A step after the first `done`, and what is wrong of it. The last validation was after the run's own last."""
         trainer = self.trainer
         trainer.recorder.close_step()  # what comes now is none of the last step's
@@ -219,7 +219,7 @@ class Proof:
 
     def _beside(
         self, ran: Ran, computed: Callable[[], Reference], most: Limits
-    ) -> tuple[ProcessProof, Sequence[Mismatch]]:
+    ) -> tuple[ReferenceProof, Sequence[Mismatch]]:
         trainer, started = self.trainer, time.perf_counter()
         found = compare_with_one(trainer.spec, trainer.mesh, self._pieces, ran, computed, most, trainer.device)
         words = limits_words(trainer.spec, most, trained=ran.done > 0)
@@ -250,9 +250,9 @@ def _too_long(spec: JobSpec) -> str:
     return f"the reference would take about {seconds:,.0f} s, and ranks wait at most {waits_s:g} s on this host"
 
 
-def _not_yet(why: str, steps: int, most: Limits) -> ProcessProof:
+def _not_yet(why: str, steps: int, most: Limits) -> ReferenceProof:
     """Due after so many steps, or why it is never."""
-    return ProcessProof(
+    return ReferenceProof(
         state="not checked" if why else "due",
         why=why,
         steps=steps,
@@ -266,9 +266,9 @@ def _not_yet(why: str, steps: int, most: Limits) -> ProcessProof:
     )
 
 
-def _told(found: Beside, most: Limits, words: str, seconds: float) -> ProcessProof:
+def _told(found: Beside, most: Limits, words: str, seconds: float) -> ReferenceProof:
     state = "not checked" if found.failed else "apart" if found.wrong else "equal"
-    told = ProcessProof(
+    told = ReferenceProof(
         state=state,  # type: ignore[typeddict-item]  # one of the four
         why=found.failed or "; ".join(filter(None, (words, found.noted))),
         steps=found.steps,
@@ -282,5 +282,5 @@ def _told(found: Beside, most: Limits, words: str, seconds: float) -> ProcessPro
     )
     if found.choices.tokens:
         tokens, turned, gaps = found.choices
-        told["choices"] = Choices(tokens=tokens, turned=turned, gap=max(filter(math.isfinite, gaps), default=0.0))
+        told["choices"] = RouterChoices(tokens=tokens, turned=turned, gap=max(filter(math.isfinite, gaps), default=0.0))
     return told

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from django.conf import settings
 from django.utils import timezone
 
-from contracts.allocations import VERSION, AllocationOrder
+from contracts.control import ALLOCATION_ORDER_VERSION, AllocationOrder
 from jobs.core.run_tokens import issue
 from jobs.models import Attempt, Job, Member, RunToken
 from jobs.queue.engines.slurm.script import Submission, submission
@@ -42,7 +42,7 @@ def submit(attempt: Attempt, site: Site, certificates: str) -> Submission:
     spec = JobSpec.model_validate(attempt.job.spec)
     nodes = slurm_of(spec).nodes
     order = AllocationOrder(
-        v=VERSION,
+        v=ALLOCATION_ORDER_VERSION,
         job=attempt.job_id,
         attempt=attempt.number,
         spec=spec_for_hosts(attempt.job.spec),

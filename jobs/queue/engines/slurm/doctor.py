@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from contracts.findings import Finding
+from contracts.doctor import Finding
 from jobs.queue.engines.slurm.commands import ASK_S, Slurm
 from jobs.queue.engines.slurm.door import AwayError, Door
 from jobs.queue.engines.slurm.rows import name_of

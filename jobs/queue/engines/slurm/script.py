@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from contracts.allocations import WARNED
+from contracts.control import END_WARNING_SUFFIX
 from jobs.queue.engines.slurm.rows import name_of
 from jobs.queue.engines.slurm.site import Site
 from planner.facts.kinds import num_slots, saves, slurm_of
@@ -79,7 +79,7 @@ def _script(cpus: int, order: Mapping[str, Any], site: Site) -> str:
     text = base64.b64encode(json.dumps(order).encode()).decode()
     told = "\n".join(text[begin : begin + LINE_WIDTH] for begin in range(0, len(text), LINE_WIDTH))
     srun = f"srun --ntasks-per-node=1 --cpus-per-task={cpus} --kill-on-bad-exit=0 {shlex.quote(site.python)}"
-    warned = f'{shlex.quote(f"{site.folder}/runs")}/"$SLURM_JOB_ID.{WARNED}"'
+    warned = f'{shlex.quote(f"{site.folder}/runs")}/"$SLURM_JOB_ID.{END_WARNING_SUFFIX}"'
     return f"""#!/bin/sh
 warned={warned}
 trap 'touch "$warned"' USR1

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from contracts.control import STOPPED
-from contracts.plain import plain_line
+from contracts.control import HOST_STOPPED_REASON
+from contracts.fields import strip_control_characters
 from contracts.telemetry.results import VerdictItem
 from contracts.telemetry.steps import CheckpointItem
 from jobs.core.verdict_schema import Action, Evidence
@@ -62,7 +62,7 @@ class Ending:
     @property
     def reason(self) -> str:
         """Return the reason in the exit report, or an empty text."""
-        return plain_line(str(self._report.get("reason") or ""))
+        return strip_control_characters(str(self._report.get("reason") or ""))
 
     @property
     def apart(self) -> tuple[int, int] | None:
@@ -126,7 +126,7 @@ class Ending:
     def _after_failure(self, rank: int | None, reason: str) -> tuple[str, Action]:
         """Return the next step as a sentence and as an action."""
         if rank is None:
-            if STOPPED in reason:  # the log of a rank may hold these words too
+            if HOST_STOPPED_REASON in reason:  # the log of a rank may hold these words too
                 if self._saved is None:
                     return "Retry the job when its host is back.", "retry"
                 return f"Retry the job when its host is back, to resume after step {self._saved}.", "retry"
@@ -159,7 +159,7 @@ class Ending:
 
     def _log_lines(self) -> list[str]:
         """Return the last log lines that hold more than marks."""
-        lines = map(plain_line, self._report.get("log_tail") or ())
+        lines = map(strip_control_characters, self._report.get("log_tail") or ())
         return [line for line in lines if not MARKS.issuperset(line)][-LINES:]
 
 
@@ -190,7 +190,9 @@ def _message(reason: str) -> tuple[str, str]:
 
 def _source_line(tail: Iterable[str]) -> str:
     """Return 'train.py:12', the innermost frame of the last traceback, in the user's code if possible."""
-    frames = [(match["file"], match["line"]) for line in tail if (match := FRAME.search(plain_line(line)))]
+    frames = [
+        (match["file"], match["line"]) for line in tail if (match := FRAME.search(strip_control_characters(line)))
+    ]
     own = [frame for frame in frames if not any(part in frame[0] for part in LIBRARIES)]
     file, line = (own or frames or [("", "")])[-1]
     return f"{PurePosixPath(file).name}:{line}" if file else ""

@@ -8,8 +8,8 @@ from statistics import fmean, median
 from typing import Literal, NamedTuple
 
 from contracts.telemetry.steps import CheckpointItem, StepItem
-from contracts.telemetry.steps import StepParts as Timed
-from contracts.telemetry.words import FIRST_STEPS, LIVE_STEPS, TIMED_STEPS
+from contracts.telemetry.steps import StepBreakdown as Timed
+from contracts.telemetry.vocabulary import LIVE_STEPS, TIMED_STEPS, WARMUP_STEPS
 from jobs.core.verdict_schema import StepPart, StepParts
 from jobs.runs.diagnosis.run import Run
 
@@ -48,7 +48,7 @@ class Steps:
         step = item["step"]
         self.last, self.ran = max(self.last, step), max(self.ran, item["ran"])
         self._of_rank[item["rank"]] = step
-        if item["ran"] <= FIRST_STEPS:
+        if item["ran"] <= WARMUP_STEPS:
             return
         if item["rank"] == 0:
             self._step_times.append(item["step_s"])
@@ -72,7 +72,7 @@ class Steps:
     @property
     def first(self) -> int:
         """Of the steps of this run, that is a measure of the others."""
-        return self.last - self.ran + FIRST_STEPS + 1
+        return self.last - self.ran + WARMUP_STEPS + 1
 
     def of_rank(self, rank: int) -> int:
         """Steps that a rank has completed."""

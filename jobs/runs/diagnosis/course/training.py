@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from statistics import median
 
-from contracts.telemetry.proof import ProofItem
+from contracts.telemetry.results import ProofItem
 from contracts.telemetry.steps import CheckpointItem, StepItem
 from jobs.core.verdict_schema import MOST_TROUBLE, Trouble
 from jobs.runs.diagnosis.findings import Finding, cut, evidence, full_sentence, ranks_words

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from contracts.telemetry.batches import Clock
+from contracts.telemetry.batches import ClockOffset
 
 
 class Clocks:
     """The board's clock over each host's, as last told. Hosts are told apart by their place in the gang."""
 
     def __init__(self) -> None:
-        self._clocks: dict[int, Clock] = {}
+        self._clocks: dict[int, ClockOffset] = {}
 
-    def told(self, node: int, clock: Clock | None) -> None:
+    def told(self, node: int, clock: ClockOffset | None) -> None:
         if clock is not None:
             self._clocks[node] = clock
 

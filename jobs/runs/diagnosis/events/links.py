@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from statistics import median
 from typing import Literal, NamedTuple
 
-from contracts.telemetry.words import Op
+from contracts.telemetry.vocabulary import Op
 from jobs.core.verdict_schema import MOST_GROUPS, MOST_RANKS, GroupSpeed
 from jobs.runs.diagnosis.events.meetings import Meeting
 from jobs.runs.diagnosis.events.step import Group

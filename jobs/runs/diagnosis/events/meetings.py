@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from contracts.telemetry.words import Op
+from contracts.telemetry.vocabulary import Op
 from jobs.runs.diagnosis.events.clocks import Clocks
 from jobs.runs.diagnosis.events.step import PAIRED, Call, Group, Step
 

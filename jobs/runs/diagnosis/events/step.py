@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from contracts.telemetry.timeline import TimelineItem
-from contracts.telemetry.words import Op
+from contracts.telemetry.vocabulary import Op
 from jobs.runs.diagnosis.events.clocks import Clocks
 
 MOST_HELD = 400_000  # events of steps that not all ranks told yet; the oldest step goes first

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from contracts.telemetry.health import ProcessItem
-from contracts.telemetry.words import FIRST_STEPS
+from contracts.telemetry.vocabulary import WARMUP_STEPS
 from jobs.core.verdict_schema import MOST_LINE, MOST_RANKS, MOST_STACK, Cause, Hang
 from jobs.runs.diagnosis.course.steps import Steps
 from jobs.runs.diagnosis.events.step import Step
@@ -61,7 +61,7 @@ class Hangs:
         if self._held(now):
             return LEAST_S
         phases = set(self._progress.phases.values())
-        if self._steps.ran <= FIRST_STEPS or self._steps.median_s is None or phases & {"setup", "proof"}:
+        if self._steps.ran <= WARMUP_STEPS or self._steps.median_s is None or phases & {"setup", "proof"}:
             return SLOW_S
         if phases == {"teardown"}:
             return SLOW_S

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from contracts.telemetry.batches import Item
-from contracts.telemetry.health import StandingItem
-from contracts.telemetry.words import Phase
+from contracts.telemetry.health import StallItem
+from contracts.telemetry.vocabulary import Phase
 
 
 class Progress:
@@ -15,7 +15,7 @@ class Progress:
         self._completed: dict[int, dict[tuple[str, str, str, int], int]] = {}
         self._last: dict[int, float] = {}
         self.phases: dict[int, Phase] = {}
-        self.standing: dict[int, StandingItem] = {}
+        self.standing: dict[int, StallItem] = {}
         self.heard: dict[int, float] = {}  # by member, when it last told anything
 
     def add(self, item: Item, node: int) -> None:
@@ -39,7 +39,7 @@ class Progress:
             case _:
                 pass
 
-    def _stands(self, item: StandingItem) -> None:
+    def _stands(self, item: StallItem) -> None:
         rank = item["rank"]
         self._moved(rank, item["time"] - item["still"])
         if item["still"] > 0:

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from contracts.telemetry.health import Standing, StandingItem
-from contracts.telemetry.words import Op
+from contracts.telemetry.health import GroupProgress, StallItem
+from contracts.telemetry.vocabulary import Op
 from jobs.runs.diagnosis.events.step import PAIRED, Group, Step
 
 
@@ -32,7 +32,7 @@ class Knot(NamedTuple):
     waiting: tuple[int, ...]
 
 
-def untie(standing: Mapping[int, StandingItem], world_size: int, last: Step | None) -> Knot | None:
+def untie(standing: Mapping[int, StallItem], world_size: int, last: Step | None) -> Knot | None:
     """None where nobody is in a collective."""
     issued = _issued(standing)
     blocked = {rank: one for rank, item in standing.items() if (one := _blocked(item, issued)) is not None}
@@ -46,16 +46,16 @@ def untie(standing: Mapping[int, StandingItem], world_size: int, last: Step | No
     return _apart(blocked, last) or _transfer(blocked) or _skipped(blocked, standing, last) or _message(blocked)
 
 
-def group_of(standing: Standing) -> Group:
+def group_of(standing: GroupProgress) -> Group:
     told = standing["group"]
     return Group(told["axis"], tuple(told["ranks"]), told["nth"])
 
 
-def _issued(standing: Mapping[int, StandingItem]) -> dict[tuple[int, Group], int]:
+def _issued(standing: Mapping[int, StallItem]) -> dict[tuple[int, Group], int]:
     return {(rank, group_of(one)): one["issued"] for rank, item in standing.items() for one in item["groups"]}
 
 
-def _blocked(item: StandingItem, issued: Mapping[tuple[int, Group], int]) -> Blocked | None:
+def _blocked(item: StallItem, issued: Mapping[tuple[int, Group], int]) -> Blocked | None:
     """What the training thread waits for; where nobody saw it wait, the oldest collective that is on its way. A message
     may be on its way long before anybody waits for it."""
     flying = [one for one in item["groups"] if "op" in one and (one.get("blocking") or one["op"] not in PAIRED)]
@@ -147,7 +147,7 @@ def _order(last: Step, group: Group) -> list[Sort]:
     return []
 
 
-def _skipped(blocked: Mapping[int, Blocked], standing: Mapping[int, StandingItem], last: Step | None) -> Knot | None:
+def _skipped(blocked: Mapping[int, Blocked], standing: Mapping[int, StallItem], last: Step | None) -> Knot | None:
     """All wait, and for each other: who is missing in one collective is in another one. Of them the one is to blame
     that is farthest: it left out what the others still wait in. Where nothing is known of the order of a step's calls,
     the one for whom alone most others wait."""

@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from contracts.telemetry.words import FIRST_STEPS
+from contracts.telemetry.vocabulary import WARMUP_STEPS
 from jobs.runs.diagnosis.course.steps import LATELY, steps_measured
 from jobs.runs.history.queries.shapes import Columns
 from jobs.runs.history.store.query import Tables, short
@@ -23,7 +23,7 @@ class Parts(TypedDict):
 
     steps: Annotated[
         int,
-        Field(description=f"Number of averaged steps. At most the last {LATELY}, and never the first {FIRST_STEPS}."),
+        Field(description=f"Number of averaged steps. At most the last {LATELY}, and never the first {WARMUP_STEPS}."),
     ]
     step_s: float
     data_s: float
@@ -89,7 +89,7 @@ _MEASURED = "FROM steps WHERE step > ? AND data_s IS NOT NULL"
 def _measured(tables: Tables) -> tuple[int]:
     """The step after which those begin that a diagnosis measures."""
     [(first, last, ranks)] = tables.rows("SELECT min(step), max(step), count(DISTINCT rank) FROM steps")
-    return (0,) if first is None else (max(first - 1 + FIRST_STEPS, last - steps_measured(ranks)),)
+    return (0,) if first is None else (max(first - 1 + WARMUP_STEPS, last - steps_measured(ranks)),)
 
 
 def _means(tables: Tables) -> Mapping[int, _Means]:

@@ -8,8 +8,7 @@ from django.db.models import Sum
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from contracts.telemetry.proof import ProofItem
-from contracts.telemetry.results import DryRunItem, MemoryParts, VerdictRow
+from contracts.telemetry.results import DryRunItem, MemoryParts, ProofItem, VerdictRow
 from jobs.models import Job
 from jobs.runs.history.store.folder import GoneError
 from jobs.runs.history.store.query import ask

@@ -7,9 +7,8 @@ from typing import Annotated, Any
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from contracts.telemetry.health import ProcessItem, StandingItem
-from contracts.telemetry.proof import ProofItem
-from contracts.telemetry.results import DryRunItem, MemoryParts, VerdictRow
+from contracts.telemetry.health import ProcessItem, StallItem
+from contracts.telemetry.results import DryRunItem, MemoryParts, ProofItem, VerdictRow
 from contracts.telemetry.steps import CheckpointItem
 from jobs.runs.history.store.state import Progress, Started
 
@@ -153,7 +152,7 @@ class Snapshot(TypedDict):
     dry_runs: list[DryRunItem]
     checkpoints: list[CheckpointItem]
     starts: list[Started]
-    standing: Annotated[list[StandingItem], Field(description="Stalled ranks.")]
+    standing: Annotated[list[StallItem], Field(description="Stalled ranks.")]
     processes: Annotated[
         list[ProcessItem], Field(description="Process state of ranks that are stalled, silent, stopped, or throttled.")
     ]

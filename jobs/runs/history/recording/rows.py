@@ -8,11 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from contracts.fields import LARGEST_NUMBER
+from contracts.fields import MAX_ABS_NUMBER
 from contracts.telemetry.batches import Batch, GapItem, Item
-from contracts.telemetry.health import GaugeItem, ProcessItem, StandingItem
-from contracts.telemetry.proof import ProofItem
-from contracts.telemetry.results import DryRunItem, VerdictItem
+from contracts.telemetry.health import GaugeItem, ProcessItem, StallItem
+from contracts.telemetry.results import DryRunItem, ProofItem, VerdictItem
 from contracts.telemetry.steps import (
     Cell,
     CheckpointItem,
@@ -24,7 +23,7 @@ from contracts.telemetry.steps import (
     TrafficItem,
 )
 from contracts.telemetry.timeline import TimelineItem
-from contracts.telemetry.words import LATEST, LIVE_STEPS, MOST_CHECKPOINTS, SCRIPT_SETUP_STEPS, SPEED_STEPS
+from contracts.telemetry.vocabulary import LIVE_STEPS, MAX_CHECKPOINTS, MAX_UNIX_S, SCRIPT_SETUP_STEPS, SPEED_STEPS
 from jobs.runs.history.recording.counters import Counters
 from jobs.runs.history.store.state import RankState, Started, State, new_state
 from jobs.runs.history.store.tables import GAUGES, TABLES
@@ -82,7 +81,7 @@ class Rows:
         work = self._add.get(item["kind"])
         if work is None:
             return
-        if not 0 <= item["time"] < LATEST:
+        if not 0 <= item["time"] < MAX_UNIX_S:
             self.state["refused"] += 1
             return
         try:
@@ -186,7 +185,7 @@ class Rows:
         rate = item["tokens"] * len(times) / sum(times) if sum(times) > 0 else math.inf
         before = self.state["progress"]
         if before is not None and item["step"] <= before["step"]:
-            before["rate"] = rate if rate <= LARGEST_NUMBER else None
+            before["rate"] = rate if rate <= MAX_ABS_NUMBER else None
             return
         self.state["progress"] = {
             "step": item["step"],
@@ -196,7 +195,7 @@ class Rows:
             "time": item["time"],
             "learning_rate": item["learning_rate"],
             "grad_norm": item["grad_norm"],
-            "rate": rate if rate <= LARGEST_NUMBER else None,
+            "rate": rate if rate <= MAX_ABS_NUMBER else None,
         }
 
     def _add_eval(self, item: EvalItem) -> None:
@@ -243,7 +242,7 @@ class Rows:
 
     def _add_checkpoint(self, item: CheckpointItem) -> None:
         others = [told for told in self.state["checkpoints"] if told["step"] != item["step"]]
-        self.state["checkpoints"] = [*others, item][-MOST_CHECKPOINTS:]
+        self.state["checkpoints"] = [*others, item][-MAX_CHECKPOINTS:]
         text = item["name"] or item["problem"]
         self.mark(
             "checkpoint" if item["name"] else "fault",
@@ -256,7 +255,7 @@ class Rows:
 
     def _add_timeline(self, item: TimelineItem) -> None:
         began = item["began"] + self._offset_s
-        if not 0 <= began < LATEST:
+        if not 0 <= began < MAX_UNIX_S:
             raise ValueError("no time")
         _same_length(item["calls"])
         _same_length(item["spans"])
@@ -309,7 +308,7 @@ class Rows:
         self.state["starts"].append(told)
         self.mark("start", item["time"], rank=item["rank"], text=item["stage"])
 
-    def _add_standing(self, item: StandingItem) -> None:
+    def _add_standing(self, item: StallItem) -> None:
         known = self.state["standing"]
         known.pop(item["rank"], None)
         if item["still"] > 0 and len(known) < MOST_STANDING:

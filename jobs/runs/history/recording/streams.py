@@ -11,7 +11,7 @@ from contracts.names import telemetry_stream
 from jobs.runs.history.store.folder import Node
 
 STREAMS_AT_ONCE = 32
-ENTRIES_AT_ONCE = 4  # of each stream: with contracts.codec.BATCH_BYTES each, 32 MiB at once
+ENTRIES_AT_ONCE = 4  # of each stream: with contracts.codec.MAX_BATCH_BYTES each, 32 MiB at once
 
 
 class Stream(NamedTuple):

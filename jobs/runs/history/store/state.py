@@ -6,9 +6,8 @@ from typing import NotRequired
 
 from typing_extensions import TypedDict
 
-from contracts.telemetry.health import ProcessItem, StandingItem
-from contracts.telemetry.proof import ProofItem
-from contracts.telemetry.results import DryRunItem, MemoryParts, VerdictRow
+from contracts.telemetry.health import ProcessItem, StallItem
+from contracts.telemetry.results import DryRunItem, MemoryParts, ProofItem, VerdictRow
 from contracts.telemetry.steps import Cell, CheckpointItem
 
 
@@ -60,7 +59,7 @@ class State(TypedDict):
     dry_runs: dict[int, DryRunItem]
     checkpoints: list[CheckpointItem]
     starts: list[Started]
-    standing: dict[int, StandingItem]  # ranks that stand still
+    standing: dict[int, StallItem]  # ranks that stand still
     processes: dict[int, ProcessItem]  # of ranks that do not speak
     resumed: bool
     faulty_step: int

@@ -12,7 +12,7 @@ from typing import IO, Any, Literal, NamedTuple
 
 import ijson
 
-from contracts.telemetry.words import LATEST
+from contracts.telemetry.vocabulary import MAX_UNIX_S
 from jobs.runs.traces.imports import flight, inspector, kineto
 from jobs.runs.traces.imports.bounds import first_key, looked_through
 from jobs.runs.traces.imports.parts import MOST_EVENTS, MOST_NAMED, ImportProblemError, Part, Source
@@ -166,7 +166,7 @@ def _together(parts: list[Part]) -> Trace:
 def _in_time(part: Part) -> None:
     times = [(call.issued, call.ended) for call in part.calls] + [(span.began, span.ended) for span in part.spans]
     for began, ended in times:
-        if not 0 <= began <= max(began, ended or 0) < LATEST:
+        if not 0 <= began <= max(began, ended or 0) < MAX_UNIX_S:
             words = f"An event at Unix time {began:.3g} s is outside the supported range."
             raise ImportProblemError(part.file, "time", words)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from contracts.codec import checked_lend_order, checked_loan
-from contracts.control import KeptCheckpoint
+from contracts.codec import validate_lend_order, validate_loan
+from contracts.control import ResumeCheckpoint
 from contracts.names import LOAN_FILE, cancel_key, loan_key
 from tests.support.patience import patient
 from tests.support.processes import RedisServer, wait_until
@@ -35,7 +35,7 @@ def handed(folder: Path, settings: HostSettings) -> Path:
 
     async def ask() -> None:
         line = RedisLine(AttemptDir(folder, "job", 2), settings)
-        kept = KeptCheckpoint(name="job/1/step-00000020", host="host-0", lent=SECRET)
+        kept = ResumeCheckpoint(name="job/1/step-00000020", host="host-0", lent=SECRET)
         async with asyncio.timeout(patient(20)):
             await hand_over(line, kept, folder, None)
         await line.close()
@@ -54,17 +54,17 @@ def test_it_lends_once_however_often_it_is_told_and_stops_when_nobody_wants_it(
     publish(lends.checkpoint_root / "job", 1, 20)
     lender, client = Lender(lends), redis_service.client()
     told = {"v": 1, "job": "job", "attempt": 2, "secret": SECRET, "expires": 0.0, "owner": 1}
-    order = checked_lend_order(told)
+    order = validate_lend_order(told)
     lender.lend(order)
     loan = handed(tmp_path, wants)
     assert stat.S_IMODE(loan.stat().st_mode) == 0o600
-    assert checked_loan(json.loads(loan.read_text()))["address"] == lends.address
+    assert validate_loan(json.loads(loan.read_text()))["address"] == lends.address
     lender.lend(order)
     wait_until(lambda: len(threads("job")) == 1, "the second sees that there is one", 20)
     assert borrow(wants.checkpoint_root / "job", loan, LEAST, None, 2).problem == ""
     assert folder.complete_below(wants.checkpoint_root)
     wait_until(lambda: not threads("job"), "it has sent it", 20)
-    again = checked_lend_order({**told, "attempt": 3})
+    again = validate_lend_order({**told, "attempt": 3})
     lender.lend(again)
     wait_until(lambda: client.exists(loan_key("host-0", "job", 3)), "it lends again", 20)
     client.set(cancel_key("job", 3), 1)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from contracts.control import VERSION, LaunchOrder
-from contracts.variables import seal
+from contracts.security import encrypt_variables
 from planner.facts.parse_spec import parse_spec
 from tests.support.host import Host, host
 from tests.support.processes import RedisServer
@@ -50,7 +50,7 @@ def ordered(made: Host, job: str, sealed: list[str]) -> Any:
 
 def test_a_job_sees_its_project_s_variables_and_its_host_s_files_do_not(running_host: Host) -> None:
     names = {"HF_TOKEN": SECRET}
-    told = ordered(running_host, "sees", seal([bytes([1] * 32), KEY], "sees", 1, names))
+    told = ordered(running_host, "sees", encrypt_variables([bytes([1] * 32), KEY], "sees", 1, names))
     assert told["outcome"] == "succeeded", told
     lines = [line for item in running_host.items("sees", "log") for line in item["lines"]]
     seen = next(json.loads(line) for line in lines if line.startswith('{"HF_TOKEN"'))
@@ -59,7 +59,7 @@ def test_a_job_sees_its_project_s_variables_and_its_host_s_files_do_not(running_
     own = [path for path in running_host.run_dir.rglob("*") if path.is_file() and "logs" not in path.parts]
     assert any(path.name == "order.json" for path in own)
     assert [path for path in own if SECRET.encode() in path.read_bytes()] == []
-    broken = ordered(running_host, "another", seal([KEY], "sees", 1, names))
+    broken = ordered(running_host, "another", encrypt_variables([KEY], "sees", 1, names))
     assert broken["outcome"] == "failed"
     assert (
         "cannot decrypt the variables of the project: the variables were encrypted for another attempt"

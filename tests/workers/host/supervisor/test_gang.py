@@ -14,9 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from contracts.codec import BadMessageError, checked_order
-from contracts.control import VERSION, Gang, LaunchOrder, Node
-from contracts.gangs import num_ranks, ranks_here
+from contracts.codec import BadMessageError, validate_launch_order
+from contracts.control import VERSION, Gang, LaunchOrder, Node, get_local_ranks, get_world_size
 from tests.support.patience import patient
 from tests.support.processes import RedisServer, wait_until
 from workers.host.address import address_towards, interface_of
@@ -66,8 +65,8 @@ def test_ranks_fill_node_after_node() -> None:
         Node(host=name, address="", ranks=ranks) for name, ranks in (("a", 4), ("b", 2), ("c", 1))
     ]
     order["slots"] = [5, 6]
-    assert list(ranks_here(order)) == [4, 5]
-    assert num_ranks(order) == 7
+    assert list(get_local_ranks(order)) == [4, 5]
+    assert get_world_size(order) == 7
 
 
 @pytest.mark.parametrize(
@@ -77,10 +76,10 @@ def test_ranks_fill_node_after_node() -> None:
 def test_an_order_with_a_place_that_is_none_is_refused(wrong: dict[str, Any], field: str) -> None:
     order = {**order_of(0), "gang": {**order_of(0)["gang"], **wrong}}
     with pytest.raises(BadMessageError, match=field):
-        checked_order(order)
+        validate_launch_order(order)
     more = {**order_of(0), "slots": [0, 1]}
     with pytest.raises(BadMessageError, match="slots has 2 entries, but the number of local ranks is 1"):
-        checked_order(more)
+        validate_launch_order(more)
 
 
 def test_all_hear_of_the_lead_once_all_are_ready_though_redis_forgets(
@@ -300,7 +299,7 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     try:
         asyncio.run(work())
         found.failures = [
-            read_failure(attempt, ranks_here(order_of(node))) for node, (attempt, _, _) in enumerate(members)
+            read_failure(attempt, get_local_ranks(order_of(node))) for node, (attempt, _, _) in enumerate(members)
         ]
         yield found
     finally:

@@ -12,9 +12,9 @@ import pytest
 import redis.asyncio
 from redis.asyncio.connection import AbstractConnection
 
-from contracts.codec import BATCH_BYTES, decode_batch
+from contracts.codec import MAX_BATCH_BYTES, decode_batch
 from contracts.control import AttemptReport
-from contracts.names import telemetry_stream, wanted_key
+from contracts.names import requested_timelines_key, telemetry_stream
 from contracts.telemetry.batches import Item
 from contracts.telemetry.steps import CheckpointItem, LogItem, PhaseItem
 from jobs.runs.history.recording.streams import Stream, new_entries
@@ -76,8 +76,8 @@ def test_a_stream_keeps_its_newest_bytes_in_entries_of_bounded_size_and_expires(
         assert await publisher.send()
 
     bodies = run(redis_service, flood)
-    assert max(map(len, bodies)) <= BATCH_BYTES
-    assert STREAM_BYTES - BATCH_BYTES <= sum(map(len, bodies)) <= STREAM_BYTES
+    assert max(map(len, bodies)) <= MAX_BATCH_BYTES
+    assert STREAM_BYTES - MAX_BATCH_BYTES <= sum(map(len, bodies)) <= STREAM_BYTES
     steps = [item["step"] for item in items(bodies) if item["kind"] == "checkpoint"]
     assert steps == list(range(steps[0], 4000))
     assert STREAM_KEPT_S - 60 < redis_service.client().ttl(STREAM) <= STREAM_KEPT_S
@@ -239,7 +239,7 @@ def test_steps_that_are_asked_for_are_read_and_nonsense_among_them_is_not(redis_
 
     async def work(publisher: Publisher, board: Board, line: Line) -> None:
         asked.append(await line.wanted())
-        redis_service.client().sadd(wanted_key("job", 1), 3, 40, "x", -1)
+        redis_service.client().sadd(requested_timelines_key("job", 1), 3, 40, "x", -1)
         asked.append(await line.wanted())
 
     run(redis_service, work)

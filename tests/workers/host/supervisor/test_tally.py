@@ -11,12 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contracts.codec import EXIT_BYTES, checked_exit
-from contracts.fields import LARGEST, LARGEST_NUMBER
-from contracts.telemetry.proof import ProcessProof, ProofItem, ReplicaProof
-from contracts.telemetry.results import LabItem, MemoryParts, VerdictItem, VerdictRow
+from contracts.codec import MAX_EXIT_REPORT_BYTES, validate_exit_report
+from contracts.fields import MAX_ABS_NUMBER, MAX_INT64
+from contracts.telemetry.results import (
+    LabItem,
+    MemoryParts,
+    ProofItem,
+    ReferenceProof,
+    ReplicaProof,
+    VerdictItem,
+    VerdictRow,
+)
 from contracts.telemetry.steps import Cell, EvalItem, PhaseItem, StepItem, TrafficItem
-from contracts.telemetry.words import SCRIPT_SETUP_STEPS
+from contracts.telemetry.vocabulary import SCRIPT_SETUP_STEPS
 from jobs.runs.baselines.facts import NoFactsError, facts
 from meshboard.gate import UnknownError, judge, run_of
 from tests.support.orders import order
@@ -36,8 +43,8 @@ def ending(folder: Path, tally: Tally, failure: Failure | None = None, code: int
     tail.read(final=True)
     ended = Ended(code=code, failure=failure, ended_by=None, reason="", started=1.0)
     report = exit_report(AttemptDir(folder, "job", 1), order(), ended, tally, tail)
-    assert len(json.dumps(report)) <= EXIT_BYTES
-    return checked_exit(json.loads(json.dumps(report, allow_nan=False)))
+    assert len(json.dumps(report)) <= MAX_EXIT_REPORT_BYTES
+    return validate_exit_report(json.loads(json.dumps(report, allow_nan=False)))
 
 
 def step(number: int, step_s: float, tokens: int = 100, loss: float | None = 1.0) -> StepItem:
@@ -80,9 +87,9 @@ def test_first_steps_are_left_out_of_what_a_run_measured(tmp_path: Path) -> None
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.floats(0, LARGEST_NUMBER),
-    st.integers(0, LARGEST),
-    st.floats(-LARGEST_NUMBER, LARGEST_NUMBER),
+    st.floats(0, MAX_ABS_NUMBER),
+    st.integers(0, MAX_INT64),
+    st.floats(-MAX_ABS_NUMBER, MAX_ABS_NUMBER),
 )
 def test_no_step_makes_a_report_that_cannot_be_told(
     tmp_path_factory: pytest.TempPathFactory, step_s: float, tokens: int, loss: float
@@ -138,7 +145,7 @@ def test_the_last_proof_and_each_ranks_memory_stay(tmp_path: Path) -> None:
 def proof(state: Any) -> ProofItem:
     replicas = ReplicaProof(steps=[1], parts=4, copied=2, apart=0.0)
     figures = {"tensors": 4, "gradient": 3e-7, "update": 1e-5, "loss": 0.0, "norm": 0.0, "limit": 1e-5, "seconds": 0.5}
-    one = ProcessProof(state=state, why="", steps=3, **figures)  # type: ignore[typeddict-item]  # as ranks tell them
+    one = ReferenceProof(state=state, why="", steps=3, **figures)  # type: ignore[typeddict-item]  # as ranks tell them
     return ProofItem(kind="proof", rank=0, time=1.0, replicas=replicas, one_process=one, wrong=[])
 
 
@@ -209,7 +216,7 @@ def test_a_rank_of_which_single_cells_are_left_out_is_told_and_one_that_sent_not
 
 def test_a_lab_result_too_large_is_left_out_and_the_rest_is_told(tmp_path: Path) -> None:
     tally = Tally()
-    tally.add(LabItem(kind="lab", rank=0, time=1.0, result={"text": "x" * EXIT_BYTES}))
+    tally.add(LabItem(kind="lab", rank=0, time=1.0, result={"text": "x" * MAX_EXIT_REPORT_BYTES}))
     report = ending(tmp_path, tally)
     assert isinstance(report, dict)
     assert "lab" not in report["summary"]

@@ -6,7 +6,7 @@ import msgpack
 import pytest
 
 from contracts.telemetry.steps import PhaseItem
-from contracts.telemetry.timeline import Calls, Spans, TimelineItem
+from contracts.telemetry.timeline import CollectiveCalls, ComputeSpans, TimelineItem
 from workers.host.supervisor import timelines
 from workers.host.supervisor.board import ENVELOPE_BYTES, STEPS_BYTES, Board
 from workers.host.supervisor.timelines import KEPT_BYTES, KEPT_STEPS, LAST_STEPS, MOST_WANTED, StepLane, Timelines
@@ -17,7 +17,7 @@ PLENTY = 2**40
 
 def item(rank: int, step: int, num_bytes: int = 300, step_s: float = 1.0) -> TimelineItem:
     nothing: list[int] = []
-    calls = Calls(
+    calls = CollectiveCalls(
         group=nothing,
         op=[],
         sequence=nothing,
@@ -27,7 +27,7 @@ def item(rank: int, step: int, num_bytes: int = 300, step_s: float = 1.0) -> Tim
         payload_bytes=[0] * (num_bytes - 300),
         peer=nothing,
     )
-    spans = Spans(work=[], chunk=[], micro_batch=[], from_us=[], to_us=[])
+    spans = ComputeSpans(work=[], chunk=[], micro_batch=[], from_us=[], to_us=[])
     return TimelineItem(
         kind="timeline",
         rank=rank,

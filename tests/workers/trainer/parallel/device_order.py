@@ -24,7 +24,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from contracts.telemetry.words import Op
+from contracts.telemetry.vocabulary import Op
 from planner.facts.spec import JobSpec
 from workers.dry_run.rank import dry_step
 from workers.meter import dry

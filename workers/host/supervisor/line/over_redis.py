@@ -14,8 +14,16 @@ from redis.exceptions import RedisError
 
 from contracts.codec import encode_event
 from contracts.control import VERSION, AttemptEvent, AttemptReport
-from contracts.names import cancel_key, events_stream, gang_key, loan_key, save_key, telemetry_stream, wanted_key
-from contracts.signing import entry
+from contracts.names import (
+    cancel_key,
+    events_stream,
+    gang_key,
+    loan_key,
+    requested_timelines_key,
+    save_key,
+    telemetry_stream,
+)
+from contracts.security import build_signed_entry
 from workers.host.attempts import AttemptDir
 from workers.host.reporter import EVENTS_KEPT
 from workers.host.settings import HostSettings
@@ -40,7 +48,7 @@ class RedisLine:
         self._gang = gang_key(attempt.job, attempt.attempt)
         self._cancel = cancel_key(attempt.job, attempt.attempt)
         self._save = save_key(attempt.job, attempt.attempt)
-        self._wanted = wanted_key(attempt.job, attempt.attempt)
+        self._wanted = requested_timelines_key(attempt.job, attempt.attempt)
         self._entries: deque[tuple[str, int]] = deque()  # what we put into the stream: id and bytes
         self._num_bytes = self._number = 0
         self._renew_at = 0.0
@@ -67,7 +75,7 @@ class RedisLine:
         event = AttemptEvent(kind="attempt", v=VERSION, host=self._host, time=time.time(), report=report)
         with _told():
             await self._renew_in_time()
-            signed: Any = entry(self._key, encode_event(event))
+            signed: Any = build_signed_entry(self._key, encode_event(event))
             await self._redis.xadd(self._events, signed, maxlen=EVENTS_KEPT, approximate=True)
 
     async def cancelled(self) -> bool:
