@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.processes import ROOT
 
-BEFORE = "7c4c94f93bf123e6bff5abcdf1308ac2b65e28b3"  # the last of what 0.1.0 became
+BEFORE = "06665c78028997b355728c05e93c5422b8f50154"  # the first commit with the initial migration of version 0.2.0
 
 
 def files_before(folder: Path) -> Path:
