@@ -1,6 +1,6 @@
-"""A board's REST from Python and from the command line. Neither Django nor torch is needed."""
+"""Python client and command line of a Meshboard board. Needs neither Django nor torch."""
 
-from meshboard.api import Client
+from meshboard.client import Client
 from meshboard.errors import AwayError, RefusedError, TimedOutError, WrongError
 from meshboard.job import Job
 

@@ -1,4 +1,4 @@
-"""`python -m meshboard` is the `meshboard` command."""
+"""Run the `meshboard` command with `python -m meshboard`."""
 
 from meshboard.commands import main
 

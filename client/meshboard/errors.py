@@ -1,4 +1,4 @@
-"""What can go wrong between a client and its board."""
+"""Errors of the client, which the package exports."""
 
 from __future__ import annotations
 
@@ -7,43 +7,53 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def why(error: Exception) -> str:
-    """What was wrong, of the system's errors without their number and the file, which whoever says so names."""
-    return getattr(error, "strerror", None) or re.sub(r"^\[Errno -?\d+\] ", "", str(error))
-
-
 class AwayError(Exception):
-    """The board cannot be reached, or is no board."""
+    """The board cannot be reached, or the server is not a board."""
 
 
 class TimedOutError(Exception):
-    """A job did not end in the time that was given to it."""
+    """A job did not end within the timeout."""
 
 
 class WrongError(Exception):
-    """What was asked for makes no sense, and no board was asked; `field` names what, `pointer` where in a spec."""
+    """A request is invalid, and the client sent nothing to the board.
+
+    Args:
+        field: Name of the wrong argument or option.
+        pointer: JSON pointer (RFC 6901) of the wrong field in a spec.
+    """
 
     def __init__(self, message: str, field: str = "request", pointer: str = "") -> None:
         super().__init__(message)
         self.field, self.pointer = field, pointer
 
 
-def line_of(field: str, message: str, name: str = "") -> str:
-    """Return the message, with the name of its field before it if the message does not name the field."""
-    return message if f"`{field}" in message else f"{name or field}: {message}"
-
-
 class RefusedError(Exception):
-    """The board refused; `problems` are (field, message), `document` all that it said (RFC 9457), where it said it.
-    `about`: what stands in its words for some of the fields."""
+    """The board rejected the request.
+
+    Args:
+        problems: (field, message) of each problem.
+        document: Problem document of the board (RFC 9457), if the response has one.
+        labels: Names of fields in the text of this error.
+    """
 
     def __init__(
         self,
         status: int,
         problems: list[tuple[str, str]],
         document: dict[str, Any] | None = None,
-        about: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> None:
-        lines = [line_of(field, message, (about or {}).get(field, field)) for field, message in problems]
+        lines = [format_problem(field, message, (labels or {}).get(field, field)) for field, message in problems]
         super().__init__("\n".join(lines) or f"HTTP {status}")
         self.status, self.problems, self.document = status, problems, document
+
+
+def format_problem(field: str, message: str, label: str = "") -> str:
+    """Return the message, with the name of its field in front if the message lacks it."""
+    return message if f"`{field}" in message else f"{label or field}: {message}"
+
+
+def format_error(error: Exception) -> str:
+    """Return the text of an error, without the number and the file of an OSError."""
+    return getattr(error, "strerror", None) or re.sub(r"^\[Errno -?\d+\] ", "", str(error))

@@ -1,4 +1,4 @@
-"""A job as the board tells it."""
+"""Job as the board returns it."""
 
 from __future__ import annotations
 
@@ -10,31 +10,34 @@ from meshboard.answers import JobDetail, Summary
 
 @dataclass(frozen=True)
 class Job:
-    """`told` is all that the board says of it. `was_there`: of a submit whose key had made it before."""
+    """Job with the full response of the board in `detail`.
 
-    told: JobDetail
-    was_there: bool = False
+    `already_existed` is true if a submit with the same key created the job before.
+    """
+
+    detail: JobDetail
+    already_existed: bool = False
 
     @property
     def id(self) -> str:
-        return self.told["id"]
+        return self.detail["id"]
 
     @property
     def name(self) -> str:
-        return self.told["name"]
+        return self.detail["name"]
 
     @property
     def status(self) -> str:
-        return self.told["status"]
+        return self.detail["status"]
 
     @property
     def attempt(self) -> int:
-        """Which try it is at, from 1."""
-        return self.told["attempt"]
+        """Number of the current attempt, from 1."""
+        return self.detail["attempt"]
 
     @property
     def finished(self) -> bool:
-        return self.told["finished"]
+        return self.detail["finished"]
 
     @property
     def succeeded(self) -> bool:
@@ -42,30 +45,31 @@ class Job:
 
     @property
     def reason(self) -> str:
-        """Why it is in its state, or why it waits."""
-        history = self.told.get("history") or []
-        return str(self.told.get("wait_reason") or (history[-1]["reason"] if history else ""))
+        """Reason for the state, or reason for which a queued job waits."""
+        history = self.detail.get("history") or []
+        return str(self.detail.get("wait_reason") or (history[-1]["reason"] if history else ""))
 
     @property
     def steps(self) -> int | None:
-        """How many it is to train; None where its spec names none, or those of a trainer that it does not start."""
-        spec = self.told.get("spec") or {}
+        """Number of training steps in the spec, or None if Meshboard's trainer does not run the job."""
+        spec = self.detail.get("spec") or {}
         steps = (spec.get("train") or {}).get("steps")
         return steps if isinstance(steps, int) and spec.get("kind", "train") == "train" else None
 
     @property
     def world_size(self) -> int:
-        return self.told["world_size"]
+        return self.detail["world_size"]
 
     @property
     def verdict(self) -> str:
-        """What the diagnosis says of it, and what to do; of what has ended its last word. "" until it says that."""
-        told = self.told.get("diagnosis") or {}
-        if self.finished and not told.get("over"):
+        """Verdict of the diagnosis with its reason and next step, or "" before the verdict."""
+        diagnosis = self.detail.get("diagnosis") or {}
+        if self.finished and not diagnosis.get("over"):
             return ""
-        return " ".join(part for part in (told.get("sentence"), told.get("reason"), told.get("next")) if part)
+        parts = (diagnosis.get("sentence"), diagnosis.get("reason"), diagnosis.get("next"))
+        return " ".join(part for part in parts if part)
 
     @property
     def summary(self) -> Summary | dict[str, Any]:
-        """What its ranks measured, once it has ended; else empty."""
-        return (self.told.get("exit") or {}).get("summary") or {}
+        """Measurements of the ranks after the end of the job, else {}."""
+        return (self.detail.get("exit") or {}).get("summary") or {}

@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from meshboard import Client, api, commands, door, patience
+from meshboard import Client, commands, transport
+from meshboard import client as client_module
 
 Answer = tuple[int, dict[str, str], bytes]
 
@@ -49,10 +50,10 @@ def answer(status: int, told: Any, **headers: str) -> Answer:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Saying]:
-    monkeypatch.setattr(api, "POLL_S", 0.01)
-    monkeypatch.setattr(door, "BUSY_S", 0.01)
-    monkeypatch.setattr(patience, "PAUSE_S", 0.01)
-    monkeypatch.setattr(door, "backoff_s", lambda attempt: 0.01)
+    monkeypatch.setattr(client_module, "POLL_INTERVAL_S", 0.01)
+    monkeypatch.setattr(transport, "RETRY_AFTER_S", 0.01)
+    monkeypatch.setattr(transport, "OUTAGE_RETRY_S", 0.01)
+    monkeypatch.setattr(transport, "get_backoff_s", lambda attempt: 0.01)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from meshboard.errors import WrongError
-from meshboard.gate import check_same
+from meshboard.gate import check_same_spec
 
 SPEC = {
     "name": "a",
@@ -28,7 +28,7 @@ def test_runs_of_one_spec_may_differ_in_name_seed_and_place() -> None:
         "train": {**SPEC["train"], "seed": 2, "lately": True},  # type: ignore[dict-item]
         "resources": {"device": "cpu", "host": "h"},
     }
-    check_same([{"id": "j", "spec": SPEC}, {"id": "k", "spec": other}, {"id": "old"}])
+    check_same_spec([{"id": "j", "spec": SPEC}, {"id": "k", "spec": other}, {"id": "old"}])
 
 
 def test_runs_of_different_specs_are_not_averaged() -> None:
@@ -36,7 +36,7 @@ def test_runs_of_different_specs_are_not_averaged() -> None:
     with pytest.raises(
         WrongError, match=r"Jobs j and k have .*: model.moe: None and .*, layout.tp: 2 and 1, layout.dp"
     ):
-        check_same([{"id": "j", "spec": SPEC}, {"id": "i", "spec": SPEC}, {"id": "k", "spec": other}])
+        check_same_spec([{"id": "j", "spec": SPEC}, {"id": "i", "spec": SPEC}, {"id": "k", "spec": other}])
 
 
 def test_the_gate_refuses_runs_of_different_specs(meshboard: Any, server: Any) -> None:

@@ -55,7 +55,7 @@ def test_a_method_returns_what_its_operation_answers(operation: str) -> None:
 def test_every_method_that_tells_json_says_what_is_in_it() -> None:
     vague = {name: str(hint) for name, hint in _returned().items() if "dict[" in str(hint)}
     assert vague == {"table": "dict[str, list[typing.Any]]"}, "columns by name: whatever the table has"
-    assert get_type_hints(Job)["told"] is answers.JobDetail
+    assert get_type_hints(Job)["detail"] is answers.JobDetail
 
 
 def _returned() -> dict[str, Any]:

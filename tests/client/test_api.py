@@ -8,7 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from meshboard import AwayError, Client, RefusedError, TimedOutError, access, api, door, files, following, patience
+from meshboard import AwayError, Client, RefusedError, TimedOutError, credentials, logs, spec_files, transport
+from meshboard import client as client_module
 from meshboard.errors import WrongError
 from tests.client.conftest import Saying, answer
 
@@ -61,7 +62,7 @@ def test_what_is_gone_when_a_delete_is_repeated_was_deleted(
 def test_a_job_is_made_again_marked_and_asked_what_it_left(server: Saying, board: Client) -> None:
     server.says((201, JOB))
     assert board.copy("j", {"layout": {"tp": 2}}).id == "j"
-    assert not board.resume("j", key="build-1").was_there
+    assert not board.resume("j", key="build-1").already_existed
     assert board.change("j", add_tags=["ci"], archived=True).status == "running"
     server.says((200, [{"name": "j-1-10", "step": 10}]))
     assert board.checkpoints("j")[0]["step"] == 10
@@ -99,9 +100,9 @@ def test_a_wait_is_over_in_time_whatever_a_busy_board_asks_for(
     server: Saying, board: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It slept what `Retry-After` said, four times a minute, for a wait of 30 s."""
-    monkeypatch.setattr(api, "GRACE_S", 0.1)
+    monkeypatch.setattr(client_module, "GRACE_S", 0.1)
     slept: list[float] = []
-    monkeypatch.setattr(door.time, "sleep", slept.append)
+    monkeypatch.setattr(transport.time, "sleep", slept.append)
     server.tells("jobs/j", JOB)
     busy = {"errors": [{"field": "request", "message": "too much at once"}]}
     server.at["jobs/j/wait"] = answer(429, busy, **{"Retry-After": "60"})
@@ -129,7 +130,7 @@ def test_a_board_that_goes_away_meanwhile_is_waited_for(
     server.answers = [answer(502, b"<html>"), answer(429, {"errors": []}), answer(200, {"reached": True, "job": ENDED})]
     assert board.wait("j").succeeded
     server.answers = [answer(502, b"<html>")]
-    monkeypatch.setattr(patience, "AWAY_S", 0.0)
+    monkeypatch.setattr(transport, "MAX_OUTAGE_S", 0.0)
     with pytest.raises(AwayError, match="502"):
         board.wait("j")
     server.says((401, {"errors": [{"field": "request", "message": "the token has expired"}]}))
@@ -147,7 +148,7 @@ def test_a_log_is_followed_through_a_time_without_its_board(server: Saying, boar
         next(board.follow_log("j", 0, attempt=1))
     ended = answer(200, {"reached": True, "job": ENDED})
     server.answers = [answer(200, JOB), away, away, (200, {}, stream), away, ended]
-    assert list(following.lines(board, "j", 0)) == ["one"]
+    assert list(logs.follow_lines(board, "j", 0)) == ["one"]
 
 
 def test_pages_follow_each_other(server: Saying, board: Client) -> None:
@@ -162,27 +163,27 @@ def test_a_token_goes_to_the_board_it_is_for(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     for name in ("MESHBOARD_URL", "MESHBOARD_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(access.NoAccessError, match="meshboard login"):
-        access.find()
-    kept = access.keep(access.Access("https://one", "secret"))
+    with pytest.raises(credentials.NoCredentialsError, match="meshboard login"):
+        credentials.load_credentials()
+    kept = credentials.save_credentials(credentials.Credentials("https://one", "secret"))
     assert kept.stat().st_mode & 0o777 == 0o600
-    assert access.find() == ("https://one", "secret")
+    assert credentials.load_credentials() == ("https://one", "secret")
     monkeypatch.setenv("MESHBOARD_URL", "https://one/")
-    assert access.find() == ("https://one", "secret")
+    assert credentials.load_credentials() == ("https://one", "secret")
     monkeypatch.setenv("MESHBOARD_URL", "https://another")
-    with pytest.raises(access.NoAccessError, match="MESHBOARD_TOKEN"):
-        access.find()
+    with pytest.raises(credentials.NoCredentialsError, match="MESHBOARD_TOKEN"):
+        credentials.load_credentials()
     kept.write_text("{")
-    with pytest.raises(access.NoAccessError, match="Cannot read"):
-        access.find()
+    with pytest.raises(credentials.NoCredentialsError, match="Cannot read"):
+        credentials.load_credentials()
 
 
 @pytest.mark.parametrize("token", ["se cret", "se\ncret", "gehëim", "\x00"])
 def test_a_token_that_is_none_is_not_quoted(monkeypatch: pytest.MonkeyPatch, token: str) -> None:
     with pytest.raises(WrongError) as refused:
-        access.token(token)
+        credentials.parse_token(token)
     assert token not in str(refused.value)
-    assert access.token("secret\n") == "secret", "as `$(cat file)` and a CI's variables end"
+    assert credentials.parse_token("secret\n") == "secret", "as `$(cat file)` and a CI's variables end"
 
 
 NO_ADDRESSES = (
@@ -207,20 +208,20 @@ def test_an_address_names_a_host_and_nothing_secret(meshboard: Any, monkeypatch:
 
 @pytest.mark.parametrize("url", ["https://board/sub/", "http://[::1]:8000", "HTTPS://Board", "https://bücher.example"])
 def test_an_address_may_have_a_path_and_any_host(url: str) -> None:
-    assert access.address(f" {url}\n") == url.rstrip("/")
+    assert credentials.parse_board_url(f" {url}\n") == url.rstrip("/")
 
 
 def test_fields_are_set_from_the_command_line(tmp_path: Any) -> None:
     file = tmp_path / "spec.yaml"
     file.write_text("layout: {dp: 2}\n")
-    assert files.spec(str(file), ["layout.dp=4", "train.data=text", "name=a b"]) == {
+    assert spec_files.read_spec(str(file), ["layout.dp=4", "train.data=text", "name=a b"]) == {
         "layout": {"dp": 4},
         "train": {"data": "text"},
         "name": "a b",
     }
     for wrong in ("layout", "layout.=1", "layout.dp.x=1"):
-        with pytest.raises(files.FileError, match="--set"):
-            files.spec(str(file), [wrong])
+        with pytest.raises(spec_files.SpecFileError, match="--set"):
+            spec_files.read_spec(str(file), [wrong])
     file.write_text("- 1")
-    with pytest.raises(files.FileError, match="Use a mapping"):
-        files.spec(str(file))
+    with pytest.raises(spec_files.SpecFileError, match="Use a mapping"):
+        spec_files.read_spec(str(file))

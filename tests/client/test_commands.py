@@ -15,12 +15,12 @@ import pytest
 import typer
 from rich.console import Console
 
-from meshboard import Client, exits, following
+from meshboard import Client, formatting, live_display, logs, text_reports
 from meshboard.commands import app
 from meshboard.commands import running as running_commands
+from meshboard.commands.errors import EXIT_MEANINGS, ExitCode
 from meshboard.job import Job
-from meshboard.look import look, looks
-from meshboard.show import jobs, live, words
+from meshboard.progress import follow_progress, get_stored_progress
 from tests.client.conftest import Ran, Saying, answer
 from tests.client.test_api import ENDED, JOB
 
@@ -54,13 +54,13 @@ def test_the_newest_of_a_project_and_an_older_board_tells_none(server: Saying, m
 def test_a_time_to_wait_without_a_wait_is_refused(server: Saying, meshboard: Meshboard, tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text("name: n")
     ran = meshboard("submit", str(tmp_path / "spec.yaml"), "--timeout", "60", at=server)
-    assert (ran.code, ran.out, server.asked) == (exits.Exit.WRONG, "", [])
+    assert (ran.code, ran.out, server.asked) == (ExitCode.WRONG, "", [])
     assert "--timeout needs --wait or --follow." in ran.err
 
 
 def test_the_newest_are_narrowed_as_on_the_page_and_one_job_is_not(server: Saying, meshboard: Meshboard) -> None:
     server.tells("jobs", [])
-    assert meshboard("status", "--tag", "a b", "--owner", "ann", "--mine", at=server).code == exits.Exit.OK
+    assert meshboard("status", "--tag", "a b", "--owner", "ann", "--mine", at=server).code == ExitCode.OK
     assert server.asked == ["GET /api/v1/jobs?tag=a+b&owner=ann&whose=mine&limit=20"]
     for option in (
         ["--state", "failed"],
@@ -72,7 +72,7 @@ def test_the_newest_are_narrowed_as_on_the_page_and_one_job_is_not(server: Sayin
     ):
         ran = meshboard("status", "j", *option, at=server)
         assert (ran.code, ran.out, "work only without a job id. Omit these options, or omit j." in ran.err) == (
-            exits.Exit.WRONG,
+            ExitCode.WRONG,
             "",
             True,
         )
@@ -102,10 +102,10 @@ def test_every_command_answers_as_json_and_takes_no_token() -> None:
 
 def test_the_exit_codes_have_one_table() -> None:
     text = README.read_text()
-    for code in exits.Exit:
-        assert f"| {code.value} | {exits.MEANING[code]} |" in text
+    for code in ExitCode:
+        assert f"| {code.value} | {EXIT_MEANINGS[code]} |" in text
     told = " ".join(typer.main.get_command(app).help.split())  # type: ignore[union-attr]
-    assert all(f"{code.value} {exits.MEANING[code].split('. ')[0]}" in told for code in exits.Exit)
+    assert all(f"{code.value} {EXIT_MEANINGS[code].split('. ')[0]}" in told for code in ExitCode)
 
 
 def test_the_version_is_told_without_a_board(meshboard: Meshboard, server: Saying) -> None:
@@ -163,9 +163,9 @@ def test_submit_tells_the_id_alone_and_waits(meshboard: Meshboard, server: Sayin
     assert [line.split()[:2] for line in lines[1:]] == [["j", "running"], ["j", "succeeded"]]
     assert "\x1b" not in ran.err, "CI's log is no terminal"
     server.tells("jobs/j/wait", {"reached": True, "job": {**ENDED, "status": "failed"}})
-    assert meshboard("submit", str(spec), "--wait", at=server).code == exits.Exit.FAILED
+    assert meshboard("submit", str(spec), "--wait", at=server).code == ExitCode.FAILED
     server.tells("jobs/j/wait", {"reached": False, "job": JOB})
-    assert meshboard("wait", "j", "--timeout", "0", at=server).code == exits.Exit.LATE
+    assert meshboard("wait", "j", "--timeout", "0", at=server).code == ExitCode.LATE
 
 
 def test_a_job_that_does_not_fit_is_submitted_with_an_option(
@@ -191,17 +191,17 @@ def running(server: Saying, **traffic: Any) -> None:
 
 def test_a_look_tells_the_newest_step_and_what_each_axis_sends(server: Saying, board: Client) -> None:
     running(server)
-    seen = look(board, board.job("j"))
+    seen = get_stored_progress(board, board.job("j"))
     assert (seen.step, seen.loss, seen.step_s) == (12, 2.5, 0.5), "step time is rank 0's, loss of whoever knows it"
     assert seen.rates == {"dp": 0.0, "tp": 1024.0}, "bytes of the last ten seconds"
     assert seen.curves["tp"][-5:] == [1000, 0, 0, 0, 9240]
     at = "step 12/40  loss 2.5  last step 500 ms"
-    assert live.plain(seen) == f"running  {at}  dp 0 B/s  tp 1 KiB/s (mean of 10 s)"
+    assert live_display.format_progress(seen) == f"running  {at}  dp 0 B/s  tp 1 KiB/s (mean of 10 s)"
     assert seen.as_json()["bytes_per_s"] == {"dp": 0.0, "tp": 1024.0}
-    ended = seen._replace(job=Job({**seen.job.told, "status": "succeeded", "finished": True}))
-    assert live.plain(ended) == f"succeeded  {at}", "its last seconds are no step's"
+    ended = seen._replace(job=Job({**seen.job.detail, "status": "succeeded", "finished": True}))
+    assert live_display.format_progress(ended) == f"succeeded  {at}", "its last seconds are no step's"
     server.tells("jobs/j/history", {"errors": []}, 404)
-    assert look(board, board.job("j")).rates == {}, "nothing is kept of a job that has just begun"
+    assert get_stored_progress(board, board.job("j")).rates == {}, "nothing is kept of a job that has just begun"
 
 
 def test_a_script_is_not_told_as_of_the_steps_that_its_spec_names_for_a_trainer(server: Saying, board: Client) -> None:
@@ -209,7 +209,7 @@ def test_a_script_is_not_told_as_of_the_steps_that_its_spec_names_for_a_trainer(
     spec = {"kind": "script", "train": {"steps": 50}}
     server.tells("jobs/j", {**JOB, "status": "running", "finished": False, "spec": spec})
     assert board.job("j").steps is None
-    assert live.plain(look(board, board.job("j"))).startswith("running  step 12  loss")
+    assert live_display.format_progress(get_stored_progress(board, board.job("j"))).startswith("running  step 12  loss")
 
 
 def test_nothing_is_printed_as_the_plan_of_a_script(meshboard: Meshboard, server: Saying, tmp_path: Path) -> None:
@@ -234,14 +234,14 @@ def test_too_few_or_too_many_are_not_compared_and_the_words_are_those_of_a_comma
     meshboard: Meshboard, server: Saying, named: tuple[str, ...]
 ) -> None:
     ran = meshboard("compare", *named, at=server)
-    assert (ran.code, server.asked) == (exits.Exit.WRONG, [])
+    assert (ran.code, server.asked) == (ExitCode.WRONG, [])
     assert "Use 2 to 6 different job ids, separated by spaces, not " in ran.err
 
 
 def test_an_address_where_no_board_is_says_so(meshboard: Meshboard, server: Saying) -> None:
     server.answers = [answer(404, b"<html>not here</html>")]
     ran = meshboard("status", "j", at=server)
-    assert ran.code == exits.Exit.WRONG
+    assert ran.code == ExitCode.WRONG
     assert "Check that MESHBOARD_URL is the address of a board" in ran.err
 
 
@@ -265,7 +265,7 @@ def test_watch_shows_what_the_board_tells_as_it_comes(
     meshboard: Meshboard, server: Saying, board: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The recorder, some seconds behind, has nothing to say until the job is over."""
-    monkeypatch.setattr(running_commands, "SLACK_S", 1.0)  # every look
+    monkeypatch.setattr(running_commands, "MAX_JITTER_S", 1.0)  # every look
     server.tells("jobs/j/history", {"errors": []}, 404)
     step = {"attempt": 1, "step": 7, "loss": 3.0, "step_s": 0.25}
     server.at["jobs/j/events"] = answer(
@@ -307,28 +307,28 @@ def test_a_search_that_finds_nothing_says_why(meshboard: Meshboard, server: Sayi
     counted = {"considered": 120, "fitting": 0, "complete": False, "refused": {"memory: model state alone": 120}}
     server.tells("plan/search", {"best": [], "cluster": {"name": "vm"}, **counted})
     ran = meshboard("search", str(tmp_path / "spec.json"), "--ranks", "2", at=server)
-    assert (ran.code, ran.out) == (exits.Exit.FAILED, "No layout fits in memory.\n")
+    assert (ran.code, ran.out) == (ExitCode.FAILED, "No layout fits in memory.\n")
     assert ran.err.splitlines() == [
         "checked 120 layouts (stopped by the time limit); 0 fit in memory on vm",
         "rejected 120: memory: model state alone",
     ]
     ran = meshboard("search", str(tmp_path / "spec.json"), "--ranks", "2", "--json", at=server)
-    assert (ran.code, json.loads(ran.out)["refused"]) == (exits.Exit.FAILED, counted["refused"])
+    assert (ran.code, json.loads(ran.out)["refused"]) == (ExitCode.FAILED, counted["refused"])
 
 
 def test_a_terminal_gets_a_picture(server: Saying, board: Client) -> None:
     running(server)
     screen = Console(file=io.StringIO(), force_terminal=True, width=100, markup=False)
-    with live.Watching(console=screen) as watching:
-        watching(look(board, board.job("j")))
+    with live_display.WatchDisplay(console=screen) as watching:
+        watching(get_stored_progress(board, board.job("j")))
     told = screen.file.getvalue()  # type: ignore[attr-defined]
     assert "tp    1 KiB/s" in told
-    assert live.curve([0, 1, 1000]) == " ▁█", "the smallest is seen"
+    assert live_display.format_curve([0, 1, 1000]) == " ▁█", "the smallest is seen"
     assert "Well." in told
     screen = Console(file=io.StringIO(), force_terminal=True, width=100, markup=False)
-    with live.Waiting(console=screen) as waiting:
+    with live_display.WaitDisplay(console=screen) as waiting:
         waiting(Job({**JOB, "spec": {"train": {"steps": 40}}}))
-        waiting.at(look(board, board.job("j")))
+        waiting.update_step(get_stored_progress(board, board.job("j")))
     assert "12/40" in screen.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -346,7 +346,7 @@ def test_a_loss_that_became_no_number_is_not_shown_as_it_was_before(meshboard: M
     server.tells("jobs/j", JOB)
     job = Job(JOB)
     with Client(server.url, "t") as board:
-        assert [seen.loss for seen in looks(board, job)][:3] == [2.5, 2.5, None]
+        assert [seen.loss for seen in follow_progress(board, job)][:3] == [2.5, 2.5, None]
 
 
 def test_a_log_is_written_as_it_is_and_shown_without_what_a_terminal_obeys(
@@ -358,9 +358,9 @@ def test_a_log_is_written_as_it_is_and_shown_without_what_a_terminal_obeys(
         {"rank": 1, "line": "one"},
         {"rank": 1, "line": "two �\x1b[31m"},
     ]
-    assert words.line_of_log("\x1b[31mred\x1b[0m\ta\x1b]8;;javascript:x\x07b\x9b2J 10%\r 20%\r") == " 20%"
-    assert words.line_of_log("\x1b[31mred\x1b[0m\ta\x1b]52;c;eA==\x07b\x9b2Jc\x08") == "red\tabc?"
-    assert "\x1b" not in jobs.line(Job({**JOB, "name": "\x1b[31mred\nnext"}))
+    assert formatting.format_log_line("\x1b[31mred\x1b[0m\ta\x1b]8;;javascript:x\x07b\x9b2J 10%\r 20%\r") == " 20%"
+    assert formatting.format_log_line("\x1b[31mred\x1b[0m\ta\x1b]52;c;eA==\x07b\x9b2Jc\x08") == "red\tabc?"
+    assert "\x1b" not in text_reports.format_job_line(Job({**JOB, "name": "\x1b[31mred\nnext"}))
 
 
 def event(name: str, data: Any, place: str = "") -> bytes:
@@ -391,7 +391,7 @@ def test_a_log_is_followed_without_a_line_twice_or_lost(meshboard: Meshboard, se
         "d",
         "[5 log lines are missing here, because they are not stored]",
         "e",
-        following.GAP,
+        logs.GAP,
         "f",
     ]
     assert (ran.code, server.resumed) == (0, ["1.1.0.0:1-0", "1.1.0.0:1-0"])

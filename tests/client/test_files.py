@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from meshboard import exits, files
+from meshboard import spec_files
+from meshboard.commands.errors import ExitCode
 from planner.facts.parse_spec import parse_spec
 from planner.facts.validation import SpecError
 from tests.client.conftest import Ran, Saying
@@ -42,7 +43,7 @@ def test_what_json_cannot_say_is_refused_with_its_field(
     spec = tmp_path / "spec.yaml"
     spec.write_text(text)
     ran = meshboard("submit", str(spec), at=server)
-    assert (ran.code, ran.out, server.asked) == (exits.Exit.WRONG, "", [])
+    assert (ran.code, ran.out, server.asked) == (ExitCode.WRONG, "", [])
     assert words in ran.err
     assert ran.err.count("\n") == 1
 
@@ -51,7 +52,7 @@ def test_what_is_no_finite_number_is_named_by_the_board_beside_all_else(tmp_path
     file = tmp_path / "spec.yaml"
     file.write_text("name: n\nmodel: {preset: gpt-tiny}\ntrain: {learning_rate: .inf, steps: off, weight_decay: -.NaN}")
     with pytest.raises(SpecError) as refused:
-        parse_spec(files.spec(str(file), ["train.warmup_steps=1e400", "layout.dp=.nan"]))
+        parse_spec(spec_files.read_spec(str(file), ["train.warmup_steps=1e400", "layout.dp=.nan"]))
     values = {one.field: one.message.partition(" is ")[2].partition(". Use")[0] for one in refused.value.problems}
     assert values == {
         "layout.dp": '".nan"',
@@ -69,7 +70,7 @@ def test_a_spec_is_read_as_it_is_written(tmp_path: Path) -> None:
         "name: 2026-11-23\non: [yes, No, off, y, 12:30, 0o17, 010, 1_000, '1', 1e-3, 1.5, true, False, ~, null, ]\n"
         "base: &base {a: 1, b: 2}\nmore: {<<: *base, b: 3}\n"
     )
-    assert files.spec(str(file), ["train.verify=off", "train.steps=1e3", "train.seed=7", "empty="]) == {
+    assert spec_files.read_spec(str(file), ["train.verify=off", "train.steps=1e3", "train.seed=7", "empty="]) == {
         "name": "2026-11-23",
         "on": ["yes", "No", "off", "y", "12:30", 15, 10, "1_000", "1", 1e-3, 1.5, True, False, None, None],
         "base": {"a": 1, "b": 2},
@@ -77,8 +78,8 @@ def test_a_spec_is_read_as_it_is_written(tmp_path: Path) -> None:
         "train": {"verify": "off", "steps": 1e3, "seed": 7},
         "empty": None,
     }
-    with pytest.raises(files.FileError, match=r"--set 'train.lr=!!set {}': train.lr: has the tag") as refused:
-        files.spec(str(file), ["train.lr=!!set {}"])
+    with pytest.raises(spec_files.SpecFileError, match=r"--set 'train.lr=!!set {}': train.lr: has the tag") as refused:
+        spec_files.read_spec(str(file), ["train.lr=!!set {}"])
     assert (refused.value.field, refused.value.pointer) == ("train.lr", "/train/lr")
 
 
@@ -87,21 +88,21 @@ def test_a_spec_that_a_program_wrote_as_json_is_read(tmp_path: Path, indent: int
     told = {"name": "run \U0001f600", "args": ["\x7f", 1e-3, None, True], "k" * 2000: {"a": 1}}
     file = tmp_path / "spec.json"
     file.write_text(json.dumps(told, indent=indent))
-    assert files.spec(str(file)) == told
+    assert spec_files.read_spec(str(file)) == told
 
 
 @pytest.mark.parametrize("text", ['{"a": 1, "a": 2}', '{"a": 1e400}', '{"a": "\\ud83d"}', '{"a": {"b": 1, "b": 1}}'])
 def test_what_json_lets_pass_names_its_field(tmp_path: Path, text: str) -> None:
     file = tmp_path / "spec.json"
     file.write_text(text)
-    with pytest.raises((files.FileError, SpecError), match=r"\ba\b"):
-        parse_spec(files.spec(str(file)))
+    with pytest.raises((spec_files.SpecFileError, SpecError), match=r"\ba\b"):
+        parse_spec(spec_files.read_spec(str(file)))
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 def test_a_spec_is_text_by_itself_whatever_the_locale(tmp_path: Path, encoding: str) -> None:
     (tmp_path / "spec.yaml").write_bytes("name: \u00fcn\u00ef\r\nlayout: {dp: 2}\r\n".encode(encoding))
-    program = "from meshboard import files; print(ascii(files.spec('spec.yaml')), ascii(files.spec('-')))"
+    program = "from meshboard.spec_files import read_spec; print(ascii(read_spec('spec.yaml')), ascii(read_spec('-')))"
     environment = {
         "PYTHONPATH": os.pathsep.join(sys.path),
         "LC_ALL": "C",
@@ -132,7 +133,7 @@ def test_a_file_that_is_no_spec_is_said_in_words(
     if content is not None:
         file.write_text(content)
     ran = meshboard("plan", str(file), at=server)
-    assert (ran.code, "Errno" in ran.err) == (exits.Exit.WRONG, False)
+    assert (ran.code, "Errno" in ran.err) == (ExitCode.WRONG, False)
     assert ran.err.endswith(f"{words}\n")
 
 
@@ -140,4 +141,4 @@ def test_a_file_that_is_no_spec_is_said_in_words(
 def test_what_the_core_schema_has_no_number_for_stays_a_word(tmp_path: Path, word: str) -> None:
     file = tmp_path / "spec.yaml"
     file.write_text(f"name: {word}\nargs: [{word}, 1000]\n")
-    assert files.spec(str(file), [f"tags={word}"]) == {"name": word, "args": [word, 1000], "tags": word}
+    assert spec_files.read_spec(str(file), [f"tags={word}"]) == {"name": word, "args": [word, 1000], "tags": word}

@@ -11,11 +11,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshboard import exits
-from meshboard.gate import Limit, LimitError, Row, Run, UnknownError, figure, judge, parse, report, run_of
-from meshboard.show import words
+from meshboard import formatting
+from meshboard.commands.errors import ExitCode
+from meshboard.gate import (
+    CheckResult,
+    Limit,
+    LimitError,
+    MeasuredRun,
+    MissingValueError,
+    check_limits,
+    format_value,
+    parse_job,
+    parse_limit,
+    report,
+)
 
-BASE = Run(
+BASE = MeasuredRun(
     "base",
     step_time=1.0,
     tokens_per_s=100.0,
@@ -23,16 +34,16 @@ BASE = Run(
     losses={1: 4.0, 100: 2.0},
     sent={("tp", "all_gather"): 600.0, ("tp", "all_reduce"): 400.0, ("dp", "all_reduce"): 50.0},
     calls={("tp", "all_gather"): 6.0, ("tp", "all_reduce"): 4.0, ("dp", "all_reduce"): 1.0},
-    planned=(0, 0),
+    plan_difference=(0, 0),
 )
 
 
-def changed(**fields: Any) -> Run:
-    return Run(**{**BASE.__dict__, "name": "run", **fields})
+def changed(**fields: Any) -> MeasuredRun:
+    return MeasuredRun(**{**BASE.__dict__, "name": "run", **fields})
 
 
-def held(run: Run, *limits: Limit, **how: bool) -> list[Row]:
-    return judge([run], [BASE], limits, **how)
+def held(run: MeasuredRun, *limits: Limit, **how: bool) -> list[CheckResult]:
+    return check_limits([run], [BASE], limits, **how)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +59,7 @@ def held(run: Run, *limits: Limit, **how: bool) -> list[Row]:
     ],
 )
 def test_a_limit_is_read(text: str, side: Any, value: float, relative: bool) -> None:
-    assert parse(text, side) == Limit(text.partition("=")[0], side, pytest.approx(value), relative)
+    assert parse_limit(text, side) == Limit(text.partition("=")[0], side, pytest.approx(value), relative)
 
 
 WRONG = (
@@ -60,7 +71,7 @@ WRONG = (
 @pytest.mark.parametrize("text", WRONG)
 def test_what_is_no_limit_is_told_with_what_would_be_one(text: str) -> None:
     with pytest.raises(LimitError, match=r"Use MEASURE=LIMIT|Add a sign|Use a percentage|'parsecs'"):
-        parse(text, "max")
+        parse_limit(text, "max")
 
 
 @pytest.mark.parametrize(
@@ -84,39 +95,39 @@ def test_what_is_no_limit_is_told_with_what_would_be_one(text: str) -> None:
     ],
 )
 def test_a_maximum(limit: str, value: dict[str, Any], ok: bool) -> None:
-    assert [row.ok for row in held(changed(**value), parse(limit, "max"))] == [ok]
+    assert [row.ok for row in held(changed(**value), parse_limit(limit, "max"))] == [ok]
 
 
 def test_a_minimum() -> None:
-    floor = parse("tokens_per_s=-5%", "min")
+    floor = parse_limit("tokens_per_s=-5%", "min")
     assert held(changed(tokens_per_s=95.0), floor)[0].ok
     assert not held(changed(tokens_per_s=94.9), floor)[0].ok
 
 
 def test_a_share_needs_a_baseline() -> None:
-    (row,) = judge([BASE], [], [parse("step_time=+10%", "max")])
+    (row,) = check_limits([BASE], [], [parse_limit("step_time=+10%", "max")])
     assert not row.ok
     assert "needs a baseline" in row.why
-    (row,) = judge([BASE], [], [parse("step_time=2s", "max")])
+    (row,) = check_limits([BASE], [], [parse_limit("step_time=2s", "max")])
     assert row.ok
 
 
 def test_what_is_counted_has_no_noise() -> None:
     """Each run is held to the newest baseline: an older one may be of before a change that was meant."""
     older = changed(sent={("tp", "all_gather"): 9000.0})
-    limit = [parse("bytes.tp=+0%", "max")]
+    limit = [parse_limit("bytes.tp=+0%", "max")]
     more = changed(sent={**BASE.sent, ("tp", "all_gather"): 500.0, ("tp", "all_reduce"): 507.0})
-    (row,) = judge([BASE, more], [BASE, older], limit)
+    (row,) = check_limits([BASE, more], [BASE, older], limit)
     assert (row.verdict, row.value, row.baseline, row.low) == ("FAIL", 1007.0, 1000.0, None)
     assert row.why == "run: tp all_reduce +107 B, tp all_gather -100 B"
-    assert judge([BASE], [BASE, older], limit)[0].ok
-    assert not judge([BASE], [older, BASE], [parse("bytes.tp=-0%", "min")])[0].ok
+    assert check_limits([BASE], [BASE, older], limit)[0].ok
+    assert not check_limits([BASE], [older, BASE], [parse_limit("bytes.tp=-0%", "min")])[0].ok
 
 
 def test_an_axis_that_nobody_has_is_no_check_that_held() -> None:
-    (row,) = held(BASE, parse("bytes.tpp=+0%", "max"))
+    (row,) = held(BASE, parse_limit("bytes.tpp=+0%", "max"))
     assert (row.ok, row.why) == (False, "No run has traffic of tpp. Use one of: dp, tp.")
-    (row,) = held(BASE, parse("calls.tp.gather=+0%", "max"))
+    (row,) = held(BASE, parse_limit("calls.tp.gather=+0%", "max"))
     assert row.why == "No run has traffic of tp.gather. Use one of: dp.all_reduce, tp.all_gather, tp.all_reduce."
 
 
@@ -133,8 +144,8 @@ def test_exact_names_every_axis_and_collective_that_moved() -> None:
 
 def test_as_planned_wants_a_comparison_that_found_nothing() -> None:
     assert held(BASE, as_planned=True)[0].ok
-    assert not held(changed(planned=(0, 1)), as_planned=True)[0].ok
-    assert not held(changed(planned=None), as_planned=True)[0].ok
+    assert not held(changed(plan_difference=(0, 1)), as_planned=True)[0].ok
+    assert not held(changed(plan_difference=None), as_planned=True)[0].ok
 
 
 def test_figures_of_a_job_are_those_of_its_ranks() -> None:
@@ -150,11 +161,11 @@ def test_figures_of_a_job_are_those_of_its_ranks() -> None:
         "cells": {"0": [cell, {**cell, "phase": "eval"}], "1": [cell]},
         "verdict": {"0": [verdict], "1": [verdict]},
     }
-    run = run_of({"name": "x", "status": "succeeded", "exit": {"summary": summary}})
-    assert (run.value("bytes.dp"), run.value("calls"), run.value("peak_memory")) == (20.0, 0.4, 9)
-    assert (run.value("step_time"), run.value("loss"), run.planned) == (0.5, 1.5, (6, 0))
-    with pytest.raises(UnknownError, match="has the status failed"):
-        run_of({"name": "x", "status": "failed", "exit": {"summary": summary}})
+    run = parse_job({"name": "x", "status": "succeeded", "exit": {"summary": summary}})
+    assert (run.get_value("bytes.dp"), run.get_value("calls"), run.get_value("peak_memory")) == (20.0, 0.4, 9)
+    assert (run.get_value("step_time"), run.get_value("loss"), run.plan_difference) == (0.5, 1.5, (6, 0))
+    with pytest.raises(MissingValueError, match="has the status failed"):
+        parse_job({"name": "x", "status": "failed", "exit": {"summary": summary}})
 
 
 @pytest.mark.parametrize("how", [{"exact": True}, {}])
@@ -162,8 +173,11 @@ def test_what_some_ranks_alone_told_is_held_to_nothing(how: dict[str, bool]) -> 
     cell = {"axis": "dp", "op": "all_reduce", "phase": "step", "payload_bytes": 100, "count": 2}
     summary = {"steps": 1, "cells": {"0": [cell]}, "cells_left_out": 3, "peak_bytes": {"0": 5}}
     told: Any = {"id": "j", "status": "succeeded", "world_size": 4, "exit": {"summary": summary}}
-    rows = judge(
-        [run_of(told)], [BASE], [] if how else [parse("bytes=+0%", "max"), parse("peak_memory=1GiB", "max")], **how
+    rows = check_limits(
+        [parse_job(told)],
+        [BASE],
+        [] if how else [parse_limit("bytes=+0%", "max"), parse_limit("peak_memory=1GiB", "max")],
+        **how,
     )
     assert [row.verdict for row in rows] == ["FAIL", "FAIL"]
     assert rows[0].why == "job j has no bytes: only 1 of 4 ranks have stored traffic"
@@ -174,43 +188,43 @@ def test_what_some_ranks_alone_told_is_held_to_nothing(how: dict[str, bool]) -> 
 def test_a_loss_that_became_no_number_is_not_that_of_the_steps_before() -> None:
     """Of a run that goes on all the same (train.on_not_finite); what a run before told as its last is not known."""
     summary = {"steps": 12, "losses": [{"step": 6, "loss": 1.5, "time": 0.0}]}
-    run = run_of({"id": "x", "status": "succeeded", "exit": {"summary": summary}})
-    [row] = judge([run], [BASE], [parse("loss=9", "max")])
+    run = parse_job({"id": "x", "status": "succeeded", "exit": {"summary": summary}})
+    [row] = check_limits([run], [BASE], [parse_limit("loss=9", "max")])
     words = "job x has no loss at its last step 12. The nearest stored loss is at step 6."
     assert (row.verdict, row.value, row.why) == ("FAIL", None, words)
-    assert judge([run], [], [parse("loss@6=9", "max")])[0].ok
-    assert judge([changed(losses={6: 1.5}, last_step=None)], [], [parse("loss=9", "max")])[0].ok
+    assert check_limits([run], [], [parse_limit("loss@6=9", "max")])[0].ok
+    assert check_limits([changed(losses={6: 1.5}, last_step=None)], [], [parse_limit("loss=9", "max")])[0].ok
 
 
 @given(st.floats(1e-6, 1e12), st.floats(0, 1e3))
 def test_what_equals_its_bound_is_within_it(baseline: float, percent: float) -> None:
     limit = Limit("step_time", "max", percent / 100, relative=True)
-    assert limit.holds(baseline * (1 + percent / 100), baseline)
-    assert not limit.holds(baseline * (1 + percent / 100) * 1.000001, baseline)
+    assert limit.is_met_by(baseline * (1 + percent / 100), baseline)
+    assert not limit.is_met_by(baseline * (1 + percent / 100) * 1.000001, baseline)
 
 
 @pytest.mark.parametrize(("value", "side", "holds"), [(-2.0, "max", True), (-1.7, "max", False), (-2.3, "min", False)])
 def test_a_share_of_what_is_below_nothing_goes_the_same_way(value: float, side: Any, holds: bool) -> None:
     """A log-likelihood's: an unchanged run failed, and one that was worse looked better."""
     limit = Limit("loss", side, 0.1 if side == "max" else -0.1, relative=True)
-    assert limit.holds(value, -2.0) is holds
-    row = Row("loss", "OK", value, -2.0, limit.bound(-2.0), "")
+    assert limit.is_met_by(value, -2.0) is holds
+    row = CheckResult("loss", "OK", value, -2.0, limit.get_bound(-2.0), "")
     assert row.change == pytest.approx((value + 2) / 2)
 
 
 def test_every_report_tells_the_failure() -> None:
-    limits = parse("bytes.tp=+0%", "max"), parse("step_time=9s", "max")
+    limits = parse_limit("bytes.tp=+0%", "max"), parse_limit("step_time=9s", "max")
     rows = held(changed(sent={("tp", "all_gather"): 1001.0}), *limits)
-    assert report.table(rows).splitlines()[1].split()[:5] == ["FAIL", "bytes.tp", "(max)", "1,001", "B"]
-    assert report.table(rows).endswith("1 passed, 1 failed")
+    assert report.format_table(rows).splitlines()[1].split()[:5] == ["FAIL", "bytes.tp", "(max)", "1,001", "B"]
+    assert report.format_table(rows).endswith("1 passed, 1 failed")
     hostile = rows[0]._replace(what="a\\|b\u202e\nc<img>", why="\x1b[31mred")
-    shown = report.markdown([hostile], "gate").splitlines()[-1]
+    shown = report.format_markdown([hostile], "gate").splitlines()[-1]
     assert shown.endswith("| red |")
     assert r"| a\\\|b??c&lt;img> |" in shown, "as GitHub reads a cell: the backslash, then the pipe"
     assert shown.isprintable()
-    told = report.markdown(rows, "gate")
+    told = report.format_markdown(rows, "gate")
     assert "| FAIL | bytes.tp (max) | 1,001 B | 1,000 B | +0.10% | 1,000 B | tp all_gather +401 B, tp all_red" in told
-    whole = ElementTree.fromstring(report.junit(rows, "gate <&>", 1.25))
+    whole = ElementTree.fromstring(report.format_junit(rows, "gate <&>", 1.25))
     (suite,) = whole
     assert [whole.tag, suite.tag] == ["testsuites", "testsuite"]
     for told_of in (whole, suite):
@@ -219,7 +233,7 @@ def test_every_report_tells_the_failure() -> None:
     assert [case.get("time") for case in suite] == ["0", "0"], "a comparison of figures takes none"
     failed = [case.get("name") for case in suite.iter("testcase") if case.find("failure") is not None]
     assert failed == ["bytes.tp (max)"]
-    assert report.as_json(rows)["ok"] is False
+    assert report.to_json(rows)["ok"] is False
 
 
 @pytest.mark.parametrize(
@@ -241,44 +255,44 @@ def test_every_report_tells_the_failure() -> None:
 def test_a_limit_is_in_the_unit_of_what_it_limits(text: str, words: str) -> None:
     for side in ("max", "min"):
         with pytest.raises(LimitError, match=words):
-            parse(text, side)  # type: ignore[arg-type]
-    assert parse("step_time=20us", "max").value == pytest.approx(2e-5)
-    assert parse("tokens_per_s=5tokens/s", "min").value == 5
+            parse_limit(text, side)  # type: ignore[arg-type]
+    assert parse_limit("step_time=20us", "max").value == pytest.approx(2e-5)
+    assert parse_limit("tokens_per_s=5tokens/s", "min").value == 5
 
 
 @pytest.mark.parametrize("field", ["step_time", "tokens_per_s", "peak_memory"])
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 def test_a_figure_that_is_no_number_holds_nothing_and_is_no_json(field: str, value: float) -> None:
-    rows = held(changed(**{field: value}), parse(f"{field}=+1%", "max"), parse("loss=+1%", "max"))
+    rows = held(changed(**{field: value}), parse_limit(f"{field}=+1%", "max"), parse_limit("loss=+1%", "max"))
     assert (rows[0].ok, "not a finite number" in rows[0].why) == (False, True)
     rows = held(changed(sent={("tp", "all_gather"): value}), exact=True)
-    told = words.as_json(report.as_json(rows))
+    told = formatting.format_json(report.to_json(rows))
     assert not all(row.ok for row in rows)
     assert "NaN" not in told
     assert "Infinity" not in told
-    assert report.table(rows)
+    assert report.format_table(rows)
 
 
 def test_figures_are_told_in_full_where_six_digits_do_not_say_them() -> None:
-    assert figure(153_014_272 * 1.05, "B") == "160,664,986 B", "a fraction of a byte is nothing that was sent"
-    assert figure(72_253_972.7, "B") == "72,253,973 B"
-    assert figure(508_791.4666666667, "B") == "508,791.5 B"
-    assert figure(1.9333333333333333, "") == "1.933333"
-    assert figure(1_234_567.891, "tokens/s") == "1,234,567.9 tokens/s"
-    assert figure(0.25, "s") == "0.25 s"
-    assert figure(2.0**30, "B") == "1,073,741,824 B"
+    assert format_value(153_014_272 * 1.05, "B") == "160,664,986 B", "a fraction of a byte is nothing that was sent"
+    assert format_value(72_253_972.7, "B") == "72,253,973 B"
+    assert format_value(508_791.4666666667, "B") == "508,791.5 B"
+    assert format_value(1.9333333333333333, "") == "1.933333"
+    assert format_value(1_234_567.891, "tokens/s") == "1,234,567.9 tokens/s"
+    assert format_value(0.25, "s") == "0.25 s"
+    assert format_value(2.0**30, "B") == "1,073,741,824 B"
 
 
 def test_what_moved_is_told_in_as_many_digits() -> None:
     more = changed(sent={**BASE.sent, ("tp", "all_reduce"): 400.0 + 26_316.8 / 3, ("tp", "all_gather"): 600.25})
-    (row,) = held(more, parse("bytes.tp=+0%", "max"))
+    (row,) = held(more, parse_limit("bytes.tp=+0%", "max"))
     assert row.why == "tp all_reduce +8,772.267 B, tp all_gather +0.25 B"
 
 
 def test_what_xml_does_not_allow_is_replaced() -> None:
     name = "a\uffff\x00\x1b\ud800b<&>\U0001f600"
-    row = Row(f"bytes.{name}", "FAIL", 1.0, None, 0.0, "B", name)
-    text = report.junit([row], name, 0.0)
+    row = CheckResult(f"bytes.{name}", "FAIL", 1.0, None, 0.0, "B", name)
+    text = report.format_junit([row], name, 0.0)
     suite = ElementTree.fromstring(text.encode())
     assert suite.get("name") == "a\ufffd\ufffd\ufffd\ufffdb<&>\U0001f600"
     assert 'encoding="UTF-8"' in text.splitlines()[0]
@@ -291,33 +305,35 @@ def test_a_run_is_counted_once(meshboard: Any, server: Any, given: tuple[str, ..
     assert f"is listed {given.count(given[-1])} times" in ran.err
 
 
-def of_board(job_id: str, **sent: int) -> Run:
+def of_board(job_id: str, **sent: int) -> MeasuredRun:
     """A run of several that share a name, as `submit --runs` makes them."""
     cells = [
         {"axis": "tp", "op": op, "phase": "step", "payload_bytes": num_bytes, "count": 1}
         for op, num_bytes in sent.items()
     ]
     summary = {"steps": 1, "cells": {"0": cells}, "verdict": {}}
-    return run_of({"id": job_id, "name": "ci", "status": "succeeded", "exit": {"summary": summary}})
+    return parse_job({"id": job_id, "name": "ci", "status": "succeeded", "exit": {"summary": summary}})
 
 
 def test_of_several_runs_each_row_says_whose_it_is() -> None:
     """All of them bear one name, so the id tells them apart: in the table, and as the names of test cases."""
     runs = [of_board("aaaaaaaaaa", all_gather=8), of_board("bbbbbbbbbb", all_gather=9), of_board("cccccccccc")]
-    rows = judge(runs, runs[:1], [parse("bytes.tp=+0%", "max")], exact=True, as_planned=True)
+    rows = check_limits(runs, runs[:1], [parse_limit("bytes.tp=+0%", "max")], exact=True, as_planned=True)
     failed = {row.what for row in rows if not row.ok}
     assert "bytes.tp.all_gather (exact) of job bbbbbbbbbb" in failed
     assert "bytes.tp.all_gather (exact) of job aaaaaaaaaa" not in failed
     assert "bytes (exact) of job cccccccccc" in failed
     assert "as planned of job bbbbbbbbbb" in failed
-    cases = [case.get("name") for case in ElementTree.fromstring(report.junit(rows, "gate", 0.0)).iter("testcase")]
+    cases = [
+        case.get("name") for case in ElementTree.fromstring(report.format_junit(rows, "gate", 0.0)).iter("testcase")
+    ]
     assert len(set(cases)) == len(cases) == len(rows)
-    rows = judge(runs[:2], runs[:1], [parse("bytes.tp=+0%", "max")])
+    rows = check_limits(runs[:2], runs[:1], [parse_limit("bytes.tp=+0%", "max")])
     assert [row.why for row in rows] == ["job bbbbbbbbbb: tp all_gather +1 B"]
 
 
 def test_two_limits_of_one_measure_are_two_rows() -> None:
-    limits = [parse(text, "max") for text in ("step_time=+10%", "step_time=9s", "step_time=+10%")]
+    limits = [parse_limit(text, "max") for text in ("step_time=+10%", "step_time=9s", "step_time=+10%")]
     assert [row.what for row in held(BASE, *limits)] == ["step_time (max)", "step_time (max) 2"]
 
 
@@ -337,7 +353,7 @@ def test_a_build_reads_which_run_failed(meshboard: Any, server: Any, tmp_path: A
     assert ElementTree.parse(file).getroot().tag == "testsuites"
 
 
-@pytest.mark.parametrize(("limit", "code"), [("9s", exits.Exit.BROKEN), ("1s", exits.Exit.FAILED)])
+@pytest.mark.parametrize(("limit", "code"), [("9s", ExitCode.BROKEN), ("1s", ExitCode.FAILED)])
 def test_a_report_that_cannot_be_written_hides_no_verdict(
     meshboard: Any, server: Any, tmp_path: Any, limit: str, code: int
 ) -> None:
@@ -355,9 +371,9 @@ def test_a_report_that_cannot_be_written_hides_no_verdict(
 
 def test_a_gate_that_comes_to_no_verdict_leaves_no_older_one(meshboard: Any, server: Any, tmp_path: Any) -> None:
     file = tmp_path / "gate.xml"
-    file.write_text(report.junit([Row("step_time (max)", "ok", 1.0, None, 9.0, "s")], "gate older", 0.1))
+    file.write_text(report.format_junit([CheckResult("step_time (max)", "ok", 1.0, None, 9.0, "s")], "gate older", 0.1))
     assert 'errors="0"' in file.read_text()
     ran = meshboard("gate", "j", "--max", "step_time=9s", "--junit", str(file), at=server)
-    assert ran.code == exits.Exit.WRONG
+    assert ran.code == ExitCode.WRONG
     (case,) = ElementTree.parse(file).getroot().iter("testcase")
     assert [(told.tag, told.get("message")) for told in case] == [("error", "The gate did not finish.")]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshboard.gate import Limit, Row, judge, noise, parse, report
+from meshboard.gate import CheckResult, Limit, check_limits, noise, parse_limit, report
 from tests.client.test_gate import changed
 
 SECONDS = st.floats(1e-6, 1e6)
@@ -19,10 +19,10 @@ SHARES = st.floats(-0.9, 9.0)
 FEW_MS = "step_time=1ms"
 
 
-def held(runs: Any, baselines: Any, limit: Limit | str, **how: bool) -> Row:
-    wanted = parse(limit, "max") if isinstance(limit, str) else limit
+def held(runs: Any, baselines: Any, limit: Limit | str, **how: bool) -> CheckResult:
+    wanted = parse_limit(limit, "max") if isinstance(limit, str) else limit
     told = [[changed(name=str(time), step_time=time) for time in side] for side in (runs, baselines)]
-    (row,) = judge(told[0], told[1], [wanted], **how)
+    (row,) = check_limits(told[0], told[1], [wanted], **how)
     return row
 
 
@@ -98,7 +98,7 @@ def test_an_interval_of_times_has_none_below_zero(runs: Any, baselines: Any, sha
     if row.low is not None and row.high is not None and row.value is not None:
         assert 0 <= row.low <= row.value * (1 + 1e-9)
         assert row.value <= row.high * (1 + 1e-9)
-    assert report.table([row])
+    assert report.format_table([row])
 
 
 @given(RUNS, RUNS, SHARES, st.floats(1.0, 100.0), st.data())
@@ -149,20 +149,20 @@ def test_the_same_figures_are_within_no_percent(runs: Any, sure: bool) -> None:
 
 def test_a_minimum_is_decided_alike() -> None:
     fast, slow = ([changed(tokens_per_s=rate) for rate in side] for side in ((90.0, 110.0), (1.0, 40.0)))
-    floor = [parse("tokens_per_s=-5%", "min")]
-    assert [judge(ours, fast, floor)[0].verdict for ours in (fast, slow)] == ["unsure", "FAIL"]
+    floor = [parse_limit("tokens_per_s=-5%", "min")]
+    assert [check_limits(ours, fast, floor)[0].verdict for ours in (fast, slow)] == ["unsure", "FAIL"]
 
 
 @pytest.mark.parametrize("losses", [(0.0, 0.0), (-1.0, 2.0), (-3.0,)])
 def test_of_what_is_not_positive_the_figure_decides_alone(losses: Any) -> None:
     runs = [changed(losses={1: loss}) for loss in losses]
-    (row,) = judge(runs, [], [parse("loss=0.4", "max")])
+    (row,) = check_limits(runs, [], [parse_limit("loss=0.4", "max")])
     assert (row.verdict, row.low) == ("FAIL" if sum(losses) / len(losses) > 0.4 else "ok", None)
 
 
 def test_bytes_of_the_same_memory_stay_whole() -> None:
     runs = [changed(peak_memory=153_014_273.0)] * 3
-    (row,) = judge(runs, runs, [parse("peak_memory=+0%", "max")])
+    (row,) = check_limits(runs, runs, [parse_limit("peak_memory=+0%", "max")])
     assert (row.value, row.baseline, row.verdict) == (153_014_273.0, 153_014_273.0, "ok")
 
 

@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import pytest
 
-from meshboard import exits
-from meshboard.show import plans
+from meshboard import text_reports
+from meshboard.commands.errors import ExitCode
 from tests.client.conftest import Ran, Saying
 from tests.client.test_api import JOB
 
@@ -23,7 +23,7 @@ Meshboard = Callable[..., Ran]
 def test_whatever_breaks_is_one_line(meshboard: Meshboard, server: Saying, monkeypatch: pytest.MonkeyPatch) -> None:
     server.says((200, {"id": "j"}))
     ran = meshboard("status", "j", at=server)
-    assert (ran.code, ran.out, ran.err.count("\n")) == (exits.Exit.BROKEN, "", 1)
+    assert (ran.code, ran.out, ran.err.count("\n")) == (ExitCode.BROKEN, "", 1)
     assert "KeyError: 'status'" in ran.err
 
 
@@ -37,7 +37,7 @@ def test_a_disk_that_is_full_is_one_line(tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full:
         ran = said("logout --json", {"MESHBOARD_URL": "", "MESHBOARD_TOKEN": ""}, stdout=full)
     assert (ran.returncode, ran.stderr.splitlines()[-1]) == (
-        exits.Exit.BROKEN,
+        ExitCode.BROKEN,
         "meshboard: Cannot write the output: No space left on device",
     )
     assert "Traceback" not in ran.stderr
@@ -50,7 +50,7 @@ def test_a_name_is_told_in_the_letters_that_there_are(
     server.tells("jobs/j", {**JOB, "name": "\u00fc\u6f22"})
     told = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(told, encoding="latin-1"))
-    assert meshboard("status", "j", at=server).code == exits.Exit.OK
+    assert meshboard("status", "j", at=server).code == ExitCode.OK
     assert told.getvalue().decode("latin-1").rstrip() == "j  running      \u00fc\\u6f22"
 
 
@@ -62,10 +62,10 @@ def test_nobody_who_reads_is_no_job_that_failed(server: Saying) -> None:
     os.close(reads)
     with os.fdopen(writes, "wb") as nobody:
         ran = said("status", environment, stdout=nobody)
-    assert (ran.returncode, ran.stderr) == (exits.Exit.BROKEN, "")
+    assert (ran.returncode, ran.stderr) == (ExitCode.BROKEN, "")
     ran = said("status", environment, preexec_fn=lambda: os.close(1))
     assert (ran.returncode, ran.stderr) == (
-        exits.Exit.BROKEN,
+        ExitCode.BROKEN,
         "meshboard: Cannot write the output: standard output is closed\n",
     )
 
@@ -75,15 +75,17 @@ def test_a_plan_and_a_search_say_between_what_time_and_memory_lie() -> None:
     heavy = {"share": 1.0, "words": "tensors counted, ±100%"}
     time = {"step_s": 0.8, "parts": [{"name": "compute", "seconds": 0.8}], **sure}
     where = {"fits": True, "stages": [], "cluster": {"name": "H100"}}
-    told = plans.plan({"time": time, "peak_memory_bytes": 2**30, "memory_interval": heavy, **where})
+    told = text_reports.format_plan({"time": time, "peak_memory_bytes": 2**30, "memory_interval": heavy, **where})
     assert "        600 ms to 1 s: data sheet, ±25%\n" in told
     assert "        0 B to 2 GiB: tensors counted, ±100%\n" in told
     estimate = {"time": time, "peak_memory_bytes": 2**30, "memory_interval": heavy, **where}
     for more, words in (({}, ": fits H100"), ({"tight": True}, ": barely fits"), ({"fits": False}, ": does NOT fit")):
-        assert words in plans.plan({**estimate, **more})
-    layout = dict.fromkeys(plans.AXES, 1) | {"zero": 0, "schedule": "1f1b", "recompute": "none"}
+        assert words in text_reports.format_plan({**estimate, **more})
+    layout = dict.fromkeys(text_reports.AXES, 1) | {"zero": 0, "schedule": "1f1b", "recompute": "none"}
     found = {"layout": layout, "micro_batch_size": 1, "step_s": 9.0, "memory_bytes": 2**30, "runnable": True}
-    old, new = (plans.found({"best": [{**found, **more}]}) for more in ({}, {"interval": {"share": 9.0}}))
+    old, new = (
+        text_reports.format_layouts({"best": [{**found, **more}]}) for more in ({}, {"interval": {"share": 9.0}})
+    )
     assert "900 ms to 90 s" in new
     assert " to " not in old, "of a board that tells no interval"
 
@@ -97,6 +99,6 @@ def test_a_plan_has_no_names_that_a_terminal_obeys() -> None:
         "fits": True,
         "cluster": {"name": hostile},
     }
-    told = plans.plan(cast(Any, estimate))
+    told = text_reports.format_plan(cast(Any, estimate))
     assert "\x1b" not in told
     assert told.count("red") == 3

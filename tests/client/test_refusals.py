@@ -16,8 +16,9 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from meshboard import AwayError, Client, exits
-from meshboard.commands.app import board as opened
+from meshboard import AwayError, Client
+from meshboard.commands.app import connect as opened
+from meshboard.commands.errors import ExitCode
 from meshboard.errors import WrongError
 from tests.client.conftest import Ran, Saying, answer
 from tests.client.test_api import ENDED, JOB
@@ -78,14 +79,14 @@ def test_a_name_is_a_part_of_the_address_whatever_is_in_it(server: Saying, board
 )
 def test_a_name_that_is_none_asks_nothing(meshboard: Meshboard, server: Saying, words: tuple[str, ...]) -> None:
     ran = meshboard(*words, at=server)
-    assert (ran.code, server.asked, "A name cannot be empty" in ran.err) == (exits.Exit.WRONG, [], True)
+    assert (ran.code, server.asked, "A name cannot be empty" in ran.err) == (ExitCode.WRONG, [], True)
 
 
 @pytest.mark.parametrize("words", [("status", "j"), ("logs", "j"), ("logs", "j", "-f"), ("watch", "j"), ("status",)])
 def test_a_page_is_no_board(meshboard: Meshboard, server: Saying, words: tuple[str, ...]) -> None:
     server.answers = [PAGE]
     ran = meshboard(*words, at=server)
-    assert (ran.code, ran.out) == (exits.Exit.AWAY, "")
+    assert (ran.code, ran.out) == (ExitCode.AWAY, "")
     assert "returned a page instead of the REST API" in ran.err
     assert "Back at noon" in ran.err
     assert ran.err.count("\n") == 1
@@ -101,7 +102,7 @@ def test_json_of_another_service_is_no_job(meshboard: Meshboard, server: Saying)
     server.says((200, {"ok": True}))
     for words in (("status",), ("status", "j")):
         ran = meshboard(*words, at=server)
-        assert (ran.code, "Check the address of the board." in ran.err) == (exits.Exit.AWAY, True)
+        assert (ran.code, "Check the address of the board." in ran.err) == (ExitCode.AWAY, True)
 
 
 def test_a_page_in_the_middle_of_a_wait_is_waited_out(meshboard: Meshboard, server: Saying, tmp_path: Path) -> None:
@@ -123,7 +124,7 @@ def test_a_key_that_is_none_queues_nothing(
     spec = tmp_path / "spec.yaml"
     spec.write_text("name: n")
     ran = meshboard("submit", str(spec), "--key", key, "--runs", runs, at=server)
-    assert (ran.code, ran.out, server.asked) == (exits.Exit.WRONG, "", [])
+    assert (ran.code, ran.out, server.asked) == (ExitCode.WRONG, "", [])
     assert words in ran.err
     with pytest.raises(WrongError):
         Client(server.url, "t").submit({}, key=key)
@@ -179,22 +180,22 @@ def test_what_was_queued_is_told_however_its_wait_ends(
     server.tells("jobs/j", JOB)
     server.tells("jobs/j/wait", {"reached": False, "job": JOB})
     ran = meshboard(*submit, "--timeout", "0", at=server)
-    assert (ran.code, json.loads(ran.out)["status"]) == (exits.Exit.LATE, "running"), "as it was seen last"
+    assert (ran.code, json.loads(ran.out)["status"]) == (ExitCode.LATE, "running"), "as it was seen last"
     assert json.loads(meshboard("wait", "j", "--timeout", "0", "--json", at=server).out)["id"] == "j"
     server.tells("jobs/j", {"errors": [{"field": "request", "message": "the token was revoked"}]}, 401)
     ran = meshboard(*submit, at=server)
-    assert (ran.code, json.loads(ran.out)["id"], "revoked" in ran.err) == (exits.Exit.AWAY, "j", True)
+    assert (ran.code, json.loads(ran.out)["id"], "revoked" in ran.err) == (ExitCode.AWAY, "j", True)
 
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Client, "wait", stop)
     ran = meshboard(*submit, at=server)
-    assert (ran.code, json.loads(ran.out)["id"]) == (exits.Exit.INTERRUPTED, "j")
+    assert (ran.code, json.loads(ran.out)["id"]) == (ExitCode.INTERRUPTED, "j")
     monkeypatch.setattr(Client, "wait", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     ran = meshboard(*submit, at=server)
-    assert (ran.code, json.loads(ran.out)["id"]) == (exits.Exit.TERMINATED, "j"), "a build that is cancelled"
+    assert (ran.code, json.loads(ran.out)["id"]) == (ExitCode.TERMINATED, "j"), "a build that is cancelled"
     signal.signal(signal.SIGTERM, before)
 
 
@@ -267,12 +268,12 @@ def test_certificates_that_are_not_there_are_named(
 ) -> None:
     monkeypatch.setenv("MESHBOARD_CA", "/nowhere/ca.pem")
     ran = meshboard("status", at=server)
-    assert (ran.code, ran.err.startswith("meshboard: MESHBOARD_CA: ")) == (exits.Exit.WRONG, True)
+    assert (ran.code, ran.err.startswith("meshboard: MESHBOARD_CA: ")) == (ExitCode.WRONG, True)
     self_signed(tmp_path)
     server.tells("jobs", [])
     for place in (tmp_path, tmp_path / "ca.pem"):
         monkeypatch.setenv("MESHBOARD_CA", str(place))
-        assert meshboard("status", at=server).code == exits.Exit.OK
+        assert meshboard("status", at=server).code == ExitCode.OK
 
 
 NO_JOB = {"errors": [{"field": "job_id", "pointer": "", "in": "path", "message": "no such job"}]}

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from meshboard import live_display
 from meshboard.job import Job
-from meshboard.look import Look
-from meshboard.show import live
+from meshboard.progress import Progress
 from tests.client.conftest import Answer, Saying, answer
 from tests.client.test_api import ENDED, JOB
 from tests.client.test_commands import Meshboard, event, log
@@ -37,9 +37,9 @@ def test_the_bar_stands_where_the_events_do_and_not_the_recorder(
     meshboard: Meshboard, server: Saying, spec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The recorder, some seconds behind, knows of no step yet."""
-    moved, next_answer, at = threading.Event(), server.next, live.Waiting.at
+    moved, next_answer, at = threading.Event(), server.next, live_display.WaitDisplay.update_step
 
-    def heard(self: live.Waiting, seen: Look) -> None:
+    def heard(self: live_display.WaitDisplay, seen: Progress) -> None:
         at(self, seen)
         if seen.step == 12:
             moved.set()
@@ -49,9 +49,9 @@ def test_the_bar_stands_where_the_events_do_and_not_the_recorder(
             assert moved.wait(patient(5)), "the events are followed while the job is waited for"
         return next_answer(path)
 
-    monkeypatch.setattr(live.Waiting, "at", heard)
+    monkeypatch.setattr(live_display.WaitDisplay, "update_step", heard)
     monkeypatch.setattr(server, "next", held_back)
-    monkeypatch.setattr(live, "is_watched", lambda _stream: True)
+    monkeypatch.setattr(live_display, "is_interactive", lambda _stream: True)
     step = {"attempt": 1, "step": 12, "loss": 3.0, "step_s": 0.25}
     server.at["jobs/j/events"] = answer(200, event("step", step) + event("end", {"status": "succeeded", "attempt": 1}))
     server.at["jobs/j/logs/0"] = answer(200, log(0, "step 12/12 loss 3") + event("end", {}))
@@ -88,13 +88,13 @@ def test_a_build_s_log_gets_plain_lines(server: Saying, spec: str, also: dict[st
 def test_a_bar_never_goes_back_but_for_another_attempt() -> None:
     screen = Console(file=io.StringIO(), force_terminal=True, width=100, markup=False)
 
-    def look(step: int, attempt: int) -> Look:
-        return Look(Job({**RUNNING, "attempt": attempt}), step, None, None, {}, {})
+    def look(step: int, attempt: int) -> Progress:
+        return Progress(Job({**RUNNING, "attempt": attempt}), step, None, None, {}, {})
 
-    with live.Waiting(console=screen) as waiting:
+    with live_display.WaitDisplay(console=screen) as waiting:
         waiting(Job(RUNNING))
         for step, attempt in ((7, 1), (5, 1), (2, 2), (8, 1)):
-            waiting.at(look(step, attempt))
+            waiting.update_step(look(step, attempt))
     told = screen.file.getvalue()  # type: ignore[attr-defined]
     assert [f"{step}/12" in told for step in (7, 5, 2, 8)] == [True, False, True, False]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshboard.show.words import seconds, size
+from meshboard.formatting import format_bytes, format_seconds
 
 
 @pytest.mark.parametrize(
@@ -19,11 +19,11 @@ from meshboard.show.words import seconds, size
     ],
 )
 def test_seconds(value: float, words: str) -> None:
-    assert seconds(value) == words
+    assert format_seconds(value) == words
 
 
 @pytest.mark.parametrize(
     ("value", "words"), [(999.7, "1000 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (2**50 * 5000, "5000 PiB")]
 )
 def test_sizes(value: float, words: str) -> None:
-    assert size(value) == words
+    assert format_bytes(value) == words

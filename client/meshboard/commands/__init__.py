@@ -1,4 +1,4 @@
-"""The `meshboard` command: `main` is its door, and every error one line and an exit code."""
+"""The `meshboard` command."""
 
 from __future__ import annotations
 
@@ -12,79 +12,84 @@ from typing import NoReturn
 
 import typer
 
-from meshboard.commands import audit, boards, gates, jobs, planning, running, started
+from meshboard.commands import board, gates, jobs, running
 from meshboard.commands.app import app, stdout
-from meshboard.commands.refusals import KNOWN, UsageError, code_of, document, say
-from meshboard.errors import why
-from meshboard.exits import Exit
-from meshboard.show.words import as_json
+from meshboard.commands.errors import (
+    KNOWN_ERRORS,
+    ExitCode,
+    UsageError,
+    build_problem_document,
+    get_exit_code,
+    print_error,
+)
+from meshboard.errors import format_error
+from meshboard.formatting import format_json
 
-__all__ = ["app", "audit", "boards", "gates", "jobs", "main", "planning", "running", "started"]
+__all__ = ["app", "board", "gates", "jobs", "main", "running"]
 
 
 def main() -> None:
-    """Exits with one of `meshboard.exits`."""
+    """Run the command and exit with an `ExitCode`. Each error is one line."""
     stdout.has_document = False
     if sys.stdout is None:
-        say("Cannot write the output: standard output is closed")
-        sys.exit(Exit.BROKEN)
+        print_error("Cannot write the output: standard output is closed")
+        sys.exit(ExitCode.BROKEN)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # of a name that this terminal or log has no letters for
-    before = signal.signal(signal.SIGTERM, _terminate)
+        sys.stdout.reconfigure(errors="backslashreplace")  # for names that the terminal cannot encode
+    previous = signal.signal(signal.SIGTERM, _terminate)
     try:
-        code = _ran()
+        code = _run_app()
         sys.stdout.flush()
     except OSError as error:
-        code = _unwritten(error)
+        code = _report_write_error(error)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous)
     sys.exit(code)
 
 
 def _terminate(*_: object) -> NoReturn:
-    """What was seen is told, as after Ctrl-C."""
-    sys.exit(Exit.TERMINATED)
+    # An exception lets the command print what it knows, as after Ctrl-C.
+    sys.exit(ExitCode.TERMINATED)
 
 
-def _ran() -> int:
+def _run_app() -> int:
     try:
-        return app(standalone_mode=False) or Exit.OK
+        return app(standalone_mode=False) or ExitCode.OK
     except UsageError as error:
         error.show()
-        _document(error, error.format_message())
-        return Exit.WRONG
+        _print_problem_document(error, error.format_message())
+        return ExitCode.WRONG
     except typer.Abort:
-        say("aborted")
-        return Exit.INTERRUPTED
-    except KNOWN as error:
-        say(str(error))
-        _document(error, str(error))
-        return code_of(error)
+        print_error("aborted")
+        return ExitCode.INTERRUPTED
+    except KNOWN_ERRORS as error:
+        print_error(str(error))
+        _print_problem_document(error, str(error))
+        return get_exit_code(error)
     except OSError:
         raise
     except SystemExit as ended:
-        if isinstance(ended.__context__, OSError):  # typer's own end where nobody reads any more
+        if isinstance(ended.__context__, OSError):  # typer exits if nothing reads the output
             raise ended.__context__ from None
         raise
-    except Exception as error:  # a build reads one line and a code, whatever broke
+    except Exception as error:  # a build needs one line and an exit code for every error
         words = " ".join(f"{type(error).__name__}: {error}".split())
-        say(f"{words}. This is an error in meshboard, or the board returned an invalid response.")
-        _document(error, words)
-        return Exit.BROKEN
+        print_error(f"{words}. This is an error in meshboard, or the board returned an invalid response.")
+        _print_problem_document(error, words)
+        return ExitCode.BROKEN
 
 
-def _document(error: Exception, words: str) -> None:
-    """On standard output, of a command that was to answer as JSON and has not yet."""
-    given = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]
-    if "--json" in given and not stdout.has_document:
-        print(as_json(document(error, words), indent=None))
+def _print_problem_document(error: Exception, words: str) -> None:
+    """Print the error as JSON if the command has --json and has printed no JSON yet."""
+    options = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]
+    if "--json" in options and not stdout.has_document:
+        print(format_json(build_problem_document(error, words), indent=None))
 
 
-def _unwritten(error: OSError) -> Exit:
-    """Whoever read along may have had enough, which is no news; what is left unwritten is let go, or the interpreter
-    would try again as it ends."""
-    with suppress(OSError, ValueError):
+def _report_write_error(error: OSError) -> ExitCode:
+    """Report a failed write, except a closed pipe, whose reader has what it wants."""
+    with suppress(OSError, ValueError):  # else the interpreter writes the rest again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if error.errno != errno.EPIPE:
-        say(f"Cannot write the output: {why(error)}")
-    return Exit.BROKEN
+        print_error(f"Cannot write the output: {format_error(error)}")
+    return ExitCode.BROKEN

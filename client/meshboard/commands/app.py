@@ -1,4 +1,4 @@
-"""What all commands share: the program, the words of their options, and the board that they speak to."""
+"""Program, shared options, and connection of all commands."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from typing import Annotated, Any
 
 import typer
 
-from meshboard import access, exits
-from meshboard.api import Client
-from meshboard.errors import WrongError, why
-from meshboard.show import words
+from meshboard.client import Client
+from meshboard.commands.errors import list_exit_codes
+from meshboard.credentials import Credentials, load_credentials, sends_token_in_clear
+from meshboard.errors import WrongError, format_error
+from meshboard.formatting import format_json
 
 
 class Stdout:
-    """Whether a command has said its JSON, which is one document or none."""
+    """State of standard output. With --json, a command prints one document or none."""
 
     has_document = False
 
@@ -28,20 +29,20 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help=f"Plan, submit, follow, and gate training runs on a board.\n\nExit codes: {exits.words()}.",
+    help=f"Plan, submit, follow, and gate training runs on a board.\n\nExit codes: {list_exit_codes()}.",
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         print(f"meshboard {version('meshboard-client')}")
         raise typer.Exit
 
 
 @app.callback()
-def options(
-    _told: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_version, help="print the version and exit")
+def set_options(
+    _version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="print the version and exit")
     ] = False,
 ) -> None:
     pass
@@ -62,33 +63,37 @@ JobId = Annotated[str, typer.Argument(metavar="JOB", help="job id")]
 JobIds = Annotated[list[str], typer.Argument(metavar="JOB...", help="job ids")]
 
 
-def board() -> AbstractContextManager[Client]:
-    """Raises access.NoAccessError, WrongError."""
-    return opened(access.find())
+def connect() -> AbstractContextManager[Client]:
+    """Return a client of the board in the environment or in the stored login.
+
+    Raises:
+        NoCredentialsError, WrongError
+    """
+    return open_client(load_credentials())
 
 
 @contextmanager
-def opened(found: access.Access) -> Iterator[Client]:
-    """Raises WrongError: MESHBOARD_CA names no certificates."""
-    warn_of(found)
+def open_client(credentials: Credentials) -> Iterator[Client]:
+    """Yield a client. Raises WrongError if MESHBOARD_CA has no certificates."""
+    warn_if_unencrypted(credentials)
     try:
-        client = Client(found.url, found.token, verify=os.environ.get("MESHBOARD_CA") or True)
+        client = Client(credentials.url, credentials.token, verify=os.environ.get("MESHBOARD_CA") or True)
     except OSError as error:
-        raise WrongError(f"MESHBOARD_CA: {why(error)}", "MESHBOARD_CA") from None
+        raise WrongError(f"MESHBOARD_CA: {format_error(error)}", "MESHBOARD_CA") from None
     with client:
         yield client
 
 
-def warn_of(found: access.Access) -> None:
-    """Says so where the token goes over the wire as it is, wherever the address was told."""
-    if access.is_readable_on_the_way(found.url):
+def warn_if_unencrypted(credentials: Credentials) -> None:
+    """Print a warning if others on the network can read the token."""
+    if sends_token_in_clear(credentials.url):
         print(
-            f"meshboard: {found.url} does not use HTTPS. Others on the network can read the REST token.",
+            f"meshboard: {credentials.url} does not use HTTPS. Others on the network can read the REST token.",
             file=sys.stderr,
         )
 
 
-def print_json(told: Any) -> None:
-    """One document; `commands.main` adds none of its own behind it."""
+def print_json(content: Any) -> None:
+    """Print a JSON document. After it, `main` prints none for an error."""
     stdout.has_document = True
-    print(words.as_json(told))
+    print(format_json(content))

@@ -1,4 +1,4 @@
-"""The gate, and the baselines that a board keeps for it."""
+"""Commands of the gate and its baselines."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from typing import Annotated, Final
 
 import typer
 
-from meshboard import files, gate
-from meshboard.api import Client
-from meshboard.commands.app import AsJson, JobIds, app, board, print_json
-from meshboard.commands.refusals import each, say
-from meshboard.errors import RefusedError, why
-from meshboard.exits import Exit
-from meshboard.gate import Baseline, Run, report
-from meshboard.show.words import clean, table
+from meshboard import gate
+from meshboard.client import Client
+from meshboard.commands.app import AsJson, JobIds, app, connect, print_json
+from meshboard.commands.errors import ExitCode, print_error, run_for_each
+from meshboard.errors import RefusedError, format_error
+from meshboard.formatting import format_table, remove_escapes
+from meshboard.gate import Baseline, MeasuredRun, report
+from meshboard.spec_files import SpecFileError
 
 JOB_ID = re.compile(r"[a-z2-7]{10}")
+MEASURES: Final = ("bytes", "calls", "step_time", "tokens_per_s", "peak_memory", "loss")
 Project = Annotated[str, typer.Option(help="project that stores the baselines")]
 Branch = Annotated[str, typer.Argument(metavar="BRANCH", help="name of the git branch")]
 baselines = typer.Typer(
@@ -31,7 +32,7 @@ app.add_typer(baselines, name="baseline")
 
 
 @app.command("gate")
-def gate_command(
+def run_gate(
     jobs: Annotated[
         list[str],
         typer.Argument(
@@ -70,82 +71,85 @@ def gate_command(
     For several runs, the gate checks their mean.
     """
     title = f"gate {' '.join(jobs)}"
-    writable = _written("--junit", junit, report.junit_without_verdict(title))
-    limits = [gate.parse(text, "max") for text in most] + [gate.parse(text, "min") for text in least]
+    is_writable = _write_file("--junit", junit, report.format_unfinished_junit(title))
+    limits = [gate.parse_limit(text, "max") for text in most] + [gate.parse_limit(text, "min") for text in least]
     if not limits and not exact and not as_planned:
         raise gate.LimitError("No limit is set. Use --max, --min, --exact, or --as-planned.")
-    _once("job", jobs)
-    _once("--baseline", baseline)
+    _check_unique("job", jobs)
+    _check_unique("--baseline", baseline)
     began = time.monotonic()
-    with board() as client:
-        told = [client.job(job_id).told for job_id in jobs]
-        gate.check_same(told)
-        runs = [gate.run_of(one) for one in told]
-        held_to = [_baseline(client, project, name) for name in baseline]
-    gate.check_alike(held_to)
-    against = [run for one in held_to for run in one.runs]
-    rows = gate.judge(runs, against, limits, exact=exact, as_planned=as_planned, sure=sure)
+    with connect() as client:
+        details = [client.job(job_id).detail for job_id in jobs]
+        gate.check_same_spec(details)
+        runs = [gate.parse_job(detail) for detail in details]
+        found = [_load_baseline(client, project, name) for name in baseline]
+    gate.check_same_baselines(found)
+    baseline_runs = [run for one in found for run in one.runs]
+    results = gate.check_limits(runs, baseline_runs, limits, exact=exact, as_planned=as_planned, sure=sure)
     written = [
-        writable and _written("--junit", junit, report.junit(rows, title, time.monotonic() - began, held_to)),
-        _written("--markdown", markdown, report.markdown(rows, title, held_to), append=True),
+        is_writable
+        and _write_file("--junit", junit, report.format_junit(results, title, time.monotonic() - began, found)),
+        _write_file("--markdown", markdown, report.format_markdown(results, title, found), append=True),
     ]
-    print_json(report.as_json(rows, held_to)) if as_json else print(report.table(rows, held_to))
-    if not all(row.ok for row in rows):
-        raise typer.Exit(Exit.FAILED)
+    print_json(report.to_json(results, found)) if as_json else print(report.format_table(results, found))
+    if not all(result.ok for result in results):
+        raise typer.Exit(ExitCode.FAILED)
     if not all(written):
-        raise typer.Exit(Exit.BROKEN)
+        raise typer.Exit(ExitCode.BROKEN)
 
 
-def _once(what: str, names: list[str]) -> None:
-    """Raises gate.LimitError: one run counted twice makes the noise look smaller than it is."""
-    for name, times in Counter(names).items():
-        if times > 1:
-            raise gate.LimitError(f"{what} {name} is listed {times} times. List each run once.")
+def _check_unique(what: str, names: list[str]) -> None:
+    """Raise LimitError if a run is listed twice, which would make the noise look smaller."""
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise gate.LimitError(f"{what} {name} is listed {count} times. List each run once.")
 
 
-def _baseline(client: Client, project: str, name: str) -> Baseline:
-    """What `--baseline` names.
+def _load_baseline(client: Client, project: str, name: str) -> Baseline:
+    """Return the baseline that `--baseline` names: a file, a job, or a branch.
 
     Raises:
-        RefusedError, AwayError, files.FileError, gate.UnknownError
+        RefusedError, AwayError, SpecFileError, MissingValueError
     """
     if Path(name).is_file():
-        return _of_file(name)
+        return _read_baseline(name)
     if JOB_ID.fullmatch(name):
         try:
-            return gate.of_job(name, client.job(name).told)
+            return gate.baseline_from_job(name, client.job(name).detail)
         except RefusedError as error:
             if error.status != 404:
                 raise
     try:
-        return gate.of_branch(name, client.baseline(project, name))
+        return gate.baseline_from_branch(name, client.baseline(project, name))
     except RefusedError as error:
         if error.status != 404:
             raise
     words = f"No file, visible job, or branch of project {project} with a baseline has this name."
-    raise files.FileError(f"--baseline {name}: {words} Use `meshboard baseline set {name} JOB` to set a baseline.")
+    raise SpecFileError(f"--baseline {name}: {words} Use `meshboard baseline set {name} JOB` to set a baseline.")
 
 
-def _of_file(name: str) -> Baseline:
+def _read_baseline(name: str) -> Baseline:
     try:
-        found = json.loads(Path(name).read_bytes())
-        return gate.of_branch(name, found) if "runs" in found else gate.of_job(name, found)
+        content = json.loads(Path(name).read_bytes())
+        if "runs" in content:
+            return gate.baseline_from_branch(name, content)
+        return gate.baseline_from_job(name, content)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         words = (
             "Use a file with the output of `meshboard status JOB --json` or `meshboard baseline show BRANCH --json`."
         )
-        raise files.FileError(f"--baseline {name}: {why(error)}. {words}") from None
+        raise SpecFileError(f"--baseline {name}: {format_error(error)}. {words}") from None
 
 
-def _written(option: str, file: Path | None, text: str, *, append: bool = False) -> bool:
-    """Whether it is where it was asked for; else that is said, and keeps nobody from the verdict."""
+def _write_file(option: str, file: Path | None, text: str, *, append: bool = False) -> bool:
+    """Write the file of an option and return whether it worked. An error does not stop the gate."""
     if file is None:
         return True
     try:
         with file.open("a" if append else "w", encoding="utf-8", errors="replace") as out:
             out.write(text)
     except OSError as error:
-        say(f"{option} {file}: {why(error)}")
+        print_error(f"{option} {file}: {format_error(error)}")
         return False
     return True
 
@@ -156,64 +160,64 @@ def set_baseline(branch: Branch, job_ids: JobIds, project: Project = "default", 
 
     If the board rejects a run, it still adds the other runs.
     """
-    with board() as client:
-        found, worst = each(job_ids, lambda job_id: client.set_baseline(project, branch, job_id))
-    refused = [one for one in found if "errors" in one]
-    told = next((one for one in reversed(found) if "errors" not in one), None)
-    if told is not None:
-        held = len(told["runs"])
-        print(f"{clean(branch)}: {held} {'run' if held == 1 else 'runs'}", file=sys.stderr)
-        for line in gate.why_aside(branch, told):
-            print(clean(line), file=sys.stderr)
+    with connect() as client:
+        results, exit_code = run_for_each(job_ids, lambda job_id: client.set_baseline(project, branch, job_id))
+    refused = [result for result in results if "errors" in result]
+    baseline = next((result for result in reversed(results) if "errors" not in result), None)
+    if baseline is not None:
+        count = len(baseline["runs"])
+        print(f"{remove_escapes(branch)}: {count} {'run' if count == 1 else 'runs'}", file=sys.stderr)
+        for reason in gate.explain_excluded(branch, baseline):
+            print(remove_escapes(reason), file=sys.stderr)
     if as_json:
-        print_json({**(told or {"project": project, "branch": branch}), **({"refused": refused} if refused else {})})
-    if worst:
-        raise typer.Exit(worst)
+        content = baseline or {"project": project, "branch": branch}
+        print_json({**content, **({"refused": refused} if refused else {})})
+    if exit_code:
+        raise typer.Exit(exit_code)
 
 
 @baselines.command()
 def show(branch: Branch, project: Project = "default", as_json: AsJson = False) -> None:
     """Show the measurements of the runs of a branch, newest first."""
-    with board() as client:
-        told = client.baseline(project, branch)
+    with connect() as client:
+        content = client.baseline(project, branch)
     if as_json:
-        print_json(told)
+        print_json(content)
         return
-    kept = gate.of_branch(branch, told)
-    measures = ("bytes", "calls", "step_time", "tokens_per_s", "peak_memory", "loss")
+    baseline = gate.baseline_from_branch(branch, content)
     rows = [
-        [run["job"], run["name"], run["by"], run["at"], *(_figure(one, name) for name in measures)]
-        for run, one in zip(told["runs"], kept.runs, strict=True)
+        [run["job"], run["name"], run["by"], run["at"], *(_format_measure(measured, name) for name in MEASURES)]
+        for run, measured in zip(content["runs"], baseline.runs, strict=True)
     ]
-    print(table(["job", "name", "by", "at", *measures], rows))
-    for line in kept.why:
-        print(clean(line))
+    print(format_table(["job", "name", "by", "at", *MEASURES], rows))
+    for reason in baseline.reasons:
+        print(remove_escapes(reason))
 
 
-def _figure(run: Run, measure: str) -> str:
+def _format_measure(run: MeasuredRun, measure: str) -> str:
     try:
-        return gate.figure(run.value(measure), gate.unit_of(measure))
-    except gate.UnknownError:
+        return gate.format_value(run.get_value(measure), gate.get_unit(measure))
+    except gate.MissingValueError:
         return "-"
 
 
 @baselines.command("list")
 def list_baselines(project: Project = "default", as_json: AsJson = False) -> None:
     """List the branches with a baseline, each with its newest run."""
-    with board() as client:
-        told = client.baselines(project)
+    with connect() as client:
+        briefs = client.baselines(project)
     if as_json:
-        print_json(told)
+        print_json(briefs)
         return
     names: Final = ("branch", "runs", "job", "name", "by", "at")
-    print(table(names, [[row[name] for name in names] for row in told]))
+    print(format_table(names, [[brief[name] for name in names] for brief in briefs]))
 
 
 @baselines.command()
 def rm(branch: Branch, project: Project = "default", as_json: AsJson = False) -> None:
     """Remove the baseline of a branch."""
-    with board() as client:
+    with connect() as client:
         client.forget_baseline(project, branch)
-    print(f"{clean(branch)}: baseline removed", file=sys.stderr)
+    print(f"{remove_escapes(branch)}: baseline removed", file=sys.stderr)
     if as_json:
         print_json({"project": project, "branch": branch})

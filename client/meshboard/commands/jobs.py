@@ -1,4 +1,4 @@
-"""Jobs: submit, wait for, show, end, run again, compare."""
+"""Commands that plan, submit, and manage jobs."""
 
 from __future__ import annotations
 
@@ -8,30 +8,29 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from meshboard import files, following
-from meshboard.api import Client, sendable_key
-from meshboard.commands.app import AsJson, JobId, JobIds, Sets, Spec, Timeout, app, board, print_json
-from meshboard.commands.refusals import each
-from meshboard.errors import AwayError, RefusedError, WrongError
-from meshboard.exits import Exit
+from meshboard import text_reports
+from meshboard.client import Client, check_key
+from meshboard.commands.app import AsJson, Cluster, JobId, JobIds, Sets, Spec, Timeout, app, connect, print_json
+from meshboard.commands.errors import ExitCode, run_for_each
+from meshboard.errors import AwayError, RefusedError, WrongError, format_problem
+from meshboard.formatting import remove_escapes
 from meshboard.job import Job
-from meshboard.look import look, looks
-from meshboard.show import jobs as shown
-from meshboard.show import reasons
-from meshboard.show.live import Waiting, say_log, stderr
-from meshboard.show.words import clean
+from meshboard.live_display import WaitDisplay, make_stderr_console, print_log
+from meshboard.logs import follow_lines
+from meshboard.progress import follow_progress, get_stored_progress
+from meshboard.spec_files import read_spec
 
-LEAST_COMPARED, MOST_COMPARED = 2, 6  # as the board has it
+MIN_COMPARED_JOBS, MAX_COMPARED_JOBS = 2, 6  # limits of the board
+LOG_END_S = 10.0  # for the rest of a log after the end of its job
 SEVERAL = "separate values with commas, or repeat the option"
-OF_STATES = f"list only jobs with this status, or all jobs that have not ended (active); {SEVERAL}"
-OF_KINDS = f"list only jobs of this kind: train, script, dry_run, lab, calibrate; {SEVERAL}"
-WITH_TAGS = f"list only jobs that have all these tags; {SEVERAL}"
-LAST_WORDS_S = 10.0  # for the end of a log, once its job has ended
+STATE_HELP = f"list only jobs with this status, or all jobs that have not ended (active); {SEVERAL}"
+KIND_HELP = f"list only jobs of this kind: train, script, dry_run, lab, calibrate; {SEVERAL}"
+TAG_HELP = f"list only jobs that have all these tags; {SEVERAL}"
 
 
 @app.command()
@@ -62,97 +61,101 @@ def submit(
     """Submit a job and print its id. For several jobs, print one id per line."""
     if timeout is not None and not (wait or follow):
         raise WrongError("--timeout needs --wait or --follow.", "--timeout")
-    told, keys = files.spec(spec, changes), _keys(key, runs)
-    seen: dict[str, Job] = {}
-    with board() as client, _told(seen, as_json, several=runs > 1):
+    content, keys = read_spec(spec, changes), _make_keys(key, runs)
+    jobs: dict[str, Job] = {}
+    with connect() as client, _print_jobs_at_end(jobs, as_json, is_list=runs > 1):
         for one in keys:
-            job = client.submit(told, key=one, allow_unfit=allow_unfit)
-            seen[job.id] = job
+            job = client.submit(content, key=one, allow_unfit=allow_unfit)
+            jobs[job.id] = job
             if not as_json:
-                print(job.id, flush=True)  # a build that is cut off while it waits knows what it started
-            before = " already exists, because this spec was submitted with this key before" if job.was_there else ""
-            print(f"{clean(job.name)}: {client.url}/jobs/{job.id}/{before}", file=sys.stderr)
-            if why := reasons.chosen(job.told):
-                print(why, file=sys.stderr)
+                print(job.id, flush=True)  # so that a killed build knows its jobs
+            note = " already exists, because this spec was submitted with this key before"
+            url = f"{client.url}/jobs/{job.id}/{note if job.already_existed else ''}"
+            print(f"{remove_escapes(job.name)}: {url}", file=sys.stderr)
+            if layout := text_reports.format_chosen_layout(job.detail):
+                print(layout, file=sys.stderr)
         if wait or follow:
-            began, console = time.monotonic(), stderr()
-            labels = {job_id: job_id if runs > 1 else "" for job_id in seen}
-            logs = [_saying(client, *job, console) for job in labels.items()] if follow else []
-            for job_id, label in labels.items():
-                _wait(client, job_id, seen, Waiting(label, console), timeout, began)
-            for said in logs:
-                said.join(LAST_WORDS_S)
-    if (wait or follow) and not all(job.succeeded for job in seen.values()):
-        raise typer.Exit(Exit.FAILED)
+            _wait_for_all(client, jobs, timeout, prints_logs=follow)
+    if (wait or follow) and not all(job.succeeded for job in jobs.values()):
+        raise typer.Exit(ExitCode.FAILED)
 
 
-def _keys(key: str | None, runs: int) -> list[str | None]:
-    """One for each of several jobs, or they would be one."""
+def _make_keys(key: str | None, runs: int) -> list[str | None]:
+    """Return a key per job, because the board returns one job for equal keys."""
     if key is None:
         return [None] * runs
-    sendable_key(key, "--key")
-    return [key] if runs == 1 else [sendable_key(f"{key}-{number}", "--key") for number in range(1, runs + 1)]
+    check_key(key, "--key")
+    return [key] if runs == 1 else [check_key(f"{key}-{number}", "--key") for number in range(1, runs + 1)]
 
 
 @contextmanager
-def _told(seen: dict[str, Job], as_json: bool, *, several: bool = False) -> Iterator[None]:
-    """Jobs as they were seen last are told however the wait for them ends: a build that is cut off knows them."""
+def _print_jobs_at_end(jobs: dict[str, Job], as_json: bool, *, is_list: bool = False) -> Iterator[None]:
+    """Print the last state of the jobs as JSON, even if the wait for them fails or is interrupted."""
     try:
         yield
     finally:
-        if as_json and seen:
-            found = [job.told for job in seen.values()]
-            print_json(found if several else found[0])
+        if as_json and jobs:
+            details = [job.detail for job in jobs.values()]
+            print_json(details if is_list else details[0])
+
+
+def _wait_for_all(client: Client, jobs: dict[str, Job], timeout_s: float | None, *, prints_logs: bool) -> None:
+    began, console = time.monotonic(), make_stderr_console()
+    labels = {job_id: job_id if len(jobs) > 1 else "" for job_id in jobs}
+    threads = []
+    if prints_logs:
+        for job_id, label in labels.items():
+            thread = threading.Thread(target=_print_log, args=(client, job_id, label, console), daemon=True)
+            thread.start()
+            threads.append(thread)
+    for job_id, label in labels.items():
+        _wait(client, job_id, jobs, WaitDisplay(label, console), timeout_s, began)
+    for thread in threads:
+        thread.join(LOG_END_S)
+
+
+def _print_log(client: Client, job_id: str, label: str, console: Console) -> None:
+    """Print the log of rank 0. An error of the log does not end the wait for the job."""
+    try:
+        print_log(console, label, follow_lines(client, job_id, rank=0))
+    except (RefusedError, AwayError) as error:
+        print_log(console, label, [f"[cannot follow the log: {error}]"])
+    except RuntimeError:
+        return  # the client is closed, because the wait ended
 
 
 @app.command()
 def wait(job_id: JobId, timeout: Timeout = None, as_json: AsJson = False) -> None:
     """Wait until a job ends. Exit code 1 unless it succeeded."""
-    seen: dict[str, Job] = {}
-    with board() as client, _told(seen, as_json):
-        _wait(client, job_id, seen, Waiting(), timeout, time.monotonic())
-    if not seen[job_id].succeeded:
-        raise typer.Exit(Exit.FAILED)
+    jobs: dict[str, Job] = {}
+    with connect() as client, _print_jobs_at_end(jobs, as_json):
+        _wait(client, job_id, jobs, WaitDisplay(), timeout, time.monotonic())
+    if not jobs[job_id].succeeded:
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def _wait(
-    client: Client, job_id: str, seen: dict[str, Job], shown: Waiting, timeout_s: float | None, since: float
+    client: Client, job_id: str, jobs: dict[str, Job], display: WaitDisplay, timeout_s: float | None, since: float
 ) -> None:
-    """`seen` has it as it was looked at last."""
-    with shown as waiting:
+    """Wait for a job, and store its last state in `jobs`."""
+    with display:
 
-        def hear(job: Job) -> None:
-            seen[job_id] = job
-            waiting(job)
-            if waiting.shows_steps and not job.finished:
-                waiting.at(look(client, job))
+        def update(job: Job) -> None:
+            jobs[job_id] = job
+            display(job)
+            if display.shows_steps and not job.finished:
+                display.update_step(get_stored_progress(client, job))
 
-        if waiting.shows_steps:
-            threading.Thread(target=_count_steps, args=(client, job_id, waiting), daemon=True).start()
-        client.wait(job_id, timeout_s=timeout_s, since=since, each=hear)
-
-
-def _count_steps(client: Client, job_id: str, waiting: Waiting) -> None:
-    """As they come; of a board that tells nothing live, `hear` knows what its recorder does."""
-    with suppress(RefusedError, AwayError, RuntimeError):  # the last: of a client that was closed, as the wait ended
-        for seen in looks(client, client.job(job_id)):
-            waiting.at(seen)
+        if display.shows_steps:
+            threading.Thread(target=_follow_steps, args=(client, job_id, display), daemon=True).start()
+        client.wait(job_id, timeout_s=timeout_s, since=since, each=update)
 
 
-def _saying(client: Client, job_id: str, label: str, console: Console) -> threading.Thread:
-    said = threading.Thread(target=_say_log, args=(client, job_id, label, console), daemon=True)
-    said.start()
-    return said
-
-
-def _say_log(client: Client, job_id: str, label: str, console: Console) -> None:
-    """A log that cannot be followed ends no wait."""
-    try:
-        say_log(console, label, following.lines(client, job_id, rank=0))
-    except (RefusedError, AwayError) as error:
-        say_log(console, label, [f"[cannot follow the log: {error}]"])
-    except RuntimeError:
-        return  # the wait has ended, and with it the client
+def _follow_steps(client: Client, job_id: str, display: WaitDisplay) -> None:
+    # RuntimeError: the client is closed, because the wait ended. The stored history shows steps without events too.
+    with suppress(RefusedError, AwayError, RuntimeError):
+        for progress in follow_progress(client, client.job(job_id)):
+            display.update_step(progress)
 
 
 @app.command()
@@ -160,62 +163,116 @@ def status(
     job_id: Annotated[
         str | None, typer.Argument(metavar="[JOB]", help="job id; without it, list the newest jobs")
     ] = None,
-    state: Annotated[list[str] | None, typer.Option(help=OF_STATES)] = None,
-    kind: Annotated[list[str] | None, typer.Option(help=OF_KINDS)] = None,
+    state: Annotated[list[str] | None, typer.Option(help=STATE_HELP)] = None,
+    kind: Annotated[list[str] | None, typer.Option(help=KIND_HELP)] = None,
     project: Annotated[str | None, typer.Option(help="list only jobs of this project")] = None,
-    tag: Annotated[list[str] | None, typer.Option(help=WITH_TAGS)] = None,
+    tag: Annotated[list[str] | None, typer.Option(help=TAG_HELP)] = None,
     owner: Annotated[str | None, typer.Option(help="list only jobs of this user")] = None,
     mine: Annotated[bool, typer.Option("--mine", help="list only your jobs")] = False,
     limit: Annotated[int, typer.Option(min=1, max=200)] = 20,
     as_json: AsJson = False,
 ) -> None:
     """Show a job with its verdict, or list the newest jobs."""
-    asked = {"status": state or None, "kind": kind or None, "project": project, "tag": tag or None, "owner": owner}
-    asked["whose"] = "mine" if mine else None
-    if job_id is not None and any(value is not None for value in asked.values()):
-        named = "--state, --kind, --project, --tag, --owner and --mine"
-        raise WrongError(f"{named} work only without a job id. Omit these options, or omit {job_id}.")
-    with board() as client:
+    filters = {"status": state or None, "kind": kind or None, "project": project, "tag": tag or None, "owner": owner}
+    filters["whose"] = "mine" if mine else None
+    if job_id is not None and any(value is not None for value in filters.values()):
+        options = "--state, --kind, --project, --tag, --owner and --mine"
+        raise WrongError(f"{options} work only without a job id. Omit these options, or omit {job_id}.")
+    with connect() as client:
         if job_id is not None:
             job = client.job(job_id)
-            print_json(job.told) if as_json else print(shown.detail(job))
+            print_json(job.detail) if as_json else print(text_reports.format_job(job))
             return
-        found = list(islice(client.jobs(**asked, limit=limit), limit))
-    print_json(found) if as_json else print(shown.briefs(found))
+        briefs = list(islice(client.jobs(**filters, limit=limit), limit))
+    print_json(briefs) if as_json else print(text_reports.format_jobs(briefs))
 
 
 @app.command()
 def cancel(job_ids: JobIds, as_json: AsJson = False) -> None:
     """Cancel jobs. If one job cannot be cancelled, the others still are."""
-    with board() as client:
-        _act(job_ids, client.cancel, as_json)
+    with connect() as client:
+        _act_on_jobs(job_ids, client.cancel, as_json)
 
 
 @app.command()
 def retry(job_ids: JobIds, as_json: AsJson = False) -> None:
     """Retry ended jobs. Each gets a new attempt with the same spec."""
-    with board() as client:
-        _act(job_ids, client.requeue, as_json)
+    with connect() as client:
+        _act_on_jobs(job_ids, client.requeue, as_json)
 
 
-def _act(job_ids: list[str], act: Callable[[str], Job], as_json: bool) -> None:
-    found, worst = each(job_ids, lambda job_id: act(job_id).told)
+def _act_on_jobs(job_ids: list[str], act: Callable[[str], Job], as_json: bool) -> None:
+    results, exit_code = run_for_each(job_ids, lambda job_id: act(job_id).detail)
     if as_json:
-        print_json(found)
+        print_json(results)
     else:
-        for told in found:
-            if "errors" not in told:
-                print(shown.line(Job(told)))
-    if worst:
-        raise typer.Exit(worst)
+        for result in results:
+            if "errors" not in result:
+                print(text_reports.format_job_line(Job(result)))
+    if exit_code:
+        raise typer.Exit(exit_code)
 
 
 @app.command()
 def compare(job_ids: JobIds, as_json: AsJson = False) -> None:
     """Compare the specs and measurements of two to six jobs."""
-    if not LEAST_COMPARED <= len(set(job_ids)) <= MOST_COMPARED or len(set(job_ids)) < len(job_ids):
-        words = f"Use {LEAST_COMPARED} to {MOST_COMPARED} different job ids, separated by spaces"
+    distinct = set(job_ids)
+    if not MIN_COMPARED_JOBS <= len(distinct) <= MAX_COMPARED_JOBS or len(distinct) < len(job_ids):
+        words = f"Use {MIN_COMPARED_JOBS} to {MAX_COMPARED_JOBS} different job ids, separated by spaces"
         raise WrongError(f"{words}, not {' '.join(job_ids)}.", "jobs")
-    with board() as client:
-        told = client.compare(job_ids)
-    print_json(told) if as_json else print(shown.compared(told))
+    with connect() as client:
+        comparison = client.compare(job_ids)
+    print_json(comparison) if as_json else print(text_reports.format_comparison(comparison))
+
+
+@app.command()
+def plan(
+    spec: Spec,
+    changes: Sets = [],  # noqa: B006
+    cluster: Cluster = None,
+    as_json: AsJson = False,
+) -> None:
+    """Predict the memory, traffic, and step time of a spec."""
+    with connect() as client:
+        content = client.plan(read_spec(spec, changes), cluster)
+    if as_json:
+        print_json(content)
+    elif (estimate := content["estimate"]) is not None:
+        lines = (text_reports.format_chosen_layout(content), text_reports.format_plan(estimate))
+        print(*filter(None, lines), sep="\n")
+    elif not content["problems"]:
+        print("Meshboard has no estimate for jobs of this kind.")
+    for problem in content["problems"]:
+        print(remove_escapes(format_problem(problem["field"], problem["message"])), file=sys.stderr)
+    if content["problems"]:
+        raise typer.Exit(ExitCode.WRONG)
+
+
+@app.command()
+def search(
+    spec: Spec,
+    ranks: Annotated[int, typer.Option(min=1, help="number of ranks")],
+    changes: Sets = [],  # noqa: B006
+    cluster: Cluster = None,
+    limit: Annotated[int, typer.Option(min=1, max=100)] = 10,
+    as_json: AsJson = False,
+) -> None:
+    """List the fastest layouts of a model that fit in memory. The exit code is 1 if no layout fits."""
+    query: dict[str, Any] = {"spec": read_spec(spec, changes), "ranks": ranks, "limit": limit}
+    with connect() as client:
+        result = client.search({**query, "cluster": cluster} if cluster else query)
+    if as_json:
+        print_json(result)
+    else:
+        print(text_reports.format_layouts(result) if result["best"] else "No layout fits in memory.")
+        print(text_reports.format_search_summary(result), file=sys.stderr)
+    if not result["best"]:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+@app.command()
+def advise(job_id: JobId, as_json: AsJson = False) -> None:
+    """List faster layouts for a finished job, and the part of the step that each layout improves."""
+    with connect() as client:
+        advice = client.advice(job_id)
+    print_json(advice) if as_json else print(text_reports.format_advice(advice))

@@ -1,4 +1,4 @@
-"""Jobs as they run: logs, and live traffic."""
+"""Commands for running jobs: logs and live progress."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Annotated
 
 import typer
 
-from meshboard import following
-from meshboard.api import Client
-from meshboard.commands.app import JobId, app, board
+from meshboard.client import Client
+from meshboard.commands.app import JobId, app, connect
+from meshboard.commands.errors import ExitCode
 from meshboard.errors import RefusedError
-from meshboard.exits import Exit
-from meshboard.look import Look, look, looks
-from meshboard.show.live import Watching
-from meshboard.show.words import line_of_log
+from meshboard.formatting import format_log_line
+from meshboard.live_display import WatchDisplay
+from meshboard.logs import follow_attempt, follow_lines, split_lines
+from meshboard.progress import Progress, follow_progress, get_stored_progress
 
-SLACK_S = 0.2  # a second is told of a little sooner or later
+MAX_JITTER_S = 0.2  # of the events that arrive each second
 
 
 @app.command()
@@ -38,34 +38,24 @@ def logs(
     ] = False,
 ) -> None:
     """Print the complete log of a rank, or follow it."""
-    with board() as client:
-        if follow:
-            for line in _followed(client, job_id, rank, attempt):
-                _print_line(line, rank, as_json)
-            return
-        rest = b""
-        for part in client.log(job_id, rank, attempt=attempt):
-            if not as_json and not sys.stdout.isatty():
+    with connect() as client:
+        if follow and attempt is None:
+            _print_lines(follow_lines(client, job_id, rank), rank, as_json)
+        elif follow and attempt is not None:
+            _print_lines(follow_attempt(client, job_id, rank, attempt), rank, as_json)
+        elif as_json or sys.stdout.isatty():
+            _print_lines(split_lines(client.log(job_id, rank, attempt=attempt)), rank, as_json)
+        else:
+            for part in client.log(job_id, rank, attempt=attempt):
                 sys.stdout.buffer.write(part)
-                continue
-            *whole, rest = (rest + part).split(b"\n")
-            for text in whole:
-                _print_line(text.decode(errors="replace"), rank, as_json)
-        if rest:
-            _print_line(rest.decode(errors="replace"), rank, as_json)
 
 
-def _followed(client: Client, job_id: str, rank: int, attempt: int | None) -> Iterator[str]:
-    if attempt is None:
-        return following.lines(client, job_id, rank)
-    return following.attempt_lines(client, job_id, rank, attempt)
-
-
-def _print_line(line: str, rank: int, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps({"rank": rank, "line": line}), flush=True)
-    else:
-        print(line_of_log(line) if sys.stdout.isatty() else line, flush=True)
+def _print_lines(lines: Iterator[str], rank: int, as_json: bool) -> None:
+    for line in lines:
+        if as_json:
+            print(json.dumps({"rank": rank, "line": line}), flush=True)
+        else:
+            print(format_log_line(line) if sys.stdout.isatty() else line, flush=True)
 
 
 @app.command()
@@ -75,48 +65,49 @@ def watch(
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object per update")] = False,
 ) -> None:
     """Show step, loss, traffic per axis, and verdict until the job ends. The exit code is 1 unless it succeeded."""
-    with board() as client:
+    with connect() as client:
         succeeded = _watch(client, job_id, every, as_json)
     if not succeeded:
-        raise typer.Exit(Exit.FAILED)
+        raise typer.Exit(ExitCode.FAILED)
 
 
-def _watch(client: Client, job_id: str, every: float, as_json: bool) -> bool:
+def _watch(client: Client, job_id: str, interval_s: float, as_json: bool) -> bool:
     job = client.job(job_id)
-    newest: Look | None = None
+    newest: Progress | None = None
 
-    def noted(found: Iterator[Look]) -> Iterator[Look]:
+    def remember(updates: Iterator[Progress]) -> Iterator[Progress]:
         nonlocal newest
-        for one in found:
-            newest = one
-            yield one
+        for progress in updates:
+            newest = progress
+            yield progress
 
-    with Watching(as_json=as_json) as watching:
+    with WatchDisplay(as_json=as_json) as display:
         while not job.finished:
             try:
-                for seen in spaced(noted(looks(client, job)), every):
-                    watching(seen)
+                for progress in limit_rate(remember(follow_progress(client, job)), interval_s):
+                    display(progress)
             except RefusedError as error:
                 if error.status not in (400, 404):
                     raise
-                watching(look(client, job))  # an older board: what it keeps, some seconds later
-                time.sleep(every)
+                # An older board has no live events, but a history that is some seconds behind.
+                display(get_stored_progress(client, job))
+                time.sleep(interval_s)
             job = client.job(job_id)
-        watching(further(look(client, job), newest))
+        display(choose_newest(get_stored_progress(client, job), newest))
     return job.succeeded
 
 
-def further(kept: Look, newest: Look | None) -> Look:
-    """What is kept of a job that has ended, or no longer, or not yet; with the steps that its events told of beyond."""
-    if newest is None or newest.job.attempt != kept.job.attempt or newest.step <= kept.step:
-        return kept
-    return kept._replace(step=newest.step, loss=newest.loss, step_s=newest.step_s)
+def choose_newest(stored: Progress, live: Progress | None) -> Progress:
+    """Return the stored progress, with the step of live progress if the history is behind or deleted."""
+    if live is None or live.job.attempt != stored.job.attempt or live.step <= stored.step:
+        return stored
+    return stored._replace(step=live.step, loss=live.loss, step_s=live.step_s)
 
 
-def spaced(seen: Iterator[Look], every: float) -> Iterator[Look]:
-    """Those that come `every` seconds or more behind the one before."""
-    due = -math.inf
-    for one in seen:
-        if time.monotonic() >= due:
-            due = time.monotonic() + every - SLACK_S
-            yield one
+def limit_rate(updates: Iterator[Progress], interval_s: float) -> Iterator[Progress]:
+    """Yield updates that are at least `interval_s` apart."""
+    next_s = -math.inf
+    for progress in updates:
+        if time.monotonic() >= next_s:
+            next_s = time.monotonic() + interval_s - MAX_JITTER_S
+            yield progress

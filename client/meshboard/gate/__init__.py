@@ -1,28 +1,33 @@
-"""Whether a run stays within limits, against a baseline or by themselves: for CI."""
+"""Gate for CI: compare finished jobs with limits and baselines."""
 
-from meshboard.gate.baselines import Baseline, check_alike, of_branch, of_job, why_aside
-from meshboard.gate.figures import figure
-from meshboard.gate.judge import Row, judge
-from meshboard.gate.limits import Limit, LimitError, parse
-from meshboard.gate.measures import Run, UnknownError, run_of, run_of_facts, unit_of
-from meshboard.gate.specs import check_same
+from meshboard.gate.baselines import (
+    Baseline,
+    baseline_from_branch,
+    baseline_from_job,
+    check_same_baselines,
+    check_same_spec,
+    explain_excluded,
+)
+from meshboard.gate.checks import CheckResult, check_limits
+from meshboard.gate.limits import Limit, LimitError, format_value, parse_limit
+from meshboard.gate.measures import MeasuredRun, MissingValueError, get_unit, parse_facts, parse_job
 
 __all__ = [
     "Baseline",
+    "CheckResult",
     "Limit",
     "LimitError",
-    "Row",
-    "Run",
-    "UnknownError",
-    "check_alike",
-    "check_same",
-    "figure",
-    "judge",
-    "of_branch",
-    "of_job",
-    "parse",
-    "run_of",
-    "run_of_facts",
-    "unit_of",
-    "why_aside",
+    "MeasuredRun",
+    "MissingValueError",
+    "baseline_from_branch",
+    "baseline_from_job",
+    "check_limits",
+    "check_same_baselines",
+    "check_same_spec",
+    "explain_excluded",
+    "format_value",
+    "get_unit",
+    "parse_facts",
+    "parse_job",
+    "parse_limit",
 ]

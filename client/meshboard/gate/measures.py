@@ -1,11 +1,11 @@
-"""What a finished job measured, by name.
+"""Measures of a finished job.
 
-bytes, bytes.AXIS, bytes.AXIS.OP   payload bytes of a step, all ranks together
-calls, calls.AXIS, calls.AXIS.OP   collectives of a step, all ranks together
-step_time                          seconds, the median of rank 0's steps without its first ones
+bytes, bytes.AXIS, bytes.AXIS.OP   payload bytes per step of all ranks
+calls, calls.AXIS, calls.AXIS.OP   collectives per step of all ranks
+step_time                          seconds, median of the steps of rank 0 without the first steps
 tokens_per_s                       of the last steps
-peak_memory                        bytes, of the fullest rank
-loss@STEP, loss                    training loss after a step; after the last
+peak_memory                        bytes, of the rank with the most memory
+loss@STEP, loss                    training loss after a step, or after the last step
 """
 
 from __future__ import annotations
@@ -23,14 +23,21 @@ TRAFFIC = re.compile(r"(bytes|calls)(\.[^.]+)?(\.[^.]+)?")
 UNITS = {"bytes": "B", "calls": "", "step_time": "s", "tokens_per_s": "tokens/s", "peak_memory": "B", "loss": ""}
 
 
-class UnknownError(WrongError):
-    """A run does not tell what was asked for, in words."""
+class MissingValueError(WrongError):
+    """A run has no value of a measure."""
 
 
 @dataclass(frozen=True)
-class Run:
-    """A run's figures. `sent` and `calls` are of a step, by (axis, op); None where its ranks told none. `no_sent` and
-    `no_peak`: why they are not told, where only some of its ranks are known."""
+class MeasuredRun:
+    """Measurements of a run. A value is None if no rank reported it.
+
+    Args:
+        sent: Payload bytes per step by (axis, op).
+        calls: Collectives per step by (axis, op).
+        plan_difference: Bytes and calls that differ from the prediction, or None without all ranks.
+        no_traffic_reason: Reason for which `sent` and `calls` are empty.
+        no_peak_reason: Reason for which `peak_memory` is None.
+    """
 
     name: str
     step_time: float | None = None
@@ -39,75 +46,77 @@ class Run:
     losses: Mapping[int, float] = field(default_factory=dict)
     sent: Mapping[tuple[str, str], float] = field(default_factory=dict)
     calls: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    last_step: int | None = None  # None: nobody told
-    planned: tuple[int, int] | None = None  # bytes and calls that were not as predicted; None: not of all ranks
-    no_sent: str = ""
-    no_peak: str = ""
+    last_step: int | None = None
+    plan_difference: tuple[int, int] | None = None
+    no_traffic_reason: str = ""
+    no_peak_reason: str = ""
 
-    def value(self, measure: str) -> float:
-        """Raises UnknownError."""
-        found = self._told(measure)
-        if found is None:
-            raise UnknownError(self.silence(measure, self.no_peak if measure == "peak_memory" else ""))
-        if not math.isfinite(found):
-            raise UnknownError(f"{measure} of {self.name} is {found}, which is not a finite number.")
-        return found
+    def get_value(self, measure: str) -> float:
+        """Return the value of a measure.
 
-    def silence(self, what: str, why: str) -> str:
-        """That it does not tell something."""
-        return f"{self.name} has no {what}" + (f": {why}" if why else "")
-
-    def _told(self, measure: str) -> float | None:
+        Raises:
+            MissingValueError
+        """
         if TRAFFIC.fullmatch(measure):
-            return self._traffic(measure)
-        if measure == "loss" or measure.startswith("loss@"):
-            return self._loss(measure)
-        return {
-            "step_time": self.step_time,
-            "tokens_per_s": self.tokens_per_s,
-            "peak_memory": self.peak_memory,
-        }[measure]
+            value: float | None = self._get_traffic_sum(measure)
+        elif measure == "loss" or measure.startswith("loss@"):
+            value = self._get_loss(measure)
+        else:
+            values = {"step_time": self.step_time, "tokens_per_s": self.tokens_per_s, "peak_memory": self.peak_memory}
+            value = values[measure]
+        if value is None:
+            raise MissingValueError(
+                self.describe_missing(measure, self.no_peak_reason if measure == "peak_memory" else "")
+            )
+        if not math.isfinite(value):
+            raise MissingValueError(f"{measure} of {self.name} is {value}, which is not a finite number.")
+        return value
 
-    def table(self, kind: str) -> Mapping[tuple[str, str], float]:
-        """Bytes or calls by axis and op."""
+    def describe_missing(self, measure: str, reason: str) -> str:
+        """Return the message for a missing value."""
+        return f"{self.name} has no {measure}" + (f": {reason}" if reason else "")
+
+    def get_traffic(self, kind: str) -> Mapping[tuple[str, str], float]:
+        """Return bytes or calls by axis and op."""
         return self.sent if kind == "bytes" else self.calls
 
-    def _traffic(self, measure: str) -> float:
-        kind, *wanted = measure.split(".")
-        table = self.table(kind)
-        if not table:
-            raise UnknownError(self.silence(kind, self.no_sent or "no step was metered"))
-        # fsum: the same in whatever order it was told
-        return math.fsum(value for key, value in table.items() if list(key)[: len(wanted)] == wanted)
+    def _get_traffic_sum(self, measure: str) -> float:
+        kind, *key_start = measure.split(".")
+        traffic = self.get_traffic(kind)
+        if not traffic:
+            raise MissingValueError(self.describe_missing(kind, self.no_traffic_reason or "no step was metered"))
+        # fsum gives equal sums for every order of the ranks.
+        return math.fsum(value for key, value in traffic.items() if list(key)[: len(key_start)] == key_start)
 
-    def _loss(self, measure: str) -> float:
+    def _get_loss(self, measure: str) -> float:
         if not self.losses:
-            raise UnknownError(f"{self.name} has no loss")
+            raise MissingValueError(f"{self.name} has no loss")
         last = self.last_step if self.last_step is not None else max(self.losses)
         step = last if measure == "loss" else int(measure.removeprefix("loss@"))
-        if step not in self.losses:  # one that was no number is not told
-            near = min(self.losses, key=lambda told: abs(told - step))
+        if step not in self.losses:  # a loss that is not finite is not stored
+            near = min(self.losses, key=lambda known: abs(known - step))
             which = f"its last step {step}" if measure == "loss" else f"step {step}"
-            raise UnknownError(f"{self.name} has no loss at {which}. The nearest stored loss is at step {near}.")
+            raise MissingValueError(f"{self.name} has no loss at {which}. The nearest stored loss is at step {near}.")
         return self.losses[step]
 
 
-def unit_of(measure: str) -> str:
+def get_unit(measure: str) -> str:
+    """Return the unit of a measure."""
     return UNITS[re.split(r"[.@]", measure)[0]]
 
 
-def run_of(told: JobDetail) -> Run:
-    """The figures of a job as `GET /jobs/ID` tells it.
+def parse_job(job: JobDetail) -> MeasuredRun:
+    """Return the measurements of a job in the response of `GET /jobs/ID`.
 
     Raises:
-        UnknownError: it has not ended well.
+        MissingValueError: The job has not succeeded.
     """
-    name = f"job {told.get('id') or told.get('name')}"  # several of one spec share their name
-    if told.get("status") != "succeeded":
-        raise UnknownError(f"{name} has the status {told.get('status')}. Use a job that succeeded.")
-    summary = (told.get("exit") or {}).get("summary") or {}
+    name = f"job {job.get('id') or job.get('name')}"  # jobs of one spec have equal names
+    if job.get("status") != "succeeded":
+        raise MissingValueError(f"{name} has the status {job.get('status')}. Use a job that succeeded.")
+    summary = (job.get("exit") or {}).get("summary") or {}
     steps = summary.get("ran_steps", summary.get("steps", 0))
-    ranks, left_out = told.get("world_size", 1), summary.get("cells_left_out", 0)
+    ranks, left_out = job.get("world_size", 1), summary.get("cells_left_out", 0)
     sent, calls = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for cells in (summary.get("cells") or {}).values() if not left_out else ():
         for cell in cells:
@@ -115,26 +124,26 @@ def run_of(told: JobDetail) -> Run:
                 sent[cell["axis"], cell["op"]] += cell["payload_bytes"]
                 calls[cell["axis"], cell["op"]] += cell["count"]
     peaks = summary.get("peak_bytes") or {}
-    some_peaks = 0 < len(peaks) < ranks
-    return Run(
+    lacks_peaks = 0 < len(peaks) < ranks
+    return MeasuredRun(
         name=name,
         step_time=(summary.get("measured") or {}).get("step_s"),
         tokens_per_s=summary.get("tokens_per_s"),
-        peak_memory=max(peaks.values()) if peaks and not some_peaks else None,
+        peak_memory=max(peaks.values()) if peaks and not lacks_peaks else None,
         losses={point["step"]: point["loss"] for point in summary.get("losses") or []},
         last_step=summary.get("steps"),
         sent={key: value / steps for key, value in sent.items()} if steps else {},
         calls={key: value / steps for key, value in calls.items()} if steps else {},
-        planned=_apart(summary.get("verdict") or {}, ranks),
-        no_sent=f"only {max(0, ranks - left_out)} of {ranks} ranks have stored traffic" if left_out else "",
-        no_peak=f"only {len(peaks)} of {ranks} ranks have a stored peak" if some_peaks else "",
+        plan_difference=_sum_differences(summary.get("verdict") or {}, ranks),
+        no_traffic_reason=f"only {max(0, ranks - left_out)} of {ranks} ranks have stored traffic" if left_out else "",
+        no_peak_reason=f"only {len(peaks)} of {ranks} ranks have a stored peak" if lacks_peaks else "",
     )
 
 
-def run_of_facts(name: str, facts: Facts) -> Run:
-    """The figures that a board keeps of a baseline."""
-    apart = facts["apart"]
-    return Run(
+def parse_facts(name: str, facts: Facts) -> MeasuredRun:
+    """Return the measurements of a run that the board stores for a baseline."""
+    difference = facts["apart"]
+    return MeasuredRun(
         name=f"baseline {name}",
         step_time=facts["step_s"],
         tokens_per_s=facts["tokens_per_s"],
@@ -143,16 +152,16 @@ def run_of_facts(name: str, facts: Facts) -> Run:
         last_step=facts.get("last_step"),
         sent={(row["axis"], row["op"]): row["bytes"] for row in facts["sent"]},
         calls={(row["axis"], row["op"]): row["calls"] for row in facts["sent"]},
-        planned=None if apart is None else (apart["bytes"], apart["calls"]),
-        no_sent=facts.get("no_sent", ""),
-        no_peak=facts.get("no_peak", ""),
+        plan_difference=None if difference is None else (difference["bytes"], difference["calls"]),
+        no_traffic_reason=facts.get("no_sent", ""),
+        no_peak_reason=facts.get("no_peak", ""),
     )
 
 
-def _apart(verdicts: Mapping[str, Sequence[VerdictRow]], ranks: int) -> tuple[int, int] | None:
-    rows = [row for rank in verdicts.values() for row in rank]
+def _sum_differences(verdicts: Mapping[str, Sequence[VerdictRow]], ranks: int) -> tuple[int, int] | None:
     if len(verdicts) < ranks:
         return None
+    rows = [row for rank in verdicts.values() for row in rank]
     return (
         sum(abs(row["measured_bytes"] - row["predicted_bytes"]) for row in rows),
         sum(abs(row["measured_count"] - row["predicted_count"]) for row in rows),

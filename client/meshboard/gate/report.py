@@ -1,4 +1,4 @@
-"""The gate's rows as a table, as JUnit, as Markdown and as JSON."""
+"""Results of the gate as a table, JUnit XML, Markdown, and JSON."""
 
 from __future__ import annotations
 
@@ -7,104 +7,107 @@ from collections.abc import Sequence
 from typing import Any
 from xml.etree import ElementTree
 
+from meshboard import formatting
+from meshboard.formatting import remove_escapes
 from meshboard.gate.baselines import Baseline
-from meshboard.gate.figures import figure
-from meshboard.gate.judge import Row
-from meshboard.show import words
+from meshboard.gate.checks import CheckResult
+from meshboard.gate.limits import format_value
 
 ORDER = ("FAIL", "unsure", "ok")
 INTERVAL = "[a to b] is the 95% confidence interval (Welch 1947)"
-# Of https://www.w3.org/TR/xml/#charsets; what is not of it no reader takes, in references neither.
+# Not in https://www.w3.org/TR/xml/#charsets. XML parsers reject these characters as references too.
 NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 HEAD = ("", "check", "measured", "baseline", "change", "limit", "")
 
 
-def cells(row: Row) -> tuple[str, ...]:
-    change = "-" if row.change is None else f"{row.change:+.2%}"
-    value = figure(row.value, row.unit)
-    if row.low is not None:
-        value += f" [{figure(row.low, row.unit)} to {figure(row.high, row.unit)}]"
-    baseline, bound = figure(row.baseline, row.unit), figure(row.bound, row.unit)
-    return row.verdict, row.what, value, baseline, change, bound, row.why
+def format_cells(result: CheckResult) -> tuple[str, ...]:
+    """Return the cells of a result in the columns HEAD."""
+    change = "-" if result.change is None else f"{result.change:+.2%}"
+    value = format_value(result.value, result.unit)
+    if result.low is not None:
+        value += f" [{format_value(result.low, result.unit)} to {format_value(result.high, result.unit)}]"
+    baseline, bound = format_value(result.baseline, result.unit), format_value(result.bound, result.unit)
+    return result.verdict, result.what, value, baseline, change, bound, result.why
 
 
-def table(rows: Sequence[Row], held_to: Sequence[Baseline] = ()) -> str:
-    """Plain text, failures first."""
-    lines = [cells(row) for row in sorted(rows, key=lambda row: ORDER.index(row.verdict))]
-    return "\n".join([words.table(HEAD, lines), summary(rows), *_aside(held_to)])
+def format_table(results: Sequence[CheckResult], baselines: Sequence[Baseline] = ()) -> str:
+    """Return a plain text table, failures first."""
+    lines = [format_cells(result) for result in sorted(results, key=lambda one: ORDER.index(one.verdict))]
+    return "\n".join([formatting.format_table(HEAD, lines), format_summary(results), *_list_reasons(baselines)])
 
 
-def _aside(held_to: Sequence[Baseline]) -> list[str]:
-    return [words.clean(line) for one in held_to for line in one.why]
+def _list_reasons(baselines: Sequence[Baseline]) -> list[str]:
+    return [remove_escapes(reason) for one in baselines for reason in one.reasons]
 
 
-def summary(rows: Sequence[Row]) -> str:
-    """Says of intervals what they are, where there are any."""
-    failed, unsure = (sum(row.verdict == verdict for row in rows) for verdict in ("FAIL", "unsure"))
-    told = f"{len(rows) - failed} passed, {failed} failed"
-    told += f" ({unsure} of the passed limits unsure because of noise)" if unsure else ""
-    return told + (f"; {INTERVAL}" if any(row.low is not None for row in rows) else "")
+def format_summary(results: Sequence[CheckResult]) -> str:
+    """Return the number of passed and failed checks, and a note if results have intervals."""
+    failed, unsure = (sum(result.verdict == verdict for result in results) for verdict in ("FAIL", "unsure"))
+    words = f"{len(results) - failed} passed, {failed} failed"
+    words += f" ({unsure} of the passed limits unsure because of noise)" if unsure else ""
+    return words + (f"; {INTERVAL}" if any(result.low is not None for result in results) else "")
 
 
-def markdown(rows: Sequence[Row], title: str, held_to: Sequence[Baseline] = ()) -> str:
+def format_markdown(results: Sequence[CheckResult], title: str, baselines: Sequence[Baseline] = ()) -> str:
+    """Return a Markdown table with a heading."""
     head = ["| | check | measured | baseline | change | limit | |", "|---|---|---|---|---|---|---|"]
-    body = ["| " + " | ".join(map(_in_table, cells(row))) + " |" for row in rows]
-    aside = [part for line in _aside(held_to) for part in ("", _in_table(line))]
-    return "\n".join([f"### {title}: {summary(rows)}", "", *head, *body, *aside, ""])
+    body = ["| " + " | ".join(map(_escape_markdown, format_cells(result))) + " |" for result in results]
+    reasons = [part for reason in _list_reasons(baselines) for part in ("", _escape_markdown(reason))]
+    return "\n".join([f"### {title}: {format_summary(results)}", "", *head, *body, *reasons, ""])
 
 
-def _in_table(cell: str) -> str:
-    """As it is: no cell of its own, and no tag."""
-    text = words.clean(cell).replace("\\", "\\\\").replace("|", "\\|")
+def _escape_markdown(cell: str) -> str:
+    text = remove_escapes(cell).replace("\\", "\\\\").replace("|", "\\|")
     return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
-def junit(rows: Sequence[Row], title: str, took_s: float, held_to: Sequence[Baseline] = ()) -> str:
-    """`took_s`: to ask and to judge."""
-    whole, suite = _suites(title, len(rows), failures=sum(not row.ok for row in rows), took_s=took_s)
-    for row in rows:
-        case = _case(suite, row.what)
-        if row.verdict == "ok":
+def format_junit(results: Sequence[CheckResult], title: str, seconds: float, baselines: Sequence[Baseline] = ()) -> str:
+    """Return JUnit XML. `seconds` is the duration of the gate."""
+    root, suite = _make_suite(title, len(results), failures=sum(not one.ok for one in results), seconds=seconds)
+    for result in results:
+        case = _add_case(suite, result.what)
+        if result.verdict == "ok":
             continue
-        verdict, _, value, baseline, change, bound, why = cells(row)
-        told = why if row.value is None else f"{value}, baseline {baseline}, limit {bound}, change {change}"
-        told += f": {why}" if why and why != told else ""
-        if row.ok:
-            ElementTree.SubElement(case, "system-out").text = f"{verdict} {row.what}: {told}"
+        verdict, _, value, baseline, change, bound, why = format_cells(result)
+        words = why if result.value is None else f"{value}, baseline {baseline}, limit {bound}, change {change}"
+        words += f": {why}" if why and why != words else ""
+        if result.ok:
+            ElementTree.SubElement(case, "system-out").text = f"{verdict} {result.what}: {words}"
         else:
-            ElementTree.SubElement(case, "failure", message=told).text = f"{verdict} {row.what}: {told}"
-    if aside := _aside(held_to):
-        ElementTree.SubElement(suite, "system-out").text = "\n".join(aside)
-    return _written(whole)
+            ElementTree.SubElement(case, "failure", message=words).text = f"{verdict} {result.what}: {words}"
+    if reasons := _list_reasons(baselines):
+        ElementTree.SubElement(suite, "system-out").text = "\n".join(reasons)
+    return _to_xml(root)
 
 
-def junit_without_verdict(title: str) -> str:
-    """What lies there until there is one: a build whose gate was refused or killed finds no older run's."""
-    whole, suite = _suites(title, 1, errors=1)
-    ElementTree.SubElement(_case(suite, "verdict"), "error", message="The gate did not finish.")
-    return _written(whole)
+def format_unfinished_junit(title: str) -> str:
+    """Return JUnit XML of a gate that has not finished, so that CI never reads the file of an older gate."""
+    root, suite = _make_suite(title, 1, errors=1)
+    ElementTree.SubElement(_add_case(suite, "verdict"), "error", message="The gate did not finish.")
+    return _to_xml(root)
 
 
-def _suites(
-    title: str, tests: int, *, failures: int = 0, errors: int = 0, took_s: float = 0.0
+def _make_suite(
+    title: str, tests: int, *, failures: int = 0, errors: int = 0, seconds: float = 0.0
 ) -> tuple[ElementTree.Element, ElementTree.Element]:
-    """The document and its one suite. Some readers take none whose root is a single suite."""
+    """Return the root and its test suite. Some readers need a root of several suites."""
     counts = {"tests": str(tests), "failures": str(failures), "errors": str(errors)}
-    attributes = {"name": title, **counts, "time": f"{took_s:.3f}"}
-    whole = ElementTree.Element("testsuites", attributes)
-    return whole, ElementTree.SubElement(whole, "testsuite", attributes)
+    attributes = {"name": title, **counts, "time": f"{seconds:.3f}"}
+    root = ElementTree.Element("testsuites", attributes)
+    return root, ElementTree.SubElement(root, "testsuite", attributes)
 
 
-def _case(suite: ElementTree.Element, name: str) -> ElementTree.Element:
+def _add_case(suite: ElementTree.Element, name: str) -> ElementTree.Element:
     return ElementTree.SubElement(suite, "testcase", classname="meshboard.gate", name=name, time="0")
 
 
-def _written(whole: ElementTree.Element) -> str:
-    text = NOT_XML.sub("\ufffd", ElementTree.tostring(whole, encoding="unicode"))
+def _to_xml(root: ElementTree.Element) -> str:
+    text = NOT_XML.sub("\ufffd", ElementTree.tostring(root, encoding="unicode"))
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}'
 
 
-def as_json(rows: Sequence[Row], held_to: Sequence[Baseline] = ()) -> dict[str, Any]:
-    told = [{**row._asdict(), "ok": row.ok, "change": row.change} for row in rows]
-    aside = [{"baseline": one.name, **run} for one in held_to for run in one.left_aside]
-    return {"ok": all(row.ok for row in rows), "rows": told, "left_aside": aside}
+def to_json(results: Sequence[CheckResult], baselines: Sequence[Baseline] = ()) -> dict[str, Any]:
+    """Return the results for `--json`."""
+    rows = [{**result._asdict(), "ok": result.ok, "change": result.change} for result in results]
+    excluded = [{"baseline": one.name, **run} for one in baselines for run in one.excluded]
+    return {"ok": all(result.ok for result in results), "rows": rows, "left_aside": excluded}

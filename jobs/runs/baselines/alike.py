@@ -1,5 +1,5 @@
 """Whether runs ran alike: only then has what they measured a mean. The client holds jobs to the same rule
-(`meshboard.gate.specs`); a test holds the two together."""
+(`meshboard.gate.baselines`); a test holds the two together."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from jobs.runs.baselines import kept
 from jobs.runs.baselines.alike import measured_of, why_unlike
 from jobs.runs.baselines.facts import MOST_SENT, NoFactsError, facts
 from meshboard.errors import WrongError
-from meshboard.gate import check_same, of_branch, run_of, run_of_facts
+from meshboard.gate import baseline_from_branch, check_same_spec, parse_facts, parse_job
 from planner.facts.parse_spec import parse_spec
 from planner.facts.resources import SoftwareSpec
 from tests.jobs.planning.test_learned import ended, summary
@@ -52,9 +52,9 @@ def test_a_baseline_outlives_its_job(run: str, owner: User, api: Api) -> None:
     Job.objects.filter(id=run).delete()
     (one,) = client.get(MAIN).json()["runs"]
     assert (one["job"], one["by"]) == (run, "owner")
-    ours, theirs = run_of_facts(one["name"], one["facts"]), run_of(detail)
+    ours, theirs = parse_facts(one["name"], one["facts"]), parse_job(detail)
     for measure in ("bytes.tp", "calls.tp.all_reduce", "step_time", "peak_memory", "loss@1", "tokens_per_s"):
-        assert ours.value(measure) == theirs.value(measure), measure
+        assert ours.get_value(measure) == theirs.get_value(measure), measure
     assert [row["branch"] for row in client.get("/api/v1/projects/default/baselines").json()] == ["main"]
     assert client.delete(MAIN).status_code == 204
     assert client.get(MAIN).status_code == client.delete(MAIN).status_code == 404
@@ -83,7 +83,7 @@ def test_a_mean_is_of_runs_that_ran_what_the_newest_ran(run: str, owner: User, a
     client = api(owner)
     put(client, run)
     told = put(client, ended(owner, summary(9.0), layout={**GOOD["layout"], "sequence_parallel": True}).job_id).json()
-    assert [one.step_time for one in of_branch("main", told).runs] == [9.0]
+    assert [one.step_time for one in baseline_from_branch("main", told).runs] == [9.0]
     assert [(one["job"], one["why"]) for one in told["left_aside"]] == [
         (run, "layout.sequence_parallel false, not true")
     ]
@@ -118,7 +118,7 @@ def test_the_board_and_the_client_call_the_same_runs_alike(change: dict[str, Any
     other = {**SPEC, **change}
     assert (why_unlike(measured_of(other), measured_of(SPEC)) == "") is alike
     try:
-        check_same([{"id": "j", "spec": SPEC}, {"id": "k", "spec": other}])
+        check_same_spec([{"id": "j", "spec": SPEC}, {"id": "k", "spec": other}])
     except WrongError:
         assert not alike
     else:
@@ -286,13 +286,17 @@ def test_the_board_and_the_client_compute_the_same(cells: Any, compared: set[str
     row = {"measured_bytes": 7, "predicted_bytes": 4, "measured_count": 1, "predicted_count": 1}
     told = {"steps": 99, "ran_steps": steps, "cells": cells, "verdict": {rank: [row] for rank in compared}}
     told |= {"peak_bytes": dict.fromkeys(compared, 5), **({"cells_left_out": left_out} if left_out else {})}
-    ours = run_of({"name": "x", "status": "succeeded", "world_size": 2, "exit": {"summary": told}})
-    theirs = run_of_facts("x", facts({"summary": told}, 2))
-    assert ours.planned == ((6, 0) if len(compared) == 2 else None)  # what one of two compared says nothing of the run
+    ours = parse_job({"name": "x", "status": "succeeded", "world_size": 2, "exit": {"summary": told}})
+    theirs = parse_facts("x", facts({"summary": told}, 2))
+    assert ours.plan_difference == ((6, 0) if len(compared) == 2 else None), "one of two ranks is not enough"
     for measure in MEASURES if ours.sent else []:
-        assert ours.value(measure) == theirs.value(measure)
-    assert (ours.sent, ours.calls, ours.planned) == (theirs.sent, theirs.calls, theirs.planned)
-    assert (ours.peak_memory, ours.no_sent, ours.no_peak) == (theirs.peak_memory, theirs.no_sent, theirs.no_peak)
+        assert ours.get_value(measure) == theirs.get_value(measure)
+    assert (ours.sent, ours.calls, ours.plan_difference) == (theirs.sent, theirs.calls, theirs.plan_difference)
+    assert (ours.peak_memory, ours.no_traffic_reason, ours.no_peak_reason) == (
+        theirs.peak_memory,
+        theirs.no_traffic_reason,
+        theirs.no_peak_reason,
+    )
     assert ours.peak_memory == (5 if len(compared) == 2 else None), "the fullest may be the one that did not tell"
     assert not left_out or not ours.sent
 

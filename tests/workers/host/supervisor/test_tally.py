@@ -25,7 +25,7 @@ from contracts.telemetry.results import (
 from contracts.telemetry.steps import Cell, EvalItem, PhaseItem, StepItem, TrafficItem
 from contracts.telemetry.vocabulary import SCRIPT_SETUP_STEPS
 from jobs.runs.baselines.facts import NoFactsError, facts
-from meshboard.gate import UnknownError, judge, run_of
+from meshboard.gate import MissingValueError, check_limits, parse_job
 from tests.support.orders import order
 from workers.host.attempts import AttemptDir
 from workers.host.supervisor.ending import Ended, Failure, exit_report, read_failure
@@ -189,11 +189,11 @@ def test_a_summary_keeps_what_fits_and_leaves_out_the_last_ranks_cells(tmp_path:
     assert 0 < len(kept) < 64
     assert kept == list(range(len(kept)))
     assert report["summary"]["cells_left_out"] == 64 - len(kept)
-    run = run_of({"name": "x", "status": "succeeded", "world_size": 64, "exit": report})  # type: ignore[typeddict-item]
-    with pytest.raises(UnknownError, match=f"has no bytes: only {len(kept)} of 64 ranks have stored traffic"):
-        run.value("bytes")
+    run = parse_job({"name": "x", "status": "succeeded", "world_size": 64, "exit": report})  # type: ignore[typeddict-item]
+    with pytest.raises(MissingValueError, match=f"has no bytes: only {len(kept)} of 64 ranks have stored traffic"):
+        run.get_value("bytes")
     told = facts(report, 64)
-    assert (told["sent"], told["no_sent"]) == ([], run.no_sent)
+    assert (told["sent"], told["no_sent"]) == ([], run.no_traffic_reason)
 
 
 def test_a_rank_of_which_single_cells_are_left_out_is_told_and_one_that_sent_nothing_is_not(
@@ -289,12 +289,12 @@ def of_script(steps: int, each: int = 263_168, calls: int = 2) -> Tally:
 def test_a_script_s_figures_are_of_the_steps_that_its_cells_cover() -> None:
     """Two lengths of one loop send the same in a step, whatever their set-up sent."""
     short, long = (
-        run_of({"name": "x", "status": "succeeded", "exit": {"summary": of_script(steps).summary()}})
+        parse_job({"name": "x", "status": "succeeded", "exit": {"summary": of_script(steps).summary()}})
         for steps in (30, 60)
     )
-    assert (short.value("bytes.world.all_reduce"), short.value("calls.world.all_reduce")) == (526_336, 4)
+    assert (short.get_value("bytes.world.all_reduce"), short.get_value("calls.world.all_reduce")) == (526_336, 4)
     assert (short.sent, short.calls) == (long.sent, long.calls)
-    assert [row.verdict for row in judge([long], [short], [], exact=True)] == ["ok", "ok"]
+    assert [row.verdict for row in check_limits([long], [short], [], exact=True)] == ["ok", "ok"]
     summary = of_script(30).summary()
     assert (summary["steps"], summary["ran_steps"]) == (30, 28)
 
@@ -302,7 +302,7 @@ def test_a_script_s_figures_are_of_the_steps_that_its_cells_cover() -> None:
 @pytest.mark.parametrize("steps", [1, SCRIPT_SETUP_STEPS])
 def test_of_a_script_s_first_steps_nothing_can_be_held_to(steps: int) -> None:
     summary = of_script(steps).summary()
-    assert not run_of({"name": "x", "status": "succeeded", "exit": {"summary": summary}}).sent
+    assert not parse_job({"name": "x", "status": "succeeded", "exit": {"summary": summary}}).sent
     with pytest.raises(NoFactsError, match="completed no step after its 2 set-up steps"):
         facts({"summary": summary}, 1)
 

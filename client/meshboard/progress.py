@@ -1,0 +1,145 @@
+"""Progress of a job: step, loss, step time, and traffic per axis.
+
+Progress of a running job comes from its events, and progress of an ended job from its stored history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from meshboard.client import Client
+from meshboard.errors import RefusedError
+from meshboard.job import Job
+from meshboard.transport import Event
+
+RATE_S = 10  # length of the mean of a rate
+CURVE_S = 30  # length of a curve
+MAX_DELAY_S = 2  # until ranks have reported the bytes of a second
+
+
+class Progress(NamedTuple):
+    """State of a job.
+
+    Args:
+        step: Number of completed steps.
+        rates: Payload bytes per second of all ranks by axis, mean of RATE_S seconds.
+        curves: Payload bytes of each of the last CURVE_S seconds by axis, oldest first.
+    """
+
+    job: Job
+    step: int
+    loss: float | None
+    step_s: float | None
+    rates: Mapping[str, float]
+    curves: Mapping[str, Sequence[float]]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "job": self.job.id,
+            "status": self.job.status,
+            "attempt": self.job.attempt,
+            "step": self.step,
+            "steps": self.job.steps,
+            "loss": self.loss,
+            "step_s": self.step_s,
+            "bytes_per_s": dict(self.rates),
+            "verdict": self.job.verdict,
+        }
+
+
+def follow_progress(board: Client, job: Job) -> Iterator[Progress]:
+    """Yield the progress of a job after each event, at least once per second, until the job ends.
+
+    Raises:
+        RefusedError: With status 400 or 404, the board is too old for live events.
+        AwayError
+    """
+    tracker = ProgressTracker()
+    for event in board.events(job.id, live_s=CURVE_S):
+        if event.name == "verdict" or (event.name == "state" and _is_new_state(event, job)):
+            job = board.job(job.id)
+        tracker.add(event)
+        yield tracker.get_progress(job)
+
+
+def _is_new_state(event: Event, job: Job) -> bool:
+    # The stream begins with earlier states of the job.
+    return (event.data["status"], event.data["attempt"]) != (job.status, job.attempt)
+
+
+class ProgressTracker:
+    """Sums up the events of an attempt."""
+
+    def __init__(self) -> None:
+        self._step: Mapping[str, Any] = {}
+        self._loss: float | None = None
+        self._sent: dict[tuple[str, int], int] = {}  # (axis, second) -> bytes
+        self._attempt, self._time_s = 0, 0.0
+
+    def add(self, event: Event) -> None:
+        if event.name not in ("step", "traffic"):
+            return
+        if event.data["attempt"] != self._attempt:
+            self._attempt, self._step, self._loss, self._sent = event.data["attempt"], {}, None, {}
+        if event.name == "step":
+            self._step = event.data
+            if event.data["loss"] is not None or "not_finite" in event.data:  # not every rank knows the loss
+                self._loss = event.data["loss"]
+            return
+        self._time_s = event.data["at"]
+        for one in event.data["sent"]:
+            key = (one["axis"], one["second"])
+            self._sent[key] = self._sent.get(key, 0) + one["bytes"]
+        self._sent = {key: sent for key, sent in self._sent.items() if key[1] > self._time_s - 2 * CURVE_S}
+
+    def get_progress(self, job: Job) -> Progress:
+        curves: dict[str, list[float]] = {}
+        # The last complete second. It advances without traffic too, so that the rates fall to zero.
+        end = max([int(self._time_s) - MAX_DELAY_S, *(second - 1 for _, second in self._sent)])
+        for (axis, second), sent in self._sent.items():
+            curve = curves.setdefault(axis, [0.0] * CURVE_S)
+            if 0 < (place := second - end + CURVE_S) <= CURVE_S:
+                curve[place - 1] += sent
+        known_s = max(1, min(RATE_S, end + 1 - min((second for _, second in self._sent), default=end)))
+        rates = {axis: sum(curve[-known_s:]) / known_s for axis, curve in sorted(curves.items())}
+        step, step_s = int(self._step.get("step", 0)), self._step.get("step_s")
+        return Progress(job, step, self._loss, step_s, rates, {axis: curves[axis] for axis in rates})
+
+
+def get_stored_progress(board: Client, job: Job) -> Progress:
+    """Return the last progress of a job in its stored history.
+
+    Raises:
+        RefusedError, AwayError
+    """
+    empty = Progress(job, 0, None, None, {}, {})
+    try:
+        stored = [attempt for attempt in board.history(job.id) if attempt["attempt"] == job.attempt]
+        first, last = (stored[0]["from"], stored[0]["to"]) if stored else (None, None)
+        return empty if first is None or last is None else _read_history(board, job, first, last)
+    except RefusedError as error:
+        if error.status == 404:  # no history yet, or a deleted history
+            return empty
+        raise
+
+
+def _read_history(board: Client, job: Job, first: float, last: float) -> Progress:
+    [step] = board.table(job.id, "steps", bins=1)["last_step"] or [0]
+    loss = step_s = None
+    if step:
+        newest = board.table(job.id, "steps", steps=f"{max(step - 1, 1)}-{step}")
+        rows = sorted(zip(newest["step"], newest["rank"], newest["loss"], newest["step_s"], strict=True))
+        losses = [loss for _, _, loss, _ in rows if loss is not None]
+        loss = losses[-1] if losses else None
+        step_s = next(step_s for number, _, _, step_s in rows if number == step)
+    end = int(last)
+    traffic = board.table(job.id, "traffic", **{"from": end - CURVE_S, "to": end, "by": "axis", "bins": CURVE_S})
+    curves: dict[str, list[float]] = {}
+    for time, axis, num_bytes in zip(traffic["time"], traffic["axis"], traffic["payload_bytes"], strict=True):
+        curve = curves.setdefault(axis, [0.0] * CURVE_S)
+        curve[min(CURVE_S - 1, int(time - end + CURVE_S))] += num_bytes
+    known_s = max(1, min(RATE_S, end - int(first)))
+    curves = dict(sorted(curves.items()))
+    rates = {axis: sum(curve[-known_s:]) / known_s for axis, curve in curves.items()}
+    return Progress(job, step, loss, step_s, rates, curves)

@@ -1,1 +1,0 @@
-"""What the command prints: results on standard output, how it goes on standard error."""
