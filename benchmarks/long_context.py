@@ -24,10 +24,9 @@ from planner.cost.memory import memory
 from planner.facts.parse_spec import parse_fields
 from planner.facts.spec import JobSpec
 from tests.parity.compare import gradient_difference, whole_gradients
-from workers.dry_run.rank import dry_step
-from workers.dry_run.watch import Watch
-from workers.meter import Recorder, metered_backend
-from workers.meter.ending import end_as
+from workers.dry_run import MemoryAndFlopCounter, run_dry_step
+from workers.meter import Recorder, register_metered_backend
+from workers.meter.rank_exit import run_and_exit
 from workers.torch_private.fsdp import storage_changes
 from workers.trainer.dataset import corpus_of
 from workers.trainer.parallel.mesh import make_mesh
@@ -49,10 +48,10 @@ def rank_main(spec: JobSpec, folder: Path) -> None:
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     recorder, device = Recorder(rank), torch.device("cpu")
-    dist.init_process_group(metered_backend(recorder, "cpu"))
-    mesh, corpus = make_mesh(spec, rank, recorder.label), corpus_of(spec, folder)
-    watch = Watch()
-    with watch, storage_changes(watch.resized):
+    dist.init_process_group(register_metered_backend(recorder, "cpu"))
+    mesh, corpus = make_mesh(spec, rank, recorder.label_group), corpus_of(spec, folder)
+    watch = MemoryAndFlopCounter()
+    with watch, storage_changes(watch.record_resize):
         part = parallelize(spec, mesh, device)
         trainer = Trainer(spec, mesh, part, corpus, recorder, device)
         trainer.backward(0)
@@ -77,7 +76,7 @@ def run(spec: JobSpec, folder: Path) -> tuple[dict[str, torch.Tensor], int]:
 
 def compare(options: argparse.Namespace) -> bool:
     spec = spec_of(options, {"cp": options.cp, "cp_method": options.method})
-    dry = max(dry_step(spec, rank).peak_bytes for rank in range(options.cp))
+    dry = max(run_dry_step(spec, rank).peak_bytes for rank in range(options.cp))
     with tempfile.TemporaryDirectory() as work:
         gradients, peak = run(spec, Path(work, "divided"))
         reference, alone = run(spec_of(options, {}), Path(work, "alone"))
@@ -106,4 +105,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    end_as(main)
+    run_and_exit(main)

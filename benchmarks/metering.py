@@ -36,9 +36,9 @@ from torch.nn.parallel import DistributedDataParallel
 from contracts.telemetry.batches import Item
 from contracts.telemetry.steps import StepItem
 from contracts.telemetry.vocabulary import Work
-from workers.meter import Exporter, Recorder, metered_backend
-from workers.meter.ending import end_as
-from workers.meter.group import MeteredGroup
+from workers.meter import Exporter, Recorder, register_metered_backend
+from workers.meter.process_group import MeteredProcessGroup
+from workers.meter.rank_exit import run_and_exit
 
 # Registers torch's "fake" backend, whose collectives do nothing.
 from workers.torch_private.groups import fake_store  # noqa: F401
@@ -107,7 +107,7 @@ class Meter:
     @contextmanager
     def step(self) -> Iterator[None]:
         """As the trainer has it around a step: what is issued inside is of it, and it is told."""
-        number, began = self.recorder.completed + 1, time.perf_counter()
+        number, began = self.recorder.completed_steps + 1, time.perf_counter()
         self.recorder.set_phase("step")
         self.recorder.begin_step(number)
         yield
@@ -126,7 +126,7 @@ class Meter:
                 loss=1.0,
                 grad_norm=1.0,
                 learning_rate=1e-4,
-                cells=self.recorder.cells("step"),
+                cells=self.recorder.get_cells("step"),
                 parts=parts,
             )
         )
@@ -148,7 +148,7 @@ def train_step(model: nn.Module, group: dist.ProcessGroup, rank: int, meter: Met
     tokens = torch.randint(VOCAB, (BATCH, SEQ + 1), generator=torch.Generator().manual_seed(rank))
 
     def doing(work: Work) -> AbstractContextManager[None]:
-        return meter.recorder.doing(work, 0, 0) if meter is not None else nullcontext()
+        return meter.recorder.time_span(work, 0, 0) if meter is not None else nullcontext()
 
     def step() -> None:
         with doing("data"):
@@ -227,17 +227,17 @@ def rotated(sides: list[str], by: int) -> list[str]:
 
 
 def calls(recorder: Recorder) -> int:
-    return sum(cell["count"] for cell in recorder.cells() if cell["op"] != "barrier")
+    return sum(cell["count"] for cell in recorder.get_cells() if cell["op"] != "barrier")
 
 
 def own_cost_s() -> float:
     """Seconds of the meter's own work for one collective, over a backend that does nothing."""
     nothing = dist.new_group(backend="fake")
     recorder = Recorder(0)
-    recorder.keep_steps()
+    recorder.enable_tracing()
     recorder.begin_step(1)
     recorder.set_phase("step")
-    sides = [MeteredGroup(nothing, "own", recorder, [torch.device("cpu")], range(WORLD)), nothing]
+    sides = [MeteredProcessGroup(nothing, "own", recorder, [torch.device("cpu")], range(WORLD)), nothing]
     buffers, how = [torch.zeros(1)], dist.AllreduceOptions()
     how.asyncOp = False
     medians = [statistics.median(turn(lambda g=g: g.allreduce(buffers, how).wait(), 5000)) for g in sides]  # type: ignore[misc]
@@ -255,7 +255,7 @@ def step_cost_s(path: str) -> float:
     def step() -> None:
         with meter.step():
             for work in SPANS:
-                with recorder.doing(work, 0, 0):  # type: ignore[arg-type]  # they are
+                with recorder.time_span(work, 0, 0):  # type: ignore[arg-type]  # they are
                     pass
 
     with meter.exporting():
@@ -266,7 +266,7 @@ def rank_main(rank: int, store: str, path: str, blocks: int, output: str) -> int
     torch.set_num_threads(1)
     torch.manual_seed(0)
     recorder = Recorder(rank)
-    backend = metered_backend(recorder, "cpu")
+    backend = register_metered_backend(recorder, "cpu")
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=WORLD)
     groups = {"on": dist.new_group(), "off": dist.new_group(backend="gloo"), "control": dist.new_group(backend="gloo")}
     said: dict[str, Any] = {}
@@ -339,7 +339,7 @@ def main() -> None:
         listener.listen()
         threading.Thread(target=read_everything, args=(listener,), daemon=True).start()
         mains = [partial(rank_main, rank, store, path, blocks, output) for rank in range(WORLD)]
-        ranks = [context.Process(target=end_as, args=(main,)) for main in mains]
+        ranks = [context.Process(target=run_and_exit, args=(main,)) for main in mains]
         for process in ranks:
             process.start()
         for process in ranks:

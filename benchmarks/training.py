@@ -30,8 +30,8 @@ from planner.facts.model_shapes import stage_units
 from planner.facts.parse_spec import parse_fields
 from planner.facts.spec import JobSpec
 from workers.checkpoint.save import Saved, Saver
-from workers.meter import Recorder, metered_backend
-from workers.meter.ending import end_as
+from workers.meter import Recorder, register_metered_backend
+from workers.meter.rank_exit import run_and_exit
 from workers.trainer.__main__ import checkpoint_group
 from workers.trainer.dataset import corpus_of
 from workers.trainer.model import Decoder, Strategy, initialise
@@ -50,7 +50,7 @@ SPEC = {
 
 
 def ours(spec: JobSpec, recorder: Recorder, data_root: Path) -> Trainer:
-    mesh, device = make_mesh(spec, recorder.rank, recorder.label), torch.device("cpu")
+    mesh, device = make_mesh(spec, recorder.rank, recorder.label_group), torch.device("cpu")
     return Trainer(spec, mesh, parallelize(spec, mesh, device), corpus_of(spec, data_root), recorder, device)
 
 
@@ -88,7 +88,7 @@ def rank_main(blocks: int, folder: Path) -> None:
     torch.set_num_threads(1)
     spec = parse_fields(SPEC)
     recorder = Recorder(int(os.environ["RANK"]))
-    dist.init_process_group(metered_backend(recorder, "cpu"))
+    dist.init_process_group(register_metered_backend(recorder, "cpu"))
     trainer = ours(spec, recorder, folder)
     hand = by_hand(spec, trainer)
     saved: list[Saved] = []
@@ -160,4 +160,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    end_as(main)
+    run_and_exit(main)

@@ -32,12 +32,10 @@ ROOMS = {
     "jobs": ["models", "core", "planning", "people", "queue", "runs", "operations", "api", "pages", "admin"],
     # The trainer saves through checkpoint, whose export builds the trainer's model: one room with two doors.
     "workers": [
-        "timeouts",
-        "full",
+        "rank_environment",
+        "disk",
         "device",
-        "shield",
-        "drafts",
-        "thinning",
+        "step_sampling",
         "pickled",
         "torch_private",
         "host",
@@ -70,7 +68,7 @@ PREDICTIONS = (
 )
 READS_PREDICTIONS = {
     "workers/trainer/traffic_check.py": ("planner.cost",),
-    "workers/dry_run/": ("planner.cost",),
+    "workers/dry_run.py": ("planner.cost",),
     "workers/calibrate/": ("planner.hardware.profile",),
 }
 # What watches the training stays small: it never loads torch, but for what starts torchrun and where its ranks meet.
@@ -164,7 +162,7 @@ def test_what_sends_knows_no_prediction() -> None:
         ("workers/trainer/optimizer.py", "def f():\n    import planner.cost.traffic as t"),
         ("workers/trainer/optimizer.py", "from planner import cost"),
         ("workers/trainer/traffic_check.py", "from planner.search.layout_search import search"),
-        ("workers/calibrate/clock.py", "from planner.hardware.cluster import Cluster"),
+        ("workers/calibrate/timing.py", "from planner.hardware.cluster import Cluster"),
         ("workers/lab/measure.py", "from planner.report import size"),
     ],
 )

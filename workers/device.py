@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 
-def own_device(kind: str) -> torch.device:
+def get_local_device(kind: str) -> torch.device:
     """This rank's of its host: the processor, or the GPU whose number torchrun gave it, made the current one."""
     if kind != "cuda":
         return torch.device(kind)
@@ -20,17 +20,17 @@ def own_device(kind: str) -> torch.device:
     return device
 
 
-def device_name(device: torch.device) -> str:
+def get_device_name(device: torch.device) -> str:
     """Its maker's name of it; of a processor that has none, its architecture."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
 
 
-def meet(device: torch.device, group: dist.ProcessGroup | None = None) -> None:
+def barrier(device: torch.device, group: dist.ProcessGroup | None = None) -> None:
     """A barrier. NCCL's runs on a GPU, which torch would otherwise guess from the rank: wrong where hosts differ."""
     dist.barrier(group, device_ids=None if device.index is None else [device.index])
 
 
-class Aside:
+class SideStream:
     """Lets what is asked for wait for what was computed until some moment, and not for what came since.
 
     On a CPU what was asked for before is over, and there are no moments.
@@ -39,12 +39,12 @@ class Aside:
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
-    def moment(self) -> torch.cuda.Event | None:
+    def record_event(self) -> torch.cuda.Event | None:
         """Now, on the computing stream."""
         return None if self._stream is None else torch.cuda.current_stream().record_event()
 
     @contextmanager
-    def since(self, moment: torch.cuda.Event | None) -> Iterator[None]:
+    def after(self, moment: torch.cuda.Event | None) -> Iterator[None]:
         """Inside, what is asked for waits for the moment alone."""
         if self._stream is None or moment is None:
             yield

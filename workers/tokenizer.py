@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from workers.drafts import draft_of
+from workers.disk import open_draft
 from workers.trainer.documents import documents
 from workers.trainer.errors import UserError, brief
 from workers.trainer.tokenizer import END_OF_TEXT, load_tokenizer, write_tokens
 
-LEAST = 257  # every byte, and the end of a text
-MOST = 4_194_304  # no model has more, and the trainer makes room for all of them at its start
+MIN_VOCAB_SIZE = 257  # every byte, and the end of a text
+MAX_VOCAB_SIZE = 4_194_304  # no model has more, and the trainer makes room for all of them at its start
 
 
 def main() -> int:
@@ -61,11 +61,11 @@ def _check(paths: list[Path]) -> None:
 
 
 def _train(options: argparse.Namespace) -> str:
-    if options.vocab_size < LEAST:
-        text = f"Use at least {LEAST}, one token for each byte and one for {END_OF_TEXT}."
+    if options.vocab_size < MIN_VOCAB_SIZE:
+        text = f"Use at least {MIN_VOCAB_SIZE}, one token for each byte and one for {END_OF_TEXT}."
         raise UserError(f"`--vocab-size` is {options.vocab_size}. {text}")
-    if options.vocab_size > MOST:
-        raise UserError(f"`--vocab-size` is {options.vocab_size:,}. Use at most {MOST:,}.")
+    if options.vocab_size > MAX_VOCAB_SIZE:
+        raise UserError(f"`--vocab-size` is {options.vocab_size:,}. Use at most {MAX_VOCAB_SIZE:,}.")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -76,7 +76,7 @@ def _train(options: argparse.Namespace) -> str:
         show_progress=sys.stderr.isatty(),
     )
     tokenizer.train_from_iterator(_texts(options.inputs, options.column), trainer)
-    with draft_of(options.out) as draft:
+    with open_draft(options.out) as draft:
         draft.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     return f"{options.out}: {tokenizer.get_vocab_size()} tokens"
 
@@ -85,7 +85,7 @@ def _encode(options: argparse.Namespace) -> str:
     encoder = load_tokenizer(options.tokenizer, f"`--tokenizer` {str(options.tokenizer)!r}")
     if encoder.dtype != np.dtype(np.uint16):
         raise UserError("`--tokenizer` has token ids above 65,535, which do not fit into uint16.")
-    with draft_of(options.out) as draft, draft.open("wb") as out:
+    with open_draft(options.out) as draft, draft.open("wb") as out:
         write_tokens(options.inputs[0], encoder, options.column, out)
         count = out.tell() // encoder.dtype.itemsize
     return f"{options.out}: {count:,} tokens"

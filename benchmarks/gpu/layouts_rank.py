@@ -18,8 +18,8 @@ from benchmarks.gpu.training import everyone_off, run
 from planner.facts.single_process_reference import STEPS, limits
 from planner.facts.spec import JobSpec
 from tests.parity.cases import LAYOUTS, reference_spec
-from workers.meter import Recorder, metered_backend
-from workers.meter.ending import end_as
+from workers.meter import Recorder, register_metered_backend
+from workers.meter.rank_exit import run_and_exit
 from workers.trainer.dataset import corpus_of
 from workers.trainer.verification.reference import compute
 
@@ -80,7 +80,7 @@ def main() -> int:
             break
         if rank == 0:
             tell_piece(options.pieces, Told(name=name))
-        backend = metered_backend(recorder := Recorder(rank), "cuda")
+        backend = register_metered_backend(recorder := Recorder(rank), "cuda")
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
         try:
             result = try_layout(name, spec_of(name, options.precision), recorder, device, options.folder)
@@ -92,4 +92,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    end_as(main)
+    run_and_exit(main)

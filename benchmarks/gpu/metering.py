@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.gpu.rank import arguments, begin, meet, nothing_found, tell, wait
 from benchmarks.gpu.results import Found
 from workers.meter import Recorder
-from workers.meter.ending import end_as
+from workers.meter.rank_exit import run_and_exit
 
 CALLS = 5
 SIZES = {"cpu": (2**16,), "cuda": (2**16, 2**26)}  # bytes of the full buffer
@@ -90,7 +90,7 @@ def told_by_gloo(events: list[Mapping[str, Any]]) -> Told:
 
 def metered(recorder: Recorder, op: str) -> Told:
     """What the meter recorded since it was last drained."""
-    recorder.cells()  # asks the device what has ended
+    recorder.get_cells()  # asks the device what has ended
     records = [record for record in recorder.drain()[0] if record.op == op]
     return Told(len(records), sum(r.payload_bytes for r in records), sum(r.duration_s for r in records))
 
@@ -150,4 +150,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    end_as(main)
+    run_and_exit(main)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from benchmarks.gpu.results import Found, write
 from benchmarks.gpu.sharing import own_gpu
-from workers.meter import Recorder, metered_backend
+from workers.meter import Recorder, register_metered_backend
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
@@ -36,7 +36,7 @@ def begin(options: argparse.Namespace) -> torch.device:
 def meet(device: torch.device) -> Recorder:
     """This rank's meter, on the default group."""
     recorder = Recorder(int(os.environ["RANK"]))
-    dist.init_process_group(metered_backend(recorder, device.type))
+    dist.init_process_group(register_metered_backend(recorder, device.type))
     return recorder
 
 

@@ -22,7 +22,7 @@ from planner.hardware.cluster import Accelerator
 from planner.hardware.kernel_time import gemm_seconds, kernel_seconds
 from planner.hardware.kernels import Flash, Gemm, Pass
 from planner.hardware.stacks import STACKS
-from workers.meter.ending import end_as
+from workers.meter.rank_exit import run_and_exit
 from workers.trainer.parallel.matmul import E4M3
 
 ROUNDS, WARM_UP = 20, 5
@@ -242,4 +242,4 @@ def above_peak(measured: Mapping[str, float], peak_flops: float, peak_fp8: float
 
 
 if __name__ == "__main__":
-    end_as(main)
+    run_and_exit(main)

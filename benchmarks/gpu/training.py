@@ -28,7 +28,7 @@ from planner.facts.parse_spec import parse_spec
 from planner.facts.single_process_reference import STEPS, limits
 from planner.facts.spec import JobSpec
 from workers.meter import Recorder
-from workers.meter.ending import end_as
+from workers.meter.rank_exit import run_and_exit
 from workers.trainer.allocator import return_large_tensors
 from workers.trainer.dataset import corpus_of
 from workers.trainer.memory import Peak
@@ -60,7 +60,7 @@ def run(spec: JobSpec, recorder: Recorder, device: torch.device, data: Path, *, 
     """The whole job on this rank."""
     return_large_tensors()
     corpus = corpus_of(spec, data)
-    mesh, peak = make_mesh(spec, recorder.rank, recorder.label), Peak(device)
+    mesh, peak = make_mesh(spec, recorder.rank, recorder.label_group), Peak(device)
     trainer = Trainer(spec, mesh, parallelize(spec, mesh, device), corpus, recorder, device)
     items: list[Item] = []
     watch = Proof(trainer, items.append, print) if proves else None
@@ -176,4 +176,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    end_as(main)
+    run_and_exit(main)

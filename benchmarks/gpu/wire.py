@@ -20,7 +20,7 @@ from benchmarks.gpu.sharing import as_own_host
 from contracts.telemetry.vocabulary import Op
 from planner.facts.collectives import algorithmic_bytes
 from workers.meter import Recorder
-from workers.meter.ending import end_as
+from workers.meter.rank_exit import run_and_exit
 
 CALLS = 5
 NUM_BYTES = (2**20, 2**26)  # of the full buffer
@@ -86,4 +86,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    end_as(main)
+    run_and_exit(main)

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from contracts.telemetry.steps import PhaseItem
-from workers.meter import Exporter, Recorder, metered_backend
-from workers.meter.ending import end_as
+from workers.meter import Exporter, Recorder, register_metered_backend
+from workers.meter.rank_exit import run_and_exit
 
 TICKS = 200
 WARM_UP_S = 6.0
@@ -28,7 +28,7 @@ def main() -> int:
     rank = int(os.environ["RANK"])
     recorder = Recorder(rank)
     exporter = Exporter(recorder, options.telemetry, options.job, options.attempt)
-    dist.init_process_group(metered_backend(recorder, "cpu"))
+    dist.init_process_group(register_metered_backend(recorder, "cpu"))
     recorder.set_phase("step")
     exporter.send(PhaseItem(kind="phase", rank=rank, time=time.time(), phase="step"))
     time.sleep(WARM_UP_S)  # the browser opens the page
@@ -45,4 +45,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    end_as(main)
+    run_and_exit(main)

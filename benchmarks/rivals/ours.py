@@ -13,7 +13,7 @@ import torch.distributed as dist
 from benchmarks.rivals.turns import Turns
 from contracts.telemetry.batches import Item
 from planner.facts.parse_spec import parse_fields
-from workers.meter import Recorder, metered_backend
+from workers.meter import Recorder, register_metered_backend
 from workers.trainer.allocator import forget_shapes, return_large_tensors, reuse_what_is_freed
 from workers.trainer.dataset import corpus_of
 from workers.trainer.parallel.mesh import make_mesh
@@ -28,8 +28,8 @@ def main() -> None:
     reuse_what_is_freed()
     forget_shapes()
     recorder, device = Recorder(int(os.environ["RANK"])), torch.device("cpu")
-    dist.init_process_group(metered_backend(recorder, "cpu"))
-    mesh = make_mesh(spec, recorder.rank, recorder.label)
+    dist.init_process_group(register_metered_backend(recorder, "cpu"))
+    mesh = make_mesh(spec, recorder.rank, recorder.label_group)
     part = parallelize(spec, mesh, device)
     trainer = Trainer(spec, mesh, part, corpus_of(spec, Path(sys.argv[2])), recorder, device)
     turns = Turns()

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-from workers.meter.ending import end_as
+from workers.meter.rank_exit import run_and_exit
 from workers.trainer import trainer
 from workers.trainer.__main__ import main
 from workers.trainer.dataset import Corpus
@@ -162,4 +162,4 @@ def start() -> int:
 
 
 if __name__ == "__main__":
-    end_as(start)
+    run_and_exit(start)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from planner.cost.memory.stage import fullest
 from planner.facts.spec import JobSpec
-from workers.dry_run.rank import dry_step
+from workers.dry_run import run_dry_step
 
 
 class Found(NamedTuple):
@@ -40,7 +40,7 @@ def found(spec: JobSpec) -> list[Found]:
     ranks = spec.layout.world_size // spec.layout.pp
     several = []
     for stage in range(spec.layout.pp):
-        step = dry_step(spec, stage * ranks)
+        step = run_dry_step(spec, stage * ranks)
         predicted = sum(fullest(spec, stage).levels)
         several.append(Found(spec, stage, step.peak_bytes + step.optimizer_bytes, predicted))
     return several

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from planner.facts.parse_spec import parse_fields
 from tests.memory.compare import found
 from tests.memory.test_memory import MODEL
-from workers.meter.dry import STAGED
+from workers.dry_run import STAGED_OPS
 from workers.trainer.memory import Peak
 
 ELEMENTS = 2**24
@@ -45,7 +45,7 @@ def test_gloo_gathers_and_scatters_by_way_of_a_copy(
     tensors = [(torch.ones(ELEMENTS), torch.ones(ELEMENTS // 2)) for _ in groups]
     peak = Peak(torch.device("cpu"))
     list(pool.map(lambda group, given: CALLS[op](group, *given).wait(), groups, tensors))
-    copied = 2 * WHOLE if op in STAGED else 0
+    copied = 2 * WHOLE if op in STAGED_OPS else 0
     assert peak.read() == pytest.approx(copied, abs=WHOLE // 4)
 
 

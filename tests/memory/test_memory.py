@@ -18,7 +18,7 @@ from planner.facts.parse_spec import parse_fields
 from planner.facts.spec import Schedule
 from tests.memory.__main__ import USUALLY
 from tests.memory.compare import found
-from workers.dry_run.rank import dry_step
+from workers.dry_run import run_dry_step
 
 MODEL = {
     "arch": "llama",
@@ -110,7 +110,7 @@ def test_a_split_backward_lets_go_of_a_micro_batch_when_its_weights_are_done() -
         layout = {"pp": 2, "schedule": "interleaved_zero_bubble"}
         train = {"global_batch": micro_batches, "micro_batches": micro_batches, "seq_len": 64}
         spec = parse_fields({"model": {"preset": "gpt-tiny"}, "layout": layout, "train": train})
-        return dry_step(spec, 1).peak_bytes
+        return run_dry_step(spec, 1).peak_bytes
 
     assert peak(8) == pytest.approx(peak(4), rel=1e-3), "a bag left full makes it 1.5 times"
 
@@ -122,7 +122,7 @@ def test_what_waits_for_its_weights_keeps_its_gradient_and_its_input() -> None:
     layout = {"pp": 4, "schedule": "interleaved_zero_bubble"}
     train = {"global_batch": 8, "micro_batches": 8, "seq_len": 1024, "precision": "bf16"}
     spec = parse_fields({"model": model, "layout": layout, "train": train})
-    step = dry_step(spec, 2)
+    step = run_dry_step(spec, 2)
     predicted = sum(memory(spec, 2).values())
     assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.005)
 
@@ -133,7 +133,7 @@ def test_weights_stay_gathered_until_the_weights_turn() -> None:
     model = {**MODEL, "hidden_size": 512, "num_heads": 8, "tied_embeddings": True}
     train = {"global_batch": 4, "micro_batches": 2, "seq_len": 1024, "precision": "bf16_gradients"}
     spec = parse_fields({"model": model, "layout": layout, "train": train})
-    step = dry_step(spec, 0)
+    step = run_dry_step(spec, 0)
     assert sum(fullest(spec, 0).levels) == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.01)
 
 
@@ -143,7 +143,7 @@ def test_experts_of_a_capacity_keep_the_rows_they_were_filled_with() -> None:
     model = {**MODEL, "num_layers": 2, "num_heads": 8, "vocab_size": 512, "moe": moe}
     train = {"global_batch": 2, "micro_batches": 2, "seq_len": 1024, "precision": "bf16"}
     spec = parse_fields({"model": model, "layout": {}, "train": train})
-    step = dry_step(spec, 0)
+    step = run_dry_step(spec, 0)
     assert sum(fullest(spec, 0).levels) == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.005)
 
 
@@ -153,7 +153,7 @@ def test_experts_of_one_rank_are_not_sharded() -> None:
     model = {**MODEL, "num_layers": 2, "num_heads": 8, "vocab_size": 512, "moe": moe}
     train = {"global_batch": 4, "micro_batches": 2, "seq_len": 128, "precision": "fp32"}
     spec = parse_fields({"model": model, "layout": {"dp": 2, "ep": 2, "zero": 1}, "train": train})
-    step = dry_step(spec, 0)
+    step = run_dry_step(spec, 0)
     assert sum(fullest(spec, 0).levels) == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.02)
 
 
@@ -193,7 +193,7 @@ def test_a_stage_without_a_head_gathers_its_last_layer_first_and_forgets_what_a_
     model = {**MODEL, "num_layers": 3, "hidden_size": 512, "num_heads": 8, "num_kv_heads": 4, "ffn_hidden_size": 1024}
     train = {"global_batch": 6, "micro_batches": 3, "seq_len": 1024, "precision": "fp32"}
     spec = parse_fields({"model": model, "layout": layout, "train": train})
-    step = dry_step(spec, 4 * stage)
+    step = run_dry_step(spec, 4 * stage)
     predicted = sum(fullest(spec, stage).levels)
     assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.022)
 
@@ -222,7 +222,7 @@ def test_gradients_of_grouped_experts_wait_for_the_weights_turn_as_they_are() ->
     model = {**MODEL, "hidden_size": 256, "num_heads": 4, "num_kv_heads": 4, "vocab_size": 1024, "moe": moe}
     train = {"global_batch": 2, "micro_batches": 2, "seq_len": 128, "precision": "bf16_gradients"}
     spec = parse_fields({"model": model, "layout": layout, "train": train})
-    step = dry_step(spec, 1)
+    step = run_dry_step(spec, 1)
     predicted = sum(fullest(spec, 1).levels)
     assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.01)
 
@@ -236,7 +236,7 @@ def test_what_is_made_again_stops_at_the_last_tensor_saved(recompute: str, seque
     model = {**MODEL, "num_layers": 2, "hidden_size": 512, "num_heads": 8, "ffn_hidden_size": 1408, "vocab_size": 1024}
     train = {"global_batch": 4, "micro_batches": 1, "seq_len": 1024, "precision": "bf16"}
     spec = parse_fields({"model": model, "layout": layout, "train": train})
-    step = dry_step(spec, 0)
+    step = run_dry_step(spec, 0)
     predicted = sum(fullest(spec, 0).levels)
     assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.01)
 
@@ -248,7 +248,7 @@ def test_answers_of_experts_of_a_capacity_stay_until_they_are_weighed() -> None:
     model = {**MODEL, "num_layers": 4, "hidden_size": 512, "num_heads": 8, "vocab_size": 512, "moe": moe}
     train = {"global_batch": 4, "micro_batches": 4, "seq_len": 1024, "precision": "bf16"}
     spec = parse_fields({"model": model, "layout": {"pp": 4}, "train": train})
-    step = dry_step(spec, 2)
+    step = run_dry_step(spec, 2)
     predicted = sum(fullest(spec, 2).levels)
     assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.01)
 
@@ -258,7 +258,7 @@ def test_the_last_whole_gradient_stays_until_shards_are_added_up() -> None:
     model = {**MODEL, "num_layers": 1, "hidden_size": 768, "num_heads": 12, "num_kv_heads": 12}
     train = {"global_batch": 4, "micro_batches": 2, "seq_len": 128, "precision": "bf16_gradients"}
     spec = parse_fields({"model": model, "layout": {"dp": 2, "zero": 2}, "train": train})
-    step = dry_step(spec, 0)
+    step = run_dry_step(spec, 0)
     predicted = sum(fullest(spec, 0).levels)
     assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.01)
 
@@ -271,7 +271,7 @@ def test_what_a_router_read_waits_for_its_weights_and_whole_experts_come_before_
     layout = {"dp": 2, "pp": 2, "ep": 2, "zero": 2, "schedule": "interleaved_zero_bubble"}
     train = {"global_batch": 4, "micro_batches": 2, "seq_len": 1024, "precision": "bf16"}
     spec = parse_fields({"model": model, "layout": layout, "train": train})
-    step = dry_step(spec, 2)
+    step = run_dry_step(spec, 2)
     predicted = sum(fullest(spec, 1).levels)
     assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.005)
 
@@ -283,7 +283,7 @@ def test_gradients_that_fill_a_bucket_are_copied_in_the_middle_of_a_layer(moe: d
     layout = {"dp": 2, "pp": 2, "schedule": "naive"}
     train = {"global_batch": 4, "micro_batches": 2, "seq_len": 1024, "precision": "fp32", "attention": "unfused"}
     spec = parse_fields({"model": {**model, "moe": moe} if moe else model, "layout": layout, "train": train})
-    step = dry_step(spec, 0)
+    step = run_dry_step(spec, 0)
     predicted = sum(fullest(spec, 0).levels)
     assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.01)
 
@@ -299,7 +299,7 @@ def test_experts_are_reduced_by_themselves_and_turned_where_they_are_cut_along_a
     layout = {"dp": 16, "ep": 2, "pp": 2, "zero": 2, "schedule": schedule, "virtual_stages": chunks}
     train = {"global_batch": 64, "micro_batches": 4, "seq_len": 128, "precision": "bf16"}
     spec = parse_fields({"model": {**model, "moe": moe}, "layout": layout, "train": train})
-    step = dry_step(spec, 16)
+    step = run_dry_step(spec, 16)
     predicted = sum(fullest(spec, 1).levels)
     assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.01)
 
@@ -313,7 +313,7 @@ def test_gradients_of_keys_and_values_are_summed_beside_all_that_they_are_summed
     spec = parse_fields(
         {"model": {**model, "ffn_hidden_size": 2048, "vocab_size": 512}, "layout": layout, "train": train}
     )
-    step = dry_step(spec, 2)
+    step = run_dry_step(spec, 2)
     predicted = sum(fullest(spec, 1).levels)
     assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.02)
 
@@ -325,7 +325,7 @@ def test_a_router_keeps_no_input_that_a_norm_makes_again() -> None:
     layout = {"pp": 2, "schedule": "1f1b", "recompute": "selective"}
     train = {"global_batch": 4, "micro_batches": 4, "seq_len": 1024, "precision": "fp32"}
     spec = parse_fields({"model": {**model, "moe": moe}, "layout": layout, "train": train})
-    step = dry_step(spec, 0)
+    step = run_dry_step(spec, 0)
     predicted = sum(fullest(spec, 0).levels)
     assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.01)
 
@@ -370,6 +370,6 @@ def test_what_two_chunks_of_a_rank_hand_each_other_lies_there_once() -> None:
     spec = parse_fields(
         {"model": {**model, "ffn_hidden_size": 1024, "vocab_size": 512}, "layout": layout, "train": train}
     )
-    step = dry_step(spec, 1)
+    step = run_dry_step(spec, 1)
     predicted = sum(fullest(spec, 1).levels)
     assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.005)

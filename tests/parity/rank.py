@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from planner.facts.parse_spec import parse_spec
 from planner.facts.spec import JobSpec
-from workers.meter import Recorder, metered_backend
+from workers.meter import Recorder, register_metered_backend
 from workers.trainer.dataset import corpus_of
 from workers.trainer.memory import Peak
 from workers.trainer.parallel.expert_parallel import ExpertParallel, Plan
@@ -26,7 +26,7 @@ from workers.trainer.verification import Proof
 
 
 def make_trainer(spec: JobSpec, data_root: Path, recorder: Recorder) -> Trainer:
-    mesh = make_mesh(spec, recorder.rank, recorder.label)
+    mesh = make_mesh(spec, recorder.rank, recorder.label_group)
     device = torch.device("cpu")
     corpus = corpus_of(spec, data_root)
     return Trainer(spec, mesh, parallelize(spec, mesh, device), corpus, recorder, device)
@@ -63,7 +63,7 @@ def routed_rows(recorder: Recorder) -> Iterator[list[int]]:
 def run_case(spec: JobSpec, rank: int, data_root: Path, folder: Path) -> None:
     """A whole metered run, and the gradients of its first step."""
     store, recorder = dist.FileStore(str(folder / "store"), spec.layout.world_size), Recorder(rank)
-    backend = metered_backend(recorder, "cpu")
+    backend = register_metered_backend(recorder, "cpu")
     dist.init_process_group(backend, store=store, rank=rank, world_size=spec.layout.world_size)
     try:
         said: list[dict[str, object]] = []
@@ -73,7 +73,7 @@ def run_case(spec: JobSpec, rank: int, data_root: Path, folder: Path) -> None:
             send, peak = lambda item: said.append(dict(item)), Peak(trainer.device)
             train(trainer, send, lambda _line: None, watch=watch, peak=peak)
         torch.save(watch.kept, folder / f"gradients-{rank}.pt")
-        found = {"items": said, "cells": recorder.cells(), "routed_rows": sum(routed)}
+        found = {"items": said, "cells": recorder.get_cells(), "routed_rows": sum(routed)}
         (folder / f"said-{rank}.json").write_text(json.dumps(found))
     finally:
         dist.destroy_process_group()

@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import _dump_fr_trace
 
 from planner.facts.parse_spec import parse_spec
 from tests.parity.rank import make_trainer
-from workers.meter import Recorder, metered_backend
+from workers.meter import Recorder, register_metered_backend
 
 ELEMENT_BYTES = {"Float": 4, "Double": 8, "Long": 8}
 Call = tuple[str, str, int]  # op, group name, payload bytes
@@ -70,7 +70,7 @@ def fly(spec: Any, data_root: Path, store: dist.Store) -> dict[str, list[Call]]:
     before = len(recorded())
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     recorder = Recorder(rank)
-    dist.init_process_group(metered_backend(recorder, "cpu"), store=store, rank=rank, world_size=world)
+    dist.init_process_group(register_metered_backend(recorder, "cpu"), store=store, rank=rank, world_size=world)
     if spec is None:
         primitives()
     else:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from planner.facts.parse_spec import parse_spec
 from tests.parity.rank import make_trainer
 from tests.witness.connections import Served, sent, watched_groups
-from workers.meter import Recorder, metered_backend
+from workers.meter import Recorder, register_metered_backend
 
 CALLS = 4
 ELEMENT_BYTES = 4
@@ -119,7 +119,7 @@ class Rank:
         recorder = Recorder(self.rank)
         store = dist.PrefixStore(asked["name"], self.store)
         with watched_groups(self.port) as served:
-            backend = metered_backend(recorder, "cpu")
+            backend = register_metered_backend(recorder, "cpu")
             dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world)
             said = [self.witness(work, recorder, served) for work in works(asked, recorder, self.out)]
         dist.destroy_process_group()
@@ -148,7 +148,7 @@ class Rank:
 
 def completed(recorder: Recorder) -> list[tuple[str, str, int]]:
     """Op, group and payload bytes of every collective since the last time, once all are complete."""
-    while any(cell["completed"] < cell["count"] for cell in recorder.cells()):
+    while any(cell["completed"] < cell["count"] for cell in recorder.get_cells()):
         time.sleep(0.001)
     records, dropped = recorder.drain()
     assert dropped == 0

@@ -18,8 +18,7 @@ from planner.facts.spec import JobSpec
 from planner.hardware.stacks import hardware_flops
 from tests.parity.cases import Case, core_cases
 from tests.parity.compare import run_specs
-from workers.dry_run.__main__ import main
-from workers.dry_run.rank import DryStep, dry_step
+from workers.dry_run import DryStep, main, run_dry_step
 from workers.trainer.model import Decoder, Strategy
 from workers.trainer.traffic_check import step_verdict
 
@@ -38,7 +37,7 @@ def wrong(spec: JobSpec, step: DryStep) -> list[Any]:
 
 @pytest.mark.parametrize("case", core_cases()[::8], ids=lambda case: case.label)
 def test_the_last_rank_sends_what_the_planner_says(case: Case) -> None:
-    assert wrong(case.spec, dry_step(case.spec, case.spec.layout.world_size - 1)) == []
+    assert wrong(case.spec, run_dry_step(case.spec, case.spec.layout.world_size - 1)) == []
 
 
 @pytest.mark.slow
@@ -56,7 +55,7 @@ def test_a_dry_run_equals_a_real_one_call_by_call(tmp_path: Path) -> None:
             }
             dry = {
                 (c["op"], c["axis"]): (steps * c["count"], steps * c["payload_bytes"], steps * c["algorithmic_bytes"])
-                for c in dry_step(case.spec, rank).cells
+                for c in run_dry_step(case.spec, rank).cells
             }
             assert dry == real
 
@@ -66,7 +65,7 @@ def test_a_rank_of_sixteen_thousand_sends_what_the_planner_says() -> None:
     layout = {"tp": 8, "pp": 16, "dp": 128, "zero": 2, "sequence_parallel": True}
     train = {"global_batch": 2048, "micro_batches": 16, "seq_len": 8192, "precision": "bf16"}
     spec = parse_fields({"model": {"preset": "llama3-405b"}, "layout": layout, "train": train})
-    step = dry_step(spec, 16383)
+    step = run_dry_step(spec, 16383)
     assert wrong(spec, step) == []
     assert step.parameters == pytest.approx(405e9 / 128 / 128, rel=0.15)
 
@@ -78,7 +77,7 @@ def test_products_are_counted_as_pytorch_counts_them() -> None:
     products = 2 * tokens * (layers * (4 * h * h + 2 * h * f) + h * model.vocab_size)
     scores = layers * 2 * 2 * tokens * 64 * h
     # Backward: twice each product; attention computes its scores again.
-    assert dry_step(spec, 0).flops == 3 * products + scores + scores * 5 // 2
+    assert run_dry_step(spec, 0).flops == 3 * products + scores + scores * 5 // 2
 
 
 @pytest.mark.parametrize("preset", ["gpt-tiny", "mixtral-tiny"])
@@ -88,13 +87,13 @@ def test_a_layer_is_made_again_up_to_what_backward_needs_of_it(preset: str) -> N
     train = {"global_batch": 2, "seq_len": 64}
     asked = {"model": model, "train": train}
     once, again = (parse_fields({**asked, "layout": {"recompute": how}}) for how in ("none", "full"))
-    assert dry_step(again, 0).flops - dry_step(once, 0).flops == hardware_flops(again) - hardware_flops(once)
+    assert run_dry_step(again, 0).flops - run_dry_step(once, 0).flops == hardware_flops(again) - hardware_flops(once)
 
 
 def test_products_are_as_many_however_ranks_divide_them() -> None:
     train = {"global_batch": 2, "seq_len": 64}
     specs = [parse_fields({"model": {"preset": "llama-tiny"}, "layout": {"tp": n}, "train": train}) for n in (1, 2)]
-    alone, divided = (sum(dry_step(s, rank).flops for rank in range(s.layout.world_size)) for s in specs)
+    alone, divided = (sum(run_dry_step(s, rank).flops for rank in range(s.layout.world_size)) for s in specs)
     assert alone == divided
 
 
@@ -106,7 +105,7 @@ def test_buffers_of_a_capacity_are_computed_whole(factor: float) -> None:
     train = {"global_batch": 2, "seq_len": 64}
     spec = parse_fields({"model": {"preset": "mixtral-tiny", "moe": moe}, "train": train})
     again = spec.model.num_layers * 2 * 2 * 64 * 64 * spec.model.hidden_size
-    assert dry_step(spec, 0).flops - again == hardware_flops(spec)
+    assert run_dry_step(spec, 0).flops - again == hardware_flops(spec)
     assert model_flops(spec) == min(hardware_flops(spec), model_flops(_with_capacity(spec, 1.0)))
 
 
@@ -138,14 +137,14 @@ def test_the_planner_s_memory_is_what_tensors_need_at_once(name: str) -> None:
     preset, layout, train = KEPT[name]
     sizes = {"global_batch": 8, "micro_batches": 2, "seq_len": 256, **train}
     spec = parse_fields({"model": {"preset": preset, "num_layers": 4}, "layout": layout, "train": sizes})
-    step = dry_step(spec, 0)
+    step = run_dry_step(spec, 0)
     assert sum(memory(spec, 0).values()) == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.025)
 
 
 def test_a_plain_rank_keeps_weights_gradients_and_later_moments() -> None:
     spec = parse_fields({"model": {"preset": "gpt-mini"}, "train": {"global_batch": 4, "seq_len": 128}})
     whole = sum(p.numel() * p.element_size() for p in _parameters(spec))
-    step = dry_step(spec, 0)
+    step = run_dry_step(spec, 0)
     assert step.peak_bytes > 2 * whole, "weights and gradients"
     assert step.optimizer_bytes == 2 * whole
 
@@ -163,7 +162,7 @@ def test_memory_is_told_by_part_as_a_run_tells_it(name: str) -> None:
     layout, train = BY_PART[name]
     sizes = {"global_batch": 4, "micro_batches": 2, "seq_len": 64, **train}
     spec = parse_fields({"model": {"preset": "gpt-tiny"}, "layout": layout, "train": sizes})
-    step, plan = dry_step(spec, 0), memory(spec, 0)
+    step, plan = run_dry_step(spec, 0), memory(spec, 0)
     told = step.memory
     assert (told["parameters"], told["optimizer"]) == (plan["parameters"], plan["optimizer"])
     assert told["gradients"] == gradient_bytes(spec, 0)

@@ -13,7 +13,7 @@ from planner.facts.collectives import LabResult, LabStep, algorithmic_bytes, ban
 from planner.facts.spec import LAB_PRIMITIVES, LabDtype, LabPrimitive
 from tests.support.ranks import forked
 from workers.lab import values
-from workers.lab.values import Setting, count_wrong, expected, given, pattern, readable
+from workers.lab.values import RankContext, build_expected, build_input, build_pattern, count_mismatches, fill_readable
 
 QUICK = {"min_bytes": 256, "max_bytes": 4096, "factor": 16, "iterations": 3, "warmup": 1}
 
@@ -111,21 +111,21 @@ def test_a_lab_with_a_wrong_element_fails_and_says_where(tmp_path: Path) -> None
     assert {p.primitive: p.wrong for p in found.points} == {"broadcast": 0, "all_reduce": 3}
 
 
-def setting(me: int, ranks: tuple[int, ...] = (1, 3), dtype: LabDtype = "float32") -> Setting:
-    fill = pattern(dtype, len(ranks))
-    return Setting(ranks, me, 0, torch.device("cpu"), getattr(torch, dtype), "sum", fill)
+def setting(me: int, ranks: tuple[int, ...] = (1, 3), dtype: LabDtype = "float32") -> RankContext:
+    fill = build_pattern(dtype, len(ranks))
+    return RankContext(ranks, me, 0, torch.device("cpu"), getattr(torch, dtype), "sum", fill)
 
 
 @pytest.mark.parametrize("primitive", [p for p in LAB_PRIMITIVES if p != "barrier"])
 def test_one_altered_element_is_counted(primitive: LabPrimitive) -> None:
-    wanted = expected(primitive, setting(0), 64)
+    wanted = build_expected(primitive, setting(0), 64)
     assert wanted is not None
     found = wanted.clone()
-    assert count_wrong(found, wanted) == 0
+    assert count_mismatches(found, wanted) == 0
     found[17] += 1
-    assert count_wrong(found, wanted) == 1
+    assert count_mismatches(found, wanted) == 1
     found[3] = float("nan")
-    assert count_wrong(found, wanted) == 2
+    assert count_mismatches(found, wanted) == 2
 
 
 @pytest.mark.parametrize("primitive", [p for p in LAB_PRIMITIVES if p != "barrier"])
@@ -142,25 +142,25 @@ def test_values_are_computed_in_blocks_and_are_those_of_the_whole(
         return here.fill(rank, index)
 
     monkeypatch.setattr(values, "BLOCK", 2**30)
-    whole = [make(primitive, here, 2000) for make in (given, expected)]
+    whole = [make(primitive, here, 2000) for make in (build_input, build_expected)]
     monkeypatch.setattr(values, "BLOCK", 96)
-    parts = [make(primitive, here._replace(fill=fill), 2000) for make in (given, expected)]
+    parts = [make(primitive, here._replace(fill=fill), 2000) for make in (build_input, build_expected)]
     assert max(asked) == 96
     for mine, right in zip(parts, whole, strict=True):
         assert mine is not None
         assert right is not None
         assert torch.equal(mine, right)
-        assert count_wrong(mine, right + 1) == right.numel()
+        assert count_mismatches(mine, right + 1) == right.numel()
 
 
 def test_what_is_missing_or_misshapen_is_wrong_and_what_nobody_promised_is_not() -> None:
-    wanted = expected("all_reduce", setting(0), 64)
+    wanted = build_expected("all_reduce", setting(0), 64)
     assert wanted is not None
-    assert count_wrong(None, wanted) == count_wrong(wanted[:-1], wanted) == 64
-    assert expected("reduce", setting(1), 64) is None
-    assert expected("gather", setting(1), 64) is None
-    assert count_wrong(wanted, None) == 0
-    assert given("scatter", setting(1), 64) is None
+    assert count_mismatches(None, wanted) == count_mismatches(wanted[:-1], wanted) == 64
+    assert build_expected("reduce", setting(1), 64) is None
+    assert build_expected("gather", setting(1), 64) is None
+    assert count_mismatches(wanted, None) == 0
+    assert build_input("scatter", setting(1), 64) is None
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int32"])
@@ -168,26 +168,26 @@ def test_what_is_missing_or_misshapen_is_wrong_and_what_nobody_promised_is_not()
 def test_sums_are_exact_in_every_type_and_values_tell_ranks_apart(dtype: LabDtype, size: int) -> None:
     ranks = tuple(range(size))
     here = setting(0, ranks, dtype)
-    sums = expected("all_reduce", here, 2 * size)
+    sums = build_expected("all_reduce", here, 2 * size)
     assert sums is not None
     index = torch.arange(2 * size)
     assert sums.to(torch.int64).tolist() == [
         sum(int(here.fill(rank, index[i : i + 1])) for rank in ranks) for i in range(2 * size)
     ]
-    first, second = (given("all_reduce", setting(me, ranks, dtype), 2 * size) for me in (0, 1))
+    first, second = (build_input("all_reduce", setting(me, ranks, dtype), 2 * size) for me in (0, 1))
     assert first is not None
-    assert count_wrong(first, second) > size
+    assert count_mismatches(first, second) > size
 
 
 def test_a_shifted_share_is_wrong_even_in_the_coarsest_type() -> None:
-    wanted = expected("all_gather", setting(0, tuple(range(8)), "bfloat16"), 1024)
+    wanted = build_expected("all_gather", setting(0, tuple(range(8)), "bfloat16"), 1024)
     assert wanted is not None
-    assert count_wrong(wanted.roll(128), wanted) > 900
+    assert count_mismatches(wanted.roll(128), wanted) > 900
 
 
 def test_readable_values_of_ranks_and_their_sums_never_meet() -> None:
     index = torch.arange(16)
-    own = [readable(rank, index) for rank in range(16)]
+    own = [fill_readable(rank, index) for rank in range(16)]
     for size in range(2, 17):
         total = sum(own[:size], torch.zeros(16, dtype=torch.int64))
         assert not {int(v) for values in own[:size] for v in values} & {int(v) for v in total}

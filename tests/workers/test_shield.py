@@ -13,14 +13,14 @@ import pytest
 
 from tests.support.patience import patient
 from tests.support.processes import ROOT, wait_until
-from workers.shield import VARIABLE
+from workers.rank_environment import TERM_FROM_PARENT_VARIABLE
 
 SHIELDED = """
 import os, signal, sys, time
-from workers import shield
+from workers import rank_environment
 if sys.argv[1] == "guardian":
     import subprocess
-    shield.block()
+    rank_environment.block_sigterm()
     child = subprocess.Popen([sys.executable, "-c", sys.stdin.read(), "rank"], stdin=subprocess.PIPE)
     print(child.pid, flush=True)
     signal.sigwait({signal.SIGUSR1})
@@ -29,7 +29,7 @@ if sys.argv[1] == "guardian":
     sys.exit(child.wait())
 signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b"is ended\\n"), os._exit(1)))
 signal.signal(signal.SIGWINCH, lambda *_: os.write(1, b"goes on\\n"))
-shield.heed_parent()
+rank_environment.accept_sigterm_from_parent()
 while True:
     time.sleep(0.02)
 """
@@ -38,7 +38,7 @@ while True:
 @pytest.fixture
 def guardian(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
     """It ends its child by SIGTERM when it is told to, and says so; the child says when it is ended."""
-    monkeypatch.setenv(VARIABLE, "1")
+    monkeypatch.setenv(TERM_FROM_PARENT_VARIABLE, "1")
     argv = [
         sys.executable,
         "-c",

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from workers.thinning import Thinning
+from workers.step_sampling import StepSampler
 
 
-def run(thinning: Thinning, steps: range, step_bytes: int, step_s: float) -> list[int]:
+def run(thinning: StepSampler, steps: range, step_bytes: int, step_s: float) -> list[int]:
     """Those told."""
     told, last = [], None
     for step in steps:
-        if thinning.tells(step):
+        if thinning.should_trace(step):
             told.append(step)
-            thinning.told(step_bytes, step_s)
+            thinning.record_traced_step(step_bytes, step_s)
             last = step
     assert last is not None
     return told
@@ -21,7 +21,7 @@ def run(thinning: Thinning, steps: range, step_bytes: int, step_s: float) -> lis
 
 @pytest.mark.parametrize("step_bytes", [100, 1_000, 9_000, 100_000])
 def test_what_is_told_keeps_within_the_bytes_and_is_every_step_where_all_fit(step_bytes: int) -> None:
-    told = run(Thinning(10_000), range(1, 4001), step_bytes, step_s=0.1)[10:]
+    told = run(StepSampler(10_000), range(1, 4001), step_bytes, step_s=0.1)[10:]
     if step_bytes * 10 <= 10_000:
         assert len(told) > 3980
     rate = (len(told) - 1) * step_bytes / ((told[-1] - told[0]) * 0.1)
@@ -30,14 +30,14 @@ def test_what_is_told_keeps_within_the_bytes_and_is_every_step_where_all_fit(ste
 
 
 def test_those_of_who_tells_fewer_are_among_those_of_who_tells_more() -> None:
-    some = run(Thinning(10_000), range(1, 2001), 3_000, step_s=0.1)
-    few = run(Thinning(10_000), range(1, 2001), 30_000, step_s=0.1)
+    some = run(StepSampler(10_000), range(1, 2001), 3_000, step_s=0.1)
+    few = run(StepSampler(10_000), range(1, 2001), 30_000, step_s=0.1)
     assert len(few) < len(some) < 2000
     assert set(few[5:]) <= set(some)
 
 
 def test_when_steps_become_small_again_all_are_told_again() -> None:
-    thinning = Thinning(10_000)
+    thinning = StepSampler(10_000)
     run(thinning, range(1, 500), 100_000, step_s=0.1)
     assert thinning.level > 3
     run(thinning, range(512, 4000), 100, step_s=0.1)

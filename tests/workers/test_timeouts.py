@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.timeouts import VARIABLE, group_timeout
+from workers.rank_environment import GROUP_TIMEOUT_VARIABLE, get_group_timeout
 
 WORKERS = Path(__file__).parents[2] / "workers"
 DRY = WORKERS / "meter" / "dry.py"  # nobody is waited for there
@@ -29,6 +29,6 @@ def test_every_group_is_told_how_long_to_wait() -> None:
 
 
 def test_the_time_is_the_hosts_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert group_timeout() == timedelta(minutes=10)
-    monkeypatch.setenv(VARIABLE, "7")
-    assert group_timeout() == timedelta(seconds=7)
+    assert get_group_timeout() == timedelta(minutes=10)
+    monkeypatch.setenv(GROUP_TIMEOUT_VARIABLE, "7")
+    assert get_group_timeout() == timedelta(seconds=7)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workers.meter.ending import end_as
+from workers.meter.rank_exit import run_and_exit
 from workers.trainer.__main__ import main
 from workers.trainer.parallel.data_parallel import BucketedAllReduce
 
@@ -19,4 +19,4 @@ def averaging(parallel: BucketedAllReduce) -> None:
 
 if __name__ == "__main__":
     BucketedAllReduce.after_backward = averaging  # type: ignore[method-assign]
-    end_as(main)
+    run_and_exit(main)

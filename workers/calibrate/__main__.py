@@ -15,13 +15,13 @@ import torch.distributed as dist
 from contracts.telemetry.results import ProfileItem
 from contracts.telemetry.steps import PhaseItem
 from planner.hardware.profile import HostProfile
-from workers.calibrate.clock import WINDOW_S, make_crew
-from workers.calibrate.collectives import collective_points
-from workers.calibrate.compute import ends_points, gemm_points, layer_points, optimizer_points, stream_points
-from workers.device import device_name, own_device
-from workers.meter import Exporter, Recorder, metered_backend
-from workers.meter.ending import end_as
-from workers.timeouts import group_timeout
+from workers.calibrate.collectives import measure_collectives
+from workers.calibrate.compute import measure_ends, measure_gemms, measure_layers, measure_optimizer, measure_streams
+from workers.calibrate.timing import WINDOW_S, create_active_ranks
+from workers.device import get_device_name, get_local_device
+from workers.meter import Exporter, Recorder, register_metered_backend
+from workers.meter.rank_exit import run_and_exit
+from workers.rank_environment import get_group_timeout
 from workers.trainer.allocator import forget_shapes, return_large_tensors, reuse_what_is_freed
 
 
@@ -54,13 +54,13 @@ def main() -> int:
 def run(device_type: str, window_s: float) -> HostProfile | None:
     """Measure everything; the profile on rank 0, None elsewhere."""
     return_large_tensors()  # as the trainer does: a large tensor's pages are new ones
-    device = own_device(device_type)
+    device = get_local_device(device_type)
     backend = "cpu:gloo,cuda:nccl"
     if device_type == "cpu":  # as a job's: on shared cores the meter's callbacks take turns with compute
-        backend = metered_backend(Recorder(int(os.environ["RANK"])), "cpu")
+        backend = register_metered_backend(Recorder(int(os.environ["RANK"])), "cpu")
         reuse_what_is_freed()
         forget_shapes()
-    dist.init_process_group(backend, timeout=group_timeout())
+    dist.init_process_group(backend, timeout=get_group_timeout())
     try:
         return _measure(device, window_s)
     finally:
@@ -73,26 +73,26 @@ def _measure(device: torch.device, window_s: float) -> HostProfile | None:
     counts = [n for n in (1, 2, 4, 8, 16) if n < world] + [world]
     found: dict[str, list[object]] = {name: [] for name in ("gemm", "stream", "layers", "ends", "optimizer")}
     kinds = (
-        ("gemm", gemm_points),
-        ("stream", stream_points),
-        ("layers", layer_points),
-        ("ends", ends_points),
-        ("optimizer", optimizer_points),
+        ("gemm", measure_gemms),
+        ("stream", measure_streams),
+        ("layers", measure_layers),
+        ("ends", measure_ends),
+        ("optimizer", measure_optimizer),
     )
     collectives = []
     for place, ranks in enumerate(counts, start=1):
-        crew = make_crew(ranks, device, window_s)
+        crew = create_active_ranks(ranks, device, window_s)
         for name, measure in kinds:
             say(f"{place}/{len(counts)}: {name} with {ranks} of {world} ranks active, {_elapsed(started)}")
             found[name] += list(measure(crew))
-        collectives += list(collective_points(crew, say))
+        collectives += list(measure_collectives(crew, say))
     say(f"measured in {_elapsed(started)}")
     if dist.get_rank() != 0:
         return None
     return HostProfile.model_validate(
         {
             "device": device.type,
-            "device_name": device_name(device),
+            "device_name": get_device_name(device),
             "torch_version": torch.__version__,
             "cores": os.cpu_count() or 1,
             "slots": world,
@@ -124,4 +124,4 @@ def _stay_silent(line: str) -> None:
 
 
 if __name__ == "__main__":
-    end_as(main)
+    run_and_exit(main)

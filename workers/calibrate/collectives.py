@@ -9,15 +9,15 @@ import torch.distributed as dist
 
 from contracts.telemetry.vocabulary import Op
 from planner.hardware.profile import CollectivePoint
-from workers.calibrate.clock import Crew, added_seconds
-from workers.calibrate.compute import some_layers
+from workers.calibrate.compute import build_layers
+from workers.calibrate.timing import ActiveRanks, measure_added_seconds
 
-SIZES = {"cpu": [2**10, 2**16, 2**20, 2**22], "cuda": [2**14, 2**20, 2**24, 2**27]}
+PAYLOAD_BYTES = {"cpu": [2**10, 2**16, 2**20, 2**22], "cuda": [2**14, 2**20, 2**24, 2**27]}
 ROUNDS = 10
 Call = Callable[[], object]
 
 
-def collective_points(crew: Crew, say: Callable[[str], None]) -> Iterator[CollectivePoint]:
+def measure_collectives(crew: ActiveRanks, say: Callable[[str], None]) -> Iterator[CollectivePoint]:
     """Points of every op; on rank 0 alone."""
     for size in crew.sizes:
         say(f"collectives over groups of {size}, {crew.ranks} ranks active")
@@ -26,11 +26,11 @@ def collective_points(crew: Crew, say: Callable[[str], None]) -> Iterator[Collec
         dist.barrier()
 
 
-def _points(group: dist.ProcessGroup, crew: Crew) -> Iterator[CollectivePoint]:
-    between = some_layers(crew)
-    for payload in SIZES[crew.device.type]:
+def _points(group: dist.ProcessGroup, crew: ActiveRanks) -> Iterator[CollectivePoint]:
+    between = build_layers(crew)
+    for payload in PAYLOAD_BYTES[crew.device.type]:
         for op, call in _operations(payload, group, crew.device):
-            seconds = added_seconds(call, between, ROUNDS, crew)
+            seconds = measure_added_seconds(call, between, ROUNDS, crew)
             if dist.get_rank() == 0:
                 yield CollectivePoint(
                     ranks=crew.ranks, op=op, group_size=group.size(), payload_bytes=payload, seconds=seconds

@@ -15,7 +15,7 @@ from planner.facts.precision import GemmType
 from planner.facts.presets import PRESETS
 from planner.facts.spec import ModelSpec, TrainSpec
 from planner.hardware.profile import EndsPoint, GemmPoint, LayerPoint, MeasuredPrecision, OptimizerPoint, StreamPoint
-from workers.calibrate.clock import Crew, added_seconds, seconds, together
+from workers.calibrate.timing import ActiveRanks, measure_added_seconds, measure_slowest, time_runs
 from workers.trainer.model import Decoder, Strategy
 from workers.trainer.optimizer import clip_gradients, gradient_square_sum, make_optimizer, update
 from workers.trainer.parallel.data_parallel import NoDataParallel
@@ -28,7 +28,7 @@ DEPTH = 4  # layers in a row
 ROUNDS = 20
 
 
-class Sizes(NamedTuple):
+class DeviceCases(NamedTuple):
     """What is measured on a kind of device: (m, k) of products and their types, bytes of streams, presets whose layers
     are timed in `precisions`."""
 
@@ -40,8 +40,8 @@ class Sizes(NamedTuple):
     precisions: tuple[MeasuredPrecision, ...]
 
 
-SIZES = {
-    "cpu": Sizes(
+DEVICE_CASES = {
+    "cpu": DeviceCases(
         gemm=((64, 128), (256, 256), (512, 512), (1024, 1024)),
         products=("fp32", "bf16", "fp8"),
         stream=(2**10, 2**16, 2**20, 2**24),
@@ -49,7 +49,7 @@ SIZES = {
         micro_batches=(1, 4),
         precisions=("fp32",),
     ),
-    "cuda": Sizes(
+    "cuda": DeviceCases(
         gemm=((1024, 1024), (4096, 4096), (8192, 8192), (16384, 8192)),
         products=("fp32", "bf16"),
         stream=(2**16, 2**24, 2**28, 2**30),
@@ -61,28 +61,28 @@ SIZES = {
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 
 
-def gemm_points(crew: Crew) -> Iterator[GemmPoint]:
+def measure_gemms(crew: ActiveRanks) -> Iterator[GemmPoint]:
     """(m, k) x (k, k) products."""
-    for precision in SIZES[crew.device.type].products:
+    for precision in DEVICE_CASES[crew.device.type].products:
         products = Fp8() if precision == "fp8" else WIDE
-        for m, k in SIZES[crew.device.type].gemm:
+        for m, k in DEVICE_CASES[crew.device.type].gemm:
             a, b = (torch.randn(shape, device=crew.device).to(DTYPES[precision]) for shape in ((m, k), (k, k)))
-            took = together(partial(_only, partial(products.outputs, a, [b], [None]), crew), crew)
+            took = measure_slowest(partial(_only, partial(products.outputs, a, [b], [None]), crew), crew)
             if took is not None:
                 yield GemmPoint(ranks=crew.ranks, precision=precision, m=m, n=k, k=k, seconds=took["s"])
 
 
-def stream_points(crew: Crew) -> Iterator[StreamPoint]:
+def measure_streams(crew: ActiveRanks) -> Iterator[StreamPoint]:
     """x * 2 into another buffer: reads and writes."""
-    for size in SIZES[crew.device.type].stream:
+    for size in DEVICE_CASES[crew.device.type].stream:
         x = torch.ones(size // 8, device=crew.device)
         out = torch.empty_like(x)
-        took = together(partial(_only, partial(torch.mul, x, 2.0, out=out), crew), crew)
+        took = measure_slowest(partial(_only, partial(torch.mul, x, 2.0, out=out), crew), crew)
         if took is not None:
             yield StreamPoint(ranks=crew.ranks, num_bytes=size, seconds=took["s"])
 
 
-def layer_points(crew: Crew) -> Iterator[LayerPoint]:
+def measure_layers(crew: ActiveRanks) -> Iterator[LayerPoint]:
     """One layer of each preset, forward and backward, at each tp degree: the mean of several, so that no cache holds
     what a step would not find there."""
     for shape in _shapes(crew):
@@ -95,7 +95,7 @@ def layer_points(crew: Crew) -> Iterator[LayerPoint]:
         def hidden(block: Decoder = block, x: torch.Tensor = x) -> torch.Tensor:
             return block(x.detach().requires_grad_())  # type: ignore[no-any-return]
 
-        took = together(partial(_both_ways, hidden, block, gradient, crew), crew)
+        took = measure_slowest(partial(_both_ways, hidden, block, gradient, crew), crew)
         if took is not None:
             yield LayerPoint(
                 **_told(shape, crew),
@@ -107,7 +107,7 @@ def layer_points(crew: Crew) -> Iterator[LayerPoint]:
             )
 
 
-def ends_points(crew: Crew) -> Iterator[EndsPoint]:
+def measure_ends(crew: ActiveRanks) -> Iterator[EndsPoint]:
     """Embedding, final norm, head and loss of each preset."""
     for shape in _shapes(crew):
         ends = _decoder(shape, crew, layers=0)
@@ -116,7 +116,7 @@ def ends_points(crew: Crew) -> Iterator[EndsPoint]:
         def loss(ends: Decoder = ends, tokens: torch.Tensor = tokens) -> torch.Tensor:
             return ends.loss_sum(ends(tokens), tokens)
 
-        took = together(partial(_both_ways, loss, ends, None, crew), crew)
+        took = measure_slowest(partial(_both_ways, loss, ends, None, crew), crew)
         if took is not None:
             yield EndsPoint(
                 **_told(shape, crew),
@@ -126,9 +126,9 @@ def ends_points(crew: Crew) -> Iterator[EndsPoint]:
             )
 
 
-def optimizer_points(crew: Crew) -> Iterator[OptimizerPoint]:
+def measure_optimizer(crew: ActiveRanks) -> Iterator[OptimizerPoint]:
     """What follows backward, over the tensors of each preset."""
-    for name in SIZES[crew.device.type].presets[:2]:
+    for name in DEVICE_CASES[crew.device.type].presets[:2]:
         model = PRESETS[name].model
         shapes = [p.shape for p in layer_parameters(model)] * min(model.num_layers, 8)
         tensors = [torch.nn.Parameter(torch.randn(shape, device=crew.device)) for shape in shapes]
@@ -136,13 +136,13 @@ def optimizer_points(crew: Crew) -> Iterator[OptimizerPoint]:
         optimizer = make_optimizer(part, TrainSpec())
         gradients = [torch.ones_like(tensor) for tensor in tensors]
         step = partial(_optimizer_step, part, optimizer, gradients)
-        took = together(partial(_beside_layers, step, crew), crew)
+        took = measure_slowest(partial(_beside_layers, step, crew), crew)
         if took is not None:
             numel = sum(t.numel() for t in tensors)
             yield OptimizerPoint(ranks=crew.ranks, num_parameters=numel, num_tensors=len(tensors), seconds=took["s"])
 
 
-class Shape(NamedTuple):
+class LayerCase(NamedTuple):
     """A piece of a model as one rank of a tp group computes it."""
 
     precision: MeasuredPrecision
@@ -152,9 +152,9 @@ class Shape(NamedTuple):
     micro_batch: int
 
 
-def _shapes(crew: Crew) -> Iterator[Shape]:
+def _shapes(crew: ActiveRanks) -> Iterator[LayerCase]:
     """Of every layer to time."""
-    sizes = SIZES[crew.device.type]
+    sizes = DEVICE_CASES[crew.device.type]
     for precision in sizes.precisions:
         for name in sizes.presets:
             model = PRESETS[name].model
@@ -163,10 +163,10 @@ def _shapes(crew: Crew) -> Iterator[Shape]:
                     continue
                 for sequence_parallel in (False, True)[: 1 + (tp > 1)]:
                     for batch in sizes.micro_batches:
-                        yield Shape(precision, model, tp, sequence_parallel, batch)
+                        yield LayerCase(precision, model, tp, sequence_parallel, batch)
 
 
-def _decoder(shape: Shape, crew: Crew, *, layers: int) -> Decoder:
+def _decoder(shape: LayerCase, crew: ActiveRanks, *, layers: int) -> Decoder:
     """So many layers, or none and both ends, as the trainer computes them."""
     group = crew.neighbours.get(shape.tp)
     strategy = Strategy(tp=TensorParallel(group, shape.tp, dist.get_rank() % shape.tp, shape.sequence_parallel))
@@ -177,7 +177,7 @@ def _decoder(shape: Shape, crew: Crew, *, layers: int) -> Decoder:
     return decoder
 
 
-def _told(shape: Shape, crew: Crew) -> dict[str, Any]:
+def _told(shape: LayerCase, crew: ActiveRanks) -> dict[str, Any]:
     return {
         "ranks": crew.ranks,
         "precision": shape.precision,
@@ -202,18 +202,18 @@ def _optimizer_step(part: Part, optimizer: torch.optim.Optimizer, gradients: lis
     update(part, optimizer)
 
 
-def _only(work: Callable[[], object], crew: Crew) -> dict[str, float]:
-    return {"s": seconds(work, crew)}
+def _only(work: Callable[[], object], crew: ActiveRanks) -> dict[str, float]:
+    return {"s": time_runs(work, crew)}
 
 
-def _beside_layers(work: Callable[[], object], crew: Crew) -> dict[str, float]:
-    return {"s": added_seconds(work, some_layers(crew), ROUNDS, crew)}
+def _beside_layers(work: Callable[[], object], crew: ActiveRanks) -> dict[str, float]:
+    return {"s": measure_added_seconds(work, build_layers(crew), ROUNDS, crew)}
 
 
-def some_layers(crew: Crew) -> Callable[[], object]:
+def build_layers(crew: ActiveRanks) -> Callable[[], object]:
     """Forward and backward through a few layers of the smallest preset: what goes on between other work."""
-    model = PRESETS[SIZES[crew.device.type].presets[0]].model
-    block = _decoder(Shape("fp32", model, 1, False, 1), crew, layers=DEPTH)
+    model = PRESETS[DEVICE_CASES[crew.device.type].presets[0]].model
+    block = _decoder(LayerCase("fp32", model, 1, False, 1), crew, layers=DEPTH)
     x = torch.randn((1, SEQ_LEN, model.hidden_size), device=crew.device)
     gradient = torch.ones_like(x)
 
@@ -225,7 +225,7 @@ def some_layers(crew: Crew) -> Callable[[], object]:
 
 
 def _both_ways(
-    forward: Callable[[], torch.Tensor], module: torch.nn.Module, gradient: torch.Tensor | None, crew: Crew
+    forward: Callable[[], torch.Tensor], module: torch.nn.Module, gradient: torch.Tensor | None, crew: ActiveRanks
 ) -> dict[str, float]:
     """Seconds of forward, and of backward as the rest of forward and backward."""
 
@@ -233,6 +233,6 @@ def _both_ways(
         torch.autograd.backward(forward(), gradient)
         module.zero_grad(set_to_none=True)
 
-    ahead = seconds(forward, crew)
-    both = seconds(step, crew)
+    ahead = time_runs(forward, crew)
+    both = time_runs(step, crew)
     return {"forward": ahead, "backward": max(both - ahead, ahead / 10)}

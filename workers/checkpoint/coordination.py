@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from workers.full import full_disk, no_room
+from workers.disk import find_disk_full_error, format_disk_full
 from workers.trainer.errors import UserError
 
 
@@ -36,10 +36,10 @@ def told_of(host: str, draft: Path, needed: int = 0, own: str = "") -> Iterator[
     try:
         yield
     except Exception as error:
-        full = full_disk(error)
+        full = find_disk_full_error(error)
         if full is None:
             raise
-        raise NoRoomError(no_room(host, full, draft, _needs(draft, needed, own))) from error
+        raise NoRoomError(format_disk_full(host, full, draft, _needs(draft, needed, own))) from error
 
 
 class Writer(FileSystemWriter):

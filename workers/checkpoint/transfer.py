@@ -20,7 +20,7 @@ import torch.distributed as dist
 from workers.checkpoint import folder
 from workers.checkpoint.coordination import on_every_rank, on_first_rank
 from workers.checkpoint.manifest import MANIFEST, read_manifest, regular
-from workers.full import FULL, free_words
+from workers.disk import DISK_FULL_ERRNOS, format_free_bytes
 from workers.trainer.errors import UserError
 
 CHUNK_BYTES = 16 * 2**20
@@ -279,4 +279,5 @@ def _must_be_well(trouble: str) -> None:
 
 
 def _words(error: OSError, path: Path) -> str:
-    return f"{error.strerror or error}: {error.filename or path}{free_words(path) if error.errno in FULL else ''}"
+    free = format_free_bytes(path) if error.errno in DISK_FULL_ERRNOS else ""
+    return f"{error.strerror or error}: {error.filename or path}{free}"

@@ -36,7 +36,7 @@ def how_it_ended(program: str, code: int, steps: int) -> str:
 
 
 def _last_word(logs: Path, local: int) -> tuple[str, float | None]:
-    """The message that a rank left where torchrun told it to (workers.meter.ending), and when, unix seconds."""
+    """The message that a rank left where torchrun told it to (workers.meter.rank_exit), and when, unix seconds."""
     run = run_folder(logs)
     if run is None:
         return "", None

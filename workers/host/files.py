@@ -11,7 +11,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from workers.full import FULL, FullError
+from workers.disk import DISK_FULL_ERRNOS, DiskFullError
 
 MOST_BYTES = 2 * 2**20  # of a file that is read: as contracts.codec.EXIT_BYTES
 
@@ -37,9 +37,9 @@ def write_json(path: Path, value: object) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             draft.unlink()  # what was taken of it leaves its room to others
-        if error.errno not in FULL:
+        if error.errno not in DISK_FULL_ERRNOS:
             raise
-        full = FullError(error.errno, error.strerror, str(path))
+        full = DiskFullError(error.errno, error.strerror, str(path))
         full.needed = len(body)
         raise full from error
 

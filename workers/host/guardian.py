@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from workers import shield
+from workers import rank_environment
 from workers.host.processes import COOKIE, RUNS, sweep
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -38,7 +38,7 @@ def main() -> int:
     A byte from there means TERM; its end, that the supervisor is gone. We send the command's exit code as text (-N:
     signal N). Our own exit status says nothing: unshare 2.38 does not pass on how its child died.
     """
-    shield.block()
+    rank_environment.block_sigterm()
     lifeline, command = int(sys.argv[1]), sys.argv[2:]
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     os.set_inheritable(lifeline, False)

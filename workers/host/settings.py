@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, cast
 from contracts.fields import HOST_NAME_PATTERN
 from workers.host.address import LOOPBACK, address_towards
 from workers.host.facts.gpus import Gpus
-from workers.timeouts import DEFAULT_S
+from workers.rank_environment import DEFAULT_GROUP_TIMEOUT_S
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -62,7 +62,7 @@ class HostSettings:
     choose_user: bool = False  # OWNERS or CHOSEN_USER, where that works
     sandbox: Sandbox = "off"
     state_dir: Path = Path("var")  # of web and controller, where they share this machine
-    group_timeout_s: int = DEFAULT_S  # how long a job's ranks wait for each other
+    group_timeout_s: int = DEFAULT_GROUP_TIMEOUT_S  # how long a job's ranks wait for each other
     address: str = LOOPBACK  # where the other hosts of a gang reach this one
     signing_key: bytes = b""  # of what it tells the controller
     saves_on_term: bool = False  # SIGTERM from outside has a run save, and ends no process of it
@@ -107,7 +107,7 @@ def host_settings(*, joined: bool = True) -> HostSettings:
         choose_user=job_user == "auto" and os.geteuid() == 0,
         sandbox=cast(Sandbox, sandbox),
         state_dir=state,
-        group_timeout_s=_whole("MESHBOARD_GROUP_TIMEOUT_S", DEFAULT_S, 1),
+        group_timeout_s=_whole("MESHBOARD_GROUP_TIMEOUT_S", DEFAULT_GROUP_TIMEOUT_S, 1),
         address=_address(given("MESHBOARD_ADDRESS"), redis_url),
         signing_key=signing_key,
     )

@@ -20,12 +20,12 @@ from planner.facts.collectives import LabPoint, LabResult, lab_of, lab_ranks
 from planner.facts.parse_spec import parse_spec
 from planner.facts.spec import JobSpec
 from planner.facts.validation import SpecError
-from workers.device import device_name, own_device
-from workers.lab.measure import Team, points, steps
-from workers.lab.values import Setting, pattern
-from workers.meter import Exporter, Recorder, metered_backend
-from workers.meter.ending import end_as, fail
-from workers.timeouts import group_timeout
+from workers.device import get_device_name, get_local_device
+from workers.lab.measure import LabGroup, measure_points, record_steps
+from workers.lab.values import RankContext, build_pattern
+from workers.meter import Exporter, Recorder, register_metered_backend
+from workers.meter.rank_exit import fail, run_and_exit
+from workers.rank_environment import get_group_timeout
 
 IDLE_TIMEOUT = timedelta(days=1)  # ranks outside the group wait for its end
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
@@ -67,18 +67,18 @@ def main() -> int:
 
 def run(spec: JobSpec, recorder: Recorder) -> LabResult | None:
     """Run the lab; the result on the first rank of the group, None elsewhere."""
-    device = own_device(spec.resources.device)
-    dist.init_process_group(metered_backend(recorder, device.type), timeout=group_timeout())
+    device = get_local_device(spec.resources.device)
+    dist.init_process_group(register_metered_backend(recorder, device.type), timeout=get_group_timeout())
     try:
         ranks = lab_ranks(spec)
-        group = dist.new_group(list(ranks), timeout=group_timeout(), sort_ranks=False)
-        control = dist.new_group(list(ranks), backend="gloo", timeout=group_timeout(), sort_ranks=False)
+        group = dist.new_group(list(ranks), timeout=get_group_timeout(), sort_ranks=False)
+        control = dist.new_group(list(ranks), backend="gloo", timeout=get_group_timeout(), sort_ranks=False)
         everybody = dist.new_group(backend="gloo", timeout=IDLE_TIMEOUT)
         result = None
         if isinstance(group, dist.ProcessGroup) and isinstance(control, dist.ProcessGroup):
-            recorder.label(group.group_name, "dp")
+            recorder.label_group(group.group_name, "dp")
             recorder.set_phase("step")
-            result = _measured(spec, Team(group, control, recorder), device)
+            result = _measured(spec, LabGroup(group, control, recorder), device)
             recorder.set_phase("teardown")
         dist.barrier(everybody)
         return result
@@ -86,26 +86,26 @@ def run(spec: JobSpec, recorder: Recorder) -> LabResult | None:
         dist.destroy_process_group()
 
 
-def _measured(spec: JobSpec, team: Team, device: torch.device) -> LabResult | None:
+def _measured(spec: JobSpec, team: LabGroup, device: torch.device) -> LabResult | None:
     lab, ranks = lab_of(spec), lab_ranks(spec)
     root = ranks[0] if lab.root is None else lab.root
-    setting = Setting(
+    setting = RankContext(
         ranks=ranks,
         me=team.group.rank(),
         root=ranks.index(root),
         device=device,
         dtype=getattr(torch, lab.dtype),
         reduce_op=lab.reduce_op,
-        fill=pattern(lab.dtype, len(ranks)),
+        fill=build_pattern(lab.dtype, len(ranks)),
     )
     say: Callable[[str], None] = _say if setting.me == 0 else _stay_silent
-    shown = tuple(steps(team, setting, lab.primitives))
-    found = tuple(points(team, setting, lab, say))
+    shown = tuple(record_steps(team, setting, lab.primitives))
+    found = tuple(measure_points(team, setting, lab, say))
     if setting.me != 0:
         return None
     return LabResult(
         device=spec.resources.device,
-        device_name=device_name(device),
+        device_name=get_device_name(device),
         backend=BACKENDS[device.type],
         torch_version=torch.__version__,
         world_size=spec.layout.world_size,
@@ -133,4 +133,4 @@ def _stay_silent(line: str) -> None:
 
 
 if __name__ == "__main__":
-    end_as(main)
+    run_and_exit(main)

@@ -12,14 +12,14 @@ import torch.distributed as dist
 
 from planner.facts.collectives import MAX_STEP_RANKS, LabHolding, LabPoint, LabStep, bandwidths, lab_sizes, metered_op
 from planner.facts.spec import LabPrimitive, LabSpec
-from workers.lab.primitives import Call, make_call
-from workers.lab.values import Setting, count_wrong, expected, readable
+from workers.lab.primitives import PrimitiveCall, build_call
+from workers.lab.values import RankContext, build_expected, count_mismatches, fill_readable
 from workers.meter import Recorder
 
 STEP_ELEMENTS = 4
 
 
-class Team(NamedTuple):
+class LabGroup(NamedTuple):
     """The group at work, and a gloo group of the same ranks that agrees beside it and is not metered."""
 
     group: dist.ProcessGroup
@@ -27,7 +27,7 @@ class Team(NamedTuple):
     recorder: Recorder
 
 
-class Told(NamedTuple):
+class RankMeasurement(NamedTuple):
     """What one rank found at one size."""
 
     spans: list[tuple[float, float]]
@@ -37,7 +37,9 @@ class Told(NamedTuple):
     algorithmic_bytes: int
 
 
-def points(team: Team, setting: Setting, lab: LabSpec, say: Callable[[str], None]) -> Iterator[LabPoint]:
+def measure_points(
+    team: LabGroup, setting: RankContext, lab: LabSpec, say: Callable[[str], None]
+) -> Iterator[LabPoint]:
     """Every point; on the first rank of the group alone."""
     item = torch.empty(0, dtype=setting.dtype).element_size()
     for place, primitive in enumerate(lab.primitives, start=1):
@@ -48,18 +50,20 @@ def points(team: Team, setting: Setting, lab: LabSpec, say: Callable[[str], None
                 yield _point(primitive, num_bytes, told)
 
 
-def _measured(team: Team, setting: Setting, lab: LabSpec, primitive: LabPrimitive, full: int) -> Told:
-    call = make_call(primitive, team.group, setting, full)
-    wanted = expected(primitive, setting, full)
+def _measured(
+    team: LabGroup, setting: RankContext, lab: LabSpec, primitive: LabPrimitive, full: int
+) -> RankMeasurement:
+    call = build_call(primitive, team.group, setting, full)
+    wanted = build_expected(primitive, setting, full)
     for _ in range(lab.warmup):
         _once(call, team, setting.device)
     payload, algorithmic = _counted(team, primitive)
     spans, wrong = [], 0
     for _ in range(lab.iterations):
         spans.append(_once(call, team, setting.device))
-        wrong += count_wrong(call.held, wanted)
+        wrong += count_mismatches(call.held, wanted)
     payload_after, algorithmic_after = _counted(team, primitive)
-    return Told(
+    return RankMeasurement(
         spans=spans,
         checked=0 if wanted is None else wanted.numel() * lab.iterations,
         wrong=wrong,
@@ -68,7 +72,7 @@ def _measured(team: Team, setting: Setting, lab: LabSpec, primitive: LabPrimitiv
     )
 
 
-def _once(call: Call, team: Team, device: torch.device) -> tuple[float, float]:
+def _once(call: PrimitiveCall, team: LabGroup, device: torch.device) -> tuple[float, float]:
     """Start and end of a call on fresh buffers, by the machine's monotonic clock, which its ranks share."""
     call.reset()
     _wait(device)
@@ -84,21 +88,21 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _counted(team: Team, primitive: LabPrimitive) -> tuple[int, int]:
+def _counted(team: LabGroup, primitive: LabPrimitive) -> tuple[int, int]:
     """Payload and algorithmic bytes this rank's meter has seen of a primitive in the group so far."""
     op = metered_op(primitive)
-    cells = [c for c in team.recorder.cells("step") if c["op"] == op]
+    cells = [c for c in team.recorder.get_cells("step") if c["op"] == op]
     return sum(c["payload_bytes"] for c in cells), sum(c["algorithmic_bytes"] for c in cells)
 
 
-def _shared(team: Team, mine: Any) -> list[Any]:
+def _shared(team: LabGroup, mine: Any) -> list[Any]:
     """What every rank of the group says, in its order."""
     told: list[Any] = [None] * team.control.size()
     dist.all_gather_object(told, mine, group=team.control)
     return told
 
 
-def _point(primitive: LabPrimitive, num_bytes: int, told: list[Told]) -> LabPoint:
+def _point(primitive: LabPrimitive, num_bytes: int, told: list[RankMeasurement]) -> LabPoint:
     iterations = list(zip(*(rank.spans for rank in told), strict=True))
     seconds = statistics.median(max(end - start for start, end in spans) for spans in iterations)
     algbw, busbw = bandwidths(primitive, num_bytes, seconds, len(told)) if num_bytes else (None, None)
@@ -119,14 +123,14 @@ def _point(primitive: LabPrimitive, num_bytes: int, told: list[Told]) -> LabPoin
     )
 
 
-def steps(team: Team, setting: Setting, primitives: list[LabPrimitive]) -> Iterator[LabStep]:
+def record_steps(team: LabGroup, setting: RankContext, primitives: list[LabPrimitive]) -> Iterator[LabStep]:
     """What every rank held before and after each primitive; on the first rank of the group alone."""
     if setting.size > MAX_STEP_RANKS:
         return
-    small = setting._replace(dtype=torch.float32, fill=readable)
+    small = setting._replace(dtype=torch.float32, fill=fill_readable)
     full = -(-STEP_ELEMENTS // setting.size) * setting.size
     for primitive in primitives:
-        call = make_call(primitive, team.group, small, full)
+        call = build_call(primitive, team.group, small, full)
         before = None if call.give is None else call.give.tolist()
         span = _once(call, team, setting.device)
         after = None if call.held is None else call.held.tolist()

@@ -4,7 +4,7 @@
 """
 
 from workers.meter.exporter import Exporter
-from workers.meter.group import metered_backend
+from workers.meter.process_group import register_metered_backend
 from workers.meter.recorder import Record, Recorder
 
-__all__ = ["Exporter", "Record", "Recorder", "metered_backend"]
+__all__ = ["Exporter", "Record", "Recorder", "register_metered_backend"]

@@ -18,14 +18,13 @@ from torch.utils.hooks import RemovableHandle
 
 from contracts.telemetry.steps import Cell, PhaseItem
 from contracts.telemetry.vocabulary import SCRIPT_SETUP_STEPS
-from workers.meter.ending import end_as, fail, wind_up
-from workers.meter.exporter import Exporter
-from workers.meter.intercept import meter_every_group
+from workers.meter.exporter import Exporter, StartReporter
+from workers.meter.intercept import patch_group_creation
+from workers.meter.rank_exit import fail, finish_interpreter, run_and_exit
 from workers.meter.recorder import Recorder
-from workers.meter.script import NoScriptError, from_command_line, from_spec, run
-from workers.meter.start import Start
+from workers.meter.script import ScriptError, find_script, find_script_of_spec, run_script
 
-NOTHING = "No collective ran in this process. Processes that the script starts are not metered."
+NO_COLLECTIVES_TEXT = "No collective ran in this process. Processes that the script starts are not metered."
 
 
 def main() -> int:
@@ -47,40 +46,40 @@ def main() -> int:
         parser.error("Use a script, or --spec and --root.")
     try:
         if options.spec is not None:
-            script = from_spec(options.spec, options.root)
+            script = find_script_of_spec(options.spec, options.root)
         else:
-            script = from_command_line(options.script, options.arguments, is_module=options.is_module)
-    except NoScriptError as error:
+            script = find_script(options.script, options.arguments, is_module=options.is_module)
+    except ScriptError as error:
         return fail(str(error), 2)
     rank = int(os.environ.get("RANK") or 0)
     recorder = Recorder(rank)
     # Of a run whose prediction is known: what that calls a group of all ranks.
     compared = os.environ.get("MESHBOARD_COMPARE", "")
     exporter = Exporter(recorder, options.telemetry, options.job, options.attempt) if options.telemetry else None
-    start = Start(rank, exporter.send if exporter else lambda _item: None)
-    start.told("imported")
+    start = StartReporter(rank, exporter.send if exporter else lambda _item: None)
+    start.report("imported")
     ranks_itself = exporter is None and not os.environ.get("RANK")
 
     def met(group: dist.ProcessGroup) -> None:
-        start.told("met")
+        start.report("met")
         if ranks_itself and not dist.is_initialized():
             recorder.rank = group.rank()
 
-    meter_every_group(recorder, compared or "world", met)
-    count_steps(recorder, lambda: start.told("first step"))
+    patch_group_creation(recorder, compared or "world", met)
+    count_steps(recorder, lambda: start.report("first step"))
     if exporter is not None:
         exporter.send(PhaseItem(kind="phase", rank=rank, time=time.time(), phase="step"))
         atexit.register(exporter.close)
         recorder.begin_step(1)
         if rank == 0 or compared:
-            told = StepsTold(recorder)
-            exporter.watch(told.look)
+            told = StepCounter(recorder)
+            exporter.add_source(told.poll)
             if compared:
-                register_optimizer_step_post_hook(told.note)
+                register_optimizer_step_post_hook(told.record_step)
     else:
-        atexit.register(say, recorder, os.getpid())
-    code = run(script)
-    wind_up()
+        atexit.register(print_table, recorder, os.getpid())
+    code = run_script(script)
+    finish_interpreter()
     return code
 
 
@@ -105,7 +104,7 @@ def count_steps(recorder: Recorder, stepped_once: Callable[[], None] = lambda: N
     return register_optimizer_step_post_hook(stepped)
 
 
-class StepsTold:
+class StepCounter:
     """Tells the supervisor how many optimiser steps have ended, beside the counters, so that a rank that is killed has
     told both. Who calls `note` as each ends has what they sent told as well."""
 
@@ -114,10 +113,10 @@ class StepsTold:
         self._noted: tuple[int, list[Cell]] | None = None
         self._told = 0
 
-    def note(self, *_: object) -> None:
-        self._noted = self._recorder.step, self._recorder.cells("step")
+    def record_step(self, *_: object) -> None:
+        self._noted = self._recorder.step, self._recorder.get_cells("step")
 
-    def look(self) -> PhaseItem | None:
+    def poll(self) -> PhaseItem | None:
         """What is to be told now, if anything."""
         noted = self._noted
         steps = self._recorder.step if noted is None else noted[0]
@@ -130,13 +129,13 @@ class StepsTold:
         return item
 
 
-def say(recorder: Recorder, process: int) -> None:
+def print_table(recorder: Recorder, process: int) -> None:
     """What rank 0 sent. What the script forked says nothing, though it may end as we do."""
     if recorder.rank == 0 and os.getpid() == process:
-        print(table(recorder.cells(), recorder.step), file=sys.stderr)
+        print(format_table(recorder.get_cells(), recorder.step), file=sys.stderr)
 
 
-def table(cells: list[Cell], steps: int) -> str:
+def format_table(cells: list[Cell], steps: int) -> str:
     """What this rank sent, as text."""
     lines = [
         f"Rank 0 after {steps} optimizer steps. Payload is the bytes in the buffers of its collectives. "
@@ -147,8 +146,8 @@ def table(cells: list[Cell], steps: int) -> str:
     for c in cells:
         counted = f"{c['count']:>9,}{c['payload_bytes']:>20,}{c['algorithmic_bytes']:>20,}{c['busy_s']:>9.3f}"
         lines.append(f"{c['phase']:<8}{c['axis']:<24}{c['op']:<16}{counted}")
-    return "\n".join(lines if cells else [*lines, NOTHING])
+    return "\n".join(lines if cells else [*lines, NO_COLLECTIVES_TEXT])
 
 
 if __name__ == "__main__":
-    end_as(main)
+    run_and_exit(main)

@@ -2,6 +2,8 @@
 
 Counters are cumulative, so traffic needs no queue: each frame carries the cells that changed since the last
 one, whenever that could be sent. Only the items handed to `send` wait, in a bounded queue, and a few steps' timelines.
+
+How a rank came to its first step.
 """
 
 from __future__ import annotations
@@ -15,24 +17,23 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgpack
 
 from contracts.telemetry.batches import Frame, Item
-from contracts.telemetry.steps import Cell, TrafficItem
+from contracts.telemetry.steps import Cell, StartItem, TrafficItem
 from contracts.telemetry.timeline import TimelineItem
 from contracts.telemetry.vocabulary import VERSION
-from workers.meter.gauges import Gauge
+from workers.meter.monitors import ResourceMonitor, StallMonitor
 from workers.meter.recorder import Recorder
-from workers.meter.standing import Watch
-from workers.meter.timeline import Timelines
+from workers.meter.timeline import TimelineBuilder
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PERIOD_S = 0.1
-MAX_WAITING = 10_000  # items, over a quarter of an hour of ten steps a second without a supervisor
+MAX_QUEUED_ITEMS = 10_000  # items, over a quarter of an hour of ten steps a second without a supervisor
 MAX_ITEMS_PER_FRAME = 200
 MAX_TIMELINES = 8  # that wait; the oldest goes
 TIMELINES_PER_FRAME = 2
@@ -54,8 +55,11 @@ class Exporter:
         self._attempt = attempt
         self._lock = threading.RLock()  # reentrant: a signal handler may say a last word in the middle of `send`
         self._waiting: deque[Item] = deque()
-        self._timelines = Timelines(recorder, max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1)))
-        self._looks: tuple[Callable[[], Item | None], ...] = (Watch(recorder).look, Gauge(recorder.rank).look)
+        self._timelines = TimelineBuilder(recorder, max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1)))
+        self._looks: tuple[Callable[[], Item | None], ...] = (
+            StallMonitor(recorder).poll,
+            ResourceMonitor(recorder.rank).poll,
+        )
         self._watched: list[Callable[[], Item | None]] = []
         self._steps: deque[TimelineItem] = deque(maxlen=MAX_TIMELINES)
         self._stopping = threading.Event()
@@ -71,12 +75,12 @@ class Exporter:
     def send(self, item: Item) -> None:
         """Queue an item for the next frame; never waits for the supervisor."""
         with self._lock:
-            if len(self._waiting) >= MAX_WAITING:
+            if len(self._waiting) >= MAX_QUEUED_ITEMS:
                 steps = (place for place, held in enumerate(self._waiting) if held["kind"] == "step")
                 del self._waiting[next(steps, 0)]
             self._waiting.append(item)
 
-    def watch(self, look: Callable[[], Item | None]) -> None:
+    def add_source(self, look: Callable[[], Item | None]) -> None:
         """Call it before each frame, the last too, and tell what it gives."""
         self._watched.append(look)
 
@@ -93,7 +97,7 @@ class Exporter:
             self._look(*self._looks, *self._watched)
             self._tried(self._send_what_is_new)
         self._look(*self._watched)
-        self._recorder.close_step()
+        self._recorder.close_trace()
         self._take_steps(final=True)
         while not self._flushed and time.monotonic() < self._deadline:
             told = self._tried(self._send_what_is_new)
@@ -104,7 +108,7 @@ class Exporter:
             self._connection.close()
 
     def _take_steps(self, *, final: bool) -> None:
-        self._steps.extend(self._tried(lambda: self._timelines.take(final=final)) or ())
+        self._steps.extend(self._tried(lambda: self._timelines.take_items(final=final)) or ())
 
     def _look(self, *looks: Callable[[], Item | None]) -> None:
         for look in looks:
@@ -168,7 +172,7 @@ class Exporter:
             items = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_ITEMS_PER_FRAME))]
         items += [self._steps.popleft() for _ in range(min(len(self._steps), TIMELINES_PER_FRAME))]
         self._under_way = list(items)
-        changed = [cell for cell in self._recorder.cells() if self._sent.get(_key(cell)) != cell]
+        changed = [cell for cell in self._recorder.get_cells() if self._sent.get(_key(cell)) != cell]
         if changed:
             items.append(self._traffic(changed))
             self._sent.update((_key(cell), cell) for cell in changed)
@@ -208,3 +212,19 @@ def _hung_up(connection: socket.socket) -> bool:
 
 def _key(cell: Cell) -> _CellKey:
     return cell["phase"], cell["op"], cell["axis"], cell["group_size"]
+
+
+Stage = Literal["imported", "met", "built", "first step"]
+
+
+class StartReporter:
+    """Tells each stage when it is over, once."""
+
+    def __init__(self, rank: int, send: Callable[[Item], None]) -> None:
+        self._rank, self._send = rank, send
+        self._over: set[Stage] = set()
+
+    def report(self, stage: Stage) -> None:
+        if stage not in self._over:
+            self._over.add(stage)
+            self._send(StartItem(kind="start", rank=self._rank, time=time.time(), stage=stage))

@@ -11,7 +11,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from workers.meter.group import MeteredGroup, coalesce_metered_p2p
+from workers.meter.process_group import MeteredProcessGroup, patch_batch_isend_irecv
 from workers.meter.recorder import Recorder
 from workers.torch_private.groups import axis_groups, backends_of, devices_over, name_of, on_each_new_group
 
@@ -22,7 +22,7 @@ UNNAMED = re.compile(r"|undefined|default_pg|mesh_default|mesh_dim_\d+")
 MAX_NAME = 60  # characters
 
 
-def meter_every_group(
+def patch_group_creation(
     recorder: Recorder, whole: str = "world", met: Callable[[dist.ProcessGroup], None] = lambda _group: None
 ) -> None:
     """From now on each group that anybody makes over gloo or NCCL is counted; `met` is called with each that is up.
@@ -33,7 +33,7 @@ def meter_every_group(
     told: set[str] = set()
 
     def replace(group: dist.ProcessGroup, ranks: list[int]) -> dist.ProcessGroup:
-        if isinstance(group, MeteredGroup):
+        if isinstance(group, MeteredProcessGroup):
             return group
         for backend in backends_of(group) - told - SAID_NOTHING_OF:
             told.add(backend)
@@ -43,12 +43,12 @@ def meter_every_group(
             return group
         met(group)
         name, world_size = name_of(group), dist.get_world_size() if dist.is_initialized() else len(ranks)
-        recorder.name_group(name, given_name(group.group_desc) or words_for(ranks, world_size, whole))
-        return MeteredGroup(group, name, recorder, devices, ranks)
+        recorder.name_group(name, get_user_label(group.group_desc) or format_ranks(ranks, world_size, whole))
+        return MeteredProcessGroup(group, name, recorder, devices, ranks)
 
     on_each_new_group(replace)
     _name_mesh_axes(recorder, whole)
-    coalesce_metered_p2p()  # unasked for a GPU: to ask CUDA here would keep it from processes that the script forks
+    patch_batch_isend_irecv()  # unasked for a GPU: to ask CUDA here would keep it from processes that the script forks
 
 
 def _name_mesh_axes(recorder: Recorder, whole: str) -> None:
@@ -57,8 +57,8 @@ def _name_mesh_axes(recorder: Recorder, whole: str) -> None:
 
     def name(mesh: DeviceMesh) -> None:
         for axis, group in axis_groups(mesh):
-            if recorder.axis_of(group) == whole:
-                recorder.name_group(group, printable(axis))
+            if recorder.get_label(group) == whole:
+                recorder.name_group(group, sanitize_label(axis))
 
     @functools.wraps(make)
     def init(self: DeviceMesh, *args: Any, **kwargs: Any) -> None:
@@ -75,16 +75,16 @@ def _name_mesh_axes(recorder: Recorder, whole: str) -> None:
     DeviceMesh.from_group = staticmethod(from_group)  # type: ignore[method-assign]
 
 
-def given_name(description: str) -> str:
+def get_user_label(description: str) -> str:
     """The name somebody gave a group, for a table; empty when nobody did."""
-    return "" if UNNAMED.fullmatch(description) else printable(description.removeprefix("mesh_"))
+    return "" if UNNAMED.fullmatch(description) else sanitize_label(description.removeprefix("mesh_"))
 
 
-def printable(name: str) -> str:
+def sanitize_label(name: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in name[:MAX_NAME])
 
 
-def words_for(ranks: list[int], world_size: int, whole: str = "world") -> str:
+def format_ranks(ranks: list[int], world_size: int, whole: str = "world") -> str:
     """A group in words: "world" or what `whole` says, "ranks 0-3", "ranks 0,2,4,6", "ranks 0,8..56 (8)"."""
     if len(ranks) == world_size:
         return whole

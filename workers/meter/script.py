@@ -20,13 +20,13 @@ from typing import NamedTuple
 from planner.facts.parse_spec import parse_spec
 from planner.facts.spec import ScriptSpec
 from planner.facts.validation import SpecError
-from workers.meter.ending import fail, tell, tell_exception
+from workers.meter.rank_exit import fail, report_error, report_exception
 
 OURS = ("contracts", "planner", "workers")
 NOT_SOURCE = (".pyc", ".pyz", ".zip")
 
 
-class NoScriptError(Exception):
+class ScriptError(Exception):
     """What was asked for is not there, in words that name the field."""
 
 
@@ -44,7 +44,7 @@ class Script(NamedTuple):
     cwd: Path | None
 
 
-def from_command_line(name: str, arguments: list[str], *, is_module: bool) -> Script:
+def find_script(name: str, arguments: list[str], *, is_module: bool) -> Script:
     """As `python NAME arguments` and `python -m NAME arguments` find it.
 
     Raises:
@@ -55,13 +55,13 @@ def from_command_line(name: str, arguments: list[str], *, is_module: bool) -> Sc
         return Script(None, name, name, arguments, here, None)
     file = Path(name).absolute()
     if file.is_dir():
-        raise NoScriptError(f"`script.path` is {name!r}, which is a folder. Use a file.")
+        raise ScriptError(f"`script.path` is {name!r}, which is a folder. Use a file.")
     if not file.is_file():
-        raise NoScriptError(f"`script.path` is {name!r}, which does not exist.")
+        raise ScriptError(f"`script.path` is {name!r}, which does not exist.")
     return Script(file, None, name, arguments, file.resolve().parent, None)
 
 
-def from_spec(spec_file: Path, root: Path) -> Script:
+def find_script_of_spec(spec_file: Path, root: Path) -> Script:
     """What a job's spec names, all of which lies below `root`: a link out of it is as good as none.
 
     Raises:
@@ -76,11 +76,11 @@ def from_spec(spec_file: Path, root: Path) -> Script:
     cwd = search if wanted.cwd is None else _below(root, wanted.cwd, Path.is_dir, "script.cwd")
     if wanted.module is None and not cwd.is_relative_to(search):  # by a link: the spec's own rule sees none
         own = str(search.relative_to(root))
-        raise NoScriptError(f"`script.cwd` is {wanted.cwd!r}, which is outside the script folder {own!r}.")
+        raise ScriptError(f"`script.cwd` is {wanted.cwd!r}, which is outside the script folder {own!r}.")
     return Script(file, wanted.module, str(file), wanted.args, search, cwd)
 
 
-def run(script: Script) -> int:
+def run_script(script: Script) -> int:
     """Run it as the main program; the exit code that Python would give it, -N where that would end it by signal N."""
     sys.argv = [script.name, *script.arguments]
     sys.path[0] = str(script.search)
@@ -89,18 +89,18 @@ def run(script: Script) -> int:
     _give_way()
     try:
         _start(script)
-    except NoScriptError as error:
+    except ScriptError as error:
         return fail(str(error), 2)
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return (end.code or 0) & 0xFF
         print(end.code, file=sys.stderr)
-        tell(str(end.code))
+        report_error(str(end.code))
         return 1
     except BaseException as error:
         _forget_ours(error)
         if not isinstance(error, KeyboardInterrupt):
-            tell_exception(error)
+            report_exception(error)
         sys.excepthook(type(error), error, error.__traceback__)
         return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     return 0
@@ -138,11 +138,11 @@ def _code_of_module(name: str, file: Path | None, main: ModuleType) -> CodeType:
     found = _find(name, is_package=None if file is None else file.name == "__main__.py")
     where = found.origin if found else None
     if file is not None and not (where and file.samefile(where)):
-        raise NoScriptError(
+        raise ScriptError(
             f"`script.module` is {name!r} in {str(file)!r}, but Python finds {where or 'no such module'}."
         )
     if found is None or where is None or not isinstance(found.loader, InspectLoader):
-        raise NoScriptError(f"`script.module` is {name!r}, but Python finds no such module that it can run.")
+        raise ScriptError(f"`script.module` is {name!r}, but Python finds no such module that it can run.")
     sys.argv[0] = where
     main.__dict__.update(__spec__=found, __loader__=found.loader, __package__=found.parent, __file__=where)
     main.__dict__.update(__cached__=found.cached)
@@ -176,18 +176,18 @@ def _ordered(spec_file: Path) -> ScriptSpec:
     try:
         wanted = parse_spec(json.loads(spec_file.read_text())).script
     except (OSError, ValueError, SpecError) as error:
-        raise NoScriptError(f"`--spec` is invalid: {error}") from None
+        raise ScriptError(f"`--spec` is invalid: {error}") from None
     if wanted is None:
-        raise NoScriptError("`script` is missing in the spec.")
+        raise ScriptError("`script` is missing in the spec.")
     return wanted
 
 
 def _below(root: Path, name: str, is_there: Callable[[Path], bool], field: str) -> Path:
     found = _inside(root, root / name, is_there)
     if found is None and _inside(root, root / name, Path.exists):
-        raise NoScriptError(f"`{field}` is {name!r}, which is {_OTHERWISE[is_there]}")
+        raise ScriptError(f"`{field}` is {name!r}, which is {_OTHERWISE[is_there]}")
     if found is None:
-        raise NoScriptError(f"`{field}` is {name!r}, which does not exist below the script root.")
+        raise ScriptError(f"`{field}` is {name!r}, which does not exist below the script root.")
     return found
 
 
@@ -203,7 +203,7 @@ def _module_file(module: str, root: Path) -> Path:
     for file in (place / "__main__.py", place.with_name(f"{place.name}.py")):
         if _inside(root, file, Path.is_file):
             return file
-    raise NoScriptError(f"`script.module` is {module!r}, which does not exist below the script root.")
+    raise ScriptError(f"`script.module` is {module!r}, which does not exist below the script root.")
 
 
 def _inside(root: Path, path: Path, is_there: Callable[[Path], bool]) -> Path | None:

@@ -17,13 +17,13 @@ from planner.facts.precision import mix_of
 from planner.facts.spec import JobSpec
 from planner.facts.spec_rules import not_runnable
 from planner.facts.validation import SpecError
-from workers import shield
+from workers import rank_environment
 from workers.checkpoint.folder import Place, place_of
-from workers.device import device_name, own_device
-from workers.meter import Exporter, Recorder, metered_backend
-from workers.meter.ending import end_as, fail
-from workers.meter.start import Start
-from workers.timeouts import group_timeout
+from workers.device import get_device_name, get_local_device
+from workers.meter import Exporter, Recorder, register_metered_backend
+from workers.meter.exporter import StartReporter
+from workers.meter.rank_exit import fail, run_and_exit
+from workers.rank_environment import get_group_timeout
 from workers.trainer.allocator import forget_shapes, give_back, return_large_tensors, reuse_what_is_freed
 from workers.trainer.dataset import corpus_of
 from workers.trainer.errors import DivergedError, ProofError, UserError
@@ -38,7 +38,7 @@ FP8_CAPABILITY = (8, 9)  # Ada, Hopper and later
 
 
 def main() -> int:
-    shield.heed_parent()
+    rank_environment.accept_sigterm_from_parent()
     parser = argparse.ArgumentParser(prog="python -m workers.trainer", description=__doc__)
     parser.add_argument("--spec", type=Path, required=True, help="JSON file with the job spec")
     parser.add_argument("--data-root", type=Path, required=True, help="directory of training data")
@@ -87,24 +87,24 @@ def run(
 ) -> None:
     """Set up this rank, train, and take the process group down."""
     send: Send = exporter.send if exporter else lambda _item: None
-    start = Start(rank, send)
-    start.told("imported")
+    start = StartReporter(rank, send)
+    start.report("imported")
     return_large_tensors()
     if spec.resources.device == "cpu":
         reuse_what_is_freed()
         forget_shapes()
     device = _device(spec)
     corpus = corpus_of(spec, data_root)
-    dist.init_process_group(metered_backend(recorder, spec.resources.device), timeout=group_timeout())
-    start.told("met")
+    dist.init_process_group(register_metered_backend(recorder, spec.resources.device), timeout=get_group_timeout())
+    start.report("met")
     try:
-        mesh = make_mesh(spec, rank, recorder.label)
+        mesh = make_mesh(spec, rank, recorder.label_group)
         load_libraries(spec)
         give_back()  # what imports left would hide as much of what is built
         peak = Peak(device)
         part = parallelize(spec, mesh, device)
         trainer = Trainer(spec, mesh, part, corpus, recorder, device)
-        start.told("built")
+        start.report("built")
         if place is None:
             train(trainer, send, _say, watch=Proof(trainer, send, _say), peak=peak, start=start)
             return
@@ -126,9 +126,9 @@ def checkpoint_group(recorder: Recorder) -> dist.ProcessGroup | None:
     """All ranks, on the CPU, for what is agreed on beside training. None for one rank."""
     if dist.get_world_size() == 1:
         return None
-    group = dist.new_group(backend=metered_backend(recorder, "cpu"), timeout=group_timeout())
+    group = dist.new_group(backend=register_metered_backend(recorder, "cpu"), timeout=get_group_timeout())
     assert isinstance(group, dist.ProcessGroup)
-    recorder.label(group.group_name, "world", "checkpoint")
+    recorder.label_group(group.group_name, "world", "checkpoint")
     return group
 
 
@@ -167,11 +167,11 @@ def spec_of(path: Path, world: int) -> JobSpec:
 def _device(spec: JobSpec) -> torch.device:
     if spec.resources.device == "cuda" and not torch.cuda.is_available():
         raise UserError("`resources.device` is cuda, but this host has no usable GPU.")
-    device = own_device(spec.resources.device)
+    device = get_local_device(spec.resources.device)
     if device.type == "cuda" and mix_of(spec.train.precision).gemm == "fp8":
         found = torch.cuda.get_device_capability(device)
         if found < FP8_CAPABILITY:
-            needed, here = _dotted(FP8_CAPABILITY), f"{device_name(device)} has {_dotted(found)}"
+            needed, here = _dotted(FP8_CAPABILITY), f"{get_device_name(device)} has {_dotted(found)}"
             raise UserError(
                 f"`train.precision` is {spec.train.precision}, but fp8 matmuls need compute capability {needed} or "
                 f"more, and {here}."
@@ -184,4 +184,4 @@ def _dotted(capability: tuple[int, int]) -> str:
 
 
 if __name__ == "__main__":
-    end_as(main)
+    run_and_exit(main)

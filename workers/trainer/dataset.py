@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.facts.spec import JobSpec, Sampling
-from workers.drafts import draft_of
+from workers.disk import open_draft
 from workers.trainer.documents import TOKENS, Piece, blocks, has_rows, kind_of, pieces, text_files
 from workers.trainer.errors import UserError, brief
 from workers.trainer.tokenizer import (
@@ -218,7 +218,7 @@ def _cached(root: Path, name: str, dtype: np.dtype[Any], write: Callable[[IO[byt
         with (folder / f"{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not target.exists():
-                with draft_of(target) as draft, draft.open("wb") as out:
+                with open_draft(target) as draft, draft.open("wb") as out:
                     write(out)
     except OSError as error:
         if not target.exists():

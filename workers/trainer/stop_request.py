@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # documented, not declared
 
-from workers.timeouts import group_timeout
+from workers.rank_environment import get_group_timeout
 
 LOOK_S = 1.0
 MOST_STEPS = 100_000  # between two looks
@@ -57,6 +57,6 @@ class Asked:
         """A line of our own to the store: others of this process may wait on theirs."""
         if self._store is None:
             address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-            plain = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=group_timeout())
+            plain = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=get_group_timeout())
             self._store = PrefixStore("asked", plain)
         return self._store

@@ -21,9 +21,9 @@ from contracts.telemetry.steps import EvalItem, PhaseItem, StepBreakdown, StepIt
 from contracts.telemetry.vocabulary import Phase, Work
 from planner.facts.schedules import Action
 from planner.facts.spec import JobSpec, TrainSpec
-from workers.device import meet
+from workers.device import barrier
+from workers.meter.exporter import StartReporter
 from workers.meter.recorder import Recorder
-from workers.meter.start import Start
 from workers.trainer.dataset import Corpus, Tokens
 from workers.trainer.errors import DivergedError, ProofError
 from workers.trainer.memory import Copies, Peak, Standing
@@ -85,7 +85,7 @@ class Trainer:
     def backward(self, index: int) -> None:
         """All micro-batches of a step; gradients are complete and unclipped afterwards."""
         train, parallel = self.spec.train, self.part.data_parallel
-        with self.recorder.doing("data"):
+        with self.recorder.time_span("data"):
             batch = self.corpus.train_batch(train.seed, index, train.global_batch, self._rows(), train.seq_len)
             chunks = StageChunks(self, batch)
         self.rows = batch
@@ -98,7 +98,7 @@ class Trainer:
     @contextmanager
     def doing(self, work: Work, chunk: int = -1, micro_batch: int = -1) -> Iterator[None]:
         """An action of a step."""
-        with self._within(), self.recorder.doing(work, chunk, micro_batch):
+        with self._within(), self.recorder.time_span(work, chunk, micro_batch):
             yield
 
     def _within(self) -> AbstractContextManager[None]:
@@ -259,7 +259,7 @@ def train(
     save: Save | None = None,
     watch: Watch | None = None,
     peak: Peak | None = None,
-    start: Start | None = None,
+    start: StartReporter | None = None,
     stop: Stop | None = None,
 ) -> None:
     """Run the whole job: barrier, steps with validations between, verdict. `done` steps were done before.
@@ -273,7 +273,7 @@ def train(
         send(PhaseItem(kind="phase", rank=rank, time=time.time(), phase=phase))
 
     if spec.layout.world_size > 1:
-        meet(trainer.device)
+        barrier(trainer.device)
     steps = spec.train.steps
     if done == steps:
         peak = None  # of a step
@@ -295,7 +295,7 @@ def train(
         received["step"] += trainer.received_rows()
         send(_step_item(trainer, index, index + 1 - done, result, elapsed, parts))
         if start is not None:
-            start.told("first step")
+            start.report("first step")
         if rank == 0:
             speed = trainer.tokens / elapsed
             say(f"step {index + 1}/{steps} loss {result.loss:.4f} norm {result.grad_norm:.3f} {speed:,.0f} tokens/s")
@@ -309,7 +309,7 @@ def train(
                 raise ProofError(look.watch.failed)
         if _is_due(index + 1, spec.train.eval_every, steps):
             enter("eval")
-            with recorder.doing("eval"):
+            with recorder.time_span("eval"):
                 loss = trainer.evaluate()
             received["eval"] += trainer.received_rows()
             if rank == 0:
@@ -329,7 +329,7 @@ def train(
             if watch.failed:
                 raise ProofError(watch.failed)
         if save is not None and (saves or lasts):
-            with recorder.doing("checkpoint"):
+            with recorder.time_span("checkpoint"):
                 save(index + 1)
         if lasts:
             say(f"stopping after step {index + 1}/{steps}: the run was asked to save and stop")
@@ -341,7 +341,7 @@ def train(
         enter("proof")
         watch.ended()
     enter("teardown")
-    rows = verdict(spec, rank, recorder.cells(), received, done)
+    rows = verdict(spec, rank, recorder.get_cells(), received, done)
     item = VerdictItem(kind="verdict", rank=rank, time=time.time(), rows=rows)
     if peak is not None:
         item["peak_bytes"] = max(0, peak.bytes)
@@ -377,7 +377,7 @@ def _step_item(
         loss=_number(result.loss),
         grad_norm=_number(result.grad_norm),
         learning_rate=float(trainer.optimizer.param_groups[0]["lr"]),
-        cells=trainer.recorder.cells("step"),
+        cells=trainer.recorder.get_cells("step"),
         parts=parts,
     )
     if result.not_finite:

@@ -37,6 +37,6 @@ def main() -> int:
         run(spec, rank, root.parent / "data", recorder, said, place_of(spec, root, job, attempt))  # type: ignore[arg-type]
     except (UserError, DivergedError, ProofError) as error:
         problem = str(error)
-    content = {"items": said.items, "problem": problem, "cells": recorder.cells()}
+    content = {"items": said.items, "problem": problem, "cells": recorder.get_cells()}
     (folder / f"said-{rank}.json").write_text(json.dumps(content))
     return 0

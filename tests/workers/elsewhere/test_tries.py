@@ -5,8 +5,8 @@ from __future__ import annotations
 from contracts.telemetry.steps import Cell, PhaseItem, TrafficItem
 from contracts.telemetry.vocabulary import SCRIPT_SETUP_STEPS
 from workers.elsewhere.tries import Tries
+from workers.meter.exporter import StartReporter
 from workers.meter.recorder import Recorder
-from workers.meter.start import Start
 
 STEP_BYTES = 40
 
@@ -16,15 +16,17 @@ class Process:
 
     def __init__(self, tries: Tries) -> None:
         self._tries, self._recorder = tries, Recorder(0)
-        Start(0, tries.carry).told("imported")
+        StartReporter(0, tries.carry).report("imported")
 
     def train(self, steps: int) -> tuple[int, list[Cell]]:
         """So many steps: how many are told, and the counters."""
         for step in range(steps):
             self._recorder.set_phase("step" if step >= SCRIPT_SETUP_STEPS else "setup")
             self._recorder.issue("all_reduce", "0", 2, STEP_BYTES)()
-        told = PhaseItem(kind="phase", rank=0, time=0.0, phase="step", steps=steps, cells=self._recorder.cells("step"))
-        traffic = TrafficItem(kind="traffic", rank=0, time=0.0, cells=self._recorder.cells(), dropped=0)
+        told = PhaseItem(
+            kind="phase", rank=0, time=0.0, phase="step", steps=steps, cells=self._recorder.get_cells("step")
+        )
+        traffic = TrafficItem(kind="traffic", rank=0, time=0.0, cells=self._recorder.get_cells(), dropped=0)
         for item in (told, traffic):
             self._tries.carry(item)
         sent = [(cell["count"], cell["payload_bytes"]) for cell in traffic["cells"] if cell["phase"] == "step"]

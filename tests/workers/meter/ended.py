@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from workers.meter.__main__ import main as metered
-from workers.meter.ending import end_as
+from workers.meter.rank_exit import run_and_exit
 
 
 def main() -> None:
-    end_as(metered)
+    run_and_exit(metered)

@@ -20,8 +20,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.patience import patient
-from workers.meter import Recorder, metered_backend
-from workers.meter.timeline import timeline
+from workers.meter import Recorder, register_metered_backend
+from workers.meter.timeline import build_timeline
 
 Counted = dict[str, list[Any]]
 CHECKS: list[Callable[[Recorder, int, int], dict[str, Any]]] = []
@@ -36,7 +36,7 @@ def check(function: Callable[[Recorder, int, int], dict[str, Any]]) -> Callable[
 def totals(recorder: Recorder) -> dict[str, list[Any]]:
     return {
         f"{c['op']} {c['axis']} {c['group_size']}": [c["count"], c["completed"], c["payload_bytes"], c["busy_s"]]
-        for c in recorder.cells("setup")
+        for c in recorder.get_cells("setup")
     }
 
 
@@ -134,7 +134,7 @@ def uneven(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
 
 
 def _exchanged(recorder: Recorder) -> tuple[int, int]:
-    cells = [c for c in recorder.cells() if c["op"] == "all_to_all"]
+    cells = [c for c in recorder.get_cells() if c["op"] == "all_to_all"]
     return sum(c["payload_bytes"] for c in cells), sum(c["algorithmic_bytes"] for c in cells)
 
 
@@ -228,7 +228,7 @@ def axes(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
     mine = half[rank // 2]
     with counting(recorder) as said["unlabelled"]:
         dist.all_reduce(tensor(rank), group=mine)
-    recorder.label(mine.group_name, "pp")
+    recorder.label_group(mine.group_name, "pp")
     with counting(recorder) as said["labelled"]:
         dist.all_reduce(tensor(rank), group=mine)
     return said
@@ -257,7 +257,7 @@ def phases(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
     recorder.set_phase("eval")
     dist.send(tensor(rank), peer)
     work.wait()
-    cells = {f"{c['phase']} {c['op']}": [c["count"], c["completed"], c["payload_bytes"]] for c in recorder.cells()}
+    cells = {f"{c['phase']} {c['op']}": [c["count"], c["completed"], c["payload_bytes"]] for c in recorder.get_cells()}
     recorder.set_phase("setup")
     return {key: cells.get(key) for key in ("step recv", "eval recv", "step send", "eval send")}
 
@@ -267,18 +267,18 @@ def step(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
     """One whole step: rank 0 comes late to an all-reduce that all wait for; another runs beside a computation."""
     mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("dp", "tp"))
     again = dist.new_group([2 * (rank // 2), 2 * (rank // 2) + 1], use_local_synchronization=True)
-    recorder.label(again.group_name, "tp")
-    recorder.keep_steps()
+    recorder.label_group(again.group_name, "tp")
+    recorder.enable_tracing()
     dist.barrier()
     recorder.set_phase("step")
     recorder.begin_step(1)
-    with recorder.doing("data"):
+    with recorder.time_span("data"):
         time.sleep(0.02)
     if rank == 0:
         time.sleep(SLOW_S)
     dist.all_reduce(tensor(rank))
     work = dist.all_reduce(tensor(rank), group=mesh.get_group("dp"), async_op=True)
-    with recorder.doing("forward", 2, 3):
+    with recorder.time_span("forward", 2, 3):
         time.sleep(0.05)
     work.wait()
     dist.all_reduce(tensor(rank), group=again)
@@ -287,10 +287,10 @@ def step(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
         for work in (dist.isend(tensor(rank), rank ^ 1, again), dist.irecv(received, rank ^ 1, again)):
             work.wait()
     parts = recorder.end_step(1)
-    recorder.close_step()
+    recorder.close_trace()
     recorder.set_phase("setup")
-    (log,) = recorder.take_steps()
-    return {"parts": parts, "told": timeline(recorder, log)}
+    (log,) = recorder.take_traces()
+    return {"parts": parts, "told": build_timeline(recorder, log)}
 
 
 def model() -> nn.Sequential:
@@ -364,7 +364,7 @@ def main() -> None:
     rank, world, folder = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), Path(sys.argv[1])
     torch.set_num_threads(1)
     recorder = Recorder(rank)
-    backend = metered_backend(recorder, "cpu")
+    backend = register_metered_backend(recorder, "cpu")
     dist.init_process_group(backend)
     said = {run.__name__: run(recorder, rank, world) for run in CHECKS}
     said["records"] = [record._asdict() for record in recorder.drain()[0]]

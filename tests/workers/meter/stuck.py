@@ -9,7 +9,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from workers.meter import Exporter, Recorder, metered_backend
+from workers.meter import Exporter, Recorder, register_metered_backend
 
 
 def enters_alone() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
     torch.set_num_threads(1)
     recorder = Recorder(rank)
     Exporter(recorder, path, "stuck", 1)
-    backend = metered_backend(recorder, "cpu")
+    backend = register_metered_backend(recorder, "cpu")
     dist.init_process_group(backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=3)
     recorder.set_phase("step")
     recorder.begin_step(1)

@@ -15,12 +15,13 @@ from torch._C._distributed_c10d import FakeProcessGroup
 from torch.distributed import distributed_c10d as c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from workers.meter import completion, group
-from workers.meter.completion import DevicePoller
-from workers.meter.gauges import Gauge
-from workers.meter.group import MeteredGroup, coalesce_metered_p2p, metered_backend
+from workers.meter import process_group
+from workers.meter import work as metered_work
+from workers.meter.monitors import ResourceMonitor
+from workers.meter.process_group import MeteredProcessGroup, patch_batch_isend_irecv, register_metered_backend
 from workers.meter.recorder import Recorder
-from workers.meter.timeline import timeline
+from workers.meter.timeline import build_timeline
+from workers.meter.work import NcclPoller
 
 
 class DeviceWork:
@@ -37,40 +38,40 @@ class DeviceWork:
 
 
 def test_a_device_work_completes_at_the_first_poll_after_its_end():
-    recorder, poller = Recorder(rank=0), DevicePoller()
+    recorder, poller = Recorder(rank=0), NcclPoller()
     recorder.add_poller(poller.poll)
     early, late = DeviceWork(), DeviceWork()
     poller.watch_work(late, [recorder.issue("all_reduce", "0", 2, 8)])
     poller.watch_work(early, [recorder.issue("broadcast", "0", 2, 8)])
     early.done = True
-    assert {c["op"]: c["completed"] for c in recorder.cells()} == {"all_reduce": 0, "broadcast": 1}
+    assert {c["op"]: c["completed"] for c in recorder.get_cells()} == {"all_reduce": 0, "broadcast": 1}
     late.done = True
-    assert {c["op"]: (c["completed"], c["busy_s"]) for c in recorder.cells()} == {
+    assert {c["op"]: (c["completed"], c["busy_s"]) for c in recorder.get_cells()} == {
         "all_reduce": (1, 0.25),
         "broadcast": (1, 0.25),
     }
 
 
 @pytest.fixture
-def poller(monkeypatch: pytest.MonkeyPatch) -> Iterator[DevicePoller]:
+def poller(monkeypatch: pytest.MonkeyPatch) -> Iterator[NcclPoller]:
     """Watches a metered default group over torch's fake backend: coalescing is torch's own, transfers are none."""
-    poller = DevicePoller()
+    poller = NcclPoller()
 
-    def create(options: Any, _backend_options: object) -> MeteredGroup:
+    def create(options: Any, _backend_options: object) -> MeteredProcessGroup:
         native = dist.ProcessGroup(options.store, options.group_rank, options.group_size)
         kind = dist.ProcessGroup.BackendType.GLOO
         native._set_default_backend(kind)
         plain = FakeProcessGroup._create_internal(options.group_rank, options.group_size)
         native._register_backend(torch.device("cpu"), kind, plain)
-        metered = MeteredGroup(native, options.group_id, Recorder(rank=0), [torch.device("cpu")], range(2))
+        metered = MeteredProcessGroup(native, options.group_id, Recorder(rank=0), [torch.device("cpu")], range(2))
         metered._poller = poller
-        monkeypatch.setattr(MeteredGroup, "batches", lambda _group, device: device.type == "cpu")  # as NCCL's
+        monkeypatch.setattr(MeteredProcessGroup, "batches", lambda _group, device: device.type == "cpu")  # as NCCL's
         return metered
 
     original = c10d.batch_isend_irecv
     dist.Backend.register_backend("metered_fake", create, extended_api=True, devices=["cpu"])
     dist.init_process_group("metered_fake", store=FakeStore(), rank=0, world_size=2)
-    coalesce_metered_p2p()
+    patch_batch_isend_irecv()
     yield poller
     dist.destroy_process_group()
     c10d.batch_isend_irecv = dist.batch_isend_irecv = original
@@ -108,8 +109,8 @@ class Moment:
 
 def test_what_a_batch_keeps_the_stream_waiting_is_exposed_and_told_once(poller, monkeypatch):
     moments = iter([Moment(100.0), Moment(130.0)])
-    monkeypatch.setattr(completion, "timed_event", lambda: next(moments))
-    monkeypatch.setattr(completion, "on_side_stream", lambda: False)
+    monkeypatch.setattr(metered_work, "create_timing_event", lambda: next(moments))
+    monkeypatch.setattr(metered_work, "on_side_stream", lambda: False)
     recorder: Recorder = dist.group.WORLD._recorder
     recorder.set_phase("step")
     recorder.begin_step(1)
@@ -125,8 +126,8 @@ def test_what_a_batch_keeps_the_stream_waiting_is_exposed_and_told_once(poller, 
 def test_a_batch_that_is_waited_for_at_once_ends_too(poller, monkeypatch):
     """NCCL gives no work of it: its calls were on their way for ever."""
     moments = iter([Moment(100.0), Moment(130.0)])
-    monkeypatch.setattr(group, "timed_event", lambda: next(moments))
-    monkeypatch.setattr(group, "on_side_stream", lambda: False)
+    monkeypatch.setattr(process_group, "timed_event", lambda: next(moments))
+    monkeypatch.setattr(process_group, "on_side_stream", lambda: False)
     metered: Any = dist.group.WORLD
     recorder: Recorder = metered._recorder
     recorder.set_phase("step")
@@ -136,23 +137,23 @@ def test_a_batch_that_is_waited_for_at_once_ends_too(poller, monkeypatch):
         dist.all_reduce(torch.ones(4))
     assert metered.batch_ends(None) is None
     poller.poll()
-    (cell,) = recorder.cells()
+    (cell,) = recorder.get_cells()
     assert (cell["count"], cell["completed"]) == (2, 2)
     assert recorder.end_step(1)["exposed"] == {"world": pytest.approx(0.03)}
 
 
 def test_a_collective_of_a_device_ends_when_it_took_as_long_as_the_device_says_and_not_when_we_look():
     recorder = Recorder(rank=0)
-    recorder.join("0", range(2), on_device=True)
-    recorder.keep_steps()
+    recorder.add_group("0", range(2), on_device=True)
+    recorder.enable_tracing()
     recorder.begin_step(1)
     pending = recorder.issue("all_reduce", "0", 2, 8)
     pending.started_s -= 60.0
     pending.complete(0.25)
     recorder.end_step(1)
-    recorder.close_step()
-    (log,) = recorder.take_steps()
-    calls = timeline(recorder, log)["calls"]
+    recorder.close_trace()
+    (log,) = recorder.take_traces()
+    calls = build_timeline(recorder, log)["calls"]
     assert calls["ended_us"][0] - calls["issued_us"][0] == 250_000
 
 
@@ -163,7 +164,7 @@ def test_a_rank_tells_what_it_holds_on_whichever_gpu_it_computes(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(held))
     for told in ("memory_allocated", "memory_reserved"):
         monkeypatch.setattr(torch.cuda, told, lambda device=0: held[device])
-    item = Gauge(rank=1).look()
+    item = ResourceMonitor(rank=1).poll()
     assert item is not None
     assert (item["allocated_bytes"], item["reserved_bytes"]) == (7 * 2**30, 7 * 2**30)
 
@@ -171,4 +172,4 @@ def test_a_rank_tells_what_it_holds_on_whichever_gpu_it_computes(monkeypatch):
 def test_a_torch_without_nccl_is_told(monkeypatch):
     monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
     with pytest.raises(RuntimeError, match=r"NCCL, but torch 2\..* is a build without NCCL"):
-        metered_backend(Recorder(rank=0), "cuda")
+        register_metered_backend(Recorder(rank=0), "cuda")

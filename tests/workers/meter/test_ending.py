@@ -11,8 +11,8 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from workers.host.start.launch import read_told
-from workers.meter.ending import MAX_MESSAGE, MAX_TRACEBACK, _code_of, fail, tell, tell_exception
-from workers.meter.script import Script, run
+from workers.meter.rank_exit import MAX_MESSAGE, MAX_TRACEBACK, _code_of, fail, report_error, report_exception
+from workers.meter.script import Script, run_script
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def test_an_exception_is_told_with_its_type_its_words_and_its_traceback(told: Pa
     try:
         int("boom")
     except ValueError as error:
-        tell_exception(error)
+        report_exception(error)
     message, trace, moment = read_told(told)
     assert message == "ValueError: invalid literal for int() with base 10: 'boom'"
     assert 'int("boom")' in trace
@@ -48,7 +48,7 @@ def test_what_nobody_foresaw_ends_a_rank_with_its_words(told: Path, capsys: pyte
 
 
 def test_what_is_told_is_bounded_and_the_end_of_a_traceback_stays(told: Path) -> None:
-    tell("m" * 10**6, "t" * 10**6 + "last")
+    report_error("m" * 10**6, "t" * 10**6 + "last")
     content = json.loads(told.read_text())["message"]
     assert len(content["message"]) == MAX_MESSAGE
     assert len(content["extraInfo"]["py_callstack"]) == MAX_TRACEBACK
@@ -82,6 +82,6 @@ def test_a_script_ends_as_python_ends_it_and_its_last_words_are_told(
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     file = tmp_path / "script.py"
     file.write_text(source)
-    assert run(Script(file, None, "script.py", [], tmp_path, None)) == code
+    assert run_script(Script(file, None, "script.py", [], tmp_path, None)) == code
     assert told.exists() == (message is not None)
     assert message is None or read_told(told)[0].startswith(message)

@@ -21,7 +21,7 @@ from tests.support.processes import wait_until
 from workers.meter import exporter as exporter_module
 from workers.meter.exporter import Exporter
 from workers.meter.recorder import Recorder
-from workers.meter.timeline import ITEM_BYTES
+from workers.meter.timeline import MAX_ITEM_BYTES
 
 
 class Supervisor:
@@ -138,7 +138,7 @@ def test_steps_are_told_event_by_event_and_the_last_as_the_run_ends(path, monkey
         late = recorder.issue("all_gather", "0", 2, step)
         if step < 3:
             late()
-        with recorder.doing("forward", 0, 1):
+        with recorder.time_span("forward", 0, 1):
             pass
         recorder.end_step(step)
     eventually(lambda: len(supervisor.of_kind("timeline")) == 2)
@@ -160,12 +160,12 @@ def test_a_step_too_long_for_one_entry_is_cut_to_fit(path):
     recorder.begin_step(1)
     for _ in range(4000):
         recorder.issue("reduce_scatter", "0", 2, 2**40)()
-        with recorder.doing("checkpoint", 0, 2**60):
+        with recorder.time_span("checkpoint", 0, 2**60):
             pass
     recorder.end_step(1)
     assert exporter.close(5)
     (told,) = eventually_some(lambda: supervisor.of_kind("timeline"))
-    assert len(msgpack.packb(told)) <= ITEM_BYTES
+    assert len(msgpack.packb(told)) <= MAX_ITEM_BYTES
     assert told["left_out"] == 8000 - len(told["calls"]["op"]) - len(told["spans"]["work"]) > 0
     supervisor.kill()
 
@@ -179,7 +179,7 @@ def test_close_delivers_everything_that_was_queued(path):
     assert exporter.close(5)
     eventually(lambda: len(supervisor.of_kind("eval")) >= 1000 and supervisor.cells())
     assert [item["step"] for item in supervisor.of_kind("eval")] == list(range(1000))
-    assert supervisor.cells()["setup", "barrier", "world"] == recorder.cells()[0]
+    assert supervisor.cells()["setup", "barrier", "world"] == recorder.get_cells()[0]
     supervisor.kill()
 
 
@@ -198,7 +198,7 @@ def test_a_supervisor_that_dies_and_returns_ends_with_exact_counters(path):
     recorder.issue("all_reduce", "0", 2, 1)()
     assert exporter.close(5)
     eventually(lambda: second.cells().get(("setup", "all_reduce", "world"), {}).get("count") == 52)
-    assert list(second.cells().values()) == recorder.cells()
+    assert list(second.cells().values()) == recorder.get_cells()
     assert second.cells()["setup", "all_reduce", "world"]["payload_bytes"] == 5101
     assert [item["step"] for item in second.of_kind("eval")] == list(range(50))
     second.kill()
@@ -212,7 +212,7 @@ def test_a_returned_supervisor_is_told_again_even_when_nothing_changes(path):
     first.kill()
     second = Supervisor(path)
     eventually(lambda: second.cells())
-    assert list(second.cells().values()) == recorder.cells()
+    assert list(second.cells().values()) == recorder.get_cells()
     assert exporter.close(5)
     second.kill()
 
@@ -233,17 +233,17 @@ def test_nobody_reading_blocks_neither_counting_nor_sending_nor_the_end(path):
     exporter = Exporter(recorder, str(path), "job", 1)
     padding = "x" * 1000
     slowest_s = 0.0
-    for step in range(3 * exporter_module.MAX_WAITING):  # 30 MB, far more than a socket holds
+    for step in range(3 * exporter_module.MAX_QUEUED_ITEMS):  # 30 MB, far more than a socket holds
         start = time.perf_counter()
         exporter.send(step_item(step) | {"padding": padding})
         recorder.issue("send", "0", 2, 1)()
         slowest_s = max(slowest_s, time.perf_counter() - start)
     assert slowest_s < 5, "the socket would have blocked for ever"
-    assert len(exporter._waiting) <= exporter_module.MAX_WAITING
+    assert len(exporter._waiting) <= exporter_module.MAX_QUEUED_ITEMS
     start = time.perf_counter()
     assert not exporter.close(0.3)
     assert time.perf_counter() - start < 5
-    assert recorder.cells()[0]["count"] == 3 * exporter_module.MAX_WAITING
+    assert recorder.get_cells()[0]["count"] == 3 * exporter_module.MAX_QUEUED_ITEMS
     supervisor.kill()
 
 
@@ -278,7 +278,7 @@ def test_a_look_that_fails_leaves_out_what_it_would_have_told_and_nothing_else(
     supervisor = Supervisor(path)
     recorder = Recorder(rank=0)
     exporter = Exporter(recorder, str(path), "job", 1)
-    exporter.watch(look)
+    exporter.add_source(look)
     eventually(failed.is_set)
     recorder.issue("all_reduce", "dp", 2, 8)()
     eventually(supervisor.cells)

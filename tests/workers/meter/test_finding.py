@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from workers.meter.script import NoScriptError, Script, from_spec, run
+from workers.meter.script import Script, ScriptError, find_script_of_spec, run_script
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def root(tmp_path: Path) -> Path:
 def find(root: Path, **script: Any) -> Script:
     spec = root.parent / "spec.json"
     spec.write_text(json.dumps({"kind": "script", "script": script}))
-    return from_spec(spec, root)
+    return find_script_of_spec(spec, root)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def find(root: Path, **script: Any) -> Script:
     ],
 )
 def test_a_way_out_of_the_root_is_as_good_as_none(root: Path, script: dict[str, str], field: str) -> None:
-    with pytest.raises(NoScriptError, match=f"^`{re.escape(field)}` is '.*', which does not exist"):
+    with pytest.raises(ScriptError, match=f"^`{re.escape(field)}` is '.*', which does not exist"):
         find(root, **script)
 
 
@@ -81,7 +81,7 @@ def test_a_way_out_of_the_root_is_as_good_as_none(root: Path, script: dict[str, 
     ],
 )
 def test_a_folder_for_a_file_is_told_as_that(root: Path, script: dict[str, str], told: str) -> None:
-    with pytest.raises(NoScriptError, match=f"^{re.escape(told)}$"):
+    with pytest.raises(ScriptError, match=f"^{re.escape(told)}$"):
         find(root, **script)
 
 
@@ -103,7 +103,7 @@ def test_a_module_that_python_finds_elsewhere_is_not_run(
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     monkeypatch.chdir(root)
-    assert run(script) == 2
+    assert run_script(script) == 2
     said = capsys.readouterr()
     assert "error: `script.module` is 'json' in " in said.err
     assert "but Python finds" in said.err

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 from tests.support.patience import patient
-from workers.meter.output import Sturdy
+from workers.meter.rank_exit import DiskFullTolerantWriter
 
 PRINTS = """
-from workers.meter.ending import end_as
+from workers.meter.rank_exit import end_as
 
 def main():
     print("a line" * 10_000)
@@ -32,7 +32,7 @@ def test_a_rank_outlives_a_full_disk() -> None:
 def test_what_was_lost_is_told_where_there_is_room_again(tmp_path: Path) -> None:
     log = (tmp_path / "log").open("wb")
     descriptor = os.open("/dev/full", os.O_WRONLY)
-    output = Sturdy(descriptor, "stdout")
+    output = DiskFullTolerantWriter(descriptor, "stdout")
     assert output.write(b"nobody reads this\n") == 18
     assert output.write(b"nor this\n") == 9
     os.dup2(log.fileno(), descriptor)

@@ -8,17 +8,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from workers.meter.completion import stand_still
 from workers.meter.recorder import Recorder
-from workers.meter.timeline import timeline
+from workers.meter.timeline import build_timeline
+from workers.meter.work import time_wait
 
 
 def test_cells_sum_what_was_issued_and_what_completed():
     recorder = Recorder(rank=0)
-    recorder.label("3", "tp")
+    recorder.label_group("3", "tp")
     recorder.issue("all_reduce", "3", 4, 1000)()
     recorder.issue("all_reduce", "3", 4, 24)
-    (cell,) = recorder.cells()
+    (cell,) = recorder.get_cells()
     assert cell["busy_s"] >= 0
     assert cell | {"busy_s": 0} == {
         "phase": "setup",
@@ -39,13 +39,13 @@ def test_a_collective_completes_in_the_phase_and_axis_it_was_issued_in():
     recorder.step = 7
     pending = recorder.issue("broadcast", "0", 2, 8)
     recorder.set_phase("eval")
-    recorder.label("0", "dp")
+    recorder.label_group("0", "dp")
     recorder.step = 8
-    recorder.label("1", "world")
+    recorder.label_group("1", "world")
     recorder.issue("broadcast", "1", 2, 8)  # its twin of the next phase, still on its way
     pending.complete(0.25)
-    assert [c["completed"] for c in recorder.cells("eval")] == [0]
-    (cell,) = recorder.cells("step")
+    assert [c["completed"] for c in recorder.get_cells("eval")] == [0]
+    (cell,) = recorder.get_cells("step")
     assert (cell["axis"], cell["completed"], cell["busy_s"]) == ("world", 1, 0.25)
     (record,), dropped = recorder.drain()
     assert (record.phase, record.axis, record.step, record.duration_s, dropped) == ("step", "world", 7, 0.25, 0)
@@ -56,7 +56,7 @@ def test_a_work_waited_for_twice_completes_once():
     pending = recorder.issue("send", "0", 2, 8)
     pending()
     pending()
-    assert recorder.cells()[0]["completed"] == 1
+    assert recorder.get_cells()[0]["completed"] == 1
     assert len(recorder.drain()[0]) == 1
 
 
@@ -64,7 +64,7 @@ def test_groups_of_two_sizes_under_one_axis_have_a_cell_each():
     recorder = Recorder(rank=0)
     recorder.issue("all_gather", "a", 2, 100)
     recorder.issue("all_gather", "b", 4, 100)
-    small, large = recorder.cells()
+    small, large = recorder.get_cells()
     assert (small["group_size"], small["count"], small["payload_bytes"], small["algorithmic_bytes"]) == (2, 1, 100, 50)
     assert (large["group_size"], large["count"], large["payload_bytes"], large["algorithmic_bytes"]) == (4, 1, 100, 75)
 
@@ -73,7 +73,7 @@ def test_what_is_not_shared_evenly_leaves_as_the_caller_says():
     recorder = Recorder(rank=0)
     recorder.issue("all_to_all", "0", 4, 1000, 990)
     recorder.issue("all_to_all", "0", 4, 400)
-    (cell,) = recorder.cells()
+    (cell,) = recorder.get_cells()
     assert (cell["payload_bytes"], cell["algorithmic_bytes"]) == (1400, 990 + 300)
 
 
@@ -84,7 +84,7 @@ def test_a_full_buffer_drops_the_oldest_record_and_no_count():
     records, dropped = recorder.drain()
     assert [record.payload_bytes for record in records] == list(range(15, 25))
     assert dropped == recorder.dropped == 15
-    (cell,) = recorder.cells()
+    (cell,) = recorder.get_cells()
     assert (cell["count"], cell["completed"], cell["payload_bytes"]) == (25, 25, sum(range(25)))
 
 
@@ -100,18 +100,18 @@ def test_counters_stay_exact_when_many_threads_issue_and_complete():
         thread.start()
     for thread in threads:
         thread.join()
-    (cell,) = recorder.cells()
+    (cell,) = recorder.get_cells()
     assert (cell["count"], cell["completed"], cell["payload_bytes"]) == (40_000, 40_000, 120_000)
     assert len(recorder.drain()[0]) + recorder.dropped == 40_000
 
 
 def test_groups_of_the_same_ranks_are_told_apart_under_each_axis_by_the_order_they_were_made_in():
     recorder = Recorder(rank=1)
-    groups = [recorder.join(name, [1, 3]) for name in ("a", "b", "c")]
-    other = recorder.join("d", [0, 1])
-    recorder.label("b", "dp")
-    recorder.label("c", "dp")
-    told = [recorder.identity(group) for group in (*groups, other)]
+    groups = [recorder.add_group(name, [1, 3]) for name in ("a", "b", "c")]
+    other = recorder.add_group("d", [0, 1])
+    recorder.label_group("b", "dp")
+    recorder.label_group("c", "dp")
+    told = [recorder.get_group_ranks(group) for group in (*groups, other)]
     assert [(one["axis"], one["ranks"], one["nth"]) for one in told] == [
         ("world", [1, 3], 0),
         ("dp", [1, 3], 0),
@@ -122,24 +122,24 @@ def test_groups_of_the_same_ranks_are_told_apart_under_each_axis_by_the_order_th
 
 def test_a_group_that_torch_names_anew_keeps_its_numbers_and_a_new_one_of_its_name_does_not():
     recorder = Recorder(rank=0)
-    group = recorder.join("early", [0, 1])
+    group = recorder.add_group("early", [0, 1])
     recorder.issue("all_reduce", "early", 2, 8)()
     recorder.groups.rename(group, "late")
-    assert recorder.issue("all_reduce", "late", 2, 8).number == 2
-    recorder.join("late", [0, 1])
-    assert recorder.issue("all_reduce", "late", 2, 8).number == 1
+    assert recorder.issue("all_reduce", "late", 2, 8).sequence_number == 2
+    recorder.add_group("late", [0, 1])
+    assert recorder.issue("all_reduce", "late", 2, 8).sequence_number == 1
 
 
 def test_sends_and_receives_are_numbered_by_the_rank_at_the_other_end_and_no_collective():
     recorder = Recorder(rank=4)
-    group = recorder.join("pp", [4, 6, 8])
+    group = recorder.add_group("pp", [4, 6, 8])
     ops = [("send", 1), ("send", 2), ("send", 1), ("recv", 1), ("barrier", None)]
     issued = [recorder.issue(op, "pp", 3, 8, peer=peer) for op, peer in ops]
-    assert [(pending.peer, pending.number) for pending in issued] == [(6, 1), (8, 1), (6, 2), (6, 1), (-1, 1)]
-    assert (group.issued, group.ended, len(group.flying)) == (1, 0, 5)
+    assert [(pending.peer, pending.sequence_number) for pending in issued] == [(6, 1), (8, 1), (6, 2), (6, 1), (-1, 1)]
+    assert (group.issued, group.ended, len(group.in_flight)) == (1, 0, 5)
     for pending in issued:
         pending()
-    assert (group.issued, group.ended, len(group.flying)) == (1, 1, 0)
+    assert (group.issued, group.ended, len(group.in_flight)) == (1, 1, 0)
 
 
 def in_step(recorder: Recorder) -> None:
@@ -167,7 +167,7 @@ def test_what_the_training_thread_stood_still_for_is_exposed_and_the_rest_hidden
     in_step(recorder)
     monkeypatch.setattr("time.perf_counter", lambda: next(now))
     pending = recorder.issue("all_reduce", "0", 2, 8)  # from 0
-    stand_still(pending, 0, lambda: None)  # 10 to 20
+    time_wait(pending, 0, lambda: None)  # 10 to 20
     monkeypatch.undo()
     parts = recorder.end_step(1)
     assert (pending.blocked_s, parts["hidden"], parts["exposed"]) == (10.0, {"world": 10.0}, {"world": 10.0})
@@ -179,53 +179,53 @@ def test_a_thread_beside_training_stands_still_for_nobody():
     recorder = Recorder(rank=0)
     in_step(recorder)
     pending = recorder.issue("send", "0", 2, 8, peer=1)
-    thread = threading.Thread(target=lambda: stand_still(pending, 0, lambda: None))
+    thread = threading.Thread(target=lambda: time_wait(pending, 0, lambda: None))
     thread.start()
     thread.join()
     assert recorder.end_step(1)["exposed"] == {}
-    assert recorder.cells()[0]["completed"] == 1
+    assert recorder.get_cells()[0]["completed"] == 1
 
 
 def test_what_is_issued_outside_a_step_is_no_part_of_one():
     recorder = Recorder(rank=0)
     in_step(recorder)
     recorder.set_phase("proof")
-    stand_still(recorder.issue("all_reduce", "0", 2, 8), 0, lambda: None)
+    time_wait(recorder.issue("all_reduce", "0", 2, 8), 0, lambda: None)
     assert recorder.end_step(1) == {"data": 0.0, "optimizer": 0.0, "exposed": {}, "hidden": {}}
 
 
 def test_a_step_is_kept_up_to_the_next_and_says_what_it_left_out(monkeypatch):
-    monkeypatch.setattr("workers.meter.recorder.MOST_CALLS", 3)
-    monkeypatch.setattr("workers.meter.steps.MOST_CALLS", 2)
+    monkeypatch.setattr("workers.meter.recorder.MAX_CALLS_PER_STEP", 3)
+    monkeypatch.setattr("workers.meter.collectives.MAX_CALLS_PER_STEP", 2)
     recorder = Recorder(rank=7)
-    recorder.keep_steps()
+    recorder.enable_tracing()
     in_step(recorder)
     for _ in range(5):
         recorder.issue("all_reduce", "0", 2, 8)()
     recorder.end_step(1)
     for _ in range(3):
-        with recorder.doing("eval"):
+        with recorder.time_span("eval"):
             pass
-    assert recorder.take_steps() == []
+    assert recorder.take_traces() == []
     recorder.begin_step(2)  # which never ends
-    (log,) = recorder.take_steps()
-    told = timeline(recorder, log)
+    (log,) = recorder.take_traces()
+    told = build_timeline(recorder, log)
     assert (told["step"], told["left_out"], told["calls"]["sequence"]) == (1, 2 + 1, [1, 2, 3])
     assert told["spans"]["work"] == ["eval", "eval"]
     assert abs(told["began"] - time.time()) < 60
-    assert len(timeline(recorder, log, most=1)["calls"]["op"]) == 1
-    assert timeline(recorder, log, most=1)["left_out"] == 6
-    recorder.close_step()
-    assert recorder.take_steps() == []
+    assert len(build_timeline(recorder, log, most=1)["calls"]["op"]) == 1
+    assert build_timeline(recorder, log, most=1)["left_out"] == 6
+    recorder.close_trace()
+    assert recorder.take_traces() == []
 
 
 def test_steps_that_nobody_takes_are_bounded():
     recorder = Recorder(rank=0)
-    recorder.keep_steps()
+    recorder.enable_tracing()
     for step in range(1, 100):
         recorder.begin_step(step)
         recorder.end_step(step)
-    assert [log.step for log in recorder.take_steps()] == list(range(91, 99))
+    assert [log.step for log in recorder.take_traces()] == list(range(91, 99))
 
 
 def test_records_keep_their_order_though_the_thread_stands_still_between_two_clocks(monkeypatch):
@@ -243,14 +243,14 @@ def test_records_keep_their_order_though_the_thread_stands_still_between_two_clo
     monkeypatch.setattr("workers.meter.recorder.time", SimpleNamespace(time=unix, perf_counter=lambda: clock[0]))
     starts = [record.start for record in recorder.drain()[0]]
     assert starts == pytest.approx([5000.0 + seconds for seconds in began], abs=1e-6)
-    assert recorder.unix(100.0) == pytest.approx(5100.0, abs=1e-6)
+    assert recorder.to_unix_s(100.0) == pytest.approx(5100.0, abs=1e-6)
 
 
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
         (lambda r: r.set_phase("warmup"), "expected one of"),
-        (lambda r: r.label("0", "xp"), "expected one of"),
+        (lambda r: r.label_group("0", "xp"), "expected one of"),
         (lambda r: Recorder(0, capacity=0), "at least 1"),
     ],
 )

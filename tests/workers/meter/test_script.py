@@ -18,10 +18,10 @@ from tests.support.patience import patient
 from tests.support.processes import ROOT
 from tests.support.ranks import forked, run_to_end, torchrun
 from workers.host.supervisor.tally import Tally
-from workers.meter.__main__ import StepsTold, count_steps
+from workers.meter.__main__ import StepCounter, count_steps
 from workers.meter.exporter import Exporter
-from workers.meter.intercept import given_name, words_for
-from workers.meter.recorder import MAX_NAMES, OTHER_GROUPS, Recorder
+from workers.meter.intercept import format_ranks, get_user_label
+from workers.meter.recorder import MAX_GROUP_LABELS, OTHER_GROUPS_LABEL, Recorder
 
 HERE = Path(__file__).parent
 
@@ -105,7 +105,7 @@ def test_a_model_may_be_let_go_while_a_collective_calls_back() -> None:
     ],
 )
 def test_a_group_goes_by_the_name_it_was_given(description: str, name: str) -> None:
-    assert given_name(description) == name
+    assert get_user_label(description) == name
 
 
 def test_how_many_steps_have_ended_is_told_beside_the_counters_though_no_more_follow(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_how_many_steps_have_ended_is_told_beside_the_counters_though_no_more_fo
         supervisor.bind(str(tmp_path / "s"))
         supervisor.listen()
         exporter = Exporter(recorder, str(tmp_path / "s"), "job", 1)
-        exporter.watch(StepsTold(recorder).look)
+        exporter.add_source(StepCounter(recorder).poll)
         line, _ = supervisor.accept()
         with line:
             line.settimeout(patient(5))
@@ -193,7 +193,7 @@ def test_a_script_without_groups_just_runs(tmp_path: Path) -> None:
     ],
 )
 def test_a_group_has_words(ranks: list[int], world: int, words: str) -> None:
-    assert words_for(ranks, world) == words
+    assert format_ranks(ranks, world) == words
 
 
 def test_a_script_with_thousands_of_groups_does_not_fill_the_page() -> None:
@@ -201,9 +201,9 @@ def test_a_script_with_thousands_of_groups_does_not_fill_the_page() -> None:
     for index in range(1000):
         recorder.name_group(str(index), f"ranks {index}")
         recorder.issue("all_reduce", str(index), 2, 8)()
-    assert len(recorder.cells()) == MAX_NAMES + 1
-    (rest,) = [cell for cell in recorder.cells() if cell["axis"] == OTHER_GROUPS]
-    assert rest["payload_bytes"] == 8 * (1000 - MAX_NAMES)
+    assert len(recorder.get_cells()) == MAX_GROUP_LABELS + 1
+    (rest,) = [cell for cell in recorder.get_cells() if cell["axis"] == OTHER_GROUPS_LABEL]
+    assert rest["payload_bytes"] == 8 * (1000 - MAX_GROUP_LABELS)
 
 
 def test_torch_enters_a_group_where_it_is_swapped() -> None:

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
+from workers.meter.monitors import MAX_STACK_FRAMES, MAX_STALL_GROUPS, STALL_S, StallMonitor, get_stall
 from workers.meter.recorder import Recorder
-from workers.meter.standing import MOST_FRAMES, MOST_GROUPS, STILL_S, Watch, standing
 
 
 def still(recorder: Recorder, seconds: float) -> None:
     """So long nothing has moved."""
-    recorder.moved_s -= seconds
+    recorder.last_progress_s -= seconds
 
 
 def test_it_is_told_again_and_again_while_nothing_moves_and_once_when_something_does():
     recorder = Recorder(rank=3)
-    watch = Watch(recorder)
-    assert watch.look() is None
-    still(recorder, STILL_S)
-    first = watch.look()
+    watch = StallMonitor(recorder)
+    assert watch.poll() is None
+    still(recorder, STALL_S)
+    first = watch.poll()
     assert first is not None
-    assert STILL_S <= first["still"] < STILL_S + 10
-    assert watch.look() is None, "not twice within its period"
-    watch._told_s -= STILL_S
-    assert watch.look() is not None
+    assert STALL_S <= first["still"] < STALL_S + 10
+    assert watch.poll() is None, "not twice within its period"
+    watch._told_s -= STALL_S
+    assert watch.poll() is not None
     recorder.issue("all_reduce", "0", 2, 8)
-    moved = watch.look()
+    moved = watch.poll()
     assert moved is not None
     assert moved["still"] == 0
-    assert watch.look() is None
+    assert watch.poll() is None
 
 
 def test_whatever_is_issued_ends_or_begins_is_a_move():
@@ -39,22 +39,22 @@ def test_whatever_is_issued_ends_or_begins_is_a_move():
         lambda: recorder.issue("send", "0", 2, 8, peer=1),
     ):
         still(recorder, 1000)
-        before = recorder.moved_s
+        before = recorder.last_progress_s
         move()
-        assert recorder.moved_s > before + 500
+        assert recorder.last_progress_s > before + 500
 
 
 def test_of_each_group_it_tells_the_oldest_on_its_way_and_of_many_those_first():
     recorder = Recorder(rank=0)
     recorder.end_step(41)
-    for number in range(MOST_GROUPS + 5):
-        recorder.join(f"{number}", [0, 1])
+    for number in range(MAX_STALL_GROUPS + 5):
+        recorder.add_group(f"{number}", [0, 1])
         recorder.issue("barrier", f"{number}", 2, 0)()
-    recorder.issue("all_gather", f"{MOST_GROUPS + 4}", 2, 64)
-    recorder.issue("all_reduce", f"{MOST_GROUPS + 4}", 2, 8)
-    recorder.waits_for = recorder.issue("recv", "0", 2, 4, peer=1)
-    told = standing(recorder, 5.0)
-    assert (told["step"], told["phase"], told["still"], len(told["groups"])) == (41, "setup", 5.0, MOST_GROUPS)
+    recorder.issue("all_gather", f"{MAX_STALL_GROUPS + 4}", 2, 64)
+    recorder.issue("all_reduce", f"{MAX_STALL_GROUPS + 4}", 2, 8)
+    recorder.blocking = recorder.issue("recv", "0", 2, 4, peer=1)
+    told = get_stall(recorder, 5.0)
+    assert (told["step"], told["phase"], told["still"], len(told["groups"])) == (41, "setup", 5.0, MAX_STALL_GROUPS)
     first, second, third, *_ = told["groups"]
     assert (first["op"], first["peer"], first["sequence"], first["blocking"]) == ("recv", 1, 1, True)
     assert (first["issued"], first["ended"]) == (1, 1), "a receive is no collective"
@@ -72,9 +72,9 @@ def test_of_a_deep_stack_the_innermost_frames_are_told():
     recorder = Recorder(rank=0)
 
     def deeper(levels: int) -> list[str]:
-        return deeper(levels - 1) if levels else standing(recorder, 0.0)["stack"]
+        return deeper(levels - 1) if levels else get_stall(recorder, 0.0)["stack"]
 
     stack = deeper(100)
-    assert len(stack) == MOST_FRAMES
+    assert len(stack) == MAX_STACK_FRAMES
     assert stack[0].endswith("deeper")
     assert stack[-1].rpartition(" in ")[2] == "standing"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from workers.meter.completion import FORWARDED, WaitedFor, WaitedForOnDevice
-from workers.meter.group import BARRIERS, METERED, MeteredGroup
+from workers.meter.process_group import BARRIERS, COLLECTIVES, MeteredProcessGroup
+from workers.meter.work import FORWARDED, MeteredNcclWork, MeteredWork
 from workers.torch_private import CHECKED_ON
 
 # Move nothing between ranks: names, sizes, timeouts, stores, hooks, life cycle, making other groups.
@@ -61,17 +61,17 @@ def methods(cls: type) -> set[str]:
 
 def test_every_collective_of_this_torch_is_counted():
     assert torch.__version__.split("+")[0] == CHECKED_ON
-    assert methods(dist.ProcessGroup) == NOT_COLLECTIVES | set(METERED) | set(BARRIERS)
+    assert methods(dist.ProcessGroup) == NOT_COLLECTIVES | set(COLLECTIVES) | set(BARRIERS)
 
 
 def test_every_counted_method_is_overridden():
-    for method in (*METERED, *BARRIERS):
-        assert getattr(MeteredGroup, method) is not getattr(dist.ProcessGroup, method), method
+    for method in (*COLLECTIVES, *BARRIERS):
+        assert getattr(MeteredProcessGroup, method) is not getattr(dist.ProcessGroup, method), method
 
 
 def test_a_work_completed_on_wait_answers_like_the_work_it_wraps():
     boxing = {"_pybind11_conduit_v1_", "boxed", "unbox"}
     assert methods(dist.Work) == {*FORWARDED, "wait", *boxing}
     for method in (*FORWARDED, "wait"):
-        for wrapper in (WaitedFor, WaitedForOnDevice):
+        for wrapper in (MeteredWork, MeteredNcclWork):
             assert getattr(wrapper, method) is not getattr(dist.Work, method), method

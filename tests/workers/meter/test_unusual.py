@@ -10,15 +10,15 @@ import torch
 import torch.distributed as dist
 
 from contracts.telemetry.steps import Cell
-from workers.meter import Recorder, metered_backend
-from workers.meter.completion import DevicePoller
-from workers.meter.standing import standing
+from workers.meter import Recorder, register_metered_backend
+from workers.meter.monitors import get_stall
+from workers.meter.work import NcclPoller
 
 
 @pytest.fixture
 def recorder() -> Iterator[Recorder]:
     recorder = Recorder(0)
-    dist.init_process_group(metered_backend(recorder, "cpu"), store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group(register_metered_backend(recorder, "cpu"), store=dist.HashStore(), rank=0, world_size=1)
     yield recorder
     dist.destroy_process_group()
 
@@ -27,7 +27,7 @@ def counted(recorder: Recorder) -> dict[str, tuple[int, int, int]]:
     def numbers(cell: Cell) -> tuple[int, int, int]:
         return cell["count"], cell["completed"], cell["payload_bytes"]
 
-    return {cell["op"]: numbers(cell) for cell in recorder.cells()}
+    return {cell["op"]: numbers(cell) for cell in recorder.get_cells()}
 
 
 def test_what_the_backend_refuses_was_never_sent(recorder: Recorder) -> None:
@@ -35,7 +35,7 @@ def test_what_the_backend_refuses_was_never_sent(recorder: Recorder) -> None:
     with pytest.raises((RuntimeError, ValueError)):
         dist.all_to_all([torch.empty(2)], [torch.ones(3)])
     assert counted(recorder) == {"all_reduce": (1, 1, 16)}
-    (group,) = standing(recorder, 0.0)["groups"]
+    (group,) = get_stall(recorder, 0.0)["groups"]
     assert (group["issued"], group["ended"]) == (1, 1)
 
 
@@ -44,7 +44,7 @@ def test_what_fails_or_is_let_go_of_is_not_on_its_way_for_ever(recorder: Recorde
         dist.all_reduce(torch.ones(4, dtype=torch.int16))
     dist.reduce_scatter(torch.empty(2), [torch.ones(2)], async_op=True)  # of which gloo tells no end
     assert counted(recorder) == {"all_reduce": (1, 0, 8), "reduce_scatter": (1, 0, 8)}
-    (group,) = standing(recorder, 0.0)["groups"]
+    (group,) = get_stall(recorder, 0.0)["groups"]
     assert "op" not in group
 
 
@@ -62,7 +62,7 @@ def test_buffers_may_be_given_by_name(recorder: Recorder) -> None:
 
 def test_gloo_s_half_of_a_group_over_nccl_too_is_timed_as_gloo(recorder: Recorder) -> None:
     group: Any = dist.group.WORLD
-    group._poller = poller = DevicePoller()
+    group._poller = poller = NcclPoller()
     recorder.add_poller(poller.poll)
     dist.all_reduce(torch.ones(4), async_op=True).wait()
     dist.all_reduce(torch.ones(4))

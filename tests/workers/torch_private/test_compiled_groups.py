@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from workers.meter import Recorder, metered_backend
+from workers.meter import Recorder, register_metered_backend
 
 
 @pytest.fixture
 def recorder() -> Iterator[Recorder]:
     recorder = Recorder(0)
-    dist.init_process_group(metered_backend(recorder, "cpu"), store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group(register_metered_backend(recorder, "cpu"), store=dist.HashStore(), rank=0, world_size=1)
     yield recorder
     dist.destroy_process_group()
     torch.compiler.reset()
@@ -32,9 +32,9 @@ def test_a_compiled_script_sends_what_it_sends_uncompiled(recorder: Recorder) ->
         dist.all_reduce(y, async_op=True).wait()
         return y * 2
 
-    before = {cell["op"]: cell["count"] for cell in recorder.cells()}
+    before = {cell["op"]: cell["count"] for cell in recorder.get_cells()}
     with warnings.catch_warnings(), torch.no_grad():
         warnings.filterwarnings("error", message="Dynamo does not know how to trace the builtin `_thread")
         step(torch.ones(2, 4))
-    counted = {cell["op"]: cell["count"] - before.get(cell["op"], 0) for cell in recorder.cells()}
+    counted = {cell["op"]: cell["count"] - before.get(cell["op"], 0) for cell in recorder.get_cells()}
     assert counted == {"all_gather": 0, "all_reduce": 1, "broadcast": 2}, "two: its buffers are of two types"

@@ -27,7 +27,7 @@ def counted() -> Recorder:
     """What the meter holds after a run in which everything went as predicted."""
     recorder = Recorder(RANK)
     for axis in ("dp", "tp", "pp"):
-        recorder.label(axis, axis)
+        recorder.label_group(axis, axis)
     phases = (("setup", 1, setup_traffic), ("step", 5, step_traffic), ("eval", num_evals(SPEC), eval_traffic))
     for phase, times, traffic in phases:
         recorder.set_phase(cast(Phase, phase))
@@ -40,7 +40,7 @@ def counted() -> Recorder:
 
 
 def differences(recorder: Recorder) -> list[VerdictRow]:
-    rows = verdict(SPEC, RANK, recorder.cells(), {})
+    rows = verdict(SPEC, RANK, recorder.get_cells(), {})
     return [
         row
         for row in rows
@@ -50,7 +50,7 @@ def differences(recorder: Recorder) -> list[VerdictRow]:
 
 def test_a_run_as_predicted_has_no_difference_in_any_phase() -> None:
     assert num_evals(SPEC) == 3
-    rows = verdict(SPEC, RANK, counted().cells(), {})
+    rows = verdict(SPEC, RANK, counted().get_cells(), {})
     assert {row["phase"] for row in rows} == {"setup", "step", "eval"}
     assert {row["axis"] for row in rows} == {"world", "dp", "tp", "pp"}
     assert differences(counted()) == []
@@ -68,7 +68,7 @@ def test_one_more_call_is_seen_in_every_phase(phase: Phase) -> None:
 
 
 def test_a_collective_that_never_came_is_seen() -> None:
-    cells = [c for c in counted().cells() if (c["phase"], c["op"]) != ("step", "reduce_scatter")]
+    cells = [c for c in counted().get_cells() if (c["phase"], c["op"]) != ("step", "reduce_scatter")]
     missing = [r for r in verdict(SPEC, RANK, cells, {}) if r["measured_count"] != r["predicted_count"]]
     assert {(r["op"], r["axis"], r["measured_count"]) for r in missing} == {
         ("reduce_scatter", "dp", 0),

@@ -12,7 +12,7 @@ import torch
 from planner.facts.single_process_reference import limits, resumed_limits
 from planner.facts.spec import Layout
 from tests.workers.trainer.test_verification import one_rank, proven
-from workers.timeouts import VARIABLE
+from workers.rank_environment import GROUP_TIMEOUT_VARIABLE
 from workers.trainer.errors import DivergedError, ProofError
 from workers.trainer.trainer import StepResult, train
 from workers.trainer.verification import Proof, verifier
@@ -122,7 +122,7 @@ def test_one_process_is_not_asked_where_the_others_would_not_wait_for_it(
     monkeypatch.setattr(verifier, "seconds_alone", lambda _spec: 200.0)
     wide = spec.model_copy(update={"layout": Layout(dp=2)})
     assert verifier._too_long(wide) == ""
-    monkeypatch.setenv(VARIABLE, "120")
+    monkeypatch.setenv(GROUP_TIMEOUT_VARIABLE, "120")
     words = "the reference would take about 200 s, and ranks wait at most 120 s on this host"
     assert verifier._too_long(wide) == words
     assert verifier._too_long(spec) == "", "nobody waits"

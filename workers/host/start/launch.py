@@ -26,7 +26,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from workers import shield
+from workers import rank_environment
 from workers.host.address import LOOPBACK
 from workers.host.files import write_json
 from workers.host.start.lost_peer import LOST_PEER
@@ -94,7 +94,7 @@ def read_options(argv: list[str]) -> argparse.Namespace:
 
 
 def main() -> int:
-    shield.heed_parent()
+    rank_environment.accept_sigterm_from_parent()
     options = read_options(sys.argv[1:])
     meeting = _meeting(options)
     known = Known(options.name, options.node, options.nodes, meeting)

@@ -9,7 +9,7 @@ import sys
 import threading
 
 from contracts.control import LaunchOrder
-from workers.full import not_started
+from workers.disk import format_start_failure
 from workers.host.apart.isolation import as_environment
 from workers.host.attempts import AttemptDir, attempt_dir
 from workers.host.ends import Ends
@@ -63,5 +63,5 @@ class Starter:
 
     def _fail(self, attempt: AttemptDir, error: Exception) -> None:
         log.error("cannot start %s/%s: %s", attempt.job, attempt.attempt, error)
-        reason = not_started(self._settings.name, error, self._settings.run_dir)
+        reason = format_start_failure(self._settings.name, error, self._settings.run_dir)
         self._ends.conclude(attempt, "failed", reason)

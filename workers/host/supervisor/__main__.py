@@ -22,7 +22,7 @@ from contracts.security import DecryptionError
 from contracts.telemetry.batches import Item
 from contracts.telemetry.health import GaugeItem
 from contracts.telemetry.steps import StartItem
-from workers.full import not_started
+from workers.disk import format_start_failure
 from workers.host.apart.identity import user_of
 from workers.host.attempts import SOCKET_FOLDER, AttemptDir, attempt_dir, report_of_host, socket_root
 from workers.host.files import write_json
@@ -111,7 +111,7 @@ class Supervisor:
             self.folder.chmod(0o700 if user is None else 0o711)
             server = await telemetry.start(address, None if user is None else user.uid)
         except OSError as error:
-            self._end("failed", not_started(self.settings.name, error, self.folder))
+            self._end("failed", format_start_failure(self.settings.name, error, self.folder))
             return 1
         try:
             self.training = Training(self.attempt, self.order, self.settings, str(address))
@@ -123,7 +123,7 @@ class Supervisor:
             await self.training.start()
         except OSError as error:
             server.close()
-            self._end("failed", not_started(self.settings.name, error, self.attempt.given))
+            self._end("failed", format_start_failure(self.settings.name, error, self.attempt.given))
             return 1
         self._started = True
         if self.ended_by is not None:
@@ -309,7 +309,7 @@ def main() -> int:
 async def _tell_of(attempt: AttemptDir, settings: HostSettings, error: OSError) -> None:
     """An attempt that cannot begin, from memory: the host worker would only find that its supervisor is not there."""
     order = attempt.read_order()
-    exit_told = report_of_host(attempt, "failed", not_started(settings.name, error, attempt.own))
+    exit_told = report_of_host(attempt, "failed", format_start_failure(settings.name, error, attempt.own))
     line = RedisLine(attempt, settings, get_node_index(order))
     report = AttemptReport(
         job=attempt.job, attempt=attempt.attempt, state="exited", slots=order["slots"], exit=exit_told

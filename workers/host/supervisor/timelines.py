@@ -13,7 +13,7 @@ from typing import Final
 import msgpack
 
 from contracts.telemetry.timeline import TimelineItem
-from workers.thinning import Thinning
+from workers.step_sampling import StepSampler
 
 TOLD_BYTES_PER_S: Final = 256 * 2**10  # of an attempt's steps, beside those asked for
 KEPT_STEPS: Final = 64
@@ -48,7 +48,7 @@ class Timelines:
         self._steps: dict[int, Step] = {}
         self._num_bytes = 0
         self._wanted: frozenset[int] = frozenset()
-        self._thinning = Thinning(TOLD_BYTES_PER_S)
+        self._thinning = StepSampler(TOLD_BYTES_PER_S)
         self._over = False
         self._sampled: tuple[int, float] | None = None  # the last step that was, and when it began
 
@@ -84,12 +84,12 @@ class Timelines:
                 self._tell_step(self._steps[number])
 
     def _tells(self, number: int, step: Step) -> bool:
-        if not self._thinning.tells(number):
+        if not self._thinning.should_trace(number):
             return self._over or number in self._wanted
         began = max(item["began"] for item in step.items.values())
         if self._sampled is not None and number > self._sampled[0]:
             last, last_began = self._sampled
-            self._thinning.told(step.num_bytes, (began - last_began) / (number - last))
+            self._thinning.record_traced_step(step.num_bytes, (began - last_began) / (number - last))
         self._sampled = (number, began)
         return True
 

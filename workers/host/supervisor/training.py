@@ -12,7 +12,7 @@ from pathlib import Path
 
 from contracts.control import LaunchOrder
 from contracts.security import decrypt_variables
-from workers import shield, timeouts
+from workers import rank_environment
 from workers.host.address import interface_of
 from workers.host.apart.identity import as_user
 from workers.host.apart.lending import give, lend
@@ -140,13 +140,13 @@ class Training:
             "PYTHONPATH": str(PACKAGES),
             "PYTHONUNBUFFERED": "1",
             "OMP_NUM_THREADS": "1",
-            timeouts.VARIABLE: str(self._settings.group_timeout_s),
+            rank_environment.GROUP_TIMEOUT_VARIABLE: str(self._settings.group_timeout_s),
             # Not by the host's name, which need not resolve, or resolves to loopback.
             "GLOO_SOCKET_IFNAME": self._interface(),
             "NCCL_SOCKET_IFNAME": self._interface(),
         }
         if self._settings.saves_on_term:
-            environment[shield.VARIABLE] = "1"
+            environment[rank_environment.TERM_FROM_PARENT_VARIABLE] = "1"
         if self._user is not None:
             environment |= {"USER": self._user.name}
         if self._user is not None or self._settings.sandbox == "bwrap":

@@ -11,7 +11,7 @@ from contracts.telemetry.vocabulary import Axis
 from planner.facts.layout import Coordinates, Group, axis_group, axis_ranks, coordinates, members, shard_group
 from planner.facts.placements import shared_heads
 from planner.facts.spec import JobSpec, Layout
-from workers.timeouts import group_timeout
+from workers.rank_environment import get_group_timeout
 from workers.torch_private.groups import connect
 
 Label = Callable[[str, Axis], None]
@@ -58,7 +58,7 @@ def make_mesh(spec: JobSpec, rank: int, label: Label) -> Mesh:
         if len(ranks) == 1:
             return None
         # Only the members meet: a rank of a large world makes a dozen groups, not all of everybody's.
-        group = dist.new_group(list(ranks), timeout=group_timeout(), use_local_synchronization=True)
+        group = dist.new_group(list(ranks), timeout=get_group_timeout(), use_local_synchronization=True)
         assert isinstance(group, dist.ProcessGroup)
         label(group.group_name, axis)
         if not messages:

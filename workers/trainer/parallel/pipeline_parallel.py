@@ -19,7 +19,7 @@ from planner.facts.layout import num_chunks
 from planner.facts.pipeline_messages import Exchange, Message, exchanges, given_by, links, owners
 from planner.facts.schedules import Action, actions, splits
 from planner.facts.spec import Layout
-from workers.device import Aside
+from workers.device import SideStream
 from workers.torch_private.groups import connect_pair
 from workers.trainer.parallel.mesh import Mesh
 from workers.trainer.parallel.tensor_parallel import TensorParallel
@@ -81,7 +81,7 @@ class Boundary:
         self._here: dict[Message, torch.Tensor] = {}
         self._to_send: dict[Message, tuple[torch.Tensor, torch.cuda.Event | None]] = {}
         self._arriving: dict[Message, tuple[torch.Tensor, dist.Work]] = {}
-        self._sends, self._aside = Sends(), Aside(device)
+        self._sends, self._aside = Sends(), SideStream(device)
         me = mesh.place.pp
         for sender, receiver in (link for link in links(mesh.layout) if me in link):
             group = self._group(sender, receiver)
@@ -94,7 +94,7 @@ class Boundary:
             self._here[message] = x.detach()
             return
         part = self._tp.flat_part(x.detach().contiguous())
-        self._to_send[message] = part, self._aside.moment()
+        self._to_send[message] = part, self._aside.record_event()
 
     def exchange(self, asked: Iterable[Exchange]) -> None:
         """Ask for messages, which travel while this rank computes."""
@@ -107,7 +107,7 @@ class Boundary:
                 self._arriving[message] = part, work
                 continue
             part, made = self._to_send.pop(message)
-            with self._aside.since(made):
+            with self._aside.after(made):
                 work = dist.isend(part, self._mesh.pipe[receiver], group=group)
             assert work is not None
             self._sends.add(work, part)

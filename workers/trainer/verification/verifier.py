@@ -23,7 +23,7 @@ from planner.facts.single_process_reference import (
     why_not_compared,
 )
 from planner.facts.spec import JobSpec
-from workers.timeouts import group_timeout
+from workers.rank_environment import get_group_timeout
 from workers.trainer.allocator import give_back
 from workers.trainer.trainer import StepResult, Trainer, stop_if
 from workers.trainer.verification.comparison import Beside, FirstStep, Ran, compare_with_one, on_rank_0
@@ -188,7 +188,7 @@ class Proof:
     def _one_more(self, done: int) -> tuple[ReferenceProof, Sequence[Mismatch]]:
         """A step after the first `done`, and what is wrong of it. The last validation was after the run's own last."""
         trainer = self.trainer
-        trainer.recorder.close_step()  # what comes now is none of the last step's
+        trainer.recorder.close_trace()  # what comes now is none of the last step's
         spec, corpus, device, most = trainer.spec, trainer.corpus, trainer.device, end_limits(trainer.spec)
 
         def build() -> Trainer:
@@ -244,7 +244,7 @@ class Proof:
 
 def _too_long(spec: JobSpec) -> str:
     """Why the others would not wait for one process on this host; empty where they would."""
-    seconds, waits_s = seconds_alone(spec), group_timeout().total_seconds()
+    seconds, waits_s = seconds_alone(spec), get_group_timeout().total_seconds()
     if spec.layout.world_size == 1 or seconds <= waits_s / 2:
         return ""
     return f"the reference would take about {seconds:,.0f} s, and ranks wait at most {waits_s:g} s on this host"

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.facts.parse_spec import parse_fields
 from planner.facts.spec import ModelSpec
-from workers.dry_run.rank import dry_step
+from workers.dry_run import run_dry_step
 from workers.trainer.model import moe as grouped
 from workers.trainer.model.layers import Strategy
 from workers.trainer.model.moe import Mixture, _by_expert, _inverse, _Take, grouped_product
@@ -90,7 +90,7 @@ def step(experts: int, inner: int) -> tuple[int, int]:
     model = {"preset": "mixtral-tiny", "moe": moe, "num_layers": 2}
     spec = parse_fields({"model": model, "train": {"global_batch": 2, "seq_len": 64}})
     with Calls() as calls:
-        flops = dry_step(spec, 0).flops
+        flops = run_dry_step(spec, 0).flops
     return calls.count, flops
 
 

@@ -26,9 +26,9 @@ import torch.distributed as dist
 
 from contracts.telemetry.vocabulary import Op
 from planner.facts.spec import JobSpec
-from workers.dry_run.rank import dry_step
-from workers.meter import dry
-from workers.meter.group import Carried, _is_async, coalesce_metered_p2p
+from workers import dry_run
+from workers.dry_run import run_dry_step
+from workers.meter.process_group import CollectiveBytes, _is_async, patch_batch_isend_irecv
 from workers.trainer.parallel import mesh, pipeline_parallel
 from workers.trainer.parallel.pipeline_parallel import Sends
 
@@ -81,7 +81,7 @@ class _Told(dist.Work):
 def written_down(trace: Trace) -> Iterator[None]:
     """Inside, dry groups write into `trace` what is asked of them, as it would be asked on a GPU."""
 
-    class Writing(dry.DryGroup):
+    class Writing(dry_run.DryProcessGroup):
         _batch: int | None = None
 
         def __init__(self, native: Any, name: str, recorder: Any, devices: Any, ranks: Sequence[int]) -> None:
@@ -89,7 +89,13 @@ def written_down(trace: Trace) -> Iterator[None]:
             self._ranks = list(ranks)
 
         def _run(
-            self, method: str, op: Op, carried: Carried, args: Sequence[Any], kwargs: dict[str, Any], poller: object
+            self,
+            method: str,
+            op: Op,
+            carried: CollectiveBytes,
+            args: Sequence[Any],
+            kwargs: dict[str, Any],
+            poller: object,
         ) -> Any:
             super()._run(method, op, carried, args, kwargs, poller)
             peer = None if carried.peer is None else self._ranks[carried.peer]
@@ -120,8 +126,8 @@ def written_down(trace: Trace) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (dist, dist.distributed_c10d):
             patch.setattr(module, "batch_isend_irecv", module.batch_isend_irecv)  # so that it comes back
-        coalesce_metered_p2p()
-        patch.setattr(dry, "DryGroup", Writing)
+        patch_batch_isend_irecv()
+        patch.setattr(dry_run, "DryGroup", Writing)
         patch.setattr(Sends, "add", keep)
         patch.setattr(mesh, "connect", connected)
         patch.setattr(pipeline_parallel, "connect_pair", pair_connected)
@@ -134,7 +140,7 @@ def traces(spec: JobSpec) -> list[Trace]:
     for rank in range(spec.layout.world_size):
         trace: Trace = []
         with written_down(trace):
-            dry_step(spec, rank)
+            run_dry_step(spec, rank)
         found.append(trace)
     return found
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from planner.facts.parse_spec import parse_fields
-from workers.dry_run.rank import dry_step
+from workers.dry_run import run_dry_step
 
 
 def peak_bytes(seq_len: int, **layout: Any) -> int:
     model = {"preset": "llama-tiny", "max_seq_len": 2**17}
     train = {"global_batch": 1, "seq_len": seq_len}
-    return dry_step(parse_fields({"model": model, "layout": {"cp": 4, **layout}, "train": train}), 1).peak_bytes
+    return run_dry_step(parse_fields({"model": model, "layout": {"cp": 4, **layout}, "train": train}), 1).peak_bytes
 
 
 @pytest.mark.parametrize(("method", "recompute"), [("ring", "full"), ("all_gather", "none")])

@@ -12,7 +12,7 @@ from planner.cost.traffic import data
 from planner.facts.spec import JobSpec
 from tests.parity.cases import Case
 from tests.workers.test_dry_run import wrong
-from workers.dry_run.rank import dry_step
+from workers.dry_run import run_dry_step
 from workers.trainer import optimizer
 from workers.trainer.parallel import mesh, parallelize
 
@@ -40,10 +40,10 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=list(FAULTS))
 def test_a_fault_of_one_side_shows_in_bytes_and_calls(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert wrong(fault.case.spec, dry_step(fault.case.spec, 0)) == []
+    assert wrong(fault.case.spec, run_dry_step(fault.case.spec, 0)) == []
     data._buckets.cache_clear()
     monkeypatch.setattr(fault.module, fault.name, fault.instead)
-    assert wrong(fault.case.spec, dry_step(fault.case.spec, 0)) != []
+    assert wrong(fault.case.spec, run_dry_step(fault.case.spec, 0)) != []
     data._buckets.cache_clear()
 
 
@@ -58,7 +58,7 @@ def test_a_unit_that_lacks_a_tensor_ends_the_run(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(parallelize, "stage_units", without_embedding)
     with pytest.raises(KeyError):
-        dry_step(PLAIN.spec, 0)
+        run_dry_step(PLAIN.spec, 0)
 
 
 def test_a_placement_that_the_model_does_not_have_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,4 +71,4 @@ def test_a_placement_that_the_model_does_not_have_ends_the_run(monkeypatch: pyte
     monkeypatch.setattr(parallelize, "local_parameter", halved)
     spec: JobSpec = HEADS.spec
     with pytest.raises(AssertionError, match=r"attention\.k\.weight"):
-        dry_step(spec, 0)
+        run_dry_step(spec, 0)

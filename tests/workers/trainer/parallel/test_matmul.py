@@ -89,7 +89,7 @@ def test_a_gpu_that_multiplies_nothing_so_narrow_is_named(monkeypatch: pytest.Mo
     )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "NVIDIA A100")
-    monkeypatch.setattr(trainer, "own_device", lambda kind: torch.device(kind, 0))
+    monkeypatch.setattr(trainer, "get_local_device", lambda kind: torch.device(kind, 0))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 0))
     with pytest.raises(UserError, match=r"fp8 matmuls need compute capability 8\.9 or more, and NVIDIA A100 has 8\.0"):
         trainer._device(spec)

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from planner.facts.stages import BUCKET_BYTES
 from tests.support.patience import patient
 from tests.support.processes import wait_until
-from workers.meter import Recorder, metered_backend
+from workers.meter import Recorder, register_metered_backend
 from workers.trainer.parallel.data_parallel import BucketedAllReduce
 from workers.trainer.parallel.pipeline_parallel import Sends
 from workers.trainer.parallel.tensor_parallel import TensorParallel
@@ -86,7 +86,7 @@ WIDTH = 1600  # one square fp32 matrix is 9.8 MiB, three close a bucket
 @pytest.fixture
 def recorder() -> Iterator[Recorder]:
     recorder = Recorder(0)
-    backend = metered_backend(recorder, "cpu")
+    backend = register_metered_backend(recorder, "cpu")
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=30))
     try:
         yield recorder
@@ -95,7 +95,7 @@ def recorder() -> Iterator[Recorder]:
 
 
 def calls(recorder: Recorder) -> int:
-    return sum(cell["count"] for cell in recorder.cells())
+    return sum(cell["count"] for cell in recorder.get_cells())
 
 
 def test_a_bucket_leaves_as_soon_as_its_last_gradient_is_there(recorder: Recorder) -> None:
@@ -117,7 +117,7 @@ def test_a_bucket_leaves_as_soon_as_its_last_gradient_is_there(recorder: Recorde
     reducer.after_backward()
     assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), whole, strict=True) if p.grad is not None)
 
-    (cell,) = recorder.cells()
+    (cell,) = recorder.get_cells()
     assert cell["payload_bytes"] == 6 * WIDTH * WIDTH * 4 > 2 * BUCKET_BYTES
 
 

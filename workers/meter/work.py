@@ -19,12 +19,12 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from workers.meter.groups import Pending
+from workers.meter.collectives import Collective
 from workers.torch_private.groups import duration_s, never_compiled
 
 T = TypeVar("T")
 MAIN_THREAD = threading.main_thread().ident
-timed_event: Callable[[], Any] = partial(torch.cuda.Event, enable_timing=True)
+create_timing_event: Callable[[], Any] = partial(torch.cuda.Event, enable_timing=True)
 
 # Methods of `Work` answered by the wrapped work; `wait` is ours.
 FORWARDED = (
@@ -43,10 +43,12 @@ FORWARDED = (
 )
 
 
-class WaitedFor(dist.Work):
+class MeteredWork(dist.Work):
     """A work whose pending record is complete when a caller has waited for it, if it was not before."""
 
-    def __init__(self, work: dist.Work, pending: Pending, *, at_once: bool = False, calls_back: bool = False) -> None:
+    def __init__(
+        self, work: dist.Work, pending: Collective, *, at_once: bool = False, calls_back: bool = False
+    ) -> None:
         """`at_once`: the caller does nothing but wait, from the start. `calls_back`: its end is told without a wait."""
         super().__init__()
         self.work = work
@@ -58,7 +60,7 @@ class WaitedFor(dist.Work):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait as the wrapped work does; zero means the group's own timeout."""
         try:
-            return stand_still(self._pending, self._since_s, self.work.wait, timeout)
+            return time_wait(self._pending, self._since_s, self.work.wait, timeout)
         except BaseException:
             self._is_left()
             raise
@@ -68,13 +70,13 @@ class WaitedFor(dist.Work):
 
     def _is_left(self) -> None:
         if not self._calls_back:
-            self._pending.give_up()
+            self._pending.abandon()
 
 
-class WaitedForOnDevice(dist.Work):
+class MeteredNcclWork(dist.Work):
     """One of NCCL's: a wait makes the current stream stand still, not the thread."""
 
-    def __init__(self, work: dist.Work, pending: Pending, poller: DevicePoller) -> None:
+    def __init__(self, work: dist.Work, pending: Collective, poller: NcclPoller) -> None:
         super().__init__()
         self.work, self._pending, self._poller = work, pending, poller
 
@@ -82,7 +84,7 @@ class WaitedForOnDevice(dist.Work):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         if not is_training_thread() or on_side_stream():
             return self.work.wait(timeout)
-        start, end = timed_event(), timed_event()
+        start, end = create_timing_event(), create_timing_event()
         start.record()
         done = self.work.wait(timeout)
         end.record()
@@ -90,7 +92,7 @@ class WaitedForOnDevice(dist.Work):
         return done
 
 
-def stand_still(pending: Pending, since_s: float, wait: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+def time_wait(pending: Collective, since_s: float, wait: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     """What `wait` returns, when a collective has ended. The caller stands still since `since_s`, or now where 0."""
     if pending.ended_s or not is_training_thread():
         done = wait(*args, **kwargs)
@@ -98,14 +100,14 @@ def stand_still(pending: Pending, since_s: float, wait: Callable[..., T], *args:
         return done
     recorder = pending.recorder
     since_s = since_s or time.perf_counter()
-    recorder.waits_for = pending
+    recorder.blocking = pending
     try:
         done = wait(*args, **kwargs)
         now_s = time.perf_counter()
     finally:
-        recorder.waits_for = None
+        recorder.blocking = None
     pending.complete(now_s - pending.started_s)
-    pending.stood(now_s - since_s)
+    pending.add_blocked_time(now_s - since_s)
     return done
 
 
@@ -122,7 +124,7 @@ def on_side_stream() -> bool:
 
 
 def _forward(name: str) -> Any:
-    def method(self: WaitedFor | WaitedForOnDevice, *args: Any) -> Any:
+    def method(self: MeteredWork | MeteredNcclWork, *args: Any) -> Any:
         return getattr(self.work, name)(*args)
 
     method.__name__ = name
@@ -130,31 +132,31 @@ def _forward(name: str) -> Any:
 
 
 for _name in FORWARDED:
-    for _wrapper in (WaitedFor, WaitedForOnDevice):
+    for _wrapper in (MeteredWork, MeteredNcclWork):
         setattr(_wrapper, _name, _forward(_name))
 
 
-class DevicePoller:
+class NcclPoller:
     """Completes pending records from CUDA events that have passed, in the order they were issued."""
 
     def __init__(self) -> None:
-        self._works: deque[tuple[Any, list[Pending]]] = deque()
-        self._events: deque[tuple[Any, Any, Pending, bool]] = deque()  # torch publishes no types for events
-        self._waits: deque[tuple[Any, Any, Pending]] = deque()
+        self._works: deque[tuple[Any, list[Collective]]] = deque()
+        self._events: deque[tuple[Any, Any, Collective, bool]] = deque()  # torch publishes no types for events
+        self._waits: deque[tuple[Any, Any, Collective]] = deque()
         self._lock = threading.Lock()
 
-    def watch_work(self, work: dist.Work, pending: list[Pending]) -> None:
+    def watch_work(self, work: dist.Work, pending: list[Collective]) -> None:
         """An asynchronous work on NCCL's own stream, timed by NCCL; `pending` holds all it carries."""
         self._works.append((work, pending))
 
     def watch_events(
-        self, start: torch.cuda.Event, end: torch.cuda.Event, pending: Pending, *, computes: bool = False
+        self, start: torch.cuda.Event, end: torch.cuda.Event, pending: Collective, *, computes: bool = False
     ) -> None:
         """A collective on the current stream (NCCL then returns no work), between two timed events. `computes`: the
         stream is the one that computes, which stands still meanwhile."""
         self._events.append((start, end, pending, computes))
 
-    def watch_wait(self, start: torch.cuda.Event, end: torch.cuda.Event, pending: Pending) -> None:
+    def watch_wait(self, start: torch.cuda.Event, end: torch.cuda.Event, pending: Collective) -> None:
         """The stream that computes stands still for a collective, between two timed events."""
         self._waits.append((start, end, pending))
 
@@ -173,7 +175,7 @@ class DevicePoller:
                 seconds = start.elapsed_time(end) / 1000
                 pending.complete(seconds)
                 if computes:
-                    pending.stood(seconds)
+                    pending.add_blocked_time(seconds)
             while self._waits and self._waits[0][1].query():
                 start, end, pending = self._waits.popleft()
-                pending.stood(start.elapsed_time(end) / 1000)
+                pending.add_blocked_time(start.elapsed_time(end) / 1000)

@@ -18,16 +18,16 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from contracts.telemetry.vocabulary import Axis, Op
-from workers.meter.completion import (
-    DevicePoller,
-    WaitedFor,
-    WaitedForOnDevice,
-    on_side_stream,
-    stand_still,
-    timed_event,
-)
-from workers.meter.groups import Pending
+from workers.meter.collectives import Collective
 from workers.meter.recorder import AXES, Recorder
+from workers.meter.work import (
+    MeteredNcclWork,
+    MeteredWork,
+    NcclPoller,
+    create_timing_event,
+    on_side_stream,
+    time_wait,
+)
 from workers.torch_private.groups import (
     NATIVE,
     GroupName,
@@ -42,7 +42,7 @@ from workers.torch_private.groups import (
 # method: (op, which positional argument is the payload, multiplied by the group's size).
 # The payload is the FULL (gathered) buffer: each rank holds it for all_gather (output) and reduce_scatter
 # (input); for gather and scatter only the root does, so it is counted as one rank's share times the size.
-METERED: dict[str, tuple[Op, int, bool]] = {
+COLLECTIVES: dict[str, tuple[Op, int, bool]] = {
     "allreduce": ("all_reduce", 0, False),
     "allreduce_coalesced": ("all_reduce", 0, False),
     "allgather": ("all_gather", 0, False),
@@ -71,7 +71,7 @@ METERED: dict[str, tuple[Op, int, bool]] = {
 BARRIERS = ("barrier", "monitored_barrier")
 
 
-def metered_backend(recorder: Recorder, device: str) -> str:
+def register_metered_backend(recorder: Recorder, device: str) -> str:
     """Register a counting backend over gloo ("cpu") or NCCL ("cuda"); the name is for `init_process_group`.
 
     Groups and meshes made later without naming a backend are counted too. A group that a device mesh makes
@@ -85,18 +85,18 @@ def metered_backend(recorder: Recorder, device: str) -> str:
     if name in dist.Backend.backend_list:  # a second recorder in this process: groups keep the one they have
         name += f"_{len(dist.Backend.backend_list)}"
 
-    def create(options: Any, backend_options: Any) -> MeteredGroup:
+    def create(options: Any, backend_options: Any) -> MeteredProcessGroup:
         native = native_group(options, backend_options, device)
         ranks = options.global_ranks_in_group or range(options.group_size)  # torch tells none of the whole world
-        return MeteredGroup(native, options.group_id, recorder, [torch.device(device)], ranks)
+        return MeteredProcessGroup(native, options.group_id, recorder, [torch.device(device)], ranks)
 
     dist.Backend.register_backend(name, create, extended_api=True, devices=[device])
     if device == "cuda":
-        coalesce_metered_p2p()
+        patch_batch_isend_irecv()
     return name
 
 
-class Carried(NamedTuple):
+class CollectiveBytes(NamedTuple):
     """Bytes that a caller handed over, and those that leave the rank where the caller says how many go to whom.
 
     `peer`: the rank in the group at the other end of a send or receive.
@@ -107,7 +107,7 @@ class Carried(NamedTuple):
     peer: int | None = None
 
 
-class MeteredGroup(WrappedGroup):
+class MeteredProcessGroup(WrappedGroup):
     """Forwards each collective to a plain group over the same backend object, and records it."""
 
     def __init__(
@@ -119,13 +119,13 @@ class MeteredGroup(WrappedGroup):
         self._group_size: int = native.size()
         self._name = name
         self._futureless: set[str] = set()
-        self._coalesced: list[Pending] | None = None
+        self._coalesced: list[Collective] | None = None
         self._coalesced_from: Any = None  # the event before what is waited for at once
-        self._poller: DevicePoller | None = None
+        self._poller: NcclPoller | None = None
         if self.is_nccl:
-            self._poller = DevicePoller()
+            self._poller = NcclPoller()
             recorder.add_poller(self._poller.poll)
-        self._known = recorder.join(name, ranks, on_device=self.is_nccl)
+        self._known = recorder.add_group(name, ranks, on_device=self.is_nccl)
 
     def named(self, name: GroupName) -> None:
         self._recorder.groups.rename(self._known, name)
@@ -134,7 +134,7 @@ class MeteredGroup(WrappedGroup):
     def described(self, words: str) -> None:
         axis = words.removeprefix("mesh_")
         if axis != words and axis in AXES:
-            self._recorder.label(self._name, cast(Axis, axis))
+            self._recorder.label_group(self._name, cast(Axis, axis))
 
     def get_group_store(self) -> Store:
         """The store that this group's ranks meet in."""
@@ -145,9 +145,9 @@ class MeteredGroup(WrappedGroup):
         """gloo's barrier that names the missing ranks; it blocks, so it is complete when it returns."""
         pending = self._recorder.issue("barrier", self._name, self._group_size, 0)
         try:
-            stand_still(pending, pending.started_s, self.native.monitored_barrier, *args, **kwargs)
+            time_wait(pending, pending.started_s, self.native.monitored_barrier, *args, **kwargs)
         finally:
-            pending.give_up()  # where a rank was missing
+            pending.abandon()  # where a rank was missing
 
     def batch_begins(self) -> None:
         self._coalesced = []
@@ -161,9 +161,9 @@ class MeteredGroup(WrappedGroup):
         told = next((pending for pending in carried if pending.key[1] != "recv"), carried[0])
         if work is not None:
             self._poller.watch_work(work, carried)
-            return WaitedForOnDevice(work, told, self._poller)
+            return MeteredNcclWork(work, told, self._poller)
         if start is not None:  # it was given to the current stream
-            end = timed_event()
+            end = create_timing_event()
             end.record()
             for pending in carried:
                 computes = pending is told and not on_side_stream()
@@ -174,10 +174,10 @@ class MeteredGroup(WrappedGroup):
         self,
         method: str,
         op: Op,
-        carried: Carried,
+        carried: CollectiveBytes,
         args: Sequence[Any],
         kwargs: dict[str, Any],
-        poller: DevicePoller | None,
+        poller: NcclPoller | None,
     ) -> Any:
         """Issue the collective, and arrange that its end is recorded without anyone waiting for it. `poller`: None
         where it is not NCCL's."""
@@ -185,7 +185,7 @@ class MeteredGroup(WrappedGroup):
         if poller is not None and self._coalesced is None and not is_async:
             return self._run_on_current_stream(method, op, carried, args, kwargs, poller)
         if self._coalesced is not None and self._coalesced_from is None and self._poller is not None and not is_async:
-            self._coalesced_from = timed_event()
+            self._coalesced_from = create_timing_event()
             self._coalesced_from.record()
         pending, work = self._call(method, op, carried, args, kwargs)
         if self._coalesced is not None:  # ends with the whole batch
@@ -193,7 +193,7 @@ class MeteredGroup(WrappedGroup):
             return work
         if poller is not None:
             poller.watch_work(work, [pending])
-            return WaitedForOnDevice(work, pending, poller)
+            return MeteredNcclWork(work, pending, poller)
         # A synchronous caller waits at once, which says as much as a callback and spares gloo's thread the GIL.
         calls_back = is_async and method not in self._futureless
         if calls_back:
@@ -202,19 +202,19 @@ class MeteredGroup(WrappedGroup):
             except RuntimeError:  # gloo has no future for some works
                 self._futureless.add(method)
                 calls_back = False
-        return WaitedFor(work, pending, at_once=not is_async, calls_back=calls_back)
+        return MeteredWork(work, pending, at_once=not is_async, calls_back=calls_back)
 
     def _call(
-        self, method: str, op: Op, carried: Carried, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> tuple[Pending, Any]:
+        self, method: str, op: Op, carried: CollectiveBytes, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[Collective, Any]:
         pending = self._issue(op, carried)
         try:
             return pending, getattr(self.native, method)(*args, **kwargs)
         except BaseException:
-            self._recorder.take_back(pending, carried.sent_bytes)
+            self._recorder.undo_issue(pending, carried.sent_bytes)
             raise
 
-    def _issue(self, op: Op, carried: Carried) -> Pending:
+    def _issue(self, op: Op, carried: CollectiveBytes) -> Collective:
         return self._recorder.issue(
             op, self._name, self._group_size, carried.payload_bytes, carried.sent_bytes, carried.peer
         )
@@ -223,12 +223,12 @@ class MeteredGroup(WrappedGroup):
         self,
         method: str,
         op: Op,
-        carried: Carried,
+        carried: CollectiveBytes,
         args: Sequence[Any],
         kwargs: dict[str, Any],
-        poller: DevicePoller,
+        poller: NcclPoller,
     ) -> Any:
-        start, end = timed_event(), timed_event()
+        start, end = create_timing_event(), create_timing_event()
         start.record()
         pending, work = self._call(method, op, carried, args, kwargs)
         end.record()
@@ -239,14 +239,14 @@ class MeteredGroup(WrappedGroup):
 def _metered(method: str, op: Op, payload: int, times_size: bool) -> Callable[..., Any]:
     one_to_one = method in ("send", "recv")  # not recv_anysource
 
-    def collective(self: MeteredGroup, *args: Any, **kwargs: Any) -> Any:
+    def collective(self: MeteredProcessGroup, *args: Any, **kwargs: Any) -> Any:
         given = (*args, *kwargs.values()) if kwargs else args
         buffers = given[payload]
         if op == "all_to_all":
             carried = _exchanged(buffers, given[3] if method != "alltoall" else (), self.rank())
         else:
             num_bytes = _num_bytes(buffers) * (self._group_size if times_size else 1)
-            carried = Carried(num_bytes, peer=given[1] if one_to_one else None)
+            carried = CollectiveBytes(num_bytes, peer=given[1] if one_to_one else None)
         # Of a group over both gloo and NCCL, the tensor says which of them carries it.
         poller = self._poller if self._poller is not None and _on_device(buffers) else None
         return self._run(method, op, carried, args, kwargs, poller)
@@ -255,22 +255,22 @@ def _metered(method: str, op: Op, payload: int, times_size: bool) -> Callable[..
     return collective
 
 
-def _barrier(self: MeteredGroup, *args: Any, **kwargs: Any) -> Any:
-    return self._run("barrier", "barrier", Carried(0), args, kwargs, self._poller)
+def _barrier(self: MeteredProcessGroup, *args: Any, **kwargs: Any) -> Any:
+    return self._run("barrier", "barrier", CollectiveBytes(0), args, kwargs, self._poller)
 
 
-for _method, _how in METERED.items():
-    setattr(MeteredGroup, _method, never_compiled(_metered(_method, *_how)))
-setattr(MeteredGroup, "barrier", never_compiled(_barrier))  # noqa: B010 - torch types it as overloads
+for _method, _how in COLLECTIVES.items():
+    setattr(MeteredProcessGroup, _method, never_compiled(_metered(_method, *_how)))
+setattr(MeteredProcessGroup, "barrier", never_compiled(_barrier))  # noqa: B010 - torch types it as overloads
 
 
-def _exchanged(buffers: Any, splits: Sequence[int], rank: int) -> Carried:
+def _exchanged(buffers: Any, splits: Sequence[int], rank: int) -> CollectiveBytes:
     """Of an all-to-all: a tensor for each rank, or one whose rows `splits` deals out; evenly without."""
     if not isinstance(buffers, torch.Tensor):
-        return Carried(_num_bytes(buffers), _num_bytes(buffers) - _num_bytes(buffers[rank]))
+        return CollectiveBytes(_num_bytes(buffers), _num_bytes(buffers) - _num_bytes(buffers[rank]))
     if not splits:
-        return Carried(buffers.nbytes)
-    return Carried(buffers.nbytes, buffers.nbytes - buffers[: splits[rank]].nbytes)
+        return CollectiveBytes(buffers.nbytes)
+    return CollectiveBytes(buffers.nbytes, buffers.nbytes - buffers[: splits[rank]].nbytes)
 
 
 def _num_bytes(buffers: Any) -> int:
@@ -295,7 +295,7 @@ def _is_async(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     return bool(getattr(options, "asyncOp", True))
 
 
-def coalesce_metered_p2p() -> None:
+def patch_batch_isend_irecv() -> None:
     """Let `batch_isend_irecv` group a metered group's operations, as NCCL needs.
 
     torch asks `type(group) is ProcessGroup` and would otherwise issue them one by one, which can deadlock on
@@ -307,7 +307,7 @@ def coalesce_metered_p2p() -> None:
 
     def batch_isend_irecv(p2p_op_list: list[dist.P2POp]) -> list[dist.Work]:
         group = p2p_op_list[0].group or dist.group.WORLD
-        if isinstance(group, MeteredGroup) and group.batches(p2p_op_list[0].tensor.device):
+        if isinstance(group, MeteredProcessGroup) and group.batches(p2p_op_list[0].tensor.device):
             return together(p2p_op_list, group)
         return original(p2p_op_list)
 

@@ -1,0 +1,354 @@
+"""Groups that count what passes and send nothing: any rank of any world in one process.
+
+Counts the FLOPs of every operation and the bytes that are alive, for tensors that hold nothing.
+
+One training step of one rank, dry.
+
+`python -m workers.dry_run --spec FILE --ranks 0,17`: what ranks of a layout would send, keep and compute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+import sys
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from contracts.telemetry.results import DryRunItem, MemoryParts, VerdictItem, VerdictRow
+from contracts.telemetry.steps import Cell, PhaseItem
+from contracts.telemetry.vocabulary import Op
+from planner.cost.memory import gradient_bytes, memory
+from planner.facts.layout import coordinates
+from planner.facts.parse_spec import parse_spec
+from planner.facts.resources import Device
+from planner.facts.spec import JobSpec
+from planner.facts.spec_rules import not_runnable
+from planner.facts.validation import SpecError
+from workers.meter import Exporter, Recorder
+from workers.meter.process_group import CollectiveBytes, MeteredProcessGroup
+from workers.meter.rank_exit import fail, run_and_exit
+from workers.torch_private.fsdp import storage_changes
+from workers.torch_private.groups import fake_store, stand_in_group
+from workers.torch_private.tensors import (
+    ATTENTION,
+    ATTENTION_BACKWARD,
+    FakeTensor,
+    FakeTensorMode,
+    TorchDispatchMode,
+    storage_key,
+)
+from workers.trainer.dataset import Corpus, Tokens
+from workers.trainer.errors import UserError
+from workers.trainer.memory import Standing, storage_bytes
+from workers.trainer.parallel.mesh import make_mesh
+from workers.trainer.parallel.parallelize import assemble, build, local
+from workers.trainer.traffic_check import step_verdict
+from workers.trainer.trainer import Trainer
+
+STAGED_OPS = ("all_gather", "reduce_scatter")  # gloo gathers and scatters by way of a copy of the whole (torch 2.13)
+
+
+class CompletedWork(dist.Work):
+    """Work that was over when it began. As a real one it holds its tensors until it is waited for."""
+
+    def __init__(self, tensors: Sequence[Any]) -> None:
+        super().__init__()
+        self._tensors = tensors
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        self._tensors = ()
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+
+class DryProcessGroup(MeteredProcessGroup):
+    """Records each call; outputs keep whatever they hold. `stages`: it takes what gloo takes for a copy."""
+
+    uses_staging = False
+
+    def _run(
+        self, method: str, op: Op, carried: CollectiveBytes, args: Sequence[Any], kwargs: dict[str, Any], poller: object
+    ) -> Any:
+        self._issue(op, carried)()
+        staged = (
+            [torch.empty(carried.payload_bytes, dtype=torch.uint8)] if self.uses_staging and op in STAGED_OPS else []
+        )
+        return CompletedWork((*args, *staged))
+
+
+def init_dry_process_group(recorder: Recorder, rank: int, world_size: int, device: Device) -> None:
+    """Make this process rank `rank` of `world_size` that are not there, each with a `device`."""
+    name = f"dry_{len(dist.Backend.backend_list)}"
+
+    def create(options: Any, backend_options: Any) -> MeteredProcessGroup:
+        ranks = options.global_ranks_in_group or range(options.group_size)
+        group = DryProcessGroup(stand_in_group(options), options.group_id, recorder, [torch.device("cpu")], ranks)
+        group.uses_staging = device == "cpu"
+        return group
+
+    dist.Backend.register_backend(name, create, extended_api=True, devices=["cpu"])
+    dist.init_process_group(name, store=fake_store(), rank=rank, world_size=world_size)
+
+
+GET_DEVICE = torch.ops.prim.device.default
+aten = torch.ops.aten
+IN_PLACE = {aten.addmm_: aten.addmm, aten.baddbmm_: aten.baddbmm}
+
+
+class MemoryAndFlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The most bytes of storages alive at once. `flops`: of products, forward and backward."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = 0
+        self._most_bytes = 0
+        self._alive: dict[int, int] = {}
+        self._alive_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is GET_DEVICE:  # asked twice for every operation, and dear to answer for a fake tensor
+            return args[0].fake_device if isinstance(args[0], FakeTensor) else args[0].device
+        out = func(*args, **(kwargs or {}))
+        self.flops += _flops(func, args, kwargs or {}, out)
+        for tensor in out if isinstance(out, tuple | list) else (out,):
+            # A DTensor holds nothing itself: what it wraps passes by as well.
+            if isinstance(tensor, torch.Tensor) and not isinstance(tensor, DTensor):
+                self._keep(tensor)
+        return out
+
+    def read(self) -> int:
+        """The most alive at once since `restart`."""
+        return self._most_bytes
+
+    def restart(self) -> None:
+        """Forget what was alive before now."""
+        self._most_bytes = self._alive_bytes
+
+    def record_resize(self, tensor: torch.Tensor) -> None:
+        """A storage was freed or filled in place, which no operation tells."""
+        storage = tensor.untyped_storage()
+        if storage_key(storage) in self._alive:
+            self._set(storage_key(storage), storage.nbytes())
+
+    def _keep(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage_key(storage) in self._alive:
+            return
+        self._set(storage_key(storage), storage.nbytes())
+        weakref.finalize(storage, self._gone, storage_key(storage))
+
+    def _set(self, key: int, num_bytes: int) -> None:
+        self._alive_bytes += num_bytes - self._alive.get(key, 0)
+        self._alive[key] = num_bytes
+        self._most_bytes = max(self._most_bytes, self._alive_bytes)
+
+    def _gone(self, key: int) -> None:
+        self._alive_bytes -= self._alive.pop(key)
+
+
+def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:
+    """Of one operation; torch's table, and what it lacks: products added in place, and attention on a CPU."""
+    count = flop_registry.get(IN_PLACE.get(func.overloadpacket, func.overloadpacket))
+    if count is not None:
+        return int(count(*args, **kwargs, out_val=out))
+    if func is ATTENTION:
+        return int(sdpa_flop_count(*(x.shape for x in args[:3])))  # type: ignore[no-untyped-call]
+    if func is ATTENTION_BACKWARD:
+        return int(sdpa_backward_flop_count(*(x.shape for x in args[:4])))  # type: ignore[no-untyped-call]
+    return 0
+
+
+GC_THRESHOLD = (
+    50  # objects: what only a cycle holds goes at once, whatever ran here before; else it may lie in the peak
+)
+
+
+class DryStep(NamedTuple):
+    """What one rank does in one optimiser step. `cells` are the meter's, `received_rows` what came to its experts.
+
+    `peak_bytes` is of tensors alive at once beside Adam's moments, which are `optimizer_bytes`; `memory` has both, part
+    by part.
+    """
+
+    rank: int
+    cells: list[Cell]
+    received_rows: int
+    parameters: int
+    peak_bytes: int
+    optimizer_bytes: int
+    memory: MemoryParts
+    flops: int
+    seconds: float
+
+
+class ZeroCorpus:
+    """A corpus of zeros."""
+
+    def train_batch(self, seed: int, step: int, global_batch: int, rows: slice, seq_len: int) -> Tokens:
+        return np.zeros((rows.stop - rows.start, seq_len + 1), dtype=np.int64)
+
+
+def run_dry_step(spec: JobSpec, rank: int) -> DryStep:
+    """A step of `rank` that is not its first, with no weight allocated and nothing sent. Kernels are a CPU's; what they
+    keep for backward is what a GPU's keep.
+
+    All of the trainer's own code but the draw of initial values and the router's choice, taken to be even. One process
+    runs one at a time.
+    """
+    started = time.perf_counter()
+    usual = gc.get_threshold()
+    gc.collect()
+    gc.set_threshold(GC_THRESHOLD)
+    recorder, device = Recorder(rank), torch.device("cpu")
+    init_dry_process_group(recorder, rank, spec.layout.world_size, spec.resources.device)
+    try:
+        mesh = make_mesh(spec, rank, recorder.label_group)
+        built = build(spec, mesh, device, fill=False, even=True)
+        watch = MemoryAndFlopCounter()
+        with FakeTensorMode(allow_non_fake_inputs=True), watch, storage_changes(watch.record_resize):
+            for decoder in built.chunks.values():
+                decoder.to_empty(device=device)
+            part = assemble(spec, mesh, built)
+            trainer = Trainer(spec, mesh, part, cast(Corpus, ZeroCorpus()), recorder, device)
+            moments = _moments(trainer)
+            trainer.standing = standing = Standing(part, trainer.optimizer, watch, trainer.copies)
+            recorder.set_phase("step")
+            trainer.backward(0)
+            standing.complete()
+            trainer.reduce_statistics()
+            trainer.update(0, math.inf)
+            memory = standing.told()
+        cells = recorder.get_cells("step")
+        rows = trainer.received_rows()
+    finally:
+        gc.set_threshold(*usual)
+        dist.destroy_process_group()
+    seconds = time.perf_counter() - started
+    held = sum(local(p).numel() for p in part.masters())
+    return DryStep(rank, cells, rows, held, watch.read() - moments, moments, memory, watch.flops, seconds)
+
+
+def _moments(trainer: Trainer) -> int:
+    """Let the optimiser make what a first update makes of each weight; bytes."""
+    for master in trainer.part.masters():
+        master.grad = torch.zeros_like(master)
+    trainer.optimizer.step()
+    trainer.optimizer.zero_grad()
+    state = trainer.optimizer.state
+    return storage_bytes(local(value) for kept in state.values() for value in kept.values() if value.ndim)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m workers.dry_run", description=__doc__)
+    parser.add_argument("--spec", type=Path, required=True, help="JSON file with the job spec")
+    parser.add_argument("--ranks", help="comma-separated ranks; default dry_ranks of the spec")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per rank")
+    parser.add_argument("--job", default="local")
+    parser.add_argument("--attempt", type=int, default=1)
+    parser.add_argument("--telemetry", help="Unix socket of the supervisor")
+    options = parser.parse_args()
+    try:
+        spec = _spec(options.spec, options.ranks)
+    except (UserError, SpecError) as error:
+        return fail(str(error), 2)
+    exporter = Exporter(Recorder(0), options.telemetry, options.job, options.attempt) if options.telemetry else None
+    wrong = 0
+    try:
+        if exporter is not None:
+            exporter.send(PhaseItem(kind="phase", rank=0, time=time.time(), phase="step"))
+        for rank in spec.dry_ranks:
+            item, rows = _tried(spec, run_dry_step(spec, rank))
+            wrong += _off(rows)
+            _print(spec, item, rows, as_json=options.json)
+            if exporter is not None:
+                exporter.send(VerdictItem(kind="verdict", rank=rank, time=time.time(), rows=rows))
+                exporter.send(item)
+    finally:
+        if exporter is not None:
+            exporter.close()
+    return fail(f"{wrong} of the collectives above differ from the prediction", 1) if wrong else 0
+
+
+def _tried(spec: JobSpec, step: DryStep) -> tuple[DryRunItem, list[VerdictRow]]:
+    parts = memory(spec, coordinates(step.rank, spec.layout).pp)
+    item = DryRunItem(
+        kind="dry_run",
+        rank=step.rank,
+        time=time.time(),
+        parameters=step.parameters,
+        peak_bytes=step.peak_bytes,
+        optimizer_bytes=step.optimizer_bytes,
+        predicted_bytes=sum(parts.values()),
+        memory=step.memory,
+        flops=step.flops,
+        seconds=step.seconds,
+    )
+    return item, step_verdict(spec, step.rank, step.cells, {"step": step.received_rows})
+
+
+def _off(rows: list[VerdictRow]) -> int:
+    return sum((r["predicted_bytes"], r["predicted_count"]) != (r["measured_bytes"], r["measured_count"]) for r in rows)
+
+
+def _print(spec: JobSpec, item: DryRunItem, rows: list[VerdictRow], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({**item, "collectives": rows}), flush=True)
+        return
+    where = " ".join(f"{axis} {index}" for axis, index in coordinates(item["rank"], spec.layout)._asdict().items())
+    print(f"rank {item['rank']} of {spec.layout.world_size} ({where}), computed in {item['seconds']:.1f} s")
+    print(f"  {'keeps':<30}{item['parameters']:>24,} parameters")
+    print(f"  {'most at once, with moments':<30}{item['peak_bytes'] + item['optimizer_bytes']:>24,} B")
+    print(f"  {'the planner estimates':<30}{item['predicted_bytes']:>24,} B")
+    for words, found, planned in _memory(spec, item):
+        print(f"  {words:<30}{found:>24,} B  {planned:,} B planned")
+    print(f"  {'products':<30}{item['flops']:>24,} FLOP")
+    for row in rows:
+        name = f"{row['axis']} {row['op']}, {row['measured_count']:,} calls"
+        wanted = f"WRONG: {row['predicted_count']:,} calls, {row['predicted_bytes']:,} B predicted"
+        print(f"  {name:<30}{row['measured_bytes']:>24,} B  {wanted if _off([row]) else 'as predicted'}")
+    sys.stdout.flush()
+
+
+def _memory(spec: JobSpec, item: DryRunItem) -> Iterator[tuple[str, int, int]]:
+    """What is counted of it to the byte, in words, and what was planned."""
+    stage, told = coordinates(item["rank"], spec.layout).pp, item["memory"]
+    planned = memory(spec, stage)
+    yield "of these weights", told["parameters"], planned["parameters"]
+    yield "moments, without fp32 weights", told["optimizer"], planned["optimizer"]
+    yield "complete gradients", told["gradients"], gradient_bytes(spec, stage)
+
+
+def _spec(path: Path, ranks: str | None) -> JobSpec:
+    try:
+        content = json.loads(path.read_text())
+    except OSError as error:
+        raise UserError(f"`--spec` is {str(path)!r}, which cannot be read: {error.strerror or error}.") from None
+    except ValueError as error:
+        raise UserError(f"`--spec` is {str(path)!r}, which is not JSON: {error}.") from None
+    if isinstance(content, dict):
+        content["kind"] = "dry_run"
+        if ranks is not None:
+            content["dry_ranks"] = [int(r) if r.strip().isdigit() else r for r in ranks.split(",")]
+    spec = parse_spec(content)
+    if refused := not_runnable(spec):
+        raise SpecError(refused)
+    return spec
+
+
+if __name__ == "__main__":
+    run_and_exit(main)
