@@ -141,9 +141,9 @@ def test_values_are_computed_in_blocks_and_are_those_of_the_whole(
         asked.append(index.numel())
         return here.fill(rank, index)
 
-    monkeypatch.setattr(values, "BLOCK", 2**30)
+    monkeypatch.setattr(values, "BLOCK_ELEMENTS", 2**30)
     whole = [make(primitive, here, 2000) for make in (build_input, build_expected)]
-    monkeypatch.setattr(values, "BLOCK", 96)
+    monkeypatch.setattr(values, "BLOCK_ELEMENTS", 96)
     parts = [make(primitive, here._replace(fill=fill), 2000) for make in (build_input, build_expected)]
     assert max(asked) == 96
     for mine, right in zip(parts, whole, strict=True):

@@ -126,7 +126,7 @@ def test_a_frame_carries_the_contract_and_only_the_cells_that_changed(path):
 
 
 def test_steps_are_told_event_by_event_and_the_last_as_the_run_ends(path, monkeypatch):
-    for name in ("ALL_BYTES_PER_S", "MOST_BYTES_PER_S"):
+    for name in ("MAX_HOST_BYTES_PER_S", "MAX_RANK_BYTES_PER_S"):
         monkeypatch.setattr(f"workers.meter.timeline.{name}", 2**40)  # all steps, however fast they come
     supervisor, recorder = Supervisor(path), Recorder(rank=3)
     exporter = Exporter(recorder, str(path), "job1", 2)
@@ -248,7 +248,7 @@ def test_nobody_reading_blocks_neither_counting_nor_sending_nor_the_end(path):
 
 
 def test_a_full_queue_lets_steps_go_and_keeps_what_happens_once(path, monkeypatch):
-    monkeypatch.setattr(exporter_module, "MAX_WAITING", 10)
+    monkeypatch.setattr(exporter_module, "MAX_QUEUED_ITEMS", 10)
     exporter = Exporter(Recorder(rank=0), str(path), "job", 1)
     exporter.send({"kind": "phase", "rank": 0, "time": 0.0, "phase": "step"})
     for step in range(40):
