@@ -28,7 +28,7 @@ from jobs.queue.scheduling.placement import in_order, place
 from jobs.queue.scheduling.policy.share import Use, decayed, factors
 from jobs.queue.scheduling.policy.standing import Rates, standing
 from jobs.queue.scheduling.states import HostState, Placement, Share, Waiting
-from planner.facts.kinds import Demand
+from planner.facts.kinds import SlotDemand
 
 SLOTS = 8
 BEGIN = datetime(2026, 11, 16, tzinfo=UTC)
@@ -129,7 +129,7 @@ def _greedy(cluster: Cluster, *, stops: bool) -> list[Placement]:
     refused: set[tuple[int, int]] = set()
     for job in in_order(_waiting(job, 0.0, ()) for job in cluster.waiting.values()):
         key = (job.num_slots, job.units[0])
-        shares = None if key in refused else spread(Demand(*key[:1], job.units, 0), job.units[0], counts)
+        shares = None if key in refused else spread(SlotDemand(*key[:1], job.units, 0), job.units[0], counts)
         if shares is None:
             refused.add(key)
             if stops:

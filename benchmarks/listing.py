@@ -103,7 +103,7 @@ def fill(count: int, redis: Any) -> tuple[Any, Any, dict[str, str]]:
     from contracts.names import telemetry_stream
     from jobs.models import TERMINAL, Attempt, Host, Job, JobTag, Member, StateChange, Status
     from planner.cost.estimate import estimate
-    from planner.facts.kinds import num_slots
+    from planner.facts.kinds import get_num_slots
     from planner.facts.parse_spec import parse_spec
 
     staff = User.objects.create_superuser("root", password="root-password")
@@ -136,7 +136,7 @@ def fill(count: int, redis: Any) -> tuple[Any, Any, dict[str, str]]:
                 spec=dumped,
                 kind=spec.kind,
                 device="cpu",
-                num_slots=num_slots(spec),
+                num_slots=get_num_slots(spec),
                 estimate=planned,
                 status=status,
                 created=now - timedelta(minutes=count - index),

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from planner.facts.layout import Coordinates
-from planner.facts.model_shapes import stage_units
+from planner.facts.model_shapes import get_chunk_units
 from planner.facts.parse_spec import parse_fields
 from planner.facts.spec import JobSpec
 from workers.checkpoint.save import Saved, Saver
@@ -58,7 +58,7 @@ def by_hand(spec: JobSpec, trainer: Trainer) -> Callable[[int], None]:
     """One step of a plain DDP loop over the same decoder and batches."""
     layers = range(spec.model.num_layers)
     decoder = Decoder(spec.model, layers, Strategy(), torch.float32, first=True, last=True)
-    for unit in stage_units(spec.model, layers, first=True, last=True):
+    for unit in get_chunk_units(spec.model, layers, first=True, last=True):
         initialise(decoder, unit, spec, Coordinates())
     model = DistributedDataParallel(decoder, process_group=dist.new_group(backend="gloo"))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=BETAS, fused=True)

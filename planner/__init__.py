@@ -1,1 +1,1 @@
-"""What a layout costs, before it runs. Pure Python: no torch, no Django, no I/O."""
+"""Predict the cost of a layout before it runs. No torch, no Django, no I/O."""

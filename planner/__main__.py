@@ -14,7 +14,7 @@ from typing import Any
 from planner.cost.estimate import Estimate, estimate, rank_memory
 from planner.cost.oversize import parse_plannable
 from planner.explain import explain
-from planner.facts.kinds import of_any_world
+from planner.facts.kinds import reset_dry_ranks
 from planner.facts.parse_spec import parse_fields
 from planner.facts.presets import PRESETS, TEMPLATES
 from planner.facts.resources import SoftwareSpec
@@ -206,7 +206,7 @@ def _search(options: argparse.Namespace) -> int:
     check(constraints)
     if isinstance(train := data.get("train"), dict):
         train.pop("micro_batches", None)
-    spec = of_any_world(parse_fields({**data, "layout": fixed}))
+    spec = reset_dry_ranks(parse_fields({**data, "layout": fixed}))
     cluster = CLUSTERS[_cluster_name(options, spec)]
     result = search(spec, cluster, constraints, limit=options.limit)
     near = neighbours_within(result.best[0].spec, cluster, constraints) if result.best else []

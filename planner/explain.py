@@ -14,20 +14,20 @@ from planner.cost.memory import computed_parameters, fullest, held_parameters, i
 from planner.cost.timed import Timing
 from planner.cost.timing import Timer
 from planner.cost.traffic import step_traffic
-from planner.facts.collectives import bus_factor
+from planner.facts.collectives import get_bus_factor
 from planner.facts.layout import SCHEDULE_NAMES
 from planner.facts.model_shapes import (
-    embedding_parameters,
-    head_parameters,
-    layer_parameters,
-    model_flops,
-    parameter_count,
+    compute_model_flops,
+    count_parameters,
+    get_embedding_parameters,
+    get_head_parameters,
+    get_layer_parameters,
 )
-from planner.facts.placements import vocab_rows
-from planner.facts.precision import FP8_BYTES, GemmType, mix_of
+from planner.facts.placements import get_vocab_rows
+from planner.facts.precision import FP8_BYTES, GemmType, get_mixed_precision
 from planner.facts.spec import JobSpec
-from planner.facts.stages import held, micro_batch_tokens, num_tensors
-from planner.facts.validation import counted
+from planner.facts.stages import count_tensors, get_micro_batch_tokens, get_stage_layers
+from planner.facts.validation import format_count
 from planner.hardware.cluster import Cluster
 from planner.hardware.stacks import hardware_flops
 
@@ -79,36 +79,41 @@ def _of_a_pipe(spec: JobSpec, stage: int) -> int | None:
 def _parameters(spec: JobSpec) -> Explanation:
     model = spec.model
     source = "shapes of planner.facts.model_shapes; Megatron 2104.04473 equation 2 leaves out the final norm"
-    ends = [*embedding_parameters(model), *head_parameters(model, own_head=not model.tied_embeddings)]
+    ends = [*get_embedding_parameters(model), *get_head_parameters(model, own_head=not model.tied_embeddings)]
     terms = [_term(p.name, " x ".join(map(str, p.shape)), "", p.numel, "parameters", source) for p in ends]
     moe_layers = model.num_layers - model.moe.dense_layers if model.moe else 0
     for name, moe, count in (("layers", False, model.num_layers - moe_layers), ("layers of experts", True, moe_layers)):
-        each = sum(p.numel for p in layer_parameters(model, moe=moe)) if count else 0
+        each = sum(p.numel for p in get_layer_parameters(model, moe=moe)) if count else 0
         if count:
             numbers = f"{count:,} x {each:,}"
             terms.append(_term(name, "layers x parameters per layer", numbers, count * each, "parameters", source))
     return Explanation(
-        figure="parameters", stage=None, value=parameter_count(model), unit="parameters", kind="counted", terms=terms
+        figure="parameters", stage=None, value=count_parameters(model), unit="parameters", kind="counted", terms=terms
     )
 
 
 def _memory(spec: JobSpec, cluster: Cluster, stage: int) -> Explanation:
-    spec, layout, mix, a = on(cluster, spec), spec.layout, mix_of(spec.train.precision), cluster.accelerator
+    spec, layout, mix, a = (
+        on(cluster, spec),
+        spec.layout,
+        get_mixed_precision(spec.train.precision),
+        cluster.accelerator,
+    )
     parts = rank_memory(spec, stage, cluster)
     tensors = sum(parts.values()) - parts["allowance"]
-    numel, own, when = held_parameters(spec, stage), held(spec, stage), fullest(spec, stage).when
+    numel, own, when = held_parameters(spec, stage), get_stage_layers(spec, stage), fullest(spec, stage).when
     each = layer_bytes(spec, moe=own.num_moe_layers == own.num_layers)
     zero = "ZeRO 1910.02054 section 5, table 1"
     fsdp = "FSDP2 of torch 2.13, compared with dry runs (make memory)" if is_taped(spec) else "2205.05198 section 4"
     shards = layout.shard_ranks if layout.zero else 1
-    columns, update = vocab_rows(spec), parts["optimizer"] / numel
-    apart = "" if update == mix.optimizer else " of unsharded parameters"
-    masters = f", fp32 weights{apart}" if mix.has_master and update > mix.moments else ""
+    columns, update = get_vocab_rows(spec), parts["optimizer"] / numel
+    apart = "" if update == mix.optimizer_bytes else " of unsharded parameters"
+    masters = f", fp32 weights{apart}" if mix.has_master_weights and update > mix.moment_bytes else ""
     said = {
         "parameters": ("elements x bytes per element", _weights(spec, stage, parts["parameters"]), zero),
         "gradients": (
             f"gradients present {when}",
-            f"{numel:,} per rank of {shards}, summed in {mix.gradients} B",
+            f"{numel:,} per rank of {shards}, summed in {mix.gradient_bytes} B",
             zero,
         ),
         "optimizer": (
@@ -118,7 +123,7 @@ def _memory(spec: JobSpec, cluster: Cluster, stage: int) -> Explanation:
         ),
         "gathered": (
             "gathered weights x compute bytes",
-            f"{parts['gathered'] // mix.compute:,} x {mix.compute}",
+            f"{parts['gathered'] // mix.compute_bytes:,} x {mix.compute_bytes}",
             zero,
         ),
         "activations": (
@@ -128,8 +133,8 @@ def _memory(spec: JobSpec, cluster: Cluster, stage: int) -> Explanation:
         ),
         "logits": (
             "tokens x vocabulary / tp x bytes (logits, fp32 copy, softmax, gradients)",
-            f"{micro_batch_tokens(spec):,} x {columns:,} x "
-            f"{parts['logits'] / max(1, micro_batch_tokens(spec) * columns):.4g}",
+            f"{get_micro_batch_tokens(spec):,} x {columns:,} x "
+            f"{parts['logits'] / max(1, get_micro_batch_tokens(spec) * columns):.4g}",
             "tensors of the loss and its backward",
         ),
         "working": ("activation gradients and temporary tensors", when, "order of autograd"),
@@ -159,8 +164,8 @@ def _memory(spec: JobSpec, cluster: Cluster, stage: int) -> Explanation:
 def _weights(spec: JobSpec, stage: int, num_bytes: int) -> str:
     """Weights of one type, and what lies beside them in another: FSDP2's fp32 shards and what is computed with where it
     shards nothing; Megatron's, and both copies of each in fp8."""
-    mix, sharded = mix_of(spec.train.precision), bool(spec.layout.zero) and is_taped(spec)
-    first, second = (mix.sharded, mix.compute) if sharded else (mix.compute, FP8_BYTES)
+    mix, sharded = get_mixed_precision(spec.train.precision), bool(spec.layout.zero) and is_taped(spec)
+    first, second = (mix.sharded_bytes, mix.compute_bytes) if sharded else (mix.compute_bytes, FP8_BYTES)
     elements = held_parameters(spec, stage) if sharded else computed_parameters(spec, stage)
     rest = (num_bytes - elements * first) // second
     if rest < 0:  # some of the elements have no first type at all
@@ -186,7 +191,7 @@ def _traffic(spec: JobSpec, stage: int) -> Explanation:
     for c in step_traffic(spec, rank):
         each = c.payload_bytes // c.count if c.count else 0
         size = f"1 call, {each:,} B" if c.count == 1 else f"{c.count:,} calls, {each:,} B each on average"
-        numbers = f"{size}; sends {bus_factor(c.op, c.group_size):.3g} of each byte"
+        numbers = f"{size}; sends {get_bus_factor(c.op, c.group_size):.3g} of each byte"
         name = f"{c.axis} {c.op.replace('_', '-')} over {c.group_size} ranks"
         terms.append(_term(name, "calls x payload", numbers, c.payload_bytes, "B", _SOURCES[c.axis]))
     total = sum(term["value"] for term in terms)
@@ -205,7 +210,7 @@ def _time(spec: JobSpec, cluster: Cluster) -> list[Explanation]:
 
 
 def _gemm(spec: JobSpec) -> GemmType:
-    return mix_of(spec.train.precision).gemm
+    return get_mixed_precision(spec.train.precision).gemm
 
 
 def _step(spec: JobSpec, timer: Timer, timing: Timing, kind: str) -> Explanation:
@@ -241,8 +246,8 @@ def _step(spec: JobSpec, timer: Timer, timing: Timing, kind: str) -> Explanation
         if axis == "pp":
             formula += " + wait for the slowest stage"
         terms.append(_term(f"{axis} exposed", formula, crossing, seconds, "s", source))
-    layout, batches = spec.layout, counted(m, "micro-batch", "micro-batches")
-    chunks = counted(layout.virtual_stages, "chunk")
+    layout, batches = spec.layout, format_count(m, "micro-batch", "micro-batches")
+    chunks = format_count(layout.virtual_stages, "chunk")
     pipe = f"{SCHEDULE_NAMES[layout.schedule]}, pp {layout.pp}, {chunks} per stage, {batches}"
     if timing.launch_s:
         words = "micro-batches x (kernels x launch time - device time), if the host is slower"
@@ -262,10 +267,14 @@ def _step(spec: JobSpec, timer: Timer, timing: Timing, kind: str) -> Explanation
 
 def _adam(spec: JobSpec, timer: Timer) -> tuple[str, str]:
     """Formula and numbers, of the mean stage."""
-    moved, a, host_s = mix_of(spec.train.precision).updated, timer.cluster.accelerator, timer.stacks.of(spec).tensor_s
+    moved, a, host_s = (
+        get_mixed_precision(spec.train.precision).update_bytes,
+        timer.cluster.accelerator,
+        timer.stacks.of(spec).tensor_s,
+    )
     pp = spec.layout.pp
     parameters = sum(held_parameters(spec, i) for i in range(pp)) / pp
-    tensors = sum(num_tensors(spec, i) for i in range(pp)) / pp
+    tensors = sum(count_tensors(spec, i) for i in range(pp)) / pp
     numbers = f"{moved} x {parameters:,.0f} B at {a.bytes_per_s / 1e9:,.4g} GB/s x {a.memory_efficiency}"
     numbers += f" + {tensors:,.4g} x {host_s * 1e6:.4g} us" if host_s else ""
     return f"{moved} B per parameter + tensors x host time{', mean over stages' if pp > 1 else ''}", numbers
@@ -285,7 +294,7 @@ def _utilisation(spec: JobSpec, timer: Timer, timing: Timing, kind: str) -> Expl
     buffers = spec.model.moe is not None and spec.model.moe.capacity_factor is not None
     carried = "model FLOPs + recompute" + (" + padding of expert buffers" if buffers else "")
     terms = [
-        _term("model FLOPs", "3 x forward", "", model_flops(spec), "FLOP", palm),
+        _term("model FLOPs", "3 x forward", "", compute_model_flops(spec), "FLOP", palm),
         _term("hardware FLOPs", carried, "", hardware_flops(spec), "FLOP", "2205.05198 equation 8"),
         _term("MFU", "model FLOPs / (ranks x peak x step)", below, timing.mfu, "", palm),
         _term("HFU", "hardware FLOPs / (ranks x peak x step)", below, timing.hfu, "", "2205.05198 section 6.3"),

@@ -7,9 +7,9 @@ from typing import Any
 
 from planner.cost.estimate import Estimate, traffic_kind
 from planner.explain import Explanation
-from planner.facts.placements import padded_vocab
+from planner.facts.placements import get_padded_vocab_size
 from planner.facts.spec import JobSpec
-from planner.facts.validation import counted
+from planner.facts.validation import format_count
 from planner.hardware.cluster import Cluster
 from planner.search.layout_search import SearchResult, sureness_of
 from planner.search.neighbors import Neighbour
@@ -41,7 +41,7 @@ def estimate_text(spec: JobSpec, made: Estimate, advice: Sequence[Neighbour]) ->
     lines = [
         f"{spec.model.preset or 'custom model'}: {made['model_parameters']:,} parameters{_padded(made)}",
         f"{ranks} ({axes}) on {where['nodes']:,} x {where['per_node']} {where['accelerator']}",
-        f"micro-batch {counted(made['micro_batch_size'], 'sequence')} x {made['micro_batches']},"
+        f"micro-batch {format_count(made['micro_batch_size'], 'sequence')} x {made['micro_batches']},"
         f" {made['tokens_per_step']:,} tokens per step",
         "",
         f"memory  {size(made['peak_memory_bytes'])} of {size(where['memory_bytes'])} on the fullest rank"
@@ -87,7 +87,7 @@ def _padded(made: Estimate) -> str:
 
 def _padded_by(vocab: int, degrees: Sequence[int]) -> list[str]:
     """Return a line about the tensor parallel degrees that pad the vocabulary."""
-    to = [f"{padded:,} for tp {tp}" for tp in degrees if (padded := padded_vocab(vocab, tp)) != vocab]
+    to = [f"{padded:,} for tp {tp}" for tp in degrees if (padded := get_padded_vocab_size(vocab, tp)) != vocab]
     return [f"vocabulary {vocab:,} is padded to {', '.join(to)}"] if to else []
 
 

@@ -15,7 +15,7 @@ from benchmarks.gpu.layouts import Told, spec_of, tell_piece
 from benchmarks.gpu.running import now
 from benchmarks.gpu.sharing import own_gpu
 from benchmarks.gpu.training import everyone_off, run
-from planner.facts.single_process_reference import STEPS, limits
+from planner.facts.single_process_reference import COMPARED_STEPS, get_tolerances
 from planner.facts.spec import JobSpec
 from tests.parity.cases import LAYOUTS, reference_spec
 from workers.meter import Recorder, register_metered_backend
@@ -39,8 +39,8 @@ def try_layout(name: str, spec: JobSpec, recorder: Recorder, device: torch.devic
     wrong = [f"{apart['what']} of {apart['name']} differs by {apart['apart']}" for apart in ran.proof["wrong"]]
     if one["state"] != "equal":
         wrong.append(f"reference: {one['state']} {one['why']}".rstrip())
-    if from_cpu > limits(spec).loss:
-        wrong.append(f"losses differ from the CPU's by {from_cpu:.1e} (limit {limits(spec).loss:.0e})")
+    if from_cpu > get_tolerances(spec).loss:
+        wrong.append(f"losses differ from the CPU's by {from_cpu:.1e} (limit {get_tolerances(spec).loss:.0e})")
     if bytes_off or calls_off:
         wrong.append(f"absolute difference {bytes_off:,} B, {calls_off} calls")
     return Told(
@@ -58,7 +58,7 @@ def try_layout(name: str, spec: JobSpec, recorder: Recorder, device: torch.devic
 def on_cpu(arch: str, variant: str, data: Path) -> list[float]:
     """Return the losses of a single-process reference in fp32."""
     spec = reference_spec(arch, variant)
-    return [result.loss for result in compute(spec, corpus_of(spec, data), torch.device("cpu"), STEPS).results]
+    return [result.loss for result in compute(spec, corpus_of(spec, data), torch.device("cpu"), COMPARED_STEPS).results]
 
 
 def main() -> int:

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.running import Part, torchrun
 from planner.cost.estimate import estimate
-from planner.facts.model_shapes import parameter_count
+from planner.facts.model_shapes import count_parameters
 from planner.facts.parse_spec import parse_spec
-from planner.facts.precision import mix_of
+from planner.facts.precision import get_mixed_precision
 from planner.facts.spec import JobSpec
-from planner.facts.spec_rules import not_runnable
+from planner.facts.spec_rules import find_unsupported_fields
 from planner.facts.validation import SpecError
 from planner.hardware.catalog import CLUSTERS
 from planner.hardware.cluster import Cluster
@@ -50,7 +50,7 @@ def spec_for(machine: Machine, model: Tree, layout: Tree, train: Tree) -> JobSpe
         if all(problem.field.startswith("layout") for problem in error.problems):
             raise RefusedError(f"not possible on {machine.ranks} ranks: {error}") from None
         raise
-    if refused := not_runnable(spec):
+    if refused := find_unsupported_fields(spec):
         raise RefusedError(str(SpecError(refused)))
     return spec
 
@@ -60,7 +60,7 @@ def training_part(
 ) -> Part:
     """`step_s`: of a step, as far as one knows before."""
     own = ("--device", machine.device, "--purpose", purpose, "--spec", spec.model_dump_json())
-    peak = machine.cluster.accelerator.peak(mix_of(spec.train.precision).gemm) if machine.cluster else None
+    peak = machine.cluster.accelerator.peak(get_mixed_precision(spec.train.precision).gemm) if machine.cluster else None
     rates = ("--peak-flops", str(peak)) if peak and purpose == "speed" else ()
     argv = torchrun(machine.ranks, "benchmarks.gpu.training", *own, *rates)
     return Part(name, title, argv, expected_s=expected_s(spec, step_s), **more)
@@ -68,7 +68,7 @@ def training_part(
 
 def expected_s(spec: JobSpec, step_s: float) -> float:
     """What a run may well take whole."""
-    built_s = parameter_count(spec.model) * DRAW_S + (COMPILE_S if spec.train.compile else 0.0)
+    built_s = count_parameters(spec.model) * DRAW_S + (COMPILE_S if spec.train.compile else 0.0)
     return START_S + built_s + (spec.train.steps + 1) * step_s
 
 

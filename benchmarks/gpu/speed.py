@@ -26,7 +26,7 @@ from benchmarks.gpu.plan import (
 from benchmarks.gpu.running import Part
 from contracts.telemetry.vocabulary import WARMUP_STEPS
 from planner.cost.estimate import estimate
-from planner.facts.precision import mix_of
+from planner.facts.precision import get_mixed_precision
 from planner.facts.spec import JobSpec
 from planner.hardware.stacks import STACKS
 
@@ -124,7 +124,7 @@ def _basis(spec: JobSpec, machine: Machine) -> tuple[str, ...]:
     if machine.cluster is None:
         return (unknown(machine),)
     title = STACKS[spec.resources.stack].title
-    peak = machine.cluster.accelerator.peak(kind := mix_of(spec.train.precision).gemm)
+    peak = machine.cluster.accelerator.peak(kind := get_mixed_precision(spec.train.precision).gemm)
     sheet = machine.cluster.accelerator.name if machine.ranks == 1 else machine.cluster.name  # its links too
     by = f"predicted for {sheet} by data sheet, software: {title}"
     return (by, f"MFU of {kind}'s dense peak, {peak / 1e12:,.4g} TFLOP/s")

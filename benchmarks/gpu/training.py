@@ -23,9 +23,9 @@ from contracts.telemetry.batches import Item
 from contracts.telemetry.results import ProofItem, VerdictItem
 from contracts.telemetry.steps import StepItem
 from contracts.telemetry.vocabulary import WARMUP_STEPS
-from planner.facts.model_shapes import model_flops
+from planner.facts.model_shapes import compute_model_flops
 from planner.facts.parse_spec import parse_spec
-from planner.facts.single_process_reference import STEPS, limits
+from planner.facts.single_process_reference import COMPARED_STEPS, get_tolerances
 from planner.facts.spec import JobSpec
 from workers.meter import Recorder
 from workers.meter.rank_exit import run_and_exit
@@ -100,10 +100,10 @@ def parity(spec: JobSpec, ran: Ran, data: Path) -> Found:
         "norms, difference from reference": one["norm"],
         "replicas, difference": copies["apart"],
     }
-    most = limits(spec)
-    found["beside"] = dict(zip(found["measured"], (most.gradient, most.loss, most.norm, most.copies), strict=True))
+    most = get_tolerances(spec)
+    found["beside"] = dict(zip(found["measured"], (most.gradient, most.loss, most.norm, most.replicas), strict=True))
     if spec.resources.device == "cuda":
-        expected = compute(spec, corpus_of(spec, data), torch.device("cpu"), STEPS).results
+        expected = compute(spec, corpus_of(spec, data), torch.device("cpu"), COMPARED_STEPS).results
         pairs = zip(ran.steps, expected, strict=False)
         apart = max(abs((step["loss"] or 0.0) / other.loss - 1) for step, other in pairs)
         name = "losses, difference from CPU reference"
@@ -128,7 +128,7 @@ def speed(spec: JobSpec, ran: Ran, peak_flops: float | None) -> Found:
     """Rank 0's: of the steps after the first few, which compile and fill caches."""
     found = nothing_found()
     seconds = statistics.median(step["step_s"] for step in ran.steps[WARMUP_STEPS:])
-    each = model_flops(spec) / seconds / spec.layout.world_size
+    each = compute_model_flops(spec) / seconds / spec.layout.world_size
     tokens = spec.train.global_batch * spec.train.seq_len
     found["measured"] = {
         "step, ms": seconds * 1e3,

@@ -18,7 +18,7 @@ from benchmarks.gpu.rank import arguments, begin, meet, nothing_found, tell, wai
 from benchmarks.gpu.results import Found
 from benchmarks.gpu.sharing import as_own_host
 from contracts.telemetry.vocabulary import Op
-from planner.facts.collectives import algorithmic_bytes
+from planner.facts.collectives import compute_algorithmic_bytes
 from workers.meter import Recorder
 from workers.meter.rank_exit import run_and_exit
 
@@ -55,7 +55,7 @@ def to_send(payload_bytes: int, op: str, world: int) -> int:
     """By all ranks together. Of a broadcast the last passes nothing on, though nccl-tests counts it for each."""
     if op == "broadcast":
         return payload_bytes * (world - 1)
-    return algorithmic_bytes(cast(Op, op), payload_bytes, world) * world
+    return compute_algorithmic_bytes(cast(Op, op), payload_bytes, world) * world
 
 
 def meet_again(device: torch.device) -> None:

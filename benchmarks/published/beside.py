@@ -10,10 +10,10 @@ from benchmarks.published.mapping import Planned
 from planner.cost.memory import layer_bytes, memory
 from planner.cost.memory.stage import rank_of_stage
 from planner.cost.pipes import chunks_in_flight
-from planner.facts.placements import padded_vocab, vocab_rows
-from planner.facts.precision import ADAM_MOMENT_BYTES, FP32_BYTES, mix_of
+from planner.facts.placements import get_padded_vocab_size, get_vocab_rows
+from planner.facts.precision import ADAM_MOMENT_BYTES, FP32_BYTES, get_mixed_precision
 from planner.facts.spec import JobSpec
-from planner.facts.stages import local_units
+from planner.facts.stages import get_local_units
 from planner.hardware.kernels import Gemm, layer_work
 from planner.hardware.stack_options import EAGER_SCORES
 from planner.hardware.stacks import EAGER_NORMS
@@ -48,7 +48,7 @@ def kempner_bytes(planned: Planned, spec: JobSpec) -> int:
         return 0
     layout, train, extra = spec.layout, spec.train, 0
     if layout.zero == 3 and train.micro_batches > 1:
-        extra += sum(p.numel for unit in local_units(spec, 0) for p in unit.parameters) * FP32_BYTES
+        extra += sum(p.numel for unit in get_local_units(spec, 0) for p in unit.parameters) * FP32_BYTES
     if layout.pp == 1:
         logits = spec.micro_batch_size * train.seq_len * spec.model.vocab_size
         extra += logits * 4 * 2 - logits // layout.tp * (2 + 3 * FP32_BYTES)
@@ -113,7 +113,7 @@ def _scores_bytes(planned: Planned) -> int:
         return 0
     spec = planned.spec
     scores = _tokens(spec) * spec.train.seq_len * spec.model.num_heads // spec.layout.tp
-    return scores * mix_of(spec.train.precision).compute
+    return scores * get_mixed_precision(spec.train.precision).compute_bytes
 
 
 def _optimizer_bytes(planned: Planned) -> int:
@@ -125,8 +125,8 @@ def _optimizer_bytes(planned: Planned) -> int:
     whole = sum(chunk.elements() for chunk in rank.chunks)
     shard = sum(chunk.elements(shard=True) for chunk in rank.chunks) if spec.layout.zero else whole
     if planned.half:
-        mix = mix_of(spec.train.precision)
-        return shard * FP32_BYTES - whole * (mix.gradients - mix.compute)
+        mix = get_mixed_precision(spec.train.precision)
+        return shard * FP32_BYTES - whole * (mix.gradient_bytes - mix.compute_bytes)
     if planned.loaded_twice:
         return shard * ADAM_MOMENT_BYTES
     if _has(planned, own_tests.MUON):
@@ -144,8 +144,8 @@ def _stand_in_bytes(planned: Planned) -> int:
     kinds = {moe for chunk in rank_of_stage(spec, spec.layout.pp - 1).chunks for moe, _ in chunk.runs}
     kernels = [kernel for moe in kinds for kernel in layer_work(spec, moe=moe, joined=True).forward]
     shapes = {(kernel.n, kernel.k) for kernel in kernels if isinstance(kernel, Gemm) and not kernel.wide}
-    shapes.add((vocab_rows(spec), spec.model.hidden_size))
-    return sum(n * k for n, k in shapes) * mix_of(spec.train.precision).compute
+    shapes.add((get_vocab_rows(spec), spec.model.hidden_size))
+    return sum(n * k for n, k in shapes) * get_mixed_precision(spec.train.precision).compute_bytes
 
 
 def _kept_ends_bytes(planned: Planned) -> int:
@@ -154,7 +154,7 @@ def _kept_ends_bytes(planned: Planned) -> int:
         return 0
     spec = planned.spec
     chunks = rank_of_stage(spec, spec.layout.pp - 1).chunks
-    return sum(chunk.root.numel for chunk in chunks) * mix_of(spec.train.precision).compute
+    return sum(chunk.root.numel for chunk in chunks) * get_mixed_precision(spec.train.precision).compute_bytes
 
 
 def _unlike_elements(planned: Planned) -> int:
@@ -178,10 +178,10 @@ def _unlike_elements(planned: Planned) -> int:
 
 def _state_bytes(planned: Planned, elements: int) -> int:
     """Of so many parameters more that no expert has: weights, gradients, moments, divided as the rest."""
-    layout, mix = planned.spec.layout, mix_of(planned.spec.train.precision)
+    layout, mix = planned.spec.layout, get_mixed_precision(planned.spec.train.precision)
     shards = layout.shard_ranks if layout.zero else 1
-    whole = (mix.compute if layout.zero < 3 else 0) + (mix.gradients if layout.zero < 2 else 0)
-    return elements * whole + elements * (mix.state - whole) // shards
+    whole = (mix.compute_bytes if layout.zero < 3 else 0) + (mix.gradient_bytes if layout.zero < 2 else 0)
+    return elements * whole + elements * (mix.state_bytes - whole) // shards
 
 
 def _second_head_bytes(planned: Planned) -> int:
@@ -189,11 +189,13 @@ def _second_head_bytes(planned: Planned) -> int:
     states (multi_token_prediction.py, `eh_proj`)."""
     if not planned.predicts_two:
         return 0
-    spec, mix = planned.spec, mix_of(planned.spec.train.precision)
+    spec, mix = planned.spec, get_mixed_precision(planned.spec.train.precision)
     model, layout = spec.model, spec.layout
-    table = padded_vocab(model.vocab_size, layout.tp) // layout.tp * model.hidden_size
+    table = get_padded_vocab_size(model.vocab_size, layout.tp) // layout.tp * model.hidden_size
     elements = table + 2 * model.hidden_size**2 // layout.tp
-    return elements * (mix.compute + mix.gradients) + elements * mix.optimizer // (layout.dp * layout.cp)
+    return elements * (mix.compute_bytes + mix.gradient_bytes) + elements * mix.optimizer_bytes // (
+        layout.dp * layout.cp
+    )
 
 
 def _tokens(spec: JobSpec) -> int:
@@ -215,10 +217,10 @@ def _loss_bytes(planned: Planned) -> int:
     """Beside a logit, its float and the softmax that takes its place: of a fused loss the exponential apart
     (fused_cross_entropy.py), of a second token's loss its softmax, and gradients of earlier logits that wait."""
     spec = planned.spec
-    logits = _tokens(spec) * (padded_vocab(spec.model.vocab_size, spec.layout.tp) // spec.layout.tp)
+    logits = _tokens(spec) * (get_padded_vocab_size(spec.model.vocab_size, spec.layout.tp) // spec.layout.tp)
     each = FP32_BYTES * (_has(planned, own_tests.FUSED_LOSS) + planned.predicts_two)
     if _has(planned, own_tests.DEFERS_GRADIENTS):
-        each += own_tests.DEFERRED * mix_of(spec.train.precision).compute
+        each += own_tests.DEFERRED * get_mixed_precision(spec.train.precision).compute_bytes
     return logits * each
 
 
@@ -238,7 +240,7 @@ def _made_again_bytes(planned: Planned) -> int:
     if not _has(planned, own_tests.MAKES_AGAIN):
         return 0
     spec = planned.spec
-    model, tp, element = spec.model, spec.layout.tp, mix_of(spec.train.precision).compute
+    model, tp, element = spec.model, spec.layout.tp, get_mixed_precision(spec.train.precision).compute_bytes
     assert model.mla is not None
     assert model.moe is not None
     inside = model.mla.nope_head_dim + model.mla.rope_head_dim

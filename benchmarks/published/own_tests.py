@@ -13,7 +13,7 @@ from planner.cost.memory import held_parameters
 from planner.facts.precision import FP32_BYTES
 from planner.facts.resources import CudaGraphs
 from planner.facts.spec import JobSpec, ModelSpec
-from planner.facts.stages import held
+from planner.facts.stages import get_stage_layers
 from planner.hardware.cluster import LAUNCH_S
 from planner.hardware.kernels import Module
 
@@ -143,12 +143,12 @@ def after_step_s(text: str, spec: JobSpec) -> float:
     if re.search(COMPARES_RANKS, text):
         copies = layout.dp + layout.tp
         kernels = 1 + 2 * GATHER_KERNELS + copies * (1 + COMPARED * COMPARE_KERNELS)
-        layers = spec.train.micro_batches * held(spec, last).num_layers
+        layers = spec.train.micro_batches * get_stage_layers(spec, last).num_layers
         seconds += layers * kernels * LAUNCH_S
     if re.search(HASHES_WEIGHTS, text):
         seconds += FP32_BYTES * held_parameters(spec, last) / SHA1_BYTES_PER_S
     if re.search(MUON, text):
-        own, moe = held(spec, last), spec.model.moe
+        own, moe = get_stage_layers(spec, last), spec.model.moe
         experts = own.num_moe_layers * (1 + 2 * moe.num_experts // layout.ep) if moe else 0
         matrices = own.num_layers * 4 + experts + 2 * (own.num_layers - own.num_moe_layers)
         seconds += matrices * MUON_KERNELS * LAUNCH_S
@@ -157,7 +157,7 @@ def after_step_s(text: str, spec: JobSpec) -> float:
 
 def _tensors(text: str, spec: JobSpec, stage: int) -> int:
     """Of a rank's layers: a norm has two, a product its weight and where there are any its bias."""
-    own, moe, each = held(spec, stage), spec.model.moe, 1 if re.search(WITHOUT_BIAS, text) else 2
+    own, moe, each = get_stage_layers(spec, stage), spec.model.moe, 1 if re.search(WITHOUT_BIAS, text) else 2
     attention, dense = 2 + each * (5 if spec.model.mla else 2), 2 + each * 2
     mixed = 3 + each * 2 * (moe.num_experts // spec.layout.ep + moe.shared_experts) if moe else 0  # a router's weight
     return own.num_layers * attention + (own.num_layers - own.num_moe_layers) * dense + own.num_moe_layers * mixed

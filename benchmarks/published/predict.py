@@ -12,7 +12,7 @@ from planner.cost.alike import alike_stages
 from planner.cost.beside import allowance
 from planner.cost.memory import memory, most_bytes
 from planner.cost.timing import Timer
-from planner.facts.model_shapes import model_flops
+from planner.facts.model_shapes import compute_model_flops
 from planner.facts.spec import JobSpec, Recompute
 
 UNASKED = "neither a step nor a peak"
@@ -131,7 +131,7 @@ def _measured_seconds(row: PublishedRow, spec: JobSpec) -> float:
     seconds = row.seconds
     if seconds is None and row.fields["measure_name"] == "model_tflops_per_gpu":
         # By the page's own formula, in which attention is not halved (NeMo's flops_formulas.py), as here.
-        seconds = model_flops(spec) / (row.value * 1e12 * spec.layout.world_size)
+        seconds = compute_model_flops(spec) / (row.value * 1e12 * spec.layout.world_size)
     if not seconds or seconds <= 0:
         raise SkipError("no step time")
     return seconds

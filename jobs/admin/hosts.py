@@ -17,7 +17,7 @@ from jobs.queue import actions
 from jobs.queue.host_changes import drain
 from jobs.queue.inbound import deadletters
 from jobs.queue.scheduling.snapshot import free_slots
-from planner.facts.validation import counted
+from planner.facts.validation import format_count
 
 
 @admin.register(Host)
@@ -77,7 +77,7 @@ class HostAdmin(OwnColumn):
             except actions.HostConnectedError as error:
                 self.message_user(request, str(error), messages.ERROR)
             else:
-                told = f"Marked host {host.name} and {counted(lost, 'attempt')} as lost"
+                told = f"Marked host {host.name} and {format_count(lost, 'attempt')} as lost"
                 self.message_user(request, told, messages.SUCCESS)
         return None
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from planner.facts import kinds as asked
 from planner.facts.layout import SCHEDULE_NAMES
 from planner.facts.spec import JobKind, LabSpec
-from planner.facts.validation import counted
+from planner.facts.validation import format_count
 
 Spec = Mapping[str, Any]
 Tabs = Mapping[str, tuple[str, ...]]  # templates in templates/jobs/panels, by tab
@@ -60,7 +60,7 @@ def model_words(spec: Spec) -> str:
     model = spec["model"]
     if model["preset"]:
         return str(model["preset"])
-    return f"{model['arch']}, {counted(model['num_layers'], 'layer')} of {model['hidden_size']}"
+    return f"{model['arch']}, {format_count(model['num_layers'], 'layer')} of {model['hidden_size']}"
 
 
 def command_words(script: Spec) -> str:
@@ -82,8 +82,8 @@ def _lab_words(spec: Spec) -> str:
 def layout_words(spec: Spec) -> str:
     """Describe a layout, for example 'pp 2 x dp 2 x tp 2 · ZeRO-1 · sp · 1F1B' or '2 ranks'."""
     layout = spec["layout"]
-    if asked.kind_of(spec).plain:
-        return counted(layout["dp"], "rank")
+    if asked.get_kind_rules(spec).dp_only:
+        return format_count(layout["dp"], "rank")
     axes = [f"{axis} {layout[axis]}" for axis in ("pp", "dp", "cp", "ep", "tp") if layout.get(axis, 1) > 1]
     words = [" x ".join(axes) or "1 rank"]
     if layout["zero"]:
@@ -166,4 +166,4 @@ def external_tabs(kind: Kind) -> Tabs:
 
 def kind_of(spec: Spec) -> Kind:
     """Return the kind of a stored spec. The oldest specs do not name their kind."""
-    return KINDS[spec.get("kind", asked.DEFAULT)]
+    return KINDS[spec.get("kind", asked.DEFAULT_KIND)]

@@ -22,7 +22,7 @@ from jobs.core.audit import record
 from jobs.models import Invitation, Membership, Project, Role
 from jobs.models.names import Note
 from jobs.people.projects import RoleName, check_members
-from planner.facts.validation import NO_NUL, Problem, SpecError, Strict
+from planner.facts.validation import NO_NUL, Problem, SpecError, StrictModel
 
 PREFIX = "mbi_"
 MOST_INVITATIONS = 200  # of a project, that may still be accepted
@@ -45,7 +45,7 @@ MailAddress = Annotated[
 ]
 
 
-class InvitationWish(Strict):
+class InvitationWish(StrictModel):
     """Whom a link makes what."""
 
     role: RoleName
@@ -57,7 +57,7 @@ class InvitationWish(Strict):
     )
 
 
-class AcceptWish(Strict):
+class AcceptWish(StrictModel):
     """What came with an invitation's link."""
 
     token: Annotated[str, Field(min_length=1, max_length=200, pattern=NO_NUL)]

@@ -14,14 +14,14 @@ from typing_extensions import TypedDict
 from jobs.core.access import administers_all, roles_in
 from jobs.core.audit import record
 from jobs.models import DEFAULT_PROJECT, BaselineRun, Job, MailWish, Membership, Project, Role, Webhook
-from planner.facts.validation import Problem, SpecError, Strict
+from planner.facts.validation import Problem, SpecError, StrictModel
 
 RoleName = Literal["viewer", "submitter", "operator", "admin"]
 MOST_SLOTS = 2**31 - 1
 OF_JOBS = "Jobs of a deleted project with the same name still exist. Use another name."
 
 
-class ProjectWish(Strict):
+class ProjectWish(StrictModel):
     """A new project."""
 
     name: Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._=-]*$")]
@@ -30,7 +30,7 @@ class ProjectWish(Strict):
     )
 
 
-class ProjectChange(Strict):
+class ProjectChange(StrictModel):
     """What a project's admins may set."""
 
     own_slots: int | None = Field(
@@ -40,7 +40,7 @@ class ProjectChange(Strict):
     )
 
 
-class RoleWish(Strict):
+class RoleWish(StrictModel):
     """What a member may do."""
 
     role: RoleName

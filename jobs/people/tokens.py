@@ -18,14 +18,14 @@ from jobs.core.audit import record, who_asks
 from jobs.models import Scope, TokenGrant
 from jobs.models.names import Named
 from jobs.people.scopes import ALL
-from planner.facts.validation import NO_NUL, Problem, SpecError, Strict
+from planner.facts.validation import NO_NUL, Problem, SpecError, StrictModel
 
 MOST = 1000  # that a person may have
 USE_NOTED_EVERY = timedelta(minutes=1)
 SCOPES = tuple(Scope)
 
 
-class TokenWish(Strict):
+class TokenWish(StrictModel):
     """What a REST token may be asked to be."""
 
     name: Annotated[

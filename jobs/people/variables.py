@@ -27,12 +27,12 @@ from jobs.core.audit import record
 from jobs.core.sealed_values import signing_keys
 from jobs.models import Job, Member, Project, ProjectVariable
 from jobs.people.sealing import board
-from planner.facts.validation import NO_NUL, Problem, SpecError, Strict
+from planner.facts.validation import NO_NUL, Problem, SpecError, StrictModel
 
 PURPOSE = "variables"
 
 
-class VariableWish(Strict):
+class VariableWish(StrictModel):
     """A value to hand to jobs. Nobody is told it again."""
 
     value: Annotated[str, Field(max_length=MAX_VARIABLE_BYTES, pattern=NO_NUL)]

@@ -16,10 +16,10 @@ from jobs.planning.shapes import Plan, Preset, SearchResult, Template
 from jobs.planning.there import There, hosts_there
 from jobs.planning.work import told
 from planner.explain import Explanation
-from planner.facts.kinds import of_any_world
-from planner.facts.model_shapes import parameter_count
+from planner.facts.kinds import reset_dry_ranks
+from planner.facts.model_shapes import count_parameters
 from planner.facts.parse_spec import parse_fields
-from planner.facts.precision import MIXES
+from planner.facts.precision import MIXED_PRECISIONS
 from planner.facts.presets import PRESETS, TEMPLATES
 from planner.facts.spec import JobSpec
 from planner.facts.validation import SpecError
@@ -117,7 +117,7 @@ def searched(data: object) -> SearchResult:
         BusyError: as `plan`.
     """
     query = checked(SearchQuery, data)
-    spec = of_any_world(parse_fields(_seed(query.spec, query.fixed)))
+    spec = reset_dry_ranks(parse_fields(_seed(query.spec, query.fixed)))
     asked = {
         "world_size": query.ranks,
         "fixed": query.fixed,
@@ -143,7 +143,7 @@ def presets() -> list[Preset]:
         {
             "name": name,
             "description": preset.description,
-            "parameters": parameter_count(preset.model),
+            "parameters": count_parameters(preset.model),
             "model": preset.model.model_dump(),
         }
         for name, preset in PRESETS.items()
@@ -173,4 +173,4 @@ def templates() -> list[Template]:
 
 def precisions() -> list[tuple[str, str]]:
     """Return the name and description of each precision."""
-    return [(name, mix.description) for name, mix in MIXES.items()]
+    return [(name, mix.description) for name, mix in MIXED_PRECISIONS.items()]

@@ -11,7 +11,7 @@ from jobs.planning.planners import ask
 from jobs.planning.room import host_problems
 from jobs.planning.there import hosts_there, labels_asked
 from planner.facts.spec import JobSpec
-from planner.facts.spec_rules import not_runnable
+from planner.facts.spec_rules import find_unsupported_fields
 from planner.facts.validation import Problem, SpecError
 from planner.hardware.cluster import Cluster
 from planner.search.auto_layout import FIELD, AutoSpec, Chosen, Gang, Room, Rooms, asked_of, draft_of
@@ -30,7 +30,7 @@ def resolved(data: Any, cluster_name: object = None, *, to_run: bool = True) -> 
     if asked is None:
         return data, None
     draft = draft_of(data)
-    unable = not_runnable(draft)
+    unable = find_unsupported_fields(draft)
     if to_run and unable:
         raise SpecError(unable)
     cluster, rooms = _where(draft, asked, asked.cluster or cluster_name)

@@ -10,7 +10,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from jobs.models import Job
-from planner.facts.layout import Group, LevelAxis, LevelName, level_of, levels, members
+from planner.facts.layout import LevelAxis, LevelName, RankGroup, get_group_ranks, get_level_name, get_levels
 from planner.facts.spec import Layout
 
 
@@ -84,7 +84,7 @@ def between(job: Job) -> Between:
     predicted, measured = _predicted(job.estimate, layout), _measured(cells, layout)
     home = {rank: one.node for one in gang for rank in range(one.first_rank, one.first_rank + one.num_ranks)}
     rows: list[LevelTraffic] = []
-    for level in levels(layout):
+    for level in get_levels(layout):
         groups = _groups(layout.world_size, level.group, home)
         rows.append(
             {
@@ -105,9 +105,9 @@ def between(job: Job) -> Between:
     }
 
 
-def _groups(ranks: int, group: Group, home: Mapping[int, int]) -> _Groups:
+def _groups(ranks: int, group: RankGroup, home: Mapping[int, int]) -> _Groups:
     firsts = [rank for rank in range(ranks) if rank // group.stride % group.size == 0]
-    found = [members(rank, group) for rank in firsts]
+    found = [get_group_ranks(rank, group) for rank in firsts]
     across = [rank for each in found if len({home.get(rank) for rank in each}) > 1 for rank in each]
     return _Groups(len(found), len(across) // group.size, frozenset(across))
 
@@ -119,7 +119,9 @@ def _predicted(estimate: Mapping[str, Any], layout: Layout) -> Sent:
     for rank in range(layout.world_size):
         stage = estimate["stages"][rank // each]
         for row in stage["traffic"]:
-            sent[rank, row["axis"], level_of(layout, row["axis"], row["op"], row["group_size"])] += row["payload_bytes"]
+            sent[rank, row["axis"], get_level_name(layout, row["axis"], row["op"], row["group_size"])] += row[
+                "payload_bytes"
+            ]
         for axis, num_bytes in estimate.get("rank_bytes", {}).get(str(rank), {}).items():
             if (rank, axis, "") in sent:
                 sent[rank, axis, ""] = num_bytes
@@ -132,6 +134,6 @@ def _measured(cells: Mapping[str, list[dict[str, Any]]], layout: Layout) -> Sent
     for rank, told in cells.items():
         for cell in told:
             if cell["phase"] == "step":
-                level = level_of(layout, cell["axis"], cell["op"], cell["group_size"])
+                level = get_level_name(layout, cell["axis"], cell["op"], cell["group_size"])
                 sent[int(rank), cell["axis"], level] += cell["payload_bytes"]
     return sent

@@ -9,9 +9,9 @@ from jobs.core.access import may_change_hosts
 from jobs.core.kinds import KINDS
 from jobs.models import LIVE, Job
 from jobs.planning.there import There
-from planner.facts.kinds import num_slots, product_words
+from planner.facts.kinds import format_world_size, get_num_slots
 from planner.facts.spec import JobSpec
-from planner.facts.validation import Problem, counted
+from planner.facts.validation import Problem, format_count
 
 
 def calibration_problems(owner: Any, spec: JobSpec, there: Iterable[There]) -> list[Problem]:
@@ -42,9 +42,9 @@ def calibration_problems(owner: Any, spec: JobSpec, there: Iterable[There]) -> l
                 f"A calibration of host {host.name} is already queued or running. Wait until the calibration ends.",
             )
         )
-    if num_slots(spec) != host.slots:
-        slots = counted(host.slots, "slot")
-        ranks = product_words(spec.layout)
+    if get_num_slots(spec) != host.slots:
+        slots = format_count(host.slots, "slot")
+        ranks = format_world_size(spec.layout)
         text = f"{ranks}, but a calibration of host {host.name} uses all {slots}. Set `layout.dp` to {host.slots}."
         found.append(Problem("layout", text))
     return found

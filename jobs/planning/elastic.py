@@ -14,9 +14,9 @@ from jobs.planning.planners import ask
 from jobs.planning.room import room_problems
 from jobs.planning.shapes import Smaller
 from jobs.planning.there import There, hosts_there, labels_asked
-from planner.facts.kinds import kind_of
+from planner.facts.kinds import get_kind_rules
 from planner.facts.spec import JobSpec
-from planner.facts.validation import SpecError, counted
+from planner.facts.validation import SpecError, format_count
 from planner.search.auto_layout import draft_of
 
 MAY_CHANGE = (Status.FAILED, Status.LOST, Status.CANCELLED, Status.QUEUED)
@@ -43,7 +43,7 @@ def smaller(job: Job) -> Smaller:
         raise NoOfferError(
             "spec", "`spec` is from an older version that this version cannot plan. Submit a new job."
         ) from None
-    if not kind_of(job.spec).trains:
+    if not get_kind_rules(job.spec).trains:
         raise NoOfferError("kind", f"`kind` is {job.kind}, which has no layout to change. Use a training job.")
     if job.status not in MAY_CHANGE:
         raise NoOfferError("status", f"`status` is {job.status}. Change the layout after the attempt has ended.")
@@ -113,6 +113,5 @@ def _fitting(spec: JobSpec, hosts: Sequence[There], there: Sequence[There]) -> A
         layout = JobSpec.model_validate({**spec.model_dump(), "layout": found["layout"]})
         if not room_problems(layout, there, now=True):
             return found
-    raise NoOfferError(
-        "layout", f"No layout fits the available {counted(total, 'slot')} on {counted(len(hosts), 'host')}. Add a host."
-    )
+    available = f"{format_count(total, 'slot')} on {format_count(len(hosts), 'host')}"
+    raise NoOfferError("layout", f"No layout fits the available {available}. Add a host.")

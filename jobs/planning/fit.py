@@ -56,7 +56,7 @@ def compute_fit(spec: JobSpec, estimate: Mapping[str, Any] | None, there: Sequen
         there: The hosts of the job, from `hosts_there`.
     """
     kind, resources = KINDS[spec.kind], spec.resources
-    if not estimate or kind.one_slot or not kind.trains:
+    if not estimate or kind.shares_one_slot or not kind.trains:
         return UNCHECKED
     cluster, peak, share = estimate["cluster"], estimate["peak_memory_bytes"], estimate["memory_interval"]["share"]
     if cluster["memory_bytes"] < MIN_DEVICE_BYTES:

@@ -14,7 +14,7 @@ from jobs.planning.learned import runs_of
 from jobs.planning.there import There, hosts_there, labels_asked, was_measured
 from planner.cost.estimate import default_cluster
 from planner.cost.learning import learned
-from planner.facts.kinds import Demand, demand
+from planner.facts.kinds import SlotDemand, compute_slot_demand
 from planner.facts.spec import JobSpec
 from planner.facts.validation import Problem, SpecError
 from planner.hardware.calibration import cluster_of
@@ -143,19 +143,19 @@ def own_cluster(spec: JobSpec, there: Sequence[There]) -> Cluster:
         if host.device == asked.device and asked.host in (None, host.name) and labels <= host.labels
     ]
     for hosts in ([host for host in able if host.takes], [host for host in able if host.live], able):
-        if gang := _holding(hosts, demand(spec)):
+        if gang := _holding(hosts, compute_slot_demand(spec)):
             return gang_cluster(gang, spec)
     return default_cluster(spec)
 
 
-def _holding(hosts: Sequence[There], asked: Demand) -> Sequence[There]:
+def _holding(hosts: Sequence[There], asked: SlotDemand) -> Sequence[There]:
     """The largest host that was measured, else the largest; where the job needs several, those of one model that are
     there now. None without room."""
     alone = [host for host in hosts if host.slots >= asked.num_slots]
     if alone:
         return [max(alone, key=lambda host: host.known)]
     live = by_model(host for host in hosts if host.live)
-    holding = [gang for gang in live if asked.unit_on(host.slots for host in gang) is not None]
+    holding = [gang for gang in live if asked.get_best_unit(host.slots for host in gang) is not None]
     return max(holding, key=lambda gang: sum(host.slots for host in gang), default=[])
 
 

@@ -14,9 +14,9 @@ from jobs.planning.learned import FEWEST_STEPS
 from jobs.planning.planners import ask
 from jobs.planning.shapes import Advice
 from planner.cost.estimate import default_cluster
-from planner.facts.kinds import kind_of
+from planner.facts.kinds import get_kind_rules
 from planner.facts.spec import JobSpec
-from planner.facts.validation import counted
+from planner.facts.validation import format_count
 from planner.hardware.cluster import Cluster
 from planner.search.post_run_advice import Hindsight
 
@@ -36,8 +36,8 @@ def advice(job: Job) -> Advice:
         NoAdviceError: it has not ended, was no training run, or was not measured for long enough.
         BusyError: too much is planned at once, or this takes too long.
     """
-    kind = kind_of(job.spec)
-    if not kind.trains or kind.one_slot:
+    kind = get_kind_rules(job.spec)
+    if not kind.trains or kind.shares_one_slot:
         raise NoAdviceError("kind", f"`kind` is {job.kind}, but faster layouts are available only for training jobs.")
     if job.status not in TERMINAL:
         raise NoAdviceError(
@@ -49,7 +49,7 @@ def advice(job: Job) -> Advice:
     steps = measured["steps"] if measured else 0
     if attempt is None or summary is None or measured is None or steps < FEWEST_STEPS or measured["step_s"] <= 0:
         text = (
-            f"The run has {counted(steps, 'timed step')} after the first {WARMUP_STEPS} steps, "
+            f"The run has {format_count(steps, 'timed step')} after the first {WARMUP_STEPS} steps, "
             f"but {FEWEST_STEPS} timed steps are needed. "
             "Use a higher `train.steps`."
         )

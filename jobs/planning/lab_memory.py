@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jobs.planning.there import There
-from planner.facts.collectives import FULL_BUFFERS, holders, lab_ranks, lab_sizes
+from planner.facts.collectives import FULL_BUFFERS, compute_lab_sizes, count_full_buffers, get_lab_ranks
 from planner.facts.spec import JobSpec
-from planner.facts.validation import Problem, counted
+from planner.facts.validation import Problem, format_count
 
 GIB = 2**30
 
@@ -19,17 +19,17 @@ def lab_memory_problems(spec: JobSpec, there: Sequence[There]) -> list[Problem]:
     """
     if spec.lab is None:  # another kind, or the usual sizes, which are small
         return []
-    ranks, each = len(lab_ranks(spec)), spec.resources.device == "cuda"
-    size = max(lab_sizes(spec.lab, ranks), default=0)
-    many = {name: 1 if each else holders(name, ranks) for name in spec.lab.primitives}
+    ranks, each = len(get_lab_ranks(spec)), spec.resources.device == "cuda"
+    size = max(compute_lab_sizes(spec.lab, ranks), default=0)
+    many = {name: 1 if each else count_full_buffers(name, ranks) for name in spec.lab.primitives}
     fullest = max(many, key=lambda name: many[name] * FULL_BUFFERS[name])
     needed = many[fullest] * FULL_BUFFERS[fullest] * size
     largest = _largest(spec, there, each)
     if largest is None or needed <= largest[0]:
         return []
     memory, where = largest
-    shared = "" if each else f"{counted(many[fullest], 'rank')} x "
-    held = f"{shared}{counted(FULL_BUFFERS[fullest], 'full buffer')} of {fullest} x {size:,} B"
+    shared = "" if each else f"{format_count(many[fullest], 'rank')} x "
+    held = f"{shared}{format_count(FULL_BUFFERS[fullest], 'full buffer')} of {fullest} x {size:,} B"
     text = (
         f"The benchmark needs {needed / GIB:,.1f} GiB ({held}), "
         f"but {where} has {memory / GIB:,.1f} GiB. Use a smaller `lab.max_bytes`."

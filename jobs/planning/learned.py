@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from contracts.control import ExitReport
 from jobs.models import Host, HostRun, Member
-from planner.facts.kinds import kind_of
+from planner.facts.kinds import get_kind_rules
 from planner.facts.spec import JobSpec
 from planner.hardware.profile import LinkPoint, Run, stripped
 
@@ -48,7 +48,7 @@ def run_of(spec: Mapping[str, Any], told: ExitReport) -> Run | None:
         asked = JobSpec.model_validate(spec)
     except ValidationError:  # of an older version
         return None
-    if kind_of(spec).one_slot or not kind_of(spec).trains:
+    if get_kind_rules(spec).shares_one_slot or not get_kind_rules(spec).trains:
         return None
     return Run(
         spec=stripped(asked),

@@ -8,8 +8,8 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, Field, ValidationError
 
 from planner.facts.layout import MAX_RANKS
-from planner.facts.parse_spec import problem_of
-from planner.facts.validation import NO_NUL, Problem, SpecError, Strict
+from planner.facts.parse_spec import convert_error
+from planner.facts.validation import NO_NUL, Problem, SpecError, StrictModel
 
 Query = TypeVar("Query", bound=BaseModel)
 
@@ -17,7 +17,7 @@ Draft = Any  # The planner's parser reports its problems, and `jobs.api.document
 ClusterName = Annotated[str, Field(max_length=200, pattern=NO_NUL, description="A name from `/clusters`.")]
 
 
-class SearchQuery(Strict):
+class SearchQuery(StrictModel):
     """A search. The layout in `spec` is ignored, and `fixed` has the values that stay."""
 
     spec: Draft
@@ -32,7 +32,7 @@ class SearchQuery(Strict):
     limit: int = Field(default=20, ge=1, le=100)
 
 
-class ExplainQuery(Strict):
+class ExplainQuery(StrictModel):
     """A spec, and the pipeline stage to explain."""
 
     spec: Draft
@@ -47,4 +47,4 @@ def checked(kind: type[Query], data: object) -> Query:
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        raise SpecError([problem_of(e, kind) for e in error.errors(include_url=False)]) from None
+        raise SpecError([convert_error(e, kind) for e in error.errors(include_url=False)]) from None

@@ -14,9 +14,9 @@ from jobs.planning.calibration import calibration_problems
 from jobs.planning.lab_memory import lab_memory_problems
 from jobs.planning.room import host_problems, room_problems
 from jobs.planning.there import There
-from planner.facts.kinds import num_slots, product_words
+from planner.facts.kinds import format_world_size, get_num_slots
 from planner.facts.spec import JobSpec
-from planner.facts.validation import Problem, counted
+from planner.facts.validation import Problem, format_count
 
 
 def refusals(owner: Any, spec: JobSpec, there: Sequence[There]) -> list[Problem]:
@@ -65,9 +65,9 @@ def _queue_problems(owner: Any, spec: JobSpec) -> list[Problem]:
                 f"Project {project.name} has variables, and Slurm jobs cannot use them. Use another project or engine.",
             )
         )
-    elif project is not None and project.most_slots is not None and num_slots(spec) > project.most_slots:
-        limit = counted(project.most_slots, "slot")
-        text = f"{product_words(spec.layout)}, but project {project.name} is limited to {limit}. Use fewer ranks."
+    elif project is not None and project.most_slots is not None and get_num_slots(spec) > project.most_slots:
+        limit = format_count(project.most_slots, "slot")
+        text = f"{format_world_size(spec.layout)}, but project {project.name} is limited to {limit}. Use fewer ranks."
         found.append(Problem("layout", text))
     pool = spec.resources.pool
     if pool is not None and not Pool.objects.filter(name=pool).exists():

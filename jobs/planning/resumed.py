@@ -11,7 +11,7 @@ from jobs.core.access import visible_job
 from jobs.models import ELSEWHERE, TERMINAL, Job
 from jobs.planning.saves import Saves, most_kept, saves_of
 from planner.facts.spec import JobSpec
-from planner.facts.validation import Problem, counted
+from planner.facts.validation import Problem, format_count
 
 NAME = re.compile(r"[^/]+(?:/(?P<attempt>[1-9][0-9]{0,9})(?:/step-(?P<step>[0-9]{8,18}))?)?")
 
@@ -29,7 +29,7 @@ def checkpoint_problems(user: Any, spec: JobSpec) -> list[Problem]:
     done, asked = _steps_done(job, resume), spec.train.steps
     if done is None or done < asked:
         return []
-    already = f"checkpoint {resume!r} already has {counted(done, 'step')}"
+    already = f"checkpoint {resume!r} already has {format_count(done, 'step')}"
     text = f"`train.steps` is {asked}, but {already}. Use {done + 1} or more."
     return [Problem("train.steps", text)]
 
@@ -54,7 +54,7 @@ def why_missing(job: Job, name: str) -> str:
     if train.get("checkpoint_every") == 0 and not any(one.items or one.newest for one in saves):
         return f"job {job.id} saves no checkpoints because its `train.checkpoint_every` is 0"
     if step is not None and "steps" in train and int(step) > train["steps"]:
-        return f"job {job.id} has {counted(train['steps'], 'step')}"
+        return f"job {job.id} has {format_count(train['steps'], 'step')}"
     if step is not None:
         return _why_no_step(saves[0], int(step), most_kept(job))
     none = all(one.final and one.complete_after(-1) == 0 for one in saves)

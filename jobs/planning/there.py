@@ -51,7 +51,7 @@ def hosts_there(spec: JobSpec) -> list[There]:
     calibrated = ExpressionWrapper(CALIBRATED, BooleanField())
     asked = Q(device=spec.resources.device) | Q(name=spec.resources.host)
     present = Host.objects.present().annotate(calibrated=calibrated)
-    hosts = present if KINDS[spec.kind].one_slot else present.filter(asked)
+    hosts = present if KINDS[spec.kind].shares_one_slot else present.filter(asked)
     rows = hosts.order_by("-slots", "name").values_list(
         "pk", "name", "slots", "device_name", "drained", "last_seen", "calibrated", "device", "memory_bytes", "labels"
     )
@@ -70,7 +70,7 @@ def slot_device(spec: JobSpec, there: Sequence[There]) -> Device:
     `there`: as `hosts_there` has them.
     """
     wanted, asked = spec.resources.host, spec.resources.device
-    if not KINDS[spec.kind].one_slot:
+    if not KINDS[spec.kind].shares_one_slot:
         return asked
     found = [host.device for host in there if wanted == host.name] or [host.device for host in there]
     return asked if asked in found or not found else cast(Device, found[0])

@@ -21,7 +21,7 @@ from planner.cost.timing import Timer
 from planner.explain import Explanation, explain
 from planner.facts.kinds import KINDS
 from planner.facts.spec import JobSpec
-from planner.facts.spec_rules import not_runnable, problems
+from planner.facts.spec_rules import find_problems, find_unsupported_fields
 from planner.facts.validation import Problem, SpecError
 from planner.hardware.cluster import Cluster
 from planner.search.auto_layout import AutoSpec, Gang, Room, Rooms, choose
@@ -37,13 +37,13 @@ NICENESS = 5  # pages before plans, where both want the processor
 
 def plan(spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> Plan:
     """Everything about a draft that the page shows; `estimate` is null while it has problems, or trains nothing."""
-    found = problems(spec)
+    found = find_problems(spec)
     # More ranks than any host has slots can be costed all the same: that is what planning is for.
     costly = [p for p in found if p.field != "layout"] or oversize(spec)
     answer: Plan = {
         "estimate": None,
         "problems": told([*found, *(p for p in costly if p not in found)]),
-        "not_runnable": told(not_runnable(spec)),
+        "not_runnable": told(find_unsupported_fields(spec)),
         "choices": choices(spec),
     }
     if costly or not KINDS[spec.kind].trains:
@@ -102,7 +102,7 @@ def explained(spec: JobSpec, cluster: Cluster, asked: dict[str, Any]) -> list[Ex
     Raises:
         SpecError: the draft cannot be planned, or has no such stage.
     """
-    found = _of_no_training(spec) or problems(spec) or oversize(spec)
+    found = _of_no_training(spec) or find_problems(spec) or oversize(spec)
     if found:
         raise SpecError(found)
     if asked["stage"] >= spec.layout.pp:
@@ -180,7 +180,7 @@ def _layout_found(found: Found, sure: Sure) -> FoundLayout:
         "interval": sure.time,
         "memory_bytes": found.memory_bytes,
         "memory_interval": sure.memory,
-        "runnable": not not_runnable(spec),
+        "runnable": not find_unsupported_fields(spec),
     }
 
 

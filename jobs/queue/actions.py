@@ -36,10 +36,10 @@ from jobs.planning.resumed import checkpoint_problems
 from jobs.planning.there import There, hosts_there, slot_device
 from jobs.queue import ending, lifecycle
 from planner.cost.oversize import parse_plannable
-from planner.facts.kinds import demand
+from planner.facts.kinds import compute_slot_demand
 from planner.facts.spec import JobSpec
-from planner.facts.spec_rules import not_runnable
-from planner.facts.validation import SpecError, counted
+from planner.facts.spec_rules import find_unsupported_fields
+from planner.facts.validation import SpecError, format_count
 from planner.search.auto_layout import Chosen
 
 
@@ -72,7 +72,7 @@ def asked_of(owner: User, data: object) -> Asked:
     data, chosen = resolved(data)
     spec = parse_plannable(data)
     there = hosts_there(spec)
-    if refused := [*refusals(owner, spec, there), *not_runnable(spec), *checkpoint_problems(owner, spec)]:
+    if refused := [*refusals(owner, spec, there), *find_unsupported_fields(spec), *checkpoint_problems(owner, spec)]:
         raise SpecError(refused)
     return Asked(spec, there, chosen, allow_unfit)
 
@@ -157,7 +157,7 @@ def _queue(owner: User, asked: Asked, check_of: Job | None) -> tuple[Job, StateC
 def _of_spec(asked: Asked) -> dict[str, Any]:
     """What of a job's row goes with its layout."""
     spec = asked.spec
-    cluster, needed = own_cluster(spec, asked.there), demand(spec)
+    cluster, needed = own_cluster(spec, asked.there), compute_slot_demand(spec)
     return {
         "spec": spec.model_dump(),
         "num_slots": needed.num_slots,
@@ -240,7 +240,7 @@ def run_smaller(job: Job, by: str) -> bool:
         raise DisprovedError(DISPROVED)
     offer = smaller(job)
     fields = _of_spec(asked_of(job.owner, changed_spec(job.spec, offer)))
-    reason = f"queued again by {by} with {offer['words']} on {counted(offer['ranks'], 'rank')}: {offer['why']}"
+    reason = f"queued again by {by} with {offer['words']} on {format_count(offer['ranks'], 'rank')}: {offer['why']}"
     with transaction.atomic():
         lifecycle.lock(job.id)
         if not Job.objects.filter(id=job.id, attempt=job.attempt, status=job.status).update(**fields):

@@ -10,11 +10,11 @@ from pydantic import Field
 
 from jobs.models import ELSEWHERE, Attempt, Job, StateChange
 from jobs.queue import actions
-from planner.facts.spec import usual_warmup
-from planner.facts.validation import NO_NUL, Problem, SpecError, Strict
+from planner.facts.spec import get_default_warmup
+from planner.facts.validation import NO_NUL, Problem, SpecError, StrictModel
 
 
-class ResumeQuery(Strict):
+class ResumeQuery(StrictModel):
     """What to go on from, and what is to be other than in the job's spec."""
 
     checkpoint: str | None = Field(
@@ -78,7 +78,7 @@ def _outlasts_unchosen(before: Any, change: Any) -> bool:
     if not isinstance(before, Mapping) or not isinstance(change, Mapping) or "warmup_steps" in change:
         return False
     steps, warmup = change.get("steps"), before.get("warmup_steps")
-    return "steps" in before and warmup == usual_warmup(before["steps"]) and type(steps) is int and steps < warmup
+    return "steps" in before and warmup == get_default_warmup(before["steps"]) and type(steps) is int and steps < warmup
 
 
 def _merged(target: Any, patch: Any) -> Any:

@@ -11,13 +11,13 @@ from jobs.core.access import may_run_queue, operated_jobs
 from jobs.models import TERMINAL, Job, Status, stands
 from jobs.queue import actions, staff
 from jobs.queue.shapes import Unchanged
-from planner.facts.validation import JobId, Strict
+from planner.facts.validation import JobId, StrictModel
 
 Action = Literal["hold", "release", "cancel", "priority"]
 MOST = 1000  # jobs at once
 
 
-class Bulk(Strict):
+class Bulk(StrictModel):
     """What is to be done to which jobs."""
 
     action: Action
@@ -27,7 +27,7 @@ class Bulk(Strict):
     )
 
 
-class MoveTo(Strict):
+class MoveTo(StrictModel):
     """Where a job goes among those of its priority: a place, or right before another job."""
 
     to: staff.Where | None = None

@@ -11,7 +11,7 @@ from jobs.core.access import may_submit_to, visible_jobs
 from jobs.core.kinds import kind_of
 from jobs.models import ELSEWHERE, TERMINAL, Job
 from jobs.queue.again import changed
-from planner.facts.single_process_reference import STEPS, why_not_asked
+from planner.facts.single_process_reference import COMPARED_STEPS, explain_oversized_reference
 from planner.facts.spec import JobSpec
 
 LONGEST_NAME = 100  # characters, as a spec has it
@@ -76,11 +76,11 @@ def _told(check: Job) -> Check:
 
 
 def _steps(job: Job) -> int:
-    return min(STEPS, int(job.spec["train"]["steps"]))
+    return min(COMPARED_STEPS, int(job.spec["train"]["steps"]))
 
 
 def _why_not(job: Job) -> str:
     try:
-        return why_not_asked(JobSpec.model_validate(spec_of(job)))
+        return explain_oversized_reference(JobSpec.model_validate(spec_of(job)))
     except ValidationError:
         return "The spec is from another version of Meshboard, so this version cannot run the check."

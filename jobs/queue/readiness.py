@@ -18,9 +18,9 @@ from jobs.queue.scheduling.policy.share import Use, factors
 from jobs.queue.scheduling.policy.standing import Rates, standing
 from jobs.queue.scheduling.states import Waiting
 from jobs.queue.view import View, lasting, running, view
-from planner.facts.kinds import demand
+from planner.facts.kinds import compute_slot_demand
 from planner.facts.spec import JobSpec
-from planner.facts.validation import counted
+from planner.facts.validation import format_count
 
 DRAFT = ""  # the id of the draft among the queued jobs
 WAITS = "The job would wait."
@@ -69,7 +69,7 @@ def _predict_start(user: User, spec: JobSpec, there: Sequence[There]) -> tuple[b
     if seen.paused:
         return False, f"The queue is paused. {WAITS}"
     if spec.after:
-        return False, f"Starts after {counted(len(set(spec.after)), 'other job')}."
+        return False, f"Starts after {format_count(len(set(spec.after)), 'other job')}."
     draft = _as_queued(user, spec, device, seen)
     queue = [*(queued.job for queued in seen.queue if not queued.bar), draft]
     decided = decide(queue, seen.hosts, quotas=seen.quotas)
@@ -100,7 +100,7 @@ def _minutes(seconds: float) -> str:
 
 def _as_queued(user: User, spec: JobSpec, device: str, seen: View) -> Waiting:
     """Return the draft as the scheduler would see it at the end of the queue."""
-    asked, resources = demand(spec), spec.resources
+    asked, resources = compute_slot_demand(spec), spec.resources
     share = factors({p.name: Use(p.used, p.weight) for p in Project.objects.all()})
     rates = Rates(settings.AGEING_PER_HOUR, settings.SHARE_POINTS)
     return Waiting(

@@ -14,13 +14,13 @@ from jobs.planning.queries import checked
 from jobs.queue import actions, shelf
 from jobs.queue.bulk import MOST
 from jobs.queue.shapes import Unchanged
-from planner.facts.validation import JobId, Problem, SpecError, Strict
+from planner.facts.validation import JobId, Problem, SpecError, StrictModel
 
 Action = Literal["cancel", "archive", "restore", "tag", "untag"]
 UNDONE_BY: dict[str, Action] = {"archive": "restore", "restore": "archive", "tag": "untag", "untag": "tag"}
 
 
-class Several(Strict):
+class Several(StrictModel):
     """What is to be done to which jobs."""
 
     action: Action
@@ -32,7 +32,7 @@ class Several(Strict):
     )
 
 
-class JobChange(Strict):
+class JobChange(StrictModel):
     """What is to be changed about one job; what is left out stays."""
 
     archived: bool | None = Field(

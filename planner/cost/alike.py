@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from functools import cache
 
-from planner.facts.layout import V_SCHEDULES, is_turn
+from planner.facts.layout import V_SCHEDULES, is_v_turn
 from planner.facts.resources import StackName
 from planner.facts.spec import Balance, JobSpec, Layout, ModelSpec
-from planner.facts.stages import stage_of
+from planner.facts.stages import get_stage_chunks
 
 
 def unlike_stages(spec: JobSpec) -> dict[int, int]:
@@ -31,7 +31,7 @@ def _alike_stages(
     dense = model.moe.dense_layers if model.moe else 0
     kinds: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for index in range(pp):
-        stage = stage_of(model, layout, index, stack)
+        stage = get_stage_chunks(model, layout, index, stack)
         chunks = tuple((len(chunk), sum(i >= dense for i in chunk)) for chunk in stage.chunks)
-        kinds[chunks, stage.first, stage.last, is_turn(layout, index)].append(index)
+        kinds[chunks, stage.first, stage.last, is_v_turn(layout, index)].append(index)
     return tuple(map(tuple, kinds.values()))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from contracts.telemetry.vocabulary import Op
 from planner.cost.traffic.expert import dispatched_rows, row_bytes
 from planner.cost.traffic.tally import Collective
-from planner.facts.layout import axis_group
-from planner.facts.placements import vocab_rows
-from planner.facts.precision import mix_of
+from planner.facts.layout import get_axis_group
+from planner.facts.placements import get_vocab_rows
+from planner.facts.precision import get_mixed_precision
 from planner.facts.spec import JobSpec
-from planner.facts.stages import hidden_bytes, micro_batch_tokens
+from planner.facts.stages import compute_hidden_bytes, get_micro_batch_tokens
 
 PRODUCTS_APART = 3  # beyond two: of queries, keys and values, and of gate and up, each but the first of its input
 
@@ -20,14 +20,14 @@ def inputs_apart(spec: JobSpec) -> list[Collective]:
     counts: dict[Op, int] = {"all_reduce": n}
     if spec.layout.sequence_parallel:
         counts = {"all_gather": n * (1 + again), "reduce_scatter": n}
-    return _over_tensor_ranks(spec, counts, hidden_bytes(spec))
+    return _over_tensor_ranks(spec, counts, compute_hidden_bytes(spec))
 
 
 def mlp_sums(spec: JobSpec) -> list[Collective]:
     """What an MLP gathers and sums, and experts do not whose tokens are divided until they are sent."""
     layout = spec.layout
     gathers = 2 + (layout.regather or layout.recompute == "full")
-    return _over_tensor_ranks(spec, {"all_gather": gathers, "reduce_scatter": 2}, hidden_bytes(spec))
+    return _over_tensor_ranks(spec, {"all_gather": gathers, "reduce_scatter": 2}, compute_hidden_bytes(spec))
 
 
 def gathered_experts(spec: JobSpec) -> list[Collective]:
@@ -41,10 +41,10 @@ def gathered_experts(spec: JobSpec) -> list[Collective]:
 
 def gathered_logits(spec: JobSpec) -> list[Collective]:
     """Where each tensor rank takes the other ranks' logits."""
-    logits = micro_batch_tokens(spec) * vocab_rows(spec) * spec.layout.tp
-    return _over_tensor_ranks(spec, {"all_gather": 1}, logits * mix_of(spec.train.precision).compute)
+    logits = get_micro_batch_tokens(spec) * get_vocab_rows(spec) * spec.layout.tp
+    return _over_tensor_ranks(spec, {"all_gather": 1}, logits * get_mixed_precision(spec.train.precision).compute_bytes)
 
 
 def _over_tensor_ranks(spec: JobSpec, counts: dict[Op, int], size: int) -> list[Collective]:
-    group = axis_group(spec.layout, "tp")
+    group = get_axis_group(spec.layout, "tp")
     return [Collective(op, "tp", group.size, group.stride, n, n * size) for op, n in counts.items()]

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from planner.cost.memory import megatron
-from planner.facts.precision import FP32_BYTES, mix_of
+from planner.facts.precision import FP32_BYTES, get_mixed_precision
 from planner.facts.spec import JobSpec
-from planner.facts.stages import Held, micro_batch_tokens
+from planner.facts.stages import StageLayers, get_micro_batch_tokens
 from planner.hardware.calibration import Calibration, Measured
 from planner.hardware.cluster import LAUNCH_S, Accelerator
 from planner.hardware.kernel_time import Attention, kernel_seconds
@@ -74,7 +74,7 @@ class Compute:
             self._accelerators[said] = tuned(self._chip, self.stacks.of(spec))
         return self._accelerators[said]
 
-    def of_stage(self, spec: JobSpec, own: Held, ranks: int) -> Halves:
+    def of_stage(self, spec: JobSpec, own: StageLayers, ranks: int) -> Halves:
         layer, moe, embedding, head = self._piece(spec, ranks)
         dense = own.num_layers - own.num_moe_layers
         heads = own.stage.last * self.stacks.of(spec).heads
@@ -176,7 +176,7 @@ class Compute:
 
     def _short(self, spec: JobSpec, seq_len: int) -> Halves:
         """A layer of as many tokens as a calibration has them: in whole, short sequences, and fused."""
-        tokens = micro_batch_tokens(spec)
+        tokens = get_micro_batch_tokens(spec)
         size = max(1, round(tokens / seq_len))
         layout = spec.layout.model_copy(update={"cp": 1})
         batch = {"global_batch": size * layout.dp * spec.train.micro_batches, "seq_len": seq_len}
@@ -219,19 +219,19 @@ class Compute:
         return Piece(halves, Queue() if waits else Queue(hosts[0], forward), backward, _elements(work.backward_weight))
 
     def _seconds(self, spec: JobSpec, kernels: Sequence[Kernel]) -> float:
-        mix, accelerator = mix_of(spec.train.precision), self.accelerator(spec)
+        mix, accelerator = get_mixed_precision(spec.train.precision), self.accelerator(spec)
         stack = self.stacks.of(spec)
         seconds = 0.0
         for kernel in kernels:
             times = attention_law(accelerator, stack).times(kernel) if isinstance(kernel, Flash) else 1.0
-            one = kernel_seconds(kernel, accelerator, mix.gemm, mix.compute, attention=times)
+            one = kernel_seconds(kernel, accelerator, mix.gemm, mix.compute_bytes, attention=times)
             seconds += one * stack.bytes_of(kernel.kind) if isinstance(kernel, Pass) else one
         return seconds
 
     def _added_s(self, spec: JobSpec, kernels: Sequence[Kernel]) -> float:
         """What products wait that add to the gradients so far: each is read and written as wide as they are kept."""
         share, chip = self.stacks.of(spec).adds_gradients, self.accelerator(spec)
-        moved = 2 * mix_of(spec.train.precision).gradients * _elements(kernels)
+        moved = 2 * get_mixed_precision(spec.train.precision).gradient_bytes * _elements(kernels)
         return share * moved / (chip.bytes_per_s * chip.memory_efficiency)
 
     def accumulated(self, spec: JobSpec) -> float:
@@ -244,10 +244,10 @@ class Compute:
 
     def _accumulated_s(self, spec: JobSpec, elements: float) -> float:
         """Of a micro-batch: gradients are read, those so far too, and their sum is written."""
-        mix, chip = mix_of(spec.train.precision), self.accelerator(spec)
-        kept = FP32_BYTES if self.stacks.of(spec).sums_late else mix.gradients
-        moved = self.accumulated(spec) * (2 * kept + mix.compute) * elements
-        if kept != mix.compute:
+        mix, chip = get_mixed_precision(spec.train.precision), self.accelerator(spec)
+        kept = FP32_BYTES if self.stacks.of(spec).sums_late else mix.gradient_bytes
+        moved = self.accumulated(spec) * (2 * kept + mix.compute_bytes) * elements
+        if kept != mix.compute_bytes:
             moved *= self.stacks.of(spec).adds_unlike
         return moved / (chip.bytes_per_s * chip.memory_efficiency)
 
@@ -256,7 +256,7 @@ class Compute:
         calls = sum(not (isinstance(kernel, Pass) and kernel.kind == "casts") for kernel in kernels)
         experts = sum(kernel.experts for kernel in kernels if isinstance(kernel, Gemm))
         stack = self.stacks.of(spec)
-        narrow = mix_of(spec.train.precision).gemm == "fp8"
+        narrow = get_mixed_precision(spec.train.precision).gemm == "fp8"
         expert_s = stack.expert_s + (stack.expert_cast_s if narrow else 0.0)
         cast = sum(isinstance(kernel, Gemm) and not kernel.wide and not kernel.experts for kernel in kernels)
         more = experts * expert_s + (cast * stack.cast_s if narrow else 0.0)

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from typing_extensions import TypedDict
 
-from planner.facts.precision import mix_of
-from planner.facts.resources import software_words
+from planner.facts.precision import get_mixed_precision
+from planner.facts.resources import format_software
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster
 from planner.hardware.profile import HostProfile, Run
@@ -135,7 +135,7 @@ def interval(cluster: Cluster, spec: JobSpec, found: Correction | None, host_sha
     `host_share`: of the step, that its device waits for its host.
     """
     stack = spec.resources.stack
-    basis, kind = cluster.basis, mix_of(spec.train.precision).gemm
+    basis, kind = cluster.basis, get_mixed_precision(spec.train.precision).gemm
     scaled = ""
     if found is not None and found.borrowed:
         scaled, found = f", scaled by {found.runs} runs here with other rank counts", None
@@ -152,7 +152,7 @@ def interval(cluster: Cluster, spec: JobSpec, found: Correction | None, host_sha
     if found is None:
         told = spec.resources.software is not None
         share = within(stack, cluster.accelerator.name, host_share, told=told)
-        title = f"{STACKS[stack].title}{software_words(spec.resources.software)}"
+        title = f"{STACKS[stack].title}{format_software(spec.resources.software)}"
         elsewhere = "" if was_measured(stack, cluster.accelerator.name) else " without a measured step on this device"
         why = f"{title}{elsewhere}{_widened(cluster, spec)}{_waits(host_share)}"
         words = f"{basis}{_links(cluster, spec)}{scaled}, {why}, {sureness(share)}"
@@ -164,7 +164,7 @@ def interval(cluster: Cluster, spec: JobSpec, found: Correction | None, host_sha
 def _widened(cluster: Cluster, spec: JobSpec) -> str:
     """That what is asked in fp8 or fp4 is planned in 16 or 8 bits, for the device multiplies nothing narrower."""
     chip, software = cluster.accelerator, spec.resources.software
-    if mix_of(spec.train.precision).gemm != "fp8":
+    if get_mixed_precision(spec.train.precision).gemm != "fp8":
         return ""
     if not chip.fp8_flops:
         return f", 16-bit matmuls because {chip.name} lacks fp8"

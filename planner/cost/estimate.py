@@ -16,13 +16,13 @@ from planner.cost.memory import gradient_bytes, held_parameters, memory
 from planner.cost.timing import Timer
 from planner.cost.traffic import Collective, depends_on_router, step_traffic
 from planner.cost.traffic.data import padded_share
-from planner.facts.collectives import algorithmic_bytes
-from planner.facts.layout import Coordinates, axis_group, is_turn, rank_of
-from planner.facts.model_shapes import active_parameter_count, parameter_count
-from planner.facts.placements import VOCABULARY_MULTIPLE, padded_vocab, zero_shard
+from planner.facts.collectives import compute_algorithmic_bytes
+from planner.facts.layout import Coordinates, get_axis_group, get_rank, is_v_turn
+from planner.facts.model_shapes import count_active_parameters, count_parameters
+from planner.facts.placements import VOCABULARY_MULTIPLE, get_padded_vocab_size, get_zero_shard
 from planner.facts.spec import JobSpec
-from planner.facts.spec_rules import not_runnable
-from planner.facts.stages import held, local_units
+from planner.facts.spec_rules import find_unsupported_fields
+from planner.facts.stages import get_local_units, get_stage_layers
 from planner.hardware.catalog import CLUSTERS, DEFAULT_CLUSTER
 from planner.hardware.cluster import Basis, Cluster, filled, span
 
@@ -154,10 +154,10 @@ def estimate(spec: JobSpec, cluster: Cluster | None = None) -> Estimate:
     made = Estimate(
         world_size=layout.world_size,
         axes={axis: getattr(layout, axis) for axis in ("pp", "dp", "cp", "ep", "tp")},
-        model_parameters=parameter_count(spec.model),
+        model_parameters=count_parameters(spec.model),
         vocab_size=spec.model.vocab_size,
-        padded_vocab_size=padded_vocab(spec.model.vocab_size, layout.tp),
-        active_parameters=active_parameter_count(spec.model),
+        padded_vocab_size=get_padded_vocab_size(spec.model.vocab_size, layout.tp),
+        active_parameters=count_active_parameters(spec.model),
         micro_batch_size=spec.micro_batch_size,
         micro_batches=spec.train.micro_batches,
         tokens_per_step=spec.train.global_batch * spec.train.seq_len,
@@ -180,7 +180,7 @@ def aligned_vocabulary(spec: JobSpec, cluster: Cluster, step_s: float) -> Aligne
     """The next multiple of 128 x tp, where it spares a hundredth of the step's time on a GPU or more."""
     size, multiple = spec.model.vocab_size, VOCABULARY_MULTIPLE * spec.layout.tp
     larger = -(-size // multiple) * multiple
-    if cluster.device == "cpu" or larger == padded_vocab(size, spec.layout.tp):
+    if cluster.device == "cpu" or larger == get_padded_vocab_size(size, spec.layout.tp):
         return None
     model = spec.model.model_copy(update={"vocab_size": larger})
     own, aligned = (Timer(cluster).predicted(one).step_s for one in (spec, spec.model_copy(update={"model": model})))
@@ -190,7 +190,7 @@ def aligned_vocabulary(spec: JobSpec, cluster: Cluster, step_s: float) -> Aligne
 
 def traffic_kind(spec: JobSpec) -> str:
     """How far to trust bytes and calls, in words."""
-    if not_runnable(spec):
+    if find_unsupported_fields(spec):
         return "estimated: the trainer does not support this layout"
     if depends_on_router(spec):
         return "exact except ep, which assumes evenly spread tokens"
@@ -224,16 +224,16 @@ def _twins(spec: JobSpec) -> list[int]:
     first: dict[tuple[object, ...], int] = {}
     twins = []
     for index in range(spec.layout.pp):
-        stage = held(spec, index).stage
+        stage = get_stage_layers(spec, index).stage
         moe = spec.model.moe.dense_layers if spec.model.moe else 0
         kinds = tuple((len(chunk), sum(i >= moe for i in chunk)) for chunk in stage.chunks)
-        key = (kinds, stage.first, stage.last, is_turn(spec.layout, index))
+        key = (kinds, stage.first, stage.last, is_v_turn(spec.layout, index))
         twins.append(first.setdefault(key, index))
     return twins
 
 
 def _traffic(spec: JobSpec, place: Coordinates, cluster: Cluster) -> list[TrafficRow]:
-    return [_row(spec, c, cluster) for c in step_traffic(spec, rank_of(place, spec.layout))]
+    return [_row(spec, c, cluster) for c in step_traffic(spec, get_rank(place, spec.layout))]
 
 
 def _row(spec: JobSpec, c: Collective, cluster: Cluster) -> TrafficRow:
@@ -244,7 +244,7 @@ def _row(spec: JobSpec, c: Collective, cluster: Cluster) -> TrafficRow:
         stride=c.stride,
         count=c.count,
         payload_bytes=c.payload_bytes,
-        algorithmic_bytes=algorithmic_bytes(c.op, c.payload_bytes, c.group_size),
+        algorithmic_bytes=compute_algorithmic_bytes(c.op, c.payload_bytes, c.group_size),
         between_nodes=span(c.group_size, c.stride, cluster.per_node, spec.layout.world_size).nodes > 1,
     )
 
@@ -253,7 +253,7 @@ def _stage(spec: JobSpec, stage: int, traffic: list[TrafficRow], cluster: Cluste
     components = rank_memory(spec, stage, cluster)
     return StageEstimate(
         stage=stage,
-        layers=[[chunk.start, chunk.stop] for chunk in held(spec, stage).stage.chunks],
+        layers=[[chunk.start, chunk.stop] for chunk in get_stage_layers(spec, stage).stage.chunks],
         parameters=held_parameters(spec, stage),
         padded_share=padded_share(spec, stage),
         memory=components,
@@ -275,7 +275,7 @@ def _where(spec: JobSpec, cluster: Cluster) -> ClusterEstimate:
     layout = spec.layout
     crossing = {}
     for axis in ("tp", "cp", "ep", "dp", "pp"):
-        group = axis_group(layout, axis)
+        group = get_axis_group(layout, axis)
         if group.size > 1:
             crossing[axis] = span(group.size, group.stride, cluster.per_node, layout.world_size).nodes > 1
     return ClusterEstimate(
@@ -333,7 +333,7 @@ def _exceptions(
                 for index in shards:
                     place = _shard_place(spec, twin, replica * layout.shard_ranks + index)
                     ranks = (place._replace(pp=stage, tp=tp) for stage in alike for tp in range(layout.tp))
-                    found.update({str(rank_of(rank, layout)): by_axis for rank in ranks})
+                    found.update({str(get_rank(rank, layout)): by_axis for rank in ranks})
     return found
 
 
@@ -349,8 +349,8 @@ def _alike_shards(spec: JobSpec, stage: int) -> list[range]:
     """
     degree = spec.layout.shard_ranks
     edges = {0, degree}
-    for shape in {p.shape for unit in local_units(spec, stage) for p in unit.parameters}:
-        shard = zero_shard(shape, degree)
+    for shape in {p.shape for unit in get_local_units(spec, stage) for p in unit.parameters}:
+        shard = get_zero_shard(shape, degree)
         if shard:
             full, rest = divmod(shape[shard.dim], shard.rows)
             edges |= {full, full + (rest > 0)}

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from contracts.telemetry.vocabulary import Op
 from planner.cost.correction import Correction, Interval, correction_of, sureness
 from planner.cost.memory import memory
-from planner.facts.collectives import bus_factor
+from planner.facts.collectives import get_bus_factor
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster, Link, Span
 from planner.hardware.kernel_time import collective_seconds
@@ -122,10 +122,10 @@ def link_of(runs: Sequence[Run], cluster: Cluster) -> LearnedLink | None:
             if tells_link(point):
                 seen[point.op, point.group_size, point.payload_bytes].append(point.seconds)
     took = {call: median(seconds) for call, seconds in seen.items()}
-    if max((bus_factor(op, size) * payload for op, size, payload in took), default=0.0) < LARGE_CALL:
+    if max((get_bus_factor(op, size) * payload for op, size, payload in took), default=0.0) < LARGE_CALL:
         return None
     calls = [
-        (_latencies(op, size) / seconds, bus_factor(op, size) * payload / seconds)
+        (_latencies(op, size) / seconds, get_bus_factor(op, size) * payload / seconds)
         for (op, size, payload), seconds in took.items()
     ]
     fit = _nearest(calls)

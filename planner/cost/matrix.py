@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from planner.cost.traffic import Collective, step_traffic
 from planner.cost.traffic.pipeline import boundary_bytes
-from planner.facts.collectives import algorithmic_bytes
-from planner.facts.layout import axis_ranks, chunk_indices, coordinates, num_chunks
+from planner.facts.collectives import compute_algorithmic_bytes
+from planner.facts.layout import get_axis_ranks, get_chunk_indices, get_coordinates, get_num_chunks
 from planner.facts.spec import JobSpec, Layout
 
 MOST_RANKS = 64
@@ -36,7 +36,7 @@ def _receivers(spec: JobSpec, row: Collective, rank: int) -> list[tuple[int, int
         return _stages(spec, rank)
     group = _group(row, rank, spec.layout)
     here = group.index(rank)
-    sent = algorithmic_bytes(row.op, row.payload_bytes, row.group_size)
+    sent = compute_algorithmic_bytes(row.op, row.payload_bytes, row.group_size)
     if row.op == "all_to_all":
         others = [r for r in group if r != rank]
         return [(r, sent // len(others)) for r in others]
@@ -46,7 +46,7 @@ def _receivers(spec: JobSpec, row: Collective, rank: int) -> list[tuple[int, int
 def _group(row: Collective, rank: int, layout: Layout) -> list[int]:
     """The ranks of the collective that `rank` takes part in: `group_size` of them, `stride` apart."""
     if row.axis == "pp":  # the tied table's: the ends of the pipe
-        pipe = axis_ranks(rank, "pp", layout)
+        pipe = get_axis_ranks(rank, "pp", layout)
         return [pipe[0], pipe[-1]]
     span = row.group_size * row.stride
     first = rank // span * span + rank % row.stride
@@ -55,9 +55,9 @@ def _group(row: Collective, rank: int, layout: Layout) -> list[int]:
 
 def _stages(spec: JobSpec, rank: int) -> list[tuple[int, int]]:
     """Hidden states to the stage after each chunk, gradients to the one before."""
-    layout, place = spec.layout, coordinates(rank, spec.layout)
-    pipe = axis_ranks(rank, "pp", layout)
-    owner = {c: stage for stage in range(layout.pp) for c in chunk_indices(layout, stage)}
+    layout, place = spec.layout, get_coordinates(rank, spec.layout)
+    pipe = get_axis_ranks(rank, "pp", layout)
+    owner = {c: stage for stage in range(layout.pp) for c in get_chunk_indices(layout, stage)}
     size = spec.train.micro_batches * boundary_bytes(spec)
-    near = [n for chunk in chunk_indices(layout, place.pp) for n in (chunk + 1, chunk - 1)]
-    return [(pipe[owner[n]], size) for n in near if 0 <= n < num_chunks(layout) and owner[n] != place.pp]
+    near = [n for chunk in get_chunk_indices(layout, place.pp) for n in (chunk + 1, chunk - 1)]
+    return [(pipe[owner[n]], size) for n in near if 0 <= n < get_num_chunks(layout) and owner[n] != place.pp]

@@ -21,12 +21,12 @@ from planner.cost.pace import Pace, bubble, filling, in_turns, less, micro_batch
 from planner.cost.pipes import simulate, stretched
 from planner.cost.timed import Parts, Timing, corrected, crowded, mean_parts
 from planner.cost.traffic import Collective, micro_batch_traffic, step_end_traffic
-from planner.facts.layout import V_SCHEDULES, axis_group
-from planner.facts.model_shapes import model_flops
-from planner.facts.precision import FP8_BYTES, FP32_BYTES, mix_of
+from planner.facts.layout import V_SCHEDULES, get_axis_group
+from planner.facts.model_shapes import compute_model_flops
+from planner.facts.precision import FP8_BYTES, FP32_BYTES, get_mixed_precision
 from planner.facts.resources import StackName
 from planner.facts.spec import JobSpec, Layout
-from planner.facts.stages import held, num_tensors
+from planner.facts.stages import count_tensors, get_stage_layers
 from planner.hardware.calibration import Calibration, line
 from planner.hardware.cluster import Accelerator, Cluster, Span, filled, span
 from planner.hardware.kernel_time import collective_seconds, kernel_seconds
@@ -96,7 +96,7 @@ class Timer:
         if straggling := self._straggling(spec, total):
             parts.exposed_s["world"] = parts.exposed_s.get("world", 0.0) + straggling
             total += straggling
-        model, hardware = model_flops(spec), hardware_flops(spec)
+        model, hardware = compute_model_flops(spec), hardware_flops(spec)
         peak = spec.layout.world_size * self.peak(spec) * total
         return Timing(
             step_s=total,
@@ -170,7 +170,7 @@ class Timer:
 
     def peak(self, spec: JobSpec) -> float:
         """FLOP/s of the fastest type that products run in: where fp8 is emulated, those that stay wide are faster."""
-        gemm, accelerator = mix_of(spec.train.precision).gemm, self.accelerator(spec)
+        gemm, accelerator = get_mixed_precision(spec.train.precision).gemm, self.accelerator(spec)
         return max(accelerator.peak(gemm), accelerator.peak("bf16" if gemm == "fp8" else gemm))
 
     def _ranks_at_work(self, spec: JobSpec) -> int:
@@ -234,7 +234,7 @@ class Timer:
 
     def _stage(self, spec: JobSpec, index: int, ranks: int) -> tuple[Halves, dict[Axis, float]]:
         """Compute of one micro-batch on stage `index`, and the seconds it waits by axis."""
-        stack, layout, own = self.stacks.of(spec), spec.layout, held(spec, index)
+        stack, layout, own = self.stacks.of(spec), spec.layout, get_stage_layers(spec, index)
         halves = self._compute.of_stage(spec, own, ranks)
         waits: dict[Axis, float] = defaultdict(float)
         for row in micro_batch_traffic(spec, index):
@@ -297,7 +297,7 @@ class Timer:
             return others, 0.0, 0.0, 0.0
         gathers, reduces, late = 0.0, 0.0, 1.0
         if self._sums_late(spec):
-            late = FP32_BYTES / mix_of(spec.train.precision).gradients / spec.train.micro_batches
+            late = FP32_BYTES / get_mixed_precision(spec.train.precision).gradient_bytes / spec.train.micro_batches
         for row in step_end_traffic(spec, index):
             seconds = self._row_seconds(spec, self._cast(spec, row), self._ranks_at_work(spec))
             if row.axis != "dp":
@@ -310,13 +310,13 @@ class Timer:
 
     def _cast(self, spec: JobSpec, row: Collective) -> Collective:
         """As the stack sends it."""
-        mix, stack = mix_of(spec.train.precision), self.stacks.of(spec)
+        mix, stack = get_mixed_precision(spec.train.precision), self.stacks.of(spec)
         if stack.sums_whole and row.axis == "dp" and row.op != "all_gather":
-            return row._replace(op="all_reduce", payload_bytes=row.payload_bytes * FP32_BYTES // mix.gradients)
+            return row._replace(op="all_reduce", payload_bytes=row.payload_bytes * FP32_BYTES // mix.gradient_bytes)
         narrow = {"tp": stack.narrow_gathers, "dp": stack.narrow_parameters}.get(row.axis, False)
         if not narrow or mix.gemm != "fp8" or row.op != "all_gather":
             return row
-        return row._replace(payload_bytes=row.payload_bytes * FP8_BYTES // mix.compute)
+        return row._replace(payload_bytes=row.payload_bytes * FP8_BYTES // mix.compute_bytes)
 
     def _sums_late(self, spec: JobSpec) -> bool:
         return spec.layout.zero >= 2 and self.stacks.of(spec).sums_late
@@ -354,8 +354,8 @@ class Timer:
             measured = self.calibration.optimizer_s(held_parameters(spec, index), self._ranks_at_work(spec))
             if measured is not None:
                 return measured
-        moved = mix_of(spec.train.precision).updated * held_parameters(spec, index)
-        host_s = self.stacks.of(spec).tensor_s * num_tensors(spec, index)
+        moved = get_mixed_precision(spec.train.precision).update_bytes * held_parameters(spec, index)
+        host_s = self.stacks.of(spec).tensor_s * count_tensors(spec, index)
         return kernel_seconds(Pass(moved), self.cluster.accelerator, "fp32", FP32_BYTES) + host_s
 
     def _exposed_dp(self, spec: JobSpec, pace: Pace, gathers: float, reduces: float) -> float:
@@ -399,7 +399,7 @@ class Timer:
         return sum(pace.waits.get(axis, 0.0) for axis in inside if not self._crosses(spec, axis))
 
     def _crosses(self, spec: JobSpec, axis: Axis) -> bool:
-        group = axis_group(spec.layout, axis)
+        group = get_axis_group(spec.layout, axis)
         return span(group.size, group.stride, self.cluster.per_node, spec.layout.world_size).nodes > 1
 
     def _straggling(self, spec: JobSpec, seconds: float) -> float:

@@ -1,1 +1,1 @@
-"""What the trainer obeys and the planner counts with: the spec, the shapes and the order of work; no predictions."""
+"""Define the spec, parameter shapes, and order of work. Contains no predictions."""

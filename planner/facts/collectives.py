@@ -1,8 +1,8 @@
-"""Bytes of each collective, in the conventions of nccl-tests (doc/PERFORMANCE.md).
+"""Compute bytes and bandwidths of collectives, and define the collective benchmark.
 
-`payload_bytes` is the FULL (gathered) buffer for all_gather, reduce_scatter, gather and scatter.
-
-The collective lab: which sizes it runs, what bandwidth a time means, what a run reports, and rules of its spec.
+Bytes and bandwidths have the conventions of nccl-tests (doc/PERFORMANCE.md).
+`payload_bytes` is the full (gathered) buffer for all_gather, reduce_scatter, gather and scatter.
+The benchmark is the job kind `lab`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from pydantic import Field
 from contracts.telemetry.vocabulary import Op
 from planner.facts.resources import Device
 from planner.facts.spec import LAB_PRIMITIVES, JobSpec, LabDtype, LabPrimitive, LabSpec
-from planner.facts.validation import Problem, Strict, counted
+from planner.facts.validation import Problem, StrictModel, format_count
 
 
-def bus_factor(op: Op, group_size: int) -> float:
-    """Bus bandwidth over algorithm bandwidth; also ring-optimal bytes sent per rank over payload bytes."""
+def get_bus_factor(op: Op, group_size: int) -> float:
+    """Return the ratio of bus bandwidth to algorithm bandwidth.
+
+    The ratio is also the bytes that a rank sends in a ring, divided by the payload bytes.
+    """
     if group_size <= 1 or op == "barrier":
         return 0.0
     if op == "all_reduce":
@@ -28,17 +31,20 @@ def bus_factor(op: Op, group_size: int) -> float:
     return 0.0 if op == "recv" else 1.0
 
 
-def algorithmic_bytes(op: Op, payload_bytes: int, group_size: int) -> int:
-    """What a bandwidth-optimal algorithm makes this rank send, rounded to the nearest byte. A recv sends nothing."""
-    return round(bus_factor(op, group_size) * payload_bytes)
+def compute_algorithmic_bytes(op: Op, payload_bytes: int, group_size: int) -> int:
+    """Return the bytes that this rank sends with a bandwidth-optimal algorithm, rounded.
+
+    A recv sends no bytes.
+    """
+    return round(get_bus_factor(op, group_size) * payload_bytes)
 
 
 LAB_VERSION: Literal[1] = 1
-MAX_SIZES = 32  # as many as the spec's own bounds allow
-MAX_STEP_RANKS = 16  # larger groups are measured, but nobody could read their picture
+MAX_SIZES = 32  # Limit from the bounds of the spec's sizes.
+MAX_STEP_RANKS = 16  # Larger groups are measured, but have no step-by-step values.
 MAX_STEP_VALUES = 64
 ITEM_BYTES: dict[LabDtype, int] = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8}
-# Whole numbers up to these are exact, so that a sum has one right answer whatever its order.
+# Integers up to these limits are exact, so the result of a sum does not depend on the order.
 LARGEST_EXACT: dict[LabDtype, int] = {
     "float32": 2**24,
     "float64": 2**53,
@@ -48,8 +54,8 @@ LARGEST_EXACT: dict[LabDtype, int] = {
     "int64": 2**53,
 }
 
-# Full buffers that a rank holds at once: what it hands over and a copy of it, what it takes where that is another, and
-# what it must hold afterwards. Shares of one are not counted; of gather and scatter the root alone holds any.
+# Full buffers that a rank holds at the same time: input, copy of the input, output, and expected output. Shards of a
+# buffer are not counted. Only the root of gather and scatter holds full buffers.
 FULL_BUFFERS: dict[LabPrimitive, int] = {
     "broadcast": 3,
     "scatter": 2,
@@ -68,24 +74,24 @@ Count = Annotated[int, Field(ge=0)]
 Values = Annotated[tuple[float, ...], Field(max_length=MAX_STEP_VALUES)]
 
 
-def metered_op(primitive: LabPrimitive) -> Op:
-    """The op that the meter counts a primitive's bytes under. A message is counted where it is sent."""
+def get_metered_op(primitive: LabPrimitive) -> Op:
+    """Return the op that counts a primitive's bytes. A message counts at its sender."""
     return "send" if primitive in ("send_recv", "isend_irecv") else primitive  # type: ignore[return-value]
 
 
-def lab_of(spec: JobSpec) -> LabSpec:
-    """What the job runs."""
+def get_lab_spec(spec: JobSpec) -> LabSpec:
+    """Return the benchmark settings of a job, or the defaults."""
     return spec.lab or LabSpec()
 
 
-def lab_ranks(spec: JobSpec) -> tuple[int, ...]:
-    """The job's ranks that form the group, in the order of the group."""
-    lab = lab_of(spec)
+def get_lab_ranks(spec: JobSpec) -> tuple[int, ...]:
+    """Return the job's ranks that form the benchmarked group, in group order."""
+    lab = get_lab_spec(spec)
     return tuple(range(spec.layout.world_size)) if lab.ranks is None else tuple(lab.ranks)
 
 
-def lab_sizes(lab: LabSpec, group_size: int) -> list[int]:
-    """Bytes of each full buffer: from min_bytes by the factor to max_bytes, in whole elements for every rank."""
+def compute_lab_sizes(lab: LabSpec, group_size: int) -> list[int]:
+    """Return the sizes of the full buffers in bytes, in whole elements per rank."""
     share = group_size * ITEM_BYTES[lab.dtype]
     sizes, asked = [], lab.min_bytes
     while asked <= lab.max_bytes:
@@ -94,28 +100,30 @@ def lab_sizes(lab: LabSpec, group_size: int) -> list[int]:
     return list(dict.fromkeys(sizes))
 
 
-def holders(primitive: LabPrimitive, group_size: int) -> int:
-    """Ranks that hold full buffers."""
+def count_full_buffers(primitive: LabPrimitive, group_size: int) -> int:
+    """Return the number of ranks that hold full buffers."""
     return 1 if primitive in ("gather", "scatter") else group_size
 
 
-def bandwidths(primitive: LabPrimitive, num_bytes: int, seconds: float, group_size: int) -> tuple[float, float]:
-    """(algbw, busbw) in bytes a second.
+def compute_bandwidths(primitive: LabPrimitive, num_bytes: int, seconds: float, group_size: int) -> tuple[float, float]:
+    """Return (algbw, busbw) in bytes per second, as nccl-tests defines them.
 
-    As nccl-tests has them (doc/PERFORMANCE.md): algbw = S / t with S the full buffer, and busbw = algbw x factor.
-    The factor is 2(n-1)/n for all-reduce; (n-1)/n for all-gather, reduce-scatter, all-to-all, gather and scatter; 1
-    for broadcast, reduce and send/recv. A barrier moves no bytes.
+    algbw = S / t, where S is the size of the full buffer, and busbw = algbw x factor (doc/PERFORMANCE.md).
+    The factor is 2(n-1)/n for all-reduce.
+    It is (n-1)/n for all-gather, reduce-scatter, all-to-all, gather, and scatter.
+    It is 1 for broadcast, reduce, and send/recv. A barrier moves no bytes.
     """
     algbw = num_bytes / seconds
-    return algbw, algbw * bus_factor(metered_op(primitive), group_size)
+    return algbw, algbw * get_bus_factor(get_metered_op(primitive), group_size)
 
 
-class LabPoint(Strict):
-    """One primitive at one size.
+class LabPoint(StrictModel):
+    """Result of one primitive at one size.
 
-    `seconds` is the median over iterations of the slowest rank's time. `wrong` elements of the `checked` ones differ
-    from what was computed without communication, over all ranks and timed calls. Payload and algorithmic bytes are of
-    one call on one rank, as its meter counted them.
+    `seconds` is the median over iterations of the slowest rank's time.
+    `wrong` counts the elements that differ from the result without communication.
+    `checked` counts all compared elements. Both are sums over ranks and timed calls.
+    `payload_bytes` and `algorithmic_bytes` are the metered bytes of one call on one rank.
     """
 
     primitive: LabPrimitive
@@ -129,10 +137,10 @@ class LabPoint(Strict):
     algorithmic_bytes: Count
 
 
-class LabHolding(Strict):
-    """What a rank held before and after: elements, none where it had no buffer.
+class LabRankValues(StrictModel):
+    """Elements of a rank before and after a call, or null if it had no buffer.
 
-    Of a barrier, when it came and when it left: microseconds since the first one came.
+    For a barrier, the values are its arrival and departure in microseconds after the first arrival.
     """
 
     rank: Count
@@ -140,15 +148,15 @@ class LabHolding(Strict):
     after: Values | None
 
 
-class LabStep(Strict):
-    """One primitive on tiny tensors, as every rank of the group had them."""
+class LabStep(StrictModel):
+    """Values of one primitive on tiny tensors, for every rank of the group."""
 
     primitive: LabPrimitive
-    holdings: tuple[LabHolding, ...] = Field(min_length=2, max_length=MAX_STEP_RANKS)
+    holdings: tuple[LabRankValues, ...] = Field(min_length=2, max_length=MAX_STEP_RANKS)
 
 
-class LabResult(Strict):
-    """Everything one run of the lab found."""
+class LabResult(StrictModel):
+    """All results of one benchmark run."""
 
     version: Literal[1] = LAB_VERSION
     device: Device
@@ -166,26 +174,28 @@ class LabResult(Strict):
 
     @property
     def wrong(self) -> int:
-        """Elements that differ from what they should be, in all points."""
+        """Return the number of wrong elements in all points."""
         return sum(point.wrong for point in self.points)
 
 
-def lab_problems(spec: JobSpec) -> list[Problem]:
-    """What of a lab's own part of the spec cannot run, each with its arithmetic."""
-    lab = lab_of(spec)
+def find_lab_problems(spec: JobSpec) -> list[Problem]:
+    """Return the problems of the benchmark settings of a spec."""
+    lab = get_lab_spec(spec)
     found = []
-    if repeated := _repeated(lab.primitives):
+    if repeated := _format_repeated(lab.primitives):
         found.append(Problem("lab.primitives", f"`lab.primitives` repeats {repeated}. Use each once."))
-    return [*found, *_group(spec, lab), *_sizes(lab, len(lab_ranks(spec)))]
+    return [*found, *_find_group_problems(spec, lab), *_find_size_problems(lab, len(get_lab_ranks(spec)))]
 
 
-def _group(spec: JobSpec, lab: LabSpec) -> list[Problem]:
-    ranks, world = lab_ranks(spec), spec.layout.world_size
+def _find_group_problems(spec: JobSpec, lab: LabSpec) -> list[Problem]:
+    ranks, world = get_lab_ranks(spec), spec.layout.world_size
     where = "layout.dp" if lab.ranks is None else "lab.ranks"
     found = []
     if len(ranks) < 2:
-        found.append(Problem(where, f"`{where}` gives a group of {counted(len(ranks), 'rank')}. Use 2 or more ranks."))
-    if repeated := _repeated(ranks):
+        found.append(
+            Problem(where, f"`{where}` gives a group of {format_count(len(ranks), 'rank')}. Use 2 or more ranks.")
+        )
+    if repeated := _format_repeated(ranks):
         found.append(Problem("lab.ranks", f"`lab.ranks` repeats {repeated}. Use each rank once."))
     if beyond := [rank for rank in ranks if rank >= world]:
         missing = ", ".join(map(str, dict.fromkeys(beyond)))
@@ -193,7 +203,9 @@ def _group(spec: JobSpec, lab: LabSpec) -> list[Problem]:
         found.append(Problem("lab.ranks", text))
     if lab.root is not None and lab.root not in ranks:
         found.append(
-            Problem("lab.root", f"`lab.root` is {lab.root}, which is not in the group. Use one of {_words(ranks)}.")
+            Problem(
+                "lab.root", f"`lab.root` is {lab.root}, which is not in the group. Use one of {_format_ranks(ranks)}."
+            )
         )
     exact = LARGEST_EXACT[lab.dtype]
     if len(ranks) > exact:
@@ -202,7 +214,7 @@ def _group(spec: JobSpec, lab: LabSpec) -> list[Problem]:
     return found
 
 
-def _sizes(lab: LabSpec, group_size: int) -> list[Problem]:
+def _find_size_problems(lab: LabSpec, group_size: int) -> list[Problem]:
     if lab.min_bytes > lab.max_bytes:
         text = f"`lab.max_bytes` is {lab.max_bytes}. Use at least min_bytes {lab.min_bytes}."
         return [Problem("lab.max_bytes", text)]
@@ -213,9 +225,9 @@ def _sizes(lab: LabSpec, group_size: int) -> list[Problem]:
     return []
 
 
-def _repeated(values: list[LabPrimitive] | tuple[int, ...]) -> str:
+def _format_repeated(values: list[LabPrimitive] | tuple[int, ...]) -> str:
     return ", ".join(dict.fromkeys(str(value) for value in values if values.count(value) > 1))  # type: ignore[arg-type]
 
 
-def _words(ranks: tuple[int, ...]) -> str:
+def _format_ranks(ranks: tuple[int, ...]) -> str:
     return ", ".join(map(str, ranks)) if len(ranks) <= 8 else f"{ranks[0]}, {ranks[1]} .. {ranks[-1]}"

@@ -1,6 +1,7 @@
-"""Define the kinds of job: the spec fields and the slots of each kind.
+"""Define the rules and slots of each job kind and of each engine.
 
-`jobs.core.kinds` defines the page of each kind, and `workers.host.start.programs` the program of each kind.
+The table `KINDS` has two counterparts. `jobs.core.kinds` has labels for pages, and
+`workers.host.start.programs` has the programs that a host starts.
 """
 
 from __future__ import annotations
@@ -10,54 +11,64 @@ from operator import attrgetter
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from planner.facts.collectives import lab_problems
+from planner.facts.collectives import find_lab_problems
 from planner.facts.resources import SlurmSpec
 from planner.facts.spec import JobKind, JobSpec, Layout, ScriptSpec
-from planner.facts.validation import Problem, counted, divisors, file_problems, nearest, path_problems
+from planner.facts.validation import (
+    Problem,
+    find_file_problems,
+    find_path_problems,
+    format_count,
+    format_nearest,
+    get_divisors,
+)
 
-DEFAULT: JobKind = "train"
-OF_TRAINING = ("model", "train", "dry_ranks")  # of a spec: what a kind that is plain does not read
+DEFAULT_KIND: JobKind = "train"
+TRAINING_SECTIONS = ("model", "train", "dry_ranks")  # Fields that a `dp_only` kind does not use.
 
 
-class Kind(NamedTuple):
-    """What a kind asks of a spec.
+class KindRules(NamedTuple):
+    """Rules of a job kind.
 
-    `trains`: its steps are the trainer's, whose rules on batch and layout apply; other kinds need no model either.
-    `one_slot`: its ranks take turns in one slot. `one_host`: they share a host, whichever it is. `of_a_host`: it
-    measures a host of the board. `plain`: takes dp ranks and no other axis. `section`: the part of the spec that only
-    this kind has. `rules`: what else its spec must keep to.
+    `trains`: the trainer runs it, so the rules of batch and layout apply. Other kinds need no model.
+    `shares_one_slot`: all ranks run in one slot, one after another.
+    `one_host`: all ranks run on one host.
+    `measures_host`: it measures a connected host, so it cannot run on Slurm.
+    `dp_only`: dp is the only axis.
+    `section`: the section of the spec that only this kind uses.
+    `find_problems`: returns the problems of additional rules.
     """
 
     trains: bool
-    rules: Callable[[JobSpec], list[Problem]]
-    plain: bool = False
-    one_slot: bool = False
-    of_a_host: bool = False
+    find_problems: Callable[[JobSpec], list[Problem]]
+    dp_only: bool = False
+    shares_one_slot: bool = False
+    measures_host: bool = False
     one_host: bool = False
     section: str | None = None
 
-    def slots(self, world_size: int) -> int:
-        """Slots that so many ranks need."""
-        return 1 if self.one_slot else world_size
+    def count_slots(self, world_size: int) -> int:
+        """Return the number of slots that a world size needs."""
+        return 1 if self.shares_one_slot else world_size
 
 
-def _nothing_more(_spec: JobSpec) -> list[Problem]:
+def _find_no_problems(_spec: JobSpec) -> list[Problem]:
     return []
 
 
-def of_any_world(spec: JobSpec) -> JobSpec:
-    """The spec without the ranks that it names: a search tries worlds that have others."""
+def reset_dry_ranks(spec: JobSpec) -> JobSpec:
+    """Return the spec with default `dry_ranks`, for a search over other world sizes."""
     return spec.model_copy(update={"dry_ranks": [0]})
 
 
-def _ranks_exist(spec: JobSpec) -> list[Problem]:
+def _find_dry_rank_problems(spec: JobSpec) -> list[Problem]:
     beyond = [rank for rank in spec.dry_ranks if rank >= spec.layout.world_size]
-    has, missing = product_words(spec.layout), ", ".join(map(str, beyond))
+    has, missing = format_world_size(spec.layout), ", ".join(map(str, beyond))
     text = f"`dry_ranks` contains {missing}, but {has}. Use ranks from 0 to {spec.layout.world_size - 1}."
     return [Problem("dry_ranks", text)] if beyond else []
 
 
-def _lies_below_its_root(spec: JobSpec) -> list[Problem]:
+def _find_script_problems(spec: JobSpec) -> list[Problem]:
     script, found = spec.script, []
     if script is None:
         return [Problem("script", "`script` is missing. A script job needs `script.path` or `script.module`.")]
@@ -67,17 +78,17 @@ def _lies_below_its_root(spec: JobSpec) -> list[Problem]:
     if script.module is not None and not all(part.isidentifier() for part in script.module.split(".")):
         text = f"`script.module` is {script.module!r}, which is not a module name. Use a name such as package.train."
         found.append(Problem("script.module", text))
-    found += file_problems("script.path", script.path, "script root")
-    found += path_problems("script.cwd", script.cwd, "script root")
-    if not found and (text := why_not_its_folder(script)):
+    found += find_file_problems("script.path", script.path, "script root")
+    found += find_path_problems("script.cwd", script.cwd, "script root")
+    if not found and (text := explain_invalid_cwd(script)):
         found.append(Problem("script.cwd", text))
     return found
 
 
-def why_not_its_folder(script: ScriptSpec) -> str:
-    """Why a script may not work in the folder it asks for; empty where it may.
+def explain_invalid_cwd(script: ScriptSpec) -> str:
+    """Return why a script cannot use its working directory, or an empty text.
 
-    The folder is its own to write to: one that holds another's scripts would let it plant modules there.
+    A script can write to its directory. In a directory of other scripts it could replace their modules.
     """
     if script.cwd is None:
         return ""
@@ -93,36 +104,40 @@ def why_not_its_folder(script: ScriptSpec) -> str:
     return f"`script.cwd` is {script.cwd!r}. Use {str(own)!r}, the folder of {script.path!r}, or a folder below it."
 
 
-def _names_its_host(spec: JobSpec) -> list[Problem]:
+def _find_calibration_problems(spec: JobSpec) -> list[Problem]:
     if spec.resources.host is not None:
         return []
     return [Problem("resources.host", "`resources.host` is missing. Name the host to calibrate.")]
 
 
-KINDS: dict[JobKind, Kind] = {
-    "train": Kind(trains=True, rules=_nothing_more),
-    "dry_run": Kind(trains=True, one_slot=True, one_host=True, rules=_ranks_exist),
-    "script": Kind(trains=False, plain=True, section="script", rules=_lies_below_its_root),
-    "lab": Kind(trains=False, plain=True, one_host=True, of_a_host=True, section="lab", rules=lab_problems),
-    "calibrate": Kind(trains=False, plain=True, one_host=True, of_a_host=True, rules=_names_its_host),
+KINDS: dict[JobKind, KindRules] = {
+    "train": KindRules(trains=True, find_problems=_find_no_problems),
+    "dry_run": KindRules(trains=True, shares_one_slot=True, one_host=True, find_problems=_find_dry_rank_problems),
+    "script": KindRules(trains=False, dp_only=True, section="script", find_problems=_find_script_problems),
+    "lab": KindRules(
+        trains=False, dp_only=True, one_host=True, measures_host=True, section="lab", find_problems=find_lab_problems
+    ),
+    "calibrate": KindRules(
+        trains=False, dp_only=True, one_host=True, measures_host=True, find_problems=_find_calibration_problems
+    ),
 }
 
 
-def kind_of(spec: Mapping[str, object]) -> Kind:
-    """The kind of a stored spec; the oldest do not name theirs."""
-    return KINDS[spec.get("kind", DEFAULT)]  # type: ignore[index]  # it was checked before it was stored
+def get_kind_rules(spec: Mapping[str, object]) -> KindRules:
+    """Return the rules of the kind of a stored spec. The oldest specs have no kind."""
+    return KINDS[spec.get("kind", DEFAULT_KIND)]  # type: ignore[index]  # checked before it was stored
 
 
-def fields_read(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """A stored spec without what its kind never reads: each names a model and steps, also where nothing trains."""
-    if not kind_of(spec).plain:
+def drop_unused_fields(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stored spec without the fields that its kind does not use."""
+    if not get_kind_rules(spec).dp_only:
         return dict(spec)
-    kept = {name: value for name, value in spec.items() if name not in OF_TRAINING}
+    kept = {name: value for name, value in spec.items() if name not in TRAINING_SECTIONS}
     return {**kept, "layout": {"dp": spec["layout"]["dp"]}}
 
 
-def kind_problems(spec: JobSpec) -> list[Problem]:
-    """What the kind of a spec does not allow, each with its reason."""
+def find_kind_problems(spec: JobSpec) -> list[Problem]:
+    """Return the problems of a spec with its kind."""
     kind = KINDS[spec.kind]
     found = []
     for owner, other in KINDS.items():
@@ -133,73 +148,74 @@ def kind_problems(spec: JobSpec) -> list[Problem]:
                     f"`{other.section}` is set, but the kind is {spec.kind}. Omit it, or use kind {owner}.",
                 )
             )
-    if kind.plain and spec.layout != Layout(dp=spec.layout.dp):
+    if kind.dp_only and spec.layout != Layout(dp=spec.layout.dp):
         text = f"`layout` sets fields other than dp, but a {spec.kind} job uses dp only. Set only dp."
         found.append(Problem("layout", text))
     if kind.one_host and (spec.resources.max_hosts or 1) > 1:
         text = f"`resources.max_hosts` is {spec.resources.max_hosts}, but a {spec.kind} job runs on one host. Use 1."
         found.append(Problem("resources.max_hosts", text))
-    return [*found, *kind.rules(spec)]
+    return [*found, *kind.find_problems(spec)]
 
 
-def num_slots(spec: JobSpec) -> int:
-    """Slots the job needs: one a rank, but for a kind whose ranks take turns in one."""
-    return KINDS[spec.kind].slots(spec.layout.world_size)
+def get_num_slots(spec: JobSpec) -> int:
+    """Return the number of slots that a job needs."""
+    return KINDS[spec.kind].count_slots(spec.layout.world_size)
 
 
-def saves(spec: JobSpec) -> bool:
-    """Whether a run of it writes checkpoints."""
+def saves_checkpoints(spec: JobSpec) -> bool:
+    """Return whether a run of the spec writes checkpoints."""
     kind = KINDS[spec.kind]
-    return kind.trains and not kind.one_slot and spec.train.checkpoint_every > 0
+    return kind.trains and not kind.shares_one_slot and spec.train.checkpoint_every > 0
 
 
-def product_words(layout: Layout) -> str:
-    """'dp 2 x pp 1 x tp 2 = 4 ranks'."""
+def format_world_size(layout: Layout) -> str:
+    """Format the degrees and their product, such as 'dp 2 x pp 1 x tp 2 = 4 ranks'."""
     cp = f" x cp {layout.cp}" if layout.cp > 1 else ""
-    return f"dp {layout.dp} x pp {layout.pp}{cp} x tp {layout.tp} = {counted(layout.world_size, 'rank')}"
+    return f"dp {layout.dp} x pp {layout.pp}{cp} x tp {layout.tp} = {format_count(layout.world_size, 'rank')}"
 
 
-class Demand(NamedTuple):
-    """Slots of a gang. `units`: what a host's share is a multiple of, the best first. `max_hosts` 0 is any number.
+class SlotDemand(NamedTuple):
+    """Number of slots of a gang, and how hosts can share them.
 
-    The unit is what must stay inside a host: a tensor-parallel group, together with its context-parallel ones where
-    hosts are large enough.
+    `units`: each host takes a multiple of a unit of slots, the best unit first.
+    A unit is a tensor-parallel group, with its context-parallel groups if hosts are large enough.
+    `max_hosts`: the maximum number of hosts; 0 is no limit.
     """
 
     num_slots: int
     units: tuple[int, ...] = (1,)
     max_hosts: int = 1
 
-    def unit_on(self, sizes: Iterable[int]) -> int | None:
-        """The best unit with which hosts of so many slots could hold the gang, were they empty; None without one."""
+    def get_best_unit(self, sizes: Iterable[int]) -> int | None:
+        """Return the best unit that fits empty hosts of these sizes, or None."""
         sizes = sorted(sizes, reverse=True)
         if not sizes:
             return None
         if self.num_slots <= sizes[0]:
             return self.units[0]
-        return next((unit for unit in self.units if self.most(sizes, unit) >= self.num_slots), None)
+        return next((unit for unit in self.units if self.get_max_slots(sizes, unit) >= self.num_slots), None)
 
-    def most(self, sizes: Sequence[int], unit: int) -> int:
-        """Slots that hosts of these sizes have together in multiples of the unit, the largest first."""
-        largest = sorted((whole(size, unit) for size in sizes), reverse=True)
+    def get_max_slots(self, sizes: Sequence[int], unit: int) -> int:
+        """Return the slots that the largest hosts offer in multiples of the unit."""
+        largest = sorted((round_down(size, unit) for size in sizes), reverse=True)
         return sum(largest[: self.max_hosts or None])
 
 
-def whole(slots: int, unit: int) -> int:
-    """The largest multiple of the unit that is not above so many slots."""
+def round_down(slots: int, unit: int) -> int:
+    """Return the largest multiple of the unit that is at most `slots`."""
     return slots - slots % unit
 
 
-def demand(spec: JobSpec) -> Demand:
-    """What a spec asks for."""
+def compute_slot_demand(spec: JobSpec) -> SlotDemand:
+    """Return the slots that a spec needs."""
     kind, layout, asked = KINDS[spec.kind], spec.layout, spec.resources
-    units = (1,) if kind.one_slot else tuple(dict.fromkeys((layout.tp * layout.cp, layout.tp)))
+    units = (1,) if kind.shares_one_slot else tuple(dict.fromkeys((layout.tp * layout.cp, layout.tp)))
     pinned = kind.one_host or asked.host is not None
-    return Demand(num_slots(spec), units, 1 if pinned else asked.max_hosts or 0)
+    return SlotDemand(get_num_slots(spec), units, 1 if pinned else asked.max_hosts or 0)
 
 
-# What the board's scheduler alone heeds, and what to say of it instead.
-OF_HOSTS = {
+# Fields that only the scheduler of connected hosts uses, and the alternative in Slurm.
+HOSTS_ENGINE_FIELDS = {
     "resources.host": "Slurm chooses the nodes. Omit it",
     "resources.pool": "Slurm has no pools. Use `resources.slurm.partition`",
     "resources.labels": "Slurm has no labels. Use `resources.slurm.constraint`",
@@ -208,37 +224,39 @@ OF_HOSTS = {
 }
 
 
-def engine_problems(spec: JobSpec) -> list[Problem]:
-    """Every field that does not go with the engine that the spec names."""
+def find_engine_problems(spec: JobSpec) -> list[Problem]:
+    """Return the problems of a spec with its engine."""
     resources = spec.resources
     if resources.engine == "hosts":
         text = "`resources.slurm` is set, but `resources.engine` is hosts. Omit it, or use engine slurm."
         return [Problem("resources.slurm", text)] if resources.slurm is not None else []
-    given = ((field, attrgetter(field)(spec), words) for field, words in OF_HOSTS.items())
-    found = [Problem(field, f"`{field}` is {_shown(value)}, but {words}.") for field, value, words in given if value]
-    if KINDS[spec.kind].of_a_host:
+    given = ((field, attrgetter(field)(spec), words) for field, words in HOSTS_ENGINE_FIELDS.items())
+    found = [
+        Problem(field, f"`{field}` is {_format_value(value)}, but {words}.") for field, value, words in given if value
+    ]
+    if KINDS[spec.kind].measures_host:
         found.append(
             Problem("resources.engine", f"`resources.engine` is slurm, but a {spec.kind} job needs hosts. Use hosts.")
         )
-    limit = slurm_of(spec).time_limit
+    limit = get_slurm_spec(spec).time_limit
     if limit is not None and not limit.strip("0:-"):
         found.append(
             Problem("resources.slurm.time_limit", f"`resources.slurm.time_limit` is {limit}. Use a time above zero.")
         )
-    nodes, slots = slurm_of(spec).nodes, num_slots(spec)
+    nodes, slots = get_slurm_spec(spec).nodes, get_num_slots(spec)
     if slots % nodes:
-        has = f"{counted(slots, 'slot')} {'is' if slots == 1 else 'are'} not divisible by {nodes}"
-        text = f"`resources.slurm.nodes` is {nodes}, but {has}. Use {nearest(divisors(slots), nodes)}."
+        has = f"{format_count(slots, 'slot')} {'is' if slots == 1 else 'are'} not divisible by {nodes}"
+        text = f"`resources.slurm.nodes` is {nodes}, but {has}. Use {format_nearest(get_divisors(slots), nodes)}."
         found.append(Problem("resources.slurm.nodes", text))
     return found
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     if isinstance(value, bool):
         return "on"
     return ", ".join(value) if isinstance(value, list) else str(value)
 
 
-def slurm_of(spec: JobSpec) -> SlurmSpec:
-    """What it asks of Slurm; the defaults where it says nothing."""
+def get_slurm_spec(spec: JobSpec) -> SlurmSpec:
+    """Return the Slurm options of a spec, or the defaults."""
     return spec.resources.slurm or SlurmSpec()

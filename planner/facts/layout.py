@@ -1,10 +1,4 @@
-"""Ranks and coordinates, which layers a stage holds, and every rule a spec must keep across its fields.
-
-The groups that an axis' traffic goes over: one an axis, but two where dp has two levels.
-
-HSDP (2304.11277 section 3.2.2) shards inside each replica and sums over the replicas; experts divided by ep have fewer
-replicas than the rest.
-"""
+"""Map ranks to coordinates, communication groups, and pipeline chunks."""
 
 from __future__ import annotations
 
@@ -13,13 +7,13 @@ from typing import Literal, NamedTuple
 from planner.facts.spec import Layout
 
 MeshAxis = Literal["pp", "dp", "cp", "tp"]
-MESH_AXES: tuple[MeshAxis, ...] = ("pp", "dp", "cp", "tp")  # outermost first: tp ranks are neighbours
-MAX_RANKS = 65536  # an estimate may have a row for each
+MESH_AXES: tuple[MeshAxis, ...] = ("pp", "dp", "cp", "tp")  # Outermost first. tp ranks are neighbors.
+MAX_RANKS = 65536  # An estimate can have a row per rank.
 V_SCHEDULES = ("zbv", "dualpipev")
 
 
 class Coordinates(NamedTuple):
-    """Place of a rank on the mesh."""
+    """Coordinates of a rank on the device mesh."""
 
     pp: int = 0
     dp: int = 0
@@ -27,11 +21,11 @@ class Coordinates(NamedTuple):
     tp: int = 0
 
 
-def coordinates(rank: int, layout: Layout) -> Coordinates:
-    """rank = ((pp * DP + dp) * CP + cp) * TP + tp, turned round.
+def get_coordinates(rank: int, layout: Layout) -> Coordinates:
+    """Return the coordinates of a rank: the inverse of `get_rank`.
 
     Raises:
-        ValueError: when the layout has no such rank.
+        ValueError: If the layout has no such rank.
     """
     if not 0 <= rank < layout.world_size:
         raise ValueError(f"rank {rank} is outside 0..{layout.world_size - 1}")
@@ -41,55 +35,58 @@ def coordinates(rank: int, layout: Layout) -> Coordinates:
     return Coordinates(pp, dp, cp, tp)
 
 
-def rank_of(place: Coordinates, layout: Layout) -> int:
-    """The rank at a place; the inverse of `coordinates`."""
+def get_rank(place: Coordinates, layout: Layout) -> int:
+    """Return the rank at coordinates: ((pp * DP + dp) * CP + cp) * TP + tp."""
     return ((place.pp * layout.dp + place.dp) * layout.cp + place.cp) * layout.tp + place.tp
 
 
-def axis_ranks(rank: int, axis: MeshAxis, layout: Layout) -> tuple[int, ...]:
-    """The ranks that share every coordinate with `rank` but that of `axis`, in order."""
-    place = coordinates(rank, layout)
-    return tuple(rank_of(place._replace(**{axis: i}), layout) for i in range(getattr(layout, axis)))
+def get_axis_ranks(rank: int, axis: MeshAxis, layout: Layout) -> tuple[int, ...]:
+    """Return the ranks that differ from `rank` only in the coordinate of `axis`."""
+    place = get_coordinates(rank, layout)
+    return tuple(get_rank(place._replace(**{axis: i}), layout) for i in range(getattr(layout, axis)))
 
 
-class Group(NamedTuple):
-    """Ranks that meet in a collective: `size` of them, each `stride` after the one before."""
+class RankGroup(NamedTuple):
+    """Group of `size` ranks, each `stride` after the previous rank."""
 
     size: int
     stride: int
 
 
-def members(rank: int, group: Group) -> tuple[int, ...]:
-    """The ranks of the group that `rank` belongs to, in order."""
+def get_group_ranks(rank: int, group: RankGroup) -> tuple[int, ...]:
+    """Return the ranks of the group that contains `rank`, in order."""
     first = rank - rank // group.stride % group.size * group.stride
     return tuple(first + i * group.stride for i in range(group.size))
 
 
-def axis_group(layout: Layout, axis: Literal["pp", "dp", "cp", "ep", "tp", "world"]) -> Group:
-    """The group of an axis. dp joins the cp ranks too: they hold the same parameters."""
+def get_axis_group(layout: Layout, axis: Literal["pp", "dp", "cp", "ep", "tp", "world"]) -> RankGroup:
+    """Return the group of an axis. dp includes cp ranks, which have the same parameters."""
     stage = layout.tp * layout.cp * layout.dp
     return {
-        "tp": Group(layout.tp, 1),
-        "cp": Group(layout.cp, layout.tp),
-        "ep": Group(layout.ep, layout.tp),
-        "dp": Group(layout.replica_ranks, layout.tp),
-        "pp": Group(layout.pp, stage),
-        "world": Group(layout.world_size, 1),
+        "tp": RankGroup(layout.tp, 1),
+        "cp": RankGroup(layout.cp, layout.tp),
+        "ep": RankGroup(layout.ep, layout.tp),
+        "dp": RankGroup(layout.replica_ranks, layout.tp),
+        "pp": RankGroup(layout.pp, stage),
+        "world": RankGroup(layout.world_size, 1),
     }[axis]
 
 
-def num_chunks(layout: Layout) -> int:
-    """Parts the layers are cut into: virtual stages of all ranks of a pipe."""
+def get_num_chunks(layout: Layout) -> int:
+    """Return the number of chunks of the model: virtual stages over all pipeline ranks."""
     return layout.pp * layout.virtual_stages
 
 
-def is_turn(layout: Layout, stage: int) -> bool:
-    """Whether a rank holds both chunks at the bottom of a V, between which nothing travels."""
+def is_v_turn(layout: Layout, stage: int) -> bool:
+    """Return whether a stage has both chunks at the turn of a V, with no message between."""
     return layout.schedule in V_SCHEDULES and layout.virtual_stages == 2 and stage == layout.pp - 1
 
 
-def chunk_indices(layout: Layout, stage: int) -> tuple[int, ...]:
-    """The virtual stages a pipeline rank holds: in a loop, stage + i * pp; in a V, one going down and one coming up."""
+def get_chunk_indices(layout: Layout, stage: int) -> tuple[int, ...]:
+    """Return the chunks of a pipeline rank.
+
+    In a loop, the chunks are stage + i * pp. In a V, one chunk is on the way down and one on the way up.
+    """
     if layout.schedule in V_SCHEDULES and layout.virtual_stages == 2:
         return (stage, 2 * layout.pp - 1 - stage)
     return tuple(stage + i * layout.pp for i in range(layout.virtual_stages))
@@ -107,10 +104,13 @@ SCHEDULE_NAMES = {
 }
 
 
-def shard_group(layout: Layout, *, experts: bool) -> Group:
-    """Ranks that ZeRO divides a tensor over: dp x cp of one HSDP replica; for experts those of the same ep index."""
+def get_shard_group(layout: Layout, *, experts: bool) -> RankGroup:
+    """Return the ranks that ZeRO shards a tensor over.
+
+    The group is dp x cp of one HSDP replica. For experts, it has only the ranks with one ep index.
+    """
     ep = layout.ep if experts else 1
-    return Group(layout.shard_ranks // ep, layout.tp * ep)
+    return RankGroup(layout.shard_ranks // ep, layout.tp * ep)
 
 
 LevelName = Literal["", "shards", "replicas", "shared", "experts"]
@@ -119,21 +119,25 @@ AXES: tuple[LevelAxis, ...] = ("dp", "pp", "cp", "ep", "tp", "world")
 
 
 class Level(NamedTuple):
-    """`name` is empty where it is all of the axis."""
+    """Communication group of an axis. `name` is empty if the axis has only one group."""
 
     axis: LevelAxis
     name: LevelName
-    group: Group
+    group: RankGroup
 
 
-def levels(layout: Layout) -> list[Level]:
-    """Those of several ranks."""
-    found = [level for axis in AXES for level in _of_axis(layout, axis)]
+def get_levels(layout: Layout) -> list[Level]:
+    """Return all communication groups of two or more ranks.
+
+    Most axes have one group. dp has two groups in two cases. HSDP (2304.11277 section 3.2.2) shards inside each
+    replica and sums over the replicas. Experts that ep shards have fewer replicas than other parameters.
+    """
+    found = [level for axis in AXES for level in _get_axis_levels(layout, axis)]
     return [level for level in found if level.group.size > 1]
 
 
-def level_of(layout: Layout, axis: str, op: str, group_size: int) -> LevelName:
-    """Which level of its axis a collective belongs to."""
+def get_level_name(layout: Layout, axis: str, op: str, group_size: int) -> LevelName:
+    """Return the name of the dp group that a collective belongs to."""
     if axis != "dp":
         return ""
     if layout.dp_replicas > 1:
@@ -143,13 +147,13 @@ def level_of(layout: Layout, axis: str, op: str, group_size: int) -> LevelName:
     return ""
 
 
-def _of_axis(layout: Layout, axis: LevelAxis) -> list[Level]:
-    whole = axis_group(layout, axis)
+def _get_axis_levels(layout: Layout, axis: LevelAxis) -> list[Level]:
+    whole = get_axis_group(layout, axis)
     if axis == "dp" and layout.dp_replicas > 1:
-        shards = shard_group(layout, experts=False)
-        copies = Group(layout.dp_replicas, shards.stride * shards.size)
+        shards = get_shard_group(layout, experts=False)
+        copies = RankGroup(layout.dp_replicas, shards.stride * shards.size)
         return [Level(axis, "shards", shards), Level(axis, "replicas", copies)]
     if axis == "dp" and layout.ep > 1:
-        experts = Group(layout.replica_ranks // layout.ep, layout.tp * layout.ep)
+        experts = RankGroup(layout.replica_ranks // layout.ep, layout.tp * layout.ep)
         return [Level(axis, "shared", whole), Level(axis, "experts", experts)]
     return [Level(axis, "", whole)]

@@ -1,9 +1,4 @@
-"""Untrusted JSON into a spec that can run, or every reason why not.
-
-Which fields there are where somebody named one that there is not.
-
-Parts of a spec as the JSON that an answer has of them: dicts, described as the models that read them are.
-"""
+"""Parse untrusted JSON into a spec that can run, or report every problem."""
 
 from __future__ import annotations
 
@@ -19,63 +14,66 @@ from planner.facts.kinds import KINDS
 from planner.facts.presets import PRESETS, expand_preset
 from planner.facts.resources import SLURM_FEATURES, SLURM_NAME, SLURM_NAMES, SLURM_NODES, SLURM_TIME
 from planner.facts.spec import JobSpec, Layout, ModelSpec
-from planner.facts.spec_rules import problems
-from planner.facts.validation import JOB_ID, WORD, Problem, SpecError, alternatives
+from planner.facts.spec_rules import find_problems
+from planner.facts.validation import JOB_ID_PATTERN, WORD_PATTERN, Problem, SpecError, format_alternatives
 
-PATTERN_WORDS = {
-    JOB_ID: "Use a job id of at most 16 characters from a-z, 0-9, and -",
-    WORD: "Use letters, digits, and . _ = -, with a letter or digit first",
+PATTERN_MESSAGES = {
+    JOB_ID_PATTERN: "Use a job id of at most 16 characters from a-z, 0-9, and -",
+    WORD_PATTERN: "Use letters, digits, and . _ = -, with a letter or digit first",
     SLURM_NAME: "Use a name of at most 64 characters from A-Z a-z 0-9 _ . -",
     SLURM_NAMES: "Use comma-separated names of at most 64 characters from A-Z a-z 0-9 _ . -",
     SLURM_TIME: "Use [days-]hours:minutes:seconds, such as 12:00:00 or 2-00:00:00",
     SLURM_FEATURES: "Use node features with & or | between, such as a100&nvlink",
     SLURM_NODES: "Use Slurm node names, such as node[3-5],node9",
 }
-STAND_IN = "gpt-tiny"  # a spec names a model, also where the kind of job needs none
+DEFAULT_PRESET = "gpt-tiny"  # A spec has a model even if its kind does not use one.
 
 
 def parse_spec(data: object, *, slots: int | None = None) -> JobSpec:
-    """Turn untrusted JSON into a spec that can run.
+    """Parse untrusted JSON into a spec that can run.
 
-    A model may be given as `{"preset": "gpt-tiny"}`; single sizes beside the preset override it.
-    `slots`: how many slots the largest host has, when known.
+    A model can be `{"preset": "gpt-tiny"}`. Additional sizes override those of the preset.
+
+    Args:
+        slots: Slots of the largest host, if known.
 
     Raises:
-        SpecError: with every problem found, each naming its field and showing the arithmetic.
+        SpecError: With every problem.
     """
     spec = parse_fields(data)
-    found = problems(spec, slots=slots)
+    found = find_problems(spec, slots=slots)
     if found:
         raise SpecError(found)
     return spec
 
 
 def parse_fields(data: object) -> JobSpec:
-    """Like `parse_spec`, but only what each field says by itself; rules across fields are not checked.
+    """Parse untrusted JSON, and check single fields but no rules across fields.
 
     Raises:
-        SpecError: with every field that is wrong.
+        SpecError: With every invalid field.
     """
     if not isinstance(data, Mapping):
-        raise SpecError([Problem("spec", f"`spec` is {_shown(data)}. Use an object.")])
+        raise SpecError([Problem("spec", f"`spec` is {_format_input(data)}. Use an object.")])
     expanded: dict[str, Any] = {str(key): value for key, value in data.items()}
     if any(name == expanded.get("kind") and not kind.trains for name, kind in KINDS.items()):
-        expanded.setdefault("model", {"preset": STAND_IN})
+        expanded.setdefault("model", {"preset": DEFAULT_PRESET})
     model = expanded.get("model")
     found: list[Problem] = []
     if isinstance(model, Mapping):
         name = model.get("preset")
         if isinstance(name, str) and name not in PRESETS:
             like = get_close_matches(name[:100], PRESETS, n=5, cutoff=0.4) or list(PRESETS)[:5]
-            text = f"`model.preset` is {_shown(name)}, which is unknown. Use a preset such as {alternatives(like)}."
+            use = f"Use a preset such as {format_alternatives(like)}."
+            text = f"`model.preset` is {_format_input(name)}, which is unknown. {use}"
             found.append(Problem("model.preset", text))
-            # Any known sizes will do for the rest to be checked as well.
+            # Any known sizes allow checks of the other fields.
             model = {**model, "preset": next(iter(PRESETS))}
         expanded["model"] = expand_preset(model)
     try:
         spec = JobSpec.model_validate(expanded)
     except ValidationError as error:
-        found += [problem_of(e, JobSpec) for e in error.errors(include_url=False)]
+        found += [convert_error(e, JobSpec) for e in error.errors(include_url=False)]
     if found:
         raise SpecError(found)
     return spec
@@ -105,32 +103,32 @@ _MESSAGES = {
     "literal_error": "Use {expected}",
     "enum": "Use {expected}",
 }
-VALIDATORS_OWN = ("value_error", "assertion_error")
+VALIDATOR_ERRORS = ("value_error", "assertion_error")
 
 
-def problem_of(error: Any, model: type[BaseModel], field: str = "") -> Problem:
-    """Return pydantic's error as a problem with the received value and the valid values."""
-    field = field or _shown(".".join(str(part) for part in error["loc"]) or "spec", quote=False)
+def convert_error(error: Any, model: type[BaseModel], field: str = "") -> Problem:
+    """Convert a pydantic error to a problem with the input and the valid values."""
+    field = field or _format_input(".".join(str(part) for part in error["loc"]) or "spec", quote=False)
     if error["type"] == "missing":
         return Problem(field, f"`{field}` is missing. Add it.")
     if error["type"] == "extra_forbidden":
-        known = known_words(model, error["loc"])
+        known = format_known_fields(model, error["loc"])
         return Problem(field, f"`{field}` is not a known field. Remove it.{f' {known}' if known else ''}")
-    text = _words(error, error.get("ctx", {})).rstrip(".")
-    joint = ", which " if text[:1].islower() else ". "  # validators raise "is not a mail address"
-    return Problem(field, f"`{field}` is {_shown(error['input'])}{joint}{text}.")
+    text = _format_error(error, error.get("ctx", {})).rstrip(".")
+    joint = ", which " if text[:1].islower() else ". "  # Validators raise texts such as "is not a mail address".
+    return Problem(field, f"`{field}` is {_format_input(error['input'])}{joint}{text}.")
 
 
-def _words(error: Any, context: Mapping[str, Any]) -> str:
-    if error["type"] in VALIDATORS_OWN:
+def _format_error(error: Any, context: Mapping[str, Any]) -> str:
+    if error["type"] in VALIDATOR_ERRORS:
         return str(context["error"])
-    ours = PATTERN_WORDS.get(context.get("pattern", "")) or _MESSAGES.get(error["type"])
+    ours = PATTERN_MESSAGES.get(context.get("pattern", "")) or _MESSAGES.get(error["type"])
     numbers = {name: f"{value:g}" if isinstance(value, float) else value for name, value in context.items()}
-    return ours.format(**numbers) if ours else str(error["msg"])  # pydantic's text may quote the input with its braces
+    return ours.format(**numbers) if ours else str(error["msg"])  # pydantic's text can contain braces of the input.
 
 
-def _shown(value: object, *, quote: bool = True) -> str:
-    """A value as JSON would write it, short and safe to print whatever it holds."""
+def _format_input(value: object, *, quote: bool = True) -> str:
+    """Format a value as short JSON that is safe to print."""
     if isinstance(value, bool):
         return str(value).lower()
     if value is None:
@@ -139,7 +137,7 @@ def _shown(value: object, *, quote: bool = True) -> str:
         return "an object"
     if isinstance(value, list):
         return "a list" if value else "an empty list"
-    if isinstance(value, int) and value.bit_length() > 1000:  # Python refuses to write the longest ones out
+    if isinstance(value, int) and value.bit_length() > 1000:  # Python does not format very long integers.
         return f"a number of {value.bit_length()} bits"
     text = json.dumps(value) if isinstance(value, str | float) else str(value)
     if isinstance(value, str) and not quote:
@@ -147,36 +145,40 @@ def _shown(value: object, *, quote: bool = True) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-MANY = 12  # of more fields those alone are named that look like the one that was given, if any do
+MAX_LISTED_FIELDS = 12  # Above this number, an error lists only similar fields.
 
 
-def known_words(model: type[BaseModel], place: Sequence[object]) -> str:
-    """What may stand at a place of a model instead of its last part, in words; empty where that cannot be told."""
+def format_known_fields(model: type[BaseModel], place: Sequence[object]) -> str:
+    """Return the valid fields next to an unknown field, or an empty text.
+
+    Args:
+        place: Path of the unknown field in the model.
+    """
     *outer, given = place
     found: type[BaseModel] | None = model
     for part in outer:
         if isinstance(part, int) or found is None:
             continue
         field = found.model_fields.get(str(part))
-        found = next(_models(field.annotation), None) if field else None
+        found = next(_find_models(field.annotation), None) if field else None
     if found is None or not found.model_fields:
         return ""
     names = list(found.model_fields)
-    like = get_close_matches(str(given)[:100], names) if len(names) > MANY else []
+    like = get_close_matches(str(given)[:100], names) if len(names) > MAX_LISTED_FIELDS else []
     *others, last = like or names
     return f"{'Similar fields' if like else 'Fields'}: {', '.join([*others, last])}."
 
 
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    """Those within a type: of a union, a list, what may be absent."""
+def _find_models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the models inside a type annotation, such as a union or a list."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for inner in get_args(annotation):
-        yield from _models(inner)
+        yield from _find_models(inner)
 
 
-class ReadBy(NamedTuple):
-    """Marks a dict that `model` reads, or a TypedDict has the fields of."""
+class SchemaFrom(NamedTuple):
+    """Annotation of a dict that has the JSON schema of a model."""
 
     model: type
 
@@ -184,6 +186,6 @@ class ReadBy(NamedTuple):
         return handler.generate_schema(self.model)
 
 
-SpecDict = Annotated[dict[str, Any], ReadBy(JobSpec)]
-LayoutDict = Annotated[dict[str, Any], ReadBy(Layout)]
-ModelDict = Annotated[dict[str, Any], ReadBy(ModelSpec)]
+SpecDict = Annotated[dict[str, Any], SchemaFrom(JobSpec)]
+LayoutDict = Annotated[dict[str, Any], SchemaFrom(Layout)]
+ModelDict = Annotated[dict[str, Any], SchemaFrom(ModelSpec)]

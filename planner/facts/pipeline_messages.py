@@ -1,9 +1,9 @@
-"""What stages of a pipe send one another, and when the two ranks of a message ask for it.
+"""Order the messages between pipeline stages.
 
-CUDA promises nothing of streams beside each other: on a GPU what is asked for may have to wait for all that was asked
-for before, on whatever stream. A receive that is posted ahead of its message may so keep back the very work that the
-message comes from. So all ranks ask for messages in one order, that of a pipe whose work takes whole units of time, and
-each in its place among what it computes: then nobody waits for what its peer asks for only afterwards.
+CUDA streams do not guarantee progress of concurrent kernels: a kernel can wait for all earlier kernels of any stream.
+A receive that is posted too early can block the work that produces its message. To prevent that deadlock, all ranks
+post messages in one global order, that of a simulated pipeline with unit times. Each message has a fixed place among
+the actions of its rank.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from planner.facts.layout import chunk_indices, num_chunks
-from planner.facts.schedules import Action, actions
+from planner.facts.layout import get_chunk_indices, get_num_chunks
+from planner.facts.schedules import Action, build_actions
 from planner.facts.spec import Layout, Schedule
 
-UNITS = {"F": 1, "B": 2, "I": 1, "W": 1}
+TIME_UNITS = {"F": 1, "B": 2, "I": 1, "W": 1}
 
 
 class Message(NamedTuple):
@@ -29,15 +29,15 @@ class Message(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """A message that leaves stage `sender` for stage `receiver`."""
+    """Message from stage `sender` to stage `receiver`."""
 
     message: Message
     sender: int
     receiver: int
 
 
-def given_by(action: Action, last_chunk: int) -> Message | None:
-    """What an action gives to the chunk after or before it, if anything."""
+def get_sent_message(action: Action, last_chunk: int) -> Message | None:
+    """Return the message that an action produces for the next chunk, if any."""
     if action.kind == "F":
         return Message("F", action.chunk + 1, action.micro_batch) if action.chunk < last_chunk else None
     if action.kind == "W" or action.chunk == 0:
@@ -45,8 +45,8 @@ def given_by(action: Action, last_chunk: int) -> Message | None:
     return Message("B", action.chunk - 1, action.micro_batch)
 
 
-def needed_by(action: Action, last_chunk: int) -> Message | None:
-    """What an action begins with, if anything."""
+def get_received_message(action: Action, last_chunk: int) -> Message | None:
+    """Return the message that an action needs, if any."""
     if action.kind == "F":
         return Message("F", action.chunk, action.micro_batch) if action.chunk > 0 else None
     if action.kind == "W" or action.chunk == last_chunk:
@@ -54,140 +54,147 @@ def needed_by(action: Action, last_chunk: int) -> Message | None:
     return Message("B", action.chunk, action.micro_batch)
 
 
-def owners(layout: Layout) -> dict[int, int]:
-    """Stage by chunk."""
-    return {chunk: stage for stage in range(layout.pp) for chunk in chunk_indices(layout, stage)}
+def get_chunk_stages(layout: Layout) -> dict[int, int]:
+    """Return the stage of each chunk."""
+    return {chunk: stage for stage in range(layout.pp) for chunk in get_chunk_indices(layout, stage)}
 
 
-def links(layout: Layout) -> list[tuple[int, int]]:
-    """(sender, receiver) of all messages, by stage, in an order in which each rank can meet the other of its own."""
-    owner = owners(layout)
-    ways = {(owner[chunk], owner[chunk + 1]) for chunk in range(num_chunks(layout) - 1)}
+def get_links(layout: Layout) -> list[tuple[int, int]]:
+    """Return the (sender, receiver) pairs in an order that cannot deadlock."""
+    owner = get_chunk_stages(layout)
+    ways = {(owner[chunk], owner[chunk + 1]) for chunk in range(get_num_chunks(layout) - 1)}
     both = ways | {(receiver, sender) for sender, receiver in ways}
     return sorted((link for link in both if link[0] != link[1]), key=lambda link: (sorted(link), link))
 
 
-Slots = tuple[tuple[Exchange, ...], ...]
+StageExchanges = tuple[tuple[Exchange, ...], ...]
 
 
-def exchanges(layout: Layout, micro_batches: int, *, forwards: bool = False) -> tuple[Slots, ...]:
-    """By stage, what it sends and receives, in order: before its first action, and after each; with `forwards` of its
-    forwards alone, as in a validation.
+def order_exchanges(layout: Layout, micro_batches: int, *, forwards: bool = False) -> tuple[StageExchanges, ...]:
+    """Return the messages of each stage before its first action and after each action.
 
-    A message is asked for once it is there and the one before it, of the same sender, is waited for: from each sender
-    one stands ready ahead of its use.
+    A message is posted when it is available and the previous message of its sender is used. Each sender has at most one
+    message ahead of its use.
+
+    Args:
+        forwards: Include only forwards, as in a validation.
     """
-    return _exchanges(layout.schedule, layout.pp, layout.virtual_stages, micro_batches, forwards)
+    return _order_exchanges(layout.schedule, layout.pp, layout.virtual_stages, micro_batches, forwards)
 
 
-@lru_cache(maxsize=4)  # of a large pipe they take some tens of megabytes
-def _exchanges(
+@lru_cache(maxsize=4)  # A large pipeline takes tens of megabytes.
+def _order_exchanges(
     schedule: Schedule, pp: int, virtual_stages: int, micro_batches: int, forwards: bool
-) -> tuple[Slots, ...]:
+) -> tuple[StageExchanges, ...]:
     layout = Layout(schedule=schedule, pp=pp, virtual_stages=virtual_stages)
-    lists = [actions(layout, stage, micro_batches) for stage in range(pp)]
+    lists = [build_actions(layout, stage, micro_batches) for stage in range(pp)]
     if forwards:
         lists = [[action for action in order if action.kind == "F"] for order in lists]
-    pipe = _Timed(layout, lists)
-    pipe.run()
-    found: list[list[list[Exchange]]] = [[[] for _ in range(len(order) + 1)] for order in lists]
-    for exchange, when in sorted(pipe.asked(), key=lambda item: item[1]):  # stable: those of a link stay in order
-        for side in (exchange.sender, exchange.receiver):
-            found[side][bisect.bisect_right(pipe.ends[side], when)].append(exchange)
-    return tuple(tuple(map(tuple, slots)) for slots in found)
+    clock = _PipelineClock(layout, lists)
+    clock.run()
+    slots: list[list[list[Exchange]]] = [[[] for _ in range(len(order) + 1)] for order in lists]
+    # A stable sort keeps the order per link.
+    for exchange, posted_at in sorted(clock.iterate_exchanges(), key=lambda item: item[1]):
+        for stage in (exchange.sender, exchange.receiver):
+            slots[stage][bisect.bisect_right(clock.ends[stage], posted_at)].append(exchange)
+    return tuple(tuple(map(tuple, stage_slots)) for stage_slots in slots)
 
 
-NOTHING = -1
+NO_MESSAGE = -1
 
 
-class _Timed:
-    """When a pipe's actions end and its messages are asked for, each action taking its units.
+class _PipelineClock:
+    """Simulated end of each action and post time of each message.
 
-    A message has a place among all that there are, by which times are kept: pipes have hundreds of thousands.
+    An integer code identifies a message, because a pipeline can have hundreds of thousands.
     """
 
     def __init__(self, layout: Layout, lists: Sequence[Sequence[Action]]) -> None:
         self.ends: list[list[int]] = [[] for _ in lists]
-        owner, last = owners(layout), num_chunks(layout) - 1
+        owner, last = get_chunk_stages(layout), get_num_chunks(layout) - 1
         micro_batches = 1 + max((action.micro_batch for order in lists for action in order), default=0)
 
-        def place(message: Message | None) -> int:
+        def encode(message: Message | None) -> int:
             if message is None:
-                return NOTHING
+                return NO_MESSAGE
             return (message.chunk * micro_batches + message.micro_batch) * 2 + (message.kind == "B")
 
-        self._units = [[UNITS[action.kind] for action in order] for order in lists]
-        self._gives = [[place(given_by(action, last)) for action in order] for order in lists]
-        self._needs = [[place(needed_by(action, last)) for action in order] for order in lists]
-        number = (last + 2) * micro_batches * 2
-        self._given: list[int | None] = [None] * number
-        self._there: list[int | None] = [None] * number  # when it may be begun with: asked for, or given by this rank
-        self._is_own = [True] * number
+        self._units = [[TIME_UNITS[action.kind] for action in order] for order in lists]
+        self._sent_codes = [[encode(get_sent_message(action, last)) for action in order] for order in lists]
+        self._received_codes = [[encode(get_received_message(action, last)) for action in order] for order in lists]
+        num_codes = (last + 2) * micro_batches * 2
+        self._produced_at: list[int | None] = [None] * num_codes
+        # Time when a receiver can use a message: posted, or produced by its own stage.
+        self._available_at: list[int | None] = [None] * num_codes
+        self._is_own = [True] * num_codes
         self._links: dict[tuple[int, int], list[int]] = {}
         self._exchanges: dict[int, Exchange] = {}
         for stage, order in enumerate(lists):
-            for action, code in zip(order, self._gives[stage], strict=True):
-                message = given_by(action, last)
+            for action, code in zip(order, self._sent_codes[stage], strict=True):
+                message = get_sent_message(action, last)
                 if message is not None and owner[message.chunk] != stage:
                     self._is_own[code] = False
                     self._links.setdefault((stage, owner[message.chunk]), []).append(code)
                     self._exchanges[code] = Exchange(message, stage, owner[message.chunk])
-        self._waited = {link: self._waited_for(link) for link in self._links}
+        self._waiting_actions = {link: self._find_waiting_actions(link) for link in self._links}
         self._counts = dict.fromkeys(self._links, 0)
-        self._links_of = [[link for link in self._links if stage in link] for stage in range(len(lists))]
+        self._stage_links = [[link for link in self._links if stage in link] for stage in range(len(lists))]
 
     def run(self) -> None:
-        todo = dict.fromkeys(range(len(self.ends)))  # stages that may go on, each once
+        todo = dict.fromkeys(range(len(self.ends)))  # Stages that can continue.
         while todo:
             stage = next(iter(todo))
             del todo[stage]
-            self._compute(stage)
-            todo.update(dict.fromkeys(link[1] for link in self._links_of[stage] if self._ask(link)))
+            self._run_actions(stage)
+            todo.update(dict.fromkeys(link[1] for link in self._stage_links[stage] if self._post_messages(link)))
         assert all(len(ends) == len(units) for ends, units in zip(self.ends, self._units, strict=True))
 
-    def asked(self) -> Iterator[tuple[Exchange, int]]:
-        """(what passes between stages, when it is asked for)"""
+    def iterate_exchanges(self) -> Iterator[tuple[Exchange, int]]:
+        """Yield each message between stages with its post time."""
         for code, exchange in self._exchanges.items():
-            when = self._there[code]
-            assert when is not None
-            yield exchange, when
+            posted_at = self._available_at[code]
+            assert posted_at is not None
+            yield exchange, posted_at
 
-    def _waited_for(self, link: tuple[int, int]) -> list[int]:
-        """Of each message of a link, the receiver's action, by index, that waits for it or for one sent later."""
+    def _find_waiting_actions(self, link: tuple[int, int]) -> list[int]:
+        """Return the receiver's first action that needs each message of a link or a later one."""
         order = {code: index for index, code in enumerate(self._links[link])}
-        found: list[int] = []
-        for index, code in enumerate(self._needs[link[1]]):
-            found += [index] * (order.get(code, NOTHING) + 1 - len(found))
-        return found
+        actions: list[int] = []
+        for index, code in enumerate(self._received_codes[link[1]]):
+            actions += [index] * (order.get(code, NO_MESSAGE) + 1 - len(actions))
+        return actions
 
-    def _ask(self, link: tuple[int, int]) -> bool:
-        """Whether more of a link's messages have their time by now."""
-        messages, ends, waited = self._links[link], self.ends[link[1]], self._waited[link]
+    def _post_messages(self, link: tuple[int, int]) -> bool:
+        """Set the post times of a link's next messages. Return whether there are any."""
+        messages, ends, waiting = self._links[link], self.ends[link[1]], self._waiting_actions[link]
         first = count = self._counts[link]
-        while count < len(messages) and (when := self._given[messages[count]]) is not None:
+        while count < len(messages) and (time := self._produced_at[messages[count]]) is not None:
             if count:
-                before = waited[count - 1]
-                if len(ends) < before:
+                num_before = waiting[count - 1]
+                if len(ends) < num_before:
                     break
-                when = max(when, ends[before - 1] if before else 0, self._there[messages[count - 1]] or 0)
-            self._there[messages[count]] = when
+                time = max(
+                    time, ends[num_before - 1] if num_before else 0, self._available_at[messages[count - 1]] or 0
+                )
+            self._available_at[messages[count]] = time
             count += 1
         self._counts[link] = count
         return count > first
 
-    def _compute(self, stage: int) -> None:
-        """All actions of a stage that can be done by now."""
-        ends, units, gives, needs = self.ends[stage], self._units[stage], self._gives[stage], self._needs[stage]
+    def _run_actions(self, stage: int) -> None:
+        """Run all actions of a stage whose messages are available."""
+        ends, units = self.ends[stage], self._units[stage]
+        sent, received = self._sent_codes[stage], self._received_codes[stage]
         now = ends[-1] if ends else 0
         for index in range(len(ends), len(units)):
-            if needs[index] != NOTHING:
-                there = self._there[needs[index]]
-                if there is None:
+            if received[index] != NO_MESSAGE:
+                available_at = self._available_at[received[index]]
+                if available_at is None:
                     return
-                now = max(now, there)
+                now = max(now, available_at)
             now += units[index]
             ends.append(now)
-            if gives[index] != NOTHING:
-                self._given[gives[index]] = now
-                if self._is_own[gives[index]]:
-                    self._there[gives[index]] = now
+            if sent[index] != NO_MESSAGE:
+                self._produced_at[sent[index]] = now
+                if self._is_own[sent[index]]:
+                    self._available_at[sent[index]] = now

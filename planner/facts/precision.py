@@ -1,4 +1,4 @@
-"""Which number type holds what: bytes an element of each kind of model state, and the type products run in."""
+"""Define the number types of weights, gradients, optimizer state, and matmuls."""
 
 from __future__ import annotations
 
@@ -12,55 +12,61 @@ ADAM_MOMENT_BYTES = 2 * FP32_BYTES
 GemmType = Literal["fp32", "bf16", "fp8"]
 
 
-class Mix(NamedTuple):
-    """Bytes an element. `compute`: weights and activations. `gradients`: as they are summed and as they travel.
+class MixedPrecision(NamedTuple):
+    """Bytes per element of each kind of state.
 
-    `optimizer`: Adam's moments, and fp32 master weights where weights are computed with in another type (1710.03740
-    section 3.1).
+    `compute_bytes`: weights and activations. `gradient_bytes`: gradients in memory and in collectives.
+    `optimizer_bytes`: Adam moments, and fp32 master weights if weights have another type (1710.03740 section 3.1).
+    `gemm`: type of matmul inputs.
     """
 
     description: str
-    compute: int
-    gradients: int
-    optimizer: int
+    compute_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
     gemm: GemmType
 
     @property
-    def has_master(self) -> bool:
-        """Whether fp32 weights are held besides those computed with."""
-        return self.optimizer > ADAM_MOMENT_BYTES
+    def has_master_weights(self) -> bool:
+        """Return whether there are fp32 master weights in addition to the compute weights."""
+        return self.optimizer_bytes > ADAM_MOMENT_BYTES
 
     @property
-    def sharded(self) -> int:
-        """Of a weight that is held in shards and gathered to be computed with: fp32 where there is a master."""
-        return FP32_BYTES if self.has_master else self.compute
+    def sharded_bytes(self) -> int:
+        """Return the bytes of a sharded weight: fp32 if there are master weights."""
+        return FP32_BYTES if self.has_master_weights else self.compute_bytes
 
     @property
-    def moments(self) -> int:
-        """Adam's two."""
-        return self.optimizer - (FP32_BYTES if self.has_master else 0)
+    def moment_bytes(self) -> int:
+        """Return the bytes of both Adam moments."""
+        return self.optimizer_bytes - (FP32_BYTES if self.has_master_weights else 0)
 
     @property
-    def updated(self) -> int:
-        """What an update reads and writes a parameter: weight and moments both ways, and the gradient."""
-        return 2 * (self.sharded + self.moments) + self.sharded
+    def update_bytes(self) -> int:
+        """Return the bytes that an optimizer step reads and writes per parameter.
+
+        It reads and writes weight and moments, and reads the gradient.
+        """
+        return 2 * (self.sharded_bytes + self.moment_bytes) + self.sharded_bytes
 
     @property
-    def state(self) -> int:
-        """Bytes a parameter without ZeRO (1910.02054 section 3.1 counts 16 for `bf16_gradients`)."""
-        return self.compute + self.gradients + self.optimizer
+    def state_bytes(self) -> int:
+        """Return bytes per parameter without ZeRO (16 for `bf16_gradients`, 1910.02054 3.1)."""
+        return self.compute_bytes + self.gradient_bytes + self.optimizer_bytes
 
 
 _MASTER = FP32_BYTES + ADAM_MOMENT_BYTES
-MIXES: dict[Precision, Mix] = {
-    "fp32": Mix("everything in fp32", 4, 4, ADAM_MOMENT_BYTES, "fp32"),
-    "bf16": Mix("bf16 weights, fp32 gradients and master weights", 2, 4, _MASTER, "bf16"),
-    "bf16_gradients": Mix("bf16 weights and gradients, fp32 master weights", 2, 2, _MASTER, "bf16"),
-    "bf16_state": Mix("everything in bf16, including Adam moments", 2, 2, ADAM_MOMENT_BYTES // 2, "bf16"),
-    "fp8_gradients": Mix("fp8 matmuls, bf16 weights and gradients, fp32 master weights", 2, 2, _MASTER, "fp8"),
-    "fp8": Mix("fp8 matmuls, bf16 weights, fp32 gradients and master weights", 2, 4, _MASTER, "fp8"),
+MIXED_PRECISIONS: dict[Precision, MixedPrecision] = {
+    "fp32": MixedPrecision("everything in fp32", 4, 4, ADAM_MOMENT_BYTES, "fp32"),
+    "bf16": MixedPrecision("bf16 weights, fp32 gradients and master weights", 2, 4, _MASTER, "bf16"),
+    "bf16_gradients": MixedPrecision("bf16 weights and gradients, fp32 master weights", 2, 2, _MASTER, "bf16"),
+    "bf16_state": MixedPrecision("everything in bf16, including Adam moments", 2, 2, ADAM_MOMENT_BYTES // 2, "bf16"),
+    "fp8_gradients": MixedPrecision(
+        "fp8 matmuls, bf16 weights and gradients, fp32 master weights", 2, 2, _MASTER, "fp8"
+    ),
+    "fp8": MixedPrecision("fp8 matmuls, bf16 weights, fp32 gradients and master weights", 2, 4, _MASTER, "fp8"),
 }
 
 
-def mix_of(precision: Precision) -> Mix:
-    return MIXES[precision]
+def get_mixed_precision(precision: Precision) -> MixedPrecision:
+    return MIXED_PRECISIONS[precision]

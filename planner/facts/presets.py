@@ -1,6 +1,7 @@
-"""Named models. Sizes are those of the paper or the published configuration; counts follow from them exactly.
+"""Define model presets and published layouts.
 
-Layouts that were published, ready to plan; and for each a twin of a size that runs on a CPU.
+Sizes are from the paper or the published configuration.
+Each published layout has a twin that runs on a CPU.
 """
 
 from __future__ import annotations
@@ -8,17 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from planner.facts.spec import ROPE_BASE, MlaSpec, ModelSpec, MoeSpec, RopeScaling
+from planner.facts.spec import DEFAULT_ROPE_BASE, MlaSpec, ModelSpec, MoeSpec, RopeScaling
 
 
-class Preset(NamedTuple):
-    """A named shape and one line on what it is for."""
+class ModelPreset(NamedTuple):
+    """Model shape with a short description."""
 
     model: ModelSpec
     description: str
 
 
-def _gpt(name: str, layers: int, hidden: int, heads: int, vocab: int, seq: int, description: str) -> tuple[str, Preset]:
+def _gpt(
+    name: str, layers: int, hidden: int, heads: int, vocab: int, seq: int, description: str
+) -> tuple[str, ModelPreset]:
     model = ModelSpec(
         preset=name,
         arch="gpt",
@@ -31,7 +34,7 @@ def _gpt(name: str, layers: int, hidden: int, heads: int, vocab: int, seq: int, 
         max_seq_len=seq,
         tied_embeddings=True,
     )
-    return name, Preset(model, description)
+    return name, ModelPreset(model, description)
 
 
 def _llama(
@@ -46,11 +49,11 @@ def _llama(
     description: str,
     *,
     tied: bool = False,
-    rope: float = ROPE_BASE,
+    rope: float = DEFAULT_ROPE_BASE,
     stretch: float | None = None,
     moe: MoeSpec | None = None,
     mla: MlaSpec | None = None,
-) -> tuple[str, Preset]:
+) -> tuple[str, ModelPreset]:
     model = ModelSpec(
         preset=name,
         arch="llama",
@@ -67,16 +70,16 @@ def _llama(
         moe=moe,
         mla=mla,
     )
-    return name, Preset(model, description)
+    return name, ModelPreset(model, description)
 
 
 _GPT3, _MEGATRON, _LLAMA2, _LLAMA3 = 50257, 51200, 32000, 128256
-# 2407.21783 section 3.2; the stretches and Mixtral's base are those of the published configurations.
+# 2407.21783 section 3.2. RoPE factors and Mixtral's base are from the published configurations.
 _ROPE3, _MIXTRAL_ROPE = 500_000.0, 1_000_000.0
 
-PRESETS: dict[str, Preset] = dict(
+PRESETS: dict[str, ModelPreset] = dict(
     [
-        # sizes for a CPU
+        # Sizes for a CPU.
         _gpt("gpt-tiny", 4, 128, 4, 256, 512, "Byte-level GPT that is fast with one CPU core per rank"),
         _gpt("gpt-mini", 8, 256, 8, 256, 1024, "Small GPT for CPU training"),
         _gpt("nanogpt", 6, 384, 6, 256, 256, "Byte-level model with the size of nanoGPT's character model"),
@@ -87,7 +90,7 @@ PRESETS: dict[str, Preset] = dict(
         _gpt("gpt2-medium", 24, 1024, 16, _GPT3, 1024, "GPT-2 medium"),
         _gpt("gpt2-large", 36, 1280, 20, _GPT3, 1024, "GPT-2 large"),
         _gpt("gpt2-xl", 48, 1600, 25, _GPT3, 1024, "GPT-2 XL"),
-        # GPT-3 (2005.14165 table 2.1); 1.3B with the 16 heads that its head size of 128 gives, 13B with hidden 5120
+        # GPT-3 (2005.14165 table 2.1). 1.3B has 16 heads because the head size is 128. 13B has hidden size 5120.
         _gpt("gpt3-125m", 12, 768, 12, _GPT3, 2048, "GPT-3 Small"),
         _gpt("gpt3-350m", 24, 1024, 16, _GPT3, 2048, "GPT-3 Medium"),
         _gpt("gpt3-760m", 24, 1536, 16, _GPT3, 2048, "GPT-3 Large"),
@@ -220,9 +223,9 @@ PRESETS: dict[str, Preset] = dict(
 
 
 def expand_preset(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill the sizes of a named preset; sizes given beside it win. Unknown names are left as they are.
+    """Fill in the sizes of a named preset. Unknown names stay unchanged.
 
-    A size that differs from the preset's turns the model into a custom one: `preset` becomes None.
+    Sizes in `model` override the preset. If one differs, `preset` becomes None.
     """
     name = model.get("preset")
     if not isinstance(name, str) or name not in PRESETS:
@@ -232,8 +235,8 @@ def expand_preset(model: Mapping[str, Any]) -> dict[str, Any]:
     return {**base, **model, "preset": None if changed else name}
 
 
-class Template(NamedTuple):
-    """A spec as the form and the parser take it. `cluster` names the hardware; `twin` is a spec for CPU ranks."""
+class LayoutTemplate(NamedTuple):
+    """Published layout. `cluster` is its hardware, and `twin` is a spec for CPU ranks."""
 
     title: str
     source: str
@@ -250,8 +253,8 @@ _MEGATRON_TRAIN = {
     "overlap": False,
     "data": "stdlib",
 }
-# Section 3.3.2 tunes the interleaved schedule and does not tell its chunks: 4 are of two layers, fewer at both ends.
-# Of tensor collectives hidden behind products it tells nothing, as of Megatron's before Transformer Engine.
+# Section 3.3.2 tunes the interleaved schedule but does not state the chunks. 4 chunks have two layers each, fewer at
+# both ends. It does not state overlap of tensor collectives, as in Megatron before Transformer Engine.
 _LLAMA_LAYOUT = {
     "sequence_parallel": True,
     "regather": True,
@@ -298,22 +301,23 @@ def _zero(stage: int) -> dict[str, Any]:
     }
 
 
-# Gradients whole and summed once: its time comes nearer so (2407.21783 section 3.3.2 shards them, as ZeRO-2 does).
+# Without sharded gradients the step time is closer to the published one. The run sharded them as ZeRO-2 does
+# (2407.21783 section 3.3.2).
 _LLAMA_SOURCE = "Llama 3, 2407.21783 table 4; it sharded gradients as well, so its memory is up to 6 GiB less"
 _MEGATRON_SOURCE = "Megatron-LM, 2104.04473 table 1"
 _PLAIN = "planned with plain 1F1B, but the run used interleaved chunks"
 _ZERO_SOURCE = "ZeRO, 1910.02054 table 1"
 _PIPE = {"pp": 2, "tp": 2}
 
-TEMPLATES: dict[str, Template] = {
-    "gpt3-175b-megatron": Template(
+TEMPLATES: dict[str, LayoutTemplate] = {
+    "gpt3-175b-megatron": LayoutTemplate(
         "GPT-3 175B, TP 8 x PP 16 x DP 8",
         f"Megatron-LM, 2104.04473 section 5; {_PLAIN}",
         "a100-80gb",
         _megatron("GPT-3 175B as Megatron ran it", "megatron-175b", {"tp": 8, "pp": 16, "dp": 8}, 1536, 192),
         _twin("GPT-3 175B", "gpt-tiny", _PIPE),
     ),
-    "megatron-530b": Template(
+    "megatron-530b": LayoutTemplate(
         "Megatron 530B, TP 8 x PP 35 x DP 9",
         _MEGATRON_SOURCE,
         "a100-80gb",
@@ -326,7 +330,7 @@ TEMPLATES: dict[str, Template] = {
         ),
         _twin("Megatron 530B", "gpt-mini", _PIPE),
     ),
-    "megatron-1t": Template(
+    "megatron-1t": LayoutTemplate(
         "Megatron 1T, TP 8 x PP 64 x DP 6",
         f"{_MEGATRON_SOURCE}; {_PLAIN}",
         "a100-80gb",
@@ -334,7 +338,7 @@ TEMPLATES: dict[str, Template] = {
         _twin("Megatron 1T", "gpt-mini", {"pp": 4}, micro_batches=4),
     ),
     **{
-        f"zero{stage}-7.5b": Template(
+        f"zero{stage}-7.5b": LayoutTemplate(
             f"ZeRO-{stage} 7.5B on 64 GPUs",
             _ZERO_SOURCE,
             "a100-80gb",
@@ -343,21 +347,21 @@ TEMPLATES: dict[str, Template] = {
         )
         for stage in (1, 2, 3)
     },
-    "llama3-405b-8k": Template(
+    "llama3-405b-8k": LayoutTemplate(
         "Llama 3 405B on 8,192 GPUs, TP 8 x PP 16 x DP 64",
         _LLAMA_SOURCE,
         "h100",
         _llama_spec("Llama 3 405B, 8,192 GPUs", {"tp": 8, "pp": 16, "dp": 64}, 2048, 32, 8192),
         _twin("Llama 3 405B", "llama-tiny", {**_PIPE, "sequence_parallel": True}),
     ),
-    "llama3-405b-16k": Template(
+    "llama3-405b-16k": LayoutTemplate(
         "Llama 3 405B on 16,384 GPUs, TP 8 x PP 16 x DP 128",
         _LLAMA_SOURCE,
         "h100",
         _llama_spec("Llama 3 405B, 16,384 GPUs", {"tp": 8, "pp": 16, "dp": 128}, 2048, 16, 8192),
         _twin("Llama 3 405B", "llama-tiny", {"dp": 2, "tp": 2, "sequence_parallel": True, "zero": 1}),
     ),
-    "llama3-405b-long": Template(
+    "llama3-405b-long": LayoutTemplate(
         "Llama 3 405B, 131,072 tokens a sequence, TP 8 x CP 16 x PP 16 x DP 8",
         _LLAMA_SOURCE,
         "h100",

@@ -1,4 +1,4 @@
-"""Where a job runs, and the software that its time is planned for."""
+"""Define hosts, engines, and software stacks of a spec."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from planner.facts.validation import NO_NUL, Strict, Word
+from planner.facts.validation import NO_NUL, StrictModel, Word
 
 Device = Literal["cpu", "cuda"]
 StackName = Literal["ours", "megatron", "megatron_2021", "fsdp2", "fsdp2_eager", "fsdp1", "deepspeed", "scaling"]
@@ -14,7 +14,7 @@ EngineName = Literal["hosts", "slurm"]
 CudaGraphs = Literal["none", "router", "attention", "attention_and_router", "whole"]
 Dispatcher = Literal["flex", "alltoall"]
 SoftwareKernel = Literal["own", "flash_1", "flash_2", "eager"]
-# What of a spec becomes part of a Slurm command: no such text can be an option, a file's name or a shell's word.
+# Slurm texts become part of a command. These patterns exclude options, paths, and shell syntax.
 SLURM_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$"
 SLURM_NAMES = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}(,[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}){0,15}$"
 SLURM_TIME = r"^([0-9]{1,3}-)?[0-9]{1,3}:[0-5][0-9]:[0-5][0-9]$"
@@ -22,7 +22,7 @@ SLURM_FEATURES = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}([&|,][A-Za-z0-9_][A-Za-z0-9
 SLURM_NODES = r"^[A-Za-z0-9_][A-Za-z0-9_.,\[\]-]{0,999}$"
 
 
-class SlurmSpec(Strict):
+class SlurmSpec(StrictModel):
     """Slurm options. The cluster decides the options that are missing."""
 
     partition: str | None = Field(
@@ -41,7 +41,7 @@ class SlurmSpec(Strict):
     exclude: str | None = Field(default=None, pattern=SLURM_NODES, description="Slurm nodes to exclude")
 
 
-class SoftwareSpec(Strict):
+class SoftwareSpec(StrictModel):
     """Options of another software stack, for estimates only. Missing options have their defaults.
 
     megatron accepts all options except fused_norms. scaling accepts attention_kernel and fused_norms.
@@ -71,7 +71,7 @@ class SoftwareSpec(Strict):
     nvfp4: bool = Field(default=False, description="use NVFP4 matmuls instead of fp8 matmuls (--fp4-recipe nvfp4)")
 
 
-class Resources(Strict):
+class Resources(StrictModel):
     """Hosts and slots of the job. Each rank needs one slot."""
 
     engine: EngineName = Field(
@@ -101,34 +101,34 @@ class Resources(Strict):
     labels: list[Word] = Field(default=[], max_length=16, description="labels that each host of the job needs")
 
 
-# Values beside a field's default that published rows of the stack have shown to matter.
-ANY: tuple[Any, ...] = ()
+# Values other than the default that published rows of the stack cover.
+ANY_VALUE: tuple[Any, ...] = ()
 
 
-OPEN: dict[StackName, dict[str, tuple[Any, ...]]] = {
+STACK_OPTIONS: dict[StackName, dict[str, tuple[Any, ...]]] = {
     "megatron": {
-        "cuda_graphs": ANY,
-        "deterministic": ANY,
-        "dispatcher": ANY,
-        "overlap_experts": ANY,
+        "cuda_graphs": ANY_VALUE,
+        "deterministic": ANY_VALUE,
+        "dispatcher": ANY_VALUE,
+        "overlap_experts": ANY_VALUE,
         "attention_kernel": ("flash_2",),
-        "nvfp4": ANY,
+        "nvfp4": ANY_VALUE,
     },
-    "scaling": {"attention_kernel": ("flash_1", "eager"), "fused_norms": ANY},
+    "scaling": {"attention_kernel": ("flash_1", "eager"), "fused_norms": ANY_VALUE},
 }
 
 
-def said(software: SoftwareSpec | None) -> dict[str, Any]:
-    """What differs from what the stack is planned with anyway."""
+def get_changed_options(software: SoftwareSpec | None) -> dict[str, Any]:
+    """Return the software options that differ from their defaults."""
     return {} if software is None else software.model_dump(exclude_defaults=True)
 
 
-def open_to(stack: StackName) -> tuple[str, ...]:
-    """Fields that a spec may say of the stack."""
-    return tuple(OPEN.get(stack, {}))
+def get_option_names(stack: StackName) -> tuple[str, ...]:
+    """Return the software options that a stack supports."""
+    return tuple(STACK_OPTIONS.get(stack, {}))
 
 
-_WORDS: dict[str, dict[Any, str]] = {
+OPTION_LABELS: dict[str, dict[Any, str]] = {
     "cuda_graphs": {
         "router": "CUDA graphs of the router",
         "attention": "CUDA graphs of attention",
@@ -148,6 +148,6 @@ _WORDS: dict[str, dict[Any, str]] = {
 }
 
 
-def software_words(software: SoftwareSpec | None) -> str:
-    """Return ', CUDA graphs of attention, all-to-all token dispatch'. Empty without options."""
-    return "".join(f", {_WORDS[name][value]}" for name, value in said(software).items())
+def format_software(software: SoftwareSpec | None) -> str:
+    """Format options such as ', CUDA graphs of attention, all-to-all token dispatch'."""
+    return "".join(f", {OPTION_LABELS[name][value]}" for name, value in get_changed_options(software).items())

@@ -1,6 +1,7 @@
-"""What each rank of a pipe computes in a step, in order.
+"""Build the order of actions of each pipeline rank.
 
-The chunk of an action is its virtual stage in the whole pipe. Sends and receives follow from the chunks' neighbours.
+The chunk of an action is its virtual stage in the whole pipeline. `planner.facts.pipeline_messages` derives sends and
+receives from it.
 """
 
 from __future__ import annotations
@@ -9,41 +10,45 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from planner.facts.layout import chunk_indices
+from planner.facts.layout import get_chunk_indices
 from planner.facts.spec import Layout
 
-Kind = Literal["F", "B", "I", "W"]
+ActionKind = Literal["F", "B", "I", "W"]
 
 
 class Action(NamedTuple):
-    """F forward, B whole backward, I backward of inputs, W backward of weights, of one micro-batch on one chunk."""
+    """Action of one micro-batch on one chunk.
 
-    kind: Kind
+    F is forward, B is full backward, I is backward of inputs, and W is backward of weights.
+    """
+
+    kind: ActionKind
     micro_batch: int
     chunk: int
 
 
-def actions(layout: Layout, rank: int, micro_batches: int) -> list[Action]:
-    """The order of pipeline rank `rank`. The layout must keep its rules (`planner.facts.spec_rules.problems`)."""
+def build_actions(layout: Layout, rank: int, micro_batches: int) -> list[Action]:
+    """Return the actions of pipeline rank `rank` in order. The layout must be valid."""
     if layout.pp == 1:
         return [Action(kind, i, 0) for i in range(micro_batches) for kind in ("F", "B")]
-    order = _Order(chunk_indices(layout, rank))
+    order = _ScheduleBuilder(get_chunk_indices(layout, rank))
     _BUILDERS[layout.schedule](order, rank, layout.pp, micro_batches)
-    return order.made
+    return order.actions
 
 
-def splits(layout: Layout) -> bool:
-    """Whether the schedule computes gradients of inputs and of weights apart."""
+def splits_backward(layout: Layout) -> bool:
+    """Return whether the schedule splits backward into inputs and weights."""
     return layout.pp > 1 and layout.schedule in ("interleaved_zero_bubble", "zbv", "dualpipev")
 
 
-class _Order:
-    """Actions so far. Each kind takes the micro-batches of a chunk in turn."""
+class _ScheduleBuilder:
+    """Ordered actions. Each kind processes the micro-batches of a chunk in order."""
 
     def __init__(self, chunks: tuple[int, ...]) -> None:
         self.chunks = chunks
-        self.made: list[Action] = []
-        self.weights: deque[tuple[int, int]] = deque()  # inputs done, weights not: (chunk, micro-batch)
+        self.actions: list[Action] = []
+        # (chunk, micro-batch) whose weight gradients are pending
+        self.pending_weights: deque[tuple[int, int]] = deque()
         self._next: Counter[tuple[str, int]] = Counter()
 
     def forward(self, local: int) -> None:
@@ -52,52 +57,52 @@ class _Order:
     def backward(self, local: int) -> None:
         self._add("B", self.chunks[local])
 
-    def inputs(self, local: int) -> None:
+    def backward_inputs(self, local: int) -> None:
         chunk = self.chunks[local]
-        self.weights.append((chunk, self._add("I", chunk)))
+        self.pending_weights.append((chunk, self._add("I", chunk)))
 
-    def pending_weights(self) -> None:
-        """The weight gradient that has waited longest, if any."""
-        if self.weights:
-            chunk, micro_batch = self.weights.popleft()
-            self.made.append(Action("W", micro_batch, chunk))
+    def backward_weights(self) -> None:
+        """Add the weight gradient that is pending for the longest time, if any."""
+        if self.pending_weights:
+            chunk, micro_batch = self.pending_weights.popleft()
+            self.actions.append(Action("W", micro_batch, chunk))
 
-    def done(self, kind: Kind, local: int) -> int:
+    def count_done(self, kind: ActionKind, local: int) -> int:
         return self._next[kind, self.chunks[local]]
 
-    def _add(self, kind: Kind, chunk: int) -> int:
-        key = "F" if kind == "F" else "B", chunk  # B and I draw from the same micro-batches
+    def _add(self, kind: ActionKind, chunk: int) -> int:
+        key = "F" if kind == "F" else "B", chunk  # B and I share one counter of micro-batches.
         micro_batch = self._next[key]
         self._next[key] += 1
-        self.made.append(Action(kind, micro_batch, chunk))
+        self.actions.append(Action(kind, micro_batch, chunk))
         return micro_batch
 
 
-def _naive(order: _Order, rank: int, pp: int, m: int) -> None:
-    """One micro-batch at a time through the whole pipe: the model parallelism without a pipeline."""
+def _naive(order: _ScheduleBuilder, rank: int, pp: int, m: int) -> None:
+    """Run one micro-batch at a time through the whole pipeline."""
     for _ in range(m):
         order.forward(0)
         order.backward(0)
 
 
-def _gpipe(order: _Order, rank: int, pp: int, m: int) -> None:
-    """All forwards, then all backwards (1811.06965)."""
+def _gpipe(order: _ScheduleBuilder, rank: int, pp: int, m: int) -> None:
+    """Run all forwards, then all backwards (1811.06965)."""
     for _ in range(m):
         order.forward(0)
     for _ in range(m):
         order.backward(0)
 
 
-def _looped_bfs(order: _Order, rank: int, pp: int, m: int) -> None:
-    """Breadth first: each chunk takes all micro-batches before the next chunk starts (2211.05953 section 4)."""
+def _looped_bfs(order: _ScheduleBuilder, rank: int, pp: int, m: int) -> None:
+    """Run all micro-batches of a chunk before the next chunk (2211.05953 section 4)."""
     for chunk in order.chunks:
-        order.made += [Action("F", i, chunk) for i in range(m)]
+        order.actions += [Action("F", i, chunk) for i in range(m)]
     for chunk in reversed(order.chunks):
-        order.made += [Action("B", i, chunk) for i in reversed(range(m))]
+        order.actions += [Action("B", i, chunk) for i in reversed(range(m))]
 
 
-def _one_forward_one_backward(order: _Order, rank: int, pp: int, m: int) -> None:
-    """After pp - rank - 1 forwards, one of each in turn (2104.04473 section 2.2.1)."""
+def _one_forward_one_backward(order: _ScheduleBuilder, rank: int, pp: int, m: int) -> None:
+    """Alternate forward and backward after warm-up (2104.04473 section 2.2.1)."""
     warm_up = min(m, pp - rank - 1)
     for _ in range(warm_up):
         order.forward(0)
@@ -108,8 +113,8 @@ def _one_forward_one_backward(order: _Order, rank: int, pp: int, m: int) -> None
         order.backward(0)
 
 
-def _interleaved(order: _Order, rank: int, pp: int, m: int) -> None:
-    """Chunks take turns, pp micro-batches each (2104.04473 section 2.2.2)."""
+def _interleaved(order: _ScheduleBuilder, rank: int, pp: int, m: int) -> None:
+    """Alternate chunks, with pp micro-batches each (2104.04473 section 2.2.2)."""
     v = len(order.chunks)
     warm_up = min(m * v, (v - 1) * pp + 2 * (pp - rank - 1))
     for i in range(warm_up):
@@ -120,8 +125,11 @@ def _interleaved(order: _Order, rank: int, pp: int, m: int) -> None:
         order.backward(v - 1 - i // pp % v)
 
 
-def _zero_bubble(order: _Order, rank: int, pp: int, m: int) -> None:
-    """Interleaved, with half the warm-up: weight gradients wait until the drain would idle (2401.10241 section 3)."""
+def _zero_bubble(order: _ScheduleBuilder, rank: int, pp: int, m: int) -> None:
+    """Interleave with half the warm-up, and delay weight gradients (2401.10241 section 3).
+
+    The delayed weight gradients fill the drain of the pipeline.
+    """
     v = len(order.chunks)
     turn = m // max(1, m // pp)
     warm_up = min(m * v, (v - 1) * turn + pp - rank - 1)
@@ -130,17 +138,20 @@ def _zero_bubble(order: _Order, rank: int, pp: int, m: int) -> None:
     for i in range(m * v):
         if warm_up + i < m * v:
             order.forward((warm_up + i) // turn % v)
-        order.inputs(v - 1 - i // turn % v)
+        order.backward_inputs(v - 1 - i // turn % v)
         if i >= rank:
-            order.pending_weights()
-    while order.weights:
-        order.pending_weights()
+            order.backward_weights()
+    while order.pending_weights:
+        order.backward_weights()
 
 
-def _zbv(order: _Order, rank: int, pp: int, m: int) -> None:
-    """Two chunks in a V: the last stage shares a rank with the first (2401.10241 section 6)."""
+def _zbv(order: _ScheduleBuilder, rank: int, pp: int, m: int) -> None:
+    """Run two chunks per rank in a V, so the first and last stage share a rank.
+
+    Source: 2401.10241 section 6.
+    """
     down, up = 0, 1
-    total = max(2 * pp - 1, m)  # the pattern needs so many; those beyond m are left out
+    total = max(2 * pp - 1, m)  # The pattern needs this many. Those beyond m are removed.
     for _ in range(2 * (pp - rank) - 1):
         order.forward(down)
     for _ in range(rank):
@@ -148,37 +159,37 @@ def _zbv(order: _Order, rank: int, pp: int, m: int) -> None:
         order.forward(down)
     for _ in range(pp - rank):
         order.forward(up)
-        order.inputs(up)
-        order.pending_weights()
-    while order.done("F", up) < order.done("F", down) or order.done("F", down) < total:
-        if order.done("F", down) < total:
+        order.backward_inputs(up)
+        order.backward_weights()
+    while order.count_done("F", up) < order.count_done("F", down) or order.count_done("F", down) < total:
+        if order.count_done("F", down) < total:
             order.forward(down)
-        order.inputs(down)
-        order.pending_weights()
+        order.backward_inputs(down)
+        order.backward_weights()
         order.forward(up)
-        order.inputs(up)
-        order.pending_weights()
+        order.backward_inputs(up)
+        order.backward_weights()
     for _ in range(rank):
-        order.inputs(down)
-        order.inputs(up)
+        order.backward_inputs(down)
+        order.backward_inputs(up)
     late: dict[int, list[tuple[int, int]]] = {chunk: [] for chunk in order.chunks}
-    for chunk, micro_batch in order.weights:
+    for chunk, micro_batch in order.pending_weights:
         late[chunk].append((chunk, micro_batch))
     first, last = (deque(late[chunk]) for chunk in order.chunks)
-    order.weights = first
+    order.pending_weights = first
     for _ in range(pp - rank):
-        order.inputs(down)
-        order.pending_weights()
-    order.weights = last + order.weights
-    while order.weights:
-        order.pending_weights()
-    order.made = [action for action in order.made if action.micro_batch < m]
+        order.backward_inputs(down)
+        order.backward_weights()
+    order.pending_weights = last + order.pending_weights
+    while order.pending_weights:
+        order.backward_weights()
+    order.actions = [action for action in order.actions if action.micro_batch < m]
 
 
-def _dualpipev(order: _Order, rank: int, pp: int, m: int) -> None:
-    """DeepSeek's DualPipe cut in half, in a V (2412.19437 section 3.2.1).
+def _dualpipev(order: _ScheduleBuilder, rank: int, pp: int, m: int) -> None:
+    """Run one half of DualPipe in a V (2412.19437 section 3.2.1).
 
-    Its overlapped pairs are a forward followed by a backward here.
+    An overlapped pair of DualPipe is a forward followed by a backward here.
     """
     down, up = 0, 1
     for _ in range(2 * (pp - rank - 1)):
@@ -187,8 +198,8 @@ def _dualpipev(order: _Order, rank: int, pp: int, m: int) -> None:
         order.forward(down)
         order.forward(up)
     for _ in range(pp - rank - 1):
-        order.inputs(up)
-        order.pending_weights()
+        order.backward_inputs(up)
+        order.backward_weights()
         order.forward(up)
     for _ in range(m - 2 * pp + rank + 1):
         order.forward(down)
@@ -202,17 +213,17 @@ def _dualpipev(order: _Order, rank: int, pp: int, m: int) -> None:
     split = False
     for i in range(rank + 1):
         split = split or (i == (rank + 1) // 2 and rank % 2 == 1)
-        (order.inputs if split else order.backward)(up)
+        (order.backward_inputs if split else order.backward)(up)
         split = split or (i == (rank + 1) // 2 and rank % 2 == 0)
-        (order.inputs if split else order.backward)(down)
+        (order.backward_inputs if split else order.backward)(down)
     for _ in range(pp - rank - 1):
-        order.pending_weights()
-        (order.inputs if split else order.backward)(down)
-    while order.weights:
-        order.pending_weights()
+        order.backward_weights()
+        (order.backward_inputs if split else order.backward)(down)
+    while order.pending_weights:
+        order.backward_weights()
 
 
-_BUILDERS: dict[str, Callable[[_Order, int, int, int], None]] = {
+_BUILDERS: dict[str, Callable[[_ScheduleBuilder, int, int, int], None]] = {
     "naive": _naive,
     "gpipe": _gpipe,
     "1f1b": _one_forward_one_backward,

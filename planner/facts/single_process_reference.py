@@ -1,33 +1,37 @@
-"""Which runs are also computed by one process, and how near to it they must come."""
+"""Decide which runs have a single-process reference, and its tolerances."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from planner.facts.model_shapes import parameter_count, single_flops
-from planner.facts.precision import mix_of
+from planner.facts.model_shapes import compute_single_pass_flops, count_parameters
+from planner.facts.precision import get_mixed_precision
 from planner.facts.spec import JobSpec, Layout, Precision
-from planner.facts.validation import counted
+from planner.facts.validation import format_count
 
-STEPS = 3  # the first ones of a run; and one more at its end
-BYTES_A_PARAMETER = 24  # in one process: fp32 weight, gradient, two moments, and the two tensors that are compared
-MOST_PARAMETERS = 32_000_000  # without being asked: 768 MB
-MOST_SECONDS = 5.0  # without being asked
-CORE_FLOPS = 40e9  # of one CPU core in fp32: gpt-mini told 3.2 s and took 2.2, nanogpt told 11.0 and took 9.9
-FP8_ON_A_CPU = 5  # times as long as fp32: 5.8 at 512 tokens of 256, 5.0 at 2,048 of 1,024
-GPU_FLOPS = 5e12  # of a GPU in fp32: a quarter of an A100's 19.5 TFLOP/s
-LARGEST_PARAMETERS = 1_000_000_000  # when asked: 24 GB
-LONGEST_SECONDS = 300.0  # when asked: the other ranks wait, and after 10 minutes they give up
+COMPARED_STEPS = 3  # The first steps of a run. One more follows at its end.
+BYTES_PER_PARAMETER = 24  # fp32 weight, gradient, two moments, and the two compared tensors.
+MAX_AUTO_PARAMETERS = 32_000_000  # `verify` auto: 768 MB.
+MAX_AUTO_SECONDS = 5.0  # `verify` auto.
+# FLOP/s of one CPU core in fp32. Predicted and measured seconds: gpt-mini 3.2 and 2.2, nanogpt 11.0 and 9.9.
+CPU_CORE_FLOPS = 40e9
+CPU_FP8_SLOWDOWN = 5  # Slowdown compared with fp32. Measured: 5.8 at 512 tokens of 256, 5.0 at 2,048 of 1,024.
+GPU_FLOPS = 5e12  # FLOP/s of a GPU in fp32: a quarter of an A100's 19.5 TFLOP/s.
+MAX_PARAMETERS = 1_000_000_000  # `verify` on: 24 GB.
+MAX_SECONDS = 300.0  # `verify` on. Other ranks wait, and their collectives time out after 10 minutes.
 
 
-class Limits(NamedTuple):
-    """Largest relative differences that are rounding; of gradients, those of matrices, vectors and routers.
+class Tolerances(NamedTuple):
+    """Maximum relative differences between a run and its single-process reference.
 
-    Of norms and updates Adam makes more: it takes a whole step where a gradient is nearly nothing. After an update in
-    16 bits at a high rate no norm can be foretold: 0.07 to 1.7 apart in 11 of 20 runs that trained right, whose
-    gradients had been 0.02 apart. A loss may be off by a share of its `change` since the first step: 0.19 and 0.24 of
-    two such. A `choice` of a router's is rounding where what it left was more probable by no more: a difference of
-    logarithms over the rms of all experts'.
+    `gradient`, `vector`, `router`: gradients of matrices, vectors, and routers.
+    `update`, `norm`: parameter updates and gradient norms. Adam amplifies differences of tiny gradients. After a 16-bit
+    update with a high learning rate, norms cannot be compared: 11 of 20 correct runs differed by 0.07 to 1.7, although
+    their gradients differed by 0.02.
+    `loss`, `loss_change`: the loss, plus a fraction of its change since the first step (0.19 and 0.24 in two runs).
+    `replicas`: replicas of a tensor.
+    `router_choice`: difference of log probabilities of a router's choice, relative to the RMS over all experts.
+    `norm_steps`: number of steps whose norms are compared.
     """
 
     gradient: float
@@ -36,132 +40,149 @@ class Limits(NamedTuple):
     update: float
     loss: float
     norm: float
-    copies: float
-    choice: float
-    change: float = 0.0
-    norm_steps: int = STEPS  # of which norms are compared
+    replicas: float
+    router_choice: float
+    loss_change: float = 0.0
+    norm_steps: int = COMPARED_STEPS  # of which norms are compared
 
 
-# `make parity`: at most 6e-7, 6e-7, 2e-4, 2e-7 and 7e-7 of its core; copies are equal bit for bit.
-EXACT = Limits(gradient=1e-5, vector=1e-5, router=1e-5, update=0.01, loss=1e-4, norm=1e-3, copies=1e-6, choice=1e-3)
-LATER = EXACT._replace(gradient=1e-3, vector=1e-3, router=1e-3, update=3e-3, loss=1e-3)
-COMPILED_COPIES = 1e-2  # in 16 bits, where each rank times kernels of its own and may choose others
-# bf16 beside one process in fp32: 0.03 of all of 12 dense runs on gloo, 0.02 on an H100. A router's
-# is a sum of what nearly cancels: 0.11. Updates of 53 random layouts, a third of them all in bf16: 0.2.
-ROUNDED = Limits(
+# Measured with `make parity`: at most 6e-7, 6e-7, 2e-4, 2e-7 and 7e-7. Replicas are bitwise equal.
+EXACT = Tolerances(
+    gradient=1e-5, vector=1e-5, router=1e-5, update=0.01, loss=1e-4, norm=1e-3, replicas=1e-6, router_choice=1e-3
+)
+EXACT_LATER = EXACT._replace(gradient=1e-3, vector=1e-3, router=1e-3, update=3e-3, loss=1e-3)
+COMPILED_REPLICAS = 1e-2  # In 16 bits, autotuning can choose different kernels per rank.
+# bf16 compared with fp32: gradients differ by 0.03 in 12 dense runs on gloo and 0.02 on an H100. A router's gradient
+# nearly cancels: 0.11. Updates of 53 random layouts, a third of them in bf16 only: 0.2.
+BF16_TOLERANCES = Tolerances(
     gradient=0.1,
     vector=0.2,
     router=0.3,
     update=0.4,
     loss=5e-3,
     norm=0.05,
-    copies=EXACT.copies,
-    choice=0.3,
-    change=0.3,
+    replicas=EXACT.replicas,
+    router_choice=0.3,
+    loss_change=0.3,
     norm_steps=1,
 )
-# fp8 beside one process in fp8, whose sums are rounded otherwise before they are cast: 0.07 of 8 layers' matrices, 0.11
-# of 24, updates 0.24, losses 0.0012, norms 0.023. A sum that is missing is 0.6 or more.
-NARROW = ROUNDED._replace(gradient=0.3, vector=0.5, router=0.5, update=0.5, loss=0.01, norm=0.1)
-END_BATCHES = 3  # at most, of which the end is held against the first that is within its limits
+# fp8 compared with fp8, whose sums are rounded differently before the cast: 0.07 for matrices of 8 layers, 0.11 for 24
+# layers, updates 0.24, losses 0.0012, norms 0.023. A missing sum gives 0.6 or more.
+FP8_TOLERANCES = BF16_TOLERANCES._replace(gradient=0.3, vector=0.5, router=0.5, update=0.5, loss=0.01, norm=0.1)
+MAX_FINAL_BATCHES = 3  # Maximum batches of the final comparison, which stops at the first within tolerance.
 
 
-def limits(spec: JobSpec) -> Limits:
-    """For the spec's precision, from its own initial values, beside one process in `reference_precision`."""
+def get_tolerances(spec: JobSpec) -> Tolerances:
+    """Return the tolerances of a run that starts from its initial values."""
     if spec.train.precision == "fp32":
         return EXACT
-    most = NARROW if mix_of(spec.train.precision).gemm == "fp8" else ROUNDED
-    return most._replace(copies=COMPILED_COPIES) if spec.train.compile else most
+    most = FP8_TOLERANCES if get_mixed_precision(spec.train.precision).gemm == "fp8" else BF16_TOLERANCES
+    return most._replace(replicas=COMPILED_REPLICAS) if spec.train.compile else most
 
 
-def resumed_limits(spec: JobSpec) -> Limits:
-    """The same of the first steps of a run that goes on, by the batch that it happens to go on with.
+def get_resumed_tolerances(spec: JobSpec) -> Tolerances:
+    """Return the tolerances of the first steps of a resumed run.
 
-    From trained values, beside one process as narrow, bf16 was equal bit for bit in dp 2 and pp 2, 0.016 apart in cp 2
-    (145 steps), once 0.16 in tp 2 (174; else 0.04) and once 0.30 in tp 4 (19), fp8 once 0.37 in tp 2 (19). One that is
-    missing or doubled is 1 apart. What it loaded is held against checksums, and its end against more batches.
+    They depend on the batch that the run resumes with. Measured bf16 differences from trained values, with a bf16
+    reference: 0 in dp 2 and pp 2, 0.016 in cp 2 (145 steps), at most 0.16 in tp 2 (174 steps, others 0.04), and at most
+    0.30 in tp 4 (19 steps). fp8: at most 0.37 in tp 2 (19 steps). A missing or doubled gradient differs by 1.
+    Checksums verify the loaded values, and the final comparison uses more batches.
     """
-    most = limits(spec)
-    return LATER if most == EXACT else most._replace(gradient=0.9, vector=0.9, router=0.9, norm=0.5)
+    most = get_tolerances(spec)
+    return EXACT_LATER if most == EXACT else most._replace(gradient=0.9, vector=0.9, router=0.9, norm=0.5)
 
 
-def end_limits(spec: JobSpec) -> Limits:
-    """The same of a step after the last, by the best of `end_batches`."""
-    most = limits(spec)
-    return LATER if most == EXACT else most
+def get_final_tolerances(spec: JobSpec) -> Tolerances:
+    """Return the tolerances of a step after the last, for the best of several batches."""
+    most = get_tolerances(spec)
+    return EXACT_LATER if most == EXACT else most
 
 
-def end_batches(spec: JobSpec) -> int:
-    """How many may be asked, where rounding may be much of one batch's gradient."""
-    return 1 if limits(spec) == EXACT else END_BATCHES
+def get_num_final_batches(spec: JobSpec) -> int:
+    """Return the maximum batches of the final comparison.
+
+    Several batches are needed if rounding can dominate the gradient of one batch.
+    """
+    return 1 if get_tolerances(spec) == EXACT else MAX_FINAL_BATCHES
 
 
-def limits_words(spec: JobSpec, most: Limits, *, trained: bool) -> str:
-    """Return the limits, such as 'bf16 allows relative differences from a fp32 single-process reference of 0.1 in
-    gradients (0.2 in vectors), 0.4 in updates'."""
+def format_tolerances(spec: JobSpec, most: Tolerances, *, trained: bool) -> str:
+    """Format the tolerances of a run.
+
+    Example: 'bf16 allows relative differences from a fp32 single-process reference of 0.1 in gradients (0.2 in
+    vectors),
+    0.4 in updates'.
+    """
     whose = "rounding" if spec.train.precision == "fp32" else spec.train.precision
     others = [f"{most.vector:g} in vectors"] if most.vector != most.gradient else []
     others += [f"{most.router:g} in routers"] if spec.model.moe and most.router != most.gradient else []
     told = [f"{most.gradient:g} in gradients" + (f" ({', '.join(others)})" if others else "")]
     told += [f"{most.update:g} in updates"]
-    told += [f"{most.loss:g} in losses" + (f" plus {most.change:g} of the loss change" if most.change else "")]
+    told += [
+        f"{most.loss:g} in losses" + (f" plus {most.loss_change:g} of the loss change" if most.loss_change else "")
+    ]
     told += [f"{most.norm:g} in {'the first gradient norm' if most.norm_steps == 1 else 'gradient norms'}"]
-    told += [f"{most.choice:g} in router choices"] if spec.model.moe else []
-    computed = reference_precision(spec.train.precision, trained=trained)
+    told += [f"{most.router_choice:g} in router choices"] if spec.model.moe else []
+    computed = get_reference_precision(spec.train.precision, trained=trained)
     return f"{whose} allows relative differences from a {computed} single-process reference of {', '.join(told)}"
 
 
-def reference_precision(precision: Precision, *, trained: bool = False) -> Precision:
-    """What the one process computes in: fp32, but for what fp32 says nothing of. Products in fp8 are 6% off by
-    themselves, and weights held in bf16 lose whole updates that are less than they can tell apart. And from `trained`
-    values gradients of tokens all but cancel, where rounding, which is the same wherever a token stands, does not."""
-    mix = mix_of(precision)
-    return precision if trained or mix.gemm == "fp8" or not mix.has_master else "fp32"
+def get_reference_precision(precision: Precision, *, trained: bool = False) -> Precision:
+    """Return the precision of the single-process reference.
+
+    The reference uses fp32 with three exceptions, for which fp32 differs too much. fp8 matmuls differ by 6%.
+    Weights in bf16 lose updates below their resolution. From `trained` values, gradients of tokens nearly cancel, and
+    their rounding is equal in the run and in the reference.
+    """
+    mix = get_mixed_precision(precision)
+    return precision if trained or mix.gemm == "fp8" or not mix.has_master_weights else "fp32"
 
 
-def alone(spec: JobSpec, *, trained: bool = False) -> JobSpec:
-    """The same training on one rank in `reference_precision`, in micro-batches of the same size; nothing is saved, and
-    nothing compiled unless that would round otherwise."""
+def make_reference_spec(spec: JobSpec, *, trained: bool = False) -> JobSpec:
+    """Return the spec of the single-process reference.
+
+    It has micro-batches of the same size, saves nothing, and compiles only if that changes the rounding.
+    """
     micro_batches = spec.train.global_batch // spec.micro_batch_size
-    precision = reference_precision(spec.train.precision, trained=trained)
+    precision = get_reference_precision(spec.train.precision, trained=trained)
     compiles = spec.train.compile and trained and precision != "fp32"
     plain = {"micro_batches": micro_batches, "precision": precision, "compile": compiles, "attention": "fused"}
     train = spec.train.model_copy(update={**plain, "resume": None, "checkpoint_every": 0, "verify": "off"})
     return spec.model_copy(update={"layout": Layout(), "train": train})
 
 
-def seconds_alone(spec: JobSpec) -> float:
-    """Estimated time of the compared steps on one core, or one GPU."""
-    rate = CORE_FLOPS if spec.resources.device == "cpu" else GPU_FLOPS
-    if spec.resources.device == "cpu" and mix_of(spec.train.precision).gemm == "fp8":
-        rate /= FP8_ON_A_CPU
-    return min(STEPS, spec.train.steps) * single_flops(spec) / rate
+def estimate_reference_seconds(spec: JobSpec) -> float:
+    """Return the estimated time of the compared steps on one CPU core or one GPU."""
+    rate = CPU_CORE_FLOPS if spec.resources.device == "cpu" else GPU_FLOPS
+    if spec.resources.device == "cpu" and get_mixed_precision(spec.train.precision).gemm == "fp8":
+        rate /= CPU_FP8_SLOWDOWN
+    return min(COMPARED_STEPS, spec.train.steps) * compute_single_pass_flops(spec) / rate
 
 
-def why_not_compared(spec: JobSpec) -> str:
-    """Why a run is not also computed by one process; empty where it is."""
+def explain_no_reference(spec: JobSpec) -> str:
+    """Return why a run has no single-process reference, or an empty text if it has one."""
     if spec.train.verify == "off":
         return "`train.verify` is off"
     if spec.train.verify == "on":
         return ""
-    return _beyond(spec, MOST_PARAMETERS, MOST_SECONDS, "auto")
+    return _explain_exceeded_limit(spec, MAX_AUTO_PARAMETERS, MAX_AUTO_SECONDS, "auto")
 
 
-def why_not_asked(spec: JobSpec) -> str:
-    """Why one process cannot be asked to compute the spec; empty where it can, or is not."""
+def explain_oversized_reference(spec: JobSpec) -> str:
+    """Return why the requested single-process reference is too large, or an empty text."""
     if spec.train.verify != "on":
         return ""
-    return _beyond(spec, LARGEST_PARAMETERS, LONGEST_SECONDS, "on")
+    return _explain_exceeded_limit(spec, MAX_PARAMETERS, MAX_SECONDS, "on")
 
 
-def _beyond(spec: JobSpec, most: int, longest_s: float, when: str) -> str:
-    count, seconds = parameter_count(spec.model), seconds_alone(spec)
+def _explain_exceeded_limit(spec: JobSpec, most: int, longest_s: float, when: str) -> str:
+    count, seconds = count_parameters(spec.model), estimate_reference_seconds(spec)
     if count > most:
-        need = f"{BYTES_A_PARAMETER} B x {count:,} parameters = {BYTES_A_PARAMETER * count / 1e9:,.1f} GB"
+        need = f"{BYTES_PER_PARAMETER} B x {count:,} parameters = {BYTES_PER_PARAMETER * count / 1e9:,.1f} GB"
         limit = f"The limit with `train.verify` {when} is {most:,} parameters."
         return f"the single-process reference needs {need}. {limit}"
     if seconds > longest_s:
-        steps = min(STEPS, spec.train.steps)
-        took = f"the single-process reference needs about {seconds:,.0f} s for {counted(steps, 'step')}"
+        steps = min(COMPARED_STEPS, spec.train.steps)
+        took = f"the single-process reference needs about {seconds:,.0f} s for {format_count(steps, 'step')}"
         return f"{took}. The limit with `train.verify` {when} is {longest_s:.0f} s."
     return ""

@@ -1,7 +1,7 @@
-"""The one job specification: the form, REST, the command line and the trainer all read this.
+"""Define the job spec that the form, REST, the command line, and the trainer use.
 
-Types and ranges of single fields are stated here for pydantic; what needs two fields is checked by
-`planner.facts.spec_rules.problems`. `planner.facts.parse_spec` does both and reports every problem at once.
+Pydantic checks types and ranges of single fields. `planner.facts.spec_rules.find_problems` checks rules across fields.
+`planner.facts.parse_spec` does both and reports every problem at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BeforeValidator, Field, model_validator
 
 from planner.facts.resources import Resources
-from planner.facts.validation import NO_NUL, JobId, Strict, Word
+from planner.facts.validation import NO_NUL, JobId, StrictModel, Word
 
 SPEC_VERSION: Literal[1] = 1
 
@@ -55,11 +55,11 @@ LabDtype = Literal["float32", "float64", "float16", "bfloat16", "int32", "int64"
 AfterFailed = Literal["cancel", "start"]
 DryRank = Annotated[int, Field(ge=0, le=65535)]
 Degree = Annotated[int, Field(ge=1, le=65536)]
-WARMUP_STEPS = 10
-ROPE_BASE = 10_000.0  # RoFormer's (2104.09864)
+DEFAULT_WARMUP_STEPS = 10
+DEFAULT_ROPE_BASE = 10_000.0  # RoFormer (2104.09864).
 
 
-class MoeSpec(Strict):
+class MoeSpec(StrictModel):
     """Mixture of experts: a router and several MLPs per layer, except in the first `dense_layers`."""
 
     num_experts: int = Field(ge=2, le=4096, description="routed experts per layer")
@@ -83,7 +83,7 @@ class MoeSpec(Strict):
     )
 
 
-class MlaSpec(Strict):
+class MlaSpec(StrictModel):
     """Multi-head latent attention with low-rank queries, keys, and values (DeepSeek-V2, arXiv 2405.04434)."""
 
     q_rank: int = Field(ge=1, le=65536, description="rank of compressed queries")
@@ -97,7 +97,7 @@ class MlaSpec(Strict):
     value_head_dim: int = Field(ge=1, le=4096, description="value size per head")
 
 
-class RopeScaling(Strict):
+class RopeScaling(StrictModel):
     """RoPE scaling of Llama 3.1. Stretches long wavelengths, keeps short ones, and blends between them.
 
     Wavelengths above `original_max_seq_len / low_freq_factor` tokens are stretched by `factor`.
@@ -116,7 +116,7 @@ class RopeScaling(Strict):
     )
 
 
-class ModelSpec(Strict):
+class ModelSpec(StrictModel):
     """Shape of a decoder-only transformer.
 
     gpt has LayerNorm, GELU, learned positions, and biases. llama has RMSNorm, RoPE, SwiGLU, GQA, and no biases.
@@ -137,7 +137,7 @@ class ModelSpec(Strict):
     )
     max_seq_len: int = Field(ge=1, le=16_777_216, description="longest sequence (tokens)")
     tied_embeddings: bool = Field(description="the output layer shares the weights of the embedding")
-    rope_base: float = Field(default=ROPE_BASE, gt=1, le=1e12, description="RoPE base (llama)")
+    rope_base: float = Field(default=DEFAULT_ROPE_BASE, gt=1, le=1e12, description="RoPE base (llama)")
     rope_scaling: RopeScaling | None = Field(default=None, description="RoPE scaling as in Llama 3.1")
     sliding_window: int | None = Field(
         default=None,
@@ -153,7 +153,7 @@ class ModelSpec(Strict):
         return self.head_dim or self.hidden_size // self.num_heads
 
 
-class Layout(Strict):
+class Layout(StrictModel):
     """Parallel layout. Rank order from the inside out is tp, cp, dp, pp.
 
     ep splits the experts over neighbors among the dp x cp ranks, so ep adds no ranks.
@@ -194,21 +194,21 @@ class Layout(Strict):
 
     @property
     def replica_ranks(self) -> int:
-        """Ranks that hold the same parameters, but for ZeRO: gradients are summed over dp x cp."""
+        """Return the ranks that sum a gradient, dp x cp. Without ZeRO they are replicas."""
         return self.dp * self.cp
 
     @property
     def shard_ranks(self) -> int:
-        """Ranks that ZeRO divides model state over: those of one HSDP replica, all dp x cp without HSDP."""
+        """Return the ranks that ZeRO shards model state over: those of one HSDP replica."""
         return self.replica_ranks // self.dp_replicas
 
 
-def usual_warmup(steps: int) -> int:
-    """Of a run whose spec gives none: one shorter than the usual warm-up warms up in all its steps."""
-    return min(WARMUP_STEPS, steps)
+def get_default_warmup(steps: int) -> int:
+    """Return the default warm-up steps: at most all steps of the run."""
+    return min(DEFAULT_WARMUP_STEPS, steps)
 
 
-class TrainSpec(Strict):
+class TrainSpec(StrictModel):
     """Training data, batch sizes, optimizer, and run length."""
 
     global_batch: int = Field(default=8, ge=1, le=1_000_000, description="sequences per optimizer step")
@@ -219,7 +219,7 @@ class TrainSpec(Strict):
     steps: int = Field(default=50, ge=1, le=100_000_000, description="optimizer steps")
     learning_rate: float = Field(default=1e-3, gt=0, le=10, description="peak learning rate, after warm-up")
     warmup_steps: int = Field(
-        default=WARMUP_STEPS,
+        default=DEFAULT_WARMUP_STEPS,
         ge=0,
         le=100_000_000,
         description="learning rate warm-up (steps); default 10, at most steps",
@@ -298,13 +298,13 @@ class TrainSpec(Strict):
         if not isinstance(data, Mapping) or "warmup_steps" in data:
             return data
         steps = data.get("steps")
-        return {**data, "warmup_steps": usual_warmup(steps)} if type(steps) is int and steps > 0 else data
+        return {**data, "warmup_steps": get_default_warmup(steps)} if type(steps) is int and steps > 0 else data
 
 
 Argument = Annotated[str, Field(max_length=4096, pattern=NO_NUL)]
 
 
-class ScriptSpec(Strict):
+class ScriptSpec(StrictModel):
     """The user's own training script. torchrun starts it on each of `layout.dp` ranks."""
 
     path: str | None = Field(
@@ -334,7 +334,7 @@ class ScriptSpec(Strict):
     )
 
 
-class RunSpec(Strict):
+class RunSpec(StrictModel):
     """Limits after which the board ends a run."""
 
     time_limit_s: int | None = Field(
@@ -349,7 +349,7 @@ class RunSpec(Strict):
     )
 
 
-class RetrySpec(Strict):
+class RetrySpec(StrictModel):
     """Retries after a failed or lost attempt, from the newest checkpoint."""
 
     max_attempts: int = Field(
@@ -357,11 +357,11 @@ class RetrySpec(Strict):
     )
 
 
-def _every_primitive(value: object) -> object:
+def _expand_all(value: object) -> object:
     return list(LAB_PRIMITIVES) if value == "all" else value
 
 
-class LabSpec(Strict):
+class LabSpec(StrictModel):
     """Benchmark of collectives. Times and checks each primitive at each size over a group of ranks.
 
     A size is the full (gathered) buffer in bytes, rounded down to whole elements per rank.
@@ -370,7 +370,7 @@ class LabSpec(Strict):
     primitives: Annotated[
         list[LabPrimitive],
         Field(min_length=1, max_length=len(LAB_PRIMITIVES), description="list of collectives to benchmark, or all"),
-        BeforeValidator(_every_primitive, json_schema_input_type=list[LabPrimitive] | Literal["all"]),
+        BeforeValidator(_expand_all, json_schema_input_type=list[LabPrimitive] | Literal["all"]),
     ] = list(LAB_PRIMITIVES)
     min_bytes: int = Field(default=2**10, ge=2, le=2**32, description="smallest buffer (bytes)")
     max_bytes: int = Field(default=2**20, ge=2, le=2**32, description="largest buffer (bytes)")
@@ -392,7 +392,7 @@ class LabSpec(Strict):
     reduce_op: Literal["sum", "max"] = Field(default="sum", description="reduction operator")
 
 
-class JobSpec(Strict):
+class JobSpec(StrictModel):
     """Job specification. Frozen, and stored as JSON with the job."""
 
     version: Literal[1] = Field(default=SPEC_VERSION, description="version of the spec format")
@@ -431,5 +431,5 @@ class JobSpec(Strict):
 
     @property
     def micro_batch_size(self) -> int:
-        """Sequences in one micro-batch of one dp replica."""
+        """Return the sequences in one micro-batch of one dp replica."""
         return self.train.global_batch // (self.layout.dp * self.train.micro_batches)

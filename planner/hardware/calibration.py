@@ -11,9 +11,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from contracts.telemetry.vocabulary import Op
-from planner.facts.precision import mix_of
+from planner.facts.precision import get_mixed_precision
 from planner.facts.spec import JobSpec
-from planner.facts.stages import micro_batch_tokens
+from planner.facts.stages import get_micro_batch_tokens
 from planner.hardware.catalog import ACCELERATORS
 from planner.hardware.cluster import Accelerator, Cluster, Link
 from planner.hardware.profile import EndsPoint, HostProfile, LayerPoint
@@ -137,13 +137,13 @@ class Calibration:
 
 def _same(point: LayerPoint | EndsPoint, spec: JobSpec, ranks: int) -> bool:
     layout = spec.layout
-    wanted = layout.tp, layout.sequence_parallel, mix_of(spec.train.precision).gemm, ranks
+    wanted = layout.tp, layout.sequence_parallel, get_mixed_precision(spec.train.precision).gemm, ranks
     return (point.tp, point.sequence_parallel, point.precision, point.ranks) == wanted
 
 
 def _at(spec: JobSpec, points: Sequence[LayerPoint | EndsPoint]) -> Measured | None:
     """By tokens of the micro-batch: a layer's work is nearly in proportion to them at sequences as short as those."""
-    tokens = micro_batch_tokens(spec)
+    tokens = get_micro_batch_tokens(spec)
     forward = line(tokens, [(p.micro_batch * p.seq_len, p.forward_s) for p in points])
     backward = line(tokens, [(p.micro_batch * p.seq_len, p.backward_s) for p in points])
     return None if forward is None or backward is None else Measured(forward, backward, points[0].seq_len)

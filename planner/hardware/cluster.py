@@ -14,7 +14,7 @@ from pydantic import Field
 
 from planner.facts.precision import GemmType
 from planner.facts.resources import Device
-from planner.facts.validation import Strict
+from planner.facts.validation import StrictModel
 from planner.hardware.profile import HostProfile, Run
 
 Positive = Annotated[float, Field(gt=0)]
@@ -26,7 +26,7 @@ Basis = Literal["data sheet", "calibrated"]
 LAUNCH_S = 3.2e-5
 
 
-class Accelerator(Strict):
+class Accelerator(StrictModel):
     """One slot's device. Rates in FLOP/s and bytes/s, times in seconds."""
 
     name: str = Field(min_length=1, max_length=100)
@@ -72,7 +72,7 @@ class Accelerator(Strict):
         return self.fp8_flops or self.bf16_flops if kind == "fp8" else self.bf16_flops
 
 
-class Link(Strict):
+class Link(StrictModel):
     """A rank's way to its neighbours, one direction."""
 
     bytes_per_s: Positive = Field(description="peak send rate per rank")
@@ -80,7 +80,7 @@ class Link(Strict):
     latency_s: Positive = Field(description="latency per ring hop")
 
 
-class Cluster(Strict):
+class Cluster(StrictModel):
     """Nodes of equal accelerators, joined by `network`; inside a node ranks meet over `node`."""
 
     name: str = Field(min_length=1, max_length=100)

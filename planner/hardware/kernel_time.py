@@ -17,7 +17,7 @@ from functools import cache
 from typing import NamedTuple
 
 from contracts.telemetry.vocabulary import Op
-from planner.facts.collectives import bus_factor
+from planner.facts.collectives import get_bus_factor
 from planner.facts.precision import GemmType
 from planner.hardware.cluster import Accelerator, Cluster, Span
 from planner.hardware.kernels import Flash, Gemm, Kernel, Pass
@@ -88,11 +88,11 @@ def collective_seconds(op: Op, payload_bytes: float, group: Span, cluster: Clust
         hops += (group.nodes - 1).bit_length() * cluster.network.latency_s
     latency = cluster.base_s + (2 if op == "all_reduce" else 1) * hops
     if group.nodes == 1:
-        return latency + bus_factor(op, n) * payload_bytes / inside
+        return latency + get_bus_factor(op, n) * payload_bytes / inside
     if op == "all_to_all":
         near, far = (group.per_node - 1) / n, (group.nodes - 1) / group.nodes
         return latency + payload_bytes * max(near / inside, far / out)
-    return latency + bus_factor(op, n) * payload_bytes / min(inside, group.per_node * out)
+    return latency + get_bus_factor(op, n) * payload_bytes / min(inside, group.per_node * out)
 
 
 # Heads of 64 among the same runs, with each query looking back 128 or 1,024 tokens: five times on a GB200 lie within

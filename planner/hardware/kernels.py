@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from planner.facts.model_shapes import expert_rows
-from planner.facts.placements import vocab_rows
-from planner.facts.precision import FP32_BYTES, mix_of
+from planner.facts.model_shapes import count_expert_rows
+from planner.facts.placements import get_vocab_rows
+from planner.facts.precision import FP32_BYTES, get_mixed_precision
 from planner.facts.spec import JobSpec, ModelSpec
-from planner.facts.stages import micro_batch_tokens
+from planner.facts.stages import get_micro_batch_tokens
 
 
 class Gemm(NamedTuple):
@@ -175,7 +175,7 @@ def _for_inputs(product: Gemm) -> Gemm:
 
 
 def _attention_products(spec: JobSpec, *, joined: bool) -> Iterator[Gemm]:
-    model, tp, tokens = spec.model, spec.layout.tp, micro_batch_tokens(spec)
+    model, tp, tokens = spec.model, spec.layout.tp, get_micro_batch_tokens(spec)
     h, heads = model.hidden_size, model.num_heads // tp
     if model.mla:
         mla = model.mla
@@ -194,7 +194,7 @@ def _attention_products(spec: JobSpec, *, joined: bool) -> Iterator[Gemm]:
 
 
 def _mlp_products(spec: JobSpec, *, joined: bool) -> Iterator[Gemm]:
-    model, tokens = spec.model, micro_batch_tokens(spec)
+    model, tokens = spec.model, get_micro_batch_tokens(spec)
     h, inner = model.hidden_size, model.ffn_hidden_size // spec.layout.tp
     yield from _widening(Gemm(tokens, inner, h), joined=joined, gated=model.arch == "llama")
     yield Gemm(tokens, h, inner)
@@ -211,9 +211,9 @@ def _expert_products(spec: JobSpec, *, joined: bool, apart: bool) -> Iterator[Ge
     """Router, routed experts (tokens spread evenly), shared experts."""
     model, layout, moe = spec.model, spec.layout, spec.model.moe
     assert moe is not None
-    tokens, h = micro_batch_tokens(spec), model.hidden_size
+    tokens, h = get_micro_batch_tokens(spec), model.hidden_size
     inner, local = moe.expert_ffn_hidden_size // layout.tp, moe.num_experts // layout.ep
-    routed = -(-expert_rows(moe, tokens, spec.train.seq_len) // (local * ALIGNED)) * ALIGNED
+    routed = -(-count_expert_rows(moe, tokens, spec.train.seq_len) // (local * ALIGNED)) * ALIGNED
     yield Gemm(tokens, moe.num_experts, h, wide=True)
     calls, batch, experts = (local, 1, 0) if apart else (1, local, local)
     for _ in range(calls):
@@ -228,7 +228,7 @@ def _casts(spec: JobSpec, products: Sequence[Gemm], *, each: bool) -> Halves:
     """What fp8 asks of every product: its input, and in backward its output's gradient, read in 16 bits and written in
     8, also transposed. Weights are cast once a step, unless `each` product has all that it takes cast for it: once in
     forward, and in backward again, transposed."""
-    if mix_of(spec.train.precision).gemm != "fp8":
+    if get_mixed_precision(spec.train.precision).gemm != "fp8":
         return (), ()
     narrow = [g for g in products if not g.wide]
     inputs = dict.fromkeys((g.m, g.k, g.batch) for g in narrow)  # products of one input share its cast
@@ -245,7 +245,7 @@ def _casts(spec: JobSpec, products: Sequence[Gemm], *, each: bool) -> Halves:
 def _unfused(spec: JobSpec) -> Halves:
     """Scores, softmax, dropout and weighted values as kernels of their own; the mask saves no work."""
     model, train = spec.model, spec.train
-    s, e = train.seq_len, mix_of(train.precision).compute
+    s, e = train.seq_len, get_mixed_precision(train.precision).compute_bytes
     batch = spec.micro_batch_size * model.num_heads // spec.layout.tp
     rows = s // spec.layout.cp
     elements = batch * rows * s
@@ -265,8 +265,8 @@ def _fused(spec: JobSpec) -> Halves:
     Our trainer keeps to documents by what is added to scores, made for each sequence (`workers.trainer.parallel
     .documents`): then later keys of a rank's own part are computed too.
     """
-    model, train, tokens = spec.model, spec.train, micro_batch_tokens(spec)
-    heads, e = model.num_heads // spec.layout.tp, mix_of(train.precision).compute
+    model, train, tokens = spec.model, spec.train, get_micro_batch_tokens(spec)
+    heads, e = model.num_heads // spec.layout.tp, get_mixed_precision(train.precision).compute_bytes
     qk, v = _head_sizes(model)
     seen, hides = _looked_back(model.sliding_window, train.seq_len), tuple[Pass, ...]()
     if train.document_end is not None and spec.resources.stack == "ours":
@@ -297,11 +297,11 @@ def _looked_back(window: int | None, seq_len: int) -> float:
 def _passes(spec: JobSpec, *, moe: bool, sorts: bool, norms_heads: bool) -> Halves:
     """Norms, residuals with bias and dropout, and the MLP's activation, as bytes read and written."""
     model, layout, train = spec.model, spec.layout, spec.train
-    e = mix_of(train.precision).compute
-    tokens = micro_batch_tokens(spec)
+    e = get_mixed_precision(train.precision).compute_bytes
+    tokens = get_micro_batch_tokens(spec)
     hidden = tokens * model.hidden_size // (layout.tp if layout.sequence_parallel else 1)
     if moe and model.moe:
-        rows = expert_rows(model.moe, tokens, train.seq_len)
+        rows = count_expert_rows(model.moe, tokens, train.seq_len)
         inner = (rows + tokens * model.moe.shared_experts) * model.moe.expert_ffn_hidden_size // layout.tp
     else:
         inner = tokens * model.ffn_hidden_size // layout.tp
@@ -343,7 +343,7 @@ def _copies(spec: JobSpec) -> Halves:
     model, tp = spec.model, spec.layout.tp
     if model.mla or model.arch != "llama" or model.num_kv_heads == model.num_heads:
         return (), ()
-    head = 2 * mix_of(spec.train.precision).compute * micro_batch_tokens(spec) * model.head_size
+    head = 2 * get_mixed_precision(spec.train.precision).compute_bytes * get_micro_batch_tokens(spec) * model.head_size
     queries, keys = model.num_heads // tp, max(1, model.num_kv_heads // tp)
     apart = (Pass(head * queries),) if keys > 1 else ()
     return (*apart, Pass(0)), (Pass(head * (queries + 2 * keys)), Pass(0))
@@ -352,7 +352,7 @@ def _copies(spec: JobSpec) -> Halves:
 def _clamps(spec: JobSpec) -> Halves:
     moe = spec.model.moe
     assert moe is not None
-    rows = expert_rows(moe, micro_batch_tokens(spec), spec.train.seq_len)
+    rows = count_expert_rows(moe, get_micro_batch_tokens(spec), spec.train.seq_len)
     inner = rows * moe.expert_ffn_hidden_size // spec.layout.tp
     forward, backward = (tuple(Pass(size * inner) for size in sizes) for sizes in CLAMP_BYTES)
     return forward, backward
@@ -360,16 +360,18 @@ def _clamps(spec: JobSpec) -> Halves:
 
 def embedding_work(spec: JobSpec) -> Work:
     """Rows looked up, and their gradients added into the table."""
-    size = micro_batch_tokens(spec) * spec.model.hidden_size * mix_of(spec.train.precision).compute
+    size = (
+        get_micro_batch_tokens(spec) * spec.model.hidden_size * get_mixed_precision(spec.train.precision).compute_bytes
+    )
     return Work((Pass(3 * size),), (), (Pass(3 * size),))
 
 
 def head_work(spec: JobSpec, *, gathers_logits: bool = False, narrow: bool = False) -> Work:
     """Final norm, the product with the vocabulary, and the loss: fp32 logits are read and written several times, those
     of the whole vocabulary where each tensor rank gathers them. `narrow`: the product runs in fp8 where others do."""
-    model, tokens = spec.model, micro_batch_tokens(spec)
-    e = mix_of(spec.train.precision).compute
-    h, vocab = model.hidden_size, vocab_rows(spec)
+    model, tokens = spec.model, get_micro_batch_tokens(spec)
+    e = get_mixed_precision(spec.train.precision).compute_bytes
+    h, vocab = model.hidden_size, get_vocab_rows(spec)
     logits = tokens * vocab * (spec.layout.tp if gathers_logits else 1)
     product = Gemm(tokens, vocab, h, wide=not narrow)
     cast, softmax = Pass((e + FP32_BYTES) * logits, "loss"), Pass(3 * FP32_BYTES * logits, "loss")

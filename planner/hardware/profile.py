@@ -15,7 +15,7 @@ from contracts.telemetry.vocabulary import Op
 from planner.facts.precision import GemmType
 from planner.facts.resources import Device, Resources
 from planner.facts.spec import Arch, JobSpec, TrainSpec
-from planner.facts.validation import Strict
+from planner.facts.validation import StrictModel
 
 PROFILE_VERSION: Literal[2] = 2
 
@@ -24,7 +24,7 @@ Count = Annotated[int, Field(ge=1)]
 MeasuredPrecision = Literal["fp32", "bf16"]
 
 
-class GemmPoint(Strict):
+class GemmPoint(StrictModel):
     """(m, k) x (k, n) matrix product: 2 m n k FLOP in the median `seconds`, in fp8 with the casts of both operands."""
 
     ranks: Count
@@ -35,7 +35,7 @@ class GemmPoint(Strict):
     seconds: Seconds
 
 
-class StreamPoint(Strict):
+class StreamPoint(StrictModel):
     """An elementwise kernel that reads and writes `num_bytes` in all; the smallest ones show an operator's overhead."""
 
     ranks: Count
@@ -43,7 +43,7 @@ class StreamPoint(Strict):
     seconds: Seconds
 
 
-class LayerPoint(Strict):
+class LayerPoint(StrictModel):
     """One transformer layer of the trainer on a tp rank, its collectives too: (micro_batch, seq_len, hidden)."""
 
     ranks: Count
@@ -61,7 +61,7 @@ class LayerPoint(Strict):
     backward_s: Seconds
 
 
-class EndsPoint(Strict):
+class EndsPoint(StrictModel):
     """Embedding, final norm, head and loss of the trainer on a tp rank, their collectives too."""
 
     ranks: Count
@@ -77,7 +77,7 @@ class EndsPoint(Strict):
     backward_s: Seconds
 
 
-class OptimizerPoint(Strict):
+class OptimizerPoint(StrictModel):
     """Gradient norm, clipping, AdamW step and clearing over `num_parameters` fp32 elements in `num_tensors` tensors."""
 
     ranks: Count
@@ -86,7 +86,7 @@ class OptimizerPoint(Strict):
     seconds: Seconds
 
 
-class CollectivePoint(Strict):
+class CollectivePoint(StrictModel):
     """What one call adds to compute, `ranks` ranks at work in groups of `group_size`.
 
     `payload_bytes` as in `planner.facts.collectives`.
@@ -100,7 +100,7 @@ class CollectivePoint(Strict):
     seconds: Seconds
 
 
-class HostProfile(Strict):
+class HostProfile(StrictModel):
     """Everything one calibration of a host measured."""
 
     version: Literal[2] = PROFILE_VERSION
@@ -130,7 +130,7 @@ TRAIN_FIELDS = (
 )
 
 
-class LinkPoint(Strict):
+class LinkPoint(StrictModel):
     """One call of a collective as it ran, waiting for its peers left out as far as can be told.
 
     `payload_bytes` as in `planner.facts.collectives`.
@@ -142,7 +142,7 @@ class LinkPoint(Strict):
     seconds: Seconds
 
 
-class Run(Strict):
+class Run(StrictModel):
     """`steps` were timed, the first ones left out; `step_s` is their median.
 
     `peak_bytes`: the most that a rank's memory rose above what it held before its model was built, of a GPU its tensors

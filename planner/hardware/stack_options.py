@@ -12,7 +12,7 @@ from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
 from contracts.telemetry.vocabulary import Axis
-from planner.facts.layout import axis_group
+from planner.facts.layout import get_axis_group
 from planner.facts.resources import CudaGraphs, SoftwareSpec, StackName
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import span
@@ -138,7 +138,7 @@ class Stacks:
         to 2%. In a graph nothing is launched."""
         if not software.overlap_experts:
             return False
-        group = axis_group(spec.layout, "ep")
+        group = get_axis_group(spec.layout, "ep")
         return (
             software.cuda_graphs == "whole"
             or span(group.size, group.stride, self._per_node, spec.layout.world_size).nodes > 1

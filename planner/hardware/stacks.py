@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from contracts.telemetry.vocabulary import Axis
-from planner.facts.model_shapes import is_moe_layer, layer_flops, score_flops, single_flops
+from planner.facts.model_shapes import compute_layer_flops, compute_score_flops, compute_single_pass_flops, is_moe_layer
 from planner.facts.resources import StackName
 from planner.facts.spec import JobSpec, Layout
 from planner.hardware.cluster import LAUNCH_S
@@ -359,9 +359,9 @@ OURS_ON_CPU = _EAGER._replace(title=STACKS["ours"].title, cast_s=15 * LAUNCH_S, 
 def hardware_flops(spec: JobSpec) -> int:
     """Of one step of the whole model."""
     model, train, stack = spec.model, spec.train, STACKS[spec.resources.stack]
-    once = single_flops(spec)
+    once = compute_single_pass_flops(spec)
     if spec.layout.recompute == "full":
-        again = layer_flops(model, train.seq_len, empty_rows=True)
+        again = compute_layer_flops(model, train.seq_len, empty_rows=True)
         if stack.repeats_needed:  # not a dense layer's last product
             dense = sum(not is_moe_layer(model, i) for i in range(model.num_layers))
             again -= 2 * train.seq_len * dense * model.ffn_hidden_size * model.hidden_size
@@ -369,7 +369,7 @@ def hardware_flops(spec: JobSpec) -> int:
     if spec.layout.recompute == "selective" and stack.repeats_operations:
         return once + _operations(spec, stack)
     if spec.layout.recompute == "selective" and train.attention == "unfused":
-        return once + train.global_batch * train.seq_len * score_flops(model, train.seq_len)
+        return once + train.global_batch * train.seq_len * compute_score_flops(model, train.seq_len)
     return once
 
 

@@ -18,12 +18,12 @@ from typing_extensions import TypedDict
 from planner.cost.correction import interval
 from planner.cost.learning import memory_correction, surely_fitting
 from planner.cost.timing import Timer
-from planner.facts.kinds import kind_of, whole
+from planner.facts.kinds import get_kind_rules, round_down
 from planner.facts.layout import MAX_RANKS, SCHEDULE_NAMES
-from planner.facts.parse_spec import LayoutDict, ReadBy, parse_fields, problem_of
+from planner.facts.parse_spec import LayoutDict, SchemaFrom, convert_error, parse_fields
 from planner.facts.spec import Degree, JobSpec, Recompute, Schedule
-from planner.facts.spec_rules import problems
-from planner.facts.validation import NO_NUL, Problem, SpecError, Strict, counted
+from planner.facts.spec_rules import find_problems
+from planner.facts.validation import NO_NUL, Problem, SpecError, StrictModel, format_count
 from planner.hardware.cluster import Cluster
 from planner.search.layout_search import FIXABLE, Constraints, Found, divisors, search
 
@@ -43,7 +43,7 @@ class Gang(NamedTuple):
 
     def holds(self, ranks: int, tp: int) -> bool:
         """Whether so many have room with each tensor-parallel group inside a host."""
-        return sum(whole(slots, tp) for slots in self.sizes) >= ranks
+        return sum(round_down(slots, tp) for slots in self.sizes) >= ranks
 
 
 class Rooms(NamedTuple):
@@ -78,7 +78,7 @@ class Rooms(NamedTuple):
 
     def words(self) -> str:
         """How many slots there are."""
-        text = f"the largest host has {counted(max(room.slots for room in self.alone), 'slot')}"
+        text = f"the largest host has {format_count(max(room.slots for room in self.alone), 'slot')}"
         if not self.gangs:
             return text
         sizes = max((gang.sizes for gang in self.gangs), key=sum)
@@ -95,7 +95,7 @@ T = TypeVar("T")
 OneOrSome: TypeAlias = T | Annotated[list[T], Field(min_length=1, max_length=16)] | None
 
 
-class AutoSpec(Strict):
+class AutoSpec(StrictModel):
     """Constraints of an automatic layout. Each option has one value or a list of allowed values."""
 
     ranks: int | None = Field(
@@ -149,7 +149,7 @@ class Chosen(ChosenLayout):
     `complete`: false where the time allowed ended the search.
     """
 
-    asked: Annotated[dict[str, Any], ReadBy(AutoSpec)]
+    asked: Annotated[dict[str, Any], SchemaFrom(AutoSpec)]
     why: str
     cluster: str
     considered: int
@@ -197,7 +197,7 @@ def _inside(error: ValidationError) -> list[Problem]:
         is_list = isinstance(told["input"], list)
         if field not in deepest or is_list or len(told["loc"]) > len(deepest[field]["loc"]):
             deepest[field] = told
-    return [problem_of(told, AutoSpec, field) for field, told in deepest.items()]
+    return [convert_error(told, AutoSpec, field) for field, told in deepest.items()]
 
 
 def draft_of(data: Mapping[str, Any]) -> JobSpec:
@@ -210,10 +210,10 @@ def draft_of(data: Mapping[str, Any]) -> JobSpec:
     if isinstance(train, Mapping):
         train = {name: value for name, value in train.items() if name != "micro_batches"}
     spec = parse_fields({**data, "layout": {}, "train": train})
-    kind = kind_of(spec.model_dump())
-    if not kind.trains or kind.one_slot:
+    kind = get_kind_rules(spec.model_dump())
+    if not kind.trains or kind.shares_one_slot:
         raise SpecError([Problem(FIELD, f"`kind` is {spec.kind}, but `{FIELD}` needs train. Set a layout.")])
-    if found := problems(spec):
+    if found := find_problems(spec):
         raise SpecError(found)
     return spec
 

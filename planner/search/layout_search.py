@@ -23,7 +23,7 @@ from planner.cost.memory import least_bytes, most_bytes
 from planner.cost.timed import Timing
 from planner.cost.timing import Timer
 from planner.facts.spec import JobSpec, Layout, Recompute, Schedule
-from planner.facts.spec_rules import not_runnable, pipeline_problems, problems
+from planner.facts.spec_rules import find_pipeline_problems, find_problems, find_unsupported_fields
 from planner.facts.validation import Problem, SpecError
 from planner.hardware.cluster import Cluster
 
@@ -241,7 +241,7 @@ class _Finder:
         layout = self.spec.layout.model_copy(update={**_PLAIN, **degrees})
         train = self.spec.train.model_copy(update={"micro_batches": 1})
         trial = self.spec.model_copy(update={"layout": layout, "train": train})
-        found = [p for p in problems(trial) if p.field not in ("train.micro_batches", "layout.zero")]
+        found = [p for p in find_problems(trial) if p.field not in ("train.micro_batches", "layout.zero")]
         if found:
             field, message = found[0].field, found[0].message
             self.refused[f"{field}, for example {self._first.setdefault(field, message)}"] += 1
@@ -284,7 +284,7 @@ class _Finder:
                 if needed > self.capacity:
                     self.refused["memory: activations do not fit"] += 1
                     full |= {layout.recompute} if schedule not in RISING else set()
-                elif self.constraints.runnable and not_runnable(trial):
+                elif self.constraints.runnable and find_unsupported_fields(trial):
                     self.refused["not supported by the trainer"] += 1
                 else:
                     yield Found(trial, self.timer.step(trial), needed)
@@ -321,7 +321,7 @@ _PLAIN: dict[str, Any] = {
 
 
 def _breaks_schedule(spec: JobSpec) -> bool:
-    return bool(pipeline_problems(spec))
+    return bool(find_pipeline_problems(spec))
 
 
 def divisors(number: int) -> list[int]:

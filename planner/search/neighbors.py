@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from planner.cost.timing import Timer
 from planner.facts.layout import SCHEDULE_NAMES, V_SCHEDULES
 from planner.facts.spec import JobSpec
-from planner.facts.spec_rules import kept_problems, not_runnable, problems
+from planner.facts.spec_rules import find_keep_gathered_problems, find_problems, find_unsupported_fields
 from planner.hardware.cluster import Cluster
 from planner.search.layout_search import RECOMPUTES, Constraints, needed_bytes, surely_fitting_bytes
 
@@ -58,7 +58,7 @@ def _allows(asked: Constraints, near: Neighbour) -> bool:
         return False
     if near.spec.micro_batch_size > asked.max_micro_batch:
         return False
-    return not asked.runnable or near.step_s is None or not not_runnable(near.spec)
+    return not asked.runnable or near.step_s is None or not find_unsupported_fields(near.spec)
 
 
 def suggestions(spec: JobSpec, cluster: Cluster, *, limit: int = 3) -> list[Neighbour]:
@@ -69,7 +69,7 @@ def suggestions(spec: JobSpec, cluster: Cluster, *, limit: int = 3) -> list[Neig
 
 
 def _weigh(change: str, spec: JobSpec, timer: Timer, sure: int, here: float) -> Neighbour:
-    broken = problems(spec)
+    broken = find_problems(spec)
     if broken:
         return Neighbour(change, spec, False, None, None, " ".join(p.message for p in broken))
     capacity = timer.cluster.accelerator.memory_bytes
@@ -129,7 +129,7 @@ def _with(spec: JobSpec, words: str, layout: dict[str, Any], micro_batches: int 
     if ranks == 1:
         fields.update(zero=0, dp_replicas=1)
     changed = spec.layout.model_copy(update=fields)
-    fields["keep_gathered"] = changed.keep_gathered and not kept_problems(changed)
+    fields["keep_gathered"] = changed.keep_gathered and not find_keep_gathered_problems(changed)
     if "dp" in fields:
         fields["dp_replicas"] = 1
     train = spec.train
@@ -164,7 +164,7 @@ def choices(spec: JobSpec) -> dict[str, dict[str, str]]:
     The option already chosen is never listed: what is wrong with it stands among the problems. Nor is one that only
     lacks slots: it can be planned, and tried dry. Keys are text.
     """
-    already = {p.field for p in problems(spec)}
+    already = {p.field for p in find_problems(spec)}
     impossible: dict[str, dict[str, str]] = {}
     for field, options in OPTIONS.items():
         for option in options:
@@ -174,7 +174,7 @@ def choices(spec: JobSpec) -> dict[str, dict[str, str]]:
             if field == "schedule" and spec.layout.pp > 1:
                 update["virtual_stages"] = CHUNKS.get(option, 1)
             changed = spec.model_copy(update={"layout": spec.layout.model_copy(update=update)})
-            added = [p for p in problems(changed) if p.field not in already]
+            added = [p for p in find_problems(changed) if p.field not in already]
             if added:
                 impossible.setdefault(field, {})[str(option).lower()] = " ".join(p.message for p in added)
     return impossible

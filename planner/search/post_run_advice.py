@@ -11,10 +11,10 @@ from typing_extensions import TypedDict
 from planner.cost.correction import Interval, sureness
 from planner.cost.timed import Timing
 from planner.cost.timing import Timer
-from planner.facts.layout import AXES, axis_group
+from planner.facts.layout import AXES, get_axis_group
 from planner.facts.parse_spec import LayoutDict
 from planner.facts.spec import JobSpec, Layout
-from planner.facts.spec_rules import not_runnable
+from planner.facts.spec_rules import find_unsupported_fields
 from planner.hardware.cluster import Cluster
 from planner.hardware.stack_options import within
 from planner.hardware.stacks import STACKS
@@ -122,7 +122,7 @@ def hindsight(spec: JobSpec, cluster: Cluster, measured: Measure) -> Hindsight:
     faster: list[Option] = []
     slower: list[tuple[float, str]] = []
     for near in neighbours(spec, cluster):
-        if near.step_s is None or near.memory_bytes is None or not_runnable(near.spec):
+        if near.step_s is None or near.memory_bytes is None or find_unsupported_fields(near.spec):
             continue
         needed = round(near.memory_bytes * heavier)
         if needed > room:
@@ -172,7 +172,7 @@ def _carried(took: float, here: float, there: float, whole: float) -> float:
 
 def _has(layout: Layout, part: str) -> bool:
     """Return whether the layout has the part: an axis of one rank has no communication."""
-    return all(axis != part or axis_group(layout, axis).size > 1 for axis in AXES)
+    return all(axis != part or get_axis_group(layout, axis).size > 1 for axis in AXES)
 
 
 def _between(spec: JobSpec, cluster: Cluster, told: Interval) -> Interval:

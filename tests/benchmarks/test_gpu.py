@@ -28,7 +28,7 @@ from benchmarks.gpu.results import Result
 from benchmarks.gpu.running import Part, run_parts
 from benchmarks.gpu.table import count, lines, page
 from planner.facts.parse_spec import parse_spec
-from planner.facts.spec_rules import not_runnable
+from planner.facts.spec_rules import find_unsupported_fields
 from planner.hardware.catalog import ACCELERATORS, CLUSTERS
 from planner.hardware.kernel_time import gemm_seconds
 from planner.hardware.kernels import Gemm
@@ -355,7 +355,7 @@ def test_no_part_asks_of_the_trainer_what_it_does_not_do() -> None:
     """It would compute in another precision, and the table would call that fp8."""
     parts = [*on_one_gpu("h100"), *all_parts(Machine("cpu", "CPU", 2, 0, CLUSTERS["cpu"]), small=True)]
     asked = {p.name: parse_spec(json.loads(p.argv[p.argv.index("--spec") + 1])) for p in parts if "--spec" in p.argv}
-    assert {name: not_runnable(spec) for name, spec in asked.items() if not_runnable(spec)} == {}
+    assert {name: find_unsupported_fields(spec) for name, spec in asked.items() if find_unsupported_fields(spec)} == {}
 
 
 def test_rates_are_measured_under_the_names_they_are_predicted_by() -> None:

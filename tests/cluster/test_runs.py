@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from planner.cost.wire import gloo_bytes
-from planner.facts.layout import axis_group, axis_ranks, members
+from planner.facts.layout import get_axis_group, get_axis_ranks, get_group_ranks
 from planner.facts.parse_spec import parse_spec
 from tests.cluster.cluster import NAMES, Cluster, cluster
 from tests.cluster.jobs import check_true, training
@@ -66,7 +66,9 @@ def test_it_runs_over_hosts_as_on_one(hosts: Cluster, name: str) -> None:
     home = {rank: m["node"] for m in gang for rank in range(m["first_rank"], m["first_rank"] + m["num_ranks"])}
     if "tp" in layout:
         for rank in range(ranks):
-            assert len({home[peer] for peer in axis_ranks(rank, "tp", parse_spec(spec).layout)}) == 1, "tp is inside"
+            assert len({home[peer] for peer in get_axis_ranks(rank, "tp", parse_spec(spec).layout)}) == 1, (
+                "tp is inside"
+            )
 
 
 def test_two_jobs_share_a_host(hosts: Cluster) -> None:
@@ -89,7 +91,7 @@ def across(job: dict[str, Any]) -> dict[str, float]:
         for row in rows:
             if not row["measured_count"] or row["op"] in ("send", "recv"):
                 continue
-            ranks = members(int(rank), axis_group(layout, row["axis"]))
+            ranks = get_group_ranks(int(rank), get_axis_group(layout, row["axis"]))
             each = row["measured_bytes"] // row["measured_count"]
             for peer, num_bytes in gloo_bytes(row["op"], each, ranks, int(rank), element_bytes=4).items():
                 if home[peer] != home[int(rank)]:

@@ -9,7 +9,7 @@ from typing import Any
 from planner.facts.parse_spec import parse_spec
 from planner.facts.resources import Device
 from planner.facts.spec import JobSpec
-from planner.facts.spec_rules import not_runnable
+from planner.facts.spec_rules import find_unsupported_fields
 from planner.facts.validation import SpecError
 
 VOCABULARIES = (32_000, 50_257, 50_304, 128_256)
@@ -33,7 +33,7 @@ def specs(seed: int, device: Device = "cpu") -> Iterator[JobSpec]:
             spec = parse_spec({**_fields(draw), "resources": {"device": device}})
         except SpecError:
             continue
-        if not not_runnable(spec):
+        if not find_unsupported_fields(spec):
             yield spec
 
 

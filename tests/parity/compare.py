@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import torch
 
 from contracts.telemetry.steps import Cell
-from planner.facts.layout import Coordinates, rank_of
-from planner.facts.model_shapes import Parameter, is_key_or_value, is_vocabulary, parameter_count
-from planner.facts.placements import placement
+from planner.facts.layout import Coordinates, get_rank
+from planner.facts.model_shapes import Parameter, count_parameters, is_key_or_value, is_vocabulary
+from planner.facts.placements import get_placement
 from planner.facts.spec import JobSpec
-from planner.facts.stages import held_units, stage_of
+from planner.facts.stages import get_stage_chunks, get_stage_units
 from tests.parity.cases import Case, reference_spec, write_data
 from tests.parity.standing import wrong_memory
 from tests.support.ranks import forked
@@ -111,13 +111,13 @@ def whole_gradients(spec: JobSpec, parts: list[dict[str, torch.Tensor]]) -> dict
     """Put the ranks' parts together: ZeRO's shards, then ep's and tp's; copies must agree."""
     layout, whole = spec.layout, {}
     for stage in range(layout.pp):
-        for unit in held_units(spec.model, stage_of(spec.model, layout, stage)):
+        for unit in get_stage_units(spec.model, get_stage_chunks(spec.model, layout, stage)):
             for parameter in unit.parameters:
                 name = full_name(unit, parameter)
                 by_tp = []
                 for tp in range(layout.tp):
                     ranks = [
-                        rank_of(Coordinates(pp=stage, dp=dp, cp=cp, tp=tp), layout)
+                        get_rank(Coordinates(pp=stage, dp=dp, cp=cp, tp=tp), layout)
                         for dp in range(layout.dp)
                         for cp in range(layout.cp)
                     ]
@@ -133,7 +133,7 @@ def whole_gradients(spec: JobSpec, parts: list[dict[str, torch.Tensor]]) -> dict
 def over_replicas(spec: JobSpec, parameter: Parameter, parts: list[torch.Tensor]) -> torch.Tensor:
     """`parts` of all dp x cp ranks: ep's parts are dealt in turn, ZeRO's shards lie side by side in each HSDP copy."""
     layout = spec.layout
-    zero = placement(spec.model, layout, parameter).zero
+    zero = get_placement(spec.model, layout, parameter).zero
     ep = layout.ep if parameter.is_expert else 1
     experts = []
     for e in range(ep):
@@ -272,7 +272,7 @@ def least_data(spec: JobSpec) -> float:
     table = model.vocab_size * model.hidden_size * (layout.pp > 1 and model.tied_embeddings)
     heads = shared_heads(spec)
     copies_of_heads = heads * (t // model.num_kv_heads - 1) if heads else 0
-    dense = parameter_count(model) - experts + table + copied_over_tp(spec)[0] * (t - 1) + copies_of_heads
+    dense = count_parameters(model) - experts + table + copied_over_tp(spec)[0] * (t - 1) + copies_of_heads
     units = {0: 2.0, 1: 2.0, 2: 1.0 + m, 3: 1.0 + m if layout.keep_gathered else 3.0 * m}[layout.zero]
     again = 1 - 1 / layout.virtual_stages if layout.keep_gathered else 0.0
     shards = n // layout.dp_replicas

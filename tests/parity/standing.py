@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from planner.cost.memory import gradient_bytes, memory
-from planner.facts.layout import coordinates
+from planner.facts.layout import get_coordinates
 from planner.facts.spec import JobSpec
 
 COUNTED = ("parameters", "gradients", "optimizer")
@@ -17,6 +17,6 @@ def wrong_memory(spec: JobSpec, items: list[list[dict[str, Any]]]) -> int:
     wrong = 0
     for stage in range(spec.layout.pp):
         plan = {**memory(spec, stage), "gradients": gradient_bytes(spec, stage)}
-        mine = [parts for rank, parts in enumerate(counted) if coordinates(rank, spec.layout).pp == stage]
+        mine = [parts for rank, parts in enumerate(counted) if get_coordinates(rank, spec.layout).pp == stage]
         wrong += sum(abs(max(parts[name] for parts in mine) - plan[name]) for name in COUNTED)
     return wrong

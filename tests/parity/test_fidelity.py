@@ -9,7 +9,7 @@ import pytest
 
 from planner.cost.traffic import step_traffic
 from planner.facts.parse_spec import parse_spec
-from planner.facts.single_process_reference import reference_precision
+from planner.facts.single_process_reference import get_reference_precision
 from planner.facts.spec import JobSpec
 from tests.parity.cases import SIZES
 from tests.parity.compare import Run, gradient_difference, run_specs
@@ -101,7 +101,7 @@ def test_several_buckets_were_really_used() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, s in SPECS.items() if reference_precision(s.train.precision) != "fp32"]
+    "name", [name for name, s in SPECS.items() if get_reference_precision(s.train.precision) != "fp32"]
 )
 def test_what_fp32_says_nothing_of_is_equal_to_one_process_as_narrow(runs: dict[str, Run], name: str) -> None:
     *_, proof = (item for item in runs[name].items[0] if item["kind"] == "proof")

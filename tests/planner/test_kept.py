@@ -13,7 +13,7 @@ from planner.cost.memory import memory
 from planner.cost.timing import step_time
 from planner.cost.traffic import step_traffic
 from planner.facts.parse_spec import parse_spec
-from planner.facts.schedules import actions
+from planner.facts.schedules import build_actions
 from planner.facts.spec import JobSpec
 from planner.facts.validation import SpecError
 from planner.hardware.catalog import CLUSTERS
@@ -38,7 +38,7 @@ def turns(asked: JobSpec, stage: int) -> Counter[int]:
     """How often a rank turns to each of its chunks, from the schedule's own list."""
     found: Counter[int] = Counter()
     before = None
-    for action in actions(asked.layout, stage, asked.train.micro_batches):
+    for action in build_actions(asked.layout, stage, asked.train.micro_batches):
         if action.chunk != before:
             found[action.chunk] += 1
         before = action.chunk

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from planner.facts.collectives import LARGEST_EXACT, MAX_SIZES, bandwidths, lab_ranks, lab_sizes
-from planner.facts.kinds import num_slots
+from planner.facts.collectives import LARGEST_EXACT, MAX_SIZES, compute_bandwidths, compute_lab_sizes, get_lab_ranks
+from planner.facts.kinds import get_num_slots
 from planner.facts.parse_spec import parse_spec
 from planner.facts.spec import LAB_PRIMITIVES, LabPrimitive, LabSpec
 from planner.facts.validation import SpecError
@@ -19,8 +19,8 @@ def lab(change: dict[str, Any], dp: int = 4, **more: Any) -> Any:
 
 def test_a_lab_needs_nothing_but_its_ranks() -> None:
     spec = parse_spec({"kind": "lab", "layout": {"dp": 3}})
-    assert lab_ranks(spec) == (0, 1, 2)
-    assert num_slots(spec) == 3
+    assert get_lab_ranks(spec) == (0, 1, 2)
+    assert get_num_slots(spec) == 3
     assert lab({"primitives": "all"}).lab.primitives == list(LAB_PRIMITIVES)
 
 
@@ -66,10 +66,10 @@ def test_a_lab_is_plain_ranks_and_no_other_kind_has_one() -> None:
 
 
 def test_sizes_grow_by_the_factor_and_hold_whole_elements_for_every_rank() -> None:
-    assert lab_sizes(LabSpec(min_bytes=1024, max_bytes=20_000, factor=4), 2) == [1024, 4096, 16384]
-    assert lab_sizes(LabSpec(min_bytes=100, max_bytes=100), 3) == [96]
-    assert lab_sizes(LabSpec(min_bytes=16, max_bytes=40, factor=2, dtype="float64"), 2) == [16, 32]
-    assert len(lab_sizes(LabSpec(min_bytes=2, max_bytes=2**32, factor=2, dtype="float16"), 1)) == MAX_SIZES
+    assert compute_lab_sizes(LabSpec(min_bytes=1024, max_bytes=20_000, factor=4), 2) == [1024, 4096, 16384]
+    assert compute_lab_sizes(LabSpec(min_bytes=100, max_bytes=100), 3) == [96]
+    assert compute_lab_sizes(LabSpec(min_bytes=16, max_bytes=40, factor=2, dtype="float64"), 2) == [16, 32]
+    assert len(compute_lab_sizes(LabSpec(min_bytes=2, max_bytes=2**32, factor=2, dtype="float16"), 1)) == MAX_SIZES
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_sizes_grow_by_the_factor_and_hold_whole_elements_for_every_rank() -> No
     ],
 )
 def test_bandwidths_are_those_of_nccl_tests(primitive: LabPrimitive, factor: float) -> None:
-    assert bandwidths(primitive, 1000, 0.5, 4) == (2000.0, 2000.0 * factor)
+    assert compute_bandwidths(primitive, 1000, 0.5, 4) == (2000.0, 2000.0 * factor)
 
 
 def test_every_type_is_known_to_hold_a_sum_exactly() -> None:

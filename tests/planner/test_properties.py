@@ -18,11 +18,11 @@ from planner.cost.memory.pieces import layer_bytes
 from planner.cost.timing import Timer, step_time
 from planner.cost.traffic import step_traffic
 from planner.explain import explain
-from planner.facts.layout import Group, coordinates, members, rank_of
+from planner.facts.layout import RankGroup, get_coordinates, get_group_ranks, get_rank
 from planner.facts.parse_spec import parse_fields, parse_spec
 from planner.facts.spec import JobSpec
-from planner.facts.spec_rules import problems
-from planner.facts.stages import stage_of
+from planner.facts.spec_rules import find_problems
+from planner.facts.stages import get_stage_chunks
 from planner.facts.validation import Problem, SpecError
 from planner.hardware.calibration import cluster_of
 from planner.hardware.catalog import CLUSTERS
@@ -72,7 +72,7 @@ specs = st.fixed_dictionaries(
 
 def valid(data: dict[str, Any]) -> JobSpec | None:
     spec = parse_fields(data)
-    return None if problems(spec) else spec
+    return None if find_problems(spec) else spec
 
 
 @repeatable
@@ -80,7 +80,7 @@ def valid(data: dict[str, Any]) -> JobSpec | None:
 def test_ranks_and_coordinates_are_one_to_one_with_cp(data: dict[str, Any]) -> None:
     layout = parse_fields(data).layout
     ranks = range(layout.world_size)
-    assert [rank_of(coordinates(rank, layout), layout) for rank in ranks] == list(ranks)
+    assert [get_rank(get_coordinates(rank, layout), layout) for rank in ranks] == list(ranks)
 
 
 @repeatable
@@ -94,7 +94,7 @@ def test_every_valid_layout_is_costed_and_its_parts_add_up(data: dict[str, Any])
     assert sum(part["seconds"] for part in timed["parts"]) == pytest.approx(timed["step_s"])
     assert all(part["seconds"] >= 0 for part in timed["parts"])
     assert 0 < timed["mfu"] <= timed["hfu"] <= 1
-    held = sorted(i for stage in range(spec.layout.pp) for i in stage_of(spec.model, spec.layout, stage).layers)
+    held = sorted(i for stage in range(spec.layout.pp) for i in get_stage_chunks(spec.model, spec.layout, stage).layers)
     assert held == list(range(spec.model.num_layers))
     for stage in made["stages"]:
         assert stage["memory_bytes"] == sum(stage["memory"].values())
@@ -115,7 +115,7 @@ def test_what_is_sent_is_received_and_groups_agree(data: dict[str, Any]) -> None
             sign = {"send": 1, "recv": -1}.get(row.op, 0)
             sent[row.axis] = sent.get(row.axis, 0) + sign * row.payload_bytes
             if not sign and row.axis != "pp":  # the table's two ends are no run of neighbours
-                group = members(rank, Group(row.group_size, row.stride))
+                group = get_group_ranks(rank, RankGroup(row.group_size, row.stride))
                 calls.setdefault((row.op, row.axis, group), set()).add(row.count)
     assert set(sent.values()) <= {0}
     assert all(len(counts) == 1 for counts in calls.values())
@@ -137,7 +137,7 @@ def test_the_matrix_holds_every_byte_a_rank_sends(data: dict[str, Any]) -> None:
         assert row[rank] == 0
         if str(rank) in made["rank_bytes"]:
             continue
-        stage = made["stages"][coordinates(rank, spec.layout).pp]
+        stage = made["stages"][get_coordinates(rank, spec.layout).pp]
         expected = sum(r["algorithmic_bytes"] for r in stage["traffic"])
         # An all-to-all's share for each peer is rounded down.
         assert expected - 64 <= sum(row) <= expected
@@ -273,7 +273,7 @@ def test_every_invalid_spec_gets_an_error_that_names_a_field(
     changed = {**data, section: {**data[section], name: value}}
     found = refusal(changed)
     if found is None:
-        assert problems(parse_spec(changed)) == []
+        assert find_problems(parse_spec(changed)) == []
         return
     assert found
     assert all(p.field and p.message for p in found)

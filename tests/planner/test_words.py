@@ -9,11 +9,11 @@ from pydantic import AfterValidator, BaseModel, Discriminator, ValidationError
 
 from planner.cost.estimate import estimate
 from planner.explain import explain
-from planner.facts.kinds import product_words
-from planner.facts.parse_spec import parse_fields, parse_spec, problem_of
+from planner.facts.kinds import format_world_size
+from planner.facts.parse_spec import convert_error, parse_fields, parse_spec
 from planner.facts.spec import Layout
-from planner.facts.spec_rules import problems
-from planner.facts.validation import SpecError, counted
+from planner.facts.spec_rules import find_problems
+from planner.facts.validation import SpecError, format_count
 from planner.hardware.catalog import CLUSTERS
 from planner.report import estimate_text
 from planner.search.neighbors import choices
@@ -23,10 +23,10 @@ ONE = {**GOOD, "layout": {"dp": 1}, "train": {"global_batch": 1, "micro_batches"
 
 
 def test_one_is_told_as_one() -> None:
-    assert [counted(n, "slot") for n in (0, 1, 2)] == ["0 slots", "1 slot", "2 slots"]
-    assert [counted(n, "slot") for n in (0, 1, 2)] == ["0 slots", "1 slot", "2 slots"]
-    assert counted(1, "micro-batch", "micro-batches") == "1 micro-batch"
-    assert counted(3, "micro-batch", "micro-batches") == "3 micro-batches"
+    assert [format_count(n, "slot") for n in (0, 1, 2)] == ["0 slots", "1 slot", "2 slots"]
+    assert [format_count(n, "slot") for n in (0, 1, 2)] == ["0 slots", "1 slot", "2 slots"]
+    assert format_count(1, "micro-batch", "micro-batches") == "1 micro-batch"
+    assert format_count(3, "micro-batch", "micro-batches") == "3 micro-batches"
 
 
 def test_so_it_is_in_explanations_of_traffic() -> None:
@@ -36,7 +36,7 @@ def test_so_it_is_in_explanations_of_traffic() -> None:
 
 
 def test_so_it_is_in_refusals() -> None:
-    assert product_words(Layout()) == "dp 1 x pp 1 x tp 1 = 1 rank"
+    assert format_world_size(Layout()) == "dp 1 x pp 1 x tp 1 = 1 rank"
     with pytest.raises(SpecError, match=r"`train.micro_batches` is 1, but 1F1B on pp 2 needs 2"):
         parse_spec({**ONE, "layout": {"pp": 2}})
     with pytest.raises(SpecError, match=r"= 2 ranks, but the largest CPU host has 1 slot\. Use at most 1 rank\.$"):
@@ -87,13 +87,13 @@ def test_what_a_validator_says_and_quotes_is_told_as_it_is(given: Any, words: st
     with pytest.raises(ValidationError) as refused:
         Drawn.model_validate(given)
     (error,) = refused.value.errors(include_url=False)
-    assert problem_of(error, Drawn).message.startswith(words)
+    assert convert_error(error, Drawn).message.startswith(words)
 
 
 def test_a_degree_that_splits_no_size_is_one_problem() -> None:
     """gpt-tiny's heads, key/value heads and ffn_hidden_size are not divisible by 3."""
     spec = parse_fields({**GOOD, "layout": {"tp": 3}})
-    assert [one.message for one in problems(spec) if one.field == "layout.tp"] == [
+    assert [one.message for one in find_problems(spec) if one.field == "layout.tp"] == [
         "`layout.tp` is 3, but 4 heads are not divisible by 3. Use 1, 2 or 4."
     ]
 

@@ -48,7 +48,7 @@ def fill(redis: Any, history: Path) -> World:
 
     from jobs.models import TERMINAL, Attempt, Host, Job, Member, SlotAllocation, StateChange, Status
     from planner.cost.estimate import estimate
-    from planner.facts.kinds import num_slots
+    from planner.facts.kinds import get_num_slots
     from planner.facts.parse_spec import parse_spec
 
     [owner, staff] = [User.objects.get(username=name) for name in ("owner", "staff")]
@@ -64,7 +64,7 @@ def fill(redis: Any, history: Path) -> World:
     kept = {
         spec.name: {
             "owner": owner, "spec": spec.model_dump(), "kind": spec.kind, "device": "cuda", "estimate": estimate(spec),
-            "num_slots": num_slots(spec), "unit": SLOTS, "max_hosts": 0,
+            "num_slots": get_num_slots(spec), "unit": SLOTS, "max_hosts": 0,
         }
         for spec in (big, small)
     }  # fmt: skip

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from planner.cost.memory import gradient_bytes, memory
-from planner.facts.model_shapes import model_flops
+from planner.facts.model_shapes import compute_model_flops
 from planner.facts.parse_spec import parse_fields
 from planner.facts.spec import JobSpec
 from planner.hardware.stacks import hardware_flops
@@ -106,7 +106,7 @@ def test_buffers_of_a_capacity_are_computed_whole(factor: float) -> None:
     spec = parse_fields({"model": {"preset": "mixtral-tiny", "moe": moe}, "train": train})
     again = spec.model.num_layers * 2 * 2 * 64 * 64 * spec.model.hidden_size
     assert run_dry_step(spec, 0).flops - again == hardware_flops(spec)
-    assert model_flops(spec) == min(hardware_flops(spec), model_flops(_with_capacity(spec, 1.0)))
+    assert compute_model_flops(spec) == min(hardware_flops(spec), compute_model_flops(_with_capacity(spec, 1.0)))
 
 
 def _with_capacity(spec: JobSpec, factor: float) -> JobSpec:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from planner.facts.collectives import LabResult, LabStep, algorithmic_bytes, bandwidths, metered_op
+from planner.facts.collectives import LabResult, LabStep, compute_algorithmic_bytes, compute_bandwidths, get_metered_op
 from planner.facts.spec import LAB_PRIMITIVES, LabDtype, LabPrimitive
 from tests.support.ranks import forked
 from workers.lab import values
@@ -59,14 +59,14 @@ def test_bytes_are_those_the_meter_counted_and_the_planner_predicts(result: LabR
     n = len(result.ranks)
     for p in result.points:
         assert p.payload_bytes == p.num_bytes
-        assert p.algorithmic_bytes == algorithmic_bytes(metered_op(p.primitive), p.num_bytes, n)
+        assert p.algorithmic_bytes == compute_algorithmic_bytes(get_metered_op(p.primitive), p.num_bytes, n)
 
 
 def test_bandwidths_follow_from_time(result: LabResult) -> None:
     for p in result.points:
         told = (p.algbw, p.busbw)
         assert told == (
-            bandwidths(p.primitive, p.num_bytes, p.seconds, len(result.ranks)) if p.num_bytes else (None,) * 2
+            compute_bandwidths(p.primitive, p.num_bytes, p.seconds, len(result.ranks)) if p.num_bytes else (None,) * 2
         )
 
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from planner.facts.model_shapes import Parameter, layer_parameters
-from planner.facts.placements import Placement
+from planner.facts.model_shapes import Parameter, get_layer_parameters
+from planner.facts.placements import TensorPlacement
 from planner.facts.precision import GemmType
 from planner.facts.presets import PRESETS
 from planner.facts.spec import ModelSpec, TrainSpec
@@ -130,7 +130,7 @@ def measure_optimizer(crew: ActiveRanks) -> Iterator[OptimizerPoint]:
     """What follows backward, over the tensors of each preset."""
     for name in DEVICE_CASES[crew.device.type].presets[:2]:
         model = PRESETS[name].model
-        shapes = [p.shape for p in layer_parameters(model)] * min(model.num_layers, 8)
+        shapes = [p.shape for p in get_layer_parameters(model)] * min(model.num_layers, 8)
         tensors = [torch.nn.Parameter(torch.randn(shape, device=crew.device)) for shape in shapes]
         part = Part({}, [_whole(tensor) for tensor in tensors], NoDataParallel(), torch.float32)
         optimizer = make_optimizer(part, TrainSpec())
@@ -191,7 +191,9 @@ def _told(shape: LayerCase, crew: ActiveRanks) -> dict[str, Any]:
 
 
 def _whole(tensor: torch.nn.Parameter) -> Held:
-    return Held("", Parameter("", tuple(tensor.shape), None), Placement(None, None, None), tensor, tensor, tensor, 1)
+    return Held(
+        "", Parameter("", tuple(tensor.shape), None), TensorPlacement(None, None, None), tensor, tensor, tensor, 1
+    )
 
 
 def _optimizer_step(part: Part, optimizer: torch.optim.Optimizer, gradients: list[torch.Tensor]) -> None:

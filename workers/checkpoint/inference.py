@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import torch
 
-from planner.facts.model_shapes import stage_units
-from planner.facts.placements import Box
+from planner.facts.model_shapes import get_chunk_units
+from planner.facts.placements import TensorBox
 from planner.facts.spec import JobSpec
 from workers.checkpoint.folder import candidates
 from workers.checkpoint.load import first_whole, read
@@ -114,14 +114,14 @@ def load_whole(path: Path, say: Callable[[str], None]) -> Whole:
 
 def named_tensors(spec: JobSpec, decoder: Decoder) -> Iterator[tuple[str, torch.Tensor]]:
     """(name in the whole model, tensor) of everything, in order."""
-    for unit in stage_units(spec.model, range(spec.model.num_layers), first=True, last=True):
+    for unit in get_chunk_units(spec.model, range(spec.model.num_layers), first=True, last=True):
         for parameter in unit.parameters:
             yield full_name(unit, parameter), unit_parameter(decoder, unit, parameter).detach()
 
 
 def _all_of(tensor: torch.Tensor) -> Boxed:
     shape = tuple(tensor.shape)
-    return Boxed(tensor, Box((0,) * len(shape), shape), shape)
+    return Boxed(tensor, TensorBox((0,) * len(shape), shape), shape)
 
 
 @torch.no_grad()

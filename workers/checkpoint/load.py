@@ -19,10 +19,10 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Tenso
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from planner.facts.layout import Coordinates
-from planner.facts.model_shapes import stage_units
-from planner.facts.precision import mix_of
+from planner.facts.model_shapes import get_chunk_units
+from planner.facts.precision import get_mixed_precision
 from planner.facts.spec import JobSpec, ModelSpec
-from planner.facts.validation import counted
+from planner.facts.validation import format_count
 from workers.checkpoint import folder
 from workers.checkpoint import manifest as manifests
 from workers.checkpoint.coordination import on_every_rank, words_of
@@ -92,8 +92,8 @@ def restore(
 def _must_be_saved(state: State, spec: JobSpec, whole: Found, group: dist.ProcessGroup | None) -> None:
     """Raises UserError on all ranks where the ranks hold together what the checkpoint's did not."""
     saved = whole.manifest.sums
-    now, then = (mix_of(asked.train.precision) for asked in (spec, whole.manifest.spec))
-    if not saved or (now.sharded, now.moments) != (then.sharded, then.moments):
+    now, then = (get_mixed_precision(asked.train.precision) for asked in (spec, whole.manifest.spec))
+    if not saved or (now.sharded_bytes, now.moment_bytes) != (then.sharded_bytes, then.moment_bytes):
         return  # written before there were any, or held in other types
     found = sums_of(state, spec.model, group)
     others = [name for name, told in found.items() if saved.get(name) != told]
@@ -204,7 +204,7 @@ def _of_the_epoch(spec: JobSpec, before: JobSpec, done: int) -> list[str]:
     then, now = before.train, spec.train
     if now.sampling != "epochs" or then.sampling != "epochs" or then.global_batch == now.global_batch:
         return []
-    apart = counted(done * abs(now.global_batch - then.global_batch), "sequence")
+    apart = format_count(done * abs(now.global_batch - then.global_batch), "sequence")
     left = "skipped" if now.global_batch > then.global_batch else "repeated"
     return [f"data continues at sequence {done} x {now.global_batch}: {apart} of the epoch order {left}"]
 
@@ -270,7 +270,7 @@ def _scattered(metadata: Metadata) -> str:
 
 def _missing(metadata: Metadata, model: ModelSpec) -> str:
     """What the model has, and Adam keeps of it, and is not there whole. Parts of one tensor are apart."""
-    for unit in stage_units(model, range(model.num_layers), first=True, last=True):
+    for unit in get_chunk_units(model, range(model.num_layers), first=True, last=True):
         for parameter in unit.parameters:
             for kept in ("model", *MOMENTS):
                 name = f"{kept}.{full_name(unit, parameter)}"

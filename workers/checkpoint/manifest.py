@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from planner.facts.parse_spec import parse_spec
-from planner.facts.spec import ROPE_BASE, JobSpec
+from planner.facts.spec import DEFAULT_ROPE_BASE, JobSpec
 from planner.facts.validation import SpecError
 from workers.trainer.errors import UserError
 
@@ -109,7 +109,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
 
 def _spec(told: Any) -> JobSpec:
     _must(type(told) is dict and type(told.get("model")) is dict, "the spec has no model")
-    told["model"].setdefault("rope_base", ROPE_BASE)  # which all had when it was no field
+    told["model"].setdefault("rope_base", DEFAULT_ROPE_BASE)  # which all had when it was no field
     return parse_spec(told)
 
 

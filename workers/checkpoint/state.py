@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, TensorWrite
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from planner.facts.layout import Coordinates
-from planner.facts.placements import Box, held_box
+from planner.facts.placements import TensorBox, get_local_box
 from planner.facts.spec import JobSpec
 from workers.trainer.optimizer import updates_made
 from workers.trainer.parallel.parallelize import Held, Part, local
@@ -75,10 +75,10 @@ def _boxes(
     found: State = {}
     for held in part.tensors:
         name = "embedding.weight" if held.name == "head.weight" and spec.model.tied_embeddings else held.name
-        box = held_box(spec, place, held.spec)
+        box = get_local_box(spec, place, held.spec)
         tensor = tensor_of(held)
         if box.numel:
-            found.setdefault(f"{prefix}.{name}", Boxed(tensor[box.filled], box, held.spec.shape))
+            found.setdefault(f"{prefix}.{name}", Boxed(tensor[box.local_slices], box, held.spec.shape))
     return found
 
 
@@ -87,7 +87,7 @@ class Boxed:
     """This rank's part of a tensor of shape `whole`: `tensor` has the sizes of `box`."""
 
     tensor: torch.Tensor
-    box: Box
+    box: TensorBox
     whole: tuple[int, ...]
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
-from planner.facts.model_shapes import stage_units
+from planner.facts.model_shapes import get_chunk_units
 from planner.facts.spec import ModelSpec
 from workers.checkpoint.state import MOMENTS, Boxed, State
 from workers.trainer.model.decoder import full_name
@@ -22,7 +22,7 @@ Sums = dict[str, int]
 
 def saved_names(model: ModelSpec) -> Iterator[str]:
     """Of all whole tensors of a state, in an order that all ranks share."""
-    for unit in stage_units(model, range(model.num_layers), first=True, last=True):
+    for unit in get_chunk_units(model, range(model.num_layers), first=True, last=True):
         for parameter in unit.parameters:
             yield from (f"{kept}.{full_name(unit, parameter)}" for kept in ("model", *MOMENTS))
 

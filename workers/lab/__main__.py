@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from contracts.telemetry.results import LabItem
 from contracts.telemetry.steps import PhaseItem
-from planner.facts.collectives import LabPoint, LabResult, lab_of, lab_ranks
+from planner.facts.collectives import LabPoint, LabResult, get_lab_ranks, get_lab_spec
 from planner.facts.parse_spec import parse_spec
 from planner.facts.spec import JobSpec
 from planner.facts.validation import SpecError
@@ -70,7 +70,7 @@ def run(spec: JobSpec, recorder: Recorder) -> LabResult | None:
     device = get_local_device(spec.resources.device)
     dist.init_process_group(register_metered_backend(recorder, device.type), timeout=get_group_timeout())
     try:
-        ranks = lab_ranks(spec)
+        ranks = get_lab_ranks(spec)
         group = dist.new_group(list(ranks), timeout=get_group_timeout(), sort_ranks=False)
         control = dist.new_group(list(ranks), backend="gloo", timeout=get_group_timeout(), sort_ranks=False)
         everybody = dist.new_group(backend="gloo", timeout=IDLE_TIMEOUT)
@@ -87,7 +87,7 @@ def run(spec: JobSpec, recorder: Recorder) -> LabResult | None:
 
 
 def _measured(spec: JobSpec, team: LabGroup, device: torch.device) -> LabResult | None:
-    lab, ranks = lab_of(spec), lab_ranks(spec)
+    lab, ranks = get_lab_spec(spec), get_lab_ranks(spec)
     root = ranks[0] if lab.root is None else lab.root
     setting = RankContext(
         ranks=ranks,

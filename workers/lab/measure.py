@@ -10,7 +10,15 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from planner.facts.collectives import MAX_STEP_RANKS, LabHolding, LabPoint, LabStep, bandwidths, lab_sizes, metered_op
+from planner.facts.collectives import (
+    MAX_STEP_RANKS,
+    LabPoint,
+    LabRankValues,
+    LabStep,
+    compute_bandwidths,
+    compute_lab_sizes,
+    get_metered_op,
+)
 from planner.facts.spec import LabPrimitive, LabSpec
 from workers.lab.primitives import PrimitiveCall, build_call
 from workers.lab.values import RankContext, build_expected, count_mismatches, fill_readable
@@ -44,7 +52,7 @@ def measure_points(
     item = torch.empty(0, dtype=setting.dtype).element_size()
     for place, primitive in enumerate(lab.primitives, start=1):
         say(f"{place}/{len(lab.primitives)}: {primitive} over {setting.size} ranks")
-        for num_bytes in [0] if primitive == "barrier" else lab_sizes(lab, setting.size):
+        for num_bytes in [0] if primitive == "barrier" else compute_lab_sizes(lab, setting.size):
             told = _shared(team, _measured(team, setting, lab, primitive, num_bytes // item))
             if setting.me == 0:
                 yield _point(primitive, num_bytes, told)
@@ -90,7 +98,7 @@ def _wait(device: torch.device) -> None:
 
 def _counted(team: LabGroup, primitive: LabPrimitive) -> tuple[int, int]:
     """Payload and algorithmic bytes this rank's meter has seen of a primitive in the group so far."""
-    op = metered_op(primitive)
+    op = get_metered_op(primitive)
     cells = [c for c in team.recorder.get_cells("step") if c["op"] == op]
     return sum(c["payload_bytes"] for c in cells), sum(c["algorithmic_bytes"] for c in cells)
 
@@ -105,7 +113,7 @@ def _shared(team: LabGroup, mine: Any) -> list[Any]:
 def _point(primitive: LabPrimitive, num_bytes: int, told: list[RankMeasurement]) -> LabPoint:
     iterations = list(zip(*(rank.spans for rank in told), strict=True))
     seconds = statistics.median(max(end - start for start, end in spans) for spans in iterations)
-    algbw, busbw = bandwidths(primitive, num_bytes, seconds, len(told)) if num_bytes else (None, None)
+    algbw, busbw = compute_bandwidths(primitive, num_bytes, seconds, len(told)) if num_bytes else (None, None)
     checked, wrong = sum(rank.checked for rank in told), sum(rank.wrong for rank in told)
     if primitive == "barrier":  # nobody may leave before the last one came
         checked = len(iterations) * len(told)
@@ -139,12 +147,12 @@ def record_steps(team: LabGroup, setting: RankContext, primitives: list[LabPrimi
             yield LabStep(primitive=primitive, holdings=tuple(_holdings(primitive, setting.ranks, told)))
 
 
-def _holdings(primitive: LabPrimitive, ranks: tuple[int, ...], told: list[Any]) -> Iterator[LabHolding]:
+def _holdings(primitive: LabPrimitive, ranks: tuple[int, ...], told: list[Any]) -> Iterator[LabRankValues]:
     first = min(start for _, _, (start, _) in told)
     for rank, (before, after, (start, end)) in zip(ranks, told, strict=True):
         if primitive == "barrier":
             before, after = [1e6 * (start - first)], [1e6 * (end - first)]
-        yield LabHolding(
+        yield LabRankValues(
             rank=rank,
             before=None if before is None else tuple(before),
             after=None if after is None else tuple(after),

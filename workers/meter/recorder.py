@@ -16,7 +16,7 @@ from typing import NamedTuple, get_args
 from contracts.telemetry.steps import Cell, StepBreakdown
 from contracts.telemetry.timeline import GroupRanks
 from contracts.telemetry.vocabulary import Axis, Label, Op, Phase, Work
-from planner.facts.collectives import algorithmic_bytes
+from planner.facts.collectives import compute_algorithmic_bytes
 from workers.meter.collectives import (
     MAX_CALLS_PER_STEP,
     CellKey,
@@ -310,7 +310,7 @@ def _by_key(item: tuple[CellKey, Counters]) -> CellKey:
 
 def _cell(key: CellKey, counters: Counters) -> Cell:
     phase, op, axis, group_size = key
-    even_sent_bytes = algorithmic_bytes(op, counters.payload_bytes - counters.uneven_bytes, group_size)
+    even_sent_bytes = compute_algorithmic_bytes(op, counters.payload_bytes - counters.uneven_bytes, group_size)
     return {
         "phase": phase,
         "op": op,

@@ -15,7 +15,7 @@ from contracts.codec import BadMessageError, validate_allocation_order
 from contracts.control import VERSION, AllocationOrder, Gang, LaunchOrder
 from contracts.control import Node as GangNode
 from contracts.fields import HOST_NAME_PATTERN
-from planner.facts.kinds import saves
+from planner.facts.kinds import saves_checkpoints
 from planner.facts.parse_spec import parse_spec
 from workers.host.address import address_towards
 from workers.host.settings import HostSettings
@@ -102,7 +102,7 @@ def settings_of(order: AllocationOrder, node: Node) -> HostSettings:
         script_root=folder / "scripts",
         trainer_module="workers.trainer",
         address=node.address,
-        saves_on_term=saves(parse_spec(order["spec"])),
+        saves_on_term=saves_checkpoints(parse_spec(order["spec"])),
     )
 
 

@@ -13,9 +13,9 @@ import torch.distributed as dist
 
 from contracts.names import SAVE_FILE
 from planner.facts.parse_spec import parse_spec
-from planner.facts.precision import mix_of
+from planner.facts.precision import get_mixed_precision
 from planner.facts.spec import JobSpec
-from planner.facts.spec_rules import not_runnable
+from planner.facts.spec_rules import find_unsupported_fields
 from planner.facts.validation import SpecError
 from workers import rank_environment
 from workers.checkpoint.folder import Place, place_of
@@ -157,7 +157,7 @@ def spec_of(path: Path, world: int) -> JobSpec:
     except ValueError as error:
         raise UserError(f"`--spec` is {str(path)!r}, which is not JSON: {error}.") from None
     spec = parse_spec(content)
-    if refused := not_runnable(spec):
+    if refused := find_unsupported_fields(spec):
         raise SpecError(refused)
     if spec.layout.world_size != world:
         raise UserError(f"`layout` needs {spec.layout.world_size} ranks, but torchrun started {world}.")
@@ -168,7 +168,7 @@ def _device(spec: JobSpec) -> torch.device:
     if spec.resources.device == "cuda" and not torch.cuda.is_available():
         raise UserError("`resources.device` is cuda, but this host has no usable GPU.")
     device = get_local_device(spec.resources.device)
-    if device.type == "cuda" and mix_of(spec.train.precision).gemm == "fp8":
+    if device.type == "cuda" and get_mixed_precision(spec.train.precision).gemm == "fp8":
         found = torch.cuda.get_device_capability(device)
         if found < FP8_CAPABILITY:
             needed, here = _dotted(FP8_CAPABILITY), f"{get_device_name(device)} has {_dotted(found)}"

@@ -8,7 +8,7 @@ from contracts.telemetry.results import VerdictRow
 from contracts.telemetry.steps import Cell
 from contracts.telemetry.vocabulary import Label, Op, Phase
 from planner.cost.traffic import Collective, eval_traffic, num_evals, routed_bytes, setup_traffic, step_traffic
-from planner.facts.layout import coordinates
+from planner.facts.layout import get_coordinates
 from planner.facts.spec import JobSpec
 
 Key = tuple[Phase, Op, Label]
@@ -55,7 +55,7 @@ def add_routed(
     if not times or key not in expected:
         return
     count, payload = expected[key]
-    stage, micro_batches = coordinates(rank, spec.layout).pp, times * spec.train.micro_batches
+    stage, micro_batches = get_coordinates(rank, spec.layout).pp, times * spec.train.micro_batches
     expected[key] = count, payload + routed_bytes(spec, stage, received[phase], micro_batches, backward=step)
 
 

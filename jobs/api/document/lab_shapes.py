@@ -8,9 +8,9 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from planner.facts.collectives import LabPoint
-from planner.facts.parse_spec import ReadBy
+from planner.facts.parse_spec import SchemaFrom
 from planner.facts.spec import LabPrimitive, LabSpec
-from planner.facts.validation import NO_NUL, Strict
+from planner.facts.validation import NO_NUL, StrictModel
 
 
 class PrimitiveTold(TypedDict):
@@ -38,13 +38,13 @@ class PrimitiveShown(PrimitiveTold):
 
     job: str | None
     points: Annotated[
-        list[Annotated[dict[str, Any], ReadBy(LabPoint)]],
+        list[Annotated[dict[str, Any], SchemaFrom(LabPoint)]],
         Field(description="Time, bandwidths, and number of wrong elements for each message size."),
     ]
     failed: Annotated[LabFailed | None, Field(description="Latest run with a wrong result, if it is newer than `job`.")]
 
 
-class LabQuery(Strict):
+class LabQuery(StrictModel):
     """Where to run a primitive, and how."""
 
     host: str | None = Field(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jobs.pages.forms import derived
-from planner.facts.resources import OPEN, SoftwareSpec, open_to
+from planner.facts.resources import STACK_OPTIONS, SoftwareSpec, get_option_names
 
 SECTION = "resources.software"
 FIELDS = derived.fields_of(SECTION, SoftwareSpec)
@@ -25,14 +25,14 @@ WORDS: dict[str, Mapping[str, str]] = {
 }
 # The stacks that each field is shown for.
 STACKS_OF = {
-    f"{SECTION}.{name}": " ".join(stack for stack, names in OPEN.items() if name in names)
+    f"{SECTION}.{name}": " ".join(stack for stack, names in STACK_OPTIONS.items() if name in names)
     for name in SoftwareSpec.model_fields
 }
 # The values per stack, for a field whose values depend on the stack.
 VALUES_OF = {
     f"{SECTION}.attention_kernel": " ".join(
         f"{stack}={','.join(('own', *names['attention_kernel']))}"
-        for stack, names in OPEN.items()
+        for stack, names in STACK_OPTIONS.items()
         if "attention_kernel" in names
     )
 }
@@ -43,7 +43,7 @@ def without_others(spec: dict[str, Any]) -> dict[str, Any]:
     resources = spec.get("resources", {})
     sent = resources.pop("software", {})
     usual = SoftwareSpec().model_dump()
-    shown = {name: sent[name] for name in open_to(resources.get("stack", "ours")) if name in sent}
+    shown = {name: sent[name] for name in get_option_names(resources.get("stack", "ours")) if name in sent}
     if told := {name: value for name, value in shown.items() if value != usual[name]}:
         resources["software"] = told
     return spec

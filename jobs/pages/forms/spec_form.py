@@ -13,7 +13,7 @@ from jobs.pages.forms import derived, engines, software, turn_form
 from jobs.planning.fit import ALLOW_UNFIT
 from planner.facts.kinds import KINDS
 from planner.facts.layout import SCHEDULE_NAMES
-from planner.facts.model_shapes import parameter_count
+from planner.facts.model_shapes import count_parameters
 from planner.facts.parse_spec import parse_fields
 from planner.facts.presets import PRESETS, expand_preset
 from planner.facts.resources import Resources, SlurmSpec
@@ -102,7 +102,7 @@ def spec_from_form(form: MultiValueDict[str, str]) -> dict[str, Any]:
     if form.get(ALLOW_UNFIT) in derived.YES:
         spec[ALLOW_UNFIT] = True
     kind = form.get("kind")
-    if any(name == kind and other.one_slot for name, other in KINDS.items()):
+    if any(name == kind and other.shares_one_slot for name, other in KINDS.items()):
         spec |= {"kind": kind, **derived.spec_from(_DRY, form)}
     return spec
 
@@ -209,7 +209,7 @@ def preset_cards() -> dict[str, dict[str, Any]]:
     return {
         name: {
             "description": preset.description,
-            "parameters": parameter_count(preset.model),
+            "parameters": count_parameters(preset.model),
             "sizes": {**preset.model.model_dump(include=_SIZES), **_parts(preset.model)},
         }
         for name, preset in PRESETS.items()

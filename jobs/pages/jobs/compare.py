@@ -18,7 +18,7 @@ from jobs.core.text import storable
 from jobs.models import Attempt, Job
 from jobs.pages.jobs.fastest import Run, answer, measured_step, missing_names, runs_of, times_as_fast, tokens_per_s
 from planner.cost.learning import LEAST_TENSORS
-from planner.facts.kinds import fields_read
+from planner.facts.kinds import drop_unused_fields
 
 LEAST, MOST = 2, 6
 IGNORED_FIELDS = ("name",)  # every job has its own
@@ -116,7 +116,7 @@ def _data(job: Job, summary: Mapping[str, Any], diagnosis: Mapping[str, Any]) ->
 
 def spec_rows(specs: list[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the fields that differ and the fields that are equal, with dotted names and values."""
-    flat = [dict(_flat(fields_read(spec))) for spec in specs]
+    flat = [dict(_flat(drop_unused_fields(spec))) for spec in specs]
     names = [name for name in dict.fromkeys(name for one in flat for name in one) if name not in IGNORED_FIELDS]
     differ: list[dict[str, Any]] = []
     same: list[dict[str, Any]] = []

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from jobs.models import Job
-from planner.facts.kinds import fields_read
+from planner.facts.kinds import drop_unused_fields
 
 EQUAL = 0.03  # relative difference below which two runs count as equally fast
 MIN_CAUSE = 0.2  # share of the time difference that a part needs to be named as the cause
@@ -62,7 +62,7 @@ def runs_of(jobs: list[Job], exits: Mapping[str, Any], diagnoses: Mapping[str, A
         parts = measured_step(summary, diagnoses.get(job.id, {}))
         step_s = (summary.get("measured") or {}).get("step_s") or (parts or {}).get("step_s")
         usable = names.count(job.name) == 1 and len(job.name) <= MAX_NAME
-        train = fields_read(job.spec).get("train")
+        train = drop_unused_fields(job.spec).get("train")
         tokens = train["global_batch"] * train["seq_len"] if isinstance(train, Mapping) and _sized(train) else None
         seconds = {(part["kind"], part["name"]): part["seconds"] for part in (parts or {"parts": []})["parts"]}
         name = job.name if usable else f"run {letter}"
@@ -71,7 +71,7 @@ def runs_of(jobs: list[Job], exits: Mapping[str, Any], diagnoses: Mapping[str, A
 
 
 def _work(job: Job) -> dict[str, Any]:
-    spec = fields_read(job.spec)
+    spec = drop_unused_fields(job.spec)
     train = spec.get("train")
     return {
         "model": spec.get("model"),

@@ -25,7 +25,7 @@ from jobs.people.notifications.addresses import RefusedAddressError, checked, is
 from jobs.people.notifications.outbox import PING, ping, why_silent
 from jobs.people.notifications.shapes import DeliveryTold, NewWebhook, WebhookTold
 from jobs.people.notifications.signing import secret_of
-from planner.facts.validation import NO_NUL, Problem, SpecError, Strict
+from planner.facts.validation import NO_NUL, Problem, SpecError, StrictModel
 
 MOST_IN_PROJECT = 50
 MOST_OF_OWNER = 20
@@ -36,7 +36,7 @@ Url = Annotated[str, Field(min_length=1, max_length=LONGEST_URL, pattern=NO_NUL)
 State = Annotated[Status, Field(strict=False)]
 
 
-class WebhookQuery(Strict):
+class WebhookQuery(StrictModel):
     """What a webhook may be asked to be."""
 
     name: Name
@@ -58,7 +58,7 @@ class WebhookQuery(Strict):
     )
 
 
-class WebhookChange(Strict):
+class WebhookChange(StrictModel):
     """What of a webhook changes; what is not given stays."""
 
     name: Name | None = None

@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from jobs.models import TERMINAL, Attempt, Delivery, Job, StateChange
 from jobs.people.notifications.shapes import Told, VerdictTold
-from planner.facts.kinds import kind_of
+from planner.facts.kinds import get_kind_rules
 
 MAX_WAIT = timedelta(seconds=20)  # for a verdict, after the end of an attempt
 STATE = "job.state"
@@ -50,8 +50,8 @@ def add_verdicts(deliveries: Sequence[Delivery]) -> None:
 
 def _has_verdict(job: Job) -> bool:
     """Return whether the diagnosis judges jobs of this kind."""
-    kind = kind_of({"kind": job.kind})
-    return not kind.one_slot and not kind.of_a_host
+    kind = get_kind_rules({"kind": job.kind})
+    return not kind.shares_one_slot and not kind.measures_host
 
 
 def _waiting(job_id: str, now: datetime) -> QuerySet[Delivery]:

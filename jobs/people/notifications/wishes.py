@@ -16,13 +16,13 @@ from jobs.core.audit import record
 from jobs.core.text import storable
 from jobs.models import MailWish, Project, Status
 from jobs.people.notifications.shapes import MailsTold
-from planner.facts.validation import NO_NUL, Problem, SpecError, Strict
+from planner.facts.validation import NO_NUL, Problem, SpecError, StrictModel
 
 OWN = ""  # where a project's name would stand: one's own jobs, in any project
 MOST_PROJECTS = 1000
 
 
-class WishGiven(Strict):
+class WishGiven(StrictModel):
     """States to be mailed of: of a project's jobs, or of one's own."""
 
     project: Annotated[str, Field(min_length=1, max_length=100, pattern=NO_NUL)] | None = Field(
@@ -31,7 +31,7 @@ class WishGiven(Strict):
     states: list[Annotated[Status, Field(strict=False)]] = Field(max_length=len(Status))
 
 
-class MailsWish(Strict):
+class MailsWish(StrictModel):
     """All that one is to be mailed of from now on."""
 
     wishes: list[WishGiven] = Field(max_length=MOST_PROJECTS + 1, description="Each project once.")

@@ -19,7 +19,7 @@ from jobs.queue import lifecycle
 from planner.facts.kinds import KINDS
 
 Why = Literal["preempted", "time limit", "idle"]
-TRAINING = [name for name, kind in KINDS.items() if kind.trains and not kind.one_slot]
+TRAINING = [name for name, kind in KINDS.items() if kind.trains and not kind.shares_one_slot]
 RUNS = (Status.STARTING, Status.RUNNING, Status.UNREACHABLE)
 
 

@@ -23,7 +23,7 @@ from jobs.queue.hosts.access import NoRightsError, probe
 from jobs.queue.hosts.claim import ADVICE, WORDS, another_board
 from jobs.queue.hosts.state import state_of
 from jobs.queue.hosts.versions import ours, versions_of
-from planner.facts.validation import counted
+from planner.facts.validation import format_count
 
 PATIENCE_S = 3.0
 LATE_S = 30.0
@@ -204,7 +204,7 @@ def _hosts() -> Iterator[Finding]:
                 advice,
             )
         else:
-            yield Finding("ok", "host", f"{host.name}: {state}, {counted(host.slots, 'slot')}, {host.device_name}")
+            yield Finding("ok", "host", f"{host.name}: {state}, {format_count(host.slots, 'slot')}, {host.device_name}")
         if host.generation == 0:
             advice = "Run python -m workers.host.join with a token on the host."
             yield Finding(

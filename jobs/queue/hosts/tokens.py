@@ -13,7 +13,7 @@ from pydantic import Field
 
 from jobs.models import JoinToken
 from jobs.models.names import Note
-from planner.facts.validation import Problem, SpecError, Strict
+from planner.facts.validation import Problem, SpecError, StrictModel
 
 PREFIX = "mbj_"
 MOST_USES = 10_000
@@ -27,7 +27,7 @@ FEWEST_CHARACTERS = 8  # different ones
 Label = Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9._=-]*$")]
 
 
-class TokenQuery(Strict):
+class TokenQuery(StrictModel):
     """What a join token may be asked to be."""
 
     hours: int = Field(default=24, ge=1, le=365 * 24, description="Number of hours until the token expires.")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from jobs.queue.scheduling.gang import Candidate, spread, to_keep
 from jobs.queue.scheduling.states import HostState, Placement, Share, Waiting
-from planner.facts.kinds import Demand
+from planner.facts.kinds import SlotDemand
 
 
 class Ground(NamedTuple):
@@ -81,7 +81,7 @@ class Pool:
         key = (ground.hosts, demand)
         if key not in self._units:
             sizes = [[self.taking[name].slots for name in names] for names in ground.by_model]
-            units = (demand.unit_on(model) for model in sizes)
+            units = (demand.get_best_unit(model) for model in sizes)
             fitting = {unit for unit in units if unit is not None}
             self._units[key] = next((unit for unit in demand.units if unit in fitting), None)
         return self._units[key]
@@ -116,7 +116,7 @@ class Pool:
     def open_slots(self, job: Waiting, unit: int) -> int:
         """Slots that a gang like it could have at most on hosts of one model that are open to it."""
         models = self._open_by_model(job)
-        return max((job.demand.most(list(free.values()), unit) for free in models), default=0)
+        return max((job.demand.get_max_slots(list(free.values()), unit) for free in models), default=0)
 
     def _room(self, job: Waiting) -> dict[str, int] | None:
         demand = job.demand
@@ -129,7 +129,7 @@ class Pool:
         found = (each for each in spreads if each)
         return min(found, key=lambda each: (len(each), job.saved_on not in each, *each), default=None)
 
-    def _one_host(self, hosts: frozenset[str], demand: Demand, saved_on: str) -> str | None:
+    def _one_host(self, hosts: frozenset[str], demand: SlotDemand, saved_on: str) -> str | None:
         """The one with the fewest free slots; of these the one that its checkpoint is on, if it is among them."""
         tightest = bisect_left(self.open, (demand.num_slots, ""))
         found = next((each for each in self.open[tightest:] if each[1] in hosts), None)
@@ -153,12 +153,16 @@ class Pool:
         sets = [to_keep(job.demand, unit, [self._candidate(job, name) for name in names]) for names in models]
         return min((found for found in sets if found), key=lambda found: self._lacks(job, unit, found), default=())
 
-    def _holds_barely(self, demand: Demand, unit: int, names: Collection[str]) -> bool:
+    def _holds_barely(self, demand: SlotDemand, unit: int, names: Collection[str]) -> bool:
         """Whether all of these hosts together could hold the gang empty, and not without the smallest."""
         sizes = sorted(self.taking[name].slots for name in names)
         asked = demand._replace(units=(unit,))
-        fits_on_fewer = asked.unit_on(sizes[1:]) is not None
-        return asked.unit_on(sizes) is not None and not fits_on_fewer and len(names) <= (demand.max_hosts or len(names))
+        fits_on_fewer = asked.get_best_unit(sizes[1:]) is not None
+        return (
+            asked.get_best_unit(sizes) is not None
+            and not fits_on_fewer
+            and len(names) <= (demand.max_hosts or len(names))
+        )
 
     def _candidate(self, job: Waiting, name: str) -> Candidate:
         gone = len(self.taking[name].free) - len(self.free[name])
@@ -167,7 +171,7 @@ class Pool:
     def _lacks(self, job: Waiting, unit: int, names: tuple[str, ...]) -> tuple[object, ...]:
         """For the smallest: how many hosts, further slots, slots in all, their names."""
         hosts = [self._candidate(job, name) for name in names]
-        soon = job.demand.most([host.soon for host in hosts], unit)
+        soon = job.demand.get_max_slots([host.soon for host in hosts], unit)
         return len(names), job.num_slots - soon, sum(host.slots for host in hosts), names
 
     def _give(self, name: str, count: int) -> Share:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import NamedTuple
 
-from planner.facts.kinds import Demand
+from planner.facts.kinds import SlotDemand
 
 RESERVED_AHEAD_S = 24 * 3600.0  # so long before a reservation a job without a time limit starts there no more
 
@@ -32,8 +32,8 @@ class Waiting(NamedTuple):
     saved_on: str = ""  # the host with the checkpoint that it goes on from: of hosts that are as good it takes this
 
     @property
-    def demand(self) -> Demand:
-        return Demand(self.num_slots, self.units, self.max_hosts)
+    def demand(self) -> SlotDemand:
+        return SlotDemand(self.num_slots, self.units, self.max_hosts)
 
 
 class Occupant(NamedTuple):

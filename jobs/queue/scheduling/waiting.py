@@ -63,7 +63,7 @@ def _never(job: Waiting, pool: Pool) -> str:
     if unit > largest:
         return f"{_needs(job, pool)} Each tensor-parallel group of {unit} ranks needs one host. {largest_has}"
     models = [[pool.taking[name].slots for name in names] for names in pool.ground(job).by_model]
-    most = max(job.demand.most(sizes, unit) for sizes in models)
+    most = max(job.demand.get_max_slots(sizes, unit) for sizes in models)
     which = "Hosts" if is_all else "Available hosts"
     return f"{_needs(job, pool)} {which} of the same hardware model have {most} usable slots."
 

@@ -19,13 +19,13 @@ from jobs.models import DEFAULT_PROJECT, BaselineRun, Project, Role, Status, sta
 from jobs.runs.baselines.alike import measured_of, why_unlike
 from jobs.runs.baselines.facts import Facts, NoFactsError, facts
 from planner.facts.parse_spec import SpecDict
-from planner.facts.validation import JobId, Problem, SpecError, Strict
+from planner.facts.validation import JobId, Problem, SpecError, StrictModel
 
 MOST_RUNS = 20  # of a branch, the newest
 MOST_BRANCHES = 200  # of a project
 
 
-class BaselineWish(Strict):
+class BaselineWish(StrictModel):
     """Which run a branch is held to."""
 
     job: JobId = Field(description="Id of a succeeded job of the project.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from planner.facts.collectives import LabHolding, LabStep
+from planner.facts.collectives import LabRankValues, LabStep
 from planner.facts.spec import LabPrimitive
 
 RANKS = 4
@@ -50,5 +50,5 @@ def example(primitive: LabPrimitive) -> LabStep:
 
 
 def _step(primitive: LabPrimitive, held: list[tuple[Values | None, Values | None]]) -> LabStep:
-    holdings = tuple(LabHolding(rank=rank, before=before, after=after) for rank, (before, after) in enumerate(held))
+    holdings = tuple(LabRankValues(rank=rank, before=before, after=after) for rank, (before, after) in enumerate(held))
     return LabStep(primitive=primitive, holdings=holdings)

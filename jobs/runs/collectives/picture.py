@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from jobs.runs.collectives.stages import Rows, Setting, moving
-from planner.facts.collectives import LabHolding, LabStep
+from planner.facts.collectives import LabRankValues, LabStep
 
 BOX, HEIGHT, ROW = 46, 30, 42  # units of the viewBox
 LABEL, ARROW, TOP = 64, 72, 26
@@ -187,7 +187,7 @@ def _boxes(x: int, values: tuple[float, ...] | None, origins: list[str], rank: i
     ]
 
 
-def _origin(result: Setting, step: LabStep, holding: LabHolding, index: int) -> str:
+def _origin(result: Setting, step: LabStep, holding: LabRankValues, index: int) -> str:
     """Return the origin of a value. In a sum, a value that did not change is from its own rank."""
     assert holding.after is not None
     value, before = holding.after[index], holding.before or ()

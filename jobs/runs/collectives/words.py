@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from planner.facts.collectives import algorithmic_bytes, metered_op
+from planner.facts.collectives import compute_algorithmic_bytes, get_metered_op
 from planner.facts.spec import LabPrimitive
 
 EXAMPLE_BYTES = 2**20  # 1 MiB on the page
@@ -45,7 +45,7 @@ class Words(NamedTuple):
     @property
     def examples(self) -> list[tuple[int, int]]:
         """Return (group size, bytes per rank) for EXAMPLE_BYTES."""
-        return [(n, algorithmic_bytes(metered_op(self.name), EXAMPLE_BYTES, n)) for n in EXAMPLE_RANKS]
+        return [(n, compute_algorithmic_bytes(get_metered_op(self.name), EXAMPLE_BYTES, n)) for n in EXAMPLE_RANKS]
 
 
 _SHARE = "(n − 1)/n · S"

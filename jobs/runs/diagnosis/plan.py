@@ -10,7 +10,7 @@ from jobs.core.verdict_schema import StepPart, StepParts
 from jobs.runs.diagnosis.run import Run
 from planner.cost.alike import alike_stages
 from planner.cost.traffic import step_traffic
-from planner.facts.layout import Coordinates, rank_of
+from planner.facts.layout import Coordinates, get_rank
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster, span
 from planner.hardware.kernel_time import collective_seconds
@@ -45,7 +45,7 @@ def _hidden(spec: JobSpec, cluster: Cluster, exposed: dict[str, float]) -> list[
 
 def _collectives(spec: JobSpec, cluster: Cluster, stage: int) -> dict[str, float]:
     found: dict[str, float] = {}
-    for row in step_traffic(spec, rank_of(Coordinates(pp=stage), spec.layout)):
+    for row in step_traffic(spec, get_rank(Coordinates(pp=stage), spec.layout)):
         if row.op == "recv" or not row.count:  # the sender's time is counted
             continue
         group = span(row.group_size, row.stride, cluster.per_node, spec.layout.world_size)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from planner.facts.kinds import kind_of
+from planner.facts.kinds import get_kind_rules
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster
 
@@ -45,19 +45,19 @@ class Run:
     @cached_property
     def has_steps(self) -> bool:
         """Whether its ranks take steps together that can be diagnosed: a lab, a calibration or a dry run does not."""
-        kind = kind_of(self._spec)
-        return not kind.one_slot and not kind.of_a_host
+        kind = get_kind_rules(self._spec)
+        return not kind.shares_one_slot and not kind.measures_host
 
     @cached_property
     def is_script(self) -> bool:
         """Whether it is somebody's own program, launched here or elsewhere."""
-        return not kind_of(self._spec).trains
+        return not get_kind_rules(self._spec).trains
 
     @cached_property
     def spec(self) -> JobSpec | None:
         """The spec of a run of the trainer's. None where there is no plan: a script, or one of an older version."""
-        kind = kind_of(self._spec)
-        if not kind.trains or kind.one_slot:
+        kind = get_kind_rules(self._spec)
+        if not kind.trains or kind.shares_one_slot:
             return None
         try:
             return JobSpec.model_validate(self._spec)

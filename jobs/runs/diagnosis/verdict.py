@@ -11,7 +11,7 @@ from jobs.runs.diagnosis.course.steps import Steps
 from jobs.runs.diagnosis.findings import Finding, capital, evidence, full_sentence, percent, seconds
 from jobs.runs.diagnosis.run import Run
 from planner.cost.correction import holds, sureness
-from planner.facts.validation import counted
+from planner.facts.validation import format_count
 
 LEAST = 0.01  # relative difference of the step above which the verdict names the part that grew
 NO_DIFFERENCE = 0.0005  # relative difference of the step that counts as none
@@ -46,7 +46,7 @@ def healthy(
         return _without_steps(ending, ended_by)
     if ending.outcome == "cancelled":
         completed = steps.of_rank(0) or steps.last  # as in the summary: a signal ends ranks at different steps
-        sentence = f"Not checked: the job was cancelled after {counted(completed, 'step')}."
+        sentence = f"Not checked: the job was cancelled after {format_count(completed, 'step')}."
         return Finding("well", 0.0, sentence, ended_by, "")
     if measured is None:
         return _unmeasured(steps, start, ending)
@@ -76,7 +76,7 @@ def _unmeasured(steps: Steps, start: Start, ending: Ending) -> Finding:
         return Finding("starting", 0.0, f"Starting: {PHASES[start.reached]}.", "The first step has not ended yet.", "")
     sentence = "Not checked: only warm-up steps have ended so far."
     if ending.outcome is not None:
-        sentence = f"Not checked: the run ended after {counted(steps.ran, 'step')}."
+        sentence = f"Not checked: the run ended after {format_count(steps.ran, 'step')}."
     reason = f"The first {WARMUP_STEPS} steps are warm-up and are not compared with the plan."
     return Finding("well", 0.0, sentence, reason, "")
 

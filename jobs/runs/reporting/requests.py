@@ -10,10 +10,10 @@ from typing_extensions import TypedDict
 from contracts.fields import HOST_NAME_PATTERN, Address
 from jobs.models.names import Named
 from jobs.queue.shelf import MOST_TAGS, NewTag
-from planner.facts.parse_spec import problem_of
+from planner.facts.parse_spec import convert_error
 from planner.facts.resources import Device
 from planner.facts.spec import Argument
-from planner.facts.validation import NO_NUL, SpecError, Strict
+from planner.facts.validation import NO_NUL, SpecError, StrictModel
 
 MOST_NODES = 4096
 
@@ -62,11 +62,11 @@ class Met(TypedDict):
     ready: list[ReadyNode]
 
 
-Asked = TypeVar("Asked", bound=Strict)
+Asked = TypeVar("Asked", bound=StrictModel)
 NodeName = Annotated[str, Field(pattern=HOST_NAME_PATTERN)]
 
 
-class RunRequest(Strict):
+class RunRequest(StrictModel):
     """A run to be reported. Ranks fill node after node, as many on each."""
 
     name: Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$"), Named] = "untitled"
@@ -92,7 +92,7 @@ class RunRequest(Strict):
     )
 
 
-class NodeRequest(Strict):
+class NodeRequest(StrictModel):
     """A node of a run speaks up."""
 
     node: int = Field(ge=0, lt=MOST_NODES, description="Number of the node, starting at 0. Node 0 has rank 0.")
@@ -105,7 +105,7 @@ class NodeRequest(Strict):
     )
 
 
-class MeetRequest(Strict):
+class MeetRequest(StrictModel):
     """A node of a gang is ready, and where; with neither it only asks."""
 
     address: Address | None = None
@@ -122,4 +122,4 @@ def read(model: type[Asked], data: object) -> Asked:
     try:
         return model.model_validate(data)
     except ValidationError as errors:
-        raise SpecError([problem_of(error, model) for error in errors.errors(include_url=False)]) from None
+        raise SpecError([convert_error(error, model) for error in errors.errors(include_url=False)]) from None

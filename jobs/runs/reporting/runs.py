@@ -26,7 +26,7 @@ from planner.cost.oversize import parse_plannable
 from planner.facts.kinds import KINDS
 from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec
-from planner.facts.validation import Problem, SpecError, counted
+from planner.facts.validation import Problem, SpecError, format_count
 
 STAND_IN = "gpt-tiny"  # a spec names a model, also where nobody knows what is trained
 
@@ -61,7 +61,7 @@ def open_run(owner: User, asked: RunRequest) -> Opened:
         left = asked.world_size % asked.nodes
         each = asked.world_size // asked.nodes
         text = (
-            f"{counted(asked.world_size, 'rank')} are not divisible by {asked.nodes} nodes. "
+            f"{format_count(asked.world_size, 'rank')} are not divisible by {asked.nodes} nodes. "
             f"With {each} per node, {left} would be left over."
         )
         raise SpecError([Problem("nodes", text)])
@@ -92,7 +92,7 @@ def _of_key(owner: User, asked: RunRequest) -> Attempt | None:
         return None
     size = (found.attempt.job.num_slots, found.attempt.members.count())
     if size != (asked.world_size, asked.nodes):
-        ranks, nodes = counted(size[0], "rank"), counted(size[1], "node")
+        ranks, nodes = format_count(size[0], "rank"), format_count(size[1], "node")
         text = (
             f"The run has {ranks} on {nodes}, "
             f"but the request has {asked.world_size} on {asked.nodes}. Use the same numbers as the run."
@@ -107,7 +107,7 @@ def _spec(asked: RunRequest) -> JobSpec:
     spec = parse_plannable(asked.spec)
     found = []
     kind = KINDS[spec.kind]
-    if not kind.trains or kind.one_slot:
+    if not kind.trains or kind.shares_one_slot:
         found.append(
             Problem(
                 "spec.kind",
@@ -116,7 +116,7 @@ def _spec(asked: RunRequest) -> JobSpec:
         )
     if spec.layout.world_size != asked.world_size:
         text = (
-            f"`spec.layout` has {counted(spec.layout.world_size, 'rank')}, "
+            f"`spec.layout` has {format_count(spec.layout.world_size, 'rank')}, "
             f"but `world_size` is {asked.world_size}. Use equal numbers of ranks."
         )
         found.append(Problem("spec.layout", text))
@@ -182,7 +182,7 @@ def join(run: RunToken, asked: NodeRequest) -> Member:
         member = run.attempt.members.filter(node=asked.node).first()
         if member is None:
             nodes = run.attempt.members.count()
-            text = f"`node` is {asked.node}, but the run has only {counted(nodes, 'node')}. Use 0 to {nodes - 1}."
+            text = f"`node` is {asked.node}, but the run has only {format_count(nodes, 'node')}. Use 0 to {nodes - 1}."
             raise SpecError([Problem("node", text)])
         claim = digest(asked.claim)
         if member.claim not in ("", claim):

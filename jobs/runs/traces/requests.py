@@ -7,8 +7,8 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, ValidationError
 from typing_extensions import TypedDict
 
-from planner.facts.parse_spec import problem_of
-from planner.facts.validation import SpecError, Strict
+from planner.facts.parse_spec import convert_error
+from planner.facts.validation import SpecError, StrictModel
 
 LARGEST_STEP = 2**53 - 1  # what JavaScript counts exactly
 
@@ -18,7 +18,7 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-class WantedStep(Strict):
+class WantedStep(StrictModel):
     """A step whose events somebody wants to see."""
 
     step: Annotated[int, BeforeValidator(_whole)] = Field(ge=0, le=LARGEST_STEP)
@@ -39,4 +39,4 @@ def wanted_step(data: object) -> int:
     try:
         return WantedStep.model_validate(data).step
     except ValidationError as error:
-        raise SpecError([problem_of(told, WantedStep) for told in error.errors()[:20]]) from error
+        raise SpecError([convert_error(told, WantedStep) for told in error.errors()[:20]]) from error

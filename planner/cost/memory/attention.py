@@ -8,7 +8,7 @@ from planner.cost.memory.graph import Graph, Variable
 from planner.cost.memory.shape import Shape
 from planner.cost.memory.tape import BUFFERS, WORKING
 from planner.cost.memory.ways import Entered, Product, columns, entered
-from planner.facts.placements import kv_heads_held
+from planner.facts.placements import count_local_kv_heads
 from planner.facts.precision import FP32_BYTES
 
 
@@ -19,7 +19,7 @@ def attention(g: Graph, s: Shape, x: Entered) -> Variable:
         out = _latent_attention(g, s, whole)
         g.done(whole)
         return out
-    heads, kv_heads = model.num_heads // s.tp, kv_heads_held(model.num_kv_heads, s.tp)
+    heads, kv_heads = model.num_heads // s.tp, count_local_kv_heads(model.num_kv_heads, s.tp)
     row = s.tokens * s.element
     query, key = row * heads * model.head_size, row * kv_heads * model.head_size
     h, bias, rope = model.hidden_size, model.arch == "gpt", model.arch == "llama"

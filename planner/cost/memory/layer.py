@@ -10,7 +10,7 @@ from planner.cost.memory.graph import Graph, Variable
 from planner.cost.memory.mlp import mixture, mlp
 from planner.cost.memory.shape import Shape
 from planner.cost.memory.ways import Entered, enter, leave, norm, regathered
-from planner.facts.placements import kv_heads_held
+from planner.facts.placements import count_local_kv_heads
 from planner.facts.precision import FP32_BYTES
 
 
@@ -27,7 +27,7 @@ def kept_outputs(s: Shape, *, moe: bool) -> int:
     """Bytes that op-level selective recompute keeps of a layer beside its input: the outputs of every second product
     and of attention, and with sequence parallelism what is scattered (torchtitan, parallelize_llama.py)."""
     model, row = s.model, s.tokens * s.element
-    heads, kv_heads = model.num_heads // s.tp, kv_heads_held(model.num_kv_heads, s.tp)
+    heads, kv_heads = model.num_heads // s.tp, count_local_kv_heads(model.num_kv_heads, s.tp)
     if mla := model.mla:
         attended = heads * mla.value_head_dim
         products = [mla.q_rank, mla.kv_rank + mla.rope_head_dim, model.hidden_size]

@@ -26,9 +26,9 @@ from planner.cost.memory.tape import (
     Levels,
 )
 from planner.cost.pipes import chunks_in_flight
-from planner.facts.model_shapes import expert_rows
-from planner.facts.placements import kv_heads_held
-from planner.facts.precision import FP8_BYTES, FP32_BYTES, mix_of
+from planner.facts.model_shapes import count_expert_rows
+from planner.facts.placements import count_local_kv_heads
+from planner.facts.precision import FP8_BYTES, FP32_BYTES, get_mixed_precision
 from planner.facts.spec import JobSpec
 
 WHEN = "when the first backward begins"
@@ -99,21 +99,21 @@ def _state(spec: JobSpec, stage: int) -> list[int]:
     """Weights, gradients and moments from step to step (ZeRO 1910.02054 figure 1); and of each chunk but the first the
     input that it was sent last, with its gradient: nothing lets go of them before the next comes (Megatron-LM's
     transformer_block.py, `set_input_tensor`)."""
-    rank, layout, mix = rank_of_stage(spec, stage), spec.layout, mix_of(spec.train.precision)
+    rank, layout, mix = rank_of_stage(spec, stage), spec.layout, get_mixed_precision(spec.train.precision)
     whole = sum(chunk.elements() for chunk in rank.chunks)
     shard = sum(chunk.elements(shard=True) for chunk in rank.chunks) if layout.zero else whole
     found = list(NOTHING)
-    found[PARAMETERS] = (shard if layout.zero == 3 else whole) * mix.compute
-    found[GRADIENTS] = (shard if layout.zero >= 2 else whole) * mix.gradients
-    found[OPTIMIZER] = shard * mix.optimizer
+    found[PARAMETERS] = (shard if layout.zero == 3 else whole) * mix.compute_bytes
+    found[GRADIENTS] = (shard if layout.zero >= 2 else whole) * mix.gradient_bytes
+    found[OPTIMIZER] = shard * mix.optimizer_bytes
     if spec.train.precision == "fp8":
         found[PARAMETERS] += FP8_COPIES * FP8_BYTES * sum(_narrow_elements(chunk) for chunk in rank.chunks)
     found[BUFFERS] = 2 * rank.message * sum(not chunk.first for chunk in rank.chunks)
     if layout.keep_gathered:
-        found[GATHERED] = max(chunk.elements() for chunk in rank.chunks) * mix.compute
+        found[GATHERED] = max(chunk.elements() for chunk in rank.chunks) * mix.compute_bytes
     elif layout.zero == 3:  # a layer in use, and the next; all else to a step's end (megatron_fsdp.py, `_post_forward`)
         layers = 2 * max(unit.numel for c in rank.chunks for unit in (c.dense, c.moe))
-        found[GATHERED] = (layers + sum(chunk.root.numel for chunk in rank.chunks)) * mix.compute
+        found[GATHERED] = (layers + sum(chunk.root.numel for chunk in rank.chunks)) * mix.compute_bytes
     return found
 
 
@@ -142,7 +142,7 @@ def _kept(s: Shape, *, moe: bool) -> Iterator[int]:
         return
     mixture = s.model.moe
     assert mixture is not None
-    routed = expert_rows(mixture, s.tokens, s.seq_len) * s.element
+    routed = count_expert_rows(mixture, s.tokens, s.seq_len) * s.element
     inner = mixture.expert_ffn_hidden_size // s.tp
     yield s.tokens * mixture.num_experts * FP32_BYTES  # probabilities
     yield round(routed * s.model.hidden_size * width)
@@ -168,7 +168,7 @@ def _attended(s: Shape) -> Iterator[int]:
         keys = queries
     else:
         queries = values = row * heads * model.head_size
-        keys = row * kv_heads_held(model.num_kv_heads, s.tp) * model.head_size
+        keys = row * count_local_kv_heads(model.num_kv_heads, s.tp) * model.head_size
         values = keys
     out = row * heads * (mla.value_head_dim if mla else model.head_size)
     if s.attention == "unfused":
@@ -187,6 +187,6 @@ def _grads(s: Shape, *, moe: bool) -> int:
     mixture, rows = s.model.moe, s.tokens
     inner = s.model.ffn_hidden_size
     if moe and mixture is not None:
-        rows, inner = expert_rows(mixture, s.tokens, s.seq_len), mixture.expert_ffn_hidden_size
+        rows, inner = count_expert_rows(mixture, s.tokens, s.seq_len), mixture.expert_ffn_hidden_size
     gated = s.model.arch != "gpt"
     return rows * s.element * (inner * (3 if gated else 2) // s.tp + s.model.hidden_size)

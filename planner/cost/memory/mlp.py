@@ -5,7 +5,7 @@ from __future__ import annotations
 from planner.cost.memory.graph import Graph, Remake, Variable
 from planner.cost.memory.shape import Shape
 from planner.cost.memory.ways import Entered, Product, columns, entered
-from planner.facts.model_shapes import expert_rows
+from planner.facts.model_shapes import count_expert_rows
 from planner.facts.precision import FP32_BYTES
 from planner.facts.spec import MoeSpec
 
@@ -44,7 +44,7 @@ def _answered(g: Graph, s: Shape, x: Variable, moe: MoeSpec) -> tuple[Variable, 
     row, inner, routed = h * s.element, moe.expert_ffn_hidden_size // s.tp, s.tokens * moe.experts_per_token
     weight = moe.num_experts // s.ep * inner * h
     drops = moe.capacity_factor is not None
-    taken = expert_rows(moe, s.tokens, s.seq_len)
+    taken = count_expert_rows(moe, s.tokens, s.seq_len)
     sent, named = _sent(g, x, routed * row, taken * row, drops=drops)
     arrived = _exchanged(g, s, sent)
     if not drops:

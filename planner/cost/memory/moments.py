@@ -12,11 +12,11 @@ from functools import cache
 from operator import ge
 from typing import NamedTuple
 
-from planner.facts.layout import chunk_indices
-from planner.facts.pipeline_messages import Message, exchanges, owners
-from planner.facts.schedules import Action, actions, splits
+from planner.facts.layout import get_chunk_indices
+from planner.facts.pipeline_messages import Message, get_chunk_stages, order_exchanges
+from planner.facts.schedules import Action, build_actions, splits_backward
 from planner.facts.spec import Layout, Schedule
-from planner.facts.validation import counted
+from planner.facts.validation import format_count
 
 
 class Species(NamedTuple):
@@ -49,7 +49,7 @@ class Moment(NamedTuple):
         name = {"F": "a forward", "B": "a backward", "W": "a backward of weights"}[self.species.kind]
         which = "the step's first" if self.species.first else "the step's last" if self.species.last else "a later one"
         waiting = f", {sum(self.waiting)} whose weight gradients are not computed yet" if any(self.waiting) else ""
-        return f"in {name} ({which}) with {counted(sum(self.flight), 'chunk')} in flight{waiting}"
+        return f"in {name} ({which}) with {format_count(sum(self.flight), 'chunk')} in flight{waiting}"
 
 
 class Pipe(NamedTuple):
@@ -119,13 +119,13 @@ def steady(pipe: Pipe, micro_batches: int) -> int:
 
 def _walk(pipe: Pipe, m: int) -> Iterator[Moment]:
     layout, stage = pipe.layout, pipe.stage
-    own = chunk_indices(layout, stage) if layout.pp > 1 else (0,)
+    own = get_chunk_indices(layout, stage) if layout.pp > 1 else (0,)
     kind_of = dict(zip(own, pipe.kinds, strict=True))
     number = max(pipe.kinds) + 1
     flight, waiting, passed = [0] * number, [0] * number, dict[Species, int]()
     done: dict[tuple[str, int], int] = {}
     messages = _Messages(pipe, m)
-    later = splits(layout)
+    later = splits_backward(layout)
 
     def species(kind: str, chunk: int, *, whole: bool = True) -> Species:
         count = done.get((kind, chunk), 0)
@@ -145,7 +145,7 @@ def _walk(pipe: Pipe, m: int) -> Iterator[Moment]:
             passed[what] = passed.get(what, 0) + 1
             told = tuple(sorted(passed.items()))
 
-    for index, action in enumerate(actions(layout, stage, m)):
+    for index, action in enumerate(build_actions(layout, stage, m)):
         kind, at = action.kind, kind_of[action.chunk]
         if kind != "W":
             what = species("F" if kind == "F" else "B", action.chunk, whole=kind == "B")
@@ -177,8 +177,8 @@ class _Messages:
 
     def __init__(self, pipe: Pipe, m: int) -> None:
         self._stage, self._last = pipe.stage, pipe.pp * pipe.virtual_stages - 1
-        self._owner = owners(pipe.layout) if pipe.pp > 1 else {0: 0}
-        self._slots = exchanges(pipe.layout, m)[pipe.stage] if pipe.pp > 1 else ()
+        self._owner = get_chunk_stages(pipe.layout) if pipe.pp > 1 else {0: 0}
+        self._slots = order_exchanges(pipe.layout, m)[pipe.stage] if pipe.pp > 1 else ()
         self._counted, self._twice = 0, set[Message]()
         self.asked_after(-1)
 

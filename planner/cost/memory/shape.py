@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from planner.facts.placements import vocab_rows
-from planner.facts.precision import FP8_BYTES, mix_of
+from planner.facts.placements import get_vocab_rows
+from planner.facts.precision import FP8_BYTES, get_mixed_precision
 from planner.facts.spec import AttentionKernel, JobSpec, ModelSpec, Recompute
-from planner.facts.stages import micro_batch_tokens
+from planner.facts.stages import get_micro_batch_tokens
 from planner.hardware.stacks import STACKS
 
 
@@ -88,8 +88,8 @@ def shape_of(spec: JobSpec) -> Shape:
     layout, train, stack = spec.layout, spec.train, STACKS[spec.resources.stack]
     return Shape(
         model=spec.model,
-        vocab_rows=vocab_rows(spec),
-        tokens=micro_batch_tokens(spec),
+        vocab_rows=get_vocab_rows(spec),
+        tokens=get_micro_batch_tokens(spec),
         sequences=spec.micro_batch_size,
         seq_len=train.seq_len,
         tp=layout.tp,
@@ -97,13 +97,15 @@ def shape_of(spec: JobSpec) -> Shape:
         cp=layout.cp,
         ring=layout.cp_method == "ring",
         ep=layout.ep,
-        element=mix_of(train.precision).compute,
+        element=get_mixed_precision(train.precision).compute_bytes,
         recompute=layout.recompute,
         regather=layout.regather,
         attention=train.attention,
         documents=train.document_end is not None,
         dropout=train.dropout,
-        narrow=FP8_BYTES if mix_of(train.precision).gemm == "fp8" else mix_of(train.precision).compute,
+        narrow=FP8_BYTES
+        if get_mixed_precision(train.precision).gemm == "fp8"
+        else get_mixed_precision(train.precision).compute_bytes,
         fused_loss=stack.fused_loss or (stack.compiles_loss and train.compile),
         gathers_logits=stack.gathers_logits,
         keeps_opened=stack.keeps_opened,

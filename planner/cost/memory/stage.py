@@ -28,14 +28,14 @@ from planner.cost.memory.tape import (
 )
 from planner.cost.memory.update import turned
 from planner.cost.memory.zero import NO_UNIT, Sharding, Unit
-from planner.facts.layout import shard_group
-from planner.facts.model_shapes import Unit as Tensors
+from planner.facts.layout import get_shard_group
+from planner.facts.model_shapes import ParameterUnit as Tensors
 from planner.facts.model_shapes import is_moe_layer
-from planner.facts.placements import shard_numel, zero_shard
-from planner.facts.precision import FP32_BYTES, Mix, mix_of
-from planner.facts.schedules import splits
+from planner.facts.placements import compute_shard_numel, get_zero_shard
+from planner.facts.precision import FP32_BYTES, MixedPrecision, get_mixed_precision
+from planner.facts.schedules import splits_backward
 from planner.facts.spec import JobSpec, ModelSpec
-from planner.facts.stages import Stage, divided_units, held, is_expert_unit
+from planner.facts.stages import StageChunks, get_stage_layers, is_expert_unit, split_units
 from planner.hardware.stacks import STACKS
 
 
@@ -63,26 +63,32 @@ class Rank(NamedTuple):
 
 def rank_of_stage(spec: JobSpec, stage: int) -> Rank:
     layout, train = spec.layout, spec.train
-    own = held(spec, stage).stage
-    degrees = tuple(shard_group(layout, experts=e).size if layout.zero else 1 for e in (False, True))
-    undivided = shard_group(layout, experts=True).size == 1
+    own = get_stage_layers(spec, stage).stage
+    degrees = tuple(get_shard_group(layout, experts=e).size if layout.zero else 1 for e in (False, True))
+    undivided = get_shard_group(layout, experts=True).size == 1
     parts = _parts(spec.model, own, layout.tp, layout.ep, degrees, undivided)
     left = [layout.keep_gathered and part is not parts[-1] for part in parts]  # its backwards follow its forwards
-    mix, whole, shards = mix_of(train.precision), sum(p.numel for p in parts), sum(p.shard for p in parts)
+    mix, whole, shards = get_mixed_precision(train.precision), sum(p.numel for p in parts), sum(p.shard for p in parts)
     held_bytes = [0] * len(NOTHING)
-    held_bytes[PARAMETERS] = shards * mix.sharded if layout.zero else whole * mix.compute
-    held_bytes[OPTIMIZER] = shards * mix.moments if layout.zero else whole * mix.optimizer
-    if layout.zero and mix.has_master:  # what FSDP2 does not shard has its fp32 apart, as all has without it
+    held_bytes[PARAMETERS] = shards * mix.sharded_bytes if layout.zero else whole * mix.compute_bytes
+    held_bytes[OPTIMIZER] = shards * mix.moment_bytes if layout.zero else whole * mix.optimizer_bytes
+    if layout.zero and mix.has_master_weights:  # what FSDP2 does not shard has its fp32 apart, as all has without it
         alone = sum(part.alone for part in parts)
-        held_bytes[PARAMETERS] -= alone * (mix.sharded - mix.compute)
-        held_bytes[OPTIMIZER] += alone * mix.sharded
-    if STACKS[spec.resources.stack].keeps_both_gradients and mix.has_master and mix.gradients > mix.compute:
-        held_bytes[GRADIENTS] = whole * mix.compute
+        held_bytes[PARAMETERS] -= alone * (mix.sharded_bytes - mix.compute_bytes)
+        held_bytes[OPTIMIZER] += alone * mix.sharded_bytes
+    if (
+        STACKS[spec.resources.stack].keeps_both_gradients
+        and mix.has_master_weights
+        and mix.gradient_bytes > mix.compute_bytes
+    ):
+        held_bytes[GRADIENTS] = whole * mix.compute_bytes
     if train.checkpoint_every and spec.resources.device == "cpu":
-        held_bytes[COPIES] = shards * (mix.sharded + mix.moments)
+        held_bytes[COPIES] = shards * (mix.sharded_bytes + mix.moment_bytes)
     shape = shape_of(spec)
     held_bytes[ACTIVATIONS] = shape.rotary_bytes * len(parts)
-    sharding = Sharding(layout.zero, mix.compute, mix.gradients, mix.sharded, layout.keep_gathered, shape.stages)
+    sharding = Sharding(
+        layout.zero, mix.compute_bytes, mix.gradient_bytes, mix.sharded_bytes, layout.keep_gathered, shape.stages
+    )
     chunks = tuple(
         Chunk(
             shape=shape,
@@ -93,9 +99,9 @@ def rank_of_stage(spec: JobSpec, stage: int) -> Rank:
             moe=part.moe,
             root=part.root,
             sharding=sharding,
-            master=mix.has_master and mix.gradients == FP32_BYTES,
-            sent=mix.gradients if layout.zero == 0 and layout.replica_ranks > 1 else 0,
-            waits=splits(layout),
+            master=mix.has_master_weights and mix.gradient_bytes == FP32_BYTES,
+            sent=mix.gradient_bytes if layout.zero == 0 and layout.replica_ranks > 1 else 0,
+            waits=splits_backward(layout),
             left=leaves,
         )
         for part, leaves in zip(parts, left, strict=True)
@@ -130,9 +136,11 @@ class _Part(NamedTuple):
 
 
 @cache
-def _parts(model: ModelSpec, own: Stage, tp: int, ep: int, degrees: tuple[int, ...], alone: bool) -> tuple[_Part, ...]:
+def _parts(
+    model: ModelSpec, own: StageChunks, tp: int, ep: int, degrees: tuple[int, ...], alone: bool
+) -> tuple[_Part, ...]:
     """`degrees`: ranks that share what is no expert, and what is. `alone`: no other rank has an expert's copy."""
-    units, found = iter(divided_units(model, own, tp, ep)), []
+    units, found = iter(split_units(model, own, tp, ep)), []
     ends = len(own.chunks) - 1
 
     def following() -> Unit:
@@ -157,8 +165,8 @@ def _parts(model: ModelSpec, own: Stage, tp: int, ep: int, degrees: tuple[int, .
 @cache
 def _unit(unit: Tensors, degree: int) -> Unit:
     numel = sum(p.numel for p in unit.parameters)
-    shard = sum(shard_numel(p, degree) for p in unit.parameters)
-    turned = [p.numel for p in unit.parameters if (found := zero_shard(p.shape, degree)) and found.dim]
+    shard = sum(compute_shard_numel(p, degree) for p in unit.parameters)
+    turned = [p.numel for p in unit.parameters if (found := get_zero_shard(p.shape, degree)) and found.dim]
     last, before, widest = unit.parameters[-1].numel, 0, 0
     for parameter in unit.parameters:  # each is let go when its copy is there
         before += parameter.numel
@@ -235,21 +243,21 @@ def _kept_bytes(chunk: Chunk) -> int:
 def least_bytes(spec: JobSpec, stage: int) -> int:
     """What no choice of micro-batches or recompute can go below: state, and the gradients that an update needs."""
     rank, zero = rank_of_stage(spec, stage), bool(spec.layout.zero)
-    mix = mix_of(spec.train.precision)
-    element = mix.sharded if zero else mix.gradients
+    mix = get_mixed_precision(spec.train.precision)
+    element = mix.sharded_bytes if zero else mix.gradient_bytes
     return rank.held.num_bytes + sum(chunk.elements(shard=zero) for chunk in rank.chunks) * element
 
 
 def gradient_bytes(spec: JobSpec, stage: int) -> int:
     """Of a step's gradients, once complete."""
-    rank, mix = rank_of_stage(spec, stage), mix_of(spec.train.precision)
+    rank, mix = rank_of_stage(spec, stage), get_mixed_precision(spec.train.precision)
     if not spec.layout.zero:
         whole = sum(chunk.elements() for chunk in rank.chunks)
-        return rank.held.levels[GRADIENTS] + whole * mix.gradients
+        return rank.held.levels[GRADIENTS] + whole * mix.gradient_bytes
     # FSDP2 has nothing of experts that no other rank holds, and reduces all else to shards.
     alone = sum(chunk.moe.alone * count for chunk in rank.chunks for moe, count in chunk.runs if moe)
     shards = sum(chunk.elements(shard=True) for chunk in rank.chunks)
-    return (shards - alone) * mix.sharded + alone * mix.gradients
+    return (shards - alone) * mix.sharded_bytes + alone * mix.gradient_bytes
 
 
 def _pipe(spec: JobSpec, stage: int, rank: Rank) -> Pipe:
@@ -261,12 +269,12 @@ def _pipe(spec: JobSpec, stage: int, rank: Rank) -> Pipe:
 
 def _update(spec: JobSpec, stage: int) -> Sized:
     """Gradients, and those of them that an update turns into fp32 at a time; where it turns none it is no peak."""
-    layout, mix = spec.layout, mix_of(spec.train.precision)
-    if layout.zero or mix.gradients == mix.sharded:
+    layout, mix = spec.layout, get_mixed_precision(spec.train.precision)
+    if layout.zero or mix.gradient_bytes == mix.sharded_bytes:
         return Sized(NOTHING, 0)
-    units = divided_units(spec.model, held(spec, stage).stage, layout.tp, layout.ep)
+    units = split_units(spec.model, get_stage_layers(spec, stage).stage, layout.tp, layout.ep)
     replicas = layout.replica_ranks
-    found = turned(units, mix.gradients, summed=replicas > 1, experts_summed=replicas > layout.ep)
+    found = turned(units, mix.gradient_bytes, summed=replicas > 1, experts_summed=replicas > layout.ep)
     return _sized(plus(level(GRADIENTS, found.came), level(BUFFERS, found.fp32)))
 
 
@@ -347,14 +355,14 @@ def _levels(moment: Moment, costs: list[_Costs], message: int) -> Levels:
     return found
 
 
-def model_state(parameters: float, mix: Mix, *, zero: int, degree: int) -> float:
+def model_state(parameters: float, mix: MixedPrecision, *, zero: int, degree: int) -> float:
     """Bytes a rank keeps of weights, gradients and optimiser (ZeRO 1910.02054 figure 1, table 1).
 
     Stage 1 divides the optimiser over `degree` ranks, 2 the gradients too, 3 the weights too.
     """
-    weights = mix.compute / (degree if zero == 3 else 1)
-    gradients = mix.gradients / (degree if zero >= 2 else 1)
-    return parameters * (weights + gradients + mix.optimizer / (degree if zero else 1))
+    weights = mix.compute_bytes / (degree if zero == 3 else 1)
+    gradients = mix.gradient_bytes / (degree if zero >= 2 else 1)
+    return parameters * (weights + gradients + mix.optimizer_bytes / (degree if zero else 1))
 
 
 def computed_parameters(spec: JobSpec, stage: int) -> int:

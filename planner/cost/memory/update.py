@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from planner.facts.model_shapes import Unit
+from planner.facts.model_shapes import ParameterUnit
 from planner.facts.precision import FP32_BYTES
 from planner.facts.stages import BUCKET_BYTES, is_expert_unit
 
@@ -22,7 +22,7 @@ class Turned(NamedTuple):
 
 
 @cache
-def turned(units: tuple[Unit, ...], element: int, *, summed: bool, experts_summed: bool) -> Turned:
+def turned(units: tuple[ParameterUnit, ...], element: int, *, summed: bool, experts_summed: bool) -> Turned:
     """Gradients of `element` bytes, each let go when its copy is there.
 
     Where replicas were `summed` in buckets, a gradient shares its memory with others, and goes with the last of them.
@@ -61,7 +61,7 @@ def _at_a_time(sizes: Sequence[int]) -> Iterator[list[int]]:
     yield some
 
 
-def _buckets(units: Sequence[Unit], element: int, *, experts: bool) -> dict[int, int]:
+def _buckets(units: Sequence[ParameterUnit], element: int, *, experts: bool) -> dict[int, int]:
     """The bucket of each tensor's place, by the place of its first; filled in about backward's order."""
     places, place = [], 0
     for number, unit in enumerate(units):

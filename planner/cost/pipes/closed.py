@@ -6,7 +6,7 @@ from functools import cache
 
 from planner.cost.pipes.simulate import most_in_flight, simulate
 from planner.facts.layout import V_SCHEDULES
-from planner.facts.schedules import actions
+from planner.facts.schedules import build_actions
 from planner.facts.spec import Layout
 
 GRAIN = 20
@@ -103,4 +103,4 @@ def chunks_in_flight(layout: Layout, stage: int, micro_batches: int) -> int:
 
 @cache
 def _counted(pp: int, stage: int, m: int) -> int:
-    return most_in_flight(actions(Layout(pp=pp, schedule="zbv", virtual_stages=2), stage, m))
+    return most_in_flight(build_actions(Layout(pp=pp, schedule="zbv", virtual_stages=2), stage, m))

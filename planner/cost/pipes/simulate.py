@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from planner.facts.layout import num_chunks
-from planner.facts.schedules import Action, Kind, actions
+from planner.facts.layout import get_num_chunks
+from planner.facts.schedules import Action, ActionKind, build_actions
 from planner.facts.spec import Layout
 
 
@@ -14,7 +14,7 @@ class Cell(NamedTuple):
     """One action on one rank, with its start and end in seconds."""
 
     rank: int
-    kind: Kind
+    kind: ActionKind
     micro_batch: int
     chunk: int
     start_s: float
@@ -49,10 +49,10 @@ def simulate(
     """
     pp = layout.pp
     longer = longer or (1.0,) * pp
-    lists = [actions(layout, rank, micro_batches) for rank in range(pp)]
+    lists = [build_actions(layout, rank, micro_batches) for rank in range(pp)]
     owner = {action.chunk: rank for rank, order in enumerate(lists) for action in order}
     seconds = {"F": forward_s, "B": inputs_s + weights_s, "I": inputs_s, "W": weights_s}
-    last = num_chunks(layout) - 1
+    last = get_num_chunks(layout) - 1
     ended: dict[tuple[str, int, int], float] = {}
     clock, at = [0.0] * pp, [0] * pp
     cells: list[Cell] = []

@@ -13,12 +13,12 @@ from planner.cost.traffic.expert import balance, depends_on_router, experts, rou
 from planner.cost.traffic.pipeline import pipeline
 from planner.cost.traffic.tally import Collective, Tally
 from planner.cost.traffic.tensor import tensor_backward, tensor_forward
-from planner.facts.layout import Coordinates, Group, axis_group, coordinates
+from planner.facts.layout import Coordinates, RankGroup, get_axis_group, get_coordinates
 from planner.facts.model_shapes import Parameter, is_key_or_value, is_router
-from planner.facts.placements import shared_heads
-from planner.facts.precision import mix_of
+from planner.facts.placements import count_kv_replicas
+from planner.facts.precision import get_mixed_precision
 from planner.facts.spec import JobSpec, Layout
-from planner.facts.stages import alike_parameters, held, local_units
+from planner.facts.stages import count_equal_parameters, get_local_units, get_stage_layers
 
 __all__ = [
     "Collective",
@@ -39,14 +39,14 @@ STATISTIC_BYTES = 8  # loss and gradient norm travel as float64
 def setup_traffic(spec: JobSpec, rank: int) -> list[Collective]:
     """Before the first step: one barrier. Parameters start equal by seed, so nothing is broadcast."""
     tally = Tally()
-    coordinates(rank, spec.layout)
-    tally.add("barrier", "world", axis_group(spec.layout, "world"), 0)
+    get_coordinates(rank, spec.layout)
+    tally.add("barrier", "world", get_axis_group(spec.layout, "world"), 0)
     return tally.rows()
 
 
 def step_traffic(spec: JobSpec, rank: int) -> list[Collective]:
     """One optimiser step: forward and backward of every micro-batch, gradients, clipping, the reported loss."""
-    return _step(spec, coordinates(rank, spec.layout))
+    return _step(spec, get_coordinates(rank, spec.layout))
 
 
 def micro_batch_traffic(spec: JobSpec, stage: int) -> list[Collective]:
@@ -71,7 +71,7 @@ def _step(spec: JobSpec, place: Coordinates) -> list[Collective]:
 
 
 def _micro_batches(tally: Tally, spec: JobSpec, stage: int) -> None:
-    own = held(spec, stage)
+    own = get_stage_layers(spec, stage)
     tensor_forward(tally, spec, own)
     tensor_backward(tally, spec, own)
     pipeline(tally, spec, stage, backward=False)
@@ -88,14 +88,14 @@ def _parameters(tally: Tally, spec: JobSpec, place: Coordinates) -> None:
     data_step(tally, spec, place.pp)
     _shared_gradients(tally, spec, place)
     _tied_gradients(tally, spec, place)
-    tally.add("all_reduce", "world", axis_group(spec.layout, "world"), 2 * STATISTIC_BYTES)
+    tally.add("all_reduce", "world", get_axis_group(spec.layout, "world"), 2 * STATISTIC_BYTES)
 
 
 def eval_traffic(spec: JobSpec, rank: int) -> list[Collective]:
     """One validation: a forward of as many micro-batches as a step has, and the loss."""
     tally = Tally()
-    place = coordinates(rank, spec.layout)
-    own = held(spec, place.pp)
+    place = get_coordinates(rank, spec.layout)
+    own = get_stage_layers(spec, place.pp)
     tensor_forward(tally, spec, own)
     pipeline(tally, spec, place.pp, backward=False)
     if spec.layout.cp > 1:
@@ -104,7 +104,7 @@ def eval_traffic(spec: JobSpec, rank: int) -> list[Collective]:
     if spec.layout.zero:
         again = spec.layout.zero == 3 and not spec.layout.keep_gathered
         data_gather(tally, spec, place.pp, spec.train.micro_batches if again else 1)
-    tally.add("all_reduce", "world", axis_group(spec.layout, "world"), STATISTIC_BYTES)
+    tally.add("all_reduce", "world", get_axis_group(spec.layout, "world"), STATISTIC_BYTES)
     return tally.rows()
 
 
@@ -127,10 +127,10 @@ def _partial_over_tp(parameter: Parameter, layout: Layout) -> bool:
 def _shared_gradients(tally: Tally, spec: JobSpec, place: Coordinates) -> None:
     """One all-reduce over tp sums the tensors that all its ranks hold, one the heads that several share."""
     element = summed_bytes(spec)
-    parameters = alike_parameters(spec, place.pp)
-    sharing = Group(shared_heads(spec.model.num_kv_heads, spec.layout.tp), 1)
+    parameters = count_equal_parameters(spec, place.pp)
+    sharing = RankGroup(count_kv_replicas(spec.model.num_kv_heads, spec.layout.tp), 1)
     for group, chosen in (
-        (axis_group(spec.layout, "tp"), [(p, n) for p, n in parameters if _partial_over_tp(p, spec.layout)]),
+        (get_axis_group(spec.layout, "tp"), [(p, n) for p, n in parameters if _partial_over_tp(p, spec.layout)]),
         (sharing, [(p, n) for p, n in parameters if is_key_or_value(p)]),
     ):
         size = sum(number * held_numel(spec, place, p) for p, number in chosen) * element
@@ -139,19 +139,19 @@ def _shared_gradients(tally: Tally, spec: JobSpec, place: Coordinates) -> None:
 
 def _tied_gradients(tally: Tally, spec: JobSpec, place: Coordinates) -> None:
     """A tied table on two stages: first and last sum its gradient (Megatron's embedding group)."""
-    stage = held(spec, place.pp).stage
+    stage = get_stage_layers(spec, place.pp).stage
     if not spec.model.tied_embeddings or stage.first == stage.last:
         return
-    table = next(p for u in local_units(spec, place.pp) for p in u.parameters if p.name in _TIED)
-    pipe = axis_group(spec.layout, "pp")
-    ends = Group(2, (pipe.size - 1) * pipe.stride)
+    table = next(p for u in get_local_units(spec, place.pp) for p in u.parameters if p.name in _TIED)
+    pipe = get_axis_group(spec.layout, "pp")
+    ends = RankGroup(2, (pipe.size - 1) * pipe.stride)
     tally.add("all_reduce", "pp", ends, held_numel(spec, place, table) * summed_bytes(spec))
 
 
 def summed_bytes(spec: JobSpec) -> int:
     """Bytes an element of the gradients that data parallelism leaves: FSDP2 keeps shards of both alike."""
-    mix = mix_of(spec.train.precision)
-    return mix.sharded if spec.layout.zero else mix.gradients
+    mix = get_mixed_precision(spec.train.precision)
+    return mix.sharded_bytes if spec.layout.zero else mix.gradient_bytes
 
 
 _TIED = ("embedding.weight", "head.weight")

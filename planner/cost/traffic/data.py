@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from functools import cache
 
 from planner.cost.traffic.tally import Tally
-from planner.facts.layout import Coordinates, Group, shard_group
-from planner.facts.model_shapes import Parameter, Unit
-from planner.facts.placements import gathered_numel, places, shard_numel
-from planner.facts.precision import mix_of
+from planner.facts.layout import Coordinates, RankGroup, get_shard_group
+from planner.facts.model_shapes import Parameter, ParameterUnit
+from planner.facts.placements import compute_gathered_numel, compute_shard_numel, get_shard_indices
+from planner.facts.precision import get_mixed_precision
 from planner.facts.spec import JobSpec
-from planner.facts.stages import BUCKET_BYTES, divided_units, held, is_expert_unit, local_units
+from planner.facts.stages import BUCKET_BYTES, get_local_units, get_stage_layers, is_expert_unit, split_units
 
 
 def data_step(tally: Tally, spec: JobSpec, pp: int) -> None:
@@ -24,36 +24,36 @@ def data_step(tally: Tally, spec: JobSpec, pp: int) -> None:
 
     HSDP then sums the shards over its replicas, once a step.
     """
-    layout, m, mix = spec.layout, spec.train.micro_batches, mix_of(spec.train.precision)
+    layout, m, mix = spec.layout, spec.train.micro_batches, get_mixed_precision(spec.train.precision)
     if layout.replica_ranks == 1:
         return
     if layout.zero == 0:
-        _plain(tally, spec, local_units(spec, pp))
+        _plain(tally, spec, get_local_units(spec, pp))
         return
     data_gather(tally, spec, pp, 2 * m if layout.zero == 3 and not layout.keep_gathered else 1)
     if layout.keep_gathered:
         _gather_again(tally, spec, pp)
     reduces = 1 if layout.zero == 1 else m
-    replicas = Group(layout.dp_replicas, layout.tp * layout.shard_ranks)
-    for group, numel, units in _sharded(spec, local_units(spec, pp)):
-        tally.add_all("reduce_scatter", "dp", group, reduces * units, reduces * numel * mix.gradients)
-        tally.add_all("all_reduce", "dp", replicas, units, numel // group.size * mix.gradients)
+    replicas = RankGroup(layout.dp_replicas, layout.tp * layout.shard_ranks)
+    for group, numel, units in _sharded(spec, get_local_units(spec, pp)):
+        tally.add_all("reduce_scatter", "dp", group, reduces * units, reduces * numel * mix.gradient_bytes)
+        tally.add_all("all_reduce", "dp", replicas, units, numel // group.size * mix.gradient_bytes)
 
 
 def data_gather(tally: Tally, spec: JobSpec, pp: int, times: int) -> None:
     """All-gathers of every unit in the compute type, `times` over."""
-    _gather(tally, spec, local_units(spec, pp), times)
+    _gather(tally, spec, get_local_units(spec, pp), times)
 
 
 def _gather_again(tally: Tally, spec: JobSpec, pp: int) -> None:
     """Chunks that a rank leaves after their forwards and comes back to: all but the last, whose backwards follow."""
-    layout, stage = spec.layout, held(spec, pp).stage
+    layout, stage = spec.layout, get_stage_layers(spec, pp).stage
     left = stage._replace(chunks=stage.chunks[:-1], last=False)
-    _gather(tally, spec, divided_units(spec.model, left, layout.tp, layout.ep), 1)
+    _gather(tally, spec, split_units(spec.model, left, layout.tp, layout.ep), 1)
 
 
-def _gather(tally: Tally, spec: JobSpec, units: tuple[Unit, ...], times: int) -> None:
-    compute = mix_of(spec.train.precision).compute
+def _gather(tally: Tally, spec: JobSpec, units: tuple[ParameterUnit, ...], times: int) -> None:
+    compute = get_mixed_precision(spec.train.precision).compute_bytes
     for group, numel, number in _sharded(spec, units):
         tally.add_all("all_gather", "dp", group, times * number, times * numel * compute)
 
@@ -62,22 +62,22 @@ def padded_share(spec: JobSpec, pp: int) -> float:
     """What ZeRO sends more than the parameters need, over what they need: a short shard travels as a full one."""
     if not spec.layout.zero:
         return 0.0
-    units = local_units(spec, pp)
+    units = get_local_units(spec, pp)
     gathered = sum(numel for _, numel, _ in _sharded(spec, units))
     return gathered / sum(p.numel for unit in units for p in unit.parameters) - 1
 
 
-def _sharded(spec: JobSpec, units: tuple[Unit, ...]) -> list[tuple[Group, int, int]]:
+def _sharded(spec: JobSpec, units: tuple[ParameterUnit, ...]) -> list[tuple[RankGroup, int, int]]:
     """(shard group, elements of all gathered buffers, units): the experts divided by ep apart from the rest."""
     found = []
     for experts in (False, True) if spec.layout.ep > 1 else (False,):
-        group = shard_group(spec.layout, experts=experts)
+        group = get_shard_group(spec.layout, experts=experts)
         found.append((group, *_gathered(units, group.size, experts)))
     return found
 
 
 @cache
-def _gathered(units: tuple[Unit, ...], degree: int, experts: bool) -> tuple[int, int]:
+def _gathered(units: tuple[ParameterUnit, ...], degree: int, experts: bool) -> tuple[int, int]:
     """(elements of the units' all-gather or reduce-scatter buffers, number of units).
 
     A shard that is short travels padded.
@@ -88,27 +88,27 @@ def _gathered(units: tuple[Unit, ...], degree: int, experts: bool) -> tuple[int,
 
 @cache
 def _gathered_numel(parameters: tuple[Parameter, ...], degree: int) -> int:
-    return sum(gathered_numel(p, degree) for p in parameters)
+    return sum(compute_gathered_numel(p, degree) for p in parameters)
 
 
-def _plain(tally: Tally, spec: JobSpec, units: tuple[Unit, ...]) -> None:
-    element = mix_of(spec.train.precision).gradients
+def _plain(tally: Tally, spec: JobSpec, units: tuple[ParameterUnit, ...]) -> None:
+    element = get_mixed_precision(spec.train.precision).gradient_bytes
     for experts in (False, True):
         ep = spec.layout.ep if experts else 1
-        group = Group(spec.layout.replica_ranks // ep, spec.layout.tp * ep)
+        group = RankGroup(spec.layout.replica_ranks // ep, spec.layout.tp * ep)
         count, total = _buckets(units, experts, element)
         tally.add_all("all_reduce", "dp", group, count, total)
 
 
 @cache
-def _buckets(units: tuple[Unit, ...], experts: bool, element_bytes: int) -> tuple[int, int]:
+def _buckets(units: tuple[ParameterUnit, ...], experts: bool, element_bytes: int) -> tuple[int, int]:
     """(all-reduces, their bytes) of plain data parallelism."""
     chosen = [u for u in units if is_expert_unit(u) == experts]
     buckets = gradient_buckets([p.numel * element_bytes for p in _finished(chosen)])
     return len(buckets), sum(buckets)
 
 
-def _finished(units: Sequence[Unit]) -> list[Parameter]:
+def _finished(units: Sequence[ParameterUnit]) -> list[Parameter]:
     """About in the order in which backward finishes them: head, final norm, layers from the last, embedding."""
     root = [p for u in reversed(units) if u.name == "root" for p in reversed(u.parameters)]
     layers = [p for u in reversed(units) if u.name != "root" for p in reversed(u.parameters)]
@@ -132,5 +132,5 @@ def held_numel(spec: JobSpec, place: Coordinates, local: Parameter) -> int:
     """Elements of one parameter's gradient that a rank holds, once dp has reduced it."""
     if spec.layout.zero == 0:
         return local.numel
-    *_, index = places(spec.layout, place, local)
-    return shard_numel(local, shard_group(spec.layout, experts=local.is_expert).size, index)
+    *_, index = get_shard_indices(spec.layout, place, local)
+    return compute_shard_numel(local, get_shard_group(spec.layout, experts=local.is_expert).size, index)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from planner.cost.traffic.tally import Tally
-from planner.facts.layout import axis_group
-from planner.facts.model_shapes import expert_rows
-from planner.facts.precision import FP32_BYTES, mix_of
+from planner.facts.layout import get_axis_group
+from planner.facts.model_shapes import count_expert_rows
+from planner.facts.precision import FP32_BYTES, get_mixed_precision
 from planner.facts.spec import JobSpec
-from planner.facts.stages import Held, held, micro_batch_tokens
+from planner.facts.stages import StageLayers, get_micro_batch_tokens, get_stage_layers
 
 COUNT_BYTES = 8  # how many tokens go to an expert travels as int64
 
 
 def row_bytes(spec: JobSpec) -> int:
     """One token's hidden state as it travels to an expert."""
-    return spec.model.hidden_size * mix_of(spec.train.precision).compute
+    return spec.model.hidden_size * get_mixed_precision(spec.train.precision).compute_bytes
 
 
 def depends_on_router(spec: JobSpec) -> bool:
@@ -30,7 +30,7 @@ def dispatched_rows(spec: JobSpec) -> int:
     """
     moe = spec.model.moe
     assert moe is not None
-    return expert_rows(moe, micro_batch_tokens(spec), spec.train.seq_len)
+    return count_expert_rows(moe, get_micro_batch_tokens(spec), spec.train.seq_len)
 
 
 def forwards(spec: JobSpec, *, backward: bool) -> int:
@@ -38,7 +38,7 @@ def forwards(spec: JobSpec, *, backward: bool) -> int:
     return int(backward and spec.layout.recompute == "full")
 
 
-def experts(tally: Tally, spec: JobSpec, own: Held, *, backward: bool) -> None:
+def experts(tally: Tally, spec: JobSpec, own: StageLayers, *, backward: bool) -> None:
     """Dispatch and combine in each layer with experts; full recompute repeats both in backward.
 
     Without a capacity the ranks first tell each other how many tokens come.
@@ -46,7 +46,7 @@ def experts(tally: Tally, spec: JobSpec, own: Held, *, backward: bool) -> None:
     if spec.layout.ep == 1 or not own.num_moe_layers or spec.model.moe is None:
         return
     again = forwards(spec, backward=backward)
-    layers, group = spec.train.micro_batches * own.num_moe_layers, axis_group(spec.layout, "ep")
+    layers, group = spec.train.micro_batches * own.num_moe_layers, get_axis_group(spec.layout, "ep")
     tally.add("all_to_all", "ep", group, dispatched_rows(spec) * row_bytes(spec), layers * 2 * (1 + again))
     if spec.model.moe.capacity_factor is None:
         counted = again if backward else 1
@@ -59,7 +59,7 @@ def routed_bytes(spec: JobSpec, stage: int, received_rows: int, micro_batches: i
     `received_rows`: tokens that came to the rank's experts, in all forwards of `micro_batches` micro-batches, those
     that recompute repeated too. It hands them back, and the gradients of what came.
     """
-    own = held(spec, stage)
+    own = get_stage_layers(spec, stage)
     if spec.layout.ep == 1 or not own.num_moe_layers:
         return 0
     again = forwards(spec, backward=backward)
@@ -68,10 +68,10 @@ def routed_bytes(spec: JobSpec, stage: int, received_rows: int, micro_batches: i
     return (received_rows * (1 + again + backward) // (1 + again) - even * (1 + again + backward)) * row_bytes(spec)
 
 
-def balance(tally: Tally, spec: JobSpec, own: Held) -> None:
+def balance(tally: Tally, spec: JobSpec, own: StageLayers) -> None:
     """The load-balancing loss counts the tokens of whole sequences, whose parts cp ranks hold."""
     if spec.model.moe is None or not spec.model.moe.balance_loss:
         return
     size = spec.micro_batch_size * spec.model.moe.num_experts * FP32_BYTES
     times = spec.train.micro_batches * own.num_moe_layers * (1 + forwards(spec, backward=True))
-    tally.add("all_reduce", "cp", axis_group(spec.layout, "cp"), size, times)
+    tally.add("all_reduce", "cp", get_axis_group(spec.layout, "cp"), size, times)

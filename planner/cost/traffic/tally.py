@@ -6,7 +6,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from contracts.telemetry.vocabulary import Axis, Op
-from planner.facts.layout import Group
+from planner.facts.layout import RankGroup
 
 
 class Collective(NamedTuple):
@@ -30,11 +30,11 @@ class Tally:
         self._count: Counter[tuple[Op, Axis, int, int]] = Counter()
         self._bytes: Counter[tuple[Op, Axis, int, int]] = Counter()
 
-    def add(self, op: Op, axis: Axis, group: Group, each_bytes: int, count: int = 1) -> None:
+    def add(self, op: Op, axis: Axis, group: RankGroup, each_bytes: int, count: int = 1) -> None:
         """`count` calls of `each_bytes`."""
         self.add_all(op, axis, group, count, count * each_bytes)
 
-    def add_all(self, op: Op, axis: Axis, group: Group, count: int, payload_bytes: int) -> None:
+    def add_all(self, op: Op, axis: Axis, group: RankGroup, count: int, payload_bytes: int) -> None:
         """`count` calls that hand over `payload_bytes` together. A group of one sends nothing."""
         if count == 0 or group.size == 1:
             return

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from planner.cost.traffic.tally import Tally
-from planner.facts.layout import axis_group
-from planner.facts.precision import FP32_BYTES, mix_of
+from planner.facts.layout import get_axis_group
+from planner.facts.precision import FP32_BYTES, get_mixed_precision
 from planner.facts.spec import JobSpec
-from planner.facts.stages import Held, hidden_bytes, micro_batch_tokens
+from planner.facts.stages import StageLayers, compute_hidden_bytes, get_micro_batch_tokens
 from planner.hardware.stacks import STACKS
 
 
-def tensor_forward(tally: Tally, spec: JobSpec, held: Held) -> None:
+def tensor_forward(tally: Tally, spec: JobSpec, held: StageLayers) -> None:
     """Two sums a layer (attention out, MLP down) and one for the vocabulary-parallel embedding.
 
     With sequence parallelism each sum is a reduce-scatter, and an all-gather stands before each column-parallel
@@ -21,10 +21,10 @@ def tensor_forward(tally: Tally, spec: JobSpec, held: Held) -> None:
         return
     _sums(tally, spec, m * (2 * held.num_layers + held.stage.first), m * (2 * held.num_layers + held.stage.last))
     if held.stage.last:
-        tally.add("all_reduce", "tp", axis_group(layout, "tp"), micro_batch_tokens(spec) * FP32_BYTES, 3 * m)
+        tally.add("all_reduce", "tp", get_axis_group(layout, "tp"), get_micro_batch_tokens(spec) * FP32_BYTES, 3 * m)
 
 
-def tensor_backward(tally: Tally, spec: JobSpec, held: Held) -> None:
+def tensor_backward(tally: Tally, spec: JobSpec, held: StageLayers) -> None:
     """The conjugate of the forward: an input gradient is summed before each column-parallel product.
 
     Full recompute repeats the layers' forward first, up to its last product: 5 sums a layer instead of 4; 6 by stacks
@@ -42,22 +42,22 @@ def tensor_backward(tally: Tally, spec: JobSpec, held: Held) -> None:
         _sums(tally, spec, m * layers * (2 if whole else 1), m * 2 * layers)
     if layout.regather:
         gathers = held.stage.last + (0 if again else 2 * layers - _mixtures_without(spec, held))
-        tally.add("all_gather", "tp", axis_group(layout, "tp"), hidden_bytes(spec), m * gathers)
+        tally.add("all_gather", "tp", get_axis_group(layout, "tp"), compute_hidden_bytes(spec), m * gathers)
 
 
-def _mixtures_without(spec: JobSpec, held: Held) -> int:
+def _mixtures_without(spec: JobSpec, held: StageLayers) -> int:
     """Layers whose experts' input backward has no use for: experts keep the rows that came to them, our router its fp32
     copy where the input is narrower, and only shared experts the input itself."""
     moe, ours = spec.model.moe, spec.resources.stack == "ours"
-    wide = mix_of(spec.train.precision).compute == FP32_BYTES
+    wide = get_mixed_precision(spec.train.precision).compute_bytes == FP32_BYTES
     return held.num_moe_layers if moe and ours and not (moe.shared_experts or wide) else 0
 
 
 def _sums(tally: Tally, spec: JobSpec, sums: int, gathers: int) -> None:
     """`sums` of the hidden states; `gathers` are their all-gathers, which only sequence parallelism needs."""
-    layout, size = spec.layout, hidden_bytes(spec)
+    layout, size = spec.layout, compute_hidden_bytes(spec)
     if not layout.sequence_parallel:
-        tally.add("all_reduce", "tp", axis_group(layout, "tp"), size, sums)
+        tally.add("all_reduce", "tp", get_axis_group(layout, "tp"), size, sums)
         return
-    tally.add("reduce_scatter", "tp", axis_group(layout, "tp"), size, sums)
-    tally.add("all_gather", "tp", axis_group(layout, "tp"), size, gathers)
+    tally.add("reduce_scatter", "tp", get_axis_group(layout, "tp"), size, sums)
+    tally.add("all_gather", "tp", get_axis_group(layout, "tp"), size, gathers)

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from jobs.runs.collectives import picture
-from planner.facts.collectives import LabHolding, LabStep
+from planner.facts.collectives import LabRankValues, LabStep
 from planner.facts.spec import LabPrimitive
 from tests.jobs.lab.test_lab_stages import captured, result
 from tests.support.browser import context_of
@@ -51,7 +51,7 @@ def barrier() -> LabStep:
     spans = [(0.0, 41.0), (12.5, 42.0), (3.0, 40.0), (5.0, 43.0)]
     return LabStep(
         primitive="barrier",
-        holdings=tuple(LabHolding(rank=r, before=(a,), after=(b,)) for r, (a, b) in enumerate(spans)),
+        holdings=tuple(LabRankValues(rank=r, before=(a,), after=(b,)) for r, (a, b) in enumerate(spans)),
     )
 
 

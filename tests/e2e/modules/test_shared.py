@@ -11,8 +11,8 @@ from playwright.sync_api import Page
 from contracts.telemetry.vocabulary import Op
 from jobs.templatetags.meshboard import ago
 from planner.cost.memory import PARTS
-from planner.facts.collectives import bus_factor
-from planner.facts.layout import coordinates
+from planner.facts.collectives import get_bus_factor
+from planner.facts.layout import get_coordinates
 from planner.facts.spec import Layout
 from tests.support.modules import call
 
@@ -28,7 +28,7 @@ def test_the_page_and_its_script_tell_alike_how_long_ago_it_was(modules: Page) -
 def test_the_page_and_the_planner_use_the_same_bus_factors(modules: Page) -> None:
     cases = [(op, size) for op in OPS for size in (1, 2, 3, 8, 1024)]
     page = call(modules, "collectives.js", "return x.map(([op, n]) => m.busFactor(op, n))", cases)
-    assert page == pytest.approx([bus_factor(op, size) for op, size in cases])
+    assert page == pytest.approx([get_bus_factor(op, size) for op, size in cases])
 
 
 def test_the_page_and_the_planner_place_ranks_alike(modules: Page) -> None:
@@ -36,7 +36,7 @@ def test_the_page_and_the_planner_place_ranks_alike(modules: Page) -> None:
     axes = {"dp": 3, "pp": 2, "tp": 4}
     ranks = list(range(layout.world_size))
     page = call(modules, "collectives.js", "return x[0].map((r) => m.coordinates(r, x[1]))", [ranks, axes])
-    assert page == [coordinates(rank, layout)._asdict() for rank in ranks]
+    assert page == [get_coordinates(rank, layout)._asdict() for rank in ranks]
 
 
 def test_a_page_is_delayed_until_every_stream_is_read_again_or_its_socket_is_new(modules: Page) -> None:

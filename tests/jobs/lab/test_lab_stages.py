@@ -11,7 +11,7 @@ import pytest
 from jobs.runs.collectives import picture
 from jobs.runs.collectives.example import ARRIVALS, BARRIER_END, example
 from jobs.runs.collectives.stages import Moving, moving
-from planner.facts.collectives import LabHolding, LabResult, LabStep, algorithmic_bytes, metered_op
+from planner.facts.collectives import LabRankValues, LabResult, LabStep, compute_algorithmic_bytes, get_metered_op
 from planner.facts.spec import LAB_PRIMITIVES, LabPrimitive
 from tests.jobs.lab.test_lab import RESULT
 
@@ -58,7 +58,7 @@ def captured(primitive: LabPrimitive, n: int, root: int, op: str, share: int = 2
     holdings = zip(ranks, before, after, strict=True)
     return LabStep(
         primitive=primitive,
-        holdings=tuple(LabHolding(rank=r, before=b and tuple(b), after=a and tuple(a)) for r, b, a in holdings),
+        holdings=tuple(LabRankValues(rank=r, before=b and tuple(b), after=a and tuple(a)) for r, b, a in holdings),
     )
 
 
@@ -85,7 +85,7 @@ def test_every_rank_sends_what_the_cost_says(primitive: LabPrimitive, n: int) ->
     sent = Counter(
         move.source for stage in shown(primitive, n).stages for move in stage.moves if move.source != move.target
     )
-    elements = algorithmic_bytes(metered_op(primitive), 8 * 2 * n, n) // 8
+    elements = compute_algorithmic_bytes(get_metered_op(primitive), 8 * 2 * n, n) // 8
     assert sent == dict.fromkeys(range(n), elements)
 
 
@@ -118,7 +118,7 @@ def test_what_was_captured_otherwise_is_said_not_to_agree() -> None:
 
 @pytest.mark.parametrize("primitive", SHOWN)
 def test_buffers_that_no_collective_has_are_not_played(primitive: LabPrimitive) -> None:
-    holdings = tuple(LabHolding(rank=r, before=(1.0,) * r or None, after=(9.0,)) for r in range(3))
+    holdings = tuple(LabRankValues(rank=r, before=(1.0,) * r or None, after=(9.0,)) for r in range(3))
     found = moving(result(3, 0, "sum"), LabStep(primitive=primitive, holdings=holdings))
     assert found is None or not found.agrees
 
@@ -135,7 +135,7 @@ def test_a_film_colours_each_value_by_whose_it_is() -> None:
 
 def test_a_barrier_is_played_in_the_order_of_time() -> None:
     came = {0: (0.0, 41.0), 1: (12.5, 42.0), 2: (3.0, 40.0)}
-    holdings = tuple(LabHolding(rank=r, before=(a,), after=(b,)) for r, (a, b) in came.items())
+    holdings = tuple(LabRankValues(rank=r, before=(a,), after=(b,)) for r, (a, b) in came.items())
     film = picture.film(result(3, 0, "sum"), LabStep(primitive="barrier", holdings=holdings))
     assert film is not None
     assert [stage["words"] for stage in film["stages"]] == [

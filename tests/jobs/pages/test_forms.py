@@ -17,7 +17,7 @@ from jobs.pages.forms import derived, spec_form
 from jobs.pages.jobs import script
 from planner.facts.parse_spec import parse_fields, parse_spec
 from planner.facts.presets import TEMPLATES
-from planner.facts.resources import OPEN, SoftwareSpec
+from planner.facts.resources import STACK_OPTIONS, SoftwareSpec
 from planner.facts.spec import LabSpec
 from planner.facts.validation import SpecError
 
@@ -126,7 +126,7 @@ def test_the_planner_shows_each_field_of_the_software_for_the_stacks_that_leave_
     for name in SoftwareSpec.model_fields:
         holder = f'<[a-z]+ class="field wide" data-for="resources.software.{name}" data-stacks="([^"]*)"[^>]* hidden'
         (stacks,) = re.findall(holder, page)
-        assert stacks.split() == [stack for stack, names in OPEN.items() if name in names], name
+        assert stacks.split() == [stack for stack, names in STACK_OPTIONS.items() if name in names], name
 
 
 def test_the_job_form_keeps_the_software_of_its_link_without_a_field_for_it(owner: User, client: Client) -> None:

@@ -14,7 +14,7 @@ from jobs.models import Attempt, Host
 from jobs.queue import actions
 from jobs.runs.history.exports.mlflow import flat
 from jobs.runs.history.queries.compare import comparison
-from planner.facts.kinds import fields_read
+from planner.facts.kinds import drop_unused_fields
 from tests.planner.wrong_specs import GOOD
 
 pytestmark = pytest.mark.django_db
@@ -66,6 +66,6 @@ def test_compared_scripts_show_neither_a_plan_nor_what_they_never_read(client: C
     told = comparison([first, second])
     assert [one["plan"] for one in told["jobs"]] == [{}, {}]
     assert [one["field"] for one in told["differences"]] == ["layout.dp"]
-    names = {name for name, _ in flat(fields_read(first.spec))}
+    names = {name for name, _ in flat(drop_unused_fields(first.spec))}
     assert "script.path" in names
     assert not {name for name in names if name.startswith(("train.", "model."))}

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from planner.facts.layout import coordinates
-from planner.facts.model_shapes import Parameter, layer_parameters, stage_units
+from planner.facts.layout import get_coordinates
+from planner.facts.model_shapes import Parameter, get_chunk_units, get_layer_parameters
 from planner.facts.parse_spec import parse_spec
 from planner.facts.placements import (
-    gathered_numel,
-    held_box,
-    local_parameter,
-    local_shape,
-    padded_vocab,
-    placement,
-    shard_numel,
-    zero_shard,
+    compute_gathered_numel,
+    compute_local_parameter,
+    compute_shard_numel,
+    get_local_box,
+    get_local_parameter,
+    get_padded_vocab_size,
+    get_placement,
+    get_zero_shard,
 )
 from planner.facts.spec import JobSpec
 
@@ -55,15 +55,16 @@ def spec_of(layout: dict[str, Any]) -> JobSpec:
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=list(LAYOUTS))
 def test_every_element_of_a_tensor_lies_on_as_many_ranks_as_its_placement_says(layout: dict[str, Any]) -> None:
     spec = spec_of(layout)
-    for unit in stage_units(spec.model, range(1), first=True, last=True):
+    for unit in get_chunk_units(spec.model, range(1), first=True, last=True):
         for parameter in unit.parameters:
-            lies = placement(spec.model, spec.layout, parameter)
+            lies = get_placement(spec.model, spec.layout, parameter)
             boxes = Counter(
-                held_box(spec, coordinates(rank, spec.layout), parameter) for rank in range(spec.layout.world_size)
+                get_local_box(spec, get_coordinates(rank, spec.layout), parameter)
+                for rank in range(spec.layout.world_size)
             )
             held = {box: ranks for box, ranks in boxes.items() if box.numel}
             assert sum(box.numel for box in held) == parameter.numel
-            assert set(held.values()) == {spec.layout.world_size // lies.parts}
+            assert set(held.values()) == {spec.layout.world_size // lies.num_shards}
             corners = {box.offsets for box in held}
             assert len(corners) == len(held), "boxes start at the same corner"
 
@@ -83,12 +84,12 @@ def test_every_element_of_a_tensor_lies_on_as_many_ranks_as_its_placement_says(l
 def test_zero_cuts_another_dim_where_the_first_would_pad_much(
     shape: tuple[int, ...], degree: int, dim: int, rows: int
 ) -> None:
-    shard = zero_shard(shape, degree)
+    shard = get_zero_shard(shape, degree)
     assert shard is not None
-    assert (shard.dim, shard.parts, shard.rows) == (dim, degree, rows)
+    assert (shard.dim, shard.num_shards, shard.rows) == (dim, degree, rows)
     local = Parameter("p", shape, None)
-    assert sum(shard_numel(local, degree, index) for index in range(degree)) == math.prod(shape)
-    assert gathered_numel(local, degree) == degree * shard_numel(local, degree)
+    assert sum(compute_shard_numel(local, degree, index) for index in range(degree)) == math.prod(shape)
+    assert compute_gathered_numel(local, degree) == degree * compute_shard_numel(local, degree)
 
 
 @pytest.mark.parametrize(
@@ -96,9 +97,9 @@ def test_zero_cuts_another_dim_where_the_first_would_pad_much(
     [(50257, 1, 50257), (50257, 8, 51200), (50257, 2, 50432), (128256, 8, 128256), (257, 4, 512)],
 )
 def test_a_vocabulary_that_tp_does_not_divide_is_padded_as_megatron_does(size: int, tp: int, padded: int) -> None:
-    assert padded_vocab(size, tp) == padded
+    assert get_padded_vocab_size(size, tp) == padded
     table = Parameter("embedding.weight", (size, 8), 0)
-    assert local_shape(table, 4, tp, 1).shape == (padded // tp, 8)
+    assert compute_local_parameter(table, 4, tp, 1).shape == (padded // tp, 8)
 
 
 def test_a_mixture_with_fewer_experts_than_shards_travels_unpadded() -> None:
@@ -109,6 +110,6 @@ def test_a_mixture_with_fewer_experts_than_shards_travels_unpadded() -> None:
             "train": {"global_batch": 64, "seq_len": 4096},
         }
     )
-    for p in layer_parameters(spec.model, moe=True):
-        local = local_parameter(spec.model, spec.layout, p)
-        assert gathered_numel(local, 64) == local.numel, p.name
+    for p in get_layer_parameters(spec.model, moe=True):
+        local = get_local_parameter(spec.model, spec.layout, p)
+        assert compute_gathered_numel(local, 64) == local.numel, p.name

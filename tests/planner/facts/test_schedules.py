@@ -14,9 +14,9 @@ from torch.distributed.pipelining import schedules as torch_schedules
 
 from planner.cost.pipes import bubble_ratio, chunks_in_flight, simulate, stretched
 from planner.facts.parse_spec import parse_fields
-from planner.facts.schedules import Action, actions
+from planner.facts.schedules import Action, build_actions
 from planner.facts.spec import Layout, Schedule
-from planner.facts.spec_rules import pipeline_problems
+from planner.facts.spec_rules import find_pipeline_problems
 
 CASES: list[tuple[Schedule, int]] = [
     ("naive", 1),
@@ -44,7 +44,7 @@ def keeps_the_rules(layout: Layout, m: int) -> bool:
             "train": {"global_batch": m, "micro_batches": m},
         }
     )
-    return not pipeline_problems(spec)
+    return not find_pipeline_problems(spec)
 
 
 # A private interface of torch, checked with 2.13: the classes' own generators of one rank's list.
@@ -85,7 +85,7 @@ def test_lists_equal_torchs_own(schedule: Schedule, v: int, pp: int) -> None:
         if not keeps_the_rules(layout, m):
             continue
         for rank in range(pp):
-            assert actions(layout, rank, m) == torch_list(schedule, rank, pp, v, m), (m, rank)
+            assert build_actions(layout, rank, m) == torch_list(schedule, rank, pp, v, m), (m, rank)
 
 
 @settings(derandomize=True, deadline=None, max_examples=200)

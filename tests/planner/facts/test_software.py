@@ -7,9 +7,9 @@ from typing import Any, get_args
 import pytest
 
 from planner.facts.parse_spec import parse_spec
-from planner.facts.resources import OPEN, SoftwareSpec, StackName, open_to, software_words
+from planner.facts.resources import STACK_OPTIONS, SoftwareSpec, StackName, format_software, get_option_names
 from planner.facts.spec import JobSpec
-from planner.facts.spec_rules import not_runnable
+from planner.facts.spec_rules import find_unsupported_fields
 from planner.facts.validation import SpecError
 
 DENSE: dict[str, Any] = {"preset": "gpt-tiny"}
@@ -48,7 +48,7 @@ def test_a_field_is_taken_of_a_stack_that_leaves_it_open_and_refused_of_any_othe
     value, owner = VALUES[field]
     assert getattr(_spec(owner, **{field: value}).resources.software, field) == value
     for stack in get_args(StackName):
-        if field in open_to(stack):
+        if field in get_option_names(stack):
             continue
         ((place, text),) = _refused(stack, **{field: value})
         assert place == f"resources.software.{field}"
@@ -59,7 +59,7 @@ def test_a_field_is_taken_of_a_stack_that_leaves_it_open_and_refused_of_any_othe
 @pytest.mark.parametrize("stack", get_args(StackName))
 def test_what_says_nothing_goes_with_any_stack(stack: str) -> None:
     assert _spec(stack).resources.software == SoftwareSpec()
-    assert software_words(SoftwareSpec()) == software_words(None) == ""
+    assert format_software(SoftwareSpec()) == format_software(None) == ""
 
 
 @pytest.mark.parametrize("field", ["dispatcher", "overlap_experts"])
@@ -107,14 +107,14 @@ def test_every_value_has_words() -> None:
     kinds = SoftwareSpec.model_json_schema()["properties"]
     for name, schema in kinds.items():
         for value in schema.get("enum", [False, True]):
-            said = software_words(SoftwareSpec.model_validate({name: value}))
+            said = format_software(SoftwareSpec.model_validate({name: value}))
             assert bool(said) == (value != schema["default"]), (name, value)
     both = SoftwareSpec(cuda_graphs="attention", dispatcher="alltoall")
-    assert software_words(both) == ", CUDA graphs of attention, all-to-all token dispatch"
+    assert format_software(both) == ", CUDA graphs of attention, all-to-all token dispatch"
 
 
 def test_all_that_is_open_is_a_field() -> None:
-    assert {name for fields in OPEN.values() for name in fields} <= set(SoftwareSpec.model_fields)
+    assert {name for fields in STACK_OPTIONS.values() for name in fields} <= set(SoftwareSpec.model_fields)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_a_model_that_the_trainer_has_not_can_be_planned_and_is_refused_a_run(
 ) -> None:
     moe = {"num_experts": 4, "experts_per_token": 2, "expert_ffn_hidden_size": 64} | change.pop("moe", {})
     spec = parse_spec({"model": {**MIXED, "moe": moe, **change}})
-    (told,) = not_runnable(spec)
+    (told,) = find_unsupported_fields(spec)
     assert told.field == field
     assert "the trainer does not support" in told.message
 
@@ -139,7 +139,7 @@ def test_a_model_that_the_trainer_has_not_can_be_planned_and_is_refused_a_run(
 def test_a_head_of_the_usual_size_runs() -> None:
     model = parse_spec({"model": MIXED}).model
     usual = model.hidden_size // model.num_heads
-    assert not_runnable(parse_spec({"model": {**MIXED, "head_dim": usual}})) == []
+    assert find_unsupported_fields(parse_spec({"model": {**MIXED, "head_dim": usual}})) == []
 
 
 def test_a_heads_own_size_needs_no_division_but_is_even_and_not_of_latent_attention() -> None:

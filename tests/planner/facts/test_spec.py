@@ -13,12 +13,12 @@ from planner.cost.estimate import estimate
 from planner.cost.memory import least_bytes, memory
 from planner.cost.oversize import parse_plannable
 from planner.cost.traffic import Collective, gradient_buckets, step_traffic
-from planner.facts.layout import Coordinates, axis_ranks, coordinates, rank_of
-from planner.facts.model_shapes import parameter_count
+from planner.facts.layout import Coordinates, get_axis_ranks, get_coordinates, get_rank
+from planner.facts.model_shapes import count_parameters
 from planner.facts.parse_spec import parse_fields, parse_spec
 from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec, Layout
-from planner.facts.spec_rules import problems
+from planner.facts.spec_rules import find_problems
 from planner.facts.validation import SpecError
 from planner.search.neighbors import OPTIONS, choices
 from tests.planner.wrong_specs import GOOD, WRONG_SPECS, Wrong
@@ -55,7 +55,7 @@ def test_a_number_too_long_to_write_is_refused_by_its_size(value: int) -> None:
 def test_more_ranks_than_an_estimate_can_list_are_refused() -> None:
     spec = parse_fields({**GOOD, "layout": {"dp": 65536, "tp": 2}, "train": {"global_batch": 65536}})
     text = "`layout.dp` is 65536, so dp 65536 x pp 1 x tp 2 = 131072 ranks. Use at most 65536 ranks."
-    assert problems(spec) == [("layout.dp", text)]
+    assert find_problems(spec) == [("layout.dp", text)]
 
 
 def test_sizes_whose_product_no_message_can_carry_are_refused() -> None:
@@ -109,7 +109,7 @@ def test_junk_is_refused_not_crashed_on(junk: object) -> None:
     [("gpt2", 124_439_808), ("gpt2-xl", 1_557_611_200), ("llama3-8b", 8_030_261_248)],
 )
 def test_parameter_counts_equal_the_published_ones(preset: str, expected: int) -> None:
-    assert parameter_count(PRESETS[preset].model) == expected
+    assert count_parameters(PRESETS[preset].model) == expected
 
 
 def test_a_size_beside_a_preset_makes_a_custom_model() -> None:
@@ -134,12 +134,12 @@ layouts = st.builds(
 @repeatable
 @given(layouts)
 def test_ranks_and_coordinates_are_one_to_one(layout: Layout) -> None:
-    places = [coordinates(rank, layout) for rank in range(layout.world_size)]
-    assert [rank_of(place, layout) for place in places] == list(range(layout.world_size))
+    places = [get_coordinates(rank, layout) for rank in range(layout.world_size)]
+    assert [get_rank(place, layout) for place in places] == list(range(layout.world_size))
     assert len(set(places)) == layout.world_size
-    assert coordinates(0, layout) == Coordinates(0, 0, 0)
+    assert get_coordinates(0, layout) == Coordinates(0, 0, 0)
     for axis in ("pp", "dp", "tp"):
-        groups = {axis_ranks(rank, axis, layout) for rank in range(layout.world_size)}
+        groups = {get_axis_ranks(rank, axis, layout) for rank in range(layout.world_size)}
         assert sorted(r for group in groups for r in group) == list(range(layout.world_size))
 
 
@@ -157,7 +157,7 @@ def spec_of(layout: Layout, preset: str, micro_batches: int) -> JobSpec:
 @given(layouts, st.sampled_from(["gpt-tiny", "llama-tiny", "llama-mini"]), st.sampled_from([1, 2, 4]))
 def test_every_valid_layout_can_be_costed_and_its_parts_add_up(layout: Layout, preset: str, m: int) -> None:
     spec = spec_of(layout, preset, m)
-    if problems(spec):
+    if find_problems(spec):
         return
     made = estimate(spec)
     assert len(made["stages"]) == layout.pp
@@ -190,7 +190,7 @@ def test_the_estimate_tells_what_each_rank_itself_sends(dp: int, hidden: int, re
         own: dict[str, int] = {}
         for row in step_traffic(spec, rank):
             own[row.axis] = own.get(row.axis, 0) + row.payload_bytes
-        told = made["rank_bytes"].get(str(rank), made["stages"][coordinates(rank, spec.layout).pp]["step_bytes"])
+        told = made["rank_bytes"].get(str(rank), made["stages"][get_coordinates(rank, spec.layout).pp]["step_bytes"])
         assert told == own
 
 
@@ -213,7 +213,7 @@ def test_a_wide_layout_is_not_costed_rank_by_rank(monkeypatch: pytest.MonkeyPatc
 @given(layouts, st.sampled_from([2, 4]))
 def test_what_is_sent_down_the_pipe_is_received(layout: Layout, m: int) -> None:
     spec = spec_of(layout, "llama-tiny", m)
-    if problems(spec):
+    if find_problems(spec):
         return
     rows = [row for rank in range(layout.world_size) for row in step_traffic(spec, rank)]
     sent = [(r.count, r.payload_bytes) for r in rows if r.op == "send"]
@@ -240,7 +240,7 @@ def test_plain_data_parallelism_holds_a_second_copy_of_its_gradients() -> None:
         return memory(parse_fields(fields), 0)
 
     model = PRESETS["gpt-mini"].model
-    whole, table = 4 * parameter_count(model), 4 * model.vocab_size * model.hidden_size
+    whole, table = 4 * count_parameters(model), 4 * model.vocab_size * model.hidden_size
     assert parts(dp=1, sequences=4)["buffers"] == 0
     assert parts(dp=2, sequences=4)["buffers"] == whole - table, "layers fill no bucket without positions"
     assert parts(dp=2, sequences=256)["buffers"] < whole / 1000, "activations have gone when buckets are sent"
@@ -301,5 +301,5 @@ def test_our_context_parallelism_keeps_no_scores_to_plan_for() -> None:
     """It was planned with a ring's memory, and without a ring's kernels twice as fast as fused."""
     wrong = {**GOOD, "layout": {"cp": 2}, "train": {**GOOD["train"], "attention": "unfused"}}
     text = "`train.attention` is unfused, but cp 2 needs fused attention. Use fused, or set cp to 1."
-    assert problems(parse_fields(wrong)) == [("train.attention", text)]
-    assert problems(parse_fields({**wrong, "resources": {"stack": "megatron"}})) == []
+    assert find_problems(parse_fields(wrong)) == [("train.attention", text)]
+    assert find_problems(parse_fields({**wrong, "resources": {"stack": "megatron"}})) == []

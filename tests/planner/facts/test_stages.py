@@ -5,22 +5,22 @@ from __future__ import annotations
 import pytest
 
 from planner.cost.estimate import estimate
-from planner.facts.model_shapes import layer_parameters
+from planner.facts.model_shapes import get_layer_parameters
 from planner.facts.parse_spec import parse_fields
 from planner.facts.resources import Resources, StackName
 from planner.facts.spec import JobSpec, Layout, ModelSpec, Schedule, TrainSpec
-from planner.facts.stages import head_layers, stage_of
+from planner.facts.stages import compute_head_cost, get_stage_chunks
 from planner.hardware.catalog import CLUSTERS
 
 
 def shares(model: ModelSpec, layout: Layout, stack: StackName = "ours") -> list[int]:
-    return [len(stage_of(model, layout, index, stack).layers) for index in range(layout.pp)]
+    return [len(get_stage_chunks(model, layout, index, stack).layers) for index in range(layout.pp)]
 
 
 def loads(model: ModelSpec, layout: Layout) -> list[float]:
     """In layers, the head among them."""
-    held = [stage_of(model, layout, index) for index in range(layout.pp)]
-    return [len(stage.layers) + stage.last * head_layers(model) for stage in held]
+    held = [get_stage_chunks(model, layout, index) for index in range(layout.pp)]
+    return [len(stage.layers) + stage.last * compute_head_cost(model) for stage in held]
 
 
 def wide(layers: int, vocab: int) -> ModelSpec:
@@ -31,8 +31,8 @@ def wide(layers: int, vocab: int) -> ModelSpec:
 
 def test_the_head_weighs_as_many_layers_as_v_over_12_h() -> None:
     model = wide(24, 50_257)
-    assert head_layers(model) == pytest.approx(50_257 / (12 * model.hidden_size))
-    matrices = sum(p.numel for p in layer_parameters(model) if len(p.shape) == 2)
+    assert compute_head_cost(model) == pytest.approx(50_257 / (12 * model.hidden_size))
+    matrices = sum(p.numel for p in get_layer_parameters(model) if len(p.shape) == 2)
     assert matrices == 12 * model.hidden_size**2
 
 
@@ -78,7 +78,7 @@ def test_by_cost_no_rank_has_a_layer_more_than_it_must(schedule: Schedule, pp: i
     assert sum(found) == pytest.approx(35)
     assert max(found) - min(found) <= 1
     assert max(found) < max(loads(model, layout.model_copy(update={"balance": "layers"})))
-    held = sorted(i for index in range(pp) for i in stage_of(model, layout, index).layers)
+    held = sorted(i for index in range(pp) for i in get_stage_chunks(model, layout, index).layers)
     assert held == list(range(32))
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from contracts.telemetry.vocabulary import Op
 from planner.cost.estimate import estimate
 from planner.cost.timing import step_time
-from planner.facts.collectives import bus_factor
+from planner.facts.collectives import get_bus_factor
 from planner.facts.parse_spec import parse_fields
 from planner.hardware.catalog import CLUSTERS, described
 from planner.hardware.cluster import Span, span
@@ -35,7 +35,7 @@ LARGE = 1e12  # bytes: latency is lost in it
 )
 def test_a_large_ring_reaches_the_bandwidth_of_its_slowest_links(op: Op, group: Span, reached: float) -> None:
     n = group.per_node * group.nodes
-    bus_bandwidth = bus_factor(op, n) * LARGE / collective_seconds(op, LARGE, group, CLUSTER)
+    bus_bandwidth = get_bus_factor(op, n) * LARGE / collective_seconds(op, LARGE, group, CLUSTER)
     assert bus_bandwidth == pytest.approx(reached, rel=1e-3)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from planner.cost.timing import Timer
 from planner.explain import explain
-from planner.facts.model_shapes import single_flops
+from planner.facts.model_shapes import compute_single_pass_flops
 from planner.facts.parse_spec import parse_spec
 from planner.facts.spec import JobSpec
 from planner.hardware.catalog import CLUSTERS
@@ -28,7 +28,7 @@ def spec_of(preset: str, stack: str, recompute: str, **train: Any) -> JobSpec:
 
 def again(preset: str, stack: str, recompute: str) -> int:
     spec = spec_of(preset, stack, recompute)
-    return hardware_flops(spec) - single_flops(spec)
+    return hardware_flops(spec) - compute_single_pass_flops(spec)
 
 
 def test_every_second_product_that_is_made_again_counts() -> None:

@@ -10,7 +10,7 @@ from planner.cost.timing import Timer, step_time
 from planner.facts.parse_spec import parse_spec
 from planner.facts.resources import StackName
 from planner.facts.spec import JobSpec
-from planner.facts.stages import num_tensors
+from planner.facts.stages import count_tensors
 from planner.hardware.catalog import CLUSTERS
 from planner.hardware.kernels import Flash, Kernel, layer_work
 from planner.hardware.stacks import OURS_ON_CPU, STACKS, TENSOR_S
@@ -117,7 +117,7 @@ def test_the_host_takes_its_time_for_each_tensor_before_the_update() -> None:
     none, some = ({**STACKS, "ours": STACKS["ours"]._replace(tensor_s=seconds)} for seconds in (0.0, 1e-4))
     waits = [Timer(CLUSTERS["h100"], stacks).step(spec).optimizer_s for stacks in (none, some)]
     tensors = 48 * 16 + 4  # a layer's, tables of tokens and positions, the last norm's two
-    assert num_tensors(spec, 0) == tensors
+    assert count_tensors(spec, 0) == tensors
     assert waits[1] - waits[0] == pytest.approx(tensors * 1e-4)
 
 

@@ -10,7 +10,7 @@ from planner.cost.estimate import estimate
 from planner.cost.timed import Timing
 from planner.cost.timing import Timer
 from planner.explain import explain
-from planner.facts.model_shapes import model_flops, parameter_count
+from planner.facts.model_shapes import compute_model_flops, count_parameters
 from planner.facts.presets import PRESETS
 from planner.facts.resources import SoftwareSpec, StackName
 from planner.facts.spec import JobSpec, Layout, MoeSpec
@@ -182,11 +182,11 @@ def test_wide_heads_and_biases_of_experts_are_counted_and_a_window_spares_flops(
     expert; 16 layers of which see 256 of 1,024 tokens."""
     model, layers = MIXED.model, MIXED.model.num_layers
     wide = model.model_copy(update={"head_dim": 128})
-    assert parameter_count(wide) - parameter_count(model) == layers * 1024 * 64 * (16 + 4 + 4 + 16)
+    assert count_parameters(wide) - count_parameters(model) == layers * 1024 * 64 * (16 + 4 + 4 + 16)
     biased = model.model_copy(update={"moe": MOE.model_copy(update={"expert_bias": True})})
-    assert parameter_count(biased) - parameter_count(model) == layers * 64 * (1024 + 1024 + 1024)
+    assert count_parameters(biased) - count_parameters(model) == layers * 64 * (1024 + 1024 + 1024)
     seen = MIXED.model_copy(update={"model": model.model_copy(update={"sliding_window": 256})})
     tokens = MIXED.train.global_batch * 1024
-    assert model_flops(MIXED) - model_flops(seen) == 3 * tokens * 4 * 1024 * 16 * (1024 - 256)
+    assert compute_model_flops(MIXED) - compute_model_flops(seen) == 3 * tokens * 4 * 1024 * 16 * (1024 - 256)
     long = SPEC.model_copy(update={"model": SPEC.model.model_copy(update={"sliding_window": 256})})
     assert _timed(on("megatron", long)).compute_s < _timed(on("megatron")).compute_s

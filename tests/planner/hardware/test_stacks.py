@@ -19,11 +19,11 @@ from planner.cost.memory.tape import LOGITS
 from planner.cost.pace import unhidden
 from planner.cost.timing import Timer, step_time
 from planner.cost.traffic import micro_batch_traffic
-from planner.facts.precision import MIXES
+from planner.facts.precision import MIXED_PRECISIONS
 from planner.facts.presets import PRESETS
 from planner.facts.resources import Resources, StackName
 from planner.facts.spec import JobSpec, Layout, MlaSpec, MoeSpec
-from planner.facts.spec_rules import not_runnable
+from planner.facts.spec_rules import find_unsupported_fields
 from planner.hardware.calibration import cluster_of
 from planner.hardware.catalog import CLUSTERS
 from planner.hardware.cluster import Span
@@ -51,8 +51,8 @@ def test_overlap_follows_the_cluster_and_not_where_the_job_would_run() -> None:
 
 
 def test_only_what_runs_here_can_be_submitted() -> None:
-    assert [p.field for p in not_runnable(on("megatron"))] == ["resources.stack"]
-    assert not_runnable(SPEC) == []
+    assert [p.field for p in find_unsupported_fields(on("megatron"))] == ["resources.stack"]
+    assert find_unsupported_fields(SPEC) == []
 
 
 def test_parts_of_every_stack_add_up() -> None:
@@ -221,15 +221,15 @@ def test_state_in_16_bits_is_8_bytes_a_parameter_and_half_the_optimizers_traffic
     both = [
         SPEC.model_copy(update={"train": TRAIN.model_copy(update={"precision": p})}) for p in ("bf16", "bf16_state")
     ]
-    state = MIXES["bf16_state"]
-    assert (state.state, state.sharded, state.moments, state.has_master) == (8, 2, 4, False)
+    state = MIXED_PRECISIONS["bf16_state"]
+    assert (state.state_bytes, state.sharded_bytes, state.moment_bytes, state.has_master_weights) == (8, 2, 4, False)
     own = held_parameters(both[1], 0)
     parts = memory(both[1], 0)
     assert (parts["parameters"], parts["optimizer"]) == (2 * own, 4 * own)
     launched = {**STACKS, "ours": STACKS["ours"]._replace(tensor_s=0.0)}
     wide, narrow = (Timer(H100, launched).step(spec).optimizer_s - H100.accelerator.kernel_s for spec in both)
     assert narrow == pytest.approx(wide / 2)
-    assert not_runnable(both[1]) == []
+    assert find_unsupported_fields(both[1]) == []
 
 
 def test_a_wait_hides_behind_no_more_than_there_is_to_compute() -> None:

@@ -13,9 +13,9 @@ from benchmarks.published.own_tests import KEEPS_SCORES
 from benchmarks.published.recipes import switched_on
 from benchmarks.published.recorded import IN_MAY, IN_OCTOBER
 from benchmarks.published.rows import SkipError, read_rows
-from planner.facts.placements import vocab_rows
+from planner.facts.placements import get_vocab_rows
 from planner.facts.spec import JobSpec, Layout, TrainSpec
-from planner.facts.stages import local_units
+from planner.facts.stages import get_local_units
 from planner.hardware.kernels import Flash, layer_work
 from planner.hardware.stack_options import ASYNC_TP, DETERMINISTIC_EXPERT_S, DETERMINISTIC_LAUNCH_S, GRAPHED
 from planner.hardware.stacks import EAGER_NORMS, STACKS
@@ -142,7 +142,7 @@ def test_stages_of_kempners_pipes_have_whole_ends_on_each_tensor_rank(tmp_path: 
     rows = [piped, piped | {"pp": "1", "dp": "4", "note": "torch.compile on"}]
     read = [row for row in read_rows(_file(tmp_path / "rows.csv", *rows)) if not isinstance(row, SkipError)]
     whole, divided = (plan_of(row) for row in read)
-    assert [vocab_rows(planned.spec) for planned in (whole, divided)] == [128_000, 32_000]
+    assert [get_vocab_rows(planned.spec) for planned in (whole, divided)] == [128_000, 32_000]
     assert [planned.spec.layout.sequence_parallel for planned in (whole, divided)] == [False, True]
     assert (whole.kernels.norms, whole.kernels.inputs_apart, whole.stage) == (EAGER_NORMS, True, 0)
     assert (divided.kernels.norms, divided.kernels.inputs_apart) == (STACKS["fsdp2"].norms, False)
@@ -265,7 +265,7 @@ def test_what_experts_keep_between_steps_is_shared_among_their_own_replicas(tmp_
     assert skipped == []
     experts = 2 * 4 * 3 * 512 * 2048 // 2
     spec = answers[0].planned.spec
-    whole = sum(p.numel for unit in local_units(spec, 0) for p in unit.parameters)
+    whole = sum(p.numel for unit in get_local_units(spec, 0) for p in unit.parameters)
     state = 6 * whole + 12 * (experts // 2 + (whole - experts) // 4)
     assert answers[0].predicted == pytest.approx(state + 3 * 32 * 2**20, rel=1e-3)
 

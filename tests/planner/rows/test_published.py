@@ -10,8 +10,8 @@ import pytest
 from planner.cost.memory import layer_bytes, memory
 from planner.cost.pipes import chunks_in_flight
 from planner.cost.timing import Timer
-from planner.facts.model_shapes import active_parameter_count, model_flops, parameter_count
-from planner.facts.precision import mix_of
+from planner.facts.model_shapes import compute_model_flops, count_active_parameters, count_parameters
+from planner.facts.precision import get_mixed_precision
 from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec
 from planner.hardware.catalog import CLUSTERS
@@ -40,13 +40,13 @@ Spec = dict[str, Any]
     ],
 )
 def test_parameter_counts_equal_the_published_ones(preset: str, expected: int) -> None:
-    assert parameter_count(PRESETS[preset].model) == expected
+    assert count_parameters(PRESETS[preset].model) == expected
 
 
 def test_only_the_experts_a_token_meets_are_active() -> None:
-    assert active_parameter_count(PRESETS["mixtral-8x7b"].model) == 12_879_925_248
-    assert round(active_parameter_count(PRESETS["deepseek-v3"].model) / 1e9, 1) == 37.6
-    assert active_parameter_count(PRESETS["gpt2"].model) == parameter_count(PRESETS["gpt2"].model)
+    assert count_active_parameters(PRESETS["mixtral-8x7b"].model) == 12_879_925_248
+    assert round(count_active_parameters(PRESETS["deepseek-v3"].model) / 1e9, 1) == 37.6
+    assert count_active_parameters(PRESETS["gpt2"].model) == count_parameters(PRESETS["gpt2"].model)
 
 
 # 2104.04473 table 1, billions
@@ -66,11 +66,11 @@ def test_only_the_experts_a_token_meets_are_active() -> None:
     ],
 )
 def test_megatron_parameters_to_the_printed_digit(preset: str, printed: str) -> None:
-    assert f"{parameter_count(PRESETS[f'megatron-{preset}'].model) / 1e9:.1f}" == printed
+    assert f"{count_parameters(PRESETS[f'megatron-{preset}'].model) / 1e9:.1f}" == printed
 
 
 def test_gpt3_has_the_parameters_of_its_shapes() -> None:
-    assert parameter_count(PRESETS["gpt3-175b"].model) == 174_604_259_328
+    assert count_parameters(PRESETS["gpt3-175b"].model) == 174_604_259_328
 
 
 # 1910.02054 table 1: ranks, parameters in billions, GB of stages 1, 2, 3 as printed
@@ -91,9 +91,9 @@ def test_gpt3_has_the_parameters_of_its_shapes() -> None:
 )
 def test_zero_table_1_to_the_printed_digit(ranks: int, billions: float, printed: tuple[str, ...]) -> None:
     for zero, text in enumerate(printed, start=1):
-        mix = mix_of("bf16_gradients")
-        divided = {1: mix.optimizer, 2: mix.optimizer + mix.gradients, 3: mix.state}[zero]
-        gigabytes = billions * (mix.state - divided + divided / ranks)
+        mix = get_mixed_precision("bf16_gradients")
+        divided = {1: mix.optimizer_bytes, 2: mix.optimizer_bytes + mix.gradient_bytes, 3: mix.state_bytes}[zero]
+        gigabytes = billions * (mix.state_bytes - divided + divided / ranks)
         digits = len(text.partition(".")[2])
         # The paper rounds 41.25 up and cuts 4187.5 and 2218.75: allow either neighbour of the last digit.
         assert abs(gigabytes - float(text)) <= 0.76 * 10**-digits
@@ -156,7 +156,7 @@ def test_mfu_leaves_recompute_out() -> None:
     row = megatron_table_1()[-1]
     peak = 312e12 * row.spec.layout.world_size * row.seconds
     assert hardware_flops(row.spec) / peak == pytest.approx(0.522, abs=0.001)
-    assert model_flops(row.spec) / peak == pytest.approx(0.392, abs=0.002)
+    assert compute_model_flops(row.spec) / peak == pytest.approx(0.392, abs=0.002)
 
 
 def test_selective_recompute_repeats_only_the_scores() -> None:
@@ -165,7 +165,7 @@ def test_selective_recompute_repeats_only_the_scores() -> None:
     h, layers, v, s = spec.model.hidden_size, spec.model.num_layers, spec.model.vocab_size, spec.train.seq_len
     once = 72 * spec.train.global_batch * s * layers * h**2 * (1 + s / (6 * h) + v / (12 * layers * h))
     again = 4 * spec.train.global_batch * s**2 * layers * h
-    assert model_flops(spec) == pytest.approx(once, rel=1e-12)
+    assert compute_model_flops(spec) == pytest.approx(once, rel=1e-12)
     assert hardware_flops(spec) == pytest.approx(once + again, rel=1e-12)
 
 

@@ -18,7 +18,7 @@ from planner.cost.timing import Timer
 from planner.facts.presets import PRESETS
 from planner.facts.resources import Resources
 from planner.facts.spec import JobSpec, Layout, MlaSpec, Recompute, TrainSpec
-from planner.facts.stages import stage_of
+from planner.facts.stages import get_stage_chunks
 from planner.hardware.catalog import CLUSTERS
 from planner.hardware.cluster import LAUNCH_S
 from planner.hardware.kernel_time import CUDNN_HOPPER, EARLY_CUDNN_BLACKWELL, FLASH_2, FP8_LATENT, FP8_WINDOWED
@@ -165,7 +165,7 @@ def test_deepseek_predicts_a_second_token_and_its_last_chunk_is_short(tmp_path: 
     pipe = {"tp": "1", "pp": "16", "dp": "16", "ep": "8", "gpus": "256", "recompute": "see recipe"}
     planned = plan_of(_of_bridge(tmp_path, "26.02", "B200", "deepseek-v3-671b", "MXFP8", **sizes, **pipe))
     model, layout = planned.spec.model, planned.spec.layout
-    assert [len(stage_of(model, layout, i).layers) for i in range(16)] == [4] * 15 + [2]
+    assert [len(get_stage_chunks(model, layout, i).layers) for i in range(16)] == [4] * 15 + [2]
     assert planned.kernels.heads == 2
     assert not predicts_second(_of_bridge(tmp_path, "25.11", "GB200", "deepseek-v3-671b (w/o MTP)", "BF16"))
 
@@ -175,7 +175,7 @@ def test_a_chunk_of_one_layer_is_the_slowest_where_both_ends_stand_for_one(tmp_p
     sizes = {"hidden": "16384", "kv_heads": "8", "ffn": "53248"}
     planned = plan_of(_of_bridge(tmp_path, "26.06", "GB200", "llama3.1-405b", "MXFP8", **pipe, **sizes))
     model, layout = planned.spec.model, planned.spec.layout
-    assert {len(stage_of(model, layout, i).layers) for i in range(16)} == {8}
+    assert {len(get_stage_chunks(model, layout, i).layers) for i in range(16)} == {8}
 
 
 def test_weights_are_gathered_as_products_in_fp8_take_them() -> None:

@@ -15,7 +15,7 @@ from benchmarks.published.said import Said, software_of
 from benchmarks.published.scores import sure
 from planner.cost.estimate import estimate
 from planner.facts.resources import Resources, SoftwareSpec
-from planner.facts.spec_rules import software_problems
+from planner.facts.spec_rules import find_software_problems
 from planner.hardware.stack_options import TOLD_WITHIN, Stacks
 from planner.hardware.stacks import STACKS
 from tests.planner.rows.test_benchmark_published import ROW, _file
@@ -77,7 +77,7 @@ def test_each_recipe_says_what_its_spec_has(tmp_path: Path, row: dict[str, str],
     assert software_of(answer.row, planned) == software
     resources = Resources(device="cuda", stack="megatron", software=software)
     spec = planned.spec.model_copy(update={"resources": resources})
-    assert software_problems(spec) == []
+    assert find_software_problems(spec) == []
     made = Stacks(STACKS, planned.cluster.per_node).of(spec)
     known = planned.kernels
     assert (made.launch_s == 0.0, made.shares_dispatch) == (known.launch_s == 0.0, known.shares_dispatch)

@@ -11,7 +11,7 @@ import pytest
 
 from planner.__main__ import main
 from planner.facts.spec import JobSpec
-from planner.facts.spec_rules import problems
+from planner.facts.spec_rules import find_problems
 from planner.facts.validation import SpecError
 from planner.hardware.catalog import CLUSTERS
 from planner.hardware.cluster import Cluster
@@ -51,7 +51,7 @@ def refused(auto: Any, *rooms: Room, gangs: Sequence[Gang] = (), **changes: Any)
 
 def test_it_is_the_searchs_first_choice_and_can_run() -> None:
     choice = chosen({"ranks": 8})
-    assert problems(choice.spec) == []
+    assert find_problems(choice.spec) == []
     best = search(draft_of({**BIG, "layout": "auto"}), H100, Constraints(8, runnable=True)).best
     assert (choice.spec.layout, choice.spec.train) == (best[0].spec.layout, best[0].spec.train)
     assert choice.told["runners_up"][0]["step_s"] == best[1].timing.step_s

@@ -11,7 +11,7 @@ from planner.cost.estimate import estimate
 from planner.cost.oversize import parse_plannable
 from planner.cost.timing import step_time
 from planner.facts.presets import TEMPLATES
-from planner.facts.spec_rules import problems
+from planner.facts.spec_rules import find_problems
 from planner.hardware.catalog import CLUSTERS
 from planner.search.layout_search import Constraints, _Finder, search
 
@@ -38,7 +38,7 @@ def test_llama_3_405b_with_few_ranks_to_share_fits_where_gradients_are_sharded_a
 
 @pytest.mark.parametrize("giant", GIANTS, ids=[g.name for g in GIANTS])
 def test_what_experts_ran_is_a_layout(giant: Giant) -> None:
-    assert problems(giant.spec) == []
+    assert find_problems(giant.spec) == []
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from planner.cost.timing import step_time
 from planner.facts.parse_spec import parse_fields
 from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec, Layout, TrainSpec
-from planner.facts.spec_rules import not_runnable, problems
+from planner.facts.spec_rules import find_problems, find_unsupported_fields
 from planner.facts.validation import SpecError
 from planner.hardware.catalog import CLUSTERS
 from planner.search.layout_search import Constraints, needed_bytes, search
@@ -72,7 +72,7 @@ def test_every_layout_found_passes_validation_fits_and_costs_what_it_says(
     hardware = CLUSTERS[cluster]
     found = search(seed(preset, 96, 1024), hardware, Constraints(ranks, max_micro_batch=4), limit=100)
     for f in [*found.best[::5], *found.pareto[::3]]:
-        assert problems(f.spec) == []
+        assert find_problems(f.spec) == []
         assert f.memory_bytes == needed_bytes(f.spec, hardware) <= hardware.accelerator.memory_bytes
         assert f.timing.step_s == pytest.approx(step_time(f.spec, hardware).step_s)
         assert f.spec.micro_batch_size <= 4
@@ -134,7 +134,7 @@ def test_only_what_can_run_when_asked() -> None:
     spec = parse_fields({"model": {"preset": "llama-mini"}, "train": {"global_batch": 16}})
     found = search(spec, CLUSTERS["cpu"], Constraints(4, runnable=True), limit=100)
     assert found.best
-    assert all(not not_runnable(f.spec) for f in found.best)
+    assert all(not find_unsupported_fields(f.spec) for f in found.best)
 
 
 def test_senseless_constraints_are_refused_by_name() -> None:
@@ -172,7 +172,7 @@ def test_what_does_not_fit_is_told_with_what_would() -> None:
     advised = suggestions(spec, H100)
     assert advised
     for near in advised:
-        assert problems(near.spec) == []
+        assert find_problems(near.spec) == []
         assert needed_bytes(near.spec, H100) <= H100.accelerator.memory_bytes
         assert near.spec.layout.world_size == 8
     assert any(near.change.startswith("ZeRO") for near in advised)

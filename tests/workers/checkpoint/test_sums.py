@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from planner.facts.placements import Box
+from planner.facts.placements import TensorBox
 from workers.checkpoint.state import Boxed
 from workers.checkpoint.tensor_checksums import BLOCK, box_sum
 
 
 def part(whole: torch.Tensor, *spans: tuple[int, int]) -> Boxed:
     """What lies in [start, end) of each dimension."""
-    box = Box(tuple(start for start, _ in spans), tuple(end - start for start, end in spans))
+    box = TensorBox(tuple(start for start, _ in spans), tuple(end - start for start, end in spans))
     return Boxed(whole[box.slices], box, tuple(whole.shape))
 
 

@@ -10,7 +10,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from planner.facts.parse_spec import parse_fields, parse_spec
-from planner.facts.spec_rules import not_runnable
+from planner.facts.spec_rules import find_unsupported_fields
 from tests.parity.cases import SIZES, write_data
 from tests.parity.rank import make_trainer
 from workers.meter import Recorder
@@ -50,6 +50,6 @@ def test_a_host_without_a_compiler_says_so(tmp_path: Path, monkeypatch: pytest.M
 def test_what_is_not_compiled_is_refused_with_its_reason() -> None:
     layout = {"pp": 2, "schedule": "zbv", "virtual_stages": 2, "recompute": "selective"}
     fields = {"model": {"preset": "gpt-tiny"}, "layout": layout, "train": {"compile": True, "micro_batches": 4}}
-    (problem,) = not_runnable(parse_fields(fields))
+    (problem,) = find_unsupported_fields(parse_fields(fields))
     assert problem.field == "train.compile"
     assert "a schedule that splits backward and selective recompute" in problem.message

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from contracts.telemetry.results import ProofItem
-from planner.facts.single_process_reference import limits, limits_words
+from planner.facts.single_process_reference import format_tolerances, get_tolerances
 from tests.parity.cases import make_spec, write_data
 from tests.parity.rank import make_trainer
 from tests.support.ranks import forked
@@ -107,8 +107,10 @@ def test_choices_of_a_step_are_kept_for_each_micro_batch_and_given_up_after(tmp_
 def test_limits_of_a_mixture_are_those_of_any_model_and_name_its_choices() -> None:
     for precision in ("fp32", "bf16", "fp8"):
         mixed, plain = (make_spec(model, {}, 2, train={"precision": precision}) for model in ("moe", "llama"))
-        assert limits(mixed) == limits(plain)
-        assert f", {limits(mixed).choice:g} in router choices" in limits_words(mixed, limits(mixed), trained=False)
+        assert get_tolerances(mixed) == get_tolerances(plain)
+        assert f", {get_tolerances(mixed).router_choice:g} in router choices" in format_tolerances(
+            mixed, get_tolerances(mixed), trained=False
+        )
 
 
 def test_a_followed_step_has_the_gates_of_the_run_s_own(tmp_path: Path) -> None:

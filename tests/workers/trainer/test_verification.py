@@ -17,13 +17,13 @@ import torch
 from contracts.telemetry.results import Mismatch, ProofItem, ReferenceProof
 from planner.facts.parse_spec import parse_spec
 from planner.facts.single_process_reference import (
-    ROUNDED,
-    STEPS,
-    alone,
-    end_limits,
-    limits,
-    limits_words,
-    why_not_compared,
+    BF16_TOLERANCES,
+    COMPARED_STEPS,
+    explain_no_reference,
+    format_tolerances,
+    get_final_tolerances,
+    get_tolerances,
+    make_reference_spec,
 )
 from planner.facts.spec import JobSpec, Layout
 from planner.facts.validation import SpecError
@@ -73,7 +73,7 @@ def test_a_copy_that_computes_with_other_weights_than_its_masters_is_apart(tmp_p
     pieces = [piece for part in parts for piece in pieces_of(spec, mesh.place, part)]
 
     def compared() -> Compared:
-        return compare_copies("weight", spec, mesh, pieces, lambda piece: piece.weight, ROUNDED.copies)
+        return compare_copies("weight", spec, mesh, pieces, lambda piece: piece.weight, BF16_TOLERANCES.replicas)
 
     assert compared().wrong == []
     with torch.no_grad():
@@ -97,7 +97,7 @@ def test_a_rank_that_missed_one_update_of_a_warm_up_is_told(tmp_path: Path, prec
     parts = [make_trainer(spec, tmp_path, Recorder(0)).part for _ in range(2)]
     pieces = [piece for part in parts for piece in pieces_of(spec, mesh.place, part)]
     missed = next(piece for piece in pieces_of(spec, mesh.place, parts[1]) if piece.name.endswith("q.weight"))
-    most = limits(spec).copies
+    most = get_tolerances(spec).replicas
     assert compare_copies("weight", spec, mesh, pieces, lambda piece: piece.weight, most).wrong == []
     with torch.no_grad():
         missed.weight.mul_(1 + (1.5e-4 if missed.weight.dtype == torch.float32 else 2**-7))
@@ -149,7 +149,7 @@ def test_what_goes_wrong_once_the_first_steps_are_over_ends_the_run(
 
     def forgets(index: int) -> None:
         backward(index)
-        if index >= STEPS:
+        if index >= COMPARED_STEPS:
             trainer.part.tensors[5].gradient.mul_(1.01)
 
     monkeypatch.setattr(trainer, "backward", forgets)
@@ -167,7 +167,7 @@ def test_a_rate_that_does_not_fall_is_told_of_by_the_update_at_the_end(
 
 
 def _update_at_full_rate(trainer: Trainer, index: int, norm: float) -> None:
-    Trainer.update(trainer, index if index < STEPS else 0, norm)
+    Trainer.update(trainer, index if index < COMPARED_STEPS else 0, norm)
 
 
 def test_a_validation_loss_is_compared_with_one_process_at_the_end(
@@ -335,23 +335,23 @@ def test_the_headline_says_of_what_its_figure_is_and_names_every_limit(tmp_path:
     rounded = one_process_words({**equal, "gradient": 0.059, "limit": 0.1})
     assert rounded.startswith("gradients match the single-process reference within limits, difference 0.059 (")
     bf16 = make_spec("llama", {}, 2, train={"precision": "bf16"})
-    assert limits_words(bf16, limits(bf16), trained=False) == (
+    assert format_tolerances(bf16, get_tolerances(bf16), trained=False) == (
         "bf16 allows relative differences from a fp32 single-process reference of 0.1 in gradients (0.2 in vectors), "
         "0.4 in updates, 0.005 in losses plus 0.3 of the loss change, 0.05 in the first gradient norm"
     )
-    assert limits_words(bf16, end_limits(bf16), trained=True).startswith(
+    assert format_tolerances(bf16, get_final_tolerances(bf16), trained=True).startswith(
         "bf16 allows relative differences from a bf16 "
     )
     fp8 = make_spec("llama", {}, 2, train={"precision": "fp8"})
-    told = limits_words(fp8, limits(fp8), trained=False)
+    told = format_tolerances(fp8, get_tolerances(fp8), trained=False)
     assert "of 0.3 in gradients (0.5 in vectors), 0.5 in updates" in told
 
 
 def test_one_process_computes_as_narrow_where_fp32_says_nothing_of_a_run() -> None:
     for precision, computed in (("fp32", "fp32"), ("bf16", "fp32"), ("bf16_state", "bf16_state"), ("fp8", "fp8")):
         spec = make_spec("llama", {"dp": 2}, 2, train={"precision": precision})
-        assert alone(spec).train.precision == computed
-        assert alone(spec, trained=True).train.precision == precision
+        assert make_reference_spec(spec).train.precision == computed
+        assert make_reference_spec(spec, trained=True).train.precision == precision
 
 
 def test_small_models_are_compared_unasked_and_others_say_why_not() -> None:
@@ -359,13 +359,13 @@ def test_small_models_are_compared_unasked_and_others_say_why_not() -> None:
         return parse_spec({"model": {"preset": preset}, "train": train, "resources": {"device": device}})
 
     large = partial(asked, "nanogpt", seq_len=256)
-    assert why_not_compared(asked("gpt-tiny")) == ""
-    assert why_not_compared(asked("gpt-tiny", verify="off")) == "`train.verify` is off"
-    assert "parameters = 3.0 GB. The limit with `train.verify` auto is 32,000,000 parameters." in why_not_compared(
+    assert explain_no_reference(asked("gpt-tiny")) == ""
+    assert explain_no_reference(asked("gpt-tiny", verify="off")) == "`train.verify` is off"
+    assert "parameters = 3.0 GB. The limit with `train.verify` auto is 32,000,000 parameters." in explain_no_reference(
         asked("gpt2")
     )
-    assert "about 11 s for 3 steps. The limit with `train.verify` auto is 5 s." in why_not_compared(large())
-    assert why_not_compared(large(verify="on")) == ""
+    assert "about 11 s for 3 steps. The limit with `train.verify` auto is 5 s." in explain_no_reference(large())
+    assert explain_no_reference(large(verify="on")) == ""
     with pytest.raises(SpecError, match=r"24 B x 6,738,415,616 parameters = 161.7 GB"):
         asked("llama2-7b", verify="on")
     with pytest.raises(
@@ -373,12 +373,12 @@ def test_small_models_are_compared_unasked_and_others_say_why_not() -> None:
         match=r"`train.verify` is on, but .* about 351 s for 3 steps. The limit with `train.verify` on is 300 s",
     ):
         large(verify="on", global_batch=256)
-    assert why_not_compared(large(device="cuda")) == "", "a GPU takes less"
+    assert explain_no_reference(large(device="cuda")) == "", "a GPU takes less"
 
 
 def test_one_process_does_the_same_in_as_many_sequences_at_once() -> None:
     spec = make_spec("gpt", {"dp": 2, "tp": 2}, 2, train={"precision": "bf16", "checkpoint_every": 2})
-    one = alone(spec)
+    one = make_reference_spec(spec)
     assert one.layout == Layout()
     assert one.micro_batch_size == spec.micro_batch_size == 2
     assert (one.train.precision, one.train.checkpoint_every, one.train.seed) == ("fp32", 0, spec.train.seed)

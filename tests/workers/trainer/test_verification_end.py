@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from planner.facts.single_process_reference import limits, resumed_limits
+from planner.facts.single_process_reference import get_resumed_tolerances, get_tolerances
 from planner.facts.spec import Layout
 from tests.workers.trainer.test_verification import one_rank, proven
 from workers.rank_environment import GROUP_TIMEOUT_VARIABLE
@@ -102,7 +102,7 @@ def test_what_differs_after_the_last_step_is_not_saved(tmp_path: Path, monkeypat
 def test_a_run_that_stopped_within_the_compared_steps_is_held_to_their_limits(tmp_path: Path) -> None:
     trainer = one_rank(tmp_path, steps=9)
     kept = [Proof(trainer, quiet, quiet, done)._limits for done in (0, 2, 3)]
-    assert kept == [limits(trainer.spec), limits(trainer.spec), resumed_limits(trainer.spec)]
+    assert kept == [get_tolerances(trainer.spec), get_tolerances(trainer.spec), get_resumed_tolerances(trainer.spec)]
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
@@ -110,7 +110,9 @@ def test_a_gradient_that_is_missing_or_doubled_is_beyond_what_a_run_that_goes_on
     precision: str, tmp_path: Path
 ) -> None:
     spec = one_rank(tmp_path).spec
-    most = resumed_limits(spec.model_copy(update={"train": spec.train.model_copy(update={"precision": precision})}))
+    most = get_resumed_tolerances(
+        spec.model_copy(update={"train": spec.train.model_copy(update={"precision": precision})})
+    )
     assert max(most.gradient, most.vector, most.router) < 1.0 - 1e-6, "they are 1 apart, but for rounding"
 
 
@@ -119,7 +121,7 @@ def test_one_process_is_not_asked_where_the_others_would_not_wait_for_it(
 ) -> None:
     """How long they wait is the host's setting: a job that was asked to be verified died of it."""
     spec = one_rank(tmp_path).spec
-    monkeypatch.setattr(verifier, "seconds_alone", lambda _spec: 200.0)
+    monkeypatch.setattr(verifier, "estimate_reference_seconds", lambda _spec: 200.0)
     wide = spec.model_copy(update={"layout": Layout(dp=2)})
     assert verifier._too_long(wide) == ""
     monkeypatch.setenv(GROUP_TIMEOUT_VARIABLE, "120")

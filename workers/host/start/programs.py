@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from contracts.control import LaunchOrder, get_node_index
 from contracts.names import LOAN_FILE
-from planner.facts.kinds import DEFAULT
+from planner.facts.kinds import DEFAULT_KIND
 from planner.facts.spec import JobKind
 from workers.host.attempts import AttemptDir
 from workers.host.settings import HostSettings
@@ -118,7 +118,7 @@ PROGRAMS: dict[JobKind, Program] = {
 
 def program_of(order: LaunchOrder) -> Program:
     """The program of an order's kind of job."""
-    return PROGRAMS[order["spec"].get("kind", DEFAULT)]
+    return PROGRAMS[order["spec"].get("kind", DEFAULT_KIND)]
 
 
 def stays_here(order: LaunchOrder) -> bool:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from contracts.codec import MAX_EXIT_REPORT_BYTES, BadMessageError, validate_exit_report
 from contracts.control import VERSION, ExitReport, LaunchOrder, Outcome
 from contracts.fields import ESCAPES, strip_control_characters
-from planner.facts.validation import counted
+from planner.facts.validation import format_count
 from workers.host.attempts import AttemptDir
 from workers.host.files import BadFileError, read_json
 from workers.host.start.programs import program_of
@@ -133,7 +133,7 @@ def _verdict(order: LaunchOrder, ended: Ended, tally: Tally, tail: LogTail) -> t
         good_end = program_of(order).good_end
         if "{steps}" in good_end and not tally.steps:
             return "succeeded", "finished; this attempt reported no steps"  # the one before did them all
-        return "succeeded", good_end.format(steps=tally.steps, tried=counted(tally.tried, "rank"))
+        return "succeeded", good_end.format(steps=tally.steps, tried=format_count(tally.tried, "rank"))
     failure = ended.failure
     if failure is None:
         killed_by = _signal_name(ended.code)

@@ -16,8 +16,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from planner.facts.layout import Coordinates
-from planner.facts.model_shapes import Parameter, Unit, is_moe_layer
-from planner.facts.placements import divided_box, padded_vocab
+from planner.facts.model_shapes import Parameter, ParameterUnit, is_moe_layer
+from planner.facts.placements import get_padded_vocab_size, get_unsharded_box
 from planner.facts.spec import JobSpec, ModelSpec
 from workers.torch_private.kernels import look_up
 from workers.trainer.compile import compiled
@@ -92,7 +92,7 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         gpt, h, tp = model.arch == "gpt", model.hidden_size, strategy.tp.degree
-        rows = padded_vocab(model.vocab_size, tp) // tp
+        rows = get_padded_vocab_size(model.vocab_size, tp) // tp
         own_head = last and not (model.tied_embeddings and first)
         self.model, self.strategy, self.dtype = model, strategy, dtype
         self.embedding = Table(rows, h, strategy) if first else None
@@ -161,25 +161,25 @@ ENDS_BRANCH = ("attention.out.weight", "mlp.down.weight", "moe.experts.down.weig
 MOST_AT_ONCE = 2**30  # values of a unit, 4 GiB of the host's memory on each rank: of a larger one a tensor at a time
 
 
-def unit_modules(decoder: Decoder, unit: Unit) -> list[nn.Module]:
+def unit_modules(decoder: Decoder, unit: ParameterUnit) -> list[nn.Module]:
     """The modules whose parameters `unit` lists: one layer, or what lies outside the layers."""
     if unit.name != "root":
         return [decoder.layers[unit.name.removeprefix("layers.")]]
     return [m for name, m in decoder.named_children() if name != "layers"]
 
 
-def full_name(unit: Unit, parameter: Parameter) -> str:
+def full_name(unit: ParameterUnit, parameter: Parameter) -> str:
     """The parameter's name in the whole model."""
     return parameter.name if unit.name == "root" else f"{unit.name}.{parameter.name}"
 
 
-def unit_parameter(decoder: Decoder, unit: Unit, parameter: Parameter) -> nn.Parameter:
+def unit_parameter(decoder: Decoder, unit: ParameterUnit, parameter: Parameter) -> nn.Parameter:
     """The tensor of this decoder that `parameter` of `unit` describes."""
     return decoder.get_parameter(full_name(unit, parameter))
 
 
 @torch.no_grad()
-def initialise(decoder: Decoder, unit: Unit, spec: JobSpec, place: Coordinates, draws: int = 1) -> None:
+def initialise(decoder: Decoder, unit: ParameterUnit, spec: JobSpec, place: Coordinates, draws: int = 1) -> None:
     """Fill a unit's parameters with their part of the whole tensors, drawn from (seed, name) alone.
 
     So all layouts start from the same model with nothing sent, however many are drawn at once; padding is zero. `unit`
@@ -187,8 +187,8 @@ def initialise(decoder: Decoder, unit: Unit, spec: JobSpec, place: Coordinates, 
     section 2.3).
     """
     for parameter, whole in zip(unit.parameters, _drawn(unit, spec, draws), strict=True):
-        box = divided_box(spec, place, parameter)
-        unit_parameter(decoder, unit, parameter).zero_()[box.filled] = whole[box.slices]
+        box = get_unsharded_box(spec, place, parameter)
+        unit_parameter(decoder, unit, parameter).zero_()[box.local_slices] = whole[box.slices]
 
 
 def draws_at_once(device: torch.device) -> int:
@@ -201,7 +201,7 @@ def draws_at_once(device: torch.device) -> int:
     return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
 
 
-def _drawn(unit: Unit, spec: JobSpec, draws: int) -> Iterator[torch.Tensor]:
+def _drawn(unit: ParameterUnit, spec: JobSpec, draws: int) -> Iterator[torch.Tensor]:
     """The unit's whole tensors in order. One of hundreds of millions takes a core seconds."""
 
     def draw(parameter: Parameter) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import register_flop_formula
 
-from planner.facts.model_shapes import expert_capacity
+from planner.facts.model_shapes import get_expert_capacity
 from planner.facts.spec import ModelSpec, MoeSpec
 from workers.trainer.model.layers import Linear, Mlp, Strategy, activate, use
 from workers.trainer.parallel.tensor_parallel import Entered
@@ -140,7 +140,7 @@ class Mixture(nn.Module):
         """Partial sums of the output, (batch, seq, hidden)"""
         x = self.strategy.tp.entered(entered)
         routing = self.router(x)
-        capacity = expert_capacity(self.spec, x.shape[1] * self.strategy.cp.degree)
+        capacity = get_expert_capacity(self.spec, x.shape[1] * self.strategy.cp.degree)
         out = self._dropless(x, routing) if capacity is None else self._dropping(x, routing, capacity)
         if self.shared is not None:
             out = out + self.shared.within(x)

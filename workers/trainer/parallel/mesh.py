@@ -8,8 +8,16 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from contracts.telemetry.vocabulary import Axis
-from planner.facts.layout import Coordinates, Group, axis_group, axis_ranks, coordinates, members, shard_group
-from planner.facts.placements import shared_heads
+from planner.facts.layout import (
+    Coordinates,
+    RankGroup,
+    get_axis_group,
+    get_axis_ranks,
+    get_coordinates,
+    get_group_ranks,
+    get_shard_group,
+)
+from planner.facts.placements import count_kv_replicas
 from planner.facts.spec import JobSpec, Layout
 from workers.rank_environment import get_group_timeout
 from workers.torch_private.groups import connect
@@ -47,7 +55,7 @@ class Mesh:
     @property
     def pipe(self) -> tuple[int, ...]:
         """Global ranks of the same coordinates on every stage."""
-        return axis_ranks(self.rank, "pp", self.layout)
+        return get_axis_ranks(self.rank, "pp", self.layout)
 
 
 def make_mesh(spec: JobSpec, rank: int, label: Label) -> Mesh:
@@ -65,27 +73,27 @@ def make_mesh(spec: JobSpec, rank: int, label: Label) -> Mesh:
             connect(group)
         return group
 
-    def own(axis: Axis, group: Group) -> dist.ProcessGroup | None:
-        return make(axis, members(rank, group))
+    def own(axis: Axis, group: RankGroup) -> dist.ProcessGroup | None:
+        return make(axis, get_group_ranks(rank, group))
 
-    pipe = members(rank, axis_group(layout, "pp"))
+    pipe = get_group_ranks(rank, get_axis_group(layout, "pp"))
     ends = tuple(sorted({pipe[0], pipe[-1]}))
-    replicas = Group(layout.replica_ranks, layout.tp)
-    shards = shard_group(layout, experts=False)
-    experts = Group(layout.replica_ranks // layout.ep, layout.tp * layout.ep) if layout.ep > 1 else Group(1, 1)
-    tp, dp = own("tp", axis_group(layout, "tp")), own("dp", replicas)
+    replicas = RankGroup(layout.replica_ranks, layout.tp)
+    shards = get_shard_group(layout, experts=False)
+    experts = RankGroup(layout.replica_ranks // layout.ep, layout.tp * layout.ep) if layout.ep > 1 else RankGroup(1, 1)
+    tp, dp = own("tp", get_axis_group(layout, "tp")), own("dp", replicas)
     hsdp = layout.dp_replicas > 1
     return Mesh(
         layout=layout,
         rank=rank,
-        place=coordinates(rank, layout),
+        place=get_coordinates(rank, layout),
         tp=tp,
-        key_values=own("tp", Group(shared_heads(spec.model.num_kv_heads, layout.tp), 1)),
-        cp=own("cp", axis_group(layout, "cp")),
-        ep=own("ep", axis_group(layout, "ep")),
+        key_values=own("tp", RankGroup(count_kv_replicas(spec.model.num_kv_heads, layout.tp), 1)),
+        cp=own("cp", get_axis_group(layout, "cp")),
+        ep=own("ep", get_axis_group(layout, "ep")),
         replicas=dp,
         shards=own("dp", shards) if hsdp else dp,
-        copies=own("dp", Group(layout.dp_replicas, shards.stride * shards.size)) if hsdp else None,
+        copies=own("dp", RankGroup(layout.dp_replicas, shards.stride * shards.size)) if hsdp else None,
         expert_replicas=(expert_dp := own("dp", experts)),
         expert_shards=expert_dp,
         forward=make("pp", pipe, messages=True),

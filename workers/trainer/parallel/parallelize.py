@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from planner.facts.layout import chunk_indices, num_chunks
-from planner.facts.model_shapes import Parameter, Unit, stage_units
-from planner.facts.placements import Placement, expert_index, local_parameter, placement
-from planner.facts.precision import FP32_BYTES, mix_of
-from planner.facts.schedules import splits
+from planner.facts.layout import get_chunk_indices, get_num_chunks
+from planner.facts.model_shapes import Parameter, ParameterUnit, get_chunk_units
+from planner.facts.placements import TensorPlacement, get_expert_index, get_local_parameter, get_placement
+from planner.facts.precision import FP32_BYTES, get_mixed_precision
+from planner.facts.schedules import splits_backward
 from planner.facts.spec import JobSpec
-from planner.facts.stages import stage_of
+from planner.facts.stages import get_stage_chunks
 from workers.trainer.model import Decoder, Strategy, initialise, unit_modules, unit_parameter
 from workers.trainer.model.decoder import draws_at_once, full_name
 from workers.trainer.parallel.context_parallel import ContextParallel
@@ -48,7 +48,7 @@ class Held:
 
     name: str
     spec: Parameter
-    placement: Placement
+    placement: TensorPlacement
     tensor: nn.Parameter
     summed: nn.Parameter
     master: nn.Parameter
@@ -63,7 +63,7 @@ class Held:
     @property
     def copied_by_tp_neighbours(self) -> bool:
         """Whether some tp ranks hold the same part: key/value heads that are fewer than the ranks."""
-        return self.placement.tp is not None and self.placement.tp.copies > 1
+        return self.placement.tp is not None and self.placement.tp.replicas > 1
 
 
 @dataclass(frozen=True)
@@ -119,20 +119,20 @@ class Built:
 def build(spec: JobSpec, mesh: Mesh, device: torch.device, *, fill: bool = True, even: bool = False) -> Built:
     """This rank's chunks, sharded. Without `fill` they stay on meta; `even`: no router will be computed."""
     dtype, draws = compute_type(spec), draws_at_once(device)
-    stage = stage_of(spec.model, spec.layout, mesh.place.pp)
+    stage = get_stage_chunks(spec.model, spec.layout, mesh.place.pp)
     built = Built({}, [])
-    for index, layers in zip(chunk_indices(spec.layout, mesh.place.pp), stage.chunks, strict=True):
+    for index, layers in zip(get_chunk_indices(spec.layout, mesh.place.pp), stage.chunks, strict=True):
         strategy = make_strategy(spec, mesh, EvenExpertParallel if even else ExpertParallel)
         first, last = _ends(spec, index)
         with torch.device("meta"):
             decoder = Decoder(spec.model, layers, strategy, dtype, first=first, last=last)
         # Unit by unit, so that a rank never holds more than its shards and one whole unit.
-        for unit in stage_units(spec.model, layers, first=first, last=last):
+        for unit in get_chunk_units(spec.model, layers, first=first, last=last):
             if fill:
                 for module in unit_modules(decoder, unit):
                     _give_memory(module, device)
                 initialise(decoder, unit, spec, mesh.place, draws)
-            if not mix_of(spec.train.precision).has_master:
+            if not get_mixed_precision(spec.train.precision).has_master_weights:
                 _narrow(unit_modules(decoder, unit), dtype)
             if spec.layout.zero and unit.name != "root":
                 _shard_layer(spec, mesh, unit_modules(decoder, unit)[0], device, dtype)
@@ -163,14 +163,14 @@ def _narrow(modules: Sequence[nn.Module], dtype: torch.dtype) -> None:
 
 def assemble(spec: JobSpec, mesh: Mesh, built: Built) -> Part:
     """What training needs of built chunks: every tensor, and how gradients become one."""
-    stage = stage_of(spec.model, spec.layout, mesh.place.pp)
+    stage = get_stage_chunks(spec.model, spec.layout, mesh.place.pp)
     tensors: list[Held] = []
     for (index, decoder), layers in zip(built.chunks.items(), stage.chunks, strict=True):
         first, last = _ends(spec, index)
-        units = stage_units(spec.model, layers, first=first, last=last)
+        units = get_chunk_units(spec.model, layers, first=first, last=last)
         tensors += [_held(spec, decoder, unit, p) for unit in units for p in unit.parameters]
     apart = {held.tensor: held.master for held in tensors if held.summed is not held.tensor}
-    kinds: list[DataParallel] = [MasterGradients(apart, splits=splits(spec.layout))] if apart else []
+    kinds: list[DataParallel] = [MasterGradients(apart, splits=splits_backward(spec.layout))] if apart else []
     kinds += _zero(spec, built) if built.roots else _plain(spec, mesh, built, tensors)
     return Part(built.chunks, tensors, Together(kinds), compute_type(spec))
 
@@ -181,7 +181,7 @@ def compute_type(spec: JobSpec) -> torch.dtype:
 
 def _ends(spec: JobSpec, chunk: int) -> tuple[bool, bool]:
     """Whether a chunk is the first and the last of the pipe."""
-    return chunk == 0, chunk == num_chunks(spec.layout) - 1
+    return chunk == 0, chunk == get_num_chunks(spec.layout) - 1
 
 
 def make_strategy(spec: JobSpec, mesh: Mesh, experts: type[ExpertParallel] = ExpertParallel) -> Strategy:
@@ -192,13 +192,13 @@ def make_strategy(spec: JobSpec, mesh: Mesh, experts: type[ExpertParallel] = Exp
     return Strategy(
         tp=TensorParallel(mesh.tp, layout.tp, mesh.place.tp, layout.sequence_parallel),
         cp=ContextParallel(mesh.cp, layout.cp, mesh.place.cp, layout.cp_method),
-        ep=experts(mesh.ep, layout.ep, expert_index(layout, mesh.place)),
+        ep=experts(mesh.ep, layout.ep, get_expert_index(layout, mesh.place)),
         recompute=layout.recompute,
         attention=spec.train.attention,
         regather=layout.regather,
-        weight_gradients=WeightGradients() if splits(spec.layout) else None,
+        weight_gradients=WeightGradients() if splits_backward(spec.layout) else None,
         balance_scale=scale,
-        products=Fp8() if mix_of(spec.train.precision).gemm == "fp8" else WIDE,
+        products=Fp8() if get_mixed_precision(spec.train.precision).gemm == "fp8" else WIDE,
     )
 
 
@@ -225,7 +225,9 @@ def _shard(
     besides = {p for found in _experts(module) for p in found.parameters()} if alone else set()
     shards, copies = (mesh.expert_shards, None) if experts else (mesh.shards, mesh.copies)
     assert shards is not None
-    reduced = torch.float32 if mix_of(spec.train.precision).gradients == FP32_BYTES else torch.bfloat16
+    reduced = (
+        torch.float32 if get_mixed_precision(spec.train.precision).gradient_bytes == FP32_BYTES else torch.bfloat16
+    )
     frees = spec.layout.zero == 3 and not spec.layout.keep_gathered
     return shard(module, shards, copies, device, frees=frees, compute=dtype, reduced=reduced, besides=besides)
 
@@ -238,7 +240,7 @@ def _plain(spec: JobSpec, mesh: Mesh, built: Built, tensors: list[Held]) -> list
     if mesh.replicas is None:
         return []
     holders = {held.tensor: held.summed for held in tensors}
-    train, element = spec.train, mix_of(spec.train.precision).gradients
+    train, element = spec.train, get_mixed_precision(spec.train.precision).gradient_bytes
     decoders = list(built.chunks.values())
     divided = {p for d in decoders for e in _experts(d) for p in e.parameters()} if spec.layout.ep > 1 else set()
     # Modules are registered in the order of a forward, and backward finishes them from the last.
@@ -249,22 +251,31 @@ def _plain(spec: JobSpec, mesh: Mesh, built: Built, tensors: list[Held]) -> list
         if ordered and group is not None:
             kinds.append(
                 BucketedAllReduce(
-                    ordered, group, train.micro_batches, element, overlap=train.overlap, splits=splits(spec.layout)
+                    ordered,
+                    group,
+                    train.micro_batches,
+                    element,
+                    overlap=train.overlap,
+                    splits=splits_backward(spec.layout),
                 )
             )
     return kinds
 
 
-def _held(spec: JobSpec, decoder: Decoder, unit: Unit, parameter: Parameter) -> Held:
-    tensor, dtype, mix = unit_parameter(decoder, unit, parameter), compute_type(spec), mix_of(spec.train.precision)
+def _held(spec: JobSpec, decoder: Decoder, unit: ParameterUnit, parameter: Parameter) -> Held:
+    tensor, dtype, mix = (
+        unit_parameter(decoder, unit, parameter),
+        compute_type(spec),
+        get_mixed_precision(spec.train.precision),
+    )
     # The model sizes its tensors by itself: a placement that is wrong ends here.
-    assert tensor.shape == local_parameter(spec.model, spec.layout, parameter).shape, full_name(unit, parameter)
+    assert tensor.shape == get_local_parameter(spec.model, spec.layout, parameter).shape, full_name(unit, parameter)
     # What FSDP2 shards is fp32 at rest.
-    master = make_master(tensor, dtype) if mix.has_master and not is_sharded(tensor) else tensor
-    summed = master if mix.gradients == FP32_BYTES else tensor
-    lies = placement(spec.model, spec.layout, parameter)
+    master = make_master(tensor, dtype) if mix.has_master_weights and not is_sharded(tensor) else tensor
+    summed = master if mix.gradient_bytes == FP32_BYTES else tensor
+    lies = get_placement(spec.model, spec.layout, parameter)
     # Ranks of the stages that hold it, over the parts that they hold.
-    copies = spec.layout.replica_ranks * spec.layout.tp // lies.parts * (2 if is_tied(spec, parameter) else 1)
+    copies = spec.layout.replica_ranks * spec.layout.tp // lies.num_shards * (2 if is_tied(spec, parameter) else 1)
     return Held(full_name(unit, parameter), parameter, lies, tensor, summed, master, copies)
 
 

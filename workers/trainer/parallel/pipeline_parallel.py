@@ -15,9 +15,16 @@ from typing import NamedTuple, Protocol
 import torch
 import torch.distributed as dist
 
-from planner.facts.layout import num_chunks
-from planner.facts.pipeline_messages import Exchange, Message, exchanges, given_by, links, owners
-from planner.facts.schedules import Action, actions, splits
+from planner.facts.layout import get_num_chunks
+from planner.facts.pipeline_messages import (
+    Exchange,
+    Message,
+    get_chunk_stages,
+    get_links,
+    get_sent_message,
+    order_exchanges,
+)
+from planner.facts.schedules import Action, build_actions, splits_backward
 from planner.facts.spec import Layout
 from workers.device import SideStream
 from workers.torch_private.groups import connect_pair
@@ -77,13 +84,13 @@ class Boundary:
     ) -> None:
         self._mesh, self._shape, self._dtype, self._device = mesh, torch.Size(shape), dtype, device
         self._tp = tp if mesh.layout.scatter_gather else TensorParallel(None)
-        self._owners = owners(mesh.layout)
+        self._owners = get_chunk_stages(mesh.layout)
         self._here: dict[Message, torch.Tensor] = {}
         self._to_send: dict[Message, tuple[torch.Tensor, torch.cuda.Event | None]] = {}
         self._arriving: dict[Message, tuple[torch.Tensor, dist.Work]] = {}
         self._sends, self._aside = Sends(), SideStream(device)
         me = mesh.place.pp
-        for sender, receiver in (link for link in links(mesh.layout) if me in link):
+        for sender, receiver in (link for link in get_links(mesh.layout) if me in link):
             group = self._group(sender, receiver)
             assert group is not None
             connect_pair(group, receiver if me == sender else sender, sends=me == sender)
@@ -161,12 +168,12 @@ class Pipeline:
     """Runs steps and validations of one rank."""
 
     def __init__(self, layout: Layout, stage: int, micro_batches: int, boundary: Boundary | None) -> None:
-        self._order = actions(layout, stage, micro_batches)
+        self._order = build_actions(layout, stage, micro_batches)
         self._forwards = [action for action in self._order if action.kind == "F"]
-        self._boundary, self._last_chunk = boundary, num_chunks(layout) - 1
-        self._exchanges = exchanges(layout, micro_batches)[stage]
-        self._forward_exchanges = exchanges(layout, micro_batches, forwards=True)[stage]
-        self._splits = splits(layout)
+        self._boundary, self._last_chunk = boundary, get_num_chunks(layout) - 1
+        self._exchanges = order_exchanges(layout, micro_batches)[stage]
+        self._forward_exchanges = order_exchanges(layout, micro_batches, forwards=True)[stage]
+        self._splits = splits_backward(layout)
         self._final = {a.chunk: i for i, a in enumerate(self._order) if a.kind in ("B", "W")}
 
     def step(self, chunks: Chunks) -> torch.Tensor | None:
@@ -228,7 +235,7 @@ class Pipeline:
         return hidden.requires_grad_() if torch.is_grad_enabled() else hidden
 
     def _pass_on(self, action: Action, output: torch.Tensor, total: torch.Tensor | None) -> torch.Tensor | None:
-        message = given_by(action, self._last_chunk)
+        message = get_sent_message(action, self._last_chunk)
         if message is not None:
             self._give(message, output)
             return total

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
-from planner.facts.placements import zero_shard
+from planner.facts.placements import get_zero_shard
 from workers.torch_private.fsdp import finish_backward
 from workers.trainer.parallel.data_parallel import NoDataParallel
 
@@ -114,7 +114,7 @@ def shard(
 
 
 def _shard_of(parameter: nn.Parameter, degree: int) -> Shard:
-    found = zero_shard(tuple(parameter.shape), degree)
+    found = get_zero_shard(tuple(parameter.shape), degree)
     return Shard(found.dim if found else 0)
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from contracts.telemetry.results import Mismatch
-from planner.facts.single_process_reference import Limits
+from planner.facts.single_process_reference import Tolerances
 from planner.facts.spec import JobSpec
 from workers.trainer.errors import UserError
 from workers.trainer.parallel.mesh import Mesh
@@ -72,7 +72,7 @@ def compare_with_one(
     pieces: list[Piece],
     ran: Ran,
     compute: Callable[[], Reference],
-    limits: Limits,
+    limits: Tolerances,
     device: torch.device,
 ) -> Beside:
     """All ranks call this together: rank 0 computes and shows each tensor, and every rank holds its part against it."""
@@ -113,7 +113,7 @@ def compare_with_one(
         *_beyond("update", names, updates, [row[1] for row in ranks], [limits.update + rounding] * len(names)),
         *_beyond("loss", told, losses, [0] * len(told), loss_limits),
         *_beyond("gradient norm", steps[: len(norms)], norms, [0] * len(norms), norm_limits),
-        *_beyond("choice", routers, choices.gaps, [0] * len(routers), [limits.choice] * len(routers)),
+        *_beyond("choice", routers, choices.gaps, [0] * len(routers), [limits.router_choice] * len(routers)),
     ]
     if rounding > limits.gradient / 10:
         noted = "; ".join(
@@ -136,15 +136,15 @@ def on_rank_0(mesh: Mesh, work: Callable[[], T], device: torch.device) -> tuple[
     return None, failed or "Single-process reference unavailable on rank 0"
 
 
-def _gradient_limit(limits: Limits, name: str, shape: tuple[int, ...]) -> float:
+def _gradient_limit(limits: Tolerances, name: str, shape: tuple[int, ...]) -> float:
     if name.endswith("moe.router.weight"):
         return limits.router
     return limits.vector if len(shape) == 1 else limits.gradient
 
 
-def _loss_limit(limits: Limits, first: float, then: float) -> float:
+def _loss_limit(limits: Tolerances, first: float, then: float) -> float:
     """Of a step's loss, which one process has come to from that of the first step."""
-    return limits.loss + limits.change * _relative(first, then) + _rounding(then)
+    return limits.loss + limits.loss_change * _relative(first, then) + _rounding(then)
 
 
 def _rounding(loss: float) -> float:

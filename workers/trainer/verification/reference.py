@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from planner.facts.model_shapes import stage_units
-from planner.facts.single_process_reference import alone
+from planner.facts.model_shapes import get_chunk_units
+from planner.facts.single_process_reference import make_reference_spec
 from planner.facts.spec import JobSpec
 from workers.meter.recorder import Recorder
 from workers.trainer.dataset import Corpus
@@ -60,7 +60,7 @@ class Reference(NamedTuple):
 
 def whole_tensors(spec: JobSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     """(name, shape) of all there are in one process, in order."""
-    for unit in stage_units(spec.model, range(spec.model.num_layers), first=True, last=True):
+    for unit in get_chunk_units(spec.model, range(spec.model.num_layers), first=True, last=True):
         for parameter in unit.parameters:
             yield full_name(unit, parameter), parameter.shape
 
@@ -109,7 +109,7 @@ def go_on(
 
 def one_trainer(spec: JobSpec, corpus: Corpus, device: torch.device, *, trained: bool) -> Trainer:
     """The spec's training on this rank alone, from its own initial values or from those of steps that are done."""
-    one = alone(spec, trained=trained)
+    one = make_reference_spec(spec, trained=trained)
     mesh = make_mesh(one, 0, lambda _group, _axis: None)
     return Trainer(one, mesh, parallelize(one, mesh, device), corpus, Recorder(0), device)
 
@@ -161,7 +161,7 @@ def gather_state(trainer: Trainer, pieces: list[Piece], one: Trainer | None) -> 
 
 
 def _moment(trainer: Trainer, moment: str) -> Callable[[Piece], torch.Tensor]:
-    return lambda piece: local(trainer.optimizer.state[piece.held.master][moment])[piece.box.filled]
+    return lambda piece: local(trainer.optimizer.state[piece.held.master][moment])[piece.box.local_slices]
 
 
 def _whole(

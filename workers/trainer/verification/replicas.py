@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from contracts.telemetry.results import Mismatch
-from planner.facts.layout import MESH_AXES, Coordinates, coordinates
-from planner.facts.model_shapes import parameter_count
+from planner.facts.layout import MESH_AXES, Coordinates, get_coordinates
+from planner.facts.model_shapes import count_parameters
 from planner.facts.spec import JobSpec
 from workers.trainer.dataset import Corpus, Tokens
 from workers.trainer.parallel.mesh import Mesh
@@ -57,7 +57,7 @@ def compare_copies(
         wrong.append(_apart(what, spec, number, held[0][0], rank, apart, limit))
     worst = max((w["apart"] for w in wrong if w["apart"] is not None), default=0.0)
     beyond = [w for w in wrong if w["apart"] is None or w["apart"] > limit]
-    held_elements, all_elements = sum(elements.values()), parameter_count(spec.model)
+    held_elements, all_elements = sum(elements.values()), count_parameters(spec.model)
     if held_elements != all_elements:
         beyond.append(_share(held_elements, all_elements))
     copied = sum(len(held) > 1 for held in sums.values())
@@ -140,7 +140,7 @@ def _apart(
     apart: float | None,
     limit: float,
 ) -> Mismatch:
-    here, there = coordinates(rank, spec.layout), coordinates(first, spec.layout)
+    here, there = get_coordinates(rank, spec.layout), get_coordinates(first, spec.layout)
     name = dict(names_by_number(spec, here)).get(number, "a tensor")
     return Mismatch(what=what, name=name, axis=_axes(here, there), ranks=[rank, first], apart=apart, limit=limit)
 
@@ -179,7 +179,7 @@ def compare_rows(
     shares = wanted.view(spec.layout.dp, -1)
     wrong = []
     for rank, found in enumerate(trained):
-        off = int((found != shares[coordinates(rank, spec.layout).dp]).sum())
+        off = int((found != shares[get_coordinates(rank, spec.layout).dp]).sum())
         if off:
             name, apart = f"step {index + 1}", off / len(own)
             wrong.append(Mismatch(what="rows", name=name, axis="dp", ranks=[rank], apart=apart, limit=0.0))

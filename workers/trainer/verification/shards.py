@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 
 from planner.facts.layout import Coordinates
-from planner.facts.placements import Box, held_box
+from planner.facts.placements import TensorBox, get_local_box
 from planner.facts.spec import JobSpec, ModelSpec
-from planner.facts.stages import held_units, stage_of
+from planner.facts.stages import get_stage_chunks, get_stage_units
 from workers.trainer.model.decoder import full_name
 from workers.trainer.parallel.parallelize import Held, Part, local
 
@@ -47,7 +47,7 @@ class Piece(NamedTuple):
     """A rank's part of a tensor. Both tables that are tied have the embedding's name."""
 
     name: str
-    box: Box
+    box: TensorBox
     held: Held
 
     @property
@@ -58,35 +58,35 @@ class Piece(NamedTuple):
     @property
     def gradient(self) -> torch.Tensor:
         """Without padding, as are all."""
-        return self.held.gradient[self.box.filled]
+        return self.held.gradient[self.box.local_slices]
 
     @property
     def weight(self) -> torch.Tensor:
         """What the optimiser updates."""
-        return local(self.held.master.detach())[self.box.filled]
+        return local(self.held.master.detach())[self.box.local_slices]
 
     @property
     def computed_with(self) -> torch.Tensor | None:
         """What the model computes with, where that follows the weight and is not the weight itself."""
         held = self.held
-        return None if held.tensor is held.master else local(held.tensor.detach())[self.box.filled]
+        return None if held.tensor is held.master else local(held.tensor.detach())[self.box.local_slices]
 
 
 def pieces_of(spec: JobSpec, place: Coordinates, part: Part) -> list[Piece]:
     """All that a rank holds; shards of no element are left out."""
-    found = [Piece(whole_name(h.name, spec.model), held_box(spec, place, h.spec), h) for h in part.tensors]
+    found = [Piece(whole_name(h.name, spec.model), get_local_box(spec, place, h.spec), h) for h in part.tensors]
     return [piece for piece in found if piece.box.numel]
 
 
 def names_by_number(spec: JobSpec, place: Coordinates) -> Iterator[tuple[int, str]]:
     """What a rank at `place` holds, as any rank can tell."""
-    for unit in held_units(spec.model, stage_of(spec.model, spec.layout, place.pp)):
+    for unit in get_stage_units(spec.model, get_stage_chunks(spec.model, spec.layout, place.pp)):
         for parameter in unit.parameters:
             name = whole_name(full_name(unit, parameter), spec.model)
-            yield part_number(name, held_box(spec, place, parameter)), name
+            yield part_number(name, get_local_box(spec, place, parameter)), name
 
 
-def part_number(name: str, box: Box) -> int:
+def part_number(name: str, box: TensorBox) -> int:
     digest = hashlib.sha256(f"{name}/{box.offsets}/{box.sizes}".encode()).digest()
     return int.from_bytes(digest[:8], "big", signed=True)
 

@@ -12,15 +12,15 @@ import torch
 from contracts.telemetry.batches import Item
 from contracts.telemetry.results import Mismatch, ProofItem, ReferenceProof, ReplicaProof, RouterChoices
 from planner.facts.single_process_reference import (
-    STEPS,
-    Limits,
-    end_batches,
-    end_limits,
-    limits,
-    limits_words,
-    resumed_limits,
-    seconds_alone,
-    why_not_compared,
+    COMPARED_STEPS,
+    Tolerances,
+    estimate_reference_seconds,
+    explain_no_reference,
+    format_tolerances,
+    get_final_tolerances,
+    get_num_final_batches,
+    get_resumed_tolerances,
+    get_tolerances,
 )
 from planner.facts.spec import JobSpec
 from workers.rank_environment import get_group_timeout
@@ -65,10 +65,10 @@ class Proof:
         self.trainer, self._send, self._first, self._restored = trainer, send, done, restored
         self._say = say if trainer.mesh.rank == 0 else lambda _line: None
         # Where it stopped before these steps were compared, they are held to what they would have been.
-        self._limits = resumed_limits(trainer.spec) if done >= STEPS else limits(trainer.spec)
+        self._limits = get_resumed_tolerances(trainer.spec) if done >= COMPARED_STEPS else get_tolerances(trainer.spec)
         self._last = trainer.spec.train.steps - 1
-        why = why_not_compared(trainer.spec) or _too_long(trainer.spec)
-        self._until = done if why else min(done + STEPS, self._last + 1)  # steps before it are compared
+        why = explain_no_reference(trainer.spec) or _too_long(trainer.spec)
+        self._until = done if why else min(done + COMPARED_STEPS, self._last + 1)  # steps before it are compared
         self._pieces: list[Piece] = pieces_of(trainer.spec, trainer.mesh.place, trainer.part)
         self._kept: FirstStep | None = None
         self._chosen = Chosen(trainer, on=done < self._until)
@@ -79,7 +79,7 @@ class Proof:
         self._replicas = ReplicaProof(steps=[], parts=0, copied=0, apart=0.0)
         self._one = _not_yet(why or (NO_STEP if done > self._last else ""), self._until, self._limits)
         ends = not why and (self._until <= self._last or done > self._last)
-        self._end = _not_yet("", self._last + 1, end_limits(trainer.spec)) if ends else None
+        self._end = _not_yet("", self._last + 1, get_final_tolerances(trainer.spec)) if ends else None
 
     @property
     def held_bytes(self) -> int:
@@ -88,7 +88,7 @@ class Proof:
 
     def looks(self, index: int) -> bool:
         """Whether there is anything to do at step `index` (from 0)."""
-        return index < max(self._until, self._first + STEPS) or index == self._last
+        return index < max(self._until, self._first + COMPARED_STEPS) or index == self._last
 
     def gradients(self, index: int) -> None:
         """In such a step, when gradients are complete and not clipped."""
@@ -122,7 +122,7 @@ class Proof:
             self._end = None
         if looked or compares:
             self._tell()
-        if self._wrong and (index == self._last or index >= self._first + STEPS - 1):
+        if self._wrong and (index == self._last or index >= self._first + COMPARED_STEPS - 1):
             self.failed = wrong_words(self._wrong)
 
     def stopping(self, done: int) -> None:
@@ -145,7 +145,7 @@ class Proof:
             return
         done = self._last + 1
         self._end, wrong = self._one_more(done)
-        for more in range(1, end_batches(self.trainer.spec)):
+        for more in range(1, get_num_final_batches(self.trainer.spec)):
             if not may_be_its_batch(wrong):
                 break
             give_back()  # the one process before
@@ -163,7 +163,7 @@ class Proof:
 
     def _compare(self, what: Kind, value_of: Callable[[Piece], torch.Tensor]) -> None:
         trainer = self.trainer
-        found = compare_copies(what, trainer.spec, trainer.mesh, self._pieces, value_of, self._limits.copies)
+        found = compare_copies(what, trainer.spec, trainer.mesh, self._pieces, value_of, self._limits.replicas)
         self._replicas["parts"], self._replicas["copied"] = found.parts, found.copied
         self._replicas["apart"] = max(self._replicas["apart"], found.apart)
         self._wrong += found.wrong
@@ -189,7 +189,7 @@ class Proof:
         """A step after the first `done`, and what is wrong of it. The last validation was after the run's own last."""
         trainer = self.trainer
         trainer.recorder.close_trace()  # what comes now is none of the last step's
-        spec, corpus, device, most = trainer.spec, trainer.corpus, trainer.device, end_limits(trainer.spec)
+        spec, corpus, device, most = trainer.spec, trainer.corpus, trainer.device, get_final_tolerances(trainer.spec)
 
         def build() -> Trainer:
             one = one_trainer(spec, corpus, device, trained=True)
@@ -218,11 +218,11 @@ class Proof:
         return self._beside(Ran(done, first, [result], validation), computed, most)
 
     def _beside(
-        self, ran: Ran, computed: Callable[[], Reference], most: Limits
+        self, ran: Ran, computed: Callable[[], Reference], most: Tolerances
     ) -> tuple[ReferenceProof, Sequence[Mismatch]]:
         trainer, started = self.trainer, time.perf_counter()
         found = compare_with_one(trainer.spec, trainer.mesh, self._pieces, ran, computed, most, trainer.device)
-        words = limits_words(trainer.spec, most, trained=ran.done > 0)
+        words = format_tolerances(trainer.spec, most, trained=ran.done > 0)
         return _told(found, most, words, time.perf_counter() - started), found.wrong
 
     def _tell(self) -> None:
@@ -244,13 +244,13 @@ class Proof:
 
 def _too_long(spec: JobSpec) -> str:
     """Why the others would not wait for one process on this host; empty where they would."""
-    seconds, waits_s = seconds_alone(spec), get_group_timeout().total_seconds()
+    seconds, waits_s = estimate_reference_seconds(spec), get_group_timeout().total_seconds()
     if spec.layout.world_size == 1 or seconds <= waits_s / 2:
         return ""
     return f"the reference would take about {seconds:,.0f} s, and ranks wait at most {waits_s:g} s on this host"
 
 
-def _not_yet(why: str, steps: int, most: Limits) -> ReferenceProof:
+def _not_yet(why: str, steps: int, most: Tolerances) -> ReferenceProof:
     """Due after so many steps, or why it is never."""
     return ReferenceProof(
         state="not checked" if why else "due",
@@ -266,7 +266,7 @@ def _not_yet(why: str, steps: int, most: Limits) -> ReferenceProof:
     )
 
 
-def _told(found: Beside, most: Limits, words: str, seconds: float) -> ReferenceProof:
+def _told(found: Beside, most: Tolerances, words: str, seconds: float) -> ReferenceProof:
     state = "not checked" if found.failed else "apart" if found.wrong else "equal"
     told = ReferenceProof(
         state=state,  # type: ignore[typeddict-item]  # one of the four

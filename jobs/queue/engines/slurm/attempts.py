@@ -14,14 +14,14 @@ from jobs.queue.engines.slurm.script import Submission, submission
 from jobs.queue.engines.slurm.site import Site
 from jobs.queue.scheduling.checkpoints import kept_checkpoint
 from jobs.queue.sent import spec_for_hosts
-from planner.facts.kinds import num_slots, slurm_of
+from planner.facts.kinds import get_num_slots, get_slurm_spec
 from planner.facts.spec import JobSpec
 
 
 def begin(job: Job) -> None:
     """The attempt of a queued job that is locked, with a member for each node that it asks for."""
     spec, now = JobSpec.model_validate(job.spec), timezone.now()
-    nodes, ranks = slurm_of(spec).nodes, spec.layout.world_size
+    nodes, ranks = get_slurm_spec(spec).nodes, spec.layout.world_size
     attempt = Attempt.objects.create(job=job, number=job.attempt)
     Member.objects.bulk_create(
         Member(
@@ -40,14 +40,14 @@ def submit(attempt: Attempt, site: Site, certificates: str) -> Submission:
     """What sbatch is to be given, with a token of its own. Earlier ones are good until Slurm has taken this one: what
     was sent before may be there."""
     spec = JobSpec.model_validate(attempt.job.spec)
-    nodes = slurm_of(spec).nodes
+    nodes = get_slurm_spec(spec).nodes
     order = AllocationOrder(
         v=ALLOCATION_ORDER_VERSION,
         job=attempt.job_id,
         attempt=attempt.number,
         spec=spec_for_hosts(attempt.job.spec),
         nodes=nodes,
-        slots=num_slots(spec) // nodes,
+        slots=get_num_slots(spec) // nodes,
         board=site.board,
         certificates=certificates,
         token=issue(attempt),

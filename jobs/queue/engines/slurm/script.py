@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from contracts.control import END_WARNING_SUFFIX
 from jobs.queue.engines.slurm.rows import name_of
 from jobs.queue.engines.slurm.site import Site
-from planner.facts.kinds import num_slots, saves, slurm_of
+from planner.facts.kinds import get_num_slots, get_slurm_spec, saves_checkpoints
 from planner.facts.spec import JobSpec
 
 END_OF_ORDER = "END_OF_ORDER"  # base64 has no underscore
@@ -33,9 +33,9 @@ def submission(
 ) -> Submission:
     """The batch job of an attempt; `order` is what the supervisor on each node reads. `save_s`: how long before Slurm
     ends it the run is told to save, where it saves."""
-    asked = slurm_of(spec)
+    asked = get_slurm_spec(spec)
     name = name_of(job, attempt)
-    slots = num_slots(spec) // asked.nodes
+    slots = get_num_slots(spec) // asked.nodes
     cpus = slots * asked.cpus_per_rank
     options = {
         "job-name": name,
@@ -50,7 +50,7 @@ def submission(
         "time": asked.time_limit,
         "constraint": asked.constraint,
         "exclude": asked.exclude,
-        "signal": f"B:USR1@{_warning_s(asked.time_limit, save_s)}" if saves(spec) else None,
+        "signal": f"B:USR1@{_warning_s(asked.time_limit, save_s)}" if saves_checkpoints(spec) else None,
         "dependency": "singleton",  # Slurm runs no two of this name at once, should it ever have been sent twice
         "output": log_of(name, site.folder),
         "chdir": site.folder,

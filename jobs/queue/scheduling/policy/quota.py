@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from jobs.queue.scheduling.states import Quota
-from planner.facts.validation import counted
+from planner.facts.validation import format_count
 
 
 class Quotas:
@@ -21,8 +21,8 @@ class Quotas:
         quota = self._quotas.get(project)
         if quota is None or quota.slots is None:
             return ""
-        limit = f"Project {project} is limited to {counted(quota.slots, 'slot')}."
-        needs = f"The job needs {counted(slots, 'slot')}. {limit}"
+        limit = f"Project {project} is limited to {format_count(quota.slots, 'slot')}."
+        needs = f"The job needs {format_count(slots, 'slot')}. {limit}"
         if slots > quota.slots:
             return needs
         if project in self._full:
@@ -30,7 +30,7 @@ class Quotas:
         if self._used[project] + slots <= quota.slots:
             return ""
         self._full.add(project)
-        return f"{needs} Other jobs of the project use or reserve {counted(self._used[project], 'slot')}."
+        return f"{needs} Other jobs of the project use or reserve {format_count(self._used[project], 'slot')}."
 
     def take(self, project: str, slots: int) -> None:
         """A job of the project holds so many, or they are kept for it."""

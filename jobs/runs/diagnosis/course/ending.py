@@ -16,7 +16,7 @@ from jobs.core.verdict_schema import Action, Evidence
 from jobs.runs.diagnosis.course.training import LOWER_RATE, not_finite_words
 from jobs.runs.diagnosis.findings import Finding, apart_words, evidence, full_sentence
 from jobs.runs.diagnosis.run import Run
-from planner.facts.validation import counted
+from planner.facts.validation import format_count
 
 LINES = 3  # log lines in the evidence
 MAX_REASON = 200  # characters in the verdict: the evidence holds the full text
@@ -149,7 +149,7 @@ class Ending:
     def _mismatch(self) -> Finding:
         assert self.apart is not None
         ranks = [rank for rank, apart in self._apart.items() if apart != (0, 0)]
-        where = f"{len(ranks)} of {counted(len(self._apart), 'rank')}"
+        where = f"{len(ranks)} of {format_count(len(self._apart), 'rank')}"
         sentence = f"Traffic mismatch: {apart_words(*self.apart)} on {where}."
         reason = "The measured collectives differ from the predicted collectives."
         facts = (evidence(f"total traffic difference: {apart_words(*self.apart)}", ranks),)

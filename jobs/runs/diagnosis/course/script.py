@@ -7,7 +7,7 @@ from typing import Any
 
 from contracts.telemetry.batches import Item
 from jobs.runs.diagnosis.findings import Finding
-from planner.facts.validation import counted
+from planner.facts.validation import format_count
 
 COUNTED = "Meshboard counts the steps of a script, but does not time or predict them."
 
@@ -34,7 +34,7 @@ class Script:
         """Return the finding of a script, or None without any count. `why_cancelled`: a full sentence."""
         if not self._is_script or not (self._steps or self._has_sent):
             return None
-        seen = counted(self._steps, "optimizer step") if self._steps else "no optimizer step"
+        seen = format_count(self._steps, "optimizer step") if self._steps else "no optimizer step"
         if outcome is None:
             return Finding("well", 0.0, f"Not checked: the script has run {seen} so far.", COUNTED, "")
         if outcome == "cancelled":

@@ -11,7 +11,7 @@ from jobs.core.verdict_schema import MOST_GROUPS, MOST_RANKS, GroupSpeed
 from jobs.runs.diagnosis.events.meetings import Meeting
 from jobs.runs.diagnosis.events.step import Group
 from jobs.runs.diagnosis.run import Run
-from planner.facts.collectives import bus_factor
+from planner.facts.collectives import get_bus_factor
 from planner.hardware.cluster import Cluster
 
 LEAST_BYTES = 64 * 1024  # of a transfer: a smaller one's time is latency
@@ -50,7 +50,7 @@ def moved(found: Iterable[Meeting]) -> dict[Way, Moved]:
         ends[ranks] = max(end, ends.get(ranks, 0.0))
         calls, size, seconds, speeds = sums.get(way, (0, 0, 0.0, []))
         if took > 0 and meeting.payload_bytes >= LEAST_BYTES:
-            speeds.append(bus_factor(meeting.op, len(ranks)) * meeting.payload_bytes / took)
+            speeds.append(get_bus_factor(meeting.op, len(ranks)) * meeting.payload_bytes / took)
         sums[way] = calls + 1, size + meeting.payload_bytes, seconds + took, speeds
     return {
         way: Moved(calls, size, took, median(speeds) if speeds else None)

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from jobs.runs.diagnosis.events.step import RankStep, Step, Stood
 from planner.cost.pipes import simulate
-from planner.facts.layout import coordinates
-from planner.facts.schedules import splits
+from planner.facts.layout import get_coordinates
+from planner.facts.schedules import splits_backward
 from planner.facts.spec import JobSpec, Layout
-from planner.facts.stages import head_layers, stage_of
+from planner.facts.stages import compute_head_cost, get_stage_chunks
 
 WORKS = ("forward", "backward", "weights")
 
@@ -54,7 +54,7 @@ def pipe_of(spec: JobSpec, step: Step) -> Pipe | None:
     shares = [fmean(found[rank][i] / found[rank].total for rank in bearers) for i in range(3)]
     one = mean / m / layout.virtual_stages
     forward_s, inputs_s, weights_s = (share * one for share in shares)
-    if not splits(layout):
+    if not splits_backward(layout):
         inputs_s, weights_s = inputs_s + weights_s, 0.0
 
     def run(longer: Iterable[float]) -> float:
@@ -87,7 +87,7 @@ def _bearer(found: Mapping[int, Works], layout: Layout, stage: int) -> int:
     """The rank that a stage waits for, in the replica that is fastest: what one replica alone suffers is a rank's."""
     slowest: dict[int, int] = {}
     for rank, works in found.items():
-        place = coordinates(rank, layout)
+        place = get_coordinates(rank, layout)
         if place.pp == stage and (place.dp not in slowest or works.total > found[slowest[place.dp]].total):
             slowest[place.dp] = rank
     return min(slowest.values(), key=lambda rank: found[rank].total)
@@ -97,6 +97,6 @@ def _parts(spec: JobSpec) -> list[float]:
     """What each stage holds of the model, over an even part; the head counts as the layers that it costs."""
     layers = []
     for index in range(spec.layout.pp):
-        stage = stage_of(spec.model, spec.layout, index)
-        layers.append(len(stage.layers) + (head_layers(spec.model) if stage.last else 0.0))
+        stage = get_stage_chunks(spec.model, spec.layout, index)
+        layers.append(len(stage.layers) + (compute_head_cost(spec.model) if stage.last else 0.0))
     return [of / fmean(layers) for of in layers]

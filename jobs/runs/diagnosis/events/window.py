@@ -16,7 +16,7 @@ from jobs.runs.diagnosis.events.meetings import Meeting, meetings
 from jobs.runs.diagnosis.events.pipes import Pipe, pipe_of
 from jobs.runs.diagnosis.events.step import Gathering, Step, own_seconds
 from jobs.runs.diagnosis.run import Run
-from planner.facts.layout import coordinates
+from planner.facts.layout import get_coordinates
 
 KEPT = 64  # steps
 APART_S = 0.25  # between steps that are looked into: the window is 16 s of a fast run at least
@@ -91,7 +91,7 @@ def found_in(run: Run, step: Step, clocks: Clocks) -> Found:
 def _stages(run: Run) -> Callable[[int], int]:
     """The pipeline stage of a rank; of a script, of which none are known, all are of one."""
     spec = run.spec
-    return (lambda rank: coordinates(rank, spec.layout).pp) if spec is not None else lambda _rank: 0
+    return (lambda rank: get_coordinates(rank, spec.layout).pp) if spec is not None else lambda _rank: 0
 
 
 def _by_axis(met: Iterable[Meeting], of: Callable[[Meeting], float]) -> dict[str, float]:

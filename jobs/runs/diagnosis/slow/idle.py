@@ -12,8 +12,8 @@ from jobs.runs.diagnosis.findings import Finding, evidence, percent, seconds
 from jobs.runs.diagnosis.run import Run
 from planner.cost.timing import Timer
 from planner.facts.spec import JobSpec
-from planner.facts.spec_rules import problems
-from planner.facts.validation import counted
+from planner.facts.spec_rules import find_problems
+from planner.facts.validation import format_count
 from planner.hardware.cluster import Cluster
 from planner.search.layout_search import needed_bytes
 
@@ -70,7 +70,7 @@ class Idle:
 
 
 def _micro_batches(number: int) -> str:
-    return counted(number, "micro-batch", "micro-batches")
+    return format_count(number, "micro-batch", "micro-batches")
 
 
 def fewer_idle(spec: JobSpec, cluster: Cluster) -> Better | None:
@@ -85,7 +85,7 @@ def fewer_idle(spec: JobSpec, cluster: Cluster) -> Better | None:
     while times <= MOST_TIMES:
         other = _with(spec, spec.train.micro_batches * times)
         times *= 2
-        if problems(other) or needed_bytes(other, cluster) > cluster.accelerator.memory_bytes:
+        if find_problems(other) or needed_bytes(other, cluster) > cluster.accelerator.memory_bytes:
             continue
         there = timer.over_ranks(other)
         better = Better(other.train.micro_batches, there.bubble_s / there.step_s, here.step_s / there.step_s)

@@ -37,7 +37,7 @@ from jobs.runs.diagnosis.events.window import KEPT, Found
 from jobs.runs.diagnosis.findings import Finding, capital, cut, evidence, percent, seconds
 from jobs.runs.diagnosis.run import Run
 from jobs.runs.diagnosis.stuck.processes import Processes
-from planner.facts.layout import coordinates
+from planner.facts.layout import get_coordinates
 
 CHANCE = 1e-3
 MOST_STEPS = 0.7
@@ -211,8 +211,8 @@ def _peers(run: Run, rank: int) -> list[int]:
     if run.spec is None or run.spec.layout.pp == 1:
         return ranks
     layout = run.spec.layout
-    stage = coordinates(rank, layout).pp
-    return [other for other in ranks if coordinates(other, layout).pp == stage] or ranks
+    stage = get_coordinates(rank, layout).pp
+    return [other for other in ranks if get_coordinates(other, layout).pp == stage] or ranks
 
 
 def _excess(step: Found, rank: int, peers: Sequence[int], of: Callable[[Found, int], float]) -> float:

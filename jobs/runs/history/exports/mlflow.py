@@ -12,7 +12,7 @@ from jobs.models import Attempt, Job
 from jobs.runs.history.exports.scalars import Point, scalars
 from jobs.runs.history.recording.ended import ended
 from jobs.runs.history.store.query import ask
-from planner.facts.kinds import fields_read
+from planner.facts.kinds import drop_unused_fields
 
 BATCH = 1000  # metrics that a server takes at once: https://mlflow.org/docs/latest/rest-api.html#log-batch
 MOST_PARAMS = 100  # that it takes at once
@@ -85,7 +85,7 @@ def _write(client: Any, job: Job, attempt: int, points: Sequence[Point], experim
 def _fill(client: Any, run: str, job: Job, points: Iterable[Point]) -> None:
     from mlflow.entities import Metric, Param
 
-    params = [Param(name, value[:LONGEST_VALUE]) for name, value in flat(fields_read(job.spec))]
+    params = [Param(name, value[:LONGEST_VALUE]) for name, value in flat(drop_unused_fields(job.spec))]
     for first in range(0, len(params), MOST_PARAMS):
         client.log_batch(run, params=params[first : first + MOST_PARAMS])
     told = (Metric(point.curve, point.value, int(1000 * point.time), point.step) for point in points)

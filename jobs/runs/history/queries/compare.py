@@ -16,8 +16,8 @@ from jobs.runs.history.store.folder import GoneError
 from jobs.runs.history.store.query import Tables, ask
 from planner.cost.correction import Interval
 from planner.cost.estimate import TimeEstimate
-from planner.facts.kinds import fields_read
-from planner.facts.parse_spec import ReadBy
+from planner.facts.kinds import drop_unused_fields
+from planner.facts.parse_spec import SchemaFrom
 
 LEAST, MOST = 2, 6
 MOST_POINTS = 1000  # of each curve
@@ -85,8 +85,8 @@ class Compared(TypedDict):
     name: str
     attempt: int
     recorded: Annotated[bool, Field(description="True if the history of the run is stored.")]
-    curve: Annotated[Columns, ReadBy(Curve)]
-    validation: Annotated[Columns, ReadBy(Validation)]
+    curve: Annotated[Columns, SchemaFrom(Curve)]
+    validation: Annotated[Columns, SchemaFrom(Validation)]
     traffic: list[RunTraffic]
     parts: Parts | None
     plan: Annotated[Foretold | Older, Field(description="Prediction for the run. Empty if the run has no prediction.")]
@@ -106,7 +106,7 @@ def comparison(jobs: list[Job]) -> Comparison:
 
 def differences(specs: list[Mapping[str, Any]]) -> list[Difference]:
     """Fields in dotted words, but for the name, which says nothing, and for what a job's kind does not read."""
-    flat = [dict(_leaves(fields_read(spec))) for spec in specs]
+    flat = [dict(_leaves(drop_unused_fields(spec))) for spec in specs]
     fields = dict.fromkeys(field for one in flat for field in one if field != "name")
     found: list[Difference] = [{"field": field, "values": [one.get(field) for one in flat]} for field in fields]
     return [one for one in found if any(value != one["values"][0] for value in one["values"])]

@@ -13,7 +13,7 @@ from jobs.models import Job
 from jobs.runs.history.store.folder import GoneError
 from jobs.runs.history.store.query import ask
 from planner.facts.collectives import LabResult
-from planner.facts.parse_spec import ReadBy
+from planner.facts.parse_spec import SchemaFrom
 
 
 class Results(TypedDict):
@@ -39,7 +39,7 @@ class Results(TypedDict):
     dry_runs: list[DryRunItem]
     peak_bytes: Annotated[dict[str, int], Field(description="Peak memory of each rank.")]
     memory: Annotated[dict[str, MemoryParts], Field(description="Memory breakdown of each rank in its last step.")]
-    lab: Annotated[Annotated[dict[str, Any], ReadBy(LabResult)] | None, Field(description="Result of a benchmark.")]
+    lab: Annotated[Annotated[dict[str, Any], SchemaFrom(LabResult)] | None, Field(description="Result of a benchmark.")]
 
 
 def results(job: Job, number: int) -> Results:

@@ -6,8 +6,8 @@ from jobs.models import ELSEWHERE, Job
 from jobs.runs.history.store.folder import GoneError
 from jobs.runs.history.store.query import Tables, ask
 from jobs.runs.traces.shapes import Trace, of_tables
-from planner.facts.kinds import kind_of
-from planner.facts.validation import counted
+from planner.facts.kinds import get_kind_rules
+from planner.facts.validation import format_count
 
 MOST_STEPS = 1000  # told of, the newest
 HELD_BY_HOSTS = 64  # the last ones, to be told when somebody asks; fewer where they are large
@@ -48,8 +48,8 @@ def step_kept(job: str, attempt: int, step: int) -> Trace | None:
 
 def why_never(job: Job, step: int) -> str:
     """Why no rank of the current attempt will tell a step; empty where one may. Raises BusyError."""
-    if kind_of(job.spec).trains and job.engine != ELSEWHERE and step > (steps := job.spec["train"]["steps"]):
-        return f"`step` is {step}, but the run has {counted(steps, 'step')}. Use a step from 1 to {steps}."
+    if get_kind_rules(job.spec).trains and job.engine != ELSEWHERE and step > (steps := job.spec["train"]["steps"]):
+        return f"`step` is {step}, but the run has {format_count(steps, 'step')}. Use a step from 1 to {steps}."
     try:
         progress = ask(job.id, job.attempt, lambda tables: tables.state["progress"])
     except GoneError:

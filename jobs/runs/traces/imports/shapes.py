@@ -10,19 +10,19 @@ from typing_extensions import TypedDict
 from jobs.models import ImportedTrace
 from jobs.models.names import Noted
 from jobs.runs.traces.imports import kept
-from planner.facts.validation import NO_NUL, Strict
+from planner.facts.validation import NO_NUL, StrictModel
 
 Title = Annotated[str, Noted]
 
 
-class FileQuery(Strict):
+class FileQuery(StrictModel):
     """A file that will be sent."""
 
     name: str = Field(min_length=1, max_length=255, pattern=NO_NUL)
     size: int = Field(ge=1, le=kept.FILE_BYTES)
 
 
-class ImportQuery(Strict):
+class ImportQuery(StrictModel):
     """An import to be opened."""
 
     name: Title | None = Field(default=None, description="Name of the import. Default: name of the first file.")

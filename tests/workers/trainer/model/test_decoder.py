@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from planner.facts.layout import Coordinates
-from planner.facts.model_shapes import Parameter, Unit, parameter_count, stage_units
+from planner.facts.model_shapes import Parameter, ParameterUnit, count_parameters, get_chunk_units
 from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec, Layout, ModelSpec, TrainSpec
 from tests.support.patience import patient
@@ -32,7 +32,7 @@ MODEL = ModelSpec.model_validate(
 def started_from(draws: int) -> dict[str, torch.Tensor]:
     layers = range(MODEL.num_layers)
     decoder = Decoder(MODEL, layers, Strategy(), torch.float32, first=True, last=True)
-    for unit in stage_units(MODEL, layers, first=True, last=True):
+    for unit in get_chunk_units(MODEL, layers, first=True, last=True):
         initialise(decoder, unit, JobSpec(model=MODEL), Coordinates(), draws)
     return dict(decoder.named_parameters())
 
@@ -45,7 +45,7 @@ def test_weights_are_the_same_however_many_are_drawn_at_once() -> None:
 
 def test_two_tensors_are_drawn_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each waits for another that is drawn meanwhile: one after the other none would come."""
-    units = stage_units(MODEL, range(MODEL.num_layers), first=True, last=True)
+    units = get_chunk_units(MODEL, range(MODEL.num_layers), first=True, last=True)
     (two,) = (unit._replace(parameters=unit.parameters[:2]) for unit in units if unit.name == "layers.0")
     met, whole = threading.Barrier(2), initial._whole
 
@@ -77,10 +77,10 @@ def spec(arch: str, **changes: object) -> ModelSpec:
     return ModelSpec.model_validate({**sizes, **more, **changes})
 
 
-def built(model: ModelSpec, seed: int = 1) -> tuple[Decoder, list[Unit]]:
+def built(model: ModelSpec, seed: int = 1) -> tuple[Decoder, list[ParameterUnit]]:
     layers = range(model.num_layers)
     decoder = Decoder(model, layers, ALONE, torch.float32, first=True, last=True)
-    units = stage_units(model, layers, first=True, last=True)
+    units = get_chunk_units(model, layers, first=True, last=True)
     for unit in units:
         initialise(decoder, unit, JobSpec(model=model, train=TrainSpec(seed=seed)), Coordinates())
     return decoder, units
@@ -94,7 +94,7 @@ def test_the_model_has_the_parameters_the_planner_counts(arch: str) -> None:
         (p.name if unit.name == "root" else f"{unit.name}.{p.name}"): p.shape for unit in units for p in unit.parameters
     }
     assert {name: tuple(p.shape) for name, p in decoder.named_parameters()} == listed
-    assert sum(p.numel() for p in decoder.parameters()) == parameter_count(model)
+    assert sum(p.numel() for p in decoder.parameters()) == count_parameters(model)
 
 
 @pytest.mark.parametrize("arch", ["gpt", "llama"])
@@ -179,7 +179,7 @@ def test_parts_of_any_layout_start_from_the_whole_models_values(arch: str) -> No
     spec_of_tp2 = JobSpec(model=model, layout=Layout(tp=2), train=TrainSpec(seed=1))
     for stage, layers in enumerate((range(2), range(2, 3))):
         first, last = stage == 0, stage == 1
-        units = stage_units(model, layers, first=first, last=last)
+        units = get_chunk_units(model, layers, first=first, last=last)
         parts = []
         for index in range(2):
             strategy = Strategy(tp=TensorParallel(None, 2, index))

@@ -48,7 +48,7 @@ def test_a_fault_of_one_side_shows_in_bytes_and_calls(fault: Fault, monkeypatch:
 
 
 def test_a_unit_that_lacks_a_tensor_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    units = parallelize.stage_units
+    units = parallelize.get_chunk_units
 
     def without_embedding(*model: Any, **ends: Any) -> list[Any]:
         return [
@@ -56,19 +56,19 @@ def test_a_unit_that_lacks_a_tensor_ends_the_run(monkeypatch: pytest.MonkeyPatch
             for unit in units(*model, **ends)
         ]
 
-    monkeypatch.setattr(parallelize, "stage_units", without_embedding)
+    monkeypatch.setattr(parallelize, "get_chunk_units", without_embedding)
     with pytest.raises(KeyError):
         run_dry_step(PLAIN.spec, 0)
 
 
 def test_a_placement_that_the_model_does_not_have_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    local = parallelize.local_parameter
+    local = parallelize.get_local_parameter
 
     def halved(model: Any, layout: Any, parameter: Any) -> Any:
         found = local(model, layout, parameter)
         return found._replace(shape=(found.shape[0] // 2, *found.shape[1:])) if "attention.k." in found.name else found
 
-    monkeypatch.setattr(parallelize, "local_parameter", halved)
+    monkeypatch.setattr(parallelize, "get_local_parameter", halved)
     spec: JobSpec = HEADS.spec
     with pytest.raises(AssertionError, match=r"attention\.k\.weight"):
         run_dry_step(spec, 0)

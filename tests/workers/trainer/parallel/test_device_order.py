@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from planner.facts.pipeline_messages import Exchange, exchanges
+from planner.facts.pipeline_messages import Exchange, order_exchanges
 from planner.facts.spec import JobSpec, Layout
 from tests.parity.cases import LAYOUTS, Case, make_spec
 from tests.workers.trainer.parallel.device_order import Call, Connect, Played, Trace, Wait, traces
@@ -82,7 +82,7 @@ def test_groups_in_unlike_orders_wait_for_ever() -> None:
 
 def ahead(layout: Layout, micro_batches: int, *, forwards: bool = False) -> list[list[list[Exchange]]]:
     """Each stage asks for its first message at once, whenever it may come."""
-    found = [list(map(list, slots)) for slots in exchanges(layout, micro_batches, forwards=forwards)]
+    found = [list(map(list, slots)) for slots in order_exchanges(layout, micro_batches, forwards=forwards)]
     for stage, slots in enumerate(found):
         arriving = [(index, one) for index, slot in enumerate(slots) for one in slot if one.receiver == stage]
         for index, first in arriving[:1]:
@@ -93,7 +93,7 @@ def ahead(layout: Layout, micro_batches: int, *, forwards: bool = False) -> list
 
 def test_a_pipe_that_receives_ahead_waits_for_ever_in_one_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Played(traces(spec_of("pp2 1f1b")), one_queue=True).stuck() == []
-    monkeypatch.setattr(pipeline_parallel, "exchanges", ahead)
+    monkeypatch.setattr(pipeline_parallel, "order_exchanges", ahead)
     found = traces(spec_of("pp2 1f1b"))
     assert Played(found).stuck() == []
     assert Played(found, one_queue=True).stuck()
@@ -106,7 +106,7 @@ def without(found: list[Trace], unwanted: Callable[[Connect], bool]) -> list[Tra
 
 def test_stages_that_meet_at_their_first_messages_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """One waits for the other's first receive from it, and the other likewise: as every pipe did until 2026-11."""
-    monkeypatch.setattr(pipeline_parallel, "exchanges", ahead)
+    monkeypatch.setattr(pipeline_parallel, "order_exchanges", ahead)
     found = traces(spec_of("pp2 1f1b"))
     assert Played(found).stuck() == []
     assert Played(without(found, lambda one: one.peer is not None)).stuck()

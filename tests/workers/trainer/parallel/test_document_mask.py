@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from planner.facts.parse_spec import parse_fields, parse_spec
-from planner.facts.spec_rules import not_runnable
+from planner.facts.spec_rules import find_unsupported_fields
 from planner.facts.validation import SpecError
 from tests.memory.compare import found
 from tests.parity.cases import SIZES
@@ -72,7 +72,7 @@ def test_a_token_outside_the_vocabulary_and_compiled_blocks_are_refused() -> Non
     with pytest.raises(SpecError, match=r"`train\.document_end` is 256, but vocab_size is 256\. Use at most 255\."):
         parse_spec(fields)
     compiled = {"seq_len": 32, "document_end": 255, "compile": True}
-    (problem,) = not_runnable(parse_spec({**fields, "train": compiled}))
+    (problem,) = find_unsupported_fields(parse_spec({**fields, "train": compiled}))
     assert problem.field == "train.compile"
     assert "within documents" in problem.message
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from planner.facts.parse_spec import parse_spec
-from planner.facts.spec_rules import not_runnable
+from planner.facts.spec_rules import find_unsupported_fields
 from tests.parity.cases import SIZES
 from workers.trainer import __main__ as trainer
 from workers.trainer.errors import UserError
@@ -100,14 +100,14 @@ def test_a_gpu_that_multiplies_nothing_so_narrow_is_named(monkeypatch: pytest.Mo
 def test_sides_that_no_kernel_takes_are_told_with_their_arithmetic() -> None:
     odd = {**SIZES["llama"], "hidden_size": 96, "num_heads": 4, "num_kv_heads": 4, "ffn_hidden_size": 240}
     train = {"global_batch": 2, "seq_len": 20, "precision": "fp8"}
-    told = not_runnable(parse_spec({"model": odd, "layout": {"tp": 2}, "train": train}))
+    told = find_unsupported_fields(parse_spec({"model": odd, "layout": {"tp": 2}, "train": train}))
     assert {problem.field for problem in told} == {"train.precision"}
     words = json.dumps([problem.message for problem in told])
     assert "240 / tp 2 = 120 columns per rank in an MLP" in words
     assert "40 tokens per rank in a micro-batch" in words
     assert len(told) == 2
     even = {"model": {**odd, "ffn_hidden_size": 256}, "layout": {"tp": 2}, "train": {**train, "seq_len": 24}}
-    assert not_runnable(parse_spec(even)) == []
+    assert find_unsupported_fields(parse_spec(even)) == []
 
 
 def test_compiled_products_with_biases_have_their_gradients() -> None:

@@ -22,7 +22,7 @@ function pipe(rank, layout) {
 
 const V_SCHEDULES = new Set(["zbv", "dualpipev"]);
 
-/** Return the stage of each chunk of layers, in a loop or in a V (planner.facts.layout.chunk_indices). */
+/** Return the stage of each chunk of layers, in a loop or in a V (planner.facts.layout.get_chunk_indices). */
 function owners({ pp = 1, virtual_stages: rounds = 1, schedule }) {
   if (V_SCHEDULES.has(schedule) && rounds === 2) return Array.from({ length: 2 * pp }, (_, chunk) => (chunk < pp ? chunk : 2 * pp - 1 - chunk));
   return Array.from({ length: pp * rounds }, (_, chunk) => chunk % pp);

@@ -8,7 +8,7 @@ const NOTHING = { predicted: 0, measured: 0 };
 const number = (text, extra = "") => el("td", { className: `number ${extra}`.trim() }, text);
 
 /**
- * Return size and stride of the groups of an axis. Mirrors planner.facts.layout.axis_group (a test compares both).
+ * Return size and stride of the groups of an axis. Mirrors planner.facts.layout.get_axis_group (a test compares both).
  * @param {Layout} layout
  * @param {string} axis
  */
@@ -44,7 +44,7 @@ export function crossing({ size, stride }, members) {
 }
 
 /**
- * Return the groups of a layout, {axis, level, size, stride}. Mirrors planner.facts.layout.levels (a test compares both).
+ * Return the groups of a layout, {axis, level, size, stride}. Mirrors planner.facts.layout.get_levels (a test compares both).
  * @param {Layout} layout
  */
 export function levels(layout) {
@@ -62,7 +62,7 @@ export function levels(layout) {
 }
 
 /**
- * Return a function that finds the level of a row or cell. Mirrors planner.facts.layout.level_of.
+ * Return a function that finds the level of a row or cell. Mirrors planner.facts.layout.get_level_name.
  * @param {Layout} layout
  */
 export function levelIn(layout) {
