@@ -43,11 +43,11 @@ class DryRunItem(TypedDict):
 
 
 class LabPoint(TypedDict):
-    """One primitive at one size.
+    """Result of one primitive at one size.
 
-    `seconds` is the median over iterations of the slowest rank's time. `wrong` elements of the `checked` ones
-    differ from what was computed without communication, over all ranks and timed calls. Payload and algorithmic
-    bytes are of one call on one rank, as its meter counted them.
+    `seconds` is the median over iterations of the slowest rank's time. `wrong` counts the elements that differ from
+    the result without communication. `checked` counts all compared elements. Both are sums over ranks and timed
+    calls. `payload_bytes` and `algorithmic_bytes` are the metered bytes of one call on one rank.
     """
 
     primitive: Literal[
@@ -74,10 +74,10 @@ class LabPoint(TypedDict):
     algorithmic_bytes: int
 
 
-class LabHolding(TypedDict):
-    """What a rank held before and after: elements, none where it had no buffer.
+class LabRankValues(TypedDict):
+    """Elements of a rank before and after a call, or null if it had no buffer.
 
-    Of a barrier, when it came and when it left: microseconds since the first one came.
+    For a barrier, the values are its arrival and departure in microseconds after the first arrival.
     """
 
     rank: int
@@ -86,7 +86,7 @@ class LabHolding(TypedDict):
 
 
 class LabStep(TypedDict):
-    """One primitive on tiny tensors, as every rank of the group had them."""
+    """Values of one primitive on tiny tensors, for every rank of the group."""
 
     primitive: Literal[
         "broadcast",
@@ -101,11 +101,11 @@ class LabStep(TypedDict):
         "isend_irecv",
         "barrier",
     ]
-    holdings: list[LabHolding]
+    holdings: list[LabRankValues]
 
 
 class LabResult(TypedDict):
-    """Everything one run of the lab found."""
+    """All results of one benchmark run."""
 
     device: Literal["cpu", "cuda"]
     device_name: str
