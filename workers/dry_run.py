@@ -31,11 +31,11 @@ from contracts.telemetry.results import DryRunItem, MemoryParts, VerdictItem, Ve
 from contracts.telemetry.steps import Cell, PhaseItem
 from contracts.telemetry.vocabulary import Op
 from planner.cost.memory import gradient_bytes, memory
-from planner.facts.layout import coordinates
+from planner.facts.layout import get_coordinates
 from planner.facts.parse_spec import parse_spec
 from planner.facts.resources import Device
 from planner.facts.spec import JobSpec
-from planner.facts.spec_rules import not_runnable
+from planner.facts.spec_rules import find_unsupported_fields
 from planner.facts.validation import SpecError
 from workers.meter import Exporter, Recorder
 from workers.meter.process_group import CollectiveBytes, MeteredProcessGroup
@@ -285,7 +285,7 @@ def main() -> int:
 
 
 def _tried(spec: JobSpec, step: DryStep) -> tuple[DryRunItem, list[VerdictRow]]:
-    parts = memory(spec, coordinates(step.rank, spec.layout).pp)
+    parts = memory(spec, get_coordinates(step.rank, spec.layout).pp)
     item = DryRunItem(
         kind="dry_run",
         rank=step.rank,
@@ -309,7 +309,7 @@ def _print(spec: JobSpec, item: DryRunItem, rows: list[VerdictRow], *, as_json: 
     if as_json:
         print(json.dumps({**item, "collectives": rows}), flush=True)
         return
-    where = " ".join(f"{axis} {index}" for axis, index in coordinates(item["rank"], spec.layout)._asdict().items())
+    where = " ".join(f"{axis} {index}" for axis, index in get_coordinates(item["rank"], spec.layout)._asdict().items())
     print(f"rank {item['rank']} of {spec.layout.world_size} ({where}), computed in {item['seconds']:.1f} s")
     print(f"  {'keeps':<30}{item['parameters']:>24,} parameters")
     print(f"  {'most at once, with moments':<30}{item['peak_bytes'] + item['optimizer_bytes']:>24,} B")
@@ -326,7 +326,7 @@ def _print(spec: JobSpec, item: DryRunItem, rows: list[VerdictRow], *, as_json: 
 
 def _memory(spec: JobSpec, item: DryRunItem) -> Iterator[tuple[str, int, int]]:
     """What is counted of it to the byte, in words, and what was planned."""
-    stage, told = coordinates(item["rank"], spec.layout).pp, item["memory"]
+    stage, told = get_coordinates(item["rank"], spec.layout).pp, item["memory"]
     planned = memory(spec, stage)
     yield "of these weights", told["parameters"], planned["parameters"]
     yield "moments, without fp32 weights", told["optimizer"], planned["optimizer"]
@@ -345,7 +345,7 @@ def _spec(path: Path, ranks: str | None) -> JobSpec:
         if ranks is not None:
             content["dry_ranks"] = [int(r) if r.strip().isdigit() else r for r in ranks.split(",")]
     spec = parse_spec(content)
-    if refused := not_runnable(spec):
+    if refused := find_unsupported_fields(spec):
         raise SpecError(refused)
     return spec
 
