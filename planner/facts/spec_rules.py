@@ -123,7 +123,7 @@ def _find_model_problems(spec: JobSpec) -> list[Problem]:
 def _find_tensor_problems(spec: JobSpec) -> list[Problem]:
     model, layout = spec.model, spec.layout
     if layout.sequence_parallel and layout.tp == 1:
-        text = "`layout.sequence_parallel` needs tp of 2 or more, but tp is 1. Set tp to 2 or more, or turn it off."
+        text = "`layout.sequence_parallel` needs tp of 2 or more, but tp is 1. Set tp to 2 or more, or leave it off."
         return [Problem("layout.sequence_parallel", text)]
     found = []
     if layout.regather and not layout.sequence_parallel:

@@ -252,6 +252,20 @@ def test_only_the_field_at_fault_turns_red(page: Page, running_board: Board) -> 
     expect(wrong).to_have_attribute("data-other", "layout.tp")
 
 
+def test_a_problem_of_the_whole_layout_disappears_when_the_layout_fits(page: Page, running_board: Board) -> None:
+    page.goto(f"{running_board.url}/jobs/new/")
+    expect(page.locator("#plan-status")).to_contain_text("Fits.")
+    problem = page.locator("[data-for='layout'] > .problem")
+    page.fill('[data-other="layout.dp"]', "64")
+    expect(problem).to_contain_text("Use fewer ranks.")
+    page.locator("[data-for='layout.dp'] label", has_text="2").click()
+    expect(page.locator("#plan-status")).to_contain_text("Fits.")
+    expect(problem).to_be_empty()
+    page.locator("[data-for='layout.tp'] label", has_text="1").click()
+    reasons = page.locator("[data-for='layout.sequence_parallel'] .reasons")
+    expect(reasons).to_contain_text("Unavailable: layout.sequence_parallel needs tp of 2 or more")
+
+
 def test_a_job_that_does_not_fit_is_submitted_only_after_a_confirmation(page: Page, running_board: Board) -> None:
     train = {"global_batch": 8, "micro_batches": 4, "seq_len": 4096, "precision": "bf16"}
     spec = {"model": {"preset": "llama3-405b"}, "layout": {"dp": 2}, "train": train, "resources": {"device": "cuda"}}

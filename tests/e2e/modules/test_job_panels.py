@@ -80,7 +80,7 @@ def test_groups_that_send_in_one_direction_show_the_direction(modules: Page) -> 
     const { stepOfItems } = await import('/js/timeline/step.js');
     const step = stepOfItems(1, new Map(x.map((item) => [item.rank, { item, node: 0 }])), () => 0);
     const rows = document.createElement('tbody');
-    m.showGroups(rows, [step], [], []);
+    m.showGroups(rows, step, [], []);
     return [...rows.rows].map((row) => row.cells[1].textContent);
     """
     assert sorted(call(modules, "timeline/tables.js", body, items)) == ["0 → 1", "1 → 0"]

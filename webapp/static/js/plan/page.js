@@ -54,7 +54,7 @@ function holderOf(field) {
 }
 
 function showProblems(problems, blocked) {
-  for (const place of form.querySelectorAll(".field .problem")) place.textContent = "";
+  for (const place of form.querySelectorAll(".problem")) place.textContent = "";
   for (const control of form.querySelectorAll("[aria-invalid]")) control.removeAttribute("aria-invalid");
   const elsewhere = [];
   for (const { field, message } of problems) {
@@ -115,8 +115,8 @@ function showChoices(choices) {
     }
     const list = holder.querySelector(".reasons");
     const lines = [...reasons].map(([reason, values]) => {
-      const options = holder.querySelector("input[type=checkbox]") ? "" : `${values.map(shown(holder)).join(", ")}: `;
-      return el("li", {}, options, ...withCode(reason));
+      const options = holder.querySelector("input[type=checkbox]") ? "Unavailable" : values.map(shown(holder)).join(", ");
+      return el("li", {}, `${options}: `, ...withCode(reason));
     });
     list?.replaceChildren(...lines);
     const box = list?.closest(".why-not");

@@ -67,8 +67,8 @@ async function load() {
   page.querySelector("#timeline-panel [data-empty]").hidden = true;
   view.show(step);
   page.querySelector(".timeline-tables").hidden = false;
-  showCollectiveTimes($("timeline-collectives"), [step]);
-  showGroups($("timeline-groups"), [step], null, []);
+  showCollectiveTimes($("timeline-collectives"), step);
+  showGroups($("timeline-groups"), step, null, []);
   showOverlap($("timeline-overlap"), step, null);
   $("timeline-note").textContent = `${integer(step.ranks.size)} ${step.ranks.size === 1 ? "rank" : "ranks"} over ${duration(step.seconds)}.`;
   draw();

@@ -117,14 +117,13 @@ export function timelinePanel(panel, links, again) {
       clear(step === undefined ? "Loading…" : `Step ${integer(wanted)} did not load.`);
       return step;
     }
-    const key = `${wanted} ${step.ranks.size} ${steps.length} ${job.attempt}`;
+    const key = `${wanted} ${step.ranks.size} ${job.attempt}`;
     if (key === shown) return step;
     shown = key;
     view.show(step);
-    const all = [...new Set([...heard.map((one) => assembled(one.step)), step])];
     panel.querySelector(".timeline-tables").hidden = false;
-    showCollectiveTimes($("timeline-collectives"), all);
-    showGroups($("timeline-groups"), all, links, job.members);
+    showCollectiveTimes($("timeline-collectives"), step);
+    showGroups($("timeline-groups"), step, links, job.members);
     showOverlap($("timeline-overlap"), step, job.estimate?.time);
     $("timeline-bubble").textContent = bubbleWords(step, job);
     $("timeline-note").textContent = notes(step).join(" ");

@@ -9,24 +9,22 @@ export function percentile(sorted, share) {
   return sorted[Math.min(sorted.length - 1, Math.max(0, Math.ceil(share * sorted.length) - 1))];
 }
 
-/** Return a row per collective and axis over all steps and ranks. `slowest` is the rank of the longest call. */
-export function collectiveTimes(steps) {
+/** Return a row per collective and axis over all ranks of a step. `slowest` is the rank of the longest call. */
+export function collectiveTimes(step) {
   const rows = new Map();
-  for (const step of steps) {
-    for (const own of step.ranks.values()) {
-      for (const call of own.calls) {
-        if (call.open) continue;
-        const { axis, ranks } = step.groups[call.group];
-        const key = `${axis} ${call.op} ${ranks.length}`;
-        if (!rows.has(key)) rows.set(key, { axis, op: call.op, size: ranks.length, times: [], waits: [], late: new Map(), longest: null });
-        const row = rows.get(key);
-        const took = call.to - call.from;
-        row.times.push(took);
-        if (!row.longest || took > row.longest.took) row.longest = { took, rank: call.rank, step: step.step };
-        const wait = waited(call);
-        if (wait !== null) row.waits.push(wait);
-        if (call.last === call.rank && call.lead > 0) row.late.set(call.rank, (row.late.get(call.rank) ?? 0) + 1);
-      }
+  for (const own of step.ranks.values()) {
+    for (const call of own.calls) {
+      if (call.open) continue;
+      const { axis, ranks } = step.groups[call.group];
+      const key = `${axis} ${call.op} ${ranks.length}`;
+      if (!rows.has(key)) rows.set(key, { axis, op: call.op, size: ranks.length, times: [], waits: [], late: new Map(), longest: null });
+      const row = rows.get(key);
+      const took = call.to - call.from;
+      row.times.push(took);
+      if (!row.longest || took > row.longest.took) row.longest = { took, rank: call.rank };
+      // The last rank never waits. In a group of two, its zeros are half of all values.
+      if (call.whole !== null && call.last !== call.rank) row.waits.push(waited(call));
+      if (call.last === call.rank && call.lead > 0) row.late.set(call.rank, (row.late.get(call.rank) ?? 0) + 1);
     }
   }
   return [...rows.values()].map(summed).sort((a, b) => byAxis(a.axis, b.axis) || a.op.localeCompare(b.op));
@@ -39,31 +37,29 @@ function summed({ axis, op, size, times, waits, late, longest }) {
   const [lastRank, lastCount] = [...late].sort((a, b) => b[1] - a[1] || a[0] - b[0])[0] ?? [null, 0];
   return {
     ...{ axis, op, size, calls: times.length, p50: percentile(times, 0.5), p90: percentile(times, 0.9), p99: percentile(times, 0.99) },
-    ...{ slowest: longest.rank, slowestStep: longest.step, slowestTook: longest.took, wait50: percentile(waits, 0.5) },
+    ...{ slowest: longest.rank, slowestTook: longest.took, wait50: percentile(waits, 0.5) },
     ...{ lastRank, lastShare: met > 0 ? lastCount / met : null },
   };
 }
 
 /** Return the bus bandwidth of each group: bytes over transfer time, from the arrival of the last rank to the end. */
-export function groupBandwidths(steps) {
+export function groupBandwidths(step) {
   const groups = new Map();
-  for (const step of steps) {
-    for (const own of step.ranks.values()) {
-      for (const call of own.calls) {
-        const took = transferred(call);
-        const group = step.groups[call.group];
-        const factor = busFactor(call.op, call.op === "send" ? 2 : group.ranks.length);
-        if (took === null || took <= 0 || factor === 0) continue;
-        const key = `${group.axis} ${group.nth} ${group.ranks.join()}`;
-        if (!groups.has(key)) groups.set(key, { axis: group.axis, ranks: group.ranks, bytes: 0, seconds: 0, ops: new Set(), ways: new Set(), calls: 0, best: 0 });
-        const row = groups.get(key);
-        row.bytes += factor * call.bytes;
-        row.seconds += took;
-        row.calls += 1;
-        row.ops.add(call.op);
-        row.ways.add(call.op === "send" ? `${call.rank} → ${call.peer}` : "");
-        row.best = Math.max(row.best, (factor * call.bytes) / took);
-      }
+  for (const own of step.ranks.values()) {
+    for (const call of own.calls) {
+      const took = transferred(call);
+      const group = step.groups[call.group];
+      const factor = busFactor(call.op, call.op === "send" ? 2 : group.ranks.length);
+      if (took === null || took <= 0 || factor === 0) continue;
+      const key = `${group.axis} ${group.nth} ${group.ranks.join()}`;
+      if (!groups.has(key)) groups.set(key, { axis: group.axis, ranks: group.ranks, bytes: 0, seconds: 0, ops: new Set(), ways: new Set(), calls: 0, best: 0 });
+      const row = groups.get(key);
+      row.bytes += factor * call.bytes;
+      row.seconds += took;
+      row.calls += 1;
+      row.ops.add(call.op);
+      row.ways.add(call.op === "send" ? `${call.rank} → ${call.peer}` : "");
+      row.best = Math.max(row.best, (factor * call.bytes) / took);
     }
   }
   for (const row of groups.values()) row.busbw = row.bytes / row.seconds;

@@ -29,9 +29,9 @@ export function linkOf(ranks, links, members) {
   return { speed: links.node_bytes_per_s, measured: calibrated || links.link_runs > 0, words: `inside a host, ${basis} ${links.name}` };
 }
 
-export function showCollectiveTimes(body, steps) {
+export function showCollectiveTimes(body, step) {
   body.replaceChildren(
-    ...collectiveTimes(steps).map((row) =>
+    ...collectiveTimes(step).map((row) =>
       el(
         "tr",
         {},
@@ -40,7 +40,7 @@ export function showCollectiveTimes(body, steps) {
         number(integer(row.size)),
         number(integer(row.calls)),
         ...[row.p50, row.p90, row.p99].map((seconds) => number(duration(seconds))),
-        el("td", {}, `rank ${row.slowest}, ${duration(row.slowestTook)} in step ${integer(row.slowestStep)}`),
+        el("td", {}, `rank ${row.slowest}, ${duration(row.slowestTook)}`),
         number(duration(row.wait50)),
         el("td", {}, row.lastRank === null ? "unknown" : `rank ${row.lastRank}, ${percent(row.lastShare)}`),
       ),
@@ -68,8 +68,8 @@ export function ofLink(busbw, link) {
 /** "0 → 2" for a group that sends in one direction, else its ranks. */
 const wayWords = ({ ways, ranks }) => (ways.size === 1 && !ways.has("") ? [...ways][0] : rankWords(ranks));
 
-export function showGroups(body, steps, links, members) {
-  const rows = groupBandwidths(steps);
+export function showGroups(body, step, links, members) {
+  const rows = groupBandwidths(step);
   const shown = slowest(rows);
   body.replaceChildren(
     ...shown.map((row) => {
