@@ -256,7 +256,7 @@ def test_a_problem_of_the_whole_layout_disappears_when_the_layout_fits(page: Pag
     page.goto(f"{running_board.url}/jobs/new/")
     expect(page.locator("#plan-status")).to_contain_text("Fits.")
     problem = page.locator("[data-for='layout'] > .problem")
-    page.fill('[data-other="layout.dp"]', "64")
+    page.locator("[data-for='layout.dp'] label", has_text="8").click()
     expect(problem).to_contain_text("Use fewer ranks.")
     page.locator("[data-for='layout.dp'] label", has_text="2").click()
     expect(page.locator("#plan-status")).to_contain_text("Fits.")
