@@ -18,6 +18,7 @@ PARTS: dict[str, tuple[str, list[str]]] = {
             "howto/read-a-verdict.md",
             "howto/own-script.md",
             "howto/elsewhere.md",
+            "howto/import-a-trace.md",
             "howto/gate-a-build.md",
             "howto/from-python.md",
             "howto/add-a-host.md",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from planner.cost.estimate import Estimate, traffic_kind
@@ -24,6 +24,15 @@ def size(num_bytes: float) -> str:
             return f"{num_bytes:.4g} {unit}"
         num_bytes /= 1024
     return f"{num_bytes:.4g} TiB"
+
+
+def traffic_size(num_bytes: float) -> str:
+    """Format bytes with a decimal unit, as the pages show traffic."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(num_bytes) < 999.5:
+            return f"{num_bytes:.4g} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.4g} TB"
 
 
 def duration(seconds: float) -> str:
@@ -58,7 +67,7 @@ def estimate_text(spec: JobSpec, made: Estimate, advice: Sequence[Neighbour]) ->
         crossing = "between nodes" if row["between_nodes"] else "inside a node"
         op = row["op"].replace("_", "-")
         calls = f"{row['count']:,} {'call ' if row['count'] == 1 else 'calls'}"
-        lines.append(f"  {group:<12} {op:<15} {calls:>15} {size(row['payload_bytes']):>12}  {crossing}")
+        lines.append(f"  {group:<12} {op:<15} {calls:>15} {traffic_size(row['payload_bytes']):>12}  {crossing}")
     lines += ["", f"time  {duration(timed['step_s'])} per step (estimate: {timed['interval']['words']})"]
     lines += [f"  {part['name']:<12} {duration(part['seconds']):>12}" for part in timed["parts"]]
     if aligned := made.get("aligned_vocabulary"):
@@ -141,9 +150,12 @@ def explain_text(explanations: Sequence[Explanation]) -> str:
     lines: list[str] = []
     for e in explanations:
         whose = "" if e["stage"] is None else f" of a rank of stage {e['stage']}"
-        lines += [f"{e['figure']}{whose} = {_value(e['value'], e['unit'])}  ({e['kind']})"]
+        format_bytes = traffic_size if e["figure"] == "traffic" else size
+        lines += [f"{e['figure']}{whose} = {_value(e['value'], e['unit'], format_bytes)}  ({e['kind']})"]
         for term in e["terms"]:
-            lines.append(f"  {term['name']:<34} {_value(term['value'], term['unit']):>16}  {term['formula']}")
+            lines.append(
+                f"  {term['name']:<34} {_value(term['value'], term['unit'], format_bytes):>16}  {term['formula']}"
+            )
             if term["numbers"]:
                 lines.append(f"  {'':<34} {'':>16}  = {term['numbers']}")
             lines.append(f"  {'':<34} {'':>16}  {term['source']}")
@@ -151,9 +163,9 @@ def explain_text(explanations: Sequence[Explanation]) -> str:
     return "\n".join(lines).rstrip()
 
 
-def _value(value: float, unit: str) -> str:
+def _value(value: float, unit: str, format_bytes: Callable[[float], str]) -> str:
     if unit == "B":
-        return size(value)
+        return format_bytes(value)
     if unit == "s":
         return duration(value)
     if unit == "":

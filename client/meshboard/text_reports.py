@@ -60,7 +60,7 @@ def format_comparison(comparison: Comparison) -> str:
     ]
     times = {
         "exposed": [part.get("exposed", {}) if part else {} for part in parts],
-        "hidden": [part.get("hidden", {}) if part else {} for part in parts],
+        "overlapped": [part.get("hidden", {}) if part else {} for part in parts],
     }
     for kind, by_run in times.items():
         rows += [
@@ -126,11 +126,11 @@ def _format_interval_line(format_value: Callable[[float], str], value: float, in
 
 def format_chosen_layout(content: Plan | JobDetail) -> str:
     """Return the layout that Meshboard chose for "auto" with its reason, or "" for a layout in the spec."""
-    chosen = content.get("chosen")  # an older board does not return it
+    chosen = content.get("chosen")  # an older board does not return it; `why` begins with the layout
     if not chosen:
         return ""
     ranks = "1 rank" if chosen["ranks"] == 1 else f"{chosen['ranks']:,} ranks"
-    return remove_escapes(f"layout {chosen['words']} on {ranks}: {chosen['why']}")
+    return remove_escapes(f"layout on {ranks}: {chosen['why']}")
 
 
 def format_layouts(result: SearchResult) -> str:
@@ -142,8 +142,8 @@ def format_layouts(result: SearchResult) -> str:
 def _get_layout_cells(found: FoundLayout) -> list[object]:
     layout = found["layout"]
     return [
-        " x ".join(f"{axis}{layout[axis]}" for axis in AXES if layout[axis] > 1) or "1 rank",
-        f"zero-{layout['zero']}",
+        " x ".join(f"{axis} {layout[axis]}" for axis in AXES if layout[axis] > 1) or "1 rank",
+        f"ZeRO-{layout['zero']}",
         layout["schedule"] if layout["pp"] > 1 else "-",
         layout["recompute"],
         found["micro_batch_size"],

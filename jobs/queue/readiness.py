@@ -78,7 +78,7 @@ def _predict_start(user: User, spec: JobSpec, there: Sequence[There]) -> tuple[b
             hosts = [share.host for share in placement.shares]
             return True, f"Starts now on {hosts[0] if len(hosts) == 1 else f'{len(hosts)} hosts'}."
     if DRAFT in decided.refused:
-        return False, f"Project {spec.project} has already used its slot quota. {WAITS}"
+        return False, f"Project {spec.project} has already reached its slot limit. {WAITS}"
     return False, _predict_wait(queue, seen) or f"Not enough slots are free now. {WAITS}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jobs.runs.collectives.words import EXAMPLE_BYTES, PRIMITIVES, Words
 from manual.reference.words import code, plain, table
 
-HEAD = f"""# The collectives
+HEAD = f"""# Collectives
 
 This page describes each collective with its PyTorch call, its cost, and its uses. The page **Collectives** of a board
 [benchmarks](lab.md) them on your hosts. See [strategies](strategies.md) for the collectives of each axis.

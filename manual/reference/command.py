@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 from manual.reference.words import code, plain, table
 from meshboard import commands
 
-HEAD = "# The command\n"
+HEAD = "# Command line\n"
 
 
 def page() -> str:

@@ -9,7 +9,7 @@ from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec, Layout
 from planner.search.auto_layout import AutoSpec
 
-HEAD = """# The spec
+HEAD = """# Job spec
 
 A spec describes a job, in JSON or YAML. The form, the REST interface, the command, and the trainer all use it.
 Meshboard refuses unknown fields.

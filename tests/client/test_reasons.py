@@ -10,7 +10,7 @@ from tests.client.conftest import Ran, Saying
 from tests.client.test_api import JOB
 
 Meshboard = Callable[..., Ran]
-CHOSEN = {"words": "dp4", "ranks": 4, "why": "Of 9 layouts that fit\x1b[2J, dp4 is the fastest."}
+CHOSEN = {"words": "dp 4", "ranks": 4, "why": "dp 4: 0.1 s per step\x1b[2J."}
 
 
 def test_a_layout_that_was_chosen_is_told_with_its_reason(meshboard: Meshboard, server: Saying, tmp_path: Path) -> None:
@@ -19,7 +19,7 @@ def test_a_layout_that_was_chosen_is_told_with_its_reason(meshboard: Meshboard, 
     server.tells("jobs", {**JOB, "chosen": CHOSEN}, 201)
     ran = meshboard("submit", str(spec), at=server)
     assert (ran.code, ran.out) == (0, "j\n")
-    assert ran.err.splitlines()[1] == "layout dp4 on 4 ranks: Of 9 layouts that fit, dp4 is the fastest."
+    assert ran.err.splitlines()[1] == "layout on 4 ranks: dp 4: 0.1 s per step."
     server.tells("jobs", {**JOB, "chosen": None}, 201)
     assert len(meshboard("submit", str(spec), at=server).err.splitlines()) == 1
 

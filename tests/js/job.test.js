@@ -250,16 +250,16 @@ const TIMES = [0.01, ...Array.from({ length: SPEED_STEPS + 4 }, (_, i) => 0.1 + 
 test("computes the speed as tokens over time of the last steps", () => {
   const seconds = TIMES.slice(-SPEED_STEPS).reduce((sum, value) => sum + value, 0);
   const rate = ((TOKENS * SPEED_STEPS) / seconds).toFixed(0);
-  assert.deepEqual(speed(TIMES), { rate: `${rate} tokens/s`, note: `mean of the last ${SPEED_STEPS} steps` });
+  assert.deepEqual(speed(TIMES), { rate: `${rate} tokens/s`, note: `mean of ${SPEED_STEPS} steps` });
   assert.deepEqual(speed([0.5]), { rate: "128 tokens/s", note: "one step" });
 });
 
 test("shows the speed of the summary after the end", () => {
   const summary = { steps: 26, tokens_per_s: 3588.1, losses: [], eval_losses: [], cells: {}, verdict: {} };
-  const expected = { rate: "3.59k tokens/s", note: `mean of the last ${SPEED_STEPS} steps` };
+  const expected = { rate: "3.59k tokens/s", note: `mean of ${SPEED_STEPS} steps` };
   assert.deepEqual(speed(TIMES, summary), expected);
   assert.deepEqual(speed([], summary), expected);
-  assert.equal(speed([], { ...summary, ran_steps: 3 }).note, "mean of the last 3 steps");
+  assert.equal(speed([], { ...summary, ran_steps: 3 }).note, "mean of 3 steps");
   assert.deepEqual(speed([], { ...summary, tokens_per_s: null }), { rate: "–", note: "" });
 });
 

@@ -82,13 +82,15 @@ def _navigation(_request: HttpRequest) -> list[dict[str, Any]]:
         link = reverse_lazy(f"admin:{app}_{name}_changelist")
         return {"title": title, "icon": icon, "link": link, "permission": _may(f"{app}.view_{name}")}
 
-    board = [
+    board: list[dict[str, Any]] = [
         {"title": "Overview", "icon": "dashboard", "link": reverse_lazy("overview")},
         {"title": "Jobs", "icon": "list", "link": reverse_lazy("job-list")},
         {"title": "Queue", "icon": "low_priority", "link": reverse_lazy("queue"), "permission": _may_run_queue},
         {"title": "Audit log", "icon": "history", "link": reverse_lazy("audit"), "permission": _may_run_queue},
     ]
-    kept = [
+    for item in board:
+        item["active"] = lambda _request: False  # Unfold marks "/" as active on each page of the admin
+    objects = [
         model("job", "Jobs", "work"),
         model("host", "Hosts", "dns"),
         model("project", "Projects", "folder"),
@@ -99,7 +101,7 @@ def _navigation(_request: HttpRequest) -> list[dict[str, Any]]:
     people = [model("user", "Users", "person", "auth"), model("group", "Groups", "group", "auth")]
     return [
         {"title": "Board", "separator": True, "items": board},
-        {"title": "Kept", "separator": True, "items": kept},
+        {"title": "Objects", "separator": True, "items": objects},
         {"title": "People", "separator": True, "items": people},
     ]
 

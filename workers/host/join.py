@@ -67,7 +67,10 @@ def main() -> int:
 
 def worker_command(name: str) -> list[str]:
     """argv of the Celery worker: it speaks to nobody but its queue. Its banner is no line of a log."""
-    celery = [sys.executable, "-m", "celery", *(["--quiet"] if log_format() == "json" else [])]
+    # Only root can run jobs as other users, so Celery's warning about root is wrong here.
+    no_warning = "ignore:You're running the worker with superuser privileges"
+    banner = ["--quiet"] if log_format() == "json" else []
+    celery = [sys.executable, "-W", no_warning, "-m", "celery", *banner]
     quiet = ["--without-mingle", "--without-gossip", "--without-heartbeat"]
     options = ["--pool", "threads", "--concurrency", "2", *quiet, "--loglevel", "INFO"]
     named = ["--queues", host_queue(name), "--hostname", f"host-{name}@%h"]

@@ -37,6 +37,7 @@ def main() -> int:
         time.sleep(0.1)
     for attempt in live:
         kill_supervisor(attempt)
+    print(f"{len(live)} {'attempt' if len(live) == 1 else 'attempts'} ended")
     survivors = [pid for attempt in attempts(run_dir) for pid in sweep(attempt.job, attempt.attempt, runs=run_dir)]
     if survivors:
         print(f"cannot stop processes {survivors}", file=sys.stderr)

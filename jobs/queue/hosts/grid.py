@@ -110,9 +110,8 @@ def gauges(host: Host) -> list[Gauge]:
     for disk in use.get("disks", []):
         free, total = disk["free_bytes"], disk["total_bytes"]
         if total:
-            used = total - free
-            words = f"{_gib(used)} of {_gib(total)}"
-            found.append(Gauge(f"Disk ({disk['use']})", used, total, words, free < total / 20))
+            words = f"{_gib(free)} free of {_gib(total)}"
+            found.append(Gauge(f"Disk ({disk['use']})", total - free, total, words, free < total / 20))
     return found
 
 

@@ -137,6 +137,7 @@ def test_a_process_that_is_stopped_or_gone_is_named_though_it_says_nothing(state
     assert told["hang"] is not None
     assert (told["hang"]["cause"], told["hang"]["ranks"], told["hang"]["host"]) == (cause, [2], "host-b")
     assert ("`kill -CONT 4711` on host host-b" in told["next"]) == (state == "stopped")
+    assert told["action"] == ("" if state == "stopped" else "open_log")
     assert told["hang"]["stack"] == ["loop.py:12 in step"]
     assert told["reason"] == f"The process of rank 2 {'is stopped' if state == 'stopped' else 'has ended'}."
 

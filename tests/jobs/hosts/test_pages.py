@@ -298,7 +298,7 @@ def test_what_a_host_tells_of_itself_is_shown_as_told(
         "10.0.0.7",
         "-300.250 s \N{PLUS-MINUS SIGN} 0.001 s",
         "&lt;img src=x&gt;",
-        "1023 GiB of 1.0 TiB",
+        "1.0 GiB free of 1.0 TiB",
     ):
         assert words in page, words
     assert "<img src=x>" not in page

@@ -241,7 +241,8 @@ class Hangs:
         )
         state = "notice" if blame.cause == "checkpoint" and still < CHECKPOINT_S else "hung"
         log_rank = min(blame.ranks, default=-1)
-        return hang, Finding(state, 1.0, sentence, blame.reason, following, tuple(facts), "open_log", log_rank)  # type: ignore[arg-type]
+        action = "" if blame.cause == "stopped" else "open_log"  # the log of a stopped process has no reason
+        return hang, Finding(state, 1.0, sentence, blame.reason, following, tuple(facts), action, log_rank)  # type: ignore[arg-type]
 
     def _hosts(self, ranks: Sequence[int]) -> str:
         """'host-a', or 'host-a and host-b' where ranks are on several."""

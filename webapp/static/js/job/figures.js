@@ -24,7 +24,7 @@ export function speedOf(job, state) {
   const rate = summary?.tokens_per_s ?? state.progress.rate;
   if (!(rate > 0)) return { rate: tokenRate(null), note: "" };
   const steps = summary?.tokens_per_s ? Math.min(SPEEDS, summary.ran_steps ?? summary.steps) : Math.min(SPEEDS, Math.max(1, state.stepTimes.length));
-  return { rate: tokenRate(rate), note: steps === 1 ? "one step" : `mean of the last ${integer(steps)} steps` };
+  return { rate: tokenRate(rate), note: steps === 1 ? "one step" : `mean of ${integer(steps)} steps` };
 }
 
 /**

@@ -126,7 +126,7 @@ function stepsWords(state) {
   const steps = [...state.ranks.values()].map((rank) => rank.exactStep).filter(Boolean);
   const [fewest, most] = [Math.min(...steps), Math.max(...steps)];
   const range = fewest === most ? integer(most) : `${integer(fewest)} to ${integer(most)}`;
-  return `${range} ${most === 1 ? "step" : "steps"} on ${steps.length === 1 ? "1 rank" : `each of ${integer(steps.length)} ranks`}. Values are payload bytes of optimizer steps, summed over ranks.`;
+  return `${range} ${most === 1 ? "step" : "steps"} on ${steps.length === 1 ? "1 rank" : `each of ${integer(steps.length)} ranks`}. Values are payload bytes of training steps, summed over ranks.`;
 }
 
 /** Fill the traffic check by rank: all phases and collectives, ranks with differences first. */
