@@ -248,7 +248,7 @@ def test_a_token_is_shown_once_and_a_senseless_one_is_named(staff: User, client:
     assert "No hosts yet" in client.get("/hosts/").content.decode()
     answer = client.post("/join-tokens/", {"note": "rack 7", "hours": "2", "uses": "3"})
     page = answer.content.decode()
-    [text] = re.findall(r"MESHBOARD_JOIN_TOKEN=(\S+) python -m workers.host.join http://testserver", page)
+    [text] = re.findall(r"MESHBOARD_JOIN_TOKEN=(\S+) .venv/bin/python -m workers.host.join http://testserver", page)
     assert answer["Cache-Control"] == "no-store"
     token = JoinToken.objects.get()
     assert (token.note, token.most_uses, token.created_by) == ("rack 7", 3, "staff")
