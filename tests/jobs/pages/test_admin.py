@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib.admin import site
 from django.contrib.auth.models import User
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
@@ -266,3 +267,9 @@ def test_a_project_s_name_is_a_word(admin: Any) -> None:
         told = admin.post("/admin/jobs/project/add/", {"name": name, "weight": "1"}).content.decode()
         assert "Use letters, digits, and . _ = -, with a letter or digit first." in told
     assert not Project.objects.filter(name__in=("a\u202eb", "\u3164", "n\u0430me")).exists()
+
+
+def test_menu_marks_only_the_open_page(admin: Any) -> None:
+    request = admin.get("/admin/jobs/project/").wsgi_request
+    groups = site.get_sidebar_list(request)
+    assert [str(item["title"]) for group in groups for item in group["items"] if item["active"]] == ["Projects"]

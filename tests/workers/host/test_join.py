@@ -131,6 +131,14 @@ def test_who_ends_all_of_a_host_names_a_folder_that_is_there(
     assert (ended.value.code, words in capsys.readouterr().err) == (2, True)
 
 
+def test_stop_reports_the_number_of_ended_attempts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["stop", str(tmp_path)])
+    assert stop.main() == 0
+    assert capsys.readouterr().out == "0 attempts ended\n"
+
+
 def test_plain_http_is_for_this_machine_or_on_purpose() -> None:
     for url in ("http://127.0.0.1:8000", "http://localhost:8000/", "https://board.example/sub/"):
         assert _board(url, insecure=False) == url.rstrip("/")
