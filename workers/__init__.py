@@ -1,1 +1,1 @@
-"""What runs on a GPU host: the host worker, the supervisor, the meter and the trainer. No Django."""
+"""Programs of a GPU host: host worker, supervisor, meter, trainer and benchmarks. No Django."""

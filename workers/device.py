@@ -1,4 +1,4 @@
-"""The device that a rank computes on, and what its maker calls it."""
+"""Device of a rank, and operations that depend on it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 
 def get_local_device(kind: str) -> torch.device:
-    """This rank's of its host: the processor, or the GPU whose number torchrun gave it, made the current one."""
+    """Return the CPU, or the GPU with this rank's LOCAL_RANK, which becomes the current device."""
     if kind != "cuda":
         return torch.device(kind)
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -21,34 +21,40 @@ def get_local_device(kind: str) -> torch.device:
 
 
 def get_device_name(device: torch.device) -> str:
-    """Its maker's name of it; of a processor that has none, its architecture."""
+    """Return the product name of a device, or the architecture of a CPU without a name."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
 
 
 def barrier(device: torch.device, group: dist.ProcessGroup | None = None) -> None:
-    """A barrier. NCCL's runs on a GPU, which torch would otherwise guess from the rank: wrong where hosts differ."""
+    """Run a barrier on `device`. Torch would guess a GPU from the rank, which is wrong if hosts differ."""
     dist.barrier(group, device_ids=None if device.index is None else [device.index])
 
 
-class SideStream:
-    """Lets what is asked for wait for what was computed until some moment, and not for what came since.
+def synchronize(device: torch.device) -> None:
+    """Wait for all kernels on a GPU. No effect on a CPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
-    On a CPU what was asked for before is over, and there are no moments.
+
+class SideStream:
+    """Stream whose kernels wait for an event of the compute stream, and not for later kernels.
+
+    No effect on a CPU, where all calls are synchronous.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def record_event(self) -> torch.cuda.Event | None:
-        """Now, on the computing stream."""
+        """Record an event on the compute stream."""
         return None if self._stream is None else torch.cuda.current_stream().record_event()
 
     @contextmanager
-    def after(self, moment: torch.cuda.Event | None) -> Iterator[None]:
-        """Inside, what is asked for waits for the moment alone."""
-        if self._stream is None or moment is None:
+    def after(self, event: torch.cuda.Event | None) -> Iterator[None]:
+        """Issue kernels on this stream after the event."""
+        if self._stream is None or event is None:
             yield
             return
-        self._stream.wait_event(moment)
+        self._stream.wait_event(event)
         with torch.cuda.stream(self._stream):
             yield

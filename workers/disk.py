@@ -1,7 +1,4 @@
-"""How a disk says that it takes no more, and how we say it: the host, the folder, the bytes that it needs and has.
-
-Files that are whole or not there.
-"""
+"""Atomic file writes, and errors of a full disk."""
 
 from __future__ import annotations
 
@@ -15,13 +12,13 @@ DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 
 
 class DiskFullError(OSError):
-    """A file of ours was not taken whole. `needed`: its bytes."""
+    """A file did not fit on the disk. `needed` is its size in bytes."""
 
     needed = 0
 
 
 def find_disk_full_error(error: BaseException | None) -> OSError | None:
-    """The disk's own word in an error, or in what led to it: torch tells of it in words of its writer's."""
+    """Return the disk-full error in a chain of exceptions. Torch wraps it in errors of its own writer."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS:
             return error
@@ -30,12 +27,12 @@ def find_disk_full_error(error: BaseException | None) -> OSError | None:
 
 
 def format_disk_full(host: str, full: OSError, folder: Path, needs: str = "") -> str:
-    """In words; `folder`: where a write was, which names no file. `needs`: what is known of it."""
+    """Format a disk-full error. `folder` is the target of a write if the error names no file."""
     return f"No disk space on {host}: {full.strerror}: {full.filename or folder}{needs}{format_free_bytes(folder)}"
 
 
 def format_start_failure(host: str, error: Exception, folder: Path) -> str:
-    """Why an attempt never ran, of which `folder` holds the files."""
+    """Format the reason why an attempt with its files in `folder` did not start."""
     if isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS:
         needed = error.needed if isinstance(error, DiskFullError) else 0
         return format_disk_full(host, error, folder, f" needs {needed:,} bytes" if needed else "")
@@ -44,22 +41,19 @@ def format_start_failure(host: str, error: Exception, folder: Path) -> str:
 
 
 def format_free_bytes(folder: Path) -> str:
+    """Format the free bytes of the disk of a folder, or of its nearest parent that exists."""
     try:
-        return f", {shutil.disk_usage(_standing(folder)).free:,} bytes are free"
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        return f", {shutil.disk_usage(existing).free:,} bytes are free"
     except OSError:
         return ""
 
 
-def _standing(path: Path) -> Path:
-    """The nearest folder that there is: of one that could not be made, the one it lies in."""
-    return next(one for one in (path, *path.parents) if one.exists())
-
-
 @contextmanager
 def open_draft(target: Path) -> Iterator[Path]:
-    """A path beside `target` to write to: it gets `target`'s name at the end, and is removed on any exception.
+    """Yield a path in the folder of `target`, which is renamed to `target` at the end or removed on an exception.
 
-    A killed process leaves its draft, which the next to write the same file overwrites.
+    A killed process leaves its draft. The next writer of the file overwrites it.
     """
     draft = target.with_name(f".{target.name}.new")
     try:

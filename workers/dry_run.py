@@ -1,10 +1,6 @@
-"""Groups that count what passes and send nothing: any rank of any world in one process.
+"""`python -m workers.dry_run --spec FILE --ranks 0,17`: run a training step of some ranks without peers or arithmetic.
 
-Counts the FLOPs of every operation and the bytes that are alive, for tensors that hold nothing.
-
-One training step of one rank, dry.
-
-`python -m workers.dry_run --spec FILE --ranks 0,17`: what ranks of a layout would send, keep and compute.
+The trainer runs on fake tensors in one process. Its process groups count each collective and send no data.
 """
 
 from __future__ import annotations
@@ -58,11 +54,11 @@ from workers.trainer.parallel.parallelize import assemble, build, local
 from workers.trainer.traffic_check import step_verdict
 from workers.trainer.trainer import Trainer
 
-STAGED_OPS = ("all_gather", "reduce_scatter")  # gloo gathers and scatters by way of a copy of the whole (torch 2.13)
+STAGED_OPS = ("all_gather", "reduce_scatter")  # gloo copies the full buffer (torch 2.13)
 
 
 class CompletedWork(dist.Work):
-    """Work that was over when it began. As a real one it holds its tensors until it is waited for."""
+    """Work that is complete from the start. Like a real work, it keeps its tensors alive until the wait."""
 
     def __init__(self, tensors: Sequence[Any]) -> None:
         super().__init__()
@@ -77,22 +73,27 @@ class CompletedWork(dist.Work):
 
 
 class DryProcessGroup(MeteredProcessGroup):
-    """Records each call; outputs keep whatever they hold. `stages`: it takes what gloo takes for a copy."""
+    """Process group that records each collective, sends no data, and leaves outputs unchanged.
+
+    With `uses_staging`, it allocates the copy that gloo makes of the full buffer.
+    """
 
     uses_staging = False
 
     def _run(
-        self, method: str, op: Op, carried: CollectiveBytes, args: Sequence[Any], kwargs: dict[str, Any], poller: object
+        self, method: str, op: Op, sizes: CollectiveBytes, args: Sequence[Any], kwargs: dict[str, Any], poller: object
     ) -> Any:
-        self._issue(op, carried)()
-        staged = (
-            [torch.empty(carried.payload_bytes, dtype=torch.uint8)] if self.uses_staging and op in STAGED_OPS else []
-        )
+        self._issue(op, sizes)()
+        staged = [torch.empty(sizes.payload_bytes, dtype=torch.uint8)] if self.uses_staging and op in STAGED_OPS else []
         return CompletedWork((*args, *staged))
 
 
 def init_dry_process_group(recorder: Recorder, rank: int, world_size: int, device: Device) -> None:
-    """Make this process rank `rank` of `world_size` that are not there, each with a `device`."""
+    """Make this process `rank` of a world of `world_size` ranks that do not exist.
+
+    Args:
+        device: Device of each rank, which decides about the staging copies of gloo.
+    """
     name = f"dry_{len(dist.Backend.backend_list)}"
 
     def create(options: Any, backend_options: Any) -> MeteredProcessGroup:
@@ -107,63 +108,63 @@ def init_dry_process_group(recorder: Recorder, rank: int, world_size: int, devic
 
 GET_DEVICE = torch.ops.prim.device.default
 aten = torch.ops.aten
-IN_PLACE = {aten.addmm_: aten.addmm, aten.baddbmm_: aten.baddbmm}
+IN_PLACE_MATMULS = {aten.addmm_: aten.addmm, aten.baddbmm_: aten.baddbmm}
 
 
 class MemoryAndFlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The most bytes of storages alive at once. `flops`: of products, forward and backward."""
+    """Track the peak of live storages in bytes, and count the FLOPs of matmuls, forward and backward."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0
-        self._most_bytes = 0
+        self._peak_bytes = 0
         self._alive: dict[int, int] = {}
         self._alive_bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is GET_DEVICE:  # asked twice for every operation, and dear to answer for a fake tensor
+        if func is GET_DEVICE:  # called twice per operation, and slow for a fake tensor
             return args[0].fake_device if isinstance(args[0], FakeTensor) else args[0].device
         out = func(*args, **(kwargs or {}))
-        self.flops += _flops(func, args, kwargs or {}, out)
+        self.flops += _count_flops(func, args, kwargs or {}, out)
         for tensor in out if isinstance(out, tuple | list) else (out,):
-            # A DTensor holds nothing itself: what it wraps passes by as well.
+            # The local tensor of a DTensor is also an output of an operation.
             if isinstance(tensor, torch.Tensor) and not isinstance(tensor, DTensor):
-                self._keep(tensor)
+                self._track(tensor)
         return out
 
     def read(self) -> int:
-        """The most alive at once since `restart`."""
-        return self._most_bytes
+        """Return the peak of live bytes since `restart`."""
+        return self._peak_bytes
 
     def restart(self) -> None:
-        """Forget what was alive before now."""
-        self._most_bytes = self._alive_bytes
+        """Reset the peak to the current live bytes."""
+        self._peak_bytes = self._alive_bytes
 
     def record_resize(self, tensor: torch.Tensor) -> None:
-        """A storage was freed or filled in place, which no operation tells."""
+        """Update a storage that was resized in place, which dispatches no operation."""
         storage = tensor.untyped_storage()
         if storage_key(storage) in self._alive:
-            self._set(storage_key(storage), storage.nbytes())
+            self._set_bytes(storage_key(storage), storage.nbytes())
 
-    def _keep(self, tensor: torch.Tensor) -> None:
+    def _track(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
         if storage_key(storage) in self._alive:
             return
-        self._set(storage_key(storage), storage.nbytes())
-        weakref.finalize(storage, self._gone, storage_key(storage))
+        self._set_bytes(storage_key(storage), storage.nbytes())
+        weakref.finalize(storage, self._release, storage_key(storage))
 
-    def _set(self, key: int, num_bytes: int) -> None:
+    def _set_bytes(self, key: int, num_bytes: int) -> None:
         self._alive_bytes += num_bytes - self._alive.get(key, 0)
         self._alive[key] = num_bytes
-        self._most_bytes = max(self._most_bytes, self._alive_bytes)
+        self._peak_bytes = max(self._peak_bytes, self._alive_bytes)
 
-    def _gone(self, key: int) -> None:
+    def _release(self, key: int) -> None:
         self._alive_bytes -= self._alive.pop(key)
 
 
-def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:
-    """Of one operation; torch's table, and what it lacks: products added in place, and attention on a CPU."""
-    count = flop_registry.get(IN_PLACE.get(func.overloadpacket, func.overloadpacket))
+def _count_flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:
+    """Return the FLOPs of one operation, from torch's table with in-place matmuls and CPU attention in addition."""
+    count = flop_registry.get(IN_PLACE_MATMULS.get(func.overloadpacket, func.overloadpacket))
     if count is not None:
         return int(count(*args, **kwargs, out_val=out))
     if func is ATTENTION:
@@ -173,21 +174,20 @@ def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:
     return 0
 
 
-GC_THRESHOLD = (
-    50  # objects: what only a cycle holds goes at once, whatever ran here before; else it may lie in the peak
-)
+# Objects. A low threshold frees reference cycles at once, so that they do not count in the peak.
+GC_THRESHOLD = 50
 
 
 class DryStep(NamedTuple):
-    """What one rank does in one optimiser step. `cells` are the meter's, `received_rows` what came to its experts.
+    """Traffic, memory and FLOPs of one rank in one optimizer step.
 
-    `peak_bytes` is of tensors alive at once beside Adam's moments, which are `optimizer_bytes`; `memory` has both, part
-    by part.
+    `peak_bytes` is the peak of live tensors without Adam's moments, whose bytes are `optimizer_bytes`. `memory` divides
+    both by purpose.
     """
 
     rank: int
     cells: list[Cell]
-    received_rows: int
+    received_rows: int  # tokens of its experts
     parameters: int
     peak_bytes: int
     optimizer_bytes: int
@@ -197,21 +197,20 @@ class DryStep(NamedTuple):
 
 
 class ZeroCorpus:
-    """A corpus of zeros."""
+    """Corpus whose tokens are all zero."""
 
     def train_batch(self, seed: int, step: int, global_batch: int, rows: slice, seq_len: int) -> Tokens:
         return np.zeros((rows.stop - rows.start, seq_len + 1), dtype=np.int64)
 
 
 def run_dry_step(spec: JobSpec, rank: int) -> DryStep:
-    """A step of `rank` that is not its first, with no weight allocated and nothing sent. Kernels are a CPU's; what they
-    keep for backward is what a GPU's keep.
+    """Run a step of `rank` after the first, without allocated weights and communication.
 
-    All of the trainer's own code but the draw of initial values and the router's choice, taken to be even. One process
-    runs one at a time.
+    The step runs the whole code of the trainer, except the initialization of weights and the router's choice, which is
+    even. The CPU kernels save the same tensors for backward as the GPU kernels. A process runs one dry step at a time.
     """
     started = time.perf_counter()
-    usual = gc.get_threshold()
+    threshold = gc.get_threshold()
     gc.collect()
     gc.set_threshold(GC_THRESHOLD)
     recorder, device = Recorder(rank), torch.device("cpu")
@@ -219,14 +218,14 @@ def run_dry_step(spec: JobSpec, rank: int) -> DryStep:
     try:
         mesh = make_mesh(spec, rank, recorder.label_group)
         built = build(spec, mesh, device, fill=False, even=True)
-        watch = MemoryAndFlopCounter()
-        with FakeTensorMode(allow_non_fake_inputs=True), watch, storage_changes(watch.record_resize):
+        counter = MemoryAndFlopCounter()
+        with FakeTensorMode(allow_non_fake_inputs=True), counter, storage_changes(counter.record_resize):
             for decoder in built.chunks.values():
                 decoder.to_empty(device=device)
             part = assemble(spec, mesh, built)
             trainer = Trainer(spec, mesh, part, cast(Corpus, ZeroCorpus()), recorder, device)
-            moments = _moments(trainer)
-            trainer.standing = standing = Standing(part, trainer.optimizer, watch, trainer.copies)
+            moments_bytes = _create_moments(trainer)
+            trainer.standing = standing = Standing(part, trainer.optimizer, counter, trainer.copies)
             recorder.set_phase("step")
             trainer.backward(0)
             standing.complete()
@@ -236,21 +235,23 @@ def run_dry_step(spec: JobSpec, rank: int) -> DryStep:
         cells = recorder.get_cells("step")
         rows = trainer.received_rows()
     finally:
-        gc.set_threshold(*usual)
+        gc.set_threshold(*threshold)
         dist.destroy_process_group()
     seconds = time.perf_counter() - started
-    held = sum(local(p).numel() for p in part.masters())
-    return DryStep(rank, cells, rows, held, watch.read() - moments, moments, memory, watch.flops, seconds)
+    num_parameters = sum(local(p).numel() for p in part.masters())
+    return DryStep(
+        rank, cells, rows, num_parameters, counter.read() - moments_bytes, moments_bytes, memory, counter.flops, seconds
+    )
 
 
-def _moments(trainer: Trainer) -> int:
-    """Let the optimiser make what a first update makes of each weight; bytes."""
+def _create_moments(trainer: Trainer) -> int:
+    """Let the optimizer create the moments of each weight, and return their bytes."""
     for master in trainer.part.masters():
         master.grad = torch.zeros_like(master)
     trainer.optimizer.step()
     trainer.optimizer.zero_grad()
     state = trainer.optimizer.state
-    return storage_bytes(local(value) for kept in state.values() for value in kept.values() if value.ndim)
+    return storage_bytes(local(value) for tensors in state.values() for value in tensors.values() if value.ndim)
 
 
 def main() -> int:
@@ -263,17 +264,17 @@ def main() -> int:
     parser.add_argument("--telemetry", help="Unix socket of the supervisor")
     options = parser.parse_args()
     try:
-        spec = _spec(options.spec, options.ranks)
+        spec = _read_spec(options.spec, options.ranks)
     except (UserError, SpecError) as error:
         return fail(str(error), 2)
     exporter = Exporter(Recorder(0), options.telemetry, options.job, options.attempt) if options.telemetry else None
-    wrong = 0
+    num_wrong = 0
     try:
         if exporter is not None:
             exporter.send(PhaseItem(kind="phase", rank=0, time=time.time(), phase="step"))
         for rank in spec.dry_ranks:
-            item, rows = _tried(spec, run_dry_step(spec, rank))
-            wrong += _off(rows)
+            item, rows = _compare(spec, run_dry_step(spec, rank))
+            num_wrong += _count_wrong(rows)
             _print(spec, item, rows, as_json=options.json)
             if exporter is not None:
                 exporter.send(VerdictItem(kind="verdict", rank=rank, time=time.time(), rows=rows))
@@ -281,10 +282,10 @@ def main() -> int:
     finally:
         if exporter is not None:
             exporter.close()
-    return fail(f"{wrong} of the collectives above differ from the prediction", 1) if wrong else 0
+    return fail(f"{num_wrong} of the collectives above differ from the prediction", 1) if num_wrong else 0
 
 
-def _tried(spec: JobSpec, step: DryStep) -> tuple[DryRunItem, list[VerdictRow]]:
+def _compare(spec: JobSpec, step: DryStep) -> tuple[DryRunItem, list[VerdictRow]]:
     parts = memory(spec, get_coordinates(step.rank, spec.layout).pp)
     item = DryRunItem(
         kind="dry_run",
@@ -301,7 +302,7 @@ def _tried(spec: JobSpec, step: DryStep) -> tuple[DryRunItem, list[VerdictRow]]:
     return item, step_verdict(spec, step.rank, step.cells, {"step": step.received_rows})
 
 
-def _off(rows: list[VerdictRow]) -> int:
+def _count_wrong(rows: list[VerdictRow]) -> int:
     return sum((r["predicted_bytes"], r["predicted_count"]) != (r["measured_bytes"], r["measured_count"]) for r in rows)
 
 
@@ -314,26 +315,26 @@ def _print(spec: JobSpec, item: DryRunItem, rows: list[VerdictRow], *, as_json: 
     print(f"  {'keeps':<30}{item['parameters']:>24,} parameters")
     print(f"  {'most at once, with moments':<30}{item['peak_bytes'] + item['optimizer_bytes']:>24,} B")
     print(f"  {'the planner estimates':<30}{item['predicted_bytes']:>24,} B")
-    for words, found, planned in _memory(spec, item):
-        print(f"  {words:<30}{found:>24,} B  {planned:,} B planned")
+    for label, found, planned in _iterate_memory(spec, item):
+        print(f"  {label:<30}{found:>24,} B  {planned:,} B planned")
     print(f"  {'products':<30}{item['flops']:>24,} FLOP")
     for row in rows:
         name = f"{row['axis']} {row['op']}, {row['measured_count']:,} calls"
         wanted = f"WRONG: {row['predicted_count']:,} calls, {row['predicted_bytes']:,} B predicted"
-        print(f"  {name:<30}{row['measured_bytes']:>24,} B  {wanted if _off([row]) else 'as predicted'}")
+        print(f"  {name:<30}{row['measured_bytes']:>24,} B  {wanted if _count_wrong([row]) else 'as predicted'}")
     sys.stdout.flush()
 
 
-def _memory(spec: JobSpec, item: DryRunItem) -> Iterator[tuple[str, int, int]]:
-    """What is counted of it to the byte, in words, and what was planned."""
-    stage, told = get_coordinates(item["rank"], spec.layout).pp, item["memory"]
+def _iterate_memory(spec: JobSpec, item: DryRunItem) -> Iterator[tuple[str, int, int]]:
+    """Yield a label, and the counted and predicted bytes, of each exact part of the memory."""
+    stage, counted = get_coordinates(item["rank"], spec.layout).pp, item["memory"]
     planned = memory(spec, stage)
-    yield "of these weights", told["parameters"], planned["parameters"]
-    yield "moments, without fp32 weights", told["optimizer"], planned["optimizer"]
-    yield "complete gradients", told["gradients"], gradient_bytes(spec, stage)
+    yield "of these weights", counted["parameters"], planned["parameters"]
+    yield "moments, without fp32 weights", counted["optimizer"], planned["optimizer"]
+    yield "complete gradients", counted["gradients"], gradient_bytes(spec, stage)
 
 
-def _spec(path: Path, ranks: str | None) -> JobSpec:
+def _read_spec(path: Path, ranks: str | None) -> JobSpec:
     try:
         content = json.loads(path.read_text())
     except OSError as error:
@@ -345,8 +346,8 @@ def _spec(path: Path, ranks: str | None) -> JobSpec:
         if ranks is not None:
             content["dry_ranks"] = [int(r) if r.strip().isdigit() else r for r in ranks.split(",")]
     spec = parse_spec(content)
-    if refused := find_unsupported_fields(spec):
-        raise SpecError(refused)
+    if problems := find_unsupported_fields(spec):
+        raise SpecError(problems)
     return spec
 
 

@@ -1,10 +1,8 @@
-"""How long ranks wait for each other before they give up: said to every group, for torch's own default is half an hour
-on gloo, and a group that is told nothing does not take that of the first one.
+"""Environment variables by which a supervisor controls its ranks: the group timeout, and the handling of SIGTERM.
 
-SIGTERM from the parent alone ends a process: Slurm sends its own to all that runs, and then leaves time to save.
-
-The supervisor hears Slurm's and asks the ranks to save. What it ends itself it ends from parent to child, as ever:
-guardian, launcher, ranks. The guardian blocks the signal, and all below it inherits that.
+Slurm sends SIGTERM to all processes of a job, and leaves them time to save. The supervisor then asks its ranks to save.
+So the guardian blocks SIGTERM, its child processes inherit the mask, and each process accepts SIGTERM only from its
+parent. The supervisor ends the processes from parent to child: guardian, launcher, ranks.
 """
 
 from __future__ import annotations
@@ -14,34 +12,35 @@ import signal
 import threading
 from datetime import timedelta
 
-GROUP_TIMEOUT_VARIABLE = "MESHBOARD_GROUP_TIMEOUT_S"  # set by the supervisor from the host's settings
+GROUP_TIMEOUT_VARIABLE = "MESHBOARD_GROUP_TIMEOUT_S"
+TERM_FROM_PARENT_VARIABLE = "MESHBOARD_TERM_FROM_PARENT"
 DEFAULT_GROUP_TIMEOUT_S = 600
 
 
 def get_group_timeout() -> timedelta:
-    """Of every process group of a job of ours."""
+    """Return the timeout of each process group.
+
+    Pass it to every group, because a new group does not inherit it. Torch's own default is 30 minutes on gloo.
+    """
     return timedelta(seconds=int(os.environ.get(GROUP_TIMEOUT_VARIABLE, DEFAULT_GROUP_TIMEOUT_S)))
 
 
-TERM_FROM_PARENT_VARIABLE = "MESHBOARD_TERM_FROM_PARENT"  # set by the supervisor
-
-
 def block_sigterm() -> None:
-    """For this process and all that it starts; nothing where the variable is not set."""
+    """Block SIGTERM in this process and its child processes if the variable is set."""
     if TERM_FROM_PARENT_VARIABLE in os.environ:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 
 def accept_sigterm_from_parent() -> None:
-    """Of a process that began with the signal blocked: it is for its parent as if it were not.
+    """Handle a blocked SIGTERM normally if the parent process sent it.
 
-    But that a handler of Python's waits for what its main thread is in.
+    A Python handler runs only when the main thread returns from native code.
     """
     if TERM_FROM_PARENT_VARIABLE in os.environ:
-        threading.Thread(target=_heed, args=(os.getppid(),), name="term", daemon=True).start()
+        threading.Thread(target=_raise_sigterm_from, args=(os.getppid(),), name="term", daemon=True).start()
 
 
-def _heed(parent: int) -> None:
+def _raise_sigterm_from(parent: int) -> None:
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
         pass
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})

@@ -1,19 +1,20 @@
-"""Which steps are told event by event: those that are a multiple of a power of two, so that of any two who tell, the
-one that tells fewer tells none the other does not."""
+"""Select the steps to trace, within a byte rate."""
 
 from __future__ import annotations
 
 from typing import Final
 
-HYSTERESIS: Final = (
-    0.7  # of the bytes there are, which twice as many steps may take: else the level would go up and down
-)
+# Twice the steps must fit into this fraction of the byte rate, so that the level does not oscillate.
+HYSTERESIS: Final = 0.7
 SMOOTHING: Final = 0.2  # weight of the newest step
 MAX_LEVEL: Final = 30
 
 
 class StepSampler:
-    """Every 2^`level`th step is told, the smallest level that keeps within `bytes_per_s`."""
+    """Select every 2^`level`th step, with the smallest level that stays within `bytes_per_s`.
+
+    The steps of a sampler with a higher level are a subset of those of each sampler with a lower level.
+    """
 
     def __init__(self, bytes_per_s: float) -> None:
         self._bytes_per_s = bytes_per_s
@@ -21,12 +22,13 @@ class StepSampler:
         self._step_bytes = self._step_s = 0.0
 
     def should_trace(self, step: int) -> bool:
+        """Return True if `step` is selected."""
         return step % (1 << self.level) == 0
 
     def record_traced_step(self, num_bytes: int, step_s: float) -> None:
-        """A step of so many bytes was told; one like it comes every `step_s` seconds."""
-        self._step_bytes = _smoothed(self._step_bytes, float(num_bytes))
-        self._step_s = _smoothed(self._step_s, max(step_s, 1e-6))
+        """Update the level after a traced step of `num_bytes` bytes and `step_s` seconds."""
+        self._step_bytes = _smooth(self._step_bytes, float(num_bytes))
+        self._step_s = _smooth(self._step_s, max(step_s, 1e-6))
         rate = self._step_bytes / self._step_s
         while rate / (1 << self.level) > self._bytes_per_s and self.level < MAX_LEVEL:
             self.level += 1
@@ -34,5 +36,5 @@ class StepSampler:
             self.level -= 1
 
 
-def _smoothed(before: float, now: float) -> float:
-    return now if not before else before + SMOOTHING * (now - before)
+def _smooth(mean: float, value: float) -> float:
+    return mean + SMOOTHING * (value - mean) if mean else value

@@ -1,4 +1,4 @@
-"""`python -m workers.tokenizer`: train a byte-level BPE on one's own text, and encode text with it."""
+"""`python -m workers.tokenizer`: train a byte-level BPE tokenizer, and encode text with a tokenizer."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from workers.trainer.documents import documents
 from workers.trainer.errors import UserError, brief
 from workers.trainer.tokenizer import END_OF_TEXT, load_tokenizer, write_tokens
 
-MIN_VOCAB_SIZE = 257  # every byte, and the end of a text
-MAX_VOCAB_SIZE = 4_194_304  # no model has more, and the trainer makes room for all of them at its start
+MIN_VOCAB_SIZE = 257  # all bytes, and END_OF_TEXT
+MAX_VOCAB_SIZE = 4_194_304  # more than any model has; the trainer allocates all of them at its start
 
 
 def main() -> int:
@@ -33,7 +33,7 @@ def main() -> int:
         command.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     try:
-        _check(options.inputs)
+        _check_inputs(options.inputs)
         print(_train(options) if options.command == "train" else _encode(options))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -47,16 +47,16 @@ def main() -> int:
     return 0
 
 
-def _check(paths: list[Path]) -> None:
+def _check_inputs(paths: list[Path]) -> None:
     for path in paths:
         try:
-            usable = path.is_file() or path.is_dir()  # a FIFO would be waited for for ever
-            there = usable or path.exists()
+            is_usable = path.is_file() or path.is_dir()  # reading a FIFO would block
+            exists = is_usable or path.exists()
         except OSError as error:
             raise UserError(f"`inputs` has {brief(str(path))}, which cannot be read: {error.strerror}") from None
-        if not there:
+        if not exists:
             raise UserError(f"`inputs` has {brief(str(path))}, which does not exist.")
-        if not usable:
+        if not is_usable:
             raise UserError(f"`inputs` has {str(path)!r}. Use regular files or folders.")
 
 
@@ -75,7 +75,7 @@ def _train(options: argparse.Namespace) -> str:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=sys.stderr.isatty(),
     )
-    tokenizer.train_from_iterator(_texts(options.inputs, options.column), trainer)
+    tokenizer.train_from_iterator(_read_texts(options.inputs, options.column), trainer)
     with open_draft(options.out) as draft:
         draft.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     return f"{options.out}: {tokenizer.get_vocab_size()} tokens"
@@ -91,9 +91,9 @@ def _encode(options: argparse.Namespace) -> str:
     return f"{options.out}: {count:,} tokens"
 
 
-def _texts(paths: list[Path], column: str) -> Iterator[str]:
+def _read_texts(paths: list[Path], column: str) -> Iterator[str]:
     for path in paths:
-        yield from (piece.text for piece in documents(path, column))
+        yield from (document.text for document in documents(path, column))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A calibration really measures: two ranks under torchrun, and the planner timing steps from what they found."""
+"""A calibration with two ranks, and the step times of the planner from its profile."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> HostProfile:
     return HostProfile.model_validate_json(out.read_text())
 
 
-def test_every_kind_is_measured_with_one_rank_and_with_all(profile: HostProfile) -> None:
+def test_measures_every_kind_with_one_and_all_ranks(profile: HostProfile) -> None:
     for points in (profile.gemm, profile.stream, profile.layers, profile.ends, profile.optimizer):
         assert {p.ranks for p in points} == {1, 2}
     assert {p.op for p in profile.collectives} == {
@@ -37,7 +37,7 @@ def test_every_kind_is_measured_with_one_rank_and_with_all(profile: HostProfile)
     assert profile.slots == 2
 
 
-def test_more_work_takes_longer(profile: HostProfile) -> None:
+def test_larger_work_takes_longer(profile: HostProfile) -> None:
     alone = sorted((2 * p.m * p.n * p.k, p.seconds) for p in profile.gemm if p.ranks == 1)
     assert alone[0][1] < alone[-1][1]
     layers = [p for p in profile.layers if p.ranks == 1 and p.arch == "gpt"]
@@ -46,7 +46,7 @@ def test_more_work_takes_longer(profile: HostProfile) -> None:
     assert seconds[min(seconds)] < seconds[max(seconds)]
 
 
-def test_the_planner_rests_on_it(profile: HostProfile) -> None:
+def test_planner_uses_the_profile(profile: HostProfile) -> None:
     cluster = cluster_of("here", profile)
     assert (cluster.basis, cluster.per_node) == ("calibrated", 2)
     found = Calibration(profile)
@@ -64,8 +64,8 @@ def test_the_planner_rests_on_it(profile: HostProfile) -> None:
     )
 
 
-def test_stages_that_idle_let_the_others_be_faster(profile: HostProfile) -> None:
-    """A step of a pipe lasts longer than any rank's work alone, and not as long as if all ranks always worked."""
+def test_idle_stages_make_other_stages_faster(profile: HostProfile) -> None:
+    """A pipeline step takes longer than one stage, but less than with all ranks active."""
     cluster = cluster_of("here", profile)
     train = {"global_batch": 4, "micro_batches": 1, "seq_len": 128}
     spec = parse_fields({"model": {"preset": "gpt-mini"}, "layout": {"pp": 2}, "train": train})
@@ -77,7 +77,7 @@ def test_stages_that_idle_let_the_others_be_faster(profile: HostProfile) -> None
     assert timed.compute_s / (timed.compute_s + timed.bubble_s) == pytest.approx(0.5, abs=0.1)
 
 
-def test_recompute_costs_time_on_a_measured_host_too(profile: HostProfile) -> None:
+def test_recompute_costs_time_on_a_calibrated_host(profile: HostProfile) -> None:
     cluster, train = cluster_of("here", profile), {"global_batch": 8, "seq_len": 128}
     kept, selective, full = (
         step_time(parse_fields({"model": {"preset": "gpt-mini"}, "layout": {"recompute": r}, "train": train}), cluster)
@@ -88,7 +88,7 @@ def test_recompute_costs_time_on_a_measured_host_too(profile: HostProfile) -> No
     assert full.recompute_s < full.compute_s
 
 
-def test_a_shape_nobody_measured_falls_back_to_measured_rates(profile: HostProfile) -> None:
+def test_unmeasured_shape_uses_measured_rates(profile: HostProfile) -> None:
     spec = parse_fields({"model": {"preset": "nanogpt"}, "train": {"global_batch": 2}})
     assert Calibration(profile).layer(spec, 1) is None
     assert step_time(spec, cluster_of("here", profile)).step_s > 0

@@ -1,4 +1,4 @@
-"""A dry run counts what the trainer sends, at sizes that run here and at sizes that never could."""
+"""A dry run counts the traffic, memory and FLOPs of the trainer at any scale."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def wrong(spec: JobSpec, step: DryStep) -> list[Any]:
 
 
 @pytest.mark.parametrize("case", core_cases()[::8], ids=lambda case: case.label)
-def test_the_last_rank_sends_what_the_planner_says(case: Case) -> None:
+def test_last_rank_matches_predicted_traffic(case: Case) -> None:
     assert wrong(case.spec, run_dry_step(case.spec, case.spec.layout.world_size - 1)) == []
 
 
 @pytest.mark.slow
-def test_a_dry_run_equals_a_real_one_call_by_call(tmp_path: Path) -> None:
+def test_dry_run_equals_real_run(tmp_path: Path) -> None:
     names = (("gpt", "pp2 zbv x zero2 dp2"), ("llama", "cp2 all-gather x tp2 sp"))
     cases = [Case(*name) for name in names]
     runs = run_specs({case.label: case.spec for case in cases}, tmp_path)
@@ -61,7 +61,7 @@ def test_a_dry_run_equals_a_real_one_call_by_call(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_of_sixteen_thousand_sends_what_the_planner_says() -> None:
+def test_rank_of_16384_matches_predicted_traffic() -> None:
     layout = {"tp": 8, "pp": 16, "dp": 128, "zero": 2, "sequence_parallel": True}
     train = {"global_batch": 2048, "micro_batches": 16, "seq_len": 8192, "precision": "bf16"}
     spec = parse_fields({"model": {"preset": "llama3-405b"}, "layout": layout, "train": train})
@@ -70,7 +70,7 @@ def test_a_rank_of_sixteen_thousand_sends_what_the_planner_says() -> None:
     assert step.parameters == pytest.approx(405e9 / 128 / 128, rel=0.15)
 
 
-def test_products_are_counted_as_pytorch_counts_them() -> None:
+def test_counts_flops_as_pytorch_does() -> None:
     spec = parse_fields({"model": {"preset": "gpt-tiny"}, "train": {"global_batch": 2, "seq_len": 64}})
     model, tokens = spec.model, 2 * 64
     h, f, layers = model.hidden_size, model.ffn_hidden_size, model.num_layers
@@ -81,8 +81,8 @@ def test_products_are_counted_as_pytorch_counts_them() -> None:
 
 
 @pytest.mark.parametrize("preset", ["gpt-tiny", "mixtral-tiny"])
-def test_a_layer_is_made_again_up_to_what_backward_needs_of_it(preset: str) -> None:
-    """A mixture's last products give what the router's gradient is made of."""
+def test_recomputes_layer_only_as_far_as_backward_needs(preset: str) -> None:
+    """The gradient of a router needs the last matmuls of its experts."""
     model = {"preset": preset, "num_layers": 2}
     train = {"global_batch": 2, "seq_len": 64}
     asked = {"model": model, "train": train}
@@ -90,7 +90,7 @@ def test_a_layer_is_made_again_up_to_what_backward_needs_of_it(preset: str) -> N
     assert run_dry_step(again, 0).flops - run_dry_step(once, 0).flops == hardware_flops(again) - hardware_flops(once)
 
 
-def test_products_are_as_many_however_ranks_divide_them() -> None:
+def test_total_flops_do_not_depend_on_layout() -> None:
     train = {"global_batch": 2, "seq_len": 64}
     specs = [parse_fields({"model": {"preset": "llama-tiny"}, "layout": {"tp": n}, "train": train}) for n in (1, 2)]
     alone, divided = (sum(run_dry_step(s, rank).flops for rank in range(s.layout.world_size)) for s in specs)
@@ -98,7 +98,7 @@ def test_products_are_as_many_however_ranks_divide_them() -> None:
 
 
 @pytest.mark.parametrize("factor", [0.25, 1.0, 4.0])
-def test_buffers_of_a_capacity_are_computed_whole(factor: float) -> None:
+def test_counts_flops_of_full_capacity_buffers(factor: float) -> None:
     """What a dry run counts beyond the plan is attention's scores, which backward computes again; a capacity that lets
     little through asks no more of the model than it lets through."""
     moe = {"num_experts": 4, "experts_per_token": 2, "expert_ffn_hidden_size": 352, "capacity_factor": factor}
@@ -133,7 +133,7 @@ KEPT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", list(KEPT))
-def test_the_planner_s_memory_is_what_tensors_need_at_once(name: str) -> None:
+def test_peak_matches_predicted_memory(name: str) -> None:
     preset, layout, train = KEPT[name]
     sizes = {"global_batch": 8, "micro_batches": 2, "seq_len": 256, **train}
     spec = parse_fields({"model": {"preset": preset, "num_layers": 4}, "layout": layout, "train": sizes})
@@ -141,7 +141,7 @@ def test_the_planner_s_memory_is_what_tensors_need_at_once(name: str) -> None:
     assert sum(memory(spec, 0).values()) == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.025)
 
 
-def test_a_plain_rank_keeps_weights_gradients_and_later_moments() -> None:
+def test_single_rank_holds_weights_gradients_and_moments() -> None:
     spec = parse_fields({"model": {"preset": "gpt-mini"}, "train": {"global_batch": 4, "seq_len": 128}})
     whole = sum(p.numel() * p.element_size() for p in _parameters(spec))
     step = run_dry_step(spec, 0)
@@ -158,7 +158,7 @@ BY_PART: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", list(BY_PART))
-def test_memory_is_told_by_part_as_a_run_tells_it(name: str) -> None:
+def test_memory_parts_equal_those_of_a_run(name: str) -> None:
     layout, train = BY_PART[name]
     sizes = {"global_batch": 4, "micro_batches": 2, "seq_len": 64, **train}
     spec = parse_fields({"model": {"preset": "gpt-tiny"}, "layout": layout, "train": sizes})
@@ -177,7 +177,7 @@ def _parameters(spec: JobSpec) -> list[torch.nn.Parameter]:
     return list(decoder.parameters())
 
 
-def test_the_command_says_all_of_a_rank_and_exits_by_what_it_found(
+def test_command_prints_rank_and_exits_with_its_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spec = tmp_path / "spec.json"

@@ -1,4 +1,4 @@
-"""The lab on real ranks: every primitive timed, counted and right; and an element that is not is found."""
+"""The collective lab times, counts and checks every primitive, and detects wrong elements."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def result(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return found
 
 
-def test_every_primitive_is_measured_at_every_size_and_every_element_is_right(result: LabResult) -> None:
+def test_measures_every_primitive_and_size_without_wrong_elements(result: LabResult) -> None:
     measured = [(p.primitive, p.num_bytes) for p in result.points]
     sizes = [(name, size) for name in LAB_PRIMITIVES if name != "barrier" for size in (256, 4096)]
     assert measured == [*sizes, ("barrier", 0)]
@@ -55,7 +55,7 @@ def test_every_primitive_is_measured_at_every_size_and_every_element_is_right(re
     assert checked["scatter"] == checked["reduce"] == checked["reduce_scatter"] == calls * full
 
 
-def test_bytes_are_those_the_meter_counted_and_the_planner_predicts(result: LabResult) -> None:
+def test_metered_bytes_match_prediction(result: LabResult) -> None:
     n = len(result.ranks)
     for p in result.points:
         assert p.payload_bytes == p.num_bytes
@@ -71,13 +71,13 @@ def test_bandwidths_follow_from_time(result: LabResult) -> None:
 
 
 def held(result: LabResult, primitive: LabPrimitive) -> tuple[list[Any], list[Any]]:
-    """What the ranks held before and after, in the group's order."""
+    """Return the buffers of all ranks before and after a primitive, in group order."""
     step: LabStep = next(s for s in result.steps if s.primitive == primitive)
     assert tuple(h.rank for h in step.holdings) == result.ranks
     return [h.before for h in step.holdings], [h.after for h in step.holdings]
 
 
-def test_tiny_tensors_show_who_holds_what(result: LabResult) -> None:
+def test_records_buffers_of_small_tensors(result: LabResult) -> None:
     ranks, root = result.ranks, result.ranks.index(result.root)
     n, places = len(ranks), range(len(ranks))
     own = [tuple(100.0 * (rank + 1) + i for i in range(4)) for rank in ranks]
@@ -102,7 +102,7 @@ def test_tiny_tensors_show_who_holds_what(result: LabResult) -> None:
     assert min(left) >= max(came)
 
 
-def test_a_lab_with_a_wrong_element_fails_and_says_where(tmp_path: Path) -> None:
+def test_wrong_element_fails_the_lab_with_its_location(tmp_path: Path) -> None:
     lab = {"primitives": ["broadcast", "all_reduce"]}
     out, done = measured(tmp_path, 2, lab, "tests.workers.broken_lab")
     assert done.returncode != 0
@@ -117,7 +117,7 @@ def setting(me: int, ranks: tuple[int, ...] = (1, 3), dtype: LabDtype = "float32
 
 
 @pytest.mark.parametrize("primitive", [p for p in LAB_PRIMITIVES if p != "barrier"])
-def test_one_altered_element_is_counted(primitive: LabPrimitive) -> None:
+def test_counts_one_altered_element(primitive: LabPrimitive) -> None:
     wanted = build_expected(primitive, setting(0), 64)
     assert wanted is not None
     found = wanted.clone()
@@ -130,10 +130,10 @@ def test_one_altered_element_is_counted(primitive: LabPrimitive) -> None:
 
 @pytest.mark.parametrize("primitive", [p for p in LAB_PRIMITIVES if p != "barrier"])
 @pytest.mark.parametrize("reduce_op", ["sum", "max"])
-def test_values_are_computed_in_blocks_and_are_those_of_the_whole(
+def test_values_do_not_depend_on_block_size(
     primitive: LabPrimitive, reduce_op: Literal["sum", "max"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All at once in int64 they take several times the buffer."""
+    """Blocks bound the memory of int64 indices."""
     asked: list[int] = []
     here = setting(0, (1, 3), "bfloat16")._replace(reduce_op=reduce_op)
 
@@ -153,7 +153,7 @@ def test_values_are_computed_in_blocks_and_are_those_of_the_whole(
         assert count_mismatches(mine, right + 1) == right.numel()
 
 
-def test_what_is_missing_or_misshapen_is_wrong_and_what_nobody_promised_is_not() -> None:
+def test_missing_output_is_wrong_unless_undefined() -> None:
     wanted = build_expected("all_reduce", setting(0), 64)
     assert wanted is not None
     assert count_mismatches(None, wanted) == count_mismatches(wanted[:-1], wanted) == 64
@@ -165,7 +165,7 @@ def test_what_is_missing_or_misshapen_is_wrong_and_what_nobody_promised_is_not()
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int32"])
 @pytest.mark.parametrize("size", [2, 8, 256])
-def test_sums_are_exact_in_every_type_and_values_tell_ranks_apart(dtype: LabDtype, size: int) -> None:
+def test_sums_are_exact_and_values_differ_by_rank(dtype: LabDtype, size: int) -> None:
     ranks = tuple(range(size))
     here = setting(0, ranks, dtype)
     sums = build_expected("all_reduce", here, 2 * size)
@@ -179,13 +179,13 @@ def test_sums_are_exact_in_every_type_and_values_tell_ranks_apart(dtype: LabDtyp
     assert count_mismatches(first, second) > size
 
 
-def test_a_shifted_share_is_wrong_even_in_the_coarsest_type() -> None:
+def test_detects_shifted_shard_in_bfloat16() -> None:
     wanted = build_expected("all_gather", setting(0, tuple(range(8)), "bfloat16"), 1024)
     assert wanted is not None
     assert count_mismatches(wanted.roll(128), wanted) > 900
 
 
-def test_readable_values_of_ranks_and_their_sums_never_meet() -> None:
+def test_readable_values_differ_from_their_sums() -> None:
     index = torch.arange(16)
     own = [fill_readable(rank, index) for rank in range(16)]
     for size in range(2, 17):

@@ -1,1 +1,1 @@
-"""Measures a host: products, memory, the trainer's layers, optimiser and collectives, few and many ranks at work."""
+"""Calibration of a host: matmuls, memory, layers, optimizer and collectives, with few and many active ranks."""

@@ -1,4 +1,4 @@
-"""`python -m workers.calibrate`, one process a rank, started by torchrun like the trainer."""
+"""`python -m workers.calibrate`: measure the speed of a host. Start one process per rank with torchrun."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def main() -> int:
         if profile is not None and options.out is not None:
             options.out.write_text(profile.model_dump_json(indent=1))
         if profile is not None and exporter is not None:
-            told = profile.model_dump(mode="json")
-            exporter.send(ProfileItem(kind="profile", rank=rank, time=time.time(), profile=told))
+            content = profile.model_dump(mode="json")
+            exporter.send(ProfileItem(kind="profile", rank=rank, time=time.time(), profile=content))
     finally:
         if exporter is not None:
             exporter.close()
@@ -52,11 +52,11 @@ def main() -> int:
 
 
 def run(device_type: str, window_s: float) -> HostProfile | None:
-    """Measure everything; the profile on rank 0, None elsewhere."""
-    return_large_tensors()  # as the trainer does: a large tensor's pages are new ones
+    """Measure all points. Return the profile on rank 0, None on the others."""
+    return_large_tensors()  # as in the trainer, so that a large tensor gets new pages
     device = get_local_device(device_type)
     backend = "cpu:gloo,cuda:nccl"
-    if device_type == "cpu":  # as a job's: on shared cores the meter's callbacks take turns with compute
+    if device_type == "cpu":  # as in a job, because on shared cores the callbacks of the meter compete with compute
         backend = register_metered_backend(Recorder(int(os.environ["RANK"])), "cpu")
         reuse_what_is_freed()
         forget_shapes()
@@ -69,10 +69,10 @@ def run(device_type: str, window_s: float) -> HostProfile | None:
 
 def _measure(device: torch.device, window_s: float) -> HostProfile | None:
     world, started = dist.get_world_size(), time.monotonic()
-    say = _say if dist.get_rank() == 0 else _stay_silent
+    log = _print_line if dist.get_rank() == 0 else _ignore_line
     counts = [n for n in (1, 2, 4, 8, 16) if n < world] + [world]
-    found: dict[str, list[object]] = {name: [] for name in ("gemm", "stream", "layers", "ends", "optimizer")}
-    kinds = (
+    points: dict[str, list[object]] = {name: [] for name in ("gemm", "stream", "layers", "ends", "optimizer")}
+    measurements = (
         ("gemm", measure_gemms),
         ("stream", measure_streams),
         ("layers", measure_layers),
@@ -80,13 +80,13 @@ def _measure(device: torch.device, window_s: float) -> HostProfile | None:
         ("optimizer", measure_optimizer),
     )
     collectives = []
-    for place, ranks in enumerate(counts, start=1):
-        crew = create_active_ranks(ranks, device, window_s)
-        for name, measure in kinds:
-            say(f"{place}/{len(counts)}: {name} with {ranks} of {world} ranks active, {_elapsed(started)}")
-            found[name] += list(measure(crew))
-        collectives += list(measure_collectives(crew, say))
-    say(f"measured in {_elapsed(started)}")
+    for index, ranks in enumerate(counts, start=1):
+        active = create_active_ranks(ranks, device, window_s)
+        for name, measure in measurements:
+            log(f"{index}/{len(counts)}: {name} with {ranks} of {world} ranks active, {_format_elapsed(started)}")
+            points[name] += list(measure(active))
+        collectives += list(measure_collectives(active, log))
+    log(f"measured in {_format_elapsed(started)}")
     if dist.get_rank() != 0:
         return None
     return HostProfile.model_validate(
@@ -96,31 +96,31 @@ def _measure(device: torch.device, window_s: float) -> HostProfile | None:
             "torch_version": torch.__version__,
             "cores": os.cpu_count() or 1,
             "slots": world,
-            "memory_bytes": _memory_bytes(device, world),
+            "memory_bytes": _get_memory_bytes(device, world),
             "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
-            **{name: tuple(points) for name, points in found.items()},
+            **{name: tuple(measured) for name, measured in points.items()},
             "collectives": tuple(collectives),
         }
     )
 
 
-def _elapsed(started: float) -> str:
+def _format_elapsed(started: float) -> str:
     return f"{time.monotonic() - started:.0f} s"
 
 
-def _memory_bytes(device: torch.device, world: int) -> int:
+def _get_memory_bytes(device: torch.device, world: int) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // world
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
-def _stay_silent(line: str) -> None:
-    """Rank 0 speaks for all."""
+def _ignore_line(line: str) -> None:
+    """Discard a line, because rank 0 prints for all ranks."""
 
 
 if __name__ == "__main__":

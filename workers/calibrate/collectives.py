@@ -1,4 +1,4 @@
-"""Collectives over sizes, in neighbouring groups, with as many ranks at work as one of the counts says."""
+"""Measure collectives by payload size in groups of neighboring ranks."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ ROUNDS = 10
 Call = Callable[[], object]
 
 
-def measure_collectives(crew: ActiveRanks, say: Callable[[str], None]) -> Iterator[CollectivePoint]:
-    """Points of every op; on rank 0 alone."""
-    for size in crew.sizes:
-        say(f"collectives over groups of {size}, {crew.ranks} ranks active")
-        if dist.get_rank() < crew.ranks:
-            yield from _points(crew.neighbours[size], crew)
+def measure_collectives(active: ActiveRanks, log: Callable[[str], None]) -> Iterator[CollectivePoint]:
+    """Yield the points of all ops on rank 0, and none on the others."""
+    for size in active.sizes:
+        log(f"collectives over groups of {size}, {active.ranks} ranks active")
+        if dist.get_rank() < active.ranks:
+            yield from _measure_group(active.subgroups[size], active)
         dist.barrier()
 
 
-def _points(group: dist.ProcessGroup, crew: ActiveRanks) -> Iterator[CollectivePoint]:
-    between = build_layers(crew)
-    for payload in PAYLOAD_BYTES[crew.device.type]:
-        for op, call in _operations(payload, group, crew.device):
-            seconds = measure_added_seconds(call, between, ROUNDS, crew)
+def _measure_group(group: dist.ProcessGroup, active: ActiveRanks) -> Iterator[CollectivePoint]:
+    between = build_layers(active)
+    for payload in PAYLOAD_BYTES[active.device.type]:
+        for op, call in _build_calls(payload, group, active.device):
+            seconds = measure_added_seconds(call, between, ROUNDS, active)
             if dist.get_rank() == 0:
                 yield CollectivePoint(
-                    ranks=crew.ranks, op=op, group_size=group.size(), payload_bytes=payload, seconds=seconds
+                    ranks=active.ranks, op=op, group_size=group.size(), payload_bytes=payload, seconds=seconds
                 )
 
 
-def _operations(payload: int, group: dist.ProcessGroup, device: torch.device) -> Iterator[tuple[Op, Call]]:
-    """Each op on a buffer that is `payload` bytes in full."""
+def _build_calls(payload: int, group: dist.ProcessGroup, device: torch.device) -> Iterator[tuple[Op, Call]]:
+    """Yield a call of each op whose full buffer has `payload` bytes."""
     full = torch.ones(payload // 4, device=device)
-    part = torch.ones(payload // 4 // group.size(), device=device)
+    shard = torch.ones(payload // 4 // group.size(), device=device)
     out = torch.empty_like(full)
-    first, me = dist.get_global_rank(group, 0), group.rank()
-    neighbour = dist.get_global_rank(group, me ^ 1)
+    first, group_rank = dist.get_global_rank(group, 0), group.rank()
+    neighbor = dist.get_global_rank(group, group_rank ^ 1)
 
     def exchange() -> None:
-        if me % 2 == 0:
-            dist.send(full, neighbour, group=group)
+        if group_rank % 2 == 0:
+            dist.send(full, neighbor, group=group)
         else:
-            dist.recv(out, neighbour, group=group)
+            dist.recv(out, neighbor, group=group)
 
     yield "all_reduce", lambda: dist.all_reduce(full, group=group)
-    yield "all_gather", lambda: dist.all_gather_single(full, part, group=group)
-    yield "reduce_scatter", lambda: dist.reduce_scatter_single(part, full, group=group)
+    yield "all_gather", lambda: dist.all_gather_single(full, shard, group=group)
+    yield "reduce_scatter", lambda: dist.reduce_scatter_single(shard, full, group=group)
     yield "broadcast", lambda: dist.broadcast(full, first, group=group)
     yield "all_to_all", lambda: dist.all_to_all_single(out, full, group=group)
     yield "send", exchange

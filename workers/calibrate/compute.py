@@ -1,4 +1,4 @@
-"""Products, passes over memory, the trainer's own layers, and its optimiser."""
+"""Measure matmuls, memory-bound kernels, and the layers and optimizer of the trainer."""
 
 from __future__ import annotations
 
@@ -24,18 +24,17 @@ from workers.trainer.parallel.parallelize import Held, Part
 from workers.trainer.parallel.tensor_parallel import TensorParallel
 
 SEQ_LEN = 128
-DEPTH = 4  # layers in a row
+DEPTH = 4  # consecutive layers, so that no cache contains more than in a step
 ROUNDS = 20
 
 
 class DeviceCases(NamedTuple):
-    """What is measured on a kind of device: (m, k) of products and their types, bytes of streams, presets whose layers
-    are timed in `precisions`."""
+    """Cases to measure on a kind of device."""
 
-    gemm: tuple[tuple[int, int], ...]
-    products: tuple[GemmType, ...]
-    stream: tuple[int, ...]
-    presets: tuple[str, ...]
+    gemm: tuple[tuple[int, int], ...]  # (m, k)
+    gemm_types: tuple[GemmType, ...]
+    stream: tuple[int, ...]  # bytes read and written
+    presets: tuple[str, ...]  # models whose layers are timed in `precisions`
     micro_batches: tuple[int, ...]
     precisions: tuple[MeasuredPrecision, ...]
 
@@ -43,7 +42,7 @@ class DeviceCases(NamedTuple):
 DEVICE_CASES = {
     "cpu": DeviceCases(
         gemm=((64, 128), (256, 256), (512, 512), (1024, 1024)),
-        products=("fp32", "bf16", "fp8"),
+        gemm_types=("fp32", "bf16", "fp8"),
         stream=(2**10, 2**16, 2**20, 2**24),
         presets=("gpt-tiny", "gpt-mini", "llama-tiny", "llama-mini"),
         micro_batches=(1, 4),
@@ -51,7 +50,7 @@ DEVICE_CASES = {
     ),
     "cuda": DeviceCases(
         gemm=((1024, 1024), (4096, 4096), (8192, 8192), (16384, 8192)),
-        products=("fp32", "bf16"),
+        gemm_types=("fp32", "bf16"),
         stream=(2**16, 2**24, 2**28, 2**30),
         presets=("gpt2", "gpt2-xl", "llama3-8b"),
         micro_batches=(1, 8, 32),
@@ -61,89 +60,90 @@ DEVICE_CASES = {
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 
 
-def measure_gemms(crew: ActiveRanks) -> Iterator[GemmPoint]:
-    """(m, k) x (k, k) products."""
-    for precision in DEVICE_CASES[crew.device.type].products:
+def measure_gemms(active: ActiveRanks) -> Iterator[GemmPoint]:
+    """Measure (m, k) x (k, k) matmuls."""
+    for precision in DEVICE_CASES[active.device.type].gemm_types:
         products = Fp8() if precision == "fp8" else WIDE
-        for m, k in DEVICE_CASES[crew.device.type].gemm:
-            a, b = (torch.randn(shape, device=crew.device).to(DTYPES[precision]) for shape in ((m, k), (k, k)))
-            took = measure_slowest(partial(_only, partial(products.outputs, a, [b], [None]), crew), crew)
-            if took is not None:
-                yield GemmPoint(ranks=crew.ranks, precision=precision, m=m, n=k, k=k, seconds=took["s"])
+        for m, k in DEVICE_CASES[active.device.type].gemm:
+            a, b = (torch.randn(shape, device=active.device).to(DTYPES[precision]) for shape in ((m, k), (k, k)))
+            seconds = measure_slowest(partial(_time_alone, partial(products.outputs, a, [b], [None]), active), active)
+            if seconds is not None:
+                yield GemmPoint(ranks=active.ranks, precision=precision, m=m, n=k, k=k, seconds=seconds["s"])
 
 
-def measure_streams(crew: ActiveRanks) -> Iterator[StreamPoint]:
-    """x * 2 into another buffer: reads and writes."""
-    for size in DEVICE_CASES[crew.device.type].stream:
-        x = torch.ones(size // 8, device=crew.device)
+def measure_streams(active: ActiveRanks) -> Iterator[StreamPoint]:
+    """Measure x * 2 into another buffer."""
+    for size in DEVICE_CASES[active.device.type].stream:
+        x = torch.ones(size // 8, device=active.device)
         out = torch.empty_like(x)
-        took = measure_slowest(partial(_only, partial(torch.mul, x, 2.0, out=out), crew), crew)
-        if took is not None:
-            yield StreamPoint(ranks=crew.ranks, num_bytes=size, seconds=took["s"])
+        seconds = measure_slowest(partial(_time_alone, partial(torch.mul, x, 2.0, out=out), active), active)
+        if seconds is not None:
+            yield StreamPoint(ranks=active.ranks, num_bytes=size, seconds=seconds["s"])
 
 
-def measure_layers(crew: ActiveRanks) -> Iterator[LayerPoint]:
-    """One layer of each preset, forward and backward, at each tp degree: the mean of several, so that no cache holds
-    what a step would not find there."""
-    for shape in _shapes(crew):
-        model, batch = shape.model, shape.micro_batch
-        block = _decoder(shape, crew, layers=DEPTH)
-        seq_len = SEQ_LEN // (shape.tp if shape.sequence_parallel else 1)
-        x = torch.randn((batch, seq_len, model.hidden_size), device=crew.device, dtype=DTYPES[shape.precision])
+def measure_layers(active: ActiveRanks) -> Iterator[LayerPoint]:
+    """Measure one layer of each preset, forward and backward, at each TP degree. Mean of several layers."""
+    for case in _iterate_cases(active):
+        model, batch = case.model, case.micro_batch
+        block = _decoder(case, active, layers=DEPTH)
+        seq_len = SEQ_LEN // (case.tp if case.sequence_parallel else 1)
+        x = torch.randn((batch, seq_len, model.hidden_size), device=active.device, dtype=DTYPES[case.precision])
         gradient = torch.ones_like(x)
 
         def hidden(block: Decoder = block, x: torch.Tensor = x) -> torch.Tensor:
             return block(x.detach().requires_grad_())  # type: ignore[no-any-return]
 
-        took = measure_slowest(partial(_both_ways, hidden, block, gradient, crew), crew)
-        if took is not None:
+        seconds = measure_slowest(partial(_time_forward_backward, hidden, block, gradient, active), active)
+        if seconds is not None:
             yield LayerPoint(
-                **_told(shape, crew),
+                **_get_common_fields(case, active),
                 num_heads=model.num_heads,
                 num_kv_heads=model.num_kv_heads,
                 ffn_hidden_size=model.ffn_hidden_size,
-                forward_s=took["forward"] / DEPTH,
-                backward_s=took["backward"] / DEPTH,
+                forward_s=seconds["forward"] / DEPTH,
+                backward_s=seconds["backward"] / DEPTH,
             )
 
 
-def measure_ends(crew: ActiveRanks) -> Iterator[EndsPoint]:
-    """Embedding, final norm, head and loss of each preset."""
-    for shape in _shapes(crew):
-        ends = _decoder(shape, crew, layers=0)
-        tokens = torch.randint(0, shape.model.vocab_size, (shape.micro_batch, SEQ_LEN), device=crew.device)
+def measure_ends(active: ActiveRanks) -> Iterator[EndsPoint]:
+    """Measure embedding, final norm, head and loss of each preset."""
+    for case in _iterate_cases(active):
+        ends = _decoder(case, active, layers=0)
+        tokens = torch.randint(0, case.model.vocab_size, (case.micro_batch, SEQ_LEN), device=active.device)
 
         def loss(ends: Decoder = ends, tokens: torch.Tensor = tokens) -> torch.Tensor:
             return ends.loss_sum(ends(tokens), tokens)
 
-        took = measure_slowest(partial(_both_ways, loss, ends, None, crew), crew)
-        if took is not None:
+        seconds = measure_slowest(partial(_time_forward_backward, loss, ends, None, active), active)
+        if seconds is not None:
             yield EndsPoint(
-                **_told(shape, crew),
-                vocab_size=shape.model.vocab_size,
-                forward_s=took["forward"],
-                backward_s=took["backward"],
+                **_get_common_fields(case, active),
+                vocab_size=case.model.vocab_size,
+                forward_s=seconds["forward"],
+                backward_s=seconds["backward"],
             )
 
 
-def measure_optimizer(crew: ActiveRanks) -> Iterator[OptimizerPoint]:
-    """What follows backward, over the tensors of each preset."""
-    for name in DEVICE_CASES[crew.device.type].presets[:2]:
+def measure_optimizer(active: ActiveRanks) -> Iterator[OptimizerPoint]:
+    """Measure gradient clipping and the optimizer update for the tensors of each preset."""
+    for name in DEVICE_CASES[active.device.type].presets[:2]:
         model = PRESETS[name].model
         shapes = [p.shape for p in get_layer_parameters(model)] * min(model.num_layers, 8)
-        tensors = [torch.nn.Parameter(torch.randn(shape, device=crew.device)) for shape in shapes]
-        part = Part({}, [_whole(tensor) for tensor in tensors], NoDataParallel(), torch.float32)
+        tensors = [torch.nn.Parameter(torch.randn(shape, device=active.device)) for shape in shapes]
+        part = Part({}, [_build_unsharded(tensor) for tensor in tensors], NoDataParallel(), torch.float32)
         optimizer = make_optimizer(part, TrainSpec())
         gradients = [torch.ones_like(tensor) for tensor in tensors]
-        step = partial(_optimizer_step, part, optimizer, gradients)
-        took = measure_slowest(partial(_beside_layers, step, crew), crew)
-        if took is not None:
+        step = partial(_run_optimizer_step, part, optimizer, gradients)
+        seconds = measure_slowest(partial(_time_between_layers, step, active), active)
+        if seconds is not None:
             numel = sum(t.numel() for t in tensors)
-            yield OptimizerPoint(ranks=crew.ranks, num_parameters=numel, num_tensors=len(tensors), seconds=took["s"])
+            yield OptimizerPoint(
+                ranks=active.ranks, num_parameters=numel, num_tensors=len(tensors), seconds=seconds["s"]
+            )
 
 
 class LayerCase(NamedTuple):
-    """A piece of a model as one rank of a tp group computes it."""
+    """Layers of a model on one rank of a TP group."""
 
     precision: MeasuredPrecision
     model: ModelSpec
@@ -152,13 +152,13 @@ class LayerCase(NamedTuple):
     micro_batch: int
 
 
-def _shapes(crew: ActiveRanks) -> Iterator[LayerCase]:
-    """Of every layer to time."""
-    sizes = DEVICE_CASES[crew.device.type]
+def _iterate_cases(active: ActiveRanks) -> Iterator[LayerCase]:
+    """Yield all combinations to measure."""
+    sizes = DEVICE_CASES[active.device.type]
     for precision in sizes.precisions:
         for name in sizes.presets:
             model = PRESETS[name].model
-            for tp in (1, *crew.sizes):
+            for tp in (1, *active.sizes):
                 if model.num_kv_heads % tp or model.vocab_size % tp or SEQ_LEN % tp:
                     continue
                 for sequence_parallel in (False, True)[: 1 + (tp > 1)]:
@@ -166,37 +166,37 @@ def _shapes(crew: ActiveRanks) -> Iterator[LayerCase]:
                         yield LayerCase(precision, model, tp, sequence_parallel, batch)
 
 
-def _decoder(shape: LayerCase, crew: ActiveRanks, *, layers: int) -> Decoder:
-    """So many layers, or none and both ends, as the trainer computes them."""
-    group = crew.neighbours.get(shape.tp)
-    strategy = Strategy(tp=TensorParallel(group, shape.tp, dist.get_rank() % shape.tp, shape.sequence_parallel))
-    dtype, ends = DTYPES[shape.precision], layers == 0
-    decoder = Decoder(shape.model, range(layers), strategy, dtype, first=ends, last=ends).to(crew.device, dtype)
+def _decoder(case: LayerCase, active: ActiveRanks, *, layers: int) -> Decoder:
+    """Build layers of the trainer. With `layers` 0, build only embedding, head and loss."""
+    group = active.subgroups.get(case.tp)
+    strategy = Strategy(tp=TensorParallel(group, case.tp, dist.get_rank() % case.tp, case.sequence_parallel))
+    dtype, ends = DTYPES[case.precision], layers == 0
+    decoder = Decoder(case.model, range(layers), strategy, dtype, first=ends, last=ends).to(active.device, dtype)
     for parameter in decoder.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
     return decoder
 
 
-def _told(shape: LayerCase, crew: ActiveRanks) -> dict[str, Any]:
+def _get_common_fields(case: LayerCase, active: ActiveRanks) -> dict[str, Any]:
     return {
-        "ranks": crew.ranks,
-        "precision": shape.precision,
-        "arch": shape.model.arch,
-        "hidden_size": shape.model.hidden_size,
-        "tp": shape.tp,
-        "sequence_parallel": shape.sequence_parallel,
-        "micro_batch": shape.micro_batch,
+        "ranks": active.ranks,
+        "precision": case.precision,
+        "arch": case.model.arch,
+        "hidden_size": case.model.hidden_size,
+        "tp": case.tp,
+        "sequence_parallel": case.sequence_parallel,
+        "micro_batch": case.micro_batch,
         "seq_len": SEQ_LEN,
     }
 
 
-def _whole(tensor: torch.nn.Parameter) -> Held:
+def _build_unsharded(tensor: torch.nn.Parameter) -> Held:
     return Held(
         "", Parameter("", tuple(tensor.shape), None), TensorPlacement(None, None, None), tensor, tensor, tensor, 1
     )
 
 
-def _optimizer_step(part: Part, optimizer: torch.optim.Optimizer, gradients: list[torch.Tensor]) -> None:
+def _run_optimizer_step(part: Part, optimizer: torch.optim.Optimizer, gradients: list[torch.Tensor]) -> None:
     for held, gradient in zip(part.tensors, gradients, strict=True):
         held.summed.grad = gradient
     norm = float(gradient_square_sum(part)) ** 0.5
@@ -204,37 +204,37 @@ def _optimizer_step(part: Part, optimizer: torch.optim.Optimizer, gradients: lis
     update(part, optimizer)
 
 
-def _only(work: Callable[[], object], crew: ActiveRanks) -> dict[str, float]:
-    return {"s": time_runs(work, crew)}
+def _time_alone(work: Callable[[], object], active: ActiveRanks) -> dict[str, float]:
+    return {"s": time_runs(work, active)}
 
 
-def _beside_layers(work: Callable[[], object], crew: ActiveRanks) -> dict[str, float]:
-    return {"s": measure_added_seconds(work, build_layers(crew), ROUNDS, crew)}
+def _time_between_layers(work: Callable[[], object], active: ActiveRanks) -> dict[str, float]:
+    return {"s": measure_added_seconds(work, build_layers(active), ROUNDS, active)}
 
 
-def build_layers(crew: ActiveRanks) -> Callable[[], object]:
-    """Forward and backward through a few layers of the smallest preset: what goes on between other work."""
-    model = PRESETS[DEVICE_CASES[crew.device.type].presets[0]].model
-    block = _decoder(LayerCase("fp32", model, 1, False, 1), crew, layers=DEPTH)
-    x = torch.randn((1, SEQ_LEN, model.hidden_size), device=crew.device)
+def build_layers(active: ActiveRanks) -> Callable[[], object]:
+    """Return a call of forward and backward through layers of the smallest preset, to run between other work."""
+    model = PRESETS[DEVICE_CASES[active.device.type].presets[0]].model
+    block = _decoder(LayerCase("fp32", model, 1, False, 1), active, layers=DEPTH)
+    x = torch.randn((1, SEQ_LEN, model.hidden_size), device=active.device)
     gradient = torch.ones_like(x)
 
-    def there_and_back() -> None:
+    def run_forward_backward() -> None:
         torch.autograd.backward(block(x.detach().requires_grad_()), gradient)
         block.zero_grad(set_to_none=True)
 
-    return there_and_back
+    return run_forward_backward
 
 
-def _both_ways(
-    forward: Callable[[], torch.Tensor], module: torch.nn.Module, gradient: torch.Tensor | None, crew: ActiveRanks
+def _time_forward_backward(
+    forward: Callable[[], torch.Tensor], module: torch.nn.Module, gradient: torch.Tensor | None, active: ActiveRanks
 ) -> dict[str, float]:
-    """Seconds of forward, and of backward as the rest of forward and backward."""
+    """Return the seconds of forward, and of backward as the difference from a full step."""
 
     def step() -> None:
         torch.autograd.backward(forward(), gradient)
         module.zero_grad(set_to_none=True)
 
-    ahead = time_runs(forward, crew)
-    both = time_runs(step, crew)
-    return {"forward": ahead, "backward": max(both - ahead, ahead / 10)}
+    forward_s = time_runs(forward, active)
+    total_s = time_runs(step, active)
+    return {"forward": forward_s, "backward": max(total_s - forward_s, forward_s / 10)}

@@ -1,1 +1,1 @@
-"""The collective lab: every primitive timed at each size, checked to the element, and shown on tiny tensors."""
+"""Collective lab: time, check and show each collective primitive. Modeled on nccl-tests."""

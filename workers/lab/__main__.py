@@ -1,4 +1,4 @@
-"""`python -m workers.lab --spec FILE`, one process a rank, started by torchrun like the trainer."""
+"""`python -m workers.lab --spec FILE`: benchmark collectives. Start one process per rank with torchrun."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from workers.meter import Exporter, Recorder, register_metered_backend
 from workers.meter.rank_exit import fail, run_and_exit
 from workers.rank_environment import get_group_timeout
 
-IDLE_TIMEOUT = timedelta(days=1)  # ranks outside the group wait for its end
+IDLE_TIMEOUT = timedelta(days=1)  # ranks outside the group wait for the end of the benchmark
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
@@ -45,8 +45,8 @@ def main() -> int:
     except (OSError, ValueError, SpecError) as error:
         return fail(f"`--spec` is invalid: {error}", 1)
     if spec.kind != "lab" or spec.layout.world_size != world:
-        given = f"a {spec.kind} of {spec.layout.world_size} ranks"
-        return fail(f"`--spec` is {given}, but torchrun started a benchmark of {world} ranks.", 1)
+        received = f"a {spec.kind} of {spec.layout.world_size} ranks"
+        return fail(f"`--spec` is {received}, but torchrun started a benchmark of {world} ranks.", 1)
     recorder = Recorder(rank)
     exporter = Exporter(recorder, options.telemetry, options.job, options.attempt) if options.telemetry else None
     try:
@@ -56,52 +56,52 @@ def main() -> int:
         if result is not None and options.out is not None:
             options.out.write_text(result.model_dump_json(indent=1))
         if result is not None and exporter is not None:
-            told = result.model_dump(mode="json")
-            exporter.send(LabItem(kind="lab", rank=rank, time=time.time(), result=told))
+            content = result.model_dump(mode="json")
+            exporter.send(LabItem(kind="lab", rank=rank, time=time.time(), result=content))
     finally:
         if exporter is not None:
             exporter.close()
     wrong = next((point for point in result.points if point.wrong), None) if result else None
-    return 0 if wrong is None else fail(_words(wrong), 1)
+    return 0 if wrong is None else fail(_format_wrong_point(wrong), 1)
 
 
 def run(spec: JobSpec, recorder: Recorder) -> LabResult | None:
-    """Run the lab; the result on the first rank of the group, None elsewhere."""
+    """Run the benchmark. Return the result on the first rank of the group, None on the others."""
     device = get_local_device(spec.resources.device)
     dist.init_process_group(register_metered_backend(recorder, device.type), timeout=get_group_timeout())
     try:
         ranks = get_lab_ranks(spec)
         group = dist.new_group(list(ranks), timeout=get_group_timeout(), sort_ranks=False)
         control = dist.new_group(list(ranks), backend="gloo", timeout=get_group_timeout(), sort_ranks=False)
-        everybody = dist.new_group(backend="gloo", timeout=IDLE_TIMEOUT)
+        all_ranks = dist.new_group(backend="gloo", timeout=IDLE_TIMEOUT)
         result = None
         if isinstance(group, dist.ProcessGroup) and isinstance(control, dist.ProcessGroup):
             recorder.label_group(group.group_name, "dp")
             recorder.set_phase("step")
-            result = _measured(spec, LabGroup(group, control, recorder), device)
+            result = _measure(spec, LabGroup(group, control, recorder), device)
             recorder.set_phase("teardown")
-        dist.barrier(everybody)
+        dist.barrier(all_ranks)
         return result
     finally:
         dist.destroy_process_group()
 
 
-def _measured(spec: JobSpec, team: LabGroup, device: torch.device) -> LabResult | None:
+def _measure(spec: JobSpec, lab_group: LabGroup, device: torch.device) -> LabResult | None:
     lab, ranks = get_lab_spec(spec), get_lab_ranks(spec)
     root = ranks[0] if lab.root is None else lab.root
-    setting = RankContext(
+    context = RankContext(
         ranks=ranks,
-        me=team.group.rank(),
+        group_rank=lab_group.group.rank(),
         root=ranks.index(root),
         device=device,
         dtype=getattr(torch, lab.dtype),
         reduce_op=lab.reduce_op,
         fill=build_pattern(lab.dtype, len(ranks)),
     )
-    say: Callable[[str], None] = _say if setting.me == 0 else _stay_silent
-    shown = tuple(record_steps(team, setting, lab.primitives))
-    found = tuple(measure_points(team, setting, lab, say))
-    if setting.me != 0:
+    log: Callable[[str], None] = _print_line if context.group_rank == 0 else _ignore_line
+    recorded_steps = tuple(record_steps(lab_group, context, lab.primitives))
+    measured_points = tuple(measure_points(lab_group, context, lab, log))
+    if context.group_rank != 0:
         return None
     return LabResult(
         device=spec.resources.device,
@@ -114,22 +114,22 @@ def _measured(spec: JobSpec, team: LabGroup, device: torch.device) -> LabResult 
         dtype=lab.dtype,
         reduce_op=lab.reduce_op,
         iterations=lab.iterations,
-        points=found,
-        steps=shown,
+        points=measured_points,
+        steps=recorded_steps,
     )
 
 
-def _words(point: LabPoint) -> str:
+def _format_wrong_point(point: LabPoint) -> str:
     return f"{point.primitive} of {point.num_bytes} B: {point.wrong} of {point.checked} elements are wrong"
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
-def _stay_silent(line: str) -> None:
-    """The first rank of the group speaks for all."""
+def _ignore_line(line: str) -> None:
+    """Discard a line, because the first rank of the group prints for all ranks."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Each primitive at each size: timed, checked, counted; and once on tensors small enough to show."""
+"""Time, check and count each primitive at each size, and record it once on small tensors."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from planner.facts.collectives import (
     get_metered_op,
 )
 from planner.facts.spec import LabPrimitive, LabSpec
+from workers.device import synchronize
 from workers.lab.primitives import PrimitiveCall, build_call
 from workers.lab.values import RankContext, build_expected, count_mismatches, fill_readable
 from workers.meter import Recorder
@@ -28,7 +29,7 @@ STEP_ELEMENTS = 4
 
 
 class LabGroup(NamedTuple):
-    """The group at work, and a gloo group of the same ranks that agrees beside it and is not metered."""
+    """The benchmarked group, and an unmetered gloo group of the same ranks for coordination."""
 
     group: dist.ProcessGroup
     control: dist.ProcessGroup
@@ -36,9 +37,9 @@ class LabGroup(NamedTuple):
 
 
 class RankMeasurement(NamedTuple):
-    """What one rank found at one size."""
+    """Result of one rank at one size."""
 
-    spans: list[tuple[float, float]]
+    spans: list[tuple[float, float]]  # start and end of each iteration
     checked: int
     wrong: int
     payload_bytes: int
@@ -46,77 +47,74 @@ class RankMeasurement(NamedTuple):
 
 
 def measure_points(
-    team: LabGroup, setting: RankContext, lab: LabSpec, say: Callable[[str], None]
+    lab_group: LabGroup, context: RankContext, lab: LabSpec, log: Callable[[str], None]
 ) -> Iterator[LabPoint]:
-    """Every point; on the first rank of the group alone."""
-    item = torch.empty(0, dtype=setting.dtype).element_size()
-    for place, primitive in enumerate(lab.primitives, start=1):
-        say(f"{place}/{len(lab.primitives)}: {primitive} over {setting.size} ranks")
-        for num_bytes in [0] if primitive == "barrier" else compute_lab_sizes(lab, setting.size):
-            told = _shared(team, _measured(team, setting, lab, primitive, num_bytes // item))
-            if setting.me == 0:
-                yield _point(primitive, num_bytes, told)
+    """Yield all points on the first rank of the group, and none on the others."""
+    element_bytes = torch.empty(0, dtype=context.dtype).element_size()
+    for index, primitive in enumerate(lab.primitives, start=1):
+        log(f"{index}/{len(lab.primitives)}: {primitive} over {context.size} ranks")
+        for num_bytes in [0] if primitive == "barrier" else compute_lab_sizes(lab, context.size):
+            measurements = _all_gather_objects(
+                lab_group, _measure_rank(lab_group, context, lab, primitive, num_bytes // element_bytes)
+            )
+            if context.group_rank == 0:
+                yield _build_point(primitive, num_bytes, measurements)
 
 
-def _measured(
-    team: LabGroup, setting: RankContext, lab: LabSpec, primitive: LabPrimitive, full: int
+def _measure_rank(
+    lab_group: LabGroup, context: RankContext, lab: LabSpec, primitive: LabPrimitive, full: int
 ) -> RankMeasurement:
-    call = build_call(primitive, team.group, setting, full)
-    wanted = build_expected(primitive, setting, full)
+    call = build_call(primitive, lab_group.group, context, full)
+    expected = build_expected(primitive, context, full)
     for _ in range(lab.warmup):
-        _once(call, team, setting.device)
-    payload, algorithmic = _counted(team, primitive)
+        _time_call(call, lab_group, context.device)
+    payload, algorithmic = _get_metered_bytes(lab_group, primitive)
     spans, wrong = [], 0
     for _ in range(lab.iterations):
-        spans.append(_once(call, team, setting.device))
-        wrong += count_mismatches(call.held, wanted)
-    payload_after, algorithmic_after = _counted(team, primitive)
+        spans.append(_time_call(call, lab_group, context.device))
+        wrong += count_mismatches(call.output, expected)
+    payload_after, algorithmic_after = _get_metered_bytes(lab_group, primitive)
     return RankMeasurement(
         spans=spans,
-        checked=0 if wanted is None else wanted.numel() * lab.iterations,
+        checked=0 if expected is None else expected.numel() * lab.iterations,
         wrong=wrong,
         payload_bytes=(payload_after - payload) // lab.iterations,
         algorithmic_bytes=round((algorithmic_after - algorithmic) / lab.iterations),
     )
 
 
-def _once(call: PrimitiveCall, team: LabGroup, device: torch.device) -> tuple[float, float]:
-    """Start and end of a call on fresh buffers, by the machine's monotonic clock, which its ranks share."""
+def _time_call(call: PrimitiveCall, lab_group: LabGroup, device: torch.device) -> tuple[float, float]:
+    """Return start and end of a call on restored buffers. Ranks of a host share this monotonic clock."""
     call.reset()
-    _wait(device)
-    dist.barrier(team.control)
+    synchronize(device)
+    dist.barrier(lab_group.control)
     started = time.perf_counter()
     call.run()
-    _wait(device)
+    synchronize(device)
     return started, time.perf_counter()
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _counted(team: LabGroup, primitive: LabPrimitive) -> tuple[int, int]:
-    """Payload and algorithmic bytes this rank's meter has seen of a primitive in the group so far."""
+def _get_metered_bytes(lab_group: LabGroup, primitive: LabPrimitive) -> tuple[int, int]:
+    """Return the payload and algorithmic bytes that the meter of this rank counted so far for a primitive."""
     op = get_metered_op(primitive)
-    cells = [c for c in team.recorder.get_cells("step") if c["op"] == op]
+    cells = [c for c in lab_group.recorder.get_cells("step") if c["op"] == op]
     return sum(c["payload_bytes"] for c in cells), sum(c["algorithmic_bytes"] for c in cells)
 
 
-def _shared(team: LabGroup, mine: Any) -> list[Any]:
-    """What every rank of the group says, in its order."""
-    told: list[Any] = [None] * team.control.size()
-    dist.all_gather_object(told, mine, group=team.control)
-    return told
+def _all_gather_objects(lab_group: LabGroup, value: Any) -> list[Any]:
+    """Return the values of all ranks of the group, in order."""
+    values: list[Any] = [None] * lab_group.control.size()
+    dist.all_gather_object(values, value, group=lab_group.control)
+    return values
 
 
-def _point(primitive: LabPrimitive, num_bytes: int, told: list[RankMeasurement]) -> LabPoint:
-    iterations = list(zip(*(rank.spans for rank in told), strict=True))
+def _build_point(primitive: LabPrimitive, num_bytes: int, measurements: list[RankMeasurement]) -> LabPoint:
+    iterations = list(zip(*(rank.spans for rank in measurements), strict=True))
     seconds = statistics.median(max(end - start for start, end in spans) for spans in iterations)
-    algbw, busbw = compute_bandwidths(primitive, num_bytes, seconds, len(told)) if num_bytes else (None, None)
-    checked, wrong = sum(rank.checked for rank in told), sum(rank.wrong for rank in told)
-    if primitive == "barrier":  # nobody may leave before the last one came
-        checked = len(iterations) * len(told)
+    algbw, busbw = compute_bandwidths(primitive, num_bytes, seconds, len(measurements)) if num_bytes else (None, None)
+    checked, wrong = sum(rank.checked for rank in measurements), sum(rank.wrong for rank in measurements)
+    if primitive == "barrier":  # no rank may leave before the last rank arrives
+        checked = len(iterations) * len(measurements)
         wrong = sum(end < max(start for start, _ in spans) for spans in iterations for _, end in spans)
     return LabPoint(
         primitive=primitive,
@@ -126,30 +124,32 @@ def _point(primitive: LabPrimitive, num_bytes: int, told: list[RankMeasurement])
         busbw=busbw,
         checked=checked,
         wrong=wrong,
-        payload_bytes=max(rank.payload_bytes for rank in told),
-        algorithmic_bytes=max(rank.algorithmic_bytes for rank in told),
+        payload_bytes=max(rank.payload_bytes for rank in measurements),
+        algorithmic_bytes=max(rank.algorithmic_bytes for rank in measurements),
     )
 
 
-def record_steps(team: LabGroup, setting: RankContext, primitives: list[LabPrimitive]) -> Iterator[LabStep]:
-    """What every rank held before and after each primitive; on the first rank of the group alone."""
-    if setting.size > MAX_STEP_RANKS:
+def record_steps(lab_group: LabGroup, context: RankContext, primitives: list[LabPrimitive]) -> Iterator[LabStep]:
+    """Yield the buffers of all ranks before and after each primitive, on the first rank of the group."""
+    if context.size > MAX_STEP_RANKS:
         return
-    small = setting._replace(dtype=torch.float32, fill=fill_readable)
-    full = -(-STEP_ELEMENTS // setting.size) * setting.size
+    small = context._replace(dtype=torch.float32, fill=fill_readable)
+    full = -(-STEP_ELEMENTS // context.size) * context.size
     for primitive in primitives:
-        call = build_call(primitive, team.group, small, full)
-        before = None if call.give is None else call.give.tolist()
-        span = _once(call, team, setting.device)
-        after = None if call.held is None else call.held.tolist()
-        told = _shared(team, (before, after, span))
-        if setting.me == 0:
-            yield LabStep(primitive=primitive, holdings=tuple(_holdings(primitive, setting.ranks, told)))
+        call = build_call(primitive, lab_group.group, small, full)
+        before = None if call.source is None else call.source.tolist()
+        span = _time_call(call, lab_group, context.device)
+        after = None if call.output is None else call.output.tolist()
+        measurements = _all_gather_objects(lab_group, (before, after, span))
+        if context.group_rank == 0:
+            yield LabStep(primitive=primitive, holdings=tuple(_build_holdings(primitive, context.ranks, measurements)))
 
 
-def _holdings(primitive: LabPrimitive, ranks: tuple[int, ...], told: list[Any]) -> Iterator[LabRankValues]:
-    first = min(start for _, _, (start, _) in told)
-    for rank, (before, after, (start, end)) in zip(ranks, told, strict=True):
+def _build_holdings(
+    primitive: LabPrimitive, ranks: tuple[int, ...], measurements: list[Any]
+) -> Iterator[LabRankValues]:
+    first = min(start for _, _, (start, _) in measurements)
+    for rank, (before, after, (start, end)) in zip(ranks, measurements, strict=True):
         if primitive == "barrier":
             before, after = [1e6 * (start - first)], [1e6 * (end - first)]
         yield LabRankValues(

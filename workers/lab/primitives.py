@@ -1,4 +1,4 @@
-"""The calls themselves, each on buffers of its own."""
+"""Calls of each primitive on prepared buffers."""
 
 from __future__ import annotations
 
@@ -12,128 +12,129 @@ from planner.facts.spec import LabPrimitive
 from workers.device import barrier
 from workers.lab.values import RankContext, build_input
 
-UNSET_VALUE = -1  # no value of a pattern: an element that never arrived is seen
+UNSET_VALUE = -1  # not a value of any pattern, so a missing element is detected
 
 
 class PrimitiveCall(NamedTuple):
-    """A primitive ready to run. `held` is what this rank looks at afterwards; `give` itself for calls in place."""
+    """A primitive that is ready to run. For in-place primitives, `output` is `source`."""
 
     run: Callable[[], object]
-    give: torch.Tensor | None
-    held: torch.Tensor | None
-    fresh: torch.Tensor | None
+    source: torch.Tensor | None
+    output: torch.Tensor | None
+    original: torch.Tensor | None
 
     def reset(self) -> None:
-        """Buffers as before the first run."""
-        if self.held is not None:
-            self.held.fill_(UNSET_VALUE)
-        if self.give is not None and self.fresh is not None:
-            self.give.copy_(self.fresh)
+        """Restore the buffers as before the first run."""
+        if self.output is not None:
+            self.output.fill_(UNSET_VALUE)
+        if self.source is not None and self.original is not None:
+            self.source.copy_(self.original)
 
 
-def build_call(primitive: LabPrimitive, group: dist.ProcessGroup, setting: RankContext, full: int) -> PrimitiveCall:
-    """A call over `group`, whose full (gathered) buffer has `full` elements."""
-    fresh = build_input(primitive, setting, full)
-    give = None if fresh is None else fresh.clone()
-    run, held = _MAKERS[primitive](group, setting, give, full)
-    call = PrimitiveCall(run, give, held, fresh)
+def build_call(primitive: LabPrimitive, group: dist.ProcessGroup, context: RankContext, full: int) -> PrimitiveCall:
+    """Build a call over `group` whose full (gathered) buffer has `full` elements."""
+    original = build_input(primitive, context, full)
+    source = None if original is None else original.clone()
+    run, output = _BUILDERS[primitive](group, context, source, full)
+    call = PrimitiveCall(run, source, output, original)
     call.reset()
     return call
 
 
-Made = tuple[Callable[[], object], torch.Tensor | None]
-Maker = Callable[[dist.ProcessGroup, RankContext, "torch.Tensor | None", int], Made]
+OptionalTensor = torch.Tensor | None
+RunAndOutput = tuple[Callable[[], object], OptionalTensor]
+CallBuilder = Callable[[dist.ProcessGroup, RankContext, OptionalTensor, int], RunAndOutput]
 
 
-def _empty(setting: RankContext, count: int) -> torch.Tensor:
-    return torch.empty(count, dtype=setting.dtype, device=setting.device)
+def _empty(context: RankContext, count: int) -> torch.Tensor:
+    return torch.empty(count, dtype=context.dtype, device=context.device)
 
 
-def _op(setting: RankContext) -> dist.ReduceOp.RedOpType:
-    return dist.ReduceOp.SUM if setting.reduce_op == "sum" else dist.ReduceOp.MAX
+def _get_reduce_op(context: RankContext) -> dist.ReduceOp.RedOpType:
+    return dist.ReduceOp.SUM if context.reduce_op == "sum" else dist.ReduceOp.MAX
 
 
-def _broadcast(group: dist.ProcessGroup, setting: RankContext, give: torch.Tensor | None, full: int) -> Made:
-    assert give is not None
-    return lambda: dist.broadcast(give, setting.ranks[setting.root], group=group), give
+def _broadcast(group: dist.ProcessGroup, context: RankContext, source: OptionalTensor, full: int) -> RunAndOutput:
+    assert source is not None
+    return lambda: dist.broadcast(source, context.ranks[context.root], group=group), source
 
 
-def _scatter(group: dist.ProcessGroup, setting: RankContext, give: torch.Tensor | None, full: int) -> Made:
-    part = _empty(setting, full // setting.size)
-    parts = None if give is None else list(give.chunk(setting.size))
-    return lambda: dist.scatter(part, parts, setting.ranks[setting.root], group=group), part
+def _scatter(group: dist.ProcessGroup, context: RankContext, source: OptionalTensor, full: int) -> RunAndOutput:
+    shard = _empty(context, full // context.size)
+    shards = None if source is None else list(source.chunk(context.size))
+    return lambda: dist.scatter(shard, shards, context.ranks[context.root], group=group), shard
 
 
-def _gather(group: dist.ProcessGroup, setting: RankContext, give: torch.Tensor | None, full: int) -> Made:
-    assert give is not None
-    whole = _empty(setting, full) if setting.me == setting.root else None
-    parts = None if whole is None else list(whole.chunk(setting.size))
-    return lambda: dist.gather(give, parts, setting.ranks[setting.root], group=group), whole
+def _gather(group: dist.ProcessGroup, context: RankContext, source: OptionalTensor, full: int) -> RunAndOutput:
+    assert source is not None
+    gathered = _empty(context, full) if context.group_rank == context.root else None
+    shards = None if gathered is None else list(gathered.chunk(context.size))
+    return lambda: dist.gather(source, shards, context.ranks[context.root], group=group), gathered
 
 
-def _all_gather(group: dist.ProcessGroup, setting: RankContext, give: torch.Tensor | None, full: int) -> Made:
-    whole = _empty(setting, full)
-    return lambda: dist.all_gather_single(whole, give, group=group), whole
+def _all_gather(group: dist.ProcessGroup, context: RankContext, source: OptionalTensor, full: int) -> RunAndOutput:
+    gathered = _empty(context, full)
+    return lambda: dist.all_gather_single(gathered, source, group=group), gathered
 
 
-def _reduce(group: dist.ProcessGroup, setting: RankContext, give: torch.Tensor | None, full: int) -> Made:
-    assert give is not None
-    return lambda: dist.reduce(give, setting.ranks[setting.root], op=_op(setting), group=group), give
+def _reduce(group: dist.ProcessGroup, context: RankContext, source: OptionalTensor, full: int) -> RunAndOutput:
+    assert source is not None
+    return lambda: dist.reduce(source, context.ranks[context.root], op=_get_reduce_op(context), group=group), source
 
 
-def _all_reduce(group: dist.ProcessGroup, setting: RankContext, give: torch.Tensor | None, full: int) -> Made:
-    return lambda: dist.all_reduce(give, op=_op(setting), group=group), give
+def _all_reduce(group: dist.ProcessGroup, context: RankContext, source: OptionalTensor, full: int) -> RunAndOutput:
+    return lambda: dist.all_reduce(source, op=_get_reduce_op(context), group=group), source
 
 
-def _reduce_scatter(group: dist.ProcessGroup, setting: RankContext, give: torch.Tensor | None, full: int) -> Made:
-    part = _empty(setting, full // setting.size)
-    return lambda: dist.reduce_scatter_single(part, give, op=_op(setting), group=group), part
+def _reduce_scatter(group: dist.ProcessGroup, context: RankContext, source: OptionalTensor, full: int) -> RunAndOutput:
+    shard = _empty(context, full // context.size)
+    return lambda: dist.reduce_scatter_single(shard, source, op=_get_reduce_op(context), group=group), shard
 
 
-def _all_to_all(group: dist.ProcessGroup, setting: RankContext, give: torch.Tensor | None, full: int) -> Made:
-    taken = _empty(setting, full)
-    return lambda: dist.all_to_all_single(taken, give, group=group), taken
+def _all_to_all(group: dist.ProcessGroup, context: RankContext, source: OptionalTensor, full: int) -> RunAndOutput:
+    received = _empty(context, full)
+    return lambda: dist.all_to_all_single(received, source, group=group), received
 
 
-def _ring(setting: RankContext) -> tuple[int, int]:
-    """The job's ranks after and before this one in the group."""
-    return setting.ranks[(setting.me + 1) % setting.size], setting.ranks[setting.me - 1]
+def _get_ring_neighbors(context: RankContext) -> tuple[int, int]:
+    """Return the global ranks after and before this rank in the group."""
+    return context.ranks[(context.group_rank + 1) % context.size], context.ranks[context.group_rank - 1]
 
 
-def _send_recv(group: dist.ProcessGroup, setting: RankContext, give: torch.Tensor | None, full: int) -> Made:
-    assert give is not None
-    taken, (after, before) = _empty(setting, full), _ring(setting)
+def _send_recv(group: dist.ProcessGroup, context: RankContext, source: OptionalTensor, full: int) -> RunAndOutput:
+    assert source is not None
+    received, (after, before) = _empty(context, full), _get_ring_neighbors(context)
 
     def run() -> None:
-        # Both block: were all to send first, nobody would receive.
-        if setting.me % 2 == 0:
-            dist.send(give, after, group=group)
-            dist.recv(taken, before, group=group)
+        # Both calls block, so half of the ranks receive first.
+        if context.group_rank % 2 == 0:
+            dist.send(source, after, group=group)
+            dist.recv(received, before, group=group)
         else:
-            dist.recv(taken, before, group=group)
-            dist.send(give, after, group=group)
+            dist.recv(received, before, group=group)
+            dist.send(source, after, group=group)
 
-    return run, taken
+    return run, received
 
 
-def _isend_irecv(group: dist.ProcessGroup, setting: RankContext, give: torch.Tensor | None, full: int) -> Made:
-    assert give is not None
-    taken, (after, before) = _empty(setting, full), _ring(setting)
+def _isend_irecv(group: dist.ProcessGroup, context: RankContext, source: OptionalTensor, full: int) -> RunAndOutput:
+    assert source is not None
+    received, (after, before) = _empty(context, full), _get_ring_neighbors(context)
 
     def run() -> None:
-        # One batch: NCCL starts both together, where two calls on one stream could wait for each other.
-        operations = [dist.P2POp(dist.isend, give, after, group), dist.P2POp(dist.irecv, taken, before, group)]
+        # One batch, because NCCL could deadlock with two calls on one stream.
+        operations = [dist.P2POp(dist.isend, source, after, group), dist.P2POp(dist.irecv, received, before, group)]
         for work in dist.batch_isend_irecv(operations):
             work.wait()
 
-    return run, taken
+    return run, received
 
 
-def _barrier(group: dist.ProcessGroup, setting: RankContext, give: torch.Tensor | None, full: int) -> Made:
-    return lambda: barrier(setting.device, group), None
+def _barrier(group: dist.ProcessGroup, context: RankContext, source: OptionalTensor, full: int) -> RunAndOutput:
+    return lambda: barrier(context.device, group), None
 
 
-_MAKERS: dict[LabPrimitive, Maker] = {
+_BUILDERS: dict[LabPrimitive, CallBuilder] = {
     "broadcast": _broadcast,
     "scatter": _scatter,
     "gather": _gather,

@@ -1,6 +1,6 @@
-"""The meter: sees every collective of a rank, counts it exactly, and tells the supervisor.
+"""Traffic meter: wrap the process groups of torch, count each collective exactly, and report to the supervisor.
 
-`group` wraps torch's process groups, `recorder` counts, `exporter` sends.
+`process_group` wraps torch's groups, `recorder` counts, `exporter` sends.
 """
 
 from workers.meter.exporter import Exporter

@@ -1,4 +1,4 @@
-"""`torchrun ... -m workers.meter [-m] SCRIPT args`: a training script of one's own, unchanged, and what it sends."""
+"""`torchrun ... -m workers.meter [-m] SCRIPT args`: measure the traffic of an unchanged training script."""
 
 from __future__ import annotations
 
@@ -53,29 +53,29 @@ def main() -> int:
         return fail(str(error), 2)
     rank = int(os.environ.get("RANK") or 0)
     recorder = Recorder(rank)
-    # Of a run whose prediction is known: what that calls a group of all ranks.
-    compared = os.environ.get("MESHBOARD_COMPARE", "")
+    # Set for a run with a prediction: the label of groups with all ranks in the prediction.
+    predicted_label = os.environ.get("MESHBOARD_COMPARE", "")
     exporter = Exporter(recorder, options.telemetry, options.job, options.attempt) if options.telemetry else None
     start = StartReporter(rank, exporter.send if exporter else lambda _item: None)
     start.report("imported")
-    ranks_itself = exporter is None and not os.environ.get("RANK")
+    sets_own_rank = exporter is None and not os.environ.get("RANK")
 
-    def met(group: dist.ProcessGroup) -> None:
+    def on_group(group: dist.ProcessGroup) -> None:
         start.report("met")
-        if ranks_itself and not dist.is_initialized():
+        if sets_own_rank and not dist.is_initialized():
             recorder.rank = group.rank()
 
-    patch_group_creation(recorder, compared or "world", met)
+    patch_group_creation(recorder, predicted_label or "world", on_group)
     count_steps(recorder, lambda: start.report("first step"))
     if exporter is not None:
         exporter.send(PhaseItem(kind="phase", rank=rank, time=time.time(), phase="step"))
         atexit.register(exporter.close)
         recorder.begin_step(1)
-        if rank == 0 or compared:
-            told = StepCounter(recorder)
-            exporter.add_source(told.poll)
-            if compared:
-                register_optimizer_step_post_hook(told.record_step)
+        if rank == 0 or predicted_label:
+            counter = StepCounter(recorder)
+            exporter.add_source(counter.poll)
+            if predicted_label:
+                register_optimizer_step_post_hook(counter.record_step)
     else:
         atexit.register(print_table, recorder, os.getpid())
     code = run_script(script)
@@ -83,60 +83,63 @@ def main() -> int:
     return code
 
 
-def count_steps(recorder: Recorder, stepped_once: Callable[[], None] = lambda: None) -> RemovableHandle:
-    """Setup lasts until the first optimiser steps have ended, of which the very first is told; what follows are steps.
+def count_steps(recorder: Recorder, on_step: Callable[[], None] = lambda: None) -> RemovableHandle:
+    """Count optimizer steps. The phase is "setup" for the first steps, then "step".
 
-    Several optimisers that take turns make one step together: the next begins when one of them comes again.
+    Several optimizers that take turns make one step together. The next step begins when one of them steps again.
     """
-    turns: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+    stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
-    def stepped(optimizer: torch.optim.Optimizer, *_: object) -> None:
-        if optimizer in turns or not turns:
-            turns.clear()
+    def record_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if optimizer in stepped or not stepped:
+            stepped.clear()
             recorder.step += 1
             recorder.end_step(recorder.step)
-            stepped_once()
+            on_step()
             if recorder.step >= SCRIPT_SETUP_STEPS:
                 recorder.set_phase("step")
             recorder.begin_step(recorder.step + 1)
-        turns.add(optimizer)
+        stepped.add(optimizer)
 
-    return register_optimizer_step_post_hook(stepped)
+    return register_optimizer_step_post_hook(record_step)
 
 
 class StepCounter:
-    """Tells the supervisor how many optimiser steps have ended, beside the counters, so that a rank that is killed has
-    told both. Who calls `note` as each ends has what they sent told as well."""
+    """Report the number of optimizer steps, so that the count survives a killed rank.
+
+    With `record_step` as a hook, the report also has the exact counters of the last step.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._noted: tuple[int, list[Cell]] | None = None
-        self._told = 0
+        self._last: tuple[int, list[Cell]] | None = None
+        self._reported_steps = 0
 
     def record_step(self, *_: object) -> None:
-        self._noted = self._recorder.step, self._recorder.get_cells("step")
+        """Remember the counters at the end of a step."""
+        self._last = self._recorder.step, self._recorder.get_cells("step")
 
     def poll(self) -> PhaseItem | None:
-        """What is to be told now, if anything."""
-        noted = self._noted
-        steps = self._recorder.step if noted is None else noted[0]
-        if steps == self._told:
+        """Return a report if the number of steps changed."""
+        last = self._last
+        steps = self._recorder.step if last is None else last[0]
+        if steps == self._reported_steps:
             return None
-        self._told = steps
+        self._reported_steps = steps
         item = PhaseItem(kind="phase", rank=self._recorder.rank, time=time.time(), phase="step", steps=steps)
-        if noted is not None:
-            item["cells"] = noted[1]
+        if last is not None:
+            item["cells"] = last[1]
         return item
 
 
 def print_table(recorder: Recorder, process: int) -> None:
-    """What rank 0 sent. What the script forked says nothing, though it may end as we do."""
+    """Print the traffic of rank 0. Processes that the script forked print nothing at their exit."""
     if recorder.rank == 0 and os.getpid() == process:
         print(format_table(recorder.get_cells(), recorder.step), file=sys.stderr)
 
 
 def format_table(cells: list[Cell], steps: int) -> str:
-    """What this rank sent, as text."""
+    """Format the traffic of rank 0 as a table."""
     lines = [
         f"Rank 0 after {steps} optimizer steps. Payload is the bytes in the buffers of its collectives. "
         "Algorithmic is the bytes that rank 0 needs to send."

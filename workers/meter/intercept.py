@@ -1,4 +1,4 @@
-"""Meters the groups of a script that knows nothing of it."""
+"""Meter all process groups of a script that does not use Meshboard."""
 
 from __future__ import annotations
 
@@ -16,59 +16,66 @@ from workers.meter.recorder import Recorder
 from workers.torch_private.groups import axis_groups, backends_of, devices_over, name_of, on_each_new_group
 
 METERED_BACKENDS = ("gloo", "nccl")
-SAID_NOTHING_OF = {*METERED_BACKENDS, "fake"}  # which sends nothing
-# What torch calls a group that nobody described: of its own, and of a mesh whose axes have no names.
+SILENT_BACKENDS = {*METERED_BACKENDS, "fake"}  # no warning is printed for these
+# Torch's descriptions of groups without a description, and of meshes without axis names.
 UNNAMED = re.compile(r"|undefined|default_pg|mesh_default|mesh_dim_\d+")
-MAX_NAME = 60  # characters
+MAX_LABEL_CHARS = 60
 
 
 def patch_group_creation(
-    recorder: Recorder, whole: str = "world", met: Callable[[dist.ProcessGroup], None] = lambda _group: None
+    recorder: Recorder,
+    world_label: str = "world",
+    on_group: Callable[[dist.ProcessGroup], None] = lambda _group: None,
 ) -> None:
-    """From now on each group that anybody makes over gloo or NCCL is counted; `met` is called with each that is up.
+    """Meter each gloo and NCCL group that any code creates from now on.
 
-    Under the name that its mesh axis or `group_desc` gives it, else under the words for its ranks, `whole` for all.
+    A group is labeled with its mesh axis or `group_desc`, or else with its ranks.
+
+    Args:
+        world_label: Label of groups with all ranks.
+        on_group: Called with each new group.
     """
-
-    told: set[str] = set()
+    warned: set[str] = set()
 
     def replace(group: dist.ProcessGroup, ranks: list[int]) -> dist.ProcessGroup:
         if isinstance(group, MeteredProcessGroup):
             return group
-        for backend in backends_of(group) - told - SAID_NOTHING_OF:
-            told.add(backend)
+        for backend in backends_of(group) - warned - SILENT_BACKENDS:
+            warned.add(backend)
             print(f"meshboard: traffic over {backend} is not counted. Only gloo and NCCL are counted.", file=sys.stderr)
         devices = devices_over(group, METERED_BACKENDS)
         if not devices:
             return group
-        met(group)
+        on_group(group)
         name, world_size = name_of(group), dist.get_world_size() if dist.is_initialized() else len(ranks)
-        recorder.name_group(name, get_user_label(group.group_desc) or format_ranks(ranks, world_size, whole))
+        label = get_user_label(group.group_desc) or format_ranks(ranks, world_size, world_label)
+        recorder.name_group(name, label)
         return MeteredProcessGroup(group, name, recorder, devices, ranks)
 
     on_each_new_group(replace)
-    _name_mesh_axes(recorder, whole)
-    patch_batch_isend_irecv()  # unasked for a GPU: to ask CUDA here would keep it from processes that the script forks
+    _label_mesh_axes(recorder, world_label)
+    # Patched even without a GPU, because a CUDA query here would break CUDA in processes that the script forks.
+    patch_batch_isend_irecv()
 
 
-def _name_mesh_axes(recorder: Recorder, whole: str) -> None:
-    """A mesh axis as large as the world takes the default group, which had no name yet: let it have the axis's."""
-    make, make_from = DeviceMesh.__init__, DeviceMesh.from_group
+def _label_mesh_axes(recorder: Recorder, world_label: str) -> None:
+    """Label the default group with the mesh axis of world size, which uses it."""
+    original_init, original_from_group = DeviceMesh.__init__, DeviceMesh.from_group
 
-    def name(mesh: DeviceMesh) -> None:
+    def label_axes(mesh: DeviceMesh) -> None:
         for axis, group in axis_groups(mesh):
-            if recorder.get_label(group) == whole:
+            if recorder.get_label(group) == world_label:
                 recorder.name_group(group, sanitize_label(axis))
 
-    @functools.wraps(make)
+    @functools.wraps(original_init)
     def init(self: DeviceMesh, *args: Any, **kwargs: Any) -> None:
-        make(self, *args, **kwargs)
-        name(self)
+        original_init(self, *args, **kwargs)
+        label_axes(self)
 
-    @functools.wraps(make_from)
+    @functools.wraps(original_from_group)
     def from_group(*args: Any, **kwargs: Any) -> DeviceMesh:
-        mesh = make_from(*args, **kwargs)
-        name(mesh)
+        mesh = original_from_group(*args, **kwargs)
+        label_axes(mesh)
         return mesh
 
     DeviceMesh.__init__ = init  # type: ignore[method-assign]
@@ -76,18 +83,19 @@ def _name_mesh_axes(recorder: Recorder, whole: str) -> None:
 
 
 def get_user_label(description: str) -> str:
-    """The name somebody gave a group, for a table; empty when nobody did."""
+    """Return the label that a user gave a group, or an empty string."""
     return "" if UNNAMED.fullmatch(description) else sanitize_label(description.removeprefix("mesh_"))
 
 
 def sanitize_label(name: str) -> str:
-    return "".join(char if char.isprintable() else "?" for char in name[:MAX_NAME])
+    """Truncate a label, and replace unprintable characters."""
+    return "".join(char if char.isprintable() else "?" for char in name[:MAX_LABEL_CHARS])
 
 
-def format_ranks(ranks: list[int], world_size: int, whole: str = "world") -> str:
-    """A group in words: "world" or what `whole` says, "ranks 0-3", "ranks 0,2,4,6", "ranks 0,8..56 (8)"."""
+def format_ranks(ranks: list[int], world_size: int, world_label: str = "world") -> str:
+    """Format the ranks of a group: "world", "ranks 0-3", "ranks 0,2,4,6", or "ranks 0,8..56 (8)"."""
     if len(ranks) == world_size:
-        return whole
+        return world_label
     first, last = ranks[0], ranks[-1]
     if len(ranks) > 1 and ranks == list(range(first, last + 1)):
         return f"ranks {first}-{last}"

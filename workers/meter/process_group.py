@@ -1,11 +1,11 @@
-"""A process group that counts what passes through it.
+"""A process group that counts its collectives.
 
 tests/workers/meter/test_torch_api.py fails when the set of torch's methods changes.
 
-A backend's creator may return a `ProcessGroup`; torch then uses it in place of its own. Ours wraps a plain
-group over the real backend. Calls from Python and, through pybind's trampolines, from C++ (DDP's reducer,
-functional collectives) arrive at the methods below. The trampolines lack some methods: C++ code that calls
-`_allgather_base` itself (Inductor's `all_gather_into_tensor_out`) is NOT seen. Nothing here is compiled.
+The creator of a backend may return a `ProcessGroup`, which torch then uses directly. `MeteredProcessGroup` wraps a
+native group over the real backend. Calls from Python and, through pybind's trampolines, from C++ (DDP's reducer,
+functional collectives) arrive at its methods. The trampolines lack some methods: C++ code that calls `_allgather_base`
+itself (Inductor's `all_gather_into_tensor_out`) is not seen. No method is compiled.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from workers.torch_private.groups import (
     together,
 )
 
-# method: (op, which positional argument is the payload, multiplied by the group's size).
-# The payload is the FULL (gathered) buffer: each rank holds it for all_gather (output) and reduce_scatter
-# (input); for gather and scatter only the root does, so it is counted as one rank's share times the size.
+# method: (op, index of the positional argument with the payload, payload times group size).
+# The payload is the full (gathered) buffer. Each rank holds it for all_gather (output) and reduce_scatter (input). Only
+# the root holds it for gather and scatter, so it is counted as the buffer of one rank times the group size.
 COLLECTIVES: dict[str, tuple[Op, int, bool]] = {
     "allreduce": ("all_reduce", 0, False),
     "allreduce_coalesced": ("all_reduce", 0, False),
@@ -67,27 +67,28 @@ COLLECTIVES: dict[str, tuple[Op, int, bool]] = {
     "recv": ("recv", 0, False),
     "recv_anysource": ("recv", 0, False),
 }
-# Collectives without a tensor: counted with no payload.
+# Collectives without a tensor, which have no payload.
 BARRIERS = ("barrier", "monitored_barrier")
 
 
 def register_metered_backend(recorder: Recorder, device: str) -> str:
-    """Register a counting backend over gloo ("cpu") or NCCL ("cuda"); the name is for `init_process_group`.
+    """Register a counting backend over gloo ("cpu") or NCCL ("cuda"), and return its name.
 
-    Groups and meshes made later without naming a backend are counted too. A group that a device mesh makes
-    for a named axis is labelled with it; a mesh axis as large as the world IS the default group, so label that.
+    Pass the name to `init_process_group`. Later groups and meshes without an explicit backend are counted too. The
+    group of a named mesh axis is labeled with the axis. A mesh axis of world size uses the default group, which the
+    caller labels.
     """
     if device not in NATIVE:
         raise ValueError(f"device is {device!r}, expected one of {sorted(NATIVE)}")
     if device == "cuda" and not dist.is_nccl_available():
         raise RuntimeError(f"GPUs need NCCL, but torch {torch.__version__} is a build without NCCL.")
     name = f"metered_{NATIVE[device]}"
-    if name in dist.Backend.backend_list:  # a second recorder in this process: groups keep the one they have
+    if name in dist.Backend.backend_list:  # a second recorder in this process; existing groups keep their recorder
         name += f"_{len(dist.Backend.backend_list)}"
 
     def create(options: Any, backend_options: Any) -> MeteredProcessGroup:
         native = native_group(options, backend_options, device)
-        ranks = options.global_ranks_in_group or range(options.group_size)  # torch tells none of the whole world
+        ranks = options.global_ranks_in_group or range(options.group_size)  # torch passes no ranks for the world
         return MeteredProcessGroup(native, options.group_id, recorder, [torch.device(device)], ranks)
 
     dist.Backend.register_backend(name, create, extended_api=True, devices=[device])
@@ -97,10 +98,7 @@ def register_metered_backend(recorder: Recorder, device: str) -> str:
 
 
 class CollectiveBytes(NamedTuple):
-    """Bytes that a caller handed over, and those that leave the rank where the caller says how many go to whom.
-
-    `peer`: the rank in the group at the other end of a send or receive.
-    """
+    """Bytes of one call. `sent_bytes` is set if the caller specifies the splits, `peer` for sends and receives."""
 
     payload_bytes: int
     sent_bytes: int | None = None
@@ -108,27 +106,27 @@ class CollectiveBytes(NamedTuple):
 
 
 class MeteredProcessGroup(WrappedGroup):
-    """Forwards each collective to a plain group over the same backend object, and records it."""
+    """Process group that forwards each collective to a native group, and records it."""
 
     def __init__(
         self, native: Any, name: str, recorder: Recorder, devices: Sequence[torch.device], ranks: Sequence[int]
     ) -> None:
-        """`ranks`: its members, of the whole world."""
+        """Wrap `native`, whose members have the global ranks `ranks`."""
         super().__init__(native, devices)
         self._recorder = recorder
         self._group_size: int = native.size()
         self._name = name
-        self._futureless: set[str] = set()
+        self._methods_without_future: set[str] = set()
         self._coalesced: list[Collective] | None = None
-        self._coalesced_from: Any = None  # the event before what is waited for at once
+        self._coalesced_start: Any = None  # event before a synchronous batch
         self._poller: NcclPoller | None = None
         if self.is_nccl:
             self._poller = NcclPoller()
             recorder.add_poller(self._poller.poll)
-        self._known = recorder.add_group(name, ranks, on_device=self.is_nccl)
+        self._state = recorder.add_group(name, ranks, on_device=self.is_nccl)
 
     def named(self, name: GroupName) -> None:
-        self._recorder.groups.rename(self._known, name)
+        self._recorder.groups.rename(self._state, name)
         self._name = name
 
     def described(self, words: str) -> None:
@@ -137,119 +135,109 @@ class MeteredProcessGroup(WrappedGroup):
             self._recorder.label_group(self._name, cast(Axis, axis))
 
     def get_group_store(self) -> Store:
-        """The store that this group's ranks meet in."""
+        """Return the rendezvous store of this group."""
         return cast(Store, self.native.get_group_store())
 
     @never_compiled
     def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
-        """gloo's barrier that names the missing ranks; it blocks, so it is complete when it returns."""
-        pending = self._recorder.issue("barrier", self._name, self._group_size, 0)
+        """Run gloo's blocking barrier, which reports missing ranks."""
+        collective = self._recorder.issue("barrier", self._name, self._group_size, 0)
         try:
-            time_wait(pending, pending.started_s, self.native.monitored_barrier, *args, **kwargs)
+            time_wait(collective, collective.started_s, self.native.monitored_barrier, *args, **kwargs)
         finally:
-            pending.abandon()  # where a rank was missing
+            collective.abandon()  # after an error
 
     def batch_begins(self) -> None:
         self._coalesced = []
 
     def batch_ends(self, work: Any) -> Any:
-        carried, self._coalesced = self._coalesced or [], None
-        start, self._coalesced_from = self._coalesced_from, None
-        if self._poller is None or not carried:
+        collectives, self._coalesced = self._coalesced or [], None
+        start, self._coalesced_start = self._coalesced_start, None
+        if self._poller is None or not collectives:
             return work
-        # A wait for all of it is told once, of one that counts as on its way: a receive does not.
-        told = next((pending for pending in carried if pending.key[1] != "recv"), carried[0])
+        # A wait for the batch is counted once, on a collective that counts as in flight, which a receive does not.
+        waited = next((collective for collective in collectives if collective.key[1] != "recv"), collectives[0])
         if work is not None:
-            self._poller.watch_work(work, carried)
-            return MeteredNcclWork(work, told, self._poller)
-        if start is not None:  # it was given to the current stream
+            self._poller.watch_work(work, collectives)
+            return MeteredNcclWork(work, waited, self._poller)
+        if start is not None:  # the batch ran on the current stream
             end = create_timing_event()
             end.record()
-            for pending in carried:
-                computes = pending is told and not on_side_stream()
-                self._poller.watch_events(start, end, pending, computes=computes)
+            for collective in collectives:
+                blocks_compute = collective is waited and not on_side_stream()
+                self._poller.watch_events(start, end, collective, blocks_compute=blocks_compute)
         return None
 
     def _run(
         self,
         method: str,
         op: Op,
-        carried: CollectiveBytes,
+        sizes: CollectiveBytes,
         args: Sequence[Any],
         kwargs: dict[str, Any],
         poller: NcclPoller | None,
     ) -> Any:
-        """Issue the collective, and arrange that its end is recorded without anyone waiting for it. `poller`: None
-        where it is not NCCL's."""
+        """Issue a collective, and arrange that its end is recorded without an extra wait.
+
+        Args:
+            poller: None if gloo carries the collective.
+        """
         is_async = _is_async(args, kwargs)
         if poller is not None and self._coalesced is None and not is_async:
-            return self._run_on_current_stream(method, op, carried, args, kwargs, poller)
-        if self._coalesced is not None and self._coalesced_from is None and self._poller is not None and not is_async:
-            self._coalesced_from = create_timing_event()
-            self._coalesced_from.record()
-        pending, work = self._call(method, op, carried, args, kwargs)
+            start, end = create_timing_event(), create_timing_event()
+            start.record()
+            collective, work = self._call(method, op, sizes, args, kwargs)
+            end.record()
+            poller.watch_events(start, end, collective, blocks_compute=not on_side_stream())
+            return work
+        if self._coalesced is not None and self._coalesced_start is None and self._poller is not None and not is_async:
+            self._coalesced_start = create_timing_event()
+            self._coalesced_start.record()
+        collective, work = self._call(method, op, sizes, args, kwargs)
         if self._coalesced is not None:  # ends with the whole batch
-            self._coalesced.append(pending)
+            self._coalesced.append(collective)
             return work
         if poller is not None:
-            poller.watch_work(work, [pending])
-            return MeteredNcclWork(work, pending, poller)
-        # A synchronous caller waits at once, which says as much as a callback and spares gloo's thread the GIL.
-        calls_back = is_async and method not in self._futureless
-        if calls_back:
+            poller.watch_work(work, [collective])
+            return MeteredNcclWork(work, collective, poller)
+        # A synchronous caller waits at once. A callback would only take the GIL in gloo's thread.
+        has_callback = is_async and method not in self._methods_without_future
+        if has_callback:
             try:
-                work.get_future().add_done_callback(pending)
+                work.get_future().add_done_callback(collective)
             except RuntimeError:  # gloo has no future for some works
-                self._futureless.add(method)
-                calls_back = False
-        return MeteredWork(work, pending, at_once=not is_async, calls_back=calls_back)
+                self._methods_without_future.add(method)
+                has_callback = False
+        return MeteredWork(work, collective, is_sync=not is_async, has_callback=has_callback)
 
     def _call(
-        self, method: str, op: Op, carried: CollectiveBytes, args: Sequence[Any], kwargs: dict[str, Any]
+        self, method: str, op: Op, sizes: CollectiveBytes, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> tuple[Collective, Any]:
-        pending = self._issue(op, carried)
+        collective = self._issue(op, sizes)
         try:
-            return pending, getattr(self.native, method)(*args, **kwargs)
+            return collective, getattr(self.native, method)(*args, **kwargs)
         except BaseException:
-            self._recorder.undo_issue(pending, carried.sent_bytes)
+            self._recorder.undo_issue(collective, sizes.sent_bytes)
             raise
 
-    def _issue(self, op: Op, carried: CollectiveBytes) -> Collective:
-        return self._recorder.issue(
-            op, self._name, self._group_size, carried.payload_bytes, carried.sent_bytes, carried.peer
-        )
-
-    def _run_on_current_stream(
-        self,
-        method: str,
-        op: Op,
-        carried: CollectiveBytes,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        poller: NcclPoller,
-    ) -> Any:
-        start, end = create_timing_event(), create_timing_event()
-        start.record()
-        pending, work = self._call(method, op, carried, args, kwargs)
-        end.record()
-        poller.watch_events(start, end, pending, computes=not on_side_stream())
-        return work
+    def _issue(self, op: Op, sizes: CollectiveBytes) -> Collective:
+        return self._recorder.issue(op, self._name, self._group_size, sizes.payload_bytes, sizes.sent_bytes, sizes.peer)
 
 
-def _metered(method: str, op: Op, payload: int, times_size: bool) -> Callable[..., Any]:
-    one_to_one = method in ("send", "recv")  # not recv_anysource
+def _build_method(method: str, op: Op, payload_index: int, times_size: bool) -> Callable[..., Any]:
+    has_peer = method in ("send", "recv")  # not recv_anysource
 
     def collective(self: MeteredProcessGroup, *args: Any, **kwargs: Any) -> Any:
-        given = (*args, *kwargs.values()) if kwargs else args
-        buffers = given[payload]
+        values = (*args, *kwargs.values()) if kwargs else args
+        buffers = values[payload_index]
         if op == "all_to_all":
-            carried = _exchanged(buffers, given[3] if method != "alltoall" else (), self.rank())
+            sizes = _measure_all_to_all(buffers, values[3] if method != "alltoall" else (), self.rank())
         else:
-            num_bytes = _num_bytes(buffers) * (self._group_size if times_size else 1)
-            carried = CollectiveBytes(num_bytes, peer=given[1] if one_to_one else None)
-        # Of a group over both gloo and NCCL, the tensor says which of them carries it.
-        poller = self._poller if self._poller is not None and _on_device(buffers) else None
-        return self._run(method, op, carried, args, kwargs, poller)
+            num_bytes = _count_bytes(buffers) * (self._group_size if times_size else 1)
+            sizes = CollectiveBytes(num_bytes, peer=values[1] if has_peer else None)
+        # In a group over both gloo and NCCL, the device of the tensor decides.
+        poller = self._poller if self._poller is not None and _is_on_device(buffers) else None
+        return self._run(method, op, sizes, args, kwargs, poller)
 
     collective.__name__ = method
     return collective
@@ -260,46 +248,51 @@ def _barrier(self: MeteredProcessGroup, *args: Any, **kwargs: Any) -> Any:
 
 
 for _method, _how in COLLECTIVES.items():
-    setattr(MeteredProcessGroup, _method, never_compiled(_metered(_method, *_how)))
+    setattr(MeteredProcessGroup, _method, never_compiled(_build_method(_method, *_how)))
 setattr(MeteredProcessGroup, "barrier", never_compiled(_barrier))  # noqa: B010 - torch types it as overloads
 
 
-def _exchanged(buffers: Any, splits: Sequence[int], rank: int) -> CollectiveBytes:
-    """Of an all-to-all: a tensor for each rank, or one whose rows `splits` deals out; evenly without."""
+def _measure_all_to_all(buffers: Any, splits: Sequence[int], rank: int) -> CollectiveBytes:
+    """Return the bytes of an all-to-all.
+
+    Args:
+        buffers: One tensor per rank, or one tensor with rows per rank.
+        splits: Rows per rank. Empty for equal shares.
+    """
     if not isinstance(buffers, torch.Tensor):
-        return CollectiveBytes(_num_bytes(buffers), _num_bytes(buffers) - _num_bytes(buffers[rank]))
+        return CollectiveBytes(_count_bytes(buffers), _count_bytes(buffers) - _count_bytes(buffers[rank]))
     if not splits:
         return CollectiveBytes(buffers.nbytes)
     return CollectiveBytes(buffers.nbytes, buffers.nbytes - buffers[: splits[rank]].nbytes)
 
 
-def _num_bytes(buffers: Any) -> int:
-    """Bytes of a tensor, or of tensors in lists of any depth. A sparse one's are those of its indices and values.
+def _count_bytes(buffers: Any) -> int:
+    """Return the bytes of a tensor, or of nested lists of tensors.
 
-    Other layouts (compressed, nested, quantised) torch refuses before they get here.
+    A sparse tensor has the bytes of its indices and values. Torch refuses other layouts before.
     """
     if isinstance(buffers, torch.Tensor):
         return sparse_bytes(buffers) if buffers.is_sparse else buffers.nbytes
-    return sum(map(_num_bytes, buffers))
+    return sum(map(_count_bytes, buffers))
 
 
-def _on_device(buffers: Any) -> bool:
+def _is_on_device(buffers: Any) -> bool:
     if isinstance(buffers, torch.Tensor):
         return buffers.device.type != "cpu"
-    return any(map(_on_device, buffers))
+    return any(map(_is_on_device, buffers))
 
 
 def _is_async(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether the caller goes on before the end. Sends and receives carry no such choice: they may."""
+    """Return True if the caller may continue before the end, as for all sends and receives."""
     options = kwargs.get("opts", args[-1] if args else None)
     return bool(getattr(options, "asyncOp", True))
 
 
 def patch_batch_isend_irecv() -> None:
-    """Let `batch_isend_irecv` group a metered group's operations, as NCCL needs.
+    """Let `batch_isend_irecv` coalesce the operations of a metered group, as NCCL requires.
 
-    torch asks `type(group) is ProcessGroup` and would otherwise issue them one by one, which can deadlock on
-    NCCL when two ranks send to each other.
+    Torch checks `type(group) is ProcessGroup` and would otherwise issue them one by one. Two ranks that send to each
+    other could then deadlock on NCCL.
     """
     original = c10d.batch_isend_irecv
     if getattr(original, "coalesces_metered", False):

@@ -1,9 +1,8 @@
-"""How a rank ends: what it died of is told, and no thread of a broken group is waited for.
+"""Exit of a rank: report its error to torchrun, and never wait for threads of a broken group.
 
-Told where torchrun tells a rank to (TORCHELASTIC_ERROR_FILE), in the shape of torch's own handler, within bounds and
-with a time that says which of several ranks was the first. `workers.host.start.launch` reads it.
-
-What a rank prints goes to a file, whose disk may be full: then lines are lost, and no rank dies of it.
+The report goes to TORCHELASTIC_ERROR_FILE in the format of torch's own handler. It is bounded, and has a precise time
+that shows which rank failed first. `workers.host.start.launch` reads it. A full disk loses lines of output, but never
+ends a rank.
 """
 
 from __future__ import annotations
@@ -30,87 +29,15 @@ from typing_extensions import Buffer
 
 from workers.disk import DISK_FULL_ERRNOS
 
-MAX_MESSAGE = 2_000  # characters
-MAX_TRACEBACK = 16_000
-
-
-def run_and_exit(main: Callable[[], int]) -> NoReturn:
-    """Run a rank's program and end the process with its exit code, of -N by signal N.
-
-    A plain exit would wait for gloo's threads of a broken group.
-    """
-    faulthandler.enable()
-    tolerate_full_disk()
-    code = _code_of(main)
-    _write_what_is_left()
-    if code < 0:
-        signal.signal(-code, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
-    os._exit(code)
-
-
-def finish_interpreter() -> None:
-    """What Python does when its main program is over: idle threads of pools are sent home, others are waited for, and
-    what is registered for the end is called."""
-    with contextlib.suppress(KeyboardInterrupt):  # who is tired of waiting
-        threading._shutdown()  # type: ignore[attr-defined]  # only this does it in Python's own order
-    atexit._run_exitfuncs()
-
-
-def _write_what_is_left() -> None:
-    """To files that were not closed: Python writes it as it takes itself down, and we do not."""
-    for file in gc.get_objects():
-        if issubclass(type(file), io.IOBase):
-            with contextlib.suppress(Exception):  # it is closed, or somebody's own
-                if stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # another thread may wait in a pipe for ever
-                    file.flush()
-    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
-        with contextlib.suppress(Exception):
-            stream.flush()  # type: ignore[union-attr]
-    ctypes.CDLL(None).fflush(None)
-
-
-def fail(message: str, code: int) -> int:
-    """Say in one line what is wrong, here and to torchrun. Gives `code`."""
-    sys.stderr.write(f"error: {message}\n")  # one write: lines of ranks that share a pipe would mix
-    sys.stderr.flush()
-    report_error(message)
-    return code
-
-
-def report_error(message: str, trace: str = "") -> None:
-    """Leave word of what this rank dies of. The last word counts."""
-    path, now = os.environ.get("TORCHELASTIC_ERROR_FILE"), time.time()
-    if not path:
-        return
-    extra = {"py_callstack": trace[-MAX_TRACEBACK:], "timestamp": str(int(now)), "time_s": now}
-    try:
-        Path(path).write_text(json.dumps({"message": {"message": message[:MAX_MESSAGE], "extraInfo": extra}}))
-    except OSError as error:  # a full disk must not hide what was to be told: it is in the log
-        sys.stderr.write(f"error: cannot write {path!r}: {error.strerror or error}\n")
-
-
-def report_exception(error: BaseException) -> None:
-    """Leave word of an exception that nobody caught."""
-    # Of a syntax error, the place comes first, indented.
-    words = next(line for line in traceback.format_exception_only(error) if not line.startswith(" "))
-    report_error(words.strip(), "".join(traceback.format_exception(error)))
-
-
-def _code_of(main: Callable[[], int]) -> int:
-    try:
-        return main()
-    except Exception as error:
-        report_exception(error)
-        sys.excepthook(*sys.exc_info())
-        return 1
+MAX_MESSAGE_CHARS = 2_000
+MAX_TRACEBACK_CHARS = 16_000
 
 
 class DiskFullTolerantWriter(io.RawIOBase):
-    """A descriptor to write to. What a full disk does not take is counted, and told where it takes some again."""
+    """Write to a file descriptor. Count the bytes that a full disk loses, and report them when it has space again."""
 
     def __init__(self, descriptor: int, name: str) -> None:
-        self._descriptor, self._lost = descriptor, 0
+        self._descriptor, self._lost_bytes = descriptor, 0
         self.name = f"<{name}>"
 
     def writable(self) -> bool:
@@ -123,18 +50,17 @@ class DiskFullTolerantWriter(io.RawIOBase):
         return os.isatty(self._descriptor)
 
     def write(self, data: Buffer, /) -> int:
-        told = bytes(data)
-        if (
-            self._lost
-            and self._put(f"\n[{self._lost:,} bytes of output are missing: the disk was full]\n".encode()) == 0
-        ):
-            self._lost = 0
-        self._lost += self._put(told)
-        return len(told)
+        content = bytes(data)
+        if self._lost_bytes:
+            notice = f"\n[{self._lost_bytes:,} bytes of output are missing: the disk was full]\n"
+            if self._write_or_lose(notice.encode()) == 0:
+                self._lost_bytes = 0
+        self._lost_bytes += self._write_or_lose(content)
+        return len(content)
 
-    def _put(self, told: bytes) -> int:
-        """How many of these bytes found no room."""
-        left = memoryview(told)
+    def _write_or_lose(self, content: bytes) -> int:
+        """Return the number of bytes that did not fit on the disk."""
+        left = memoryview(content)
         try:
             while left:
                 left = left[os.write(self._descriptor, left) :]
@@ -145,13 +71,84 @@ class DiskFullTolerantWriter(io.RawIOBase):
 
 
 def tolerate_full_disk() -> None:
-    """From here on what this process prints cannot end it for want of room."""
+    """Replace stdout and stderr with streams that survive a full disk."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # it was closed before Python began
+        if stream is None:  # closed before Python started
             continue
         stream.flush()
-        raw: Any = DiskFullTolerantWriter(stream.fileno(), name)  # unbuffered, as `python -u` has it
-        told: Any = io.TextIOWrapper(raw, encoding=stream.encoding, errors=stream.errors, write_through=True)
-        told.mode = "w"
-        setattr(sys, name, told)
+        raw: Any = DiskFullTolerantWriter(stream.fileno(), name)  # unbuffered, as with `python -u`
+        wrapper: Any = io.TextIOWrapper(raw, encoding=stream.encoding, errors=stream.errors, write_through=True)
+        wrapper.mode = "w"
+        setattr(sys, name, wrapper)
+
+
+def run_and_exit(main: Callable[[], int]) -> NoReturn:
+    """Run the program of a rank, and exit with its code. Code -N ends the process by signal N.
+
+    A normal exit would wait for gloo's threads of a broken group.
+    """
+    faulthandler.enable()
+    tolerate_full_disk()
+    code = _run_main(main)
+    _flush_open_files()
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def finish_interpreter() -> None:
+    """Do what Python does when its main program ends: join threads, then call exit handlers."""
+    with contextlib.suppress(KeyboardInterrupt):  # the user does not want to wait
+        threading._shutdown()  # type: ignore[attr-defined]  # only this function keeps Python's order
+    atexit._run_exitfuncs()
+
+
+def _flush_open_files() -> None:
+    """Flush files that are still open, as Python would in a normal exit."""
+    for file in gc.get_objects():
+        if issubclass(type(file), io.IOBase):
+            with contextlib.suppress(Exception):  # closed, or with faulty methods
+                if stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # another thread may be blocked in a pipe
+                    file.flush()
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        with contextlib.suppress(Exception):
+            stream.flush()  # type: ignore[union-attr]
+    ctypes.CDLL(None).fflush(None)
+
+
+def fail(message: str, code: int) -> int:
+    """Write an error to stderr and to torchrun, and return `code`."""
+    sys.stderr.write(f"error: {message}\n")  # one write, because ranks that share a pipe would mix their lines
+    sys.stderr.flush()
+    report_error(message)
+    return code
+
+
+def report_error(message: str, trace: str = "") -> None:
+    """Write the error of this rank for torchrun. The last report wins."""
+    path, now = os.environ.get("TORCHELASTIC_ERROR_FILE"), time.time()
+    if not path:
+        return
+    extra = {"py_callstack": trace[-MAX_TRACEBACK_CHARS:], "timestamp": str(int(now)), "time_s": now}
+    try:
+        Path(path).write_text(json.dumps({"message": {"message": message[:MAX_MESSAGE_CHARS], "extraInfo": extra}}))
+    except OSError as error:  # a full disk must not hide the error, which is in the log
+        sys.stderr.write(f"error: cannot write {path!r}: {error.strerror or error}\n")
+
+
+def report_exception(error: BaseException) -> None:
+    """Write an uncaught exception for torchrun."""
+    # A syntax error starts with its indented location.
+    message = next(line for line in traceback.format_exception_only(error) if not line.startswith(" "))
+    report_error(message.strip(), "".join(traceback.format_exception(error)))
+
+
+def _run_main(main: Callable[[], int]) -> int:
+    try:
+        return main()
+    except Exception as error:
+        report_exception(error)
+        sys.excepthook(*sys.exc_info())
+        return 1

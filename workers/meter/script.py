@@ -1,4 +1,4 @@
-"""A script of the user's own: where it lies, and running it as Python would."""
+"""Find a training script of the user, and run it as Python would."""
 
 from __future__ import annotations
 
@@ -22,33 +22,30 @@ from planner.facts.spec import ScriptSpec
 from planner.facts.validation import SpecError
 from workers.meter.rank_exit import fail, report_error, report_exception
 
-OURS = ("contracts", "planner", "workers")
-NOT_SOURCE = (".pyc", ".pyz", ".zip")
+OWN_PACKAGES = ("contracts", "planner", "workers")
+COMPILED_SUFFIXES = (".pyc", ".pyz", ".zip")
 
 
 class ScriptError(Exception):
-    """What was asked for is not there, in words that name the field."""
+    """The requested script does not exist. The message names the field."""
 
 
 class Script(NamedTuple):
-    """What to run: the file, and the module's name where it was asked for by that.
+    """A script to run."""
 
-    `file`: None where Python finds the module. `search`: first on sys.path. `cwd`: None to stay where we are.
-    """
-
-    file: Path | None
-    module: str | None
-    name: str
+    file: Path | None  # None if Python finds the module
+    module: str | None  # None if the script was requested by path
+    name: str  # sys.argv[0]
     arguments: list[str]
-    search: Path
-    cwd: Path | None
+    search: Path  # first entry of sys.path
+    cwd: Path | None  # None for the current directory
 
 
 def find_script(name: str, arguments: list[str], *, is_module: bool) -> Script:
-    """As `python NAME arguments` and `python -m NAME arguments` find it.
+    """Find a script as `python NAME` and `python -m NAME` do.
 
     Raises:
-        NoScriptError: when there is none.
+        ScriptError: The script does not exist.
     """
     here = Path.cwd()
     if is_module:
@@ -62,33 +59,35 @@ def find_script(name: str, arguments: list[str], *, is_module: bool) -> Script:
 
 
 def find_script_of_spec(spec_file: Path, root: Path) -> Script:
-    """What a job's spec names, all of which lies below `root`: a link out of it is as good as none.
+    """Find the script of a job spec below `root`. A link that leaves `root` counts as missing.
 
     Raises:
-        NoScriptError: when it does not.
+        ScriptError: The script or its folder does not exist below `root`.
     """
-    wanted, root = _ordered(spec_file), root.resolve()
-    if wanted.module is not None:
-        file, search = _module_file(wanted.module, root), root
+    requested, root = _read_script_spec(spec_file), root.resolve()
+    if requested.module is not None:
+        file, search = _find_module_file(requested.module, root), root
     else:
-        file = _below(root, wanted.path or "", Path.is_file, "script.path")
+        file = _find_below(root, requested.path or "", Path.is_file, "script.path")
         search = file.parent
-    cwd = search if wanted.cwd is None else _below(root, wanted.cwd, Path.is_dir, "script.cwd")
-    if wanted.module is None and not cwd.is_relative_to(search):  # by a link: the spec's own rule sees none
+    cwd = search if requested.cwd is None else _find_below(root, requested.cwd, Path.is_dir, "script.cwd")
+    if requested.module is None and not cwd.is_relative_to(
+        search
+    ):  # through a link, which the validation of the spec cannot see
         own = str(search.relative_to(root))
-        raise ScriptError(f"`script.cwd` is {wanted.cwd!r}, which is outside the script folder {own!r}.")
-    return Script(file, wanted.module, str(file), wanted.args, search, cwd)
+        raise ScriptError(f"`script.cwd` is {requested.cwd!r}, which is outside the script folder {own!r}.")
+    return Script(file, requested.module, str(file), requested.args, search, cwd)
 
 
 def run_script(script: Script) -> int:
-    """Run it as the main program; the exit code that Python would give it, -N where that would end it by signal N."""
+    """Run a script as the main program, and return its exit code, or -N for the end by signal N."""
     sys.argv = [script.name, *script.arguments]
     sys.path[0] = str(script.search)
     if script.cwd is not None:
         os.chdir(script.cwd)
-    _give_way()
+    _unload_shadowing_packages()
     try:
-        _start(script)
+        _execute(script)
     except ScriptError as error:
         return fail(str(error), 2)
     except SystemExit as end:
@@ -98,7 +97,7 @@ def run_script(script: Script) -> int:
         report_error(str(end.code))
         return 1
     except BaseException as error:
-        _forget_ours(error)
+        _strip_own_frames(error)
         if not isinstance(error, KeyboardInterrupt):
             report_exception(error)
         sys.excepthook(type(error), error, error.__traceback__)
@@ -106,36 +105,40 @@ def run_script(script: Script) -> int:
     return 0
 
 
-def _give_way() -> None:
-    """A package of the script's may be called as one of ours: then it finds its own. What is loaded of ours stays."""
-    for name in OURS:
-        ours = {known: sys.modules.pop(known) for known in list(sys.modules) if known.partition(".")[0] == name}
+def _unload_shadowing_packages() -> None:
+    """Let packages of the script shadow Meshboard's packages of equal name. Loaded code continues to work."""
+    for name in OWN_PACKAGES:
+        own = {module: sys.modules.pop(module) for module in list(sys.modules) if module.partition(".")[0] == name}
         found = importlib.util.find_spec(name)
-        if found is None or found.origin == ours[name].__file__:
-            sys.modules.update(ours)
+        if found is None or found.origin == own[name].__file__:
+            sys.modules.update(own)
 
 
-def _start(script: Script) -> None:
-    """It stays the main module to the end of the process: its threads and what it does at exit look for it there."""
-    if script.file is not None and script.file.suffix in NOT_SOURCE:
+def _execute(script: Script) -> None:
+    """Execute a script in a module that stays `__main__`, because its threads and exit handlers look for it there."""
+    if script.file is not None and script.file.suffix in COMPILED_SUFFIXES:
         runpy.run_path(str(script.file), run_name="__main__")
         return
     main = ModuleType("__main__")
     main.__dict__.update(__builtins__=builtins, __cached__=None)
-    code = _code_of_module(script.module, script.file, main) if script.module else _code_of_file(script.file, main)
+    code = _compile_module(script.module, script.file, main) if script.module else _compile_file(script.file, main)
     sys.modules["__main__"] = main
-    exec(code, main.__dict__)  # noqa: S102 - to run it is what we are asked for
+    exec(code, main.__dict__)  # noqa: S102 - runs the script of the user
 
 
-def _code_of_file(file: Path | None, main: ModuleType) -> CodeType:
+def _compile_file(file: Path | None, main: ModuleType) -> CodeType:
     main.__file__ = str(file)
     with open_code(str(file)) as opened:
         return compile(opened.read(), str(file), "exec", dont_inherit=True)
 
 
-def _code_of_module(name: str, file: Path | None, main: ModuleType) -> CodeType:
-    """`file`: where it must lie, None for anywhere."""
-    found = _find(name, is_package=None if file is None else file.name == "__main__.py")
+def _compile_module(name: str, file: Path | None, main: ModuleType) -> CodeType:
+    """Compile a module.
+
+    Args:
+        file: Expected file, or None for any.
+    """
+    found = _find_module(name, is_package=None if file is None else file.name == "__main__.py")
     where = found.origin if found else None
     if file is not None and not (where and file.samefile(where)):
         raise ScriptError(
@@ -151,8 +154,12 @@ def _code_of_module(name: str, file: Path | None, main: ModuleType) -> CodeType:
     return code
 
 
-def _find(name: str, *, is_package: bool | None) -> ModuleSpec | None:
-    """A module, of a package its __main__; `is_package` where that is known. Imports what it lies in."""
+def _find_module(name: str, *, is_package: bool | None) -> ModuleSpec | None:
+    """Find a module, or the __main__ of a package. This imports the parent packages.
+
+    Args:
+        is_package: None if unknown.
+    """
     try:
         found = None if is_package else importlib.util.find_spec(name)
         if is_package is None:
@@ -160,56 +167,56 @@ def _find(name: str, *, is_package: bool | None) -> ModuleSpec | None:
         return importlib.util.find_spec(f"{name}.__main__") if is_package else found
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # what it lies in wants something else
+            raise  # a parent package imports another missing module
         return None
 
 
-def _forget_ours(error: BaseException) -> None:
-    """Let its traceback begin where Python's own would."""
+def _strip_own_frames(error: BaseException) -> None:
+    """Remove the frames of this module from the start of a traceback."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     error.__traceback__ = trace
 
 
-def _ordered(spec_file: Path) -> ScriptSpec:
+def _read_script_spec(spec_file: Path) -> ScriptSpec:
     try:
-        wanted = parse_spec(json.loads(spec_file.read_text())).script
+        requested = parse_spec(json.loads(spec_file.read_text())).script
     except (OSError, ValueError, SpecError) as error:
         raise ScriptError(f"`--spec` is invalid: {error}") from None
-    if wanted is None:
+    if requested is None:
         raise ScriptError("`script` is missing in the spec.")
-    return wanted
+    return requested
 
 
-def _below(root: Path, name: str, is_there: Callable[[Path], bool], field: str) -> Path:
-    found = _inside(root, root / name, is_there)
-    if found is None and _inside(root, root / name, Path.exists):
-        raise ScriptError(f"`{field}` is {name!r}, which is {_OTHERWISE[is_there]}")
+def _find_below(root: Path, name: str, has_kind: Callable[[Path], bool], field: str) -> Path:
+    found = _resolve_below(root, root / name, has_kind)
+    if found is None and _resolve_below(root, root / name, Path.exists):
+        raise ScriptError(f"`{field}` is {name!r}, which is {_KIND_HINTS[has_kind]}")
     if found is None:
         raise ScriptError(f"`{field}` is {name!r}, which does not exist below the script root.")
     return found
 
 
-_OTHERWISE: dict[Callable[[Path], bool], str] = {
+_KIND_HINTS: dict[Callable[[Path], bool], str] = {
     Path.is_file: "a folder. Use a file.",
     Path.is_dir: "a file. Use a folder.",
 }
 
 
-def _module_file(module: str, root: Path) -> Path:
-    """The file that `python -m module` would run in `root`: of a package, its __main__."""
-    place = root.joinpath(*module.split("."))
-    for file in (place / "__main__.py", place.with_name(f"{place.name}.py")):
-        if _inside(root, file, Path.is_file):
+def _find_module_file(module: str, root: Path) -> Path:
+    """Return the file that `python -m MODULE` runs in `root`. For a package, this is its __main__."""
+    path = root.joinpath(*module.split("."))
+    for file in (path / "__main__.py", path.with_name(f"{path.name}.py")):
+        if _resolve_below(root, file, Path.is_file):
             return file
     raise ScriptError(f"`script.module` is {module!r}, which does not exist below the script root.")
 
 
-def _inside(root: Path, path: Path, is_there: Callable[[Path], bool]) -> Path | None:
-    """Where a path really leads, None when that is outside `root` or nowhere."""
+def _resolve_below(root: Path, path: Path, has_kind: Callable[[Path], bool]) -> Path | None:
+    """Resolve the links of a path. Return None outside `root`, or if the target does not exist."""
     try:
         found = path.resolve()
-        return found if found.is_relative_to(root.resolve()) and is_there(found) else None
-    except (OSError, ValueError, RuntimeError):  # a name too long, half a character, a circle of links
+        return found if found.is_relative_to(root.resolve()) and has_kind(found) else None
+    except (OSError, ValueError, RuntimeError):  # an overlong name, a lone surrogate, a cycle of links
         return None

@@ -1,9 +1,9 @@
-"""When a collective ended, and how long the training thread stood still for it.
+"""Works that record when a collective ended, and how long the training thread waited for it.
 
-gloo's send, receive and reduce-scatter works have no future: their end is known when the caller waits.
-NCCL's works end on the device: they are asked, never waited for, so the device is not synchronised. There what stands
-still is the stream that computes, between two events round the wait. A wait in torch's own C++ (DDP's for its futures,
-that of FSDP's streams for one another) is not seen: what it stands still for counts as hidden.
+Gloo's send, receive and reduce-scatter works have no future, so their end is known when the caller waits. NCCL's works
+end on the device and are polled, so that the device is never synchronized. A wait for an NCCL work blocks the compute
+stream, which two events around the wait measure. A wait in torch's C++ code (DDP for its futures, FSDP between streams)
+is invisible, so its time counts as overlapped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 MAIN_THREAD = threading.main_thread().ident
 create_timing_event: Callable[[], Any] = partial(torch.cuda.Event, enable_timing=True)
 
-# Methods of `Work` answered by the wrapped work; `wait` is ours.
+# Methods of `Work` that are forwarded to the native work. `wait` is overridden.
 FORWARDED = (
     "block_current_stream",
     "exception",
@@ -44,41 +44,46 @@ FORWARDED = (
 
 
 class MeteredWork(dist.Work):
-    """A work whose pending record is complete when a caller has waited for it, if it was not before."""
+    """Work of gloo. A wait completes the collective if its future has not."""
 
     def __init__(
-        self, work: dist.Work, pending: Collective, *, at_once: bool = False, calls_back: bool = False
+        self, work: dist.Work, collective: Collective, *, is_sync: bool = False, has_callback: bool = False
     ) -> None:
-        """`at_once`: the caller does nothing but wait, from the start. `calls_back`: its end is told without a wait."""
+        """Wrap a native work.
+
+        Args:
+            is_sync: The caller waits from the start.
+            has_callback: A future reports the end, even without a wait.
+        """
         super().__init__()
         self.work = work
-        self._pending = pending
-        self._since_s = pending.started_s if at_once else 0.0
-        self._calls_back = calls_back
+        self._collective = collective
+        self._since_s = collective.started_s if is_sync else 0.0
+        self._has_callback = has_callback
 
     @never_compiled
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait as the wrapped work does; zero means the group's own timeout."""
+        """Wait for the native work. A timeout of zero is the timeout of the group."""
         try:
-            return time_wait(self._pending, self._since_s, self.work.wait, timeout)
+            return time_wait(self._collective, self._since_s, self.work.wait, timeout)
         except BaseException:
-            self._is_left()
+            self._abandon()
             raise
 
     def __del__(self) -> None:
-        self._is_left()
+        self._abandon()
 
-    def _is_left(self) -> None:
-        if not self._calls_back:
-            self._pending.abandon()
+    def _abandon(self) -> None:
+        if not self._has_callback:
+            self._collective.abandon()
 
 
 class MeteredNcclWork(dist.Work):
-    """One of NCCL's: a wait makes the current stream stand still, not the thread."""
+    """Work of NCCL. A wait blocks the current stream, not the thread."""
 
-    def __init__(self, work: dist.Work, pending: Collective, poller: NcclPoller) -> None:
+    def __init__(self, work: dist.Work, collective: Collective, poller: NcclPoller) -> None:
         super().__init__()
-        self.work, self._pending, self._poller = work, pending, poller
+        self.work, self._collective, self._poller = work, collective, poller
 
     @never_compiled
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
@@ -88,38 +93,42 @@ class MeteredNcclWork(dist.Work):
         start.record()
         done = self.work.wait(timeout)
         end.record()
-        self._poller.watch_wait(start, end, self._pending)
+        self._poller.watch_wait(start, end, self._collective)
         return done
 
 
-def time_wait(pending: Collective, since_s: float, wait: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """What `wait` returns, when a collective has ended. The caller stands still since `since_s`, or now where 0."""
-    if pending.ended_s or not is_training_thread():
+def time_wait(collective: Collective, since_s: float, wait: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Call `wait`, then complete the collective with the time that the training thread was blocked.
+
+    Args:
+        since_s: Start of the wait, or 0 for now.
+    """
+    if collective.ended_s or not is_training_thread():
         done = wait(*args, **kwargs)
-        pending()
+        collective()
         return done
-    recorder = pending.recorder
+    recorder = collective.recorder
     since_s = since_s or time.perf_counter()
-    recorder.blocking = pending
+    recorder.blocking = collective
     try:
         done = wait(*args, **kwargs)
         now_s = time.perf_counter()
     finally:
         recorder.blocking = None
-    pending.complete(now_s - pending.started_s)
-    pending.add_blocked_time(now_s - since_s)
+    collective.complete(now_s - collective.started_s)
+    collective.add_blocked_time(now_s - since_s)
     return done
 
 
 def is_training_thread() -> bool:
-    """Whether the main thread runs this, or one of autograd's own, which Python did not start."""
+    """Return True on the main thread and on autograd's threads, which Python did not start."""
     if threading.get_ident() == MAIN_THREAD:
         return True
     return isinstance(threading.current_thread(), threading._DummyThread)
 
 
 def on_side_stream() -> bool:
-    """Whether what is issued now waits beside what computes."""
+    """Return True if the current stream is not the compute stream."""
     return torch.cuda.current_stream() != torch.cuda.default_stream()
 
 
@@ -137,7 +146,7 @@ for _name in FORWARDED:
 
 
 class NcclPoller:
-    """Completes pending records from CUDA events that have passed, in the order they were issued."""
+    """Complete collectives on a device when their works and CUDA events have passed, in the order of issue."""
 
     def __init__(self) -> None:
         self._works: deque[tuple[Any, list[Collective]]] = deque()
@@ -145,37 +154,36 @@ class NcclPoller:
         self._waits: deque[tuple[Any, Any, Collective]] = deque()
         self._lock = threading.Lock()
 
-    def watch_work(self, work: dist.Work, pending: list[Collective]) -> None:
-        """An asynchronous work on NCCL's own stream, timed by NCCL; `pending` holds all it carries."""
-        self._works.append((work, pending))
+    def watch_work(self, work: dist.Work, collectives: list[Collective]) -> None:
+        """Watch an asynchronous work on NCCL's stream, which NCCL times, with all its collectives."""
+        self._works.append((work, collectives))
 
     def watch_events(
-        self, start: torch.cuda.Event, end: torch.cuda.Event, pending: Collective, *, computes: bool = False
+        self, start: torch.cuda.Event, end: torch.cuda.Event, collective: Collective, *, blocks_compute: bool = False
     ) -> None:
-        """A collective on the current stream (NCCL then returns no work), between two timed events. `computes`: the
-        stream is the one that computes, which stands still meanwhile."""
-        self._events.append((start, end, pending, computes))
+        """Watch a collective on the current stream, for which NCCL returns no work, between two timed events."""
+        self._events.append((start, end, collective, blocks_compute))
 
-    def watch_wait(self, start: torch.cuda.Event, end: torch.cuda.Event, pending: Collective) -> None:
-        """The stream that computes stands still for a collective, between two timed events."""
-        self._waits.append((start, end, pending))
+    def watch_wait(self, start: torch.cuda.Event, end: torch.cuda.Event, collective: Collective) -> None:
+        """Watch a wait of the compute stream for a collective, between two timed events."""
+        self._waits.append((start, end, collective))
 
     def poll(self) -> None:
-        """Complete what has finished since the last poll."""
+        """Complete the collectives that ended since the last poll."""
         with self._lock:
             for _ in range(len(self._works)):
-                work, carried = self._works.popleft()
+                work, collectives = self._works.popleft()
                 if not work.is_completed():
-                    self._works.append((work, carried))
+                    self._works.append((work, collectives))
                     continue
-                for pending in carried:
-                    pending.complete(duration_s(work))
+                for collective in collectives:
+                    collective.complete(duration_s(work))
             while self._events and self._events[0][1].query():
-                start, end, pending, computes = self._events.popleft()
+                start, end, collective, blocks_compute = self._events.popleft()
                 seconds = start.elapsed_time(end) / 1000
-                pending.complete(seconds)
-                if computes:
-                    pending.add_blocked_time(seconds)
+                collective.complete(seconds)
+                if blocks_compute:
+                    collective.add_blocked_time(seconds)
             while self._waits and self._waits[0][1].query():
-                start, end, pending = self._waits.popleft()
-                pending.add_blocked_time(start.elapsed_time(end) / 1000)
+                start, end, collective = self._waits.popleft()
+                collective.add_blocked_time(start.elapsed_time(end) / 1000)

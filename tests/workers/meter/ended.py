@@ -1,4 +1,4 @@
-"""The meter as `python -m workers.meter` runs it, for ranks that are forked: to the end of the process."""
+"""Run the meter in a forked rank as `python -m workers.meter` does, including the exit of the process."""
 
 from __future__ import annotations
 

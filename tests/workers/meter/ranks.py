@@ -1,4 +1,4 @@
-"""Run by four real gloo ranks: what each check did, and what the meter counted meanwhile, as JSON in a folder."""
+"""Checks that run on four gloo ranks, and write results and counters as JSON to a folder."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def totals(recorder: Recorder) -> dict[str, list[Any]]:
 
 @contextmanager
 def counting(recorder: Recorder) -> Iterator[Counted]:
-    """Fills what it yields with {"op axis size": [count, completed, payload bytes, busy seconds]} of the block."""
+    """Yield a dict that receives {"op axis size": [count, completed, payload bytes, busy seconds]} of the block."""
     counted: Counted = {}
     before = totals(recorder)
     yield counted
@@ -61,7 +61,7 @@ def tensor(rank: int, size: int = 8) -> torch.Tensor:
 
 
 def each_op(world: int, rank: int) -> dict[str, tuple[Callable[..., Any], Callable[[], bool]]]:
-    """op -> (run it, is its result right). Every payload is 8 floats a rank."""
+    """Return op -> (run, check the result). Every payload is 8 floats per rank."""
     mine, summed = tensor(rank), sum(tensor(r) for r in range(world))
     everything = torch.cat([tensor(r) for r in range(world)])
     reduced, copied, gathered = mine.clone(), mine.clone(), torch.empty(8 * world)
@@ -123,7 +123,7 @@ def collectives(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
 
 @check
 def uneven(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
-    """Rank r sends r + 1 rows of 2 floats to each other rank, and keeps 5."""
+    """Send r + 1 rows of 2 floats from rank r to each other rank, and keep 5 rows."""
     sent = [5 if other == rank else rank + 1 for other in range(world)]
     came = [5 if other == rank else other + 1 for other in range(world)]
     before = _exchanged(recorder)
@@ -158,7 +158,7 @@ def coalesced(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
 
 @check
 def functional(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
-    """What DTensor and compiled code call: C++ operators that find the group by its name."""
+    """Call the C++ operators of DTensor and compiled code, which find the group by its name."""
     said: dict[str, Any] = {}
     ops, name = torch.ops._c10d_functional, dist.group.WORLD.group_name
     summed = sum(tensor(r) for r in range(world))
@@ -217,7 +217,7 @@ def objects(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
 
 @check
 def axes(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
-    """A mesh names its axes, a plain group is "world" until it is labelled."""
+    """Count collectives of a mesh, and of a plain group before and after its label."""
     said: dict[str, Any] = {}
     mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("dp", "tp"))
     with counting(recorder) as said["mesh"]:
@@ -236,7 +236,7 @@ def axes(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
 
 @check
 def late_rank(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
-    """Rank 0 comes late: for the others the collective lasts as long as they wait."""
+    """Run a collective for which rank 0 is late."""
     said: dict[str, Any] = {}
     dist.barrier()
     with counting(recorder) as said["counted"]:
@@ -250,7 +250,7 @@ def late_rank(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
 
 @check
 def phases(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
-    """A collective that ends in another phase is completed in its own."""
+    """Change the phase while a collective is in flight."""
     peer, received = rank ^ 1, torch.empty(8)
     recorder.set_phase("step")
     work = dist.irecv(received, peer)
@@ -264,7 +264,7 @@ def phases(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
 
 @check
 def step(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
-    """One whole step: rank 0 comes late to an all-reduce that all wait for; another runs beside a computation."""
+    """Run a step with an all-reduce for which rank 0 is late, and one that overlaps compute."""
     mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("dp", "tp"))
     again = dist.new_group([2 * (rank // 2), 2 * (rank // 2) + 1], use_local_synchronization=True)
     recorder.label_group(again.group_name, "tp")
@@ -303,7 +303,7 @@ def batch(rank: int) -> torch.Tensor:
 
 
 def mean_gradients(world: int) -> list[torch.Tensor]:
-    """What one process computes from every rank's batch."""
+    """Return the gradients of a single-process reference on the batches of all ranks."""
     whole = model()
     (sum(whole(batch(r)).pow(2).mean() for r in range(world)) / world).backward()
     return [parameter.grad for parameter in whole.parameters()]

@@ -1,4 +1,4 @@
-"""Three gloo ranks that stop, each in its own way, as `python -m tests.workers.meter.stuck RANK PORT SOCKET`."""
+"""`python -m tests.workers.meter.stuck RANK PORT SOCKET`: three gloo ranks that stall in different ways."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workers.meter import Exporter, Recorder, register_metered_backend
 
 
 def enters_alone() -> None:
-    """A collective that nobody else enters."""
+    """Enter a collective that no other rank enters."""
     dist.all_reduce(torch.ones(250))
 
 
@@ -22,7 +22,7 @@ def sleeps_elsewhere() -> None:
 
 
 def holds_the_interpreter() -> None:
-    """As a C extension may: no other thread of Python runs meanwhile."""
+    """Hold the GIL, as a C extension may."""
     ctypes.PyDLL(None).sleep(600)
 
 
@@ -36,7 +36,7 @@ def main() -> None:
     recorder.set_phase("step")
     recorder.begin_step(1)
     dist.all_reduce(torch.ones(250))
-    time.sleep(0.5)  # what was said so far is on its way
+    time.sleep(0.5)  # let the exporter send the last items
     (enters_alone, sleeps_elsewhere, holds_the_interpreter)[rank]()
 
 

@@ -1,4 +1,4 @@
-"""A script does under the meter what it does under Python: it finds what is its own, ends, and loses no word."""
+"""A script under the meter imports, exits and prints as under plain Python."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ for _ in range(2):
 """
 
 
-def test_a_script_finds_its_own_and_ends_as_python_ends_it(tmp_path: Path) -> None:
+def test_script_imports_and_exits_as_under_python(tmp_path: Path) -> None:
     (tmp_path / "workers").mkdir()
     (tmp_path / "workers/loader.py").write_text("WIDTH = 7\n")
     (tmp_path / "workers/__init__.py").touch()
@@ -61,28 +61,28 @@ def test_a_script_finds_its_own_and_ends_as_python_ends_it(tmp_path: Path) -> No
     told = (tmp_path / "losses.csv").read_text().splitlines()
     assert told == ["child 3", "7 planner", "['--lr', '1'] <stdout> 1 None None", "Net"]
     assert "said" in ran.stdout
-    assert ran.stderr.count("Rank 0 after") == 1, "what the script forked tells no table"
+    assert ran.stderr.count("Rank 0 after") == 1, "a forked process prints no table"
 
 
-def test_an_interrupted_script_tells_where_and_what_it_had_sent(tmp_path: Path) -> None:
+def test_interrupted_script_prints_traceback_and_table(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(INTERRUPTED)
     ran = forked(1, MODULE, str(tmp_path / "train.py"), limit_s=20)
     assert ran.returncode == signal.SIGINT
     told = ran.stderr.replace("[rank0]: ", "")
     trace = 'Traceback (most recent call last):\n  File "{}", line 6, in <module>\n    raise KeyboardInterrupt\n'
-    assert trace.format(tmp_path / "train.py") in told, "no line of it is ours"
+    assert trace.format(tmp_path / "train.py") in told, "the traceback has no frame of the meter"
     assert "last words" in ran.stdout
     assert "all_reduce" in told
 
 
-def test_what_passes_over_another_backend_is_said_to_be_uncounted_once(tmp_path: Path) -> None:
+def test_warns_once_about_uncounted_backend(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(OF_ITS_OWN_BACKEND)
     ran = forked(1, MODULE, str(tmp_path / "train.py"), limit_s=20)
     assert ran.returncode == 0, ran.stderr
     assert ran.stderr.count("traffic over mine is not counted") == 1
 
 
-def test_a_module_is_found_where_python_finds_it(tmp_path: Path) -> None:
+def test_finds_module_as_python_does(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text('{"x": 1}')
     ran = forked(1, MODULE, "-m", "json.tool", "--compact", str(tmp_path / "x.json"), limit_s=20)
     assert (ran.returncode, ran.stdout) == (0, '{"x":1}\n'), ran.stderr

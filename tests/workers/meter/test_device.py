@@ -1,4 +1,4 @@
-"""What can be shown of the NCCL path without a GPU: who is asked, when, and what one batch carries.
+"""Tests of the NCCL path that need no GPU: polling, batches and exposed time.
 
 The device's own timing needs NCCL and is not covered here.
 """
@@ -25,7 +25,7 @@ from workers.meter.work import NcclPoller
 
 
 class DeviceWork:
-    """Ends when the device says so, like a CUDA event; must never be waited for."""
+    """Work that ends like a CUDA event. A wait for it fails the test."""
 
     done = False
 
@@ -37,7 +37,7 @@ class DeviceWork:
         return 250.0
 
 
-def test_a_device_work_completes_at_the_first_poll_after_its_end():
+def test_device_work_completes_at_first_poll_after_its_end():
     recorder, poller = Recorder(rank=0), NcclPoller()
     recorder.add_poller(poller.poll)
     early, late = DeviceWork(), DeviceWork()
@@ -54,7 +54,7 @@ def test_a_device_work_completes_at_the_first_poll_after_its_end():
 
 @pytest.fixture
 def poller(monkeypatch: pytest.MonkeyPatch) -> Iterator[NcclPoller]:
-    """Watches a metered default group over torch's fake backend: coalescing is torch's own, transfers are none."""
+    """Return the poller of a metered group over torch's fake backend, which coalesces but sends no data."""
     poller = NcclPoller()
 
     def create(options: Any, _backend_options: object) -> MeteredProcessGroup:
@@ -77,7 +77,7 @@ def poller(monkeypatch: pytest.MonkeyPatch) -> Iterator[NcclPoller]:
     c10d.batch_isend_irecv = dist.batch_isend_irecv = original
 
 
-def test_a_batch_of_sends_and_receives_is_one_work_that_ends_as_a_whole(poller):
+def test_batch_of_sends_and_receives_is_one_work(poller):
     operations = [dist.P2POp(dist.isend, torch.ones(4), 1), dist.P2POp(dist.irecv, torch.ones(8), 1)]
     works = dist.batch_isend_irecv(operations)
     ((watched, carried),) = poller._works
@@ -85,15 +85,15 @@ def test_a_batch_of_sends_and_receives_is_one_work_that_ends_as_a_whole(poller):
     assert [(pending.key[1], pending.payload_bytes) for pending in carried] == [("send", 16), ("recv", 32)]
 
 
-def test_what_gloo_carries_is_sent_one_by_one_beside_a_gpu_too(poller, monkeypatch):
-    """A script that worked without the meter was ended: gloo begins no batch."""
+def test_gloo_operations_are_not_batched_in_a_group_with_nccl(poller, monkeypatch):
+    """Gloo refuses to start a batch, which ended scripts."""
     monkeypatch.undo()
     works = dist.batch_isend_irecv([dist.P2POp(dist.isend, torch.ones(4), 1), dist.P2POp(dist.irecv, torch.ones(8), 1)])
     assert len(works) == 2
 
 
 class Moment:
-    """A timed event as the device recorded it, in ms."""
+    """CUDA event with a recorded time in ms."""
 
     def __init__(self, at_ms: float) -> None:
         self.at_ms = at_ms
@@ -107,7 +107,7 @@ class Moment:
         return end.at_ms - self.at_ms
 
 
-def test_what_a_batch_keeps_the_stream_waiting_is_exposed_and_told_once(poller, monkeypatch):
+def test_wait_for_a_batch_counts_once_as_exposed(poller, monkeypatch):
     moments = iter([Moment(100.0), Moment(130.0)])
     monkeypatch.setattr(metered_work, "create_timing_event", lambda: next(moments))
     monkeypatch.setattr(metered_work, "on_side_stream", lambda: False)
@@ -123,8 +123,8 @@ def test_what_a_batch_keeps_the_stream_waiting_is_exposed_and_told_once(poller, 
     assert recorder.end_step(1)["exposed"] == {"world": pytest.approx(0.03)}
 
 
-def test_a_batch_that_is_waited_for_at_once_ends_too(poller, monkeypatch):
-    """NCCL gives no work of it: its calls were on their way for ever."""
+def test_synchronous_batch_ends(poller, monkeypatch):
+    """NCCL returns no work for it, so events must end its collectives."""
     moments = iter([Moment(100.0), Moment(130.0)])
     monkeypatch.setattr(process_group, "timed_event", lambda: next(moments))
     monkeypatch.setattr(process_group, "on_side_stream", lambda: False)
@@ -142,7 +142,7 @@ def test_a_batch_that_is_waited_for_at_once_ends_too(poller, monkeypatch):
     assert recorder.end_step(1)["exposed"] == {"world": pytest.approx(0.03)}
 
 
-def test_a_collective_of_a_device_ends_when_it_took_as_long_as_the_device_says_and_not_when_we_look():
+def test_end_of_device_collective_follows_from_its_duration():
     recorder = Recorder(rank=0)
     recorder.add_group("0", range(2), on_device=True)
     recorder.enable_tracing()
@@ -157,8 +157,8 @@ def test_a_collective_of_a_device_ends_when_it_took_as_long_as_the_device_says_a
     assert calls["ended_us"][0] - calls["issued_us"][0] == 250_000
 
 
-def test_a_rank_tells_what_it_holds_on_whichever_gpu_it_computes(monkeypatch):
-    """From the exporter's thread, whose own current device is the first."""
+def test_resource_monitor_sums_memory_of_all_gpus(monkeypatch):
+    """The thread of the exporter has the first GPU as its current device."""
     held = {0: 0, 1: 7 * 2**30}
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(held))
@@ -169,7 +169,7 @@ def test_a_rank_tells_what_it_holds_on_whichever_gpu_it_computes(monkeypatch):
     assert (item["allocated_bytes"], item["reserved_bytes"]) == (7 * 2**30, 7 * 2**30)
 
 
-def test_a_torch_without_nccl_is_told(monkeypatch):
+def test_refuses_torch_without_nccl(monkeypatch):
     monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
     with pytest.raises(RuntimeError, match=r"NCCL, but torch 2\..* is a build without NCCL"):
         register_metered_backend(Recorder(rank=0), "cuda")

@@ -1,4 +1,4 @@
-"""The exporter on a real unix socket: nothing counted is lost, and training never waits."""
+"""The exporter on a unix socket loses no counter and never blocks training."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from workers.meter.timeline import MAX_ITEM_BYTES
 
 
 class Supervisor:
-    """Listens like the real one and keeps every whole frame it read."""
+    """Server that stores every complete frame."""
 
     def __init__(self, path: Path, reads: bool = True) -> None:
         self.frames: list[dict[str, Any]] = []
@@ -105,7 +105,7 @@ def step_item(step: int) -> Any:
     return {"kind": "step", "rank": 0, "time": 0.0, "step": step, "cells": []}
 
 
-def test_a_frame_carries_the_contract_and_only_the_cells_that_changed(path):
+def test_frame_has_only_changed_cells(path):
     supervisor, recorder = Supervisor(path), Recorder(rank=3)
     exporter = Exporter(recorder, str(path), "job1", 2)
     recorder.issue("all_reduce", "0", 2, 100)()
@@ -125,7 +125,7 @@ def test_a_frame_carries_the_contract_and_only_the_cells_that_changed(path):
     supervisor.kill()
 
 
-def test_steps_are_told_event_by_event_and_the_last_as_the_run_ends(path, monkeypatch):
+def test_sends_timelines_and_the_last_one_at_close(path, monkeypatch):
     for name in ("MAX_HOST_BYTES_PER_S", "MAX_RANK_BYTES_PER_S"):
         monkeypatch.setattr(f"workers.meter.timeline.{name}", 2**40)  # all steps, however fast they come
     supervisor, recorder = Supervisor(path), Recorder(rank=3)
@@ -154,7 +154,7 @@ def test_steps_are_told_event_by_event_and_the_last_as_the_run_ends(path, monkey
     supervisor.kill()
 
 
-def test_a_step_too_long_for_one_entry_is_cut_to_fit(path):
+def test_truncates_timeline_above_the_size_limit(path):
     supervisor, recorder = Supervisor(path), Recorder(rank=3)
     exporter = Exporter(recorder, str(path), "job1", 2)
     recorder.begin_step(1)
@@ -170,7 +170,7 @@ def test_a_step_too_long_for_one_entry_is_cut_to_fit(path):
     supervisor.kill()
 
 
-def test_close_delivers_everything_that_was_queued(path):
+def test_close_sends_all_queued_items(path):
     supervisor, recorder = Supervisor(path), Recorder(rank=0)
     exporter = Exporter(recorder, str(path), "job", 1)
     for step in range(1000):
@@ -183,7 +183,7 @@ def test_close_delivers_everything_that_was_queued(path):
     supervisor.kill()
 
 
-def test_a_supervisor_that_dies_and_returns_ends_with_exact_counters(path):
+def test_counters_are_exact_after_supervisor_restart(path):
     first, recorder = Supervisor(path), Recorder(rank=0)
     exporter = Exporter(recorder, str(path), "job", 1)
     recorder.issue("all_reduce", "0", 2, 100)()
@@ -204,7 +204,7 @@ def test_a_supervisor_that_dies_and_returns_ends_with_exact_counters(path):
     second.kill()
 
 
-def test_a_returned_supervisor_is_told_again_even_when_nothing_changes(path):
+def test_sends_all_cells_over_a_new_connection(path):
     first, recorder = Supervisor(path), Recorder(rank=0)
     exporter = Exporter(recorder, str(path), "job", 1)
     recorder.issue("all_reduce", "0", 2, 100)()
@@ -228,7 +228,7 @@ def test_training_starts_before_the_socket_exists(path):
     supervisor.kill()
 
 
-def test_nobody_reading_blocks_neither_counting_nor_sending_nor_the_end(path):
+def test_silent_supervisor_blocks_neither_training_nor_close(path):
     supervisor, recorder = Supervisor(path, reads=False), Recorder(rank=0)
     exporter = Exporter(recorder, str(path), "job", 1)
     padding = "x" * 1000
@@ -247,7 +247,7 @@ def test_nobody_reading_blocks_neither_counting_nor_sending_nor_the_end(path):
     supervisor.kill()
 
 
-def test_a_full_queue_lets_steps_go_and_keeps_what_happens_once(path, monkeypatch):
+def test_full_queue_drops_only_step_items(path, monkeypatch):
     monkeypatch.setattr(exporter_module, "MAX_QUEUED_ITEMS", 10)
     exporter = Exporter(Recorder(rank=0), str(path), "job", 1)
     exporter.send({"kind": "phase", "rank": 0, "time": 0.0, "phase": "step"})
@@ -265,10 +265,8 @@ def test_a_full_queue_lets_steps_go_and_keeps_what_happens_once(path, monkeypatc
     supervisor.kill()
 
 
-def test_a_look_that_fails_leaves_out_what_it_would_have_told_and_nothing_else(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """With too many files open for a moment a rank fell silent for good."""
+def test_failing_source_omits_only_its_own_item(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """For example with too many open files, after which the rank must not stay silent."""
     failed = threading.Event()
 
     def look() -> None:
@@ -284,6 +282,6 @@ def test_a_look_that_fails_leaves_out_what_it_would_have_told_and_nothing_else(
     eventually(supervisor.cells)
     assert exporter.close()
     supervisor.kill()
-    (told,) = [record for record in caplog.records if record.name == "workers.meter.exporter"]
-    assert told.exc_info is not None
-    assert "too many open files" in str(told.exc_info[1]), "the first of them is in the rank's log"
+    (logged,) = [record for record in caplog.records if record.name == "workers.meter.exporter"]
+    assert logged.exc_info is not None
+    assert "too many open files" in str(logged.exc_info[1]), "the first of them is in the rank's log"

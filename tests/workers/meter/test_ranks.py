@@ -1,4 +1,4 @@
-"""Four real gloo ranks: every collective counted once, to the byte, and none changed."""
+"""Four gloo ranks: every collective is counted once, to the byte, and its result is unchanged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Said = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Said:
-    """What each rank said after all its checks."""
+    """Return the results of all checks by rank."""
     folder = tmp_path_factory.mktemp("ranks")
     done = forked(WORLD, "tests.workers.meter.ranks", str(folder))
     assert done.returncode == 0, done.stderr[-4000:]
@@ -25,7 +25,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Said:
 
 
 def exact(counted: dict[str, list[Any]]) -> dict[str, list[int]]:
-    """Without the durations."""
+    """Remove the durations."""
     return {key: change[:3] for key, change in counted.items()}
 
 
@@ -46,7 +46,7 @@ PAYLOAD = {
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("variant", [*PAYLOAD, "all_gather list", "reduce_scatter list", "all_to_all list"])
-def test_a_collective_counts_once_with_its_full_payload_and_its_result_is_unchanged(ranks, mode, variant):
+def test_collective_counts_once_with_full_payload(ranks, mode, variant):
     op = variant.split()[0]
     for said in ranks:
         result = said["collectives"][f"{mode} {variant}"]
@@ -54,14 +54,14 @@ def test_a_collective_counts_once_with_its_full_payload_and_its_result_is_unchan
         assert result["right"]
 
 
-def test_of_an_uneven_all_to_all_counts_what_leaves_the_rank(ranks):
+def test_uneven_all_to_all_counts_sent_bytes(ranks):
     for rank, said in enumerate(ranks):
         leaves = (WORLD - 1) * (rank + 1) * 8
         assert said["uneven"]["counted"] == [leaves + 5 * 8, leaves]
         assert said["uneven"]["right"]
 
 
-def test_a_coalesced_call_counts_once_with_all_its_buffers(ranks):
+def test_coalesced_call_counts_once_with_all_buffers(ranks):
     for said in ranks:
         assert exact(said["coalesced"]["all_reduce"]) == {f"all_reduce world {WORLD}": [1, 1, 2 * SHARE]}
         assert exact(said["coalesced"]["all_gather"]) == {f"all_gather world {WORLD}": [1, 1, 2 * FULL]}
@@ -79,13 +79,13 @@ def test_a_coalesced_call_counts_once_with_all_its_buffers(ranks):
         ("broadcast", SHARE),
     ],
 )
-def test_functional_collectives_are_counted_like_direct_ones(ranks, op, payload):
+def test_counts_functional_collectives(ranks, op, payload):
     for said in ranks:
         assert exact(said["functional"][op]) == {f"{op} world {WORLD}": [1, 1, payload]}
         assert said["functional"]["right"]
 
 
-def test_sends_and_receives_count_on_their_own_side(ranks):
+def test_counts_sends_and_receives_on_their_own_rank(ranks):
     both = {f"send world {WORLD}": [1, 1, SHARE], f"recv world {WORLD}": [1, 1, SHARE]}
     for rank, said in enumerate(ranks):
         p2p = said["point_to_point"]
@@ -98,7 +98,7 @@ def test_sends_and_receives_count_on_their_own_side(ranks):
         assert p2p["anyone right"]
 
 
-def test_object_collectives_count_what_they_really_send(ranks):
+def test_counts_object_collectives(ranks):
     for said in ranks:
         ((key, (count, completed, payload)),) = exact(said["objects"]["counted"]).items()
         assert key == f"all_gather world {WORLD}"
@@ -107,14 +107,14 @@ def test_object_collectives_count_what_they_really_send(ranks):
         assert said["objects"]["right"]
 
 
-def test_a_mesh_labels_its_axes_and_a_plain_group_waits_for_a_label(ranks):
+def test_mesh_labels_its_groups(ranks):
     for said in ranks:
         assert exact(said["axes"]["mesh"]) == {"all_reduce tp 2": [2, 2, 2 * SHARE], "all_reduce dp 2": [1, 1, SHARE]}
         assert exact(said["axes"]["unlabelled"]) == {"all_reduce world 2": [1, 1, SHARE]}
         assert exact(said["axes"]["labelled"]) == {"all_reduce pp 2": [1, 1, SHARE]}
 
 
-def test_a_duration_lasts_from_the_issue_to_the_end(ranks):
+def test_duration_includes_wait_for_late_rank(ranks):
     for rank, said in enumerate(ranks):
         (count, _, _, busy_s) = said["late_rank"]["counted"][f"all_reduce world {WORLD}"]
         assert count == 1
@@ -124,13 +124,13 @@ def test_a_duration_lasts_from_the_issue_to_the_end(ranks):
 
 
 def called(said: dict[str, Any]) -> list[dict[str, Any]]:
-    """The calls of the step that was told, each with its group."""
+    """Return the calls of the traced step with their groups."""
     told = said["step"]["told"]
     calls = [dict(zip(told["calls"], row, strict=True)) for row in zip(*told["calls"].values(), strict=True)]
     return [call | {"group": told["groups"][call["group"]]} for call in calls]
 
 
-def test_a_collective_has_the_same_group_and_number_on_all_its_ranks(ranks):
+def test_collective_has_equal_group_and_sequence_number_on_all_ranks(ranks):
     seen: dict[str, list[int]] = {}
     for rank, said in enumerate(ranks):
         for call in called(said):
@@ -147,11 +147,11 @@ def test_a_collective_has_the_same_group_and_number_on_all_its_ranks(ranks):
 
 
 def seen_before(axis: str) -> int:
-    """Groups of the same ranks under one axis that checks before it made: a mesh each, and for tp the labelled half."""
+    """Return the number of groups with equal ranks and axis that earlier checks created."""
     return {"dp": 1, "tp": 1}[axis]
 
 
-def test_a_send_has_the_number_that_its_receive_has_on_the_other_rank(ranks):
+def test_send_and_receive_have_equal_sequence_numbers(ranks):
     ends: dict[str, list[tuple[int, int, int]]] = {"send": [], "recv": []}
     for rank, said in enumerate(ranks):
         for call in called(said):
@@ -162,7 +162,7 @@ def test_a_send_has_the_number_that_its_receive_has_on_the_other_rank(ranks):
     assert sorted(ends["send"]) == sorted(ends["recv"])
 
 
-def test_who_waits_for_a_late_rank_stands_still_and_it_does_not(ranks):
+def test_only_waiting_ranks_have_exposed_time(ranks):
     for rank, said in enumerate(ranks):
         late, beside, *_ = called(said)
         assert 0 <= late["blocked_us"] <= late["ended_us"] - late["issued_us"]
@@ -175,7 +175,7 @@ def test_who_waits_for_a_late_rank_stands_still_and_it_does_not(ranks):
         assert beside["ended_us"] > beside["issued_us"]
 
 
-def test_the_parts_of_a_step_add_up_to_no_more_than_it(ranks):
+def test_step_breakdown_does_not_exceed_step_time(ranks):
     for said in ranks:
         parts, told = said["step"]["parts"], said["step"]["told"]
         assert 0.02 <= parts["data"] < SLOW_S
@@ -192,14 +192,14 @@ def test_the_parts_of_a_step_add_up_to_no_more_than_it(ranks):
     assert all(to - began > 15_000 for began, to in zip(told["spans"]["from_us"], told["spans"]["to_us"], strict=True))
 
 
-def test_every_record_is_complete_and_positive(ranks):
+def test_every_record_has_positive_values(ranks):
     for said in ranks:
         assert len(said["records"]) > 20  # since the step
         assert all(0 < record["duration_s"] < 60 for record in said["records"])
         assert all(abs(record["start"] - time.time()) < 600 for record in said["records"])
 
 
-def test_a_collective_completes_in_the_phase_it_was_issued_in(ranks):
+def test_collective_completes_in_phase_of_issue(ranks):
     for said in ranks:
         assert said["phases"] == {
             "step recv": [1, 1, SHARE],
@@ -209,7 +209,7 @@ def test_a_collective_completes_in_the_phase_it_was_issued_in(ranks):
         }
 
 
-def test_ddp_sends_the_bytes_of_its_parameters(ranks):
+def test_ddp_all_reduces_bytes_of_its_parameters(ranks):
     for said in ranks:
         counted = exact(said["ddp"]["counted"])
         assert counted.keys() == {f"all_reduce world {WORLD}"}
@@ -219,7 +219,7 @@ def test_ddp_sends_the_bytes_of_its_parameters(ranks):
         assert said["ddp"]["right"]
 
 
-def test_zero3_gathers_twice_and_scatters_once_the_bytes_of_its_parameters(ranks):
+def test_zero3_gathers_parameters_twice_and_scatters_gradients_once(ranks):
     for said in ranks:
         size = said["zero3"]["bytes"]
         assert exact(said["zero3"]["counted"]) == {
@@ -229,7 +229,7 @@ def test_zero3_gathers_twice_and_scatters_once_the_bytes_of_its_parameters(ranks
         assert said["zero3"]["right"]
 
 
-def test_tensor_parallel_reduces_its_output_over_its_axis(ranks):
+def test_tensor_parallel_all_reduces_output_over_its_axis(ranks):
     for said in ranks:
         assert exact(said["tensor_parallel"]["counted"]) == {
             "all_reduce tp 2": [1, 1, said["tensor_parallel"]["output_bytes"]]

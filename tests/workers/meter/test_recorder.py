@@ -1,4 +1,4 @@
-"""Counters are exact whatever happens to the records; a collective is counted where it was issued."""
+"""Counters are exact even if records are dropped, and count a collective in the cell of its issue."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workers.meter.timeline import build_timeline
 from workers.meter.work import time_wait
 
 
-def test_cells_sum_what_was_issued_and_what_completed():
+def test_cells_sum_issued_and_completed_collectives():
     recorder = Recorder(rank=0)
     recorder.label_group("3", "tp")
     recorder.issue("all_reduce", "3", 4, 1000)()
@@ -33,7 +33,7 @@ def test_cells_sum_what_was_issued_and_what_completed():
     }
 
 
-def test_a_collective_completes_in_the_phase_and_axis_it_was_issued_in():
+def test_collective_completes_in_phase_and_axis_of_issue():
     recorder = Recorder(rank=0)
     recorder.set_phase("step")
     recorder.step = 7
@@ -51,7 +51,7 @@ def test_a_collective_completes_in_the_phase_and_axis_it_was_issued_in():
     assert (record.phase, record.axis, record.step, record.duration_s, dropped) == ("step", "world", 7, 0.25, 0)
 
 
-def test_a_work_waited_for_twice_completes_once():
+def test_second_wait_does_not_complete_again():
     recorder = Recorder(rank=0)
     pending = recorder.issue("send", "0", 2, 8)
     pending()
@@ -60,7 +60,7 @@ def test_a_work_waited_for_twice_completes_once():
     assert len(recorder.drain()[0]) == 1
 
 
-def test_groups_of_two_sizes_under_one_axis_have_a_cell_each():
+def test_group_sizes_have_separate_cells():
     recorder = Recorder(rank=0)
     recorder.issue("all_gather", "a", 2, 100)
     recorder.issue("all_gather", "b", 4, 100)
@@ -69,7 +69,7 @@ def test_groups_of_two_sizes_under_one_axis_have_a_cell_each():
     assert (large["group_size"], large["count"], large["payload_bytes"], large["algorithmic_bytes"]) == (4, 1, 100, 75)
 
 
-def test_what_is_not_shared_evenly_leaves_as_the_caller_says():
+def test_uneven_splits_count_sent_bytes_of_caller():
     recorder = Recorder(rank=0)
     recorder.issue("all_to_all", "0", 4, 1000, 990)
     recorder.issue("all_to_all", "0", 4, 400)
@@ -77,7 +77,7 @@ def test_what_is_not_shared_evenly_leaves_as_the_caller_says():
     assert (cell["payload_bytes"], cell["algorithmic_bytes"]) == (1400, 990 + 300)
 
 
-def test_a_full_buffer_drops_the_oldest_record_and_no_count():
+def test_full_buffer_drops_oldest_record_but_no_count():
     recorder = Recorder(rank=0, capacity=10)
     for size in range(25):
         recorder.issue("send", "0", 2, size)()
@@ -88,7 +88,7 @@ def test_a_full_buffer_drops_the_oldest_record_and_no_count():
     assert (cell["count"], cell["completed"], cell["payload_bytes"]) == (25, 25, sum(range(25)))
 
 
-def test_counters_stay_exact_when_many_threads_issue_and_complete():
+def test_counters_are_exact_with_many_threads():
     recorder = Recorder(rank=0, capacity=100)
 
     def collectives() -> None:
@@ -105,7 +105,7 @@ def test_counters_stay_exact_when_many_threads_issue_and_complete():
     assert len(recorder.drain()[0]) + recorder.dropped == 40_000
 
 
-def test_groups_of_the_same_ranks_are_told_apart_under_each_axis_by_the_order_they_were_made_in():
+def test_numbers_groups_with_equal_ranks_and_axis_in_creation_order():
     recorder = Recorder(rank=1)
     groups = [recorder.add_group(name, [1, 3]) for name in ("a", "b", "c")]
     other = recorder.add_group("d", [0, 1])
@@ -120,7 +120,7 @@ def test_groups_of_the_same_ranks_are_told_apart_under_each_axis_by_the_order_th
     ]
 
 
-def test_a_group_that_torch_names_anew_keeps_its_numbers_and_a_new_one_of_its_name_does_not():
+def test_renamed_group_keeps_its_sequence_numbers():
     recorder = Recorder(rank=0)
     group = recorder.add_group("early", [0, 1])
     recorder.issue("all_reduce", "early", 2, 8)()
@@ -130,7 +130,7 @@ def test_a_group_that_torch_names_anew_keeps_its_numbers_and_a_new_one_of_its_na
     assert recorder.issue("all_reduce", "late", 2, 8).sequence_number == 1
 
 
-def test_sends_and_receives_are_numbered_by_the_rank_at_the_other_end_and_no_collective():
+def test_numbers_sends_and_receives_by_peer():
     recorder = Recorder(rank=4)
     group = recorder.add_group("pp", [4, 6, 8])
     ops = [("send", 1), ("send", 2), ("send", 1), ("recv", 1), ("barrier", None)]
@@ -147,7 +147,7 @@ def in_step(recorder: Recorder) -> None:
     recorder.begin_step(1)
 
 
-def test_what_flies_at_the_same_time_is_hidden_once(monkeypatch):
+def test_concurrent_collectives_count_once_as_hidden(monkeypatch):
     now = iter(range(100))
     recorder = Recorder(rank=0)
     in_step(recorder)
@@ -161,7 +161,7 @@ def test_what_flies_at_the_same_time_is_hidden_once(monkeypatch):
     assert (parts["hidden"], parts["exposed"]) == ({"world": 3.0}, {})
 
 
-def test_what_the_training_thread_stood_still_for_is_exposed_and_the_rest_hidden(monkeypatch):
+def test_blocked_time_is_exposed_and_the_rest_hidden(monkeypatch):
     now = iter([0.0, 10.0, 20.0, 20.0])
     recorder = Recorder(rank=0)
     in_step(recorder)
@@ -175,7 +175,7 @@ def test_what_the_training_thread_stood_still_for_is_exposed_and_the_rest_hidden
     assert recorder.end_step(2)["exposed"] == {}, "each step has its own"
 
 
-def test_a_thread_beside_training_stands_still_for_nobody():
+def test_other_thread_has_no_exposed_time():
     recorder = Recorder(rank=0)
     in_step(recorder)
     pending = recorder.issue("send", "0", 2, 8, peer=1)
@@ -186,7 +186,7 @@ def test_a_thread_beside_training_stands_still_for_nobody():
     assert recorder.get_cells()[0]["completed"] == 1
 
 
-def test_what_is_issued_outside_a_step_is_no_part_of_one():
+def test_collective_outside_a_step_is_in_no_breakdown():
     recorder = Recorder(rank=0)
     in_step(recorder)
     recorder.set_phase("proof")
@@ -194,7 +194,7 @@ def test_what_is_issued_outside_a_step_is_no_part_of_one():
     assert recorder.end_step(1) == {"data": 0.0, "optimizer": 0.0, "exposed": {}, "hidden": {}}
 
 
-def test_a_step_is_kept_up_to_the_next_and_says_what_it_left_out(monkeypatch):
+def test_trace_ends_with_next_step_and_counts_omitted_events(monkeypatch):
     monkeypatch.setattr("workers.meter.recorder.MAX_CALLS_PER_STEP", 3)
     monkeypatch.setattr("workers.meter.collectives.MAX_CALLS_PER_STEP", 2)
     recorder = Recorder(rank=7)
@@ -219,7 +219,7 @@ def test_a_step_is_kept_up_to_the_next_and_says_what_it_left_out(monkeypatch):
     assert recorder.take_traces() == []
 
 
-def test_steps_that_nobody_takes_are_bounded():
+def test_number_of_traces_is_bounded():
     recorder = Recorder(rank=0)
     recorder.enable_tracing()
     for step in range(1, 100):
@@ -228,7 +228,7 @@ def test_steps_that_nobody_takes_are_bounded():
     assert [log.step for log in recorder.take_traces()] == list(range(91, 99))
 
 
-def test_records_keep_their_order_though_the_thread_stands_still_between_two_clocks(monkeypatch):
+def test_records_keep_their_order_if_thread_is_preempted_between_clocks(monkeypatch):
     clock, stands = [100.0], iter([0.0, 0.5] * 9)
 
     def unix() -> float:
@@ -254,6 +254,6 @@ def test_records_keep_their_order_though_the_thread_stands_still_between_two_clo
         (lambda r: Recorder(0, capacity=0), "at least 1"),
     ],
 )
-def test_unknown_words_are_refused(wrong, says):
+def test_refuses_unknown_terms(wrong, says):
     with pytest.raises(ValueError, match=says):
         wrong(Recorder(rank=0))

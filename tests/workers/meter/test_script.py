@@ -1,4 +1,4 @@
-"""Scripts that know nothing of the meter are counted to the byte, and stay what they are."""
+"""The meter counts unchanged scripts to the byte, and does not change their behavior."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def launch(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def counted(said: str) -> dict[tuple[str, str, str], tuple[int, int]]:
-    """(phase, group, op) -> (calls, payload bytes), read from rank 0's table."""
+    """Return (phase, group, op) -> (calls, payload bytes) from the table of rank 0."""
     found = {}
     lines = said[said.index("Rank 0 after") :].splitlines()[2:]
     for line in lines:
@@ -45,7 +45,7 @@ def counted(said: str) -> dict[tuple[str, str, str], tuple[int, int]]:
     return found
 
 
-def test_a_ddp_script_sends_its_gradients_every_step() -> None:
+def test_ddp_script_all_reduces_gradients_every_step() -> None:
     ran = launch(2, str(HERE / "scripts/ddp.py"), "5", "--flag")
     assert ran.returncode == 0, ran.stderr
     assert "argv ['5', '--flag'] __main__" in ran.stdout
@@ -58,7 +58,7 @@ def test_a_ddp_script_sends_its_gradients_every_step() -> None:
     assert told["setup", "world", "broadcast"][1] >= gradients, "DDP makes the replicas equal first"
 
 
-def test_an_fsdp2_script_is_counted_by_the_axes_of_its_mesh() -> None:
+def test_counts_fsdp2_script_by_mesh_axes() -> None:
     ran = forked(4, "workers.meter.__main__", str(HERE / "scripts/fsdp.py"))
     assert ran.returncode == 0, ran.stderr
     told = counted(ran.stderr)
@@ -71,7 +71,7 @@ def test_an_fsdp2_script_is_counted_by_the_axes_of_its_mesh() -> None:
 
 
 @pytest.mark.slow
-def test_names_sparse_gradients_and_two_optimisers_are_what_the_script_means() -> None:
+def test_counts_sparse_gradients_and_steps_of_two_optimizers() -> None:
     ran = launch(2, str(HERE / "scripts/named.py"))
     assert ran.returncode == 0, ran.stderr
     assert f"file {HERE / 'scripts/named.py'}" in ran.stdout
@@ -84,8 +84,8 @@ def test_names_sparse_gradients_and_two_optimisers_are_what_the_script_means() -
 
 
 @pytest.mark.slow
-def test_a_model_may_be_let_go_while_a_collective_calls_back() -> None:
-    """torch's own script hangs here: DDP waits, with the GIL, for a thread of gloo's that waits for the GIL."""
+def test_model_can_be_freed_during_a_callback() -> None:
+    """Without the meter this script hangs: DDP waits with the GIL for a gloo thread that waits for the GIL."""
     ran = launch(2, str(HERE / "scripts/collected.py"))
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.count("collected") == 2
@@ -104,11 +104,11 @@ def test_a_model_may_be_let_go_while_a_collective_calls_back() -> None:
         ("a\0b\n" + "x" * 100, "a?b?" + "x" * 56),
     ],
 )
-def test_a_group_goes_by_the_name_it_was_given(description: str, name: str) -> None:
+def test_group_has_label_of_its_description(description: str, name: str) -> None:
     assert get_user_label(description) == name
 
 
-def test_how_many_steps_have_ended_is_told_beside_the_counters_though_no_more_follow(tmp_path: Path) -> None:
+def test_reports_number_of_steps_with_the_counters(tmp_path: Path) -> None:
     recorder, tally, told = Recorder(0), Tally(), []
     with socket.socket(socket.AF_UNIX) as supervisor:
         supervisor.bind(str(tmp_path / "s"))
@@ -137,7 +137,7 @@ def test_how_many_steps_have_ended_is_told_beside_the_counters_though_no_more_fo
     assert told == [1, 100, 101]
 
 
-def test_a_step_is_counted_once_however_many_optimisers_take_it() -> None:
+def test_counts_step_of_several_optimizers_once() -> None:
     recorder = Recorder(0)
     parameter = torch.nn.Parameter(torch.ones(1))
     hook = count_steps(recorder)
@@ -156,7 +156,7 @@ def test_a_step_is_counted_once_however_many_optimisers_take_it() -> None:
         hook.remove()
 
 
-def test_groups_go_by_their_ranks() -> None:
+def test_labels_groups_with_their_ranks() -> None:
     ran = forked(4, "workers.meter.__main__", str(HERE / "scripts/groups.py"))
     assert ran.returncode == 0, ran.stderr
     assert counted(ran.stderr) == {
@@ -166,14 +166,14 @@ def test_groups_go_by_their_ranks() -> None:
     }
 
 
-def test_an_exit_code_amid_a_collective_stays_the_script_s_own() -> None:
+def test_keeps_exit_code_during_a_collective() -> None:
     failed = launch(4, str(HERE / "scripts/groups.py"), "7")
     assert failed.returncode != 0
     assert "exitcode  : 7" in failed.stderr
 
 
 @pytest.mark.slow
-def test_a_script_without_groups_just_runs(tmp_path: Path) -> None:
+def test_runs_script_without_process_groups(tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text("import sys\nprint('here', sys.argv[0], sys.path[0])\n")
     ran = launch(1, str(tmp_path / "plain.py"))
     assert f"here {tmp_path / 'plain.py'} {tmp_path}" in ran.stdout
@@ -192,11 +192,11 @@ def test_a_script_without_groups_just_runs(tmp_path: Path) -> None:
         (list(range(0, 64, 8)), 64, "ranks 0,8..56 (8)"),
     ],
 )
-def test_a_group_has_words(ranks: list[int], world: int, words: str) -> None:
+def test_formats_ranks_of_a_group(ranks: list[int], world: int, words: str) -> None:
     assert format_ranks(ranks, world) == words
 
 
-def test_a_script_with_thousands_of_groups_does_not_fill_the_page() -> None:
+def test_number_of_group_labels_is_bounded() -> None:
     recorder = Recorder(0)
     for index in range(1000):
         recorder.name_group(str(index), f"ranks {index}")
@@ -206,7 +206,7 @@ def test_a_script_with_thousands_of_groups_does_not_fill_the_page() -> None:
     assert rest["payload_bytes"] == 8 * (1000 - MAX_GROUP_LABELS)
 
 
-def test_torch_enters_a_group_where_it_is_swapped() -> None:
+def test_torch_registers_groups_where_the_meter_replaces_them() -> None:
     assert torch.__version__.split("+")[0] == "2.13.0", "check workers.meter.intercept against the new torch"
     made = inspect.getsource(DeviceMesh)
     assert "_dim_group_names = self._init_process_groups(" in made
@@ -219,7 +219,7 @@ def test_torch_enters_a_group_where_it_is_swapped() -> None:
         assert "_new_process_group_helper(" in inspect.getsource(inspect.unwrap(maker))
 
 
-def test_an_exception_is_told_as_python_tells_it(tmp_path: Path) -> None:
+def test_prints_exception_as_python_does(tmp_path: Path) -> None:
     lines = ("import atexit", "atexit.register(print, 'last words')", "raise ValueError('no luck')")
     (tmp_path / "broken.py").write_text("\n".join(lines))
     ran = launch(1, str(tmp_path / "broken.py"))

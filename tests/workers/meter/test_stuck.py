@@ -1,4 +1,4 @@
-"""Ranks that stand still say where, and of those that cannot the host says it: real ranks, a supervisor's own parts."""
+"""Stalled ranks report their position, and the host reports ranks that cannot."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOTICED_S = patient(60)  # they import torch first
 
 
 class Host:
-    """What a supervisor hears of three ranks and sees of their processes."""
+    """Reports and processes of three ranks, as a supervisor sees them."""
 
     def __init__(self, folder: Path) -> None:
         self.items: list[Any] = []
@@ -63,7 +63,7 @@ def started(folder: Path) -> list[subprocess.Popen[bytes]]:
 
 @pytest.fixture(scope="module")
 def host() -> Iterator[Host]:
-    """After all three stopped moving, and rank 1 was stopped by a signal besides."""
+    """Return the host after all ranks stalled and a signal stopped rank 1."""
     with tempfile.TemporaryDirectory() as folder:
         host = Host(Path(folder))
 
@@ -86,7 +86,7 @@ def host() -> Iterator[Host]:
                 process.wait()
 
 
-def test_a_rank_in_a_collective_that_nobody_else_entered_says_which_and_where(host: Host) -> None:
+def test_rank_reports_the_collective_that_it_waits_for(host: Host) -> None:
     told = host.last("standing", 0)
     (world,) = told["groups"]
     assert world["group"] == {"axis": "world", "ranks": [0, 1, 2], "nth": 0}
@@ -104,7 +104,7 @@ def test_a_rank_in_a_collective_that_nobody_else_entered_says_which_and_where(ho
     assert {item["state"] for item in ours} == {"sleeping"}
 
 
-def test_a_rank_that_skipped_it_says_that_it_is_elsewhere(host: Host) -> None:
+def test_rank_that_skipped_the_collective_reports_its_position(host: Host) -> None:
     told = host.last("standing", 1)
     (world,) = told["groups"]
     assert (world["issued"], world["ended"]) == (1, 1)
@@ -113,7 +113,7 @@ def test_a_rank_that_skipped_it_says_that_it_is_elsewhere(host: Host) -> None:
 
 
 @pytest.mark.skipif(shutil.which("py-spy", path=str(Path(sys.executable).parent)) is None, reason="needs py-spy")
-def test_of_a_rank_that_holds_the_interpreter_the_host_says_where_it_stands(host: Host) -> None:
+def test_host_reports_stack_of_rank_that_holds_the_gil(host: Host) -> None:
     told = host.last("process", 2)
     assert told["silent_s"] >= 3
     stood = host.last("standing", 2)  # for others it may have waited before
@@ -123,7 +123,7 @@ def test_of_a_rank_that_holds_the_interpreter_the_host_says_where_it_stands(host
     assert [line.rpartition(" in ")[2] for line in told["stack"]][-2:] == ["main", "holds_the_interpreter"]
 
 
-def test_of_a_stopped_rank_the_host_says_so(host: Host) -> None:
+def test_host_reports_stopped_rank(host: Host) -> None:
     stopped = host.items.index({"kind": "stopped now", "rank": 1})
     before = [item["state"] for item in host.items[:stopped] if item["kind"] == "process" and item["rank"] == 1]
     assert "stopped" not in before
@@ -132,7 +132,7 @@ def test_of_a_stopped_rank_the_host_says_so(host: Host) -> None:
     assert told["stack"][-1].endswith("in sleeps_elsewhere")
 
 
-def test_each_rank_told_what_it_holds(host: Host) -> None:
+def test_each_rank_reports_its_memory(host: Host) -> None:
     for rank in range(3):
         told = host.last("gauge", rank)
         assert told["resident_bytes"] > 50 * 2**20, "torch alone is more"

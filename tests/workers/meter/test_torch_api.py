@@ -1,4 +1,4 @@
-"""What `workers.meter` takes from torch's private API is all there is, so nothing passes by uncounted."""
+"""The meter overrides every collective of this torch version."""
 
 from __future__ import annotations
 
@@ -59,17 +59,17 @@ def methods(cls: type) -> set[str]:
     return {name for name in dir(cls) if not (name.startswith("__") and name.endswith("__"))}
 
 
-def test_every_collective_of_this_torch_is_counted():
+def test_counts_every_collective_of_this_torch_version():
     assert torch.__version__.split("+")[0] == CHECKED_ON
     assert methods(dist.ProcessGroup) == NOT_COLLECTIVES | set(COLLECTIVES) | set(BARRIERS)
 
 
-def test_every_counted_method_is_overridden():
+def test_overrides_every_counted_method():
     for method in (*COLLECTIVES, *BARRIERS):
         assert getattr(MeteredProcessGroup, method) is not getattr(dist.ProcessGroup, method), method
 
 
-def test_a_work_completed_on_wait_answers_like_the_work_it_wraps():
+def test_metered_work_forwards_all_methods():
     boxing = {"_pybind11_conduit_v1_", "boxed", "unbox"}
     assert methods(dist.Work) == {*FORWARDED, "wait", *boxing}
     for method in (*FORWARDED, "wait"):

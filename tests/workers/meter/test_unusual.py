@@ -1,4 +1,4 @@
-"""Calls that a script seldom makes count as what they come to: refused ones not at all, left ones as not ended."""
+"""Rare calls are counted correctly: refused ones not at all, abandoned ones as not completed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def counted(recorder: Recorder) -> dict[str, tuple[int, int, int]]:
     return {cell["op"]: numbers(cell) for cell in recorder.get_cells()}
 
 
-def test_what_the_backend_refuses_was_never_sent(recorder: Recorder) -> None:
+def test_does_not_count_refused_calls(recorder: Recorder) -> None:
     dist.all_reduce(torch.ones(4))
     with pytest.raises((RuntimeError, ValueError)):
         dist.all_to_all([torch.empty(2)], [torch.ones(3)])
@@ -39,28 +39,28 @@ def test_what_the_backend_refuses_was_never_sent(recorder: Recorder) -> None:
     assert (group["issued"], group["ended"]) == (1, 1)
 
 
-def test_what_fails_or_is_let_go_of_is_not_on_its_way_for_ever(recorder: Recorder) -> None:
+def test_failed_or_freed_work_is_not_in_flight(recorder: Recorder) -> None:
     with pytest.raises(RuntimeError, match="Invalid scalar type"):
         dist.all_reduce(torch.ones(4, dtype=torch.int16))
-    dist.reduce_scatter(torch.empty(2), [torch.ones(2)], async_op=True)  # of which gloo tells no end
+    dist.reduce_scatter(torch.empty(2), [torch.ones(2)], async_op=True)  # gloo reports no end of it
     assert counted(recorder) == {"all_reduce": (1, 0, 8), "reduce_scatter": (1, 0, 8)}
     (group,) = get_stall(recorder, 0.0)["groups"]
     assert "op" not in group
 
 
-def test_a_batch_that_gloo_refuses_begins_none(recorder: Recorder) -> None:
+def test_batch_that_gloo_refuses_does_not_start(recorder: Recorder) -> None:
     with pytest.raises(RuntimeError, match="startCoalescing"):
         dist.group.WORLD._start_coalescing(torch.device("cpu"))
     dist.broadcast(torch.ones(4), 0)
     assert counted(recorder) == {"broadcast": (1, 1, 16)}
 
 
-def test_buffers_may_be_given_by_name(recorder: Recorder) -> None:
+def test_accepts_buffers_as_keyword_arguments(recorder: Recorder) -> None:
     dist.group.WORLD.allreduce(tensors=[torch.ones(4)]).wait()
     assert counted(recorder) == {"all_reduce": (1, 1, 16)}
 
 
-def test_gloo_s_half_of_a_group_over_nccl_too_is_timed_as_gloo(recorder: Recorder) -> None:
+def test_times_gloo_operations_in_a_group_with_nccl(recorder: Recorder) -> None:
     group: Any = dist.group.WORLD
     group._poller = poller = NcclPoller()
     recorder.add_poller(poller.poll)

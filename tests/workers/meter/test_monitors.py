@@ -1,4 +1,4 @@
-"""When a rank says where it stands, and what of it."""
+"""A rank reports its progress during a stall."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from workers.meter.recorder import Recorder
 
 
 def still(recorder: Recorder, seconds: float) -> None:
-    """So long nothing has moved."""
+    """Move the last progress into the past."""
     recorder.last_progress_s -= seconds
 
 
-def test_it_is_told_again_and_again_while_nothing_moves_and_once_when_something_does():
+def test_reports_repeatedly_during_a_stall_and_once_at_its_end():
     recorder = Recorder(rank=3)
     watch = StallMonitor(recorder)
     assert watch.poll() is None
@@ -29,7 +29,7 @@ def test_it_is_told_again_and_again_while_nothing_moves_and_once_when_something_
     assert watch.poll() is None
 
 
-def test_whatever_is_issued_ends_or_begins_is_a_move():
+def test_every_event_is_progress():
     recorder = Recorder(rank=0)
     pending = recorder.issue("all_reduce", "0", 2, 8)
     for move in (
@@ -44,7 +44,7 @@ def test_whatever_is_issued_ends_or_begins_is_a_move():
         assert recorder.last_progress_s > before + 500
 
 
-def test_of_each_group_it_tells_the_oldest_on_its_way_and_of_many_those_first():
+def test_reports_oldest_collective_in_flight_of_each_group():
     recorder = Recorder(rank=0)
     recorder.end_step(41)
     for number in range(MAX_STALL_GROUPS + 5):
@@ -68,7 +68,7 @@ def test_of_each_group_it_tells_the_oldest_on_its_way_and_of_many_those_first():
     assert "op" not in third
 
 
-def test_of_a_deep_stack_the_innermost_frames_are_told():
+def test_reports_innermost_frames_of_a_deep_stack():
     recorder = Recorder(rank=0)
 
     def deeper(levels: int) -> list[str]:

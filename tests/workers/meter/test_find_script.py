@@ -1,4 +1,4 @@
-"""What a job's spec names as its script is looked for below the script root, and nowhere else."""
+"""The script of a job spec is found only below the script root."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workers.meter.script import Script, ScriptError, find_script_of_spec, run_s
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A script root with a way out of it under every name."""
+    """Create a script root with links that leave it under every name."""
     outside, root = tmp_path / "outside", tmp_path / "root"
     (outside / "package").mkdir(parents=True)
     for file in ("evil.py", "package/__main__.py", "package/train.py"):
@@ -61,13 +61,13 @@ def find(root: Path, **script: Any) -> Script:
         ({"path": "good/train.py", "cwd": "good/absent"}, "script.cwd"),
     ],
 )
-def test_a_way_out_of_the_root_is_as_good_as_none(root: Path, script: dict[str, str], field: str) -> None:
+def test_refuses_links_that_leave_the_root(root: Path, script: dict[str, str], field: str) -> None:
     with pytest.raises(ScriptError, match=f"^`{re.escape(field)}` is '.*', which does not exist"):
         find(root, **script)
 
 
 @pytest.mark.parametrize(
-    ("script", "told"),
+    ("script", "problem"),
     [
         ({"path": "good"}, "`script.path` is 'good', which is a folder. Use a file."),
         (
@@ -80,12 +80,12 @@ def test_a_way_out_of_the_root_is_as_good_as_none(root: Path, script: dict[str, 
         ),
     ],
 )
-def test_a_folder_for_a_file_is_told_as_that(root: Path, script: dict[str, str], told: str) -> None:
-    with pytest.raises(ScriptError, match=f"^{re.escape(told)}$"):
+def test_reports_folder_in_place_of_file(root: Path, script: dict[str, str], problem: str) -> None:
+    with pytest.raises(ScriptError, match=f"^{re.escape(problem)}$"):
         find(root, **script)
 
 
-def test_what_lies_below_the_root_is_found(root: Path) -> None:
+def test_finds_scripts_below_the_root(root: Path) -> None:
     file, folder = root / "good/train.py", root / "good"
     for path in ("good/train.py", "link.py", "good/./train.py"):
         assert find(root, path=path)[:1] == (file,)
@@ -96,7 +96,7 @@ def test_what_lies_below_the_root_is_found(root: Path) -> None:
     assert find(root, module="good").file == folder / "__main__.py"
 
 
-def test_a_module_that_python_finds_elsewhere_is_not_run(
+def test_refuses_module_that_python_finds_elsewhere(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = find(root, module="json")

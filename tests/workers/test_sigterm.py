@@ -1,4 +1,4 @@
-"""SIGTERM from a parent ends what is shielded; anybody else's, as Slurm sends to all that runs, ends nothing."""
+"""Only SIGTERM from the parent ends a process with a blocked SIGTERM."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ while True:
 
 @pytest.fixture
 def guardian(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
-    """It ends its child by SIGTERM when it is told to, and says so; the child says when it is ended."""
+    """Start a guardian that ends its child by SIGTERM on request. Both print what they do."""
     monkeypatch.setenv(TERM_FROM_PARENT_VARIABLE, "1")
     argv = [
         sys.executable,
@@ -55,11 +55,11 @@ def guardian(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes
     process.wait()
 
 
-def test_only_a_parents_sigterm_ends_it(guardian: subprocess.Popen[bytes]) -> None:
+def test_only_sigterm_of_the_parent_ends_the_child(guardian: subprocess.Popen[bytes]) -> None:
     assert guardian.stdout is not None
     rank = int(guardian.stdout.readline())
     for pid in (guardian.pid, rank):
-        os.kill(pid, signal.SIGTERM)  # nobody's parent but the guardian's, and that one heeds nobody
+        os.kill(pid, signal.SIGTERM)  # this process is the parent of the guardian, which ignores it
     wait_until(lambda: not _pending(rank), "the rank has taken it")
     os.kill(rank, signal.SIGWINCH)
     assert guardian.stdout.readline() == b"goes on\n"
@@ -69,7 +69,7 @@ def test_only_a_parents_sigterm_ends_it(guardian: subprocess.Popen[bytes]) -> No
 
 
 def _pending(pid: int) -> bool:
-    """Whether SIGTERM waits to be taken; it is gone from there in a process that has ended, too."""
+    """Return True if SIGTERM is pending."""
     with open(f"/proc/{pid}/status") as status:
         bits = next(line for line in status if line.startswith("ShdPnd"))
     return bool(int(bits.split()[1], 16) & 1 << (signal.SIGTERM - 1))

@@ -1,4 +1,4 @@
-"""No group of ours waits for as long as torch would let it."""
+"""Every process group has the timeout of the host."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 from workers.rank_environment import GROUP_TIMEOUT_VARIABLE, get_group_timeout
 
 WORKERS = Path(__file__).parents[2] / "workers"
-DRY = WORKERS / "meter" / "dry.py"  # nobody is waited for there
+DRY = WORKERS / "meter" / "dry.py"  # no rank waits there
 
 
-def test_every_group_is_told_how_long_to_wait() -> None:
+def test_every_group_has_the_timeout() -> None:
     untold, seen = [], 0
     for path in WORKERS.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -28,7 +28,7 @@ def test_every_group_is_told_how_long_to_wait() -> None:
     assert untold == []
 
 
-def test_the_time_is_the_hosts_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timeout_is_a_setting_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     assert get_group_timeout() == timedelta(minutes=10)
     monkeypatch.setenv(GROUP_TIMEOUT_VARIABLE, "7")
     assert get_group_timeout() == timedelta(seconds=7)

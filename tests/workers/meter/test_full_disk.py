@@ -1,4 +1,4 @@
-"""A disk with no room for a rank's log costs lines, and not the rank."""
+"""A full disk loses lines of a log, but does not end the rank."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ end_as(main)
 """
 
 
-def test_a_rank_outlives_a_full_disk() -> None:
+def test_rank_survives_full_disk() -> None:
     with Path("/dev/full").open("w") as full:
         ran = subprocess.run(
             [sys.executable, "-u", "-c", PRINTS], stdout=full, stderr=full, timeout=patient(60), check=False
@@ -29,7 +29,7 @@ def test_a_rank_outlives_a_full_disk() -> None:
     assert ran.returncode == 0
 
 
-def test_what_was_lost_is_told_where_there_is_room_again(tmp_path: Path) -> None:
+def test_reports_lost_bytes_when_disk_has_space_again(tmp_path: Path) -> None:
     log = (tmp_path / "log").open("wb")
     descriptor = os.open("/dev/full", os.O_WRONLY)
     output = DiskFullTolerantWriter(descriptor, "stdout")
