@@ -99,8 +99,7 @@ def test_total_flops_do_not_depend_on_layout() -> None:
 
 @pytest.mark.parametrize("factor", [0.25, 1.0, 4.0])
 def test_counts_flops_of_full_capacity_buffers(factor: float) -> None:
-    """What a dry run counts beyond the plan is attention's scores, which backward computes again; a capacity that lets
-    little through asks no more of the model than it lets through."""
+    """A dry run also counts attention scores, which backward recomputes. A low capacity reduces model FLOPs."""
     moe = {"num_experts": 4, "experts_per_token": 2, "expert_ffn_hidden_size": 352, "capacity_factor": factor}
     train = {"global_batch": 2, "seq_len": 64}
     spec = parse_fields({"model": {"preset": "mixtral-tiny", "moe": moe}, "train": train})

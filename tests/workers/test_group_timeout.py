@@ -11,21 +11,21 @@ import pytest
 from workers.rank_environment import GROUP_TIMEOUT_VARIABLE, get_group_timeout
 
 WORKERS = Path(__file__).parents[2] / "workers"
-DRY = WORKERS / "meter" / "dry.py"  # no rank waits there
+DRY_RUN = WORKERS / "dry_run.py"  # no rank waits there
 
 
 def test_every_group_has_the_timeout() -> None:
-    untold, seen = [], 0
+    missing, seen = [], 0
     for path in WORKERS.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             named = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr
-            if named not in ("new_group", "init_process_group") or path == DRY:
+            if named not in ("new_group", "init_process_group") or path == DRY_RUN:
                 continue
             seen += 1
             if "timeout" not in {keyword.arg for keyword in node.keywords}:
-                untold.append(f"{path.relative_to(WORKERS)}:{node.lineno}")
+                missing.append(f"{path.relative_to(WORKERS)}:{node.lineno}")
     assert seen > 8
-    assert untold == []
+    assert missing == []
 
 
 def test_timeout_is_a_setting_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import sys
 from tests.support.processes import ROOT, wait_until
 from workers.host.processes import COOKIE, processes_of, sweep
 
-# Ignores TERM, moves to a session of its own and forks twice: four processes.
+# Ignores SIGTERM, moves to a new session and forks twice, which makes four processes.
 HIDING = """
 import os, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

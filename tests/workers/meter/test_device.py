@@ -126,7 +126,7 @@ def test_wait_for_a_batch_counts_once_as_exposed(poller, monkeypatch):
 def test_synchronous_batch_ends(poller, monkeypatch):
     """NCCL returns no work for it, so events must end its collectives."""
     moments = iter([Moment(100.0), Moment(130.0)])
-    monkeypatch.setattr(process_group, "timed_event", lambda: next(moments))
+    monkeypatch.setattr(process_group, "create_timing_event", lambda: next(moments))
     monkeypatch.setattr(process_group, "on_side_stream", lambda: False)
     metered: Any = dist.group.WORLD
     recorder: Recorder = metered._recorder

@@ -239,7 +239,7 @@ def test_silent_supervisor_blocks_neither_training_nor_close(path):
         recorder.issue("send", "0", 2, 1)()
         slowest_s = max(slowest_s, time.perf_counter() - start)
     assert slowest_s < 5, "the socket would have blocked for ever"
-    assert len(exporter._waiting) <= exporter_module.MAX_QUEUED_ITEMS
+    assert len(exporter._queue) <= exporter_module.MAX_QUEUED_ITEMS
     start = time.perf_counter()
     assert not exporter.close(0.3)
     assert time.perf_counter() - start < 5

@@ -20,7 +20,7 @@ def test_reports_repeatedly_during_a_stall_and_once_at_its_end():
     assert first is not None
     assert STALL_S <= first["still"] < STALL_S + 10
     assert watch.poll() is None, "not twice within its period"
-    watch._told_s -= STALL_S
+    watch._reported_s -= STALL_S
     assert watch.poll() is not None
     recorder.issue("all_reduce", "0", 2, 8)
     moved = watch.poll()
@@ -57,7 +57,7 @@ def test_reports_oldest_collective_in_flight_of_each_group():
     assert (told["step"], told["phase"], told["still"], len(told["groups"])) == (41, "setup", 5.0, MAX_STALL_GROUPS)
     first, second, third, *_ = told["groups"]
     assert (first["op"], first["peer"], first["sequence"], first["blocking"]) == ("recv", 1, 1, True)
-    assert (first["issued"], first["ended"]) == (1, 1), "a receive is no collective"
+    assert (first["issued"], first["ended"]) == (1, 1), "a receive does not count as a collective"
     assert (second["op"], second["payload_bytes"], second["sequence"], second["blocking"]) == (
         "all_gather",
         64,

@@ -213,8 +213,8 @@ def test_trace_ends_with_next_step_and_counts_omitted_events(monkeypatch):
     assert (told["step"], told["left_out"], told["calls"]["sequence"]) == (1, 2 + 1, [1, 2, 3])
     assert told["spans"]["work"] == ["eval", "eval"]
     assert abs(told["began"] - time.time()) < 60
-    assert len(build_timeline(recorder, log, most=1)["calls"]["op"]) == 1
-    assert build_timeline(recorder, log, most=1)["left_out"] == 6
+    assert len(build_timeline(recorder, log, max_events=1)["calls"]["op"]) == 1
+    assert build_timeline(recorder, log, max_events=1)["left_out"] == 6
     recorder.close_trace()
     assert recorder.take_traces() == []
 

@@ -67,7 +67,7 @@ def test_counts_fsdp2_script_by_mesh_axes() -> None:
     assert told["setup", "dp", "reduce_scatter"] == (4, 4 * layer)
     assert told["step", "dp", "reduce_scatter"] == (2, 2 * layer)
     assert told["step", "dp", "all_gather"][1] % layer == 0
-    assert not [key for key in told if key[1] == "tp"], "nothing was sent over the other axis"
+    assert not [key for key in told if key[1] == "tp"], "no traffic over the other axis"
 
 
 @pytest.mark.slow
@@ -151,7 +151,7 @@ def test_counts_step_of_several_optimizers_once() -> None:
         assert recorder.step == 4, "one that steps twice makes two"
         del first, second, optimizer
         torch.optim.SGD([parameter], lr=0.1).step()
-        assert recorder.step == 5, "a new one goes on where the old ones are gone"
+        assert recorder.step == 5, "a new optimizer continues after the old ones are freed"
     finally:
         hook.remove()
 

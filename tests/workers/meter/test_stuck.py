@@ -100,7 +100,7 @@ def test_rank_reports_the_collective_that_it_waits_for(host: Host) -> None:
     assert "stuck.py:" in next(line for line in told["stack"] if line.endswith("enters_alone"))
     stood = next(at for at, item in enumerate(host.items) if (item["kind"], item["rank"]) == ("standing", 0))
     ours = [item for item in host.items[stood:] if item["kind"] == "process" and item["rank"] == 0]
-    assert ours, "it stands still: how its process fares is told"
+    assert ours, "the host reports the process of a stalled rank"
     assert {item["state"] for item in ours} == {"sleeping"}
 
 

@@ -66,4 +66,4 @@ def test_times_gloo_operations_in_a_group_with_nccl(recorder: Recorder) -> None:
     recorder.add_poller(poller.poll)
     dist.all_reduce(torch.ones(4), async_op=True).wait()
     dist.all_reduce(torch.ones(4))
-    assert counted(recorder) == {"all_reduce": (2, 2, 32)}, "NCCL's events know nothing of it"
+    assert counted(recorder) == {"all_reduce": (2, 2, 32)}, "no NCCL event exists for gloo operations"

@@ -1,10 +1,10 @@
-"""A user's own DDP script: nothing of Meshboard in it."""
+"""DDP script of a user, without Meshboard code."""
 
 import sys
 
 import torch
 import torch.distributed as dist
-from helper import WIDTH  # a module beside the script
+from helper import WIDTH  # a module next to the script
 from torch.nn.parallel import DistributedDataParallel
 
 dist.init_process_group("gloo")

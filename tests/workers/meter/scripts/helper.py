@@ -1,3 +1,3 @@
-"""A module beside the script."""
+"""Module next to the script."""
 
 WIDTH = 32
