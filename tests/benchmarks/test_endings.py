@@ -9,7 +9,7 @@ import pytest
 from tests.support.processes import ROOT
 
 JOINS = r"init_process_group\(|from benchmarks\.gpu\.rank import .*\bmeet\b"
-ENDS = r"\bend_as\b.*main|os\._exit\("
+ENDS = r"\brun_and_exit\b.*main|os\._exit\("
 
 
 def programs_of_ranks() -> list[str]:

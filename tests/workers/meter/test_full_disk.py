@@ -11,13 +11,13 @@ from tests.support.patience import patient
 from workers.meter.rank_exit import DiskFullTolerantWriter
 
 PRINTS = """
-from workers.meter.rank_exit import end_as
+from workers.meter.rank_exit import run_and_exit
 
 def main():
     print("a line" * 10_000)
     return 0
 
-end_as(main)
+run_and_exit(main)
 """
 
 

@@ -77,4 +77,4 @@ def test_reports_innermost_frames_of_a_deep_stack():
     stack = deeper(100)
     assert len(stack) == MAX_STACK_FRAMES
     assert stack[0].endswith("deeper")
-    assert stack[-1].rpartition(" in ")[2] == "standing"
+    assert stack[-1].rpartition(" in ")[2] == "get_stall"
