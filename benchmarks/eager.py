@@ -2,7 +2,7 @@
 
     python -m benchmarks.eager
 
-Divided by the kernels that `planner.hardware.kernels` counts, it is `planner.hardware.cluster.LAUNCH_S`.
+Divided by the kernels that `planner.hardware.kernels` counts, it is `planner.hardware.cluster.DEFAULT_LAUNCH_S`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch
 
 from planner.facts.parse_spec import parse_fields
 from planner.facts.spec import JobSpec
-from planner.hardware.cluster import LAUNCH_S
-from planner.hardware.kernels import layer_work
+from planner.hardware.cluster import DEFAULT_LAUNCH_S
+from planner.hardware.kernels import build_layer_kernels
 from workers.trainer.model import Block, Strategy
 
 TOKENS = 8
@@ -46,12 +46,12 @@ def main() -> None:
         for attention in ("fused", "unfused"):
             train = {"seq_len": TOKENS, "global_batch": 1, "attention": attention}
             spec = parse_fields({"model": {"preset": preset}, "train": train})
-            work = layer_work(spec)
+            work = build_layer_kernels(spec)
             count = len(work.forward) + len(work.backward_input) + len(work.backward_weight)
             seconds = layer_seconds(spec)
             each = seconds / count
             layer = f"{seconds * 1e3:>6.2f} ms per layer, {count} kernels"
-            ratio = f"{each / LAUNCH_S:.2f} of the planned time"
+            ratio = f"{each / DEFAULT_LAUNCH_S:.2f} of the planned time"
             print(f"{preset:<12}{attention:<9}{layer}: {each * 1e6:.0f} us per kernel, {ratio}")
 
 

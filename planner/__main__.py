@@ -30,11 +30,11 @@ from planner.search.neighbors import neighbours_within, suggestions
 LAYOUT_FLAGS = tuple(name for name in Layout.model_fields)
 TRAIN_FLAGS = ("global_batch", "micro_batches", "seq_len", "precision", "attention")
 SOFTWARE_FLAGS = tuple(SoftwareSpec.model_fields)
-CHOSEN = (*LAYOUT_FLAGS, "micro_batches")  # by search and auto
+CHOSEN = (*LAYOUT_FLAGS, "micro_batches")  # chosen by search and auto
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit status 0; 2 for a spec that cannot be, with every problem on stderr."""
+    """Run the command line. Return 0, or 2 for an invalid spec."""
     options = _parser().parse_args(arguments)
     try:
         return int(options.run(options))
@@ -87,7 +87,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _gib(text: str) -> float:
-    """Raises argparse.ArgumentTypeError."""
+    """Parse a size in GiB.
+
+    Raises:
+        argparse.ArgumentTypeError: If the text is not a valid size.
+    """
     try:
         size = float(text)
     except ValueError:
@@ -144,7 +148,7 @@ def _data(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _put(data: dict[str, Any], section: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The data with what is given in its section; one that is no object is left for the parser to refuse."""
+    """Merge values into a section. The parser rejects a section that is not an object."""
     held = data.get(section, {})
     if given and isinstance(held, dict):
         data[section] = {**held, **given}
@@ -152,7 +156,7 @@ def _put(data: dict[str, Any], section: str, given: dict[str, Any]) -> dict[str,
 
 
 def _given(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """Flags that were used, as JSON would read them."""
+    """Return the flags that were set, with values parsed as JSON."""
     return {name: _value(getattr(options, name)) for name in names if getattr(options, name) is not None}
 
 
@@ -171,7 +175,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
-    """A flag's text as JSON would read it: numbers and true/false; all else stays text for the parser to judge."""
+    """Parse the text of a flag as JSON, or return the text."""
     try:
         return json.loads(text)
     except ValueError:
@@ -250,7 +254,7 @@ def _auto(options: argparse.Namespace) -> int:
 
 
 def _some(text: str) -> Any:
-    """One value, or those between commas."""
+    """Parse one value, or several values between commas."""
     return [_value(part) for part in text.split(",")] if "," in text else _value(text)
 
 

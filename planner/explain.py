@@ -1,6 +1,6 @@
-"""Where each figure comes from: its formula, the numbers put into it, and the paper it stands in.
+"""Explain each predicted figure with its formula, numbers, and source.
 
-Every term's value is computed by the function that computes the figure; a test adds the terms up.
+The value of each term comes from the function that computes the figure. A test sums the terms.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from planner.hardware.stacks import hardware_flops
 
 
 class Term(TypedDict):
-    """One term of a figure. `value` is in `unit`."""
+    """Term of a figure. `value` is in `unit`."""
 
     name: str
     formula: str
@@ -44,7 +44,7 @@ class Term(TypedDict):
 
 
 class Explanation(TypedDict):
-    """A figure and the terms that make it up. `stage`: of a pipe, whose rank it is of; None of all."""
+    """Figure with its terms. `stage`: pipeline stage of the rank; None without a pipeline."""
 
     figure: str
     stage: int | None
@@ -55,9 +55,9 @@ class Explanation(TypedDict):
 
 
 def explain(spec: JobSpec, cluster: Cluster | None = None, *, stage: int = 0) -> list[Explanation]:
-    """Every figure of the estimate for one rank of pipeline stage `stage`.
+    """Return every figure of the estimate for one rank of pipeline stage `stage`.
 
-    `kind` says how far to trust it: counted from shapes, exact for this trainer, or estimated.
+    `kind` is the confidence: counted from shapes, exact for Meshboard's trainer, or estimated.
     """
     cluster = cluster or default_cluster(spec)
     return [
@@ -162,13 +162,16 @@ def _memory(spec: JobSpec, cluster: Cluster, stage: int) -> Explanation:
 
 
 def _weights(spec: JobSpec, stage: int, num_bytes: int) -> str:
-    """Weights of one type, and what lies beside them in another: FSDP2's fp32 shards and what is computed with where it
-    shards nothing; Megatron's, and both copies of each in fp8."""
+    """Format the weights by type.
+
+    With ZeRO these are fp32 shards and the unsharded weights of FSDP2. In fp8 these are both types of Megatron's
+    weights.
+    """
     mix, sharded = get_mixed_precision(spec.train.precision), bool(spec.layout.zero) and is_taped(spec)
     first, second = (mix.sharded_bytes, mix.compute_bytes) if sharded else (mix.compute_bytes, FP8_BYTES)
     elements = held_parameters(spec, stage) if sharded else computed_parameters(spec, stage)
     rest = (num_bytes - elements * first) // second
-    if rest < 0:  # some of the elements have no first type at all
+    if rest < 0:  # Some elements have only the second type.
         rest = (elements * first - num_bytes) // (first - second)
         elements -= rest
     return f"{elements:,} x {first}" + (f" + {rest:,} x {second}" if rest else "")
@@ -220,7 +223,7 @@ def _step(spec: JobSpec, timer: Timer, timing: Timing, kind: str) -> Explanation
     backward = timing.backward_input_s + timing.backward_weight_s - repeated
     measured = cluster.profile is not None
     reached = a.fp8_efficiency if gemm == "fp8" and a.fp8_flops else a.gemm_efficiency
-    at = "" if measured else f" at {_tera(a.peak(gemm))} x {reached:.3g}"
+    at = "" if measured else f" at {_tera(a.get_peak_flops(gemm))} x {reached:.3g}"
     terms = [
         _term(
             "compute",
@@ -266,7 +269,7 @@ def _step(spec: JobSpec, timer: Timer, timing: Timing, kind: str) -> Explanation
 
 
 def _adam(spec: JobSpec, timer: Timer) -> tuple[str, str]:
-    """Formula and numbers, of the mean stage."""
+    """Return formula and numbers of the optimizer step of the mean stage."""
     moved, a, host_s = (
         get_mixed_precision(spec.train.precision).update_bytes,
         timer.cluster.accelerator,

@@ -1,8 +1,8 @@
-"""How traffic grows: what data, tensor and pipeline parallelism send for one batch, and which of them most.
+"""Compare how the traffic of data, tensor, and pipeline parallelism grows.
 
-Bytes of one optimiser step, in the classic setting: parameters 12 l h^2 (2104.04473 equation 2 without its small
-terms), one batch b of sequences s at once, groups of n ranks, stages of k layers. Ring-optimal bytes that one rank
-sends; for the pipeline, over all its boundaries.
+Bytes of one optimizer step: parameters 12 l h^2 (2104.04473 equation 2 without small terms), one batch of b sequences
+of s tokens, groups of n ranks, and stages of k layers. Bytes are ring-optimal and per sending rank. For the pipeline
+they are the sum over all stage boundaries.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ CLASSIC = "TP > DP > PP"
 
 
 class Setting(NamedTuple):
-    """b sequences, s tokens each, hidden size h, l layers, k layers a stage, n ranks of a dp or tp group."""
+    """Setting of the comparison.
+
+    b sequences, s tokens per sequence, hidden size h, l layers, k layers per stage, n ranks per dp or tp group.
+    """
 
     b: int = 8
     s: int = 2048
@@ -38,7 +41,7 @@ RANGES = {"b": (1, 4096), "s": (64, 131072), "h": (128, 65536), "l": (1, 1024), 
 
 
 class Volume(TypedDict):
-    """What one axis sends, its order, its formula, and the formula with the numbers put in."""
+    """Bytes that one axis sends, with order, formula, numbers, and source."""
 
     axis: str
     name: str
@@ -50,7 +53,10 @@ class Volume(TypedDict):
 
 
 class Lesson(TypedDict):
-    """Volumes at a setting, most first; where two are equal; whether TP > DP > PP holds, in words."""
+    """Volumes at a setting in descending order, and whether TP > DP > PP holds.
+
+    `tp_equals_dp_tokens` and `dp_equals_pp_tokens` are the tokens at which two axes send equal bytes.
+    """
 
     setting: dict[str, int]
     volumes: list[Volume]
@@ -63,10 +69,10 @@ class Lesson(TypedDict):
 
 
 def check(values: dict[str, object]) -> Setting:
-    """A setting from untrusted values.
+    """Parse untrusted values into a setting.
 
     Raises:
-        SpecError: with every field that is unknown, no whole number or out of range, and a k that exceeds l.
+        SpecError: With every value that is unknown or out of range.
     """
     found = [
         Problem(str(name)[:20], f"`{str(name)[:20]}` is unknown. Use {', '.join(RANGES)}.")
@@ -90,29 +96,39 @@ def check(values: dict[str, object]) -> Setting:
 
 
 def data_bytes(x: Setting) -> float:
-    """All-reduce of every gradient: 2 (n - 1)/n P (2104.04473 section 3.2; ZeRO-1 sends as much,
-    and with one micro-batch ZeRO-2)."""
+    """Return the bytes to all-reduce gradients: 2 (n - 1)/n P (2104.04473 section 3.2).
+
+    ZeRO-1 sends the same bytes, and ZeRO-2 does with one micro-batch.
+    """
     return 2 * (x.n - 1) / x.n * 12 * x.l * x.h**2 * ELEMENT_BYTES
 
 
 def zero3_bytes(x: Setting) -> float:
-    """Parameters gathered twice, gradients scattered once: 3 (n - 1)/n P (ZeRO 1910.02054 section 7)."""
+    """Return the bytes of ZeRO-3: 3 (n - 1)/n P (1910.02054 section 7).
+
+    It gathers parameters twice and reduce-scatters gradients once.
+    """
     return 1.5 * data_bytes(x)
 
 
 def tensor_bytes(x: Setting) -> float:
-    """Four all-reduces a layer: 8 b s h (n - 1)/n elements (2104.04473 section 3.2)."""
+    """Return the bytes of four all-reduces per layer: 8 b s h (n - 1)/n elements.
+
+    Source: 2104.04473 section 3.2.
+    """
     return 8 * x.b * x.s * x.h * x.l * (x.n - 1) / x.n * ELEMENT_BYTES
 
 
 def pipeline_bytes(x: Setting) -> float:
-    """Hidden states over each of l/k - 1 boundaries and gradients back: 2 (l/k - 1) b s h elements; the last stage may
-    have fewer than k layers."""
+    """Return the bytes of hidden states and gradients over all stage boundaries.
+
+    There are 2 (l/k - 1) b s h elements. The last stage can have fewer than k layers.
+    """
     return 2 * (x.stages - 1) * x.b * x.s * x.h * ELEMENT_BYTES
 
 
 def lesson(x: Setting) -> Lesson:
-    """Everything the page tells about one setting."""
+    """Return volumes, order, and verdict of a setting."""
     share = f"{x.n - 1}/{x.n}"
     volumes = [
         Volume(
@@ -170,12 +186,18 @@ def lesson(x: Setting) -> Lesson:
 
 
 def tp_equals_dp(x: Setting) -> float:
-    """Tokens b s at which tp sends as much as dp: 8 b s h l = 24 l h^2, so b s = 3 h."""
+    """Return the tokens at which tp sends as many bytes as dp.
+
+    8 b s h l = 24 l h^2, so b s = 3 h.
+    """
     return 3.0 * x.h
 
 
 def dp_equals_pp(x: Setting) -> float | None:
-    """Tokens b s at which the pipe sends as much as dp; None for a single stage, which sends nothing."""
+    """Return the tokens at which the pipeline sends as many bytes as dp, or None.
+
+    A single stage sends no bytes.
+    """
     if x.stages == 1:
         return None
     return 12 * x.l * x.h * (x.n - 1) / x.n / (x.stages - 1)
@@ -198,7 +220,7 @@ def _verdict(x: Setting) -> str:
 
 
 class Curves(TypedDict):
-    """Bytes of each axis over one variable, the others as they stand; sampled evenly on a logarithmic scale."""
+    """Bytes of each axis over one variable, on an evenly spaced logarithmic scale."""
 
     variable: str
     x: list[float]
@@ -214,10 +236,10 @@ _LINES: dict[str, Callable[[Setting], float]] = {
 
 
 def curves(x: Setting, variable: str) -> Curves:
-    """How each axis grows with one variable.
+    """Return the bytes of each axis over one variable.
 
     Raises:
-        SpecError: there is no such variable.
+        SpecError: If the variable is unknown.
     """
     if variable not in RANGES:
         raise SpecError([Problem("over", f"must be one of {', '.join(RANGES)}")])

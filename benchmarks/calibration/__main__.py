@@ -26,7 +26,7 @@ from planner.cost.memory import memory
 from planner.cost.timing import Timer
 from planner.facts.parse_spec import parse_spec
 from planner.facts.spec import JobSpec
-from planner.hardware.calibration import cluster_of
+from planner.hardware.calibration import build_cluster
 from planner.hardware.catalog import CLUSTERS
 from planner.hardware.profile import HostProfile
 from tests.support.processes import ROOT
@@ -102,7 +102,7 @@ def main() -> None:
 
 def step_times(folder: Path) -> None:
     before = pass_seconds()
-    timer = Timer(cluster_of("this machine", calibrate(folder)))
+    timer = Timer(build_cluster("this machine", calibrate(folder)))
     calibrated = pass_seconds()
     print(f"{'step time after a calibration':<66} {'measured':>10} {'predicted':>10} {'error':>7}")
     off = []
@@ -132,7 +132,7 @@ def peaks(folder: Path) -> None:
     for preset, layout, batch, m in LARGE:
         spec = spec_of(preset, layout, batch, m, 3)
         measured, tensors = peak_bytes(spec, folder), sum(memory(spec, 0).values())
-        predicted = tensors + cpu.allowance(tensors) - cpu.reserved_bytes
+        predicted = tensors + cpu.compute_overhead_bytes(tensors) - cpu.reserved_bytes
         off.append(predicted / measured - 1)
         print(f"{words(spec):<66} {measured / 2**20:>6.0f} MiB {predicted / 2**20:>6.0f} MiB {off[-1]:>+7.1%}")
     summary(off)

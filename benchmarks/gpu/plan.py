@@ -60,7 +60,11 @@ def training_part(
 ) -> Part:
     """`step_s`: of a step, as far as one knows before."""
     own = ("--device", machine.device, "--purpose", purpose, "--spec", spec.model_dump_json())
-    peak = machine.cluster.accelerator.peak(get_mixed_precision(spec.train.precision).gemm) if machine.cluster else None
+    peak = (
+        machine.cluster.accelerator.get_peak_flops(get_mixed_precision(spec.train.precision).gemm)
+        if machine.cluster
+        else None
+    )
     rates = ("--peak-flops", str(peak)) if peak and purpose == "speed" else ()
     argv = torchrun(machine.ranks, "benchmarks.gpu.training", *own, *rates)
     return Part(name, title, argv, expected_s=expected_s(spec, step_s), **more)

@@ -19,8 +19,8 @@ from benchmarks.gpu.rank import arguments, begin, nothing_found, tell, wait
 from benchmarks.gpu.results import Found
 from planner.cost.compute import attention_law, tuned
 from planner.hardware.cluster import Accelerator
-from planner.hardware.kernel_time import gemm_seconds, kernel_seconds
-from planner.hardware.kernels import Flash, Gemm, Pass
+from planner.hardware.kernel_time import compute_gemm_seconds, compute_kernel_seconds
+from planner.hardware.kernels import FlashAttention, Gemm, MemoryKernel
 from planner.hardware.stacks import STACKS
 from workers.meter.rank_exit import run_and_exit
 from workers.trainer.parallel.matmul import E4M3
@@ -76,23 +76,23 @@ def predictions(accelerator: Accelerator, *, small: bool) -> dict[str, float]:
     accelerator, told = tuned(accelerator, STACKS["ours"]), {}
     for shape in SMALL_PRODUCTS if small else PRODUCTS:
         gemm = Gemm(shape.m, shape.n, shape.k)
-        told[_product(shape)] = gemm.flops / gemm_seconds(gemm, accelerator, "bf16", ELEMENT_BYTES) / 1e12
+        told[_product(shape)] = gemm.flops / compute_gemm_seconds(gemm, accelerator, "bf16", ELEMENT_BYTES) / 1e12
         if accelerator.fp8_flops and shape.name in NARROW:
-            told[_narrow(shape)] = gemm.flops / gemm_seconds(gemm, accelerator, "fp8", ELEMENT_BYTES) / 1e12
+            told[_narrow(shape)] = gemm.flops / compute_gemm_seconds(gemm, accelerator, "fp8", ELEMENT_BYTES) / 1e12
     for heads in SMALL_ATTENTION if small else ATTENTION:
-        flash = Flash(_flops(heads), 4 * _elements(heads) * ELEMENT_BYTES, heads.seq_len, heads.head_dim)
+        flash = FlashAttention(_flops(heads), 4 * _elements(heads) * ELEMENT_BYTES, heads.seq_len, heads.head_dim)
         both = flash._replace(flops=flash.flops * 7 // 2, num_bytes=3 * flash.num_bytes)  # backward: 5 products to 2
         told[_forward(heads)] = flash.flops / _attention_s(flash, accelerator) / 1e12
         told[_both(heads)] = both.flops / _attention_s(both, accelerator) / 1e12
     moved = SMALL_PASS_BYTES if small else PASS_BYTES
-    told[COPY] = moved / kernel_seconds(Pass(moved), accelerator, "bf16", ELEMENT_BYTES) / 1e9
+    told[COPY] = moved / compute_kernel_seconds(MemoryKernel(moved), accelerator, "bf16", ELEMENT_BYTES) / 1e9
     told[SMALLEST] = accelerator.kernel_s * 1e6
     return told
 
 
-def _attention_s(flash: Flash, accelerator: Accelerator) -> float:
+def _attention_s(flash: FlashAttention, accelerator: Accelerator) -> float:
     law = attention_law(accelerator, STACKS["ours"])
-    return kernel_seconds(flash, accelerator, "bf16", ELEMENT_BYTES, attention=law.times(flash))
+    return compute_kernel_seconds(flash, accelerator, "bf16", ELEMENT_BYTES, attention=law.compute_slowdown(flash))
 
 
 IN_FP8 = "in fp8, cast before, "

@@ -124,7 +124,7 @@ def _basis(spec: JobSpec, machine: Machine) -> tuple[str, ...]:
     if machine.cluster is None:
         return (unknown(machine),)
     title = STACKS[spec.resources.stack].title
-    peak = machine.cluster.accelerator.peak(kind := get_mixed_precision(spec.train.precision).gemm)
+    peak = machine.cluster.accelerator.get_peak_flops(kind := get_mixed_precision(spec.train.precision).gemm)
     sheet = machine.cluster.accelerator.name if machine.ranks == 1 else machine.cluster.name  # its links too
     by = f"predicted for {sheet} by data sheet, software: {title}"
     return (by, f"MFU of {kind}'s dense peak, {peak / 1e12:,.4g} TFLOP/s")

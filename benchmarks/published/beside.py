@@ -14,7 +14,7 @@ from planner.facts.placements import get_padded_vocab_size, get_vocab_rows
 from planner.facts.precision import ADAM_MOMENT_BYTES, FP32_BYTES, get_mixed_precision
 from planner.facts.spec import JobSpec
 from planner.facts.stages import get_local_units
-from planner.hardware.kernels import Gemm, layer_work
+from planner.hardware.kernels import Gemm, build_layer_kernels
 from planner.hardware.stack_options import EAGER_SCORES
 from planner.hardware.stacks import EAGER_NORMS
 
@@ -142,7 +142,7 @@ def _stand_in_bytes(planned: Planned) -> int:
         return 0
     spec = planned.spec
     kinds = {moe for chunk in rank_of_stage(spec, spec.layout.pp - 1).chunks for moe, _ in chunk.runs}
-    kernels = [kernel for moe in kinds for kernel in layer_work(spec, moe=moe, joined=True).forward]
+    kernels = [kernel for moe in kinds for kernel in build_layer_kernels(spec, moe=moe, fused_projections=True).forward]
     shapes = {(kernel.n, kernel.k) for kernel in kernels if isinstance(kernel, Gemm) and not kernel.wide}
     shapes.add((get_vocab_rows(spec), spec.model.hidden_size))
     return sum(n * k for n, k in shapes) * get_mixed_precision(spec.train.precision).compute_bytes

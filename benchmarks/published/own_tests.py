@@ -14,8 +14,8 @@ from planner.facts.precision import FP32_BYTES
 from planner.facts.resources import CudaGraphs
 from planner.facts.spec import JobSpec, ModelSpec
 from planner.facts.stages import get_stage_layers
-from planner.hardware.cluster import LAUNCH_S
-from planner.hardware.kernels import Module
+from planner.hardware.cluster import DEFAULT_LAUNCH_S
+from planner.hardware.kernels import RecomputeModule
 
 # Its recompute-modules hold norms and products, not the attention core, whose unfused scores are what it keeps.
 KEEPS_SCORES = "tp2_pp2_ep4_etp1_selective_recompute_experimental"
@@ -51,7 +51,7 @@ UNEVEN = r"uneven_pipeline"
 UNEVEN_LAYERS, UNEVEN_LAST = 13, 8
 # --recompute-modules: layernorm mla_up_proj mlp moe_act.
 MAKES_AGAIN = r"selective_recompute_experimental|fine_grained_offloading"
-MADE_AGAIN: tuple[Module, ...] = ("norms", "latents", "mlp", "activation")
+MADE_AGAIN: tuple[RecomputeModule, ...] = ("norms", "latents", "mlp", "activation")
 # --recompute-modules: moe_act alone.
 MAKES_ACTIVATIONS_AGAIN = r"scoped_cudagraph"
 # --fine-grained-activation-offloading of every module.
@@ -90,7 +90,7 @@ GRAPHED_CORE = r"attn_cudagraph"
 # --log-params-norm and --log-num-zeros-in-grad, in all of them: after each step the host goes over every tensor of its
 # rank for their norm, and over those that it updates for their gradients' zeros (common_utils.py,
 # `calc_params_l2_norm`; clip_grads.py, `count_zeros_fp32`). Either is no kernel of a layer: as in eager torch.
-LOGGED_S = LAUNCH_S
+LOGGED_S = DEFAULT_LAUNCH_S
 # --no-rope-fusion, or latent attention without --position-embedding-type rope (arguments.py): queries and keys turn
 # operation by operation, so many of forward and of backward as torch dispatches in `_apply_rotary_pos_emb_bshd`
 # (rope_utils.py); latent attention's sort their pairs besides. Two to a kernel, as layers of GPT's have in eager torch.
@@ -98,7 +98,7 @@ ROTATES_APART = (
     r"no_fusion|tp2_pp2_mla|ep4_etp1|deepseek_proxy|mixtral_8x|modelopt_distill|15b_8t_release(?!(_sm)?_gb200)"
 )
 ROTATIONS, LATENT_ROTATIONS = (24, 14), (26, 20)
-OPERATION_S = LAUNCH_S / 2
+OPERATION_S = DEFAULT_LAUNCH_S / 2
 # --account-for-embedding-in-pipeline-split and the loss': a layer each.
 COUNTS_ENDS = r"account_for_embedding"
 
@@ -144,14 +144,14 @@ def after_step_s(text: str, spec: JobSpec) -> float:
         copies = layout.dp + layout.tp
         kernels = 1 + 2 * GATHER_KERNELS + copies * (1 + COMPARED * COMPARE_KERNELS)
         layers = spec.train.micro_batches * get_stage_layers(spec, last).num_layers
-        seconds += layers * kernels * LAUNCH_S
+        seconds += layers * kernels * DEFAULT_LAUNCH_S
     if re.search(HASHES_WEIGHTS, text):
         seconds += FP32_BYTES * held_parameters(spec, last) / SHA1_BYTES_PER_S
     if re.search(MUON, text):
         own, moe = get_stage_layers(spec, last), spec.model.moe
         experts = own.num_moe_layers * (1 + 2 * moe.num_experts // layout.ep) if moe else 0
         matrices = own.num_layers * 4 + experts + 2 * (own.num_layers - own.num_moe_layers)
-        seconds += matrices * MUON_KERNELS * LAUNCH_S
+        seconds += matrices * MUON_KERNELS * DEFAULT_LAUNCH_S
     return seconds
 
 

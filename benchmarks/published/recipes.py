@@ -15,8 +15,14 @@ from typing import Any, NamedTuple
 from benchmarks.published.own_tests import COUNTS_ENDS
 from benchmarks.published.rows import PublishedRow
 from planner.facts.resources import CudaGraphs
-from planner.hardware.cluster import LAUNCH_S
-from planner.hardware.kernel_time import CUDNN_HOPPER, EARLY_CUDNN_BLACKWELL, FLASH_2, FP8_LATENT, FP8_WINDOWED
+from planner.hardware.cluster import DEFAULT_LAUNCH_S
+from planner.hardware.kernel_time import (
+    CUDNN_HOPPER,
+    EARLY_CUDNN_BLACKWELL,
+    FLASH_2_FACTOR,
+    FP8_LATENT_FACTOR,
+    FP8_WINDOWED_FACTOR,
+)
 from planner.hardware.stack_options import (
     ALL_TO_ALL,
     CURRENT_CASTS,
@@ -244,9 +250,9 @@ def switched_on(row: PublishedRow) -> dict[str, Any]:
     if has_early_cudnn(row):
         early["attention_blackwell"] = EARLY_CUDNN_BLACKWELL
     if casts_late(row):
-        early |= {"launch_s": LAUNCH_S, "cast_s": EARLY_CAST_S}
+        early |= {"launch_s": DEFAULT_LAUNCH_S, "cast_s": EARLY_CAST_S}
     if runs_flash_2(row):
-        early["attention_hopper"] = CUDNN_HOPPER._replace(share=CUDNN_HOPPER.share * FLASH_2)
+        early["attention_hopper"] = CUDNN_HOPPER._replace(peak_factor=CUDNN_HOPPER.peak_factor * FLASH_2_FACTOR)
     if gathers_narrow(row):
         early["narrow_parameters"] = True
     if row.source == "NVIDIA/dgxc-benchmarking":
@@ -259,9 +265,9 @@ def switched_on(row: PublishedRow) -> dict[str, Any]:
     if predicts_second(row):
         changed["heads"] = 2
     if any_of(row, _FP8_LATENT):
-        changed["attention"] = megatron.attention / FP8_LATENT
+        changed["attention"] = megatron.attention / FP8_LATENT_FACTOR
     if any_of(row, _FP8_WINDOWED):
-        changed["attention"] = megatron.attention / FP8_WINDOWED
+        changed["attention"] = megatron.attention / FP8_WINDOWED_FACTOR
     if any_of(row, _SLOW_BIAS_SUMS):
         changed["bias_sums"] = SLOW_BIAS_SUMS
     if any_of(row, _NARROW_HEAD):

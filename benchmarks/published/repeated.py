@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 from benchmarks.published.recipes import Recipes, any_of, of_bridge, of_nemo_deepseek
 from benchmarks.published.rows import PublishedRow
-from planner.hardware.kernels import Module
+from planner.hardware.kernels import RecomputeModule
 
 
 class Repeated(NamedTuple):
     """Modules of every layer, the share of layers that are repeated whole, the share that goes to the host."""
 
-    modules: tuple[Module, ...] = ()
+    modules: tuple[RecomputeModule, ...] = ()
     layers: float = 0.0
     offloaded: float = 0.0
 
@@ -79,7 +79,7 @@ def repeated_by(row: PublishedRow) -> Repeated | None:
         return Repeated(layers=5 / 32)
     if any_of(row, _WHOLE):
         return Repeated(layers=1.0)
-    named: tuple[tuple[tuple[Recipes, ...], tuple[Module, ...]], ...] = (
+    named: tuple[tuple[tuple[Recipes, ...], tuple[RecomputeModule, ...]], ...] = (
         (_GPT_OSS, ("norms", "activation")),
         (_ACTIVATION, ("activation",)),
         (_MLP, ("mlp",)),

@@ -325,7 +325,7 @@ class SlotAllocation(models.Model):
 
 
 class HostRun(models.Model):
-    """What one run left with its host (`planner.hardware.profile.Run`): it stays when its job is deleted."""
+    """What one run left with its host (`planner.hardware.profile.MeasuredRun`): it stays when its job is deleted."""
 
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="runs")
     attempt = models.OneToOneField(Attempt, on_delete=models.SET_NULL, null=True, related_name="measured")

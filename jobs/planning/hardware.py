@@ -17,7 +17,7 @@ from planner.cost.learning import learned
 from planner.facts.kinds import SlotDemand, compute_slot_demand
 from planner.facts.spec import JobSpec
 from planner.facts.validation import Problem, SpecError
-from planner.hardware.calibration import cluster_of
+from planner.hardware.calibration import build_cluster
 from planner.hardware.catalog import CLUSTERS, DEFAULT_CLUSTER, described, on_cores
 from planner.hardware.cluster import Cluster
 from planner.hardware.profile import HostProfile
@@ -86,7 +86,7 @@ def by_model(hosts: Iterable[OfModel]) -> list[list[OfModel]]:
 def measured_cluster(host: Host) -> Cluster | None:
     """The host as its calibration measured it; None without one, and for a profile of another version."""
     try:
-        return cluster_of(host.name, HostProfile.model_validate(host.profile, strict=False))
+        return build_cluster(host.name, HostProfile.model_validate(host.profile, strict=False))
     except ValidationError:
         return None
 

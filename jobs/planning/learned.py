@@ -12,7 +12,7 @@ from contracts.control import ExitReport
 from jobs.models import Host, HostRun, Member
 from planner.facts.kinds import get_kind_rules
 from planner.facts.spec import JobSpec
-from planner.hardware.profile import LinkPoint, Run, stripped
+from planner.hardware.profile import LinkPoint, MeasuredRun, strip_spec
 
 FEWEST_STEPS = 5  # timed, after the first ones: fewer are no measure of a step
 KEPT = 128  # runs of a host, the newest
@@ -36,7 +36,7 @@ def remember(member: Member, told: ExitReport) -> None:
     HostRun.objects.filter(host=host).exclude(pk__in=list(kept)).delete()
 
 
-def run_of(spec: Mapping[str, Any], told: ExitReport) -> Run | None:
+def run_of(spec: Mapping[str, Any], told: ExitReport) -> MeasuredRun | None:
     """What an exit report tells of time and memory; None where it says nothing of them."""
     summary = told["summary"]
     measured = summary.get("measured") if summary else None
@@ -50,8 +50,8 @@ def run_of(spec: Mapping[str, Any], told: ExitReport) -> Run | None:
         return None
     if get_kind_rules(spec).shares_one_slot or not get_kind_rules(spec).trains:
         return None
-    return Run(
-        spec=stripped(asked),
+    return MeasuredRun(
+        spec=strip_spec(asked),
         steps=measured["steps"],
         step_s=measured["step_s"],
         peak_bytes=max(summary.get("peak_bytes", {}).values(), default=0) or None,
@@ -83,12 +83,12 @@ def links_of(ranks: Iterable[Iterable[Mapping[str, Any]]]) -> list[LinkPoint]:
     return list(fastest.values())[:MOST_LINKS]
 
 
-def runs_of(host: Host) -> list[Run]:
+def runs_of(host: Host) -> list[MeasuredRun]:
     """What ended on the host's present device, the newest first; those of another version are passed over."""
     found = []
     for told in HostRun.objects.filter(host=host, device_name=host.device_name).values_list("run", flat=True)[:KEPT]:
         try:
-            found.append(Run.model_validate(told, strict=False))
+            found.append(MeasuredRun.model_validate(told, strict=False))
         except ValidationError:
             continue
     return found

@@ -9,10 +9,19 @@ from planner.cost.memory import megatron
 from planner.facts.precision import FP32_BYTES, get_mixed_precision
 from planner.facts.spec import JobSpec
 from planner.facts.stages import StageLayers, get_micro_batch_tokens
-from planner.hardware.calibration import Calibration, Measured
-from planner.hardware.cluster import LAUNCH_S, Accelerator
-from planner.hardware.kernel_time import Attention, kernel_seconds
-from planner.hardware.kernels import Flash, Gemm, Kernel, Pass, Work, embedding_work, head_work, layer_work
+from planner.hardware.calibration import Calibration, MeasuredSeconds
+from planner.hardware.cluster import DEFAULT_LAUNCH_S, Accelerator
+from planner.hardware.kernel_time import AttentionRates, compute_kernel_seconds
+from planner.hardware.kernels import (
+    FlashAttention,
+    Gemm,
+    Kernel,
+    MemoryKernel,
+    ModuleKernels,
+    build_embedding_kernels,
+    build_head_kernels,
+    build_layer_kernels,
+)
 from planner.hardware.stack_options import Said, Stacks
 from planner.hardware.stacks import Stack
 
@@ -129,37 +138,37 @@ class Compute:
         if key not in self._pieces:
             stack, moe = self.stacks.of(spec), Piece(Halves(0, 0, 0))
             if spec.model.moe:
-                work = layer_work(
+                work = build_layer_kernels(
                     spec,
                     moe=True,
-                    joined=stack.joins_products,
-                    apart=stack.experts_apart,
-                    sorts=stack.sorts_dispatch,
+                    fused_projections=stack.joins_products,
+                    separate_experts=stack.experts_apart,
+                    sorts_tokens=stack.sorts_dispatch,
                     norms_heads=stack.norms_heads,
                     copies_queries=stack.copies_queries,
                     casts_each=stack.casts_each,
-                    repeats=stack.repeats,
+                    recompute_modules=stack.repeats,
                 )
                 moe = _beside(
                     self._layer(spec, work, waits=stack.syncs_experts), stack.mixture_s, waits=stack.syncs_experts
                 )
                 slower = (stack.bias_sums - 1) * self._seconds(spec, work.bias_sums)
                 moe = _slower(moe, slower)
-            head = head_work(spec, gathers_logits=stack.gathers_logits, narrow=stack.narrow_head)
-            ends = (self._whole(spec, embedding_work(spec)), self._whole(spec, head))
+            head = build_head_kernels(spec, gathers_logits=stack.gathers_logits, narrow=stack.narrow_head)
+            ends = (self._whole(spec, build_embedding_kernels(spec)), self._whole(spec, head))
             pieces = (self._layer(spec, self._dense(spec)), moe, *ends)
             self._pieces[key] = self._measured(spec, pieces, ranks)
         return self._pieces[key]
 
-    def _dense(self, spec: JobSpec) -> Work:
+    def _dense(self, spec: JobSpec) -> ModuleKernels:
         stack = self.stacks.of(spec)
-        return layer_work(
+        return build_layer_kernels(
             spec,
-            joined=stack.joins_products,
+            fused_projections=stack.joins_products,
             norms_heads=stack.norms_heads,
             copies_queries=stack.copies_queries,
             casts_each=stack.casts_each,
-            repeats=stack.repeats,
+            recompute_modules=stack.repeats,
         )
 
     def _measured(self, spec: JobSpec, pieces: tuple[Piece, ...], ranks: int) -> tuple[Piece, ...]:
@@ -167,7 +176,7 @@ class Compute:
         if self.calibration is None:
             return pieces
         layer, moe, embedding, head = pieces
-        if found := self.calibration.layer(spec, ranks):
+        if found := self.calibration.get_layer_seconds(spec, ranks):
             layer = Piece(_as_long(found, layer.halves, self._short(spec, found.seq_len)))
         if found := self.calibration.ends(spec, ranks):
             head = Piece(Halves(found.forward_s, found.backward_s / 2, found.backward_s / 2))
@@ -189,16 +198,16 @@ class Compute:
         """Whether layers were measured with their tensor collectives."""
         if self.calibration is None or spec.layout.tp == 1:
             return False
-        return self.calibration.layer(spec, ranks) is not None
+        return self.calibration.get_layer_seconds(spec, ranks) is not None
 
-    def _layer(self, spec: JobSpec, work: Work, *, waits: bool = False) -> Piece:
+    def _layer(self, spec: JobSpec, work: ModuleKernels, *, waits: bool = False) -> Piece:
         stack = self.stacks.of(spec)
         piece = _beside(self._whole(spec, work, waits=waits), stack.layer_s, waits=waits)
         halves = piece.halves._replace(attention_s=self._seconds(spec, work.attention))
         if spec.layout.recompute == "none":
             return piece._replace(halves=halves)
         whole = spec.layout.recompute == "full"
-        selected = work.operations if stack.repeats_operations else work.repeated
+        selected = work.recomputed_operations if stack.repeats_operations else work.recomputed
         again, share = (_repeated(work, stack), stack.repeats_layers) if whole else (selected, 1.0)
         repeated = share * self._seconds(spec, again)
         host = piece.backward.host_s + share * self._host_s(spec, again)
@@ -206,7 +215,7 @@ class Compute:
         backward = Queue(host, piece.backward.device_s + repeated)
         return piece._replace(halves=halves._replace(recompute_s=repeated), backward=backward)
 
-    def _whole(self, spec: JobSpec, work: Work, *, waits: bool = False) -> Piece:
+    def _whole(self, spec: JobSpec, work: ModuleKernels, *, waits: bool = False) -> Piece:
         """`waits`: the host knows only after the router what to launch, so that none of its time in forward hides."""
         if self.stacks.of(spec).frozen:
             work = work._replace(backward_weight=())
@@ -223,9 +232,13 @@ class Compute:
         stack = self.stacks.of(spec)
         seconds = 0.0
         for kernel in kernels:
-            times = attention_law(accelerator, stack).times(kernel) if isinstance(kernel, Flash) else 1.0
-            one = kernel_seconds(kernel, accelerator, mix.gemm, mix.compute_bytes, attention=times)
-            seconds += one * stack.bytes_of(kernel.kind) if isinstance(kernel, Pass) else one
+            times = (
+                attention_law(accelerator, stack).compute_slowdown(kernel)
+                if isinstance(kernel, FlashAttention)
+                else 1.0
+            )
+            one = compute_kernel_seconds(kernel, accelerator, mix.gemm, mix.compute_bytes, attention=times)
+            seconds += one * stack.bytes_of(kernel.kind) if isinstance(kernel, MemoryKernel) else one
         return seconds
 
     def _added_s(self, spec: JobSpec, kernels: Sequence[Kernel]) -> float:
@@ -253,7 +266,7 @@ class Compute:
 
     def _host_s(self, spec: JobSpec, kernels: Sequence[Kernel]) -> float:
         """What the host needs to launch them: a product's own call casts its operands."""
-        calls = sum(not (isinstance(kernel, Pass) and kernel.kind == "casts") for kernel in kernels)
+        calls = sum(not (isinstance(kernel, MemoryKernel) and kernel.kind == "casts") for kernel in kernels)
         experts = sum(kernel.experts for kernel in kernels if isinstance(kernel, Gemm))
         stack = self.stacks.of(spec)
         narrow = get_mixed_precision(spec.train.precision).gemm == "fp8"
@@ -267,16 +280,16 @@ def _elements(products: Sequence[Kernel]) -> int:
     return sum(kernel.m * kernel.n * kernel.batch for kernel in products if isinstance(kernel, Gemm))
 
 
-def _repeated(work: Work, stack: Stack) -> list[Kernel]:
+def _repeated(work: ModuleKernels, stack: Stack) -> list[Kernel]:
     """By full recompute."""
     kernels = list(work.forward)
     if stack.repeats_needed:
-        for kernel in work.needless:
+        for kernel in work.unused_in_backward:
             kernels.remove(kernel)
     return kernels
 
 
-def _as_long(found: Measured, layer: Halves, short: Halves) -> Halves:
+def _as_long(found: MeasuredSeconds, layer: Halves, short: Halves) -> Halves:
     """What was measured of short sequences, with as much more as `layer` is estimated to take than such ones do."""
     forward_s = found.forward_s * layer.forward_s / short.forward_s
     backward = layer.backward_input_s + layer.backward_weight_s
@@ -304,15 +317,15 @@ def _slower(piece: Piece, seconds: float) -> Piece:
     )
 
 
-def attention_law(accelerator: Accelerator, stack: Stack) -> Attention:
+def attention_law(accelerator: Accelerator, stack: Stack) -> AttentionRates:
     laws = ((AMPERE, stack.attention_ampere), (HOPPER, stack.attention_hopper), (BLACKWELL, stack.attention_blackwell))
-    return next((law for kinds, law in laws if any(kind in accelerator.name for kind in kinds)), Attention())
+    return next((law for kinds, law in laws if any(kind in accelerator.name for kind in kinds)), AttentionRates())
 
 
 def tuned(accelerator: Accelerator, stack: Stack) -> Accelerator:
     """The accelerator as the stack uses it."""
     gemm = stack.gemm * (stack.gemm_hopper if accelerator.fp8_flops else 1)
-    attention = stack.attention * attention_law(accelerator, stack).share
+    attention = stack.attention * attention_law(accelerator, stack).peak_factor
     narrow = accelerator.fp4_flops if stack.fp4 and accelerator.fp4_flops else accelerator.fp8_flops
     return accelerator.model_copy(
         update={
@@ -320,6 +333,6 @@ def tuned(accelerator: Accelerator, stack: Stack) -> Accelerator:
             "gemm_efficiency": accelerator.gemm_efficiency * gemm,
             "fp8_efficiency": accelerator.fp8_efficiency * gemm * stack.gemm_fp8,
             "attention_efficiency": accelerator.attention_efficiency * attention,
-            "launch_s": accelerator.launch_s * stack.launch_s / LAUNCH_S,
+            "launch_s": accelerator.launch_s * stack.launch_s / DEFAULT_LAUNCH_S,
         }
     )

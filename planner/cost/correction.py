@@ -14,7 +14,7 @@ from planner.facts.precision import get_mixed_precision
 from planner.facts.resources import format_software
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster
-from planner.hardware.profile import HostProfile, Run
+from planner.hardware.profile import HostProfile, MeasuredRun
 from planner.hardware.stack_options import HOST_WITHIN, was_measured, within
 from planner.hardware.stacks import STACKS
 
@@ -87,7 +87,7 @@ def correction_of(ratios: Sequence[float]) -> Correction | None:
     return Correction(median(ratios), share, len(ratios))
 
 
-def comparable(spec: JobSpec, runs: Sequence[Run]) -> list[Run]:
+def comparable(spec: JobSpec, runs: Sequence[MeasuredRun]) -> list[MeasuredRun]:
     """The newest runs to correct `spec` by: on as many ranks in the same precision, of its model where enough are.
 
     `runs` are the newest first, all of one host.
@@ -98,7 +98,9 @@ def comparable(spec: JobSpec, runs: Sequence[Run]) -> list[Run]:
     return (same if len(same) >= FEWEST else like)[:MOST]
 
 
-def corrected_by(spec: JobSpec, runs: Sequence[Run], predicted_s: Callable[[JobSpec], float]) -> Correction | None:
+def corrected_by(
+    spec: JobSpec, runs: Sequence[MeasuredRun], predicted_s: Callable[[JobSpec], float]
+) -> Correction | None:
     """What comparable runs make of `predicted_s`, the seconds of a step without any correction. Where they are too few,
     those of the nearest numbers of ranks: a host's layouts are compared, and not one that was corrected with one that
     was not."""
@@ -109,13 +111,13 @@ def corrected_by(spec: JobSpec, runs: Sequence[Run], predicted_s: Callable[[JobS
     return near and near._replace(borrowed=True)
 
 
-def _nearest(spec: JobSpec, runs: Sequence[Run]) -> list[Run]:
+def _nearest(spec: JobSpec, runs: Sequence[MeasuredRun]) -> list[MeasuredRun]:
     """Of the numbers of ranks nearest to the spec's, as many as it takes for FEWEST runs."""
-    of_ranks: dict[int, list[Run]] = defaultdict(list)
+    of_ranks: dict[int, list[MeasuredRun]] = defaultdict(list)
     for run in runs:
         if _alike(run.spec, spec, ranks=run.spec.layout.world_size):
             of_ranks[run.spec.layout.world_size].append(run)
-    found: list[Run] = []
+    found: list[MeasuredRun] = []
     for ranks in sorted(of_ranks, key=lambda ranks: abs(math.log(ranks / spec.layout.world_size))):
         if len(found) >= FEWEST:
             break
@@ -139,7 +141,7 @@ def interval(cluster: Cluster, spec: JobSpec, found: Correction | None, host_sha
     scaled = ""
     if found is not None and found.borrowed:
         scaled, found = f", scaled by {found.runs} runs here with other rank counts", None
-    timed = cluster.profile is not None and cluster.profile.timed_layers_in(kind)
+    timed = cluster.profile is not None and cluster.profile.has_layers_in(kind)
     if found is None and cluster.profile is not None and timed and _extends(cluster.profile, spec):
         words = f"{basis} with shorter sequences, one rank, and fused attention, {sureness(EXTENDED)}"
         return Interval(share=EXTENDED, basis=basis, runs=0, words=words)
@@ -182,7 +184,7 @@ def _links(cluster: Cluster, spec: JobSpec) -> str:
     if not cluster.link_runs or spec.layout.world_size == 1:
         return ""
     inside = " inside a host" if spec.layout.world_size > cluster.per_node else ""
-    what = "links" if cluster.rate_runs else "link latency"
+    what = "links" if cluster.num_rate_runs else "link latency"
     return f", {what}{inside} from {cluster.link_runs} run{'s' if cluster.link_runs > 1 else ''} here"
 
 

@@ -24,7 +24,7 @@ from planner.facts.spec import JobSpec
 from planner.facts.spec_rules import find_unsupported_fields
 from planner.facts.stages import get_local_units, get_stage_layers
 from planner.hardware.catalog import CLUSTERS, DEFAULT_CLUSTER
-from planner.hardware.cluster import Basis, Cluster, filled, span
+from planner.hardware.cluster import Basis, Cluster, get_filled_per_node, get_node_span
 
 EXACT = "exact"
 
@@ -245,7 +245,7 @@ def _row(spec: JobSpec, c: Collective, cluster: Cluster) -> TrafficRow:
         count=c.count,
         payload_bytes=c.payload_bytes,
         algorithmic_bytes=compute_algorithmic_bytes(c.op, c.payload_bytes, c.group_size),
-        between_nodes=span(c.group_size, c.stride, cluster.per_node, spec.layout.world_size).nodes > 1,
+        between_nodes=get_node_span(c.group_size, c.stride, cluster.per_node, spec.layout.world_size).nodes > 1,
     )
 
 
@@ -277,12 +277,12 @@ def _where(spec: JobSpec, cluster: Cluster) -> ClusterEstimate:
     for axis in ("tp", "cp", "ep", "dp", "pp"):
         group = get_axis_group(layout, axis)
         if group.size > 1:
-            crossing[axis] = span(group.size, group.stride, cluster.per_node, layout.world_size).nodes > 1
+            crossing[axis] = get_node_span(group.size, group.stride, cluster.per_node, layout.world_size).nodes > 1
     return ClusterEstimate(
         name=cluster.name,
         accelerator=cluster.accelerator.name,
         per_node=cluster.per_node,
-        nodes=-(-layout.world_size // filled(layout.world_size, cluster.per_node)),
+        nodes=-(-layout.world_size // get_filled_per_node(layout.world_size, cluster.per_node)),
         memory_bytes=cluster.accelerator.memory_bytes,
         reserved_bytes=cluster.accelerator.reserved_bytes,
         crossing=crossing,

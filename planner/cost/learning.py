@@ -12,9 +12,9 @@ from planner.cost.correction import Correction, Interval, correction_of, surenes
 from planner.cost.memory import memory
 from planner.facts.collectives import get_bus_factor
 from planner.facts.spec import JobSpec
-from planner.hardware.cluster import Cluster, Link, Span
-from planner.hardware.kernel_time import collective_seconds
-from planner.hardware.profile import LinkPoint, Run
+from planner.hardware.cluster import Cluster, Link, NodeSpan
+from planner.hardware.kernel_time import compute_collective_seconds
+from planner.hardware.profile import LinkPoint, MeasuredRun
 from planner.hardware.stack_options import UNTOLD_BYTES
 from planner.hardware.stacks import STACKS
 
@@ -29,7 +29,7 @@ LEAST_RATIO = 1.001  # of a peak to its tensors: something is always held beside
 KNOWN_WITHIN = 0.5  # of a peak: a wider interval is no reason to leave memory free
 
 
-def learned(cluster: Cluster, runs: Sequence[Run]) -> Cluster:
+def learned(cluster: Cluster, runs: Sequence[MeasuredRun]) -> Cluster:
     """`cluster`, one node of the host on which `runs` ended, the newest first.
 
     `planner.cost.timing` corrects its times by them. Links are those of a calibration where there was one: it times a
@@ -50,7 +50,7 @@ def learned(cluster: Cluster, runs: Sequence[Run]) -> Cluster:
     return cluster.model_copy(update=update)
 
 
-def memory_correction(runs: Sequence[Run]) -> Correction | None:
+def memory_correction(runs: Sequence[MeasuredRun]) -> Correction | None:
     """Peak memory over that of its tensors, of runs large enough to tell; where that is less than LEAST_RATIO it is not
     told so, and may be off by as much more."""
     ratios = []
@@ -106,7 +106,7 @@ class LearnedLink(NamedTuple):
     tells_rate: bool
 
 
-def link_of(runs: Sequence[Run], cluster: Cluster) -> LearnedLink | None:
+def link_of(runs: Sequence[MeasuredRun], cluster: Cluster) -> LearnedLink | None:
     """The link between ranks that comes nearest to their calls as `collective_seconds` tells
     them; None without a large one, for then nothing tells its rate.
 
@@ -158,7 +158,7 @@ def _slower(cluster: Cluster, times: float) -> LearnedLink:
 
 def _seconds(call: tuple[Op, int, int], cluster: Cluster) -> float:
     op, size, payload = call
-    return collective_seconds(op, payload, Span(size, 1), cluster)
+    return compute_collective_seconds(op, payload, NodeSpan(size, 1), cluster)
 
 
 def tells_link(point: LinkPoint) -> bool:

@@ -28,9 +28,9 @@ from planner.facts.resources import StackName
 from planner.facts.spec import JobSpec, Layout
 from planner.facts.stages import count_tensors, get_stage_layers
 from planner.hardware.calibration import Calibration, line
-from planner.hardware.cluster import Accelerator, Cluster, Span, filled, span
-from planner.hardware.kernel_time import collective_seconds, kernel_seconds
-from planner.hardware.kernels import Pass
+from planner.hardware.cluster import Accelerator, Cluster, NodeSpan, get_filled_per_node, get_node_span
+from planner.hardware.kernel_time import compute_collective_seconds, compute_kernel_seconds
+from planner.hardware.kernels import MemoryKernel
 from planner.hardware.stack_options import Stacks
 from planner.hardware.stacks import OURS_ON_CPU, STACKS, Stack, hardware_flops
 
@@ -171,7 +171,7 @@ class Timer:
     def peak(self, spec: JobSpec) -> float:
         """FLOP/s of the fastest type that products run in: where fp8 is emulated, those that stay wide are faster."""
         gemm, accelerator = get_mixed_precision(spec.train.precision).gemm, self.accelerator(spec)
-        return max(accelerator.peak(gemm), accelerator.peak("bf16" if gemm == "fp8" else gemm))
+        return max(accelerator.get_peak_flops(gemm), accelerator.get_peak_flops("bf16" if gemm == "fp8" else gemm))
 
     def _ranks_at_work(self, spec: JobSpec) -> int:
         return min(spec.layout.world_size, self.cluster.per_node)
@@ -343,11 +343,11 @@ class Timer:
             each = self.calibration.collective_s(row.op, row.group_size, row.payload_bytes / row.count, ranks)
             if each is not None:
                 return row.count * each
-        seconds = row.count * collective_seconds(row.op, row.payload_bytes / row.count, place, self.cluster)
+        seconds = row.count * compute_collective_seconds(row.op, row.payload_bytes / row.count, place, self.cluster)
         return seconds / self.stacks.of(spec).links
 
-    def _span(self, spec: JobSpec, row: Collective) -> Span:
-        return span(row.group_size, row.stride, self.cluster.per_node, spec.layout.world_size)
+    def _span(self, spec: JobSpec, row: Collective) -> NodeSpan:
+        return get_node_span(row.group_size, row.stride, self.cluster.per_node, spec.layout.world_size)
 
     def _optimizer(self, spec: JobSpec, index: int) -> float:
         if self.calibration is not None:
@@ -356,7 +356,7 @@ class Timer:
                 return measured
         moved = get_mixed_precision(spec.train.precision).update_bytes * held_parameters(spec, index)
         host_s = self.stacks.of(spec).tensor_s * count_tensors(spec, index)
-        return kernel_seconds(Pass(moved), self.cluster.accelerator, "fp32", FP32_BYTES) + host_s
+        return compute_kernel_seconds(MemoryKernel(moved), self.cluster.accelerator, "fp32", FP32_BYTES) + host_s
 
     def _exposed_dp(self, spec: JobSpec, pace: Pace, gathers: float, reduces: float) -> float:
         """Gradient sums hide behind backward, gathers behind forward: of one micro-batch, of all of them where ZeRO
@@ -400,11 +400,11 @@ class Timer:
 
     def _crosses(self, spec: JobSpec, axis: Axis) -> bool:
         group = get_axis_group(spec.layout, axis)
-        return span(group.size, group.stride, self.cluster.per_node, spec.layout.world_size).nodes > 1
+        return get_node_span(group.size, group.stride, self.cluster.per_node, spec.layout.world_size).nodes > 1
 
     def _straggling(self, spec: JobSpec, seconds: float) -> float:
         """What a step waits for the slowest of its nodes."""
-        nodes = -(-spec.layout.world_size // filled(spec.layout.world_size, self.cluster.per_node))
+        nodes = -(-spec.layout.world_size // get_filled_per_node(spec.layout.world_size, self.cluster.per_node))
         stack = self.stacks.of(spec)
         return stack.step_s + seconds * stack.jitter * math.log2(nodes)
 

@@ -2,7 +2,7 @@
 
 A multiply-add counts 2 FLOPs. Model FLOPs follow PaLM (2204.02311 appendix B): full attention except in windowed
 layers, no recompute, and only the tokens within the capacity of an expert. MFU is model FLOPs over the peak.
-`planner.hardware.stacks.compute_hardware_flops` adds the repeated work of a stack.
+`planner.hardware.stacks.hardware_flops` adds the repeated work of a stack.
 """
 
 from __future__ import annotations

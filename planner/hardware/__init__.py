@@ -1,1 +1,1 @@
-"""Accelerators, links and kernels: what a machine can do, from data sheets or from a calibration."""
+"""Describe accelerators, links, software stacks, and the time of kernels."""

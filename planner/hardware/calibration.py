@@ -1,6 +1,6 @@
-"""A measured host as hardware to plan for: its points, interpolated.
+"""Plan with the measurements of a calibrated host.
 
-Ranks on one host share its cores, so every figure is taken at the number of ranks that will work at once.
+Points are interpolated. Ranks of a host share its cores, so each figure depends on the number of active ranks.
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ from planner.hardware.cluster import Accelerator, Cluster, Link
 from planner.hardware.profile import EndsPoint, HostProfile, LayerPoint
 
 
-class Measured(NamedTuple):
-    """Seconds of a piece of the model, as of sequences of `seq_len` tokens."""
+class MeasuredSeconds(NamedTuple):
+    """Measured time of a module, with the sequence length of its points."""
 
     forward_s: float
     backward_s: float
     seq_len: int
 
 
-def cluster_of(name: str, profile: HostProfile) -> Cluster:
-    """One node of the measured host. Peaks are the best that was measured, so their efficiency is 1.
+def build_cluster(name: str, profile: HostProfile) -> Cluster:
+    """Return a cluster of one node from a profile.
 
-    What links ranks of several such hosts was not measured: a plan for several has another network in its place.
+    Peaks are the best measured rates, so their efficiency is 1.
+    Links between such hosts were not measured: a plan for several hosts replaces the network.
     """
     best = {
         precision: max((2 * p.m * p.n * p.k / p.seconds for p in profile.gemm if p.precision == precision), default=0.0)
         for precision in ("fp32", "bf16", "fp8")
     }
     bandwidth = max(p.num_bytes / p.seconds for p in profile.stream)
-    sheet = ACCELERATORS["CPU core" if profile.device == "cpu" else "H100 SXM"]  # what a process keeps for itself
+    sheet = ACCELERATORS["CPU core" if profile.device == "cpu" else "H100 SXM"]  # memory overhead per process
     accelerator = Accelerator(
         name=profile.device_name,
         memory_bytes=profile.memory_bytes,
@@ -55,7 +56,7 @@ def cluster_of(name: str, profile: HostProfile) -> Cluster:
         reserved_bytes=sheet.reserved_bytes,
         fragmentation=sheet.fragmentation,
     )
-    link = _link(profile, bandwidth)
+    link = _build_link(profile, bandwidth)
     return Cluster(
         name=name,
         device=profile.device,
@@ -69,7 +70,7 @@ def cluster_of(name: str, profile: HostProfile) -> Cluster:
     )
 
 
-def _link(profile: HostProfile, bandwidth: float) -> Link:
+def _build_link(profile: HostProfile, bandwidth: float) -> Link:
     sends = [p for p in profile.collectives if p.op == "send"]
     if not sends:
         return Link(bytes_per_s=bandwidth, efficiency=1.0, latency_s=1e-6)
@@ -78,7 +79,7 @@ def _link(profile: HostProfile, bandwidth: float) -> Link:
 
 
 class Calibration:
-    """Looks figures up. None means that nothing of that shape was measured."""
+    """Lookup of measurements. None means that no such point was measured."""
 
     def __init__(self, profile: HostProfile) -> None:
         self.profile = profile
@@ -88,15 +89,15 @@ class Calibration:
 
         self.counts = sorted({p.ranks for p in profile.gemm})
 
-    def ranks(self, wanted: int) -> int:
-        """The measured number of ranks at work that is nearest from above, the most otherwise."""
+    def get_measured_ranks(self, wanted: int) -> int:
+        """Return the smallest measured number of ranks that is enough, or the largest."""
         return next((n for n in self.counts if n >= wanted), self.counts[-1])
 
-    def layer(self, spec: JobSpec, ranks: int) -> Measured | None:
-        """One layer of one micro-batch, of a shape that was measured, tensor collectives and all."""
+    def get_layer_seconds(self, spec: JobSpec, ranks: int) -> MeasuredSeconds | None:
+        """Return the time of one layer of one micro-batch, including tp collectives."""
         model = spec.model
         if model.mla or model.sliding_window or model.num_heads * model.head_size != model.hidden_size:
-            return None  # the trainer measured none of these
+            return None  # The calibration does not measure these models.
         shape = (model.arch, model.hidden_size, model.num_heads, model.num_kv_heads, model.ffn_hidden_size)
         return _at(
             spec,
@@ -104,12 +105,12 @@ class Calibration:
                 p
                 for p in self.profile.layers
                 if (p.arch, p.hidden_size, p.num_heads, p.num_kv_heads, p.ffn_hidden_size) == shape
-                and _same(p, spec, self.ranks(ranks))
+                and _same(p, spec, self.get_measured_ranks(ranks))
             ],
         )
 
-    def ends(self, spec: JobSpec, ranks: int) -> Measured | None:
-        """Embedding, final norm, head and loss of one micro-batch."""
+    def ends(self, spec: JobSpec, ranks: int) -> MeasuredSeconds | None:
+        """Return the time of embedding, final norm, head, and loss of one micro-batch."""
         model = spec.model
         shape = (model.arch, model.hidden_size, model.vocab_size)
         return _at(
@@ -117,21 +118,21 @@ class Calibration:
             [
                 p
                 for p in self.profile.ends
-                if (p.arch, p.hidden_size, p.vocab_size) == shape and _same(p, spec, self.ranks(ranks))
+                if (p.arch, p.hidden_size, p.vocab_size) == shape and _same(p, spec, self.get_measured_ranks(ranks))
             ],
         )
 
     def optimizer_s(self, num_parameters: int, ranks: int) -> float | None:
-        """Everything after backward, over so many parameters."""
-        n = self.ranks(ranks)
+        """Return the time after backward for this number of parameters."""
+        n = self.get_measured_ranks(ranks)
         points = [(float(p.num_parameters), p.seconds) for p in self.profile.optimizer if p.ranks == n]
         return line(num_parameters, points)
 
     def collective_s(self, op: Op, group_size: int, payload_bytes: float, ranks: int) -> float | None:
-        """One call of a collective."""
-        key = "send" if op == "recv" else op, group_size, self.ranks(ranks)
+        """Return the time of one call of a collective."""
+        key = "send" if op == "recv" else op, group_size, self.get_measured_ranks(ranks)
         if op == "send" and key not in self._collectives:
-            key = op, 2, key[2]  # a message has two ends, however long the pipe
+            key = op, 2, key[2]  # A message has two ranks.
         return line(payload_bytes, self._collectives.get(key, []))
 
 
@@ -141,16 +142,19 @@ def _same(point: LayerPoint | EndsPoint, spec: JobSpec, ranks: int) -> bool:
     return (point.tp, point.sequence_parallel, point.precision, point.ranks) == wanted
 
 
-def _at(spec: JobSpec, points: Sequence[LayerPoint | EndsPoint]) -> Measured | None:
-    """By tokens of the micro-batch: a layer's work is nearly in proportion to them at sequences as short as those."""
+def _at(spec: JobSpec, points: Sequence[LayerPoint | EndsPoint]) -> MeasuredSeconds | None:
+    """Interpolate by tokens of the micro-batch, as short sequences scale linearly."""
     tokens = get_micro_batch_tokens(spec)
     forward = line(tokens, [(p.micro_batch * p.seq_len, p.forward_s) for p in points])
     backward = line(tokens, [(p.micro_batch * p.seq_len, p.backward_s) for p in points])
-    return None if forward is None or backward is None else Measured(forward, backward, points[0].seq_len)
+    return None if forward is None or backward is None else MeasuredSeconds(forward, backward, points[0].seq_len)
 
 
 def line(x: float, points: Iterable[tuple[float, float]]) -> float | None:
-    """Linear between the neighbours of x; beyond the last on through the last two, before the first as the first."""
+    """Interpolate linearly at x.
+
+    Above the last point, extrapolate the last two points. Below the first point, return the first value.
+    """
     known = sorted(points)
     if not known:
         return None

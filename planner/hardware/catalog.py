@@ -1,4 +1,7 @@
-"""Named hardware. Figures are the vendors' data sheets: dense peaks, decimal units, one direction of a link."""
+"""List accelerators and clusters with figures of vendor data sheets.
+
+Peaks are dense, units are decimal, and links are in one direction.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,25 @@ GB = 10**9
 GIB = 2**30
 TERA = 1e12
 
-_CONTEXT = 2 * GIB  # CUDA context, cuBLAS workspace, NCCL buffers: an allowance, not a measurement
+_CONTEXT = 2 * GIB  # Estimate for CUDA context, cuBLAS workspace, and NCCL buffers.
 
-# What torch's out-of-memory errors call a device's total capacity: less than the data sheet's round figure by what the
-# driver and error correction keep, or more where the sheet means 10^9 bytes.
+# Total capacity in torch's out-of-memory errors. The driver and error correction reduce the data sheet's figure. It is
+# higher if the data sheet counts 10^9 bytes.
 _A100_40, _A100_80, _H100 = round(39.5 * GIB), round(79.15 * GIB), round(79.1 * GIB)
 _H200, _B200 = round(139.8 * GIB), round(178.35 * GIB)
 
-_CPU_PROCESS = 310 * 2**20  # resident before a model is built: the interpreter, torch, its libraries (torch 2.13)
-_CPU_FP8 = 0.25  # of fp32's rate: products of 256 to 1,024 with the casts of both operands (torch 2.13, AVX-512)
-_CPU_FRAGMENTATION = 0.13  # glibc's heap keeps what is too small to be given back at once
+# Resident memory before a model is built: interpreter, torch, and its libraries (torch 2.13).
+_CPU_PROCESS = 310 * 2**20
+# Fraction of fp32's rate, from matmuls of 256 to 1,024 with casts of both operands (torch 2.13, AVX-512).
+_CPU_FP8 = 0.25
+_CPU_FRAGMENTATION = 0.13  # glibc's heap does not return small blocks at once.
 
-_HOPPER = 0.72  # power keeps a large product at about 720 of 989 TFLOP/s
-_BLACKWELL = 0.54  # as above, about 1,300 of 2,400
-_FUSED = 0.375  # attention on Blackwell; on its Ultra exponentials are twice as fast, and cuDNN's own runs take 0.90
-_ULTRA_FUSED = _FUSED / 0.9  # (planner/hardware/kernel_time.py)
+_HOPPER = 0.72  # Power limits a large matmul to about 720 of 989 TFLOP/s.
+_BLACKWELL = 0.54  # Power limits a large matmul to about 1,300 of 2,400 TFLOP/s.
+# Attention on Blackwell. Blackwell Ultra computes exponentials at twice the rate, and cuDNN takes 0.90 of the time
+# there (planner/hardware/kernel_time.py).
+_FUSED = 0.375
+_ULTRA_FUSED = _FUSED / 0.9
 
 ACCELERATORS = {
     a.name: a
@@ -203,15 +210,20 @@ ACCELERATORS = {
 }
 
 
-_NODE_S, _NETWORK_S = 3.4e-6, 14e-6  # a hop over NVLink, over the network: nccl src/graph/tuning.cc, protocol Simple
-# gpt-oss on 64 B300 takes what it takes on 64 B200 of half the network: 4 rows of NVIDIA's on the fit half.
+# Latency per hop over NVLink and network: nccl src/graph/tuning.cc, protocol Simple.
+_NODE_S, _NETWORK_S = 3.4e-6, 14e-6
+# gpt-oss takes as long on 64 B300 as on 64 B200 with half the network bandwidth: 4 rows of NVIDIA in the fit half.
 _B300_REACHES = 0.4
 
 
 def _cluster(
     name: str, accelerator: str, node_gb_s: float, network_gb_s: float, *, per_node: int = 8, reaches: float = 0.8
 ) -> Cluster:
-    """`reaches`: share of the network's rate that a large collective reaches."""
+    """Return a cluster of GPUs.
+
+    Args:
+        reaches: Fraction of the network bandwidth that a large collective reaches.
+    """
     return Cluster(
         name=name,
         accelerator=ACCELERATORS[accelerator],
@@ -245,28 +257,30 @@ CLUSTERS = {
         base_s=1e-4,
     ),
 }
-# Of fp32's peak, where a core has no instructions for bf16: products of 64 to 1,024 reach 0.5 to 7 GFLOP/s by how their
-# operands lie, for 30 to 80 in fp32 (torch 2.13, AVX2).
+# Fraction of fp32's peak on a core without bf16 instructions. Matmuls of 64 to 1,024 reach 0.5 to 7 GFLOP/s depending
+# on operand layout, and 30 to 80 in fp32 (torch 2.13, AVX2).
 _SCALAR_BF16 = 0.15
 DEFAULT_CLUSTER = {"cpu": "cpu", "cuda": "h100"}
 
 
-CARDS = {"PCIE", "NVL"}  # of lower clock and power, and with other links
-# Of those that data sheets tell beside the boards: GB/s of the bus each way, and the share of the board's peak.
+CARDS = {"PCIE", "NVL"}  # Cards with lower clock and power, and other links.
+# (GB/s of the bus in one direction, fraction of the board's peak) of cards in data sheets.
 ON_PCIE = {"A100": (32, 1.0), "V100": (16, 112 / 125)}
-_PCIE_S = 5.7e-6  # a hop over it: nccl src/graph/tuning.cc, protocol Simple
-SLICE = "MIG"  # some of a GPU's processors
+_PCIE_S = 5.7e-6  # Latency per hop over PCIe: nccl src/graph/tuning.cc, protocol Simple.
+SLICE = "MIG"  # A slice of a GPU.
 
 
 def is_another(device_name: str) -> bool:
-    """Whether a device that has the name of an accelerator is none that a cluster describes."""
+    """Return whether a device is a variant that no cluster describes, despite its name."""
     words = _words(device_name)
     return SLICE in words or bool(words & CARDS and not words & ON_PCIE.keys())
 
 
 def described(device_name: str, memory_bytes: int) -> Cluster | None:
-    """The cluster of GPUs of the name that a device gives itself, of several the nearest in memory; None without a data
-    sheet of it."""
+    """Return the cluster for a device name, or None without a data sheet.
+
+    Of several clusters, the result is the closest in memory.
+    """
     if is_another(device_name):
         return None
     words = set(re.split(r"[^A-Za-z0-9]+", device_name))
@@ -276,7 +290,7 @@ def described(device_name: str, memory_bytes: int) -> Cluster | None:
 
 
 def as_card(board: Cluster, device_name: str) -> Cluster:
-    """The cluster of a board's kind, for a card of it on PCIe where the device says that it is one."""
+    """Return the cluster with PCIe links if the device is a PCIe card."""
     words = _words(device_name)
     kind = next((kind for kind in ON_PCIE if kind in words), None)
     if kind is None or not words & CARDS:
@@ -297,8 +311,11 @@ def _words(device_name: str) -> set[str]:
 
 
 def on_cores(sheet: Cluster, cores: int | None, bf16: str | None) -> Cluster:
-    """A CPU's data sheet with what a machine tells of its cores: how many, and how they compute bf16
-    (`contracts.hosts.HostFacts`; None is not told)."""
+    """Return a CPU cluster with the reported cores and bf16 support of a machine.
+
+    Args:
+        bf16: How the cores compute bf16 (`contracts.facts.HostFacts`), or None if unknown.
+    """
     accelerator = sheet.accelerator
     if bf16 == "scalar":
         accelerator = accelerator.model_copy(update={"bf16_flops": _SCALAR_BF16 * accelerator.fp32_flops})

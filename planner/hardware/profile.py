@@ -1,8 +1,6 @@
-"""What a calibration measured on one host: raw points, to which `planner.hardware.cluster` fits its constants.
+"""Define measurements of a host: calibration points and finished runs.
 
-Every point says how many ranks ran it at once, for ranks on one machine share its cores, memory and links.
-
-What a run that ended leaves with its host: what it trained, and what it measured. No name, owner, data or seed.
+Each point has the number of ranks that ran at the same time, because ranks of a host share cores, memory, and links.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ MeasuredPrecision = Literal["fp32", "bf16"]
 
 
 class GemmPoint(StrictModel):
-    """(m, k) x (k, n) matrix product: 2 m n k FLOP in the median `seconds`, in fp8 with the casts of both operands."""
+    """Median time of a matmul (m, k) x (k, n). fp8 includes the casts of both operands."""
 
     ranks: Count
     precision: GemmType
@@ -36,7 +34,7 @@ class GemmPoint(StrictModel):
 
 
 class StreamPoint(StrictModel):
-    """An elementwise kernel that reads and writes `num_bytes` in all; the smallest ones show an operator's overhead."""
+    """Elementwise kernel that reads and writes `num_bytes`. The smallest show overhead."""
 
     ranks: Count
     num_bytes: Count
@@ -44,7 +42,10 @@ class StreamPoint(StrictModel):
 
 
 class LayerPoint(StrictModel):
-    """One transformer layer of the trainer on a tp rank, its collectives too: (micro_batch, seq_len, hidden)."""
+    """Transformer layer of the trainer on a tp rank, including collectives.
+
+    The input is (micro_batch, seq_len, hidden).
+    """
 
     ranks: Count
     precision: MeasuredPrecision
@@ -62,7 +63,7 @@ class LayerPoint(StrictModel):
 
 
 class EndsPoint(StrictModel):
-    """Embedding, final norm, head and loss of the trainer on a tp rank, their collectives too."""
+    """Embedding, final norm, head, and loss of the trainer on a tp rank, with collectives."""
 
     ranks: Count
     precision: MeasuredPrecision
@@ -78,7 +79,10 @@ class EndsPoint(StrictModel):
 
 
 class OptimizerPoint(StrictModel):
-    """Gradient norm, clipping, AdamW step and clearing over `num_parameters` fp32 elements in `num_tensors` tensors."""
+    """Gradient norm, clipping, AdamW step, and clearing of gradients.
+
+    The step updates `num_parameters` fp32 elements in `num_tensors` tensors.
+    """
 
     ranks: Count
     num_parameters: Count
@@ -87,9 +91,9 @@ class OptimizerPoint(StrictModel):
 
 
 class CollectivePoint(StrictModel):
-    """What one call adds to compute, `ranks` ranks at work in groups of `group_size`.
+    """Time that one call adds to compute, with `ranks` ranks in groups of `group_size`.
 
-    `payload_bytes` as in `planner.facts.collectives`.
+    `payload_bytes` is defined in `planner.facts.collectives`.
     """
 
     ranks: Count
@@ -101,7 +105,7 @@ class CollectivePoint(StrictModel):
 
 
 class HostProfile(StrictModel):
-    """Everything one calibration of a host measured."""
+    """All measurements of one calibration of a host."""
 
     version: Literal[2] = PROFILE_VERSION
     device: Device
@@ -118,12 +122,12 @@ class HostProfile(StrictModel):
     optimizer: tuple[OptimizerPoint, ...] = ()
     collectives: tuple[CollectivePoint, ...] = ()
 
-    def timed_layers_in(self, kind: GemmType) -> bool:
-        """Whether any layer was, whose products run in this type."""
+    def has_layers_in(self, kind: GemmType) -> bool:
+        """Return whether the profile has layers whose matmuls have this type."""
         return any(layer.precision == kind for layer in self.layers)
 
 
-# All else says nothing of time or memory: who trained, on what, for how long.
+# Fields of `TrainSpec` that affect time or memory.
 TRAIN_FIELDS = (
     *("global_batch", "micro_batches", "seq_len", "precision", "attention"),
     *("overlap", "compile", "dropout", "document_end", "checkpoint_every"),
@@ -131,9 +135,9 @@ TRAIN_FIELDS = (
 
 
 class LinkPoint(StrictModel):
-    """One call of a collective as it ran, waiting for its peers left out as far as can be told.
+    """One measured call of a collective, without the wait for other ranks if known.
 
-    `payload_bytes` as in `planner.facts.collectives`.
+    `payload_bytes` is defined in `planner.facts.collectives`.
     """
 
     op: Op
@@ -142,12 +146,13 @@ class LinkPoint(StrictModel):
     seconds: Seconds
 
 
-class Run(StrictModel):
-    """`steps` were timed, the first ones left out; `step_s` is their median.
+class MeasuredRun(StrictModel):
+    """Measurements of a finished run, without its name, owner, data, and seed.
 
-    `peak_bytes`: the most that a rank's memory rose above what it held before its model was built, of a GPU its tensors
-    alone; None where unknown. `tells_copies`: `spec` says whether checkpoints were made, whose copies a CPU's peak
-    holds; runs that were kept before do not.
+    `steps`: timed steps, without the first ones. `step_s`: their median.
+    `peak_bytes`: increase of a rank's memory since before its model was built; on a GPU, tensors only. None if unknown.
+    `tells_copies`: `spec` states whether checkpoints were saved, whose copies are part of a CPU's peak. Old runs do
+    not.
     """
 
     spec: JobSpec
@@ -158,8 +163,8 @@ class Run(StrictModel):
     links: tuple[LinkPoint, ...] = Field(default=(), max_length=64)
 
 
-def stripped(spec: JobSpec) -> JobSpec:
-    """The part of a spec that decides what a step costs."""
+def strip_spec(spec: JobSpec) -> JobSpec:
+    """Return only the parts of a spec that affect the cost of a step."""
     train = spec.train.model_dump(include=set(TRAIN_FIELDS))
     return JobSpec(
         model=spec.model.model_copy(update={"preset": None}),

@@ -1,9 +1,4 @@
-"""TODO.
-
-A stack as a spec has it: its constants, with what the spec says of the software applied to them.
-
-How far off what is planned of a stack may be, by its published rows.
-"""
+"""Apply software options to a stack, and provide its margins of error."""
 
 from __future__ import annotations
 
@@ -15,8 +10,8 @@ from contracts.telemetry.vocabulary import Axis
 from planner.facts.layout import get_axis_group
 from planner.facts.resources import CudaGraphs, SoftwareSpec, StackName
 from planner.facts.spec import JobSpec
-from planner.hardware.cluster import span
-from planner.hardware.kernel_time import FLASH_2
+from planner.hardware.cluster import get_node_span
+from planner.hardware.kernel_time import FLASH_2_FACTOR
 from planner.hardware.stacks import FUSED_NORMS, STACKS, Stack
 
 # Kernels that a run may have taken instead of its stack's own, on the same rows.
@@ -91,9 +86,9 @@ COMPILED: dict[str, Any] = {"norms": 1.8, "passes": 1.8, "casts": 0.55, "cast_s"
 
 
 class Said(NamedTuple):
-    """Which stack, and what of it: specs for which these are equal are planned with the same constants.
+    """Stack and options that determine the constants of a spec.
 
-    `compiled`: what runs here compiles its blocks; of other stacks it is known by their own settings.
+    `compiled`: Meshboard's trainer compiles its blocks. Other stacks include this in their constants.
     """
 
     stack: StackName
@@ -103,10 +98,10 @@ class Said(NamedTuple):
 
 
 class Stacks:
-    """Of a table of stacks those that specs are planned with, on nodes of `per_node` ranks.
+    """Resolve the stack of a spec on nodes of `per_node` ranks.
 
-    `measured`: a host was measured with its software, of which nothing that a spec says is known better. `compiles`: it
-    is known what compiling spares what runs here.
+    `measured`: the host is calibrated with its software, so options have no effect.
+    `compiles`: the gain of compiled blocks is known.
     """
 
     def __init__(
@@ -116,14 +111,14 @@ class Stacks:
         self._made: dict[Hashable, Stack] = {}
 
     def said(self, spec: JobSpec) -> Said:
-        """What of the spec decides on constants."""
+        """Return the stack and options that determine the constants of a spec."""
         software = None if self._measured else spec.resources.software
         overlaps = software is not None and self._overlaps(spec, software)
         compiled = spec.resources.stack == "ours" and spec.train.compile and self._compiles
         return Said(spec.resources.stack, software, overlaps, compiled)
 
     def of(self, spec: JobSpec) -> Stack:
-        """The constants that the spec is planned with."""
+        """Return the stack with the options of a spec."""
         said = self.said(spec)
         if said not in self._made:
             stack = self._stacks[said.stack]
@@ -133,20 +128,27 @@ class Stacks:
         return self._made[said]
 
     def _overlaps(self, spec: JobSpec, software: SoftwareSpec) -> bool:
-        """Where tokens do not leave their node, sending them beside products gains nothing that launching it in so many
-        more pieces does not take: what gpt-oss on GB200 and Qwen3-235B on B300 take with it is what they take without,
-        to 2%. In a graph nothing is launched."""
+        """Return whether overlapping expert communication saves time.
+
+        Inside a node it does not, because the additional launches take as long: gpt-oss on GB200 and Qwen3-235B on B300
+        take
+        the same time with and without it, within 2%. A CUDA graph has no launches.
+        """
         if not software.overlap_experts:
             return False
         group = get_axis_group(spec.layout, "ep")
         return (
             software.cuda_graphs == "whole"
-            or span(group.size, group.stride, self._per_node, spec.layout.world_size).nodes > 1
+            or get_node_span(group.size, group.stride, self._per_node, spec.layout.world_size).nodes > 1
         )
 
 
 def as_said(stack: Stack, software: SoftwareSpec, *, overlaps: bool) -> Stack:
-    """The stack with what is said of it. `overlaps`: sending tokens to experts beside products gains time."""
+    """Return the stack with its options applied.
+
+    Args:
+        overlaps: Overlapping expert communication saves time.
+    """
     changed: dict[str, Any] = {}
     if software.deterministic:
         changed |= {"launch_s": DETERMINISTIC_LAUNCH_S, "expert_s": DETERMINISTIC_EXPERT_S}
@@ -162,7 +164,7 @@ def as_said(stack: Stack, software: SoftwareSpec, *, overlaps: bool) -> Stack:
         changed["attention"] = FLASH_1
     elif software.attention_kernel == "flash_2":
         hopper = stack.attention_hopper
-        changed["attention_hopper"] = hopper._replace(share=hopper.share * FLASH_2)
+        changed["attention_hopper"] = hopper._replace(peak_factor=hopper.peak_factor * FLASH_2_FACTOR)
     elif software.attention_kernel == "eager":
         changed["scores"] = EAGER_SCORES
     if software.fused_norms:
@@ -191,8 +193,12 @@ UNTOLD_BYTES = 2**29
 
 
 def within(name: StackName, accelerator: str, host_share: float, *, told: bool = False) -> float:
-    """How far off a step time on this accelerator may be, of which the device waits `host_share` for its host. `told`:
-    the spec says what it can of the stack's software."""
+    """Return the margin of error of a step time as a fraction.
+
+    Args:
+        host_share: Fraction of the step in which the device waits for the host.
+        told: The spec has all known options of the stack's software.
+    """
     stack = STACKS[name]
     own = TOLD_WITHIN.get(name, stack.within) if told else stack.within
     by_host = next((off for least, off in (HOST_TOLD_WITHIN if told else HOST_WITHIN) if host_share >= least), 0.0)
@@ -200,6 +206,6 @@ def within(name: StackName, accelerator: str, host_share: float, *, told: bool =
 
 
 def was_measured(name: StackName, accelerator: str) -> bool:
-    """Whether any step of the stack on such a device stands behind its constants."""
+    """Return whether published steps on such a device confirm the stack's constants."""
     stack = STACKS[name]
     return not stack.measured_on or bool(set(re.split(r"[^A-Z0-9]+", accelerator.upper())) & set(stack.measured_on))

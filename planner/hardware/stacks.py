@@ -1,14 +1,11 @@
-"""Software stacks to plan for: what a training framework makes of the same kernels and links.
+"""Define software stacks: how a training framework uses the kernels and links.
 
-A spec names its stack, and may say of it what `planner.facts.spec_rules` has: what a run's own release, recipe and
-kernels change besides is not known then, and `within` is how far off step times are without it.
+A spec names its stack, and can set options of it (`planner.facts.resources.SoftwareSpec`). The effect of other
+properties of a run is unknown, and `within` is the margin of error without them.
 
-Constants stand on top of those of the accelerator. Each was chosen on the fit half of the published rows of its stack
-(2026-11-25; `python -m benchmarks.published` prints both halves) and rounded. Which effects there are was settled with
-all open rows in sight for stacks other than Megatron, so that the report half is not blind to that.
-
-Floating point operations that a step carries out: with what its stack computes twice (2205.05198 equations 7 and 8),
-and with all rows of experts' buffers. HFU is these over the peak.
+Constants multiply those of the accelerator. Each was chosen on the fit half of the published rows of its stack
+(2026-11-25; `python -m benchmarks.published` prints both halves) and rounded. The kinds of effects were chosen with all
+open rows known for stacks other than Megatron, so their report half is not blind to that choice.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from contracts.telemetry.vocabulary import Axis
 from planner.facts.model_shapes import compute_layer_flops, compute_score_flops, compute_single_pass_flops, is_moe_layer
 from planner.facts.resources import StackName
 from planner.facts.spec import JobSpec, Layout
-from planner.hardware.cluster import LAUNCH_S
+from planner.hardware.cluster import DEFAULT_LAUNCH_S
 from planner.hardware.kernel_time import (
     BLACKWELL_WIDTHS,
     CUDNN_BLACKWELL,
@@ -27,72 +24,79 @@ from planner.hardware.kernel_time import (
     FLASH_1_WIDTHS,
     FLASH_2_WIDTHS,
     SDPA_HOPPER,
-    Attention,
+    AttentionRates,
 )
-from planner.hardware.kernels import Gemm, Module, PassKind, layer_work
+from planner.hardware.kernels import Gemm, MemoryKernelKind, RecomputeModule, build_layer_kernels
 
 
 class Stack(NamedTuple):
-    """Shares and factors have no unit, times are seconds.
+    """Constants of a software stack. Fractions have no unit, times are in seconds.
 
-    `within`: 9 of 10 step times lie no further from what a spec gets, told with a certainty of 9 in 10 by the fit half
-    (`benchmarks.published.scores.sure`): of fewer than 22 rows the worst.
-    `memory_within`: the same of a rank's peak, beside UNTOLD_BYTES; 1 where nobody published one.
-    `measured_on`: accelerators whose steps `within` was seen to hold on; any other has the widest. Empty is all.
-    `fp4`: products in fp8 run at the rate of fp4, where the accelerator has it.
-    `gemm`, `attention`: of the accelerator's own efficiency; `gemm_hopper` also, where it has fp8: power holds the
-    clock of those down; `gemm_fp8` of products in fp8; `attention_ampere`, `_hopper` and `_blackwell` there besides.
-    `joins_products`: queries, keys and values
-    are one product, so are gate and up. `copies_queries`: where these are grouped they are copied out of what it gives,
-    and their gradients put together. `adds_gradients`: share of the time to read and write a gradient that its
-    product takes longer where it adds to it.
-    `adds_apart`: autograd adds it to those so far, by a kernel of its own, which takes `adds_unlike` times as long
-    where they are kept in another type.
-    `norms`, `scores` (unfused attention), `casts` (to fp8), `loss` (over logits) and `passes` (all else that is no
-    product): bytes moved over the fewest that one kernel for each needs; below 1 where a compiler fuses, above where
-    eager code cuts.
-    `launch_s`: the host's time for a kernel of `planner.hardware.kernels`, autograd and Python included;
-    `chunk_launches`: as many more in each forward and backward of a chunk, to receive, to send, to scale its loss.
-    `expert_s`: the host's time for each expert of a product of several, which are launched one by one; `expert_cast_s`:
-    more where its operands are cast to fp8, one by one too. `cast_s`: more for any other product in fp8.
-    `casts_each`: weights too are cast for each product, and what forward cast is cast again in backward.
-    `layer_s`: more in a layer's forward and in its backward, for what is no kernel of it here, or less for one that it
-    has not; repeated with its latents. `mixture_s`: more in those of a layer with experts. `syncs_experts`: it waits
-    for the router's counts before it launches experts, so that the device waits for all of its time in forward.
-    `experts_apart`: each expert runs by itself.
-    `bias_sums`: how many times as long an expert's product takes that sums its bias' gradient.
-    `norms_heads`: queries and keys are normed.
-    `links`: of a link's efficiency, that collectives reach beside compute.
-    `divides_dispatch`: each tensor rank sends its part of the tokens, and gathers what came to the others, but where
-    tensor ranks divide no expert (`experts_whole`). `shares_dispatch`: a token goes once to each node, inside one to
-    each rank, that has an expert for it. `sorts_dispatch`: tokens come by sender, and are put in the order of a rank's
-    experts, and back.
-    `hidden`: share of each axis' waiting that runs beside products; of dp, of the room that compute leaves to it.
-    `hides_sends`: chunks of an interleaved pipe send beside the next one's products, but while it fills and drains.
-    `sums_chunks`: under ZeRO-1 each of its chunks is gathered while the pipe fills with the chunk before, and summed
-    while it drains of that.
-    `narrow_gathers`: tensor ranks gather what products in fp8 take after it was cast.
-    `narrow_parameters`: ZeRO gathers in fp8 what products in fp8 take.
-    `inputs_apart`: queries, keys, values, gate and up each gather their input, and sum its gradient, over tensor ranks.
-    `sums_late`: gradients that ZeRO shards wait whole for the last micro-batch, and are summed once, in fp32.
-    `sums_whole`: every rank gets the sums of all gradients, in fp32, of whatever it then updates.
-    `contention`: share of hidden gathers' and sums' time that compute loses to them.
-    `step_s`: once a step, for the optimiser's launches, data and logging. `tensor_s`: more for each tensor between the
-    last backward and the update, where the device waits for its host.
-    `jitter`: share of a step that waiting for the slowest adds with every doubling of the nodes.
-    `gathers_logits`: every tensor rank gathers the logits of the whole vocabulary and computes its loss on all of them.
-    `fused_loss`: one kernel reads the logits and writes their gradient; `compiles_loss`: where a job compiles at all.
-    `repeats`: what selective recompute repeats of a layer, where not the usual; `repeats_layers`: share of all layers
-    that full recompute repeats. `narrow_head`: the head's product runs in fp8 where a layer's do. `heads`: so often a
-    micro-batch meets it, twice where a second token is predicted.
-    `frozen`: weights are, beside adapters too small to count: no gradient of theirs is computed, summed or applied.
-    `offloads`: share of layers whose activations go to the host and come back; nothing hides it.
-    `keeps_opened`: SwiGLU is two operations, and the gate's activation is kept beside what both are made of.
-    `repeats_operations`: selective recompute keeps every second product's output and attention's, and repeats the rest.
-    `repeats_whole`: what is recomputed is, before any of its backward, and to its end. `repeats_needed`: full recompute
-    makes a layer again no further than its backward needs, which is not a dense one's last product.
-    `keeps_both_gradients`: where they are added up in fp32, those of the compute type stay allocated.
-    `beside_bytes`: what communicators, buckets and the allocator take beside tensors and an accelerator's allowance.
+    Margins of error:
+    - `within`: 90% of step times differ by at most this fraction, with 90% confidence from the fit half
+      (`benchmarks.published.scores.sure`). With fewer than 22 rows it is the worst difference.
+    - `memory_within`: the same for a rank's peak memory, in addition to a constant number of bytes; 1 without published
+      peaks.
+    - `measured_on`: accelerators whose steps confirm `within`; others have the widest margin. Empty means all.
+
+    Matmuls:
+    - `gemm`, `attention`: factors on the accelerator's efficiency. `gemm_hopper`: factor on GPUs with fp8, whose clock
+      power limits. `gemm_fp8`: factor of fp8 matmuls. `attention_*`: rates per generation.
+    - `fp4`: fp8 matmuls run at the rate of fp4 if the accelerator has it.
+    - `joins_products`: query, key, and value are one matmul, and gate and up are one matmul.
+    - `copies_queries`: grouped queries are copied out of the joined output, and their gradients are concatenated.
+    - `adds_gradients`: fraction of the time to read and write a gradient that its matmul takes longer to accumulate.
+    - `adds_apart`: autograd accumulates gradients in a separate kernel, `adds_unlike` times as slow for different
+      types.
+
+    Memory-bound kernels, as bytes relative to one kernel per operation (below 1 with fusion, above 1 in eager code):
+    - `norms`, `scores` (unfused attention), `casts` (to fp8), `loss` (logits), and `passes` (all others).
+
+    Host time:
+    - `launch_s`: per kernel of `planner.hardware.kernels`, including autograd and Python.
+    - `chunk_launches`: additional launches per forward and per backward of a chunk, for messages and loss scaling.
+    - `expert_s`: per expert of a grouped matmul. `expert_cast_s`: additional time in fp8.
+    - `cast_s`: additional time per other fp8 matmul. `casts_each`: weights are cast per matmul, and again in backward.
+    - `layer_s`: additional (forward, backward) time per layer. `mixture_s`: the same for layers with experts.
+    - `syncs_experts`: forward waits for the router's counts, so the device waits for the host.
+    - `step_s`: per step, for optimizer, data, and logging. `tensor_s`: per tensor before the update.
+
+    Experts:
+    - `experts_apart`: each expert runs separate kernels. `bias_sums`: slowdown of matmuls that sum a bias gradient.
+    - `divides_dispatch`: each tp rank sends a shard of the tokens, and all-gathers the received tokens.
+      `experts_whole`: it does not if tp does not shard experts.
+    - `shares_dispatch`: a token is sent once per node, and once per rank inside a node.
+    - `sorts_dispatch`: received tokens are sorted by expert, and restored.
+
+    Communication:
+    - `links`: factor on a link's efficiency during compute.
+    - `hidden`: overlapped fraction of communication per axis; for dp, of the available compute time.
+    - `hides_sends`: sends of interleaved chunks overlap with the next chunk, except during fill and drain.
+    - `sums_chunks`: ZeRO-1 gathers a chunk during the fill of the previous one, and reduces it during the drain.
+    - `narrow_gathers`: tp gathers inputs in fp8. `narrow_parameters`: ZeRO gathers weights in fp8.
+    - `inputs_apart`: query, key, value, gate, and up each gather their input, and reduce its gradient.
+    - `sums_late`: sharded gradients are reduced once in fp32 after the last micro-batch.
+    - `sums_whole`: every rank receives all gradient sums in fp32.
+    - `contention`: fraction of overlapped gathers and reductions that compute loses.
+    - `jitter`: fraction of a step that is added per doubling of the nodes.
+
+    Head and loss:
+    - `gathers_logits`: every tp rank gathers all logits and computes the whole loss.
+    - `fused_loss`: one kernel reads logits and writes their gradient. `compiles_loss`: only in compiled jobs.
+    - `narrow_head`: the head uses fp8 if layers do. `heads`: head evaluations per micro-batch, 2 with a second token.
+
+    Recompute and memory:
+    - `repeats`: modules that selective recompute repeats, if not the default.
+    - `repeats_layers`: fraction of layers that full recompute repeats.
+    - `repeats_operations`: selective recompute saves attention and every second matmul, and repeats other operations.
+    - `repeats_whole`: the whole recompute precedes its backward. `repeats_needed`: full recompute skips a dense layer's
+      last matmul.
+    - `norms_heads`: queries and keys are normalized.
+    - `frozen`: weights have no gradients or updates; adapters are too small to count.
+    - `offloads`: fraction of layers whose activations move to the host and back, without overlap.
+    - `keeps_opened`: SwiGLU is two operations, and the gate activation is saved too.
+    - `keeps_both_gradients`: gradients of the compute type stay allocated next to fp32 sums.
+    - `beside_bytes`: bytes of communicators, buckets, and the allocator in addition to the accelerator's overhead.
     """
 
     title: str
@@ -109,15 +113,15 @@ class Stack(NamedTuple):
     adds_apart: bool = False
     adds_unlike: float = 1.0
     attention: float = 1.0
-    attention_ampere: Attention = Attention()
-    attention_hopper: Attention = Attention()
-    attention_blackwell: Attention = Attention()
+    attention_ampere: AttentionRates = AttentionRates()
+    attention_hopper: AttentionRates = AttentionRates()
+    attention_blackwell: AttentionRates = AttentionRates()
     norms: float = 1.0
     scores: float = 1.0
     casts: float = 1.0
     loss: float = 1.0
     passes: float = 1.0
-    launch_s: float = LAUNCH_S
+    launch_s: float = DEFAULT_LAUNCH_S
     chunk_launches: int = 0
     expert_s: float = 0.0
     expert_cast_s: float = 0.0
@@ -149,7 +153,7 @@ class Stack(NamedTuple):
     gathers_logits: bool = False
     fused_loss: bool = False
     compiles_loss: bool = False
-    repeats: tuple[Module, ...] | None = None
+    repeats: tuple[RecomputeModule, ...] | None = None
     repeats_layers: float = 1.0
     narrow_head: bool = False
     heads: int = 1
@@ -162,8 +166,8 @@ class Stack(NamedTuple):
     keeps_both_gradients: bool = False
     beside_bytes: int = 0
 
-    def bytes_of(self, kind: PassKind) -> float:
-        """Factor on the bytes of a pass over memory."""
+    def bytes_of(self, kind: MemoryKernelKind) -> float:
+        """Return the factor on the bytes of a memory-bound kernel."""
         return {
             "norm": self.norms,
             "scores": self.scores,
@@ -353,11 +357,15 @@ STACKS: dict[StackName, Stack] = {
 }
 
 # The same on a CPU, of which no step told these: what it launches, it computes itself.
-OURS_ON_CPU = _EAGER._replace(title=STACKS["ours"].title, cast_s=15 * LAUNCH_S, casts_each=True)
+OURS_ON_CPU = _EAGER._replace(title=STACKS["ours"].title, cast_s=15 * DEFAULT_LAUNCH_S, casts_each=True)
 
 
 def hardware_flops(spec: JobSpec) -> int:
-    """Of one step of the whole model."""
+    """Return the FLOPs that a step executes, including recompute.
+
+    Source: 2205.05198 equations 7 and 8. Rows of expert buffers count even if they are empty. HFU is these over the
+    peak.
+    """
     model, train, stack = spec.model, spec.train, STACKS[spec.resources.stack]
     once = compute_single_pass_flops(spec)
     if spec.layout.recompute == "full":
@@ -374,13 +382,15 @@ def hardware_flops(spec: JobSpec) -> int:
 
 
 def _operations(spec: JobSpec, stack: Stack) -> int:
-    """Of the products that are repeated where every second one's output is kept."""
+    """Return the FLOPs of recomputed matmuls if the output of every second one is saved."""
     train = spec.train.model_copy(update={"micro_batches": 1})
     whole = spec.model_copy(update={"layout": Layout(), "train": train})  # undivided, all of a step at once
     moe_layers = sum(is_moe_layer(spec.model, i) for i in range(spec.model.num_layers))
     total = 0
     for moe, number in ((False, spec.model.num_layers - moe_layers), (True, moe_layers)):
         if number:
-            work = layer_work(whole, moe=moe, joined=stack.joins_products, apart=stack.experts_apart)
-            total += number * sum(kernel.flops for kernel in work.operations if isinstance(kernel, Gemm))
+            work = build_layer_kernels(
+                whole, moe=moe, fused_projections=stack.joins_products, separate_experts=stack.experts_apart
+            )
+            total += number * sum(kernel.flops for kernel in work.recomputed_operations if isinstance(kernel, Gemm))
     return total

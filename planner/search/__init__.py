@@ -1,1 +1,1 @@
-"""Which layout to take, and what lies one choice away."""
+"""Search layouts, choose one, and compare it with similar layouts."""

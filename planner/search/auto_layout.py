@@ -1,7 +1,4 @@
-"""Where ranks may be placed: a host alone, or several together with every tensor-parallel group inside one.
-
-`layout: "auto"`: the search's first choice takes its place, told why.
-"""
+"""Replace `layout: "auto"` with the fastest layout that fits."""
 
 from __future__ import annotations
 
@@ -29,40 +26,43 @@ from planner.search.layout_search import FIXABLE, Constraints, Found, divisors, 
 
 
 class Room(NamedTuple):
-    """A host that ranks may be placed on: how many, and the memory each has."""
+    """Host capacity: number of slots, and memory per slot."""
 
     slots: int
     memory_bytes: int
 
 
 class Gang(NamedTuple):
-    """Hosts of one model that ranks may be spread over: slots of each, the largest first, and the least memory."""
+    """Hosts of one model that a job can span: slots per host, and the least memory."""
 
     sizes: tuple[int, ...]
     memory_bytes: int
 
     def holds(self, ranks: int, tp: int) -> bool:
-        """Whether so many have room with each tensor-parallel group inside a host."""
+        """Return whether the ranks fit with each tensor-parallel group inside a host."""
         return sum(round_down(slots, tp) for slots in self.sizes) >= ranks
 
 
 class Rooms(NamedTuple):
-    """All there is; of `alone` there is at least one."""
+    """All capacity. `alone` has at least one host."""
 
     alone: Sequence[Room]
     gangs: Sequence[Gang] = ()
 
     @property
     def most(self) -> int:
-        """Ranks that have room at once."""
+        """Return the maximum number of ranks that fit at the same time."""
         return max([*(room.slots for room in self.alone), *(sum(gang.sizes) for gang in self.gangs)])
 
     def full(self) -> set[int]:
-        """Ranks that fill the largest 1, 2, 4, ... hosts of a gang."""
+        """Return the numbers of ranks that fill the largest 1, 2, 4, ... hosts of a gang."""
         return {sum(gang.sizes[: 1 << k]) for gang in self.gangs for k in range(len(gang.sizes).bit_length())}
 
     def inside(self, ranks: int, fixed: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """What is fixed of a layout so that tp stays inside a host: nothing more where a host holds all the ranks."""
+        """Yield the fixed layout fields that keep tp inside a host.
+
+        If one host fits all ranks, tp is not fixed.
+        """
         if any(room.slots >= ranks for room in self.alone):
             yield {**fixed}
             return
@@ -72,12 +72,12 @@ class Rooms(NamedTuple):
                 yield {**fixed, "tp": tp}
 
     def memory_bytes(self, ranks: int) -> int:
-        """The least that a rank has wherever so many may be placed."""
+        """Return the least memory per rank on all hosts that can run the ranks."""
         alone = [room.memory_bytes for room in self.alone if room.slots >= ranks]
         return min(alone or [gang.memory_bytes for gang in self.gangs if gang.holds(ranks, 1)])
 
     def words(self) -> str:
-        """How many slots there are."""
+        """Format the number of slots."""
         text = f"the largest host has {format_count(max(room.slots for room in self.alone), 'slot')}"
         if not self.gangs:
             return text
@@ -88,8 +88,8 @@ class Rooms(NamedTuple):
 FIELD = "layout.auto"
 GIB = 2**30
 RUNNERS_UP = 4
-MOST_SEARCHES = 64  # every combination of the values allowed is one
-EVERY = 16  # ranks: up to so many every number is tried, above them powers of two and the most
+MOST_SEARCHES = 64  # Each combination of allowed values is one search.
+EVERY = 16  # Up to this number of ranks, every number is searched. Above it, powers of two and the maximum.
 ANY_MEMORY = 2**60
 T = TypeVar("T")
 OneOrSome: TypeAlias = T | Annotated[list[T], Field(min_length=1, max_length=16)] | None
@@ -144,9 +144,9 @@ class RunnerUp(ChosenLayout):
 
 
 class Chosen(ChosenLayout):
-    """What took the place of a layout "auto": what was asked, why this one, and the runners-up.
+    """Result of a layout "auto": the constraints, the reason, and the runners-up.
 
-    `complete`: false where the time allowed ended the search.
+    `complete`: false if the time limit ended the search.
     """
 
     asked: Annotated[dict[str, Any], SchemaFrom(AutoSpec)]
@@ -158,17 +158,17 @@ class Chosen(ChosenLayout):
 
 
 class Choice(NamedTuple):
-    """The spec with its layout, and what is told of it."""
+    """Spec with the chosen layout, and the description of the choice."""
 
     spec: JobSpec
     told: Chosen
 
 
 def asked_of(data: object) -> AutoSpec | None:
-    """What a spec's layout asks to be chosen, None where it names one itself.
+    """Return the constraints of an automatic layout, or None if the spec has a layout.
 
     Raises:
-        SpecError: a constraint that is unknown or senseless.
+        SpecError: If a constraint is unknown or invalid.
     """
     layout = data.get("layout") if isinstance(data, Mapping) else None
     if layout == "auto":
@@ -190,7 +190,7 @@ def _next_to_auto(name: object) -> str:
 
 
 def _inside(error: ValidationError) -> list[Problem]:
-    """One problem a constraint: of what a value or a list of them may be, whichever it came nearer to."""
+    """Return one problem per constraint, for the value or list that matches best."""
     deepest: dict[str, Any] = {}
     for told in error.errors(include_url=False):
         field = ".".join([FIELD, *map(str, told["loc"][:1])])
@@ -201,10 +201,10 @@ def _inside(error: ValidationError) -> list[Problem]:
 
 
 def draft_of(data: Mapping[str, Any]) -> JobSpec:
-    """The spec without its layout.
+    """Parse a spec without its layout.
 
     Raises:
-        SpecError: all that no layout can make good.
+        SpecError: With every problem that no layout can solve.
     """
     train = data.get("train", {})
     if isinstance(train, Mapping):
@@ -227,13 +227,13 @@ def choose(
     runnable: bool = True,
     max_seconds: float = math.inf,
 ) -> Choice:
-    """The fastest layout of `spec` that fits whichever of `rooms` it may be placed in, timed on `cluster`; over several
-    hosts where more ranks than one holds are faster, with tp inside a host.
+    """Return the fastest layout of `spec` that fits all hosts it can be placed on.
 
-    As much memory is kept free as a peak may be off, unless nothing fits then.
+    It spans several hosts if more ranks are faster, with tp inside a host. It keeps the margin of error of the memory
+    free, unless no layout fits with it. `cluster` predicts the time.
 
     Raises:
-        SpecError: nothing fits, with the arithmetic.
+        SpecError: If no layout fits, with the arithmetic.
     """
     worlds, combinations = _worlds(asked, rooms), list(_combinations(asked))
     spread = memory_correction(cluster.runs)
@@ -279,13 +279,13 @@ def choose(
 
 
 def _order(found: Found) -> tuple[float, int, int, int]:
-    """By time; of equals the one on fewer ranks, then the one that needs less memory, then the lower ZeRO stage."""
+    """Return the sort key: time, then number of ranks, memory, and ZeRO stage."""
     layout = found.spec.layout
     return float(f"{found.timing.step_s:.4g}"), layout.world_size, found.memory_bytes, layout.zero
 
 
 def _unlike(ordered: Sequence[Found]) -> list[Found]:
-    """Each layout once: schedules and chunks that are asked for change nothing without a pipe."""
+    """Remove duplicates: schedule and chunks have no effect without a pipeline."""
     first: dict[str, Found] = {}
     for found in ordered:
         first.setdefault(f"{found.spec.layout!r} {found.spec.train.micro_batches}", found)
@@ -293,7 +293,7 @@ def _unlike(ordered: Sequence[Found]) -> list[Found]:
 
 
 def _worlds(asked: AutoSpec, rooms: Rooms) -> list[int]:
-    """Numbers of ranks to try, the most first."""
+    """Return the numbers of ranks to search, the largest first."""
     most = rooms.most
     if asked.ranks is not None and asked.max_ranks is not None and asked.ranks > asked.max_ranks:
         raise SpecError(
@@ -341,7 +341,7 @@ def _nothing(
     refused: Counter[str],
     deadline: float,
 ) -> str:
-    """Why there is no choice: how many layouts each reason refused, and what the lightest of them would need."""
+    """Explain why no layout fits: layouts per reason, and the memory of the smallest."""
     where = f"on {_ranks(worlds)} of {cluster.name}"
     if not refused:
         degrees = ", ".join(f"{n} {v}" for n, v in asked.model_dump(exclude_defaults=True).items() if n in FIXABLE)
@@ -397,7 +397,7 @@ def _why(
 
 
 def words(spec: JobSpec) -> str:
-    """'dp 2 x tp 2, ZeRO-1, 4 micro-batches of 2'"""
+    """Format a layout, such as 'dp 2 x tp 2, ZeRO-1, 4 micro-batches of 2'."""
     x = spec.layout
     parts = [
         " x ".join(f"{a} {getattr(x, a)}" for a in ("pp", "dp", "cp", "ep", "tp") if getattr(x, a) > 1) or "one rank"

@@ -1,10 +1,10 @@
-"""Every layout of a model on a cluster, and which to take.
+"""Search all layouts of a model on a cluster.
 
-Degrees, ZeRO stage, schedule, chunks, micro-batch size and recompute are enumerated. A layout is refused as early as
-the arithmetic allows: where model state alone does not fit, all that share it go at once. All that fit are timed.
-tp is a power of two or a divisor of the node. Sequence parallelism is on beside tp wherever they divide the sequence:
-it sends as much and keeps less (2205.05198 section 4.2.2). GPipe, naive and looped BFS are tried only on request: 1F1B
-and its interleaved form idle as long or less and keep less.
+The search enumerates degrees, ZeRO stage, schedule, chunks, micro-batch size, and recompute. It rejects all layouts
+with the same model state together if the model state does not fit, and predicts the time of all that fit.
+tp is a power of two or a divisor of the node. Sequence parallelism is on if tp divides the sequence, because it sends
+as many bytes and needs less memory (2205.05198 section 4.2.2). GPipe, naive, and looped BFS are searched only on
+request: 1F1B and its interleaved form idle as long or less and need less memory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from planner.hardware.cluster import Cluster
 
 MAX_CP = 64
 MAX_MICRO_BATCH = 16
-SHORTEST_PART = 2048  # tokens: cp cuts no sequence into shorter parts unless told to
+SHORTEST_PART = 2048  # Minimum tokens per cp rank, unless cp is fixed.
 SCHEDULES: tuple[tuple[Schedule, int], ...] = (
     ("1f1b", 1),
     ("interleaved_1f1b", 2),
@@ -39,13 +39,17 @@ SCHEDULES: tuple[tuple[Schedule, int], ...] = (
     ("dualpipev", 2),
 )
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
-RISING: tuple[Schedule, ...] = ("gpipe", "looped_bfs")  # fewer, larger micro-batches may keep less at once
+# With these schedules, larger micro-batches can need less memory.
+RISING: tuple[Schedule, ...] = ("gpipe", "looped_bfs")
 FIXABLE = ("dp", "pp", "tp", "cp", "ep", "zero", "schedule", "virtual_stages", "recompute", "sequence_parallel")
 
 
 class Constraints(NamedTuple):
-    """What the user insists on. `fixed`: fields of the layout with their value, schedule and chunks where there is a
-    pipe. `max_memory_bytes`: no more than the device has. `runnable`: only what can run here."""
+    """Constraints of a search.
+
+    `fixed`: layout fields with their values; schedule and chunks apply only with a pipeline.
+    `max_memory_bytes`: limit per rank, at most the device memory. `runnable`: only layouts that the trainer supports.
+    """
 
     world_size: int
     fixed: Mapping[str, Any] = {}
@@ -56,7 +60,7 @@ class Constraints(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A layout that fits, and what it costs."""
+    """Layout that fits, with its predicted time and memory."""
 
     spec: JobSpec
     timing: Timing
@@ -64,14 +68,14 @@ class Found(NamedTuple):
 
 
 class Sure(NamedTuple):
-    """How far off a layout's time and memory may be."""
+    """Margins of error of the time and the memory of a layout."""
 
     time: Interval
     memory: Interval
 
 
 def sureness_of(found: Sequence[Found], cluster: Cluster) -> list[Sure]:
-    """Of each layout that fits."""
+    """Return the margins of error of each layout."""
     timer, peaks = Timer(cluster), memory_correction(cluster.runs)
     return [
         Sure(
@@ -83,10 +87,11 @@ def sureness_of(found: Sequence[Found], cluster: Cluster) -> list[Sure]:
 
 
 class SearchResult(NamedTuple):
-    """`best` by time, those behind that fit by less than their peak may be off. `pareto`: more time always buys less
-    memory. `refused`: how many layouts, by reason.
+    """Result of a search.
 
-    `complete` is False when `max_seconds` ended the search: then not all layouts were considered.
+    `best`: sorted by time; layouts that fit only within the margin of error follow.
+    `pareto`: layouts that need less memory than every faster layout. `refused`: number of layouts per reason.
+    `complete`: False if `max_seconds` ended the search.
     """
 
     best: list[Found]
@@ -99,10 +104,10 @@ class SearchResult(NamedTuple):
 
 
 def search(spec: JobSpec, cluster: Cluster, constraints: Constraints, *, limit: int = 20) -> SearchResult:
-    """Rank all layouts of `spec`'s model and batch on `constraints.world_size` ranks of `cluster`.
+    """Rank all layouts of the model and batch of `spec` on a number of ranks.
 
     Raises:
-        SpecError: a constraint that makes no sense, or that names no field which can be fixed.
+        SpecError: If a constraint is invalid.
     """
     check(constraints)
     started = time.perf_counter()
@@ -121,17 +126,17 @@ def search(spec: JobSpec, cluster: Cluster, constraints: Constraints, *, limit: 
 
 
 def _rank(found: Found) -> tuple[float, int, int, int]:
-    """By time; of equals the one that needs less memory, then the one with fewer axes and chunks."""
+    """Return the sort key: time, then memory, then number of axes and chunks."""
     x = found.spec.layout
     axes = sum(degree > 1 for degree in (x.tp, x.cp, x.pp, x.ep))
     return float(f"{found.timing.step_s:.4g}"), found.memory_bytes, axes, x.virtual_stages
 
 
 def check(constraints: Constraints) -> None:
-    """Refuse constraints that name no field, or a number that cannot be.
+    """Reject constraints with unknown fields or invalid numbers.
 
     Raises:
-        SpecError: with every problem.
+        SpecError: With every problem.
     """
     found = []
     if not 1 <= constraints.world_size <= MAX_WORLD:
@@ -149,7 +154,7 @@ MAX_WORLD = 65536
 
 
 def pareto(fitting: Sequence[Found]) -> list[Found]:
-    """Of layouts sorted by time, those that need less memory than every faster one."""
+    """Return the layouts that need less memory than every faster one."""
     front: list[Found] = []
     for found in fitting:
         if not front or found.memory_bytes < front[-1].memory_bytes:
@@ -158,13 +163,13 @@ def pareto(fitting: Sequence[Found]) -> list[Found]:
 
 
 def surely_fitting_bytes(spec: JobSpec, cluster: Cluster, room: int | None = None) -> int:
-    """The highest peak that fits an accelerator, or as much `room` of it, even where it is told too low."""
+    """Return the highest predicted peak that fits even with its margin of error."""
     there = cluster.accelerator.memory_bytes if room is None else room
     return surely_fitting(cluster, spec, memory_correction(cluster.runs), there)
 
 
 def needed_bytes(spec: JobSpec, cluster: Cluster) -> int:
-    """Memory of the fullest rank with its allowances."""
+    """Return the memory of the fullest rank, including its overhead."""
     there = on(cluster, spec)
     return _allowed(spec, max(most_bytes(there, stages) for stages in alike_stages(spec)), cluster)
 
@@ -174,7 +179,7 @@ def _allowed(spec: JobSpec, parts: int, cluster: Cluster) -> int:
 
 
 class _Finder:
-    """One search: what is left of the nested choices, and how many layouts each reason refused."""
+    """State of one search: remaining choices, and the number of layouts per reason."""
 
     def __init__(self, spec: JobSpec, cluster: Cluster, constraints: Constraints) -> None:
         self.spec, self.cluster, self.constraints = spec, cluster, constraints
@@ -182,16 +187,16 @@ class _Finder:
         self.capacity = there if asked is None else min(there, asked)
         self.timer = Timer(cluster)
         self.refused: Counter[str] = Counter()
-        self._first: dict[str, str] = {}  # by field, what was wrong with the first degrees that it refused
+        self._first: dict[str, str] = {}  # First message per field
         self._deadline = time.perf_counter() + constraints.max_seconds
         self._late = False
 
     def is_late(self) -> bool:
-        """Whether the time allowed ended the search."""
+        """Return whether the time limit ended the search."""
         return self._late
 
     def find(self) -> Iterator[Found]:
-        """Most promising degrees first, for a search that is cut off."""
+        """Yield layouts that fit, the most promising degrees first."""
         for degrees in sorted(self._degrees(), key=self._promise):
             shares = degrees["dp"] * degrees["cp"] > 1
             for zero in self._options("zero", (0, 1, 2, 3) if shares else (0,)):
@@ -205,7 +210,7 @@ class _Finder:
                     yield from self._family({**degrees, "zero": zero}, schedule, chunks)
 
     def _promise(self, degrees: dict[str, Any]) -> float:
-        """Seconds of a step with these degrees and the plainest of all else."""
+        """Return the step time of these degrees with default values of other fields."""
         sharded = 1 if degrees["dp"] * degrees["cp"] > 1 else 0
         fields = {**_PLAIN, **degrees, "zero": sharded, "recompute": "selective"}
         layout = self.spec.layout.model_copy(update=fields)
@@ -215,12 +220,12 @@ class _Finder:
         return (self.constraints.fixed[field],) if field in self.constraints.fixed else usual
 
     def _degrees(self) -> Iterator[dict[str, Any]]:
-        """Degrees whose product is the world size and that divide what they must."""
+        """Yield valid degrees whose product is the world size."""
         model, train, world = self.spec.model, self.spec.train, self.constraints.world_size
         largest_cp = min(MAX_CP, max(1, train.seq_len // SHORTEST_PART))
         experts = divisors(model.moe.num_experts) if model.moe else [1]
         shares, node = divisors(world), min(world, self.cluster.per_node)
-        # Others lie across nodes unevenly, and would make searches of many ranks take half as long again.
+        # Other degrees spread unevenly over nodes, and make large searches take 50% longer.
         inside = [t for t in shares if t <= node and (node % t == 0 or t.bit_count() == 1)]
         for tp in self._options("tp", inside):
             for cp in self._options("cp", [c for c in shares if c <= largest_cp]):
@@ -237,7 +242,7 @@ class _Finder:
                             yield degrees
 
     def _divides(self, degrees: dict[str, Any]) -> bool:
-        """Whether the degrees themselves break no rule; schedule and micro-batches come later."""
+        """Return whether the degrees break no rule, without schedule and micro-batches."""
         layout = self.spec.layout.model_copy(update={**_PLAIN, **degrees})
         train = self.spec.train.model_copy(update={"micro_batches": 1})
         trial = self.spec.model_copy(update={"layout": layout, "train": train})
@@ -260,7 +265,7 @@ class _Finder:
         yield from ((s, v) for s, v in wanted if pp * v <= self.spec.model.num_layers)
 
     def _family(self, degrees: dict[str, Any], schedule: Schedule, chunks: int) -> Iterator[Found]:
-        """Micro-batch sizes and recompute policies of layouts that keep the same model state."""
+        """Yield micro-batch sizes and recompute policies of layouts with equal model state."""
         fields = {**degrees, "schedule": schedule, "virtual_stages": chunks}
         sizes = self._micro_batch_sizes(degrees["dp"])
         policies = self._options("recompute", RECOMPUTES)
@@ -270,7 +275,7 @@ class _Finder:
         if _allowed(first, max(least_bytes(there, stages[0]) for stages in alike), self.cluster) > self.capacity:
             self.refused["memory: model state does not fit"] += len(sizes) * len(layouts)
             return
-        full: set[Recompute] = set()  # what a smaller micro-batch overfilled
+        full: set[Recompute] = set()  # Policies that did not fit with a smaller micro-batch.
         for size in sizes:
             spec = self._candidate(layouts[0], size)
             if _breaks_schedule(spec):
@@ -278,7 +283,7 @@ class _Finder:
                 continue
             for layout in layouts:
                 trial = spec.model_copy(update={"layout": layout})
-                # With as many in flight, larger micro-batches need more.
+                # With as many micro-batches in flight, larger ones need more memory.
                 surely = layout.recompute in full and trial.train.micro_batches >= 2 * layout.pp
                 needed = self.capacity + 1 if surely else self._needed(trial, alike)
                 if needed > self.capacity:
@@ -290,7 +295,10 @@ class _Finder:
                     yield Found(trial, self.timer.step(trial), needed)
 
     def _needed(self, spec: JobSpec, alike: Sequence[tuple[int, ...]]) -> int:
-        """Of the fullest rank, or of the first beyond what there is: one of each kind is asked before all are."""
+        """Return the memory of the fullest rank, or of the first rank above the limit.
+
+        One stage of each kind is computed first.
+        """
         needed, there = 0, on(self.cluster, spec)
         for stages in [*((stages[0],) for stages in alike), *(stages for stages in alike if len(stages) > 1)]:
             needed = max(needed, _allowed(spec, most_bytes(there, stages, self.capacity), self.cluster))
@@ -325,6 +333,6 @@ def _breaks_schedule(spec: JobSpec) -> bool:
 
 
 def divisors(number: int) -> list[int]:
-    """In order."""
+    """Return all divisors in ascending order."""
     small = [i for i in range(1, int(number**0.5) + 1) if number % i == 0]
     return sorted({*small, *(number // i for i in small)})

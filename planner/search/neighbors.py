@@ -1,7 +1,4 @@
-"""What lies one choice away from a layout: what it would cost, or why it cannot be.
-
-Which options of the form are possible given the rest, and the reason for each that is not.
-"""
+"""Compare a layout with the layouts that differ in one choice."""
 
 from __future__ import annotations
 
@@ -20,9 +17,9 @@ BARELY = "fits only within the margin of error"
 
 
 class Neighbour(NamedTuple):
-    """A layout that differs in one choice on as many ranks, and in words how it compares or why it cannot be.
+    """Layout that differs in one choice on the same number of ranks.
 
-    `step_s` and `memory_bytes` are None where it breaks a rule.
+    `reason`: how it compares, or why it is invalid. `step_s` and `memory_bytes` are None if it is invalid.
     """
 
     change: str
@@ -34,8 +31,10 @@ class Neighbour(NamedTuple):
 
 
 def neighbours(spec: JobSpec, cluster: Cluster) -> list[Neighbour]:
-    """Every layout one choice away, fastest of those that fit first; behind them what fits by less than its estimate
-    may be off, as a search has it."""
+    """Return every layout with one change, the fastest that fit first.
+
+    Layouts that fit only within the margin of error follow.
+    """
     timer, sure = Timer(cluster), surely_fitting_bytes(spec, cluster)
     here = timer.step(spec).step_s
     found = [_weigh(change, other, timer, sure, here) for change, other in _changes(spec)]
@@ -43,7 +42,7 @@ def neighbours(spec: JobSpec, cluster: Cluster) -> list[Neighbour]:
 
 
 def neighbours_within(spec: JobSpec, cluster: Cluster, asked: Constraints) -> list[Neighbour]:
-    """The neighbours of what a search found that what was asked of it allows, in the memory that was asked for."""
+    """Return the neighbors of a search result that the constraints of the search allow."""
     there = cluster.accelerator.memory_bytes
     room = min(there, asked.max_memory_bytes or there)
     accelerator = cluster.accelerator.model_copy(update={"memory_bytes": room})
@@ -53,7 +52,7 @@ def neighbours_within(spec: JobSpec, cluster: Cluster, asked: Constraints) -> li
 
 def _allows(asked: Constraints, near: Neighbour) -> bool:
     layout = near.spec.layout
-    piped = () if layout.pp > 1 else ("schedule", "virtual_stages")  # what is fixed where there is a pipe
+    piped = () if layout.pp > 1 else ("schedule", "virtual_stages")  # These fields apply only with a pipeline.
     if any(getattr(layout, name) != value for name, value in asked.fixed.items() if name not in piped):
         return False
     if near.spec.micro_batch_size > asked.max_micro_batch:
@@ -62,7 +61,7 @@ def _allows(asked: Constraints, near: Neighbour) -> bool:
 
 
 def suggestions(spec: JobSpec, cluster: Cluster, *, limit: int = 3) -> list[Neighbour]:
-    """What would fit where this layout does not. Empty when it fits, or when nothing one choice away does."""
+    """Return neighbors that fit if the layout does not fit."""
     if needed_bytes(spec, cluster) <= cluster.accelerator.memory_bytes:
         return []
     return [n for n in neighbours(spec, cluster) if n.fits][:limit]
@@ -85,7 +84,10 @@ def _weigh(change: str, spec: JobSpec, timer: Timer, sure: int, here: float) -> 
 
 
 def _changes(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
-    """(in words, spec) by choice: degrees doubled or halved against dp, ZeRO, recompute, micro-batch, schedule."""
+    """Yield (label, spec) per change.
+
+    Changes are: a degree doubled or halved with dp, ZeRO stage, recompute, micro-batch, and schedule.
+    """
     layout, train = spec.layout, spec.train
     for axis in ("tp", "pp", "cp"):
         degree = getattr(layout, axis)
@@ -113,7 +115,7 @@ def _changes(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
 
 
 def _with(spec: JobSpec, words: str, layout: dict[str, Any], micro_batches: int | None = None) -> tuple[str, JobSpec]:
-    """The spec with a change, and what the change takes with it: parts that only made sense before."""
+    """Return the changed spec, and reset fields that the change makes invalid."""
     fields: dict[str, Any] = {**layout}
     tp = fields.get("tp", spec.layout.tp)
     pp = fields.get("pp", spec.layout.pp)
@@ -134,7 +136,7 @@ def _with(spec: JobSpec, words: str, layout: dict[str, Any], micro_batches: int 
         fields["dp_replicas"] = 1
     train = spec.train
     if micro_batches is None and "dp" in fields:
-        # The micro-batch keeps its size where it can; with twice the replicas each has half as many.
+        # The micro-batch keeps its size if possible. Twice the replicas have half the micro-batches each.
         share = train.global_batch // fields["dp"]
         micro_batches = max(1, share // spec.micro_batch_size)
     if micro_batches is not None:
@@ -155,14 +157,15 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "schedule": tuple(SCHEDULE_NAMES),
     "recompute": ("none", "selective", "full"),
 }
-CHUNKS = {"interleaved_1f1b": 2, "looped_bfs": 2, **dict.fromkeys(V_SCHEDULES, 2)}  # a stage, when a schedule is chosen
+# chunks per stage of a chosen schedule
+CHUNKS = {"interleaved_1f1b": 2, "looped_bfs": 2, **dict.fromkeys(V_SCHEDULES, 2)}
 
 
 def choices(spec: JobSpec) -> dict[str, dict[str, str]]:
-    """{field: {option: reason}} for every option of the layout that would bring a problem to a field that has none.
+    """Return {field: {option: reason}} for every layout option that adds a problem.
 
-    The option already chosen is never listed: what is wrong with it stands among the problems. Nor is one that only
-    lacks slots: it can be planned, and tried dry. Keys are text.
+    The current option is never listed. Options that only lack slots are not listed either, because they can be planned.
+    Keys are text.
     """
     already = {p.field for p in find_problems(spec)}
     impossible: dict[str, dict[str, str]] = {}

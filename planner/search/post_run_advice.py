@@ -218,7 +218,10 @@ def _duration(seconds: float) -> str:
 
 
 def parts_of(timing: Timing) -> dict[str, float]:
-    """Return seconds by the parts that a rank can measure. The bubble counts as pp, like messages between stages."""
+    """Return seconds by the parts that a rank can measure.
+
+    The bubble counts as pp, like messages between stages.
+    """
     compute = timing.compute_s + timing.recompute_s + timing.launch_s + timing.optimizer_s
     return grouped(
         {COMPUTE: compute, **{str(axis): s for axis, s in timing.exposed_s.items()}, "bubble": timing.bubble_s}
@@ -235,7 +238,7 @@ def grouped(parts: Mapping[str, float]) -> dict[str, float]:
 
 
 def apportioned(here: Mapping[str, float], measured: Measure) -> dict[str, float]:
-    """Split the median step into parts, no axis above the time that ranks spent in its collectives.
+    """Split the median step into parts, limited by the measured time of collectives.
 
     With traced steps, the split is that of the traced steps. Without, collectives take all of their time if they did
     not overlap with compute. If they did, the split is the predicted one, within the limits of each axis.

@@ -30,7 +30,7 @@ from benchmarks.gpu.table import count, lines, page
 from planner.facts.parse_spec import parse_spec
 from planner.facts.spec_rules import find_unsupported_fields
 from planner.hardware.catalog import ACCELERATORS, CLUSTERS
-from planner.hardware.kernel_time import gemm_seconds
+from planner.hardware.kernel_time import compute_gemm_seconds
 from planner.hardware.kernels import Gemm
 from planner.hardware.stacks import STACKS
 from tests.parity.cases import LAYOUTS
@@ -371,7 +371,7 @@ def test_rates_are_predicted_as_plans_of_what_runs_here_count_them() -> None:
     """Compare with the rate that a plan uses, not with a fixed share of the peak."""
     chip = ACCELERATORS["H100 SXM"]
     (told,) = [rate for name, rate in predictions(chip, small=False).items() if name.startswith("square: ")]
-    one_wave = gemm_seconds(Gemm(8192, 8192, 8192), chip, "bf16", 2)
+    one_wave = compute_gemm_seconds(Gemm(8192, 8192, 8192), chip, "bf16", 2)
     assert told == pytest.approx(2 * 8192**3 / one_wave / 1e12 * STACKS["ours"].gemm_hopper, rel=1e-3)
 
 

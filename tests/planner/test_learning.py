@@ -15,9 +15,9 @@ from planner.cost.timing import Timer
 from planner.facts.parse_spec import parse_spec
 from planner.facts.spec import JobSpec
 from planner.hardware.catalog import CLUSTERS
-from planner.hardware.cluster import Cluster, Span
-from planner.hardware.kernel_time import collective_seconds
-from planner.hardware.profile import LinkPoint, Run, stripped
+from planner.hardware.cluster import Cluster, NodeSpan
+from planner.hardware.kernel_time import compute_collective_seconds
+from planner.hardware.profile import LinkPoint, MeasuredRun, strip_spec
 from planner.report import estimate_text
 
 CPU, H100 = CLUSTERS["cpu"], CLUSTERS["h100"]
@@ -28,8 +28,8 @@ def spec_of(preset: str = "gpt-tiny", precision: str = "fp32", **layout: Any) ->
     return parse_spec({"model": {"preset": preset}, "layout": layout, "train": train})
 
 
-def run(spec: JobSpec, step_s: float, peak_bytes: int | None = None, *, tells_copies: bool = True) -> Run:
-    return Run(spec=stripped(spec), steps=20, step_s=step_s, peak_bytes=peak_bytes, tells_copies=tells_copies)
+def run(spec: JobSpec, step_s: float, peak_bytes: int | None = None, *, tells_copies: bool = True) -> MeasuredRun:
+    return MeasuredRun(spec=strip_spec(spec), steps=20, step_s=step_s, peak_bytes=peak_bytes, tells_copies=tells_copies)
 
 
 def test_fewer_than_three_runs_show_no_spread() -> None:
@@ -157,7 +157,7 @@ def test_what_ran_lies_in_the_interval_however_far_from_its_tensors(times: float
     assert holds(told["memory_interval"]["share"], peak, tensors)
 
 
-def linked(*calls: tuple[str, int, int, float]) -> Run:
+def linked(*calls: tuple[str, int, int, float]) -> MeasuredRun:
     points = [
         LinkPoint(op=op, group_size=size, payload_bytes=payload, seconds=seconds)  # type: ignore[arg-type]
         for op, size, payload, seconds in calls
@@ -178,7 +178,7 @@ def linked(*calls: tuple[str, int, int, float]) -> Run:
 def test_a_run_s_own_calls_are_told_again_by_the_links_that_it_leaves(calls: list[tuple[str, int, int, float]]) -> None:
     cluster = learned(CPU, [linked(*calls)])
     for op, size, payload, seconds in calls:
-        told = collective_seconds(op, payload, Span(size, 1), cluster)  # type: ignore[arg-type]
+        told = compute_collective_seconds(op, payload, NodeSpan(size, 1), cluster)  # type: ignore[arg-type]
         assert op == "recv" or seconds / 2 < told < 2 * seconds
 
 
@@ -199,28 +199,28 @@ def test_a_rate_that_small_calls_do_not_tell_stays_the_data_sheet_s() -> None:
     cluster = learned(CPU, [linked(*calls) for calls in SMALL])
     assert cluster.node.bytes_per_s == CPU.node.bytes_per_s
     assert cluster.node.latency_s > 4 * CPU.node.latency_s, "which they do tell"
-    assert (cluster.link_runs, cluster.rate_runs) == (4, 0)
-    assert collective_seconds("all_reduce", 2**30, Span(4, 1), cluster) > 1, "1.5 GiB over 1 GB/s"
+    assert (cluster.link_runs, cluster.num_rate_runs) == (4, 0)
+    assert compute_collective_seconds("all_reduce", 2**30, NodeSpan(4, 1), cluster) > 1, "1.5 GiB over 1 GB/s"
 
 
 def test_nor_is_it_less_than_what_the_fastest_call_showed() -> None:
     cluster = learned(CPU, [linked(("all_gather", 2, 2**19, 5.1e-4), ("all_gather", 2, 2**21, 5.0e-4))])
     assert cluster.node.bytes_per_s == 2**20 / 5.0e-4 > CPU.node.bytes_per_s
-    assert cluster.rate_runs == 1
+    assert cluster.num_rate_runs == 1
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_what_calls_tell_well_is_found_and_never_far_above_what_one_showed(seed: int) -> None:
     random = Random(seed)
 
-    def run_of(sizes: list[int], latency_s: float) -> Run:
+    def run_of(sizes: list[int], latency_s: float) -> MeasuredRun:
         calls = [("all_reduce", 2, size, (3 * latency_s + size / 2e8) * random.uniform(0.9, 1.1)) for size in sizes]
         return linked(*calls)
 
     told = learned(CPU, [run_of([2**14, 2**18, 2**22, 2**24], 1e-3) for _ in range(3)])
     assert told.node.bytes_per_s * told.node.efficiency == pytest.approx(2e8, rel=0.2)
     assert told.node.latency_s == pytest.approx(1e-3, rel=0.3)
-    assert told.rate_runs == 3
+    assert told.num_rate_runs == 3
     small = learned(CPU, [run_of([2**14, 2**15, 2**16], 1e-3)])
     assert small.node.bytes_per_s <= CPU.node.bytes_per_s, "3 ms before each, and 0.3 for the bytes of the largest"
 
@@ -229,7 +229,7 @@ def test_calls_that_are_all_alike_tell_how_many_times_slower_than_the_data_sheet
     cluster = learned(CPU, [linked(("all_reduce", 2, 2**17, 0.01), ("all_reduce", 2, 2**17 + 2**13, 0.0101))])
     times = CPU.node.bytes_per_s * CPU.node.efficiency / cluster.node.bytes_per_s
     assert cluster.node.latency_s == pytest.approx(times * CPU.node.latency_s)
-    assert collective_seconds("all_reduce", 2**17, Span(2, 1), cluster) == pytest.approx(0.01, rel=0.05)
+    assert compute_collective_seconds("all_reduce", 2**17, NodeSpan(2, 1), cluster) == pytest.approx(0.01, rel=0.05)
     assert cluster.node.bytes_per_s > 2**17 / 0.01, "latency takes a part of it"
 
 

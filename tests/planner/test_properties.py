@@ -24,7 +24,7 @@ from planner.facts.spec import JobSpec
 from planner.facts.spec_rules import find_problems
 from planner.facts.stages import get_stage_chunks
 from planner.facts.validation import Problem, SpecError
-from planner.hardware.calibration import cluster_of
+from planner.hardware.calibration import build_cluster
 from planner.hardware.catalog import CLUSTERS
 from planner.hardware.cluster import Cluster
 from planner.hardware.stacks import STACKS
@@ -245,7 +245,7 @@ def test_an_explanation_has_the_rates_that_were_planned_with() -> None:
         assert f"at 989.4 TFLOP/s x {chip.gemm_efficiency:.3g}" in numbers["compute"]
         assert f"{chip.launch_s * 1e6:g} us per launch" in numbers["launch"]
     assert "0.05 TFLOP/s" in told(SPEC, CLUSTERS["cpu"])["MFU"]
-    here = told(SPEC, cluster_of("here", measured()))
+    here = told(SPEC, build_cluster("here", measured()))
     assert "FLOP" not in here["compute"]
     assert here["dp exposed"] == here["optimizer"] == ""
 

@@ -8,7 +8,7 @@ import pytest
 
 from planner.cost.timing import step_time
 from planner.facts.parse_spec import parse_fields
-from planner.hardware.calibration import Calibration, cluster_of
+from planner.hardware.calibration import Calibration, build_cluster
 from planner.hardware.profile import HostProfile
 from tests.support.ranks import run_to_end, torchrun
 
@@ -47,12 +47,12 @@ def test_larger_work_takes_longer(profile: HostProfile) -> None:
 
 
 def test_planner_uses_the_profile(profile: HostProfile) -> None:
-    cluster = cluster_of("here", profile)
+    cluster = build_cluster("here", profile)
     assert (cluster.basis, cluster.per_node) == ("calibrated", 2)
     found = Calibration(profile)
     train = {"global_batch": 8, "micro_batches": 2, "seq_len": 128}
     spec = parse_fields({"model": {"preset": "gpt-mini"}, "layout": {"tp": 2}, "train": train})
-    layer = found.layer(spec, 2)
+    layer = found.get_layer_seconds(spec, 2)
     assert layer is not None
     timed = step_time(spec, cluster)
     ends = found.ends(spec, 2)
@@ -66,10 +66,10 @@ def test_planner_uses_the_profile(profile: HostProfile) -> None:
 
 def test_idle_stages_make_other_stages_faster(profile: HostProfile) -> None:
     """A pipeline step takes longer than one stage, but less than with all ranks active."""
-    cluster = cluster_of("here", profile)
+    cluster = build_cluster("here", profile)
     train = {"global_batch": 4, "micro_batches": 1, "seq_len": 128}
     spec = parse_fields({"model": {"preset": "gpt-mini"}, "layout": {"pp": 2}, "train": train})
-    one = Calibration(profile).layer(spec, 1)
+    one = Calibration(profile).get_layer_seconds(spec, 1)
     assert one is not None
     timed = step_time(spec, cluster)
     # One micro-batch: no two stages ever compute at once.
@@ -78,7 +78,7 @@ def test_idle_stages_make_other_stages_faster(profile: HostProfile) -> None:
 
 
 def test_recompute_costs_time_on_a_calibrated_host(profile: HostProfile) -> None:
-    cluster, train = cluster_of("here", profile), {"global_batch": 8, "seq_len": 128}
+    cluster, train = build_cluster("here", profile), {"global_batch": 8, "seq_len": 128}
     kept, selective, full = (
         step_time(parse_fields({"model": {"preset": "gpt-mini"}, "layout": {"recompute": r}, "train": train}), cluster)
         for r in ("none", "selective", "full")
@@ -90,5 +90,5 @@ def test_recompute_costs_time_on_a_calibrated_host(profile: HostProfile) -> None
 
 def test_unmeasured_shape_uses_measured_rates(profile: HostProfile) -> None:
     spec = parse_fields({"model": {"preset": "nanogpt"}, "train": {"global_batch": 2}})
-    assert Calibration(profile).layer(spec, 1) is None
-    assert step_time(spec, cluster_of("here", profile)).step_s > 0
+    assert Calibration(profile).get_layer_seconds(spec, 1) is None
+    assert step_time(spec, build_cluster("here", profile)).step_s > 0

@@ -21,9 +21,9 @@ class RunnerUp(TypedDict):
 
 
 class Chosen(TypedDict):
-    """What took the place of a layout "auto": what was asked, why this one, and the runners-up.
+    """Result of a layout "auto": the constraints, the reason, and the runners-up.
 
-    `complete`: false where the time allowed ended the search.
+    `complete`: false if the time limit ended the search.
     """
 
     layout: Layout

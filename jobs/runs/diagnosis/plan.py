@@ -12,8 +12,8 @@ from planner.cost.alike import alike_stages
 from planner.cost.traffic import step_traffic
 from planner.facts.layout import Coordinates, get_rank
 from planner.facts.spec import JobSpec
-from planner.hardware.cluster import Cluster, span
-from planner.hardware.kernel_time import collective_seconds
+from planner.hardware.cluster import Cluster, get_node_span
+from planner.hardware.kernel_time import compute_collective_seconds
 
 COMPUTE = {"compute", "recompute", "launch"}  # of an estimate's parts: what a rank cannot tell apart
 AXES = frozenset(get_args(Axis))
@@ -48,8 +48,8 @@ def _collectives(spec: JobSpec, cluster: Cluster, stage: int) -> dict[str, float
     for row in step_traffic(spec, get_rank(Coordinates(pp=stage), spec.layout)):
         if row.op == "recv" or not row.count:  # the sender's time is counted
             continue
-        group = span(row.group_size, row.stride, cluster.per_node, spec.layout.world_size)
-        seconds = row.count * collective_seconds(row.op, row.payload_bytes / row.count, group, cluster)
+        group = get_node_span(row.group_size, row.stride, cluster.per_node, spec.layout.world_size)
+        seconds = row.count * compute_collective_seconds(row.op, row.payload_bytes / row.count, group, cluster)
         found[row.axis] = found.get(row.axis, 0.0) + seconds
     return found
 

@@ -37,5 +37,5 @@ def links(job: Job) -> Links | None:
         "per_node": cluster.per_node,
         "node_bytes_per_s": cluster.node.bytes_per_s,
         "network_bytes_per_s": cluster.network.bytes_per_s,
-        "link_runs": cluster.rate_runs,
+        "link_runs": cluster.num_rate_runs,
     }

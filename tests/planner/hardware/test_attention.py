@@ -9,8 +9,8 @@ from planner.facts.presets import PRESETS
 from planner.facts.resources import Resources, StackName
 from planner.facts.spec import JobSpec, Layout, TrainSpec
 from planner.hardware.catalog import ACCELERATORS, CLUSTERS
-from planner.hardware.kernel_time import CUDNN_BLACKWELL, CUDNN_HOPPER, NARROW_ROWS, Attention
-from planner.hardware.kernels import Flash, Pass, layer_work
+from planner.hardware.kernel_time import CUDNN_BLACKWELL, CUDNN_HOPPER, NARROW_ROW_FACTOR, AttentionRates
+from planner.hardware.kernels import FlashAttention, MemoryKernel, build_layer_kernels
 from planner.hardware.stacks import STACKS
 
 TRAIN = TrainSpec(global_batch=256, micro_batches=4, seq_len=4096, precision="fp8")
@@ -22,9 +22,9 @@ SPEC = JobSpec(
 )
 
 
-def _flash(spec: JobSpec = SPEC, window: int | None = None) -> Flash:
+def _flash(spec: JobSpec = SPEC, window: int | None = None) -> FlashAttention:
     spec = spec.model_copy(update={"model": spec.model.model_copy(update={"sliding_window": window})})
-    (found,) = (k for k in layer_work(spec).forward if isinstance(k, Flash))
+    (found,) = (k for k in build_layer_kernels(spec).forward if isinstance(k, FlashAttention))
     return found
 
 
@@ -36,10 +36,10 @@ def _compute_s(name: str, seq_len: int, **changed: object) -> float:
 @pytest.mark.parametrize(
     ("name", "law"), [("h100", {"attention_hopper": CUDNN_HOPPER}), ("gb200", {"attention_blackwell": CUDNN_BLACKWELL})]
 )
-def test_each_row_takes_more_whatever_its_length(name: str, law: dict[str, Attention]) -> None:
+def test_each_row_takes_more_whatever_its_length(name: str, law: dict[str, AttentionRates]) -> None:
     """By the tokens alone; the other generation's law changes nothing."""
     (field, usual), other = *law.items(), {"h100": "gb200", "gb200": "h100"}[name]
-    bare = {field: usual._replace(tokens=0)}
+    bare = {field: usual._replace(extra_tokens=0)}
     extra = [_compute_s(name, seq) - _compute_s(name, seq, **bare) for seq in (4096, 8192)]
     assert extra[0] > 0
     assert extra[1] == pytest.approx(2 * extra[0], rel=2e-2)
@@ -68,8 +68,8 @@ def test_the_law_of_blackwell_is_what_cudnns_own_runs_on_a_gb200_took(
 
     def relative(width: int, looks_back: int, length: int) -> float:
         share = looks_back / length * (2 - looks_back / length) if looks_back else 1.0
-        flash = Flash(0, 0, share * length, width)
-        return share * length**2 * width * CUDNN_BLACKWELL.times(flash)
+        flash = FlashAttention(0, 0, share * length, width)
+        return share * length**2 * width * CUDNN_BLACKWELL.compute_slowdown(flash)
 
     told = 0.7945 * relative(width, looks_back, length) / relative(128, 0, 4096)
     assert told == pytest.approx(measured_ms, rel=0.07)
@@ -78,27 +78,33 @@ def test_the_law_of_blackwell_is_what_cudnns_own_runs_on_a_gb200_took(
 def test_the_longest_rows_reach_the_share_of_peak_that_published_ones_show() -> None:
     """Of four that are nearly all attention, of 16,384 to 1,048,576 tokens on H100 and B200."""
     laws = {"H100 SXM": CUDNN_HOPPER, "GB200": CUDNN_BLACKWELL}
-    reached = [ACCELERATORS[name].attention_efficiency * law.share for name, law in laws.items()]
+    reached = [ACCELERATORS[name].attention_efficiency * law.peak_factor for name, law in laws.items()]
     assert reached == pytest.approx([0.53, 0.55], abs=5e-3)
 
 
 def test_grouped_queries_are_copied_out_of_their_product_and_their_gradients_put_together() -> None:
     """32 query heads and 8 of keys: of the 6,144 columns that a token's product gives, read and written in 16 bits."""
-    plain, copied = (layer_work(SPEC, joined=True, copies_queries=copies) for copies in (False, True))
+    plain, copied = (
+        build_layer_kernels(SPEC, fused_projections=True, copies_queries=copies) for copies in (False, True)
+    )
     token = 4 * SPEC.micro_batch_size * 4096 * 128
-    assert sorted(set(copied.forward) - set(plain.forward)) == [Pass(0), Pass(32 * token)]
-    assert sorted(set(copied.backward_input) - set(plain.backward_input)) == [Pass(0), Pass(48 * token)]
+    assert sorted(set(copied.forward) - set(plain.forward)) == [MemoryKernel(0), MemoryKernel(32 * token)]
+    assert sorted(set(copied.backward_input) - set(plain.backward_input)) == [MemoryKernel(0), MemoryKernel(48 * token)]
     alone = SPEC.model_copy(update={"layout": Layout(dp=16, tp=8, sequence_parallel=True)})
-    plain, copied = (layer_work(alone, joined=True, copies_queries=copies) for copies in (False, True))
-    assert set(copied.forward) - set(plain.forward) == {Pass(0)}, "a rank's one group is a view"
+    plain, copied = (
+        build_layer_kernels(alone, fused_projections=True, copies_queries=copies) for copies in (False, True)
+    )
+    assert set(copied.forward) - set(plain.forward) == {MemoryKernel(0)}, "a rank's one group is a view"
     whole = SPEC.model_copy(update={"model": SPEC.model.model_copy(update={"num_kv_heads": 32, "preset": None})})
-    assert layer_work(whole, copies_queries=True) == layer_work(whole)
+    assert build_layer_kernels(whole, copies_queries=True) == build_layer_kernels(whole)
 
 
 def test_heads_of_64_take_as_long_for_a_score_as_their_exponentials() -> None:
-    law = Attention(tokens=1600, narrow=0.8)
-    assert law.times(Flash(0, 0, 4096, 128)) == pytest.approx(1 + 1600 / 4096)
-    assert law.times(Flash(0, 0, 4096, 64)) == pytest.approx(2 * (0.8 + NARROW_ROWS * 1600 / 4096))
+    law = AttentionRates(extra_tokens=1600, narrow_factor=0.8)
+    assert law.compute_slowdown(FlashAttention(0, 0, 4096, 128)) == pytest.approx(1 + 1600 / 4096)
+    assert law.compute_slowdown(FlashAttention(0, 0, 4096, 64)) == pytest.approx(
+        2 * (0.8 + NARROW_ROW_FACTOR * 1600 / 4096)
+    )
 
 
 HELD = 7168  # hidden size, divided into heads of each width
@@ -145,15 +151,20 @@ def test_narrower_heads_of_one_model_take_longer(name: str, stack: StackName) ->
 def test_what_runs_here_is_planned_at_the_rate_that_an_h100_showed(width: int, measured: float) -> None:
     """Compare with docs/notebook/2026-11-gpu.md, forward and backward, rows of 4,096."""
     chip, law = ACCELERATORS["H100 SXM"], STACKS["ours"].attention_hopper
-    reached = chip.bf16_flops * chip.attention_efficiency * law.share / law.times(Flash(0, 0, 4096, width))
+    reached = (
+        chip.bf16_flops
+        * chip.attention_efficiency
+        * law.peak_factor
+        / law.compute_slowdown(FlashAttention(0, 0, 4096, width))
+    )
     assert reached / 1e12 == pytest.approx(measured, rel=0.03)
 
 
 def test_heads_between_two_tiles_are_computed_as_the_wider() -> None:
-    padded, exact = Attention(pads=True), Attention()
-    assert padded.times(Flash(0, 0, 4096, 112)) == pytest.approx(128 / 112)
-    assert padded.times(Flash(0, 0, 4096, 200)) == pytest.approx(256 / 200)
-    assert exact.times(Flash(0, 0, 4096, 112)) == pytest.approx(1.0)
+    padded, exact = AttentionRates(pads_heads=True), AttentionRates()
+    assert padded.compute_slowdown(FlashAttention(0, 0, 4096, 112)) == pytest.approx(128 / 112)
+    assert padded.compute_slowdown(FlashAttention(0, 0, 4096, 200)) == pytest.approx(256 / 200)
+    assert exact.compute_slowdown(FlashAttention(0, 0, 4096, 112)) == pytest.approx(1.0)
 
 
 def test_a_window_spares_scores_and_no_rows() -> None:
@@ -162,7 +173,7 @@ def test_a_window_spares_scores_and_no_rows() -> None:
     assert part.flops / whole.flops == pytest.approx(23 / 32)
     assert (part.tokens, part.num_bytes) == (4096 * 23 / 32, whole.num_bytes)
     assert _flash(window=8192) == whole
-    lost = [k.flops * (CUDNN_BLACKWELL.times(k) - 1) for k in (whole, part)]
+    lost = [k.flops * (CUDNN_BLACKWELL.compute_slowdown(k) - 1) for k in (whole, part)]
     assert lost[1] == pytest.approx(lost[0]), "as many rows"
 
 

@@ -9,7 +9,7 @@ import pytest
 from planner.cost.estimate import estimate
 from planner.facts.parse_spec import parse_spec
 from planner.facts.spec import JobSpec
-from planner.hardware.calibration import Calibration, cluster_of
+from planner.hardware.calibration import Calibration, build_cluster
 from planner.hardware.cluster import Cluster
 from planner.hardware.profile import GemmPoint, LayerPoint
 from tests.planner.hardware.stacked import measured
@@ -47,12 +47,12 @@ def test_a_type_that_no_layer_was_timed_in_is_not_told_as_calibrated(precision: 
     """fp8 on a CPU was planned by fp32's rate, told ±31%, and took 9 to 28 times what bf16 takes."""
     layer = LayerPoint.model_validate({**LAYER, **SHAPE, "precision": "fp32"})
     profile = measured().model_copy(update={"gemm": points(**RATES), "layers": (layer,)})
-    told = estimate(asked(precision), cluster_of("here", profile))["time"]
+    told = estimate(asked(precision), build_cluster("here", profile))["time"]
     assert told["interval"]["words"] == words
 
 
 def test_products_run_at_the_rate_of_their_own_type() -> None:
-    cluster = cluster_of("here", measured().model_copy(update={"gemm": points(**RATES)}))
+    cluster = build_cluster("here", measured().model_copy(update={"gemm": points(**RATES)}))
     compute = {kind: estimate(asked(kind), cluster)["time"]["parts"][0]["seconds"] for kind in ("fp8", "bf16")}
     assert compute["fp8"] > 5 * compute["bf16"]
 
@@ -60,8 +60,8 @@ def test_products_run_at_the_rate_of_their_own_type() -> None:
 def test_a_layer_is_the_same_whatever_holds_its_weights_between_steps() -> None:
     layer = LayerPoint.model_validate({**LAYER, **SHAPE, "precision": "bf16"})
     found = Calibration(measured().model_copy(update={"layers": (layer,)}))
-    assert {found.layer(asked(p), 1) for p in ("bf16", "bf16_gradients", "bf16_state")} == {(0.1, 0.2, 512)}
-    assert found.layer(asked("fp8"), 1) is None
+    assert {found.get_layer_seconds(asked(p), 1) for p in ("bf16", "bf16_gradients", "bf16_state")} == {(0.1, 0.2, 512)}
+    assert found.get_layer_seconds(asked("fp8"), 1) is None
 
 
 @pytest.mark.parametrize(
@@ -76,14 +76,18 @@ def test_a_layer_of_another_attention_was_not_measured(change: dict[str, Any]) -
     layer = LayerPoint.model_validate({**LAYER, **SHAPE, "precision": "bf16"})
     found = Calibration(measured().model_copy(update={"layers": (layer,)}))
     spec = asked("bf16").model_dump()
-    assert found.layer(parse_spec({**spec, "model": {**spec["model"], "head_dim": 64}}), 1) == (0.1, 0.2, 512)
-    assert found.layer(parse_spec({**spec, "model": {**spec["model"], **change}}), 1) is None
+    assert found.get_layer_seconds(parse_spec({**spec, "model": {**spec["model"], "head_dim": 64}}), 1) == (
+        0.1,
+        0.2,
+        512,
+    )
+    assert found.get_layer_seconds(parse_spec({**spec, "model": {**spec["model"], **change}}), 1) is None
 
 
 def test_a_layer_of_longer_or_unfused_sequences_takes_as_much_more_as_without_a_calibration() -> None:
     """It was told as of sequences as short as those measured: up to 17 times too fast, and as sure."""
     layer = LayerPoint.model_validate({**LAYER, **SHAPE, "precision": "fp32"})
-    cluster = cluster_of("here", measured().model_copy(update={"gemm": points(**RATES), "layers": (layer,)}))
+    cluster = build_cluster("here", measured().model_copy(update={"gemm": points(**RATES), "layers": (layer,)}))
     sheet = cluster.model_copy(update={"profile": None})
 
     def of(where: Cluster, **train: Any) -> float:
@@ -102,7 +106,7 @@ def test_a_layer_of_longer_or_unfused_sequences_takes_as_much_more_as_without_a_
 )
 def test_what_attention_was_not_timed_in_is_not_as_sure(change: dict[str, Any]) -> None:
     layer = LayerPoint.model_validate({**LAYER, **SHAPE, "precision": "fp32"})
-    cluster = cluster_of("here", measured().model_copy(update={"gemm": points(**RATES), "layers": (layer,)}))
+    cluster = build_cluster("here", measured().model_copy(update={"gemm": points(**RATES), "layers": (layer,)}))
     model = {**SHAPE, "num_layers": 2, "vocab_size": 512, "max_seq_len": 1024, "tied_embeddings": False}
     train = {"global_batch": 1, "seq_len": 512, **change.get("train", {})}
     told = estimate(parse_spec({"model": model, "layout": change.get("layout", {}), "train": train}), cluster)["time"]

@@ -12,8 +12,8 @@ from planner.cost.timing import step_time
 from planner.facts.collectives import get_bus_factor
 from planner.facts.parse_spec import parse_fields
 from planner.hardware.catalog import CLUSTERS, described
-from planner.hardware.cluster import Span, span
-from planner.hardware.kernel_time import collective_seconds, gemm_seconds
+from planner.hardware.cluster import NodeSpan, get_node_span
+from planner.hardware.kernel_time import compute_collective_seconds, compute_gemm_seconds
 from planner.hardware.kernels import Gemm
 from tests.planner.hardware.stacked import SPEC
 
@@ -27,33 +27,35 @@ LARGE = 1e12  # bytes: latency is lost in it
 @pytest.mark.parametrize(
     ("group", "reached"),
     [
-        (Span(8, 1), INSIDE),
-        (Span(1, 8), OUT),
-        (Span(4, 2), 4 * OUT),
-        (Span(8, 2), 8 * OUT),
+        (NodeSpan(8, 1), INSIDE),
+        (NodeSpan(1, 8), OUT),
+        (NodeSpan(4, 2), 4 * OUT),
+        (NodeSpan(8, 2), 8 * OUT),
     ],
 )
-def test_a_large_ring_reaches_the_bandwidth_of_its_slowest_links(op: Op, group: Span, reached: float) -> None:
+def test_a_large_ring_reaches_the_bandwidth_of_its_slowest_links(op: Op, group: NodeSpan, reached: float) -> None:
     n = group.per_node * group.nodes
-    bus_bandwidth = get_bus_factor(op, n) * LARGE / collective_seconds(op, LARGE, group, CLUSTER)
+    bus_bandwidth = get_bus_factor(op, n) * LARGE / compute_collective_seconds(op, LARGE, group, CLUSTER)
     assert bus_bandwidth == pytest.approx(reached, rel=1e-3)
 
 
 def test_each_rank_of_an_all_to_all_sends_its_own_share_out_of_the_node() -> None:
-    assert collective_seconds("all_to_all", LARGE, Span(8, 2), CLUSTER) == pytest.approx(LARGE / 2 / OUT, rel=1e-3)
-    assert collective_seconds("all_to_all", LARGE, Span(8, 1), CLUSTER) == pytest.approx(
+    assert compute_collective_seconds("all_to_all", LARGE, NodeSpan(8, 2), CLUSTER) == pytest.approx(
+        LARGE / 2 / OUT, rel=1e-3
+    )
+    assert compute_collective_seconds("all_to_all", LARGE, NodeSpan(8, 1), CLUSTER) == pytest.approx(
         LARGE * 7 / 8 / INSIDE, rel=1e-3
     )
 
 
 def test_a_small_all_reduce_costs_its_hops() -> None:
     """2 x 7 hops of NVLink and NCCL's base."""
-    assert collective_seconds("all_reduce", 0, Span(8, 1), CLUSTER) == pytest.approx(8.4e-6 + 14 * 3.4e-6)
+    assert compute_collective_seconds("all_reduce", 0, NodeSpan(8, 1), CLUSTER) == pytest.approx(8.4e-6 + 14 * 3.4e-6)
 
 
 @pytest.mark.parametrize("op", ["all_reduce", "all_to_all", "barrier", "send"])
 def test_nobody_to_speak_to_costs_nothing(op: Op) -> None:
-    assert collective_seconds(op, LARGE, Span(1, 1), CLUSTER) == 0
+    assert compute_collective_seconds(op, LARGE, NodeSpan(1, 1), CLUSTER) == 0
 
 
 def test_an_odd_number_of_tokens_leaves_rows_aligned() -> None:
@@ -83,7 +85,7 @@ def test_fp8_where_a_device_has_none_is_told_to_be_planned_in_16_bits() -> None:
 
 def test_a_product_that_a_device_has_none_of_in_fp8_runs_as_in_16_bits() -> None:
     chip, product = CLUSTERS["a100-80gb"].accelerator, Gemm(4096, 4096, 4096)
-    assert gemm_seconds(product, chip, "fp8", 2) == gemm_seconds(product, chip, "bf16", 2)
+    assert compute_gemm_seconds(product, chip, "fp8", 2) == compute_gemm_seconds(product, chip, "bf16", 2)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +105,7 @@ def test_a_product_that_a_device_has_none_of_in_fp8_runs_as_in_16_bits() -> None
 def test_of_groups_that_lie_unlike_each_other_the_worst_is_told(
     degree: int, stride: int, per_node: int, world: int, nodes: int
 ) -> None:
-    assert span(degree, stride, per_node, world).nodes == nodes
+    assert get_node_span(degree, stride, per_node, world).nodes == nodes
 
 
 @settings(derandomize=True, deadline=None)
@@ -112,7 +114,7 @@ def test_a_span_is_that_of_the_ranks_themselves(degree: int, stride: int, blocks
     whole = degree * stride
     groups = [range(b * whole + o, (b + 1) * whole + o, stride)[:degree] for b in range(blocks) for o in range(stride)]
     wanted = max(len({rank // per_node for rank in ranks}) for ranks in groups)
-    assert span(degree, stride, per_node, blocks * whole).nodes == wanted
+    assert get_node_span(degree, stride, per_node, blocks * whole).nodes == wanted
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_utilisation_is_of_the_peak_that_is_shown() -> None:
     """A CPU emulates fp8: what stays in 16 bits is faster."""
     cpu = CLUSTERS["cpu"]
     spec = spec_of("llama-tiny", "ours", "none", precision="fp8", seq_len=128)
-    assert cpu.accelerator.peak("fp8") < cpu.accelerator.peak("bf16") == Timer(cpu).peak(spec)
+    assert cpu.accelerator.get_peak_flops("fp8") < cpu.accelerator.get_peak_flops("bf16") == Timer(cpu).peak(spec)
     (told,) = [e for e in explain(spec, cpu, stage=0) if e["figure"] == "MFU"]
     (below,) = {term["numbers"] for term in told["terms"] if term["name"] in ("MFU", "HFU")}
     assert f" x {cpu.accelerator.bf16_flops / 1e12:.4g} TFLOP/s x " in below

@@ -8,7 +8,7 @@ from planner.cost.memory import layer_bytes, memory
 from planner.facts.parse_spec import parse_spec
 from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec
-from planner.hardware.kernels import Flash, Gemm, layer_work
+from planner.hardware.kernels import FlashAttention, Gemm, build_layer_kernels
 
 MLA = PRESETS["deepseek-v3"].model.mla
 HEADS, SEQ_LEN = 16, 1024
@@ -23,8 +23,8 @@ def latent(attention: str, **layout: Any) -> JobSpec:
 
 
 def test_scores_of_latent_heads_are_as_wide_as_those_of_fused_ones() -> None:
-    fused, unfused = (layer_work(latent(attention)).attention for attention in ("fused", "unfused"))
-    (forward,) = [k for k in fused[:1] if isinstance(k, Flash)]
+    fused, unfused = (build_layer_kernels(latent(attention)).attention for attention in ("fused", "unfused"))
+    (forward,) = [k for k in fused[:1] if isinstance(k, FlashAttention)]
     scores, values = [k for k in unfused[:3] if isinstance(k, Gemm)]
     assert (scores.k, values.n) == (192, 128)
     assert scores.flops + values.flops == 2 * forward.flops, "the mask saves no work"

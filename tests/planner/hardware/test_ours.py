@@ -12,7 +12,7 @@ from planner.facts.resources import StackName
 from planner.facts.spec import JobSpec
 from planner.facts.stages import count_tensors
 from planner.hardware.catalog import CLUSTERS
-from planner.hardware.kernels import Flash, Kernel, layer_work
+from planner.hardware.kernels import FlashAttention, Kernel, build_layer_kernels
 from planner.hardware.stacks import OURS_ON_CPU, STACKS, TENSOR_S
 from tests.planner.hardware.stacked import H100, SPEC, TRAIN, on
 
@@ -131,7 +131,7 @@ def test_attention_within_documents_computes_what_it_hides(cp: int) -> None:
         return on(stack, SPEC.model_copy(update={"train": train, "layout": layout}))
 
     for way in (0, 1):
-        whole, within = (_flops(layer_work(asked(end)).attention)[way] for end in (None, 0))
+        whole, within = (_flops(build_layer_kernels(asked(end)).attention)[way] for end in (None, 0))
         assert within == pytest.approx(whole * (1 + 1 / cp))
     timer = Timer(H100)
     assert timer.step(asked(0)).step_s > timer.step(asked(None)).step_s
@@ -139,4 +139,4 @@ def test_attention_within_documents_computes_what_it_hides(cp: int) -> None:
 
 
 def _flops(kernels: tuple[Kernel, ...]) -> list[int]:
-    return [kernel.flops for kernel in kernels if isinstance(kernel, Flash)]
+    return [kernel.flops for kernel in kernels if isinstance(kernel, FlashAttention)]

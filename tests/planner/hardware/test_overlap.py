@@ -11,8 +11,8 @@ from planner.facts.presets import PRESETS
 from planner.facts.resources import Resources
 from planner.facts.spec import JobSpec, Layout, MoeSpec, TrainSpec
 from planner.hardware.catalog import CLUSTERS
-from planner.hardware.kernel_time import kernel_seconds
-from planner.hardware.kernels import Gemm, layer_work
+from planner.hardware.kernel_time import compute_kernel_seconds
+from planner.hardware.kernels import Gemm, build_layer_kernels
 from planner.hardware.stacks import STACKS
 
 H100, GB200 = CLUSTERS["h100"], CLUSTERS["gb200"]
@@ -99,13 +99,15 @@ def test_a_slow_sum_of_biases_lengthens_the_product_and_the_activation_it_is_par
     assert MIXED.model.moe is not None
     moe = MIXED.model.moe.model_copy(update={"expert_bias": True})
     biased = MIXED.model_copy(update={"model": MIXED.model.model_copy(update={"moe": moe})})
-    work = layer_work(biased, moe=True, joined=True)
+    work = build_layer_kernels(biased, moe=True, fused_projections=True)
     product, activation = work.bias_sums
     assert isinstance(product, Gemm)
     assert (product.n, product.k, product.batch) == (4096, 4096, 1)
     assert product in work.backward_input
-    assert layer_work(MIXED, moe=True, joined=True).bias_sums == ()
+    assert build_layer_kernels(MIXED, moe=True, fused_projections=True).bias_sums == ()
     chip = GB200.accelerator
-    once = kernel_seconds(product, chip, "bf16", 2) + MEGATRON.passes * kernel_seconds(activation, chip, "bf16", 2)
+    once = compute_kernel_seconds(product, chip, "bf16", 2) + MEGATRON.passes * compute_kernel_seconds(
+        activation, chip, "bf16", 2
+    )
     usual, slow = (_timed(biased, bias_sums=times).compute_s for times in (1.0, 9.0))
     assert slow - usual == pytest.approx(8 * once * 32 * 4)

@@ -14,7 +14,7 @@ from planner.facts.model_shapes import compute_model_flops, count_parameters
 from planner.facts.presets import PRESETS
 from planner.facts.resources import SoftwareSpec, StackName
 from planner.facts.spec import JobSpec, Layout, MoeSpec
-from planner.hardware.calibration import cluster_of
+from planner.hardware.calibration import build_cluster
 from planner.hardware.catalog import CLUSTERS
 from planner.hardware.stack_options import (
     EAGER_SCORES,
@@ -146,7 +146,7 @@ def test_one_timer_keeps_what_is_said_apart() -> None:
 
 
 def test_a_host_that_was_measured_has_its_own_software() -> None:
-    cluster = cluster_of("here", measured())
+    cluster = build_cluster("here", measured())
     for software in ({"cuda_graphs": "whole"}, {"deterministic": True}, {"dispatcher": "alltoall"}):
         assert Timer(cluster).step(_said(MIXED, **software)) == Timer(cluster).step(on("megatron", MIXED))
     assert "graphs" not in estimate(_said(MIXED, cuda_graphs="whole"), cluster)["time"]["interval"]["words"]

@@ -24,12 +24,12 @@ from planner.facts.presets import PRESETS
 from planner.facts.resources import Resources, StackName
 from planner.facts.spec import JobSpec, Layout, MlaSpec, MoeSpec
 from planner.facts.spec_rules import find_unsupported_fields
-from planner.hardware.calibration import cluster_of
+from planner.hardware.calibration import build_cluster
 from planner.hardware.catalog import CLUSTERS
-from planner.hardware.cluster import Span
-from planner.hardware.kernel_time import collective_seconds, gemm_seconds
-from planner.hardware.kernels import Gemm, Pass, head_work, layer_work
-from planner.hardware.profile import CollectivePoint, Run, stripped
+from planner.hardware.cluster import NodeSpan
+from planner.hardware.kernel_time import compute_collective_seconds, compute_gemm_seconds
+from planner.hardware.kernels import Gemm, MemoryKernel, build_head_kernels, build_layer_kernels
+from planner.hardware.profile import CollectivePoint, MeasuredRun, strip_spec
 from planner.hardware.stacks import STACKS, Stack
 from tests.planner.hardware.stacked import H100, SPEC, TRAIN, measured, on
 
@@ -75,10 +75,10 @@ def test_a_stack_without_overlap_of_gradients_waits_for_all_of_them() -> None:
 
 def test_rows_that_do_not_begin_at_16_bytes_are_slow() -> None:
     chip = H100.accelerator
-    odd, even = (gemm_seconds(Gemm(8192, n, 4096), chip, "bf16", 2) for n in (50257, 50264))
+    odd, even = (compute_gemm_seconds(Gemm(8192, n, 4096), chip, "bf16", 2) for n in (50257, 50264))
     assert odd > 5 * even
-    assert gemm_seconds(Gemm(8192, 50257, 4096), chip, "fp32", 4) == pytest.approx(
-        gemm_seconds(Gemm(8192, 50264, 4096), chip, "fp32", 4), rel=0.02
+    assert compute_gemm_seconds(Gemm(8192, 50257, 4096), chip, "fp32", 4) == pytest.approx(
+        compute_gemm_seconds(Gemm(8192, 50264, 4096), chip, "fp32", 4), rel=0.02
     )
 
 
@@ -86,13 +86,17 @@ def test_fp8_pays_for_its_casts_and_leaves_the_head_in_16_bits() -> None:
     fp8 = SPEC.model_copy(update={"train": TRAIN.model_copy(update={"precision": "fp8"})})
 
     def casts(spec: JobSpec) -> int:
-        return sum(k.num_bytes for k in layer_work(spec).forward if isinstance(k, Pass) and k.kind == "casts")
+        return sum(
+            k.num_bytes for k in build_layer_kernels(spec).forward if isinstance(k, MemoryKernel) and k.kind == "casts"
+        )
 
     tokens, h, inner = 2 * 4096, 4096, 14336 // 2
     assert casts(SPEC) == 0
     assert casts(fp8) == 4 * tokens * (h + h // 2 + inner)  # inputs of q, k and v, of gate and up are cast once
     wide, narrow = (Gemm(4096, 4096, 4096, wide=w) for w in (True, False))
-    assert gemm_seconds(wide, H100.accelerator, "fp8", 2) > 1.5 * gemm_seconds(narrow, H100.accelerator, "fp8", 2)
+    assert compute_gemm_seconds(wide, H100.accelerator, "fp8", 2) > 1.5 * compute_gemm_seconds(
+        narrow, H100.accelerator, "fp8", 2
+    )
 
 
 def test_a_token_goes_once_to_a_node_where_the_stack_says_so() -> None:
@@ -114,19 +118,21 @@ def test_what_was_measured_inside_a_host_says_nothing_of_groups_across_hosts() -
     spec = SPEC.model_copy(update={"layout": Layout(dp=16), "train": SPEC.train.model_copy(update={"overlap": False})})
     free = CollectivePoint(op="all_reduce", group_size=16, ranks=1, payload_bytes=2**20, seconds=1e-12)
     exposed = [
-        step_time(spec, cluster_of("here", profile).model_copy(update={"network": H100.network})).exposed_s["dp"]
+        step_time(spec, build_cluster("here", profile).model_copy(update={"network": H100.network})).exposed_s["dp"]
         for profile in (measured(), measured(free))
     ]
     assert exposed[0] == exposed[1] > 0
 
 
 def test_nothing_comes_on_top_of_what_a_host_was_measured_at() -> None:
-    here = cluster_of("here", measured())
+    here = build_cluster("here", measured())
     assert len({step_time(on(stack), here).step_s for stack in STACKS}) == 1
 
 
 def test_runs_of_our_stack_correct_no_plan_for_another() -> None:
-    runs = tuple(Run(spec=stripped(SPEC), steps=9, step_s=s, peak_bytes=None, links=()) for s in (90.0, 91.0, 92.0))
+    runs = tuple(
+        MeasuredRun(spec=strip_spec(SPEC), steps=9, step_s=s, peak_bytes=None, links=()) for s in (90.0, 91.0, 92.0)
+    )
     here = H100.model_copy(update={"runs": runs})
     assert estimate(SPEC, here)["time"]["interval"]["runs"] == 3
     told = estimate(on("megatron"), here)["time"]
@@ -147,8 +153,12 @@ def test_a_stack_that_gathers_logits_holds_and_passes_over_those_of_the_whole_vo
     assert divided.forward.net[LOGITS] == logits
 
     passes = [
-        sum(k.num_bytes for k in (*work.forward, *work.backward_input) if isinstance(k, Pass) and k.kind == "loss")
-        for work in (head_work(spec), head_work(spec, gathers_logits=True))
+        sum(
+            k.num_bytes
+            for k in (*work.forward, *work.backward_input)
+            if isinstance(k, MemoryKernel) and k.kind == "loss"
+        )
+        for work in (build_head_kernels(spec), build_head_kernels(spec, gathers_logits=True))
     ]
     assert passes == [(6 + 12 + 8 + 6) * logits // 2, (6 + 12 + 8 + 6) * logits]
 
@@ -165,7 +175,7 @@ def test_products_that_share_an_input_gather_it_and_sum_its_gradient_each_by_its
         Timer(H100, {"fsdp2": stack._replace(inputs_apart=apart)}).step(spec).exposed_s["tp"] for apart in (True, False)
     ]
     size = spec.micro_batch_size * TRAIN.seq_len * 4096 * 2
-    each = sum(collective_seconds(op, size, Span(2, 1), H100) for op in ops)
+    each = sum(compute_collective_seconds(op, size, NodeSpan(2, 1), H100) for op in ops)
     assert waits[0] - waits[1] == pytest.approx(3 * each * 32 * TRAIN.micro_batches)
 
 
@@ -174,7 +184,7 @@ def test_gathered_logits_are_waited_for_in_each_micro_batch() -> None:
     apart = {**STACKS, "scaling": STACKS["scaling"]._replace(gathers_logits=False)}
     waits = [Timer(H100, stacks).step(spec).exposed_s["tp"] for stacks in (STACKS, apart)]
     size = 2 * 4096 * 128_256 * 2  # tokens x vocabulary x bytes
-    each = collective_seconds("all_gather", size, Span(2, 1), H100) / STACKS["scaling"].links
+    each = compute_collective_seconds("all_gather", size, NodeSpan(2, 1), H100) / STACKS["scaling"].links
     assert waits[0] - waits[1] == pytest.approx(4 * each)
 
 
@@ -183,7 +193,7 @@ def test_what_a_stack_takes_beside_tensors_counts_on_gpus_that_were_not_measured
     assert allowance(on("deepspeed"), a100, tensors) == 2 * 2**30 + 2 * 10**9 + 6 * 10**9
     assert allowance(SPEC, a100, tensors) == 2 * 2**30 + 2 * 10**9
     on_cpu = CLUSTERS["cpu"]
-    assert allowance(on("deepspeed"), on_cpu, tensors) == on_cpu.accelerator.allowance(tensors)
+    assert allowance(on("deepspeed"), on_cpu, tensors) == on_cpu.accelerator.compute_overhead_bytes(tensors)
     whole = rank_memory(on("deepspeed"), 0, a100)
     assert whole["allowance"] == allowance(on("deepspeed"), a100, sum(whole.values()) - whole["allowance"])
 
@@ -204,7 +214,7 @@ def test_repeating_operations_keeps_every_second_product_and_attention() -> None
     outputs = h + kv + inner + h + h  # q, v, gate, down, and what attention gave
     assert kept_outputs(shape_of(spec), moe=False) == tokens * (2 * outputs + 4 * heads)
     assert layer_bytes(spec) == tokens * (2 * (h + outputs) + 4 * heads), "the layer's input too"
-    again = [k for k in layer_work(spec).operations if isinstance(k, Gemm)]
+    again = [k for k in build_layer_kernels(spec).recomputed_operations if isinstance(k, Gemm)]
     assert [(k.n, k.k) for k in again] == [(kv, h), (h, h), (inner, h)]
 
     gpt = spec.model_copy(update={"model": PRESETS["gpt3-175b"].model})
@@ -240,8 +250,8 @@ def test_a_wait_hides_behind_no_more_than_there_is_to_compute() -> None:
 
 def test_a_sharded_layer_and_latent_attention_launch_kernels_too_small_for_the_device() -> None:
     def empty(spec: JobSpec) -> list[int]:
-        work = layer_work(spec)
-        return [kernels.count(Pass(0)) for kernels in (work.forward, work.backward_input)]
+        work = build_layer_kernels(spec)
+        return [kernels.count(MemoryKernel(0)) for kernels in (work.forward, work.backward_input)]
 
     sharded = SPEC.model_copy(update={"layout": SPEC.layout.model_copy(update={"zero": 3})})
     latent = MlaSpec(q_rank=192, kv_rank=64, nope_head_dim=16, rope_head_dim=8, value_head_dim=16)
@@ -261,7 +271,10 @@ def test_scores_without_dropout_are_kept_once() -> None:
 def test_a_product_waits_to_add_to_the_gradients_so_far() -> None:
     apart = {**STACKS, "megatron": STACKS["megatron"]._replace(adds_gradients=0.0)}
     waits = [Timer(H100, stacks).step(on("megatron")).backward_weight_s for stacks in (STACKS, apart)]
-    chip, weights = H100.accelerator, sum(g.m * g.n for g in layer_work(SPEC).backward_weight if isinstance(g, Gemm))
+    chip, weights = (
+        H100.accelerator,
+        sum(g.m * g.n for g in build_layer_kernels(SPEC).backward_weight if isinstance(g, Gemm)),
+    )
     head = 128_256 // 2 * 4096
     each = 0.5 * 2 * 4 * (32 * weights + head) / (chip.bytes_per_s * chip.memory_efficiency)
     assert waits[0] - waits[1] == pytest.approx(each, rel=1e-6)
@@ -275,7 +288,7 @@ def test_autograd_adds_gradients_of_each_micro_batch_but_the_first_by_a_kernel(m
     spec = SPEC.model_copy(update={"layout": Layout(dp=64, zero=zero), "train": train})
     together = {**STACKS, "ours": STACKS["ours"]._replace(adds_apart=False)}
     waits = [Timer(H100, stacks).step(spec).backward_weight_s for stacks in (STACKS, together)]
-    weights = sum(g.m * g.n for g in layer_work(spec).backward_weight if isinstance(g, Gemm))
+    weights = sum(g.m * g.n for g in build_layer_kernels(spec).backward_weight if isinstance(g, Gemm))
     moved = (4 + 2 + 4) * (32 * weights + 128_256 * 4096) * times * STACKS["ours"].adds_unlike
     chip = H100.accelerator
     assert m * (waits[0] - waits[1]) == pytest.approx(moved / (chip.bytes_per_s * chip.memory_efficiency))

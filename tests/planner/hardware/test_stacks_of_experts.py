@@ -8,9 +8,9 @@ from planner.cost.compute import Compute
 from planner.cost.timing import Timer, step_time
 from planner.facts.spec import JobSpec, Layout, MoeSpec
 from planner.facts.stages import get_stage_layers
-from planner.hardware.cluster import Span
-from planner.hardware.kernel_time import collective_seconds
-from planner.hardware.kernels import Gemm, Pass, Work, layer_work
+from planner.hardware.cluster import NodeSpan
+from planner.hardware.kernel_time import compute_collective_seconds
+from planner.hardware.kernels import Gemm, MemoryKernel, ModuleKernels, build_layer_kernels
 from planner.hardware.stack_options import Stacks
 from planner.hardware.stacks import STACKS
 from tests.planner.hardware.stacked import H100, SPEC, TRAIN, on
@@ -26,7 +26,7 @@ MIXED = SPEC.model_copy(
 
 
 def _products(**kinds: bool) -> list[Gemm]:
-    return [k for k in layer_work(MIXED, moe=True, **kinds).forward if isinstance(k, Gemm) and not k.wide]
+    return [k for k in build_layer_kernels(MIXED, moe=True, **kinds).forward if isinstance(k, Gemm) and not k.wide]
 
 
 def test_joined_products_and_experts_apart_compute_the_same_in_other_calls() -> None:
@@ -41,10 +41,13 @@ def test_joined_products_and_experts_apart_compute_the_same_in_other_calls() -> 
 def _passed(spec: JobSpec = MIXED, **kinds: bool) -> list[int]:
     """Bytes that passes over memory move forward and backward, beyond those of the usual layer with experts."""
 
-    def moved(work: Work) -> list[int]:
-        return [sum(k.num_bytes for k in part if isinstance(k, Pass)) for part in (work.forward, work.backward_input)]
+    def moved(work: ModuleKernels) -> list[int]:
+        return [
+            sum(k.num_bytes for k in part if isinstance(k, MemoryKernel))
+            for part in (work.forward, work.backward_input)
+        ]
 
-    usual, changed = layer_work(MIXED, moe=True), layer_work(spec, moe=True, **kinds)
+    usual, changed = build_layer_kernels(MIXED, moe=True), build_layer_kernels(spec, moe=True, **kinds)
     return [b - a for a, b in zip(moved(usual), moved(changed), strict=True)]
 
 
@@ -53,7 +56,9 @@ def test_an_all_to_all_puts_tokens_in_their_experts_order_and_back() -> None:
     tokens = MIXED.micro_batch_size * TRAIN.seq_len
     assert _passed(sorts=True) == [2 * 2 * 2 * tokens * 4096 * 2] * 2
     one = MIXED.model_copy(update={"layout": Layout(dp=32, tp=2, ep=16, sequence_parallel=True)})
-    assert layer_work(one, moe=True, sorts=True) == layer_work(one, moe=True), "one expert a rank has one order"
+    assert build_layer_kernels(one, moe=True, sorts_tokens=True) == build_layer_kernels(one, moe=True), (
+        "one expert a rank has one order"
+    )
 
 
 def test_a_clamp_before_the_gates_product_reads_and_writes_both_again() -> None:
@@ -73,7 +78,7 @@ def _launched(**changed: float) -> float:
 def test_the_device_waits_for_all_the_host_does_after_a_router_and_for_no_cast() -> None:
     layers, m = 32, 4
     assert _launched(syncs_experts=False, expert_s=0.0) == 0.0, "hidden behind products of 8,192 tokens"
-    forward = layer_work(MIXED, moe=True, joined=True, copies_queries=True).forward
+    forward = build_layer_kernels(MIXED, moe=True, fused_projections=True, copies_queries=True).forward
     own = STACKS["megatron"].launch_s * len(forward) * layers * m
     assert _launched(expert_s=0.0) == pytest.approx(own)
     assert _launched() - _launched(expert_s=0.0) == pytest.approx(2 * 4 * STACKS["megatron"].expert_s * layers * m)
@@ -108,7 +113,7 @@ def test_what_tensor_ranks_gather_for_experts_hides_behind_nothing_and_stands_fo
 
     def each(rows: int) -> float:
         ops = ("all_gather", "reduce_scatter")
-        return sum(2 * collective_seconds(op, rows * 4096 * 2, Span(2, 1), H100) for op in ops)
+        return sum(2 * compute_collective_seconds(op, rows * 4096 * 2, NodeSpan(2, 1), H100) for op in ops)
 
     gathered, sums = each(2 * tokens), each(tokens)
     for hidden, instead in ((1.0, 0.0), (0.0, sums)):

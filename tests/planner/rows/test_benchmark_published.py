@@ -16,7 +16,7 @@ from benchmarks.published.rows import SkipError, read_rows
 from planner.facts.placements import get_vocab_rows
 from planner.facts.spec import JobSpec, Layout, TrainSpec
 from planner.facts.stages import get_local_units
-from planner.hardware.kernels import Flash, layer_work
+from planner.hardware.kernels import FlashAttention, build_layer_kernels
 from planner.hardware.stack_options import ASYNC_TP, DETERMINISTIC_EXPERT_S, DETERMINISTIC_LAUNCH_S, GRAPHED
 from planner.hardware.stacks import EAGER_NORMS, STACKS
 
@@ -217,7 +217,7 @@ def test_every_second_layer_of_gpt_oss_looks_back_128_tokens(tmp_path: Path) -> 
     train = TrainSpec(global_batch=8, micro_batches=8, seq_len=4096, precision="bf16")
     whole = model.model_copy(update={"sliding_window": None})
     specs = [JobSpec(model=shape, layout=Layout(), train=train) for shape in (whole, model)]
-    told = [sum(k.flops for k in layer_work(spec).forward if isinstance(k, Flash)) for spec in specs]
+    told = [sum(k.flops for k in build_layer_kernels(spec).forward if isinstance(k, FlashAttention)) for spec in specs]
     assert told[0] / told[1] == pytest.approx(pairs[0] / (sum(pairs) / 2))
     assert model.moe is not None
     assert (model.moe.expert_bias, model.moe.swiglu_limit, model.head_dim) == (True, 7.0, 64)

@@ -13,7 +13,7 @@ from benchmarks.published.predict import Predictor
 from benchmarks.published.recorded import IN_MAY
 from benchmarks.published.rows import SkipError, read_rows
 from planner.cost.timing import Timer
-from planner.hardware.cluster import LAUNCH_S
+from planner.hardware.cluster import DEFAULT_LAUNCH_S
 from planner.hardware.stack_options import DETERMINISTIC_LAUNCH_S, GRAPHED
 from planner.hardware.stacks import STACKS
 from tests.planner.rows.test_benchmark_published import OWN, SECOND_TOKEN, _file
@@ -128,7 +128,7 @@ def test_attention_alone_as_a_graph_leaves_more_to_launch(tmp_path: Path) -> Non
 )
 def test_a_step_ends_with_a_log_of_every_tensor(tmp_path: Path, row: dict[str, str], tensors: float) -> None:
     planned = _planned(tmp_path, row.get("model", "gpt-test x"), **{"precision": "bf16"} | row)
-    assert planned.kernels.step_s - STACKS["megatron"].step_s == pytest.approx(tensors * LAUNCH_S)
+    assert planned.kernels.step_s - STACKS["megatron"].step_s == pytest.approx(tensors * DEFAULT_LAUNCH_S)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_queries_and_keys_are_turned_as_a_test_has_it_beyond_what_is_planned(
 ) -> None:
     """Llama's layers have a kernel for it, GPT's none; gates and experts are planned as Llama's."""
     planned = _planned(tmp_path, f"gpt-test gpt3_mcore_{name}", precision="bf16", **row)
-    seconds = [number * LAUNCH_S / 2 + kernels * DETERMINISTIC_LAUNCH_S for number in operations]
+    seconds = [number * DEFAULT_LAUNCH_S / 2 + kernels * DETERMINISTIC_LAUNCH_S for number in operations]
     assert planned.kernels.layer_s == pytest.approx(seconds)
 
 

@@ -20,9 +20,15 @@ from planner.facts.resources import Resources
 from planner.facts.spec import JobSpec, Layout, MlaSpec, Recompute, TrainSpec
 from planner.facts.stages import get_stage_chunks
 from planner.hardware.catalog import CLUSTERS
-from planner.hardware.cluster import LAUNCH_S
-from planner.hardware.kernel_time import CUDNN_HOPPER, EARLY_CUDNN_BLACKWELL, FLASH_2, FP8_LATENT, FP8_WINDOWED
-from planner.hardware.kernels import Gemm, Pass, head_work, layer_work
+from planner.hardware.cluster import DEFAULT_LAUNCH_S
+from planner.hardware.kernel_time import (
+    CUDNN_HOPPER,
+    EARLY_CUDNN_BLACKWELL,
+    FLASH_2_FACTOR,
+    FP8_LATENT_FACTOR,
+    FP8_WINDOWED_FACTOR,
+)
+from planner.hardware.kernels import Gemm, MemoryKernel, build_head_kernels, build_layer_kernels
 from planner.hardware.stack_options import FUSED_LOSS, SLOW_BIAS_SUMS
 from planner.hardware.stacks import STACKS
 from tests.planner.rows.test_benchmark_published import DGXC, OWN, ROW, _file
@@ -87,10 +93,18 @@ def _timed(recompute: Recompute = "selective", spec: JobSpec = SPEC, **changed: 
 def test_only_the_modules_that_a_recipe_names_are_repeated() -> None:
     latent = MlaSpec(q_rank=1536, kv_rank=512, nope_head_dim=128, rope_head_dim=64, value_head_dim=128)
     spec = SPEC.model_copy(update={"model": SPEC.model.model_copy(update={"mla": latent})})
-    up = [k for k in layer_work(spec, joined=True, repeats=("latents",)).repeated if isinstance(k, Gemm)]
+    up = [
+        k
+        for k in build_layer_kernels(spec, fused_projections=True, recompute_modules=("latents",)).recomputed
+        if isinstance(k, Gemm)
+    ]
     assert [(g.n, g.k) for g in up] == [(32 * 192, 1536), (32 * 256, 512)]
-    assert layer_work(spec, joined=True, repeats=()).repeated == ()
-    mlp = [k for k in layer_work(SPEC, joined=True, repeats=("mlp",)).repeated if isinstance(k, Gemm)]
+    assert build_layer_kernels(spec, fused_projections=True, recompute_modules=()).recomputed == ()
+    mlp = [
+        k
+        for k in build_layer_kernels(SPEC, fused_projections=True, recompute_modules=("mlp",)).recomputed
+        if isinstance(k, Gemm)
+    ]
     assert [(g.n, g.k) for g in mlp] == [(2 * 14336, 4096), (4096, 14336)]
     apart = [_timed(repeats=(name,)).recompute_s for name in ("norms", "activation")]
     assert sum(apart) == pytest.approx(_timed().recompute_s)
@@ -99,11 +113,11 @@ def test_only_the_modules_that_a_recipe_names_are_repeated() -> None:
 
 def test_queries_and_keys_are_normed_by_a_kernel_each() -> None:
     """32 heads and 8 of 128, 2 bytes: read and written; in backward the gradient is read too."""
-    usual, normed = (layer_work(SPEC, norms_heads=norms) for norms in (False, True))
+    usual, normed = (build_layer_kernels(SPEC, norms_heads=norms) for norms in (False, True))
     size = SPEC.micro_batch_size * TRAIN.seq_len * (32 + 8) * 128 * 2
     for half, times in (("forward", 2), ("backward_input", 3)):
         works = [getattr(work, half) for work in (usual, normed)]
-        moved = [sum(k.num_bytes for k in part if isinstance(k, Pass) and k.kind == "norm") for part in works]
+        moved = [sum(k.num_bytes for k in part if isinstance(k, MemoryKernel) and k.kind == "norm") for part in works]
         assert moved[1] - moved[0] == times * size
         assert len(works[1]) - len(works[0]) == 2
 
@@ -154,7 +168,7 @@ def test_unfused_scores_go_to_the_host_as_often_as_operations_save_them() -> Non
 
 
 def test_a_second_token_meets_the_head_again_and_a_narrow_one_runs_in_fp8() -> None:
-    wide, narrow = (head_work(SPEC, narrow=narrow).forward for narrow in (False, True))
+    wide, narrow = (build_head_kernels(SPEC, narrow=narrow).forward for narrow in (False, True))
     assert [k.wide for k in (*wide, *narrow) if isinstance(k, Gemm)] == [True, False]
     assert _timed("none", narrow_head=True).step_s < _timed("none").step_s < _timed("none", heads=2).step_s
 
@@ -251,7 +265,7 @@ def test_muon_launches_each_matrix_alone_and_one_test_hashes_its_weights(tmp_pat
         for name in ("", "_torch_dist_dist_muon", "_torch_dist_muon")
     )
     matrices = 12 * (4 + 1 + 2)
-    assert muon.kernels.step_s - plain.kernels.step_s == pytest.approx(matrices * MUON_KERNELS * LAUNCH_S)
+    assert muon.kernels.step_s - plain.kernels.step_s == pytest.approx(matrices * MUON_KERNELS * DEFAULT_LAUNCH_S)
     weights = 4 * held_parameters(hashed.spec, 0)
     assert hashed.kernels.step_s - muon.kernels.step_s == pytest.approx(weights / SHA1_BYTES_PER_S)
 
@@ -300,7 +314,7 @@ def test_recipes_without_cudnns_attention_run_flash_attention_2(
 ) -> None:
     row = _row(tmp_path, **{**ROW, "source_repo_path": source, "model": model, "gpu": gpu, "note": "NeMo"})
     law = switched_on(row).get("attention_hopper", CUDNN_HOPPER)
-    assert law.share / CUDNN_HOPPER.share == pytest.approx(FLASH_2 if older else 1.0)
+    assert law.share / CUDNN_HOPPER.peak_factor == pytest.approx(FLASH_2_FACTOR if older else 1.0)
 
 
 @pytest.mark.parametrize(
@@ -324,8 +338,8 @@ def test_images_of_2025_have_a_cudnn_that_is_slower_on_blackwell(
 @pytest.mark.parametrize(
     ("release", "gpu", "model", "takes"),
     [
-        ("26.06", "GB300", "deepseek-v3-671b", FP8_LATENT),
-        ("26.06", "GB200", "gpt-oss-120b", FP8_WINDOWED),
+        ("26.06", "GB300", "deepseek-v3-671b", FP8_LATENT_FACTOR),
+        ("26.06", "GB200", "gpt-oss-120b", FP8_WINDOWED_FACTOR),
         ("26.04", "GB300", "deepseek-v3-671b", 1.0),
         ("26.06", "B300", "gpt-oss-120b", 1.0),
         ("26.06", "GB300", "qwen3-30b-a3b", 1.0),
@@ -374,7 +388,7 @@ def test_a_test_in_test_mode_compares_the_norms_of_its_heads_with_every_rank(tmp
     )
     kernels = 1 + 2 * 2 + 6 * (1 + 4 * 2)
     m = usual.spec.train.micro_batches
-    assert checked.kernels.step_s - usual.kernels.step_s == pytest.approx(12 * m * kernels * LAUNCH_S)
+    assert checked.kernels.step_s - usual.kernels.step_s == pytest.approx(12 * m * kernels * DEFAULT_LAUNCH_S)
 
 
 def test_nemo_drops_out_of_gpt_3_alone(tmp_path: Path) -> None:

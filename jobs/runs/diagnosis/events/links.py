@@ -77,7 +77,7 @@ def link_speed(run: Run, ranks: Iterable[int]) -> Speed:
 
 
 def _slowest(cluster: Cluster, hosts: dict[int, int]) -> Speed:
-    inside = Speed(cluster.node.bytes_per_s, "runs" if cluster.rate_runs else cluster.basis)
+    inside = Speed(cluster.node.bytes_per_s, "runs" if cluster.num_rate_runs else cluster.basis)
     out = min(hosts.values()) * cluster.network.bytes_per_s
     return inside if len(hosts) == 1 or cluster.node.bytes_per_s <= out else Speed(out, cluster.basis)
 
