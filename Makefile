@@ -102,7 +102,7 @@ schemathesis: $(VENV)/.dev tools ## send thousands of requests from the OpenAPI 
 
 openapi: $(VENV)/.dev ## write docs/openapi.json and the client types; refuses incompatible changes of version 1
 	DJANGO_SETTINGS_MODULE=tests.settings $(BIN)/python manage.py openapi
-	$(BIN)/python -m manual.answers
+	$(BIN)/python -m manual.client_types
 
 security: $(VENV)/.dev ## run bandit and pip-audit, check licenses, and write var/sbom.cdx.json; SECURITY="--advisories FOLDER" runs offline
 	$(BIN)/python -m tests.security $(SECURITY)

@@ -1,4 +1,4 @@
-"""Puts into a wheel what lies beside the packages in a checkout; webapp/places.py finds it in either place."""
+"""Puts into a wheel what lies beside the packages in a checkout; webapp/installation.py finds it in either place."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Makes the documentation site from docs/ and from the code itself; `make docs`."""
+"""Build of the documentation site from docs/ and from the code (`make docs`)."""

@@ -1,4 +1,4 @@
-"""`make docs`: docs/ and the generated reference as a site in docs/site, which the web tier serves under /docs."""
+"""Build the documentation site in docs/site, which the web server serves at /docs (`make docs`)."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 
 from mkdocs.exceptions import Abort
 
-from manual.build import SITE, build
+from manual.build import SITE, build_site
 
 
 def main() -> int:
-    asked = argparse.ArgumentParser(prog="python -m manual", description=__doc__)
-    asked.add_argument("--into", type=Path, default=SITE, help="output folder, which is replaced (default: docs/site)")
-    into = asked.parse_args().into.resolve()
+    parser = argparse.ArgumentParser(prog="python -m manual", description=__doc__)
+    parser.add_argument("--into", type=Path, default=SITE, help="output folder, which is replaced (default: docs/site)")
+    into = parser.parse_args().into.resolve()
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
     try:
-        pages = build(into)
+        pages = build_site(into)
     except Abort as error:
         print(f"docs: {error}. {into} is unchanged.", file=sys.stderr)
         return 1

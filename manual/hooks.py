@@ -1,4 +1,4 @@
-"""What mkdocs is told beside docs/: the order of the pages, the generated ones, and the board's own styles."""
+"""Hooks of mkdocs: navigation, generated pages, and styles of the board."""
 
 from __future__ import annotations
 
@@ -9,35 +9,34 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from manual.nav import nav
-from manual.nested import indent_nested_blocks
-from manual.reference import generated
-from manual.terms import PAGE, add_anchors
+from manual.markdown import GLOSSARY, add_anchors, indent_nested_blocks
+from manual.navigation import build_navigation
+from manual.reference import generate_pages
 
 STATIC = Path(__file__).resolve().parents[1] / "webapp" / "static"
-OF_THE_BOARD = ("css/tokens.css", "css/base.css", "js/theme.js", "img/mark.svg")
+BOARD_FILES = ("css/tokens.css", "css/base.css", "js/theme.js", "img/mark.svg")
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    for path, text in generated().items():
+    for path, text in generate_pages().items():
         files.append(File.generated(config, path, content=text))
-    for name in OF_THE_BOARD:
+    for name in BOARD_FILES:
         files.append(File.generated(config, f"board/{name}", abs_src_path=str(STATIC / name)))
-    config.nav = nav(file.src_uri for file in files.documentation_pages())
+    config.nav = build_navigation(file.src_uri for file in files.documentation_pages())
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """A link to a file of the source is its words alone: the site has no source beside it."""
+    """Replace links to source files by their text, because the site has no source files."""
     docs = Path(config.docs_dir).resolve()
     here = (docs / page.file.src_uri).parent
 
-    def kept(match: re.Match[str]) -> str:
+    def replace_link(match: re.Match[str]) -> str:
         words, target = match[1], match[2]
         outside = "://" not in target and not (here / target).resolve().is_relative_to(docs)
         return words if outside else match[0]
 
-    if page.file.src_uri == PAGE:
+    if page.file.src_uri == GLOSSARY:
         markdown = add_anchors(markdown)
-    return LINK.sub(kept, indent_nested_blocks(markdown))
+    return LINK.sub(replace_link, indent_nested_blocks(markdown))

@@ -20,14 +20,14 @@ os.environ.setdefault("MESHBOARD_REDIS_URL", "redis://127.0.0.1:1/0")
 os.environ.setdefault("MESHBOARD_STATE_DIR", str(_FOLDER))
 os.environ.setdefault("MESHBOARD_HTTPS", "0")
 
-from webapp.serving.pool import PLANNED_ONCE  # noqa: E402
+from webapp.serving.database_pool import PREPARED_STATEMENTS  # noqa: E402
+from webapp.setting_types import parse_database  # noqa: E402
 from webapp.settings import *  # noqa: E402, F403
 from webapp.settings import DATABASES  # noqa: E402
-from webapp.values import parse_database  # noqa: E402
 
 POSTGRES = "TEST_POSTGRES_URL"  # of a server for the tests' databases: `python -m tests.on_postgres`
 if _url := os.environ.get(POSTGRES):
-    DATABASES["default"] = {**parse_database(SecretStr(_url)), "OPTIONS": {**PLANNED_ONCE}}
+    DATABASES["default"] = {**parse_database(SecretStr(_url)), "OPTIONS": {**PREPARED_STATEMENTS}}
 else:
     # A file, not memory: servers and threads of a test must see the same rows.
     DATABASES["default"]["TEST"] = {"NAME": str(_FOLDER / "test.sqlite3")}

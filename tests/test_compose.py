@@ -28,7 +28,7 @@ from tests.image import dockerfile, steps_of
 from tests.support.processes import ROOT, running, wait_until
 from tests.support.tls import self_signed
 from webapp.environment import WebSettings
-from webapp.up.embedded_redis import find_redis_server
+from webapp.redis_server import find_redis_server
 
 NAMESPACE = "meshboard-compose-test"
 SECRETS = {

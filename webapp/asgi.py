@@ -1,5 +1,4 @@
-"""HTTP by Django, websockets by Channels, both behind `webapp.serving.doors`. A socket's Origin must be the board's
-own, and its host an allowed one."""
+"""ASGI application: HTTP by Django, WebSockets by Channels, both behind `webapp.serving.request_guard`."""
 
 from __future__ import annotations
 
@@ -17,12 +16,11 @@ from django.urls import path, re_path  # noqa: E402
 
 from jobs.api.http.patient import Patient  # noqa: E402
 from jobs.runs.live.consumers import JobConsumer, no_such_socket  # noqa: E402
-from webapp.safety import refuse_exposed  # noqa: E402
-from webapp.serving.doors import Doors  # noqa: E402
-from webapp.serving.one_thread import OneThreadHandler  # noqa: E402
-from webapp.serving.peers import addressed  # noqa: E402
+from webapp.checks import run_deploy_checks  # noqa: E402
+from webapp.serving.handler import SingleThreadHandler  # noqa: E402
+from webapp.serving.request_guard import RequestGuard, normalize_client_address  # noqa: E402
 
-refuse_exposed()
+run_deploy_checks()
 
 sockets = URLRouter(
     [
@@ -31,12 +29,12 @@ sockets = URLRouter(
     ]
 )
 
-application = addressed(
-    Doors(
+application = normalize_client_address(
+    RequestGuard(
         ProtocolTypeRouter(
             {
-                "http": Patient(OneThreadHandler()),
-                # Who is asking is read by the consumer itself, again and again.
+                "http": Patient(SingleThreadHandler()),
+                # The consumer authenticates the user itself, repeatedly.
                 "websocket": AllowedHostsOriginValidator(SessionMiddlewareStack(sockets)),
             }
         )

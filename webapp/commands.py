@@ -1,17 +1,18 @@
-"""The installed commands, each of which says which extra of the package it lacks: an install of any has them all."""
+"""Installed commands. Each one names the extra of the package that it needs."""
 
 from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
 
-BROUGHT = {"web": "django", "worker": "torch"}  # extra: what it alone brings
-NOT_INSTALLED = 2
+EXTRA_PACKAGES = {"web": "django", "worker": "torch"}  # extra -> package that only this extra installs
+EXIT_NOT_INSTALLED = 2
 
 
 def manage() -> int:
-    if lacking := _lacking("web"):
-        return _told("meshboard-manage", lacking)
+    """Run `meshboard-manage`."""
+    if missing := _find_missing("web"):
+        return _report_missing("meshboard-manage", missing)
     from webapp.manage import main
 
     main()
@@ -19,22 +20,23 @@ def manage() -> int:
 
 
 def up() -> int:
-    if lacking := _lacking("web", "worker"):
-        return _told("meshboard-up", lacking)
+    """Run `meshboard-up`."""
+    if missing := _find_missing("web", "worker"):
+        return _report_missing("meshboard-up", missing)
     from webapp.runner import main
 
     return main()
 
 
-def _lacking(*extras: str) -> list[str]:
-    return [extra for extra in extras if find_spec(BROUGHT[extra]) is None]
+def _find_missing(*extras: str) -> list[str]:
+    return [extra for extra in extras if find_spec(EXTRA_PACKAGES[extra]) is None]
 
 
-def _told(command: str, lacking: list[str]) -> int:
-    packages = " and ".join(BROUGHT[extra] for extra in lacking)
-    are = "are" if len(lacking) > 1 else "is"
+def _report_missing(command: str, missing: list[str]) -> int:
+    packages = " and ".join(EXTRA_PACKAGES[extra] for extra in missing)
+    are = "are" if len(missing) > 1 else "is"
     print(
-        f"{command}: the package {packages} {are} not installed. Run pip install 'meshboard[{','.join(lacking)}]'.",
+        f"{command}: the package {packages} {are} not installed. Run pip install 'meshboard[{','.join(missing)}]'.",
         file=sys.stderr,
     )
-    return NOT_INSTALLED
+    return EXIT_NOT_INSTALLED

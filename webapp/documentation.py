@@ -11,7 +11,7 @@ from django.utils.http import http_date
 from django.views.decorators.http import require_safe
 from django.views.static import was_modified_since
 
-TYPES = {
+CONTENT_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -20,7 +20,7 @@ TYPES = {
     ".svg": "image/svg+xml",
 }
 # Addresses of pages that have moved. The browser keeps the fragment: REST's problem types name /docs/errors/#...
-MOVED = {
+MOVED_PAGES = {
     "api": "reference/api",
     "deploy": "howto/deploy",
     "errors": "reference/errors",
@@ -34,12 +34,12 @@ MOVED = {
 
 
 @require_safe
-def page(request: HttpRequest, path: str = "") -> HttpResponseBase:
+def serve_page(request: HttpRequest, path: str = "") -> HttpResponseBase:
     """Return the page or file at `path`, or instructions if the site is not built."""
     root = Path(settings.DOCS_ROOT)
     if not (root / "index.html").is_file():
         return render(request, "docs_missing.html", status=404)
-    if moved := MOVED.get(path.removesuffix("/")):
+    if moved := MOVED_PAGES.get(path.removesuffix("/")):
         return redirect("docs-file", path=f"{moved}/", permanent=True)
     found = _inside(root.resolve(), path)
     if found is None:
@@ -50,14 +50,14 @@ def page(request: HttpRequest, path: str = "") -> HttpResponseBase:
         if path and not path.endswith("/"):
             return redirect(f"{request.path}/")
         found /= "index.html"
-    if not found.is_file() or found.suffix not in TYPES:
+    if not found.is_file() or found.suffix not in CONTENT_TYPES:
         raise Http404
     changed = found.stat().st_mtime
     if not was_modified_since(request.headers.get("If-Modified-Since"), changed):
         return HttpResponse(status=304)
     return HttpResponse(
         found.read_bytes(),
-        content_type=TYPES[found.suffix],
+        content_type=CONTENT_TYPES[found.suffix],
         headers={"Last-Modified": http_date(changed), "Cache-Control": "private, no-cache"},
     )
 

@@ -1,7 +1,7 @@
-"""Every MESHBOARD_ variable of web, controller and `make up`: type, default and meaning, in one table.
+"""MESHBOARD_ variables of web, controller and `make up`: type, default, and description.
 
-The docs page reference/settings.md is generated from these tables. A host worker reads its own
-(workers/host/settings.py): it must start without Django and without what only a web host has installed.
+docs/reference/settings.md is generated from these tables. A host worker has its own table, because it starts without
+Django (workers/host/settings.py).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from contracts.security import SecretError, read_secret_file
-from webapp import places
-from webapp.values import (
-    LOGIN,
+from webapp import installation
+from webapp.setting_types import (
+    SSH_LOGIN,
     Collector,
     DatabaseUrl,
     Folder,
@@ -32,13 +32,13 @@ from webapp.values import (
     RedisUrl,
     SecretNames,
     Url,
-    formed,
+    check_pattern,
     parse_database,
 )
 
 PREFIX = "MESHBOARD_"
-# What means nothing without another; what stands alone would be ignored without a word.
-NEEDS = {
+# Settings that need other settings.
+REQUIRED_TOGETHER = {
     "oidc_url": ("oidc_client_id",),
     "oidc_client_id": ("oidc_url",),
     "oidc_client_secret": ("oidc_url",),
@@ -49,16 +49,16 @@ NEEDS = {
 }
 
 
-LONGEST_S = 10**9  # 31 years; a date that much later is one still
+MAX_DURATION_S = 10**9  # 31 years, so that the sum with a date is a date
 CONFIG = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, validate_default=False, frozen=True)
 
 
 class SettingError(RuntimeError):
-    """A MESHBOARD_ variable is missing or senseless; one line for each."""
+    """MESHBOARD_ variables are missing or invalid, one line each."""
 
 
-class SecretFiles(PydanticBaseSettingsSource):
-    """`MESHBOARD_SECRET_KEY_FILE` names the file that holds a secret: no `docker inspect` or `ps e` shows that."""
+class SecretFileSource(PydanticBaseSettingsSource):
+    """Reads secrets from files, such as MESHBOARD_SECRET_KEY_FILE, which `docker inspect` does not show."""
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
         """Raises SettingError."""
@@ -76,12 +76,13 @@ class SecretFiles(PydanticBaseSettingsSource):
 
 
 class RunnerSettings(BaseSettings):
-    """What only `make up` reads."""
+    """Settings of `make up`."""
 
     model_config = CONFIG
 
     state_dir: Folder = Field(
-        places.state(), description="State folder, which contains the database, static files, and secrets."
+        installation.get_default_state_dir(),
+        description="State folder, which contains the database, static files, and secrets.",
     )
     port: int | None = Field(
         None,
@@ -90,7 +91,8 @@ class RunnerSettings(BaseSettings):
         description="Port of the web server. Default: 8000, or another free port if 8000 is in use.",
     )
     redis_maxmemory: Annotated[
-        str, formed(r"(?i)[1-9][0-9]*(b|kb?|mb?|gb?)?", "expected a number of bytes, or a size such as 512mb or 2gb")
+        str,
+        check_pattern(r"(?i)[1-9][0-9]*(b|kb?|mb?|gb?)?", "expected a number of bytes, or a size such as 512mb or 2gb"),
     ] = Field(
         "1gb",
         description="Maximum memory of the Redis server that `make up` starts. Redis rejects writes above this limit.",
@@ -98,7 +100,7 @@ class RunnerSettings(BaseSettings):
 
 
 class WebSettings(BaseSettings):
-    """What web and controller read."""
+    """Settings of web, controller, and recorder."""
 
     model_config = CONFIG
 
@@ -111,11 +113,12 @@ class WebSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The environment, and files for what is secret."""
-        return env_settings, SecretFiles(settings_cls)
+        """Read the environment, and secrets from files."""
+        return env_settings, SecretFileSource(settings_cls)
 
     state_dir: Folder = Field(
-        places.state(), description="State folder, which contains the database, static files, and secrets."
+        installation.get_default_state_dir(),
+        description="State folder, which contains the database, static files, and secrets.",
     )
     static_root: Folder | None = Field(
         None, description="Folder of the static files that the web server sends. Default: `STATE_DIR/static`."
@@ -220,13 +223,13 @@ class WebSettings(BaseSettings):
     lease_s: int = Field(
         3600,
         ge=10,
-        le=LONGEST_S,
+        le=MAX_DURATION_S,
         description="Seconds after which ranks of a multi-host job end if their host has no contact with the board.",
     )
     save_s: int = Field(
         300,
         ge=0,
-        le=LONGEST_S,
+        le=MAX_DURATION_S,
         description=(
             "Seconds that a preempted training job has to save a checkpoint. "
             "On Slurm, this setting is the time from the warning signal to the end of the job."
@@ -272,11 +275,13 @@ class WebSettings(BaseSettings):
         None,
         description="Private networks to which the board can send webhook events. Default: only public IP addresses.",
     )
-    slurm_folder: Annotated[str, formed(r"/[^\x00-\x1f\x7f%]*", "expected an absolute path without %")] | None = Field(
+    slurm_folder: (
+        Annotated[str, check_pattern(r"/[^\x00-\x1f\x7f%]*", "expected an absolute path without %")] | None
+    ) = Field(
         None,
         description="Folder that all nodes of the Slurm cluster share. If this folder is set, jobs can run on Slurm.",
     )
-    slurm_python: Annotated[str, formed(r"/[^\x00-\x1f\x7f]*", "expected an absolute path")] | None = Field(
+    slurm_python: Annotated[str, check_pattern(r"/[^\x00-\x1f\x7f]*", "expected an absolute path")] | None = Field(
         None,
         description=(
             "Path of a Python interpreter with Meshboard on each Slurm node. Default: the server's interpreter."
@@ -291,7 +296,7 @@ class WebSettings(BaseSettings):
             "File of CA certificates with which Slurm nodes verify the board. Default: CA certificates of the node."
         ),
     )
-    slurm_ssh: Annotated[str, formed(LOGIN, "expected user@host")] | None = Field(
+    slurm_ssh: Annotated[str, check_pattern(SSH_LOGIN, "expected user@host")] | None = Field(
         None, description="Slurm login node with `sbatch`, as `user@host`. Default: the machine that runs the board."
     )
     slurm_ssh_config: Place | None = Field(
@@ -332,8 +337,10 @@ class WebSettings(BaseSettings):
     )
 
     @model_validator(mode="after")
-    def _together(self) -> Self:
-        lacking = [(one, other) for one, others in NEEDS.items() for other in others if self._lacks(one, other)]
+    def _check_required_together(self) -> Self:
+        lacking = [
+            (one, other) for one, others in REQUIRED_TOGETHER.items() for other in others if self._lacks(one, other)
+        ]
         if lacking:
             raise ValueError(
                 "\n".join(
@@ -345,8 +352,8 @@ class WebSettings(BaseSettings):
     def _lacks(self, one: str, other: str) -> bool:
         return getattr(self, one) is not None and getattr(self, other) is None
 
-    def oidc(self) -> list[dict[str, Any]]:
-        """The provider as django-allauth has it; none where none is set."""
+    def get_oidc_apps(self) -> list[dict[str, Any]]:
+        """Return the provider for django-allauth, or [] without a provider."""
         if self.oidc_url is None:
             return []
         secret = self.oidc_client_secret.get_secret_value() if self.oidc_client_secret else ""
@@ -360,8 +367,8 @@ class WebSettings(BaseSettings):
             }
         ]
 
-    def slurm(self) -> dict[str, str] | None:
-        """Where Slurm runs jobs, None where the board has none."""
+    def get_slurm_settings(self) -> dict[str, str] | None:
+        """Return the settings of Slurm, or None without Slurm."""
         if self.slurm_folder is None:
             return None
         return {
@@ -373,30 +380,30 @@ class WebSettings(BaseSettings):
             "ca_file": str(self.slurm_ca_file or ""),
         }
 
-    def database(self) -> dict[str, Any]:
-        """Django's settings of the database."""
+    def get_database(self) -> dict[str, Any]:
+        """Return Django's settings of the database."""
         return parse_database(self.database_url or SecretStr(f"sqlite:///{self.state_dir}/db.sqlite3"))
 
 
 Settings = TypeVar("Settings", bound=BaseSettings)
 
 
-def read(table: type[Settings]) -> Settings:
-    """The environment's values.
+def read_settings(table: type[Settings]) -> Settings:
+    """Return the settings in the environment.
 
     Raises:
-        SettingError: naming every variable that is missing or senseless, secrets not shown.
+        SettingError: Variables are missing or invalid. The message shows no secret.
     """
     try:
         return table()
     except ValidationError as errors:
-        told = [_told(table, error) for error in errors.errors()]
-    raise SettingError("\n".join(told))
+        lines = [_describe_error(table, error) for error in errors.errors()]
+    raise SettingError("\n".join(lines))
 
 
-def _told(table: type[BaseSettings], error: Any) -> str:
+def _describe_error(table: type[BaseSettings], error: Any) -> str:
     message = error["msg"].removeprefix("Value error, ")
-    if not error["loc"]:  # of several, which it names
+    if not error["loc"]:  # several settings, which the message names
         return str(message)
     name = str(error["loc"][0])
     if error["type"] == "missing":

@@ -1,7 +1,7 @@
-"""Logging in: how often one address may try, and what whoever is locked out is told.
+"""Login pages, and limits of login attempts.
 
-django-axes counts failures by name and address together, so that nobody is locked out by a stranger elsewhere; what one
-address tries with many names is bounded here.
+django-axes counts failures per name and address, so that no stranger can lock out a user. This module limits the
+attempts of an address with all names.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ WINDOW_S = 60
 View = Callable[..., HttpResponseBase]
 
 
-def limited(view: View, method: str = "POST") -> View:
-    """At most MESHBOARD_LOGINS_PER_MINUTE requests of this method from an address, of all such views together."""
+def limit_logins(view: View, method: str = "POST") -> View:
+    """Limit requests of this method per address to MESHBOARD_LOGINS_PER_MINUTE over all limited views."""
 
     @wraps(view)
-    def bounded(request: HttpRequest, *arguments: Any, **named: Any) -> HttpResponseBase:
-        if request.method == method and _tries(origin(request)) > settings.LOGINS_PER_MINUTE:
-            return _later(request, WINDOW_S)
+    def respond(request: HttpRequest, *arguments: Any, **named: Any) -> HttpResponseBase:
+        if request.method == method and _count_attempts(origin(request)) > settings.LOGINS_PER_MINUTE:
+            return _respond_too_many(request, WINDOW_S)
         return view(request, *arguments, **named)
 
-    return bounded
+    return respond
 
 
-class Login(LoginView):
-    """Name and password, then what django-allauth asks for besides: a second factor, of those who have one."""
+class BoardLoginView(LoginView):
+    """Login with name and password, and with a second factor if the user has one."""
 
     template_name = "login.html"
     redirect_authenticated_user = True
@@ -65,8 +65,8 @@ class Login(LoginView):
         return made
 
 
-class AdminLogin(Login):
-    """For staff. Who is logged in and none of them would be sent to and fro for ever."""
+class AdminLoginView(BoardLoginView):
+    """Login of staff. Other logged-in users get 403 instead of endless redirects."""
 
     @method_decorator(login_not_required)
     def dispatch(self, request: HttpRequest, *arguments: Any, **named: Any) -> HttpResponseBase:
@@ -75,8 +75,8 @@ class AdminLogin(Login):
         return super().dispatch(request, *arguments, **named)
 
 
-class LinkLogin(LinkView):  # type: ignore[misc]  # django-sesame is untyped
-    """Log in with a one-time link, or explain why the link does not work."""
+class LinkLoginView(LinkView):  # type: ignore[misc]  # django-sesame is untyped
+    """Login with a one-time link, or the reason for which it does not work."""
 
     def login_failed(self) -> HttpResponse:
         why = explain_link(self.request.GET.get(link_settings.TOKEN_NAME, ""))
@@ -84,7 +84,7 @@ class LinkLogin(LinkView):  # type: ignore[misc]  # django-sesame is untyped
 
 
 def explain_link(token: str) -> str:
-    """Return why a login link does not work, from the age in its token alone."""
+    """Return why a login link does not work, from the age in its token."""
     try:
         data = base64.urlsafe_b64decode(token.encode() + b"=" * (-len(token) % 4))
         _, rest = packers.packer.unpack_pk(data)
@@ -98,38 +98,38 @@ def explain_link(token: str) -> str:
     return "The login link was already used, or the board was restarted after it printed the link."
 
 
-def no_account(request: HttpRequest) -> HttpResponse:
-    """Where django-allauth would ask who signs on for a name and an address: nobody makes an account by hand."""
+def signup_closed(request: HttpRequest) -> HttpResponse:
+    """Replace the sign-up form of django-allauth, because users cannot create accounts."""
     return render(request, "account/signup_closed.html", status=403)
 
 
-def cancelled(request: HttpRequest) -> HttpResponse:
-    """Who tells the provider not to tell us."""
+def login_cancelled(request: HttpRequest) -> HttpResponse:
+    """Respond to a sign-on that the user cancelled at the provider."""
     return render(request, "socialaccount/login_cancelled.html")
 
 
-def closed(request: HttpRequest) -> HttpResponse:
-    """Who signs on to an account that staff deactivated."""
+def account_closed(request: HttpRequest) -> HttpResponse:
+    """Respond to a sign-on to a deactivated account."""
     return render(request, "account/closed.html", status=403)
 
 
-def locked_out(request: HttpRequest, _response: HttpResponse, _credentials: dict[str, Any]) -> HttpResponse:
-    """django-axes: too many failures of this name from this address."""
-    return _later(request, round(settings.AXES_COOLOFF_TIME * 3600))
+def login_locked(request: HttpRequest, _response: HttpResponse, _credentials: dict[str, Any]) -> HttpResponse:
+    """Respond to too many failures of a name from an address (django-axes)."""
+    return _respond_too_many(request, round(settings.AXES_COOLOFF_TIME * 3600))
 
 
-def _tries(address: str) -> int:
-    """Of this minute, this one included; 0 while Redis is away: axes still counts failures in the database."""
+def _count_attempts(address: str) -> int:
+    """Count the attempts of this minute. Without Redis the count is 0, and axes still counts failures."""
     key = f"login:{address}:{int(time.time() // WINDOW_S)}"
     try:
         cache.add(key, 0, WINDOW_S)
         return int(cache.incr(key))
-    except (RedisError, OSError, ValueError) as error:  # ValueError: it expired between the two
+    except (RedisError, OSError, ValueError) as error:  # ValueError: the key expired between the calls
         log.warning("Cannot count login attempts: %s", error)
         return 0
 
 
-def _later(request: HttpRequest, seconds: int) -> HttpResponse:
+def _respond_too_many(request: HttpRequest, seconds: int) -> HttpResponse:
     minutes = -(-seconds // 60)
     answer = render(request, "429.html", {"minutes": minutes}, status=429)
     answer["Retry-After"] = str(seconds)

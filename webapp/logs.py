@@ -1,5 +1,4 @@
-"""Logs of a bounded size: what has grown past the bound is moved aside while its writer goes on. And what a line tells:
-of which request it is, and whether it has a traceback."""
+"""Log formats, request IDs in logs, and log files of a limited size."""
 
 from __future__ import annotations
 
@@ -11,29 +10,29 @@ from typing import Any
 from contracts.logs import build_json_formatter
 from jobs.core.request_id import current
 
-LOG_BYTES = 5_000_000
-REQUESTS = "meshboard.requests"
+MAX_LOG_BYTES = 5_000_000
+REQUEST_LOGGER = "meshboard.requests"
 
 
-def with_reference(record: logging.LogRecord) -> bool:
-    """A filter: of which request the line is."""
+def add_request_id(record: logging.LogRecord) -> bool:
+    """Log filter: add the request ID."""
     record.request_id = current()
-    record.__dict__.pop("request", None)  # Django's own: as text it has the whole address, what follows `?` too
+    record.__dict__.pop("request", None)  # Django's text of a request has the query
     return True
 
 
-def without_refusals(record: logging.LogRecord) -> bool:
-    """A filter: that somebody was refused is one line, and no error of ours with a traceback."""
+def drop_client_error_traceback(record: logging.LogRecord) -> bool:
+    """Log filter: drop the traceback of a rejected request."""
     if getattr(record, "status_code", 500) < 500:
         record.exc_info = None
     return True
 
 
-def bound(log: Path, limit_bytes: int = LOG_BYTES) -> None:
-    """Empty a log larger than `limit_bytes`; its last `limit_bytes` become `NAME.log.1`, in place of those before.
+def truncate_log(log: Path, limit_bytes: int = MAX_LOG_BYTES) -> None:
+    """Empty a log larger than `limit_bytes`, and move its end to `NAME.log.1`.
 
-    Copied and cut, not renamed: the writer keeps its file, so it needs no signal and survives us. It must append
-    (O_APPEND). Lines that it writes between our reading and the cut, some microseconds, are lost.
+    The file is copied and truncated, so the writer needs no signal. It must append (O_APPEND). Lines that it writes
+    between the copy and the truncation are lost.
     """
     if not log.exists() or log.stat().st_size <= limit_bytes:
         return
@@ -46,8 +45,8 @@ def bound(log: Path, limit_bytes: int = LOG_BYTES) -> None:
     draft.replace(log.with_name(log.name + ".1"))
 
 
-def logging_settings(form: str) -> dict[str, Any]:
-    """Django's LOGGING: lines to read, or "json": an object each, and one of each request answered."""
+def build_logging_settings(form: str) -> dict[str, Any]:
+    """Return the setting LOGGING. With "json", each line is an object, and each request is logged."""
     text = {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"}
     formatters = {"text": text, "json": build_json_formatter("request_id")}
     return {
@@ -55,8 +54,8 @@ def logging_settings(form: str) -> dict[str, Any]:
         "disable_existing_loggers": False,
         "formatters": {form: formatters[form]},
         "filters": {
-            "reference": {"()": "django.utils.log.CallbackFilter", "callback": with_reference},
-            "refusals": {"()": "django.utils.log.CallbackFilter", "callback": without_refusals},
+            "reference": {"()": "django.utils.log.CallbackFilter", "callback": add_request_id},
+            "refusals": {"()": "django.utils.log.CallbackFilter", "callback": drop_client_error_traceback},
         },
         "handlers": {
             "console": {
@@ -68,6 +67,6 @@ def logging_settings(form: str) -> dict[str, Any]:
         "root": {"handlers": ["console"], "level": "INFO"},
         "loggers": {
             "axes": {"level": "WARNING"},
-            REQUESTS: {"level": "INFO" if form == "json" else "WARNING"},
+            REQUEST_LOGGER: {"level": "INFO" if form == "json" else "WARNING"},
         },
     }

@@ -8,12 +8,12 @@ import sys
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import execute_from_command_line
 
-from webapp.up.kept import adopt
+from webapp.installation import adopt_stored_settings
 
 
 def main() -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "webapp.settings")
-    adopt()
+    adopt_stored_settings()
     try:
         execute_from_command_line(sys.argv)
     except ImproperlyConfigured as error:

@@ -23,23 +23,38 @@ from types import FrameType
 import redis
 
 from contracts.security import SecretError, read_secret_file
-from webapp.environment import RunnerSettings, SettingError, read
-from webapp.up.embedded_redis import RedisNotFoundError, find_redis_server, redis_command
-from webapp.up.kept import kept_settings
-from webapp.up.processes import Child, Fleet
-from webapp.up.redis_version import RedisVersion, redis_version, warning
-from webapp.up.terminal import say
+from webapp.environment import RunnerSettings, SettingError, read_settings
+from webapp.installation import read_stored_settings
+from webapp.processes import ProcessManager, Service, print_line
+from webapp.redis_server import (
+    RedisNotFoundError,
+    RedisVersion,
+    build_redis_command,
+    find_redis_server,
+    get_vulnerability_warning,
+    parse_redis_version,
+)
 from workers.host.joined import kept_file
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_PORT = 8000
 LOGIN_LINK_MINUTES = 15
-ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SERVICES = ["web", "controller", "recorder", "host"]
 # Linux uses higher ports for outgoing connections, which could take the port while Redis is down.
-PORTS = range(20_000, 32_768)
+LISTEN_PORTS = range(20_000, 32_768)
 # The host worker does not start if CUDA_VISIBLE_DEVICES hides GPUs that are slots.
-PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV", "SLURM_CONF", "CUDA_VISIBLE_DEVICES")
+PASSED_VARIABLES = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "TMPDIR",
+    "VIRTUAL_ENV",
+    "SLURM_CONF",
+    "CUDA_VISIBLE_DEVICES",
+)
 
 
 class StartError(RuntimeError):
@@ -48,11 +63,11 @@ class StartError(RuntimeError):
 
 def main() -> int:
     # A shell that starts this process in the background makes it ignore SIGINT.
-    for number in ENDS:
+    for number in STOP_SIGNALS:
         signal.signal(number, _interrupt)
     try:
-        settings = read(RunnerSettings)
-        with single_instance(settings.state_dir):
+        settings = read_settings(RunnerSettings)
+        with lock_state(settings.state_dir):
             run(settings)
     except (StartError, SettingError, SecretError, RedisNotFoundError) as error:
         print(f"meshboard: {error}", file=sys.stderr)
@@ -67,100 +82,100 @@ def run(settings: RunnerSettings) -> None:
     started = time.monotonic()
     state = settings.state_dir
     find_redis_server()
-    fleet = Fleet(log_dir=state / "log")
-    for name, pids in fleet.end_leftovers([*SERVICES, "redis"]).items():
-        say(f"Stopped {name} of an earlier run (PID {', '.join(map(str, pids))}).")
-    port = web_port(settings.port)
-    environment = web_environment(state)
-    host_env = host_environment(state, environment)
-    isolation = how_jobs_run(host_env)
+    fleet = ProcessManager(log_dir=state / "log")
+    for name, pids in fleet.stop_leftovers([*SERVICES, "redis"]).items():
+        print_line(f"Stopped {name} of an earlier run (PID {', '.join(map(str, pids))}).")
+    port = choose_web_port(settings.port)
+    environment = build_web_environment(state)
+    host_env = build_host_environment(state, environment)
+    isolation = describe_isolation(host_env)
     up_file = state / "up.json"
     try:
-        say("Starting Redis…" if keeps_redis() else "Connecting to Redis…")
-        if keeps_redis():
-            fleet.start(embedded_redis(state, environment, settings.redis_maxmemory))
-        redis_url = redis_of(environment)
+        print_line("Starting Redis…" if runs_own_redis() else "Connecting to Redis…")
+        if runs_own_redis():
+            fleet.start(make_redis_service(state, environment, settings.redis_maxmemory))
+        redis_url = get_redis_url(environment)
         version = wait_for_redis(redis_url, state)
-        if told := warning(version, redis_url):
+        if told := get_vulnerability_warning(version, redis_url):
             print(f"WARNING: {told}", file=sys.stderr)
-        if not version.gives_rights and "MESHBOARD_REDIS_ACCESS" not in environment:
+        if not version.supports_key_permissions and "MESHBOARD_REDIS_ACCESS" not in environment:
             environment["MESHBOARD_REDIS_ACCESS"] = "shared"
-            say(f"{version} has no access rights for hosts, so hosts use the credentials of the board.")
-            say("See docs/howto/deploy.md.")
-        say("Preparing the database…")
+            print_line(f"{version} has no access rights for hosts, so hosts use the credentials of the board.")
+            print_line("See docs/howto/deploy.md.")
+        print_line("Preparing the database…")
         kept = kept_file(Path(host_env["MESHBOARD_STATE_DIR"]), host_env["MESHBOARD_HOST_NAME"])
-        made = json.loads(manage(environment, "prepare", "--host", str(kept), *known_credentials(up_file)))
+        made = json.loads(run_manage(environment, "prepare", "--host", str(kept), *get_credential_arguments(up_file)))
         login = made["login"]
-        say("Starting web, controller, recorder, and host worker…")
-        for child in services(environment, {**host_env, "MESHBOARD_JOIN_TOKEN": made["join_token"]}, port):
+        print_line("Starting web, controller, recorder, and host worker…")
+        for child in list_services(environment, {**host_env, "MESHBOARD_JOIN_TOKEN": made["join_token"]}, port):
             fleet.start(child)
         wait_for_web(port, fleet)
         url = f"http://127.0.0.1:{port}"
         once = url + login.pop("one_time_url_path")
-        write_private(up_file, json.dumps({"url": url, **login, "pids": fleet.pids()}, indent=2))
+        write_private(up_file, json.dumps({"url": url, **login, "pids": fleet.get_pids()}, indent=2))
         password = f"password in {os.path.relpath(up_file)}" if login["password"] else "your own password"
-        say(f"\nMeshboard is ready after {time.monotonic() - started:.1f} s: {url}\n")
-        say(f"To log in, open this link within {LOGIN_LINK_MINUTES} minutes. It works once:\n")
-        say(f"  {once}\n")
-        say(f"  User       {login['username']}, {password}")
-        say(f"  Logs       {os.path.relpath(state / 'log')}/")
-        say(f"  Broker     {version}")
-        say(f"  Isolation  {isolation}\n")
-        say("Press Ctrl-C to stop Meshboard and all running jobs.\n")
+        print_line(f"\nMeshboard is ready after {time.monotonic() - started:.1f} s: {url}\n")
+        print_line(f"To log in, open this link within {LOGIN_LINK_MINUTES} minutes. It works once:\n")
+        print_line(f"  {once}\n")
+        print_line(f"  User       {login['username']}, {password}")
+        print_line(f"  Logs       {os.path.relpath(state / 'log')}/")
+        print_line(f"  Broker     {version}")
+        print_line(f"  Isolation  {isolation}\n")
+        print_line("Press Ctrl-C to stop Meshboard and all running jobs.\n")
         fleet.watch(on_restart=lambda: refresh_pids(up_file, fleet))
     finally:
-        for number in ENDS:
+        for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-        say("Stopping Meshboard and its jobs…")
+        print_line("Stopping Meshboard and its jobs…")
         fleet.stop(SERVICES)
         if os.path.isdir(host_env["MESHBOARD_RUN_DIR"]):
             stop_jobs = [sys.executable, "-m", "workers.host.stop", host_env["MESHBOARD_RUN_DIR"]]
             subprocess.run(stop_jobs, env=host_env, cwd=ROOT, check=False)
         fleet.stop(["redis"])
-        forget_pids(up_file)
-        say("Meshboard has stopped.")
+        clear_pids(up_file)
+        print_line("Meshboard has stopped.")
 
 
-def services(environment: dict[str, str], host_env: dict[str, str], port: int) -> list[Child]:
+def list_services(environment: dict[str, str], host_env: dict[str, str], port: int) -> list[Service]:
     """Return the long-lived services. docker-compose.yml starts equal services on their own machines."""
     web = f"webapp.serve --port {port}"
     host = f"workers.host.join http://127.0.0.1:{port}"
     return [
-        Child("web", [sys.executable, "-m", *web.split()], environment, ROOT),
-        Child("controller", [sys.executable, "-m", "webapp.manage", "controller"], environment, ROOT),
-        Child("recorder", [sys.executable, "-m", "webapp.manage", "recorder"], environment, ROOT),
-        Child("host", [sys.executable, "-m", *host.split()], host_env, ROOT),
+        Service("web", [sys.executable, "-m", *web.split()], environment, ROOT),
+        Service("controller", [sys.executable, "-m", "webapp.manage", "controller"], environment, ROOT),
+        Service("recorder", [sys.executable, "-m", "webapp.manage", "recorder"], environment, ROOT),
+        Service("host", [sys.executable, "-m", *host.split()], host_env, ROOT),
     ]
 
 
-def web_environment(state: Path) -> dict[str, str]:
+def build_web_environment(state: Path) -> dict[str, str]:
     """Return the settings of web, controller, and recorder: environment variables, and defaults for the rest."""
     for name in ("redis_password", "secret_key"):
-        secret(state / name)
-    redis_port(state)
-    given = {k: v for k, v in os.environ.items() if k in PASSED_ON or (v and k.startswith("MESHBOARD_"))}
-    defaults = {k: v for k, v in kept_settings(state).items() if f"{k}_FILE" not in given}
+        load_secret(state / name)
+    choose_redis_port(state)
+    given = {k: v for k, v in os.environ.items() if k in PASSED_VARIABLES or (v and k.startswith("MESHBOARD_"))}
+    defaults = {k: v for k, v in read_stored_settings(state).items() if f"{k}_FILE" not in given}
     environment = {**defaults, **given, "PYTHONUNBUFFERED": "1"}
     for root in ("DATA_ROOT", "SCRIPT_ROOT"):
         Path(environment[f"MESHBOARD_{root}"]).mkdir(parents=True, exist_ok=True)
     return environment
 
 
-def keeps_redis() -> bool:
+def runs_own_redis() -> bool:
     """Return whether Meshboard runs its own Redis, because no other Redis is set."""
     name = "MESHBOARD_REDIS_URL"
     return not (os.environ.get(name) or os.environ.get(f"{name}_FILE"))
 
 
-def redis_of(environment: dict[str, str]) -> str:
+def get_redis_url(environment: dict[str, str]) -> str:
     """Return the URL of Redis. Raises SecretError."""
     return read_secret_file("MESHBOARD_REDIS_URL") or environment["MESHBOARD_REDIS_URL"]
 
 
-def host_environment(state: Path, environment: dict[str, str]) -> dict[str, str]:
+def build_host_environment(state: Path, environment: dict[str, str]) -> dict[str, str]:
     """Return the settings of the host worker, without the database, the secret key, and Redis."""
-    gpus = gpu_count()
-    keep = {k: v for k, v in environment.items() if k in (*PASSED_ON, "PYTHONUNBUFFERED")}
+    gpus = count_gpus()
+    keep = {k: v for k, v in environment.items() if k in (*PASSED_VARIABLES, "PYTHONUNBUFFERED")}
     roots = ("CHECKPOINT_ROOT", "DATA_ROOT", "SCRIPT_ROOT")
     bounds = ("LOG_BYTES", "STREAM_BYTES", "KEEP_RUNS_DAYS", "KEEP_RUNS_BYTES")
     wanted = (
@@ -189,7 +204,7 @@ def host_environment(state: Path, environment: dict[str, str]) -> dict[str, str]
     return {**keep, **defaults, **given}
 
 
-def gpu_count() -> int:
+def count_gpus() -> int:
     """Return the number of NVIDIA GPUs that the driver lists, or 0 without a driver."""
     try:
         listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=20, check=True)
@@ -198,10 +213,10 @@ def gpu_count() -> int:
     return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
 
 
-def embedded_redis(state: Path, environment: dict[str, str], maxmemory: str) -> Child:
+def make_redis_service(state: Path, environment: dict[str, str], maxmemory: str) -> Service:
     url = environment["MESHBOARD_REDIS_URL"]
     password, _, port = url.removeprefix("redis://:").removesuffix("/0").partition("@127.0.0.1:")
-    return Child("redis", redis_command(state / "redis", int(port), password, maxmemory), environment, ROOT)
+    return Service("redis", build_redis_command(state / "redis", int(port), password, maxmemory), environment, ROOT)
 
 
 def wait_for_redis(url: str, state: Path, timeout_s: float = 20.0) -> RedisVersion:
@@ -210,25 +225,25 @@ def wait_for_redis(url: str, state: Path, timeout_s: float = 20.0) -> RedisVersi
         try:
             with contextlib.closing(redis.Redis.from_url(url, socket_timeout=2)) as client:
                 client.ping()
-                return redis_version(client.info("server"))
+                return parse_redis_version(client.info("server"))
         except redis.RedisError as error:
             if time.monotonic() > deadline:
                 raise StartError(f"Redis did not answer in {timeout_s:.0f} s: {error}. Read {state}/log/.") from None
             time.sleep(0.05)
 
 
-def wait_for_web(port: int, fleet: Fleet, timeout_s: float = 60.0) -> None:
+def wait_for_web(port: int, fleet: ProcessManager, timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
             return
-        if not fleet.alive("web"):
+        if not fleet.is_alive("web"):
             break
         time.sleep(0.05)
-    raise StartError(f"The web server did not start. Its log ends with:\n{fleet.log_tail('web')}")
+    raise StartError(f"The web server did not start. Its log ends with:\n{fleet.read_log_tail('web')}")
 
 
-def web_port(asked: int | None) -> int:
+def choose_web_port(asked: int | None) -> int:
     """Return the requested port, else 8000, else any free port.
 
     Raises:
@@ -237,23 +252,23 @@ def web_port(asked: int | None) -> int:
     if asked is None:
         if is_free(DEFAULT_PORT):
             return DEFAULT_PORT
-        port = free_port()
-        say(f"Another program uses port {DEFAULT_PORT}, so Meshboard uses {port}. Set MESHBOARD_PORT to choose.")
+        port = find_free_port()
+        print_line(f"Another program uses port {DEFAULT_PORT}, so Meshboard uses {port}. Set MESHBOARD_PORT to choose.")
         return port
     if not is_free(asked):
         raise StartError(f"Another program uses port {asked}. Set MESHBOARD_PORT to another port, or unset it.")
     return asked
 
 
-def redis_port(state: Path) -> int:
+def choose_redis_port(state: Path) -> int:
     """Return the port of the embedded Redis. It stays equal, because supervisors of an earlier run know only this."""
     kept = state / "redis_port"
     known = int(kept.read_text()) if kept.exists() else None
     if known is not None and is_free(known):
         return known
-    port = free_port()
+    port = find_free_port()
     if known is not None:
-        say(
+        print_line(
             f"Another program uses port {known} of Redis, so Redis uses {port}. Jobs of an earlier run continue, but "
             "they send no data and you cannot cancel them. To stop these jobs, run: python -m workers.host.stop "
             + os.environ.get("MESHBOARD_RUN_DIR", str(state / "runs"))
@@ -272,13 +287,13 @@ def is_free(port: int) -> bool:
     return True
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     """Return a free port outside the range of outgoing connections, so a restarted service gets it again."""
-    return next(p for p in random.SystemRandom().sample(PORTS, len(PORTS)) if is_free(p))
+    return next(p for p in random.SystemRandom().sample(LISTEN_PORTS, len(LISTEN_PORTS)) if is_free(p))
 
 
 @contextlib.contextmanager
-def single_instance(state: Path) -> Iterator[None]:
+def lock_state(state: Path) -> Iterator[None]:
     """Hold the lock of the state directory, because two runners must not share a database."""
     import fcntl
 
@@ -291,7 +306,7 @@ def single_instance(state: Path) -> Iterator[None]:
         yield
 
 
-def manage(environment: dict[str, str], *arguments: str) -> str:
+def run_manage(environment: dict[str, str], *arguments: str) -> str:
     """Run a management command and return its standard output.
 
     Raises:
@@ -304,7 +319,7 @@ def manage(environment: dict[str, str], *arguments: str) -> str:
     return done.stdout
 
 
-def how_jobs_run(host_env: dict[str, str]) -> str:
+def describe_isolation(host_env: dict[str, str]) -> str:
     """Return the isolation of jobs in words.
 
     Raises:
@@ -317,14 +332,14 @@ def how_jobs_run(host_env: dict[str, str]) -> str:
     return done.stdout.strip()
 
 
-def known_credentials(up_file: Path) -> list[str]:
+def get_credential_arguments(up_file: Path) -> list[str]:
     """Return the arguments that keep the password and token of an earlier run with this data."""
     if not up_file.exists():
         return []
     return ["--keep", str(up_file)]
 
 
-def secret(path: Path) -> str:
+def load_secret(path: Path) -> str:
     """Return the random secret in a 0600 file. The first call creates the file."""
     if not path.exists():
         write_private(path, secrets.token_urlsafe(48))
@@ -341,11 +356,11 @@ def write_private(path: Path, text: str) -> None:
     draft.replace(path)
 
 
-def refresh_pids(up_file: Path, fleet: Fleet) -> None:
-    write_private(up_file, json.dumps({**json.loads(up_file.read_text()), "pids": fleet.pids()}, indent=2))
+def refresh_pids(up_file: Path, fleet: ProcessManager) -> None:
+    write_private(up_file, json.dumps({**json.loads(up_file.read_text()), "pids": fleet.get_pids()}, indent=2))
 
 
-def forget_pids(up_file: Path) -> None:
+def clear_pids(up_file: Path) -> None:
     if up_file.exists():
         write_private(up_file, json.dumps({**json.loads(up_file.read_text()), "pids": {}}, indent=2))
 

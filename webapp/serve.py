@@ -1,4 +1,4 @@
-"""The web server: uvicorn with every bound of `webapp.serving.limits`, in MESHBOARD_WEB_PROCESSES processes.
+"""Web server: uvicorn with the limits of `webapp.serving.limits`, in MESHBOARD_WEB_PROCESSES processes.
 
 python -m webapp.serve --host H --port P
 """
@@ -18,24 +18,26 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from uvicorn.supervisors.multiprocess import Multiprocess
 
-from webapp.environment import SettingError, WebSettings, read
+from webapp.environment import SettingError, WebSettings, read_settings
+from webapp.processes import exit_with_parent
 from webapp.serving import limits
-from webapp.serving.pool import share_connections
-from webapp.serving.wire import BoundedHeads, BoundedSocket
-from webapp.up.processes import die_with
+from webapp.serving.database_pool import configure_connection_pool
+from webapp.serving.protocols import BoundedHttpProtocol, BoundedWebSocketProtocol
 
 
-class Divided(Multiprocess):
-    """Each process listens for itself, and the kernel divides connections among those that do. Of one socket that all
-    listen on, whoever wakes first takes all that wait: one process then had four fifths of the work."""
+class PortSharingServer(Multiprocess):
+    """Server in which each process has its own socket, so that the kernel distributes connections.
+
+    With a shared socket, one process got four fifths of the work.
+    """
 
     def __init__(self, serving: uvicorn.Config) -> None:
-        serving.bind_socket().close()  # or another server of this user on this port would be joined
+        serving.bind_socket().close()  # fails if another server uses the port, which SO_REUSEPORT would share
         super().__init__(serving, [])
 
     @property
     def sockets(self) -> list[socket.socket]:
-        """For one process more, which alone keeps it: this one lets go of it when that has begun."""
+        """Return a new socket for the next process. This process closes it after the start."""
         family = socket.AF_INET6 if ":" in self.config.host else socket.AF_INET
         made = socket.socket(family)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -45,43 +47,45 @@ class Divided(Multiprocess):
 
     @sockets.setter
     def sockets(self, _none: list[socket.socket]) -> None:
-        """uvicorn's own would be of all."""
+        """Ignore the shared socket of uvicorn."""
 
 
-def application() -> Any:
-    """What each process that serves begins with."""
+def make_application() -> Any:
+    """Return the ASGI application of a process."""
     if parent := multiprocessing.parent_process():
         assert parent.pid
-        die_with(parent.pid)  # or it would keep the port from the next one
-    from webapp.asgi import application  # sets Django up
+        exit_with_parent(parent.pid)  # so that the port becomes free
 
-    import_module(settings.ROOT_URLCONF)  # or the first request would wait for every view's import
-    share_connections()
-    gc.freeze()  # what was imported stays: looking through it again and again took a tenth of the web's time
-    return application
+    import_module(settings.ROOT_URLCONF)  # else the first request imports all views
+    configure_connection_pool()
+    gc.freeze()  # garbage collection of imported modules took a tenth of the time
+    return make_application
 
 
-def config(host: str, port: int, trusted_proxies: Sequence[str] = (), processes: int = 1) -> uvicorn.Config:
-    """`trusted_proxies`: addresses and networks whose X-Forwarded-For is believed; nobody's by default,
-    where uvicorn would believe everybody on loopback."""
+def build_config(host: str, port: int, trusted_proxies: Sequence[str] = (), processes: int = 1) -> uvicorn.Config:
+    """Return the configuration of uvicorn.
+
+    Args:
+        trusted_proxies: Addresses and networks whose X-Forwarded-For is used. uvicorn would trust loopback by default.
+    """
     return uvicorn.Config(
-        "webapp.serve:application",
+        "webapp.serve:make_application",
         factory=True,
         workers=processes,
-        timeout_worker_healthcheck=limits.SILENT_PROCESS_S,
+        timeout_worker_healthcheck=limits.PROCESS_TIMEOUT_S,
         host=host,
         port=port,
-        http=BoundedHeads,
-        ws=BoundedSocket,
+        http=BoundedHttpProtocol,
+        ws=BoundedWebSocketProtocol,
         access_log=False,
-        log_config=None,  # Django's own, which tell of which request a line is
+        log_config=None,  # Django configures logs with request IDs
         proxy_headers=bool(trusted_proxies),
         forwarded_allow_ips=list(trusted_proxies),
         server_header=False,
-        limit_concurrency=limits.MOST_CONNECTIONS,
-        timeout_keep_alive=limits.KEEP_ALIVE_S,
+        limit_concurrency=limits.MAX_CONNECTIONS,
+        timeout_keep_alive=limits.KEEP_ALIVE_TIMEOUT_S,
         timeout_graceful_shutdown=3,
-        ws_max_size=limits.SOCKET_FRAME_BYTES,
+        ws_max_size=limits.MAX_SOCKET_FRAME_BYTES,
         ws_max_queue=1,
         ws_per_message_deflate=False,
     )
@@ -93,15 +97,17 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8000)
     arguments = parser.parse_args()
     try:
-        asked = read(WebSettings)
-        import_module("webapp.asgi")  # uvicorn would show what refuses to start as a traceback
+        web_settings = read_settings(WebSettings)
+        import_module("webapp.asgi")  # uvicorn would print a traceback
     except (SettingError, ImproperlyConfigured) as error:
         parser.error(str(error))
-    serving = config(arguments.host, arguments.port, asked.trusted_proxies or (), asked.web_processes)
-    if asked.web_processes == 1:
+    serving = build_config(
+        arguments.host, arguments.port, web_settings.trusted_proxies or (), web_settings.web_processes
+    )
+    if web_settings.web_processes == 1:
         uvicorn.Server(serving).run()
         return
-    Divided(serving).run()
+    PortSharingServer(serving).run()
 
 
 if __name__ == "__main__":

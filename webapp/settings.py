@@ -1,4 +1,4 @@
-"""Django settings. Everything that differs between machines comes from MESHBOARD_ variables (docs/howto/deploy.md)."""
+"""Django settings. Values of a machine come from MESHBOARD_ variables (docs/howto/deploy.md)."""
 
 from __future__ import annotations
 
@@ -8,48 +8,50 @@ from ipaddress import ip_network
 from csp.constants import NONE, SELF
 from django.core.exceptions import ImproperlyConfigured
 
-from webapp import places
-from webapp.admin.theme import unfold
-from webapp.environment import SettingError, WebSettings, read
-from webapp.logs import logging_settings
-from webapp.safety import unsafe
-from webapp.values import names_and_values
+from webapp import installation
+from webapp.admin_theme import build_unfold_settings
+from webapp.checks import find_unsafe_settings
+from webapp.environment import SettingError, WebSettings, read_settings
+from webapp.logs import build_logging_settings
+from webapp.setting_types import parse_pairs
 
 try:
-    _given = read(WebSettings)
+    _environment = read_settings(WebSettings)
 except SettingError as error:
     raise ImproperlyConfigured(str(error)) from None
 
-STATE_DIR = _given.state_dir
-DEBUG = _given.debug
-HTTPS = _given.https
-SECRET_KEY = _given.secret_key.get_secret_value()
-SECRET_KEY_FALLBACKS = [key.get_secret_value() for key in _given.secret_key_fallbacks or []]
-REDIS_URL = _given.redis_url.get_secret_value()
-REDIS_FOR_HOSTS = _given.redis_for_hosts.get_secret_value() if _given.redis_for_hosts else ""
-REDIS_ACCESS = _given.redis_access
-LEASE_S = float(_given.lease_s)
-SAVE_S = float(_given.save_s)
-ALLOWED_HOSTS = _given.allowed_hosts
-SLURM = _given.slurm()
-BOARD_URL = (_given.board_url or "").rstrip("/")
-EMAIL_HOST, EMAIL_PORT = _given.email_host or "", _given.email_port
-EMAIL_USE_TLS, EMAIL_USE_SSL = _given.email_security == "starttls", _given.email_security == "tls"
-EMAIL_HOST_USER = _given.email_user or ""
-EMAIL_HOST_PASSWORD = _given.email_password.get_secret_value() if _given.email_password else ""
-DEFAULT_FROM_EMAIL = SERVER_EMAIL = _given.email_from
-METRICS_TOKEN = _given.metrics_token.get_secret_value() if _given.metrics_token else ""
-OTLP_ENDPOINT, OTLP_EVERY_S = (_given.otlp_endpoint or "").rstrip("/"), _given.otlp_every_s
-OTLP_HEADERS = names_and_values(_given.otlp_headers.get_secret_value()) if _given.otlp_headers else {}
-WEBHOOK_NETWORKS = [ip_network(network) for network in _given.webhook_networks or []]
-HISTORY_DIR = _given.history_dir or STATE_DIR / "history"
-HISTORY_BYTES = _given.history_bytes
-HISTORY_ATTEMPT_BYTES = _given.history_attempt_bytes
-HISTORY_RAW_BYTES = _given.history_raw_bytes
-HISTORY_DAYS = _given.history_days
-if refused := unsafe(secret_key=SECRET_KEY, allowed_hosts=ALLOWED_HOSTS, debug=DEBUG, redis_url=REDIS_URL):
-    raise ImproperlyConfigured("\n".join(refused))
-DATABASES = {"default": _given.database()}
+STATE_DIR = _environment.state_dir
+DEBUG = _environment.debug
+HTTPS = _environment.https
+SECRET_KEY = _environment.secret_key.get_secret_value()
+SECRET_KEY_FALLBACKS = [key.get_secret_value() for key in _environment.secret_key_fallbacks or []]
+REDIS_URL = _environment.redis_url.get_secret_value()
+REDIS_FOR_HOSTS = _environment.redis_for_hosts.get_secret_value() if _environment.redis_for_hosts else ""
+REDIS_ACCESS = _environment.redis_access
+LEASE_S = float(_environment.lease_s)
+SAVE_S = float(_environment.save_s)
+ALLOWED_HOSTS = _environment.allowed_hosts
+SLURM = _environment.get_slurm_settings()
+BOARD_URL = (_environment.board_url or "").rstrip("/")
+EMAIL_HOST, EMAIL_PORT = _environment.email_host or "", _environment.email_port
+EMAIL_USE_TLS, EMAIL_USE_SSL = _environment.email_security == "starttls", _environment.email_security == "tls"
+EMAIL_HOST_USER = _environment.email_user or ""
+EMAIL_HOST_PASSWORD = _environment.email_password.get_secret_value() if _environment.email_password else ""
+DEFAULT_FROM_EMAIL = SERVER_EMAIL = _environment.email_from
+METRICS_TOKEN = _environment.metrics_token.get_secret_value() if _environment.metrics_token else ""
+OTLP_ENDPOINT, OTLP_EVERY_S = (_environment.otlp_endpoint or "").rstrip("/"), _environment.otlp_every_s
+OTLP_HEADERS = parse_pairs(_environment.otlp_headers.get_secret_value()) if _environment.otlp_headers else {}
+WEBHOOK_NETWORKS = [ip_network(network) for network in _environment.webhook_networks or []]
+HISTORY_DIR = _environment.history_dir or STATE_DIR / "history"
+HISTORY_BYTES = _environment.history_bytes
+HISTORY_ATTEMPT_BYTES = _environment.history_attempt_bytes
+HISTORY_RAW_BYTES = _environment.history_raw_bytes
+HISTORY_DAYS = _environment.history_days
+if problems := find_unsafe_settings(
+    secret_key=SECRET_KEY, allowed_hosts=ALLOWED_HOSTS, debug=DEBUG, redis_url=REDIS_URL
+):
+    raise ImproperlyConfigured("\n".join(problems))
+DATABASES = {"default": _environment.get_database()}
 
 INSTALLED_APPS = [
     "unfold",
@@ -77,25 +79,25 @@ INSTALLED_APPS = [
 ]
 
 MIDDLEWARE = [
-    "webapp.health.HealthMiddleware",
-    "webapp.serving.pool.hand_back",
+    "webapp.middleware.HealthMiddleware",
+    "webapp.serving.database_pool.release_connection",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "jobs.people.private_answers.private_answers",
-    "webapp.upright.upright_pages",
+    "webapp.middleware.escape_bidi_controls",
     "csp.middleware.CSPMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
-    # Pages; REST's views are exempt, and ask for a login themselves.
+    # For pages. Views of the REST API check the login themselves.
     "django.contrib.auth.middleware.LoginRequiredMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "jobs.core.audit.AddressMiddleware",
     "allauth.account.middleware.AccountMiddleware",
     "axes.middleware.AxesMiddleware",
-    "webapp.admin.unreadable.UnreadableMiddleware",
+    "webapp.middleware.AdminErrorMiddleware",
 ]
 
 ROOT_URLCONF = "webapp.urls"
@@ -103,7 +105,7 @@ ASGI_APPLICATION = "webapp.asgi.application"
 TEMPLATES = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
-        "DIRS": [places.templates()],
+        "DIRS": [installation.get_templates_dir()],
         "APP_DIRS": True,
         "OPTIONS": {
             "context_processors": [
@@ -125,20 +127,20 @@ AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
 ]
 ACCOUNT_EMAIL_VERIFICATION = "none"
-ACCOUNT_REAUTHENTICATION_REQUIRED = True  # a sign-on is connected and removed by who knows the password
+ACCOUNT_REAUTHENTICATION_REQUIRED = True  # to connect or remove a sign-on
 ACCOUNT_SIGNUP_FIELDS = ["username*", "password1*"]
 ACCOUNT_DEFAULT_HTTP_PROTOCOL = "https" if HTTPS else "http"
 MFA_ADAPTER = "jobs.people.signing_on.SecondFactors"
 MFA_SUPPORTED_TYPES = ["totp", "recovery_codes"]
-MFA_ALLOW_UNVERIFIED_EMAIL = True  # this board verifies none
+MFA_ALLOW_UNVERIFIED_EMAIL = True  # the board verifies no address
 MFA_TOTP_ISSUER = "Meshboard"
 SOCIALACCOUNT_ADAPTER = "jobs.people.signing_on.SignOn"
-SOCIALACCOUNT_LOGIN_ON_GET = True  # a form that leads elsewhere is what the content security policy forbids
-SOCIALACCOUNT_PROVIDERS = {"openid_connect": {"APPS": _given.oidc(), "OAUTH_PKCE_ENABLED": True}}
-OIDC_NAME = _given.oidc_name if _given.oidc_url else ""
-OIDC_NEW_PEOPLE = _given.oidc_new_people
-INVITED_PEOPLE = _given.invited_people
-CSRF_FAILURE_VIEW = "webapp.errors.forged"
+SOCIALACCOUNT_LOGIN_ON_GET = True  # the content security policy forbids a form to another site
+SOCIALACCOUNT_PROVIDERS = {"openid_connect": {"APPS": _environment.get_oidc_apps(), "OAUTH_PKCE_ENABLED": True}}
+OIDC_NAME = _environment.oidc_name if _environment.oidc_url else ""
+OIDC_NEW_PEOPLE = _environment.oidc_new_people
+INVITED_PEOPLE = _environment.invited_people
+CSRF_FAILURE_VIEW = "webapp.error_pages.csrf_failure"
 LOGIN_URL = "login"
 LOGIN_REDIRECT_URL = "job-list"
 LOGOUT_REDIRECT_URL = "login"
@@ -148,24 +150,24 @@ AXES_FAILURE_LIMIT = 10
 AXES_COOLOFF_TIME = 0.25  # hours
 AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
 AXES_RESET_ON_SUCCESS = True
-AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False  # whoever knocks on must not keep the owner out
-AXES_LOCKOUT_CALLABLE = "webapp.login.locked_out"
+AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False  # else an attacker could lock out the owner
+AXES_LOCKOUT_CALLABLE = "webapp.login.login_locked"
 # The address of the connection, which `webapp.serve` takes from a proxy's header only if the proxy is a trusted one.
 AXES_CLIENT_IP_CALLABLE = "jobs.api.http.origin.origin"
-AGEING_PER_HOUR = _given.ageing_per_hour
-SHARE_POINTS = _given.share_points
-SHARE_HALF_LIFE_H = _given.share_half_life_h
-LOGINS_PER_MINUTE = _given.logins_per_minute
-SUBMITS_PER_MINUTE = _given.submits_per_minute
-WEB_PROCESSES = _given.web_processes
-REQUESTS_PER_MINUTE = _given.requests_per_minute
-TRUSTED_PROXIES = _given.trusted_proxies or []
+AGEING_PER_HOUR = _environment.ageing_per_hour
+SHARE_POINTS = _environment.share_points
+SHARE_HALF_LIFE_H = _environment.share_half_life_h
+LOGINS_PER_MINUTE = _environment.logins_per_minute
+SUBMITS_PER_MINUTE = _environment.submits_per_minute
+WEB_PROCESSES = _environment.web_processes
+REQUESTS_PER_MINUTE = _environment.requests_per_minute
+TRUSTED_PROXIES = _environment.trusted_proxies or []
 
 CACHES = {
     "default": {
-        "BACKEND": "webapp.cached.JsonCache",
+        "BACKEND": "webapp.json_cache.JsonCache",
         "LOCATION": REDIS_URL,
-        # Whoever submits waits for this; without the count the job is queued all the same.
+        # A submit waits for the cache, but does not need it.
         "OPTIONS": {"socket_timeout": 1, "socket_connect_timeout": 1},
     }
 }
@@ -180,7 +182,7 @@ CHANNEL_LAYERS = {
                     "socket_timeout": 30,
                     "socket_connect_timeout": 2,
                     "max_connections": 1000,
-                    # Each socket has a connection, and each would read redis-py's version from its files.
+                    # Else each connection reads the version of redis-py from files.
                     "lib_name": None,
                     "lib_version": None,
                 }
@@ -204,9 +206,9 @@ REST_FRAMEWORK = {
     "DEFAULT_THROTTLE_CLASSES": ["jobs.api.http.throttling.RequestThrottle"],
     "EXCEPTION_HANDLER": "jobs.api.http.errors.handle",
 }
-TOKEN_DAYS = _given.token_days
-KNOX_TOKEN_MODEL = "knox.AuthToken"  # noqa: S105 - a model; its own default, which migrations ask for by name
-REST_KNOX = {"TOKEN_TTL": timedelta(days=_given.token_days), "AUTH_HEADER_PREFIX": "Token"}
+TOKEN_DAYS = _environment.token_days
+KNOX_TOKEN_MODEL = "knox.AuthToken"  # noqa: S105  # a model. Migrations need the default
+REST_KNOX = {"TOKEN_TTL": timedelta(days=_environment.token_days), "AUTH_HEADER_PREFIX": "Token"}
 SPECTACULAR_SETTINGS = {
     "TITLE": "Meshboard",
     "DESCRIPTION": "Submit parallel training runs, and read what every rank sends.",
@@ -224,9 +226,9 @@ FORMAT_MODULE_PATH = ["webapp.formats"]
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 STATIC_URL = "static/"
-STATIC_ROOT = _given.static_root or STATE_DIR / "static"
-STATICFILES_DIRS = [places.PACKAGE / "static"]
-DOCS_ROOT = places.documentation()
+STATIC_ROOT = _environment.static_root or STATE_DIR / "static"
+STATICFILES_DIRS = [installation.PACKAGE / "static"]
+DOCS_ROOT = installation.get_documentation_dir()
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
     "staticfiles": {"BACKEND": "whitenoise.storage.CompressedStaticFilesStorage"},
@@ -256,6 +258,6 @@ SECURE_HSTS_SECONDS = 31_536_000 if HTTPS else 0
 SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = HTTPS
 SILENCED_SYSTEM_CHECKS = ["security.W008"]
 
-UNFOLD = unfold()
+UNFOLD = build_unfold_settings()
 
-LOGGING = logging_settings(_given.log_format)
+LOGGING = build_logging_settings(_environment.log_format)

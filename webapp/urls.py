@@ -1,4 +1,4 @@
-"""All routes of the web tier."""
+"""Routes of the web tier."""
 
 from __future__ import annotations
 
@@ -34,16 +34,24 @@ from jobs.pages.jobs import views as jobs
 from jobs.people import provider
 from jobs.runs.traces import pages as traces
 from webapp import documentation
-from webapp.admin.theme import MARK
-from webapp.login import AdminLogin, LinkLogin, Login, cancelled, closed, limited, no_account
+from webapp.admin_theme import MARK
+from webapp.login import (
+    AdminLoginView,
+    BoardLoginView,
+    LinkLoginView,
+    account_closed,
+    limit_logins,
+    login_cancelled,
+    signup_closed,
+)
 
 
 def icon(_request: HttpRequest) -> HttpResponse:
-    """Browsers ask for it where no page could name one: beside JSON."""
+    """Redirect to the icon. Browsers request it next to JSON, which cannot name one."""
     return redirect(static(MARK))
 
 
-login = Login.as_view()
+login = BoardLoginView.as_view()
 
 urlpatterns = [
     path("", listing.job_list, name="job-list"),
@@ -114,7 +122,7 @@ urlpatterns = [
     path("account/", people.account, name="account"),
     path("account/tokens/", people.make_token, name="account-token-new"),
     path("account/tokens/<str:key>/revoke/", people.revoke_token, name="account-token-revoke"),
-    path("account/password/", limited(people.change_password), name="account-password"),
+    path("account/password/", limit_logins(people.change_password), name="account-password"),
     path("projects/", projects.index, name="projects"),
     path("projects/<str:name>/", projects.project, name="project"),
     path("projects/<str:name>/quota/", projects.keep_to, name="project-keep-to"),
@@ -124,25 +132,25 @@ urlpatterns = [
     path("projects/<str:name>/invitations/revoke/", projects.revoke_invitation, name="project-revoke-invitation"),
     path("projects/<str:name>/variables/", projects.set_variable, name="project-set-variable"),
     path("projects/<str:name>/variables/remove/", projects.remove_variable, name="project-remove-variable"),
-    path("invitations/", limited(invitations.invitation), name="invitation"),
+    path("invitations/", limit_logins(invitations.invitation), name="invitation"),
     # Addresses of earlier versions, which links and bookmarks still have.
     path("what-if/", RedirectView.as_view(pattern_name="planner", permanent=True, query_string=True)),
     path("lab/", RedirectView.as_view(pattern_name="collectives", permanent=True, query_string=True)),
     path("lab/<slug:slug>/", RedirectView.as_view(pattern_name="collective", permanent=True, query_string=True)),
     path("learn/", RedirectView.as_view(pattern_name="traffic-calculator", permanent=True, query_string=True)),
-    path("docs/", documentation.page, name="docs"),
-    path("docs/<path:path>", documentation.page, name="docs-file"),
-    path("login/", limited(login), name="login"),
-    path("login/once/", login_not_required(LinkLogin.as_view()), name="login-once"),
-    path("login/again/", limited(reauthenticate), name="account_reauthenticate"),
-    path("login/oidc/<str:provider_id>/login/", limited(provider.begin, "GET"), name="openid_connect_login"),
+    path("docs/", documentation.serve_page, name="docs"),
+    path("docs/<path:path>", documentation.serve_page, name="docs-file"),
+    path("login/", limit_logins(login), name="login"),
+    path("login/once/", login_not_required(LinkLoginView.as_view()), name="login-once"),
+    path("login/again/", limit_logins(reauthenticate), name="account_reauthenticate"),
+    path("login/oidc/<str:provider_id>/login/", limit_logins(provider.begin, "GET"), name="openid_connect_login"),
     path("login/oidc/<str:provider_id>/login/callback/", provider.come_back, name="openid_connect_callback"),
-    path("login/cancelled/", login_not_required(cancelled), name="socialaccount_login_cancelled"),
-    path("login/closed/", login_not_required(closed), name="account_inactive"),
-    path("login/new/", login_not_required(no_account), name="socialaccount_signup"),
+    path("login/cancelled/", login_not_required(login_cancelled), name="socialaccount_login_cancelled"),
+    path("login/closed/", login_not_required(account_closed), name="account_inactive"),
+    path("login/new/", login_not_required(signup_closed), name="socialaccount_signup"),
     path("logout/", LogoutView.as_view(), name="logout"),
     # The same by the names that django-allauth knows them by.
-    path("login/", limited(login), name="account_login"),
+    path("login/", limit_logins(login), name="account_login"),
     path("logout/", LogoutView.as_view(), name="account_logout"),
     path("account/", people.account, name="socialaccount_connections"),
     path("account/two-factor/", RedirectView.as_view(pattern_name="account"), name="mfa_index"),
@@ -152,14 +160,14 @@ urlpatterns = [
     path("api/v1/lab/primitives", collectives.Primitives.as_view(), name="api-primitives"),
     path("api/v1/lab/primitives/<str:name>", collectives.Primitive.as_view(), name="api-primitive"),
     path("api/v1/", include("jobs.api.urls")),
-    path("admin/login/", limited(AdminLogin.as_view())),
-    # One place where a password is changed: it is counted there, written down, and its session stays in the list.
+    path("admin/login/", limit_logins(AdminLoginView.as_view())),
+    # The account page limits and records password changes, and lists sessions.
     path("admin/password_change/", RedirectView.as_view(pattern_name="account")),
     path("admin/", admin.site.urls),
     path("favicon.ico", icon),
 ]
 
-handler400 = "webapp.errors.bad_request"
-handler403 = "webapp.errors.forbidden"
-handler404 = "webapp.errors.not_found"
-handler500 = "webapp.errors.server_error"
+handler400 = "webapp.error_pages.bad_request"
+handler403 = "webapp.error_pages.permission_denied"
+handler404 = "webapp.error_pages.page_not_found"
+handler500 = "webapp.error_pages.server_error"

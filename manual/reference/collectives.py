@@ -1,9 +1,9 @@
-"""The generated page of all collectives, with pictures of captured tensors."""
+"""Page of all collectives, with pictures of captured tensors."""
 
 from __future__ import annotations
 
 from jobs.runs.collectives.words import EXAMPLE_BYTES, PRIMITIVES, Words
-from manual.reference.words import code, plain, table
+from manual.reference.markdown import escape_markdown, format_code, format_table
 
 HEAD = f"""# Collectives
 
@@ -24,16 +24,17 @@ Times are for a ring. Bytes are for a bandwidth-optimal algorithm.
 """  # noqa: RUF001 - mathematical signs
 
 
-def page() -> str:
+def build_page() -> str:
+    """Return the Markdown of the page."""
     return "\n".join([HEAD, *(_section(words) for words in PRIMITIVES)])
 
 
 def _section(words: Words) -> str:
-    parts = [f"## {words.title}\n", plain(words.meaning) + "\n"]
+    parts = [f"## {words.title}\n", escape_markdown(words.meaning) + "\n"]
     parts.append(f"![{words.title}: tensors of four ranks before and after](../pictures/lab-{words.slug}.png)\n")
     parts.append(f"```python\n{words.call}\n```\n")
-    rows = [["time", code(words.time)], ["bytes per rank", code(words.sent)]]
+    rows = [["time", format_code(words.time)], ["bytes per rank", format_code(words.sent)]]
     rows += [[f"bytes per rank, {n} ranks", f"{sent:,}"] for n, sent in words.examples if words.name != "barrier"]
-    parts.append(table(["quantity", "cost"], rows))
-    parts += [f"- **{use.strategy}**: {plain(use.words)}" for use in words.uses]
+    parts.append(format_table(["quantity", "cost"], rows))
+    parts += [f"- **{use.strategy}**: {escape_markdown(use.words)}" for use in words.uses]
     return "\n".join(parts) + "\n"

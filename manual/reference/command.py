@@ -1,4 +1,4 @@
-"""The `meshboard` command, from the typer application itself."""
+"""Page of the `meshboard` command, from its typer application."""
 
 from __future__ import annotations
 
@@ -8,47 +8,48 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from manual.reference.words import code, plain, table
+from manual.reference.markdown import escape_markdown, format_code, format_table
 from meshboard import commands
 
 HEAD = "# Command line\n"
 
 
-def page() -> str:
-    root = application()
-    parts = [HEAD, plain(root.help or "") + "\n"]
-    for name, command in every(root):
-        arguments = [_called(one) for one in command.params if one.param_type_name == "argument"]
+def build_page() -> str:
+    """Return the Markdown of the page."""
+    root = get_command()
+    parts = [HEAD, escape_markdown(root.help or "") + "\n"]
+    for name, command in list_commands(root):
+        arguments = [_format_parameter(one) for one in command.params if one.param_type_name == "argument"]
         usage = " ".join(["meshboard", name, "[OPTIONS]", *arguments])
-        parts += [f"## meshboard {name}\n", plain(command.help or "") + "\n", f"```\n{usage}\n```\n"]
-        parts.append(_parameters(command))
+        parts += [f"## meshboard {name}\n", escape_markdown(command.help or "") + "\n", f"```\n{usage}\n```\n"]
+        parts.append(_format_parameters(command))
     return "\n".join(parts)
 
 
-def application() -> Any:
+def get_command() -> Any:
     return typer.main.get_command(commands.app)
 
 
-def every(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
-    """(words, command) of each command below a group."""
+def list_commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (words, command) for each command of a group."""
     for name, command in sorted(group.commands.items()):
         if isinstance(command, TyperGroup):
-            yield from every(command, f"{before}{name} ")
+            yield from list_commands(command, f"{before}{name} ")
         else:
             yield f"{before}{name}", command
 
 
-def _parameters(command: Any) -> str:
+def _format_parameters(command: Any) -> str:
     rows = []
     for one in command.params:
-        told = "" if one.default is None or callable(one.default) or one.default in ((), [], False) else one.default
-        shown = "required" if one.required else code(told)
-        rows.append([code(_called(one)), shown, plain(one.help or "")])
-    return table(["parameter", "default", "meaning"], rows)
+        has_default = one.default is not None and not callable(one.default) and one.default not in ((), [], False)
+        shown = "required" if one.required else format_code(one.default if has_default else "")
+        rows.append([format_code(_format_parameter(one)), shown, escape_markdown(one.help or "")])
+    return format_table(["parameter", "default", "meaning"], rows)
 
 
-def _called(one: Any) -> str:
-    """As typed: an argument by its word, an option with the word of its value."""
+def _format_parameter(one: Any) -> str:
+    """Return a parameter as in the usage: ARGUMENT, or --option VALUE."""
     word = one.metavar or one.name.upper()
     if one.param_type_name == "argument":
         return word if one.nargs == 1 else f"{word.rstrip('.')}..."

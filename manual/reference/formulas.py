@@ -1,4 +1,4 @@
-"""What the planner computes and from which source, from its own docstrings and from the terms of an example."""
+"""Page of the planner's formulas, from its docstrings and from the terms of an example."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from manual.reference.words import code, plain, table
+from manual.reference.markdown import escape_markdown, format_code, format_table
 from planner.explain import explain
 from planner.facts.parse_spec import parse_spec
 
@@ -31,33 +31,34 @@ LAYOUT = (
 )
 
 
-def page() -> str:
+def build_page() -> str:
+    """Return the Markdown of the page."""
     parts = [HEAD, f"## The terms of an example\n\n{LAYOUT}.\n"]
     for figure in explain(parse_spec(EXAMPLE)):
         rows = (
             [
                 term["name"],
-                code(term["formula"]),
-                plain(term["numbers"]),
+                format_code(term["formula"]),
+                escape_markdown(term["numbers"]),
                 _value(term["value"], term["unit"]),
-                plain(term["source"]),
+                escape_markdown(term["source"]),
             ]
             for term in figure["terms"]
         )
         parts += [f"### {figure['figure'].capitalize()} ({figure['kind']})\n"]
-        parts.append(table(["term", "formula", "numbers", "value", "source"], rows))
-    for path in modules():
+        parts.append(format_table(["term", "formula", "numbers", "value", "source"], rows))
+    for path in list_modules():
         parts += [f"## {'.'.join(path.relative_to(ROOT).with_suffix('').parts).removesuffix('.__init__')}\n"]
         parts += _module(path)
     return "\n".join(parts)
 
 
-def modules() -> list[Path]:
+def list_modules() -> list[Path]:
     return [path for pattern in PATHS for path in sorted(ROOT.glob(pattern))]
 
 
-def public(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.ClassDef]:
-    """Functions and classes that a module shows, and that say what they are."""
+def list_public(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.ClassDef]:
+    """Yield public functions and classes with a docstring."""
     for node in tree.body:
         if (
             isinstance(node, ast.FunctionDef | ast.ClassDef)
@@ -70,8 +71,8 @@ def public(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.ClassDef]:
 def _module(path: Path) -> Iterator[str]:
     tree = ast.parse(path.read_text())
     yield _paragraphs(ast.get_docstring(tree) or "")
-    for node in public(tree):
-        yield f"### {code(_signature(node))}\n"
+    for node in list_public(tree):
+        yield f"### {format_code(_signature(node))}\n"
         yield _paragraphs(ast.get_docstring(node) or "")
 
 
@@ -83,7 +84,7 @@ def _signature(node: ast.FunctionDef | ast.ClassDef) -> str:
 
 
 def _paragraphs(text: str) -> str:
-    return "\n\n".join(plain(part) for part in text.split("\n\n")) + "\n"
+    return "\n\n".join(escape_markdown(part) for part in text.split("\n\n")) + "\n"
 
 
 def _value(value: float, unit: str) -> str:

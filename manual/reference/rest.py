@@ -1,11 +1,18 @@
-"""REST, from the OpenAPI document."""
+"""Page of the REST routes, from the OpenAPI document."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from manual.reference.words import code, default, kind, plain, shape, table
+from manual.reference.markdown import (
+    describe_type,
+    escape_markdown,
+    format_code,
+    format_default,
+    format_fields,
+    format_table,
+)
 
 HEAD = """# REST routes
 
@@ -15,23 +22,28 @@ Each request needs the header `Authorization: Token ...` or a login.
 """
 
 
-def page() -> str:
-    from jobs.api.document.schema import document  # asks for Django's settings
+def build_page() -> str:
+    """Return the Markdown of the page."""
+    from jobs.api.document.schema import document  # needs Django settings
 
-    told = document()
+    content = document()
     parts = [HEAD]
-    for group, operations in _groups(told["paths"]).items():
+    for group, operations in _groups(content["paths"]).items():
         parts.append(f"## {group}\n")
         for path, method, operation in operations:
             parts += _operation(path, method, operation)
     parts.append("## Shapes\n")
-    for name, schema in sorted(told["components"]["schemas"].items()):
-        parts += [f"### {name}\n", plain(schema.get("description", "")) + "\n", shape(schema) or kind(schema) + "\n"]
+    for name, schema in sorted(content["components"]["schemas"].items()):
+        parts += [
+            f"### {name}\n",
+            escape_markdown(schema.get("description", "")) + "\n",
+            format_fields(schema) or describe_type(schema) + "\n",
+        ]
     return "\n".join(parts)
 
 
 def _groups(paths: dict[str, Any]) -> dict[str, list[tuple[str, str, dict[str, Any]]]]:
-    """Operations by the first word of their path after the version."""
+    """Return operations by the first part of their path after the version."""
     found: dict[str, list[tuple[str, str, dict[str, Any]]]] = {}
     for path, methods in paths.items():
         for method, operation in methods.items():
@@ -40,36 +52,40 @@ def _groups(paths: dict[str, Any]) -> dict[str, list[tuple[str, str, dict[str, A
 
 
 def _operation(path: str, method: str, operation: dict[str, Any]) -> Iterator[str]:
-    yield f"### {code(f'{method.upper()} {path}')}\n"
-    yield plain(operation.get("summary", "") or operation.get("description", "")) + "\n"
+    yield f"### {format_code(f'{method.upper()} {path}')}\n"
+    yield escape_markdown(operation.get("summary", "") or operation.get("description", "")) + "\n"
     if operation.get("summary"):
-        yield plain(operation.get("description", "")) + "\n"
-    yield table(
+        yield escape_markdown(operation.get("description", "")) + "\n"
+    yield format_table(
         ["parameter", "in", "type", "default", "meaning"],
         (
             [
-                code(one["name"]),
+                format_code(one["name"]),
                 one["in"],
-                kind(one.get("schema", {})),
-                default(one.get("schema", {}), required=one.get("required", False)),
-                plain(one.get("description", "")),
+                describe_type(one.get("schema", {})),
+                format_default(one.get("schema", {}), required=one.get("required", False)),
+                escape_markdown(one.get("description", "")),
             ]
             for one in operation.get("parameters", ())
         ),
     )
     body = operation.get("requestBody", {}).get("content", {})
     if body:
-        yield "Body: " + "; ".join(f"{name}, {kind(told.get('schema', {}))}" for name, told in body.items()) + "\n"
-    yield table(["answer", "what", "meaning"], ([code(s), _answer(a), _said(a)] for s, a in _answers(operation)))
+        yield (
+            "Body: "
+            + "; ".join(f"{name}, {describe_type(media.get('schema', {}))}" for name, media in body.items())
+            + "\n"
+        )
+    responses = operation["responses"].items()
+    rows = ([format_code(status), _format_response(one), _describe(one)] for status, one in responses)
+    yield format_table(["answer", "what", "meaning"], rows)
 
 
-def _answers(operation: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    yield from operation["responses"].items()
+def _format_response(answer: dict[str, Any]) -> str:
+    return "; ".join(
+        f"{name}, {describe_type(media.get('schema', {}))}" for name, media in answer.get("content", {}).items()
+    )
 
 
-def _answer(answer: dict[str, Any]) -> str:
-    return "; ".join(f"{name}, {kind(told.get('schema', {}))}" for name, told in answer.get("content", {}).items())
-
-
-def _said(answer: dict[str, Any]) -> str:
-    return plain(answer.get("description", ""))
+def _describe(answer: dict[str, Any]) -> str:
+    return escape_markdown(answer.get("description", ""))

@@ -1,4 +1,4 @@
-"""The MESHBOARD_ variables of web, controller and `make up`, from the models that read them."""
+"""Page of the MESHBOARD_ variables, from the models that read them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic_settings import BaseSettings
 
-from manual.reference.words import code, kind, plain, table
+from manual.reference.markdown import describe_type, escape_markdown, format_code, format_table
 from webapp.environment import PREFIX, RunnerSettings, WebSettings
-from webapp.places import CHECKOUT
+from webapp.installation import CHECKOUT
 
 HEAD = """# Settings
 
@@ -21,7 +21,8 @@ If a variable is invalid, the process does not start, and the error message name
 TABLES: dict[str, type[BaseSettings]] = {"Web, controller, recorder": WebSettings, "make up": RunnerSettings}
 
 
-def page() -> str:
+def build_page() -> str:
+    """Return the Markdown of the page."""
     parts = [HEAD]
     for title, model in TABLES.items():
         parts += [f"## {title}\n", _table(model)]
@@ -29,22 +30,22 @@ def page() -> str:
 
 
 def _table(model: type[BaseSettings]) -> str:
-    told = model.model_json_schema(mode="validation")["properties"]
+    schema = model.model_json_schema(mode="validation")["properties"]
     rows = [
         [
-            code(f"{PREFIX}{name.upper()}"),
-            kind(told[name]),
-            "required" if field.is_required() else _shown(field.default),
-            plain(field.description or ""),
+            format_code(f"{PREFIX}{name.upper()}"),
+            describe_type(schema[name]),
+            "required" if field.is_required() else _format_default(field.default),
+            escape_markdown(field.description or ""),
         ]
         for name, field in model.model_fields.items()
     ]
-    return table(["variable", "type", "default", "meaning"], rows)
+    return format_table(["variable", "type", "default", "meaning"], rows)
 
 
-def _shown(value: Any) -> str:
+def _format_default(value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, Path):
-        return code(value.relative_to(CHECKOUT)) if value.is_relative_to(CHECKOUT) else ""
-    return code(",".join(map(str, value)) if isinstance(value, list) else value)
+        return format_code(value.relative_to(CHECKOUT)) if value.is_relative_to(CHECKOUT) else ""
+    return format_code(",".join(map(str, value)) if isinstance(value, list) else value)

@@ -1,4 +1,4 @@
-"""A server that answers as it is told to, and the command run against it."""
+"""Server with prepared responses, and the command that sends requests to it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Answer = tuple[int, dict[str, str], bytes]
 
 
 class Saying:
-    """`answers` are given one after another, the last for ever; `at` what a path below /api/v1/ always answers."""
+    """Server whose `answers` are used in order, the last one repeatedly. `at` has fixed answers by path."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -27,7 +27,7 @@ class Saying:
         self.at: dict[str, Answer] = {}
         self.asked: list[str] = []
         self.bodies: list[bytes] = []
-        self.resumed: list[str] = []  # ids behind which streams were taken up
+        self.resumed: list[str] = []  # IDs from which streams resumed
 
     def says(self, *answers: tuple[int, Any]) -> None:
         self.answers = [answer(status, told) for status, told in answers]
@@ -94,7 +94,7 @@ class Ran(NamedTuple):
 
 @pytest.fixture
 def meshboard(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Any) -> Callable[..., Ran]:
-    """The command, in this process; nobody's kept login is read."""
+    """Run the command in this process, without a stored login."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     for name in ("MESHBOARD_URL", "MESHBOARD_TOKEN", "MESHBOARD_CA"):
         monkeypatch.delenv(name, raising=False)

@@ -1,4 +1,4 @@
-"""Only runs of one spec have a mean: what the gate refuses, and what it tells of runs that a branch leaves aside."""
+"""Only runs of one spec can be averaged: rejected runs and excluded runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPEC = {
 }
 
 
-def test_runs_of_one_spec_may_differ_in_name_seed_and_place() -> None:
+def test_accepts_runs_with_other_names_seeds_and_hosts() -> None:
     other = {
         **SPEC,
         "name": "b",
@@ -31,7 +31,7 @@ def test_runs_of_one_spec_may_differ_in_name_seed_and_place() -> None:
     check_same_spec([{"id": "j", "spec": SPEC}, {"id": "k", "spec": other}, {"id": "old"}])
 
 
-def test_runs_of_different_specs_are_not_averaged() -> None:
+def test_rejects_runs_of_different_specs() -> None:
     other = {**SPEC, "model": {**SPEC["model"], "moe": {"num_experts": 2}}, "layout": {"tp": 1, "dp": 2}}  # type: ignore[dict-item]
     with pytest.raises(
         WrongError, match=r"Jobs j and k have .*: model.moe: None and .*, layout.tp: 2 and 1, layout.dp"
@@ -39,7 +39,7 @@ def test_runs_of_different_specs_are_not_averaged() -> None:
         check_same_spec([{"id": "j", "spec": SPEC}, {"id": "i", "spec": SPEC}, {"id": "k", "spec": other}])
 
 
-def test_the_gate_refuses_runs_of_different_specs(meshboard: Any, server: Any) -> None:
+def test_gate_rejects_runs_of_different_specs(meshboard: Any, server: Any) -> None:
     ended = {"status": "succeeded", "finished": True, "name": "n", "exit": {"summary": {}}}
     server.tells("jobs/j", {**ended, "id": "j", "spec": SPEC})
     server.tells("jobs/k", {**ended, "id": "k", "spec": {**SPEC, "layout": {"tp": 1}}})
@@ -55,7 +55,7 @@ def branch(spec: Any, **more: Any) -> dict[str, Any]:
     return {"project": "default", "branch": "main", "spec": spec, "runs": [{**run, "facts": FACTS}], **more}
 
 
-def test_runs_that_are_in_no_mean_are_told(meshboard: Any, server: Any, tmp_path: Any) -> None:
+def test_names_excluded_runs_of_a_baseline(meshboard: Any, server: Any, tmp_path: Any) -> None:
     exited = {"summary": {"steps": 9, "measured": {"steps": 7, "step_s": 2.0}}}
     server.tells("jobs/j", {"id": "j", "status": "succeeded", "finished": True, "name": "ci", "exit": exited})
     aside = [{"job": job, "name": "n", "by": "ann", "at": "", "why": "layout.tp 1, not 2"} for job in ("a", "b")]
@@ -73,7 +73,7 @@ def test_runs_that_are_in_no_mean_are_told(meshboard: Any, server: Any, tmp_path
     assert meshboard("baseline", "show", "main", at=server).out.splitlines()[-1] == words
 
 
-def test_several_baselines_are_of_one_spec(meshboard: Any, server: Any, tmp_path: Any) -> None:
+def test_rejects_baselines_of_different_specs(meshboard: Any, server: Any, tmp_path: Any) -> None:
     """As several runs are: their mean was that of whatever was named."""
     server.tells("jobs/j", {"id": "j", "status": "succeeded", "finished": True, "name": "ci", "exit": {"summary": {}}})
     server.tells("projects/default/baselines/main", branch(SPEC))

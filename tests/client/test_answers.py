@@ -10,7 +10,7 @@ from typing import Any, NotRequired, get_args, get_origin, get_type_hints
 
 import pytest
 
-from manual import answers as made
+from manual import client_types as made
 from meshboard import Client, answers
 from meshboard.job import Job
 
@@ -31,28 +31,28 @@ RETURNS: dict[str, Callable[..., Any]] = {
 
 
 def schema_of(operation: str) -> Any:
-    """Of what it answers."""
+    """Return the return types of the methods."""
     every = (told for methods in DOCUMENT["paths"].values() for told in methods.values())
     (told,) = [one for one in every if one["operationId"] == operation]
     return told["responses"]["200"]["content"]["application/json"]["schema"]
 
 
-def test_they_are_what_the_document_gives(tmp_path: Path) -> None:
-    made.write(tmp_path)
-    kept, told = ({file.name: file.read_text() for file in place.glob("*.py")} for place in (made.PLACE, tmp_path))
-    assert kept.keys() == told.keys(), "`make openapi` writes them anew"
-    assert [name for name in told if told[name] != kept[name]] == [], "`make openapi` writes them anew"
+def test_types_match_the_openapi_document(tmp_path: Path) -> None:
+    made.write_package(tmp_path)
+    kept, told = ({file.name: file.read_text() for file in place.glob("*.py")} for place in (made.TARGET, tmp_path))
+    assert kept.keys() == told.keys(), "run `make openapi`"
+    assert [name for name in told if told[name] != kept[name]] == [], "run `make openapi`"
 
 
 @pytest.mark.parametrize("operation", RETURNS)
-def test_a_method_returns_what_its_operation_answers(operation: str) -> None:
+def test_method_returns_the_type_of_its_operation(operation: str) -> None:
     schema, returned = schema_of(operation), get_type_hints(RETURNS[operation])["return"]
     if schema.get("type") == "array":
         (returned,), schema = get_args(returned), schema["items"]
     assert (returned.__name__, returned) == (schema["$ref"].rpartition("/")[2], getattr(answers, returned.__name__))
 
 
-def test_every_method_that_tells_json_says_what_is_in_it() -> None:
+def test_methods_return_typed_json() -> None:
     vague = {name: str(hint) for name, hint in _returned().items() if "dict[" in str(hint)}
     assert vague == {"table": "dict[str, list[typing.Any]]"}, "columns by name: whatever the table has"
     assert get_type_hints(Job)["detail"] is answers.JobDetail
@@ -63,7 +63,7 @@ def _returned() -> dict[str, Any]:
     return {name: get_type_hints(method).get("return") for name, method in methods if not name.startswith("_")}
 
 
-def test_they_have_the_document_s_fields_and_tell_nullable_from_optional() -> None:
+def test_types_distinguish_nullable_from_optional_fields() -> None:
     schemas = DOCUMENT["components"]["schemas"]
     for name in answers.__all__:
         schema, hints = schemas[name], get_type_hints(getattr(answers, name), include_extras=True)

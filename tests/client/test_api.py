@@ -17,13 +17,13 @@ JOB = {"id": "j", "name": "n", "status": "running", "finished": False, "attempt"
 ENDED = {**JOB, "status": "succeeded", "finished": True}
 
 
-def test_a_busy_board_is_asked_again(server: Saying, board: Client) -> None:
+def test_retries_a_busy_board(server: Saying, board: Client) -> None:
     server.answers = [answer(503, {}, **{"Retry-After": "0"}), answer(200, JOB)]
     assert board.job("j").status == "running"
     assert len(server.asked) == 2
 
 
-def test_a_submit_is_repeated_only_under_a_key(server: Saying, board: Client) -> None:
+def test_repeats_a_submit_only_with_a_key(server: Saying, board: Client) -> None:
     server.answers = [answer(503, {}, **{"Retry-After": "0"}), answer(201, JOB)]
     assert board.submit({}, key="build-1").id == "j"
     server.answers = [answer(503, {}, **{"Retry-After": "0"}), answer(201, JOB)]
@@ -38,7 +38,7 @@ def test_a_submit_is_repeated_only_under_a_key(server: Saying, board: Client) ->
 @pytest.mark.parametrize(
     ("error", "done"), [(httpx.ReadError("reset"), True), (httpx.ConnectError("refused"), False), (None, True)]
 )
-def test_what_is_gone_when_a_delete_is_repeated_was_deleted(
+def test_repeated_delete_of_a_deleted_object_succeeds(
     server: Saying, board: Client, monkeypatch: pytest.MonkeyPatch, error: Exception | None, done: bool
 ) -> None:
     """Its answer was lost, or a 503; one that was never sent has deleted nothing."""
@@ -59,7 +59,7 @@ def test_what_is_gone_when_a_delete_is_repeated_was_deleted(
             board.forget_baseline("default", "main")
 
 
-def test_a_job_is_made_again_marked_and_asked_what_it_left(server: Saying, board: Client) -> None:
+def test_copies_resumes_and_changes_jobs(server: Saying, board: Client) -> None:
     server.says((201, JOB))
     assert board.copy("j", {"layout": {"tp": 2}}).id == "j"
     assert not board.resume("j", key="build-1").already_existed
@@ -72,7 +72,7 @@ def test_a_job_is_made_again_marked_and_asked_what_it_left(server: Saying, board
     assert server.asked == [*posted, "GET /api/v1/jobs/j/checkpoints", "GET /api/v1/jobs/j/results"]
 
 
-def test_a_refusal_names_every_field(server: Saying, board: Client) -> None:
+def test_refused_error_names_every_field(server: Saying, board: Client) -> None:
     told = [{"field": "layout.tp", "message": "4 = 1 x 3 + 1"}, {"field": "name", "message": "no"}]
     server.says((422, {"type": "/docs/errors/#spec", "status": 422, "errors": told}))
     with pytest.raises(RefusedError, match=r"layout.tp: 4 = 1 x 3 \+ 1\nname: no"):
@@ -80,13 +80,13 @@ def test_a_refusal_names_every_field(server: Saying, board: Client) -> None:
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"errors": 3}'])
-def test_what_is_no_board_is_told(server: Saying, board: Client, body: bytes) -> None:
+def test_reports_a_server_that_is_not_a_board(server: Saying, board: Client, body: bytes) -> None:
     server.answers = [answer(500, body)]
     with pytest.raises(AwayError, match="not the response of a board"):
         board.job("j")
 
 
-def test_waiting_ends_with_the_job_or_with_the_time(server: Saying, board: Client) -> None:
+def test_wait_ends_with_the_job_or_the_timeout(server: Saying, board: Client) -> None:
     server.tells("jobs/j", JOB)
     server.tells("jobs/j/wait", {"reached": True, "job": ENDED})
     assert board.wait("j").succeeded
@@ -96,10 +96,7 @@ def test_waiting_ends_with_the_job_or_with_the_time(server: Saying, board: Clien
         board.wait("j", timeout_s=0.05)
 
 
-def test_a_wait_is_over_in_time_whatever_a_busy_board_asks_for(
-    server: Saying, board: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It slept what `Retry-After` said, four times a minute, for a wait of 30 s."""
+def test_wait_ends_in_time_for_a_busy_board(server: Saying, board: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "GRACE_S", 0.1)
     slept: list[float] = []
     monkeypatch.setattr(transport.time, "sleep", slept.append)
@@ -111,7 +108,7 @@ def test_a_wait_is_over_in_time_whatever_a_busy_board_asks_for(
     assert sum(slept) < 10
 
 
-def test_a_board_that_knows_no_waiting_is_looked_at(server: Saying, board: Client) -> None:
+def test_polls_an_older_board_that_cannot_wait(server: Saying, board: Client) -> None:
     server.tells("jobs/j/wait", {"errors": [{"field": "request", "message": "no such thing"}]}, 404)
     server.says((200, JOB), (200, JOB), (200, JOB), (200, ENDED))
     heard: list[str] = []
@@ -123,9 +120,7 @@ def test_a_board_that_knows_no_waiting_is_looked_at(server: Saying, board: Clien
         board.wait("nobodys")
 
 
-def test_a_board_that_goes_away_meanwhile_is_waited_for(
-    server: Saying, board: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wait_continues_after_an_outage(server: Saying, board: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     server.tells("jobs/j", JOB)
     server.answers = [answer(502, b"<html>"), answer(429, {"errors": []}), answer(200, {"reached": True, "job": ENDED})]
     assert board.wait("j").succeeded
@@ -138,8 +133,8 @@ def test_a_board_that_goes_away_meanwhile_is_waited_for(
         board.wait("j")
 
 
-def test_a_log_is_followed_through_a_time_without_its_board(server: Saying, board: Client) -> None:
-    """From its first event on, which a board at work may be slow to tell; one that never answered is not waited for."""
+def test_follows_a_log_through_an_outage(server: Saying, board: Client) -> None:
+    """An outage before the first response is an error."""
     said = {"rank": 0, "first": 0, "lines": ["one"], "skipped": 0}
     stream = f"event: log\ndata: {json.dumps(said)}\n\nevent: end\ndata: {{}}\n\n".encode()
     away = answer(502, b"<html>")
@@ -151,7 +146,7 @@ def test_a_log_is_followed_through_a_time_without_its_board(server: Saying, boar
     assert list(logs.follow_lines(board, "j", 0)) == ["one"]
 
 
-def test_pages_follow_each_other(server: Saying, board: Client) -> None:
+def test_follows_links_to_the_next_page(server: Saying, board: Client) -> None:
     link = {"Link": '<http://elsewhere/api/v1/jobs?limit=1&offset=1>; rel="next"'}
     first, second = (json.dumps([{**JOB, "id": name}]).encode() for name in "ab")
     server.answers = [(200, link, first), (200, {}, second)]
@@ -159,7 +154,7 @@ def test_pages_follow_each_other(server: Saying, board: Client) -> None:
     assert server.asked[-1].endswith("limit=1&offset=1")
 
 
-def test_a_token_goes_to_the_board_it_is_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_sends_a_token_only_to_its_board(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     for name in ("MESHBOARD_URL", "MESHBOARD_TOKEN"):
         monkeypatch.delenv(name, raising=False)
@@ -179,7 +174,7 @@ def test_a_token_goes_to_the_board_it_is_for(monkeypatch: pytest.MonkeyPatch, tm
 
 
 @pytest.mark.parametrize("token", ["se cret", "se\ncret", "gehëim", "\x00"])
-def test_a_token_that_is_none_is_not_quoted(monkeypatch: pytest.MonkeyPatch, token: str) -> None:
+def test_does_not_quote_an_invalid_token(monkeypatch: pytest.MonkeyPatch, token: str) -> None:
     with pytest.raises(WrongError) as refused:
         credentials.parse_token(token)
     assert token not in str(refused.value)
@@ -195,8 +190,8 @@ NO_ADDRESSES = (
 
 
 @pytest.mark.parametrize("url", NO_ADDRESSES)
-def test_an_address_names_a_host_and_nothing_secret(meshboard: Any, monkeypatch: Any, url: str) -> None:
-    """What is none is bad usage however it was told, as it was not for `login` and MESHBOARD_URL: no board was away."""
+def test_rejects_invalid_board_addresses_without_quoting_secrets(meshboard: Any, monkeypatch: Any, url: str) -> None:
+    """An invalid address is a usage error for `login` and for MESHBOARD_URL."""
     monkeypatch.setenv("MESHBOARD_URL", url)
     for words, told_by in (("login", url), "URL"), (("status", "j"), "MESHBOARD_URL"):
         ran = meshboard(*words)
@@ -207,11 +202,11 @@ def test_an_address_names_a_host_and_nothing_secret(meshboard: Any, monkeypatch:
 
 
 @pytest.mark.parametrize("url", ["https://board/sub/", "http://[::1]:8000", "HTTPS://Board", "https://bücher.example"])
-def test_an_address_may_have_a_path_and_any_host(url: str) -> None:
+def test_accepts_board_addresses_with_paths(url: str) -> None:
     assert credentials.parse_board_url(f" {url}\n") == url.rstrip("/")
 
 
-def test_fields_are_set_from_the_command_line(tmp_path: Any) -> None:
+def test_sets_spec_fields_from_options(tmp_path: Any) -> None:
     file = tmp_path / "spec.yaml"
     file.write_text("layout: {dp: 2}\n")
     assert spec_files.read_spec(str(file), ["layout.dp=4", "train.data=text", "name=a b"]) == {

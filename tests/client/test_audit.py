@@ -21,7 +21,7 @@ def entries(*ids: int) -> list[dict[str, Any]]:
     return [{"id": number, **ENTRY} for number in ids]
 
 
-def test_the_newest_of_it_page_after_page(meshboard: Meshboard, server: Saying) -> None:
+def test_prints_the_newest_audit_entries_over_several_pages(meshboard: Meshboard, server: Saying) -> None:
     server.answers = [answer(200, entries(9, 8), Link=NEXT), answer(200, entries(7, 6))]
     ran = meshboard("audit", "--limit", "3", "--after", "2", "--json", at=server)
     assert (ran.code, [row["id"] for row in json.loads(ran.out)]) == (0, [9, 8, 7])
@@ -31,7 +31,7 @@ def test_the_newest_of_it_page_after_page(meshboard: Meshboard, server: Saying) 
     assert (shown[0].split()[0], shown[1].split()[0], shown[1].endswith('-       {"held": true}')) == ("id", "9", True)
 
 
-def test_all_of_it_is_one_csv_file(meshboard: Meshboard, server: Saying) -> None:
+def test_prints_the_complete_audit_log_as_one_csv(meshboard: Meshboard, server: Saying) -> None:
     pages = [b'id,who\r\n9,"a\r\nb"\r\n', b"id,who\r\n8,c\r\n"]
     server.answers = [answer(200, pages[0], Link=NEXT), answer(200, pages[1])]
     ran = meshboard("audit", "--csv", "--after", "2", at=server)
@@ -42,7 +42,7 @@ def test_all_of_it_is_one_csv_file(meshboard: Meshboard, server: Saying) -> None
         assert list(board.audit_csv(before=7)) == ["id,who\r\n"]
 
 
-def test_csv_is_all_of_it_and_no_json(meshboard: Meshboard, server: Saying) -> None:
+def test_rejects_csv_with_json_or_limit(meshboard: Meshboard, server: Saying) -> None:
     for option in (["--json"], ["--limit", "3"]):
         ran = meshboard("audit", "--csv", *option, at=server)
         assert (ran.code, f"Omit {option[0]}." in ran.err, server.asked) == (2, True, [])

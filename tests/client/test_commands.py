@@ -1,4 +1,4 @@
-"""What the command says, where it says it, and with which exit code it ends."""
+"""Output and exit codes of the commands."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def leaves(found: Any, path: str = "") -> dict[str, Any]:
     }
 
 
-def test_the_newest_of_a_project_and_an_older_board_tells_none(server: Saying, meshboard: Meshboard) -> None:
+def test_lists_jobs_of_a_board_without_projects(server: Saying, meshboard: Meshboard) -> None:
     brief = {"id": "j", "status": "running", "name": "n", "owner": "ann", "created": "today"}
     server.tells("jobs", [{**brief, "project": "team"}, brief])
     shown = meshboard("status", "--project", "team", at=server).out.splitlines()
@@ -51,14 +51,14 @@ def test_the_newest_of_a_project_and_an_older_board_tells_none(server: Saying, m
     assert server.asked == ["GET /api/v1/jobs?project=team&limit=20"]
 
 
-def test_a_time_to_wait_without_a_wait_is_refused(server: Saying, meshboard: Meshboard, tmp_path: Path) -> None:
+def test_rejects_timeout_without_wait(server: Saying, meshboard: Meshboard, tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text("name: n")
     ran = meshboard("submit", str(tmp_path / "spec.yaml"), "--timeout", "60", at=server)
     assert (ran.code, ran.out, server.asked) == (ExitCode.WRONG, "", [])
     assert "--timeout needs --wait or --follow." in ran.err
 
 
-def test_the_newest_are_narrowed_as_on_the_page_and_one_job_is_not(server: Saying, meshboard: Meshboard) -> None:
+def test_filters_apply_only_to_lists(server: Saying, meshboard: Meshboard) -> None:
     server.tells("jobs", [])
     assert meshboard("status", "--tag", "a b", "--owner", "ann", "--mine", at=server).code == ExitCode.OK
     assert server.asked == ["GET /api/v1/jobs?tag=a+b&owner=ann&whose=mine&limit=20"]
@@ -78,7 +78,7 @@ def test_the_newest_are_narrowed_as_on_the_page_and_one_job_is_not(server: Sayin
         )
 
 
-def test_jobs_of_several_states_kinds_and_tags_are_asked_for_in_one_list(server: Saying, meshboard: Meshboard) -> None:
+def test_sends_several_filter_values_as_one_list(server: Saying, meshboard: Meshboard) -> None:
     server.tells("jobs", [])
     meshboard("status", "--state", "running,queued", "--state", "lost", at=server)
     meshboard("status", "--kind", "train", "--kind", "script", "--tag", "a", "--tag", "b", at=server)
@@ -91,16 +91,16 @@ def test_jobs_of_several_states_kinds_and_tags_are_asked_for_in_one_list(server:
     ]
 
 
-def test_every_command_answers_as_json_and_takes_no_token() -> None:
+def test_every_command_has_json_and_no_token_option() -> None:
     options = {
         name: {word for option in leaf.params for word in option.opts}
         for name, leaf in leaves(typer.main.get_command(app)).items()
     }
-    assert [name for name, known in options.items() if "--json" not in known] == ["meter"], "what it runs has the words"
+    assert [name for name, known in options.items() if "--json" not in known] == ["meter"], "the help names the program"
     assert {word for known in options.values() for word in known if "token" in word} == {"--token-file"}
 
 
-def test_the_exit_codes_have_one_table() -> None:
+def test_readme_lists_the_exit_codes() -> None:
     text = README.read_text()
     for code in ExitCode:
         assert f"| {code.value} | {EXIT_MEANINGS[code]} |" in text
@@ -108,21 +108,21 @@ def test_the_exit_codes_have_one_table() -> None:
     assert all(f"{code.value} {EXIT_MEANINGS[code].split('. ')[0]}" in told for code in ExitCode)
 
 
-def test_the_version_is_told_without_a_board(meshboard: Meshboard, server: Saying) -> None:
+def test_prints_the_version_without_a_board(meshboard: Meshboard, server: Saying) -> None:
     ran = meshboard("--version", at=server)
     assert (ran.code, ran.out, server.asked) == (0, f"meshboard {metadata.version('meshboard-client')}\n", [])
     assert "--version" in meshboard("--help").out
 
 
 @pytest.mark.parametrize("given", [["mbt_secret"], ["--token", "mbt_secret"], ["--token=mbt_secret"]])
-def test_a_token_on_the_command_line_is_refused_and_not_repeated(meshboard: Meshboard, given: list[str]) -> None:
+def test_rejects_a_token_on_the_command_line(meshboard: Meshboard, given: list[str]) -> None:
     ran = meshboard("login", "https://board.example", *given)
     assert (ran.code, ran.out) == (2, "")
     assert "--token-file" in ran.err
     assert "mbt_secret" not in ran.err
 
 
-def test_login_keeps_what_the_board_accepts(
+def test_login_stores_accepted_credentials(
     meshboard: Meshboard, server: Saying, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = tmp_path / "config/meshboard/login.json"
@@ -145,13 +145,13 @@ def test_login_keeps_what_the_board_accepts(
 @pytest.mark.parametrize(
     ("status", "code"), [(422, 2), (404, 2), (409, 2), (401, 3), (403, 3), (429, 3), (500, 3), (503, 3)]
 )
-def test_a_refusal_is_one_line_and_a_code(meshboard: Meshboard, server: Saying, status: int, code: int) -> None:
+def test_prints_a_refused_request_as_one_line(meshboard: Meshboard, server: Saying, status: int, code: int) -> None:
     server.says((status, {"errors": [{"field": "layout.tp", "message": "4 = 3 + 1"}]}))
     ran = meshboard("status", "j", at=server)
     assert ran == (code, "", "meshboard: layout.tp: 4 = 3 + 1\n")
 
 
-def test_submit_tells_the_id_alone_and_waits(meshboard: Meshboard, server: Saying, tmp_path: Path) -> None:
+def test_submit_prints_the_id_and_waits(meshboard: Meshboard, server: Saying, tmp_path: Path) -> None:
     spec = tmp_path / "spec.yaml"
     spec.write_text("name: n")
     server.tells("jobs", JOB, 201)
@@ -161,16 +161,14 @@ def test_submit_tells_the_id_alone_and_waits(meshboard: Meshboard, server: Sayin
     assert (ran.code, ran.out) == (0, "j\n")
     lines = ran.err.splitlines()
     assert [line.split()[:2] for line in lines[1:]] == [["j", "running"], ["j", "succeeded"]]
-    assert "\x1b" not in ran.err, "CI's log is no terminal"
+    assert "\x1b" not in ran.err, "no escapes in a CI log"
     server.tells("jobs/j/wait", {"reached": True, "job": {**ENDED, "status": "failed"}})
     assert meshboard("submit", str(spec), "--wait", at=server).code == ExitCode.FAILED
     server.tells("jobs/j/wait", {"reached": False, "job": JOB})
     assert meshboard("wait", "j", "--timeout", "0", at=server).code == ExitCode.LATE
 
 
-def test_a_job_that_does_not_fit_is_submitted_with_an_option(
-    meshboard: Meshboard, server: Saying, tmp_path: Path
-) -> None:
+def test_submits_a_job_that_does_not_fit_with_an_option(meshboard: Meshboard, server: Saying, tmp_path: Path) -> None:
     spec = tmp_path / "spec.yaml"
     spec.write_text("name: n")
     server.tells("jobs", JOB, 201)
@@ -189,10 +187,10 @@ def running(server: Saying, **traffic: Any) -> None:
     server.tells("jobs/j/history/traffic", {"columns": columns})
 
 
-def test_a_look_tells_the_newest_step_and_what_each_axis_sends(server: Saying, board: Client) -> None:
+def test_stored_progress_has_the_newest_step_and_rates(server: Saying, board: Client) -> None:
     running(server)
     seen = get_stored_progress(board, board.job("j"))
-    assert (seen.step, seen.loss, seen.step_s) == (12, 2.5, 0.5), "step time is rank 0's, loss of whoever knows it"
+    assert (seen.step, seen.loss, seen.step_s) == (12, 2.5, 0.5), "step time of rank 0, loss of any rank"
     assert seen.rates == {"dp": 0.0, "tp": 1024.0}, "bytes of the last ten seconds"
     assert seen.curves["tp"][-5:] == [1000, 0, 0, 0, 9240]
     at = "step 12/40  loss 2.5  last step 500 ms"
@@ -201,10 +199,10 @@ def test_a_look_tells_the_newest_step_and_what_each_axis_sends(server: Saying, b
     ended = seen._replace(job=Job({**seen.job.detail, "status": "succeeded", "finished": True}))
     assert live_display.format_progress(ended) == f"succeeded  {at}", "its last seconds are no step's"
     server.tells("jobs/j/history", {"errors": []}, 404)
-    assert get_stored_progress(board, board.job("j")).rates == {}, "nothing is kept of a job that has just begun"
+    assert get_stored_progress(board, board.job("j")).rates == {}, "a new job has no history"
 
 
-def test_a_script_is_not_told_as_of_the_steps_that_its_spec_names_for_a_trainer(server: Saying, board: Client) -> None:
+def test_ignores_trainer_steps_in_the_spec_of_a_script(server: Saying, board: Client) -> None:
     running(server)
     spec = {"kind": "script", "train": {"steps": 50}}
     server.tells("jobs/j", {**JOB, "status": "running", "finished": False, "spec": spec})
@@ -212,7 +210,7 @@ def test_a_script_is_not_told_as_of_the_steps_that_its_spec_names_for_a_trainer(
     assert live_display.format_progress(get_stored_progress(board, board.job("j"))).startswith("running  step 12  loss")
 
 
-def test_nothing_is_printed_as_the_plan_of_a_script(meshboard: Meshboard, server: Saying, tmp_path: Path) -> None:
+def test_plan_of_a_script_has_no_estimate(meshboard: Meshboard, server: Saying, tmp_path: Path) -> None:
     (tmp_path / "spec.json").write_text('{"kind": "script"}')
     server.tells("plan", {"estimate": None, "problems": [], "not_runnable": [], "choices": {}})
     ran = meshboard("plan", str(tmp_path / "spec.json"), at=server)
@@ -220,7 +218,7 @@ def test_nothing_is_printed_as_the_plan_of_a_script(meshboard: Meshboard, server
     assert ran.out == "Meshboard has no estimate for jobs of this kind.\n"
 
 
-def test_what_is_said_of_an_ended_run_is_its_last_word(meshboard: Meshboard, server: Saying) -> None:
+def test_shows_the_final_verdict_of_an_ended_run(meshboard: Meshboard, server: Saying) -> None:
     told = {"sentence": "Runs: 102 ms a step", "reason": "", "next": "", "over": False}
     failed = {**ENDED, "status": "failed", "history": [{"reason": "rank 1 was killed"}]}
     server.tells("jobs/j", {**failed, "diagnosis": told})
@@ -230,22 +228,20 @@ def test_what_is_said_of_an_ended_run_is_its_last_word(meshboard: Meshboard, ser
 
 
 @pytest.mark.parametrize("named", [("j",), ("j", "j"), ("a", "b", "c", "d", "e", "f", "g")])
-def test_too_few_or_too_many_are_not_compared_and_the_words_are_those_of_a_command(
-    meshboard: Meshboard, server: Saying, named: tuple[str, ...]
-) -> None:
+def test_compare_rejects_too_few_or_too_many_jobs(meshboard: Meshboard, server: Saying, named: tuple[str, ...]) -> None:
     ran = meshboard("compare", *named, at=server)
     assert (ran.code, server.asked) == (ExitCode.WRONG, [])
     assert "Use 2 to 6 different job ids, separated by spaces, not " in ran.err
 
 
-def test_an_address_where_no_board_is_says_so(meshboard: Meshboard, server: Saying) -> None:
+def test_reports_an_address_without_a_board(meshboard: Meshboard, server: Saying) -> None:
     server.answers = [answer(404, b"<html>not here</html>")]
     ran = meshboard("status", "j", at=server)
     assert ran.code == ExitCode.WRONG
     assert "Check that MESHBOARD_URL is the address of a board" in ran.err
 
 
-def test_watch_goes_on_until_the_job_has_ended(meshboard: Meshboard, server: Saying) -> None:
+def test_watch_continues_until_the_job_ends(meshboard: Meshboard, server: Saying) -> None:
     running(server)
     server.tells("jobs/j", {**ENDED, "status": "failed", "history": [{"reason": "rank 1 was killed"}]})
     ran = meshboard("watch", "j", at=server)
@@ -261,7 +257,7 @@ def sent(at: float, *seconds: tuple[int, str, int]) -> bytes:
     return event("traffic", {"attempt": 1, "at": at, "sent": told})
 
 
-def test_watch_shows_what_the_board_tells_as_it_comes(
+def test_watch_shows_live_events(
     meshboard: Meshboard, server: Saying, board: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The recorder, some seconds behind, has nothing to say until the job is over."""
@@ -284,13 +280,13 @@ def test_watch_shows_what_the_board_tells_as_it_comes(
         (7, 3.0, {"tp": (1000 + 1000 + 512) / 10}),
         (8, 3.0, {"tp": (1000 + 1000 + 512) / 10}),
         (8, 3.0, {"tp": 0.0}),
-    ], "whole seconds alone; and nothing sent is nothing told"
+    ], "rates count complete seconds"
     assert (ran.code, told[-1]["status"]) == (0, "succeeded")
-    assert (told[-1]["step"], told[-1]["loss"], told[-1]["step_s"]) == (8, 3.0, 0.25), "what was seen is not taken back"
+    assert (told[-1]["step"], told[-1]["loss"], told[-1]["step_s"]) == (8, 3.0, 0.25), "the last live step stays"
     assert "GET /api/v1/jobs/j/events?live=30" in server.asked
 
 
-def test_watch_looks_now_and_then_where_a_board_tells_nothing_live(
+def test_watch_polls_an_older_board_without_live_events(
     meshboard: Meshboard, server: Saying, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running(server)
@@ -302,7 +298,7 @@ def test_watch_looks_now_and_then_where_a_board_tells_nothing_live(
     assert (ran.code, [line.split()[0] for line in ran.out.splitlines()]) == (0, ["running", "succeeded"])
 
 
-def test_a_search_that_finds_nothing_says_why(meshboard: Meshboard, server: Saying, tmp_path: Path) -> None:
+def test_search_without_results_lists_the_reasons(meshboard: Meshboard, server: Saying, tmp_path: Path) -> None:
     (tmp_path / "spec.json").write_text("{}")
     counted = {"considered": 120, "fitting": 0, "complete": False, "refused": {"memory: model state alone": 120}}
     server.tells("plan/search", {"best": [], "cluster": {"name": "vm"}, **counted})
@@ -316,7 +312,7 @@ def test_a_search_that_finds_nothing_says_why(meshboard: Meshboard, server: Sayi
     assert (ran.code, json.loads(ran.out)["refused"]) == (ExitCode.FAILED, counted["refused"])
 
 
-def test_a_terminal_gets_a_picture(server: Saying, board: Client) -> None:
+def test_draws_progress_on_a_terminal(server: Saying, board: Client) -> None:
     running(server)
     screen = Console(file=io.StringIO(), force_terminal=True, width=100, markup=False)
     with live_display.WatchDisplay(console=screen) as watching:
@@ -332,8 +328,7 @@ def test_a_terminal_gets_a_picture(server: Saying, board: Client) -> None:
     assert "12/40" in screen.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_a_loss_that_became_no_number_is_not_shown_as_it_was_before(meshboard: Meshboard, server: Saying) -> None:
-    """A rank that does not know it tells none either."""
+def test_shows_no_stale_loss_after_a_nan(meshboard: Meshboard, server: Saying) -> None:
     told = {"attempt": 1, "step_s": 0.5}
     steps = [
         {"step": 1, "loss": 2.5},
@@ -349,9 +344,7 @@ def test_a_loss_that_became_no_number_is_not_shown_as_it_was_before(meshboard: M
         assert [seen.loss for seen in follow_progress(board, job)][:3] == [2.5, 2.5, None]
 
 
-def test_a_log_is_written_as_it_is_and_shown_without_what_a_terminal_obeys(
-    meshboard: Meshboard, server: Saying
-) -> None:
+def test_removes_escapes_from_logs_on_a_terminal(meshboard: Meshboard, server: Saying) -> None:
     server.at["jobs/j/logs/1"] = answer(200, b"one\ntwo \xff\x1b[31m")
     ran = meshboard("logs", "j", "--rank", "1", "--json", at=server)
     assert [json.loads(line) for line in ran.out.splitlines()] == [
@@ -371,7 +364,7 @@ def log(first: int, *lines: str, skipped: int = 0, place: str = "") -> bytes:
     return event("log", {"rank": 0, "first": first, "lines": lines, "skipped": skipped}, place)
 
 
-def test_a_log_is_followed_without_a_line_twice_or_lost(meshboard: Meshboard, server: Saying) -> None:
+def test_follows_a_log_without_repeated_or_lost_lines(meshboard: Meshboard, server: Saying) -> None:
     """The job waits first; then the line breaks in the middle of an event, and before that one had no id."""
     server.at["jobs/j"] = answer(200, JOB)
     begun, ended = log(0, "a", "b", place="1.1.0.0:1-0"), {"reached": False, "job": ENDED}
@@ -397,7 +390,7 @@ def test_a_log_is_followed_without_a_line_twice_or_lost(meshboard: Meshboard, se
     assert (ran.code, server.resumed) == (0, ["1.1.0.0:1-0", "1.1.0.0:1-0"])
 
 
-def test_who_may_not_see_a_log_any_more_is_told(meshboard: Meshboard, server: Saying) -> None:
+def test_reports_a_revoked_right_to_a_log(meshboard: Meshboard, server: Saying) -> None:
     server.at["jobs/j"] = answer(200, JOB)
     problem = {"status": 401, "errors": [{"field": "request", "message": "the token was revoked"}]}
     server.answers = [answer(200, log(0, "a", place="1.1.0.") + event("error", problem))]
@@ -405,7 +398,7 @@ def test_who_may_not_see_a_log_any_more_is_told(meshboard: Meshboard, server: Sa
     assert ran == (3, "a\n", "meshboard: request: the token was revoked\n")
 
 
-def test_runs_are_compared_side_by_side(meshboard: Meshboard, server: Saying) -> None:
+def test_compares_runs_in_columns(meshboard: Meshboard, server: Saying) -> None:
     part = {"step_s": 0.5, "data_s": 0.0, "optimizer_s": 0.01, "exposed": {"tp": 0.2}, "hidden": {}}
     curve = {"step": [1, 5], "loss": [4.0, 2.0], "tokens_s": [None, 2048.0]}
     gather = {"axis": "tp", "op": "all_gather", "payload_bytes": 2048}

@@ -1,4 +1,4 @@
-"""A spec in a file is read as it is written, and what is none is said in words."""
+"""Specs in files: YAML, JSON, and errors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Meshboard = Callable[..., Ran]
         ('name: "\\ud800"', "name: "),
     ],
 )
-def test_what_json_cannot_say_is_refused_with_its_field(
+def test_rejects_values_that_json_does_not_have(
     meshboard: Meshboard, server: Saying, tmp_path: Path, text: str, words: str
 ) -> None:
     spec = tmp_path / "spec.yaml"
@@ -48,7 +48,7 @@ def test_what_json_cannot_say_is_refused_with_its_field(
     assert ran.err.count("\n") == 1
 
 
-def test_what_is_no_finite_number_is_named_by_the_board_beside_all_else(tmp_path: Path) -> None:
+def test_sends_infinity_as_text_to_the_board(tmp_path: Path) -> None:
     file = tmp_path / "spec.yaml"
     file.write_text("name: n\nmodel: {preset: gpt-tiny}\ntrain: {learning_rate: .inf, steps: off, weight_decay: -.NaN}")
     with pytest.raises(SpecError) as refused:
@@ -63,7 +63,7 @@ def test_what_is_no_finite_number_is_named_by_the_board_beside_all_else(tmp_path
     }
 
 
-def test_a_spec_is_read_as_it_is_written(tmp_path: Path) -> None:
+def test_reads_yaml_1_2(tmp_path: Path) -> None:
     """YAML 1.2: PyYAML's 1.1 makes of most of these something else."""
     file = tmp_path / "spec.yaml"
     file.write_text(
@@ -84,7 +84,7 @@ def test_a_spec_is_read_as_it_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("indent", [None, 2, "\t"])
-def test_a_spec_that_a_program_wrote_as_json_is_read(tmp_path: Path, indent: int | str | None) -> None:
+def test_reads_json_that_pyyaml_rejects(tmp_path: Path, indent: int | str | None) -> None:
     told = {"name": "run \U0001f600", "args": ["\x7f", 1e-3, None, True], "k" * 2000: {"a": 1}}
     file = tmp_path / "spec.json"
     file.write_text(json.dumps(told, indent=indent))
@@ -92,7 +92,7 @@ def test_a_spec_that_a_program_wrote_as_json_is_read(tmp_path: Path, indent: int
 
 
 @pytest.mark.parametrize("text", ['{"a": 1, "a": 2}', '{"a": 1e400}', '{"a": "\\ud83d"}', '{"a": {"b": 1, "b": 1}}'])
-def test_what_json_lets_pass_names_its_field(tmp_path: Path, text: str) -> None:
+def test_rejects_duplicate_json_fields(tmp_path: Path, text: str) -> None:
     file = tmp_path / "spec.json"
     file.write_text(text)
     with pytest.raises((spec_files.SpecFileError, SpecError), match=r"\ba\b"):
@@ -100,7 +100,7 @@ def test_what_json_lets_pass_names_its_field(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
-def test_a_spec_is_text_by_itself_whatever_the_locale(tmp_path: Path, encoding: str) -> None:
+def test_reads_unicode_in_every_locale(tmp_path: Path, encoding: str) -> None:
     (tmp_path / "spec.yaml").write_bytes("name: \u00fcn\u00ef\r\nlayout: {dp: 2}\r\n".encode(encoding))
     program = "from meshboard.spec_files import read_spec; print(ascii(read_spec('spec.yaml')), ascii(read_spec('-')))"
     environment = {
@@ -126,7 +126,7 @@ def test_a_spec_is_text_by_itself_whatever_the_locale(tmp_path: Path, encoding: 
         ("- 1", "The spec is a list. Use a mapping."),
     ],
 )
-def test_a_file_that_is_no_spec_is_said_in_words(
+def test_reports_a_file_that_is_not_a_spec(
     meshboard: Meshboard, server: Saying, tmp_path: Path, content: str | None, words: str
 ) -> None:
     file = tmp_path / "spec.yaml"
@@ -138,7 +138,7 @@ def test_a_file_that_is_no_spec_is_said_in_words(
 
 
 @pytest.mark.parametrize("word", ["1_000", "2026_11_28", "+1_0", "0x1_0"])
-def test_what_the_core_schema_has_no_number_for_stays_a_word(tmp_path: Path, word: str) -> None:
+def test_keeps_text_that_is_not_a_number(tmp_path: Path, word: str) -> None:
     file = tmp_path / "spec.yaml"
     file.write_text(f"name: {word}\nargs: [{word}, 1000]\n")
     assert spec_files.read_spec(str(file), [f"tags={word}"]) == {"name": word, "args": [word, 1000], "tags": word}

@@ -1,4 +1,4 @@
-"""The gate's arithmetic: what passes, what fails, and that what cannot be told fails."""
+"""Arithmetic and reports of the gate."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def held(run: MeasuredRun, *limits: Limit, **how: bool) -> list[CheckResult]:
         ("calls.dp.all_reduce=12", "max", 12.0, False),
     ],
 )
-def test_a_limit_is_read(text: str, side: Any, value: float, relative: bool) -> None:
+def test_parses_a_limit(text: str, side: Any, value: float, relative: bool) -> None:
     assert parse_limit(text, side) == Limit(text.partition("=")[0], side, pytest.approx(value), relative)
 
 
@@ -69,7 +69,7 @@ WRONG = (
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_what_is_no_limit_is_told_with_what_would_be_one(text: str) -> None:
+def test_rejects_invalid_limits_with_a_hint(text: str) -> None:
     with pytest.raises(LimitError, match=r"Use MEASURE=LIMIT|Add a sign|Use a percentage|'parsecs'"):
         parse_limit(text, "max")
 
@@ -94,17 +94,17 @@ def test_what_is_no_limit_is_told_with_what_would_be_one(text: str) -> None:
         ("bytes.tp=+0%", {"sent": {}}, False),
     ],
 )
-def test_a_maximum(limit: str, value: dict[str, Any], ok: bool) -> None:
+def test_checks_a_maximum(limit: str, value: dict[str, Any], ok: bool) -> None:
     assert [row.ok for row in held(changed(**value), parse_limit(limit, "max"))] == [ok]
 
 
-def test_a_minimum() -> None:
+def test_checks_a_minimum() -> None:
     floor = parse_limit("tokens_per_s=-5%", "min")
     assert held(changed(tokens_per_s=95.0), floor)[0].ok
     assert not held(changed(tokens_per_s=94.9), floor)[0].ok
 
 
-def test_a_share_needs_a_baseline() -> None:
+def test_relative_limit_needs_a_baseline() -> None:
     (row,) = check_limits([BASE], [], [parse_limit("step_time=+10%", "max")])
     assert not row.ok
     assert "needs a baseline" in row.why
@@ -112,7 +112,7 @@ def test_a_share_needs_a_baseline() -> None:
     assert row.ok
 
 
-def test_what_is_counted_has_no_noise() -> None:
+def test_counted_measures_have_no_noise() -> None:
     """Each run is held to the newest baseline: an older one may be of before a change that was meant."""
     older = changed(sent={("tp", "all_gather"): 9000.0})
     limit = [parse_limit("bytes.tp=+0%", "max")]
@@ -124,14 +124,14 @@ def test_what_is_counted_has_no_noise() -> None:
     assert not check_limits([BASE], [older, BASE], [parse_limit("bytes.tp=-0%", "min")])[0].ok
 
 
-def test_an_axis_that_nobody_has_is_no_check_that_held() -> None:
+def test_fails_for_an_unknown_axis() -> None:
     (row,) = held(BASE, parse_limit("bytes.tpp=+0%", "max"))
     assert (row.ok, row.why) == (False, "No run has traffic of tpp. Use one of: dp, tp.")
     (row,) = held(BASE, parse_limit("calls.tp.gather=+0%", "max"))
     assert row.why == "No run has traffic of tp.gather. Use one of: dp.all_reduce, tp.all_gather, tp.all_reduce."
 
 
-def test_exact_names_every_axis_and_collective_that_moved() -> None:
+def test_exact_names_changed_axes_and_collectives() -> None:
     assert all(row.ok for row in held(BASE, exact=True))
     off = changed(sent={**BASE.sent, ("tp", "all_gather"): 0.0, ("pp", "send"): 8.0})
     wrong = [row for row in held(off, exact=True) if not row.ok]
@@ -139,16 +139,16 @@ def test_exact_names_every_axis_and_collective_that_moved() -> None:
         ("bytes.pp.send (exact)", 8.0, 0.0),
         ("bytes.tp.all_gather (exact)", 0.0, 600.0),
     ]
-    assert not all(row.ok for row in held(changed(sent={}), exact=True)), "what was not counted is not equal"
+    assert not all(row.ok for row in held(changed(sent={}), exact=True)), "missing counts are not equal"
 
 
-def test_as_planned_wants_a_comparison_that_found_nothing() -> None:
+def test_as_planned_fails_for_any_difference() -> None:
     assert held(BASE, as_planned=True)[0].ok
     assert not held(changed(plan_difference=(0, 1)), as_planned=True)[0].ok
     assert not held(changed(plan_difference=None), as_planned=True)[0].ok
 
 
-def test_figures_of_a_job_are_those_of_its_ranks() -> None:
+def test_parses_measurements_of_all_ranks() -> None:
     cell = {"axis": "dp", "op": "all_reduce", "phase": "step", "payload_bytes": 100, "count": 2}
     verdict = {"measured_bytes": 7, "predicted_bytes": 4, "measured_count": 1, "predicted_count": 1}
     summary = {
@@ -169,7 +169,7 @@ def test_figures_of_a_job_are_those_of_its_ranks() -> None:
 
 
 @pytest.mark.parametrize("how", [{"exact": True}, {}])
-def test_what_some_ranks_alone_told_is_held_to_nothing(how: dict[str, bool]) -> None:
+def test_ignores_measurements_of_some_ranks(how: dict[str, bool]) -> None:
     cell = {"axis": "dp", "op": "all_reduce", "phase": "step", "payload_bytes": 100, "count": 2}
     summary = {"steps": 1, "cells": {"0": [cell]}, "cells_left_out": 3, "peak_bytes": {"0": 5}}
     told: Any = {"id": "j", "status": "succeeded", "world_size": 4, "exit": {"summary": summary}}
@@ -185,8 +185,8 @@ def test_what_some_ranks_alone_told_is_held_to_nothing(how: dict[str, bool]) -> 
     assert rows[1].why == f"job j has no {measure}: only 1 of 4 ranks have {stored}"
 
 
-def test_a_loss_that_became_no_number_is_not_that_of_the_steps_before() -> None:
-    """Of a run that goes on all the same (train.on_not_finite); what a run before told as its last is not known."""
+def test_has_no_loss_after_a_nan() -> None:
+    """A run can continue after a NaN (train.on_not_finite)."""
     summary = {"steps": 12, "losses": [{"step": 6, "loss": 1.5, "time": 0.0}]}
     run = parse_job({"id": "x", "status": "succeeded", "exit": {"summary": summary}})
     [row] = check_limits([run], [BASE], [parse_limit("loss=9", "max")])
@@ -197,14 +197,14 @@ def test_a_loss_that_became_no_number_is_not_that_of_the_steps_before() -> None:
 
 
 @given(st.floats(1e-6, 1e12), st.floats(0, 1e3))
-def test_what_equals_its_bound_is_within_it(baseline: float, percent: float) -> None:
+def test_value_at_the_bound_is_within_the_limit(baseline: float, percent: float) -> None:
     limit = Limit("step_time", "max", percent / 100, relative=True)
     assert limit.is_met_by(baseline * (1 + percent / 100), baseline)
     assert not limit.is_met_by(baseline * (1 + percent / 100) * 1.000001, baseline)
 
 
 @pytest.mark.parametrize(("value", "side", "holds"), [(-2.0, "max", True), (-1.7, "max", False), (-2.3, "min", False)])
-def test_a_share_of_what_is_below_nothing_goes_the_same_way(value: float, side: Any, holds: bool) -> None:
+def test_relative_limit_of_a_negative_baseline(value: float, side: Any, holds: bool) -> None:
     """A log-likelihood's: an unchanged run failed, and one that was worse looked better."""
     limit = Limit("loss", side, 0.1 if side == "max" else -0.1, relative=True)
     assert limit.is_met_by(value, -2.0) is holds
@@ -212,7 +212,7 @@ def test_a_share_of_what_is_below_nothing_goes_the_same_way(value: float, side: 
     assert row.change == pytest.approx((value + 2) / 2)
 
 
-def test_every_report_tells_the_failure() -> None:
+def test_every_report_shows_a_failure() -> None:
     limits = parse_limit("bytes.tp=+0%", "max"), parse_limit("step_time=9s", "max")
     rows = held(changed(sent={("tp", "all_gather"): 1001.0}), *limits)
     assert report.format_table(rows).splitlines()[1].split()[:5] == ["FAIL", "bytes.tp", "(max)", "1,001", "B"]
@@ -252,7 +252,7 @@ def test_every_report_tells_the_failure() -> None:
         ("step_time=1e300s", "Use at most 1e"),
     ],
 )
-def test_a_limit_is_in_the_unit_of_what_it_limits(text: str, words: str) -> None:
+def test_rejects_a_limit_with_the_wrong_unit(text: str, words: str) -> None:
     for side in ("max", "min"):
         with pytest.raises(LimitError, match=words):
             parse_limit(text, side)  # type: ignore[arg-type]
@@ -262,7 +262,7 @@ def test_a_limit_is_in_the_unit_of_what_it_limits(text: str, words: str) -> None
 
 @pytest.mark.parametrize("field", ["step_time", "tokens_per_s", "peak_memory"])
 @pytest.mark.parametrize("value", [math.inf, math.nan])
-def test_a_figure_that_is_no_number_holds_nothing_and_is_no_json(field: str, value: float) -> None:
+def test_nan_fails_a_check_and_is_null_in_json(field: str, value: float) -> None:
     rows = held(changed(**{field: value}), parse_limit(f"{field}=+1%", "max"), parse_limit("loss=+1%", "max"))
     assert (rows[0].ok, "not a finite number" in rows[0].why) == (False, True)
     rows = held(changed(sent={("tp", "all_gather"): value}), exact=True)
@@ -273,8 +273,8 @@ def test_a_figure_that_is_no_number_holds_nothing_and_is_no_json(field: str, val
     assert report.format_table(rows)
 
 
-def test_figures_are_told_in_full_where_six_digits_do_not_say_them() -> None:
-    assert format_value(153_014_272 * 1.05, "B") == "160,664,986 B", "a fraction of a byte is nothing that was sent"
+def test_formats_large_values_in_full() -> None:
+    assert format_value(153_014_272 * 1.05, "B") == "160,664,986 B", "bytes have no fraction"
     assert format_value(72_253_972.7, "B") == "72,253,973 B"
     assert format_value(508_791.4666666667, "B") == "508,791.5 B"
     assert format_value(1.9333333333333333, "") == "1.933333"
@@ -283,13 +283,13 @@ def test_figures_are_told_in_full_where_six_digits_do_not_say_them() -> None:
     assert format_value(2.0**30, "B") == "1,073,741,824 B"
 
 
-def test_what_moved_is_told_in_as_many_digits() -> None:
+def test_formats_changes_in_full() -> None:
     more = changed(sent={**BASE.sent, ("tp", "all_reduce"): 400.0 + 26_316.8 / 3, ("tp", "all_gather"): 600.25})
     (row,) = held(more, parse_limit("bytes.tp=+0%", "max"))
     assert row.why == "tp all_reduce +8,772.267 B, tp all_gather +0.25 B"
 
 
-def test_what_xml_does_not_allow_is_replaced() -> None:
+def test_replaces_characters_that_xml_does_not_allow() -> None:
     name = "a\uffff\x00\x1b\ud800b<&>\U0001f600"
     row = CheckResult(f"bytes.{name}", "FAIL", 1.0, None, 0.0, "B", name)
     text = report.format_junit([row], name, 0.0)
@@ -299,7 +299,7 @@ def test_what_xml_does_not_allow_is_replaced() -> None:
 
 
 @pytest.mark.parametrize("given", [("j", "j", "j"), ("j", "--baseline", "main", "--baseline", "main")])
-def test_a_run_is_counted_once(meshboard: Any, server: Any, given: tuple[str, ...]) -> None:
+def test_rejects_a_run_that_is_listed_twice(meshboard: Any, server: Any, given: tuple[str, ...]) -> None:
     ran = meshboard("gate", *given, "--max", "loss=9", at=server)
     assert (ran.code, server.asked) == (2, [])
     assert f"is listed {given.count(given[-1])} times" in ran.err
@@ -315,8 +315,8 @@ def of_board(job_id: str, **sent: int) -> MeasuredRun:
     return parse_job({"id": job_id, "name": "ci", "status": "succeeded", "exit": {"summary": summary}})
 
 
-def test_of_several_runs_each_row_says_whose_it_is() -> None:
-    """All of them bear one name, so the id tells them apart: in the table, and as the names of test cases."""
+def test_results_of_several_runs_name_their_run() -> None:
+    """Jobs of one spec have equal names, so results show the ID."""
     runs = [of_board("aaaaaaaaaa", all_gather=8), of_board("bbbbbbbbbb", all_gather=9), of_board("cccccccccc")]
     rows = check_limits(runs, runs[:1], [parse_limit("bytes.tp=+0%", "max")], exact=True, as_planned=True)
     failed = {row.what for row in rows if not row.ok}
@@ -332,12 +332,12 @@ def test_of_several_runs_each_row_says_whose_it_is() -> None:
     assert [row.why for row in rows] == ["job bbbbbbbbbb: tp all_gather +1 B"]
 
 
-def test_two_limits_of_one_measure_are_two_rows() -> None:
+def test_numbers_checks_of_one_measure() -> None:
     limits = [parse_limit(text, "max") for text in ("step_time=+10%", "step_time=9s", "step_time=+10%")]
     assert [row.what for row in held(BASE, *limits)] == ["step_time (max)", "step_time (max) 2"]
 
 
-def test_a_build_reads_which_run_failed(meshboard: Any, server: Any, tmp_path: Any) -> None:
+def test_names_the_run_that_failed(meshboard: Any, server: Any, tmp_path: Any) -> None:
     for job_id, num_bytes in (("j", 8), ("k", 9)):
         cell = {"axis": "tp", "op": "send", "phase": "step", "payload_bytes": num_bytes, "count": 1}
         summary = {"steps": 1, "cells": {"0": [cell]}}
@@ -354,7 +354,7 @@ def test_a_build_reads_which_run_failed(meshboard: Any, server: Any, tmp_path: A
 
 
 @pytest.mark.parametrize(("limit", "code"), [("9s", ExitCode.BROKEN), ("1s", ExitCode.FAILED)])
-def test_a_report_that_cannot_be_written_hides_no_verdict(
+def test_prints_results_if_a_report_cannot_be_written(
     meshboard: Any, server: Any, tmp_path: Any, limit: str, code: int
 ) -> None:
     exited = {"summary": {"steps": 9, "measured": {"steps": 7, "step_s": 2.0}}}
@@ -369,7 +369,7 @@ def test_a_report_that_cannot_be_written_hides_no_verdict(
     ]
 
 
-def test_a_gate_that_comes_to_no_verdict_leaves_no_older_one(meshboard: Any, server: Any, tmp_path: Any) -> None:
+def test_unfinished_gate_replaces_an_older_report(meshboard: Any, server: Any, tmp_path: Any) -> None:
     file = tmp_path / "gate.xml"
     file.write_text(report.format_junit([CheckResult("step_time (max)", "ok", 1.0, None, 9.0, "s")], "gate older", 0.1))
     assert 'errors="0"' in file.read_text()

@@ -48,13 +48,13 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def python_of(environment: dict[str, str]) -> str:
-    """What runs the command."""
+    """Return the Python that runs the command."""
     command = Path(shutil.which("meshboard", path=environment["PATH"]) or "")
     return command.read_text().splitlines()[0].removeprefix("#!")
 
 
 def _downloaded(folder: Path) -> Path:
-    """Where the action lies in a copy of what is in git, as a runner fetches it."""
+    """Return the folder of the action in a copy of the repository."""
     names = subprocess.check_output(["git", "ls-files", "ci", "client", "VERSION"], cwd=ROOT, text=True).splitlines()
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ def said(environment: dict[str, str], *words: str, **more: str) -> str:
     return ran.stdout
 
 
-def test_it_needs_little(environment: dict[str, str]) -> None:
+def test_has_few_dependencies(environment: dict[str, str]) -> None:
     told = json.loads(said(environment, python_of(environment), "-m", "pip", "list", "--format", "json"))
     names = {package["name"].lower() for package in told}
     assert "meshboard-client" in names
@@ -76,12 +76,12 @@ def test_it_needs_little(environment: dict[str, str]) -> None:
     assert len(names) < 30, sorted(names)
 
 
-def test_a_build_keeps_the_python_that_it_had(environment: dict[str, str]) -> None:
+def test_installation_keeps_the_python_of_a_build(environment: dict[str, str]) -> None:
     added = environment["PATH"].split(":")[0]
     assert [file.name for file in Path(added).iterdir()] == ["meshboard"]
 
 
-def test_the_command_runs_and_is_completed(environment: dict[str, str]) -> None:
+def test_command_runs_and_has_completion(environment: dict[str, str]) -> None:
     assert "Exit codes: 0 success" in " ".join(said(environment, "meshboard", "--help").split())
     asked = {"_MESHBOARD_COMPLETE": "complete_bash", "COMP_WORDS": "meshboard ba", "COMP_CWORD": "1"}
     assert said(environment, "meshboard", **asked).split() == ["baseline"]
@@ -89,7 +89,7 @@ def test_the_command_runs_and_is_completed(environment: dict[str, str]) -> None:
         assert "_MESHBOARD_COMPLETE" in said(environment, "meshboard", _MESHBOARD_COMPLETE=f"source_{shell}")
 
 
-def test_its_types_are_seen_by_who_uses_it(environment: dict[str, str], tmp_path: Path) -> None:
+def test_package_exports_types(environment: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "build.py"
     file.write_text(TYPED)
     python = ["--python-executable", python_of(environment)]

@@ -1,4 +1,4 @@
-"""`meshboard meter` becomes the meter, with the words as they stand."""
+"""`meshboard meter` starts the meter with unchanged arguments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Meshboard = Callable[..., Ran]
 
 
 class Executed(NamedTuple):
-    """What took this command's place."""
+    """Program that replaced the command."""
 
     words: list[str]
     environment: dict[str, str]
@@ -43,7 +43,7 @@ def program_in(folder: Path) -> Path:
     return program
 
 
-def test_meter_hands_its_words_on_as_they_stand(
+def test_meter_passes_arguments_unchanged(
     meshboard: Meshboard, server: Saying, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executed: list[Executed]
 ) -> None:
     program = program_in(tmp_path)
@@ -55,10 +55,10 @@ def test_meter_hands_its_words_on_as_they_stand(
 
 
 @pytest.mark.parametrize("named_by", ["executable", "argv"])
-def test_the_meter_is_found_beside_a_command_that_is_not_on_the_path(
+def test_finds_the_meter_next_to_the_command(
     meshboard: Meshboard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executed: list[Executed], named_by: str
 ) -> None:
-    """As `venv/bin/meshboard` is started; and what it takes is told without a board."""
+    """The help of the meter needs no board."""
     beside, empty = program_in(tmp_path / "bin"), tmp_path / "empty"
     empty.mkdir()
     monkeypatch.setenv("PATH", str(empty))
@@ -70,7 +70,7 @@ def test_the_meter_is_found_beside_a_command_that_is_not_on_the_path(
     assert (ran.code, [one.words for one in executed]) == (0, [[str(beside), "--help"]]), ran.err
 
 
-def test_a_meter_that_is_nowhere_is_told_with_what_brings_it(
+def test_reports_how_to_install_the_meter(
     meshboard: Meshboard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executed: list[Executed]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))

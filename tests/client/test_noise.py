@@ -1,4 +1,4 @@
-"""What is measured against its limit: the mean decides, noise is told beside it, and more runs excuse nothing."""
+"""Limits and noise: the mean decides, and more runs loosen no limit."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def at_most(share: float) -> Limit:
         ((1.0, 1.1, 1.2), (5.0, 9.0), "step_time=2s", "ok", "ok"),
     ],
 )
-def test_the_mean_decides(runs: Any, baselines: Any, limit: str, verdict: str, sure: str) -> None:
+def test_mean_decides_the_verdict(runs: Any, baselines: Any, limit: str, verdict: str, sure: str) -> None:
     row = held(runs, baselines, limit)
     assert (row.verdict, row.ok) == (verdict, verdict != "FAIL")
     assert held(runs, baselines, limit, sure=True).verdict == sure
 
 
-def test_a_row_says_where_noise_alone_may_have_put_it() -> None:
+def test_result_has_a_confidence_interval() -> None:
     within, beyond = (
         "The mean is within the limit, but the margin is smaller than the noise of",
         "Submit more runs to decide.",
@@ -75,9 +75,12 @@ def test_a_row_says_where_noise_alone_may_have_put_it() -> None:
     )
 
 
-def test_an_interval_is_one_of_ratios() -> None:
-    """Of ln: means 0 and 0, variances 0.01 each, so Welch has 4 degrees of freedom (t = 2.776) and a standard error of
-    sqrt(0.01/3 + 0.01/3) = 0.08165; against a figure alone it is Student's with 2 (t = 4.303) and sqrt(0.01/3)."""
+def test_interval_is_relative() -> None:
+    """Compare with a calculation by hand, in logarithms.
+
+    The means are 0 and the variances 0.01. With a baseline, Welch has 4 degrees of freedom (t = 2.776) and a standard
+    error of sqrt(0.01/3 + 0.01/3) = 0.08165. Without one, Student has 2 (t = 4.303) and sqrt(0.01/3).
+    """
     spread = [math.exp(step) for step in (-0.1, 0.0, 0.1)]
     half = 2.776 * math.sqrt(0.02 / 3)
     row = held(spread, spread, "step_time=+10%")
@@ -93,7 +96,7 @@ def test_an_interval_is_one_of_ratios() -> None:
 
 
 @given(RUNS, RUNS, SHARES)
-def test_an_interval_of_times_has_none_below_zero(runs: Any, baselines: Any, share: float) -> None:
+def test_interval_of_times_is_positive(runs: Any, baselines: Any, share: float) -> None:
     row = held(runs, baselines, at_most(share))
     if row.low is not None and row.high is not None and row.value is not None:
         assert 0 <= row.low <= row.value * (1 + 1e-9)
@@ -102,18 +105,14 @@ def test_an_interval_of_times_has_none_below_zero(runs: Any, baselines: Any, sha
 
 
 @given(RUNS, RUNS, SHARES, st.floats(1.0, 100.0), st.data())
-def test_a_slower_run_passes_nothing_that_failed(
-    runs: Any, baselines: Any, share: float, factor: float, data: Any
-) -> None:
+def test_slower_run_passes_no_failed_limit(runs: Any, baselines: Any, share: float, factor: float, data: Any) -> None:
     which = data.draw(st.integers(0, len(runs) - 1))
     slower = [time * factor if number == which else time for number, time in enumerate(runs)]
     assert held(runs, baselines, at_most(share)).ok or not held(slower, baselines, at_most(share * 0.999)).ok
 
 
 @given(RUNS, RUNS, SHARES, st.floats(1.001, 100.0))
-def test_what_every_run_breaks_fails_and_what_every_run_keeps_passes(
-    runs: Any, baselines: Any, share: float, factor: float
-) -> None:
+def test_decides_clearly_if_all_runs_agree(runs: Any, baselines: Any, share: float, factor: float) -> None:
     fastest, slowest = min(runs), max(runs)
     under = [fastest / factor / (1 + share)] * len(baselines)
     over = [slowest * factor / (1 + share)] * len(baselines)
@@ -124,7 +123,7 @@ def test_what_every_run_breaks_fails_and_what_every_run_keeps_passes(
 
 
 @given(RUNS, RUNS, SHARES, st.lists(st.floats(1.001, 100.0), min_size=1, max_size=4))
-def test_one_more_run_beyond_the_limit_loosens_nothing(runs: Any, baselines: Any, share: float, factors: Any) -> None:
+def test_another_slow_run_does_not_loosen_a_limit(runs: Any, baselines: Any, share: float, factors: Any) -> None:
     before = held(runs, baselines, at_most(share))
     assert before.bound is not None
     more = [*runs, *(before.bound * factor for factor in factors)]
@@ -134,33 +133,33 @@ def test_one_more_run_beyond_the_limit_loosens_nothing(runs: Any, baselines: Any
 
 
 @given(RUNS, SHARES)
-def test_of_one_run_the_figure_decides_whatever_the_baselines_noise(baselines: Any, share: float) -> None:
+def test_single_run_is_decided_by_its_value(baselines: Any, share: float) -> None:
     for factor, ok in ((0.99, True), (1.01, False)):
         usual = math.exp(sum(map(math.log, baselines)) / len(baselines))
         assert held([usual * (1 + share) * factor], baselines, at_most(share)).ok is ok
 
 
 @given(RUNS, st.booleans())
-def test_the_same_figures_are_within_no_percent(runs: Any, sure: bool) -> None:
+def test_equal_values_are_within_zero_percent(runs: Any, sure: bool) -> None:
     one, several = [runs[0]] * len(runs), len(runs) > 1
     assert held(one, one, at_most(0.0), sure=sure).ok == (several or not sure)
     assert held(runs, runs, at_most(0.0)).ok
 
 
-def test_a_minimum_is_decided_alike() -> None:
+def test_decides_minimums_like_maximums() -> None:
     fast, slow = ([changed(tokens_per_s=rate) for rate in side] for side in ((90.0, 110.0), (1.0, 40.0)))
     floor = [parse_limit("tokens_per_s=-5%", "min")]
     assert [check_limits(ours, fast, floor)[0].verdict for ours in (fast, slow)] == ["unsure", "FAIL"]
 
 
 @pytest.mark.parametrize("losses", [(0.0, 0.0), (-1.0, 2.0), (-3.0,)])
-def test_of_what_is_not_positive_the_figure_decides_alone(losses: Any) -> None:
+def test_values_that_are_not_positive_have_no_interval(losses: Any) -> None:
     runs = [changed(losses={1: loss}) for loss in losses]
     (row,) = check_limits(runs, [], [parse_limit("loss=0.4", "max")])
     assert (row.verdict, row.low) == ("FAIL" if sum(losses) / len(losses) > 0.4 else "ok", None)
 
 
-def test_bytes_of_the_same_memory_stay_whole() -> None:
+def test_mean_of_equal_bytes_is_not_rounded() -> None:
     runs = [changed(peak_memory=153_014_273.0)] * 3
     (row,) = check_limits(runs, runs, [parse_limit("peak_memory=+0%", "max")])
     assert (row.value, row.baseline, row.verdict) == (153_014_273.0, 153_014_273.0, "ok")
@@ -173,7 +172,7 @@ def student(t: float, freedom: int) -> float:
     return 0.5 + t / 12000 * (points[0] + points[-1] + 4 * sum(points[1:-1:2]) + 2 * sum(points[2:-1:2]))
 
 
-def test_the_quantiles_are_student_s() -> None:
+def test_quantiles_match_students_t() -> None:
     assert [round(student(t, freedom), 4) for freedom, t in enumerate(noise.T, 1)] == [0.975] * len(noise.T)
 
 
@@ -181,9 +180,7 @@ COUNTS = [(3, 20, (1, 1)), (1, 5, (1, 1)), (4, 4, (1, 5))]
 
 
 @pytest.mark.parametrize(("num_runs", "num_baselines", "spreads"), COUNTS)
-def test_what_did_not_change_seldom_fails_and_what_broke_its_limit_is_seldom_sure(
-    num_runs: int, num_baselines: int, spreads: tuple[float, float]
-) -> None:
+def test_false_verdicts_are_rare(num_runs: int, num_baselines: int, spreads: tuple[float, float]) -> None:
     """Drawn from a normal distribution. At a limit that holds exactly, one of forty passes where `sure`."""
     drawn = random.Random(15)
     failed = passed = 0

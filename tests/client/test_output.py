@@ -20,7 +20,7 @@ from tests.client.test_api import JOB
 Meshboard = Callable[..., Ran]
 
 
-def test_whatever_breaks_is_one_line(meshboard: Meshboard, server: Saying, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_every_error_in_one_line(meshboard: Meshboard, server: Saying, monkeypatch: pytest.MonkeyPatch) -> None:
     server.says((200, {"id": "j"}))
     ran = meshboard("status", "j", at=server)
     assert (ran.code, ran.out, ran.err.count("\n")) == (ExitCode.BROKEN, "", 1)
@@ -33,7 +33,7 @@ def said(words: str, also: dict[str, str], **how: Any) -> subprocess.CompletedPr
     return subprocess.run(program, env=environment, stderr=subprocess.PIPE, text=True, timeout=60, check=False, **how)
 
 
-def test_a_disk_that_is_full_is_one_line(tmp_path: Path) -> None:
+def test_reports_a_full_disk_in_one_line(tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full:
         ran = said("logout --json", {"MESHBOARD_URL": "", "MESHBOARD_TOKEN": ""}, stdout=full)
     assert (ran.returncode, ran.stderr.splitlines()[-1]) == (
@@ -44,7 +44,7 @@ def test_a_disk_that_is_full_is_one_line(tmp_path: Path) -> None:
     assert "Exception ignored" not in ran.stderr
 
 
-def test_a_name_is_told_in_the_letters_that_there_are(
+def test_escapes_characters_that_the_terminal_lacks(
     meshboard: Meshboard, server: Saying, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.tells("jobs/j", {**JOB, "name": "\u00fc\u6f22"})
@@ -54,7 +54,7 @@ def test_a_name_is_told_in_the_letters_that_there_are(
     assert told.getvalue().decode("latin-1").rstrip() == "j  running      \u00fc\\u6f22"
 
 
-def test_nobody_who_reads_is_no_job_that_failed(server: Saying) -> None:
+def test_closed_pipe_is_not_a_failed_job(server: Saying) -> None:
     """Whatever is told is the last of a pipe whose reader has had enough, or that nobody opened."""
     server.tells("jobs", [{**JOB, "owner": "o", "project": "p", "created": "c", "name": "n" * 200}] * 200)
     environment = {"MESHBOARD_URL": server.url, "MESHBOARD_TOKEN": "t"}
@@ -70,7 +70,7 @@ def test_nobody_who_reads_is_no_job_that_failed(server: Saying) -> None:
     )
 
 
-def test_a_plan_and_a_search_say_between_what_time_and_memory_lie() -> None:
+def test_plan_and_search_show_intervals() -> None:
     sure = {"interval": {"share": 0.25, "words": "data sheet, ±25%"}}
     heavy = {"share": 1.0, "words": "tensors counted, ±100%"}
     time = {"step_s": 0.8, "parts": [{"name": "compute", "seconds": 0.8}], **sure}
@@ -87,10 +87,10 @@ def test_a_plan_and_a_search_say_between_what_time_and_memory_lie() -> None:
         text_reports.format_layouts({"best": [{**found, **more}]}) for more in ({}, {"interval": {"share": 9.0}})
     )
     assert "900 ms to 90 s" in new
-    assert " to " not in old, "of a board that tells no interval"
+    assert " to " not in old, "an older board returns no interval"
 
 
-def test_a_plan_has_no_names_that_a_terminal_obeys() -> None:
+def test_plan_has_no_terminal_escapes() -> None:
     hostile = "\x1b]0;yours\x07\x1b[31mred"
     estimate = {
         "time": {"step_s": 1.0, "parts": [{"name": hostile, "seconds": 1.0}]},

@@ -13,7 +13,7 @@ Meshboard = Callable[..., Ran]
 CHOSEN = {"words": "dp 4", "ranks": 4, "why": "dp 4: 0.1 s per step\x1b[2J."}
 
 
-def test_a_layout_that_was_chosen_is_told_with_its_reason(meshboard: Meshboard, server: Saying, tmp_path: Path) -> None:
+def test_shows_the_reason_of_a_chosen_layout(meshboard: Meshboard, server: Saying, tmp_path: Path) -> None:
     spec = tmp_path / "spec.yaml"
     spec.write_text("layout: auto")
     server.tells("jobs", {**JOB, "chosen": CHOSEN}, 201)
@@ -29,7 +29,7 @@ def option(change: str, part: str) -> dict[str, Any]:
     return {"change": change, "step_s": 0.07, "faster": 0.3, "memory_bytes": 2**30, "because": because}
 
 
-def test_advice_names_the_part_of_each_choice_and_how_it_is_known(meshboard: Meshboard, server: Saying) -> None:
+def test_advice_names_the_largest_gain_and_its_basis(meshboard: Meshboard, server: Saying) -> None:
     measured = {"measured_s": None, "measured_at_most_s": None}
     parts = [
         {"part": "tp", **measured, "measured_s": 0.041},

@@ -1,4 +1,4 @@
-"""What is refused before a board is asked, and what a build reads of any refusal."""
+"""Requests that the client rejects, and errors for builds."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def called(board: Client, method: str, arguments: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", NOT_NAMES)
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_no_call_asks_for_another_thing_than_it_is_of(server: Saying, board: Client, method: str, name: str) -> None:
+def test_requests_only_the_named_object(server: Saying, board: Client, method: str, name: str) -> None:
     """Every public method, those too that will be added; a slash is refused but in a branch, where it makes two."""
     arguments = given(METHODS[method], name)
     if not IN_PATHS & arguments.keys():
@@ -60,7 +60,7 @@ def test_no_call_asks_for_another_thing_than_it_is_of(server: Saying, board: Cli
     assert server.asked == []
 
 
-def test_a_name_is_a_part_of_the_address_whatever_is_in_it(server: Saying, board: Client) -> None:
+def test_encodes_names_in_addresses(server: Saying, board: Client) -> None:
     server.says((200, {"runs": []}))
     board.baseline("alpha", "feature/x y?#%2e%2e")
     assert server.asked == ["GET /api/v1/projects/alpha/baselines/feature/x%20y%3F%23%252e%252e"]
@@ -77,13 +77,13 @@ def test_a_name_is_a_part_of_the_address_whatever_is_in_it(server: Saying, board
         ("logs", ""),
     ],
 )
-def test_a_name_that_is_none_asks_nothing(meshboard: Meshboard, server: Saying, words: tuple[str, ...]) -> None:
+def test_sends_nothing_for_an_invalid_name(meshboard: Meshboard, server: Saying, words: tuple[str, ...]) -> None:
     ran = meshboard(*words, at=server)
     assert (ran.code, server.asked, "A name cannot be empty" in ran.err) == (ExitCode.WRONG, [], True)
 
 
 @pytest.mark.parametrize("words", [("status", "j"), ("logs", "j"), ("logs", "j", "-f"), ("watch", "j"), ("status",)])
-def test_a_page_is_no_board(meshboard: Meshboard, server: Saying, words: tuple[str, ...]) -> None:
+def test_rejects_a_page_as_a_response(meshboard: Meshboard, server: Saying, words: tuple[str, ...]) -> None:
     server.answers = [PAGE]
     ran = meshboard(*words, at=server)
     assert (ran.code, ran.out) == (ExitCode.AWAY, "")
@@ -92,20 +92,20 @@ def test_a_page_is_no_board(meshboard: Meshboard, server: Saying, words: tuple[s
     assert ran.err.count("\n") == 1
 
 
-def test_a_page_in_place_of_events_is_none(server: Saying, board: Client) -> None:
+def test_rejects_a_page_as_an_event_stream(server: Saying, board: Client) -> None:
     server.answers = [PAGE]
     with pytest.raises(AwayError, match="a page"):
         next(board.events("j"))
 
 
-def test_json_of_another_service_is_no_job(meshboard: Meshboard, server: Saying) -> None:
+def test_rejects_json_of_another_service(meshboard: Meshboard, server: Saying) -> None:
     server.says((200, {"ok": True}))
     for words in (("status",), ("status", "j")):
         ran = meshboard(*words, at=server)
         assert (ran.code, "Check the address of the board." in ran.err) == (ExitCode.AWAY, True)
 
 
-def test_a_page_in_the_middle_of_a_wait_is_waited_out(meshboard: Meshboard, server: Saying, tmp_path: Path) -> None:
+def test_wait_continues_after_a_page_of_a_proxy(meshboard: Meshboard, server: Saying, tmp_path: Path) -> None:
     spec = tmp_path / "spec.yaml"
     spec.write_text("name: n")
     reached = answer(200, {"reached": True, "job": ENDED})
@@ -118,7 +118,7 @@ def test_a_page_in_the_middle_of_a_wait_is_waited_out(meshboard: Meshboard, serv
     ("key", "words"), [("", "--key is empty"), ("ü", "--key 'ü': "), ("k" * 201, "1 to 200 visible")]
 )
 @pytest.mark.parametrize("runs", ["1", "2"])
-def test_a_key_that_is_none_queues_nothing(
+def test_queues_nothing_with_an_invalid_key(
     meshboard: Meshboard, server: Saying, tmp_path: Path, key: str, words: str, runs: str
 ) -> None:
     spec = tmp_path / "spec.yaml"
@@ -131,13 +131,13 @@ def test_a_key_that_is_none_queues_nothing(
 
 
 @pytest.mark.parametrize("spec", [{"a": math.nan}, {"a": "\ud800"}])
-def test_what_no_request_carries_is_not_sent(server: Saying, board: Client, spec: dict[str, Any]) -> None:
+def test_sends_no_value_that_http_cannot_carry(server: Saying, board: Client, spec: dict[str, Any]) -> None:
     with pytest.raises(WrongError, match="Cannot send"):
         board.submit(spec)
     assert server.asked == []
 
 
-def test_a_refusal_is_a_document_where_json_was_asked_for(meshboard: Meshboard, server: Saying) -> None:
+def test_prints_a_problem_document_with_json(meshboard: Meshboard, server: Saying) -> None:
     error = {"field": "layout.tp", "pointer": "/layout/tp", "in": "body", "message": "4 = 3 + 1"}
     problem = {"type": "/docs/errors/#senseless", "title": "T", "status": 422, "detail": "d", "errors": [error]}
     server.says((422, problem))
@@ -157,7 +157,7 @@ def test_a_refusal_is_a_document_where_json_was_asked_for(meshboard: Meshboard, 
         (("gate", "j", "--json"), 2, "request"),
     ],
 )
-def test_what_no_board_refused_is_a_document_of_the_same_shape(
+def test_client_errors_are_problem_documents(
     meshboard: Meshboard, server: Saying, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], code: int, field: str
 ) -> None:
     server.answers = [PAGE]
@@ -170,7 +170,7 @@ def test_what_no_board_refused_is_a_document_of_the_same_shape(
     assert told["detail"] in ran.err
 
 
-def test_what_was_queued_is_told_however_its_wait_ends(
+def test_prints_queued_jobs_after_an_interrupted_wait(
     meshboard: Meshboard, server: Saying, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = tmp_path / "spec.yaml"
@@ -199,9 +199,7 @@ def test_what_was_queued_is_told_however_its_wait_ends(
     signal.signal(signal.SIGTERM, before)
 
 
-def test_several_that_are_queued_are_told_where_a_later_one_is_refused(
-    meshboard: Meshboard, server: Saying, tmp_path: Path
-) -> None:
+def test_prints_queued_jobs_if_a_later_submit_is_refused(meshboard: Meshboard, server: Saying, tmp_path: Path) -> None:
     spec = tmp_path / "spec.yaml"
     spec.write_text("name: n")
     server.says((201, JOB), (422, {"errors": [{"field": "quota", "message": "2 = 1 + 1"}]}))
@@ -210,7 +208,7 @@ def test_several_that_are_queued_are_told_where_a_later_one_is_refused(
 
 
 @pytest.mark.parametrize("command", ["cancel", "retry"])
-def test_one_that_is_refused_keeps_no_other_from_it(meshboard: Meshboard, server: Saying, command: str) -> None:
+def test_one_refused_job_does_not_stop_the_others(meshboard: Meshboard, server: Saying, command: str) -> None:
     ask = {"cancel": "cancel", "retry": "requeue"}[command]
     server.tells(f"jobs/a/{ask}", {"errors": [{"field": "request", "message": "no such thing"}]}, 404)
     server.tells(f"jobs/b/{ask}", {"errors": [{"field": "request", "message": "not yours"}]}, 403)
@@ -222,7 +220,7 @@ def test_one_that_is_refused_keeps_no_other_from_it(meshboard: Meshboard, server
     assert (told[0]["job"], told[0]["errors"][0]["message"], told[1]["id"]) == ("a", "no such thing", "j")
 
 
-def test_a_baseline_tries_every_job(meshboard: Meshboard, server: Saying) -> None:
+def test_baseline_set_tries_every_job(meshboard: Meshboard, server: Saying) -> None:
     refused = {"errors": [{"field": "job", "message": "a job that failed has no figures to hold to"}]}
     kept = {"project": "default", "branch": "main", "runs": [{"job": "j"}]}
     server.says((409, refused), (200, kept), (403, {"errors": [{"field": "request", "message": "not yours"}]}))
@@ -249,7 +247,7 @@ def test_a_baseline_tries_every_job(meshboard: Meshboard, server: Saying) -> Non
     ("url", "warned"),
     [("http://board.example", True), ("http://127.0.0.1:1", False), ("https://board.example", False)],
 )
-def test_a_token_that_goes_as_it_is_is_told_of(
+def test_warns_of_an_unencrypted_token(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, url: str, warned: bool
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
@@ -263,7 +261,7 @@ def test_a_token_that_goes_as_it_is_is_told_of(
 
 
 @pytest.mark.filterwarnings("error::DeprecationWarning")  # of httpx, which will not take a path for ever
-def test_certificates_that_are_not_there_are_named(
+def test_reports_missing_certificates(
     meshboard: Meshboard, server: Saying, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("MESHBOARD_CA", "/nowhere/ca.pem")
@@ -280,12 +278,12 @@ NO_JOB = {"errors": [{"field": "job_id", "pointer": "", "in": "path", "message":
 
 
 @pytest.mark.parametrize("words", [("status", "abc"), ("logs", "abc"), ("cancel", "abc"), ("gate", "abc", "--exact")])
-def test_a_job_that_is_not_there_is_named(meshboard: Meshboard, server: Saying, words: tuple[str, ...]) -> None:
+def test_names_a_missing_job(meshboard: Meshboard, server: Saying, words: tuple[str, ...]) -> None:
     server.says((404, NO_JOB))
     assert meshboard(*words, at=server) == (2, "", "meshboard: job abc: no such job\n")
 
 
-def test_of_several_each_is_named_once(meshboard: Meshboard, server: Saying) -> None:
+def test_names_each_of_several_jobs_once(meshboard: Meshboard, server: Saying) -> None:
     server.says((404, NO_JOB))
     ran = meshboard("cancel", "abc", "xyz", at=server)
     assert ran.err.splitlines() == [f"meshboard: job {name}: no such job" for name in ("abc", "xyz")]
@@ -299,7 +297,7 @@ def test_of_several_each_is_named_once(meshboard: Meshboard, server: Saying) -> 
         ("request", "baseline", "baseline fix/1 of project vision"),  # of an older board
     ],
 )
-def test_a_branch_without_a_baseline_is_named(
+def test_names_a_branch_without_a_baseline(
     meshboard: Meshboard, server: Saying, field: str, what: str, about: str
 ) -> None:
     server.says((404, {"errors": [{"field": field, "message": f"no such {what}"}]}))

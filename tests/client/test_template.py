@@ -1,4 +1,4 @@
-"""What the GitLab template installs: what a build named, and nothing by a name that anybody may hold."""
+"""The GitLab template installs only packages that the build names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.support import pipelines
 
 
-def test_the_template_installs_nothing_that_was_not_named(tmp_path: Path) -> None:
+def test_template_installs_only_named_packages(tmp_path: Path) -> None:
     """A job with a token in its environment runs what it installs."""
     python = tmp_path / "python3"
     python.write_text('#!/bin/sh\necho "asked for: $*"\nexit 9\n')

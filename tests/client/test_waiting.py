@@ -1,4 +1,4 @@
-"""What `submit --follow` and `--wait` say while jobs run: the step that is told now, and whose a line is."""
+"""Output of `submit --follow` and `submit --wait` while jobs run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def spec(tmp_path: Path) -> str:
     return str(file)
 
 
-def test_the_bar_stands_where_the_events_do_and_not_the_recorder(
+def test_progress_bar_follows_events(
     meshboard: Meshboard, server: Saying, spec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The recorder, some seconds behind, knows of no step yet."""
@@ -63,7 +63,7 @@ def test_the_bar_stands_where_the_events_do_and_not_the_recorder(
 
 
 @pytest.mark.parametrize("also", [{"FORCE_COLOR": "1"}, {"CI": "true"}])
-def test_a_build_s_log_gets_plain_lines(server: Saying, spec: str, also: dict[str, str]) -> None:
+def test_ci_log_has_plain_lines(server: Saying, spec: str, also: dict[str, str]) -> None:
     """Also one that wants colours, and one that is a terminal."""
     server.tells("jobs", RUNNING, 201)
     server.tells("jobs/j", {**RUNNING, **ENDED})
@@ -85,7 +85,7 @@ def test_a_build_s_log_gets_plain_lines(server: Saying, spec: str, also: dict[st
     assert b"\x1b" not in told
 
 
-def test_a_bar_never_goes_back_but_for_another_attempt() -> None:
+def test_progress_bar_moves_back_only_for_another_attempt() -> None:
     screen = Console(file=io.StringIO(), force_terminal=True, width=100, markup=False)
 
     def look(step: int, attempt: int) -> Progress:
@@ -100,7 +100,7 @@ def test_a_bar_never_goes_back_but_for_another_attempt() -> None:
 
 
 @pytest.mark.parametrize("runs", [1, 2])
-def test_lines_of_several_jobs_say_whose_they_are(meshboard: Meshboard, server: Saying, spec: str, runs: int) -> None:
+def test_labels_lines_of_several_jobs(meshboard: Meshboard, server: Saying, spec: str, runs: int) -> None:
     made: list[Any] = [answer(201, {**RUNNING, "id": name}) for name in ("j", "k")]
     server.answers = made
     for name in ("j", "k"):
@@ -113,7 +113,7 @@ def test_lines_of_several_jobs_say_whose_they_are(meshboard: Meshboard, server: 
     assert "j  succeeded" in ran.err, "and a change of state names its job by itself"
 
 
-def test_several_jobs_are_followed_at_once(
+def test_follows_several_jobs_at_once(
     meshboard: Meshboard, server: Saying, spec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first has not ended before the second's log is asked for."""
@@ -136,7 +136,7 @@ def test_several_jobs_are_followed_at_once(
     assert (ran.code, "k: step 1 of k" in ran.err, at_once[0]) == (0, True, True)
 
 
-def test_an_attempt_that_is_named_is_the_one_that_is_followed(meshboard: Meshboard, server: Saying) -> None:
+def test_follows_the_named_attempt(meshboard: Meshboard, server: Saying) -> None:
     server.tells("jobs/j", {**RUNNING, "attempt": 2})
     server.at["jobs/j/logs/0"] = answer(200, log(0, "step 1") + event("end", {}))
     assert meshboard("logs", "j", "-f", "--attempt", "1", at=server).out == "step 1\n"
@@ -144,7 +144,7 @@ def test_an_attempt_that_is_named_is_the_one_that_is_followed(meshboard: Meshboa
 
 
 @pytest.mark.parametrize(("status", "told"), [(201, False), (200, True)])
-def test_a_key_that_was_sent_before_says_so(
+def test_reports_an_existing_job_for_a_key(
     meshboard: Meshboard, server: Saying, spec: str, status: int, told: bool
 ) -> None:
     server.tells("jobs", RUNNING, status)
@@ -152,9 +152,7 @@ def test_a_key_that_was_sent_before_says_so(
     assert (ran.code, ran.out, "already exists" in ran.err) == (0, "j\n", told)
 
 
-def test_the_whole_wait_is_told_of_a_job_that_was_waited_for_behind_others(
-    meshboard: Meshboard, server: Saying, spec: str
-) -> None:
+def test_timeout_counts_from_the_start_of_all_waits(meshboard: Meshboard, server: Saying, spec: str) -> None:
     """The first had taken all the time."""
     server.answers = [answer(201, {**RUNNING, "id": name}) for name in ("j", "k")]
     server.tells("jobs/j", {**ENDED, "id": "j"})
@@ -165,9 +163,7 @@ def test_the_whole_wait_is_told_of_a_job_that_was_waited_for_behind_others(
 
 
 @pytest.mark.parametrize("attempt", [1, 3])
-def test_the_log_of_an_attempt_that_began_and_ended_meanwhile_is_told_whole(
-    meshboard: Meshboard, server: Saying, attempt: int
-) -> None:
+def test_prints_logs_of_attempts_during_an_outage(meshboard: Meshboard, server: Saying, attempt: int) -> None:
     """The board was away for as long; of attempts that had no host there is none."""
     server.answers = [answer(200, {**JOB, "status": "queued"})]
     not_started = answer(409, {"errors": [{"field": "log", "message": "it has not started"}]})
@@ -181,7 +177,7 @@ def test_the_log_of_an_attempt_that_began_and_ended_meanwhile_is_told_whole(
     ]
 
 
-def test_a_job_that_was_cancelled_while_it_waited_has_no_log(meshboard: Meshboard, server: Saying) -> None:
+def test_cancelled_queued_job_has_no_log(meshboard: Meshboard, server: Saying) -> None:
     server.answers = [answer(200, {**JOB, "status": "queued"})]
     not_started = answer(409, {"errors": [{"field": "log", "message": "it has not started"}]})
     server.answers += [not_started, answer(200, {"reached": False, "job": ENDED}), not_started]

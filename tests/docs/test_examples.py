@@ -16,13 +16,13 @@ EXAMPLES = ROOT / "examples"
 GUIDE = ROOT / "docs/howto/own-script.md"
 
 
-def test_the_guide_shows_the_example_script() -> None:
+def test_guide_shows_the_example_script() -> None:
     shown = re.search(r"```python\n(.*?)```", GUIDE.read_text(), re.S)
     assert shown is not None
     assert shown[1] == (EXAMPLES / "train.py").read_text()
 
 
-def test_the_meter_prints_the_traffic_of_the_example_script() -> None:
+def test_meter_prints_the_traffic_of_the_example_script() -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*torchrun, "-m", "workers.meter", "examples/train.py"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=patient(120), check=False)
@@ -31,6 +31,6 @@ def test_the_meter_prints_the_traffic_of_the_example_script() -> None:
     assert re.search(r"^step +world +all_reduce +18 ", ran.stderr, re.M)
 
 
-def test_the_example_spec_is_valid() -> None:
+def test_example_spec_is_valid() -> None:
     spec = parse_spec(yaml.safe_load((EXAMPLES / "spec.yaml").read_text()))
     assert spec.layout.world_size == 4

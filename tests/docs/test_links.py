@@ -1,4 +1,4 @@
-"""No link of ours is dead: between Markdown files, to headings, to pictures, and docs/ files that the code names."""
+"""Links between Markdown files, to headings, pictures, and docs/ files named in code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from manual.reference import PAGES
-from manual.reference.words import anchor
+from manual.reference.markdown import get_anchor
 from tests.support.processes import ROOT
 
 LINK = re.compile(r"\[(?:[^\]\[]|\[[^\]]*\])*\]\(([^)\s]+)\)")
@@ -22,7 +22,7 @@ SOURCES = (".py", ".md", ".html", ".yml", ".toml", ".js", ".sh", "Makefile", "Do
 
 @cache
 def files() -> list[Path]:
-    """What is or will be in git."""
+    """Return files that are in git or not ignored."""
     argv = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     told = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return [ROOT / line for line in told.splitlines() if (ROOT / line).is_file()]
@@ -33,7 +33,7 @@ def pages() -> list[Path]:
 
 
 def dead(text: str, here: Path) -> list[str]:
-    """Links in Markdown that stands in the folder `here` which lead nowhere."""
+    """Return dead links in the Markdown of a file in the folder `here`."""
     return [target for target in LINK.findall(FENCE.sub("", text)) if not _leads(target, here)]
 
 
@@ -55,16 +55,16 @@ def _leads(target: str, here: Path) -> bool:
 @cache
 def headings(path: Path) -> set[str]:
     lines = re.findall(r"^#{1,6} (.*)$", FENCE.sub("", path.read_text()), re.M)
-    return {anchor(re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", line)) for line in lines}
+    return {get_anchor(re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", line)) for line in lines}
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+def test_links_of_pages_work(page: Path) -> None:
     here = ROOT if page.name == "README.md" and page.parent == ROOT else page.parent
     assert dead(page.read_text(), here) == []
 
 
-def test_every_page_that_the_code_names_is_there() -> None:
+def test_pages_named_in_code_exist() -> None:
     named = {
         (str(file.relative_to(ROOT)), name)
         for file in files()
@@ -76,7 +76,7 @@ def test_every_page_that_the_code_names_is_there() -> None:
     assert sorted((file, name) for file, name in named if name not in there and not (ROOT / name).exists()) == []
 
 
-def test_every_link_from_a_template_to_the_docs_leads_to_a_heading() -> None:
+def test_links_from_templates_lead_to_headings() -> None:
     links = [
         (str(file.relative_to(ROOT)), f"{page}.md{heading}")
         for file in files()
@@ -97,7 +97,7 @@ def test_every_link_from_a_template_to_the_docs_leads_to_a_heading() -> None:
         "[`a` [b]](nothing.md)",
     ],
 )
-def test_a_dead_link_is_seen(wrong: str) -> None:
+def test_detects_a_dead_link(wrong: str) -> None:
     assert len(dead(f"# Start\n\n{wrong}\n", ROOT / "docs")) == 1
     assert (
         dead(

@@ -6,7 +6,7 @@ import re
 
 from markdown import markdown
 
-from manual.nested import indent_nested_blocks
+from manual.markdown import indent_nested_blocks
 
 STEPS = """1. Install:
    ```
@@ -35,7 +35,7 @@ def html() -> str:
     return markdown(indent_nested_blocks(STEPS), extensions=["tables", "fenced_code", "sane_lists"], tab_length=4)
 
 
-def test_code_in_a_step_keeps_its_lines_and_the_numbers_go_on() -> None:
+def test_keeps_code_and_numbering_in_steps() -> None:
     assert html().count("<ol>") == 1
     steps = re.search(r"<ol>(.*)</ol>", html(), re.S)
     assert steps
@@ -43,13 +43,13 @@ def test_code_in_a_step_keeps_its_lines_and_the_numbers_go_on() -> None:
     assert "<p>Then log in.</p>" in steps[1]
 
 
-def test_a_table_and_a_list_in_a_step_belong_to_the_step() -> None:
+def test_keeps_tables_and_lists_in_steps() -> None:
     assert re.search(
         r"Choose a command:.*<table>.*</table>.*Start it\..*<ul>\s*<li>one</li>.*<li>.*Look\.", html(), re.S
     )
     assert "|" not in re.sub(r"<pre>.*?</pre>", "", html(), flags=re.S)
 
 
-def test_code_outside_lists_is_unchanged() -> None:
+def test_keeps_code_outside_lists() -> None:
     text = "a\n\n```\n1. not a list\n   three spaces\n```\n"
     assert indent_nested_blocks(text) == text

@@ -1,4 +1,4 @@
-"""What the code writes of itself leaves nothing out: every field, operation, command, setting and formula."""
+"""Generated reference pages list every field, operation, command, setting, and formula."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from pydantic import BaseModel
 
 from jobs.api.document.schema import document
-from manual.nav import PARTS, nav
-from manual.reference import PAGES, command, formulas, words
+from manual.navigation import PARTS, build_navigation
+from manual.reference import PAGES, command, formulas, markdown
 from planner.cost.traffic import step_traffic
 from planner.facts import spec
 from planner.facts.parse_spec import parse_spec
@@ -25,14 +25,14 @@ from webapp.environment import RunnerSettings, WebSettings
 
 
 def section(page: str, heading: str) -> str:
-    """What stands under a heading, to the next one."""
+    """Return the text of a heading up to the next heading."""
     found = re.search(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#+ |\Z)", page, re.M | re.S)
     assert found, f"no section {heading!r}"
     return found[1]
 
 
 def cells(text: str) -> set[str]:
-    """What the first cells of a section's tables hold, as code."""
+    """Return the code in the first cells of the tables of a section."""
     return {html.unescape(name) for name in re.findall(r"^\| <code>(.*?)</code>", text, re.M)}
 
 
@@ -42,31 +42,31 @@ MODELS = [model for model in vars(spec).values() if isinstance(model, type) and 
 @pytest.mark.parametrize(
     "model", [m for m in (*MODELS, AutoSpec) if m is not spec.StrictModel], ids=lambda m: m.__name__
 )
-def test_every_field_of_the_spec_is_there_with_its_meaning(model: type[BaseModel]) -> None:
+def test_lists_every_spec_field(model: type[BaseModel]) -> None:
     page = PAGES["reference/spec.md"]()
     told = section(page, model.__name__)
     assert cells(told) == set(model.model_fields)
     for name, field in model.model_fields.items():
-        told_of = next(line for line in told.splitlines() if line.startswith(f"| {words.code(name)} |"))
+        told_of = next(line for line in told.splitlines() if line.startswith(f"| {markdown.format_code(name)} |"))
         meaning = field.description or getattr(spec.Layout.model_fields.get(name), "description", None)
-        assert words.plain(meaning or "") in told_of
+        assert markdown.escape_markdown(meaning or "") in told_of
         assert meaning or "](#" in told_of, f"{name} has neither a meaning nor a shape of its own"
 
 
-def test_every_operation_is_there_with_its_parameters_and_answers() -> None:
+def test_lists_every_operation() -> None:
     page, told = PAGES["reference/rest.md"](), document()
     operations = [(path, method, one) for path, methods in told["paths"].items() for method, one in methods.items()]
     assert len(operations) > 30
     for path, method, operation in operations:
-        under = section(page, words.code(f"{method.upper()} {path}"))
+        under = section(page, markdown.format_code(f"{method.upper()} {path}"))
         assert cells(under) >= {p["name"] for p in operation.get("parameters", ())} | set(operation["responses"]), path
     for name, schema in told["components"]["schemas"].items():
         assert cells(section(page, name)) == set(schema.get("properties", ())), name
 
 
-def test_every_command_and_option_is_there() -> None:
+def test_lists_every_command_and_option() -> None:
     page = PAGES["reference/command.md"]()
-    found = dict(command.every(command.application()))
+    found = dict(command.list_commands(command.get_command()))
     assert {"login", "submit", "gate"} <= set(found)
     for name, one in found.items():
         told = section(page, f"meshboard {name}")
@@ -77,14 +77,14 @@ def test_every_command_and_option_is_there() -> None:
 
 
 @pytest.mark.parametrize("model", [WebSettings, RunnerSettings])
-def test_every_setting_is_there(model: Any) -> None:
+def test_lists_every_setting(model: Any) -> None:
     page = PAGES["reference/settings.md"]()
     assert cells(page) >= {f"MESHBOARD_{name.upper()}" for name in model.model_fields}
 
 
-def test_every_function_of_the_planner_s_costs_that_says_what_it_is_is_there() -> None:
+def test_lists_every_documented_planner_function() -> None:
     page = PAGES["reference/formulas.md"]()
-    told = [node for path in formulas.modules() for node in formulas.public(ast.parse(path.read_text()))]
+    told = [node for path in formulas.list_modules() for node in formulas.list_public(ast.parse(path.read_text()))]
     assert len(told) > 100
     for node in told:
         assert re.search(rf"^### <code>{re.escape(node.name)}[<(]", page, re.M), node.name
@@ -92,14 +92,16 @@ def test_every_function_of_the_planner_s_costs_that_says_what_it_is_is_there() -
         assert f"### {figure} (" in page
 
 
-def test_what_a_cell_must_not_hold_is_escaped() -> None:
-    row = words.table(["a"], [[words.code("x|y<z>")], [words.plain("a_b *c* <img src=x> `x_y`")]])
+def test_escapes_table_cells() -> None:
+    row = markdown.format_table(
+        ["a"], [[markdown.format_code("x|y<z>")], [markdown.escape_markdown("a_b *c* <img src=x> `x_y`")]]
+    )
     assert "<code>x&#124;y&lt;z&gt;</code>" in row
     assert r"a\_b \*c\* &lt;img src=x&gt; `x_y`" in row
 
 
-def test_a_page_that_nobody_listed_stands_in_its_folder_s_part() -> None:
-    found = nav(["index.md", "howto/new.md", "strange.md", "tutorial/index.md"])
+def test_unlisted_page_is_in_the_part_of_its_folder() -> None:
+    found = build_navigation(["index.md", "howto/new.md", "strange.md", "tutorial/index.md"])
     assert found == [
         "index.md",
         {"Tutorial": ["tutorial/index.md"]},
@@ -108,7 +110,7 @@ def test_a_page_that_nobody_listed_stands_in_its_folder_s_part() -> None:
     ]
 
 
-def test_what_the_order_lists_is_there_or_will_be() -> None:
+def test_listed_pages_exist() -> None:
     """A page that was moved must not fall out of its place unseen; others' pages may come later."""
     listed = {page for _, order in PARTS.values() for page in order}
     there = {str(f.relative_to(ROOT / "docs")) for f in (ROOT / "docs").rglob("*.md")} | set(PAGES)
@@ -121,7 +123,7 @@ RUNS = {run: layout for run, layout, *_ in ROWS}
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_what_the_strategies_page_says_of_its_runs_is_what_the_planner_says(run: str) -> None:
+def test_strategies_page_matches_the_planner(run: str) -> None:
     asked = JOBS[run]
     assert asked["layout"] == json.loads(RUNS[run])
     sent: Counter[tuple[str, str]] = Counter()
@@ -133,7 +135,7 @@ def test_what_the_strategies_page_says_of_its_runs_is_what_the_planner_says(run:
     assert f"../pictures/step-{run}.png" in STRATEGIES
 
 
-def test_each_strategy_has_its_row_and_the_tutorial_its_numbers() -> None:
+def test_strategies_and_tutorial_have_current_numbers() -> None:
     assert list(RUNS) == ["dp", "zero", "tp", "sp", "pp", "cp", "ep"]
     tutorial = (ROOT / "docs/tutorial/index.md").read_text()
     sent = {(one.axis, one.op): 0 for one in step_traffic(parse_spec(JOBS["first"]), 0)}

@@ -14,7 +14,7 @@ from playwright.sync_api import expect
 from manual import build
 from tests.support.browser import chromium, context_of
 from tests.support.processes import ROOT
-from webapp.documentation import MOVED
+from webapp.documentation import MOVED_PAGES
 
 CODE = re.compile(r"<code>.*?</code>|<pre>.*?</pre>", re.S)
 # What the CSP forbids, or would fetch from elsewhere: none of it may be in a page.
@@ -36,7 +36,7 @@ def reader(db: None, client: Any, django_user_model: Any, site: Path, settings: 
     return client
 
 
-def test_no_page_holds_what_the_csp_forbids_or_comes_from_elsewhere(site: Path) -> None:
+def test_pages_follow_the_content_security_policy(site: Path) -> None:
     pages = sorted(site.rglob("*.html"))
     assert len(pages) > 20
     found = {
@@ -50,12 +50,12 @@ def test_no_page_holds_what_the_csp_forbids_or_comes_from_elsewhere(site: Path) 
         assert not re.search(r"@import|url\((?!['\"]?data:)", sheet.read_text()), sheet
 
 
-def test_the_notebook_is_not_in_the_site(site: Path) -> None:
+def test_site_excludes_the_notebook(site: Path) -> None:
     assert list((ROOT / "docs" / "notebook").glob("*.md"))
     assert not (site / "notebook").exists()
 
 
-def test_the_search_index_has_an_entry_with_an_anchor_for_each_term(site: Path) -> None:
+def test_search_index_has_every_term(site: Path) -> None:
     entries = json.loads((site / "search" / "search_index.json").read_text())["docs"]
     terms = {entry["title"]: entry for entry in entries if "#term-" in entry["location"]}
     assert len(terms) > 80
@@ -64,7 +64,7 @@ def test_the_search_index_has_an_entry_with_an_anchor_for_each_term(site: Path) 
     assert [one for one in terms.values() if f'id="{one["location"].split("#")[1]}"' not in page] == []
 
 
-def test_a_page_is_served_with_the_board_s_csp(reader: Any) -> None:
+def test_serves_pages_with_the_content_security_policy(reader: Any) -> None:
     answer = reader.get("/docs/explanation/architecture/")
     assert answer.status_code == 200
     assert answer["Content-Type"] == "text/html; charset=utf-8"
@@ -74,7 +74,7 @@ def test_a_page_is_served_with_the_board_s_csp(reader: Any) -> None:
     assert (again.status_code, again.content) == (304, b"")
 
 
-def test_every_page_of_the_site_and_what_it_needs_is_served(reader: Any, site: Path) -> None:
+def test_serves_every_file_of_the_site(reader: Any, site: Path) -> None:
     for file in (f for f in site.rglob("*") if f.is_file()):
         path = str(file.relative_to(site)).removesuffix("index.html")
         assert reader.get(f"/docs/{path}").content == file.read_bytes(), path
@@ -100,7 +100,7 @@ def test_every_page_of_the_site_and_what_it_needs_is_served(reader: Any, site: P
         "x" * 5000,
     ],
 )
-def test_no_path_leads_out_of_the_site(reader: Any, settings: Any, tmp_path: Path, path: str) -> None:
+def test_serves_no_file_outside_the_site(reader: Any, settings: Any, tmp_path: Path, path: str) -> None:
     root = tmp_path / "site"
     (root / "reference").mkdir(parents=True)
     (tmp_path / "secret.html").write_text("secret")
@@ -114,23 +114,23 @@ def test_no_path_leads_out_of_the_site(reader: Any, settings: Any, tmp_path: Pat
     assert b"secret" not in answer.content
 
 
-def test_the_old_address_of_a_moved_page_leads_to_the_page(reader: Any, site: Path) -> None:
-    assert len(MOVED) >= 9
-    for old, new in MOVED.items():
+def test_redirects_moved_pages(reader: Any, site: Path) -> None:
+    assert len(MOVED_PAGES) >= 9
+    for old, new in MOVED_PAGES.items():
         for path in (f"/docs/{old}", f"/docs/{old}/"):
             answer = reader.get(path)
             assert (answer.status_code, answer["Location"]) == (301, f"/docs/{new}/"), path
         assert reader.get(f"/docs/{new}/").status_code == 200, new
 
 
-def test_it_is_behind_the_login_and_takes_no_post(client: Any, reader: Any) -> None:
+def test_docs_need_a_login_and_reject_post(client: Any, reader: Any) -> None:
     assert reader.post("/docs/").status_code == 405
     reader.logout()
     for path in ("/docs/", "/docs/reference/spec/", "/docs/search/search_index.json"):
         assert client.get(path)["Location"].startswith("/login/?next=")
 
 
-def test_where_it_is_not_built_the_page_says_how(reader: Any, settings: Any, tmp_path: Path) -> None:
+def test_explains_how_to_build_the_docs(reader: Any, settings: Any, tmp_path: Path) -> None:
     settings.DOCS_ROOT = tmp_path / "none"
     for path in ("/docs/", "/docs/reference/spec/"):
         answer = reader.get(path)
@@ -138,12 +138,12 @@ def test_where_it_is_not_built_the_page_says_how(reader: Any, settings: Any, tmp
         assert "make docs" in answer.content.decode()
 
 
-def test_every_page_has_a_link_to_it_which_the_palette_finds(reader: Any) -> None:
+def test_pages_link_to_the_docs(reader: Any) -> None:
     assert re.search(r'<a href="/docs/" data-go="\w">Documentation</a>', reader.get("/").content.decode())
 
 
 @pytest.mark.parametrize("wrong", ["[a](nothing.md)", "[a](index.md#nothing)", "![a](nothing.png)", "[a](/queue/)"])
-def test_a_dead_link_fails_the_build_and_leaves_the_site_as_it_was(
+def test_dead_link_fails_the_build_and_keeps_the_site(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
 ) -> None:
     into, docs = tmp_path / "site", tmp_path / "docs"
@@ -159,18 +159,18 @@ def test_a_dead_link_fails_the_build_and_leaves_the_site_as_it_was(
     )
     config.write_text(kept.replace("hooks:\n  - hooks.py\n", ""))
     monkeypatch.setattr(build, "CONFIG", config)
-    monkeypatch.setattr(build, "UNUSED", {})
+    monkeypatch.setattr(build, "PLACEHOLDERS", {})
     with pytest.raises(Abort):
-        build.build(into)
+        build.build_site(into)
     assert [f.name for f in into.iterdir()] == ["index.html"]
     (docs / "index.md").write_text("# Start\n")
-    assert build.build(into) == 1
+    assert build.build_site(into) == 1
     assert "as it was" not in (into / "index.html").read_text()
     assert sorted(f.name for f in tmp_path.iterdir()) == ["docs", "mkdocs.yml", "site"]
 
 
 @pytest.mark.slow
-def test_a_browser_shows_it_and_searches_it_under_the_csp(csp_server: str) -> None:
+def test_browser_shows_and_searches_the_site(csp_server: str) -> None:
     said: list[str] = []
     with chromium() as browser:
         page = context_of(browser).new_page()
@@ -188,7 +188,7 @@ def test_a_browser_shows_it_and_searches_it_under_the_csp(csp_server: str) -> No
 
 
 @pytest.mark.parametrize(("term", "anchor"), [("micro-batch", "term-micro-batch"), ("gloo", "term-gloo")])
-def test_a_search_for_a_term_lists_its_meaning_first(csp_server: str, term: str, anchor: str) -> None:
+def test_search_lists_the_meaning_of_a_term_first(csp_server: str, term: str, anchor: str) -> None:
     with chromium() as browser:
         page = context_of(browser).new_page()
         page.goto(f"{csp_server}/reference/spec/")

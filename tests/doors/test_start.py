@@ -15,8 +15,8 @@ from jobs.management.commands import controller, recorder
 from jobs.management.foreground import Foreground
 from tests.support.patience import patient
 from tests.support.processes import ROOT, base_environment
-from webapp.environment import SettingError, WebSettings, read
-from webapp.safety import exposed
+from webapp.checks import check_exposed_board
+from webapp.environment import SettingError, WebSettings, read_settings
 
 KEY = secrets.token_urlsafe(48)
 REACHABLE = {"MESHBOARD_SECRET_KEY": KEY, "MESHBOARD_ALLOWED_HOSTS": "board.example"}
@@ -72,9 +72,9 @@ def test_32_a_database_that_others_reach_has_a_password(
     settings.ALLOWED_HOSTS, settings.SECRET_KEY = ["board.example"], KEY
     database = {"ENGINE": "django.db.backends.postgresql", "HOST": host, **more}
     monkeypatch.setitem(settings.DATABASES, "default", database)
-    assert [told.id for told in exposed(None)] == refused
+    assert [told.id for told in check_exposed_board(None)] == refused
     settings.ALLOWED_HOSTS = ["127.0.0.1"]
-    assert exposed(None) == [], "the local demo"
+    assert check_exposed_board(None) == [], "the local demo"
 
 
 def test_32_the_dockerfile_s_own_key_is_no_key() -> None:
@@ -96,10 +96,10 @@ def test_a_secret_may_lie_in_a_file(only: pytest.MonkeyPatch, tmp_path: Path) ->
     (tmp_path / "database").write_text("postgres://board:hunter2@db.example/board\n")
     for name, file in (("SECRET_KEY", "key"), ("SECRET_KEY_FALLBACKS", "old"), ("DATABASE_URL", "database")):
         only.setenv(f"MESHBOARD_{name}_FILE", str(tmp_path / file))
-    found = read(WebSettings)
+    found = read_settings(WebSettings)
     assert found.secret_key.get_secret_value() == KEY
     assert [key.get_secret_value() for key in found.secret_key_fallbacks or []] == ["one", "two"]
-    assert found.database()["PASSWORD"] == "hunter2"
+    assert found.get_database()["PASSWORD"] == "hunter2"
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_file_that_holds_none_is_named_and_what_it_holds_is_not(
     for name, value in more.items():
         only.setenv(name, value)
     with pytest.raises(SettingError, match=f"^MESHBOARD_{words}") as error:
-        read(WebSettings)
+        read_settings(WebSettings)
     assert KEY not in str(error.value)
 
 
@@ -129,4 +129,4 @@ def test_a_setting_that_is_no_secret_has_no_file(only: pytest.MonkeyPatch, tmp_p
     (tmp_path / "x").write_text("evil.example")
     only.setenv("MESHBOARD_SECRET_KEY", KEY)
     only.setenv("MESHBOARD_ALLOWED_HOSTS_FILE", str(tmp_path / "x"))
-    assert read(WebSettings).allowed_hosts == ["127.0.0.1", "localhost"]
+    assert read_settings(WebSettings).allowed_hosts == ["127.0.0.1", "localhost"]

@@ -123,7 +123,7 @@ def test_24_a_large_body_is_413_and_nothing_of_it_is_kept(served: Site) -> None:
     before = everything(served)
     head = b"POST /api/v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 104857600\r\nExpect: 100-continue\r\n\r\n"
     assert served.raw(head).startswith(b"HTTP/1.1 413")
-    body = b" " * (limits.BODY_BYTES + 1)
+    body = b" " * (limits.MAX_BODY_BYTES + 1)
     for path in (
         "/api/v1/jobs",
         "/api/v1/runs/x/1/members/0/batches",

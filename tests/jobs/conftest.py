@@ -29,7 +29,7 @@ from tests.jobs.mail import Kept
 from tests.planner.wrong_specs import GOOD
 from tests.support.processes import RedisServer, redis_server
 from tests.support.web import Site, site
-from webapp.runner import free_port
+from webapp.runner import find_free_port
 
 
 @pytest.fixture
@@ -227,7 +227,7 @@ def postgres_site(postgres_url: str, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture
 def inbox(settings: Any, db: None) -> Iterator[list[EmailMessage]]:
-    kept, port = Kept(), free_port()
+    kept, port = Kept(), find_free_port()
     server = SmtpServer(kept, hostname="127.0.0.1", port=port)
     server.start()
     settings.EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from planner.facts.spec import JobSpec
 from tests.mutations.faults import Edit, Fault
 from tests.parity.cases import write_data
-from webapp.runner import free_port
+from webapp.runner import find_free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("contracts", "planner", "workers")
@@ -92,7 +92,7 @@ def run(spec: JobSpec, tree: Path, work: Path, *more: str) -> Told:
     write_data(data_root)
     (work / "spec.json").write_text(spec.model_dump_json())
     world = spec.layout.world_size
-    shared = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    shared = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port())}
     quiet = {
         "OMP_NUM_THREADS": "1",
         "TORCH_CPP_LOG_LEVEL": "ERROR",

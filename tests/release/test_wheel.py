@@ -22,7 +22,7 @@ import pytest
 from tests.support.board import Board
 from tests.support.browser import chromium, context_of, log_in
 from tests.support.processes import ROOT, base_environment, gone, wait_until
-from webapp.runner import free_port
+from webapp.runner import find_free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 SPEC = {
@@ -87,7 +87,7 @@ def up(installed: Path, tmp_path: Path) -> Iterator[Board]:
     environment = {
         **{name: value for name, value in base_environment().items() if not name.startswith("MESHBOARD_")},
         "XDG_STATE_HOME": str(tmp_path / "state"),
-        "MESHBOARD_PORT": str(free_port()),
+        "MESHBOARD_PORT": str(find_free_port()),
         "MESHBOARD_SLOTS": "4",
     }
     state, output = tmp_path / "state" / "meshboard", tmp_path / "out.log"

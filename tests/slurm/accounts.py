@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from tests.slurm.cluster import Cluster
 from tests.support.processes import wait_until
-from webapp.runner import free_port
+from webapp.runner import find_free_port
 
 PROGRAMS = ("slurmdbd", "mariadbd", "mariadb-install-db", "my_print_defaults")
 DBD = "accounting_storage/slurmdbd"
@@ -29,7 +29,7 @@ def missing() -> str:
 @contextlib.contextmanager
 def accounts(slurm: Cluster) -> Iterator[None]:
     """The cluster keeps accounts, and slurmctld soon forgets what has ended."""
-    port, before = free_port(), slurm.conf.read_text()
+    port, before = find_free_port(), slurm.conf.read_text()
     told = {
         "AccountingStorageType": DBD,
         "AccountingStorageHost": "localhost",
@@ -49,7 +49,7 @@ def accounts(slurm: Cluster) -> Iterator[None]:
 
 def _start_database(slurm: Cluster) -> int:
     """Its port."""
-    folder, first, port = slurm.folder / "database", slurm.folder / "first.sql", free_port()
+    folder, first, port = slurm.folder / "database", slurm.folder / "first.sql", find_free_port()
     made = ["mariadb-install-db", "--no-defaults", "--user=root", f"--datadir={folder}", "--skip-test-db"]
     subprocess.run(made, check=True, capture_output=True, timeout=60)
     user = "slurm@localhost"

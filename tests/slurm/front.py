@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
-from webapp.runner import free_port
+from webapp.runner import find_free_port
 
 CHUNK = 64 * 2**10
 
@@ -21,7 +21,7 @@ class Front:
 
     def __init__(self, folder: Path, address: str, target: int) -> None:
         self.certificate, self._key = folder / "front.pem", folder / "front.key"
-        self.port = free_port()
+        self.port = find_free_port()
         self.url = f"https://{address}:{self.port}"
         self._address, self._target = address, target
         self._loop = asyncio.new_event_loop()

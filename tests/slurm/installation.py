@@ -12,7 +12,7 @@ from tests.slurm.cluster import Cluster
 from tests.slurm.front import Front, front
 from tests.support.board import Board, board
 from tests.support.processes import ROOT
-from webapp.runner import free_port
+from webapp.runner import find_free_port
 
 
 class Installation(NamedTuple):
@@ -27,7 +27,7 @@ class Installation(NamedTuple):
 @contextlib.contextmanager
 def installation(slurm: Cluster, root: Path) -> Iterator[Installation]:
     """Up, with all it has below `root`."""
-    folder, python, port = root / "cluster", root / "python", free_port()
+    folder, python, port = root / "cluster", root / "python", find_free_port()
     folder.mkdir()
     # A checkout that was not installed, as this one: its nodes' Python must find it.
     python.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} "$@"\n')

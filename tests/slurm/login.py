@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.slurm.cluster import Cluster
 from tests.support.processes import ROOT, wait_until
-from webapp.runner import free_port
+from webapp.runner import find_free_port
 
 
 class Login:
@@ -20,7 +20,7 @@ class Login:
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self._cluster, self._folder = cluster, folder / "login"
         self.address, self.config = "root@login", self._folder / "ssh_config"
-        self._port = free_port()
+        self._port = find_free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     def prepare(self) -> None:

@@ -19,7 +19,7 @@ import redis
 from tests.support.patience import patient
 from tests.support.processes import ROOT, base_environment, gone, wait_until
 from tests.support.told import ended
-from webapp.runner import free_port
+from webapp.runner import find_free_port
 from workers.host.processes import processes_of
 
 
@@ -124,7 +124,7 @@ def board(state: Path, slots: int = 4, **settings: str) -> Iterator[Board]:
 
 def start(state: Path, output: IO[bytes] | int, **settings: str) -> subprocess.Popen[bytes]:
     """The one command, on a free port."""
-    port = str(free_port())
+    port = str(find_free_port())
     ours = {"MESHBOARD_STATE_DIR": str(state), "MESHBOARD_PORT": port, "MESHBOARD_HOST_NAME": "here"}
     return subprocess.Popen(
         [sys.executable, "-m", "webapp.runner"],

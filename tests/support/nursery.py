@@ -23,7 +23,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from webapp.runner import free_port
+from webapp.runner import find_free_port
 
 LOADED = ("workers.trainer.__main__", "workers.checkpoint.__main__", "workers.lab.__main__", "torch._dynamo")
 LARGEST_REQUEST = 1 << 20
@@ -63,7 +63,7 @@ def _launch(asked: dict[str, Any], outputs: list[int]) -> int:
     os.environ.update(asked["environment"])
     sys.argv = [asked["module"], *asked["arguments"]]
     run = importlib.import_module(asked["module"]).main
-    meeting = {"WORLD_SIZE": str(asked["ranks"]), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    meeting = {"WORLD_SIZE": str(asked["ranks"]), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port())}
     ranks = set()
     for rank in range(asked["ranks"]):
         pid = os.fork()

@@ -18,8 +18,8 @@ from django.db import connection, connections
 from pydantic import SecretStr
 
 from tests.support.processes import running, wait_until
-from webapp.runner import free_port
-from webapp.values import parse_database
+from webapp.runner import find_free_port
+from webapp.setting_types import parse_database
 
 NAME = "meshboard"
 
@@ -58,7 +58,7 @@ def postgres() -> Iterator[Postgres]:
     programs = sorted(Path("/usr/lib/postgresql").glob("*/bin"))[-1]
     # pytest's own directory is closed to the postgres user, as whom root must start it.
     with tempfile.TemporaryDirectory(prefix="meshboard-postgres-") as name:
-        folder, port = Path(name), free_port()
+        folder, port = Path(name), find_free_port()
         data = folder / "data"
         data.mkdir()
         as_user = []

@@ -14,8 +14,8 @@ from typing import TypeVar
 import redis
 
 from tests.support.patience import patient
-from webapp.runner import free_port
-from webapp.up.embedded_redis import redis_command
+from webapp.redis_server import build_redis_command
+from webapp.runner import find_free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 T = TypeVar("T")
@@ -79,7 +79,7 @@ class RedisServer:
     def __init__(self, folder: Path, *addresses: str) -> None:
         """`addresses` where it listens, beside loopback."""
         self._folder, self._addresses = folder, addresses
-        self._port, self._password = free_port(), "test-password"
+        self._port, self._password = find_free_port(), "test-password"
         self.url = self.url_at("127.0.0.1")
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -88,7 +88,7 @@ class RedisServer:
         return f"redis://{who}{address}:{self._port}/0"
 
     def start(self) -> None:
-        argv = redis_command(self._folder, self._port, self._password)
+        argv = build_redis_command(self._folder, self._port, self._password)
         if self._addresses:
             argv += ["--bind", " ".join(("127.0.0.1", *self._addresses))]
         self._process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

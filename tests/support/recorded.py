@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.patience import patient
 from tests.support.processes import ROOT, base_environment
-from webapp.runner import free_port
+from webapp.runner import find_free_port
 
 
 @pytest.fixture(scope="session")
@@ -18,7 +18,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What torch leaves of a real run of two ranks."""
     folder = tmp_path_factory.mktemp("recorded")
     environment = {**base_environment(), "TORCH_FR_BUFFER_SIZE": "2000", "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
-    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port())}
     command = [sys.executable, "-m", "tests.jobs.traces.ranks", str(folder)]
     ranks = [
         subprocess.Popen(command, env={**environment, "RANK": str(rank)}, cwd=ROOT, stderr=subprocess.PIPE)

@@ -17,7 +17,7 @@ from typing import Any
 from tests.support.patience import patient
 from tests.support.processes import ROOT, RedisServer, base_environment, running, wait_until
 from tests.support.web import PEOPLE, Answer
-from webapp.runner import free_port, is_free
+from webapp.runner import find_free_port, is_free
 
 SERVE = """
 import sys, uvicorn
@@ -42,7 +42,7 @@ class TlsBoard:
 
     def __init__(self, folder: Path, redis: RedisServer) -> None:
         self.folder, self.redis = folder, redis
-        self.port = free_port()
+        self.port = find_free_port()
         self.url = f"https://127.0.0.1:{self.port}"
         self.ca = self_signed(folder)
         self.environment = {

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from tests.support.patience import patient
 from tests.support.processes import ROOT, RedisServer, base_environment, running, wait_until
-from webapp.runner import free_port, is_free
+from webapp.runner import find_free_port, is_free
 
 # One start of Django for all of it: migrated, and four people with a token and a session each.
 PEOPLE = """
@@ -182,7 +182,7 @@ def site(
         **settings,
     }
     people = _filled(database_url)
-    port, log = free_port(), folder / "web.log"
+    port, log = find_free_port(), folder / "web.log"
     serve = [sys.executable, "-m", "webapp.serve", "--host", listen, "--port", str(port)]
     with running(serve, environment, log, ROOT) as process:
         wait_until(lambda: not is_free(port) or process.poll() is not None, "the web server listens")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.processes import ROOT, RedisServer, base_environment, running, wait_until
-from webapp.runner import free_port, is_free
+from webapp.runner import find_free_port, is_free
 
 SECRET_KEY = "only-for-this-test-0123456789-0123456789-0123456789-0123"
 
@@ -25,7 +25,7 @@ class Services:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.redis, self.root = folder, redis, root
         self.database_url = database_url or f"sqlite:///{folder}/board.sqlite3"
-        self.port = free_port()
+        self.port = find_free_port()
         self.token = ""
 
     def of(self, folder: Path, database_url: str = "") -> Services:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.support.patience import patient
-from webapp.runner import free_port
+from webapp.runner import find_free_port
 
 PATIENCE_S = 0.3
 LONGEST_S = patient(10)  # until a test gives up on the server's patience; far above it, for a busy machine
@@ -22,7 +22,7 @@ class Behind:
         self.bodies: list[bytes] = []
         self.headers: list[list[tuple[bytes, bytes]]] = []
         self.left = threading.Event()  # by a socket
-        self.port = free_port()
+        self.port = find_free_port()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "websocket":
@@ -49,7 +49,7 @@ class Behind:
             yield made
 
     def answer(self, *parts: bytes) -> bytes:
-        """What came back until the server closed the connection."""
+        """Return all bytes until the server closes the connection."""
         with self.line() as line:
             for part in parts:
                 line.sendall(part)

@@ -1,4 +1,4 @@
-"""The fixtures of what stands before Django."""
+"""Fixtures of the layers in front of Django."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tests.support.processes import wait_until
 from tests.webapp.behind import PATIENCE_S, Behind
 from webapp import serve
 from webapp.serving import limits
-from webapp.serving.doors import Doors
+from webapp.serving.request_guard import RequestGuard
 
 
 @pytest.fixture
 def behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[Behind]:
-    for name in ("HEAD_S", "BODY_S"):
+    for name in ("HEAD_TIMEOUT_S", "BODY_TIMEOUT_S"):
         monkeypatch.setattr(limits, name, PATIENCE_S)
     made = Behind()
-    config = serve.config("127.0.0.1", made.port)
-    config.app, config.factory, config.lifespan, config.log_level = Doors(made), False, "off", "error"
+    config = serve.build_config("127.0.0.1", made.port)
+    config.app, config.factory, config.lifespan, config.log_level = RequestGuard(made), False, "off", "error"
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -12,9 +12,9 @@ from django.db.backends.postgresql.base import DatabaseWrapper
 
 from manual.reference import PAGES
 from tests.support.processes import ROOT, base_environment
-from webapp.environment import RunnerSettings, SettingError, WebSettings, read
-from webapp.runner import host_environment
-from webapp.unknown import unknown
+from webapp.checks import describe_unknown_variables
+from webapp.environment import RunnerSettings, SettingError, WebSettings, read_settings
+from webapp.runner import build_host_environment
 
 GIVEN = {"MESHBOARD_SECRET_KEY": "secret", "MESHBOARD_REDIS_URL": "redis://127.0.0.1:1/0"}
 
@@ -28,10 +28,10 @@ def _only_given(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-def test_what_follows_the_database_s_name_reaches_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_database_options_to_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     url = "postgres://user:p%40ss%2Fword@db.example:6432/board?sslmode=require&connect_timeout=7"
     monkeypatch.setenv("MESHBOARD_DATABASE_URL", url)
-    settings = read(WebSettings).database()
+    settings = read_settings(WebSettings).get_database()
     wrapper = DatabaseWrapper({"TIME_ZONE": None, **settings})
     asked = wrapper.get_connection_params()
     kept = {k: asked[k] for k in ("user", "password", "host", "port", "dbname", "sslmode", "connect_timeout")}
@@ -46,9 +46,9 @@ def test_what_follows_the_database_s_name_reaches_the_driver(monkeypatch: pytest
     }
 
 
-def test_without_a_url_the_database_is_a_file_whose_writers_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uses_sqlite_without_a_database_url(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MESHBOARD_STATE_DIR", "/srv/board")
-    found = read(WebSettings).database()
+    found = read_settings(WebSettings).get_database()
     assert (found["ENGINE"], found["NAME"]) == ("django.db.backends.sqlite3", "/srv/board/db.sqlite3")
     assert found["OPTIONS"]["transaction_mode"] == "IMMEDIATE"
 
@@ -94,12 +94,12 @@ def test_without_a_url_the_database_is_a_file_whose_writers_queue(monkeypatch: p
         ("HISTORY_DIR", "/dev/null", "the path is not a folder"),
     ],
 )
-def test_a_wrong_value_is_named_and_no_password_shown(
+def test_names_invalid_settings_without_passwords(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str, told: str
 ) -> None:
     monkeypatch.setenv(f"MESHBOARD_{name}", value)
     with pytest.raises(SettingError, match=f"^MESHBOARD_{name}:? .*{told}") as error:
-        read(WebSettings)
+        read_settings(WebSettings)
     assert "hunter2" not in str(error.value)
 
 
@@ -115,29 +115,29 @@ def test_a_wrong_value_is_named_and_no_password_shown(
         ("OTLP_HEADERS", "x-token=hunter2", "OTLP_ENDPOINT"),
     ],
 )
-def test_what_means_nothing_without_another_names_it(
-    monkeypatch: pytest.MonkeyPatch, name: str, value: str, lacking: str
-) -> None:
+def test_names_a_missing_second_setting(monkeypatch: pytest.MonkeyPatch, name: str, value: str, lacking: str) -> None:
     monkeypatch.setenv(f"MESHBOARD_{name}", value)
     with pytest.raises(
         SettingError, match=f"MESHBOARD_{name} is set, but MESHBOARD_{lacking} is not. Set both."
     ) as error:
-        read(WebSettings)
+        read_settings(WebSettings)
     assert "hunter2" not in str(error.value)
 
 
-def test_a_provider_s_address_may_end_in_a_slash(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accepts_a_provider_address_with_a_slash(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its document was asked for below two."""
     monkeypatch.setenv("MESHBOARD_OIDC_URL", "https://accounts.example/tenant/")
     monkeypatch.setenv("MESHBOARD_OIDC_CLIENT_ID", "board")
-    assert [app["settings"] for app in read(WebSettings).oidc()] == [{"server_url": "https://accounts.example/tenant"}]
+    assert [app["settings"] for app in read_settings(WebSettings).get_oidc_apps()] == [
+        {"server_url": "https://accounts.example/tenant"}
+    ]
 
 
-def test_lists_take_blanks_and_a_comma_at_the_end_and_folders_a_tilde(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parses_lists_and_expands_home_folders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MESHBOARD_ALLOWED_HOSTS", "board.example, [::1],")
     monkeypatch.setenv("MESHBOARD_SECRET_KEY_FALLBACKS", "one, two,")
     monkeypatch.setenv("MESHBOARD_STATE_DIR", "~/board")
-    found = read(WebSettings)
+    found = read_settings(WebSettings)
     assert found.allowed_hosts == ["board.example", "[::1]"]
     assert [key.get_secret_value() for key in found.secret_key_fallbacks or []] == ["one", "two"]
     assert found.state_dir == Path.home() / "board"
@@ -147,20 +147,20 @@ def test_lists_take_blanks_and_a_comma_at_the_end_and_folders_a_tilde(monkeypatc
     ("wrong", "told"),
     [("0", "greater than or equal to 1"), ("65536", "less than or equal to 65535"), ("http", "a valid integer")],
 )
-def test_a_port_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch, wrong: str, told: str) -> None:
+def test_names_an_invalid_port(monkeypatch: pytest.MonkeyPatch, wrong: str, told: str) -> None:
     monkeypatch.setenv("MESHBOARD_PORT", wrong)
     with pytest.raises(SettingError, match=f"^MESHBOARD_PORT: input should be {told}.*, got '{wrong}'"):
-        read(RunnerSettings)
+        read_settings(RunnerSettings)
 
 
 @pytest.mark.parametrize("wrong", ["lots", "-1", "0", "1 gb", "1tb", "1gb\nrequirepass x"])
-def test_a_limit_that_redis_would_not_take_is_named(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+def test_names_an_invalid_redis_limit(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
     monkeypatch.setenv("MESHBOARD_REDIS_MAXMEMORY", wrong)
     with pytest.raises(SettingError, match=r"^MESHBOARD_REDIS_MAXMEMORY: "):
-        read(RunnerSettings)
+        read_settings(RunnerSettings)
 
 
-def test_a_command_names_every_missing_setting_and_shows_no_traceback_of_ours(tmp_path: Path) -> None:
+def test_command_names_all_missing_settings(tmp_path: Path) -> None:
     environment = {**base_environment(), "MESHBOARD_STATE_DIR": str(tmp_path), "MESHBOARD_DEBUG": "yes please"}
     argv = [sys.executable, "manage.py", "check"]
     done = subprocess.run(argv, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -172,8 +172,10 @@ def test_a_command_names_every_missing_setting_and_shows_no_traceback_of_ours(tm
     ]
 
 
-def test_a_name_that_nothing_reads_is_told_with_the_one_that_looks_like_it() -> None:
-    told = unknown(["MESHBOARD_TRUSTED_PROXY", "MESHBOARD_BOARD_URL_FILE", "MESHBOARD_XYZ", "MESHBOARD_HTTPS", "HOME"])
+def test_suggests_a_similar_setting() -> None:
+    told = describe_unknown_variables(
+        ["MESHBOARD_TRUSTED_PROXY", "MESHBOARD_BOARD_URL_FILE", "MESHBOARD_XYZ", "MESHBOARD_HTTPS", "HOME"]
+    )
     assert told == [
         "MESHBOARD_BOARD_URL_FILE is not a setting, so Meshboard ignores it. "
         "MESHBOARD_BOARD_URL is not a secret, so it cannot be read from a file.",
@@ -182,7 +184,7 @@ def test_a_name_that_nothing_reads_is_told_with_the_one_that_looks_like_it() -> 
     ]
 
 
-def test_all_that_docs_compose_and_the_command_name_is_known() -> None:
+def test_knows_all_settings_in_docs_and_compose() -> None:
     files = [
         ROOT / "docker-compose.yml",
         *ROOT.glob("docs/**/*.md"),
@@ -191,7 +193,7 @@ def test_all_that_docs_compose_and_the_command_name_is_known() -> None:
     ]
     named = {name for file in files for name in re.findall(r"MESHBOARD_[A-Z][A-Z_]*[A-Z]", file.read_text())}
     ours = {"MESHBOARD_PATIENCE"}  # of tests alone
-    assert unknown(named - ours) == []
+    assert describe_unknown_variables(named - ours) == []
 
 
 def documented() -> set[str]:
@@ -200,7 +202,7 @@ def documented() -> set[str]:
     return set(re.findall(r"^\| (?:`|<code>)(MESHBOARD_\w+)(?:`|</code>) \|", text, re.M))
 
 
-def test_every_variable_that_anything_reads_is_in_the_docs() -> None:
+def test_docs_list_all_variables() -> None:
     # Cookies on processes and words between ours, which nobody sets; and a prefix.
     of_our_own = {"MESHBOARD_ATTEMPT", "MESHBOARD_RUNS", "MESHBOARD_COMPARE", "MESHBOARD_TELEMETRY", "MESHBOARD_SLURM"}
     of_our_own |= {"MESHBOARD_TERM_FROM_PARENT"}
@@ -212,9 +214,9 @@ def test_every_variable_that_anything_reads_is_in_the_docs() -> None:
     assert sorted(documented() - known - read_somewhere) == []
 
 
-def test_make_up_hands_a_host_every_setting_that_it_reads(tmp_path: Path) -> None:
+def test_make_up_passes_all_host_settings(tmp_path: Path) -> None:
     text = (ROOT / "workers/host/settings.py").read_text()
     from_the_board = {"MESHBOARD_REDIS_URL", "MESHBOARD_HOST_KEY"}  # when it joins
     names = set(re.findall(r"MESHBOARD_[A-Z][A-Z_]*[A-Z]", text)) - from_the_board
-    handed = host_environment(tmp_path, dict.fromkeys(names, "given"))
+    handed = build_host_environment(tmp_path, dict.fromkeys(names, "given"))
     assert {name: handed.get(name) for name in names} == dict.fromkeys(names, "given")

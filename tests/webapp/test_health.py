@@ -15,11 +15,11 @@ from pytest_django import Settings
 from jobs.models import Lease
 from tests.support.processes import RedisServer
 
-AWAY = {"BACKEND": "webapp.cached.JsonCache", "LOCATION": "redis://127.0.0.1:1"}
+AWAY = {"BACKEND": "webapp.json_cache.JsonCache", "LOCATION": "redis://127.0.0.1:1"}
 
 
 @pytest.mark.django_db
-def test_a_prober_needs_neither_name_nor_login(client: Client, settings: Settings, redis_service: RedisServer) -> None:
+def test_health_check_needs_no_login(client: Client, settings: Settings, redis_service: RedisServer) -> None:
     settings.REDIS_URL = redis_service.url
     settings.ALLOWED_HOSTS = ["board.example"]
     answer = client.get("/healthz", headers={"host": "10.0.0.7:8000"})
@@ -30,7 +30,7 @@ def test_a_prober_needs_neither_name_nor_login(client: Client, settings: Setting
 
 
 @pytest.mark.django_db
-def test_a_redis_that_stands_still_is_told_within_a_second(
+def test_reports_a_stalled_redis_within_a_second(
     client: Client, settings: Settings, redis_service: RedisServer
 ) -> None:
     settings.REDIS_URL = redis_service.url
@@ -44,7 +44,7 @@ def test_a_redis_that_stands_still_is_told_within_a_second(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_database_that_does_not_answer_is_told(
+def test_reports_an_unreachable_database(
     client: Client, settings: Settings, redis_service: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.REDIS_URL = redis_service.url
@@ -57,7 +57,7 @@ def test_a_database_that_does_not_answer_is_told(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_page_says_that_the_database_does_not_answer(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_reports_an_unreachable_database(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which is nothing that broke on our side, and passes."""
     client.raise_request_exception = False
     user = User.objects.create_user("ann")
@@ -72,7 +72,7 @@ def test_a_page_says_that_the_database_does_not_answer(client: Client, monkeypat
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_page_says_that_redis_does_not_answer(client: Client, settings: Settings) -> None:
+def test_page_reports_an_unreachable_redis(client: Client, settings: Settings) -> None:
     """Where guesses cannot be counted, none is heard."""
     client.raise_request_exception = False
     user = User.objects.create_user("ann", password="ann-password")
@@ -85,7 +85,7 @@ def test_a_page_says_that_redis_does_not_answer(client: Client, settings: Settin
 
 
 @pytest.mark.django_db
-def test_a_board_is_ready_when_a_controller_works_on_a_database_of_this_code(
+def test_is_ready_with_migrations_and_a_controller(
     client: Client, settings: Settings, redis_service: RedisServer
 ) -> None:
     settings.REDIS_URL, settings.ALLOWED_HOSTS = redis_service.url, ["board.example"]
@@ -96,6 +96,6 @@ def test_a_board_is_ready_when_a_controller_works_on_a_database_of_this_code(
     assert (client.get(ready).status_code, client.get(ready).json()) == (200, well)
     applied = MigrationRecorder(connection).migration_qs.filter(app="jobs").order_by("name")
     MigrationRecorder(connection).record_applied("jobs", "9999_of_a_newer_version")
-    assert client.get(ready).status_code == 200, "an older web beside a newer one"
+    assert client.get(ready).status_code == 200, "an older web server with a newer one"
     MigrationRecorder(connection).record_unapplied("jobs", applied[0].name)
     assert client.get(ready).json() == {**well, "migrations": False, "controller": False}

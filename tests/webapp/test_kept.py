@@ -28,20 +28,20 @@ def command(state: Path, *argv: str, **given: str) -> subprocess.CompletedProces
     )
 
 
-def test_its_key_and_its_redis_are_found(state: Path) -> None:
+def test_uses_stored_settings(state: Path) -> None:
     done = command(state, "shell", "--no-imports", "-c", PRINT)
     assert (done.returncode, done.stdout.split()) == (0, ["redis://:word@127.0.0.1:20001/0", str(state)]), done.stderr
     assert done.stderr.splitlines()[0] == f"meshboard: using the settings of the board that `make up` stored in {state}"
 
 
-def test_what_was_given_is_not_mixed_with_them(state: Path) -> None:
-    """Who names a Redis and forgets the key is told so."""
+def test_does_not_mix_stored_and_given_settings(state: Path) -> None:
+    """A Redis without a secret key is an error."""
     done = command(state, "check", MESHBOARD_REDIS_URL="redis://127.0.0.1:1/0")
     assert done.returncode != 0
     assert done.stderr.splitlines()[1:] == ["MESHBOARD_SECRET_KEY is not set"]
 
 
-def test_without_a_board_every_missing_setting_is_named_and_no_traceback_shown(tmp_path: Path) -> None:
+def test_names_missing_settings_without_a_board(tmp_path: Path) -> None:
     done = command(tmp_path, "doctor")
     assert done.returncode == 1
     assert done.stderr.splitlines() == [

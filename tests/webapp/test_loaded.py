@@ -1,4 +1,4 @@
-"""What a process holds in memory for its life. Asked of a fresh process: a package may bring what nobody here names."""
+"""Modules that each process holds in memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WATCHES = "import workers.host.app, workers.host.supervisor.__main__, workers.ho
 
 
 @pytest.mark.parametrize("imports", [SERVES, WATCHES], ids=["what serves", "what watches"])
-def test_no_training_library_is_loaded(imports: str, tmp_path: Path) -> None:
+def test_loads_no_training_library(imports: str, tmp_path: Path) -> None:
     given = {"DJANGO_SETTINGS_MODULE": "tests.settings", "MESHBOARD_REDIS_URL": "redis://127.0.0.1:1"}
     given |= {"MESHBOARD_HOST_KEY": "00" * 32, "MESHBOARD_STATE_DIR": str(tmp_path)}
     source = f"{imports}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"

@@ -1,4 +1,4 @@
-"""Guessing passwords: what one address may try, and who is locked out."""
+"""Limits of login attempts, and lockouts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from django.core.exceptions import ImproperlyConfigured
 
 import webapp.settings
 from jobs.api.http.origin import origin
-from webapp.environment import SettingError, WebSettings, read
-from webapp.safety import unsafe
+from webapp.checks import find_unsafe_settings
+from webapp.environment import SettingError, WebSettings, read_settings
 
 SAFE: dict[str, Any] = {
     "secret_key": "only-for-this-test-0123456789-0123456789-0123456789",
@@ -42,14 +42,14 @@ def people(db: None) -> None:
         User.objects.create_user(name, password=f"{name}-password")
 
 
-def test_a_rotating_header_does_not_get_round_the_lockout(people: None, client: Any) -> None:
+def test_forwarded_headers_do_not_avoid_the_lockout(people: None, client: Any) -> None:
     answers = [wrong(client, "ann", headers={"X-Forwarded-For": f"10.0.0.{i}"}) for i in range(11)]
     assert answers[-1].status_code == 429
     assert int(answers[-1].headers["Retry-After"]) == 900
     assert right(client, "ann", headers={"X-Forwarded-For": "10.9.9.9"}).status_code == 429
 
 
-def test_a_stranger_elsewhere_locks_nobody_out(people: None, client: Any) -> None:
+def test_failures_elsewhere_lock_out_no_user(people: None, client: Any) -> None:
     for _ in range(12):
         wrong(client, "ann", REMOTE_ADDR="192.0.2.1")
     assert right(client, "ann", REMOTE_ADDR="192.0.2.1").status_code == 429
@@ -57,8 +57,8 @@ def test_a_stranger_elsewhere_locks_nobody_out(people: None, client: Any) -> Non
     assert right(client, "bob", REMOTE_ADDR="192.0.2.1").status_code == 302
 
 
-def test_addresses_of_one_customer_are_one(people: None, client: Any) -> None:
-    """Who has one IPv6 address has all of its network's, and would have as many tries of a name."""
+def test_counts_a_network_as_one_address(people: None, client: Any) -> None:
+    """A customer has a network of IPv6 addresses."""
     for number in range(10):
         wrong(client, "ann", REMOTE_ADDR=f"2001:db8:1:2::{number:x}")
     assert right(client, "ann", REMOTE_ADDR="2001:db8:1:2:ffff::1").status_code == 429
@@ -74,11 +74,11 @@ def test_addresses_of_one_customer_are_one(people: None, client: Any) -> None:
         ("", ""),
     ],
 )
-def test_whose_tries_are_counted_together(address: str, counted: str, rf: Any) -> None:
+def test_counts_attempts_per_address(address: str, counted: str, rf: Any) -> None:
     assert origin(rf.get("/", REMOTE_ADDR=address)) == counted
 
 
-def test_guesses_of_the_old_password_are_few(people: None, client: Any, settings: Any) -> None:
+def test_limits_guesses_of_the_old_password(people: None, client: Any, settings: Any) -> None:
     settings.LOGINS_PER_MINUTE = 1000
     client.force_login(User.objects.get(username="ann"))
     guess = {"old_password": "guess", "new_password1": "a-new-one-of-1", "new_password2": "a-new-one-of-1"}
@@ -87,7 +87,7 @@ def test_guesses_of_the_old_password_are_few(people: None, client: Any, settings
     assert "Try again in a minute." in answers[-1].content.decode()
 
 
-def test_who_is_no_staff_is_told_so_and_not_sent_to_and_fro(people: None, client: Any) -> None:
+def test_admin_login_rejects_users_without_redirects(people: None, client: Any) -> None:
     client.force_login(User.objects.get(username="ann"))
     answer = client.get("/admin/jobs/job/", follow=True)  # raises on a loop
     assert answer.status_code == 403
@@ -98,7 +98,7 @@ def test_who_is_no_staff_is_told_so_and_not_sent_to_and_fro(people: None, client
 
 
 @pytest.mark.parametrize("path", ["/login/", "/admin/login/"])
-def test_one_address_tries_few_names_a_minute(people: None, client: Any, path: str, settings: Any) -> None:
+def test_limits_login_attempts_per_address(people: None, client: Any, path: str, settings: Any) -> None:
     settings.LOGINS_PER_MINUTE = 5
     codes = [client.post(path, {"username": f"u{i}", "password": "x"}).status_code for i in range(16)]
     # A minute may begin between two of them: of 16 more than 5 still fall into one.
@@ -107,7 +107,7 @@ def test_one_address_tries_few_names_a_minute(people: None, client: Any, path: s
     assert client.get(path).status_code == 200
 
 
-def test_who_found_a_browser_logged_in_tries_few_passwords_a_minute(people: None, client: Any, settings: Any) -> None:
+def test_limits_password_checks_of_a_session(people: None, client: Any, settings: Any) -> None:
     """The old password of its owner, on the page that changes it: nothing counted these."""
     settings.LOGINS_PER_MINUTE = 5
     client.force_login(User.objects.get(username="ann"), backend="django.contrib.auth.backends.ModelBackend")
@@ -117,7 +117,7 @@ def test_who_found_a_browser_logged_in_tries_few_passwords_a_minute(people: None
     assert 429 in codes
 
 
-def test_the_admin_has_no_other_page_that_changes_one_s_password(people: None, client: Any) -> None:
+def test_admin_redirects_password_changes(people: None, client: Any) -> None:
     """It wrote nothing down, counted no tries, and its session was missing in the list of them."""
     ann = User.objects.get(username="ann")
     User.objects.filter(pk=ann.pk).update(is_staff=True)
@@ -140,18 +140,18 @@ def test_the_admin_has_no_other_page_that_changes_one_s_password(people: None, c
         ({"redis_url": "redis://redis:6379/0"}, "no password for redis"),
     ],
 )
-def test_unsafe_settings_are_refused(change: dict[str, Any], words: str) -> None:
-    assert unsafe(**SAFE) == []
-    assert len(found := unsafe(**{**SAFE, **change})) == 1
+def test_rejects_unsafe_settings(change: dict[str, Any], words: str) -> None:
+    assert find_unsafe_settings(**SAFE) == []
+    assert len(found := find_unsafe_settings(**{**SAFE, **change})) == 1
     assert words in found[0]
 
 
-def test_a_local_one_may_debug(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_allows_debug_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     local = {**SAFE, "allowed_hosts": ["127.0.0.1", "localhost"], "redis_url": "redis://127.0.0.1:1/0"}
-    assert unsafe(**{**local, "debug": True}) == []
+    assert find_unsafe_settings(**{**local, "debug": True}) == []
 
 
-def test_nothing_starts_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_does_not_start_with_unsafe_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither web nor controller nor a command: the settings themselves refuse."""
     monkeypatch.setenv("MESHBOARD_ALLOWED_HOSTS", "*")
     with pytest.raises(ImproperlyConfigured, match="MESHBOARD_ALLOWED_HOSTS"):
@@ -159,7 +159,7 @@ def test_nothing_starts_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("given", ["*", "proxy.example", "10.0.0.0/33"])
-def test_a_trusted_proxy_is_an_address(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+def test_trusts_proxies_by_address(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
     monkeypatch.setenv("MESHBOARD_TRUSTED_PROXIES", given)
     with pytest.raises(SettingError, match="MESHBOARD_TRUSTED_PROXIES"):
-        read(WebSettings)
+        read_settings(WebSettings)

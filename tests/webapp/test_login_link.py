@@ -18,14 +18,14 @@ def query(db: None) -> str:
     return str(get_query_string(User.objects.create_user("owner")))
 
 
-def test_a_used_link_explains_itself(query: str) -> None:
+def test_explains_a_used_login_link(query: str) -> None:
     assert Client().get(LINK + query).status_code == 302
     answer = Client().get(LINK + query)
     assert answer.status_code == 403
     assert "The login link was already used" in answer.content.decode()
 
 
-def test_an_expired_link_names_its_lifetime(query: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explains_an_expired_login_link(query: str, monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.time()
     monkeypatch.setattr("sesame.tokens_v2.time.time", lambda: now + 16 * 60)
     answer = Client().get(LINK + query)
@@ -34,7 +34,7 @@ def test_an_expired_link_names_its_lifetime(query: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("query", ["", "?sesame=", "?sesame=abc", "?sesame=%C3%A9", "?sesame=x%00"])
-def test_an_incomplete_link_asks_for_the_whole_one(db: None, query: str) -> None:
+def test_explains_an_incomplete_login_link(db: None, query: str) -> None:
     answer = Client().get(LINK + query)
     assert answer.status_code == 403
     assert "The login link is incomplete" in answer.content.decode()

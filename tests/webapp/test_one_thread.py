@@ -14,7 +14,7 @@ from django.http.response import HttpResponseBase
 
 from tests.support.processes import wait_until
 from webapp.serving import limits
-from webapp.serving.one_thread import OneThreadHandler
+from webapp.serving.handler import SingleThreadHandler
 
 PARTS = 5
 SCOPE = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b""}
@@ -36,18 +36,18 @@ def from_file(source: Source) -> HttpResponseBase:
 
 def from_generator(source: Source) -> HttpResponseBase:
     def parts() -> Iterator[bytes]:
-        while part := source.read(OneThreadHandler.chunk_size):
+        while part := source.read(SingleThreadHandler.chunk_size):
             yield part
 
     return StreamingHttpResponse(parts())
 
 
 @pytest.mark.parametrize("made", [from_file, from_generator])
-def test_a_file_is_read_as_it_is_sent(
+def test_reads_a_file_while_it_is_sent(
     made: Callable[[Source], HttpResponseBase], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = Source(bytes(PARTS * OneThreadHandler.chunk_size))
-    handler: Any = OneThreadHandler()
+    source = Source(bytes(PARTS * SingleThreadHandler.chunk_size))
+    handler: Any = SingleThreadHandler()
     monkeypatch.setattr(handler, "get_response", lambda _request: made(source))
     read_before: list[int] = []
     sent = 0
@@ -66,7 +66,7 @@ def test_a_file_is_read_as_it_is_sent(
             read_before.append(source.reads)
 
     asyncio.run(handler(SCOPE, receive, send))
-    assert sent == PARTS * OneThreadHandler.chunk_size
+    assert sent == PARTS * SingleThreadHandler.chunk_size
     assert read_before == list(range(PARTS + 1))
     assert source.closed or made is from_generator
 
@@ -76,12 +76,12 @@ async def asked() -> dict[str, Any]:
 
 
 async def unread(_message: dict[str, Any]) -> None:
-    """Nobody looks at the answer."""
+    """The client ignores the response."""
 
 
-def test_a_thread_is_kept_for_the_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "REQUESTS_AT_ONCE", 2)
-    handler: Any = OneThreadHandler()
+def test_reuses_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_REQUEST_THREADS", 2)
+    handler: Any = SingleThreadHandler()
     used: list[threading.Thread] = []
 
     def answer(_request: Any) -> HttpResponse:
@@ -99,9 +99,9 @@ def test_a_thread_is_kept_for_the_next_request(monkeypatch: pytest.MonkeyPatch) 
     assert len(set(used)) <= 2, "one that has answered may not be free at once, and there are two"
 
 
-def test_more_requests_than_threads_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "REQUESTS_AT_ONCE", 2)
-    handler: Any = OneThreadHandler()
+def test_requests_wait_for_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_REQUEST_THREADS", 2)
+    handler: Any = SingleThreadHandler()
     begun: list[int] = []
     turn = threading.Event()
 

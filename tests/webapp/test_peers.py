@@ -1,4 +1,4 @@
-"""Whatever a trusted proxy passes on of who asks, they can log in, and what is counted and kept is an address."""
+"""Client addresses behind a trusted proxy are valid IP addresses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.patience import patient
 from tests.support.postgres import postgres_server
 from tests.support.processes import RedisServer
 from tests.support.web import site
-from webapp.serving import peers
+from webapp.serving import request_guard
 
 TOLD = {
     "203.0.113.9": "203.0.113.9",
@@ -24,7 +24,7 @@ TOLD = {
 }
 
 
-def test_they_log_in_on_postgresql(redis_service: RedisServer, tmp_path: Path) -> None:
+def test_login_works_on_postgresql(redis_service: RedisServer, tmp_path: Path) -> None:
     trusted = {"MESHBOARD_TRUSTED_PROXIES": "127.0.0.1"}
     with postgres_server() as url, site(url, redis_service, tmp_path / "web", **trusted) as board:
         for told in TOLD:
@@ -40,5 +40,5 @@ def test_they_log_in_on_postgresql(redis_service: RedisServer, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("told", ["", "unknown", "a" * 60, "\uff11\uff12.1.1.1", "\xef\xbc\x91.1.1.1", "[::1", "::1%"])
-def test_what_is_no_address_is_nobody_s(told: str) -> None:
-    assert peers.address_of(told) in (peers.UNKNOWN, "::1")
+def test_replaces_invalid_addresses(told: str) -> None:
+    assert request_guard.parse_client_address(told) in (request_guard.UNKNOWN, "::1")

@@ -1,4 +1,4 @@
-"""Services kept alive together: nothing of a dead one stays, and no log grows for ever."""
+"""Services of `make up`: no process of a dead service remains, and logs are truncated."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import base_environment, gone, running, wait_until
-from webapp.logs import bound
-from webapp.up.processes import Fleet, writers_of
+from webapp.logs import truncate_log
+from webapp.processes import ProcessManager, find_writers
 
 RUNNER = """
 import os, sys
 from pathlib import Path
-from webapp.up.processes import Child, Fleet
-fleet = Fleet(Path(sys.argv[1]))
-fleet.start(Child("service", [sys.executable, "-c", *sys.argv[2:]], dict(os.environ), Path.cwd()))
+from webapp.processes import ProcessManager, Service
+fleet = ProcessManager(Path(sys.argv[1]))
+fleet.start(Service("service", [sys.executable, "-c", *sys.argv[2:]], dict(os.environ), Path.cwd()))
 fleet.watch(lambda: None)
 """
 # As Celery's controller was: its scheduler is a child that nobody tells when it dies.
@@ -50,7 +50,7 @@ time.sleep(600)
 @pytest.fixture
 def logs(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path / "log"
-    Fleet(tmp_path / "log").end_leftovers(["service"], 0)
+    ProcessManager(tmp_path / "log").stop_leftovers(["service"], 0)
 
 
 def runner(logs: Path, *service: str, patch: str = "") -> subprocess.Popen[bytes]:
@@ -64,7 +64,7 @@ def said(log: Path, word: str) -> list[int]:
 
 
 @pytest.mark.parametrize("session", ["shared", "alone"])
-def test_a_service_killed_outright_leaves_no_child_beside_the_next_one(logs: Path, session: str) -> None:
+def test_stops_children_of_a_killed_service(logs: Path, session: str) -> None:
     log = logs / "service.log"
     argv = [sys.executable, "-c", RUNNER, str(logs), WITH_A_CHILD, session]
     with running(argv, base_environment(), logs.parent / "runner.log"):
@@ -73,10 +73,10 @@ def test_a_service_killed_outright_leaves_no_child_beside_the_next_one(logs: Pat
         os.kill(main, signal.SIGKILL)
         wait_until(lambda: len(said(log, "main")) == len(said(log, "child")) == 2, "it is started again")
         assert gone(child)
-        assert sorted(writers_of(log)) == sorted([said(log, "main")[1], said(log, "child")[1]])
+        assert sorted(find_writers(log)) == sorted([said(log, "main")[1], said(log, "child")[1]])
 
 
-def test_the_next_runner_ends_what_a_killed_one_left(logs: Path) -> None:
+def test_stops_processes_of_a_killed_runner(logs: Path) -> None:
     log = logs / "service.log"
     killed = runner(logs, WITH_A_CHILD, "alone")
     wait_until(lambda: said(log, "main") and said(log, "child"), "the service runs")
@@ -85,43 +85,44 @@ def test_the_next_runner_ends_what_a_killed_one_left(logs: Path) -> None:
     wait_until(lambda: ") T " in Path(f"/proc/{main}/stat").read_text(), "it has stopped")
     killed.kill()
     killed.wait()
-    assert sorted(Fleet(logs).end_leftovers(["service"], 0.2)["service"]) == sorted([main, child])
+    assert sorted(ProcessManager(logs).stop_leftovers(["service"], 0.2)["service"]) == sorted([main, child])
     assert gone(main)
     assert gone(child)
-    assert Fleet(logs).end_leftovers(["service"]) == {}
+    assert ProcessManager(logs).stop_leftovers(["service"]) == {}
 
 
-def test_a_log_that_somebody_reads_is_not_a_service_s(logs: Path) -> None:
+def test_does_not_stop_readers_of_a_log(logs: Path) -> None:
     logs.mkdir()
     (logs / "service.log").touch()
     with (logs / "service.log").open() as log, subprocess.Popen(["sleep", "600"], stdin=log, stderr=log) as reader:
-        assert Fleet(logs).end_leftovers(["service"]) == {}
+        assert ProcessManager(logs).stop_leftovers(["service"]) == {}
         reader.kill()
 
 
-def test_a_log_stays_bounded_while_its_service_goes_on(logs: Path) -> None:
-    patch = f"import webapp.up.processes as p, functools; p.bound = functools.partial(p.bound, limit_bytes={LIMIT})\n"
+def test_truncates_the_log_of_a_running_service(logs: Path) -> None:
+    patch = "import webapp.processes as p, functools\n"
+    patch += f"p.truncate_log = functools.partial(p.truncate_log, limit_bytes={LIMIT})\n"
     log, moved, written = logs / "service.log", logs / "service.log.1", logs.parent / "written"
     killed = runner(logs, CHATTERBOX, str(written), patch=patch)
     try:
         wait_until(written.exists, "the service has written fifteen times the limit")
         wait_until(lambda: log.stat().st_size <= LIMIT, "its log is cut", 5)
         assert moved.stat().st_size <= LIMIT
-        assert len(writers_of(log)) == 1
+        assert len(find_writers(log)) == 1
     finally:
         killed.kill()
         killed.wait()
 
 
-def test_moving_a_log_keeps_its_end_and_its_writer(tmp_path: Path) -> None:
+def test_truncation_keeps_the_end_and_the_writer(tmp_path: Path) -> None:
     log = tmp_path / "service.log"
     with log.open("ab", buffering=0) as writer:
         for number in range(1000):
             writer.write(b"%03d\n" % number)
-        bound(log, 4000)
+        truncate_log(log, 4000)
         assert not (tmp_path / "service.log.1").exists()
         writer.write(b"end\n")
-        bound(log, 4000)
+        truncate_log(log, 4000)
         writer.write(b"more\n")
     assert log.read_bytes() == b"more\n"
     assert (tmp_path / "service.log.1").read_bytes().splitlines()[0] == b"001"

@@ -39,7 +39,7 @@ def paths() -> list[str]:
 
 
 @pytest.mark.django_db
-def test_every_route_sends_strangers_to_the_login(client: Client, settings: Settings) -> None:
+def test_every_route_requires_a_login(client: Client, settings: Settings) -> None:
     settings.METRICS_TOKEN = "given"  # without one there are no metrics
     wrong = {}
     for path in paths():
@@ -58,6 +58,6 @@ def test_every_route_sends_strangers_to_the_login(client: Client, settings: Sett
 
 
 @pytest.mark.django_db
-def test_the_public_pages_answer(client: Client) -> None:
+def test_public_pages_respond(client: Client) -> None:
     assert client.get("/login/").status_code == 200
     assert client.get("/login/once/?sesame=wrong").status_code == 403

@@ -1,4 +1,4 @@
-"""A refusal is told to who asked, and in one line to the log; a failure of ours with its traceback."""
+"""Logs and pages of rejected requests and server errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ urlpatterns = [path("fail/", fail)]
 
 
 @pytest.mark.django_db
-def test_what_somebody_may_not_do_leaves_no_traceback(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+def test_rejected_request_logs_no_traceback(client: Client, caplog: pytest.LogCaptureFixture) -> None:
     client.force_login(User.objects.create_user("owner"))
     with caplog.at_level(logging.WARNING, "django.request"):
         answer = client.post("/queue/pause/")
@@ -30,14 +30,14 @@ def test_what_somebody_may_not_do_leaves_no_traceback(client: Client, caplog: py
     assert line.exc_info is None
 
 
-def test_a_failure_of_ours_keeps_its_traceback(settings: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_server_error_logs_a_traceback(settings: Any, caplog: pytest.LogCaptureFixture) -> None:
     settings.ROOT_URLCONF, settings.MIDDLEWARE = __name__, []
     with caplog.at_level(logging.WARNING, "django.request"):
         assert Client(raise_request_exception=False).get("/fail/").status_code == 500
     assert any(record.exc_info for record in caplog.records if record.name == "django.request")
 
 
-def test_a_form_without_its_token_is_told_so_on_a_page_of_ours(db: None) -> None:
+def test_missing_csrf_token_gets_a_page(db: None) -> None:
     asker = Client(enforce_csrf_checks=True)
     answer = asker.post("/login/", {"username": "a", "password": "b"})
     assert answer.status_code == 403

@@ -17,13 +17,13 @@ from tests.support.processes import ROOT, base_environment
 from webapp.runner import (
     LOGIN_LINK_MINUTES,
     StartError,
-    host_environment,
-    how_jobs_run,
-    keeps_redis,
-    redis_of,
-    redis_port,
+    build_host_environment,
+    build_web_environment,
+    choose_redis_port,
+    describe_isolation,
+    get_redis_url,
+    runs_own_redis,
     wait_for_redis,
-    web_environment,
 )
 
 
@@ -35,7 +35,7 @@ def up(state: Path, **settings: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_taken_port_is_told_and_nothing_is_started(tmp_path: Path) -> None:
+def test_does_not_start_on_a_used_port(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -46,36 +46,36 @@ def test_a_taken_port_is_told_and_nothing_is_started(tmp_path: Path) -> None:
     assert "Traceback" not in ended.stderr
 
 
-def test_a_wrong_setting_is_told_without_a_traceback(tmp_path: Path) -> None:
+def test_reports_invalid_settings_without_a_traceback(tmp_path: Path) -> None:
     ended = up(tmp_path / "var", MESHBOARD_PORT="http")
     assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
     assert ended.stderr.startswith("meshboard: MESHBOARD_PORT: ")
 
 
-def test_a_redis_that_does_not_answer_is_told(tmp_path: Path) -> None:
+def test_reports_an_unreachable_redis_at_start(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="Redis did not answer in 0 s"):
         wait_for_redis("redis://127.0.0.1:1/0", tmp_path, timeout_s=0.1)
 
 
-def test_redis_keeps_its_port_and_says_so_when_it_cannot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    port = redis_port(tmp_path)
-    assert redis_port(tmp_path) == port
+def test_redis_keeps_its_port_or_reports_a_new_port(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    port = choose_redis_port(tmp_path)
+    assert choose_redis_port(tmp_path) == port
     assert capsys.readouterr().out == ""
     with socket.socket() as stranger:
         stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of another's may be left there
         stranger.bind(("127.0.0.1", port))
         stranger.listen()
-        moved = redis_port(tmp_path)
+        moved = choose_redis_port(tmp_path)
     said = capsys.readouterr().out
     assert f"Another program uses port {port} of Redis, so Redis uses {moved}." in said
-    assert redis_port(tmp_path) == moved != port
+    assert choose_redis_port(tmp_path) == moved != port
 
 
-def test_the_login_link_lasts_as_long_as_the_runner_prints(settings: Any) -> None:
+def test_prints_the_lifetime_of_the_login_link(settings: Any) -> None:
     assert LOGIN_LINK_MINUTES * 60 == settings.SESAME_MAX_AGE
 
 
-def test_the_deployment_checks_are_clean(tmp_path: Path) -> None:
+def test_deployment_checks_pass(tmp_path: Path) -> None:
     environment = {
         **base_environment(),
         "MESHBOARD_SECRET_KEY": "a" * 20 + "0123456789" * 5,
@@ -96,9 +96,7 @@ WITHOUT = [
 
 
 @pytest.mark.parametrize(("command", "packages", "words"), WITHOUT)
-def test_a_command_whose_extra_is_not_installed_says_which(
-    command: str, packages: list[str], words: str, tmp_path: Path
-) -> None:
+def test_names_the_missing_extra(command: str, packages: list[str], words: str, tmp_path: Path) -> None:
     for package in packages:
         spec = find_spec(package)
         assert spec
@@ -118,32 +116,32 @@ def test_a_command_whose_extra_is_not_installed_says_which(
 
 
 def environments(state: Path) -> tuple[dict[str, str], dict[str, str]]:
-    web = web_environment(state)
-    return web, host_environment(state, web)
+    web = build_web_environment(state)
+    return web, build_host_environment(state, web)
 
 
-def test_a_secret_that_lies_in_a_file_has_no_default_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secret_file_replaces_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "url").write_text("redis://127.0.0.1:1/0\n")
     for name in ("MESHBOARD_SECRET_KEY", "MESHBOARD_REDIS_URL"):
         monkeypatch.setenv(name, "")  # as good as not set
         monkeypatch.setenv(f"{name}_FILE", str(tmp_path / "url"))
     web, _ = environments(tmp_path)
     assert {"MESHBOARD_SECRET_KEY", "MESHBOARD_REDIS_URL"}.isdisjoint(web)
-    assert not keeps_redis()
-    assert redis_of(web) == "redis://127.0.0.1:1/0"
+    assert not runs_own_redis()
+    assert get_redis_url(web) == "redis://127.0.0.1:1/0"
     monkeypatch.delenv("MESHBOARD_REDIS_URL_FILE")
     assert environments(tmp_path)[0]["MESHBOARD_REDIS_URL"].startswith("redis://:")
-    assert keeps_redis()
+    assert runs_own_redis()
 
 
-def test_the_host_is_told_of_the_log_s_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_the_log_format_to_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MESHBOARD_LOG_FORMAT", "json")
     assert [told["MESHBOARD_LOG_FORMAT"] for told in environments(tmp_path)] == ["json", "json"]
 
 
-def test_gpus_that_cuda_hides_are_not_given_to_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("webapp.runner.gpu_count", lambda: 8)
+def test_reports_gpus_hidden_from_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("webapp.runner.count_gpus", lambda: 8)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     _, host = environments(tmp_path)
     with pytest.raises(StartError, match="CUDA_VISIBLE_DEVICES is '3', but jobs use GPUs 0 to 7"):
-        how_jobs_run(host)
+        describe_isolation(host)

@@ -15,7 +15,7 @@ from tests.support.processes import ROOT
 WORLD = World({"trained": "a", "piped": "b", "failed": "c"}, "here")
 
 
-def test_every_named_url_can_be_opened_or_says_why_not() -> None:
+def test_screens_open_every_named_url() -> None:
     assert unknown() == {}, "say in tests/screens/pages.py what these parameters are, or why it is no page"
     assert set(named_urls()) >= set(EXEMPT)
     shown = {page.path.partition("?")[0] for page in pages(WORLD)}
@@ -31,11 +31,11 @@ def test_every_named_url_can_be_opened_or_says_why_not() -> None:
     } <= shown
     assert "/admin/jobs/job/" in shown
     names = [page.name for page in pages(WORLD)]
-    assert len(names) == len(set(names)), "each has a picture of its own"
+    assert len(names) == len(set(names)), "each page has its own picture"
 
 
 @pytest.mark.parametrize("program", ["tests.screens", "tests.screens.sizes"])
-def test_whoever_looks_at_the_pages_can_start(program: str) -> None:
+def test_screens_can_start(program: str) -> None:
     told = subprocess.run(
         [sys.executable, "-m", program, "--help"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -48,6 +48,6 @@ urlpatterns = [
 ]
 
 
-def test_a_new_page_is_looked_at_by_itself_and_one_that_cannot_be_is_named(settings: Any) -> None:
+def test_screens_include_new_pages(settings: Any) -> None:
     settings.ROOT_URLCONF = __name__
     assert unknown() == {"moon": {"crater"}}

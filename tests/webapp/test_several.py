@@ -18,9 +18,7 @@ from tests.support.web import Site, site
 pytestmark = pytest.mark.slow
 
 
-def test_a_process_that_is_killed_is_replaced_and_none_outlives_their_parent(
-    tmp_path: Path, redis_service: RedisServer
-) -> None:
+def test_replaces_a_killed_process_and_ends_with_the_parent(tmp_path: Path, redis_service: RedisServer) -> None:
     database = f"sqlite:///{tmp_path}/db.sqlite3"
     with site(database, redis_service, tmp_path / "web", MESHBOARD_WEB_PROCESSES="2") as board:
         first = serving(board.process.pid)
@@ -37,8 +35,8 @@ def test_a_process_that_is_killed_is_replaced_and_none_outlives_their_parent(
             wait_until(lambda pid=process.pid: gone(pid), "it ends with its parent")  # type: ignore[misc]
 
 
-def test_connections_are_divided_among_the_processes(tmp_path: Path, redis_service: RedisServer) -> None:
-    """Of 96 that come at once each process of two has 48, give or take what chance does: less than 24 in 1 of 10^6."""
+def test_distributes_connections_over_processes(tmp_path: Path, redis_service: RedisServer) -> None:
+    """96 connections go to two processes. A process gets fewer than 24 with a probability of 10^-6."""
     database = f"sqlite:///{tmp_path}/db.sqlite3"
     with (
         site(database, redis_service, tmp_path / "web", MESHBOARD_WEB_PROCESSES="2") as board,

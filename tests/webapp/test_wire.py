@@ -1,4 +1,4 @@
-"""What a connection may send beside an honest request, on a real uvicorn."""
+"""Limits of connections, on a running uvicorn."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def flood(line: socket.socket, sent: bytes) -> None:
         line.sendall(sent * 10_000)
 
 
-def test_a_field_behind_a_body_is_no_header(behind: Behind) -> None:
+def test_ignores_trailers(behind: Behind) -> None:
     """Trailers were added to the headers, behind the back of who had looked at these."""
     head = b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
     answer = behind.answer(head, b"3\r\nabc\r\n0\r\nAuthorization: Token mine\r\nCookie: a=b\r\n\r\n")
@@ -41,9 +41,9 @@ def test_a_field_behind_a_body_is_no_header(behind: Behind) -> None:
     assert {name for name, _ in behind.headers[0]} == {b"host", b"connection", b"transfer-encoding"}
 
 
-def test_fields_behind_a_body_are_bounded_too(behind: Behind) -> None:
+def test_limits_trailers(behind: Behind) -> None:
     head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n"
-    assert b"HTTP/1.1 400" in behind.answer(head, b"a: b\r\n" * limits.HEAD_BYTES)
+    assert b"HTTP/1.1 400" in behind.answer(head, b"a: b\r\n" * limits.MAX_HEAD_BYTES)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_fields_behind_a_body_are_bounded_too(behind: Behind) -> None:
         (b"GET", b"Transfer-Encoding: chunked\r\n\r\n"),
     ],
 )
-def test_a_socket_begins_with_a_get_without_a_body(behind: Behind, method: bytes, rest: bytes) -> None:
+def test_websocket_needs_a_get_without_a_body(behind: Behind, method: bytes, rest: bytes) -> None:
     """Else neither a request nor a socket began, and the connection was kept for ever."""
     answer = behind.answer(UPGRADE % (method, b"/") + rest)
     assert answer.startswith(b"HTTP/1.1 400")
@@ -66,7 +66,7 @@ def test_a_socket_begins_with_a_get_without_a_body(behind: Behind, method: bytes
 
 @pytest.mark.parametrize("path", [b"/", b"/refused"])
 @pytest.mark.parametrize("sent", [PING, REST])
-def test_who_sends_frames_without_end_is_cut_off(behind: Behind, path: bytes, sent: bytes) -> None:
+def test_closes_a_socket_that_sends_too_much(behind: Behind, path: bytes, sent: bytes) -> None:
     """They held no message, which alone had a bound; behind a refusal they were read for seconds more."""
     with behind.line() as line:
         line.sendall(UPGRADE % (b"GET", path) + b"\r\n")
@@ -76,7 +76,7 @@ def test_who_sends_frames_without_end_is_cut_off(behind: Behind, path: bytes, se
         assert behind.left.wait(LONGEST_S)
 
 
-def test_who_says_why_is_told_so_first(behind: Behind) -> None:
+def test_sends_the_close_code_before_it_closes(behind: Behind) -> None:
     async def told() -> int:
         async with talking(behind) as line:
             line.transport.write(PING * 1000)
@@ -87,7 +87,7 @@ def test_who_says_why_is_told_so_first(behind: Behind) -> None:
     assert asyncio.run(told()) in (1008, 0), "a reset may overtake the word"
 
 
-def test_an_honest_socket_lasts(behind: Behind) -> None:
+def test_keeps_a_well_behaved_socket_open(behind: Behind) -> None:
     async def talk() -> None:
         async with talking(behind) as line:
             for _ in range(50):
@@ -98,7 +98,7 @@ def test_an_honest_socket_lasts(behind: Behind) -> None:
     assert behind.left.wait(LONGEST_S)
 
 
-def test_a_get_that_only_says_it_has_no_body_becomes_a_socket(behind: Behind) -> None:
+def test_accepts_a_websocket_with_content_length_zero(behind: Behind) -> None:
     with behind.line() as line:
         line.sendall(UPGRADE % (b"GET", b"/") + b"Content-Length: 0\r\n\r\n")
         assert line.recv(65536).startswith(b"HTTP/1.1 101")

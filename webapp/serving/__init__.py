@@ -1,1 +1,1 @@
-"""Between the network and Django: what a connection may cost, and what never gets through."""
+"""Layers between the network and Django, with the limits of a connection."""

@@ -1,20 +1,20 @@
-"""What one connection may cost a web process. docs/reference/service-limits.md says what happens at each bound."""
+"""Limits of a web process. docs/reference/service-limits.md describes the behavior at each limit."""
 
 from __future__ import annotations
 
-MOST_CONNECTIONS = 2000  # open at once, sockets included; more are answered 503
-REQUESTS_AT_ONCE = 64  # answered by a process, a thread each; more wait for their turn, held ones and sockets do not
-DATABASE_CONNECTIONS = 24  # to PostgreSQL, which takes 100 by default; shared by all requests and processes
-FEWEST_CONNECTIONS = 4  # of a process, however many there are
-DATABASE_WAIT_S = 5.0  # for one of them to be free
-HEAD_BYTES = 64 * 2**10  # request line and headers
-HEAD_S = 10.0  # from the first byte due to the last header
-BODY_BYTES = 2**20
-BODY_S = 30.0  # from the headers to the last byte of the body
-LINGER_BYTES = 16 * 2**20  # read and thrown away behind a refusal, so that its sender gets to see it
-LINGER_S = 2.0
-SEND_S = 60.0  # for a peer to take the next part of an answer
-KEEP_ALIVE_S = 75  # longer than nginx keeps one (60 s): who closes first must not be whom a request is on its way to
-SILENT_PROCESS_S = 30  # until one of several processes is held for dead, and another takes its place
-SOCKET_FRAME_BYTES = 1024  # from a browser, which sends none
-SOCKET_BYTES_S = 4096  # of all frames in a second, pings included; who sends more is cut off
+MAX_CONNECTIONS = 2000  # open, with sockets. Further connections get 503
+MAX_REQUEST_THREADS = 64  # per process. Further requests wait, except waiting requests and sockets
+MAX_DATABASE_CONNECTIONS = 24  # to PostgreSQL, for all processes. PostgreSQL allows 100 by default
+MIN_PROCESS_CONNECTIONS = 4  # per process
+DATABASE_TIMEOUT_S = 5.0  # to get a connection
+MAX_HEAD_BYTES = 64 * 2**10  # request line and headers
+HEAD_TIMEOUT_S = 10.0  # from the first byte due to the last header
+MAX_BODY_BYTES = 2**20
+BODY_TIMEOUT_S = 30.0  # from the headers to the last byte of the body
+MAX_LINGER_BYTES = 16 * 2**20  # discarded after a rejection, so that the client reads the response
+LINGER_TIMEOUT_S = 2.0
+SEND_TIMEOUT_S = 60.0  # for a client to read the next part of a response
+KEEP_ALIVE_TIMEOUT_S = 75  # longer than in nginx (60 s), so that no request meets a closed connection
+PROCESS_TIMEOUT_S = 30  # until another process replaces a silent process
+MAX_SOCKET_FRAME_BYTES = 1024  # browsers send none
+MAX_SOCKET_BYTES_PER_S = 4096  # of all frames, with pings. More closes the connection

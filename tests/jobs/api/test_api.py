@@ -258,7 +258,7 @@ def test_too_many_submits_are_told_when_to_come_back(owner: User, api: Api, monk
 
 
 def test_a_submit_is_queued_while_redis_is_away(owner: User, api: Api, settings: Any) -> None:
-    redis_cache = {"BACKEND": "webapp.cached.JsonCache", "LOCATION": "redis://127.0.0.1:1/0"}
+    redis_cache = {"BACKEND": "webapp.json_cache.JsonCache", "LOCATION": "redis://127.0.0.1:1/0"}
     settings.CACHES = {"default": redis_cache}
     answer = submit(api(owner))
     assert answer.status_code == 201
@@ -284,7 +284,7 @@ def test_a_failure_outside_the_views_has_it_too(client: Any) -> None:
     """As Django's own handlers meet it, when a middleware fails."""
     from django.test import RequestFactory
 
-    from webapp.errors import server_error
+    from webapp.error_pages import server_error
 
     told = json.loads(server_error(RequestFactory().get("/api/v1/jobs")).content)
     assert told["errors"][0]["field"] == "request"

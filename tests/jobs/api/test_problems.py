@@ -22,7 +22,7 @@ from jobs.models import Membership, Project, Role
 from planner.facts.validation import Problem
 from tests.planner.wrong_specs import GOOD, WRONG_SPECS
 from tests.support.processes import ROOT
-from webapp.errors import forbidden, forged
+from webapp.error_pages import csrf_failure, permission_denied
 
 Api = Callable[[User | None], APIClient]
 
@@ -95,7 +95,7 @@ def test_a_session_without_its_csrf_token_is_a_problem(owner: User) -> None:
 def test_what_no_view_answers_is_a_problem_below_api_and_a_page_elsewhere() -> None:
     for path, is_problem in (("/api/v1/jobs", True), ("/jobs/new/", False)):
         request = RequestFactory().post(path)
-        for answer in (forbidden(request, PermissionDenied()), forged(request, "no cookie")):
+        for answer in (permission_denied(request, PermissionDenied()), csrf_failure(request, "no cookie")):
             assert answer.status_code == 403
             assert (answer["Content-Type"] == CONTENT_TYPE) is is_problem
     assert b"<html" in Client().get("/nowhere/").content

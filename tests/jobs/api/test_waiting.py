@@ -93,7 +93,7 @@ def test_two_hundred_wait_beside_fewer_threads_one_more_is_429_until_one_leaves(
             (refused, *more), held = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
             assert not more
             of_another = await other.get(f"/api/v1/jobs/{job}/wait?timeout=1")
-            assert threads(postgres_site) < limits.REQUESTS_AT_ONCE + 40 < 200
+            assert threads(postgres_site) < limits.MAX_REQUEST_THREADS + 40 < 200
             assert not any(task.done() for task in held)
             held.pop().cancel()
             async with asyncio.timeout(PATIENCE_S):

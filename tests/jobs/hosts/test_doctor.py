@@ -24,7 +24,7 @@ from jobs.runs.history.recording.recorder import Recorder
 from tests.support.disks import full_disk
 from tests.support.postgres import as_default_database
 from tests.support.processes import RedisServer
-from webapp.runner import free_port
+from webapp.runner import find_free_port
 from workers.host.address import address_towards
 
 
@@ -136,7 +136,7 @@ def test_a_redis_that_lets_nobody_make_users_is_found_and_a_probe_leaves_none(
 def test_a_database_that_is_away_is_told_once_and_redis_is_looked_at_all_the_same(
     transactional_db: None, live_redis: redis.Redis
 ) -> None:
-    away = f"postgres://nobody@127.0.0.1:{free_port()}/nothing"
+    away = f"postgres://nobody@127.0.0.1:{find_free_port()}/nothing"
     with as_default_database(away, migrated=False):
         told = list(board())
     assert [finding.level for finding in told if finding.subject == "Redis"] == ["ok", "ok", "warn"]

@@ -28,7 +28,7 @@ from tests.support.frames import messages
 from tests.support.patience import patient
 from tests.support.postgres import own_database
 from tests.support.processes import ROOT, RedisServer, base_environment, redis_server, running, wait_until
-from webapp.runner import free_port, is_free
+from webapp.runner import find_free_port, is_free
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -58,7 +58,7 @@ def server(
     django_db_setup: None, redis_service: RedisServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
     """One for all tests of this file: whoever asks starts from a database and a job of their own."""
-    port, folder = free_port(), tmp_path_factory.mktemp("web")
+    port, folder = find_free_port(), tmp_path_factory.mktemp("web")
     environment = {
         **base_environment(),
         "MESHBOARD_SECRET_KEY": settings.SECRET_KEY,

@@ -17,7 +17,7 @@ from jobs.operations.metrics.catalogue import OF_GPUS
 from tests.support.patience import patient
 from tests.support.processes import ROOT, RedisServer, running, wait_until
 from tests.support.web import site
-from webapp.runner import free_port
+from webapp.runner import find_free_port
 
 TOKEN = "only-for-this-test-0123456789"
 PANELS = json.loads((ROOT / "deploy/grafana/meshboard.json").read_text())["panels"]
@@ -47,7 +47,7 @@ scrape_configs:
 
 @pytest.mark.slow
 def test_every_panel_shows_something(redis_service: RedisServer, tmp_path: Path) -> None:
-    database, port = f"sqlite:///{tmp_path}/board.sqlite3", free_port()
+    database, port = f"sqlite:///{tmp_path}/board.sqlite3", find_free_port()
     with site(database, redis_service, tmp_path / "web", MESHBOARD_METRICS_TOKEN=TOKEN) as board:
         argv = [sys.executable, "-c", FILL]
         with subprocess.Popen(

@@ -16,7 +16,7 @@ from jobs.pages.jobs.compare import axis_figures, figures
 from jobs.queue import actions
 from jobs.templatetags.meshboard import in_unit, instant, moment
 from tests.planner.wrong_specs import GOOD
-from webapp.admin.theme import colors, tokens
+from webapp.admin_theme import build_color_ramps, read_color_tokens
 
 FULL_TIME = re.compile(r"\d{1,2} [A-Z][a-z]{2} \d{4} \d{2}:\d{2}(:\d{2})? UTC")
 
@@ -169,8 +169,8 @@ def test_every_page_has_an_icon_that_is_there(client: Any, db: None) -> None:
 
 
 def test_the_admin_wears_the_tokens(client: Any, db: None) -> None:
-    light, dark = tokens()["accent"]
-    primary = colors()["primary"]
+    light, dark = read_color_tokens()["accent"]
+    primary = build_color_ramps()["primary"]
     assert (primary["600"], primary["400"]) == (light, dark)
     client.force_login(User.objects.create_superuser("root", password="root-password"))
     page = client.get("/admin/").content.decode()

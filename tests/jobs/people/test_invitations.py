@@ -22,7 +22,7 @@ from jobs.people import invitation_mail
 from jobs.people.invitations import AccountForm, InvitationWish, find, invite, make_account
 from tests.jobs.conftest import run_together
 from tests.webapp.test_public import PUBLIC
-from webapp.runner import free_port
+from webapp.runner import find_free_port
 
 Api = Callable[[User | None], APIClient]
 Members = dict[str, User]
@@ -219,7 +219,7 @@ def test_one_with_a_mail_address_is_mailed_there_and_said_so(
     monkeypatch.setattr(invitation_mail, "MOST_AN_HOUR", 1)
     assert "has reached the limit of 1 invitations per hour" in told_of(email="bob@acme.example")["mailed"]
     monkeypatch.undo()
-    settings.EMAIL_PORT = free_port()
+    settings.EMAIL_PORT = find_free_port()
     assert (
         "The invitation was not mailed to bob@acme.example. ConnectionRefusedError"
         in told_of(email="bob@acme.example")["mailed"]

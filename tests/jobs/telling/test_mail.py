@@ -29,7 +29,7 @@ from jobs.people.notifications.postman import Postman
 from jobs.queue import actions, lifecycle
 from tests.planner.wrong_specs import GOOD
 from tests.support.processes import wait_until
-from webapp.runner import free_port
+from webapp.runner import find_free_port
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_while_the_mail_server_is_away_mails_wait(
     owner: User, inbox: list[EmailMessage], postman: Postman, settings: Any
 ) -> None:
     wishing(owner)
-    there, settings.EMAIL_PORT = settings.EMAIL_PORT, free_port()
+    there, settings.EMAIL_PORT = settings.EMAIL_PORT, find_free_port()
     actions.cancel(actions.submit(owner, GOOD)[0], "owner")
     wait_until(lambda: postman.turn() or Delivery.objects.get().tries, "it was tried")
     assert Delivery.objects.get().outcome == Outcome.WAITING

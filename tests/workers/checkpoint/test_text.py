@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from tests.support.processes import ROOT
 from tests.workers.checkpoint.runs import make_spec
-from webapp.runner import free_port
+from webapp.runner import find_free_port
 from workers.checkpoint.__main__ import main
 from workers.checkpoint.inference import evaluate, find_tokenizer, load_whole, sample, text_encoder
 from workers.trainer.errors import UserError
@@ -46,7 +46,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     spec = make_spec({}, steps=20, learning_rate=0.01, **train).model_dump(mode="json")
     spec["model"] |= MODEL
     (root / "spec.json").write_text(json.dumps(spec))
-    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port())}
     places = ("--spec", root / "spec.json", "--data-root", root, "--checkpoint-root", root / "saved")
     trained = command("workers.trainer", *places, **alone)
     assert trained.returncode == 0, trained.stderr

@@ -14,7 +14,7 @@ from tests.support.processes import wait_until
 from tests.support.tls import TlsBoard
 from tests.workers.elsewhere.conftest import items, metered, torchrun
 from tests.workers.elsewhere.train import NUMBERS
-from webapp.runner import free_port
+from webapp.runner import find_free_port
 
 
 def lines(board: TlsBoard, run: str, rank: int) -> list[str]:
@@ -58,7 +58,7 @@ def test_a_run_by_hand_is_on_the_board_whole_though_the_board_was_restarted(boar
 @pytest.mark.slow
 def test_of_two_nodes_the_rank_that_failed_is_named_with_its_word(serving: TlsBoard, tmp_path: Path) -> None:
     (tmp_path / "enough").touch()
-    command = torchrun(tmp_path, 1, f"127.0.0.1:{free_port()}", nodes=2)
+    command = torchrun(tmp_path, 1, f"127.0.0.1:{find_free_port()}", nodes=2)
     with contextlib.ExitStack() as stack:
         folders = {name: tmp_path / name for name in ("one", "other")}
         started = []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import ROOT, base_environment, running, wait_until
-from webapp.runner import free_port
+from webapp.runner import find_free_port
 from workers.host.join import worker_command
 from workers.host.settings import SettingError
 from workers.host.worklog import NAME, log_format
@@ -20,7 +20,7 @@ def test_each_line_of_the_worker_is_an_object(tmp_path: Path, monkeypatch: pytes
     environment = {
         **base_environment(),
         NAME: "json",
-        "MESHBOARD_REDIS_URL": f"redis://127.0.0.1:{free_port()}/0",
+        "MESHBOARD_REDIS_URL": f"redis://127.0.0.1:{find_free_port()}/0",
         "MESHBOARD_HOST_KEY": "00" * 32,
         "MESHBOARD_STATE_DIR": str(tmp_path),
         "MESHBOARD_SANDBOX": "off",

@@ -26,7 +26,7 @@ from planner.facts.validation import SpecError
 from tests.support.processes import base_environment
 from tests.support.ranks import forked, run_to_end, torchrun
 from tests.workers.checkpoint.runs import Ran, make_spec, run
-from webapp.runner import free_port
+from webapp.runner import find_free_port
 from workers.trainer.__main__ import spec_of
 from workers.trainer.errors import DivergedError
 from workers.trainer.trainer import StepResult, stop_if
@@ -54,7 +54,7 @@ def test_a_rank_imports_what_it_needs(tmp_path: Path) -> None:
     spec = tmp_path / "spec.json"
     spec.write_text('{"model": {"preset": "gpt-tiny"}, "train": {"steps": 2, "global_batch": 2, "seq_len": 32}}')
     argv = [sys.executable, "-c", TRAINS, str(spec), str(tmp_path)]
-    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port())}
     done = run_to_end(argv, {**base_environment(), **alone})
     assert done.returncode == 0, done.stderr
     assert "step 2/2" in done.stdout

@@ -1,1 +1,1 @@
-"""British English, with the zone wherever a time stands."""
+"""Formats of British English, with the zone in each time."""

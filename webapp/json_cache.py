@@ -1,4 +1,4 @@
-"""What the cache holds is JSON: Django's own pickles would let whoever can write to Redis run code in the web."""
+"""Django cache in JSON. Django's pickles would let anyone with access to Redis run code."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 from django.core.cache.backends.redis import RedisCache, RedisCacheClient
 
 
-class Json:
-    """How values are written and read."""
+class JsonSerializer:
+    """Serializer of cached values."""
 
     def dumps(self, value: Any) -> Any:
-        """Whole numbers as they are: Redis counts them up."""
+        """Return JSON, and integers unchanged, because Redis increments them."""
         return value if type(value) is int else json.dumps(value, default=_plain)
 
     def loads(self, kept: bytes) -> Any:
-        """Raises ValueError: it is none of ours."""
+        """Return the value. Raises ValueError for other data."""
         try:
             return json.loads(kept)
         except RecursionError:
@@ -26,7 +26,7 @@ class Json:
 
 class _Client(RedisCacheClient):
     def get(self, key: Any, default: Any) -> Any:
-        """What cannot be read is not there."""
+        """Return the default for a value that cannot be read."""
         try:
             return super().get(key, default)
         except ValueError:
@@ -34,14 +34,14 @@ class _Client(RedisCacheClient):
 
 
 class JsonCache(RedisCache):
-    """Django's, without its pickles."""
+    """Redis cache of Django with JSON values."""
 
     def __init__(self, server: str, params: dict[str, Any]) -> None:
-        options = {**params.get("OPTIONS", {}), "serializer": Json}
+        options = {**params.get("OPTIONS", {}), "serializer": JsonSerializer}
         super().__init__(server, {**params, "OPTIONS": options})
         self._class = _Client
 
 
 def _plain(value: Any) -> Any:
-    """The admin's search keeps records; its addresses are made when they are looked at."""
+    """Convert records of the admin search and lazy texts."""
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else str(value)

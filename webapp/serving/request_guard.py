@@ -1,11 +1,12 @@
-"""The outermost ASGI layer: what is malformed, too large or too slow never reaches Django.
+"""Outermost ASGI layer: rejects malformed, large, and slow requests before Django.
 
-Django's own handler spools a body of any size to disk before it asks who sent it.
+Django would write a body of any size to disk before it authenticates the client.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import logging
 import time
@@ -18,10 +19,10 @@ from django.conf import settings
 from jobs.api.http.problems import CONTENT_TYPE, WHOLE, details
 from jobs.core import request_id
 from planner.facts.validation import Problem
-from webapp.logs import REQUESTS
+from webapp.logs import REQUEST_LOGGER
 from webapp.serving import limits
 
-log = logging.getLogger(REQUESTS)
+log = logging.getLogger(REQUEST_LOGGER)
 
 PORTS = {"http": 80, "https": 443}
 
@@ -31,30 +32,30 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 
-def is_api(path: str) -> bool:
-    """Whether a program asked: it is answered in JSON, however it writes the path."""
+def is_api_path(path: str) -> bool:
+    """Return whether a path belongs to the REST API, which returns errors as JSON."""
     return path.lstrip("/").partition("/")[0] == "api"
 
 
-class RefusedError(Exception):
-    """The status and the words of a refusal."""
+class RejectedRequestError(Exception):
+    """The request is rejected with a status and a message."""
 
     def __init__(self, status: int, words: str) -> None:
         super().__init__(words)
         self.status = status
 
 
-def problem(status: int, words: str) -> str:
-    """A refusal's body, in the API's shape."""
+def build_problem(status: int, words: str) -> str:
+    """Return the problem document of a rejected request."""
     return json.dumps(details(status, [Problem(WHOLE, words)]))
 
 
 class DisconnectedError(Exception):
-    """The client went away before its request was whole."""
+    """The client disconnected before the request was complete."""
 
 
-class Doors:
-    """Checks a request's head, takes in its body within bounds, and hands both on."""
+class RequestGuard:
+    """Checks the head of a request, reads its body within limits, and passes both on."""
 
     def __init__(self, application: Application) -> None:
         self._application = application
@@ -67,7 +68,7 @@ class Doors:
         if scope["type"] == "websocket":
             await self._socket(scope, receive, send)
         else:
-            await self._request(scope, receive, _told(scope, send, known))
+            await self._request(scope, receive, _log_response(scope, send, known))
 
     async def _socket(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if _malformed(scope) or not _same_origin(scope):
@@ -78,56 +79,60 @@ class Doors:
     async def _request(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         try:
             _check_head(scope)
-            async with asyncio.timeout(limits.BODY_S):
-                body = await _whole_body(receive)
+            async with asyncio.timeout(limits.BODY_TIMEOUT_S):
+                body = await _read_body(receive)
         except DisconnectedError:
             return
         except TimeoutError:
-            await _refuse(scope, receive, send, 408, f"The request body did not arrive within {limits.BODY_S:.0f} s.")
+            await _refuse(
+                scope, receive, send, 408, f"The request body did not arrive within {limits.BODY_TIMEOUT_S:.0f} s."
+            )
             return
-        except RefusedError as error:
+        except RejectedRequestError as error:
             await _refuse(scope, receive, send, error.status, str(error))
             return
-        await self._application(scope, _replay(body, receive), _patient(send))
+        await self._application(scope, _replay(body, receive), _limit_send_time(send))
 
 
-def _told(scope: MutableMapping[str, Any], send: Send, known: str) -> Send:
-    """The answer names the request's id, and the log the answer: never what stood behind the `?`."""
+def _log_response(scope: MutableMapping[str, Any], send: Send, known: str) -> Send:
+    """Add the request ID to the response, and log the response without the query."""
     began = time.monotonic()
 
-    async def telling(message: Message) -> None:
+    async def send_and_log(message: Message) -> None:
         if message["type"] == "http.response.start":
             message = {**message, "headers": [*message.get("headers", []), (request_id.HEADER, known.encode())]}
             answered = {"method": scope["method"], "path": scope["path"], "status": message["status"]}
             log.info("answered", extra={**answered, "seconds": round(time.monotonic() - began, 4)})
         await send(message)
 
-    return telling
+    return send_and_log
 
 
 def _malformed(scope: MutableMapping[str, Any]) -> str | None:
-    """What no honest client sends, and what comes after us would raise on."""
+    """Return why Django or Channels could not read this request, or None."""
     if "\x00" in scope["path"] or b"%00" in scope["query_string"]:
         return "The URL contains a NUL character."
     for name, value in scope["headers"]:
-        if name == b"cookie" and b"\\000" in value:  # a quoted cookie's way to write NUL
+        if name == b"cookie" and b"\\000" in value:  # NUL in a quoted cookie
             return "A cookie contains a NUL character."
-        if name == b"origin" and not _is_address(value.decode("latin-1")):
+        if name == b"origin" and not _is_url(value.decode("latin-1")):
             return "The Origin header is not a valid URL."
     return None
 
 
 def _same_origin(scope: MutableMapping[str, Any]) -> bool:
-    """Whether a page of the board's own scheme, host and port asks, as Django has it of forms: a browser sends the
-    visitor's cookie to each port of a host, and a job may serve pages on one."""
+    """Return whether the request comes from a page of the board.
+
+    A browser sends cookies to all ports of a host, and a job can serve pages on a port.
+    """
     headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
     ours = f"{'https' if settings.HTTPS else 'http'}://{headers.get(b'host', '')}"
-    origin = _place(headers.get(b"origin", ""))
-    return origin is not None and origin == _place(ours)
+    origin = _parse_origin(headers.get(b"origin", ""))
+    return origin is not None and origin == _parse_origin(ours)
 
 
-def _place(address: str) -> tuple[str, str, int] | None:
-    """Scheme, host and port of an address on the web, None of anything else."""
+def _parse_origin(address: str) -> tuple[str, str, int] | None:
+    """Return scheme, host, and port of an HTTP address, else None."""
     try:
         parts = urlsplit(address)
         port = parts.port
@@ -138,7 +143,7 @@ def _place(address: str) -> tuple[str, str, int] | None:
     return parts.scheme, parts.hostname, port or PORTS[parts.scheme]
 
 
-def _is_address(text: str) -> bool:
+def _is_url(text: str) -> bool:
     try:
         _ = urlsplit(text).port
     except ValueError:
@@ -148,15 +153,15 @@ def _is_address(text: str) -> bool:
 
 def _check_head(scope: MutableMapping[str, Any]) -> None:
     if words := _malformed(scope):
-        raise RefusedError(400, words)
+        raise RejectedRequestError(400, words)
     declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
     if not declared.isdigit():
-        raise RefusedError(400, "Content-Length is not a number.")
-    if len(declared) > 18 or int(declared) > limits.BODY_BYTES:
-        raise RefusedError(413, f"The request body is larger than {limits.BODY_BYTES // 2**20} MB.")
+        raise RejectedRequestError(400, "Content-Length is not a number.")
+    if len(declared) > 18 or int(declared) > limits.MAX_BODY_BYTES:
+        raise RejectedRequestError(413, f"The request body is larger than {limits.MAX_BODY_BYTES // 2**20} MB.")
 
 
-async def _whole_body(receive: Receive) -> bytes:
+async def _read_body(receive: Receive) -> bytes:
     parts: list[bytes] = []
     size = 0
     while True:
@@ -165,37 +170,37 @@ async def _whole_body(receive: Receive) -> bytes:
             raise DisconnectedError
         part = message.get("body", b"")
         size += len(part)
-        if size > limits.BODY_BYTES:
-            raise RefusedError(413, f"The request body is larger than {limits.BODY_BYTES // 2**20} MB.")
+        if size > limits.MAX_BODY_BYTES:
+            raise RejectedRequestError(413, f"The request body is larger than {limits.MAX_BODY_BYTES // 2**20} MB.")
         parts.append(part)
         if not message.get("more_body", False):
             return b"".join(parts)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """The body as one message, then what the server says, which is only that the client went away."""
+    """Return a receiver that yields the body as one message, and then waits for the disconnect."""
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
-    async def replayed() -> Message:
+    async def receive_again() -> Message:
         return pending.pop() if pending else await receive()
 
-    return replayed
+    return receive_again
 
 
-def _patient(send: Send) -> Send:
-    """A peer that takes nothing for SEND_S loses its connection: the error ends the request."""
+def _limit_send_time(send: Send) -> Send:
+    """Return a sender that raises TimeoutError if the client reads nothing for SEND_TIMEOUT_S."""
 
-    async def within(message: Message) -> None:
-        async with asyncio.timeout(limits.SEND_S):
+    async def send_in_time(message: Message) -> None:
+        async with asyncio.timeout(limits.SEND_TIMEOUT_S):
             await send(message)
 
-    return within
+    return send_in_time
 
 
 async def _refuse(scope: MutableMapping[str, Any], receive: Receive, send: Send, status: int, words: str) -> None:
-    """Answer, then throw away some of what is still coming: a reset connection would lose the answer."""
-    in_json = is_api(scope["path"])
-    text = problem(status, words) if in_json else words
+    """Send a response, and discard the rest of the body. A reset connection would lose the response."""
+    in_json = is_api_path(scope["path"])
+    text = build_problem(status, words) if in_json else words
     content_type = CONTENT_TYPE.encode() if in_json else b"text/plain; charset=utf-8"
     headers = [
         (b"content-type", content_type),
@@ -204,16 +209,16 @@ async def _refuse(scope: MutableMapping[str, Any], receive: Receive, send: Send,
     ]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
-    # Who asked first ("Expect: 100-continue") has sent nothing.
+    # A client with "Expect: 100-continue" has sent no body.
     if status == 413 and not any(name == b"expect" for name, _ in scope["headers"]):
-        await _throw_away(receive)
+        await _discard_body(receive)
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _throw_away(receive: Receive) -> None:
-    left = limits.LINGER_BYTES
+async def _discard_body(receive: Receive) -> None:
+    left = limits.MAX_LINGER_BYTES
     try:
-        async with asyncio.timeout(limits.LINGER_S):
+        async with asyncio.timeout(limits.LINGER_TIMEOUT_S):
             while left > 0:
                 message = await receive()
                 left -= len(message.get("body", b""))
@@ -221,3 +226,25 @@ async def _throw_away(receive: Receive) -> None:
                     return
     except TimeoutError:
         return
+
+
+UNKNOWN = "0.0.0.0"  # noqa: S104  # no machine has it
+
+
+def normalize_client_address(application: Application) -> Application:
+    """Wrap an ASGI application so that the client address is a valid IP address."""
+
+    async def run(scope: Any, receive: Any, send: Any) -> None:
+        if client := scope.get("client"):
+            scope["client"] = (parse_client_address(client[0]), client[1])
+        await application(scope, receive, send)
+
+    return run
+
+
+def parse_client_address(text: str) -> str:
+    """Return an IP address without its zone, or 0.0.0.0. A trusted proxy may send "unknown"."""
+    try:
+        return str(ipaddress.ip_address(text.partition("%")[0]))
+    except ValueError:
+        return UNKNOWN

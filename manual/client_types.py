@@ -1,4 +1,4 @@
-"""`make openapi`: the Python client's types of what a board answers and takes, from docs/openapi.json."""
+"""Write types of REST requests and responses for the Python client, from docs/openapi.json (`make openapi`)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Any
 from manual.build import ROOT
 
 DOCUMENT = ROOT / "docs" / "openapi.json"
-PLACE = ROOT / "client" / "meshboard" / "answers"
-# Modules, lowest first, each with the schemas that the client's methods take or return. What one hangs on is with it,
-# or in a module before it.
+TARGET = ROOT / "client" / "meshboard" / "answers"
+# Modules in the order of their imports, each with schemas of client methods. Referenced schemas are in the same module
+# or in an earlier one.
 MODULES = {
     "layouts": ("Layout", "AutoSpec"),
     "models": ("ModelSpec", "SizedModel"),
@@ -36,31 +36,31 @@ Fields = Sequence[tuple[str, str, str]]  # name, type, words
 
 
 def main() -> None:
-    for left in PLACE.glob("*.py"):
+    for left in TARGET.glob("*.py"):
         left.unlink()
-    write(PLACE)
-    print(f"{PLACE.name}: {len(MODULES)} modules")
+    write_package(TARGET)
+    print(f"{TARGET.name}: {len(MODULES)} modules")
 
 
-def write(place: Path) -> None:
-    """The package, into a folder that is there."""
+def write_package(place: Path) -> None:
+    """Write the package into an existing folder."""
     package = _Package(json.loads(DOCUMENT.read_text())["components"]["schemas"])
     for module in MODULES:
         (place / f"{module}.py").write_text(package.module(module))
-    (place / "__init__.py").write_text(package.door())
+    (place / "__init__.py").write_text(package.init_module())
     ruff = [sys.executable, "-m", "ruff", "format", "--quiet", "--config", str(ROOT / "pyproject.toml"), str(place)]
     subprocess.run(ruff, check=True)
 
 
 class _Package:
-    """Schemas as TypedDicts. One of which no field is known is a dict of anything."""
+    """Schemas as TypedDicts. A schema without fields is a dict."""
 
     def __init__(self, schemas: Schema) -> None:
         self._schemas = schemas
         self._homes: dict[str, str] = {}
         for module, roots in MODULES.items():
             for root in roots:
-                for name in self._needed(root):
+                for name in self._order_schemas(root):
                     self._homes.setdefault(name, module)
 
     def module(self, module: str) -> str:
@@ -70,13 +70,13 @@ class _Package:
         typing = [word for word in ("Any", "Literal", "NotRequired", "TypedDict") if re.search(rf"\b{word}\b", body)]
         return "\n".join([HEAD, f"from typing import {', '.join(typing)}", "", *self._imports(others), "", body])
 
-    def door(self) -> str:
+    def init_module(self) -> str:
         return "\n".join([HEAD, *self._imports(self._homes), "", f"__all__ = {sorted(self._homes)!r}", ""])
 
-    def _needed(self, name: str) -> Iterator[str]:
-        """A schema behind those that it hangs on."""
+    def _order_schemas(self, name: str) -> Iterator[str]:
+        """Yield the schemas that a schema references, then the schema."""
         for inner in self._references(self._schemas[name]):
-            yield from self._needed(inner)
+            yield from self._order_schemas(inner)
         yield name
 
     def _references(self, part: Any) -> Iterator[str]:
@@ -85,12 +85,12 @@ class _Package:
                 yield from self._references(inner)
         elif isinstance(part, dict):
             if isinstance(part.get("$ref"), str) and self._is_known(part):
-                yield _named(part)
+                yield _get_name(part)
             for inner in part.values():
                 yield from self._references(inner)
 
     def _is_known(self, reference: Schema) -> bool:
-        return bool(self._schemas[_named(reference)].get("properties"))
+        return bool(self._schemas[_get_name(reference)].get("properties"))
 
     def _imports(self, names: Collection[str]) -> list[str]:
         by_home: dict[str, list[str]] = {}
@@ -99,30 +99,34 @@ class _Package:
         return [f"from meshboard.answers.{home} import {', '.join(of)}" for home, of in sorted(by_home.items())]
 
     def _class(self, name: str, schema: Schema) -> str:
-        """Behind those of objects in it that have no name of their own."""
+        """Return the class of a schema, after the classes of its unnamed objects."""
         required = schema.get("required", [])
         order = [*required, *sorted(schema["properties"].keys() - set(required))]
         inner: list[str] = []
         fields: list[tuple[str, str, str]] = []
         for field in order:
-            told = schema["properties"][field]
+            described = schema["properties"][field]
             owner = f"{name}{field.title().replace('_', '')}"
-            inner += [self._class(owner, part) for part in told.get("anyOf", ()) if "properties" in part]
-            type_ = self._type(told, owner)
-            fields.append((field, type_ if field in required else f"NotRequired[{type_}]", told.get("description", "")))
-        written = _as_call if any(keyword.iskeyword(field) for field in order) else _as_class
-        return "\n\n".join([*inner, "\n".join(written(name, _doc(schema.get("description", "")), fields)) + "\n"])
+            inner += [self._class(owner, part) for part in described.get("anyOf", ()) if "properties" in part]
+            type_ = self._type(described, owner)
+            fields.append(
+                (field, type_ if field in required else f"NotRequired[{type_}]", described.get("description", ""))
+            )
+        write = _write_call if any(keyword.iskeyword(field) for field in order) else _write_class
+        return "\n\n".join(
+            [*inner, "\n".join(write(name, _make_docstring(schema.get("description", "")), fields)) + "\n"]
+        )
 
     def _type(self, schema: Schema, owner: str) -> str:
-        """`owner`: what an object is called that has no name."""
+        """Return the type of a schema. `owner` is the name of an unnamed object."""
         if "$ref" in schema:
-            return _named(schema) if self._is_known(schema) else "dict[str, Any]"
+            return _get_name(schema) if self._is_known(schema) else "dict[str, Any]"
         if "anyOf" in schema:
             return self._any(schema["anyOf"], owner)
         if "const" in schema or "enum" in schema:
             return f"Literal[{', '.join(json.dumps(value) for value in schema.get('enum', [schema.get('const')]))}]"
         kind = schema.get("type")
-        if kind == "array":  # a tuple of the document is a list as well: JSON has no other
+        if kind == "array":  # JSON has no tuples
             return f"list[{self._any(schema.get('prefixItems') or [schema['items']], owner)}]"
         if kind == "object":
             return owner if "properties" in schema else f"dict[str, {self._values(schema, owner)}]"
@@ -132,23 +136,23 @@ class _Package:
         return " | ".join(dict.fromkeys(self._type(one, owner) for one in choices))
 
     def _values(self, schema: Schema, owner: str) -> str:
-        told = next(iter(schema.get("patternProperties", {}).values()), schema.get("additionalProperties"))
-        return self._type(told, owner) if isinstance(told, dict) else "Any"
+        values = next(iter(schema.get("patternProperties", {}).values()), schema.get("additionalProperties"))
+        return self._type(values, owner) if isinstance(values, dict) else "Any"
 
 
-def _named(schema: Schema) -> str:
+def _get_name(schema: Schema) -> str:
     return str(schema["$ref"]).rpartition("/")[2]
 
 
-def _as_class(name: str, doc: list[str], fields: Fields) -> Iterator[str]:
+def _write_class(name: str, doc: list[str], fields: Fields) -> Iterator[str]:
     yield f"class {name}(TypedDict):"
-    yield from _indented([*doc, ""])
+    yield from _indent([*doc, ""])
     for field, type_, words in fields:
-        yield from _indented([f"{field}: {type_}", *_doc(words)])
+        yield from _indent([f"{field}: {type_}", *_make_docstring(words)])
 
 
-def _as_call(name: str, doc: list[str], fields: Fields) -> Iterator[str]:
-    """Of one with a field that is a word of Python's."""
+def _write_call(name: str, doc: list[str], fields: Fields) -> Iterator[str]:
+    """Yield a TypedDict call, for fields that are Python keywords."""
     yield f'{name} = TypedDict("{name}", {{'
     for field, type_, words in fields:
         yield f'    "{field}": {type_},' + (f"  # {words}" if words else "")
@@ -156,8 +160,8 @@ def _as_call(name: str, doc: list[str], fields: Fields) -> Iterator[str]:
     yield from doc
 
 
-def _doc(words: str) -> list[str]:
-    """As a docstring, which editors show of a field too."""
+def _make_docstring(words: str) -> list[str]:
+    """Return the lines of a docstring. Editors show docstrings of fields too."""
     if not words:
         return []
     lines = [
@@ -168,7 +172,7 @@ def _doc(words: str) -> list[str]:
     return f'"""{quoted}{end}"""'.split("\n")
 
 
-def _indented(lines: list[str]) -> list[str]:
+def _indent(lines: list[str]) -> list[str]:
     return [f"    {line}" if line else "" for line in lines]
 
 

@@ -1,4 +1,4 @@
-"""What the value of a setting may be. What is none is refused in words, and what may hold a password is not shown."""
+"""Types of settings. Errors are messages, and never show a password."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOST_FORM = (
 
 
 def parse_database(url: SecretStr) -> dict[str, Any]:
-    """Django's settings for a URL, what follows its `?` as the driver's options."""
+    """Return Django's settings for a database URL. The query has options of the driver."""
     text = url.get_secret_value()
     try:
         known = text.startswith(("postgres://", "postgresql://", "sqlite:///"))
@@ -34,9 +34,9 @@ def parse_database(url: SecretStr) -> dict[str, Any]:
     except ValueError:
         found = {}
     if not found.get("NAME"):
-        raise ValueError(DATABASE_FORM)  # not the parser's own words: they can hold a piece of the password
+        raise ValueError(DATABASE_FORM)  # the message of the parser can contain the password
     if found["ENGINE"] == "django.db.backends.sqlite3":
-        # IMMEDIATE takes the write lock at once, so two writers queue instead of failing half way.
+        # IMMEDIATE takes the write lock at once, so two writers queue instead of failing.
         found["OPTIONS"] = {
             "transaction_mode": "IMMEDIATE",
             "timeout": 20,
@@ -45,19 +45,19 @@ def parse_database(url: SecretStr) -> dict[str, Any]:
     return found
 
 
-def formed(pattern: str, words: str) -> AfterValidator:
-    """Text of this form, which `words` tell to whoever wrote another."""
+def check_pattern(pattern: str, words: str) -> AfterValidator:
+    """Return a validator of text. `words` is the error message."""
 
-    def look(text: str) -> str:
+    def validate(text: str) -> str:
         if not re.fullmatch(pattern, text):
             raise ValueError(words)
         return text
 
-    return AfterValidator(look)
+    return AfterValidator(validate)
 
 
-def names_and_values(text: str) -> dict[str, str]:
-    """`name=value` with commas between. Raises ValueError."""
+def parse_pairs(text: str) -> dict[str, str]:
+    """Parse `name=value` pairs, separated by commas. Raises ValueError."""
     pairs = [part.partition("=") for part in text.split(",")]
     found = {name.strip().lower(): value.strip() for name, _, value in pairs}
     if not all(sign and re.fullmatch(r"[!#-'*+.^-`|~0-9A-Za-z-]+", name.strip()) for name, sign, _ in pairs):
@@ -71,7 +71,7 @@ def _parsed(url: SecretStr) -> SecretStr:
 
 
 def _pairs(text: SecretStr) -> SecretStr:
-    names_and_values(text.get_secret_value())
+    parse_pairs(text.get_secret_value())
     return text
 
 
@@ -86,7 +86,7 @@ def _split(text: str) -> list[str]:
 
 
 def _hosts(text: str) -> list[str]:
-    """'*' is refused by `webapp.safety`, which says why."""
+    """Parse host names. `webapp.checks` rejects "*"."""
     given = _split(text)
     for part in given or [""]:
         if part != "*" and not re.fullmatch(r"\.?[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?|\[[0-9A-Fa-f:.]+\]", part):
@@ -95,7 +95,7 @@ def _hosts(text: str) -> list[str]:
 
 
 def _networks(text: str) -> list[str]:
-    """None of them is everybody: then anybody could say that he is anybody."""
+    """Parse networks. A network of all addresses would let every client choose its address."""
     given = _split(text)
     for part in given:
         if ip_network(part).prefixlen == 0:
@@ -110,14 +110,14 @@ def _redis(url: SecretStr) -> SecretStr:
 
 
 def _hosts_redis(url: SecretStr) -> SecretStr:
-    """What hosts can be sent to."""
+    """Check a Redis URL that hosts use, which cannot be a socket."""
     if not _is_redis(url):
         raise ValueError(REDIS_FORM)
     return url
 
 
 def _is_redis(url: SecretStr) -> bool:
-    """Its client takes another scheme, or a number of a database that is none, for one that it was not given."""
+    """Return whether a URL is valid. The Redis client ignores a wrong scheme or database number."""
     try:
         parts: SplitResult = urlsplit(url.get_secret_value())
         named = bool(parts.hostname) and parts.port != 0
@@ -132,17 +132,17 @@ def _is_redis(url: SecretStr) -> bool:
 
 
 def _not_a_file(folder: Path) -> Path:
-    if os.path.exists(folder) and not os.path.isdir(folder):  # Path's own raise where we may not look
+    if os.path.exists(folder) and not os.path.isdir(folder):  # Path.exists raises without permission
         raise ValueError("the path is not a folder")
     return folder
 
 
 def _at(path: Path) -> Path:
-    """No shell reads what a unit's or a container's file of settings says."""
+    """Expand `~`, because no shell reads the settings of a systemd unit or a container."""
     return path.expanduser().resolve()
 
 
-LOGIN = r"([A-Za-z0-9_][A-Za-z0-9_.-]{0,63}@)?[A-Za-z0-9_][A-Za-z0-9_.:-]{0,252}"  # no option of ssh
+SSH_LOGIN = r"([A-Za-z0-9_][A-Za-z0-9_.-]{0,63}@)?[A-Za-z0-9_][A-Za-z0-9_.:-]{0,252}"  # no option of ssh
 LOOPBACK = r"http://(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?(/|$)"
 DatabaseUrl = Annotated[SecretStr, AfterValidator(_parsed)]
 RedisUrl = Annotated[SecretStr, AfterValidator(_redis)]
@@ -155,21 +155,23 @@ SecretNames = Annotated[
 Networks = Annotated[list[str], NoDecode, BeforeValidator(_networks)]
 Place = Annotated[Path, AfterValidator(_at)]
 Folder = Annotated[Place, AfterValidator(_not_a_file)]
-Url = Annotated[str, formed(r"https?://[^\s?#@/]+[^\s?#@]*", "expected https://HOST, with an optional port and path")]
+Url = Annotated[
+    str, check_pattern(r"https?://[^\s?#@/]+[^\s?#@]*", "expected https://HOST, with an optional port and path")
+]
 HttpsUrl = Annotated[
     str,
-    formed(
+    check_pattern(
         rf"(https://[^\s?#@/]|{LOOPBACK})[^\s?#@]*",
         "expected https://HOST, or http://localhost for this machine only",
     ),
 ]
-Collector = Annotated[str, formed(r"https?://[^\s?#]+", "expected http://HOST:PORT or https://HOST:PORT")]
+Collector = Annotated[str, check_pattern(r"https?://[^\s?#]+", "expected http://HOST:PORT or https://HOST:PORT")]
 MailServer = Annotated[
     str,
-    formed(
+    check_pattern(
         r"[A-Za-z0-9.-]{1,253}|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*",
         "expected a host name without port (see MESHBOARD_EMAIL_PORT)",
     ),
 ]
-MailAddress = Annotated[str, formed(r"[^\s<>@,;:]+@[A-Za-z0-9.-]+", "expected a mail address such as name@host")]
+MailAddress = Annotated[str, check_pattern(r"[^\s<>@,;:]+@[A-Za-z0-9.-]+", "expected a mail address such as name@host")]
 MetricsToken = Annotated[SecretStr, AfterValidator(_token)]

@@ -1,4 +1,4 @@
-"""Markdown of what JSON schemas and docstrings say."""
+"""Markdown from JSON schemas and docstrings."""
 
 from __future__ import annotations
 
@@ -20,75 +20,80 @@ LIMITS = {
 }
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; cells may hold Markdown of one line."""
-    lines = ["| " + " | ".join(cell(text) for text in row) + " |" for row in rows]
+def format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table. Cells can contain Markdown of one line."""
+    lines = ["| " + " | ".join(escape_cell(text) for text in row) + " |" for row in rows]
     if not lines:
         return ""
     return "\n".join(["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *lines]) + "\n"
 
 
-def cell(text: str) -> str:
+def escape_cell(text: str) -> str:
     return text.replace("\n", " ").replace("|", "&#124;")
 
 
-def code(text: object) -> str:
-    """As typed: no Markdown within, and of `|` none that ends a cell."""
+def format_code(text: object) -> str:
+    """Return text as HTML code, without Markdown and without `|`, which would end a table cell."""
     return f"<code>{html.escape(str(text)).replace('|', '&#124;')}</code>" if str(text) else ""
 
 
-def plain(text: str) -> str:
-    """Words in which `<` and `*` are themselves; `code` stays code."""
+def escape_markdown(text: str) -> str:
+    """Return text with escaped HTML and Markdown, except `code`."""
     parts = re.split(r"(`[^`]*`)", " ".join(text.split()))
     escaped = [p if p.startswith("`") else re.sub(r"([*_\[\]])", r"\\\1", html.escape(p, quote=False)) for p in parts]
     return "".join(escaped)
 
 
-def kind(schema: dict[str, Any]) -> str:
-    """Type and limits of a JSON schema, in words; a shape of its own is a link to its heading."""
+def describe_type(schema: dict[str, Any]) -> str:
+    """Return the type and the limits of a JSON schema. A named schema is a link to its heading."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
-        return f"[{name}](#{anchor(name)})"
+        return f"[{name}](#{get_anchor(name)})"
     for key in ("anyOf", "oneOf", "allOf"):
         if key in schema:
-            return " or ".join(dict.fromkeys(kind(part) for part in schema[key]))
+            return " or ".join(dict.fromkeys(describe_type(part) for part in schema[key]))
     if "const" in schema:
-        return code(json.dumps(schema["const"]))
+        return format_code(json.dumps(schema["const"]))
     if "enum" in schema:
-        return ", ".join(code(value) for value in schema["enum"])
+        return ", ".join(format_code(value) for value in schema["enum"])
     limits = [words.format(_number(schema[key])) for key, words in LIMITS.items() if key in schema]
     found = schema.get("type", "any")
     if isinstance(found, list):
         found = " or ".join(found)
     if found == "array":
-        found = f"list of {kind(schema.get('items', {}))}"
+        found = f"list of {describe_type(schema.get('items', {}))}"
     elif isinstance(schema.get("additionalProperties"), dict):
-        found = f"object of {kind(schema['additionalProperties'])}"
+        found = f"object of {describe_type(schema['additionalProperties'])}"
     return ", ".join([found, *limits])
 
 
-def anchor(heading: str) -> str:
-    """Of a heading, what a link says."""
+def get_anchor(heading: str) -> str:
+    """Return the anchor of a heading."""
     return re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
 
 
-def default(schema: dict[str, Any], *, required: bool) -> str:
+def format_default(schema: dict[str, Any], *, required: bool) -> str:
     if required:
         return "required"
     if "default" not in schema:
         return ""
-    told = schema["default"]
-    return "" if told is None or isinstance(told, dict) else code(json.dumps(told))
+    value = schema["default"]
+    return "" if value is None or isinstance(value, dict) else format_code(json.dumps(value))
 
 
-def shape(schema: dict[str, Any]) -> str:
-    """The fields of an object."""
+def format_fields(schema: dict[str, Any]) -> str:
+    """Return a table of the fields of an object."""
     required = set(schema.get("required", ()))
     rows = [
-        [code(name), kind(field), default(field, required=name in required), plain(field.get("description", ""))]
+        [
+            format_code(name),
+            describe_type(field),
+            format_default(field, required=name in required),
+            escape_markdown(field.get("description", "")),
+        ]
         for name, field in schema.get("properties", {}).items()
     ]
-    return table(["field", "type", "default", "meaning"], rows)
+    return format_table(["field", "type", "default", "meaning"], rows)
 
 
 def _number(value: object) -> str:

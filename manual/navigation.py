@@ -90,7 +90,7 @@ START = "index.md"
 DEFAULT_PART = "Reference"  # for pages outside the folders above
 
 
-def nav(pages: Iterable[str]) -> list[Any]:
+def build_navigation(pages: Iterable[str]) -> list[Any]:
     """Return the navigation in mkdocs' format for pages with paths below docs/."""
     existing = set(pages) - {START}
     folders = {folder for folder, _ in PARTS.values()}

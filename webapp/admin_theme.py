@@ -1,4 +1,4 @@
-"""The admin in the product's own colours, read from the design tokens of every other page."""
+"""Theme of the admin pages, with the colors of all other pages."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from django.http import HttpRequest
 from django.templatetags.static import static
 from django.urls import reverse_lazy
 
-TOKENS = Path(__file__).resolve().parents[1] / "static" / "css" / "tokens.css"
+TOKENS = Path(__file__).resolve().parent / "static" / "css" / "tokens.css"
 MARK = "img/mark.svg"
 
 
-def tokens() -> dict[str, tuple[str, str]]:
-    """{token: (light, dark)} of the colours in tokens.css."""
+def read_color_tokens() -> dict[str, tuple[str, str]]:
+    """Return the (light, dark) colors of each token in tokens.css."""
     found = re.findall(r"--([a-z0-9-]+): light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\);", TOKENS.read_text())
     return {name: (light, dark) for name, light, dark in found}
 
@@ -25,9 +25,9 @@ def _mixed(color: str, share: int, other: str) -> str:
     return f"color-mix(in oklab, {color} {share}%, {other})"
 
 
-def colors() -> dict[str, dict[str, str]]:
-    """Unfold's two ramps: greys are the surfaces and inks, the primary one runs through both accents."""
-    token = tokens()
+def build_color_ramps() -> dict[str, dict[str, str]]:
+    """Return the two color ramps of unfold: grays of surfaces and text, and accents."""
+    token = read_color_tokens()
     (accent, bright), (wash, deep_wash) = token["accent"], token["accent-wash"]
     return {
         "base": {
@@ -76,7 +76,7 @@ def _may_run_queue(request: HttpRequest) -> bool:
 
 
 def _navigation(_request: HttpRequest) -> list[dict[str, Any]]:
-    """The board's pages first, as its own bar has them; then what is kept, each for who may look at it."""
+    """Return the sidebar: pages of the board, then models, each with the permission to view it."""
 
     def model(name: str, title: str, icon: str, app: str = "jobs") -> dict[str, Any]:
         link = reverse_lazy(f"admin:{app}_{name}_changelist")
@@ -106,8 +106,8 @@ def _navigation(_request: HttpRequest) -> list[dict[str, Any]]:
     ]
 
 
-def unfold() -> dict[str, Any]:
-    """The setting UNFOLD."""
+def build_unfold_settings() -> dict[str, Any]:
+    """Return the setting UNFOLD."""
     return {
         "SITE_TITLE": "Meshboard",
         "SITE_HEADER": "Meshboard",
@@ -115,7 +115,7 @@ def unfold() -> dict[str, Any]:
         "SITE_ICON": {"light": _mark, "dark": _mark},
         "SITE_FAVICONS": [{"rel": "icon", "type": "image/svg+xml", "href": _mark}],
         "STYLES": [_style],
-        "COLORS": colors(),
+        "COLORS": build_color_ramps(),
         "BORDER_RADIUS": "5px",
         "SIDEBAR": {"show_all_applications": True, "navigation": _navigation},
     }

@@ -1,4 +1,4 @@
-"""Django behind ASGI, a request in one thread from its first signal to its last."""
+"""Django request handler with one thread per request."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from jobs.api.http.patient import unless_gone
 from webapp.serving import limits
 
 
-class OneThreadHandler(ASGIHandler):
-    """Our views wait for the database in a thread. Left alone, Django goes to and fro between that thread and the loop
-    for the request's signals, for every middleware that could do either, and for the view: each time a wait for
-    Python's lock. And it starts a thread for each request, where these are kept for the next."""
+class SingleThreadHandler(ASGIHandler):
+    """ASGI handler that runs all of a request in one thread of a pool.
+
+    Django's handler switches between a thread and the event loop for signals, middleware, and the view, and each switch
+    waits for the GIL. It also starts a thread per request.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        threads = ThreadPoolExecutor(limits.REQUESTS_AT_ONCE, thread_name_prefix="request")
+        threads = ThreadPoolExecutor(limits.MAX_REQUEST_THREADS, thread_name_prefix="request")
         self._answered = sync_to_async(self._answer, thread_sensitive=False, executor=threads)
         self._closed = sync_to_async(HttpResponseBase.close, thread_sensitive=False, executor=threads)
 
@@ -51,7 +53,7 @@ class OneThreadHandler(ASGIHandler):
                 await self._closed(response)
 
     def _answer(self, scope: Any, body: IO[bytes]) -> HttpResponseBase:
-        """The response; one that is whole is closed already."""
+        """Return the response. It is closed unless it streams."""
         set_script_prefix(get_script_prefix(scope))
         request_started.send(sender=self.__class__, scope=scope)
         request, refused = self.create_request(scope, body)
@@ -62,12 +64,12 @@ class OneThreadHandler(ASGIHandler):
         if not response.streaming:
             response.close()
         elif not response.is_async:
-            response.streaming_content = part_by_part(response.streaming_content)
+            response.streaming_content = stream_parts(response.streaming_content)
         answered: HttpResponseBase = response
         return answered
 
 
-async def part_by_part(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Each read when the one before was sent: left alone, Django holds all of a file in memory before it sends any."""
+async def stream_parts(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield each part after the previous part was sent. Django would read a complete file into memory."""
     while (part := await sync_to_async(lambda: next(parts, None), thread_sensitive=False)()) is not None:
         yield part

@@ -1,1 +1,0 @@
-"""What of the admin is ours beside its pages (`jobs/admin/`): its colours, and what it answers to nonsense."""
