@@ -12,7 +12,7 @@ from django.http import HttpResponse, StreamingHttpResponse
 from django.test import RequestFactory
 
 from tests.support.web import Site
-from webapp.serving import handler, limits
+from webapp.serving import database_pool, limits
 
 # The server has workers of its own, a vacuum's say, that count as sessions of the database they work on.
 LOGGED_IN = """
@@ -53,5 +53,5 @@ def test_a_long_answer_is_read_without_a_connection(
     closed: list[int] = []
     shared = SimpleNamespace(settings_dict={"OPTIONS": {"pool": {}}}, close=lambda: closed.append(1))
     monkeypatch.setattr(handler, "connection", shared)
-    assert handler.release_connection(lambda _: response)(RequestFactory().get("/")) is response
+    assert database_pool.release_connection(lambda _: response)(RequestFactory().get("/")) is response
     assert len(closed) == times

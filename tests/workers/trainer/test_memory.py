@@ -32,7 +32,7 @@ import sys
 from pathlib import Path
 
 from tests.parity.cases import make_spec, write_data
-from webapp.runner import free_port
+from webapp.runner import find_free_port
 from workers.meter import Recorder
 from workers.trainer import __main__, memory
 
@@ -54,7 +54,7 @@ write_data(Path(sys.argv[1]))
 noted, __main__.Peak = [], Noted
 os.environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
 for arch, layout in (("llama", {"dp": 2, "zero": 1}), ("llama", {"pp": 2}), ("moe", {"dp": 2, "ep": 2})):
-    os.environ["MASTER_PORT"] = str(free_port())
+    os.environ["MASTER_PORT"] = str(find_free_port())
     ranks = []
     for index in range(2):
         if (pid := os.fork()) == 0:
