@@ -52,6 +52,6 @@ def test_a_long_answer_is_read_without_a_connection(
 ) -> None:
     closed: list[int] = []
     shared = SimpleNamespace(settings_dict={"OPTIONS": {"pool": {}}}, close=lambda: closed.append(1))
-    monkeypatch.setattr(handler, "connection", shared)
+    monkeypatch.setattr(database_pool, "connection", shared)
     assert database_pool.release_connection(lambda _: response)(RequestFactory().get("/")) is response
     assert len(closed) == times
